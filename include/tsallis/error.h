@@ -1,0 +1,23 @@
+// Exceptions that the library throws. Nothing here exits, aborts or prints.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace tsallis {
+
+// A caller's mistake: the message names the argument, what was expected and what came.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  InvalidArgument(const std::string& argument, const std::string& expected,
+                  const std::string& actual)
+      : std::invalid_argument(argument + ": expected " + expected + ", got " + actual),
+        argument_(argument) {}
+
+  const std::string& argument() const { return argument_; }
+
+ private:
+  std::string argument_;
+};
+
+}  // namespace tsallis

@@ -1,0 +1,144 @@
+// Maps from rows of scores to rows of probabilities (SPEC M1-M7): one row in, one row out.
+//
+// Notation: a row has `length` scores s; alpha >= 1; z = (alpha - 1) s; p = [z - tau]_+^{1/(alpha - 1)}
+// with sum p = 1; the support is {j : p_j > 0}; logarithms are natural.
+// Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia, Niculae
+// and Martins 2019, prop. 1; adaptive temperature, Velickovic et al. 2024, eq. 15-18 and appendix G;
+// normmax and budget, the `entmax` package.
+//
+// Behaviour at the edges, for every map:
+//   a score of -inf       probability 0, gradient 0, as if the entry were absent
+//   a row of -inf only    probabilities 0, gradients 0, tau = -inf, support size 0, entropy 0
+//   NaN or +inf in a row  NaN throughout that row, other rows untouched; its support size is -1
+//   rows or length = 0    nothing but the statistics is written (as for a row of -inf only)
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tsallis/types.h"
+
+namespace tsallis {
+
+// A matrix in memory that belongs to the caller; strides count elements and may be anything (0 and
+// negative for inputs too). data: [rows, length].
+struct ConstRows {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t rows = 0;
+  std::int64_t length = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t stride = 1;
+};
+
+struct MutableRows {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t rows = 0;
+  std::int64_t length = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t stride = 1;
+
+  operator ConstRows() const { return {data, dtype, rows, length, row_stride, stride}; }
+};
+
+enum class RowMap : std::uint8_t {
+  kSoftmax,  // M1
+  kEntmax,   // M2 (alpha = 2, sparsemax), M3, M4; alpha = 1 is softmax
+  kNormmax,  // M5: argmax <s, p> - ||p||_alpha over the simplex, alpha > 1
+  kBudget,   // M5: p = clip(s - tau, 0, 1) with sum p = min(budget, finite entries), budget > 0
+  kAdaptiveTemperature,  // M7: softmax(beta s), beta from the entropy of softmax(s)
+};
+
+// beta(H) = max(1, sum_i coefficients[i] H^i) where H > threshold, else 1 (Velickovic et al. 2024,
+// eq. 18). Lowest degree first. The gradient goes through beta as well.
+struct AdaptiveTemperature {
+  std::vector<double> coefficients = {-1.791, 4.917, -2.3, 0.481, -0.037};
+  double threshold = 0.5;
+};
+
+struct RowMapParams {
+  RowMap map = RowMap::kEntmax;
+  // Divides every score before the map; finite and > 0.
+  double temperature = 1.0;
+  // kEntmax: finite and >= 1; kNormmax: finite and > 1. `alpha_per_row` ([rows], or null) overrides
+  // `alpha`.
+  double alpha = 1.5;
+  const double* alpha_per_row = nullptr;
+  double budget = 2.0;
+  AdaptiveTemperature adaptive;
+};
+
+// Optional outputs of the forward pass, each [rows] or null.
+//   tau           the threshold in z = (alpha - 1) s / temperature for kEntmax with alpha > 1; the
+//   log-sum-exp of
+//                 the (tempered) scores for softmax, alpha = 1 and kAdaptiveTemperature; the
+//                 threshold in s for kNormmax and kBudget
+//   support_size  number of entries with p > 0
+//   entropy       -sum p ln p of the output, in nats
+struct RowStats {
+  double* tau = nullptr;
+  std::int64_t* support_size = nullptr;
+  double* entropy = nullptr;
+};
+
+// p = map(scores). `probabilities` has the shape and dtype of `scores` and may be the same memory.
+// float32, bfloat16 and float16 are computed in float32, float64 in float64. For alpha <= 2 and
+// float32, |sum p - 1| <= 1e-6. Throws InvalidArgument.
+void RowsForward(const Context& context, const RowMapParams& params, const ConstRows& scores,
+                 const MutableRows& probabilities, const RowStats& stats = {});
+
+// Vector-Jacobian product of RowsForward: d_scores = J^T d_probabilities.
+//   scores          the input of the forward pass (read where p alone does not determine the
+//   gradient) probabilities   its output d_alpha         [rows] or null: the gradient in each row's
+//   alpha (kEntmax only; continuous at alpha = 1)
+// All matrices share one shape and dtype. `d_scores` may be the memory of `d_probabilities`.
+void RowsBackward(const Context& context, const RowMapParams& params, const ConstRows& scores,
+                  const ConstRows& probabilities, const ConstRows& d_probabilities,
+                  const MutableRows& d_scores, double* d_alpha = nullptr);
+
+// Fenchel-Young loss of one row each (SPEC M6): losses[i] = H(p*) + <p* - e_y, s>, p* = map(s), for
+// kSoftmax, kEntmax and kNormmax (Blondel, Martins and Niculae 2020). targets: [rows], in [0,
+// length) or equal to `ignore_index` (any value, also a valid class), whose rows get loss 0 and
+// gradient 0. d_scores (data null: not wanted) receives p* - e_y; it is float32 for 16-bit scores,
+// else their dtype. losses: [rows]. Throws InvalidArgument, also for a target out of range.
+void FenchelYoungLoss(const Context& context, const RowMapParams& params, const ConstRows& scores,
+                      const std::int64_t* targets, std::int64_t ignore_index, double* losses,
+                      const MutableRows& d_scores = {});
+
+// Entropy of softmax(s) in one pass and O(1) memory: the recurrences for m, Lambda and K of
+// Velickovic et al. 2024, appendix G, with K kept relative to the running maximum, so that large
+// offsets cost no digits.
+class StreamedEntropy {
+ public:
+  void Add(double score);
+  void Merge(const StreamedEntropy& other);
+  double LogSumExp() const;  // -inf before the first finite score
+  double Entropy() const;    // nats; 0 before the first finite score
+
+ private:
+  double max_ = -__builtin_inf();
+  double sum_ = 0.0;       // Lambda = sum exp(s - m)
+  double weighted_ = 0.0;  // sum exp(s - m) (s - m)
+};
+
+// Fits the polynomial of kAdaptiveTemperature as the paper's appendix F does: for each row of
+// scores (float32 or float64) whose target does not already have the largest score, the theta of a
+// grid that gives the target its highest probability; then least squares of 1/theta on powers of
+// the entropy of softmax(scores). Rows that the rule discards are not counted in `samples`.
+struct AdaptiveTemperatureFit {
+  std::vector<double> coefficients;  // lowest degree first
+  std::int64_t samples = 0;
+  double rms_error = 0.0;  // of 1/theta
+};
+struct AdaptiveTemperatureFitOptions {
+  int degree = 4;
+  double theta_max =
+      10.0;  // grid: step, 2 step, ... theta_max (theta = 0 never is the best of a kept row)
+  double theta_step = 0.1;
+};
+AdaptiveTemperatureFit FitAdaptiveTemperature(const Context& context, const ConstRows& scores,
+                                              const std::int64_t* targets,
+                                              const AdaptiveTemperatureFitOptions& options = {});
+
+}  // namespace tsallis

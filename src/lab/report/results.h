@@ -1,0 +1,63 @@
+// What a finished study hands to its report: plain data, no tensors. Accuracies are percentages.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tsallis::lab {
+
+// One method at one length, over the seeds that ran.
+struct ResultRow {
+  std::string method;
+  std::int64_t n = 0;
+  double accuracy_mean = 0.0;
+  double accuracy_std = 0.0;  // sample standard deviation over seeds, 0 for one seed
+  double accuracy_best = 0.0;
+  int seeds = 0;
+  std::optional<double> paper;
+};
+
+// Entropy of the attention weights of one method at one length, averaged over sets and seeds.
+struct EntropyRow {
+  std::string method;
+  std::int64_t n = 0;
+  double entropy_mean = 0.0;  // nats
+  double entropy_std = 0.0;   // over seeds
+  double support_mean = 0.0;  // entries with weight > 0
+};
+
+// Attention weights on the `items` largest items of each of `samples` sets, ascending: the last column
+// belongs to the largest item, where a sharp head puts all its weight.
+struct HeatMap {
+  std::string method;
+  std::int64_t n = 0;
+  std::int64_t samples = 0;
+  std::int64_t items = 0;
+  std::vector<float> weights;  // [samples, items]
+};
+
+struct MethodInfo {
+  std::string name;   // as in the recipe: "asentmax-3"
+  std::string label;  // for people: "ASEntmax, γ = 3"
+};
+
+struct StudyResults {
+  std::string study;  // "max-retrieval"
+  std::string title;
+  std::string source;  // where the paper's figures stand
+  std::string scale;   // "quick", "paper"
+  std::string commit;
+  std::string processor;
+  std::string command;              // what regenerates it
+  std::string protocol;             // one sentence: optimiser, learning rate, steps, batch, seeds
+  double train_seconds = 0.0;       // summed over jobs
+  std::vector<MethodInfo> methods;  // in the recipe's order
+  std::vector<ResultRow> rows;
+  std::vector<EntropyRow> entropies;
+  std::vector<HeatMap> heat_maps;
+};
+
+}  // namespace tsallis::lab
