@@ -32,7 +32,7 @@ if command -v dpkg-query >/dev/null; then
     grep -qx "installed $package" <<<"$present" || missing+=("$package")
   done
   if [[ ! -x .venv/bin/python ]]; then
-    first=$(interpreters | head -n 1)
+    read -r first < <(interpreters) || first=
     if [[ -z $first ]] || ! "$first" -c 'import ensurepip, venv' 2>/dev/null; then
       missing+=(python3 python3-venv)
     fi
@@ -82,7 +82,7 @@ fi
 
 say "installing into .venv: $wanted"
 if [[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1; then
-  .venv/bin/python -m pip install -q --disable-pip-version-check -r "$requirements" >&2 ||
+  .venv/bin/python -m pip install -q --no-compile --retries 2 --disable-pip-version-check -r "$requirements" >&2 ||
     fail "missing Python packages that could not be installed (no network?): $wanted"
   exit 0
 fi
@@ -90,7 +90,7 @@ fi
 # An environment that is not there, or that an interruption left half made: start afresh.
 for python in $(interpreters); do
   if "$python" -m venv --clear .venv >&2 &&
-    .venv/bin/python -m pip install -q --disable-pip-version-check -r "$requirements" >&2; then
+    .venv/bin/python -m pip install -q --no-compile --retries 2 --disable-pip-version-check -r "$requirements" >&2; then
     say "ready: $(.venv/bin/python --version) in .venv"
     exit 0
   fi
