@@ -50,8 +50,8 @@ def plot_accuracy(study: Study) -> Figure:
     axes.set_ylabel("Accuracy (%)")
     _length_axis(axes, study.lengths, every=1)
     axes.set_title(study.title, pad=10)
-    _direct_labels(figure, axes, study, methods, _accuracy_end(study))
     axes.legend(handles=_line_styles(study), loc="lower left")
+    _direct_labels(figure, [(axes, methods)], study, _accuracy_end(study))
     return figure
 
 
@@ -70,12 +70,12 @@ def plot_accuracy_families(study: Study) -> Figure | None:
         _length_axis(axes, study.lengths)
         axes.set_title(name)
     panels[0].set_ylabel("Accuracy (%)")
-    for axes, members in zip(panels, groups.values(), strict=True):
-        _direct_labels(figure, axes, study, members, _accuracy_end(study))
     handles = _line_styles(study)
     if "softmax" in study.labels and len(groups) > 1:
         handles.append(Line2D([], [], color="#b5b5b5", lw=1.4, label="softmax, ours, for comparison"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    labelled = list(zip(panels, groups.values(), strict=True))
+    _direct_labels(figure, labelled, study, _accuracy_end(study))
     return figure
 
 
@@ -200,16 +200,19 @@ def plot_difference(study: Study) -> Figure | None:
             row = study.row(method, n)
             if row is not None and row.difference is not None:
                 table[i, j] = row.difference
-    limit = max(5.0, float(np.ceil(np.nanmax(np.abs(table))))) if np.isfinite(table).any() else 5.0
+    largest = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 0.0
+    limit = float(np.clip(np.ceil(largest), 5.0, 15.0))  # one outlier must not pale the rest
     figure = Figure(figsize=(0.72 * len(lengths) + 3.4, 0.34 * len(methods) + 1.5), layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("#f1f1f1")
     cmap = mpl.colormaps["RdBu"]
     norm = TwoSlopeNorm(0.0, -limit, limit)
-    image = axes.imshow(np.ma.masked_invalid(table), cmap=cmap, norm=norm, aspect="auto", interpolation="none")
+    image = axes.imshow(
+        np.ma.masked_invalid(table), cmap=cmap, norm=norm, aspect="auto", interpolation="none"
+    )
     for (i, j), value in np.ndenumerate(table):
         dark = np.isfinite(value) and abs(value) > 0.62 * limit
-        text = f"{value:+.1f}" if np.isfinite(value) else "–"
+        text = signed(value) if np.isfinite(value) else "–"
         axes.text(j, i, text, ha="center", va="center", fontsize=8.2, color="white" if dark else style.INK)
     axes.set_xticks(range(len(lengths)), [str(n) for n in lengths])
     axes.set_yticks(range(len(methods)), [study.labels[m] for m in methods])
@@ -221,7 +224,8 @@ def plot_difference(study: Study) -> Figure | None:
     axes.spines[:].set_visible(False)
     axes.set_xlabel("Length n")
     axes.set_title("Accuracy, ours − paper (points)")
-    bar = figure.colorbar(image, ax=axes, fraction=0.04, aspect=26, pad=0.02)
+    extend = "both" if largest > limit else "neither"
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, aspect=26, pad=0.02, extend=extend)
     bar.set_label("Points")
     bar.outline.set_visible(False)
     return figure
@@ -285,9 +289,7 @@ def _accuracy_end(study: Study) -> Callable[[str], Series]:
     return end
 
 
-def _plot_series(
-    axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]
-) -> None:
+def _plot_series(axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]) -> None:
     """A line with markers per method, and a band of ± its spread."""
     palette, marks = style.colors(study.methods), style.markers(study.methods)
     for method in methods:
@@ -361,55 +363,61 @@ def _finish_grid(
             _length_axis(axes, lengths)
             if row is not grid[-1] and len(row) > 1:
                 axes.set_xlabel("")
-    for row, values in zip(grid, series, strict=True):
-        for axes, members in row:
-            _direct_labels(figure, axes, study, members, values)
     handles: list[Line2D | Patch] = list(references)
     if study.max_seeds > 1 and any(e.std > 0 for e in study.entropies) and len(ylabels) > 1:
         handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    for row, values in zip(grid, series, strict=True):
+        _direct_labels(figure, row, study, values)
 
 
 def _direct_labels(
     figure: Figure,
-    axes: Axes,
+    panels: Sequence[tuple[Axes, Sequence[str]]],
     study: Study,
-    methods: Sequence[str],
     series: Callable[[str], Series],
 ) -> None:
     """Names at the right ends of the lines, moved apart where they would touch."""
     palette = style.colors(study.methods)
-    figure.draw_without_rendering()
     size = 8.2
-    height = axes.get_window_extent().height / figure.dpi * 72.0  # points
-    to_axes = axes.transData + axes.transAxes.inverted()
-    ends: list[tuple[float, float, float, str]] = []
-    for method in methods:
-        x, y = series(method)[:2]
-        if len(y) > 0 and np.isfinite(y[-1]):
-            ends.append((float(to_axes.transform((x[-1], y[-1]))[1]), x[-1], y[-1], method))
-    ends.sort()
-    places = _spread_apart([end[0] for end in ends], 1.3 * size / height)
-    for place, (_, x_end, y_end, method) in zip(places, ends, strict=True):
-        axes.annotate(
-            study.labels[method],
-            xy=(x_end, y_end),
-            xytext=(1.05, place),
-            textcoords="axes fraction",
-            color=palette[method],
-            fontsize=size,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": palette[method],
-                "lw": 0.6,
-                "alpha": 0.7,
-                "shrinkA": 1,
-                "shrinkB": 3,
-                "relpos": (0.0, 0.5),
-            },
-        )
+    figure.draw_without_rendering()  # the layout, once for all panels: it is what takes time
+    for axes, methods in panels:
+        height = axes.get_window_extent().height / figure.dpi * 72.0  # points
+        to_axes = axes.transData + axes.transAxes.inverted()
+        ends: list[tuple[float, float, float, str]] = []
+        for method in methods:
+            x, y = series(method)[:2]
+            if len(y) > 0 and np.isfinite(y[-1]):
+                place = float(to_axes.transform((x[-1], y[-1]))[1])
+                ends.append((place, x[-1], y[-1], method))
+        ends.sort()
+        places = _spread_apart([end[0] for end in ends], 1.3 * size / height)
+        for place, (_, x_end, y_end, method) in zip(places, ends, strict=True):
+            axes.annotate(
+                study.labels[method],
+                xy=(x_end, y_end),
+                xytext=(1.05, place),
+                textcoords="axes fraction",
+                color=palette[method],
+                fontsize=size,
+                va="center",
+                annotation_clip=False,
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": palette[method],
+                    "lw": 0.6,
+                    "alpha": 0.7,
+                    "shrinkA": 1,
+                    "shrinkB": 3,
+                    "relpos": (0.0, 0.5),
+                },
+            )
+
+
+def signed(value: float) -> str:
+    """One decimal with a true minus sign, and no sign for what rounds to zero."""
+    text = f"{value:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 
 def _spread_apart(positions: Sequence[float], gap: float) -> list[float]:

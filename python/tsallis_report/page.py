@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .data import Row, Study
-from .figures import FIGURES
+from .figures import FIGURES, signed
 
 _CAPTIONS = {
     "accuracy": "Solid: ours, with a band of ± one standard deviation over seeds. Dashed: the paper's figures.",
@@ -118,7 +118,7 @@ def _summary(study: Study) -> str:
         mean = float(np.mean([abs(row.difference or 0.0) for row in compared]))
         sentences.append(
             f"Ours and the paper's differ by {mean:.1f} points on average over "
-            f"{_count(len(compared), 'figure')}, and by {_signed(far.difference or 0.0)} at most "
+            f"{_count(len(compared), 'figure')}, and by {signed(far.difference or 0.0)} at most "
             f"({escape(study.labels[far.method])}, n = {far.n})."
         )
     return f"<p>{' '.join(sentences)}</p>"
@@ -177,7 +177,7 @@ def _cell(row: Row | None, best: float | None) -> str:
         text += (
             f"<br><small>{row.paper:.1f}</small>"
             f'<span class="d" style="background: rgba(var(--{side}), {strength:.2f})">'
-            f"{_signed(row.difference)}</span>"
+            f"{signed(row.difference)}</span>"
         )
     return f"<td>{text}</td>"
 
@@ -197,12 +197,6 @@ def _figure(name: str, text: str, figures: Path) -> str:
 
 def _mean(row: Row) -> str:
     return f"{row.mean:.1f} ± {row.std:.1f}" if row.seeds > 1 else f"{row.mean:.1f}"
-
-
-def _signed(value: float) -> str:
-    """With a true minus sign, and no sign for what rounds to zero."""
-    text = f"{value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 
 def _count(number: int, noun: str) -> str:

@@ -19,9 +19,9 @@ SOFTMAX, ENTMAX, ASENTMAX = "Softmax family", "α-entmax", "ASEntmax"
 # tell apart; shades of one hue differ in lightness.
 _FIXED = {"softmax": "#222222", "adaptive-temperature": "#CC79A7", "ssmax": "#009E73", "assmax": "#004D38"}
 _SHADES = {
-    SOFTMAX: ("#F0B23C", "#5E3C00"),
-    ENTMAX: ("#7CC7EC", "#0072B2", "#16235E"),
-    ASENTMAX: ("#F7B27A", "#D55E00", "#5A1A00"),
+    SOFTMAX: ("#D9981A", "#5E3C00"),
+    ENTMAX: ("#56AEE0", "#0072B2", "#16235E"),
+    ASENTMAX: ("#EE9A55", "#D55E00", "#5A1A00"),
 }
 
 _RC: dict[str, Any] = {
