@@ -1,8 +1,8 @@
 """Figures and the HTML page of a finished study.
 
-``python -m tsallis_report DIR`` reads ``results.json`` and ``data/*.csv`` in a results folder and writes
-``figures/*.svg``, ``figures/*.png`` and ``report.html`` beside them. It needs numpy and matplotlib, and
-neither torch nor the compiled library.
+``python -m tsallis_report DIR`` reads ``results.json`` and ``data/*.csv`` in a results folder and
+writes ``figures/*.svg``, ``figures/*.png`` and ``report.html`` beside them. It needs numpy and
+matplotlib, and neither torch nor the compiled library.
 """
 
 from .data import Study, StudyError, load

@@ -64,7 +64,9 @@ class Study:
     labels: dict[str, str]  # method -> name for people
     rows: list[Row]
     entropies: list[Entropy] = field(default_factory=list)
-    heat_maps: dict[tuple[str, int], Array] = field(default_factory=dict)  # [sets, items], ascending
+    heat_maps: dict[tuple[str, int], Array] = field(
+        default_factory=dict
+    )  # [sets, items], ascending
 
     @property
     def methods(self) -> list[str]:
@@ -100,7 +102,7 @@ class Study:
 
 
 def load(directory: str | Path) -> Study:
-    """Read ``results.json`` and, where they exist, ``data/entropy.csv`` and ``data/heatmap.csv``."""
+    """Read ``results.json`` and, where they exist, the two files in ``data/``."""
     directory = Path(directory)
     path = directory / "results.json"
     try:
@@ -194,7 +196,9 @@ def _load_heat_maps(path: Path) -> dict[tuple[str, int], Array]:
         sets = 1 + max(value[0] for value in values)
         items = max(value[1] for value in values)
         if sets * items != len(values):
-            raise StudyError(f"{path}: {key[0]} at n = {key[1]}: {len(values)} weights for {sets} × {items}")
+            raise StudyError(
+                f"{path}: {key[0]} at n = {key[1]}: {len(values)} weights for {sets} × {items}"
+            )
         weights = np.full((sets, items), np.nan)
         for index, rank, weight in values:
             weights[index, items - rank] = weight  # rank 1, the largest item, comes last

@@ -1,4 +1,4 @@
-"""The figures of a study. Each ``plot_*`` returns a matplotlib figure, or None where its data is missing."""
+"""The figures of a study. Each ``plot_*`` returns a figure, or None where its data is missing."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -65,14 +65,18 @@ def plot_accuracy_families(study: Study) -> Figure | None:
     for axes, (name, members) in zip(panels, groups.items(), strict=True):
         if "softmax" in study.labels and "softmax" not in members:
             rows = study.rows_of("softmax")
-            axes.plot([r.n for r in rows], [r.mean for r in rows], color="#b5b5b5", lw=1.4, zorder=1)
+            axes.plot(
+                [r.n for r in rows], [r.mean for r in rows], color="#b5b5b5", lw=1.4, zorder=1
+            )
         _accuracy_panel(axes, study, members)
         _length_axis(axes, study.lengths)
         axes.set_title(name)
     panels[0].set_ylabel("Accuracy (%)")
     handles = _line_styles(study)
     if "softmax" in study.labels and len(groups) > 1:
-        handles.append(Line2D([], [], color="#b5b5b5", lw=1.4, label="softmax, ours, for comparison"))
+        handles.append(
+            Line2D([], [], color="#b5b5b5", lw=1.4, label="softmax, ours, for comparison")
+        )
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     labelled = list(zip(panels, groups.values(), strict=True))
     _direct_labels(figure, labelled, study, _accuracy_end(study))
@@ -135,8 +139,12 @@ def plot_support(study: Study) -> Figure | None:
         ticks = [2**k for k in range(0, 40, 2) if 2**k <= 1.5 * lengths[-1]]
         axes.set_yticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
-    reference = Line2D([], [], color=style.FAINT, lw=1.0, ls=(0, (1, 2)), label="dense: every entry")
-    _finish_grid(figure, study, grid, ["Support size (entries with weight > 0)"], [support], [reference])
+    reference = Line2D(
+        [], [], color=style.FAINT, lw=1.0, ls=(0, (1, 2)), label="dense: every entry"
+    )
+    _finish_grid(
+        figure, study, grid, ["Support size (entries with weight > 0)"], [support], [reference]
+    )
     return figure
 
 
@@ -171,7 +179,9 @@ def plot_heat_map(study: Study) -> Figure | None:
             if weights is None:
                 axes.text(0.5, 0.5, "–", ha="center", va="center", transform=axes.transAxes)
                 continue
-            image = axes.imshow(weights, norm=norm, cmap="magma", aspect="auto", interpolation="none")
+            image = axes.imshow(
+                weights, norm=norm, cmap="magma", aspect="auto", interpolation="none"
+            )
     assert image is not None
     bar = figure.colorbar(image, ax=panels, fraction=0.05, aspect=14 * len(methods), pad=0.012)
     bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0])
@@ -179,7 +189,8 @@ def plot_heat_map(study: Study) -> Figure | None:
     bar.set_label("Attention weight (square-root scale)")
     bar.outline.set_visible(False)
     figure.suptitle(
-        f"Attention on the {items} largest items, the largest rightmost; each row is one of {sets} sets",
+        f"Attention on the {items} largest items, the largest rightmost; "
+        f"each row is one of {sets} sets",
         x=0.01,
         ha="left",
         fontsize=10.5,
@@ -192,7 +203,9 @@ def plot_difference(study: Study) -> Figure | None:
     """Ours minus the paper's, method by length."""
     if not study.has_paper:
         return None
-    lengths = [n for n in study.lengths if any(r.n == n and r.paper is not None for r in study.rows)]
+    lengths = [
+        n for n in study.lengths if any(r.n == n and r.paper is not None for r in study.rows)
+    ]
     methods = [m for m in study.methods if any(r.paper is not None for r in study.rows_of(m))]
     table = np.full((len(methods), len(lengths)), np.nan)
     for i, method in enumerate(methods):
@@ -202,7 +215,9 @@ def plot_difference(study: Study) -> Figure | None:
                 table[i, j] = row.difference
     largest = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 0.0
     limit = float(np.clip(np.ceil(largest), 5.0, 15.0))  # one outlier must not pale the rest
-    figure = Figure(figsize=(0.72 * len(lengths) + 3.4, 0.34 * len(methods) + 1.5), layout="constrained")
+    figure = Figure(
+        figsize=(0.72 * len(lengths) + 3.4, 0.34 * len(methods) + 1.5), layout="constrained"
+    )
     axes = figure.subplots()
     axes.set_facecolor("#f1f1f1")
     cmap = mpl.colormaps["RdBu"]
@@ -213,7 +228,9 @@ def plot_difference(study: Study) -> Figure | None:
     for (i, j), value in np.ndenumerate(table):
         dark = np.isfinite(value) and abs(value) > 0.62 * limit
         text = signed(value) if np.isfinite(value) else "–"
-        axes.text(j, i, text, ha="center", va="center", fontsize=8.2, color="white" if dark else style.INK)
+        axes.text(
+            j, i, text, ha="center", va="center", fontsize=8.2, color="white" if dark else style.INK
+        )
     axes.set_xticks(range(len(lengths)), [str(n) for n in lengths])
     axes.set_yticks(range(len(methods)), [study.labels[m] for m in methods])
     axes.set_xticks(np.arange(len(lengths) + 1) - 0.5, minor=True)
@@ -234,7 +251,11 @@ def plot_difference(study: Study) -> Figure | None:
 # Name, plot, what a reader who does not see it is told.
 FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
     ("accuracy", plot_accuracy, "Accuracy against length, ours and the paper's"),
-    ("accuracy-families", plot_accuracy_families, "Accuracy against length, every method, by family"),
+    (
+        "accuracy-families",
+        plot_accuracy_families,
+        "Accuracy against length, every method, by family",
+    ),
     ("difference", plot_difference, "Accuracy, ours minus the paper's, by method and length"),
     ("heatmap", plot_heat_map, "Attention weights on the largest items, by method and length"),
     ("entropy", plot_entropy, "Entropy of the attention weights against length"),
@@ -243,7 +264,7 @@ FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
 
 
 def write_figures(study: Study, directory: Path) -> list[Path]:
-    """Write every figure that has data as SVG and PNG; remove those an earlier run left without data."""
+    """Write every figure that has data as SVG and PNG; remove what an earlier run left."""
     directory.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with style.styled():
@@ -254,7 +275,9 @@ def write_figures(study: Study, directory: Path) -> list[Path]:
                 if figure is None:
                     path.unlink(missing_ok=True)
                     continue
-                metadata = {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
+                metadata = (
+                    {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
+                )
                 aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
                 figure.savefig(aside, format=suffix, dpi=160, metadata=metadata)
                 aside.replace(path)
@@ -289,7 +312,9 @@ def _accuracy_end(study: Study) -> Callable[[str], Series]:
     return end
 
 
-def _plot_series(axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]) -> None:
+def _plot_series(
+    axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]
+) -> None:
     """A line with markers per method, and a band of ± its spread."""
     palette, marks = style.colors(study.methods), style.markers(study.methods)
     for method in methods:
@@ -333,7 +358,10 @@ Grid = list[list[tuple[Axes, list[str]]]]
 
 
 def _grid(study: Study, rows: int) -> tuple[Figure, Grid]:
-    """Panels with their methods: quantities down and families across, or quantities across if few methods."""
+    """Panels with their methods: quantities down, families across.
+
+    Few methods share a panel; then the quantities go across.
+    """
     measured = {e.method for e in study.entropies}
     methods = [m for m in study.methods if m in measured]
     groups = [methods] if len(methods) <= _MAX_TOGETHER else list(style.families(methods).values())
@@ -345,7 +373,9 @@ def _grid(study: Study, rows: int) -> tuple[Figure, Grid]:
         panels = figure.subplots(rows, len(groups), squeeze=False, sharey="row", sharex=True)
         for axes, name in zip(panels[0], style.families(methods), strict=True):
             axes.set_title(name)
-    return figure, [[(axes, group) for axes, group in zip(row, groups, strict=True)] for row in panels]
+    return figure, [
+        [(axes, group) for axes, group in zip(row, groups, strict=True)] for row in panels
+    ]
 
 
 def _finish_grid(
@@ -365,7 +395,9 @@ def _finish_grid(
                 axes.set_xlabel("")
     handles: list[Line2D | Patch] = list(references)
     if study.max_seeds > 1 and any(e.std > 0 for e in study.entropies) and len(ylabels) > 1:
-        handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds"))
+        handles.append(
+            Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds")
+        )
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     for row, values in zip(grid, series, strict=True):
         _direct_labels(figure, row, study, values)
@@ -421,7 +453,7 @@ def signed(value: float) -> str:
 
 
 def _spread_apart(positions: Sequence[float], gap: float) -> list[float]:
-    """Ascending positions moved as little as possible (least squares) until neighbours are `gap` apart."""
+    """Ascending positions moved as little as possible (least squares) to be `gap` apart."""
     blocks: list[tuple[float, int]] = []  # mean of position − index·gap, members
     for index, position in enumerate(positions):
         mean, count = position - index * gap, 1

@@ -1,4 +1,4 @@
-"""One HTML page that holds a study: facts, table and figures, with nothing loaded from elsewhere."""
+"""One HTML page that holds a study: facts, table and figures, and loads nothing."""
 
 import base64
 import os
@@ -11,22 +11,28 @@ from .data import Row, Study
 from .figures import FIGURES, signed
 
 _CAPTIONS = {
-    "accuracy": "Solid: ours, with a band of ± one standard deviation over seeds. Dashed: the paper's figures.",
+    "accuracy": (
+        "Solid: ours, with a band of ± one standard deviation where several seeds ran. "
+        "Dashed: the paper's figures."
+    ),
     "accuracy-families": "Every method, by family. The grey line repeats softmax.",
     "difference": "Blue: ours is above the paper's figure; red: below.",
     "heatmap": (
-        "One panel per length, one row per set, one column per item; columns are ordered by the item's key, "
-        "so a sharp head lights up the rightmost column alone. All panels share one colour scale."
+        "One panel per length, one row per set, one column per item; columns are ordered by the "
+        "item's key, so a sharp head lights up the rightmost column alone. All panels share one "
+        "colour scale."
     ),
     "entropy": "Low entropy is a sharp head. The dotted line is uniform attention.",
-    "support": "How many entries get any weight at all. The dotted line is every entry, as in softmax.",
+    "support": "Entries that get any weight at all. The dotted line is every entry, as in softmax.",
 }
 
 _CSS = """
-:root { color-scheme: light dark; --bg: #ffffff; --fg: #1d1d1f; --dim: #5f6368; --line: #dcdfe3;
-  --card: #f6f7f8; --up: 0, 114, 178; --down: 213, 74, 30; }
-@media (prefers-color-scheme: dark) { :root { --bg: #16181b; --fg: #e8e8ea; --dim: #a0a5ab; --line: #34383d;
-  --card: #1f2226; --up: 86, 180, 233; --down: 240, 128, 90; } }
+:root { color-scheme: light dark;
+  --bg: #ffffff; --fg: #1d1d1f; --dim: #5f6368; --line: #dcdfe3; --card: #f6f7f8;
+  --up: 0, 114, 178; --down: 213, 74, 30; }
+@media (prefers-color-scheme: dark) { :root {
+  --bg: #16181b; --fg: #e8e8ea; --dim: #a0a5ab; --line: #34383d; --card: #1f2226;
+  --up: 86, 180, 233; --down: 240, 128, 90; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--fg);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
@@ -42,8 +48,8 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: separate; border-spacing: 0; font-size: .84rem; width: 100%;
   font-variant-numeric: tabular-nums; }
-th, td { padding: .36rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
-  line-height: 1.35; }
+th, td { padding: .36rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+  white-space: nowrap; line-height: 1.35; }
 thead th { font-weight: 600; background: var(--card); vertical-align: bottom; }
 tbody th, thead th:first-child { position: sticky; left: 0; text-align: left; background: var(--bg);
   border-right: 1px solid var(--line); font-weight: 600; z-index: 1; }
@@ -51,8 +57,8 @@ thead th:first-child { background: var(--card); }
 tbody tr:last-child > * { border-bottom: 0; }
 td small { color: var(--dim); font-size: .92em; }
 td .best { font-weight: 700; }
-td .d { display: inline-block; min-width: 3.1em; margin-left: .35em; padding: 0 .3em; border-radius: 4px;
-  color: var(--fg); }
+td .d { display: inline-block; min-width: 3.1em; margin-left: .35em; padding: 0 .3em;
+  border-radius: 4px; color: var(--fg); }
 figure { margin: 1rem 0 0; }
 figure div { background: #ffffff; border: 1px solid var(--line); border-radius: 8px; padding: .9rem;
   overflow-x: auto; }
@@ -100,7 +106,7 @@ def page(study: Study, figures: Path) -> str:
 
 
 def _summary(study: Study) -> str:
-    """What a reader in a hurry wants: the best at the longest length, and how close the paper is."""
+    """For a reader in a hurry: the best at the longest length, and how close the paper is."""
     if not study.rows:
         return "<p>No results yet.</p>"
     longest = study.lengths[-1]
@@ -126,7 +132,9 @@ def _summary(study: Study) -> str:
 
 def _facts(study: Study) -> str:
     seeds = sorted({row.seeds for row in study.rows})
-    shown_seeds = "" if not seeds else str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    shown_seeds = (
+        "" if not seeds else str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    )
     facts = [
         ("Study", escape(study.study)),
         ("Scale", escape(study.scale)),
@@ -137,13 +145,19 @@ def _facts(study: Study) -> str:
         ("Processor", escape(study.processor)),
         ("Training time", _duration(study.train_seconds)),
     ]
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts if value) + "</dl>"
+    return (
+        "<dl>"
+        + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts if value)
+        + "</dl>"
+    )
 
 
 def _table(study: Study) -> str:
     lengths = study.lengths
     best = {
-        n: max((round(r.mean, 1) for r in study.rows if r.n == n and np.isfinite(r.mean)), default=None)
+        n: max(
+            (round(r.mean, 1) for r in study.rows if r.n == n and np.isfinite(r.mean)), default=None
+        )
         for n in lengths
     }
     head = "".join(f'<th scope="col">n = {n}</th>' for n in lengths)
@@ -153,7 +167,7 @@ def _table(study: Study) -> str:
         body.append(f'<tr><th scope="row">{escape(study.labels[method])}</th>{cells}</tr>')
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
     paper = (
-        " Below it the paper's figure and ours minus the paper's in points, blue above and red below."
+        " Below it the paper's figure and ours minus the paper's in points: blue above, red below."
         if study.has_paper
         else ""
     )

@@ -1,4 +1,4 @@
-"""How figures look: one colour per method wherever it appears, hues by family, nothing that dates a file."""
+"""How figures look: one colour per method wherever it appears, hues by family, no dates."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,14 @@ MARKERS = "osD^vPX*<>"
 
 SOFTMAX, ENTMAX, ASENTMAX = "Softmax family", "α-entmax", "ASEntmax"
 
-# The anchors are Okabe and Ito's colours, which people with any of the common colour-vision deficiencies
-# tell apart; shades of one hue differ in lightness.
-_FIXED = {"softmax": "#222222", "adaptive-temperature": "#CC79A7", "ssmax": "#009E73", "assmax": "#004D38"}
+# The anchors are Okabe and Ito's colours, which people with any of the common colour-vision
+# deficiencies tell apart; shades of one hue differ in lightness.
+_FIXED = {
+    "softmax": "#222222",
+    "adaptive-temperature": "#CC79A7",
+    "ssmax": "#009E73",
+    "assmax": "#004D38",
+}
 _SHADES = {
     SOFTMAX: ("#D9981A", "#5E3C00"),
     ENTMAX: ("#56AEE0", "#0072B2", "#16235E"),
@@ -77,7 +82,9 @@ def family(method: str) -> str:
 
 def families(methods: Sequence[str]) -> dict[str, list[str]]:
     """Methods by family, in the order of softmax, entmax, ASEntmax; empty families are left out."""
-    groups = {name: [m for m in methods if family(m) == name] for name in (SOFTMAX, ENTMAX, ASENTMAX)}
+    groups = {
+        name: [m for m in methods if family(m) == name] for name in (SOFTMAX, ENTMAX, ASENTMAX)
+    }
     return {name: members for name, members in groups.items() if members}
 
 

@@ -51,7 +51,7 @@ constexpr std::string_view kGreen = "\033[32m";
 constexpr std::string_view kYellow = "\033[33m";
 constexpr std::string_view kRed = "\033[31m";
 
-// A colour to find rows by, not a test: within a point below the paper or better, within three, worse.
+// A colour to find rows by, not a test: at most a point below the paper, at most three, more.
 std::string_view ColorOf(double difference) {
   return difference >= -1.0 ? kGreen : difference >= -3.0 ? kYellow : kRed;
 }
