@@ -156,10 +156,25 @@ def plot_heat_map(study: Study) -> Figure | None:
     methods = [m for m in study.methods if m in named] + [m for m in named if m not in study.labels]
     lengths = sorted({n for _, n in study.heat_maps})
     sets, items = next(iter(study.heat_maps.values())).shape
-    width = max(6.4, 1.02 * len(lengths) + 1.6)
-    figure = Figure(figsize=(width, 1.82 * len(methods) + 1.15), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.05, wspace=0.0, hspace=0.02)
-    panels = figure.subplots(len(methods), len(lengths), squeeze=False)
+    # Laid out by hand, in inches: a constraint solver takes seconds for dozens of panels.
+    side, gap, left, right, top, bottom = 0.96, 0.07, 0.75, 0.95, 0.72, 0.12
+    tall = 1.8 * side
+    width = left + right + max(5.0, len(lengths) * (side + gap) - gap)
+    height = top + bottom + len(methods) * (tall + gap) - gap
+    figure = Figure(figsize=(width, height))
+    panels = figure.subplots(
+        len(methods),
+        len(lengths),
+        squeeze=False,
+        gridspec_kw={
+            "left": left / width,
+            "right": 1.0 - right / width,
+            "top": 1.0 - top / height,
+            "bottom": bottom / height,
+            "wspace": gap / side,
+            "hspace": gap / tall,
+        },
+    )
     # No weight exceeds 1; a square root keeps weights near 1/n apart from none.
     norm = mpl.colors.PowerNorm(0.5, vmin=0.0, vmax=1.0)
     image = None
@@ -183,16 +198,21 @@ def plot_heat_map(study: Study) -> Figure | None:
                 weights, norm=norm, cmap="magma", aspect="auto", interpolation="none"
             )
     assert image is not None
-    bar = figure.colorbar(image, ax=panels, fraction=0.05, aspect=14 * len(methods), pad=0.012)
+    bar_height = min(height - top - bottom, 4.0)
+    place = (1.0 - (right - 0.12) / width, 1.0 - (top + bar_height) / height)
+    bar = figure.colorbar(image, cax=figure.add_axes((*place, 0.13 / width, bar_height / height)))
     bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0])
     bar.ax.set_yticklabels(["0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1"])
-    bar.set_label("Attention weight (square-root scale)")
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("Attention weight (square-root scale)", fontsize=8.5)
     bar.outline.set_visible(False)
     figure.suptitle(
         f"Attention on the {items} largest items, the largest rightmost; "
         f"each row is one of {sets} sets",
-        x=0.01,
+        x=left / width,
+        y=1.0 - 0.12 / height,
         ha="left",
+        va="top",
         fontsize=10.5,
         fontweight="bold",
     )
@@ -280,6 +300,7 @@ def write_figures(study: Study, directory: Path) -> list[Path]:
                 )
                 aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
                 figure.savefig(aside, format=suffix, dpi=160, metadata=metadata)
+                figure.set_layout_engine("none")  # the first layout serves both files
                 aside.replace(path)
                 written.append(path)
     return written
