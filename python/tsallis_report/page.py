@@ -36,7 +36,7 @@ _CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--fg);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 2.2rem 1.4rem 4rem; }
+main { max-width: 1320px; margin: 0 auto; padding: 2.2rem 1.4rem 4rem; }
 h1 { font-size: 1.65rem; line-height: 1.25; margin: 0 0 .35rem; }
 h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
 p { max-width: 76ch; margin: .4rem 0; }
@@ -48,7 +48,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: separate; border-spacing: 0; font-size: .84rem; width: 100%;
   font-variant-numeric: tabular-nums; }
-th, td { padding: .36rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+th, td { padding: .36rem .5rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap; line-height: 1.35; }
 thead th { font-weight: 600; background: var(--card); vertical-align: bottom; }
 tbody th, thead th:first-child { position: sticky; left: 0; text-align: left; background: var(--bg);
