@@ -246,7 +246,7 @@ def plot_difference(study: Study) -> Figure | None:
         np.ma.masked_invalid(table), cmap=cmap, norm=norm, aspect="auto", interpolation="none"
     )
     for (i, j), value in np.ndenumerate(table):
-        dark = np.isfinite(value) and abs(value) > 0.62 * limit
+        dark = np.isfinite(value) and abs(value) > 0.55 * limit
         text = signed(value) if np.isfinite(value) else "–"
         axes.text(
             j, i, text, ha="center", va="center", fontsize=8.2, color="white" if dark else style.INK
@@ -444,7 +444,13 @@ def _direct_labels(
                 place = float(to_axes.transform((x[-1], y[-1]))[1])
                 ends.append((place, x[-1], y[-1], method))
         ends.sort()
-        places = _spread_apart([end[0] for end in ends], 1.3 * size / height)
+        gap = 1.3 * size / height
+        heights = [
+            # Low enough for those above to fit below the top, high enough for those below.
+            max(index * gap, min(end[0], 1.0 - (len(ends) - 1 - index) * gap))
+            for index, end in enumerate(ends)
+        ]
+        places = _spread_apart(heights, gap)
         for place, (_, x_end, y_end, method) in zip(places, ends, strict=True):
             axes.annotate(
                 study.labels[method],
