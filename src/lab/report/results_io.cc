@@ -438,7 +438,7 @@ std::string MarkdownReport(const StudyResults& results) {
       }
       compared = compared || difference.has_value();
       paper.push_back(difference ? fmt::format("{:.1f}", *row->paper) : "–");
-      differences.push_back(difference ? fmt::format("{:+.1f}", *difference) : "–");
+      differences.push_back(difference ? SignedPoints(*difference) : "–");
     }
     table.push_back(std::move(ours));
     if (!compared) continue;

@@ -252,6 +252,13 @@ TEST(TableTest, DisplayWidthCountsColumnsNotBytes) {
   EXPECT_EQ(PadRight("γ", 3), "γ  ");
 }
 
+TEST(TableTest, DifferencesThatRoundToZeroHaveNoSign) {
+  EXPECT_EQ(SignedPoints(0.04), "0.0");
+  EXPECT_EQ(SignedPoints(-0.04), "0.0");
+  EXPECT_EQ(SignedPoints(-1.26), "-1.3");
+  EXPECT_EQ(SignedPoints(12.0), "+12.0");
+}
+
 TEST(TableTest, RowsAlignUnderTheirHeader) {
   StudyResults results = Example();
   const auto lines = Lines(TerminalTable(results, {.color = false, .width = 300}));

@@ -51,7 +51,7 @@ constexpr std::string_view kGreen = "\033[32m";
 constexpr std::string_view kYellow = "\033[33m";
 constexpr std::string_view kRed = "\033[31m";
 
-// A colour to find rows by, not a test: within a point below the paper or better, within three, worse.
+// A colour to find rows by, not a test: at most a point below the paper, at most three, more.
 std::string_view ColorOf(double difference) {
   return difference >= -1.0 ? kGreen : difference >= -3.0 ? kYellow : kRed;
 }
@@ -141,6 +141,11 @@ std::optional<double> Difference(const ResultRow& row) {
   return row.accuracy_mean - *row.paper;
 }
 
+std::string SignedPoints(double difference) {
+  std::string text = fmt::format("{:+.1f}", difference);
+  return text == "+0.0" || text == "-0.0" ? "0.0" : text;
+}
+
 std::string TerminalTable(const StudyResults& results, const TableOptions& options) {
   const std::vector<MethodInfo> methods = MethodsInOrder(results);
   const std::vector<std::int64_t> lengths = Lengths(results);
@@ -162,8 +167,9 @@ std::string TerminalTable(const StudyResults& results, const TableOptions& optio
     cell_width = std::max(cell_width, DisplayWidth(Ours(row)));
     cell_width = std::max(cell_width, static_cast<int>(std::to_string(row.n).size()));
     if (const auto difference = Difference(row)) {
-      cell_width = std::max(cell_width,
-                            DisplayWidth(fmt::format("{:.1f} ({:+.1f})", *row.paper, *difference)));
+      cell_width =
+          std::max(cell_width,
+                   DisplayWidth(fmt::format("{:.1f} ({})", *row.paper, SignedPoints(*difference))));
     }
   }
   const int mark_width = any_paper ? kMark : 0;
@@ -203,7 +209,7 @@ std::string TerminalTable(const StudyResults& results, const TableOptions& optio
           above = Ours(*row);
           if (const auto difference = Difference(*row)) {
             compared = true;
-            below = fmt::format("{:.1f} ({:+.1f})", *row->paper, *difference);
+            below = fmt::format("{:.1f} ({})", *row->paper, SignedPoints(*difference));
             color = ColorOf(*difference);
           }
         }
@@ -212,7 +218,9 @@ std::string TerminalTable(const StudyResults& results, const TableOptions& optio
         paper += Paint(PadLeft(below, cell_width + kGap), color, options.color);
       }
       table += ours + '\n';
-      if (compared) table += paper + '\n';
+      if (!compared) continue;
+      paper.erase(paper.find_last_not_of(' ') + 1);
+      table += paper + '\n';
     }
   }
 

@@ -33,6 +33,9 @@ const ResultRow* FindRow(const StudyResults& results, const std::string& method,
 // Ours minus the paper's, in points, if there is a figure to compare with.
 std::optional<double> Difference(const ResultRow& row);
 
+// "+1.3", "-0.4"; no sign for what rounds to zero.
+std::string SignedPoints(double difference);
+
 struct TableOptions {
   bool color = false;  // ANSI colours; the caller looks at NO_COLOR and at what the stream is
   int width = 80;      // columns of the terminal

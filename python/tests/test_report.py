@@ -1,0 +1,173 @@
+"""The report package: figures and the page from a results folder."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures.fake_study import METHODS, QUICK, write_fake_study
+
+from tsallis_report import data, figures, page, style
+from tsallis_report.__main__ import main, render
+
+ALL = {name for name, _, _ in figures.FIGURES}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rendered folder with every method and three seeds."""
+    directory = tmp_path_factory.mktemp("full")
+    write_fake_study(directory)
+    render(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def rendered_quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rendered folder with three methods and one seed."""
+    directory = tmp_path_factory.mktemp("quick")
+    write_fake_study(directory, quick=True)
+    render(directory)
+    return directory
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Path:
+    """A folder with three methods and one seed, not rendered."""
+    write_fake_study(tmp_path, quick=True)
+    return tmp_path
+
+
+def test_every_figure_is_written_and_has_content(full: Path) -> None:
+    assert {path.stem for path in (full / "figures").iterdir()} == ALL
+    for name in ALL:
+        svg = (full / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert svg.rstrip().endswith("</svg>")
+        assert len(svg) > 20_000
+        png = (full / "figures" / f"{name}.png").read_bytes()
+        assert png.startswith(b"\x89PNG")
+        assert len(png) > 10_000
+
+
+def test_page_holds_everything_and_loads_nothing(full: Path) -> None:
+    text = (full / "report.html").read_text(encoding="utf-8")
+    for label, _ in METHODS.values():
+        assert f">{label}<" in text
+    study = data.load(full)
+    for fact in (
+        study.title,
+        study.commit,
+        study.processor,
+        study.protocol,
+        study.command,
+        study.source,
+    ):
+        assert fact in text
+    assert text.count("data:image/svg+xml;base64,") == len(ALL)
+    for address in re.findall(r"""(?:src|href|action)\s*=\s*["']?([^"'\s>]+)""", text):
+        assert address.startswith("data:")
+    assert not re.search(r"https?://|@import|url\(|<script|<link|//cdn", text)
+    assert study.row("softmax", 16384) is not None
+    assert "12.4" in text  # the paper's figure at the longest length
+
+
+def test_svg_is_deterministic_and_undated(rendered_quick: Path, quick: Path) -> None:
+    render(quick)
+    first = {p.name: p.read_bytes() for p in (rendered_quick / "figures").iterdir()}
+    assert first == {p.name: p.read_bytes() for p in (quick / "figures").iterdir()}
+    assert (rendered_quick / "report.html").read_bytes() == (quick / "report.html").read_bytes()
+    assert b"dc:date" not in first["accuracy.svg"]
+
+
+def test_one_seed_and_few_methods(rendered_quick: Path) -> None:
+    names = {path.stem for path in (rendered_quick / "figures").iterdir()}
+    assert names == ALL - {"accuracy-families"}  # one figure has them all
+    text = (rendered_quick / "report.html").read_text(encoding="utf-8")
+    assert "±" not in text[text.index("<table>") : text.index("</table>")]
+    for method in QUICK:
+        assert METHODS[method][0] in text
+
+
+def test_results_alone_are_enough_and_stale_figures_go(quick: Path) -> None:
+    stale = quick / "figures" / "heatmap.svg"
+    stale.parent.mkdir()
+    stale.write_text("old")
+    for name in ("entropy.csv", "heatmap.csv"):
+        (quick / "data" / name).unlink()
+    raw = json.loads((quick / "results.json").read_text(encoding="utf-8"))
+    rows = [{**row, "paper": None} for row in raw["rows"]]
+    rows[3]["accuracy_mean"] = None  # no number
+    bare = {"study": "s", "scale": "quick", "commit": "c", "processor": "p", "rows": rows}
+    (quick / "results.json").write_text(json.dumps(bare), encoding="utf-8")
+    render(quick)
+    assert {path.stem for path in (quick / "figures").iterdir()} == {"accuracy"}
+    assert "asentmax-3" in (quick / "report.html").read_text(encoding="utf-8")
+
+
+def test_text_from_results_cannot_become_markup(quick: Path) -> None:
+    raw = json.loads((quick / "results.json").read_text(encoding="utf-8"))
+    raw["processor"] = "<script>alert(1)</script>"
+    (quick / "results.json").write_text(json.dumps(raw), encoding="utf-8")
+    text = page.page(data.load(quick), quick / "figures")
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert "results.json" in capsys.readouterr().err
+    (tmp_path / "results.json").write_text("{")
+    assert main([str(tmp_path)]) == 1
+    assert "not JSON" in capsys.readouterr().err
+    (tmp_path / "results.json").write_text('{"study": "s", "rows": [{"method": "m"}]}')
+    assert main([str(tmp_path)]) == 1
+    assert "KeyError: 'n'" in capsys.readouterr().err
+
+
+def test_heat_map_columns_ascend_and_gaps_are_refused(quick: Path) -> None:
+    weights = data.load(quick).heat_maps[("softmax", 16)]
+    assert weights.shape == (32, 16)
+    assert weights[:, -1].mean() > weights[:, 0].mean()
+    path = quick / "data" / "heatmap.csv"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(data.StudyError, match="weights for"):
+        data.load(quick)
+
+
+def test_needs_neither_torch_nor_the_library() -> None:
+    code = """
+import sys, tsallis_report.__main__
+sys.exit('torch' in sys.modules or 'tsallis' in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(data.__file__).parent.parent)
+
+
+def test_colors_and_markers_tell_methods_apart() -> None:
+    methods = list(METHODS)
+    assert len(set(style.colors(methods).values())) == len(methods)
+    for members in style.families(methods).values():
+        assert len({style.markers(methods)[m] for m in members}) == len(members)
+    assert sum(map(len, style.families(methods).values())) == len(methods)
+
+
+def test_headline_takes_the_best_entmax(full: Path) -> None:
+    expected = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5", "entmax-16", "asentmax-3"]
+    assert figures.headline_methods(data.load(full)) == expected
+
+
+def test_labels_are_spread_apart_no_further_than_needed() -> None:
+    assert figures._spread_apart([0.1, 0.5], 0.1) == pytest.approx([0.1, 0.5])
+    assert figures._spread_apart([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
+    spread = figures._spread_apart([0.0, 0.01, 0.3, 0.31, 0.32], 0.05)
+    assert np.diff(spread).min() >= 0.05 - 1e-12
+    assert figures._spread_apart([], 0.1) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.04, "0.0"), (-0.04, "0.0"), (-1.26, "−1.3"), (2.0, "+2.0")]
+)
+def test_signed(value: float, text: str) -> None:
+    assert figures.signed(value) == text

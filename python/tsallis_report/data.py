@@ -1,0 +1,206 @@
+"""What a results folder holds, read into plain Python."""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+class StudyError(Exception):
+    """A results folder that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one length over the seeds that ran; accuracies in %."""
+
+    method: str
+    n: int
+    mean: float
+    std: float
+    best: float
+    seeds: int
+    paper: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in points."""
+        return None if self.paper is None else self.mean - self.paper
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Entropy (nats) and support of one method's attention at one length."""
+
+    method: str
+    n: int
+    mean: float
+    std: float
+    normalised: float
+    support: float
+
+
+@dataclass
+class Study:
+    """A finished study, in the recipe's order of methods."""
+
+    study: str
+    title: str
+    source: str
+    scale: str
+    commit: str
+    processor: str
+    command: str
+    protocol: str
+    train_seconds: float
+    labels: dict[str, str]  # method -> name for people
+    rows: list[Row]
+    entropies: list[Entropy] = field(default_factory=list)
+    heat_maps: dict[tuple[str, int], Array] = field(
+        default_factory=dict
+    )  # [sets, items], ascending
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods in the recipe's order."""
+        return list(self.labels)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths with a result, ascending."""
+        return sorted({row.n for row in self.rows})
+
+    @property
+    def max_seeds(self) -> int:
+        """The largest number of seeds behind any figure."""
+        return max((row.seeds for row in self.rows), default=0)
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether any row has a published figure."""
+        return any(row.paper is not None for row in self.rows)
+
+    def row(self, method: str, n: int) -> Row | None:
+        """The row of a method at a length, if there is one."""
+        return next((r for r in self.rows if r.method == method and r.n == n), None)
+
+    def rows_of(self, method: str) -> list[Row]:
+        """Rows of a method by ascending length."""
+        return sorted((r for r in self.rows if r.method == method), key=lambda r: r.n)
+
+    def entropies_of(self, method: str) -> list[Entropy]:
+        """Entropies of a method by ascending length."""
+        return sorted((e for e in self.entropies if e.method == method), key=lambda e: e.n)
+
+
+def load(directory: str | Path) -> Study:
+    """Read ``results.json`` and, where they exist, the two files in ``data/``."""
+    directory = Path(directory)
+    path = directory / "results.json"
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StudyError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise StudyError(f"{path}: not JSON: {error}") from error
+    try:
+        rows = [
+            Row(
+                method=row["method"],
+                n=int(row["n"]),
+                mean=_number(row["accuracy_mean"]),
+                std=_number(row.get("accuracy_std", 0.0)),
+                best=_number(row.get("accuracy_best", row["accuracy_mean"])),
+                seeds=int(row.get("seeds", 1)),
+                paper=None if row.get("paper") is None else float(row["paper"]),
+            )
+            for row in raw["rows"]
+        ]
+        labels = {m["name"]: m.get("label") or m["name"] for m in raw.get("methods", [])}
+        study = str(raw["study"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+    ran = {row.method for row in rows}
+    labels = {name: label for name, label in labels.items() if name in ran}
+    for row in rows:
+        labels.setdefault(row.method, row.method)
+    return Study(
+        study=study,
+        title=str(raw.get("title") or study),
+        source=str(raw.get("source", "")),
+        scale=str(raw.get("scale", "")),
+        commit=str(raw.get("commit", "")),
+        processor=str(raw.get("processor", "")),
+        command=str(raw.get("command", "")),
+        protocol=str(raw.get("protocol", "")),
+        train_seconds=_number(raw.get("train_seconds", 0.0)),
+        labels=labels,
+        rows=rows,
+        entropies=_load_entropies(directory / "data" / "entropy.csv"),
+        heat_maps=_load_heat_maps(directory / "data" / "heatmap.csv"),
+    )
+
+
+def _number(value: float | None) -> float:
+    """JSON has no NaN: null stands for it."""
+    return math.nan if value is None else float(value)
+
+
+def _records(path: Path) -> Iterator[dict[str, str]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        try:
+            yield from reader
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise StudyError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _load_entropies(path: Path) -> list[Entropy]:
+    try:
+        return [
+            Entropy(
+                method=record["method"],
+                n=int(record["n"]),
+                mean=float(record["entropy_mean"]),
+                std=float(record["entropy_std"]),
+                normalised=float(record["normalised_entropy"]),
+                support=float(record["support_mean"]),
+            )
+            for record in _records(path)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _load_heat_maps(path: Path) -> dict[tuple[str, int], Array]:
+    entries: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
+    try:
+        for record in _records(path):
+            key = (record["method"], int(record["n"]))
+            entry = (int(record["set"]), int(record["rank"]), float(record["weight"]))
+            entries.setdefault(key, []).append(entry)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+    maps: dict[tuple[str, int], Array] = {}
+    for key, values in entries.items():
+        sets = 1 + max(value[0] for value in values)
+        items = max(value[1] for value in values)
+        if sets * items != len(values):
+            raise StudyError(
+                f"{path}: {key[0]} at n = {key[1]}: {len(values)} weights for {sets} × {items}"
+            )
+        weights = np.full((sets, items), np.nan)
+        for index, rank, weight in values:
+            weights[index, items - rank] = weight  # rank 1, the largest item, comes last
+        maps[key] = weights
+    return maps

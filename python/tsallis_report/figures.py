@@ -1,0 +1,505 @@
+"""The figures of a study. Each ``plot_*`` returns a figure, or None where its data is missing."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from . import style
+from .data import Study
+
+# method, lengths, values, spread
+Series = tuple[Sequence[int], Sequence[float], Sequence[float]]
+
+_MAX_TOGETHER = 6  # methods that one panel carries
+
+
+def headline_methods(study: Study) -> list[str]:
+    """The few methods that tell the story; all of them when they are few."""
+    methods = study.methods
+    if len(methods) <= _MAX_TOGETHER:
+        return methods
+
+    def longest(method: str) -> float:
+        return study.rows_of(method)[-1].mean
+
+    wanted = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5"]
+    others = [m for m in methods if style.family(m) == style.ENTMAX and m != "entmax-1.5"]
+    if others:
+        wanted.append(max(others, key=longest))
+    scaled = [m for m in methods if style.family(m) == style.ASENTMAX]
+    if scaled:
+        wanted.append("asentmax-3" if "asentmax-3" in scaled else max(scaled, key=longest))
+    chosen = [m for m in methods if m in wanted]
+    return chosen if len(chosen) >= 2 else methods[:_MAX_TOGETHER]
+
+
+def plot_accuracy(study: Study) -> Figure:
+    """Accuracy against length for the methods that tell the story: the figure of the README."""
+    figure = Figure(figsize=(8.2, 4.9), layout="constrained")
+    axes = figure.subplots()
+    methods = headline_methods(study)
+    _accuracy_panel(axes, study, methods)
+    axes.set_ylabel("Accuracy (%)")
+    _length_axis(axes, study.lengths, every=1)
+    axes.set_title(study.title, pad=10)
+    axes.legend(handles=_line_styles(study), loc="lower left")
+    _direct_labels(figure, [(axes, methods)], study, _accuracy_end(study))
+    return figure
+
+
+def plot_accuracy_families(study: Study) -> Figure | None:
+    """Accuracy against length, every method, one panel per family."""
+    groups = style.families(study.methods)
+    if len(study.methods) <= _MAX_TOGETHER:
+        return None  # the headline figure has them all
+    figure = Figure(figsize=(4.6 * len(groups), 4.9), layout="constrained")
+    panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for axes, (name, members) in zip(panels, groups.items(), strict=True):
+        if "softmax" in study.labels and "softmax" not in members:
+            rows = study.rows_of("softmax")
+            axes.plot(
+                [r.n for r in rows], [r.mean for r in rows], color="#b5b5b5", lw=1.4, zorder=1
+            )
+        _accuracy_panel(axes, study, members)
+        _length_axis(axes, study.lengths)
+        axes.set_title(name)
+    panels[0].set_ylabel("Accuracy (%)")
+    handles = _line_styles(study)
+    if "softmax" in study.labels and len(groups) > 1:
+        handles.append(
+            Line2D([], [], color="#b5b5b5", lw=1.4, label="softmax, ours, for comparison")
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    labelled = list(zip(panels, groups.values(), strict=True))
+    _direct_labels(figure, labelled, study, _accuracy_end(study))
+    return figure
+
+
+def plot_entropy(study: Study) -> Figure | None:
+    """Entropy of the attention weights against length, normalised and in nats."""
+    if not study.entropies:
+        return None
+
+    def normalised(method: str) -> Series:
+        rows = [e for e in study.entropies_of(method) if e.n > 1]
+        spread = [e.std / float(np.log(e.n)) for e in rows]
+        return [e.n for e in rows], [e.normalised for e in rows], spread
+
+    def nats(method: str) -> Series:
+        rows = study.entropies_of(method)
+        return [e.n for e in rows], [e.mean for e in rows], [e.std for e in rows]
+
+    figure, grid = _grid(study, 2)
+    lengths = np.array(sorted({e.n for e in study.entropies}), dtype=float)
+    top = 1.08 * float(np.log(lengths[-1])) if lengths[-1] > 1 else 1.0
+    for axes, members in grid[0]:
+        axes.axhline(1.0, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
+        _plot_series(axes, study, members, normalised)
+        axes.set_ylim(-0.03, 1.05)
+    for axes, members in grid[1]:
+        axes.plot(lengths, np.log(lengths), color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
+        _plot_series(axes, study, members, nats)
+        axes.set_ylim(-0.03 * top, top)
+    reference = Line2D([], [], color=style.FAINT, lw=1.0, ls=(0, (1, 2)), label="uniform: H = ln n")
+    _finish_grid(
+        figure,
+        study,
+        grid,
+        ["Normalised entropy H / ln n", "Entropy H (nats)"],
+        [normalised, nats],
+        [reference],
+    )
+    return figure
+
+
+def plot_support(study: Study) -> Figure | None:
+    """Entries with weight > 0 against length."""
+    if not study.entropies:
+        return None
+
+    def support(method: str) -> Series:
+        rows = study.entropies_of(method)
+        return [e.n for e in rows], [e.support for e in rows], [0.0] * len(rows)
+
+    figure, grid = _grid(study, 1)
+    lengths = sorted({e.n for e in study.entropies})
+    for axes, members in grid[0]:
+        axes.plot(lengths, lengths, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
+        _plot_series(axes, study, members, support)
+        axes.set_yscale("log", base=2)
+        axes.set_ylim(0.8, 1.5 * lengths[-1])
+        ticks = [2**k for k in range(0, 40, 2) if 2**k <= 1.5 * lengths[-1]]
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+    reference = Line2D(
+        [], [], color=style.FAINT, lw=1.0, ls=(0, (1, 2)), label="dense: every entry"
+    )
+    _finish_grid(
+        figure, study, grid, ["Support size (entries with weight > 0)"], [support], [reference]
+    )
+    return figure
+
+
+def plot_heat_map(study: Study) -> Figure | None:
+    """Attention on the largest items: a row of panels per method, a panel per length."""
+    if not study.heat_maps:
+        return None
+    named = list(dict.fromkeys(method for method, _ in study.heat_maps))
+    methods = [m for m in study.methods if m in named] + [m for m in named if m not in study.labels]
+    lengths = sorted({n for _, n in study.heat_maps})
+    sets, items = next(iter(study.heat_maps.values())).shape
+    # Laid out by hand, in inches: a constraint solver takes seconds for dozens of panels.
+    side, gap, left, right, top, bottom = 0.96, 0.07, 0.75, 0.95, 0.72, 0.12
+    tall = 1.8 * side
+    width = left + right + max(5.0, len(lengths) * (side + gap) - gap)
+    height = top + bottom + len(methods) * (tall + gap) - gap
+    figure = Figure(figsize=(width, height))
+    panels = figure.subplots(
+        len(methods),
+        len(lengths),
+        squeeze=False,
+        gridspec_kw={
+            "left": left / width,
+            "right": 1.0 - right / width,
+            "top": 1.0 - top / height,
+            "bottom": bottom / height,
+            "wspace": gap / side,
+            "hspace": gap / tall,
+        },
+    )
+    # No weight exceeds 1; a square root keeps weights near 1/n apart from none.
+    norm = mpl.colors.PowerNorm(0.5, vmin=0.0, vmax=1.0)
+    image = None
+    for i, method in enumerate(methods):
+        for j, n in enumerate(lengths):
+            axes = panels[i, j]
+            axes.grid(False)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(False)
+            if i == 0:
+                axes.set_title(f"n = {n}" if j == 0 else str(n), fontsize=9, loc="center", pad=5)
+            if j == 0:
+                label = study.labels.get(method, method).replace(", ", ",\n")
+                axes.set_ylabel(_wrapped(label), fontsize=9, fontweight="bold", labelpad=6)
+            weights = study.heat_maps.get((method, n))
+            if weights is None:
+                axes.text(0.5, 0.5, "–", ha="center", va="center", transform=axes.transAxes)
+                continue
+            image = axes.imshow(
+                weights, norm=norm, cmap="magma", aspect="auto", interpolation="none"
+            )
+    assert image is not None
+    bar_height = min(height - top - bottom, 4.0)
+    place = (1.0 - (right - 0.12) / width, 1.0 - (top + bar_height) / height)
+    bar = figure.colorbar(image, cax=figure.add_axes((*place, 0.13 / width, bar_height / height)))
+    bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0])
+    bar.ax.set_yticklabels(["0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1"])
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("Attention weight (square-root scale)", fontsize=8.5)
+    bar.outline.set_visible(False)
+    figure.suptitle(
+        f"Attention on the {items} largest items, the largest rightmost; "
+        f"each row is one of {sets} sets",
+        x=left / width,
+        y=1.0 - 0.12 / height,
+        ha="left",
+        va="top",
+        fontsize=10.5,
+        fontweight="bold",
+    )
+    return figure
+
+
+def plot_difference(study: Study) -> Figure | None:
+    """Ours minus the paper's, method by length."""
+    if not study.has_paper:
+        return None
+    lengths = [
+        n for n in study.lengths if any(r.n == n and r.paper is not None for r in study.rows)
+    ]
+    methods = [m for m in study.methods if any(r.paper is not None for r in study.rows_of(m))]
+    table = np.full((len(methods), len(lengths)), np.nan)
+    for i, method in enumerate(methods):
+        for j, n in enumerate(lengths):
+            row = study.row(method, n)
+            if row is not None and row.difference is not None:
+                table[i, j] = row.difference
+    largest = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 0.0
+    limit = float(np.clip(np.ceil(largest), 5.0, 15.0))  # one outlier must not pale the rest
+    figure = Figure(
+        figsize=(0.72 * len(lengths) + 3.4, 0.34 * len(methods) + 1.5), layout="constrained"
+    )
+    axes = figure.subplots()
+    axes.set_facecolor("#f1f1f1")
+    cmap = mpl.colormaps["RdBu"]
+    norm = TwoSlopeNorm(0.0, -limit, limit)
+    image = axes.imshow(
+        np.ma.masked_invalid(table), cmap=cmap, norm=norm, aspect="auto", interpolation="none"
+    )
+    for (i, j), value in np.ndenumerate(table):
+        dark = np.isfinite(value) and abs(value) > 0.55 * limit
+        text = signed(value) if np.isfinite(value) else "–"
+        axes.text(
+            j, i, text, ha="center", va="center", fontsize=8.2, color="white" if dark else style.INK
+        )
+    axes.set_xticks(range(len(lengths)), [str(n) for n in lengths])
+    axes.set_yticks(range(len(methods)), [study.labels[m] for m in methods])
+    axes.set_xticks(np.arange(len(lengths) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(methods) + 1) - 0.5, minor=True)
+    axes.grid(False)
+    axes.grid(True, which="minor", color="white", lw=1.5)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("Length n")
+    axes.set_title("Accuracy, ours − paper (points)")
+    extend = "both" if largest > limit else "neither"
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, aspect=26, pad=0.02, extend=extend)
+    bar.set_label("Points")
+    bar.outline.set_visible(False)
+    return figure
+
+
+# Name, plot, what a reader who does not see it is told.
+FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
+    ("accuracy", plot_accuracy, "Accuracy against length, ours and the paper's"),
+    (
+        "accuracy-families",
+        plot_accuracy_families,
+        "Accuracy against length, every method, by family",
+    ),
+    ("difference", plot_difference, "Accuracy, ours minus the paper's, by method and length"),
+    ("heatmap", plot_heat_map, "Attention weights on the largest items, by method and length"),
+    ("entropy", plot_entropy, "Entropy of the attention weights against length"),
+    ("support", plot_support, "Support size of the attention weights against length"),
+]
+
+
+def write_figures(study: Study, directory: Path) -> list[Path]:
+    """Write every figure that has data as SVG and PNG; remove what an earlier run left."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    with style.styled():
+        for name, plot, _ in FIGURES:
+            figure = plot(study)
+            for suffix in ("svg", "png"):
+                path = directory / f"{name}.{suffix}"
+                if figure is None:
+                    path.unlink(missing_ok=True)
+                    continue
+                metadata = (
+                    {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
+                )
+                aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                figure.savefig(aside, format=suffix, dpi=160, metadata=metadata)
+                figure.set_layout_engine("none")  # the first layout serves both files
+                aside.replace(path)
+                written.append(path)
+    return written
+
+
+# ---- pieces --------------------------------------------------------------------------------------
+
+
+def _accuracy_panel(axes: Axes, study: Study, methods: Sequence[str]) -> None:
+    def accuracy(method: str) -> Series:
+        rows = study.rows_of(method)
+        return [r.n for r in rows], [r.mean for r in rows], [r.std for r in rows]
+
+    palette = style.colors(study.methods)
+    for method in methods:
+        published = [(r.n, r.paper) for r in study.rows_of(method) if r.paper is not None]
+        if published:
+            x, y = zip(*published, strict=True)
+            axes.plot(x, y, color=palette[method], lw=1.2, ls=(0, (4, 2)), zorder=2)
+    _plot_series(axes, study, methods, accuracy)
+    axes.set_ylim(0, 102)
+    axes.set_yticks(range(0, 101, 20))
+
+
+def _accuracy_end(study: Study) -> Callable[[str], Series]:
+    def end(method: str) -> Series:
+        rows = study.rows_of(method)
+        return [r.n for r in rows], [r.mean for r in rows], []
+
+    return end
+
+
+def _plot_series(
+    axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]
+) -> None:
+    """A line with markers per method, and a band of ± its spread."""
+    palette, marks = style.colors(study.methods), style.markers(study.methods)
+    for method in methods:
+        x, y, spread = (np.asarray(part, dtype=float) for part in series(method))
+        if spread.any():
+            axes.fill_between(x, y - spread, y + spread, color=palette[method], alpha=0.16, lw=0)
+        axes.plot(
+            x,
+            y,
+            color=palette[method],
+            marker=marks[method],
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            markersize=5.0,
+            zorder=3,
+        )
+
+
+def _line_styles(study: Study) -> list[Line2D | Patch]:
+    """Legend entries that explain solid, band and dashed."""
+    seeds = study.max_seeds
+    mean = f"ours, mean of {seeds} seeds" if seeds > 1 else "ours, one seed"
+    handles: list[Line2D | Patch] = [Line2D([], [], color="#555555", marker="o", ms=4, label=mean)]
+    if seeds > 1:
+        handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation"))
+    if study.has_paper:
+        handles.append(Line2D([], [], color="#555555", lw=1.2, ls=(0, (4, 2)), label="paper"))
+    return handles
+
+
+def _length_axis(axes: Axes, lengths: Sequence[int], every: int = 2) -> None:
+    """A binary logarithm with a tick per length and a number at every second one."""
+    axes.set_xscale("log", base=2)
+    texts = [str(n) if i % every == 0 else "" for i, n in enumerate(lengths)]
+    axes.set_xticks(lengths, texts)
+    axes.minorticks_off()
+    axes.set_xlabel("Length n (log scale)")
+
+
+Grid = list[list[tuple[Axes, list[str]]]]
+
+
+def _grid(study: Study, rows: int) -> tuple[Figure, Grid]:
+    """Panels with their methods: quantities down, families across.
+
+    Few methods share a panel; then the quantities go across.
+    """
+    measured = {e.method for e in study.entropies}
+    methods = [m for m in study.methods if m in measured]
+    groups = [methods] if len(methods) <= _MAX_TOGETHER else list(style.families(methods).values())
+    if len(groups) == 1:
+        figure = Figure(figsize=(5.2 * rows + 0.6 * (rows == 1), 4.2), layout="constrained")
+        panels = figure.subplots(1, rows, squeeze=False).T
+    else:
+        figure = Figure(figsize=(4.6 * len(groups), 3.7 * rows + 0.7), layout="constrained")
+        panels = figure.subplots(rows, len(groups), squeeze=False, sharey="row", sharex=True)
+        for axes, name in zip(panels[0], style.families(methods), strict=True):
+            axes.set_title(name)
+    return figure, [
+        [(axes, group) for axes, group in zip(row, groups, strict=True)] for row in panels
+    ]
+
+
+def _finish_grid(
+    figure: Figure,
+    study: Study,
+    grid: Grid,
+    ylabels: Sequence[str],
+    series: Sequence[Callable[[str], Series]],
+    references: list[Line2D],
+) -> None:
+    lengths = sorted({e.n for e in study.entropies})
+    for row, ylabel in zip(grid, ylabels, strict=True):
+        row[0][0].set_ylabel(ylabel)
+        for axes, _ in row:
+            _length_axis(axes, lengths)
+            if row is not grid[-1] and len(row) > 1:
+                axes.set_xlabel("")
+    handles: list[Line2D | Patch] = list(references)
+    if study.max_seeds > 1 and any(e.std > 0 for e in study.entropies) and len(ylabels) > 1:
+        handles.append(
+            Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds")
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    for row, values in zip(grid, series, strict=True):
+        _direct_labels(figure, row, study, values)
+
+
+def _direct_labels(
+    figure: Figure,
+    panels: Sequence[tuple[Axes, Sequence[str]]],
+    study: Study,
+    series: Callable[[str], Series],
+) -> None:
+    """Names at the right ends of the lines, moved apart where they would touch."""
+    palette = style.colors(study.methods)
+    size = 8.2
+    figure.draw_without_rendering()  # the layout, once for all panels: it is what takes time
+    for axes, methods in panels:
+        height = axes.get_window_extent().height / figure.dpi * 72.0  # points
+        to_axes = axes.transData + axes.transAxes.inverted()
+        ends: list[tuple[float, float, float, str]] = []
+        for method in methods:
+            x, y = series(method)[:2]
+            if len(y) > 0 and np.isfinite(y[-1]):
+                place = float(to_axes.transform((x[-1], y[-1]))[1])
+                ends.append((place, x[-1], y[-1], method))
+        ends.sort()
+        gap = 1.3 * size / height
+        heights = [
+            # Low enough for those above to fit below the top, high enough for those below.
+            max(index * gap, min(end[0], 1.0 - (len(ends) - 1 - index) * gap))
+            for index, end in enumerate(ends)
+        ]
+        places = _spread_apart(heights, gap)
+        for place, (_, x_end, y_end, method) in zip(places, ends, strict=True):
+            axes.annotate(
+                study.labels[method],
+                xy=(x_end, y_end),
+                xytext=(1.05, place),
+                textcoords="axes fraction",
+                color=palette[method],
+                fontsize=size,
+                va="center",
+                annotation_clip=False,
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": palette[method],
+                    "lw": 0.6,
+                    "alpha": 0.7,
+                    "shrinkA": 1,
+                    "shrinkB": 3,
+                    "relpos": (0.0, 0.5),
+                },
+            )
+
+
+def signed(value: float) -> str:
+    """One decimal with a true minus sign, and no sign for what rounds to zero."""
+    text = f"{value:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def _spread_apart(positions: Sequence[float], gap: float) -> list[float]:
+    """Ascending positions moved as little as possible (least squares) to be `gap` apart."""
+    blocks: list[tuple[float, int]] = []  # mean of position − index·gap, members
+    for index, position in enumerate(positions):
+        mean, count = position - index * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            last, members = blocks.pop()
+            mean, count = (mean * count + last * members) / (count + members), count + members
+        blocks.append((mean, count))
+    flat = [mean for mean, count in blocks for _ in range(count)]
+    return [value + index * gap for index, value in enumerate(flat)]
+
+
+def _wrapped(label: str, width: int = 14) -> str:
+    """Break at spaces once a line is longer than a panel is high."""
+    lines = [""]
+    for word in label.replace("\n", " \n ").split(" "):
+        if word == "\n":
+            lines.append("")
+        elif lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
