@@ -7,10 +7,17 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  # Without the sloppiness ccache refuses every file that sees a precompiled header; the base folder lets
+  # clones of the repository share results.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${CCACHE_PROGRAM})
 endif()
 
 add_library(tsallis_options INTERFACE)
@@ -40,7 +47,7 @@ function(tsallis_glob out)
 endfunction()
 
 # tsallis_tests(name library dir...): one test program of every *_test.cc below the folders, registered with CTest.
-# Globbing means that a test file cannot be left out.
+# Globbing means that a test file cannot be left out. Built by the target `tests`, not by default.
 function(tsallis_tests name library)
   if(NOT TSALLIS_TESTS)
     return()
@@ -54,8 +61,9 @@ function(tsallis_tests name library)
     return()
   endif()
   find_package(GTest REQUIRED)
-  add_executable(${name} ${found})
+  add_executable(${name} EXCLUDE_FROM_ALL ${found})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(${name} PRIVATE ${library} tsallis_options GTest::gtest GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${library} tsallis_options GTest::gmock GTest::gtest GTest::gtest_main)
+  add_dependencies(tests ${name})
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
