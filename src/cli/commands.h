@@ -5,6 +5,8 @@
 
 namespace tsallis::cli {
 
+std::unique_ptr<Command> MakeList();
+std::unique_ptr<Command> MakeReport();
 std::unique_ptr<Command> MakeReproduce();
 
 }  // namespace tsallis::cli

@@ -11,9 +11,12 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
+#include "core/version.h"
 #include "lab/config/recipe.h"
+#include "lab/config/suggest.h"
 #include "lab/studies/reproduce.h"
 #include "tsallis/error.h"
 
@@ -23,6 +26,8 @@ constexpr int kDone = 0;
 constexpr int kFailed = 1;
 constexpr int kMistake = 2;
 constexpr int kInterrupted = 130;
+
+using tsallis::lab::Suggestion;
 
 std::atomic<bool> stop{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
@@ -61,9 +66,44 @@ std::string CommandLine(int argc, char** argv) {
   return line;
 }
 
-int Report(const char* what, int code) {
+int Report(const std::string& what, int code) {
   fmt::print(stderr, "tsallis: {}\n", what);
   return code;
+}
+
+// The parser knows that a word is unknown; what was meant is for us to say.
+std::string DescribeExtras(const CLI::App& app) {
+  const CLI::App* command = &app;
+  std::vector<std::string> known;
+  if (const auto parsed = app.get_subcommands(); !parsed.empty()) {
+    command = parsed.front();
+  } else {
+    for (const CLI::App* candidate : app.get_subcommands({}))
+      known.push_back(candidate->get_name());
+  }
+  for (const std::string& word : app.remaining(/*recurse=*/true)) {
+    if (!word.starts_with("-")) {
+      return command == &app ? "unknown command \"" + word + "\"" + Suggestion(word, known)
+                             : "\"" + word + "\" was not expected";
+    }
+    std::vector<std::string> options;
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+    }
+    return "unknown option \"" + word + "\"" + Suggestion(word.substr(0, word.find('=')), options);
+  }
+  return "";
+}
+
+// --help and --version end here too, with code 0.
+int ReportParseError(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);
+  // A missing name is less to the point than the unknown option before it.
+  std::string what = DescribeExtras(app);
+  if (what.empty()) what = error.what();
+  const auto parsed = app.get_subcommands();
+  const std::string command = parsed.empty() ? "" : " " + parsed.front()->get_name();
+  return Report(what + "\nSee: tsallis" + command + " --help", kMistake);
 }
 
 }  // namespace
@@ -77,6 +117,11 @@ int main(int argc, char** argv) {
 
   CLI::App app{"Tsallis: attention that stays sharp when the context grows.", "tsallis"};
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string(tsallis::Version()));
+  app.footer(
+      "Example:\n  tsallis reproduce max-retrieval\n\n"
+      "Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted (resumable).\n"
+      "Environment: NO_COLOR, TSALLIS_PYTHON (draws figures), TSALLIS_SOURCE_DIR (experiments/).");
   const auto commands = tsallis::cli::AllCommands();
   std::vector<CLI::App*> subcommands;
   for (const auto& command : commands) {
@@ -93,7 +138,7 @@ int main(int argc, char** argv) {
     }
     return kDone;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kDone : kMistake;
+    return ReportParseError(app, error);
   } catch (const tsallis::lab::UsageError& error) {
     return Report(error.what(), kMistake);
   } catch (const tsallis::InvalidArgument& error) {

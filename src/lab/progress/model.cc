@@ -81,7 +81,7 @@ std::optional<double> ProgressModel::Job::Rate() const {
 ProgressModel::ProgressModel(std::vector<JobStatus> jobs, int workers)
     : workers_(std::max(1, workers)) {
   jobs_.reserve(jobs.size());
-  for (JobStatus& status : jobs) jobs_.push_back(Job{.status = std::move(status)});
+  for (JobStatus& status : jobs) jobs_.emplace_back().status = std::move(status);
 }
 
 bool ProgressModel::Update(std::size_t index, const JobStatus& status, double now) {
