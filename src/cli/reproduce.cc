@@ -42,7 +42,8 @@ class ReproduceCommand : public Command {
         ->capture_default_str();
     app.add_option("--methods", options_.methods,
                    "Methods, separated by commas; default: as the scale says")
-        ->delimiter(',');
+        ->delimiter(',')
+        ->allow_extra_args(false);  // a recipe may follow
     app.add_option("--runs", options_.runs, "Folder of runs: checkpoints and metrics")
         ->capture_default_str();
     app.add_option("--out", out_,
