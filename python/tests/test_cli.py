@@ -1,0 +1,253 @@
+"""How the program `tsallis` behaves: exit codes, suggestions, and what goes to which stream."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ["reproduce", "report", "list", "info"]
+
+# A recipe that trains in seconds.
+TINY = """
+[study]
+name = "tiny"
+title = "A tiny study"
+
+[task]
+name = "max-retrieval"
+train_length = [5, 16]
+eval_lengths = [16, 32]
+eval_items = 4096
+eval_sets_min = 16
+eval_sets_max = 64
+
+[model]
+name = "set-attention"
+width = 16
+
+[train]
+batch = 16
+log_every = 10
+checkpoint_every = 20
+
+[[method]]
+name = "softmax"
+map = "softmax"
+paper = [98.6, 97.1]
+
+[[method]]
+name = "adaptive-temperature"
+map = "adaptive-temperature"
+weights_of = "softmax"
+
+[[method]]
+name = "asentmax-3"
+map = "entmax"
+alpha = 1.5
+length_scaling = { kind = "scalar", gamma = 3.0 }
+
+[scale.quick]
+steps = 40
+seeds = 1
+
+[scale.endless]
+steps = 100_000_000
+seeds = 1
+"""
+
+
+def program() -> Path:
+    path = Path(os.environ.get("TSALLIS_PROGRAM", ROOT / "build" / "bin" / "tsallis"))
+    if not path.exists():
+        pytest.skip(f"the program is not built: no {path}")
+    return path
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+
+
+def run(*arguments, cwd=None, timeout=120) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(program()), *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_help_of_the_program_names_every_command():
+    done = run("--help")
+    assert done.returncode == 0
+    assert not done.stderr
+    for command in COMMANDS:
+        assert re.search(rf"^\s+{command}\s", done.stdout, re.MULTILINE), command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_an_example(command):
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert f"tsallis {command}" in done.stdout
+    assert "--json" in done.stdout
+    assert "--quiet" in done.stdout
+
+
+def test_version():
+    done = run("--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "subcommand is required"),
+        (["reprodcue"], 'unknown command "reprodcue"; did you mean "reproduce"?'),
+        (["list", "--jsno"], 'unknown option "--jsno"; did you mean "--json"?'),
+        (["reproduce", "x", "--seedz=3"], 'unknown option "--seedz=3"; did you mean "--seeds"?'),
+        (["reproduce"], "NAME is required"),
+        (["reproduce", "max-retreival"], 'did you mean "max-retrieval"?'),
+        (["reproduce", "max-retrieval", "--scale", "quik"], 'did you mean "quick"?'),
+        (["reproduce", "max-retrieval", "--methods", "sofmax"], 'did you mean "softmax"?'),
+        (["reproduce", "max-retrieval", "--seeds", "0"], "--seeds"),
+        (["reproduce", "max-retrieval", "--seeds", "many"], "--seeds"),
+        (["reproduce", "max-retrieval", "--threads", "2"], 'unknown option "--threads"'),
+        (["report", "no-such-folder"], 'no results.json in "no-such-folder"'),
+    ],
+)
+def test_mistakes_end_with_2_and_say_what_is_meant(arguments, says, tmp_path):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert not done.stdout
+    assert not list(tmp_path.iterdir()), "a mistake must leave nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "says"),
+    [
+        ("width = 16", "widht = 16", 'model.widht: unknown key; did you mean "width"?'),
+        ("batch = 16", 'batch = "big"', "train.batch: expected an integer"),
+        ("alpha = 1.5", "alpha = 0.5", "method.asentmax-3.alpha: expected 1 <= alpha"),
+        ('weights_of = "softmax"', 'weights_of = "sofmax"', 'did you mean "softmax"?'),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named_with_its_line(tiny, line, instead, says):
+    number = TINY.splitlines().index(line) + 1
+    tiny.write_text(TINY.replace(line, instead, 1))
+    done = run("reproduce", tiny, cwd=tiny.parent)
+    assert done.returncode == 2
+    assert f"{tiny}:{number}: " in done.stderr
+    assert says in done.stderr
+
+
+def test_an_unknown_key_in_a_copy_of_the_committed_recipe(tmp_path):
+    copy = tmp_path / "copy.toml"
+    shutil.copy(ROOT / "experiments" / "max-retrieval.toml", copy)
+    copy.write_text(copy.read_text().replace("[train]", "[train]\nwarmup = 10", 1))
+    done = run("reproduce", copy, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "train.warmup: unknown key" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "info"])
+def test_json_is_one_document(command):
+    done = run(command, "--json")
+    assert done.returncode == 0
+    assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_list_shows_recipes_tasks_and_maps():
+    document = json.loads(run("list", "--json").stdout)
+    assert "max-retrieval" in [recipe["name"] for recipe in document["recipes"]]
+    assert "max-retrieval" in [task["name"] for task in document["tasks"]]
+    assert "entmax" in [entry["name"] for entry in document["maps"]]
+    text = run("list").stdout
+    for word in ("max-retrieval", "entmax", "--scale paper"):
+        assert word in text
+    assert "max-retrieval" in run("list", "--quiet").stdout.splitlines()
+
+
+def test_info_tells_the_build_and_the_machine():
+    document = json.loads(run("info", "--json").stdout)
+    assert document["version"] == run("--version").stdout.strip()
+    assert document["isa"] in document["isa_compiled"]
+    assert document["threads"] >= 1
+    assert document["processor"]
+    assert document["commit"]
+    assert re.match(r"\d+\.\d+", document["torch"])
+    assert document["version"] in run("info").stdout
+
+
+def test_reproduce_report_and_resume(tiny):
+    folder = tiny.parent
+    done = run("reproduce", tiny, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["study"] == "tiny"
+    assert {row["method"] for row in document["rows"]} == {
+        "softmax",
+        "adaptive-temperature",
+        "asentmax-3",
+    }
+    report = folder / "runs" / "tiny" / "quick" / "report"
+    assert (report / "report.html").is_file()
+    assert json.loads((report / "results.json").read_text())["rows"] == document["rows"]
+
+    # Nothing is left to do, so nothing may change; the table goes to standard output, progress does not.
+    again = run("reproduce", tiny, "--resume", "--quiet", "--out", folder / "out", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert f"Page: {folder / 'out' / 'report.html'}" in again.stdout
+    assert "98.6" in again.stdout
+    assert not again.stderr
+    written = json.loads((folder / "out" / "results.json").read_text())
+    assert written["rows"] == document["rows"]
+
+    shown = run("report", report, "--json", cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["rows"] == document["rows"]
+    assert "Page: " in shown.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tiny, number):
+    process = subprocess.Popen(
+        [str(program()), "reproduce", str(tiny), "--scale", "endless", "--methods", "softmax"],
+        cwd=tiny.parent,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        metrics = tiny.parent / "runs" / "tiny" / "endless" / "softmax" / "seed-1" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size > 0):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline, "training never began"
+            time.sleep(0.05)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, stderr
+    assert not stdout
+    assert "--scale endless --methods softmax --resume" in stderr

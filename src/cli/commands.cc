@@ -1,0 +1,13 @@
+#include "cli/commands.h"
+
+namespace tsallis::cli {
+
+std::vector<std::unique_ptr<Command>> AllCommands() {
+  std::vector<std::unique_ptr<Command>> commands;
+  commands.push_back(MakeReproduce());
+  commands.push_back(MakeReport());
+  commands.push_back(MakeList());
+  return commands;
+}
+
+}  // namespace tsallis::cli

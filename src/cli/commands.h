@@ -1,0 +1,12 @@
+// The list of commands: add a file with a Make function, and a line in commands.cc.
+#pragma once
+
+#include "cli/command.h"
+
+namespace tsallis::cli {
+
+std::unique_ptr<Command> MakeList();
+std::unique_ptr<Command> MakeReport();
+std::unique_ptr<Command> MakeReproduce();
+
+}  // namespace tsallis::cli

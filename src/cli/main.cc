@@ -1,0 +1,154 @@
+// The program `tsallis`: parses the command line, runs a command, turns exceptions into exit codes.
+//
+//   0  done    1  failed    2  a user's mistake    130  interrupted, to be resumed
+#include <fmt/format.h>
+#include <malloc.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "core/version.h"
+#include "lab/config/recipe.h"
+#include "lab/config/suggest.h"
+#include "lab/studies/reproduce.h"
+#include "tsallis/error.h"
+
+namespace {
+
+constexpr int kDone = 0;
+constexpr int kFailed = 1;
+constexpr int kMistake = 2;
+constexpr int kInterrupted = 130;
+
+using tsallis::lab::Suggestion;
+
+std::atomic<bool> stop{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
+
+// The first signal asks for an orderly end; the second does not wait for it.
+void OnSignal(int) {
+  if (stop.exchange(true)) _exit(kInterrupted);
+}
+
+void InstallSignalHandlers() {
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+// The command line as it could be typed again.
+std::string CommandLine(int argc, char** argv) {
+  std::string line = "tsallis";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool plain =
+        !word.empty() &&
+        word.find_first_not_of(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+.,/:@%") ==
+            std::string::npos;
+    if (plain) {
+      line += " " + word;
+      continue;
+    }
+    line += " '";
+    for (const char c : word) line += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    line += "'";
+  }
+  return line;
+}
+
+int Report(const std::string& what, int code) {
+  fmt::print(stderr, "tsallis: {}\n", what);
+  return code;
+}
+
+// The parser knows that a word is unknown; what was meant is for us to say.
+std::string DescribeExtras(const CLI::App& app) {
+  const CLI::App* command = &app;
+  std::vector<std::string> known;
+  if (const auto parsed = app.get_subcommands(); !parsed.empty()) {
+    command = parsed.front();
+  } else {
+    for (const CLI::App* candidate : app.get_subcommands({}))
+      known.push_back(candidate->get_name());
+  }
+  for (const std::string& word : app.remaining(/*recurse=*/true)) {
+    if (!word.starts_with("-")) {
+      return command == &app ? "unknown command \"" + word + "\"" + Suggestion(word, known)
+                             : "\"" + word + "\" was not expected";
+    }
+    std::vector<std::string> options;
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+    }
+    return "unknown option \"" + word + "\"" + Suggestion(word.substr(0, word.find('=')), options);
+  }
+  return "";
+}
+
+// --help and --version end here too, with code 0.
+int ReportParseError(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);
+  // A missing name is less to the point than the unknown option before it.
+  std::string what = DescribeExtras(app);
+  if (what.empty()) what = error.what();
+  const auto parsed = app.get_subcommands();
+  const std::string command = parsed.empty() ? "" : " " + parsed.front()->get_name();
+  return Report(what + "\nSee: tsallis" + command + " --help", kMistake);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // Training allocates and frees the same large tensors in every step. By default each of them would be mapped from
+  // the system and returned to it, page faults included; keep them in the heap instead.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  InstallSignalHandlers();
+
+  CLI::App app{"Tsallis: attention that stays sharp when the context grows.", "tsallis"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string(tsallis::Version()));
+  app.footer(
+      "Example:\n  tsallis reproduce max-retrieval\n\n"
+      "Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted (resumable).\n"
+      "Environment: NO_COLOR, TSALLIS_PYTHON (draws figures), TSALLIS_SOURCE_DIR (experiments/).");
+  const auto commands = tsallis::cli::AllCommands();
+  std::vector<CLI::App*> subcommands;
+  for (const auto& command : commands) {
+    CLI::App* subcommand = app.add_subcommand(command->Name(), command->Summary());
+    command->Declare(*subcommand);
+    subcommand->footer("Example:\n" + command->Example());
+    subcommands.push_back(subcommand);
+  }
+  const tsallis::cli::Invocation invocation{.line = CommandLine(argc, argv), .stop = &stop};
+  try {
+    app.parse(argc, argv);
+    for (std::size_t i = 0; i < commands.size(); ++i) {
+      if (subcommands[i]->parsed()) return commands[i]->Run(invocation);
+    }
+    return kDone;
+  } catch (const CLI::ParseError& error) {
+    return ReportParseError(app, error);
+  } catch (const tsallis::lab::UsageError& error) {
+    return Report(error.what(), kMistake);
+  } catch (const tsallis::InvalidArgument& error) {
+    return Report(error.what(), kMistake);
+  } catch (const tsallis::lab::Interrupted& error) {
+    const bool resumes = invocation.line.find(" --resume") != std::string::npos;
+    fmt::print(stderr, "tsallis: {}\nTo go on: {}{}\n", error.what(), invocation.line,
+               resumes ? "" : " --resume");
+    return kInterrupted;
+  } catch (const std::exception& error) {
+    return Report(error.what(), kFailed);
+  }
+}

@@ -1,0 +1,111 @@
+// tsallis reproduce: runs recipes and reports ours beside the papers' figures.
+#include "lab/studies/reproduce.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/terminal.h"
+#include "lab/paths.h"
+#include "lab/report/render.h"
+#include "lab/report/results_io.h"
+#include "lab/report/table.h"
+
+namespace tsallis::cli {
+
+namespace {
+
+class ReproduceCommand : public Command {
+ public:
+  std::string Name() const override { return "reproduce"; }
+  std::string Summary() const override {
+    return "Run recipes and report their figures beside the papers'";
+  }
+  std::string Example() const override {
+    return "  tsallis reproduce max-retrieval\n"
+           "  tsallis reproduce max-retrieval --scale paper --seeds 3 --resume\n"
+           "  tsallis reproduce max-retrieval --methods softmax,asentmax-3 --json > results.json";
+  }
+
+  void Declare(CLI::App& app) override {
+    app.add_option("NAME", names_, "Recipes by name (tsallis list), or paths to recipe files")
+        ->required();
+    app.add_option("--scale", options_.scale, "How much to run: a [scale.<name>] of the recipe")
+        ->capture_default_str();
+    app.add_option("--seeds", options_.seeds, "Seeds for each method; default: as the scale says")
+        ->check(CLI::Range(1, 100000));
+    app.add_option("--seed", options_.first_seed, "First seed; the others follow it")
+        ->capture_default_str();
+    app.add_option("--methods", options_.methods,
+                   "Methods, separated by commas; default: as the scale says")
+        ->delimiter(',')
+        ->allow_extra_args(false);  // a recipe may follow
+    app.add_option("--runs", options_.runs, "Folder of runs: checkpoints and metrics")
+        ->capture_default_str();
+    app.add_option("--out", out_,
+                   "Folder of the report; default: <runs>/<study>/<scale>/report. With several "
+                   "recipes: its parent, one folder a study");
+    app.add_option("--workers", options_.workers,
+                   "Jobs at a time, one core each; default: one per core")
+        ->check(CLI::Range(1, 4096));
+    app.add_flag("--resume", options_.resume,
+                 "Go on with what an earlier run of the same command left");
+    app.add_flag("--json", json_, "Print the results as one JSON document");
+    app.add_flag("--quiet", options_.progress.quiet, "Show no progress");
+  }
+
+  int Run(const Invocation& invocation) override {
+    // All recipes are read before the first one runs: a mistake in the last must not cost the hours of the others.
+    std::vector<lab::Recipe> recipes;
+    for (const std::string& name : names_) recipes.push_back(lab::FindRecipe(name));
+    for (const lab::Recipe& recipe : recipes) {
+      recipe.Scale(options_.scale);
+      for (const std::string& method : options_.methods) recipe.Method(method);
+    }
+    options_.command = invocation.line;
+    options_.progress.terminal = IsTerminal(stderr);
+    options_.progress.color = UseColor(stderr);
+    nlohmann::ordered_json documents = nlohmann::ordered_json::array();
+    for (const lab::Recipe& recipe : recipes) {
+      if (!options_.progress.quiet) {
+        fmt::print(stderr, "{}, scale {}\n", recipe.title, options_.scale);
+      }
+      const lab::StudyResults results = lab::Reproduce(recipe, options_, *invocation.stop);
+      const std::filesystem::path dir = ReportFolder(recipe);
+      lab::WriteResults(results, dir);
+      lab::RenderFigures(dir, lab::PythonExecutable(), lab::SourceDir());
+      if (json_) {
+        documents.push_back(lab::ToJson(results));
+      } else {
+        const lab::TableOptions table{.color = UseColor(stdout), .width = Width(stdout)};
+        fmt::print("{}", lab::TerminalTable(results, table));
+      }
+      fmt::print(json_ ? stderr : stdout, "Page: {}\n", (dir / "report.html").string());
+      std::fflush(stdout);
+    }
+    // One recipe, one object; several, an array: either way one document.
+    if (json_) fmt::print("{}\n", (documents.size() == 1 ? documents[0] : documents).dump(2));
+    return 0;
+  }
+
+ private:
+  std::filesystem::path ReportFolder(const lab::Recipe& recipe) const {
+    if (out_.empty()) return options_.runs / recipe.name / options_.scale / "report";
+    return names_.size() == 1 ? out_ : out_ / recipe.name;
+  }
+
+  std::vector<std::string> names_;
+  lab::ReproduceOptions options_;
+  std::filesystem::path out_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeReproduce() { return std::make_unique<ReproduceCommand>(); }
+
+}  // namespace tsallis::cli
