@@ -29,8 +29,8 @@ struct EntropyRow {
   double support_mean = 0.0;  // entries with weight > 0
 };
 
-// Attention weights on the `items` largest items of each of `samples` sets, ascending: the last column
-// belongs to the largest item, where a sharp head puts all its weight.
+// Attention weights on the `items` largest items of each of `samples` sets, ascending: the last
+// column belongs to the largest item, where a sharp head puts all its weight.
 struct HeatMap {
   std::string method;
   std::int64_t n = 0;

@@ -1,0 +1,315 @@
+#include "lab/config/recipe.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <set>
+#include <utility>
+
+#include "lab/config/catalogue.h"
+#include "lab/config/suggest.h"
+#include "lab/config/toml_reader.h"
+#include "lab/paths.h"
+
+namespace tsallis::lab {
+
+namespace {
+
+// ---- what a key may hold -------------------------------------------------------------------------------------------
+
+// Names become folders (runs/<study>/<scale>/<method>) and words of a comma-separated list.
+bool IsName(const std::string& name) {
+  if (name.empty() || name.front() == '.' || name.front() == '-') return false;
+  return std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
+  });
+}
+
+constexpr const char* kNameExpected =
+    "a name of letters, digits, '.', '-' and '_' that begins with a letter or digit";
+
+std::string CheckName(const std::string& name) { return IsName(name) ? "" : kNameExpected; }
+
+std::string CheckLengths(const std::vector<std::int64_t>& lengths) {
+  constexpr const char* kExpected = "lengths > 0, each larger than the one before, at least one";
+  if (lengths.empty()) return kExpected;
+  std::int64_t before = 0;
+  for (const std::int64_t length : lengths) {
+    if (length <= before) return kExpected;
+    before = length;
+  }
+  return "";
+}
+
+std::string CheckPercentages(const std::vector<double>& values) {
+  const bool fine = std::all_of(values.begin(), values.end(),
+                                [](double value) { return value >= 0.0 && value <= 100.0; });
+  return fine ? "" : "accuracies in % (0 to 100)";
+}
+
+// train_length = [min, max]: one key, two fields.
+struct LengthRange {
+  std::int64_t& min;
+  std::int64_t& max;
+};
+
+std::string Convert(const toml::node& node, LengthRange& range) {
+  std::vector<std::int64_t> ends;
+  const bool integers = tsallis::lab::Convert(node, ends).empty();
+  if (!integers || ends.size() != 2 || ends[0] < 1 || ends[1] < ends[0]) {
+    return "[min, max] with 1 <= min <= max";
+  }
+  range.min = ends[0];
+  range.max = ends[1];
+  return "";
+}
+
+// ---- the keys, once each -------------------------------------------------------------------------------------------
+
+struct StudySection {
+  Recipe& recipe;
+};
+
+void Describe(TableReader& table, StudySection& study) {
+  table.Required("name", study.recipe.name, CheckName);
+  table.Required("title", study.recipe.title);
+  table.Optional("source", study.recipe.source);
+}
+
+}  // namespace
+
+// In the namespace of the structs, so that the reader finds them.
+
+std::string Convert(const toml::node& node, LengthScaling::Kind& kind) {
+  constexpr std::array<std::pair<const char*, LengthScaling::Kind>, 3> kKinds = {
+      {{"none", LengthScaling::Kind::kNone},
+       {"ssmax", LengthScaling::Kind::kSSMax},
+       {"scalar", LengthScaling::Kind::kScalar}}};
+  std::string word;
+  if (std::string expected = tsallis::lab::Convert(node, word); !expected.empty()) return expected;
+  for (const auto& [name, value] : kKinds) {
+    if (word == name) {
+      kind = value;
+      return "";
+    }
+  }
+  return OneOf(Names(LengthScalings()))(word);
+}
+
+void Describe(TableReader& table, LengthScaling& scaling) {
+  table.Required("kind", scaling.kind);
+  table.Optional("gamma", scaling.gamma);
+  table.Optional("delta", scaling.delta);
+}
+
+void Describe(TableReader& table, MethodConfig& method) {
+  table.Required("name", method.name, CheckName);
+  table.Optional("label", method.label);
+  table.Required("map", method.map, OneOf(Names(Maps())));
+  // From 64 on the papers' own figures fall; far above, 1/(alpha - 1) leaves float32 nothing to work with.
+  table.Optional("alpha", method.alpha, Within(1.0, 1e4, "1 <= alpha <= 10000"));
+  table.Optional("theta", method.theta, IfGiven(Positive<double>()));
+  table.Optional("length_scaling", method.length_scaling);
+  table.Optional("weights_of", method.weights_of);
+  table.Optional("paper", method.paper, CheckPercentages);
+}
+
+void Describe(TableReader& table, TaskConfig& task) {
+  table.Required("name", task.name, OneOf(Names(Tasks())));
+  table.Optional("train_length", LengthRange{task.train_length_min, task.train_length_max});
+  table.Optional("classes", task.classes,
+                 Within<std::int64_t>(2, 1 << 20, "at least two classes (and at most 2^20)"));
+  table.Required("eval_lengths", task.eval_lengths, CheckLengths);
+  table.Optional("eval_items", task.eval_items, Positive<std::int64_t>());
+  table.Optional("eval_sets_min", task.eval_sets_min, Positive<std::int64_t>());
+  table.Optional("eval_sets_max", task.eval_sets_max, Positive<std::int64_t>());
+}
+
+void Describe(TableReader& table, ModelConfig& model) {
+  table.Required("name", model.name, OneOf(Names(Models())));
+  table.Optional("width", model.width, Positive<std::int64_t>());
+}
+
+void Describe(TableReader& table, TrainConfig& train) {
+  const Check<double> decay = [](const double& beta) {
+    return beta >= 0.0 && beta < 1.0 ? "" : "0 <= beta < 1";
+  };
+  table.Optional("optimizer", train.optimizer, OneOf(Names(Optimizers())));
+  table.Optional("lr", train.lr, Positive<double>());
+  table.Optional("l2", train.l2, Within(0.0, 1e6, "a value >= 0"));
+  table.Optional("beta1", train.beta1, decay);
+  table.Optional("beta2", train.beta2, decay);
+  table.Optional("epsilon", train.epsilon, Positive<double>());
+  table.Optional("batch", train.batch, Positive<std::int64_t>());
+  table.Optional("log_every", train.log_every, Positive<std::int64_t>());
+  table.Optional("checkpoint_every", train.checkpoint_every, Positive<std::int64_t>());
+}
+
+void Describe(TableReader& table, ScaleConfig& scale) {
+  table.Required("steps", scale.steps, Positive<std::int64_t>());
+  table.Optional("seeds", scale.seeds, Positive<int>());
+  table.Optional("methods", scale.methods);
+  table.Optional("eval_lengths", scale.eval_lengths,
+                 IfGiven<std::vector<std::int64_t>>(CheckLengths));
+  table.Optional("eval_items", scale.eval_items, IfGiven(Positive<std::int64_t>()));
+}
+
+void Describe(TableReader& table, Recipe& recipe) {
+  table.Required("study", StudySection{recipe});
+  table.Required("task", recipe.task);
+  table.Required("model", recipe.model);
+  table.Optional("train", recipe.train);
+  table.Required("method", recipe.methods);
+  table.Required("scale", recipe.scales);
+}
+
+namespace {
+
+// ---- checks across keys --------------------------------------------------------------------------------------------
+
+std::vector<std::string> MethodNames(const Recipe& recipe) {
+  std::vector<std::string> names;
+  for (const MethodConfig& method : recipe.methods) names.push_back(method.name);
+  return names;
+}
+
+const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
+  for (const MethodConfig& method : recipe.methods) {
+    if (method.name == name) return &method;
+  }
+  return nullptr;
+}
+
+void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std::string& path,
+                    TomlProblems& problems) {
+  if (!method.weights_of) return;
+  const std::string key = path + ".weights_of";
+  const MethodConfig* owner = FindMethod(recipe, *method.weights_of);
+  if (owner == nullptr) {
+    problems.Add(key, "unknown method \"" + *method.weights_of + "\"" +
+                          Suggestion(*method.weights_of, MethodNames(recipe)));
+  } else if (owner == &method) {
+    problems.Add(key, "a method cannot borrow its own weights");
+  } else if (owner->weights_of) {
+    problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
+                          "\" itself; name that one");
+  } else if (owner->length_scaling.kind != method.length_scaling.kind) {
+    // The learned scale is among the weights: the borrower would miss it, or carry one that nobody trained.
+    problems.Add(key, "the length scaling of \"" + owner->name + "\" is of another kind");
+  }
+}
+
+void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
+  const std::string path = "method." + method.name;
+  if (method.map != "entmax" && problems.Given(path + ".alpha")) {
+    problems.Add(path + ".alpha", "has no effect with map = \"" + method.map + "\"");
+  }
+  if (method.length_scaling.kind != LengthScaling::Kind::kScalar) {
+    for (const char* key : {".length_scaling.gamma", ".length_scaling.delta"}) {
+      if (problems.Given(path + key)) {
+        problems.Add(path + key, "only has an effect with kind = \"scalar\"");
+      }
+    }
+  }
+  if (method.paper.size() > recipe.task.eval_lengths.size()) {
+    problems.Add(path + ".paper", "has " + std::to_string(method.paper.size()) +
+                                      " figures, but task.eval_lengths only " +
+                                      std::to_string(recipe.task.eval_lengths.size()) + " lengths");
+  }
+  CheckBorrowing(recipe, method, path, problems);
+}
+
+void CheckAcross(const Recipe& recipe, TomlProblems& problems) {
+  if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
+    problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
+  }
+  std::set<std::string> seen;
+  for (const MethodConfig& method : recipe.methods) {
+    if (method.name.empty()) continue;  // reported as missing
+    if (!seen.insert(method.name).second) {
+      problems.Add("method." + method.name, "a method of this name stands above already");
+    }
+    CheckMethod(recipe, method, problems);
+  }
+  for (const auto& [name, scale] : recipe.scales) {
+    const std::string path = "scale." + name;
+    if (!IsName(name)) problems.Add(path, std::string("expected ") + kNameExpected);
+    for (const std::string& method : scale.methods) {
+      if (FindMethod(recipe, method) == nullptr) {
+        problems.Add(path + ".methods",
+                     "unknown method \"" + method + "\"" + Suggestion(method, MethodNames(recipe)));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const MethodConfig& Recipe::Method(const std::string& method) const {
+  if (const MethodConfig* found = FindMethod(*this, method)) return *found;
+  throw UsageError("recipe \"" + name + "\" has no method \"" + method + "\"" +
+                   Suggestion(method, MethodNames(*this)));
+}
+
+const ScaleConfig& Recipe::Scale(const std::string& scale) const {
+  if (const auto found = scales.find(scale); found != scales.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [known, unused] : scales) names.push_back(known);
+  throw UsageError("recipe \"" + name + "\" has no scale \"" + scale + "\"" +
+                   Suggestion(scale, names));
+}
+
+Recipe LoadRecipe(const std::filesystem::path& path) {
+  TomlProblems problems(path.string());
+  toml::table root;
+  try {
+    root = toml::parse_file(path.string());
+  } catch (const toml::parse_error& error) {
+    const auto line = static_cast<int>(error.source().begin.line);
+    if (line == 0) throw UsageError(path.string() + ": " + std::string(error.description()));
+    problems.Add(line, "", std::string(error.description()));
+    problems.ThrowIfAny();
+  }
+  Recipe recipe;
+  recipe.path = path;
+  TableReader reader(root, "", problems);
+  Describe(reader, recipe);
+  reader.Finish();
+  CheckAcross(recipe, problems);
+  problems.ThrowIfAny();
+  for (MethodConfig& method : recipe.methods) {
+    if (method.label.empty()) method.label = method.name;
+  }
+  return recipe;
+}
+
+std::vector<std::filesystem::path> ListRecipes() {
+  std::vector<std::filesystem::path> recipes;
+  std::error_code
+      missing;  // a program taken away from its sources has no recipes; that is no error here
+  for (const auto& entry :
+       std::filesystem::directory_iterator(SourceDir() / "experiments", missing)) {
+    if (entry.path().extension() == ".toml") recipes.push_back(entry.path());
+  }
+  std::sort(recipes.begin(), recipes.end());
+  return recipes;
+}
+
+Recipe FindRecipe(const std::string& name) {
+  const bool is_path = name.find('/') != std::string::npos || name.ends_with(".toml");
+  if (is_path) {
+    if (!std::filesystem::is_regular_file(name)) {
+      throw UsageError("no recipe file \"" + name + "\"");
+    }
+    return LoadRecipe(name);
+  }
+  std::vector<std::string> names;
+  for (const std::filesystem::path& path : ListRecipes()) {
+    if (path.stem() == name) return LoadRecipe(path);
+    names.push_back(path.stem().string());
+  }
+  throw UsageError("unknown recipe \"" + name + "\"" + Suggestion(name, names) +
+                   " (tsallis list shows them; a path to a file works too)");
+}
+
+}  // namespace tsallis::lab

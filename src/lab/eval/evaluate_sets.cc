@@ -1,0 +1,99 @@
+#include "lab/eval/evaluate_sets.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "lab/studies/reproduce.h"
+#include "lab/train/safetensors.h"
+
+namespace tsallis::lab {
+namespace {
+
+// Items encoded at a time: two activations of this many rows of 128 floats stay within a 2 MiB second-level cache.
+constexpr std::int64_t kChunkItems = 2048;
+
+// Appends, set by set, the weights of the kHeatItems largest items in ascending order of priority.
+void AppendHeat(const SetBatch& batch, const torch::Tensor& weights, std::vector<float>& heat) {
+  const torch::Tensor priority = batch.items.select(2, 0).contiguous();
+  const torch::Tensor top = std::get<1>(priority.topk(kHeatItems, 1)).flip(1);
+  const torch::Tensor picked = weights.gather(1, top).contiguous();
+  const std::int64_t room = kHeatSets * kHeatItems - static_cast<std::int64_t>(heat.size());
+  const float* values = picked.const_data_ptr<float>();
+  heat.insert(heat.end(), values, values + std::min(room, picked.numel()));
+}
+
+LengthScore EvaluateLength(const SetAttention& model, const MaxRetrieval& task, std::int64_t n,
+                           std::int64_t sets, const std::atomic<bool>& stop) {
+  LengthScore score;
+  score.n = n;
+  score.sets = sets;
+  const std::int64_t chunk = std::max<std::int64_t>(1, kChunkItems / n);
+  for (std::int64_t first = 0; first < sets; first += chunk) {
+    if (stop) throw Interrupted("evaluation stopped");
+    const std::int64_t count = std::min(chunk, sets - first);
+    const SetBatch batch = task.EvalBatch(n, first, count);
+    AttentionView view;
+    const torch::Tensor scores = model.Forward(batch, &view);
+    score.hits += scores.argmax(1).eq(batch.target).sum().item<std::int64_t>();
+    score.entropy += view.entropy.sum().item<double>();
+    score.support += view.support_size.sum().item<double>();
+    if (n >= kHeatItems && static_cast<std::int64_t>(score.heat.size()) < kHeatSets * kHeatItems) {
+      AppendHeat(batch, view.weights, score.heat);
+    }
+  }
+  score.entropy /= static_cast<double>(sets);
+  score.support /= static_cast<double>(sets);
+  return score;
+}
+
+}  // namespace
+
+std::int64_t EvalSets(const TaskConfig& task, std::int64_t n) {
+  return std::clamp(task.eval_items / n, task.eval_sets_min, task.eval_sets_max);
+}
+
+std::vector<LengthScore> EvaluateSets(const SetAttention& model, const TaskConfig& config,
+                                      const std::atomic<bool>& stop) {
+  const torch::NoGradGuard no_grad;
+  const MaxRetrieval task(config);
+  std::vector<LengthScore> scores;
+  for (const std::int64_t n : config.eval_lengths) {
+    scores.push_back(EvaluateLength(model, task, n, EvalSets(config, n), stop));
+  }
+  return scores;
+}
+
+void SaveScores(const std::filesystem::path& path, const std::vector<LengthScore>& scores) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const LengthScore& score : scores) {
+    rows.push_back({{"n", score.n},
+                    {"sets", score.sets},
+                    {"hits", score.hits},
+                    {"entropy", score.entropy},
+                    {"support", score.support},
+                    {"heat", score.heat}});
+  }
+  WriteFileAtomically(path, rows.dump() + "\n");
+}
+
+std::optional<std::vector<LengthScore>> LoadScores(const std::filesystem::path& path,
+                                                   const TaskConfig& task) {
+  std::ifstream in(path);
+  if (!in) return std::nullopt;
+  const nlohmann::json rows = nlohmann::json::parse(in, nullptr, false);
+  if (!rows.is_array() || rows.size() != task.eval_lengths.size()) return std::nullopt;
+  std::vector<LengthScore> scores;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const nlohmann::json& row = rows[i];
+    LengthScore score{row.at("n"),       row.at("sets"),    row.at("hits"),
+                      row.at("entropy"), row.at("support"), row.at("heat")};
+    if (score.n != task.eval_lengths[i] || score.sets != EvalSets(task, score.n))
+      return std::nullopt;
+    scores.push_back(std::move(score));
+  }
+  return scores;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,204 @@
+#include "lab/nn/set_kernels.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "lab/nn/set_kernels.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include <hwy/contrib/math/math-inl.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis::lab::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+
+constexpr float kGelu = 2.0f * 0.7978845608028654f;  // 2 sqrt(2 / pi)
+constexpr float kCubic = 0.044715f;
+
+// sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)): gelu(x) = x sigmoid(..), since (1 + tanh y) / 2 = sigmoid(2 y).
+HWY_INLINE V Gate(D d, V x, V x2) {
+  const V y =
+      hn::Mul(hn::Mul(hn::Set(d, kGelu), x), hn::MulAdd(hn::Set(d, kCubic), x2, hn::Set(d, 1.0f)));
+  const V e = hn::Exp(d, hn::Min(hn::Neg(y), hn::Set(d, 88.0f)));
+  return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), e));
+}
+
+HWY_INLINE V GeluOf(D d, V x) { return hn::Mul(x, Gate(d, x, hn::Mul(x, x))); }
+
+// gelu'(x) = g + x g (1 - g) y'(x), y' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2).
+HWY_INLINE V GeluSlope(D d, V x) {
+  const V x2 = hn::Mul(x, x);
+  const V g = Gate(d, x, x2);
+  const V slope =
+      hn::Mul(hn::Set(d, kGelu), hn::MulAdd(hn::Set(d, 3.0f * kCubic), x2, hn::Set(d, 1.0f)));
+  return hn::MulAdd(hn::Mul(hn::Mul(x, g), hn::Sub(hn::Set(d, 1.0f), g)), slope, g);
+}
+
+// Calls body(offset, load, store) over [0, count); the tail is loaded and stored partially.
+template <class Body>
+HWY_INLINE void Sweep(std::int64_t count, const Body& body) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    body(
+        i, [&](const float* from) HWY_ATTR { return hn::LoadU(d, from + i); },
+        [&](V value, float* to) HWY_ATTR { hn::StoreU(value, d, to + i); });
+  }
+  if (i < count) {
+    const auto mask = hn::FirstN(d, static_cast<std::size_t>(count - i));
+    body(
+        i, [&](const float* from) HWY_ATTR { return hn::MaskedLoad(mask, d, from + i); },
+        [&](V value, float* to) HWY_ATTR { hn::BlendedStore(value, mask, d, to + i); });
+  }
+}
+
+void GeluImpl(const float* z, float* a, std::int64_t count) {
+  Sweep(count, [&](std::int64_t, const auto& load, const auto& store)
+                   HWY_ATTR { store(GeluOf(D(), load(z)), a); });
+}
+
+void GeluBackwardImpl(const float* z, const float* da, float* dz, std::int64_t count) {
+  Sweep(count, [&](std::int64_t, const auto& load, const auto& store)
+                   HWY_ATTR { store(hn::Mul(load(da), GeluSlope(D(), load(z))), dz); });
+}
+
+// Four items at a time hide the latency of the multiply-adds; u stays in the first-level cache.
+void SetScoresImpl(const float* h, const float* u, float* s, std::int64_t sets, std::int64_t n,
+                   std::int64_t width) {
+  const D d;
+  for (std::int64_t b = 0; b < sets; ++b) {
+    const float* ub = u + b * width;
+    for (std::int64_t j = 0; j < n; j += 4) {
+      const float* rows[4];
+      for (std::int64_t r = 0; r < 4; ++r) rows[r] = h + (b * n + std::min(j + r, n - 1)) * width;
+      V sums[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+      Sweep(width, [&](std::int64_t, const auto& load, const auto&) HWY_ATTR {
+        const V query = load(ub);
+        for (int r = 0; r < 4; ++r) sums[r] = hn::MulAdd(query, load(rows[r]), sums[r]);
+      });
+      for (std::int64_t r = 0; r < 4 && j + r < n; ++r) {
+        s[b * n + j + r] = hn::GetLane(hn::SumOfLanes(d, sums[r]));
+      }
+    }
+  }
+}
+
+void SetPoolImpl(const float* p, const float* h, float* z, std::int64_t sets, std::int64_t n,
+                 std::int64_t width) {
+  const D d;
+  for (std::int64_t b = 0; b < sets; ++b) {
+    float* zb = z + b * width;
+    std::fill(zb, zb + width, 0.0f);
+    for (std::int64_t j = 0; j < n; ++j) {
+      const float weight = p[b * n + j];
+      if (weight == 0.0f) continue;
+      const float* row = h + (b * n + j) * width;
+      Sweep(width, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+        store(hn::MulAdd(hn::Set(d, weight), load(row), load(zb)), zb);
+      });
+    }
+  }
+}
+
+void SupportGradientImpl(const std::int64_t* rows, std::int64_t count, std::int64_t n,
+                         std::int64_t width, const float* p, const float* ds, const float* dpooled,
+                         const float* u, const float* z, float* dz) {
+  const D d;
+  for (std::int64_t m = 0; m < count; ++m) {
+    const std::int64_t row = rows[m];
+    const std::int64_t b = row / n;
+    const V weight = hn::Set(d, p[row]);
+    const V score = hn::Set(d, ds[row]);
+    const float* zr = z + row * width;
+    const float* db = dpooled + b * width;
+    const float* ub = u + b * width;
+    float* out = dz + m * width;
+    Sweep(width, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+      const V da = hn::MulAdd(weight, load(db), hn::Mul(score, load(ub)));
+      store(hn::Mul(da, GeluSlope(d, load(zr))), out);
+    });
+  }
+}
+
+void GeluBackwardRowsImpl(const std::int64_t* rows, std::int64_t count, std::int64_t width,
+                          const float* z, const float* da, float* dz) {
+  for (std::int64_t m = 0; m < count; ++m) {
+    GeluBackwardImpl(z + rows[m] * width, da + m * width, dz + m * width, width);
+  }
+}
+
+void AdamStepImpl(const AdamConstants& c, std::int64_t count, const float* g, float* w, float* m,
+                  float* v) {
+  const D d;
+  const V beta1 = hn::Set(d, c.beta1);
+  const V beta2 = hn::Set(d, c.beta2);
+  const V step = hn::Set(d, c.lr / c.correction1);
+  const V root = hn::Set(d, 1.0f / c.correction2);
+  Sweep(count, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+    const V weight = load(w);
+    const V gradient = hn::MulAdd(hn::Set(d, c.l2), weight, load(g));
+    const V first = hn::MulAdd(beta1, hn::Sub(load(m), gradient), gradient);
+    const V square = hn::Mul(gradient, gradient);
+    const V second = hn::MulAdd(beta2, hn::Sub(load(v), square), square);
+    const V denominator = hn::Add(hn::Sqrt(hn::Mul(second, root)), hn::Set(d, c.epsilon));
+    store(first, m);
+    store(second, v);
+    store(hn::NegMulAdd(step, hn::Div(first, denominator), weight), w);
+  });
+}
+
+}  // namespace tsallis::lab::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tsallis::lab {
+
+HWY_EXPORT(GeluImpl);
+HWY_EXPORT(GeluBackwardImpl);
+HWY_EXPORT(SetScoresImpl);
+HWY_EXPORT(SetPoolImpl);
+HWY_EXPORT(SupportGradientImpl);
+HWY_EXPORT(GeluBackwardRowsImpl);
+HWY_EXPORT(AdamStepImpl);
+
+void Gelu(const float* z, float* a, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(GeluImpl)(z, a, count);
+}
+
+void GeluBackward(const float* z, const float* da, float* dz, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(GeluBackwardImpl)(z, da, dz, count);
+}
+
+void SetScores(const float* h, const float* u, float* s, std::int64_t sets, std::int64_t n,
+               std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(SetScoresImpl)(h, u, s, sets, n, width);
+}
+
+void SetPool(const float* p, const float* h, float* z, std::int64_t sets, std::int64_t n,
+             std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(SetPoolImpl)(p, h, z, sets, n, width);
+}
+
+void SupportGradient(const std::int64_t* rows, std::int64_t count, std::int64_t n,
+                     std::int64_t width, const float* p, const float* ds, const float* dpooled,
+                     const float* u, const float* z, float* dz) {
+  HWY_DYNAMIC_DISPATCH(SupportGradientImpl)(rows, count, n, width, p, ds, dpooled, u, z, dz);
+}
+
+void GeluBackwardRows(const std::int64_t* rows, std::int64_t count, std::int64_t width,
+                      const float* z, const float* da, float* dz) {
+  HWY_DYNAMIC_DISPATCH(GeluBackwardRowsImpl)(rows, count, width, z, da, dz);
+}
+
+void AdamStep(const AdamConstants& constants, std::int64_t count, const float* g, float* w,
+              float* m, float* v) {
+  HWY_DYNAMIC_DISPATCH(AdamStepImpl)(constants, count, g, w, m, v);
+}
+
+}  // namespace tsallis::lab
+#endif  // HWY_ONCE

@@ -1,0 +1,40 @@
+// Runs a recipe: a queue of training jobs over methods and seeds, evaluation, and the study's results.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lab/config/recipe.h"
+#include "lab/progress/progress.h"
+#include "lab/report/results.h"
+
+namespace tsallis::lab {
+
+// Ctrl-C: finished work and checkpoints are on disk; exit code 130.
+class Interrupted : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct ReproduceOptions {
+  std::string scale = "quick";
+  int seeds = 0;                        // 0: as the scale says
+  std::uint64_t first_seed = 1;         // seeds are first_seed, first_seed + 1, ...
+  std::vector<std::string> methods;     // empty: as the scale says
+  std::filesystem::path runs = "runs";  // jobs live in runs/<study>/<scale>/<method>/seed-<n>
+  bool resume =
+      false;  // go on with what is there; without it, an existing unfinished run is a UsageError
+  int workers = 0;  // jobs at a time, one core each; 0: one per core
+  ProgressOptions progress;
+  std::string command;  // recorded in the results
+};
+
+// Throws UsageError, Interrupted (when `stop` becomes true) or std::runtime_error.
+StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
+                       const std::atomic<bool>& stop);
+
+}  // namespace tsallis::lab

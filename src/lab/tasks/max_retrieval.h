@@ -1,0 +1,38 @@
+// SPEC T1, max retrieval (Velickovic et al. 2024, appendix A.2): a set of items, each with a priority and a class; the
+// answer is the class of the item of highest priority.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+
+#include "lab/config/recipe.h"
+#include "lab/tasks/random.h"
+
+namespace tsallis::lab {
+
+struct SetBatch {
+  torch::Tensor
+      items;  // [sets, n, 1 + classes] float32: priority in [0, 1), then the class one-hot
+  torch::Tensor query;   // [sets, 1] float32, uniform in [0, 1): carries no information
+  torch::Tensor target;  // [sets] int64
+};
+
+class MaxRetrieval {
+ public:
+  explicit MaxRetrieval(const TaskConfig& config) : config_(config) {}
+
+  std::int64_t Features() const { return 1 + config_.classes; }
+  std::int64_t Classes() const { return config_.classes; }
+
+  // The batch of training step `step`: all its sets have one length, uniform in [train_length_min, _max].
+  SetBatch TrainBatch(std::uint64_t seed, std::int64_t step, std::int64_t sets) const;
+
+  // Sets [first, first + sets) of the endless evaluation list for length n; the same for every method and seed.
+  SetBatch EvalBatch(std::int64_t n, std::int64_t first, std::int64_t sets) const;
+
+ private:
+  TaskConfig config_;
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,33 @@
+// Counter-based random numbers: a stream is a pure function of (seed, purpose, index), so data never depends on what
+// ran before, on threads, or on where a run resumed.
+#pragma once
+
+#include <ATen/core/PhiloxRNGEngine.h>
+
+#include <cstdint>
+
+namespace tsallis::lab {
+
+enum class Purpose : std::uint64_t { kTrain = 1, kEval = 2, kInit = 3, kHeatMap = 4 };
+
+class RandomStream {
+ public:
+  RandomStream(std::uint64_t seed, Purpose purpose, std::uint64_t index)
+      : engine_(seed, (static_cast<std::uint64_t>(purpose) << 56) | index, 0) {}
+
+  std::uint32_t Next() { return engine_(); }
+
+  // Uniform in [0, 1), on a grid of 2^-24.
+  float Uniform() { return static_cast<float>(Next() >> 8) * 0x1.0p-24F; }
+
+  // Uniform in [0, bound), bound < 2^32.
+  std::int64_t Below(std::int64_t bound) {
+    return static_cast<std::int64_t>(
+        (static_cast<std::uint64_t>(Next()) * static_cast<std::uint64_t>(bound)) >> 32);
+  }
+
+ private:
+  at::Philox4_32 engine_;
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,174 @@
+#include "lab/train/safetensors.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace tsallis::lab {
+namespace {
+
+struct DTypeName {
+  c10::ScalarType type;
+  const char* name;
+};
+constexpr std::array<DTypeName, 5> kDTypes = {{{c10::kFloat, "F32"},
+                                               {c10::kDouble, "F64"},
+                                               {c10::kBFloat16, "BF16"},
+                                               {c10::kHalf, "F16"},
+                                               {c10::kLong, "I64"}}};
+
+[[noreturn]] void Fail(const std::filesystem::path& path, const std::string& what) {
+  throw std::runtime_error(path.string() + ": " + what);
+}
+
+std::string Reason() { return std::strerror(errno); }
+
+const char* NameOf(c10::ScalarType type, const std::filesystem::path& path) {
+  for (const DTypeName& known : kDTypes) {
+    if (known.type == type) return known.name;
+  }
+  Fail(path, std::string("cannot store tensors of type ") + c10::toString(type));
+}
+
+c10::ScalarType TypeOf(const std::string& name, const std::filesystem::path& path) {
+  for (const DTypeName& known : kDTypes) {
+    if (name == known.name) return known.type;
+  }
+  Fail(path, "unknown tensor type \"" + name + "\"");
+}
+
+// A file that becomes visible under its name only when it is complete and on the disk.
+class AsideFile {
+ public:
+  explicit AsideFile(const std::filesystem::path& path)
+      : path_(path),
+        aside_(path.string() + ".tmp"),
+        fd_(open(aside_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644)) {
+    if (fd_ < 0) Fail(aside_, "cannot be written: " + Reason());
+  }
+  AsideFile(const AsideFile&) = delete;
+  AsideFile& operator=(const AsideFile&) = delete;
+  ~AsideFile() {
+    if (fd_ >= 0) {
+      close(fd_);
+      unlink(aside_.c_str());
+    }
+  }
+
+  void Write(const void* data, std::size_t size) {
+    const char* from = static_cast<const char*>(data);
+    while (size > 0) {
+      const ssize_t done = write(fd_, from, size);
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0) Fail(aside_, "writing failed: " + Reason());
+      from += done;
+      size -= static_cast<std::size_t>(done);
+    }
+  }
+
+  void Commit() {
+    if (fsync(fd_) != 0) Fail(aside_, "flushing failed: " + Reason());
+    const int fd = fd_;
+    fd_ = -1;
+    if (close(fd) != 0 || std::rename(aside_.c_str(), path_.c_str()) != 0) {
+      const std::string reason = Reason();
+      unlink(aside_.c_str());
+      Fail(path_, "cannot be replaced: " + reason);
+    }
+  }
+
+ private:
+  std::filesystem::path path_, aside_;
+  int fd_;
+};
+
+}  // namespace
+
+const torch::Tensor& TensorFile::At(const std::string& name) const {
+  for (const auto& [known, tensor] : tensors) {
+    if (known == name) return tensor;
+  }
+  throw std::runtime_error("no tensor \"" + name + "\" in the checkpoint");
+}
+
+void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!file.metadata.empty()) header["__metadata__"] = file.metadata;
+  std::vector<torch::Tensor> contents;
+  std::size_t offset = 0;
+  for (const auto& [name, tensor] : file.tensors) {
+    contents.push_back(tensor.detach().contiguous());
+    const std::size_t size = contents.back().nbytes();
+    header[name] = {{"dtype", NameOf(tensor.scalar_type(), path)},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {offset, offset + size}}};
+    offset += size;
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // tensors start at a multiple of eight bytes
+  const std::uint64_t length = text.size();
+  AsideFile out(path);
+  out.Write(&length, sizeof(length));
+  out.Write(text.data(), text.size());
+  for (const torch::Tensor& tensor : contents) out.Write(tensor.const_data_ptr(), tensor.nbytes());
+  out.Commit();
+}
+
+TensorFile ReadTensors(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) Fail(path, "cannot be read: " + Reason());
+  const std::uint64_t total = std::filesystem::file_size(path);
+  std::uint64_t length = 0;
+  if (!in.read(reinterpret_cast<char*>(&length), sizeof(length)) ||
+      length > total - sizeof(length)) {
+    Fail(path, "not a safetensors file, or cut short");
+  }
+  std::string text(length, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(length));
+  const nlohmann::ordered_json header = nlohmann::ordered_json::parse(text, nullptr, false);
+  if (!in || !header.is_object())
+    Fail(path, "its header is not JSON: not a safetensors file, or damaged");
+  const std::uint64_t data = total - sizeof(length) - length;
+  TensorFile file;
+  try {
+    for (const auto& [name, entry] : header.items()) {
+      if (name == "__metadata__") {
+        file.metadata = entry.get<std::map<std::string, std::string>>();
+        continue;
+      }
+      const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
+      const auto range = entry.at("data_offsets").get<std::array<std::uint64_t, 2>>();
+      for (const std::int64_t size : shape) {
+        if (size < 0) Fail(path, "tensor \"" + name + "\" has a negative size");
+      }
+      const torch::Tensor tensor =
+          torch::empty(shape, TypeOf(entry.at("dtype").get<std::string>(), path));
+      if (range[1] > data || range[0] > range[1] || range[1] - range[0] != tensor.nbytes()) {
+        Fail(path, "tensor \"" + name + "\" does not fit the file: cut short or damaged");
+      }
+      in.seekg(static_cast<std::streamoff>(sizeof(length) + length + range[0]));
+      in.read(static_cast<char*>(tensor.mutable_data_ptr()),
+              static_cast<std::streamsize>(tensor.nbytes()));
+      if (!in) Fail(path, "reading tensor \"" + name + "\" failed: " + Reason());
+      file.tensors.emplace_back(name, tensor);
+    }
+  } catch (const nlohmann::json::exception& error) {
+    Fail(path, std::string("damaged header: ") + error.what());
+  }
+  return file;
+}
+
+void WriteFileAtomically(const std::filesystem::path& path, const std::string& text) {
+  AsideFile out(path);
+  out.Write(text.data(), text.size());
+  out.Commit();
+}
+
+}  // namespace tsallis::lab

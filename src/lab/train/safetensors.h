@@ -1,0 +1,31 @@
+// Tensors on disk in the safetensors format: eight bytes of header length (little-endian), a JSON header, raw tensors.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tsallis::lab {
+
+struct TensorFile {
+  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+  std::map<std::string, std::string> metadata;
+
+  const torch::Tensor& At(const std::string& name) const;  // std::runtime_error if it is not there
+};
+
+// Writes aside, flushes to the disk and renames: a reader sees the old file or the whole new one. float32, float64,
+// bfloat16, float16 and int64 tensors on the CPU. Throws std::runtime_error with path and reason.
+void WriteTensors(const std::filesystem::path& path, const TensorFile& file);
+
+// Throws std::runtime_error for a file that is missing, cut short or not in the format.
+TensorFile ReadTensors(const std::filesystem::path& path);
+
+// Writes `text` aside, flushes it to the disk and renames it to `path`. Throws std::runtime_error.
+void WriteFileAtomically(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace tsallis::lab
