@@ -13,3 +13,11 @@ if(NOT Torch_DIR)
   endif()
 endif()
 find_package(Torch REQUIRED)
+
+# One OpenMP runtime, so one pool of threads: the wheel carries its own libgomp, the kernels link that one too.
+# Left to itself the compiler's libgomp has the same name and the search path alone decides which is loaded.
+get_filename_component(torch_library_folder ${TORCH_LIBRARY} DIRECTORY)
+file(GLOB torch_openmp ${torch_library_folder}/libgomp*.so*)
+if(torch_openmp)
+  set_property(TARGET OpenMP::OpenMP_CXX PROPERTY INTERFACE_LINK_LIBRARIES ${torch_openmp})
+endif()

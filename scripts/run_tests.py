@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the C++ tests of some build trees and the Python tests, and sums them in one closing line.
 
-Every test case counts once: GoogleTest programs report their cases, a CTest test that is no GoogleTest
-program is one case, and a program that dies without a report is one failure.
+Every test case counts once: GoogleTest programs report their cases, a CTest test that is no
+GoogleTest program is one case, and a program that dies without a report is one failure.
 """
 
 import argparse
@@ -20,7 +20,10 @@ def count_cases(report: Path) -> tuple[int, int]:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
-        elif case.find("skipped") is None and case.get("status", "run") not in ("notrun", "disabled"):
+        elif case.find("skipped") is None and case.get("status", "run") not in (
+            "notrun",
+            "disabled",
+        ):
             passed += 1
     return passed, failed
 
@@ -68,7 +71,9 @@ def run_pytest(folder: Path, report: Path) -> tuple[int, int, bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ctest", type=Path, action="append", default=[], help="a build tree")
-    parser.add_argument("--pytest", type=Path, action="append", default=[], help="a folder of tests")
+    parser.add_argument(
+        "--pytest", type=Path, action="append", default=[], help="a folder of tests"
+    )
     arguments = parser.parse_args()
     outcomes = [run_ctest(tree) for tree in arguments.ctest]
     for index, folder in enumerate(arguments.pytest):

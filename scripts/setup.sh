@@ -16,12 +16,15 @@ fail() { say "$*"; exit 1; }
 
 # Python interpreters that may serve, best first: the torch wheel need not exist for the newest.
 interpreters() {
-  local name
+  local name home seen=:
   for name in python3 python3.11 python3.12 python3.13 python3.14 /usr/bin/python3; do
     command -v "$name" >/dev/null || continue
-    "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$name"
+    home=$("$name" -c 'import sys; print(sys.base_prefix, sys.version) if sys.version_info >= (3, 11) else None' \
+      2>/dev/null) || continue
+    [[ -n $home && $seen != *":$home:"* ]] || continue
+    seen+=$home:
+    echo "$name"
   done
-  return 0
 }
 
 # ---- Debian packages ----
