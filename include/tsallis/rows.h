@@ -57,6 +57,10 @@ struct AdaptiveTemperature {
   double threshold = 0.5;
 };
 
+// Lower-case name as users write it: "softmax", "entmax", "normmax", "budget",
+// "adaptive_temperature".
+const char* Name(RowMap map);
+
 struct RowMapParams {
   RowMap map = RowMap::kEntmax;
   // Divides every score before the map; finite and > 0.

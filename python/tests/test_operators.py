@@ -1,0 +1,157 @@
+"""The operators as torch sees them: opcheck, torch.compile, autocast, mistakes, loading."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tsallis
+from torch.library import opcheck
+
+import torch
+
+OPS = torch.ops.tsallis
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_opcheck_maps(dtype, dim):
+    x = torch.randn(5, 4, dtype=dtype)
+    a = torch.full((5, 1) if dim == -1 else (1, 4), 1.4)
+    for operator in (OPS.row_map, OPS.row_map_stats):
+        opcheck(operator, (x,), {"map": "softmax", "dim": dim})
+        opcheck(operator, (x.requires_grad_(),), {"alpha": 1.5, "dim": dim})
+        opcheck(operator, (x, a.requires_grad_()), {"dim": dim})
+        x, a = x.detach(), a.detach()
+
+
+def test_opcheck_backward_and_losses():
+    x, g = torch.randn(5, 4), torch.randn(5, 4)
+    p = tsallis.entmax(x)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    opcheck(OPS.row_map_backward, (g, x, p, None, False), test_utils=tests)
+    a = torch.full((5, 1), 1.5)
+    opcheck(OPS.row_map_backward, (g, x, p, a, True), test_utils=tests)
+    target = torch.tensor([0, 1, 2, 3, -100])
+    opcheck(OPS.fenchel_young_loss, (x, target))
+    opcheck(OPS.fenchel_young_loss, (x.clone().requires_grad_(), target), {"alpha": 2.0})
+    opcheck(OPS.fenchel_young_loss_forward, (x, target, True))
+    opcheck(OPS.fenchel_young_loss_forward, (x, target, False))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_maps(dynamic):
+    def f(x, a):
+        p, stats = tsallis.entmax(x * 2, a, return_stats=True)
+        q = tsallis.adaptive_temperature_softmax(x, dim=0, coefficients=[1.0, 0.5])
+        return (p.square() + q + tsallis.sparsemax(x, dim=1)).sum() + stats.entropy.sum()
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (3, 8):
+        x = torch.randn(rows, 2, 6)
+        results = []
+        for run in (f, compiled):
+            y = x.clone().requires_grad_()
+            a = torch.full((2, 1), 1.4, requires_grad=True)
+            loss = run(y, a)
+            loss.backward()
+            results.append((loss.detach(), y.grad, a.grad))
+        for ours, expected in zip(*results, strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
+def test_compile_inductor():
+    def f(x, y):
+        return tsallis.entmax_loss(tsallis.entmax(x) @ x.t(), y, alpha=2.0, ignore_index=1)
+
+    x, y = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 4, 5])
+    results = []
+    for run in (f, torch.compile(f, fullgraph=True)):
+        z = x.clone().requires_grad_()
+        run(z, y).backward()
+        results.append(z.grad)
+    torch.testing.assert_close(*results)
+
+
+def test_meta_tensors():
+    x = torch.empty(2, 3, 4, device="meta")
+    p, stats = tsallis.entmax(x, dim=1, return_stats=True)
+    assert p.shape == (2, 3, 4)
+    assert stats.tau.shape == (2, 4)
+    assert p.device.type == stats.entropy.device.type == "meta"
+
+
+def test_autocast_computes_in_float32():
+    x = torch.randn(4, 8).bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        p = tsallis.entmax(x)
+        _, stats = tsallis.entmax(x, return_stats=True)
+        loss = tsallis.entmax_loss(x, torch.tensor([0, 1, 2, 3]))
+        double = tsallis.entmax(x.double())
+    assert p.dtype == stats.tau.dtype == loss.dtype == torch.float32
+    assert double.dtype == torch.float64
+    assert p.detach().equal(tsallis.entmax(x.detach().float()))
+    p.square().sum().backward()
+    assert x.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: tsallis.entmax(x, 0.9), ValueError, "alpha.*0.9"),
+        (lambda x: tsallis.entmax(x, float("nan")), ValueError, "alpha.*nan"),
+        (lambda x: tsallis.entmax(x, torch.tensor(0.5)), ValueError, "alpha.*0.5"),
+        (lambda x: tsallis.normmax(x, 1.0), ValueError, "alpha.*1"),
+        (lambda x: tsallis.budget(x, 0.0), ValueError, "budget.*0"),
+        (lambda x: tsallis.softmax(x, temperature=0.0), ValueError, "temperature.*0"),
+        (lambda x: tsallis.softmax(x, dim=2), IndexError, r"dim.*\[-2, 1\].*2"),
+        (lambda x: tsallis.softmax(x, dim=-3), IndexError, r"dim.*\[-2, 1\].*-3"),
+        (lambda x: tsallis.softmax(torch.tensor(1.0)), ValueError, "scores.*dimension.*0-d"),
+        (lambda x: tsallis.softmax(x.long()), ValueError, "scores.*float32.*Long"),
+        (lambda x: tsallis.softmax(x.to_sparse()), ValueError, "scores.*dense.*Sparse"),
+        (lambda x: tsallis.entmax(x, torch.ones(3)), ValueError, r"alpha.*\[4, 5\].*\[3\]"),
+        (lambda x: tsallis.entmax(x, torch.ones(4, 5)), ValueError, "alpha.*size 1 in dimension 1"),
+        (lambda x: tsallis.entmax(x, torch.ones(2, 1, 1)), ValueError, "alpha.*shape"),
+        (lambda x: tsallis.entmax(x, torch.tensor(2)), ValueError, "alpha.*floating"),
+        (
+            lambda x: tsallis.normmax(x, torch.tensor(2.0, requires_grad=True)),
+            ValueError,
+            "alpha.*gradient.*normmax",
+        ),
+        (lambda x: OPS.row_map(x, map="argmax"), ValueError, "map.*entmax.*argmax"),
+    ],
+)
+def test_mistakes(call, error, message):
+    for x in (torch.randn(4, 5), torch.randn(4, 5, requires_grad=True)):
+        with pytest.raises(error, match=message):
+            call(x)
+
+
+def test_missing_library_says_what_to_do(tmp_path):
+    package = Path(tsallis.__file__).parent
+    for name in ("__init__.py", "_ops.py", "functional.py"):
+        target = tmp_path / "a" / "b" / "tsallis" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text((package / name).read_text())
+
+    def run(**extra):
+        environment = {k: v for k, v in os.environ.items() if k != "TSALLIS_LIBRARY"} | extra
+        command = [sys.executable, "-c", "import tsallis; print(tsallis.library_path)"]
+        return subprocess.run(
+            command, cwd=tmp_path / "a" / "b", env=environment, capture_output=True, text=True
+        )
+
+    missing = run()
+    assert missing.returncode == 1
+    assert "ninja -C build tsallis_torch" in missing.stderr
+    assert "ImportError" in missing.stderr
+    wrong = run(TSALLIS_LIBRARY="/nowhere.so")
+    assert "/nowhere.so" in wrong.stderr
+    named = run(TSALLIS_LIBRARY=str(tsallis.library_path))
+    assert named.stdout.strip() == str(tsallis.library_path)
+
+
+def test_reports():
+    assert tsallis.__version__.count(".") == 2
+    assert tsallis.cpu_target()

@@ -1,0 +1,39 @@
+"""Tsallis: sparse maps from scores to probabilities, and attention built on them.
+
+Importing the package loads the operators (``torch.ops.tsallis.*``) from a shared library, looked
+for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then next to this package,
+then in ``build/lib`` of the repository that holds it.
+"""
+
+from tsallis._ops import cpu_target, library_path
+from tsallis.functional import (
+    RowStats,
+    adaptive_temperature_softmax,
+    budget,
+    entmax,
+    entmax_loss,
+    normmax,
+    normmax_loss,
+    softmax,
+    softmax_loss,
+    sparsemax,
+    sparsemax_loss,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RowStats",
+    "adaptive_temperature_softmax",
+    "budget",
+    "cpu_target",
+    "entmax",
+    "entmax_loss",
+    "library_path",
+    "normmax",
+    "normmax_loss",
+    "softmax",
+    "softmax_loss",
+    "sparsemax",
+    "sparsemax_loss",
+]

@@ -1,0 +1,24 @@
+// Argument checks of the row maps; everything here throws InvalidArgument.
+#pragma once
+
+#include <cstdint>
+
+#include "simplex/map.h"
+#include "tsallis/rows.h"
+
+namespace tsallis {
+
+// The parameters of row `row`, unchecked.
+RowSpec SpecOfRow(const RowMapParams& params, std::int64_t row);
+
+// Everything about `params` that `rows` rows need.
+void CheckParams(const RowMapParams& params, std::int64_t rows);
+
+// Sizes not negative, data there if anything is to be read.
+void CheckRows(const char* name, const ConstRows& rows);
+
+// Same shape and, if `same_dtype`, the same storage type.
+void CheckMatches(const char* name, const ConstRows& rows, const char* other_name,
+                  const ConstRows& other, bool same_dtype = true);
+
+}  // namespace tsallis

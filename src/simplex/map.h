@@ -1,0 +1,59 @@
+// What a map is to the drivers (rows.cc, losses.cc), and the list of maps. docs/adding-a-map.md walks
+// through it.
+#pragma once
+
+#include <cstdint>
+
+#include "tsallis/rows.h"
+
+namespace tsallis {
+
+// Parameters of one row: RowMapParams with `alpha_per_row` resolved.
+struct RowSpec {
+  RowMap map = RowMap::kEntmax;
+  double temperature = 1.0;
+  double alpha = 1.5;
+  double budget = 2.0;
+  const AdaptiveTemperature* adaptive = nullptr;
+};
+
+// Statistics of one row, as RowStats reports them.
+struct RowResult {
+  double tau = 0.0;
+  std::int64_t support_size = 0;
+  double entropy = 0.0;
+};
+
+// The double-precision definition of a map. The drivers have already divided by the temperature,
+// subtracted the row's maximum and dropped every entry of -inf: `depth[j] = max - s_j` is finite,
+// >= 0, with at least one 0. All maps commute with adding a constant to a row; `offset` is the
+// constant that was taken away, for tau only.
+struct ReferenceMap {
+  RowMap map;
+  const char* name;
+  // Throws InvalidArgument if a parameter of this map is out of range; null: nothing to check.
+  void (*check)(const RowSpec& spec);
+  // depth, p: [n], n >= 1. Returns tau; the driver counts the support and sums the entropy.
+  double (*forward)(const RowSpec& spec, const double* depth, double offset, std::int64_t n,
+                    double* p);
+  // p, dp, ds: [n]; ds may be dp. dp is 0 wherever p is 0. The gradient in the tempered scores.
+  void (*backward)(const RowSpec& spec, const double* depth, const double* p, const double* dp,
+                   std::int64_t n, double* ds);
+  // sum_j dp_j (d p_j / d alpha); null: the map has no alpha to learn.
+  double (*d_alpha)(const RowSpec& spec, const double* p, const double* dp, std::int64_t n);
+  // H(p) of the map's Fenchel-Young loss; null: no loss.
+  double (*generator)(const RowSpec& spec, const double* p, std::int64_t n);
+  // Whether a gradient needs `depth`, because p alone does not determine it.
+  bool backward_needs_scores;
+};
+
+extern const ReferenceMap kSoftmaxReference;
+extern const ReferenceMap kEntmaxReference;
+extern const ReferenceMap kNormmaxReference;
+extern const ReferenceMap kBudgetReference;
+extern const ReferenceMap kAdaptiveTemperatureReference;
+
+// The one list. Throws InvalidArgument for a value that is no map.
+const ReferenceMap& FindMap(RowMap map);
+
+}  // namespace tsallis

@@ -1,0 +1,136 @@
+// Softmax, and softmax whose temperature follows from its own entropy.
+#include <cmath>
+
+#include "simplex/map.h"
+#include "tsallis/error.h"
+
+namespace tsallis {
+namespace {
+
+// q = softmax(-beta depth); returns ln sum exp(-beta depth).
+double Softmax(const double* depth, double beta, std::int64_t n, double* q) {
+  double sum = 0.0, lost = 0.0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    q[j] = std::exp(-beta * depth[j]);
+    const double y = q[j] - lost;
+    const double t = sum + y;
+    lost = (t - sum) - y;
+    sum = t;
+  }
+  for (std::int64_t j = 0; j < n; ++j) q[j] /= sum;
+  return std::log(sum);
+}
+
+double Forward(const RowSpec&, const double* depth, double offset, std::int64_t n, double* p) {
+  return offset + Softmax(depth, 1.0, n, p);
+}
+
+void Backward(const RowSpec&, const double*, const double* p, const double* dp, std::int64_t n,
+              double* ds) {
+  double mean = 0.0;
+  for (std::int64_t j = 0; j < n; ++j) mean += p[j] * dp[j];
+  for (std::int64_t j = 0; j < n; ++j) ds[j] = p[j] > 0.0 ? p[j] * (dp[j] - mean) : 0.0;
+}
+
+double Shannon(const RowSpec&, const double* p, std::int64_t n) {
+  double sum = 0.0;
+  for (std::int64_t j = 0; j < n; ++j) sum -= p[j] > 0.0 ? p[j] * std::log(p[j]) : 0.0;
+  return sum;
+}
+
+// Entropy of softmax(-depth) and, if wanted, beta and its derivative in that entropy.
+struct Beta {
+  double entropy, log_sum, beta, derivative;
+};
+
+Beta FindBeta(const AdaptiveTemperature& adaptive, const double* depth, std::int64_t n) {
+  double sum = 0.0, weighted = 0.0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double e = std::exp(-depth[j]);
+    sum += e;
+    weighted += e * depth[j];
+  }
+  Beta out{std::log(sum) + weighted / sum, std::log(sum), 1.0, 0.0};
+  if (!(out.entropy > adaptive.threshold)) return out;
+  double value = 0.0, slope = 0.0;
+  for (auto c = adaptive.coefficients.rbegin(); c != adaptive.coefficients.rend(); ++c) {
+    slope = slope * out.entropy + value;
+    value = value * out.entropy + *c;
+  }
+  if (value > 1.0) {
+    out.beta = value;
+    out.derivative = slope;
+  }
+  return out;
+}
+
+void CheckAdaptive(const RowSpec& spec) {
+  if (spec.adaptive->coefficients.empty()) {
+    throw InvalidArgument("adaptive.coefficients", "at least one coefficient", "none");
+  }
+  for (double c : spec.adaptive->coefficients) {
+    if (!std::isfinite(c)) {
+      throw InvalidArgument("adaptive.coefficients", "finite values", std::to_string(c));
+    }
+  }
+  if (std::isnan(spec.adaptive->threshold)) {
+    throw InvalidArgument("adaptive.threshold", "a number", "nan");
+  }
+}
+
+double AdaptiveForward(const RowSpec& spec, const double* depth, double offset, std::int64_t n,
+                       double* p) {
+  const Beta beta = FindBeta(*spec.adaptive, depth, n);
+  Softmax(depth, beta.beta, n, p);
+  return offset + beta.log_sum;
+}
+
+// p = softmax(beta s), beta = beta(H(q)), q = softmax(s):
+//   dp_j/dbeta = p_j (s_j - <p, s>),  dH/ds_j = -q_j (ln q_j + H).
+void AdaptiveBackward(const RowSpec& spec, const double* depth, const double* p, const double* dp,
+                      std::int64_t n, double* ds) {
+  const Beta beta = FindBeta(*spec.adaptive, depth, n);
+  double mean = 0.0, mean_depth = 0.0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    mean += p[j] * dp[j];
+    mean_depth += p[j] * depth[j];
+  }
+  double d_beta = 0.0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double g = p[j] > 0.0 ? p[j] * (dp[j] - mean) : 0.0;
+    d_beta -= g * (depth[j] - mean_depth);
+    ds[j] = beta.beta * g;
+  }
+  const double d_entropy = d_beta * beta.derivative;
+  if (d_entropy == 0.0) return;
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double log_q = -depth[j] - beta.log_sum;
+    ds[j] -= d_entropy * std::exp(log_q) * (log_q + beta.entropy);
+  }
+}
+
+}  // namespace
+
+const ReferenceMap kSoftmaxReference = {
+    .map = RowMap::kSoftmax,
+    .name = "softmax",
+    .check = nullptr,
+    .forward = Forward,
+    .backward = Backward,
+    .d_alpha = nullptr,
+    .generator = Shannon,
+    .backward_needs_scores = false,
+};
+
+const ReferenceMap kAdaptiveTemperatureReference = {
+    .map = RowMap::kAdaptiveTemperature,
+    .name = "adaptive_temperature",
+    .check = CheckAdaptive,
+    .forward = AdaptiveForward,
+    .backward = AdaptiveBackward,
+    .d_alpha = nullptr,
+    .generator = nullptr,
+    .backward_needs_scores = true,
+};
+
+}  // namespace tsallis
