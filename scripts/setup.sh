@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(build-essential cmake ninja-build ccache git libhwy-dev libgtest-dev libgmock-dev
-  libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libspdlog-dev libfmt-dev)
+  libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev)
 if [[ ${1:-} == lint ]]; then packages+=(clang-format clang-tidy); fi
 requirements=scripts/requirements.txt
 
