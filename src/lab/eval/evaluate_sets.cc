@@ -15,16 +15,16 @@ namespace {
 constexpr std::int64_t kChunkItems = 2048;
 
 // Appends, set by set, the weights of the kHeatItems largest items in ascending order of priority.
-void AppendHeat(const SetBatch& batch, const torch::Tensor& weights, std::vector<float>& heat) {
-  const torch::Tensor priority = batch.items.select(2, 0).contiguous();
-  const torch::Tensor top = std::get<1>(priority.topk(kHeatItems, 1)).flip(1);
-  const torch::Tensor picked = weights.gather(1, top).contiguous();
+void AppendHeat(const SetBatch& batch, const at::Tensor& weights, std::vector<float>& heat) {
+  const at::Tensor priority = batch.items.select(2, 0).contiguous();
+  const at::Tensor top = std::get<1>(priority.topk(kHeatItems, 1)).flip(1);
+  const at::Tensor picked = weights.gather(1, top).contiguous();
   const std::int64_t room = kHeatSets * kHeatItems - static_cast<std::int64_t>(heat.size());
   const float* values = picked.const_data_ptr<float>();
   heat.insert(heat.end(), values, values + std::min(room, picked.numel()));
 }
 
-LengthScore EvaluateLength(const SetAttention& model, const MaxRetrieval& task, std::int64_t n,
+LengthScore EvaluateLength(SetAttention& model, const MaxRetrieval& task, std::int64_t n,
                            std::int64_t sets, const std::atomic<bool>& stop) {
   LengthScore score;
   score.n = n;
@@ -35,7 +35,7 @@ LengthScore EvaluateLength(const SetAttention& model, const MaxRetrieval& task, 
     const std::int64_t count = std::min(chunk, sets - first);
     const SetBatch batch = task.EvalBatch(n, first, count);
     AttentionView view;
-    const torch::Tensor scores = model.Forward(batch, &view);
+    const at::Tensor scores = model.Forward(batch, &view);
     score.hits += scores.argmax(1).eq(batch.target).sum().item<std::int64_t>();
     score.entropy += view.entropy.sum().item<double>();
     score.support += view.support_size.sum().item<double>();
@@ -54,9 +54,8 @@ std::int64_t EvalSets(const TaskConfig& task, std::int64_t n) {
   return std::clamp(task.eval_items / n, task.eval_sets_min, task.eval_sets_max);
 }
 
-std::vector<LengthScore> EvaluateSets(const SetAttention& model, const TaskConfig& config,
+std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& config,
                                       const std::atomic<bool>& stop) {
-  const torch::NoGradGuard no_grad;
   const MaxRetrieval task(config);
   std::vector<LengthScore> scores;
   for (const std::int64_t n : config.eval_lengths) {

@@ -28,7 +28,7 @@ constexpr std::int64_t kHeatItems = 16;
 std::int64_t EvalSets(const TaskConfig& task, std::int64_t n);
 
 // Evaluates at each of task.eval_lengths. Throws Interrupted when `stop` becomes true.
-std::vector<LengthScore> EvaluateSets(const SetAttention& model, const TaskConfig& task,
+std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& task,
                                       const std::atomic<bool>& stop);
 
 // A finished evaluation on disk. Loading gives nothing if there is none for exactly these lengths and set counts.

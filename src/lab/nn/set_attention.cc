@@ -1,13 +1,20 @@
 #include "lab/nn/set_attention.h"
 
-#include <cmath>
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
-#include "lab/nn/gelu.h"
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "lab/nn/set_kernels.h"
 
 namespace tsallis::lab {
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
+
+constexpr Context kOneThread{.threads = 1};  // a job has one core
 
 // Standard normal cut at two standard deviations, rescaled to unit variance (the paper's library's initialiser).
 float TruncatedNormal(RandomStream& random) {
@@ -18,6 +25,16 @@ float TruncatedNormal(RandomStream& random) {
     if (std::abs(value) <= 2.0) return static_cast<float>(value / kDeviation);
   }
 }
+
+float* Data(const Tensor& tensor) { return tensor.mutable_data_ptr<float>(); }
+const float* Read(const Tensor& tensor) { return tensor.const_data_ptr<float>(); }
+
+MutableRows Rows(const Tensor& matrix) {
+  return {Data(matrix), DType::kFloat32, matrix.size(0), matrix.size(1), matrix.size(1)};
+}
+
+// out = a b. Torch's matrix product, with the output in place.
+void Product(const Tensor& a, const Tensor& b, Tensor out) { at::mm_out(out, a, b); }
 
 }  // namespace
 
@@ -36,37 +53,60 @@ RowMapParams MapOf(const MethodConfig& method) {
   return map;
 }
 
+// Activations and gradients of one batch, kept between batches: memory that is given back to the system and fetched
+// again at every step cost a third of the time.
+struct SetAttention::Workspace {
+  // [sets, width] but for class_scores, [sets, classes].
+  Tensor query_a, query_slope, query, projected, folded, u;
+  Tensor pooled, value, attended, head_a, head_slope, class_scores;
+  Tensor d_class, d_head, d_attended, d_value, d_pooled, d_u, d_projected, d_query, d_query_a;
+  // [sets * n, width], and [sets, n].
+  Tensor a1, slope1, h, slope2, dz2, dz1, a1_kept;
+  Tensor scores, weights, d_weights, d_scores;
+  Tensor items_kept;  // [sets * n, features]
+  std::vector<std::int64_t> support;
+
+  // The first `rows` rows of a buffer that grows when it has to.
+  static Tensor Room(Tensor& buffer, std::int64_t rows, std::int64_t columns) {
+    if (!buffer.defined() || buffer.size(0) < rows || buffer.size(1) != columns)
+      buffer = at::empty({rows, columns});
+    return buffer.size(0) == rows ? buffer : buffer.narrow(0, 0, rows);
+  }
+};
+
 SetAttention::SetAttention(const ModelConfig& model, std::int64_t features, std::int64_t classes,
                            const MethodConfig& method, std::uint64_t seed)
-    : width_(model.width) {
+    : width_(model.width), classes_(classes), work_(std::make_unique<Workspace>()) {
   struct Slot {
     std::string name;
     std::vector<std::int64_t> shape;
     std::int64_t fan_in;  // 0: starts at zero
     Tensor* view;
+    Tensor* gradient;
   };
   std::vector<Slot> slots;
   const auto weight = [&](const std::string& name, std::int64_t in, std::int64_t out,
-                          Tensor& view) {
-    slots.push_back({name, {out, in}, in, &view});
+                          Layer& layer) {
+    slots.push_back({name + ".weight", {out, in}, in, &layer.weight, &layer.d_weight});
   };
   const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out,
-                          Linear& layer) {
-    weight(name + ".weight", in, out, layer.weight);
-    slots.push_back({name + ".bias", {out}, 0, &layer.bias});
+                          Layer& layer) {
+    weight(name, in, out, layer);
+    slots.push_back({name + ".bias", {out}, 0, &layer.bias, &layer.d_bias});
   };
   linear("item.0", features, width_, item1_);
   linear("item.1", width_, width_, item2_);
   linear("query.0", 1, width_, query1_);
   linear("query.1", width_, width_, query2_);
-  linear("attention.query", width_, width_, attention_query_);
-  weight("attention.key.weight", width_, width_, attention_key_);
-  linear("attention.value", width_, width_, attention_value_);
-  linear("attention.out", width_, width_, attention_out_);
+  linear("attention.query", width_, width_, attend_query_);
+  weight("attention.key", width_, width_, attend_key_);
+  linear("attention.value", width_, width_, attend_value_);
+  linear("attention.out", width_, width_, attend_out_);
   linear("head.0", width_, width_, head1_);
   linear("head.1", width_, classes, head2_);
   if (method.length_scaling.kind != LengthScaling::Kind::kNone) {
-    slots.push_back({"attention.length_scale", {1}, 0, &length_scale_});
+    slots.push_back(
+        {"attention.length_scale", {1}, 0, &length_scale_.weight, &length_scale_.d_weight});
   }
 
   constexpr std::int64_t kAlign = 16;  // floats in 64 bytes
@@ -76,8 +116,8 @@ SetAttention::SetAttention(const ModelConfig& model, std::int64_t features, std:
     offsets.push_back(total);
     total += (c10::multiply_integers(slot.shape) + kAlign - 1) / kAlign * kAlign;
   }
-  flat_ = torch::zeros({total});
-  flat_gradients_ = torch::zeros({total});
+  flat_ = at::zeros({total});
+  flat_gradients_ = at::zeros({total});
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Slot& slot = slots[i];
     const std::int64_t count = c10::multiply_integers(slot.shape);
@@ -86,24 +126,28 @@ SetAttention::SetAttention(const ModelConfig& model, std::int64_t features, std:
     for (std::int64_t k = 0; k < count && slot.fan_in > 0; ++k) {
       values[k] = TruncatedNormal(random) / std::sqrt(static_cast<float>(slot.fan_in));
     }
-    *slot.view = flat_.narrow(0, offsets[i], count).view(slot.shape).detach();
-    slot.view->requires_grad_();
-    slot.view->mutable_grad() = flat_gradients_.narrow(0, offsets[i], count).view(slot.shape);
+    *slot.view = flat_.narrow(0, offsets[i], count).view(slot.shape);
+    *slot.gradient = flat_gradients_.narrow(0, offsets[i], count).view(slot.shape);
     parameters_.emplace_back(slot.name, *slot.view);
+    gradients_.push_back(*slot.gradient);
   }
-  if (length_scale_.defined()) {
+  if (length_scale_.weight.defined()) {
     // SSMax starts at N(1, 0.01), the learned scalar at U(0.1, 1), as the ASEntmax reference does.
     RandomStream random(seed, Purpose::kInit, 1U << 20);
     const float start = method.length_scaling.kind == LengthScaling::Kind::kSSMax
                             ? 1.0F + 0.01F * TruncatedNormal(random)
                             : 0.1F + 0.9F * random.Uniform();
-    length_scale_.mutable_data_ptr<float>()[0] = start;
+    Data(length_scale_.weight)[0] = start;
   }
   SetMethod(method);
 }
 
+SetAttention::SetAttention(SetAttention&&) noexcept = default;
+SetAttention::~SetAttention() = default;
+
 void SetAttention::SetMethod(const MethodConfig& method) {
-  if ((method.length_scaling.kind != LengthScaling::Kind::kNone) != length_scale_.defined()) {
+  if ((method.length_scaling.kind != LengthScaling::Kind::kNone) !=
+      length_scale_.weight.defined()) {
     throw UsageError("method " + method.name +
                      ": its weights were trained with another length scaling");
   }
@@ -112,25 +156,176 @@ void SetAttention::SetMethod(const MethodConfig& method) {
   theta_ = method.theta.value_or(std::sqrt(static_cast<double>(width_)));
 }
 
-Tensor SetAttention::Forward(const SetBatch& batch, AttentionView* view) const {
-  const auto apply = [](const Linear& layer, const Tensor& x) {
-    return torch::linear(x, layer.weight, layer.bias);
-  };
-  const Tensor query = apply(query2_, GeluOp(apply(query1_, batch.query)));
-  Tensor u = torch::mm(apply(attention_query_, query), attention_key_) / theta_;
-  const double log_n = std::log(static_cast<double>(batch.items.size(1)));
+SetAttention::QueryScale SetAttention::ScaleFor(std::int64_t n) const {
   const LengthScaling& scaling = method_.length_scaling;
-  switch (scaling.kind) {
-    case LengthScaling::Kind::kNone: break;
-    case LengthScaling::Kind::kSSMax: u = u * (length_scale_ * log_n); break;
-    case LengthScaling::Kind::kScalar:
-      u = u * (length_scale_ * std::pow(log_n, scaling.gamma) + scaling.delta);
-      break;
+  if (scaling.kind == LengthScaling::Kind::kNone) return {1.0 / theta_, 0.0};
+  const double log_n = std::log(static_cast<double>(n));
+  const double learned = Read(length_scale_.weight)[0];
+  if (scaling.kind == LengthScaling::Kind::kSSMax)
+    return {learned * log_n / theta_, log_n / theta_};
+  const double power = std::pow(log_n, scaling.gamma);
+  return {(scaling.delta + learned * power) / theta_, power / theta_};
+}
+
+void SetAttention::RunForward(const SetBatch& batch, bool slopes, const RowStats& stats) {
+  Workspace& w = *work_;
+  const std::int64_t sets = batch.items.size(0);
+  const std::int64_t n = batch.items.size(1);
+  const auto room = [&](Tensor& buffer, std::int64_t rows) {
+    return Workspace::Room(buffer, rows, width_);
+  };
+  const auto linear = [](const Tensor& x, const Layer& layer, const Tensor& out) {
+    Product(x, layer.weight.t(), out);
+    AddBias(Data(out), Read(layer.bias), out.size(0), out.size(1));
+  };
+  const auto linear_gelu = [&](const Tensor& x, const Layer& layer, const Tensor& out,
+                               Tensor& slope) {
+    Product(x, layer.weight.t(), out);
+    float* to = slopes ? Data(room(slope, out.size(0))) : nullptr;
+    BiasGelu(Read(out), Read(layer.bias), Data(out), to, out.size(0), out.size(1));
+  };
+
+  linear_gelu(batch.query, query1_, room(w.query_a, sets), w.query_slope);
+  linear(room(w.query_a, sets), query2_, room(w.query, sets));
+  linear(room(w.query, sets), attend_query_, room(w.projected, sets));
+  Product(room(w.projected, sets), attend_key_.weight, room(w.folded, sets));
+  Tensor u = room(w.u, sets);
+  u.copy_(room(w.folded, sets));
+  u.mul_(ScaleFor(n).value);
+
+  linear_gelu(batch.items.view({sets * n, batch.items.size(2)}), item1_, room(w.a1, sets * n),
+              w.slope1);
+  linear_gelu(room(w.a1, sets * n), item2_, room(w.h, sets * n), w.slope2);
+  const Tensor scores = Workspace::Room(w.scores, sets, n);
+  const Tensor weights = Workspace::Room(w.weights, sets, n);
+  SetScores(Read(w.h), Read(u), Data(scores), sets, n, width_);
+  RowsForward(kOneThread, map_, Rows(scores), Rows(weights), stats);
+  SetPool(Read(weights), Read(w.h), Data(room(w.pooled, sets)), sets, n, width_);
+
+  linear(room(w.pooled, sets), attend_value_, room(w.value, sets));
+  linear(room(w.value, sets), attend_out_, room(w.attended, sets));
+  linear_gelu(room(w.attended, sets), head1_, room(w.head_a, sets), w.head_slope);
+  linear(room(w.head_a, sets), head2_, Workspace::Room(w.class_scores, sets, classes_));
+}
+
+void SetAttention::RunBackward(const SetBatch& batch) {
+  Workspace& w = *work_;
+  const std::int64_t sets = batch.items.size(0);
+  const std::int64_t n = batch.items.size(1);
+  const std::int64_t features = batch.items.size(2);
+  const auto room = [&](Tensor& buffer, std::int64_t rows) {
+    return Workspace::Room(buffer, rows, width_);
+  };
+  // Gradients of layer's parameters from d_out and its input; d_in receives the input's gradient if defined.
+  const auto back = [](const Tensor& d_out, const Tensor& in, const Layer& layer,
+                       const Tensor& d_in) {
+    Product(d_out.t(), in, layer.d_weight);
+    ColumnSums(Read(d_out), Data(layer.d_bias), d_out.size(0), d_out.size(1));
+    if (d_in.defined()) Product(d_out, layer.weight, d_in);
+  };
+
+  const Tensor d_head = room(w.d_head, sets);
+  back(Workspace::Room(w.d_class, sets, classes_), room(w.head_a, sets), head2_, d_head);
+  Multiply(Data(d_head), Read(w.head_slope), d_head.numel());
+  back(d_head, room(w.attended, sets), head1_, room(w.d_attended, sets));
+  back(room(w.d_attended, sets), room(w.value, sets), attend_out_, room(w.d_value, sets));
+  back(room(w.d_value, sets), room(w.pooled, sets), attend_value_, room(w.d_pooled, sets));
+
+  const Tensor scores = Workspace::Room(w.scores, sets, n);
+  const Tensor weights = Workspace::Room(w.weights, sets, n);
+  const Tensor d_weights = Workspace::Room(w.d_weights, sets, n);
+  const Tensor d_scores = Workspace::Room(w.d_scores, sets, n);
+  SetScores(Read(w.h), Read(w.d_pooled), Data(d_weights), sets, n, width_);
+  RowsBackward(kOneThread, map_, Rows(scores), Rows(weights), Rows(d_weights), Rows(d_scores));
+  Tensor d_u = room(w.d_u, sets);
+  SetPool(Read(d_scores), Read(w.h), Data(d_u), sets, n, width_);
+
+  // Items with a weight or a score gradient; every other item's gradient is exactly zero.
+  w.support.resize(static_cast<std::size_t>(sets * n));
+  std::int64_t kept = 0;
+  for (std::int64_t i = 0; i < sets * n; ++i) {
+    w.support[static_cast<std::size_t>(kept)] = i;
+    kept += static_cast<std::int64_t>(Read(weights)[i] != 0.0F || Read(d_scores)[i] != 0.0F);
   }
-  const Tensor pooled =
-      AttendSet(batch.items, u, item1_.weight, item1_.bias, item2_.weight, item2_.bias, map_, view);
-  const Tensor attended = apply(attention_out_, apply(attention_value_, pooled));
-  return apply(head2_, GeluOp(apply(head1_, attended)));
+  const std::int64_t* support = w.support.data();
+  const Tensor dz2 = room(w.dz2, kept);
+  SupportGradient(support, kept, n, width_, Read(weights), Read(d_scores), Read(w.d_pooled),
+                  Read(w.u), Read(w.slope2), Data(dz2));
+  Tensor a1 = room(w.a1, sets * n);
+  Tensor items = batch.items.view({sets * n, features});
+  if (kept < sets * n) {
+    const auto gather = [&](const Tensor& from, const Tensor& to) {
+      const std::int64_t width = from.size(1);
+      for (std::int64_t m = 0; m < kept; ++m) {
+        std::memcpy(Data(to) + m * width, Read(from) + support[m] * width,
+                    static_cast<std::size_t>(width) * sizeof(float));
+      }
+      return to;
+    };
+    a1 = gather(a1, room(w.a1_kept, kept));
+    items = gather(items, Workspace::Room(w.items_kept, kept, features));
+  }
+  const Tensor dz1 = room(w.dz1, kept);
+  back(dz2, a1, item2_, dz1);
+  MultiplyRows(support, kept, width_, Read(w.slope1), Data(dz1));
+  back(dz1, items, item1_, Tensor());
+
+  // u = scale * projected K: through the scale, then the folded projections.
+  const QueryScale scale = ScaleFor(n);
+  if (length_scale_.weight.defined()) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < sets * width_; ++i)
+      sum += double{Read(d_u)[i]} * Read(w.folded)[i];
+    Data(length_scale_.d_weight)[0] = static_cast<float>(sum * scale.slope);
+  }
+  d_u.mul_(scale.value);
+  Product(room(w.projected, sets).t(), d_u, attend_key_.d_weight);
+  Product(d_u, attend_key_.weight.t(), room(w.d_projected, sets));
+  back(room(w.d_projected, sets), room(w.query, sets), attend_query_, room(w.d_query, sets));
+  const Tensor d_query_a = room(w.d_query_a, sets);
+  back(room(w.d_query, sets), room(w.query_a, sets), query2_, d_query_a);
+  Multiply(Data(d_query_a), Read(w.query_slope), d_query_a.numel());
+  back(d_query_a, batch.query, query1_, Tensor());
+}
+
+Tensor SetAttention::Forward(const SetBatch& batch, AttentionView* view) {
+  const c10::InferenceMode no_autograd;
+  const std::int64_t sets = batch.items.size(0);
+  RowStats stats;
+  if (view != nullptr) {
+    view->entropy = at::empty({sets}, at::kDouble);
+    view->support_size = at::empty({sets}, at::kLong);
+    stats.entropy = view->entropy.mutable_data_ptr<double>();
+    stats.support_size = view->support_size.mutable_data_ptr<std::int64_t>();
+  }
+  RunForward(batch, false, stats);
+  if (view != nullptr) view->weights = Workspace::Room(work_->weights, sets, batch.items.size(1));
+  return Workspace::Room(work_->class_scores, sets, classes_);
+}
+
+BatchScore SetAttention::LossAndGradient(const SetBatch& batch) {
+  const c10::InferenceMode no_autograd;
+  RunForward(batch, true, {});
+  const std::int64_t sets = batch.items.size(0);
+  const std::int64_t* target = batch.target.const_data_ptr<std::int64_t>();
+  float* gradient = Data(Workspace::Room(work_->d_class, sets, classes_));
+  const float* row = Read(work_->class_scores);
+  BatchScore score;
+  for (std::int64_t b = 0; b < sets; ++b, row += classes_, gradient += classes_) {
+    const float* best = std::max_element(row, row + classes_);
+    double sum = 0.0;
+    for (std::int64_t k = 0; k < classes_; ++k) sum += std::exp(double{row[k]} - *best);
+    for (std::int64_t k = 0; k < classes_; ++k) {
+      const double p = std::exp(double{row[k]} - *best) / sum;
+      gradient[k] =
+          static_cast<float>((p - (k == target[b] ? 1.0 : 0.0)) / static_cast<double>(sets));
+    }
+    score.loss += std::log(sum) + *best - row[target[b]];
+    score.hits += static_cast<std::int64_t>(best - row == target[b]);
+  }
+  score.loss /= static_cast<double>(sets);
+  RunBackward(batch);
+  return score;
 }
 
 }  // namespace tsallis::lab

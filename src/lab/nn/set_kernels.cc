@@ -27,17 +27,6 @@ HWY_INLINE V Gate(D d, V x, V x2) {
   return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), e));
 }
 
-HWY_INLINE V GeluOf(D d, V x) { return hn::Mul(x, Gate(d, x, hn::Mul(x, x))); }
-
-// gelu'(x) = g + x g (1 - g) y'(x), y' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2).
-HWY_INLINE V GeluSlope(D d, V x) {
-  const V x2 = hn::Mul(x, x);
-  const V g = Gate(d, x, x2);
-  const V slope =
-      hn::Mul(hn::Set(d, kGelu), hn::MulAdd(hn::Set(d, 3.0f * kCubic), x2, hn::Set(d, 1.0f)));
-  return hn::MulAdd(hn::Mul(hn::Mul(x, g), hn::Sub(hn::Set(d, 1.0f), g)), slope, g);
-}
-
 // Calls body(offset, load, store) over [0, count); the tail is loaded and stored partially.
 template <class Body>
 HWY_INLINE void Sweep(std::int64_t count, const Body& body) {
@@ -57,14 +46,47 @@ HWY_INLINE void Sweep(std::int64_t count, const Body& body) {
   }
 }
 
-void GeluImpl(const float* z, float* a, std::int64_t count) {
-  Sweep(count, [&](std::int64_t, const auto& load, const auto& store)
-                   HWY_ATTR { store(GeluOf(D(), load(z)), a); });
+void BiasGeluImpl(const float* z, const float* bias, float* a, float* slope, std::int64_t rows,
+                  std::int64_t width) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* from = z + r * width;
+    float* to = a + r * width;
+    float* slope_to = slope == nullptr ? nullptr : slope + r * width;
+    Sweep(width, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+      const V x = hn::Add(load(from), load(bias));
+      const V x2 = hn::Mul(x, x);
+      const V gate = Gate(d, x, x2);
+      const V y = hn::Mul(x, gate);
+      store(y, to);
+      if (slope_to != nullptr) {
+        // gelu'(x) = g + x g (1 - g) y'(x), y' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2).
+        const V inner = hn::Mul(hn::Set(d, kGelu), hn::MulAdd(hn::Set(d, 3.0f * kCubic), x2, one));
+        store(hn::MulAdd(hn::Mul(y, hn::Sub(one, gate)), inner, gate), slope_to);
+      }
+    });
+  }
 }
 
-void GeluBackwardImpl(const float* z, const float* da, float* dz, std::int64_t count) {
+void AddBiasImpl(float* x, const float* bias, std::int64_t rows, std::int64_t width) {
+  for (std::int64_t r = 0; r < rows; ++r, x += width) {
+    Sweep(width, [&](std::int64_t, const auto& load, const auto& store)
+                     HWY_ATTR { store(hn::Add(load(x), load(bias)), x); });
+  }
+}
+
+void ColumnSumsImpl(const float* x, float* sums, std::int64_t rows, std::int64_t width) {
+  std::fill(sums, sums + width, 0.0f);
+  for (std::int64_t r = 0; r < rows; ++r, x += width) {
+    Sweep(width, [&](std::int64_t, const auto& load, const auto& store)
+                     HWY_ATTR { store(hn::Add(load(sums), load(x)), sums); });
+  }
+}
+
+void MultiplyImpl(float* x, const float* y, std::int64_t count) {
   Sweep(count, [&](std::int64_t, const auto& load, const auto& store)
-                   HWY_ATTR { store(hn::Mul(load(da), GeluSlope(D(), load(z))), dz); });
+                   HWY_ATTR { store(hn::Mul(load(x), load(y)), x); });
 }
 
 // Four items at a time hide the latency of the multiply-adds; u stays in the first-level cache.
@@ -107,29 +129,27 @@ void SetPoolImpl(const float* p, const float* h, float* z, std::int64_t sets, st
 
 void SupportGradientImpl(const std::int64_t* rows, std::int64_t count, std::int64_t n,
                          std::int64_t width, const float* p, const float* ds, const float* dpooled,
-                         const float* u, const float* z, float* dz) {
+                         const float* u, const float* slope, float* dz) {
   const D d;
   for (std::int64_t m = 0; m < count; ++m) {
     const std::int64_t row = rows[m];
     const std::int64_t b = row / n;
     const V weight = hn::Set(d, p[row]);
     const V score = hn::Set(d, ds[row]);
-    const float* zr = z + row * width;
+    const float* sr = slope + row * width;
     const float* db = dpooled + b * width;
     const float* ub = u + b * width;
     float* out = dz + m * width;
     Sweep(width, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
       const V da = hn::MulAdd(weight, load(db), hn::Mul(score, load(ub)));
-      store(hn::Mul(da, GeluSlope(d, load(zr))), out);
+      store(hn::Mul(da, load(sr)), out);
     });
   }
 }
 
-void GeluBackwardRowsImpl(const std::int64_t* rows, std::int64_t count, std::int64_t width,
-                          const float* z, const float* da, float* dz) {
-  for (std::int64_t m = 0; m < count; ++m) {
-    GeluBackwardImpl(z + rows[m] * width, da + m * width, dz + m * width, width);
-  }
+void MultiplyRowsImpl(const std::int64_t* rows, std::int64_t count, std::int64_t width,
+                      const float* y, float* x) {
+  for (std::int64_t m = 0; m < count; ++m) MultiplyImpl(x + m * width, y + rows[m] * width, width);
 }
 
 void AdamStepImpl(const AdamConstants& c, std::int64_t count, const float* g, float* w, float* m,
@@ -158,20 +178,31 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tsallis::lab {
 
-HWY_EXPORT(GeluImpl);
-HWY_EXPORT(GeluBackwardImpl);
+HWY_EXPORT(BiasGeluImpl);
+HWY_EXPORT(AddBiasImpl);
+HWY_EXPORT(ColumnSumsImpl);
+HWY_EXPORT(MultiplyImpl);
 HWY_EXPORT(SetScoresImpl);
 HWY_EXPORT(SetPoolImpl);
 HWY_EXPORT(SupportGradientImpl);
-HWY_EXPORT(GeluBackwardRowsImpl);
+HWY_EXPORT(MultiplyRowsImpl);
 HWY_EXPORT(AdamStepImpl);
 
-void Gelu(const float* z, float* a, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(GeluImpl)(z, a, count);
+void BiasGelu(const float* z, const float* bias, float* a, float* slope, std::int64_t rows,
+              std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(BiasGeluImpl)(z, bias, a, slope, rows, width);
 }
 
-void GeluBackward(const float* z, const float* da, float* dz, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(GeluBackwardImpl)(z, da, dz, count);
+void AddBias(float* x, const float* bias, std::int64_t rows, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(AddBiasImpl)(x, bias, rows, width);
+}
+
+void ColumnSums(const float* x, float* sums, std::int64_t rows, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(ColumnSumsImpl)(x, sums, rows, width);
+}
+
+void Multiply(float* x, const float* y, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(MultiplyImpl)(x, y, count);
 }
 
 void SetScores(const float* h, const float* u, float* s, std::int64_t sets, std::int64_t n,
@@ -186,13 +217,13 @@ void SetPool(const float* p, const float* h, float* z, std::int64_t sets, std::i
 
 void SupportGradient(const std::int64_t* rows, std::int64_t count, std::int64_t n,
                      std::int64_t width, const float* p, const float* ds, const float* dpooled,
-                     const float* u, const float* z, float* dz) {
-  HWY_DYNAMIC_DISPATCH(SupportGradientImpl)(rows, count, n, width, p, ds, dpooled, u, z, dz);
+                     const float* u, const float* slope, float* dz) {
+  HWY_DYNAMIC_DISPATCH(SupportGradientImpl)(rows, count, n, width, p, ds, dpooled, u, slope, dz);
 }
 
-void GeluBackwardRows(const std::int64_t* rows, std::int64_t count, std::int64_t width,
-                      const float* z, const float* da, float* dz) {
-  HWY_DYNAMIC_DISPATCH(GeluBackwardRowsImpl)(rows, count, width, z, da, dz);
+void MultiplyRows(const std::int64_t* rows, std::int64_t count, std::int64_t width, const float* y,
+                  float* x) {
+  HWY_DYNAMIC_DISPATCH(MultiplyRowsImpl)(rows, count, width, y, x);
 }
 
 void AdamStep(const AdamConstants& constants, std::int64_t count, const float* g, float* w,

@@ -6,11 +6,19 @@
 
 namespace tsallis::lab {
 
-// a = gelu(z), the tanh form of Hendrycks and Gimpel 2016 (flax's default). z, a: [count]; may be the same memory.
-void Gelu(const float* z, float* a, std::int64_t count);
+// a = gelu(z + bias), the tanh form of Hendrycks and Gimpel 2016 (flax's default), and slope = gelu'(z + bias).
+// z, a, slope: [rows, width], a may be z, slope may be null; bias: [width].
+void BiasGelu(const float* z, const float* bias, float* a, float* slope, std::int64_t rows,
+              std::int64_t width);
 
-// dz = da * gelu'(z). All [count]; dz may be da.
-void GeluBackward(const float* z, const float* da, float* dz, std::int64_t count);
+// x += bias in every row. x: [rows, width].
+void AddBias(float* x, const float* bias, std::int64_t rows, std::int64_t width);
+
+// sums[k] = sum over rows of x[., k]. x: [rows, width], sums: [width].
+void ColumnSums(const float* x, float* sums, std::int64_t rows, std::int64_t width);
+
+// x *= y. [count].
+void Multiply(float* x, const float* y, std::int64_t count);
 
 // s[b, j] = <h[b, j, :], u[b, :]>. h: [sets, n, width], u: [sets, width], s: [sets, n].
 void SetScores(const float* h, const float* u, float* s, std::int64_t sets, std::int64_t n,
@@ -20,16 +28,16 @@ void SetScores(const float* h, const float* u, float* s, std::int64_t sets, std:
 void SetPool(const float* p, const float* h, float* z, std::int64_t sets, std::int64_t n,
              std::int64_t width);
 
-// Gradient before the last activation, on the rows that have one:
-// dz[m, :] = (p * dpooled[b, :] + ds * u[b, :]) * gelu'(z[row, :]) with row = rows[m], b = row / n.
-// rows: [count], ascending; p, ds: [sets, n]; dpooled, u: [sets, width]; z: [sets * n, width]; dz: [count, width].
+// Gradient before the encoder's last activation, on the rows that have one:
+// dz[m, :] = (p * dpooled[b, :] + ds * u[b, :]) * slope[row, :] with row = rows[m], b = row / n.
+// rows: [count], ascending; p, ds: [sets, n]; dpooled, u: [sets, width]; slope: [sets * n, width]; dz: [count, width].
 void SupportGradient(const std::int64_t* rows, std::int64_t count, std::int64_t n,
                      std::int64_t width, const float* p, const float* ds, const float* dpooled,
-                     const float* u, const float* z, float* dz);
+                     const float* u, const float* slope, float* dz);
 
-// dz[m, :] = da[m, :] * gelu'(z[rows[m], :]); may be in place. da, dz: [count, width].
-void GeluBackwardRows(const std::int64_t* rows, std::int64_t count, std::int64_t width,
-                      const float* z, const float* da, float* dz);
+// x[m, :] *= y[rows[m], :]. x: [count, width].
+void MultiplyRows(const std::int64_t* rows, std::int64_t count, std::int64_t width, const float* y,
+                  float* x);
 
 // One Adam step (Kingma and Ba 2015) with the L2 term in the gradient: g += l2 w; m, v, w updated in place.
 // correction1 = 1 - beta1^t, correction2 = 1 - beta2^t. All arrays [count].

@@ -27,8 +27,7 @@ void DrawSet(RandomStream& random, std::int64_t row, std::int64_t n, std::int64_
 }
 
 SetBatch EmptyBatch(std::int64_t sets, std::int64_t n, std::int64_t features) {
-  return {torch::zeros({sets, n, features}), torch::empty({sets, 1}),
-          torch::empty({sets}, torch::TensorOptions().dtype(torch::kLong))};
+  return {at::zeros({sets, n, features}), at::empty({sets, 1}), at::empty({sets}, at::kLong)};
 }
 
 }  // namespace

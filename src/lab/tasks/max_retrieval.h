@@ -2,7 +2,7 @@
 // answer is the class of the item of highest priority.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <cstdint>
 
@@ -12,10 +12,9 @@
 namespace tsallis::lab {
 
 struct SetBatch {
-  torch::Tensor
-      items;  // [sets, n, 1 + classes] float32: priority in [0, 1), then the class one-hot
-  torch::Tensor query;   // [sets, 1] float32, uniform in [0, 1): carries no information
-  torch::Tensor target;  // [sets] int64
+  at::Tensor items;   // [sets, n, 1 + classes] float32: priority in [0, 1), then the class one-hot
+  at::Tensor query;   // [sets, 1] float32, uniform in [0, 1): carries no information
+  at::Tensor target;  // [sets] int64
 };
 
 class MaxRetrieval {

@@ -91,7 +91,7 @@ class AsideFile {
 
 }  // namespace
 
-const torch::Tensor& TensorFile::At(const std::string& name) const {
+const at::Tensor& TensorFile::At(const std::string& name) const {
   for (const auto& [known, tensor] : tensors) {
     if (known == name) return tensor;
   }
@@ -101,7 +101,7 @@ const torch::Tensor& TensorFile::At(const std::string& name) const {
 void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!file.metadata.empty()) header["__metadata__"] = file.metadata;
-  std::vector<torch::Tensor> contents;
+  std::vector<at::Tensor> contents;
   std::size_t offset = 0;
   for (const auto& [name, tensor] : file.tensors) {
     contents.push_back(tensor.detach().contiguous());
@@ -117,7 +117,7 @@ void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   AsideFile out(path);
   out.Write(&length, sizeof(length));
   out.Write(text.data(), text.size());
-  for (const torch::Tensor& tensor : contents) out.Write(tensor.const_data_ptr(), tensor.nbytes());
+  for (const at::Tensor& tensor : contents) out.Write(tensor.const_data_ptr(), tensor.nbytes());
   out.Commit();
 }
 
@@ -148,8 +148,8 @@ TensorFile ReadTensors(const std::filesystem::path& path) {
       for (const std::int64_t size : shape) {
         if (size < 0) Fail(path, "tensor \"" + name + "\" has a negative size");
       }
-      const torch::Tensor tensor =
-          torch::empty(shape, TypeOf(entry.at("dtype").get<std::string>(), path));
+      const at::Tensor tensor =
+          at::empty(shape, TypeOf(entry.at("dtype").get<std::string>(), path));
       if (range[1] > data || range[0] > range[1] || range[1] - range[0] != tensor.nbytes()) {
         Fail(path, "tensor \"" + name + "\" does not fit the file: cut short or damaged");
       }

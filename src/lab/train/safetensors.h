@@ -1,7 +1,7 @@
 // Tensors on disk in the safetensors format: eight bytes of header length (little-endian), a JSON header, raw tensors.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <filesystem>
 #include <map>
@@ -12,10 +12,10 @@
 namespace tsallis::lab {
 
 struct TensorFile {
-  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::map<std::string, std::string> metadata;
 
-  const torch::Tensor& At(const std::string& name) const;  // std::runtime_error if it is not there
+  const at::Tensor& At(const std::string& name) const;  // std::runtime_error if it is not there
 };
 
 // Writes aside, flushes to the disk and renames: a reader sees the old file or the whole new one. float32, float64,

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct OptimizerState {
-  torch::Tensor first,
+  at::Tensor first,
       second;  // exponential averages of the gradient and its square, as FlatParameters
 };
 
@@ -83,14 +83,13 @@ void ClaimFolder(const TrainingJob& job) {
 }
 
 void LoadParameters(const TensorFile& file, const SetAttention& model) {
-  const torch::NoGradGuard no_grad;
   for (const auto& [name, parameter] : model.Parameters()) {
-    const torch::Tensor& stored = file.At(name);
+    const at::Tensor& stored = file.At(name);
     if (stored.sizes() != parameter.sizes() || stored.scalar_type() != parameter.scalar_type()) {
       throw std::runtime_error("checkpoint: tensor \"" + name +
                                "\" has another shape or type than the model");
     }
-    torch::Tensor(parameter).copy_(stored);
+    at::Tensor(parameter).copy_(stored);
   }
 }
 
@@ -126,10 +125,10 @@ std::int64_t LoadCheckpoint(const TrainingJob& job, const SetAttention& model,
   const TensorFile state = ReadTensors(last / "state.safetensors");
   for (const auto& [name, target] :
        {std::pair{"adam.first", optimizer.first}, {"adam.second", optimizer.second}}) {
-    const torch::Tensor& stored = state.At(name);
+    const at::Tensor& stored = state.At(name);
     if (stored.sizes() != target.sizes())
       throw std::runtime_error("checkpoint: optimiser state of another model");
-    torch::Tensor(target).copy_(stored);
+    at::Tensor(target).copy_(stored);
   }
   return std::stoll(state.metadata.at("step"));
 }
@@ -206,8 +205,8 @@ SetAttention Train(const TrainingJob& job, const std::function<void(const JobSta
     return model;
   }
 
-  const OptimizerState optimizer{torch::zeros_like(model.FlatParameters()),
-                                 torch::zeros_like(model.FlatParameters())};
+  const OptimizerState optimizer{at::zeros_like(model.FlatParameters()),
+                                 at::zeros_like(model.FlatParameters())};
   std::int64_t step = LoadCheckpoint(job, model, optimizer);
   Metrics metrics(job.folder / "metrics.jsonl", step);
   Adam adam(recipe.train, model, optimizer);
@@ -225,19 +224,15 @@ SetAttention Train(const TrainingJob& job, const std::function<void(const JobSta
   // A window of metrics always starts at a multiple of log_every, and checkpoints do too: resuming splits none.
   while (step < job.steps) {
     const SetBatch batch = task.TrainBatch(job.seed, step, recipe.train.batch);
-    const torch::Tensor scores = model.Forward(batch);
-    const torch::Tensor loss = torch::nn::functional::cross_entropy(scores, batch.target);
-    torch::Tensor(model.FlatGradients()).zero_();
-    loss.backward();
-    const double value = loss.item<double>();
-    if (!std::isfinite(value)) {
+    const BatchScore score = model.LossAndGradient(batch);
+    if (!std::isfinite(score.loss)) {
       throw std::runtime_error(
           fmt::format("{} seed {}: the loss is {} at step {}; the last checkpoint is kept",
-                      job.method->name, job.seed, value, step));
+                      job.method->name, job.seed, score.loss, step));
     }
     adam.Step(++step);
-    loss_sum += value;
-    hits += scores.detach().argmax(1).eq(batch.target).sum().item<std::int64_t>();
+    loss_sum += score.loss;
+    hits += score.hits;
 
     const std::int64_t window = (step - 1) % recipe.train.log_every + 1;
     const auto now = Clock::now();

@@ -1,0 +1,61 @@
+// What several lab tests need: a folder that goes away, and a small study.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "lab/config/recipe.h"
+
+namespace tsallis::lab {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "tsallis-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    path_ = name;
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& Path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Two methods at a size that trains in a moment.
+inline Recipe SmallRecipe() {
+  Recipe recipe;
+  recipe.name = "small";
+  recipe.task.name = "max-retrieval";
+  recipe.task.eval_lengths = {16, 64};
+  recipe.task.eval_items = 4096;
+  recipe.task.eval_sets_min = 16;
+  recipe.task.eval_sets_max = 64;
+  recipe.model = {"set-attention", 32};
+  recipe.train.batch = 16;
+  recipe.train.log_every = 10;
+  recipe.train.checkpoint_every = 20;
+  MethodConfig softmax;
+  softmax.name = softmax.label = softmax.map = "softmax";
+  softmax.paper = {90.0};
+  MethodConfig adaptive;
+  adaptive.name = adaptive.label = adaptive.map = "adaptive-temperature";
+  adaptive.weights_of = "softmax";
+  MethodConfig scaled;
+  scaled.name = scaled.label = "asentmax-3";
+  scaled.map = "entmax";
+  scaled.length_scaling = {LengthScaling::Kind::kScalar, 3.0, 1.0};
+  recipe.methods = {softmax, adaptive, scaled};
+  recipe.scales["quick"] = {100, 2, {}, std::nullopt, std::nullopt};
+  return recipe;
+}
+
+}  // namespace tsallis::lab

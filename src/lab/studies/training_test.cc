@@ -1,0 +1,243 @@
+// The lab's path from a recipe to results: gradients, data, checkpoints, resuming, the queue.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "lab/eval/evaluate_sets.h"
+#include "lab/lab_test_support.h"
+#include "lab/nn/set_attention.h"
+#include "lab/studies/reproduce.h"
+#include "lab/train/safetensors.h"
+#include "lab/train/trainer.h"
+
+namespace tsallis::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::atomic<bool> never{false};
+
+bool SameBits(const SetAttention& a, const SetAttention& b) {
+  return torch::equal(a.FlatParameters(), b.FlatParameters());
+}
+
+// The model as the paper's listing has it, projections unfolded, with torch's own operations and autograd.
+torch::Tensor PlainForward(const std::map<std::string, torch::Tensor>& p, const SetBatch& batch,
+                           const MethodConfig& method) {
+  const auto linear = [&](const std::string& name, const torch::Tensor& x) {
+    const auto bias = p.find(name + ".bias");
+    return torch::linear(x, p.at(name + ".weight"),
+                         bias == p.end() ? torch::Tensor() : bias->second);
+  };
+  const auto gelu = [](const torch::Tensor& x) { return torch::gelu(x, "tanh"); };
+  const auto h = gelu(linear("item.1", gelu(linear("item.0", batch.items.to(torch::kDouble)))));
+  const auto q = linear("attention.query",
+                        linear("query.1", gelu(linear("query.0", batch.query.to(torch::kDouble)))));
+  auto scores = torch::bmm(linear("attention.key", h), q.unsqueeze(2)).squeeze(2) / std::sqrt(32.0);
+  const double log_n = std::log(static_cast<double>(batch.items.size(1)));
+  if (method.length_scaling.kind == LengthScaling::Kind::kScalar) {
+    scores = scores *
+             (1.0 + p.at("attention.length_scale") * std::pow(log_n, method.length_scaling.gamma));
+  } else if (method.length_scaling.kind == LengthScaling::Kind::kSSMax) {
+    scores = scores * (p.at("attention.length_scale") * log_n);
+  }
+  torch::Tensor weights;
+  if (method.map == "softmax") {
+    weights = scores.softmax(1);
+  } else {  // 1.5-entmax by sorting (Peters et al. 2019, algorithm 2), differentiable through the threshold
+    const auto z = std::get<0>((scores / 2).sort(1, true));
+    const auto k = torch::arange(1, z.size(1) + 1, z.options());
+    const auto mean = z.cumsum(1) / k;
+    const auto square = (z * z).cumsum(1) / k;
+    const auto tau = mean - torch::relu((1 - k * (square - mean * mean)) / k).sqrt();
+    const auto size = (tau <= z).sum(1, true);
+    weights = torch::relu(scores / 2 - tau.gather(1, size - 1)).square();
+  }
+  const auto pooled = torch::bmm(weights.unsqueeze(1), linear("attention.value", h)).squeeze(1);
+  return linear("head.1", gelu(linear("head.0", linear("attention.out", pooled))));
+}
+
+TEST(SetAttention, LossAndGradientEqualThePlainModelInDouble) {
+  Recipe recipe = SmallRecipe();
+  MethodConfig ssmax = recipe.methods[0];
+  ssmax.length_scaling.kind = LengthScaling::Kind::kSSMax;
+  MethodConfig entmax = recipe.methods[2];
+  const MaxRetrieval task(recipe.task);
+  for (const MethodConfig& method : {recipe.methods[0], ssmax, entmax}) {
+    SetAttention model(recipe.model, task.Features(), task.Classes(), method, 3);
+    const SetBatch batch = task.TrainBatch(1, 2, 24);
+    std::map<std::string, torch::Tensor> plain;
+    for (const auto& [name, parameter] : model.Parameters()) {
+      plain[name] = parameter.to(torch::kDouble).requires_grad_();
+    }
+    const auto scores = PlainForward(plain, batch, method);
+    const auto loss = torch::nn::functional::cross_entropy(scores, batch.target);
+    loss.backward();
+    for (int repeat = 0; repeat < 2;
+         ++repeat) {  // the second call must not add to the first one's gradient
+      const BatchScore score = model.LossAndGradient(batch);
+      EXPECT_NEAR(score.loss, loss.item<double>(), 1e-5) << method.name;
+      EXPECT_EQ(score.hits, scores.argmax(1).eq(batch.target).sum().item<std::int64_t>());
+    }
+    EXPECT_TRUE(torch::allclose(model.Forward(batch).to(torch::kDouble), scores, 1e-4, 1e-5));
+    for (std::size_t i = 0; i < model.Gradients().size(); ++i) {
+      const std::string& name = model.Parameters()[i].first;
+      const auto expected = plain.at(name).grad();
+      const auto error =
+          (model.Gradients()[i].to(torch::kDouble) - expected).abs().max().item<double>();
+      EXPECT_LT(error, 1e-6 + 1e-4 * expected.abs().max().item<double>())
+          << method.name << " " << name;
+    }
+  }
+}
+
+TEST(MaxRetrieval, DataIsAFunctionOfSeedAndIndex) {
+  const MaxRetrieval task(SmallRecipe().task);
+  const SetBatch a = task.TrainBatch(3, 7, 8);
+  const SetBatch b = task.TrainBatch(3, 7, 8);
+  EXPECT_TRUE(torch::equal(a.items, b.items) && torch::equal(a.target, b.target) &&
+              torch::equal(a.query, b.query));
+  EXPECT_FALSE(torch::equal(a.query, task.TrainBatch(4, 7, 8).query));
+  EXPECT_FALSE(torch::equal(a.query, task.TrainBatch(3, 8, 8).query));
+  std::set<std::int64_t> lengths;
+  for (std::int64_t step = 0; step < 400; ++step)
+    lengths.insert(task.TrainBatch(1, step, 1).items.size(1));
+  EXPECT_EQ(*lengths.begin(), 5);
+  EXPECT_EQ(*lengths.rbegin(), 16);
+  EXPECT_EQ(lengths.size(), 12U);
+  // The target is the class of the item with the highest priority, and slices of the evaluation list agree.
+  const SetBatch all = task.EvalBatch(64, 0, 6);
+  const auto best = all.items.select(2, 0).argmax(1);
+  const auto classes = all.items.narrow(2, 1, 10).argmax(2).gather(1, best.unsqueeze(1)).squeeze(1);
+  EXPECT_TRUE(torch::equal(classes, all.target));
+  EXPECT_TRUE(torch::equal(all.items.narrow(0, 4, 2), task.EvalBatch(64, 4, 2).items));
+}
+
+TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
+  const Recipe recipe = SmallRecipe();
+  for (const char* name : {"softmax", "asentmax-3"}) {
+    const MethodConfig& method = recipe.Method(name);
+    const TemporaryFolder whole;
+    const TemporaryFolder parts;
+    const SetAttention straight = Train(
+        {&recipe, &method, 5, 100, whole.Path() / "a"}, [](const JobStatus&) {}, never);
+    // Stopped wherever the first report after a resume finds it, again and again.
+    int stops = 0;
+    for (bool done = false; !done;) {
+      std::atomic<bool> stop{false};
+      try {
+        const SetAttention model = Train(
+            {&recipe, &method, 5, 100, parts.Path() / "a"},
+            [&](const JobStatus& status) { stop = status.step < 100; }, stop);
+        EXPECT_TRUE(SameBits(straight, model));
+        done = true;
+      } catch (const Interrupted&) {
+        ASSERT_LT(++stops, 30);
+        // A kill may leave half-written files behind.
+        std::ofstream(parts.Path() / "a" / "metrics.jsonl", std::ios::app) << "{\"step\": 9";
+        std::ofstream(parts.Path() / "a" / "model.safetensors.tmp") << "half";
+      }
+    }
+    EXPECT_GT(stops, 3);
+    const auto lines = [](const fs::path& folder) {
+      std::vector<std::string> found;
+      std::ifstream in(folder / "a" / "metrics.jsonl");
+      for (std::string line; std::getline(in, line);)
+        found.push_back(line.substr(0, line.find("\"seconds\"")));
+      return found;
+    };
+    EXPECT_EQ(lines(whole.Path()), lines(parts.Path()));
+    EXPECT_EQ(lines(whole.Path()).size(), 10U);
+  }
+}
+
+TEST(Trainer, RefusesAFolderOfOtherSettings) {
+  Recipe recipe = SmallRecipe();
+  const TemporaryFolder folder;
+  Train(
+      {&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"}, [](const JobStatus&) {}, never);
+  recipe.train.lr = 5e-4;
+  try {
+    Train(
+        {&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"}, [](const JobStatus&) {}, never);
+    FAIL() << "accepted";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("train was"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Trainer, ALossThatIsNotFiniteNamesTheStepAndKeepsTheCheckpoint) {
+  Recipe recipe = SmallRecipe();
+  const TemporaryFolder folder;
+  recipe.train.lr = 1e30;
+  EXPECT_THROW(Train(
+                   {&recipe, &recipe.methods[0], 1, 100, folder.Path() / "a"},
+                   [](const JobStatus&) {}, never),
+               std::runtime_error);
+  EXPECT_FALSE(fs::exists(folder.Path() / "a" / "model.safetensors"));
+}
+
+TEST(Safetensors, RoundTripAndDamage) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.Path() / "x.safetensors";
+  const TensorFile file{{{"a", torch::randn({2, 3})},
+                         {"b", torch::arange(4, torch::kLong)},
+                         {"c", torch::randn({3}).to(torch::kBFloat16)},
+                         {"empty", torch::empty({0, 4})}},
+                        {{"step", "7"}}};
+  WriteTensors(path, file);
+  const TensorFile back = ReadTensors(path);
+  ASSERT_EQ(back.tensors.size(), file.tensors.size());
+  for (const auto& [name, tensor] : file.tensors)
+    EXPECT_TRUE(torch::equal(tensor, back.At(name))) << name;
+  EXPECT_EQ(back.metadata.at("step"), "7");
+  EXPECT_THROW(back.At("nothing"), std::runtime_error);
+  const auto size = fs::file_size(path);
+  for (const auto cut :
+       {size - 1, size / 2, std::uintmax_t{9}, std::uintmax_t{3}, std::uintmax_t{0}}) {
+    fs::resize_file(path, cut);
+    EXPECT_THROW(ReadTensors(path), std::runtime_error) << cut;
+  }
+  std::ofstream(path, std::ios::trunc) << std::string(100, '\xff');
+  EXPECT_THROW(ReadTensors(path), std::runtime_error);
+  EXPECT_THROW(ReadTensors(folder.Path() / "none"), std::runtime_error);
+  EXPECT_THROW(WriteTensors(folder.Path() / "none" / "x", file), std::runtime_error);
+}
+
+TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
+  const Recipe recipe = SmallRecipe();
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  const auto run = [&](const fs::path& folder, int workers) {
+    options.runs = folder;
+    options.workers = workers;
+    return Reproduce(recipe, options, never);
+  };
+  const TemporaryFolder one;
+  const TemporaryFolder two;
+  const StudyResults a = run(one.Path(), 1);
+  const StudyResults b = run(two.Path(), 3);
+  ASSERT_EQ(a.rows.size(), 6U);  // three methods, two lengths
+  for (std::size_t i = 0; i < a.rows.size(); ++i) {
+    EXPECT_EQ(a.rows[i].method, b.rows[i].method);
+    EXPECT_EQ(a.rows[i].accuracy_mean, b.rows[i].accuracy_mean);
+    EXPECT_EQ(a.entropies[i].entropy_mean, b.entropies[i].entropy_mean);
+    EXPECT_EQ(a.rows[i].seeds, 2);
+    EXPECT_LE(a.rows[i].accuracy_mean, a.rows[i].accuracy_best);
+  }
+  EXPECT_EQ(a.rows[0].paper, 90.0);
+  EXPECT_FALSE(a.rows[1].paper.has_value());
+  EXPECT_EQ(a.heat_maps.size(), 6U);
+  EXPECT_THROW(run(one.Path(), 1), UsageError);  // a run is there and --resume was not given
+  options.resume = true;
+  const StudyResults c = run(one.Path(), 2);
+  EXPECT_EQ(c.rows[0].accuracy_mean, a.rows[0].accuracy_mean);
+}
+
+}  // namespace
+}  // namespace tsallis::lab
