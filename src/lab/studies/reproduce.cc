@@ -1,5 +1,6 @@
 #include "lab/studies/reproduce.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
