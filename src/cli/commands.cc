@@ -7,6 +7,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeReproduce());
   commands.push_back(MakeReport());
   commands.push_back(MakeList());
+  commands.push_back(MakeInfo());
   return commands;
 }
 

@@ -5,6 +5,7 @@
 
 namespace tsallis::cli {
 
+std::unique_ptr<Command> MakeInfo();
 std::unique_ptr<Command> MakeList();
 std::unique_ptr<Command> MakeReport();
 std::unique_ptr<Command> MakeReproduce();
