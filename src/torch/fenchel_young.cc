@@ -27,8 +27,7 @@ using torch::autograd::variable_list;
 using LossSignature = Tensor(const Tensor&, const Tensor&, std::string_view, double, double,
                              std::int64_t);
 using ForwardSignature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, bool,
-                                                    std::string_view, double, double,
-                                                    std::int64_t);
+                                                    std::string_view, double, double, std::int64_t);
 
 const c10::TypedOperatorHandle<LossSignature>& LossOperator() {
   static const auto handle = c10::Dispatcher::singleton()
@@ -166,8 +165,7 @@ std::tuple<Tensor, Tensor> OpForwardMeta(const Tensor& scores, const Tensor& tar
                                          double temperature, std::int64_t ignore_index) {
   const auto options = scores.options().dtype(WideDtype(scores));
   return {OpMeta(scores, targets, map, alpha, temperature, ignore_index),
-          want_gradient ? at::empty_symint(scores.sym_sizes(), options)
-                        : at::empty({0}, options)};
+          want_gradient ? at::empty_symint(scores.sym_sizes(), options) : at::empty({0}, options)};
 }
 
 Tensor OpAutograd(const Tensor& scores, const Tensor& targets, std::string_view map, double alpha,
@@ -179,9 +177,8 @@ Tensor OpAutograd(const Tensor& scores, const Tensor& targets, std::string_view 
 Tensor OpAutocast(const Tensor& scores, const Tensor& targets, std::string_view map, double alpha,
                   double temperature, std::int64_t ignore_index) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
-  return LossOperator().call(
-      at::autocast::cached_cast(at::kFloat, scores, scores.device().type()), targets, map, alpha,
-      temperature, ignore_index);
+  return LossOperator().call(at::autocast::cached_cast(at::kFloat, scores, scores.device().type()),
+                             targets, map, alpha, temperature, ignore_index);
 }
 
 }  // namespace

@@ -32,8 +32,7 @@ at::Tensor MapRows(const at::Tensor& scores, const RowMapParams& params,
 
 // The same, filling `stats`.
 at::Tensor MapRows(const at::Tensor& scores, const RowMapParams& params,
-                   const std::optional<at::Tensor>& alpha, std::int64_t dim,
-                   RowStatTensors* stats);
+                   const std::optional<at::Tensor>& alpha, std::int64_t dim, RowStatTensors* stats);
 
 // alpha-entmax with a fixed alpha >= 1 (1: softmax, 2: sparsemax).
 at::Tensor Entmax(const at::Tensor& scores, double alpha = 1.5, std::int64_t dim = -1);

@@ -29,8 +29,8 @@ using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
 
 // The settings that every schema ends with, in this order.
-#define TSALLIS_SETTINGS                                                                         \
-  std::string_view map, double alpha, std::int64_t dim, double temperature, double budget,       \
+#define TSALLIS_SETTINGS                                                                   \
+  std::string_view map, double alpha, std::int64_t dim, double temperature, double budget, \
       OptionalDoubles coefficients, std::optional<double> threshold
 #define TSALLIS_SETTING_NAMES map, alpha, dim, temperature, budget, coefficients, threshold
 
@@ -39,8 +39,7 @@ using StatsSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&,
                                                                   const OptionalTensor&,
                                                                   TSALLIS_SETTINGS);
 using BackwardSignature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
-                                                     const OptionalTensor&, bool,
-                                                     TSALLIS_SETTINGS);
+                                                     const OptionalTensor&, bool, TSALLIS_SETTINGS);
 
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> Find(const char* name) {
@@ -169,9 +168,9 @@ class RowMapBackwardFunction : public Function<RowMapBackwardFunction> {
   }
 
   static variable_list backward(AutogradContext*, const variable_list&) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, "tsallis: the gradient of a row map cannot be differentiated again "
-               "(second derivatives are not implemented)");
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "tsallis: the gradient of a row map cannot be differentiated again "
+                                "(second derivatives are not implemented)");
   }
 };
 
@@ -191,9 +190,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> OpStatsCpu(const Tensor& scores,
                                                       const OptionalTensor& alpha_rows,
                                                       TSALLIS_SETTINGS) {
   RowStatTensors stats;
-  Tensor probabilities =
-      RowMapCpu(scores, alpha_rows, MakeRowMapCall(scores, alpha_rows, TSALLIS_SETTING_NAMES),
-                &stats);
+  Tensor probabilities = RowMapCpu(
+      scores, alpha_rows, MakeRowMapCall(scores, alpha_rows, TSALLIS_SETTING_NAMES), &stats);
   return {std::move(probabilities), stats.tau, stats.support_size, stats.entropy};
 }
 
