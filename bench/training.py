@@ -139,7 +139,7 @@ def main() -> int:
     document = {
         "commit": commit,
         "processor": processor(),
-        "isa": info.get("isa", {}).get("chosen") if isinstance(info.get("isa"), dict) else info.get("isa"),
+        "isa": info.get("isa"),
         "threads": 1,
         "rows": rows,
     }

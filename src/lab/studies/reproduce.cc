@@ -254,7 +254,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.source = recipe.source;
   results.scale = options.scale;
   results.commit = GitCommit();
-  results.processor = ProcessorName();
+  results.processor = QueryCpu().processor;
   results.command = options.command;
   results.protocol = fmt::format(
       "{} training steps of {} sets, {}, learning rate {:g}, L2 {:g}, {} seed{}; the last weights "
