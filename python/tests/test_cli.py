@@ -212,7 +212,7 @@ def test_reproduce_report_and_resume(tiny):
     assert (report / "report.html").is_file()
     assert json.loads((report / "results.json").read_text())["rows"] == document["rows"]
 
-    # Nothing is left to do, so nothing may change; the table goes to standard output, progress does not.
+    # Nothing is left to do, so nothing may change; with --quiet only the table is printed.
     again = run("reproduce", tiny, "--resume", "--quiet", "--out", folder / "out", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert f"Page: {folder / 'out' / 'report.html'}" in again.stdout

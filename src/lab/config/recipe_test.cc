@@ -175,7 +175,7 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
 
 TEST_F(RecipeTest, BorrowedWeightsMustHaveAnOwner) {
   const std::string map = "map = \"softmax\"\n";
-  const auto borrow = [&](const std::string& text) { return ErrorOf(map, map + text); };
+  const auto borrow = [&](const std::string& text) { return ErrorOf(map, map + text + "\n"); };
   ExpectContains(borrow("weights_of = \"asse\""), "unknown method \"asse\"; did you mean \"ase\"?");
   ExpectContains(borrow("weights_of = \"softmax\""), "cannot borrow its own weights");
   ExpectContains(borrow("weights_of = \"ase\""),
