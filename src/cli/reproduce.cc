@@ -54,6 +54,9 @@ class ReproduceCommand : public Command {
         ->check(CLI::Range(1, 4096));
     app.add_flag("--resume", options_.resume,
                  "Go on with what an earlier run of the same command left");
+    app.add_flag("--finished", options_.finished_only,
+                 "Run nothing: report on the jobs that are finished so far")
+        ->excludes("--resume");
     app.add_flag("--json", json_, "Print the results as one JSON document");
     app.add_flag("--quiet", options_.progress.quiet, "Show no progress");
   }

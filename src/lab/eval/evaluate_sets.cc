@@ -1,6 +1,7 @@
 #include "lab/eval/evaluate_sets.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -67,12 +68,15 @@ std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& con
 void SaveScores(const std::filesystem::path& path, const std::vector<LengthScore>& scores) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const LengthScore& score : scores) {
+    // Pictures need three digits; the file is kept with the results.
+    std::vector<double> heat;
+    for (const float weight : score.heat) heat.push_back(std::round(weight * 1e4) / 1e4);
     rows.push_back({{"n", score.n},
                     {"sets", score.sets},
                     {"hits", score.hits},
                     {"entropy", score.entropy},
                     {"support", score.support},
-                    {"heat", score.heat}});
+                    {"heat", heat}});
   }
   WriteFileAtomically(path, rows.dump() + "\n");
 }

@@ -83,12 +83,37 @@ double TrainingSeconds(const fs::path& folder) {
   return total + last;
 }
 
+fs::path ScoresPath(const Job& job, const MethodConfig& method) {
+  return job.folder / ("eval-" + method.name + ".json");
+}
+
+// A job whose evaluations are all there is finished; its weights need not be kept.
+bool LoadFinished(const TaskConfig& task, Job& job) {
+  std::vector<std::vector<LengthScore>> scores;
+  for (const MethodConfig* method : job.evaluates) {
+    std::optional<std::vector<LengthScore>> loaded = LoadScores(ScoresPath(job, *method), task);
+    if (!loaded) return false;
+    scores.push_back(std::move(*loaded));
+  }
+  job.scores = std::move(scores);
+  job.seconds = TrainingSeconds(job.folder);
+  return true;
+}
+
 void RunJob(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, Job& job,
             JobStatus status, const std::function<void(const JobStatus&)>& report,
             const std::atomic<bool>& stop) {
   const std::string name = status.name;
+  const TrainingJob training{&recipe, job.trains, job.seed, steps, job.folder};
+  ClaimFolder(training);
+  if (LoadFinished(task, job)) {
+    status.step = status.first_step = steps;
+    status.state = JobStatus::State::kDone;
+    report(status);
+    return;
+  }
   SetAttention model = Train(
-      {&recipe, job.trains, job.seed, steps, job.folder},
+      training,
       [&](const JobStatus& now) {
         status = now;
         status.name = name;
@@ -98,16 +123,11 @@ void RunJob(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, Jo
   status.state = JobStatus::State::kEvaluating;
   report(status);
   for (const MethodConfig* method : job.evaluates) {
-    const fs::path path = job.folder / ("eval-" + method->name + ".json");
-    std::optional<std::vector<LengthScore>> scores = LoadScores(path, task);
-    if (!scores) {
-      model.SetMethod(*method);
-      scores = EvaluateSets(model, task, stop);
-      SaveScores(path, *scores);
-    }
-    job.scores.push_back(std::move(*scores));
+    if (LoadScores(ScoresPath(job, *method), task)) continue;
+    model.SetMethod(*method);
+    SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, stop));
   }
-  job.seconds = TrainingSeconds(job.folder);
+  LoadFinished(task, job);
   status.state = JobStatus::State::kDone;
   report(status);
 }
@@ -135,7 +155,6 @@ void RunQueue(const Recipe& recipe, const TaskConfig& task, std::int64_t steps,
       JobStatus status = statuses[i];
       const auto report = [&](const JobStatus& now) {
         status = now;
-        if (stop) halt = true;
         progress.Update(i, now);
       };
       try {
@@ -154,7 +173,17 @@ void RunQueue(const Recipe& recipe, const TaskConfig& task, std::int64_t steps,
   };
   std::vector<std::thread> threads;
   for (int w = 0; w < workers; ++w) threads.emplace_back(work);
+  // Jobs watch one flag; a signal only sets `stop`.
+  std::atomic<bool> finished{false};
+  std::thread watcher([&] {
+    while (!finished) {
+      if (stop) halt = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  });
   for (std::thread& thread : threads) thread.join();
+  finished = true;
+  watcher.join();
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -162,6 +191,10 @@ void Summarise(const Recipe& recipe, const TaskConfig& task,
                const std::vector<const MethodConfig*>& methods, const std::vector<Job>& jobs,
                StudyResults& results) {
   for (const MethodConfig* method : methods) {
+    const auto evaluated = [&](const Job& job) {
+      return std::find(job.evaluates.begin(), job.evaluates.end(), method) != job.evaluates.end();
+    };
+    if (std::none_of(jobs.begin(), jobs.end(), evaluated)) continue;  // of what is finished so far
     results.methods.push_back({method->name, method->label});
     for (std::size_t l = 0; l < task.eval_lengths.size(); ++l) {
       const std::int64_t n = task.eval_lengths[l];
@@ -231,7 +264,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
       SelectMethods(recipe, options.methods.empty() ? scale.methods : options.methods);
   const fs::path root = options.runs / recipe.name / options.scale;
   std::vector<Job> jobs = MakeJobs(recipe, methods, options.first_seed, seeds, root);
-  if (!options.resume) {
+  if (!options.resume && !options.finished_only) {
     for (const Job& job : jobs) {
       if (fs::exists(job.folder / "config.json")) {
         throw UsageError(fmt::format(
@@ -241,12 +274,18 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
       }
     }
   }
-  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  const int workers =
-      std::min<int>(options.workers > 0 ? options.workers : cores, static_cast<int>(jobs.size()));
-  // Jobs are independent and small: a core each, no threads inside.
-  at::set_num_threads(1);
-  RunQueue(recipe, task, scale.steps, jobs, options, workers, stop);
+  if (options.finished_only) {
+    std::erase_if(jobs, [&](Job& job) { return !LoadFinished(task, job); });
+    if (jobs.empty())
+      throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
+  } else {
+    const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    const int workers =
+        std::min<int>(options.workers > 0 ? options.workers : cores, static_cast<int>(jobs.size()));
+    // Jobs are independent and small: a core each, no threads inside.
+    at::set_num_threads(1);
+    RunQueue(recipe, task, scale.steps, jobs, options, workers, stop);
+  }
 
   StudyResults results;
   results.study = recipe.name;

@@ -28,7 +28,8 @@ struct ReproduceOptions {
   std::filesystem::path runs = "runs";  // jobs live in runs/<study>/<scale>/<method>/seed-<n>
   bool resume =
       false;  // go on with what is there; without it, an existing unfinished run is a UsageError
-  int workers = 0;  // jobs at a time, one core each; 0: one per core
+  bool finished_only = false;  // run nothing, report on the jobs that are finished
+  int workers = 0;             // jobs at a time, one core each; 0: one per core
   ProgressOptions progress;
   std::string command;  // recorded in the results
 };

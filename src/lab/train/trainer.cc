@@ -55,33 +55,6 @@ nlohmann::ordered_json Settings(const TrainingJob& job) {
   return settings;
 }
 
-void ClaimFolder(const TrainingJob& job) {
-  const fs::path path = job.folder / "config.json";
-  const nlohmann::ordered_json settings = Settings(job);
-  std::error_code error;
-  fs::create_directories(job.folder, error);
-  if (error)
-    throw std::runtime_error(job.folder.string() + ": cannot be created: " + error.message());
-  if (std::ifstream in(path); in) {
-    const nlohmann::ordered_json found = nlohmann::ordered_json::parse(in, nullptr, false);
-    if (found == settings) return;
-    std::string differs = "not a configuration";
-    if (found.is_object()) {
-      for (const auto& [key, value] : settings.items()) {
-        if (!found.contains(key) || found[key] != value) {
-          differs = fmt::format("{} was {}, is {}", key,
-                                found.contains(key) ? found[key].dump() : "absent", value.dump());
-          break;
-        }
-      }
-    }
-    throw UsageError(fmt::format(
-        "{} holds a run with other settings ({}); remove it or choose another --runs folder",
-        job.folder.string(), differs));
-  }
-  WriteFileAtomically(path, settings.dump(2) + "\n");
-}
-
 void LoadParameters(const TensorFile& file, const SetAttention& model) {
   for (const auto& [name, parameter] : model.Parameters()) {
     const at::Tensor& stored = file.At(name);
@@ -188,6 +161,33 @@ class Adam {
 };
 
 }  // namespace
+
+void ClaimFolder(const TrainingJob& job) {
+  const fs::path path = job.folder / "config.json";
+  const nlohmann::ordered_json settings = Settings(job);
+  std::error_code error;
+  fs::create_directories(job.folder, error);
+  if (error)
+    throw std::runtime_error(job.folder.string() + ": cannot be created: " + error.message());
+  if (std::ifstream in(path); in) {
+    const nlohmann::ordered_json found = nlohmann::ordered_json::parse(in, nullptr, false);
+    if (found == settings) return;
+    std::string differs = "not a configuration";
+    if (found.is_object()) {
+      for (const auto& [key, value] : settings.items()) {
+        if (!found.contains(key) || found[key] != value) {
+          differs = fmt::format("{} was {}, is {}", key,
+                                found.contains(key) ? found[key].dump() : "absent", value.dump());
+          break;
+        }
+      }
+    }
+    throw UsageError(fmt::format(
+        "{} holds a run with other settings ({}); remove it or choose another --runs folder",
+        job.folder.string(), differs));
+  }
+  WriteFileAtomically(path, settings.dump(2) + "\n");
+}
 
 SetAttention Train(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
                    const std::atomic<bool>& stop) {

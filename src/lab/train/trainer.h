@@ -21,6 +21,9 @@ struct TrainingJob {
   std::filesystem::path folder;
 };
 
+// Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to other settings.
+void ClaimFolder(const TrainingJob& job);
+
 // Trains the job, or goes on from its last checkpoint; returns the trained model. A finished job is only loaded.
 // The result depends on recipe, method, seed and steps alone: killed and resumed runs end with the same bits.
 // `report` is called every few hundred milliseconds. Throws UsageError if the folder belongs to other settings,
