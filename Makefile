@@ -19,7 +19,7 @@ setup-lint:
 	@scripts/setup.sh lint
 
 reproduce: build
-	./tsallis reproduce max-retrieval --scale quick
+	./tsallis reproduce max-retrieval --scale quick --resume
 
 # The kernels are tested in a tree of their own (build-kernels): without torch on any path, and with every
 # instruction set that the compiler knows. The rest is tested as it ships.
