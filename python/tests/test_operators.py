@@ -61,6 +61,7 @@ def test_compile_maps(dynamic):
             torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.slow  # compiles C++
 def test_compile_inductor():
     def f(x, y):
         return tsallis.entmax_loss(tsallis.entmax(x) @ x.t(), y, alpha=2.0, ignore_index=1)
