@@ -47,6 +47,9 @@ struct ReferenceMap {
   bool backward_needs_scores;
 };
 
+// beta(H) of adaptive temperature and, unless null, its derivative (0 where beta is clamped to 1).
+double BetaOfEntropy(const AdaptiveTemperature& adaptive, double entropy, double* derivative);
+
 extern const ReferenceMap kSoftmaxReference;
 extern const ReferenceMap kEntmaxReference;
 extern const ReferenceMap kNormmaxReference;

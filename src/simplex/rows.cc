@@ -6,15 +6,13 @@
 #include "core/parallel.h"
 #include "simplex/check.h"
 #include "simplex/elements.h"
+#include "simplex/fast.h"
 #include "simplex/map.h"
 #include "simplex/reference.h"
 #include "tsallis/error.h"
 
 namespace tsallis {
 namespace {
-
-// Rows a thread takes at least, so that a hand-off costs less than the work it carries.
-std::int64_t Grain(std::int64_t length) { return std::max<std::int64_t>(1, 16384 / (length + 1)); }
 
 void LoadRow(const ConstRows& rows, std::int64_t row, std::vector<double>& out) {
   out.resize(rows.length);
@@ -42,7 +40,7 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
   CheckRows("scores", scores);
   CheckMatches("probabilities", probabilities, "scores", scores);
   CheckParams(params, scores.rows);
-  ParallelFor(context, scores.rows, Grain(scores.length),
+  ParallelFor(context, scores.rows, RowGrain(scores.length),
               [&](std::int64_t begin, std::int64_t end) {
                 ReferenceScratch scratch;
                 std::vector<double> row_scores;
@@ -69,7 +67,7 @@ void RowsBackward(const Context& context, const RowMapParams& params, const Cons
                           FindMap(params.map).name);
   }
   ParallelFor(
-      context, scores.rows, Grain(scores.length), [&](std::int64_t begin, std::int64_t end) {
+      context, scores.rows, RowGrain(scores.length), [&](std::int64_t begin, std::int64_t end) {
         ReferenceScratch scratch;
         std::vector<double> s, p, dp;
         for (std::int64_t row = begin; row < end; ++row) {
@@ -110,7 +108,7 @@ void FenchelYoungLoss(const Context& context, const RowMapParams& params, const 
                           std::to_string(target));
   }
   ParallelFor(
-      context, scores.rows, Grain(scores.length), [&](std::int64_t begin, std::int64_t end) {
+      context, scores.rows, RowGrain(scores.length), [&](std::int64_t begin, std::int64_t end) {
         ReferenceScratch scratch;
         std::vector<double> s, p(scores.length);
         for (std::int64_t row = begin; row < end; ++row) {

@@ -51,16 +51,7 @@ Beta FindBeta(const AdaptiveTemperature& adaptive, const double* depth, std::int
     weighted += e * depth[j];
   }
   Beta out{std::log(sum) + weighted / sum, std::log(sum), 1.0, 0.0};
-  if (!(out.entropy > adaptive.threshold)) return out;
-  double value = 0.0, slope = 0.0;
-  for (auto c = adaptive.coefficients.rbegin(); c != adaptive.coefficients.rend(); ++c) {
-    slope = slope * out.entropy + value;
-    value = value * out.entropy + *c;
-  }
-  if (value > 1.0) {
-    out.beta = value;
-    out.derivative = slope;
-  }
+  out.beta = BetaOfEntropy(adaptive, out.entropy, &out.derivative);
   return out;
 }
 
@@ -110,6 +101,19 @@ void AdaptiveBackward(const RowSpec& spec, const double* depth, const double* p,
 }
 
 }  // namespace
+
+double BetaOfEntropy(const AdaptiveTemperature& adaptive, double entropy, double* derivative) {
+  if (derivative != nullptr) *derivative = 0.0;
+  if (!(entropy > adaptive.threshold)) return 1.0;
+  double value = 0.0, slope = 0.0;  // Horner, with the derivative
+  for (auto c = adaptive.coefficients.rbegin(); c != adaptive.coefficients.rend(); ++c) {
+    slope = slope * entropy + value;
+    value = value * entropy + *c;
+  }
+  if (!(value > 1.0)) return 1.0;
+  if (derivative != nullptr) *derivative = slope;
+  return value;
+}
 
 const ReferenceMap kSoftmaxReference = {
     .map = RowMap::kSoftmax,

@@ -1,0 +1,21 @@
+// What the kernels were compiled for and what this machine offers, for `tsallis info`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tsallis {
+
+struct CpuInfo {
+  std::string processor;  // as the processor names itself; empty if it does not
+  // Highway's names of the instruction sets in this build, best first, and the one in use here.
+  std::vector<std::string> compiled_targets;
+  std::string chosen_target;
+  // What the processor reports. Using AMX also takes the kernel's permission.
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;
+};
+
+CpuInfo QueryCpu();
+
+}  // namespace tsallis

@@ -1,0 +1,54 @@
+#include "tsallis/cpu.h"
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
+
+namespace tsallis {
+namespace {
+
+#if HWY_ARCH_X86
+std::string BrandString() {
+  unsigned words[12] = {};
+  unsigned highest = __get_cpuid_max(0x80000000u, nullptr);
+  if (highest < 0x80000004u) return {};
+  for (unsigned leaf = 0; leaf < 3; ++leaf) {
+    unsigned* w = words + 4 * leaf;
+    __get_cpuid(0x80000002u + leaf, w, w + 1, w + 2, w + 3);
+  }
+  char text[sizeof(words) + 1] = {};
+  std::memcpy(text, words, sizeof(words));
+  const std::string brand(text);
+  const std::size_t first = brand.find_first_not_of(' '), last = brand.find_last_not_of(' ');
+  return first == std::string::npos ? std::string() : brand.substr(first, last - first + 1);
+}
+#endif
+
+}  // namespace
+
+CpuInfo QueryCpu() {
+  CpuInfo info;
+  // Highway numbers better instruction sets with lower bits.
+  const auto compiled = static_cast<std::uint64_t>(HWY_TARGETS);
+  const auto usable = compiled & static_cast<std::uint64_t>(hwy::SupportedTargets());
+  for (std::uint64_t bit = 1; bit != 0; bit <<= 1) {
+    if ((compiled & bit) == 0) continue;
+    const char* name = hwy::TargetName(static_cast<std::int64_t>(bit));
+    info.compiled_targets.push_back(name);
+    if ((usable & bit) != 0 && info.chosen_target.empty()) info.chosen_target = name;
+  }
+#if HWY_ARCH_X86
+  info.processor = BrandString();
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) info.amx_bf16 = ((d >> 22) & (d >> 24) & 1u) != 0;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) info.avx512_bf16 = ((a >> 5) & 1u) != 0;
+#endif
+  return info;
+}
+
+}  // namespace tsallis

@@ -1,0 +1,323 @@
+// Entmax rows for alpha in (1, 2]. Included once per instruction set.
+//
+// z = scale (x - maximum), scale = (alpha - 1)/temperature, and tau in [-1, 0) relative to the
+// maximum. The equation solved is ||[z - tau]_+||_b = 1, b = 1/(alpha - 1) >= 1: a norm of a convex
+// function, so Newton from a lower bound never overshoots, and unlike sum [z - tau]^b = 1 it is
+// nearly linear from afar (exactly so on a flat row): 4-6 steps instead of 10-15.
+#if defined(TSALLIS_SIMPLEX_ENTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_SIMPLEX_ENTMAX_INL_H_
+#undef TSALLIS_SIMPLEX_ENTMAX_INL_H_
+#else
+#define TSALLIS_SIMPLEX_ENTMAX_INL_H_
+#endif
+
+#include <hwy/contrib/math/math-inl.h>
+
+#include "simplex/map.h"
+#include "simplex/scratch.h"
+#include "simplex/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// How [u]^b and its slope [u]^(b-1) are had from u = [z - tau]_+ : one of the three below. Value()
+// returns the term; Slope() the term of the slope, from both.
+struct SquarePower {  // alpha = 1.5
+  static constexpr double kExponent = 2.0;
+  double Exponent() const { return kExponent; }
+  HWY_INLINE VF Value(DF, VF u) const { return hn::Mul(u, u); }
+  HWY_INLINE VF Slope(DF, VF u, VF) const { return u; }
+  double Root(double sum) const { return std::sqrt(sum); }
+};
+
+struct IdentityPower {  // alpha = 2
+  HWY_INLINE VF Value(DF, VF u) const { return u; }
+  HWY_INLINE VF Slope(DF d, VF u, VF) const {
+    return hn::IfThenElseZero(hn::Gt(u, hn::Zero(d)), hn::Set(d, 1.0f));
+  }
+  double Root(double) const { return 1.0; }
+};
+
+struct GeneralPower {
+  double exponent;  // b
+  HWY_INLINE VF Value(DF d, VF u) const {
+    const auto positive = hn::Gt(u, hn::Zero(d));
+    const VF log_u = hn::Log(d, hn::IfThenElse(positive, u, hn::Set(d, 1.0f)));
+    const VF log_p = hn::Mul(log_u, hn::Set(d, static_cast<float>(exponent)));
+    return hn::IfThenElseZero(positive, ExpNonPositive(hn::Min(log_p, hn::Zero(d))));
+  }
+  HWY_INLINE VF Slope(DF d, VF u, VF p) const {
+    return hn::IfThenElseZero(hn::Gt(u, hn::Zero(d)), hn::Div(p, u));
+  }
+  // sum^(1 - 1/b)
+  double Root(double sum) const { return std::pow(sum, 1.0 - 1.0 / exponent); }
+};
+
+// A threshold with more digits than a float: many entries may lie so close above it that rounding it
+// to float alone would cost the sum 1e-4 (n = 1e6 ties at z - tau = 1e-3, tau = -0.5).
+struct SplitThreshold {
+  explicit SplitThreshold(double tau)
+      : high(static_cast<float>(tau)), low(static_cast<float>(tau - static_cast<double>(high))) {}
+  float high, low;
+};
+
+template <class Power>
+class EntmaxSolver {
+ public:
+  EntmaxSolver(const Power& power, float maximum, double scale)
+      : power_(power), maximum_(maximum), scale_(static_cast<float>(scale)) {}
+
+  // One Newton step from `tau`: the sum at tau, and tau moved.
+  HWY_INLINE double Step(const float* x, std::size_t n, double* tau) const {
+    double sum, slope;
+    const DF d;
+    const Distance distance(*this, *tau);
+    SumTwo(x, n, -kInfinityF, &sum, &slope, [&](VF v, VF& a, VF& b) HWY_ATTR {
+      const VF u = distance(v);
+      const VF p = power_.Value(d, u);
+      a = hn::Add(a, p);
+      b = hn::Add(b, power_.Slope(d, u, p));
+    });
+    *tau += Newton(sum, slope);
+    return sum;
+  }
+
+  // From a lower bound `tau` to the root; y = [z - tau]^b, summing to 1. x, y: [n], apart.
+  HWY_INLINE double Solve(const float* x, std::size_t n, double tau, float* y) const {
+    // Quadratic convergence: once within 1e-3 the next step is all but there, and the pass that
+    // writes checks it.
+    for (;;) {
+      const double before = tau;
+      const double sum = Step(x, n, &tau);
+      if (std::abs(sum - 1.0) < 1e-3 || !(tau > before)) break;
+    }
+    const DF d;
+    double previous_error = 1e30;
+    for (;;) {
+      double sum, slope;
+      const Distance distance(*this, tau);
+      MapSumTwo(x, n, -kInfinityF, y, &sum, &slope, [&](VF v, VF& a, VF& b) HWY_ATTR {
+        const VF u = distance(v);
+        const VF p = power_.Value(d, u);
+        a = hn::Add(a, p);
+        b = hn::Add(b, power_.Slope(d, u, p));
+        return p;
+      });
+      const double error = std::abs(sum - 1.0);
+      if (error <= 2.5e-7) return tau;
+      if (error >= 0.5 * previous_error && error < 1e-4) {
+        // The floor of float: what is left is a common factor.
+        const float factor = static_cast<float>(1.0 / sum);
+        for (std::size_t j = 0; j < n; ++j) y[j] *= factor;
+        return tau;
+      }
+      previous_error = error;
+      tau += Newton(sum, slope);
+    }
+  }
+
+  float maximum() const { return maximum_; }
+
+ private:
+  // u = [z - tau]_+ of a vector of scores.
+  struct Distance {
+    HWY_INLINE Distance(const EntmaxSolver& solver, double tau)
+        : top(hn::Set(DF(), solver.maximum_)),
+          scale(hn::Set(DF(), solver.scale_)),
+          high(hn::Set(DF(), SplitThreshold(tau).high)),
+          low(hn::Set(DF(), SplitThreshold(tau).low)) {}
+    HWY_INLINE VF operator()(VF v) const {
+      const VF z = hn::Mul(hn::Sub(v, top), scale);
+      return hn::Max(hn::Sub(hn::Sub(z, high), low), hn::Zero(DF()));
+    }
+    VF top, scale, high, low;
+  };
+
+  double Newton(double sum, double slope) const { return (sum - power_.Root(sum)) / slope; }
+
+  Power power_;
+  float maximum_, scale_;
+};
+
+// Lists the entries of x that can be in the support, in one pass: those above a threshold that rises
+// with the running maximum and with `raise`, which is called when the list has grown, may shorten it
+// and returns a score that the threshold of the whole row exceeds. Returns false if the list outgrew
+// `scratch.capacity`: the row is dense. *maximum as RowMaximum's.
+//
+// reach: no entry below maximum - reach is in the support.
+template <class Raise>
+HWY_INLINE bool CollectCandidates(const float* HWY_RESTRICT x, std::size_t n, double reach,
+                                  CandidateScratch& list, float* maximum, const Raise& raise) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const std::size_t lanes = hn::Lanes(d);
+  list.count = 0;
+  float top = RowMaximum(x, HWY_MIN(n, kCollectBlock));
+  double bar = static_cast<double>(top) - reach;
+  const auto float_below = [](double value) {
+    return std::nextafterf(static_cast<float>(value), -kInfinityF);
+  };
+  VF running = hn::Set(d, top);
+  auto bad = hn::IsNaN(running);
+  std::size_t raise_at = 256;
+  for (std::size_t start = 0; start < n; start += kCollectBlock) {
+    const std::size_t end = HWY_MIN(n, start + kCollectBlock);
+    const VF threshold = hn::Set(d, float_below(bar));
+    std::size_t i = start;
+    const auto append = [&](VF v, std::size_t at) HWY_ATTR {
+      const auto mask = hn::Gt(v, threshold);
+      hn::StoreU(hn::Compress(v, mask), d, list.value.get() + list.count);
+      const auto columns = hn::Iota(du, static_cast<std::uint32_t>(at));
+      hn::StoreU(hn::Compress(columns, hn::RebindMask(du, mask)), du,
+                 list.index.get() + list.count);
+      list.count += hn::CountTrue(d, mask);
+    };
+    for (; i + 4 * lanes <= end; i += 4 * lanes) {
+      const VF v0 = hn::LoadU(d, x + i), v1 = hn::LoadU(d, x + i + lanes);
+      const VF v2 = hn::LoadU(d, x + i + 2 * lanes), v3 = hn::LoadU(d, x + i + 3 * lanes);
+      const VF most = hn::Max(hn::Max(v0, v1), hn::Max(v2, v3));
+      bad = hn::Or(bad, hn::IsNaN(hn::Add(hn::Add(v0, v1), hn::Add(v2, v3))));
+      running = hn::Max(running, most);
+      if (hn::AllFalse(d, hn::Gt(most, threshold))) continue;
+      append(v0, i);
+      append(v1, i + lanes);
+      append(v2, i + 2 * lanes);
+      append(v3, i + 3 * lanes);
+    }
+    for (; i < end; i += lanes) {
+      const VF v =
+          end - i >= lanes ? hn::LoadU(d, x + i) : LoadPart(d, x + i, end - i, -kInfinityF);
+      bad = hn::Or(bad, hn::IsNaN(v));
+      running = hn::Max(running, v);
+      append(v, i);
+    }
+    if (!hn::AllFalse(d, bad)) break;
+    top = hn::GetLane(hn::MaxOfLanes(d, running));
+    bar = HWY_MAX(bar, static_cast<double>(top) - reach);
+    if (list.count >= HWY_MIN(raise_at, list.capacity)) {
+      bar = HWY_MAX(bar, raise(top));
+      if (list.count >= list.capacity) {
+        *maximum = RowMaximum(x, n);
+        return false;
+      }
+      raise_at = HWY_MAX(std::size_t{256}, 2 * list.count);
+    }
+  }
+  *maximum = hn::AllFalse(d, bad) && top < kInfinityF ? top : RowMaximum(x, n);
+  // Scores whose sum overflowed look bad but may be fine; the list is then unfinished.
+  return hn::AllFalse(d, bad) || std::isnan(*maximum);
+}
+
+// Drops the entries at or below `bar`.
+HWY_INLINE void Compact(CandidateScratch& list, double bar) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const std::size_t lanes = hn::Lanes(d);
+  const VF threshold = hn::Set(d, std::nextafterf(static_cast<float>(bar), -kInfinityF));
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < list.count; i += lanes) {
+    const VF v = list.count - i >= lanes
+                     ? hn::LoadU(d, list.value.get() + i)
+                     : LoadPart(d, list.value.get() + i, list.count - i, -kInfinityF);
+    const auto columns = hn::LoadU(du, list.index.get() + i);
+    const auto mask = hn::Gt(v, threshold);
+    hn::StoreU(hn::Compress(v, mask), d, list.value.get() + kept);
+    hn::StoreU(hn::Compress(columns, hn::RebindMask(du, mask)), du, list.index.get() + kept);
+    kept += hn::CountTrue(d, mask);
+  }
+  list.count = kept;
+}
+
+// Entmax of one row without NaN handling left to do: *maximum tells (as RowMaximum's), and y is
+// written only if it is finite. Returns tau relative to the maximum; *listed tells whether the
+// support is in `list` (p and index) besides y. x, y: [n], apart.
+template <class Power>
+HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, double scale,
+                            float* y, CandidateScratch& list, float* maximum, bool* listed) {
+  *listed = false;
+  if (n > kShortRow && n <= 0xFFFFFFFFu) {
+    double tau = -1.0;
+    float tau_of = -kInfinityF;  // the maximum that tau is relative to
+    // tau + scale * top is a lower bound that stays one as the maximum rises.
+    const auto raise = [&](float top) HWY_ATTR {
+      const EntmaxSolver<Power> solver(power, top, scale);
+      tau = HWY_MAX(
+          -1.0, tau_of == -kInfinityF ? -1.0 : tau + scale * (static_cast<double>(tau_of) - top));
+      for (int step = 0; step < 3; ++step) {
+        if (solver.Step(list.value.get(), list.count, &tau) < 1.01) break;
+      }
+      // Sums in float may carry Newton past the root by a rounding error.
+      tau = HWY_MAX(-1.0, tau - 1e-6);
+      tau_of = top;
+      const double bar = static_cast<double>(top) + tau / scale;
+      Compact(list, bar);
+      return bar;
+    };
+    if (CollectCandidates(x, n, 1.0 / scale, list, maximum, raise)) {
+      if (!(*maximum > -kInfinityF)) return 0.0;  // NaN or -inf
+      raise(*maximum);
+      const EntmaxSolver<Power> solver(power, *maximum, scale);
+      tau = solver.Solve(list.value.get(), list.count, tau, list.p.get());
+      std::memset(y, 0, n * sizeof(float));
+      for (std::size_t i = 0; i < list.count; ++i) y[list.index[i]] = list.p[i];
+      *listed = true;
+      return tau;
+    }
+  } else {
+    *maximum = RowMaximum(x, n);
+  }
+  if (!(*maximum > -kInfinityF)) return 0.0;
+  return EntmaxSolver<Power>(power, *maximum, scale).Solve(x, n, -1.0, y);
+}
+
+// Entmax for alpha so close to 1 that z - tau = 1 + O(alpha - 1) has no digits left: with
+// w = ln p_max, p = exp(w + log1p(-r)/eps), r = eps depth e^{-eps w}, solved for w (see solve.h).
+// Returns w. x, y: [n], apart.
+HWY_INLINE double NearSoftmaxRow(double eps, const float* x, std::size_t n, float maximum,
+                                 double inverse_temperature, float* y) {
+  const DF d;
+  const VF top = hn::Set(d, maximum), one = hn::Set(d, 1.0f);
+  double low = -std::log(static_cast<double>(n)) - 1e-6, high = 0.0;
+  double w = 0.5 * low, previous_error = 1e30;
+  for (;;) {
+    double sum, slope;
+    const VF shrink =
+        hn::Set(d, static_cast<float>(eps * inverse_temperature * std::exp(-eps * w)));
+    const VF inverse_eps = hn::Set(d, static_cast<float>(1.0 / eps));
+    const VF peak = hn::Set(d, static_cast<float>(std::exp(w)));
+    MapSumTwo(x, n, -kInfinityF, y, &sum, &slope, [&](VF v, VF& a, VF& b) HWY_ATTR {
+      const VF r = hn::Mul(hn::Sub(top, v), shrink);
+      const VF rest = hn::Sub(one, r);
+      const auto alive = hn::Gt(rest, hn::Zero(d));
+      const VF safe = hn::IfThenElse(alive, rest, one);
+      // log1p(-r) = log(1 - r) r / (1 - (1 - r)) undoes the rounding of 1 - r.
+      const VF lost = hn::Sub(one, safe);
+      const VF ratio = hn::IfThenElse(
+          hn::Gt(lost, hn::Zero(d)),
+          hn::Mul(hn::Log(d, safe), hn::Div(r, hn::Max(lost, hn::Set(d, 1e-8f)))), hn::Neg(r));
+      const VF p = hn::IfThenElseZero(
+          alive, hn::Mul(peak, ExpNonPositive(hn::Min(hn::Mul(ratio, inverse_eps), hn::Zero(d)))));
+      a = hn::Add(a, p);
+      b = hn::Add(b, hn::Div(p, safe));
+      return p;
+    });
+    const double error = std::abs(sum - 1.0);
+    if (error <= 2.5e-7) return w;
+    if (error >= 0.5 * previous_error && error < 1e-4) {
+      const float factor = static_cast<float>(1.0 / sum);
+      for (std::size_t j = 0; j < n; ++j) y[j] *= factor;
+      return w;
+    }
+    previous_error = error;
+    (sum < 1.0 ? low : high) = w;
+    const double next = w - std::log(sum) * sum / slope;
+    w = next > low && next < high ? next : 0.5 * (low + high);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

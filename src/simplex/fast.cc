@@ -1,0 +1,273 @@
+#include "simplex/fast.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/parallel.h"
+#include "simplex/check.h"
+#include "simplex/elements.h"
+#include "simplex/reference.h"
+#include "simplex/scratch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "simplex/fast.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "simplex/backward-inl.h"
+#include "simplex/entmax-inl.h"
+#include "simplex/softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// A contiguous float32 view of a row: its own memory, or `buffer` filled from it.
+HWY_INLINE const float* FloatRow(const ConstRows& rows, std::int64_t row, float* buffer) {
+  const std::int64_t start = row * rows.row_stride;
+  if (rows.dtype == DType::kFloat32 && rows.stride == 1) {
+    return static_cast<const float*>(rows.data) + start;
+  }
+  const auto copy = [&](auto load) {
+    for (std::int64_t j = 0; j < rows.length; ++j) buffer[j] = load(start + j * rows.stride);
+  };
+  const auto* halves = static_cast<const std::uint16_t*>(rows.data);
+  switch (rows.dtype) {
+    case DType::kBFloat16:
+      copy([&](std::int64_t i) { return FloatFromBFloat16(halves[i]); });
+      break;
+    case DType::kFloat16: copy([&](std::int64_t i) { return FloatFromFloat16(halves[i]); }); break;
+    default: copy([&](std::int64_t i) { return static_cast<const float*>(rows.data)[i]; });
+  }
+  return buffer;
+}
+
+HWY_INLINE bool IsPlain(const MutableRows& rows) {
+  return rows.dtype == DType::kFloat32 && rows.stride == 1;
+}
+
+HWY_INLINE void StoreFloatRow(const float* values, std::int64_t row, const MutableRows& rows) {
+  const std::int64_t start = row * rows.row_stride;
+  auto* halves = static_cast<std::uint16_t*>(rows.data);
+  for (std::int64_t j = 0; j < rows.length; ++j) {
+    const std::int64_t i = start + j * rows.stride;
+    switch (rows.dtype) {
+      case DType::kBFloat16: halves[i] = BFloat16FromFloat(values[j]); break;
+      case DType::kFloat16: halves[i] = Float16FromFloat(values[j]); break;
+      default: static_cast<float*>(rows.data)[i] = values[j];
+    }
+  }
+}
+
+// The row by its double-precision definition.
+RowResult WideForwardRow(const RowSpec& spec, const float* x, std::size_t n, float* y,
+                         RowScratch& scratch) {
+  scratch.wide_scores.assign(x, x + n);
+  scratch.wide_p.resize(n);
+  const RowResult result =
+      ReferenceForward(spec, scratch.wide_scores.data(), static_cast<std::int64_t>(n),
+                       scratch.wide_p.data(), scratch.reference);
+  for (std::size_t j = 0; j < n; ++j) y[j] = static_cast<float>(scratch.wide_p[j]);
+  return result;
+}
+
+// For maps with support within `reach` of the maximum whose float32 threshold has too few digits:
+// candidates by vectors, the equation in double.
+RowResult ListedForwardRow(const RowSpec& spec, double reach, const float* x, std::size_t n,
+                           float* y, RowScratch& scratch) {
+  CandidateScratch& list = scratch.candidates;
+  float maximum;
+  const auto raise = [&](float top) {
+    const double bar = static_cast<double>(top) - reach;
+    Compact(list, bar);
+    return bar;
+  };
+  if (n < 16 || n > 0xFFFFFFFFu || !CollectCandidates(x, n, reach, list, &maximum, raise) ||
+      !(maximum > -kInfinityF)) {
+    return WideForwardRow(spec, x, n, y, scratch);
+  }
+  raise(maximum);
+  scratch.wide_scores.assign(list.value.get(), list.value.get() + list.count);
+  scratch.wide_p.resize(list.count);
+  const RowResult result =
+      ReferenceForward(spec, scratch.wide_scores.data(), static_cast<std::int64_t>(list.count),
+                       scratch.wide_p.data(), scratch.reference);
+  std::memset(y, 0, n * sizeof(float));
+  for (std::size_t i = 0; i < list.count; ++i) {
+    y[list.index[i]] = static_cast<float>(scratch.wide_p[i]);
+  }
+  return result;
+}
+
+// Support size and entropy of y: [n].
+HWY_INLINE void Describe(const float* y, std::size_t n, RowResult* result) {
+  const DF d;
+  double support, entropy;
+  SumTwo(y, n, 0.0f, &support, &entropy, [&](VF p, VF& a, VF& b) HWY_ATTR {
+    const auto positive = hn::Gt(p, hn::Zero(d));
+    const VF safe =
+        hn::IfThenElse(positive, hn::Max(p, hn::Set(d, 1.17549435e-38f)), hn::Set(d, 1.0f));
+    a = hn::Add(a, hn::IfThenElseZero(positive, hn::Set(d, 1.0f)));
+    b = hn::NegMulAdd(p, hn::Log(d, safe), b);
+  });
+  result->support_size = static_cast<std::int64_t>(support);
+  result->entropy = entropy;
+}
+
+// y = map(x). x, y: [n], apart.
+RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, float* y,
+                     bool wants_description, RowScratch& scratch) {
+  const double inverse_temperature = 1.0 / spec.temperature;
+  const double eps = spec.alpha - 1.0;
+  const bool is_entmax = spec.map == RowMap::kEntmax && eps > 0.0;
+  const double scale = is_entmax ? eps * inverse_temperature : inverse_temperature;
+  // Scales that float cannot hold, and budget, whose support has no bound from the maximum alone.
+  if (!(scale > 1e-30 && scale < 1e30 && inverse_temperature < 1e30) ||
+      spec.map == RowMap::kBudget) {
+    return WideForwardRow(spec, x, n, y, scratch);
+  }
+  if (spec.map == RowMap::kNormmax) {
+    return ListedForwardRow(spec, spec.temperature, x, n, y, scratch);
+  }
+  if (is_entmax && eps > 1.0) return ListedForwardRow(spec, 1.0 / scale, x, n, y, scratch);
+
+  RowResult result;
+  float maximum;
+  bool listed = false;
+  CandidateScratch& list = scratch.candidates;
+  const bool near_softmax = is_entmax && eps < 0.05;
+  if (is_entmax && !near_softmax) {
+    const auto solve = [&](const auto& power) HWY_ATTR {
+      return EntmaxRow(power, x, n, scale, y, list, &maximum, &listed);
+    };
+    result.tau = eps == 0.5   ? solve(SquarePower())
+                 : eps == 1.0 ? solve(IdentityPower())
+                              : solve(GeneralPower{1.0 / eps});
+  } else {
+    maximum = RowMaximum(x, n);
+  }
+  if (!(maximum > -kInfinityF)) {
+    const bool absent = maximum == -kInfinityF;
+    std::fill(y, y + n, absent ? 0.0f : std::numeric_limits<float>::quiet_NaN());
+    if (absent) return {-INFINITY, 0, 0.0};
+    return {NAN, -1, NAN};
+  }
+  if (near_softmax) {
+    result.tau = -std::exp(eps * NearSoftmaxRow(eps, x, n, maximum, inverse_temperature, y));
+  } else if (spec.map == RowMap::kAdaptiveTemperature) {
+    const double entropy = SoftmaxEntropy(x, n, maximum, scale, &result.tau);
+    SoftmaxRow(x, n, maximum, scale * BetaOfEntropy(*spec.adaptive, entropy, nullptr), y);
+  } else if (!is_entmax) {
+    result.tau = SoftmaxRow(x, n, maximum, scale, y);
+  }
+  result.tau += scale * static_cast<double>(maximum);
+  if (wants_description) {
+    Describe(listed ? list.p.get() : y, listed ? list.count : n, &result);
+  }
+  return result;
+}
+
+void ForwardRange(const ForwardCall& call, std::int64_t begin, std::int64_t end) {
+  const std::size_t n = static_cast<std::size_t>(call.scores.length);
+  RowScratch scratch(n);
+  const bool plain = IsPlain(call.probabilities);
+  const RowStats& stats = call.stats;
+  const bool describe = stats.support_size != nullptr || stats.entropy != nullptr;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const float* x = FloatRow(call.scores, row, scratch.a.get());
+    float* y = scratch.b.get();
+    if (plain) {
+      y = static_cast<float*>(call.probabilities.data) + row * call.probabilities.row_stride;
+    }
+    if (x == y) x = static_cast<float*>(std::memcpy(scratch.a.get(), x, n * sizeof(float)));
+    const RowResult result = ForwardRow(SpecOfRow(*call.params, row), x, n, y, describe, scratch);
+    if (!plain) StoreFloatRow(y, row, call.probabilities);
+    if (stats.tau != nullptr) stats.tau[row] = result.tau;
+    if (stats.support_size != nullptr) stats.support_size[row] = result.support_size;
+    if (stats.entropy != nullptr) stats.entropy[row] = result.entropy;
+  }
+}
+
+// The row's gradient by its double-precision definition.
+void WideBackwardRow(const RowSpec& spec, const float* x, const float* p, const float* dp,
+                     std::size_t n, float* ds, double* d_alpha, RowScratch& scratch) {
+  scratch.wide_scores.assign(x, x + n);
+  scratch.wide_p.assign(p, p + n);
+  scratch.wide_dp.assign(dp, dp + n);
+  ReferenceBackward(spec, scratch.wide_scores.data(), scratch.wide_p.data(), scratch.wide_dp.data(),
+                    static_cast<std::int64_t>(n), scratch.wide_dp.data(), d_alpha,
+                    scratch.reference);
+  for (std::size_t j = 0; j < n; ++j) ds[j] = static_cast<float>(scratch.wide_dp[j]);
+}
+
+// p, dp, ds: [n]; ds may be dp. x: [n], read only by maps whose gradient needs scores.
+void BackwardRow(const RowSpec& spec, const float* x, const float* p, const float* dp,
+                 std::size_t n, float* ds, double* d_alpha, RowScratch& scratch) {
+  const float factor = static_cast<float>(1.0 / spec.temperature);
+  const bool is_entmax = spec.map == RowMap::kEntmax;
+  if (d_alpha != nullptr || spec.map == RowMap::kNormmax ||
+      spec.map == RowMap::kAdaptiveTemperature || (is_entmax && spec.alpha > 2.0) ||
+      !(factor > 1e-30f && factor < 1e30f)) {
+    return WideBackwardRow(spec, x, p, dp, n, ds, d_alpha, scratch);
+  }
+  if (spec.map == RowMap::kBudget) return BackwardRow(InsideWeight(), p, dp, n, factor, ds);
+  if (!is_entmax || spec.alpha == 1.0) return BackwardRow(SelfWeight(), p, dp, n, factor, ds);
+  if (spec.alpha == 1.5) return BackwardRow(RootWeight(), p, dp, n, factor, ds);
+  if (spec.alpha == 2.0) return BackwardRow(SupportWeight(), p, dp, n, factor, ds);
+  BackwardRow(PowerWeight{static_cast<float>(2.0 - spec.alpha)}, p, dp, n, factor, ds);
+}
+
+void BackwardRange(const BackwardCall& call, std::int64_t begin, std::int64_t end) {
+  const std::size_t n = static_cast<std::size_t>(call.scores.length);
+  RowScratch scratch(n);
+  std::unique_ptr<float[]> exact_p(new float[n + 1]);
+  const bool plain = IsPlain(call.d_scores);
+  // 16-bit probabilities lost digits, and small ones vanished (float16 ends at 6e-8): their powers
+  // are taken of the probabilities computed anew from the scores.
+  const bool recompute = SizeOf(call.scores.dtype) == 2;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const RowSpec spec = SpecOfRow(*call.params, row);
+    const float* x = FloatRow(call.scores, row, scratch.a.get());
+    const float* p = exact_p.get();
+    if (recompute) {
+      ForwardRow(spec, x, n, exact_p.get(), false, scratch);
+    } else {
+      p = FloatRow(call.probabilities, row, scratch.b.get());
+    }
+    const float* dp = FloatRow(call.d_probabilities, row, scratch.c.get());
+    float* ds = scratch.c.get();
+    if (plain) ds = static_cast<float*>(call.d_scores.data) + row * call.d_scores.row_stride;
+    BackwardRow(spec, x, p, dp, n, ds, call.d_alpha != nullptr ? call.d_alpha + row : nullptr,
+                scratch);
+    if (!plain) StoreFloatRow(ds, row, call.d_scores);
+  }
+}
+
+const char* TargetHere() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tsallis {
+
+HWY_EXPORT(ForwardRange);
+HWY_EXPORT(BackwardRange);
+HWY_EXPORT(TargetHere);
+
+const char* FastTarget() { return HWY_DYNAMIC_DISPATCH(TargetHere)(); }
+
+void FastForward(const Context& context, const ForwardCall& call) {
+  const auto& range = HWY_DYNAMIC_DISPATCH(ForwardRange);
+  ParallelFor(context, call.scores.rows, RowGrain(call.scores.length),
+              [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
+}
+
+void FastBackward(const Context& context, const BackwardCall& call) {
+  const auto& range = HWY_DYNAMIC_DISPATCH(BackwardRange);
+  ParallelFor(context, call.scores.rows, RowGrain(call.scores.length),
+              [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
+}
+
+}  // namespace tsallis
+#endif  // HWY_ONCE

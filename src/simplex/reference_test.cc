@@ -1,0 +1,161 @@
+// The double-precision definitions against finite differences, package values and each other.
+#include "simplex/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "simplex/test_util.h"
+
+namespace tsallis {
+namespace {
+
+using Row = std::vector<double>;
+
+const AdaptiveTemperature kAdaptive;
+
+RowSpec Spec(RowMap map, double alpha = 1.5, double temperature = 1.0, double budget = 2.0) {
+  return {map, temperature, alpha, budget, &kAdaptive};
+}
+
+Row Forward(const RowSpec& spec, const Row& s, RowResult* result = nullptr) {
+  ReferenceScratch scratch;
+  Row p(s.size());
+  const RowResult out = ReferenceForward(spec, s.data(), s.size(), p.data(), scratch);
+  if (result != nullptr) *result = out;
+  return p;
+}
+
+double Dot(const Row& a, const Row& b) {
+  double sum = 0.0;
+  for (std::size_t j = 0; j < a.size(); ++j) sum += a[j] * b[j];
+  return sum;
+}
+
+TEST(Reference, MatchesPublishedValues) {
+  const Row s = {-2.0, 0.0, 0.5};
+  const auto expect = [&](const RowSpec& spec, const Row& expected) {
+    const Row p = Forward(spec, s);
+    for (int j = 0; j < 3; ++j) EXPECT_NEAR(p[j], expected[j], 5e-5) << FindMap(spec.map).name;
+  };
+  expect(Spec(RowMap::kEntmax, 2.0), {0.0, 0.25, 0.75});
+  expect(Spec(RowMap::kEntmax, 1.5), {0.0, 0.3260, 0.6740});
+  expect(Spec(RowMap::kNormmax, 2.0), {0.0, 0.3110, 0.6890});
+  expect(Spec(RowMap::kBudget), {0.0, 1.0, 1.0});
+}
+
+TEST(Reference, GradientInScoresMatchesFiniteDifferences) {
+  std::vector<RowSpec> specs = {Spec(RowMap::kSoftmax, 1.5, 0.7), Spec(RowMap::kBudget),
+                                Spec(RowMap::kAdaptiveTemperature, 1.5, 1.3)};
+  for (double alpha : {1.0, 1.0001, 1.25, 1.5, 2.0, 3.0}) {
+    specs.push_back(Spec(RowMap::kEntmax, alpha, 1.2));
+    if (alpha > 1.2) specs.push_back(Spec(RowMap::kNormmax, alpha, 0.8));
+  }
+  const Row s = {0.3, -0.2, 0.11, 0.45, -0.37, 0.05, -1.4};
+  const Row g = {0.7, -1.1, 0.4, 0.2, 1.9, -0.6, 0.8};
+  for (const RowSpec& spec : specs) {
+    ReferenceScratch scratch;
+    const Row p = Forward(spec, s);
+    Row ds(s.size());
+    ReferenceBackward(spec, s.data(), p.data(), g.data(), s.size(), ds.data(), nullptr, scratch);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      const double h = 1e-6;
+      Row up = s, down = s;
+      up[j] += h;
+      down[j] -= h;
+      const double expected = (Dot(Forward(spec, up), g) - Dot(Forward(spec, down), g)) / (2 * h);
+      EXPECT_NEAR(ds[j], expected, 2e-7 * (1.0 + std::abs(expected)))
+          << FindMap(spec.map).name << " alpha " << spec.alpha << " entry " << j;
+    }
+  }
+}
+
+TEST(Reference, GradientInAlphaMatchesFiniteDifferences) {
+  const Row s = {0.3, -0.2, 0.11, 0.45, -0.37, 0.05, -1.4};
+  const Row g = {0.7, -1.1, 0.4, 0.2, 1.9, -0.6, 0.8};
+  // For alpha = 64 only scores this close share the support, and the support stays put.
+  const Row close = {0.3, 0.3 - 1e-9, 0.3 - 2e-9, 0.2};
+  for (double alpha : {1.0, 1.0 + 1e-6, 1.0001, 1.25, 1.4999, 1.5, 1.5001, 2.0, 4.0, 16.0, 64.0}) {
+    const Row& scores = alpha > 2.5 ? close : s;
+    Row weights(g.begin(), g.begin() + scores.size());
+    ReferenceScratch scratch;
+    const RowSpec spec = Spec(RowMap::kEntmax, alpha);
+    const Row p = Forward(spec, scores);
+    Row ds(scores.size());
+    double d_alpha;
+    ReferenceBackward(spec, scores.data(), p.data(), weights.data(), scores.size(), ds.data(),
+                      &d_alpha, scratch);
+    const double h = 1e-5;
+    const auto value = [&](double a) {
+      return Dot(Forward(Spec(RowMap::kEntmax, a), scores), weights);
+    };
+    // alpha < 1 is outside: a one-sided difference of second order at the boundary.
+    const double expected =
+        alpha - h < 1.0
+            ? (-3.0 * value(alpha) + 4.0 * value(alpha + h) - value(alpha + 2 * h)) / (2.0 * h)
+            : (value(alpha + h) - value(alpha - h)) / (2.0 * h);
+    EXPECT_NEAR(d_alpha, expected, 2e-6 * (1.0 + std::abs(expected))) << "alpha " << alpha;
+  }
+}
+
+TEST(Reference, IsSmoothAsAlphaGoesToOne) {
+  const Row s = Normal<double>(50, 2.0, 1);
+  const Row softmax = Forward(Spec(RowMap::kSoftmax), s);
+  for (double eps : {1e-15, 1e-12, 1e-9, 1e-6}) {
+    const Row p = Forward(Spec(RowMap::kEntmax, 1.0 + eps), s);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      EXPECT_NEAR(p[j], softmax[j], 20.0 * eps + 1e-15) << eps;
+    }
+  }
+}
+
+TEST(Reference, SumsToOneForAnyAlphaAndSpread) {
+  for (double alpha : {1.0, 1.01, 1.5, 2.0, 4.0, 16.0, 64.0, 300.0}) {
+    for (double spread : {1e-6, 1e-3, 1.0, 1e3, 1e6}) {
+      const Row s = Normal<double>(200, spread, 7);
+      EXPECT_NEAR(Sum(Forward(Spec(RowMap::kEntmax, alpha), s)), 1.0, 1e-14)
+          << alpha << " " << spread;
+      EXPECT_NEAR(Sum(Forward(Spec(RowMap::kNormmax, alpha + 0.01), s)), 1.0, 1e-14);
+      EXPECT_NEAR(Sum(Forward(Spec(RowMap::kBudget, 1.5, 1.0, 3.7), s)), 3.7, 1e-9);
+    }
+  }
+}
+
+TEST(Reference, TiesShareEqually) {
+  for (double alpha : {1.0, 1.5, 2.0, 64.0}) {
+    RowResult result;
+    const Row p = Forward(Spec(RowMap::kEntmax, alpha), Row(1000, 5.0), &result);
+    for (double value : p) EXPECT_NEAR(value, 1e-3, 1e-16) << alpha;
+    EXPECT_EQ(result.support_size, 1000);
+    EXPECT_NEAR(result.entropy, std::log(1000.0), 1e-12);
+  }
+}
+
+// The second entry needs t - depth = 1e-123: no threshold in double can say so, the sum must.
+TEST(Reference, LargeAlphaBetweenNeighbouringThresholds) {
+  const RowSpec spec = Spec(RowMap::kEntmax, 64.0, 63.0);
+  const Row p = Forward(spec, {0.0, -0.5});
+  const double first = std::pow(0.5, 1.0 / 63.0);
+  EXPECT_NEAR(p[0], first, 1e-12);
+  EXPECT_NEAR(p[1], 1.0 - first, 1e-12);
+}
+
+TEST(Reference, TauIsTheThreshold) {
+  const Row s = {3.3, 2.9, 3.0, 1.0};
+  for (double alpha : {1.25, 1.5, 2.0}) {
+    RowResult result;
+    const Row p = Forward(Spec(RowMap::kEntmax, alpha, 2.0), s, &result);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      const double z = (alpha - 1.0) * s[j] / 2.0;
+      EXPECT_NEAR(p[j], std::pow(std::max(z - result.tau, 0.0), 1.0 / (alpha - 1.0)), 1e-14);
+    }
+  }
+  RowResult result;
+  Forward(Spec(RowMap::kSoftmax), s, &result);
+  EXPECT_NEAR(result.tau, std::log(std::exp(3.3) + std::exp(2.9) + std::exp(3.0) + std::exp(1.0)),
+              1e-14);
+}
+
+}  // namespace
+}  // namespace tsallis

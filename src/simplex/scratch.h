@@ -1,0 +1,46 @@
+// Memory that a thread of the fast path keeps from row to row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "simplex/reference.h"
+
+namespace tsallis {
+
+// Rows up to here are solved in place: listing candidates costs more than it saves.
+inline constexpr std::size_t kShortRow = 192;
+// Scores scanned between two updates of the running maximum; 8 KB stay in the first-level cache.
+inline constexpr std::size_t kCollectBlock = 2048;
+
+// Entries of one row that can be in its support.
+struct CandidateScratch {
+  explicit CandidateScratch(std::size_t n)
+      // A row with more candidates than a quarter is dense: lists save nothing there.
+      : capacity(kCollectBlock + n / 4),
+        value(new float[capacity + kSlack]),
+        p(new float[capacity + kSlack]),
+        index(new std::uint32_t[capacity + kSlack]) {}
+
+  // Between two checks a list at its capacity takes a block more, and stores are whole vectors.
+  static constexpr std::size_t kSlack = 2 * kCollectBlock;
+
+  std::size_t count = 0;
+  std::size_t capacity;
+  std::unique_ptr<float[]> value;          // scores
+  std::unique_ptr<float[]> p;              // their probabilities, once solved
+  std::unique_ptr<std::uint32_t[]> index;  // their columns
+};
+
+struct RowScratch {
+  explicit RowScratch(std::size_t n)
+      : a(new float[n + 1]), b(new float[n + 1]), c(new float[n + 1]), candidates(n) {}
+
+  std::unique_ptr<float[]> a, b, c;  // rows gathered from strided or 16-bit memory
+  CandidateScratch candidates;
+  ReferenceScratch reference;
+  std::vector<double> wide_scores, wide_p, wide_dp;
+};
+
+}  // namespace tsallis

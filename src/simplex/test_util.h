@@ -1,0 +1,68 @@
+// Helpers of the row-map tests.
+#pragma once
+
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "simplex/fast.h"
+#include "tsallis/rows.h"
+
+namespace tsallis {
+
+// Runs `body` once on every instruction set that is compiled in and that this machine can run;
+// returns the names of those that were really used.
+inline std::set<std::string> ForEachTarget(const std::function<void(const std::string&)>& body) {
+  std::set<std::string> used;
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    used.insert(FastTarget());
+    body(FastTarget());
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  return used;
+}
+
+template <typename T>
+ConstRows Rows(const std::vector<T>& data, std::int64_t rows, DType dtype) {
+  const std::int64_t length = rows > 0 ? static_cast<std::int64_t>(data.size()) / rows : 0;
+  return {data.data(), dtype, rows, length, length, 1};
+}
+
+template <typename T>
+MutableRows Rows(std::vector<T>& data, std::int64_t rows, DType dtype) {
+  const std::int64_t length = rows > 0 ? static_cast<std::int64_t>(data.size()) / rows : 0;
+  return {data.data(), dtype, rows, length, length, 1};
+}
+
+// [size] normal scores times `spread`.
+template <typename T>
+std::vector<T> Normal(std::size_t size, double spread, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<double> normal;
+  std::vector<T> out(size);
+  for (T& value : out) value = static_cast<T>(spread * normal(engine));
+  return out;
+}
+
+template <typename T>
+double Sum(const std::vector<T>& values) {
+  double sum = 0.0;
+  for (T value : values) sum += static_cast<double>(value);
+  return sum;
+}
+
+inline RowMapParams Entmax(double alpha, double temperature = 1.0) {
+  RowMapParams params;
+  params.alpha = alpha;
+  params.temperature = temperature;
+  return params;
+}
+
+}  // namespace tsallis
