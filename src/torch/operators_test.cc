@@ -1,6 +1,6 @@
 #include "torch/operators.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
