@@ -1,6 +1,7 @@
 #include "lab/nn/set_kernels.h"
 
 #include <algorithm>
+#include <cstring>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/nn/set_kernels.cc"
@@ -27,22 +28,30 @@ HWY_INLINE V Gate(D d, V x, V x2) {
   return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), e));
 }
 
-// Calls body(offset, load, store) over [0, count); the tail is loaded and stored partially.
+// Calls body(load, store) for every vector of [0, count). The last, partial one goes through a buffer: before AVX-512
+// a masked load or store may touch memory beyond the end.
 template <class Body>
 HWY_INLINE void Sweep(std::int64_t count, const Body& body) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    body(
-        i, [&](const float* from) HWY_ATTR { return hn::LoadU(d, from + i); },
-        [&](V value, float* to) HWY_ATTR { hn::StoreU(value, d, to + i); });
+    body([&](const float* from) HWY_ATTR { return hn::LoadU(d, from + i); },
+         [&](V value, float* to) HWY_ATTR { hn::StoreU(value, d, to + i); });
   }
   if (i < count) {
-    const auto mask = hn::FirstN(d, static_cast<std::size_t>(count - i));
+    const std::size_t bytes = static_cast<std::size_t>(count - i) * sizeof(float);
     body(
-        i, [&](const float* from) HWY_ATTR { return hn::MaskedLoad(mask, d, from + i); },
-        [&](V value, float* to) HWY_ATTR { hn::BlendedStore(value, mask, d, to + i); });
+        [&](const float* from) HWY_ATTR {
+          HWY_ALIGN float buffer[HWY_MAX_BYTES / sizeof(float)] = {};
+          std::memcpy(buffer, from + i, bytes);
+          return hn::Load(d, buffer);
+        },
+        [&](V value, float* to) HWY_ATTR {
+          HWY_ALIGN float buffer[HWY_MAX_BYTES / sizeof(float)];
+          hn::Store(value, d, buffer);
+          std::memcpy(to + i, buffer, bytes);
+        });
   }
 }
 
@@ -54,7 +63,7 @@ void BiasGeluImpl(const float* z, const float* bias, float* a, float* slope, std
     const float* from = z + r * width;
     float* to = a + r * width;
     float* slope_to = slope == nullptr ? nullptr : slope + r * width;
-    Sweep(width, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+    Sweep(width, [&](const auto& load, const auto& store) HWY_ATTR {
       const V x = hn::Add(load(from), load(bias));
       const V x2 = hn::Mul(x, x);
       const V gate = Gate(d, x, x2);
@@ -71,7 +80,7 @@ void BiasGeluImpl(const float* z, const float* bias, float* a, float* slope, std
 
 void AddBiasImpl(float* x, const float* bias, std::int64_t rows, std::int64_t width) {
   for (std::int64_t r = 0; r < rows; ++r, x += width) {
-    Sweep(width, [&](std::int64_t, const auto& load, const auto& store)
+    Sweep(width, [&](const auto& load, const auto& store)
                      HWY_ATTR { store(hn::Add(load(x), load(bias)), x); });
   }
 }
@@ -79,14 +88,14 @@ void AddBiasImpl(float* x, const float* bias, std::int64_t rows, std::int64_t wi
 void ColumnSumsImpl(const float* x, float* sums, std::int64_t rows, std::int64_t width) {
   std::fill(sums, sums + width, 0.0f);
   for (std::int64_t r = 0; r < rows; ++r, x += width) {
-    Sweep(width, [&](std::int64_t, const auto& load, const auto& store)
+    Sweep(width, [&](const auto& load, const auto& store)
                      HWY_ATTR { store(hn::Add(load(sums), load(x)), sums); });
   }
 }
 
 void MultiplyImpl(float* x, const float* y, std::int64_t count) {
-  Sweep(count, [&](std::int64_t, const auto& load, const auto& store)
-                   HWY_ATTR { store(hn::Mul(load(x), load(y)), x); });
+  Sweep(count,
+        [&](const auto& load, const auto& store) HWY_ATTR { store(hn::Mul(load(x), load(y)), x); });
 }
 
 // Four items at a time hide the latency of the multiply-adds; u stays in the first-level cache.
@@ -99,7 +108,7 @@ void SetScoresImpl(const float* h, const float* u, float* s, std::int64_t sets, 
       const float* rows[4];
       for (std::int64_t r = 0; r < 4; ++r) rows[r] = h + (b * n + std::min(j + r, n - 1)) * width;
       V sums[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-      Sweep(width, [&](std::int64_t, const auto& load, const auto&) HWY_ATTR {
+      Sweep(width, [&](const auto& load, const auto&) HWY_ATTR {
         const V query = load(ub);
         for (int r = 0; r < 4; ++r) sums[r] = hn::MulAdd(query, load(rows[r]), sums[r]);
       });
@@ -120,7 +129,7 @@ void SetPoolImpl(const float* p, const float* h, float* z, std::int64_t sets, st
       const float weight = p[b * n + j];
       if (weight == 0.0f) continue;
       const float* row = h + (b * n + j) * width;
-      Sweep(width, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+      Sweep(width, [&](const auto& load, const auto& store) HWY_ATTR {
         store(hn::MulAdd(hn::Set(d, weight), load(row), load(zb)), zb);
       });
     }
@@ -140,7 +149,7 @@ void SupportGradientImpl(const std::int64_t* rows, std::int64_t count, std::int6
     const float* db = dpooled + b * width;
     const float* ub = u + b * width;
     float* out = dz + m * width;
-    Sweep(width, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+    Sweep(width, [&](const auto& load, const auto& store) HWY_ATTR {
       const V da = hn::MulAdd(weight, load(db), hn::Mul(score, load(ub)));
       store(hn::Mul(da, load(sr)), out);
     });
@@ -159,7 +168,7 @@ void AdamStepImpl(const AdamConstants& c, std::int64_t count, const float* g, fl
   const V beta2 = hn::Set(d, c.beta2);
   const V step = hn::Set(d, c.lr / c.correction1);
   const V root = hn::Set(d, 1.0f / c.correction2);
-  Sweep(count, [&](std::int64_t, const auto& load, const auto& store) HWY_ATTR {
+  Sweep(count, [&](const auto& load, const auto& store) HWY_ATTR {
     const V weight = load(w);
     const V gradient = hn::MulAdd(hn::Set(d, c.l2), weight, load(g));
     const V first = hn::MulAdd(beta1, hn::Sub(load(m), gradient), gradient);
