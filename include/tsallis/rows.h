@@ -92,6 +92,11 @@ struct RowStats {
 void RowsForward(const Context& context, const RowMapParams& params, const ConstRows& scores,
                  const MutableRows& probabilities, const RowStats& stats = {});
 
+// Whether RowsBackward reads the scores. Otherwise the probabilities determine the gradient, and a caller that keeps
+// tensors for the backward pass may drop the scores (and pass the probabilities in their place). Scores are
+// needed for adaptive temperature, and where 16-bit probabilities have too few digits for p^{2 - alpha}, alpha > 2.
+bool BackwardReadsScores(const RowMapParams& params, DType dtype);
+
 // Vector-Jacobian product of RowsForward: d_scores = J^T d_probabilities.
 //   scores          the input of the forward pass (read where p alone does not determine the
 //   gradient) probabilities   its output d_alpha         [rows] or null: the gradient in each row's

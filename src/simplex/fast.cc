@@ -221,9 +221,8 @@ void BackwardRange(const BackwardCall& call, std::int64_t begin, std::int64_t en
   RowScratch scratch(n);
   std::unique_ptr<float[]> exact_p(new float[n + 1]);
   const bool plain = IsPlain(call.d_scores);
-  // 16-bit probabilities lost digits, and small ones vanished (float16 ends at 6e-8): their powers
-  // are taken of the probabilities computed anew from the scores.
-  const bool recompute = SizeOf(call.scores.dtype) == 2;
+  const bool recompute =
+      SizeOf(call.scores.dtype) == 2 && BackwardReadsScores(*call.params, call.scores.dtype);
   for (std::int64_t row = begin; row < end; ++row) {
     const RowSpec spec = SpecOfRow(*call.params, row);
     const float* x = FloatRow(call.scores, row, scratch.a.get());

@@ -57,6 +57,13 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
               });
 }
 
+bool BackwardReadsScores(const RowMapParams& params, DType dtype) {
+  if (params.map == RowMap::kAdaptiveTemperature) return true;
+  if (SizeOf(dtype) != 2) return false;
+  if (params.map == RowMap::kNormmax) return true;
+  return params.map == RowMap::kEntmax && (params.alpha_per_row != nullptr || params.alpha > 2.0);
+}
+
 void RowsBackward(const Context& context, const RowMapParams& params, const ConstRows& scores,
                   const ConstRows& probabilities, const ConstRows& d_probabilities,
                   const MutableRows& d_scores, double* d_alpha) {

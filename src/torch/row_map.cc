@@ -132,7 +132,10 @@ class RowMapFunction : public Function<RowMapFunction> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     Tensor probabilities = Forward(scores, alpha_rows, *call, stats);
     // Scores would keep as much memory again alive as the probabilities.
-    const bool needs_scores = call->params.map == RowMap::kAdaptiveTemperature;
+    RowMapParams params = call->params;
+    const double per_row = 0.0;
+    if (alpha_rows) params.alpha_per_row = &per_row;  // only that there is one matters here
+    const bool needs_scores = BackwardReadsScores(params, KernelDType(scores));
     context->save_for_backward(
         {probabilities, needs_scores ? scores : Tensor(), alpha_rows.value_or(Tensor())});
     Save(context, *call);

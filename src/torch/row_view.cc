@@ -15,15 +15,6 @@ namespace {
 constexpr RowMap kMaps[] = {RowMap::kSoftmax, RowMap::kEntmax, RowMap::kNormmax, RowMap::kBudget,
                             RowMap::kAdaptiveTemperature};
 
-DType DTypeOf(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return DType::kFloat32;
-    case at::kBFloat16: return DType::kBFloat16;
-    case at::kHalf: return DType::kFloat16;
-    default: return DType::kFloat64;  // CheckScores let nothing else through
-  }
-}
-
 // One stride that walks every dimension but `dim` in order, if there is one.
 std::optional<std::int64_t> RowStride(at::IntArrayRef sizes, at::IntArrayRef strides,
                                       std::int64_t dim) {
@@ -50,6 +41,15 @@ std::int64_t CountRows(at::IntArrayRef sizes, std::int64_t dim) {
 }
 
 }  // namespace
+
+DType KernelDType(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return DType::kFloat32;
+    case at::kBFloat16: return DType::kBFloat16;
+    case at::kHalf: return DType::kFloat16;
+    default: return DType::kFloat64;  // CheckScores let nothing else through
+  }
+}
 
 Context TorchContext() { return Context{at::get_num_threads()}; }
 
@@ -91,7 +91,8 @@ bool IsPlainCpu(const at::Tensor& tensor) {
 InputRows ViewInput(const at::Tensor& tensor, std::int64_t dim) {
   std::optional<std::int64_t> row_stride = RowStride(tensor.sizes(), tensor.strides(), dim);
   InputRows view;
-  view.rows = {nullptr, DTypeOf(tensor), CountRows(tensor.sizes(), dim), tensor.size(dim), 0, 1};
+  view.rows = {nullptr, KernelDType(tensor), CountRows(tensor.sizes(), dim), tensor.size(dim), 0,
+               1};
   if (row_stride) {
     view.tensor = tensor;
     view.rows.row_stride = *row_stride;
@@ -106,7 +107,7 @@ InputRows ViewInput(const at::Tensor& tensor, std::int64_t dim) {
 
 OutputRows::OutputRows(const at::Tensor& like, std::int64_t dim, at::ScalarType dtype) : dim_(dim) {
   tensor_ = at::Tensor(at::detail::empty_cpu(like.sizes(), dtype));
-  rows_ = {nullptr, DTypeOf(tensor_), CountRows(like.sizes(), dim), like.size(dim), 0, 1};
+  rows_ = {nullptr, KernelDType(tensor_), CountRows(like.sizes(), dim), like.size(dim), 0, 1};
   if (const auto row_stride = RowStride(tensor_.sizes(), tensor_.strides(), dim)) {
     rows_.row_stride = *row_stride;
     rows_.stride = tensor_.stride(dim);

@@ -20,6 +20,9 @@ RowMap RowMapFromName(std::string_view name);
 // Throws c10::ValueError unless the kernels can read the tensor's dtype and layout.
 void CheckScores(const at::Tensor& scores, const char* argument);
 
+// The storage type of a tensor that passed CheckScores.
+DType KernelDType(const at::Tensor& tensor);
+
 // `dim` counted from the front; throws c10::IndexError out of range, c10::ValueError for rank 0.
 std::int64_t WrapDim(const at::Tensor& scores, std::int64_t dim);
 
