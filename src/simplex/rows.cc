@@ -41,7 +41,8 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
   CheckMatches("probabilities", probabilities, "scores", scores);
   CheckParams(params, scores.rows);
   if (scores.dtype != DType::kFloat64) {
-    return FastForward(context, {&params, scores, probabilities, stats});
+    FastForward(context, {&params, scores, probabilities, stats});
+    return;
   }
   ParallelFor(context, scores.rows, RowGrain(scores.length),
               [&](std::int64_t begin, std::int64_t end) {
@@ -77,8 +78,8 @@ void RowsBackward(const Context& context, const RowMapParams& params, const Cons
                           FindMap(params.map).name);
   }
   if (scores.dtype != DType::kFloat64) {
-    return FastBackward(context,
-                        {&params, scores, probabilities, d_probabilities, d_scores, d_alpha});
+    FastBackward(context, {&params, scores, probabilities, d_probabilities, d_scores, d_alpha});
+    return;
   }
   ParallelFor(
       context, scores.rows, RowGrain(scores.length), [&](std::int64_t begin, std::int64_t end) {
