@@ -131,8 +131,10 @@ class RowMapFunction : public Function<RowMapFunction> {
                         RowStatTensors* stats) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     Tensor probabilities = Forward(scores, alpha_rows, *call, stats);
-    // Scores would keep as much memory again alive as the probabilities.
-    const bool needs_scores = call->params.map == RowMap::kAdaptiveTemperature;
+    // Kept scores hold as much memory as the probabilities, so only where the backward pass reads
+    // them: the entropy's part in beta, and probabilities that 16 bits rounded or flushed to zero.
+    const bool needs_scores =
+        call->params.map == RowMap::kAdaptiveTemperature || probabilities.element_size() == 2;
     context->save_for_backward(
         {probabilities, needs_scores ? scores : Tensor(), alpha_rows.value_or(Tensor())});
     Save(context, *call);
