@@ -40,6 +40,10 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
   CheckRows("scores", scores);
   CheckMatches("probabilities", probabilities, "scores", scores);
   CheckParams(params, scores.rows);
+  if (scores.dtype != DType::kFloat64) {
+    FastForward(context, {&params, scores, probabilities, stats});
+    return;
+  }
   ParallelFor(context, scores.rows, RowGrain(scores.length),
               [&](std::int64_t begin, std::int64_t end) {
                 ReferenceScratch scratch;
@@ -65,6 +69,10 @@ void RowsBackward(const Context& context, const RowMapParams& params, const Cons
   if (d_alpha != nullptr && FindMap(params.map).d_alpha == nullptr) {
     throw InvalidArgument("d_alpha", "null for a map without a gradient in alpha",
                           FindMap(params.map).name);
+  }
+  if (scores.dtype != DType::kFloat64) {
+    FastBackward(context, {&params, scores, probabilities, d_probabilities, d_scores, d_alpha});
+    return;
   }
   ParallelFor(
       context, scores.rows, RowGrain(scores.length), [&](std::int64_t begin, std::int64_t end) {
