@@ -1,22 +1,11 @@
 // Schemas of the operators. Implementations register themselves in their own files.
-#include <hwy/targets.h>
 #include <torch/library.h>
 
-#include <cstdint>
 #include <string>
 
+#include "tsallis/cpu.h"
+
 namespace tsallis {
-
-namespace {
-
-// Name of the instruction set that the kernels' dispatch picks on this machine: of those compiled,
-// the best that it supports, which has the lowest bit.
-std::string CpuTarget() {
-  const std::int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
-  return hwy::TargetName(usable & -usable);
-}
-
-}  // namespace
 
 // Settings of the maps: unused ones are ignored by a map that has no such setting; `coefficients`
 // and `threshold` None mean the defaults of AdaptiveTemperature.
@@ -25,11 +14,12 @@ std::string CpuTarget() {
   "float[]? coefficients=None, float? threshold=None"
 
 TORCH_LIBRARY(tsallis, m) {
-  m.def("cpu_target() -> str", CpuTarget);
+  m.def("cpu_target() -> str", [] { return QueryCpu().chosen_target; });
   m.def("row_map(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS ") -> Tensor");
   m.def("row_map_stats(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS
         ") -> (Tensor probabilities, Tensor tau, Tensor support_size, Tensor entropy)");
-  // `scores` is read by adaptive_temperature only; other maps take the probabilities in its place.
+  // `scores` is read by adaptive_temperature and for 16-bit tensors; else the probabilities may be
+  // given in its place.
   // The second result has no elements unless want_alpha.
   m.def(
       "row_map_backward(Tensor d_probabilities, Tensor scores, Tensor probabilities, "
