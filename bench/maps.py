@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "python"))
 
 import entmax as peer_package  # noqa: E402
+
 import tsallis  # noqa: E402
 
 SHAPES = [(4096, 64), (4096, 1024), (256, 65536), (8, 1048576)]

@@ -40,7 +40,9 @@ class PlainModel(nn.Module):
         )
         self.query = nn.Sequential(nn.Linear(1, WIDTH), nn.GELU("tanh"), nn.Linear(WIDTH, WIDTH))
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU("tanh"), nn.Linear(WIDTH, CLASSES))
+        self.head = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.GELU("tanh"), nn.Linear(WIDTH, CLASSES)
+        )
 
     def forward(self, items: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """items: [sets, n, 1 + classes], query: [sets, 1] -> [sets, classes]."""
@@ -97,18 +99,28 @@ def processor() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--steps", type=int, default=1000, help="steps a measurement (default 1000)")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each side (default 5)")
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="steps a measurement (default 1000)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="measurements of each side (default 5)"
+    )
     arguments = parser.parse_args()
     program = ROOT / "build" / "bin" / "training_steps"
     if not program.exists():
         print(f"{program} is not built: run make", file=sys.stderr)
         return 1
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # ours does; without it the plain model slows down as weights decay
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    torch.set_flush_denormal(
+        True
+    )  # ours does; without it the plain model slows down as weights decay
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     rows = []
     cases: list[tuple[str, str, Map]] = [
         ("softmax", "torch", lambda x, dim: x.softmax(dim)),
@@ -135,7 +147,9 @@ def main() -> int:
             f"{peer_s / ours_s:.2f}x",
             file=sys.stderr,
         )
-    info = json.loads(subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, text=True).stdout)
+    info = json.loads(
+        subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, text=True).stdout
+    )
     document = {
         "commit": commit,
         "processor": processor(),

@@ -1,5 +1,6 @@
-// Training steps per second of the set-attention model on one core: ours, for bench/training.py to set beside the same
-// model in plain PyTorch. Usage: training_steps RECIPE METHOD STEPS; prints one JSON object.
+// Training steps per second of the set-attention model on one core: ours, for bench/training.py to
+// set beside the same model in plain PyTorch. Usage: training_steps RECIPE METHOD STEPS; prints one
+// JSON object.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>

@@ -1,10 +1,10 @@
 // Maps from rows of scores to rows of probabilities (SPEC M1-M7): one row in, one row out.
 //
-// Notation: a row has `length` scores s; alpha >= 1; z = (alpha - 1) s; p = [z - tau]_+^{1/(alpha - 1)}
-// with sum p = 1; the support is {j : p_j > 0}; logarithms are natural.
-// Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia, Niculae
-// and Martins 2019, prop. 1; adaptive temperature, Velickovic et al. 2024, eq. 15-18 and appendix G;
-// normmax and budget, the `entmax` package.
+// Notation: a row has `length` scores s; alpha >= 1; z = (alpha - 1) s;
+// p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1; the support is {j : p_j > 0}; logarithms are natural.
+// Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia,
+// Niculae and Martins 2019, prop. 1; adaptive temperature, Velickovic et al. 2024, eq. 15-18 and
+// appendix G; normmax and budget, the `entmax` package.
 //
 // Behaviour at the edges, for every map:
 //   a score of -inf       probability 0, gradient 0, as if the entry were absent
@@ -92,9 +92,10 @@ struct RowStats {
 void RowsForward(const Context& context, const RowMapParams& params, const ConstRows& scores,
                  const MutableRows& probabilities, const RowStats& stats = {});
 
-// Whether RowsBackward reads the scores. Otherwise the probabilities determine the gradient, and a caller that keeps
-// tensors for the backward pass may drop the scores (and pass the probabilities in their place). Scores are
-// needed for adaptive temperature, and where 16-bit probabilities have too few digits for p^{2 - alpha}, alpha > 2.
+// Whether RowsBackward reads the scores. Otherwise the probabilities determine the gradient, and a
+// caller that keeps tensors for the backward pass may drop the scores (and pass the probabilities
+// in their place). Scores are needed for adaptive temperature, and where 16-bit probabilities have
+// too few digits for p^{2 - alpha}, alpha > 2.
 bool BackwardReadsScores(const RowMapParams& params, DType dtype);
 
 // Vector-Jacobian product of RowsForward: d_scores = J^T d_probabilities.

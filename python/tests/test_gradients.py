@@ -3,10 +3,10 @@
 import math
 
 import pytest
-import tsallis
+import torch
 from torch.autograd import gradcheck
 
-import torch
+import tsallis
 
 
 def scores(*shape):

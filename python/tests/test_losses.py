@@ -2,11 +2,11 @@
 
 import entmax as peer
 import pytest
-import tsallis
+import torch
 from torch.autograd import gradcheck
 from torch.nn.functional import cross_entropy
 
-import torch
+import tsallis
 
 
 def test_agree_with_the_entmax_package():

@@ -4,11 +4,11 @@ import math
 
 import entmax as peer
 import pytest
-import tsallis
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
+import tsallis
 
 MAPS = {
     "softmax": tsallis.softmax,

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import tsallis
+import torch
 from torch.library import opcheck
 
-import torch
+import tsallis
 
 OPS = torch.ops.tsallis
 

@@ -1,4 +1,5 @@
-// A command of the program: declares its options, then runs. The list of all of them is in commands.cc.
+// A command of the program: declares its options, then runs. The list of all of them is in
+// commands.cc.
 #pragma once
 
 #include <CLI/CLI.hpp>

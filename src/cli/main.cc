@@ -109,8 +109,9 @@ int ReportParseError(const CLI::App& app, const CLI::ParseError& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Training allocates and frees the same large tensors in every step. By default each of them would be mapped from
-  // the system and returned to it, page faults included; keep them in the heap instead.
+  // Training allocates and frees the same large tensors in every step. By default each of them
+  // would be mapped from the system and returned to it, page faults included; keep them in the heap
+  // instead.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   InstallSignalHandlers();

@@ -62,7 +62,8 @@ class ReproduceCommand : public Command {
   }
 
   int Run(const Invocation& invocation) override {
-    // All recipes are read before the first one runs: a mistake in the last must not cost the hours of the others.
+    // All recipes are read before the first one runs: a mistake in the last must not cost the hours
+    // of the others.
     std::vector<lab::Recipe> recipes;
     for (const std::string& name : names_) recipes.push_back(lab::FindRecipe(name));
     for (const lab::Recipe& recipe : recipes) {

@@ -1,5 +1,5 @@
-// What a recipe may name: the tasks, maps and length scalings that the lab has. Recipes are checked against it and
-// `tsallis list` shows it.
+// What a recipe may name: the tasks, maps and length scalings that the lab has. Recipes are checked
+// against it and `tsallis list` shows it.
 #pragma once
 
 #include <string>

@@ -15,7 +15,7 @@ namespace tsallis::lab {
 
 namespace {
 
-// ---- what a key may hold -------------------------------------------------------------------------------------------
+// ---- what a key may hold ------------------------------------------------------------------------
 
 // Names become folders (runs/<study>/<scale>/<method>) and words of a comma-separated list.
 bool IsName(const std::string& name) {
@@ -64,7 +64,7 @@ std::string Convert(const toml::node& node, LengthRange& range) {
   return "";
 }
 
-// ---- the keys, once each -------------------------------------------------------------------------------------------
+// ---- the keys, once each ------------------------------------------------------------------------
 
 struct StudySection {
   Recipe& recipe;
@@ -106,7 +106,8 @@ void Describe(TableReader& table, MethodConfig& method) {
   table.Required("name", method.name, CheckName);
   table.Optional("label", method.label);
   table.Required("map", method.map, OneOf(Names(Maps())));
-  // From 64 on the papers' own figures fall; far above, 1/(alpha - 1) leaves float32 nothing to work with.
+  // From 64 on the papers' own figures fall; far above, 1/(alpha - 1) leaves float32 nothing to
+  // work with.
   table.Optional("alpha", method.alpha, Within(1.0, 1e4, "1 <= alpha <= 10000"));
   table.Optional("theta", method.theta, IfGiven(Positive<double>()));
   table.Optional("length_scaling", method.length_scaling);
@@ -165,7 +166,7 @@ void Describe(TableReader& table, Recipe& recipe) {
 
 namespace {
 
-// ---- checks across keys --------------------------------------------------------------------------------------------
+// ---- checks across keys -------------------------------------------------------------------------
 
 std::vector<std::string> MethodNames(const Recipe& recipe) {
   std::vector<std::string> names;
@@ -194,7 +195,8 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
     problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
                           "\" itself; name that one");
   } else if (owner->length_scaling.kind != method.length_scaling.kind) {
-    // The learned scale is among the weights: the borrower would miss it, or carry one that nobody trained.
+    // The learned scale is among the weights: the borrower would miss it, or carry one that nobody
+    // trained.
     problems.Add(key, "the length scaling of \"" + owner->name + "\" is of another kind");
   }
 }

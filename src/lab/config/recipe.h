@@ -31,7 +31,8 @@ struct MethodConfig {
   std::string label;            // for people; the name unless given
   std::string map = "softmax";  // "softmax" | "entmax" | "adaptive-temperature"
   double alpha = 1.5;           // entmax
-  // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their appendix A.3.
+  // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
+  // appendix A.3.
   std::optional<double> theta;
   LengthScaling length_scaling;
   // Evaluates the weights that this other method trained instead of training its own.
@@ -92,8 +93,8 @@ struct Recipe {
   const ScaleConfig& Scale(const std::string& scale) const;     // UsageError with a suggestion
 };
 
-// Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name file, line, key, what
-// was expected, and the nearest known key.
+// Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name
+// file, line, key, what was expected, and the nearest known key.
 Recipe LoadRecipe(const std::filesystem::path& path);
 
 // Recipes in <source>/experiments, by name; each is the stem of its file.

@@ -14,8 +14,8 @@ std::size_t EditDistance(std::string_view a, std::string_view b);
 // The known word nearest to `word`; empty if none is near enough to be what was meant.
 std::string Nearest(std::string_view word, const std::vector<std::string>& known);
 
-// Text to append to an error about an unknown word: `; did you mean "alpha"?`, or what is known if nothing is
-// near: `; known: "a", "b"`, or nothing if nothing is known.
+// Text to append to an error about an unknown word: `; did you mean "alpha"?`, or what is known if
+// nothing is near: `; known: "a", "b"`, or nothing if nothing is known.
 std::string Suggestion(std::string_view word, const std::vector<std::string>& known);
 
 }  // namespace tsallis::lab

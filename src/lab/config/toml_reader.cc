@@ -64,7 +64,8 @@ std::string Convert(const toml::node& node, std::string& value) {
 }
 
 std::string Convert(const toml::node& node, double& value) {
-  // An integer is a fine way to write a number (alpha = 2); the reverse would hide a mistake (seeds = 1.5).
+  // An integer is a fine way to write a number (alpha = 2); the reverse would hide a mistake (seeds
+  // = 1.5).
   if (const auto* integer = node.as_integer()) {
     value = static_cast<double>(integer->get());
     return "";

@@ -4,8 +4,9 @@
 //     table.Optional("lr", train.lr, Positive<double>());
 //   }
 //
-// and that declaration yields the parsing, the check of type and value, and the list of known keys from which an
-// unknown one gets its suggestion. Problems are collected, so that one run shows them all.
+// and that declaration yields the parsing, the check of type and value, and the list of known keys
+// from which an unknown one gets its suggestion. Problems are collected, so that one run shows them
+// all.
 #pragma once
 
 #include <cmath>
@@ -167,7 +168,7 @@ class TableReader {
   std::vector<std::string> required_missing_;
 };
 
-// ---- checks ------------------------------------------------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------
 
 template <class T>
 Check<T> Positive() {

@@ -12,7 +12,8 @@
 namespace tsallis::lab {
 namespace {
 
-// Items encoded at a time: two activations of this many rows of 128 floats stay within a 2 MiB second-level cache.
+// Items encoded at a time: two activations of this many rows of 128 floats stay within a 2 MiB
+// second-level cache.
 constexpr std::int64_t kChunkItems = 2048;
 
 // Appends, set by set, the weights of the kHeatItems largest items in ascending order of priority.

@@ -31,7 +31,8 @@ std::int64_t EvalSets(const TaskConfig& task, std::int64_t n);
 std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& task,
                                       const std::atomic<bool>& stop);
 
-// A finished evaluation on disk. Loading gives nothing if there is none for exactly these lengths and set counts.
+// A finished evaluation on disk. Loading gives nothing if there is none for exactly these lengths
+// and set counts.
 void SaveScores(const std::filesystem::path& path, const std::vector<LengthScore>& scores);
 std::optional<std::vector<LengthScore>> LoadScores(const std::filesystem::path& path,
                                                    const TaskConfig& task);

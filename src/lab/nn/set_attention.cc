@@ -16,7 +16,8 @@ using at::Tensor;
 
 constexpr Context kOneThread{.threads = 1};  // a job has one core
 
-// Standard normal cut at two standard deviations, rescaled to unit variance (the paper's library's initialiser).
+// Standard normal cut at two standard deviations, rescaled to unit variance (the paper's library's
+// initialiser).
 float TruncatedNormal(RandomStream& random) {
   constexpr double kDeviation = 0.87962566103423978;  // of a normal truncated to [-2, 2]
   for (;;) {
@@ -53,8 +54,8 @@ RowMapParams MapOf(const MethodConfig& method) {
   return map;
 }
 
-// Activations and gradients of one batch, kept between batches: memory that is given back to the system and fetched
-// again at every step cost a third of the time.
+// Activations and gradients of one batch, kept between batches: memory that is given back to the
+// system and fetched again at every step cost a third of the time.
 struct SetAttention::Workspace {
   // [sets, width] but for class_scores, [sets, classes].
   Tensor query_a, query_slope, query, projected, folded, u;
@@ -216,7 +217,8 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   const auto room = [&](Tensor& buffer, std::int64_t rows) {
     return Workspace::Room(buffer, rows, width_);
   };
-  // Gradients of layer's parameters from d_out and its input; d_in receives the input's gradient if defined.
+  // Gradients of layer's parameters from d_out and its input; d_in receives the input's gradient if
+  // defined.
   const auto back = [](const Tensor& d_out, const Tensor& in, const Layer& layer,
                        const Tensor& d_in) {
     Product(d_out.t(), in, layer.d_weight);

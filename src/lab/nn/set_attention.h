@@ -1,18 +1,21 @@
-// The model of SPEC T1 (Velickovic et al. 2024, appendix A.3): two-layer GeLU MLPs around a single attention head.
+// The model of SPEC T1 (Velickovic et al. 2024, appendix A.3): two-layer GeLU MLPs around a single
+// attention head.
 //
 //   h_i = gelu(W2 gelu(W1 x_i)),  q = Wq2 gelu(Wq1 q0),  s_i = c_n (Q q) . (K h_i) / theta,  p = map(s),
 //   y = W4 gelu(W3 O V sum_i p_i h_i)                                         (biases left out here)
 //
-// The key and value projections are linear, so they are folded through the pooling: s_i = (K^T Q q) . h_i and
-// sum p_i V h_i = V sum p_i h_i. That turns two [items, width] x [width, width] products into [sets, width] ones and
-// changes nothing else. K has no bias: it would shift all the scores of a set alike, which no map sees.
-// Initialisation as the paper's library does it: weights truncated normal of variance 1 / fan-in, biases zero.
+// The key and value projections are linear, so they are folded through the pooling: s_i = (K^T Q q)
+// . h_i and sum p_i V h_i = V sum p_i h_i. That turns two [items, width] x [width, width] products
+// into [sets, width] ones and changes nothing else. K has no bias: it would shift all the scores of
+// a set alike, which no map sees. Initialisation as the paper's library does it: weights truncated
+// normal of variance 1 / fan-in, biases zero.
 //
 // Cost of one gradient on one core, 128 sets of 10.5 items on average, width 128: three products of
-// [1344, 128] x [128, 128] (encoder forward, its two gradients) and eighteen of [128, 128] x [128, 128], 210 MFLOP in
-// all. The gradient is written out by hand rather than recorded: at two milliseconds a step, recording, dispatching
-// and allocating took longer than the arithmetic (docs/log.md). The encoder's gradient visits only the items that have
-// one: entmax leaves most weights exactly zero, and with them most rows of two of the three large products.
+// [1344, 128] x [128, 128] (encoder forward, its two gradients) and eighteen of [128, 128] x [128,
+// 128], 210 MFLOP in all. The gradient is written out by hand rather than recorded: at two
+// milliseconds a step, recording, dispatching and allocating took longer than the arithmetic
+// (docs/log.md). The encoder's gradient visits only the items that have one: entmax leaves most
+// weights exactly zero, and with them most rows of two of the three large products.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,8 +58,8 @@ class SetAttention {
   // Forward, mean cross-entropy and its gradient, which replaces FlatGradients().
   BatchScore LossAndGradient(const SetBatch& batch);
 
-  // All parameters, and their gradients, in one piece of memory each, so that the optimiser is one call; a parameter
-  // starts at a multiple of 64 bytes, the gaps stay zero.
+  // All parameters, and their gradients, in one piece of memory each, so that the optimiser is one
+  // call; a parameter starts at a multiple of 64 bytes, the gaps stay zero.
   const at::Tensor& FlatParameters() const { return flat_; }
   const at::Tensor& FlatGradients() const { return flat_gradients_; }
 

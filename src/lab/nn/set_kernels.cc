@@ -20,7 +20,8 @@ using V = hn::Vec<D>;
 constexpr float kGelu = 2.0f * 0.7978845608028654f;  // 2 sqrt(2 / pi)
 constexpr float kCubic = 0.044715f;
 
-// sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)): gelu(x) = x sigmoid(..), since (1 + tanh y) / 2 = sigmoid(2 y).
+// sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)): gelu(x) = x sigmoid(..), since (1 + tanh y) / 2 =
+// sigmoid(2 y).
 HWY_INLINE V Gate(D d, V x, V x2) {
   const V y =
       hn::Mul(hn::Mul(hn::Set(d, kGelu), x), hn::MulAdd(hn::Set(d, kCubic), x2, hn::Set(d, 1.0f)));
@@ -28,8 +29,8 @@ HWY_INLINE V Gate(D d, V x, V x2) {
   return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), e));
 }
 
-// Calls body(load, store) for every vector of [0, count). The last, partial one goes through a buffer: before AVX-512
-// a masked load or store may touch memory beyond the end.
+// Calls body(load, store) for every vector of [0, count). The last, partial one goes through a
+// buffer: before AVX-512 a masked load or store may touch memory beyond the end.
 template <class Body>
 HWY_INLINE void Sweep(std::int64_t count, const Body& body) {
   const D d;

@@ -1,13 +1,13 @@
-// Vector kernels of the set-attention model: float32, contiguous, one thread (jobs run one to a core).
-// Compiled for every instruction set and chosen at run time.
+// Vector kernels of the set-attention model: float32, contiguous, one thread (jobs run one to a
+// core). Compiled for every instruction set and chosen at run time.
 #pragma once
 
 #include <cstdint>
 
 namespace tsallis::lab {
 
-// a = gelu(z + bias), the tanh form of Hendrycks and Gimpel 2016 (flax's default), and slope = gelu'(z + bias).
-// z, a, slope: [rows, width], a may be z, slope may be null; bias: [width].
+// a = gelu(z + bias), the tanh form of Hendrycks and Gimpel 2016 (flax's default), and slope =
+// gelu'(z + bias). z, a, slope: [rows, width], a may be z, slope may be null; bias: [width].
 void BiasGelu(const float* z, const float* bias, float* a, float* slope, std::int64_t rows,
               std::int64_t width);
 
@@ -24,13 +24,15 @@ void Multiply(float* x, const float* y, std::int64_t count);
 void SetScores(const float* h, const float* u, float* s, std::int64_t sets, std::int64_t n,
                std::int64_t width);
 
-// z[b, :] = sum_j p[b, j] h[b, j, :], skipping p = 0. p: [sets, n], h: [sets, n, width], z: [sets, width].
+// z[b, :] = sum_j p[b, j] h[b, j, :], skipping p = 0. p: [sets, n], h: [sets, n, width], z: [sets,
+// width].
 void SetPool(const float* p, const float* h, float* z, std::int64_t sets, std::int64_t n,
              std::int64_t width);
 
-// Gradient before the encoder's last activation, on the rows that have one:
-// dz[m, :] = (p * dpooled[b, :] + ds * u[b, :]) * slope[row, :] with row = rows[m], b = row / n.
-// rows: [count], ascending; p, ds: [sets, n]; dpooled, u: [sets, width]; slope: [sets * n, width]; dz: [count, width].
+// Gradient before the encoder's last activation, on the rows that have one: dz[m, :] = (p *
+// dpooled[b, :] + ds * u[b, :]) * slope[row, :] with row = rows[m], b = row / n. rows: [count],
+// ascending; p, ds: [sets, n]; dpooled, u: [sets, width]; slope: [sets * n, width]; dz: [count,
+// width].
 void SupportGradient(const std::int64_t* rows, std::int64_t count, std::int64_t n,
                      std::int64_t width, const float* p, const float* ds, const float* dpooled,
                      const float* u, const float* slope, float* dz);
@@ -39,8 +41,8 @@ void SupportGradient(const std::int64_t* rows, std::int64_t count, std::int64_t 
 void MultiplyRows(const std::int64_t* rows, std::int64_t count, std::int64_t width, const float* y,
                   float* x);
 
-// One Adam step (Kingma and Ba 2015) with the L2 term in the gradient: g += l2 w; m, v, w updated in place.
-// correction1 = 1 - beta1^t, correction2 = 1 - beta2^t. All arrays [count].
+// One Adam step (Kingma and Ba 2015) with the L2 term in the gradient: g += l2 w; m, v, w updated
+// in place. correction1 = 1 - beta1^t, correction2 = 1 - beta2^t. All arrays [count].
 struct AdamConstants {
   float lr, beta1, beta2, epsilon, l2, correction1, correction2;
 };

@@ -104,7 +104,8 @@ bool ProgressModel::Update(std::size_t index, const JobStatus& status, double no
 }
 
 std::optional<double> ProgressModel::SecondsLeft(double now) const {
-  // Methods differ in speed; a job that has not begun is expected to be as fast as the mean of what was measured.
+  // Methods differ in speed; a job that has not begun is expected to be as fast as the mean of what
+  // was measured.
   double train_seconds = 0.0;
   double train_steps = 0.0;
   double eval_seconds = 0.0;

@@ -1,4 +1,5 @@
-// What the progress display knows and says, without clock, thread or terminal: time is passed in, text comes out.
+// What the progress display knows and says, without clock, thread or terminal: time is passed in,
+// text comes out.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,8 @@ class ProgressModel {
   std::string Summary(double now) const;
   // "asentmax-3 seed 1: step 4000/10000, 512 steps/s, loss 0.1234, accuracy 98.1 %".
   std::string Line(std::size_t job) const;
-  // Running and failed jobs as rows and the summary, at most `height` lines of at most `width` columns.
+  // Running and failed jobs as rows and the summary, at most `height` lines of at most `width`
+  // columns.
   std::vector<std::string> Table(double now, int width, int height, bool color) const;
 
   std::vector<std::size_t> Running() const;
@@ -35,7 +37,8 @@ class ProgressModel {
  private:
   struct Job {
     JobStatus status;
-    // Rates are measured between the first and the last update in training: steps done before belong to another run.
+    // Rates are measured between the first and the last update in training: steps done before
+    // belong to another run.
     std::optional<double> train_start;
     double train_seconds = 0.0;
     std::int64_t base_step = 0;

@@ -36,8 +36,8 @@ struct Progress::Impl {
 
   double Now() const { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-  // Goes back to the first line of the last drawing and writes over it. The cursor stays visible: whoever kills the
-  // program gets their terminal back as it was.
+  // Goes back to the first line of the last drawing and writes over it. The cursor stays visible:
+  // whoever kills the program gets their terminal back as it was.
   void Redraw() {
     winsize size{};
     int width = 80;

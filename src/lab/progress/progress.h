@@ -1,4 +1,5 @@
-// Live progress of a queue of jobs: a table that redraws itself on a terminal, plain lines elsewhere.
+// Live progress of a queue of jobs: a table that redraws itself on a terminal, plain lines
+// elsewhere.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +30,8 @@ struct ProgressOptions {
   int workers = 1;  // for the estimate of the time left
 };
 
-// Thread-safe; draws on standard error from a thread of its own about four times a second (a terminal) or a line
-// for each job's state change and every 30 s (no terminal).
+// Thread-safe; draws on standard error from a thread of its own about four times a second (a
+// terminal) or a line for each job's state change and every 30 s (no terminal).
 class Progress {
  public:
   Progress(std::vector<JobStatus> jobs, const ProgressOptions& options);

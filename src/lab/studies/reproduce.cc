@@ -68,8 +68,8 @@ std::vector<Job> MakeJobs(const Recipe& recipe, const std::vector<const MethodCo
   return jobs;
 }
 
-// Seconds that a job's training took over all its sessions: the last line of each session of metrics.jsonl counts
-// from that session's start, so what remains after a restart is a lower bound.
+// Seconds that a job's training took over all its sessions: the last line of each session of
+// metrics.jsonl counts from that session's start, so what remains after a restart is a lower bound.
 double TrainingSeconds(const fs::path& folder) {
   std::ifstream in(folder / "metrics.jsonl");
   double total = 0.0;
@@ -132,7 +132,8 @@ void RunJob(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, Jo
   report(status);
 }
 
-// Runs the jobs on `workers` threads. The first failure stops the queue; what runs is stopped at a checkpoint.
+// Runs the jobs on `workers` threads. The first failure stops the queue; what runs is stopped at a
+// checkpoint.
 void RunQueue(const Recipe& recipe, const TaskConfig& task, std::int64_t steps,
               std::vector<Job>& jobs, const ReproduceOptions& options, int workers,
               const std::atomic<bool>& stop) {

@@ -1,4 +1,5 @@
-// Runs a recipe: a queue of training jobs over methods and seeds, evaluation, and the study's results.
+// Runs a recipe: a queue of training jobs over methods and seeds, evaluation, and the study's
+// results.
 #pragma once
 
 #include <atomic>

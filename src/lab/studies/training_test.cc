@@ -26,7 +26,8 @@ bool SameBits(const SetAttention& a, const SetAttention& b) {
   return torch::equal(a.FlatParameters(), b.FlatParameters());
 }
 
-// The model as the paper's listing has it, projections unfolded, with torch's own operations and autograd.
+// The model as the paper's listing has it, projections unfolded, with torch's own operations and
+// autograd.
 torch::Tensor PlainForward(const std::map<std::string, torch::Tensor>& p, const SetBatch& batch,
                            const MethodConfig& method) {
   const auto linear = [&](const std::string& name, const torch::Tensor& x) {
@@ -110,7 +111,8 @@ TEST(MaxRetrieval, DataIsAFunctionOfSeedAndIndex) {
   EXPECT_EQ(*lengths.begin(), 5);
   EXPECT_EQ(*lengths.rbegin(), 16);
   EXPECT_EQ(lengths.size(), 12U);
-  // The target is the class of the item with the highest priority, and slices of the evaluation list agree.
+  // The target is the class of the item with the highest priority, and slices of the evaluation
+  // list agree.
   const SetBatch all = task.EvalBatch(64, 0, 6);
   const auto best = all.items.select(2, 0).argmax(1);
   const auto classes = all.items.narrow(2, 1, 10).argmax(2).gather(1, best.unsqueeze(1)).squeeze(1);

@@ -1,5 +1,5 @@
-// SPEC T1, max retrieval (Velickovic et al. 2024, appendix A.2): a set of items, each with a priority and a class; the
-// answer is the class of the item of highest priority.
+// SPEC T1, max retrieval (Velickovic et al. 2024, appendix A.2): a set of items, each with a
+// priority and a class; the answer is the class of the item of highest priority.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,10 +24,12 @@ class MaxRetrieval {
   std::int64_t Features() const { return 1 + config_.classes; }
   std::int64_t Classes() const { return config_.classes; }
 
-  // The batch of training step `step`: all its sets have one length, uniform in [train_length_min, _max].
+  // The batch of training step `step`: all its sets have one length, uniform in [train_length_min,
+  // _max].
   SetBatch TrainBatch(std::uint64_t seed, std::int64_t step, std::int64_t sets) const;
 
-  // Sets [first, first + sets) of the endless evaluation list for length n; the same for every method and seed.
+  // Sets [first, first + sets) of the endless evaluation list for length n; the same for every
+  // method and seed.
   SetBatch EvalBatch(std::int64_t n, std::int64_t first, std::int64_t sets) const;
 
  private:

@@ -1,5 +1,5 @@
-// Counter-based random numbers: a stream is a pure function of (seed, purpose, index), so data never depends on what
-// ran before, on threads, or on where a run resumed.
+// Counter-based random numbers: a stream is a pure function of (seed, purpose, index), so data
+// never depends on what ran before, on threads, or on where a run resumed.
 #pragma once
 
 #include <ATen/core/PhiloxRNGEngine.h>

@@ -1,4 +1,5 @@
-// Tensors on disk in the safetensors format: eight bytes of header length (little-endian), a JSON header, raw tensors.
+// Tensors on disk in the safetensors format: eight bytes of header length (little-endian), a JSON
+// header, raw tensors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -18,8 +19,9 @@ struct TensorFile {
   const at::Tensor& At(const std::string& name) const;  // std::runtime_error if it is not there
 };
 
-// Writes aside, flushes to the disk and renames: a reader sees the old file or the whole new one. float32, float64,
-// bfloat16, float16 and int64 tensors on the CPU. Throws std::runtime_error with path and reason.
+// Writes aside, flushes to the disk and renames: a reader sees the old file or the whole new one.
+// float32, float64, bfloat16, float16 and int64 tensors on the CPU. Throws std::runtime_error with
+// path and reason.
 void WriteTensors(const std::filesystem::path& path, const TensorFile& file);
 
 // Throws std::runtime_error for a file that is missing, cut short or not in the format.

@@ -66,8 +66,9 @@ void LoadParameters(const TensorFile& file, const SetAttention& model) {
   }
 }
 
-// Checkpoints are folders step-<n>; `last` is a link to the newest, replaced by a rename, so at every moment it names
-// a complete one. The random state is the step: data is a pure function of seed and step.
+// Checkpoints are folders step-<n>; `last` is a link to the newest, replaced by a rename, so at
+// every moment it names a complete one. The random state is the step: data is a pure function of
+// seed and step.
 void SaveCheckpoint(const TrainingJob& job, std::int64_t step, const SetAttention& model,
                     const OptimizerState& optimizer) {
   const std::string name = fmt::format("step-{:08}", step);
@@ -106,7 +107,8 @@ std::int64_t LoadCheckpoint(const TrainingJob& job, const SetAttention& model,
   return std::stoll(state.metadata.at("step"));
 }
 
-// metrics.jsonl, cut back to the checkpoint: lines of steps that will run again, or half a line, are dropped.
+// metrics.jsonl, cut back to the checkpoint: lines of steps that will run again, or half a line,
+// are dropped.
 class Metrics {
  public:
   Metrics(const fs::path& path, std::int64_t step) {
@@ -215,13 +217,15 @@ SetAttention Train(const TrainingJob& job, const std::function<void(const JobSta
   if (step > 0) status.note = fmt::format("resumed at {}", step);
   report(status);
 
-  // Weights that L2 has shrunk to nothing make denormal moments, and denormals are a hundred times slower.
+  // Weights that L2 has shrunk to nothing make denormal moments, and denormals are a hundred times
+  // slower.
   at::globalContext().setFlushDenormal(true);
   const auto start = Clock::now();
   auto reported = start;
   double loss_sum = 0.0;
   std::int64_t hits = 0;
-  // A window of metrics always starts at a multiple of log_every, and checkpoints do too: resuming splits none.
+  // A window of metrics always starts at a multiple of log_every, and checkpoints do too: resuming
+  // splits none.
   while (step < job.steps) {
     const SetBatch batch = task.TrainBatch(job.seed, step, recipe.train.batch);
     const BatchScore score = model.LossAndGradient(batch);

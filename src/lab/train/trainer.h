@@ -1,5 +1,5 @@
-// One training job: one method, one seed, one core. Its folder holds config.json, metrics.jsonl, last/ (a link to the
-// newest checkpoint) and, when training is over, model.safetensors.
+// One training job: one method, one seed, one core. Its folder holds config.json, metrics.jsonl,
+// last/ (a link to the newest checkpoint) and, when training is over, model.safetensors.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,15 @@ struct TrainingJob {
   std::filesystem::path folder;
 };
 
-// Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to other settings.
+// Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
+// other settings.
 void ClaimFolder(const TrainingJob& job);
 
-// Trains the job, or goes on from its last checkpoint; returns the trained model. A finished job is only loaded.
-// The result depends on recipe, method, seed and steps alone: killed and resumed runs end with the same bits.
-// `report` is called every few hundred milliseconds. Throws UsageError if the folder belongs to other settings,
-// Interrupted after a checkpoint when `stop` becomes true, std::runtime_error (also when the loss is not finite).
+// Trains the job, or goes on from its last checkpoint; returns the trained model. A finished job is
+// only loaded. The result depends on recipe, method, seed and steps alone: killed and resumed runs
+// end with the same bits. `report` is called every few hundred milliseconds. Throws UsageError if
+// the folder belongs to other settings, Interrupted after a checkpoint when `stop` becomes true,
+// std::runtime_error (also when the loss is not finite).
 SetAttention Train(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
                    const std::atomic<bool>& stop);
 
