@@ -3,32 +3,28 @@
     .venv/bin/python bench/maps.py --out build/bench/maps.json
 
 Peers: torch.softmax (what a dense map costs; for every alpha), the entmax package's sorting solvers
-    entmax15 and
-sparsemax (alpha 1.5 and 2), and its entmax_bisect (every alpha). Ours and a peer take turns, and
-medians are reported, so that a machine that is shared slows both alike.
+entmax15 and sparsemax (alpha 1.5 and 2), and its entmax_bisect (every alpha). Ours and a peer take
+turns, and medians are reported, so that a machine that is shared slows both alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import common
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(common.ROOT / "python"))
 
-import entmax as peer_package  # noqa: E402
+import entmax as peer_package
 
-import tsallis  # noqa: E402
+import tsallis
 
 SHAPES = [(4096, 64), (4096, 1024), (256, 65536), (8, 1048576)]
 QUICK_SHAPES = [(1024, 64), (256, 1024)]
@@ -89,26 +85,6 @@ def compare(
     return {name: median(values) for name, values in times.items()}
 
 
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.check_output(
-            command, cwd=ROOT, text=True, stderr=subprocess.DEVNULL
-        ).strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def measure(shapes: list[tuple[int, int]], budget_s: float, most: int) -> list[dict]:
     rows_out: list[dict] = []
     print(
@@ -148,7 +124,7 @@ def measure(shapes: list[tuple[int, int]], budget_s: float, most: int) -> list[d
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="file for the JSON (default: standard output)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="threads of both (default: every core)"
     )
@@ -164,19 +140,8 @@ def main() -> int:
 
     shapes = QUICK_SHAPES if arguments.quick else SHAPES
     budget_s = 0.3 if arguments.quick else arguments.budget
-    result = {
-        "commit": commit(),
-        "processor": processor(),
-        "isa": tsallis.cpu_target(),
-        "threads": arguments.threads,
-        "rows": measure(shapes, budget_s, arguments.repeats),
-    }
-    text = json.dumps(result, indent=1) + "\n"
-    if arguments.out is None:
-        sys.stdout.write(text)
-    else:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text)
+    rows = measure(shapes, budget_s, arguments.repeats)
+    common.write(arguments.out, isa=tsallis.cpu_target(), threads=arguments.threads, rows=rows)
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Training speed of SPEC T1's model: ours against the same model written plainly in PyTorch, one core, same run.
+"""Training speed of SPEC T1's model: ours against plain PyTorch, one core, same run.
 
-The plain model is the listing of Velickovic et al. 2024, appendix A.3, line by line: projections unfolded, Adam from
-torch.optim, batches drawn with torch. Its entmax is the `entmax` package's. The two sides alternate, so that a machine
-whose speed drifts treats them alike; the medians are compared.
+The plain model is the listing of Velickovic et al. 2024, appendix A.3, line by line: projections
+unfolded, Adam from torch.optim, batches drawn with torch. Its entmax is the `entmax` package's. The
+two sides alternate, so that a machine whose speed drifts treats them alike; medians are compared.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,12 +17,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import common
 import torch
 import torch.nn.functional as F
+from common import ROOT
 from entmax import entmax15
 from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
 WIDTH, CLASSES, BATCH = 128, 10, 128
 Map = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -90,14 +89,6 @@ def our_seconds(program: Path, method: str, steps: int) -> float:
     return float(json.loads(done.stdout)["seconds"])
 
 
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -115,12 +106,8 @@ def main() -> int:
         print(f"{program} is not built: run make", file=sys.stderr)
         return 1
     torch.set_num_threads(1)
-    torch.set_flush_denormal(
-        True
-    )  # ours does; without it the plain model slows down as weights decay
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
+    # Ours does; without it the plain model slows down as its weights decay.
+    torch.set_flush_denormal(True)
     rows = []
     cases: list[tuple[str, str, Map]] = [
         ("softmax", "torch", lambda x, dim: x.softmax(dim)),
@@ -147,19 +134,8 @@ def main() -> int:
             f"{peer_s / ours_s:.2f}x",
             file=sys.stderr,
         )
-    info = json.loads(
-        subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, text=True).stdout
-    )
-    document = {
-        "commit": commit,
-        "processor": processor(),
-        "isa": info.get("isa"),
-        "threads": 1,
-        "rows": rows,
-    }
-    aside = arguments.out.with_suffix(".tmp")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(aside, arguments.out)
+    info = subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, check=True)
+    common.write(arguments.out, isa=json.loads(info.stdout)["isa"], threads=1, rows=rows)
     return 0
 
 
