@@ -1,8 +1,8 @@
 // The model of SPEC T1 (Velickovic et al. 2024, appendix A.3): two-layer GeLU MLPs around a single
 // attention head.
 //
-//   h_i = gelu(W2 gelu(W1 x_i)),  q = Wq2 gelu(Wq1 q0),  s_i = c_n (Q q) . (K h_i) / theta,  p = map(s),
-//   y = W4 gelu(W3 O V sum_i p_i h_i)                                         (biases left out here)
+//   h_i = gelu(W2 gelu(W1 x_i)),  q = Wq2 gelu(Wq1 q0),  s_i = c_n (Q q) . (K h_i) / theta,
+//   p = map(s),  y = W4 gelu(W3 O V sum_i p_i h_i)                      (biases left out here)
 //
 // The key and value projections are linear, so they are folded through the pooling: s_i = (K^T Q q)
 // . h_i and sum p_i V h_i = V sum p_i h_i. That turns two [items, width] x [width, width] products

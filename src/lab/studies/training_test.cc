@@ -50,7 +50,7 @@ torch::Tensor PlainForward(const std::map<std::string, torch::Tensor>& p, const 
   torch::Tensor weights;
   if (method.map == "softmax") {
     weights = scores.softmax(1);
-  } else {  // 1.5-entmax by sorting (Peters et al. 2019, algorithm 2), differentiable through the threshold
+  } else {  // 1.5-entmax by sorting (Peters et al. 2019, algorithm 2)
     const auto z = std::get<0>((scores / 2).sort(1, true));
     const auto k = torch::arange(1, z.size(1) + 1, z.options());
     const auto mean = z.cumsum(1) / k;
