@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -57,6 +58,10 @@ length_scaling = { kind = "scalar", gamma = 3.0 }
 steps = 40
 seeds = 1
 
+[scale.long]
+steps = 6000
+seeds = 1
+
 [scale.endless]
 steps = 100_000_000
 seeds = 1
@@ -66,7 +71,7 @@ seeds = 1
 def program() -> Path:
     path = Path(os.environ.get("TSALLIS_PROGRAM", ROOT / "build" / "bin" / "tsallis"))
     if not path.exists():
-        pytest.skip(f"the program is not built: no {path}")
+        pytest.fail(f"the program is not built: no {path}")
     return path
 
 
@@ -251,3 +256,51 @@ def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tiny, number):
     assert process.returncode == 130, stderr
     assert not stdout
     assert "--scale endless --methods softmax --resume" in stderr
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tiny):
+    """SIGKILL at any moment, then --resume: weights, metrics and evaluations as if nothing was."""
+    command = [
+        str(program()),
+        *("reproduce", str(tiny), "--scale", "long", "--methods", "softmax,asentmax-3"),
+        *("--quiet", "--json", "--resume"),
+    ]
+    moments = random.Random(7)
+    kills = 0
+    while True:
+        process = subprocess.Popen(
+            [*command, "--runs", "killed"],
+            cwd=tiny.parent,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, stderr = process.communicate(timeout=moments.uniform(0.03, 0.5) * (1 + kills / 10))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+            assert kills < 100, "the killed runs make no progress"
+            continue
+        assert process.returncode == 0, stderr
+        break
+    assert kills >= 3
+    whole = run(*command[1:], "--runs", "whole", cwd=tiny.parent)
+    assert whole.returncode == 0, whole.stderr
+
+    def kept(runs: str) -> dict[str, bytes]:
+        root = tiny.parent / runs / "tiny" / "long"
+        files = {}
+        for path in sorted(root.glob("*/seed-1/*")):
+            content = path.read_bytes()
+            if path.name == "metrics.jsonl":  # seconds are measured anew
+                content = re.sub(rb', "seconds": [0-9.]+', b"", content)
+            files[str(path.relative_to(root))] = content
+        return files
+
+    killed = kept("killed")
+    assert killed == kept("whole")
+    assert "softmax/seed-1/model.safetensors" in killed
+    assert "asentmax-3/seed-1/eval-asentmax-3.json" in killed
