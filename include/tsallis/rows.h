@@ -1,7 +1,7 @@
 // Maps from rows of scores to rows of probabilities (SPEC M1-M7): one row in, one row out.
 //
-// Notation: a row has `length` scores s; alpha >= 1; z = (alpha - 1) s; p = [z - tau]_+^{1/(alpha - 1)}
-// with sum p = 1; the support is {j : p_j > 0}; logarithms are natural.
+// Notation: a row has `length` scores s; alpha >= 1; z = (alpha - 1) s;
+// p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1; the support is {j : p_j > 0}; logarithms are natural.
 // Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia, Niculae
 // and Martins 2019, prop. 1; adaptive temperature, Velickovic et al. 2024, eq. 15-18 and appendix G;
 // normmax and budget, the `entmax` package.
@@ -74,10 +74,9 @@ struct RowMapParams {
 };
 
 // Optional outputs of the forward pass, each [rows] or null.
-//   tau           the threshold in z = (alpha - 1) s / temperature for kEntmax with alpha > 1; the
-//   log-sum-exp of
-//                 the (tempered) scores for softmax, alpha = 1 and kAdaptiveTemperature; the
-//                 threshold in s for kNormmax and kBudget
+//   tau           entmax with alpha > 1: the threshold in z = (alpha - 1) s / temperature
+//                 softmax, alpha = 1, adaptive temperature: log-sum-exp of s / temperature
+//                 normmax, budget: the threshold in s / temperature
 //   support_size  number of entries with p > 0
 //   entropy       -sum p ln p of the output, in nats
 struct RowStats {
@@ -87,25 +86,31 @@ struct RowStats {
 };
 
 // p = map(scores). `probabilities` has the shape and dtype of `scores` and may be the same memory.
-// float32, bfloat16 and float16 are computed in float32, float64 in float64. For alpha <= 2 and
-// float32, |sum p - 1| <= 1e-6. Throws InvalidArgument.
+// float32, bfloat16 and float16 are computed in float32 (alpha > 2, normmax and budget in double,
+// where float32 has too few digits), float64 in float64. |sum p - 1| <= 1e-6 in float32. Results do
+// not depend on the number of threads. Throws InvalidArgument.
 void RowsForward(const Context& context, const RowMapParams& params, const ConstRows& scores,
                  const MutableRows& probabilities, const RowStats& stats = {});
 
 // Vector-Jacobian product of RowsForward: d_scores = J^T d_probabilities.
-//   scores          the input of the forward pass (read where p alone does not determine the
-//   gradient) probabilities   its output d_alpha         [rows] or null: the gradient in each row's
-//   alpha (kEntmax only; continuous at alpha = 1)
-// All matrices share one shape and dtype. `d_scores` may be the memory of `d_probabilities`.
+//   scores           input of the forward pass; kAdaptiveTemperature and 16-bit types read it, the
+//                    latter because rounded probabilities have lost the digits that gradients need
+//   probabilities    its output
+//   d_probabilities  never looked at where p = 0: NaN there does not spread
+//   d_scores         may be the memory of `d_probabilities`
+//   d_alpha          [rows] or null: the gradient in each row's alpha (kEntmax only, else
+//                    InvalidArgument; continuous at alpha = 1)
+// All matrices share one shape and dtype.
 void RowsBackward(const Context& context, const RowMapParams& params, const ConstRows& scores,
                   const ConstRows& probabilities, const ConstRows& d_probabilities,
                   const MutableRows& d_scores, double* d_alpha = nullptr);
 
-// Fenchel-Young loss of one row each (SPEC M6): losses[i] = H(p*) + <p* - e_y, s>, p* = map(s), for
-// kSoftmax, kEntmax and kNormmax (Blondel, Martins and Niculae 2020). targets: [rows], in [0,
-// length) or equal to `ignore_index` (any value, also a valid class), whose rows get loss 0 and
-// gradient 0. d_scores (data null: not wanted) receives p* - e_y; it is float32 for 16-bit scores,
-// else their dtype. losses: [rows]. Throws InvalidArgument, also for a target out of range.
+// Fenchel-Young loss of one row each (SPEC M6): losses[i] = H(p*) + <p* - e_y, s / temperature>,
+// p* = map(s), for kSoftmax, kEntmax and kNormmax (Blondel, Martins and Niculae 2020). targets:
+// [rows], in [0, length) or equal to `ignore_index` (any value, also a valid class), whose rows get
+// loss 0 and gradient 0. d_scores (data null: not wanted) receives (p* - e_y) / temperature; it is
+// float32 for 16-bit scores, else their dtype. losses: [rows]. A target whose score is -inf has loss
+// +inf and no gradient of its own. Throws InvalidArgument, also for a target out of range.
 void FenchelYoungLoss(const Context& context, const RowMapParams& params, const ConstRows& scores,
                       const std::int64_t* targets, std::int64_t ignore_index, double* losses,
                       const MutableRows& d_scores = {});
@@ -137,8 +142,8 @@ struct AdaptiveTemperatureFit {
 };
 struct AdaptiveTemperatureFitOptions {
   int degree = 4;
-  double theta_max =
-      10.0;  // grid: step, 2 step, ... theta_max (theta = 0 never is the best of a kept row)
+  // Grid: step, 2 step, ... theta_max; theta = 0 never is the best of a kept row.
+  double theta_max = 10.0;
   double theta_step = 0.1;
 };
 AdaptiveTemperatureFit FitAdaptiveTemperature(const Context& context, const ConstRows& scores,
