@@ -21,14 +21,13 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-// How [u]^b and its slope [u]^(b-1) are had from u = [z - tau]_+ : one of the three below. Value()
-// returns the term; Slope() the term of the slope, from both.
+// How u^b and its slope u^(b-1) are had from u = [z - tau]_+: one of the four below. Root() is
+// sum^(1 - 1/b), which Newton's step on the norm takes.
 struct SquarePower {  // alpha = 1.5
-  static constexpr double kExponent = 2.0;
-  double Exponent() const { return kExponent; }
   HWY_INLINE VF Value(DF, VF u) const { return hn::Mul(u, u); }
   HWY_INLINE VF Slope(DF, VF u, VF) const { return u; }
   double Root(double sum) const { return std::sqrt(sum); }
+  HWY_INLINE VF Root(DF, VF sum) const { return hn::Sqrt(sum); }
 };
 
 struct IdentityPower {  // alpha = 2
@@ -37,6 +36,28 @@ struct IdentityPower {  // alpha = 2
     return hn::IfThenElseZero(hn::Gt(u, hn::Zero(d)), hn::Set(d, 1.0f));
   }
   double Root(double) const { return 1.0; }
+  HWY_INLINE VF Root(DF d, VF) const { return hn::Set(d, 1.0f); }
+};
+
+// sum^(1 - 1/exponent)
+HWY_INLINE VF RootOfSum(DF d, VF sum, double exponent) {
+  return hn::Exp(d, hn::Mul(hn::Log(d, sum), hn::Set(d, static_cast<float>(1.0 - 1.0 / exponent))));
+}
+
+struct IntegerPower {  // alpha = 4/3, 1.25, 1.2 ...: no logarithms
+  int exponent;        // b >= 2
+  HWY_INLINE VF Raise(DF d, VF u, int power) const {
+    VF out = hn::Set(d, 1.0f);
+    for (;; u = hn::Mul(u, u)) {
+      if (power & 1) out = hn::Mul(out, u);
+      power >>= 1;
+      if (power == 0) return out;
+    }
+  }
+  HWY_INLINE VF Value(DF d, VF u) const { return Raise(d, u, exponent); }
+  HWY_INLINE VF Slope(DF d, VF u, VF) const { return Raise(d, u, exponent - 1); }
+  double Root(double sum) const { return std::pow(sum, 1.0 - 1.0 / exponent); }
+  HWY_INLINE VF Root(DF d, VF sum) const { return RootOfSum(d, sum, exponent); }
 };
 
 struct GeneralPower {
@@ -50,9 +71,21 @@ struct GeneralPower {
   HWY_INLINE VF Slope(DF d, VF u, VF p) const {
     return hn::IfThenElseZero(hn::Gt(u, hn::Zero(d)), hn::Div(p, u));
   }
-  // sum^(1 - 1/b)
   double Root(double sum) const { return std::pow(sum, 1.0 - 1.0 / exponent); }
+  HWY_INLINE VF Root(DF d, VF sum) const { return RootOfSum(d, sum, exponent); }
 };
+
+// Calls `solve` with the cheapest power for alpha = 1 + eps, 0 < eps <= 1.
+template <class Solve>
+HWY_INLINE auto WithPower(double eps, const Solve& solve) {
+  if (eps == 0.5) return solve(SquarePower());
+  if (eps == 1.0) return solve(IdentityPower());
+  const double exponent = 1.0 / eps;
+  if (std::abs(exponent - std::round(exponent)) < 1e-14 * exponent) {
+    return solve(IntegerPower{static_cast<int>(std::lround(exponent))});
+  }
+  return solve(GeneralPower{exponent});
+}
 
 // A threshold with more digits than a float: many entries may lie so close above it that rounding it
 // to float alone would cost the sum 1e-4 (n = 1e6 ties at z - tau = 1e-3, tau = -0.5).
@@ -152,26 +185,37 @@ HWY_INLINE bool CollectCandidates(const float* HWY_RESTRICT x, std::size_t n, do
   const DF d;
   const hn::RebindToUnsigned<DF> du;
   const std::size_t lanes = hn::Lanes(d);
-  list.count = 0;
-  float top = RowMaximum(x, HWY_MIN(n, kCollectBlock));
+  // In long rows, the maxima of parts of the first block, a subset of the row, bound the threshold
+  // from below before anything is listed.
+  float top = RowMaximum(x, HWY_MIN(n, kCollectBlock), list.value.get());
   double bar = static_cast<double>(top) - reach;
+  if (n >= 1024 && std::abs(top) < kInfinityF) {  // neither NaN nor infinite
+    list.count = 4 * lanes;
+    bar = HWY_MAX(bar, raise(top));
+  }
+  list.count = 0;
   const auto float_below = [](double value) {
     return std::nextafterf(static_cast<float>(value), -kInfinityF);
   };
   VF running = hn::Set(d, top);
   auto bad = hn::IsNaN(running);
   std::size_t raise_at = 256;
+  // Iota inside the loop costs GCC 12 a trip through memory with a stalled load.
+  const auto first_columns = hn::Iota(du, 0);
   for (std::size_t start = 0; start < n; start += kCollectBlock) {
     const std::size_t end = HWY_MIN(n, start + kCollectBlock);
     const VF threshold = hn::Set(d, float_below(bar));
     std::size_t i = start;
+    // Locals: the compiler must assume that a vector store changes any member.
+    float* HWY_RESTRICT value = list.value.get();
+    std::uint32_t* HWY_RESTRICT index = list.index.get();
+    std::size_t count = list.count;
     const auto append = [&](VF v, std::size_t at) HWY_ATTR {
       const auto mask = hn::Gt(v, threshold);
-      hn::StoreU(hn::Compress(v, mask), d, list.value.get() + list.count);
-      const auto columns = hn::Iota(du, static_cast<std::uint32_t>(at));
-      hn::StoreU(hn::Compress(columns, hn::RebindMask(du, mask)), du,
-                 list.index.get() + list.count);
-      list.count += hn::CountTrue(d, mask);
+      hn::StoreU(hn::Compress(v, mask), d, value + count);
+      const auto columns = hn::Add(first_columns, hn::Set(du, static_cast<std::uint32_t>(at)));
+      hn::StoreU(hn::Compress(columns, hn::RebindMask(du, mask)), du, index + count);
+      count += hn::CountTrue(d, mask);
     };
     for (; i + 4 * lanes <= end; i += 4 * lanes) {
       const VF v0 = hn::LoadU(d, x + i), v1 = hn::LoadU(d, x + i + lanes);
@@ -192,6 +236,7 @@ HWY_INLINE bool CollectCandidates(const float* HWY_RESTRICT x, std::size_t n, do
       running = hn::Max(running, v);
       append(v, i);
     }
+    list.count = count;
     if (!hn::AllFalse(d, bad)) break;
     top = hn::GetLane(hn::MaxOfLanes(d, running));
     bar = HWY_MAX(bar, static_cast<double>(top) - reach);
@@ -239,24 +284,28 @@ HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, d
   if (n > kShortRow && n <= 0xFFFFFFFFu) {
     double tau = -1.0;
     float tau_of = -kInfinityF;  // the maximum that tau is relative to
-    // tau + scale * top is a lower bound that stays one as the maximum rises.
+    // tau, relative to the maximum so far, stays a lower bound as the maximum rises.
+    const auto rebase = [&](float top) {
+      if (tau_of > -kInfinityF) tau += scale * (static_cast<double>(tau_of) - top);
+      tau = HWY_MAX(-1.0, tau);
+      tau_of = top;
+    };
     const auto raise = [&](float top) HWY_ATTR {
       const EntmaxSolver<Power> solver(power, top, scale);
-      tau = HWY_MAX(
-          -1.0, tau_of == -kInfinityF ? -1.0 : tau + scale * (static_cast<double>(tau_of) - top));
-      for (int step = 0; step < 3; ++step) {
+      rebase(top);
+      for (int step = 0; step < 6; ++step) {
         if (solver.Step(list.value.get(), list.count, &tau) < 1.01) break;
       }
       // Sums in float may carry Newton past the root by a rounding error.
       tau = HWY_MAX(-1.0, tau - 1e-6);
-      tau_of = top;
       const double bar = static_cast<double>(top) + tau / scale;
       Compact(list, bar);
       return bar;
     };
     if (CollectCandidates(x, n, 1.0 / scale, list, maximum, raise)) {
       if (!(*maximum > -kInfinityF)) return 0.0;  // NaN or -inf
-      raise(*maximum);
+      if (list.count > 256) raise(*maximum);
+      rebase(*maximum);
       const EntmaxSolver<Power> solver(power, *maximum, scale);
       tau = solver.Solve(list.value.get(), list.count, tau, list.p.get());
       std::memset(y, 0, n * sizeof(float));

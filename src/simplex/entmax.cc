@@ -24,11 +24,22 @@ double Forward(const RowSpec& spec, const double* depth, double offset, std::int
   return eps == 0.0 ? offset - w : eps * offset - std::exp(eps * w);
 }
 
+// value * e^log_factor without a factor that overflows on the way; NaN stays NaN.
+double Scaled(double value, double log_factor) {
+  constexpr double kLogLargest = 709.0;
+  if (std::abs(log_factor) < kLogLargest) return value * std::exp(log_factor);
+  if (value == 0.0 || std::isnan(value)) return value;
+  const double log_size = std::min(std::log(std::abs(value)) + log_factor, kLogLargest);
+  return std::copysign(std::exp(log_size), value);
+}
+
 // ds = u (dp - <u, dp>/sum u), u = p^{2-alpha} on the support.
 //
 // For alpha > 2, u explodes as p -> 0 (0.01^{-62} at alpha = 64) and dp_k - <u, dp>/sum u cancels to
 // nothing for the entry k with the largest u. Measuring dp from dp_k, and ds_k = -(the others' sum),
-// removes both: u_k itself is never needed.
+// removes both: u_k itself is never needed. What is left may still be beyond double (scores that differ
+// by less than 1e-300): the product is formed in logarithms and stops at the largest finite number, so
+// that 0 times a huge u is 0 and never NaN.
 void Backward(const RowSpec& spec, const double*, const double* p, const double* dp, std::int64_t n,
               double* ds) {
   const double power = 2.0 - spec.alpha;
@@ -53,7 +64,7 @@ void Backward(const RowSpec& spec, const double*, const double* p, const double*
   double others = 0.0;
   for (std::int64_t j = 0; j < n; ++j) {
     if (j == k) continue;
-    const double d = p[j] > 0.0 ? std::pow(p[j], power) * ((dp[j] - dp_top) - mean) : 0.0;
+    const double d = p[j] > 0.0 ? Scaled((dp[j] - dp_top) - mean, power * std::log(p[j])) : 0.0;
     others += d;
     ds[j] = d;
   }

@@ -15,11 +15,15 @@
 // After foreach_target.h:
 #include "simplex/backward-inl.h"
 #include "simplex/entmax-inl.h"
+#include "simplex/short_rows-inl.h"
 #include "simplex/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
+
+// Below this, alpha - 1 leaves z - tau without digits (NearSoftmaxRow).
+constexpr double kNearSoftmax = 0.05;
 
 // A contiguous float32 view of a row: its own memory, or `buffer` filled from it.
 HWY_INLINE const float* FloatRow(const ConstRows& rows, std::int64_t row, float* buffer) {
@@ -134,14 +138,11 @@ RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, float* 
   float maximum;
   bool listed = false;
   CandidateScratch& list = scratch.candidates;
-  const bool near_softmax = is_entmax && eps < 0.05;
+  const bool near_softmax = is_entmax && eps < kNearSoftmax;
   if (is_entmax && !near_softmax) {
-    const auto solve = [&](const auto& power) HWY_ATTR {
+    result.tau = WithPower(eps, [&](const auto& power) HWY_ATTR {
       return EntmaxRow(power, x, n, scale, y, list, &maximum, &listed);
-    };
-    result.tau = eps == 0.5   ? solve(SquarePower())
-                 : eps == 1.0 ? solve(IdentityPower())
-                              : solve(GeneralPower{1.0 / eps});
+    });
   } else {
     maximum = RowMaximum(x, n);
   }
@@ -166,24 +167,85 @@ RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, float* 
   return result;
 }
 
+void ForwardOne(const ForwardCall& call, std::int64_t row, RowScratch& scratch) {
+  const std::size_t n = static_cast<std::size_t>(call.scores.length);
+  const RowStats& stats = call.stats;
+  const float* x = FloatRow(call.scores, row, scratch.a.get());
+  float* y = scratch.b.get();
+  const bool plain = IsPlain(call.probabilities);
+  if (plain) {
+    y = static_cast<float*>(call.probabilities.data) + row * call.probabilities.row_stride;
+  }
+  if (x == y) x = static_cast<float*>(std::memcpy(scratch.a.get(), x, n * sizeof(float)));
+  const bool describe = stats.support_size != nullptr || stats.entropy != nullptr;
+  const RowResult result = ForwardRow(SpecOfRow(*call.params, row), x, n, y, describe, scratch);
+  if (!plain) StoreFloatRow(y, row, call.probabilities);
+  if (stats.tau != nullptr) stats.tau[row] = result.tau;
+  if (stats.support_size != nullptr) stats.support_size[row] = result.support_size;
+  if (stats.entropy != nullptr) stats.entropy[row] = result.entropy;
+}
+
+// Up to four short rows of one alpha, from `row` on; false, with nothing written: take another way.
+bool ForwardGroup(const ForwardCall& call, std::int64_t row, std::size_t count,
+                  RowScratch& scratch) {
+  const std::size_t n = static_cast<std::size_t>(call.scores.length);
+  const RowSpec spec = SpecOfRow(*call.params, row);
+  const double eps = spec.alpha - 1.0, scale = eps / spec.temperature;
+  if (!kGroupsRows || spec.map != RowMap::kEntmax || n == 0 || n > kShortRow ||
+      eps < kNearSoftmax || eps > 1.0 || !(scale > 1e-30 && scale < 1e30)) {
+    return false;
+  }
+  // A group that is not full repeats its last row and drops the copies.
+  const float* x[4];
+  float* y[4];
+  const bool plain = IsPlain(call.probabilities);
+  auto* out = static_cast<float*>(call.probabilities.data);
+  for (std::size_t k = 0; k < 4; ++k) {
+    const std::int64_t at = row + static_cast<std::int64_t>(HWY_MIN(k, count - 1));
+    x[k] = FloatRow(call.scores, at, scratch.a.get() + k * n);
+    y[k] = plain && k < count ? out + at * call.probabilities.row_stride : scratch.b.get() + k * n;
+  }
+  float maximum[4];
+  double tau[4];
+  if (!WithPower(eps, [&](const auto& power) HWY_ATTR {
+        return EntmaxFourRows(power, x, n, scale, y, scratch.group.get(), maximum, tau);
+      })) {
+    return false;
+  }
+  const RowStats& stats = call.stats;
+  for (std::size_t k = 0; k < count; ++k) {
+    const std::int64_t at = row + static_cast<std::int64_t>(k);
+    if (!plain) StoreFloatRow(y[k], at, call.probabilities);
+    if (stats.tau != nullptr) stats.tau[at] = tau[k] + scale * static_cast<double>(maximum[k]);
+    if (stats.support_size == nullptr && stats.entropy == nullptr) continue;
+    RowResult result;
+    Describe(y[k], n, &result);
+    if (stats.support_size != nullptr) stats.support_size[at] = result.support_size;
+    if (stats.entropy != nullptr) stats.entropy[at] = result.entropy;
+  }
+  return true;
+}
+
 void ForwardRange(const ForwardCall& call, std::int64_t begin, std::int64_t end) {
   const std::size_t n = static_cast<std::size_t>(call.scores.length);
   RowScratch scratch(n);
-  const bool plain = IsPlain(call.probabilities);
-  const RowStats& stats = call.stats;
-  const bool describe = stats.support_size != nullptr || stats.entropy != nullptr;
-  for (std::int64_t row = begin; row < end; ++row) {
-    const float* x = FloatRow(call.scores, row, scratch.a.get());
-    float* y = scratch.b.get();
-    if (plain) {
-      y = static_cast<float*>(call.probabilities.data) + row * call.probabilities.row_stride;
+  const std::int64_t group = static_cast<std::int64_t>(RowsAtOnce(n));
+  const double* alphas = call.params->alpha_per_row;
+  for (std::int64_t row = begin; row < end;) {
+    std::int64_t count = 1;
+    while (count < HWY_MIN(group, end - row) &&
+           (alphas == nullptr || alphas[row + count] == alphas[row])) {
+      ++count;
     }
-    if (x == y) x = static_cast<float*>(std::memcpy(scratch.a.get(), x, n * sizeof(float)));
-    const RowResult result = ForwardRow(SpecOfRow(*call.params, row), x, n, y, describe, scratch);
-    if (!plain) StoreFloatRow(y, row, call.probabilities);
-    if (stats.tau != nullptr) stats.tau[row] = result.tau;
-    if (stats.support_size != nullptr) stats.support_size[row] = result.support_size;
-    if (stats.entropy != nullptr) stats.entropy[row] = result.entropy;
+    // A row with NaN fails its group; the others take the same way without it, so that no row's
+    // result depends on its neighbours.
+    if (!ForwardGroup(call, row, static_cast<std::size_t>(count), scratch)) {
+      for (std::int64_t k = 0; k < count; ++k) {
+        if (count > 1 && ForwardGroup(call, row + k, 1, scratch)) continue;
+        ForwardOne(call, row + k, scratch);
+      }
+    }
+    row += count;
   }
 }
 
@@ -258,8 +320,13 @@ const char* FastTarget() { return HWY_DYNAMIC_DISPATCH(TargetHere)(); }
 
 void FastForward(const Context& context, const ForwardCall& call) {
   const auto& range = HWY_DYNAMIC_DISPATCH(ForwardRange);
-  ParallelFor(context, call.scores.rows, RowGrain(call.scores.length),
-              [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
+  const std::int64_t rows = call.scores.rows;
+  const auto group =
+      static_cast<std::int64_t>(RowsAtOnce(static_cast<std::size_t>(call.scores.length)));
+  ParallelFor(context, (rows + group - 1) / group, RowGrain(call.scores.length * group),
+              [&](std::int64_t begin, std::int64_t end) {
+                range(call, begin * group, std::min(end * group, rows));
+              });
 }
 
 void FastBackward(const Context& context, const BackwardCall& call) {

@@ -63,7 +63,7 @@ TEST(Fast, EveryTargetThatTheBuildHoldsRuns) {
 }
 
 TEST(Fast, ForwardMatchesTheReference) {
-  for (std::size_t n : {1, 2, 3, 15, 16, 17, 63, 64, 65, 191, 193, 1000, 1023, 5000}) {
+  for (std::size_t n : {1, 2, 3, 15, 16, 17, 63, 64, 65, 191, 383, 385, 1000, 1023, 5000}) {
     for (double spread : {1e-6, 0.1, 1.0, 30.0, 1e6}) {
       for (const Case& c : Cases()) {
         const Floats scores = Normal<float>(n, spread, static_cast<unsigned>(n));

@@ -1,16 +1,23 @@
 // Memory that a thread of the fast path keeps from row to row.
 #pragma once
 
+#include <hwy/aligned_allocator.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "simplex/reference.h"
 
 namespace tsallis {
 
 // Rows up to here are solved in place: listing candidates costs more than it saves.
-inline constexpr std::size_t kShortRow = 192;
+inline constexpr std::size_t kShortRow = 384;
+// Rows that one chain of Newton steps may serve (short_rows-inl.h). Threads split the work at multiples of it, so that
+// results do not depend on their number.
+constexpr std::size_t RowsAtOnce(std::size_t length) { return length <= kShortRow ? 4 : 1; }
+
 // Scores scanned between two updates of the running maximum; 8 KB stay in the first-level cache.
 inline constexpr std::size_t kCollectBlock = 2048;
 
@@ -35,10 +42,17 @@ struct CandidateScratch {
 
 struct RowScratch {
   explicit RowScratch(std::size_t n)
-      : a(new float[n + 1]), b(new float[n + 1]), c(new float[n + 1]), candidates(n) {}
+      : a(new float[RowsAtOnce(n) * n + 1]),
+        b(new float[RowsAtOnce(n) * n + 1]),
+        c(new float[n + 1]),
+        candidates(n),
+        group(n > kShortRow ? nullptr : hwy::AllocateAligned<float>(8 * (kShortRow + 64))) {}
 
-  std::unique_ptr<float[]> a, b, c;  // rows gathered from strided or 16-bit memory
+  // Rows gathered from strided or 16-bit memory, or on their way there.
+  std::unique_ptr<float[]> a, b;
+  std::unique_ptr<float[]> c;
   CandidateScratch candidates;
+  hwy::AlignedFreeUniquePtr<float[]> group;  // transposed short rows
   ReferenceScratch reference;
   std::vector<double> wide_scores, wide_p, wide_dp;
 };

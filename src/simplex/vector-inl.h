@@ -149,8 +149,10 @@ HWY_INLINE VF ExpNonPositive(VF x) {
   return hn::IfThenElseZero(alive, hn::BitCast(d, scaled));
 }
 
-// The maximum of x: [n]; NaN if x holds a NaN or +inf; -inf if it holds no finite entry.
-HWY_INLINE float RowMaximum(const float* HWY_RESTRICT x, std::size_t n) {
+// The maximum of x: [n]; NaN if x holds a NaN or +inf; -inf if it holds no finite entry. `maxima`
+// ([4 * lanes], or null) receives the maxima of as many disjoint parts of x, which cost nothing
+// here and contain most of what is worth knowing about the upper end of the row.
+HWY_INLINE float RowMaximum(const float* HWY_RESTRICT x, std::size_t n, float* maxima = nullptr) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   const VF none = hn::Set(d, -kInfinityF);
@@ -171,6 +173,12 @@ HWY_INLINE float RowMaximum(const float* HWY_RESTRICT x, std::size_t n) {
     const VF v = n - i >= lanes ? hn::LoadU(d, x + i) : LoadPart(d, x + i, n - i, -kInfinityF);
     m0 = hn::Max(m0, v);
     bad = hn::Or(bad, hn::IsNaN(v));
+  }
+  if (maxima != nullptr) {
+    hn::StoreU(m0, d, maxima);
+    hn::StoreU(m1, d, maxima + lanes);
+    hn::StoreU(m2, d, maxima + 2 * lanes);
+    hn::StoreU(m3, d, maxima + 3 * lanes);
   }
   const float maximum = hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(m0, m1), hn::Max(m2, m3))));
   // Sums of large finite scores may overflow to both infinities: look again before giving up.
