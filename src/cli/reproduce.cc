@@ -74,6 +74,7 @@ class ReproduceCommand : public Command {
     options_.progress.terminal = IsTerminal(stderr);
     options_.progress.color = UseColor(stderr);
     nlohmann::ordered_json documents = nlohmann::ordered_json::array();
+    bool failed = false;
     for (const lab::Recipe& recipe : recipes) {
       if (!options_.progress.quiet) {
         fmt::print(stderr, "{}, scale {}\n", recipe.title, options_.scale);
@@ -90,10 +91,14 @@ class ReproduceCommand : public Command {
       }
       fmt::print(json_ ? stderr : stdout, "Page: {}\n", (dir / "report.html").string());
       std::fflush(stdout);
+      for (const std::string& failure : results.failures) {
+        fmt::print(stderr, "tsallis: failed: {}\n", failure);
+        failed = true;
+      }
     }
     // One recipe, one object; several, an array: either way one document.
     if (json_) fmt::print("{}\n", (documents.size() == 1 ? documents[0] : documents).dump(2));
-    return 0;
+    return failed ? 1 : 0;
   }
 
  private:

@@ -165,16 +165,17 @@ void MultiplyRowsImpl(const std::int64_t* rows, std::int64_t count, std::int64_t
 void AdamStepImpl(const AdamConstants& c, std::int64_t count, const float* g, float* w, float* m,
                   float* v) {
   const D d;
-  const V beta1 = hn::Set(d, c.beta1);
-  const V beta2 = hn::Set(d, c.beta2);
+  const V beta1 = hn::Set(d, c.beta1), rest1 = hn::Set(d, 1.0f - c.beta1);
+  const V beta2 = hn::Set(d, c.beta2), rest2 = hn::Set(d, 1.0f - c.beta2);
   const V step = hn::Set(d, c.lr / c.correction1);
   const V root = hn::Set(d, 1.0f / c.correction2);
   Sweep(count, [&](const auto& load, const auto& store) HWY_ATTR {
     const V weight = load(w);
     const V gradient = hn::MulAdd(hn::Set(d, c.l2), weight, load(g));
-    const V first = hn::MulAdd(beta1, hn::Sub(load(m), gradient), gradient);
-    const V square = hn::Mul(gradient, gradient);
-    const V second = hn::MulAdd(beta2, hn::Sub(load(v), square), square);
+    // Not v + (1 - beta2)(g^2 - v): a square beyond float would make that NaN instead of infinity,
+    // at which a parameter merely stands still.
+    const V first = hn::MulAdd(beta1, load(m), hn::Mul(rest1, gradient));
+    const V second = hn::MulAdd(beta2, load(v), hn::Mul(rest2, hn::Mul(gradient, gradient)));
     const V denominator = hn::Add(hn::Sqrt(hn::Mul(second, root)), hn::Set(d, c.epsilon));
     store(first, m);
     store(second, v);

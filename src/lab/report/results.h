@@ -58,6 +58,8 @@ struct StudyResults {
   std::vector<ResultRow> rows;
   std::vector<EntropyRow> entropies;
   std::vector<HeatMap> heat_maps;
+  // Jobs that failed, with the reason; their seeds are missing above. Not part of the report.
+  std::vector<std::string> failures;
 };
 
 }  // namespace tsallis::lab

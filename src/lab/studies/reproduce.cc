@@ -132,11 +132,11 @@ void RunJob(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, Jo
   report(status);
 }
 
-// Runs the jobs on `workers` threads. The first failure stops the queue; what runs is stopped at a
-// checkpoint.
-void RunQueue(const Recipe& recipe, const TaskConfig& task, std::int64_t steps,
-              std::vector<Job>& jobs, const ReproduceOptions& options, int workers,
-              const std::atomic<bool>& stop) {
+// Runs the jobs on `workers` threads. A job that fails leaves the others running; the failures are
+// returned. Throws Interrupted once everything has stopped at a checkpoint.
+std::vector<std::string> RunQueue(const Recipe& recipe, const TaskConfig& task, std::int64_t steps,
+                                  std::vector<Job>& jobs, const ReproduceOptions& options,
+                                  int workers, const std::atomic<bool>& stop) {
   std::vector<JobStatus> statuses;
   for (const Job& job : jobs) {
     JobStatus status;
@@ -147,45 +147,49 @@ void RunQueue(const Recipe& recipe, const TaskConfig& task, std::int64_t steps,
   ProgressOptions shown = options.progress;
   shown.workers = workers;
   Progress progress(statuses, shown);
-  std::atomic<bool> halt{false};
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
-  std::exception_ptr failure;
+  std::vector<std::string> failures;
+  std::exception_ptr interrupted;
+  std::exception_ptr mistake;  // of the user: nothing that follows can be right
+  std::atomic<bool> halt{false};
   const auto work = [&] {
-    for (std::size_t i = next++; i < jobs.size() && !halt; i = next++) {
+    for (std::size_t i = next++; i < jobs.size() && !stop && !halt; i = next++) {
       JobStatus status = statuses[i];
       const auto report = [&](const JobStatus& now) {
         status = now;
         progress.Update(i, now);
       };
+      const auto ended = [&](JobStatus::State state, const std::string& why) {
+        status.state = state;
+        status.note = why;
+        progress.Update(i, status);
+      };
       try {
-        RunJob(recipe, task, steps, jobs[i], status, report, halt);
+        RunJob(recipe, task, steps, jobs[i], status, report, stop);
+      } catch (const Interrupted& error) {
+        const std::lock_guard lock(mutex);
+        ended(JobStatus::State::kInterrupted, error.what());
+        interrupted = std::current_exception();
+      } catch (const UsageError& error) {
+        const std::lock_guard lock(mutex);
+        ended(JobStatus::State::kFailed, error.what());
+        mistake = std::current_exception();
+        halt = true;
       } catch (const std::exception& error) {
         const std::lock_guard lock(mutex);
-        const bool interrupted = dynamic_cast<const Interrupted*>(&error) != nullptr;
-        status.state = interrupted ? JobStatus::State::kInterrupted : JobStatus::State::kFailed;
-        status.note = error.what();
-        progress.Update(i, status);
-        if (!failure || !interrupted)
-          failure = failure && interrupted ? failure : std::current_exception();
-        halt = true;
+        ended(JobStatus::State::kFailed, error.what());
+        failures.emplace_back(error.what());
       }
     }
   };
   std::vector<std::thread> threads;
   for (int w = 0; w < workers; ++w) threads.emplace_back(work);
-  // Jobs watch one flag; a signal only sets `stop`.
-  std::atomic<bool> finished{false};
-  std::thread watcher([&] {
-    while (!finished) {
-      if (stop) halt = true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-  });
   for (std::thread& thread : threads) thread.join();
-  finished = true;
-  watcher.join();
-  if (failure) std::rethrow_exception(failure);
+  if (mistake) std::rethrow_exception(mistake);
+  if (interrupted) std::rethrow_exception(interrupted);
+  if (stop) throw Interrupted("stopped between two jobs");
+  return failures;
 }
 
 void Summarise(const Recipe& recipe, const TaskConfig& task,
@@ -275,6 +279,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
       }
     }
   }
+  std::vector<std::string> failures;
   if (options.finished_only) {
     std::erase_if(jobs, [&](Job& job) { return !LoadFinished(task, job); });
     if (jobs.empty())
@@ -285,10 +290,13 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
         std::min<int>(options.workers > 0 ? options.workers : cores, static_cast<int>(jobs.size()));
     // Jobs are independent and small: a core each, no threads inside.
     at::set_num_threads(1);
-    RunQueue(recipe, task, scale.steps, jobs, options, workers, stop);
+    failures = RunQueue(recipe, task, scale.steps, jobs, options, workers, stop);
+    std::erase_if(jobs, [](const Job& job) { return job.scores.empty(); });
+    if (jobs.empty()) throw std::runtime_error("every job failed: " + failures.front());
   }
 
   StudyResults results;
+  results.failures = std::move(failures);
   results.study = recipe.name;
   results.title = recipe.title;
   results.source = recipe.source;

@@ -35,7 +35,9 @@ struct ReproduceOptions {
   std::string command;  // recorded in the results
 };
 
-// Throws UsageError, Interrupted (when `stop` becomes true) or std::runtime_error.
+// A job that fails (its loss is not finite, the disk is full) does not stop the others; it is named
+// in the results' failures. Throws UsageError, Interrupted (when `stop` becomes true), or
+// std::runtime_error if no job succeeds.
 StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
                        const std::atomic<bool>& stop);
 

@@ -241,5 +241,21 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   EXPECT_EQ(c.rows[0].accuracy_mean, a.rows[0].accuracy_mean);
 }
 
+TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {
+  Recipe recipe = SmallRecipe();
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  options.seeds = 1;
+  recipe.methods[2].theta = 1e-300;  // scores beyond float: NaN
+  const StudyResults results = Reproduce(recipe, options, never);
+  ASSERT_EQ(results.failures.size(), 1U);
+  EXPECT_NE(results.failures[0].find("asentmax-3 seed 1: the loss is nan"), std::string::npos)
+      << results.failures[0];
+  EXPECT_EQ(results.methods.size(), 2U);
+  EXPECT_EQ(results.rows.size(), 4U);
+}
+
 }  // namespace
 }  // namespace tsallis::lab
