@@ -39,7 +39,7 @@ CpuInfo QueryCpu() {
   for (std::uint64_t bit = 1; bit != 0; bit <<= 1) {
     if ((compiled & bit) == 0) continue;
     const char* name = hwy::TargetName(static_cast<std::int64_t>(bit));
-    info.compiled_targets.push_back(name);
+    info.compiled_targets.emplace_back(name);
     if ((usable & bit) != 0 && info.chosen_target.empty()) info.chosen_target = name;
   }
 #if HWY_ARCH_X86

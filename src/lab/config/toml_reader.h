@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <toml++/toml.h>
 
 #include "lab/config/suggest.h"
@@ -153,8 +154,9 @@ class TableReader {
     if (table == nullptr) return Mistyped(node, path, "tables [" + path + ".<name>]");
     for (const auto& [key, entry] : *table) {
       const std::string name(key.str());
-      problems_.Remember(path + "." + name, entry);
-      ReadNode(entry, path + "." + name, values[name], {});
+      const std::string below = fmt::format("{}.{}", path, name);
+      problems_.Remember(below, entry);
+      ReadNode(entry, below, values[name], {});
     }
   }
 

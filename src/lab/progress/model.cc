@@ -245,6 +245,7 @@ std::vector<std::string> ProgressModel::Table(double now, int width, int height,
   for (const std::size_t i : shown) {
     name_width = std::max(name_width, Columns(jobs_[i].status.name));
   }
+  lines.reserve(lines.size() + shown.size() + 2);
   for (const std::size_t i : shown) lines.push_back(Row(jobs_[i], name_width, width, color));
   const auto columns = static_cast<std::size_t>(std::max(1, width));
   if (cut && height > 1) lines.push_back(Truncate(fmt::format("... and {} more", hidden), columns));

@@ -105,7 +105,7 @@ class CsvTable {
         if (columns_.empty()) {
           for (std::size_t i = 0; i < fields.size(); ++i) columns_[fields[i]] = i;
         } else {
-          records_.push_back({first_line, std::move(fields)});
+          records_.emplace_back(first_line, std::move(fields));
         }
       }
       fields.assign(1, "");
@@ -430,7 +430,7 @@ std::string MarkdownReport(const StudyResults& results) {
     for (const std::int64_t n : lengths) {
       const ResultRow* row = FindRow(results, method.name, n);
       const std::optional<double> difference = row != nullptr ? Difference(*row) : std::nullopt;
-      ours.push_back("–");
+      ours.emplace_back("–");
       if (row != nullptr) {
         seeds.insert(row->seeds);
         ours.back() = fmt::format("{:.1f}", row->accuracy_mean);

@@ -184,6 +184,7 @@ std::vector<std::string> RunQueue(const Recipe& recipe, const TaskConfig& task, 
     }
   };
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(workers));
   for (int w = 0; w < workers; ++w) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();
   if (mistake) std::rethrow_exception(mistake);
