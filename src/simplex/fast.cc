@@ -124,15 +124,18 @@ RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, float* 
   const double eps = spec.alpha - 1.0;
   const bool is_entmax = spec.map == RowMap::kEntmax && eps > 0.0;
   const double scale = is_entmax ? eps * inverse_temperature : inverse_temperature;
-  // Scales that float cannot hold, and budget, whose support has no bound from the maximum alone.
-  if (!(scale > 1e-30 && scale < 1e30 && inverse_temperature < 1e30) ||
-      spec.map == RowMap::kBudget) {
+  // Scales that float cannot hold.
+  if (!(scale > 1e-30 && scale < 1e30 && inverse_temperature < 1e30)) {
     return WideForwardRow(spec, x, n, y, scratch);
   }
   if (spec.map == RowMap::kNormmax) {
     return ListedForwardRow(spec, spec.temperature, x, n, y, scratch);
   }
   if (is_entmax && eps > 1.0) return ListedForwardRow(spec, 1.0 / scale, x, n, y, scratch);
+
+  const bool has_kernel = spec.map == RowMap::kSoftmax || spec.map == RowMap::kEntmax ||
+                          spec.map == RowMap::kAdaptiveTemperature;
+  if (!has_kernel) return WideForwardRow(spec, x, n, y, scratch);
 
   RowResult result;
   float maximum;
@@ -272,16 +275,19 @@ void BackwardRow(const RowSpec& spec, const float* x, const float* p, const floa
                  std::size_t n, float* ds, double* d_alpha, RowScratch& scratch) {
   const float factor = static_cast<float>(1.0 / spec.temperature);
   const bool is_entmax = spec.map == RowMap::kEntmax;
-  if (d_alpha != nullptr || spec.map == RowMap::kNormmax ||
-      spec.map == RowMap::kAdaptiveTemperature || (is_entmax && spec.alpha > 2.0) ||
-      !(factor > 1e-30f && factor < 1e30f)) {
-    return WideBackwardRow(spec, x, p, dp, n, ds, d_alpha, scratch);
+  const bool representable = factor > 1e-30f && factor < 1e30f;
+  if (representable && d_alpha == nullptr) {
+    if (spec.map == RowMap::kBudget) return BackwardRow(InsideWeight(), p, dp, n, factor, ds);
+    if (spec.map == RowMap::kSoftmax || (is_entmax && spec.alpha == 1.0)) {
+      return BackwardRow(SelfWeight(), p, dp, n, factor, ds);
+    }
+    if (is_entmax && spec.alpha == 1.5) return BackwardRow(RootWeight(), p, dp, n, factor, ds);
+    if (is_entmax && spec.alpha == 2.0) return BackwardRow(SupportWeight(), p, dp, n, factor, ds);
+    if (is_entmax && spec.alpha < 2.0) {
+      return BackwardRow(PowerWeight{static_cast<float>(2.0 - spec.alpha)}, p, dp, n, factor, ds);
+    }
   }
-  if (spec.map == RowMap::kBudget) return BackwardRow(InsideWeight(), p, dp, n, factor, ds);
-  if (!is_entmax || spec.alpha == 1.0) return BackwardRow(SelfWeight(), p, dp, n, factor, ds);
-  if (spec.alpha == 1.5) return BackwardRow(RootWeight(), p, dp, n, factor, ds);
-  if (spec.alpha == 2.0) return BackwardRow(SupportWeight(), p, dp, n, factor, ds);
-  BackwardRow(PowerWeight{static_cast<float>(2.0 - spec.alpha)}, p, dp, n, factor, ds);
+  WideBackwardRow(spec, x, p, dp, n, ds, d_alpha, scratch);
 }
 
 void BackwardRange(const BackwardCall& call, std::int64_t begin, std::int64_t end) {
