@@ -179,7 +179,7 @@ void ForwardOne(const ForwardCall& call, std::int64_t row, RowScratch& scratch) 
   if (plain) {
     y = static_cast<float*>(call.probabilities.data) + row * call.probabilities.row_stride;
   }
-  if (x == y) x = static_cast<float*>(std::memcpy(scratch.a.get(), x, n * sizeof(float)));
+  if (x == y && n > 0) x = static_cast<float*>(std::memcpy(scratch.a.get(), x, n * sizeof(float)));
   const bool describe = stats.support_size != nullptr || stats.entropy != nullptr;
   const RowResult result = ForwardRow(SpecOfRow(*call.params, row), x, n, y, describe, scratch);
   if (!plain) StoreFloatRow(y, row, call.probabilities);
