@@ -5,17 +5,12 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace tsallis::lab {
+#include "lab/errors.h"
 
-// A user's mistake in a recipe or on the command line: the program ends with exit code 2.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+namespace tsallis::lab {
 
 // SPEC L: what multiplies the query of a row that sees n keys.
 struct LengthScaling {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "lab/studies/reproduce.h"
+#include "lab/errors.h"
 #include "lab/train/safetensors.h"
 
 namespace tsallis::lab {

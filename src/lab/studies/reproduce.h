@@ -5,21 +5,15 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "lab/config/recipe.h"
+#include "lab/errors.h"
 #include "lab/progress/progress.h"
 #include "lab/report/results.h"
 
 namespace tsallis::lab {
-
-// Ctrl-C: finished work and checkpoints are on disk; exit code 130.
-class Interrupted : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 struct ReproduceOptions {
   std::string scale = "quick";

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "lab/errors.h"
 #include "lab/nn/set_kernels.h"
-#include "lab/studies/reproduce.h"
 #include "lab/train/safetensors.h"
 
 namespace tsallis::lab {
@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct OptimizerState {
-  at::Tensor first,
-      second;  // exponential averages of the gradient and its square, as FlatParameters
+  // Exponential averages of the gradient and of its square, shaped as FlatParameters.
+  at::Tensor first, second;
 };
 
 // Everything that decides the weights. A folder made with other settings is not touched.
