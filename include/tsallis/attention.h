@@ -1,0 +1,192 @@
+// Fused attention (SPEC A1-A9): outputs and gradients of map(scores) v without ever storing the
+// [q_len, k_len] weights.
+//
+// For query i and key j of one sequence, at positions i and j counted from its start (queries are
+// aligned with the end of the keys, see Alignment), with d = |i - j|:
+//
+//   s_ij = m_d + a_d (c_i scale <q_i, k_j>) - slope d + bias_ij        for visible j, else -inf
+//   a_d^2 = 2 ln(d / l + 1) + 1, m_d = 1 - a_d^2                        (SPEC P7; a_d = 1, m_d = 0 without)
+//   p_i = map(s_i), out_i = sum_j p_ij v_j
+//
+// slope is ALiBi's (SPEC P5: slope (j - i) for keys before the query; symmetric after it, as in
+// FlashAttention), c_i the length scaling (SPEC L0-L4). Maps and their notation: rows.h.
+//
+// Edges: a query that sees no key, or only scores of -inf, has output 0, gradients 0, tau -inf and
+// support 0. NaN or +inf among a query's visible scores gives NaN in that query's output (and in
+// the gradients it reaches), nowhere else. Keys that are not visible may hold anything.
+//
+// Results do not depend on the number of threads, to the bit. Nothing here keeps state between
+// calls, so any number of threads may call at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tsallis/rows.h"
+#include "tsallis/types.h"
+
+namespace tsallis {
+
+// A [batch, heads, rows, columns] array of the caller. Strides count elements and may be anything
+// for what is read; a stride of 0 repeats.
+struct ConstArray4 {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t strides[4] = {0, 0, 0, 1};
+};
+struct MutableArray4 {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t strides[4] = {0, 0, 0, 1};
+
+  operator ConstArray4() const {
+    return {data, dtype, {strides[0], strides[1], strides[2], strides[3]}};
+  }
+};
+
+// Where a sequence's first query stands if it has fewer or more queries than keys.
+enum class Alignment : std::uint8_t {
+  kEnd,    // the last query at the last key: position i + k_len - q_len (decoding, FlashAttention)
+  kStart,  // the first query at the first key: position i (PyTorch's is_causal)
+};
+
+struct AttentionMask {
+  bool causal = false;  // key j visible to query i: j <= i
+  Alignment alignment = Alignment::kEnd;
+  // Sliding window: i - left <= j <= i + right; negative: no limit on that side.
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+  // [batch, heads, q_len, k_len], nonzero = visible; null: all. Indices count along the axes of q
+  // and k, also for ragged batches.
+  const std::uint8_t* visible = nullptr;
+  std::int64_t visible_strides[4] = {0, 0, 0, 1};
+  // [batch, heads, ceil(q_len / block_q), ceil(k_len / block_k)], nonzero = visible; null: all.
+  const std::uint8_t* blocks = nullptr;
+  std::int64_t block_strides[4] = {0, 0, 0, 1};
+  std::int64_t block_q = 0;
+  std::int64_t block_k = 0;
+};
+
+// Sequences shorter than the arrays: sequence b holds rows [q_begin[b], q_end[b]) of the query axis
+// and [k_begin[b], k_end[b]) of the key axis; null: all rows. Right padding is k_begin = 0, left
+// padding k_end = k_len. Output rows outside the range are 0.
+//
+// `packed`: all sequences lie behind each other in one array; batch strides are ignored (also those
+// of every other part), `batch` counts sequences, and only rows inside the ranges are written.
+// Query ranges must not overlap, and key ranges neither if gradients are wanted.
+struct AttentionRanges {
+  const std::int64_t* q_begin = nullptr;
+  const std::int64_t* q_end = nullptr;
+  const std::int64_t* k_begin = nullptr;
+  const std::int64_t* k_end = nullptr;
+  bool packed = false;
+};
+
+struct AttentionTerms {
+  double scale = 0.0;            // finite and > 0; 0: 1 / sqrt(head_dim)
+  ConstArray4 length_scale;      // c: [batch, heads, q_len, 1]; null: 1
+  ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
+  double scale_invariant = 0.0;  // l of SPEC P7, > 0; 0: without
+  ConstArray4 bias;              // [batch, heads, q_len, k_len]; null: 0. May hold -inf
+};
+
+struct AttentionParams {
+  // Sizes. heads is a multiple of kv_heads: query head h reads key head h / (heads / kv_heads).
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t q_len = 0;
+  std::int64_t k_len = 0;
+  std::int64_t head_dim = 0;   // 1 ... 512
+  std::int64_t value_dim = 0;  // 1 ... 512
+  // float32, bfloat16, float16 (float32 arithmetic) or float64 (the reference); all of one dtype.
+  ConstArray4 q;  // [batch, heads, q_len, head_dim]
+  ConstArray4 k;  // [batch, kv_heads, k_len, head_dim]
+  ConstArray4 v;  // [batch, kv_heads, k_len, value_dim]
+
+  RowMap map = RowMap::kEntmax;            // kSoftmax, kEntmax or kAdaptiveTemperature
+  double alpha = 1.5;                      // kEntmax: finite and >= 1
+  const double* alpha_per_head = nullptr;  // [heads], in place of alpha
+  AdaptiveTemperature adaptive;
+
+  AttentionMask mask;
+  AttentionRanges ranges;
+  AttentionTerms terms;
+};
+
+// What the forward pass writes. Everything but `out` is optional (null). The statistics are
+// [batch, heads, q_len], without the batch axis if packed; their meaning is that of RowStats.
+struct AttentionOutputs {
+  MutableArray4 out;  // [batch, heads, q_len, value_dim], the dtype of q
+  double* tau = nullptr;
+  std::int64_t* support_size = nullptr;
+  double* entropy = nullptr;
+  double* maximum = nullptr;  // largest visible score; -inf without one
+  // Memory for the support's lists, which spare the backward pass its search; contents are the
+  // library's. Any number of bytes, aligned to 64: what does not fit is searched again.
+  // AttentionSavedBytes() says how much is useful. Same params, same bytes in AttentionBackward.
+  void* saved = nullptr;
+  std::size_t saved_bytes = 0;
+};
+
+// What the backward pass reads and writes.
+struct AttentionGradients {
+  ConstArray4 d_out;  // [batch, heads, q_len, value_dim], any dtype strides
+  // From the forward pass of the same params: tau is needed, saved lists may be null.
+  const double* tau = nullptr;
+  const void* saved = nullptr;
+  std::size_t saved_bytes = 0;
+  // Any may be null: not wanted. dq, dk, dv have the dtype of q and distinct strides; rows outside
+  // of all ranges get 0 unless packed.
+  MutableArray4 dq, dk, dv;
+  double* d_length_scale = nullptr;  // [batch, heads, q_len] (no batch axis if packed)
+  double* d_alpha = nullptr;         // [heads]: kEntmax only
+  double* d_slopes = nullptr;        // [batch, heads]; [heads] if packed
+  // float32 or float64, with the bias's broadcasting: a stride of 0 sums over that axis.
+  MutableArray4 d_bias;
+};
+
+// out = attention(q, k, v). Throws InvalidArgument.
+void AttentionForward(const Context& context, const AttentionParams& params,
+                      const AttentionOutputs& outputs);
+
+// The vector-Jacobian product of AttentionForward. Throws InvalidArgument.
+void AttentionBackward(const Context& context, const AttentionParams& params,
+                       const AttentionGradients& gradients);
+
+// Bytes of AttentionOutputs::saved that hold the lists of almost every row of usual inputs, at most
+// `budget`; 0 where the backward pass has no use for lists.
+std::size_t AttentionSavedBytes(const AttentionParams& params, std::size_t budget);
+
+// Bytes that one call allocates at most beside its arguments, for a given number of threads.
+std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParams& params,
+                                    bool backward);
+
+// The weights p_ij > 0 of every row as CSR, for any length: columns and values of row
+// (b heads + h) q_len + i begin at row_offsets of that row. Columns ascend and count along k's axis.
+//   row_offsets: [batch heads q_len + 1] prefix sums of AttentionOutputs::support_size
+//   tau: of the forward pass. columns, values: [row_offsets.back()]; values float32
+// Throws InvalidArgument if row_offsets do not fit the supports.
+void AttentionWeights(const Context& context, const AttentionParams& params, const double* tau,
+                      const std::int64_t* row_offsets, std::int64_t* columns, float* values);
+
+// One kernel of the list that `tsallis info --kernels` prints.
+struct AttentionKernelInfo {
+  std::string name;
+  std::string instruction_set;
+  bool usable = false;  // on this machine
+  std::string serves;   // one line: which maps, shapes and dtypes
+};
+std::vector<AttentionKernelInfo> AttentionKernels();
+
+// The kernel that these params run on here, and why.
+struct AttentionChoice {
+  std::string forward;
+  std::string backward;
+  std::string reason;
+};
+AttentionChoice ChooseAttentionKernel(const AttentionParams& params);
+
+}  // namespace tsallis

@@ -1,0 +1,140 @@
+// Which keys a query may see, and where both stand: the arithmetic of AttentionRanges, Alignment and
+// AttentionMask, in one place for every kernel.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "simplex/elements.h"
+#include "tsallis/attention.h"
+
+namespace tsallis {
+
+// Half-open interval of rows along q's or k's axis.
+struct Span {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t size() const { return std::max<std::int64_t>(end - begin, 0); }
+};
+
+// One sequence of the batch. Rows are indices along the axes of q and k; positions count from the
+// sequence's first key.
+struct Sequence {
+  std::int64_t batch = 0;        // its number
+  std::int64_t array_batch = 0;  // its index on the arrays' batch axis: 0 if packed
+  Span q, k;
+  std::int64_t shift =
+      0;  // a query row's position minus a key row's: i - j = row_q + shift - row_k
+
+  static Sequence Of(const AttentionParams& params, std::int64_t b) {
+    const AttentionRanges& ranges = params.ranges;
+    Sequence sequence;
+    sequence.batch = b;
+    sequence.array_batch = ranges.packed ? 0 : b;
+    sequence.q = {ranges.q_begin != nullptr ? ranges.q_begin[b] : 0,
+                  ranges.q_end != nullptr ? ranges.q_end[b] : params.q_len};
+    sequence.k = {ranges.k_begin != nullptr ? ranges.k_begin[b] : 0,
+                  ranges.k_end != nullptr ? ranges.k_end[b] : params.k_len};
+    const bool at_end = params.mask.alignment == Alignment::kEnd;
+    sequence.shift = at_end ? sequence.k.end - sequence.q.end : sequence.k.begin - sequence.q.begin;
+    return sequence;
+  }
+
+  // i - j of SPEC, for rows of the arrays.
+  std::int64_t Distance(std::int64_t q_row, std::int64_t k_row) const {
+    return q_row + shift - k_row;
+  }
+
+  // Keys that the causal rule and the window leave to a query; masks take more away.
+  Span VisibleKeys(const AttentionMask& mask, std::int64_t q_row) const {
+    const std::int64_t here = q_row + shift;  // the key row of distance 0
+    Span span = k;
+    if (mask.causal) span.end = std::min(span.end, here + 1);
+    if (mask.right >= 0) span.end = std::min(span.end, here + std::min(mask.right, k.size()) + 1);
+    if (mask.left >= 0) span.begin = std::max(span.begin, here - mask.left);
+    span.end = std::max(span.end, span.begin);
+    return span;
+  }
+};
+
+// Offsets of the optional masks at (b, h, q_row, k_row).
+inline bool IsMasked(const AttentionMask& mask, std::int64_t b, std::int64_t h, std::int64_t q_row,
+                     std::int64_t k_row) {
+  if (mask.visible != nullptr) {
+    const std::int64_t* s = mask.visible_strides;
+    if (mask.visible[b * s[0] + h * s[1] + q_row * s[2] + k_row * s[3]] == 0) return true;
+  }
+  if (mask.blocks != nullptr) {
+    const std::int64_t* s = mask.block_strides;
+    if (mask.blocks[b * s[0] + h * s[1] + q_row / mask.block_q * s[2] +
+                    k_row / mask.block_k * s[3]] == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// a_d and m_d of the scale-invariant term; (1, 0) without it.
+struct DistanceFactor {
+  double a = 1.0;
+  double m = 0.0;
+
+  static DistanceFactor At(double length, std::int64_t distance) {
+    if (length == 0.0) return {};
+    const double a2 =
+        2.0 * std::log(static_cast<double>(distance < 0 ? -distance : distance) / length + 1.0) +
+        1.0;
+    return {std::sqrt(a2), 1.0 - a2};
+  }
+};
+
+// Element offset of (b, h, row, column).
+inline std::int64_t Offset(const std::int64_t (&strides)[4], std::int64_t b, std::int64_t h,
+                           std::int64_t row, std::int64_t column = 0) {
+  return b * strides[0] + h * strides[1] + row * strides[2] + column * strides[3];
+}
+
+// Index of a query row in the statistics of AttentionOutputs.
+inline std::int64_t RowIndex(const AttentionParams& params, const Sequence& sequence,
+                             std::int64_t h, std::int64_t q_row) {
+  return (sequence.array_batch * params.heads + h) * params.q_len + q_row;
+}
+
+// Rows of the statistics, and batch entries of the arrays.
+inline std::int64_t ArrayBatch(const AttentionParams& params) {
+  return params.ranges.packed ? std::min<std::int64_t>(params.batch, 1) : params.batch;
+}
+
+inline std::int64_t KvHead(const AttentionParams& params, std::int64_t h) {
+  return h / (params.heads / params.kv_heads);
+}
+
+// Visits every element of the bias's gradient once and sets it to 0 (axes of stride 0 are summed over).
+inline void ClearBiasGradient(const AttentionParams& params, const MutableArray4& bias) {
+  const std::int64_t* s = bias.strides;
+  const std::int64_t sizes[4] = {s[0] == 0 ? 1 : ArrayBatch(params), s[1] == 0 ? 1 : params.heads,
+                                 s[2] == 0 ? 1 : params.q_len, s[3] == 0 ? 1 : params.k_len};
+  if (params.batch * params.heads * params.q_len * params.k_len == 0) return;
+  for (std::int64_t b = 0; b < sizes[0]; ++b) {
+    for (std::int64_t h = 0; h < sizes[1]; ++h) {
+      for (std::int64_t i = 0; i < sizes[2]; ++i) {
+        for (std::int64_t j = 0; j < sizes[3]; ++j) {
+          StoreElement(bias.data, bias.dtype, Offset(bias.strides, b, h, i, j), 0.0);
+        }
+      }
+    }
+  }
+}
+
+inline double ScaleOf(const AttentionParams& params) {
+  return params.terms.scale != 0.0 ? params.terms.scale
+                                   : 1.0 / std::sqrt(static_cast<double>(params.head_dim));
+}
+
+inline double AlphaOf(const AttentionParams& params, std::int64_t h) {
+  return params.alpha_per_head != nullptr ? params.alpha_per_head[h] : params.alpha;
+}
+
+}  // namespace tsallis

@@ -1,0 +1,45 @@
+// What a kernel is to the drivers (attention.cc), and the one list of kernels: dispatch, tests and
+// `tsallis info --kernels` read it. docs/adding-a-kernel.md walks through it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tsallis/attention.h"
+
+namespace tsallis {
+
+struct AttentionKernel {
+  const char* name;
+  const char* serves;  // one line for people
+  // Instruction set it would run on here; empty if this machine has none for it.
+  std::string (*instruction_set)();
+  // Empty if it serves these params; else why not, in a few words. Asked in the list's order, so a
+  // kernel also refuses what a later one does faster.
+  std::string (*refuses)(const AttentionParams& params);
+  // Arguments are checked. Packed output rows outside all ranges are not touched.
+  void (*forward)(const Context& context, const AttentionParams& params,
+                  const AttentionOutputs& outputs);
+  void (*backward)(const Context& context, const AttentionParams& params,
+                   const AttentionGradients& gradients);
+  // Bytes of lists that the backward pass can use; null: none.
+  std::size_t (*saved_bytes)(const AttentionParams& params);
+  // Bytes a call allocates at most.
+  std::size_t (*workspace_bytes)(const Context& context, const AttentionParams& params,
+                                 bool backward);
+};
+
+// Best first; the last one serves everything.
+const std::vector<const AttentionKernel*>& AllAttentionKernels();
+
+// The first that is usable here and does not refuse. `why` (may be null) collects the refusals.
+const AttentionKernel& ChooseKernel(const AttentionParams& params, std::string* why);
+
+// Runs one kernel by name whatever dispatch would choose; for tests and benchmarks. Null: no such
+// kernel, or not usable here.
+const AttentionKernel* FindKernel(const std::string& name);
+
+extern const AttentionKernel kReferenceAttention;
+
+}  // namespace tsallis

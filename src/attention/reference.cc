@@ -1,0 +1,269 @@
+#include "attention/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/parallel.h"
+#include "simplex/elements.h"
+
+namespace tsallis {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A row of an array as doubles. values: [columns].
+void LoadColumns(const ConstArray4& array, std::int64_t start, std::int64_t columns,
+                 double* values) {
+  for (std::int64_t x = 0; x < columns; ++x) {
+    values[x] = LoadElement<double>(array.data, array.dtype, start + x * array.strides[3]);
+  }
+}
+
+void StoreColumns(const double* values, const MutableArray4& array, std::int64_t start,
+                  std::int64_t columns) {
+  for (std::int64_t x = 0; x < columns; ++x) {
+    StoreElement(array.data, array.dtype, start + x * array.strides[3], values[x]);
+  }
+}
+
+void StoreZeros(const MutableArray4& array, std::int64_t b, std::int64_t h, const Span& rows,
+                std::int64_t columns) {
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const std::int64_t start = Offset(array.strides, b, h, row);
+    for (std::int64_t x = 0; x < columns; ++x) {
+      StoreElement(array.data, array.dtype, start + x * array.strides[3], 0.0);
+    }
+  }
+}
+
+double Dot(const double* a, const double* b, std::int64_t n) {
+  double sum = 0.0;
+  for (std::int64_t x = 0; x < n; ++x) sum += a[x] * b[x];
+  return sum;
+}
+
+// Everything of one query head in the backward pass.
+struct HeadBackward {
+  const AttentionParams& params;
+  const AttentionGradients& gradients;
+  const Sequence& sequence;
+  std::int64_t h;
+  // Sums over the group's queries. dk: [k_len, head_dim], dv: [k_len, value_dim].
+  std::vector<double>& dk;
+  std::vector<double>& dv;
+  double* d_alpha;  // of this problem
+
+  void Row(std::int64_t q_row, ReferenceRow& row);
+
+  std::vector<double> q = {}, d_out = {}, k = {}, v = {}, dp = {}, dq = {};
+};
+
+void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
+  const std::int64_t b = sequence.array_batch, kv = KvHead(params, h);
+  const std::int64_t d = params.head_dim, e = params.value_dim;
+  row.Compute(params, sequence, h, q_row);
+  const std::int64_t n = row.keys.size();
+  q.resize(d);
+  dq.assign(d, 0.0);
+  k.resize(d);
+  v.resize(e);
+  d_out.resize(e);
+  dp.resize(n);
+  LoadColumns(params.q, Offset(params.q.strides, b, h, q_row), d, q.data());
+  LoadColumns(gradients.d_out, Offset(gradients.d_out.strides, b, h, q_row), e, d_out.data());
+  for (std::int64_t j = 0; j < n; ++j) {
+    dp[j] = 0.0;
+    if (row.p[j] == 0.0) continue;
+    const std::int64_t k_row = row.keys.begin + j;
+    LoadColumns(params.v, Offset(params.v.strides, b, kv, k_row), e, v.data());
+    dp[j] = Dot(d_out.data(), v.data(), e);
+    for (std::int64_t x = 0; x < e; ++x) dv[k_row * e + x] += row.p[j] * d_out[x];
+  }
+  double alpha_here = 0.0;
+  ReferenceBackward(SpecOfHead(params, h), row.scores.data(), row.p.data(), dp.data(), n, dp.data(),
+                    params.map == RowMap::kEntmax ? &alpha_here : nullptr, row.scratch);
+  *d_alpha += alpha_here;
+  double d_c = 0.0, d_slope = 0.0;
+  const double scale = ScaleOf(params);
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double ds = dp[j];
+    // A score of -inf has no influence, whatever its product is.
+    if (ds == 0.0 || row.scores[j] == -kInfinity) continue;
+    const std::int64_t k_row = row.keys.begin + j, distance = sequence.Distance(q_row, k_row);
+    const double a = DistanceFactor::At(params.terms.scale_invariant, distance).a;
+    LoadColumns(params.k, Offset(params.k.strides, b, kv, k_row), d, k.data());
+    const double factor = ds * a * row.c * scale;
+    for (std::int64_t x = 0; x < d; ++x) {
+      dq[x] += factor * k[x];
+      dk[k_row * d + x] += factor * q[x];
+    }
+    d_c += ds * a * row.product[j];
+    d_slope -= ds * static_cast<double>(std::abs(distance));
+    if (gradients.d_bias.data != nullptr) {
+      const MutableArray4& array = gradients.d_bias;
+      const std::int64_t at = Offset(array.strides, b, h, q_row) + k_row * array.strides[3];
+      StoreElement(array.data, array.dtype, at,
+                   LoadElement<double>(array.data, array.dtype, at) + ds);
+    }
+  }
+  if (gradients.dq.data != nullptr) {
+    StoreColumns(dq.data(), gradients.dq, Offset(gradients.dq.strides, b, h, q_row), d);
+  }
+  if (gradients.d_length_scale != nullptr) {
+    gradients.d_length_scale[RowIndex(params, sequence, h, q_row)] = d_c;
+  }
+  if (gradients.d_slopes != nullptr) gradients.d_slopes[b * params.heads + h] += d_slope;
+}
+
+}  // namespace
+
+RowSpec SpecOfHead(const AttentionParams& params, std::int64_t h) {
+  return {.map = params.map, .alpha = AlphaOf(params, h), .adaptive = &params.adaptive};
+}
+
+void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
+                           std::int64_t q_row) {
+  const AttentionTerms& terms = params.terms;
+  const std::int64_t b = sequence.array_batch, kv = KvHead(params, h);
+  keys = sequence.VisibleKeys(params.mask, q_row);
+  const auto n = static_cast<std::size_t>(keys.size());
+  product.resize(n);
+  scores.resize(n);
+  p.resize(n);
+  const auto load = [&](const ConstArray4& array, std::int64_t row, std::int64_t column,
+                        double otherwise) {
+    if (array.data == nullptr) return otherwise;
+    return LoadElement<double>(array.data, array.dtype, Offset(array.strides, b, h, row, column));
+  };
+  c = load(terms.length_scale, q_row, 0, 1.0);
+  slope = load(terms.alibi_slopes, 0, 0, 0.0);
+  const double scale = ScaleOf(params);
+  const std::int64_t q_start = Offset(params.q.strides, b, h, q_row);
+  maximum = -kInfinity;
+  for (std::int64_t j = 0; j < keys.size(); ++j) {
+    const std::int64_t k_row = keys.begin + j, distance = sequence.Distance(q_row, k_row);
+    product[j] = 0.0;
+    scores[j] = -kInfinity;
+    if (IsMasked(params.mask, b, h, q_row, k_row)) continue;
+    const double bias = load(terms.bias, q_row, k_row, 0.0);
+    if (bias == -kInfinity) continue;
+    const std::int64_t k_start = Offset(params.k.strides, b, kv, k_row);
+    double sum = 0.0;
+    for (std::int64_t x = 0; x < params.head_dim; ++x) {
+      sum += LoadElement<double>(params.q.data, params.q.dtype, q_start + x * params.q.strides[3]) *
+             LoadElement<double>(params.k.data, params.k.dtype, k_start + x * params.k.strides[3]);
+    }
+    product[j] = scale * sum;
+    const DistanceFactor factor = DistanceFactor::At(terms.scale_invariant, distance);
+    scores[j] = factor.m + factor.a * (c * product[j]) -
+                slope * static_cast<double>(std::abs(distance)) + bias;
+    // NaN wins: std::max would drop it.
+    if (!(scores[j] <= maximum)) maximum = std::isnan(maximum) ? maximum : scores[j];
+  }
+  result = ReferenceForward(SpecOfHead(params, h), scores.data(), keys.size(), p.data(), scratch);
+}
+
+void ReferenceAttentionForward(const Context& context, const AttentionParams& params,
+                               const AttentionOutputs& outputs) {
+  const std::int64_t e = params.value_dim;
+  ParallelFor(context, params.batch * params.heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    ReferenceRow row;
+    std::vector<double> v(e), out(e);
+    for (std::int64_t problem = begin; problem < end; ++problem) {
+      const Sequence sequence = Sequence::Of(params, problem / params.heads);
+      const std::int64_t h = problem % params.heads, b = sequence.array_batch;
+      const std::int64_t kv = KvHead(params, h);
+      const Span all = params.ranges.packed ? sequence.q : Span{0, params.q_len};
+      for (std::int64_t q_row = all.begin; q_row < all.end; ++q_row) {
+        const bool outside = q_row < sequence.q.begin || q_row >= sequence.q.end;
+        if (outside) {
+          row.result = {-kInfinity, 0, 0.0};
+          row.maximum = -kInfinity;
+        } else {
+          row.Compute(params, sequence, h, q_row);
+        }
+        std::fill(out.begin(), out.end(), 0.0);
+        for (std::int64_t j = 0; !outside && j < row.keys.size(); ++j) {
+          if (row.p[j] == 0.0) continue;
+          LoadColumns(params.v, Offset(params.v.strides, b, kv, row.keys.begin + j), e, v.data());
+          for (std::int64_t x = 0; x < e; ++x) out[x] += row.p[j] * v[x];
+        }
+        StoreColumns(out.data(), outputs.out, Offset(outputs.out.strides, b, h, q_row), e);
+        const std::int64_t index = RowIndex(params, sequence, h, q_row);
+        if (outputs.tau != nullptr) outputs.tau[index] = row.result.tau;
+        if (outputs.support_size != nullptr) {
+          outputs.support_size[index] = row.result.support_size;
+        }
+        if (outputs.entropy != nullptr) outputs.entropy[index] = row.result.entropy;
+        if (outputs.maximum != nullptr) outputs.maximum[index] = row.maximum;
+      }
+    }
+  });
+}
+
+void ReferenceAttentionBackward(const Context& context, const AttentionParams& params,
+                                const AttentionGradients& gradients) {
+  const std::int64_t group = params.kv_heads > 0 ? params.heads / params.kv_heads : 0;
+  const MutableArray4& bias = gradients.d_bias;
+  if (bias.data != nullptr) ClearBiasGradient(params, bias);
+  if (gradients.d_slopes != nullptr) {
+    std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
+  }
+  std::vector<double> d_alpha(static_cast<std::size_t>(params.batch * params.heads), 0.0);
+  // Sequences or heads that share a bias or a slope add to it one after the other.
+  const bool shares = (bias.data != nullptr && (bias.strides[0] == 0 || bias.strides[1] == 0)) ||
+                      (params.ranges.packed && gradients.d_slopes != nullptr);
+  const Context here = shares ? Context{.threads = 1} : context;
+  ParallelFor(here, params.batch * params.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    ReferenceRow row;
+    std::vector<double> dk, dv;
+    for (std::int64_t problem = begin; problem < end; ++problem) {
+      const Sequence sequence = Sequence::Of(params, problem / params.kv_heads);
+      const std::int64_t kv = problem % params.kv_heads, b = sequence.array_batch;
+      dk.assign(static_cast<std::size_t>(params.k_len * params.head_dim), 0.0);
+      dv.assign(static_cast<std::size_t>(params.k_len * params.value_dim), 0.0);
+      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+        HeadBackward head{.params = params,
+                          .gradients = gradients,
+                          .sequence = sequence,
+                          .h = h,
+                          .dk = dk,
+                          .dv = dv,
+                          .d_alpha = &d_alpha[sequence.batch * params.heads + h]};
+        for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end; ++q_row) {
+          head.Row(q_row, row);
+        }
+        if (params.ranges.packed) continue;
+        for (const Span& rest : {Span{0, sequence.q.begin}, Span{sequence.q.end, params.q_len}}) {
+          if (gradients.dq.data != nullptr) {
+            StoreZeros(gradients.dq, b, h, rest, params.head_dim);
+          }
+          for (std::int64_t q_row = rest.begin;
+               gradients.d_length_scale != nullptr && q_row < rest.end; ++q_row) {
+            gradients.d_length_scale[RowIndex(params, sequence, h, q_row)] = 0.0;
+          }
+        }
+      }
+      const Span keys = params.ranges.packed ? sequence.k : Span{0, params.k_len};
+      for (std::int64_t row_k = keys.begin; row_k < keys.end; ++row_k) {
+        if (gradients.dk.data != nullptr) {
+          StoreColumns(&dk[row_k * params.head_dim], gradients.dk,
+                       Offset(gradients.dk.strides, b, kv, row_k), params.head_dim);
+        }
+        if (gradients.dv.data != nullptr) {
+          StoreColumns(&dv[row_k * params.value_dim], gradients.dv,
+                       Offset(gradients.dv.strides, b, kv, row_k), params.value_dim);
+        }
+      }
+    }
+  });
+  if (gradients.d_alpha == nullptr) return;
+  for (std::int64_t h = 0; h < params.heads; ++h) {
+    double sum = 0.0;
+    for (std::int64_t b = 0; b < params.batch; ++b) sum += d_alpha[b * params.heads + h];
+    gradients.d_alpha[h] = sum;
+  }
+}
+
+}  // namespace tsallis

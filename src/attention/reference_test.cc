@@ -1,0 +1,202 @@
+// The double-precision definition: gradients against finite differences over the whole space of
+// masks, shapes and terms, and a few cases that can be worked out by hand.
+#include "attention/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "attention/test_problem.h"
+#include "tsallis/error.h"
+
+namespace tsallis {
+namespace {
+
+double Loss(const Problem& problem) {
+  const Results results = problem.Run(nullptr, 1, 0, /*backward=*/false);
+  double sum = 0.0;
+  for (std::size_t i = 0; i < results.out.size(); ++i) sum += results.out[i] * problem.d_out()[i];
+  return sum;
+}
+
+// Sum of gradient times a random direction, against the central difference along that direction.
+void CheckGradient(Problem& problem, const std::string& name, const std::vector<double>& gradient) {
+  std::vector<double>& input = problem.Wide(name);
+  const std::vector<double> before = input;
+  std::mt19937_64 engine(5);
+  std::normal_distribution<double> normal;
+  std::vector<double> direction(gradient.size());
+  double slope = 0.0;
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    direction[i] = std::isfinite(before[i]) ? normal(engine) : 0.0;
+    slope += gradient[i] * direction[i];
+  }
+  // A step over a kink (an entry entering or leaving the support) is wrong by O(step); a smaller one
+  // rarely meets it.
+  double best = 1e300;
+  for (const double step : {1e-4, 1e-5, 1e-6}) {
+    double loss[2];
+    for (int side = 0; side < 2; ++side) {
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        input[i] = before[i] + (side == 0 ? step : -step) * direction[i];
+      }
+      loss[side] = Loss(problem);
+    }
+    best = std::min(best, std::abs((loss[0] - loss[1]) / (2.0 * step) - slope));
+    input = before;
+  }
+  EXPECT_LE(best, 2e-6 * (1.0 + std::abs(slope))) << name << ": " << problem.spec().Describe();
+}
+
+TEST(ReferenceAttention, GradientsMatchFiniteDifferences) {
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    ProblemSpec spec = DrawSpec(seed, 13);
+    spec.dtype = DType::kFloat64;
+    spec.strided = false;
+    spec.spread = 1.0;
+    spec.head_dim = std::min<std::int64_t>(spec.head_dim, 8);
+    spec.value_dim = std::min<std::int64_t>(spec.value_dim, 8);
+    spec.bias_minus_infinity = 0.0;
+    if (spec.values != ProblemSpec::Values::kNormal) spec.values = ProblemSpec::Values::kNormal;
+    // Where a map is steep, differences see only its corners.
+    if (spec.alpha > 2.0) spec.alpha = 2.0;
+    Problem problem(spec);
+    const Results results = problem.Run(nullptr);
+    const bool packed = spec.ragged == ProblemSpec::Ragged::kPacked;
+    if (spec.k_len == 0 || (packed && problem.wide().q_len * problem.wide().k_len == 0)) continue;
+    CheckGradient(problem, "q", results.dq);
+    CheckGradient(problem, "k", results.dk);
+    CheckGradient(problem, "v", results.dv);
+    if (spec.length_scale) CheckGradient(problem, "c", results.d_length_scale);
+    if (spec.slopes) CheckGradient(problem, "slopes", results.d_slopes);
+    if (spec.bias) CheckGradient(problem, "bias", results.d_bias);
+    if (spec.alpha_per_head && spec.map == RowMap::kEntmax) {
+      CheckGradient(problem, "alpha", results.d_alpha);
+    }
+  }
+}
+
+TEST(ReferenceAttention, AlphaOneIsDifferentiable) {
+  ProblemSpec spec;
+  spec.dtype = DType::kFloat64;
+  spec.alpha_per_head = true;
+  Problem problem(spec);
+  problem.Wide("alpha")[0] = 1.0;
+  const double slope = problem.Run(nullptr).d_alpha[0];
+  const double at = Loss(problem);
+  problem.Wide("alpha")[0] = 1.0 + 1e-5;
+  EXPECT_NEAR((Loss(problem) - at) / 1e-5, slope, 1e-3 * (1.0 + std::abs(slope)));
+}
+
+// One head, d = 1, q = 1, scale = 1: scores are the keys.
+struct Line {
+  std::vector<double> q, k, v, out, tau;
+  AttentionParams params;
+
+  Line(std::int64_t q_len, std::vector<double> keys, std::vector<double> values)
+      : q(q_len, 1.0), k(std::move(keys)), v(std::move(values)), out(q_len), tau(q_len) {
+    const auto k_len = static_cast<std::int64_t>(k.size());
+    params.batch = params.heads = params.kv_heads = params.head_dim = params.value_dim = 1;
+    params.q_len = q_len;
+    params.k_len = k_len;
+    params.q = {q.data(), DType::kFloat64, {q_len, q_len, 1, 1}};
+    params.k = {k.data(), DType::kFloat64, {k_len, k_len, 1, 1}};
+    params.v = {v.data(), DType::kFloat64, {k_len, k_len, 1, 1}};
+    params.terms.scale = 1.0;
+    params.alpha = 2.0;
+  }
+  const std::vector<double>& Run() {
+    const auto n = params.q_len;
+    AttentionForward({}, params,
+                     {.out = {out.data(), DType::kFloat64, {n, n, 1, 1}}, .tau = tau.data()});
+    return out;
+  }
+};
+
+TEST(ReferenceAttention, SparsemaxByHand) {
+  Line line(1, {-2.0, 0.0, 0.5}, {100.0, 1.0, 2.0});
+  EXPECT_DOUBLE_EQ(line.Run()[0], 0.25 * 1.0 + 0.75 * 2.0);
+  EXPECT_DOUBLE_EQ(line.tau[0], -0.25);
+}
+
+TEST(ReferenceAttention, CausalAlignment) {
+  // Two queries, three keys with equal scores: each averages the keys it sees.
+  Line line(2, {0.0, 0.0, 0.0}, {1.0, 2.0, 6.0});
+  line.params.mask.causal = true;
+  EXPECT_DOUBLE_EQ(line.Run()[0], 1.5);  // from the end: 2 and 3 keys
+  EXPECT_DOUBLE_EQ(line.out[1], 3.0);
+  line.params.mask.alignment = Alignment::kStart;
+  EXPECT_DOUBLE_EQ(line.Run()[0], 1.0);  // 1 and 2 keys
+  EXPECT_DOUBLE_EQ(line.out[1], 1.5);
+}
+
+TEST(ReferenceAttention, AlibiCutsByDistance) {
+  Line line(1, {0.0, 0.0, 0.0}, {1.0, 2.0, 6.0});
+  const double slope = 1.0;
+  line.params.terms.alibi_slopes = {&slope, DType::kFloat64, {0, 0, 0, 0}};
+  // Scores -2 -1 0: sparsemax keeps the last alone.
+  EXPECT_DOUBLE_EQ(line.Run()[0], 6.0);
+}
+
+TEST(ReferenceAttention, ScaleInvariantFormula) {
+  // Scores 2 and 1 at distances 1 and 0: a_1^2 = 2 ln(1 / 10 + 1) + 1.
+  Line line(1, {2.0, 1.0}, {1.0, 0.0});
+  line.params.map = RowMap::kSoftmax;
+  line.params.terms.scale_invariant = 10.0;
+  const double a2 = 2.0 * std::log(1.1) + 1.0;
+  const double s = 1.0 - a2 + std::sqrt(a2) * 2.0;
+  EXPECT_DOUBLE_EQ(line.Run()[0], std::exp(s) / (std::exp(s) + std::exp(1.0)));
+}
+
+TEST(ReferenceAttention, NothingVisibleIsZero) {
+  Line line(3, {1.0, 2.0}, {5.0, 7.0});
+  line.params.mask.causal = true;  // the first query stands before the first key
+  EXPECT_EQ(line.Run()[0], 0.0);
+  EXPECT_EQ(line.tau[0], -INFINITY);
+  EXPECT_EQ(line.out[1], 5.0);
+}
+
+TEST(ReferenceAttention, NaNStaysInItsRow) {
+  Line line(3, {1.0, 2.0, NAN}, {5.0, 7.0, NAN});
+  line.params.mask.causal = true;
+  line.Run();
+  EXPECT_EQ(line.out[0], 5.0);
+  EXPECT_EQ(line.out[1], 7.0);
+  EXPECT_TRUE(std::isnan(line.out[2]));
+}
+
+TEST(Attention, RefusesBadArguments) {
+  const auto refused = [](const std::string& argument, auto&& spoil) {
+    Line line(2, {1.0, 2.0}, {3.0, 4.0});
+    spoil(line);
+    try {
+      line.Run();
+      ADD_FAILURE() << argument << " was accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.argument(), argument) << error.what();
+    }
+  };
+  refused("alpha", [](Line& l) { l.params.alpha = 0.5; });
+  refused("alpha", [](Line& l) { l.params.alpha = NAN; });
+  refused("map", [](Line& l) { l.params.map = RowMap::kBudget; });
+  refused("heads", [](Line& l) {
+    l.params.heads = 3;
+    l.params.kv_heads = 2;
+  });
+  refused("head_dim", [](Line& l) { l.params.head_dim = 0; });
+  refused("value_dim", [](Line& l) { l.params.value_dim = 513; });
+  refused("k", [](Line& l) { l.params.k.dtype = DType::kFloat32; });
+  refused("v", [](Line& l) { l.params.v.data = nullptr; });
+  refused("terms.scale", [](Line& l) { l.params.terms.scale = -1.0; });
+  refused("terms.scale_invariant", [](Line& l) { l.params.terms.scale_invariant = INFINITY; });
+  refused("ranges", [](Line& l) { l.params.ranges.packed = true; });
+  static const std::int64_t wrong = 3;
+  refused("ranges.k[0]", [](Line& l) { l.params.ranges.k_end = &wrong; });
+  static const std::uint8_t block = 1;
+  refused("mask.block_q", [](Line& l) { l.params.mask.blocks = &block; });
+}
+
+}  // namespace
+}  // namespace tsallis
