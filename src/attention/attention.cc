@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention/check.h"
+#include "attention/cpu/dense.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "attention/reference.h"
@@ -57,7 +58,8 @@ AttentionChoice ChooseAttentionKernel(const AttentionParams& params) {
 }
 
 const std::vector<const AttentionKernel*>& AllAttentionKernels() {
-  static const std::vector<const AttentionKernel*> kernels = {&kReferenceAttention};
+  static const std::vector<const AttentionKernel*> kernels = {&kDenseAttention,
+                                                              &kReferenceAttention};
   return kernels;
 }
 

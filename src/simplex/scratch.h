@@ -55,6 +55,14 @@ struct RowScratch {
   hwy::AlignedFreeUniquePtr<float[]> group;  // transposed short rows
   ReferenceScratch reference;
   std::vector<double> wide_scores, wide_p, wide_dp;
+
+  // What one for rows up to n holds at most: four floats a column, the lists, and seven arrays in
+  // double, which may have doubled once too often.
+  static constexpr std::size_t Bytes(std::size_t n) {
+    return (3 * RowsAtOnce(n) + 1) * (n + 1) * sizeof(float) +
+           (kCollectBlock + n / 4 + CandidateScratch::kSlack) * 3 * sizeof(float) +
+           8 * (kShortRow + 64) * sizeof(float) + 14 * n * sizeof(double);
+  }
 };
 
 }  // namespace tsallis

@@ -1,0 +1,419 @@
+#include "attention/cpu/dense.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "attention/cpu/dense_internal.h"
+#include "core/parallel.h"
+#include "simplex/elements.h"
+
+namespace tsallis {
+namespace dense {
+namespace {
+
+// Threads that `pieces` of work can feed.
+int Team(const Context& context, std::int64_t pieces) {
+  return static_cast<int>(std::clamp<std::int64_t>(pieces, 1, Threads(context)));
+}
+
+// Calls work(thread, item) for every item < count, each on one of `threads` threads, as they become
+// free; which one must not matter.
+template <class Work>
+void Share(int threads, std::int64_t count, const Work& work) {
+  std::atomic<std::int64_t> next{0};
+  ParallelFor({.threads = threads}, std::min<std::int64_t>(threads, count), 1,
+              [&](std::int64_t begin, std::int64_t) {
+                for (std::int64_t item; (item = next.fetch_add(1)) < count;) work(begin, item);
+              });
+}
+
+Most MostOfAll(const AttentionParams& params) {
+  Most most;
+  for (std::int64_t b = 0; b < params.batch; ++b) most.Include(params, Sequence::Of(params, b));
+  return most;
+}
+
+void StoreZeros(const MutableArray4& array, std::int64_t b, std::int64_t h, const Span& rows,
+                std::int64_t columns) {
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const std::int64_t start = Offset(array.strides, b, h, row);
+    for (std::int64_t x = 0; x < columns; ++x) {
+      StoreElement(array.data, array.dtype, start + x * array.strides[3], 0.0f);
+    }
+  }
+}
+
+// Gradients of keys or values: the caller's memory where it holds floats in rows of whole vectors, else
+// a copy in float.
+bool SumsInPlace(const MutableArray4& array, std::int64_t columns) {
+  return array.dtype == DType::kFloat32 && array.strides[3] == 1 && columns == Padded(columns);
+}
+
+// Floats of the sums of one key head.
+std::int64_t SumFloats(const AttentionParams& params, const AttentionGradients& gradients,
+                       std::int64_t keys) {
+  std::int64_t floats = 0;
+  if (gradients.dk.data != nullptr && !SumsInPlace(gradients.dk, params.head_dim)) {
+    floats += keys * Padded(params.head_dim);
+  }
+  if (gradients.dv.data != nullptr && !SumsInPlace(gradients.dv, params.value_dim)) {
+    floats += keys * Padded(params.value_dim);
+  }
+  return floats;
+}
+
+// How the backward pass of a list of problems is spread. Either every thread takes whole problems,
+// which keeps a group's weights in its own cache, or all threads work on one problem: slabs of
+// several groups, first their rows, then their keys. The order of every sum is the same.
+struct BackwardPlan {
+  bool across = false;    // threads take problems
+  int threads = 1;        // of the one or the other kind
+  std::int64_t slab = 1;  // groups at once; each has its memory
+
+  BackwardPlan(const Context& context, const AttentionParams& params,
+               const AttentionGradients& gradients, std::int64_t problems, const Most& most) {
+    const std::int64_t* s = gradients.d_bias.strides;
+    const bool bias = gradients.d_bias.data != nullptr, packed = params.ranges.packed;
+    // Rows or whole problems that add to the same elements take turns.
+    const bool rows_share = bias && s[2] == 0;
+    const bool problems_share =
+        bias && ((s[0] == 0 && !packed) || s[1] == 0 || (packed && rows_share));
+    threads = Team(context, problems);
+    const std::int64_t rounds = (problems + threads - 1) / threads;
+    // Idle threads at the end, and sums per thread, are what taking problems may cost.
+    const bool even = problems * 5 >= rounds * threads * 4 && threads == Threads(context);
+    across = !problems_share &&
+             (rows_share || (even && SumFloats(params, gradients, most.rows) <= 4 * kCacheFloats));
+    if (across) return;
+    threads = rows_share ? 1 : Threads(context);
+    slab = threads == 1 ? 1 : 2 * threads;
+  }
+};
+
+// One thread's or one team's memory in the backward pass.
+struct BackwardMemory {
+  BackwardMemory(const AttentionParams& params, const AttentionGradients& gradients,
+                 const Most& most, int count, std::int64_t slab)
+      : sums(hwy::AllocateAligned<float>(
+            static_cast<std::size_t>(SumFloats(params, gradients, most.rows) + 1))) {
+    for (int i = 0; i < count; ++i) {
+      threads.push_back(std::make_unique<Thread>(params, most, /*backward=*/true));
+    }
+    for (std::int64_t i = 0; i < slab; ++i) {
+      groups.push_back(std::make_unique<GroupBuffers>(params, most.keys, /*backward=*/true));
+    }
+    slab_groups.reserve(static_cast<std::size_t>(slab));
+  }
+
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::vector<std::unique_ptr<GroupBuffers>> groups;
+  std::vector<GroupBuffers*> slab_groups;
+  Floats sums;
+};
+
+// The backward pass of one problem. d_alpha, d_slopes: [heads of the key head], of this sequence.
+class BackwardProblem {
+ public:
+  BackwardProblem(const Call& call, const VectorCode& code, BackwardMemory& memory,
+                  const KvProblem& problem)
+      : call_(call),
+        code_(code),
+        memory_(memory),
+        sequence_(Sequence::Of(call.params, problem.b)),
+        kv_(problem.kv) {}
+
+  void Run(double* d_alpha, double* d_slopes) {
+    const AttentionParams& params = call_.params;
+    PointSums();
+    for (auto& thread : memory_.threads) thread->Point(params, sequence_, kv_);
+    const std::int64_t group = params.heads / params.kv_heads;
+    for (std::int64_t i = 0; i < group; ++i) {
+      const std::int64_t h = kv_ * group + i;
+      d_alpha[i] = d_slopes[i] = 0.0;
+      for (std::int64_t q_row = sequence_.q.begin; q_row < sequence_.q.end;) {
+        q_row = Slab(h, q_row);
+        for (const GroupBuffers* part : memory_.slab_groups) {
+          d_alpha[i] += part->d_alpha;
+          d_slopes[i] += part->d_slope;
+        }
+      }
+      ClearOutside(h);
+    }
+    StoreSums(call_.gradients->dk, sums_.dk, sums_.dk_pitch, params.head_dim);
+    StoreSums(call_.gradients->dv, sums_.dv, sums_.dv_pitch, params.value_dim);
+  }
+
+ private:
+  std::int64_t Panels() const { return RoundUp(sequence_.k.size(), kPanel) / kPanel; }
+  int Threads() const { return static_cast<int>(memory_.threads.size()); }
+
+  void PointSums() {
+    const AttentionParams& params = call_.params;
+    float* free = memory_.sums.get();
+    const auto point = [&](const MutableArray4& array, std::int64_t columns, float** sum,
+                           std::ptrdiff_t* pitch) {
+      if (array.data == nullptr) return;
+      if (SumsInPlace(array, columns)) {
+        *sum = static_cast<float*>(array.data) +
+               Offset(array.strides, sequence_.array_batch, kv_, sequence_.k.begin);
+        *pitch = array.strides[2];
+      } else {
+        *sum = free;
+        *pitch = Padded(columns);
+        free += sequence_.k.size() * *pitch;
+      }
+      Share(Threads(), Panels(), [&](std::int64_t, std::int64_t panel) {
+        const std::int64_t end = std::min((panel + 1) * kPanel, sequence_.k.size());
+        for (std::int64_t j = panel * kPanel; j < end; ++j) {
+          std::fill_n(*sum + j * *pitch, Padded(columns), 0.0f);
+        }
+      });
+    };
+    point(call_.gradients->dk, params.head_dim, &sums_.dk, &sums_.dk_pitch);
+    point(call_.gradients->dv, params.value_dim, &sums_.dv, &sums_.dv_pitch);
+  }
+
+  // A slab's rows, then its keys; returns the row behind it.
+  std::int64_t Slab(std::int64_t h, std::int64_t q_row) {
+    std::vector<GroupBuffers*>& groups = memory_.slab_groups;
+    groups.clear();
+    for (auto& buffers : memory_.groups) {
+      if (q_row >= sequence_.q.end) break;
+      buffers->Point(GroupAt(call_.params, sequence_, h, q_row, sequence_.q.end));
+      q_row = buffers->at.q.end;
+      groups.push_back(buffers.get());
+    }
+    Share(Threads(), static_cast<std::int64_t>(groups.size()),
+          [&](std::int64_t thread, std::int64_t i) {
+            code_.backward_rows(call_, *groups[i], *memory_.threads[thread]);
+          });
+    if (sums_.dk == nullptr && sums_.dv == nullptr) return q_row;
+    std::int64_t begin = Panels(), end = 0;
+    for (const GroupBuffers* group : groups) {
+      if (group->panels == 0) continue;
+      begin = std::min(begin, group->first_panel);
+      end = std::max(end, group->first_panel + group->panels);
+    }
+    Share(Threads(), std::max<std::int64_t>(end - begin, 0), [&](std::int64_t, std::int64_t panel) {
+      code_.backward_keys(call_, groups, begin + panel, sums_);
+    });
+    return q_row;
+  }
+
+  void ClearOutside(std::int64_t h) const {
+    const AttentionParams& params = call_.params;
+    if (params.ranges.packed) return;
+    const std::int64_t b = sequence_.array_batch;
+    const AttentionGradients& gradients = *call_.gradients;
+    for (const Span& rest : {Span{0, sequence_.q.begin}, Span{sequence_.q.end, params.q_len}}) {
+      if (gradients.dq.data != nullptr) StoreZeros(gradients.dq, b, h, rest, params.head_dim);
+      for (std::int64_t row = rest.begin; gradients.d_length_scale != nullptr && row < rest.end;
+           ++row) {
+        gradients.d_length_scale[RowIndex(params, sequence_, h, row)] = 0.0;
+      }
+    }
+  }
+
+  void StoreSums(const MutableArray4& array, const float* sum, std::ptrdiff_t pitch,
+                 std::int64_t columns) const {
+    if (array.data == nullptr) return;
+    const std::int64_t b = sequence_.array_batch;
+    if (!SumsInPlace(array, columns)) {
+      Share(Threads(), Panels(), [&](std::int64_t, std::int64_t panel) {
+        const std::int64_t end = std::min((panel + 1) * kPanel, sequence_.k.size());
+        for (std::int64_t j = panel * kPanel; j < end; ++j) {
+          const std::int64_t start = Offset(array.strides, b, kv_, sequence_.k.begin + j);
+          for (std::int64_t x = 0; x < columns; ++x) {
+            StoreElement(array.data, array.dtype, start + x * array.strides[3], sum[j * pitch + x]);
+          }
+        }
+      });
+    }
+    if (call_.params.ranges.packed) return;
+    StoreZeros(array, b, kv_, {0, sequence_.k.begin}, columns);
+    StoreZeros(array, b, kv_, {sequence_.k.end, call_.params.k_len}, columns);
+  }
+
+  const Call& call_;
+  const VectorCode& code_;
+  BackwardMemory& memory_;
+  const Sequence sequence_;
+  const std::int64_t kv_;
+  KeySums sums_;
+};
+
+// Bytes of the tables of a scale-invariant term.
+std::size_t TableBytes(const AttentionParams& params) {
+  if (params.terms.scale_invariant == 0.0) return 0;
+  return static_cast<std::size_t>(params.q_len + params.k_len) * 4 * sizeof(float);
+}
+
+}  // namespace
+}  // namespace dense
+
+void DenseForwardBlocks(const Context& context, const AttentionParams& params,
+                        const AttentionOutputs& outputs, const std::vector<RowBlock>& blocks) {
+  const dense::Call call(params, &outputs, nullptr);
+  const dense::VectorCode code = dense::ChooseVectorCode();
+  dense::Most most;
+  std::int64_t b = -1;
+  for (const RowBlock& block : blocks) {
+    if (block.b != b) most.Include(params, Sequence::Of(params, block.b));
+    b = block.b;
+  }
+  const auto count = static_cast<std::int64_t>(blocks.size());
+  const int threads = dense::Team(context, count);
+  struct Memory {
+    Memory(const AttentionParams& p, const dense::Most& m)
+        : thread(p, m, false), group(p, m.keys, false) {}
+    dense::Thread thread;
+    dense::GroupBuffers group;
+  };
+  std::vector<std::unique_ptr<Memory>> memory(static_cast<std::size_t>(threads));
+  dense::Share(threads, count, [&](std::int64_t thread, std::int64_t item) {
+    if (memory[thread] == nullptr) memory[thread] = std::make_unique<Memory>(params, most);
+    Memory& mine = *memory[thread];
+    // The last rows of a causal head are the longest: they come first, so that threads end together.
+    const RowBlock& block = blocks[count - 1 - item];
+    const Sequence sequence = Sequence::Of(params, block.b);
+    mine.thread.Point(params, sequence, KvHead(params, block.h));
+    for (std::int64_t q_row = block.q.begin; q_row < block.q.end; q_row = mine.group.at.q.end) {
+      mine.group.Point(dense::GroupAt(params, sequence, block.h, q_row, block.q.end));
+      code.forward(call, mine.group, mine.thread);
+    }
+  });
+}
+
+void DenseBackwardProblems(const Context& context, const AttentionParams& params,
+                           const AttentionGradients& gradients,
+                           const std::vector<KvProblem>& problems, double* d_alpha_problems) {
+  const dense::Call call(params, nullptr, &gradients);
+  const dense::VectorCode code = dense::ChooseVectorCode();
+  const auto count = static_cast<std::int64_t>(problems.size());
+  if (count == 0) return;
+  dense::Most most;
+  for (const KvProblem& problem : problems) most.Include(params, Sequence::Of(params, problem.b));
+  const std::int64_t group = params.heads / params.kv_heads;
+  std::vector<double> d_alpha(static_cast<std::size_t>(count * group));
+  std::vector<double> d_slopes(static_cast<std::size_t>(count * group));
+  const auto run = [&](std::int64_t item, dense::BackwardMemory& memory) {
+    dense::BackwardProblem(call, code, memory, problems[item])
+        .Run(&d_alpha[item * group], &d_slopes[item * group]);
+  };
+  const dense::BackwardPlan plan(context, params, gradients, count, most);
+  if (plan.across) {
+    std::vector<std::unique_ptr<dense::BackwardMemory>> memory(
+        static_cast<std::size_t>(plan.threads));
+    dense::Share(plan.threads, count, [&](std::int64_t thread, std::int64_t item) {
+      if (memory[thread] == nullptr) {
+        memory[thread] = std::make_unique<dense::BackwardMemory>(params, gradients, most, 1, 1);
+      }
+      run(item, *memory[thread]);
+    });
+  } else {
+    dense::BackwardMemory memory(params, gradients, most, plan.threads, plan.slab);
+    for (std::int64_t item = 0; item < count; ++item) run(item, memory);
+  }
+  for (std::int64_t item = 0; item < count; ++item) {
+    const Sequence sequence = Sequence::Of(params, problems[item].b);
+    for (std::int64_t i = 0; i < group; ++i) {
+      const std::int64_t h = problems[item].kv * group + i;
+      if (gradients.d_slopes != nullptr) {
+        gradients.d_slopes[sequence.array_batch * params.heads + h] += d_slopes[item * group + i];
+      }
+      if (d_alpha_problems != nullptr) {
+        d_alpha_problems[problems[item].b * params.heads + h] = d_alpha[item * group + i];
+      }
+    }
+  }
+}
+
+std::size_t DenseWorkspaceBytes(const Context& context, const AttentionParams& params,
+                                bool backward) {
+  const dense::Most most = dense::MostOfAll(params);
+  const auto threads = static_cast<std::size_t>(Threads(context));
+  const auto rows = static_cast<std::size_t>(params.q_len / 6 + 2 * params.batch);
+  const auto problems = static_cast<std::size_t>(params.batch * params.heads);
+  const std::size_t tables = dense::TableBytes(params);
+  const std::size_t group = dense::GroupBuffers::Bytes(params, most.keys, backward);
+  const std::size_t thread = dense::Thread::Bytes(params, most, backward) + sizeof(dense::Thread);
+  if (!backward) {
+    return threads * (thread + group) + tables +
+           static_cast<std::size_t>(params.heads) * rows * 2 * sizeof(RowBlock);
+  }
+  // Sums in floats unless the caller's arrays can hold them, which this does not know.
+  const auto sums = static_cast<std::size_t>(
+      most.rows * (dense::Padded(params.head_dim) + dense::Padded(params.value_dim)));
+  const bool across = sums <= static_cast<std::size_t>(4 * dense::kCacheFloats);
+  return threads * (thread + 2 * group) + (across ? threads : 1) * sums * sizeof(float) + tables +
+         problems * (4 * sizeof(double) + sizeof(KvProblem));
+}
+
+namespace {
+
+void Forward(const Context& context, const AttentionParams& params,
+             const AttentionOutputs& outputs) {
+  std::vector<RowBlock> blocks;
+  for (std::int64_t problem = 0; problem < params.batch * params.heads; ++problem) {
+    const Sequence sequence = Sequence::Of(params, problem / params.heads);
+    const std::int64_t h = problem % params.heads;
+    for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end;) {
+      const Span rows = dense::GroupAt(params, sequence, h, q_row, sequence.q.end).q;
+      blocks.push_back({problem / params.heads, h, rows});
+      q_row = rows.end;
+    }
+    if (params.ranges.packed) continue;
+    for (const Span& rest : {Span{0, sequence.q.begin}, Span{sequence.q.end, params.q_len}}) {
+      dense::StoreZeros(outputs.out, sequence.array_batch, h, rest, params.value_dim);
+      for (std::int64_t row = rest.begin; row < rest.end; ++row) {
+        const std::int64_t index = RowIndex(params, sequence, h, row);
+        if (outputs.tau != nullptr) outputs.tau[index] = -INFINITY;
+        if (outputs.support_size != nullptr) outputs.support_size[index] = 0;
+        if (outputs.entropy != nullptr) outputs.entropy[index] = 0.0;
+        if (outputs.maximum != nullptr) outputs.maximum[index] = -INFINITY;
+      }
+    }
+  }
+  DenseForwardBlocks(context, params, outputs, blocks);
+}
+
+void Backward(const Context& context, const AttentionParams& params,
+              const AttentionGradients& gradients) {
+  if (gradients.d_bias.data != nullptr) ClearBiasGradient(params, gradients.d_bias);
+  if (gradients.d_slopes != nullptr) {
+    std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
+  }
+  std::vector<KvProblem> problems;
+  for (std::int64_t problem = 0; problem < params.batch * params.kv_heads; ++problem) {
+    problems.push_back({problem / params.kv_heads, problem % params.kv_heads});
+  }
+  std::vector<double> d_alpha(static_cast<std::size_t>(params.batch * params.heads), 0.0);
+  DenseBackwardProblems(context, params, gradients, problems, d_alpha.data());
+  if (gradients.d_alpha == nullptr) return;
+  for (std::int64_t h = 0; h < params.heads; ++h) {
+    gradients.d_alpha[h] = 0.0;
+    for (std::int64_t b = 0; b < params.batch; ++b) {
+      gradients.d_alpha[h] += d_alpha[b * params.heads + h];
+    }
+  }
+}
+
+}  // namespace
+
+const AttentionKernel kDenseAttention = {
+    .name = "dense",
+    .serves =
+        "float32, bfloat16 and float16 in float32 arithmetic: every map, mask, term and shape",
+    .instruction_set = [] { return std::string(dense::ChooseVectorCode().target); },
+    .refuses =
+        [](const AttentionParams& params) {
+          return std::string(params.q.dtype == DType::kFloat64 ? "float64" : "");
+        },
+    .forward = Forward,
+    .backward = Backward,
+    .saved_bytes = nullptr,
+    .workspace_bytes = DenseWorkspaceBytes};
+
+}  // namespace tsallis
