@@ -13,6 +13,8 @@
 
 #include <hwy/contrib/math/math-inl.h>
 
+#include <cmath>
+
 #include "simplex/map.h"
 #include "simplex/scratch.h"
 #include "simplex/vector-inl.h"
@@ -118,42 +120,66 @@ class EntmaxSolver {
 
   // From a lower bound `tau` to the root; y = [z - tau]^b, summing to 1. x, y: [n], apart.
   HWY_INLINE double Solve(const float* x, std::size_t n, double tau, float* y) const {
-    // Quadratic convergence: once within 1e-3 the next step is all but there, and the pass that
-    // writes checks it.
-    for (;;) {
-      const double before = tau;
-      const double sum = Step(x, n, &tau);
-      if (std::abs(sum - 1.0) < 1e-3 || !(tau > before)) break;
-    }
-    const DF d;
+    // Quadratic convergence. Only the first step is known not to land; the others write what they
+    // find (a flat row is done after one).
     double previous_error = 1e30;
-    for (;;) {
-      double sum, slope;
-      const Distance distance(*this, tau);
-      MapSumTwo(x, n, -kInfinityF, y, &sum, &slope, [&](VF v, VF& a, VF& b) HWY_ATTR {
-        const VF u = distance(v);
-        const VF p = power_.Value(d, u);
-        a = hn::Add(a, p);
-        b = hn::Add(b, power_.Slope(d, u, p));
-        return p;
-      });
+    for (double sum = Step(x, n, &tau);;) {
+      const double before = tau;
+      sum = Write(x, n, &tau, y);
       const double error = std::abs(sum - 1.0);
-      if (error <= 2.5e-7) return tau;
+      if (error <= 2.5e-7) return before;
       if (error >= 0.5 * previous_error && error < 1e-4) {
         // The floor of float: what is left is a common factor.
         const float factor = static_cast<float>(1.0 / sum);
         for (std::size_t j = 0; j < n; ++j) y[j] *= factor;
-        return tau;
+        return before;
       }
       previous_error = error;
-      tau += Newton(sum, slope);
     }
+  }
+
+  // y = [z - tau]^b, if that sums to 1 but for rounding.
+  HWY_INLINE bool Accepts(const float* x, std::size_t n, double tau, float* y) const {
+    double moved = tau;
+    return std::abs(Write(x, n, &moved, y) - 1.0) <= 5e-7;
   }
 
   float maximum() const { return maximum_; }
 
  private:
+  // One Newton step from `tau` that leaves y = [z - tau]^b behind.
+  HWY_INLINE double Write(const float* x, std::size_t n, double* tau, float* y) const {
+    double sum, slope;
+    const DF d;
+    const Distance distance(*this, *tau);
+    MapSumTwo(x, n, -kInfinityF, y, &sum, &slope, [&](VF v, VF& a, VF& b) HWY_ATTR {
+      const VF u = distance(v);
+      const VF p = power_.Value(d, u);
+      a = hn::Add(a, p);
+      b = hn::Add(b, power_.Slope(d, u, p));
+      return p;
+    });
+    *tau += Newton(sum, slope);
+    return sum;
+  }
+
   // u = [z - tau]_+ of a vector of scores.
+#if HWY_TARGET <= HWY_AVX2 || HWY_ARCH_ARM_A64
+  // One rounding in scale v - (scale maximum + tau), which counts on a fused multiply-add.
+  struct Distance {
+    HWY_INLINE Distance(const EntmaxSolver& solver, double tau)
+        : Distance(solver.scale_,
+                   SplitThreshold(static_cast<double>(solver.scale_) * solver.maximum_ + tau)) {}
+    HWY_INLINE Distance(float factor, const SplitThreshold& bar)
+        : scale(hn::Set(DF(), factor)),
+          high(hn::Set(DF(), bar.high)),
+          low(hn::Set(DF(), bar.low)) {}
+    HWY_INLINE VF operator()(VF v) const {
+      return hn::Max(hn::Sub(hn::MulSub(v, scale, high), low), hn::Zero(DF()));
+    }
+    VF scale, high, low;
+  };
+#else
   struct Distance {
     HWY_INLINE Distance(const EntmaxSolver& solver, double tau)
         : top(hn::Set(DF(), solver.maximum_)),
@@ -166,6 +192,7 @@ class EntmaxSolver {
     }
     VF top, scale, high, low;
   };
+#endif
 
   double Newton(double sum, double slope) const { return (sum - power_.Root(sum)) / slope; }
 
@@ -274,14 +301,21 @@ HWY_INLINE void Compact(CandidateScratch& list, double bar) {
   list.count = kept;
 }
 
+// What a caller may know of a row before it is solved. A wrong guess costs time only.
+struct RowHint {
+  double tau = NAN;    // the threshold, as RowStats reports it (kEntmax only)
+  bool dense = false;  // much of the row is in the support, so that lists save nothing
+};
+
 // Entmax of one row without NaN handling left to do: *maximum tells (as RowMaximum's), and y is
 // written only if it is finite. Returns tau relative to the maximum; *listed tells whether the
 // support is in `list` (p and index) besides y. x, y: [n], apart.
 template <class Power>
 HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, double scale,
-                            float* y, CandidateScratch& list, float* maximum, bool* listed) {
+                            float* y, CandidateScratch& list, float* maximum, bool* listed,
+                            const RowHint& hint) {
   *listed = false;
-  if (n > kShortRow && n <= 0xFFFFFFFFu) {
+  if (n > kShortRow && n <= 0xFFFFFFFFu && !hint.dense && std::isnan(hint.tau)) {
     double tau = -1.0;
     float tau_of = -kInfinityF;  // the maximum that tau is relative to
     // tau, relative to the maximum so far, stays a lower bound as the maximum rises.
@@ -317,7 +351,10 @@ HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, d
     *maximum = RowMaximum(x, n);
   }
   if (!(*maximum > -kInfinityF)) return 0.0;
-  return EntmaxSolver<Power>(power, *maximum, scale).Solve(x, n, -1.0, y);
+  const EntmaxSolver<Power> solver(power, *maximum, scale);
+  const double guess = hint.tau - scale * static_cast<double>(*maximum);
+  if (guess >= -1.0 && guess < 0.0 && solver.Accepts(x, n, guess, y)) return guess;
+  return solver.Solve(x, n, -1.0, y);
 }
 
 // Entmax for alpha so close to 1 that z - tau = 1 + O(alpha - 1) has no digits left: with

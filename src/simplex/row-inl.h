@@ -80,7 +80,7 @@ HWY_INLINE void Describe(const float* y, std::size_t n, RowResult* result) {
 
 // y = map(x). x, y: [n], apart.
 inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, float* y,
-                            bool wants_description, RowScratch& scratch) {
+                            bool wants_description, RowScratch& scratch, const RowHint& hint = {}) {
   const double inverse_temperature = 1.0 / spec.temperature;
   const double eps = spec.alpha - 1.0;
   const bool is_entmax = spec.map == RowMap::kEntmax && eps > 0.0;
@@ -105,7 +105,7 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
   const bool near_softmax = is_entmax && eps < kNearSoftmax;
   if (is_entmax && !near_softmax) {
     result.tau = WithPower(eps, [&](const auto& power) HWY_ATTR {
-      return EntmaxRow(power, x, n, scale, y, list, &maximum, &listed);
+      return EntmaxRow(power, x, n, scale, y, list, &maximum, &listed, hint);
     });
   } else {
     maximum = RowMaximum(x, n);

@@ -128,10 +128,15 @@ HWY_INLINE void CloseRow(const GroupBuffers& group, const RowPlace& at, float* r
   std::fill(row + end, row + group.panels * kPanel, 0.0f);
 }
 
-HWY_INLINE void MarkRow(GroupBuffers& group, std::int64_t r, const float* weights) {
+// Returns how many are not 0.
+HWY_INLINE std::int64_t MarkRow(GroupBuffers& group, std::int64_t r, const float* weights) {
+  std::int64_t count = 0;
   for (std::int64_t p = 0; p < group.panels; ++p) {
-    group.bits[r * group.panels + p] = NonZeroBits(weights + p * kPanel);
+    const std::uint64_t bits = NonZeroBits(weights + p * kPanel);
+    group.bits[r * group.panels + p] = bits;
+    count += static_cast<std::int64_t>(hwy::PopCount(bits));
   }
+  return count;
 }
 
 HWY_INLINE void LoadQueries(const Call& call, GroupBuffers& group) {
@@ -153,6 +158,7 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
            scores + pitch);
   const RowSpec spec = SpecOfHead(params, at.h);
   const bool describe = outputs.support_size != nullptr || outputs.entropy != nullptr;
+  RowHint hint;
   for (std::int64_t r = 0; r < rows; ++r) {
     const RowPlace place = PlaceOf(call, group, r);
     const std::int64_t n = place.n(), skipped = place.keys.begin - FirstKey(group);
@@ -163,11 +169,12 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
     if (n > 0) {
       FinishScores(call, place, x, thread.line.get());
       if (outputs.maximum != nullptr) maximum = MaximumScore(x, n);
-      result =
-          ForwardRow(spec, x, static_cast<std::size_t>(n), weights + skipped, describe, thread.row);
+      result = ForwardRow(spec, x, static_cast<std::size_t>(n), weights + skipped, describe,
+                          thread.row, hint);
     }
     CloseRow(group, place, weights);
-    MarkRow(group, r, weights);
+    // Neighbours are alike.
+    hint.dense = 4 * MarkRow(group, r, weights) > n;
     const std::int64_t index = RowIndex(params, at.sequence, at.h, place.q_row);
     if (outputs.tau != nullptr) outputs.tau[index] = result.tau;
     if (outputs.support_size != nullptr) outputs.support_size[index] = result.support_size;
@@ -239,7 +246,9 @@ void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
     float* p = weights + skipped;
     if (n > 0) {
       FinishScores(call, place, x, thread.line.get());
-      ForwardRow(spec, x, n, p, false, thread.row);
+      // These are the scores of the forward pass, to the bit if this kernel ran it.
+      const RowHint hint = {.tau = gradients.tau[RowIndex(params, at.sequence, at.h, place.q_row)]};
+      ForwardRow(spec, x, n, p, false, thread.row, hint);
     }
     CloseRow(group, place, weights);
     MarkRow(group, r, weights);
