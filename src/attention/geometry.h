@@ -111,6 +111,29 @@ inline std::int64_t KvHead(const AttentionParams& params, std::int64_t h) {
   return h / (params.heads / params.kv_heads);
 }
 
+// Output rows that belong to no sequence of a padded batch: 0, and statistics of a row without keys.
+inline void ClearRowsOutside(const AttentionParams& params, const AttentionOutputs& outputs) {
+  if (params.ranges.packed) return;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    const Sequence sequence = Sequence::Of(params, b);
+    for (std::int64_t h = 0; h < params.heads; ++h) {
+      for (std::int64_t row = 0; row < params.q_len; ++row) {
+        if (row == sequence.q.begin) row = sequence.q.end;
+        if (row >= params.q_len) break;
+        for (std::int64_t x = 0; x < params.value_dim; ++x) {
+          StoreElement(outputs.out.data, outputs.out.dtype,
+                       Offset(outputs.out.strides, b, h, row, x), 0.0);
+        }
+        const std::int64_t index = RowIndex(params, sequence, h, row);
+        if (outputs.tau != nullptr) outputs.tau[index] = -__builtin_inf();
+        if (outputs.support_size != nullptr) outputs.support_size[index] = 0;
+        if (outputs.entropy != nullptr) outputs.entropy[index] = 0.0;
+        if (outputs.maximum != nullptr) outputs.maximum[index] = -__builtin_inf();
+      }
+    }
+  }
+}
+
 // Visits every element of the bias's gradient once and sets it to 0 (axes of stride 0 are summed over).
 inline void ClearBiasGradient(const AttentionParams& params, const MutableArray4& bias) {
   const std::int64_t* s = bias.strides;

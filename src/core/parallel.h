@@ -1,5 +1,5 @@
-// The only threading interface: a static split of a range, so that results never depend on the
-// number of threads.
+// The only threading interface. Neither way lets results depend on the number of threads: a range is
+// split into pieces whose results do not mix, or tasks that know nothing of each other are handed out.
 #pragma once
 
 #include <cstdint>
@@ -17,5 +17,12 @@ int Threads(const Context& context);
 // rethrown here.
 void ParallelFor(const Context& context, std::int64_t count, std::int64_t grain,
                  const std::function<void(std::int64_t begin, std::int64_t end)>& body);
+
+// Calls body(task, worker) for every task in [0, count), in ascending order of their start, with
+// worker in [0, Workers(context, count)): for tasks of unequal cost that share nothing but a worker's
+// scratch memory. Exceptions as above; tasks not yet begun are then dropped.
+int Workers(const Context& context, std::int64_t count);
+void ParallelTasks(const Context& context, std::int64_t count,
+                   const std::function<void(std::int64_t task, int worker)>& body);
 
 }  // namespace tsallis

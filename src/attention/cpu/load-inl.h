@@ -1,0 +1,90 @@
+// Rows of any storage type to float32 and back. Included once per instruction set.
+#if defined(TSALLIS_ATTENTION_CPU_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_CPU_LOAD_INL_H_
+#undef TSALLIS_ATTENTION_CPU_LOAD_INL_H_
+#else
+#define TSALLIS_ATTENTION_CPU_LOAD_INL_H_
+#endif
+
+#include "simplex/elements.h"
+#include "simplex/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// Lanes() elements of 16 bits as float32.
+HWY_INLINE VF FloatsOf(DF d, DType dtype, const std::uint16_t* HWY_RESTRICT p) {
+  const hn::Rebind<std::uint16_t, DF> d16;
+  if (dtype == DType::kBFloat16) {
+    const hn::RebindToUnsigned<DF> du;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
+  }
+  const hn::Rebind<hwy::float16_t, DF> dh;
+  return hn::PromoteTo(d, hn::BitCast(dh, hn::LoadU(d16, p)));
+}
+
+// Rounded to nearest even; NaN stays NaN.
+HWY_INLINE void StoreAs16(DF, DType dtype, VF v, std::uint16_t* HWY_RESTRICT p) {
+  const hn::Rebind<std::uint16_t, DF> d16;
+  if (dtype == DType::kBFloat16) {
+    const hn::RebindToUnsigned<DF> du;
+    const auto bits = hn::BitCast(du, v);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+    const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
+    const auto nan = hn::Or(bits, hn::Set(du, 0x400000u));
+    const auto chosen = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded);
+    hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(chosen)), d16, p);
+    return;
+  }
+  const hn::Rebind<hwy::float16_t, DF> dh;
+  hn::StoreU(hn::BitCast(d16, hn::DemoteTo(dh, v)), d16, p);
+}
+
+// out[x] = element (start + x * strides[3]) of `array`. out: [columns].
+HWY_INLINE void LoadFloats(const ConstArray4& array, std::int64_t start, std::int64_t columns,
+                           float* HWY_RESTRICT out) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t x = 0;
+  if (array.strides[3] == 1) {
+    if (array.dtype == DType::kFloat32) {
+      std::memcpy(out, static_cast<const float*>(array.data) + start, sizeof(float) * columns);
+      return;
+    }
+    const auto* p = static_cast<const std::uint16_t*>(array.data) + start;
+    for (; x + lanes <= columns; x += lanes) {
+      hn::StoreU(FloatsOf(d, array.dtype, p + x), d, out + x);
+    }
+  }
+  for (; x < columns; ++x) {
+    out[x] = LoadElement<float>(array.data, array.dtype, start + x * array.strides[3]);
+  }
+}
+
+// The reverse. values: [columns].
+HWY_INLINE void StoreFloats(const float* HWY_RESTRICT values, const MutableArray4& array,
+                            std::int64_t start, std::int64_t columns) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t x = 0;
+  if (array.strides[3] == 1) {
+    if (array.dtype == DType::kFloat32) {
+      std::memcpy(static_cast<float*>(array.data) + start, values, sizeof(float) * columns);
+      return;
+    }
+    auto* p = static_cast<std::uint16_t*>(array.data) + start;
+    for (; x + lanes <= columns; x += lanes) {
+      StoreAs16(d, array.dtype, hn::LoadU(d, values + x), p + x);
+    }
+  }
+  for (; x < columns; ++x) {
+    StoreElement(array.data, array.dtype, start + x * array.strides[3], values[x]);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

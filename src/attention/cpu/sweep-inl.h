@@ -1,0 +1,574 @@
+// One block of queries over all keys of its head. Included once per instruction set.
+#if defined(TSALLIS_ATTENTION_CPU_SWEEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_CPU_SWEEP_INL_H_
+#undef TSALLIS_ATTENTION_CPU_SWEEP_INL_H_
+#else
+#define TSALLIS_ATTENTION_CPU_SWEEP_INL_H_
+#endif
+
+#include "attention/cpu/score_engines-inl.h"
+#include "attention/cpu/sweep_pack-inl.h"
+#include "attention/cpu/sweep_rows-inl.h"
+#include "attention/cpu/threshold_guess.h"
+#include "simplex/entmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// Relative slack for what float32 rounding may do between a score, its bound and its threshold.
+constexpr float kSlack = 4e-6f;
+// The candidates of a row that trigger a first, safe bound.
+constexpr std::int64_t kFirstRaise = 96;
+// Standard deviations below its expectation at which a threshold is guessed. One more lists 1.6 times
+// the candidates, one less sweeps more rows twice.
+constexpr float kGuessMargin = 2.0f;
+
+template <class Engine, ScoreEngine kEngine>
+class BlockSweep {
+ public:
+  BlockSweep(const HeadContext& head, SweepScratch& scratch)
+      : head_(head),
+        params_(*head.params),
+        keys_(*head.keys),
+        s_(scratch),
+        dim_(PackedDim(kEngine, params_.head_dim)),
+        approximate_(kEngine != ScoreEngine::kFloat && params_.q.dtype != DType::kBFloat16) {}
+
+  // Rows [q_begin, q_begin + count), count <= kBlockRows: packs the queries and sets up the rows.
+  void Begin(std::int64_t q_begin, std::int64_t count);
+
+  // Bounds from a guess; rows that cannot have one start from nothing.
+  void Guess(const HeadGuess& guess);
+
+  // Lists every candidate of the active rows.
+  void Sweep();
+
+  // Solves all active rows and calls emit(r) for each as it is done: row(r).tau is the threshold,
+  // list_z the candidates' scores, scratch.weights their weights (0 off the support), maximum() their
+  // largest score. Rows whose guess was too high are swept again first.
+  template <class Emit>
+  void Solve(const Emit& emit);
+
+  std::int64_t count() const { return count_; }
+  float maximum() const { return maximum_; }  // of the row that is being emitted, in z
+  SweepScratch::Row& row(std::int64_t r) { return s_.rows[r]; }
+
+  // Sets bounds for thresholds that are known (z units); rows without support get none.
+  void KnownThreshold(std::int64_t r, double tau) {
+    auto& row = s_.rows[r];
+    const auto t = static_cast<float>(tau);
+    SetBound(r, t - row.error - kSlack * (1.0f + std::abs(t)));
+    row.raise_at = s_.list_capacity;
+  }
+
+ private:
+  bool HasTerms() const {
+    return params_.terms.alibi_slopes.data != nullptr || params_.terms.scale_invariant != 0.0;
+  }
+  void SetBound(std::int64_t r, float z) {
+    auto& row = s_.rows[r];
+    row.bound = z;
+    // Rounded down: what is listed needlessly costs little, what is missed costs the answer.
+    const float raw = z / row.factor;
+    s_.bounds[s_.slot_of_row[r]] = std::isfinite(raw) ? raw - kSlack * std::abs(raw) : -kInfinityF;
+  }
+  void Retire(std::int64_t r) {
+    s_.rows[r].active = false;
+    s_.bounds[s_.slot_of_row[r]] = kInfinityF;
+  }
+  void SweepAgain();
+  void LimitByAlibi(SweepScratch::Row& row, float largest);
+  const float* TileBounds(std::int64_t pair, std::int64_t tile, int buffer);
+  void Extract(const float* scores, const float* bounds, const std::uint16_t* masks,
+               std::int64_t row0, std::int64_t tile);
+  void Distribute();
+  float ExactTerms(const SweepScratch::Row& row, std::int64_t key, float raw) const;
+  void Raise(std::int64_t r);
+  void Rescore(std::int64_t r);
+  bool SolveRow(std::int64_t r);
+
+  const HeadContext head_;
+  const AttentionParams& params_;
+  const PackedKeys& keys_;
+  SweepScratch& s_;
+  const std::int64_t dim_;
+  const bool approximate_;
+  std::int64_t q_begin_ = 0, count_ = 0;
+  float maximum_ = 0.0f;
+};
+
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count) {
+  q_begin_ = q_begin;
+  count_ = count;
+  const Sequence& sequence = *head_.sequence;
+  const std::int64_t d = params_.head_dim, b = sequence.array_batch, h = head_.h;
+  const std::size_t unit_bytes =
+      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
+  const double base = (head_.alpha - 1.0) * ScaleOf(params_);
+  const ConstArray4& c = params_.terms.length_scale;
+  const ConstArray4& slopes = params_.terms.alibi_slopes;
+  const double slope =
+      slopes.data == nullptr
+          ? 0.0
+          : LoadElement<double>(slopes.data, slopes.dtype, Offset(slopes.strides, b, h, 0));
+  const std::int64_t padded = (count + kPairRows - 1) / kPairRows * kPairRows;
+  s_.log.count = 0;
+  s_.slots = padded;
+  for (std::int64_t r = 0; r < padded; ++r) {
+    SweepScratch::Row& row = s_.rows[r];
+    row = {};
+    s_.row_of_slot[r] = s_.slot_of_row[r] = static_cast<std::uint8_t>(r);
+    s_.bounds[r] = kInfinityF;
+    float* values = s_.query_rows.get() + r * dim_;
+    std::memset(values, 0, sizeof(float) * static_cast<std::size_t>(dim_));
+    std::byte* unit = s_.queries.get() + static_cast<std::size_t>(r / kUnitRows) * unit_bytes;
+    if (r >= count) {
+      PackQuery(kEngine, values, dim_, r % kUnitRows, unit);
+      continue;
+    }
+    const std::int64_t q_row = q_begin + r;
+    const Span visible = sequence.VisibleKeys(params_.mask, q_row);
+    row.lo = visible.begin - keys_.first;
+    row.hi = visible.end - keys_.first;
+    row.position = q_row + sequence.shift - keys_.first;
+    double factor = base;
+    if (c.data != nullptr) {
+      factor *= LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
+    }
+    LoadFloats(params_.q, Offset(params_.q.strides, b, h, q_row), d, values);
+    if (factor < 0.0) {  // the filter looks for large products
+      factor = -factor;
+      for (std::int64_t x = 0; x < d; ++x) values[x] = -values[x];
+    }
+    row.factor = static_cast<float>(factor);
+    row.slope = static_cast<float>((head_.alpha - 1.0) * slope);
+    const float squared = DotFloats(values, values, static_cast<std::size_t>(dim_));
+    const float lost = PackQuery(kEngine, values, dim_, r % kUnitRows, unit);
+    if (row.hi <= row.lo) continue;
+    row.active = true;
+    const float norm = std::sqrt(squared);
+    const float reach = norm * keys_.largest_norm * row.factor;
+    // No entry can exceed `largest`; scores beyond it, or NaN, are not for a sweep.
+    if (!(squared < kLargestNorm * kLargestNorm) || !(reach < 1e6f) || !(row.factor > 1e-30f) ||
+        !std::isfinite(row.slope) || !keys_.usable) {
+      row.dense = true;
+      row.active = false;
+      continue;
+    }
+    if (approximate_) {
+      row.error = 1.001f * row.factor *
+                      (norm * keys_.largest_error +
+                       std::sqrt(lost) * (keys_.largest_norm + keys_.largest_error)) +
+                  1e-6f * (1.0f + reach);
+      // a_d multiplies the product and its error.
+      if (head_.distance_a != nullptr) {
+        const std::int64_t far =
+            HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
+        row.error *= head_.distance_a[far];
+      }
+    }
+    if (row.slope > 0.0f && head_.distance_a == nullptr) LimitByAlibi(row, reach);
+    row.raise_at = kFirstRaise;
+    SetBound(r, -kInfinityF);
+  }
+}
+
+// With z in +-largest less slope d, an entry further than this from the nearest visible key lies more
+// than 1 below the maximum, and the threshold does not.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::LimitByAlibi(SweepScratch::Row& row, float largest) {
+  const std::int64_t nearest = row.position < row.lo
+                                   ? row.lo - row.position
+                                   : (row.position >= row.hi ? row.position - row.hi + 1 : 0);
+  const double width =
+      (2.0 * largest + 1.0) * 1.0001 / row.slope + static_cast<double>(nearest) + 1.0;
+  if (width > 1e15) return;
+  const auto reach = static_cast<std::int64_t>(width);
+  row.lo = HWY_MAX(row.lo, row.position - reach);
+  row.hi = HWY_MIN(row.hi, row.position + reach + 1);
+}
+
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
+  const std::size_t unit_bytes =
+      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
+  const std::int64_t d = params_.head_dim;
+  for (std::int64_t r0 = 0; r0 < count_; r0 += kUnitRows) {
+    float variance[kUnitRows] = {};
+    for (std::int64_t tile = 0; tile < Tiles(d); ++tile) {
+      Engine::Unit(
+          s_.queries.get() + static_cast<std::size_t>(r0 / kUnitRows) * unit_bytes,
+          keys_.covariance + static_cast<std::size_t>(tile) * TileBytes(kEngine, params_.head_dim),
+          dim_, s_.scores.get(), {});
+      // q^T C q, 16 components of C q at a time.
+      for (std::int64_t r = 0; r < kUnitRows; ++r) {
+        const float* q = s_.query_rows.get() + (r0 + r) * dim_ + tile * kTileKeys;
+        for (std::int64_t group = 0; group < 4; ++group) {
+          const std::int64_t left = HWY_MIN(16, d - tile * kTileKeys - group * 16);
+          if (left <= 0) break;
+          variance[r] += DotFloats(q + group * 16, s_.scores.get() + group * 256 + r * 16,
+                                   static_cast<std::size_t>(left));
+        }
+      }
+    }
+    for (std::int64_t r = r0; r < HWY_MIN(r0 + kUnitRows, count_); ++r) {
+      SweepScratch::Row& row = s_.rows[r];
+      if (!row.active || row.hi - row.lo < 256) continue;
+      row.mean = row.factor * DotFloats(s_.query_rows.get() + r * dim_, keys_.mean,
+                                        static_cast<std::size_t>(dim_));
+      row.sigma = row.factor * std::sqrt(HWY_MAX(variance[r - r0], 0.0f));
+      if (!(row.sigma > 1e-6f) || !std::isfinite(row.mean)) continue;
+      row.curve = static_cast<float>(
+          head_.curve->At(std::log(static_cast<double>(row.hi - row.lo)) +
+                          head_.curve->exponent() * std::log(static_cast<double>(row.sigma))));
+      if (!guess.usable) continue;
+      row.guessed = true;
+      SetBound(r, row.mean + row.sigma * (row.curve + guess.shift - kGuessMargin * guess.spread) -
+                      row.error);
+      row.raise_at = s_.list_capacity;
+    }
+  }
+}
+
+// Bounds of a pair's rows in one tile. With terms z = factor a_d raw + A(d), and the largest a_d and
+// A(d) in the tile bound it.
+template <class Engine, ScoreEngine kEngine>
+const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int64_t tile,
+                                                     int buffer) {
+  if (!HasTerms()) return s_.bounds.get() + pair * kPairRows;
+  float* out = s_.pair_bounds.get() + buffer * kPairRows;
+  const double scaled = head_.alpha - 1.0;
+  for (std::int64_t i = 0; i < kPairRows; ++i) {
+    const std::int64_t slot = pair * kPairRows + i;
+    const SweepScratch::Row& row = s_.rows[s_.row_of_slot[slot]];
+    out[i] = s_.bounds[slot];
+    const std::int64_t begin = HWY_MAX(tile * kTileKeys, row.lo);
+    const std::int64_t end = HWY_MIN((tile + 1) * kTileKeys, row.hi);
+    if (out[i] == kInfinityF || begin >= end) {
+      out[i] = kInfinityF;
+      continue;
+    }
+    if (!(row.bound > -kInfinityF)) continue;
+    const std::int64_t d0 = std::abs(row.position - begin), d1 = std::abs(row.position - end + 1);
+    const bool inside = row.position >= begin && row.position < end;
+    const std::int64_t nearest = inside ? 0 : HWY_MIN(d0, d1), farthest = HWY_MAX(d0, d1);
+    const double best = row.slope >= 0.0f ? -static_cast<double>(row.slope) * nearest
+                                          : -static_cast<double>(row.slope) * farthest;
+    double a_low = 1.0, a_high = 1.0, m_high = 0.0;
+    if (head_.distance_a != nullptr) {
+      a_low = head_.distance_a[nearest];
+      a_high = head_.distance_a[farthest];
+      m_high = scaled * (1.0 - a_low * a_low);
+    }
+    const double rest = row.bound - best - m_high;
+    const double size = std::abs(row.bound) + std::abs(best) + std::abs(m_high) + 1.0;
+    const double raw = (rest - 4.0 * kSlack * size) / (row.factor * (rest >= 0.0 ? a_high : a_low));
+    out[i] = static_cast<float>(raw - kSlack * std::abs(raw));
+  }
+  return out;
+}
+
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Sweep() {
+  const std::int64_t pairs = (s_.slots + kPairRows - 1) / kPairRows;
+  std::int64_t lo[kBlockRows / kPairRows], hi[kBlockRows / kPairRows];
+  std::int64_t first = keys_.count, last = 0;
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    lo[pair] = keys_.count;
+    hi[pair] = 0;
+    for (std::int64_t slot = pair * kPairRows; slot < (pair + 1) * kPairRows; ++slot) {
+      if (s_.bounds[slot] == kInfinityF) continue;
+      const SweepScratch::Row& row = s_.rows[s_.row_of_slot[slot]];
+      lo[pair] = HWY_MIN(lo[pair], row.lo);
+      hi[pair] = HWY_MAX(hi[pair], row.hi);
+    }
+    first = HWY_MIN(first, lo[pair]);
+    last = HWY_MAX(last, hi[pair]);
+  }
+  const std::size_t unit_bytes =
+      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
+  const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
+  // The filter and the lists work one step behind the engine.
+  struct Pending {
+    const float* scores = nullptr;
+    const float* bounds = nullptr;
+    std::int64_t row0 = 0, tile = 0;
+  } pending;
+  int slot = 0;
+  const auto finish = [&](bool filter) HWY_ATTR {
+    if (pending.scores == nullptr) return;
+    if (filter) {
+      for (int unit = 0; unit < 2; ++unit) {
+        FilterRows(pending.scores + unit * kUnitScores, pending.bounds + unit * kUnitRows,
+                   s_.masks.get() + unit * kUnitRows, 0, kUnitRows);
+      }
+    }
+    Extract(pending.scores, pending.bounds, s_.masks.get(), pending.row0, pending.tile);
+    pending.scores = nullptr;
+  };
+  // A guess is low on purpose. What is listed after some of the keys often proves a higher bound.
+  const std::int64_t raise_tile = (first + (last - first) * 2 / 5) / kTileKeys;
+  for (std::int64_t tile = first / kTileKeys; tile * kTileKeys < last; ++tile) {
+    for (std::int64_t pair = 0; pair < pairs; ++pair) {
+      if (tile * kTileKeys >= hi[pair] || (tile + 1) * kTileKeys <= lo[pair]) continue;
+      float* scores = s_.scores.get() + static_cast<std::size_t>(slot) * 2 * kUnitScores;
+      const float* bounds = TileBounds(pair, tile, slot);
+      for (int unit = 0; unit < 2; ++unit) {
+        FilterJob job;
+        if (pending.scores != nullptr) {
+          job = {pending.scores + unit * kUnitScores, pending.bounds + unit * kUnitRows,
+                 s_.masks.get() + unit * kUnitRows};
+        }
+        Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes,
+                     keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_,
+                     scores + unit * kUnitScores, job);
+      }
+      finish(/*filter=*/false);
+      pending = {scores, bounds, pair * kPairRows, tile};
+      slot ^= 1;
+    }
+    if (tile == raise_tile) {
+      finish(/*filter=*/true);
+      Distribute();
+      for (std::int64_t r = 0; r < count_; ++r) {
+        if (s_.rows[r].active && s_.rows[r].guessed && s_.rows[r].count >= 16) Raise(r);
+      }
+    } else if (s_.log.count >= 2048) {
+      Distribute();
+    }
+  }
+  finish(/*filter=*/true);
+  Distribute();
+}
+
+// Appends the hits of a pair of units to the log.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* bounds,
+                                          const std::uint16_t* masks, std::int64_t row0,
+                                          std::int64_t tile) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<std::uint16_t, DF> d16;
+  constexpr std::size_t kLanes = hn::MaxLanes(d);
+  HWY_ALIGN std::uint32_t hit[kPairRows + 16];
+  std::size_t hits = 0;
+  const auto iota = hn::Iota(du, 0);
+  for (std::size_t r = 0; r < kPairRows; r += kLanes) {
+    const auto any = hn::PromoteTo(du, hn::Load(d16, masks + r));
+    const auto set = hn::Ne(any, hn::Zero(du));
+    const auto rows = hn::Add(iota, hn::Set(du, static_cast<std::uint32_t>(r)));
+    hn::StoreU(hn::Compress(rows, set), du, hit + hits);
+    hits += hn::CountTrue(du, set);
+  }
+  CandidateLog& log = s_.log;
+  std::size_t at = log.count;
+  float* HWY_RESTRICT log_score = log.score.data();
+  std::uint32_t* HWY_RESTRICT log_key = log.key.data();
+  std::uint8_t* HWY_RESTRICT log_row = log.row.data();
+  const auto key0 = static_cast<std::uint32_t>(tile * kTileKeys);
+  for (std::size_t i = 0; i < hits; ++i) {
+    const std::uint32_t r = hit[i];
+    const float* row = scores + (r / kUnitRows) * kUnitScores + (r % kUnitRows) * 16;
+    const VF bound = hn::Set(d, bounds[r]);
+    std::uint64_t bits = 0;
+    for (std::size_t x = 0; x < 64; x += kLanes) {
+      const VF v = hn::Load(d, row + x / 16 * 256 + x % 16);
+      bits |= static_cast<std::uint64_t>(MaskBits(hn::Ge(v, bound))) << x;
+    }
+    const std::uint8_t log_this = s_.row_of_slot[row0 + r];
+    while (bits != 0) {
+      const auto bit = static_cast<std::uint32_t>(__builtin_ctzll(bits));
+      bits &= bits - 1;
+      log_score[at] = row[bit / 16 * 256 + bit % 16];
+      log_key[at] = key0 + bit;
+      log_row[at++] = log_this;
+    }
+  }
+  log.count = at;
+}
+
+// z of a listed entry.
+template <class Engine, ScoreEngine kEngine>
+float BlockSweep<Engine, kEngine>::ExactTerms(const SweepScratch::Row& row, std::int64_t key,
+                                              float raw) const {
+  const std::int64_t distance = std::abs(row.position - key);
+  double z = static_cast<double>(row.factor) * raw;
+  if (head_.distance_a != nullptr) {
+    const double a = head_.distance_a[distance];
+    z = a * z + (head_.alpha - 1.0) * (1.0 - a * a);
+  }
+  return static_cast<float>(z - static_cast<double>(row.slope) * static_cast<double>(distance));
+}
+
+// Moves the log into the rows' lists.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Distribute() {
+  const CandidateLog& log = s_.log;
+  const bool terms = HasTerms();
+  for (std::size_t i = 0; i < log.count; ++i) {
+    const std::int64_t r = log.row[i], key = log.key[i];
+    SweepScratch::Row& row = s_.rows[r];
+    if (key < row.lo || key >= row.hi || row.dense) continue;
+    const float z = terms ? ExactTerms(row, key, log.score[i]) : row.factor * log.score[i];
+    // Logged before the bound rose.
+    if (z < row.bound) continue;
+    const std::int64_t at = r * s_.list_stride + row.count++;
+    s_.list_z[at] = z;
+    s_.list_key[at] = static_cast<std::uint32_t>(key);
+    if (row.count >= row.raise_at) Raise(r);
+  }
+  s_.log.count = 0;
+}
+
+// Solves the row's list so far for a lower bound of its threshold, and drops what lies below it.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
+  SweepScratch::Row& row = s_.rows[r];
+  float* z = s_.list_z.get() + r * s_.list_stride;
+  std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
+  const auto n = static_cast<std::size_t>(row.count);
+  const float top = RowMaximum(z, n);
+  double tau = -1.0;
+  WithPower(head_.alpha - 1.0, [&](const auto& power) HWY_ATTR {
+    const EntmaxSolver solver(power, top, 1.0);
+    for (int step = 0; step < 8; ++step) {
+      if (solver.Step(z, n, &tau) < 1.01) break;
+    }
+  });
+  const float bound = static_cast<float>(tau + static_cast<double>(top)) - 2.0f * row.error -
+                      kSlack * (1.0f + std::abs(top));
+  if (bound > row.bound) {
+    SetBound(r, bound);
+    row.guessed = false;  // safe from here on, and nothing at or above it was missed
+  }
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const std::size_t lanes = hn::Lanes(d);
+  const VF limit = hn::Set(d, row.bound);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < n; i += lanes) {  // lists have room for a whole vector more
+    const VF v = hn::LoadU(d, z + i);
+    auto keep = hn::Ge(v, limit);
+    if (n - i < lanes) keep = hn::And(keep, hn::FirstN(d, n - i));
+    const auto keys = hn::LoadU(du, key + i);
+    hn::StoreU(hn::Compress(v, keep), d, z + kept);
+    hn::StoreU(hn::Compress(keys, hn::RebindMask(du, keep)), du, key + kept);
+    kept += hn::CountTrue(d, keep);
+  }
+  row.count = static_cast<std::int64_t>(kept);
+  row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
+  if (row.count > s_.list_capacity * 3 / 4) {
+    row.dense = true;
+    row.count = 0;
+    Retire(r);
+  }
+}
+
+// Replaces screened scores by float32 products of the inputs.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
+  SweepScratch::Row& row = s_.rows[r];
+  float* z = s_.list_z.get() + r * s_.list_stride;
+  const std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
+  const float* q = s_.query_rows.get() + r * dim_;
+  const std::int64_t d = params_.head_dim;
+  const GatherRows keys =
+      GatherRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
+  GatherDot(keys, params_.k.dtype, key, static_cast<std::size_t>(row.count), q, d, z);
+  if (!HasTerms()) {
+    for (std::int64_t i = 0; i < row.count; ++i) z[i] *= row.factor;
+    return;
+  }
+  for (std::int64_t i = 0; i < row.count; ++i) z[i] = ExactTerms(row, key[i], z[i]);
+}
+
+// False: the row must be swept again, from a bound that is set and safe.
+template <class Engine, ScoreEngine kEngine>
+bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
+  SweepScratch::Row& row = s_.rows[r];
+  if (row.count == 0) {  // the guess lay above all entries
+    row.guessed = false;
+    row.raise_at = kFirstRaise;
+    SetBound(r, -kInfinityF);
+    return false;
+  }
+  const bool guessed = row.guessed;
+  const float guess = row.bound;
+  if (approximate_) {
+    if (row.count > 32) {
+      Raise(r);  // fewer to compute again; only drops what cannot be in the support
+      if (row.dense) return true;
+    }
+    Rescore(r);
+  }
+  const float* z = s_.list_z.get() + r * s_.list_stride;
+  const auto n = static_cast<std::size_t>(row.count);
+  const float top = maximum_ = RowMaximum(z, n);
+  row.tau = WithPower(head_.alpha - 1.0,
+                      [&](const auto& power) HWY_ATTR {
+                        return EntmaxSolver(power, top, 1.0).Solve(z, n, -1.0, s_.weights.get());
+                      }) +
+            static_cast<double>(top);
+  if (!guessed) return true;
+  const auto tau = static_cast<float>(row.tau);
+  const float slack = kSlack * (1.0f + std::abs(tau));
+  if (guess + row.error + slack <= tau) return true;
+  // Too high a guess. The threshold of a part of the row is a safe bound for all of it.
+  row.guessed = false;
+  row.raise_at = HWY_MAX(kFirstRaise, 2 * row.count);
+  row.raise_at = HWY_MIN(row.raise_at, s_.list_capacity);
+  SetBound(r, tau - row.error - slack);
+  return false;
+}
+
+template <class Engine, ScoreEngine kEngine>
+template <class Emit>
+void BlockSweep<Engine, kEngine>::Solve(const Emit& emit) {
+  for (bool again = true; again;) {
+    again = false;
+    for (std::int64_t r = 0; r < count_; ++r) {
+      SweepScratch::Row& row = s_.rows[r];
+      if (!row.active) continue;
+      if (SolveRow(r)) {
+        if (!row.dense) emit(r);
+        Retire(r);
+      } else {
+        row.count = 0;
+        again = true;
+      }
+    }
+    if (again) SweepAgain();
+  }
+}
+
+// Rows that are still active, side by side in as few units as hold them.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::SweepAgain() {
+  const std::size_t unit_bytes =
+      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
+  float bounds[kBlockRows];
+  std::int64_t slot = 0;
+  for (std::int64_t r = 0; r < count_; ++r) {
+    if (!s_.rows[r].active) continue;
+    bounds[slot] = s_.bounds[s_.slot_of_row[r]];
+    s_.row_of_slot[slot] = static_cast<std::uint8_t>(r);
+    PackQuery(kEngine, s_.query_rows.get() + r * dim_, dim_, slot % kUnitRows,
+              s_.queries.get() + static_cast<std::size_t>(slot / kUnitRows) * unit_bytes);
+    ++slot;
+  }
+  // Slots of a unit that stay empty compute what they held; their bound hides it.
+  s_.slots = (slot + kPairRows - 1) / kPairRows * kPairRows;
+  for (std::int64_t i = 0; i < s_.slots; ++i) {
+    s_.bounds[i] = i < slot ? bounds[i] : kInfinityF;
+    if (i < slot) s_.slot_of_row[s_.row_of_slot[i]] = static_cast<std::uint8_t>(i);
+  }
+  Sweep();
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

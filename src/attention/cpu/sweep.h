@@ -1,0 +1,175 @@
+// Attention on long rows for alpha in (1, 2]: one sweep over the keys finds every entry that can be in
+// a row's support, and the rest of the work follows the support. docs/attention.md explains it.
+//
+// The keys of a head are packed once, in tiles of 64. A block of queries passes over the tiles; a
+// score engine computes 16 x 64 scores at a time into a buffer that stays in the first-level cache, and
+// a filter lists those at or above their row's bound. A bound is safe (the threshold of entries already
+// listed, which never exceeds the row's) or guessed (threshold_guess.h) and then proved:
+// after the row's list is solved, the guess must lie below the threshold found. Rows whose guess does
+// not are swept again from a safe bound. Rows with more candidates than a list holds are dense and go to
+// the dense kernel.
+#pragma once
+
+#include <hwy/aligned_allocator.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/cpu/dense.h"
+#include "attention/cpu/saved_lists.h"
+#include "attention/cpu/threshold_guess.h"
+#include "attention/geometry.h"
+#include "attention/kernels.h"
+
+namespace tsallis {
+
+inline constexpr std::int64_t kUnitRows = 16;    // queries of a unit
+inline constexpr std::int64_t kTileKeys = 64;    // keys of a tile
+inline constexpr std::int64_t kPairRows = 32;    // two units run behind each other
+inline constexpr std::int64_t kBlockRows = 128;  // queries that pass over the keys together
+inline constexpr std::int64_t kMomentSamples = 512;
+inline constexpr std::size_t kUnitScores = kUnitRows * kTileKeys;
+
+// How scores are computed.
+enum class ScoreEngine : std::uint8_t {
+  kFloat,    // float32 multiply-add, any instruction set
+  kBf16Dot,  // vdpbf16ps
+  kAmx,      // tdpbf16ps
+};
+
+// Width of packed rows: whole tiles of the engine's inner dimension.
+inline std::int64_t PackedDim(ScoreEngine engine, std::int64_t head_dim) {
+  const std::int64_t step = engine == ScoreEngine::kFloat ? 1 : 32;
+  return (head_dim + step - 1) / step * step;
+}
+inline std::size_t PackedElementBytes(ScoreEngine engine) {
+  return engine == ScoreEngine::kFloat ? 4 : 2;
+}
+
+// The keys of one (sequence, key head), as an engine reads them: groups of 16 keys,
+// float32 [dim][16] or bf16 [dim / 2][16][2]; keys past the end are 0.
+struct PackedKeys {
+  std::byte* data = nullptr;   // [tiles][64 keys], PackedBytes() of them
+  std::int64_t count = 0;      // keys
+  std::int64_t first = 0;      // row of the first on k's axis
+  float largest_norm = 0.0f;   // of a packed key
+  float largest_error = 0.0f;  // norm of a key minus its packed self; 0 if packing is exact
+  bool usable = true;          // all finite and not so large that a product could overflow
+
+  // Moments of a sample, for the guess. mean: [dim]; covariance packed like keys, its rows in place of
+  // keys: [Tiles(head_dim)] tiles.
+  float* mean = nullptr;
+  std::byte* covariance = nullptr;
+};
+
+inline std::int64_t Tiles(std::int64_t keys) { return (keys + kTileKeys - 1) / kTileKeys; }
+inline std::size_t TileBytes(ScoreEngine engine, std::int64_t head_dim) {
+  return static_cast<std::size_t>(kTileKeys * PackedDim(engine, head_dim)) *
+         PackedElementBytes(engine);
+}
+
+// What the pilot rows of a head told.
+struct HeadGuess {
+  bool usable = false;  // else every row starts from nothing
+  bool dense = false;   // the head's rows keep most keys: not worth sweeping
+  float shift = 0.0f;   // mean deviation from the curve, in units of sigma
+  float spread = 0.0f;  // its standard deviation
+};
+
+// What does not change over the blocks of a head.
+struct HeadContext {
+  const AttentionParams* params = nullptr;
+  const Sequence* sequence = nullptr;
+  const PackedKeys* keys = nullptr;
+  std::int64_t h = 0;
+  double alpha = 1.5;
+  const ThresholdCurve* curve = nullptr;
+  const float* distance_a = nullptr;  // a_d by distance (SPEC P7), or null
+};
+
+// Candidates found by the filter, in the order they were found.
+struct CandidateLog {
+  std::size_t count = 0;
+  std::vector<float> score;        // as the engine computed it
+  std::vector<std::uint32_t> key;  // from the sequence's first
+  std::vector<std::uint8_t> row;   // of the block
+};
+
+// Memory of one thread; nothing is allocated while a block is worked on.
+struct SweepScratch {
+  SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
+               std::int64_t list_capacity);
+
+  // Two pairs of units, [2][2][4 groups of 16 keys][16 rows][16 keys].
+  hwy::AlignedFreeUniquePtr<float[]> scores;
+  hwy::AlignedFreeUniquePtr<std::uint16_t[]> masks;  // [2][32] lanes with a hit
+  hwy::AlignedFreeUniquePtr<float[]> pair_bounds;    // [2][32] bounds of a pair's rows in a tile
+  hwy::AlignedFreeUniquePtr<std::byte[]> queries;    // [block rows / 16] packed units
+  hwy::AlignedFreeUniquePtr<float[]> query_rows;     // [block rows][dim] float32
+  hwy::AlignedFreeUniquePtr<float[]> bounds;         // [slots] as raw scores; +inf: empty
+  CandidateLog log;
+
+  // Lists: row r begins at r * list_stride.
+  std::int64_t list_capacity;
+  std::int64_t list_stride;
+  hwy::AlignedFreeUniquePtr<float[]> list_z;
+  hwy::AlignedFreeUniquePtr<std::uint32_t[]> list_key;
+  hwy::AlignedFreeUniquePtr<float[]> weights;  // [list_stride]
+  // Sample of keys and their covariance: [kMomentSamples + head_dim][dim].
+  hwy::AlignedFreeUniquePtr<float[]> moments;
+  hwy::AlignedFreeUniquePtr<float[]> row_buffer;  // [max(head_dim, value_dim) + 64] twice
+
+  struct Row {
+    std::int64_t lo = 0, hi = 0;  // visible keys, from the sequence's first
+    std::int64_t position = 0;    // key of distance 0
+    float factor = 0.0f;          // z = factor * raw + terms
+    float slope = 0.0f;           // (alpha - 1) * ALiBi's
+    float error = 0.0f;           // |listed z - true z| at most
+    float bound = 0.0f;           // entries below it (in z) are not listed
+    float mean = 0.0f, sigma = 0.0f, curve = 0.0f;
+    std::int64_t count = 0;     // listed
+    std::int64_t raise_at = 0;  // entries that trigger a higher bound
+    bool guessed = false;
+    bool dense = false;
+    bool active = false;
+    double tau = 0.0;  // once solved, in z
+  };
+  std::vector<Row> rows;  // [block rows]
+  // Units hold slots: every row in its own at first, rows that are swept again side by side.
+  std::int64_t slots = 0;
+  std::uint8_t row_of_slot[kBlockRows] = {};
+  std::uint8_t slot_of_row[kBlockRows] = {};
+};
+
+// Bounds over some tiles of keys.
+struct PackedBounds {
+  float norm = 0.0f, error = 0.0f;
+  bool usable = true;
+};
+
+// The parts of a sweep as compiled for one instruction set and engine; null where that engine is not
+// compiled for it.
+struct SweepFunctions {
+  ScoreEngine engine = ScoreEngine::kFloat;
+  // Packs tiles [begin, end) of a head's keys.
+  void (*pack)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
+               std::int64_t begin, std::int64_t end, const PackedKeys& keys,
+               PackedBounds* bounds) = nullptr;
+  void (*moments)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
+                  const PackedKeys& keys, SweepScratch& scratch) = nullptr;
+  HeadGuess (*pilot)(const HeadContext& head, SweepScratch& scratch) = nullptr;
+  // Rows [q_begin, q_begin + count), count <= kBlockRows. Dense rows are left to `dense`.
+  void (*forward)(const HeadContext& head, const HeadGuess& guess, std::int64_t q_begin,
+                  std::int64_t count, const AttentionOutputs& outputs, const SavedLists& saved,
+                  SweepScratch& scratch, std::vector<RowBlock>* dense) = nullptr;
+};
+
+// For the instruction set in use. `emulated`: kAmx without a matrix unit, for tests.
+SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);
+
+// The kernel's forward pass with given functions; kernels and tests choose them.
+void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
+                  const AttentionParams& params, const AttentionOutputs& outputs);
+
+}  // namespace tsallis
