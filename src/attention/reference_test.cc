@@ -55,6 +55,10 @@ TEST(ReferenceAttention, GradientsMatchFiniteDifferences) {
     ProblemSpec spec = DrawSpec(seed, 13);
     spec.dtype = DType::kFloat64;
     spec.strided = false;
+    spec.odd = ProblemSpec::Odd::kNone;
+    spec.garbage = false;
+    spec.gaps = false;
+    spec.term_dtype = spec.bias_dtype = DType::kFloat64;
     spec.spread = 1.0;
     spec.head_dim = std::min<std::int64_t>(spec.head_dim, 8);
     spec.value_dim = std::min<std::int64_t>(spec.value_dim, 8);
