@@ -269,7 +269,11 @@ def main() -> int:
         return 0
     torch.set_num_threads(arguments.threads)
 
+    kept = 0
+
     def keep(rows_so_far: list[dict]) -> None:
+        nonlocal kept
+        kept = len(rows_so_far)
         isa = tsallis.cpu_target()
         common.write(arguments.out, isa=isa, threads=arguments.threads, rows=rows_so_far)
 
@@ -279,9 +283,10 @@ def main() -> int:
     try:
         measure(cases, arguments, rate, keep)
     except KeyboardInterrupt:
-        print(f"\ninterrupted; finished cases are in {arguments.out}", file=sys.stderr)
+        where = f"the finished cases are in {arguments.out}" if kept else "nothing was finished"
+        print(f"\ninterrupted; {where}", file=sys.stderr)
         status = 130
-    if arguments.figure is not None and arguments.out.exists():
+    if arguments.figure is not None and kept:
         import attention_figure
 
         attention_figure.write(arguments.out, arguments.figure)
