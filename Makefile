@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test bench bench-maps bench-training lint format sanitize clean setup setup-lint
+.PHONY: build reproduce test bench bench-maps bench-training bench-attention lint format sanitize clean setup setup-lint
 
 build: setup
 	$(call configured,release,build)
@@ -44,6 +44,11 @@ bench-maps: build
 bench-training: build
 	@mkdir -p build/bench
 	$(PYTHON) bench/training.py --out build/bench/training.json
+
+# Some twenty minutes, and the README's figure; BENCH="--cases n4096" and the like measure less and draw nothing.
+bench-attention: build
+	@mkdir -p build/bench
+	$(PYTHON) bench/attention.py --out build/bench/attention.json $(if $(BENCH),$(BENCH),--figure docs/figures/attention)
 
 lint: setup-lint
 	@clang-format --dry-run -Werror $(SOURCES)

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-import common
 import torch
+
+import common
 
 sys.path.insert(0, str(common.ROOT / "python"))
 

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import common
 import torch
 import torch.nn.functional as F
-from common import ROOT
 from entmax import entmax15
 from torch import nn
+
+import common
+from common import ROOT
 
 WIDTH, CLASSES, BATCH = 128, 10, 128
 Map = Callable[[torch.Tensor, int], torch.Tensor]

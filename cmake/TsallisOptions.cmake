@@ -26,9 +26,9 @@ if(TSALLIS_WERROR)
   target_compile_options(tsallis_options INTERFACE -Werror)
 endif()
 if(TSALLIS_SANITIZE)
-  target_compile_options(tsallis_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer
+  target_compile_options(tsallis_options INTERFACE -fsanitize=${TSALLIS_SANITIZE} -fno-omit-frame-pointer
                                                    -fno-sanitize-recover=undefined)
-  target_link_options(tsallis_options INTERFACE -fsanitize=address,undefined)
+  target_link_options(tsallis_options INTERFACE -fsanitize=${TSALLIS_SANITIZE})
 endif()
 if(TSALLIS_ALL_TARGETS)
   # Without this the library keeps only targets at or above its baseline, and lower instruction sets go untested.

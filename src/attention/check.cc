@@ -41,7 +41,8 @@ void CheckWritable(const char* name, const MutableArray4& array, std::int64_t ba
                    std::int64_t heads, std::int64_t rows, std::int64_t columns) {
   const std::int64_t sizes[4] = {batch, heads, rows, columns};
   const char* axes[4] = {"batch", "heads", "rows", "columns"};
-  if (batch * heads * rows * columns == 0) return;  // strides of an empty array are often 0
+  // The usual strides of an array without elements have zeros.
+  if (batch * heads * rows * columns == 0) return;
   for (int i = 0; i < 4; ++i) {
     if (sizes[i] > 1 && array.strides[i] == 0) {
       throw InvalidArgument(name, std::string("a stride other than 0 along ") + axes[i], "0");

@@ -52,8 +52,9 @@ struct Sequence {
     const std::int64_t here = q_row + shift;  // the key row of distance 0
     Span span = k;
     if (mask.causal) span.end = std::min(span.end, here + 1);
-    if (mask.right >= 0) span.end = std::min(span.end, here + std::min(mask.right, k.size()) + 1);
-    if (mask.left >= 0) span.begin = std::max(span.begin, here - mask.left);
+    // Compared before they are added: a window may be as large as a number can be.
+    if (mask.right >= 0 && span.end - 1 - here > mask.right) span.end = here + mask.right + 1;
+    if (mask.left >= 0 && here - span.begin > mask.left) span.begin = here - mask.left;
     span.end = std::max(span.end, span.begin);
     return span;
   }

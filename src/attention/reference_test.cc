@@ -55,6 +55,10 @@ TEST(ReferenceAttention, GradientsMatchFiniteDifferences) {
     ProblemSpec spec = DrawSpec(seed, 13);
     spec.dtype = DType::kFloat64;
     spec.strided = false;
+    spec.odd = ProblemSpec::Odd::kNone;
+    spec.garbage = false;
+    spec.gaps = false;
+    spec.term_dtype = spec.bias_dtype = DType::kFloat64;
     spec.spread = 1.0;
     spec.head_dim = std::min<std::int64_t>(spec.head_dim, 8);
     spec.value_dim = std::min<std::int64_t>(spec.value_dim, 8);
@@ -132,6 +136,18 @@ TEST(ReferenceAttention, CausalAlignment) {
   EXPECT_DOUBLE_EQ(line.out[1], 1.5);
 }
 
+TEST(ReferenceAttention, WindowsOfAnySize) {
+  // Five queries, two keys: positions -3 ... 1.
+  Line line(5, {0.0, 0.0}, {1.0, 3.0});
+  line.params.mask.right = 3;
+  EXPECT_EQ(line.Run(), (std::vector<double>{1.0, 2.0, 2.0, 2.0, 2.0}));
+  line.params.mask.left = 0;
+  line.params.mask.right = 0;
+  EXPECT_EQ(line.Run(), (std::vector<double>{0.0, 0.0, 0.0, 1.0, 3.0}));
+  line.params.mask.left = line.params.mask.right = INT64_MAX;
+  EXPECT_EQ(line.Run(), std::vector<double>(5, 2.0));
+}
+
 TEST(ReferenceAttention, AlibiCutsByDistance) {
   Line line(1, {0.0, 0.0, 0.0}, {1.0, 2.0, 6.0});
   const double slope = 1.0;
@@ -196,6 +212,27 @@ TEST(Attention, RefusesBadArguments) {
   refused("ranges.k[0]", [](Line& l) { l.params.ranges.k_end = &wrong; });
   static const std::uint8_t block = 1;
   refused("mask.block_q", [](Line& l) { l.params.mask.blocks = &block; });
+}
+
+// The fuzzer found them refused: strides of sizes[i + 1] * ... are 0 where a length is.
+TEST(Attention, EmptyResultsMayHaveStridesOfZero) {
+  Line line(2, {}, {});
+  line.params.heads = line.params.kv_heads = 2;
+  line.q.resize(4, 1.0);
+  line.params.q.data = line.q.data();
+  std::vector<double> out(4, 7.0), tau(4, 7.0), dq(4, 7.0), d_out(4, 1.0);
+  AttentionForward({}, line.params,
+                   {.out = {out.data(), DType::kFloat64, {4, 2, 1, 1}}, .tau = tau.data()});
+  EXPECT_EQ(out, std::vector<double>(4, 0.0));
+  AttentionGradients gradients;
+  gradients.d_out = {d_out.data(), DType::kFloat64, {4, 2, 1, 1}};
+  gradients.tau = tau.data();
+  gradients.dq = {dq.data(), DType::kFloat64, {4, 2, 1, 1}};
+  double nothing = 7.0;
+  gradients.dk = gradients.dv = {&nothing, DType::kFloat64, {0, 0, 1, 1}};
+  AttentionBackward({}, line.params, gradients);
+  EXPECT_EQ(dq, std::vector<double>(4, 0.0));
+  EXPECT_EQ(nothing, 7.0);
 }
 
 }  // namespace

@@ -8,143 +8,36 @@
 #include <cstdint>
 #include <limits>
 #include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "attention/reference.h"
+#include "attention/test_spec.h"
 #include "simplex/elements.h"
 #include "tsallis/attention.h"
 
 namespace tsallis {
-
-// What a problem looks like. Describe() names everything that differs from the defaults.
-struct ProblemSpec {
-  std::uint64_t seed = 1;  // of the values
-  DType dtype = DType::kFloat32;
-  std::int64_t batch = 1, kv_heads = 1, group = 1;  // heads = kv_heads * group
-  std::int64_t q_len = 8, k_len = 8, head_dim = 16, value_dim = 16;
-  double spread = 1.0;  // of q; k and v are standard normal
-  RowMap map = RowMap::kEntmax;
-  double alpha = 1.5;
-  bool alpha_per_head = false;  // drawn from [1, 2.5]
-  bool causal = false;
-  Alignment alignment = Alignment::kEnd;
-  std::int64_t left = -1, right = -1;
-  double visible = 1.0;    // share of keys that a boolean mask leaves; 1: no mask
-  std::int64_t block = 0;  // size of a random block mask's blocks; 0: none
-  enum class Ragged { kNone, kRight, kLeft, kMiddle, kPacked } ragged = Ragged::kNone;
-  bool length_scale = false, slopes = false, bias = false;
-  int bias_broadcast = 0;            // bits: 1 batch, 2 heads, 4 queries have stride 0
-  double bias_minus_infinity = 0.0;  // share
-  double scale_invariant = 0.0;
-  double scale = 0.0;
-  // Values that are not plain normal.
-  enum class Values {
-    kNormal,
-    kFlat,
-    kTies,
-    kDominant,
-    kHuge,
-    kTiny,
-    kNaN
-  } values = Values::kNormal;
-  bool strided = false;  // padded rows, heads and rows exchanged
-
-  std::string Describe() const;
-};
-
-// Draws a spec from the whole space; `most` bounds q_len and k_len.
-ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most);
-
-inline std::string ProblemSpec::Describe() const {
-  const ProblemSpec plain;
-  std::ostringstream text;
-  const char* maps[] = {"softmax", "entmax", "normmax", "budget", "adaptive_temperature"};
-  const char* raggeds[] = {"none", "right", "left", "middle", "packed"};
-  const char* valueses[] = {"normal", "flat", "ties", "dominant", "huge", "tiny", "nan"};
-  text << Name(dtype) << " " << maps[static_cast<int>(map)] << " alpha " << alpha
-       << (alpha_per_head ? " per head" : "") << ", batch " << batch << " kv_heads " << kv_heads
-       << " group " << group << " q " << q_len << " k " << k_len << " d " << head_dim << " e "
-       << value_dim << ", spread " << spread << " values " << valueses[static_cast<int>(values)];
-  if (causal) text << " causal";
-  if (alignment == Alignment::kStart) text << " from-start";
-  if (left >= 0 || right >= 0) text << " window " << left << ":" << right;
-  if (visible < 1.0) text << " mask " << visible;
-  if (block > 0) text << " blocks " << block;
-  if (ragged != Ragged::kNone) text << " ragged " << raggeds[static_cast<int>(ragged)];
-  if (length_scale) text << " length_scale";
-  if (slopes) text << " slopes";
-  if (bias) text << " bias(" << bias_broadcast << ", " << bias_minus_infinity << ")";
-  if (scale_invariant != plain.scale_invariant) text << " scale_invariant " << scale_invariant;
-  if (scale != plain.scale) text << " scale " << scale;
-  if (strided) text << " strided";
-  text << ", seed " << seed;
-  return text.str();
-}
-
-// Draws a spec from the whole space; `most` bounds q_len and k_len.
-inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most) {
-  std::mt19937_64 engine(seed);
-  const auto chance = [&](double p) {
-    return std::uniform_real_distribution<double>()(engine) < p;
-  };
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(engine);
-  };
-  // Short lengths and those beside a tile's edge are as likely as any.
-  const auto length = [&] {
-    const std::int64_t edges[] = {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
-    return std::min(most, chance(0.5) ? edges[pick(0, 13)] : pick(1, most));
-  };
-  ProblemSpec spec;
-  spec.seed = seed;
-  const DType dtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-  spec.dtype = dtypes[pick(0, 2)];
-  spec.batch = pick(1, 3);
-  spec.kv_heads = pick(1, 3);
-  spec.group = chance(0.6) ? 1 : pick(2, 4);
-  spec.k_len = chance(0.02) ? 0 : length();
-  spec.q_len = chance(0.6) ? std::max<std::int64_t>(spec.k_len, 1) : length();
-  const std::int64_t sizes[] = {1, 3, 8, 16, 17, 32, 40, 64, 80, 128};
-  spec.head_dim = sizes[pick(0, 9)];
-  spec.value_dim = chance(0.6) ? spec.head_dim : sizes[pick(0, 9)];
-  const double spreads[] = {0.25, 1.0, 4.0};
-  spec.spread = spreads[pick(0, 2)];
-  spec.map = chance(0.7)   ? RowMap::kEntmax
-             : chance(0.6) ? RowMap::kSoftmax
-                           : RowMap::kAdaptiveTemperature;
-  const double alphas[] = {1.0, 1.01, 1.25, 1.333, 1.5, 1.5, 1.5, 1.7, 2.0, 2.0, 2.5, 4.0};
-  spec.alpha = alphas[pick(0, 11)];
-  spec.alpha_per_head = chance(0.15);
-  spec.causal = chance(0.5);
-  if (chance(0.2)) spec.alignment = Alignment::kStart;
-  if (chance(0.2)) spec.left = pick(0, most / 2);
-  if (chance(0.1)) spec.right = pick(0, most / 2);
-  if (chance(0.15)) spec.visible = chance(0.1) ? 0.0 : 0.7;
-  if (chance(0.15)) spec.block = pick(1, 32);
-  if (chance(0.35)) spec.ragged = static_cast<ProblemSpec::Ragged>(pick(1, 4));
-  spec.length_scale = chance(0.25);
-  spec.slopes = chance(0.25);
-  if (chance(0.2)) {
-    spec.bias = true;
-    spec.bias_broadcast = static_cast<int>(pick(0, 7));
-    if (chance(0.3)) spec.bias_minus_infinity = 0.3;
-  }
-  if (chance(0.15)) spec.scale_invariant = 10.0;
-  if (chance(0.2)) spec.scale = 0.3;
-  if (chance(0.3)) spec.values = static_cast<ProblemSpec::Values>(pick(1, 5));
-  spec.strided = chance(0.3);
-  return spec;
-}
 
 struct Results {
   // Contiguous, in the order of the arrays' axes; empty if not asked for.
   std::vector<double> out, tau, entropy, maximum;
   std::vector<std::int64_t> support_size;
   std::vector<double> dq, dk, dv, d_length_scale, d_alpha, d_slopes, d_bias;
+  // Bytes around or between the rows of an output were written.
+  bool overrun = false;
+};
+
+// Which optional results Problem::Run asks for.
+enum Wanted : unsigned {
+  kWantStatistics = 1,  // but tau, which the backward pass needs
+  kWantDq = 2,
+  kWantDk = 4,
+  kWantDv = 8,
+  kWantTerms = 16,  // gradients of length_scale, slopes and bias
+  kWantDAlpha = 32,
+  kWantAll = 63,
 };
 
 class Problem {
@@ -164,6 +57,7 @@ class Problem {
       params->value_dim = s.value_dim;
       params->map = s.map;
       params->alpha = s.alpha;
+      if (s.own_adaptive) params->adaptive = {.coefficients = {0.9, 0.6}, .threshold = 0.1};
       params->mask.causal = s.causal;
       params->mask.alignment = s.alignment;
       params->mask.left = s.left;
@@ -178,44 +72,49 @@ class Problem {
         params->ranges.k_end = k_end_.data();
       }
     }
-    const std::int64_t batch = packed ? 1 : s.batch;
+    const std::int64_t batch = packed ? std::min<std::int64_t>(s.batch, 1) : s.batch;
+    DrawMasks(batch, heads);
     const std::int64_t q_sizes[4] = {batch, heads, q_len_, s.head_dim};
     const std::int64_t k_sizes[4] = {batch, s.kv_heads, k_len_, s.head_dim};
     const std::int64_t v_sizes[4] = {batch, s.kv_heads, k_len_, s.value_dim};
     const std::int64_t o_sizes[4] = {batch, heads, q_len_, s.value_dim};
-    Place(q_, Values(q_sizes, s.spread), q_sizes, &wide_.q, &typed_.q, s.dtype, 0);
-    Place(k_, KeyValues(k_sizes), k_sizes, &wide_.k, &typed_.k, s.dtype, 0);
-    Place(v_, Values(v_sizes, 1.0), v_sizes, &wide_.v, &typed_.v, s.dtype, 0);
-    Place(d_out_, Values(o_sizes, 1.0), o_sizes, &wide_d_out_, &typed_d_out_, s.dtype, 0);
+    std::vector<double> q = Values(q_sizes, s.spread), k = KeyValues(k_sizes);
+    std::vector<double> v = Values(v_sizes, 1.0), d_out = Values(o_sizes, 1.0);
+    Adjust(k, v, d_out, q);
+    Place(q_, q, q_sizes, &wide_.q, &typed_.q, s.dtype, 0);
+    Place(k_, k, k_sizes, &wide_.k, &typed_.k, s.dtype, 0);
+    Place(v_, v, v_sizes, &wide_.v, &typed_.v, s.dtype, 0);
+    Place(d_out_, d_out, o_sizes, &wide_d_out_, &typed_d_out_, s.dtype, 0);
     if (s.length_scale) {
       const std::int64_t sizes[4] = {batch, heads, q_len_, 1};
       std::vector<double> c = Values(sizes, 0.3);
       for (double& value : c) value = 1.0 + std::abs(value);
       Place(length_scale_, c, sizes, &wide_.terms.length_scale, &typed_.terms.length_scale,
-            DType::kFloat32, 0);
+            s.term_dtype, 0);
     }
     if (s.slopes) {
       const std::int64_t sizes[4] = {batch, heads, 1, 1};
       std::vector<double> m = Values(sizes, 0.3);
-      for (double& value : m) value = std::abs(value);
-      Place(slopes_, m, sizes, &wide_.terms.alibi_slopes, &typed_.terms.alibi_slopes,
-            DType::kFloat32, 0);
+      for (double& value : m) value = s.negative_slopes ? -0.1 * std::abs(value) : std::abs(value);
+      Place(slopes_, m, sizes, &wide_.terms.alibi_slopes, &typed_.terms.alibi_slopes, s.term_dtype,
+            0);
     }
     if (s.bias) {
-      const std::int64_t sizes[4] = {s.bias_broadcast & 1 ? 1 : batch,
-                                     s.bias_broadcast & 2 ? 1 : heads,
-                                     s.bias_broadcast & 4 ? 1 : q_len_, k_len_};
+      const std::int64_t sizes[4] = {
+          s.bias_broadcast & 1 ? std::min<std::int64_t>(batch, 1) : batch,
+          s.bias_broadcast & 2 ? 1 : heads,
+          s.bias_broadcast & 4 ? std::min<std::int64_t>(q_len_, 1) : q_len_, k_len_};
       std::vector<double> values = Values(sizes, 1.0);
       for (double& value : values) {
         if (Uniform() < s.bias_minus_infinity) value = -std::numeric_limits<double>::infinity();
       }
-      Place(bias_, values, sizes, &wide_.terms.bias, &typed_.terms.bias, s.dtype, s.bias_broadcast);
+      Place(bias_, values, sizes, &wide_.terms.bias, &typed_.terms.bias, s.bias_dtype,
+            s.bias_broadcast);
     }
     if (s.alpha_per_head) {
       for (std::int64_t h = 0; h < heads; ++h) alphas_.push_back(1.0 + 1.5 * Uniform());
       wide_.alpha_per_head = typed_.alpha_per_head = alphas_.data();
     }
-    DrawMasks(batch, heads);
   }
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
@@ -225,11 +124,15 @@ class Problem {
   AttentionParams& params() { return typed_; }
   const AttentionParams& wide() const { return wide_; }  // the same values in float64
   AttentionParams& wide() { return wide_; }
+  const ConstArray4& wide_d_out() const { return wide_d_out_; }
+
+  // What stands in results where nothing is to be written: rows of nobody in packed arrays.
+  static constexpr double kMark = 7.25;
 
   // On `kernel` in spec.dtype; null: the reference in double. Forward, and backward with every
-  // gradient that the problem has; `saved_bytes` for the support's lists.
+  // gradient that the problem has; `saved_bytes` for the support's lists; `wanted`: bits of Wanted.
   Results Run(const AttentionKernel* kernel, int threads = 1, std::size_t saved_bytes = 0,
-              bool backward = true) const {
+              bool backward = true, unsigned wanted = kWantAll) const {
     const bool in_double = kernel == nullptr;
     const AttentionParams& params = in_double ? wide_ : typed_;
     const AttentionKernel& runs = in_double ? kReferenceAttention : *kernel;
@@ -238,64 +141,67 @@ class Problem {
     const std::int64_t batch = ArrayBatch(params), heads = params.heads;
     const std::int64_t rows = batch * heads * params.q_len;
     Results results;
-    // Rows outside of packed sequences keep this mark; everything else must be written.
-    const double mark = params.ranges.packed ? 0.0 : 7.25;
-    Buffer out(dtype, batch, heads, params.q_len, params.value_dim, mark);
-    results.tau.assign(rows, mark);
-    results.entropy.assign(rows, mark);
-    results.maximum.assign(rows, mark);
-    results.support_size.assign(rows, static_cast<std::int64_t>(mark));
+    Buffer out(dtype, batch, heads, params.q_len, params.value_dim, spec_.strided);
+    results.tau.assign(rows, kMark);
     std::vector<std::byte> saved(saved_bytes + 64);
     void* aligned =
         reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(saved.data()) + 63) / 64 * 64);
-    runs.forward(context, params,
-                 {.out = out.array,
-                  .tau = results.tau.data(),
-                  .support_size = results.support_size.data(),
-                  .entropy = results.entropy.data(),
-                  .maximum = results.maximum.data(),
-                  .saved = saved_bytes > 0 ? aligned : nullptr,
-                  .saved_bytes = saved_bytes});
-    results.out = out.Read();
+    AttentionOutputs outputs{.out = out.array,
+                             .tau = results.tau.data(),
+                             .saved = saved_bytes > 0 ? aligned : nullptr,
+                             .saved_bytes = saved_bytes};
+    if (wanted & kWantStatistics) {
+      results.entropy.assign(rows, kMark);
+      results.maximum.assign(rows, kMark);
+      results.support_size.assign(rows, static_cast<std::int64_t>(kMark));
+      outputs.support_size = results.support_size.data();
+      outputs.entropy = results.entropy.data();
+      outputs.maximum = results.maximum.data();
+    }
+    runs.forward(context, params, outputs);
+    out.Read(results.out, results.overrun);
     if (!backward) return results;
-    Buffer dq(dtype, batch, heads, params.q_len, params.head_dim, mark);
-    Buffer dk(dtype, batch, params.kv_heads, params.k_len, params.head_dim, mark);
-    Buffer dv(dtype, batch, params.kv_heads, params.k_len, params.value_dim, mark);
+    Buffer dq(dtype, batch, heads, params.q_len, params.head_dim, spec_.strided);
+    Buffer dk(dtype, batch, params.kv_heads, params.k_len, params.head_dim, spec_.strided);
+    Buffer dv(dtype, batch, params.kv_heads, params.k_len, params.value_dim, spec_.strided);
     AttentionGradients gradients;
     gradients.d_out = in_double ? wide_d_out_ : typed_d_out_;
     gradients.tau = results.tau.data();
-    gradients.saved = saved_bytes > 0 ? aligned : nullptr;
+    gradients.saved = outputs.saved;
     gradients.saved_bytes = saved_bytes;
-    gradients.dq = dq.array;
-    gradients.dk = dk.array;
-    gradients.dv = dv.array;
-    if (spec_.length_scale) {
-      results.d_length_scale.assign(rows, mark);
+    if (wanted & kWantDq) gradients.dq = dq.array;
+    if (wanted & kWantDk) gradients.dk = dk.array;
+    if (wanted & kWantDv) gradients.dv = dv.array;
+    if (spec_.length_scale && (wanted & kWantTerms)) {
+      results.d_length_scale.assign(rows, kMark);
       gradients.d_length_scale = results.d_length_scale.data();
     }
-    if (spec_.map == RowMap::kEntmax) {
-      results.d_alpha.assign(heads, 7.25);
+    if (spec_.map == RowMap::kEntmax && (wanted & kWantDAlpha)) {
+      results.d_alpha.assign(heads, kMark);
       gradients.d_alpha = results.d_alpha.data();
     }
-    if (spec_.slopes) {
-      results.d_slopes.assign(batch * heads, 7.25);
+    if (spec_.slopes && (wanted & kWantTerms)) {
+      results.d_slopes.assign(batch * heads, kMark);
       gradients.d_slopes = results.d_slopes.data();
     }
     const int broadcast = spec_.bias_broadcast;
     Buffer d_bias(in_double ? DType::kFloat64 : DType::kFloat32,
-                  spec_.bias ? (broadcast & 1 ? 1 : batch) : 0, broadcast & 2 ? 1 : heads,
-                  broadcast & 4 ? 1 : params.q_len, params.k_len, 7.25);
-    if (spec_.bias) {
+                  broadcast & 1 ? std::min<std::int64_t>(batch, 1) : batch,
+                  broadcast & 2 ? 1 : heads,
+                  broadcast & 4 ? std::min<std::int64_t>(params.q_len, 1) : params.q_len,
+                  params.k_len, false);
+    const bool wants_bias = spec_.bias && (wanted & kWantTerms);
+    if (wants_bias) {
       gradients.d_bias = d_bias.array;
       for (int axis = 0; axis < 3; ++axis) {
         if (broadcast >> axis & 1) gradients.d_bias.strides[axis] = 0;
       }
     }
     runs.backward(context, params, gradients);
-    results.dq = dq.Read();
-    results.dk = dk.Read();
-    results.dv = dv.Read();
-    results.d_bias = d_bias.Read();
+    if (wanted & kWantDq) dq.Read(results.dq, results.overrun);
+    if (wanted & kWantDk) dk.Read(results.dk, results.overrun);
+    if (wanted & kWantDv) dv.Read(results.dv, results.overrun);
+    if (wants_bias) d_bias.Read(results.d_bias, results.overrun);
     return results;
   }
 
@@ -318,20 +224,43 @@ class Problem {
     std::vector<double> wide;
     std::vector<std::byte> typed;
   };
+  // A result with marks around it and, if strided, between its rows.
   struct Buffer {
-    Buffer(DType dtype, std::int64_t b, std::int64_t h, std::int64_t r, std::int64_t c, double mark)
-        : size(b * h * r * c), memory(static_cast<std::size_t>(size) * SizeOf(dtype) + 1) {
-      array = {memory.data(), dtype, {h * r * c, r * c, c, 1}};
-      for (std::int64_t i = 0; i < size; ++i) StoreElement(array.data, dtype, i, mark);
-    }
-    std::vector<double> Read() const {
-      std::vector<double> values(static_cast<std::size_t>(size));
-      for (std::int64_t i = 0; i < size; ++i) {
-        values[i] = LoadElement<double>(array.data, array.dtype, i);
+    static constexpr std::int64_t kGuard = 32;
+    Buffer(DType dtype, std::int64_t batch, std::int64_t heads, std::int64_t rows,
+           std::int64_t columns, bool strided)
+        : sizes{batch, heads, rows, columns} {
+      const std::int64_t row = columns + (strided ? 3 : 0);
+      const std::int64_t count = 2 * kGuard + batch * heads * rows * row;
+      memory.resize(static_cast<std::size_t>(count) * SizeOf(dtype));
+      for (std::int64_t i = 0; i < count; ++i) StoreElement(memory.data(), dtype, i, kMark);
+      array = {
+          memory.data() + kGuard * SizeOf(dtype), dtype, {heads * rows * row, rows * row, row, 1}};
+      if (strided) {
+        array.strides[1] = row;
+        array.strides[2] = heads * row;
       }
-      return values;
     }
-    std::int64_t size;
+    // Takes what was written out of the memory; what is left must be marks.
+    void Read(std::vector<double>& values, bool& overrun) {
+      values.clear();
+      for (std::int64_t b = 0; b < sizes[0]; ++b) {
+        for (std::int64_t h = 0; h < sizes[1]; ++h) {
+          for (std::int64_t r = 0; r < sizes[2]; ++r) {
+            for (std::int64_t c = 0; c < sizes[3]; ++c) {
+              const std::int64_t at = Offset(array.strides, b, h, r, c);
+              values.push_back(LoadElement<double>(array.data, array.dtype, at));
+              StoreElement(array.data, array.dtype, at, kMark);
+            }
+          }
+        }
+      }
+      const auto count = static_cast<std::int64_t>(memory.size() / SizeOf(array.dtype));
+      for (std::int64_t i = 0; i < count; ++i) {
+        overrun |= LoadElement<double>(memory.data(), array.dtype, i) != kMark;
+      }
+    }
+    std::int64_t sizes[4];
     std::vector<std::byte> memory;
     MutableArray4 array;
   };
@@ -360,11 +289,58 @@ class Problem {
       const bool big = spec_.values == V::kHuge || (spec_.values == V::kDominant &&
                                                     i % std::max<std::int64_t>(sizes[2], 1) == 0);
       for (std::int64_t x = 0; big && x < row; ++x) key[x] *= 300.0;
-      if (spec_.values == V::kNaN && i == rows / 2) {
-        key[0] = std::numeric_limits<double>::quiet_NaN();
+      if (spec_.values == V::kZero) std::fill_n(key, row, 0.0);
+      if (spec_.values == V::kNaN && i == rows / 2) key[0] = kNaN;
+      if (spec_.values == V::kInfinity && i == rows / 2) {
+        key[0] = std::numeric_limits<double>::infinity();
       }
     }
     return values;
+  }
+
+  // What depends on the ranges and masks, or on more than one array.
+  void Adjust(std::vector<double>& k, std::vector<double>& v, std::vector<double>& d_out,
+              std::vector<double>& q) {
+    const std::int64_t d = spec_.head_dim, e = spec_.value_dim, heads = typed_.heads;
+    const std::int64_t batch = ArrayBatch(typed_), keys = batch * spec_.kv_heads * k_len_;
+    using V = ProblemSpec::Values;
+    if (spec_.values == V::kZero) std::fill(q.begin(), q.end(), 0.0);
+    for (std::int64_t i = 0; spec_.ones && i < keys; ++i) v[i * e] = 1.0;
+    if (spec_.values == V::kNaN && keys > 0) std::fill_n(v.begin() + keys / 2 * e, e, kNaN);
+    const bool repeats = spec_.odd == ProblemSpec::Odd::kRepeated;
+    for (std::int64_t b = 0; repeats && b < batch; ++b) {
+      for (std::int64_t h = 1; h < spec_.kv_heads; ++h) {
+        const std::int64_t first = b * spec_.kv_heads * k_len_, here = first + h * k_len_;
+        std::copy_n(k.begin() + first * d, k_len_ * d, k.begin() + here * d);
+        std::copy_n(v.begin() + first * e, k_len_ * e, v.begin() + here * e);
+      }
+    }
+    if (!spec_.garbage || repeats) return;
+    std::vector<char> q_used(batch * heads * q_len_, 0), k_used(keys, 0);
+    for (std::int64_t b = 0; b < spec_.batch; ++b) {
+      const Sequence sequence = Sequence::Of(typed_, b);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = sequence.q.begin; i < sequence.q.end; ++i) {
+          q_used[RowIndex(typed_, sequence, h, i)] = 1;
+          const Span span = sequence.VisibleKeys(typed_.mask, i);
+          const std::int64_t array = sequence.array_batch;
+          for (std::int64_t j = span.begin; j < span.end; ++j) {
+            if (IsMasked(typed_.mask, array, h, i, j)) continue;
+            k_used[(array * spec_.kv_heads + KvHead(typed_, h)) * k_len_ + j] = 1;
+          }
+        }
+      }
+    }
+    for (std::size_t i = 0; i < q_used.size(); ++i) {
+      if (q_used[i]) continue;
+      std::fill_n(q.begin() + i * d, d, kNaN);
+      std::fill_n(d_out.begin() + i * e, e, kNaN);
+    }
+    for (std::int64_t i = 0; i < keys; ++i) {
+      if (k_used[i]) continue;
+      std::fill_n(k.begin() + i * d, d, kNaN);
+      std::fill_n(v.begin() + i * e, e, kNaN);
+    }
   }
 
   void DrawRanges() {
@@ -388,6 +364,8 @@ class Problem {
         q_at = below(q_len_ - q);
         k_at = below(k_len_ - k);
       } else if (spec_.ragged == R::kPacked) {
+        if (spec_.gaps) q_len_ += below(3);
+        if (spec_.gaps) k_len_ += below(3);
         q_at = q_len_;
         k_at = k_len_;
         q_len_ += q;
@@ -402,22 +380,30 @@ class Problem {
 
   void DrawMasks(std::int64_t batch, std::int64_t heads) {
     if (spec_.visible < 1.0) {
-      visible_.resize(static_cast<std::size_t>(batch * q_len_ * k_len_) + 1);
-      for (std::uint8_t& keep : visible_) keep = Uniform() < spec_.visible ? 1 : 0;
+      const int broadcast = spec_.mask_broadcast;
+      visible_.resize(static_cast<std::size_t>(batch * heads * q_len_ * k_len_) + 1);
+      // Any nonzero byte means visible.
+      for (std::uint8_t& keep : visible_)
+        keep = Uniform() < spec_.visible ? (Uniform() < 0.5 ? 1 : 128) : 0;
+      const std::int64_t strides[4] = {broadcast & 1 ? 0 : heads * q_len_ * k_len_,
+                                       broadcast & 2 ? 0 : q_len_ * k_len_,
+                                       broadcast & 4 ? 0 : k_len_, 1};
       for (AttentionParams* params : {&wide_, &typed_}) {
         params->mask.visible = visible_.data();
-        const std::int64_t strides[4] = {q_len_ * k_len_, 0, k_len_, 1};
         std::copy_n(strides, 4, params->mask.visible_strides);
       }
     }
     if (spec_.block > 0) {
-      const std::int64_t rows = (q_len_ + spec_.block - 1) / spec_.block;
-      const std::int64_t columns = (k_len_ + spec_.block - 1) / spec_.block;
+      const std::int64_t block_q = spec_.block;
+      const std::int64_t block_k = spec_.block_k > 0 ? spec_.block_k : spec_.block;
+      const std::int64_t rows = (q_len_ + block_q - 1) / block_q;
+      const std::int64_t columns = (k_len_ + block_k - 1) / block_k;
       blocks_.resize(static_cast<std::size_t>(heads * rows * columns) + 1);
       for (std::uint8_t& keep : blocks_) keep = Uniform() < 0.6 ? 1 : 0;
       for (AttentionParams* params : {&wide_, &typed_}) {
         params->mask.blocks = blocks_.data();
-        params->mask.block_q = params->mask.block_k = spec_.block;
+        params->mask.block_q = block_q;
+        params->mask.block_k = block_k;
         const std::int64_t strides[4] = {0, rows * columns, columns, 1};
         std::copy_n(strides, 4, params->mask.block_strides);
       }
@@ -425,7 +411,8 @@ class Problem {
   }
 
   // Puts [batch, heads, rows, columns] contiguous values into memory, rounded to `dtype` in both
-  // versions. Strided: rows before heads, two unused columns between rows.
+  // versions. Strided: rows before heads, two unused columns between rows. What no axis reaches is
+  // NaN, so that reading it shows.
   void Place(Input& input, const std::vector<double>& values, const std::int64_t (&sizes)[4],
              ConstArray4* wide, ConstArray4* typed, DType dtype, int broadcast) {
     const std::int64_t columns = sizes[3] + (spec_.strided ? 2 : 0);
@@ -434,15 +421,24 @@ class Problem {
       strides[1] = columns;
       strides[2] = sizes[1] * columns;
     }
+    std::int64_t start = 0;
+    if (spec_.odd == ProblemSpec::Odd::kTransposed) {
+      strides[2] = 1;
+      strides[3] = sizes[2];
+    } else if (spec_.odd == ProblemSpec::Odd::kReversed && sizes[2] > 0) {
+      start = (sizes[2] - 1) * columns;
+      strides[2] = -columns;
+    }
     const auto count = static_cast<std::size_t>(sizes[0] * sizes[1] * sizes[2] * columns) + 1;
-    input.wide.assign(count, 0.0);
+    input.wide.assign(count, kNaN);
     input.typed.resize(count * SizeOf(dtype));
+    for (std::size_t i = 0; i < count; ++i) StoreElement(input.typed.data(), dtype, i, kNaN);
     std::size_t from = 0;
     for (std::int64_t b = 0; b < sizes[0]; ++b) {
       for (std::int64_t h = 0; h < sizes[1]; ++h) {
         for (std::int64_t r = 0; r < sizes[2]; ++r) {
           for (std::int64_t c = 0; c < sizes[3]; ++c, ++from) {
-            const std::int64_t at = Offset(strides, b, h, r, c);
+            const std::int64_t at = start + Offset(strides, b, h, r, c);
             StoreElement(input.typed.data(), dtype, at, values[from]);
             input.wide[at] = LoadElement<double>(input.typed.data(), dtype, at);
           }
@@ -452,9 +448,17 @@ class Problem {
     for (int axis = 0; axis < 3; ++axis) {
       if (broadcast >> axis & 1) strides[axis] = 0;
     }
-    *wide = {input.wide.data(), DType::kFloat64, {strides[0], strides[1], strides[2], strides[3]}};
-    *typed = {input.typed.data(), dtype, {strides[0], strides[1], strides[2], strides[3]}};
+    if (spec_.odd == ProblemSpec::Odd::kRepeated && (wide == &wide_.k || wide == &wide_.v)) {
+      strides[1] = 0;
+    }
+    const std::byte* typed_start = input.typed.data() + start * SizeOf(dtype);
+    *wide = {input.wide.data() + start,
+             DType::kFloat64,
+             {strides[0], strides[1], strides[2], strides[3]}};
+    *typed = {typed_start, dtype, {strides[0], strides[1], strides[2], strides[3]}};
   }
+
+  static constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
   ProblemSpec spec_;
   std::mt19937_64 engine_;

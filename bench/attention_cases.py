@@ -1,0 +1,94 @@
+"""The cases of bench/attention.py: what is attended to, and how."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+LENGTHS = [2048, 4096, 8192, 16384, 32768, 65536]
+DTYPES = ["bfloat16", "float32"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; `kind` says what it shows."""
+
+    kind: str
+    n: int
+    dtype: str
+    d: int = 64
+    batch: int = 1
+    heads: int = 2
+    map: str = "entmax"
+    alpha: float | tuple[float, ...] | None = 1.5  # one for each head; None: the map has none
+    causal: bool = True
+    spread: float = 1.0  # of q, k and v are standard normal; 0: all scores equal
+    slopes: tuple[float, ...] | None = None  # ALiBi's, one for each head
+    scale_invariant: float | None = None
+
+    @property
+    def name(self) -> str:
+        parts = [self.kind, self.dtype, f"n{self.n}", f"d{self.d}"]
+        if (self.batch, self.heads) != (1, 2):
+            parts.append(f"{self.batch}x{self.heads}")
+        return "-".join(parts)
+
+    @property
+    def forward_flops(self) -> float:
+        """Multiplications and additions of dense attention: Q K^T and P V."""
+        full = 4.0 * self.n * self.n * self.d * self.batch * self.heads
+        return full / 2 if self.causal else full
+
+
+def all_cases() -> list[Case]:
+    """From what runs for milliseconds to what runs for minutes, within each kind."""
+    main = [Case("entmax-1.5", n, dtype, d) for d in (64, 128) for dtype in DTYPES for n in LENGTHS]
+    others: list[Case] = []
+    for dtype in DTYPES:
+        short = Case("short", 64, dtype, d=32, batch=128, heads=8)
+        others += [replace(short, n=n) for n in (64, 96, 128)]
+        others.append(Case("middle", 1024, dtype, batch=4, heads=16))
+        for n in (4096, 16384):
+            case = Case("", n, dtype)
+            others += [
+                replace(case, kind="entmax-2", alpha=2.0),
+                replace(case, kind="entmax-1.25", alpha=1.25),
+                replace(case, kind="per-head", alpha=(1.3, 1.8)),
+                replace(case, kind="softmax", map="softmax", alpha=None),
+                replace(case, kind="adaptive", map="adaptive_temperature", alpha=None),
+            ]
+        case = Case("", 16384, dtype)
+        others += [
+            replace(case, kind="spread-0.25", spread=0.25),
+            replace(case, kind="spread-4", spread=4.0),
+            replace(case, kind="flat", spread=0.0),
+            Case("not-causal", 8192, dtype, causal=False),
+            # NAPE (SPEC P6): half of the heads ALiBi with slope 1/h, the others without positions.
+            replace(case, kind="nape", heads=4, slopes=(1.0, 0.5, 0.0, 0.0)),
+            replace(case, kind="scale-invariant", scale_invariant=10.0),
+            Case("alibi", 65536, dtype, slopes=(0.5, 0.125)),
+        ]
+    return main + others
+
+
+def quick_cases() -> list[Case]:
+    """One of each kind, small enough for any implementation."""
+    kinds: dict[str, Case] = {}
+    for case in all_cases():
+        kinds.setdefault(case.kind, replace(case, n=64, d=16, batch=min(case.batch, 2)))
+    first = kinds["entmax-1.5"]
+    return [replace(first, n=n, dtype=dtype) for dtype in DTYPES for n in (32, 64, 128)] + [
+        case for kind, case in kinds.items() if kind != "entmax-1.5"
+    ]
+
+
+def matching(cases: Iterable[Case], patterns: list[str]) -> list[Case]:
+    """Cases whose name contains or, as a shell pattern, fits one of the patterns; all for none."""
+    if not patterns:
+        return list(cases)
+    return [
+        case
+        for case in cases
+        if any(p in case.name or fnmatch.fnmatch(case.name, p) for p in patterns)
+    ]
