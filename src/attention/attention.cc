@@ -57,7 +57,8 @@ AttentionChoice ChooseAttentionKernel(const AttentionParams& params) {
 }
 
 const std::vector<const AttentionKernel*>& AllAttentionKernels() {
-  static const std::vector<const AttentionKernel*> kernels = {&kReferenceAttention};
+  static const std::vector<const AttentionKernel*> kernels = {&kLanesAttention,
+                                                              &kReferenceAttention};
   return kernels;
 }
 
