@@ -92,6 +92,13 @@ std::int64_t MostKeys(const AttentionParams& params) {
   return most;
 }
 
+// Outputs of this many bytes are gone from the second-level cache before anyone reads them.
+constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
+
+bool Streams(const AttentionParams& params, std::int64_t row_bytes) {
+  return ArrayBatch(params) * params.heads * params.q_len * row_bytes >= kStreamBytes;
+}
+
 std::string Refuses(const AttentionParams& params) {
   if (params.q.dtype == DType::kFloat64) return "float64";
   if (params.map != RowMap::kSoftmax && params.map != RowMap::kEntmax) return Name(params.map);
@@ -117,10 +124,12 @@ std::string Refuses(const AttentionParams& params) {
 
 void Forward(const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs) {
+  const auto size = static_cast<std::int64_t>(SizeOf(params.q.dtype));
   const LanesCall call{.params = params,
                        .outputs = &outputs,
                        .most_keys = static_cast<std::size_t>(MostKeys(params)),
-                       .distances = DistanceTable(params)};
+                       .distances = DistanceTable(params),
+                       .stream = Streams(params, params.value_dim * size)};
   const auto& range = HWY_DYNAMIC_DISPATCH(LanesForwardRange);
   ParallelFor(context, params.batch * params.kv_heads, 1,
               [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
@@ -131,10 +140,12 @@ void Backward(const Context& context, const AttentionParams& params,
   const std::int64_t heads = params.heads, problems = params.batch * heads;
   std::vector<double> d_alpha(static_cast<std::size_t>(gradients.d_alpha ? problems : 0));
   std::vector<double> d_slopes(static_cast<std::size_t>(gradients.d_slopes ? problems : 0));
+  const auto size = static_cast<std::int64_t>(SizeOf(params.q.dtype));
   const LanesCall call{.params = params,
                        .gradients = &gradients,
                        .most_keys = static_cast<std::size_t>(MostKeys(params)),
                        .distances = DistanceTable(params),
+                       .stream = Streams(params, params.head_dim * size),
                        .d_alpha = gradients.d_alpha ? d_alpha.data() : nullptr,
                        .d_slopes = gradients.d_slopes ? d_slopes.data() : nullptr};
   const auto& range = HWY_DYNAMIC_DISPATCH(LanesBackwardRange);

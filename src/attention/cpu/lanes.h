@@ -45,6 +45,7 @@ struct LanesCall {
   const AttentionGradients* gradients = nullptr;  // backward
   std::size_t most_keys = 0;                      // of any sequence
   DistanceTable distances;
+  bool stream = false;  // outputs are larger than caches: write past them
   // One sum for each problem, added up in their order when all are done. [batch, heads]
   double* d_alpha = nullptr;
   double* d_slopes = nullptr;

@@ -30,6 +30,56 @@ double LoadTerm(const ConstArray4& array, std::int64_t b, std::int64_t h, std::i
   return LoadElement<double>(array.data, array.dtype, Offset(array.strides, b, h, row));
 }
 
+// Fetches what the next problem of this thread reads, in small shares between the parts of this
+// one's blocks: a block's worth at once waits for the memory.
+class Ahead {
+ public:
+  static constexpr std::int64_t kStepsPerBlock = 4;
+
+  // queries: of the problem at hand. next: the problem to fetch, none if it is `end`.
+  Ahead(const LanesCall& call, std::int64_t queries, std::int64_t next, std::int64_t end)
+      : call_(call), params_(call.params) {
+    const std::int64_t group = params_.heads / params_.kv_heads;
+    constexpr auto lanes = static_cast<std::int64_t>(kLanes);
+    steps_ = group * ((queries + lanes - 1) / lanes) * kStepsPerBlock;
+    if (next >= end) return;
+    sequence_ = Sequence::Of(params_, next / params_.kv_heads);
+    kv_ = next % params_.kv_heads;
+    live_ = true;
+  }
+
+  void Step() {
+    if (!live_) return;
+    const std::int64_t b = sequence_.array_batch, group = params_.heads / params_.kv_heads;
+    const auto share = [&](std::int64_t all) { return all * (step_ + 1) / steps_; };
+    const auto d = static_cast<std::size_t>(params_.head_dim);
+    const auto e = static_cast<std::size_t>(params_.value_dim);
+    const std::int64_t keys = sequence_.k.size(), queries = sequence_.q.size() * group;
+    const std::int64_t k_end = share(keys), q_end = share(queries);
+    PrefetchRows(params_.k, b, kv_, sequence_.k.begin + k_at_, k_end - k_at_, d);
+    PrefetchRows(params_.v, b, kv_, sequence_.k.begin + k_at_, k_end - k_at_, e);
+    k_at_ = k_end;
+    while (q_at_ < q_end) {
+      const std::int64_t h = q_at_ / sequence_.q.size(), row = q_at_ % sequence_.q.size();
+      const std::int64_t count = std::min(q_end - q_at_, sequence_.q.size() - row);
+      const std::int64_t first = sequence_.q.begin + row;
+      PrefetchRows(params_.q, b, kv_ * group + h, first, count, d);
+      if (call_.gradients != nullptr) {
+        PrefetchRows(call_.gradients->d_out, b, kv_ * group + h, first, count, e);
+      }
+      q_at_ += count;
+    }
+    ++step_;
+  }
+
+ private:
+  const LanesCall& call_;
+  const AttentionParams& params_;
+  Sequence sequence_;
+  std::int64_t kv_ = 0, steps_ = 0, step_ = 0, k_at_ = 0, q_at_ = 0;
+  bool live_ = false;
+};
+
 // One (sequence, key head) problem: keys and values in float32, and what its blocks share.
 struct LanesProblem {
   LanesProblem(const LanesCall& lanes_call, std::int64_t problem, LanesScratch& lanes_scratch)
@@ -42,7 +92,9 @@ struct LanesProblem {
         d(static_cast<std::size_t>(params.head_dim)),
         e(static_cast<std::size_t>(params.value_dim)),
         d_padded(Padded(d)),
-        e_padded(Padded(e)) {
+        e_padded(Padded(e)),
+        scale(ScaleOf(params)),
+        has_length_scale(params.terms.length_scale.data != nullptr) {
     const std::int64_t b = sequence.array_batch;
     k_bound = PackRows(params.k, b, kv, sequence.k.begin, keys, d, d_padded, scratch.k);
     v_bound = PackRows(params.v, b, kv, sequence.k.begin, keys, e, e_padded, scratch.v);
@@ -62,7 +114,10 @@ struct LanesProblem {
   Sequence sequence;
   std::int64_t kv;
   std::size_t keys, d, e, d_padded, e_padded;
+  double scale;
+  bool has_length_scale;
   float k_bound, v_bound;  // largest magnitudes
+  Ahead* ahead = nullptr;
   // Of the head at hand.
   double slope = 0.0;
 };
@@ -75,27 +130,26 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
       std::min<std::int64_t>(static_cast<std::int64_t>(kLanes), sequence.q.end - row));
   block.distance = sequence.Distance(row, first_key);
   std::size_t begin = keys, end = 0, seen_begin = 0, seen_end = keys;
-  const double scale = ScaleOf(params);
-  double largest_factor = 0.0;
   for (std::size_t lane = 0; lane < block.count; ++lane) {
-    const std::int64_t at = row + static_cast<std::int64_t>(lane);
-    const Span span = sequence.VisibleKeys(params.mask, at);
+    const Span span = sequence.VisibleKeys(params.mask, row + static_cast<std::int64_t>(lane));
     // A row that sees nothing may name any empty span.
-    const std::size_t size = static_cast<std::size_t>(span.size());
+    const auto size = static_cast<std::size_t>(span.size());
     const std::size_t first = size == 0 ? 0 : static_cast<std::size_t>(span.begin - first_key);
     block.first[lane] = static_cast<std::int32_t>(first);
     block.last[lane] = static_cast<std::int32_t>(first + size);
-    if (size > 0) {
-      begin = std::min(begin, first);
-      end = std::max(end, first + size);
-    }
+    begin = std::min(begin, size == 0 ? keys : first);
+    end = std::max(end, first + size);
     seen_begin = std::max(seen_begin, first);
     seen_end = std::min(seen_end, first + size);
-    const double c = LoadTerm(params.terms.length_scale, b, h, at, 1.0);
+  }
+  double largest_c = 1.0;
+  std::fill_n(block.c_scale, kLanes, static_cast<float>(scale));
+  for (std::size_t lane = 0; has_length_scale && lane < block.count; ++lane) {
+    const double c =
+        LoadTerm(params.terms.length_scale, b, h, row + static_cast<std::int64_t>(lane), 1.0);
     block.c_scale[lane] = static_cast<float>(c * scale);
     // NaN wins.
-    if (!(std::abs(c) * scale * unit <= largest_factor))
-      largest_factor = std::abs(c) * scale * unit;
+    if (!(std::abs(c) <= largest_c)) largest_c = std::abs(c);
   }
   for (std::size_t lane = block.count; lane < kLanes; ++lane) {
     block.first[lane] = block.first[block.count - 1];
@@ -106,6 +160,8 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
     block.begin = begin / kPadding * kPadding;
     block.end = Padded(end);
   }
+  seen_begin = Padded(seen_begin);
+  seen_end = seen_end / kPadding * kPadding;
   const bool common = seen_begin < seen_end;
   block.seen_begin = common ? seen_begin : block.end;
   block.seen_end = common ? seen_end : block.end;
@@ -116,8 +172,9 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
   }
   // a_d of the scale-invariant term stays below 10 for any distance that memory holds.
   const double reach = std::abs(static_cast<double>(block.distance)) + static_cast<double>(keys);
-  const double bound = 10.0 * q_bound * k_bound * static_cast<double>(d) * largest_factor +
-                       std::abs(slope) * unit * reach + q_bound + k_bound + v_bound;
+  const double bound =
+      10.0 * q_bound * k_bound * static_cast<double>(d) * largest_c * scale * unit +
+      std::abs(slope) * unit * reach + q_bound + k_bound + v_bound;
   block.careful = !(bound < kSafeScore);
   const DF df;
   TransposeRows(scratch.q, d_padded, d,
@@ -158,15 +215,17 @@ HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std:
   const AttentionParams& params = problem.params;
   const AttentionOutputs& outputs = *problem.call.outputs;
   const double unit = map.Unit();
+  problem.ahead->Step();
   problem.Scores(block, unit);
+  problem.ahead->Step();
   MF nan;
-  const VF top = MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
-  const VF infinity = hn::Set(d, kInfinityF);
+  const Maxima maxima = MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
+  const VF top = maxima.Top(), infinity = hn::Set(d, kInfinityF);
   const auto bad = hn::Or(nan, hn::Eq(top, infinity));
   const auto active = hn::AndNot(bad, hn::Gt(top, hn::Neg(infinity)));
   // -inf less -inf would be NaN.
-  Solution solution =
-      map.Solve(block, hn::IfThenElseZero(active, top), active, scratch.scores, scratch.weights);
+  Solution solution = map.Solve(block, maxima, hn::IfThenElseZero(active, top), active,
+                                scratch.scores, scratch.weights);
   if constexpr (kCareful) {
     for (std::size_t j = block.begin; j < block.end; ++j) {
       const VF broken = hn::IfThenElseZero(Visible(block, j), hn::Set(d, kNaNF));
@@ -175,13 +234,15 @@ HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std:
     }
     solution.factor = hn::IfThenElse(bad, hn::Set(d, 1.0f), solution.factor);
   }
+  problem.ahead->Step();
   Mix<kCareful>(scratch.weights + block.begin * kLanes, scratch.v + block.begin * problem.e_padded,
                 problem.e_padded, block.end - block.begin, scratch.block);
+  problem.ahead->Step();
   HWY_ALIGN float factor[kLanes];
   hn::Store(solution.factor, d, factor);
   const std::int64_t b = problem.sequence.array_batch;
   StoreRows(scratch.block, problem.e_padded, factor, block.count, problem.e, outputs.out, b, h,
-            block.row);
+            block.row, problem.call.stream);
 
   const std::int64_t index = RowIndex(params, problem.sequence, h, block.row);
   HWY_ALIGN float lanes[4][kLanes];
@@ -223,7 +284,7 @@ void ForwardOutside(const LanesProblem& problem, std::int64_t h, const Span& row
   std::fill_n(problem.scratch.block, problem.e_padded, 0.0f);
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     StoreRows(problem.scratch.block, problem.e_padded, nullptr, 1, problem.e, outputs.out,
-              problem.sequence.array_batch, h, row);
+              problem.sequence.array_batch, h, row, false);
     const std::int64_t index = RowIndex(problem.params, problem.sequence, h, row);
     if (outputs.tau != nullptr) outputs.tau[index] = -INFINITY;
     if (outputs.support_size != nullptr) outputs.support_size[index] = 0;
@@ -238,10 +299,12 @@ void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t e
   LanesScratch scratch(call.most_keys, params, false);
   for (std::int64_t i = begin; i < end; ++i) {
     LanesProblem problem(call, i, scratch);
+    Ahead ahead(call, problem.sequence.q.size(), i + 1, end);
+    problem.ahead = &ahead;
     const Span queries = problem.sequence.q;
     for (std::int64_t h = problem.kv * group; h < (problem.kv + 1) * group; ++h) {
       problem.slope = LoadTerm(params.terms.alibi_slopes, problem.sequence.array_batch, h, 0, 0.0);
-      WithLanesMap(params.map, AlphaOf(params, h), [&](const auto& map) HWY_ATTR {
+      WithLanesMap(params.map, AlphaOf(params, h), problem.keys, [&](const auto& map) HWY_ATTR {
         using Map = std::decay_t<decltype(map)>;
         for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
           const Block block = problem.Load(h, row, map.Unit());
@@ -257,6 +320,7 @@ void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t e
       ForwardOutside(problem, h, {std::max(queries.begin, queries.end), params.q_len});
     }
   }
+  if (call.stream) hwy::FlushStream();
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -310,7 +374,9 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   const std::size_t keys = block.end - block.begin;
   const VF zero = hn::Zero(d);
 
+  problem.ahead->Step();
   problem.Scores(block, map.Unit());
+  problem.ahead->Step();
   MF nan;
   MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
   TransposeRows(scratch.d_out, e_padded, problem.e, hn::Set(d, 1.0f), scratch.columns);
@@ -318,6 +384,8 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   float* HWY_RESTRICT dp = scratch.weights;
   Products(scratch.v + block.begin * e_padded, e_padded, scratch.columns, problem.e, keys,
            dp + block.begin * kLanes);
+
+  problem.ahead->Step();
 
   // tau in two floats; +inf, and with it weights of 0, for lanes without a query or without keys.
   HWY_ALIGN float high[kLanes], low[kLanes];
@@ -382,6 +450,7 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
     for (std::size_t i = 0; i < block.count; ++i) problem.call.d_slopes[number] += lanes[i];
   }
 
+  problem.ahead->Step();
   const float* p = scratch.scores + block.begin * kLanes;
   const float* ds = dp + block.begin * kLanes;
   if (gradients.dv.data != nullptr) {
@@ -400,7 +469,7 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   Mix<kCareful>(ds, scratch.k + block.begin * d_padded, d_padded, keys, scratch.block);
   if (gradients.dq.data != nullptr) {
     StoreRows(scratch.block, d_padded, block.c_scale, block.count, problem.d, gradients.dq, b, h,
-              block.row);
+              block.row, problem.call.stream);
   }
   if (gradients.d_length_scale == nullptr) return;
   // dc = sum_j ds_j a_j scale <q, k_j> = scale <q, sum_j ds_j a_j k_j>.
@@ -412,7 +481,7 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
       sum = hn::MulAdd(Seen<true>(mixed, hn::Load(d, scratch.q + x)), mixed, sum);
     }
     gradients.d_length_scale[index + static_cast<std::int64_t>(i)] =
-        ScaleOf(params) * static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
+        problem.scale * static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
   }
 }
 
@@ -422,7 +491,7 @@ void StoreZeroRows(const LanesProblem& problem, const MutableArray4& array, std:
   std::fill_n(problem.scratch.block, Padded(columns), 0.0f);
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     StoreRows(problem.scratch.block, Padded(columns), nullptr, 1, columns, array,
-              problem.sequence.array_batch, h, row);
+              problem.sequence.array_batch, h, row, false);
   }
 }
 
@@ -456,13 +525,15 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
   LanesScratch scratch(call.most_keys, params, true);
   for (std::int64_t i = begin; i < end; ++i) {
     LanesProblem problem(call, i, scratch);
+    Ahead ahead(call, problem.sequence.q.size(), i + 1, end);
+    problem.ahead = &ahead;
     const Span queries = problem.sequence.q, keys = problem.sequence.k;
     std::fill_n(scratch.dk, Padded(problem.keys) * problem.d_padded, 0.0f);
     std::fill_n(scratch.dv, Padded(problem.keys) * problem.e_padded, 0.0f);
     const std::int64_t b = problem.sequence.array_batch;
     for (std::int64_t h = problem.kv * group; h < (problem.kv + 1) * group; ++h) {
       problem.slope = LoadTerm(params.terms.alibi_slopes, b, h, 0, 0.0);
-      WithLanesMap(params.map, AlphaOf(params, h),
+      WithLanesMap(params.map, AlphaOf(params, h), problem.keys,
                    [&](const auto& map) HWY_ATTR { BackwardHead(problem, map, h); });
       if (params.ranges.packed) continue;
       for (const Span& rest :
@@ -477,7 +548,7 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
     const auto store = [&](const MutableArray4& array, const float* from, std::size_t columns) {
       if (array.data == nullptr) return;
       StoreRows(from, Padded(columns), nullptr, problem.keys, columns, array, b, problem.kv,
-                keys.begin);
+                keys.begin, call.stream);
       if (params.ranges.packed) return;
       StoreZeroRows(problem, array, problem.kv, {0, keys.begin}, columns);
       StoreZeroRows(problem, array, problem.kv, {std::max(keys.begin, keys.end), params.k_len},
@@ -486,6 +557,7 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
     store(gradients.dk, scratch.dk, problem.d);
     store(gradients.dv, scratch.dv, problem.e);
   }
+  if (call.stream) hwy::FlushStream();
 }
 
 const char* LanesTargetHere() { return hwy::TargetName(HWY_TARGET); }
