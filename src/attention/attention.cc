@@ -59,7 +59,8 @@ AttentionChoice ChooseAttentionKernel(const AttentionParams& params) {
 
 const std::vector<const AttentionKernel*>& AllAttentionKernels() {
   static const std::vector<const AttentionKernel*> kernels = {
-      &kSweepAmx, &kSweepBf16, &kSweepFloat, &kDenseAttention, &kReferenceAttention};
+      &kLanesAttention, &kSweepAmx,       &kSweepBf16,
+      &kSweepFloat,     &kDenseAttention, &kReferenceAttention};
   return kernels;
 }
 

@@ -40,6 +40,7 @@ const AttentionKernel& ChooseKernel(const AttentionParams& params, std::string* 
 // kernel, or not usable here.
 const AttentionKernel* FindKernel(const std::string& name);
 
+extern const AttentionKernel kLanesAttention;
 extern const AttentionKernel kSweepAmx;
 extern const AttentionKernel kSweepBf16;
 extern const AttentionKernel kSweepFloat;

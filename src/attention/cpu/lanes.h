@@ -1,0 +1,78 @@
+// The kernel for short sequences: a block of queries, one in each lane of a vector, against all keys
+// of its sequence. Scores and weights lie as [keys][lanes], so that maxima, sums and Newton's steps
+// of all queries stay in their lanes, and the matrix products are dense tiles in registers. At
+// n = 64 ... 128 lists of a support of 10 ... 20 entries cost more than they spare.
+//
+// What follows is shared by the instruction sets: the call, and one thread's memory.
+#pragma once
+
+#include <hwy/aligned_allocator.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/geometry.h"
+#include "tsallis/attention.h"
+
+namespace tsallis {
+
+// Beyond, the scores of a block and the keys leave the first-level cache.
+inline constexpr std::int64_t kLanesMostKeys = 512;
+inline constexpr std::int64_t kLanesMostColumns = 128;
+inline constexpr std::size_t kMostLanes = 16;
+// Keys and columns are padded to this on every instruction set; the padding holds zeros.
+inline constexpr std::size_t kPadding = 16;
+// Between 1 and this, float32 thresholds have too few digits: z - tau = 1 + O(alpha - 1).
+inline constexpr double kLanesLeastAlpha = 1.05;
+
+constexpr std::size_t Padded(std::size_t n) { return (n + kPadding - 1) / kPadding * kPadding; }
+
+// a_d and m_d of the scale-invariant term as float32, for every distance that occurs. Ascending
+// distances lie behind each other, as the queries of a block do.
+struct DistanceTable {
+  DistanceTable() = default;
+  explicit DistanceTable(const AttentionParams& params);
+
+  bool empty() const { return a.empty(); }
+  std::int64_t least = 0;  // distance of the first entry
+  std::vector<float> a, m;
+};
+
+struct LanesCall {
+  const AttentionParams& params;
+  const AttentionOutputs* outputs = nullptr;      // forward
+  const AttentionGradients* gradients = nullptr;  // backward
+  std::size_t most_keys = 0;                      // of any sequence
+  DistanceTable distances;
+  bool stream = false;  // outputs are larger than caches: write past them
+  // One sum for each problem, added up in their order when all are done. [batch, heads]
+  double* d_alpha = nullptr;
+  double* d_slopes = nullptr;
+};
+
+// One thread's memory. Widths: keys = Padded(most_keys), d and e = Padded(head_dim, value_dim).
+struct LanesScratch {
+  LanesScratch(std::size_t most_keys, const AttentionParams& params, bool backward);
+  static std::size_t Floats(std::size_t most_keys, const AttentionParams& params, bool backward);
+
+  hwy::AlignedFreeUniquePtr<float[]> memory;
+  float* k;        // [keys][d]
+  float* v;        // [keys][e]
+  float* q;        // [lanes][d]
+  float* columns;  // q or d_out of the block, transposed: [d or e][lanes]
+  float* scores;   // [keys][lanes]
+  float* weights;  // [keys][lanes]
+  float* block;    // rows on their way out: [lanes][d or e]
+  // Backward only.
+  float* scaled_q;  // c scale q: [lanes][d]
+  float* d_out;     // [lanes][e]
+  float* slopes;    // p^{2 - alpha}: [keys][lanes]
+  float* dk;        // [keys][d]
+  float* dv;        // [keys][e]
+};
+
+// Highway's name of the instruction set that the kernel runs on now; empty if it has none.
+const char* LanesTarget();
+
+}  // namespace tsallis
