@@ -42,7 +42,7 @@ def scores(
     if length_scale is not None:
         s = s * length_scale[..., None]
     if scale_invariant is not None:
-        a2 = 2 * torch.log(distance.double() / scale_invariant + 1) + 1
+        a2 = 2 * torch.log(distance.to(s.dtype) / scale_invariant + 1) + 1
         s = 1 - a2 + a2.sqrt() * s
     if alibi_slopes is not None:
         s = s - alibi_slopes[..., None, None] * distance
