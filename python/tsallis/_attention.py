@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -46,9 +46,7 @@ def _names(returns: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _pair(value: Sequence[int | None] | None, argument: str, absent: int) -> tuple[int, int]:
-    if value is None:
-        return absent, absent
+def _pair(value: Sequence[int | None], argument: str, absent: int) -> tuple[int, int]:
     if isinstance(value, (str, int)) or len(value) != 2:
         raise ValueError(f"{argument}: expected a pair of integers, got {value!r}")
     first, second = (absent if number is None else number for number in value)
@@ -207,11 +205,9 @@ def attention(
     names = _names(returns)
     if block_size is not None and block_mask is None:
         raise ValueError("block_size: expected None without block_mask, got a pair")
-    left, right = _pair(window, "window", -1)
-    block_q, block_k = _pair(block_size, "block_size", 0)
-    per_head = isinstance(alpha, Tensor)
-    settings = {
-        "alpha_heads": alpha if per_head else None,
+    # None is every operator's own default; handing each of them over would take longer than a call
+    # on few tokens.
+    optional = {
         "length_scale": length_scale,
         "alibi_slopes": alibi_slopes,
         "bias": bias,
@@ -221,21 +217,29 @@ def attention(
         "query_lengths": query_lengths,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
-        "map": map,
-        "alpha": 1.5 if per_head else float(alpha),  # not read when there is a tensor
         "scale": scale,
         "scale_invariant": scale_invariant,
-        "causal": causal,
-        "alignment": alignment,
-        "left": left,
-        "right": right,
-        "block_q": block_q,
-        "block_k": block_k,
-        "padding": padding,
         "coefficients": None if coefficients is None else [float(c) for c in coefficients],
         "threshold": threshold,
+    }
+    settings: dict[str, Any] = {
+        name: value for name, value in optional.items() if value is not None
+    }
+    settings |= {
+        "map": map,
+        "causal": causal,
+        "alignment": alignment,
+        "padding": padding,
         "saved_budget": saved_budget,
     }
+    if isinstance(alpha, Tensor):
+        settings["alpha_heads"] = alpha
+    else:
+        settings["alpha"] = float(alpha)
+    if window is not None:
+        settings["left"], settings["right"] = _pair(window, "window", -1)
+    if block_size is not None:
+        settings["block_q"], settings["block_k"] = _pair(block_size, "block_size", 0)
     if not names:
         return torch.ops.tsallis.attention(q, k, v, **settings)
     extras = dict.fromkeys(_STATISTICS)

@@ -62,10 +62,6 @@ Tensor EmptyLike(const Sizes4& sizes, const Tensor& like) {
   return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, like.scalar_type()));
 }
 
-Tensor Doubles(at::IntArrayRef sizes, double value) {
-  return at::full(sizes, value, at::TensorOptions().dtype(at::kDouble));
-}
-
 // Below autograd an operator must not return its input, which aten::to does where nothing changes.
 Tensor As(const Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
@@ -251,15 +247,20 @@ AttentionResults AttentionForwardCpu(const Tensor& q, const Tensor& k, const Ten
   results.out = Output({call.array_batch(), params.heads, params.q_len, params.value_dim}, q,
                        call.q_has_gaps());
   AttentionOutputs outputs{.out = Write(results.out)};
-  const std::vector<std::int64_t> rows = call.Rows();
+  // Kernels write the statistics of every row that they write the output of.
+  const auto statistic = [&](at::ScalarType dtype, double outside) {
+    Tensor tensor = at::Tensor(at::detail::empty_cpu(call.Rows(), dtype));
+    if (call.q_has_gaps()) tensor.fill_(outside);
+    return tensor;
+  };
   if (request.tau || request.stats) {
-    results.tau = Doubles(rows, -kInfinity);
+    results.tau = statistic(at::kDouble, -kInfinity);
     outputs.tau = results.tau.mutable_data_ptr<double>();
   }
   if (request.stats) {
-    results.support_size = at::zeros(rows, at::TensorOptions().dtype(at::kLong));
-    results.entropy = Doubles(rows, 0.0);
-    results.maximum = Doubles(rows, -kInfinity);
+    results.support_size = statistic(at::kLong, 0);
+    results.entropy = statistic(at::kDouble, 0.0);
+    results.maximum = statistic(at::kDouble, -kInfinity);
     outputs.support_size = results.support_size.mutable_data_ptr<std::int64_t>();
     outputs.entropy = results.entropy.mutable_data_ptr<double>();
     outputs.maximum = results.maximum.mutable_data_ptr<double>();
@@ -305,7 +306,7 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
   gradients.dv = like(kV, v, call.k_has_gaps());
   const auto doubles = [&](AttentionInput input, const std::vector<std::int64_t>& sizes) {
     if (!wanted[input]) return static_cast<double*>(nullptr);
-    results[input] = Doubles(sizes, 0.0);
+    results[input] = at::zeros(sizes, at::TensorOptions().dtype(at::kDouble));
     return results[input].mutable_data_ptr<double>();
   };
   gradients.d_alpha = doubles(kAlpha, {params.heads});
