@@ -202,6 +202,31 @@ def test_info_tells_the_build_and_the_machine():
     assert document["version"] in run("info").stdout
 
 
+def test_info_tells_the_kernels_and_what_runs():
+    plain = json.loads(run("info", "--json").stdout)
+    document = json.loads(run("info", "--kernels", "--json").stdout)
+    assert plain.items() <= document.items()
+    kernels = {kernel["name"]: kernel for kernel in document["attention_kernels"]}
+    assert kernels["reference"]["usable"]
+    assert list(kernels)[-1] == "reference"  # best first
+    for kernel in kernels.values():
+        assert kernel["usable"] == bool(kernel["isa"])
+        assert kernel["serves"]
+    choices = document["attention_choices"]
+    assert {choice["dtype"] for choice in choices} == {"float32", "bfloat16", "float16", "float64"}
+    for choice in choices:
+        assert kernels[choice["forward"]]["usable"]
+        assert kernels[choice["backward"]]["usable"]
+        assert choice["forward"] in choice["reason"]
+    assert next(c for c in choices if c["dtype"] == "float64")["forward"] == "reference"
+    text = run("info", "--kernels").stdout
+    for word in (*kernels, *(choice["case"] for choice in choices), plain["version"]):
+        assert word in text
+    usable = [name for name, kernel in kernels.items() if kernel["usable"]]
+    assert run("info", "--kernels", "--quiet").stdout.split() == usable
+    assert "--kernels" in run("info", "--help").stdout
+
+
 def test_reproduce_report_and_resume(tiny):
     folder = tiny.parent
     done = run("reproduce", tiny, "--json", cwd=folder)

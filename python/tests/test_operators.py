@@ -131,7 +131,7 @@ def test_mistakes(call, error, message):
 
 def test_missing_library_says_what_to_do(tmp_path):
     package = Path(tsallis.__file__).parent
-    for name in ("__init__.py", "_ops.py", "functional.py"):
+    for name in ("__init__.py", "_attention.py", "_ops.py", "functional.py"):
         target = tmp_path / "a" / "b" / "tsallis" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text((package / name).read_text())

@@ -5,6 +5,7 @@ for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then ne
 then in ``build/lib`` of the repository that holds it.
 """
 
+from tsallis._attention import AttentionExtras, attention
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
     RowStats,
@@ -23,8 +24,10 @@ from tsallis.functional import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionExtras",
     "RowStats",
     "adaptive_temperature_softmax",
+    "attention",
     "budget",
     "cpu_target",
     "entmax",

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/info_kernels.h"
 #include "core/parallel.h"
 #include "core/version.h"
 #include "tsallis/cpu.h"
@@ -25,27 +26,36 @@ std::string Join(const std::vector<std::string>& words) {
 class InfoCommand : public Command {
  public:
   std::string Name() const override { return "info"; }
-  std::string Summary() const override { return "Show version, processor and instruction sets"; }
-  std::string Example() const override { return "  tsallis info --json"; }
+  std::string Summary() const override {
+    return "Show version, processor, instruction sets and kernels";
+  }
+  std::string Example() const override { return "  tsallis info --json\n  tsallis info --kernels"; }
 
   void Declare(CLI::App& app) override {
     app.add_flag("--json", json_, "Print one JSON document");
-    app.add_flag("--quiet", quiet_, "Print the version only");
+    app.add_flag("--kernels", kernels_,
+                 "Also attention's kernels, which of them run on this machine, and why");
+    app.add_flag("--quiet", quiet_, "Print the version only; with --kernels, their names");
   }
 
   int Run(const Invocation&) override {
     const int threads = Threads(Context{});
     const CpuInfo cpu = QueryCpu();
     if (json_) {
-      const nlohmann::ordered_json document = {
+      nlohmann::ordered_json document = {
           {"version", Version()},       {"commit", GitCommit()},
           {"processor", cpu.processor}, {"isa_compiled", cpu.compiled_targets},
           {"isa", cpu.chosen_target},   {"avx512_bf16", cpu.avx512_bf16},
           {"amx_bf16", cpu.amx_bf16},   {"threads", threads},
           {"torch", TORCH_VERSION}};
+      if (kernels_) document.update(AttentionKernelsJson());
       fmt::print("{}\n", document.dump(2));
     } else if (quiet_) {
-      fmt::print("{}\n", Version());
+      if (kernels_) {
+        PrintAttentionKernelNames();
+      } else {
+        fmt::print("{}\n", Version());
+      }
     } else {
       fmt::print("tsallis            {}\n", Version());
       fmt::print("commit             {}\n", GitCommit());
@@ -54,12 +64,17 @@ class InfoCommand : public Command {
                  cpu.chosen_target);
       fmt::print("threads            {}\n", threads);
       fmt::print("torch              {}\n", TORCH_VERSION);
+      if (kernels_) {
+        fmt::print("\n");
+        PrintAttentionKernels();
+      }
     }
     return 0;
   }
 
  private:
   bool json_ = false;
+  bool kernels_ = false;
   bool quiet_ = false;
 };
 

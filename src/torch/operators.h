@@ -1,8 +1,8 @@
-// The row maps on tensors, for C++: what Python calls as torch.ops.tsallis.*, without the detour
+// The row maps and attention on tensors, for C++: what Python calls as torch.ops.tsallis.*, without the detour
 // over the dispatcher where a tensor is an ordinary CPU one. Everything here records autograd (first
 // derivatives; differentiating a gradient again throws) and runs on at::get_num_threads() threads.
 //
-// dtypes float32, float64, bfloat16, float16; any rank from 1; any strides. Mistakes throw
+// dtypes float32, float64, bfloat16, float16; any strides; maps take any rank from 1. Mistakes throw
 // c10::ValueError (ValueError in Python) with a message that names the argument; a dimension out of
 // range throws c10::IndexError.
 #pragma once
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "tsallis/attention.h"
 #include "tsallis/rows.h"
 
 namespace tsallis {
@@ -42,5 +43,63 @@ at::Tensor Entmax(const at::Tensor& scores, double alpha = 1.5, std::int64_t dim
 // float64 scores). params.map: kSoftmax, kEntmax or kNormmax.
 at::Tensor FenchelYoungLosses(const at::Tensor& scores, const at::Tensor& targets,
                               const RowMapParams& params, std::int64_t ignore_index = -100);
+
+// ---- attention (tsallis/attention.h has the definition) -----------------------------------------
+
+enum class Padding : std::uint8_t { kRight, kLeft };
+
+// What attention takes beside q, k and v. "Broadcastable" is torch's: missing leading dimensions and
+// sizes of 1 repeat. Gradients go to the tensors marked (g), in their own shape and dtype. Floating
+// tensors may have any of the four dtypes. For packed sequences `batch` is 1 in every shape.
+struct AttentionOptions {
+  RowMap map = RowMap::kEntmax;  // kSoftmax, kEntmax or kAdaptiveTemperature
+  double alpha = 1.5;
+  std::optional<at::Tensor> alpha_heads;  // (g) in place of alpha; broadcastable to [heads]
+  AdaptiveTemperature adaptive;
+  std::optional<double> scale;  // > 0; none: 1 / sqrt(head_dim)
+
+  std::optional<at::Tensor> length_scale;  // (g) broadcastable to [batch, heads, q_len]
+  std::optional<at::Tensor> alibi_slopes;  // (g) [heads] or [batch, heads]
+  std::optional<double> scale_invariant;   // length scale of SPEC P7, > 0
+  // (g) broadcastable to [batch, heads, q_len, k_len]. Its gradient has its shape, so give it as it
+  // is, not expanded.
+  std::optional<at::Tensor> bias;
+
+  bool causal = false;
+  Alignment alignment = Alignment::kEnd;
+  std::int64_t left = -1;  // sliding window; negative: no limit on that side
+  std::int64_t right = -1;
+  std::optional<at::Tensor> mask;  // bool, true = visible; broadcastable as the bias
+  // bool, broadcastable to [batch, heads, ceil(q_len / block_q), ceil(k_len / block_k)]
+  std::optional<at::Tensor> block_mask;
+  std::int64_t block_q = 0;
+  std::int64_t block_k = 0;
+
+  // Padded batches: integers [batch]; keys, and queries, that count. Without query_lengths all
+  // queries do.
+  std::optional<at::Tensor> lengths;
+  std::optional<at::Tensor> query_lengths;
+  Padding padding = Padding::kRight;
+  // Packed sequences: integers [sequences + 1], ascending; none for k: those of q.
+  std::optional<at::Tensor> cu_seqlens_q;
+  std::optional<at::Tensor> cu_seqlens_k;
+
+  // Bytes that the forward pass may keep to spare the backward pass its search.
+  std::int64_t saved_budget = std::int64_t{1} << 28;
+};
+
+// Per-row statistics, without gradients: [batch, heads, q_len].
+struct AttentionStatTensors {
+  at::Tensor tau;           // float32, float64 for float64 inputs
+  at::Tensor support_size;  // int64
+  at::Tensor entropy;       // as tau
+  at::Tensor maximum;       // as tau
+};
+
+// q: [batch, heads, q_len, head_dim]; k: [batch, kv_heads, k_len, head_dim]; v: [batch, kv_heads,
+// k_len, value_dim]; heads is a multiple of kv_heads. Returns [batch, heads, q_len, value_dim] of
+// q's dtype, with rows before heads in memory if q has them so. `stats` may be null.
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionOptions& options = {}, AttentionStatTensors* stats = nullptr);
 
 }  // namespace tsallis

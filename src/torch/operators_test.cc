@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <vector>
 
 namespace tsallis {
 namespace {
@@ -67,6 +68,75 @@ TEST(FenchelYoungLosses, GradientIsProbabilitiesLessTarget) {
   FenchelYoungLosses(x, targets, RowMapParams{}).sum().backward();
   const Tensor expected = Entmax(x.detach()) - at::one_hot(targets, 9);
   EXPECT_TRUE(at::allclose(x.grad(), expected));
+}
+
+struct Inputs {
+  Tensor q, k, v;
+
+  // Two query heads for every key head.
+  Inputs() {
+    at::manual_seed(1);
+    q = at::randn({2, 4, 5, 3}, at::kDouble).requires_grad_();
+    k = at::randn({2, 2, 6, 3}, at::kDouble).requires_grad_();
+    v = at::randn({2, 2, 6, 4}, at::kDouble).requires_grad_();
+  }
+  std::vector<Tensor> Gradients(const Tensor& out) {
+    const Tensor tensors[] = {q, k, v};
+    for (const Tensor& tensor : tensors) tensor.mutable_grad() = Tensor();
+    out.square().sum().backward();
+    return {q.grad(), k.grad(), v.grad()};
+  }
+};
+
+TEST(Attention, AgreesWithTorchOnSoftmax) {
+  Inputs in;
+  AttentionOptions options;
+  options.map = RowMap::kSoftmax;
+  options.causal = true;
+  options.alignment = Alignment::kStart;
+  AttentionStatTensors stats;
+  const Tensor ours = Attention(in.q, in.k, in.v, options, &stats);
+  const Tensor theirs = at::scaled_dot_product_attention(
+      in.q, in.k.repeat_interleave(2, 1), in.v.repeat_interleave(2, 1), {}, 0.0, true);
+  EXPECT_TRUE(at::allclose(ours, theirs));
+  EXPECT_TRUE(at::equal(stats.support_size[0][0], at::arange(1, 6)));
+  EXPECT_FALSE(stats.tau.requires_grad());
+  const auto expected = in.Gradients(theirs);
+  const auto gradients = in.Gradients(ours);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(gradients[i], expected[i])) << i;
+}
+
+TEST(Attention, TensorsAmongTheOptionsGetGradients) {
+  const Inputs in;
+  AttentionOptions options;
+  options.alpha_heads = at::full({4}, 1.4, at::kDouble).requires_grad_();
+  options.length_scale = at::ones({5}, at::kDouble).requires_grad_();
+  options.alibi_slopes = at::rand({4}, at::kDouble).requires_grad_();
+  options.bias = at::randn({1, 1, 5, 6}, at::kDouble).requires_grad_();
+  Attention(in.q, in.k, in.v, options).square().sum().backward();
+  for (const auto* tensor :
+       {&options.alpha_heads, &options.length_scale, &options.alibi_slopes, &options.bias}) {
+    EXPECT_EQ((*tensor)->grad().sizes(), (*tensor)->sizes());
+    EXPECT_GT((*tensor)->grad().abs().max().item<double>(), 0.0);
+  }
+}
+
+TEST(Attention, TensorsThatAreNotPlainGoThroughTheDispatcher) {
+  const Inputs in;
+  const auto meta = [](const Tensor& tensor) { return tensor.detach().to(at::kMeta); };
+  AttentionStatTensors stats;
+  const Tensor out = Attention(meta(in.q), meta(in.k), meta(in.v), {}, &stats);
+  EXPECT_EQ(out.sizes(), at::IntArrayRef({2, 4, 5, 4}));
+  EXPECT_EQ(stats.maximum.sizes(), at::IntArrayRef({2, 4, 5}));
+  EXPECT_TRUE(Attention(meta(in.q), meta(in.k), meta(in.v)).is_meta());
+}
+
+TEST(Attention, MistakesAreValueErrors) {
+  const Inputs in;
+  AttentionOptions options;
+  options.alpha = 0.5;
+  EXPECT_THROW(Attention(in.q, in.k, in.v, options), c10::ValueError);
+  EXPECT_THROW(Attention(in.q, in.v, in.v), c10::ValueError);
 }
 
 }  // namespace

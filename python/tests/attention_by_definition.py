@@ -1,0 +1,86 @@
+"""Attention written out in plain PyTorch with the maps of the entmax package."""
+
+import math
+
+import entmax as peer
+import torch
+
+import tsallis
+
+
+def grouped(x, heads):
+    """Every key head once for each query head that reads it."""
+    return x.repeat_interleave(heads // max(x.shape[1], 1), dim=1)
+
+
+def scores(
+    q,
+    k,
+    *,
+    causal=False,
+    alignment="end",
+    window=None,
+    mask=None,
+    block_mask=None,
+    block_size=None,
+    bias=None,
+    length_scale=None,
+    alibi_slopes=None,
+    scale_invariant=None,
+    scale=None,
+):
+    """Scores [batch, heads, q_len, k_len], and which of them are visible."""
+    q_len, k_len = q.shape[2], k.shape[2]
+    s = (
+        q
+        @ grouped(k, q.shape[1]).transpose(-1, -2)
+        * (q.shape[3] ** -0.5 if scale is None else scale)
+    )
+    first = k_len - q_len if alignment == "end" else 0
+    i, j = torch.arange(q_len)[:, None] + first, torch.arange(k_len)
+    distance = (i - j).abs()
+    if length_scale is not None:
+        s = s * length_scale[..., None]
+    if scale_invariant is not None:
+        a2 = 2 * torch.log(distance.to(s.dtype) / scale_invariant + 1) + 1
+        s = 1 - a2 + a2.sqrt() * s
+    if alibi_slopes is not None:
+        s = s - alibi_slopes[..., None, None] * distance
+    visible = torch.ones_like(s, dtype=torch.bool)
+    if bias is not None:
+        s = s + bias
+        visible = visible & (bias > -math.inf)
+    if causal:
+        visible = visible & (j <= i)
+    if window is not None:
+        left, right = window
+        visible = visible & (j >= i - (10**6 if left is None else left))
+        visible = visible & (j <= i + (10**6 if right is None else right))
+    if mask is not None:
+        visible = visible & mask
+    if block_mask is not None:
+        rows, columns = block_size
+        blocks = block_mask.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+        visible = visible & blocks[..., :q_len, :k_len]
+    return s, visible
+
+
+def weights(q, k, *, map="entmax", alpha=1.5, **settings):
+    """p: [batch, heads, q_len, k_len]; rows that see nothing are 0."""
+    s, visible = scores(q, k, **settings)
+    if s.shape[-1] == 0:
+        return torch.zeros_like(s)
+    some = visible.any(-1, keepdim=True)
+    s = s.masked_fill(~visible & some, -math.inf).masked_fill(~some, 0.0)
+    if map == "adaptive_temperature":  # has its own tests
+        p = tsallis.adaptive_temperature_softmax(s)
+    elif map == "softmax" or (not isinstance(alpha, torch.Tensor) and alpha == 1.0):
+        p = s.softmax(-1)
+    else:
+        per_head = alpha[:, None, None] if isinstance(alpha, torch.Tensor) else alpha
+        p = peer.entmax_bisect(s, per_head, n_iter=100)
+    return p * some
+
+
+def attention(q, k, v, **settings):
+    return weights(q, k, **settings) @ grouped(v, q.shape[1])

@@ -1,0 +1,259 @@
+"""Attention as one function; the kernels never store the [q_len, k_len] weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+__all__ = ["AttentionExtras", "Statistic", "attention"]
+
+Statistic = Literal["tau", "support_size", "entropy", "maximum", "weights"]
+_STATISTICS = ("tau", "support_size", "entropy", "maximum", "weights")
+
+
+class AttentionExtras(NamedTuple):
+    """What `attention` found beside its output, without gradients; None where not asked for.
+
+    Shape [batch, heads, q_len] but for the weights. A query that sees no key has tau and maximum
+    -inf, support size 0 and entropy 0; one with a NaN among its scores has support size -1.
+
+    tau: the threshold in z = (alpha - 1) s for entmax with alpha > 1, else the log-sum-exp of the
+        scores s. float32 (float64 for float64 inputs).
+    support_size: number of keys with a weight > 0. int64.
+    entropy: -sum p ln p of the weights, in nats. dtype as tau.
+    maximum: the largest score of a visible key. dtype as tau.
+    weights: the weights > 0 as a sparse CSR matrix [batch * heads * q_len, k_len], float32: row
+        (b * heads + h) * q_len + i holds those of query i. Found in double precision, one row at a
+        time: for looking at, not for training. Not available under ``torch.compile``.
+    """
+
+    tau: Tensor | None = None
+    support_size: Tensor | None = None
+    entropy: Tensor | None = None
+    maximum: Tensor | None = None
+    weights: Tensor | None = None
+
+
+def _names(returns: Sequence[str]) -> tuple[str, ...]:
+    names = (returns,) if isinstance(returns, str) else tuple(returns)
+    for name in names:
+        if name not in _STATISTICS:
+            known = ", ".join(_STATISTICS)
+            raise ValueError(f"returns: expected names out of {known}, got {name!r}")
+    return names
+
+
+def _pair(value: Sequence[int | None], argument: str, absent: int) -> tuple[int, int]:
+    if isinstance(value, (str, int)) or len(value) != 2:
+        raise ValueError(f"{argument}: expected a pair of integers, got {value!r}")
+    first, second = (absent if number is None else number for number in value)
+    return first, second
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    map: Literal["softmax", "entmax", "adaptive_temperature"] = "entmax",
+    alpha: float | Tensor = 1.5,
+    causal: bool = False,
+    alignment: Literal["end", "start"] = "end",
+    window: tuple[int | None, int | None] | None = None,
+    mask: Tensor | None = None,
+    block_mask: Tensor | None = None,
+    block_size: tuple[int, int] | None = None,
+    bias: Tensor | None = None,
+    length_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    scale_invariant: float | None = None,
+    scale: float | None = None,
+    lengths: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    padding: Literal["right", "left"] = "right",
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    coefficients: Sequence[float] | None = None,
+    threshold: float | None = None,
+    saved_budget: int = 2**28,
+    returns: tuple[()] = (),
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    map: Literal["softmax", "entmax", "adaptive_temperature"] = "entmax",
+    alpha: float | Tensor = 1.5,
+    causal: bool = False,
+    alignment: Literal["end", "start"] = "end",
+    window: tuple[int | None, int | None] | None = None,
+    mask: Tensor | None = None,
+    block_mask: Tensor | None = None,
+    block_size: tuple[int, int] | None = None,
+    bias: Tensor | None = None,
+    length_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    scale_invariant: float | None = None,
+    scale: float | None = None,
+    lengths: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    padding: Literal["right", "left"] = "right",
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    coefficients: Sequence[float] | None = None,
+    threshold: float | None = None,
+    saved_budget: int = 2**28,
+    returns: Statistic | Sequence[Statistic],
+) -> tuple[Tensor, AttentionExtras]: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    map: str = "entmax",
+    alpha: float | Tensor = 1.5,
+    causal: bool = False,
+    alignment: str = "end",
+    window: tuple[int | None, int | None] | None = None,
+    mask: Tensor | None = None,
+    block_mask: Tensor | None = None,
+    block_size: tuple[int, int] | None = None,
+    bias: Tensor | None = None,
+    length_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    scale_invariant: float | None = None,
+    scale: float | None = None,
+    lengths: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    padding: str = "right",
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    coefficients: Sequence[float] | None = None,
+    threshold: float | None = None,
+    saved_budget: int = 2**28,
+    returns: str | Sequence[str] = (),
+):
+    """Attention with sparse weights: out_i = sum_j p_ij v_j with p_i = map(s_i).
+
+    For query i and key j at positions i and j, and their distance d = |i - j|::
+
+        s_ij = m_d + a_d (c_i scale <q_i, k_j>) - slope d + bias_ij    where j is visible, else -inf
+
+    A query that sees no key, or only scores of -inf, has output 0 and gradient 0. A NaN or +inf
+    among the visible scores of a query makes its own output NaN. Keys that are not visible may hold
+    anything. Results do not depend on the number of threads, to the bit.
+
+    Gradients: in q, k, v and the tensors marked (g), each in its own shape and dtype. First
+    derivatives only: differentiating a gradient again raises ``NotImplementedError``, and so does
+    ``torch.vmap``. float32, bfloat16 and float16 are computed in float32, float64 in float64 (by
+    the slow reference). Under ``torch.autocast`` q, k and v are cast to its dtype.
+
+    Args:
+        q: [batch, heads, q_len, head_dim]; head_dim at most 512. Any strides, as for k and v:
+            nothing is copied, also not expanded or transposed tensors.
+        k: [batch, kv_heads, k_len, head_dim]; heads is a multiple of kv_heads, and query head h
+            reads key head h // (heads // kv_heads).
+        v: [batch, kv_heads, k_len, value_dim]; value_dim at most 512.
+        map: "entmax", "softmax" or "adaptive_temperature", as the functions of these names.
+        alpha: of entmax, finite and >= 1: a number, or (g) a tensor that broadcasts to [heads].
+        causal: queries see keys at their own position and before it.
+        alignment: where the queries stand if there are fewer or more of them than keys: "end", the
+            last query at the last key (as in decoding); "start", the first at the first (as in
+            ``scaled_dot_product_attention(is_causal=True)``).
+        window: (left, right): keys from i - left to i + right; None or a negative number leaves a
+            side open.
+        mask: bool, True = visible; broadcasts to [batch, heads, q_len, k_len].
+        block_mask: bool, True = visible; broadcasts to [batch, heads, ceil(q_len / block_size[0]),
+            ceil(k_len / block_size[1])].
+        block_size: rows and keys of one element of ``block_mask``.
+        bias: (g) added to the scores; broadcasts to [batch, heads, q_len, k_len]. Give it as small
+            as it is rather than expanded: its gradient has its shape.
+        length_scale: (g) c, broadcasts to [batch, heads, q_len]; multiplies the query of a row.
+        alibi_slopes: (g) [heads] or [batch, heads]; positive ones make far keys weaker.
+        scale_invariant: length scale l > 0 of a_d^2 = 2 ln(d / l + 1) + 1 and m_d = 1 - a_d^2.
+        scale: > 0; None: 1 / sqrt(head_dim).
+        lengths: integers [batch], number of keys that are not padding.
+        query_lengths: integers [batch], the same for queries, whose other rows get output 0; None:
+            all queries count. Self-attention on a right-padded batch needs both, since positions
+            count from the ends of the sequences unless ``alignment="start"``.
+        padding: the side of the padding, "right" or "left".
+        cu_seqlens_q: integers [sequences + 1], ascending: sequences lie behind each other in q, of
+            shape [1, heads, total, head_dim], sequence n in rows cu_seqlens_q[n] to
+            cu_seqlens_q[n + 1]. Each sees its own keys only. Rows of no sequence get output 0.
+        cu_seqlens_k: the same for keys; None: those of the queries.
+        coefficients: of adaptive temperature, see `adaptive_temperature_softmax`.
+        threshold: of adaptive temperature.
+        saved_budget: most bytes that the forward pass keeps to spare the backward pass its search.
+        returns: names of `AttentionExtras` to return beside the output.
+
+    Returns:
+        [batch, heads, q_len, value_dim] of q's dtype; with ``returns``, also `AttentionExtras`.
+
+    Raises:
+        ValueError: names the argument, what was expected and what came.
+
+    Maps: Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia, Niculae and Martins
+    2019, proposition 1; adaptive temperature, Velickovic et al. 2024. Slopes: Press, Smith and
+    Lewis 2022. Length scaling: Vasylenko, Pitorro, Martins and Treviso 2025.
+    """
+    names = _names(returns)
+    if block_size is not None and block_mask is None:
+        raise ValueError("block_size: expected None without block_mask, got a pair")
+    # None is every operator's own default; handing each of them over would take longer than a call
+    # on few tokens.
+    optional = {
+        "length_scale": length_scale,
+        "alibi_slopes": alibi_slopes,
+        "bias": bias,
+        "mask": mask,
+        "block_mask": block_mask,
+        "lengths": lengths,
+        "query_lengths": query_lengths,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "scale": scale,
+        "scale_invariant": scale_invariant,
+        "coefficients": None if coefficients is None else [float(c) for c in coefficients],
+        "threshold": threshold,
+    }
+    settings: dict[str, Any] = {
+        name: value for name, value in optional.items() if value is not None
+    }
+    settings |= {
+        "map": map,
+        "causal": causal,
+        "alignment": alignment,
+        "padding": padding,
+        "saved_budget": saved_budget,
+    }
+    if isinstance(alpha, Tensor):
+        settings["alpha_heads"] = alpha
+    else:
+        settings["alpha"] = float(alpha)
+    if window is not None:
+        settings["left"], settings["right"] = _pair(window, "window", -1)
+    if block_size is not None:
+        settings["block_q"], settings["block_k"] = _pair(block_size, "block_size", 0)
+    if not names:
+        return torch.ops.tsallis.attention(q, k, v, **settings)
+    extras = dict.fromkeys(_STATISTICS)
+    if any(name != "weights" for name in names):
+        out, *statistics = torch.ops.tsallis.attention_stats(q, k, v, **settings)
+        for name, value in zip(_STATISTICS[:4], statistics, strict=True):
+            if name in names:
+                extras[name] = value
+    else:
+        out = torch.ops.tsallis.attention(q, k, v, **settings)
+    if "weights" in names:
+        rows, columns, values = torch.ops.tsallis.attention_weights(q, k, **settings)
+        shape = (rows.numel() - 1, k.shape[2])
+        extras["weights"] = torch.sparse_csr_tensor(
+            rows, columns, values, shape, check_invariants=False
+        )
+    return out, AttentionExtras(**extras)

@@ -1,0 +1,75 @@
+// Attention on tensors: what the checks, the CPU kernels and autograd share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "torch/operators.h"
+
+namespace tsallis {
+
+// Sizes as the tensors have them; symbols while torch.compile traces. Packed: batch is 1.
+struct AttentionSizes {
+  c10::SymInt batch, heads, kv_heads, q_len, k_len, head_dim, value_dim;
+};
+
+// Checks everything that shapes, dtypes and settings tell; throws c10::ValueError. v undefined: not
+// looked at (the weights do not need it).
+AttentionSizes CheckAttentionTensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const AttentionOptions& options);
+
+// Strides of a result of `sizes` that keeps the order in which `like` has heads and rows in memory:
+// projections are usually [batch, rows, heads, dim] seen as [batch, heads, rows, dim], and a result
+// in that order is merged again without a copy.
+std::array<c10::SymInt, 4> AttentionLayout(const std::array<c10::SymInt, 4>& sizes,
+                                           const at::Tensor& like);
+
+// Bytes of lists that tsallis::attention_forward returns. Tracing must know the size without
+// knowing the sizes of the tensors, so it cannot be the kernel's own answer: room for 64 entries a
+// row, several times the usual support, within the budget. Memory that no list needs is not touched.
+c10::SymInt ReservedBytes(const at::Tensor& q, const AttentionOptions& options);
+
+// Tensors that autograd may ask gradients for, in this order.
+enum AttentionInput : std::uint8_t { kQ, kK, kV, kAlpha, kLengthScale, kSlopes, kBias, kInputs };
+using AttentionWanted = std::array<bool, kInputs>;
+
+struct AttentionResults {
+  at::Tensor out;
+  at::Tensor tau;                             // [batch, heads, q_len], float64
+  at::Tensor saved;                           // [bytes], uint8
+  at::Tensor support_size, entropy, maximum;  // [batch, heads, q_len]; float64 where not integers
+};
+
+// CPU kernels, below autograd, on checked arguments. Tensors that are not asked for stay undefined.
+// saved_bytes: negative: what the kernel that runs can use.
+struct AttentionRequest {
+  bool tau = false;
+  bool stats = false;  // tau as well
+  std::int64_t saved_bytes = 0;
+};
+AttentionResults AttentionForwardCpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const AttentionOptions& options,
+                                     const AttentionRequest& request);
+std::array<at::Tensor, kInputs> AttentionBackwardCpu(const at::Tensor& d_out, const at::Tensor& q,
+                                                     const at::Tensor& k, const at::Tensor& v,
+                                                     const at::Tensor& tau, const at::Tensor& saved,
+                                                     const AttentionOptions& options,
+                                                     const AttentionWanted& wanted);
+// row_offsets: [batch heads q_len + 1], columns, values: [entries].
+std::tuple<at::Tensor, at::Tensor, at::Tensor> AttentionWeightsCpu(const at::Tensor& q,
+                                                                   const at::Tensor& k,
+                                                                   const AttentionOptions& options);
+
+// Statistics as callers get them: floats for inputs other than float64.
+AttentionStatTensors StatsOf(const AttentionResults& results, at::ScalarType dtype);
+
+// With autograd, for tensors of any kind.
+at::Tensor AttentionAutograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionOptions& options, AttentionStatTensors* stats);
+
+}  // namespace tsallis

@@ -1,0 +1,182 @@
+// The operators of attention below autograd: CPU and Meta.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "torch/attention.h"
+#include "torch/attention_schema.h"
+
+namespace tsallis {
+namespace {
+
+using at::Tensor;
+
+Tensor OpCpu(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
+  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+  CheckAttentionTensors(q, k, v, options);
+  return AttentionForwardCpu(q, k, v, options, {}).out;
+}
+
+Tuple5 OpStatsCpu(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
+  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+  CheckAttentionTensors(q, k, v, options);
+  const AttentionResults results = AttentionForwardCpu(q, k, v, options, {.stats = true});
+  const AttentionStatTensors stats = StatsOf(results, q.scalar_type());
+  return {results.out, stats.tau, stats.support_size, stats.entropy, stats.maximum};
+}
+
+Tuple6 OpForwardCpu(const Tensor& q, const Tensor& k, const Tensor& v, bool want_stats,
+                    TSALLIS_OPTIONS) {
+  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+  CheckAttentionTensors(q, k, v, options);
+  AttentionResults r = AttentionForwardCpu(
+      q, k, v, options,
+      {.tau = true, .stats = want_stats, .saved_bytes = ReservedBytes(q, options).expect_int()});
+  for (Tensor* tensor : {&r.support_size, &r.entropy, &r.maximum}) {
+    if (tensor->defined()) continue;
+    *tensor =
+        at::empty({0}, r.tau.options().dtype(tensor == &r.support_size ? at::kLong : at::kDouble));
+  }
+  return {r.out, r.tau, r.saved, r.support_size, r.entropy, r.maximum};
+}
+
+// A gradient nobody wants is an empty tensor.
+Tuple7 Filled(std::array<Tensor, kInputs> results, const Tensor& q) {
+  for (Tensor& tensor : results) {
+    if (!tensor.defined()) tensor = at::empty({0}, q.options());
+  }
+  return std::tuple_cat(results);
+}
+
+void CheckBackward(const Tensor& d_out, const Tensor& q, const Tensor& v, const Tensor& tau,
+                   const AttentionSizes& sizes, const AttentionOptions& options,
+                   const AttentionWanted& wanted) {
+  const c10::SymInt out[4] = {sizes.batch, sizes.heads, sizes.q_len, sizes.value_dim};
+  TORCH_CHECK_VALUE(d_out.sym_sizes() == c10::SymIntArrayRef(out),
+                    "d_out: expected the shape of the output, ", c10::SymIntArrayRef(out), ", got ",
+                    d_out.sym_sizes());
+  TORCH_CHECK_VALUE(d_out.scalar_type() == q.scalar_type(), "d_out: expected the dtype of q, ",
+                    q.scalar_type(), ", got ", d_out.scalar_type());
+  TORCH_CHECK_VALUE(v.defined(), "v: expected a tensor");
+  const c10::SymIntArrayRef rows(out, 3);
+  TORCH_CHECK_VALUE(tau.scalar_type() == at::kDouble && tau.sym_sizes() == rows,
+                    "tau: expected that of attention_forward, float64 of ", rows, ", got ",
+                    tau.scalar_type(), " of ", tau.sym_sizes());
+  const auto present = HasGradientInput(options);
+  for (int i = 0; i < kInputs; ++i) {
+    TORCH_CHECK_VALUE(present[i] || !wanted[i], "wanted[", i,
+                      "]: expected False for an argument that is None, got True");
+  }
+}
+
+Tuple7 OpBackwardCpu(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const Tensor& tau, const Tensor& saved, AttentionWanted wanted,
+                     TSALLIS_OPTIONS) {
+  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+  CheckBackward(d_out, q, v, tau, CheckAttentionTensors(q, k, v, options), options, wanted);
+  return Filled(AttentionBackwardCpu(d_out, q, k, v, tau, saved, options, wanted), q);
+}
+
+Tuple3 OpWeightsCpu(const Tensor& q, const Tensor& k, TSALLIS_OPTIONS) {
+  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+  CheckAttentionTensors(q, k, Tensor(), options);
+  return AttentionWeightsCpu(q, k, options);
+}
+
+Tensor EmptyLayout(const c10::SymInt& d0, const c10::SymInt& d1, const c10::SymInt& d2,
+                   const c10::SymInt& d3, const Tensor& like) {
+  const std::array<c10::SymInt, 4> sizes = {d0, d1, d2, d3};
+  return at::empty_strided_symint(sizes, AttentionLayout(sizes, like), like.options());
+}
+
+AttentionResults MetaForward(const Tensor& q, const Tensor& k, const Tensor& v,
+                             const AttentionOptions& options, bool want_stats) {
+  const AttentionSizes sizes = CheckAttentionTensors(q, k, v, options);
+  const std::array<c10::SymInt, 3> rows = {sizes.batch, sizes.heads, sizes.q_len};
+  const std::array<c10::SymInt, 1> none = {c10::SymInt(0)};
+  const auto wide = q.options().dtype(at::kDouble);
+  const c10::SymIntArrayRef stats = want_stats ? c10::SymIntArrayRef(rows) : none;
+  AttentionResults r;
+  r.out = EmptyLayout(sizes.batch, sizes.heads, sizes.q_len, sizes.value_dim, q);
+  r.tau = at::empty_symint(rows, wide);
+  r.saved = at::empty_symint({ReservedBytes(q, options)}, q.options().dtype(at::kByte));
+  r.support_size = at::empty_symint(stats, wide.dtype(at::kLong));
+  r.entropy = at::empty_symint(stats, wide);
+  r.maximum = at::empty_symint(stats, wide);
+  return r;
+}
+
+Tensor OpMeta(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
+  return MetaForward(q, k, v, Pack(TSALLIS_OPTION_NAMES), false).out;
+}
+
+Tuple5 OpStatsMeta(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
+  const AttentionResults r = MetaForward(q, k, v, Pack(TSALLIS_OPTION_NAMES), true);
+  const AttentionStatTensors stats = StatsOf(r, q.scalar_type());
+  return {r.out, stats.tau, stats.support_size, stats.entropy, stats.maximum};
+}
+
+Tuple6 OpForwardMeta(const Tensor& q, const Tensor& k, const Tensor& v, bool want_stats,
+                     TSALLIS_OPTIONS) {
+  const AttentionResults r = MetaForward(q, k, v, Pack(TSALLIS_OPTION_NAMES), want_stats);
+  return {r.out, r.tau, r.saved, r.support_size, r.entropy, r.maximum};
+}
+
+Tuple7 OpBackwardMeta(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                      const Tensor& tau, const Tensor&, AttentionWanted wanted, TSALLIS_OPTIONS) {
+  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+  CheckBackward(d_out, q, v, tau, CheckAttentionTensors(q, k, v, options), options, wanted);
+  std::array<Tensor, kInputs> results;
+  const auto like = [&](AttentionInput input, const Tensor& t) {
+    if (!wanted[input]) return;
+    results[input] = EmptyLayout(t.sym_size(0), t.sym_size(1), t.sym_size(2), t.sym_size(3), t);
+  };
+  like(kQ, q);
+  like(kK, k);
+  like(kV, v);
+  const auto same = [&](AttentionInput input, const OptionalTensor& tensor) {
+    if (!wanted[input]) return;
+    results[input] = at::empty_like(*tensor, at::MemoryFormat::Contiguous);
+  };
+  same(kAlpha, options.alpha_heads);
+  same(kLengthScale, options.length_scale);
+  same(kSlopes, options.alibi_slopes);
+  same(kBias, options.bias);
+  return Filled(std::move(results), q);
+}
+
+Tuple3 OpWeightsMeta(const Tensor&, const Tensor&, TSALLIS_OPTIONS) {
+  (void)Pack(TSALLIS_OPTION_NAMES);
+  // Not TORCH_CHECK_NOT_IMPLEMENTED: torch.compile takes that for a missing function, and drops the
+  // message.
+  TORCH_CHECK(
+      false,
+      "tsallis: the weights of attention cannot be traced: how many there are depends on the "
+      "data. Ask for them outside of torch.compile and on real tensors");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(tsallis, CPU, m) {
+  m.impl("attention", OpCpu);
+  m.impl("attention_stats", OpStatsCpu);
+  m.impl("attention_forward", OpForwardCpu);
+  m.impl("attention_backward", OpBackwardCpu);
+  m.impl("attention_weights", OpWeightsCpu);
+}
+
+TORCH_LIBRARY_IMPL(tsallis, Meta, m) {
+  m.impl("attention", OpMeta);
+  m.impl("attention_stats", OpStatsMeta);
+  m.impl("attention_forward", OpForwardMeta);
+  m.impl("attention_backward", OpBackwardMeta);
+  m.impl("attention_weights", OpWeightsMeta);
+}
+
+}  // namespace tsallis
