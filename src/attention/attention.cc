@@ -2,6 +2,7 @@
 #include "tsallis/attention.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "attention/check.h"
@@ -18,6 +19,8 @@ void AttentionForward(const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs) {
   CheckAttention(params);
   CheckOutputs(params, outputs);
+  // Memory without lists must not look as if it had some of an earlier call.
+  if (outputs.saved_bytes >= 64) std::memset(outputs.saved, 0, 64);
   ChooseKernel(params, nullptr).forward(context, params, outputs);
 }
 
@@ -67,6 +70,7 @@ const std::vector<const AttentionKernel*>& AllAttentionKernels() {
 const AttentionKernel& ChooseKernel(const AttentionParams& params, std::string* why) {
   for (const AttentionKernel* kernel : AllAttentionKernels()) {
     std::string refusal = kernel->refuses(params);
+    if (refusal.empty() && kernel->declines != nullptr) refusal = kernel->declines(params);
     if (refusal.empty() && kernel->instruction_set().empty()) refusal = "not on this machine";
     if (refusal.empty()) {
       if (why != nullptr) *why += std::string(kernel->name) + ": " + kernel->serves;
@@ -89,6 +93,7 @@ const AttentionKernel kReferenceAttention = {
     .serves = "everything, in double precision one row at a time; float64",
     .instruction_set = [] { return std::string("portable"); },
     .refuses = [](const AttentionParams&) { return std::string(); },
+    .declines = nullptr,
     .forward = ReferenceAttentionForward,
     .backward = ReferenceAttentionBackward,
     .saved_bytes = nullptr,

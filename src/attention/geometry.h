@@ -135,6 +135,34 @@ inline void ClearRowsOutside(const AttentionParams& params, const AttentionOutpu
   }
 }
 
+// Gradients of what belongs to no sequence of a padded batch, for one key head and its queries: 0.
+inline void ClearGradientsOutside(const AttentionParams& params,
+                                  const AttentionGradients& gradients, const Sequence& sequence,
+                                  std::int64_t kv) {
+  if (params.ranges.packed) return;
+  const std::int64_t b = sequence.batch;
+  const auto clear = [&](const MutableArray4& array, std::int64_t h, const Span& inside,
+                         std::int64_t length, std::int64_t columns) {
+    for (std::int64_t row = 0; array.data != nullptr && row < length; ++row) {
+      if (row == inside.begin) row = inside.end;
+      for (std::int64_t x = 0; row < length && x < columns; ++x) {
+        StoreElement(array.data, array.dtype, Offset(array.strides, b, h, row, x), 0.0);
+      }
+    }
+  };
+  clear(gradients.dk, kv, sequence.k, params.k_len, params.head_dim);
+  clear(gradients.dv, kv, sequence.k, params.k_len, params.value_dim);
+  const std::int64_t group = params.heads / params.kv_heads;
+  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+    clear(gradients.dq, h, sequence.q, params.q_len, params.head_dim);
+    for (std::int64_t row = 0; gradients.d_length_scale != nullptr && row < params.q_len; ++row) {
+      if (row < sequence.q.begin || row >= sequence.q.end) {
+        gradients.d_length_scale[RowIndex(params, sequence, h, row)] = 0.0;
+      }
+    }
+  }
+}
+
 // Visits every element of the bias's gradient once and sets it to 0 (axes of stride 0 are summed over).
 inline void ClearBiasGradient(const AttentionParams& params, const MutableArray4& bias) {
   const std::int64_t* s = bias.strides;

@@ -15,9 +15,11 @@ struct AttentionKernel {
   const char* serves;  // one line for people
   // Instruction set it would run on here; empty if this machine has none for it.
   std::string (*instruction_set)();
-  // Empty if it serves these params; else why not, in a few words. Asked in the list's order, so a
-  // kernel also refuses what a later one does faster.
+  // Empty if it can serve these params; else why not, in a few words.
   std::string (*refuses)(const AttentionParams& params);
+  // Empty if it is the best so far for what it can serve; else why a later kernel of the list is
+  // better. Null: it always is.
+  std::string (*declines)(const AttentionParams& params);
   // Arguments are checked. Packed output rows outside all ranges are not touched.
   void (*forward)(const Context& context, const AttentionParams& params,
                   const AttentionOutputs& outputs);
@@ -33,7 +35,8 @@ struct AttentionKernel {
 // Best first; the last one serves everything.
 const std::vector<const AttentionKernel*>& AllAttentionKernels();
 
-// The first that is usable here and does not refuse. `why` (may be null) collects the refusals.
+// The first that is usable here and neither refuses nor declines. `why` (may be null) collects the
+// reasons.
 const AttentionKernel& ChooseKernel(const AttentionParams& params, std::string* why);
 
 // Runs one kernel by name whatever dispatch would choose; for tests and benchmarks. Null: no such

@@ -411,6 +411,7 @@ const AttentionKernel kDenseAttention = {
         [](const AttentionParams& params) {
           return std::string(params.q.dtype == DType::kFloat64 ? "float64" : "");
         },
+    .declines = nullptr,
     .forward = Forward,
     .backward = Backward,
     .saved_bytes = nullptr,

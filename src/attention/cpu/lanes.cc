@@ -171,6 +171,7 @@ const AttentionKernel kLanesAttention = {
         "entmax with alpha 1 or in [1.05, 2] and softmax, up to 512 keys, head sizes up to 128",
     .instruction_set = [] { return std::string(LanesTarget()); },
     .refuses = Refuses,
+    .declines = nullptr,
     .forward = Forward,
     .backward = Backward,
     .saved_bytes = nullptr,

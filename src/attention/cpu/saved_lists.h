@@ -17,15 +17,28 @@ class SavedLists {
  public:
   static constexpr std::uint32_t kNotSaved = 0xFFFFFFFF;
 
-  SavedLists() = default;
-  // An empty view if `bytes` do not hold a pair a row.
-  SavedLists(const AttentionParams& params, void* memory, std::size_t bytes) {
-    const auto rows = static_cast<std::size_t>(ArrayBatch(params) * params.heads * params.q_len);
-    const std::size_t header = HeaderBytes(rows);
-    if (memory == nullptr || rows == 0 || bytes < header + rows * 8) return;
-    slot_ = std::min<std::size_t>((bytes - header) / (rows * 8), 1 << 20);
-    counts_ = static_cast<std::uint32_t*>(memory);
-    keys_ = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(memory) + header);
+  SavedLists() = default;  // holds nothing
+
+  // For writing. An empty view if `bytes` do not hold a pair a row.
+  static SavedLists Create(const AttentionParams& params, void* memory, std::size_t bytes) {
+    const SavedLists lists(params, memory, bytes);
+    if (lists.counts_ != nullptr) {
+      const Header header{kMark, Rows(params), lists.slot_};
+      std::memcpy(memory, &header, sizeof(header));
+    }
+    return lists;
+  }
+
+  // For reading: an empty view unless Create() wrote there for the same shape, as another kernel may
+  // have run before (strides decide too, and they may change between the passes).
+  static SavedLists Open(const AttentionParams& params, const void* memory, std::size_t bytes) {
+    const SavedLists lists(params, const_cast<void*>(memory), bytes);
+    if (lists.counts_ == nullptr) return {};
+    Header header;
+    std::memcpy(&header, memory, sizeof(header));
+    const bool ours = header.mark == kMark && header.rows == Rows(params) &&
+                      header.slot == lists.slot_;
+    return ours ? lists : SavedLists();
   }
 
   static std::size_t Bytes(const AttentionParams& params, std::size_t slot) {
@@ -48,6 +61,15 @@ class SavedLists {
     if (counts_ != nullptr) counts_[row] = kNotSaved;
   }
 
+  // The same lists, rows counted from `row`.
+  SavedLists From(std::int64_t row) const {
+    SavedLists from = *this;
+    if (counts_ == nullptr) return from;
+    from.counts_ += row;
+    from.keys_ += static_cast<std::size_t>(row) * slot_ * 2;
+    return from;
+  }
+
   // kNotSaved if the row has to be found again.
   std::uint32_t Count(std::int64_t row) const {
     return counts_ == nullptr ? kNotSaved : counts_[row];
@@ -60,7 +82,24 @@ class SavedLists {
   }
 
  private:
-  static std::size_t HeaderBytes(std::size_t rows) { return (rows * 4 + 63) / 64 * 64; }
+  struct Header {
+    std::uint64_t mark = 0, rows = 0, slot = 0;
+  };
+  static constexpr std::uint64_t kMark = 0x7473616c6c697301;
+
+  SavedLists(const AttentionParams& params, void* memory, std::size_t bytes) {
+    const std::size_t rows = Rows(params), header = HeaderBytes(rows);
+    if (memory == nullptr || rows == 0 || bytes < header + rows * 8) return;
+    slot_ = std::min<std::size_t>((bytes - header) / (rows * 8), 1 << 20);
+    counts_ = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(memory) + 64);
+    keys_ = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(memory) + header);
+  }
+
+  static std::size_t Rows(const AttentionParams& params) {
+    return static_cast<std::size_t>(ArrayBatch(params) * params.heads * params.q_len);
+  }
+  // The mark and the counts, to a multiple of 64.
+  static std::size_t HeaderBytes(std::size_t rows) { return 64 + (rows * 4 + 63) / 64 * 64; }
 
   std::uint32_t* counts_ = nullptr;
   std::uint32_t* keys_ = nullptr;

@@ -44,11 +44,15 @@ class BlockSweep {
   // Lists every candidate of the active rows.
   void Sweep();
 
-  // Solves all active rows and calls emit(r) for each as it is done: row(r).tau is the threshold,
-  // list_z the candidates' scores, scratch.weights their weights (0 off the support), maximum() their
-  // largest score. Rows whose guess was too high are swept again first.
+  // Solves all active rows and calls emit(r, support) for each as it is done: rows[r].tau is the
+  // threshold, and the row's list holds its support: list_key ascending, list_z the weights.
+  // maximum() is its largest score. Rows whose guess was too high are swept again first.
   template <class Emit>
   void Solve(const Emit& emit);
+
+  // The same for rows whose tau is known and whose bound follows from it (KnownThreshold).
+  template <class Emit>
+  void Recall(const Emit& emit);
 
   std::int64_t count() const { return count_; }
   float maximum() const { return maximum_; }  // of the row that is being emitted, in z
@@ -56,10 +60,16 @@ class BlockSweep {
 
   // Sets bounds for thresholds that are known (z units); rows without support get none.
   void KnownThreshold(std::int64_t r, double tau) {
-    auto& row = s_.rows[r];
+    SweepScratch::Row& row = s_.rows[r];
     const auto t = static_cast<float>(tau);
+    row.tau = tau;
+    row.raise_at = s_.list_capacity + 1;
     SetBound(r, t - row.error - kSlack * (1.0f + std::abs(t)));
-    row.raise_at = s_.list_capacity;
+  }
+  // No support, or none that is wanted.
+  void Retire(std::int64_t r) {
+    s_.rows[r].active = false;
+    s_.bounds[s_.slot_of_row[r]] = kInfinityF;
   }
 
  private:
@@ -73,10 +83,7 @@ class BlockSweep {
     const float raw = z / row.factor;
     s_.bounds[s_.slot_of_row[r]] = std::isfinite(raw) ? raw - kSlack * std::abs(raw) : -kInfinityF;
   }
-  void Retire(std::int64_t r) {
-    s_.rows[r].active = false;
-    s_.bounds[s_.slot_of_row[r]] = kInfinityF;
-  }
+  std::size_t KeepSupport(std::int64_t r);
   void SweepAgain();
   void LimitByAlibi(SweepScratch::Row& row, float largest);
   const float* TileBounds(std::int64_t pair, std::int64_t tile, int buffer);
@@ -417,7 +424,13 @@ void BlockSweep<Engine, kEngine>::Distribute() {
     const std::int64_t at = r * s_.list_stride + row.count++;
     s_.list_z[at] = z;
     s_.list_key[at] = static_cast<std::uint32_t>(key);
-    if (row.count >= row.raise_at) Raise(r);
+    if (row.count >= row.raise_at) {
+      Raise(r);
+    } else if (row.count == s_.list_capacity) {  // a known threshold cannot rise
+      row.dense = true;
+      row.count = 0;
+      Retire(r);
+    }
   }
   s_.log.count = 0;
 }
@@ -532,7 +545,7 @@ void BlockSweep<Engine, kEngine>::Solve(const Emit& emit) {
       SweepScratch::Row& row = s_.rows[r];
       if (!row.active) continue;
       if (SolveRow(r)) {
-        if (!row.dense) emit(r);
+        if (!row.dense) emit(r, KeepSupport(r));
         Retire(r);
       } else {
         row.count = 0;
@@ -541,6 +554,50 @@ void BlockSweep<Engine, kEngine>::Solve(const Emit& emit) {
     }
     if (again) SweepAgain();
   }
+}
+
+template <class Engine, ScoreEngine kEngine>
+template <class Emit>
+void BlockSweep<Engine, kEngine>::Recall(const Emit& emit) {
+  for (std::int64_t r = 0; r < count_; ++r) {
+    SweepScratch::Row& row = s_.rows[r];
+    if (!row.active) continue;
+    if (approximate_) Rescore(r);
+    maximum_ = RowMaximum(s_.list_z.get() + r * s_.list_stride,
+                          static_cast<std::size_t>(row.count));
+    emit(r, KeepSupport(r));
+    Retire(r);
+  }
+}
+
+// Turns a row's list into its support and weights. They depend on the scores, tau and maximum()
+// alone, not on what else was listed: a row that is found again gets the same bits.
+template <class Engine, ScoreEngine kEngine>
+std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
+  const SweepScratch::Row& row = s_.rows[r];
+  float* z = s_.list_z.get() + r * s_.list_stride;
+  std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
+  float* p = s_.weights.get();
+  const auto n = static_cast<std::size_t>(row.count);
+  const DF d;
+  const std::size_t lanes = hn::Lanes(d);
+  const SplitThreshold tau(row.tau - static_cast<double>(maximum_));
+  const VF top = hn::Set(d, maximum_), high = hn::Set(d, tau.high), low = hn::Set(d, tau.low);
+  WithPower(head_.alpha - 1.0, [&](const auto& power) HWY_ATTR {
+    for (std::size_t i = 0; i < n; i += lanes) {
+      const VF above = hn::Sub(hn::Sub(hn::Sub(hn::LoadU(d, z + i), top), high), low);
+      hn::StoreU(power.Value(d, hn::Max(above, hn::Zero(d))), d, p + i);
+    }
+  });
+  const std::size_t support = KeepPositive(key, p, z, n);
+  double sum, unused;
+  SumTwo(z, support, 0.0f, &sum, &unused,
+         [](VF v, VF& a, VF&) HWY_ATTR { a = hn::Add(a, v); });
+  const VF factor = hn::Set(d, static_cast<float>(1.0 / sum));
+  for (std::size_t i = 0; i < support; i += lanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, z + i), factor), d, z + i);
+  }
+  return support;
 }
 
 // Rows that are still active, side by side in as few units as hold them.

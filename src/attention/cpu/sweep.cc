@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "attention/cpu/matrix_unit.h"
@@ -11,6 +12,7 @@
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
 #include "attention/cpu/sweep-inl.h"
+#include "simplex/backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
@@ -77,12 +79,9 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
     store(waiting.r, result, waiting.maximum, waiting.support);
     saved.Save(index0 + waiting.r, key, p, waiting.support);
   };
-  sweep.Solve([&](std::int64_t r) HWY_ATTR {
-    const std::int64_t at = r * scratch.list_stride;
-    std::uint32_t* key = scratch.list_key.get() + at;
-    const std::size_t support = KeepPositive(key, scratch.weights.get(), scratch.list_z.get() + at,
-                                             static_cast<std::size_t>(scratch.rows[r].count));
-    PrefetchRows(values, params.v.dtype, key, support, e);
+  sweep.Solve([&](std::int64_t r, std::size_t support) HWY_ATTR {
+    PrefetchRows(values, params.v.dtype, scratch.list_key.get() + r * scratch.list_stride, support,
+                 e);
     finish();
     waiting = {r, support,
                static_cast<float>(static_cast<double>(sweep.maximum()) / (head.alpha - 1.0))};
@@ -109,10 +108,8 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
     sweep.Begin(begin, count);
     sweep.Guess({});
     sweep.Sweep();
-    sweep.Solve([&](std::int64_t r) HWY_ATTR {
+    sweep.Solve([&](std::int64_t r, std::size_t support) HWY_ATTR {
       const SweepScratch::Row& row = scratch.rows[r];
-      const auto support = std::count_if(scratch.weights.get(), scratch.weights.get() + row.count,
-                                         [](float p) { return p > 0.0f; });
       kept += static_cast<double>(support) / static_cast<double>(row.hi - row.lo);
       ++solved;
       if (!(row.sigma > 0.0f) || row.hi - row.lo < 256) return;
@@ -135,6 +132,166 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
   return guess;
 }
 
+// The support's lists of a block: saved, or found again. Calls emit(r, keys, weights, n) for every row
+// of a sequence; false: some row is dense, and nothing more is emitted.
+template <class Engine, ScoreEngine kEngine, class Emit>
+bool ForEachSupport(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
+                    const double* tau, const SavedLists& saved, SweepScratch& scratch,
+                    const Emit& emit) {
+  bool all_saved = true;
+  for (std::int64_t r = 0; r < count; ++r) {
+    all_saved = all_saved && saved.Count(r) != SavedLists::kNotSaved;
+  }
+  if (all_saved) {
+    for (std::int64_t r = 0; r < count; ++r) {
+      emit(r, saved.Keys(r), saved.Weights(r), static_cast<std::size_t>(saved.Count(r)));
+    }
+    return true;
+  }
+  BlockSweep<Engine, kEngine> sweep(head, scratch);
+  sweep.Begin(q_begin, count);
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (scratch.rows[r].dense || std::isnan(tau[r])) return false;
+    if (!scratch.rows[r].active) continue;
+    if (tau[r] == -std::numeric_limits<double>::infinity()) {
+      sweep.Retire(r);
+    } else {
+      sweep.KnownThreshold(r, tau[r]);
+    }
+  }
+  sweep.Sweep();
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (scratch.rows[r].dense) return false;
+  }
+  sweep.Recall([&](std::int64_t r, std::size_t support) HWY_ATTR {
+    const std::int64_t at = r * scratch.list_stride;
+    emit(r, scratch.list_key.get() + at, scratch.list_z.get() + at, support);
+  });
+  return true;
+}
+
+// dp, ds and what follows for the queries of a block; what its keys get goes to `edges`.
+template <class Engine, ScoreEngine kEngine>
+bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
+                   const AttentionGradients& gradients, const SavedLists& saved,
+                   SweepScratch& scratch, BlockEdges* edges) {
+  const AttentionParams& params = *head.params;
+  const Sequence& sequence = *head.sequence;
+  const std::int64_t b = sequence.array_batch, h = head.h, kv = KvHead(params, h);
+  const std::int64_t d = params.head_dim, e = params.value_dim;
+  const std::int64_t index0 = RowIndex(params, sequence, h, q_begin);
+  const GatherRows keys = GatherRows::Of(params.k, b, kv, head.keys->first);
+  const GatherRows values = GatherRows::Of(params.v, b, kv, head.keys->first);
+  const ConstArray4& c = params.terms.length_scale;
+  const double scale = ScaleOf(params);
+  float* d_out = scratch.row_buffer.get();
+  float* dq = d_out + e + 64;
+  edges->Clear();
+  if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {
+    std::fill_n(dq, d, 0.0f);
+    for (std::int64_t r = 0; r < count; ++r) {  // rows without support
+      if (gradients.dq.data != nullptr) {
+        StoreFloats(dq, gradients.dq, Offset(gradients.dq.strides, b, h, q_begin + r), d);
+      }
+      if (gradients.d_length_scale != nullptr) gradients.d_length_scale[index0 + r] = 0.0;
+    }
+  }
+  return ForEachSupport<Engine, kEngine>(
+      head, q_begin, count, gradients.tau + index0, saved.From(index0), scratch,
+      [&](std::int64_t r, const std::uint32_t* key, const float* p, std::size_t n) HWY_ATTR {
+        if (n == 0) return;
+        const std::int64_t q_row = q_begin + r;
+        PrefetchRows(keys, params.k.dtype, key, n, d);
+        LoadFloats(gradients.d_out, Offset(gradients.d_out.strides, b, h, q_row), e, d_out);
+        float* dp = edges->Room(n);
+        GatherDot(values, params.v.dtype, key, n, d_out, e, dp);
+        if (gradients.d_alpha != nullptr) edges->AddAlpha(head.alpha, p, dp, n);
+        const double eps = head.alpha - 1.0;
+        float* ds = dp;
+        if (eps == 0.5) {
+          BackwardRow(RootWeight(), p, dp, n, 1.0f, ds);
+        } else if (eps == 1.0) {
+          BackwardRow(SupportWeight(), p, dp, n, 1.0f, ds);
+        } else {
+          BackwardRow(PowerWeight{static_cast<float>(2.0 - head.alpha)}, p, dp, n, 1.0f, ds);
+        }
+        const std::int64_t position = q_row + sequence.shift - head.keys->first;
+        if (gradients.d_slopes != nullptr) {
+          double sum = 0.0;
+          for (std::size_t i = 0; i < n; ++i) {
+            sum += static_cast<double>(ds[i]) *
+                   static_cast<double>(std::abs(position - static_cast<std::int64_t>(key[i])));
+          }
+          edges->d_slope -= sum;
+        }
+        double factor = scale;
+        if (c.data != nullptr) {
+          factor *= LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
+        }
+        for (std::size_t i = 0; i < n; ++i) {
+          float weight = static_cast<float>(factor) * ds[i];
+          if (head.distance_a != nullptr) {
+            weight *= head.distance_a[std::abs(position - static_cast<std::int64_t>(key[i]))];
+          }
+          ds[i] = weight;
+        }
+        if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {
+          GatherSum(keys, params.k.dtype, key, ds, n, d, dq);
+          if (gradients.dq.data != nullptr) {
+            StoreFloats(dq, gradients.dq, Offset(gradients.dq.strides, b, h, q_row), d);
+          }
+          if (gradients.d_length_scale != nullptr) {
+            // dq = c sum_j (ds_j a_j scale) k_j, and the derivative in c is the same sum times q.
+            float* q = scratch.query_rows.get();
+            LoadFloats(params.q, Offset(params.q.strides, b, h, q_row), d, q);
+            const double dot = DotFloats(q, dq, static_cast<std::size_t>(d));
+            gradients.d_length_scale[index0 + r] =
+                dot / LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
+          }
+        }
+        edges->Append(r, key, p, ds, n);
+      });
+}
+
+// Adds the edges of some blocks that end in a panel of keys to the sums. dk: [keys, head_dim],
+// dv: [keys, value_dim] of the head.
+void AddEdges(const AttentionParams& params, const AttentionGradients& gradients,
+              const BlockEdges* blocks, std::size_t count, std::int64_t panel, float* dk, float* dv) {
+  const std::int64_t d = params.head_dim, e = params.value_dim;
+  const DF df;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));
+  HWY_ALIGN float q[512], d_out[512];
+  // y += weight * x
+  const auto add = [&](float weight, const float* HWY_RESTRICT x, float* HWY_RESTRICT y,
+                       std::int64_t n) HWY_ATTR {
+    const VF w = hn::Set(df, weight);
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      hn::StoreU(hn::MulAdd(w, hn::LoadU(df, x + i), hn::LoadU(df, y + i)), df, y + i);
+    }
+    for (; i < n; ++i) y[i] += weight * x[i];
+  };
+  for (std::size_t at = 0; at < count; ++at) {
+    const BlockEdges& block = blocks[at];
+    std::int64_t loaded = -1;
+    for (const Edge& edge : block.Panel(panel)) {
+      if (edge.row != loaded) {
+        loaded = edge.row;
+        const std::int64_t row = block.q_begin + loaded;
+        if (dk != nullptr) {
+          LoadFloats(params.q, Offset(params.q.strides, block.array_batch, block.h, row), d, q);
+        }
+        if (dv != nullptr) {
+          LoadFloats(gradients.d_out,
+                     Offset(gradients.d_out.strides, block.array_batch, block.h, row), e, d_out);
+        }
+      }
+      if (dk != nullptr) add(edge.ds, q, dk + edge.key * d, d);
+      if (dv != nullptr) add(edge.p, d_out, dv + edge.key * e, e);
+    }
+  }
+}
+
 // One instruction set's and engine's functions, for the driver below.
 template <class Engine, ScoreEngine kEngine>
 void Bind(SweepFunctions* functions) {
@@ -150,6 +307,10 @@ void Bind(SweepFunctions* functions) {
   };
   functions->pilot = Pilot<Engine, kEngine>;
   functions->forward = ForwardBlock<Engine, kEngine>;
+  functions->backward = BackwardBlock<Engine, kEngine>;
+  functions->add_edges = AddEdges;
+  functions->store = [](const float* values, const MutableArray4& array, std::int64_t start,
+                        std::int64_t columns) { StoreFloats(values, array, start, columns); };
 }
 
 void BindEngine(ScoreEngine engine, bool emulated, SweepFunctions* functions) {

@@ -18,6 +18,7 @@
 
 #include "attention/cpu/dense.h"
 #include "attention/cpu/saved_lists.h"
+#include "attention/cpu/sweep_edges.h"
 #include "attention/cpu/threshold_guess.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
@@ -163,6 +164,18 @@ struct SweepFunctions {
   void (*forward)(const HeadContext& head, const HeadGuess& guess, std::int64_t q_begin,
                   std::int64_t count, const AttentionOutputs& outputs, const SavedLists& saved,
                   SweepScratch& scratch, std::vector<RowBlock>* dense) = nullptr;
+  // Gradients of the same rows' queries, and the edges that their keys need. False: a row is dense, and
+  // what was written means nothing.
+  bool (*backward)(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
+                   const AttentionGradients& gradients, const SavedLists& saved,
+                   SweepScratch& scratch, BlockEdges* edges) = nullptr;
+  // Adds the edges of `count` blocks, in their order, to the sums of a panel of keys; null: not
+  // wanted. dk: [keys, head_dim], dv: [keys, value_dim].
+  void (*add_edges)(const AttentionParams& params, const AttentionGradients& gradients,
+                    const BlockEdges* blocks, std::size_t count, std::int64_t panel, float* dk,
+                    float* dv) = nullptr;
+  void (*store)(const float* values, const MutableArray4& array, std::int64_t start,
+                std::int64_t columns) = nullptr;
 };
 
 // For the instruction set in use. `emulated`: kAmx without a matrix unit, for tests.
@@ -171,5 +184,7 @@ SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);
 // The kernel's forward pass with given functions; kernels and tests choose them.
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const AttentionOutputs& outputs);
+void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
+                   const AttentionParams& params, const AttentionGradients& gradients);
 
 }  // namespace tsallis

@@ -1,5 +1,6 @@
 // The sweep over all heads: packing, pilots, blocks, and who takes what is dense.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -20,6 +21,8 @@ constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
 // Rows shorter than this are not guessed, nor worth a pilot.
 constexpr std::int64_t kGuessKeys = 1024;
 constexpr std::int64_t kPackTiles = 32;  // tiles of a packing task
+// Blocks whose edges are kept before the keys take them up: 4 MB for 30 entries a row.
+constexpr std::int64_t kWaveBlocks = 64;
 
 // float[n], 64-byte aligned, left as it is.
 template <typename T>
@@ -45,6 +48,19 @@ struct PackedHead {
   Sequence sequence;
   std::int64_t kv = 0;
   PackedKeys keys;
+};
+
+// Memory of packed keys, which only grows.
+struct PackedMemory {
+  void Reserve(std::size_t bytes, std::size_t floats) {
+    if (bytes > packed_bytes) packed = Aligned<std::byte>(static_cast<std::int64_t>(bytes));
+    if (floats > mean_floats) means = Aligned<float>(static_cast<std::int64_t>(floats));
+    packed_bytes = std::max(packed_bytes, bytes);
+    mean_floats = std::max(mean_floats, floats);
+  }
+  hwy::AlignedFreeUniquePtr<std::byte[]> packed;
+  hwy::AlignedFreeUniquePtr<float[]> means;
+  std::size_t packed_bytes = 0, mean_floats = 0;
 };
 
 // One block of one query head.
@@ -80,10 +96,14 @@ class SweepRun {
   }
 
   void Forward(const AttentionOutputs& outputs);
+  void Backward(const AttentionGradients& gradients);
 
  private:
+  struct KvSums;
+  bool BackwardProblem(const Context& context, int worker, const AttentionGradients& gradients,
+                       const KvProblem& problem, KvSums& sums, double* d_alpha, double* d_slopes);
   bool Sweepable(std::int64_t h) const;
-  void Pack(std::vector<PackedHead>& heads);
+  void Pack(const Context& context, int outer, std::vector<PackedHead>& heads, PackedMemory& memory);
   HeadContext Head(const PackedHead& packed, std::int64_t h) const {
     const double alpha = AlphaOf(params_, h);
     return {&params_,
@@ -94,10 +114,12 @@ class SweepRun {
             &curves_.at(alpha),
             distance_a_.empty() ? nullptr : distance_a_.data()};
   }
-  // A worker's scratch, with tiles configured while it is held.
+  // Runs body(task, scratch) with a worker's scratch, and tiles configured while it is held. Inside of
+  // a task of worker `outer` everything is that worker's.
   template <class Body>
-  void Tasks(std::int64_t count, const Body& body) {
-    ParallelTasks(context_, count, [&](std::int64_t task, int worker) {
+  void Tasks(const Context& context, int outer, std::int64_t count, const Body& body) {
+    ParallelTasks(context, count, [&](std::int64_t task, int inner) {
+      const int worker = outer + inner;
 #if defined(__x86_64__)
       const MatrixUnitSession session(functions_.engine == ScoreEngine::kAmx && !emulated_);
 #endif
@@ -112,8 +134,7 @@ class SweepRun {
   std::vector<std::unique_ptr<SweepScratch>> scratch_;
   std::map<double, ThresholdCurve> curves_;
   std::vector<float> distance_a_;
-  hwy::AlignedFreeUniquePtr<std::byte[]> packed_;
-  hwy::AlignedFreeUniquePtr<float[]> means_;
+  PackedMemory packed_;
 };
 
 // Alpha near 1 keeps every key, and above 2 the threshold needs more digits than float32 has.
@@ -121,7 +142,8 @@ bool IsSweepAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 
 bool SweepRun::Sweepable(std::int64_t h) const { return IsSweepAlpha(AlphaOf(params_, h)); }
 
-void SweepRun::Pack(std::vector<PackedHead>& heads) {
+void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
+                    PackedMemory& memory) {
   const std::size_t tile = TileBytes(functions_.engine, params_.head_dim);
   const std::size_t covariance = static_cast<std::size_t>(Tiles(params_.head_dim)) * tile;
   const std::int64_t dim = PackedDim(functions_.engine, params_.head_dim);
@@ -132,20 +154,19 @@ void SweepRun::Pack(std::vector<PackedHead>& heads) {
     bytes += static_cast<std::size_t>(tiles) * tile + covariance;
     for (std::int64_t begin = 0; begin < tiles; begin += kPackTiles) tasks.push_back({i, begin});
   }
-  packed_ = Aligned<std::byte>(static_cast<std::int64_t>(bytes));
-  means_ = Aligned<float>(static_cast<std::int64_t>(heads.size()) * dim);
-  std::byte* at = packed_.get();
+  memory.Reserve(bytes, heads.size() * static_cast<std::size_t>(dim));
+  std::byte* at = memory.packed.get();
   for (std::size_t i = 0; i < heads.size(); ++i) {
     PackedKeys& keys = heads[i].keys;
     keys.data = at;
     at += static_cast<std::size_t>(Tiles(keys.count)) * tile;
     keys.covariance = at;
     at += covariance;
-    keys.mean = means_.get() + static_cast<std::int64_t>(i) * dim;
+    keys.mean = memory.means.get() + static_cast<std::int64_t>(i) * dim;
   }
   std::vector<PackedBounds> bounds(tasks.size());
   const auto moments = static_cast<std::int64_t>(heads.size());
-  Tasks(static_cast<std::int64_t>(tasks.size()) + moments,
+  Tasks(context, outer, static_cast<std::int64_t>(tasks.size()) + moments,
         [&](std::int64_t task, SweepScratch& scratch) {
           if (task < moments) {
             const PackedHead& head = heads[static_cast<std::size_t>(task)];
@@ -170,7 +191,7 @@ void SweepRun::Pack(std::vector<PackedHead>& heads) {
 }
 
 void SweepRun::Forward(const AttentionOutputs& outputs) {
-  const SavedLists saved(params_, outputs.saved, outputs.saved_bytes);
+  const SavedLists saved = SavedLists::Create(params_, outputs.saved, outputs.saved_bytes);
   const std::int64_t group = params_.heads / std::max<std::int64_t>(params_.kv_heads, 1);
   std::vector<RowBlock> dense;
   const auto give_up = [&](std::int64_t b, std::int64_t h, const Sequence& sequence) {
@@ -200,13 +221,13 @@ void SweepRun::Forward(const AttentionOutputs& outputs) {
                TileBytes(functions_.engine, params_.head_dim);
       heads.push_back(head);
     }
-    Pack(heads);
+    Pack(context_, 0, heads, packed_);
 
     const auto wave = static_cast<std::int64_t>(heads.size());
     std::vector<HeadGuess> guesses(static_cast<std::size_t>(wave * group));
     const bool terms =
         params_.terms.alibi_slopes.data != nullptr || params_.terms.scale_invariant != 0.0;
-    Tasks(wave * group, [&](std::int64_t task, SweepScratch& scratch) {
+    Tasks(context_, 0, wave * group, [&](std::int64_t task, SweepScratch& scratch) {
       const PackedHead& head = heads[static_cast<std::size_t>(task / group)];
       const std::int64_t h = head.kv * group + task % group;
       if (!Sweepable(h) || terms || head.keys.count < kGuessKeys || !head.keys.usable) return;
@@ -233,7 +254,7 @@ void SweepRun::Forward(const AttentionOutputs& outputs) {
     std::stable_sort(blocks.begin(), blocks.end(),
                      [](const BlockTask& a, const BlockTask& b) { return a.cost > b.cost; });
     std::vector<std::vector<RowBlock>> left(blocks.size());
-    Tasks(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task, SweepScratch& scratch) {
+    Tasks(context_, 0, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task, SweepScratch& scratch) {
       const BlockTask& block = blocks[static_cast<std::size_t>(task)];
       const PackedHead& head = heads[static_cast<std::size_t>(block.head / group)];
       functions_.forward(Head(head, block.h), guesses[static_cast<std::size_t>(block.head)],
@@ -244,6 +265,152 @@ void SweepRun::Forward(const AttentionOutputs& outputs) {
   }
   ClearRowsOutside(params_, outputs);
   if (!dense.empty()) DenseForwardBlocks(context_, params_, outputs, dense);
+}
+
+// Memory of one problem's backward pass: one for each worker that has problems of its own.
+struct SweepRun::KvSums {
+  PackedMemory packed;
+  std::vector<float> dk, dv;  // [keys, head_dim], [keys, value_dim]
+  std::vector<BlockEdges> edges;
+};
+
+// False: some row is dense.
+bool SweepRun::BackwardProblem(const Context& context, int worker,
+                               const AttentionGradients& gradients, const KvProblem& problem,
+                               KvSums& sums, double* d_alpha, double* d_slopes) {
+  const std::int64_t group = params_.heads / params_.kv_heads;
+  std::vector<PackedHead> heads(1);
+  PackedHead& head = heads[0];
+  head.sequence = Sequence::Of(params_, problem.b);
+  head.kv = problem.kv;
+  head.keys.count = head.sequence.k.size();
+  head.keys.first = head.sequence.k.begin;
+  const SavedLists saved = SavedLists::Open(params_, gradients.saved, gradients.saved_bytes);
+  const Span rows = head.sequence.q;
+  bool all_saved = true;
+  for (std::int64_t h = head.kv * group; h < (head.kv + 1) * group; ++h) {
+    if (!Sweepable(h)) return false;
+    const std::int64_t index = RowIndex(params_, head.sequence, h, 0);
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      // A row with NaN or +inf among its scores, or none that a sweep can hold.
+      if (std::isnan(gradients.tau[index + row])) return false;
+      all_saved = all_saved && saved.Count(index + row) != SavedLists::kNotSaved;
+    }
+  }
+  if (!all_saved) Pack(context, worker, heads, sums.packed);
+  const auto keys = static_cast<std::size_t>(head.keys.count);
+  if (gradients.dk.data != nullptr) {
+    sums.dk.assign(keys * static_cast<std::size_t>(params_.head_dim), 0.0f);
+  }
+  if (gradients.dv.data != nullptr) {
+    sums.dv.assign(keys * static_cast<std::size_t>(params_.value_dim), 0.0f);
+  }
+  float* dk = gradients.dk.data != nullptr ? sums.dk.data() : nullptr;
+  float* dv = gradients.dv.data != nullptr ? sums.dv.data() : nullptr;
+
+  const std::int64_t blocks = (rows.size() + kBlockRows - 1) / kBlockRows;
+  const std::int64_t total = blocks * group;
+  if (sums.edges.size() < static_cast<std::size_t>(kWaveBlocks)) sums.edges.resize(kWaveBlocks);
+  std::atomic<bool> dense = false;
+  for (std::int64_t wave = 0; wave < total && !dense; wave += kWaveBlocks) {
+    const std::int64_t count = std::min(kWaveBlocks, total - wave);
+    Tasks(context, worker, count, [&](std::int64_t task, SweepScratch& scratch) {
+      if (dense) return;
+      const std::int64_t h = head.kv * group + (wave + task) / blocks;
+      const std::int64_t q_begin = rows.begin + (wave + task) % blocks * kBlockRows;
+      BlockEdges& edges = sums.edges[static_cast<std::size_t>(task)];
+      edges.array_batch = head.sequence.array_batch;
+      edges.h = h;
+      edges.q_begin = q_begin;
+      if (!functions_.backward(Head(head, h), q_begin, std::min(kBlockRows, rows.end - q_begin),
+                               gradients, saved, scratch, &edges)) {
+        dense = true;
+        return;
+      }
+      edges.Sort(head.keys.count);
+    });
+    if (dense) return false;
+    for (std::int64_t task = 0; task < count; ++task) {
+      const BlockEdges& edges = sums.edges[static_cast<std::size_t>(task)];
+      d_alpha[edges.h] += edges.d_alpha;
+      d_slopes[edges.h] += edges.d_slope;
+    }
+    if (dk == nullptr && dv == nullptr) continue;
+    const std::int64_t panels = (head.keys.count + kPanelKeys - 1) / kPanelKeys;
+    Tasks(context, worker, panels, [&](std::int64_t panel, SweepScratch&) {
+      functions_.add_edges(params_, gradients, sums.edges.data(), static_cast<std::size_t>(count),
+                           panel, dk, dv);
+    });
+  }
+  if (dense) return false;
+  const auto store = [&](const MutableArray4& array, const float* values, std::int64_t columns) {
+    if (array.data == nullptr) return;
+    Tasks(context, worker, (head.keys.count + kPanelKeys - 1) / kPanelKeys,
+          [&](std::int64_t panel, SweepScratch&) {
+            const std::int64_t end = std::min((panel + 1) * kPanelKeys, head.keys.count);
+            for (std::int64_t j = panel * kPanelKeys; j < end; ++j) {
+              functions_.store(values + j * columns, array,
+                               Offset(array.strides, head.sequence.array_batch, head.kv,
+                                      head.keys.first + j),
+                               columns);
+            }
+          });
+  };
+  store(gradients.dk, dk, params_.head_dim);
+  store(gradients.dv, dv, params_.value_dim);
+  ClearGradientsOutside(params_, gradients, head.sequence, head.kv);
+  return true;
+}
+
+void SweepRun::Backward(const AttentionGradients& gradients) {
+  const std::int64_t problems = params_.batch * params_.kv_heads;
+  const auto per_problem = static_cast<std::size_t>(params_.batch * params_.heads);
+  std::vector<double> d_alpha(per_problem, 0.0), d_slopes(per_problem, 0.0);
+  std::vector<std::uint8_t> is_dense(static_cast<std::size_t>(problems), 0);
+  const auto run = [&](const Context& context, int worker, std::int64_t i, KvSums& sums) {
+    const KvProblem problem{i / params_.kv_heads, i % params_.kv_heads};
+    double* alpha = d_alpha.data() + problem.b * params_.heads;
+    double* slopes = d_slopes.data() + problem.b * params_.heads;
+    if (BackwardProblem(context, worker, gradients, problem, sums, alpha, slopes)) return;
+    is_dense[static_cast<std::size_t>(i)] = 1;
+    const std::int64_t group = params_.heads / params_.kv_heads;
+    std::fill_n(alpha + problem.kv * group, group, 0.0);
+    std::fill_n(slopes + problem.kv * group, group, 0.0);
+  };
+  if (problems >= 4 * Threads(context_)) {
+    std::vector<KvSums> sums(static_cast<std::size_t>(Threads(context_)));
+    ParallelTasks(context_, problems, [&](std::int64_t i, int worker) {
+      run({.threads = 1}, worker, i, sums[static_cast<std::size_t>(worker)]);
+    });
+  } else {
+    KvSums sums;
+    for (std::int64_t i = 0; i < problems; ++i) run(context_, 0, i, sums);
+  }
+  if (gradients.d_slopes != nullptr) {
+    std::fill_n(gradients.d_slopes, ArrayBatch(params_) * params_.heads, 0.0);
+    for (std::int64_t b = 0; b < params_.batch; ++b) {
+      const std::int64_t at = (params_.ranges.packed ? 0 : b) * params_.heads;
+      for (std::int64_t h = 0; h < params_.heads; ++h) {
+        gradients.d_slopes[at + h] += d_slopes[b * params_.heads + h];
+      }
+    }
+  }
+  std::vector<KvProblem> left;
+  for (std::int64_t i = 0; i < problems; ++i) {
+    if (is_dense[static_cast<std::size_t>(i)] != 0) {
+      left.push_back({i / params_.kv_heads, i % params_.kv_heads});
+    }
+  }
+  if (!left.empty()) {
+    DenseBackwardProblems(context_, params_, gradients, left, d_alpha.data());
+  }
+  if (gradients.d_alpha == nullptr) return;
+  for (std::int64_t h = 0; h < params_.heads; ++h) {
+    gradients.d_alpha[h] = 0.0;
+    for (std::int64_t b = 0; b < params_.batch; ++b) {
+      gradients.d_alpha[h] += d_alpha[b * params_.heads + h];
+    }
+  }
 }
 
 bool HasUnitStride(const ConstArray4& array) { return array.strides[3] == 1; }
@@ -259,8 +426,11 @@ std::string Refuses(const AttentionParams& params) {
   if (!HasUnitStride(params.q) || !HasUnitStride(params.k) || !HasUnitStride(params.v)) {
     return "columns that are not contiguous";
   }
-  if (LongestSequence(params) < 512) return "short sequences";
   return {};
+}
+
+std::string Declines(const AttentionParams& params) {
+  return LongestSequence(params) < 512 ? "dense tiles are faster on short rows" : "";
 }
 
 }  // namespace
@@ -295,6 +465,11 @@ void SweepForward(const SweepFunctions& functions, bool emulated, const Context&
   SweepRun(functions, emulated, context, params).Forward(outputs);
 }
 
+void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
+                   const AttentionParams& params, const AttentionGradients& gradients) {
+  SweepRun(functions, emulated, context, params).Backward(gradients);
+}
+
 namespace {
 
 // Kernels of the list.
@@ -307,7 +482,7 @@ void ForwardWith(const Context& context, const AttentionParams& params,
 template <ScoreEngine kEngine>
 void BackwardWith(const Context& context, const AttentionParams& params,
                   const AttentionGradients& gradients) {
-  kDenseAttention.backward(context, params, gradients);
+  SweepBackward(GetSweepFunctions(kEngine, false), false, context, params, gradients);
 }
 
 std::size_t SavedBytes(const AttentionParams& params) { return SavedLists::Bytes(params, 64); }
@@ -333,6 +508,7 @@ const AttentionKernel kSweepAmx = {
     .serves = "entmax with alpha in [1.1, 2] on rows from 512 keys, scores by bf16 tiles",
     .instruction_set = Avx3WithAmx,
     .refuses = Refuses,
+    .declines = Declines,
     .forward = ForwardWith<ScoreEngine::kAmx>,
     .backward = BackwardWith<ScoreEngine::kAmx>,
     .saved_bytes = SavedBytes,
@@ -342,6 +518,7 @@ const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
                                     .serves = "the same, scores by bf16 dot products",
                                     .instruction_set = Avx3WithBf16,
                                     .refuses = Refuses,
+    .declines = Declines,
                                     .forward = ForwardWith<ScoreEngine::kBf16Dot>,
                                     .backward = BackwardWith<ScoreEngine::kBf16Dot>,
                                     .saved_bytes = SavedBytes,
@@ -351,6 +528,7 @@ const AttentionKernel kSweepFloat = {.name = "sweep",
                                      .serves = "the same, scores in float32",
                                      .instruction_set = [] { return QueryCpu().chosen_target; },
                                      .refuses = Refuses,
+    .declines = Declines,
                                      .forward = ForwardWith<ScoreEngine::kFloat>,
                                      .backward = BackwardWith<ScoreEngine::kFloat>,
                                      .saved_bytes = SavedBytes,
