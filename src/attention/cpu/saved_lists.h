@@ -36,8 +36,8 @@ class SavedLists {
     if (lists.counts_ == nullptr) return {};
     Header header;
     std::memcpy(&header, memory, sizeof(header));
-    const bool ours = header.mark == kMark && header.rows == Rows(params) &&
-                      header.slot == lists.slot_;
+    const bool ours =
+        header.mark == kMark && header.rows == Rows(params) && header.slot == lists.slot_;
     return ours ? lists : SavedLists();
   }
 

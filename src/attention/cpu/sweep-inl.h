@@ -563,8 +563,8 @@ void BlockSweep<Engine, kEngine>::Recall(const Emit& emit) {
     SweepScratch::Row& row = s_.rows[r];
     if (!row.active) continue;
     if (approximate_) Rescore(r);
-    maximum_ = RowMaximum(s_.list_z.get() + r * s_.list_stride,
-                          static_cast<std::size_t>(row.count));
+    maximum_ =
+        RowMaximum(s_.list_z.get() + r * s_.list_stride, static_cast<std::size_t>(row.count));
     emit(r, KeepSupport(r));
     Retire(r);
   }
@@ -591,8 +591,7 @@ std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
   });
   const std::size_t support = KeepPositive(key, p, z, n);
   double sum, unused;
-  SumTwo(z, support, 0.0f, &sum, &unused,
-         [](VF v, VF& a, VF&) HWY_ATTR { a = hn::Add(a, v); });
+  SumTwo(z, support, 0.0f, &sum, &unused, [](VF v, VF& a, VF&) HWY_ATTR { a = hn::Add(a, v); });
   const VF factor = hn::Set(d, static_cast<float>(1.0 / sum));
   for (std::size_t i = 0; i < support; i += lanes) {
     hn::StoreU(hn::Mul(hn::LoadU(d, z + i), factor), d, z + i);

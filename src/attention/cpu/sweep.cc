@@ -256,7 +256,8 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
 // Adds the edges of some blocks that end in a panel of keys to the sums. dk: [keys, head_dim],
 // dv: [keys, value_dim] of the head.
 void AddEdges(const AttentionParams& params, const AttentionGradients& gradients,
-              const BlockEdges* blocks, std::size_t count, std::int64_t panel, float* dk, float* dv) {
+              const BlockEdges* blocks, std::size_t count, std::int64_t panel, float* dk,
+              float* dv) {
   const std::int64_t d = params.head_dim, e = params.value_dim;
   const DF df;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));

@@ -103,7 +103,8 @@ class SweepRun {
   bool BackwardProblem(const Context& context, int worker, const AttentionGradients& gradients,
                        const KvProblem& problem, KvSums& sums, double* d_alpha, double* d_slopes);
   bool Sweepable(std::int64_t h) const;
-  void Pack(const Context& context, int outer, std::vector<PackedHead>& heads, PackedMemory& memory);
+  void Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
+            PackedMemory& memory);
   HeadContext Head(const PackedHead& packed, std::int64_t h) const {
     const double alpha = AlphaOf(params_, h);
     return {&params_,
@@ -254,13 +255,14 @@ void SweepRun::Forward(const AttentionOutputs& outputs) {
     std::stable_sort(blocks.begin(), blocks.end(),
                      [](const BlockTask& a, const BlockTask& b) { return a.cost > b.cost; });
     std::vector<std::vector<RowBlock>> left(blocks.size());
-    Tasks(context_, 0, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task, SweepScratch& scratch) {
-      const BlockTask& block = blocks[static_cast<std::size_t>(task)];
-      const PackedHead& head = heads[static_cast<std::size_t>(block.head / group)];
-      functions_.forward(Head(head, block.h), guesses[static_cast<std::size_t>(block.head)],
-                         block.q_begin, block.count, outputs, saved, scratch,
-                         &left[static_cast<std::size_t>(task)]);
-    });
+    Tasks(context_, 0, static_cast<std::int64_t>(blocks.size()),
+          [&](std::int64_t task, SweepScratch& scratch) {
+            const BlockTask& block = blocks[static_cast<std::size_t>(task)];
+            const PackedHead& head = heads[static_cast<std::size_t>(block.head / group)];
+            functions_.forward(Head(head, block.h), guesses[static_cast<std::size_t>(block.head)],
+                               block.q_begin, block.count, outputs, saved, scratch,
+                               &left[static_cast<std::size_t>(task)]);
+          });
     for (const auto& rest : left) dense.insert(dense.end(), rest.begin(), rest.end());
   }
   ClearRowsOutside(params_, outputs);
@@ -349,10 +351,10 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
           [&](std::int64_t panel, SweepScratch&) {
             const std::int64_t end = std::min((panel + 1) * kPanelKeys, head.keys.count);
             for (std::int64_t j = panel * kPanelKeys; j < end; ++j) {
-              functions_.store(values + j * columns, array,
-                               Offset(array.strides, head.sequence.array_batch, head.kv,
-                                      head.keys.first + j),
-                               columns);
+              functions_.store(
+                  values + j * columns, array,
+                  Offset(array.strides, head.sequence.array_batch, head.kv, head.keys.first + j),
+                  columns);
             }
           });
   };
@@ -518,7 +520,7 @@ const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
                                     .serves = "the same, scores by bf16 dot products",
                                     .instruction_set = Avx3WithBf16,
                                     .refuses = Refuses,
-    .declines = Declines,
+                                    .declines = Declines,
                                     .forward = ForwardWith<ScoreEngine::kBf16Dot>,
                                     .backward = BackwardWith<ScoreEngine::kBf16Dot>,
                                     .saved_bytes = SavedBytes,
@@ -528,7 +530,7 @@ const AttentionKernel kSweepFloat = {.name = "sweep",
                                      .serves = "the same, scores in float32",
                                      .instruction_set = [] { return QueryCpu().chosen_target; },
                                      .refuses = Refuses,
-    .declines = Declines,
+                                     .declines = Declines,
                                      .forward = ForwardWith<ScoreEngine::kFloat>,
                                      .backward = BackwardWith<ScoreEngine::kFloat>,
                                      .saved_bytes = SavedBytes,

@@ -28,8 +28,8 @@ void BlockEdges::AddAlpha(double alpha, const float* p, const float* dp, std::si
   wide_p_.assign(p, p + n);
   wide_dp_.assign(dp, dp + n);
   const RowSpec spec{.map = RowMap::kEntmax, .alpha = alpha};
-  d_alpha += kEntmaxReference.d_alpha(spec, wide_p_.data(), wide_dp_.data(),
-                                      static_cast<std::int64_t>(n));
+  d_alpha +=
+      kEntmaxReference.d_alpha(spec, wide_p_.data(), wide_dp_.data(), static_cast<std::int64_t>(n));
 }
 
 void BlockEdges::Sort(std::int64_t keys) {

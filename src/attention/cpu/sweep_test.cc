@@ -1,0 +1,255 @@
+// The threshold sweep with every engine on every instruction set: rows long enough for guesses, lists
+// that overflow, rows that are swept again, and the tile unit without a tile unit. Short rows and the
+// whole space of options: random_test.cc.
+#include "attention/cpu/sweep.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "attention/compare.h"
+#include "attention/cpu/matrix_unit.h"
+#include "attention/test_problem.h"
+#include "simplex/test_util.h"
+
+namespace tsallis {
+namespace {
+
+// The AMX engine's code on emulated tiles, as a kernel.
+const AttentionKernel kEmulated = {
+    .name = "sweep-amx, emulated",
+    .serves = "tests",
+    .instruction_set =
+        [] {
+          return std::string(
+              GetSweepFunctions(ScoreEngine::kAmx, true).forward != nullptr ? "AVX-512" : "");
+        },
+    .refuses = kSweepAmx.refuses,
+    .declines = nullptr,
+    .forward =
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+          SweepForward(GetSweepFunctions(ScoreEngine::kAmx, true), true, context, params, outputs);
+        },
+    .backward =
+        [](const Context& context, const AttentionParams& params,
+           const AttentionGradients& gradients) {
+          SweepBackward(GetSweepFunctions(ScoreEngine::kAmx, true), true, context, params,
+                        gradients);
+        },
+    .saved_bytes = kSweepAmx.saved_bytes,
+    .workspace_bytes = kSweepAmx.workspace_bytes};
+
+// Every sweep that can run here, once for each instruction set that has its own version.
+void ForEachSweep(const std::function<void(const AttentionKernel&)>& body) {
+  std::set<std::string> done;
+  ForEachTarget([&](const std::string& target) {
+    for (const AttentionKernel* kernel : {&kSweepFloat, &kSweepBf16, &kSweepAmx, &kEmulated}) {
+      const std::string set = kernel->instruction_set();
+      if (set.empty() || !done.insert(kernel->name + (" " + set)).second) continue;
+      SCOPED_TRACE(std::string(kernel->name) + " on " + set + ", target " + target);
+      body(*kernel);
+    }
+  });
+}
+
+// Rows [0, 40), around the block edges, and the last: enough of a long problem to be sure of it.
+void CheckRows(const Problem& problem, const Results& got, double tolerance) {
+  const AttentionParams& wide = problem.wide();
+  ReferenceRow row;
+  for (std::int64_t b = 0; b < wide.batch; ++b) {
+    const Sequence sequence = Sequence::Of(wide, b);
+    for (std::int64_t h = 0; h < wide.heads; ++h) {
+      for (std::int64_t i = sequence.q.begin; i < sequence.q.end; ++i) {
+        const std::int64_t from = i - sequence.q.begin;
+        const bool look =
+            from < 20 || from % 128 == 127 || from % 131 == 0 || i + 1 == sequence.q.end;
+        if (!look) continue;
+        row.Compute(wide, sequence, h, i);
+        const std::int64_t index = RowIndex(wide, sequence, h, i);
+        const double scale = 1.0 + std::abs(row.result.tau);
+        ASSERT_NEAR(got.tau[index], row.result.tau, tolerance * scale) << "row " << i;
+        // Entries within rounding of the threshold may be in or out.
+        std::int64_t open = 0;
+        for (const double score : row.scores) {
+          const double z = (AlphaOf(wide, h) - 1.0) * score;
+          open += std::abs(z - row.result.tau) < tolerance * scale ? 1 : 0;
+        }
+        ASSERT_NEAR(static_cast<double>(got.support_size[index]),
+                    static_cast<double>(row.result.support_size), static_cast<double>(open));
+        for (std::int64_t x = 0; x < wide.value_dim; ++x) {
+          double out = 0.0, size = 0.0;
+          for (std::int64_t j = 0; j < row.keys.size(); ++j) {
+            const double v = LoadElement<double>(wide.v.data, wide.v.dtype,
+                                                 Offset(wide.v.strides, sequence.array_batch,
+                                                        KvHead(wide, h), row.keys.begin + j, x));
+            out += row.p[j] * v;
+            size += row.p[j] * std::abs(v);
+          }
+          const double unit = problem.spec().dtype == DType::kBFloat16  ? 0x1p-8
+                              : problem.spec().dtype == DType::kFloat16 ? 0x1p-10
+                                                                        : 0.0;
+          ASSERT_NEAR(got.out[index * wide.value_dim + x], out,
+                      tolerance * scale * size * 4.0 + unit * std::abs(out) + 1e-12)
+              << "row " << i << " column " << x;
+        }
+      }
+    }
+  }
+}
+
+ProblemSpec Long(std::int64_t n, DType dtype) {
+  ProblemSpec spec;
+  spec.dtype = dtype;
+  spec.q_len = spec.k_len = n;
+  spec.head_dim = spec.value_dim = 64;
+  spec.causal = true;
+  return spec;
+}
+
+TEST(Sweep, LongRowsMatchTheReference) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      ProblemSpec spec = Long(1500, dtype);
+      const Problem problem(spec);
+      const Results one = problem.Run(&kernel, 1, 0, false);
+      CheckRows(problem, one, 4e-6);
+      EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, 0, false)), "");
+    }
+  });
+}
+
+TEST(Sweep, GradientsDoNotDependOnThreadsOrOnWhatWasSaved) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    ProblemSpec spec = Long(1300, DType::kFloat32);
+    spec.head_dim = spec.value_dim = 32;
+    spec.group = 2;
+    spec.length_scale = true;
+    const Problem problem(spec);
+    const Results plain = problem.Run(&kernel);
+    const std::size_t bytes = kernel.saved_bytes(problem.params());
+    EXPECT_EQ(FirstDifference(plain, problem.Run(&kernel, 3, bytes)), "");
+    EXPECT_EQ(FirstDifference(plain, problem.Run(&kernel, 2, bytes / 6)), "");
+    // The dense kernel computes the same without a sweep.
+    const Results dense = problem.Run(&kDenseAttention, 2);
+    for (const auto& [a, b] : {std::pair{&plain.dq, &dense.dq},
+                               {&plain.dk, &dense.dk},
+                               {&plain.dv, &dense.dv},
+                               {&plain.d_alpha, &dense.d_alpha},
+                               {&plain.d_length_scale, &dense.d_length_scale}}) {
+      double largest = 0.0, error = 0.0;
+      for (std::size_t i = 0; i < a->size(); ++i) {
+        largest = std::max(largest, std::abs((*b)[i]));
+        error = std::max(error, std::abs((*a)[i] - (*b)[i]));
+      }
+      EXPECT_LE(error, 3e-5 * largest);
+    }
+  });
+}
+
+// Guesses assume scores that spread like normal ones: none of these do.
+TEST(Sweep, ScoresUnlikeAnyGuess) {
+  using V = ProblemSpec::Values;
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    for (const V values : {V::kFlat, V::kTies, V::kDominant, V::kTiny, V::kZero}) {
+      ProblemSpec spec = Long(1200, DType::kFloat32);
+      spec.values = values;
+      spec.head_dim = spec.value_dim = 16;
+      const Problem problem(spec);
+      CheckRows(problem, problem.Run(&kernel, 2, 0, false), values == V::kDominant ? 2e-4 : 1e-5);
+    }
+  });
+}
+
+TEST(Sweep, MapsShapesAndTerms) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    for (int variant = 0; variant < 10; ++variant) {
+      ProblemSpec spec = Long(1100, variant % 2 == 0 ? DType::kFloat32 : DType::kBFloat16);
+      spec.seed = static_cast<std::uint64_t>(variant) + 10;
+      spec.head_dim = 40;
+      spec.value_dim = 24;
+      switch (variant) {
+        case 0: spec.alpha = 1.25; break;
+        case 1: spec.alpha = 2.0; break;
+        case 2:
+          spec.alpha = 1.7;
+          spec.causal = false;
+          break;
+        case 3:
+          spec.spread = 0.25;
+          spec.q_len = 300;
+          break;
+        case 4:
+          spec.spread = 4.0;
+          spec.left = 700;
+          break;
+        case 5: spec.slopes = true; break;
+        case 6: spec.scale_invariant = 10.0; break;
+        case 7:
+          spec.slopes = true;
+          spec.scale_invariant = 5.0;
+          spec.causal = false;
+          break;
+        case 8:
+          spec.ragged = ProblemSpec::Ragged::kPacked;
+          spec.batch = 3;
+          break;
+        default:
+          spec.alpha_per_head = true;
+          spec.kv_heads = 4;
+          spec.batch = 2;
+          break;
+      }
+      const Problem problem(spec);
+      SCOPED_TRACE(spec.Describe());
+      CheckRows(problem, problem.Run(&kernel, 2, 0, false), 2e-5);
+    }
+  });
+}
+
+TEST(Sweep, FlatRowsOfEveryLengthAreDense) {
+  for (const std::int64_t n : {511, 512, 1025, 16384, 65536}) {
+    ProblemSpec spec = Long(n, DType::kFloat32);
+    spec.values = ProblemSpec::Values::kFlat;
+    spec.q_len = 2;
+    spec.head_dim = spec.value_dim = 8;
+    const Problem problem(spec);
+    CheckRows(problem, problem.Run(&kSweepFloat, 2, 0, false), 1e-5);
+  }
+}
+
+TEST(Sweep, EmulatedTilesEqualRealOnes) {
+  if (!MatrixUnitUsable()) GTEST_SKIP() << "no matrix unit here";
+  const Problem problem(Long(700, DType::kBFloat16));
+  const Results real = problem.Run(&kSweepAmx), emulated = problem.Run(&kEmulated);
+  // The unit adds in an order of its own.
+  ASSERT_EQ(real.tau.size(), emulated.tau.size());
+  for (std::size_t i = 0; i < real.tau.size(); ++i) {
+    ASSERT_NEAR(real.tau[i], emulated.tau[i], 2e-6 * (1.0 + std::abs(real.tau[i])));
+  }
+}
+
+TEST(ThresholdCurve, RisesWithTheNumberOfKeys) {
+  for (const double alpha : {1.1, 1.25, 1.5, 2.0}) {
+    const ThresholdCurve curve(alpha);
+    double before = -13.0;
+    for (double mass = -20.0; mass < 60.0; mass += 0.5) {
+      const double g = curve.At(mass);
+      EXPECT_GE(g, before);
+      before = g;
+    }
+    // Far out E[(x - g)_+^b] is about phi(g) Gamma(b + 1) / g^(b + 1).
+    const double b = 1.0 / (alpha - 1.0), g = 8.0;
+    const double moment = std::exp(-0.5 * g * g) / std::sqrt(2.0 * M_PI) * std::tgamma(b + 1.0) /
+                          std::pow(g, b + 1.0);
+    if (b <= 4.0) {
+      EXPECT_NEAR(curve.At(-std::log(moment)), g, 0.3);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tsallis
