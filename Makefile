@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test bench bench-maps bench-training bench-attention lint format sanitize clean setup setup-lint
+.PHONY: build reproduce test bench bench-maps bench-training bench-attention lint format sanitize fuzz clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -17,6 +17,9 @@ setup:
 
 setup-lint:
 	@scripts/setup.sh lint
+
+setup-clang:
+	@scripts/setup.sh clang
 
 reproduce: build
 	./tsallis reproduce max-retrieval --scale quick --resume
@@ -30,10 +33,23 @@ test: setup
 	@cmake --build build-kernels -j $(JOBS) --target all tests
 	@$(PYTHON) scripts/run_tests.py --ctest build-kernels --ctest build --pytest python/tests
 
-sanitize: setup
+# AddressSanitizer and UndefinedBehaviorSanitizer with the usual compiler; ThreadSanitizer with Clang, because
+# GCC's OpenMP runtime does not tell it what synchronises and every parallel loop looks like a race.
+sanitize: setup-clang
 	$(call configured,dev,build-dev)
+	$(call configured,tsan,build-tsan)
 	@cmake --build build-dev -j $(JOBS) --target all tests
-	@$(PYTHON) scripts/run_tests.py --ctest build-dev
+	@cmake --build build-tsan -j $(JOBS) --target all tests
+	@$(PYTHON) scripts/run_tests.py --ctest build-dev --ctest build-tsan
+
+# An input that fails stays in build-fuzz/; `build-fuzz/bin/attention_fuzz FILE` repeats it.
+SECONDS ?= 600
+fuzz: setup-clang
+	$(call configured,fuzz,build-fuzz)
+	@cmake --build build-fuzz -j $(JOBS) --target attention_fuzz
+	@mkdir -p build-fuzz/corpus
+	cd build-fuzz && bin/attention_fuzz -max_total_time=$(SECONDS) -max_len=2048 -len_control=0 \
+	  -print_final_stats=1 corpus
 
 bench: bench-maps bench-training
 
@@ -63,4 +79,4 @@ format: setup-lint
 	@$(PYTHON) -m ruff format .
 
 clean:
-	rm -rf build build-kernels build-dev build-ci build-lint
+	rm -rf build build-kernels build-dev build-tsan build-fuzz build-ci build-lint

@@ -3,12 +3,19 @@
 # looks before it acts: with everything in place it takes about 0.2 s and touches no network.
 #   scripts/setup.sh         what building and testing need
 #   scripts/setup.sh lint    clang-format and clang-tidy as well
+#   scripts/setup.sh clang   the compiler, for ThreadSanitizer and the fuzzers
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(build-essential cmake ninja-build ccache git libhwy-dev libgtest-dev libgmock-dev
   libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev)
 if [[ ${1:-} == lint ]]; then packages+=(clang-format clang-tidy); fi
+if [[ ${1:-} == clang ]]; then
+  packages+=(clang libomp-dev)
+  # The sanitizers' runtimes are a package of their own, named after clang's version, where there is one.
+  runtime=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p')
+  if [[ -n $runtime && -n $(apt-cache policy "$runtime") ]]; then packages+=("$runtime"); fi
+fi
 requirements=scripts/requirements.txt
 
 say() { printf 'setup: %s\n' "$*" >&2; }

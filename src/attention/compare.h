@@ -39,7 +39,7 @@ class Expectation {
   // One problem's plain error may be well below the usual; a random rounding of every operation, 1.4
   // times as wrong, stays below this on 1 500 problems.
   static constexpr double kMeanFloor = 0.005;
-  static constexpr std::size_t kMeanLeast = 64;
+  static constexpr std::int64_t kMeanRows = 32;  // whose elements share few errors
   // |sum p - 1| of rows, alpha <= 2: of rows.h, and what the product with v adds.
   static constexpr double kSumError = 2e-6;
 
@@ -168,7 +168,7 @@ class Expectation {
     const ProblemSpec& s = problem_.spec();
     const bool random = s.values == ProblemSpec::Values::kNormal && columns > 1 &&
                         !(s.map == RowMap::kEntmax && s.alpha > 2.0);
-    if (counted < kMeanLeast || !random) return {};
+    if (static_cast<std::int64_t>(counted) < kMeanRows * columns || !random) return {};
     const auto count = static_cast<double>(counted);
     if (ours / count <= 2.0 * theirs / count + kMeanFloor) return {};
     std::ostringstream text;

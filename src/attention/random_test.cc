@@ -2,7 +2,8 @@
 // against the reference in double, the same bits for every number of threads and amount of saved
 // memory, nothing written outside of the results.
 //
-//   TSALLIS_CASES   how many (default 2 000)
+//   TSALLIS_CASES   how many, each on every instruction set (default: 2 000 on one instruction set
+//                   each, by turns)
 //   TSALLIS_SEED    the first one's (default 1)
 //   TSALLIS_MOST    greatest q_len and k_len (default 24, every 32nd case 130)
 #include <gtest/gtest.h>
@@ -57,18 +58,21 @@ std::string Try(const AttentionKernel& kernel, const Problem& problem,
   const Results plain = problem.Run(&kernel);
   std::string wrong = expectation.Check(plain, &shares);
   if (!wrong.empty()) return wrong;
+  // The reference is slow, and has but one way to go.
+  const std::uint64_t seed = problem.spec().seed;
+  if (&kernel == &kReferenceAttention && seed % 8 > 1) return {};
   // A kernel without use for lists must leave the memory alone.
   const std::size_t plenty = kernel.saved_bytes != nullptr ? kernel.saved_bytes(params) : 4096;
   wrong = FirstDifference(plain, problem.Run(&kernel, 3, plenty));
   if (!wrong.empty()) return "3 threads with saved lists: " + wrong;
-  const std::uint64_t seed = problem.spec().seed;
   if (seed % 4 == 0) {
     wrong = FirstDifference(plain, problem.Run(&kernel, 1, plenty / 3));
     if (!wrong.empty()) return "a third of the lists saved: " + wrong;
   }
   if (seed % 4 == 1) {
     const auto wanted = static_cast<unsigned>(seed / 4 % kWantAll);
-    wrong = FirstDifference(plain, problem.Run(&kernel, 2, plenty, true, wanted));
+    // A kernel may take another way then, with other bits.
+    wrong = expectation.Check(problem.Run(&kernel, 2, plenty, true, wanted));
     if (!wrong.empty()) return "only results " + std::to_string(wanted) + " wanted: " + wrong;
   }
   return {};
@@ -77,6 +81,7 @@ std::string Try(const AttentionKernel& kernel, const Problem& problem,
 TEST(RandomAttention, KernelsMatchTheReference) {
   const std::uint64_t first = FromEnvironment("TSALLIS_SEED", 1);
   const std::uint64_t cases = FromEnvironment("TSALLIS_CASES", kCases);
+  const bool everywhere = std::getenv("TSALLIS_CASES") != nullptr;
   std::map<std::string, std::uint64_t> served;
   std::map<std::string, ErrorShares> shares;
   double vacuous = 0.0;
@@ -87,7 +92,9 @@ TEST(RandomAttention, KernelsMatchTheReference) {
     const Expectation expectation(problem);
     vacuous += expectation.Vacuous();
     std::set<std::string> done;  // a kernel need not have a version of its own on every target
+    std::uint64_t target = 0;
     ForEachTarget([&](const std::string&) {
+      if (!everywhere && target++ != seed % hwy::SupportedAndGeneratedTargets().size()) return;
       for (const AttentionKernel* kernel : AllAttentionKernels()) {
         const std::string set = kernel->instruction_set();
         const std::string name = std::string(kernel->name) + " on " + set;
