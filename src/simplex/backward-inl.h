@@ -43,12 +43,60 @@ struct PowerWeight {  // 1 < alpha <= 2
   }
 };
 
+// The gradient in alpha = 1 + eps, 0 <= eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p and
+// d = dp - <u, dp>/sum u, so that <d, u> = 0, the formula of Correia et al. 2019 (prop. 1) is
+//   <d, p>/eps^2 - <d, p L>/eps = sum d u L^2 g(eps L),  g(t) = (e^t (1 - t) - 1)/t^2,
+// where nothing cancels for small eps, and g(0) = -1/2 is softmax's. p, dp: [n]; mean: <u, dp>/sum u.
+template <class Weight>
+HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p, const float* dp,
+                                std::size_t n, VF mean) {
+  const DF d;
+  const std::size_t lanes = hn::Lanes(d);
+  const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d), step = hn::Set(d, static_cast<float>(eps));
+  VD total = hn::Zero(DD());
+  const auto add = [&](VF vp, VF vdp, VF& sum) HWY_ATTR {
+    const auto positive = hn::Ge(vp, hn::Set(d, std::numeric_limits<float>::min()));
+    const VF log_p = hn::Log(d, hn::IfThenElse(positive, vp, one));
+    const VF t = hn::Min(hn::Mul(step, log_p), zero);
+    // -sum_k (k - 1) t^{k - 2}/k! where e^t (1 - t) is close to 1.
+    VF near = hn::Set(d, -8.0f / 362880.0f);
+    near = hn::MulAdd(near, t, hn::Set(d, -7.0f / 40320.0f));
+    near = hn::MulAdd(near, t, hn::Set(d, -6.0f / 5040.0f));
+    near = hn::MulAdd(near, t, hn::Set(d, -5.0f / 720.0f));
+    near = hn::MulAdd(near, t, hn::Set(d, -4.0f / 120.0f));
+    near = hn::MulAdd(near, t, hn::Set(d, -3.0f / 24.0f));
+    near = hn::MulAdd(near, t, hn::Set(d, -2.0f / 6.0f));
+    near = hn::MulAdd(near, t, hn::Set(d, -0.5f));
+    const auto is_far = hn::Lt(t, hn::Set(d, -0.5f));
+    const VF safe = hn::IfThenElse(is_far, t, hn::Set(d, -1.0f));
+    const VF far = hn::Div(hn::Sub(hn::Mul(ExpNonPositive(safe), hn::Sub(one, safe)), one),
+                           hn::Mul(safe, safe));
+    const VF curve = hn::Mul(hn::Mul(log_p, log_p), hn::IfThenElse(is_far, far, near));
+    const VF u = weight(d, vp);
+    sum = hn::Add(sum, hn::IfThenElseZero(hn::And(positive, hn::Gt(u, zero)),
+                                          hn::Mul(hn::Mul(u, hn::Sub(vdp, mean)), curve)));
+  };
+  std::size_t i = 0;
+  while (i < n) {
+    VF sum = zero;
+    const std::size_t end = HWY_MIN(n, i + kBurst * lanes);
+    for (; i < end; i += lanes) {
+      const std::size_t count = HWY_MIN(lanes, end - i);
+      const VF vp = count == lanes ? hn::LoadU(d, p + i) : LoadPart(d, p + i, count, 0.0f);
+      if (hn::AllTrue(d, hn::Eq(vp, zero))) continue;
+      add(vp, count == lanes ? hn::LoadU(d, dp + i) : LoadPart(d, dp + i, count, 0.0f), sum);
+    }
+    total = AddWidened(total, sum);
+  }
+  return Total(total);
+}
+
 // ds = u (dp - <u, dp>/sum u) * factor. Entries of dp where u = 0 are never looked at, so what they
 // hold (NaN, infinities) does not matter. A row with NaN in p becomes NaN. p, dp, ds: [n]; ds may be
-// dp.
+// dp. d_alpha: null or where the gradient in alpha = 1 + eps goes.
 template <class Weight>
 HWY_INLINE void BackwardRow(const Weight& weight, const float* p, const float* dp, std::size_t n,
-                            float factor, float* ds) {
+                            float factor, float* ds, double eps = 0.0, double* d_alpha = nullptr) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   const VF zero = hn::Zero(d);
@@ -82,10 +130,12 @@ HWY_INLINE void BackwardRow(const Weight& weight, const float* p, const float* d
   }
   if (!hn::AllFalse(d, bad)) {
     for (std::size_t j = 0; j < n; ++j) ds[j] = std::numeric_limits<float>::quiet_NaN();
+    if (d_alpha != nullptr) *d_alpha = NAN;
     return;
   }
   const double sum_u = Total(total_u);
   const VF mean = hn::Set(d, static_cast<float>(sum_u > 0.0 ? Total(total_dot) / sum_u : 0.0));
+  if (d_alpha != nullptr) *d_alpha = AlphaGradient(weight, eps, p, dp, n, mean);
   const VF scale = hn::Set(d, factor);
   const auto gradient = [&](VF vp, VF vdp) HWY_ATTR {
     const VF u = weight(d, vp);

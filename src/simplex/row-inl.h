@@ -154,17 +154,16 @@ inline void BackwardRow(const RowSpec& spec, const float* x, const float* p, con
                         std::size_t n, float* ds, double* d_alpha, RowScratch& scratch) {
   const float factor = static_cast<float>(1.0 / spec.temperature);
   const bool is_entmax = spec.map == RowMap::kEntmax;
-  const bool representable = factor > 1e-30f && factor < 1e30f;
-  if (representable && d_alpha == nullptr) {
-    if (spec.map == RowMap::kBudget) return BackwardRow(InsideWeight(), p, dp, n, factor, ds);
-    if (spec.map == RowMap::kSoftmax || (is_entmax && spec.alpha == 1.0)) {
-      return BackwardRow(SelfWeight(), p, dp, n, factor, ds);
-    }
-    if (is_entmax && spec.alpha == 1.5) return BackwardRow(RootWeight(), p, dp, n, factor, ds);
-    if (is_entmax && spec.alpha == 2.0) return BackwardRow(SupportWeight(), p, dp, n, factor, ds);
-    if (is_entmax && spec.alpha < 2.0) {
-      return BackwardRow(PowerWeight{static_cast<float>(2.0 - spec.alpha)}, p, dp, n, factor, ds);
-    }
+  const double eps = spec.alpha - 1.0;
+  if (factor > 1e-30f && factor < 1e30f) {
+    const auto run = [&](const auto& weight) HWY_ATTR {
+      BackwardRow(weight, p, dp, n, factor, ds, eps, is_entmax ? d_alpha : nullptr);
+    };
+    if (spec.map == RowMap::kBudget) return run(InsideWeight());
+    if (spec.map == RowMap::kSoftmax || (is_entmax && eps == 0.0)) return run(SelfWeight());
+    if (is_entmax && eps == 0.5) return run(RootWeight());
+    if (is_entmax && eps == 1.0) return run(SupportWeight());
+    if (is_entmax && eps < 1.0) return run(PowerWeight{static_cast<float>(1.0 - eps)});
   }
   WideBackwardRow(spec, x, p, dp, n, ds, d_alpha, scratch);
 }
