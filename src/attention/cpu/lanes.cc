@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "attention/cpu/lanes_amx.h"
 #include "attention/kernels.h"
 #include "core/parallel.h"
 #include "tsallis/error.h"
@@ -42,44 +43,53 @@ DistanceTable::DistanceTable(const AttentionParams& params) {
   }
 }
 
-std::size_t LanesScratch::Floats(std::size_t most_keys, const AttentionParams& params,
-                                 bool backward) {
-  const std::size_t keys = Padded(most_keys);
-  const std::size_t d = Padded(static_cast<std::size_t>(params.head_dim));
-  const std::size_t e = Padded(static_cast<std::size_t>(params.value_dim));
-  const std::size_t forward =
-      keys * (d + e + 2 * kMostLanes) + kMostLanes * (d + 2 * std::max(d, e));
-  return forward + (backward ? keys * (kMostLanes + d + e) + kMostLanes * (d + e) : 0);
+std::size_t LanesScratch::Layout(const LanesCall& call, char* base) {
+  const std::size_t keys = Padded(call.most_keys), keys_depth = PaddedDepth(call.most_keys);
+  const auto head_dim = static_cast<std::size_t>(call.params.head_dim);
+  const auto value_dim = static_cast<std::size_t>(call.params.value_dim);
+  const std::size_t d = Padded(head_dim), d_depth = PaddedDepth(head_dim);
+  const std::size_t e = Padded(value_dim), e_depth = PaddedDepth(value_dim);
+  const std::size_t widest = std::max(d_depth, e_depth);
+  std::size_t bytes = 0;
+  const auto take = [&]<class T>(T*& part, std::size_t count) {
+    part = base == nullptr || count == 0 ? nullptr : reinterpret_cast<T*>(base + bytes);
+    bytes += (count * sizeof(T) + 63) / 64 * 64;
+  };
+  take(k, keys * d);
+  take(v, keys * e);
+  take(q, kMostLanes * d);
+  take(columns, kMostLanes * widest);
+  take(scores, keys * kMostLanes);
+  take(weights, keys * kMostLanes);
+  take(block, kMostLanes * widest);
+  const std::size_t backward = call.gradients != nullptr ? 1 : 0;
+  take(scaled_q, backward * kMostLanes * d);
+  take(d_out, backward * kMostLanes * e);
+  take(slopes, backward * keys * kMostLanes);
+  take(dk, backward * keys * d);
+  take(dv, backward * keys * e);
+  const std::size_t tiles = call.tiles ? 1 : 0;
+  take(k_rows, tiles * keys_depth * d_depth);
+  take(v_rows, tiles * keys_depth * e_depth);
+  take(q_rows, tiles * kMostLanes * d_depth);
+  take(d_out_rows, tiles * backward * kMostLanes * e_depth);
+  take(k_pairs, tiles * backward * keys_depth / 2 * d);
+  take(v_pairs, tiles * keys_depth / 2 * e);
+  take(lane_pairs, tiles * backward * kMostLanes / 2 * widest);
+  take(weight_pairs, tiles * keys_depth / 2 * kMostLanes);
+  take(weight_columns, tiles * keys_depth / 2 * kMostLanes);
+  take(weight_rows, tiles * backward * keys * kMostLanes);
+  return bytes;
 }
 
-LanesScratch::LanesScratch(std::size_t most_keys, const AttentionParams& params, bool backward)
-    : memory(hwy::AllocateAligned<float>(Floats(most_keys, params, backward) + kMostLanes)) {
+std::size_t LanesScratch::Bytes(const LanesCall& call) {
+  return LanesScratch().Layout(call, nullptr);
+}
+
+LanesScratch::LanesScratch(const LanesCall& call)
+    : memory(hwy::AllocateAligned<char>(Layout(call, nullptr) + 64)) {
   if (memory == nullptr) throw std::bad_alloc();
-  const std::size_t keys = Padded(most_keys);
-  const std::size_t dims = Padded(static_cast<std::size_t>(params.head_dim));
-  const std::size_t values = Padded(static_cast<std::size_t>(params.value_dim));
-  float* at = memory.get();
-  const auto take = [&](std::size_t floats) {
-    float* const here = at;
-    at += floats;
-    return here;
-  };
-  k = take(keys * dims);
-  v = take(keys * values);
-  q = take(kMostLanes * dims);
-  columns = take(kMostLanes * std::max(dims, values));
-  block = take(kMostLanes * std::max(dims, values));
-  scores = take(keys * kMostLanes);
-  weights = take(keys * kMostLanes);
-  if (!backward) {
-    scaled_q = d_out = slopes = dk = dv = nullptr;
-    return;
-  }
-  scaled_q = take(kMostLanes * dims);
-  d_out = take(kMostLanes * values);
-  slopes = take(keys * kMostLanes);
-  dk = take(keys * dims);
-  dv = take(keys * values);
+  Layout(call, memory.get());
 }
 
 namespace {
@@ -95,7 +105,8 @@ std::int64_t MostKeys(const AttentionParams& params) {
 // Outputs of this many bytes are gone from the second-level cache before anyone reads them.
 constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
 
-bool Streams(const AttentionParams& params, std::int64_t row_bytes) {
+bool Streams(const AttentionParams& params, std::int64_t columns) {
+  const auto row_bytes = columns * static_cast<std::int64_t>(SizeOf(params.q.dtype));
   return ArrayBatch(params) * params.heads * params.q_len * row_bytes >= kStreamBytes;
 }
 
@@ -122,14 +133,19 @@ std::string Refuses(const AttentionParams& params) {
   return {};
 }
 
+// The call without its pointers to results.
+LanesCall CallOf(const AttentionParams& params) {
+  return {.params = params,
+          .most_keys = static_cast<std::size_t>(MostKeys(params)),
+          .distances = DistanceTable(params),
+          .tiles = params.q.dtype == DType::kBFloat16 && TilesUsable()};
+}
+
 void Forward(const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs) {
-  const auto size = static_cast<std::int64_t>(SizeOf(params.q.dtype));
-  const LanesCall call{.params = params,
-                       .outputs = &outputs,
-                       .most_keys = static_cast<std::size_t>(MostKeys(params)),
-                       .distances = DistanceTable(params),
-                       .stream = Streams(params, params.value_dim * size)};
+  LanesCall call = CallOf(params);
+  call.outputs = &outputs;
+  call.stream = Streams(params, params.value_dim);
   const auto& range = HWY_DYNAMIC_DISPATCH(LanesForwardRange);
   ParallelFor(context, params.batch * params.kv_heads, 1,
               [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
@@ -140,14 +156,11 @@ void Backward(const Context& context, const AttentionParams& params,
   const std::int64_t heads = params.heads, problems = params.batch * heads;
   std::vector<double> d_alpha(static_cast<std::size_t>(gradients.d_alpha ? problems : 0));
   std::vector<double> d_slopes(static_cast<std::size_t>(gradients.d_slopes ? problems : 0));
-  const auto size = static_cast<std::int64_t>(SizeOf(params.q.dtype));
-  const LanesCall call{.params = params,
-                       .gradients = &gradients,
-                       .most_keys = static_cast<std::size_t>(MostKeys(params)),
-                       .distances = DistanceTable(params),
-                       .stream = Streams(params, params.head_dim * size),
-                       .d_alpha = gradients.d_alpha ? d_alpha.data() : nullptr,
-                       .d_slopes = gradients.d_slopes ? d_slopes.data() : nullptr};
+  LanesCall call = CallOf(params);
+  call.gradients = &gradients;
+  call.stream = Streams(params, params.head_dim);
+  call.d_alpha = gradients.d_alpha ? d_alpha.data() : nullptr;
+  call.d_slopes = gradients.d_slopes ? d_slopes.data() : nullptr;
   const auto& range = HWY_DYNAMIC_DISPATCH(LanesBackwardRange);
   ParallelFor(context, params.batch * params.kv_heads, 1,
               [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
@@ -177,11 +190,12 @@ const AttentionKernel kLanesAttention = {
     .saved_bytes = nullptr,
     .workspace_bytes =
         [](const Context& context, const AttentionParams& params, bool backward) {
-          const auto keys = static_cast<std::size_t>(MostKeys(params));
-          const std::size_t table = 2 * sizeof(float) * DistanceTable(params).a.capacity();
+          LanesCall call = CallOf(params);
+          const AttentionGradients gradients;
+          if (backward) call.gradients = &gradients;
+          const std::size_t table = 2 * sizeof(float) * call.distances.a.capacity();
           const auto sums = static_cast<std::size_t>(2 * params.batch * params.heads);
-          return static_cast<std::size_t>(Threads(context)) *
-                     (LanesScratch::Floats(keys, params, backward) + kMostLanes) * sizeof(float) +
+          return static_cast<std::size_t>(Threads(context)) * (LanesScratch::Bytes(call) + 64) +
                  table + (backward ? sums * sizeof(double) : 0);
         }};
 

@@ -27,6 +27,8 @@ inline constexpr std::size_t kPadding = 16;
 inline constexpr double kLanesLeastAlpha = 1.05;
 
 constexpr std::size_t Padded(std::size_t n) { return (n + kPadding - 1) / kPadding * kPadding; }
+// Depth of a bfloat16 tile.
+constexpr std::size_t PaddedDepth(std::size_t n) { return (n + 31) / 32 * 32; }
 
 // a_d and m_d of the scale-invariant term as float32, for every distance that occurs. Ascending
 // distances lie behind each other, as the queries of a block do.
@@ -45,6 +47,8 @@ struct LanesCall {
   const AttentionGradients* gradients = nullptr;  // backward
   std::size_t most_keys = 0;                      // of any sequence
   DistanceTable distances;
+  bool tiles =
+      false;  // bfloat16 products on tiles (lanes_amx.h), where instruction set and block allow
   bool stream = false;  // outputs are larger than caches: write past them
   // One sum for each problem, added up in their order when all are done. [batch, heads]
   double* d_alpha = nullptr;
@@ -53,10 +57,11 @@ struct LanesCall {
 
 // One thread's memory. Widths: keys = Padded(most_keys), d and e = Padded(head_dim, value_dim).
 struct LanesScratch {
-  LanesScratch(std::size_t most_keys, const AttentionParams& params, bool backward);
-  static std::size_t Floats(std::size_t most_keys, const AttentionParams& params, bool backward);
+  explicit LanesScratch(const LanesCall& call);
+  // What a thread allocates.
+  static std::size_t Bytes(const LanesCall& call);
 
-  hwy::AlignedFreeUniquePtr<float[]> memory;
+  hwy::AlignedFreeUniquePtr<char[]> memory;
   float* k;        // [keys][d]
   float* v;        // [keys][e]
   float* q;        // [lanes][d]
@@ -70,6 +75,22 @@ struct LanesScratch {
   float* slopes;    // p^{2 - alpha}: [keys][lanes]
   float* dk;        // [keys][d]
   float* dv;        // [keys][e]
+  // bfloat16 with tiles only; depths: PaddedDepth of keys, head_dim, value_dim.
+  std::uint16_t* k_rows;          // [keys depth][d depth]
+  std::uint16_t* v_rows;          // [keys depth][e depth]
+  std::uint16_t* q_rows;          // [lanes][d depth]
+  std::uint16_t* d_out_rows;      // [lanes][e depth]
+  std::uint32_t* k_pairs;         // pairs of keys: [keys depth / 2][d]
+  std::uint32_t* v_pairs;         // [keys depth / 2][e]
+  std::uint32_t* lane_pairs;      // pairs of queries of q or d_out: [lanes / 2][d or e]
+  std::uint32_t* weight_pairs;    // pairs of keys: [keys depth / 2][lanes]
+  std::uint32_t* weight_columns;  // their transpose: [lanes][keys depth / 2]
+  std::uint16_t* weight_rows;     // [keys][lanes]
+
+ private:
+  // The one list of parts; returns bytes, and assigns pointers from `memory` on unless null.
+  std::size_t Layout(const LanesCall& call, char* memory);
+  LanesScratch() = default;
 };
 
 // Highway's name of the instruction set that the kernel runs on now; empty if it has none.

@@ -35,6 +35,7 @@ struct Block {
   HWY_ALIGN std::int32_t last[kLanes];  // one behind
   HWY_ALIGN float c_scale[kLanes];      // c scale
   bool careful = false;                 // NaN or infinity may be about
+  bool tiles = false;                   // products on bfloat16 tiles
 };
 
 HWY_INLINE MF Visible(const Block& block, std::size_t j) {

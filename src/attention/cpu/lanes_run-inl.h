@@ -15,6 +15,7 @@
 // Arrays of vectors need a known length, blocks of four lanes need four of them.
 #if !HWY_HAVE_SCALABLE && HWY_TARGET != HWY_SCALAR
 #include "attention/cpu/lanes_map-inl.h"
+#include "attention/cpu/lanes_pairs-inl.h"
 #include "attention/cpu/lanes_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -93,18 +94,44 @@ struct LanesProblem {
         e(static_cast<std::size_t>(params.value_dim)),
         d_padded(Padded(d)),
         e_padded(Padded(e)),
+        d_depth(PaddedDepth(d)),
+        e_depth(PaddedDepth(e)),
+        tiles(kWithTiles && call.tiles),
         scale(ScaleOf(params)),
         has_length_scale(params.terms.length_scale.data != nullptr) {
+    if (!tiles) {
+      PackFloats();
+      return;
+    }
+    const std::int64_t b = sequence.array_batch, begin = sequence.k.begin;
+    k_bound = PackHalves(params.k, b, kv, begin, keys, d, d_depth, scratch.k_rows);
+    v_bound = PackHalves(params.v, b, kv, begin, keys, e, e_depth, scratch.v_rows);
+    const std::size_t depth = PaddedDepth(keys), rest = depth - keys;
+    std::fill_n(scratch.k_rows + keys * d_depth, rest * d_depth, std::uint16_t{0});
+    std::fill_n(scratch.v_rows + keys * e_depth, rest * e_depth, std::uint16_t{0});
+    if (call.gradients == nullptr) {
+      PairRows(scratch.v_rows, e_depth, depth, e_padded, scratch.v_pairs);
+    } else {
+      PairRows(scratch.k_rows, d_depth, depth, d_padded, scratch.k_pairs);
+    }
+  }
+
+  // Keys and values as float32: what vectors work on, and careful blocks in any case.
+  void PackFloats() {
+    if (has_floats) return;
     const std::int64_t b = sequence.array_batch;
     k_bound = PackRows(params.k, b, kv, sequence.k.begin, keys, d, d_padded, scratch.k);
     v_bound = PackRows(params.v, b, kv, sequence.k.begin, keys, e, e_padded, scratch.v);
     const std::size_t rest = Padded(keys) - keys;
     std::fill_n(scratch.k + keys * d_padded, rest * d_padded, 0.0f);
     std::fill_n(scratch.v + keys * e_padded, rest * e_padded, 0.0f);
+    has_floats = true;
   }
 
   // The block from query `row` on: its geometry, and q in scratch. `unit` is the map's.
-  Block Load(std::int64_t h, std::int64_t row, double unit) const;
+  Block Load(std::int64_t h, std::int64_t row, double unit);
+  // What Scores needs of q.
+  void PrepareColumns(const Block& block, std::int64_t h, double unit);
   // scratch.scores = z of the block, terms included, masks not.
   void Scores(const Block& block, double unit) const;
 
@@ -113,7 +140,9 @@ struct LanesProblem {
   LanesScratch& scratch;
   Sequence sequence;
   std::int64_t kv;
-  std::size_t keys, d, e, d_padded, e_padded;
+  std::size_t keys, d, e, d_padded, e_padded, d_depth, e_depth;
+  bool tiles;
+  bool has_floats = false;
   double scale;
   bool has_length_scale;
   float k_bound, v_bound;  // largest magnitudes
@@ -122,7 +151,7 @@ struct LanesProblem {
   double slope = 0.0;
 };
 
-HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double unit) const {
+HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double unit) {
   Block block;
   const std::int64_t b = sequence.array_batch, first_key = sequence.k.begin;
   block.row = row;
@@ -157,7 +186,8 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
     block.c_scale[lane] = block.c_scale[block.count - 1];
   }
   if (begin < end) {
-    block.begin = begin / kPadding * kPadding;
+    const std::size_t step = tiles ? PaddedDepth(1) : kPadding;
+    block.begin = begin / step * step;
     block.end = Padded(end);
   }
   seen_begin = Padded(seen_begin);
@@ -166,9 +196,14 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
   block.seen_begin = common ? seen_begin : block.end;
   block.seen_end = common ? seen_end : block.end;
 
-  const double q_bound = PackRows(params.q, b, h, row, block.count, d, d_padded, scratch.q);
-  for (std::size_t lane = block.count; lane < kLanes; ++lane) {
-    std::copy_n(scratch.q + (block.count - 1) * d_padded, d_padded, scratch.q + lane * d_padded);
+  double q_bound;
+  if (tiles) {
+    q_bound = PackHalves(params.q, b, h, row, block.count, d, d_depth, scratch.q_rows);
+    for (std::size_t lane = block.count; lane < kLanes; ++lane) {
+      std::copy_n(scratch.q_rows, d_depth, scratch.q_rows + lane * d_depth);
+    }
+  } else {
+    q_bound = PackRows(params.q, b, h, row, block.count, d, d_padded, scratch.q);
   }
   // a_d of the scale-invariant term stays below 10 for any distance that memory holds.
   const double reach = std::abs(static_cast<double>(block.distance)) + static_cast<double>(keys);
@@ -176,16 +211,45 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
       10.0 * q_bound * k_bound * static_cast<double>(d) * largest_c * scale * unit +
       std::abs(slope) * unit * reach + q_bound + k_bound + v_bound;
   block.careful = !(bound < kSafeScore);
+  block.tiles = tiles && !block.careful;
+  return block;
+}
+
+HWY_INLINE void LanesProblem::PrepareColumns(const Block& block, std::int64_t h, double unit) {
+  if (block.tiles) {
+    auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
+    TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), d_depth / 2, d_depth / 2,
+                   columns, kLanes);
+    return;
+  }
+  if (tiles) {
+    PackFloats();
+    PackRows(params.q, sequence.array_batch, h, block.row, block.count, d, d_padded, scratch.q);
+  }
+  for (std::size_t lane = block.count; lane < kLanes; ++lane) {
+    std::copy_n(scratch.q + (block.count - 1) * d_padded, d_padded, scratch.q + lane * d_padded);
+  }
   const DF df;
   TransposeRows(scratch.q, d_padded, d,
                 hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(unit))),
                 scratch.columns);
-  return block;
 }
 
 HWY_INLINE void LanesProblem::Scores(const Block& block, double unit) const {
-  Products(scratch.k + block.begin * d_padded, d_padded, scratch.columns, d,
-           block.end - block.begin, scratch.scores + block.begin * kLanes);
+  if (block.tiles) {
+    TileProducts(scratch.k_rows + block.begin * d_depth,
+                 reinterpret_cast<const std::uint32_t*>(scratch.columns), d_depth,
+                 block.end - block.begin, scratch.scores + block.begin * kLanes);
+    const DF df;
+    const VF factor = hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(unit)));
+    for (std::size_t j = block.begin; j < block.end; ++j) {
+      float* at = scratch.scores + j * kLanes;
+      hn::Store(hn::Mul(hn::Load(df, at), factor), df, at);
+    }
+  } else {
+    Products(scratch.k + block.begin * d_padded, d_padded, scratch.columns, d,
+             block.end - block.begin, scratch.scores + block.begin * kLanes);
+  }
   if (slope == 0.0 && call.distances.empty()) return;
   const DF df;
   const VF minus_slope = hn::Set(df, static_cast<float>(-slope * unit));
@@ -203,6 +267,22 @@ HWY_INLINE void LanesProblem::Scores(const Block& block, double unit) const {
     z = hn::MulAdd(minus_slope, apart, z);
     hn::Store(z, df, scratch.scores + j * kLanes);
   }
+}
+
+// scratch.block = sum_j weights[j][lane] pairs[j] on tiles. weights: [block.begin ...][kLanes];
+// pairs: [keys depth / 2][width]. Rounded rows of the weights go to `rows` unless null.
+HWY_INLINE void MixOnTiles(const LanesProblem& problem, const Block& block, const float* weights,
+                           const std::uint32_t* pairs, std::size_t width, std::uint16_t* rows) {
+  const LanesScratch& scratch = problem.scratch;
+  const std::size_t keys = block.end - block.begin, depth = PaddedDepth(keys);
+  RoundWeights(weights, keys, scratch.weight_pairs, rows);
+  std::fill_n(scratch.weight_pairs + keys / 2 * kLanes, (depth - keys) / 2 * kLanes, 0u);
+  for (std::size_t j = 0; j < depth / 2; j += kLanes) {
+    TransposePairs(scratch.weight_pairs + j * kLanes, kLanes, kLanes, scratch.weight_columns + j,
+                   depth / 2);
+  }
+  TileMix(reinterpret_cast<const std::uint16_t*>(scratch.weight_columns), depth,
+          pairs + block.begin / 2 * width, width, depth, scratch.block);
 }
 
 // ---- forward ------------------------------------------------------------------------------------
@@ -235,8 +315,14 @@ HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std:
     solution.factor = hn::IfThenElse(bad, hn::Set(d, 1.0f), solution.factor);
   }
   problem.ahead->Step();
-  Mix<kCareful>(scratch.weights + block.begin * kLanes, scratch.v + block.begin * problem.e_padded,
-                problem.e_padded, block.end - block.begin, scratch.block);
+  if (!kCareful && block.tiles) {
+    MixOnTiles(problem, block, scratch.weights + block.begin * kLanes, scratch.v_pairs,
+               problem.e_padded, nullptr);
+  } else {
+    Mix<kCareful>(scratch.weights + block.begin * kLanes,
+                  scratch.v + block.begin * problem.e_padded, problem.e_padded,
+                  block.end - block.begin, scratch.block);
+  }
   problem.ahead->Step();
   HWY_ALIGN float factor[kLanes];
   hn::Store(solution.factor, d, factor);
@@ -296,7 +382,8 @@ void ForwardOutside(const LanesProblem& problem, std::int64_t h, const Span& row
 void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t end) {
   const AttentionParams& params = call.params;
   const std::int64_t group = params.heads / params.kv_heads;
-  LanesScratch scratch(call.most_keys, params, false);
+  LanesScratch scratch(call);
+  const TileSession session(kWithTiles && call.tiles);
   for (std::int64_t i = begin; i < end; ++i) {
     LanesProblem problem(call, i, scratch);
     Ahead ahead(call, problem.sequence.q.size(), i + 1, end);
@@ -308,6 +395,7 @@ void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t e
         using Map = std::decay_t<decltype(map)>;
         for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
           const Block block = problem.Load(h, row, map.Unit());
+          problem.PrepareColumns(block, h, map.Unit());
           if (block.careful) {
             ForwardBlock<Map, true>(problem, map, h, block);
           } else {
@@ -362,6 +450,52 @@ HWY_NOINLINE double AlphaGradient(const Block& block, double eps, const float* w
   return out;
 }
 
+// dq, dk, dv and dc of a block from its weights and ds, c scale included. p, ds: [block keys][kLanes].
+HWY_NOINLINE void TileGradients(const LanesProblem& problem, const Block& block, std::int64_t h,
+                                const float* p, const float* ds) {
+  const LanesScratch& scratch = problem.scratch;
+  const AttentionGradients& gradients = *problem.call.gradients;
+  const std::size_t d_padded = problem.d_padded, e_padded = problem.e_padded;
+  const std::size_t keys = block.end - block.begin;
+  if (gradients.dv.data != nullptr) {
+    RoundWeights(p, keys, scratch.weight_pairs, scratch.weight_rows);
+    PairRows(scratch.d_out_rows, problem.e_depth, kLanes, e_padded, scratch.lane_pairs);
+    TileSpread(scratch.weight_rows, scratch.lane_pairs, e_padded, keys,
+               scratch.dv + block.begin * e_padded);
+  }
+  MixOnTiles(problem, block, ds, scratch.k_pairs, d_padded, scratch.weight_rows);
+  if (gradients.dk.data != nullptr) {
+    PairRows(scratch.q_rows, problem.d_depth, kLanes, d_padded, scratch.lane_pairs);
+    TileSpread(scratch.weight_rows, scratch.lane_pairs, d_padded, keys,
+               scratch.dk + block.begin * d_padded);
+  }
+  if (gradients.dq.data != nullptr) {
+    StoreRows(scratch.block, d_padded, nullptr, block.count, problem.d, gradients.dq,
+              problem.sequence.array_batch, h, block.row, problem.call.stream);
+  }
+  if (gradients.d_length_scale == nullptr) return;
+  // dc = sum_j ds_j a_j scale <q, k_j>, once more from the products: from dq, whose ds were rounded to
+  // bfloat16, it would have lost digits to cancellation.
+  auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
+  TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), problem.d_depth / 2,
+                 problem.d_depth / 2, columns, kLanes);
+  float* products = scratch.slopes + block.begin * kLanes;
+  TileProducts(scratch.k_rows + block.begin * problem.d_depth, columns, problem.d_depth, keys,
+               products);
+  const DF d;
+  VF sum = hn::Zero(d);
+  for (std::size_t j = 0; j < keys; ++j) {
+    sum = hn::MulAdd(hn::Load(d, ds + j * kLanes), hn::Load(d, products + j * kLanes), sum);
+  }
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(sum, d, lanes);
+  const std::int64_t index = RowIndex(problem.params, problem.sequence, h, block.row);
+  for (std::size_t i = 0; i < block.count; ++i) {
+    gradients.d_length_scale[index + static_cast<std::int64_t>(i)] =
+        static_cast<double>(lanes[i]) * problem.scale / block.c_scale[i];
+  }
+}
+
 template <class Map, bool kCareful>
 HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std::int64_t h,
                                 const Block& block) {
@@ -379,12 +513,19 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   problem.ahead->Step();
   MF nan;
   MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
-  TransposeRows(scratch.d_out, e_padded, problem.e, hn::Set(d, 1.0f), scratch.columns);
   // dp: [keys][kLanes], in the place of the scores once those are weights.
   float* HWY_RESTRICT dp = scratch.weights;
-  Products(scratch.v + block.begin * e_padded, e_padded, scratch.columns, problem.e, keys,
-           dp + block.begin * kLanes);
-
+  if (!kCareful && block.tiles) {
+    auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
+    TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.d_out_rows), problem.e_depth / 2,
+                   problem.e_depth / 2, columns, kLanes);
+    TileProducts(scratch.v_rows + block.begin * problem.e_depth, columns, problem.e_depth, keys,
+                 dp + block.begin * kLanes);
+  } else {
+    TransposeRows(scratch.d_out, e_padded, problem.e, hn::Set(d, 1.0f), scratch.columns);
+    Products(scratch.v + block.begin * e_padded, e_padded, scratch.columns, problem.e, keys,
+             dp + block.begin * kLanes);
+  }
   problem.ahead->Step();
 
   // tau in two floats; +inf, and with it weights of 0, for lanes without a query or without keys.
@@ -420,6 +561,8 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
         any_bad ? static_cast<double>(kNaNF)
                 : AlphaGradient(block, map.Eps(), scratch.scores, scratch.slopes, dp, mean, total);
   }
+  // On tiles, c scale goes into ds; without, into q and dq.
+  const VF ds_factor = block.tiles ? hn::Load(d, block.c_scale) : hn::Set(d, 1.0f);
   VF d_slope = zero;
   const VF lane = hn::Iota(d, 0.0f);
   const bool with_distances = problem.call.d_slopes != nullptr || !problem.call.distances.empty();
@@ -442,7 +585,7 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
         ds = hn::Mul(ds, hn::LoadU(d, problem.call.distances.a.data() + place));
       }
     }
-    hn::Store(ds, d, at);
+    hn::Store(hn::Mul(ds, ds_factor), d, at);
   }
   if (problem.call.d_slopes != nullptr) {
     HWY_ALIGN float lanes[kLanes];
@@ -453,6 +596,10 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   problem.ahead->Step();
   const float* p = scratch.scores + block.begin * kLanes;
   const float* ds = dp + block.begin * kLanes;
+  if (!kCareful && block.tiles) {
+    TileGradients(problem, block, h, p, ds);
+    return;
+  }
   if (gradients.dv.data != nullptr) {
     Spread<kCareful>(p, scratch.d_out, e_padded, keys, scratch.dv + block.begin * e_padded);
   }
@@ -496,20 +643,37 @@ void StoreZeroRows(const LanesProblem& problem, const MutableArray4& array, std:
 }
 
 template <class Map>
-HWY_INLINE void BackwardHead(const LanesProblem& problem, const Map& map, std::int64_t h) {
+HWY_INLINE void BackwardHead(LanesProblem& problem, const Map& map, std::int64_t h) {
   const AttentionGradients& gradients = *problem.call.gradients;
   const LanesScratch& scratch = problem.scratch;
   const Span queries = problem.sequence.q;
   const std::size_t e_padded = problem.e_padded;
   for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
     Block block = problem.Load(h, row, map.Unit());
-    const double bound = PackRows(gradients.d_out, problem.sequence.array_batch, h, row,
-                                  block.count, problem.e, e_padded, scratch.d_out);
-    // Weights of lanes without a query are 0, but 0 times NaN is not.
-    std::fill_n(scratch.d_out + block.count * e_padded, (kLanes - block.count) * e_padded, 0.0f);
+    const std::int64_t b = problem.sequence.array_batch;
+    double bound = 0.0;
+    if (problem.tiles) {
+      bound = PackHalves(gradients.d_out, b, h, row, block.count, problem.e, problem.e_depth,
+                         scratch.d_out_rows);
+      std::fill_n(scratch.d_out_rows + block.count * problem.e_depth,
+                  (kLanes - block.count) * problem.e_depth, std::uint16_t{0});
+    } else {
+      bound = PackRows(gradients.d_out, b, h, row, block.count, problem.e, e_padded, scratch.d_out);
+    }
     if (!(bound * (1.0 + problem.v_bound) * static_cast<double>(problem.e) < kSafeScore)) {
       block.careful = true;
     }
+    // Tiles work with c ds, which does not tell dc at c = 0.
+    const bool divides =
+        gradients.d_length_scale == nullptr ||
+        std::find(block.c_scale, block.c_scale + kLanes, 0.0f) == block.c_scale + kLanes;
+    block.tiles = block.tiles && !block.careful && divides;
+    if (problem.tiles && !block.tiles) {
+      PackRows(gradients.d_out, b, h, row, block.count, problem.e, e_padded, scratch.d_out);
+    }
+    // Weights of lanes without a query are 0, but 0 times NaN is not.
+    std::fill_n(scratch.d_out + block.count * e_padded, (kLanes - block.count) * e_padded, 0.0f);
+    problem.PrepareColumns(block, h, map.Unit());
     if (block.careful) {
       BackwardBlock<Map, true>(problem, map, h, block);
     } else {
@@ -522,7 +686,8 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
   const AttentionParams& params = call.params;
   const AttentionGradients& gradients = *call.gradients;
   const std::int64_t group = params.heads / params.kv_heads;
-  LanesScratch scratch(call.most_keys, params, true);
+  LanesScratch scratch(call);
+  const TileSession session(kWithTiles && call.tiles);
   for (std::int64_t i = begin; i < end; ++i) {
     LanesProblem problem(call, i, scratch);
     Ahead ahead(call, problem.sequence.q.size(), i + 1, end);

@@ -1,0 +1,163 @@
+#include "attention/cpu/lanes_amx.h"
+
+#include "tsallis/cpu.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define TSALLIS_HAS_TILES 1
+#else
+#define TSALLIS_HAS_TILES 0
+#endif
+
+namespace tsallis {
+
+#if TSALLIS_HAS_TILES
+
+#define TSALLIS_TILES __attribute__((target("amx-tile,amx-bf16")))
+#define TSALLIS_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+namespace {
+
+// Tiles 0-3 hold sums; 4 and 5 a full left and right side; 6 and 7 those of half the depth (16
+// queries are 8 pairs).
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
+};
+
+bool AskForTiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  const CpuInfo cpu = QueryCpu();
+  return cpu.amx_bf16 && cpu.avx512_bf16 &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+TSALLIS_TILES void Configure() {
+  const TileConfig config;
+  // GCC 12 does not know that the instruction reads all 64 bytes.
+  asm volatile("" ::"r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+TSALLIS_TILES void Release() { _tile_release(); }
+
+}  // namespace
+
+bool TilesUsable() {
+  static const bool usable = AskForTiles();
+  return usable;
+}
+
+TileSession::TileSession(bool wanted) : open_(wanted) {
+  if (open_) Configure();
+}
+
+TileSession::~TileSession() {
+  if (open_) Release();
+}
+
+TSALLIS_TILES void TileProducts(const std::uint16_t* rows, const std::uint32_t* columns,
+                                std::size_t depth, std::size_t keys, float* to) {
+  const std::size_t row_bytes = depth * sizeof(*rows);
+  std::size_t j = 0;
+  for (; j + 32 <= keys; j += 32) {
+    _tile_zero(0);
+    _tile_zero(1);
+    for (std::size_t x = 0; x < depth; x += 32) {
+      _tile_loadd(5, columns + x / 2 * 16, 64);
+      _tile_loadd(4, rows + j * depth + x, row_bytes);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(4, rows + (j + 16) * depth + x, row_bytes);
+      _tile_dpbf16ps(1, 4, 5);
+    }
+    _tile_stored(0, to + j * 16, 64);
+    _tile_stored(1, to + (j + 16) * 16, 64);
+  }
+  if (j == keys) return;
+  _tile_zero(0);
+  for (std::size_t x = 0; x < depth; x += 32) {
+    _tile_loadd(5, columns + x / 2 * 16, 64);
+    _tile_loadd(4, rows + j * depth + x, row_bytes);
+    _tile_dpbf16ps(0, 4, 5);
+  }
+  _tile_stored(0, to + j * 16, 64);
+}
+
+TSALLIS_TILES void TileMix(const std::uint16_t* weights, std::size_t weight_stride,
+                           const std::uint32_t* pairs, std::size_t width, std::size_t keys,
+                           float* to) {
+  const std::size_t weight_bytes = weight_stride * sizeof(*weights);
+  const std::size_t row_bytes = width * sizeof(*to);
+  std::size_t x = 0;
+  for (; x + 32 <= width; x += 32) {
+    _tile_zero(0);
+    _tile_zero(1);
+    for (std::size_t j = 0; j < keys; j += 32) {
+      _tile_loadd(4, weights + j, weight_bytes);
+      _tile_loadd(5, pairs + j / 2 * width + x, row_bytes);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(5, pairs + j / 2 * width + x + 16, row_bytes);
+      _tile_dpbf16ps(1, 4, 5);
+    }
+    _tile_stored(0, to + x, row_bytes);
+    _tile_stored(1, to + x + 16, row_bytes);
+  }
+  if (x == width) return;
+  _tile_zero(0);
+  for (std::size_t j = 0; j < keys; j += 32) {
+    _tile_loadd(4, weights + j, weight_bytes);
+    _tile_loadd(5, pairs + j / 2 * width + x, row_bytes);
+    _tile_dpbf16ps(0, 4, 5);
+  }
+  _tile_stored(0, to + x, row_bytes);
+}
+
+TSALLIS_TILES void TileSpread(const std::uint16_t* weights, const std::uint32_t* pairs,
+                              std::size_t width, std::size_t keys, float* to) {
+  const std::size_t row_bytes = width * sizeof(*to);
+  for (std::size_t x = 0; x < width; x += 16) {
+    _tile_loadd(7, pairs + x, row_bytes);
+    for (std::size_t j = 0; j < keys; j += 16) {
+      _tile_loadd(6, weights + j * 16, 32);
+      _tile_loadd(0, to + j * width + x, row_bytes);
+      _tile_dpbf16ps(0, 6, 7);
+      _tile_stored(0, to + j * width + x, row_bytes);
+    }
+  }
+}
+
+TSALLIS_BF16 void RoundWeights(const float* from, std::size_t keys, std::uint32_t* pairs,
+                               std::uint16_t* rows) {
+  // Words 0-15 are the first key's, 16-31 the second's.
+  alignas(64) static constexpr std::uint16_t kInterleave[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i interleave = _mm512_load_si512(kInterleave);
+  for (std::size_t j = 0; j < keys; j += 2) {
+    const __m512bh rounded =
+        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + (j + 1) * 16), _mm512_loadu_ps(from + j * 16));
+    const __m512i words = reinterpret_cast<__m512i>(rounded);
+    if (rows != nullptr) _mm512_storeu_si512(rows + j * 16, words);
+    _mm512_storeu_si512(pairs + j / 2 * 16, _mm512_permutexvar_epi16(interleave, words));
+  }
+}
+
+#else
+
+bool TilesUsable() { return false; }
+TileSession::TileSession(bool) : open_(false) {}
+TileSession::~TileSession() = default;
+void TileProducts(const std::uint16_t*, const std::uint32_t*, std::size_t, std::size_t, float*) {}
+void TileMix(const std::uint16_t*, std::size_t, const std::uint32_t*, std::size_t, std::size_t,
+             float*) {}
+void TileSpread(const std::uint16_t*, const std::uint32_t*, std::size_t, std::size_t, float*) {}
+void RoundWeights(const float*, std::size_t, std::uint32_t*, std::uint16_t*) {}
+
+#endif
+
+}  // namespace tsallis
