@@ -164,12 +164,16 @@ std::size_t AttentionSavedBytes(const AttentionParams& params, std::size_t budge
 std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParams& params,
                                     bool backward);
 
-// The weights p_ij > 0 of every row as CSR, for any length: columns and values of row
-// (b heads + h) q_len + i begin at row_offsets of that row. Columns ascend and count along k's axis.
-//   row_offsets: [batch heads q_len + 1] prefix sums of AttentionOutputs::support_size
-//   tau: of the forward pass. columns, values: [row_offsets.back()]; values float32
-// Throws InvalidArgument if row_offsets do not fit the supports.
-void AttentionWeights(const Context& context, const AttentionParams& params, const double* tau,
+// The weights p_ij > 0 of every row as CSR, for any length and without n^2 memory, in two calls: first
+// the sizes of the rows, then, with room for their sum, the rows. A row of NaN has no entry.
+//   counts: [batch heads q_len] (no batch axis if packed)
+void AttentionWeightCounts(const Context& context, const AttentionParams& params,
+                           std::int64_t* counts);
+// Columns and values of a row begin at its entry of row_offsets; columns ascend and count along k's axis.
+//   row_offsets: [batch heads q_len + 1], prefix sums of the counts
+//   columns, values: [row_offsets.back()]
+// Throws InvalidArgument if row_offsets do not fit.
+void AttentionWeights(const Context& context, const AttentionParams& params,
                       const std::int64_t* row_offsets, std::int64_t* columns, float* values);
 
 // One kernel of the list that `tsallis info --kernels` prints.

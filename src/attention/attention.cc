@@ -67,16 +67,26 @@ const std::vector<const AttentionKernel*>& AllAttentionKernels() {
   return kernels;
 }
 
+namespace {
+
+// Why a kernel is not for these params; empty if it is.
+std::string Reason(const AttentionKernel& kernel, const AttentionParams& params) {
+  std::string reason = kernel.refuses(params);
+  if (reason.empty() && kernel.declines != nullptr) reason = kernel.declines(params);
+  if (reason.empty() && kernel.instruction_set().empty()) reason = "not on this machine";
+  return reason;
+}
+
+}  // namespace
+
 const AttentionKernel& ChooseKernel(const AttentionParams& params, std::string* why) {
   for (const AttentionKernel* kernel : AllAttentionKernels()) {
-    std::string refusal = kernel->refuses(params);
-    if (refusal.empty() && kernel->declines != nullptr) refusal = kernel->declines(params);
-    if (refusal.empty() && kernel->instruction_set().empty()) refusal = "not on this machine";
-    if (refusal.empty()) {
+    const std::string reason = Reason(*kernel, params);
+    if (reason.empty()) {
       if (why != nullptr) *why += std::string(kernel->name) + ": " + kernel->serves;
       return *kernel;
     }
-    if (why != nullptr) *why += std::string("not ") + kernel->name + ": " + refusal + "; ";
+    if (why != nullptr) *why += std::string("not ") + kernel->name + ": " + reason + "; ";
   }
   throw std::logic_error("the last attention kernel refused");
 }
@@ -96,6 +106,7 @@ const AttentionKernel kReferenceAttention = {
     .declines = nullptr,
     .forward = ReferenceAttentionForward,
     .backward = ReferenceAttentionBackward,
+    .weights = ReferenceAttentionWeights,
     .saved_bytes = nullptr,
     .workspace_bytes =
         [](const Context& context, const AttentionParams& params, bool backward) {
@@ -107,36 +118,55 @@ const AttentionKernel kReferenceAttention = {
           return threads * (row + (backward ? sums : 0));
         }};
 
-void AttentionWeights(const Context& context, const AttentionParams& params, const double* tau,
+void WeightSink::Put(std::int64_t row, std::int64_t first, const std::uint32_t* keys,
+                     const float* p, std::size_t n) const {
+  if (counts != nullptr) {
+    counts[row] = static_cast<std::int64_t>(n);
+    return;
+  }
+  const std::int64_t at = row_offsets[row], room = row_offsets[row + 1] - at;
+  if (room != static_cast<std::int64_t>(n)) {
+    throw InvalidArgument("row_offsets", std::to_string(n) + " entries in row " + std::to_string(row),
+                          std::to_string(room));
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    columns[at + static_cast<std::int64_t>(i)] = first + keys[i];
+    values[at + static_cast<std::int64_t>(i)] = p[i];
+  }
+}
+
+namespace {
+
+// The same kernel for both calls, so that they see the same supports.
+void RunWeights(const Context& context, const AttentionParams& params, const WeightSink& sink) {
+  for (const AttentionKernel* kernel : AllAttentionKernels()) {
+    if (kernel->weights == nullptr || !Reason(*kernel, params).empty()) continue;
+    kernel->weights(context, params, sink);
+    return;
+  }
+}
+
+}  // namespace
+
+void AttentionWeightCounts(const Context& context, const AttentionParams& params,
+                           std::int64_t* counts) {
+  CheckAttention(params);
+  const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
+  if (rows > 0 && counts == nullptr) throw InvalidArgument("counts", "data", "null");
+  std::fill_n(counts, rows, std::int64_t{0});  // rows of nobody
+  RunWeights(context, params, {.counts = counts});
+}
+
+void AttentionWeights(const Context& context, const AttentionParams& params,
                       const std::int64_t* row_offsets, std::int64_t* columns, float* values) {
   CheckAttention(params);
   const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
-  if (rows > 0 && tau == nullptr) throw InvalidArgument("tau", "the forward pass's", "null");
   if (rows > 0 && row_offsets == nullptr) throw InvalidArgument("row_offsets", "data", "null");
-  ParallelFor(context, params.batch * params.heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    ReferenceRow row;
-    for (std::int64_t problem = begin; problem < end; ++problem) {
-      const Sequence sequence = Sequence::Of(params, problem / params.heads);
-      const std::int64_t h = problem % params.heads;
-      for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end; ++q_row) {
-        const std::int64_t index = RowIndex(params, sequence, h, q_row);
-        std::int64_t at = row_offsets[index];
-        row.Compute(params, sequence, h, q_row);
-        // A row of NaN has no support to list.
-        const std::int64_t support = std::max<std::int64_t>(row.result.support_size, 0);
-        if (row_offsets[index + 1] - at != support) {
-          throw InvalidArgument(
-              "row_offsets", std::to_string(support) + " entries in row " + std::to_string(index),
-              std::to_string(row_offsets[index + 1] - at));
-        }
-        for (std::int64_t j = 0; support > 0 && j < row.keys.size(); ++j) {
-          if (!(row.p[j] > 0.0)) continue;
-          columns[at] = row.keys.begin + j;
-          values[at++] = static_cast<float>(row.p[j]);
-        }
-      }
-    }
-  });
+  if (rows > 0 && row_offsets[rows] > row_offsets[0] && (columns == nullptr || values == nullptr)) {
+    throw InvalidArgument(columns == nullptr ? "columns" : "values", "data", "null");
+  }
+  RunWeights(context, params,
+             {.row_offsets = row_offsets, .columns = columns, .values = values});
 }
 
 }  // namespace tsallis

@@ -3,12 +3,26 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "tsallis/attention.h"
 
 namespace tsallis {
+
+// What is wanted of the rows' supports: their sizes, or themselves.
+struct WeightSink {
+  std::int64_t* counts = nullptr;  // then nothing else
+  const std::int64_t* row_offsets = nullptr;
+  std::int64_t* columns = nullptr;
+  float* values = nullptr;
+
+  // The support of one row of the statistics: keys ascend and count from `first` on k's axis.
+  // Throws InvalidArgument if n is not what row_offsets say.
+  void Put(std::int64_t row, std::int64_t first, const std::uint32_t* keys, const float* p,
+           std::size_t n) const;
+};
 
 struct AttentionKernel {
   const char* name;
@@ -25,6 +39,8 @@ struct AttentionKernel {
                   const AttentionOutputs& outputs);
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients);
+  // The supports of every row; null: a later kernel's.
+  void (*weights)(const Context& context, const AttentionParams& params, const WeightSink& sink);
   // Bytes of lists that the backward pass can use; null: none.
   std::size_t (*saved_bytes)(const AttentionParams& params);
   // Bytes a call allocates at most.

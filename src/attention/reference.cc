@@ -1,5 +1,7 @@
 #include "attention/reference.h"
 
+#include "attention/kernels.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -264,6 +266,32 @@ void ReferenceAttentionBackward(const Context& context, const AttentionParams& p
     for (std::int64_t b = 0; b < params.batch; ++b) sum += d_alpha[b * params.heads + h];
     gradients.d_alpha[h] = sum;
   }
+}
+
+void ReferenceAttentionWeights(const Context& context, const AttentionParams& params,
+                               const WeightSink& sink) {
+  ParallelFor(context, params.batch * params.heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    ReferenceRow row;
+    std::vector<std::uint32_t> keys;
+    std::vector<float> p;
+    for (std::int64_t problem = begin; problem < end; ++problem) {
+      const Sequence sequence = Sequence::Of(params, problem / params.heads);
+      const std::int64_t h = problem % params.heads;
+      for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end; ++q_row) {
+        row.Compute(params, sequence, h, q_row);
+        keys.clear();
+        p.clear();
+        // A row of NaN has no support to list.
+        for (std::int64_t j = 0; row.result.support_size > 0 && j < row.keys.size(); ++j) {
+          if (!(row.p[j] > 0.0)) continue;
+          keys.push_back(static_cast<std::uint32_t>(j));
+          p.push_back(static_cast<float>(row.p[j]));
+        }
+        sink.Put(RowIndex(params, sequence, h, q_row), row.keys.begin, keys.data(), p.data(),
+                 keys.size());
+      }
+    }
+  });
 }
 
 }  // namespace tsallis

@@ -17,6 +17,10 @@ void ReferenceAttentionForward(const Context& context, const AttentionParams& pa
 void ReferenceAttentionBackward(const Context& context, const AttentionParams& params,
                                 const AttentionGradients& gradients);
 
+struct WeightSink;
+void ReferenceAttentionWeights(const Context& context, const AttentionParams& params,
+                               const WeightSink& sink);
+
 // The scores of one query on the span of keys that it may see, masked ones -inf, and what its map
 // makes of them.
 struct ReferenceRow {

@@ -334,23 +334,23 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
 
 std::tuple<Tensor, Tensor, Tensor> AttentionWeightsCpu(const Tensor& q, const Tensor& k,
                                                        const AttentionOptions& options) {
-  // In double precision both passes agree on every support to the last entry.
-  const Tensor wide_q = As(q, at::kDouble), wide_k = As(k, at::kDouble);
-  const AttentionResults forward =
-      AttentionForwardCpu(wide_q, wide_k, Tensor(), options, {.stats = true});
-  const Call call(wide_q, wide_k, Tensor(), options);
-  const Tensor row_offsets = at::zeros({forward.support_size.numel() + 1}, at::kLong);
-  auto* offsets = row_offsets.mutable_data_ptr<std::int64_t>();
-  const auto* sizes = forward.support_size.const_data_ptr<std::int64_t>();
-  for (std::int64_t row = 0; row < forward.support_size.numel(); ++row) {
-    offsets[row + 1] = offsets[row] + std::max<std::int64_t>(sizes[row], 0);  // -1: a NaN
-  }
-  const std::int64_t entries = offsets[forward.support_size.numel()];
-  Tensor columns = at::empty({entries}, at::kLong);
-  Tensor values = at::empty({entries}, at::kFloat);
+  const Call call(q, k, Tensor(), options);
+  const AttentionParams params = call.params();
+  const std::int64_t rows =
+      (params.ranges.packed ? std::min<std::int64_t>(params.batch, 1) : params.batch) *
+      params.heads * params.q_len;
+  const Tensor counts = at::empty({rows}, at::kLong);
+  const Tensor row_offsets = at::zeros({rows + 1}, at::kLong);
+  Tensor columns, values;
   Renamed([&] {
-    AttentionWeights(TorchContext(), call.params(), forward.tau.const_data_ptr<double>(), offsets,
-                     columns.mutable_data_ptr<std::int64_t>(), values.mutable_data_ptr<float>());
+    AttentionWeightCounts(TorchContext(), params, counts.mutable_data_ptr<std::int64_t>());
+    auto* offsets = row_offsets.mutable_data_ptr<std::int64_t>();
+    const auto* sizes = counts.const_data_ptr<std::int64_t>();
+    for (std::int64_t row = 0; row < rows; ++row) offsets[row + 1] = offsets[row] + sizes[row];
+    columns = at::empty({offsets[rows]}, at::kLong);
+    values = at::empty({offsets[rows]}, at::kFloat);
+    AttentionWeights(TorchContext(), params, offsets, columns.mutable_data_ptr<std::int64_t>(),
+                     values.mutable_data_ptr<float>());
   });
   return {row_offsets, columns, values};
 }

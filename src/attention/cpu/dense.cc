@@ -254,8 +254,10 @@ std::size_t TableBytes(const AttentionParams& params) {
 }  // namespace dense
 
 void DenseForwardBlocks(const Context& context, const AttentionParams& params,
-                        const AttentionOutputs& outputs, const std::vector<RowBlock>& blocks) {
-  const dense::Call call(params, &outputs, nullptr);
+                        const AttentionOutputs& outputs, const std::vector<RowBlock>& blocks,
+                        const WeightSink* sink) {
+  dense::Call call(params, &outputs, nullptr);
+  call.sink = sink;
   const dense::VectorCode code = dense::ChooseVectorCode();
   dense::Most most;
   std::int64_t b = -1;
@@ -353,8 +355,7 @@ std::size_t DenseWorkspaceBytes(const Context& context, const AttentionParams& p
 
 namespace {
 
-void Forward(const Context& context, const AttentionParams& params,
-             const AttentionOutputs& outputs) {
+std::vector<RowBlock> AllBlocks(const AttentionParams& params) {
   std::vector<RowBlock> blocks;
   for (std::int64_t problem = 0; problem < params.batch * params.heads; ++problem) {
     const Sequence sequence = Sequence::Of(params, problem / params.heads);
@@ -364,19 +365,18 @@ void Forward(const Context& context, const AttentionParams& params,
       blocks.push_back({problem / params.heads, h, rows});
       q_row = rows.end;
     }
-    if (params.ranges.packed) continue;
-    for (const Span& rest : {Span{0, sequence.q.begin}, Span{sequence.q.end, params.q_len}}) {
-      dense::StoreZeros(outputs.out, sequence.array_batch, h, rest, params.value_dim);
-      for (std::int64_t row = rest.begin; row < rest.end; ++row) {
-        const std::int64_t index = RowIndex(params, sequence, h, row);
-        if (outputs.tau != nullptr) outputs.tau[index] = -INFINITY;
-        if (outputs.support_size != nullptr) outputs.support_size[index] = 0;
-        if (outputs.entropy != nullptr) outputs.entropy[index] = 0.0;
-        if (outputs.maximum != nullptr) outputs.maximum[index] = -INFINITY;
-      }
-    }
   }
-  DenseForwardBlocks(context, params, outputs, blocks);
+  return blocks;
+}
+
+void Forward(const Context& context, const AttentionParams& params,
+             const AttentionOutputs& outputs) {
+  ClearRowsOutside(params, outputs);
+  DenseForwardBlocks(context, params, outputs, AllBlocks(params));
+}
+
+void Weights(const Context& context, const AttentionParams& params, const WeightSink& sink) {
+  DenseForwardBlocks(context, params, {}, AllBlocks(params), &sink);
 }
 
 void Backward(const Context& context, const AttentionParams& params,
@@ -414,6 +414,7 @@ const AttentionKernel kDenseAttention = {
     .declines = nullptr,
     .forward = Forward,
     .backward = Backward,
+    .weights = Weights,
     .saved_bytes = nullptr,
     .workspace_bytes = DenseWorkspaceBytes};
 

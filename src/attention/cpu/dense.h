@@ -29,8 +29,10 @@ struct KvProblem {
 };
 
 // Outputs and statistics of these rows. Blocks in the order of (b, h) share the panels of their keys.
+// With a sink: their weights to it, and nothing else.
 void DenseForwardBlocks(const Context& context, const AttentionParams& params,
-                        const AttentionOutputs& outputs, const std::vector<RowBlock>& blocks);
+                        const AttentionOutputs& outputs, const std::vector<RowBlock>& blocks,
+                        const WeightSink* sink = nullptr);
 
 // dq, dk, dv and d_length_scale of these problems, rows outside of the ranges included. Adds to d_bias
 // and d_slopes, which the driver has set to 0, in the order of the list.

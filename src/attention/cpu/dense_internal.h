@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/geometry.h"
+#include "attention/kernels.h"
 #include "simplex/scratch.h"
 #include "tsallis/attention.h"
 
@@ -69,6 +70,7 @@ struct Call {
   const AttentionParams& params;
   const AttentionOutputs* outputs;
   const AttentionGradients* gradients;
+  const WeightSink* sink = nullptr;  // takes the weights in place of outputs
   // a_d and m_d of the scale-invariant term for a key `table_begin + index` rows after the query.
   std::vector<float> factor_a, factor_m;
   std::int64_t table_begin = 0;
@@ -138,6 +140,8 @@ struct Thread {
   PanelCache v_columns, k_rows;  // for the gradients of weights and queries; backward only
   Floats sum, total;             // [kMostRows][Padded(larger of head_dim and value_dim)]
   Floats line;                   // [kPanel][the same] or a row's bias
+  std::vector<std::uint32_t> support;  // of a row, for a sink
+  std::vector<float> weights;
 };
 
 // Sums over queries for one key head. dk: [keys][dk_pitch], dv: [keys][dv_pitch] from the sequence's

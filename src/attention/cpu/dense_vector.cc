@@ -176,11 +176,24 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
     // Neighbours are alike.
     hint.dense = 4 * MarkRow(group, r, weights) > n;
     const std::int64_t index = RowIndex(params, at.sequence, at.h, place.q_row);
+    if (call.sink != nullptr) {
+      thread.support.clear();
+      thread.weights.clear();
+      for (std::int64_t j = 0; j < n; ++j) {
+        if (!(weights[skipped + j] > 0.0f)) continue;  // NaN is no entry
+        thread.support.push_back(static_cast<std::uint32_t>(j));
+        thread.weights.push_back(weights[skipped + j]);
+      }
+      call.sink->Put(index, place.keys.begin, thread.support.data(), thread.weights.data(),
+                     thread.support.size());
+      continue;
+    }
     if (outputs.tau != nullptr) outputs.tau[index] = result.tau;
     if (outputs.support_size != nullptr) outputs.support_size[index] = result.support_size;
     if (outputs.entropy != nullptr) outputs.entropy[index] = result.entropy;
     if (outputs.maximum != nullptr) outputs.maximum[index] = maximum;
   }
+  if (call.sink != nullptr) return;
   AddRows(group, scores, thread.v_rows, thread);
   const std::int64_t columns = Padded(params.value_dim);
   for (std::int64_t r = 0; r < rows; ++r) {

@@ -187,6 +187,7 @@ const AttentionKernel kLanesAttention = {
     .declines = nullptr,
     .forward = Forward,
     .backward = Backward,
+    .weights = nullptr,
     .saved_bytes = nullptr,
     .workspace_bytes =
         [](const Context& context, const AttentionParams& params, bool backward) {

@@ -160,10 +160,12 @@ struct SweepFunctions {
   void (*moments)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                   const PackedKeys& keys, SweepScratch& scratch) = nullptr;
   HeadGuess (*pilot)(const HeadContext& head, SweepScratch& scratch) = nullptr;
-  // Rows [q_begin, q_begin + count), count <= kBlockRows. Dense rows are left to `dense`.
+  // Rows [q_begin, q_begin + count), count <= kBlockRows: their supports go to `sink`, or, if that is
+  // null, what follows from them to `outputs`. Dense rows are left to `dense`.
   void (*forward)(const HeadContext& head, const HeadGuess& guess, std::int64_t q_begin,
-                  std::int64_t count, const AttentionOutputs& outputs, const SavedLists& saved,
-                  SweepScratch& scratch, std::vector<RowBlock>* dense) = nullptr;
+                  std::int64_t count, const AttentionOutputs& outputs, const WeightSink* sink,
+                  const SavedLists& saved, SweepScratch& scratch,
+                  std::vector<RowBlock>* dense) = nullptr;
   // Gradients of the same rows' queries, and the edges that their keys need. False: a row is dense, and
   // what was written means nothing.
   bool (*backward)(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
@@ -184,6 +186,8 @@ SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);
 // The kernel's forward pass with given functions; kernels and tests choose them.
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const AttentionOutputs& outputs);
+void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
+                  const AttentionParams& params, const WeightSink& sink);
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
                    const AttentionParams& params, const AttentionGradients& gradients);
 

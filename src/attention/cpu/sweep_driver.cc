@@ -95,7 +95,8 @@ class SweepRun {
     }
   }
 
-  void Forward(const AttentionOutputs& outputs);
+  // The outputs or, if `sink` is not null, the weights.
+  void Forward(const AttentionOutputs& outputs, const WeightSink* sink = nullptr);
   void Backward(const AttentionGradients& gradients);
 
  private:
@@ -191,7 +192,7 @@ void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& 
   }
 }
 
-void SweepRun::Forward(const AttentionOutputs& outputs) {
+void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) {
   const SavedLists saved = SavedLists::Create(params_, outputs.saved, outputs.saved_bytes);
   const std::int64_t group = params_.heads / std::max<std::int64_t>(params_.kv_heads, 1);
   std::vector<RowBlock> dense;
@@ -260,13 +261,13 @@ void SweepRun::Forward(const AttentionOutputs& outputs) {
             const BlockTask& block = blocks[static_cast<std::size_t>(task)];
             const PackedHead& head = heads[static_cast<std::size_t>(block.head / group)];
             functions_.forward(Head(head, block.h), guesses[static_cast<std::size_t>(block.head)],
-                               block.q_begin, block.count, outputs, saved, scratch,
+                               block.q_begin, block.count, outputs, sink, saved, scratch,
                                &left[static_cast<std::size_t>(task)]);
           });
     for (const auto& rest : left) dense.insert(dense.end(), rest.begin(), rest.end());
   }
-  ClearRowsOutside(params_, outputs);
-  if (!dense.empty()) DenseForwardBlocks(context_, params_, outputs, dense);
+  if (sink == nullptr) ClearRowsOutside(params_, outputs);
+  if (!dense.empty()) DenseForwardBlocks(context_, params_, outputs, dense, sink);
 }
 
 // Memory of one problem's backward pass: one for each worker that has problems of its own.
@@ -467,6 +468,11 @@ void SweepForward(const SweepFunctions& functions, bool emulated, const Context&
   SweepRun(functions, emulated, context, params).Forward(outputs);
 }
 
+void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
+                  const AttentionParams& params, const WeightSink& sink) {
+  SweepRun(functions, emulated, context, params).Forward({}, &sink);
+}
+
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
                    const AttentionParams& params, const AttentionGradients& gradients) {
   SweepRun(functions, emulated, context, params).Backward(gradients);
@@ -485,6 +491,11 @@ template <ScoreEngine kEngine>
 void BackwardWith(const Context& context, const AttentionParams& params,
                   const AttentionGradients& gradients) {
   SweepBackward(GetSweepFunctions(kEngine, false), false, context, params, gradients);
+}
+
+template <ScoreEngine kEngine>
+void WeightsWith(const Context& context, const AttentionParams& params, const WeightSink& sink) {
+  SweepWeights(GetSweepFunctions(kEngine, false), false, context, params, sink);
 }
 
 std::size_t SavedBytes(const AttentionParams& params) { return SavedLists::Bytes(params, 64); }
@@ -513,6 +524,7 @@ const AttentionKernel kSweepAmx = {
     .declines = Declines,
     .forward = ForwardWith<ScoreEngine::kAmx>,
     .backward = BackwardWith<ScoreEngine::kAmx>,
+    .weights = WeightsWith<ScoreEngine::kAmx>,
     .saved_bytes = SavedBytes,
     .workspace_bytes = WorkspaceBytes};
 
@@ -523,6 +535,7 @@ const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
                                     .declines = Declines,
                                     .forward = ForwardWith<ScoreEngine::kBf16Dot>,
                                     .backward = BackwardWith<ScoreEngine::kBf16Dot>,
+    .weights = WeightsWith<ScoreEngine::kBf16Dot>,
                                     .saved_bytes = SavedBytes,
                                     .workspace_bytes = WorkspaceBytes};
 
@@ -533,6 +546,7 @@ const AttentionKernel kSweepFloat = {.name = "sweep",
                                      .declines = Declines,
                                      .forward = ForwardWith<ScoreEngine::kFloat>,
                                      .backward = BackwardWith<ScoreEngine::kFloat>,
+    .weights = WeightsWith<ScoreEngine::kFloat>,
                                      .saved_bytes = SavedBytes,
                                      .workspace_bytes = WorkspaceBytes};
 

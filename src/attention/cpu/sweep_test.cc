@@ -40,6 +40,7 @@ const AttentionKernel kEmulated = {
           SweepBackward(GetSweepFunctions(ScoreEngine::kAmx, true), true, context, params,
                         gradients);
         },
+    .weights = nullptr,
     .saved_bytes = kSweepAmx.saved_bytes,
     .workspace_bytes = kSweepAmx.workspace_bytes};
 
