@@ -46,17 +46,25 @@ struct PowerWeight {  // 1 < alpha <= 2
 // The gradient in alpha = 1 + eps, 0 <= eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p and
 // d = dp - <u, dp>/sum u, so that <d, u> = 0, the formula of Correia et al. 2019 (prop. 1) is
 //   <d, p>/eps^2 - <d, p L>/eps = sum d u L^2 g(eps L),  g(t) = (e^t (1 - t) - 1)/t^2,
-// where nothing cancels for small eps, and g(0) = -1/2 is softmax's. p, dp: [n]; mean: <u, dp>/sum u.
+// where nothing cancels for small eps, and g(0) = -1/2 is softmax's. From eps = 1/4 on the left side is
+// the better one: u is larger than p by p^{-eps}. p, dp: [n]; mean: <u, dp>/sum u.
 template <class Weight>
 HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p, const float* dp,
                                 std::size_t n, VF mean) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d), step = hn::Set(d, static_cast<float>(eps));
+  const bool plain = eps >= 0.25;
+  const VF inverse = hn::Set(d, static_cast<float>(plain ? 1.0 / eps : 0.0));
   VD total = hn::Zero(DD());
   const auto add = [&](VF vp, VF vdp, VF& sum) HWY_ATTR {
     const auto positive = hn::Ge(vp, hn::Set(d, std::numeric_limits<float>::min()));
     const VF log_p = hn::Log(d, hn::IfThenElse(positive, vp, one));
+    if (plain) {
+      const VF slope = hn::Mul(hn::Mul(vp, inverse), hn::Sub(inverse, log_p));
+      sum = hn::Add(sum, hn::IfThenElseZero(positive, hn::Mul(slope, hn::Sub(vdp, mean))));
+      return;
+    }
     const VF t = hn::Min(hn::Mul(step, log_p), zero);
     // -sum_k (k - 1) t^{k - 2}/k! where e^t (1 - t) is close to 1.
     VF near = hn::Set(d, -8.0f / 362880.0f);

@@ -348,7 +348,9 @@ std::size_t DenseWorkspaceBytes(const Context& context, const AttentionParams& p
   // Sums in floats unless the caller's arrays can hold them, which this does not know.
   const auto sums = static_cast<std::size_t>(
       most.rows * (dense::Padded(params.head_dim) + dense::Padded(params.value_dim)));
-  const bool across = sums <= static_cast<std::size_t>(4 * dense::kCacheFloats);
+  // With a bias whose gradient sums over queries, threads take problems however long the keys are.
+  const bool across = params.terms.bias.data != nullptr ||
+                      sums <= static_cast<std::size_t>(4 * dense::kCacheFloats);
   return threads * (thread + 2 * group) + (across ? threads : 1) * sums * sizeof(float) + tables +
          problems * (4 * sizeof(double) + sizeof(KvProblem));
 }

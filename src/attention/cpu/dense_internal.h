@@ -27,7 +27,7 @@ inline constexpr std::int64_t kMostRows = 48;
 // Rows that one load of a key panel serves at least, however long the scores get.
 inline constexpr std::int64_t kLeastRows = 12;
 // Scores of a group: a part of the second-level cache, as the map passes over them several times.
-inline constexpr std::int64_t kScoreFloats = 1 << 17;
+inline constexpr std::int64_t kScoreFloats = 1 << 18;
 // Converted or transposed panels that a thread keeps from group to group; when a head's do not fit,
 // every group makes its own, which costs a tenth of its products.
 inline constexpr std::int64_t kCacheFloats = 1 << 22;

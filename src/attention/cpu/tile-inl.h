@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "simplex/vector-inl.h"
 
@@ -197,10 +198,19 @@ HWY_INLINE std::uint64_t NonZeroBits(const float* x) {
   for (std::size_t i = 0; i < 64; i += lanes) {
     // Ne would deny that NaN differs.
     const auto mask = hn::Not(hn::Eq(hn::LoadU(d, x + i), hn::Zero(d)));
-    std::uint8_t bytes[8] = {};
+    std::uint8_t bytes[8];
     hn::StoreMaskBits(d, mask, bytes);
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes, sizeof(word));
+    // Reading what was written and no more keeps the bits in registers.
+    std::uint64_t word = bytes[0];
+    if (lanes == 16) {
+      std::uint16_t two;
+      std::memcpy(&two, bytes, sizeof(two));
+      word = two;
+    } else if (lanes > 16) {
+      for (std::size_t byte = 1; byte < lanes / 8; ++byte) {
+        word |= static_cast<std::uint64_t>(bytes[byte]) << (8 * byte);
+      }
+    }
     bits |= word << i;
   }
   return bits;
