@@ -13,7 +13,24 @@
 #define HWY_TARGET_INCLUDE "attention/cpu/lanes.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include "attention/cpu/lanes_run-inl.h"
+#include "attention/cpu/lanes_backward-inl.h"
+#include "attention/cpu/lanes_forward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+#if TSALLIS_LANES_HERE
+const char* LanesTargetHere() { return hwy::TargetName(HWY_TARGET); }
+#else
+void LanesForwardRange(const LanesCall&, std::int64_t, std::int64_t) {}
+void LanesBackwardRange(const LanesCall&, std::int64_t, std::int64_t) {}
+const char* LanesTargetHere() { return ""; }
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tsallis {

@@ -16,6 +16,7 @@
 #include "attention/cpu/lanes_tiles-inl.h"
 #include "simplex/entmax-inl.h"
 
+#if TSALLIS_LANES_HERE
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
@@ -296,5 +297,6 @@ HWY_INLINE VF WeightedR(VF p, VF log_p, VF slope, float eps) {
 }  // namespace HWY_NAMESPACE
 }  // namespace tsallis
 HWY_AFTER_NAMESPACE();
+#endif  // TSALLIS_LANES_HERE
 
 #endif  // per-target include guard

@@ -13,6 +13,7 @@
 #include "attention/cpu/lanes_amx.h"
 #include "attention/cpu/lanes_tiles-inl.h"
 
+#if TSALLIS_LANES_HERE
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
@@ -91,5 +92,6 @@ HWY_INLINE void TransposePairs(const std::uint32_t* from, std::size_t from_strid
 }  // namespace HWY_NAMESPACE
 }  // namespace tsallis
 HWY_AFTER_NAMESPACE();
+#endif  // TSALLIS_LANES_HERE
 
 #endif  // per-target include guard

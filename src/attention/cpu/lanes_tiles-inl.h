@@ -19,6 +19,15 @@
 #include "simplex/short_rows-inl.h"
 #include "simplex/vector-inl.h"
 
+// Arrays of vectors need a known length, blocks of four lanes need four of them.
+#undef TSALLIS_LANES_HERE
+#if HWY_HAVE_SCALABLE || HWY_TARGET == HWY_SCALAR
+#define TSALLIS_LANES_HERE 0
+#else
+#define TSALLIS_LANES_HERE 1
+#endif
+
+#if TSALLIS_LANES_HERE
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
@@ -418,5 +427,6 @@ HWY_NOINLINE void Spread(const float* weights, const float* x, std::size_t strid
 }  // namespace HWY_NAMESPACE
 }  // namespace tsallis
 HWY_AFTER_NAMESPACE();
+#endif  // TSALLIS_LANES_HERE
 
 #endif  // per-target include guard

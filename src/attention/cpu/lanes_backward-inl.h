@@ -1,0 +1,334 @@
+// Backward pass of the lane kernel: scores and weights again from tau, then products. Included once per
+// instruction set.
+#if defined(TSALLIS_ATTENTION_LANES_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_LANES_BACKWARD_INL_H_
+#undef TSALLIS_ATTENTION_LANES_BACKWARD_INL_H_
+#else
+#define TSALLIS_ATTENTION_LANES_BACKWARD_INL_H_
+#endif
+
+#include "attention/cpu/lanes_problem-inl.h"
+
+#if TSALLIS_LANES_HERE
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// sum dp_j dp_j/dalpha of the block's queries. weights, slopes, gradients (dp): [keys][kLanes].
+HWY_NOINLINE double AlphaGradient(const Block& block, double eps, const float* weights,
+                                  const float* slopes, const float* gradients, VF centre,
+                                  VF total) {
+  const DF d;
+  AlphaSums sums = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  for (std::size_t j = block.begin; j < block.end; ++j) {
+    const VF p = hn::Load(d, weights + j * kLanes), slope = hn::Load(d, slopes + j * kLanes);
+    const auto positive = hn::Gt(p, hn::Zero(d));
+    const VF safe =
+        hn::IfThenElse(positive, hn::Max(p, hn::Set(d, 1.17549435e-38f)), hn::Set(d, 1.0f));
+    const VF log_p = hn::Log(d, safe);
+    const VF g = hn::IfThenElseZero(positive, hn::Sub(hn::Load(d, gradients + j * kLanes), centre));
+    const VF r = hn::IfThenElseZero(positive, WeightedR(p, log_p, slope, static_cast<float>(eps)));
+    const VF l = hn::Mul(p, log_p);
+    sums.r = hn::Add(sums.r, r);
+    sums.l = hn::Add(sums.l, l);
+    sums.g = hn::MulAdd(p, g, sums.g);
+    sums.gr = hn::MulAdd(r, g, sums.gr);
+    sums.gl = hn::MulAdd(l, g, sums.gl);
+  }
+  HWY_ALIGN float lanes[6][kLanes];
+  hn::Store(sums.r, d, lanes[0]);
+  hn::Store(sums.l, d, lanes[1]);
+  hn::Store(sums.g, d, lanes[2]);
+  hn::Store(sums.gr, d, lanes[3]);
+  hn::Store(sums.gl, d, lanes[4]);
+  hn::Store(total, d, lanes[5]);
+  double out = 0.0;
+  for (std::size_t i = 0; i < block.count; ++i) {
+    const double r = lanes[0][i], l = lanes[1][i], gr = lanes[3][i];
+    if (lanes[5][i] == 0.0f) continue;
+    out += (r * lanes[2][i] - gr - eps * (r * lanes[4][i] - l * gr)) / lanes[5][i];
+  }
+  return out;
+}
+
+// dq, dk, dv and dc of a block from its weights and ds, c scale included. p, ds: [block keys][kLanes].
+HWY_NOINLINE void TileGradients(const LanesProblem& problem, const Block& block, std::int64_t h,
+                                const float* p, const float* ds) {
+  const LanesScratch& scratch = problem.scratch;
+  const AttentionGradients& gradients = *problem.call.gradients;
+  const std::size_t d_padded = problem.d_padded, e_padded = problem.e_padded;
+  const std::size_t keys = block.end - block.begin;
+  if (gradients.dv.data != nullptr) {
+    RoundWeights(p, keys, scratch.weight_pairs, scratch.weight_rows);
+    PairRows(scratch.d_out_rows, problem.e_depth, kLanes, e_padded, scratch.lane_pairs);
+    TileSpread(scratch.weight_rows, scratch.lane_pairs, e_padded, keys,
+               scratch.dv + block.begin * e_padded);
+  }
+  MixOnTiles(problem, block, ds, scratch.k_pairs, d_padded, scratch.weight_rows);
+  if (gradients.dk.data != nullptr) {
+    PairRows(scratch.q_rows, problem.d_depth, kLanes, d_padded, scratch.lane_pairs);
+    TileSpread(scratch.weight_rows, scratch.lane_pairs, d_padded, keys,
+               scratch.dk + block.begin * d_padded);
+  }
+  if (gradients.dq.data != nullptr) {
+    StoreRows(scratch.block, d_padded, nullptr, block.count, problem.d, gradients.dq,
+              problem.sequence.array_batch, h, block.row, problem.call.stream);
+  }
+  if (gradients.d_length_scale == nullptr) return;
+  // dc = sum_j ds_j a_j scale <q, k_j>, once more from the products: from dq, whose ds were rounded to
+  // bfloat16, it would have lost digits to cancellation.
+  auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
+  TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), problem.d_depth / 2,
+                 problem.d_depth / 2, columns, kLanes);
+  float* products = scratch.slopes + block.begin * kLanes;
+  TileProducts(scratch.k_rows + block.begin * problem.d_depth, columns, problem.d_depth, keys,
+               products);
+  const DF d;
+  VF sum = hn::Zero(d);
+  for (std::size_t j = 0; j < keys; ++j) {
+    sum = hn::MulAdd(hn::Load(d, ds + j * kLanes), hn::Load(d, products + j * kLanes), sum);
+  }
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(sum, d, lanes);
+  const std::int64_t index = RowIndex(problem.params, problem.sequence, h, block.row);
+  for (std::size_t i = 0; i < block.count; ++i) {
+    gradients.d_length_scale[index + static_cast<std::int64_t>(i)] =
+        static_cast<double>(lanes[i]) * problem.scale / block.c_scale[i];
+  }
+}
+
+template <class Map, bool kCareful>
+HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std::int64_t h,
+                                const Block& block) {
+  const DF d;
+  const LanesScratch& scratch = problem.scratch;
+  const AttentionParams& params = problem.params;
+  const AttentionGradients& gradients = *problem.call.gradients;
+  const std::int64_t b = problem.sequence.array_batch;
+  const std::size_t d_padded = problem.d_padded, e_padded = problem.e_padded;
+  const std::size_t keys = block.end - block.begin;
+  const VF zero = hn::Zero(d);
+
+  problem.ahead->Step();
+  problem.Scores(block, map.Unit());
+  problem.ahead->Step();
+  MF nan;
+  MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
+  // dp: [keys][kLanes], in the place of the scores once those are weights.
+  float* HWY_RESTRICT dp = scratch.weights;
+  if (!kCareful && block.tiles) {
+    auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
+    TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.d_out_rows), problem.e_depth / 2,
+                   problem.e_depth / 2, columns, kLanes);
+    TileProducts(scratch.v_rows + block.begin * problem.e_depth, columns, problem.e_depth, keys,
+                 dp + block.begin * kLanes);
+  } else {
+    TransposeRows(scratch.d_out, e_padded, problem.e, hn::Set(d, 1.0f), scratch.columns);
+    Products(scratch.v + block.begin * e_padded, e_padded, scratch.columns, problem.e, keys,
+             dp + block.begin * kLanes);
+  }
+  problem.ahead->Step();
+
+  // tau in two floats; +inf, and with it weights of 0, for lanes without a query or without keys.
+  HWY_ALIGN float high[kLanes], low[kLanes];
+  const std::int64_t index = RowIndex(params, problem.sequence, h, block.row);
+  bool any_bad = false;
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    const double tau =
+        i < block.count ? gradients.tau[index + static_cast<std::int64_t>(i)] : -INFINITY;
+    any_bad = any_bad || std::isnan(tau);
+    high[i] = tau == -INFINITY ? kInfinityF : static_cast<float>(tau);
+    low[i] = tau == -INFINITY ? 0.0f : static_cast<float>(tau - static_cast<double>(high[i]));
+  }
+  const VF tau_high = hn::Load(d, high), tau_low = hn::Load(d, low);
+  const auto bad = hn::IsNaN(tau_high);
+
+  VF total = zero, weighted = zero;
+  for (std::size_t j = block.begin; j < block.end; ++j) {
+    float* HWY_RESTRICT at = scratch.scores + j * kLanes;
+    VF p, slope;
+    map.Weigh(hn::Sub(hn::Sub(hn::Load(d, at), tau_high), tau_low), p, slope);
+    hn::Store(p, d, at);
+    hn::Store(slope, d, scratch.slopes + j * kLanes);
+    VF g = hn::Load(d, dp + j * kLanes);
+    if constexpr (kCareful) g = hn::IfThenElseZero(hn::Gt(slope, zero), g);
+    total = hn::Add(total, slope);
+    weighted = hn::MulAdd(slope, g, weighted);
+  }
+  const VF mean = hn::Div(weighted, hn::Max(total, hn::Set(d, 1e-30f)));
+  const std::int64_t number = problem.sequence.batch * params.heads + h;
+  if (problem.call.d_alpha != nullptr) {
+    problem.call.d_alpha[number] +=
+        any_bad ? static_cast<double>(kNaNF)
+                : AlphaGradient(block, map.Eps(), scratch.scores, scratch.slopes, dp, mean, total);
+  }
+  // On tiles, c scale goes into ds; without, into q and dq.
+  const VF ds_factor = block.tiles ? hn::Load(d, block.c_scale) : hn::Set(d, 1.0f);
+  VF d_slope = zero;
+  const VF lane = hn::Iota(d, 0.0f);
+  const bool with_distances = problem.call.d_slopes != nullptr || !problem.call.distances.empty();
+  for (std::size_t j = block.begin; j < block.end; ++j) {
+    float* HWY_RESTRICT at = dp + j * kLanes;
+    const VF slope = hn::Load(d, scratch.slopes + j * kLanes);
+    VF ds = hn::Mul(slope, hn::Sub(hn::Load(d, at), mean));
+    if constexpr (kCareful) {
+      const VF broken = hn::IfThenElseZero(Visible(block, j), hn::Set(d, kNaNF));
+      ds = hn::IfThenElse(bad, broken, hn::IfThenElseZero(hn::Gt(slope, zero), ds));
+      float* weight = scratch.scores + j * kLanes;
+      hn::Store(hn::IfThenElse(bad, broken, hn::Load(d, weight)), d, weight);
+    }
+    if (with_distances) {
+      const std::int64_t distance = block.distance - static_cast<std::int64_t>(j);
+      const VF apart = hn::Abs(hn::Add(lane, hn::Set(d, static_cast<float>(distance))));
+      d_slope = hn::NegMulAdd(ds, apart, d_slope);
+      if (!problem.call.distances.empty()) {
+        const auto place = static_cast<std::size_t>(distance - problem.call.distances.least);
+        ds = hn::Mul(ds, hn::LoadU(d, problem.call.distances.a.data() + place));
+      }
+    }
+    hn::Store(hn::Mul(ds, ds_factor), d, at);
+  }
+  if (problem.call.d_slopes != nullptr) {
+    HWY_ALIGN float lanes[kLanes];
+    hn::Store(d_slope, d, lanes);
+    for (std::size_t i = 0; i < block.count; ++i) problem.call.d_slopes[number] += lanes[i];
+  }
+
+  problem.ahead->Step();
+  const float* p = scratch.scores + block.begin * kLanes;
+  const float* ds = dp + block.begin * kLanes;
+  if (!kCareful && block.tiles) {
+    TileGradients(problem, block, h, p, ds);
+    return;
+  }
+  if (gradients.dv.data != nullptr) {
+    Spread<kCareful>(p, scratch.d_out, e_padded, keys, scratch.dv + block.begin * e_padded);
+  }
+  if (gradients.dk.data != nullptr) {
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      const VF c_scale = hn::Set(d, block.c_scale[i]);
+      for (std::size_t x = i * d_padded; x < (i + 1) * d_padded; x += kLanes) {
+        hn::Store(hn::Mul(c_scale, hn::Load(d, scratch.q + x)), d, scratch.scaled_q + x);
+      }
+    }
+    Spread<kCareful>(ds, scratch.scaled_q, d_padded, keys, scratch.dk + block.begin * d_padded);
+  }
+  if (gradients.dq.data == nullptr && gradients.d_length_scale == nullptr) return;
+  Mix<kCareful>(ds, scratch.k + block.begin * d_padded, d_padded, keys, scratch.block);
+  if (gradients.dq.data != nullptr) {
+    StoreRows(scratch.block, d_padded, block.c_scale, block.count, problem.d, gradients.dq, b, h,
+              block.row, problem.call.stream);
+  }
+  if (gradients.d_length_scale == nullptr) return;
+  // dc = sum_j ds_j a_j scale <q, k_j> = scale <q, sum_j ds_j a_j k_j>.
+  for (std::size_t i = 0; i < block.count; ++i) {
+    VF sum = zero;
+    for (std::size_t x = i * d_padded; x < (i + 1) * d_padded; x += kLanes) {
+      const VF mixed = hn::Load(d, scratch.block + x);
+      // A query that sees nothing may hold NaN.
+      sum = hn::MulAdd(Seen<true>(mixed, hn::Load(d, scratch.q + x)), mixed, sum);
+    }
+    gradients.d_length_scale[index + static_cast<std::int64_t>(i)] =
+        problem.scale * static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
+  }
+}
+
+void StoreZeroRows(const LanesProblem& problem, const MutableArray4& array, std::int64_t h,
+                   const Span& rows, std::size_t columns) {
+  if (array.data == nullptr) return;
+  std::fill_n(problem.scratch.block, Padded(columns), 0.0f);
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    StoreRows(problem.scratch.block, Padded(columns), nullptr, 1, columns, array,
+              problem.sequence.array_batch, h, row, false);
+  }
+}
+
+template <class Map>
+HWY_INLINE void BackwardHead(LanesProblem& problem, const Map& map, std::int64_t h) {
+  const AttentionGradients& gradients = *problem.call.gradients;
+  const LanesScratch& scratch = problem.scratch;
+  const Span queries = problem.sequence.q;
+  const std::size_t e_padded = problem.e_padded;
+  for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
+    Block block = problem.Load(h, row, map.Unit());
+    const std::int64_t b = problem.sequence.array_batch;
+    double bound = 0.0;
+    if (problem.tiles) {
+      bound = PackHalves(gradients.d_out, b, h, row, block.count, problem.e, problem.e_depth,
+                         scratch.d_out_rows);
+      std::fill_n(scratch.d_out_rows + block.count * problem.e_depth,
+                  (kLanes - block.count) * problem.e_depth, std::uint16_t{0});
+    } else {
+      bound = PackRows(gradients.d_out, b, h, row, block.count, problem.e, e_padded, scratch.d_out);
+    }
+    if (!(bound * (1.0 + problem.v_bound) * static_cast<double>(problem.e) < kSafeScore)) {
+      block.careful = true;
+    }
+    // Tiles work with c ds, which does not tell dc at c = 0.
+    const bool divides =
+        gradients.d_length_scale == nullptr ||
+        std::find(block.c_scale, block.c_scale + kLanes, 0.0f) == block.c_scale + kLanes;
+    block.tiles = block.tiles && !block.careful && divides;
+    if (problem.tiles && !block.tiles) {
+      PackRows(gradients.d_out, b, h, row, block.count, problem.e, e_padded, scratch.d_out);
+    }
+    // Weights of lanes without a query are 0, but 0 times NaN is not.
+    std::fill_n(scratch.d_out + block.count * e_padded, (kLanes - block.count) * e_padded, 0.0f);
+    problem.PrepareColumns(block, h, map.Unit());
+    if (block.careful) {
+      BackwardBlock<Map, true>(problem, map, h, block);
+    } else {
+      BackwardBlock<Map, false>(problem, map, h, block);
+    }
+  }
+}
+
+void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t end) {
+  const AttentionParams& params = call.params;
+  const AttentionGradients& gradients = *call.gradients;
+  const std::int64_t group = params.heads / params.kv_heads;
+  LanesScratch scratch(call);
+  const TileSession session(kWithTiles && call.tiles);
+  for (std::int64_t i = begin; i < end; ++i) {
+    LanesProblem problem(call, i, scratch);
+    Ahead ahead(call, problem.sequence.q.size(), i + 1, end);
+    problem.ahead = &ahead;
+    const Span queries = problem.sequence.q, keys = problem.sequence.k;
+    std::fill_n(scratch.dk, Padded(problem.keys) * problem.d_padded, 0.0f);
+    std::fill_n(scratch.dv, Padded(problem.keys) * problem.e_padded, 0.0f);
+    const std::int64_t b = problem.sequence.array_batch;
+    for (std::int64_t h = problem.kv * group; h < (problem.kv + 1) * group; ++h) {
+      problem.slope = LoadTerm(params.terms.alibi_slopes, b, h, 0, 0.0);
+      WithLanesMap(params.map, AlphaOf(params, h), problem.keys,
+                   [&](const auto& map) HWY_ATTR { BackwardHead(problem, map, h); });
+      if (params.ranges.packed) continue;
+      for (const Span& rest :
+           {Span{0, queries.begin}, Span{std::max(queries.begin, queries.end), params.q_len}}) {
+        StoreZeroRows(problem, gradients.dq, h, rest, problem.d);
+        for (std::int64_t row = rest.begin; gradients.d_length_scale != nullptr && row < rest.end;
+             ++row) {
+          gradients.d_length_scale[RowIndex(params, problem.sequence, h, row)] = 0.0;
+        }
+      }
+    }
+    const auto store = [&](const MutableArray4& array, const float* from, std::size_t columns) {
+      if (array.data == nullptr) return;
+      StoreRows(from, Padded(columns), nullptr, problem.keys, columns, array, b, problem.kv,
+                keys.begin, call.stream);
+      if (params.ranges.packed) return;
+      StoreZeroRows(problem, array, problem.kv, {0, keys.begin}, columns);
+      StoreZeroRows(problem, array, problem.kv, {std::max(keys.begin, keys.end), params.k_len},
+                    columns);
+    };
+    store(gradients.dk, scratch.dk, problem.d);
+    store(gradients.dv, scratch.dv, problem.e);
+  }
+  if (call.stream) hwy::FlushStream();
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+#endif  // TSALLIS_LANES_HERE
+
+#endif  // per-target include guard

@@ -1,0 +1,145 @@
+// Forward pass of the lane kernel. Included once per instruction set.
+#if defined(TSALLIS_ATTENTION_LANES_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_LANES_FORWARD_INL_H_
+#undef TSALLIS_ATTENTION_LANES_FORWARD_INL_H_
+#else
+#define TSALLIS_ATTENTION_LANES_FORWARD_INL_H_
+#endif
+
+#include "attention/cpu/lanes_problem-inl.h"
+
+#if TSALLIS_LANES_HERE
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+template <class Map, bool kCareful>
+HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std::int64_t h,
+                               const Block& block) {
+  const DF d;
+  const LanesScratch& scratch = problem.scratch;
+  const AttentionParams& params = problem.params;
+  const AttentionOutputs& outputs = *problem.call.outputs;
+  const double unit = map.Unit();
+  problem.ahead->Step();
+  problem.Scores(block, unit);
+  problem.ahead->Step();
+  MF nan;
+  const Maxima maxima = MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
+  const VF top = maxima.Top(), infinity = hn::Set(d, kInfinityF);
+  const auto bad = hn::Or(nan, hn::Eq(top, infinity));
+  const auto active = hn::AndNot(bad, hn::Gt(top, hn::Neg(infinity)));
+  // -inf less -inf would be NaN.
+  Solution solution = map.Solve(block, maxima, hn::IfThenElseZero(active, top), active,
+                                scratch.scores, scratch.weights);
+  if constexpr (kCareful) {
+    for (std::size_t j = block.begin; j < block.end; ++j) {
+      const VF broken = hn::IfThenElseZero(Visible(block, j), hn::Set(d, kNaNF));
+      float* at = scratch.weights + j * kLanes;
+      hn::Store(hn::IfThenElse(bad, broken, hn::Load(d, at)), d, at);
+    }
+    solution.factor = hn::IfThenElse(bad, hn::Set(d, 1.0f), solution.factor);
+  }
+  problem.ahead->Step();
+  if (!kCareful && block.tiles) {
+    MixOnTiles(problem, block, scratch.weights + block.begin * kLanes, scratch.v_pairs,
+               problem.e_padded, nullptr);
+  } else {
+    Mix<kCareful>(scratch.weights + block.begin * kLanes,
+                  scratch.v + block.begin * problem.e_padded, problem.e_padded,
+                  block.end - block.begin, scratch.block);
+  }
+  problem.ahead->Step();
+  HWY_ALIGN float factor[kLanes];
+  hn::Store(solution.factor, d, factor);
+  const std::int64_t b = problem.sequence.array_batch;
+  StoreRows(scratch.block, problem.e_padded, factor, block.count, problem.e, outputs.out, b, h,
+            block.row, problem.call.stream);
+
+  const std::int64_t index = RowIndex(params, problem.sequence, h, block.row);
+  HWY_ALIGN float lanes[4][kLanes];
+  hn::Store(hn::IfThenElse(nan, hn::Set(d, kNaNF), top), d, lanes[0]);
+  if (outputs.maximum != nullptr) {
+    for (std::size_t i = 0; i < block.count; ++i) {
+      outputs.maximum[index + static_cast<std::int64_t>(i)] =
+          static_cast<double>(lanes[0][i]) / unit;
+    }
+  }
+  // Infinite maxima are tau of empty rows; a row with +inf is as bad as one with NaN.
+  hn::Store(hn::IfThenElse(bad, hn::Set(d, kNaNF), top), d, lanes[0]);
+  if (outputs.tau != nullptr) {
+    hn::Store(solution.high, d, lanes[1]);
+    hn::Store(solution.low, d, lanes[2]);
+    for (std::size_t i = 0; i < block.count; ++i) {
+      const double maximum = lanes[0][i];
+      const double tau = maximum + static_cast<double>(lanes[1][i]) + lanes[2][i];
+      outputs.tau[index + static_cast<std::int64_t>(i)] = std::isfinite(maximum) ? tau : maximum;
+    }
+  }
+  if (outputs.support_size == nullptr && outputs.entropy == nullptr) return;
+  VF support, entropy;
+  Describe(block, scratch.weights, solution.factor, &support, &entropy);
+  hn::Store(hn::IfThenElse(bad, hn::Set(d, -1.0f), support), d, lanes[1]);
+  hn::Store(hn::IfThenElse(bad, hn::Set(d, kNaNF), entropy), d, lanes[2]);
+  for (std::size_t i = 0; i < block.count; ++i) {
+    const std::int64_t at = index + static_cast<std::int64_t>(i);
+    if (outputs.support_size != nullptr) {
+      outputs.support_size[at] = static_cast<std::int64_t>(lanes[1][i]);
+    }
+    if (outputs.entropy != nullptr) outputs.entropy[at] = lanes[2][i];
+  }
+}
+
+// Rows of no sequence.
+void ForwardOutside(const LanesProblem& problem, std::int64_t h, const Span& rows) {
+  const AttentionOutputs& outputs = *problem.call.outputs;
+  std::fill_n(problem.scratch.block, problem.e_padded, 0.0f);
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    StoreRows(problem.scratch.block, problem.e_padded, nullptr, 1, problem.e, outputs.out,
+              problem.sequence.array_batch, h, row, false);
+    const std::int64_t index = RowIndex(problem.params, problem.sequence, h, row);
+    if (outputs.tau != nullptr) outputs.tau[index] = -INFINITY;
+    if (outputs.support_size != nullptr) outputs.support_size[index] = 0;
+    if (outputs.entropy != nullptr) outputs.entropy[index] = 0.0;
+    if (outputs.maximum != nullptr) outputs.maximum[index] = -INFINITY;
+  }
+}
+
+void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t end) {
+  const AttentionParams& params = call.params;
+  const std::int64_t group = params.heads / params.kv_heads;
+  LanesScratch scratch(call);
+  const TileSession session(kWithTiles && call.tiles);
+  for (std::int64_t i = begin; i < end; ++i) {
+    LanesProblem problem(call, i, scratch);
+    Ahead ahead(call, problem.sequence.q.size(), i + 1, end);
+    problem.ahead = &ahead;
+    const Span queries = problem.sequence.q;
+    for (std::int64_t h = problem.kv * group; h < (problem.kv + 1) * group; ++h) {
+      problem.slope = LoadTerm(params.terms.alibi_slopes, problem.sequence.array_batch, h, 0, 0.0);
+      WithLanesMap(params.map, AlphaOf(params, h), problem.keys, [&](const auto& map) HWY_ATTR {
+        using Map = std::decay_t<decltype(map)>;
+        for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
+          const Block block = problem.Load(h, row, map.Unit());
+          problem.PrepareColumns(block, h, map.Unit());
+          if (block.careful) {
+            ForwardBlock<Map, true>(problem, map, h, block);
+          } else {
+            ForwardBlock<Map, false>(problem, map, h, block);
+          }
+        }
+      });
+      if (params.ranges.packed) continue;
+      ForwardOutside(problem, h, {0, queries.begin});
+      ForwardOutside(problem, h, {std::max(queries.begin, queries.end), params.q_len});
+    }
+  }
+  if (call.stream) hwy::FlushStream();
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+#endif  // TSALLIS_LANES_HERE
+
+#endif  // per-target include guard

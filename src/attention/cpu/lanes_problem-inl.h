@@ -1,0 +1,293 @@
+// One (sequence, key head) problem of the lane kernel: its keys and values, its blocks and their scores,
+// and what the next problem needs in the meantime. Included once per instruction set.
+#if defined(TSALLIS_ATTENTION_LANES_PROBLEM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_LANES_PROBLEM_INL_H_
+#undef TSALLIS_ATTENTION_LANES_PROBLEM_INL_H_
+#else
+#define TSALLIS_ATTENTION_LANES_PROBLEM_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/cpu/lanes_map-inl.h"
+#include "attention/cpu/lanes_pairs-inl.h"
+#include "attention/cpu/lanes_tiles-inl.h"
+#include "attention/geometry.h"
+
+#if TSALLIS_LANES_HERE
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// Scores and their factors are finite beyond doubt up to here.
+constexpr double kSafeScore = 1e30;
+
+double LoadTerm(const ConstArray4& array, std::int64_t b, std::int64_t h, std::int64_t row,
+                double otherwise) {
+  if (array.data == nullptr) return otherwise;
+  return LoadElement<double>(array.data, array.dtype, Offset(array.strides, b, h, row));
+}
+
+// Fetches what the next problem of this thread reads, in small shares between the parts of this
+// one's blocks: a block's worth at once waits for the memory.
+class Ahead {
+ public:
+  static constexpr std::int64_t kStepsPerBlock = 4;
+
+  // queries: of the problem at hand. next: the problem to fetch, none if it is `end`.
+  Ahead(const LanesCall& call, std::int64_t queries, std::int64_t next, std::int64_t end)
+      : call_(call), params_(call.params) {
+    const std::int64_t group = params_.heads / params_.kv_heads;
+    constexpr auto lanes = static_cast<std::int64_t>(kLanes);
+    steps_ = group * ((queries + lanes - 1) / lanes) * kStepsPerBlock;
+    if (next >= end) return;
+    sequence_ = Sequence::Of(params_, next / params_.kv_heads);
+    kv_ = next % params_.kv_heads;
+    live_ = true;
+  }
+
+  void Step() {
+    if (!live_) return;
+    const std::int64_t b = sequence_.array_batch, group = params_.heads / params_.kv_heads;
+    const auto share = [&](std::int64_t all) { return all * (step_ + 1) / steps_; };
+    const auto d = static_cast<std::size_t>(params_.head_dim);
+    const auto e = static_cast<std::size_t>(params_.value_dim);
+    const std::int64_t keys = sequence_.k.size(), queries = sequence_.q.size() * group;
+    const std::int64_t k_end = share(keys), q_end = share(queries);
+    PrefetchRows(params_.k, b, kv_, sequence_.k.begin + k_at_, k_end - k_at_, d);
+    PrefetchRows(params_.v, b, kv_, sequence_.k.begin + k_at_, k_end - k_at_, e);
+    k_at_ = k_end;
+    while (q_at_ < q_end) {
+      const std::int64_t h = q_at_ / sequence_.q.size(), row = q_at_ % sequence_.q.size();
+      const std::int64_t count = std::min(q_end - q_at_, sequence_.q.size() - row);
+      const std::int64_t first = sequence_.q.begin + row;
+      PrefetchRows(params_.q, b, kv_ * group + h, first, count, d);
+      if (call_.gradients != nullptr) {
+        PrefetchRows(call_.gradients->d_out, b, kv_ * group + h, first, count, e);
+      }
+      q_at_ += count;
+    }
+    ++step_;
+  }
+
+ private:
+  const LanesCall& call_;
+  const AttentionParams& params_;
+  Sequence sequence_;
+  std::int64_t kv_ = 0, steps_ = 0, step_ = 0, k_at_ = 0, q_at_ = 0;
+  bool live_ = false;
+};
+
+// One (sequence, key head) problem: keys and values in float32, and what its blocks share.
+struct LanesProblem {
+  LanesProblem(const LanesCall& lanes_call, std::int64_t problem, LanesScratch& lanes_scratch)
+      : call(lanes_call),
+        params(lanes_call.params),
+        scratch(lanes_scratch),
+        sequence(Sequence::Of(params, problem / params.kv_heads)),
+        kv(problem % params.kv_heads),
+        keys(static_cast<std::size_t>(sequence.k.size())),
+        d(static_cast<std::size_t>(params.head_dim)),
+        e(static_cast<std::size_t>(params.value_dim)),
+        d_padded(Padded(d)),
+        e_padded(Padded(e)),
+        d_depth(PaddedDepth(d)),
+        e_depth(PaddedDepth(e)),
+        tiles(kWithTiles && call.tiles),
+        scale(ScaleOf(params)),
+        has_length_scale(params.terms.length_scale.data != nullptr) {
+    if (!tiles) {
+      PackFloats();
+      return;
+    }
+    const std::int64_t b = sequence.array_batch, begin = sequence.k.begin;
+    k_bound = PackHalves(params.k, b, kv, begin, keys, d, d_depth, scratch.k_rows);
+    v_bound = PackHalves(params.v, b, kv, begin, keys, e, e_depth, scratch.v_rows);
+    const std::size_t depth = PaddedDepth(keys), rest = depth - keys;
+    std::fill_n(scratch.k_rows + keys * d_depth, rest * d_depth, std::uint16_t{0});
+    std::fill_n(scratch.v_rows + keys * e_depth, rest * e_depth, std::uint16_t{0});
+    if (call.gradients == nullptr) {
+      PairRows(scratch.v_rows, e_depth, depth, e_padded, scratch.v_pairs);
+    } else {
+      PairRows(scratch.k_rows, d_depth, depth, d_padded, scratch.k_pairs);
+    }
+  }
+
+  // Keys and values as float32: what vectors work on, and careful blocks in any case.
+  void PackFloats() {
+    if (has_floats) return;
+    const std::int64_t b = sequence.array_batch;
+    k_bound = PackRows(params.k, b, kv, sequence.k.begin, keys, d, d_padded, scratch.k);
+    v_bound = PackRows(params.v, b, kv, sequence.k.begin, keys, e, e_padded, scratch.v);
+    const std::size_t rest = Padded(keys) - keys;
+    std::fill_n(scratch.k + keys * d_padded, rest * d_padded, 0.0f);
+    std::fill_n(scratch.v + keys * e_padded, rest * e_padded, 0.0f);
+    has_floats = true;
+  }
+
+  // The block from query `row` on: its geometry, and q in scratch. `unit` is the map's.
+  Block Load(std::int64_t h, std::int64_t row, double unit);
+  // What Scores needs of q.
+  void PrepareColumns(const Block& block, std::int64_t h, double unit);
+  // scratch.scores = z of the block, terms included, masks not.
+  void Scores(const Block& block, double unit) const;
+
+  const LanesCall& call;
+  const AttentionParams& params;
+  LanesScratch& scratch;
+  Sequence sequence;
+  std::int64_t kv;
+  std::size_t keys, d, e, d_padded, e_padded, d_depth, e_depth;
+  bool tiles;
+  bool has_floats = false;
+  double scale;
+  bool has_length_scale;
+  float k_bound, v_bound;  // largest magnitudes
+  Ahead* ahead = nullptr;
+  // Of the head at hand.
+  double slope = 0.0;
+};
+
+HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double unit) {
+  Block block;
+  const std::int64_t b = sequence.array_batch, first_key = sequence.k.begin;
+  block.row = row;
+  block.count = static_cast<std::size_t>(
+      std::min<std::int64_t>(static_cast<std::int64_t>(kLanes), sequence.q.end - row));
+  block.distance = sequence.Distance(row, first_key);
+  std::size_t begin = keys, end = 0, seen_begin = 0, seen_end = keys;
+  for (std::size_t lane = 0; lane < block.count; ++lane) {
+    const Span span = sequence.VisibleKeys(params.mask, row + static_cast<std::int64_t>(lane));
+    // A row that sees nothing may name any empty span.
+    const auto size = static_cast<std::size_t>(span.size());
+    const std::size_t first = size == 0 ? 0 : static_cast<std::size_t>(span.begin - first_key);
+    block.first[lane] = static_cast<std::int32_t>(first);
+    block.last[lane] = static_cast<std::int32_t>(first + size);
+    begin = std::min(begin, size == 0 ? keys : first);
+    end = std::max(end, first + size);
+    seen_begin = std::max(seen_begin, first);
+    seen_end = std::min(seen_end, first + size);
+  }
+  double largest_c = 1.0;
+  std::fill_n(block.c_scale, kLanes, static_cast<float>(scale));
+  for (std::size_t lane = 0; has_length_scale && lane < block.count; ++lane) {
+    const double c =
+        LoadTerm(params.terms.length_scale, b, h, row + static_cast<std::int64_t>(lane), 1.0);
+    block.c_scale[lane] = static_cast<float>(c * scale);
+    // NaN wins.
+    if (!(std::abs(c) <= largest_c)) largest_c = std::abs(c);
+  }
+  for (std::size_t lane = block.count; lane < kLanes; ++lane) {
+    block.first[lane] = block.first[block.count - 1];
+    block.last[lane] = block.last[block.count - 1];
+    block.c_scale[lane] = block.c_scale[block.count - 1];
+  }
+  if (begin < end) {
+    const std::size_t step = tiles ? PaddedDepth(1) : kPadding;
+    block.begin = begin / step * step;
+    block.end = Padded(end);
+  }
+  seen_begin = Padded(seen_begin);
+  seen_end = seen_end / kPadding * kPadding;
+  const bool common = seen_begin < seen_end;
+  block.seen_begin = common ? seen_begin : block.end;
+  block.seen_end = common ? seen_end : block.end;
+
+  double q_bound;
+  if (tiles) {
+    q_bound = PackHalves(params.q, b, h, row, block.count, d, d_depth, scratch.q_rows);
+    for (std::size_t lane = block.count; lane < kLanes; ++lane) {
+      std::copy_n(scratch.q_rows, d_depth, scratch.q_rows + lane * d_depth);
+    }
+  } else {
+    q_bound = PackRows(params.q, b, h, row, block.count, d, d_padded, scratch.q);
+  }
+  // a_d of the scale-invariant term stays below 10 for any distance that memory holds.
+  const double reach = std::abs(static_cast<double>(block.distance)) + static_cast<double>(keys);
+  const double bound =
+      10.0 * q_bound * k_bound * static_cast<double>(d) * largest_c * scale * unit +
+      std::abs(slope) * unit * reach + q_bound + k_bound + v_bound;
+  block.careful = !(bound < kSafeScore);
+  block.tiles = tiles && !block.careful;
+  return block;
+}
+
+HWY_INLINE void LanesProblem::PrepareColumns(const Block& block, std::int64_t h, double unit) {
+  if (block.tiles) {
+    auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
+    TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), d_depth / 2, d_depth / 2,
+                   columns, kLanes);
+    return;
+  }
+  if (tiles) {
+    PackFloats();
+    PackRows(params.q, sequence.array_batch, h, block.row, block.count, d, d_padded, scratch.q);
+  }
+  for (std::size_t lane = block.count; lane < kLanes; ++lane) {
+    std::copy_n(scratch.q + (block.count - 1) * d_padded, d_padded, scratch.q + lane * d_padded);
+  }
+  const DF df;
+  TransposeRows(scratch.q, d_padded, d,
+                hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(unit))),
+                scratch.columns);
+}
+
+HWY_INLINE void LanesProblem::Scores(const Block& block, double unit) const {
+  if (block.tiles) {
+    TileProducts(scratch.k_rows + block.begin * d_depth,
+                 reinterpret_cast<const std::uint32_t*>(scratch.columns), d_depth,
+                 block.end - block.begin, scratch.scores + block.begin * kLanes);
+    const DF df;
+    const VF factor = hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(unit)));
+    for (std::size_t j = block.begin; j < block.end; ++j) {
+      float* at = scratch.scores + j * kLanes;
+      hn::Store(hn::Mul(hn::Load(df, at), factor), df, at);
+    }
+  } else {
+    Products(scratch.k + block.begin * d_padded, d_padded, scratch.columns, d,
+             block.end - block.begin, scratch.scores + block.begin * kLanes);
+  }
+  if (slope == 0.0 && call.distances.empty()) return;
+  const DF df;
+  const VF minus_slope = hn::Set(df, static_cast<float>(-slope * unit));
+  const VF unit_all = hn::Set(df, static_cast<float>(unit));
+  const VF lane = hn::Iota(df, 0.0f);
+  for (std::size_t j = block.begin; j < block.end; ++j) {
+    const std::int64_t distance = block.distance - static_cast<std::int64_t>(j);
+    VF z = hn::Load(df, scratch.scores + j * kLanes);
+    if (!call.distances.empty()) {
+      const auto at = static_cast<std::size_t>(distance - call.distances.least);
+      z = hn::MulAdd(z, hn::LoadU(df, call.distances.a.data() + at),
+                     hn::Mul(unit_all, hn::LoadU(df, call.distances.m.data() + at)));
+    }
+    const VF apart = hn::Abs(hn::Add(lane, hn::Set(df, static_cast<float>(distance))));
+    z = hn::MulAdd(minus_slope, apart, z);
+    hn::Store(z, df, scratch.scores + j * kLanes);
+  }
+}
+
+// scratch.block = sum_j weights[j][lane] pairs[j] on tiles. weights: [block.begin ...][kLanes];
+// pairs: [keys depth / 2][width]. Rounded rows of the weights go to `rows` unless null.
+HWY_INLINE void MixOnTiles(const LanesProblem& problem, const Block& block, const float* weights,
+                           const std::uint32_t* pairs, std::size_t width, std::uint16_t* rows) {
+  const LanesScratch& scratch = problem.scratch;
+  const std::size_t keys = block.end - block.begin, depth = PaddedDepth(keys);
+  RoundWeights(weights, keys, scratch.weight_pairs, rows);
+  std::fill_n(scratch.weight_pairs + keys / 2 * kLanes, (depth - keys) / 2 * kLanes, 0u);
+  for (std::size_t j = 0; j < depth / 2; j += kLanes) {
+    TransposePairs(scratch.weight_pairs + j * kLanes, kLanes, kLanes, scratch.weight_columns + j,
+                   depth / 2);
+  }
+  TileMix(reinterpret_cast<const std::uint16_t*>(scratch.weight_columns), depth,
+          pairs + block.begin / 2 * width, width, depth, scratch.block);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+#endif  // TSALLIS_LANES_HERE
+
+#endif  // per-target include guard
