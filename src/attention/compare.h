@@ -38,7 +38,7 @@ class Expectation {
  public:
   // One problem's plain error may be well below the usual; a random rounding of every operation, 1.4
   // times as wrong, stays below this on 1 500 problems.
-  static constexpr double kMeanFloor = 0.005;
+  static constexpr double kMeanFloor = 0.01;
   static constexpr std::int64_t kMeanRows = 32;  // whose elements share few errors
   // |sum p - 1| of rows, alpha <= 2: of rows.h, and what the product with v adds.
   static constexpr double kSumError = 2e-6;

@@ -6,10 +6,12 @@
 //                   each, by turns)
 //   TSALLIS_SEED    the first one's (default 1)
 //   TSALLIS_MOST    greatest q_len and k_len (default 24, every 32nd case 130)
+//   TSALLIS_SHOW    print every case before it is run, to find one that does not end
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdlib>
+#include <iostream>
 #include <map>
 #include <set>
 #include <string>
@@ -88,9 +90,10 @@ TEST(RandomAttention, KernelsMatchTheReference) {
   int failures = 0;
   for (std::uint64_t seed = first; seed < first + cases && failures < 20; ++seed) {
     const RandomCase random(seed);
+    if (std::getenv("TSALLIS_SHOW") != nullptr) std::cout << random.Describe() << std::endl;
     const Problem problem(random.spec);
     const Expectation expectation(problem);
-    vacuous += expectation.Vacuous();
+    if (random.spec.values != ProblemSpec::Values::kVast) vacuous += expectation.Vacuous();
     std::set<std::string> done;  // a kernel need not have a version of its own on every target
     std::uint64_t target = 0;
     ForEachTarget([&](const std::string&) {

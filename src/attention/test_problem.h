@@ -305,6 +305,11 @@ class Problem {
     const std::int64_t batch = ArrayBatch(typed_), keys = batch * spec_.kv_heads * k_len_;
     using V = ProblemSpec::Values;
     if (spec_.values == V::kZero) std::fill(q.begin(), q.end(), 0.0);
+    if (spec_.values == V::kVast) {
+      const double factor = spec_.dtype == DType::kFloat16 ? 100.0 : 1e8;
+      for (double& value : q) value *= factor;
+      for (double& value : k) value *= factor;
+    }
     for (std::int64_t i = 0; spec_.ones && i < keys; ++i) v[i * e] = 1.0;
     if (spec_.values == V::kNaN && keys > 0) std::fill_n(v.begin() + keys / 2 * e, e, kNaN);
     const bool repeats = spec_.odd == ProblemSpec::Odd::kRepeated;

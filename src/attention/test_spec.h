@@ -48,10 +48,11 @@ struct ProblemSpec {
     kHuge,      // all keys
     kTiny,      // 1e-20
     kZero,      // q and k
+    kVast,      // q and k 1e8 times as large (float16: 100): one key wins, and no threshold is near
     kNaN,       // one key and its value
     kInfinity,  // one key: scores of +inf and -inf, by the sign of q
   } values = Values::kNormal;
-  static constexpr int kLastFinite = static_cast<int>(Values::kZero);
+  static constexpr int kLastFinite = static_cast<int>(Values::kVast);
   // Rows of q and d_out that belong to no sequence, and of k and v that no query sees, hold NaN.
   bool garbage = false;
   bool ones = false;     // the first column of v is 1, so that of the output is the sum of p
@@ -66,7 +67,7 @@ inline std::string ProblemSpec::Describe() const {
   std::ostringstream text;
   const char* raggeds[] = {"none", "right", "left", "middle", "packed"};
   const char* valueses[] = {"normal", "flat", "ties", "dominant", "huge",
-                            "tiny",   "zero", "nan",  "infinity"};
+                            "tiny",   "zero", "vast", "nan",      "infinity"};
   const char* odds[] = {"", " transposed", " reversed", " repeated"};
   text << Name(dtype) << " " << Name(map) << (own_adaptive ? " (own polynomial)" : "") << " alpha "
        << alpha << (alpha_per_head ? " per head" : "") << ", batch " << batch << " kv_heads "
