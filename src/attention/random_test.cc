@@ -93,7 +93,7 @@ TEST(RandomAttention, KernelsMatchTheReference) {
     if (std::getenv("TSALLIS_SHOW") != nullptr) std::cout << random.Describe() << std::endl;
     const Problem problem(random.spec);
     const Expectation expectation(problem);
-    vacuous += expectation.Vacuous();
+    if (random.spec.values != ProblemSpec::Values::kVast) vacuous += expectation.Vacuous();
     std::set<std::string> done;  // a kernel need not have a version of its own on every target
     std::uint64_t target = 0;
     ForEachTarget([&](const std::string&) {
