@@ -126,7 +126,8 @@ void WeightSink::Put(std::int64_t row, std::int64_t first, const std::uint32_t* 
   }
   const std::int64_t at = row_offsets[row], room = row_offsets[row + 1] - at;
   if (room != static_cast<std::int64_t>(n)) {
-    throw InvalidArgument("row_offsets", std::to_string(n) + " entries in row " + std::to_string(row),
+    throw InvalidArgument("row_offsets",
+                          std::to_string(n) + " entries in row " + std::to_string(row),
                           std::to_string(room));
   }
   for (std::size_t i = 0; i < n; ++i) {
@@ -165,8 +166,7 @@ void AttentionWeights(const Context& context, const AttentionParams& params,
   if (rows > 0 && row_offsets[rows] > row_offsets[0] && (columns == nullptr || values == nullptr)) {
     throw InvalidArgument(columns == nullptr ? "columns" : "values", "data", "null");
   }
-  RunWeights(context, params,
-             {.row_offsets = row_offsets, .columns = columns, .values = values});
+  RunWeights(context, params, {.row_offsets = row_offsets, .columns = columns, .values = values});
 }
 
 }  // namespace tsallis

@@ -46,7 +46,7 @@ struct PowerWeight {  // 1 < alpha <= 2
 // The gradient in alpha = 1 + eps, 0 <= eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p and
 // d = dp - <u, dp>/sum u, so that <d, u> = 0, the formula of Correia et al. 2019 (prop. 1) is
 //   <d, p>/eps^2 - <d, p L>/eps = sum d u L^2 g(eps L),  g(t) = (e^t (1 - t) - 1)/t^2,
-// where nothing cancels for small eps, and g(0) = -1/2 is softmax's. From eps = 1/4 on the left side is
+// where nothing cancels for small eps, and g(0) = -1/2 is softmax's. From eps = 0.45 on the left side is
 // the better one: u is larger than p by p^{-eps}. p, dp: [n]; mean: <u, dp>/sum u.
 template <class Weight>
 HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p, const float* dp,
@@ -54,7 +54,7 @@ HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d), step = hn::Set(d, static_cast<float>(eps));
-  const bool plain = eps >= 0.25;
+  const bool plain = eps >= 0.45;
   const VF inverse = hn::Set(d, static_cast<float>(plain ? 1.0 / eps : 0.0));
   VD total = hn::Zero(DD());
   const auto add = [&](VF vp, VF vdp, VF& sum) HWY_ATTR {

@@ -307,9 +307,14 @@ struct RowHint {
   bool dense = false;  // much of the row is in the support, so that lists save nothing
 };
 
+// Scores so large that scale * maximum + tau loses digits of tau, or all of them: Newton would not end.
+HWY_INLINE bool IsVast(double scale, float maximum) {
+  return std::abs(scale * static_cast<double>(maximum)) > 0x1p20;
+}
+
 // Entmax of one row without NaN handling left to do: *maximum tells (as RowMaximum's), and y is
-// written only if it is finite. Returns tau relative to the maximum; *listed tells whether the
-// support is in `list` (p and index) besides y. x, y: [n], apart.
+// written only if it is finite. Returns tau relative to the maximum, NaN if the row is vast and left
+// to others; *listed tells whether the support is in `list` (p and index) besides y. x, y: [n], apart.
 template <class Power>
 HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, double scale,
                             float* y, CandidateScratch& list, float* maximum, bool* listed,
@@ -325,6 +330,7 @@ HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, d
       tau_of = top;
     };
     const auto raise = [&](float top) HWY_ATTR {
+      if (IsVast(scale, top)) return static_cast<double>(top) - 1.0 / scale;
       const EntmaxSolver<Power> solver(power, top, scale);
       rebase(top);
       for (int step = 0; step < 6; ++step) {
@@ -338,6 +344,7 @@ HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, d
     };
     if (CollectCandidates(x, n, 1.0 / scale, list, maximum, raise)) {
       if (!(*maximum > -kInfinityF)) return 0.0;  // NaN or -inf
+      if (IsVast(scale, *maximum)) return NAN;
       if (list.count > 256) raise(*maximum);
       rebase(*maximum);
       const EntmaxSolver<Power> solver(power, *maximum, scale);
@@ -351,6 +358,7 @@ HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, d
     *maximum = RowMaximum(x, n);
   }
   if (!(*maximum > -kInfinityF)) return 0.0;
+  if (IsVast(scale, *maximum)) return NAN;
   const EntmaxSolver<Power> solver(power, *maximum, scale);
   const double guess = hint.tau - scale * static_cast<double>(*maximum);
   if (guess >= -1.0 && guess < 0.0 && solver.Accepts(x, n, guess, y)) return guess;

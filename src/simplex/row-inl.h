@@ -107,6 +107,7 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
     result.tau = WithPower(eps, [&](const auto& power) HWY_ATTR {
       return EntmaxRow(power, x, n, scale, y, list, &maximum, &listed, hint);
     });
+    if (std::isnan(result.tau)) return WideForwardRow(spec, x, n, y, scratch);
   } else {
     maximum = RowMaximum(x, n);
   }

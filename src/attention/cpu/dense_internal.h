@@ -136,10 +136,10 @@ struct Thread {
   void Point(const AttentionParams& params, const Sequence& sequence, std::int64_t kv);
 
   RowScratch row;
-  PanelCache k_columns, v_rows;  // for scores and outputs
-  PanelCache v_columns, k_rows;  // for the gradients of weights and queries; backward only
-  Floats sum, total;             // [kMostRows][Padded(larger of head_dim and value_dim)]
-  Floats line;                   // [kPanel][the same] or a row's bias
+  PanelCache k_columns, v_rows;        // for scores and outputs
+  PanelCache v_columns, k_rows;        // for the gradients of weights and queries; backward only
+  Floats sum, total;                   // [kMostRows][Padded(larger of head_dim and value_dim)]
+  Floats line;                         // [kPanel][the same] or a row's bias
   std::vector<std::uint32_t> support;  // of a row, for a sink
   std::vector<float> weights;
 };

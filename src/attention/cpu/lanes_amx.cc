@@ -3,6 +3,10 @@
 #include "tsallis/cpu.h"
 
 #if defined(__x86_64__) && defined(__linux__)
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined operand of its own AVX-512 intrinsics for a mistake (bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -90,13 +94,18 @@ TSALLIS_TILES void TileProducts(const std::uint16_t* rows, const std::uint32_t* 
 
 TSALLIS_TILES void TileMix(const std::uint16_t* weights, std::size_t weight_stride,
                            const std::uint32_t* pairs, std::size_t width, std::size_t keys,
-                           float* to) {
+                           bool add, float* to) {
   const std::size_t weight_bytes = weight_stride * sizeof(*weights);
   const std::size_t row_bytes = width * sizeof(*to);
   std::size_t x = 0;
   for (; x + 32 <= width; x += 32) {
-    _tile_zero(0);
-    _tile_zero(1);
+    if (add) {
+      _tile_loadd(0, to + x, row_bytes);
+      _tile_loadd(1, to + x + 16, row_bytes);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+    }
     for (std::size_t j = 0; j < keys; j += 32) {
       _tile_loadd(4, weights + j, weight_bytes);
       _tile_loadd(5, pairs + j / 2 * width + x, row_bytes);
@@ -108,7 +117,11 @@ TSALLIS_TILES void TileMix(const std::uint16_t* weights, std::size_t weight_stri
     _tile_stored(1, to + x + 16, row_bytes);
   }
   if (x == width) return;
-  _tile_zero(0);
+  if (add) {
+    _tile_loadd(0, to + x, row_bytes);
+  } else {
+    _tile_zero(0);
+  }
   for (std::size_t j = 0; j < keys; j += 32) {
     _tile_loadd(4, weights + j, weight_bytes);
     _tile_loadd(5, pairs + j / 2 * width + x, row_bytes);
@@ -132,16 +145,24 @@ TSALLIS_TILES void TileSpread(const std::uint16_t* weights, const std::uint32_t*
 }
 
 TSALLIS_BF16 void RoundWeights(const float* from, std::size_t keys, std::uint32_t* pairs,
-                               std::uint16_t* rows) {
+                               std::uint16_t* rows, float* rest) {
   // Words 0-15 are the first key's, 16-31 the second's.
   alignas(64) static constexpr std::uint16_t kInterleave[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i interleave = _mm512_load_si512(kInterleave);
   for (std::size_t j = 0; j < keys; j += 2) {
-    const __m512bh rounded =
-        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + (j + 1) * 16), _mm512_loadu_ps(from + j * 16));
-    const __m512i words = reinterpret_cast<__m512i>(rounded);
+    const __m512 first = _mm512_loadu_ps(from + j * 16);
+    const __m512 second = _mm512_loadu_ps(from + (j + 1) * 16);
+    const __m512i words = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+    if (rest != nullptr) {
+      const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(words));
+      const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(words, 1));
+      _mm512_storeu_ps(rest + j * 16,
+                       _mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_slli_epi32(low, 16))));
+      _mm512_storeu_ps(rest + (j + 1) * 16,
+                       _mm512_sub_ps(second, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16))));
+    }
     if (rows != nullptr) _mm512_storeu_si512(rows + j * 16, words);
     _mm512_storeu_si512(pairs + j / 2 * 16, _mm512_permutexvar_epi16(interleave, words));
   }
@@ -154,9 +175,9 @@ TileSession::TileSession(bool) : open_(false) {}
 TileSession::~TileSession() = default;
 void TileProducts(const std::uint16_t*, const std::uint32_t*, std::size_t, std::size_t, float*) {}
 void TileMix(const std::uint16_t*, std::size_t, const std::uint32_t*, std::size_t, std::size_t,
-             float*) {}
+             bool, float*) {}
 void TileSpread(const std::uint16_t*, const std::uint32_t*, std::size_t, std::size_t, float*) {}
-void RoundWeights(const float*, std::size_t, std::uint32_t*, std::uint16_t*) {}
+void RoundWeights(const float*, std::size_t, std::uint32_t*, std::uint16_t*, float*) {}
 
 #endif
 

@@ -29,10 +29,10 @@ class TileSession {
 void TileProducts(const std::uint16_t* rows, const std::uint32_t* columns, std::size_t depth,
                   std::size_t keys, float* to);
 
-// to[lane][x] = sum_j weights[lane][j] pairs[j][x]. weights: [16][weight_stride]; pairs: [keys / 2][width]
+// to[lane][x] = sum_j weights[lane][j] pairs[j][x], or that much more if `add`. weights: [16][weight_stride]; pairs: [keys / 2][width]
 // pairs; to: [16][width]. keys: a multiple of 32, width: of 16.
 void TileMix(const std::uint16_t* weights, std::size_t weight_stride, const std::uint32_t* pairs,
-             std::size_t width, std::size_t keys, float* to);
+             std::size_t width, std::size_t keys, bool add, float* to);
 
 // to[j][x] += sum_lane weights[j][lane] pairs[lane][x]. weights: [keys][16]; pairs: [8][width] pairs;
 // to: [keys][width]. keys, width: multiples of 16.
@@ -40,7 +40,9 @@ void TileSpread(const std::uint16_t* weights, const std::uint32_t* pairs, std::s
                 std::size_t keys, float* to);
 
 // Rounds to nearest even. from: [keys][16].
-// pairs: [keys / 2][16] pairs of neighbouring keys; rows: [keys][16], or null.
-void RoundWeights(const float* from, std::size_t keys, std::uint32_t* pairs, std::uint16_t* rows);
+// pairs: [keys / 2][16] pairs of neighbouring keys; rows: [keys][16], or null; rest: [keys][16], what
+// rounding took away, or null. rest may be from.
+void RoundWeights(const float* from, std::size_t keys, std::uint32_t* pairs, std::uint16_t* rows,
+                  float* rest);
 
 }  // namespace tsallis

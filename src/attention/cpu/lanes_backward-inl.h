@@ -51,49 +51,54 @@ HWY_NOINLINE double AlphaGradient(const Block& block, double eps, const float* w
   return out;
 }
 
-// dq, dk, dv and dc of a block from its weights and ds, c scale included. p, ds: [block keys][kLanes].
+// dq, dk, dv and dc of a block from its weights and ds, c scale included, which are overwritten.
+// p, ds: [block keys][kLanes].
 HWY_NOINLINE void TileGradients(const LanesProblem& problem, const Block& block, std::int64_t h,
-                                const float* p, const float* ds) {
+                                float* p, float* ds) {
   const LanesScratch& scratch = problem.scratch;
   const AttentionGradients& gradients = *problem.call.gradients;
   const std::size_t d_padded = problem.d_padded, e_padded = problem.e_padded;
   const std::size_t keys = block.end - block.begin;
+  if (gradients.d_length_scale != nullptr) {
+    // dc = sum_j ds_j a_j scale <q, k_j>.
+    auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
+    TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), problem.d_depth / 2,
+                   problem.d_depth / 2, columns, kLanes);
+    float* products = scratch.slopes + block.begin * kLanes;
+    TileProducts(scratch.k_rows + block.begin * problem.d_depth, columns, problem.d_depth, keys,
+                 products);
+    const DF d;
+    VF sum = hn::Zero(d);
+    for (std::size_t j = 0; j < keys; ++j) {
+      sum = hn::MulAdd(hn::Load(d, ds + j * kLanes), hn::Load(d, products + j * kLanes), sum);
+    }
+    HWY_ALIGN float lanes[kLanes];
+    hn::Store(sum, d, lanes);
+    const std::int64_t index = RowIndex(problem.params, problem.sequence, h, block.row);
+    for (std::size_t i = 0; i < block.count; ++i) {
+      gradients.d_length_scale[index + static_cast<std::int64_t>(i)] =
+          static_cast<double>(lanes[i]) * problem.scale / block.c_scale[i];
+    }
+  }
   if (gradients.dv.data != nullptr) {
-    RoundWeights(p, keys, scratch.weight_pairs, scratch.weight_rows);
     PairRows(scratch.d_out_rows, problem.e_depth, kLanes, e_padded, scratch.lane_pairs);
-    TileSpread(scratch.weight_rows, scratch.lane_pairs, e_padded, keys,
-               scratch.dv + block.begin * e_padded);
+    for (int part = 0; part < 2; ++part) {
+      RoundWeights(p, keys, scratch.weight_pairs, scratch.weight_rows, p);
+      TileSpread(scratch.weight_rows, scratch.lane_pairs, e_padded, keys,
+                 scratch.dv + block.begin * e_padded);
+    }
   }
-  MixOnTiles(problem, block, ds, scratch.k_pairs, d_padded, scratch.weight_rows);
-  if (gradients.dk.data != nullptr) {
-    PairRows(scratch.q_rows, problem.d_depth, kLanes, d_padded, scratch.lane_pairs);
-    TileSpread(scratch.weight_rows, scratch.lane_pairs, d_padded, keys,
-               scratch.dk + block.begin * d_padded);
-  }
+  const bool wants_dk = gradients.dk.data != nullptr;
+  if (wants_dk) PairRows(scratch.q_rows, problem.d_depth, kLanes, d_padded, scratch.lane_pairs);
+  MixOnTiles(problem, block, ds, ds, scratch.k_pairs, d_padded, scratch.weight_rows,
+             [&](const std::uint16_t* rows) {
+               if (!wants_dk) return;
+               TileSpread(rows, scratch.lane_pairs, d_padded, keys,
+                          scratch.dk + block.begin * d_padded);
+             });
   if (gradients.dq.data != nullptr) {
     StoreRows(scratch.block, d_padded, nullptr, block.count, problem.d, gradients.dq,
               problem.sequence.array_batch, h, block.row, problem.call.stream);
-  }
-  if (gradients.d_length_scale == nullptr) return;
-  // dc = sum_j ds_j a_j scale <q, k_j>, once more from the products: from dq, whose ds were rounded to
-  // bfloat16, it would have lost digits to cancellation.
-  auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
-  TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), problem.d_depth / 2,
-                 problem.d_depth / 2, columns, kLanes);
-  float* products = scratch.slopes + block.begin * kLanes;
-  TileProducts(scratch.k_rows + block.begin * problem.d_depth, columns, problem.d_depth, keys,
-               products);
-  const DF d;
-  VF sum = hn::Zero(d);
-  for (std::size_t j = 0; j < keys; ++j) {
-    sum = hn::MulAdd(hn::Load(d, ds + j * kLanes), hn::Load(d, products + j * kLanes), sum);
-  }
-  HWY_ALIGN float lanes[kLanes];
-  hn::Store(sum, d, lanes);
-  const std::int64_t index = RowIndex(problem.params, problem.sequence, h, block.row);
-  for (std::size_t i = 0; i < block.count; ++i) {
-    gradients.d_length_scale[index + static_cast<std::int64_t>(i)] =
-        static_cast<double>(lanes[i]) * problem.scale / block.c_scale[i];
   }
 }
 
@@ -195,8 +200,8 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   }
 
   problem.ahead->Step();
-  const float* p = scratch.scores + block.begin * kLanes;
-  const float* ds = dp + block.begin * kLanes;
+  float* p = scratch.scores + block.begin * kLanes;
+  float* ds = dp + block.begin * kLanes;
   if (!kCareful && block.tiles) {
     TileGradients(problem, block, h, p, ds);
     return;

@@ -42,8 +42,9 @@ HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std:
   }
   problem.ahead->Step();
   if (!kCareful && block.tiles) {
-    MixOnTiles(problem, block, scratch.weights + block.begin * kLanes, scratch.v_pairs,
-               problem.e_padded, nullptr);
+    MixOnTiles(problem, block, scratch.weights + block.begin * kLanes,
+               scratch.scores + block.begin * kLanes, scratch.v_pairs, problem.e_padded, nullptr,
+               [](const std::uint16_t*) {});
   } else {
     Mix<kCareful>(scratch.weights + block.begin * kLanes,
                   scratch.v + block.begin * problem.e_padded, problem.e_padded,

@@ -270,19 +270,28 @@ HWY_INLINE void LanesProblem::Scores(const Block& block, double unit) const {
 }
 
 // scratch.block = sum_j weights[j][lane] pairs[j] on tiles. weights: [block.begin ...][kLanes];
-// pairs: [keys depth / 2][width]. Rounded rows of the weights go to `rows` unless null.
+// pairs: [keys depth / 2][width]. Weights are the sum of two bfloat16 numbers each, so that a product on
+// tiles is as good as one in float32; rounded once, as dense implementations do, they would cost
+// sums with cancellation all digits but two. rest: as weights, overwritten; may be weights.
+// `each(rows)` is called with both parts, [keys][kLanes], if `rows` is not null.
+template <class Each>
 HWY_INLINE void MixOnTiles(const LanesProblem& problem, const Block& block, const float* weights,
-                           const std::uint32_t* pairs, std::size_t width, std::uint16_t* rows) {
+                           float* rest, const std::uint32_t* pairs, std::size_t width,
+                           std::uint16_t* rows, const Each& each) {
   const LanesScratch& scratch = problem.scratch;
   const std::size_t keys = block.end - block.begin, depth = PaddedDepth(keys);
-  RoundWeights(weights, keys, scratch.weight_pairs, rows);
-  std::fill_n(scratch.weight_pairs + keys / 2 * kLanes, (depth - keys) / 2 * kLanes, 0u);
-  for (std::size_t j = 0; j < depth / 2; j += kLanes) {
-    TransposePairs(scratch.weight_pairs + j * kLanes, kLanes, kLanes, scratch.weight_columns + j,
-                   depth / 2);
+  for (int part = 0; part < 2; ++part) {
+    RoundWeights(part == 0 ? weights : rest, keys, scratch.weight_pairs, rows,
+                 part == 0 ? rest : nullptr);
+    std::fill_n(scratch.weight_pairs + keys / 2 * kLanes, (depth - keys) / 2 * kLanes, 0u);
+    for (std::size_t j = 0; j < depth / 2; j += kLanes) {
+      TransposePairs(scratch.weight_pairs + j * kLanes, kLanes, kLanes, scratch.weight_columns + j,
+                     depth / 2);
+    }
+    TileMix(reinterpret_cast<const std::uint16_t*>(scratch.weight_columns), depth,
+            pairs + block.begin / 2 * width, width, depth, part == 1, scratch.block);
+    if (rows != nullptr) each(rows);
   }
-  TileMix(reinterpret_cast<const std::uint16_t*>(scratch.weight_columns), depth,
-          pairs + block.begin / 2 * width, width, depth, scratch.block);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -194,7 +194,7 @@ struct StoreBFloat16 {
   // To nearest even; NaN stays NaN.
   template <bool kStream>
   static HWY_INLINE void Vector(VF v, std::uint16_t* p) {
-    const DF d;
+    [[maybe_unused]] const DF d;
     const hn::RebindToUnsigned<DF> du;
     const DI di;
     const hn::Rebind<std::uint16_t, DF> dh;

@@ -149,6 +149,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
       factor = -factor;
       for (std::int64_t x = 0; x < d; ++x) values[x] = -values[x];
     }
+    row.exact_factor = factor;
     row.factor = static_cast<float>(factor);
     row.slope = static_cast<float>((head_.alpha - 1.0) * slope);
     const float squared = DotFloats(values, values, static_cast<std::size_t>(dim_));
@@ -173,7 +174,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
       if (head_.distance_a != nullptr) {
         const std::int64_t far =
             HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
-        row.error *= head_.distance_a[far];
+        row.error *= static_cast<float>(head_.distance_a[far]);
       }
     }
     if (row.slope > 0.0f && head_.distance_a == nullptr) LimitByAlibi(row, reach);
@@ -401,7 +402,7 @@ template <class Engine, ScoreEngine kEngine>
 float BlockSweep<Engine, kEngine>::ExactTerms(const SweepScratch::Row& row, std::int64_t key,
                                               float raw) const {
   const std::int64_t distance = std::abs(row.position - key);
-  double z = static_cast<double>(row.factor) * raw;
+  double z = row.exact_factor * static_cast<double>(raw);
   if (head_.distance_a != nullptr) {
     const double a = head_.distance_a[distance];
     z = a * z + (head_.alpha - 1.0) * (1.0 - a * a);
@@ -418,7 +419,9 @@ void BlockSweep<Engine, kEngine>::Distribute() {
     const std::int64_t r = log.row[i], key = log.key[i];
     SweepScratch::Row& row = s_.rows[r];
     if (key < row.lo || key >= row.hi || row.dense) continue;
-    const float z = terms ? ExactTerms(row, key, log.score[i]) : row.factor * log.score[i];
+    const float z = terms
+                        ? ExactTerms(row, key, log.score[i])
+                        : static_cast<float>(row.exact_factor * static_cast<double>(log.score[i]));
     // Logged before the bound rose.
     if (z < row.bound) continue;
     const std::int64_t at = r * s_.list_stride + row.count++;
@@ -491,7 +494,9 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
       GatherRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
   GatherDot(keys, params_.k.dtype, key, static_cast<std::size_t>(row.count), q, d, z);
   if (!HasTerms()) {
-    for (std::int64_t i = 0; i < row.count; ++i) z[i] *= row.factor;
+    for (std::int64_t i = 0; i < row.count; ++i) {
+      z[i] = static_cast<float>(row.exact_factor * static_cast<double>(z[i]));
+    }
     return;
   }
   for (std::int64_t i = 0; i < row.count; ++i) z[i] = ExactTerms(row, key[i], z[i]);

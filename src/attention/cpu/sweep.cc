@@ -241,7 +241,8 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         for (std::size_t i = 0; i < n; ++i) {
           float weight = static_cast<float>(factor) * ds[i];
           if (head.distance_a != nullptr) {
-            weight *= head.distance_a[std::abs(position - static_cast<std::int64_t>(key[i]))];
+            weight *= static_cast<float>(
+                head.distance_a[std::abs(position - static_cast<std::int64_t>(key[i]))]);
           }
           ds[i] = weight;
         }

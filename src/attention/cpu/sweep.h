@@ -86,7 +86,7 @@ struct HeadContext {
   std::int64_t h = 0;
   double alpha = 1.5;
   const ThresholdCurve* curve = nullptr;
-  const float* distance_a = nullptr;  // a_d by distance (SPEC P7), or null
+  const double* distance_a = nullptr;  // a_d by distance (SPEC P7), or null
 };
 
 // Candidates found by the filter, in the order they were found.
@@ -124,10 +124,11 @@ struct SweepScratch {
   struct Row {
     std::int64_t lo = 0, hi = 0;  // visible keys, from the sequence's first
     std::int64_t position = 0;    // key of distance 0
-    float factor = 0.0f;          // z = factor * raw + terms
-    float slope = 0.0f;           // (alpha - 1) * ALiBi's
-    float error = 0.0f;           // |listed z - true z| at most
-    float bound = 0.0f;           // entries below it (in z) are not listed
+    double exact_factor = 0.0;    // z = exact_factor * raw + terms
+    float factor = 0.0f;
+    float slope = 0.0f;  // (alpha - 1) * ALiBi's
+    float error = 0.0f;  // |listed z - true z| at most
+    float bound = 0.0f;  // entries below it (in z) are not listed
     float mean = 0.0f, sigma = 0.0f, curve = 0.0f;
     std::int64_t count = 0;     // listed
     std::int64_t raise_at = 0;  // entries that trigger a higher bound

@@ -24,7 +24,7 @@ constexpr std::int64_t kPackTiles = 32;  // tiles of a packing task
 // Blocks whose edges are kept before the keys take them up: 4 MB for 30 entries a row.
 constexpr std::int64_t kWaveBlocks = 64;
 
-// float[n], 64-byte aligned, left as it is.
+// T[n], aligned, left as it is.
 template <typename T>
 hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
   return hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)));
@@ -90,7 +90,7 @@ class SweepRun {
       const std::int64_t distances = params.q_len + params.k_len + 1;
       distance_a_.resize(static_cast<std::size_t>(distances));
       for (std::int64_t d = 0; d < distances; ++d) {
-        distance_a_[d] = static_cast<float>(DistanceFactor::At(params.terms.scale_invariant, d).a);
+        distance_a_[d] = DistanceFactor::At(params.terms.scale_invariant, d).a;
       }
     }
   }
@@ -135,7 +135,7 @@ class SweepRun {
   const AttentionParams& params_;
   std::vector<std::unique_ptr<SweepScratch>> scratch_;
   std::map<double, ThresholdCurve> curves_;
-  std::vector<float> distance_a_;
+  std::vector<double> distance_a_;
   PackedMemory packed_;
 };
 
@@ -535,7 +535,7 @@ const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
                                     .declines = Declines,
                                     .forward = ForwardWith<ScoreEngine::kBf16Dot>,
                                     .backward = BackwardWith<ScoreEngine::kBf16Dot>,
-    .weights = WeightsWith<ScoreEngine::kBf16Dot>,
+                                    .weights = WeightsWith<ScoreEngine::kBf16Dot>,
                                     .saved_bytes = SavedBytes,
                                     .workspace_bytes = WorkspaceBytes};
 
@@ -546,7 +546,7 @@ const AttentionKernel kSweepFloat = {.name = "sweep",
                                      .declines = Declines,
                                      .forward = ForwardWith<ScoreEngine::kFloat>,
                                      .backward = BackwardWith<ScoreEngine::kFloat>,
-    .weights = WeightsWith<ScoreEngine::kFloat>,
+                                     .weights = WeightsWith<ScoreEngine::kFloat>,
                                      .saved_bytes = SavedBytes,
                                      .workspace_bytes = WorkspaceBytes};
 
