@@ -1,7 +1,6 @@
 #include "attention/cpu/dense.h"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <string>
 
@@ -18,15 +17,12 @@ int Team(const Context& context, std::int64_t pieces) {
   return static_cast<int>(std::clamp<std::int64_t>(pieces, 1, Threads(context)));
 }
 
-// Calls work(thread, item) for every item < count, each on one of `threads` threads, as they become
-// free; which one must not matter.
+// Calls work(thread, item) for every item < count, each on one of `threads` threads; which one must not
+// matter.
 template <class Work>
 void Share(int threads, std::int64_t count, const Work& work) {
-  std::atomic<std::int64_t> next{0};
-  ParallelFor({.threads = threads}, std::min<std::int64_t>(threads, count), 1,
-              [&](std::int64_t begin, std::int64_t) {
-                for (std::int64_t item; (item = next.fetch_add(1)) < count;) work(begin, item);
-              });
+  ParallelTasks({.threads = threads}, count,
+                [&](std::int64_t item, int thread) { work(thread, item); });
 }
 
 Most MostOfAll(const AttentionParams& params) {

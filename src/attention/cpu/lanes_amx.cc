@@ -1,5 +1,6 @@
 #include "attention/cpu/lanes_amx.h"
 
+#include "attention/cpu/matrix_unit.h"
 #include "tsallis/cpu.h"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -8,8 +9,6 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #define TSALLIS_HAS_TILES 1
 #else
 #define TSALLIS_HAS_TILES 0
@@ -34,13 +33,6 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
 };
 
-bool AskForTiles() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  const CpuInfo cpu = QueryCpu();
-  return cpu.amx_bf16 && cpu.avx512_bf16 &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 TSALLIS_TILES void Configure() {
   const TileConfig config;
   // GCC 12 does not know that the instruction reads all 64 bytes.
@@ -53,7 +45,7 @@ TSALLIS_TILES void Release() { _tile_release(); }
 }  // namespace
 
 bool TilesUsable() {
-  static const bool usable = AskForTiles();
+  static const bool usable = MatrixUnitUsable() && QueryCpu().avx512_bf16;
   return usable;
 }
 

@@ -524,9 +524,12 @@ bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
   const float* z = s_.list_z.get() + r * s_.list_stride;
   const auto n = static_cast<std::size_t>(row.count);
   const float top = maximum_ = RowMaximum(z, n);
+  // Every bound that was set is below the threshold, or was guessed to be: a better start than -1.
+  const double start = std::max(-1.0, static_cast<double>(row.bound) - static_cast<double>(top));
   row.tau = WithPower(head_.alpha - 1.0,
                       [&](const auto& power) HWY_ATTR {
-                        return EntmaxSolver(power, top, 1.0).Solve(z, n, -1.0, s_.weights.get());
+                        return EntmaxSolver(power, top, 1.0)
+                            .Solve(z, n, start < -1e-3 ? start : -1.0, s_.weights.get());
                       }) +
             static_cast<double>(top);
   if (!guessed) return true;

@@ -30,6 +30,8 @@ inline constexpr std::int64_t kTileKeys = 64;    // keys of a tile
 inline constexpr std::int64_t kPairRows = 32;    // two units run behind each other
 inline constexpr std::int64_t kBlockRows = 128;  // queries that pass over the keys together
 inline constexpr std::int64_t kMomentSamples = 512;
+// Candidates between two deals of the log: it is dealt from 2 048 on, after each tile of a block.
+inline constexpr std::int64_t kLogEntries = 2048 + (kBlockRows + 2 * kPairRows) * kTileKeys;
 inline constexpr std::size_t kUnitScores = kUnitRows * kTileKeys;
 
 // How scores are computed.
@@ -101,6 +103,9 @@ struct CandidateLog {
 struct SweepScratch {
   SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
                std::int64_t list_capacity);
+  // At most, all in all.
+  static std::size_t Bytes(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
+                           std::int64_t list_capacity);
 
   // Two pairs of units, [2][2][4 groups of 16 keys][16 rows][16 keys].
   hwy::AlignedFreeUniquePtr<float[]> scores;

@@ -438,6 +438,17 @@ std::string Declines(const AttentionParams& params) {
 
 }  // namespace
 
+std::size_t SweepScratch::Bytes(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
+                                std::int64_t capacity) {
+  const std::int64_t dim = PackedDim(engine, head_dim), stride = capacity + 24;
+  const std::int64_t floats = 4 * static_cast<std::int64_t>(kUnitScores) + 4 * kPairRows +
+                              kBlockRows * (2 * dim + 17 + 2 * stride) + stride +
+                              (kMomentSamples + head_dim) * dim +
+                              2 * (std::max(head_dim, value_dim) + 64) + 3 * kLogEntries;
+  return static_cast<std::size_t>(floats) * sizeof(float) +
+         static_cast<std::size_t>(kBlockRows) * sizeof(Row) + 16 * 128;
+}
+
 SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
                            std::int64_t capacity)
     : list_capacity(capacity), list_stride(capacity + 24) {
@@ -450,11 +461,9 @@ SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64
       Aligned<std::byte>(kBlockRows * dim * static_cast<std::int64_t>(PackedElementBytes(engine)));
   query_rows = Aligned<float>(kBlockRows * dim + 16);
   bounds = Aligned<float>(kBlockRows);
-  constexpr std::size_t kLog = 2048 + static_cast<std::size_t>(kBlockRows * kTileKeys) +
-                               static_cast<std::size_t>(2 * kPairRows * kTileKeys);
-  log.score.resize(kLog);
-  log.key.resize(kLog);
-  log.row.resize(kLog);
+  log.score.resize(static_cast<std::size_t>(kLogEntries));
+  log.key.resize(static_cast<std::size_t>(kLogEntries));
+  log.row.resize(static_cast<std::size_t>(kLogEntries));
   list_z = Aligned<float>(kBlockRows * list_stride);
   list_key = Aligned<std::uint32_t>(kBlockRows * list_stride);
   weights = Aligned<float>(list_stride);
@@ -500,8 +509,33 @@ void WeightsWith(const Context& context, const AttentionParams& params, const We
 
 std::size_t SavedBytes(const AttentionParams& params) { return SavedLists::Bytes(params, 64); }
 
-std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward) {
-  return kDenseAttention.workspace_bytes(context, params, backward);
+template <ScoreEngine kEngine>
+std::size_t WorkspaceWith(const Context& context, const AttentionParams& params, bool backward) {
+  const auto threads = static_cast<std::size_t>(Threads(context));
+  const auto longest = static_cast<std::size_t>(LongestSequence(params));
+  const auto d = static_cast<std::size_t>(params.head_dim);
+  const auto e = static_cast<std::size_t>(params.value_dim);
+  const std::size_t head =
+      (longest / kTileKeys + 1 + d / kTileKeys + 1) * TileBytes(kEngine, params.head_dim);
+  const auto problems = static_cast<std::size_t>(params.batch * params.kv_heads);
+  std::size_t bytes = threads * SweepScratch::Bytes(kEngine, params.head_dim, params.value_dim,
+                                                    ListCapacity(params.k_len));
+  bytes += std::min(problems * head, kPackedBytes + head);
+  if (params.terms.scale_invariant != 0.0) {
+    bytes += static_cast<std::size_t>(params.q_len + params.k_len + 1) * sizeof(double);
+  }
+  if (backward) {
+    const std::size_t teams = problems >= 4 * threads ? threads : 1;
+    // Edges of full lists, twice (sorted and not), which the support rarely comes near.
+    const auto edges =
+        static_cast<std::size_t>(2 * kWaveBlocks * kBlockRows * ListCapacity(params.k_len)) *
+        sizeof(Edge);
+    bytes += teams * (longest * (d + e) * sizeof(float) + edges + head);
+  }
+  // Rows that turn out dense are worked on after the sweep.
+  return std::max(bytes, DenseWorkspaceBytes(context, params, backward)) +
+         static_cast<std::size_t>(params.batch * params.heads * (params.q_len / kBlockRows + 2)) *
+             (sizeof(BlockTask) + sizeof(std::vector<RowBlock>) + 2 * sizeof(RowBlock));
 }
 
 std::string Avx3WithAmx() {
@@ -526,7 +560,7 @@ const AttentionKernel kSweepAmx = {
     .backward = BackwardWith<ScoreEngine::kAmx>,
     .weights = WeightsWith<ScoreEngine::kAmx>,
     .saved_bytes = SavedBytes,
-    .workspace_bytes = WorkspaceBytes};
+    .workspace_bytes = WorkspaceWith<ScoreEngine::kAmx>};
 
 const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
                                     .serves = "the same, scores by bf16 dot products",
@@ -537,7 +571,7 @@ const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
                                     .backward = BackwardWith<ScoreEngine::kBf16Dot>,
                                     .weights = WeightsWith<ScoreEngine::kBf16Dot>,
                                     .saved_bytes = SavedBytes,
-                                    .workspace_bytes = WorkspaceBytes};
+                                    .workspace_bytes = WorkspaceWith<ScoreEngine::kBf16Dot>};
 
 const AttentionKernel kSweepFloat = {.name = "sweep",
                                      .serves = "the same, scores in float32",
@@ -548,6 +582,6 @@ const AttentionKernel kSweepFloat = {.name = "sweep",
                                      .backward = BackwardWith<ScoreEngine::kFloat>,
                                      .weights = WeightsWith<ScoreEngine::kFloat>,
                                      .saved_bytes = SavedBytes,
-                                     .workspace_bytes = WorkspaceBytes};
+                                     .workspace_bytes = WorkspaceWith<ScoreEngine::kFloat>};
 
 }  // namespace tsallis
