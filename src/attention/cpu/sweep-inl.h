@@ -298,6 +298,10 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   const std::size_t unit_bytes =
       static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
   const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
+  std::int64_t last_unit = -1;
+  for (std::int64_t slot = 0; slot < s_.slots; ++slot) {
+    if (s_.bounds[slot] != kInfinityF) last_unit = slot / kUnitRows;
+  }
   // The filter and the lists work one step behind the engine.
   struct Pending {
     const float* scores = nullptr;
@@ -316,18 +320,22 @@ void BlockSweep<Engine, kEngine>::Sweep() {
     Extract(pending.scores, pending.bounds, s_.masks.get(), pending.row0, pending.tile);
     pending.scores = nullptr;
   };
-  // A guess is low on purpose. What is listed after some of the keys often proves a higher bound.
-  const std::int64_t raise_tile = (first + (last - first) * 2 / 5) / kTileKeys;
   for (std::int64_t tile = first / kTileKeys; tile * kTileKeys < last; ++tile) {
     for (std::int64_t pair = 0; pair < pairs; ++pair) {
       if (tile * kTileKeys >= hi[pair] || (tile + 1) * kTileKeys <= lo[pair]) continue;
       float* scores = s_.scores.get() + static_cast<std::size_t>(slot) * 2 * kUnitScores;
       const float* bounds = TileBounds(pair, tile, slot);
       for (int unit = 0; unit < 2; ++unit) {
+        // Half a pair may be empty when few rows are swept again; its bounds hide what it holds.
+        const bool empty = pair * 2 + unit > last_unit;
         FilterJob job;
         if (pending.scores != nullptr) {
           job = {pending.scores + unit * kUnitScores, pending.bounds + unit * kUnitRows,
                  s_.masks.get() + unit * kUnitRows};
+        }
+        if (empty) {
+          if (job.scores != nullptr) FilterRows(job.scores, job.bounds, job.masks, 0, kUnitRows);
+          continue;
         }
         Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes,
                      keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_,
@@ -337,15 +345,7 @@ void BlockSweep<Engine, kEngine>::Sweep() {
       pending = {scores, bounds, pair * kPairRows, tile};
       slot ^= 1;
     }
-    if (tile == raise_tile) {
-      finish(/*filter=*/true);
-      Distribute();
-      for (std::int64_t r = 0; r < count_; ++r) {
-        if (s_.rows[r].active && s_.rows[r].guessed && s_.rows[r].count >= 16) Raise(r);
-      }
-    } else if (s_.log.count >= 2048) {
-      Distribute();
-    }
+    if (s_.log.count >= 2048) Distribute();
   }
   finish(/*filter=*/true);
   Distribute();
@@ -381,9 +381,13 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
     const float* row = scores + (r / kUnitRows) * kUnitScores + (r % kUnitRows) * 16;
     const VF bound = hn::Set(d, bounds[r]);
     std::uint64_t bits = 0;
-    for (std::size_t x = 0; x < 64; x += kLanes) {
-      const VF v = hn::Load(d, row + x / 16 * 256 + x % 16);
-      bits |= static_cast<std::uint64_t>(MaskBits(hn::Ge(v, bound))) << x;
+    HWY_UNROLL(16)
+    for (std::size_t group = 0; group < 4; ++group) {
+      HWY_UNROLL(4)
+      for (std::size_t lane = 0; lane < 16; lane += kLanes) {
+        const VF v = hn::Load(d, row + group * 256 + lane);
+        bits |= static_cast<std::uint64_t>(MaskBits(hn::Ge(v, bound))) << (group * 16 + lane);
+      }
     }
     const std::uint8_t log_this = s_.row_of_slot[row0 + r];
     while (bits != 0) {

@@ -29,7 +29,9 @@ inline constexpr std::int64_t kUnitRows = 16;    // queries of a unit
 inline constexpr std::int64_t kTileKeys = 64;    // keys of a tile
 inline constexpr std::int64_t kPairRows = 32;    // two units run behind each other
 inline constexpr std::int64_t kBlockRows = 128;  // queries that pass over the keys together
-inline constexpr std::int64_t kMomentSamples = 512;
+// Keys whose covariance stands for all, at most. A guess errs by 1.1 sigma / sqrt(samples / 2) from this
+// alone: 512 instead of 2 048 list 1.5 times the candidates.
+inline constexpr std::int64_t kMomentSamples = 2048;
 // Candidates between two deals of the log: it is dealt from 2 048 on, after each tile of a block.
 inline constexpr std::int64_t kLogEntries = 2048 + (kBlockRows + 2 * kPairRows) * kTileKeys;
 inline constexpr std::size_t kUnitScores = kUnitRows * kTileKeys;

@@ -252,9 +252,11 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) 
                           head.sequence.VisibleKeys(params_.mask, q + count - 1).size()});
       }
     }
-    // The long ones first, so that threads end together.
-    std::stable_sort(blocks.begin(), blocks.end(),
-                     [](const BlockTask& a, const BlockTask& b) { return a.cost > b.cost; });
+    // Head by head, whose keys then stay in the second-level cache; the long blocks first, so that
+    // threads end together.
+    std::stable_sort(blocks.begin(), blocks.end(), [&](const BlockTask& a, const BlockTask& b) {
+      return a.head / group != b.head / group ? a.head / group < b.head / group : a.cost > b.cost;
+    });
     std::vector<std::vector<RowBlock>> left(blocks.size());
     Tasks(context_, 0, static_cast<std::int64_t>(blocks.size()),
           [&](std::int64_t task, SweepScratch& scratch) {

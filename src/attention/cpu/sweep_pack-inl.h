@@ -121,7 +121,7 @@ void PackTiles(ScoreEngine engine, const AttentionParams& params, const Sequence
 void ComputeMoments(ScoreEngine engine, const AttentionParams& params, const Sequence& sequence,
                     std::int64_t kv, const PackedKeys& keys, SweepScratch& scratch) {
   const std::int64_t d = params.head_dim, dim = PackedDim(engine, d);
-  const std::int64_t samples = HWY_MIN(keys.count, kMomentSamples);
+  const std::int64_t samples = HWY_MIN(HWY_MAX(keys.count / 4, 512), kMomentSamples);
   float* HWY_RESTRICT rows = scratch.moments.get();
   float* HWY_RESTRICT covariance = rows + kMomentSamples * dim;
   float* HWY_RESTRICT mean = keys.mean;
