@@ -6,6 +6,8 @@
 #define TSALLIS_ATTENTION_CPU_SWEEP_INL_H_
 #endif
 
+#include <algorithm>
+
 #include "attention/cpu/score_engines-inl.h"
 #include "attention/cpu/sweep_pack-inl.h"
 #include "attention/cpu/sweep_rows-inl.h"
@@ -84,6 +86,7 @@ class BlockSweep {
     s_.bounds[s_.slot_of_row[r]] = std::isfinite(raw) ? raw - kSlack * std::abs(raw) : -kInfinityF;
   }
   std::size_t KeepSupport(std::int64_t r);
+  void SeedBounds(std::int64_t pairs, const std::int64_t* lo, const std::int64_t* hi);
   void SweepAgain();
   void LimitByAlibi(SweepScratch::Row& row, float largest);
   const float* TileBounds(std::int64_t pair, std::int64_t tile, int buffer);
@@ -302,6 +305,7 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   for (std::int64_t slot = 0; slot < s_.slots; ++slot) {
     if (s_.bounds[slot] != kInfinityF) last_unit = slot / kUnitRows;
   }
+  if (params_.terms.alibi_slopes.data != nullptr) SeedBounds(pairs, lo, hi);
   // The filter and the lists work one step behind the engine.
   struct Pending {
     const float* scores = nullptr;
@@ -349,6 +353,45 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   }
   finish(/*filter=*/true);
   Distribute();
+}
+
+// With ALiBi the best keys are the nearest. Rows without a bound get one from the tile around them, before
+// the sweep meets the others in their order: 66 instead of 81 ms on one core (n = 32 768, two heads of
+// slope 1/4, bf16).
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int64_t* lo,
+                                             const std::int64_t* hi) {
+  const std::size_t unit_bytes =
+      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
+  const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
+  bool seeded[kBlockRows] = {};
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    bool wanted = false;
+    std::int64_t position = 0;
+    for (std::int64_t slot = pair * kPairRows; slot < (pair + 1) * kPairRows; ++slot) {
+      if (s_.bounds[slot] != -kInfinityF) continue;
+      wanted = seeded[s_.row_of_slot[slot]] = true;
+      position = s_.rows[s_.row_of_slot[slot]].position;
+    }
+    if (!wanted) continue;
+    const std::int64_t tile = std::clamp(position, lo[pair], hi[pair] - 1) / kTileKeys;
+    const float* bounds = TileBounds(pair, tile, 0);
+    for (std::int64_t unit = 0; unit < 2; ++unit) {
+      float* scores = s_.scores.get() + static_cast<std::size_t>(unit) * kUnitScores;
+      Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes,
+                   keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_, scores, {});
+      FilterRows(scores, bounds + unit * kUnitRows, s_.masks.get() + unit * kUnitRows, 0,
+                 kUnitRows);
+    }
+    Extract(s_.scores.get(), bounds, s_.masks.get(), pair * kPairRows, tile);
+    Distribute();
+  }
+  for (std::int64_t r = 0; r < count_; ++r) {
+    SweepScratch::Row& row = s_.rows[r];
+    if (!seeded[r] || !row.active) continue;
+    if (row.count > 0) Raise(r);
+    row.count = 0;  // the sweep comes by again
+  }
 }
 
 // Appends the hits of a pair of units to the log.
@@ -440,199 +483,6 @@ void BlockSweep<Engine, kEngine>::Distribute() {
     }
   }
   s_.log.count = 0;
-}
-
-// Solves the row's list so far for a lower bound of its threshold, and drops what lies below it.
-template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
-  SweepScratch::Row& row = s_.rows[r];
-  float* z = s_.list_z.get() + r * s_.list_stride;
-  std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
-  const auto n = static_cast<std::size_t>(row.count);
-  const float top = RowMaximum(z, n);
-  double tau = -1.0;
-  WithPower(head_.alpha - 1.0, [&](const auto& power) HWY_ATTR {
-    const EntmaxSolver solver(power, top, 1.0);
-    for (int step = 0; step < 8; ++step) {
-      if (solver.Step(z, n, &tau) < 1.01) break;
-    }
-  });
-  const float bound = static_cast<float>(tau + static_cast<double>(top)) - 2.0f * row.error -
-                      kSlack * (1.0f + std::abs(top));
-  if (bound > row.bound) {
-    SetBound(r, bound);
-    row.guessed = false;  // safe from here on, and nothing at or above it was missed
-  }
-  const DF d;
-  const hn::RebindToUnsigned<DF> du;
-  const std::size_t lanes = hn::Lanes(d);
-  const VF limit = hn::Set(d, row.bound);
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < n; i += lanes) {  // lists have room for a whole vector more
-    const VF v = hn::LoadU(d, z + i);
-    auto keep = hn::Ge(v, limit);
-    if (n - i < lanes) keep = hn::And(keep, hn::FirstN(d, n - i));
-    const auto keys = hn::LoadU(du, key + i);
-    hn::StoreU(hn::Compress(v, keep), d, z + kept);
-    hn::StoreU(hn::Compress(keys, hn::RebindMask(du, keep)), du, key + kept);
-    kept += hn::CountTrue(d, keep);
-  }
-  row.count = static_cast<std::int64_t>(kept);
-  row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
-  if (row.count > s_.list_capacity * 3 / 4) {
-    row.dense = true;
-    row.count = 0;
-    Retire(r);
-  }
-}
-
-// Replaces screened scores by float32 products of the inputs.
-template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
-  SweepScratch::Row& row = s_.rows[r];
-  float* z = s_.list_z.get() + r * s_.list_stride;
-  const std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
-  const float* q = s_.query_rows.get() + r * dim_;
-  const std::int64_t d = params_.head_dim;
-  const GatherRows keys =
-      GatherRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
-  GatherDot(keys, params_.k.dtype, key, static_cast<std::size_t>(row.count), q, d, z);
-  if (!HasTerms()) {
-    for (std::int64_t i = 0; i < row.count; ++i) {
-      z[i] = static_cast<float>(row.exact_factor * static_cast<double>(z[i]));
-    }
-    return;
-  }
-  for (std::int64_t i = 0; i < row.count; ++i) z[i] = ExactTerms(row, key[i], z[i]);
-}
-
-// False: the row must be swept again, from a bound that is set and safe.
-template <class Engine, ScoreEngine kEngine>
-bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
-  SweepScratch::Row& row = s_.rows[r];
-  if (row.count == 0) {  // the guess lay above all entries
-    row.guessed = false;
-    row.raise_at = kFirstRaise;
-    SetBound(r, -kInfinityF);
-    return false;
-  }
-  const bool guessed = row.guessed;
-  const float guess = row.bound;
-  if (approximate_) {
-    if (row.count > 32) {
-      Raise(r);  // fewer to compute again; only drops what cannot be in the support
-      if (row.dense) return true;
-    }
-    Rescore(r);
-  }
-  const float* z = s_.list_z.get() + r * s_.list_stride;
-  const auto n = static_cast<std::size_t>(row.count);
-  const float top = maximum_ = RowMaximum(z, n);
-  // Every bound that was set is below the threshold, or was guessed to be: a better start than -1.
-  const double start = std::max(-1.0, static_cast<double>(row.bound) - static_cast<double>(top));
-  row.tau = WithPower(head_.alpha - 1.0,
-                      [&](const auto& power) HWY_ATTR {
-                        return EntmaxSolver(power, top, 1.0)
-                            .Solve(z, n, start < -1e-3 ? start : -1.0, s_.weights.get());
-                      }) +
-            static_cast<double>(top);
-  if (!guessed) return true;
-  const auto tau = static_cast<float>(row.tau);
-  const float slack = kSlack * (1.0f + std::abs(tau));
-  if (guess + row.error + slack <= tau) return true;
-  // Too high a guess. The threshold of a part of the row is a safe bound for all of it.
-  row.guessed = false;
-  row.raise_at = HWY_MAX(kFirstRaise, 2 * row.count);
-  row.raise_at = HWY_MIN(row.raise_at, s_.list_capacity);
-  SetBound(r, tau - row.error - slack);
-  return false;
-}
-
-template <class Engine, ScoreEngine kEngine>
-template <class Emit>
-void BlockSweep<Engine, kEngine>::Solve(const Emit& emit) {
-  for (bool again = true; again;) {
-    again = false;
-    for (std::int64_t r = 0; r < count_; ++r) {
-      SweepScratch::Row& row = s_.rows[r];
-      if (!row.active) continue;
-      if (SolveRow(r)) {
-        if (!row.dense) emit(r, KeepSupport(r));
-        Retire(r);
-      } else {
-        row.count = 0;
-        again = true;
-      }
-    }
-    if (again) SweepAgain();
-  }
-}
-
-template <class Engine, ScoreEngine kEngine>
-template <class Emit>
-void BlockSweep<Engine, kEngine>::Recall(const Emit& emit) {
-  for (std::int64_t r = 0; r < count_; ++r) {
-    SweepScratch::Row& row = s_.rows[r];
-    if (!row.active) continue;
-    if (approximate_) Rescore(r);
-    maximum_ =
-        RowMaximum(s_.list_z.get() + r * s_.list_stride, static_cast<std::size_t>(row.count));
-    emit(r, KeepSupport(r));
-    Retire(r);
-  }
-}
-
-// Turns a row's list into its support and weights. They depend on the scores, tau and maximum()
-// alone, not on what else was listed: a row that is found again gets the same bits.
-template <class Engine, ScoreEngine kEngine>
-std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
-  const SweepScratch::Row& row = s_.rows[r];
-  float* z = s_.list_z.get() + r * s_.list_stride;
-  std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
-  float* p = s_.weights.get();
-  const auto n = static_cast<std::size_t>(row.count);
-  const DF d;
-  const std::size_t lanes = hn::Lanes(d);
-  const SplitThreshold tau(row.tau - static_cast<double>(maximum_));
-  const VF top = hn::Set(d, maximum_), high = hn::Set(d, tau.high), low = hn::Set(d, tau.low);
-  WithPower(head_.alpha - 1.0, [&](const auto& power) HWY_ATTR {
-    for (std::size_t i = 0; i < n; i += lanes) {
-      const VF above = hn::Sub(hn::Sub(hn::Sub(hn::LoadU(d, z + i), top), high), low);
-      hn::StoreU(power.Value(d, hn::Max(above, hn::Zero(d))), d, p + i);
-    }
-  });
-  const std::size_t support = KeepPositive(key, p, z, n);
-  double sum, unused;
-  SumTwo(z, support, 0.0f, &sum, &unused, [](VF v, VF& a, VF&) HWY_ATTR { a = hn::Add(a, v); });
-  const VF factor = hn::Set(d, static_cast<float>(1.0 / sum));
-  for (std::size_t i = 0; i < support; i += lanes) {
-    hn::StoreU(hn::Mul(hn::LoadU(d, z + i), factor), d, z + i);
-  }
-  return support;
-}
-
-// Rows that are still active, side by side in as few units as hold them.
-template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::SweepAgain() {
-  const std::size_t unit_bytes =
-      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
-  float bounds[kBlockRows];
-  std::int64_t slot = 0;
-  for (std::int64_t r = 0; r < count_; ++r) {
-    if (!s_.rows[r].active) continue;
-    bounds[slot] = s_.bounds[s_.slot_of_row[r]];
-    s_.row_of_slot[slot] = static_cast<std::uint8_t>(r);
-    PackQuery(kEngine, s_.query_rows.get() + r * dim_, dim_, slot % kUnitRows,
-              s_.queries.get() + static_cast<std::size_t>(slot / kUnitRows) * unit_bytes);
-    ++slot;
-  }
-  // Slots of a unit that stay empty compute what they held; their bound hides it.
-  s_.slots = (slot + kPairRows - 1) / kPairRows * kPairRows;
-  for (std::int64_t i = 0; i < s_.slots; ++i) {
-    s_.bounds[i] = i < slot ? bounds[i] : kInfinityF;
-    if (i < slot) s_.slot_of_row[s_.row_of_slot[i]] = static_cast<std::uint8_t>(i);
-  }
-  Sweep();
 }
 
 }  // namespace HWY_NAMESPACE

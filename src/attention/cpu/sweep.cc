@@ -11,7 +11,7 @@
 #define HWY_TARGET_INCLUDE "attention/cpu/sweep.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include "attention/cpu/sweep-inl.h"
+#include "attention/cpu/sweep_solve-inl.h"
 #include "simplex/backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -12,6 +12,7 @@
 
 #include <hwy/aligned_allocator.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -35,6 +36,24 @@ inline constexpr std::int64_t kMomentSamples = 2048;
 // Candidates between two deals of the log: it is dealt from 2 048 on, after each tile of a block.
 inline constexpr std::int64_t kLogEntries = 2048 + (kBlockRows + 2 * kPairRows) * kTileKeys;
 inline constexpr std::size_t kUnitScores = kUnitRows * kTileKeys;
+
+// Memory of packed keys at a time; heads are taken in groups that fit.
+inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
+// Blocks whose edges are kept before the keys take them up: 4 MB for 30 entries a row.
+inline constexpr std::int64_t kWaveBlocks = 64;
+
+// T[n], aligned, left as it is.
+template <typename T>
+hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
+  return hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)));
+}
+
+// Keys of the longest sequence.
+std::int64_t LongestSequence(const AttentionParams& params);
+// Entries of a row's list before the row is dense.
+std::int64_t ListCapacity(std::int64_t longest);
+// Alpha near 1 keeps every key, and above 2 the threshold needs more digits than float32 has.
+inline bool IsSweepAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 
 // How scores are computed.
 enum class ScoreEngine : std::uint8_t {
@@ -91,6 +110,14 @@ struct HeadContext {
   double alpha = 1.5;
   const ThresholdCurve* curve = nullptr;
   const double* distance_a = nullptr;  // a_d by distance (SPEC P7), or null
+};
+
+// One block of one query head.
+struct BlockTask {
+  std::int32_t head = 0;  // of the wave
+  std::int64_t h = 0;
+  std::int64_t q_begin = 0, count = 0;
+  std::int64_t cost = 0;  // keys in reach of the last row
 };
 
 // Candidates found by the filter, in the order they were found.

@@ -1,0 +1,176 @@
+// The sweep's kernels: what they serve, the memory they take.
+#include <algorithm>
+#include <string>
+
+#include "attention/cpu/matrix_unit.h"
+#include "attention/cpu/sweep.h"
+#include "core/parallel.h"
+#include "tsallis/cpu.h"
+
+namespace tsallis {
+
+std::int64_t LongestSequence(const AttentionParams& params) {
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    longest = std::max(longest, Sequence::Of(params, b).k.size());
+  }
+  return longest;
+}
+
+std::int64_t ListCapacity(std::int64_t longest) {
+  // Beyond an eighth of the keys dense tiles are faster (docs/log.md).
+  return std::clamp<std::int64_t>(longest / 8, 512, 8192);
+}
+
+std::size_t SweepScratch::Bytes(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
+                                std::int64_t capacity) {
+  const std::int64_t dim = PackedDim(engine, head_dim), stride = capacity + 24;
+  const std::int64_t floats = 4 * static_cast<std::int64_t>(kUnitScores) + 4 * kPairRows +
+                              kBlockRows * (2 * dim + 17 + 2 * stride) + stride +
+                              (kMomentSamples + head_dim) * dim +
+                              2 * (std::max(head_dim, value_dim) + 64) + 3 * kLogEntries;
+  return static_cast<std::size_t>(floats) * sizeof(float) +
+         static_cast<std::size_t>(kBlockRows) * sizeof(Row) + 16 * 128;
+}
+
+SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
+                           std::int64_t capacity)
+    : list_capacity(capacity), list_stride(capacity + 24) {
+  const std::int64_t dim = PackedDim(engine, head_dim);
+  scores = Aligned<float>(4 * static_cast<std::int64_t>(kUnitScores));
+  masks = Aligned<std::uint16_t>(2 * kPairRows);
+  std::fill_n(masks.get(), 2 * kPairRows, std::uint16_t{0});
+  pair_bounds = Aligned<float>(2 * kPairRows);
+  queries =
+      Aligned<std::byte>(kBlockRows * dim * static_cast<std::int64_t>(PackedElementBytes(engine)));
+  query_rows = Aligned<float>(kBlockRows * dim + 16);
+  bounds = Aligned<float>(kBlockRows);
+  log.score.resize(static_cast<std::size_t>(kLogEntries));
+  log.key.resize(static_cast<std::size_t>(kLogEntries));
+  log.row.resize(static_cast<std::size_t>(kLogEntries));
+  list_z = Aligned<float>(kBlockRows * list_stride);
+  list_key = Aligned<std::uint32_t>(kBlockRows * list_stride);
+  weights = Aligned<float>(list_stride);
+  moments = Aligned<float>((kMomentSamples + head_dim) * dim);
+  row_buffer = Aligned<float>(2 * (std::max(head_dim, value_dim) + 64));
+  rows.resize(static_cast<std::size_t>(kBlockRows));
+}
+
+namespace {
+
+bool HasUnitStride(const ConstArray4& array) { return array.strides[3] == 1; }
+
+std::string Refuses(const AttentionParams& params) {
+  if (params.q.dtype == DType::kFloat64) return "float64";
+  if (params.map != RowMap::kEntmax) return "a map without a threshold";
+  bool any = false;
+  for (std::int64_t h = 0; h < params.heads; ++h) any = any || IsSweepAlpha(AlphaOf(params, h));
+  if (!any) return "alpha outside [1.1, 2]";
+  if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
+  if (params.terms.bias.data != nullptr) return "a bias";
+  if (!HasUnitStride(params.q) || !HasUnitStride(params.k) || !HasUnitStride(params.v)) {
+    return "columns that are not contiguous";
+  }
+  return {};
+}
+
+std::string Declines(const AttentionParams& params) {
+  return LongestSequence(params) < 512 ? "dense tiles are faster on short rows" : "";
+}
+
+// Kernels of the list.
+template <ScoreEngine kEngine>
+void ForwardWith(const Context& context, const AttentionParams& params,
+                 const AttentionOutputs& outputs) {
+  SweepForward(GetSweepFunctions(kEngine, false), false, context, params, outputs);
+}
+
+template <ScoreEngine kEngine>
+void BackwardWith(const Context& context, const AttentionParams& params,
+                  const AttentionGradients& gradients) {
+  SweepBackward(GetSweepFunctions(kEngine, false), false, context, params, gradients);
+}
+
+template <ScoreEngine kEngine>
+void WeightsWith(const Context& context, const AttentionParams& params, const WeightSink& sink) {
+  SweepWeights(GetSweepFunctions(kEngine, false), false, context, params, sink);
+}
+
+std::size_t SavedBytes(const AttentionParams& params) { return SavedLists::Bytes(params, 64); }
+
+template <ScoreEngine kEngine>
+std::size_t WorkspaceWith(const Context& context, const AttentionParams& params, bool backward) {
+  const auto threads = static_cast<std::size_t>(Threads(context));
+  const auto longest = static_cast<std::size_t>(LongestSequence(params));
+  const auto d = static_cast<std::size_t>(params.head_dim);
+  const auto e = static_cast<std::size_t>(params.value_dim);
+  const std::size_t head =
+      (longest / kTileKeys + 1 + d / kTileKeys + 1) * TileBytes(kEngine, params.head_dim);
+  const auto problems = static_cast<std::size_t>(params.batch * params.kv_heads);
+  std::size_t bytes = threads * SweepScratch::Bytes(kEngine, params.head_dim, params.value_dim,
+                                                    ListCapacity(params.k_len));
+  bytes += std::min(problems * head, kPackedBytes + head);
+  if (params.terms.scale_invariant != 0.0) {
+    bytes += static_cast<std::size_t>(params.q_len + params.k_len + 1) * sizeof(double);
+  }
+  if (backward) {
+    const std::size_t teams = problems >= 4 * threads ? threads : 1;
+    // Edges of full lists, twice (sorted and not), which the support rarely comes near.
+    const auto edges =
+        static_cast<std::size_t>(2 * kWaveBlocks * kBlockRows * ListCapacity(params.k_len)) *
+        sizeof(Edge);
+    bytes += teams * (longest * (d + e) * sizeof(float) + edges + head);
+  }
+  // Rows that turn out dense are worked on after the sweep.
+  return std::max(bytes, DenseWorkspaceBytes(context, params, backward)) +
+         static_cast<std::size_t>(params.batch * params.heads * (params.q_len / kBlockRows + 2)) *
+             (sizeof(BlockTask) + sizeof(std::vector<RowBlock>) + 2 * sizeof(RowBlock));
+}
+
+std::string Avx3WithAmx() {
+  const CpuInfo info = QueryCpu();
+  return info.chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "";
+}
+
+std::string Avx3WithBf16() {
+  const CpuInfo info = QueryCpu();
+  return info.chosen_target == "AVX3" && info.avx512_bf16 ? "AVX-512 BF16" : "";
+}
+
+}  // namespace
+
+const AttentionKernel kSweepAmx = {
+    .name = "sweep-amx",
+    .serves = "entmax with alpha in [1.1, 2] on rows from 512 keys, scores by bf16 tiles",
+    .instruction_set = Avx3WithAmx,
+    .refuses = Refuses,
+    .declines = Declines,
+    .forward = ForwardWith<ScoreEngine::kAmx>,
+    .backward = BackwardWith<ScoreEngine::kAmx>,
+    .weights = WeightsWith<ScoreEngine::kAmx>,
+    .saved_bytes = SavedBytes,
+    .workspace_bytes = WorkspaceWith<ScoreEngine::kAmx>};
+
+const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
+                                    .serves = "the same, scores by bf16 dot products",
+                                    .instruction_set = Avx3WithBf16,
+                                    .refuses = Refuses,
+                                    .declines = Declines,
+                                    .forward = ForwardWith<ScoreEngine::kBf16Dot>,
+                                    .backward = BackwardWith<ScoreEngine::kBf16Dot>,
+                                    .weights = WeightsWith<ScoreEngine::kBf16Dot>,
+                                    .saved_bytes = SavedBytes,
+                                    .workspace_bytes = WorkspaceWith<ScoreEngine::kBf16Dot>};
+
+const AttentionKernel kSweepFloat = {.name = "sweep",
+                                     .serves = "the same, scores in float32",
+                                     .instruction_set = [] { return QueryCpu().chosen_target; },
+                                     .refuses = Refuses,
+                                     .declines = Declines,
+                                     .forward = ForwardWith<ScoreEngine::kFloat>,
+                                     .backward = BackwardWith<ScoreEngine::kFloat>,
+                                     .weights = WeightsWith<ScoreEngine::kFloat>,
+                                     .saved_bytes = SavedBytes,
+                                     .workspace_bytes = WorkspaceWith<ScoreEngine::kFloat>};
+
+}  // namespace tsallis
