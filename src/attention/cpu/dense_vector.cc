@@ -39,8 +39,7 @@ HWY_INLINE void LoadRows(const ConstArray4& array, const dense::RowGroup& at, st
                          float* to, const Factor& factor) {
   const std::int64_t pitch = Padded(columns);
   for (std::int64_t q_row = at.q.begin; q_row < at.q.end; ++q_row, to += pitch) {
-    LoadFloats(array, Offset(array.strides, at.sequence.array_batch, at.h, q_row), array.strides[3],
-               columns, to);
+    LoadFloats(array, Offset(array.strides, at.sequence.array_batch, at.h, q_row), columns, to);
     const float times = factor(q_row);
     for (std::int64_t x = 0; x < columns; ++x) to[x] *= times;
     std::fill(to + columns, to + pitch, 0.0f);
@@ -215,7 +214,7 @@ HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group,
     const std::int64_t q_row = at.q.begin + r;
     float* sum = thread.total.get() + r * Padded(d);
     if (gradients.d_length_scale != nullptr) {
-      LoadFloats(params.q, Offset(params.q.strides, b, at.h, q_row), params.q.strides[3], d, q);
+      LoadFloats(params.q, Offset(params.q.strides, b, at.h, q_row), d, q);
       double dot = 0.0;
       for (std::int64_t x = 0; x < d; ++x) {
         // A row that sees nothing has gradient 0 whatever its query is.

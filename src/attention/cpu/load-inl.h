@@ -47,7 +47,7 @@ HWY_INLINE void LoadFloats(const ConstArray4& array, std::int64_t start, std::in
   const DF d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t x = 0;
-  if (array.strides[3] == 1) {
+  if (array.strides[3] == 1 && array.dtype != DType::kFloat64) {
     if (array.dtype == DType::kFloat32) {
       std::memcpy(out, static_cast<const float*>(array.data) + start, sizeof(float) * columns);
       return;
@@ -62,7 +62,7 @@ HWY_INLINE void LoadFloats(const ConstArray4& array, std::int64_t start, std::in
   }
 }
 
-// The reverse. values: [columns].
+// The reverse, for what is not float64. values: [columns].
 HWY_INLINE void StoreFloats(const float* HWY_RESTRICT values, const MutableArray4& array,
                             std::int64_t start, std::int64_t columns) {
   const DF d;

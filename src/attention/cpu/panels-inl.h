@@ -15,58 +15,11 @@
 #include <cstring>
 
 #include "attention/cpu/dense_internal.h"
-#include "simplex/elements.h"
-#include "simplex/vector-inl.h"
+#include "attention/cpu/load-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
-
-// values[x] = element start + x * stride. values: [n].
-HWY_INLINE void LoadFloats(const ConstArray4& array, std::int64_t start, std::int64_t stride,
-                           std::int64_t n, float* HWY_RESTRICT values) {
-  const auto* halves = static_cast<const std::uint16_t*>(array.data) + start;
-  const auto* floats = static_cast<const float*>(array.data) + start;
-  const auto each = [&](const auto* HWY_RESTRICT from, auto convert) {
-    if (stride == 1) {
-      for (std::int64_t x = 0; x < n; ++x) values[x] = convert(from[x]);
-    } else {
-      for (std::int64_t x = 0; x < n; ++x) values[x] = convert(from[x * stride]);
-    }
-  };
-  switch (array.dtype) {
-    case DType::kFloat32: each(floats, [](float value) { return value; }); break;
-    case DType::kBFloat16: each(halves, FloatFromBFloat16); break;
-    case DType::kFloat16: each(halves, FloatFromFloat16); break;
-    case DType::kFloat64:
-      each(static_cast<const double*>(array.data) + start,
-           [](double value) { return static_cast<float>(value); });
-      break;
-  }
-}
-
-// element start + x * stride = values[x]. values: [n].
-HWY_INLINE void StoreFloats(const float* HWY_RESTRICT values, const MutableArray4& array,
-                            std::int64_t start, std::int64_t n) {
-  const std::int64_t stride = array.strides[3];
-  auto* halves = static_cast<std::uint16_t*>(array.data) + start;
-  switch (array.dtype) {
-    case DType::kBFloat16:
-      for (std::int64_t x = 0; x < n; ++x) halves[x * stride] = BFloat16FromFloat(values[x]);
-      break;
-    case DType::kFloat16:
-      for (std::int64_t x = 0; x < n; ++x) halves[x * stride] = Float16FromFloat(values[x]);
-      break;
-    default: {
-      auto* floats = static_cast<float*>(array.data) + start;
-      if (stride == 1) {
-        std::memcpy(floats, values, static_cast<std::size_t>(n) * sizeof(float));
-      } else {
-        for (std::int64_t x = 0; x < n; ++x) floats[x * stride] = values[x];
-      }
-    }
-  }
-}
 
 HWY_INLINE bool AllFinite(const float* HWY_RESTRICT values, std::int64_t n) {
   std::uint32_t bad = 0;
@@ -133,15 +86,14 @@ HWY_INLINE PanelView ViewPanel(dense::PanelCache& cache, std::int64_t p, float* 
                           rows == dense::kPanel;
       const std::int64_t pitch = dense::Padded(columns);
       for (std::int64_t j = 0; !direct && j < rows; ++j) {
-        LoadFloats(cache.array, start + j * row_stride, cache.array.strides[3], columns,
-                   line + j * pitch);
+        LoadFloats(cache.array, start + j * row_stride, columns, line + j * pitch);
       }
       if (rows < dense::kPanel) std::fill(line + rows * pitch, line + dense::kPanel * pitch, 0.0f);
       Transpose(direct ? plain : line, direct ? row_stride : pitch, columns, data);
     } else {
       for (std::int64_t j = 0; j < rows; ++j) {
         float* row = data + j * cache.pitch;
-        LoadFloats(cache.array, start + j * row_stride, cache.array.strides[3], columns, row);
+        LoadFloats(cache.array, start + j * row_stride, columns, row);
         std::fill(row + columns, row + cache.pitch, 0.0f);
         finite = finite && AllFinite(row, columns);
       }

@@ -70,9 +70,7 @@ HWY_INLINE void FinishScores(const dense::Call& call, const RowPlace& at, float*
     for (std::int64_t j = 0; j < n; ++j) x[j] -= slope * std::abs(first - static_cast<float>(j));
   }
   if (terms.bias.data != nullptr) {
-    const std::int64_t* s = terms.bias.strides;
-    LoadFloats(terms.bias, Offset(terms.bias.strides, b, h, at.q_row, at.keys.begin), s[3], n,
-               bias);
+    LoadFloats(terms.bias, Offset(terms.bias.strides, b, h, at.q_row, at.keys.begin), n, bias);
     // -inf hides the key, whatever its product is.
     for (std::int64_t j = 0; j < n; ++j) {
       x[j] = bias[j] == -kInfinityF ? -kInfinityF : x[j] + bias[j];
