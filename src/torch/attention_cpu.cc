@@ -335,7 +335,7 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
 std::tuple<Tensor, Tensor, Tensor> AttentionWeightsCpu(const Tensor& q, const Tensor& k,
                                                        const AttentionOptions& options) {
   const Call call(q, k, Tensor(), options);
-  const AttentionParams params = call.params();
+  const AttentionParams& params = call.params();
   const std::int64_t rows =
       (params.ranges.packed ? std::min<std::int64_t>(params.batch, 1) : params.batch) *
       params.heads * params.q_len;

@@ -118,7 +118,7 @@ void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& 
   for (std::size_t i = 0; i < heads.size(); ++i) {
     const std::int64_t tiles = Tiles(heads[i].keys.count);
     bytes += static_cast<std::size_t>(tiles) * tile + covariance;
-    for (std::int64_t begin = 0; begin < tiles; begin += kPackTiles) tasks.push_back({i, begin});
+    for (std::int64_t begin = 0; begin < tiles; begin += kPackTiles) tasks.emplace_back(i, begin);
   }
   memory.Reserve(bytes, heads.size() * static_cast<std::size_t>(dim));
   std::byte* at = memory.packed.get();
