@@ -13,6 +13,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
+// Where Highway 1.0.3 emulates float16 it cuts digits off and knows no infinity: there, one by one.
+constexpr bool kConvertsFloat16 = HWY_TARGET <= HWY_AVX2 || HWY_ARCH_ARM_A64;
+
 // Lanes() elements of 16 bits as float32.
 HWY_INLINE VF FloatsOf(DF d, DType dtype, const std::uint16_t* HWY_RESTRICT p) {
   const hn::Rebind<std::uint16_t, DF> d16;
@@ -20,8 +23,13 @@ HWY_INLINE VF FloatsOf(DF d, DType dtype, const std::uint16_t* HWY_RESTRICT p) {
     const hn::RebindToUnsigned<DF> du;
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
   }
-  const hn::Rebind<hwy::float16_t, DF> dh;
-  return hn::PromoteTo(d, hn::BitCast(dh, hn::LoadU(d16, p)));
+  if constexpr (kConvertsFloat16) {
+    const hn::Rebind<hwy::float16_t, DF> dh;
+    return hn::PromoteTo(d, hn::BitCast(dh, hn::LoadU(d16, p)));
+  }
+  HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = FloatFromFloat16(p[i]);
+  return hn::Load(d, lanes);
 }
 
 // Rounded to nearest even; NaN stays NaN.
@@ -37,8 +45,15 @@ HWY_INLINE void StoreAs16(DF, DType dtype, VF v, std::uint16_t* HWY_RESTRICT p) 
     hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(chosen)), d16, p);
     return;
   }
-  const hn::Rebind<hwy::float16_t, DF> dh;
-  hn::StoreU(hn::BitCast(d16, hn::DemoteTo(dh, v)), d16, p);
+  if constexpr (kConvertsFloat16) {
+    const hn::Rebind<hwy::float16_t, DF> dh;
+    hn::StoreU(hn::BitCast(d16, hn::DemoteTo(dh, v)), d16, p);
+    return;
+  }
+  const DF d;
+  HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  hn::Store(v, d, lanes);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) p[i] = Float16FromFloat(lanes[i]);
 }
 
 // out[x] = element (start + x * strides[3]) of `array`. out: [columns].
