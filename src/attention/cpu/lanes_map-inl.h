@@ -202,7 +202,8 @@ struct EntmaxLanes {
     const VF one = hn::Set(d, 1.0f);
     const VF zero = hn::Zero(d), least = hn::Set(d, -1.0f), highest = hn::Set(d, most);
     // The threshold of a few entries is a lower bound of the row's: one step on the maxima in
-    // registers, from -1, spares a pass over all of them (4.9 -> 3.9 at n = 64).
+    // registers, from -1, spares a pass over all of them (4.9 -> 3.9 at n = 64 in a
+    // simulation).
     VF tau = least, sum = zero, slope = zero, step;
     HWY_UNROLL(8)
     for (std::size_t i = 0; i < kParts; ++i) {

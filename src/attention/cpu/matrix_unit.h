@@ -37,7 +37,6 @@ class MatrixUnitSession {
   __attribute__((always_inline, target("amx-tile,amx-bf16"))) static inline void
 // Assembly, because GCC's intrinsics are macros that take a tile's number as it is spelt.
 struct RealTiles {
-  static constexpr bool kReal = true;
   template <int kTile>
   TSALLIS_TILE_FUNCTION Zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
@@ -59,7 +58,6 @@ struct RealTiles {
 #endif
 
 struct EmulatedTiles {
-  static constexpr bool kReal = false;
   struct Tile {
     alignas(64) std::byte bytes[1024];
   };

@@ -22,8 +22,8 @@ namespace HWY_NAMESPACE {
 constexpr float kSlack = 4e-6f;
 // The candidates of a row that trigger a first, safe bound.
 constexpr std::int64_t kFirstRaise = 96;
-// Standard deviations below its expectation at which a threshold is guessed. One more lists 1.6 times
-// the candidates, one less sweeps more rows twice.
+// Standard deviations below its expectation at which a threshold is guessed: one more lists more
+// candidates, one less sweeps more rows twice.
 constexpr float kGuessMargin = 2.0f;
 
 template <class Engine, ScoreEngine kEngine>
@@ -35,7 +35,8 @@ class BlockSweep {
         keys_(*head.keys),
         s_(scratch),
         dim_(PackedDim(kEngine, params_.head_dim)),
-        approximate_(kEngine != ScoreEngine::kFloat && params_.q.dtype != DType::kBFloat16) {}
+        approximate_(kEngine != ScoreEngine::kFloat && params_.q.dtype != DType::kBFloat16),
+        has_terms_(HasTerms(params_)) {}
 
   // Rows [q_begin, q_begin + count), count <= kBlockRows: packs the queries and sets up the rows.
   void Begin(std::int64_t q_begin, std::int64_t count);
@@ -56,9 +57,7 @@ class BlockSweep {
   template <class Emit>
   void Recall(const Emit& emit);
 
-  std::int64_t count() const { return count_; }
   float maximum() const { return maximum_; }  // of the row that is being emitted, in z
-  SweepScratch::Row& row(std::int64_t r) { return s_.rows[r]; }
 
   // Sets bounds for thresholds that are known (z units); rows without support get none.
   void KnownThreshold(std::int64_t r, double tau) {
@@ -75,9 +74,6 @@ class BlockSweep {
   }
 
  private:
-  bool HasTerms() const {
-    return params_.terms.alibi_slopes.data != nullptr || params_.terms.scale_invariant != 0.0;
-  }
   void SetBound(std::int64_t r, float z) {
     auto& row = s_.rows[r];
     row.bound = z;
@@ -93,7 +89,7 @@ class BlockSweep {
   void Extract(const float* scores, const float* bounds, const std::uint16_t* masks,
                std::int64_t row0, std::int64_t tile);
   void Distribute();
-  float ExactTerms(const SweepScratch::Row& row, std::int64_t key, float raw) const;
+  float ZOf(const SweepScratch::Row& row, std::int64_t key, float raw) const;
   void Raise(std::int64_t r);
   void Rescore(std::int64_t r);
   bool SolveRow(std::int64_t r);
@@ -104,13 +100,13 @@ class BlockSweep {
   SweepScratch& s_;
   const std::int64_t dim_;
   const bool approximate_;
-  std::int64_t q_begin_ = 0, count_ = 0;
+  const bool has_terms_;
+  std::int64_t count_ = 0;
   float maximum_ = 0.0f;
 };
 
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count) {
-  q_begin_ = q_begin;
   count_ = count;
   const Sequence& sequence = *head_.sequence;
   const std::int64_t d = params_.head_dim, b = sequence.array_batch, h = head_.h;
@@ -248,7 +244,7 @@ void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
 template <class Engine, ScoreEngine kEngine>
 const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int64_t tile,
                                                      int buffer) {
-  if (!HasTerms()) return s_.bounds.get() + pair * kPairRows;
+  if (!has_terms_) return s_.bounds.get() + pair * kPairRows;
   float* out = s_.pair_bounds.get() + buffer * kPairRows;
   const double scaled = head_.alpha - 1.0;
   for (std::int64_t i = 0; i < kPairRows; ++i) {
@@ -446,10 +442,11 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
 
 // z of a listed entry.
 template <class Engine, ScoreEngine kEngine>
-float BlockSweep<Engine, kEngine>::ExactTerms(const SweepScratch::Row& row, std::int64_t key,
-                                              float raw) const {
-  const std::int64_t distance = std::abs(row.position - key);
+float BlockSweep<Engine, kEngine>::ZOf(const SweepScratch::Row& row, std::int64_t key,
+                                       float raw) const {
   double z = row.exact_factor * static_cast<double>(raw);
+  if (!has_terms_) return static_cast<float>(z);
+  const std::int64_t distance = std::abs(row.position - key);
   if (head_.distance_a != nullptr) {
     const double a = head_.distance_a[distance];
     z = a * z + (head_.alpha - 1.0) * (1.0 - a * a);
@@ -461,14 +458,11 @@ float BlockSweep<Engine, kEngine>::ExactTerms(const SweepScratch::Row& row, std:
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Distribute() {
   const CandidateLog& log = s_.log;
-  const bool terms = HasTerms();
   for (std::size_t i = 0; i < log.count; ++i) {
     const std::int64_t r = log.row[i], key = log.key[i];
     SweepScratch::Row& row = s_.rows[r];
     if (key < row.lo || key >= row.hi || row.dense) continue;
-    const float z = terms
-                        ? ExactTerms(row, key, log.score[i])
-                        : static_cast<float>(row.exact_factor * static_cast<double>(log.score[i]));
+    const float z = ZOf(row, key, log.score[i]);
     // Logged before the bound rose.
     if (z < row.bound) continue;
     const std::int64_t at = r * s_.list_stride + row.count++;

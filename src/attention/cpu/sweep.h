@@ -30,8 +30,8 @@ inline constexpr std::int64_t kUnitRows = 16;    // queries of a unit
 inline constexpr std::int64_t kTileKeys = 64;    // keys of a tile
 inline constexpr std::int64_t kPairRows = 32;    // two units run behind each other
 inline constexpr std::int64_t kBlockRows = 128;  // queries that pass over the keys together
-// Keys whose covariance stands for all, at most. A guess errs by 1.1 sigma / sqrt(samples / 2) from this
-// alone: 512 instead of 2 048 list 1.5 times the candidates.
+// Keys whose covariance stands for all, at most. The fewer, the further a guess is off: 512
+// instead of 2 048 list 1.13 times the candidates (docs/log.md).
 inline constexpr std::int64_t kMomentSamples = 2048;
 // Candidates between two deals of the log: it is dealt from 2 048 on, after each tile of a block.
 inline constexpr std::int64_t kLogEntries = 2048 + (kBlockRows + 2 * kPairRows) * kTileKeys;
@@ -214,6 +214,11 @@ struct SweepFunctions {
   void (*store)(const float* values, const MutableArray4& array, std::int64_t start,
                 std::int64_t columns) = nullptr;
 };
+
+// Whether scores have terms that depend on the distance.
+inline bool HasTerms(const AttentionParams& params) {
+  return params.terms.alibi_slopes.data != nullptr || params.terms.scale_invariant != 0.0;
+}
 
 // For the instruction set in use. `emulated`: kAmx without a matrix unit, for tests.
 SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);

@@ -20,6 +20,12 @@ constexpr std::int64_t kPackTiles = 32;  // tiles of a packing task
 
 // One key head with its packed keys.
 struct PackedHead {
+  PackedHead(const AttentionParams& params, std::int64_t b, std::int64_t kv_head)
+      : sequence(Sequence::Of(params, b)), kv(kv_head) {
+    keys.count = sequence.k.size();
+    keys.first = sequence.k.begin;
+  }
+
   Sequence sequence;
   std::int64_t kv = 0;
   PackedKeys keys;
@@ -166,7 +172,7 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) 
     }
     dense.push_back({b, h, sequence.q});
   };
-  // Rows outside of all sequences, and heads whose map is not for a sweep.
+  // Heads whose map is not for a sweep.
   for (std::int64_t b = 0; b < params_.batch; ++b) {
     const Sequence sequence = Sequence::Of(params_, b);
     for (std::int64_t h = 0; h < params_.heads; ++h) {
@@ -178,11 +184,7 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) 
     std::vector<PackedHead> heads;
     std::size_t bytes = 0;
     for (; next < problems && (heads.empty() || bytes < kPackedBytes); ++next) {
-      PackedHead head;
-      head.sequence = Sequence::Of(params_, next / params_.kv_heads);
-      head.kv = next % params_.kv_heads;
-      head.keys.count = head.sequence.k.size();
-      head.keys.first = head.sequence.k.begin;
+      const PackedHead head(params_, next / params_.kv_heads, next % params_.kv_heads);
       bytes += static_cast<std::size_t>(Tiles(head.keys.count)) *
                TileBytes(functions_.engine, params_.head_dim);
       heads.push_back(head);
@@ -191,8 +193,7 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) 
 
     const auto wave = static_cast<std::int64_t>(heads.size());
     std::vector<HeadGuess> guesses(static_cast<std::size_t>(wave * group));
-    const bool terms =
-        params_.terms.alibi_slopes.data != nullptr || params_.terms.scale_invariant != 0.0;
+    const bool terms = HasTerms(params_);
     Tasks(context_, 0, wave * group, [&](std::int64_t task, SweepScratch& scratch) {
       const PackedHead& head = heads[static_cast<std::size_t>(task / group)];
       const std::int64_t h = head.kv * group + task % group;
@@ -248,12 +249,8 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
                                const AttentionGradients& gradients, const KvProblem& problem,
                                KvSums& sums, double* d_alpha, double* d_slopes) {
   const std::int64_t group = params_.heads / params_.kv_heads;
-  std::vector<PackedHead> heads(1);
-  PackedHead& head = heads[0];
-  head.sequence = Sequence::Of(params_, problem.b);
-  head.kv = problem.kv;
-  head.keys.count = head.sequence.k.size();
-  head.keys.first = head.sequence.k.begin;
+  std::vector<PackedHead> heads = {PackedHead(params_, problem.b, problem.kv)};
+  const PackedHead& head = heads[0];
   const SavedLists saved = SavedLists::Open(params_, gradients.saved, gradients.saved_bytes);
   const Span rows = head.sequence.q;
   bool all_saved = true;

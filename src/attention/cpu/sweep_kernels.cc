@@ -18,7 +18,7 @@ std::int64_t LongestSequence(const AttentionParams& params) {
 }
 
 std::int64_t ListCapacity(std::int64_t longest) {
-  // Beyond an eighth of the keys dense tiles are faster (docs/log.md).
+  // A trial put the switch to dense tiles at 10 to 15 % of the keys; not tuned since.
   return std::clamp<std::int64_t>(longest / 8, 512, 8192);
 }
 

@@ -168,20 +168,22 @@ HWY_INLINE void PrefetchRows(const GatherRows& rows, DType dtype,
   }
 }
 
-// Keeps the entries of positive weight: `index` shrinks in place, their weights go to `kept_weight`.
-// Returns how many there are. All have room for a vector more.
-HWY_INLINE std::size_t KeepPositive(std::uint32_t* index, const float* HWY_RESTRICT weight,
-                                    float* HWY_RESTRICT kept_weight, std::size_t n) {
+// Keeps the entries whose value `wanted` (a vector to a mask) takes: `index` shrinks in place, their
+// values go to `kept_value`, which may be `value`. Returns how many there are. All have room for a
+// vector more.
+template <class Wanted>
+HWY_INLINE std::size_t KeepEntries(std::uint32_t* index, const float* value, float* kept_value,
+                                   std::size_t n, const Wanted& wanted) {
   const DF d;
   const hn::RebindToUnsigned<DF> du;
   const std::size_t lanes = hn::Lanes(d);
   std::size_t kept = 0;
   for (std::size_t i = 0; i < n; i += lanes) {
-    const VF w = hn::LoadU(d, weight + i);
-    auto keep = hn::Gt(w, hn::Zero(d));
+    const VF v = hn::LoadU(d, value + i);
+    auto keep = wanted(v);
     if (n - i < lanes) keep = hn::And(keep, hn::FirstN(d, n - i));
     const auto k = hn::LoadU(du, index + i);
-    hn::StoreU(hn::Compress(w, keep), d, kept_weight + kept);
+    hn::StoreU(hn::Compress(v, keep), d, kept_value + kept);
     hn::StoreU(hn::Compress(k, hn::RebindMask(du, keep)), du, index + kept);
     kept += hn::CountTrue(d, keep);
   }

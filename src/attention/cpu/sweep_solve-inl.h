@@ -34,21 +34,9 @@ void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
     SetBound(r, bound);
     row.guessed = false;  // safe from here on, and nothing at or above it was missed
   }
-  const DF d;
-  const hn::RebindToUnsigned<DF> du;
-  const std::size_t lanes = hn::Lanes(d);
-  const VF limit = hn::Set(d, row.bound);
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < n; i += lanes) {  // lists have room for a whole vector more
-    const VF v = hn::LoadU(d, z + i);
-    auto keep = hn::Ge(v, limit);
-    if (n - i < lanes) keep = hn::And(keep, hn::FirstN(d, n - i));
-    const auto keys = hn::LoadU(du, key + i);
-    hn::StoreU(hn::Compress(v, keep), d, z + kept);
-    hn::StoreU(hn::Compress(keys, hn::RebindMask(du, keep)), du, key + kept);
-    kept += hn::CountTrue(d, keep);
-  }
-  row.count = static_cast<std::int64_t>(kept);
+  const VF limit = hn::Set(DF(), row.bound);
+  row.count = static_cast<std::int64_t>(
+      KeepEntries(key, z, z, n, [&](VF v) HWY_ATTR { return hn::Ge(v, limit); }));
   row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
   if (row.count > s_.list_capacity * 3 / 4) {
     row.dense = true;
@@ -68,13 +56,7 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
   const GatherRows keys =
       GatherRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
   GatherDot(keys, params_.k.dtype, key, static_cast<std::size_t>(row.count), q, d, z);
-  if (!HasTerms()) {
-    for (std::int64_t i = 0; i < row.count; ++i) {
-      z[i] = static_cast<float>(row.exact_factor * static_cast<double>(z[i]));
-    }
-    return;
-  }
-  for (std::int64_t i = 0; i < row.count; ++i) z[i] = ExactTerms(row, key[i], z[i]);
+  for (std::int64_t i = 0; i < row.count; ++i) z[i] = ZOf(row, key[i], z[i]);
 }
 
 // False: the row must be swept again, from a bound that is set and safe.
@@ -113,8 +95,7 @@ bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
   if (guess + row.error + slack <= tau) return true;
   // Too high a guess. The threshold of a part of the row is a safe bound for all of it.
   row.guessed = false;
-  row.raise_at = HWY_MAX(kFirstRaise, 2 * row.count);
-  row.raise_at = HWY_MIN(row.raise_at, s_.list_capacity);
+  row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
   SetBound(r, tau - row.error - slack);
   return false;
 }
@@ -172,7 +153,8 @@ std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
       hn::StoreU(power.Value(d, hn::Max(above, hn::Zero(d))), d, p + i);
     }
   });
-  const std::size_t support = KeepPositive(key, p, z, n);
+  const std::size_t support =
+      KeepEntries(key, p, z, n, [&](VF v) HWY_ATTR { return hn::Gt(v, hn::Zero(d)); });
   double sum, unused;
   SumTwo(z, support, 0.0f, &sum, &unused, [](VF v, VF& a, VF&) HWY_ATTR { a = hn::Add(a, v); });
   const VF factor = hn::Set(d, static_cast<float>(1.0 / sum));
