@@ -14,6 +14,7 @@
 #include <hwy/contrib/math/math-inl.h>
 
 #include <cmath>
+#include <type_traits>
 
 #include "simplex/map.h"
 #include "simplex/scratch.h"
@@ -89,6 +90,26 @@ HWY_INLINE auto WithPower(double eps, const Solve& solve) {
   return solve(GeneralPower{exponent});
 }
 
+// Newton's step on the norm for a row a lane: sum = sum u^b, slope = sum u^(b - 1). Approximate where the
+// instruction set has 14 bits of it: the next step takes the error of this one away, and waiting for
+// the root and the quotient would cost as much as the sums.
+template <class Power>
+HWY_INLINE VF NewtonStep(const Power& power, VF sum, VF slope) {
+  const DF d;
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (std::is_same_v<Power, SquarePower>) {
+    // sum - sqrt(sum), free of cancellation near 1.
+    const VF one = hn::Set(d, 1.0f);
+    const VF root = hn::Mul(sum, hn::ApproximateReciprocalSqrt(sum));
+    return hn::Mul(hn::Mul(hn::Sub(sum, one), root),
+                   hn::ApproximateReciprocal(hn::Mul(hn::Add(root, one), slope)));
+  }
+  return hn::Mul(hn::Sub(sum, power.Root(d, sum)), hn::ApproximateReciprocal(slope));
+#else
+  return hn::Div(hn::Sub(sum, power.Root(d, sum)), slope);
+#endif
+}
+
 // A threshold with more digits than a float: many entries may lie so close above it that rounding it
 // to float alone would cost the sum 1e-4 (n = 1e6 ties at z - tau = 1e-3, tau = -0.5).
 struct SplitThreshold {
@@ -122,10 +143,16 @@ class EntmaxSolver {
   HWY_INLINE double Solve(const float* x, std::size_t n, double tau, float* y) const {
     // Quadratic convergence. Only the first step is known not to land; the others write what they
     // find (a flat row is done after one).
+    Step(x, n, &tau);
+    return Finish(x, n, tau, y);
+  }
+
+  // The same from a `tau` that may be the root already.
+  HWY_INLINE double Finish(const float* x, std::size_t n, double tau, float* y) const {
     double previous_error = 1e30;
-    for (double sum = Step(x, n, &tau);;) {
+    for (;;) {
       const double before = tau;
-      sum = Write(x, n, &tau, y);
+      const double sum = Write(x, n, &tau, y);
       const double error = std::abs(sum - 1.0);
       if (error <= 2.5e-7) return before;
       if (error >= 0.5 * previous_error && error < 1e-4) {

@@ -148,23 +148,7 @@ struct EntmaxLanes {
   double Unit() const { return eps; }
   double Eps() const { return eps; }
 
-  // Approximate where the instruction set has 14 bits of it: Newton's next step takes the error of
-  // this one away, and waiting for the root and the quotient would cost as much as the sums.
-  HWY_INLINE VF Step(VF sum, VF slope) const {
-    const DF d;
-#if HWY_TARGET <= HWY_AVX3
-    if constexpr (std::is_same_v<Power, SquarePower>) {
-      // sum - sqrt(sum), free of cancellation near 1.
-      const VF one = hn::Set(d, 1.0f);
-      const VF root = hn::Mul(sum, hn::ApproximateReciprocalSqrt(sum));
-      return hn::Mul(hn::Mul(hn::Sub(sum, one), root),
-                     hn::ApproximateReciprocal(hn::Mul(hn::Add(root, one), slope)));
-    }
-    return hn::Mul(hn::Sub(sum, power.Root(d, sum)), hn::ApproximateReciprocal(slope));
-#else
-    return hn::Div(hn::Sub(sum, power.Root(d, sum)), slope);
-#endif
-  }
+  HWY_INLINE VF Step(VF sum, VF slope) const { return NewtonStep(power, sum, slope); }
 
   // One pass: weights = [x - tau]_+^b with their sum and slope, tile by tile so that no float sum
   // takes many equal terms. In the first pass, x = scores - top is stored.

@@ -25,6 +25,10 @@ constexpr std::int64_t kFirstRaise = 96;
 // Standard deviations below its expectation at which a threshold is guessed: one more lists more
 // candidates, one less sweeps more rows twice.
 constexpr float kGuessMargin = 2.0f;
+// Keys from which on a row is like the normal ones that the guess assumes.
+constexpr std::int64_t kLeastGuessed = 128;
+// Rows that are solved together.
+constexpr std::size_t kSolveRows = 4;
 
 template <class Engine, ScoreEngine kEngine>
 class BlockSweep {
@@ -64,7 +68,7 @@ class BlockSweep {
     SweepScratch::Row& row = s_.rows[r];
     const auto t = static_cast<float>(tau);
     row.tau = tau;
-    row.raise_at = s_.list_capacity + 1;
+    row.raise_at = s_.list_stride;  // never
     SetBound(r, t - row.error - kSlack * (1.0f + std::abs(t)));
   }
   // No support, or none that is wanted.
@@ -88,10 +92,12 @@ class BlockSweep {
   const float* TileBounds(std::int64_t pair, std::int64_t tile, int buffer);
   void Extract(const float* scores, const float* bounds, const std::uint16_t* masks,
                std::int64_t row0, std::int64_t tile);
-  void Distribute();
   float ZOf(const SweepScratch::Row& row, std::int64_t key, float raw) const;
+  void Settle(std::int64_t r);
   void Raise(std::int64_t r);
   void Rescore(std::int64_t r);
+  bool Prepare(std::int64_t r);
+  void Approach(const std::int64_t* rows, std::size_t count);
   bool SolveRow(std::int64_t r);
 
   const HeadContext head_;
@@ -120,7 +126,6 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
           ? 0.0
           : LoadElement<double>(slopes.data, slopes.dtype, Offset(slopes.strides, b, h, 0));
   const std::int64_t padded = (count + kPairRows - 1) / kPairRows * kPairRows;
-  s_.log.count = 0;
   s_.slots = padded;
   for (std::int64_t r = 0; r < padded; ++r) {
     SweepScratch::Row& row = s_.rows[r];
@@ -222,14 +227,13 @@ void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
     }
     for (std::int64_t r = r0; r < HWY_MIN(r0 + kUnitRows, count_); ++r) {
       SweepScratch::Row& row = s_.rows[r];
-      if (!row.active || row.hi - row.lo < 256) continue;
+      if (!row.active || row.hi - row.lo < kLeastGuessed) continue;
       row.mean = row.factor * DotFloats(s_.query_rows.get() + r * dim_, keys_.mean,
                                         static_cast<std::size_t>(dim_));
       row.sigma = row.factor * std::sqrt(HWY_MAX(variance[r - r0], 0.0f));
       if (!(row.sigma > 1e-6f) || !std::isfinite(row.mean)) continue;
-      row.curve = static_cast<float>(
-          head_.curve->At(std::log(static_cast<double>(row.hi - row.lo)) +
-                          head_.curve->exponent() * std::log(static_cast<double>(row.sigma))));
+      row.curve = head_.curve->At(FastLog(static_cast<float>(row.hi - row.lo)) +
+                                  head_.curve->exponent() * FastLog(row.sigma));
       if (!guess.usable) continue;
       row.guessed = true;
       SetBound(r, row.mean + row.sigma * (row.curve + guess.shift - kGuessMargin * guess.spread) -
@@ -345,10 +349,8 @@ void BlockSweep<Engine, kEngine>::Sweep() {
       pending = {scores, bounds, pair * kPairRows, tile};
       slot ^= 1;
     }
-    if (s_.log.count >= 2048) Distribute();
   }
   finish(/*filter=*/true);
-  Distribute();
 }
 
 // With ALiBi the best keys are the nearest. Rows without a bound get one from the tile around them, before
@@ -380,17 +382,18 @@ void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int6
                  kUnitRows);
     }
     Extract(s_.scores.get(), bounds, s_.masks.get(), pair * kPairRows, tile);
-    Distribute();
   }
   for (std::int64_t r = 0; r < count_; ++r) {
     SweepScratch::Row& row = s_.rows[r];
     if (!seeded[r] || !row.active) continue;
     if (row.count > 0) Raise(r);
-    row.count = 0;  // the sweep comes by again
+    row.Clear();  // the sweep comes by again
   }
 }
 
-// Appends the hits of a pair of units to the log.
+// Appends the hits of a pair of units to the lists of their rows, as raw scores. All 64 scores of a row
+// with a hit are compressed behind its list: at n = 4 096 such a row has two hits, and a loop over them,
+// which guesses wrong where it ends, took twice as long (docs/log.md).
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* bounds,
                                           const std::uint16_t* masks, std::int64_t row0,
@@ -409,35 +412,48 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
     hn::StoreU(hn::Compress(rows, set), du, hit + hits);
     hits += hn::CountTrue(du, set);
   }
-  CandidateLog& log = s_.log;
-  std::size_t at = log.count;
-  float* HWY_RESTRICT log_score = log.score.data();
-  std::uint32_t* HWY_RESTRICT log_key = log.key.data();
-  std::uint8_t* HWY_RESTRICT log_row = log.row.data();
-  const auto key0 = static_cast<std::uint32_t>(tile * kTileKeys);
+  const std::int64_t key0 = tile * kTileKeys;
+  const auto first_keys = hn::Add(iota, hn::Set(du, static_cast<std::uint32_t>(key0)));
   for (std::size_t i = 0; i < hits; ++i) {
-    const std::uint32_t r = hit[i];
-    const float* row = scores + (r / kUnitRows) * kUnitScores + (r % kUnitRows) * 16;
-    const VF bound = hn::Set(d, bounds[r]);
-    std::uint64_t bits = 0;
-    HWY_UNROLL(16)
-    for (std::size_t group = 0; group < 4; ++group) {
-      HWY_UNROLL(4)
-      for (std::size_t lane = 0; lane < 16; lane += kLanes) {
-        const VF v = hn::Load(d, row + group * 256 + lane);
-        bits |= static_cast<std::uint64_t>(MaskBits(hn::Ge(v, bound))) << (group * 16 + lane);
+    const std::uint32_t slot = hit[i];
+    const float* from = scores + (slot / kUnitRows) * kUnitScores + (slot % kUnitRows) * 16;
+    const VF bound = hn::Set(d, bounds[slot]);
+    const std::int64_t r = s_.row_of_slot[row0 + slot];
+    SweepScratch::Row& row = s_.rows[r];
+    if (!row.active) continue;  // retired after the filter ran
+    float* HWY_RESTRICT z = s_.list_z.get() + r * s_.list_stride;
+    std::uint32_t* HWY_RESTRICT key = s_.list_key.get() + r * s_.list_stride;
+    auto count = static_cast<std::size_t>(row.count);
+    const auto append = [&](const auto& visible) HWY_ATTR {
+      HWY_UNROLL(16)
+      for (std::size_t x = 0; x < kTileKeys; x += kLanes) {
+        const VF v = hn::Load(d, from + x / 16 * 256 + x % 16);
+        const auto keys = hn::Add(first_keys, hn::Set(du, static_cast<std::uint32_t>(x)));
+        const auto mask = visible(keys, hn::Ge(v, bound));
+        hn::StoreU(hn::Compress(v, mask), d, z + count);
+        hn::StoreU(hn::Compress(keys, hn::RebindMask(du, mask)), du, key + count);
+        count += hn::CountTrue(d, mask);
       }
+    };
+    if (key0 >= row.lo && key0 + kTileKeys <= row.hi) {
+      append([](auto, auto mask) HWY_ATTR { return mask; });
+    } else {
+      const auto lo = hn::Set(du, static_cast<std::uint32_t>(row.lo));
+      const auto hi = hn::Set(du, static_cast<std::uint32_t>(row.hi));
+      append([&](auto keys, auto mask) HWY_ATTR {
+        const auto inside = hn::AndNot(hn::Lt(keys, lo), hn::Lt(keys, hi));
+        return hn::And(mask, hn::RebindMask(d, inside));
+      });
     }
-    const std::uint8_t log_this = s_.row_of_slot[row0 + r];
-    while (bits != 0) {
-      const auto bit = static_cast<std::uint32_t>(__builtin_ctzll(bits));
-      bits &= bits - 1;
-      log_score[at] = row[bit / 16 * 256 + bit % 16];
-      log_key[at] = key0 + bit;
-      log_row[at++] = log_this;
+    row.count = static_cast<std::int64_t>(count);
+    if (row.count >= row.raise_at) {
+      Raise(r);
+    } else if (row.count >= s_.list_capacity) {  // a known threshold cannot rise
+      row.dense = true;
+      row.Clear();
+      Retire(r);
     }
   }
-  log.count = at;
 }
 
 // z of a listed entry.
@@ -454,29 +470,26 @@ float BlockSweep<Engine, kEngine>::ZOf(const SweepScratch::Row& row, std::int64_
   return static_cast<float>(z - static_cast<double>(row.slope) * static_cast<double>(distance));
 }
 
-// Moves the log into the rows' lists.
+// Turns the raw scores of a list, since the last time, into z.
 template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::Distribute() {
-  const CandidateLog& log = s_.log;
-  for (std::size_t i = 0; i < log.count; ++i) {
-    const std::int64_t r = log.row[i], key = log.key[i];
-    SweepScratch::Row& row = s_.rows[r];
-    if (key < row.lo || key >= row.hi || row.dense) continue;
-    const float z = ZOf(row, key, log.score[i]);
-    // Logged before the bound rose.
-    if (z < row.bound) continue;
-    const std::int64_t at = r * s_.list_stride + row.count++;
-    s_.list_z[at] = z;
-    s_.list_key[at] = static_cast<std::uint32_t>(key);
-    if (row.count >= row.raise_at) {
-      Raise(r);
-    } else if (row.count == s_.list_capacity) {  // a known threshold cannot rise
-      row.dense = true;
-      row.count = 0;
-      Retire(r);
-    }
+void BlockSweep<Engine, kEngine>::Settle(std::int64_t r) {
+  SweepScratch::Row& row = s_.rows[r];
+  float* z = s_.list_z.get() + r * s_.list_stride;
+  const std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
+  std::int64_t i = row.settled;
+  row.settled = row.count;
+  if (has_terms_) {
+    for (; i < row.count; ++i) z[i] = ZOf(row, key[i], z[i]);
+    return;
   }
-  s_.log.count = 0;
+  // The factor in two floats: one rounding, as ZOf's.
+  const DF d;
+  const SplitThreshold factor(row.exact_factor);
+  const VF high = hn::Set(d, factor.high), low = hn::Set(d, factor.low);
+  for (; i < row.count; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+    const VF raw = hn::LoadU(d, z + i);
+    hn::StoreU(hn::MulAdd(raw, high, hn::Mul(raw, low)), d, z + i);
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -110,9 +110,11 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
   BlockSweep<Engine, kEngine> sweep(head, scratch);
   double sum = 0.0, squares = 0.0, kept = 0.0;
   std::int64_t samples = 0, solved = 0, dense = 0;
-  constexpr std::int64_t kPilots = 4;
+  constexpr std::int64_t kPilots = 4, kLeastPilots = 8;
   for (std::int64_t pilot = 1; pilot <= kPilots; ++pilot) {
-    const std::int64_t count = std::min(kPairRows, rows.size());
+    // At n = 1 024, four times 32 rows were an eighth of all.
+    const std::int64_t count =
+        std::min(std::clamp(rows.size() / 64, kLeastPilots, kPairRows), rows.size());
     const std::int64_t begin =
         std::max(rows.begin, rows.begin + rows.size() * pilot / kPilots - count);
     sweep.Begin(begin, count);
@@ -122,7 +124,7 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
       const SweepScratch::Row& row = scratch.rows[r];
       kept += static_cast<double>(support) / static_cast<double>(row.hi - row.lo);
       ++solved;
-      if (!(row.sigma > 0.0f) || row.hi - row.lo < 256) return;
+      if (!(row.sigma > 0.0f) || row.hi - row.lo < kLeastGuessed) return;
       const double x = (row.tau - row.mean) / row.sigma - row.curve;
       sum += x;
       squares += x * x;

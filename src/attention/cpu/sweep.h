@@ -33,8 +33,6 @@ inline constexpr std::int64_t kBlockRows = 128;  // queries that pass over the k
 // Keys whose covariance stands for all, at most. The fewer, the further a guess is off: 512
 // instead of 2 048 list 1.13 times the candidates (docs/log.md).
 inline constexpr std::int64_t kMomentSamples = 2048;
-// Candidates between two deals of the log: it is dealt from 2 048 on, after each tile of a block.
-inline constexpr std::int64_t kLogEntries = 2048 + (kBlockRows + 2 * kPairRows) * kTileKeys;
 inline constexpr std::size_t kUnitScores = kUnitRows * kTileKeys;
 
 // Memory of packed keys at a time; heads are taken in groups that fit.
@@ -120,13 +118,13 @@ struct BlockTask {
   std::int64_t cost = 0;  // keys in reach of the last row
 };
 
-// Candidates found by the filter, in the order they were found.
-struct CandidateLog {
-  std::size_t count = 0;
-  std::vector<float> score;        // as the engine computed it
-  std::vector<std::uint32_t> key;  // from the sequence's first
-  std::vector<std::uint8_t> row;   // of the block
-};
+// Rows of a covariance that are summed in registers, floats of one, and what a vector reads past the sample.
+inline constexpr std::int64_t kCovarianceRows = 4;
+inline constexpr std::int64_t kCovarianceSpare = 16;
+inline std::int64_t CovariancePitch(std::int64_t dim) { return (dim + 15) / 16 * 16; }
+inline std::int64_t MomentFloats(std::int64_t dim) {
+  return kMomentSamples * dim + kCovarianceSpare + (dim + kCovarianceRows) * CovariancePitch(dim);
+}
 
 // Memory of one thread; nothing is allocated while a block is worked on.
 struct SweepScratch {
@@ -143,15 +141,14 @@ struct SweepScratch {
   hwy::AlignedFreeUniquePtr<std::byte[]> queries;    // [block rows / 16] packed units
   hwy::AlignedFreeUniquePtr<float[]> query_rows;     // [block rows][dim] float32
   hwy::AlignedFreeUniquePtr<float[]> bounds;         // [slots] as raw scores; +inf: empty
-  CandidateLog log;
 
-  // Lists: row r begins at r * list_stride.
+  // Lists: row r begins at r * list_stride, which leaves room for a tile and a vector beyond the capacity.
   std::int64_t list_capacity;
   std::int64_t list_stride;
   hwy::AlignedFreeUniquePtr<float[]> list_z;
   hwy::AlignedFreeUniquePtr<std::uint32_t[]> list_key;
   hwy::AlignedFreeUniquePtr<float[]> weights;  // [list_stride]
-  // Sample of keys and their covariance: [kMomentSamples + head_dim][dim].
+  // Sample of keys, [kMomentSamples][dim] and a vector, and their covariance, [dim + 3][pitch].
   hwy::AlignedFreeUniquePtr<float[]> moments;
   hwy::AlignedFreeUniquePtr<float[]> row_buffer;  // [max(head_dim, value_dim) + 64] twice
 
@@ -165,11 +162,16 @@ struct SweepScratch {
     float bound = 0.0f;  // entries below it (in z) are not listed
     float mean = 0.0f, sigma = 0.0f, curve = 0.0f;
     std::int64_t count = 0;     // listed
+    std::int64_t settled = 0;   // of them, those that are z and not raw scores
     std::int64_t raise_at = 0;  // entries that trigger a higher bound
     bool guessed = false;
     bool dense = false;
     bool active = false;
-    double tau = 0.0;  // once solved, in z
+    float guess = 0.0f;    // what the bound was if it has to be proved, else -inf
+    float maximum = 0.0f;  // of the list
+    double tau = 0.0;      // once solved, in z; relative to the maximum before
+
+    void Clear() { count = settled = 0; }
   };
   std::vector<Row> rows;  // [block rows]
   // Units hold slots: every row in its own at first, rows that are swept again side by side.

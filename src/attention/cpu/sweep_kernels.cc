@@ -22,20 +22,26 @@ std::int64_t ListCapacity(std::int64_t longest) {
   return std::clamp<std::int64_t>(longest / 8, 512, 8192);
 }
 
+namespace {
+
+// A multiple of 4 KB would make the lists of all rows meet in the same sets of the first-level cache.
+std::int64_t ListStride(std::int64_t capacity) { return capacity + kTileKeys + 24; }
+
+}  // namespace
+
 std::size_t SweepScratch::Bytes(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
                                 std::int64_t capacity) {
-  const std::int64_t dim = PackedDim(engine, head_dim), stride = capacity + 24;
+  const std::int64_t dim = PackedDim(engine, head_dim), stride = ListStride(capacity);
   const std::int64_t floats = 4 * static_cast<std::int64_t>(kUnitScores) + 4 * kPairRows +
                               kBlockRows * (2 * dim + 17 + 2 * stride) + stride +
-                              (kMomentSamples + head_dim) * dim +
-                              2 * (std::max(head_dim, value_dim) + 64) + 3 * kLogEntries;
+                              MomentFloats(dim) + 2 * (std::max(head_dim, value_dim) + 64);
   return static_cast<std::size_t>(floats) * sizeof(float) +
          static_cast<std::size_t>(kBlockRows) * sizeof(Row) + 16 * 128;
 }
 
 SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
                            std::int64_t capacity)
-    : list_capacity(capacity), list_stride(capacity + 24) {
+    : list_capacity(capacity), list_stride(ListStride(capacity)) {
   const std::int64_t dim = PackedDim(engine, head_dim);
   scores = Aligned<float>(4 * static_cast<std::int64_t>(kUnitScores));
   masks = Aligned<std::uint16_t>(2 * kPairRows);
@@ -45,13 +51,10 @@ SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64
       Aligned<std::byte>(kBlockRows * dim * static_cast<std::int64_t>(PackedElementBytes(engine)));
   query_rows = Aligned<float>(kBlockRows * dim + 16);
   bounds = Aligned<float>(kBlockRows);
-  log.score.resize(static_cast<std::size_t>(kLogEntries));
-  log.key.resize(static_cast<std::size_t>(kLogEntries));
-  log.row.resize(static_cast<std::size_t>(kLogEntries));
   list_z = Aligned<float>(kBlockRows * list_stride);
   list_key = Aligned<std::uint32_t>(kBlockRows * list_stride);
   weights = Aligned<float>(list_stride);
-  moments = Aligned<float>((kMomentSamples + head_dim) * dim);
+  moments = Aligned<float>(MomentFloats(dim));
   row_buffer = Aligned<float>(2 * (std::max(head_dim, value_dim) + 64));
   rows.resize(static_cast<std::size_t>(kBlockRows));
 }

@@ -117,13 +117,53 @@ void PackTiles(ScoreEngine engine, const AttentionParams& params, const Sequence
   *bounds = {std::sqrt(norm), std::sqrt(error), usable};
 }
 
+// to[x ... x + 3][y ... y + 4 lanes) = share sum_i rows[i][x] rows[i][y], in vectors that begin below `dim`.
+// rows: [samples][dim], with a vector more to read; to: [dim + 3][pitch].
+HWY_INLINE void CovariancePanel(const float* HWY_RESTRICT rows, std::int64_t samples,
+                                std::int64_t dim, std::int64_t x, std::int64_t y, float share,
+                                float* HWY_RESTRICT to, std::int64_t pitch) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto vectors = static_cast<int>(HWY_MIN(4, (dim - y + lanes - 1) / lanes));
+  VF sum[kCovarianceRows][4];
+  for (auto& row : sum) {
+    for (VF& v : row) v = hn::Zero(d);
+  }
+  const auto run = [&](auto count) HWY_ATTR {
+    constexpr int kCount = decltype(count)::value;
+    for (std::int64_t i = 0; i < samples; ++i, rows += dim) {
+      VF v[kCount];
+      HWY_UNROLL(4)
+      for (int c = 0; c < kCount; ++c) v[c] = hn::LoadU(d, rows + y + c * lanes);
+      HWY_UNROLL(4)
+      for (std::int64_t r = 0; r < kCovarianceRows; ++r) {
+        const VF factor = hn::Set(d, rows[x + r]);
+        HWY_UNROLL(4)
+        for (int c = 0; c < kCount; ++c) sum[r][c] = hn::MulAdd(factor, v[c], sum[r][c]);
+      }
+    }
+    for (std::int64_t r = 0; r < kCovarianceRows; ++r) {
+      for (int c = 0; c < kCount; ++c) {
+        hn::StoreU(hn::Mul(sum[r][c], hn::Set(d, share)), d, to + (x + r) * pitch + y + c * lanes);
+      }
+    }
+  };
+  switch (vectors) {
+    case 1: return run(std::integral_constant<int, 1>());
+    case 2: return run(std::integral_constant<int, 2>());
+    case 3: return run(std::integral_constant<int, 3>());
+    default: return run(std::integral_constant<int, 4>());
+  }
+}
+
 // Mean and covariance of a sample of keys, evenly spread.
 void ComputeMoments(ScoreEngine engine, const AttentionParams& params, const Sequence& sequence,
                     std::int64_t kv, const PackedKeys& keys, SweepScratch& scratch) {
   const std::int64_t d = params.head_dim, dim = PackedDim(engine, d);
   const std::int64_t samples = HWY_MIN(HWY_MAX(keys.count / 4, 512), kMomentSamples);
   float* HWY_RESTRICT rows = scratch.moments.get();
-  float* HWY_RESTRICT covariance = rows + kMomentSamples * dim;
+  const std::int64_t pitch = CovariancePitch(dim);
+  float* HWY_RESTRICT covariance = rows + kMomentSamples * dim + kCovarianceSpare;
   float* HWY_RESTRICT mean = keys.mean;
   const DF df;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));
@@ -137,22 +177,28 @@ void ComputeMoments(ScoreEngine engine, const AttentionParams& params, const Seq
     for (; x < d; ++x) y[x] += factor * v[x];
   };
   std::memset(mean, 0, sizeof(float) * static_cast<std::size_t>(dim));
-  std::memset(covariance, 0, sizeof(float) * static_cast<std::size_t>(d * dim));
   const float share = 1.0f / static_cast<float>(HWY_MAX(samples, 1));
   for (std::int64_t i = 0; i < samples; ++i) {
     const std::int64_t key = keys.first + i * keys.count / samples;
     LoadFloats(params.k, Offset(params.k.strides, sequence.array_batch, kv, key), d,
                rows + i * dim);
+    std::fill(rows + i * dim + d, rows + (i + 1) * dim, 0.0f);
     add(share, rows + i * dim, mean);
   }
-  for (std::int64_t i = 0; i < samples; ++i) {
-    float* row = rows + i * dim;
-    add(-1.0f, mean, row);
-    for (std::int64_t x = 0; x < d; ++x) add(share * row[x], row, covariance + x * dim);
+  for (std::int64_t i = 0; i < samples; ++i) add(-1.0f, mean, rows + i * dim);
+  for (std::int64_t x = 0; x < d; x += kCovarianceRows) {
+    // From the vector that holds the diagonal on; what lies before it is mirrored.
+    for (std::int64_t y = x / lanes * lanes; y < dim; y += 4 * lanes) {
+      CovariancePanel(rows, samples, dim, x, y, share, covariance, pitch);
+    }
+  }
+  for (std::int64_t x = 0; x < d; ++x) {
+    for (std::int64_t y = 0; y < x; ++y) covariance[x * pitch + y] = covariance[y * pitch + x];
   }
   std::memset(keys.covariance, 0, static_cast<std::size_t>(Tiles(d)) * TileBytes(engine, d));
   for (std::int64_t x = 0; x < d; ++x) {
-    PackKey(engine, covariance + x * dim, dim, x, keys.covariance);
+    std::fill(covariance + x * pitch + d, covariance + x * pitch + dim, 0.0f);
+    PackKey(engine, covariance + x * pitch, dim, x, keys.covariance);
   }
 }
 

@@ -16,6 +16,7 @@ namespace HWY_NAMESPACE {
 // Solves the row's list so far for a lower bound of its threshold, and drops what lies below it.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
+  Settle(r);
   SweepScratch::Row& row = s_.rows[r];
   float* z = s_.list_z.get() + r * s_.list_stride;
   std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
@@ -37,10 +38,11 @@ void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
   const VF limit = hn::Set(DF(), row.bound);
   row.count = static_cast<std::int64_t>(
       KeepEntries(key, z, z, n, [&](VF v) HWY_ATTR { return hn::Ge(v, limit); }));
+  row.settled = row.count;
   row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
   if (row.count > s_.list_capacity * 3 / 4) {
     row.dense = true;
-    row.count = 0;
+    row.Clear();
     Retire(r);
   }
 }
@@ -56,12 +58,14 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
   const GatherRows keys =
       GatherRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
   GatherDot(keys, params_.k.dtype, key, static_cast<std::size_t>(row.count), q, d, z);
-  for (std::int64_t i = 0; i < row.count; ++i) z[i] = ZOf(row, key[i], z[i]);
+  row.settled = 0;
+  Settle(r);
 }
 
-// False: the row must be swept again, from a bound that is set and safe.
+// Makes a row's list ready to be solved: z, padded to whole vectors, with its maximum. False: the row must
+// be swept again, or is dense.
 template <class Engine, ScoreEngine kEngine>
-bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
+bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
   SweepScratch::Row& row = s_.rows[r];
   if (row.count == 0) {  // the guess lay above all entries
     row.guessed = false;
@@ -69,30 +73,83 @@ bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
     SetBound(r, -kInfinityF);
     return false;
   }
-  const bool guessed = row.guessed;
-  const float guess = row.bound;
+  row.guess = row.guessed ? row.bound : -kInfinityF;
   if (approximate_) {
-    if (row.count > 32) {
-      Raise(r);  // fewer to compute again; only drops what cannot be in the support
-      if (row.dense) return true;
-    }
+    // Fewer to compute again; only drops what cannot be in the support.
+    if (row.count > 32) Raise(r);
+    if (row.dense) return false;
     Rescore(r);
+  } else {
+    Settle(r);
   }
-  const float* z = s_.list_z.get() + r * s_.list_stride;
+  const DF d;
+  float* z = s_.list_z.get() + r * s_.list_stride;
   const auto n = static_cast<std::size_t>(row.count);
-  const float top = maximum_ = RowMaximum(z, n);
+  row.maximum = RowMaximum(z, n);
+  hn::StoreU(hn::Set(d, -kInfinityF), d, z + n);
   // Every bound that was set is below the threshold, or was guessed to be: a better start than -1.
-  const double start = std::max(-1.0, static_cast<double>(row.bound) - static_cast<double>(top));
-  row.tau = WithPower(head_.alpha - 1.0,
-                      [&](const auto& power) HWY_ATTR {
-                        return EntmaxSolver(power, top, 1.0)
-                            .Solve(z, n, start < -1e-3 ? start : -1.0, s_.weights.get());
-                      }) +
-            static_cast<double>(top);
-  if (!guessed) return true;
+  const float start = row.bound - row.maximum;
+  row.tau = start > -1.0f && start < -1e-3f ? start : -1.0;
+  return true;
+}
+
+// Brings tau, relative to the maximum, close to the root for a few rows together: one row's step waits for
+// its sums, its root and its quotient, so that four rows take hardly longer than one.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Approach(const std::int64_t* rows, std::size_t count) {
+  const DF d;
+  const std::size_t lanes = hn::Lanes(d);
+  const VF zero = hn::Zero(d), one = hn::Set(d, 1.0f);
+  const VF least = hn::Set(d, -1.0f), most = hn::Set(d, -1e-5f);
+  WithPower(head_.alpha - 1.0, [&](const auto& power) HWY_ATTR {
+    VF tau[kSolveRows];
+    for (std::size_t i = 0; i < count; ++i) {
+      tau[i] = hn::Set(d, static_cast<float>(s_.rows[rows[i]].tau));
+    }
+    for (int step = 0; step < 8; ++step) {
+      VF farthest = zero;
+      for (std::size_t i = 0; i < count; ++i) {
+        const SweepScratch::Row& row = s_.rows[rows[i]];
+        const float* HWY_RESTRICT z = s_.list_z.get() + rows[i] * s_.list_stride;
+        const VF top = hn::Set(d, row.maximum);
+        VF sum = zero, slope = zero;
+        for (std::size_t j = 0; j < static_cast<std::size_t>(row.count); j += lanes) {
+          const VF u = hn::Max(hn::Sub(hn::Sub(hn::LoadU(d, z + j), top), tau[i]), zero);
+          const VF p = power.Value(d, u);
+          sum = hn::Add(sum, p);
+          slope = hn::Add(slope, power.Slope(d, u, p));
+        }
+        sum = hn::SumOfLanes(d, sum);
+        slope = hn::SumOfLanes(d, slope);
+        farthest = hn::Max(farthest, hn::Abs(hn::Sub(sum, one)));
+        tau[i] = hn::Min(hn::Max(hn::Add(tau[i], NewtonStep(power, sum, slope)), least), most);
+      }
+      // The error of the next sum is about the square of this one's.
+      if (hn::GetLane(farthest) < 2e-4f) break;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      s_.rows[rows[i]].tau = static_cast<double>(hn::GetLane(tau[i]));
+    }
+  });
+}
+
+// False: the row must be swept again, from a bound that is set and safe.
+template <class Engine, ScoreEngine kEngine>
+bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
+  SweepScratch::Row& row = s_.rows[r];
+  const float* z = s_.list_z.get() + r * s_.list_stride;
+  maximum_ = row.maximum;
+  row.tau =
+      WithPower(head_.alpha - 1.0,
+                [&](const auto& power) HWY_ATTR {
+                  return EntmaxSolver(power, row.maximum, 1.0)
+                      .Finish(z, static_cast<std::size_t>(row.count), row.tau, s_.weights.get());
+                }) +
+      static_cast<double>(row.maximum);
+  if (row.guess == -kInfinityF) return true;
   const auto tau = static_cast<float>(row.tau);
   const float slack = kSlack * (1.0f + std::abs(tau));
-  if (guess + row.error + slack <= tau) return true;
+  if (row.guess + row.error + slack <= tau) return true;
   // Too high a guess. The threshold of a part of the row is a safe bound for all of it.
   row.guessed = false;
   row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
@@ -105,16 +162,31 @@ template <class Emit>
 void BlockSweep<Engine, kEngine>::Solve(const Emit& emit) {
   for (bool again = true; again;) {
     again = false;
+    std::int64_t waiting[kSolveRows];
+    std::size_t count = 0;
+    const auto sweep_again = [&](std::int64_t r) {
+      s_.rows[r].Clear();
+      again = true;
+    };
     for (std::int64_t r = 0; r < count_; ++r) {
-      SweepScratch::Row& row = s_.rows[r];
-      if (!row.active) continue;
-      if (SolveRow(r)) {
-        if (!row.dense) emit(r, KeepSupport(r));
-        Retire(r);
-      } else {
-        row.count = 0;
-        again = true;
+      if (s_.rows[r].active) {
+        if (Prepare(r)) {
+          waiting[count++] = r;
+        } else if (!s_.rows[r].dense) {
+          sweep_again(r);
+        }
       }
+      if (count < (r + 1 < count_ ? kSolveRows : std::size_t{1})) continue;
+      Approach(waiting, count);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (SolveRow(waiting[i])) {
+          emit(waiting[i], KeepSupport(waiting[i]));
+          Retire(waiting[i]);
+        } else {
+          sweep_again(waiting[i]);
+        }
+      }
+      count = 0;
     }
     if (again) SweepAgain();
   }
@@ -126,7 +198,11 @@ void BlockSweep<Engine, kEngine>::Recall(const Emit& emit) {
   for (std::int64_t r = 0; r < count_; ++r) {
     SweepScratch::Row& row = s_.rows[r];
     if (!row.active) continue;
-    if (approximate_) Rescore(r);
+    if (approximate_) {
+      Rescore(r);
+    } else {
+      Settle(r);
+    }
     maximum_ =
         RowMaximum(s_.list_z.get() + r * s_.list_stride, static_cast<std::size_t>(row.count));
     emit(r, KeepSupport(r));

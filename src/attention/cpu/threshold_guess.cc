@@ -17,19 +17,19 @@ double NegativeLogMoment(double b, double g) {
 
 }  // namespace
 
-ThresholdCurve::ThresholdCurve(double alpha) : exponent_(1.0 / (alpha - 1.0)) {
+ThresholdCurve::ThresholdCurve(double alpha) : exponent_(static_cast<float>(1.0 / (alpha - 1.0))) {
   for (double g = kLowest; g <= kHighest; g += kStep) {
-    log_mass_.push_back(NegativeLogMoment(exponent_, g));
+    log_mass_.push_back(static_cast<float>(NegativeLogMoment(1.0 / (alpha - 1.0), g)));
   }
 }
 
-double ThresholdCurve::At(double log_mass) const {
+float ThresholdCurve::At(float log_mass) const {
   const auto above = std::lower_bound(log_mass_.begin(), log_mass_.end(), log_mass);
-  if (above == log_mass_.begin()) return kLowest;
-  if (above == log_mass_.end()) return kHighest;
-  const auto i = static_cast<double>(above - log_mass_.begin());
-  const double low = *(above - 1), share = (log_mass - low) / (*above - low);
-  return kLowest + kStep * (i - 1.0 + share);
+  if (above == log_mass_.begin()) return static_cast<float>(kLowest);
+  if (above == log_mass_.end()) return static_cast<float>(kHighest);
+  const auto i = static_cast<float>(above - log_mass_.begin());
+  const float low = *(above - 1), share = (log_mass - low) / (*above - low);
+  return static_cast<float>(kLowest) + static_cast<float>(kStep) * (i - 1.0f + share);
 }
 
 }  // namespace tsallis
