@@ -7,6 +7,7 @@
 
 #include "attention/check.h"
 #include "attention/cpu/dense.h"
+#include "attention/cpu/stream.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "attention/reference.h"
@@ -62,8 +63,8 @@ AttentionChoice ChooseAttentionKernel(const AttentionParams& params) {
 
 const std::vector<const AttentionKernel*>& AllAttentionKernels() {
   static const std::vector<const AttentionKernel*> kernels = {
-      &kLanesAttention, &kSweepAmx,       &kSweepBf16,
-      &kSweepFloat,     &kDenseAttention, &kReferenceAttention};
+      &kLanesAttention, &kSweepAmx,       &kSweepBf16,         &kSweepFloat,
+      &kStreamAmx,      &kDenseAttention, &kReferenceAttention};
   return kernels;
 }
 

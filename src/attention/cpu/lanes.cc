@@ -41,7 +41,8 @@ HWY_EXPORT(LanesTargetHere);
 
 const char* LanesTarget() { return HWY_DYNAMIC_DISPATCH(LanesTargetHere)(); }
 
-DistanceTable::DistanceTable(const AttentionParams& params) {
+DistanceTable::DistanceTable(const AttentionParams& params, std::int64_t more_queries,
+                             std::int64_t more_keys) {
   const double length = params.terms.scale_invariant;
   if (length == 0.0) return;
   std::int64_t most = 0;
@@ -50,9 +51,8 @@ DistanceTable::DistanceTable(const AttentionParams& params) {
     least = std::min(least, sequence.Distance(sequence.q.begin, sequence.k.end));
     most = std::max(most, sequence.Distance(sequence.q.end, sequence.k.begin));
   }
-  // Whole tiles of keys and whole blocks of queries reach beyond the sequence.
-  least -= static_cast<std::int64_t>(kPadding);
-  most += static_cast<std::int64_t>(kMostLanes);
+  least -= more_keys;
+  most += more_queries;
   for (std::int64_t distance = least; distance <= most; ++distance) {
     const DistanceFactor factor = DistanceFactor::At(length, distance);
     a.push_back(static_cast<float>(factor.a));

@@ -30,11 +30,20 @@ constexpr std::size_t Padded(std::size_t n) { return (n + kPadding - 1) / kPaddi
 // Depth of a bfloat16 tile.
 constexpr std::size_t PaddedDepth(std::size_t n) { return (n + 31) / 32 * 32; }
 
+// Raises a bound; NaN wins, and stays.
+template <class T>
+void RaiseBound(T* bound, T value) {
+  if (!(value <= *bound) && *bound == *bound) *bound = value;
+}
+
 // a_d and m_d of the scale-invariant term as float32, for every distance that occurs. Ascending
 // distances lie behind each other, as the queries of a block do.
 struct DistanceTable {
   DistanceTable() = default;
-  explicit DistanceTable(const AttentionParams& params);
+  // Blocks of queries and tiles of keys may reach that far beyond their sequence.
+  explicit DistanceTable(const AttentionParams& params,
+                         std::int64_t more_queries = static_cast<std::int64_t>(kMostLanes),
+                         std::int64_t more_keys = static_cast<std::int64_t>(kPadding));
 
   bool empty() const { return a.empty(); }
   std::int64_t least = 0;  // distance of the first entry

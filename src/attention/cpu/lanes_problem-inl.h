@@ -177,8 +177,7 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
     const double c =
         LoadTerm(params.terms.length_scale, b, h, row + static_cast<std::int64_t>(lane), 1.0);
     block.c_scale[lane] = static_cast<float>(c * scale);
-    // NaN wins.
-    if (!(std::abs(c) <= largest_c)) largest_c = std::abs(c);
+    RaiseBound(&largest_c, std::abs(c));
   }
   for (std::size_t lane = block.count; lane < kLanes; ++lane) {
     block.first[lane] = block.first[block.count - 1];

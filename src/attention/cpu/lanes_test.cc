@@ -231,6 +231,33 @@ TEST(LanesAttention, UnusualValues) {
   }
 }
 
+// The bound that tells whether a block needs care once forgot a NaN that a number followed.
+TEST(LanesAttention, NaNAmongLengthScales) {
+  constexpr std::int64_t kN = 20, kD = 16;
+  const std::vector<float> ones(kN * kD, 1.0f);
+  std::vector<float> c(kN, 2.0f), out(kN * kD);
+  c[3] = std::nanf("");
+  const ConstArray4 rows = {ones.data(), DType::kFloat32, {0, 0, kD, 1}};
+  AttentionParams params;
+  params.batch = params.heads = params.kv_heads = 1;
+  params.q_len = params.k_len = kN;
+  params.head_dim = params.value_dim = kD;
+  params.q = params.k = params.v = rows;
+  params.terms.length_scale = {c.data(), DType::kFloat32, {0, 0, 1, 1}};
+  AttentionOutputs outputs;
+  outputs.out = {out.data(), DType::kFloat32, {0, 0, kD, 1}};
+  ForEachLanesTarget([&](const std::string& target) {
+    kLanesAttention.forward({}, params, outputs);
+    for (std::int64_t i = 0; i < kN; ++i) {
+      if (i == 3) {
+        EXPECT_TRUE(std::isnan(out[i * kD])) << target;
+      } else {
+        EXPECT_NEAR(out[i * kD], 1.0f, 1e-6) << target << " row " << i;
+      }
+    }
+  });
+}
+
 TEST(LanesAttention, TheNumberOfThreadsDoesNotMatter) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     ProblemSpec spec = DrawSpec(seed, 70);

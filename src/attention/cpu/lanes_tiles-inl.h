@@ -114,7 +114,7 @@ HWY_INLINE float PackRowsOf(const typename Source::Type* from, std::int64_t row_
 }
 
 // `count` rows of (b, h) from `row` on, as above.
-HWY_NOINLINE float PackRows(const ConstArray4& array, std::int64_t b, std::int64_t h,
+inline HWY_NOINLINE float PackRows(const ConstArray4& array, std::int64_t b, std::int64_t h,
                             std::int64_t row, std::size_t count, std::size_t columns,
                             std::size_t padded, float* to) {
   const std::int64_t start = Offset(array.strides, b, h, row);
@@ -252,7 +252,7 @@ HWY_INLINE void StoreRowsOf(const float* HWY_RESTRICT from, std::size_t padded,
 
 // Rows `row` ... of (b, h) = factors[i] from[i]. from: [count][padded]; factors: [count], or null for
 // 1. `stream`: past the caches, where the memory's alignment allows.
-HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const float* factors,
+inline HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const float* factors,
                             std::size_t count, std::size_t columns, const MutableArray4& array,
                             std::int64_t b, std::int64_t h, std::int64_t row, bool stream) {
   const std::int64_t start = Offset(array.strides, b, h, row);

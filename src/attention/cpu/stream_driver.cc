@@ -1,0 +1,495 @@
+// The streamed softmax over all heads: packing, blocks, waves, and who takes what might not be finite.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/cpu/matrix_unit.h"
+#include "attention/cpu/stream.h"
+#include "core/parallel.h"
+#include "tsallis/cpu.h"
+
+namespace tsallis::stream {
+namespace {
+
+constexpr std::int64_t kPackKeys = 2048;                     // of a packing task
+constexpr std::size_t kPackedBytes = std::size_t{64} << 20;  // heads are taken in groups that fit
+constexpr std::int64_t kWaveBlocks = kWaveRows / kRows;
+
+template <typename T>
+using Buffer = hwy::AlignedFreeUniquePtr<T[]>;
+
+// Keys of a task of the backward pass. Each range of them has sums of its own for the queries of a wave, so
+// that their number is limited.
+std::int64_t RangeKeys(std::int64_t keys) {
+  return std::max(kRangeKeys, RoundUp((keys + 63) / 64, kPanel));
+}
+
+std::int64_t MostKeys(const AttentionParams& params) {
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    most = std::max(most, Sequence::Of(params, b).k.size());
+  }
+  return most;
+}
+
+// Memory that only grows.
+template <typename T>
+struct Growing {
+  T* Reserve(std::int64_t count) {
+    if (count > size) {
+      memory = hwy::AllocateAligned<T>(static_cast<std::size_t>(count));
+      if (memory == nullptr) throw std::bad_alloc();
+      size = count;
+    }
+    return memory.get();
+  }
+  Buffer<T> memory;
+  std::int64_t size = 0;
+};
+
+// 16-bit words of the four arrays of tiles of a head, in the order of PackedKv.
+struct PackedSizes {
+  PackedSizes(const AttentionParams& params, std::int64_t keys, bool backward) {
+    const Widths widths(params);
+    const std::int64_t padded = RoundUp(keys, kDepth);
+    k_rows = padded * widths.d_depth;
+    v_columns = backward ? 0 : padded * widths.e_padded;
+    v_rows = backward ? padded * widths.e_depth : 0;
+    k_columns = backward ? padded * widths.d_padded : 0;
+  }
+  std::int64_t All() const { return k_rows + v_columns + v_rows + k_columns; }
+  std::int64_t k_rows, v_columns, v_rows, k_columns;
+};
+
+// One problem's backward pass.
+struct ProblemMemory {
+  Growing<std::uint16_t> packed;
+  Growing<float> dk, dv, dq, dc;
+  Growing<std::uint32_t> operands;
+  Growing<float> rows;
+  std::vector<WaveBlock> blocks;
+};
+
+class Run {
+ public:
+  Run(bool emulated, const Context& context, const AttentionParams& params)
+      : functions_(GetFunctions(emulated)),
+        emulated_(emulated),
+        context_(context),
+        params_(params),
+        widths_(params),
+        call_{.params = params, .distances = DistanceTable(params, kRows, kDepth)} {
+    for (int worker = 0; worker < Threads(context); ++worker) {
+      scratch_.push_back(std::make_unique<Scratch>(params));
+    }
+  }
+
+  void Forward(const AttentionOutputs& outputs);
+  void Backward(const AttentionGradients& gradients);
+
+ private:
+  // Runs body(task, scratch) with a worker's scratch and tiles. Inside of a task of worker `outer`
+  // everything is that worker's.
+  template <class Body>
+  void Tasks(const Context& context, int outer, std::int64_t count, const Body& body) {
+    ParallelTasks(context, count, [&](std::int64_t task, int inner) {
+#if defined(__x86_64__)
+      const MatrixUnitSession session(!emulated_);
+#endif
+      body(task, *scratch_[static_cast<std::size_t>(outer + inner)]);
+    });
+  }
+  PackedKv Head(std::int64_t problem) const {
+    PackedKv head;
+    head.sequence = Sequence::Of(params_, problem / params_.kv_heads);
+    head.kv = problem % params_.kv_heads;
+    head.keys = head.sequence.k.size();
+    return head;
+  }
+  void Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
+            Growing<std::uint16_t>& memory, bool backward);
+  bool BackwardProblem(const Context& context, int outer, std::int64_t problem,
+                       ProblemMemory& memory, double* d_slopes);
+  bool BackwardWave(const Context& context, int outer, const PackedKv& head, std::int64_t h,
+                    std::int64_t q_begin, ProblemMemory& memory, double* d_slope);
+  void PointBlocks(ProblemMemory& memory) const;
+
+  const Functions functions_;
+  const bool emulated_;
+  const Context context_;
+  const AttentionParams& params_;
+  const Widths widths_;
+  Call call_;
+  std::vector<std::unique_ptr<Scratch>> scratch_;
+};
+
+void Run::Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
+               Growing<std::uint16_t>& memory, bool backward) {
+  std::int64_t words = 0;
+  struct Task {
+    std::size_t head;
+    std::int64_t begin;
+    float k_bound = 0.0f, v_bound = 0.0f;
+  };
+  std::vector<Task> tasks;
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    words += PackedSizes(params_, heads[i].keys, backward).All();
+    for (std::int64_t begin = 0; begin < heads[i].keys; begin += kPackKeys) {
+      tasks.push_back({i, begin});
+    }
+  }
+  const std::uint16_t* at = memory.Reserve(words);
+  for (PackedKv& head : heads) {
+    const PackedSizes sizes(params_, head.keys, backward);
+    head.k_rows = at;
+    head.v_columns = head.k_rows + sizes.k_rows;
+    head.v_rows = head.v_columns + sizes.v_columns;
+    head.k_columns = head.v_rows + sizes.v_rows;
+    at += sizes.All();
+  }
+  Tasks(context, outer, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, Scratch&) {
+    Task& task = tasks[static_cast<std::size_t>(i)];
+    const PackedKv& head = heads[task.head];
+    functions_.pack(params_, head, task.begin,
+                    std::min(task.begin + kPackKeys, RoundUp(head.keys, kDepth)), backward,
+                    &task.k_bound, &task.v_bound);
+  });
+  for (const Task& task : tasks) {
+    RaiseBound(&heads[task.head].k_bound, task.k_bound);
+    RaiseBound(&heads[task.head].v_bound, task.v_bound);
+  }
+}
+
+void Run::Forward(const AttentionOutputs& outputs) {
+  call_.outputs = &outputs;
+  const std::int64_t group = params_.heads / std::max<std::int64_t>(params_.kv_heads, 1);
+  const std::int64_t problems = params_.batch * params_.kv_heads;
+  std::vector<RowBlock> dense;
+  Growing<std::uint16_t> memory;
+  for (std::int64_t next = 0; next < problems;) {
+    std::vector<PackedKv> heads;
+    std::size_t bytes = 0;
+    for (; next < problems && (heads.empty() || bytes < kPackedBytes); ++next) {
+      heads.push_back(Head(next));
+      bytes += 2 * static_cast<std::size_t>(PackedSizes(params_, heads.back().keys, false).All());
+    }
+    Pack(context_, 0, heads, memory, /*backward=*/false);
+    struct Task {
+      std::size_t head;
+      std::int64_t h, q_begin, count, cost;
+    };
+    std::vector<Task> tasks;
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      const Sequence& sequence = heads[i].sequence;
+      for (std::int64_t h = heads[i].kv * group; h < (heads[i].kv + 1) * group; ++h) {
+        for (std::int64_t q = sequence.q.begin; q < sequence.q.end; q += kRows) {
+          const std::int64_t count = std::min(kRows, sequence.q.end - q);
+          tasks.push_back(
+              {i, h, q, count, sequence.VisibleKeys(params_.mask, q + count - 1).size()});
+        }
+      }
+    }
+    // Head by head, whose keys then stay in the second-level cache; the long ones first, so that threads
+    // end together.
+    std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
+      return a.head != b.head ? a.head < b.head : a.cost > b.cost;
+    });
+    std::vector<std::uint8_t> left(tasks.size(), 0);
+    Tasks(context_, 0, static_cast<std::int64_t>(tasks.size()),
+          [&](std::int64_t i, Scratch& scratch) {
+            const Task& task = tasks[static_cast<std::size_t>(i)];
+            const bool done = functions_.forward(call_, heads[task.head], task.h, task.q_begin,
+                                                 task.count, scratch);
+            left[static_cast<std::size_t>(i)] = done ? 0 : 1;
+          });
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      const Task& task = tasks[i];
+      if (left[i] == 0) continue;
+      dense.push_back(
+          {heads[task.head].sequence.batch, task.h, {task.q_begin, task.q_begin + task.count}});
+    }
+  }
+  ClearRowsOutside(params_, outputs);
+  if (dense.empty()) return;
+  std::sort(dense.begin(), dense.end(), [](const RowBlock& a, const RowBlock& b) {
+    return std::tie(a.b, a.h, a.q.begin) < std::tie(b.b, b.h, b.q.begin);
+  });
+  DenseForwardBlocks(context_, params_, outputs, dense);
+}
+
+void Run::PointBlocks(ProblemMemory& memory) const {
+  const std::int64_t columns = kGroups * kLanes * (widths_.d_depth + widths_.e_depth) / 2;
+  const std::int64_t pairs = kRows / 2 * (widths_.d_padded + widths_.e_padded);
+  std::uint32_t* at = memory.operands.Reserve(kWaveBlocks * (columns + pairs));
+  float* rows = memory.rows.Reserve(kWaveBlocks * 3 * kRows);
+  memory.blocks.resize(static_cast<std::size_t>(kWaveBlocks));
+  for (WaveBlock& block : memory.blocks) {
+    const auto take = [&](std::int64_t words) {
+      std::uint32_t* part = at;
+      at += words;
+      return part;
+    };
+    block.q_columns = take(kRows * widths_.d_depth / 2);
+    block.d_out_columns = take(kRows * widths_.e_depth / 2);
+    block.q_pairs = take(kRows / 2 * widths_.d_padded);
+    block.d_out_pairs = take(kRows / 2 * widths_.e_padded);
+    block.tau = rows;
+    block.mean = rows + 2 * kRows;
+    rows += 3 * kRows;
+  }
+}
+
+// False: something might not be finite.
+bool Run::BackwardWave(const Context& context, int outer, const PackedKv& head, std::int64_t h,
+                       std::int64_t q_begin, ProblemMemory& memory, double* d_slope) {
+  const Sequence& sequence = head.sequence;
+  const AttentionGradients& gradients = *call_.gradients;
+  const std::int64_t q_end = std::min(q_begin + kWaveRows, sequence.q.end);
+  const std::int64_t blocks = (q_end - q_begin + kRows - 1) / kRows;
+  const auto rows_of = [&](std::int64_t block) {
+    const std::int64_t begin = q_begin + block * kRows;
+    return Span{begin, std::min(begin + kRows, q_end)};
+  };
+  std::atomic<bool> safe = true;
+  Tasks(context, outer, blocks, [&](std::int64_t i, Scratch& scratch) {
+    const Span rows = rows_of(i);
+    if (!functions_.prepare(call_, head, h, rows.begin, rows.size(), scratch,
+                            memory.blocks[static_cast<std::size_t>(i)])) {
+      safe = false;
+    }
+  });
+  if (!safe) return false;
+  // The ranges that the wave sees; both ends of what a query sees rise with it.
+  const std::int64_t range = RangeKeys(head.keys);
+  Span seen = {head.keys, 0};
+  for (std::int64_t row = q_begin; row < q_end; ++row) {
+    const Span span = sequence.VisibleKeys(params_.mask, row);
+    if (span.size() == 0) continue;
+    seen.begin = std::min(seen.begin, span.begin - sequence.k.begin);
+    seen.end = std::max(seen.end, span.end - sequence.k.begin);
+  }
+  const std::int64_t first = seen.size() == 0 ? 0 : seen.begin / range;
+  const std::int64_t ranges = seen.size() == 0 ? 0 : (seen.end + range - 1) / range - first;
+  const bool wants_dq = gradients.dq.data != nullptr,
+             wants_dc = gradients.d_length_scale != nullptr;
+  const std::int64_t block_floats = kRows * widths_.d_padded, stride = blocks * block_floats;
+  float* dq = wants_dq ? memory.dq.Reserve(ranges * stride) : nullptr;
+  float* dc = wants_dc ? memory.dc.Reserve(ranges * blocks * kRows) : nullptr;
+  float* dk = gradients.dk.data != nullptr ? memory.dk.memory.get() : nullptr;
+  float* dv = gradients.dv.data != nullptr ? memory.dv.memory.get() : nullptr;
+  std::vector<double> slopes(static_cast<std::size_t>(ranges), 0.0);
+  Tasks(context, outer, ranges, [&](std::int64_t i, Scratch& scratch) {
+    float* sums = wants_dq ? dq + i * stride : nullptr;
+    if (wants_dq) std::fill_n(sums, stride, 0.0f);
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const Span rows = rows_of(block);
+      slopes[static_cast<std::size_t>(i)] += functions_.gradients(
+          call_, head, h, rows.begin, rows.size(), (first + i) * range, (first + i + 1) * range,
+          scratch, memory.blocks[static_cast<std::size_t>(block)], dk, dv,
+          wants_dq ? sums + block * block_floats : nullptr,
+          wants_dc ? dc + (i * blocks + block) * kRows : nullptr);
+    }
+  });
+  for (const double slope : slopes) *d_slope += slope;
+  const double scale = ScaleOf(params_);
+  for (std::int64_t row = q_begin; wants_dc && row < q_end; ++row) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < ranges; ++i) sum += dc[i * blocks * kRows + row - q_begin];
+    gradients.d_length_scale[RowIndex(params_, sequence, h, row)] = scale * sum;
+  }
+  if (!wants_dq) return true;
+  Tasks(context, outer, blocks, [&](std::int64_t i, Scratch& scratch) {
+    const Span rows = rows_of(i);
+    functions_.finish(call_, head, h, rows.begin, rows.size(), scratch, dq + i * block_floats,
+                      ranges, stride);
+  });
+  return true;
+}
+
+bool Run::BackwardProblem(const Context& context, int outer, std::int64_t problem,
+                          ProblemMemory& memory, double* d_slopes) {
+  std::vector<PackedKv> heads = {Head(problem)};
+  Pack(context, outer, heads, memory.packed, /*backward=*/true);
+  const PackedKv& head = heads[0];
+  const AttentionGradients& gradients = *call_.gradients;
+  PointBlocks(memory);
+  const std::int64_t padded = RoundUp(head.keys, kDepth);
+  const auto clear = [&](Growing<float>& sums, std::int64_t columns) {
+    std::fill_n(sums.Reserve(padded * columns), padded * columns, 0.0f);
+  };
+  if (gradients.dk.data != nullptr) clear(memory.dk, widths_.d_padded);
+  if (gradients.dv.data != nullptr) clear(memory.dv, widths_.e_padded);
+  const std::int64_t group = params_.heads / params_.kv_heads;
+  for (std::int64_t h = head.kv * group; h < (head.kv + 1) * group; ++h) {
+    for (std::int64_t row = head.sequence.q.begin; row < head.sequence.q.end; row += kWaveRows) {
+      if (!BackwardWave(context, outer, head, h, row, memory, d_slopes + h)) return false;
+    }
+  }
+  const auto store = [&](const MutableArray4& array, const Growing<float>& sums,
+                         std::int64_t columns) {
+    if (array.data == nullptr) return;
+    const std::int64_t width = RoundUp(columns, kLanes);
+    Tasks(context, outer, (head.keys + kRangeKeys - 1) / kRangeKeys, [&](std::int64_t i, Scratch&) {
+      const std::int64_t begin = i * kRangeKeys;
+      functions_.store(sums.memory.get() + begin * width, width,
+                       std::min(kRangeKeys, head.keys - begin), columns, array,
+                       head.sequence.array_batch, head.kv, head.sequence.k.begin + begin);
+    });
+  };
+  store(gradients.dk, memory.dk, params_.head_dim);
+  store(gradients.dv, memory.dv, params_.value_dim);
+  ClearGradientsOutside(params_, gradients, head.sequence, head.kv);
+  return true;
+}
+
+void Run::Backward(const AttentionGradients& gradients) {
+  call_.gradients = &gradients;
+  call_.wants_scores = gradients.dq.data != nullptr || gradients.dk.data != nullptr ||
+                       gradients.d_length_scale != nullptr || gradients.d_slopes != nullptr;
+  const std::int64_t heads = params_.heads, problems = params_.batch * params_.kv_heads;
+  std::vector<double> d_slopes(static_cast<std::size_t>(params_.batch * heads), 0.0);
+  std::vector<std::uint8_t> left(static_cast<std::size_t>(problems), 0);
+  const auto run = [&](const Context& context, int worker, std::int64_t i, ProblemMemory& memory) {
+    double* slopes = d_slopes.data() + i / params_.kv_heads * heads;
+    if (BackwardProblem(context, worker, i, memory, slopes)) return;
+    left[static_cast<std::size_t>(i)] = 1;
+    const std::int64_t group = heads / params_.kv_heads;
+    std::fill_n(slopes + i % params_.kv_heads * group, group, 0.0);
+  };
+  // The order of every sum is the same either way.
+  if (problems >= 2 * Threads(context_)) {
+    std::vector<ProblemMemory> memory(static_cast<std::size_t>(Threads(context_)));
+    ParallelTasks(context_, problems, [&](std::int64_t i, int worker) {
+      run({.threads = 1}, worker, i, memory[static_cast<std::size_t>(worker)]);
+    });
+  } else {
+    ProblemMemory memory;
+    for (std::int64_t i = 0; i < problems; ++i) run(context_, 0, i, memory);
+  }
+  if (gradients.d_slopes != nullptr) {
+    std::fill_n(gradients.d_slopes, ArrayBatch(params_) * heads, 0.0);
+    for (std::int64_t i = 0; i < params_.batch * heads; ++i) {
+      gradients.d_slopes[params_.ranges.packed ? i % heads : i] +=
+          d_slopes[static_cast<std::size_t>(i)];
+    }
+  }
+  std::vector<KvProblem> dense;
+  for (std::int64_t i = 0; i < problems; ++i) {
+    if (left[static_cast<std::size_t>(i)] != 0) {
+      dense.push_back({i / params_.kv_heads, i % params_.kv_heads});
+    }
+  }
+  if (!dense.empty()) DenseBackwardProblems(context_, params_, gradients, dense, nullptr);
+}
+
+std::string Refuses(const AttentionParams& params) {
+  if (params.map != RowMap::kSoftmax) return Name(params.map);
+  if (params.q.dtype != DType::kBFloat16) return "not bfloat16";
+  if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
+  if (params.terms.bias.data != nullptr) return "a bias";
+  const double scale = ScaleOf(params);
+  if (!(scale > 1e-30 && scale < 1e30)) return "scale beyond float32";
+  return {};
+}
+
+std::string Declines(const AttentionParams& params) {
+  return MostKeys(params) < kPanel ? "few keys" : "";
+}
+
+std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward) {
+  const auto threads = static_cast<std::size_t>(Threads(context));
+  const Widths widths(params);
+  const std::int64_t keys = RoundUp(MostKeys(params), kDepth);
+  const auto problems = static_cast<std::size_t>(params.batch * params.kv_heads);
+  const std::size_t head = 2 * static_cast<std::size_t>(PackedSizes(params, keys, backward).All());
+  std::size_t bytes =
+      threads * (static_cast<std::size_t>(Scratch::Floats(params)) * sizeof(float) + 64);
+  if (params.terms.scale_invariant != 0.0) {
+    bytes += 4 * sizeof(float) * static_cast<std::size_t>(params.q_len + params.k_len + 64);
+  }
+  if (!backward) {
+    const auto rows = static_cast<std::size_t>(params.batch * params.heads) *
+                      static_cast<std::size_t>(params.q_len / kRows + 2);
+    bytes += std::min(problems * head, kPackedBytes + head) + rows * 128;
+  } else {
+    const std::size_t teams = problems >= 2 * threads ? threads : 1;
+    const std::int64_t ranges = (keys + RangeKeys(keys) - 1) / RangeKeys(keys);
+    const std::int64_t floats = keys * (widths.d_padded + widths.e_padded) +
+                                ranges * kWaveRows * (widths.d_padded + 1) +
+                                kWaveRows * (widths.d_depth + widths.e_depth + 3);
+    bytes += teams * (head + static_cast<std::size_t>(floats) * sizeof(float) + 1024);
+  }
+  return std::max(bytes, DenseWorkspaceBytes(context, params, backward)) +
+         static_cast<std::size_t>(params.batch * params.heads) * 64;
+}
+
+}  // namespace
+
+std::int64_t Scratch::Floats(const AttentionParams& params) {
+  const Widths widths(params);
+  const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
+  return 3 * kGroups * kPanel * kLanes + 2 * kPanel * kRows / 2 + 4 * kPanel * kRows / 2 +
+         kRows * depth / 2 + kRows * widths.d_depth / 2 + kRows * depth + kLanes * depth;
+}
+
+Scratch::Scratch(const AttentionParams& params)
+    : memory(hwy::AllocateAligned<float>(static_cast<std::size_t>(Floats(params)))) {
+  if (memory == nullptr) throw std::bad_alloc();
+  const Widths widths(params);
+  const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
+  float* at = memory.get();
+  const auto take = [&]<class T>(T*& part, std::int64_t floats) {
+    part = reinterpret_cast<T*>(at);
+    at += floats;
+  };
+  take(scores, kGroups * kPanel * kLanes);
+  take(gradients, kGroups * kPanel * kLanes);
+  take(products, kGroups * kPanel * kLanes);
+  take(pairs, 2 * kPanel * kRows / 2);
+  take(rows, 4 * kPanel * kRows / 2);
+  take(halves, kRows * depth / 2);
+  take(columns, kRows * widths.d_depth / 2);
+  take(sums, kRows * depth);
+  take(block, kLanes * depth);
+}
+
+void Forward(bool emulated, const Context& context, const AttentionParams& params,
+             const AttentionOutputs& outputs) {
+  Run(emulated, context, params).Forward(outputs);
+}
+
+void Backward(bool emulated, const Context& context, const AttentionParams& params,
+              const AttentionGradients& gradients) {
+  Run(emulated, context, params).Backward(gradients);
+}
+
+}  // namespace tsallis::stream
+
+namespace tsallis {
+
+const AttentionKernel kStreamAmx = {
+    .name = "stream-amx",
+    .serves = "softmax with bfloat16, keys streaming by bf16 tiles",
+    .instruction_set =
+        [] {
+          return std::string(QueryCpu().chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "");
+        },
+    .refuses = stream::Refuses,
+    .declines = stream::Declines,
+    .forward =
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+          stream::Forward(false, context, params, outputs);
+        },
+    .backward =
+        [](const Context& context, const AttentionParams& params,
+           const AttentionGradients& gradients) {
+          stream::Backward(false, context, params, gradients);
+        },
+    .weights = nullptr,
+    .saved_bytes = nullptr,
+    .workspace_bytes = stream::WorkspaceBytes};
+
+}  // namespace tsallis

@@ -1,0 +1,151 @@
+// The streamed softmax on the tile unit and without one: several panels of keys, waves of queries and ranges
+// of keys, which drawn problems (random_test.cc) are too short for.
+#include "attention/cpu/stream.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "attention/compare.h"
+#include "attention/cpu/matrix_unit.h"
+#include "attention/test_problem.h"
+#include "simplex/test_util.h"
+
+namespace tsallis {
+namespace {
+
+// The kernel's code on emulated tiles.
+const AttentionKernel kEmulated = {
+    .name = "stream-amx, emulated",
+    .serves = "tests",
+    .instruction_set =
+        [] { return std::string(stream::GetFunctions(true).forward != nullptr ? "AVX-512" : ""); },
+    .refuses = kStreamAmx.refuses,
+    .declines = nullptr,
+    .forward =
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+          stream::Forward(true, context, params, outputs);
+        },
+    .backward =
+        [](const Context& context, const AttentionParams& params,
+           const AttentionGradients& gradients) {
+          stream::Backward(true, context, params, gradients);
+        },
+    .weights = nullptr,
+    .saved_bytes = nullptr,
+    .workspace_bytes = kStreamAmx.workspace_bytes};
+
+void ForEachStream(const std::function<void(const AttentionKernel&)>& body) {
+  for (const AttentionKernel* kernel : {&kStreamAmx, &kEmulated}) {
+    if (kernel->instruction_set().empty()) continue;
+    SCOPED_TRACE(kernel->name);
+    body(*kernel);
+  }
+}
+
+ProblemSpec Softmax(std::int64_t q_len, std::int64_t k_len) {
+  ProblemSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.map = RowMap::kSoftmax;
+  spec.q_len = q_len;
+  spec.k_len = k_len;
+  spec.head_dim = 40;
+  spec.value_dim = 24;
+  return spec;
+}
+
+void CheckAll(const ProblemSpec& spec) {
+  const Problem problem(spec);
+  const Expectation expectation(problem);
+  SCOPED_TRACE(spec.Describe());
+  ForEachStream([&](const AttentionKernel& kernel) {
+    ASSERT_EQ(kernel.refuses(problem.params()), "");
+    const Results one = problem.Run(&kernel, 1);
+    EXPECT_EQ(expectation.Check(one), "");
+    EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3)), "");
+  });
+}
+
+TEST(Stream, LengthsAroundTiles) {
+  for (const std::int64_t n : {1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 160, 257}) {
+    ProblemSpec spec = Softmax(n, n);
+    spec.causal = true;
+    CheckAll(spec);
+  }
+  CheckAll(Softmax(113, 203));
+  CheckAll(Softmax(3, 600));
+}
+
+TEST(Stream, MasksTermsAndShapes) {
+  for (int variant = 0; variant < 8; ++variant) {
+    ProblemSpec spec = Softmax(200, 300);
+    spec.seed = static_cast<std::uint64_t>(variant) + 5;
+    spec.causal = variant % 2 == 0;
+    switch (variant) {
+      case 0: spec.left = 70; break;
+      case 1:
+        spec.left = 40;
+        spec.right = 90;
+        break;
+      case 2: spec.slopes = spec.length_scale = true; break;
+      case 3:
+        spec.slopes = spec.negative_slopes = true;
+        spec.scale_invariant = 10.0;
+        break;
+      case 4:
+        spec.batch = 3;
+        spec.ragged = ProblemSpec::Ragged::kPacked;
+        spec.gaps = spec.garbage = true;
+        break;
+      case 5:
+        spec.batch = 2;
+        spec.ragged = ProblemSpec::Ragged::kLeft;
+        spec.garbage = spec.strided = true;
+        break;
+      case 6:
+        spec.kv_heads = 2;
+        spec.group = 3;
+        spec.spread = 4.0;
+        break;
+      default:
+        spec.head_dim = 100;
+        spec.value_dim = 130;
+        spec.ones = true;
+        break;
+    }
+    CheckAll(spec);
+  }
+}
+
+TEST(Stream, SeveralWavesAndRanges) {
+  ProblemSpec spec = Softmax(stream::kWaveRows + 70, stream::kRangeKeys * 2 + 50);
+  spec.causal = true;
+  spec.head_dim = spec.value_dim = 16;
+  spec.length_scale = true;
+  CheckAll(spec);
+}
+
+TEST(Stream, ScoresOfEverySize) {
+  using V = ProblemSpec::Values;
+  for (const V values : {V::kFlat, V::kTies, V::kDominant, V::kHuge, V::kTiny, V::kZero, V::kVast,
+                         V::kNaN, V::kInfinity}) {
+    ProblemSpec spec = Softmax(150, 150);
+    spec.values = values;
+    spec.causal = true;
+    spec.head_dim = spec.value_dim = 16;
+    CheckAll(spec);
+  }
+}
+
+TEST(Stream, IsWhatLongSoftmaxRunsOn) {
+  if (!MatrixUnitUsable()) GTEST_SKIP() << "no matrix unit here";
+  ForEachTarget([](const std::string& target) {
+    const Problem problem(Softmax(600, 600));
+    const std::string chosen = ChooseAttentionKernel(problem.params()).forward;
+    EXPECT_EQ(chosen, target == "AVX3" ? "stream-amx" : "dense") << target;
+  });
+}
+
+}  // namespace
+}  // namespace tsallis
