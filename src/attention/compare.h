@@ -3,7 +3,7 @@
 //
 // An element x of an array may be wrong by
 //   2 (largest error of the plain float32 implementation in x's row)  +  b(x)  +  half a unit in the
-//   last place of the dtype that holds it,
+//   last place of the dtype that holds it  +  1e-28,
 // where b(x) is the running error bound of that implementation (bounded.h): what float32 may do to x.
 // A row's own plain error is one draw of a random quantity, so b is needed as a floor; and it is the
 // worst case, a hundred times what happens on average. So that a kernel cannot use that room up, a
@@ -42,6 +42,9 @@ class Expectation {
   // Kernels may carry bfloat16 problems' weights with 16 significant bits instead of 24 through a product
   // (two bfloat16 numbers each); a row whose sum cancels to 0 keeps 2^-17 of its terms.
   static constexpr double kSplitWeights = 16.0;
+  // A weight that float32 flushes to 0 takes its slope p^(2 - alpha) along where that is had from p: 1e-31 at
+  // alpha = 1.2, where thresholds have digits enough for such a weight, times what it is multiplied with.
+  static constexpr double kUnderflow = 1e-28;
   static constexpr std::int64_t kMeanRows = 32;  // whose elements share few errors
   // |sum p - 1| of rows, alpha <= 2: of rows.h, and what the product with v adds.
   static constexpr double kSumError = 2e-6;
@@ -152,7 +155,7 @@ class Expectation {
         if (std::abs(exact[i]) + bound[i].error >= limit) continue;
         const double slack = problem_.spec().dtype == DType::kBFloat16 ? kSplitWeights : 1.0;
         const double floor = slack * bound[i].error + std::abs(bound[i].value - exact[i]) +
-                             HalfUnit(dtype, std::abs(exact[i]) + bound[i].error);
+                             HalfUnit(dtype, std::abs(exact[i]) + bound[i].error) + kUnderflow;
         const double error = std::abs(got[i] - exact[i]), tolerance = 2.0 * row + floor;
         // NaN fails.
         if (!(error <= tolerance)) return At(name, i, columns, got[i], exact[i], tolerance);

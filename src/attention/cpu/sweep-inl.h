@@ -40,7 +40,13 @@ class BlockSweep {
         s_(scratch),
         dim_(PackedDim(kEngine, params_.head_dim)),
         approximate_(kEngine != ScoreEngine::kFloat && params_.q.dtype != DType::kBFloat16),
-        has_terms_(HasTerms(params_)) {}
+        has_terms_(HasTerms(params_)) {
+    const ConstArray4& slopes = params_.terms.alibi_slopes;
+    if (slopes.data != nullptr) {
+      slope_ = LoadElement<double>(slopes.data, slopes.dtype,
+                                   Offset(slopes.strides, head.sequence->array_batch, head.h, 0));
+    }
+  }
 
   // Rows [q_begin, q_begin + count), count <= kBlockRows: packs the queries and sets up the rows.
   void Begin(std::int64_t q_begin, std::int64_t count);
@@ -53,7 +59,7 @@ class BlockSweep {
 
   // Solves all active rows and calls emit(r, support) for each as it is done: rows[r].tau is the
   // threshold, and the row's list holds its support: list_key ascending, list_z the weights.
-  // maximum() is its largest score. Rows whose guess was too high are swept again first.
+  // Rows whose guess was too high are swept again first.
   template <class Emit>
   void Solve(const Emit& emit);
 
@@ -61,7 +67,8 @@ class BlockSweep {
   template <class Emit>
   void Recall(const Emit& emit);
 
-  float maximum() const { return maximum_; }  // of the row that is being emitted, in z
+  // The score s of a row's query and a key, terms included; z / (alpha - 1) would round a 0 away.
+  float ScoreOf(std::int64_t r, std::uint32_t key) const;
 
   // Sets bounds for thresholds that are known (z units); rows without support get none.
   void KnownThreshold(std::int64_t r, double tau) {
@@ -107,8 +114,8 @@ class BlockSweep {
   const std::int64_t dim_;
   const bool approximate_;
   const bool has_terms_;
+  double slope_ = 0.0;  // ALiBi's
   std::int64_t count_ = 0;
-  float maximum_ = 0.0f;
 };
 
 template <class Engine, ScoreEngine kEngine>
@@ -118,13 +125,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
   const std::int64_t d = params_.head_dim, b = sequence.array_batch, h = head_.h;
   const std::size_t unit_bytes =
       static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
-  const double base = (head_.alpha - 1.0) * ScaleOf(params_);
   const ConstArray4& c = params_.terms.length_scale;
-  const ConstArray4& slopes = params_.terms.alibi_slopes;
-  const double slope =
-      slopes.data == nullptr
-          ? 0.0
-          : LoadElement<double>(slopes.data, slopes.dtype, Offset(slopes.strides, b, h, 0));
   const std::int64_t padded = (count + kPairRows - 1) / kPairRows * kPairRows;
   s_.slots = padded;
   for (std::int64_t r = 0; r < padded; ++r) {
@@ -144,7 +145,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     row.lo = visible.begin - keys_.first;
     row.hi = visible.end - keys_.first;
     row.position = q_row + sequence.shift - keys_.first;
-    double factor = base;
+    double factor = ScaleOf(params_);
     if (c.data != nullptr) {
       factor *= LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
     }
@@ -153,9 +154,10 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
       factor = -factor;
       for (std::int64_t x = 0; x < d; ++x) values[x] = -values[x];
     }
-    row.exact_factor = factor;
-    row.factor = static_cast<float>(factor);
-    row.slope = static_cast<float>((head_.alpha - 1.0) * slope);
+    row.score_factor = factor;
+    row.exact_factor = (head_.alpha - 1.0) * factor;
+    row.factor = static_cast<float>(row.exact_factor);
+    row.slope = static_cast<float>((head_.alpha - 1.0) * slope_);
     const float squared = DotFloats(values, values, static_cast<std::size_t>(dim_));
     const float lost = PackQuery(kEngine, values, dim_, r % kUnitRows, unit);
     if (row.hi <= row.lo) continue;

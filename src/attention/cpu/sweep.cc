@@ -69,7 +69,6 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
   struct Waiting {
     std::int64_t r = -1;
     std::size_t support = 0;
-    float maximum = 0.0f;
   } waiting;
   const auto finish = [&]() HWY_ATTR {
     if (waiting.r < 0) return;
@@ -80,7 +79,15 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
     RowResult result;
     result.tau = scratch.rows[waiting.r].tau;
     if (outputs.entropy != nullptr) result.entropy = EntropyOf(p, waiting.support);
-    store(waiting.r, result, waiting.maximum, waiting.support);
+    float maximum = -kInfinityF;
+    if (outputs.maximum != nullptr) {
+      // Scores too close together for different weights may still differ.
+      const float most = *std::max_element(p, p + waiting.support);
+      for (std::size_t i = 0; i < waiting.support; ++i) {
+        if (p[i] == most) maximum = std::max(maximum, sweep.ScoreOf(waiting.r, key[i]));
+      }
+    }
+    store(waiting.r, result, maximum, waiting.support);
     saved.Save(index0 + waiting.r, key, p, waiting.support);
   };
   sweep.Solve([&](std::int64_t r, std::size_t support) HWY_ATTR {
@@ -93,8 +100,7 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
     PrefetchRows(values, params.v.dtype, scratch.list_key.get() + r * scratch.list_stride, support,
                  e);
     finish();
-    waiting = {r, support,
-               static_cast<float>(static_cast<double>(sweep.maximum()) / (head.alpha - 1.0))};
+    waiting = {r, support};
   });
   finish();
   for (std::int64_t r = 0; r < count; ++r) {

@@ -155,6 +155,7 @@ struct SweepScratch {
   struct Row {
     std::int64_t lo = 0, hi = 0;  // visible keys, from the sequence's first
     std::int64_t position = 0;    // key of distance 0
+    double score_factor = 0.0;    // s = score_factor * raw + terms
     double exact_factor = 0.0;    // z = exact_factor * raw + terms
     float factor = 0.0f;
     float slope = 0.0f;  // (alpha - 1) * ALiBi's

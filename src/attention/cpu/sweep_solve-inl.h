@@ -138,7 +138,6 @@ template <class Engine, ScoreEngine kEngine>
 bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
   SweepScratch::Row& row = s_.rows[r];
   const float* z = s_.list_z.get() + r * s_.list_stride;
-  maximum_ = row.maximum;
   row.tau =
       WithPower(head_.alpha - 1.0,
                 [&](const auto& power) HWY_ATTR {
@@ -203,14 +202,14 @@ void BlockSweep<Engine, kEngine>::Recall(const Emit& emit) {
     } else {
       Settle(r);
     }
-    maximum_ =
+    row.maximum =
         RowMaximum(s_.list_z.get() + r * s_.list_stride, static_cast<std::size_t>(row.count));
     emit(r, KeepSupport(r));
     Retire(r);
   }
 }
 
-// Turns a row's list into its support and weights. They depend on the scores, tau and maximum()
+// Turns a row's list into its support and weights. They depend on the scores, tau and the maximum
 // alone, not on what else was listed: a row that is found again gets the same bits.
 template <class Engine, ScoreEngine kEngine>
 std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
@@ -221,8 +220,8 @@ std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
   const auto n = static_cast<std::size_t>(row.count);
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
-  const SplitThreshold tau(row.tau - static_cast<double>(maximum_));
-  const VF top = hn::Set(d, maximum_), high = hn::Set(d, tau.high), low = hn::Set(d, tau.low);
+  const SplitThreshold tau(row.tau - static_cast<double>(row.maximum));
+  const VF top = hn::Set(d, row.maximum), high = hn::Set(d, tau.high), low = hn::Set(d, tau.low);
   WithPower(head_.alpha - 1.0, [&](const auto& power) HWY_ATTR {
     for (std::size_t i = 0; i < n; i += lanes) {
       const VF above = hn::Sub(hn::Sub(hn::Sub(hn::LoadU(d, z + i), top), high), low);
@@ -238,6 +237,23 @@ std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
     hn::StoreU(hn::Mul(hn::LoadU(d, z + i), factor), d, z + i);
   }
   return support;
+}
+
+template <class Engine, ScoreEngine kEngine>
+float BlockSweep<Engine, kEngine>::ScoreOf(std::int64_t r, std::uint32_t key) const {
+  const SweepScratch::Row& row = s_.rows[r];
+  const GatherRows keys =
+      GatherRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
+  float product = 0.0f;
+  GatherDot(keys, params_.k.dtype, &key, 1, s_.query_rows.get() + r * dim_, params_.head_dim,
+            &product);
+  const std::int64_t distance = std::abs(row.position - static_cast<std::int64_t>(key));
+  double s = row.score_factor * static_cast<double>(product);
+  if (head_.distance_a != nullptr) {
+    const double a = head_.distance_a[distance];
+    s = a * s + 1.0 - a * a;
+  }
+  return static_cast<float>(s - slope_ * static_cast<double>(distance));
 }
 
 // Rows that are still active, side by side in as few units as hold them.
