@@ -21,40 +21,11 @@ namespace tsallis {
 #define TSALLIS_TILES __attribute__((target("amx-tile,amx-bf16")))
 #define TSALLIS_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
-namespace {
-
-// Tiles 0-3 hold sums; 4 and 5 a full left and right side; 6 and 7 those of half the depth (16
-// queries are 8 pairs).
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
-  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
-};
-
-TSALLIS_TILES void Configure() {
-  const TileConfig config;
-  // GCC 12 does not know that the instruction reads all 64 bytes.
-  asm volatile("" ::"r"(&config) : "memory");
-  _tile_loadconfig(&config);
-}
-
-TSALLIS_TILES void Release() { _tile_release(); }
-
-}  // namespace
+// Tiles 0-3 hold sums; 4 and 5 a full left and right side; 6 and 7 those of half the depth.
 
 bool TilesUsable() {
   static const bool usable = MatrixUnitUsable() && QueryCpu().avx512_bf16;
   return usable;
-}
-
-TileSession::TileSession(bool wanted) : open_(wanted) {
-  if (open_) Configure();
-}
-
-TileSession::~TileSession() {
-  if (open_) Release();
 }
 
 TSALLIS_TILES void TileProducts(const std::uint16_t* rows, const std::uint32_t* columns,
@@ -163,8 +134,6 @@ TSALLIS_BF16 void RoundWeights(const float* from, std::size_t keys, std::uint32_
 #else
 
 bool TilesUsable() { return false; }
-TileSession::TileSession(bool) : open_(false) {}
-TileSession::~TileSession() = default;
 void TileProducts(const std::uint16_t*, const std::uint32_t*, std::size_t, std::size_t, float*) {}
 void TileMix(const std::uint16_t*, std::size_t, const std::uint32_t*, std::size_t, std::size_t,
              bool, float*) {}

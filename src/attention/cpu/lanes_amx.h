@@ -12,17 +12,7 @@ namespace tsallis {
 // Whether this machine has AMX for bfloat16 and the system lets this process use it.
 bool TilesUsable();
 
-// Sets this thread's tiles up for the products below, until it goes out of scope.
-class TileSession {
- public:
-  explicit TileSession(bool wanted);
-  ~TileSession();
-  TileSession(const TileSession&) = delete;
-  TileSession& operator=(const TileSession&) = delete;
-
- private:
-  bool open_;
-};
+// What follows wants a MatrixUnitSession with TileShapes::kHalfDepth.
 
 // to[j][lane] = sum_x rows[j][x] columns[x][lane]. rows: [keys][depth]; columns: [depth / 2][16] pairs;
 // to: [keys][16]. keys: a multiple of 16, depth: of 32.

@@ -110,7 +110,9 @@ void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t e
   const AttentionParams& params = call.params;
   const std::int64_t group = params.heads / params.kv_heads;
   LanesScratch scratch(call);
-  const TileSession session(kWithTiles && call.tiles);
+#if defined(__x86_64__)
+  const MatrixUnitSession session(kWithTiles && call.tiles, TileShapes::kHalfDepth);
+#endif
   for (std::int64_t i = begin; i < end; ++i) {
     LanesProblem problem(call, i, scratch);
     Ahead ahead(call, problem.sequence.q.size(), i + 1, end);

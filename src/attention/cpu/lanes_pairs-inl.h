@@ -24,8 +24,8 @@ constexpr bool kWithTiles = HWY_TARGET <= HWY_AVX3 && kLanes == 16;
 // As PackRows, without conversion: `count` rows of (b, h) from `row` on. to: [count][padded], padded a
 // multiple of 32. Returns the largest |value|.
 inline HWY_NOINLINE float PackHalves(const ConstArray4& array, std::int64_t b, std::int64_t h,
-                              std::int64_t row, std::size_t count, std::size_t columns,
-                              std::size_t padded, std::uint16_t* HWY_RESTRICT to) {
+                                     std::int64_t row, std::size_t count, std::size_t columns,
+                                     std::size_t padded, std::uint16_t* HWY_RESTRICT to) {
   const hn::ScalableTag<std::uint16_t> dh;
   const std::size_t lanes = hn::Lanes(dh);
   const auto magnitude = hn::Set(dh, 0x7FFF);

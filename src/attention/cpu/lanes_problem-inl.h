@@ -15,6 +15,7 @@
 #include "attention/cpu/lanes_map-inl.h"
 #include "attention/cpu/lanes_pairs-inl.h"
 #include "attention/cpu/lanes_tiles-inl.h"
+#include "attention/cpu/matrix_unit.h"
 #include "attention/geometry.h"
 
 #if TSALLIS_LANES_HERE

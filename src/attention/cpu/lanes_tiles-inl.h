@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "attention/cpu/lanes.h"
+#include "attention/cpu/load-inl.h"
 #include "simplex/elements.h"
 #include "simplex/short_rows-inl.h"
 #include "simplex/vector-inl.h"
@@ -54,28 +55,11 @@ struct LoadFloat32 {
   static HWY_INLINE VF Vector(const float* p) { return hn::LoadU(DF(), p); }
   static HWY_INLINE float Scalar(const float* p) { return *p; }
 };
-struct LoadBFloat16 {
+template <DType kType>
+struct Load16 {
   using Type = std::uint16_t;
-  static HWY_INLINE VF Vector(const std::uint16_t* p) {
-    const hn::RebindToUnsigned<DF> du;
-    const hn::Rebind<std::uint16_t, DF> dh;
-    return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, p))));
-  }
-  static HWY_INLINE float Scalar(const std::uint16_t* p) { return FloatFromBFloat16(*p); }
-};
-struct LoadFloat16 {
-  using Type = std::uint16_t;
-  static HWY_INLINE VF Vector(const std::uint16_t* p) {
-#if HWY_TARGET <= HWY_AVX2
-    const hn::Rebind<hwy::float16_t, DF> dh;
-    return hn::PromoteTo(DF(), hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(p)));
-#else
-    HWY_ALIGN float lanes[kLanes];
-    for (std::size_t i = 0; i < kLanes; ++i) lanes[i] = FloatFromFloat16(p[i]);
-    return hn::Load(DF(), lanes);
-#endif
-  }
-  static HWY_INLINE float Scalar(const std::uint16_t* p) { return FloatFromFloat16(*p); }
+  static HWY_INLINE VF Vector(const std::uint16_t* p) { return FloatsOf(DF(), kType, p); }
+  static HWY_INLINE float Scalar(const std::uint16_t* p) { return LoadElement<float>(p, kType, 0); }
 };
 
 // to: [count][padded]; columns beyond `columns` become 0. from: rows `row_stride` apart, `step` between
@@ -115,8 +99,8 @@ HWY_INLINE float PackRowsOf(const typename Source::Type* from, std::int64_t row_
 
 // `count` rows of (b, h) from `row` on, as above.
 inline HWY_NOINLINE float PackRows(const ConstArray4& array, std::int64_t b, std::int64_t h,
-                            std::int64_t row, std::size_t count, std::size_t columns,
-                            std::size_t padded, float* to) {
+                                   std::int64_t row, std::size_t count, std::size_t columns,
+                                   std::size_t padded, float* to) {
   const std::int64_t start = Offset(array.strides, b, h, row);
   const std::int64_t row_stride = array.strides[2], step = array.strides[3];
   if (array.dtype == DType::kFloat32) {
@@ -124,9 +108,10 @@ inline HWY_NOINLINE float PackRows(const ConstArray4& array, std::int64_t b, std
                                    count, columns, padded, to);
   }
   const auto* from = static_cast<const std::uint16_t*>(array.data) + start;
-  return array.dtype == DType::kBFloat16
-             ? PackRowsOf<LoadBFloat16>(from, row_stride, step, count, columns, padded, to)
-             : PackRowsOf<LoadFloat16>(from, row_stride, step, count, columns, padded, to);
+  return array.dtype == DType::kBFloat16 ? PackRowsOf<Load16<DType::kBFloat16>>(
+                                               from, row_stride, step, count, columns, padded, to)
+                                         : PackRowsOf<Load16<DType::kFloat16>>(
+                                               from, row_stride, step, count, columns, padded, to);
 }
 
 // Asks for `count` rows to come to the second-level cache. The processor's own prefetchers stop at the
@@ -189,43 +174,19 @@ struct StoreFloat32 {
   }
   static HWY_INLINE void Scalar(float v, float* p) { *p = v; }
 };
-struct StoreBFloat16 {
+template <DType kType>
+struct Store16 {
   using Type = std::uint16_t;
-  // To nearest even; NaN stays NaN.
   template <bool kStream>
   static HWY_INLINE void Vector(VF v, std::uint16_t* p) {
-    [[maybe_unused]] const DF d;
-    const hn::RebindToUnsigned<DF> du;
-    const DI di;
     const hn::Rebind<std::uint16_t, DF> dh;
-    const auto bits = hn::BitCast(du, v);
-    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-    const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF)));
-    const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
-    const auto kept = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
-    const auto halves = hn::DemoteTo(dh, hn::BitCast(di, hn::ShiftRight<16>(kept)));
     if constexpr (kStream) {
-      hn::Stream(halves, dh, p);
+      hn::Stream(Rounded16(DF(), kType, v), dh, p);
     } else {
-      hn::StoreU(halves, dh, p);
+      hn::StoreU(Rounded16(DF(), kType, v), dh, p);
     }
   }
-  static HWY_INLINE void Scalar(float v, std::uint16_t* p) { *p = BFloat16FromFloat(v); }
-};
-struct StoreFloat16 {
-  using Type = std::uint16_t;
-  template <bool>
-  static HWY_INLINE void Vector(VF v, std::uint16_t* p) {
-#if HWY_TARGET <= HWY_AVX2
-    const hn::Rebind<hwy::float16_t, DF> dh;
-    hn::StoreU(hn::DemoteTo(dh, v), dh, reinterpret_cast<hwy::float16_t*>(p));
-#else
-    HWY_ALIGN float lanes[kLanes];
-    hn::Store(v, DF(), lanes);
-    for (std::size_t i = 0; i < kLanes; ++i) p[i] = Float16FromFloat(lanes[i]);
-#endif
-  }
-  static HWY_INLINE void Scalar(float v, std::uint16_t* p) { *p = Float16FromFloat(v); }
+  static HWY_INLINE void Scalar(float v, std::uint16_t* p) { StoreElement(p, kType, 0, v); }
 };
 
 template <class Target, bool kStream>
@@ -253,8 +214,9 @@ HWY_INLINE void StoreRowsOf(const float* HWY_RESTRICT from, std::size_t padded,
 // Rows `row` ... of (b, h) = factors[i] from[i]. from: [count][padded]; factors: [count], or null for
 // 1. `stream`: past the caches, where the memory's alignment allows.
 inline HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const float* factors,
-                            std::size_t count, std::size_t columns, const MutableArray4& array,
-                            std::int64_t b, std::int64_t h, std::int64_t row, bool stream) {
+                                   std::size_t count, std::size_t columns,
+                                   const MutableArray4& array, std::int64_t b, std::int64_t h,
+                                   std::int64_t row, bool stream) {
   const std::int64_t start = Offset(array.strides, b, h, row);
   const std::int64_t row_stride = array.strides[2], step = array.strides[3];
   const auto run = [&](auto target) HWY_ATTR {
@@ -271,8 +233,8 @@ inline HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const 
   };
   switch (array.dtype) {
     case DType::kFloat32: return run(StoreFloat32());
-    case DType::kBFloat16: return run(StoreBFloat16());
-    default: return run(StoreFloat16());
+    case DType::kBFloat16: return run(Store16<DType::kBFloat16>());
+    default: return run(Store16<DType::kFloat16>());
   }
 }
 

@@ -32,8 +32,8 @@ HWY_INLINE VF FloatsOf(DF d, DType dtype, const std::uint16_t* HWY_RESTRICT p) {
   return hn::Load(d, lanes);
 }
 
-// Rounded to nearest even; NaN stays NaN.
-HWY_INLINE void StoreAs16(DF, DType dtype, VF v, std::uint16_t* HWY_RESTRICT p) {
+// Bits of 16-bit elements, rounded to nearest even; NaN stays NaN.
+HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, DF>> Rounded16(DF d, DType dtype, VF v) {
   const hn::Rebind<std::uint16_t, DF> d16;
   if (dtype == DType::kBFloat16) {
     const hn::RebindToUnsigned<DF> du;
@@ -42,18 +42,20 @@ HWY_INLINE void StoreAs16(DF, DType dtype, VF v, std::uint16_t* HWY_RESTRICT p) 
     const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
     const auto nan = hn::Or(bits, hn::Set(du, 0x400000u));
     const auto chosen = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded);
-    hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(chosen)), d16, p);
-    return;
+    return hn::TruncateTo(d16, hn::ShiftRight<16>(chosen));
   }
   if constexpr (kConvertsFloat16) {
     const hn::Rebind<hwy::float16_t, DF> dh;
-    hn::StoreU(hn::BitCast(d16, hn::DemoteTo(dh, v)), d16, p);
-    return;
+    return hn::BitCast(d16, hn::DemoteTo(dh, v));
   }
-  const DF d;
   HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  HWY_ALIGN std::uint16_t halves[hn::MaxLanes(d)];
   hn::Store(v, d, lanes);
-  for (std::size_t i = 0; i < hn::Lanes(d); ++i) p[i] = Float16FromFloat(lanes[i]);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) halves[i] = Float16FromFloat(lanes[i]);
+  return hn::Load(d16, halves);
+}
+HWY_INLINE void StoreAs16(DF d, DType dtype, VF v, std::uint16_t* HWY_RESTRICT p) {
+  hn::StoreU(Rounded16(d, dtype, v), hn::Rebind<std::uint16_t, DF>(), p);
 }
 
 // out[x] = element (start + x * strides[3]) of `array`. out: [columns].

@@ -20,19 +20,26 @@ struct alignas(64) TileConfiguration {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-__attribute__((target("amx-tile"))) void Configure() {
-  static constexpr TileConfiguration kConfiguration;
+constexpr TileConfiguration HalfDepth() {
+  TileConfiguration configuration;
+  configuration.row_bytes[6] = 32;
+  configuration.rows[7] = 8;
+  return configuration;
+}
+
+__attribute__((target("amx-tile"))) void Configure(TileShapes shapes) {
+  static constexpr TileConfiguration kWhole, kHalfDepth = HalfDepth();
   // GCC 12's intrinsic does not say that it reads memory.
   asm volatile("" ::: "memory");
-  _tile_loadconfig(&kConfiguration);
+  _tile_loadconfig(shapes == TileShapes::kWhole ? &kWhole : &kHalfDepth);
 }
 
 __attribute__((target("amx-tile"))) void Release() { _tile_release(); }
 
 }  // namespace
 
-MatrixUnitSession::MatrixUnitSession(bool real) : real_(real) {
-  if (real_) Configure();
+MatrixUnitSession::MatrixUnitSession(bool real, TileShapes shapes) : real_(real) {
+  if (real_) Configure(shapes);
 }
 
 // Tiles in use make every context switch save 8 KB.

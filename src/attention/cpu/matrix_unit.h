@@ -21,10 +21,14 @@ namespace tsallis {
 bool MatrixUnitUsable();
 
 #if defined(__x86_64__)
+// Shapes of the eight tiles: whole, or with a left side (tile 6) and a right side (tile 7) of half the depth
+// for sums over 16 rows, which are 8 pairs.
+enum class TileShapes : std::uint8_t { kWhole, kHalfDepth };
+
 // A thread that is going to use tiles holds one of these.
 class MatrixUnitSession {
  public:
-  explicit MatrixUnitSession(bool real);
+  explicit MatrixUnitSession(bool real, TileShapes shapes = TileShapes::kWhole);
   ~MatrixUnitSession();
   MatrixUnitSession(const MatrixUnitSession&) = delete;
   MatrixUnitSession& operator=(const MatrixUnitSession&) = delete;
