@@ -61,40 +61,54 @@ struct FilterJob {
 struct FloatEngine {
   HWY_INLINE static void Unit(const std::byte* queries, const std::byte* keys, std::int64_t dim,
                               float* HWY_RESTRICT scores, const FilterJob& job) {
-    const DF d;
-    constexpr std::size_t kLanes = hn::MaxLanes(d);
-    // 16 accumulators: all rows by one vector of keys, or 4 rows by the vectors of a group.
-    constexpr std::size_t kRows = kLanes == 16 ? 16 : 4, kVectors = 16 / kLanes;
+    constexpr std::size_t kLanes = hn::MaxLanes(DF());
     const auto* q = reinterpret_cast<const float*>(queries);
     const auto* k = reinterpret_cast<const float*>(keys);
-    for (std::size_t group = 0; group < 4; ++group, k += dim * 16) {
-      for (std::size_t r0 = 0; r0 < 16; r0 += kRows) {
-        VF sums[kRows * kVectors];
-        HWY_UNROLL(16)
-        for (std::size_t i = 0; i < kRows * kVectors; ++i) sums[i] = hn::Zero(d);
-        for (std::int64_t x = 0; x < dim; ++x) {
-          VF key[kVectors];
-          HWY_UNROLL(4)
-          for (std::size_t v = 0; v < kVectors; ++v) key[v] = hn::Load(d, k + x * 16 + v * kLanes);
-          HWY_UNROLL(16)
-          for (std::size_t r = 0; r < kRows; ++r) {
-            const VF query = hn::Set(d, q[x * 16 + r0 + r]);
-            HWY_UNROLL(4)
-            for (std::size_t v = 0; v < kVectors; ++v) {
-              sums[r * kVectors + v] = hn::MulAdd(query, key[v], sums[r * kVectors + v]);
-            }
-          }
-        }
-        HWY_UNROLL(16)
-        for (std::size_t r = 0; r < kRows; ++r) {
-          HWY_UNROLL(4)
-          for (std::size_t v = 0; v < kVectors; ++v) {
-            hn::Store(sums[r * kVectors + v], d, scores + group * 256 + (r0 + r) * 16 + v * kLanes);
-          }
-        }
+    for (std::size_t group = 0; group < 4; ++group, k += dim * 16, scores += 256) {
+      // As many sums as registers take: all rows by one vector of keys, or 5 or 6 rows by two.
+      if constexpr (kLanes == 16) {
+        Rows<16>(q, k, dim, scores);
+      } else if constexpr (kLanes == 8) {
+        Rows<6>(q, k, dim, scores);
+        Rows<5>(q + 6, k, dim, scores + 6 * 16);
+        Rows<5>(q + 11, k, dim, scores + 11 * 16);
+      } else {
+        for (std::size_t r = 0; r < 16; r += 2) Rows<2>(q + r, k, dim, scores + r * 16);
       }
     }
     if (job.scores != nullptr) FilterRows(job.scores, job.bounds, job.masks, 0, 16);
+  }
+
+ private:
+  // Scores of kRows queries and a group of 16 keys. q: [dim][16], of which the first kRows count.
+  template <std::size_t kRows>
+  HWY_INLINE static void Rows(const float* HWY_RESTRICT q, const float* HWY_RESTRICT k,
+                              std::int64_t dim, float* HWY_RESTRICT scores) {
+    const DF d;
+    constexpr std::size_t kLanes = hn::MaxLanes(d), kVectors = 16 / kLanes;
+    VF sums[kRows * kVectors];
+    HWY_UNROLL(16)
+    for (std::size_t i = 0; i < kRows * kVectors; ++i) sums[i] = hn::Zero(d);
+    for (std::int64_t x = 0; x < dim; ++x) {
+      VF key[kVectors];
+      HWY_UNROLL(4)
+      for (std::size_t v = 0; v < kVectors; ++v) key[v] = hn::Load(d, k + x * 16 + v * kLanes);
+      HWY_UNROLL(16)
+      for (std::size_t r = 0; r < kRows; ++r) {
+        const VF query = hn::Set(d, q[x * 16 + r]);
+        HWY_UNROLL(4)
+        for (std::size_t v = 0; v < kVectors; ++v) {
+          sums[r * kVectors + v] = hn::MulAdd(query, key[v], sums[r * kVectors + v]);
+        }
+      }
+    }
+    HWY_UNROLL(16)
+    for (std::size_t r = 0; r < kRows; ++r) {
+      HWY_UNROLL(4)
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        hn::Store(sums[r * kVectors + v], d, scores + r * 16 + v * kLanes);
+      }
+    }
   }
 };
 
