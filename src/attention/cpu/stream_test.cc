@@ -8,7 +8,6 @@
 #include <string>
 
 #include "attention/compare.h"
-#include "attention/cpu/matrix_unit.h"
 #include "attention/test_problem.h"
 #include "simplex/test_util.h"
 
@@ -139,7 +138,7 @@ TEST(Stream, ScoresOfEverySize) {
 }
 
 TEST(Stream, IsWhatLongSoftmaxRunsOn) {
-  if (!MatrixUnitUsable()) GTEST_SKIP() << "no matrix unit here";
+  if (kStreamAmx.instruction_set().empty()) GTEST_SKIP() << "no matrix unit here";
   ForEachTarget([](const std::string& target) {
     const Problem problem(Softmax(600, 600));
     const std::string chosen = ChooseAttentionKernel(problem.params()).forward;
