@@ -297,9 +297,11 @@ HWY_INLINE void StickBackwardRow(const float* x, const float* p, const float* dp
 
 // ---- all of them --------------------------------------------------------------------------------
 
+// Calls, so that the maps with thresholds keep short code.
+
 // y = map(scale x) for a row with a finite entry and nothing beyond; returns tau. x, y: [n], apart.
-HWY_INLINE double BaselineRow(const RowSpec& spec, const float* x, std::size_t n, float maximum,
-                              double scale, float* y) {
+HWY_NOINLINE inline double BaselineRow(const RowSpec& spec, const float* x, std::size_t n,
+                                       float maximum, double scale, float* y) {
   switch (spec.map) {
     case RowMap::kTopKSoftmax: return TopKRow(spec.top_k, x, n, maximum, scale, y);
     case RowMap::kSigmoid: return SigmoidRow(spec, x, n, scale, y);
@@ -309,8 +311,9 @@ HWY_INLINE double BaselineRow(const RowSpec& spec, const float* x, std::size_t n
 }
 
 // p, dp, ds: [n]; ds may be dp. x: [n], read by softpick and stick-breaking. factor: 1 / temperature.
-HWY_INLINE void BaselineBackwardRow(RowMap map, const float* x, const float* p, const float* dp,
-                                    std::size_t n, float factor, float* ds) {
+HWY_NOINLINE inline void BaselineBackwardRow(RowMap map, const float* x, const float* p,
+                                             const float* dp, std::size_t n, float factor,
+                                             float* ds) {
   if (n == 0) return;
   if (map == RowMap::kTopKSoftmax) return BackwardRow(SelfWeight(), p, dp, n, factor, ds);
   if (std::isnan(p[0])) {  // then all of them

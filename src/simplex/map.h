@@ -50,6 +50,8 @@ struct ReferenceMap {
   double (*generator)(const RowSpec& spec, const double* p, std::int64_t n);
   // Whether a gradient needs `depth`, because p alone does not determine it.
   bool backward_needs_scores;
+  // Whether ds may differ from 0 where p is 0.
+  bool gradient_off_support = false;
   bool sums_to_one = true;
   bool in_attention = false;
   // Whether an entry more, whose weight is dropped, makes sense (AttentionTerms::sink).

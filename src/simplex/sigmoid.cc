@@ -82,6 +82,7 @@ const ReferenceMap kStickBreakingReference = {
     .d_alpha = nullptr,
     .generator = nullptr,
     .backward_needs_scores = true,
+    .gradient_off_support = true,
     .sums_to_one = false,
     .in_attention = true,
 };

@@ -52,6 +52,7 @@ const ReferenceMap kSoftpickReference = {
     .d_alpha = nullptr,
     .generator = nullptr,
     .backward_needs_scores = true,
+    .gradient_off_support = true,
     .sums_to_one = false,
     .in_attention = true,
 };
