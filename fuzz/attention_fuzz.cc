@@ -2,7 +2,7 @@
 // either throws InvalidArgument and writes nothing, or gives what attention.h promises:
 //   - nothing outside of the results is written (marks around them), nothing else read (AddressSanitizer)
 //   - the same bits for another number of threads and other memory for saved lists
-//   - out is a weighted mean of the visible values, 0 where nothing is visible, NaN exactly where the
+//   - out is within the visible values' range (for maps that sum to at most 1), 0 where nothing is visible, NaN exactly where the
 //     definition in double (float64 arrays) has NaN, and gradients are finite where its are
 //
 // `make fuzz` builds and runs it; an input that fails is left in build-fuzz/ and repeated by
@@ -133,7 +133,7 @@ class Input {
   std::int64_t batch_ = 0;
   AttentionParams typed_, wide_;
   Array q_, k_, v_, d_out_, length_scale_, slopes_, bias_;
-  std::vector<double> alphas_;
+  std::vector<double> alphas_, sinks_;
   std::vector<std::uint8_t> visible_, blocks_;
   std::vector<std::int64_t> q_begin_, q_end_, k_begin_, k_end_;
 };
@@ -190,9 +190,13 @@ void Input::Draw() {
   typed_.k_len = Pick(0, kMost);
   typed_.head_dim = Chance(70) ? Pick(1, 20) : Pick(1, 140);
   typed_.value_dim = Chance(70) ? typed_.head_dim : Pick(1, 140);
-  const tsallis::RowMap maps[] = {tsallis::RowMap::kEntmax, tsallis::RowMap::kEntmax,
-                                  tsallis::RowMap::kSoftmax, tsallis::RowMap::kAdaptiveTemperature};
-  typed_.map = maps[Pick(0, 3)];
+  const std::vector<tsallis::RowMap>& maps = tsallis::AttentionMaps();
+  typed_.map =
+      Chance(50)
+          ? tsallis::RowMap::kEntmax
+          : maps[static_cast<std::size_t>(Pick(0, static_cast<std::int64_t>(maps.size()) - 1))];
+  typed_.top_k = {.k = Pick(1, 9), .fraction = Chance(50) ? 0.0 : 0.5};
+  if (Chance(30)) typed_.sigmoid_bias = static_cast<double>(Pick(-30, 30)) / 10.0;
   const double alphas[] = {1.5, 2.0, 1.25, 1.0, 1.01, 1.9, 2.5, 64.0};
   typed_.alpha = alphas[Pick(0, 7)];
   wide_ = typed_;
@@ -222,7 +226,8 @@ void Input::Draw() {
 
 void Input::DrawMask() {
   tsallis::AttentionMask mask;
-  mask.causal = Chance(50);
+  // Stick-breaking without it must be refused.
+  mask.causal = Chance(typed_.map == tsallis::RowMap::kStickBreaking ? 95 : 50);
   mask.alignment = Chance(20) ? tsallis::Alignment::kStart : tsallis::Alignment::kEnd;
   if (Chance(20)) mask.left = Chance(5) ? INT64_MAX : Pick(0, kMost);
   if (Chance(15)) mask.right = Chance(5) ? INT64_MAX : Pick(0, kMost);
@@ -292,11 +297,14 @@ void Input::DrawTerms() {
     if (has_slopes) terms.alibi_slopes = slopes_.View(dtype, in_double);
     if (has_bias) terms.bias = bias_.View(dtype, in_double);
   }
+  if (!Chance(tsallis::TakesSink(typed_.map) ? 15 : 2)) return;
+  for (std::int64_t h = 0; h < typed_.heads; ++h) sinks_.push_back(Value());
+  Both([&](AttentionParams& p) { p.terms.sink = sinks_.data(); });
 }
 
 // One argument that is out of its range, in a way that cannot lead outside of the arrays if accepted.
 void Input::Spoil() {
-  const auto mistake = Pick(0, 13);
+  const auto mistake = Pick(0, 15);
   Both([&](AttentionParams& p) {
     switch (mistake) {
       case 0: p.batch = -1; break;
@@ -312,6 +320,8 @@ void Input::Spoil() {
       case 10: p.terms.scale = -INFINITY; break;
       case 11: p.terms.scale_invariant = NAN; break;
       case 12: p.adaptive.coefficients.clear(); break;
+      case 13: p.top_k.k = -p.top_k.k; break;
+      case 14: p.top_k.fraction = NAN; break;
       default: p.q.dtype = static_cast<DType>(77); break;
     }
   });
@@ -407,13 +417,13 @@ void RequireAsSpecified(const Input& input, const Outcome& ours, const Outcome& 
   for (std::int64_t i = 0; i < ours.out.count; ++i) {
     const double got = ours.out.At(i), expected = exact.out.At(i);
     const std::int64_t row = i / p.value_dim;
-    if (exact.support[row] == 0) {
+    if (exact.maximum[row] == -INFINITY) {
       Require(got == 0.0 && ours.support[row] == 0, "a row that sees nothing is not 0");
     }
     if (!input.tame()) continue;
     if (!std::isfinite(expected)) {
       Require(std::isnan(expected) == std::isnan(got), "NaN is not where it is to be");
-    } else {
+    } else if (p.map != tsallis::RowMap::kSigmoid) {
       Require(std::abs(got) <= largest * 1.01 + 1e-30 || got == kMark, "beyond the values' range");
     }
   }

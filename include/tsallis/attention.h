@@ -9,10 +9,12 @@
 //   p_i = map(s_i), out_i = sum_j p_ij v_j
 //
 // slope is ALiBi's (SPEC P5: slope (j - i) for keys before the query; symmetric after it, as in
-// FlashAttention), c_i the length scaling (SPEC L0-L4). Maps and their notation: rows.h.
+// FlashAttention), c_i the length scaling (SPEC L0-L4). Maps and their notation: rows.h. Stick-breaking
+// goes backwards from the query and leaves out the key at its own position: it needs a causal mask,
+// whose rule is j < i then.
 //
 // Edges: a query that sees no key, or only scores of -inf, has output 0, gradients 0, tau -inf and
-// support 0. NaN or +inf among a query's visible scores gives NaN in that query's output (and in
+// support 0, with a sink as well. NaN or +inf among a query's visible scores gives NaN in that query's output (and in
 // the gradients it reaches), nowhere else. Keys that are not visible may hold anything.
 //
 // Results do not depend on the number of threads, to the bit. Nothing here keeps state between
@@ -21,6 +23,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,7 +56,7 @@ enum class Alignment : std::uint8_t {
 };
 
 struct AttentionMask {
-  bool causal = false;  // key j visible to query i: j <= i
+  bool causal = false;  // key j visible to query i: j <= i; j < i for kStickBreaking
   Alignment alignment = Alignment::kEnd;
   // Sliding window: i - left <= j <= i + right; negative: no limit on that side.
   std::int64_t left = -1;
@@ -90,6 +93,11 @@ struct AttentionTerms {
   ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
   double scale_invariant = 0.0;  // l of SPEC P7, > 0; 0: without
   ConstArray4 bias;              // [batch, heads, q_len, k_len]; null: 0. May hold -inf
+  // [heads] or null: the score of one more key of every query, whose value is 0: it takes weight from the
+  // others and does nothing else (a learned logit in softmax's denominator: gpt-oss, OpenAI 2025). tau
+  // counts it; support_size, entropy, maximum and the weights as CSR do not. Softmax and entmax only.
+  // -inf: none.
+  const double* sink = nullptr;
 };
 
 struct AttentionParams {
@@ -106,10 +114,12 @@ struct AttentionParams {
   ConstArray4 k;  // [batch, kv_heads, k_len, head_dim]
   ConstArray4 v;  // [batch, kv_heads, k_len, value_dim]
 
-  RowMap map = RowMap::kEntmax;            // kSoftmax, kEntmax or kAdaptiveTemperature
+  RowMap map = RowMap::kEntmax;            // one of AttentionMaps()
   double alpha = 1.5;                      // kEntmax: finite and >= 1
   const double* alpha_per_head = nullptr;  // [heads], in place of alpha
   AdaptiveTemperature adaptive;
+  TopK top_k;                          // kTopKSoftmax
+  std::optional<double> sigmoid_bias;  // kSigmoid; none: -ln of the number of visible keys
 
   AttentionMask mask;
   AttentionRanges ranges;
@@ -144,6 +154,7 @@ struct AttentionGradients {
   double* d_length_scale = nullptr;  // [batch, heads, q_len] (no batch axis if packed)
   double* d_alpha = nullptr;         // [heads]: kEntmax only
   double* d_slopes = nullptr;        // [batch, heads]; [heads] if packed
+  double* d_sink = nullptr;          // [heads]
   // float32 or float64, with the bias's broadcasting: a stride of 0 sums over that axis.
   MutableArray4 d_bias;
 };

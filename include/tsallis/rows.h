@@ -1,10 +1,11 @@
-// Maps from rows of scores to rows of probabilities (SPEC M1-M7): one row in, one row out.
+// Maps from rows of scores to rows of probabilities (SPEC M1-M7) and to the weights of the sparse
+// baselines (SPEC A8): one row in, one row out.
 //
 // Notation: a row has `length` scores s; alpha >= 1; z = (alpha - 1) s;
 // p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1; the support is {j : p_j > 0}; logarithms are natural.
 // Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia,
 // Niculae and Martins 2019, prop. 1; adaptive temperature, Velickovic et al. 2024, eq. 15-18 and
-// appendix G; normmax and budget, the `entmax` package.
+// appendix G; normmax and budget, the `entmax` package; the baselines at RowMap.
 //
 // Behaviour at the edges, for every map:
 //   a score of -inf       probability 0, gradient 0, as if the entry were absent
@@ -14,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tsallis/types.h"
@@ -48,6 +50,19 @@ enum class RowMap : std::uint8_t {
   kNormmax,  // M5: argmax <s, p> - ||p||_alpha over the simplex, alpha > 1
   kBudget,   // M5: p = clip(s - tau, 0, 1) with sum p = min(budget, finite entries), budget > 0
   kAdaptiveTemperature,  // M7: softmax(beta s), beta from the entropy of softmax(s)
+  // Softmax over the largest scores of a row, see TopK (Gupta et al. 2021; a baseline of Vasylenko et
+  // al. 2025). All scores that tie with the least kept one are kept, so that the order of a row does
+  // not matter. The gradient is softmax's on what is kept.
+  kTopKSoftmax,
+  // p_j = 1 / (1 + e^{-(s_j + b)}) (Ramapuram et al. 2024). Rows do not sum to 1.
+  kSigmoid,
+  // p_j = [e^{s_j} - 1]_+ / (sum_m |e^{s_m} - 1| + kSoftpickEpsilon) (Zuhri et al. 2025). Rows sum
+  // to at most 1; scores <= 0 have weight 0, but a gradient.
+  kSoftpick,
+  // Each entry, from the last to the first, breaks sigmoid(s_j) off what is left of a stick of length 1:
+  // p_j = sigmoid(s_j) prod_{m > j} sigmoid(-s_m) (Tan et al. 2024). Rows sum to at most 1; their
+  // order matters.
+  kStickBreaking,
 };
 
 // beta(H) = max(1, sum_i coefficients[i] H^i) where H > threshold, else 1 (Velickovic et al. 2024,
@@ -57,9 +72,26 @@ struct AdaptiveTemperature {
   double threshold = 0.5;
 };
 
+// What kTopKSoftmax keeps of n finite scores: the max(k, floor(fraction n)) largest, all if that is more.
+struct TopK {
+  std::int64_t k = 0;     // >= 1
+  double fraction = 0.0;  // in [0, 1]
+};
+
+inline constexpr double kSoftpickEpsilon = 1e-6;
+
 // Lower-case name as users write it: "softmax", "entmax", "normmax", "budget",
-// "adaptive_temperature".
+// "adaptive_temperature", "top_k_softmax", "sigmoid", "softpick", "stick_breaking".
 const char* Name(RowMap map);
+
+// Every map there is, in the order of the enum, and those that attention takes.
+const std::vector<RowMap>& AllRowMaps();
+const std::vector<RowMap>& AttentionMaps();
+
+// Whether every row with a finite score has weights that sum to 1.
+bool SumsToOne(RowMap map);
+// Whether attention may add a sink to the rows of this map (AttentionTerms::sink).
+bool TakesSink(RowMap map);
 
 struct RowMapParams {
   RowMap map = RowMap::kEntmax;
@@ -71,15 +103,20 @@ struct RowMapParams {
   const double* alpha_per_row = nullptr;
   double budget = 2.0;
   AdaptiveTemperature adaptive;
+  TopK top_k;
+  // b of kSigmoid, finite; none: -ln n for n finite scores.
+  std::optional<double> sigmoid_bias;
 };
 
 // Optional outputs of the forward pass, each [rows] or null.
 //   tau           the threshold in z = (alpha - 1) s / temperature for kEntmax with alpha > 1; the
 //   log-sum-exp of
-//                 the (tempered) scores for softmax, alpha = 1 and kAdaptiveTemperature; the
-//                 threshold in s for kNormmax and kBudget
+//                 the (tempered) scores for softmax, alpha = 1 and kAdaptiveTemperature, and of the
+//                 kept ones for kTopKSoftmax; the threshold in s for kNormmax and kBudget; -b for
+//                 kSigmoid, where p = 1/2; the logarithm of the denominator for kSoftpick, and of what is
+//                 left of the stick for kStickBreaking, sum_j ln sigmoid(-s_j)
 //   support_size  number of entries with p > 0
-//   entropy       -sum p ln p of the output, in nats
+//   entropy       -sum p ln p of the output, in nats, also where it does not sum to 1
 struct RowStats {
   double* tau = nullptr;
   std::int64_t* support_size = nullptr;
@@ -94,8 +131,8 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
 
 // Whether RowsBackward reads the scores. Otherwise the probabilities determine the gradient, and a
 // caller that keeps tensors for the backward pass may drop the scores (and pass the probabilities
-// in their place). Scores are needed for adaptive temperature, and where 16-bit probabilities have
-// too few digits for p^{2 - alpha}, alpha > 2.
+// in their place). Scores are needed for adaptive temperature, softpick and stick-breaking, and where
+// 16-bit probabilities have too few digits: for p^{2 - alpha}, alpha > 2, and 1 - p of a sigmoid.
 bool BackwardReadsScores(const RowMapParams& params, DType dtype);
 
 // Vector-Jacobian product of RowsForward: d_scores = J^T d_probabilities.

@@ -38,6 +38,30 @@ CASES = {
     "alpha-2": lambda: {"alpha": 2.0, "causal": True},
     "alpha-4": lambda: {"alpha": 4.0},
     "alpha-per-head": lambda: {"alpha": torch.tensor([1.2, 1.5, 1.75, 2.0]).double()},
+    "top-k": lambda: {"map": "top_k_softmax", "top_k": 3},
+    "top-half": lambda: {"map": "top_k_softmax", "top_k": 2, "top_k_fraction": 0.5, "causal": True},
+    "sigmoid": lambda: {"map": "sigmoid", "mask": torch.rand(7, 9) < 0.7},
+    "sigmoid-bias": lambda: {"map": "sigmoid", "sigmoid_bias": -1.0, "causal": True},
+    "softpick": lambda: {"map": "softpick", "causal": True},
+    "stick-breaking": lambda: {"map": "stick_breaking", "causal": True},
+    "sink": lambda: {"sink": double(4)},
+    "sink-of-softmax": lambda: {"sink": double(1), "map": "softmax", "causal": True},
+    "sink-alpha-per-head": lambda: {
+        "sink": double(4),
+        "alpha": torch.tensor([1.2, 1.5, 1.75, 2.0]).double(),
+        "mask": torch.rand(2, 4, 7, 9) < 0.4,
+    },
+    "stick-breaking-everything": lambda: {
+        "map": "stick_breaking",
+        "causal": True,
+        "alignment": "start",
+        "window": (5, None),
+        "mask": torch.rand(2, 1, 7, 9) < 0.9,
+        "bias": spread_bias(7, 9),
+        "length_scale": double(2, 1, 7).abs() + 0.5,
+        "alibi_slopes": double(4).abs(),
+        "scale_invariant": 4.0,
+    },
     "causal": lambda: {"causal": True},
     "causal-start": lambda: {"causal": True, "alignment": "start"},
     "window": lambda: {"window": (2, 1)},
@@ -69,7 +93,7 @@ CASES = {
     },
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-DIFFERENTIABLE = ("alpha", "bias", "length_scale", "alibi_slopes")
+DIFFERENTIABLE = ("alpha", "bias", "length_scale", "alibi_slopes", "sink")
 
 
 def run(apply, tensors, settings, weight):
@@ -166,6 +190,18 @@ def test_gradcheck():
 
     assert gradcheck(f, (*tensors, alpha, length_scale, slopes, bias))
     assert gradcheck(lambda *x: tsallis.attention(*x, map="adaptive_temperature"), tensors)
+    for settings in (
+        {"map": "top_k_softmax", "top_k": 2},
+        {"map": "sigmoid"},
+        {"map": "softpick"},
+        {"map": "stick_breaking", "causal": True},
+    ):
+        assert gradcheck(lambda *x, s=settings: tsallis.attention(*x, **s), tensors)
+    sink = double(4).requires_grad_()
+    for map in ("softmax", "entmax"):
+        assert gradcheck(
+            lambda *x, m=map: tsallis.attention(*x[:3], sink=x[3], map=m), (*tensors, sink)
+        )
 
 
 # ---- ragged batches ---------------------------------------------------------------------------

@@ -27,6 +27,7 @@ def settings_with_gradients():
         "length_scale": torch.rand(2, 1, 5).add(0.5).requires_grad_(),
         "alibi_slopes": torch.rand(4, requires_grad=True),
         "bias": torch.randn(4, 1, 6, requires_grad=True),
+        "sink": torch.randn(4, requires_grad=True),
         "causal": True,
     }
 
@@ -60,6 +61,20 @@ def test_opcheck(operator, dtype):
     opcheck(operator, rows_first, {"saved_budget": 100})
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"map": "top_k_softmax", "top_k": 2, "top_k_fraction": 0.5},
+        {"map": "sigmoid", "sigmoid_bias": 0.0},
+        {"map": "softpick"},
+        {"map": "stick_breaking", "causal": True},
+    ],
+    ids=lambda settings: settings["map"],
+)
+def test_opcheck_baselines(settings):
+    opcheck(OPS.attention, [tensor.requires_grad_() for tensor in draw()], settings)
+
+
 def test_opcheck_parts():
     q, k, v = draw()
     options = {
@@ -73,7 +88,7 @@ def test_opcheck_parts():
     out, tau, saved, *_ = OPS.attention_forward(q, k, v, False, **options)
     assert saved.dtype == torch.uint8
     assert tau.dtype == torch.float64
-    for wanted in ([True] * 7, [False, True, False, True, False, True, False]):
+    for wanted in ([True] * 8, [False, True] * 4):
         arguments = (torch.randn_like(out), q, k, v, tau, saved, wanted)
         opcheck(OPS.attention_backward, arguments, options, test_utils=tests)
         results = OPS.attention_backward(*arguments, **options)
@@ -282,7 +297,19 @@ def ones(*shape, dtype=torch.float32):
         ({"v": ones(2, 4, 6, 3)}, "v: expected kv_heads = 2, got 4"),
         ({"v": ones(2, 2, 6, 600)}, "value_dim: expected a size.*600"),
         ({"v": torch.empty(2, 2, 6, 3, device="meta")}, "v: expected the device of q, cpu.*meta"),
-        ({"map": "normmax"}, "map: expected softmax, entmax or adaptive_temperature, got normmax"),
+        ({"map": "normmax"}, "map: expected one of softmax, entmax, .*stick_breaking, got normmax"),
+        ({"map": "stick_breaking"}, "causal: expected True for stick_breaking.*got False"),
+        ({"map": "top_k_softmax"}, "^top_k: expected an integer >= 1 for top_k_softmax, got 0"),
+        (
+            {"map": "top_k_softmax", "top_k": 2, "top_k_fraction": 2.0},
+            r"^top_k_fraction: expected a number in \[0, 1\], got 2",
+        ),
+        ({"top_k": 3}, "^top_k: expected None for entmax, got 3"),
+        ({"sigmoid_bias": 1.0}, "^sigmoid_bias: expected None for entmax, got 1"),
+        ({"map": "sigmoid", "sigmoid_bias": math.inf}, "^sigmoid_bias: expected a finite number"),
+        ({"sink": ones(3)}, r"^sink: expected a shape.*\[4\].*\[3\]"),
+        ({"sink": ones(4, dtype=torch.int)}, "^sink: expected dtype.*Int"),
+        ({"sink": ones(4), "map": "softpick"}, "^sink: expected None for softpick, got a tensor"),
         ({"map": "argmax"}, "map: expected one of.*argmax"),
         ({"alpha": 0.5}, "^alpha: expected a finite number >= 1, got 0.5"),
         ({"alpha": math.nan}, "^alpha: expected.*nan"),

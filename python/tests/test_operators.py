@@ -7,11 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_by_definition import baseline
 from torch.library import opcheck
 
 import tsallis
 
 OPS = torch.ops.tsallis
+BASELINES = (
+    {"map": "top_k_softmax", "top_k": 2},
+    {"map": "top_k_softmax", "top_k": 1, "top_k_fraction": 0.5},
+    {"map": "sigmoid"},
+    {"map": "sigmoid", "sigmoid_bias": 0.5},
+    {"map": "softpick"},
+    {"map": "stick_breaking"},
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -24,6 +33,18 @@ def test_opcheck_maps(dtype, dim):
         opcheck(operator, (x.requires_grad_(),), {"alpha": 1.5, "dim": dim})
         opcheck(operator, (x, a.requires_grad_()), {"dim": dim})
         x, a = x.detach(), a.detach()
+
+
+@pytest.mark.parametrize("settings", BASELINES, ids=str)
+def test_baselines_follow_their_definition(settings):
+    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 7, dtype=torch.float64)
+    results = []
+    for p in (OPS.row_map(x, **settings), baseline(x, **settings)):
+        results.append((p, *torch.autograd.grad((p * weight).sum(), x)))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
+    opcheck(OPS.row_map, (x,), settings)
 
 
 def test_opcheck_backward_and_losses():

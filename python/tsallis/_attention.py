@@ -8,8 +8,17 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionExtras", "Statistic", "attention"]
+__all__ = ["AttentionExtras", "AttentionMap", "Statistic", "attention"]
 
+AttentionMap = Literal[
+    "softmax",
+    "entmax",
+    "adaptive_temperature",
+    "top_k_softmax",
+    "sigmoid",
+    "softpick",
+    "stick_breaking",
+]
 Statistic = Literal["tau", "support_size", "entropy", "maximum", "weights"]
 _STATISTICS = ("tau", "support_size", "entropy", "maximum", "weights")
 
@@ -20,10 +29,12 @@ class AttentionExtras(NamedTuple):
     Shape [batch, heads, q_len] but for the weights. A query that sees no key has tau and maximum
     -inf, support size 0 and entropy 0; one with a NaN among its scores has support size -1.
 
-    tau: the threshold in z = (alpha - 1) s for entmax with alpha > 1, else the log-sum-exp of the
-        scores s. float32 (float64 for float64 inputs).
+    tau: the threshold in z = (alpha - 1) s for entmax with alpha > 1; the log-sum-exp of the scores
+        s for softmax, alpha = 1 and adaptive temperature, of the kept ones for top-k softmax; minus
+        the bias for sigmoid; the logarithm of the denominator for softpick and of what is left of
+        the stick for stick-breaking. Counts a sink. float32 (float64 for float64 inputs).
     support_size: number of keys with a weight > 0. int64.
-    entropy: -sum p ln p of the weights, in nats. dtype as tau.
+    entropy: -sum p ln p of the weights, in nats, also where they do not sum to 1. dtype as tau.
     maximum: the largest score of a visible key. dtype as tau.
     weights: the weights > 0 as a sparse CSR matrix [batch * heads * q_len, k_len], float32: row
         (b * heads + h) * q_len + i holds those of query i. Found in double precision, one row at a
@@ -59,7 +70,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    map: Literal["softmax", "entmax", "adaptive_temperature"] = "entmax",
+    map: AttentionMap = "entmax",
     alpha: float | Tensor = 1.5,
     causal: bool = False,
     alignment: Literal["end", "start"] = "end",
@@ -79,6 +90,10 @@ def attention(
     cu_seqlens_k: Tensor | None = None,
     coefficients: Sequence[float] | None = None,
     threshold: float | None = None,
+    top_k: int | None = None,
+    top_k_fraction: float | None = None,
+    sigmoid_bias: float | None = None,
+    sink: Tensor | None = None,
     saved_budget: int = 2**28,
     returns: tuple[()] = (),
 ) -> Tensor: ...
@@ -88,7 +103,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    map: Literal["softmax", "entmax", "adaptive_temperature"] = "entmax",
+    map: AttentionMap = "entmax",
     alpha: float | Tensor = 1.5,
     causal: bool = False,
     alignment: Literal["end", "start"] = "end",
@@ -108,6 +123,10 @@ def attention(
     cu_seqlens_k: Tensor | None = None,
     coefficients: Sequence[float] | None = None,
     threshold: float | None = None,
+    top_k: int | None = None,
+    top_k_fraction: float | None = None,
+    sigmoid_bias: float | None = None,
+    sink: Tensor | None = None,
     saved_budget: int = 2**28,
     returns: Statistic | Sequence[Statistic],
 ) -> tuple[Tensor, AttentionExtras]: ...
@@ -136,6 +155,10 @@ def attention(
     cu_seqlens_k: Tensor | None = None,
     coefficients: Sequence[float] | None = None,
     threshold: float | None = None,
+    top_k: int | None = None,
+    top_k_fraction: float | None = None,
+    sigmoid_bias: float | None = None,
+    sink: Tensor | None = None,
     saved_budget: int = 2**28,
     returns: str | Sequence[str] = (),
 ):
@@ -160,9 +183,20 @@ def attention(
         k: [batch, kv_heads, k_len, head_dim]; heads is a multiple of kv_heads, and query head h
             reads key head h // (heads // kv_heads).
         v: [batch, kv_heads, k_len, value_dim]; value_dim at most 512.
-        map: "entmax", "softmax" or "adaptive_temperature", as the functions of these names.
+        map: "entmax", "softmax" or "adaptive_temperature", as the functions of these names, or a
+            sparse baseline:
+
+            - "top_k_softmax": softmax of the ``top_k`` largest scores, and of all that tie with the
+              least of them
+            - "sigmoid": p_j = sigmoid(s_j + b)
+            - "softpick": p_j = max(e^s_j - 1, 0) / (sum_m |e^s_m - 1| + 1e-6)
+            - "stick_breaking": p_j = sigmoid(s_j) prod_m sigmoid(-s_m) over the visible keys m
+              between j and the query; needs ``causal=True``, and leaves out the query's own key
+
+            Weights of the last three do not sum to 1.
         alpha: of entmax, finite and >= 1: a number, or (g) a tensor that broadcasts to [heads].
-        causal: queries see keys at their own position and before it.
+        causal: queries see keys at their own position and before it; only before it with
+            ``map="stick_breaking"``.
         alignment: where the queries stand if there are fewer or more of them than keys: "end", the
             last query at the last key (as in decoding); "start", the first at the first (as in
             ``scaled_dot_product_attention(is_causal=True)``).
@@ -189,6 +223,12 @@ def attention(
         cu_seqlens_k: the same for keys; None: those of the queries.
         coefficients: of adaptive temperature, see `adaptive_temperature_softmax`.
         threshold: of adaptive temperature.
+        top_k: of top-k softmax, >= 1.
+        top_k_fraction: of top-k softmax, in [0, 1]: of n visible keys, max(top_k, floor(fraction
+            n)) are kept; None: 0.
+        sigmoid_bias: b of sigmoid; None: -ln n for n visible keys.
+        sink: (g) for softmax and entmax, broadcasts to [heads]: the score of one more key of every
+            query, whose value is 0.
         saved_budget: most bytes that the forward pass keeps to spare the backward pass its search.
         returns: names of `AttentionExtras` to return beside the output.
 
@@ -200,7 +240,9 @@ def attention(
 
     Maps: Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia, Niculae and Martins
     2019, proposition 1; adaptive temperature, Velickovic et al. 2024. Slopes: Press, Smith and
-    Lewis 2022. Length scaling: Vasylenko, Pitorro, Martins and Treviso 2025.
+    Lewis 2022. Length scaling: Vasylenko, Pitorro, Martins and Treviso 2025. Baselines: top-k,
+    Gupta et al. 2021; sigmoid, Ramapuram et al. 2024; softpick, Zuhri et al. 2025; stick-breaking,
+    Tan et al. 2024; sinks, OpenAI 2025 (gpt-oss).
     """
     names = _names(returns)
     if block_size is not None and block_mask is None:
@@ -221,6 +263,10 @@ def attention(
         "scale_invariant": scale_invariant,
         "coefficients": None if coefficients is None else [float(c) for c in coefficients],
         "threshold": threshold,
+        "top_k": top_k,
+        "top_k_fraction": top_k_fraction,
+        "sigmoid_bias": sigmoid_bias,
+        "sink": sink,
     }
     settings: dict[str, Any] = {
         name: value for name, value in optional.items() if value is not None

@@ -112,7 +112,7 @@ const AttentionKernel kReferenceAttention = {
     .workspace_bytes =
         [](const Context& context, const AttentionParams& params, bool backward) {
           const auto threads = static_cast<std::size_t>(Threads(context));
-          const auto row = static_cast<std::size_t>(params.k_len) * 7 * sizeof(double);
+          const auto row = static_cast<std::size_t>(params.k_len + 1) * 7 * sizeof(double);
           const auto sums = static_cast<std::size_t>(params.k_len) *
                             static_cast<std::size_t>(params.head_dim + params.value_dim) *
                             sizeof(double);

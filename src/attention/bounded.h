@@ -63,6 +63,13 @@ struct Arithmetic<float> {
   static float PowerOneMinus(float r, double k) {
     return r < 1.0f ? std::exp(static_cast<float>(k) * std::log1p(-r)) : 0.0f;
   }
+  static float Expm1(float x) { return std::expm1(x); }
+  static float Sigmoid(float x) {
+    const float e = std::exp(-std::abs(x));
+    return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+  }
+  // ln(1 + e^x)
+  static float Softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::abs(x))); }
   // (e^x - 1 - x) / x^2
   static float Phi(float x) {
     if (std::abs(x) < 0.1f) return 0.5f + x * (1.0f / 6 + x * (1.0f / 24 + x / 120));
@@ -81,8 +88,9 @@ struct Arithmetic<Bounded> {
   static Bounded WithError(double x, double error) { return Bounded::Rounded(x, error); }
   static Bounded Exp(Bounded x) {
     const double value = std::exp(x.value);
+    const double error = value > 0.0 ? value * std::expm1(x.error) : std::exp(x.value + x.error);
     // Range reduction costs a relative error that grows with the argument.
-    return Bounded::Rounded(value, value * std::expm1(x.error), 4.0 + std::abs(x.value));
+    return Bounded::Rounded(value, error, 4.0 + std::abs(x.value));
   }
   // Arguments of 0 and near it come as weights; they are multiplied by those afterwards, so that any
   // finite number serves.
@@ -102,6 +110,30 @@ struct Arithmetic<Bounded> {
     if (open && k < 0.0) outer = std::numeric_limits<double>::infinity();
     const double low = open ? 0.0 : std::min({value, inner, outer});
     return Bounded::Between(value, low, std::max({value, inner, outer}));
+  }
+  static Bounded Expm1(Bounded x) {
+    return Bounded::Between(std::expm1(x.value), std::expm1(x.value - x.error),
+                            std::expm1(x.value + x.error));
+  }
+  static Bounded Sigmoid(Bounded x) {
+    const auto sigmoid = [](double y) {
+      const double e = std::exp(-std::abs(y));
+      return (y >= 0.0 ? 1.0 : e) / (1.0 + e);
+    };
+    const double value = sigmoid(x.value);
+    const double error =
+        std::max(value - sigmoid(x.value - x.error), sigmoid(x.value + x.error) - value);
+    // As for Exp, of which little is left where the result is near 1.
+    return Bounded::Rounded(value, error, 4.0 + std::max(0.0, -x.value));
+  }
+  static Bounded Softplus(Bounded x) {
+    const auto softplus = [](double y) {
+      return std::max(y, 0.0) + std::log1p(std::exp(-std::abs(y)));
+    };
+    const double value = softplus(x.value);
+    const double error =
+        std::max(value - softplus(x.value - x.error), softplus(x.value + x.error) - value);
+    return Bounded::Rounded(value, error, 4.0 + std::max(0.0, -x.value));
   }
   static Bounded Phi(Bounded x) {
     const auto phi = [](double y) {

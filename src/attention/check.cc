@@ -58,17 +58,27 @@ void CheckSpan(const char* side, std::int64_t b, const Span& span, std::int64_t 
 }
 
 void CheckMap(const AttentionParams& params) {
-  switch (params.map) {
-    case RowMap::kSoftmax:
-    case RowMap::kEntmax:
-    case RowMap::kAdaptiveTemperature: break;
-    default:
-      throw InvalidArgument("map", "softmax, entmax or adaptive_temperature",
-                            Name(params.map));  // throws itself for a value that is no map
-  }
   const ReferenceMap& map = FindMap(params.map);
+  if (!map.in_attention) {
+    std::string names;
+    for (const RowMap served : AttentionMaps()) {
+      names += (names.empty() ? "" : ", ") + std::string(Name(served));
+    }
+    throw InvalidArgument("map", "one of " + names, map.name);
+  }
+  if (params.map == RowMap::kStickBreaking && !params.mask.causal) {
+    throw InvalidArgument("mask.causal", "true for stick_breaking, which goes back from the query",
+                          "false");
+  }
+  if (params.terms.sink != nullptr && !map.takes_sink) {
+    throw InvalidArgument("terms.sink", std::string("null for ") + map.name, "a pointer");
+  }
   if (map.check == nullptr) return;
-  RowSpec spec{.map = params.map, .alpha = params.alpha, .adaptive = &params.adaptive};
+  const RowSpec spec{.map = params.map,
+                     .alpha = params.alpha,
+                     .adaptive = &params.adaptive,
+                     .top_k = params.top_k,
+                     .sigmoid_bias = params.sigmoid_bias};
   if (params.alpha_per_head == nullptr || params.map != RowMap::kEntmax) {
     map.check(spec);
     return;
@@ -191,6 +201,7 @@ void CheckGradients(const AttentionParams& params, const AttentionGradients& gra
   };
   needs("d_length_scale", gradients.d_length_scale, params.terms.length_scale.data);
   needs("d_slopes", gradients.d_slopes, params.terms.alibi_slopes.data);
+  needs("d_sink", gradients.d_sink, params.terms.sink);
   needs("d_bias", gradients.d_bias.data, params.terms.bias.data);
   const DType bias = gradients.d_bias.dtype;
   if (gradients.d_bias.data != nullptr && bias != DType::kFloat32 && bias != DType::kFloat64) {

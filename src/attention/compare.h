@@ -82,9 +82,10 @@ class Expectation {
          bound_.d_length_scale, 1, wide);
     look("d_alpha", results.d_alpha, exact_.d_alpha, plain_.d_alpha, bound_.d_alpha, 1, wide);
     look("d_slopes", results.d_slopes, exact_.d_slopes, plain_.d_slopes, bound_.d_slopes, 1, wide);
+    look("d_sink", results.d_sink, exact_.d_sink, plain_.d_sink, bound_.d_sink, 1, wide);
     look("d_bias", results.d_bias, exact_.d_bias, plain_.d_bias, bound_.d_bias, k, wide);
     if (wrong.empty()) wrong = Supports(results);
-    if (wrong.empty() && s.ones) wrong = Sums(results);
+    if (wrong.empty() && s.ones && SumsToOne(s.map) && !s.sink) wrong = Sums(results);
     return wrong;
   }
 
@@ -245,6 +246,7 @@ inline std::string FirstDifference(const Results& a, const Results& b) {
   compare("d_length_scale", a.d_length_scale, b.d_length_scale);
   compare("d_alpha", a.d_alpha, b.d_alpha);
   compare("d_slopes", a.d_slopes, b.d_slopes);
+  compare("d_sink", a.d_sink, b.d_sink);
   compare("d_bias", a.d_bias, b.d_bias);
   return name;
 }

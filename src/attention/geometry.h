@@ -27,6 +27,7 @@ struct Sequence {
   Span q, k;
   std::int64_t shift =
       0;  // a query row's position minus a key row's: i - j = row_q + shift - row_k
+  std::int64_t nearest = 0;  // least i - j that a causal mask admits
 
   static Sequence Of(const AttentionParams& params, std::int64_t b) {
     const AttentionRanges& ranges = params.ranges;
@@ -39,6 +40,7 @@ struct Sequence {
                   ranges.k_end != nullptr ? ranges.k_end[b] : params.k_len};
     const bool at_end = params.mask.alignment == Alignment::kEnd;
     sequence.shift = at_end ? sequence.k.end - sequence.q.end : sequence.k.begin - sequence.q.begin;
+    sequence.nearest = params.map == RowMap::kStickBreaking ? 1 : 0;
     return sequence;
   }
 
@@ -51,7 +53,7 @@ struct Sequence {
   Span VisibleKeys(const AttentionMask& mask, std::int64_t q_row) const {
     const std::int64_t here = q_row + shift;  // the key row of distance 0
     Span span = k;
-    if (mask.causal) span.end = std::min(span.end, here + 1);
+    if (mask.causal) span.end = std::min(span.end, here + 1 - nearest);
     // Compared before they are added: a window may be as large as a number can be.
     if (mask.right >= 0 && span.end - 1 - here > mask.right) span.end = here + mask.right + 1;
     if (mask.left >= 0 && here - span.begin > mask.left) span.begin = here - mask.left;

@@ -31,6 +31,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
   if (params.map == RowMap::kEntmax) results.d_alpha.assign(heads, zero);
   if (spec.slopes) results.d_slopes.assign(batch * heads, zero);
   std::int64_t bias_strides[4] = {0, 0, 0, 1};
+  if (spec.sink) results.d_sink.assign(heads, zero);
   if (spec.bias) {
     const int shared = spec.bias_broadcast;
     const std::int64_t sizes[3] = {
@@ -110,7 +111,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
           row.scores.push_back(score);
           a.push_back(A::Of(factor.a));
         }
-        row.Map(map);
+        row.Map(map, terms.sink != nullptr ? terms.sink + h : nullptr);
         const std::size_t n = row.keys.size();
         results.tau[index] = row.tau;
         results.entropy[index] = row.entropy;
@@ -118,7 +119,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
         results.support_low[index] = row.support_low;
         results.support_high[index] = row.support_high;
         std::fill_n(results.out.begin() + index * e, e, zero);
-        ds.assign(n, zero);
+        ds.assign(row.scores.size(), zero);
         const std::int64_t o0 = Offset(d_out.strides, b, h, i);
         for (std::size_t j = 0; j < n; ++j) {
           const double most = A::Value(row.p[j]) + A::Error(row.p[j]);
@@ -133,6 +134,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
           ds[j] = dot(d_out, o0, params.v, v0, e);
         }
         T d_alpha = row.Backward(map, ds);
+        if (ds.size() > n) results.d_sink[h] = results.d_sink[h] + ds[n];
         if (!results.d_alpha.empty()) results.d_alpha[h] = results.d_alpha[h] + d_alpha;
         std::fill_n(results.dq.begin() + index * d, d, zero);
         T d_c = zero;

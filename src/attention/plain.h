@@ -22,7 +22,7 @@ struct PlainResults {
   // As in Results. Rows that are not written hold Problem::kMark.
   std::vector<T> out, tau, entropy, maximum;
   std::vector<std::int64_t> support_low, support_high;  // what rounding leaves open
-  std::vector<T> dq, dk, dv, d_length_scale, d_alpha, d_slopes, d_bias;
+  std::vector<T> dq, dk, dv, d_length_scale, d_alpha, d_slopes, d_sink, d_bias;
 };
 
 // One query's scores of the keys that it sees, and what the map makes of them.
@@ -31,26 +31,37 @@ struct PlainRow {
   using A = Arithmetic<T>;
 
   std::vector<std::int64_t> keys;  // rows of k's axis: [n]
-  std::vector<T> product, scores;  // <q, k> scale; s
+  std::vector<T> product, scores;  // <q, k> scale; s, and behind those a sink's
   std::vector<T> depth, p, u;      // u: p^{2 - alpha}, up to a common factor
-  T maximum, tau, entropy, level;  // level: that factor
+  T maximum, tau, entropy, level;  // of the keys; level: that factor
+  T peak;                          // the largest score of all
   T beta, beta_slope, mean_log;    // adaptive temperature
   std::int64_t support_low = 0, support_high = 0;
   bool broken = false, empty = false;
 
-  void Map(const RowSpec& spec);
-  // dp -> ds in place. dp: [n].
+  // sink: its score, which is put behind the keys', or null.
+  void Map(const RowSpec& spec, const double* sink);
+  // dp -> ds in place. dp: as scores.
   T Backward(const RowSpec& spec, std::vector<T>& dp) const;
 
  private:
   void Entmax(double eps);
   T Softmax(T factor, std::vector<T>& q) const;
   void Adaptive(const AdaptiveTemperature& adaptive);
+  void TopKSoftmax(const TopK& top_k);
+  void Softpick();
+  void StickBreaking();
+  // Of softpick, relative to e^top, top = max(0, peak).
+  T Top() const { return A::Value(peak) > 0.0 ? peak : A::Of(0.0); }
+  T Exponential(std::size_t j) const;
+  T Excess(std::size_t j) const;
+  T Denominator() const;
+  void BaselineBackward(RowMap map, std::vector<T>& dp) const;
 };
 
 template <typename T>
-void PlainRow<T>::Map(const RowSpec& spec) {
-  const std::size_t n = scores.size();
+void PlainRow<T>::Map(const RowSpec& spec, const double* sink) {
+  const std::size_t keys_here = scores.size();
   broken = false;
   maximum = A::Of(-INFINITY);
   for (const T& s : scores) {
@@ -58,6 +69,12 @@ void PlainRow<T>::Map(const RowSpec& spec) {
     if (A::Value(s) > A::Value(maximum)) maximum = s;
   }
   empty = !broken && A::Value(maximum) == -INFINITY;
+  peak = maximum;
+  if (sink != nullptr && !empty) {
+    scores.push_back(A::Of(*sink));
+    if (*sink > A::Value(maximum)) peak = scores.back();
+  }
+  const std::size_t n = scores.size();
   support_low = support_high = empty ? 0 : -1;
   const double fill = broken ? NAN : 0.0;
   p.assign(n, A::Of(fill));
@@ -67,19 +84,34 @@ void PlainRow<T>::Map(const RowSpec& spec) {
   if (broken) maximum = A::Of(NAN);
   if (broken || empty) return;
   depth.resize(n);
-  for (std::size_t j = 0; j < n; ++j) depth[j] = maximum - scores[j];
+  for (std::size_t j = 0; j < n; ++j) depth[j] = peak - scores[j];
   if (spec.map == RowMap::kEntmax && spec.alpha > 1.0) {
     Entmax(spec.alpha - 1.0);
   } else if (spec.map == RowMap::kAdaptiveTemperature) {
     Adaptive(*spec.adaptive);
+  } else if (spec.map == RowMap::kTopKSoftmax) {
+    TopKSoftmax(spec.top_k);
+  } else if (spec.map == RowMap::kSigmoid) {
+    const auto present = std::count_if(depth.begin(), depth.end(),
+                                       [](const T& d) { return A::Value(d) < INFINITY; });
+    const T bias = A::Of(SigmoidBias(spec, present));
+    tau = A::Of(0.0) - bias;
+    for (std::size_t j = 0; j < n; ++j) {
+      if (A::Value(depth[j]) < INFINITY) p[j] = A::Sigmoid(scores[j] + bias);
+    }
+  } else if (spec.map == RowMap::kSoftpick) {
+    Softpick();
+  } else if (spec.map == RowMap::kStickBreaking) {
+    StickBreaking();
   } else {
-    tau = maximum + Softmax(A::Of(1.0), p);
+    tau = peak + Softmax(A::Of(1.0), p);
     u = p;
     level = A::Of(1.0);
   }
   support_low = support_high = 0;
   entropy = A::Of(0.0);
-  for (const T& weight : p) {
+  for (std::size_t j = 0; j < keys_here; ++j) {
+    const T weight = p[j];
     const double value = A::Value(weight), error = A::Error(weight);
     // Whether a weight that float32 hardly holds counts is the implementation's business.
     support_low += value - error > 0x1p-110 ? 1 : 0;
@@ -136,7 +168,7 @@ void PlainRow<T>::Entmax(double eps) {
     u[j] = A::PowerOneMinus(r, (1.0 - eps) / eps);
   }
   level = A::Exp(A::Of(1.0 - eps) * w);
-  tau = A::Of(eps) * maximum - A::Exp(A::Of(eps) * w);
+  tau = A::Of(eps) * peak - A::Exp(A::Of(eps) * w);
 }
 
 template <typename T>
@@ -166,7 +198,129 @@ void PlainRow<T>::Adaptive(const AdaptiveTemperature& adaptive) {
     beta_slope = A::WithError(A::Value(beta_slope), A::Error(beta_slope) + bend);
   }
   Softmax(beta, p);
-  tau = maximum + log_sum;
+  tau = peak + log_sum;
+}
+
+// Which of two close scores are kept is for rounding to decide: such a weight may also be 0, and the
+// others what they are without it.
+template <typename T>
+void PlainRow<T>::TopKSoftmax(const TopK& top_k) {
+  std::vector<double> values, low, high;
+  for (const T& d : depth) {
+    if (!(A::Value(d) < INFINITY)) continue;
+    values.push_back(A::Value(d));
+    low.push_back(A::Value(d) - A::Error(d));
+    high.push_back(A::Value(d) + A::Error(d));
+  }
+  for (auto* depths : {&values, &low, &high}) std::sort(depths->begin(), depths->end());
+  const std::int64_t kept = KeptOf(top_k, static_cast<std::int64_t>(values.size()));
+  const double reach = values[kept - 1];
+  const auto below = [](const std::vector<double>& depths, double bar) {
+    return std::lower_bound(depths.begin(), depths.end(), bar) - depths.begin();
+  };
+  T sum = A::Of(0.0);
+  double open_in = 0.0, open_out = 0.0;
+  std::vector<char> open(depth.size(), 0);
+  for (std::size_t j = 0; j < depth.size(); ++j) {
+    const double d = A::Value(depth[j]), error = A::Error(depth[j]);
+    if (!(d < INFINITY)) continue;
+    const bool in = below(low, d + error) - (error > 0.0 ? 1 : 0) < kept;
+    open[j] = !in && below(high, d - error) < kept;
+    const T weight = A::Exp(A::Of(0.0) - depth[j]);
+    const bool counts = d <= reach;
+    if (open[j]) (counts ? open_in : open_out) += A::Value(weight) + A::Error(weight);
+    p[j] = counts ? weight : A::Of(0.0);
+    u[j] = weight;
+    if (counts) sum = sum + weight;
+  }
+  // The largest is always kept.
+  const double all = A::Value(sum), least = std::max(all - open_in, 0.99), most = all + open_out;
+  for (std::size_t j = 0; j < depth.size(); ++j) {
+    p[j] = p[j] / sum;
+    const double value = A::Value(p[j]), whole = A::Value(u[j]);
+    if (open_in + open_out == 0.0 || (value == 0.0 && !open[j])) continue;
+    const double change = std::max(whole / least - value, value - (open[j] ? 0.0 : whole / most));
+    p[j] = A::WithError(value, A::Error(p[j]) + change);
+  }
+  tau = peak + A::Log(sum);
+  const double change = std::max(std::log(all / least), std::log(most / all));
+  if (open_in + open_out > 0.0) tau = A::WithError(A::Value(tau), A::Error(tau) + change);
+}
+
+template <typename T>
+T PlainRow<T>::Exponential(std::size_t j) const {
+  return A::Exp(A::Value(peak) > 0.0 ? A::Of(0.0) - depth[j] : scores[j]);
+}
+
+template <typename T>
+T PlainRow<T>::Excess(std::size_t j) const {
+  if (A::Value(depth[j]) == INFINITY) return A::Of(0.0);
+  const T low = A::Exp(A::Of(0.0) - Top());
+  return A::Value(scores[j]) < 1.0 ? A::Expm1(scores[j]) * low : Exponential(j) - low;
+}
+
+template <typename T>
+T PlainRow<T>::Denominator() const {
+  T sum = A::Of(kSoftpickEpsilon * std::exp(-A::Value(Top())));
+  for (std::size_t j = 0; j < scores.size(); ++j) {
+    const T excess = Excess(j);
+    sum = A::Value(excess) < 0.0 ? sum - excess : sum + excess;
+  }
+  return sum;
+}
+
+template <typename T>
+void PlainRow<T>::Softpick() {
+  const T sum = Denominator();
+  for (std::size_t j = 0; j < scores.size(); ++j) {
+    const T excess = Excess(j);
+    if (A::Value(excess) + A::Error(excess) <= 0.0) continue;
+    p[j] = (A::Value(excess) > 0.0 ? excess : A::WithError(0.0, A::Error(excess))) / sum;
+  }
+  // Where scores are known to no digit, nothing is said about it.
+  const bool known = A::Error(sum) < 0.5 * A::Value(sum);
+  tau = Top() + (known ? A::Log(sum) : A::WithError(std::log(A::Value(sum)), INFINITY));
+}
+
+template <typename T>
+void PlainRow<T>::StickBreaking() {
+  tau = A::Of(0.0);
+  for (std::size_t j = scores.size(); j-- > 0;) {
+    if (A::Value(depth[j]) == INFINITY) continue;
+    p[j] = A::Exp(tau - A::Softplus(A::Of(0.0) - scores[j]));
+    tau = tau - A::Softplus(scores[j]);
+  }
+}
+
+template <typename T>
+void PlainRow<T>::BaselineBackward(RowMap map, std::vector<T>& dp) const {
+  const T zero = A::Of(0.0);
+  T mean = zero, before = zero;
+  for (std::size_t j = 0; j < dp.size(); ++j) mean = mean + p[j] * dp[j];
+  const T sum = map == RowMap::kSoftpick ? Denominator() : zero;
+  for (std::size_t j = 0; j < dp.size(); ++j) {
+    const T share = p[j] * dp[j];
+    if (A::Value(depth[j]) == INFINITY) {
+      dp[j] = zero;
+    } else if (map == RowMap::kTopKSoftmax) {
+      dp[j] = p[j] * (dp[j] - mean);
+    } else if (map == RowMap::kSigmoid) {
+      dp[j] = share * (A::Of(1.0) - p[j]);
+    } else if (map == RowMap::kSoftpick) {
+      const T slope = Exponential(j) / sum;
+      const double s = A::Value(scores[j]);
+      const T above = slope * (dp[j] - mean), below = slope * mean;
+      // At a score that rounding may move across 0, either may come, or 0.
+      const bool open = std::abs(s) <= A::Error(scores[j]) && A::Error(scores[j]) > 0.0;
+      const double change =
+          std::abs(A::Value(above)) + A::Error(above) + std::abs(A::Value(below)) + A::Error(below);
+      dp[j] = s > 0.0 ? above : s < 0.0 ? below : zero;
+      if (open) dp[j] = A::WithError(A::Value(dp[j]), A::Error(dp[j]) + change);
+    } else {
+      dp[j] = A::Sigmoid(zero - scores[j]) * share - A::Sigmoid(scores[j]) * before;
+      before = before + share;
+    }
+  }
 }
 
 // Returns the gradient in alpha.
@@ -177,6 +331,10 @@ T PlainRow<T>::Backward(const RowSpec& spec, std::vector<T>& dp) const {
   if (broken || empty) {
     for (T& value : dp) value = A::Of(broken ? NAN : 0.0);
     return A::Of(broken ? NAN : 0.0);
+  }
+  if (spec.map == RowMap::kTopKSoftmax || !SumsToOne(spec.map)) {
+    BaselineBackward(spec.map, dp);
+    return d_alpha;
   }
   if (spec.map == RowMap::kAdaptiveTemperature) {
     T mean = A::Of(0.0), mean_depth = A::Of(0.0), d_beta = A::Of(0.0);

@@ -45,6 +45,14 @@ double Dot(const double* a, const double* b, std::int64_t n) {
   return sum;
 }
 
+// sums: [heads] or null: not wanted. parts: [batch heads]
+void SumOverBatch(const AttentionParams& params, const std::vector<double>& parts, double* sums) {
+  for (std::int64_t h = 0; sums != nullptr && h < params.heads; ++h) {
+    sums[h] = 0.0;
+    for (std::int64_t b = 0; b < params.batch; ++b) sums[h] += parts[b * params.heads + h];
+  }
+}
+
 // Everything of one query head in the backward pass.
 struct HeadBackward {
   const AttentionParams& params;
@@ -55,6 +63,7 @@ struct HeadBackward {
   std::vector<double>& dk;
   std::vector<double>& dv;
   double* d_alpha;  // of this problem
+  double* d_sink;
 
   void Row(std::int64_t q_row, ReferenceRow& row);
 
@@ -71,11 +80,10 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
   k.resize(d);
   v.resize(e);
   d_out.resize(e);
-  dp.resize(n);
+  dp.assign(row.scores.size(), 0.0);  // a sink's is 0
   LoadColumns(params.q, Offset(params.q.strides, b, h, q_row), d, q.data());
   LoadColumns(gradients.d_out, Offset(gradients.d_out.strides, b, h, q_row), e, d_out.data());
   for (std::int64_t j = 0; j < n; ++j) {
-    dp[j] = 0.0;
     if (row.p[j] == 0.0) continue;
     const std::int64_t k_row = row.keys.begin + j;
     LoadColumns(params.v, Offset(params.v.strides, b, kv, k_row), e, v.data());
@@ -83,9 +91,11 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
     for (std::int64_t x = 0; x < e; ++x) dv[k_row * e + x] += row.p[j] * d_out[x];
   }
   double alpha_here = 0.0;
-  ReferenceBackward(SpecOfHead(params, h), row.scores.data(), row.p.data(), dp.data(), n, dp.data(),
+  ReferenceBackward(SpecOfHead(params, h), row.scores.data(), row.p.data(), dp.data(),
+                    static_cast<std::int64_t>(dp.size()), dp.data(),
                     params.map == RowMap::kEntmax ? &alpha_here : nullptr, row.scratch);
   *d_alpha += alpha_here;
+  if (params.terms.sink != nullptr) *d_sink += dp.back();
   double d_c = 0.0, d_slope = 0.0;
   const double scale = ScaleOf(params);
   for (std::int64_t j = 0; j < n; ++j) {
@@ -121,7 +131,11 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
 }  // namespace
 
 RowSpec SpecOfHead(const AttentionParams& params, std::int64_t h) {
-  return {.map = params.map, .alpha = AlphaOf(params, h), .adaptive = &params.adaptive};
+  return {.map = params.map,
+          .alpha = AlphaOf(params, h),
+          .adaptive = &params.adaptive,
+          .top_k = params.top_k,
+          .sigmoid_bias = params.sigmoid_bias};
 }
 
 void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
@@ -130,9 +144,10 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
   const std::int64_t b = sequence.array_batch, kv = KvHead(params, h);
   keys = sequence.VisibleKeys(params.mask, q_row);
   const auto n = static_cast<std::size_t>(keys.size());
+  const std::size_t entries = n + (terms.sink != nullptr ? 1 : 0);
   product.resize(n);
-  scores.resize(n);
-  p.resize(n);
+  scores.resize(entries);
+  p.resize(entries);
   const auto load = [&](const ConstArray4& array, std::int64_t row, std::int64_t column,
                         double otherwise) {
     if (array.data == nullptr) return otherwise;
@@ -163,7 +178,14 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
     // NaN wins: std::max would drop it.
     if (!(scores[j] <= maximum)) maximum = std::isnan(maximum) ? maximum : scores[j];
   }
-  result = ReferenceForward(SpecOfHead(params, h), scores.data(), keys.size(), p.data(), scratch);
+  // Where nothing is visible the sink is as good as absent.
+  if (entries > n) scores[n] = maximum == -kInfinity ? -kInfinity : terms.sink[h];
+  result = ReferenceForward(SpecOfHead(params, h), scores.data(),
+                            static_cast<std::int64_t>(entries), p.data(), scratch);
+  if (terms.sink != nullptr && p.back() > 0.0) {
+    --result.support_size;
+    result.entropy += p.back() * std::log(p.back());
+  }
 }
 
 void ReferenceAttentionForward(const Context& context, const AttentionParams& params,
@@ -213,6 +235,7 @@ void ReferenceAttentionBackward(const Context& context, const AttentionParams& p
     std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
   }
   std::vector<double> d_alpha(static_cast<std::size_t>(params.batch * params.heads), 0.0);
+  std::vector<double> d_sink(d_alpha.size(), 0.0);
   // Sequences or heads that share a bias or a slope add to it one after the other.
   const bool shares = (bias.data != nullptr && (bias.strides[0] == 0 || bias.strides[1] == 0)) ||
                       (params.ranges.packed && gradients.d_slopes != nullptr);
@@ -232,7 +255,8 @@ void ReferenceAttentionBackward(const Context& context, const AttentionParams& p
                           .h = h,
                           .dk = dk,
                           .dv = dv,
-                          .d_alpha = &d_alpha[sequence.batch * params.heads + h]};
+                          .d_alpha = &d_alpha[sequence.batch * params.heads + h],
+                          .d_sink = &d_sink[sequence.batch * params.heads + h]};
         for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end; ++q_row) {
           head.Row(q_row, row);
         }
@@ -260,12 +284,8 @@ void ReferenceAttentionBackward(const Context& context, const AttentionParams& p
       }
     }
   });
-  if (gradients.d_alpha == nullptr) return;
-  for (std::int64_t h = 0; h < params.heads; ++h) {
-    double sum = 0.0;
-    for (std::int64_t b = 0; b < params.batch; ++b) sum += d_alpha[b * params.heads + h];
-    gradients.d_alpha[h] = sum;
-  }
+  SumOverBatch(params, d_alpha, gradients.d_alpha);
+  SumOverBatch(params, d_sink, gradients.d_sink);
 }
 
 void ReferenceAttentionWeights(const Context& context, const AttentionParams& params,

@@ -22,7 +22,7 @@ void ReferenceAttentionWeights(const Context& context, const AttentionParams& pa
                                const WeightSink& sink);
 
 // The scores of one query on the span of keys that it may see, masked ones -inf, and what its map
-// makes of them.
+// makes of them. With a sink, `scores` and `p` have it at their end.
 struct ReferenceRow {
   Span keys;
   double c = 1.0;  // length scaling
@@ -31,7 +31,7 @@ struct ReferenceRow {
   std::vector<double> scores;   // s: [keys.size()]
   std::vector<double> p;        // [keys.size()]
   double maximum = 0.0;
-  RowResult result;
+  RowResult result;  // of the keys; tau of all
   ReferenceScratch scratch;
 
   void Compute(const AttentionParams& params, const Sequence& sequence, std::int64_t h,

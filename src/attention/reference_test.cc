@@ -76,6 +76,7 @@ TEST(ReferenceAttention, GradientsMatchFiniteDifferences) {
     if (spec.length_scale) CheckGradient(problem, "c", results.d_length_scale);
     if (spec.slopes) CheckGradient(problem, "slopes", results.d_slopes);
     if (spec.bias) CheckGradient(problem, "bias", results.d_bias);
+    if (spec.sink) CheckGradient(problem, "sink", results.d_sink);
     if (spec.alpha_per_head && spec.map == RowMap::kEntmax) {
       CheckGradient(problem, "alpha", results.d_alpha);
     }
@@ -156,6 +157,60 @@ TEST(ReferenceAttention, AlibiCutsByDistance) {
   EXPECT_DOUBLE_EQ(line.Run()[0], 6.0);
 }
 
+TEST(ReferenceAttention, StickBreakingByHand) {
+  // Two queries, three keys of score 0, from the end: 1/2, then 1/4 of the keys before the query.
+  Line line(2, {0.0, 0.0, 0.0}, {1.0, 2.0, 6.0});
+  line.params.map = RowMap::kStickBreaking;
+  line.params.mask.causal = true;
+  EXPECT_DOUBLE_EQ(line.Run()[0], 0.5);
+  EXPECT_DOUBLE_EQ(line.out[1], 0.5 * 2.0 + 0.25 * 1.0);
+  EXPECT_DOUBLE_EQ(line.tau[1], std::log(0.25));
+  // A masked key takes nothing.
+  const std::uint8_t visible[] = {1, 0, 1};
+  line.params.mask.visible = visible;
+  line.params.mask.visible_strides[2] = 0;
+  EXPECT_DOUBLE_EQ(line.Run()[1], 0.5 * 1.0);
+  line.params.mask.alignment = Alignment::kStart;
+  EXPECT_EQ(line.Run()[0], 0.0);  // nothing before the first
+  EXPECT_DOUBLE_EQ(line.out[1], 0.5);
+}
+
+TEST(ReferenceAttention, SinksTakeWeightAndNothingElse) {
+  Line line(1, {0.0, std::log(3.0)}, {1.0, 2.0});
+  double sink = std::log(4.0), entropy = 0.0, maximum = 0.0;
+  std::int64_t support = 0;
+  line.params.terms.sink = &sink;
+  const auto run = [&] {
+    AttentionForward({}, line.params,
+                     {.out = {line.out.data(), DType::kFloat64, {1, 1, 1, 1}},
+                      .tau = line.tau.data(),
+                      .support_size = &support,
+                      .entropy = &entropy,
+                      .maximum = &maximum});
+    return line.out[0];
+  };
+  line.params.map = RowMap::kSoftmax;
+  EXPECT_DOUBLE_EQ(run(), (1.0 + 2.0 * 3.0) / 8.0);
+  EXPECT_DOUBLE_EQ(line.tau[0], std::log(8.0));
+  EXPECT_EQ(support, 2);
+  EXPECT_DOUBLE_EQ(entropy, -0.125 * std::log(0.125) - 0.375 * std::log(0.375));
+  EXPECT_DOUBLE_EQ(maximum, std::log(3.0));
+  line.params.map = RowMap::kEntmax;  // sparsemax of 0, 1.0986, 1.3863
+  EXPECT_DOUBLE_EQ(run(), 2.0 * 0.5 * (1.0 - std::log(4.0 / 3.0)));
+  sink = 100.0;
+  EXPECT_EQ(run(), 0.0);
+  EXPECT_EQ(support, 0);
+  EXPECT_DOUBLE_EQ(line.tau[0], 99.0);
+  sink = -INFINITY;
+  EXPECT_DOUBLE_EQ(run(), 2.0);  // as without
+  const std::uint8_t none = 0;
+  line.params.mask.visible = &none;
+  line.params.mask.visible_strides[3] = 0;
+  sink = 1.0;
+  EXPECT_EQ(run(), 0.0);
+  EXPECT_EQ(line.tau[0], -INFINITY);
+}
+
 TEST(ReferenceAttention, ScaleInvariantFormula) {
   // Scores 2 and 1 at distances 1 and 0: a_1^2 = 2 ln(1 / 10 + 1) + 1.
   Line line(1, {2.0, 1.0}, {1.0, 0.0});
@@ -197,6 +252,16 @@ TEST(Attention, RefusesBadArguments) {
   refused("alpha", [](Line& l) { l.params.alpha = 0.5; });
   refused("alpha", [](Line& l) { l.params.alpha = NAN; });
   refused("map", [](Line& l) { l.params.map = RowMap::kBudget; });
+  refused("mask.causal", [](Line& l) { l.params.map = RowMap::kStickBreaking; });
+  refused("top_k.k", [](Line& l) { l.params.map = RowMap::kTopKSoftmax; });
+  refused("sigmoid_bias", [](Line& l) {
+    l.params.map = RowMap::kSigmoid;
+    l.params.sigmoid_bias = INFINITY;
+  });
+  refused("terms.sink", [](Line& l) {
+    l.params.map = RowMap::kAdaptiveTemperature;
+    l.params.terms.sink = l.q.data();
+  });
   refused("heads", [](Line& l) {
     l.params.heads = 3;
     l.params.kv_heads = 2;

@@ -24,7 +24,7 @@ struct Results {
   // Contiguous, in the order of the arrays' axes; empty if not asked for.
   std::vector<double> out, tau, entropy, maximum;
   std::vector<std::int64_t> support_size;
-  std::vector<double> dq, dk, dv, d_length_scale, d_alpha, d_slopes, d_bias;
+  std::vector<double> dq, dk, dv, d_length_scale, d_alpha, d_slopes, d_sink, d_bias;
   // Bytes around or between the rows of an output were written.
   bool overrun = false;
 };
@@ -35,7 +35,7 @@ enum Wanted : unsigned {
   kWantDq = 2,
   kWantDk = 4,
   kWantDv = 8,
-  kWantTerms = 16,  // gradients of length_scale, slopes and bias
+  kWantTerms = 16,  // gradients of length_scale, slopes, sink and bias
   kWantDAlpha = 32,
   kWantAll = 63,
 };
@@ -58,6 +58,8 @@ class Problem {
       params->map = s.map;
       params->alpha = s.alpha;
       if (s.own_adaptive) params->adaptive = {.coefficients = {0.9, 0.6}, .threshold = 0.1};
+      params->top_k = s.top_k;
+      params->sigmoid_bias = s.sigmoid_bias;
       params->mask.causal = s.causal;
       params->mask.alignment = s.alignment;
       params->mask.left = s.left;
@@ -110,6 +112,11 @@ class Problem {
       }
       Place(bias_, values, sizes, &wide_.terms.bias, &typed_.terms.bias, s.bias_dtype,
             s.bias_broadcast);
+    }
+    if (s.sink) {
+      std::normal_distribution<double> normal;
+      for (std::int64_t h = 0; h < heads; ++h) sinks_.push_back(normal(engine_));
+      wide_.terms.sink = typed_.terms.sink = sinks_.data();
     }
     if (s.alpha_per_head) {
       for (std::int64_t h = 0; h < heads; ++h) alphas_.push_back(1.0 + 1.5 * Uniform());
@@ -184,6 +191,10 @@ class Problem {
       results.d_slopes.assign(batch * heads, kMark);
       gradients.d_slopes = results.d_slopes.data();
     }
+    if (spec_.sink && (wanted & kWantTerms)) {
+      results.d_sink.assign(heads, kMark);
+      gradients.d_sink = results.d_sink.data();
+    }
     const int broadcast = spec_.bias_broadcast;
     Buffer d_bias(in_double ? DType::kFloat64 : DType::kFloat32,
                   broadcast & 1 ? std::min<std::int64_t>(batch, 1) : batch,
@@ -206,7 +217,7 @@ class Problem {
   }
 
   // Inputs in double, contiguous or not, that finite differences may change: "q", "k", "v", "c",
-  // "slopes", "bias", "alpha" (per head); those of wide().
+  // "slopes", "sink", "bias", "alpha" (per head); those of wide().
   std::vector<double>& Wide(const std::string& name) {
     if (name == "q") return q_.wide;
     if (name == "k") return k_.wide;
@@ -214,6 +225,7 @@ class Problem {
     if (name == "c") return length_scale_.wide;
     if (name == "slopes") return slopes_.wide;
     if (name == "bias") return bias_.wide;
+    if (name == "sink") return sinks_;
     return alphas_;
   }
   // d_out in double, in the order of Results::out (for unstrided problems).
@@ -470,7 +482,7 @@ class Problem {
   std::int64_t q_len_ = 0, k_len_ = 0;
   Input q_, k_, v_, d_out_, bias_, length_scale_, slopes_;
   ConstArray4 wide_d_out_, typed_d_out_;
-  std::vector<double> alphas_;
+  std::vector<double> alphas_, sinks_;
   std::vector<std::uint8_t> visible_, blocks_;
   std::vector<std::int64_t> q_begin_, q_end_, k_begin_, k_end_;
   AttentionParams wide_, typed_;

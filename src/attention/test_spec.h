@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tsallis/attention.h"
 
@@ -22,7 +24,10 @@ struct ProblemSpec {
   double alpha = 1.5;
   bool alpha_per_head = false;  // drawn from [1, 2.5]
   bool own_adaptive = false;    // not the paper's polynomial
-  bool causal = false;
+  TopK top_k = {.k = 3, .fraction = 0.0};
+  std::optional<double> sigmoid_bias = {};
+  bool sink = false;    // normal scores
+  bool causal = false;  // always so for stick-breaking
   Alignment alignment = Alignment::kEnd;
   std::int64_t left = -1, right = -1;
   double visible = 1.0;      // share of keys that a boolean mask leaves; 1: no mask
@@ -74,6 +79,9 @@ inline std::string ProblemSpec::Describe() const {
        << kv_heads << " group " << group << " q " << q_len << " k " << k_len << " d " << head_dim
        << " e " << value_dim << ", spread " << spread << " values "
        << valueses[static_cast<int>(values)];
+  if (map == RowMap::kTopKSoftmax) text << " top " << top_k.k << " or " << top_k.fraction;
+  if (sigmoid_bias) text << " sigmoid bias " << *sigmoid_bias;
+  if (sink) text << " sink";
   if (ones) text << " ones";
   if (causal) text << " causal";
   if (alignment == Alignment::kStart) text << " from-start";
@@ -125,15 +133,20 @@ inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken =
   spec.value_dim = chance(0.6) ? spec.head_dim : sizes[pick(0, 9)];
   const double spreads[] = {0.25, 1.0, 4.0};
   spec.spread = spreads[pick(0, 2)];
-  spec.map = chance(0.7)   ? RowMap::kEntmax
-             : chance(0.6) ? RowMap::kSoftmax
-                           : RowMap::kAdaptiveTemperature;
+  const std::vector<RowMap>& maps = AttentionMaps();
+  const auto others = static_cast<std::int64_t>(maps.size()) - 1;
+  spec.map = chance(0.55)  ? RowMap::kEntmax
+             : chance(0.3) ? RowMap::kSoftmax
+                           : maps[static_cast<std::size_t>(pick(0, others))];
   const double alphas[] = {1.0, 1.0001, 1.01, 1.25, 1.333, 1.5, 1.5,
                            1.5, 1.7,    2.0,  2.0,  2.5,   4.0, 16.0};
   spec.alpha = alphas[pick(0, 13)];
   spec.alpha_per_head = chance(0.15);
   spec.own_adaptive = chance(0.3);
-  spec.causal = chance(0.5);
+  spec.top_k = {.k = pick(1, 9), .fraction = chance(0.4) ? 0.5 : 0.0};
+  if (spec.map == RowMap::kSigmoid && chance(0.4)) spec.sigmoid_bias = chance(0.5) ? 0.0 : -1.5;
+  spec.sink = TakesSink(spec.map) && chance(0.12);
+  spec.causal = chance(0.5) || spec.map == RowMap::kStickBreaking;
   if (chance(0.2)) spec.alignment = Alignment::kStart;
   if (chance(0.2)) spec.left = chance(0.05) ? INT64_MAX : pick(0, most / 2);
   if (chance(0.1)) spec.right = chance(0.05) ? INT64_MAX : pick(0, most / 2);

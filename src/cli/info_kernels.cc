@@ -21,6 +21,7 @@ struct Example {
   double alpha = 1.5;
   bool causal = true;
   bool alibi = false;
+  bool sink = false;
 };
 
 std::vector<Example> Examples() {
@@ -44,6 +45,17 @@ std::vector<Example> Examples() {
        .k_len = 64,
        .head_dim = 32,
        .map = RowMap::kAdaptiveTemperature},
+      {.name = "training, stick-breaking",
+       .batch = 128,
+       .q_len = 64,
+       .k_len = 64,
+       .head_dim = 32,
+       .map = RowMap::kStickBreaking},
+      {.name = "prompt, softmax with a sink",
+       .q_len = 4096,
+       .k_len = 4096,
+       .map = RowMap::kSoftmax,
+       .sink = true},
       {.name = "prompt", .q_len = 4096, .k_len = 4096},
       {.name = "prompt, bfloat16", .dtype = DType::kBFloat16, .q_len = 4096, .k_len = 4096},
       {.name = "prompt, float16", .dtype = DType::kFloat16, .q_len = 4096, .k_len = 4096},
@@ -82,6 +94,7 @@ AttentionChoice Choose(const Example& example) {
   params.alpha = example.alpha;
   params.mask.causal = example.causal;
   if (example.alibi) params.terms.alibi_slopes = {nothing, DType::kFloat32, {0, 0, 0, 0}};
+  if (example.sink) params.terms.sink = nothing;
   return ChooseAttentionKernel(params);
 }
 
@@ -112,11 +125,11 @@ nlohmann::ordered_json AttentionKernelsJson() {
   for (const Example& example : Examples()) {
     const AttentionChoice choice = Choose(example);
     nlohmann::ordered_json entry = {
-        {"case", example.name},        {"dtype", Name(example.dtype)}, {"batch", example.batch},
-        {"heads", example.heads},      {"kv_heads", example.kv_heads}, {"q_len", example.q_len},
-        {"k_len", example.k_len},      {"head_dim", example.head_dim}, {"map", Name(example.map)},
-        {"causal", example.causal},    {"alibi", example.alibi},       {"forward", choice.forward},
-        {"backward", choice.backward}, {"reason", choice.reason}};
+        {"case", example.name},      {"dtype", Name(example.dtype)}, {"batch", example.batch},
+        {"heads", example.heads},    {"kv_heads", example.kv_heads}, {"q_len", example.q_len},
+        {"k_len", example.k_len},    {"head_dim", example.head_dim}, {"map", Name(example.map)},
+        {"causal", example.causal},  {"alibi", example.alibi},       {"sink", example.sink},
+        {"forward", choice.forward}, {"backward", choice.backward},  {"reason", choice.reason}};
     if (example.map == RowMap::kEntmax) entry["alpha"] = example.alpha;
     document["attention_choices"].push_back(entry);
   }

@@ -61,8 +61,8 @@ double Forward(const RowSpec& spec, const double* depth, double offset, std::int
   return offset - t;
 }
 
-void Backward(const RowSpec&, const double*, const double* p, const double* dp, std::int64_t n,
-              double* ds) {
+void Backward(const RowSpec&, const double*, double, const double* p, const double* dp,
+              std::int64_t n, double* ds) {
   double sum = 0.0;
   std::int64_t inside = 0;
   for (std::int64_t j = 0; j < n; ++j) {
@@ -85,6 +85,7 @@ const ReferenceMap kBudgetReference = {
     .d_alpha = nullptr,
     .generator = nullptr,
     .backward_needs_scores = false,
+    .sums_to_one = false,
 };
 
 }  // namespace tsallis

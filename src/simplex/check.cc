@@ -19,7 +19,9 @@ RowSpec SpecOfRow(const RowMapParams& params, std::int64_t row) {
           .temperature = params.temperature,
           .alpha = params.alpha_per_row != nullptr ? params.alpha_per_row[row] : params.alpha,
           .budget = params.budget,
-          .adaptive = &params.adaptive};
+          .adaptive = &params.adaptive,
+          .top_k = params.top_k,
+          .sigmoid_bias = params.sigmoid_bias};
 }
 
 void CheckParams(const RowMapParams& params, std::int64_t rows) {

@@ -40,8 +40,8 @@ double Scaled(double value, double log_factor) {
 // removes both: u_k itself is never needed. What is left may still be beyond double (scores that differ
 // by less than 1e-300): the product is formed in logarithms and stops at the largest finite number, so
 // that 0 times a huge u is 0 and never NaN.
-void Backward(const RowSpec& spec, const double*, const double* p, const double* dp, std::int64_t n,
-              double* ds) {
+void Backward(const RowSpec& spec, const double*, double, const double* p, const double* dp,
+              std::int64_t n, double* ds) {
   const double power = 2.0 - spec.alpha;
   std::int64_t k = -1;
   for (std::int64_t j = 0; j < n; ++j) {
@@ -155,6 +155,8 @@ const ReferenceMap kEntmaxReference = {
     .d_alpha = DAlpha,
     .generator = Generator,
     .backward_needs_scores = false,
+    .in_attention = true,
+    .takes_sink = true,
 };
 
 }  // namespace tsallis

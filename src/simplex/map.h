@@ -2,7 +2,10 @@
 // through it.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <optional>
 
 #include "tsallis/rows.h"
 
@@ -15,6 +18,8 @@ struct RowSpec {
   double alpha = 1.5;
   double budget = 2.0;
   const AdaptiveTemperature* adaptive = nullptr;
+  TopK top_k = {};
+  std::optional<double> sigmoid_bias = {};
 };
 
 // Statistics of one row, as RowStats reports them.
@@ -26,8 +31,8 @@ struct RowResult {
 
 // The double-precision definition of a map. The drivers have already divided by the temperature,
 // subtracted the row's maximum and dropped every entry of -inf: `depth[j] = max - s_j` is finite,
-// >= 0, with at least one 0. All maps commute with adding a constant to a row; `offset` is the
-// constant that was taken away, for tau only.
+// >= 0, with at least one 0, and entries keep their order. `offset` is the maximum that was taken away:
+// maps that commute with adding a constant to a row need it for tau only.
 struct ReferenceMap {
   RowMap map;
   const char* name;
@@ -37,15 +42,32 @@ struct ReferenceMap {
   double (*forward)(const RowSpec& spec, const double* depth, double offset, std::int64_t n,
                     double* p);
   // p, dp, ds: [n]; ds may be dp. dp is 0 wherever p is 0. The gradient in the tempered scores.
-  void (*backward)(const RowSpec& spec, const double* depth, const double* p, const double* dp,
-                   std::int64_t n, double* ds);
+  void (*backward)(const RowSpec& spec, const double* depth, double offset, const double* p,
+                   const double* dp, std::int64_t n, double* ds);
   // sum_j dp_j (d p_j / d alpha); null: the map has no alpha to learn.
   double (*d_alpha)(const RowSpec& spec, const double* p, const double* dp, std::int64_t n);
   // H(p) of the map's Fenchel-Young loss; null: no loss.
   double (*generator)(const RowSpec& spec, const double* p, std::int64_t n);
   // Whether a gradient needs `depth`, because p alone does not determine it.
   bool backward_needs_scores;
+  // Whether ds may differ from 0 where p is 0.
+  bool gradient_off_support = false;
+  bool sums_to_one = true;
+  bool in_attention = false;
+  // Whether an entry more, whose weight is dropped, makes sense (AttentionTerms::sink).
+  bool takes_sink = false;
 };
+
+// How many of n finite scores kTopKSoftmax keeps if none tie.
+inline std::int64_t KeptOf(const TopK& top_k, std::int64_t n) {
+  const double share = std::floor(top_k.fraction * static_cast<double>(n));
+  return std::min(n, std::max(top_k.k, static_cast<std::int64_t>(share)));
+}
+
+// b of kSigmoid for a row of n finite scores.
+inline double SigmoidBias(const RowSpec& spec, std::int64_t n) {
+  return spec.sigmoid_bias.value_or(-std::log(static_cast<double>(n)));
+}
 
 // beta(H) of adaptive temperature and, unless null, its derivative (0 where beta is clamped to 1).
 double BetaOfEntropy(const AdaptiveTemperature& adaptive, double entropy, double* derivative);
@@ -55,6 +77,10 @@ extern const ReferenceMap kEntmaxReference;
 extern const ReferenceMap kNormmaxReference;
 extern const ReferenceMap kBudgetReference;
 extern const ReferenceMap kAdaptiveTemperatureReference;
+extern const ReferenceMap kTopKSoftmaxReference;
+extern const ReferenceMap kSigmoidReference;
+extern const ReferenceMap kSoftpickReference;
+extern const ReferenceMap kStickBreakingReference;
 
 // The one list. Throws InvalidArgument for a value that is no map.
 const ReferenceMap& FindMap(RowMap map);

@@ -33,8 +33,8 @@ double Forward(const RowSpec& spec, const double* depth, double offset, std::int
 // With b = p^{2-alpha} on the support:
 //   ds = ||p||_alpha^{alpha-1}/(alpha-1) (b dp - p <b,dp> - <p,dp> (b - p sum b))
 //      = ||p||_alpha^{alpha-1}/(alpha-1) (b e - p <b,e>),  e = dp - <p,dp>.
-void Backward(const RowSpec& spec, const double*, const double* p, const double* dp, std::int64_t n,
-              double* ds) {
+void Backward(const RowSpec& spec, const double*, double, const double* p, const double* dp,
+              std::int64_t n, double* ds) {
   const double power = 2.0 - spec.alpha;
   double mean = 0.0, largest = 0.0;
   for (std::int64_t j = 0; j < n; ++j) {

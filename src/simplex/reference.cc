@@ -89,8 +89,8 @@ void ReferenceBackward(const RowSpec& spec, const double* scores, const double* 
     *d_alpha =
         map.d_alpha != nullptr ? map.d_alpha(spec, scratch.p.data(), scratch.dp.data(), kept) : 0.0;
   }
-  map.backward(spec, scratch.depth.data(), scratch.p.data(), scratch.dp.data(), kept,
-               scratch.dp.data());
+  map.backward(spec, scratch.depth.data(), maximum / spec.temperature, scratch.p.data(),
+               scratch.dp.data(), kept, scratch.dp.data());
   std::fill(ds, ds + n, 0.0);
   for (std::int64_t i = 0; i < kept; ++i) ds[scratch.index[i]] = scratch.dp[i] / spec.temperature;
 }

@@ -45,6 +45,39 @@ TEST(Reference, MatchesPublishedValues) {
   expect(Spec(RowMap::kBudget), {0.0, 1.0, 1.0});
 }
 
+TEST(Reference, BaselinesByHand) {
+  const auto expect = [](RowSpec spec, const Row& s, const Row& expected, double tau) {
+    RowResult result;
+    const Row p = Forward(spec, s, &result);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      EXPECT_NEAR(p[j], expected[j], 1e-12) << FindMap(spec.map).name << " " << j;
+    }
+    EXPECT_NEAR(result.tau, tau, 1e-12) << FindMap(spec.map).name;
+  };
+  const double two = std::log(2.0), three = std::log(3.0);
+  RowSpec spec = Spec(RowMap::kTopKSoftmax);
+  spec.top_k.k = 2;
+  expect(spec, {0.0, two, 0.0, three}, {0.0, 0.4, 0.0, 0.6}, std::log(5.0));
+  // Both that tie for the second place.
+  expect(spec, {two, 0.0, three, two}, {2.0 / 7, 0.0, 3.0 / 7, 2.0 / 7}, std::log(7.0));
+  spec.top_k = {.k = 1, .fraction = 0.5};
+  expect(spec, {0.0, two, 0.0, three, -1.0}, {0.0, 0.4, 0.0, 0.6, 0.0}, std::log(5.0));
+  // sigmoid(s - ln 3): e^s / (e^s + 3)
+  expect(Spec(RowMap::kSigmoid), {0.0, two, three}, {0.25, 0.4, 0.5}, three);
+  spec = Spec(RowMap::kSigmoid);
+  spec.sigmoid_bias = 0.0;
+  expect(spec, {0.0, two, -500.0}, {0.5, 2.0 / 3, std::exp(-500.0)}, 0.0);
+  // e^s - 1 = 1, 2, -1/2: over 3.5
+  const double all = 3.5 + kSoftpickEpsilon;
+  expect(Spec(RowMap::kSoftpick), {two, three, -two}, {1.0 / all, 2.0 / all, 0.0}, std::log(all));
+  expect(Spec(RowMap::kSoftpick), {-1e4, -2e4}, {0.0, 0.0}, std::log(2.0 + kSoftpickEpsilon));
+  expect(Spec(RowMap::kSoftpick), {1e4, 1e4 - two}, {2.0 / 3, 1.0 / 3}, 1e4 + std::log(1.5));
+  // From the back: 2/3 of all, 1/2 of a third, 3/4 of a sixth.
+  expect(Spec(RowMap::kStickBreaking), {three, 0.0, two}, {0.125, 1.0 / 6, 2.0 / 3},
+         std::log(1.0 / 24));
+  expect(Spec(RowMap::kStickBreaking), {1e4, 1e4, -1e4}, {0.0, 1.0, 0.0}, -2e4);
+}
+
 TEST(Reference, GradientInScoresMatchesFiniteDifferences) {
   std::vector<RowSpec> specs = {Spec(RowMap::kSoftmax, 1.5, 0.7), Spec(RowMap::kBudget),
                                 Spec(RowMap::kAdaptiveTemperature, 1.5, 1.3)};
@@ -52,6 +85,14 @@ TEST(Reference, GradientInScoresMatchesFiniteDifferences) {
     specs.push_back(Spec(RowMap::kEntmax, alpha, 1.2));
     if (alpha > 1.2) specs.push_back(Spec(RowMap::kNormmax, alpha, 0.8));
   }
+  RowSpec top_k = Spec(RowMap::kTopKSoftmax, 1.5, 0.7);
+  top_k.top_k.k = 3;
+  specs.push_back(top_k);
+  for (RowMap map : {RowMap::kSigmoid, RowMap::kSoftpick, RowMap::kStickBreaking}) {
+    specs.push_back(Spec(map, 1.5, 0.8));
+  }
+  specs.push_back(Spec(RowMap::kSigmoid));
+  specs.back().sigmoid_bias = 0.3;
   const Row s = {0.3, -0.2, 0.11, 0.45, -0.37, 0.05, -1.4};
   const Row g = {0.7, -1.1, 0.4, 0.2, 1.9, -0.6, 0.8};
   for (const RowSpec& spec : specs) {

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "simplex/backward-inl.h"
+#include "simplex/baselines-inl.h"
 #include "simplex/entmax-inl.h"
 #include "simplex/reference.h"
 #include "simplex/scratch.h"
@@ -94,9 +95,7 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
   }
   if (is_entmax && eps > 1.0) return ListedForwardRow(spec, 1.0 / scale, x, n, y, scratch);
 
-  const bool has_kernel = spec.map == RowMap::kSoftmax || spec.map == RowMap::kEntmax ||
-                          spec.map == RowMap::kAdaptiveTemperature;
-  if (!has_kernel) return WideForwardRow(spec, x, n, y, scratch);
+  if (spec.map == RowMap::kBudget) return WideForwardRow(spec, x, n, y, scratch);
 
   RowResult result;
   float maximum;
@@ -122,10 +121,13 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
   } else if (spec.map == RowMap::kAdaptiveTemperature) {
     const double entropy = SoftmaxEntropy(x, n, maximum, scale, &result.tau);
     SoftmaxRow(x, n, maximum, scale * BetaOfEntropy(*spec.adaptive, entropy, nullptr), y);
+  } else if (IsBaseline(spec.map)) {
+    result.tau = BaselineRow(spec, x, n, maximum, scale, y);
   } else if (!is_entmax) {
     result.tau = SoftmaxRow(x, n, maximum, scale, y);
   }
-  result.tau += scale * static_cast<double>(maximum);
+  // The baselines' is that of scores as they are.
+  if (!IsBaseline(spec.map)) result.tau += scale * static_cast<double>(maximum);
   if (wants_description) {
     Describe(listed ? list.p.get() : y, listed ? list.count : n, &result);
   }
@@ -161,6 +163,7 @@ inline void BackwardRow(const RowSpec& spec, const float* x, const float* p, con
       BackwardRow(weight, p, dp, n, factor, ds, eps, is_entmax ? d_alpha : nullptr);
     };
     if (spec.map == RowMap::kBudget) return run(InsideWeight());
+    if (IsBaseline(spec.map)) return BaselineBackwardRow(spec.map, x, p, dp, n, factor, ds);
     if (spec.map == RowMap::kSoftmax || (is_entmax && eps == 0.0)) return run(SelfWeight());
     if (is_entmax && eps == 0.5) return run(RootWeight());
     if (is_entmax && eps == 1.0) return run(SupportWeight());

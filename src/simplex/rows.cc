@@ -59,9 +59,10 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
 }
 
 bool BackwardReadsScores(const RowMapParams& params, DType dtype) {
-  if (params.map == RowMap::kAdaptiveTemperature) return true;
+  if (FindMap(params.map).backward_needs_scores) return true;
   if (SizeOf(dtype) != 2) return false;
-  if (params.map == RowMap::kNormmax) return true;
+  // 1 - p of a sigmoid near 1 is gone as well.
+  if (params.map == RowMap::kNormmax || params.map == RowMap::kSigmoid) return true;
   return params.map == RowMap::kEntmax && (params.alpha_per_row != nullptr || params.alpha > 2.0);
 }
 

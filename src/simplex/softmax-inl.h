@@ -13,6 +13,16 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
+// y *= factor. y: [n].
+HWY_INLINE void ScaleRow(float* y, std::size_t n, float factor) {
+  const DF d;
+  const VF share = hn::Set(d, factor);
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, y + i), share), d, y + i);
+  for (; i < n; ++i) y[i] *= factor;
+}
+
 // y = softmax(scale (x - maximum)); returns ln sum exp(scale (x - maximum)). x, y: [n].
 HWY_INLINE double SoftmaxRow(const float* x, std::size_t n, float maximum, double scale, float* y) {
   const DF d;
@@ -23,12 +33,7 @@ HWY_INLINE double SoftmaxRow(const float* x, std::size_t n, float maximum, doubl
     a = hn::Add(a, e);
     return e;
   });
-  const float inverse = static_cast<float>(1.0 / sum);
-  const VF share = hn::Set(d, inverse);
-  const std::size_t lanes = hn::Lanes(d);
-  std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, y + i), share), d, y + i);
-  for (; i < n; ++i) y[i] *= inverse;
+  ScaleRow(y, n, static_cast<float>(1.0 / sum));
   return std::log(sum);
 }
 

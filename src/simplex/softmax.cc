@@ -1,5 +1,7 @@
-// Softmax, and softmax whose temperature follows from its own entropy.
+// Softmax, softmax whose temperature follows from its own entropy, and softmax over the k largest scores.
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "simplex/map.h"
 #include "tsallis/error.h"
@@ -25,8 +27,8 @@ double Forward(const RowSpec&, const double* depth, double offset, std::int64_t 
   return offset + Softmax(depth, 1.0, n, p);
 }
 
-void Backward(const RowSpec&, const double*, const double* p, const double* dp, std::int64_t n,
-              double* ds) {
+void Backward(const RowSpec&, const double*, double, const double* p, const double* dp,
+              std::int64_t n, double* ds) {
   double mean = 0.0;
   for (std::int64_t j = 0; j < n; ++j) mean += p[j] * dp[j];
   for (std::int64_t j = 0; j < n; ++j) ds[j] = p[j] > 0.0 ? p[j] * (dp[j] - mean) : 0.0;
@@ -78,8 +80,8 @@ double AdaptiveForward(const RowSpec& spec, const double* depth, double offset, 
 
 // p = softmax(beta s), beta = beta(H(q)), q = softmax(s):
 //   dp_j/dbeta = p_j (s_j - <p, s>),  dH/ds_j = -q_j (ln q_j + H).
-void AdaptiveBackward(const RowSpec& spec, const double* depth, const double* p, const double* dp,
-                      std::int64_t n, double* ds) {
+void AdaptiveBackward(const RowSpec& spec, const double* depth, double, const double* p,
+                      const double* dp, std::int64_t n, double* ds) {
   const Beta beta = FindBeta(*spec.adaptive, depth, n);
   double mean = 0.0, mean_depth = 0.0;
   for (std::int64_t j = 0; j < n; ++j) {
@@ -98,6 +100,31 @@ void AdaptiveBackward(const RowSpec& spec, const double* depth, const double* p,
     const double log_q = -depth[j] - beta.log_sum;
     ds[j] -= d_entropy * std::exp(log_q) * (log_q + beta.entropy);
   }
+}
+
+void CheckTopK(const RowSpec& spec) {
+  const TopK& top_k = spec.top_k;
+  if (top_k.k < 1) {
+    throw InvalidArgument("top_k.k", "an integer >= 1 for top_k_softmax", std::to_string(top_k.k));
+  }
+  if (!(top_k.fraction >= 0.0 && top_k.fraction <= 1.0)) {
+    throw InvalidArgument("top_k.fraction", "a number in [0, 1]", std::to_string(top_k.fraction));
+  }
+}
+
+double TopKForward(const RowSpec& spec, const double* depth, double offset, std::int64_t n,
+                   double* p) {
+  std::copy_n(depth, n, p);
+  const std::int64_t kept = KeptOf(spec.top_k, n);
+  std::nth_element(p, p + (kept - 1), p + n);
+  const double reach = p[kept - 1];
+  double sum = 0.0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    p[j] = depth[j] <= reach ? std::exp(-depth[j]) : 0.0;
+    sum += p[j];
+  }
+  for (std::int64_t j = 0; j < n; ++j) p[j] /= sum;
+  return offset + std::log(sum);
 }
 
 }  // namespace
@@ -124,6 +151,20 @@ const ReferenceMap kSoftmaxReference = {
     .d_alpha = nullptr,
     .generator = Shannon,
     .backward_needs_scores = false,
+    .in_attention = true,
+    .takes_sink = true,
+};
+
+const ReferenceMap kTopKSoftmaxReference = {
+    .map = RowMap::kTopKSoftmax,
+    .name = "top_k_softmax",
+    .check = CheckTopK,
+    .forward = TopKForward,
+    .backward = Backward,  // what is not kept has p = 0
+    .d_alpha = nullptr,
+    .generator = nullptr,
+    .backward_needs_scores = false,
+    .in_attention = true,
 };
 
 const ReferenceMap kAdaptiveTemperatureReference = {
@@ -135,6 +176,7 @@ const ReferenceMap kAdaptiveTemperatureReference = {
     .d_alpha = nullptr,
     .generator = nullptr,
     .backward_needs_scores = true,
+    .in_attention = true,
 };
 
 }  // namespace tsallis

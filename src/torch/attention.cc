@@ -71,9 +71,9 @@ std::array<Tensor, kInputs> BackwardThroughOperator(const Tensor& d_out, const T
                                                     const Tensor& tau, const Tensor& saved,
                                                     const AttentionOptions& options,
                                                     const AttentionWanted& wanted) {
-  auto [dq, dk, dv, d_alpha, d_length_scale, d_slopes, d_bias] =
+  auto [dq, dk, dv, d_alpha, d_length_scale, d_slopes, d_bias, d_sink] =
       CallWithOptions(BackwardOperator(), options, d_out, q, k, v, tau, saved, wanted);
-  return {dq, dk, dv, d_alpha, d_length_scale, d_slopes, d_bias};
+  return {dq, dk, dv, d_alpha, d_length_scale, d_slopes, d_bias, d_sink};
 }
 
 // ---- autograd -----------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ class AttentionFunction : public Function<AttentionFunction> {
   // Statistics leave through `stats`: they never carry gradients.
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                        const OptionalTensor&, const AttentionOptions* options,
-                        AttentionStatTensors* stats) {
+                        const OptionalTensor&, const OptionalTensor&,
+                        const AttentionOptions* options, AttentionStatTensors* stats) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool want_stats = stats != nullptr;
     const AttentionResults results =
@@ -129,7 +129,7 @@ class AttentionBackwardFunction : public Function<AttentionBackwardFunction> {
   static variable_list forward(AutogradContext*, const Tensor& d_out, const Tensor& q,
                                const Tensor& k, const Tensor& v, const OptionalTensor&,
                                const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                               const Tensor* tau, const Tensor* saved,
+                               const OptionalTensor&, const Tensor* tau, const Tensor* saved,
                                const AttentionOptions* options, AttentionWanted wanted) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto results = BackwardThroughOperator(d_out, q, k, v, *tau, *saved, *options, wanted);
@@ -151,7 +151,8 @@ bool NeedsGraph(const Tensor& q, const Tensor& k, const Tensor& v,
   };
   return q.requires_grad() || k.requires_grad() || v.requires_grad() ||
          requires_grad(options.alpha_heads) || requires_grad(options.length_scale) ||
-         requires_grad(options.alibi_slopes) || requires_grad(options.bias);
+         requires_grad(options.alibi_slopes) || requires_grad(options.bias) ||
+         requires_grad(options.sink);
 }
 
 Tensor OpAutograd(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
@@ -168,14 +169,14 @@ Tuple5 OpStatsAutograd(const Tensor& q, const Tensor& k, const Tensor& v, TSALLI
   return {std::move(out), stats.tau, stats.support_size, stats.entropy, stats.maximum};
 }
 
-Tuple7 OpBackwardAutograd(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
+Tuple8 OpBackwardAutograd(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& tau, const Tensor& saved, AttentionWanted wanted,
                           TSALLIS_OPTIONS) {
   const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
   const variable_list r = AttentionBackwardFunction::apply(
       d_out, q, k, v, options.alpha_heads, options.length_scale, options.alibi_slopes, options.bias,
-      &tau, &saved, &options, wanted);
-  return {r[0], r[1], r[2], r[3], r[4], r[5], r[6]};
+      options.sink, &tau, &saved, &options, wanted);
+  return {r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]};
 }
 
 Tuple3 OpWeightsAutograd(const Tensor& q, const Tensor& k, TSALLIS_OPTIONS) {
@@ -191,7 +192,7 @@ Tensor Cast(const Tensor& tensor) {
 
 AttentionOptions CastOptions(AttentionOptions options) {
   for (OptionalTensor* tensor :
-       {&options.alpha_heads, &options.length_scale, &options.alibi_slopes}) {
+       {&options.alpha_heads, &options.length_scale, &options.alibi_slopes, &options.sink}) {
     if (!*tensor) continue;
     *tensor = at::autocast::cached_cast(at::kFloat, **tensor, (*tensor)->device().type());
   }
@@ -230,7 +231,8 @@ Tensor AttentionAutograd(const Tensor& q, const Tensor& k, const Tensor& v,
                          const AttentionOptions& options, AttentionStatTensors* stats) {
   if (NeedsGraph(q, k, v, options)) {
     return AttentionFunction::apply(q, k, v, options.alpha_heads, options.length_scale,
-                                    options.alibi_slopes, options.bias, &options, stats);
+                                    options.alibi_slopes, options.bias, options.sink, &options,
+                                    stats);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (ArePlain(q, k, v, options)) {

@@ -35,7 +35,17 @@ std::array<c10::SymInt, 4> AttentionLayout(const std::array<c10::SymInt, 4>& siz
 c10::SymInt ReservedBytes(const at::Tensor& q, const AttentionOptions& options);
 
 // Tensors that autograd may ask gradients for, in this order.
-enum AttentionInput : std::uint8_t { kQ, kK, kV, kAlpha, kLengthScale, kSlopes, kBias, kInputs };
+enum AttentionInput : std::uint8_t {
+  kQ,
+  kK,
+  kV,
+  kAlpha,
+  kLengthScale,
+  kSlopes,
+  kBias,
+  kSink,
+  kInputs
+};
 using AttentionWanted = std::array<bool, kInputs>;
 
 struct AttentionResults {

@@ -2,10 +2,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "torch/attention.h"
 #include "torch/row_view.h"
@@ -81,9 +83,25 @@ void CheckPositive(const std::optional<double>& number, const char* argument) {
 
 void CheckMap(const AttentionOptions& options, const AttentionSizes& sizes, const Tensor& q) {
   const RowMap map = options.map;
-  TORCH_CHECK_VALUE(
-      map == RowMap::kSoftmax || map == RowMap::kEntmax || map == RowMap::kAdaptiveTemperature,
-      "map: expected softmax, entmax or adaptive_temperature, got ", Name(map));
+  const std::vector<RowMap>& served = AttentionMaps();
+  TORCH_CHECK_VALUE(std::find(served.begin(), served.end(), map) != served.end(),
+                    "map: expected one of ", NamesOf(served), ", got ", Name(map));
+  TORCH_CHECK_VALUE(map != RowMap::kStickBreaking || options.causal,
+                    "causal: expected True for stick_breaking, which goes back from the query, got "
+                    "False");
+  const TopK& top_k = options.top_k;
+  TORCH_CHECK_VALUE(map != RowMap::kTopKSoftmax || top_k.k >= 1,
+                    "top_k: expected an integer >= 1 for top_k_softmax, got ", top_k.k);
+  TORCH_CHECK_VALUE(map == RowMap::kTopKSoftmax || (top_k.k == 0 && top_k.fraction == 0.0),
+                    "top_k: expected None for ", Name(map), ", got ", top_k.k,
+                    " and a fraction of ", top_k.fraction);
+  TORCH_CHECK_VALUE(map == RowMap::kSigmoid || !options.sigmoid_bias,
+                    "sigmoid_bias: expected None for ", Name(map), ", got ",
+                    options.sigmoid_bias.value_or(0.0));
+  CheckFloating(options.sink, "sink", q);
+  TORCH_CHECK_VALUE(TakesSink(map) || !options.sink, "sink: expected None for ", Name(map),
+                    ", got a tensor");
+  if (options.sink) CheckBroadcasts(*options.sink, "sink", "[heads]", {sizes.heads});
   CheckFloating(options.alpha_heads, "alpha", q);
   if (!options.alpha_heads) return;
   TORCH_CHECK_VALUE(map == RowMap::kEntmax, "alpha: expected none for ", Name(map),
@@ -206,8 +224,8 @@ std::array<c10::SymInt, 4> AttentionLayout(const std::array<c10::SymInt, 4>& siz
 }
 
 c10::SymInt ReservedBytes(const Tensor& q, const AttentionOptions& options) {
-  const bool sparse =
-      options.map == RowMap::kEntmax && (options.alpha_heads || options.alpha != 1.0);
+  const bool sparse = options.map == RowMap::kEntmax &&
+                      (options.alpha_heads || options.alpha != 1.0) && !options.sink;
   if (!sparse || q.scalar_type() == at::kDouble) return 0;
   const c10::SymInt rows = q.sym_size(0) * q.sym_size(1) * q.sym_size(2);
   return (rows * kReservedBytesPerRow).min(options.saved_budget);

@@ -24,6 +24,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // The kernel library names the members of its structs; callers here know arguments.
 std::string ArgumentOf(const std::string& member) {
   if (member.starts_with("alpha_per_head")) return "alpha" + member.substr(14);
+  if (member == "top_k.k") return "top_k";
+  if (member == "top_k.fraction") return "top_k_fraction";
   for (const std::string prefix : {"terms.", "mask.", "ranges."}) {
     if (member.starts_with(prefix)) return member.substr(prefix.size());
   }
@@ -103,7 +105,7 @@ class Call {
   AttentionParams params_;
   std::int64_t array_batch_;
   bool q_gaps_ = false, k_gaps_ = false;
-  Tensor alpha_;               // [heads], float64
+  Tensor alpha_, sink_;        // [heads], float64
   std::vector<Tensor> views_;  // expanded ones
   std::vector<std::int64_t> q_begin_, q_end_, k_begin_, k_end_;
   double no_value_ = 0.0;
@@ -130,10 +132,15 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
   p.map = options.map;
   p.alpha = options.alpha;
   p.adaptive = options.adaptive;
-  if (options.alpha_heads) {
-    alpha_ = As(*options.alpha_heads, at::kDouble).expand({p.heads}).contiguous();
-    p.alpha_per_head = alpha_.const_data_ptr<double>();
-  }
+  p.top_k = options.top_k;
+  p.sigmoid_bias = options.sigmoid_bias;
+  const auto per_head = [&](const OptionalTensor& tensor, Tensor& wide) {
+    if (!tensor) return static_cast<const double*>(nullptr);
+    wide = As(*tensor, at::kDouble).expand({p.heads}).contiguous();
+    return wide.const_data_ptr<double>();
+  };
+  p.alpha_per_head = per_head(options.alpha_heads, alpha_);
+  p.terms.sink = per_head(options.sink, sink_);
   SetMasks(options);
   SetTerms(options);
   if (options.cu_seqlens_q) {
@@ -312,6 +319,7 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
   gradients.d_alpha = doubles(kAlpha, {params.heads});
   gradients.d_length_scale = doubles(kLengthScale, call.Rows());
   gradients.d_slopes = doubles(kSlopes, {call.array_batch(), params.heads});
+  gradients.d_sink = doubles(kSink, {params.heads});
   if (wanted[kBias]) {
     const Tensor& bias = *options.bias;
     results[kBias] = at::Tensor(at::detail::empty_cpu(
@@ -329,6 +337,7 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
   finish(kLengthScale, options.length_scale);
   finish(kSlopes, options.alibi_slopes);
   finish(kBias, options.bias);
+  finish(kSink, options.sink);
   return results;
 }
 

@@ -47,7 +47,7 @@ Tuple6 OpForwardCpu(const Tensor& q, const Tensor& k, const Tensor& v, bool want
 }
 
 // A gradient nobody wants is an empty tensor.
-Tuple7 Filled(std::array<Tensor, kInputs> results, const Tensor& q) {
+Tuple8 Filled(std::array<Tensor, kInputs> results, const Tensor& q) {
   for (Tensor& tensor : results) {
     if (!tensor.defined()) tensor = at::empty({0}, q.options());
   }
@@ -75,7 +75,7 @@ void CheckBackward(const Tensor& d_out, const Tensor& q, const Tensor& v, const 
   }
 }
 
-Tuple7 OpBackwardCpu(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
+Tuple8 OpBackwardCpu(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
                      const Tensor& tau, const Tensor& saved, AttentionWanted wanted,
                      TSALLIS_OPTIONS) {
   const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
@@ -128,7 +128,7 @@ Tuple6 OpForwardMeta(const Tensor& q, const Tensor& k, const Tensor& v, bool wan
   return {r.out, r.tau, r.saved, r.support_size, r.entropy, r.maximum};
 }
 
-Tuple7 OpBackwardMeta(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
+Tuple8 OpBackwardMeta(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
                       const Tensor& tau, const Tensor&, AttentionWanted wanted, TSALLIS_OPTIONS) {
   const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
   CheckBackward(d_out, q, v, tau, CheckAttentionTensors(q, k, v, options), options, wanted);
@@ -148,6 +148,7 @@ Tuple7 OpBackwardMeta(const Tensor& d_out, const Tensor& q, const Tensor& k, con
   same(kLengthScale, options.length_scale);
   same(kSlopes, options.alibi_slopes);
   same(kBias, options.bias);
+  same(kSink, options.sink);
   return Filled(std::move(results), q);
 }
 

@@ -52,6 +52,9 @@ AttentionOptions Pack(TSALLIS_OPTIONS) {
   if (coefficients) o.adaptive.coefficients = coefficients->vec();
   if (threshold) o.adaptive.threshold = *threshold;
   o.saved_budget = saved_budget;
+  o.sink = sink;
+  o.top_k = {.k = top_k, .fraction = top_k_fraction};
+  o.sigmoid_bias = sigmoid_bias;
   return o;
 }
 
@@ -62,14 +65,16 @@ AttentionWanted HasGradientInput(const AttentionOptions& options) {
           options.alpha_heads.has_value(),
           options.length_scale.has_value(),
           options.alibi_slopes.has_value(),
-          options.bias.has_value()};
+          options.bias.has_value(),
+          options.sink.has_value()};
 }
 
 void SaveOptions(torch::autograd::AutogradContext& context, const AttentionOptions& o,
                  torch::autograd::variable_list& saved) {
   // 0 stands for none: neither may be 0.
-  std::vector<double> numbers = {o.alpha, o.scale.value_or(0.0), o.scale_invariant.value_or(0.0),
-                                 o.adaptive.threshold};
+  std::vector<double> numbers = {
+      o.alpha,          o.scale.value_or(0.0),        o.scale_invariant.value_or(0.0),
+      o.top_k.fraction, o.sigmoid_bias.value_or(0.0), o.adaptive.threshold};
   numbers.insert(numbers.end(), o.adaptive.coefficients.begin(), o.adaptive.coefficients.end());
   context.saved_data["numbers"] = std::move(numbers);
   context.saved_data["integers"] = std::vector<std::int64_t>{static_cast<std::int64_t>(o.map),
@@ -80,7 +85,9 @@ void SaveOptions(torch::autograd::AutogradContext& context, const AttentionOptio
                                                              o.block_q,
                                                              o.block_k,
                                                              static_cast<std::int64_t>(o.padding),
-                                                             o.saved_budget};
+                                                             o.saved_budget,
+                                                             o.top_k.k,
+                                                             o.sigmoid_bias ? 1 : 0};
   for (const OptionalTensor AttentionOptions::*member : kOptionTensors) {
     saved.push_back((o.*member).value_or(at::Tensor()));
   }
@@ -97,8 +104,9 @@ AttentionOptions LoadOptions(const torch::autograd::AutogradContext& context,
   o.alpha = numbers[0];
   o.scale = positive(numbers[1]);
   o.scale_invariant = positive(numbers[2]);
-  o.adaptive.threshold = numbers[3];
-  o.adaptive.coefficients.assign(numbers.begin() + 4, numbers.end());
+  o.top_k.fraction = numbers[3];
+  o.adaptive.threshold = numbers[5];
+  o.adaptive.coefficients.assign(numbers.begin() + 6, numbers.end());
   o.map = static_cast<RowMap>(integers[0]);
   o.causal = integers[1] != 0;
   o.alignment = static_cast<Alignment>(integers[2]);
@@ -108,6 +116,8 @@ AttentionOptions LoadOptions(const torch::autograd::AutogradContext& context,
   o.block_k = integers[6];
   o.padding = static_cast<Padding>(integers[7]);
   o.saved_budget = integers[8];
+  o.top_k.k = integers[9];
+  if (integers[10] != 0) o.sigmoid_bias = numbers[4];
   for (OptionalTensor AttentionOptions::*member : kOptionTensors) {
     const at::Tensor& tensor = saved[first++];
     if (tensor.defined()) o.*member = tensor;

@@ -28,11 +28,13 @@ using OptionalDoubles = std::optional<at::ArrayRef<double>>;
       std::optional<double> scale, std::optional<double> scale_invariant, bool causal,            \
       std::string_view alignment, std::int64_t left, std::int64_t right, std::int64_t block_q,    \
       std::int64_t block_k, std::string_view padding, OptionalDoubles coefficients,               \
-      std::optional<double> threshold, std::int64_t saved_budget
+      std::optional<double> threshold, std::int64_t saved_budget, const OptionalTensor &sink,     \
+      std::int64_t top_k, double top_k_fraction, std::optional<double> sigmoid_bias
 #define TSALLIS_OPTION_NAMES                                                                   \
   alpha_heads, length_scale, alibi_slopes, bias, mask, block_mask, lengths, query_lengths,     \
       cu_seqlens_q, cu_seqlens_k, map, alpha, scale, scale_invariant, causal, alignment, left, \
-      right, block_q, block_k, padding, coefficients, threshold, saved_budget
+      right, block_q, block_k, padding, coefficients, threshold, saved_budget, sink, top_k,    \
+      top_k_fraction, sigmoid_bias
 
 AttentionOptions Pack(TSALLIS_OPTIONS);
 
@@ -47,14 +49,15 @@ auto CallWithOptions(const Handle& handle, const AttentionOptions& o, const Firs
                      Name(o.map), o.alpha, o.scale, o.scale_invariant, o.causal, Name(o.alignment),
                      o.left, o.right, o.block_q, o.block_k, Name(o.padding),
                      OptionalDoubles(o.adaptive.coefficients),
-                     std::optional<double>(o.adaptive.threshold), o.saved_budget);
+                     std::optional<double>(o.adaptive.threshold), o.saved_budget, o.sink, o.top_k.k,
+                     o.top_k.fraction, o.sigmoid_bias);
 }
 
 using Tuple3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Tuple5 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Tuple6 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using Tuple7 =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Tuple8 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+                          at::Tensor, at::Tensor>;
 
 // Signatures of the operators, named as in the schemas.
 using AttentionSignature = at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -63,7 +66,7 @@ using AttentionStatsSignature = Tuple5(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, TSALLIS_OPTIONS);
 using AttentionForwardSignature = Tuple6(const at::Tensor& q, const at::Tensor& k,
                                          const at::Tensor& v, bool want_stats, TSALLIS_OPTIONS);
-using AttentionBackwardSignature = Tuple7(const at::Tensor& d_out, const at::Tensor& q,
+using AttentionBackwardSignature = Tuple8(const at::Tensor& d_out, const at::Tensor& q,
                                           const at::Tensor& k, const at::Tensor& v,
                                           const at::Tensor& tau, const at::Tensor& saved,
                                           AttentionWanted wanted, TSALLIS_OPTIONS);
@@ -80,7 +83,8 @@ inline constexpr OptionalTensor AttentionOptions::*kOptionTensors[] = {
     &AttentionOptions::alibi_slopes, &AttentionOptions::bias,
     &AttentionOptions::mask,         &AttentionOptions::block_mask,
     &AttentionOptions::lengths,      &AttentionOptions::query_lengths,
-    &AttentionOptions::cu_seqlens_q, &AttentionOptions::cu_seqlens_k};
+    &AttentionOptions::cu_seqlens_q, &AttentionOptions::cu_seqlens_k,
+    &AttentionOptions::sink};
 
 // Which of the tensors that can have gradients are there.
 AttentionWanted HasGradientInput(const AttentionOptions& options);

@@ -8,10 +8,11 @@
 namespace tsallis {
 
 // Settings of the maps: unused ones are ignored by a map that has no such setting; `coefficients`
-// and `threshold` None mean the defaults of AdaptiveTemperature.
+// and `threshold` None mean the defaults of AdaptiveTemperature, `sigmoid_bias` None means -ln n.
 #define TSALLIS_SETTINGS                                                                       \
   "str map=\"entmax\", float alpha=1.5, int dim=-1, float temperature=1.0, float budget=2.0, " \
-  "float[]? coefficients=None, float? threshold=None"
+  "float[]? coefficients=None, float? threshold=None, int top_k=0, float top_k_fraction=0.0, " \
+  "float? sigmoid_bias=None"
 
 // Attention's: AttentionOptions in operators.h says what they mean.
 #define TSALLIS_ATTENTION_SETTINGS                                                            \
@@ -21,15 +22,16 @@ namespace tsallis {
   "str map=\"entmax\", float alpha=1.5, float? scale=None, float? scale_invariant=None, "     \
   "bool causal=False, str alignment=\"end\", int left=-1, int right=-1, int block_q=0, "      \
   "int block_k=0, str padding=\"right\", float[]? coefficients=None, float? threshold=None, " \
-  "int saved_budget=268435456"
+  "int saved_budget=268435456, Tensor? sink=None, int top_k=0, float top_k_fraction=0.0, "    \
+  "float? sigmoid_bias=None"
 
 TORCH_LIBRARY(tsallis, m) {
   m.def("cpu_target() -> str", [] { return QueryCpu().chosen_target; });
   m.def("row_map(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS ") -> Tensor");
   m.def("row_map_stats(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS
         ") -> (Tensor probabilities, Tensor tau, Tensor support_size, Tensor entropy)");
-  // `scores` is read by adaptive_temperature and for 16-bit tensors; else the probabilities may be
-  // given in its place.
+  // `scores` is read where BackwardReadsScores (rows.h) says so; else the probabilities may be given in
+  // its place.
   // The second result has no elements unless want_alpha.
   m.def(
       "row_map_backward(Tensor d_probabilities, Tensor scores, Tensor probabilities, "
@@ -56,9 +58,9 @@ TORCH_LIBRARY(tsallis, m) {
   // wanted: which results, in their order; the others have no elements.
   m.def(
       "attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor tau, Tensor saved, "
-      "bool[7] wanted, *, " TSALLIS_ATTENTION_SETTINGS
+      "bool[8] wanted, *, " TSALLIS_ATTENTION_SETTINGS
       ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_alpha, Tensor d_length_scale, "
-      "Tensor d_slopes, Tensor d_bias)");
+      "Tensor d_slopes, Tensor d_bias, Tensor d_sink)");
   // The weights > 0 as CSR with batch heads q_len rows. Their number depends on the data.
   m.def("attention_weights(Tensor q, Tensor k, *, " TSALLIS_ATTENTION_SETTINGS
         ") -> (Tensor row_offsets, Tensor columns, Tensor values)");

@@ -52,11 +52,13 @@ enum class Padding : std::uint8_t { kRight, kLeft };
 // sizes of 1 repeat. Gradients go to the tensors marked (g), in their own shape and dtype. Floating
 // tensors may have any of the four dtypes. For packed sequences `batch` is 1 in every shape.
 struct AttentionOptions {
-  RowMap map = RowMap::kEntmax;  // kSoftmax, kEntmax or kAdaptiveTemperature
+  RowMap map = RowMap::kEntmax;  // one of AttentionMaps()
   double alpha = 1.5;
   std::optional<at::Tensor> alpha_heads;  // (g) in place of alpha; broadcastable to [heads]
   AdaptiveTemperature adaptive;
-  std::optional<double> scale;  // > 0; none: 1 / sqrt(head_dim)
+  TopK top_k;                          // kTopKSoftmax only
+  std::optional<double> sigmoid_bias;  // kSigmoid only; none: -ln of the number of visible keys
+  std::optional<double> scale;         // > 0; none: 1 / sqrt(head_dim)
 
   std::optional<at::Tensor> length_scale;  // (g) broadcastable to [batch, heads, q_len]
   std::optional<at::Tensor> alibi_slopes;  // (g) [heads] or [batch, heads]
@@ -64,8 +66,11 @@ struct AttentionOptions {
   // (g) broadcastable to [batch, heads, q_len, k_len]. Its gradient has its shape, so give it as it
   // is, not expanded.
   std::optional<at::Tensor> bias;
+  // (g) broadcastable to [heads]: the score of one more key of every query, whose value is 0. Softmax
+  // and entmax only.
+  std::optional<at::Tensor> sink;
 
-  bool causal = false;
+  bool causal = false;  // stick-breaking needs it, and leaves out a query's own key
   Alignment alignment = Alignment::kEnd;
   std::int64_t left = -1;  // sliding window; negative: no limit on that side
   std::int64_t right = -1;

@@ -113,9 +113,10 @@ TEST(Attention, TensorsAmongTheOptionsGetGradients) {
   options.length_scale = at::ones({5}, at::kDouble).requires_grad_();
   options.alibi_slopes = at::rand({4}, at::kDouble).requires_grad_();
   options.bias = at::randn({1, 1, 5, 6}, at::kDouble).requires_grad_();
+  options.sink = at::randn({4}, at::kDouble).requires_grad_();
   Attention(in.q, in.k, in.v, options).square().sum().backward();
-  for (const auto* tensor :
-       {&options.alpha_heads, &options.length_scale, &options.alibi_slopes, &options.bias}) {
+  for (const auto* tensor : {&options.alpha_heads, &options.length_scale, &options.alibi_slopes,
+                             &options.bias, &options.sink}) {
     EXPECT_EQ((*tensor)->grad().sizes(), (*tensor)->sizes());
     EXPECT_GT((*tensor)->grad().abs().max().item<double>(), 0.0);
   }
@@ -137,6 +138,9 @@ TEST(Attention, MistakesAreValueErrors) {
   options.alpha = 0.5;
   EXPECT_THROW(Attention(in.q, in.k, in.v, options), c10::ValueError);
   EXPECT_THROW(Attention(in.q, in.v, in.v), c10::ValueError);
+  options = {};
+  options.map = RowMap::kStickBreaking;
+  EXPECT_THROW(Attention(in.q, in.k, in.v, options), c10::ValueError);
 }
 
 }  // namespace

@@ -31,8 +31,10 @@ using OptionalTensor = std::optional<Tensor>;
 // The settings that every schema ends with, in this order.
 #define TSALLIS_SETTINGS                                                                   \
   std::string_view map, double alpha, std::int64_t dim, double temperature, double budget, \
-      OptionalDoubles coefficients, std::optional<double> threshold
-#define TSALLIS_SETTING_NAMES map, alpha, dim, temperature, budget, coefficients, threshold
+      OptionalDoubles coefficients, std::optional<double> threshold, std::int64_t top_k,   \
+      double top_k_fraction, std::optional<double> sigmoid_bias
+#define TSALLIS_SETTING_NAMES \
+  map, alpha, dim, temperature, budget, coefficients, threshold, top_k, top_k_fraction, sigmoid_bias
 
 using MapSignature = Tensor(const Tensor&, const OptionalTensor&, TSALLIS_SETTINGS);
 using StatsSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&,
@@ -67,7 +69,8 @@ auto CallWithSettings(const Handle& handle, const RowMapCall& call, const First&
   const RowMapParams& params = call.params;
   return handle.call(first..., Name(params.map), params.alpha, call.dim, params.temperature,
                      params.budget, OptionalDoubles(params.adaptive.coefficients),
-                     std::optional<double>(params.adaptive.threshold));
+                     std::optional<double>(params.adaptive.threshold), params.top_k.k,
+                     params.top_k.fraction, params.sigmoid_bias);
 }
 
 // ---- below autograd: the kernel itself, or whatever the dispatcher puts in its place ------------
@@ -90,13 +93,16 @@ Tensor Forward(const Tensor& scores, const OptionalTensor& alpha_rows, const Row
 // compare).
 void Save(AutogradContext* context, const RowMapCall& call) {
   const RowMapParams& params = call.params;
-  std::vector<double> numbers = {params.alpha, params.temperature, params.budget,
-                                 params.adaptive.threshold};
+  std::vector<double> numbers = {params.alpha,          params.temperature,
+                                 params.budget,         params.adaptive.threshold,
+                                 params.top_k.fraction, params.sigmoid_bias.value_or(0.0)};
   numbers.insert(numbers.end(), params.adaptive.coefficients.begin(),
                  params.adaptive.coefficients.end());
   context->saved_data["numbers"] = std::move(numbers);
   context->saved_data["map"] = static_cast<std::int64_t>(params.map);
   context->saved_data["dim"] = call.dim;
+  context->saved_data["top_k"] = params.top_k.k;
+  context->saved_data["has_sigmoid_bias"] = params.sigmoid_bias.has_value();
 }
 
 RowMapCall Load(const AutogradContext& context) {
@@ -107,7 +113,9 @@ RowMapCall Load(const AutogradContext& context) {
   call.params.temperature = numbers[1];
   call.params.budget = numbers[2];
   call.params.adaptive.threshold = numbers[3];
-  call.params.adaptive.coefficients.assign(numbers.begin() + 4, numbers.end());
+  call.params.adaptive.coefficients.assign(numbers.begin() + 6, numbers.end());
+  call.params.top_k = {.k = context.saved_data.at("top_k").toInt(), .fraction = numbers[4]};
+  if (context.saved_data.at("has_sigmoid_bias").toBool()) call.params.sigmoid_bias = numbers[5];
   call.dim = context.saved_data.at("dim").toInt();
   return call;
 }
@@ -331,7 +339,8 @@ RowMapCall MakeRowMapCall(const Tensor& scores, const OptionalTensor& alpha_rows
 RowMapCall MakeRowMapCall(const Tensor& scores, const OptionalTensor& alpha_rows,
                           std::string_view map, double alpha, std::int64_t dim, double temperature,
                           double budget, OptionalDoubles coefficients,
-                          std::optional<double> threshold) {
+                          std::optional<double> threshold, std::int64_t top_k,
+                          double top_k_fraction, std::optional<double> sigmoid_bias) {
   RowMapParams params;
   params.map = RowMapFromName(map);
   params.alpha = alpha;
@@ -339,6 +348,8 @@ RowMapCall MakeRowMapCall(const Tensor& scores, const OptionalTensor& alpha_rows
   params.budget = budget;
   if (coefficients) params.adaptive.coefficients = coefficients->vec();
   if (threshold) params.adaptive.threshold = *threshold;
+  params.top_k = {.k = top_k, .fraction = top_k_fraction};
+  params.sigmoid_bias = sigmoid_bias;
   return MakeRowMapCall(scores, alpha_rows, params, dim);
 }
 

@@ -25,7 +25,8 @@ using OptionalDoubles = std::optional<at::ArrayRef<double>>;
 RowMapCall MakeRowMapCall(const at::Tensor& scores, const std::optional<at::Tensor>& alpha_rows,
                           std::string_view map, double alpha, std::int64_t dim, double temperature,
                           double budget, OptionalDoubles coefficients,
-                          std::optional<double> threshold);
+                          std::optional<double> threshold, std::int64_t top_k,
+                          double top_k_fraction, std::optional<double> sigmoid_bias);
 RowMapCall MakeRowMapCall(const at::Tensor& scores, const std::optional<at::Tensor>& alpha_rows,
                           const RowMapParams& params, std::int64_t dim);
 

@@ -12,9 +12,6 @@
 namespace tsallis {
 namespace {
 
-constexpr RowMap kMaps[] = {RowMap::kSoftmax, RowMap::kEntmax, RowMap::kNormmax, RowMap::kBudget,
-                            RowMap::kAdaptiveTemperature};
-
 // One stride that walks every dimension but `dim` in order, if there is one.
 std::optional<std::int64_t> RowStride(at::IntArrayRef sizes, at::IntArrayRef strides,
                                       std::int64_t dim) {
@@ -53,14 +50,17 @@ DType KernelDType(const at::Tensor& tensor) {
 
 Context TorchContext() { return Context{at::get_num_threads()}; }
 
-RowMap RowMapFromName(std::string_view name) {
+std::string NamesOf(const std::vector<RowMap>& maps) {
   std::string names;
-  for (const RowMap map : kMaps) {
+  for (const RowMap map : maps) names += (names.empty() ? "" : ", ") + std::string(Name(map));
+  return names;
+}
+
+RowMap RowMapFromName(std::string_view name) {
+  for (const RowMap map : AllRowMaps()) {
     if (name == Name(map)) return map;
-    names += names.empty() ? "" : ", ";
-    names += Name(map);
   }
-  TORCH_CHECK_VALUE(false, "map: expected one of ", names, ", got ", name);
+  TORCH_CHECK_VALUE(false, "map: expected one of ", NamesOf(AllRowMaps()), ", got ", name);
 }
 
 void CheckScores(const at::Tensor& scores, const char* argument) {

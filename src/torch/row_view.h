@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tsallis/rows.h"
 #include "tsallis/types.h"
@@ -13,6 +15,9 @@ namespace tsallis {
 
 // Threads as torch has them set in this thread.
 Context TorchContext();
+
+// The names of maps, as errors list them.
+std::string NamesOf(const std::vector<RowMap>& maps);
 
 // The map of a name as Name(RowMap) gives it; throws c10::ValueError.
 RowMap RowMapFromName(std::string_view name);

@@ -109,7 +109,7 @@ struct BackwardMemory {
   Floats sums;
 };
 
-// The backward pass of one problem. d_alpha, d_slopes: [heads of the key head], of this sequence.
+// The backward pass of one problem. heads: [heads of the key head], of this sequence.
 class BackwardProblem {
  public:
   BackwardProblem(const Call& call, const VectorCode& code, BackwardMemory& memory,
@@ -120,20 +120,17 @@ class BackwardProblem {
         sequence_(Sequence::Of(call.params, problem.b)),
         kv_(problem.kv) {}
 
-  void Run(double* d_alpha, double* d_slopes) {
+  void Run(HeadSums* heads) {
     const AttentionParams& params = call_.params;
     PointSums();
     for (auto& thread : memory_.threads) thread->Point(params, sequence_, kv_);
     const std::int64_t group = params.heads / params.kv_heads;
     for (std::int64_t i = 0; i < group; ++i) {
       const std::int64_t h = kv_ * group + i;
-      d_alpha[i] = d_slopes[i] = 0.0;
+      heads[i] = {};
       for (std::int64_t q_row = sequence_.q.begin; q_row < sequence_.q.end;) {
         q_row = Slab(h, q_row);
-        for (const GroupBuffers* part : memory_.slab_groups) {
-          d_alpha[i] += part->d_alpha;
-          d_slopes[i] += part->d_slope;
-        }
+        for (const GroupBuffers* part : memory_.slab_groups) heads[i].Add(part->sums);
       }
       ClearOutside(h);
     }
@@ -294,11 +291,9 @@ void DenseBackwardProblems(const Context& context, const AttentionParams& params
   dense::Most most;
   for (const KvProblem& problem : problems) most.Include(params, Sequence::Of(params, problem.b));
   const std::int64_t group = params.heads / params.kv_heads;
-  std::vector<double> d_alpha(static_cast<std::size_t>(count * group));
-  std::vector<double> d_slopes(static_cast<std::size_t>(count * group));
+  std::vector<dense::HeadSums> heads(static_cast<std::size_t>(count * group));
   const auto run = [&](std::int64_t item, dense::BackwardMemory& memory) {
-    dense::BackwardProblem(call, code, memory, problems[item])
-        .Run(&d_alpha[item * group], &d_slopes[item * group]);
+    dense::BackwardProblem(call, code, memory, problems[item]).Run(&heads[item * group]);
   };
   const dense::BackwardPlan plan(context, params, gradients, count, most);
   if (plan.across) {
@@ -318,11 +313,13 @@ void DenseBackwardProblems(const Context& context, const AttentionParams& params
     const Sequence sequence = Sequence::Of(params, problems[item].b);
     for (std::int64_t i = 0; i < group; ++i) {
       const std::int64_t h = problems[item].kv * group + i;
+      const dense::HeadSums& sums = heads[item * group + i];
       if (gradients.d_slopes != nullptr) {
-        gradients.d_slopes[sequence.array_batch * params.heads + h] += d_slopes[item * group + i];
+        gradients.d_slopes[sequence.array_batch * params.heads + h] += sums.d_slope;
       }
+      if (gradients.d_sink != nullptr) gradients.d_sink[h] += sums.d_sink;
       if (d_alpha_problems != nullptr) {
-        d_alpha_problems[problems[item].b * params.heads + h] = d_alpha[item * group + i];
+        d_alpha_problems[problems[item].b * params.heads + h] = sums.d_alpha;
       }
     }
   }
@@ -383,6 +380,7 @@ void Backward(const Context& context, const AttentionParams& params,
   if (gradients.d_slopes != nullptr) {
     std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
   }
+  if (gradients.d_sink != nullptr) std::fill_n(gradients.d_sink, params.heads, 0.0);
   std::vector<KvProblem> problems;
   for (std::int64_t problem = 0; problem < params.batch * params.kv_heads; ++problem) {
     problems.push_back({problem / params.kv_heads, problem % params.kv_heads});
@@ -403,7 +401,8 @@ void Backward(const Context& context, const AttentionParams& params,
 const AttentionKernel kDenseAttention = {
     .name = "dense",
     .serves =
-        "float32, bfloat16 and float16 in float32 arithmetic: every map, mask, term and shape",
+        "float32, bfloat16 and float16 in float32 arithmetic: every map, mask, term (a sink too) "
+        "and shape",
     .instruction_set = [] { return std::string(dense::ChooseVectorCode().target); },
     .refuses =
         [](const AttentionParams& params) {

@@ -1,7 +1,8 @@
 // What the dense kernel's drivers (dense.cc) and its vector code (dense_vector.cc) share.
 //
 // Work comes in groups of query rows of one head, at most kMostRows, which meet the keys in panels of
-// kPanel. A group's scores are stored: (rows + 1) rows of one float per key. Every size here
+// kPanel. A group's scores are stored: (rows + 1) rows of one float per key, and room for a sink's behind
+// them. Every size here
 // follows from the problem alone, never from the number of threads.
 #pragma once
 
@@ -108,6 +109,17 @@ class PanelCache {
   std::int64_t batch_ = -1, kv_ = -1;  // where it points
 };
 
+// Gradients that are sums over a head's rows.
+struct HeadSums {
+  double d_alpha = 0.0, d_slope = 0.0, d_sink = 0.0;
+
+  void Add(const HeadSums& other) {
+    d_alpha += other.d_alpha;
+    d_slope += other.d_slope;
+    d_sink += other.d_sink;
+  }
+};
+
 // A group's scores and weights.
 struct GroupBuffers {
   GroupBuffers(const AttentionParams& params, std::int64_t most_keys, bool backward);
@@ -124,7 +136,7 @@ struct GroupBuffers {
   Floats d_out;   // [rows][Padded(value_dim)]
   std::vector<std::uint64_t> bits;  // [rows][panels]: which weights are not 0
   bool q_finite = true, d_out_finite = true;
-  double d_alpha = 0.0, d_slope = 0.0;  // sums over the rows
+  HeadSums sums;  // over the rows
 };
 
 // What a thread keeps.

@@ -69,7 +69,8 @@ Call::Call(const AttentionParams& call_params, const AttentionOutputs* call_outp
   if (gradients != nullptr) {
     wants_ds = gradients->dq.data != nullptr || gradients->dk.data != nullptr ||
                gradients->d_length_scale != nullptr || gradients->d_alpha != nullptr ||
-               gradients->d_slopes != nullptr || gradients->d_bias.data != nullptr;
+               gradients->d_slopes != nullptr || gradients->d_sink != nullptr ||
+               gradients->d_bias.data != nullptr;
   }
   const double length = params.terms.scale_invariant;
   if (length == 0.0) return;
@@ -163,7 +164,7 @@ void GroupBuffers::Point(const RowGroup& group) {
 }
 
 Thread::Thread(const AttentionParams& params, const Most& most, bool backward)
-    : row(static_cast<std::size_t>(most.keys)),
+    : row(static_cast<std::size_t>(most.keys + 1)),  // with a sink
       k_columns(params.head_dim, true, most.keys, most.rows),
       v_rows(params.value_dim, false, most.keys, most.rows),
       // One panel each where they are not used.
@@ -175,7 +176,7 @@ Thread::Thread(const AttentionParams& params, const Most& most, bool backward)
 
 std::size_t Thread::Bytes(const AttentionParams& params, const Most& most, bool backward) {
   const std::int64_t other = backward ? most.keys : 0;
-  return RowScratch::Bytes(static_cast<std::size_t>(most.keys)) +
+  return RowScratch::Bytes(static_cast<std::size_t>(most.keys + 1)) +
          PanelCache::Bytes(params.head_dim, most.keys, most.rows) +
          PanelCache::Bytes(params.value_dim, most.keys, most.rows) +
          PanelCache::Bytes(params.head_dim, other, most.rows) +

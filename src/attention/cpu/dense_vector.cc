@@ -138,6 +138,24 @@ HWY_INLINE std::int64_t MarkRow(GroupBuffers& group, std::int64_t r, const float
   return count;
 }
 
+// The same where the gradient of the scores is not 0 although the weight is.
+HWY_INLINE void MarkGradients(GroupBuffers& group, std::int64_t r, const float* ds) {
+  for (std::int64_t p = 0; p < group.panels; ++p) {
+    group.bits[r * group.panels + p] |= NonZeroBits(ds + p * kPanel);
+  }
+}
+
+// Puts the sink's score behind those of a row's n > 0 keys; returns the entries of the map. Where nothing
+// is visible the sink is as good as absent. x: [n + 1]
+HWY_INLINE std::size_t WithSink(const AttentionParams& params, std::int64_t h, std::int64_t n,
+                                float* x) {
+  const auto keys = static_cast<std::size_t>(n);
+  if (params.terms.sink == nullptr) return keys;
+  const bool sees = RowMaximum(x, keys) != -kInfinityF;
+  x[n] = sees ? static_cast<float>(params.terms.sink[h]) : -kInfinityF;
+  return keys + 1;
+}
+
 HWY_INLINE void LoadQueries(const Call& call, GroupBuffers& group) {
   const AttentionParams& params = call.params;
   const double scale = ScaleOf(params);
@@ -168,8 +186,13 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
     if (n > 0) {
       FinishScores(call, place, x, thread.line.get());
       if (outputs.maximum != nullptr) maximum = MaximumScore(x, n);
-      result = ForwardRow(spec, x, static_cast<std::size_t>(n), weights + skipped, describe,
-                          thread.row, hint);
+      const std::size_t entries = WithSink(params, at.h, n, x);
+      const bool sink = params.terms.sink != nullptr;
+      result = ForwardRow(spec, x, entries, weights + skipped, describe && !sink, thread.row, hint);
+      // Not of the sink, and not of a row of NaN.
+      if (describe && sink && result.support_size >= 0) {
+        Describe(weights + skipped, static_cast<std::size_t>(n), &result);
+      }
     }
     CloseRow(group, place, weights);
     // Neighbours are alike.
@@ -230,6 +253,30 @@ HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group,
   }
 }
 
+// From the gradient of a row's weights to that of its scores, times a_d, in place; adds what belongs to
+// the row as a whole. x, p, ds: [entries], the keys' and perhaps a sink's.
+HWY_INLINE void BackwardScores(const Call& call, const RowSpec& spec, const RowPlace& place,
+                               const float* x, const float* p, std::size_t entries, float* ds,
+                               GroupBuffers& group, Thread& thread) {
+  const AttentionGradients& gradients = *call.gradients;
+  const auto n = static_cast<std::size_t>(place.n());
+  if (entries > n) ds[n] = 0.0f;  // its value is 0
+  double d_alpha = 0.0;
+  BackwardRow(spec, x, p, ds, entries, ds, gradients.d_alpha != nullptr ? &d_alpha : nullptr,
+              thread.row);
+  group.sums.d_alpha += d_alpha;
+  if (entries > n) group.sums.d_sink += static_cast<double>(ds[n]);
+  if (std::isnan(p[0])) {
+    // A row of NaN reaches the keys that it sees, not those of score -inf.
+    for (std::size_t j = 0; j < n; ++j) ds[j] = x[j] == -kInfinityF ? 0.0f : ds[j];
+  }
+  if (gradients.d_slopes != nullptr) group.sums.d_slope -= SumOfDistances(place, ds);
+  if (gradients.d_bias.data != nullptr) AddToBias(place, gradients.d_bias, ds);
+  if (call.factor_a.empty()) return;
+  const float* HWY_RESTRICT a = call.factor_a.data() + (-place.Distance() - call.table_begin);
+  for (std::size_t j = 0; j < n; ++j) ds[j] *= a[j];
+}
+
 void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
   const AttentionParams& params = call.params;
   const AttentionGradients& gradients = *call.gradients;
@@ -247,41 +294,31 @@ void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
   }
   group.q_finite = AllFinite(group.q.get(), rows * Padded(params.head_dim));
   group.d_out_finite = AllFinite(group.d_out.get(), rows * Padded(params.value_dim));
-  group.d_alpha = group.d_slope = 0.0;
+  group.sums = {};
   const RowSpec spec = SpecOfHead(params, at.h);
+  const bool everywhere = FindMap(spec.map).gradient_off_support;
   for (std::int64_t r = 0; r < rows; ++r) {
     const RowPlace place = PlaceOf(call, group, r);
     const std::int64_t skipped = place.keys.begin - FirstKey(group);
-    const auto n = static_cast<std::size_t>(place.n());
     float* x = scores + (r + 1) * pitch + skipped;
     float* weights = scores + r * pitch;
-    float* p = weights + skipped;
-    if (n > 0) {
+    float* ds = group.ds.get() + r * pitch;
+    if (place.n() > 0) {
       FinishScores(call, place, x, thread.line.get());
+      const std::size_t entries = WithSink(params, at.h, place.n(), x);
       // These are the scores of the forward pass, to the bit if this kernel ran it.
       const RowHint hint = {.tau = gradients.tau[RowIndex(params, at.sequence, at.h, place.q_row)]};
-      ForwardRow(spec, x, n, p, false, thread.row, hint);
+      ForwardRow(spec, x, entries, weights + skipped, false, thread.row, hint);
+      if (call.wants_ds) {
+        BackwardScores(call, spec, place, x, weights + skipped, entries, ds + skipped, group,
+                       thread);
+      }
     }
     CloseRow(group, place, weights);
     MarkRow(group, r, weights);
     if (!call.wants_ds) continue;
-    float* ds = group.ds.get() + r * pitch + skipped;
-    CloseRow(group, place, group.ds.get() + r * pitch);
-    if (n == 0) continue;
-    double d_alpha = 0.0;
-    BackwardRow(spec, x, p, ds, n, ds, gradients.d_alpha != nullptr ? &d_alpha : nullptr,
-                thread.row);
-    group.d_alpha += d_alpha;
-    if (std::isnan(p[0])) {
-      // A row of NaN reaches the keys that it sees, not those of score -inf.
-      for (std::size_t j = 0; j < n; ++j) ds[j] = x[j] == -kInfinityF ? 0.0f : ds[j];
-    }
-    if (gradients.d_slopes != nullptr) group.d_slope -= SumOfDistances(place, ds);
-    if (gradients.d_bias.data != nullptr) AddToBias(place, gradients.d_bias, ds);
-    if (!call.factor_a.empty()) {
-      const float* HWY_RESTRICT a = call.factor_a.data() + (-place.Distance() - call.table_begin);
-      for (std::size_t j = 0; j < n; ++j) ds[j] *= a[j];
-    }
+    CloseRow(group, place, ds);
+    if (everywhere) MarkGradients(group, r, ds);
   }
   if (gradients.dq.data == nullptr && gradients.d_length_scale == nullptr) return;
   AddRows(group, group.ds.get(), thread.k_rows, thread);

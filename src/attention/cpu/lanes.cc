@@ -139,6 +139,7 @@ std::string Refuses(const AttentionParams& params) {
   if (params.mask.visible != nullptr) return "boolean mask";
   if (params.mask.blocks != nullptr) return "block mask";
   if (params.terms.bias.data != nullptr) return "bias";
+  if (params.terms.sink != nullptr) return "sink";
   const double scale = ScaleOf(params);
   if (!(scale > 1e-30 && scale < 1e30)) return "scale beyond float32";
   if (params.head_dim > kLanesMostColumns || params.value_dim > kLanesMostColumns) {

@@ -177,7 +177,8 @@ bool Admit(ProblemSpec& spec) {
   spec.block = 0;
   spec.bias = false;
   if (spec.alpha > 2.0) spec.alpha = 1.8;
-  if (spec.map == RowMap::kAdaptiveTemperature) spec.map = RowMap::kSoftmax;
+  if (spec.map != RowMap::kEntmax) spec.map = RowMap::kSoftmax;
+  spec.sink = false;
   // Beyond what moving the inputs by 2^-22 can tell; random_test.cc bounds their errors.
   if (spec.values == ProblemSpec::Values::kVast) spec.values = ProblemSpec::Values::kNormal;
   return kLanesAttention.refuses(Problem(spec).params()).empty();

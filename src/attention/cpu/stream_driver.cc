@@ -390,6 +390,7 @@ std::string Refuses(const AttentionParams& params) {
   if (params.q.dtype != DType::kBFloat16) return "not bfloat16";
   if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
   if (params.terms.bias.data != nullptr) return "a bias";
+  if (params.terms.sink != nullptr) return "a sink";
   const double scale = ScaleOf(params);
   if (!(scale > 1e-30 && scale < 1e30)) return "scale beyond float32";
   return {};

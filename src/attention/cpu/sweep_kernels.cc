@@ -71,6 +71,7 @@ std::string Refuses(const AttentionParams& params) {
   if (!any) return "alpha outside [1.1, 2]";
   if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
   if (params.terms.bias.data != nullptr) return "a bias";
+  if (params.terms.sink != nullptr) return "a sink";
   if (!HasUnitStride(params.q) || !HasUnitStride(params.k) || !HasUnitStride(params.v)) {
     return "columns that are not contiguous";
   }
