@@ -421,6 +421,8 @@ void RequireAsSpecified(const Input& input, const Outcome& ours, const Outcome& 
       Require(got == 0.0 && ours.support[row] == 0, "a row that sees nothing is not 0");
     }
     if (!input.tame()) continue;
+    // A value of NaN does not count where float32 is too short for its weight.
+    if (std::isnan(expected) && ours.support[row] != exact.support[row]) continue;
     if (!std::isfinite(expected)) {
       Require(std::isnan(expected) == std::isnan(got), "NaN is not where it is to be");
     } else if (p.map != tsallis::RowMap::kSigmoid) {
