@@ -2,8 +2,9 @@
 // either throws InvalidArgument and writes nothing, or gives what attention.h promises:
 //   - nothing outside of the results is written (marks around them), nothing else read (AddressSanitizer)
 //   - the same bits for another number of threads and other memory for saved lists
-//   - out is within the visible values' range (for maps that sum to at most 1), 0 where nothing is visible, NaN exactly where the
-//     definition in double (float64 arrays) has NaN, and gradients are finite where its are
+//   - out is within the visible values' range (for maps that sum to at most 1), 0 where nothing is
+//     visible, NaN exactly where the definition in double (float64 arrays) has NaN, and gradients are
+//     finite where its are
 //
 // `make fuzz` builds and runs it; an input that fails is left in build-fuzz/ and repeated by
 // build-fuzz/bin/attention_fuzz FILE.
