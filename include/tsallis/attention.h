@@ -9,13 +9,14 @@
 //   p_i = map(s_i), out_i = sum_j p_ij v_j
 //
 // slope is ALiBi's (SPEC P5: slope (j - i) for keys before the query; symmetric after it, as in
-// FlashAttention), c_i the length scaling (SPEC L0-L4). Maps and their notation: rows.h. Stick-breaking
-// goes backwards from the query and leaves out the key at its own position: it needs a causal mask,
-// whose rule is j < i then.
+// FlashAttention), c_i the length scaling (SPEC L0-L4). Maps and their notation: rows.h.
+// Stick-breaking goes backwards from the query and leaves out the key at its own position: it needs
+// a causal mask, whose rule is j < i then.
 //
 // Edges: a query that sees no key, or only scores of -inf, has output 0, gradients 0, tau -inf and
-// support 0, with a sink as well. NaN or +inf among a query's visible scores gives NaN in that query's output (and in
-// the gradients it reaches), nowhere else. Keys that are not visible may hold anything.
+// support 0, with a sink as well. NaN or +inf among a query's visible scores gives NaN in that
+// query's output (and in the gradients it reaches), nowhere else. Keys that are not visible may
+// hold anything.
 //
 // Results do not depend on the number of threads, to the bit. Nothing here keeps state between
 // calls, so any number of threads may call at once.
@@ -93,10 +94,10 @@ struct AttentionTerms {
   ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
   double scale_invariant = 0.0;  // l of SPEC P7, > 0; 0: without
   ConstArray4 bias;              // [batch, heads, q_len, k_len]; null: 0. May hold -inf
-  // [heads] or null: the score of one more key of every query, whose value is 0: it takes weight from the
-  // others and does nothing else (a learned logit in softmax's denominator: gpt-oss, OpenAI 2025). tau
-  // counts it; support_size, entropy, maximum and the weights as CSR do not. Softmax and entmax only.
-  // -inf: none.
+  // [heads] or null: the score of one more key of every query, whose value is 0: it takes weight
+  // from the others and does nothing else (a learned logit in softmax's denominator: gpt-oss,
+  // OpenAI 2025). tau counts it; support_size, entropy, maximum and the weights as CSR do not.
+  // Softmax and entmax only. -inf: none.
   const double* sink = nullptr;
 };
 

@@ -50,18 +50,18 @@ enum class RowMap : std::uint8_t {
   kNormmax,  // M5: argmax <s, p> - ||p||_alpha over the simplex, alpha > 1
   kBudget,   // M5: p = clip(s - tau, 0, 1) with sum p = min(budget, finite entries), budget > 0
   kAdaptiveTemperature,  // M7: softmax(beta s), beta from the entropy of softmax(s)
-  // Softmax over the largest scores of a row, see TopK (Gupta et al. 2021; a baseline of Vasylenko et
-  // al. 2025). All scores that tie with the least kept one are kept, so that the order of a row does
-  // not matter. The gradient is softmax's on what is kept.
+  // Softmax over the largest scores of a row, see TopK (Gupta et al. 2021; a baseline of Vasylenko
+  // et al. 2025). All scores that tie with the least kept one are kept, so that the order of a row
+  // does not matter. The gradient is softmax's on what is kept.
   kTopKSoftmax,
   // p_j = 1 / (1 + e^{-(s_j + b)}) (Ramapuram et al. 2024). Rows do not sum to 1.
   kSigmoid,
   // p_j = [e^{s_j} - 1]_+ / (sum_m |e^{s_m} - 1| + kSoftpickEpsilon) (Zuhri et al. 2025). Rows sum
   // to at most 1; scores <= 0 have weight 0, but a gradient.
   kSoftpick,
-  // Each entry, from the last to the first, breaks sigmoid(s_j) off what is left of a stick of length 1:
-  // p_j = sigmoid(s_j) prod_{m > j} sigmoid(-s_m) (Tan et al. 2024). Rows sum to at most 1; their
-  // order matters.
+  // Each entry, from the last to the first, breaks sigmoid(s_j) off what is left of a stick of
+  // length 1: p_j = sigmoid(s_j) prod_{m > j} sigmoid(-s_m) (Tan et al. 2024). Rows sum to at most
+  // 1; their order matters.
   kStickBreaking,
 };
 
@@ -72,7 +72,8 @@ struct AdaptiveTemperature {
   double threshold = 0.5;
 };
 
-// What kTopKSoftmax keeps of n finite scores: the max(k, floor(fraction n)) largest, all if that is more.
+// What kTopKSoftmax keeps of n finite scores: the max(k, floor(fraction n)) largest, all if that is
+// more.
 struct TopK {
   std::int64_t k = 0;     // >= 1
   double fraction = 0.0;  // in [0, 1]
@@ -113,8 +114,8 @@ struct RowMapParams {
 //   log-sum-exp of
 //                 the (tempered) scores for softmax, alpha = 1 and kAdaptiveTemperature, and of the
 //                 kept ones for kTopKSoftmax; the threshold in s for kNormmax and kBudget; -b for
-//                 kSigmoid, where p = 1/2; the logarithm of the denominator for kSoftpick, and of what is
-//                 left of the stick for kStickBreaking, sum_j ln sigmoid(-s_j)
+//                 kSigmoid, where p = 1/2; the logarithm of the denominator for kSoftpick, and of
+//                 what is left of the stick for kStickBreaking, sum_j ln sigmoid(-s_j)
 //   support_size  number of entries with p > 0
 //   entropy       -sum p ln p of the output, in nats, also where it does not sum to 1
 struct RowStats {
@@ -131,8 +132,9 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
 
 // Whether RowsBackward reads the scores. Otherwise the probabilities determine the gradient, and a
 // caller that keeps tensors for the backward pass may drop the scores (and pass the probabilities
-// in their place). Scores are needed for adaptive temperature, softpick and stick-breaking, and where
-// 16-bit probabilities have too few digits: for p^{2 - alpha}, alpha > 2, and 1 - p of a sigmoid.
+// in their place). Scores are needed for adaptive temperature, softpick and stick-breaking, and
+// where 16-bit probabilities have too few digits: for p^{2 - alpha}, alpha > 2, and 1 - p of a
+// sigmoid.
 bool BackwardReadsScores(const RowMapParams& params, DType dtype);
 
 // Vector-Jacobian product of RowsForward: d_scores = J^T d_probabilities.

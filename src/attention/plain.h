@@ -201,8 +201,8 @@ void PlainRow<T>::Adaptive(const AdaptiveTemperature& adaptive) {
   tau = peak + log_sum;
 }
 
-// Which of two close scores are kept is for rounding to decide: such a weight may also be 0, and the
-// others what they are without it.
+// Which of two close scores are kept is for rounding to decide: such a weight may also be 0, and
+// the others what they are without it.
 template <typename T>
 void PlainRow<T>::TopKSoftmax(const TopK& top_k) {
   std::vector<double> values, low, high;

@@ -86,8 +86,8 @@ HWY_INLINE float FloatAt(std::int64_t order) {
   return std::bit_cast<float>(static_cast<std::int32_t>(order >= 0 ? order : kLeast - order));
 }
 
-// A number that exactly the `kept` largest finite entries of x reach, and what ties with the last of
-// them: by halving the range of floats, at most 32 counts. x: [n].
+// A number that exactly the `kept` largest finite entries of x reach, and what ties with the last
+// of them: by halving the range of floats, at most 32 counts. x: [n].
 HWY_INLINE float LeastKept(const float* x, std::size_t n, std::int64_t kept, float maximum) {
   std::int64_t low = OrderOf(std::numeric_limits<float>::lowest()), high = OrderOf(maximum);
   while (low < high) {
@@ -310,7 +310,8 @@ HWY_NOINLINE inline double BaselineRow(const RowSpec& spec, const float* x, std:
   }
 }
 
-// p, dp, ds: [n]; ds may be dp. x: [n], read by softpick and stick-breaking. factor: 1 / temperature.
+// p, dp, ds: [n]; ds may be dp. x: [n], read by softpick and stick-breaking. factor: 1 /
+// temperature.
 HWY_NOINLINE inline void BaselineBackwardRow(RowMap map, const float* x, const float* p,
                                              const float* dp, std::size_t n, float factor,
                                              float* ds) {

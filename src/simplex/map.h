@@ -31,8 +31,8 @@ struct RowResult {
 
 // The double-precision definition of a map. The drivers have already divided by the temperature,
 // subtracted the row's maximum and dropped every entry of -inf: `depth[j] = max - s_j` is finite,
-// >= 0, with at least one 0, and entries keep their order. `offset` is the maximum that was taken away:
-// maps that commute with adding a constant to a row need it for tau only.
+// >= 0, with at least one 0, and entries keep their order. `offset` is the maximum that was taken
+// away: maps that commute with adding a constant to a row need it for tau only.
 struct ReferenceMap {
   RowMap map;
   const char* name;

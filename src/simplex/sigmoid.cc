@@ -34,8 +34,8 @@ void Backward(const RowSpec&, const double*, double, const double* p, const doub
   for (std::int64_t j = 0; j < n; ++j) ds[j] = p[j] * (1.0 - p[j]) * dp[j];
 }
 
-// ln p_j = -softplus(-s_j) - sum_{m > j} softplus(s_m): sums of logarithms keep the digits of a stick
-// that is nearly used up.
+// ln p_j = -softplus(-s_j) - sum_{m > j} softplus(s_m): sums of logarithms keep the digits of a
+// stick that is nearly used up.
 double StickForward(const RowSpec&, const double* depth, double offset, std::int64_t n, double* p) {
   double left = 0.0;  // ln of what is left
   for (std::int64_t j = n - 1; j >= 0; --j) {

@@ -1,4 +1,5 @@
-// Softmax, softmax whose temperature follows from its own entropy, and softmax over the k largest scores.
+// Softmax, softmax whose temperature follows from its own entropy, and softmax over the k largest
+// scores.
 #include <algorithm>
 #include <cmath>
 #include <string>

@@ -30,8 +30,8 @@ TORCH_LIBRARY(tsallis, m) {
   m.def("row_map(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS ") -> Tensor");
   m.def("row_map_stats(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS
         ") -> (Tensor probabilities, Tensor tau, Tensor support_size, Tensor entropy)");
-  // `scores` is read where BackwardReadsScores (rows.h) says so; else the probabilities may be given in
-  // its place.
+  // `scores` is read where BackwardReadsScores (rows.h) says so; else the probabilities may be
+  // given in its place.
   // The second result has no elements unless want_alpha.
   m.def(
       "row_map_backward(Tensor d_probabilities, Tensor scores, Tensor probabilities, "

@@ -66,8 +66,8 @@ struct AttentionOptions {
   // (g) broadcastable to [batch, heads, q_len, k_len]. Its gradient has its shape, so give it as it
   // is, not expanded.
   std::optional<at::Tensor> bias;
-  // (g) broadcastable to [heads]: the score of one more key of every query, whose value is 0. Softmax
-  // and entmax only.
+  // (g) broadcastable to [heads]: the score of one more key of every query, whose value is 0.
+  // Softmax and entmax only.
   std::optional<at::Tensor> sink;
 
   bool causal = false;  // stick-breaking needs it, and leaves out a query's own key

@@ -34,8 +34,8 @@ void DenseForwardBlocks(const Context& context, const AttentionParams& params,
                         const AttentionOutputs& outputs, const std::vector<RowBlock>& blocks,
                         const WeightSink* sink = nullptr);
 
-// dq, dk, dv and d_length_scale of these problems, rows outside of the ranges included. Adds to d_bias,
-// d_slopes and d_sink, which the driver has set to 0, in the order of the list.
+// dq, dk, dv and d_length_scale of these problems, rows outside of the ranges included. Adds to
+// d_bias, d_slopes and d_sink, which the driver has set to 0, in the order of the list.
 //   d_alpha_problems: [batch * heads] or null; those of the problems' heads are written
 void DenseBackwardProblems(const Context& context, const AttentionParams& params,
                            const AttentionGradients& gradients,

@@ -1,8 +1,8 @@
 // What the dense kernel's drivers (dense.cc) and its vector code (dense_vector.cc) share.
 //
 // Work comes in groups of query rows of one head, at most kMostRows, which meet the keys in panels of
-// kPanel. A group's scores are stored: (rows + 1) rows of one float per key, and room for a sink's behind
-// them. Every size here
+// kPanel. A group's scores are stored: (rows + 1) rows of one float per key, and room for a sink's
+// behind them. Every size here
 // follows from the problem alone, never from the number of threads.
 #pragma once
 

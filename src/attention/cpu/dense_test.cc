@@ -181,7 +181,8 @@ TEST(DenseAttention, RunsOnEveryTarget) {
       [](const std::string& target) { EXPECT_EQ(kDenseAttention.instruction_set(), target); });
 }
 
-// A drawn problem whose errors moving the inputs by 2^-22 can tell; random_test.cc bounds the others'.
+// A drawn problem whose errors moving the inputs by 2^-22 can tell; random_test.cc bounds the
+// others'.
 ProblemSpec DrawTame(std::uint64_t seed, std::int64_t most) {
   ProblemSpec spec = DrawSpec(seed, most);
   spec.alpha = std::min(spec.alpha, 4.0);

@@ -145,8 +145,8 @@ HWY_INLINE void MarkGradients(GroupBuffers& group, std::int64_t r, const float* 
   }
 }
 
-// Puts the sink's score behind those of a row's n > 0 keys; returns the entries of the map. Where nothing
-// is visible the sink is as good as absent. x: [n + 1]
+// Puts the sink's score behind those of a row's n > 0 keys; returns the entries of the map. Where
+// nothing is visible the sink is as good as absent. x: [n + 1]
 HWY_INLINE std::size_t WithSink(const AttentionParams& params, std::int64_t h, std::int64_t n,
                                 float* x) {
   const auto keys = static_cast<std::size_t>(n);
@@ -253,8 +253,8 @@ HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group,
   }
 }
 
-// From the gradient of a row's weights to that of its scores, times a_d, in place; adds what belongs to
-// the row as a whole. x, p, ds: [entries], the keys' and perhaps a sink's.
+// From the gradient of a row's weights to that of its scores, times a_d, in place; adds what
+// belongs to the row as a whole. x, p, ds: [entries], the keys' and perhaps a sink's.
 HWY_INLINE void BackwardScores(const Call& call, const RowSpec& spec, const RowPlace& place,
                                const float* x, const float* p, std::size_t entries, float* ds,
                                GroupBuffers& group, Thread& thread) {
