@@ -5,16 +5,18 @@ for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then ne
 then in ``build/lib`` of the repository that holds it.
 """
 
-from tsallis._attention import AttentionExtras, attention
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
+    AttentionExtras,
     RowStats,
     adaptive_temperature_softmax,
+    attention,
     budget,
     entmax,
     entmax_loss,
     normmax,
     normmax_loss,
+    sdpa_like,
     softmax,
     softmax_loss,
     sparsemax,
@@ -35,6 +37,7 @@ __all__ = [
     "library_path",
     "normmax",
     "normmax_loss",
+    "sdpa_like",
     "softmax",
     "softmax_loss",
     "sparsemax",
