@@ -1,11 +1,11 @@
 """Tsallis: sparse maps from scores to probabilities, and attention built on them.
 
 Importing the package loads the operators (``torch.ops.tsallis.*``) from a shared library, looked
-for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then next to this package,
-then in ``build/lib`` of the repository that holds it.
+for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then in this package, then
+in ``build/lib`` of the repository that holds it.
 """
 
-from tsallis._ops import cpu_target, library_path
+from tsallis._ops import cpu_target, library_path, version
 from tsallis.functional import (
     AttentionExtras,
     RowStats,
@@ -23,7 +23,7 @@ from tsallis.functional import (
     sparsemax_loss,
 )
 
-__version__ = "0.1.0"
+__version__ = version()
 
 __all__ = [
     "AttentionExtras",

@@ -39,15 +39,19 @@ def dense_attention(
     scale: float,
     map: str,
     alpha: float | Tensor,
-    dropout_p: float,
+    dropout_p: float = 0.0,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`tsallis.attention` by its definition, and the weights: [batch, heads, q_len, k_len].
 
-    q: [batch, heads, q_len, head_dim]; k, v with as many heads. bias: added to the scores; visible:
-    bool; both broadcast to them. With ``dropout_p`` > 0 weights become 0 with this probability and
-    the others grow by 1 / (1 - dropout_p), in both results.
+    q: [batch, heads, q_len, head_dim]; k, v with as many heads. softcap: scores become softcap
+    tanh(scores / softcap). bias: added to the scores; visible: bool; both broadcast to them. With
+    ``dropout_p`` > 0 weights become 0 with this probability and the others grow by
+    1 / (1 - dropout_p), in both results.
     """
     scores = (q * scale) @ k.transpose(-2, -1)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
     if bias is not None:
         scores = scores + bias
     if visible is not None:

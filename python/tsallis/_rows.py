@@ -62,7 +62,8 @@ def _row_map(
     **settings: Any,
 ) -> Tensor | tuple[Tensor, RowStats]:
     if not return_stats:
-        return torch.ops.tsallis.row_map(x, alpha_rows, **settings)
+        probabilities: Tensor = torch.ops.tsallis.row_map(x, alpha_rows, **settings)
+        return probabilities
     p, tau, support_size, entropy = torch.ops.tsallis.row_map_stats(x, alpha_rows, **settings)
     return p, RowStats(tau, support_size, entropy)
 
@@ -81,7 +82,9 @@ def softmax(
 def softmax(
     x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: Literal[True]
 ) -> tuple[Tensor, RowStats]: ...
-def softmax(x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: bool = False):
+def softmax(
+    x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: bool = False
+) -> Tensor | tuple[Tensor, RowStats]:
     """softmax(x / temperature) along ``dim``; ``stats.tau`` is the log-sum-exp.
 
     Args:
@@ -118,7 +121,7 @@ def entmax(
     return_stats: bool = False,
     *,
     temperature: float = 1.0,
-):
+) -> Tensor | tuple[Tensor, RowStats]:
     """alpha-entmax along ``dim``: p = [(alpha - 1) x - tau]_+^(1 / (alpha - 1)) with sum p = 1.
 
     alpha = 1 is softmax, alpha = 2 sparsemax; larger alpha gives sparser p. Solved to a tolerance,
@@ -148,7 +151,9 @@ def sparsemax(
 def sparsemax(
     x: Tensor, dim: int = -1, *, return_stats: Literal[True], temperature: float = 1.0
 ) -> tuple[Tensor, RowStats]: ...
-def sparsemax(x: Tensor, dim: int = -1, return_stats: bool = False, *, temperature: float = 1.0):
+def sparsemax(
+    x: Tensor, dim: int = -1, return_stats: bool = False, *, temperature: float = 1.0
+) -> Tensor | tuple[Tensor, RowStats]:
     """sparsemax along ``dim``, the Euclidean projection onto the simplex: entmax with alpha = 2.
 
     Martins and Astudillo 2016, eq. 2.
@@ -189,7 +194,7 @@ def normmax(
     return_stats: bool = False,
     *,
     temperature: float = 1.0,
-):
+) -> Tensor | tuple[Tensor, RowStats]:
     """normmax along ``dim``: argmax over the simplex of <p, x> - ||p||_alpha.
 
     Norm entropies of Blondel, Martins and Niculae 2020; defined as in the ``entmax`` package.
@@ -232,7 +237,7 @@ def budget(
     return_stats: bool = False,
     *,
     temperature: float = 1.0,
-):
+) -> Tensor | tuple[Tensor, RowStats]:
     """A relaxed choice of ``budget`` entries: p = clip(x - tau, 0, 1) with sum p = budget.
 
     Defined as ``budget_bisect`` in the ``entmax`` package. A row with fewer finite scores than
@@ -278,7 +283,7 @@ def adaptive_temperature_softmax(
     threshold: float | None = None,
     temperature: float = 1.0,
     return_stats: bool = False,
-):
+) -> Tensor | tuple[Tensor, RowStats]:
     """softmax(beta x) along ``dim``, sharper where softmax(x) is flat.
 
     beta = max(1, sum_i coefficients[i] H^i) where the entropy H of softmax(x) exceeds
@@ -311,7 +316,7 @@ def _loss(
 ) -> Tensor:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction: expected "mean", "sum" or "none", got {reduction!r}')
-    losses = torch.ops.tsallis.fenchel_young_loss(
+    losses: Tensor = torch.ops.tsallis.fenchel_young_loss(
         logits, target, map=map, alpha=float(alpha), ignore_index=ignore_index
     )
     if reduction == "none":

@@ -92,7 +92,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return [linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return x.reshape(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
     def forward(
         self,
@@ -256,5 +256,5 @@ class MultiheadAttention(nn.MultiheadAttention):
         return visible, bias
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._qkv_same_embed_dim = False
