@@ -160,7 +160,9 @@ class ASEntmaxScale(nn.Module):
         """
         length = _log_length(x.shape[-2] if positions is None else positions, x.device)
         # In float32: bfloat16 keeps three digits, and neighbours far out would get the same c.
-        beta = softplus(self.beta(x).float())
-        gamma = self.gamma_range * self.gamma(x).float().tanh()
-        scale = self.delta + beta * length.unsqueeze(-1) ** gamma  # [batch, q_len, heads]
-        return _with_unscaled(scale.transpose(-2, -1), self.unscaled)
+        # Contiguous: torch.compile (2.13) is mistaken about the strides of softplus' gradient if
+        # its input or result is a transposed view.
+        beta = softplus(self.beta(x).mT.contiguous().float())  # [batch, heads, q_len]
+        gamma = self.gamma_range * self.gamma(x).mT.float().tanh()
+        scale = self.delta + beta * length.unsqueeze(-2) ** gamma
+        return _with_unscaled(scale, self.unscaled)
