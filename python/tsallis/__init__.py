@@ -5,7 +5,8 @@ for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then in
 in ``build/lib`` of the repository that holds it.
 """
 
-from tsallis._ops import cpu_target, library_path, version
+from tsallis import _ops, functional, nn
+from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
     AttentionExtras,
     RowStats,
@@ -23,7 +24,7 @@ from tsallis.functional import (
     sparsemax_loss,
 )
 
-__version__ = version()
+__version__ = _ops.version()
 
 __all__ = [
     "AttentionExtras",
@@ -34,7 +35,9 @@ __all__ = [
     "cpu_target",
     "entmax",
     "entmax_loss",
+    "functional",
     "library_path",
+    "nn",
     "normmax",
     "normmax_loss",
     "sdpa_like",
