@@ -37,17 +37,6 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(SYMBOLS + 1, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(2)))
-        self.head = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS + 1))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.embedding(tokens)))
-
-
 def batch(size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [size, 2 length] (a word, a separator, the word but its end) and the word."""
     word = torch.randint(SYMBOLS, (size, length))
@@ -60,7 +49,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     steps = parser.parse_args().steps
     torch.manual_seed(0)
-    model = Model()
+    embedding, norm = nn.Embedding(SYMBOLS + 1, WIDTH), nn.RMSNorm(WIDTH)
+    model = nn.Sequential(embedding, Block(), Block(), norm, nn.Linear(WIDTH, SYMBOLS + 1))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.0)
     for step in range(1, steps + 1):
         tokens, word = batch(32, int(torch.randint(4, 17, ())))

@@ -29,7 +29,7 @@ def locate(installed: str, built: str) -> tuple[Path | None, list[Path]]:
     """
     folders = [Path(folder) for folder in sys.modules["tsallis"].__path__]
     candidates = [folder / installed for folder in folders]
-    candidates.append(folders[0].resolve().parents[1] / "build" / built)
+    candidates.append(Path(__file__).resolve().parents[2] / "build" / built)
     return next((path for path in candidates if path.is_file()), None), candidates
 
 
