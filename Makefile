@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test bench bench-maps bench-training bench-attention check-wheel lint format sanitize fuzz clean setup setup-lint setup-clang
+.PHONY: build reproduce test bench bench-maps bench-training bench-attention check-wheel docs lint format sanitize fuzz clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -65,6 +65,10 @@ bench-training: build
 bench-attention: build
 	@mkdir -p build/bench
 	$(PYTHON) bench/attention.py --out build/bench/attention.json $(if $(BENCH),$(BENCH),--figure docs/figures/attention)
+
+# The package's pages, in build/docs.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
 
 # The wheel, built and used in a fresh environment.
 check-wheel: setup
