@@ -5,7 +5,7 @@ for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then in
 in ``build/lib`` of the repository that holds it.
 """
 
-from tsallis import _ops, functional, nn
+from tsallis import _ops, _vmap, functional, nn
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
     AttentionExtras,
@@ -25,6 +25,7 @@ from tsallis.functional import (
 )
 
 __version__ = _ops.version()
+_vmap.register()
 
 __all__ = [
     "AttentionExtras",

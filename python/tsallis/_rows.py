@@ -8,7 +8,8 @@ softmax on accelerators.
 At the edges: a score of -inf gets probability 0 and gradient 0; a row of -inf only gets
 probabilities 0; a NaN or +inf makes its own row NaN.
 
-First derivatives only: differentiating a gradient again raises ``NotImplementedError``.
+First derivatives only: differentiating a gradient again raises ``NotImplementedError``, as does
+forward-mode differentiation. ``torch.vmap`` takes all slices in one call.
 
 Errors: ``ValueError`` names the argument, what was expected and what came; ``IndexError`` for
 ``dim`` out of range.
