@@ -12,7 +12,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(name, *arguments):
+    # One thread: on a busy machine tiny tensors wait for the second longer than they compute.
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "python")}
+    environment["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, EXAMPLES / name, *arguments]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert answer.returncode == 0, answer.stderr
