@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test bench bench-maps bench-training bench-attention lint format sanitize fuzz clean setup setup-lint setup-clang
+.PHONY: build reproduce test bench bench-maps bench-training bench-attention check-wheel docs lint format sanitize fuzz clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -66,10 +66,19 @@ bench-attention: build
 	@mkdir -p build/bench
 	$(PYTHON) bench/attention.py --out build/bench/attention.json $(if $(BENCH),$(BENCH),--figure docs/figures/attention)
 
+# The package's pages, in build/docs.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
+
+# The wheel, built and used in a fresh environment.
+check-wheel: setup
+	@scripts/check_wheel.sh
+
 lint: setup-lint
 	@clang-format --dry-run -Werror $(SOURCES)
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
 	@cmake --preset lint >/dev/null
 	@scripts/tidy.sh build-lint
 
@@ -79,4 +88,4 @@ format: setup-lint
 	@$(PYTHON) -m ruff format .
 
 clean:
-	rm -rf build build-kernels build-dev build-tsan build-fuzz build-ci build-lint
+	rm -rf build build-kernels build-dev build-tsan build-fuzz build-ci build-lint build-wheel

@@ -1,27 +1,31 @@
 """Tsallis: sparse maps from scores to probabilities, and attention built on them.
 
 Importing the package loads the operators (``torch.ops.tsallis.*``) from a shared library, looked
-for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then next to this package,
-then in ``build/lib`` of the repository that holds it.
+for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then in this package, then
+in ``build/lib`` of the repository that holds it.
 """
 
-from tsallis._attention import AttentionExtras, attention
+from tsallis import _ops, _vmap, functional, nn
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
+    AttentionExtras,
     RowStats,
     adaptive_temperature_softmax,
+    attention,
     budget,
     entmax,
     entmax_loss,
     normmax,
     normmax_loss,
+    sdpa_like,
     softmax,
     softmax_loss,
     sparsemax,
     sparsemax_loss,
 )
 
-__version__ = "0.1.0"
+__version__ = _ops.version()
+_vmap.register()
 
 __all__ = [
     "AttentionExtras",
@@ -32,9 +36,12 @@ __all__ = [
     "cpu_target",
     "entmax",
     "entmax_loss",
+    "functional",
     "library_path",
+    "nn",
     "normmax",
     "normmax_loss",
+    "sdpa_like",
     "softmax",
     "softmax_loss",
     "sparsemax",

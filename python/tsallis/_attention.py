@@ -64,8 +64,8 @@ def _pair(value: Sequence[int | None], argument: str, absent: int) -> tuple[int,
     return first, second
 
 
-@overload
-def attention(
+@overload  # an empty tuple is a sequence of names too, but this one comes first
+def attention(  # type: ignore[overload-overlap]
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -161,7 +161,7 @@ def attention(
     sink: Tensor | None = None,
     saved_budget: int = 2**28,
     returns: str | Sequence[str] = (),
-):
+) -> Tensor | tuple[Tensor, AttentionExtras]:
     """Attention with sparse weights: out_i = sum_j p_ij v_j with p_i = map(s_i).
 
     For query i and key j at positions i and j, and their distance d = |i - j|::
@@ -286,9 +286,11 @@ def attention(
         settings["left"], settings["right"] = _pair(window, "window", -1)
     if block_size is not None:
         settings["block_q"], settings["block_k"] = _pair(block_size, "block_size", 0)
+    out: Tensor
     if not names:
-        return torch.ops.tsallis.attention(q, k, v, **settings)
-    extras = dict.fromkeys(_STATISTICS)
+        out = torch.ops.tsallis.attention(q, k, v, **settings)
+        return out
+    extras: dict[str, Tensor | None] = dict.fromkeys(_STATISTICS)
     if any(name != "weights" for name in names):
         out, *statistics = torch.ops.tsallis.attention_stats(q, k, v, **settings)
         for name, value in zip(_STATISTICS[:4], statistics, strict=True):

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    raise ImportError(
+        "tsallis: torch could not be imported; install torch 2.6 or newer, then build tsallis "
+        f"against it (pip install --no-build-isolation .): {error}"
+    ) from error
+
+__all__ = ["cpu_target", "library_path", "locate", "version"]
 
 _NAME = "libtsallis_torch.so"
 _VARIABLE = "TSALLIS_LIBRARY"
+
+
+def locate(installed: str, built: str) -> tuple[Path | None, list[Path]]:
+    """A file of the build, and where it was looked for.
+
+    installed: its path in the installed package; built: in the build folder of the repository. An
+    editable install has two package folders: the sources, and what was built for them.
+    """
+    folders = [Path(folder) for folder in sys.modules["tsallis"].__path__]
+    candidates = [folder / installed for folder in folders]
+    candidates.append(Path(__file__).resolve().parents[2] / "build" / built)
+    return next((path for path in candidates if path.is_file()), None), candidates
 
 
 def _find_library() -> Path:
@@ -20,34 +42,50 @@ def _find_library() -> Path:
                 f"{_VARIABLE}: expected the path of {_NAME}, got {named}, which is no file"
             )
         return path
-    package = Path(__file__).resolve().parent
-    candidates = [package / _NAME, package.parents[1] / "build" / "lib" / _NAME]
-    for path in candidates:
-        if path.is_file():
-            return path
+    found, candidates = locate(_NAME, f"lib/{_NAME}")
+    if found is not None:
+        return found
     looked = "\n".join(f"  {path}" for path in candidates)
     raise ImportError(
         f"tsallis: {_NAME} was not found in\n{looked}\n"
-        "Build it in the repository with\n"
-        "  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release \\\n"
-        "    -DCMAKE_PREFIX_PATH="
-        "\"$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')\"\n"
-        "  ninja -C build tsallis_torch\n"
+        "Build it in the repository with `make`, install the package with\n"
+        "  pip install --no-build-isolation .\n"
         f"or set {_VARIABLE} to its path."
     )
 
 
+def _load(path: Path) -> None:
+    advice = (
+        "It must be built against the torch that imports it: install the package again with\n"
+        "  pip install --no-build-isolation --force-reinstall --no-deps .\n"
+        "or, in the repository, remove build/ and run `make`."
+    )
+    about = path.with_suffix(".json")
+    if about.is_file():
+        # Compared before loading: another torch may well load the library and crash in it.
+        wanted = str(json.loads(about.read_text())["torch"])
+        if torch.__version__.split("+")[0] != wanted.split("+")[0]:
+            raise ImportError(
+                f"tsallis: {path} was built against torch {wanted}, this is torch "
+                f"{torch.__version__}. {advice}"
+            )
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(
+            f"tsallis: {path} could not be loaded into torch {torch.__version__}: {error}\n{advice}"
+        ) from error
+
+
 library_path: Path = _find_library()
-try:
-    torch.ops.load_library(library_path)
-except OSError as error:
-    raise ImportError(
-        f"tsallis: {library_path} could not be loaded into torch {torch.__version__}: {error}\n"
-        "It must be built against the torch that imports it: run `ninja -C build tsallis_torch` "
-        "again with CMAKE_PREFIX_PATH pointing at this one."
-    ) from error
+_load(library_path)
+
+
+def version() -> str:
+    """The version of the library, which is that of the package."""
+    return str(torch.ops.tsallis.version())
 
 
 def cpu_target() -> str:
     """Name of the instruction set that the CPU kernels chose on this machine, e.g. ``AVX3``."""
-    return torch.ops.tsallis.cpu_target()
+    return str(torch.ops.tsallis.cpu_target())

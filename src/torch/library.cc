@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/version.h"
 #include "tsallis/cpu.h"
 
 namespace tsallis {
@@ -26,6 +27,7 @@ namespace tsallis {
   "float? sigmoid_bias=None"
 
 TORCH_LIBRARY(tsallis, m) {
+  m.def("version() -> str", [] { return std::string(Version()); });
   m.def("cpu_target() -> str", [] { return QueryCpu().chosen_target; });
   m.def("row_map(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS ") -> Tensor");
   m.def("row_map_stats(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS

@@ -315,6 +315,7 @@ RowMapCall MakeRowMapCall(const Tensor& scores, const OptionalTensor& alpha_rows
                     "alpha_per_row: expected null (pass a tensor instead), got a pointer");
   if (!alpha_rows) return call;
   const Tensor& alpha = *alpha_rows;
+  RefuseTangent(alpha, "alpha");
   TORCH_CHECK_VALUE(params.map == RowMap::kEntmax || params.map == RowMap::kNormmax,
                     "alpha: expected none for ", Name(params.map), ", got a tensor");
   TORCH_CHECK_VALUE(at::isFloatingType(alpha.scalar_type()),

@@ -63,7 +63,15 @@ RowMap RowMapFromName(std::string_view name) {
   TORCH_CHECK_VALUE(false, "map: expected one of ", NamesOf(AllRowMaps()), ", got ", name);
 }
 
+void RefuseTangent(const at::Tensor& tensor, const char* argument) {
+  // There is one level of forward-mode differentiation, torch.func.jvp's too.
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor._fw_grad(0).defined(), argument,
+                              ": forward-mode differentiation (jvp) is not implemented for "
+                              "tsallis; use reverse mode");
+}
+
 void CheckScores(const at::Tensor& scores, const char* argument) {
+  RefuseTangent(scores, argument);
   const at::ScalarType dtype = scores.scalar_type();
   TORCH_CHECK_VALUE(
       dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,

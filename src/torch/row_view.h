@@ -22,7 +22,11 @@ std::string NamesOf(const std::vector<RowMap>& maps);
 // The map of a name as Name(RowMap) gives it; throws c10::ValueError.
 RowMap RowMapFromName(std::string_view name);
 
-// Throws c10::ValueError unless the kernels can read the tensor's dtype and layout.
+// Throws c10::NotImplementedError if forward-mode differentiation carries a tangent on the tensor,
+// which would be dropped in silence.
+void RefuseTangent(const at::Tensor& tensor, const char* argument);
+
+// Throws c10::ValueError unless the kernels can read the tensor's dtype and layout; refuses tangents.
 void CheckScores(const at::Tensor& scores, const char* argument);
 
 // The storage type of a tensor that passed CheckScores.

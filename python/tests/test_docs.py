@@ -1,0 +1,56 @@
+"""The pages are built as `make docs` does it: what is missing or leads nowhere is an error."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tsallis
+from tsallis.compat import adasplash, entmax
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build(root, site):
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(site)]
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_every_public_name_has_an_entry(tmp_path):
+    answer = build(ROOT, tmp_path / "site")
+    assert answer.returncode == 0, answer.stderr
+    for page, package in (
+        ("functional", tsallis.functional),
+        ("nn", tsallis.nn),
+        ("compat", entmax),
+        ("compat", adasplash),
+    ):
+        text = (tmp_path / "site" / "api" / page / "index.html").read_text()
+        for name in package.__all__:
+            member = getattr(package, name)
+            # Numbers, types and second names of a function have no entry of their own.
+            if callable(member) and name == getattr(member, "__name__", None):
+                assert f'id="{package.__name__}.{name}"' in text, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["nowhere.md", "../src/nowhere.h", "attention.md#nowhere"])
+def test_a_broken_link_is_an_error(tmp_path, link):
+    for name in ("docs", "python", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("tests"))
+    for name in ("README.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("src", "include", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    with (tmp_path / "docs" / "index.md").open("a") as page:
+        page.write(f"\n[see]({link})\n")
+    answer = build(tmp_path, tmp_path / "site")
+    assert answer.returncode != 0
+    assert "nowhere" in answer.stderr

@@ -1,0 +1,63 @@
+"""The examples run, say what they promise, and are short enough to be read."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name, *arguments):
+    # One thread: on a busy machine tiny tensors wait for the second longer than they compute.
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "python")}
+    environment["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, EXAMPLES / name, *arguments]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def numbers(pattern, text):
+    return [float(number) for number in re.findall(pattern, text)]
+
+
+def test_every_example_is_tested_and_short():
+    files = {path.name: path for path in EXAMPLES.glob("*.py")}
+    source = Path(__file__).read_text()
+    assert len(files) == 4
+    for name, path in files.items():
+        assert f'run("{name}"' in source
+        assert len(path.read_text().splitlines()) <= 80
+
+
+@pytest.mark.slow
+def test_train_copy():
+    losses = numbers(r"loss ([\d.]+)", run("train_copy.py", "--steps", "50"))
+    assert losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.slow
+def test_hugging_face():
+    text = run("hugging_face.py", "--steps", "40")
+    losses = numbers(r"loss ([\d.]+)", text)
+    assert losses[-1] < losses[0] - 1
+    assert len(numbers(r"(\d+) % of the visible weights are exactly 0", text)) == 2
+
+
+def test_attention_map(tmp_path):
+    picture = tmp_path / "map.png"
+    text = run("attention_map.py", "--length", "600", "--out", str(picture))
+    shares = numbers(r"([\d.]+) % of the visible", text)
+    assert shares[0] > 99.9
+    assert shares[0] > shares[1] > shares[2] > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_learn_alpha():
+    found = re.findall(r"alpha ([\d.]+) and ([\d.]+)", run("learn_alpha.py", "--steps", "60"))
+    assert float(found[-1][0]) > 1.7
+    assert float(found[-1][1]) < 1.3

@@ -1,0 +1,62 @@
+"""Attention with its [q_len, k_len] weights stored: where they are wanted, or dropped at random."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import dropout
+
+from tsallis import _rows
+
+__all__ = ["dense_attention", "row_map"]
+
+
+def row_map(scores: Tensor, map: str, alpha: float | Tensor) -> Tensor:
+    """The weights of scores [batch, heads, q_len, k_len]; alpha: a number, or it fits [heads]."""
+    if map == "softmax":
+        return _rows.softmax(scores)
+    if map == "adaptive_temperature":
+        return _rows.adaptive_temperature_softmax(scores)
+    if map != "entmax":
+        known = '"entmax", "softmax" or "adaptive_temperature"'
+        raise ValueError(f"map: expected {known}, got {map!r}")
+    if isinstance(alpha, Tensor):
+        if alpha.dim() > 1 or alpha.numel() not in (1, scores.shape[1]):
+            raise ValueError(
+                f"alpha: expected a shape that broadcasts to [heads] = [{scores.shape[1]}], got "
+                f"{list(alpha.shape)}"
+            )
+        alpha = alpha.reshape(-1, 1, 1)
+    return _rows.entmax(scores, alpha)
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    scale: float,
+    map: str,
+    alpha: float | Tensor,
+    dropout_p: float = 0.0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`tsallis.attention` by its definition, and the weights: [batch, heads, q_len, k_len].
+
+    q: [batch, heads, q_len, head_dim]; k, v with as many heads. softcap: scores become softcap
+    tanh(scores / softcap). bias: added to the scores; visible: bool; both broadcast to them. With
+    ``dropout_p`` > 0 weights become 0 with this probability and the others grow by
+    1 / (1 - dropout_p), in both results.
+    """
+    scores = (q * scale) @ k.transpose(-2, -1)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if bias is not None:
+        scores = scores + bias
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    p = row_map(scores, map, alpha).to(v.dtype)
+    if dropout_p > 0:
+        p = dropout(p, dropout_p)
+    return p @ v, p

@@ -1,0 +1,388 @@
+"""Row maps and their losses as functions.
+
+All maps take scores of any rank from 1, dtype float32, float64, bfloat16 or float16 and any
+strides, and return probabilities of the same shape and dtype, contiguous. 16-bit scores are
+computed in float32. Under ``torch.autocast`` scores are cast to float32 first, as torch does for
+softmax on accelerators.
+
+At the edges: a score of -inf gets probability 0 and gradient 0; a row of -inf only gets
+probabilities 0; a NaN or +inf makes its own row NaN.
+
+First derivatives only: differentiating a gradient again raises ``NotImplementedError``, as does
+forward-mode differentiation. ``torch.vmap`` takes all slices in one call.
+
+Errors: ``ValueError`` names the argument, what was expected and what came; ``IndexError`` for
+``dim`` out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Reduction",
+    "RowStats",
+    "adaptive_temperature_softmax",
+    "budget",
+    "entmax",
+    "entmax_loss",
+    "normmax",
+    "normmax_loss",
+    "softmax",
+    "softmax_loss",
+    "sparsemax",
+    "sparsemax_loss",
+]
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class RowStats(NamedTuple):
+    """Statistics of every row, without gradients. Shape: that of the scores less ``dim``.
+
+    tau: the threshold in z = (alpha - 1) x / temperature for entmax with alpha > 1; the log-sum-exp
+        of x / temperature for softmax, entmax with alpha = 1 and adaptive-temperature softmax; the
+        threshold in x for normmax and budget. float32 (float64 for float64 scores).
+    support_size: number of entries with p > 0 (-1 for a row with a NaN). int64.
+    entropy: -sum p ln p, in nats. dtype as tau.
+    """
+
+    tau: Tensor
+    support_size: Tensor
+    entropy: Tensor
+
+
+def _row_map(
+    x: Tensor,
+    alpha_rows: Tensor | None,
+    return_stats: bool,
+    **settings: Any,
+) -> Tensor | tuple[Tensor, RowStats]:
+    if not return_stats:
+        probabilities: Tensor = torch.ops.tsallis.row_map(x, alpha_rows, **settings)
+        return probabilities
+    p, tau, support_size, entropy = torch.ops.tsallis.row_map_stats(x, alpha_rows, **settings)
+    return p, RowStats(tau, support_size, entropy)
+
+
+def _split_alpha(alpha: float | Tensor) -> tuple[Tensor | None, float]:
+    if isinstance(alpha, Tensor):
+        return alpha, 1.5  # the number is not read when there is a tensor
+    return None, float(alpha)
+
+
+@overload
+def softmax(
+    x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: Literal[False] = False
+) -> Tensor: ...
+@overload
+def softmax(
+    x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: Literal[True]
+) -> tuple[Tensor, RowStats]: ...
+def softmax(
+    x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: bool = False
+) -> Tensor | tuple[Tensor, RowStats]:
+    """softmax(x / temperature) along ``dim``; ``stats.tau`` is the log-sum-exp.
+
+    Args:
+        x: scores, any shape.
+        dim: dimension to normalise.
+        temperature: finite and > 0.
+        return_stats: also return `RowStats`.
+    """
+    return _row_map(x, None, return_stats, map="softmax", dim=dim, temperature=temperature)
+
+
+@overload
+def entmax(
+    x: Tensor,
+    alpha: float | Tensor = 1.5,
+    dim: int = -1,
+    return_stats: Literal[False] = False,
+    *,
+    temperature: float = 1.0,
+) -> Tensor: ...
+@overload
+def entmax(
+    x: Tensor,
+    alpha: float | Tensor = 1.5,
+    dim: int = -1,
+    *,
+    return_stats: Literal[True],
+    temperature: float = 1.0,
+) -> tuple[Tensor, RowStats]: ...
+def entmax(
+    x: Tensor,
+    alpha: float | Tensor = 1.5,
+    dim: int = -1,
+    return_stats: bool = False,
+    *,
+    temperature: float = 1.0,
+) -> Tensor | tuple[Tensor, RowStats]:
+    """alpha-entmax along ``dim``: p = [(alpha - 1) x - tau]_+^(1 / (alpha - 1)) with sum p = 1.
+
+    alpha = 1 is softmax, alpha = 2 sparsemax; larger alpha gives sparser p. Solved to a tolerance,
+    exact for any alpha >= 1. Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha: Correia,
+    Niculae and Martins 2019, proposition 1, continued to alpha = 1.
+
+    Args:
+        x: scores, any shape.
+        alpha: finite and >= 1. A number, or a floating-point tensor that broadcasts to the shape of
+            ``x`` with size 1 in ``dim``, e.g. [heads, 1, 1] for scores [batch, heads, queries,
+            keys]; it receives a gradient of its own shape and dtype.
+        dim: dimension to normalise.
+        return_stats: also return `RowStats`.
+        temperature: divides the scores; finite and > 0.
+    """
+    rows, number = _split_alpha(alpha)
+    return _row_map(
+        x, rows, return_stats, map="entmax", alpha=number, dim=dim, temperature=temperature
+    )
+
+
+@overload
+def sparsemax(
+    x: Tensor, dim: int = -1, return_stats: Literal[False] = False, *, temperature: float = 1.0
+) -> Tensor: ...
+@overload
+def sparsemax(
+    x: Tensor, dim: int = -1, *, return_stats: Literal[True], temperature: float = 1.0
+) -> tuple[Tensor, RowStats]: ...
+def sparsemax(
+    x: Tensor, dim: int = -1, return_stats: bool = False, *, temperature: float = 1.0
+) -> Tensor | tuple[Tensor, RowStats]:
+    """sparsemax along ``dim``, the Euclidean projection onto the simplex: entmax with alpha = 2.
+
+    Martins and Astudillo 2016, eq. 2.
+
+    Args:
+        x: scores, any shape.
+        dim: dimension to normalise.
+        return_stats: also return `RowStats`.
+        temperature: divides the scores; finite and > 0.
+    """
+    return _row_map(
+        x, None, return_stats, map="entmax", alpha=2.0, dim=dim, temperature=temperature
+    )
+
+
+@overload
+def normmax(
+    x: Tensor,
+    alpha: float | Tensor = 2.0,
+    dim: int = -1,
+    return_stats: Literal[False] = False,
+    *,
+    temperature: float = 1.0,
+) -> Tensor: ...
+@overload
+def normmax(
+    x: Tensor,
+    alpha: float | Tensor = 2.0,
+    dim: int = -1,
+    *,
+    return_stats: Literal[True],
+    temperature: float = 1.0,
+) -> tuple[Tensor, RowStats]: ...
+def normmax(
+    x: Tensor,
+    alpha: float | Tensor = 2.0,
+    dim: int = -1,
+    return_stats: bool = False,
+    *,
+    temperature: float = 1.0,
+) -> Tensor | tuple[Tensor, RowStats]:
+    """normmax along ``dim``: argmax over the simplex of <p, x> - ||p||_alpha.
+
+    Norm entropies of Blondel, Martins and Niculae 2020; defined as in the ``entmax`` package.
+
+    Args:
+        x: scores, any shape.
+        alpha: finite and > 1; a number, or a tensor as for `entmax`, but without a gradient.
+        dim: dimension to normalise.
+        return_stats: also return `RowStats`.
+        temperature: divides the scores; finite and > 0.
+    """
+    rows, number = _split_alpha(alpha)
+    return _row_map(
+        x, rows, return_stats, map="normmax", alpha=number, dim=dim, temperature=temperature
+    )
+
+
+@overload
+def budget(
+    x: Tensor,
+    budget: float = 2.0,
+    dim: int = -1,
+    return_stats: Literal[False] = False,
+    *,
+    temperature: float = 1.0,
+) -> Tensor: ...
+@overload
+def budget(
+    x: Tensor,
+    budget: float = 2.0,
+    dim: int = -1,
+    *,
+    return_stats: Literal[True],
+    temperature: float = 1.0,
+) -> tuple[Tensor, RowStats]: ...
+def budget(
+    x: Tensor,
+    budget: float = 2.0,
+    dim: int = -1,
+    return_stats: bool = False,
+    *,
+    temperature: float = 1.0,
+) -> Tensor | tuple[Tensor, RowStats]:
+    """A relaxed choice of ``budget`` entries: p = clip(x - tau, 0, 1) with sum p = budget.
+
+    Defined as ``budget_bisect`` in the ``entmax`` package. A row with fewer finite scores than
+    ``budget`` gives each of them 1.
+
+    Args:
+        x: scores, any shape.
+        budget: > 0.
+        dim: dimension to normalise.
+        return_stats: also return `RowStats`.
+        temperature: divides the scores; finite and > 0.
+    """
+    return _row_map(
+        x, None, return_stats, map="budget", budget=float(budget), dim=dim, temperature=temperature
+    )
+
+
+@overload
+def adaptive_temperature_softmax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    coefficients: Sequence[float] | None = None,
+    threshold: float | None = None,
+    temperature: float = 1.0,
+    return_stats: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def adaptive_temperature_softmax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    coefficients: Sequence[float] | None = None,
+    threshold: float | None = None,
+    temperature: float = 1.0,
+    return_stats: Literal[True],
+) -> tuple[Tensor, RowStats]: ...
+def adaptive_temperature_softmax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    coefficients: Sequence[float] | None = None,
+    threshold: float | None = None,
+    temperature: float = 1.0,
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, RowStats]:
+    """softmax(beta x) along ``dim``, sharper where softmax(x) is flat.
+
+    beta = max(1, sum_i coefficients[i] H^i) where the entropy H of softmax(x) exceeds
+    ``threshold``, else 1. The gradient goes through beta as well. Velickovic et al. 2024, eq. 15-18
+    and appendix G.
+
+    Args:
+        x: scores, any shape.
+        dim: dimension to normalise.
+        coefficients: of the polynomial, lowest degree first; None means the paper's
+            (-1.791, 4.917, -2.3, 0.481, -0.037).
+        threshold: entropy in nats; None means the paper's 0.5.
+        temperature: divides the scores before anything else; finite and > 0.
+        return_stats: also return `RowStats`.
+    """
+    return _row_map(
+        x,
+        None,
+        return_stats,
+        map="adaptive_temperature",
+        dim=dim,
+        temperature=temperature,
+        coefficients=None if coefficients is None else [float(c) for c in coefficients],
+        threshold=threshold,
+    )
+
+
+def _loss(
+    logits: Tensor, target: Tensor, map: str, alpha: float, ignore_index: int, reduction: Reduction
+) -> Tensor:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'reduction: expected "mean", "sum" or "none", got {reduction!r}')
+    losses: Tensor = torch.ops.tsallis.fenchel_young_loss(
+        logits, target, map=map, alpha=float(alpha), ignore_index=ignore_index
+    )
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    if reduction == "sum":
+        return total
+    return total / (target != ignore_index).sum()
+
+
+def entmax_loss(
+    logits: Tensor,
+    target: Tensor,
+    alpha: float = 1.5,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Fenchel-Young loss of entmax: L = H(p) + <p - e_target, logits>, p = entmax(logits, alpha).
+
+    H is Tsallis' entropy, (1 - sum p^alpha) / (alpha (alpha - 1)), Shannon's at alpha = 1 (then L
+    is cross-entropy). L is 0 exactly when the target leads every other class by 1 / (alpha - 1) or
+    more. The gradient is p - e_target.
+    Blondel, Martins and Niculae 2020; Peters, Niculae and Martins 2019.
+
+    Args:
+        logits: [..., classes].
+        target: [...], any integer dtype, in [0, classes) or ``ignore_index``.
+        alpha: finite and >= 1.
+        ignore_index: rows with this target give loss 0 and gradient 0 and do not count in the mean;
+            any integer, also a valid class.
+        reduction: "mean" over the rows that count (NaN if none does, as in torch), "sum" or "none".
+
+    Returns:
+        A scalar, or [...] for "none"; float32, float64 for float64 logits.
+
+    Raises:
+        ValueError: a target out of range, shapes that do not match, an alpha below 1, an unknown
+            reduction.
+    """
+    return _loss(logits, target, "entmax", alpha, ignore_index, reduction)
+
+
+def sparsemax_loss(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, reduction: Reduction = "mean"
+) -> Tensor:
+    """Fenchel-Young loss of sparsemax: `entmax_loss` with alpha = 2.
+
+    Martins and Astudillo 2016.
+    """
+    return _loss(logits, target, "entmax", 2.0, ignore_index, reduction)
+
+
+def softmax_loss(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, reduction: Reduction = "mean"
+) -> Tensor:
+    """Fenchel-Young loss of softmax, the cross-entropy. Arguments as for `entmax_loss`."""
+    return _loss(logits, target, "softmax", 1.5, ignore_index, reduction)
+
+
+def normmax_loss(
+    logits: Tensor,
+    target: Tensor,
+    alpha: float = 2.0,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Fenchel-Young loss of normmax, H(p) = 1 - ||p||_alpha, alpha > 1; see `entmax_loss`."""
+    return _loss(logits, target, "normmax", alpha, ignore_index, reduction)

@@ -1,0 +1,1 @@
+"""The interfaces of other packages on Tsallis' kernels: change the import, keep the program."""

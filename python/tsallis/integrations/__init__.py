@@ -1,0 +1,1 @@
+"""Tsallis inside other libraries."""

@@ -1,0 +1,41 @@
+"""Modules: maps, losses, attention, learned alpha, length scaling, positions."""
+
+from tsallis.nn.alpha import LearnedAlpha
+from tsallis.nn.length_scale import ASEntmaxScale, ScalarScale, SSMaxScale
+from tsallis.nn.maps import (
+    AdaptiveTemperatureSoftmax,
+    Budget,
+    Entmax,
+    EntmaxLoss,
+    Normmax,
+    NormmaxLoss,
+    Softmax,
+    SoftmaxLoss,
+    Sparsemax,
+    SparsemaxLoss,
+)
+from tsallis.nn.multihead import MultiheadAttention
+from tsallis.nn.positions import NAPE, ALiBi, ScaleInvariant
+from tsallis.nn.rotary import Rotary
+
+__all__ = [
+    "NAPE",
+    "ALiBi",
+    "ASEntmaxScale",
+    "AdaptiveTemperatureSoftmax",
+    "Budget",
+    "Entmax",
+    "EntmaxLoss",
+    "LearnedAlpha",
+    "MultiheadAttention",
+    "Normmax",
+    "NormmaxLoss",
+    "Rotary",
+    "SSMaxScale",
+    "ScalarScale",
+    "ScaleInvariant",
+    "Softmax",
+    "SoftmaxLoss",
+    "Sparsemax",
+    "SparsemaxLoss",
+]

@@ -1,0 +1,201 @@
+"""Row maps and losses as modules; what they compute is said in `tsallis.functional`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from tsallis import functional
+from tsallis.functional import Reduction
+from tsallis.nn.alpha import AlphaLike, alpha_value
+
+__all__ = [
+    "AdaptiveTemperatureSoftmax",
+    "Budget",
+    "Entmax",
+    "EntmaxLoss",
+    "Normmax",
+    "NormmaxLoss",
+    "Softmax",
+    "SoftmaxLoss",
+    "Sparsemax",
+    "SparsemaxLoss",
+]
+
+
+class _RowMap(nn.Module):
+    def __init__(self, dim: int = -1, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.dim = dim
+        self.temperature = temperature
+
+    def extra_repr(self) -> str:
+        shown = {"dim": self.dim, "temperature": self.temperature}
+        shown |= {name: getattr(self, name) for name in self._settings}
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+    _settings: tuple[str, ...] = ()
+
+
+class Softmax(_RowMap):
+    """`tsallis.softmax`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.softmax(x, self.dim, temperature=self.temperature)
+
+
+class Sparsemax(_RowMap):
+    """`tsallis.sparsemax`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.sparsemax(x, self.dim, temperature=self.temperature)
+
+
+class Entmax(_RowMap):
+    """`tsallis.entmax`.
+
+    Args:
+        alpha: a number, a tensor or parameter that broadcasts to the scores with size 1 in ``dim``,
+            or a module that returns one of these, such as `LearnedAlpha`. An alpha of shape
+            [heads] belongs to dimension ``heads_dim`` of the scores.
+        dim: dimension to normalise.
+        heads_dim: where the heads are: -3 in scores [batch, heads, queries, keys].
+        temperature: divides the scores.
+    """
+
+    def __init__(
+        self,
+        alpha: AlphaLike = 1.5,
+        dim: int = -1,
+        *,
+        heads_dim: int = -3,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(dim, temperature=temperature)
+        self.alpha = alpha
+        self.heads_dim = heads_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = alpha_value(self.alpha)
+        if isinstance(alpha, Tensor) and alpha.dim() == 1 and alpha.numel() > 1:
+            shape = [1] * x.dim()
+            shape[self.heads_dim] = alpha.numel()
+            alpha = alpha.reshape(shape)
+        return functional.entmax(x, alpha, self.dim, temperature=self.temperature)
+
+
+class Normmax(_RowMap):
+    """`tsallis.normmax`."""
+
+    _settings = ("alpha",)
+
+    def __init__(
+        self, alpha: float | Tensor = 2.0, dim: int = -1, *, temperature: float = 1.0
+    ) -> None:
+        super().__init__(dim, temperature=temperature)
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.normmax(x, self.alpha, self.dim, temperature=self.temperature)
+
+
+class Budget(_RowMap):
+    """`tsallis.budget`."""
+
+    _settings = ("budget",)
+
+    def __init__(self, budget: float = 2.0, dim: int = -1, *, temperature: float = 1.0) -> None:
+        super().__init__(dim, temperature=temperature)
+        self.budget = budget
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.budget(x, self.budget, self.dim, temperature=self.temperature)
+
+
+class AdaptiveTemperatureSoftmax(_RowMap):
+    """`tsallis.adaptive_temperature_softmax`."""
+
+    _settings = ("coefficients", "threshold")
+
+    def __init__(
+        self,
+        dim: int = -1,
+        *,
+        coefficients: Sequence[float] | None = None,
+        threshold: float | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(dim, temperature=temperature)
+        self.coefficients = coefficients
+        self.threshold = threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.adaptive_temperature_softmax(
+            x,
+            self.dim,
+            coefficients=self.coefficients,
+            threshold=self.threshold,
+            temperature=self.temperature,
+        )
+
+
+class _Loss(nn.Module):
+    def __init__(self, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction: expected "mean", "sum" or "none", got {reduction!r}')
+        self.ignore_index = ignore_index
+        self.reduction: Reduction = reduction
+
+    def extra_repr(self) -> str:
+        return f"ignore_index={self.ignore_index}, reduction={self.reduction!r}"
+
+
+class _AlphaLoss(_Loss):
+    def __init__(self, alpha: float, ignore_index: int, reduction: Reduction) -> None:
+        super().__init__(ignore_index, reduction)
+        self.alpha = alpha
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}, {super().extra_repr()}"
+
+
+class SoftmaxLoss(_Loss):
+    """`tsallis.softmax_loss`, the cross-entropy."""
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.softmax_loss(logits, target, self.ignore_index, self.reduction)
+
+
+class SparsemaxLoss(_Loss):
+    """`tsallis.sparsemax_loss`."""
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.sparsemax_loss(logits, target, self.ignore_index, self.reduction)
+
+
+class EntmaxLoss(_AlphaLoss):
+    """`tsallis.entmax_loss`."""
+
+    def __init__(
+        self, alpha: float = 1.5, ignore_index: int = -100, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(alpha, ignore_index, reduction)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.entmax_loss(logits, target, self.alpha, self.ignore_index, self.reduction)
+
+
+class NormmaxLoss(_AlphaLoss):
+    """`tsallis.normmax_loss`."""
+
+    def __init__(
+        self, alpha: float = 2.0, ignore_index: int = -100, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(alpha, ignore_index, reduction)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.normmax_loss(
+            logits, target, self.alpha, self.ignore_index, self.reduction
+        )
