@@ -6,6 +6,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(MakeReproduce());
   commands.push_back(MakeReport());
+  commands.push_back(MakeTask());
   commands.push_back(MakeList());
   commands.push_back(MakeInfo());
   return commands;

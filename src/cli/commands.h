@@ -9,5 +9,6 @@ std::unique_ptr<Command> MakeInfo();
 std::unique_ptr<Command> MakeList();
 std::unique_ptr<Command> MakeReport();
 std::unique_ptr<Command> MakeReproduce();
+std::unique_ptr<Command> MakeTask();
 
 }  // namespace tsallis::cli

@@ -1,10 +1,18 @@
 #include "lab/config/catalogue.h"
 
+#include "lab/tasks/sequence_tasks.h"
+
 namespace tsallis::lab {
 
 const std::vector<CatalogueEntry>& Tasks() {
-  static const std::vector<CatalogueEntry> entries = {
-      {"max-retrieval", "class of the item with the largest priority in a set of n"}};
+  static const std::vector<CatalogueEntry> entries = [] {
+    std::vector<CatalogueEntry> all = {
+        {"max-retrieval", "class of the item with the largest priority in a set of n"}};
+    for (const SequenceTaskEntry& task : SequenceTasks()) {
+      all.push_back({task.name, task.description});
+    }
+    return all;
+  }();
   return entries;
 }
 

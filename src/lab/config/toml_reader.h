@@ -98,6 +98,8 @@ class TableReader {
   void Optional(const std::string& key, T&& value, Check<std::decay_t<T>> check = {}) {
     Read(key, value, check);
   }
+  // A value that is fine by itself but not beside the others.
+  void Problem(const std::string& key, const std::string& what) { problems_.Add(Join(key), what); }
   // Reports the keys that nothing asked for and the required ones that are missing.
   void Finish();
 
