@@ -94,6 +94,13 @@ std::string Convert(const toml::node& node, int& value) {
   return "";
 }
 
+std::string Convert(const toml::node& node, bool& value) {
+  const auto* boolean = node.as_boolean();
+  if (boolean == nullptr) return "true or false";
+  value = boolean->get();
+  return "";
+}
+
 void TableReader::Mistyped(const toml::node& node, const std::string& path,
                            const std::string& expected) {
   problems_.Add(static_cast<int>(node.source().begin.line), path,

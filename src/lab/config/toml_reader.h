@@ -55,6 +55,7 @@ std::string Convert(const toml::node& node, std::string& value);
 std::string Convert(const toml::node& node, double& value);
 std::string Convert(const toml::node& node, std::int64_t& value);
 std::string Convert(const toml::node& node, int& value);
+std::string Convert(const toml::node& node, bool& value);
 
 template <class T>
 std::string Convert(const toml::node& node, std::vector<T>& value) {
@@ -90,12 +91,15 @@ class TableReader {
   TableReader(const toml::table& table, std::string path, TomlProblems& problems)
       : table_(table), path_(std::move(path)), problems_(problems) {}
 
+  // `help` is for visitors that list keys.
   template <class T>
-  void Required(const std::string& key, T&& value, Check<std::decay_t<T>> check = {}) {
+  void Required(const std::string& key, T&& value, Check<std::decay_t<T>> check = {},
+                const char* /*help*/ = "") {
     if (!Read(key, value, check)) required_missing_.push_back(key);
   }
   template <class T>
-  void Optional(const std::string& key, T&& value, Check<std::decay_t<T>> check = {}) {
+  void Optional(const std::string& key, T&& value, Check<std::decay_t<T>> check = {},
+                const char* /*help*/ = "") {
     Read(key, value, check);
   }
   // A value that is fine by itself but not beside the others.
@@ -128,6 +132,13 @@ class TableReader {
       if (expected.empty() && check) expected = check(value);
       if (!expected.empty()) Mistyped(node, path, expected);
     }
+  }
+
+  // A table that may be left out.
+  template <Described T>
+  void ReadNode(const toml::node& node, const std::string& path, std::optional<T>& value,
+                const Check<std::optional<T>>&) {
+    ReadNode(node, path, value.emplace(), {});
   }
 
   // [[key]]: an array of tables, each called by its name.
