@@ -18,7 +18,8 @@ const std::vector<CatalogueEntry>& Tasks() {
 
 const std::vector<CatalogueEntry>& Models() {
   static const std::vector<CatalogueEntry> entries = {
-      {"set-attention", "two-layer GeLU MLPs around one attention head"}};
+      {"set-attention", "two-layer GeLU MLPs around one attention head"},
+      {"decoder", "Gemma-2-like decoder, for the sequence tasks"}};
   return entries;
 }
 
@@ -39,7 +40,8 @@ const std::vector<CatalogueEntry>& LengthScalings() {
 }
 
 const std::vector<CatalogueEntry>& Optimizers() {
-  static const std::vector<CatalogueEntry> entries = {{"adam", "Adam, L2 added to the gradient"}};
+  static const std::vector<CatalogueEntry> entries = {{"adam", "Adam, L2 added to the gradient"},
+                                                      {"adamw", "Adam, decoupled weight decay"}};
   return entries;
 }
 

@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "lab/config/catalogue.h"
+#include "lab/config/key_value.h"
 #include "lab/config/suggest.h"
 #include "lab/config/toml_reader.h"
+#include "lab/nn/decoder_describe.h"
 #include "lab/paths.h"
+#include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
 
@@ -105,12 +110,13 @@ void Describe(TableReader& table, LengthScaling& scaling) {
 void Describe(TableReader& table, MethodConfig& method) {
   table.Required("name", method.name, CheckName);
   table.Optional("label", method.label);
-  table.Required("map", method.map, OneOf(Names(Maps())));
+  table.Optional("map", method.map, OneOf(Names(Maps())));
   // From 64 on the papers' own figures fall; far above, 1/(alpha - 1) leaves float32 nothing to
   // work with.
   table.Optional("alpha", method.alpha, Within(1.0, 1e4, "1 <= alpha <= 10000"));
   table.Optional("theta", method.theta, IfGiven(Positive<double>()));
   table.Optional("length_scaling", method.length_scaling);
+  table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);
   table.Optional("paper", method.paper, CheckPercentages);
 }
@@ -118,6 +124,15 @@ void Describe(TableReader& table, MethodConfig& method) {
 void Describe(TableReader& table, TaskConfig& task) {
   table.Required("name", task.name, OneOf(Names(Tasks())));
   table.Optional("train_length", LengthRange{task.train_length_min, task.train_length_max});
+  if (const SequenceTaskEntry* entry = FindSequenceTask(task.name)) {
+    table.Required("eval_lengths", task.eval_lengths, CheckLengths);
+    table.Optional("eval_samples", task.eval_samples, Positive<std::int64_t>());
+    const std::size_t shared = table.Scalars().size();
+    task.sequence = entry->make(table);
+    task.settings.assign(table.Scalars().begin() + static_cast<std::ptrdiff_t>(shared),
+                         table.Scalars().end());
+    return;
+  }
   table.Optional("classes", task.classes,
                  Within<std::int64_t>(2, 1 << 20, "at least two classes (and at most 2^20)"));
   table.Required("eval_lengths", task.eval_lengths, CheckLengths);
@@ -128,7 +143,11 @@ void Describe(TableReader& table, TaskConfig& task) {
 
 void Describe(TableReader& table, ModelConfig& model) {
   table.Required("name", model.name, OneOf(Names(Models())));
-  table.Optional("width", model.width, Positive<std::int64_t>());
+  if (model.name == "decoder") {
+    Describe<TableReader>(table, model.decoder);
+  } else {
+    table.Optional("width", model.width, Positive<std::int64_t>());
+  }
 }
 
 void Describe(TableReader& table, TrainConfig& train) {
@@ -138,12 +157,21 @@ void Describe(TableReader& table, TrainConfig& train) {
   table.Optional("optimizer", train.optimizer, OneOf(Names(Optimizers())));
   table.Optional("lr", train.lr, Positive<double>());
   table.Optional("l2", train.l2, Within(0.0, 1e6, "a value >= 0"));
+  table.Optional("weight_decay", train.weight_decay, Within(0.0, 1e6, "a value >= 0"));
+  table.Optional("clip", train.clip, Within(0.0, 1e12, "a norm > 0, or 0 for any"));
+  table.Optional("schedule", train.schedule, OneOf({"constant", "cosine"}));
+  table.Optional("warmup", train.warmup, Within<std::int64_t>(0, 1LL << 40, "steps >= 0"));
   table.Optional("beta1", train.beta1, decay);
   table.Optional("beta2", train.beta2, decay);
   table.Optional("epsilon", train.epsilon, Positive<double>());
   table.Optional("batch", train.batch, Positive<std::int64_t>());
+  table.Optional("accumulate", train.accumulate, Positive<std::int64_t>());
   table.Optional("log_every", train.log_every, Positive<std::int64_t>());
   table.Optional("checkpoint_every", train.checkpoint_every, Positive<std::int64_t>());
+  table.Optional("validate_every", train.validate_every,
+                 Within<std::int64_t>(0, 1LL << 40, "steps > 0, or 0 for never"));
+  table.Optional("best_length", train.best_length, Positive<std::int64_t>());
+  table.Optional("validate_samples", train.validate_samples, Positive<std::int64_t>());
 }
 
 void Describe(TableReader& table, ScaleConfig& scale) {
@@ -153,6 +181,7 @@ void Describe(TableReader& table, ScaleConfig& scale) {
   table.Optional("eval_lengths", scale.eval_lengths,
                  IfGiven<std::vector<std::int64_t>>(CheckLengths));
   table.Optional("eval_items", scale.eval_items, IfGiven(Positive<std::int64_t>()));
+  table.Optional("set", AnyTable{});
 }
 
 void Describe(TableReader& table, Recipe& recipe) {
@@ -201,8 +230,33 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
   }
 }
 
+// Methods of a decoder differ in their attention; those of the set model have keys of their own.
+void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std::string& path,
+                     TomlProblems& problems) {
+  if (recipe.model.name != "decoder") {
+    if (!problems.Given(path + ".map")) problems.AddMissing(path, "map");
+    if (method.attention) {
+      problems.Add(path + ".attention", "only has an effect with model \"decoder\"");
+    }
+    return;
+  }
+  for (const char* key : {".map", ".alpha", ".theta", ".length_scaling"}) {
+    if (!problems.Given(path + key)) continue;
+    problems.Add(path + key, "a decoder's methods say this in attention = { ... }");
+  }
+  if (method.weights_of) {
+    problems.Add(path + ".weights_of", "has no effect with model \"decoder\"");
+  }
+  try {
+    CheckDecoder(recipe.Decoder(method));
+  } catch (const UsageError& error) {
+    problems.Add(path, error.what());
+  }
+}
+
 void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
   const std::string path = "method." + method.name;
+  CheckMethodKind(recipe, method, path, problems);
   if (method.map != "entmax" && problems.Given(path + ".alpha")) {
     problems.Add(path + ".alpha", "has no effect with map = \"" + method.map + "\"");
   }
@@ -221,7 +275,53 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
   CheckBorrowing(recipe, method, path, problems);
 }
 
+void CheckSequences(const Recipe& recipe, TomlProblems& problems) {
+  const bool decoder = recipe.model.name == "decoder";
+  if (decoder != (recipe.task.sequence != nullptr) && !recipe.task.name.empty()) {
+    problems.Add("model.name", "\"" + recipe.model.name + "\" does not fit the task \"" +
+                                   recipe.task.name + "\"");
+  }
+  const auto exists = [&](const std::string& key, std::int64_t length) {
+    if (!recipe.task.sequence) return;
+    try {
+      recipe.task.sequence->CheckLength(length);
+    } catch (const UsageError& error) {
+      problems.Add(key, error.what());
+    }
+  };
+  exists("task.train_length", recipe.task.train_length_min);
+  exists("task.train_length", recipe.task.train_length_max);
+  for (const std::int64_t length : recipe.task.eval_lengths) exists("task.eval_lengths", length);
+  const std::int64_t vocabulary = recipe.model.decoder.vocabulary;
+  if (recipe.task.sequence && vocabulary != 0 && vocabulary != recipe.task.sequence->Vocabulary()) {
+    problems.Add("model.vocabulary", "the task has " +
+                                         std::to_string(recipe.task.sequence->Vocabulary()) +
+                                         " tokens; leave this key out");
+  }
+  const TrainConfig& train = recipe.train;
+  if (train.validate_every > 0) {
+    exists("train.best_length", train.best_length);
+    if (!decoder) problems.Add("train.validate_every", "has no effect with this model");
+    if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");
+  }
+  if (!decoder && train.accumulate > 1) {
+    problems.Add("train.accumulate", "has no effect with this model");
+  }
+  if (train.batch % train.accumulate != 0) {
+    problems.Add("train.accumulate", "batch " + std::to_string(train.batch) +
+                                         " cannot be worked on in " +
+                                         std::to_string(train.accumulate) + " equal parts");
+  }
+  if (train.optimizer == "adamw" && problems.Given("train.l2")) {
+    problems.Add("train.l2", "only has an effect with optimizer = \"adam\"");
+  }
+  if (train.optimizer != "adamw" && problems.Given("train.weight_decay")) {
+    problems.Add("train.weight_decay", "only has an effect with optimizer = \"adamw\"");
+  }
+}
+
 void CheckAcross(const Recipe& recipe, TomlProblems& problems) {
+  CheckSequences(recipe, problems);
   if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
     problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
   }
@@ -261,19 +361,35 @@ const ScaleConfig& Recipe::Scale(const std::string& scale) const {
                    Suggestion(scale, names));
 }
 
-Recipe LoadRecipe(const std::filesystem::path& path) {
-  TomlProblems problems(path.string());
-  toml::table root;
+DecoderConfig Recipe::Decoder(const MethodConfig& method) const {
+  DecoderConfig config = model.decoder;
+  if (task.sequence) config.vocabulary = task.sequence->Vocabulary();
+  if (!method.attention) return config;
+  config.overrides = {*method.attention};
+  config.attention = config.Head(0, 0);
+  config.overrides = model.decoder.overrides;
+  return config;
+}
+
+namespace {
+
+toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   try {
-    root = toml::parse_file(path.string());
+    return toml::parse(text, path.string());
   } catch (const toml::parse_error& error) {
-    const auto line = static_cast<int>(error.source().begin.line);
-    if (line == 0) throw UsageError(path.string() + ": " + std::string(error.description()));
-    problems.Add(line, "", std::string(error.description()));
+    TomlProblems problems(path.string());
+    problems.Add(static_cast<int>(error.source().begin.line), "", std::string(error.description()));
     problems.ThrowIfAny();
+    throw;
   }
+}
+
+Recipe ReadRecipe(const toml::table& root, const std::filesystem::path& path,
+                  const std::string& text) {
   Recipe recipe;
   recipe.path = path;
+  recipe.text = text;
+  TomlProblems problems(path.string());
   TableReader reader(root, "", problems);
   Describe(reader, recipe);
   reader.Finish();
@@ -283,6 +399,29 @@ Recipe LoadRecipe(const std::filesystem::path& path) {
     if (method.label.empty()) method.label = method.name;
   }
   return recipe;
+}
+
+}  // namespace
+
+Recipe LoadRecipe(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (!in) throw UsageError(path.string() + ": cannot be read");
+  Recipe recipe = ReadRecipe(Parse(text, path), path, text);
+  for (const auto& [name, unused] : recipe.scales) AtScale(recipe, name);  // mistakes in `set`
+  return recipe;
+}
+
+Recipe AtScale(const Recipe& recipe, const std::string& scale,
+               const std::vector<std::string>& settings) {
+  recipe.Scale(scale);
+  toml::table root = Parse(recipe.text, recipe.path);
+  if (const toml::table* set = root["scale"][scale]["set"].as_table()) {
+    const toml::table changes = *set;  // Merge may change the table that it stands in
+    Merge(root, changes);
+  }
+  for (const std::string& setting : settings) SetKeyValue(root, setting);
+  return ReadRecipe(root, recipe.path, recipe.text);
 }
 
 std::vector<std::filesystem::path> ListRecipes() {

@@ -14,7 +14,7 @@
 #include "core/version.h"
 #include "lab/eval/evaluate_sets.h"
 #include "lab/train/safetensors.h"
-#include "lab/train/trainer.h"
+#include "lab/train/set_training.h"
 #include "tsallis/cpu.h"
 
 namespace tsallis::lab {
@@ -105,14 +105,14 @@ void RunJob(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, Jo
             const std::atomic<bool>& stop) {
   const std::string name = status.name;
   const TrainingJob training{&recipe, job.trains, job.seed, steps, job.folder};
-  ClaimFolder(training);
+  ClaimSetFolder(training);
   if (LoadFinished(task, job)) {
     status.step = status.first_step = steps;
     status.state = JobStatus::State::kDone;
     report(status);
     return;
   }
-  SetAttention model = Train(
+  SetAttention model = TrainSet(
       training,
       [&](const JobStatus& now) {
         status = now;

@@ -9,11 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "lab/nn/decoder.h"  // kNotScored
 #include "lab/tasks/random.h"
 
 namespace tsallis::lab {
-
-constexpr std::int64_t kNotScored = -100;  // the label of a position that counts for nothing
 
 // What a model reads and what it must say: labels[i] belongs to the output at tokens[i].
 struct Sample {

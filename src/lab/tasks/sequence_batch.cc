@@ -1,11 +1,13 @@
 #include "lab/tasks/sequence_batch.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 
 namespace tsallis::lab {
 
-SequenceBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split,
-                        std::int64_t first, std::int64_t count, std::int64_t length) {
+TokenBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split, std::int64_t first,
+                     std::int64_t count, std::int64_t length) {
   std::vector<Sample> samples;
   samples.reserve(static_cast<std::size_t>(count));
   std::size_t longest = 0;
@@ -14,8 +16,8 @@ SequenceBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split spli
     longest = std::max(longest, samples.back().tokens.size());
   }
   const auto n = static_cast<std::int64_t>(longest);
-  SequenceBatch batch{at::full({count, n}, task.Pad(), at::kLong),
-                      at::full({count, n}, kNotScored, at::kLong), at::empty({count}, at::kLong)};
+  TokenBatch batch{at::full({count, n}, task.Pad(), at::kLong),
+                   at::full({count, n}, kNotScored, at::kLong), at::empty({count}, at::kLong)};
   auto* tokens = batch.tokens.mutable_data_ptr<std::int64_t>();
   auto* labels = batch.labels.mutable_data_ptr<std::int64_t>();
   auto* lengths = batch.lengths.mutable_data_ptr<std::int64_t>();

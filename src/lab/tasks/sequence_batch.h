@@ -1,24 +1,18 @@
 // Samples of a sequence task as tensors.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 
+#include "lab/nn/decoder.h"
 #include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {
 
-struct SequenceBatch {
-  at::Tensor tokens;   // [batch, n] int64, padded on the right with the task's pad token
-  at::Tensor labels;   // [batch, n] int64, kNotScored where nothing is asked, padding included
-  at::Tensor lengths;  // [batch] int64: tokens of each sample
-};
-
-// Samples [first, first + count) of a split, all of one length parameter. UsageError for a length
+// Samples [first, first + count) of a split, all of one length parameter, padded on the right with
+// the task's pad token. UsageError for a length
 // that the task does not have.
-SequenceBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split,
-                        std::int64_t first, std::int64_t count, std::int64_t length);
+TokenBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split, std::int64_t first,
+                     std::int64_t count, std::int64_t length);
 
 // The length parameter of training step `step`, uniform in [min, max]. All samples of a batch share
 // it: no position is padding (a batch of lengths 32 to 64 padded to its longest would be one quarter

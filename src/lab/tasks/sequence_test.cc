@@ -73,7 +73,7 @@ TEST(SequenceTasks, NBackNamesTheTokenBefore) {
       ASSERT_EQ(text.target.size(), text.source.size());
       EXPECT_EQ(text.source[0], 0);
       for (std::int64_t i = 0; i <= length; ++i) {
-        if (i > 0) EXPECT_TRUE(text.source[i] >= 1 && text.source[i] < 16);
+        EXPECT_TRUE(i == 0 || (text.source[i] >= 1 && text.source[i] < 16));
         EXPECT_EQ(text.target[i], i >= back ? text.source[i - back] : 0);
       }
     });
@@ -114,7 +114,7 @@ TEST(SequenceTasks, FlipFlopAnswersTheLastWrite) {
       std::int64_t stored = -1;
       for (std::size_t i = 0; i + 1 < text.source.size(); i += 2) {
         const bool write = text.source[i] == 2;
-        if (i == 0) EXPECT_TRUE(write);
+        EXPECT_TRUE(i > 0 || write);
         if (i > 0) middle += 1;
         if (i > 0 && write) writes += 1;
         EXPECT_TRUE(write || text.source[i] == 3);
@@ -287,11 +287,11 @@ TEST(SequenceTasks, BadSettingsAreRefused) {
 
 TEST(SequenceBatches, ArePaddedOnTheRightAndSliceTheirSplit) {
   const TaskPointer task = MakeSequenceTask("copy");
-  const SequenceBatch all = DrawBatch(*task, 3, Split::kTest, 0, 6, 16);
+  const TokenBatch all = DrawBatch(*task, 3, Split::kTest, 0, 6, 16);
   EXPECT_EQ(all.tokens.sizes(), (c10::IntArrayRef{6, 34}));
   EXPECT_TRUE(at::equal(all.lengths, at::full({6}, 34, at::kLong)));
   EXPECT_EQ(all.labels.ne(kNotScored).sum().item<std::int64_t>(), 6 * 17);
-  const SequenceBatch part = DrawBatch(*task, 3, Split::kTest, 4, 2, 16);
+  const TokenBatch part = DrawBatch(*task, 3, Split::kTest, 4, 2, 16);
   EXPECT_TRUE(at::equal(all.tokens.narrow(0, 4, 2), part.tokens));
   std::set<std::int64_t> lengths;
   for (std::int64_t step = 0; step < 1000; ++step) lengths.insert(TrainingLength(1, step, 32, 64));
