@@ -52,10 +52,9 @@ LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer)
   fixed_slopes_.assign(static_cast<std::size_t>(heads_), 0.0F);
   for (std::int64_t h = 0; h < heads_; ++h) {
     const AttentionConfig& head = head_.emplace_back(config.Head(layer, h));
-    const std::vector<double> slopes = SlopedHeads(head.positions, heads_) > h
-                                           ? AlibiSlopes(head.positions, heads_)
-                                           : std::vector<double>();
-    if (!slopes.empty()) {
+    has_slope_.push_back(SlopedHeads(head.positions, heads_) > h);
+    if (has_slope_.back()) {
+      const std::vector<double> slopes = AlibiSlopes(head.positions, heads_);
       fixed_slopes_[static_cast<std::size_t>(h)] =
           static_cast<float>(slopes[static_cast<std::size_t>(h)]);
       sloped_ = true;
