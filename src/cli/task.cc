@@ -50,6 +50,7 @@ class TaskCommand : public Command {
                    "Write one sample a line to this file: the numbers of the source, a tab, those "
                    "of the target, without special tokens");
     app.add_flag("--json", json_, "Print tokens and labels as one JSON document");
+    app.add_flag("--quiet", quiet_, "Print the samples without a line above each");
   }
 
   int Run(const Invocation&) override {
@@ -100,7 +101,8 @@ class TaskCommand : public Command {
     for (std::int64_t i = 0; i < samples_; ++i) {
       const lab::Sample sample = task.Draw(*seed_, split, i, length_);
       if (i > 0) fmt::print("\n");
-      fmt::print("{} {} of length {}: {} tokens\n", split_, i, length_, sample.tokens.size());
+      if (!quiet_)
+        fmt::print("{} {} of length {}: {} tokens\n", split_, i, length_, sample.tokens.size());
       if (task.Generates()) {
         PrintGenerated(task, sample);
       } else {
@@ -142,6 +144,7 @@ class TaskCommand : public Command {
   std::int64_t samples_ = 3;
   std::optional<std::uint64_t> seed_;
   bool json_ = false;
+  bool quiet_ = false;
 };
 
 }  // namespace

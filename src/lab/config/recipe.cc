@@ -10,6 +10,7 @@
 
 #include "lab/config/catalogue.h"
 #include "lab/config/key_value.h"
+#include "lab/config/recipe_checks.h"
 #include "lab/config/suggest.h"
 #include "lab/config/toml_reader.h"
 #include "lab/nn/decoder_describe.h"
@@ -21,19 +22,6 @@ namespace tsallis::lab {
 namespace {
 
 // ---- what a key may hold ------------------------------------------------------------------------
-
-// Names become folders (runs/<study>/<scale>/<method>) and words of a comma-separated list.
-bool IsName(const std::string& name) {
-  if (name.empty() || name.front() == '.' || name.front() == '-') return false;
-  return std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
-  });
-}
-
-constexpr const char* kNameExpected =
-    "a name of letters, digits, '.', '-' and '_' that begins with a letter or digit";
-
-std::string CheckName(const std::string& name) { return IsName(name) ? "" : kNameExpected; }
 
 std::string CheckLengths(const std::vector<std::int64_t>& lengths) {
   constexpr const char* kExpected = "lengths > 0, each larger than the one before, at least one";
@@ -50,6 +38,12 @@ std::string CheckPercentages(const std::vector<double>& values) {
   const bool fine = std::all_of(values.begin(), values.end(),
                                 [](double value) { return value >= 0.0 && value <= 100.0; });
   return fine ? "" : "accuracies in % (0 to 100)";
+}
+
+std::string CheckRates(const std::vector<double>& rates) {
+  const std::set<double> distinct(rates.begin(), rates.end());
+  const bool fine = !rates.empty() && distinct.size() == rates.size() && *distinct.begin() > 0.0;
+  return fine ? "" : "different learning rates > 0";
 }
 
 // train_length = [min, max]: one key, two fields.
@@ -156,6 +150,7 @@ void Describe(TableReader& table, TrainConfig& train) {
   };
   table.Optional("optimizer", train.optimizer, OneOf(Names(Optimizers())));
   table.Optional("lr", train.lr, Positive<double>());
+  table.Optional("lr_grid", train.lr_grid, CheckRates);
   table.Optional("l2", train.l2, Within(0.0, 1e6, "a value >= 0"));
   table.Optional("weight_decay", train.weight_decay, Within(0.0, 1e6, "a value >= 0"));
   table.Optional("clip", train.clip, Within(0.0, 1e12, "a norm > 0, or 0 for any"));
@@ -181,6 +176,7 @@ void Describe(TableReader& table, ScaleConfig& scale) {
   table.Optional("eval_lengths", scale.eval_lengths,
                  IfGiven<std::vector<std::int64_t>>(CheckLengths));
   table.Optional("eval_items", scale.eval_items, IfGiven(Positive<std::int64_t>()));
+  table.Optional("compare", scale.compare);
   table.Optional("set", AnyTable{});
 }
 
@@ -192,160 +188,6 @@ void Describe(TableReader& table, Recipe& recipe) {
   table.Required("method", recipe.methods);
   table.Required("scale", recipe.scales);
 }
-
-namespace {
-
-// ---- checks across keys -------------------------------------------------------------------------
-
-std::vector<std::string> MethodNames(const Recipe& recipe) {
-  std::vector<std::string> names;
-  for (const MethodConfig& method : recipe.methods) names.push_back(method.name);
-  return names;
-}
-
-const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
-  for (const MethodConfig& method : recipe.methods) {
-    if (method.name == name) return &method;
-  }
-  return nullptr;
-}
-
-void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std::string& path,
-                    TomlProblems& problems) {
-  if (!method.weights_of) return;
-  const std::string key = path + ".weights_of";
-  const MethodConfig* owner = FindMethod(recipe, *method.weights_of);
-  if (owner == nullptr) {
-    problems.Add(key, "unknown method \"" + *method.weights_of + "\"" +
-                          Suggestion(*method.weights_of, MethodNames(recipe)));
-  } else if (owner == &method) {
-    problems.Add(key, "a method cannot borrow its own weights");
-  } else if (owner->weights_of) {
-    problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
-                          "\" itself; name that one");
-  } else if (owner->length_scaling.kind != method.length_scaling.kind) {
-    // The learned scale is among the weights: the borrower would miss it, or carry one that nobody
-    // trained.
-    problems.Add(key, "the length scaling of \"" + owner->name + "\" is of another kind");
-  }
-}
-
-// Methods of a decoder differ in their attention; those of the set model have keys of their own.
-void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std::string& path,
-                     TomlProblems& problems) {
-  if (recipe.model.name != "decoder") {
-    if (!problems.Given(path + ".map")) problems.AddMissing(path, "map");
-    if (method.attention) {
-      problems.Add(path + ".attention", "only has an effect with model \"decoder\"");
-    }
-    return;
-  }
-  for (const char* key : {".map", ".alpha", ".theta", ".length_scaling"}) {
-    if (!problems.Given(path + key)) continue;
-    problems.Add(path + key, "a decoder's methods say this in attention = { ... }");
-  }
-  if (method.weights_of) {
-    problems.Add(path + ".weights_of", "has no effect with model \"decoder\"");
-  }
-  try {
-    CheckDecoder(recipe.Decoder(method));
-  } catch (const UsageError& error) {
-    problems.Add(path, error.what());
-  }
-}
-
-void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
-  const std::string path = "method." + method.name;
-  CheckMethodKind(recipe, method, path, problems);
-  if (method.map != "entmax" && problems.Given(path + ".alpha")) {
-    problems.Add(path + ".alpha", "has no effect with map = \"" + method.map + "\"");
-  }
-  if (method.length_scaling.kind != LengthScaling::Kind::kScalar) {
-    for (const char* key : {".length_scaling.gamma", ".length_scaling.delta"}) {
-      if (problems.Given(path + key)) {
-        problems.Add(path + key, "only has an effect with kind = \"scalar\"");
-      }
-    }
-  }
-  if (method.paper.size() > recipe.task.eval_lengths.size()) {
-    problems.Add(path + ".paper", "has " + std::to_string(method.paper.size()) +
-                                      " figures, but task.eval_lengths only " +
-                                      std::to_string(recipe.task.eval_lengths.size()) + " lengths");
-  }
-  CheckBorrowing(recipe, method, path, problems);
-}
-
-void CheckSequences(const Recipe& recipe, TomlProblems& problems) {
-  const bool decoder = recipe.model.name == "decoder";
-  if (decoder != (recipe.task.sequence != nullptr) && !recipe.task.name.empty()) {
-    problems.Add("model.name", "\"" + recipe.model.name + "\" does not fit the task \"" +
-                                   recipe.task.name + "\"");
-  }
-  const auto exists = [&](const std::string& key, std::int64_t length) {
-    if (!recipe.task.sequence) return;
-    try {
-      recipe.task.sequence->CheckLength(length);
-    } catch (const UsageError& error) {
-      problems.Add(key, error.what());
-    }
-  };
-  exists("task.train_length", recipe.task.train_length_min);
-  exists("task.train_length", recipe.task.train_length_max);
-  for (const std::int64_t length : recipe.task.eval_lengths) exists("task.eval_lengths", length);
-  const std::int64_t vocabulary = recipe.model.decoder.vocabulary;
-  if (recipe.task.sequence && vocabulary != 0 && vocabulary != recipe.task.sequence->Vocabulary()) {
-    problems.Add("model.vocabulary", "the task has " +
-                                         std::to_string(recipe.task.sequence->Vocabulary()) +
-                                         " tokens; leave this key out");
-  }
-  const TrainConfig& train = recipe.train;
-  if (train.validate_every > 0) {
-    exists("train.best_length", train.best_length);
-    if (!decoder) problems.Add("train.validate_every", "has no effect with this model");
-    if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");
-  }
-  if (!decoder && train.accumulate > 1) {
-    problems.Add("train.accumulate", "has no effect with this model");
-  }
-  if (train.batch % train.accumulate != 0) {
-    problems.Add("train.accumulate", "batch " + std::to_string(train.batch) +
-                                         " cannot be worked on in " +
-                                         std::to_string(train.accumulate) + " equal parts");
-  }
-  if (train.optimizer == "adamw" && problems.Given("train.l2")) {
-    problems.Add("train.l2", "only has an effect with optimizer = \"adam\"");
-  }
-  if (train.optimizer != "adamw" && problems.Given("train.weight_decay")) {
-    problems.Add("train.weight_decay", "only has an effect with optimizer = \"adamw\"");
-  }
-}
-
-void CheckAcross(const Recipe& recipe, TomlProblems& problems) {
-  CheckSequences(recipe, problems);
-  if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
-    problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
-  }
-  std::set<std::string> seen;
-  for (const MethodConfig& method : recipe.methods) {
-    if (method.name.empty()) continue;  // reported as missing
-    if (!seen.insert(method.name).second) {
-      problems.Add("method." + method.name, "a method of this name stands above already");
-    }
-    CheckMethod(recipe, method, problems);
-  }
-  for (const auto& [name, scale] : recipe.scales) {
-    const std::string path = "scale." + name;
-    if (!IsName(name)) problems.Add(path, std::string("expected ") + kNameExpected);
-    for (const std::string& method : scale.methods) {
-      if (FindMethod(recipe, method) == nullptr) {
-        problems.Add(path + ".methods",
-                     "unknown method \"" + method + "\"" + Suggestion(method, MethodNames(recipe)));
-      }
-    }
-  }
-}
-
-}  // namespace
 
 const MethodConfig& Recipe::Method(const std::string& method) const {
   if (const MethodConfig* found = FindMethod(*this, method)) return *found;
@@ -385,7 +227,7 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
 }
 
 Recipe ReadRecipe(const toml::table& root, const std::filesystem::path& path,
-                  const std::string& text) {
+                  const std::string& text, const std::string& scale) {
   Recipe recipe;
   recipe.path = path;
   recipe.text = text;
@@ -393,7 +235,7 @@ Recipe ReadRecipe(const toml::table& root, const std::filesystem::path& path,
   TableReader reader(root, "", problems);
   Describe(reader, recipe);
   reader.Finish();
-  CheckAcross(recipe, problems);
+  CheckAcross(recipe, scale, problems);
   problems.ThrowIfAny();
   for (MethodConfig& method : recipe.methods) {
     if (method.label.empty()) method.label = method.name;
@@ -407,7 +249,7 @@ Recipe LoadRecipe(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   if (!in) throw UsageError(path.string() + ": cannot be read");
-  Recipe recipe = ReadRecipe(Parse(text, path), path, text);
+  Recipe recipe = ReadRecipe(Parse(text, path), path, text, "");
   for (const auto& [name, unused] : recipe.scales) AtScale(recipe, name);  // mistakes in `set`
   return recipe;
 }
@@ -421,7 +263,7 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     Merge(root, changes);
   }
   for (const std::string& setting : settings) SetKeyValue(root, setting);
-  return ReadRecipe(root, recipe.path, recipe.text);
+  return ReadRecipe(root, recipe.path, recipe.text, scale);
 }
 
 std::vector<std::filesystem::path> ListRecipes() {

@@ -68,6 +68,9 @@ struct ModelConfig {
 struct TrainConfig {
   std::string optimizer = "adam";  // "adam", "adamw"
   double lr = 1e-3;
+  // Sequences: `reproduce` trains at each of these instead, and chooses for every method on
+  // validation samples.
+  std::vector<double> lr_grid;
   // adam: added to the gradient of every parameter: l2 * w, the gradient of (l2/2) ||w||^2
   double l2 = 1e-3;
   double weight_decay = 0.0;          // adamw: every update first takes away lr * weight_decay * w
@@ -94,6 +97,7 @@ struct ScaleConfig {
   std::vector<std::string> methods;                       // empty: all
   std::optional<std::vector<std::int64_t>> eval_lengths;  // overrides the task's
   std::optional<std::int64_t> eval_items;                 // overrides the task's
+  bool compare = true;  // whether the papers' figures belong beside this scale's
   // [scale.NAME.set] changes any other key while this scale runs; see AtScale.
 };
 

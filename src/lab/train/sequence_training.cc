@@ -76,18 +76,17 @@ Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) 
   return accuracies;
 }
 
-void ClaimSequenceFolder(const TrainingJob& job) {
-  RunFolder(job.folder).Claim(Settings(job, Settle(job.recipe->Decoder(*job.method))));
+void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model) {
+  RunFolder(job.folder).Claim(Settings(job, model.Config()));
 }
 
-Decoder TrainSequences(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
-                       const std::atomic<bool>& stop) {
-  Decoder model(job.recipe->Decoder(*job.method), job.seed);
+void TrainSequences(const TrainingJob& job, Decoder& model,
+                    const std::function<void(const JobStatus&)>& report,
+                    const std::atomic<bool>& stop) {
   SequenceTraining training(job, model);
   Train(training, PlanOf(job, Settings(job, model.Config())), report, stop);
   const RunFolder folder(job.folder);
   if (job.recipe->train.validate_every > 0) LoadParameters(folder.BestPath(), model.Parameters());
-  return model;
 }
 
 }  // namespace tsallis::lab

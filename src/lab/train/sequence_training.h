@@ -14,7 +14,7 @@ namespace tsallis::lab {
 
 // Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
 // other settings.
-void ClaimSequenceFolder(const TrainingJob& job);
+void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model);
 
 // The batch of training step `step`: samples [step * batch, (step + 1) * batch) of the seed's
 // training split, in train.accumulate parts.
@@ -41,9 +41,11 @@ class SequenceTraining : public Trainable {
   Decoder& model_;
 };
 
-// Trains the job, or goes on from its last checkpoint. Returns the weights that count: the best
-// where train.validate_every asks for it, else the last. Throws as Train.
-Decoder TrainSequences(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
-                       const std::atomic<bool>& stop);
+// Trains the job, or goes on from its last checkpoint. `model` is the job's, with the weights of
+// its seed; it is left with the weights that count: the best where train.validate_every asks for
+// it, else the last. Throws as Train.
+void TrainSequences(const TrainingJob& job, Decoder& model,
+                    const std::function<void(const JobStatus&)>& report,
+                    const std::atomic<bool>& stop);
 
 }  // namespace tsallis::lab

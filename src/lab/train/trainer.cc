@@ -70,7 +70,7 @@ class Run {
     notes["window.hits"] = std::to_string(window.hits);
     notes["window.count"] = std::to_string(window.count);
     notes["window.steps"] = std::to_string(window.steps);
-    notes["validates"] = validates ? "1" : "0";
+    notes["validates"] = std::to_string(static_cast<int>(validates));
     notes["best.step"] = std::to_string(best.step);
     notes["best.accuracy"] = fmt::format("{:a}", best.accuracy);
     folder_.Save(checkpoint);
