@@ -285,14 +285,13 @@ void RotateImpl(lab::Cells x, std::int64_t row_stride, std::int64_t rows, std::i
 
 // What forward and backward share of one vector of heads.
 struct AdaptiveTerms {
-  VF sigmoid, softplus, tanh, power;
+  VF sigmoid, softplus, tanh, tanh_slope, power;
 };
 
 template <class Part, class T>
 HWY_INLINE AdaptiveTerms TermsOf(const Part& part, const lab::AdaptiveScale& scale, const T* beta,
                                  const T* gamma, float log_log) {
   const DF d;
-  const VF one = hn::Set(d, 1.0f);
   VF b = part.Load(beta), g = part.Load(gamma);
   if (scale.beta_bias != nullptr) b = hn::Add(b, part.Load(scale.beta_bias));
   if (scale.gamma_bias != nullptr) g = hn::Add(g, part.Load(scale.gamma_bias));
@@ -300,8 +299,10 @@ HWY_INLINE AdaptiveTerms TermsOf(const Part& part, const lab::AdaptiveScale& sca
   const VF e = ExpNonPositive(hn::Neg(hn::Abs(b)));
   t.softplus = hn::Add(hn::Max(b, hn::Zero(d)), hn::Log1p(d, e));
   t.sigmoid = Sigmoid(b);
-  // tanh g = 2 sigmoid(2g) - 1
-  t.tanh = hn::MulSub(hn::Set(d, 2.0f), Sigmoid(hn::Add(g, g)), one);
+  // With s = sigmoid(2g): tanh g = s - (1 - s), tanh' g = 4 s (1 - s), 1 - s without cancellation.
+  const VF up = Sigmoid(hn::Add(g, g)), down = Sigmoid(hn::Neg(hn::Add(g, g)));
+  t.tanh = hn::Sub(up, down);
+  t.tanh_slope = hn::Mul(hn::Set(d, 4.0f), hn::Mul(up, down));
   t.power = hn::Exp(d, hn::Mul(t.tanh, hn::Set(d, scale.range * log_log)));
   return t;
 }
@@ -336,8 +337,7 @@ void AdaptiveBackwardImpl(const lab::AdaptiveScale& scale, lab::Cells beta, lab:
         const AdaptiveTerms t = TermsOf(part, scale, b, g, log_log[r]);
         const VF gradient = hn::Mul(part.Load(dc), t.power);
         const VF to_beta = hn::Mul(gradient, t.sigmoid);
-        const VF slope = hn::Mul(hn::Set(d, scale.range * log_log[r]),
-                                 hn::NegMulAdd(t.tanh, t.tanh, hn::Set(d, 1.0f)));
+        const VF slope = hn::Mul(hn::Set(d, scale.range * log_log[r]), t.tanh_slope);
         const VF to_gamma = hn::Mul(hn::Mul(gradient, t.softplus), slope);
         part.Store(to_beta, db);
         part.Store(to_gamma, dg);
