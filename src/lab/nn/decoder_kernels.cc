@@ -386,6 +386,60 @@ void CrossEntropyImpl(float* logits, std::int64_t rows, std::int64_t columns,
   }
 }
 
+// ---- transposition ------------------------------------------------------------------------------
+
+#if HWY_TARGET != HWY_SCALAR
+// Eight by eight: pairs of rows interleaved by numbers of 16, 32 and 64 bits.
+HWY_INLINE void TransposeEight(const Half* in, std::int64_t in_stride, Half* out,
+                               std::int64_t out_stride) {
+  const hn::Full128<Half> d;
+  const hn::Full128<std::uint32_t> d2;
+  const hn::Full128<std::uint64_t> d4;
+  hn::Vec<decltype(d2)> pairs[8];  // rows 2i and 2i + 1: columns 0-3, columns 4-7
+  for (int i = 0; i < 4; ++i) {
+    const auto a = hn::LoadU(d, in + 2 * i * in_stride);
+    const auto b = hn::LoadU(d, in + (2 * i + 1) * in_stride);
+    pairs[2 * i] = hn::BitCast(d2, hn::InterleaveLower(d, a, b));
+    pairs[2 * i + 1] = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
+  }
+  for (int half = 0; half < 2; ++half) {  // columns 4 half ... 4 half + 3
+    const auto low = [&](int i) HWY_ATTR {
+      return hn::BitCast(d4, hn::InterleaveLower(d2, pairs[4 * i + half], pairs[4 * i + 2 + half]));
+    };
+    const auto high = [&](int i) HWY_ATTR {
+      return hn::BitCast(d4, hn::InterleaveUpper(d2, pairs[4 * i + half], pairs[4 * i + 2 + half]));
+    };
+    Half* to = out + 4 * half * out_stride;
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d4, low(0), low(1))), d, to);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d4, low(0), low(1))), d, to + out_stride);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d4, high(0), high(1))), d, to + 2 * out_stride);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d4, high(0), high(1))), d, to + 3 * out_stride);
+  }
+}
+#endif
+
+void TransposeImpl(const Half* in, std::int64_t rows, std::int64_t columns, Half* out,
+                   std::int64_t out_stride) {
+  const auto one_by_one = [&](std::int64_t r_begin, std::int64_t r_end, std::int64_t c_begin,
+                              std::int64_t c_end) {
+    for (std::int64_t c = c_begin; c < c_end; ++c) {
+      for (std::int64_t r = r_begin; r < r_end; ++r) out[c * out_stride + r] = in[r * columns + c];
+    }
+  };
+#if HWY_TARGET == HWY_SCALAR
+  one_by_one(0, rows, 0, columns);
+#else
+  const std::int64_t whole_rows = rows / 8 * 8, whole_columns = columns / 8 * 8;
+  for (std::int64_t c = 0; c < whole_columns; c += 8) {
+    for (std::int64_t r = 0; r < whole_rows; r += 8) {
+      TransposeEight(in + r * columns + c, columns, out + c * out_stride + r, out_stride);
+    }
+  }
+  one_by_one(whole_rows, rows, 0, whole_columns);
+  one_by_one(0, rows, whole_columns, columns);
+#endif
+}
+
 }  // namespace tsallis::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -402,6 +456,7 @@ HWY_EXPORT(RotateImpl);
 HWY_EXPORT(AdaptiveForwardImpl);
 HWY_EXPORT(AdaptiveBackwardImpl);
 HWY_EXPORT(CrossEntropyImpl);
+HWY_EXPORT(TransposeImpl);
 
 namespace lab {
 
@@ -460,6 +515,11 @@ void AdaptiveScaleBackward(const AdaptiveScale& scale, Cells beta, Cells gamma,
 void CrossEntropy(float* logits, std::int64_t rows, std::int64_t columns, const std::int64_t* label,
                   float weight, float* loss, std::int64_t* best) {
   HWY_DYNAMIC_DISPATCH(CrossEntropyImpl)(logits, rows, columns, label, weight, loss, best);
+}
+
+void TransposeHalves(const std::uint16_t* in, std::int64_t rows, std::int64_t columns,
+                     std::uint16_t* out, std::int64_t out_stride) {
+  HWY_DYNAMIC_DISPATCH(TransposeImpl)(in, rows, columns, out, out_stride);
 }
 
 }  // namespace lab

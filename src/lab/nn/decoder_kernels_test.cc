@@ -297,5 +297,25 @@ TEST(DecoderKernels, CrossEntropyItsGradientAndTheFirstOfTheLargest) {
   });
 }
 
+TEST(DecoderKernels, TransposesAnySize) {
+  OnEveryTarget([] {
+    for (const std::int64_t rows : {1, 7, 8, 24, 37}) {
+      for (const std::int64_t columns : {1, 8, 19, 64}) {
+        const std::int64_t stride = rows + 3;
+        std::vector<std::uint16_t> in, out(columns * stride, 7);
+        for (std::int64_t i = 0; i < rows * columns; ++i) {
+          in.push_back(static_cast<std::uint16_t>(1000 + i));
+        }
+        TransposeHalves(in.data(), rows, columns, out.data(), stride);
+        for (std::int64_t c = 0; c < columns; ++c) {
+          for (std::int64_t r = 0; r < stride; ++r) {
+            ASSERT_EQ(out[c * stride + r], r < rows ? in[r * columns + c] : 7) << r << " " << c;
+          }
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tsallis::lab
