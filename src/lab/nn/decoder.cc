@@ -56,11 +56,10 @@ void CheckTensor(const at::Tensor& tensor, const char* name, const TokenBatch& b
 }  // namespace
 
 at::Tensor Buffer::Rows(std::int64_t rows, std::int64_t columns, at::ScalarType dtype) {
-  if (!memory_.defined() || memory_.size(0) < rows || memory_.size(1) != columns ||
-      memory_.scalar_type() != dtype) {
-    memory_ = at::empty({rows, columns}, dtype);
+  if (!memory_.defined() || memory_.numel() < rows * columns || memory_.scalar_type() != dtype) {
+    memory_ = at::empty({rows * columns}, dtype);
   }
-  return memory_.size(0) == rows ? memory_ : memory_.narrow(0, 0, rows);
+  return memory_.narrow(0, 0, rows * columns).view({rows, columns});
 }
 
 Decoder::State::State(const DecoderConfig& given, std::uint64_t seed)

@@ -12,8 +12,9 @@ namespace {
 
 using at::Tensor;
 
-// Rows of a weight's gradient that one thread makes at a time.
-constexpr std::int64_t kWeightRows = 256;
+// Rows of a weight's gradient that one thread makes at a time; every piece packs the activations
+// anew.
+constexpr std::int64_t kWeightRows = 1024;
 
 // dx = dy weight. dy: [rows, out], weight: [out, in].
 void LinearBackward(const Tensor& dy, const Tensor& weight, Tensor dx) {
@@ -30,6 +31,44 @@ void Scatter(const Tensor& from, const std::vector<std::int64_t>& rows, const Te
     std::memcpy(target + static_cast<std::size_t>(rows[i]) * bytes, source + i * bytes, bytes);
   }
 }
+
+// Gradients of a product's output, as the product that makes its weight's gradient reads them:
+// [out, rows]. In bfloat16 they are transposed block by block, because torch's product takes twice
+// as long on a transposed view (docs/log.md); in float32 the view costs nothing.
+class OutputGradient {
+ public:
+  OutputGradient(Buffer& buffer, std::int64_t rows, std::int64_t columns, at::ScalarType dtype)
+      : rows_(rows), columns_(columns), half_(dtype == at::kBFloat16) {
+    memory_ = half_ ? Room(buffer) : buffer.Rows(rows, columns, dtype);
+  }
+  // Of gradients that stand somewhere already: [rows, columns].
+  OutputGradient(Buffer& buffer, const Tensor& given)
+      : rows_(given.size(0)), columns_(given.size(1)), half_(given.scalar_type() == at::kBFloat16) {
+    memory_ = half_ ? Room(buffer) : given;
+  }
+
+  // Where rows [begin, begin + count) are written before Done(): [count, columns].
+  Tensor Block(std::int64_t begin, std::int64_t count, Buffer& scratch) const {
+    return half_ ? scratch.Rows(count, columns_, at::kBFloat16) : memory_.narrow(0, begin, count);
+  }
+  void Done(const Tensor& block, std::int64_t begin) const {
+    if (!half_) return;
+    TransposeHalves(static_cast<const std::uint16_t*>(block.const_data_ptr()), block.size(0),
+                    columns_, static_cast<std::uint16_t*>(memory_.data_ptr()) + begin,
+                    memory_.size(1));
+  }
+  Tensor Transposed() const { return half_ ? memory_.narrow(1, 0, rows_) : memory_.t(); }
+
+ private:
+  // Rows of a multiple of 4 KB would share a few sets of the cache.
+  Tensor Room(Buffer& buffer) const {
+    return buffer.Rows(columns_, (rows_ + 63) / 64 * 64 + 32, at::kBFloat16);
+  }
+
+  std::int64_t rows_, columns_;
+  bool half_;
+  Tensor memory_;
+};
 
 // Gradients of gains that blocks of rows sum up apart, so that their sum has one order.
 class Gains {
@@ -68,7 +107,7 @@ void Decoder::State::AddWeightGradients(const std::vector<WeightGradient>& gradi
   };
   std::vector<Task> tasks;
   for (const WeightGradient& gradient : gradients) {
-    const std::int64_t out = gradient.dy.size(1);
+    const std::int64_t out = gradient.dy.size(0);
     for (std::int64_t begin = 0; begin < out; begin += kWeightRows) {
       tasks.push_back({&gradient, begin, std::min(out, begin + kWeightRows)});
     }
@@ -82,7 +121,7 @@ void Decoder::State::AddWeightGradients(const std::vector<WeightGradient>& gradi
     const auto& [gradient, begin, end] = tasks[static_cast<std::size_t>(index)];
     Tensor product = scratch[static_cast<std::size_t>(worker)].product.Rows(
         end - begin, gradient->x.size(1), gradient->x.scalar_type());
-    at::mm_out(product, gradient->dy.narrow(1, begin, end - begin).t(), gradient->x);
+    at::mm_out(product, gradient->dy.narrow(0, begin, end - begin), gradient->x);
     gradient->weight->gradient.narrow(0, begin, end - begin).add_(product);
   });
 }
@@ -111,7 +150,7 @@ SequenceScore Decoder::State::LossesAndGradient(const DecoderRows& rows, float w
                     CellsOf(normal.narrow(0, begin, count)));
   });
   gains.AddTo(0, final_norm);
-  AddWeightGradients({{d_logits, normal, &head}});
+  AddWeightGradients({{d_logits.t(), normal, &head}});
   return ScoreOf(rows, loss, best);
 }
 
@@ -126,9 +165,9 @@ void Decoder::State::BackwardAfter(DecoderLayer& layer, LayerActivations& a, std
   const Tensor middle = a.middle.Rows(after, width, at::kFloat);
   const Tensor gate_up = a.gate_up.Rows(after, 2 * hidden, dtype);
   const Tensor fed = a.fed.Rows(after, width, dtype);
-  const Tensor d_branch = backward.branch.Rows(after, width, dtype);
-  const Tensor d_gate_up = backward.gate_up.Rows(after, 2 * hidden, dtype);
-  const Tensor d_fed = backward.fed.Rows(after, width, dtype);
+  const OutputGradient d_branch(backward.branch, after, width, dtype);
+  const OutputGradient d_gate_up(backward.gate_up, after, 2 * hidden, dtype);
+  const OutputGradient d_fed(backward.fed, after, width, dtype);
   const Tensor normal = backward.after_normal.Rows(after, width, dtype);
   const Tensor h = backward.hidden.Rows(after, hidden, dtype);
   const Gains gains(backward.gains, after, width, 3);
@@ -138,27 +177,33 @@ void Decoder::State::BackwardAfter(DecoderLayer& layer, LayerActivations& a, std
     float* dx = Data(d_x) + begin * width;
     const Tensor dh = s.d_hidden.Rows(count, hidden, dtype);
     const Tensor dn = s.normal.Rows(count, width, dtype);
+    const Tensor to_fed = d_fed.Block(begin, count, s.fed);
+    const Tensor to_gates = d_gate_up.Block(begin, count, s.gate_up);
+    const Tensor to_branch = d_branch.Block(begin, count, s.branch);
     AddRmsNormBackward(CellsOf(block(fed)), a.scale[3].data() + begin,
-                       Data(layer.feed_forward_out_norm.value), dx, count, width,
-                       CellsOf(block(d_fed)), gains.Of(begin, 2));
-    LinearBackward(block(d_fed), layer.down.product, dh);
-    GatedGeluBackward(CellsOf(block(gate_up)), CellsOf(dh), count, hidden,
-                      CellsOf(block(d_gate_up)), CellsOf(block(h)));
-    LinearBackward(block(d_gate_up), layer.gate_up.product, dn);
+                       Data(layer.feed_forward_out_norm.value), dx, count, width, CellsOf(to_fed),
+                       gains.Of(begin, 2));
+    LinearBackward(to_fed, layer.down.product, dh);
+    GatedGeluBackward(CellsOf(block(gate_up)), CellsOf(dh), count, hidden, CellsOf(to_gates),
+                      CellsOf(block(h)));
+    LinearBackward(to_gates, layer.gate_up.product, dn);
     RmsNormBackward(Data(middle) + begin * width, a.scale[2].data() + begin,
                     Data(layer.feed_forward_norm.value), CellsOf(dn), count, width, dx,
                     gains.Of(begin, 1), CellsOf(block(normal)));
     AddRmsNormBackward(CellsOf(block(branch)), a.scale[1].data() + begin,
-                       Data(layer.attention_out_norm.value), dx, count, width,
-                       CellsOf(block(d_branch)), gains.Of(begin, 0));
-    LinearBackward(block(d_branch), layer.attention_out.product, block(d_attended));
+                       Data(layer.attention_out_norm.value), dx, count, width, CellsOf(to_branch),
+                       gains.Of(begin, 0));
+    LinearBackward(to_branch, layer.attention_out.product, block(d_attended));
+    d_fed.Done(to_fed, begin);
+    d_gate_up.Done(to_gates, begin);
+    d_branch.Done(to_branch, begin);
   });
   gains.AddTo(0, layer.attention_out_norm);
   gains.AddTo(1, layer.feed_forward_norm);
   gains.AddTo(2, layer.feed_forward_out_norm);
-  AddWeightGradients({{d_gate_up, normal, &layer.gate_up},
-                      {d_fed, h, &layer.down},
-                      {d_branch, attended, &layer.attention_out}});
+  AddWeightGradients({{d_gate_up.Transposed(), normal, &layer.gate_up},
+                      {d_fed.Transposed(), h, &layer.down},
+                      {d_branch.Transposed(), attended, &layer.attention_out}});
 }
 
 // The part before attention. d_x: [rows, width] already holds the gradient that passes by.
@@ -168,19 +213,22 @@ void Decoder::State::BackwardBefore(const DecoderRows& rows, DecoderLayer& layer
   const std::int64_t width = config.width;
   const Tensor x = a.x.Rows(rows.rows, width, at::kFloat);
   const Tensor normal = backward.normal.Rows(rows.rows, width, dtype);
+  const OutputGradient gradient(backward.transposed, d_projected);
   const Gains gains(backward.gains, rows.rows, width, 1);
   ForBlocks(rows.rows, [&](std::int64_t begin, std::int64_t end, Scratch& s) {
     const std::int64_t count = end - begin;
     layer.attention.Rotate(rows, begin, end, CellsOf(d_projected), -1.0F);
     const Tensor dn = s.normal.Rows(count, width, dtype);
-    LinearBackward(d_projected.narrow(0, begin, count), layer.attention.Projection().product, dn);
+    const Tensor block = d_projected.narrow(0, begin, count);
+    LinearBackward(block, layer.attention.Projection().product, dn);
+    gradient.Done(block, begin);
     RmsNormBackward(Data(x) + begin * width, a.scale[0].data() + begin,
                     Data(layer.attention_norm.value), CellsOf(dn), count, width,
                     Data(d_x) + begin * width, gains.Of(begin, 0),
                     CellsOf(normal.narrow(0, begin, count)));
   });
   gains.AddTo(0, layer.attention_norm);
-  AddWeightGradients({{d_projected, normal, &layer.attention.Projection()}});
+  AddWeightGradients({{gradient.Transposed(), normal, &layer.attention.Projection()}});
 }
 
 void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptions& options) {

@@ -248,9 +248,13 @@ void CheckDecoder(const DecoderConfig& config, const std::string& path) {
       Refuse(key + ".positions.kind",
              "\"sinusoidal\" is added to the embeddings: give it as attention.positions");
     }
-    const std::int64_t layer = change.layers.empty() ? 0 : change.layers.front();
-    const std::int64_t head = change.heads.empty() ? 0 : change.heads.front();
-    CheckHead(config, config.Head(layer, head), key);
+  }
+  if (config.overrides.empty()) return;
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    for (std::int64_t head = 0; head < config.heads; ++head) {
+      CheckHead(config, config.Head(layer, head),
+                fmt::format("{}.override (layer {}, head {})", path, layer, head));
+    }
   }
 }
 

@@ -87,13 +87,13 @@ template <class Visitor>
 void Describe(Visitor& keys, AttentionOverride& change) {
   keys.Optional("layers", change.layers, {}, "layers it changes, from 0; all unless given");
   keys.Optional("heads", change.heads, {}, "heads it changes, from 0; all unless given");
-  keys.Optional("map", change.map, IfGiven(MapCheck()), "");
-  keys.Optional("alpha", change.alpha, IfGiven(AlphaCheck()), "");
-  keys.Optional("learn_alpha", change.learn_alpha, IfGiven(LearnAlphaCheck()), "");
-  keys.Optional("length_scaling", change.length_scaling, {}, "");
-  keys.Optional("positions", change.positions, {}, "");
+  keys.Optional("map", change.map, IfGiven(MapCheck()), "scores to weights");
+  keys.Optional("alpha", change.alpha, IfGiven(AlphaCheck()), "entmax");
+  keys.Optional("learn_alpha", change.learn_alpha, IfGiven(LearnAlphaCheck()), "as in attention");
+  keys.Optional("length_scaling", change.length_scaling, {}, "all of it anew");
+  keys.Optional("positions", change.positions, {}, "all of it anew");
   keys.Optional("scale_invariant", change.scale_invariant,
-                IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")), "");
+                IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")), "0: without");
 }
 
 template <class Visitor>
@@ -103,9 +103,9 @@ void Describe(Visitor& keys, DecoderConfig& decoder) {
   };
   keys.Optional("vocabulary", decoder.vocabulary, Within<std::int64_t>(0, 1 << 24, "0 to 2^24"),
                 "tokens; the task knows");
-  keys.Optional("layers", decoder.layers, size(1024), "");
+  keys.Optional("layers", decoder.layers, size(1024), "attention and feed-forward each");
   keys.Optional("width", decoder.width, size(1 << 16), "of the residual stream");
-  keys.Optional("heads", decoder.heads, size(4096), "");
+  keys.Optional("heads", decoder.heads, size(4096), "of every layer");
   keys.Optional("head_dim", decoder.head_dim, Within<std::int64_t>(0, 512, "0 to 512"),
                 "0: width / heads");
   keys.Optional("feed_forward", decoder.feed_forward, size(1 << 20), "width of the gated layer");

@@ -285,14 +285,13 @@ void RotateImpl(lab::Cells x, std::int64_t row_stride, std::int64_t rows, std::i
 
 // What forward and backward share of one vector of heads.
 struct AdaptiveTerms {
-  VF sigmoid, softplus, tanh, power;
+  VF sigmoid, softplus, tanh, tanh_slope, power;
 };
 
 template <class Part, class T>
 HWY_INLINE AdaptiveTerms TermsOf(const Part& part, const lab::AdaptiveScale& scale, const T* beta,
                                  const T* gamma, float log_log) {
   const DF d;
-  const VF one = hn::Set(d, 1.0f);
   VF b = part.Load(beta), g = part.Load(gamma);
   if (scale.beta_bias != nullptr) b = hn::Add(b, part.Load(scale.beta_bias));
   if (scale.gamma_bias != nullptr) g = hn::Add(g, part.Load(scale.gamma_bias));
@@ -300,8 +299,10 @@ HWY_INLINE AdaptiveTerms TermsOf(const Part& part, const lab::AdaptiveScale& sca
   const VF e = ExpNonPositive(hn::Neg(hn::Abs(b)));
   t.softplus = hn::Add(hn::Max(b, hn::Zero(d)), hn::Log1p(d, e));
   t.sigmoid = Sigmoid(b);
-  // tanh g = 2 sigmoid(2g) - 1
-  t.tanh = hn::MulSub(hn::Set(d, 2.0f), Sigmoid(hn::Add(g, g)), one);
+  // With s = sigmoid(2g): tanh g = s - (1 - s), tanh' g = 4 s (1 - s), 1 - s without cancellation.
+  const VF up = Sigmoid(hn::Add(g, g)), down = Sigmoid(hn::Neg(hn::Add(g, g)));
+  t.tanh = hn::Sub(up, down);
+  t.tanh_slope = hn::Mul(hn::Set(d, 4.0f), hn::Mul(up, down));
   t.power = hn::Exp(d, hn::Mul(t.tanh, hn::Set(d, scale.range * log_log)));
   return t;
 }
@@ -336,8 +337,7 @@ void AdaptiveBackwardImpl(const lab::AdaptiveScale& scale, lab::Cells beta, lab:
         const AdaptiveTerms t = TermsOf(part, scale, b, g, log_log[r]);
         const VF gradient = hn::Mul(part.Load(dc), t.power);
         const VF to_beta = hn::Mul(gradient, t.sigmoid);
-        const VF slope = hn::Mul(hn::Set(d, scale.range * log_log[r]),
-                                 hn::NegMulAdd(t.tanh, t.tanh, hn::Set(d, 1.0f)));
+        const VF slope = hn::Mul(hn::Set(d, scale.range * log_log[r]), t.tanh_slope);
         const VF to_gamma = hn::Mul(hn::Mul(gradient, t.softplus), slope);
         part.Store(to_beta, db);
         part.Store(to_gamma, dg);
@@ -386,6 +386,60 @@ void CrossEntropyImpl(float* logits, std::int64_t rows, std::int64_t columns,
   }
 }
 
+// ---- transposition ------------------------------------------------------------------------------
+
+#if HWY_TARGET != HWY_SCALAR
+// Eight by eight: pairs of rows interleaved by numbers of 16, 32 and 64 bits.
+HWY_INLINE void TransposeEight(const Half* in, std::int64_t in_stride, Half* out,
+                               std::int64_t out_stride) {
+  const hn::Full128<Half> d;
+  const hn::Full128<std::uint32_t> d2;
+  const hn::Full128<std::uint64_t> d4;
+  hn::Vec<decltype(d2)> pairs[8];  // rows 2i and 2i + 1: columns 0-3, columns 4-7
+  for (int i = 0; i < 4; ++i) {
+    const auto a = hn::LoadU(d, in + 2 * i * in_stride);
+    const auto b = hn::LoadU(d, in + (2 * i + 1) * in_stride);
+    pairs[2 * i] = hn::BitCast(d2, hn::InterleaveLower(d, a, b));
+    pairs[2 * i + 1] = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
+  }
+  for (int half = 0; half < 2; ++half) {  // columns 4 half ... 4 half + 3
+    const auto low = [&](int i) HWY_ATTR {
+      return hn::BitCast(d4, hn::InterleaveLower(d2, pairs[4 * i + half], pairs[4 * i + 2 + half]));
+    };
+    const auto high = [&](int i) HWY_ATTR {
+      return hn::BitCast(d4, hn::InterleaveUpper(d2, pairs[4 * i + half], pairs[4 * i + 2 + half]));
+    };
+    Half* to = out + 4 * half * out_stride;
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d4, low(0), low(1))), d, to);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d4, low(0), low(1))), d, to + out_stride);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d4, high(0), high(1))), d, to + 2 * out_stride);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d4, high(0), high(1))), d, to + 3 * out_stride);
+  }
+}
+#endif
+
+void TransposeImpl(const Half* in, std::int64_t rows, std::int64_t columns, Half* out,
+                   std::int64_t out_stride) {
+  const auto one_by_one = [&](std::int64_t r_begin, std::int64_t r_end, std::int64_t c_begin,
+                              std::int64_t c_end) {
+    for (std::int64_t c = c_begin; c < c_end; ++c) {
+      for (std::int64_t r = r_begin; r < r_end; ++r) out[c * out_stride + r] = in[r * columns + c];
+    }
+  };
+#if HWY_TARGET == HWY_SCALAR
+  one_by_one(0, rows, 0, columns);
+#else
+  const std::int64_t whole_rows = rows / 8 * 8, whole_columns = columns / 8 * 8;
+  for (std::int64_t c = 0; c < whole_columns; c += 8) {
+    for (std::int64_t r = 0; r < whole_rows; r += 8) {
+      TransposeEight(in + r * columns + c, columns, out + c * out_stride + r, out_stride);
+    }
+  }
+  one_by_one(whole_rows, rows, 0, whole_columns);
+  one_by_one(0, rows, whole_columns, columns);
+#endif
+}
+
 }  // namespace tsallis::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -402,6 +456,7 @@ HWY_EXPORT(RotateImpl);
 HWY_EXPORT(AdaptiveForwardImpl);
 HWY_EXPORT(AdaptiveBackwardImpl);
 HWY_EXPORT(CrossEntropyImpl);
+HWY_EXPORT(TransposeImpl);
 
 namespace lab {
 
@@ -460,6 +515,11 @@ void AdaptiveScaleBackward(const AdaptiveScale& scale, Cells beta, Cells gamma,
 void CrossEntropy(float* logits, std::int64_t rows, std::int64_t columns, const std::int64_t* label,
                   float weight, float* loss, std::int64_t* best) {
   HWY_DYNAMIC_DISPATCH(CrossEntropyImpl)(logits, rows, columns, label, weight, loss, best);
+}
+
+void TransposeHalves(const std::uint16_t* in, std::int64_t rows, std::int64_t columns,
+                     std::uint16_t* out, std::int64_t out_stride) {
+  HWY_DYNAMIC_DISPATCH(TransposeImpl)(in, rows, columns, out, out_stride);
 }
 
 }  // namespace lab

@@ -81,4 +81,9 @@ void AdaptiveScaleBackward(const AdaptiveScale& scale, Cells beta, Cells gamma,
 void CrossEntropy(float* logits, std::int64_t rows, std::int64_t columns, const std::int64_t* label,
                   float weight, float* loss, std::int64_t* best);
 
+// out[c, r] = in[r, c], numbers of 16 bits. in: [rows, columns]; out: columns rows of out_stride
+// numbers.
+void TransposeHalves(const std::uint16_t* in, std::int64_t rows, std::int64_t columns,
+                     std::uint16_t* out, std::int64_t out_stride);
+
 }  // namespace tsallis::lab

@@ -21,11 +21,11 @@ inline constexpr std::int64_t kRowBlock = 512;
 // step costs more than many an operation (docs/log.md).
 class Buffer {
  public:
-  // The first `rows` rows, contents undefined.
+  // [rows, columns], contents undefined; what was taken before is gone.
   at::Tensor Rows(std::int64_t rows, std::int64_t columns, at::ScalarType dtype);
 
  private:
-  at::Tensor memory_;
+  at::Tensor memory_;  // [numbers]
 };
 
 // A batch as the passes take it.
@@ -89,7 +89,7 @@ struct Decoder::State {
                      const at::Tensor& d_attended);
   void BackwardBefore(const DecoderRows& rows, DecoderLayer& layer, LayerActivations& a,
                       const at::Tensor& d_x, const at::Tensor& d_projected);
-  // Adds dy^T x to the gradient of each. dy: [rows, out]; x: [rows, in].
+  // Adds dy x to the gradient of each. dy: [out, rows]; x: [rows, in].
   struct WeightGradient {
     at::Tensor dy, x;
     const Parameter* weight;
@@ -112,7 +112,7 @@ struct Decoder::State {
   // inputs and hidden layer, made again.
   struct {
     Buffer final_x, logits, final_normal;
-    Buffer x, projected, attended, selected, branch, gate_up, fed;
+    Buffer x, projected, transposed, attended, selected, branch, gate_up, fed;
     Buffer normal, after_normal, hidden;
     Buffer gains;  // partial gradients of the norms, of every block
   } backward;

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -267,7 +268,22 @@ struct Variant {
   const char* json;  // of DecoderConfig::attention, and overrides
 };
 
-class EveryVariant : public testing::TestWithParam<Variant> {};
+// Thousands of tiny operations: faster on one thread.
+class OneThread {
+ public:
+  OneThread() { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_ = at::get_num_threads();
+};
+
+class EveryVariant : public testing::TestWithParam<Variant> {
+ private:
+  OneThread one_thread_;
+};
 
 DecoderConfig ConfigOf(const Variant& variant) {
   nlohmann::ordered_json json = ToJson(Tiny());
@@ -328,6 +344,196 @@ constexpr Variant kVariants[] = {
 
 INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariant, testing::ValuesIn(kVariants),
                          [](const auto& variant) { return std::string(variant.param.name); });
+
+DecoderConfig Asentmax(const std::string& compute = "float32") {
+  DecoderConfig config = Tiny();
+  config.compute = compute;
+  config.attention.map = "entmax";
+  config.attention.length_scaling.kind = "adaptive";
+  config.attention.positions.kind = "nape";
+  return config;
+}
+
+TEST(Decoder, HasAsManyParametersAsThePapersModels) {
+  const auto count = [](std::int64_t vocabulary, std::int64_t layers, std::int64_t width,
+                        std::int64_t heads, std::int64_t feed_forward) {
+    DecoderConfig config;
+    config.vocabulary = vocabulary;
+    config.layers = layers;
+    config.width = width;
+    config.heads = heads;
+    config.feed_forward = feed_forward;
+    const std::int64_t layer = 4 * width + 4 * width * width + 3 * width * feed_forward;
+    const std::int64_t expected = 2 * vocabulary * width + width + layers * layer;
+    EXPECT_EQ(Decoder(config, 1).ParameterCount(), expected);
+    return static_cast<double>(expected) / 1e6;
+  };
+  EXPECT_NEAR(count(37, 2, 256, 16, 1024), 2.1, 0.05);    // copy
+  EXPECT_NEAR(count(37, 2, 256, 8, 1024), 2.1, 0.05);     // sort
+  EXPECT_NEAR(count(37, 6, 256, 8, 1024), 6.3, 0.05);     // reverse
+  EXPECT_NEAR(count(265, 4, 512, 16, 1024), 10.8, 0.05);  // MQMTAR
+}
+
+TEST(Decoder, StartsFromItsSeedAloneWhateverTheVariant) {
+  const OneThread one_thread;
+  const Decoder a(Tiny(), 3), again(Tiny(), 3), other(Tiny(), 4), variant(Asentmax(), 3);
+  EXPECT_TRUE(at::equal(a.FlatParameters(), again.FlatParameters()));
+  EXPECT_FALSE(at::equal(a.FlatParameters(), other.FlatParameters()));
+  const std::map<std::string, Tensor> named(variant.Parameters().begin(),
+                                            variant.Parameters().end());
+  for (const auto& [name, value] : a.Parameters()) EXPECT_TRUE(at::equal(value, named.at(name)));
+  const Tensor weight = named.at("layers.1.feed_forward.gate.weight");
+  EXPECT_NEAR(weight.std().item<double>(), 0.02, 0.001);
+  EXPECT_NEAR(weight.mean().item<double>(), 0.0, 0.002);
+  EXPECT_EQ(named.at("layers.0.attention.norm.weight").abs().max().item<float>(), 0.0F);
+}
+
+// Large enough that work is split, in both dtypes, dense and packed.
+TEST(Decoder, SameBitsWhateverTheNumberOfThreads) {
+  const int before = at::get_num_threads();
+  for (const char* compute : {"float32", "bfloat16"}) {
+    for (const bool ragged : {false, true}) {
+      std::vector<Tensor> gradients, logits;
+      std::vector<double> losses;
+      for (const int threads : {1, 2, 5}) {
+        at::set_num_threads(threads);
+        DecoderConfig config = Asentmax(compute);
+        config.vocabulary = 37;
+        config.width = 96;
+        config.head_dim = 24;
+        config.feed_forward = 640;
+        Decoder model(config, 5);
+        const TokenBatch batch = Draw(24, 48, 37, ragged);
+        losses.push_back(model.LossAndGradient(batch).loss);
+        gradients.push_back(model.FlatGradients().clone());
+        logits.push_back(model.Forward(batch).clone());
+        EXPECT_EQ(at::get_num_threads(), threads);
+      }
+      for (std::size_t i = 1; i < losses.size(); ++i) {
+        EXPECT_EQ(losses[i], losses[0]) << compute;
+        EXPECT_TRUE(at::equal(gradients[i], gradients[0])) << compute;
+        EXPECT_TRUE(at::equal(logits[i], logits[0])) << compute;
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
+TEST(Decoder, Bfloat16IsCloseToFloat32) {
+  const OneThread one_thread;
+  for (const bool ragged : {false, true}) {
+    Decoder exact(Asentmax(), 5), rounded(Asentmax("bfloat16"), 5);
+    const TokenBatch batch = Draw(16, 24, 11, ragged);
+    const SequenceScore a = exact.LossAndGradient(batch), b = rounded.LossAndGradient(batch);
+    EXPECT_NEAR(a.loss, b.loss, 0.01 * a.loss);
+    EXPECT_NE(a.loss, b.loss);
+    // Direction and size of the whole gradient.
+    const Tensor g = exact.FlatGradients(), h = rounded.FlatGradients();
+    EXPECT_LT((g - h).norm().item<double>(), 0.04 * g.norm().item<double>());
+  }
+}
+
+TEST(Decoder, TeacherForcedExactMatchIsGreedyGeneration) {
+  const OneThread one_thread;
+  DecoderConfig config = Asentmax();
+  config.vocabulary = 4;
+  Decoder model(config, 6);
+  Shake(model);
+  constexpr std::int64_t kSource = 5, kTarget = 3, kBatch = 256;
+  TokenBatch batch = Draw(kBatch, kSource + kTarget, 4, false);
+  // Half of the targets are what the model generates, the others random.
+  for (std::int64_t b = 0; b < kBatch; b += 2) {
+    for (std::int64_t i = kSource; i < kSource + kTarget; ++i) {
+      const Tensor prompt = batch.tokens[b].narrow(0, 0, i).unsqueeze(0);
+      batch.tokens[b][i] = model.Forward({prompt, {}, {}})[i - 1].argmax();
+    }
+  }
+  const Tensor target = batch.tokens.narrow(1, kSource, kTarget);
+  TokenBatch forced{batch.tokens.narrow(1, 0, kSource + kTarget - 1).contiguous(),
+                    at::full({kBatch, kSource + kTarget - 1}, kNotScored, at::kLong),
+                    {}};
+  forced.labels.narrow(1, kSource - 1, kTarget).copy_(target);
+  const SequenceScore score = model.Evaluate(forced);
+  std::int64_t exact = 0;
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    bool same = true;
+    Tensor prompt = batch.tokens[b].narrow(0, 0, kSource);
+    for (std::int64_t i = 0; i < kTarget && same; ++i) {
+      const Tensor next = model.Forward({prompt.unsqueeze(0), {}, {}})[kSource + i - 1].argmax();
+      same = next.item<std::int64_t>() == target[b][i].item<std::int64_t>();
+      prompt = at::cat({prompt, next.unsqueeze(0)});
+    }
+    EXPECT_EQ(score.is_exact[static_cast<std::size_t>(b)], same) << b;
+    exact += same ? 1 : 0;
+  }
+  EXPECT_EQ(score.exact, exact);
+  EXPECT_GE(exact, kBatch / 2);
+  EXPECT_LT(exact, kBatch);
+}
+
+TEST(Decoder, BatchesAccumulateAndGradientsAreReportedFromTheBack) {
+  const OneThread one_thread;
+  Decoder model(Asentmax(), 5);
+  Shake(model);
+  const TokenBatch whole = Draw(8, 12, 11, true);
+  model.LossAndGradient(whole);
+  const Tensor expected = model.FlatGradients().clone();
+  const std::int64_t scored = (whole.labels != kNotScored).sum().item<std::int64_t>();
+  std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
+  for (const std::int64_t half : {0, 1}) {
+    const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, 4 * half, 4); };
+    GradientOptions options{.denominator = scored, .accumulate = half == 1, .ready = {}};
+    options.ready = [&](std::int64_t begin, std::int64_t end) { ranges.emplace_back(begin, end); };
+    ranges.clear();
+    model.LossAndGradient({part(whole.tokens), part(whole.labels), part(whole.lengths)}, options);
+  }
+  EXPECT_LT((model.FlatGradients() - expected).norm().item<double>(),
+            1e-5 * expected.norm().item<double>());
+  ASSERT_EQ(ranges.size(), 4U);  // head and norm, two layers, embedding
+  EXPECT_EQ(ranges.front().second, expected.numel());
+  for (std::size_t i = 1; i < ranges.size(); ++i) EXPECT_EQ(ranges[i].second, ranges[i - 1].first);
+  EXPECT_EQ(ranges.back().first, 0);
+}
+
+TEST(Decoder, WithoutAScoredPositionThereIsNothingToLearn) {
+  const OneThread one_thread;
+  Decoder model(Asentmax(), 5);
+  TokenBatch batch = Draw(3, 8, 11, false);
+  batch.labels.fill_(kNotScored);
+  const SequenceScore score = model.LossAndGradient(batch);
+  EXPECT_EQ(score.Mean(), 0.0);
+  EXPECT_EQ(model.FlatGradients().abs().max().item<float>(), 0.0F);
+}
+
+TEST(Decoder, RefusesWhatIsNoBatch) {
+  Decoder model(Tiny(), 5);
+  const TokenBatch fine = Draw(3, 8, 11, false);
+  const auto error_of = [&](TokenBatch batch) -> std::string {
+    try {
+      model.Evaluate(batch);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  TokenBatch batch = fine;
+  batch.tokens = fine.tokens.clone();
+  batch.tokens[1][2] = 11;
+  EXPECT_EQ(error_of(batch), "tokens: expected 0 to 10, got 11");
+  batch = fine;
+  batch.labels = fine.labels.clone();
+  batch.labels[0][7] = -1;
+  EXPECT_EQ(error_of(batch), "labels: expected 0 to 10, or -100, got -1");
+  batch = fine;
+  batch.labels = fine.labels.narrow(1, 0, 7);
+  EXPECT_NE(error_of(batch).find("labels: expected int64 [batch, n]"), std::string::npos);
+  batch = fine;
+  batch.lengths = at::tensor({8, 9, 8}, at::kLong);
+  EXPECT_EQ(error_of(batch), "lengths: expected 1 to 8, got 9");
+  DecoderConfig bad = Tiny();
+  bad.vocabulary = 0;
+  EXPECT_THROW(Decoder(bad, 1), UsageError);
+}
 
 }  // namespace
 }  // namespace tsallis::lab
