@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "lab/denormals.h"
 #include "lab/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/load_model.h"
@@ -55,6 +56,7 @@ class EvalCommand : public Command {
       throw lab::UsageError("settings need the --task that they are for");
     }
     if (threads_) at::set_num_threads(*threads_);
+    lab::FlushDenormals();  // as where it was trained
     lab::LoadedModel loaded = lab::LoadModel(path_);
     if (!task_.empty()) {
       loaded.task = lab::MakeSequenceTask(task_, settings_);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "lab/denormals.h"
 #include "lab/errors.h"
 #include "lab/train/optimizer.h"
 
@@ -167,6 +168,7 @@ nlohmann::ordered_json ToJson(const TrainConfig& train) {
 
 void Train(Trainable& model, const TrainingPlan& plan,
            const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop) {
+  FlushDenormals();  // weights that L2 has shrunk to nothing make denormal moments
   const TrainConfig& train = plan.train;
   Run run(model, plan);
   run.Folder().Claim(plan.settings);
@@ -185,9 +187,6 @@ void Train(Trainable& model, const TrainingPlan& plan,
   if (run.step > 0) status.note = fmt::format("resumed at {}", run.step);
   report(status);
 
-  // Weights that L2 has shrunk to nothing make denormal moments, and denormals are a hundred times
-  // slower.
-  at::globalContext().setFlushDenormal(true);
   const auto start = Clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   auto reported = start;
