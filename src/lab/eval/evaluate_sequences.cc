@@ -44,20 +44,28 @@ void SaveSequenceScores(const std::filesystem::path& path,
   WriteFileAtomically(path, rows.dump() + "\n");
 }
 
-std::optional<std::vector<SequenceLengthScore>> LoadSequenceScores(
-    const std::filesystem::path& path, const std::vector<std::int64_t>& lengths,
-    std::int64_t samples) {
+std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path& path) {
   std::ifstream in(path);
-  if (!in) return std::nullopt;
+  if (!in) return {};
   const nlohmann::json rows = nlohmann::json::parse(in, nullptr, false);
-  if (!rows.is_array() || rows.size() != lengths.size()) return std::nullopt;
   std::vector<SequenceLengthScore> scores;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const nlohmann::json& row = rows[i];
-    scores.push_back({row.at("n"), row.at("samples"), row.at("hits"), row.at("asked")});
-    if (scores.back().n != lengths[i] || scores.back().samples != samples) return std::nullopt;
+  if (!rows.is_array()) return scores;
+  for (const nlohmann::json& row : rows) {
+    if (!row.is_object()) return {};
+    scores.push_back({.n = row.value("n", std::int64_t{0}),
+                      .samples = row.value("samples", std::int64_t{0}),
+                      .hits = row.value("hits", std::int64_t{0}),
+                      .asked = row.value("asked", std::int64_t{0})});
   }
   return scores;
+}
+
+std::optional<SequenceLengthScore> FindScore(const std::vector<SequenceLengthScore>& scores,
+                                             std::int64_t n, std::int64_t samples) {
+  for (const SequenceLengthScore& score : scores) {
+    if (score.n == n && score.samples == samples) return score;
+  }
+  return std::nullopt;
 }
 
 }  // namespace tsallis::lab

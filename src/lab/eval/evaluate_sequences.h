@@ -32,12 +32,14 @@ SequenceLengthScore EvaluateLength(Decoder& model, const SequenceTask& task, Spl
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop);
 
-// A finished evaluation on disk. Loading gives nothing if there is none for exactly these lengths
-// and samples.
+// What has been evaluated, on disk. Loading gives nothing if there is no such file, or if it is not
+// one of scores.
 void SaveSequenceScores(const std::filesystem::path& path,
                         const std::vector<SequenceLengthScore>& scores);
-std::optional<std::vector<SequenceLengthScore>> LoadSequenceScores(
-    const std::filesystem::path& path, const std::vector<std::int64_t>& lengths,
-    std::int64_t samples);
+std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path& path);
+
+// The score at a length, if it is of that many samples.
+std::optional<SequenceLengthScore> FindScore(const std::vector<SequenceLengthScore>& scores,
+                                             std::int64_t n, std::int64_t samples);
 
 }  // namespace tsallis::lab

@@ -40,14 +40,15 @@ fs::path ScoresPath(const Job& job, const MethodConfig& method) {
 
 std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskConfig& task) {
   if (!task.sequence) return LoadScores(path, task);
-  const auto loaded = LoadSequenceScores(path, task.eval_lengths, task.eval_samples);
-  if (!loaded) return std::nullopt;
+  const std::vector<SequenceLengthScore> all = LoadSequenceScores(path);
   std::vector<LengthScore> scores;
-  for (const SequenceLengthScore& score : *loaded) {
+  for (const std::int64_t n : task.eval_lengths) {
+    const auto score = FindScore(all, n, task.eval_samples);
+    if (!score) return std::nullopt;
     LengthScore& one = scores.emplace_back();
-    one.n = score.n;
-    one.sets = score.asked;
-    one.hits = score.hits;
+    one.n = n;
+    one.sets = score->asked;
+    one.hits = score->hits;
   }
   return scores;
 }
@@ -81,12 +82,15 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   TrainSequences(training, model, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
-  std::vector<SequenceLengthScore> scores;
+  // Long lengths take long: each is kept as soon as it is there.
+  const fs::path path = ScoresPath(job, *job.trains);
+  std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
   for (const std::int64_t n : task.eval_lengths) {
+    if (FindScore(scores, n, task.eval_samples)) continue;
     scores.push_back(
         EvaluateLength(model, *task.sequence, Split::kTest, n, task.eval_samples, stop));
+    SaveSequenceScores(path, scores);
   }
-  SaveSequenceScores(ScoresPath(job, *job.trains), scores);
 }
 
 void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, const Report& report,

@@ -396,9 +396,17 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
   EXPECT_TRUE(fs::exists(method / "lr-1e-09" / "seed-2" / "model.safetensors"));
   EXPECT_FALSE(fs::exists(method / "lr-1e-09" / "seed-2" / "eval-softmax.json"));
+  // A length that was evaluated is kept, whatever others are asked for later.
+  const fs::path scores = method / "lr-0.003" / "seed-2" / "eval-softmax.json";
+  std::vector<SequenceLengthScore> rows = LoadSequenceScores(scores);
+  rows.back().hits = rows.back().asked;
+  SaveSequenceScores(scores, {rows.back()});
   options.resume = true;
+  recipe.task.eval_lengths = {3, 4, 5};
   const StudyResults again = Reproduce(recipe, options, never);
+  ASSERT_EQ(again.rows.size(), 3U);
   EXPECT_EQ(again.rows[0].accuracy_mean, results.rows[0].accuracy_mean);
+  EXPECT_EQ(again.rows[2].accuracy_best, 100.0);
 }
 
 }  // namespace
