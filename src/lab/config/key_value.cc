@@ -1,5 +1,7 @@
 #include "lab/config/key_value.h"
 
+#include <fmt/format.h>
+
 #include "lab/errors.h"
 
 namespace tsallis::lab {
@@ -36,7 +38,7 @@ void SetKeyValue(toml::table& root, const std::string& setting) {
     const std::string name = key.substr(begin, dot - begin);
     if (!table->contains(name)) table->insert(name, toml::table{});
     table = table->get(name)->as_table();
-    if (table == nullptr) throw UsageError("\"" + key + "\": \"" + name + "\" is not a table");
+    if (table == nullptr) throw UsageError(fmt::format("\"{}\": \"{}\" is not a table", key, name));
     begin = dot + 1;
   }
   table->insert_or_assign(key.substr(begin), *parsed.get("v"));
