@@ -13,7 +13,7 @@
 #include <filesystem>
 
 #include "lab/config/recipe.h"
-#include "lab/train/trainer.h"
+#include "lab/train/set_training.h"
 
 int main(int argc, char** argv) {
   using namespace tsallis::lab;
@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
     const std::atomic<bool> stop{false};
     const auto start = std::chrono::steady_clock::now();
     JobStatus last;
-    Train(
+    TrainSet(
         {&recipe, &method, 1, steps, std::filesystem::path(folder) / "job"},
         [&](const JobStatus& now) { last = now; }, stop);
     const double seconds =

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["reproduce", "report", "list", "info"]
+COMMANDS = ["reproduce", "train", "eval", "report", "task", "list", "info"]
 
 # A recipe that trains in seconds.
 TINY = """
@@ -65,6 +65,55 @@ seeds = 1
 [scale.endless]
 steps = 100_000_000
 seeds = 1
+"""
+
+
+# Sequences, with all that a run of them keeps.
+TINY_SEQUENCES = """
+[study]
+name = "tiny-copy"
+title = "A tiny study of sequences"
+
+[task]
+name = "copy"
+symbols = 2
+train_length = [1, 3]
+eval_lengths = [2, 3]
+eval_samples = 50
+
+[model]
+name = "decoder"
+layers = 1
+width = 16
+heads = 2
+feed_forward = 16
+attention = { positions = { kind = "nape" } }
+
+[train]
+optimizer = "adamw"
+lr = 3e-3
+clip = 1.0
+schedule = "cosine"
+warmup = 10
+batch = 8
+log_every = 10
+checkpoint_every = 40
+validate_every = 50
+best_length = 3
+validate_samples = 20
+
+[[method]]
+name = "softmax"
+
+[[method]]
+name = "asentmax"
+attention = { map = "entmax", length_scaling = { kind = "adaptive" } }
+
+[scale.quick]
+steps = 60
+
+[scale.long]
+steps = 600
 """
 
 
@@ -135,6 +184,12 @@ def test_version():
         (["reproduce", "max-retrieval", "--seeds", "0"], "--seeds"),
         (["reproduce", "max-retrieval", "--seeds", "many"], "--seeds"),
         (["reproduce", "max-retrieval", "--threads", "2"], 'unknown option "--threads"'),
+        (["task", "srot"], 'unknown sequence task "srot"; did you mean "sort"?'),
+        (["task", "sort", "--length", "0"], "length: expected 1 to"),
+        (["task", "sort", "symbol=3"], 'symbol: unknown key; did you mean "symbols"?'),
+        (["train", "copy", "train.lrr=1"], 'train.lrr: unknown key; did you mean "lr"?'),
+        (["train", "copy", "--method", "sofmax"], 'did you mean "softmax"?'),
+        (["eval", "no-such-folder", "--lengths", "8"], "no-such-folder: no such file or folder"),
         (["report", "no-such-folder"], 'no results.json in "no-such-folder"'),
     ],
 )
@@ -167,10 +222,10 @@ def test_a_mistake_in_a_recipe_is_named_with_its_line(tiny, line, instead, says)
 def test_an_unknown_key_in_a_copy_of_the_committed_recipe(tmp_path):
     copy = tmp_path / "copy.toml"
     shutil.copy(ROOT / "experiments" / "max-retrieval.toml", copy)
-    copy.write_text(copy.read_text().replace("[train]", "[train]\nwarmup = 10", 1))
+    copy.write_text(copy.read_text().replace("[train]", "[train]\nmomentum = 0.9", 1))
     done = run("reproduce", copy, cwd=tmp_path)
     assert done.returncode == 2
-    assert "train.warmup: unknown key" in done.stderr
+    assert "train.momentum: unknown key" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["list", "info"])
@@ -331,3 +386,110 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tiny):
     assert killed == kept("whole")
     assert "softmax/seed-1/model.safetensors" in killed
     assert "asentmax-3/seed-1/eval-asentmax-3.json" in killed
+
+
+def run_files(folder: Path) -> dict[str, bytes]:
+    """All files of a run's folder; seconds are measured anew and left out."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        if path.name == "metrics.jsonl":
+            content = re.sub(rb', "seconds": [0-9.]+', b"", content)
+        files[str(path.relative_to(folder))] = content
+    return files
+
+
+def test_training_on_sequences_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    command = ["train", "r.toml", "--scale", "long", "--method", "asentmax", "--quiet", "--resume"]
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+
+    def lines() -> int:
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    moments = random.Random(11)
+    for lines_wanted in (1, 7, 20, 33, 51):  # of 72
+        process = subprocess.Popen(
+            [str(program()), *command, "--folder", "killed", "--threads", "1"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        while lines() < lines_wanted and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0.0, 0.02))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    for folder in ("killed", "whole"):
+        done = run(*command, "--folder", folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    whole = run_files(tmp_path / "whole")
+    assert run_files(tmp_path / "killed") == whole
+    assert set(whole) == {
+        "best/model.safetensors",
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+    }
+
+
+def test_train_eval_and_reproduce_on_sequences(tmp_path):
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    trained = run("train", "r.toml", "--json", "train.lr=1e-2", "--quiet", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    document = json.loads(trained.stdout)
+    assert document["folder"] == "runs/tiny-copy/quick/softmax/seed-1"
+    assert document["weights"].endswith("best/model.safetensors")
+    config = json.loads((tmp_path / document["folder"] / "config.json").read_text())
+    assert config["train"]["lr"] == 0.01
+    assert config["task"] == {"name": "copy", "train_length": [1, 3], "symbols": 2}
+    again = run("train", "r.toml", "--quiet", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+    other = run("train", "r.toml", "--resume", "--quiet", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "other settings (train was" in other.stderr
+
+    command = ["eval", document["folder"], "--lengths", "1,3", "--samples", "40"]
+    shown = run(*command, "--json", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    rows = json.loads(shown.stdout)["rows"]
+    assert [row["n"] for row in rows] == [1, 3]
+    assert all(row["asked"] == 40 for row in rows)
+    assert f"{rows[0]['hits']} of 40" in run(*command, cwd=tmp_path).stdout
+    mismatch = run(*command, "--task", "sort", cwd=tmp_path)
+    assert mismatch.returncode == 2
+    assert "expected a task of the model's 7 tokens, it has 37" in mismatch.stderr
+    assert run(*command, "--task", "sort", "symbols=2", cwd=tmp_path).returncode == 0
+
+    study = run("reproduce", "r.toml", "--runs", "study", "--json", "--quiet", cwd=tmp_path)
+    assert study.returncode == 0, study.stderr
+    results = json.loads(study.stdout)
+    assert [(row["method"], row["n"]) for row in results["rows"]] == [
+        ("softmax", 2),
+        ("softmax", 3),
+        ("asentmax", 2),
+        ("asentmax", 3),
+    ]
+    assert (tmp_path / "study" / "tiny-copy" / "quick" / "report" / "report.html").exists()
+
+
+def test_task_shows_and_exports_the_same_samples(tmp_path):
+    arguments = ["task", "sort", "symbols=5", "--length", "6", "--samples", "4"]
+    document = json.loads(run(*arguments, "--json").stdout)
+    assert document["vocabulary"] == 10
+    assert run(*arguments, "--export", "s.tsv", cwd=tmp_path).returncode == 0
+    lines = (tmp_path / "s.tsv").read_text().splitlines()
+    assert len(lines) == len(document["samples"]) == 4
+    for line, sample in zip(lines, document["samples"], strict=True):
+        source, target = ([int(word) for word in side.split()] for side in line.split("\t"))
+        assert target == sorted(source)
+        assert sample["tokens"] == [6, *source, 9, *target]
+        assert [label for label in sample["labels"] if label != -100] == [*target, 7]
+    text = run(*arguments).stdout
+    assert text.count("reads <bos> ") == text.count("<eos>") == 4
+    unwritable = run(*arguments, "--export", "no-folder/s.tsv", cwd=tmp_path)
+    assert unwritable.returncode == 1
+    assert "no-folder/s.tsv: cannot be written" in unwritable.stderr

@@ -5,7 +5,10 @@ namespace tsallis::cli {
 std::vector<std::unique_ptr<Command>> AllCommands() {
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(MakeReproduce());
+  commands.push_back(MakeTrain());
+  commands.push_back(MakeEval());
   commands.push_back(MakeReport());
+  commands.push_back(MakeTask());
   commands.push_back(MakeList());
   commands.push_back(MakeInfo());
   return commands;

@@ -5,9 +5,12 @@
 
 namespace tsallis::cli {
 
+std::unique_ptr<Command> MakeEval();
 std::unique_ptr<Command> MakeInfo();
 std::unique_ptr<Command> MakeList();
 std::unique_ptr<Command> MakeReport();
 std::unique_ptr<Command> MakeReproduce();
+std::unique_ptr<Command> MakeTask();
+std::unique_ptr<Command> MakeTrain();
 
 }  // namespace tsallis::cli

@@ -66,8 +66,8 @@ class ReproduceCommand : public Command {
     // of the others.
     std::vector<lab::Recipe> recipes;
     for (const std::string& name : names_) recipes.push_back(lab::FindRecipe(name));
-    for (const lab::Recipe& recipe : recipes) {
-      recipe.Scale(options_.scale);
+    for (lab::Recipe& recipe : recipes) {
+      recipe = lab::AtScale(recipe, options_.scale);
       for (const std::string& method : options_.methods) recipe.Method(method);
     }
     options_.command = invocation.line;

@@ -39,7 +39,8 @@ inline Recipe SmallRecipe() {
   recipe.task.eval_items = 4096;
   recipe.task.eval_sets_min = 16;
   recipe.task.eval_sets_max = 64;
-  recipe.model = {"set-attention", 32};
+  recipe.model.name = "set-attention";
+  recipe.model.width = 32;
   recipe.train.batch = 16;
   recipe.train.log_every = 10;
   recipe.train.checkpoint_every = 20;

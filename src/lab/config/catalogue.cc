@@ -1,16 +1,25 @@
 #include "lab/config/catalogue.h"
 
+#include "lab/tasks/sequence_tasks.h"
+
 namespace tsallis::lab {
 
 const std::vector<CatalogueEntry>& Tasks() {
-  static const std::vector<CatalogueEntry> entries = {
-      {"max-retrieval", "class of the item with the largest priority in a set of n"}};
+  static const std::vector<CatalogueEntry> entries = [] {
+    std::vector<CatalogueEntry> all = {
+        {"max-retrieval", "class of the item with the largest priority in a set of n"}};
+    for (const SequenceTaskEntry& task : SequenceTasks()) {
+      all.push_back({task.name, task.description});
+    }
+    return all;
+  }();
   return entries;
 }
 
 const std::vector<CatalogueEntry>& Models() {
   static const std::vector<CatalogueEntry> entries = {
-      {"set-attention", "two-layer GeLU MLPs around one attention head"}};
+      {"set-attention", "two-layer GeLU MLPs around one attention head"},
+      {"decoder", "Gemma-2-like decoder, for the sequence tasks"}};
   return entries;
 }
 
@@ -31,7 +40,8 @@ const std::vector<CatalogueEntry>& LengthScalings() {
 }
 
 const std::vector<CatalogueEntry>& Optimizers() {
-  static const std::vector<CatalogueEntry> entries = {{"adam", "Adam, L2 added to the gradient"}};
+  static const std::vector<CatalogueEntry> entries = {{"adam", "Adam, L2 added to the gradient"},
+                                                      {"adamw", "Adam, decoupled weight decay"}};
   return entries;
 }
 

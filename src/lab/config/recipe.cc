@@ -3,32 +3,25 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "lab/config/catalogue.h"
+#include "lab/config/key_value.h"
+#include "lab/config/recipe_checks.h"
 #include "lab/config/suggest.h"
 #include "lab/config/toml_reader.h"
+#include "lab/nn/decoder_describe.h"
 #include "lab/paths.h"
+#include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
 
 namespace {
 
 // ---- what a key may hold ------------------------------------------------------------------------
-
-// Names become folders (runs/<study>/<scale>/<method>) and words of a comma-separated list.
-bool IsName(const std::string& name) {
-  if (name.empty() || name.front() == '.' || name.front() == '-') return false;
-  return std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
-  });
-}
-
-constexpr const char* kNameExpected =
-    "a name of letters, digits, '.', '-' and '_' that begins with a letter or digit";
-
-std::string CheckName(const std::string& name) { return IsName(name) ? "" : kNameExpected; }
 
 std::string CheckLengths(const std::vector<std::int64_t>& lengths) {
   constexpr const char* kExpected = "lengths > 0, each larger than the one before, at least one";
@@ -45,6 +38,12 @@ std::string CheckPercentages(const std::vector<double>& values) {
   const bool fine = std::all_of(values.begin(), values.end(),
                                 [](double value) { return value >= 0.0 && value <= 100.0; });
   return fine ? "" : "accuracies in % (0 to 100)";
+}
+
+std::string CheckRates(const std::vector<double>& rates) {
+  const std::set<double> distinct(rates.begin(), rates.end());
+  const bool fine = !rates.empty() && distinct.size() == rates.size() && *distinct.begin() > 0.0;
+  return fine ? "" : "different learning rates > 0";
 }
 
 // train_length = [min, max]: one key, two fields.
@@ -105,12 +104,13 @@ void Describe(TableReader& table, LengthScaling& scaling) {
 void Describe(TableReader& table, MethodConfig& method) {
   table.Required("name", method.name, CheckName);
   table.Optional("label", method.label);
-  table.Required("map", method.map, OneOf(Names(Maps())));
+  table.Optional("map", method.map, OneOf(Names(Maps())));
   // From 64 on the papers' own figures fall; far above, 1/(alpha - 1) leaves float32 nothing to
   // work with.
   table.Optional("alpha", method.alpha, Within(1.0, 1e4, "1 <= alpha <= 10000"));
   table.Optional("theta", method.theta, IfGiven(Positive<double>()));
   table.Optional("length_scaling", method.length_scaling);
+  table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);
   table.Optional("paper", method.paper, CheckPercentages);
 }
@@ -118,6 +118,15 @@ void Describe(TableReader& table, MethodConfig& method) {
 void Describe(TableReader& table, TaskConfig& task) {
   table.Required("name", task.name, OneOf(Names(Tasks())));
   table.Optional("train_length", LengthRange{task.train_length_min, task.train_length_max});
+  if (const SequenceTaskEntry* entry = FindSequenceTask(task.name)) {
+    table.Required("eval_lengths", task.eval_lengths, CheckLengths);
+    table.Optional("eval_samples", task.eval_samples, Positive<std::int64_t>());
+    const std::size_t shared = table.Scalars().size();
+    task.sequence = entry->make(table);
+    task.settings.assign(table.Scalars().begin() + static_cast<std::ptrdiff_t>(shared),
+                         table.Scalars().end());
+    return;
+  }
   table.Optional("classes", task.classes,
                  Within<std::int64_t>(2, 1 << 20, "at least two classes (and at most 2^20)"));
   table.Required("eval_lengths", task.eval_lengths, CheckLengths);
@@ -128,7 +137,11 @@ void Describe(TableReader& table, TaskConfig& task) {
 
 void Describe(TableReader& table, ModelConfig& model) {
   table.Required("name", model.name, OneOf(Names(Models())));
-  table.Optional("width", model.width, Positive<std::int64_t>());
+  if (model.name == "decoder") {
+    Describe<TableReader>(table, model.decoder);
+  } else {
+    table.Optional("width", model.width, Positive<std::int64_t>());
+  }
 }
 
 void Describe(TableReader& table, TrainConfig& train) {
@@ -137,13 +150,23 @@ void Describe(TableReader& table, TrainConfig& train) {
   };
   table.Optional("optimizer", train.optimizer, OneOf(Names(Optimizers())));
   table.Optional("lr", train.lr, Positive<double>());
+  table.Optional("lr_grid", train.lr_grid, CheckRates);
   table.Optional("l2", train.l2, Within(0.0, 1e6, "a value >= 0"));
+  table.Optional("weight_decay", train.weight_decay, Within(0.0, 1e6, "a value >= 0"));
+  table.Optional("clip", train.clip, Within(0.0, 1e12, "a norm > 0, or 0 for any"));
+  table.Optional("schedule", train.schedule, OneOf({"constant", "cosine"}));
+  table.Optional("warmup", train.warmup, Within<std::int64_t>(0, 1LL << 40, "steps >= 0"));
   table.Optional("beta1", train.beta1, decay);
   table.Optional("beta2", train.beta2, decay);
   table.Optional("epsilon", train.epsilon, Positive<double>());
   table.Optional("batch", train.batch, Positive<std::int64_t>());
+  table.Optional("accumulate", train.accumulate, Positive<std::int64_t>());
   table.Optional("log_every", train.log_every, Positive<std::int64_t>());
   table.Optional("checkpoint_every", train.checkpoint_every, Positive<std::int64_t>());
+  table.Optional("validate_every", train.validate_every,
+                 Within<std::int64_t>(0, 1LL << 40, "steps > 0, or 0 for never"));
+  table.Optional("best_length", train.best_length, Positive<std::int64_t>());
+  table.Optional("validate_samples", train.validate_samples, Positive<std::int64_t>());
 }
 
 void Describe(TableReader& table, ScaleConfig& scale) {
@@ -153,6 +176,8 @@ void Describe(TableReader& table, ScaleConfig& scale) {
   table.Optional("eval_lengths", scale.eval_lengths,
                  IfGiven<std::vector<std::int64_t>>(CheckLengths));
   table.Optional("eval_items", scale.eval_items, IfGiven(Positive<std::int64_t>()));
+  table.Optional("compare", scale.compare);
+  table.Optional("set", AnyTable{});
 }
 
 void Describe(TableReader& table, Recipe& recipe) {
@@ -163,89 +188,6 @@ void Describe(TableReader& table, Recipe& recipe) {
   table.Required("method", recipe.methods);
   table.Required("scale", recipe.scales);
 }
-
-namespace {
-
-// ---- checks across keys -------------------------------------------------------------------------
-
-std::vector<std::string> MethodNames(const Recipe& recipe) {
-  std::vector<std::string> names;
-  for (const MethodConfig& method : recipe.methods) names.push_back(method.name);
-  return names;
-}
-
-const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
-  for (const MethodConfig& method : recipe.methods) {
-    if (method.name == name) return &method;
-  }
-  return nullptr;
-}
-
-void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std::string& path,
-                    TomlProblems& problems) {
-  if (!method.weights_of) return;
-  const std::string key = path + ".weights_of";
-  const MethodConfig* owner = FindMethod(recipe, *method.weights_of);
-  if (owner == nullptr) {
-    problems.Add(key, "unknown method \"" + *method.weights_of + "\"" +
-                          Suggestion(*method.weights_of, MethodNames(recipe)));
-  } else if (owner == &method) {
-    problems.Add(key, "a method cannot borrow its own weights");
-  } else if (owner->weights_of) {
-    problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
-                          "\" itself; name that one");
-  } else if (owner->length_scaling.kind != method.length_scaling.kind) {
-    // The learned scale is among the weights: the borrower would miss it, or carry one that nobody
-    // trained.
-    problems.Add(key, "the length scaling of \"" + owner->name + "\" is of another kind");
-  }
-}
-
-void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
-  const std::string path = "method." + method.name;
-  if (method.map != "entmax" && problems.Given(path + ".alpha")) {
-    problems.Add(path + ".alpha", "has no effect with map = \"" + method.map + "\"");
-  }
-  if (method.length_scaling.kind != LengthScaling::Kind::kScalar) {
-    for (const char* key : {".length_scaling.gamma", ".length_scaling.delta"}) {
-      if (problems.Given(path + key)) {
-        problems.Add(path + key, "only has an effect with kind = \"scalar\"");
-      }
-    }
-  }
-  if (method.paper.size() > recipe.task.eval_lengths.size()) {
-    problems.Add(path + ".paper", "has " + std::to_string(method.paper.size()) +
-                                      " figures, but task.eval_lengths only " +
-                                      std::to_string(recipe.task.eval_lengths.size()) + " lengths");
-  }
-  CheckBorrowing(recipe, method, path, problems);
-}
-
-void CheckAcross(const Recipe& recipe, TomlProblems& problems) {
-  if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
-    problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
-  }
-  std::set<std::string> seen;
-  for (const MethodConfig& method : recipe.methods) {
-    if (method.name.empty()) continue;  // reported as missing
-    if (!seen.insert(method.name).second) {
-      problems.Add("method." + method.name, "a method of this name stands above already");
-    }
-    CheckMethod(recipe, method, problems);
-  }
-  for (const auto& [name, scale] : recipe.scales) {
-    const std::string path = "scale." + name;
-    if (!IsName(name)) problems.Add(path, std::string("expected ") + kNameExpected);
-    for (const std::string& method : scale.methods) {
-      if (FindMethod(recipe, method) == nullptr) {
-        problems.Add(path + ".methods",
-                     "unknown method \"" + method + "\"" + Suggestion(method, MethodNames(recipe)));
-      }
-    }
-  }
-}
-
-}  // namespace
 
 const MethodConfig& Recipe::Method(const std::string& method) const {
   if (const MethodConfig* found = FindMethod(*this, method)) return *found;
@@ -261,28 +203,67 @@ const ScaleConfig& Recipe::Scale(const std::string& scale) const {
                    Suggestion(scale, names));
 }
 
-Recipe LoadRecipe(const std::filesystem::path& path) {
-  TomlProblems problems(path.string());
-  toml::table root;
+DecoderConfig Recipe::Decoder(const MethodConfig& method) const {
+  DecoderConfig config = model.decoder;
+  if (task.sequence) config.vocabulary = task.sequence->Vocabulary();
+  if (!method.attention) return config;
+  config.overrides = {*method.attention};
+  config.attention = config.Head(0, 0);
+  config.overrides = model.decoder.overrides;
+  return config;
+}
+
+namespace {
+
+toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   try {
-    root = toml::parse_file(path.string());
+    return toml::parse(text, path.string());
   } catch (const toml::parse_error& error) {
-    const auto line = static_cast<int>(error.source().begin.line);
-    if (line == 0) throw UsageError(path.string() + ": " + std::string(error.description()));
-    problems.Add(line, "", std::string(error.description()));
+    TomlProblems problems(path.string());
+    problems.Add(static_cast<int>(error.source().begin.line), "", std::string(error.description()));
     problems.ThrowIfAny();
+    throw;
   }
+}
+
+Recipe ReadRecipe(const toml::table& root, const std::filesystem::path& path,
+                  const std::string& text, const std::string& scale) {
   Recipe recipe;
   recipe.path = path;
+  recipe.text = text;
+  TomlProblems problems(path.string());
   TableReader reader(root, "", problems);
   Describe(reader, recipe);
   reader.Finish();
-  CheckAcross(recipe, problems);
+  CheckAcross(recipe, scale, problems);
   problems.ThrowIfAny();
   for (MethodConfig& method : recipe.methods) {
     if (method.label.empty()) method.label = method.name;
   }
   return recipe;
+}
+
+}  // namespace
+
+Recipe LoadRecipe(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (!in) throw UsageError(path.string() + ": cannot be read");
+  Recipe recipe = ReadRecipe(Parse(text, path), path, text, "");
+  for (const auto& [name, unused] : recipe.scales) AtScale(recipe, name);  // mistakes in `set`
+  return recipe;
+}
+
+Recipe AtScale(const Recipe& recipe, const std::string& scale,
+               const std::vector<std::string>& settings) {
+  recipe.Scale(scale);
+  toml::table root = Parse(recipe.text, recipe.path);
+  if (const toml::table* set = root["scale"][scale]["set"].as_table()) {
+    const toml::table changes = *set;  // Merge may change the table that it stands in
+    Merge(root, changes);
+  }
+  for (const std::string& setting : settings) SetKeyValue(root, setting);
+  return ReadRecipe(root, recipe.path, recipe.text, scale);
 }
 
 std::vector<std::filesystem::path> ListRecipes() {

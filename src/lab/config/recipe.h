@@ -4,11 +4,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lab/errors.h"
+#include "lab/nn/decoder_config.h"
+#include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {
 
@@ -30,13 +34,15 @@ struct MethodConfig {
   // appendix A.3.
   std::optional<double> theta;
   LengthScaling length_scaling;
+  // Decoders: what differs from the attention that [model] describes, for all layers and heads.
+  std::optional<AttentionOverride> attention;
   // Evaluates the weights that this other method trained instead of training its own.
   std::optional<std::string> weights_of;
   std::vector<double> paper;  // accuracy in %, at the first lengths of eval_lengths
 };
 
 struct TaskConfig {
-  std::string name;                   // "max-retrieval"
+  std::string name;                   // of the catalogue
   std::int64_t train_length_min = 5;  // train_length = [min, max], uniform, one length a batch
   std::int64_t train_length_max = 16;
   std::int64_t classes = 10;
@@ -45,24 +51,44 @@ struct TaskConfig {
   std::int64_t eval_items = 1 << 22;
   std::int64_t eval_sets_min = 256;
   std::int64_t eval_sets_max = 4096;
+
+  // Sequence tasks; null for max retrieval.
+  std::shared_ptr<const SequenceTask> sequence;
+  // The task's own settings, defaults included, as JSON texts.
+  std::vector<std::pair<std::string, std::string>> settings;
+  std::int64_t eval_samples = 1000;  // at every length
 };
 
 struct ModelConfig {
-  std::string name;  // "set-attention"
-  std::int64_t width = 128;
+  std::string name;          // "set-attention", "decoder"
+  std::int64_t width = 128;  // set-attention
+  DecoderConfig decoder;     // decoder; its vocabulary is the task's
 };
 
 struct TrainConfig {
-  std::string optimizer = "adam";
+  std::string optimizer = "adam";  // "adam", "adamw"
   double lr = 1e-3;
-  double l2 =
-      1e-3;  // added to the gradient of every parameter: l2 * w, the gradient of (l2/2) ||w||^2
+  // Sequences: `reproduce` trains at each of these instead, and chooses for every method on
+  // validation samples.
+  std::vector<double> lr_grid;
+  // adam: added to the gradient of every parameter: l2 * w, the gradient of (l2/2) ||w||^2
+  double l2 = 1e-3;
+  double weight_decay = 0.0;          // adamw: every update first takes away lr * weight_decay * w
+  double clip = 0.0;                  // largest global norm of the gradient; 0: any
+  std::string schedule = "constant";  // "constant", "cosine": down to 0 at the end
+  std::int64_t warmup = 0;            // updates until lr is reached
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
   std::int64_t batch = 128;
+  std::int64_t accumulate = 1;           // parts that a batch is worked on in, to need less memory
   std::int64_t log_every = 500;          // steps between lines of metrics.jsonl
   std::int64_t checkpoint_every = 5000;  // steps between checkpoints
+  // Sequences: the best checkpoint is that of the highest accuracy on validation samples of length
+  // best_length, read every validate_every steps. 0: the last weights count.
+  std::int64_t validate_every = 0;
+  std::int64_t best_length = 0;
+  std::int64_t validate_samples = 200;
 };
 
 struct ScaleConfig {
@@ -71,10 +97,13 @@ struct ScaleConfig {
   std::vector<std::string> methods;                       // empty: all
   std::optional<std::vector<std::int64_t>> eval_lengths;  // overrides the task's
   std::optional<std::int64_t> eval_items;                 // overrides the task's
+  bool compare = true;  // whether the papers' figures belong beside this scale's
+  // [scale.NAME.set] changes any other key while this scale runs; see AtScale.
 };
 
 struct Recipe {
   std::filesystem::path path;
+  std::string text;  // the file's
   std::string name;
   std::string title;
   std::string source;
@@ -86,11 +115,18 @@ struct Recipe {
 
   const MethodConfig& Method(const std::string& method) const;  // UsageError with a suggestion
   const ScaleConfig& Scale(const std::string& scale) const;     // UsageError with a suggestion
+
+  // The decoder of a method: [model] with the method's attention.
+  DecoderConfig Decoder(const MethodConfig& method) const;
 };
 
 // Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name
 // file, line, key, what was expected, and the nearest known key.
 Recipe LoadRecipe(const std::filesystem::path& path);
+
+// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. UsageError as above.
+Recipe AtScale(const Recipe& recipe, const std::string& scale,
+               const std::vector<std::string>& settings = {});
 
 // Recipes in <source>/experiments, by name; each is the stem of its file.
 std::vector<std::filesystem::path> ListRecipes();

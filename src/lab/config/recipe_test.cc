@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
 #include "lab/config/suggest.h"
@@ -62,8 +64,7 @@ class RecipeTest : public testing::Test {
   }
 
   // The good recipe with one piece of text replaced, and the error that it gives.
-  std::string ErrorOf(const std::string& from, const std::string& to) {
-    std::string text = kGood;
+  std::string ErrorOf(const std::string& from, const std::string& to, std::string text = kGood) {
     const std::size_t at = text.find(from);
     EXPECT_NE(at, std::string::npos) << from;
     text.replace(at, from.size(), to);
@@ -216,6 +217,103 @@ TEST_F(RecipeTest, FindsByNameOrPath) {
   }
 }
 
+constexpr const char* kSequences = R"([study]
+name = "s"
+title = "A study"
+
+[task]
+name = "flip-flop"
+write_probability = 0.2
+train_length = [8, 16]
+eval_lengths = [16, 32]
+
+[model]
+name = "decoder"
+layers = 3
+attention = { positions = { kind = "nape" } }
+
+[train]
+optimizer = "adamw"
+weight_decay = 0.1
+validate_every = 10
+best_length = 32
+
+[[method]]
+name = "softmax"
+
+[[method]]
+name = "entmax"
+attention = { map = "entmax", length_scaling = { kind = "adaptive" } }
+
+[scale.paper]
+steps = 100
+
+[scale.quick]
+steps = 10
+compare = false
+set = { task = { train_length = [4, 8] }, model = { layers = 1 } }
+)";
+
+class SequenceRecipeTest : public RecipeTest {
+ protected:
+  std::string ErrorOf(const std::string& from, const std::string& to) {
+    return RecipeTest::ErrorOf(from, to, kSequences);
+  }
+};
+
+TEST_F(SequenceRecipeTest, DescribesTaskModelAndMethods) {
+  const Recipe recipe = Load(kSequences);
+  ASSERT_TRUE(recipe.task.sequence);
+  EXPECT_EQ(recipe.task.sequence->Vocabulary(), 10);
+  EXPECT_EQ(recipe.task.settings,
+            (std::vector<std::pair<std::string, std::string>>{{"write_probability", "0.2"}}));
+  const DecoderConfig softmax = recipe.Decoder(recipe.Method("softmax"));
+  EXPECT_EQ(softmax.vocabulary, 10);
+  EXPECT_EQ(softmax.attention.map, "softmax");
+  const DecoderConfig entmax = recipe.Decoder(recipe.Method("entmax"));
+  EXPECT_EQ(entmax.attention.map, "entmax");
+  EXPECT_EQ(entmax.attention.length_scaling.kind, "adaptive");
+  EXPECT_EQ(entmax.attention.positions.kind, "nape");  // of [model]
+  EXPECT_TRUE(entmax.overrides.empty());
+}
+
+TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
+  const Recipe recipe = Load(kSequences);
+  const Recipe quick = AtScale(recipe, "quick");
+  EXPECT_EQ(quick.task.train_length_max, 8);
+  EXPECT_EQ(quick.model.decoder.layers, 1);
+  EXPECT_EQ(quick.model.decoder.attention.positions.kind, "nape");
+  EXPECT_FALSE(quick.Scale("quick").compare);
+  const Recipe paper = AtScale(recipe, "paper", {"train.lr=0.5", "model.attention.map=entmax"});
+  EXPECT_EQ(paper.task.train_length_max, 16);
+  EXPECT_EQ(paper.train.lr, 0.5);
+  EXPECT_EQ(paper.model.decoder.attention.map, "entmax");
+  EXPECT_THROW(AtScale(recipe, "paper", {"train.lrr=1"}), UsageError);
+  EXPECT_THROW(AtScale(recipe, "paper", {"train.lr"}), UsageError);
+  ExpectContains(ErrorOf("layers = 1", "layer = 1"), "model.layer: unknown key");
+  ExpectContains(ErrorOf("steps = 10\n", "steps = 10\neval_lengths = [3, 4]\n"),
+                 "scale.quick.eval_lengths: length: expected 4 to");
+}
+
+TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
+  ExpectContains(ErrorOf("write_probability = 0.2", "max_run = 3"), "task.max_run: unknown key");
+  ExpectContains(ErrorOf("\"decoder\"\nlayers = 3\nattention = { positions = { kind = \"nape\" } }",
+                         "\"set-attention\""),
+                 "model.name: \"set-attention\" does not fit the task \"flip-flop\"");
+  ExpectContains(ErrorOf("[8, 16]", "[2, 16]"), "task.train_length: length: expected 4 to");
+  ExpectContains(ErrorOf("name = \"softmax\"", "name = \"softmax\"\nmap = \"softmax\""),
+                 "method.softmax.map: a decoder's methods say this in attention");
+  ExpectContains(ErrorOf("kind = \"adaptive\"", "kind = \"adaptiv\""),
+                 "method.entmax.attention.length_scaling.kind: expected");
+  ExpectContains(ErrorOf("map = \"entmax\"", "learn_alpha = \"free\""), "learn_alpha: only has");
+  ExpectContains(ErrorOf("best_length = 32", ""), "train.validate_every: needs a best_length");
+  ExpectContains(ErrorOf("weight_decay = 0.1", "l2 = 0.1"), "train.l2: only has an effect");
+  ExpectContains(ErrorOf("\"adamw\"", "\"adam\""), "train.weight_decay: only has an effect");
+  ExpectContains(ErrorOf("best_length = 32", "best_length = 32\naccumulate = 3"),
+                 "batch 128 cannot be worked on in 3 equal parts");
+  ExpectContains(ErrorOf("layers = 3", "layers = 3\nvocabulary = 9"), "the task has 10 tokens");
+}
+
 // Whatever recipe is added, it is read here.
 TEST(Recipes, AllThatAreCommittedAreFine) {
   ASSERT_FALSE(ListRecipes().empty());
@@ -230,6 +328,26 @@ TEST(Recipes, MaxRetrievalHasEveryMethodOfTheTables) {
   EXPECT_EQ(recipe.Method("adaptive-temperature").weights_of, "softmax");
   EXPECT_EQ(recipe.Scale("paper").steps, 100000);
   EXPECT_EQ(recipe.Scale("paper").seeds, 3);
+}
+
+TEST(Recipes, TheSequenceStudiesHaveTheModelsOfThePaper) {
+  const std::map<std::string, std::array<std::int64_t, 4>> sizes = {
+      {"nback", {2, 256, 8, 512}},     {"local-count", {3, 128, 8, 512}},
+      {"flip-flop", {4, 256, 8, 512}}, {"copy", {2, 256, 16, 1024}},
+      {"reverse", {6, 256, 8, 1024}},  {"sort", {2, 256, 8, 1024}},
+      {"mqmtar", {4, 512, 16, 1024}}};
+  for (const auto& [name, size] : sizes) {
+    const Recipe recipe = AtScale(FindRecipe(name), "paper");
+    const DecoderConfig& model = recipe.model.decoder;
+    EXPECT_EQ((std::array{model.layers, model.width, model.heads, model.feed_forward}), size);
+    EXPECT_EQ(recipe.train.batch, 128);
+    EXPECT_EQ(recipe.train.lr_grid.size(), 3U);
+    EXPECT_GE(recipe.methods.size(), 10U) << name;
+    const std::vector<std::string> quick = recipe.Scale("quick").methods;
+    EXPECT_EQ(quick, (std::vector<std::string>{"softmax", "asentmax"}));
+  }
+  EXPECT_EQ(FindRecipe("mqmtar").Method("asentmax").paper.back(), 76.7);
+  EXPECT_EQ(FindRecipe("reverse").Method("asentmax").paper.back(), 56.7);
 }
 
 TEST(Suggest, NearestWord) {

@@ -1,6 +1,7 @@
 #include "lab/config/toml_reader.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "lab/config/recipe.h"
@@ -16,6 +17,11 @@ void TomlProblems::Add(int line, const std::string& key, const std::string& what
 void TomlProblems::Add(const std::string& key, const std::string& what) {
   const auto found = lines_.find(key);
   Add(found == lines_.end() ? 1 : found->second, key, what);
+}
+
+void TomlProblems::AddMissing(const std::string& table, const std::string& key) {
+  const auto found = lines_.find(table);
+  Add(found == lines_.end() ? 1 : found->second, fmt::format("{}.{}", table, key), "missing");
 }
 
 void TomlProblems::Remember(const std::string& key, const toml::node& node) {
@@ -93,6 +99,17 @@ std::string Convert(const toml::node& node, int& value) {
   value = static_cast<int>(wide);
   return "";
 }
+
+std::string Convert(const toml::node& node, bool& value) {
+  const auto* boolean = node.as_boolean();
+  if (boolean == nullptr) return "true or false";
+  value = boolean->get();
+  return "";
+}
+
+std::string Convert(const toml::node& node, AnyTable&) { return node.is_table() ? "" : "a table"; }
+
+std::string QuotedJson(const std::string& text) { return nlohmann::json(text).dump(); }
 
 void TableReader::Mistyped(const toml::node& node, const std::string& path,
                            const std::string& expected) {

@@ -10,12 +10,14 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -33,6 +35,8 @@ class TomlProblems {
   void Add(int line, const std::string& key, const std::string& what);
   // For checks across fields, made after reading: the line is looked up by the dotted path.
   void Add(const std::string& key, const std::string& what);
+  // For a key that should stand in this table and does not.
+  void AddMissing(const std::string& table, const std::string& key);
   void Remember(const std::string& key, const toml::node& node);
   bool Given(const std::string& key) const { return lines_.contains(key); }
   void ThrowIfAny() const;  // UsageError: one line a problem, in the order of the file
@@ -51,10 +55,30 @@ using Check = std::function<std::string(const T&)>;
 std::string DescribeNode(const toml::node& node);
 
 // Converts one value; returns what was expected if it is something else.
+std::string QuotedJson(const std::string& text);
 std::string Convert(const toml::node& node, std::string& value);
 std::string Convert(const toml::node& node, double& value);
 std::string Convert(const toml::node& node, std::int64_t& value);
 std::string Convert(const toml::node& node, int& value);
+std::string Convert(const toml::node& node, bool& value);
+
+// A table that is looked at elsewhere.
+struct AnyTable {};
+std::string Convert(const toml::node& node, AnyTable& value);
+
+// A value as JSON.
+template <std::same_as<std::string> T>
+std::string JsonText(const T& value) {
+  return QuotedJson(value);
+}
+template <std::integral T>
+std::string JsonText(const T& value) {
+  return fmt::format("{}", value);
+}
+template <std::same_as<double> T>
+std::string JsonText(const T& value) {
+  return fmt::format("{}", value);
+}
 
 template <class T>
 std::string Convert(const toml::node& node, std::vector<T>& value) {
@@ -90,14 +114,21 @@ class TableReader {
   TableReader(const toml::table& table, std::string path, TomlProblems& problems)
       : table_(table), path_(std::move(path)), problems_(problems) {}
 
+  // `help` is for visitors that list keys.
   template <class T>
-  void Required(const std::string& key, T&& value, Check<std::decay_t<T>> check = {}) {
+  void Required(const std::string& key, T&& value, Check<std::decay_t<T>> check = {},
+                const char* /*help*/ = "") {
     if (!Read(key, value, check)) required_missing_.push_back(key);
   }
   template <class T>
-  void Optional(const std::string& key, T&& value, Check<std::decay_t<T>> check = {}) {
+  void Optional(const std::string& key, T&& value, Check<std::decay_t<T>> check = {},
+                const char* /*help*/ = "") {
     Read(key, value, check);
   }
+  // The numbers, strings and switches that were asked for so far, defaults included, as JSON texts.
+  const std::vector<std::pair<std::string, std::string>>& Scalars() const { return scalars_; }
+  // A value that is fine by itself but not beside the others.
+  void Problem(const std::string& key, const std::string& what) { problems_.Add(Join(key), what); }
   // Reports the keys that nothing asked for and the required ones that are missing.
   void Finish();
 
@@ -106,11 +137,13 @@ class TableReader {
   bool Read(const std::string& key, T& value, const Check<std::decay_t<T>>& check) {
     known_.push_back(key);
     const toml::node* node = table_.get(key);
-    if (node == nullptr) return false;
-    const std::string path = Join(key);
-    problems_.Remember(path, *node);
-    ReadNode(*node, path, value, check);
-    return true;
+    if (node != nullptr) {
+      const std::string path = Join(key);
+      problems_.Remember(path, *node);
+      ReadNode(*node, path, value, check);
+    }
+    if constexpr (requires { JsonText(value); }) scalars_.emplace_back(key, JsonText(value));
+    return node != nullptr;
   }
 
   template <class T>
@@ -128,6 +161,13 @@ class TableReader {
     }
   }
 
+  // A table that may be left out.
+  template <Described T>
+  void ReadNode(const toml::node& node, const std::string& path, std::optional<T>& value,
+                const Check<std::optional<T>>&) {
+    ReadNode(node, path, value.emplace(), {});
+  }
+
   // [[key]]: an array of tables, each called by its name.
   template <Described T>
   void ReadNode(const toml::node& node, const std::string& path, std::vector<T>& values,
@@ -139,8 +179,8 @@ class TableReader {
     values.reserve(array->size());
     for (const toml::node& entry : *array) {
       const std::string name = (*entry.as_table())["name"].value_or(std::string());
-      const std::string entry_path =
-          path + "." + (name.empty() ? "#" + std::to_string(values.size() + 1) : name);
+      const std::string entry_path = name.empty() ? fmt::format("{}.#{}", path, values.size() + 1)
+                                                  : fmt::format("{}.{}", path, name);
       problems_.Remember(entry_path, entry);
       ReadNode(entry, entry_path, values.emplace_back(), {});
     }
@@ -168,6 +208,7 @@ class TableReader {
   TomlProblems& problems_;
   std::vector<std::string> known_;
   std::vector<std::string> required_missing_;
+  std::vector<std::pair<std::string, std::string>> scalars_;
 };
 
 // ---- checks -------------------------------------------------------------------------------------

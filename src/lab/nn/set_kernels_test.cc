@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <hwy/targets.h>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <random>
 #include <vector>
+
+#include "lab/nn/every_target.h"
 
 namespace tsallis::lab {
 namespace {
@@ -22,16 +22,6 @@ std::vector<float> Normal(std::size_t count, unsigned seed, float scale = 1.0F) 
 
 double GeluReference(double x) {
   return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-// Runs the check on every instruction set that this machine has and the library was compiled for.
-void OnEveryTarget(const std::function<void()>& check) {
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    SCOPED_TRACE(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
-    check();
-  }
-  hwy::SetSupportedTargetsForTest(0);
 }
 
 TEST(SetKernels, GeluMatchesItsFormulaAndSlope) {

@@ -2,35 +2,24 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <fstream>
-#include <mutex>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <thread>
+#include <utility>
 
 #include "core/version.h"
 #include "lab/eval/evaluate_sets.h"
-#include "lab/train/safetensors.h"
-#include "lab/train/trainer.h"
+#include "lab/studies/jobs.h"
+#include "lab/train/run_folder.h"
 #include "tsallis/cpu.h"
 
 namespace tsallis::lab {
 namespace {
 
 namespace fs = std::filesystem;
-
-// One training and every method that is evaluated on its weights.
-struct Job {
-  const MethodConfig* trains = nullptr;
-  std::vector<const MethodConfig*> evaluates;
-  std::uint64_t seed = 0;
-  fs::path folder;
-  std::vector<std::vector<LengthScore>> scores;  // as evaluates
-  double seconds = 0.0;
-};
 
 std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
                                                const std::vector<std::string>& names) {
@@ -45,155 +34,108 @@ std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
   return methods;
 }
 
-std::vector<Job> MakeJobs(const Recipe& recipe, const std::vector<const MethodConfig*>& methods,
+// The recipes of a study: one for each learning rate that is tried.
+std::vector<Recipe> AtRates(const Recipe& recipe) {
+  std::vector<Recipe> recipes;
+  for (const double rate : recipe.train.lr_grid) {
+    recipes.push_back(recipe);
+    recipes.back().train.lr = rate;
+  }
+  if (recipes.empty()) recipes.push_back(recipe);
+  return recipes;
+}
+
+// `recipes` are kept by reference.
+std::vector<Job> MakeJobs(const std::vector<Recipe>& recipes,
+                          const std::vector<const MethodConfig*>& methods, std::int64_t steps,
                           std::uint64_t first_seed, int seeds, const fs::path& root) {
   std::vector<Job> jobs;
   for (int s = 0; s < seeds; ++s) {
     // Seed by seed, so that an unfinished study already compares every method.
-    const std::size_t first = jobs.size();
-    for (const MethodConfig* method : methods) {
-      const MethodConfig* trains =
-          method->weights_of ? &recipe.Method(*method->weights_of) : method;
-      auto job = std::find_if(jobs.begin() + static_cast<std::ptrdiff_t>(first), jobs.end(),
-                              [&](const Job& other) { return other.trains == trains; });
-      if (job == jobs.end()) {
-        const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(s);
-        jobs.push_back(
-            {trains, {}, seed, root / trains->name / fmt::format("seed-{}", seed), {}, 0.0});
-        job = jobs.end() - 1;
+    const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(s);
+    for (const Recipe& recipe : recipes) {
+      const std::size_t first = jobs.size();
+      for (const MethodConfig* method : methods) {
+        const MethodConfig* trains =
+            method->weights_of ? &recipe.Method(*method->weights_of) : method;
+        auto job =
+            std::find_if(jobs.begin() + static_cast<std::ptrdiff_t>(first), jobs.end(),
+                         [&](const Job& other) { return other.trains->name == trains->name; });
+        if (job == jobs.end()) {
+          fs::path folder = root / trains->name;
+          if (!recipe.train.lr_grid.empty()) folder /= fmt::format("lr-{:g}", recipe.train.lr);
+          Job made;
+          made.recipe = &recipe;
+          made.trains = trains;
+          made.seed = seed;
+          made.steps = steps;
+          made.folder = folder / fmt::format("seed-{}", seed);
+          jobs.push_back(std::move(made));
+          job = jobs.end() - 1;
+        }
+        job->evaluates.push_back(method);
       }
-      job->evaluates.push_back(method);
     }
   }
   return jobs;
 }
 
-// Seconds that a job's training took over all its sessions: the last line of each session of
-// metrics.jsonl counts from that session's start, so what remains after a restart is a lower bound.
-double TrainingSeconds(const fs::path& folder) {
-  std::ifstream in(folder / "metrics.jsonl");
-  double total = 0.0;
-  double last = 0.0;
-  for (std::string line; std::getline(in, line);) {
-    const auto entry = nlohmann::json::parse(line, nullptr, false);
-    const double seconds = entry.is_object() ? entry.value("seconds", 0.0) : 0.0;
-    if (seconds < last) total += last;
-    last = seconds;
-  }
-  return total + last;
-}
-
-fs::path ScoresPath(const Job& job, const MethodConfig& method) {
-  return job.folder / ("eval-" + method.name + ".json");
-}
-
-// A job whose evaluations are all there is finished; its weights need not be kept.
-bool LoadFinished(const TaskConfig& task, Job& job) {
-  std::vector<std::vector<LengthScore>> scores;
-  for (const MethodConfig* method : job.evaluates) {
-    std::optional<std::vector<LengthScore>> loaded = LoadScores(ScoresPath(job, *method), task);
-    if (!loaded) return false;
-    scores.push_back(std::move(*loaded));
-  }
-  job.scores = std::move(scores);
-  job.seconds = TrainingSeconds(job.folder);
-  return true;
-}
-
-void RunJob(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, Job& job,
-            JobStatus status, const std::function<void(const JobStatus&)>& report,
-            const std::atomic<bool>& stop) {
-  const std::string name = status.name;
-  const TrainingJob training{&recipe, job.trains, job.seed, steps, job.folder};
-  ClaimFolder(training);
-  if (LoadFinished(task, job)) {
-    status.step = status.first_step = steps;
-    status.state = JobStatus::State::kDone;
-    report(status);
-    return;
-  }
-  SetAttention model = Train(
-      training,
-      [&](const JobStatus& now) {
-        status = now;
-        status.name = name;
-        report(status);
-      },
-      stop);
-  status.state = JobStatus::State::kEvaluating;
-  report(status);
-  for (const MethodConfig* method : job.evaluates) {
-    if (LoadScores(ScoresPath(job, *method), task)) continue;
-    model.SetMethod(*method);
-    SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, stop));
-  }
-  LoadFinished(task, job);
-  status.state = JobStatus::State::kDone;
-  report(status);
-}
-
-// Runs the jobs on `workers` threads. A job that fails leaves the others running; the failures are
-// returned. Throws Interrupted once everything has stopped at a checkpoint.
-std::vector<std::string> RunQueue(const Recipe& recipe, const TaskConfig& task, std::int64_t steps,
-                                  std::vector<Job>& jobs, const ReproduceOptions& options,
-                                  int workers, const std::atomic<bool>& stop) {
-  std::vector<JobStatus> statuses;
+// Of every method, the jobs at the learning rate whose best checkpoints are the most accurate on
+// validation data, averaged over the seeds; of equals the first of the grid. `jobs` have been
+// trained; those that failed count as 0. Says what it chose in `choices`.
+std::vector<Job> ChooseRates(std::vector<Job> jobs, std::string& choices) {
+  std::map<std::string, std::map<const Recipe*, double>> sums;
   for (const Job& job : jobs) {
-    JobStatus status;
-    status.name = fmt::format("{} seed {}", job.trains->name, job.seed);
-    status.steps = steps;
-    statuses.push_back(status);
+    const bool trained = fs::exists(RunFolder(job.folder).FinalPath());
+    sums[job.trains->name][job.recipe] += trained ? ValidationAccuracy(job) : 0.0;
   }
-  ProgressOptions shown = options.progress;
-  shown.workers = workers;
-  Progress progress(statuses, shown);
-  std::atomic<std::size_t> next{0};
-  std::mutex mutex;
-  std::vector<std::string> failures;
-  std::exception_ptr interrupted;
-  std::exception_ptr mistake;  // of the user: nothing that follows can be right
-  std::atomic<bool> halt{false};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < jobs.size() && !stop && !halt; i = next++) {
-      JobStatus status = statuses[i];
-      const auto report = [&](const JobStatus& now) {
-        status = now;
-        progress.Update(i, now);
-      };
-      const auto ended = [&](JobStatus::State state, const std::string& why) {
-        status.state = state;
-        status.note = why;
-        progress.Update(i, status);
-      };
-      try {
-        RunJob(recipe, task, steps, jobs[i], status, report, stop);
-      } catch (const Interrupted& error) {
-        const std::lock_guard lock(mutex);
-        ended(JobStatus::State::kInterrupted, error.what());
-        interrupted = std::current_exception();
-      } catch (const UsageError& error) {
-        const std::lock_guard lock(mutex);
-        ended(JobStatus::State::kFailed, error.what());
-        mistake = std::current_exception();
-        halt = true;
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        ended(JobStatus::State::kFailed, error.what());
-        failures.emplace_back(error.what());
-      }
-    }
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(workers));
-  for (int w = 0; w < workers; ++w) threads.emplace_back(work);
-  for (std::thread& thread : threads) thread.join();
-  if (mistake) std::rethrow_exception(mistake);
-  if (interrupted) std::rethrow_exception(interrupted);
-  if (stop) throw Interrupted("stopped between two jobs");
-  return failures;
+  std::map<std::string, const Recipe*> chosen;
+  for (const auto& [method, rates] : sums) {
+    // The recipes stand in one vector: their addresses are in the order of the grid.
+    const auto best =
+        std::max_element(rates.begin(), rates.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    chosen[method] = best->first;
+    choices += fmt::format("{}{} {:g}", choices.empty() ? "" : ", ", method, best->first->train.lr);
+  }
+  std::erase_if(jobs, [&](const Job& job) { return chosen[job.trains->name] != job.recipe; });
+  return jobs;
 }
 
-void Summarise(const Recipe& recipe, const TaskConfig& task,
+std::string Protocol(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, int seeds,
+                     const std::string& choices) {
+  const TrainConfig& train = recipe.train;
+  std::string rate = fmt::format("learning rate {:g}", train.lr);
+  if (!train.lr_grid.empty()) {
+    rate =
+        fmt::format("learning rate of {{{:g}}} chosen on validation samples for each method ({})",
+                    fmt::join(train.lr_grid, ", "), choices);
+  }
+  const std::string runs = fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s");
+  if (!task.sequence) {
+    return fmt::format(
+        "{} training steps of {} sets, {}, {}, L2 {:g}, {}; the last weights are evaluated, on {} "
+        "to {} sets a length",
+        steps, train.batch, train.optimizer, rate, train.l2, runs,
+        EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
+        EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
+  }
+  const std::string weights =
+      train.validate_every > 0
+          ? fmt::format(
+                "of weights read every {} steps the best at length {}, on {} validation "
+                "samples,",
+                train.validate_every, train.best_length, train.validate_samples)
+          : "the last weights";
+  return fmt::format(
+      "{} training steps of {} samples of length {} to {}, {}, {}, {} steps of warm-up, {}; {} are "
+      "evaluated, on {} test samples a length ({})",
+      steps, train.batch, task.train_length_min, task.train_length_max, train.optimizer, rate,
+      train.warmup, runs, weights, task.eval_samples,
+      task.sequence->Generates() ? "right if every token is" : "token by token");
+}
+
+void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
                const std::vector<const MethodConfig*>& methods, const std::vector<Job>& jobs,
                StudyResults& results) {
   for (const MethodConfig* method : methods) {
@@ -241,10 +183,11 @@ void Summarise(const Recipe& recipe, const TaskConfig& task,
       // The papers' figures stand at the recipe's own lengths; a scale may evaluate fewer of them.
       const auto& lengths = recipe.task.eval_lengths;
       const auto column = std::find(lengths.begin(), lengths.end(), n) - lengths.begin();
-      if (column < static_cast<std::ptrdiff_t>(method->paper.size())) {
+      if (compare && column < static_cast<std::ptrdiff_t>(method->paper.size())) {
         row.paper = method->paper[static_cast<std::size_t>(column)];
       }
       results.rows.push_back(row);
+      if (task.sequence) continue;  // their heads are looked at elsewhere
       results.entropies.push_back({method->name, n, mean(entropy), deviation(entropy),
                                    support / static_cast<double>(accuracy.size())});
     }
@@ -255,12 +198,6 @@ void Summarise(const Recipe& recipe, const TaskConfig& task,
 
 StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
                        const std::atomic<bool>& stop) {
-  if (recipe.task.name != "max-retrieval" || recipe.model.name != "set-attention") {
-    throw UsageError(fmt::format(
-        "{}: task \"{}\" with model \"{}\" is not known; there is \"max-retrieval\" with "
-        "\"set-attention\"",
-        recipe.path.string(), recipe.task.name, recipe.model.name));
-  }
   const ScaleConfig& scale = recipe.Scale(options.scale);
   const int seeds = options.seeds > 0 ? options.seeds : scale.seeds;
   TaskConfig task = recipe.task;
@@ -269,7 +206,8 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   const std::vector<const MethodConfig*> methods =
       SelectMethods(recipe, options.methods.empty() ? scale.methods : options.methods);
   const fs::path root = options.runs / recipe.name / options.scale;
-  std::vector<Job> jobs = MakeJobs(recipe, methods, options.first_seed, seeds, root);
+  const std::vector<Recipe> recipes = AtRates(recipe);
+  std::vector<Job> jobs = MakeJobs(recipes, methods, scale.steps, options.first_seed, seeds, root);
   if (!options.resume && !options.finished_only) {
     for (const Job& job : jobs) {
       if (fs::exists(job.folder / "config.json")) {
@@ -281,17 +219,29 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
     }
   }
   std::vector<std::string> failures;
+  std::string choices;
   if (options.finished_only) {
+    if (recipes.size() > 1) jobs = ChooseRates(std::move(jobs), choices);
     std::erase_if(jobs, [&](Job& job) { return !LoadFinished(task, job); });
     if (jobs.empty())
       throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
   } else {
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    const int workers =
-        std::min<int>(options.workers > 0 ? options.workers : cores, static_cast<int>(jobs.size()));
+    const auto run = [&](JobGoal goal) {
+      const int workers = std::min<int>(options.workers > 0 ? options.workers : cores,
+                                        static_cast<int>(jobs.size()));
+      for (std::string& failure : RunQueue(task, jobs, goal, options.progress, workers, stop)) {
+        failures.push_back(std::move(failure));
+      }
+    };
     // Jobs are independent and small: a core each, no threads inside.
     at::set_num_threads(1);
-    failures = RunQueue(recipe, task, scale.steps, jobs, options, workers, stop);
+    if (recipes.size() > 1) {
+      run(JobGoal::kTrain);
+      jobs = ChooseRates(std::move(jobs), choices);
+      failures.clear();  // of a chosen job it comes again
+    }
+    run(JobGoal::kEvaluate);
     std::erase_if(jobs, [](const Job& job) { return job.scores.empty(); });
     if (jobs.empty()) throw std::runtime_error("every job failed: " + failures.front());
   }
@@ -305,16 +255,9 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.commit = GitCommit();
   results.processor = QueryCpu().processor;
   results.command = options.command;
-  results.protocol = fmt::format(
-      "{} training steps of {} sets, {}, learning rate {:g}, L2 {:g}, {} seed{}; the last weights "
-      "are evaluated, on {} to "
-      "{} sets a length",
-      scale.steps, recipe.train.batch, recipe.train.optimizer, recipe.train.lr, recipe.train.l2,
-      seeds, seeds == 1 ? "" : "s",
-      EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
-      EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
+  results.protocol = Protocol(recipe, task, scale.steps, seeds, choices);
   for (const Job& job : jobs) results.train_seconds += job.seconds;
-  Summarise(recipe, task, methods, jobs, results);
+  Summarise(recipe, task, scale.compare, methods, jobs, results);
   return results;
 }
 

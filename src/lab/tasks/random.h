@@ -8,7 +8,15 @@
 
 namespace tsallis::lab {
 
-enum class Purpose : std::uint64_t { kTrain = 1, kEval = 2, kInit = 3, kHeatMap = 4 };
+enum class Purpose : std::uint64_t {
+  kTrain = 1,
+  kEval = 2,
+  kInit = 3,
+  kHeatMap = 4,
+  kValidation = 5,
+  kLength = 6,
+  kWords = 7
+};
 
 class RandomStream {
  public:

@@ -91,10 +91,15 @@ class AsideFile {
 
 }  // namespace
 
-const at::Tensor& TensorFile::At(const std::string& name) const {
+const at::Tensor* TensorFile::Find(const std::string& name) const {
   for (const auto& [known, tensor] : tensors) {
-    if (known == name) return tensor;
+    if (known == name) return &tensor;
   }
+  return nullptr;
+}
+
+const at::Tensor& TensorFile::At(const std::string& name) const {
+  if (const at::Tensor* tensor = Find(name)) return *tensor;
   throw std::runtime_error("no tensor \"" + name + "\" in the checkpoint");
 }
 

@@ -16,7 +16,8 @@ struct TensorFile {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::map<std::string, std::string> metadata;
 
-  const at::Tensor& At(const std::string& name) const;  // std::runtime_error if it is not there
+  const at::Tensor* Find(const std::string& name) const;  // null if it is not there
+  const at::Tensor& At(const std::string& name) const;    // std::runtime_error if it is not there
 };
 
 // Writes aside, flushes to the disk and renames: a reader sees the old file or the whole new one.

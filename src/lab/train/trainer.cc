@@ -1,16 +1,16 @@
 #include "lab/train/trainer.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <chrono>
 #include <cmath>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <system_error>
+#include <cstdlib>
+#include <optional>
 
+#include "lab/denormals.h"
 #include "lab/errors.h"
-#include "lab/nn/set_kernels.h"
-#include "lab/train/safetensors.h"
+#include "lab/train/optimizer.h"
 
 namespace tsallis::lab {
 namespace {
@@ -18,258 +18,214 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-struct OptimizerState {
-  // Exponential averages of the gradient and of its square, shaped as FlatParameters.
-  at::Tensor first, second;
+// What has been summed since the last line of metrics.jsonl.
+struct Window {
+  double loss = 0.0;
+  std::int64_t hits = 0;
+  std::int64_t count = 0;
+  std::int64_t steps = 0;
+
+  void Add(const Trainable::StepScore& score) {
+    loss += score.loss;
+    hits += score.hits;
+    count += score.count;
+    ++steps;
+  }
+  double Loss() const { return loss / static_cast<double>(steps); }
+  double Accuracy() const { return 100.0 * static_cast<double>(hits) / static_cast<double>(count); }
 };
 
-// Everything that decides the weights. A folder made with other settings is not touched.
-nlohmann::ordered_json Settings(const TrainingJob& job) {
-  const Recipe& recipe = *job.recipe;
-  const MethodConfig& method = *job.method;
-  const TaskConfig& task = recipe.task;
-  const TrainConfig& train = recipe.train;
-  nlohmann::ordered_json settings;
-  settings["study"] = recipe.name;
-  settings["method"] = method.name;
-  settings["map"] = method.map;
-  if (method.map == "entmax") settings["alpha"] = method.alpha;
-  if (method.theta) settings["theta"] = *method.theta;
-  settings["length_scaling"] = {{"kind", static_cast<int>(method.length_scaling.kind)},
-                                {"gamma", method.length_scaling.gamma},
-                                {"delta", method.length_scaling.delta}};
-  settings["seed"] = job.seed;
-  settings["steps"] = job.steps;
-  settings["task"] = {{"name", task.name},
-                      {"train_length", {task.train_length_min, task.train_length_max}},
-                      {"classes", task.classes}};
-  settings["model"] = {{"name", recipe.model.name}, {"width", recipe.model.width}};
-  settings["train"] = {{"optimizer", train.optimizer},
-                       {"lr", train.lr},
-                       {"l2", train.l2},
-                       {"beta1", train.beta1},
-                       {"beta2", train.beta2},
-                       {"epsilon", train.epsilon},
-                       {"batch", train.batch},
-                       {"log_every", train.log_every}};
-  return settings;
-}
+struct Best {
+  std::int64_t step = 0;
+  double accuracy = -1.0;
+};
 
-void LoadParameters(const TensorFile& file, const SetAttention& model) {
-  for (const auto& [name, parameter] : model.Parameters()) {
-    const at::Tensor& stored = file.At(name);
-    if (stored.sizes() != parameter.sizes() || stored.scalar_type() != parameter.scalar_type()) {
-      throw std::runtime_error("checkpoint: tensor \"" + name +
-                               "\" has another shape or type than the model");
-    }
-    at::Tensor(parameter).copy_(stored);
-  }
-}
-
-// Checkpoints are folders step-<n>; `last` is a link to the newest, replaced by a rename, so at
-// every moment it names a complete one. The random state is the step: data is a pure function of
-// seed and step.
-void SaveCheckpoint(const TrainingJob& job, std::int64_t step, const SetAttention& model,
-                    const OptimizerState& optimizer) {
-  const std::string name = fmt::format("step-{:08}", step);
-  const fs::path folder = job.folder / name;
-  fs::create_directories(folder);
-  const std::map<std::string, std::string> metadata = {{"step", std::to_string(step)},
-                                                       {"method", job.method->name}};
-  WriteTensors(folder / "model.safetensors", {model.Parameters(), metadata});
-  WriteTensors(folder / "state.safetensors",
-               {{{"adam.first", optimizer.first}, {"adam.second", optimizer.second}}, metadata});
-  const fs::path link = job.folder / "last";
-  const fs::path aside = job.folder / "last.tmp";
-  fs::remove(aside);
-  fs::create_directory_symlink(name, aside);
-  fs::rename(aside, link);
-  for (const fs::directory_entry& entry : fs::directory_iterator(job.folder)) {
-    const std::string other = entry.path().filename().string();
-    if (other.starts_with("step-") && other != name) fs::remove_all(entry.path());
-  }
-}
-
-// Returns the step to go on from.
-std::int64_t LoadCheckpoint(const TrainingJob& job, const SetAttention& model,
-                            const OptimizerState& optimizer) {
-  const fs::path last = job.folder / "last";
-  if (!fs::exists(last)) return 0;
-  LoadParameters(ReadTensors(last / "model.safetensors"), model);
-  const TensorFile state = ReadTensors(last / "state.safetensors");
-  for (const auto& [name, target] :
-       {std::pair{"adam.first", optimizer.first}, {"adam.second", optimizer.second}}) {
-    const at::Tensor& stored = state.At(name);
-    if (stored.sizes() != target.sizes())
-      throw std::runtime_error("checkpoint: optimiser state of another model");
-    at::Tensor(target).copy_(stored);
-  }
-  return std::stoll(state.metadata.at("step"));
-}
-
-// metrics.jsonl, cut back to the checkpoint: lines of steps that will run again, or half a line,
-// are dropped.
-class Metrics {
+// One run of the loop: what is saved and restored, and how.
+class Run {
  public:
-  Metrics(const fs::path& path, std::int64_t step) {
-    std::string kept;
-    if (std::ifstream in(path); in) {
-      for (std::string line; std::getline(in, line);) {
-        const auto entry = nlohmann::json::parse(line, nullptr, false);
-        if (!entry.is_object() || entry.value("step", step + 1) > step) break;
-        kept += line + "\n";
-      }
-    }
-    WriteFileAtomically(path, kept);
-    out_.open(path, std::ios::app);
+  Run(Trainable& model, const TrainingPlan& plan)
+      : model_(model),
+        plan_(plan),
+        folder_(plan.folder),
+        optimizer_(plan.train, plan.steps, model.FlatParameters(), model.FlatGradients()) {}
+
+  std::int64_t step = 0;  // done
+  Window window;
+  Best best;
+  bool validates = false;  // the validation of this step is still to be done
+
+  const RunFolder& Folder() const { return folder_; }
+  Optimizer& Optimise() { return optimizer_; }
+
+  std::map<std::string, std::string> Metadata() const {
+    return {{"step", std::to_string(step)}, {"method", plan_.method}};
   }
 
-  void Add(std::int64_t step, double loss, double accuracy, double seconds) {
-    out_ << fmt::format(R"({{"step": {}, "loss": {:.6g}, "accuracy": {:.6g}, "seconds": {:.3f}}})",
-                        step, loss, accuracy, seconds)
-         << "\n"
-         << std::flush;
-    if (!out_) throw std::runtime_error("metrics.jsonl: writing failed (is the disk full?)");
+  void Save() const {
+    Checkpoint checkpoint{step, {model_.Parameters(), Metadata()}, {{}, Metadata()}};
+    checkpoint.state.tensors = {{"adam.first", optimizer_.First()},
+                                {"adam.second", optimizer_.Second()}};
+    auto& notes = checkpoint.state.metadata;
+    // Hexadecimal floating point: exact.
+    notes["window.loss"] = fmt::format("{:a}", window.loss);
+    notes["window.hits"] = std::to_string(window.hits);
+    notes["window.count"] = std::to_string(window.count);
+    notes["window.steps"] = std::to_string(window.steps);
+    notes["validates"] = std::to_string(static_cast<int>(validates));
+    notes["best.step"] = std::to_string(best.step);
+    notes["best.accuracy"] = fmt::format("{:a}", best.accuracy);
+    folder_.Save(checkpoint);
+  }
+
+  void Restore() {
+    const std::optional<Checkpoint> checkpoint = folder_.Load();
+    if (!checkpoint) return;
+    const fs::path last = folder_.Path() / "last";
+    CopyParameters(checkpoint->model, last / "model.safetensors", model_.Parameters());
+    CopyParameters(checkpoint->state, last / "state.safetensors",
+                   {{"adam.first", optimizer_.First()}, {"adam.second", optimizer_.Second()}});
+    step = checkpoint->step;
+    const auto note = [&](const char* key) {
+      const auto found = checkpoint->state.metadata.find(key);
+      return found == checkpoint->state.metadata.end() ? "0" : found->second.c_str();
+    };
+    window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
+              std::atoll(note("window.count")), std::atoll(note("window.steps"))};
+    validates = std::atoll(note("validates")) != 0;
+    best = {std::atoll(note("best.step")), std::strtod(note("best.accuracy"), nullptr)};
   }
 
  private:
-  std::ofstream out_;
+  Trainable& model_;
+  const TrainingPlan& plan_;
+  RunFolder folder_;
+  Optimizer optimizer_;
 };
 
-class Adam {
- public:
-  Adam(const TrainConfig& config, const SetAttention& model, const OptimizerState& state)
-      : config_(config), model_(model), state_(state) {}
-
-  // step counts from 1.
-  void Step(std::int64_t step) {
-    const double t = static_cast<double>(step);
-    AdamStep({.lr = static_cast<float>(config_.lr),
-              .beta1 = static_cast<float>(config_.beta1),
-              .beta2 = static_cast<float>(config_.beta2),
-              .epsilon = static_cast<float>(config_.epsilon),
-              .l2 = static_cast<float>(config_.l2),
-              .correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, t)),
-              .correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, t))},
-             model_.FlatParameters().numel(), model_.FlatGradients().const_data_ptr<float>(),
-             model_.FlatParameters().mutable_data_ptr<float>(),
-             state_.first.mutable_data_ptr<float>(), state_.second.mutable_data_ptr<float>());
+// Reads the accuracies, keeps the weights if they are the best so far, and adds a line to `metrics`.
+// Interrupted in the middle, it leaves a checkpoint that begins with it.
+void Validate(Trainable& model, Run& run, Metrics& metrics, double seconds,
+              const std::atomic<bool>& stop) {
+  run.validates = true;
+  Trainable::Accuracies accuracies;
+  try {
+    accuracies = model.Validate(stop);
+  } catch (const Interrupted&) {
+    run.Save();
+    throw;
   }
-
- private:
-  const TrainConfig& config_;
-  const SetAttention& model_;
-  const OptimizerState& state_;
-};
+  run.validates = false;
+  if (accuracies.empty()) return;
+  std::string text;
+  for (const auto& [length, accuracy] : accuracies) {
+    text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, accuracy);
+  }
+  // Of equals the later: accuracies at new lengths go on rising after the loss has vanished.
+  if (const double accuracy = accuracies.back().second; accuracy >= run.best.accuracy) {
+    run.best = {run.step, accuracy};
+    TensorFile file{model.Parameters(), run.Metadata()};
+    file.metadata["accuracy"] = fmt::format("{:.6g}", accuracy);
+    file.metadata["length"] = std::to_string(accuracies.back().first);
+    run.Folder().SaveBest(file);
+  }
+  metrics.Add(fmt::format(R"({{"step": {}, "validation": {{{}}}, "seconds": {:.3f}}})", run.step,
+                          text, seconds));
+}
 
 }  // namespace
 
-void ClaimFolder(const TrainingJob& job) {
-  const fs::path path = job.folder / "config.json";
-  const nlohmann::ordered_json settings = Settings(job);
-  std::error_code error;
-  fs::create_directories(job.folder, error);
-  if (error)
-    throw std::runtime_error(job.folder.string() + ": cannot be created: " + error.message());
-  if (std::ifstream in(path); in) {
-    const nlohmann::ordered_json found = nlohmann::ordered_json::parse(in, nullptr, false);
-    if (found == settings) return;
-    std::string differs = "not a configuration";
-    if (found.is_object()) {
-      for (const auto& [key, value] : settings.items()) {
-        if (!found.contains(key) || found[key] != value) {
-          differs = fmt::format("{} was {}, is {}", key,
-                                found.contains(key) ? found[key].dump() : "absent", value.dump());
-          break;
-        }
-      }
-    }
-    throw UsageError(fmt::format(
-        "{} holds a run with other settings ({}); remove it or choose another --runs folder",
-        job.folder.string(), differs));
-  }
-  WriteFileAtomically(path, settings.dump(2) + "\n");
+TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
+  return {fmt::format("{} seed {}", job.method->name, job.seed),
+          job.method->name,
+          job.recipe->train,
+          job.steps,
+          job.folder,
+          std::move(settings)};
 }
 
-SetAttention Train(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
-                   const std::atomic<bool>& stop) {
-  const Recipe& recipe = *job.recipe;
-  const MaxRetrieval task(recipe.task);
-  SetAttention model(recipe.model, task.Features(), task.Classes(), *job.method, job.seed);
-  ClaimFolder(job);
-  const fs::path final_path = job.folder / "model.safetensors";
-  JobStatus status;
-  status.steps = job.steps;
-  if (fs::exists(final_path)) {
-    LoadParameters(ReadTensors(final_path), model);
-    status.step = status.first_step = job.steps;
-    report(status);
-    return model;
-  }
+nlohmann::ordered_json ToJson(const TrainConfig& train) {
+  nlohmann::ordered_json json = {{"optimizer", train.optimizer}, {"lr", train.lr}};
+  if (train.optimizer == "adam") json["l2"] = train.l2;
+  json["beta1"] = train.beta1;
+  json["beta2"] = train.beta2;
+  json["epsilon"] = train.epsilon;
+  json["batch"] = train.batch;
+  json["log_every"] = train.log_every;
+  const TrainConfig defaults;
+  const auto add = [&](const char* key, const auto& value, const auto& fallback) {
+    if (value != fallback) json[key] = value;
+  };
+  add("weight_decay", train.weight_decay, defaults.weight_decay);
+  add("clip", train.clip, defaults.clip);
+  add("schedule", train.schedule, defaults.schedule);
+  add("warmup", train.warmup, defaults.warmup);
+  add("accumulate", train.accumulate, defaults.accumulate);
+  add("validate_every", train.validate_every, defaults.validate_every);
+  add("validate_samples", train.validate_samples, defaults.validate_samples);
+  add("best_length", train.best_length, defaults.best_length);
+  return json;
+}
 
-  const OptimizerState optimizer{at::zeros_like(model.FlatParameters()),
-                                 at::zeros_like(model.FlatParameters())};
-  std::int64_t step = LoadCheckpoint(job, model, optimizer);
-  Metrics metrics(job.folder / "metrics.jsonl", step);
-  Adam adam(recipe.train, model, optimizer);
+void Train(Trainable& model, const TrainingPlan& plan,
+           const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop) {
+  FlushDenormals();  // weights that L2 has shrunk to nothing make denormal moments
+  const TrainConfig& train = plan.train;
+  Run run(model, plan);
+  run.Folder().Claim(plan.settings);
+  JobStatus status;
+  status.steps = plan.steps;
+  if (run.Folder().Finished()) {
+    LoadParameters(run.Folder().FinalPath(), model.Parameters());
+    status.step = status.first_step = plan.steps;
+    report(status);
+    return;
+  }
+  run.Restore();
+  Metrics metrics(plan.folder / "metrics.jsonl", run.step);
   status.state = JobStatus::State::kTraining;
-  status.step = status.first_step = step;
-  if (step > 0) status.note = fmt::format("resumed at {}", step);
+  status.step = status.first_step = run.step;
+  if (run.step > 0) status.note = fmt::format("resumed at {}", run.step);
   report(status);
 
-  // Weights that L2 has shrunk to nothing make denormal moments, and denormals are a hundred times
-  // slower.
-  at::globalContext().setFlushDenormal(true);
   const auto start = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   auto reported = start;
-  double loss_sum = 0.0;
-  std::int64_t hits = 0;
-  // A window of metrics always starts at a multiple of log_every, and checkpoints do too: resuming
-  // splits none.
-  while (step < job.steps) {
-    const SetBatch batch = task.TrainBatch(job.seed, step, recipe.train.batch);
-    const BatchScore score = model.LossAndGradient(batch);
-    if (!std::isfinite(score.loss)) {
-      throw std::runtime_error(
-          fmt::format("{} seed {}: the loss is {} at step {}; the last checkpoint is kept",
-                      job.method->name, job.seed, score.loss, step));
-    }
-    adam.Step(++step);
-    loss_sum += score.loss;
-    hits += score.hits;
+  const auto fail = [&](const char* what, double value) {
+    throw std::runtime_error(fmt::format("{}: the {} is {} at step {}; the last checkpoint is kept",
+                                         plan.name, what, value, run.step));
+  };
+  if (run.validates) Validate(model, run, metrics, seconds(), stop);
+  while (run.step < plan.steps) {
+    const Trainable::StepScore score = model.LossAndGradient(run.step);
+    if (!std::isfinite(score.loss)) fail("loss", score.loss);
+    const double norm = run.Optimise().Step(run.step);
+    if (!std::isfinite(norm)) fail("norm of the gradient", norm);
+    ++run.step;
+    run.window.Add(score);
 
-    const std::int64_t window = (step - 1) % recipe.train.log_every + 1;
+    const bool end = run.step == plan.steps;
     const auto now = Clock::now();
-    if (now - reported > std::chrono::milliseconds(200) || step == job.steps) {
+    if (now - reported > std::chrono::milliseconds(200) || end) {
       reported = now;
-      status.step = step;
-      status.loss = loss_sum / static_cast<double>(window);
-      status.accuracy =
-          100.0 * static_cast<double>(hits) / static_cast<double>(window * recipe.train.batch);
+      status.step = run.step;
+      status.loss = run.window.Loss();
+      status.accuracy = run.window.Accuracy();
       report(status);
     }
-    if (window == recipe.train.log_every || step == job.steps) {
+    if (run.step % train.log_every == 0 || end) {
       metrics.Add(
-          step, loss_sum / static_cast<double>(window),
-          100.0 * static_cast<double>(hits) / static_cast<double>(window * recipe.train.batch),
-          std::chrono::duration<double>(now - start).count());
-      loss_sum = 0.0;
-      hits = 0;
-      const bool due = step % recipe.train.checkpoint_every == 0;
-      if (step < job.steps && (due || stop)) SaveCheckpoint(job, step, model, optimizer);
-      if (step < job.steps && stop) {
-        throw Interrupted(
-            fmt::format("{} seed {} stopped at step {}", job.method->name, job.seed, step));
-      }
+          fmt::format(R"({{"step": {}, "loss": {:.6g}, "accuracy": {:.6g}, "seconds": {:.3f}}})",
+                      run.step, run.window.Loss(), run.window.Accuracy(), seconds()));
+      run.window = {};
     }
+    if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
+      Validate(model, run, metrics, seconds(), stop);
+    }
+    if (end) break;
+    if (run.step % train.checkpoint_every == 0 || stop) run.Save();
+    if (stop) throw Interrupted(fmt::format("{} stopped at step {}", plan.name, run.step));
   }
-  WriteTensors(final_path, {model.Parameters(),
-                            {{"step", std::to_string(step)}, {"method", job.method->name}}});
-  for (const fs::directory_entry& entry : fs::directory_iterator(job.folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("step-") || name == "last") fs::remove_all(entry.path());
-  }
-  return model;
+  run.Folder().Finish({model.Parameters(), run.Metadata()});
 }
 
 }  // namespace tsallis::lab

@@ -1,18 +1,52 @@
-// One training job: one method, one seed, one core. Its folder holds config.json, metrics.jsonl,
-// last/ (a link to the newest checkpoint) and, when training is over, model.safetensors.
+// The training loop: a model on its data, an optimiser, checkpoints, metrics.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "lab/config/recipe.h"
-#include "lab/nn/set_attention.h"
 #include "lab/progress/progress.h"
+#include "lab/train/run_folder.h"
 
 namespace tsallis::lab {
 
+// What training drives.
+class Trainable {
+ public:
+  // Of one step's batch.
+  struct StepScore {
+    double loss = 0.0;       // mean, what the gradient is of
+    std::int64_t hits = 0;   // what was right, of
+    std::int64_t count = 0;  // what was asked
+  };
+  // Accuracy in % at a length.
+  using Accuracies = std::vector<std::pair<std::int64_t, double>>;
+
+  virtual ~Trainable() = default;
+
+  // Named views into FlatParameters().
+  virtual const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const = 0;
+  // [size] float32, one piece of memory each.
+  virtual const at::Tensor& FlatParameters() const = 0;
+  virtual const at::Tensor& FlatGradients() const = 0;
+
+  // Loss of training step `step`, from 0, and its gradient, which replaces FlatGradients(). Depends
+  // on the step and the parameters alone: there is no state beside them to be saved.
+  virtual StepScore LossAndGradient(std::int64_t step) = 0;
+
+  // Accuracy on validation data; the last entry decides which checkpoint is best. Nothing: the last
+  // weights are what training is for. Called every train.validate_every steps and after the last.
+  // Throws Interrupted when `stop` becomes true.
+  virtual Accuracies Validate(const std::atomic<bool>& stop) = 0;
+};
+
+// A method of a recipe with a seed.
 struct TrainingJob {
   const Recipe* recipe = nullptr;
   const MethodConfig* method = nullptr;  // trains its own weights
@@ -21,16 +55,29 @@ struct TrainingJob {
   std::filesystem::path folder;
 };
 
-// Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
-// other settings.
-void ClaimFolder(const TrainingJob& job);
+struct TrainingPlan {
+  std::string name;    // for errors: "softmax seed 1"
+  std::string method;  // named in the files of weights
+  TrainConfig train;
+  std::int64_t steps = 0;
+  std::filesystem::path folder;
+  nlohmann::ordered_json settings;  // everything that decides the weights; config.json
+};
 
-// Trains the job, or goes on from its last checkpoint; returns the trained model. A finished job is
-// only loaded. The result depends on recipe, method, seed and steps alone: killed and resumed runs
-// end with the same bits. `report` is called every few hundred milliseconds. Throws UsageError if
-// the folder belongs to other settings, Interrupted after a checkpoint when `stop` becomes true,
-// std::runtime_error (also when the loss is not finite).
-SetAttention Train(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
-                   const std::atomic<bool>& stop);
+// The plan of a job; `settings` are what is particular to the kind of model.
+TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
+
+// The part of the settings that says how is trained. Keys that came later are left out at their
+// defaults, so that older folders keep theirs.
+nlohmann::ordered_json ToJson(const TrainConfig& train);
+
+// Trains, or goes on from the last checkpoint; a finished run is only loaded. Leaves the last
+// weights in the model; the best, where there is validation, are in the folder. The result depends
+// on the plan alone: killed and resumed runs end with the same bits. `report` is called every few
+// hundred milliseconds. Throws UsageError if the folder belongs to other settings, Interrupted after
+// a checkpoint when `stop` becomes true, std::runtime_error (also when loss or gradient are not
+// finite; then the last checkpoint is kept).
+void Train(Trainable& model, const TrainingPlan& plan,
+           const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop);
 
 }  // namespace tsallis::lab

@@ -1,0 +1,232 @@
+"""Training steps of the decoders of T6 (reverse) and T8 (MQMTAR), against plain PyTorch.
+
+Ours is the C++ decoder of the lab; the peer is the same model written down in Python: attention by
+scaled_dot_product_attention for softmax, by the entmax package for entmax, everything recorded by
+autograd. Both have NAPE, one thread, and an Adam step; the second half of every sequence is scored.
+Measured is the processor's time, steps of both sides in turns; the minimum of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from entmax import entmax15
+from torch import nn
+
+import common
+from common import ROOT
+
+MODELS = {
+    "T6": {"vocabulary": 37, "layers": 6, "width": 256, "heads": 8, "feed_forward": 1024},
+    "T8": {"vocabulary": 265, "layers": 4, "width": 512, "heads": 16, "feed_forward": 1024},
+}
+METHODS = {
+    "softmax": {"map": "softmax", "positions": {"kind": "nape"}},
+    "asentmax": {
+        "map": "entmax",
+        "alpha": 1.5,
+        "positions": {"kind": "nape"},
+        "length_scaling": {"kind": "adaptive"},
+    },
+}
+
+
+class Norm(nn.Module):
+    """RMSNorm with gain 1 + w."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., width]."""
+        x = x.float()
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.w)
+
+
+class Attention(nn.Module):
+    """Causal attention with NAPE: the first half of the heads has ALiBi, slopes 1/h."""
+
+    def __init__(self, width: int, heads: int, asentmax: bool) -> None:
+        super().__init__()
+        self.heads, self.asentmax = heads, asentmax
+        self.project = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        half = heads // 2
+        slopes = torch.cat([1 / torch.arange(1, half + 1), torch.zeros(heads - half)])
+        self.register_buffer("slopes", slopes)
+        if asentmax:
+            self.beta, self.gamma = nn.Linear(width, half), nn.Linear(width, half)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [batch, n, width]."""
+        batch, n, width = x.shape
+        q, k, v = self.project(x).view(batch, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        at = torch.arange(n)
+        bias = self.slopes[:, None, None] * (at[None, :] - at[:, None])
+        bias = bias.masked_fill(at[None, :] > at[:, None], -math.inf)
+        if self.asentmax:
+            log_n = torch.log(at + 2.0)[:, None]
+            c = 1 + F.softplus(self.beta(x)) * log_n ** (2 * torch.tanh(self.gamma(x)))
+            c = torch.cat([torch.ones_like(c), c], -1).transpose(1, 2)[..., None]
+            scores = (q * c) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
+            out = entmax15(scores.float(), dim=-1).to(v.dtype) @ v
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+        return self.out(out.transpose(1, 2).reshape(batch, n, width))
+
+
+class Layer(nn.Module):
+    """Attention and gated feed-forward, normalised before and after."""
+
+    def __init__(self, width: int, heads: int, feed_forward: int, asentmax: bool) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Norm(width) for _ in range(4))
+        self.attention = Attention(width, heads, asentmax)
+        self.gate = nn.Linear(width, feed_forward, bias=False)
+        self.up = nn.Linear(width, feed_forward, bias=False)
+        self.down = nn.Linear(feed_forward, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [batch, n, width]."""
+        x = x + self.norms[1](self.attention(self.norms[0](x)))
+        h = self.norms[2](x)
+        h = F.gelu(self.gate(h), approximate="tanh") * self.up(h)
+        return x + self.norms[3](self.down(h))
+
+
+class PlainDecoder(nn.Module):
+    """The decoder as the paper describes it."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        layers: int,
+        width: int,
+        heads: int,
+        feed_forward: int,
+        asentmax: bool,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.Sequential(
+            *(Layer(width, heads, feed_forward, asentmax) for _ in range(layers))
+        )
+        self.norm = Norm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: [batch, n] -> [batch, n, vocabulary]."""
+        x = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
+        return self.head(self.norm(self.layers(x)))
+
+
+class Peer:
+    """A plain decoder in training."""
+
+    def __init__(self, model: str, method: str, compute: str, batch: int, length: int) -> None:
+        torch.manual_seed(1)
+        sizes = MODELS[model]
+        self.decoder = PlainDecoder(**sizes, asentmax=method == "asentmax")
+        self.optimizer = torch.optim.Adam(
+            self.decoder.parameters(), lr=1e-3, betas=(0.9, 0.99), fused=True
+        )
+        self.shape = (batch, length)
+        self.vocabulary = sizes["vocabulary"]
+        self.autocast = (
+            torch.autocast("cpu", torch.bfloat16)
+            if compute == "bfloat16"
+            else contextlib.nullcontext()
+        )
+
+    def step(self) -> float:
+        """One step; its seconds."""
+        tokens = torch.randint(self.vocabulary, self.shape)
+        labels = torch.randint(self.vocabulary, self.shape)
+        labels[:, : self.shape[1] // 2] = -100
+        start = time.process_time()
+        with self.autocast:
+            logits = self.decoder(tokens)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return time.process_time() - start
+
+
+def our_steps(model: str, method: str, compute: str, shape: tuple[int, int], steps: int) -> dict:
+    """What bench/decoder_steps.cc prints."""
+    config = {**MODELS[model], "compute": compute, "attention": METHODS[method]}
+    program = ROOT / "build" / "bin" / "decoder_steps"
+    command = [program, json.dumps(config), *map(str, shape), str(steps), "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of both sides (default 3)")
+    parser.add_argument("--steps", type=int, default=3, help="steps a turn (default 3)")
+    parser.add_argument("--batch", type=int, default=128, help="sequences (default 128)")
+    parser.add_argument("--length", type=int, default=64, help="tokens of each (default 64)")
+    parser.add_argument(
+        "--compute", nargs="+", default=["bfloat16", "float32"], help="dtypes (default both)"
+    )
+    arguments = parser.parse_args()
+    if not (ROOT / "build" / "bin" / "decoder_steps").exists():
+        print("build/bin/decoder_steps is not built: run make", file=sys.stderr)
+        return 1
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    shape = (arguments.batch, arguments.length)
+    tokens = shape[0] * shape[1]
+    rows = []
+    for compute in arguments.compute:
+        for model in MODELS:
+            for method in METHODS:
+                peer = Peer(model, method, compute, *shape)
+                peer.step()
+                ours, theirs = [], []
+                for _ in range(arguments.rounds):
+                    ours += our_steps(model, method, compute, shape, arguments.steps)["seconds"]
+                    theirs += [peer.step() for _ in range(arguments.steps)]
+                ours_s, peer_s = min(ours), min(theirs)
+                rows.append(
+                    {
+                        "case": f"{model} {method} {compute}",
+                        "pass": "training step",
+                        "peer": "torch" if method == "softmax" else "torch + entmax",
+                        "tokens_per_s": tokens / ours_s,
+                        "ours_s": ours_s,
+                        "peer_s": peer_s,
+                        "speedup": peer_s / ours_s,
+                    }
+                )
+                print(
+                    f"{model} {method:9} {compute:9} ours {tokens / ours_s:7.0f} tokens/s   "
+                    f"{rows[-1]['peer']:14} {tokens / peer_s:7.0f}   {peer_s / ours_s:.2f}x",
+                    file=sys.stderr,
+                )
+    info = subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, check=True)
+    common.write(arguments.out, isa=json.loads(info.stdout)["isa"], threads=1, rows=rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

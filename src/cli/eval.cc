@@ -1,0 +1,114 @@
+// tsallis eval: accuracy of a trained sequence model against length.
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "lab/denormals.h"
+#include "lab/errors.h"
+#include "lab/eval/evaluate_sequences.h"
+#include "lab/eval/load_model.h"
+
+namespace tsallis::cli {
+
+namespace {
+
+class EvalCommand : public Command {
+ public:
+  std::string Name() const override { return "eval"; }
+  std::string Summary() const override { return "Read a trained model's accuracy against length"; }
+  std::string Example() const override {
+    return "  tsallis eval runs/copy/quick/softmax/seed-1 --lengths 64,128,256\n"
+           "  tsallis eval runs/flip-flop/quick/softmax/seed-1 --lengths 64 --task flip-flop "
+           "write_probability=0.8";
+  }
+
+  void Declare(CLI::App& app) override {
+    app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
+    app.add_option("SETTING", settings_, "Settings of --task, key=value");
+    app.add_option("--lengths", lengths_, "Lengths, separated by commas")
+        ->required()
+        ->delimiter(',')
+        ->allow_extra_args(false);
+    app.add_option("--task", task_, "Another task than the one it was trained on");
+    app.add_option("--samples", samples_, "Samples at every length")
+        ->check(CLI::Range(1, 1 << 30))
+        ->capture_default_str();
+    app.add_option("--split", split_, "Which samples")
+        ->check(CLI::IsMember({"validation", "test"}))
+        ->capture_default_str();
+    app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
+        ->check(CLI::Range(1, 4096));
+    app.add_flag("--json", json_, "Print one JSON document");
+    app.add_flag("--quiet", quiet_, "Print the accuracies only");
+  }
+
+  int Run(const Invocation& invocation) override {
+    if (task_.empty() && !settings_.empty()) {
+      throw lab::UsageError("settings need the --task that they are for");
+    }
+    if (threads_) at::set_num_threads(*threads_);
+    lab::FlushDenormals();  // as where it was trained
+    lab::LoadedModel loaded = lab::LoadModel(path_);
+    if (!task_.empty()) {
+      loaded.task = lab::MakeSequenceTask(task_, settings_);
+      loaded.task_name = task_;
+    }
+    const std::int64_t vocabulary = loaded.model.Config().vocabulary;
+    if (loaded.task->Vocabulary() != vocabulary) {
+      throw lab::UsageError(
+          fmt::format("--task {}: expected a task of the model's {} tokens, it has "
+                      "{}",
+                      loaded.task_name, vocabulary, loaded.task->Vocabulary()));
+    }
+    for (const std::int64_t n : lengths_) loaded.task->CheckLength(n);
+    const lab::Split split = split_ == "test" ? lab::Split::kTest : lab::Split::kValidation;
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    if (!json_ && !quiet_) fmt::print("{}, {}\n", loaded.task_name, loaded.weights.string());
+    for (const std::int64_t n : lengths_) {
+      const lab::SequenceLengthScore score =
+          lab::EvaluateLength(loaded.model, *loaded.task, split, n, samples_, *invocation.stop);
+      if (!json_) {
+        fmt::print("  n = {:<8}{:>6.1f} %   {} of {}\n", n, score.Accuracy(), score.hits,
+                   score.asked);
+        std::fflush(stdout);
+      }
+      rows.push_back({{"n", n},
+                      {"samples", score.samples},
+                      {"hits", score.hits},
+                      {"asked", score.asked},
+                      {"accuracy", score.Accuracy()}});
+    }
+    if (json_) {
+      const nlohmann::ordered_json document = {{"task", loaded.task_name},
+                                               {"weights", loaded.weights.string()},
+                                               {"split", split_},
+                                               {"rows", rows}};
+      fmt::print("{}\n", document.dump(2));
+    }
+    return 0;
+  }
+
+ private:
+  std::string path_, task_, split_ = "test";
+  std::vector<std::string> settings_;
+  std::vector<std::int64_t> lengths_;
+  std::int64_t samples_ = 1000;
+  std::optional<int> threads_;
+  bool json_ = false;
+  bool quiet_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeEval() { return std::make_unique<EvalCommand>(); }
+
+}  // namespace tsallis::cli

@@ -1,0 +1,140 @@
+// tsallis train: one method of a recipe with one seed.
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/terminal.h"
+#include "lab/progress/progress.h"
+#include "lab/train/sequence_training.h"
+#include "lab/train/set_training.h"
+
+namespace tsallis::cli {
+
+namespace {
+
+class TrainCommand : public Command {
+ public:
+  std::string Name() const override { return "train"; }
+  std::string Summary() const override { return "Train one method of a recipe"; }
+  std::string Example() const override {
+    return "  tsallis train copy --method asentmax train.lr=1e-3 --folder runs/copy-1e-3\n"
+           "  tsallis eval runs/copy-1e-3 --lengths 64,128,256";
+  }
+
+  void Declare(CLI::App& app) override {
+    app.add_option("RECIPE", name_, "A recipe by name (tsallis list), or the path to one")
+        ->required();
+    app.add_option("SETTING", settings_,
+                   "Other values for keys of the recipe: train.lr=1e-4 model.layers=3");
+    app.add_option("--scale", scale_, "A [scale.<name>] of the recipe: steps and settings")
+        ->capture_default_str();
+    app.add_option("--method", method_, "A method of the recipe; default: its first");
+    app.add_option("--seed", seed_, "Seed")->capture_default_str();
+    app.add_option("--folder", folder_,
+                   "Folder of the run; default: runs/<study>/<scale>/<method>/seed-<n>");
+    app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
+        ->check(CLI::Range(1, 4096));
+    app.add_flag("--resume", resume_, "Go on with the run that is in the folder");
+    app.add_flag("--json", json_, "Print what was trained as one JSON document");
+    app.add_flag("--quiet", progress_.quiet, "Show no progress");
+  }
+
+  int Run(const Invocation& invocation) override {
+    const lab::Recipe recipe = lab::AtScale(lab::FindRecipe(name_), scale_, settings_);
+    lab::TrainingJob job;
+    job.recipe = &recipe;
+    job.method = method_.empty() ? &recipe.methods.front() : &recipe.Method(method_);
+    job.seed = seed_;
+    job.steps = recipe.Scale(scale_).steps;
+    job.folder = folder_;
+    if (folder_.empty()) {
+      job.folder = std::filesystem::path("runs") / recipe.name / scale_ / job.method->name /
+                   fmt::format("seed-{}", seed_);
+    }
+    if (job.method->weights_of) {
+      throw lab::UsageError(
+          fmt::format("method \"{}\" trains nothing: its weights are those of \"{}\"",
+                      job.method->name, *job.method->weights_of));
+    }
+    if (!resume_ && std::filesystem::exists(job.folder / "config.json")) {
+      throw lab::UsageError(
+          job.folder.string() +
+          " already holds a run: add --resume to go on with it, or choose another "
+          "--folder");
+    }
+    if (threads_) at::set_num_threads(*threads_);
+    Train(job, *invocation.stop);
+    PrintResult(job);
+    return 0;
+  }
+
+ private:
+  void Train(const lab::TrainingJob& job, const std::atomic<bool>& stop) {
+    progress_.terminal = IsTerminal(stderr);
+    progress_.color = UseColor(stderr);
+    lab::JobStatus status;
+    status.name = fmt::format("{} seed {}", job.method->name, job.seed);
+    status.steps = job.steps;
+    lab::Progress progress({status}, progress_);
+    const auto report = [&](const lab::JobStatus& now) {
+      lab::JobStatus named = now;
+      named.name = status.name;
+      if (named.step == named.steps) named.state = lab::JobStatus::State::kDone;
+      progress.Update(0, named);
+    };
+    if (job.recipe->task.sequence) {
+      lab::Decoder model(job.recipe->Decoder(*job.method), job.seed);
+      lab::TrainSequences(job, model, report, stop);
+    } else {
+      lab::TrainSet(job, report, stop);
+    }
+  }
+
+  void PrintResult(const lab::TrainingJob& job) const {
+    const lab::RunFolder folder(job.folder);
+    const bool best = std::filesystem::exists(folder.BestPath());
+    const std::filesystem::path path = best ? folder.BestPath() : folder.FinalPath();
+    const auto metadata = lab::ReadTensors(path).metadata;
+    if (json_) {
+      nlohmann::ordered_json document = {{"folder", job.folder.string()},
+                                         {"weights", path.string()},
+                                         {"method", job.method->name},
+                                         {"seed", job.seed},
+                                         {"step", std::stoll(metadata.at("step"))}};
+      if (best) {
+        document["validation_length"] = std::stoll(metadata.at("length"));
+        document["validation_accuracy"] = std::stod(metadata.at("accuracy"));
+      }
+      fmt::print("{}\n", document.dump(2));
+      return;
+    }
+    fmt::print("Weights of step {}: {}\n", metadata.at("step"), path.string());
+    if (best) {
+      fmt::print("The best on validation samples of length {}: {} %\n", metadata.at("length"),
+                 metadata.at("accuracy"));
+    }
+  }
+
+  std::string name_, scale_ = "quick", method_;
+  std::vector<std::string> settings_;
+  std::uint64_t seed_ = 1;
+  std::filesystem::path folder_;
+  std::optional<int> threads_;
+  bool resume_ = false;
+  bool json_ = false;
+  lab::ProgressOptions progress_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeTrain() { return std::make_unique<TrainCommand>(); }
+
+}  // namespace tsallis::cli

@@ -1,0 +1,47 @@
+#include "lab/config/key_value.h"
+
+#include <fmt/format.h>
+
+#include "lab/errors.h"
+
+namespace tsallis::lab {
+
+void Merge(toml::table& root, const toml::table& values) {
+  for (const auto& [key, value] : values) {
+    toml::node* there = root.get(key.str());
+    if (there != nullptr && there->is_table() && value.is_table()) {
+      Merge(*there->as_table(), *value.as_table());
+    } else {
+      root.insert_or_assign(key.str(), value);
+    }
+  }
+}
+
+void SetKeyValue(toml::table& root, const std::string& setting) {
+  const std::size_t equals = setting.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    throw UsageError("expected key=value, got \"" + setting + "\"");
+  }
+  const std::string key = setting.substr(0, equals);
+  const std::string value = setting.substr(equals + 1);
+  toml::table parsed;
+  try {
+    parsed = toml::parse("v = " + value);
+  } catch (const toml::parse_error&) {
+    parsed.clear();
+  }
+  // A line break could smuggle in further keys.
+  if (parsed.size() != 1) parsed = toml::table{{"v", value}};
+  toml::table* table = &root;
+  std::size_t begin = 0;
+  for (std::size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', begin)) {
+    const std::string name = key.substr(begin, dot - begin);
+    if (!table->contains(name)) table->insert(name, toml::table{});
+    table = table->get(name)->as_table();
+    if (table == nullptr) throw UsageError(fmt::format("\"{}\": \"{}\" is not a table", key, name));
+    begin = dot + 1;
+  }
+  table->insert_or_assign(key.substr(begin), *parsed.get("v"));
+}
+
+}  // namespace tsallis::lab

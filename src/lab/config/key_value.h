@@ -1,0 +1,18 @@
+// Settings from a command line: `key=value` into a TOML table.
+#pragma once
+
+#include <string>
+
+#include <toml++/toml.h>
+
+namespace tsallis::lab {
+
+// Sets one entry: "write_probability=0.8", "train.lr=1e-4" (tables on the way are made). The value
+// is TOML; a word that is not is taken as a string, so that model.positions=nape needs no quotes.
+// UsageError if there is no key, or a key on the way is no table.
+void SetKeyValue(toml::table& root, const std::string& setting);
+
+// Sets every entry of `values` in `root`, tables entry by entry.
+void Merge(toml::table& root, const toml::table& values);
+
+}  // namespace tsallis::lab

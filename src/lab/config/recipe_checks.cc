@@ -1,0 +1,185 @@
+#include "lab/config/recipe_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "lab/config/suggest.h"
+
+namespace tsallis::lab {
+namespace {
+
+bool IsName(const std::string& name) {
+  if (name.empty() || name.front() == '.' || name.front() == '-') return false;
+  return std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
+  });
+}
+
+constexpr const char* kNameExpected =
+    "a name of letters, digits, '.', '-' and '_' that begins with a letter or digit";
+
+void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std::string& path,
+                    TomlProblems& problems) {
+  if (!method.weights_of) return;
+  const std::string key = path + ".weights_of";
+  const MethodConfig* owner = FindMethod(recipe, *method.weights_of);
+  if (owner == nullptr) {
+    problems.Add(key, "unknown method \"" + *method.weights_of + "\"" +
+                          Suggestion(*method.weights_of, MethodNames(recipe)));
+  } else if (owner == &method) {
+    problems.Add(key, "a method cannot borrow its own weights");
+  } else if (owner->weights_of) {
+    problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
+                          "\" itself; name that one");
+  } else if (owner->length_scaling.kind != method.length_scaling.kind) {
+    // The learned scale is among the weights: the borrower would miss it, or carry one that nobody
+    // trained.
+    problems.Add(key, "the length scaling of \"" + owner->name + "\" is of another kind");
+  }
+}
+
+// Methods of a decoder differ in their attention; those of the set model have keys of their own.
+void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std::string& path,
+                     TomlProblems& problems) {
+  if (recipe.model.name != "decoder") {
+    if (!problems.Given(path + ".map")) problems.AddMissing(path, "map");
+    if (method.attention) {
+      problems.Add(path + ".attention", "only has an effect with model \"decoder\"");
+    }
+    return;
+  }
+  for (const char* key : {".map", ".alpha", ".theta", ".length_scaling"}) {
+    if (!problems.Given(path + key)) continue;
+    problems.Add(path + key, "a decoder's methods say this in attention = { ... }");
+  }
+  if (method.weights_of) {
+    problems.Add(path + ".weights_of", "has no effect with model \"decoder\"");
+  }
+  try {
+    CheckDecoder(recipe.Decoder(method));
+  } catch (const UsageError& error) {
+    problems.Add(path, error.what());
+  }
+}
+
+void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
+  const std::string path = "method." + method.name;
+  CheckMethodKind(recipe, method, path, problems);
+  if (method.map != "entmax" && problems.Given(path + ".alpha")) {
+    problems.Add(path + ".alpha", "has no effect with map = \"" + method.map + "\"");
+  }
+  if (method.length_scaling.kind != LengthScaling::Kind::kScalar) {
+    for (const char* key : {".length_scaling.gamma", ".length_scaling.delta"}) {
+      if (problems.Given(path + key)) {
+        problems.Add(path + key, "only has an effect with kind = \"scalar\"");
+      }
+    }
+  }
+  if (method.paper.size() > recipe.task.eval_lengths.size()) {
+    problems.Add(path + ".paper", "has " + std::to_string(method.paper.size()) +
+                                      " figures, but task.eval_lengths only " +
+                                      std::to_string(recipe.task.eval_lengths.size()) + " lengths");
+  }
+  CheckBorrowing(recipe, method, path, problems);
+}
+
+void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
+  const bool decoder = recipe.model.name == "decoder";
+  if (decoder != (recipe.task.sequence != nullptr) && !recipe.task.name.empty()) {
+    problems.Add("model.name", fmt::format("\"{}\" does not fit the task \"{}\"", recipe.model.name,
+                                           recipe.task.name));
+  }
+  const auto exists = [&](const std::string& key, std::int64_t length) {
+    if (!recipe.task.sequence) return;
+    try {
+      recipe.task.sequence->CheckLength(length);
+    } catch (const UsageError& error) {
+      problems.Add(key, error.what());
+    }
+  };
+  exists("task.train_length", recipe.task.train_length_min);
+  exists("task.train_length", recipe.task.train_length_max);
+  // A scale may change the task so that not all lengths of the recipe exist, and read others.
+  const auto found = recipe.scales.find(scale);
+  if (found != recipe.scales.end() && found->second.eval_lengths) {
+    for (const std::int64_t length : *found->second.eval_lengths) {
+      exists("scale." + scale + ".eval_lengths", length);
+    }
+  } else {
+    for (const std::int64_t length : recipe.task.eval_lengths) exists("task.eval_lengths", length);
+  }
+  const std::int64_t vocabulary = recipe.model.decoder.vocabulary;
+  if (recipe.task.sequence && vocabulary != 0 && vocabulary != recipe.task.sequence->Vocabulary()) {
+    problems.Add("model.vocabulary", fmt::format("the task has {} tokens; leave this key out",
+                                                 recipe.task.sequence->Vocabulary()));
+  }
+  const TrainConfig& train = recipe.train;
+  if (train.validate_every > 0) {
+    exists("train.best_length", train.best_length);
+    if (!decoder) problems.Add("train.validate_every", "has no effect with this model");
+    if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");
+  }
+  if (!train.lr_grid.empty() && train.validate_every == 0) {
+    problems.Add("train.lr_grid", "is chosen from on validation samples: needs validate_every");
+  }
+  if (!decoder && train.accumulate > 1) {
+    problems.Add("train.accumulate", "has no effect with this model");
+  }
+  if (train.batch % train.accumulate != 0) {
+    problems.Add("train.accumulate", fmt::format("batch {} cannot be worked on in {} equal parts",
+                                                 train.batch, train.accumulate));
+  }
+  if (train.optimizer == "adamw" && problems.Given("train.l2")) {
+    problems.Add("train.l2", "only has an effect with optimizer = \"adam\"");
+  }
+  if (train.optimizer != "adamw" && problems.Given("train.weight_decay")) {
+    problems.Add("train.weight_decay", "only has an effect with optimizer = \"adamw\"");
+  }
+}
+
+}  // namespace
+
+std::string CheckName(const std::string& name) { return IsName(name) ? "" : kNameExpected; }
+
+std::vector<std::string> MethodNames(const Recipe& recipe) {
+  std::vector<std::string> names;
+  for (const MethodConfig& method : recipe.methods) names.push_back(method.name);
+  return names;
+}
+
+const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
+  for (const MethodConfig& method : recipe.methods) {
+    if (method.name == name) return &method;
+  }
+  return nullptr;
+}
+
+void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
+  CheckSequences(recipe, scale, problems);
+  if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
+    problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
+  }
+  std::set<std::string> seen;
+  for (const MethodConfig& method : recipe.methods) {
+    if (method.name.empty()) continue;  // reported as missing
+    if (!seen.insert(method.name).second) {
+      problems.Add("method." + method.name, "a method of this name stands above already");
+    }
+    CheckMethod(recipe, method, problems);
+  }
+  for (const auto& [name, config] : recipe.scales) {
+    const std::string path = "scale." + name;
+    if (!IsName(name)) problems.Add(path, std::string("expected ") + kNameExpected);
+    for (const std::string& method : config.methods) {
+      if (FindMethod(recipe, method) == nullptr) {
+        problems.Add(path + ".methods",
+                     "unknown method \"" + method + "\"" + Suggestion(method, MethodNames(recipe)));
+      }
+    }
+  }
+}
+
+}  // namespace tsallis::lab

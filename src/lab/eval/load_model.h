@@ -1,0 +1,23 @@
+// A trained sequence model and its task from the folder of its run.
+#pragma once
+
+#include <filesystem>
+
+#include "lab/nn/decoder.h"
+#include "lab/tasks/sequence_tasks.h"
+
+namespace tsallis::lab {
+
+struct LoadedModel {
+  Decoder model;
+  TaskPointer task;  // as in training
+  std::string task_name;
+  std::filesystem::path weights;  // the file they come from
+};
+
+// `path`: the folder of a run, of which the best weights are taken, else the last, else the newest
+// checkpoint; or a file of weights in it. The run's config.json says what model they belong to.
+// UsageError if there is no such thing, std::runtime_error if it is damaged.
+LoadedModel LoadModel(const std::filesystem::path& path);
+
+}  // namespace tsallis::lab

@@ -1,0 +1,234 @@
+#include "lab/nn/decoder.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/parallel.h"
+#include "lab/nn/decoder_state.h"
+#include "tsallis/cpu.h"
+#include "tsallis/error.h"
+
+namespace tsallis::lab {
+namespace {
+
+// Products that run inside a block must not be split over threads: torch splits by the number there
+// are. Threads are handed out above, by block.
+class SequentialProducts {
+ public:
+  SequentialProducts() : threads_(at::get_num_threads()) {
+    if (threads_ > 1) at::set_num_threads(1);
+  }
+  ~SequentialProducts() {
+    if (threads_ > 1) at::set_num_threads(threads_);
+  }
+  SequentialProducts(const SequentialProducts&) = delete;
+  SequentialProducts& operator=(const SequentialProducts&) = delete;
+
+  int threads() const { return threads_; }
+
+ private:
+  int threads_;
+};
+
+DecoderConfig Settled(DecoderConfig config) {
+  CheckDecoder(config);
+  config.head_dim = config.HeadDim();
+  if (config.compute == "auto") {
+    const CpuInfo cpu = QueryCpu();
+    config.compute = cpu.avx512_bf16 || cpu.amx_bf16 ? "bfloat16" : "float32";
+  }
+  return config;
+}
+
+void CheckTensor(const at::Tensor& tensor, const char* name, const TokenBatch& batch) {
+  if (tensor.dim() == 2 && tensor.scalar_type() == at::kLong &&
+      tensor.sizes() == batch.tokens.sizes()) {
+    return;
+  }
+  throw InvalidArgument(name, "int64 [batch, n]",
+                        std::string(c10::toString(tensor.scalar_type())) + " of rank " +
+                            std::to_string(tensor.dim()));
+}
+
+}  // namespace
+
+at::Tensor Buffer::Rows(std::int64_t rows, std::int64_t columns, at::ScalarType dtype) {
+  if (!memory_.defined() || memory_.numel() < rows * columns || memory_.scalar_type() != dtype) {
+    memory_ = at::empty({rows * columns}, dtype);
+  }
+  return memory_.narrow(0, 0, rows * columns).view({rows, columns});
+}
+
+Decoder::State::State(const DecoderConfig& given, std::uint64_t seed)
+    : config(Settled(given)),
+      dtype(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
+      inner(config.heads * config.head_dim) {
+  const auto normal = [](RandomStream& random) { return Normal(random, 0.02); };
+  const auto zero = [](RandomStream&) { return 0.0F; };
+  const std::int64_t width = config.width;
+  const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in,
+                          Parameter& parameter) {
+    parameters.Add({{name, {out, in}, normal}}, in, &parameter);
+  };
+  const auto norm = [&](const std::string& name, Parameter& parameter) {
+    parameters.Add({{name, {width}, zero}}, width, &parameter);
+  };
+  matrix("embedding.weight", config.vocabulary, width, embedding);
+  layers.reserve(static_cast<std::size_t>(config.layers));  // parameters are filled in by address
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    DecoderLayer& layer = layers.emplace_back(config, l);
+    const std::string prefix = "layers." + std::to_string(l) + ".";
+    norm(prefix + "attention.norm.weight", layer.attention_norm);
+    layer.attention.Declare(prefix + "attention.", parameters);
+    matrix(prefix + "attention.out.weight", width, inner, layer.attention_out);
+    norm(prefix + "attention.out_norm.weight", layer.attention_out_norm);
+    norm(prefix + "feed_forward.norm.weight", layer.feed_forward_norm);
+    parameters.Add({{prefix + "feed_forward.gate.weight", {config.feed_forward, width}, normal},
+                    {prefix + "feed_forward.up.weight", {config.feed_forward, width}, normal}},
+                   width, &layer.gate_up);
+    matrix(prefix + "feed_forward.down.weight", width, config.feed_forward, layer.down);
+    norm(prefix + "feed_forward.out_norm.weight", layer.feed_forward_out_norm);
+  }
+  norm("norm.weight", final_norm);
+  matrix("head.weight", config.vocabulary, width, head);
+  parameters.Allocate(seed, dtype == at::kBFloat16);
+  activations.resize(layers.size());
+}
+
+DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
+  const bool labelled = batch.labels.defined();
+  CheckTensor(batch.tokens, "tokens", batch);
+  if (labelled) CheckTensor(batch.labels, "labels", batch);
+  const std::int64_t sequences = batch.tokens.size(0);
+  const std::int64_t n = batch.tokens.size(1);
+  const at::Tensor tokens = batch.tokens.contiguous();
+  const at::Tensor labels = labelled ? batch.labels.contiguous() : at::Tensor();
+  const at::Tensor lengths =
+      batch.lengths.defined() ? batch.lengths.to(at::kLong).contiguous() : at::Tensor();
+  if (lengths.defined() && (lengths.dim() != 1 || lengths.size(0) != sequences)) {
+    throw InvalidArgument("lengths", "[batch]", "another shape");
+  }
+  DecoderRows rows;
+  std::int64_t shortest = n;
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    const std::int64_t length = lengths.defined() ? lengths.const_data_ptr<std::int64_t>()[b] : n;
+    if (length < 1 || length > n) {
+      throw InvalidArgument("lengths", "1 to " + std::to_string(n), std::to_string(length));
+    }
+    shortest = std::min(shortest, length);
+    rows.length = std::max(rows.length, length);
+    rows.begin.push_back(rows.rows);
+    for (std::int64_t i = 0; i < length; ++i) {
+      const std::int64_t token = tokens.const_data_ptr<std::int64_t>()[b * n + i];
+      if (token < 0 || token >= config.vocabulary) {
+        throw InvalidArgument("tokens", "0 to " + std::to_string(config.vocabulary - 1),
+                              std::to_string(token));
+      }
+      const std::int64_t label =
+          labelled ? labels.const_data_ptr<std::int64_t>()[b * n + i] : kNotScored;
+      if (label != kNotScored && (label < 0 || label >= config.vocabulary)) {
+        throw InvalidArgument(
+            "labels",
+            "0 to " + std::to_string(config.vocabulary - 1) + ", or " + std::to_string(kNotScored),
+            std::to_string(label));
+      }
+      rows.token.push_back(token);
+      rows.position.push_back(static_cast<std::int32_t>(i));
+      const double log_n = std::log(static_cast<double>(i + 2));
+      rows.log_n.push_back(static_cast<float>(log_n));
+      rows.log_log_n.push_back(static_cast<float>(std::log(log_n)));
+      if (!labelled || label != kNotScored) {
+        rows.scored.push_back(rows.rows);
+        rows.sequence.push_back(b);
+        if (labelled) rows.label.push_back(label);
+      }
+      ++rows.rows;
+    }
+    rows.end.push_back(rows.rows);
+  }
+  rows.packed = shortest < rows.length;
+  return rows;
+}
+
+void Decoder::State::ForBlocks(
+    std::int64_t rows, const std::function<void(std::int64_t, std::int64_t, Scratch&)>& body) {
+  const Context context{.threads = threads};
+  const std::int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
+  const auto workers = static_cast<std::size_t>(Workers(context, blocks));
+  if (scratch.size() < workers) scratch.resize(workers);
+  ParallelTasks(context, blocks, [&](std::int64_t block, int worker) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const std::int64_t begin = block * kRowBlock;
+    body(begin, std::min(rows, begin + kRowBlock), scratch[static_cast<std::size_t>(worker)]);
+  });
+}
+
+Decoder::Decoder(const DecoderConfig& config, std::uint64_t seed)
+    : state_(std::make_unique<State>(config, seed)) {}
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder::~Decoder() = default;
+
+const DecoderConfig& Decoder::Config() const { return state_->config; }
+const at::Tensor& Decoder::FlatParameters() const { return state_->parameters.Flat(); }
+const at::Tensor& Decoder::FlatGradients() const { return state_->parameters.FlatGradients(); }
+const std::vector<std::pair<std::string, at::Tensor>>& Decoder::Parameters() const {
+  return state_->parameters.Named();
+}
+const std::vector<at::Tensor>& Decoder::Gradients() const { return state_->parameters.Gradients(); }
+std::int64_t Decoder::ParameterCount() const { return state_->parameters.Count(); }
+
+SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOptions& options) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const SequentialProducts guard;
+  State& state = *state_;
+  state.threads = guard.threads();
+  const DecoderRows rows = state.RowsOf(batch);
+  state.parameters.Refresh();
+  if (!options.accumulate) state.parameters.FlatGradients().zero_();
+  const std::int64_t denominator =
+      options.denominator > 0 ? options.denominator : static_cast<std::int64_t>(rows.label.size());
+  state.ForwardLayers(rows, true);
+  const SequenceScore score = state.LossesAndGradient(
+      rows, denominator > 0 ? 1.0F / static_cast<float>(denominator) : 0.0F);
+  state.BackwardLayers(rows, options);
+  return score;
+}
+
+SequenceScore Decoder::Evaluate(const TokenBatch& batch) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const SequentialProducts guard;
+  State& state = *state_;
+  state.threads = guard.threads();
+  const DecoderRows rows = state.RowsOf(batch);
+  state.parameters.Refresh();
+  state.ForwardLayers(rows, false);
+  return state.Losses(rows);
+}
+
+at::Tensor Decoder::Forward(const TokenBatch& batch) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const SequentialProducts guard;
+  State& state = *state_;
+  state.threads = guard.threads();
+  const DecoderRows rows = state.RowsOf(batch);
+  state.parameters.Refresh();
+  state.ForwardLayers(rows, false);
+  const auto scored = static_cast<std::int64_t>(rows.scored.size());
+  at::Tensor logits = at::empty({scored, state.config.vocabulary});
+  state.ForBlocks(scored, [&](std::int64_t begin, std::int64_t end, State::Scratch& scratch) {
+    logits.narrow(0, begin, end - begin).copy_(state.Logits(begin, end, scratch));
+  });
+  if (batch.labels.defined() || !rows.packed) return logits;
+  at::Tensor padded = at::zeros({batch.tokens.numel(), state.config.vocabulary});
+  for (std::int64_t b = 0; b < rows.Sequences(); ++b) {
+    const std::int64_t begin = rows.begin[static_cast<std::size_t>(b)];
+    const std::int64_t count = rows.end[static_cast<std::size_t>(b)] - begin;
+    padded.narrow(0, b * batch.tokens.size(1), count).copy_(logits.narrow(0, begin, count));
+  }
+  return padded;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,100 @@
+// A Gemma-2-like decoder for the sequence tasks T2-T9 (SPEC T; ASEntmax, appendix G). For a token t
+// at position i:
+//
+//   x = E[t] sqrt(width)                                             (+ sinusoids, SPEC P2)
+//   x += n2(attention(n1(x))),  x += n4(W_d (gelu(W_g n3(x)) * W_u n3(x)))      in every layer
+//   logits = W_h n5(x),  n(x) = x / rms(x) (1 + w)
+//
+// without biases, soft-capping or windows; gelu in its tanh form; E and W_h are not tied. Attention
+// is causal, 1 / sqrt(head_dim) scaled, with as many key heads as query heads; what a head does
+// beyond that is its AttentionConfig. Weights and embeddings start at N(0, 0.02^2), norms at w = 0.
+// docs/decoder.md lists how this departs from the reference implementation.
+//
+// The gradient is written out. Rows of a batch are worked on in blocks whose bounds depend on
+// shapes alone, each by one thread from start to end, so that results do not depend on the number of
+// threads, to the bit.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lab/nn/decoder_config.h"
+
+namespace tsallis::lab {
+
+inline constexpr std::int64_t kNotScored = -100;  // as in torch's cross_entropy
+
+// Sequences, padded on the right.
+struct TokenBatch {
+  at::Tensor tokens;   // [batch, n] int64, in [0, vocabulary)
+  at::Tensor labels;   // [batch, n] int64: the next token, or kNotScored
+  at::Tensor lengths;  // [batch] int64, tokens that count, 1 ... n; undefined: n
+};
+
+// Sums over the scored positions of a batch.
+struct SequenceScore {
+  double loss = 0.0;        // cross-entropy, nats: a sum; Mean() is what training minimises
+  std::int64_t scored = 0;  // positions
+  std::int64_t hits = 0;    // positions whose label has the largest logit (the first of equals)
+  std::int64_t sequences = 0;
+  std::int64_t exact = 0;  // sequences with a hit at every scored position
+  // Of every sequence, whether it is exact.
+  std::vector<bool> is_exact;
+
+  double Mean() const { return scored == 0 ? 0.0 : loss / static_cast<double>(scored); }
+};
+
+struct GradientOptions {
+  // What the sum of the loss is divided by; 0: the scored positions of this batch. With several
+  // batches or processes a step, the scored positions of all of them.
+  std::int64_t denominator = 0;
+  bool accumulate = false;  // adds to FlatGradients() instead of replacing it
+  // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the
+  // front, on the calling thread.
+  std::function<void(std::int64_t begin, std::int64_t end)> ready;
+};
+
+class Decoder {
+ public:
+  // Parameters drawn from `seed`, each from a stream of its own. Throws UsageError (CheckDecoder).
+  Decoder(const DecoderConfig& config, std::uint64_t seed);
+  Decoder(Decoder&&) noexcept;
+  ~Decoder();
+
+  // As given, but with `compute` and `head_dim` settled.
+  const DecoderConfig& Config() const;
+
+  // Loss and its gradient, which replaces or joins FlatGradients().
+  SequenceScore LossAndGradient(const TokenBatch& batch, const GradientOptions& options = {});
+
+  // The loss alone, in memory that grows with the longest sequence by little more than keys,
+  // values and the residual stream.
+  SequenceScore Evaluate(const TokenBatch& batch);
+
+  // Logits of the scored positions, in order: [scored, vocabulary] float32. Without labels, of all
+  // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
+  at::Tensor Forward(const TokenBatch& batch);
+
+  // All parameters, and their gradients, in one piece of memory each; a parameter starts at a
+  // multiple of 64 bytes, the gaps stay zero.
+  const at::Tensor& FlatParameters() const;
+  const at::Tensor& FlatGradients() const;
+
+  // Named views into FlatParameters, and the same of the gradients.
+  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const;
+  const std::vector<at::Tensor>& Gradients() const;
+  // Numbers that are learned (without the gaps).
+  std::int64_t ParameterCount() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tsallis::lab

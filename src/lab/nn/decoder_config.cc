@@ -1,0 +1,308 @@
+#include "lab/nn/decoder_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <type_traits>
+
+#include <nlohmann/json.hpp>
+
+#include "lab/errors.h"
+#include "lab/nn/decoder_describe.h"
+
+namespace tsallis::lab {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// ---- visitors -----------------------------------------------------------------------------------
+
+class JsonWriter {
+ public:
+  Json json = Json::object();
+
+  template <class T>
+  void Optional(const std::string& key, T& value, const Check<T>&, const char*) {
+    Write(key, value);
+  }
+
+ private:
+  template <class T>
+  static constexpr bool kTable = requires(JsonWriter& writer, T& value) {
+    Describe(writer, value);
+  };
+
+  template <class T>
+  static Json ValueOf(T& value) {
+    if constexpr (kTable<T>) {
+      JsonWriter writer;
+      Describe(writer, value);
+      return writer.json;
+    } else {
+      return value;
+    }
+  }
+
+  template <class T>
+  void Write(const std::string& key, T& value) {
+    json[key] = ValueOf(value);
+  }
+  template <class T>
+  void Write(const std::string& key, std::optional<T>& value) {
+    if (value) json[key] = ValueOf(*value);
+  }
+  template <class T>
+  void Write(const std::string& key, std::vector<T>& values) {
+    if (values.empty()) return;
+    Json& array = json[key] = Json::array();
+    for (T& value : values) array.push_back(ValueOf(value));
+  }
+};
+
+class KeyLister {
+ public:
+  std::string prefix;
+  std::vector<DecoderKey> keys;
+
+  template <class T>
+  void Optional(const std::string& key, T& value, const Check<T>&, const char* help) {
+    if constexpr (std::same_as<T, std::vector<AttentionOverride>>) {
+      AttentionOverride one;
+      Below(key, one);
+    } else if constexpr (requires { Describe(*this, value); }) {
+      Below(key, value);
+    } else {
+      JsonWriter writer;
+      writer.Optional(key, value, {}, help);
+      const auto found = writer.json.find(key);
+      keys.push_back({prefix + key, found == writer.json.end() ? "" : found->dump(), help});
+    }
+  }
+
+ private:
+  template <class T>
+  void Below(const std::string& key, T& value) {
+    const std::string above = prefix;
+    prefix += key + ".";
+    Describe(*this, value);
+    prefix = above;
+  }
+};
+
+// JSON as the table that the reader of recipes takes, so that there is one reader.
+toml::table ToTable(const Json& json);
+toml::array ToArray(const Json& json);
+
+template <class Add>
+void AddValue(const Json& value, const Add& add) {
+  if (value.is_object()) {
+    add(ToTable(value));
+  } else if (value.is_array()) {
+    add(ToArray(value));
+  } else if (value.is_boolean()) {
+    add(value.get<bool>());
+  } else if (value.is_number_integer()) {
+    add(value.get<std::int64_t>());
+  } else if (value.is_number()) {
+    add(value.get<double>());
+  } else if (value.is_string()) {
+    add(value.get<std::string>());
+  } else {
+    throw UsageError("no value for a decoder: " + value.dump());
+  }
+}
+
+toml::table ToTable(const Json& json) {
+  toml::table table;
+  for (const auto& [key, value] : json.items()) {
+    AddValue(value, [&](auto&& one) { table.insert(key, std::forward<decltype(one)>(one)); });
+  }
+  return table;
+}
+
+toml::array ToArray(const Json& json) {
+  toml::array array;
+  for (const Json& value : json) {
+    AddValue(value, [&](auto&& one) { array.push_back(std::forward<decltype(one)>(one)); });
+  }
+  return array;
+}
+
+// ---- checks across keys -------------------------------------------------------------------------
+
+[[noreturn]] void Refuse(const std::string& key, const std::string& what) {
+  throw UsageError(key + ": " + what);
+}
+
+void CheckHead(const DecoderConfig& config, const AttentionConfig& head, const std::string& path) {
+  const Positions& positions = head.positions;
+  const QueryScaling& scaling = head.length_scaling;
+  if (head.learn_alpha != "no" && head.map != "entmax") {
+    Refuse(path + ".learn_alpha", "only has an effect with map = \"entmax\"");
+  }
+  if (head.learn_alpha == "sigmoid" && (head.alpha <= 1.0 || head.alpha >= 2.0)) {
+    Refuse(
+        path + ".alpha",
+        fmt::format("expected 1 < alpha < 2 with learn_alpha = \"sigmoid\", got {}", head.alpha));
+  }
+  if (head.learn_alpha == "free" && head.alpha <= 1.0) {
+    Refuse(path + ".alpha",
+           fmt::format("expected alpha > 1 with learn_alpha = \"free\", got {}", head.alpha));
+  }
+  if (scaling.kind == "table" && scaling.positions < 1) {
+    Refuse(
+        path + ".length_scaling.positions",
+        "expected the number of positions that have an entry, at least 1, with kind = \"table\"");
+  }
+  const bool sloped = positions.kind == "alibi" || positions.kind == "nape";
+  if (head.scale_invariant && sloped) {
+    Refuse(path + ".scale_invariant",
+           "expected positions \"nope\" or \"rope\", got \"" + positions.kind + "\"");
+  }
+  if (positions.kind == "rope" && config.HeadDim() % 2 != 0) {
+    Refuse(
+        path + ".positions.kind",
+        fmt::format("\"rope\" turns pairs: expected an even head_dim, got {}", config.HeadDim()));
+  }
+  if (positions.kind == "rope" && positions.scaling.kind == "ntk" && config.HeadDim() < 4) {
+    Refuse(path + ".positions.scaling.kind", "\"ntk\" needs head_dim >= 4");
+  }
+  if (positions.scaling.beta_slow >= positions.scaling.beta_fast) {
+    Refuse(path + ".positions.scaling.beta_slow", "expected a value below beta_fast");
+  }
+  if (positions.scaling.low_frequency >= positions.scaling.high_frequency) {
+    Refuse(path + ".positions.scaling.low_frequency", "expected a value below high_frequency");
+  }
+  if (positions.slopes == "given" && sloped) {
+    const std::int64_t expected = SlopedHeads(positions, config.heads);
+    if (static_cast<std::int64_t>(positions.given.size()) != expected) {
+      Refuse(path + ".positions.given",
+             fmt::format("expected {} slopes, one a head with ALiBi, got {}", expected,
+                         positions.given.size()));
+    }
+    for (const double slope : positions.given) {
+      if (!(slope >= 0.0 && slope <= 1e6)) {
+        Refuse(path + ".positions.given", fmt::format("expected slopes >= 0, got {}", slope));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t SlopedHeads(const Positions& positions, std::int64_t heads) {
+  if (positions.kind == "alibi") return heads;
+  if (positions.kind == "nape") {
+    return std::llround(positions.share * static_cast<double>(heads));
+  }
+  return 0;
+}
+
+AttentionConfig DecoderConfig::Head(std::int64_t layer, std::int64_t head) const {
+  AttentionConfig result = attention;
+  const auto concerns = [](const std::vector<std::int64_t>& list, std::int64_t index) {
+    return list.empty() || std::find(list.begin(), list.end(), index) != list.end();
+  };
+  for (const AttentionOverride& change : overrides) {
+    if (!concerns(change.layers, layer) || !concerns(change.heads, head)) continue;
+    if (change.map) result.map = *change.map;
+    if (change.alpha) result.alpha = *change.alpha;
+    if (change.learn_alpha) result.learn_alpha = *change.learn_alpha;
+    if (change.length_scaling) result.length_scaling = *change.length_scaling;
+    if (change.positions) result.positions = *change.positions;
+    if (change.scale_invariant) {
+      result.scale_invariant =
+          *change.scale_invariant > 0.0 ? change.scale_invariant : std::nullopt;
+    }
+  }
+  return result;
+}
+
+void CheckDecoder(const DecoderConfig& config, const std::string& path) {
+  if (config.vocabulary < 1) {
+    Refuse(path + ".vocabulary",
+           fmt::format("expected at least 1 token, got {}", config.vocabulary));
+  }
+  if (config.head_dim == 0 && config.width % config.heads != 0) {
+    Refuse(path + ".head_dim", fmt::format("has to be given: width {} is no multiple of heads {}",
+                                           config.width, config.heads));
+  }
+  if (config.HeadDim() < 1 || config.HeadDim() > 512) {
+    Refuse(path + ".head_dim", fmt::format("expected 1 to 512, got {}", config.HeadDim()));
+  }
+  CheckHead(config, config.attention, path + ".attention");
+  const bool sinusoids = config.attention.positions.kind == "sinusoidal";
+  for (std::size_t i = 0; i < config.overrides.size(); ++i) {
+    const AttentionOverride& change = config.overrides[i];
+    const std::string key = fmt::format("{}.override.#{}", path, i + 1);
+    const auto within = [&](const char* name, const std::vector<std::int64_t>& list,
+                            std::int64_t count) {
+      for (const std::int64_t index : list) {
+        if (index >= 0 && index < count) continue;
+        Refuse(key + "." + name, fmt::format("expected 0 to {}, got {}", count - 1, index));
+      }
+    };
+    within("layers", change.layers, config.layers);
+    within("heads", change.heads, config.heads);
+    if (change.positions && change.positions->kind == "sinusoidal" && !sinusoids) {
+      Refuse(key + ".positions.kind",
+             "\"sinusoidal\" is added to the embeddings: give it as attention.positions");
+    }
+  }
+  if (config.overrides.empty()) return;
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    for (std::int64_t head = 0; head < config.heads; ++head) {
+      CheckHead(config, config.Head(layer, head),
+                fmt::format("{}.override (layer {}, head {})", path, layer, head));
+    }
+  }
+}
+
+Json ToJson(const DecoderConfig& config) {
+  JsonWriter writer;
+  DecoderConfig copy = config;  // Describe() takes what a reader may write to
+  Describe(writer, copy);
+  return writer.json;
+}
+
+DecoderConfig DecoderFromJson(const Json& json, const std::string& source) {
+  if (!json.is_object()) throw UsageError(source + ": expected an object, got " + json.dump());
+  TomlProblems problems(source);
+  DecoderConfig config;
+  const toml::table table = ToTable(json);
+  TableReader reader(table, "", problems);
+  Describe(reader, config);
+  reader.Finish();
+  problems.ThrowIfAny();
+  CheckDecoder(config, source);
+  return config;
+}
+
+std::vector<DecoderKey> DecoderKeys() {
+  KeyLister lister;
+  DecoderConfig config;
+  Describe(lister, config);
+  return lister.keys;
+}
+
+const std::vector<CatalogueEntry>& QueryScalings() {
+  static const std::vector<CatalogueEntry> entries = {
+      {"none", "1"},
+      {"ssmax", "b ln n, b learned for each head"},
+      {"scalar", "delta + b (ln n)^g, b and g learned for each head"},
+      {"adaptive", "delta + beta (ln n)^gamma, beta and gamma from the query's own input"},
+      {"table", "one learned number for each head and position"}};
+  return entries;
+}
+
+const std::vector<CatalogueEntry>& PositionKinds() {
+  static const std::vector<CatalogueEntry> entries = {
+      {"nope", "none"},
+      {"sinusoidal", "sines and cosines added to the embeddings"},
+      {"rope", "rotations of queries and keys; all frequencies or the fastest"},
+      {"alibi", "a slope for each head"},
+      {"nape", "ALiBi for the first heads, nothing for the others"}};
+  return entries;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,136 @@
+// What a decoder is: sizes, and for every layer and head the map, the length scaling and the
+// positions of its attention (SPEC M, L, P, A10). The same keys stand in a recipe, in config.json
+// and in a checkpoint's metadata: Describe() in decoder_describe.h names each once, with its check
+// and its help.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "lab/config/catalogue.h"
+
+namespace tsallis::lab {
+
+// SPEC L: what multiplies the query of row i (0-based); n_i = i + 2, as in the ASEntmax reference.
+struct QueryScaling {
+  std::string kind = "none";  // "none", "ssmax", "scalar", "adaptive", "table"
+  double delta = 1.0;         // scalar, adaptive: the additive term
+  double gamma_range = 2.0;   // adaptive: gamma = gamma_range tanh(..)
+  bool bias = true;           // adaptive: c_beta and c_gamma
+  // adaptive: standard deviation of the projections' first values; 0 starts every row at the same c.
+  double init = 0.02;
+  std::int64_t positions =
+      0;  // table: rows that have an entry of their own; later ones use the last
+  // "auto": the heads without ALiBi under NAPE, otherwise all.
+  std::string heads = "auto";  // "auto", "all"
+
+  bool operator==(const QueryScaling&) const = default;
+};
+
+// SPEC P3: how the frequencies of RoPE change to reach further than in training.
+struct RopeScaling {
+  std::string kind = "none";  // "none", "linear", "ntk", "yarn", "llama3"
+  double factor = 16.0;       // linear, yarn, llama3: how many times further
+  // ntk, yarn, llama3: the length that the frequencies were trained at.
+  std::int64_t train_length = 64;
+  double beta_fast = 32.0;      // yarn: turns within train_length above which nothing changes
+  double beta_slow = 1.0;       // yarn: and below which all is interpolated
+  double high_frequency = 4.0;  // llama3: the same two bounds
+  double low_frequency = 1.0;   // llama3
+  // Multiplies cosines and sines, so scores by its square; unset: 0.1 ln factor + 1 for yarn, else 1.
+  std::optional<double> attention_factor;
+
+  bool operator==(const RopeScaling&) const = default;
+};
+
+// SPEC P1-P6.
+struct Positions {
+  std::string kind = "nope";  // "nope", "sinusoidal", "rope", "alibi", "nape"
+  // rope: base of the frequencies base^(-2i / head_dim).
+  double base = 10000.0;
+  double kept = 1.0;  // rope: share of the frequencies that turn, the fastest; below 1: p-RoPE
+  // rope: spreads the kept frequencies from 1 to 1 / kept_base instead.
+  std::optional<double> kept_base;
+  RopeScaling scaling;
+  // alibi, nape: slopes of the heads h = 1 ... H that have one: "harmonic" 1/h, "geometric"
+  // 2^(-8h/H), "slow" 2^(-h/H), "halving" 2^(1-h), "given".
+  std::string slopes = "harmonic";
+  std::vector<double> given;  // slopes = "given": one a head that has one
+  bool learn_slopes = false;  // slopes are parameters
+  double share = 0.5;         // nape: share of the heads that have ALiBi, the first
+
+  bool operator==(const Positions&) const = default;
+};
+
+// How one head attends.
+struct AttentionConfig {
+  std::string map = "softmax";  // "softmax", "entmax", "adaptive-temperature"
+  double alpha = 1.5;           // entmax; where learning starts if it is learned
+  // entmax: "no"; "sigmoid": alpha = 1 + sigmoid(a); "free": alpha = 1 + softplus(a). One a head.
+  std::string learn_alpha = "no";
+  QueryScaling length_scaling;
+  Positions positions;
+  std::optional<double> scale_invariant;  // length scale of SPEC P7; not with alibi or nape
+
+  bool operator==(const AttentionConfig&) const = default;
+};
+
+// Changes some heads of some layers; what is not given stays. Later ones win.
+struct AttentionOverride {
+  std::vector<std::int64_t> layers;  // from 0; empty: all
+  std::vector<std::int64_t> heads;   // from 0; empty: all
+  std::optional<std::string> map;
+  std::optional<double> alpha;
+  std::optional<std::string> learn_alpha;
+  std::optional<QueryScaling> length_scaling;
+  std::optional<Positions> positions;
+  std::optional<double> scale_invariant;  // 0: without
+
+  bool operator==(const AttentionOverride&) const = default;
+};
+
+struct DecoderConfig {
+  std::int64_t vocabulary = 0;  // tokens; given by the task
+  std::int64_t layers = 2;
+  std::int64_t width = 256;
+  std::int64_t heads = 8;
+  std::int64_t head_dim = 0;  // 0: width / heads
+  std::int64_t feed_forward = 1024;
+  // What matrix products and attention compute in; weights, gradients, the residual stream and all
+  // sums are float32. "auto": bfloat16 where the processor has instructions for it.
+  std::string compute = "auto";  // "auto", "float32", "bfloat16"
+  AttentionConfig attention;
+  std::vector<AttentionOverride> overrides;
+
+  std::int64_t HeadDim() const { return head_dim > 0 ? head_dim : width / heads; }
+  // How this head attends, overrides applied.
+  AttentionConfig Head(std::int64_t layer, std::int64_t head) const;
+
+  bool operator==(const DecoderConfig&) const = default;
+};
+
+// How many heads, the first, have a slope under these positions.
+std::int64_t SlopedHeads(const Positions& positions, std::int64_t heads);
+
+// Throws UsageError naming the key (`path` before it) if the values do not fit each other.
+void CheckDecoder(const DecoderConfig& config, const std::string& path = "model");
+
+// Every key with its value; what has no value is left out.
+nlohmann::ordered_json ToJson(const DecoderConfig& config);
+// The opposite, checked. Throws UsageError that names `source` and the key.
+DecoderConfig DecoderFromJson(const nlohmann::ordered_json& json, const std::string& source);
+
+// Every key: its name (dotted), its default and what it means.
+struct DecoderKey {
+  std::string name, fallback, help;
+};
+std::vector<DecoderKey> DecoderKeys();
+
+const std::vector<CatalogueEntry>& QueryScalings();
+const std::vector<CatalogueEntry>& PositionKinds();
+
+}  // namespace tsallis::lab

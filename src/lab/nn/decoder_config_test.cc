@@ -1,0 +1,151 @@
+#include "lab/nn/decoder_config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "lab/errors.h"
+#include "lab/nn/decoder_describe.h"
+
+namespace tsallis::lab {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+DecoderConfig Config(const std::string& changes) {
+  Json json = {{"vocabulary", 37}};
+  json.merge_patch(Json::parse(changes));
+  return DecoderFromJson(json, "config.json");
+}
+
+std::string ErrorOf(const std::string& changes) {
+  try {
+    Config(changes);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void ExpectContains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text << "\ndoes not contain\n" << part;
+}
+
+TEST(DecoderConfig, GoesThroughJsonUnchanged) {
+  DecoderConfig config;
+  config.vocabulary = 265;
+  config.layers = 3;
+  config.compute = "float32";
+  config.attention.map = "entmax";
+  config.attention.alpha = 1.7;
+  config.attention.positions.kind = "rope";
+  config.attention.positions.kept_base = 1024.0;
+  config.attention.positions.scaling.kind = "llama3";
+  config.attention.scale_invariant = 10.0;
+  AttentionOverride change;
+  change.layers = {0, 2};
+  change.heads = {1};
+  change.learn_alpha = "sigmoid";
+  change.length_scaling = QueryScaling{.kind = "table", .positions = 128};
+  change.scale_invariant = 0.0;
+  config.overrides = {change, {}};
+  const Json json = ToJson(config);
+  EXPECT_EQ(DecoderFromJson(Json::parse(json.dump()), "x"), config);
+  EXPECT_EQ(ToJson(DecoderFromJson(json, "x")), json);
+  EXPECT_FALSE(json["attention"]["positions"].contains("given"));  // has no value
+}
+
+TEST(DecoderConfig, ReadsTomlByTheSameDeclaration) {
+  const toml::table table = toml::parse(R"(
+    vocabulary = 37
+    heads = 16
+    [attention]
+    map = "entmax"
+    positions = { kind = "nape", share = 0.25 }
+    [[override]]
+    layers = [1]
+    map = "softmax"
+  )");
+  TomlProblems problems("recipe.toml");
+  TableReader reader(table, "model", problems);
+  DecoderConfig config;
+  Describe(reader, config);
+  reader.Finish();
+  problems.ThrowIfAny();
+  EXPECT_EQ(config.heads, 16);
+  EXPECT_EQ(config.layers, 2);  // not given
+  EXPECT_EQ(config.attention.positions.share, 0.25);
+  EXPECT_EQ(config.Head(0, 3).map, "entmax");
+  EXPECT_EQ(config.Head(1, 3).map, "softmax");
+  EXPECT_EQ(config.Head(1, 3).positions.kind, "nape");
+}
+
+TEST(DecoderConfig, LaterOverridesWinAndLeaveTheRest) {
+  const DecoderConfig config = Config(R"({"attention": {"scale_invariant": 10}, "override": [
+      {"heads": [0, 1], "alpha": 2.0}, {"layers": [1], "heads": [1], "alpha": 1.25, "map": "entmax"},
+      {"layers": [0], "scale_invariant": 0}]})");
+  EXPECT_EQ(config.Head(0, 1).alpha, 2.0);
+  EXPECT_EQ(config.Head(1, 1).alpha, 1.25);
+  EXPECT_EQ(config.Head(1, 0).map, "softmax");
+  EXPECT_EQ(config.Head(0, 5).alpha, 1.5);
+  EXPECT_FALSE(config.Head(0, 5).scale_invariant);
+  EXPECT_EQ(config.Head(1, 5).scale_invariant, 10.0);
+}
+
+TEST(DecoderConfig, MistakesNameTheKey) {
+  ExpectContains(ErrorOf(R"({"laiers": 2})"), "laiers: unknown key; did you mean \"layers\"?");
+  ExpectContains(ErrorOf(R"({"layers": 0})"), "layers: expected 1 to 1024, got 0");
+  ExpectContains(ErrorOf(R"({"layers": 2.5})"), "layers: expected an integer, got 2.5");
+  ExpectContains(ErrorOf(R"({"vocabulary": 0})"), "vocabulary: expected at least 1 token");
+  ExpectContains(ErrorOf(R"({"heads": 7})"), "head_dim: has to be given: width 256");
+  ExpectContains(ErrorOf(R"({"compute": "float16"})"), "compute: expected \"auto\" or \"float32\"");
+  ExpectContains(ErrorOf(R"({"attention": {"map": "sofmax"}})"), "attention.map: expected ");
+  ExpectContains(ErrorOf(R"({"attention": {"alpha": 0.5}})"), "attention.alpha: expected 1 <= ");
+  ExpectContains(ErrorOf(R"({"attention": {"learn_alpha": "free"}})"),
+                 "attention.learn_alpha: only has an effect with map = \"entmax\"");
+  ExpectContains(
+      ErrorOf(R"({"attention": {"map": "entmax", "alpha": 2, "learn_alpha": "sigmoid"}})"),
+      "attention.alpha: expected 1 < alpha < 2");
+  ExpectContains(ErrorOf(R"({"attention": {"length_scaling": {"kind": "table"}}})"),
+                 "attention.length_scaling.positions: expected the number");
+  ExpectContains(ErrorOf(R"({"attention": {"positions": {"kind": "nap"}}})"),
+                 "attention.positions.kind: expected \"nope\"");
+  ExpectContains(
+      ErrorOf(R"({"attention": {"scale_invariant": 10, "positions": {"kind": "alibi"}}})"),
+      "attention.scale_invariant: expected positions \"nope\" or \"rope\", got \"alibi\"");
+  ExpectContains(
+      ErrorOf(R"({"attention": {"positions": {"kind": "nape", "slopes": "given", "given": [1]}}})"),
+      "attention.positions.given: expected 4 slopes");
+  ExpectContains(ErrorOf(R"({"width": 24, "attention": {"positions": {"kind": "rope"}}})"),
+                 "attention.positions.kind: \"rope\" turns pairs: expected an even head_dim");
+  ExpectContains(ErrorOf(R"({"override": [{"layers": [2]}]})"),
+                 "override.#1.layers: expected 0 to 1, got 2");
+  ExpectContains(ErrorOf(R"({"override": [{}, {"heads": [-1]}]})"),
+                 "override.#2.heads: expected 0 to 7, got -1");
+  ExpectContains(ErrorOf(R"({"override": [{"positions": {"kind": "sinusoidal"}}]})"),
+                 "override.#1.positions.kind: \"sinusoidal\" is added to the embeddings");
+  // A head that only the second override of its layer spoils.
+  ExpectContains(ErrorOf(R"({"override": [{"layers": [1], "scale_invariant": 10},
+                             {"heads": [3], "positions": {"kind": "alibi"}}]})"),
+                 "scale_invariant: expected positions");
+}
+
+TEST(DecoderConfig, ListsEveryKeyWithItsDefaultAndMeaning) {
+  const std::vector<DecoderKey> keys = DecoderKeys();
+  const auto find = [&](const std::string& name) {
+    const auto found =
+        std::find_if(keys.begin(), keys.end(), [&](const auto& key) { return key.name == name; });
+    EXPECT_NE(found, keys.end()) << name;
+    return found == keys.end() ? DecoderKey{} : *found;
+  };
+  EXPECT_EQ(find("width").fallback, "256");
+  EXPECT_EQ(find("attention.positions.scaling.kind").fallback, "\"none\"");
+  EXPECT_EQ(find("attention.scale_invariant").fallback, "");
+  EXPECT_EQ(find("override.layers").fallback, "");
+  for (const DecoderKey& key : keys) EXPECT_FALSE(key.help.empty()) << key.name;
+}
+
+}  // namespace
+}  // namespace tsallis::lab

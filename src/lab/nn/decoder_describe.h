@@ -1,0 +1,118 @@
+// The keys of a decoder, once each: name, value, check, help. The visitor reads them from TOML
+// (TableReader), writes them as JSON or lists them (decoder_config.cc).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lab/config/toml_reader.h"
+#include "lab/nn/decoder_config.h"
+
+namespace tsallis::lab {
+
+template <class Visitor>
+void Describe(Visitor& keys, QueryScaling& scaling) {
+  keys.Optional("kind", scaling.kind, OneOf(Names(QueryScalings())),
+                "what multiplies the query of a row");
+  keys.Optional("delta", scaling.delta, {}, "scalar, adaptive: the additive term");
+  keys.Optional("gamma_range", scaling.gamma_range, Positive<double>(),
+                "adaptive: bound of the exponent gamma");
+  keys.Optional("bias", scaling.bias, {}, "adaptive: whether beta and gamma have a bias");
+  keys.Optional("init", scaling.init, Within(0.0, 1.0, "0 <= init <= 1"),
+                "adaptive: standard deviation of the first weights");
+  keys.Optional("positions", scaling.positions,
+                Within<std::int64_t>(0, 1 << 24, "0 <= positions <= 2^24"),
+                "table: positions with an entry of their own");
+  keys.Optional("heads", scaling.heads, OneOf({"auto", "all"}),
+                "auto: under nape only the heads without ALiBi");
+}
+
+template <class Visitor>
+void Describe(Visitor& keys, RopeScaling& scaling) {
+  keys.Optional("kind", scaling.kind, OneOf({"none", "linear", "ntk", "yarn", "llama3"}),
+                "how frequencies change to reach further");
+  keys.Optional("factor", scaling.factor, Within(1.0, 1e6, "1 <= factor <= 10^6"),
+                "linear, yarn, llama3: how many times further");
+  keys.Optional("train_length", scaling.train_length, Positive<std::int64_t>(),
+                "ntk, yarn, llama3: length that was trained at");
+  keys.Optional("beta_fast", scaling.beta_fast, Positive<double>(),
+                "yarn: turns above which a frequency stays");
+  keys.Optional("beta_slow", scaling.beta_slow, Positive<double>(),
+                "yarn: turns below which it is interpolated");
+  keys.Optional("high_frequency", scaling.high_frequency, Positive<double>(),
+                "llama3: turns above which a frequency stays");
+  keys.Optional("low_frequency", scaling.low_frequency, Positive<double>(),
+                "llama3: turns below which it is interpolated");
+  keys.Optional("attention_factor", scaling.attention_factor, IfGiven(Positive<double>()),
+                "multiplies cosines and sines; yarn: 0.1 ln factor + 1 unless given");
+}
+
+template <class Visitor>
+void Describe(Visitor& keys, Positions& positions) {
+  keys.Optional("kind", positions.kind, OneOf(Names(PositionKinds())), "how positions enter");
+  keys.Optional("base", positions.base, Within(1.0 + 1e-9, 1e12, "1 < base <= 10^12"),
+                "rope, sinusoidal: base of the frequencies");
+  keys.Optional("kept", positions.kept, Within(0.0, 1.0, "0 <= kept <= 1"),
+                "rope: share of frequencies that turn (p-RoPE)");
+  keys.Optional("kept_base", positions.kept_base,
+                IfGiven(Within(1.0 + 1e-9, 1e12, "kept_base > 1")),
+                "rope: spreads the kept frequencies from 1 to 1 / kept_base");
+  keys.Optional("scaling", positions.scaling, {}, "rope: reaching further than in training");
+  keys.Optional("slopes", positions.slopes,
+                OneOf({"harmonic", "geometric", "slow", "halving", "given"}),
+                "alibi, nape: 1/h, 2^(-8h/H), 2^(-h/H), 2^(1-h), or given");
+  keys.Optional("given", positions.given, {}, "alibi, nape: the slopes themselves");
+  keys.Optional("learn_slopes", positions.learn_slopes, {}, "alibi, nape: slopes are parameters");
+  keys.Optional("share", positions.share, Within(0.0, 1.0, "0 <= share <= 1"),
+                "nape: share of heads with ALiBi, the first");
+}
+
+inline Check<std::string> MapCheck() { return OneOf(Names(Maps())); }
+inline Check<std::string> LearnAlphaCheck() { return OneOf({"no", "sigmoid", "free"}); }
+inline Check<double> AlphaCheck() { return Within(1.0, 1e4, "1 <= alpha <= 10000"); }
+
+template <class Visitor>
+void Describe(Visitor& keys, AttentionConfig& attention) {
+  keys.Optional("map", attention.map, MapCheck(), "scores to weights");
+  keys.Optional("alpha", attention.alpha, AlphaCheck(), "entmax; the first value if learned");
+  keys.Optional("learn_alpha", attention.learn_alpha, LearnAlphaCheck(),
+                "entmax: one alpha a head, 1 + sigmoid(a) or 1 + softplus(a)");
+  keys.Optional("length_scaling", attention.length_scaling, {}, "scores against length");
+  keys.Optional("positions", attention.positions, {}, "how positions enter");
+  keys.Optional("scale_invariant", attention.scale_invariant, IfGiven(Positive<double>()),
+                "length scale of scale-invariant attention");
+}
+
+template <class Visitor>
+void Describe(Visitor& keys, AttentionOverride& change) {
+  keys.Optional("layers", change.layers, {}, "layers it changes, from 0; all unless given");
+  keys.Optional("heads", change.heads, {}, "heads it changes, from 0; all unless given");
+  keys.Optional("map", change.map, IfGiven(MapCheck()), "scores to weights");
+  keys.Optional("alpha", change.alpha, IfGiven(AlphaCheck()), "entmax");
+  keys.Optional("learn_alpha", change.learn_alpha, IfGiven(LearnAlphaCheck()), "as in attention");
+  keys.Optional("length_scaling", change.length_scaling, {}, "all of it anew");
+  keys.Optional("positions", change.positions, {}, "all of it anew");
+  keys.Optional("scale_invariant", change.scale_invariant,
+                IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")), "0: without");
+}
+
+template <class Visitor>
+void Describe(Visitor& keys, DecoderConfig& decoder) {
+  const auto size = [](std::int64_t most) {
+    return Within<std::int64_t>(1, most, "1 to " + std::to_string(most));
+  };
+  keys.Optional("vocabulary", decoder.vocabulary, Within<std::int64_t>(0, 1 << 24, "0 to 2^24"),
+                "tokens; the task knows");
+  keys.Optional("layers", decoder.layers, size(1024), "attention and feed-forward each");
+  keys.Optional("width", decoder.width, size(1 << 16), "of the residual stream");
+  keys.Optional("heads", decoder.heads, size(4096), "of every layer");
+  keys.Optional("head_dim", decoder.head_dim, Within<std::int64_t>(0, 512, "0 to 512"),
+                "0: width / heads");
+  keys.Optional("feed_forward", decoder.feed_forward, size(1 << 20), "width of the gated layer");
+  keys.Optional("compute", decoder.compute, OneOf({"auto", "float32", "bfloat16"}),
+                "dtype of matrix products and attention");
+  keys.Optional("attention", decoder.attention, {}, "how heads attend");
+  keys.Optional("override", decoder.overrides, {}, "other ways for some layers and heads");
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,539 @@
+#include "lab/nn/decoder.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lab/errors.h"
+#include "lab/nn/parameters.h"
+#include "lab/nn/positions.h"
+#include "torch/operators.h"
+#include "tsallis/error.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+// ---- the model by its definition, in double, one sequence at a time, gradients recorded ----------
+
+using Weights = std::map<std::string, Tensor>;
+
+Tensor Norm(const Tensor& x, const Tensor& w) {
+  return x * (x.square().mean(-1, true) + 1e-6).rsqrt() * (1.0 + w);
+}
+
+// x: [n, d] -> rotated by the angles of RopeFrequencies, written with complex numbers' rule.
+Tensor Rotated(const Tensor& x, const Positions& positions, std::int64_t length) {
+  const std::int64_t n = x.size(0);
+  const std::int64_t m = x.size(1) / 2;
+  const Tensor frequency = at::tensor(RopeFrequencies(positions, 2 * m, length), at::kDouble);
+  const Tensor angle = at::arange(n, at::kDouble).unsqueeze(1) * frequency.unsqueeze(0);
+  const double factor = RopeAttentionFactor(positions.scaling);
+  const Tensor a = x.narrow(1, 0, m), b = x.narrow(1, m, m);
+  return factor *
+         at::cat({a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()}, 1);
+}
+
+// One head's output: [n, d]. h: [n, width], the block's normalised input.
+Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t layer,
+                  std::int64_t head, const Tensor& h, std::int64_t length) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".attention.";
+  const AttentionConfig how = config.Head(layer, head);
+  const std::int64_t n = h.size(0);
+  const auto projected = [&](const std::string& name) {
+    return h.matmul(w.at(prefix + name + ".weight")[head].t());
+  };
+  Tensor q = projected("query"), k = projected("key"), v = projected("value");
+  if (how.positions.kind == "rope") {
+    q = Rotated(q, how.positions, length);
+    k = Rotated(k, how.positions, length);
+  }
+  const std::int64_t sloped = SlopedHeads(how.positions, config.heads);
+  // Length scaling; the heads of the tests that have one are a run that ends with the last head.
+  Tensor c = at::ones({n}, at::kDouble);
+  const QueryScaling& scaling = how.length_scaling;
+  const bool scaled = scaling.kind != "none" &&
+                      (scaling.heads == "all" || how.positions.kind != "nape" || head >= sloped);
+  const Tensor log_n = (at::arange(n, at::kDouble) + 2.0).log();
+  const std::string scale = prefix + "scale.";
+  if (scaled && scaling.kind == "ssmax") {
+    const Tensor& b = w.at(scale + "b");
+    c = b[head - config.heads + b.numel()] * log_n;
+  } else if (scaled && scaling.kind == "scalar") {
+    const Tensor &b = w.at(scale + "b"), &g = w.at(scale + "g");
+    const std::int64_t own = head - config.heads + b.numel();
+    c = scaling.delta + b[own] * log_n.pow(g[own]);
+  } else if (scaled && scaling.kind == "table") {
+    const Tensor& table = w.at(scale + "table");
+    const Tensor entry = at::arange(n, at::kLong).clamp_max(scaling.positions - 1);
+    c = table.select(1, head - config.heads + table.size(1)).index_select(0, entry);
+  } else if (scaled) {
+    const Tensor &wb = w.at(scale + "beta.weight"), &wg = w.at(scale + "gamma.weight");
+    const std::int64_t own = head - config.heads + wb.size(0);
+    Tensor b = h.matmul(wb[own]), g = h.matmul(wg[own]);
+    if (scaling.bias) {
+      b = b + w.at(scale + "beta.bias")[own];
+      g = g + w.at(scale + "gamma.bias")[own];
+    }
+    c = scaling.delta + at::softplus(b) * log_n.pow(scaling.gamma_range * g.tanh());
+  }
+  Tensor s = c.unsqueeze(1) * q.matmul(k.t()) / std::sqrt(static_cast<double>(q.size(1)));
+  const Tensor at_i = at::arange(n, at::kDouble);
+  const Tensor distance = at_i.unsqueeze(1) - at_i.unsqueeze(0);
+  if (how.scale_invariant) {
+    const Tensor a2 = 2.0 * (distance.clamp_min(0.0) / *how.scale_invariant + 1.0).log() + 1.0;
+    s = a2.sqrt() * s + 1.0 - a2;
+  }
+  if (head < sloped) {
+    const Tensor slope =
+        how.positions.learn_slopes
+            ? w.at(prefix + "slopes")[head]
+            : at::scalar_tensor(AlibiSlopes(how.positions, config.heads)[head], at::kDouble);
+    s = s - slope * distance;
+  }
+  s = s.masked_fill(distance < 0, -INFINITY);
+  RowMapParams map;
+  map.alpha = how.alpha;
+  if (how.map == "softmax") map.map = RowMap::kSoftmax;
+  if (how.map == "adaptive-temperature") map.map = RowMap::kAdaptiveTemperature;
+  std::optional<Tensor> alpha;
+  if (how.learn_alpha != "no") {
+    const Tensor a = w.at(prefix + "alpha")[head];
+    alpha = (1.0 + (how.learn_alpha == "sigmoid" ? a.sigmoid() : at::softplus(a))).view({1, 1});
+  }
+  return MapRows(s, map, alpha).matmul(v);
+}
+
+// [n, vocabulary]
+Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tensor& tokens,
+                       std::int64_t length) {
+  Tensor x = w.at("embedding.weight").index_select(0, tokens) *
+             std::sqrt(static_cast<double>(config.width));
+  const Positions& positions = config.attention.positions;
+  if (positions.kind == "sinusoidal") {
+    x = x + Sinusoids(tokens.size(0), config.width, positions.base).to(at::kDouble);
+  }
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    const auto weight = [&](const std::string& name) {
+      return w.at("layers." + std::to_string(l) + "." + name + ".weight");
+    };
+    const Tensor h = Norm(x, weight("attention.norm"));
+    std::vector<Tensor> heads;
+    for (std::int64_t k = 0; k < config.heads; ++k) {
+      heads.push_back(HeadOutput(config, w, l, k, h, length));
+    }
+    x = x +
+        Norm(at::cat(heads, 1).matmul(weight("attention.out").t()), weight("attention.out_norm"));
+    const Tensor f = Norm(x, weight("feed_forward.norm"));
+    const Tensor hidden = at::gelu(f.matmul(weight("feed_forward.gate").t()), "tanh") *
+                          f.matmul(weight("feed_forward.up").t());
+    x = x + Norm(hidden.matmul(weight("feed_forward.down").t()), weight("feed_forward.out_norm"));
+  }
+  return Norm(x, w.at("norm.weight")).matmul(w.at("head.weight").t());
+}
+
+// ---- batches and models -------------------------------------------------------------------------
+
+DecoderConfig Tiny() {
+  DecoderConfig config;
+  config.vocabulary = 11;
+  config.layers = 2;
+  config.width = 24;
+  config.heads = 4;
+  config.head_dim = 8;
+  config.feed_forward = 40;
+  config.compute = "float32";
+  return config;
+}
+
+// `ragged`: lengths differ. Labels at the second half of each sequence.
+TokenBatch Draw(std::int64_t batch, std::int64_t n, std::int64_t vocabulary, bool ragged) {
+  RandomStream random(7, Purpose::kEval, static_cast<std::uint64_t>(n));
+  TokenBatch drawn{at::empty({batch, n}, at::kLong), at::full({batch, n}, kNotScored, at::kLong),
+                   at::Tensor()};
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    lengths.push_back(ragged ? n - b % 5 : n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      drawn.tokens[b][i] = random.Below(vocabulary);
+      if (i >= n / 2 && i < lengths.back()) drawn.labels[b][i] = random.Below(vocabulary);
+    }
+  }
+  if (ragged) drawn.lengths = at::tensor(lengths, at::kLong);
+  return drawn;
+}
+
+// Weights far from their first values, where every term shows.
+void Shake(Decoder& model) {
+  RandomStream random(11, Purpose::kInit, 3);
+  for (const auto& [name, value] : model.Parameters()) {
+    const double by = name.find("slopes") != std::string::npos ? 0.02 : 0.2;
+    float* values = value.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < value.numel(); ++i) values[i] += Normal(random, by);
+  }
+}
+
+Weights DoubleWeights(const Decoder& model) {
+  Weights weights;
+  for (const auto& [name, value] : model.Parameters()) {
+    weights[name] = value.to(at::kDouble).set_requires_grad(true);
+  }
+  return weights;
+}
+
+struct Reference {
+  double loss = 0.0;
+  std::vector<Tensor> logits;  // of every sequence, [length, vocabulary]
+};
+
+// Mean cross-entropy; leaves gradients in the weights.
+Reference RunReference(const DecoderConfig& config, const Weights& weights,
+                       const TokenBatch& batch) {
+  Reference reference;
+  Tensor sum = at::zeros({}, at::kDouble);
+  std::int64_t scored = 0;
+  std::int64_t longest = 0;
+  const std::int64_t n = batch.tokens.size(1);
+  const auto length_of = [&](std::int64_t b) {
+    return batch.lengths.defined() ? batch.lengths[b].item<std::int64_t>() : n;
+  };
+  for (std::int64_t b = 0; b < batch.tokens.size(0); ++b) longest = std::max(longest, length_of(b));
+  for (std::int64_t b = 0; b < batch.tokens.size(0); ++b) {
+    const Tensor tokens = batch.tokens[b].narrow(0, 0, length_of(b));
+    const Tensor labels = batch.labels[b].narrow(0, 0, length_of(b));
+    const Tensor logits = ReferenceLogits(config, weights, tokens, longest);
+    reference.logits.push_back(logits.detach());
+    sum = sum + at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kNotScored);
+    scored += (labels != kNotScored).sum().item<std::int64_t>();
+  }
+  const Tensor mean = sum / static_cast<double>(scored);
+  mean.backward();
+  reference.loss = mean.item<double>();
+  return reference;
+}
+
+// Largest difference over the largest size of any entry.
+double Difference(const Tensor& a, const Tensor& b) {
+  const double size = b.abs().max().item<double>();
+  return (a.to(at::kDouble) - b).abs().max().item<double>() / std::max(size, 1e-30);
+}
+
+void ExpectMatchesReference(const DecoderConfig& config, bool ragged, double tolerance = 2e-4) {
+  Decoder model(config, 5);
+  Shake(model);
+  const TokenBatch batch = Draw(6, 13, config.vocabulary, ragged);
+  const Weights weights = DoubleWeights(model);
+  const Reference reference = RunReference(model.Config(), weights, batch);
+  const SequenceScore score = model.LossAndGradient(batch);
+  EXPECT_NEAR(score.Mean(), reference.loss, tolerance * reference.loss);
+  for (std::size_t i = 0; i < model.Parameters().size(); ++i) {
+    const auto& [name, value] = model.Parameters()[i];
+    const Tensor& expected = weights.at(name).grad();
+    ASSERT_TRUE(expected.defined()) << name;
+    EXPECT_LT(Difference(model.Gradients()[i], expected), tolerance) << name;
+    EXPECT_GT(expected.abs().max().item<double>(), 0.0) << name;
+  }
+  // Logits, all of them and the scored ones alone.
+  const Tensor all = model.Forward({batch.tokens, at::Tensor(), batch.lengths});
+  const Tensor scored = model.Forward(batch);
+  std::int64_t next = 0;
+  for (std::int64_t b = 0; b < batch.tokens.size(0); ++b) {
+    const Tensor& expected = reference.logits[static_cast<std::size_t>(b)];
+    const Tensor ours = all.narrow(0, b * batch.tokens.size(1), expected.size(0));
+    EXPECT_LT(Difference(ours, expected), tolerance);
+    for (std::int64_t i = 0; i < expected.size(0); ++i) {
+      if (batch.labels[b][i].item<std::int64_t>() == kNotScored) continue;
+      EXPECT_LT(Difference(scored[next++], expected[i]), tolerance);
+    }
+  }
+  EXPECT_EQ(next, scored.size(0));
+  const SequenceScore evaluated = model.Evaluate(batch);
+  EXPECT_NEAR(evaluated.loss, score.loss, 1e-5 * score.loss);
+  EXPECT_EQ(evaluated.hits, score.hits);
+  EXPECT_EQ(evaluated.exact, score.exact);
+}
+
+struct Variant {
+  const char* name;
+  const char* json;  // of DecoderConfig::attention, and overrides
+};
+
+// Thousands of tiny operations: faster on one thread.
+class OneThread {
+ public:
+  OneThread() { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_ = at::get_num_threads();
+};
+
+class EveryVariant : public testing::TestWithParam<Variant> {
+ private:
+  OneThread one_thread_;
+};
+
+DecoderConfig ConfigOf(const Variant& variant) {
+  nlohmann::ordered_json json = ToJson(Tiny());
+  json.merge_patch(nlohmann::ordered_json::parse(variant.json));
+  return DecoderFromJson(json, variant.name);
+}
+
+TEST_P(EveryVariant, LossLogitsAndGradientsFollowTheDefinition) {
+  ExpectMatchesReference(ConfigOf(GetParam()), false);
+}
+
+TEST_P(EveryVariant, AndSoTheyDoWithLengthsThatDiffer) {
+  ExpectMatchesReference(ConfigOf(GetParam()), true);
+}
+
+constexpr Variant kVariants[] = {
+    {"Softmax", R"({})"},
+    {"Entmax", R"({"attention": {"map": "entmax", "alpha": 1.5}})"},
+    {"Sparsemax", R"({"attention": {"map": "entmax", "alpha": 2.0}})"},
+    {"AlphaOfEveryHead", R"({"attention": {"map": "entmax", "learn_alpha": "sigmoid"}})"},
+    {"FreeAlpha", R"({"attention": {"map": "entmax", "alpha": 1.7, "learn_alpha": "free"}})"},
+    {"AdaptiveTemperature", R"({"attention": {"map": "adaptive-temperature"}})"},
+    {"Ssmax", R"({"attention": {"length_scaling": {"kind": "ssmax"}}})"},
+    {"Scalar", R"({"attention": {"map": "entmax", "length_scaling": {"kind": "scalar"}}})"},
+    {"Adaptive", R"({"attention": {"length_scaling": {"kind": "adaptive", "init": 0.2}}})"},
+    {"AdaptiveWithoutBias",
+     R"({"attention": {"length_scaling": {"kind": "adaptive", "bias": false, "delta": 0.5}}})"},
+    {"Table", R"({"attention": {"length_scaling": {"kind": "table", "positions": 9}}})"},
+    {"Sinusoidal", R"({"attention": {"positions": {"kind": "sinusoidal"}}})"},
+    {"Rope", R"({"attention": {"positions": {"kind": "rope"}}})"},
+    {"RopeLinear",
+     R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "linear"}}}})"},
+    {"RopeNtk",
+     R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "ntk", "train_length": 5}}}})"},
+    {"RopeYarn", R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "yarn"}}}})"},
+    {"RopeLlama3",
+     R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "llama3"}}}})"},
+    {"PRope", R"({"attention": {"positions": {"kind": "rope", "kept": 0.5, "kept_base": 1024}}})"},
+    {"Alibi", R"({"attention": {"positions": {"kind": "alibi", "slopes": "geometric"}}})"},
+    {"LearnedSlopes",
+     R"({"attention": {"positions": {"kind": "nape", "learn_slopes": true, "share": 0.75}}})"},
+    {"GivenSlopes",
+     R"({"attention": {"positions": {"kind": "nape", "slopes": "given", "given": [0.5, 0.1]}}})"},
+    {"AsentmaxNape", R"({"attention": {"map": "entmax", "length_scaling": {"kind": "adaptive"},
+                         "positions": {"kind": "nape"}}})"},
+    {"NapeAllScaled", R"({"attention": {"length_scaling": {"kind": "ssmax", "heads": "all"},
+                          "positions": {"kind": "nape"}}})"},
+    {"ScaleInvariant", R"({"attention": {"scale_invariant": 10}})"},
+    {"ScaleInvariantPRope", R"({"attention": {"scale_invariant": 3,
+                                "positions": {"kind": "rope", "kept": 0.5}}})"},
+    {"MixedLayers", R"({"override": [{"layers": [1], "map": "entmax",
+                                      "positions": {"kind": "rope"}}]})"},
+    {"MixedHeads", R"({"override": [{"heads": [0, 2], "map": "entmax", "alpha": 1.25},
+                                    {"heads": [3], "map": "entmax", "alpha": 2.0,
+                                     "length_scaling": {"kind": "scalar"},
+                                     "positions": {"kind": "rope"}},
+                                    {"layers": [0], "heads": [1], "scale_invariant": 4}]})"}};
+
+INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariant, testing::ValuesIn(kVariants),
+                         [](const auto& variant) { return std::string(variant.param.name); });
+
+DecoderConfig Asentmax(const std::string& compute = "float32") {
+  DecoderConfig config = Tiny();
+  config.compute = compute;
+  config.attention.map = "entmax";
+  config.attention.length_scaling.kind = "adaptive";
+  config.attention.positions.kind = "nape";
+  return config;
+}
+
+TEST(Decoder, HasAsManyParametersAsThePapersModels) {
+  const auto count = [](std::int64_t vocabulary, std::int64_t layers, std::int64_t width,
+                        std::int64_t heads, std::int64_t feed_forward) {
+    DecoderConfig config;
+    config.vocabulary = vocabulary;
+    config.layers = layers;
+    config.width = width;
+    config.heads = heads;
+    config.feed_forward = feed_forward;
+    const std::int64_t layer = 4 * width + 4 * width * width + 3 * width * feed_forward;
+    const std::int64_t expected = 2 * vocabulary * width + width + layers * layer;
+    EXPECT_EQ(Decoder(config, 1).ParameterCount(), expected);
+    return static_cast<double>(expected) / 1e6;
+  };
+  EXPECT_NEAR(count(37, 2, 256, 16, 1024), 2.1, 0.05);    // copy
+  EXPECT_NEAR(count(37, 2, 256, 8, 1024), 2.1, 0.05);     // sort
+  EXPECT_NEAR(count(37, 6, 256, 8, 1024), 6.3, 0.05);     // reverse
+  EXPECT_NEAR(count(265, 4, 512, 16, 1024), 10.8, 0.05);  // MQMTAR
+}
+
+TEST(Decoder, StartsFromItsSeedAloneWhateverTheVariant) {
+  const OneThread one_thread;
+  const Decoder a(Tiny(), 3), again(Tiny(), 3), other(Tiny(), 4), variant(Asentmax(), 3);
+  EXPECT_TRUE(at::equal(a.FlatParameters(), again.FlatParameters()));
+  EXPECT_FALSE(at::equal(a.FlatParameters(), other.FlatParameters()));
+  const std::map<std::string, Tensor> named(variant.Parameters().begin(),
+                                            variant.Parameters().end());
+  for (const auto& [name, value] : a.Parameters()) EXPECT_TRUE(at::equal(value, named.at(name)));
+  const Tensor weight = named.at("layers.1.feed_forward.gate.weight");
+  EXPECT_NEAR(weight.std().item<double>(), 0.02, 0.001);
+  EXPECT_NEAR(weight.mean().item<double>(), 0.0, 0.002);
+  EXPECT_EQ(named.at("layers.0.attention.norm.weight").abs().max().item<float>(), 0.0F);
+}
+
+// Large enough that work is split, in both dtypes, dense and packed.
+TEST(Decoder, SameBitsWhateverTheNumberOfThreads) {
+  const int before = at::get_num_threads();
+  for (const char* compute : {"float32", "bfloat16"}) {
+    for (const bool ragged : {false, true}) {
+      std::vector<Tensor> gradients, logits;
+      std::vector<double> losses;
+      for (const int threads : {1, 2, 5}) {
+        at::set_num_threads(threads);
+        DecoderConfig config = Asentmax(compute);
+        config.vocabulary = 37;
+        config.width = 96;
+        config.head_dim = 24;
+        config.feed_forward = 640;
+        Decoder model(config, 5);
+        const TokenBatch batch = Draw(24, 48, 37, ragged);
+        losses.push_back(model.LossAndGradient(batch).loss);
+        gradients.push_back(model.FlatGradients().clone());
+        logits.push_back(model.Forward(batch).clone());
+        EXPECT_EQ(at::get_num_threads(), threads);
+      }
+      for (std::size_t i = 1; i < losses.size(); ++i) {
+        EXPECT_EQ(losses[i], losses[0]) << compute;
+        EXPECT_TRUE(at::equal(gradients[i], gradients[0])) << compute;
+        EXPECT_TRUE(at::equal(logits[i], logits[0])) << compute;
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
+TEST(Decoder, Bfloat16IsCloseToFloat32) {
+  const OneThread one_thread;
+  for (const bool ragged : {false, true}) {
+    Decoder exact(Asentmax(), 5), rounded(Asentmax("bfloat16"), 5);
+    const TokenBatch batch = Draw(16, 24, 11, ragged);
+    const SequenceScore a = exact.LossAndGradient(batch), b = rounded.LossAndGradient(batch);
+    EXPECT_NEAR(a.loss, b.loss, 0.01 * a.loss);
+    EXPECT_NE(a.loss, b.loss);
+    // Direction and size of the whole gradient.
+    const Tensor g = exact.FlatGradients(), h = rounded.FlatGradients();
+    EXPECT_LT((g - h).norm().item<double>(), 0.04 * g.norm().item<double>());
+  }
+}
+
+TEST(Decoder, TeacherForcedExactMatchIsGreedyGeneration) {
+  const OneThread one_thread;
+  DecoderConfig config = Asentmax();
+  config.vocabulary = 4;
+  Decoder model(config, 6);
+  Shake(model);
+  constexpr std::int64_t kSource = 5, kTarget = 3, kBatch = 256;
+  TokenBatch batch = Draw(kBatch, kSource + kTarget, 4, false);
+  // Half of the targets are what the model generates, the others random.
+  for (std::int64_t b = 0; b < kBatch; b += 2) {
+    for (std::int64_t i = kSource; i < kSource + kTarget; ++i) {
+      const Tensor prompt = batch.tokens[b].narrow(0, 0, i).unsqueeze(0);
+      batch.tokens[b][i] = model.Forward({prompt, {}, {}})[i - 1].argmax();
+    }
+  }
+  const Tensor target = batch.tokens.narrow(1, kSource, kTarget);
+  TokenBatch forced{batch.tokens.narrow(1, 0, kSource + kTarget - 1).contiguous(),
+                    at::full({kBatch, kSource + kTarget - 1}, kNotScored, at::kLong),
+                    {}};
+  forced.labels.narrow(1, kSource - 1, kTarget).copy_(target);
+  const SequenceScore score = model.Evaluate(forced);
+  std::int64_t exact = 0;
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    bool same = true;
+    Tensor prompt = batch.tokens[b].narrow(0, 0, kSource);
+    for (std::int64_t i = 0; i < kTarget && same; ++i) {
+      const Tensor next = model.Forward({prompt.unsqueeze(0), {}, {}})[kSource + i - 1].argmax();
+      same = next.item<std::int64_t>() == target[b][i].item<std::int64_t>();
+      prompt = at::cat({prompt, next.unsqueeze(0)});
+    }
+    EXPECT_EQ(score.is_exact[static_cast<std::size_t>(b)], same) << b;
+    exact += same ? 1 : 0;
+  }
+  EXPECT_EQ(score.exact, exact);
+  EXPECT_GE(exact, kBatch / 2);
+  EXPECT_LT(exact, kBatch);
+}
+
+TEST(Decoder, BatchesAccumulateAndGradientsAreReportedFromTheBack) {
+  const OneThread one_thread;
+  Decoder model(Asentmax(), 5);
+  Shake(model);
+  const TokenBatch whole = Draw(8, 12, 11, true);
+  model.LossAndGradient(whole);
+  const Tensor expected = model.FlatGradients().clone();
+  const std::int64_t scored = (whole.labels != kNotScored).sum().item<std::int64_t>();
+  std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
+  for (const std::int64_t half : {0, 1}) {
+    const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, 4 * half, 4); };
+    GradientOptions options{.denominator = scored, .accumulate = half == 1, .ready = {}};
+    options.ready = [&](std::int64_t begin, std::int64_t end) { ranges.emplace_back(begin, end); };
+    ranges.clear();
+    model.LossAndGradient({part(whole.tokens), part(whole.labels), part(whole.lengths)}, options);
+  }
+  EXPECT_LT((model.FlatGradients() - expected).norm().item<double>(),
+            1e-5 * expected.norm().item<double>());
+  ASSERT_EQ(ranges.size(), 4U);  // head and norm, two layers, embedding
+  EXPECT_EQ(ranges.front().second, expected.numel());
+  for (std::size_t i = 1; i < ranges.size(); ++i) EXPECT_EQ(ranges[i].second, ranges[i - 1].first);
+  EXPECT_EQ(ranges.back().first, 0);
+}
+
+TEST(Decoder, WithoutAScoredPositionThereIsNothingToLearn) {
+  const OneThread one_thread;
+  Decoder model(Asentmax(), 5);
+  TokenBatch batch = Draw(3, 8, 11, false);
+  batch.labels.fill_(kNotScored);
+  const SequenceScore score = model.LossAndGradient(batch);
+  EXPECT_EQ(score.Mean(), 0.0);
+  EXPECT_EQ(model.FlatGradients().abs().max().item<float>(), 0.0F);
+}
+
+TEST(Decoder, RefusesWhatIsNoBatch) {
+  Decoder model(Tiny(), 5);
+  const TokenBatch fine = Draw(3, 8, 11, false);
+  const auto error_of = [&](TokenBatch batch) -> std::string {
+    try {
+      model.Evaluate(batch);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  TokenBatch batch = fine;
+  batch.tokens = fine.tokens.clone();
+  batch.tokens[1][2] = 11;
+  EXPECT_EQ(error_of(batch), "tokens: expected 0 to 10, got 11");
+  batch = fine;
+  batch.labels = fine.labels.clone();
+  batch.labels[0][7] = -1;
+  EXPECT_EQ(error_of(batch), "labels: expected 0 to 10, or -100, got -1");
+  batch = fine;
+  batch.labels = fine.labels.narrow(1, 0, 7);
+  EXPECT_NE(error_of(batch).find("labels: expected int64 [batch, n]"), std::string::npos);
+  batch = fine;
+  batch.lengths = at::tensor({8, 9, 8}, at::kLong);
+  EXPECT_EQ(error_of(batch), "lengths: expected 1 to 8, got 9");
+  DecoderConfig bad = Tiny();
+  bad.vocabulary = 0;
+  EXPECT_THROW(Decoder(bad, 1), UsageError);
+}
+
+}  // namespace
+}  // namespace tsallis::lab

@@ -1,0 +1,363 @@
+#include "lab/nn/layer_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+namespace tsallis::lab {
+namespace {
+
+DType DTypeOf(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+}
+
+double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+double Softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
+
+// The learned number that gives this alpha, and the slope of alpha in it.
+double AlphaParameter(const AttentionConfig& head) {
+  const double above = head.alpha - 1.0;
+  return head.learn_alpha == "sigmoid" ? std::log(above / (1.0 - above))
+                                       : above + std::log(-std::expm1(-above));
+}
+
+double AlphaSlope(const AttentionConfig& head, double a) {
+  const double s = Sigmoid(a);
+  return head.learn_alpha == "sigmoid" ? s * (1.0 - s) : s;
+}
+
+// Whether two heads can be attended in one call.
+bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
+  return a.map == b.map && a.scale_invariant == b.scale_invariant;
+}
+
+// Bytes of support lists that one call may keep for its backward pass.
+constexpr std::size_t kListBudget = std::size_t{1} << 28;
+
+// alphas: [heads of the call], which must outlive the params.
+void SetAlpha(AttentionParams& params, const std::vector<double>& alphas) {
+  params.alpha = alphas.front();
+  const bool equal = std::all_of(alphas.begin(), alphas.end(),
+                                 [&](double alpha) { return alpha == alphas.front(); });
+  if (!equal) params.alpha_per_head = alphas.data();
+}
+
+}  // namespace
+
+LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer)
+    : heads_(config.heads), head_dim_(config.HeadDim()), width_(config.width) {
+  fixed_slopes_.assign(static_cast<std::size_t>(heads_), 0.0F);
+  for (std::int64_t h = 0; h < heads_; ++h) {
+    const AttentionConfig& head = head_.emplace_back(config.Head(layer, h));
+    has_slope_.push_back(SlopedHeads(head.positions, heads_) > h);
+    if (has_slope_.back()) {
+      const std::vector<double> slopes = AlibiSlopes(head.positions, heads_);
+      fixed_slopes_[static_cast<std::size_t>(h)] =
+          static_cast<float>(slopes[static_cast<std::size_t>(h)]);
+      sloped_ = true;
+      learned_slopes_ = learned_slopes_ || head.positions.learn_slopes;
+    }
+    learned_alpha_ = learned_alpha_ || head.learn_alpha != "no";
+  }
+  slopes_ = fixed_slopes_;
+  alphas_.resize(static_cast<std::size_t>(heads_));
+  PlanCalls();
+  PlanRotations();
+  PlanScalings();
+}
+
+// Heads of one kind at equal distances make a call; torch's usual case is one call of all heads.
+void LayerAttention::PlanCalls() {
+  std::vector<bool> taken(static_cast<std::size_t>(heads_), false);
+  for (std::int64_t h = 0; h < heads_; ++h) {
+    if (taken[static_cast<std::size_t>(h)]) continue;
+    const auto joins = [&](std::int64_t other) {
+      return other < heads_ && !taken[static_cast<std::size_t>(other)] &&
+             SameCall(head_[static_cast<std::size_t>(h)], head_[static_cast<std::size_t>(other)]);
+    };
+    std::int64_t next = h + 1;
+    while (next < heads_ && !joins(next)) ++next;
+    Call call{h, next < heads_ ? next - h : 1, 1};
+    taken[static_cast<std::size_t>(h)] = true;
+    for (std::int64_t other = h + call.step; joins(other); other += call.step) {
+      taken[static_cast<std::size_t>(other)] = true;
+      ++call.count;
+    }
+    calls_.push_back(call);
+  }
+}
+
+void LayerAttention::PlanRotations() {
+  for (std::int64_t h = 0; h < heads_; ++h) {
+    const Positions& positions = head_[static_cast<std::size_t>(h)].positions;
+    if (positions.kind != "rope") continue;
+    if (!rotations_.empty() && rotations_.back().first + rotations_.back().count == h &&
+        rotations_.back().positions == positions) {
+      ++rotations_.back().count;
+    } else {
+      rotations_.push_back({h, 1, positions, {}, 0});
+    }
+  }
+}
+
+void LayerAttention::PlanScalings() {
+  columns_ = 3 * heads_ * head_dim_;
+  std::int64_t h = 0;
+  while (h < heads_) {
+    const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
+    if (!IsScaled(h)) {
+      ++h;
+      continue;
+    }
+    std::int64_t end = h + 1;
+    while (end < heads_ && IsScaled(end) &&
+           head_[static_cast<std::size_t>(end)].length_scaling == head.length_scaling) {
+      ++end;
+    }
+    scalings_.push_back({h, end - h, columns_, MakeQueryScale(head.length_scaling, end - h)});
+    columns_ += scalings_.back().scale->Columns();
+    h = end;
+  }
+}
+
+void LayerAttention::Declare(const std::string& prefix, ParameterList& list) {
+  const auto draw = [](RandomStream& random) { return Normal(random, 0.02); };
+  std::vector<ParameterList::Part> parts;
+  for (const char* name : {"query", "key", "value"}) {
+    parts.push_back({prefix + name + ".weight", {heads_, head_dim_, width_}, draw});
+  }
+  // Named by its first head where there are several.
+  const auto scale_prefix = [&](const Scaling& scaling) {
+    return prefix + "scale." +
+           (scalings_.size() > 1 ? std::to_string(scaling.first) + "." : std::string());
+  };
+  for (const Scaling& scaling : scalings_) {
+    for (auto& part : scaling.scale->Projection(scale_prefix(scaling), width_)) {
+      parts.push_back(std::move(part));
+    }
+  }
+  list.Add(std::move(parts), width_, &projection_);
+  for (const Scaling& scaling : scalings_) scaling.scale->Declare(scale_prefix(scaling), list);
+  if (learned_slopes_) {
+    const auto first = [this, h = std::size_t{0}](RandomStream&) mutable {
+      return fixed_slopes_[h++];
+    };
+    list.Add({{prefix + "slopes", {heads_}, first}}, heads_, &slope_parameters_);
+  }
+  if (learned_alpha_) {
+    const auto first = [this, h = std::size_t{0}](RandomStream&) mutable {
+      const AttentionConfig& head = head_[h++];
+      return head.learn_alpha == "no" ? 0.0F : static_cast<float>(AlphaParameter(head));
+    };
+    list.Add({{prefix + "alpha", {heads_}, first}}, heads_, &alpha_parameters_);
+  }
+}
+
+bool LayerAttention::LearnsSlope(std::int64_t h) const {
+  const auto index = static_cast<std::size_t>(h);
+  return has_slope_[index] && head_[index].positions.learn_slopes;
+}
+
+bool LayerAttention::IsScaled(std::int64_t h) const {
+  const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
+  if (head.length_scaling.kind == "none") return false;
+  return head.length_scaling.heads == "all" || head.positions.kind != "nape" ||
+         !has_slope_[static_cast<std::size_t>(h)];
+}
+
+double LayerAttention::AlphaOf(std::int64_t h) const {
+  const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
+  if (head.learn_alpha == "no") return head.alpha;
+  const double a = alpha_parameters_.value.const_data_ptr<float>()[h];
+  return 1.0 + (head.learn_alpha == "sigmoid" ? Sigmoid(a) : Softplus(a));
+}
+
+void LayerAttention::Prepare(const SequenceRows& rows) {
+  for (Rotation& rotation : rotations_) {
+    const bool by_length = rotation.positions.scaling.kind == "ntk";
+    if (by_length ? rotation.table_length == rows.length : rotation.table_length >= rows.length) {
+      continue;
+    }
+    rotation.table = MakeRopeTable(rotation.positions, head_dim_, rows.length);
+    rotation.table_length = rows.length;
+  }
+  for (std::int64_t h = 0; h < heads_; ++h) {
+    const auto index = static_cast<std::size_t>(h);
+    alphas_[index] = AlphaOf(h);
+    if (LearnsSlope(h)) slopes_[index] = slope_parameters_.value.const_data_ptr<float>()[h];
+  }
+}
+
+void LayerAttention::Rotate(const SequenceRows& rows, std::int64_t begin, std::int64_t end,
+                            Cells projected, float turn) const {
+  const std::int64_t inner = heads_ * head_dim_;
+  for (const Rotation& rotation : rotations_) {
+    for (const std::int64_t part : {std::int64_t{0}, inner}) {  // queries, keys
+      lab::Rotate(projected + (begin * columns_ + part + rotation.first * head_dim_), columns_,
+                  end - begin, rotation.count, head_dim_,
+                  rotation.table.cosine.const_data_ptr<float>(),
+                  rotation.table.sine.const_data_ptr<float>(), rows.position.data() + begin, turn);
+    }
+  }
+}
+
+AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& rows,
+                                         const at::Tensor& projected, const at::Tensor& c) const {
+  const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
+  const std::int64_t inner = heads_ * head_dim_;
+  AttentionParams p;
+  p.batch = rows.Sequences();
+  p.heads = p.kv_heads = call.count;
+  p.q_len = p.k_len = rows.packed ? rows.rows : rows.length;
+  p.head_dim = p.value_dim = head_dim_;
+  const Cells cells = CellsOf(projected);
+  const auto view = [&](std::int64_t part) {
+    return ConstArray4{(cells + (part * inner + call.first * head_dim_)).data,
+                       DTypeOf(projected),
+                       {rows.length * columns_, call.step * head_dim_, columns_, 1}};
+  };
+  p.q = view(0);
+  p.k = view(1);
+  p.v = view(2);
+  p.mask.causal = true;
+  if (rows.packed) {
+    p.ranges = {rows.begin.data(), rows.end.data(), rows.begin.data(), rows.end.data(), true};
+  }
+  if (head.map == "softmax") {
+    p.map = RowMap::kSoftmax;
+  } else if (head.map == "adaptive-temperature") {
+    p.map = RowMap::kAdaptiveTemperature;
+  } else {
+    p.map = RowMap::kEntmax;
+  }
+  p.terms.scale_invariant = head.scale_invariant.value_or(0.0);
+  if (c.defined()) {
+    p.terms.length_scale = {c.const_data_ptr<float>() + call.first,
+                            DType::kFloat32,
+                            {rows.length * heads_, call.step, heads_, 1}};
+  }
+  if (sloped_) {
+    p.terms.alibi_slopes = {slopes_.data() + call.first, DType::kFloat32, {0, call.step, 0, 0}};
+  }
+  return p;
+}
+
+void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
+                             const at::Tensor& projected, const at::Tensor& out, bool keep,
+                             Kept& kept) const {
+  if (!scalings_.empty()) {
+    if (!kept.c.defined() || kept.c.size(0) != rows.rows) kept.c = at::empty({rows.rows, heads_});
+    kept.c.fill_(1.0);
+    for (const Scaling& scaling : scalings_) {
+      scaling.scale->Forward(rows.ForScales(), {CellsOf(projected) + scaling.column, columns_},
+                             {kept.c.mutable_data_ptr<float>() + scaling.first, heads_});
+    }
+  }
+  kept.tau.resize(calls_.size());
+  kept.lists.resize(calls_.size());
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    const Call& call = calls_[i];
+    AttentionParams p = ParamsOf(call, rows, projected, kept.c);
+    std::vector<double> alphas;
+    for (std::int64_t h = 0; h < call.count; ++h) {
+      alphas.push_back(alphas_[static_cast<std::size_t>(call.first + h * call.step)]);
+    }
+    SetAlpha(p, alphas);
+    AttentionOutputs outputs;
+    outputs.out = {
+        (CellsOf(out) + call.first * head_dim_).data,
+        DTypeOf(out),
+        {rows.length * heads_ * head_dim_, call.step * head_dim_, heads_ * head_dim_, 1}};
+    if (keep) {
+      const std::int64_t count = rows.rows * call.count;
+      if (!kept.tau[i].defined() || kept.tau[i].numel() < count) {
+        kept.tau[i] = at::empty({count}, at::kDouble);
+      }
+      outputs.tau = kept.tau[i].mutable_data_ptr<double>();
+      const auto bytes = static_cast<std::int64_t>(AttentionSavedBytes(p, kListBudget));
+      if (!kept.lists[i].defined() || kept.lists[i].numel() != bytes) {
+        kept.lists[i] = at::empty({bytes}, at::kByte);
+      }
+      outputs.saved = bytes > 0 ? kept.lists[i].data_ptr() : nullptr;
+      outputs.saved_bytes = static_cast<std::size_t>(bytes);
+    }
+    AttentionForward(context, p, outputs);
+  }
+}
+
+void LayerAttention::Backward(const Context& context, const SequenceRows& rows,
+                              const at::Tensor& projected, const at::Tensor& d_out,
+                              const Kept& kept, const at::Tensor& d_projected) {
+  const std::int64_t inner = heads_ * head_dim_;
+  std::vector<float> dc(scalings_.empty() ? 0 : static_cast<std::size_t>(rows.rows * heads_));
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    const Call& call = calls_[i];
+    AttentionParams p = ParamsOf(call, rows, projected, kept.c);
+    std::vector<double> alphas;
+    for (std::int64_t h = 0; h < call.count; ++h) {
+      alphas.push_back(alphas_[static_cast<std::size_t>(call.first + h * call.step)]);
+    }
+    SetAlpha(p, alphas);
+    AttentionGradients g;
+    g.d_out = {(CellsOf(d_out) + call.first * head_dim_).data,
+               DTypeOf(d_out),
+               {rows.length * inner, call.step * head_dim_, inner, 1}};
+    g.tau = kept.tau[i].const_data_ptr<double>();
+    g.saved = kept.lists[i].numel() > 0 ? kept.lists[i].data_ptr() : nullptr;
+    g.saved_bytes = static_cast<std::size_t>(kept.lists[i].numel());
+    const auto view = [&](std::int64_t part) {
+      return MutableArray4{(CellsOf(d_projected) + (part * inner + call.first * head_dim_)).data,
+                           DTypeOf(d_projected),
+                           {rows.length * columns_, call.step * head_dim_, columns_, 1}};
+    };
+    g.dq = view(0);
+    g.dk = view(1);
+    g.dv = view(2);
+    const std::int64_t batch = rows.packed ? 1 : rows.Sequences();
+    std::vector<double> d_scale(dc.empty() ? 0 : static_cast<std::size_t>(rows.rows * call.count));
+    std::vector<double> d_slopes(learned_slopes_ ? static_cast<std::size_t>(batch * call.count)
+                                                 : 0);
+    std::vector<double> d_alpha(static_cast<std::size_t>(call.count));
+    if (!d_scale.empty()) g.d_length_scale = d_scale.data();
+    if (!d_slopes.empty()) g.d_slopes = d_slopes.data();
+    const bool learns = learned_alpha_ && p.map == RowMap::kEntmax;
+    if (learns) g.d_alpha = d_alpha.data();
+    AttentionBackward(context, p, g);
+
+    // [batch, heads, length] -> [rows, heads]
+    const std::int64_t length = rows.packed ? rows.rows : rows.length;
+    for (std::int64_t b = 0; b < batch && !d_scale.empty(); ++b) {
+      for (std::int64_t h = 0; h < call.count; ++h) {
+        const double* from = d_scale.data() + (b * call.count + h) * length;
+        float* to = dc.data() + b * length * heads_ + call.first + h * call.step;
+        for (std::int64_t r = 0; r < length; ++r) to[r * heads_] = static_cast<float>(from[r]);
+      }
+    }
+    for (std::int64_t h = 0; h < call.count; ++h) {
+      const std::int64_t head = call.first + h * call.step;
+      const AttentionConfig& config = head_[static_cast<std::size_t>(head)];
+      if (LearnsSlope(head)) {
+        double sum = 0.0;
+        for (std::int64_t b = 0; b < batch; ++b) {
+          sum += d_slopes[static_cast<std::size_t>(b * call.count + h)];
+        }
+        slope_parameters_.gradient.mutable_data_ptr<float>()[head] += static_cast<float>(sum);
+      }
+      if (learns && config.learn_alpha != "no") {
+        const double a = alpha_parameters_.value.const_data_ptr<float>()[head];
+        alpha_parameters_.gradient.mutable_data_ptr<float>()[head] +=
+            static_cast<float>(d_alpha[static_cast<std::size_t>(h)] * AlphaSlope(config, a));
+      }
+    }
+  }
+  for (Scaling& scaling : scalings_) {
+    scaling.scale->Backward(rows.ForScales(), {CellsOf(projected) + scaling.column, columns_},
+                            {dc.data() + scaling.first, heads_},
+                            {CellsOf(d_projected) + scaling.column, columns_});
+  }
+}
+
+}  // namespace tsallis::lab

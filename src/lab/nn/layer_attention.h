@@ -1,0 +1,114 @@
+// Attention of one layer of the decoder on projected rows: heads may differ in map, length scaling
+// and positions, and are attended in as few calls as there are maps (a head without ALiBi has slope
+// 0, one without length scaling c = 1).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lab/nn/decoder_config.h"
+#include "lab/nn/parameters.h"
+#include "lab/nn/positions.h"
+#include "lab/nn/query_scale.h"
+#include "tsallis/attention.h"
+
+namespace tsallis::lab {
+
+// A contiguous tensor, or the rows of one, as the vector kernels take it.
+inline Cells CellsOf(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.scalar_type() == at::kBFloat16};
+}
+
+// The tokens of a batch that count, one row each, sequence by sequence.
+struct SequenceRows {
+  std::int64_t rows = 0;
+  std::int64_t length = 0;               // of the longest sequence
+  bool packed = false;                   // sequences differ in length
+  std::vector<std::int64_t> begin, end;  // [sequences], rows of each
+  std::vector<std::int32_t> position;    // [rows], within its sequence
+  std::vector<float> log_n, log_log_n;   // [rows]: ln(position + 2) and its logarithm
+
+  std::int64_t Sequences() const { return static_cast<std::int64_t>(begin.size()); }
+  ScaleRows ForScales() const { return {rows, position.data(), log_n.data(), log_log_n.data()}; }
+};
+
+class LayerAttention {
+ public:
+  LayerAttention(const DecoderConfig& config, std::int64_t layer);
+
+  // Names of parameters begin with `prefix`.
+  void Declare(const std::string& prefix, ParameterList& list);
+
+  // [columns, width]: rows of queries, keys, values, then what length scalings read.
+  const Parameter& Projection() const { return projection_; }
+  std::int64_t Columns() const { return columns_; }
+
+  // Builds what depends on lengths; before the rest, once a batch.
+  void Prepare(const SequenceRows& rows);
+
+  // Rotates queries and keys of rows [begin, end) of projected: [rows, columns]. `turn` 1, or -1
+  // for gradients.
+  void Rotate(const SequenceRows& rows, std::int64_t begin, std::int64_t end, Cells projected,
+              float turn) const;
+
+  // What the forward pass leaves for the backward pass.
+  struct Kept {
+    std::vector<at::Tensor> tau;  // of every call: [batch, heads, length] or [heads, rows], float64
+    std::vector<at::Tensor> lists;  // bytes
+    at::Tensor c;                   // [rows, heads] float32; undefined without length scaling
+  };
+
+  // out: [rows, heads * head_dim], of the dtype of `projected`. `keep`: for Backward.
+  void Forward(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
+               const at::Tensor& out, bool keep, Kept& kept) const;
+
+  // Gradient of the projection (rotated still), and of the layer's parameters, which it adds.
+  // d_out as out, d_projected as projected.
+  void Backward(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
+                const at::Tensor& d_out, const Kept& kept, const at::Tensor& d_projected);
+
+ private:
+  // Heads first, first + step, ... of one call.
+  struct Call {
+    std::int64_t first, step, count;
+  };
+  struct Rotation {
+    std::int64_t first, count;
+    Positions positions;
+    RopeTable table;
+    std::int64_t table_length = 0;  // that the frequencies are for
+  };
+  struct Scaling {
+    std::int64_t first, count;
+    std::int64_t column;  // where its part of the projection begins
+    std::unique_ptr<QueryScale> scale;
+  };
+
+  AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, const at::Tensor& projected,
+                           const at::Tensor& c) const;
+  double AlphaOf(std::int64_t head) const;
+  bool LearnsSlope(std::int64_t head) const;
+  bool IsScaled(std::int64_t head) const;
+  void PlanCalls();
+  void PlanRotations();
+  void PlanScalings();
+
+  std::int64_t heads_, head_dim_, width_, columns_;
+  std::vector<AttentionConfig> head_;  // [heads]
+  std::vector<Call> calls_;
+  std::vector<Rotation> rotations_;
+  std::vector<Scaling> scalings_;
+  std::vector<bool> has_slope_;      // [heads]
+  std::vector<float> fixed_slopes_;  // [heads]
+  bool sloped_ = false, learned_slopes_ = false, learned_alpha_ = false;
+  std::vector<double> alphas_;  // [heads], of this pass
+  std::vector<float> slopes_;   // [heads], of this pass
+  Parameter projection_;
+  Parameter slope_parameters_, alpha_parameters_;  // [1, heads]
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,69 @@
+#include "lab/nn/parameters.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstddef>
+
+namespace tsallis::lab {
+namespace {
+
+constexpr std::int64_t kAlign = 16;  // floats in 64 bytes
+
+// FNV-1a, cut to the bits that a stream's index has.
+std::uint64_t StreamOf(const std::string& name) {
+  std::uint64_t hash = 14695981039346656037U;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  return hash >> 8;
+}
+
+}  // namespace
+
+float Normal(RandomStream& random, double deviation) {
+  const double radius = std::sqrt(-2.0 * std::log(1.0 - random.Uniform()));
+  return static_cast<float>(deviation * radius * std::cos(2.0 * M_PI * random.Uniform()));
+}
+
+void ParameterList::Add(std::vector<Part> parts, std::int64_t columns, Parameter* whole) {
+  groups_.push_back({std::move(parts), columns, whole});
+}
+
+void ParameterList::Allocate(std::uint64_t seed, bool half) {
+  std::int64_t total = 0;
+  for (const Group& group : groups_) {
+    for (const Part& part : group.parts) total += c10::multiply_integers(part.shape);
+    total = (total + kAlign - 1) / kAlign * kAlign;
+  }
+  flat_ = at::zeros({total});
+  flat_gradients_ = at::zeros({total});
+  flat_products_ = half ? at::zeros({total}, at::kBFloat16) : flat_;
+  std::int64_t offset = 0;
+  for (const Group& group : groups_) {
+    const std::int64_t begin = offset;
+    for (const Part& part : group.parts) {
+      const std::int64_t count = c10::multiply_integers(part.shape);
+      RandomStream random(seed, Purpose::kInit, StreamOf(part.name));
+      float* values = flat_.mutable_data_ptr<float>() + offset;
+      for (std::int64_t k = 0; k < count; ++k) values[k] = part.draw(random);
+      named_.emplace_back(part.name, flat_.narrow(0, offset, count).view(part.shape));
+      gradients_.push_back(flat_gradients_.narrow(0, offset, count).view(part.shape));
+      offset += count;
+      count_ += count;
+    }
+    const auto view = [&](const at::Tensor& flat) {
+      return flat.narrow(0, begin, offset - begin).view({-1, group.columns});
+    };
+    *group.whole = {view(flat_), view(flat_gradients_), view(flat_products_)};
+    offset = (offset + kAlign - 1) / kAlign * kAlign;
+  }
+}
+
+void ParameterList::Refresh() {
+  if (!flat_products_.is_same(flat_)) flat_products_.copy_(flat_);
+}
+
+std::int64_t ParameterList::Begin(const Parameter& whole) const {
+  return whole.value.storage_offset();
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,65 @@
+// The learned tensors of a model in one piece of memory, their gradients in another of the same
+// layout, and, where products are made in bfloat16, a rounded copy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lab/tasks/random.h"
+
+namespace tsallis::lab {
+
+// Normal with the given deviation; Box and Muller 1958.
+float Normal(RandomStream& random, double deviation);
+
+struct Parameter {
+  at::Tensor value, gradient;  // [rows, columns] float32
+  at::Tensor product;          // what products read: value, or its bfloat16 copy
+};
+
+class ParameterList {
+ public:
+  // One named tensor; `draw` gives its first values, in order.
+  struct Part {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::function<float(RandomStream&)> draw;
+  };
+
+  // Parts that lie behind each other without gaps, seen together as `whole`: [rows, columns]. The
+  // number of each part is a multiple of `columns`. `whole` must live until Allocate().
+  void Add(std::vector<Part> parts, std::int64_t columns, Parameter* whole);
+
+  // Makes the memory and the first values, each part's from a stream of its name: what is added or
+  // left out leaves the others as they are. `half`: products are made in bfloat16.
+  void Allocate(std::uint64_t seed, bool half);
+  // Renews the rounded copies.
+  void Refresh();
+
+  const at::Tensor& Flat() const { return flat_; }
+  const at::Tensor& FlatGradients() const { return flat_gradients_; }
+  const std::vector<std::pair<std::string, at::Tensor>>& Named() const { return named_; }
+  const std::vector<at::Tensor>& Gradients() const { return gradients_; }
+  std::int64_t Count() const { return count_; }
+  // Where the group that holds `whole` begins in the flat memory.
+  std::int64_t Begin(const Parameter& whole) const;
+
+ private:
+  struct Group {
+    std::vector<Part> parts;
+    std::int64_t columns;
+    Parameter* whole;
+  };
+  std::vector<Group> groups_;
+  at::Tensor flat_, flat_gradients_, flat_products_;
+  std::vector<std::pair<std::string, at::Tensor>> named_;
+  std::vector<at::Tensor> gradients_;
+  std::int64_t count_ = 0;
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,171 @@
+#include "lab/nn/query_scale.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tsallis::lab {
+namespace {
+
+float* Values(const Parameter& parameter) { return parameter.value.mutable_data_ptr<float>(); }
+float* Gradients(const Parameter& parameter) {
+  return parameter.gradient.mutable_data_ptr<float>();
+}
+
+// L1, SSMax (Nakanishi 2025): c = b ln n.
+class SsmaxScale : public QueryScale {
+ public:
+  using QueryScale::QueryScale;
+
+  void Declare(const std::string& prefix, ParameterList& list) override {
+    const auto draw = [](RandomStream& random) { return 1.0F + Normal(random, 0.01); };
+    list.Add({{prefix + "b", {heads_}, draw}}, heads_, &b_);
+  }
+  void Forward(const ScaleRows& rows, HeadCells, HeadFloats c) const override {
+    for (std::int64_t r = 0; r < rows.rows; ++r) {
+      for (std::int64_t h = 0; h < heads_; ++h) {
+        c.data[r * c.stride + h] = Values(b_)[h] * rows.log_n[r];
+      }
+    }
+  }
+  void Backward(const ScaleRows& rows, HeadCells, HeadFloats dc, HeadCells) override {
+    for (std::int64_t h = 0; h < heads_; ++h) {
+      double sum = 0.0;
+      for (std::int64_t r = 0; r < rows.rows; ++r) {
+        sum += double{dc.data[r * dc.stride + h]} * rows.log_n[r];
+      }
+      Gradients(b_)[h] += static_cast<float>(sum);
+    }
+  }
+
+ private:
+  Parameter b_;  // [1, heads]
+};
+
+// L2: c = delta + b (ln n)^g.
+class ScalarScale : public QueryScale {
+ public:
+  using QueryScale::QueryScale;
+
+  void Declare(const std::string& prefix, ParameterList& list) override {
+    const auto uniform = [](RandomStream& random) { return 0.1F + 0.9F * random.Uniform(); };
+    const auto normal = [](RandomStream& random) { return Normal(random, 0.1); };
+    list.Add({{prefix + "b", {heads_}, uniform}, {prefix + "g", {heads_}, normal}}, heads_, &bg_);
+  }
+  void Forward(const ScaleRows& rows, HeadCells, HeadFloats c) const override {
+    const float* b = Values(bg_);
+    const float* g = b + heads_;
+    for (std::int64_t r = 0; r < rows.rows; ++r) {
+      for (std::int64_t h = 0; h < heads_; ++h) {
+        c.data[r * c.stride + h] =
+            static_cast<float>(config_.delta) + b[h] * std::exp(g[h] * rows.log_log_n[r]);
+      }
+    }
+  }
+  void Backward(const ScaleRows& rows, HeadCells, HeadFloats dc, HeadCells) override {
+    const float* b = Values(bg_);
+    const float* g = b + heads_;
+    for (std::int64_t h = 0; h < heads_; ++h) {
+      double to_b = 0.0;
+      double to_g = 0.0;
+      for (std::int64_t r = 0; r < rows.rows; ++r) {
+        const double power = std::exp(g[h] * rows.log_log_n[r]) * dc.data[r * dc.stride + h];
+        to_b += power;
+        to_g += power * b[h] * rows.log_log_n[r];
+      }
+      Gradients(bg_)[h] += static_cast<float>(to_b);
+      Gradients(bg_)[heads_ + h] += static_cast<float>(to_g);
+    }
+  }
+
+ private:
+  Parameter bg_;  // [2, heads]
+};
+
+// L3, ASEntmax (Vasylenko et al. 2025): c = delta + softplus(w_b x + c_b) (ln n)^(s tanh(w_g x +
+// c_g)).
+class AdaptiveQueryScale : public QueryScale {
+ public:
+  using QueryScale::QueryScale;
+
+  std::int64_t Columns() const override { return 2 * heads_; }
+  std::vector<ParameterList::Part> Projection(const std::string& prefix,
+                                              std::int64_t width) const override {
+    const auto draw = [deviation = config_.init](RandomStream& random) {
+      return Normal(random, deviation);
+    };
+    return {{prefix + "beta.weight", {heads_, width}, draw},
+            {prefix + "gamma.weight", {heads_, width}, draw}};
+  }
+  void Declare(const std::string& prefix, ParameterList& list) override {
+    if (!config_.bias) return;
+    const auto zero = [](RandomStream&) { return 0.0F; };
+    list.Add({{prefix + "beta.bias", {heads_}, zero}, {prefix + "gamma.bias", {heads_}, zero}},
+             heads_, &bias_);
+  }
+  void Forward(const ScaleRows& rows, HeadCells projected, HeadFloats c) const override {
+    AdaptiveScaleForward(Settings(), projected.data, projected.data + heads_, projected.stride,
+                         rows.log_log_n, rows.rows, c.data, c.stride);
+  }
+  void Backward(const ScaleRows& rows, HeadCells projected, HeadFloats dc,
+                HeadCells d_projected) override {
+    float* d_bias = config_.bias ? Gradients(bias_) : nullptr;
+    AdaptiveScaleBackward(Settings(), projected.data, projected.data + heads_, projected.stride,
+                          rows.log_log_n, rows.rows, dc.data, dc.stride, d_projected.data,
+                          d_projected.data + heads_, d_bias,
+                          config_.bias ? d_bias + heads_ : nullptr);
+  }
+
+ private:
+  AdaptiveScale Settings() const {
+    const float* bias = config_.bias ? Values(bias_) : nullptr;
+    return {heads_, static_cast<float>(config_.delta), static_cast<float>(config_.gamma_range),
+            bias, config_.bias ? bias + heads_ : nullptr};
+  }
+
+  Parameter bias_;  // [2, heads]
+};
+
+// L4: c = table[head, position], the last entry beyond its end.
+class TableScale : public QueryScale {
+ public:
+  using QueryScale::QueryScale;
+
+  void Declare(const std::string& prefix, ParameterList& list) override {
+    const auto one = [](RandomStream&) { return 1.0F; };
+    list.Add({{prefix + "table", {config_.positions, heads_}, one}}, heads_, &table_);
+  }
+  void Forward(const ScaleRows& rows, HeadCells, HeadFloats c) const override {
+    for (std::int64_t r = 0; r < rows.rows; ++r) {
+      std::copy_n(Values(table_) + Entry(rows, r), heads_, c.data + r * c.stride);
+    }
+  }
+  void Backward(const ScaleRows& rows, HeadCells, HeadFloats dc, HeadCells) override {
+    for (std::int64_t r = 0; r < rows.rows; ++r) {
+      float* to = Gradients(table_) + Entry(rows, r);
+      for (std::int64_t h = 0; h < heads_; ++h) to[h] += dc.data[r * dc.stride + h];
+    }
+  }
+
+ private:
+  std::int64_t Entry(const ScaleRows& rows, std::int64_t r) const {
+    return std::min<std::int64_t>(rows.position[r], config_.positions - 1) * heads_;
+  }
+
+  Parameter table_;  // [positions, heads]
+};
+
+}  // namespace
+
+std::vector<ParameterList::Part> QueryScale::Projection(const std::string&, std::int64_t) const {
+  return {};
+}
+
+std::unique_ptr<QueryScale> MakeQueryScale(const QueryScaling& config, std::int64_t heads) {
+  if (config.kind == "ssmax") return std::make_unique<SsmaxScale>(config, heads);
+  if (config.kind == "scalar") return std::make_unique<ScalarScale>(config, heads);
+  if (config.kind == "adaptive") return std::make_unique<AdaptiveQueryScale>(config, heads);
+  if (config.kind == "table") return std::make_unique<TableScale>(config, heads);
+  return nullptr;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,63 @@
+// Length scalings L1-L4 (SPEC): what multiplies the query of a row, and its gradient. A new one is a
+// class here with its file, a line in MakeQueryScale() and one in QueryScalings().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lab/nn/decoder_config.h"
+#include "lab/nn/decoder_kernels.h"
+#include "lab/nn/parameters.h"
+
+namespace tsallis::lab {
+
+// What a scaling knows of the rows of a batch. All: [rows].
+struct ScaleRows {
+  std::int64_t rows = 0;
+  const std::int32_t* position = nullptr;  // i
+  const float* log_n = nullptr;            // ln(i + 2)
+  const float* log_log_n = nullptr;        // ln ln(i + 2)
+};
+
+// Numbers of a head and row: element (row, head) is data[row * stride + head].
+struct HeadCells {
+  Cells data;
+  std::int64_t stride = 0;
+};
+struct HeadFloats {
+  float* data = nullptr;
+  std::int64_t stride = 0;
+};
+
+// The scaling of `heads` neighbouring heads of one layer.
+class QueryScale {
+ public:
+  QueryScale(const QueryScaling& config, std::int64_t heads) : config_(config), heads_(heads) {}
+  virtual ~QueryScale() = default;
+
+  // Rows of the attention block's projection that this scaling reads, with their first values: they
+  // multiply the block's normalised input together with the queries, keys and values.
+  virtual std::vector<ParameterList::Part> Projection(const std::string& prefix,
+                                                      std::int64_t width) const;
+  // Columns that Projection() adds.
+  virtual std::int64_t Columns() const { return 0; }
+  // Parameters of its own; names begin with `prefix`.
+  virtual void Declare(const std::string& prefix, ParameterList& list) = 0;
+
+  // c(row, head). projected: [rows, Columns()].
+  virtual void Forward(const ScaleRows& rows, HeadCells projected, HeadFloats c) const = 0;
+  // Adds to the gradients of its parameters and writes that of the projection.
+  virtual void Backward(const ScaleRows& rows, HeadCells projected, HeadFloats dc,
+                        HeadCells d_projected) = 0;
+
+ protected:
+  QueryScaling config_;
+  std::int64_t heads_;
+};
+
+// None for kind "none".
+std::unique_ptr<QueryScale> MakeQueryScale(const QueryScaling& config, std::int64_t heads);
+
+}  // namespace tsallis::lab

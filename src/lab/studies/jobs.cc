@@ -1,0 +1,205 @@
+#include "lab/studies/jobs.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "lab/errors.h"
+#include "lab/eval/evaluate_sequences.h"
+#include "lab/train/sequence_training.h"
+#include "lab/train/set_training.h"
+
+namespace tsallis::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Seconds that a job's training took over all its sessions: the last line of each session of
+// metrics.jsonl counts from that session's start, so what remains after a restart is a lower bound.
+double TrainingSeconds(const fs::path& folder) {
+  std::ifstream in(folder / "metrics.jsonl");
+  double total = 0.0;
+  double last = 0.0;
+  for (std::string line; std::getline(in, line);) {
+    const auto entry = nlohmann::json::parse(line, nullptr, false);
+    const double seconds = entry.is_object() ? entry.value("seconds", 0.0) : 0.0;
+    if (seconds < last) total += last;
+    last = seconds;
+  }
+  return total + last;
+}
+
+fs::path ScoresPath(const Job& job, const MethodConfig& method) {
+  return job.folder / ("eval-" + method.name + ".json");
+}
+
+std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskConfig& task) {
+  if (!task.sequence) return LoadScores(path, task);
+  const std::vector<SequenceLengthScore> all = LoadSequenceScores(path);
+  std::vector<LengthScore> scores;
+  for (const std::int64_t n : task.eval_lengths) {
+    const auto score = FindScore(all, n, task.eval_samples);
+    if (!score) return std::nullopt;
+    LengthScore& one = scores.emplace_back();
+    one.n = n;
+    one.sets = score->asked;
+    one.hits = score->hits;
+  }
+  return scores;
+}
+
+using Report = std::function<void(const JobStatus&)>;
+
+// Both kinds of model: claim the folder, so that one of other settings is refused even if it is
+// finished; train; then `evaluating` and evaluate what is not there yet.
+
+void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
+             const Report& report, const std::function<void()>& evaluating,
+             const std::atomic<bool>& stop) {
+  ClaimSetFolder(training);
+  if (LoadFinished(task, job)) return;
+  SetAttention model = TrainSet(training, report, stop);
+  if (goal == JobGoal::kTrain) return;
+  evaluating();
+  for (const MethodConfig* method : job.evaluates) {
+    if (Load(ScoresPath(job, *method), task)) continue;
+    model.SetMethod(*method);
+    SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, stop));
+  }
+}
+
+void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
+                  const Report& report, const std::function<void()>& evaluating,
+                  const std::atomic<bool>& stop) {
+  Decoder model(training.recipe->Decoder(*training.method), training.seed);
+  ClaimSequenceFolder(training, model);
+  if (LoadFinished(task, job)) return;
+  TrainSequences(training, model, report, stop);
+  if (goal == JobGoal::kTrain) return;
+  evaluating();
+  // Long lengths take long: each is kept as soon as it is there.
+  const fs::path path = ScoresPath(job, *job.trains);
+  std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
+  for (const std::int64_t n : task.eval_lengths) {
+    if (FindScore(scores, n, task.eval_samples)) continue;
+    scores.push_back(
+        EvaluateLength(model, *task.sequence, Split::kTest, n, task.eval_samples, stop));
+    SaveSequenceScores(path, scores);
+  }
+}
+
+void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, const Report& report,
+            const std::atomic<bool>& stop) {
+  const std::string name = status.name;
+  const TrainingJob training{job.recipe, job.trains, job.seed, job.steps, job.folder};
+  const auto trained = [&](const JobStatus& now) {
+    status = now;
+    status.name = name;
+    report(status);
+  };
+  const auto evaluating = [&] {
+    status.state = JobStatus::State::kEvaluating;
+    report(status);
+  };
+  const auto& run = task.sequence ? RunSequences : RunSets;
+  run(task, job, goal, training, trained, evaluating, stop);
+  LoadFinished(task, job);
+  status.step = job.steps;
+  if (status.state == JobStatus::State::kQueued) status.first_step = job.steps;
+  status.state = JobStatus::State::kDone;
+  report(status);
+}
+
+}  // namespace
+
+std::string Job::Name() const {
+  const std::string rate =
+      recipe->train.lr_grid.empty() ? "" : fmt::format(" lr {:g}", recipe->train.lr);
+  return fmt::format("{}{} seed {}", trains->name, rate, seed);
+}
+
+bool LoadFinished(const TaskConfig& task, Job& job) {
+  std::vector<std::vector<LengthScore>> scores;
+  for (const MethodConfig* method : job.evaluates) {
+    std::optional<std::vector<LengthScore>> loaded = Load(ScoresPath(job, *method), task);
+    if (!loaded) return false;
+    scores.push_back(std::move(*loaded));
+  }
+  job.scores = std::move(scores);
+  job.seconds = TrainingSeconds(job.folder);
+  return true;
+}
+
+double ValidationAccuracy(const Job& job) {
+  const fs::path path = RunFolder(job.folder).BestPath();
+  const TensorFile file = ReadTensors(path);
+  const auto found = file.metadata.find("accuracy");
+  if (found == file.metadata.end()) throw std::runtime_error(path.string() + ": has no accuracy");
+  return std::strtod(found->second.c_str(), nullptr);
+}
+
+std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,
+                                  const ProgressOptions& shown, int workers,
+                                  const std::atomic<bool>& stop) {
+  std::vector<JobStatus> statuses;
+  for (const Job& job : jobs) {
+    JobStatus status;
+    status.name = job.Name();
+    status.steps = job.steps;
+    statuses.push_back(status);
+  }
+  ProgressOptions options = shown;
+  options.workers = workers;
+  Progress progress(statuses, options);
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::vector<std::string> failures;
+  std::exception_ptr interrupted;
+  std::exception_ptr mistake;  // of the user: nothing that follows can be right
+  std::atomic<bool> halt{false};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < jobs.size() && !stop && !halt; i = next++) {
+      JobStatus status = statuses[i];
+      const auto report = [&](const JobStatus& now) {
+        status = now;
+        progress.Update(i, now);
+      };
+      const auto ended = [&](JobStatus::State state, const std::string& why) {
+        status.state = state;
+        status.note = why;
+        progress.Update(i, status);
+      };
+      try {
+        RunJob(task, jobs[i], goal, status, report, stop);
+      } catch (const Interrupted& error) {
+        const std::lock_guard lock(mutex);
+        ended(JobStatus::State::kInterrupted, error.what());
+        interrupted = std::current_exception();
+      } catch (const UsageError& error) {
+        const std::lock_guard lock(mutex);
+        ended(JobStatus::State::kFailed, error.what());
+        mistake = std::current_exception();
+        halt = true;
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        ended(JobStatus::State::kFailed, error.what());
+        failures.emplace_back(error.what());
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(workers));
+  for (int w = 0; w < workers; ++w) threads.emplace_back(work);
+  for (std::thread& thread : threads) thread.join();
+  if (mistake) std::rethrow_exception(mistake);
+  if (interrupted) std::rethrow_exception(interrupted);
+  if (stop) throw Interrupted("stopped between two jobs");
+  return failures;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,51 @@
+// The jobs of a study: a queue of trainings over methods, seeds and learning rates, and the
+// evaluation of what they trained.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lab/config/recipe.h"
+#include "lab/eval/evaluate_sets.h"
+#include "lab/progress/progress.h"
+
+namespace tsallis::lab {
+
+// One training and every method that is evaluated on its weights.
+struct Job {
+  const Recipe* recipe = nullptr;  // with the job's learning rate
+  const MethodConfig* trains = nullptr;
+  std::vector<const MethodConfig*> evaluates;
+  std::uint64_t seed = 0;
+  std::int64_t steps = 0;
+  std::filesystem::path folder;
+  // As `evaluates`, at every length; empty until the job is finished. Of sequences, `sets` are what
+  // was asked, `hits` what was right, and the rest stays empty.
+  std::vector<std::vector<LengthScore>> scores;
+  double seconds = 0.0;
+
+  std::string Name() const;
+};
+
+// Whether the job is evaluated in the same turn, or trained only.
+enum class JobGoal : std::uint8_t { kTrain, kEvaluate };
+
+// Reads the job's evaluations if they are all there: it is finished, and its weights need not be
+// kept.
+bool LoadFinished(const TaskConfig& task, Job& job);
+
+// Accuracy in % of the job's best checkpoint on validation data. std::runtime_error if there is
+// none.
+double ValidationAccuracy(const Job& job);
+
+// Runs the jobs on `workers` threads. A job that fails leaves the others running; the failures are
+// returned. Throws UsageError, and Interrupted once everything has stopped at a checkpoint.
+std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,
+                                  const ProgressOptions& shown, int workers,
+                                  const std::atomic<bool>& stop);
+
+}  // namespace tsallis::lab

@@ -1,0 +1,81 @@
+#include "lab/tasks/sequence.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "lab/errors.h"
+
+namespace tsallis::lab {
+namespace {
+
+Purpose PurposeOf(Split split) {
+  switch (split) {
+    case Split::kTrain: return Purpose::kTrain;
+    case Split::kValidation: return Purpose::kValidation;
+    case Split::kTest: return Purpose::kEval;
+  }
+  return Purpose::kTrain;
+}
+
+}  // namespace
+
+void SequenceTask::CheckLength(std::int64_t length) const {
+  if (length >= lengths_.min && length <= lengths_.max) return;
+  throw UsageError(fmt::format("length: expected {} to {} for this task, got {}", lengths_.min,
+                               lengths_.max, length));
+}
+
+Text SequenceTask::DrawText(std::uint64_t seed, Split split, std::int64_t index,
+                            std::int64_t length) const {
+  CheckLength(length);
+  // Lengths below 2^20 and indices below 2^36 fill the 56 bits of a stream's index.
+  RandomStream random(
+      seed, PurposeOf(split),
+      (static_cast<std::uint64_t>(length) << 36) | static_cast<std::uint64_t>(index));
+  return Fill(random, length);
+}
+
+Sample SequenceTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
+                          std::int64_t length) const {
+  const Text text = DrawText(seed, split, index, length);
+  Sample sample;
+  const auto add = [&](std::int64_t token, std::int64_t label) {
+    sample.tokens.push_back(token);
+    sample.labels.push_back(label);
+  };
+  const std::size_t size = text.source.size() + text.target.size() + 3;
+  sample.tokens.reserve(size);
+  sample.labels.reserve(size);
+  add(Bos(), kNotScored);
+  if (framing_ == Framing::kLabelled) {
+    for (std::size_t i = 0; i < text.source.size(); ++i) add(text.source[i], text.target[i]);
+    add(Eos(), kNotScored);
+    return sample;
+  }
+  for (const std::int64_t token : text.source) add(token, kNotScored);
+  if (framing_ == Framing::kSeparated) add(Sep(), kNotScored);
+  for (const std::int64_t token : text.target) {
+    sample.labels.back() = token;
+    add(token, kNotScored);
+  }
+  sample.labels.back() = Eos();
+  return sample;
+}
+
+std::string SequenceTask::Word(std::int64_t token) const {
+  constexpr std::array<const char*, 5> kSpecial = {"<pad>", "<bos>", "<eos>", "<mask>", "<sep>"};
+  if (token < data_tokens_) return DataWord(token);
+  return kSpecial.at(static_cast<std::size_t>(token - data_tokens_));
+}
+
+std::string SequenceTask::DataWord(std::int64_t token) const { return std::to_string(token); }
+
+std::vector<std::int64_t> UniformTokens(RandomStream& random, std::int64_t count,
+                                        std::int64_t symbols) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
+  for (std::int64_t& token : tokens) token = random.Below(symbols);
+  return tokens;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,93 @@
+// Sequence tasks (SPEC T2-T9): a task draws a source and a target from a stream of random numbers;
+// framing them with special tokens, shifting and marking what is scored is the same for all.
+//
+// Sequence format: Vasylenko et al. 2025, appendix G.1, and the code published with it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "lab/nn/decoder.h"  // kNotScored
+#include "lab/tasks/random.h"
+
+namespace tsallis::lab {
+
+// What a model reads and what it must say: labels[i] belongs to the output at tokens[i].
+struct Sample {
+  std::vector<std::int64_t> tokens;  // [n], in [0, Vocabulary())
+  std::vector<std::int64_t> labels;  // [n], a token or kNotScored
+};
+
+// The task's own part of a sample, of data tokens only.
+struct Text {
+  std::vector<std::int64_t> source, target;
+};
+
+enum class Split : std::uint8_t { kTrain, kValidation, kTest };
+
+enum class Framing : std::uint8_t {
+  // The model generates the target. It reads `bos source [sep] target`; the label of a token is the
+  // one that follows it. Scored: the target and the eos behind it.
+  kSeparated,
+  kUnseparated,
+  // The model classifies tokens. It reads `bos source eos`; the label of source[i] is target[i].
+  kLabelled,
+};
+
+class SequenceTask {
+ public:
+  struct Lengths {
+    std::int64_t min = 1;
+    std::int64_t max = kLongest;
+  };
+  static constexpr std::int64_t kLongest = (1 << 20) - 1;
+
+  // Special tokens follow the data tokens 0 ... data_tokens - 1 in the order pad, bos, eos, mask,
+  // sep; mask is never drawn, it keeps the numbering of the published code.
+  SequenceTask(Framing framing, std::int64_t data_tokens, Lengths lengths)
+      : framing_(framing), data_tokens_(data_tokens), lengths_(lengths) {}
+  SequenceTask(const SequenceTask&) = delete;
+  SequenceTask& operator=(const SequenceTask&) = delete;
+  virtual ~SequenceTask() = default;
+
+  std::int64_t Vocabulary() const { return data_tokens_ + 5; }
+  std::int64_t Pad() const { return data_tokens_; }
+  std::int64_t Bos() const { return data_tokens_ + 1; }
+  std::int64_t Eos() const { return data_tokens_ + 2; }
+  std::int64_t Sep() const { return data_tokens_ + 4; }
+  // Whether the labels are the tokens that follow; then a sample counts as right if all its scored
+  // positions are, which is when greedy decoding gives the target and its eos. Otherwise every
+  // position counts by itself.
+  bool Generates() const { return framing_ != Framing::kLabelled; }
+
+  // UsageError unless the task exists at this length.
+  void CheckLength(std::int64_t length) const;
+
+  // Sample `index` of a split at this length: a pure function of the arguments, so samples may be
+  // drawn in any order and by any number of threads. `length` is the length parameter of the papers'
+  // tables; how many tokens that makes is the task's to say. 0 <= index < 2^36. UsageError for a
+  // length that the task does not have.
+  Text DrawText(std::uint64_t seed, Split split, std::int64_t index, std::int64_t length) const;
+  Sample Draw(std::uint64_t seed, Split split, std::int64_t index, std::int64_t length) const;
+
+  // A token as people read it.
+  std::string Word(std::int64_t token) const;
+
+ protected:
+  // `length` is within the task's range.
+  virtual Text Fill(RandomStream& random, std::int64_t length) const = 0;
+  virtual std::string DataWord(std::int64_t token) const;
+
+ private:
+  Framing framing_;
+  std::int64_t data_tokens_;
+  Lengths lengths_;
+};
+
+// `count` tokens, each uniform in [0, symbols).
+std::vector<std::int64_t> UniformTokens(RandomStream& random, std::int64_t count,
+                                        std::int64_t symbols);
+
+}  // namespace tsallis::lab

@@ -1,0 +1,47 @@
+// The sequence tasks there are. Each is one file with a Make function; a new one is a line here and
+// a line in sequence_tasks.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lab/config/toml_reader.h"
+#include "lab/tasks/sequence.h"
+
+namespace tsallis::lab {
+
+// Make functions read the task's own settings from its table; the keys that all tasks share (name,
+// lengths) are not theirs.
+using TaskPointer = std::unique_ptr<const SequenceTask>;
+TaskPointer MakeCopy(TableReader& table);
+TaskPointer MakeDelayedCopy(TableReader& table);
+TaskPointer MakeFlipFlop(TableReader& table);
+TaskPointer MakeLocalCount(TableReader& table);
+TaskPointer MakeMqmtar(TableReader& table);
+TaskPointer MakeNBack(TableReader& table);
+TaskPointer MakeReverse(TableReader& table);
+TaskPointer MakeSort(TableReader& table);
+
+// What a count of data symbols may be.
+inline Check<std::int64_t> SymbolCount() {
+  return Within<std::int64_t>(2, 1 << 20, "at least two symbols (and at most 2^20)");
+}
+
+struct SequenceTaskEntry {
+  const char* name;
+  const char* description;
+  TaskPointer (*make)(TableReader& table);
+};
+
+const std::vector<SequenceTaskEntry>& SequenceTasks();
+
+// The entry of that name, or null.
+const SequenceTaskEntry* FindSequenceTask(const std::string& name);
+
+// The task of that name with settings as TOML ("symbols=16"). UsageError for an unknown name or
+// setting or a bad value.
+TaskPointer MakeSequenceTask(const std::string& name,
+                             const std::vector<std::string>& settings = {});
+
+}  // namespace tsallis::lab

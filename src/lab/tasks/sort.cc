@@ -1,0 +1,35 @@
+// SPEC T7: uniform tokens, in ascending order. Vasylenko et al. 2025, appendix G.1. `length` tokens
+// in the source and in the target.
+#include <algorithm>
+
+#include "lab/tasks/sequence_tasks.h"
+
+namespace tsallis::lab {
+namespace {
+
+class Sort : public SequenceTask {
+ public:
+  explicit Sort(std::int64_t symbols)
+      : SequenceTask(Framing::kSeparated, symbols, {}), symbols_(symbols) {}
+
+ protected:
+  Text Fill(RandomStream& random, std::int64_t length) const override {
+    Text text{UniformTokens(random, length, symbols_), {}};
+    text.target = text.source;
+    std::sort(text.target.begin(), text.target.end());
+    return text;
+  }
+
+ private:
+  std::int64_t symbols_;
+};
+
+}  // namespace
+
+TaskPointer MakeSort(TableReader& table) {
+  std::int64_t symbols = 32;
+  table.Optional("symbols", symbols, SymbolCount());
+  return std::make_unique<Sort>(symbols);
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,136 @@
+#include "lab/train/run_folder.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <stdexcept>
+#include <system_error>
+
+#include "lab/errors.h"
+
+namespace tsallis::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::int64_t StepOf(const TensorFile& file, const fs::path& path) {
+  const auto found = file.metadata.find("step");
+  std::int64_t step = -1;
+  if (found != file.metadata.end()) {
+    const std::string& text = found->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+    if (error != std::errc() || end != text.data() + text.size()) step = -1;
+  }
+  if (step < 0) throw std::runtime_error(path.string() + ": names no step: not a checkpoint");
+  return step;
+}
+
+}  // namespace
+
+void RunFolder::Claim(const nlohmann::ordered_json& settings) const {
+  const fs::path path = path_ / "config.json";
+  std::error_code error;
+  fs::create_directories(path_, error);
+  if (error) throw std::runtime_error(path_.string() + ": cannot be created: " + error.message());
+  if (std::ifstream in(path); in) {
+    const nlohmann::ordered_json found = nlohmann::ordered_json::parse(in, nullptr, false);
+    if (found == settings) return;
+    std::string differs = "not a configuration";
+    if (found.is_object()) {
+      for (const auto& [key, value] : settings.items()) {
+        if (!found.contains(key) || found[key] != value) {
+          differs = fmt::format("{} was {}, is {}", key,
+                                found.contains(key) ? found[key].dump() : "absent", value.dump());
+          break;
+        }
+      }
+    }
+    throw UsageError(fmt::format(
+        "{} holds a run with other settings ({}); remove it or choose another --runs folder",
+        path_.string(), differs));
+  }
+  WriteFileAtomically(path, settings.dump(2) + "\n");
+}
+
+void RunFolder::Save(const Checkpoint& checkpoint) const {
+  const std::string name = fmt::format("step-{:08}", checkpoint.step);
+  const fs::path folder = path_ / name;
+  fs::create_directories(folder);
+  WriteTensors(folder / "model.safetensors", checkpoint.model);
+  WriteTensors(folder / "state.safetensors", checkpoint.state);
+  const fs::path aside = path_ / "last.tmp";
+  fs::remove(aside);
+  fs::create_directory_symlink(name, aside);
+  fs::rename(aside, path_ / "last");
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+    const std::string other = entry.path().filename().string();
+    if (other.starts_with("step-") && other != name) fs::remove_all(entry.path());
+  }
+}
+
+std::optional<Checkpoint> RunFolder::Load() const {
+  const fs::path last = path_ / "last";
+  if (!fs::exists(last)) return std::nullopt;
+  Checkpoint checkpoint;
+  checkpoint.model = ReadTensors(last / "model.safetensors");
+  checkpoint.state = ReadTensors(last / "state.safetensors");
+  checkpoint.step = StepOf(checkpoint.state, last / "state.safetensors");
+  if (StepOf(checkpoint.model, last / "model.safetensors") != checkpoint.step) {
+    throw std::runtime_error(last.string() + ": model and state are of different steps");
+  }
+  return checkpoint;
+}
+
+void RunFolder::SaveBest(const TensorFile& model) const {
+  fs::create_directories(BestPath().parent_path());
+  WriteTensors(BestPath(), model);
+}
+
+void RunFolder::Finish(const TensorFile& model) const {
+  WriteTensors(FinalPath(), model);
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-") || name == "last") fs::remove_all(entry.path());
+  }
+}
+
+void CopyParameters(const TensorFile& file, const fs::path& path,
+                    const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  for (const auto& [name, parameter] : parameters) {
+    const at::Tensor* stored = file.Find(name);
+    if (stored == nullptr) {
+      throw std::runtime_error(path.string() + ": has no tensor \"" + name +
+                               "\": weights of another model");
+    }
+    if (stored->sizes() != parameter.sizes() || stored->scalar_type() != parameter.scalar_type()) {
+      throw std::runtime_error(path.string() + ": tensor \"" + name +
+                               "\" has another shape or type than the model's");
+    }
+    at::Tensor(parameter).copy_(*stored);
+  }
+}
+
+void LoadParameters(const fs::path& path,
+                    const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  CopyParameters(ReadTensors(path), path, parameters);
+}
+
+Metrics::Metrics(const fs::path& path, std::int64_t step) {
+  std::string kept;
+  if (std::ifstream in(path); in) {
+    for (std::string line; std::getline(in, line);) {
+      const auto entry = nlohmann::json::parse(line, nullptr, false);
+      if (!entry.is_object() || entry.value("step", step + 1) > step) break;
+      kept += line + "\n";
+    }
+  }
+  WriteFileAtomically(path, kept);
+  out_.open(path, std::ios::app);
+}
+
+void Metrics::Add(const std::string& line) {
+  out_ << line << "\n" << std::flush;
+  if (!out_) throw std::runtime_error("metrics.jsonl: writing failed (is the disk full?)");
+}
+
+}  // namespace tsallis::lab

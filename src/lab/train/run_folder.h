@@ -1,0 +1,70 @@
+// The folder of one training run: config.json (what decides the weights), metrics.jsonl, last/ (a
+// link to the newest checkpoint), best/ (where checkpoints are chosen by accuracy) and, when
+// training is over, model.safetensors. At every moment each of them is complete or not there.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "lab/train/safetensors.h"
+
+namespace tsallis::lab {
+
+struct Checkpoint {
+  std::int64_t step = 0;
+  TensorFile model, state;  // state's metadata: what the trainer keeps beside tensors
+};
+
+class RunFolder {
+ public:
+  explicit RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
+
+  const std::filesystem::path& Path() const { return path_; }
+  std::filesystem::path FinalPath() const { return path_ / "model.safetensors"; }
+  std::filesystem::path BestPath() const { return path_ / "best" / "model.safetensors"; }
+  bool Finished() const { return std::filesystem::exists(FinalPath()); }
+
+  // Makes the folder and writes config.json. UsageError if it belongs to other settings,
+  // std::runtime_error if it cannot be made.
+  void Claim(const nlohmann::ordered_json& settings) const;
+
+  // Checkpoints are folders step-<n>; `last` is a link to the newest, replaced by a rename. Older
+  // ones are removed. std::runtime_error, with the former checkpoint in place, if writing fails.
+  void Save(const Checkpoint& checkpoint) const;
+  // The newest checkpoint, or nothing. std::runtime_error naming the file if it is damaged.
+  std::optional<Checkpoint> Load() const;
+
+  // The best weights so far, and the last ones, with which the run is over and needs no checkpoints.
+  void SaveBest(const TensorFile& model) const;
+  void Finish(const TensorFile& model) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Copies stored parameters into a model's. std::runtime_error naming the file if one is missing or
+// of another shape or type.
+void LoadParameters(const std::filesystem::path& path,
+                    const std::vector<std::pair<std::string, at::Tensor>>& parameters);
+void CopyParameters(const TensorFile& file, const std::filesystem::path& path,
+                    const std::vector<std::pair<std::string, at::Tensor>>& parameters);
+
+// metrics.jsonl, cut back to the checkpoint: lines of steps that will run again, or half a line,
+// are dropped.
+class Metrics {
+ public:
+  Metrics(const std::filesystem::path& path, std::int64_t step);
+
+  // One JSON object a line, with its "step". std::runtime_error if writing fails.
+  void Add(const std::string& line);
+
+ private:
+  std::ofstream out_;
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,92 @@
+#include "lab/train/sequence_training.h"
+
+#include <ATen/ATen.h>
+
+#include "lab/eval/evaluate_sequences.h"
+#include "lab/tasks/sequence_batch.h"
+
+namespace tsallis::lab {
+
+namespace {
+
+// `model` as it is with `compute` and `head_dim` settled.
+nlohmann::ordered_json Settings(const TrainingJob& job, const DecoderConfig& model) {
+  const Recipe& recipe = *job.recipe;
+  const TaskConfig& task = recipe.task;
+  nlohmann::ordered_json settings;
+  settings["study"] = recipe.name;
+  settings["method"] = job.method->name;
+  settings["seed"] = job.seed;
+  settings["steps"] = job.steps;
+  settings["task"] = {{"name", task.name},
+                      {"train_length", {task.train_length_min, task.train_length_max}}};
+  for (const auto& [key, text] : task.settings) {
+    settings["task"][key] = nlohmann::ordered_json::parse(text);
+  }
+  settings["model"] = ToJson(model);
+  settings["train"] = ToJson(recipe.train);
+  return settings;
+}
+
+}  // namespace
+
+std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step) {
+  const TrainConfig& train = recipe.train;
+  const TaskConfig& task = recipe.task;
+  const std::int64_t length =
+      TrainingLength(seed, step, task.train_length_min, task.train_length_max);
+  const std::int64_t count = train.batch / train.accumulate;
+  std::vector<TokenBatch> parts;
+  for (std::int64_t part = 0; part < train.accumulate; ++part) {
+    parts.push_back(DrawBatch(*task.sequence, seed, Split::kTrain,
+                              step * train.batch + part * count, count, length));
+  }
+  return parts;
+}
+
+Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step) {
+  const std::vector<TokenBatch> parts = TrainingParts(recipe_, seed_, step);
+  GradientOptions options;
+  // The mean over all that is scored in the step, in however many parts it is worked on.
+  for (const TokenBatch& part : parts) {
+    options.denominator += part.labels.ne(kNotScored).sum().item<std::int64_t>();
+  }
+  StepScore result;
+  const bool exact = recipe_.task.sequence->Generates();
+  for (const TokenBatch& part : parts) {
+    const SequenceScore score = model_.LossAndGradient(part, options);
+    options.accumulate = true;
+    result.loss += score.loss / static_cast<double>(options.denominator);
+    result.hits += exact ? score.exact : score.hits;
+    result.count += exact ? score.sequences : score.scored;
+  }
+  return result;
+}
+
+Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) {
+  const TrainConfig& train = recipe_.train;
+  std::vector<std::int64_t> lengths = {recipe_.task.train_length_max, train.best_length};
+  if (lengths[0] == lengths[1]) lengths.pop_back();
+  Accuracies accuracies;
+  for (const std::int64_t n : lengths) {
+    const SequenceLengthScore score = EvaluateLength(
+        model_, *recipe_.task.sequence, Split::kValidation, n, train.validate_samples, stop);
+    accuracies.emplace_back(n, score.Accuracy());
+  }
+  return accuracies;
+}
+
+void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model) {
+  RunFolder(job.folder).Claim(Settings(job, model.Config()));
+}
+
+void TrainSequences(const TrainingJob& job, Decoder& model,
+                    const std::function<void(const JobStatus&)>& report,
+                    const std::atomic<bool>& stop) {
+  SequenceTraining training(job, model);
+  Train(training, PlanOf(job, Settings(job, model.Config())), report, stop);
+  const RunFolder folder(job.folder);
+  if (job.recipe->train.validate_every > 0) LoadParameters(folder.BestPath(), model.Parameters());
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,413 @@
+// Training on sequences: optimiser, schedule, resuming, choosing checkpoints, what may go wrong.
+#include "lab/train/sequence_training.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <csignal>
+#include <functional>
+
+#include "lab/errors.h"
+#include "lab/eval/evaluate_sequences.h"
+#include "lab/eval/load_model.h"
+#include "lab/lab_test_support.h"
+#include "lab/studies/reproduce.h"
+#include "lab/tasks/sequence_batch.h"
+#include "lab/tasks/sequence_tasks.h"
+#include "lab/train/optimizer.h"
+
+namespace tsallis::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::atomic<bool> never{false};
+
+// A decoder that trains in a moment on copying one to three of two symbols.
+Recipe SmallSequences() {
+  Recipe recipe;
+  recipe.name = "small";
+  recipe.task.name = "copy";
+  recipe.task.sequence = MakeSequenceTask("copy", {"symbols=2"});
+  recipe.task.settings = {{"symbols", "2"}};
+  recipe.task.train_length_min = 1;
+  recipe.task.train_length_max = 3;
+  recipe.task.eval_lengths = {3, 5};
+  recipe.task.eval_samples = 20;
+  recipe.model.name = "decoder";
+  DecoderConfig& decoder = recipe.model.decoder;
+  decoder.layers = 2;
+  decoder.width = 32;
+  decoder.heads = 2;
+  decoder.feed_forward = 32;
+  decoder.compute = "float32";
+  decoder.attention.positions.kind = "nape";
+  TrainConfig& train = recipe.train;
+  train.optimizer = "adamw";
+  train.lr = 3e-3;
+  train.weight_decay = 1e-3;
+  train.clip = 1.0;
+  train.schedule = "cosine";
+  train.warmup = 5;
+  train.batch = 16;
+  train.log_every = 4;
+  train.checkpoint_every = 7;
+  train.validate_every = 5;
+  train.best_length = 4;
+  train.validate_samples = 10;
+  MethodConfig softmax;
+  softmax.name = softmax.label = "softmax";
+  MethodConfig entmax;
+  entmax.name = entmax.label = "entmax";
+  entmax.attention.emplace().map = "entmax";
+  recipe.methods = {softmax, entmax};
+  recipe.scales["quick"] = {20, 2, {}, std::nullopt, std::nullopt};
+  return recipe;
+}
+
+TrainingJob JobOf(const Recipe& recipe, const fs::path& folder, std::int64_t steps = 20) {
+  return {&recipe, &recipe.methods[0], 5, steps, folder};
+}
+
+Decoder NewModel(const TrainingJob& job) {
+  return Decoder(job.recipe->Decoder(*job.method), job.seed);
+}
+
+Decoder Trained(const TrainingJob& job) {
+  Decoder model = NewModel(job);
+  TrainSequences(
+      job, model, [](const JobStatus&) {}, never);
+  return model;
+}
+
+std::string ErrorOf(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void ExpectContains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text << "\ndoes not contain\n" << part;
+}
+
+std::vector<std::string> MetricsOf(const fs::path& folder) {
+  std::vector<std::string> found;
+  std::ifstream in(folder / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);) {
+    found.push_back(line.substr(0, line.find("\"seconds\"")));
+  }
+  return found;
+}
+
+TEST(LearningRate, WarmsUpAndFollowsHalfACosine) {
+  TrainConfig config;
+  config.lr = 2.0;
+  config.warmup = 4;
+  EXPECT_DOUBLE_EQ(LearningRate(config, 0, 100), 0.5);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 3, 100), 2.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 99, 100), 2.0);
+  config.schedule = "cosine";
+  EXPECT_DOUBLE_EQ(LearningRate(config, 4, 100), 2.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 52, 100), 1.0);  // half way from 4 to 100
+  EXPECT_NEAR(LearningRate(config, 100, 100), 0.0, 1e-15);
+  EXPECT_GT(LearningRate(config, 99, 100), 0.0);
+}
+
+TEST(Optimizer, IsAdamWWithClippingInDouble) {
+  TrainConfig config;
+  config.optimizer = "adamw";
+  config.lr = 1e-2;
+  config.weight_decay = 0.1;
+  config.clip = 2.0;
+  config.beta2 = 0.99;
+  const std::int64_t size = 100003;  // over several chunks, the last cut
+  at::manual_seed(3);
+  at::Tensor w = at::randn({size});
+  at::Tensor g = at::empty({size});
+  at::Tensor reference = w.to(at::kDouble);
+  at::Tensor m = at::zeros_like(reference);
+  at::Tensor v = at::zeros_like(reference);
+  Optimizer optimizer(config, 10, w, g);
+  for (int step = 0; step < 5; ++step) {
+    // Above the bound in even steps, below it in odd ones.
+    const at::Tensor drawn = at::randn({size}) * (step % 2 == 0 ? 1.0 : 1e-3);
+    g.copy_(drawn);
+    const double norm = optimizer.Step(step);
+    at::Tensor d = drawn.to(at::kDouble);
+    const double expected = std::sqrt(d.square().sum().item<double>());
+    EXPECT_NEAR(norm, expected, 1e-9 * expected);
+    d = d * std::min(1.0, config.clip / expected);
+    m = 0.9 * m + 0.1 * d;
+    v = 0.99 * v + 0.01 * d * d;
+    const double t = step + 1;
+    reference = reference * (1.0 - config.lr * config.weight_decay) -
+                config.lr * (m / (1.0 - std::pow(0.9, t))) /
+                    ((v / (1.0 - std::pow(0.99, t))).sqrt() + config.epsilon);
+  }
+  EXPECT_LT((w.to(at::kDouble) - reference).abs().max().item<double>(), 2e-6);
+}
+
+TEST(Optimizer, AGradientThatIsNotFiniteChangesNothing) {
+  TrainConfig config;
+  config.clip = 1.0;
+  at::Tensor w = at::ones({8});
+  const at::Tensor g = at::full({8}, std::nan(""));
+  Optimizer optimizer(config, 10, w, g);
+  EXPECT_TRUE(std::isnan(optimizer.Step(0)));
+  EXPECT_TRUE(at::equal(w, at::ones({8})));
+}
+
+// Asks to stop in every step, so that a session comes no further than one.
+class OneStep : public SequenceTraining {
+ public:
+  OneStep(const TrainingJob& job, Decoder& model, std::atomic<bool>& stop)
+      : SequenceTraining(job, model), stop_(stop) {}
+
+  StepScore LossAndGradient(std::int64_t step) override {
+    stop_ = true;
+    return SequenceTraining::LossAndGradient(step);
+  }
+
+ private:
+  std::atomic<bool>& stop_;
+};
+
+TEST(SequenceTraining, StoppedAndResumedRunsEndWithTheSameBits) {
+  const Recipe recipe = SmallSequences();
+  const TemporaryFolder folder;
+  const TrainingJob whole = JobOf(recipe, folder.Path() / "whole");
+  const TrainingJob parts = JobOf(recipe, folder.Path() / "parts");
+  const nlohmann::ordered_json settings = {{"test", true}};
+  const auto report = [](const JobStatus&) {};
+  Decoder straight = NewModel(whole);
+  SequenceTraining training(whole, straight);
+  Train(training, PlanOf(whole, settings), report, never);
+  int stops = 0;
+  for (bool done = false; !done;) {
+    std::atomic<bool> stop{false};
+    Decoder model = NewModel(parts);
+    OneStep one(parts, model, stop);
+    try {
+      Train(one, PlanOf(parts, settings), report, stop);
+      EXPECT_TRUE(at::equal(straight.FlatParameters(), model.FlatParameters()));
+      done = true;
+    } catch (const Interrupted&) {
+      ASSERT_LE(++stops, 20);
+    }
+  }
+  EXPECT_EQ(stops, 20);  // after every step, and before the last validation
+  EXPECT_EQ(MetricsOf(whole.folder), MetricsOf(parts.folder));
+  EXPECT_EQ(MetricsOf(whole.folder).size(), 5U + 4U);  // lines of training and of validation
+  for (const auto path : {&RunFolder::FinalPath, &RunFolder::BestPath}) {
+    const TensorFile wanted = ReadTensors((RunFolder(whole.folder).*path)());
+    const TensorFile found = ReadTensors((RunFolder(parts.folder).*path)());
+    EXPECT_EQ(wanted.metadata, found.metadata);
+    for (const auto& [name, tensor] : wanted.tensors) {
+      EXPECT_TRUE(at::equal(tensor, found.At(name))) << name;
+    }
+  }
+}
+
+TEST(SequenceTraining, DoesNotDependOnThreadsAndAccumulatesToTheSameGradient) {
+  Recipe recipe = SmallSequences();
+  recipe.train.batch = 64;
+  recipe.task.train_length_min = recipe.task.train_length_max = 40;
+  const TemporaryFolder folder;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const Decoder one = Trained(JobOf(recipe, folder.Path() / "one", 5));
+  at::set_num_threads(3);
+  const Decoder three = Trained(JobOf(recipe, folder.Path() / "three", 5));
+  at::set_num_threads(threads);
+  EXPECT_TRUE(at::equal(one.FlatParameters(), three.FlatParameters()));
+
+  const TrainingJob job = JobOf(recipe, folder.Path() / "parts");
+  Decoder model = NewModel(job);
+  SequenceTraining training(job, model);
+  const auto score = training.LossAndGradient(3);
+  const at::Tensor gradient = model.FlatGradients().clone();
+  recipe.train.accumulate = 4;
+  const auto parts = training.LossAndGradient(3);
+  EXPECT_NEAR(score.loss, parts.loss, 1e-6);
+  EXPECT_EQ(score.hits, parts.hits);
+  EXPECT_EQ(score.count, parts.count);
+  EXPECT_LT((gradient - model.FlatGradients()).abs().max().item<float>(),
+            1e-5F * gradient.abs().max().item<float>());
+}
+
+TEST(SequenceTraining, KeepsTheBestOfValidation) {
+  const Recipe recipe = SmallSequences();
+  const TemporaryFolder folder;
+  const TrainingJob job = JobOf(recipe, folder.Path() / "a", 60);
+  Decoder model = Trained(job);
+  const TensorFile best = ReadTensors(RunFolder(job.folder).BestPath());
+  // The line of metrics that it says it comes from has the highest accuracy, and it is reached again.
+  double highest = -1.0;
+  std::int64_t step = 0;
+  for (const std::string& line : MetricsOf(job.folder)) {
+    const auto entry = nlohmann::json::parse(line.substr(0, line.rfind(',')) + "}");
+    if (!entry.contains("validation")) continue;
+    const double accuracy = entry["validation"]["4"];
+    if (accuracy >= highest) {
+      highest = accuracy;
+      step = entry["step"];
+    }
+  }
+  EXPECT_EQ(best.metadata.at("step"), std::to_string(step));
+  EXPECT_EQ(std::stod(best.metadata.at("accuracy")), highest);
+  const SequenceLengthScore again =
+      EvaluateLength(model, *recipe.task.sequence, Split::kValidation, 4, 10, never);
+  EXPECT_NEAR(again.Accuracy(), highest, 1e-3);
+  // The same model from the folder, with its task.
+  LoadedModel loaded = LoadModel(job.folder);
+  EXPECT_EQ(loaded.task_name, "copy");
+  EXPECT_EQ(loaded.task->Vocabulary(), 7);
+  EXPECT_TRUE(at::equal(loaded.model.FlatParameters(), model.FlatParameters()));
+  EXPECT_THROW(LoadModel(folder.Path()), UsageError);
+}
+
+TEST(SequenceTraining, ExactMatchIsWhatGreedyDecodingGives) {
+  const Recipe recipe = SmallSequences();
+  const TemporaryFolder folder;
+  Decoder model = Trained(JobOf(recipe, folder.Path() / "a", 150));
+  const SequenceTask& task = *recipe.task.sequence;
+  int exact = 0;
+  for (std::int64_t i = 0; i < 60; ++i) {
+    const std::int64_t length = 1 + i % 6;
+    const Text text = task.DrawText(1, Split::kTest, i, length);
+    std::vector<std::int64_t> tokens = {task.Bos()};
+    tokens.insert(tokens.end(), text.source.begin(), text.source.end());
+    tokens.push_back(task.Sep());
+    std::vector<std::int64_t> said;
+    while (said.size() <= text.target.size() && (said.empty() || said.back() != task.Eos())) {
+      const auto n = static_cast<std::int64_t>(tokens.size());
+      TokenBatch prompt;
+      prompt.tokens = at::tensor(tokens, at::kLong).view({1, n});
+      const at::Tensor logits = model.Forward(prompt);
+      said.push_back(logits.select(0, n - 1).argmax().item<std::int64_t>());
+      tokens.push_back(said.back());
+    }
+    std::vector<std::int64_t> wanted = text.target;
+    wanted.push_back(task.Eos());
+    const SequenceScore score = model.Evaluate(DrawBatch(task, 1, Split::kTest, i, 1, length));
+    EXPECT_EQ(score.exact == 1, said == wanted) << i;
+    exact += said == wanted ? 1 : 0;
+  }
+  // The comparison says something only if both happen.
+  EXPECT_GT(exact, 0);
+  EXPECT_LT(exact, 60);
+}
+
+TEST(SequenceTraining, WhatGoesWrongIsNamedAndTheLastCheckpointIsKept) {
+  Recipe recipe = SmallSequences();
+  const TemporaryFolder folder;
+  const TrainingJob job = JobOf(recipe, folder.Path() / "a");
+  const auto train = [&] { Trained(job); };
+  // Stopped at step 1, so that there is a checkpoint.
+  std::atomic<bool> stop{true};
+  Decoder model = NewModel(job);
+  EXPECT_THROW(TrainSequences(
+                   job, model, [](const JobStatus&) {}, stop),
+               Interrupted);
+  const fs::path last = job.folder / "last";
+  const at::Tensor kept = ReadTensors(last / "state.safetensors").At("adam.first").clone();
+
+  // A disk that is full: no file may grow beyond a kilobyte.
+  rlimit limit{};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  const rlimit small{1024, limit.rlim_max};
+  const auto former = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string full = ErrorOf(train);
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, former);
+  ExpectContains(full, "writing failed: File too large");
+  EXPECT_TRUE(at::equal(kept, ReadTensors(last / "state.safetensors").At("adam.first")));
+
+  // A run of other settings.
+  recipe.train.lr = 1e-3;
+  ExpectContains(ErrorOf(train), "train was");
+  recipe.train.lr = 3e-3;
+
+  // A checkpoint of another model, and a damaged one.
+  const fs::path weights = last / "model.safetensors";
+  const TensorFile good = ReadTensors(weights);
+  WriteTensors(weights, {{{"embedding", at::zeros({2})}}, good.metadata});
+  ExpectContains(ErrorOf(train), weights.string());
+  WriteTensors(weights, {good.tensors, {{"step", "2"}}});
+  ExpectContains(ErrorOf(train), "of different steps");
+  WriteTensors(weights, good);
+  fs::resize_file(weights, fs::file_size(weights) / 2);
+  ExpectContains(ErrorOf(train), weights.string());
+  WriteTensors(weights, good);
+
+  // A folder that cannot be made.
+  TrainingJob nowhere = job;
+  nowhere.folder = weights / "below-a-file";
+  ExpectContains(ErrorOf([&] { Trained(nowhere); }), "cannot be created");
+
+  // Repaired, it goes on as if nothing had been.
+  EXPECT_TRUE(at::equal(Trained(job).FlatParameters(),
+                        Trained(JobOf(recipe, folder.Path() / "whole")).FlatParameters()));
+}
+
+TEST(SequenceTraining, ALossThatIsNotFiniteEndsTheRun) {
+  Recipe recipe = SmallSequences();
+  recipe.train.lr = 1e30;
+  recipe.train.warmup = 0;
+  const TemporaryFolder folder;
+  const TrainingJob job = JobOf(recipe, folder.Path() / "a");
+  const std::string error = ErrorOf([&] { Trained(job); });
+  ExpectContains(error, "softmax seed 5: the ");
+  ExpectContains(error, "the last checkpoint is kept");
+  EXPECT_FALSE(RunFolder(job.folder).Finished());
+}
+
+TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
+  Recipe recipe = SmallSequences();
+  recipe.train.lr_grid = {1e-9, 3e-3};
+  recipe.scales["quick"].steps = 120;
+  recipe.train.validate_every = 60;
+  recipe.train.log_every = recipe.train.checkpoint_every = 60;
+  recipe.train.best_length = 1;  // the rate that learns is ahead there
+  recipe.methods.pop_back();
+  recipe.methods[0].paper = {99.0};
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  options.workers = 2;
+  const StudyResults results = Reproduce(recipe, options, never);
+  EXPECT_TRUE(results.failures.empty());
+  ASSERT_EQ(results.rows.size(), 2U);
+  EXPECT_EQ(results.rows[0].n, 3);
+  EXPECT_EQ(results.rows[0].seeds, 2);
+  EXPECT_EQ(results.rows[0].paper, 99.0);
+  EXPECT_TRUE(results.entropies.empty());
+  ExpectContains(results.protocol, "{1e-09, 0.003} chosen on validation samples");
+  ExpectContains(results.protocol, "(softmax 0.003)");
+  const fs::path method = folder.Path() / "small" / "quick" / "softmax";
+  EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
+  EXPECT_TRUE(fs::exists(method / "lr-1e-09" / "seed-2" / "model.safetensors"));
+  EXPECT_FALSE(fs::exists(method / "lr-1e-09" / "seed-2" / "eval-softmax.json"));
+  // A length that was evaluated is kept, whatever others are asked for later.
+  const fs::path scores = method / "lr-0.003" / "seed-2" / "eval-softmax.json";
+  std::vector<SequenceLengthScore> rows = LoadSequenceScores(scores);
+  rows.back().hits = rows.back().asked;
+  SaveSequenceScores(scores, {rows.back()});
+  options.resume = true;
+  recipe.task.eval_lengths = {3, 4, 5};
+  const StudyResults again = Reproduce(recipe, options, never);
+  ASSERT_EQ(again.rows.size(), 3U);
+  EXPECT_EQ(again.rows[0].accuracy_mean, results.rows[0].accuracy_mean);
+  EXPECT_EQ(again.rows[2].accuracy_best, 100.0);
+}
+
+}  // namespace
+}  // namespace tsallis::lab
