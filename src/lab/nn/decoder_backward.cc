@@ -64,7 +64,7 @@ class OutputGradient {
   // numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by 0.
   Tensor Room(Buffer& buffer) const {
     const std::int64_t stride = (rows_ + 63) / 64 * 64 + 32;
-    const Tensor memory = buffer.Rows(columns_, stride, at::kBFloat16);
+    Tensor memory = buffer.Rows(columns_, stride, at::kBFloat16);
     memory.narrow(1, rows_, stride - rows_).zero_();
     return memory;
   }
