@@ -191,7 +191,7 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   const std::int64_t denominator =
       options.denominator > 0 ? options.denominator : static_cast<std::int64_t>(rows.label.size());
   state.ForwardLayers(rows, true);
-  const SequenceScore score = state.LossesAndGradient(
+  SequenceScore score = state.LossesAndGradient(
       rows, denominator > 0 ? 1.0F / static_cast<float>(denominator) : 0.0F);
   state.BackwardLayers(rows, options);
   return score;

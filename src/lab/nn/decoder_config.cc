@@ -114,8 +114,9 @@ void AddValue(const Json& value, const Add& add) {
 
 toml::table ToTable(const Json& json) {
   toml::table table;
-  for (const auto& [key, value] : json.items()) {
-    AddValue(value, [&](auto&& one) { table.insert(key, std::forward<decltype(one)>(one)); });
+  for (const auto& entry : json.items()) {
+    AddValue(entry.value(),
+             [&](auto&& one) { table.insert(entry.key(), std::forward<decltype(one)>(one)); });
   }
   return table;
 }

@@ -430,9 +430,13 @@ void TransposeImpl(const Half* in, std::int64_t rows, std::int64_t columns, Half
   one_by_one(0, rows, 0, columns);
 #else
   const std::int64_t whole_rows = rows / 8 * 8, whole_columns = columns / 8 * 8;
-  for (std::int64_t c = 0; c < whole_columns; c += 8) {
+  // Down strips as wide as a cache line, so that a line is read once.
+  constexpr std::int64_t kStrip = 32;
+  for (std::int64_t strip = 0; strip < whole_columns; strip += kStrip) {
     for (std::int64_t r = 0; r < whole_rows; r += 8) {
-      TransposeEight(in + r * columns + c, columns, out + c * out_stride + r, out_stride);
+      for (std::int64_t c = strip; c < HWY_MIN(whole_columns, strip + kStrip); c += 8) {
+        TransposeEight(in + r * columns + c, columns, out + c * out_stride + r, out_stride);
+      }
     }
   }
   one_by_one(whole_rows, rows, 0, whole_columns);

@@ -15,7 +15,7 @@ namespace tsallis::lab {
 
 // Rows that one thread works on at a time. Wide enough for the matrix products, small enough that a
 // block's activations stay in the second-level cache.
-inline constexpr std::int64_t kRowBlock = 512;
+inline constexpr std::int64_t kRowBlock = 1024;
 
 // A buffer that grows when it has to; memory given back to the system and fetched again at every
 // step costs more than many an operation (docs/log.md).

@@ -495,6 +495,22 @@ TEST(Decoder, BatchesAccumulateAndGradientsAreReportedFromTheBack) {
   EXPECT_EQ(ranges.back().first, 0);
 }
 
+// torch's products read a little beyond rows whose length is no multiple of 32.
+TEST(Decoder, NothingOfOnePassReachesTheNext) {
+  const OneThread one_thread;
+  for (const char* compute : {"float32", "bfloat16"}) {
+    const TokenBatch large = Draw(16, 33, 11, false), small = Draw(7, 19, 11, true);
+    Decoder fresh(Asentmax(compute), 5), used(Asentmax(compute), 5);
+    Tensor embedding = used.Parameters().front().second;
+    const Tensor before = embedding.clone();
+    embedding.fill_(NAN);
+    EXPECT_TRUE(std::isnan(used.LossAndGradient(large).loss));
+    embedding.copy_(before);
+    EXPECT_EQ(used.LossAndGradient(small).loss, fresh.LossAndGradient(small).loss);
+    EXPECT_TRUE(at::equal(used.FlatGradients(), fresh.FlatGradients())) << compute;
+  }
+}
+
 TEST(Decoder, WithoutAScoredPositionThereIsNothingToLearn) {
   const OneThread one_thread;
   Decoder model(Asentmax(), 5);
