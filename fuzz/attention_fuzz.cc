@@ -418,7 +418,8 @@ void RequireAsSpecified(const Input& input, const Outcome& ours, const Outcome& 
   for (std::int64_t i = 0; i < ours.out.count; ++i) {
     const double got = ours.out.At(i), expected = exact.out.At(i);
     const std::int64_t row = i / p.value_dim;
-    if (exact.maximum[row] == -INFINITY) {
+    // Products may overflow in float32 and not in double.
+    if (exact.maximum[row] == -INFINITY && (input.tame() || ours.maximum[row] == -INFINITY)) {
       Require(got == 0.0 && ours.support[row] == 0, "a row that sees nothing is not 0");
     }
     if (!input.tame()) continue;
@@ -432,6 +433,8 @@ void RequireAsSpecified(const Input& input, const Outcome& ours, const Outcome& 
   }
   if (!input.tame() || !input.wants_backward()) return;
   if (p.map == tsallis::RowMap::kEntmax && (p.alpha > 2.0 || p.alpha_per_head != nullptr)) return;
+  // What NaN reaches from a row of NaN is not specified for its keys with scores of -inf.
+  if (std::find(exact.support.begin(), exact.support.end(), -1) != exact.support.end()) return;
   const std::pair<const Result*, const Result*> pairs[] = {
       {&ours.dq, &exact.dq}, {&ours.dk, &exact.dk}, {&ours.dv, &exact.dv}};
   for (const auto& [x, y] : pairs) {

@@ -134,7 +134,7 @@ def test_mistakes():
         (lambda: tsallis.sdpa_like(q, q, q, full.int()), "attn_mask: .* got torch.int32"),
         (lambda: tsallis.sdpa_like(q, q, q, full[None, None, None]), "attn_mask: expected at most"),
         (lambda: tsallis.sdpa_like(q, q, q, full[:3]), r"mask: .*broadcasts"),
-        (lambda: tsallis.sdpa_like(q, q, q, map="sigmoid"), "map"),
+        (lambda: tsallis.sdpa_like(q, q, q, map="normmax"), "map: .*normmax"),
         (lambda: tsallis.sdpa_like(q, q, q, dropout_p=0.5, map="top"), "map: .* got 'top'"),
         (lambda: tsallis.sdpa_like(q, q, q, dropout_p=0.5, alpha=torch.ones(3)), "alpha: .*4.*3"),
         (

@@ -175,6 +175,7 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double uni
   double largest_c = 1.0;
   std::fill_n(block.c_scale, kLanes, static_cast<float>(scale));
   for (std::size_t lane = 0; has_length_scale && lane < block.count; ++lane) {
+    if (block.first[lane] == block.last[lane]) continue;  // c may hold anything there
     const double c =
         LoadTerm(params.terms.length_scale, b, h, row + static_cast<std::int64_t>(lane), 1.0);
     block.c_scale[lane] = static_cast<float>(c * scale);

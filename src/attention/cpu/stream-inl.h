@@ -337,7 +337,7 @@ struct StreamBlock {
         end = std::max(end, to);
         seen_begin = std::max(seen_begin, from);
         seen_end = std::min(seen_end, to);
-        if (c.data != nullptr) {
+        if (c.data != nullptr && span.size() > 0) {
           factor *= LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, row + i));
         }
       }
