@@ -62,6 +62,15 @@ struct Sequence {
   }
 };
 
+// Keys of the longest sequence.
+inline std::int64_t MostKeys(const AttentionParams& params) {
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    most = std::max(most, Sequence::Of(params, b).k.size());
+  }
+  return most;
+}
+
 // Offsets of the optional masks at (b, h, q_row, k_row).
 inline bool IsMasked(const AttentionMask& mask, std::int64_t b, std::int64_t h, std::int64_t q_row,
                      std::int64_t k_row) {

@@ -111,14 +111,6 @@ LanesScratch::LanesScratch(const LanesCall& call)
 
 namespace {
 
-std::int64_t MostKeys(const AttentionParams& params) {
-  std::int64_t most = 0;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    most = std::max(most, Sequence::Of(params, b).k.size());
-  }
-  return most;
-}
-
 // Outputs of this many bytes are gone from the second-level cache before anyone reads them.
 constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
 

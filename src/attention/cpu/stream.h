@@ -11,6 +11,7 @@
 
 #include <hwy/aligned_allocator.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -47,6 +48,12 @@ struct Widths {
   std::int64_t d_padded, e_padded;  // as an outer one
 };
 
+// Keys of a task of the backward pass. Each range of them has sums of its own for the queries of a wave, so
+// that their number is limited.
+inline std::int64_t RangeKeys(std::int64_t keys) {
+  return std::max(kRangeKeys, RoundUp((keys + 63) / 64, kPanel));
+}
+
 // Keys and values of one (sequence, key head) as tiles; keys past the end are 0.
 //   rows:    [keys / 16][depth / 32] tiles of 16 keys x 32 columns
 //   columns: [keys / 32][padded / 16] tiles of 16 columns x 32 keys
@@ -60,6 +67,23 @@ struct PackedKv {
   const std::uint16_t* k_columns = nullptr;  // backward only
   float k_bound = 0.0f, v_bound = 0.0f;      // largest magnitudes; infinite or NaN if any is
 };
+
+// 16-bit words of the four arrays of tiles of a head, in the order of PackedKv.
+struct PackedSizes {
+  PackedSizes(const AttentionParams& params, std::int64_t keys, bool backward) {
+    const Widths widths(params);
+    const std::int64_t padded = RoundUp(keys, kDepth);
+    k_rows = padded * widths.d_depth;
+    v_columns = backward ? 0 : padded * widths.e_padded;
+    v_rows = backward ? padded * widths.e_depth : 0;
+    k_columns = backward ? padded * widths.d_padded : 0;
+  }
+  std::int64_t All() const { return k_rows + v_columns + v_rows + k_columns; }
+  std::int64_t k_rows, v_columns, v_rows, k_columns;
+};
+
+// Heads are packed in groups that fit.
+inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
 
 struct Call {
   const AttentionParams& params;

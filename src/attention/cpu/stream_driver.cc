@@ -1,39 +1,22 @@
 // The streamed softmax over all heads: packing, blocks, waves, and who takes what might not be finite.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <memory>
-#include <string>
+#include <tuple>
 #include <vector>
 
 #include "attention/cpu/matrix_unit.h"
 #include "attention/cpu/stream.h"
 #include "core/parallel.h"
-#include "tsallis/cpu.h"
 
 namespace tsallis::stream {
 namespace {
 
-constexpr std::int64_t kPackKeys = 2048;                     // of a packing task
-constexpr std::size_t kPackedBytes = std::size_t{64} << 20;  // heads are taken in groups that fit
+constexpr std::int64_t kPackKeys = 2048;  // of a packing task
 constexpr std::int64_t kWaveBlocks = kWaveRows / kRows;
 
 template <typename T>
 using Buffer = hwy::AlignedFreeUniquePtr<T[]>;
-
-// Keys of a task of the backward pass. Each range of them has sums of its own for the queries of a wave, so
-// that their number is limited.
-std::int64_t RangeKeys(std::int64_t keys) {
-  return std::max(kRangeKeys, RoundUp((keys + 63) / 64, kPanel));
-}
-
-std::int64_t MostKeys(const AttentionParams& params) {
-  std::int64_t most = 0;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    most = std::max(most, Sequence::Of(params, b).k.size());
-  }
-  return most;
-}
 
 // Memory that only grows.
 template <typename T>
@@ -48,20 +31,6 @@ struct Growing {
   }
   Buffer<T> memory;
   std::int64_t size = 0;
-};
-
-// 16-bit words of the four arrays of tiles of a head, in the order of PackedKv.
-struct PackedSizes {
-  PackedSizes(const AttentionParams& params, std::int64_t keys, bool backward) {
-    const Widths widths(params);
-    const std::int64_t padded = RoundUp(keys, kDepth);
-    k_rows = padded * widths.d_depth;
-    v_columns = backward ? 0 : padded * widths.e_padded;
-    v_rows = backward ? padded * widths.e_depth : 0;
-    k_columns = backward ? padded * widths.d_padded : 0;
-  }
-  std::int64_t All() const { return k_rows + v_columns + v_rows + k_columns; }
-  std::int64_t k_rows, v_columns, v_rows, k_columns;
 };
 
 // One problem's backward pass.
@@ -385,77 +354,7 @@ void Run::Backward(const AttentionGradients& gradients) {
   if (!dense.empty()) DenseBackwardProblems(context_, params_, gradients, dense, nullptr);
 }
 
-std::string Refuses(const AttentionParams& params) {
-  if (params.map != RowMap::kSoftmax) return Name(params.map);
-  if (params.q.dtype != DType::kBFloat16) return "not bfloat16";
-  if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
-  if (params.terms.bias.data != nullptr) return "a bias";
-  if (params.terms.sink != nullptr) return "a sink";
-  const double scale = ScaleOf(params);
-  if (!(scale > 1e-30 && scale < 1e30)) return "scale beyond float32";
-  return {};
-}
-
-std::string Declines(const AttentionParams& params) {
-  return MostKeys(params) < kPanel ? "few keys" : "";
-}
-
-std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward) {
-  const auto threads = static_cast<std::size_t>(Threads(context));
-  const Widths widths(params);
-  const std::int64_t keys = RoundUp(MostKeys(params), kDepth);
-  const auto problems = static_cast<std::size_t>(params.batch * params.kv_heads);
-  const std::size_t head = 2 * static_cast<std::size_t>(PackedSizes(params, keys, backward).All());
-  std::size_t bytes =
-      threads * (static_cast<std::size_t>(Scratch::Floats(params)) * sizeof(float) + 64);
-  if (params.terms.scale_invariant != 0.0) {
-    bytes += 4 * sizeof(float) * static_cast<std::size_t>(params.q_len + params.k_len + 64);
-  }
-  if (!backward) {
-    const auto rows = static_cast<std::size_t>(params.batch * params.heads) *
-                      static_cast<std::size_t>(params.q_len / kRows + 2);
-    bytes += std::min(problems * head, kPackedBytes + head) + rows * 128;
-  } else {
-    const std::size_t teams = problems >= 2 * threads ? threads : 1;
-    const std::int64_t ranges = (keys + RangeKeys(keys) - 1) / RangeKeys(keys);
-    const std::int64_t floats = keys * (widths.d_padded + widths.e_padded) +
-                                ranges * kWaveRows * (widths.d_padded + 1) +
-                                kWaveRows * (widths.d_depth + widths.e_depth + 3);
-    bytes += teams * (head + static_cast<std::size_t>(floats) * sizeof(float) + 1024);
-  }
-  return std::max(bytes, DenseWorkspaceBytes(context, params, backward)) +
-         static_cast<std::size_t>(params.batch * params.heads) * 64;
-}
-
 }  // namespace
-
-std::int64_t Scratch::Floats(const AttentionParams& params) {
-  const Widths widths(params);
-  const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
-  return 3 * kGroups * kPanel * kLanes + 2 * kPanel * kRows / 2 + 4 * kPanel * kRows / 2 +
-         kRows * depth / 2 + kRows * widths.d_depth / 2 + kRows * depth + kLanes * depth;
-}
-
-Scratch::Scratch(const AttentionParams& params)
-    : memory(hwy::AllocateAligned<float>(static_cast<std::size_t>(Floats(params)))) {
-  if (memory == nullptr) throw std::bad_alloc();
-  const Widths widths(params);
-  const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
-  float* at = memory.get();
-  const auto take = [&]<class T>(T*& part, std::int64_t floats) {
-    part = reinterpret_cast<T*>(at);
-    at += floats;
-  };
-  take(scores, kGroups * kPanel * kLanes);
-  take(gradients, kGroups * kPanel * kLanes);
-  take(products, kGroups * kPanel * kLanes);
-  take(pairs, 2 * kPanel * kRows / 2);
-  take(rows, 4 * kPanel * kRows / 2);
-  take(halves, kRows * depth / 2);
-  take(columns, kRows * widths.d_depth / 2);
-  take(sums, kRows * depth);
-  take(block, kLanes * depth);
-}
 
 void Forward(bool emulated, const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs) {
@@ -468,29 +367,3 @@ void Backward(bool emulated, const Context& context, const AttentionParams& para
 }
 
 }  // namespace tsallis::stream
-
-namespace tsallis {
-
-const AttentionKernel kStreamAmx = {
-    .name = "stream-amx",
-    .serves = "softmax with bfloat16, keys streaming by bf16 tiles",
-    .instruction_set =
-        [] {
-          return std::string(QueryCpu().chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "");
-        },
-    .refuses = stream::Refuses,
-    .declines = stream::Declines,
-    .forward =
-        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
-          stream::Forward(false, context, params, outputs);
-        },
-    .backward =
-        [](const Context& context, const AttentionParams& params,
-           const AttentionGradients& gradients) {
-          stream::Backward(false, context, params, gradients);
-        },
-    .weights = nullptr,
-    .saved_bytes = nullptr,
-    .workspace_bytes = stream::WorkspaceBytes};
-
-}  // namespace tsallis

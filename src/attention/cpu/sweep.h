@@ -46,8 +46,6 @@ hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
   return hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)));
 }
 
-// Keys of the longest sequence.
-std::int64_t LongestSequence(const AttentionParams& params);
 // Entries of a row's list before the row is dense.
 std::int64_t ListCapacity(std::int64_t longest);
 // Alpha near 1 keeps every key, and above 2 the threshold needs more digits than float32 has.

@@ -50,7 +50,7 @@ class SweepRun {
   SweepRun(const SweepFunctions& functions, bool emulated, const Context& context,
            const AttentionParams& params)
       : functions_(functions), emulated_(emulated), context_(context), params_(params) {
-    const std::int64_t capacity = ListCapacity(LongestSequence(params));
+    const std::int64_t capacity = ListCapacity(MostKeys(params));
     for (int worker = 0; worker < Threads(context); ++worker) {
       scratch_.push_back(std::make_unique<SweepScratch>(functions.engine, params.head_dim,
                                                         params.value_dim, capacity));

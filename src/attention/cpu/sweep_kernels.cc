@@ -9,14 +9,6 @@
 
 namespace tsallis {
 
-std::int64_t LongestSequence(const AttentionParams& params) {
-  std::int64_t longest = 0;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    longest = std::max(longest, Sequence::Of(params, b).k.size());
-  }
-  return longest;
-}
-
 std::int64_t ListCapacity(std::int64_t longest) {
   // A trial put the switch to dense tiles at 10 to 15 % of the keys; not tuned since.
   return std::clamp<std::int64_t>(longest / 8, 512, 8192);
@@ -79,7 +71,7 @@ std::string Refuses(const AttentionParams& params) {
 }
 
 std::string Declines(const AttentionParams& params) {
-  return LongestSequence(params) < 512 ? "dense tiles are faster on short rows" : "";
+  return MostKeys(params) < 512 ? "dense tiles are faster on short rows" : "";
 }
 
 // Kernels of the list.
@@ -105,7 +97,7 @@ std::size_t SavedBytes(const AttentionParams& params) { return SavedLists::Bytes
 template <ScoreEngine kEngine>
 std::size_t WorkspaceWith(const Context& context, const AttentionParams& params, bool backward) {
   const auto threads = static_cast<std::size_t>(Threads(context));
-  const auto longest = static_cast<std::size_t>(LongestSequence(params));
+  const auto longest = static_cast<std::size_t>(MostKeys(params));
   const auto d = static_cast<std::size_t>(params.head_dim);
   const auto e = static_cast<std::size_t>(params.value_dim);
   const std::size_t head =

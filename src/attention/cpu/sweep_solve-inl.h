@@ -7,7 +7,7 @@
 #define TSALLIS_ATTENTION_CPU_SWEEP_SOLVE_INL_H_
 #endif
 
-#include "attention/cpu/sweep-inl.h"
+#include "attention/cpu/sweep_lists-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
