@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "lab/config/catalogue.h"
 #include "lab/config/recipe.h"
+#include "lab/nn/decoder_config.h"
 
 namespace tsallis::cli {
 
@@ -22,11 +23,14 @@ struct Section {
   const std::vector<lab::CatalogueEntry>& (*entries)();
 };
 
-constexpr Section kSections[] = {{"tasks", "Tasks", lab::Tasks},
-                                 {"models", "Models", lab::Models},
-                                 {"maps", "Maps from scores to probabilities", lab::Maps},
-                                 {"length_scalings", "Length scalings", lab::LengthScalings},
-                                 {"studies", "Studies without training", lab::Studies}};
+constexpr Section kSections[] = {
+    {"tasks", "Tasks", lab::Tasks},
+    {"models", "Models", lab::Models},
+    {"maps", "Maps from scores to probabilities", lab::Maps},
+    {"length_scalings", "Length scalings of the set model", lab::LengthScalings},
+    {"query_scalings", "Length scalings of the decoder", lab::QueryScalings},
+    {"positions", "Positions of the decoder", lab::PositionKinds},
+    {"studies", "Studies without training", lab::Studies}};
 
 class ListCommand : public Command {
  public:
