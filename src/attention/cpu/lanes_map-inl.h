@@ -148,8 +148,6 @@ struct EntmaxLanes {
   double Unit() const { return eps; }
   double Eps() const { return eps; }
 
-  HWY_INLINE VF Step(VF sum, VF slope) const { return NewtonStep(power, sum, slope); }
-
   // One pass: weights = [x - tau]_+^b with their sum and slope, tile by tile so that no float sum
   // takes many equal terms. In the first pass, x = scores - top is stored.
   template <bool kFirst>
@@ -196,14 +194,14 @@ struct EntmaxLanes {
       sum = hn::Add(sum, p);
       slope = hn::Add(slope, power.Slope(d, u, p));
     }
-    tau = hn::Min(hn::Max(hn::Sub(Step(sum, slope), one), least), highest);
+    tau = hn::Min(hn::Max(hn::Sub(NewtonStep(power, sum, slope), one), least), highest);
     // Lanes without entries, or with NaN.
     tau = hn::IfThenElse(active, tau, least);
     Pass<true>(block, top, tau, scores, weights, &sum, &slope);
     // Every lane goes on until its own sum is right or float has no better tau. The bound is a
     // guard: five passes are usual.
     for (int passes = 0;; ++passes) {
-      step = Step(sum, slope);
+      step = NewtonStep(power, sum, slope);
       const VF next = hn::Min(hn::Max(hn::Add(tau, step), least), highest);
       const auto off = hn::Gt(hn::Abs(hn::Sub(sum, one)), hn::Set(d, 1e-6f));
       const auto moving = hn::And(hn::And(active, off), hn::Ne(next, tau));

@@ -32,7 +32,6 @@ using stream::kDepth;
 using stream::kGroups;
 using stream::kPanel;
 using stream::kTileWords;
-using MaskF = hn::Mask<DF>;
 using DU = hn::RebindToUnsigned<DF>;
 
 static_assert(kLanes == static_cast<std::size_t>(stream::kLanes));

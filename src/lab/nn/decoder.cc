@@ -166,6 +166,14 @@ void Decoder::State::ForBlocks(
   });
 }
 
+DecoderRows Decoder::State::Run(const TokenBatch& batch, int team, bool keep) {
+  threads = team;
+  DecoderRows rows = RowsOf(batch);
+  parameters.Refresh();
+  ForwardLayers(rows, keep);
+  return rows;
+}
+
 Decoder::Decoder(const DecoderConfig& config, std::uint64_t seed)
     : state_(std::make_unique<State>(config, seed)) {}
 Decoder::Decoder(Decoder&&) noexcept = default;
@@ -184,13 +192,10 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  state.threads = guard.threads();
-  const DecoderRows rows = state.RowsOf(batch);
-  state.parameters.Refresh();
+  const DecoderRows rows = state.Run(batch, guard.threads(), true);
   if (!options.accumulate) state.parameters.FlatGradients().zero_();
   const std::int64_t denominator =
       options.denominator > 0 ? options.denominator : static_cast<std::int64_t>(rows.label.size());
-  state.ForwardLayers(rows, true);
   SequenceScore score = state.LossesAndGradient(
       rows, denominator > 0 ? 1.0F / static_cast<float>(denominator) : 0.0F);
   state.BackwardLayers(rows, options);
@@ -201,10 +206,7 @@ SequenceScore Decoder::Evaluate(const TokenBatch& batch) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  state.threads = guard.threads();
-  const DecoderRows rows = state.RowsOf(batch);
-  state.parameters.Refresh();
-  state.ForwardLayers(rows, false);
+  const DecoderRows rows = state.Run(batch, guard.threads(), false);
   return state.Losses(rows);
 }
 
@@ -212,10 +214,7 @@ at::Tensor Decoder::Forward(const TokenBatch& batch) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  state.threads = guard.threads();
-  const DecoderRows rows = state.RowsOf(batch);
-  state.parameters.Refresh();
-  state.ForwardLayers(rows, false);
+  const DecoderRows rows = state.Run(batch, guard.threads(), false);
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   at::Tensor logits = at::empty({scored, state.config.vocabulary});
   state.ForBlocks(scored, [&](std::int64_t begin, std::int64_t end, State::Scratch& scratch) {

@@ -64,6 +64,8 @@ struct Decoder::State {
 
   // ---- decoder.cc
   DecoderRows RowsOf(const TokenBatch& batch) const;
+  // Checks the batch and runs the layers on it with `team` threads, weights as they are now.
+  DecoderRows Run(const TokenBatch& batch, int team, bool keep);
   // Calls body(begin, end, scratch) on blocks of rows, each on one thread, products included.
   struct Scratch;
   void ForBlocks(std::int64_t rows,

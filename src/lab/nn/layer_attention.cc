@@ -245,6 +245,14 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
   return p;
 }
 
+std::vector<double> LayerAttention::AlphasOf(const Call& call) const {
+  std::vector<double> alphas;
+  for (std::int64_t h = 0; h < call.count; ++h) {
+    alphas.push_back(alphas_[static_cast<std::size_t>(call.first + h * call.step)]);
+  }
+  return alphas;
+}
+
 void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
                              const at::Tensor& projected, const at::Tensor& out, bool keep,
                              Kept& kept) const {
@@ -261,10 +269,7 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
     AttentionParams p = ParamsOf(call, rows, projected, kept.c);
-    std::vector<double> alphas;
-    for (std::int64_t h = 0; h < call.count; ++h) {
-      alphas.push_back(alphas_[static_cast<std::size_t>(call.first + h * call.step)]);
-    }
+    const std::vector<double> alphas = AlphasOf(call);
     SetAlpha(p, alphas);
     AttentionOutputs outputs;
     outputs.out = {
@@ -296,10 +301,7 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows,
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
     AttentionParams p = ParamsOf(call, rows, projected, kept.c);
-    std::vector<double> alphas;
-    for (std::int64_t h = 0; h < call.count; ++h) {
-      alphas.push_back(alphas_[static_cast<std::size_t>(call.first + h * call.step)]);
-    }
+    const std::vector<double> alphas = AlphasOf(call);
     SetAlpha(p, alphas);
     AttentionGradients g;
     g.d_out = {(CellsOf(d_out) + call.first * head_dim_).data,

@@ -91,6 +91,7 @@ class LayerAttention {
   AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, const at::Tensor& projected,
                            const at::Tensor& c) const;
   double AlphaOf(std::int64_t head) const;
+  std::vector<double> AlphasOf(const Call& call) const;  // [heads of the call]
   bool LearnsSlope(std::int64_t head) const;
   bool IsScaled(std::int64_t head) const;
   void PlanCalls();

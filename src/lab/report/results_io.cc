@@ -417,6 +417,7 @@ Json ToJson(const StudyResults& results) {
 
 std::string MarkdownReport(const StudyResults& results) {
   const std::vector<std::int64_t> lengths = Lengths(results);
+  bool any_compared = false;
   std::vector<std::vector<std::string>> table;
   table.push_back({"method", ""});
   for (const std::int64_t n : lengths) table[0].push_back(fmt::format("n = {}", n));
@@ -442,6 +443,7 @@ std::string MarkdownReport(const StudyResults& results) {
     }
     table.push_back(std::move(ours));
     if (!compared) continue;
+    any_compared = true;
     table.push_back(std::move(paper));
     table.push_back(std::move(differences));
   }
@@ -456,24 +458,24 @@ std::string MarkdownReport(const StudyResults& results) {
   std::string page = fmt::format("# {}\n\n", results.title.empty() ? results.study : results.title);
   if (!results.protocol.empty()) page += results.protocol + "\n\n";
   page += fmt::format(
-      "Accuracy in %, {}: mean{}; below it the paper's figure and ours minus the paper's, in "
-      "points."
-      "\n\n",
-      seed_text, !seeds.empty() && *seeds.rbegin() > 1 ? " ± standard deviation over seeds" : "");
+      "Accuracy in %, {}: mean{}{}.\n\n", seed_text,
+      !seeds.empty() && *seeds.rbegin() > 1 ? " ± standard deviation over seeds" : "",
+      any_compared ? "; below it the paper's figure and ours minus the paper's, in points" : "");
   page += MarkdownTable(table) + '\n';
 
   page += "![Accuracy against length](figures/accuracy.png)\n\n";
   if (!results.heat_maps.empty()) {
     page += "![Attention on the largest items](figures/heatmap.png)\n\n";
   }
-  page +=
-      "More figures are in [report.html](report.html), their data in `results.csv` and "
-      "`data/`.\n\n";
+  page += results.entropies.empty() && results.heat_maps.empty()
+              ? "The same as one page: [report.html](report.html); its data: `results.csv`.\n\n"
+              : "More figures are in [report.html](report.html), their data in `results.csv` and "
+                "`data/`.\n\n";
 
   std::vector<std::pair<std::string, std::string>> facts = {
       {"study", results.study},
       {"scale", results.scale},
-      {"paper's figures", results.source},
+      {"paper's figures", any_compared ? results.source : ""},
       {"command", results.command.empty() ? "" : "`" + results.command + "`"},
       {"commit", results.commit.empty() ? "" : "`" + results.commit + "`"},
       {"processor", results.processor},
