@@ -270,7 +270,7 @@ def plot_difference(study: Study) -> Figure | None:
 
 # Name, plot, what a reader who does not see it is told.
 FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
-    ("accuracy", plot_accuracy, "Accuracy against length, ours and the paper's"),
+    ("accuracy", plot_accuracy, "Accuracy against length"),
     (
         "accuracy-families",
         plot_accuracy_families,

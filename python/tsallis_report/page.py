@@ -13,7 +13,7 @@ from .figures import FIGURES, signed
 _CAPTIONS = {
     "accuracy": (
         "Solid: ours, with a band of ± one standard deviation where several seeds ran. "
-        "Dashed: the paper's figures."
+        "Dashed, where there are any: the paper's figures."
     ),
     "accuracy-families": "Every method, by family. The grey line repeats softmax.",
     "difference": "Blue: ours is above the paper's figure; red: below.",
@@ -139,7 +139,7 @@ def _facts(study: Study) -> str:
         ("Study", escape(study.study)),
         ("Scale", escape(study.scale)),
         ("Seeds", shown_seeds),
-        ("Paper's figures", escape(study.source)),
+        ("Paper's figures", study.has_paper and escape(study.source)),
         ("Command", study.command and f"<code>{escape(study.command)}</code>"),
         ("Commit", study.commit and f"<code>{escape(study.commit)}</code>"),
         ("Processor", escape(study.processor)),
