@@ -12,6 +12,8 @@ struct CpuInfo {
   std::vector<std::string> compiled_targets;
   std::string chosen_target;
   // What the processor reports. Using AMX also takes the kernel's permission.
+  bool avx_vnni = false;
+  bool avx512_vnni = false;
   bool avx512_bf16 = false;
   bool amx_bf16 = false;
 };

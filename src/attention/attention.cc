@@ -63,8 +63,8 @@ AttentionChoice ChooseAttentionKernel(const AttentionParams& params) {
 
 const std::vector<const AttentionKernel*>& AllAttentionKernels() {
   static const std::vector<const AttentionKernel*> kernels = {
-      &kLanesAttention, &kSweepAmx,       &kSweepBf16,         &kSweepFloat,
-      &kStreamAmx,      &kDenseAttention, &kReferenceAttention};
+      &kLanesAttention, &kSweepAmx,  &kSweepInt8,      &kSweepInt7,
+      &kSweepFloat,     &kStreamAmx, &kDenseAttention, &kReferenceAttention};
   return kernels;
 }
 

@@ -61,7 +61,8 @@ const AttentionKernel* FindKernel(const std::string& name);
 
 extern const AttentionKernel kLanesAttention;
 extern const AttentionKernel kSweepAmx;
-extern const AttentionKernel kSweepBf16;
+extern const AttentionKernel kSweepInt8;
+extern const AttentionKernel kSweepInt7;
 extern const AttentionKernel kSweepFloat;
 extern const AttentionKernel kReferenceAttention;
 

@@ -43,10 +43,11 @@ class InfoCommand : public Command {
     const CpuInfo cpu = QueryCpu();
     if (json_) {
       nlohmann::ordered_json document = {
-          {"version", Version()},       {"commit", GitCommit()},
-          {"processor", cpu.processor}, {"isa_compiled", cpu.compiled_targets},
-          {"isa", cpu.chosen_target},   {"avx512_bf16", cpu.avx512_bf16},
-          {"amx_bf16", cpu.amx_bf16},   {"threads", threads},
+          {"version", Version()},           {"commit", GitCommit()},
+          {"processor", cpu.processor},     {"isa_compiled", cpu.compiled_targets},
+          {"isa", cpu.chosen_target},       {"avx_vnni", cpu.avx_vnni},
+          {"avx512_vnni", cpu.avx512_vnni}, {"avx512_bf16", cpu.avx512_bf16},
+          {"amx_bf16", cpu.amx_bf16},       {"threads", threads},
           {"torch", TORCH_VERSION}};
       if (kernels_) document.update(AttentionKernelsJson());
       fmt::print("{}\n", document.dump(2));

@@ -45,8 +45,14 @@ CpuInfo QueryCpu() {
 #if HWY_ARCH_X86
   info.processor = BrandString();
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) info.amx_bf16 = ((d >> 22) & (d >> 24) & 1u) != 0;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) info.avx512_bf16 = ((a >> 5) & 1u) != 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+    info.avx512_vnni = ((c >> 11) & 1u) != 0;
+    info.amx_bf16 = ((d >> 22) & (d >> 24) & 1u) != 0;
+  }
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+    info.avx_vnni = ((a >> 4) & 1u) != 0;
+    info.avx512_bf16 = ((a >> 5) & 1u) != 0;
+  }
 #endif
   return info;
 }

@@ -113,39 +113,7 @@ struct FloatEngine {
 };
 
 #if HWY_TARGET == HWY_AVX3
-// bf16: keys [4 groups][dim / 32][16 pairs][16 keys][2], queries [dim / 32][16 rows][32].
-struct Bf16DotEngine {
-  __attribute__((target(HWY_TARGET_STR ",avx512bf16"))) static void Unit(const std::byte* queries,
-                                                                         const std::byte* keys,
-                                                                         std::int64_t dim,
-                                                                         float* HWY_RESTRICT scores,
-                                                                         const FilterJob& job) {
-    const auto* q = reinterpret_cast<const std::uint32_t*>(queries);
-    const std::byte* k = keys;
-    for (std::size_t group = 0; group < 4; ++group, k += dim * 32) {
-      __m512 sums[16];
-      HWY_UNROLL(16)
-      for (int r = 0; r < 16; ++r) sums[r] = _mm512_setzero_ps();
-      for (std::int64_t chunk = 0; chunk < dim / 32; ++chunk) {
-        for (std::int64_t pair = 0; pair < 16; ++pair) {
-          const auto key =
-              reinterpret_cast<__m512bh>(_mm512_load_si512(k + (chunk * 16 + pair) * 64));
-          HWY_UNROLL(16)
-          for (int r = 0; r < 16; ++r) {
-            const auto query = reinterpret_cast<__m512bh>(
-                _mm512_set1_epi32(static_cast<int>(q[chunk * 256 + r * 16 + pair])));
-            sums[r] = _mm512_dpbf16_ps(sums[r], query, key);
-          }
-        }
-      }
-      HWY_UNROLL(16)
-      for (int r = 0; r < 16; ++r) _mm512_store_ps(scores + group * 256 + r * 16, sums[r]);
-    }
-    if (job.scores != nullptr) FilterRows(job.scores, job.bounds, job.masks, 0, 16);
-  }
-};
-
-// The same layout; a tile is 16 rows of 64 bytes. The filter of the unit before runs between the
+// bf16: keys [4 groups][dim / 32][16 pairs][16 keys][2], queries [dim / 32][16 rows][32]; a tile is 16 rows of 64 bytes. The filter of the unit before runs between the
 // matrix operations, which leave the vector ports idle: 3.15 cycles per 16 scores instead of
 // 3.9 one after the other (docs/log.md).
 template <class Tiles>

@@ -39,7 +39,9 @@ class BlockSweep {
         keys_(*head.keys),
         s_(scratch),
         dim_(PackedDim(kEngine, params_.head_dim)),
-        approximate_(kEngine != ScoreEngine::kFloat && params_.q.dtype != DType::kBFloat16),
+        unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
+        approximate_(IsByteEngine(kEngine) ||
+                     (kEngine == ScoreEngine::kAmx && params_.q.dtype != DType::kBFloat16)),
         has_terms_(HasTerms(params_)) {
     const ConstArray4& slopes = params_.terms.alibi_slopes;
     if (slopes.data != nullptr) {
@@ -76,7 +78,7 @@ class BlockSweep {
     const auto t = static_cast<float>(tau);
     row.tau = tau;
     row.raise_at = s_.list_stride;  // never
-    SetBound(r, t - row.error - kSlack * (1.0f + std::abs(t)));
+    SetBound(r, t - row.under - kSlack * (1.0f + std::abs(t)));
   }
   // No support, or none that is wanted.
   void Retire(std::int64_t r) {
@@ -112,7 +114,8 @@ class BlockSweep {
   const PackedKeys& keys_;
   SweepScratch& s_;
   const std::int64_t dim_;
-  const bool approximate_;
+  const std::size_t unit_bytes_;
+  const bool approximate_;  // listed scores are not the products of the inputs
   const bool has_terms_;
   double slope_ = 0.0;  // ALiBi's
   std::int64_t count_ = 0;
@@ -123,8 +126,6 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
   count_ = count;
   const Sequence& sequence = *head_.sequence;
   const std::int64_t d = params_.head_dim, b = sequence.array_batch, h = head_.h;
-  const std::size_t unit_bytes =
-      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
   const ConstArray4& c = params_.terms.length_scale;
   const std::int64_t padded = (count + kPairRows - 1) / kPairRows * kPairRows;
   s_.slots = padded;
@@ -135,9 +136,9 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     s_.bounds[r] = kInfinityF;
     float* values = s_.query_rows.get() + r * dim_;
     std::memset(values, 0, sizeof(float) * static_cast<std::size_t>(dim_));
-    std::byte* unit = s_.queries.get() + static_cast<std::size_t>(r / kUnitRows) * unit_bytes;
+    std::byte* unit = s_.queries.get() + static_cast<std::size_t>(r / kUnitRows) * unit_bytes_;
     if (r >= count) {
-      PackQuery(kEngine, values, dim_, r % kUnitRows, unit);
+      PackQuery(kEngine, values, keys_.scale, dim_, r % kUnitRows, unit);
       continue;
     }
     const std::int64_t q_row = q_begin + r;
@@ -159,7 +160,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     row.factor = static_cast<float>(row.exact_factor);
     row.slope = static_cast<float>((head_.alpha - 1.0) * slope_);
     const float squared = DotFloats(values, values, static_cast<std::size_t>(dim_));
-    const float lost = PackQuery(kEngine, values, dim_, r % kUnitRows, unit);
+    const PackedQuery packed = PackQuery(kEngine, values, keys_.scale, dim_, r % kUnitRows, unit);
     if (row.hi <= row.lo) continue;
     row.active = true;
     const float norm = std::sqrt(squared);
@@ -172,15 +173,20 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
       continue;
     }
     if (approximate_) {
-      row.error = 1.001f * row.factor *
-                      (norm * keys_.largest_error +
-                       std::sqrt(lost) * (keys_.largest_norm + keys_.largest_error)) +
-                  1e-6f * (1.0f + reach);
+      float error = 1.001f * row.factor *
+                        (packed.norm * keys_.largest_error +
+                         packed.lost * (keys_.packed_norm + keys_.largest_error)) +
+                    1e-6f * (1.0f + reach + row.factor * packed.norm * keys_.packed_norm);
       // a_d multiplies the product and its error.
       if (head_.distance_a != nullptr) {
         const std::int64_t far =
             HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
-        row.error *= static_cast<float>(head_.distance_a[far]);
+        error *= static_cast<float>(head_.distance_a[far]);
+      }
+      if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
+        row.over = 2.0f * error + 3.0f * packed.step * keys_.largest_step * row.factor;
+      } else {
+        row.under = row.over = error;
       }
     }
     if (row.slope > 0.0f && head_.distance_a == nullptr) LimitByAlibi(row, reach);
@@ -206,14 +212,12 @@ void BlockSweep<Engine, kEngine>::LimitByAlibi(SweepScratch::Row& row, float lar
 
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
-  const std::size_t unit_bytes =
-      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
   const std::int64_t d = params_.head_dim;
   for (std::int64_t r0 = 0; r0 < count_; r0 += kUnitRows) {
     float variance[kUnitRows] = {};
     for (std::int64_t tile = 0; tile < Tiles(d); ++tile) {
       Engine::Unit(
-          s_.queries.get() + static_cast<std::size_t>(r0 / kUnitRows) * unit_bytes,
+          s_.queries.get() + static_cast<std::size_t>(r0 / kUnitRows) * unit_bytes_,
           keys_.covariance + static_cast<std::size_t>(tile) * TileBytes(kEngine, params_.head_dim),
           dim_, s_.scores.get(), {});
       // q^T C q, 16 components of C q at a time.
@@ -239,7 +243,7 @@ void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
       if (!guess.usable) continue;
       row.guessed = true;
       SetBound(r, row.mean + row.sigma * (row.curve + guess.shift - kGuessMargin * guess.spread) -
-                      row.error);
+                      row.under);
       row.raise_at = s_.list_capacity;
     }
   }
@@ -262,8 +266,6 @@ void BlockSweep<Engine, kEngine>::Sweep() {
     first = HWY_MIN(first, lo[pair]);
     last = HWY_MAX(last, hi[pair]);
   }
-  const std::size_t unit_bytes =
-      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
   const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
   std::int64_t last_unit = -1;
   for (std::int64_t slot = 0; slot < s_.slots; ++slot) {
@@ -305,7 +307,7 @@ void BlockSweep<Engine, kEngine>::Sweep() {
           if (job.scores != nullptr) FilterRows(job.scores, job.bounds, job.masks, 0, kUnitRows);
           continue;
         }
-        Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes,
+        Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes_,
                      keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_,
                      scores + unit * kUnitScores, job);
       }

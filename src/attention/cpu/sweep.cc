@@ -316,6 +316,7 @@ void AddEdges(const AttentionParams& params, const AttentionGradients& gradients
 template <class Engine, ScoreEngine kEngine>
 void Bind(SweepFunctions* functions) {
   functions->engine = kEngine;
+  if (IsByteEngine(kEngine)) functions->scale = ComputeScale;
   functions->pack = [](const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                        std::int64_t begin, std::int64_t end, const PackedKeys& keys,
                        PackedBounds* bounds) {
@@ -335,8 +336,12 @@ void Bind(SweepFunctions* functions) {
 
 void BindEngine(ScoreEngine engine, bool emulated, SweepFunctions* functions) {
   (void)emulated;
-#if HWY_TARGET == HWY_AVX3
-  if (engine == ScoreEngine::kBf16Dot) Bind<Bf16DotEngine, ScoreEngine::kBf16Dot>(functions);
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  if (engine == ScoreEngine::kInt8) Bind<ByteEngine<ByteDots>, ScoreEngine::kInt8>(functions);
+#endif
+#if HWY_TARGET == HWY_AVX2
+  if (engine == ScoreEngine::kInt7) Bind<ByteEngine<BytePairs>, ScoreEngine::kInt7>(functions);
+#elif HWY_TARGET == HWY_AVX3
   if (engine == ScoreEngine::kAmx) {
     if (emulated) {
       Bind<MatrixEngine<EmulatedTiles>, ScoreEngine::kAmx>(functions);

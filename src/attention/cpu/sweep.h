@@ -53,40 +53,68 @@ inline bool IsSweepAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 
 // How scores are computed.
 enum class ScoreEngine : std::uint8_t {
-  kFloat,    // float32 multiply-add, any instruction set
-  kBf16Dot,  // vdpbf16ps
-  kAmx,      // tdpbf16ps
+  kFloat,  // float32 multiply-add, any instruction set
+  kInt8,   // vpdpbusd: upper bounds by bytes (score_int8-inl.h)
+  kInt7,   // vpmaddubsw: the same with keys of 7 bits
+  kAmx,    // tdpbf16ps
 };
+
+inline bool IsByteEngine(ScoreEngine engine) {
+  return engine == ScoreEngine::kInt8 || engine == ScoreEngine::kInt7;
+}
+// The byte that stands for 0 in packed keys, which are unsigned.
+inline std::int32_t KeyZero(ScoreEngine engine) { return engine == ScoreEngine::kInt8 ? 128 : 64; }
 
 // Width of packed rows: whole tiles of the engine's inner dimension.
 inline std::int64_t PackedDim(ScoreEngine engine, std::int64_t head_dim) {
-  const std::int64_t step = engine == ScoreEngine::kFloat ? 1 : 32;
+  const std::int64_t step = engine == ScoreEngine::kFloat ? 1 : (IsByteEngine(engine) ? 4 : 32);
   return (head_dim + step - 1) / step * step;
 }
-inline std::size_t PackedElementBytes(ScoreEngine engine) {
-  return engine == ScoreEngine::kFloat ? 4 : 2;
+inline std::int64_t PackedElementBytes(ScoreEngine engine) {
+  return engine == ScoreEngine::kFloat ? 4 : (IsByteEngine(engine) ? 1 : 2);
 }
 
+// Behind the queries of a unit in bytes: where a row's sums start (what the keys' zero adds to them), its
+// step, and its norm and that of what rounding took away, in steps.
+struct ByteUnitTail {
+  std::int32_t offset[kUnitRows];
+  float step[kUnitRows], norm[kUnitRows], lost[kUnitRows];
+};
+// Behind a tile of keys in bytes: its step, and the largest of what its keys lost and of their norms, in
+// steps.
+struct alignas(64) ByteTileTail {
+  float step, lost, norm;
+};
+
 // The keys of one (sequence, key head), as an engine reads them: groups of 16 keys,
-// float32 [dim][16] or bf16 [dim / 2][16][2]; keys past the end are 0.
+// float32 [dim][16], bf16 [dim / 2][16][2] or bytes [dim / 4][16][4]; keys past the end are 0.
 struct PackedKeys {
   std::byte* data = nullptr;   // [tiles][64 keys], PackedBytes() of them
   std::int64_t count = 0;      // keys
   std::int64_t first = 0;      // row of the first on k's axis
-  float largest_norm = 0.0f;   // of a packed key
+  float largest_norm = 0.0f;   // of a key
+  float packed_norm = 0.0f;    // the same as packed: in units of `scale`
   float largest_error = 0.0f;  // norm of a key minus its packed self; 0 if packing is exact
+  float largest_step = 0.0f;   // of bytes
   bool usable = true;          // all finite and not so large that a product could overflow
 
   // Moments of a sample, for the guess. mean: [dim]; covariance packed like keys, its rows in place of
   // keys: [Tiles(head_dim)] tiles.
   float* mean = nullptr;
   std::byte* covariance = nullptr;
+  float* scale = nullptr;  // [dim] what bytes of keys are divided by, and of queries multiplied
 };
 
 inline std::int64_t Tiles(std::int64_t keys) { return (keys + kTileKeys - 1) / kTileKeys; }
 inline std::size_t TileBytes(ScoreEngine engine, std::int64_t head_dim) {
-  return static_cast<std::size_t>(kTileKeys * PackedDim(engine, head_dim)) *
-         PackedElementBytes(engine);
+  return static_cast<std::size_t>(kTileKeys * PackedDim(engine, head_dim) *
+                                  PackedElementBytes(engine)) +
+         (IsByteEngine(engine) ? sizeof(ByteTileTail) : 0);
+}
+inline std::size_t UnitBytes(ScoreEngine engine, std::int64_t head_dim) {
+  return static_cast<std::size_t>(kUnitRows * PackedDim(engine, head_dim) *
+                                  PackedElementBytes(engine)) +
+         (IsByteEngine(engine) ? sizeof(ByteUnitTail) : 0);
 }
 
 // What the pilot rows of a head told.
@@ -157,7 +185,8 @@ struct SweepScratch {
     double exact_factor = 0.0;    // z = exact_factor * raw + terms
     float factor = 0.0f;
     float slope = 0.0f;  // (alpha - 1) * ALiBi's
-    float error = 0.0f;  // |listed z - true z| at most
+    // A listed z is at most this far below and above the true one.
+    float under = 0.0f, over = 0.0f;
     float bound = 0.0f;  // entries below it (in z) are not listed
     float mean = 0.0f, sigma = 0.0f, curve = 0.0f;
     std::int64_t count = 0;     // listed
@@ -181,7 +210,7 @@ struct SweepScratch {
 
 // Bounds over some tiles of keys.
 struct PackedBounds {
-  float norm = 0.0f, error = 0.0f;
+  float norm = 0.0f, packed_norm = 0.0f, error = 0.0f, step = 0.0f;
   bool usable = true;
 };
 
@@ -189,6 +218,9 @@ struct PackedBounds {
 // compiled for it.
 struct SweepFunctions {
   ScoreEngine engine = ScoreEngine::kFloat;
+  // Sets keys.scale from a sample of the keys; null: the engine needs none.
+  void (*scale)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
+                const PackedKeys& keys) = nullptr;
   // Packs tiles [begin, end) of a head's keys.
   void (*pack)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                std::int64_t begin, std::int64_t end, const PackedKeys& keys,

@@ -33,15 +33,15 @@ struct PackedHead {
 
 // Memory of packed keys, which only grows.
 struct PackedMemory {
-  void Reserve(std::size_t bytes, std::size_t floats) {
+  void Reserve(std::size_t bytes, std::size_t count) {
     if (bytes > packed_bytes) packed = Aligned<std::byte>(static_cast<std::int64_t>(bytes));
-    if (floats > mean_floats) means = Aligned<float>(static_cast<std::int64_t>(floats));
+    if (count > float_count) floats = Aligned<float>(static_cast<std::int64_t>(count));
     packed_bytes = std::max(packed_bytes, bytes);
-    mean_floats = std::max(mean_floats, floats);
+    float_count = std::max(float_count, count);
   }
   hwy::AlignedFreeUniquePtr<std::byte[]> packed;
-  hwy::AlignedFreeUniquePtr<float[]> means;
-  std::size_t packed_bytes = 0, mean_floats = 0;
+  hwy::AlignedFreeUniquePtr<float[]> floats;  // means and scales
+  std::size_t packed_bytes = 0, float_count = 0;
 };
 
 // Everything of one call.
@@ -126,7 +126,7 @@ void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& 
     bytes += static_cast<std::size_t>(tiles) * tile + covariance;
     for (std::int64_t begin = 0; begin < tiles; begin += kPackTiles) tasks.emplace_back(i, begin);
   }
-  memory.Reserve(bytes, heads.size() * static_cast<std::size_t>(dim));
+  memory.Reserve(bytes, 2 * heads.size() * static_cast<std::size_t>(dim));
   std::byte* at = memory.packed.get();
   for (std::size_t i = 0; i < heads.size(); ++i) {
     PackedKeys& keys = heads[i].keys;
@@ -134,7 +134,15 @@ void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& 
     at += static_cast<std::size_t>(Tiles(keys.count)) * tile;
     keys.covariance = at;
     at += covariance;
-    keys.mean = memory.means.get() + static_cast<std::int64_t>(i) * dim;
+    keys.mean = memory.floats.get() + static_cast<std::int64_t>(2 * i) * dim;
+    keys.scale = keys.mean + dim;
+  }
+  if (functions_.scale != nullptr) {
+    Tasks(context, outer, static_cast<std::int64_t>(heads.size()),
+          [&](std::int64_t task, SweepScratch&) {
+            const PackedHead& head = heads[static_cast<std::size_t>(task)];
+            functions_.scale(params_, head.sequence, head.kv, head.keys);
+          });
   }
   std::vector<PackedBounds> bounds(tasks.size());
   const auto moments = static_cast<std::int64_t>(heads.size());
@@ -157,7 +165,9 @@ void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& 
   for (std::size_t task = 0; task < tasks.size(); ++task) {
     PackedKeys& keys = heads[tasks[task].first].keys;
     keys.largest_norm = std::max(keys.largest_norm, bounds[task].norm);
+    keys.packed_norm = std::max(keys.packed_norm, bounds[task].packed_norm);
     keys.largest_error = std::max(keys.largest_error, bounds[task].error);
+    keys.largest_step = std::max(keys.largest_step, bounds[task].step);
     keys.usable = keys.usable && bounds[task].usable;
   }
 }

@@ -39,8 +39,8 @@ SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64
   masks = Aligned<std::uint16_t>(2 * kPairRows);
   std::fill_n(masks.get(), 2 * kPairRows, std::uint16_t{0});
   pair_bounds = Aligned<float>(2 * kPairRows);
-  queries =
-      Aligned<std::byte>(kBlockRows * dim * static_cast<std::int64_t>(PackedElementBytes(engine)));
+  queries = Aligned<std::byte>(kBlockRows / kUnitRows *
+                               static_cast<std::int64_t>(UnitBytes(engine, head_dim)));
   query_rows = Aligned<float>(kBlockRows * dim + 16);
   bounds = Aligned<float>(kBlockRows);
   list_z = Aligned<float>(kBlockRows * list_stride);
@@ -128,10 +128,13 @@ std::string Avx3WithAmx() {
   return info.chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "";
 }
 
-std::string Avx3WithBf16() {
+std::string WithByteDots() {
   const CpuInfo info = QueryCpu();
-  return info.chosen_target == "AVX3" && info.avx512_bf16 ? "AVX-512 BF16" : "";
+  if (info.chosen_target == "AVX3" && info.avx512_vnni) return "AVX-512 VNNI";
+  return info.chosen_target == "AVX2" && info.avx_vnni ? "AVX-VNNI" : "";
 }
+
+std::string WithBytePairs() { return QueryCpu().chosen_target == "AVX2" ? "AVX2" : ""; }
 
 }  // namespace
 
@@ -147,16 +150,27 @@ const AttentionKernel kSweepAmx = {
     .saved_bytes = SavedBytes,
     .workspace_bytes = WorkspaceWith<ScoreEngine::kAmx>};
 
-const AttentionKernel kSweepBf16 = {.name = "sweep-bf16",
-                                    .serves = "the same, scores by bf16 dot products",
-                                    .instruction_set = Avx3WithBf16,
+const AttentionKernel kSweepInt8 = {.name = "sweep-int8",
+                                    .serves = "the same, scores screened in bytes",
+                                    .instruction_set = WithByteDots,
                                     .refuses = Refuses,
                                     .declines = Declines,
-                                    .forward = ForwardWith<ScoreEngine::kBf16Dot>,
-                                    .backward = BackwardWith<ScoreEngine::kBf16Dot>,
-                                    .weights = WeightsWith<ScoreEngine::kBf16Dot>,
+                                    .forward = ForwardWith<ScoreEngine::kInt8>,
+                                    .backward = BackwardWith<ScoreEngine::kInt8>,
+                                    .weights = WeightsWith<ScoreEngine::kInt8>,
                                     .saved_bytes = SavedBytes,
-                                    .workspace_bytes = WorkspaceWith<ScoreEngine::kBf16Dot>};
+                                    .workspace_bytes = WorkspaceWith<ScoreEngine::kInt8>};
+
+const AttentionKernel kSweepInt7 = {.name = "sweep-int7",
+                                    .serves = "the same, keys screened in 7 bits",
+                                    .instruction_set = WithBytePairs,
+                                    .refuses = Refuses,
+                                    .declines = Declines,
+                                    .forward = ForwardWith<ScoreEngine::kInt7>,
+                                    .backward = BackwardWith<ScoreEngine::kInt7>,
+                                    .weights = WeightsWith<ScoreEngine::kInt7>,
+                                    .saved_bytes = SavedBytes,
+                                    .workspace_bytes = WorkspaceWith<ScoreEngine::kInt7>};
 
 const AttentionKernel kSweepFloat = {.name = "sweep",
                                      .serves = "the same, scores in float32",

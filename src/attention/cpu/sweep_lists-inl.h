@@ -56,8 +56,6 @@ const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int64_t* lo,
                                              const std::int64_t* hi) {
-  const std::size_t unit_bytes =
-      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
   const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
   bool seeded[kBlockRows] = {};
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
@@ -73,7 +71,7 @@ void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int6
     const float* bounds = TileBounds(pair, tile, 0);
     for (std::int64_t unit = 0; unit < 2; ++unit) {
       float* scores = s_.scores.get() + static_cast<std::size_t>(unit) * kUnitScores;
-      Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes,
+      Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes_,
                    keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_, scores, {});
       FilterRows(scores, bounds + unit * kUnitRows, s_.masks.get() + unit * kUnitRows, 0,
                  kUnitRows);
@@ -88,9 +86,10 @@ void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int6
   }
 }
 
-// Appends the hits of a pair of units to the lists of their rows, as raw scores. All 64 scores of a row
-// with a hit are compressed behind its list: at n = 4 096 such a row has two hits, and a loop over them,
-// which guesses wrong where it ends, took twice as long (docs/log.md).
+// Appends the hits of a pair of units to the lists of their rows, as raw scores. Where vectors can be
+// compressed, all 64 scores of a row with a hit go behind its list: at n = 4 096 such a row has two hits, and
+// a loop over them, which guesses wrong where it ends, took twice as long (docs/log.md).
+// Elsewhere a compression is a table and two permutations, and the loop wins.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* bounds,
                                           const std::uint16_t* masks, std::int64_t row0,
@@ -99,6 +98,7 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
   const hn::RebindToUnsigned<DF> du;
   const hn::Rebind<std::uint16_t, DF> d16;
   constexpr std::size_t kLanes = hn::MaxLanes(d);
+  constexpr bool kCompresses = kLanes == 16;
   HWY_ALIGN std::uint32_t hit[kPairRows + 16];
   std::size_t hits = 0;
   const auto iota = hn::Iota(du, 0);
@@ -114,33 +114,51 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
   for (std::size_t i = 0; i < hits; ++i) {
     const std::uint32_t slot = hit[i];
     const float* from = scores + (slot / kUnitRows) * kUnitScores + (slot % kUnitRows) * 16;
-    const VF bound = hn::Set(d, bounds[slot]);
+    const float least = bounds[slot];
+    const VF bound = hn::Set(d, least);
     const std::int64_t r = s_.row_of_slot[row0 + slot];
     SweepScratch::Row& row = s_.rows[r];
     if (!row.active) continue;  // retired after the filter ran
     float* HWY_RESTRICT z = s_.list_z.get() + r * s_.list_stride;
     std::uint32_t* HWY_RESTRICT key = s_.list_key.get() + r * s_.list_stride;
     auto count = static_cast<std::size_t>(row.count);
-    const auto append = [&](const auto& visible) HWY_ATTR {
-      HWY_UNROLL(16)
+    const std::int64_t from_key = HWY_MAX(row.lo - key0, 0),
+                       to_key = HWY_MIN(row.hi - key0, kTileKeys);
+    if (from_key >= to_key) continue;
+    if constexpr (!kCompresses) {
+      std::uint64_t bits = 0;
       for (std::size_t x = 0; x < kTileKeys; x += kLanes) {
         const VF v = hn::Load(d, from + x / 16 * 256 + x % 16);
-        const auto keys = hn::Add(first_keys, hn::Set(du, static_cast<std::uint32_t>(x)));
-        const auto mask = visible(keys, hn::Ge(v, bound));
-        hn::StoreU(hn::Compress(v, mask), d, z + count);
-        hn::StoreU(hn::Compress(keys, hn::RebindMask(du, mask)), du, key + count);
-        count += hn::CountTrue(d, mask);
+        bits |= std::uint64_t{MaskBits(hn::Ge(v, bound))} << x;
       }
-    };
-    if (key0 >= row.lo && key0 + kTileKeys <= row.hi) {
-      append([](auto, auto mask) HWY_ATTR { return mask; });
+      bits &= (~std::uint64_t{0} << from_key) & (~std::uint64_t{0} >> (kTileKeys - to_key));
+      for (; bits != 0; bits &= bits - 1, ++count) {
+        const auto x = static_cast<std::uint32_t>(__builtin_ctzll(bits));
+        z[count] = from[x / 16 * 256 + x % 16];
+        key[count] = static_cast<std::uint32_t>(key0) + x;
+      }
     } else {
-      const auto lo = hn::Set(du, static_cast<std::uint32_t>(row.lo));
-      const auto hi = hn::Set(du, static_cast<std::uint32_t>(row.hi));
-      append([&](auto keys, auto mask) HWY_ATTR {
-        const auto inside = hn::AndNot(hn::Lt(keys, lo), hn::Lt(keys, hi));
-        return hn::And(mask, hn::RebindMask(d, inside));
-      });
+      const auto append = [&](const auto& visible) HWY_ATTR {
+        HWY_UNROLL(16)
+        for (std::size_t x = 0; x < kTileKeys; x += kLanes) {
+          const VF v = hn::Load(d, from + x / 16 * 256 + x % 16);
+          const auto keys = hn::Add(first_keys, hn::Set(du, static_cast<std::uint32_t>(x)));
+          const auto mask = visible(keys, hn::Ge(v, bound));
+          hn::StoreU(hn::Compress(v, mask), d, z + count);
+          hn::StoreU(hn::Compress(keys, hn::RebindMask(du, mask)), du, key + count);
+          count += hn::CountTrue(d, mask);
+        }
+      };
+      if (key0 >= row.lo && key0 + kTileKeys <= row.hi) {
+        append([](auto, auto mask) HWY_ATTR { return mask; });
+      } else {
+        const auto lo = hn::Set(du, static_cast<std::uint32_t>(row.lo));
+        const auto hi = hn::Set(du, static_cast<std::uint32_t>(row.hi));
+        append([&](auto keys, auto mask) HWY_ATTR {
+          const auto inside = hn::AndNot(hn::Lt(keys, lo), hn::Lt(keys, hi));
+          return hn::And(mask, hn::RebindMask(d, inside));
+        });
+      }
     }
     row.count = static_cast<std::int64_t>(count);
     if (row.count >= row.raise_at) {

@@ -8,6 +8,7 @@
 #endif
 
 #include "attention/cpu/load-inl.h"
+#include "attention/cpu/score_int8-inl.h"
 #include "attention/cpu/sweep.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -63,12 +64,11 @@ HWY_INLINE float RoundToBf16(const float* HWY_RESTRICT values, std::int64_t dim,
   return sum;
 }
 
-// Writes key `key` of a packed run of tiles. values: [dim], zero from head_dim on. Returns the squared
-// norm of what rounding took away.
+// Writes key `key` of a packed run of tiles, not in bytes. values: [dim], zero from head_dim on. Returns
+// the squared norm of what rounding took away.
 HWY_INLINE float PackKey(ScoreEngine engine, const float* HWY_RESTRICT values, std::int64_t dim,
                          std::int64_t key, std::byte* packed) {
-  std::byte* group =
-      packed + static_cast<std::size_t>(key / 16 * 16 * dim) * PackedElementBytes(engine);
+  std::byte* group = packed + key / 16 * 16 * dim * PackedElementBytes(engine);
   if (engine == ScoreEngine::kFloat) {
     auto* out = reinterpret_cast<float*>(group) + key % 16;
     for (std::int64_t x = 0; x < dim; ++x) out[x * 16] = values[x];
@@ -77,20 +77,44 @@ HWY_INLINE float PackKey(ScoreEngine engine, const float* HWY_RESTRICT values, s
   return RoundToBf16(values, dim, reinterpret_cast<std::uint32_t*>(group) + key % 16, 16);
 }
 
-// Writes row `row` of a packed unit of queries; as above.
-HWY_INLINE float PackQuery(ScoreEngine engine, const float* HWY_RESTRICT values, std::int64_t dim,
-                           std::int64_t row, std::byte* unit) {
+// Writes row `row` of a packed unit of queries. values: [dim], zero from head_dim on; scale: PackedKeys's.
+HWY_INLINE PackedQuery PackQuery(ScoreEngine engine, const float* HWY_RESTRICT values,
+                                 const float* HWY_RESTRICT scale, std::int64_t dim,
+                                 std::int64_t row, std::byte* unit) {
+  if (IsByteEngine(engine)) return PackByteQuery(engine, values, scale, dim, row, unit);
+  const float norm = std::sqrt(DotFloats(values, values, static_cast<std::size_t>(dim)));
   if (engine == ScoreEngine::kFloat) {
     auto* out = reinterpret_cast<float*>(unit) + row;
     for (std::int64_t x = 0; x < dim; ++x) out[x * 16] = values[x];
-    return 0.0f;
+    return {norm};
   }
   float lost = 0.0f;
   for (std::int64_t chunk = 0; chunk < dim / 32; ++chunk) {
     lost += RoundToBf16(values + chunk * 32, 32,
                         reinterpret_cast<std::uint32_t*>(unit + chunk * 1024 + row * 64), 1);
   }
-  return lost;
+  return {norm, std::sqrt(lost)};
+}
+
+// Scales of the dimensions: the root of the largest component in a sample, so that keys and queries share
+// what a large dimension costs. Any positive scale gives correct bounds.
+void ComputeScale(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
+                  const PackedKeys& keys) {
+  const std::int64_t d = params.head_dim, dim = PackedDim(ScoreEngine::kInt8, d);
+  const std::int64_t samples = HWY_MIN(keys.count, std::int64_t{512});
+  HWY_ALIGN float values[512 + 32], most[512 + 32] = {};
+  float largest = 0.0f;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    const std::int64_t key = keys.first + i * keys.count / samples;
+    LoadFloats(params.k, Offset(params.k.strides, sequence.array_batch, kv, key), d, values);
+    for (std::int64_t x = 0; x < d; ++x) most[x] = HWY_MAX(most[x], std::abs(values[x]));
+  }
+  for (std::int64_t x = 0; x < d; ++x) largest = HWY_MAX(largest, most[x]);
+  if (!(largest > 1e-30f) || !(largest < kLargestNorm)) largest = 1.0f;
+  for (std::int64_t x = 0; x < dim; ++x) {
+    const float share = most[x] / largest;  // NaN: 1
+    keys.scale[x] = std::sqrt(share < 1.0f ? HWY_MAX(share, 1e-4f) : 1.0f);
+  }
 }
 
 // Packs tiles [begin, end) of a head's keys; bounds over these tiles only.
@@ -98,23 +122,45 @@ void PackTiles(ScoreEngine engine, const AttentionParams& params, const Sequence
                std::int64_t kv, std::int64_t begin, std::int64_t end, const PackedKeys& keys,
                PackedBounds* bounds) {
   const std::int64_t dim = PackedDim(engine, params.head_dim);
+  const auto load = [&](std::int64_t key, float* HWY_RESTRICT values) HWY_ATTR {
+    std::fill_n(values, dim, 0.0f);
+    if (key >= keys.count) return;
+    LoadFloats(params.k, Offset(params.k.strides, sequence.array_batch, kv, keys.first + key),
+               params.head_dim, values);
+  };
   HWY_ALIGN float values[512 + 32];
-  std::memset(values, 0, sizeof(values));
-  float norm = 0.0f, error = 0.0f;
-  bool usable = true;
-  for (std::int64_t key = begin * kTileKeys; key < end * kTileKeys; ++key) {
-    if (key < keys.count) {
-      LoadFloats(params.k, Offset(params.k.strides, sequence.array_batch, kv, keys.first + key),
-                 params.head_dim, values);
-    } else {
-      std::memset(values, 0, sizeof(float) * static_cast<std::size_t>(dim));
-    }
-    const float squared = DotFloats(values, values, static_cast<std::size_t>(dim));
-    usable = usable && squared < kLargestNorm * kLargestNorm;  // false for NaN too
+  *bounds = {};
+  float norm = 0.0f, error = 0.0f;  // squared
+  const auto look = [&](const float* v) HWY_ATTR {
+    const float squared = DotFloats(v, v, static_cast<std::size_t>(dim));
+    bounds->usable = bounds->usable && squared < kLargestNorm * kLargestNorm;  // false for NaN too
     norm = HWY_MAX(norm, squared);
-    error = HWY_MAX(error, PackKey(engine, values, dim, key, keys.data));
+  };
+  for (std::int64_t tile = begin; tile < end; ++tile) {
+    const std::int64_t key0 = tile * kTileKeys;
+    if (IsByteEngine(engine)) {
+      const PackedBounds of_tile = PackByteTile(
+          engine, dim, keys.data + static_cast<std::size_t>(tile) * TileBytes(engine, dim),
+          [&](std::int64_t key, float* HWY_RESTRICT v) HWY_ATTR {
+            load(key0 + key, v);
+            look(v);
+            for (std::int64_t x = 0; x < dim; ++x) v[x] /= keys.scale[x];
+          });
+      bounds->packed_norm = HWY_MAX(bounds->packed_norm, of_tile.packed_norm);
+      bounds->error = HWY_MAX(bounds->error, of_tile.error);
+      bounds->step = HWY_MAX(bounds->step, of_tile.step);
+      continue;
+    }
+    for (std::int64_t key = key0; key < key0 + kTileKeys; ++key) {
+      load(key, values);
+      look(values);
+      error = HWY_MAX(error, PackKey(engine, values, dim, key, keys.data));
+    }
   }
-  *bounds = {std::sqrt(norm), std::sqrt(error), usable};
+  bounds->norm = std::sqrt(norm);
+  if (IsByteEngine(engine)) return;
+  bounds->packed_norm = bounds->norm;
+  bounds->error = std::sqrt(error);
 }
 
 // to[x ... x + 3][y ... y + 4 lanes) = share sum_i rows[i][x] rows[i][y], in vectors that begin below `dim`.
@@ -195,9 +241,26 @@ void ComputeMoments(ScoreEngine engine, const AttentionParams& params, const Seq
   for (std::int64_t x = 0; x < d; ++x) {
     for (std::int64_t y = 0; y < x; ++y) covariance[x * pitch + y] = covariance[y * pitch + x];
   }
-  std::memset(keys.covariance, 0, static_cast<std::size_t>(Tiles(d)) * TileBytes(engine, d));
   for (std::int64_t x = 0; x < d; ++x) {
     std::fill(covariance + x * pitch + d, covariance + x * pitch + dim, 0.0f);
+  }
+  if (IsByteEngine(engine)) {
+    for (std::int64_t tile = 0; tile < Tiles(d); ++tile) {
+      std::byte* to = keys.covariance + static_cast<std::size_t>(tile) * TileBytes(engine, d);
+      PackByteTile(engine, dim, to, [&](std::int64_t key, float* HWY_RESTRICT v) HWY_ATTR {
+        const std::int64_t x = tile * kTileKeys + key;
+        for (std::int64_t y = 0; y < dim; ++y) {
+          v[y] = x < d ? covariance[x * pitch + y] / keys.scale[y] : 0.0f;
+        }
+      });
+      // An estimate, not a bound.
+      auto* tail = reinterpret_cast<ByteTileTail*>(to + kTileKeys * dim);
+      tail->lost = tail->norm = 0.0f;
+    }
+    return;
+  }
+  std::memset(keys.covariance, 0, static_cast<std::size_t>(Tiles(d)) * TileBytes(engine, d));
+  for (std::int64_t x = 0; x < d; ++x) {
     PackKey(engine, covariance + x * pitch, dim, x, keys.covariance);
   }
 }

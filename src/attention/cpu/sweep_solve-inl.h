@@ -29,7 +29,7 @@ void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
       if (solver.Step(z, n, &tau) < 1.01) break;
     }
   });
-  const float bound = static_cast<float>(tau + static_cast<double>(top)) - 2.0f * row.error -
+  const float bound = static_cast<float>(tau + static_cast<double>(top)) - row.over - row.under -
                       kSlack * (1.0f + std::abs(top));
   if (bound > row.bound) {
     SetBound(r, bound);
@@ -148,11 +148,11 @@ bool BlockSweep<Engine, kEngine>::SolveRow(std::int64_t r) {
   if (row.guess == -kInfinityF) return true;
   const auto tau = static_cast<float>(row.tau);
   const float slack = kSlack * (1.0f + std::abs(tau));
-  if (row.guess + row.error + slack <= tau) return true;
+  if (row.guess + row.under + slack <= tau) return true;
   // Too high a guess. The threshold of a part of the row is a safe bound for all of it.
   row.guessed = false;
   row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
-  SetBound(r, tau - row.error - slack);
+  SetBound(r, tau - row.under - slack);
   return false;
 }
 
@@ -259,16 +259,14 @@ float BlockSweep<Engine, kEngine>::ScoreOf(std::int64_t r, std::uint32_t key) co
 // Rows that are still active, side by side in as few units as hold them.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::SweepAgain() {
-  const std::size_t unit_bytes =
-      static_cast<std::size_t>(kUnitRows * dim_) * PackedElementBytes(kEngine);
   float bounds[kBlockRows];
   std::int64_t slot = 0;
   for (std::int64_t r = 0; r < count_; ++r) {
     if (!s_.rows[r].active) continue;
     bounds[slot] = s_.bounds[s_.slot_of_row[r]];
     s_.row_of_slot[slot] = static_cast<std::uint8_t>(r);
-    PackQuery(kEngine, s_.query_rows.get() + r * dim_, dim_, slot % kUnitRows,
-              s_.queries.get() + static_cast<std::size_t>(slot / kUnitRows) * unit_bytes);
+    PackQuery(kEngine, s_.query_rows.get() + r * dim_, keys_.scale, dim_, slot % kUnitRows,
+              s_.queries.get() + static_cast<std::size_t>(slot / kUnitRows) * unit_bytes_);
     ++slot;
   }
   // Slots of a unit that stay empty compute what they held; their bound hides it.

@@ -47,7 +47,8 @@ const AttentionKernel kEmulated = {
 void ForEachSweep(const std::function<void(const AttentionKernel&)>& body) {
   std::set<std::string> done;
   ForEachTarget([&](const std::string& target) {
-    for (const AttentionKernel* kernel : {&kSweepFloat, &kSweepBf16, &kSweepAmx, &kEmulated}) {
+    for (const AttentionKernel* kernel :
+         {&kSweepFloat, &kSweepInt8, &kSweepInt7, &kSweepAmx, &kEmulated}) {
       const std::string set = kernel->instruction_set();
       if (set.empty() || !done.insert(kernel->name + (" " + set)).second) continue;
       SCOPED_TRACE(std::string(kernel->name) + " on " + set + ", target " + target);
@@ -160,6 +161,45 @@ TEST(Sweep, ScoresUnlikeAnyGuess) {
       spec.head_dim = spec.value_dim = 16;
       const Problem problem(spec);
       CheckRows(problem, problem.Run(&kernel, 2, 0, false), values == V::kDominant ? 2e-4 : 1e-5);
+    }
+  });
+}
+
+// A dimension of the keys, a key and a dimension of the queries far larger than the rest: what is rounded to
+// few bits may list too much, never too little.
+TEST(Sweep, OutliersDoNotHideTheSupport) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    for (const std::int64_t outlier : {0, 1, 2, 3}) {
+      ProblemSpec spec = Long(900, DType::kFloat32);
+      spec.head_dim = 37;
+      spec.value_dim = 8;
+      spec.spread = 0.5;
+      Problem problem(spec);
+      // Multiplies a row or a column (the other is -1) of one input.
+      const auto scale = [&](ConstArray4 AttentionParams::*array, std::int64_t row,
+                             std::int64_t column, double factor) {
+        for (std::int64_t i = 0; i < spec.k_len; ++i) {
+          for (std::int64_t x = 0; x < spec.head_dim; ++x) {
+            if ((row >= 0 && i != row) || (column >= 0 && x != column)) continue;
+            const ConstArray4& from = problem.params().*array;
+            const double value = factor * LoadElement<double>(from.data, from.dtype,
+                                                              Offset(from.strides, 0, 0, i, x));
+            for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
+              const ConstArray4& to = params->*array;
+              StoreElement(const_cast<void*>(to.data), to.dtype, Offset(to.strides, 0, 0, i, x),
+                           static_cast<double>(static_cast<float>(value)));
+            }
+          }
+        }
+      };
+      if (outlier == 1) {
+        scale(&AttentionParams::k, -1, 5, 1000.0);
+        scale(&AttentionParams::q, -1, 5, 1e-3);
+      }
+      if (outlier == 2) scale(&AttentionParams::k, 300, -1, 20.0);
+      if (outlier == 3) scale(&AttentionParams::q, -1, 7, 15.0);
+      SCOPED_TRACE(outlier);
+      CheckRows(problem, problem.Run(&kernel, 2, 0, false), 3e-5);
     }
   });
 }
