@@ -174,6 +174,15 @@ inline void ClearGradientsOutside(const AttentionParams& params,
   }
 }
 
+// The gradient of the slopes from that of each sequence's heads: packed sequences share one set.
+// per_sequence: [batch, heads]; d_slopes: [ArrayBatch, heads].
+inline void SumSlopes(const AttentionParams& params, const double* per_sequence, double* d_slopes) {
+  std::fill_n(d_slopes, ArrayBatch(params) * params.heads, 0.0);
+  for (std::int64_t i = 0; i < params.batch * params.heads; ++i) {
+    d_slopes[params.ranges.packed ? i % params.heads : i] += per_sequence[i];
+  }
+}
+
 // Visits every element of the bias's gradient once and sets it to 0 (axes of stride 0 are summed over).
 inline void ClearBiasGradient(const AttentionParams& params, const MutableArray4& bias) {
   const std::int64_t* s = bias.strides;

@@ -225,6 +225,16 @@ void RefuseVmap(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::j
                               "mapped dimension into that of the batch");
 }
 
+// The operator, through the dispatcher.
+Tensor CallOperator(const Tensor& q, const Tensor& k, const Tensor& v,
+                    const AttentionOptions& options, AttentionStatTensors* stats) {
+  if (stats == nullptr) return CallWithOptions(AttentionOperator(), options, q, k, v);
+  Tensor out;
+  std::tie(out, stats->tau, stats->support_size, stats->entropy, stats->maximum) =
+      CallWithOptions(StatsOperator(), options, q, k, v);
+  return out;
+}
+
 }  // namespace
 
 Tensor AttentionAutograd(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -241,11 +251,7 @@ Tensor AttentionAutograd(const Tensor& q, const Tensor& k, const Tensor& v,
     if (stats != nullptr) *stats = StatsOf(results, q.scalar_type());
     return results.out;
   }
-  if (stats == nullptr) return CallWithOptions(AttentionOperator(), options, q, k, v);
-  Tensor out;
-  std::tie(out, stats->tau, stats->support_size, stats->entropy, stats->maximum) =
-      CallWithOptions(StatsOperator(), options, q, k, v);
-  return out;
+  return CallOperator(q, k, v, options, stats);
 }
 
 Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
@@ -254,11 +260,7 @@ Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
     CheckAttentionTensors(q, k, v, options);
     return AttentionAutograd(q, k, v, options, stats);
   }
-  if (stats == nullptr) return CallWithOptions(AttentionOperator(), options, q, k, v);
-  Tensor out;
-  std::tie(out, stats->tau, stats->support_size, stats->entropy, stats->maximum) =
-      CallWithOptions(StatsOperator(), options, q, k, v);
-  return out;
+  return CallOperator(q, k, v, options, stats);
 }
 
 TORCH_LIBRARY_IMPL(tsallis, Autograd, m) {

@@ -178,12 +178,7 @@ void Backward(const Context& context, const AttentionParams& params,
     std::fill_n(gradients.d_alpha, heads, 0.0);
     for (std::int64_t i = 0; i < problems; ++i) gradients.d_alpha[i % heads] += d_alpha[i];
   }
-  if (gradients.d_slopes != nullptr) {
-    std::fill_n(gradients.d_slopes, ArrayBatch(params) * heads, 0.0);
-    for (std::int64_t i = 0; i < problems; ++i) {
-      gradients.d_slopes[params.ranges.packed ? i % heads : i] += d_slopes[i];
-    }
-  }
+  if (gradients.d_slopes != nullptr) SumSlopes(params, d_slopes.data(), gradients.d_slopes);
 }
 
 }  // namespace

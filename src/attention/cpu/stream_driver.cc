@@ -338,13 +338,7 @@ void Run::Backward(const AttentionGradients& gradients) {
     ProblemMemory memory;
     for (std::int64_t i = 0; i < problems; ++i) run(context_, 0, i, memory);
   }
-  if (gradients.d_slopes != nullptr) {
-    std::fill_n(gradients.d_slopes, ArrayBatch(params_) * heads, 0.0);
-    for (std::int64_t i = 0; i < params_.batch * heads; ++i) {
-      gradients.d_slopes[params_.ranges.packed ? i % heads : i] +=
-          d_slopes[static_cast<std::size_t>(i)];
-    }
-  }
+  if (gradients.d_slopes != nullptr) SumSlopes(params_, d_slopes.data(), gradients.d_slopes);
   std::vector<KvProblem> dense;
   for (std::int64_t i = 0; i < problems; ++i) {
     if (left[static_cast<std::size_t>(i)] != 0) {

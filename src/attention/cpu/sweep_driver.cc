@@ -362,15 +362,7 @@ void SweepRun::Backward(const AttentionGradients& gradients) {
     KvSums sums;
     for (std::int64_t i = 0; i < problems; ++i) run(context_, 0, i, sums);
   }
-  if (gradients.d_slopes != nullptr) {
-    std::fill_n(gradients.d_slopes, ArrayBatch(params_) * params_.heads, 0.0);
-    for (std::int64_t b = 0; b < params_.batch; ++b) {
-      const std::int64_t at = (params_.ranges.packed ? 0 : b) * params_.heads;
-      for (std::int64_t h = 0; h < params_.heads; ++h) {
-        gradients.d_slopes[at + h] += d_slopes[b * params_.heads + h];
-      }
-    }
-  }
+  if (gradients.d_slopes != nullptr) SumSlopes(params_, d_slopes.data(), gradients.d_slopes);
   std::vector<KvProblem> left;
   for (std::int64_t i = 0; i < problems; ++i) {
     if (is_dense[static_cast<std::size_t>(i)] != 0) {
