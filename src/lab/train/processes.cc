@@ -59,7 +59,9 @@ std::string Reason(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
   if (text.starts_with("[")) text.erase(0, std::min(text.size(), text.find("] ") + 2));
-  return text.substr(0, std::min(text.find(". "), text.find('\n')));
+  text = text.substr(0, std::min(text.find(". "), text.find('\n')));
+  if (text.ends_with('.')) text.pop_back();
+  return text;
 }
 
 }  // namespace
@@ -77,7 +79,7 @@ struct Processes::Group {
       const Clock::time_point end = Clock::now() + kRollCall;
       std::vector<int> missing;
       do {
-        if (store->check({"failure"})) throw LostProcess(store->get_to_str("failure"));
+        if (store->check({"failure"})) throw FailedProcess(store->get_to_str("failure"));
         missing = Missing(*store, "noticed/", size);
         if (missing.size() <= 1) break;
         std::this_thread::sleep_for(kPoll);

@@ -19,10 +19,16 @@
 
 namespace tsallis::lab {
 
-// Another process died, failed or is out of reach.
+// Another process died or is out of reach.
 class LostProcess : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// Another process failed and said why.
+class FailedProcess : public LostProcess {
+ public:
+  using LostProcess::LostProcess;
 };
 
 // A handle: copies are of the same group.
@@ -65,7 +71,7 @@ class Processes {
   bool Agree(const at::Tensor& tensor) const;
 
   // Runs `body`. What it throws, other than LostProcess and Interrupted (which all throw alike), is
-  // told to the others, so that their LostProcess says why.
+  // told to the others: what they throw then is a FailedProcess.
   void Together(const std::function<void()>& body) const;
 
  private:

@@ -56,7 +56,7 @@ class Run {
   Best best;
   bool validates = false;  // the validation of this step is still to be done
   bool finished = false;   // the weights are final
-  std::int64_t saved = 0;  // the step of the last checkpoint
+  std::int64_t saved = 0;  // the step of the last checkpoint, in the first process
 
   Optimizer& Optimise() { return optimizer_; }
 
@@ -83,7 +83,6 @@ class Run {
 
   void Save() {
     CheckAgreement();
-    saved = step;
     if (!plan_.processes.First()) return;
     Checkpoint checkpoint{step, {model_.Parameters(), Metadata()}, {{}, Metadata()}};
     checkpoint.state.tensors = {{"adam.first", optimizer_.First()},
@@ -98,6 +97,7 @@ class Run {
     notes["best.step"] = std::to_string(best.step);
     notes["best.accuracy"] = fmt::format("{:a}", best.accuracy);
     folder_.Save(checkpoint);
+    saved = step;
   }
 
   // The weights are the best so far, by their accuracy at that length.
@@ -323,13 +323,17 @@ void Train(Trainable& model, const TrainingPlan& plan,
   Run run(model, plan);
   try {
     TrainOn(model, plan, run, report, stop);
+  } catch (const FailedProcess&) {
+    throw;
   } catch (const LostProcess& error) {
-    const std::string kept = run.saved > 0
-                                 ? fmt::format("the checkpoint of step {} is kept", run.saved)
-                                 : "there was no checkpoint yet";
-    throw LostProcess(fmt::format(
-        "{}: {} after step {}; {}. To go on, with any number of processes, add --resume", plan.name,
-        error.what(), run.step, kept));
+    std::string kept = "the last checkpoint is kept";
+    if (plan.processes.First()) {
+      kept = run.saved > 0 ? fmt::format("the checkpoint of step {} is kept", run.saved)
+                           : "there was no checkpoint yet";
+    }
+    throw LostProcess(
+        fmt::format("{}: {} after step {}; {}. To go on, with any number of processes: --resume",
+                    plan.name, error.what(), run.step, kept));
   }
 }
 
