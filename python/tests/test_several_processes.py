@@ -1,4 +1,4 @@
-"""``torchrun -m tsallis train``: what several processes train, and what happens when one is lost."""
+"""``torchrun -m tsallis train``: what several processes train, and what a lost one leaves."""
 
 import json
 import os

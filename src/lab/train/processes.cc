@@ -58,7 +58,9 @@ void WaitForAll(c10d::Store& store, const Launch& launch, const std::atomic<bool
 std::string Reason(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-  if (text.starts_with("[")) text.erase(0, std::min(text.size(), text.find("] ") + 2));
+  if (const auto end = text.find("] "); text.starts_with("[") && end != std::string::npos) {
+    text.erase(0, end + 2);
+  }
   text = text.substr(0, std::min(text.find(". "), text.find('\n')));
   if (text.ends_with('.')) text.pop_back();
   return text;
