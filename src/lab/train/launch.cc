@@ -1,6 +1,7 @@
 #include "lab/train/launch.h"
 
 #include <fmt/format.h>
+#include <net/if.h>
 
 #include <charconv>
 #include <limits>
@@ -50,6 +51,13 @@ Launch ReadLaunch(const std::function<const char*(const char*)>& variable) {
   launch.store_is_there = text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   launch.attempt = text("TORCHELASTIC_RESTART_COUNT");
   launch.interface = text("GLOO_SOCKET_IFNAME");
+  if (!launch.interface.empty() && if_nametoindex(launch.interface.c_str()) == 0) {
+    throw UsageError(
+        fmt::format("environment variable GLOO_SOCKET_IFNAME: expected a network interface of this "
+                    "machine, got "
+                    "\"{}\"",
+                    launch.interface));
+  }
   if (const std::string given = text("TSALLIS_PROCESS_TIMEOUT"); !given.empty()) {
     launch.timeout = std::chrono::seconds(Integer("TSALLIS_PROCESS_TIMEOUT", given, 1, 1000000));
   }

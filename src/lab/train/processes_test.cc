@@ -129,6 +129,9 @@ TEST(Launch, NamesTheVariableThatIsWrong) {
   set["TSALLIS_PROCESS_TIMEOUT"] = "1.5";
   expect("TSALLIS_PROCESS_TIMEOUT: expected an integer from 1 to");
   set.erase("TSALLIS_PROCESS_TIMEOUT");
+  set["GLOO_SOCKET_IFNAME"] = "no-such-thing";
+  expect("GLOO_SOCKET_IFNAME: expected a network interface of this machine");
+  set.erase("GLOO_SOCKET_IFNAME");
   EXPECT_EQ(LaunchError(set), "no error");
 }
 
@@ -221,6 +224,23 @@ TEST(GradientSum, SumsEveryNumberOnceHoweverItIsCutUp) {
   }));
 }
 
+TEST(GradientSum, ABucketLeavesBeforeTheRestIsReady) {
+  constexpr std::int64_t kSize = 2 * GradientSum::kBucket;
+  ExpectNoErrors(Together(2, [&](const Processes& processes) {
+    const at::Tensor gradients = at::ones({kSize});
+    GradientSum sum(processes, gradients);
+    sum.Ready(kSize - GradientSum::kBucket, kSize);
+    const auto last = [&] { return gradients[kSize - 1].item<float>(); };
+    for (int i = 0; i < 20000 && last() == 1.0F; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(last(), 2.0F);
+    EXPECT_EQ(gradients[0].item<float>(), 1.0F);
+    sum.Finish();
+    EXPECT_TRUE(at::equal(gradients, at::full({kSize}, 2.0F)));
+  }));
+}
+
 // Eight samples a part: two processes share them evenly, three do not.
 Recipe SharedSequences() {
   Recipe recipe;
@@ -306,6 +326,31 @@ TEST(Training, SeveralProcessesGiveOnesWeightsUpToRounding) {
     const at::Tensor passed_on = TrainedBy(3, recipe, folder.Path() / "passed-on", 12)[2];
     EXPECT_LT((passed_on - one).abs().max().item<float>(), 1e-3F * moved) << name;
   }
+}
+
+TEST(Training, ValidationIsSharedAndStopsInAllProcesses) {
+  Recipe recipe = SharedSequences();
+  recipe.task.sequence = MakeSequenceTask("n-back", {"symbols=30"});
+  recipe.train.best_length = 11;
+  const TrainingJob alone{&recipe, &recipe.methods[0], 3, 5, "unused"};
+  const auto loud = [&] {  // answers differ, and some are right by chance
+    Decoder model(recipe.Decoder(*alone.method), alone.seed);
+    at::Tensor(model.FlatParameters()).mul_(20.0F);
+    return model;
+  };
+  Decoder whole = loud();
+  const Trainable::Accuracies wanted = SequenceTraining(alone, whole).Validate(never);
+  ASSERT_EQ(wanted.size(), 2U);
+  for (const auto& [length, accuracy] : wanted) EXPECT_GT(accuracy, 0.0) << length;
+  ExpectNoErrors(Together(3, [&](const Processes& processes) {
+    TrainingJob job = alone;
+    job.processes = processes;
+    Decoder model = loud();
+    SequenceTraining training(job, model);
+    EXPECT_EQ(training.Validate(never), wanted);
+    const std::atomic<bool> stop{processes.Rank() == 1};
+    EXPECT_THROW(training.Validate(stop), Interrupted);
+  }));
 }
 
 TEST(Training, MoreProcessesThanSamplesAreRefused) {
