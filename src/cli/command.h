@@ -8,12 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "lab/train/launch.h"
+
 namespace tsallis::cli {
 
 // What every command gets from main.
 struct Invocation {
   std::string line;               // the command line as it could be typed again
   const std::atomic<bool>* stop;  // becomes true on SIGINT or SIGTERM
+  lab::Launch launch;             // alone, or one of several processes
 };
 
 class Command {
@@ -27,6 +30,8 @@ class Command {
   virtual std::string Summary() const = 0;  // one line
   virtual std::string Example() const = 0;  // shown below the options
   virtual void Declare(CLI::App& app) = 0;
+  // Whether several processes may run it together.
+  virtual bool RunsTogether() const { return false; }
   // Returns the exit code; throws UsageError for a user's mistake, anything else for a failure.
   virtual int Run(const Invocation& invocation) = 0;
 };

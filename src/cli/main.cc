@@ -9,6 +9,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <vector>
@@ -30,11 +31,13 @@ constexpr int kInterrupted = 130;
 using tsallis::lab::Suggestion;
 
 std::atomic<bool> stop{false};
+std::atomic<bool> patient{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
 
-// The first signal asks for an orderly end; the second does not wait for it.
+// The first signal asks for an orderly end; the second does not wait for it. Several processes are
+// sent more than one by torchrun when they do not all end at once; it kills those that take too long.
 void OnSignal(int) {
-  if (stop.exchange(true)) _exit(kInterrupted);
+  if (stop.exchange(true) && !patient) _exit(kInterrupted);
 }
 
 void InstallSignalHandlers() {
@@ -66,9 +69,30 @@ std::string CommandLine(int argc, char** argv) {
   return line;
 }
 
+int rank = 0;  // among several processes
+
 int Report(const std::string& what, int code) {
-  fmt::print(stderr, "tsallis: {}\n", what);
+  fmt::print(stderr, "tsallis{}: {}\n", rank > 0 ? fmt::format(" (rank {})", rank) : "", what);
   return code;
+}
+
+// How to go on with a run that was interrupted. Of several processes the first says it.
+int ReportInterrupted(const std::string& what, const tsallis::cli::Invocation& invocation) {
+  if (rank > 0) return kInterrupted;
+  const bool resumes = invocation.line.find(" --resume") != std::string::npos;
+  const char* start = invocation.launch.size > 1 ? "torchrun ... -m " : "";
+  fmt::print(stderr, "tsallis: {}\nTo go on: {}{}{}{}\n", what, start, invocation.line,
+             resumes ? "" : " --resume",
+             invocation.launch.size > 1 ? " (with any number of processes)" : "");
+  return kInterrupted;
+}
+
+// What torchrun started: the processes of one command, if that is one for several.
+void CheckTogether(const tsallis::cli::Command& command, const tsallis::lab::Launch& launch) {
+  if (launch.size == 1 || command.RunsTogether()) return;
+  throw tsallis::lab::UsageError(
+      fmt::format("{} runs as one process, and torchrun started {}: only train is for several",
+                  command.Name(), launch.size));
 }
 
 // The parser knows that a word is unknown; what was meant is for us to say.
@@ -122,7 +146,8 @@ int main(int argc, char** argv) {
   app.footer(
       "Example:\n  tsallis reproduce max-retrieval\n\n"
       "Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted (resumable).\n"
-      "Environment: NO_COLOR, TSALLIS_PYTHON (draws figures), TSALLIS_SOURCE_DIR (experiments/).");
+      "Environment: NO_COLOR, TSALLIS_PYTHON (draws figures), TSALLIS_SOURCE_DIR (experiments/),\n"
+      "TSALLIS_PROCESS_TIMEOUT (seconds that processes of torchrun wait for each other).");
   const auto commands = tsallis::cli::AllCommands();
   std::vector<CLI::App*> subcommands;
   for (const auto& command : commands) {
@@ -131,11 +156,17 @@ int main(int argc, char** argv) {
     subcommand->footer("Example:\n" + command->Example());
     subcommands.push_back(subcommand);
   }
-  const tsallis::cli::Invocation invocation{.line = CommandLine(argc, argv), .stop = &stop};
+  tsallis::cli::Invocation invocation{.line = CommandLine(argc, argv), .stop = &stop, .launch = {}};
   try {
+    invocation.launch =
+        tsallis::lab::ReadLaunch([](const char* name) { return std::getenv(name); });
+    rank = invocation.launch.rank;
+    patient = invocation.launch.size > 1;
     app.parse(argc, argv);
     for (std::size_t i = 0; i < commands.size(); ++i) {
-      if (subcommands[i]->parsed()) return commands[i]->Run(invocation);
+      if (!subcommands[i]->parsed()) continue;
+      CheckTogether(*commands[i], invocation.launch);
+      return commands[i]->Run(invocation);
     }
     return kDone;
   } catch (const CLI::ParseError& error) {
@@ -145,10 +176,7 @@ int main(int argc, char** argv) {
   } catch (const tsallis::InvalidArgument& error) {
     return Report(error.what(), kMistake);
   } catch (const tsallis::lab::Interrupted& error) {
-    const bool resumes = invocation.line.find(" --resume") != std::string::npos;
-    fmt::print(stderr, "tsallis: {}\nTo go on: {}{}\n", error.what(), invocation.line,
-               resumes ? "" : " --resume");
-    return kInterrupted;
+    return ReportInterrupted(error.what(), invocation);
   } catch (const std::exception& error) {
     return Report(error.what(), kFailed);
   }

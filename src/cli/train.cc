@@ -26,8 +26,12 @@ class TrainCommand : public Command {
   std::string Summary() const override { return "Train one method of a recipe"; }
   std::string Example() const override {
     return "  tsallis train copy --method asentmax train.lr=1e-3 --folder runs/copy-1e-3\n"
-           "  tsallis eval runs/copy-1e-3 --lengths 64,128,256";
+           "  tsallis eval runs/copy-1e-3 --lengths 64,128,256\n"
+           "Several processes, each with its share of every batch (docs/training.md):\n"
+           "  torchrun --nproc-per-node 2 -m tsallis train copy";
   }
+
+  bool RunsTogether() const override { return true; }
 
   void Declare(CLI::App& app) override {
     app.add_option("RECIPE", name_, "A recipe by name (tsallis list), or the path to one")
@@ -40,7 +44,9 @@ class TrainCommand : public Command {
     app.add_option("--seed", seed_, "Seed")->capture_default_str();
     app.add_option("--folder", folder_,
                    "Folder of the run; default: runs/<study>/<scale>/<method>/seed-<n>");
-    app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
+    app.add_option("--threads", threads_,
+                   "Threads of a process; default: OMP_NUM_THREADS, or one per core. The result "
+                   "is the same")
         ->check(CLI::Range(1, 4096));
     app.add_flag("--resume", resume_, "Go on with the run that is in the folder");
     app.add_flag("--json", json_, "Print what was trained as one JSON document");
@@ -64,20 +70,26 @@ class TrainCommand : public Command {
           fmt::format("method \"{}\" trains nothing: its weights are those of \"{}\"",
                       job.method->name, *job.method->weights_of));
     }
-    if (!resume_ && std::filesystem::exists(job.folder / "config.json")) {
-      throw lab::UsageError(
-          job.folder.string() +
-          " already holds a run: add --resume to go on with it, or choose another "
-          "--folder");
-    }
     if (threads_) at::set_num_threads(*threads_);
-    Train(job, *invocation.stop);
-    PrintResult(job);
+    job.processes = lab::Processes::Connect(invocation.launch, *invocation.stop);
+    job.processes.Together([&] {
+      if (job.processes.First()) CheckFolder(job.folder);
+      Train(job, *invocation.stop);
+      if (job.processes.First()) PrintResult(job);
+    });
     return 0;
   }
 
  private:
+  void CheckFolder(const std::filesystem::path& folder) const {
+    if (resume_ || !std::filesystem::exists(folder / "config.json")) return;
+    throw lab::UsageError(folder.string() +
+                          " already holds a run: add --resume to go on with it, or choose another "
+                          "--folder");
+  }
+
   void Train(const lab::TrainingJob& job, const std::atomic<bool>& stop) {
+    progress_.quiet = progress_.quiet || !job.processes.First();
     progress_.terminal = IsTerminal(stderr);
     progress_.color = UseColor(stderr);
     lab::JobStatus status;

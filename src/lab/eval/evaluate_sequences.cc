@@ -16,22 +16,28 @@ constexpr std::int64_t kTokens = 1 << 14;
 
 }  // namespace
 
-SequenceLengthScore EvaluateLength(Decoder& model, const SequenceTask& task, Split split,
-                                   std::int64_t n, std::int64_t samples,
-                                   const std::atomic<bool>& stop) {
+SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Split split,
+                                    std::int64_t n, std::int64_t first, std::int64_t samples,
+                                    const std::atomic<bool>& stop) {
   SequenceLengthScore score{.n = n, .samples = samples};
   const auto tokens =
       static_cast<std::int64_t>(task.Draw(kEvaluationSeed, split, 0, n).tokens.size());
   const std::int64_t chunk = std::max<std::int64_t>(1, kTokens / tokens);
-  for (std::int64_t first = 0; first < samples; first += chunk) {
+  for (std::int64_t done = 0; done < samples; done += chunk) {
     if (stop) throw Interrupted("evaluation stopped");
-    const std::int64_t count = std::min(chunk, samples - first);
+    const std::int64_t count = std::min(chunk, samples - done);
     const SequenceScore part =
-        model.Evaluate(DrawBatch(task, kEvaluationSeed, split, first, count, n));
+        model.Evaluate(DrawBatch(task, kEvaluationSeed, split, first + done, count, n));
     score.hits += task.Generates() ? part.exact : part.hits;
     score.asked += task.Generates() ? part.sequences : part.scored;
   }
   return score;
+}
+
+SequenceLengthScore EvaluateLength(Decoder& model, const SequenceTask& task, Split split,
+                                   std::int64_t n, std::int64_t samples,
+                                   const std::atomic<bool>& stop) {
+  return EvaluateSamples(model, task, split, n, 0, samples, stop);
 }
 
 void SaveSequenceScores(const std::filesystem::path& path,

@@ -26,8 +26,13 @@ struct SequenceLengthScore {
   bool operator==(const SequenceLengthScore&) const = default;
 };
 
-// The first `samples` of a split at length n. Throws Interrupted when `stop` becomes true,
-// UsageError for a length that the task does not have.
+// Samples [first, first + samples) of a split at length n. Throws Interrupted when `stop` becomes
+// true, UsageError for a length that the task does not have.
+SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Split split,
+                                    std::int64_t n, std::int64_t first, std::int64_t samples,
+                                    const std::atomic<bool>& stop);
+
+// The first `samples` of them.
 SequenceLengthScore EvaluateLength(Decoder& model, const SequenceTask& task, Split split,
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop);

@@ -305,10 +305,11 @@ Tensor SetAttention::Forward(const SetBatch& batch, AttentionView* view) {
   return Workspace::Room(work_->class_scores, sets, classes_);
 }
 
-BatchScore SetAttention::LossAndGradient(const SetBatch& batch) {
+BatchScore SetAttention::LossAndGradient(const SetBatch& batch, std::int64_t denominator) {
   const c10::InferenceMode no_autograd;
   RunForward(batch, true, {});
   const std::int64_t sets = batch.items.size(0);
+  const auto divisor = static_cast<double>(denominator > 0 ? denominator : sets);
   const std::int64_t* target = batch.target.const_data_ptr<std::int64_t>();
   float* gradient = Data(Workspace::Room(work_->d_class, sets, classes_));
   const float* row = Read(work_->class_scores);
@@ -319,13 +320,12 @@ BatchScore SetAttention::LossAndGradient(const SetBatch& batch) {
     for (std::int64_t k = 0; k < classes_; ++k) sum += std::exp(double{row[k]} - *best);
     for (std::int64_t k = 0; k < classes_; ++k) {
       const double p = std::exp(double{row[k]} - *best) / sum;
-      gradient[k] =
-          static_cast<float>((p - (k == target[b] ? 1.0 : 0.0)) / static_cast<double>(sets));
+      gradient[k] = static_cast<float>((p - (k == target[b] ? 1.0 : 0.0)) / divisor);
     }
     score.loss += std::log(sum) + *best - row[target[b]];
     score.hits += static_cast<std::int64_t>(best - row == target[b]);
   }
-  score.loss /= static_cast<double>(sets);
+  score.loss /= divisor;
   RunBackward(batch);
   return score;
 }

@@ -41,7 +41,7 @@ struct AttentionView {
 
 // Result of one batch in training.
 struct BatchScore {
-  double loss = 0.0;      // mean cross-entropy, nats
+  double loss = 0.0;      // cross-entropy, nats, divided as its gradient is
   std::int64_t hits = 0;  // sets whose class was predicted
 };
 
@@ -55,8 +55,9 @@ class SetAttention {
   // Class scores, [sets, classes]. Valid until the next call.
   at::Tensor Forward(const SetBatch& batch, AttentionView* view = nullptr);
 
-  // Forward, mean cross-entropy and its gradient, which replaces FlatGradients().
-  BatchScore LossAndGradient(const SetBatch& batch);
+  // Forward, mean cross-entropy and its gradient, which replaces FlatGradients(). The mean is over
+  // `denominator` sets, of which these may be a part; 0: over these.
+  BatchScore LossAndGradient(const SetBatch& batch, std::int64_t denominator = 0);
 
   // All parameters, and their gradients, in one piece of memory each, so that the optimiser is one
   // call; a parameter starts at a multiple of 64 bytes, the gaps stay zero.

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lab/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/tasks/sequence_batch.h"
 
@@ -30,31 +31,42 @@ nlohmann::ordered_json Settings(const TrainingJob& job, const DecoderConfig& mod
 
 }  // namespace
 
-std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step) {
+std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step,
+                                      const Processes& processes) {
   const TrainConfig& train = recipe.train;
   const TaskConfig& task = recipe.task;
   const std::int64_t length =
       TrainingLength(seed, step, task.train_length_min, task.train_length_max);
   const std::int64_t count = train.batch / train.accumulate;
+  const auto [first, own] = processes.Share(count);
   std::vector<TokenBatch> parts;
   for (std::int64_t part = 0; part < train.accumulate; ++part) {
     parts.push_back(DrawBatch(*task.sequence, seed, Split::kTrain,
-                              step * train.batch + part * count, count, length));
+                              step * train.batch + part * count + first, own, length));
   }
   return parts;
 }
 
-Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step) {
-  const std::vector<TokenBatch> parts = TrainingParts(recipe_, seed_, step);
+SequenceTraining::SequenceTraining(const TrainingJob& job, Decoder& model)
+    : recipe_(*job.recipe), seed_(job.seed), processes_(job.processes), model_(model) {
+  CheckShares(recipe_.train, processes_);
+}
+
+Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step,
+                                                       const GradientReady& ready) {
+  const std::vector<TokenBatch> parts = TrainingParts(recipe_, seed_, step, processes_);
+  // The mean over all that is scored in the step, in however many parts and by however many
+  // processes it is worked on.
+  at::Tensor scored = at::zeros({}, at::kLong);
+  for (const TokenBatch& part : parts) scored += part.labels.ne(kNotScored).sum();
+  processes_.Sum(scored);
   GradientOptions options;
-  // The mean over all that is scored in the step, in however many parts it is worked on.
-  for (const TokenBatch& part : parts) {
-    options.denominator += part.labels.ne(kNotScored).sum().item<std::int64_t>();
-  }
+  options.denominator = scored.item<std::int64_t>();
   StepScore result;
   const bool exact = recipe_.task.sequence->Generates();
-  for (const TokenBatch& part : parts) {
-    const SequenceScore score = model_.LossAndGradient(part, options);
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    if (part + 1 == parts.size()) options.ready = ready;
+    const SequenceScore score = model_.LossAndGradient(parts[part], options);
     options.accumulate = true;
     result.loss += score.loss / static_cast<double>(options.denominator);
     result.hits += exact ? score.exact : score.hits;
@@ -67,11 +79,22 @@ Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) 
   const TrainConfig& train = recipe_.train;
   std::vector<std::int64_t> lengths = {recipe_.task.train_length_max, train.best_length};
   if (lengths[0] == lengths[1]) lengths.pop_back();
+  const auto [first, own] = processes_.Share(train.validate_samples);
   Accuracies accuracies;
   for (const std::int64_t n : lengths) {
-    const SequenceLengthScore score = EvaluateLength(
-        model_, *recipe_.task.sequence, Split::kValidation, n, train.validate_samples, stop);
-    accuracies.emplace_back(n, score.Accuracy());
+    const at::Tensor sums = at::zeros({3}, at::kLong);  // hits, of, processes that were stopped
+    auto* sum = sums.mutable_data_ptr<std::int64_t>();
+    try {
+      const SequenceLengthScore score =
+          EvaluateSamples(model_, *recipe_.task.sequence, Split::kValidation, n, first, own, stop);
+      sum[0] = score.hits;
+      sum[1] = score.asked;
+    } catch (const Interrupted&) {
+      sum[2] = 1;
+    }
+    processes_.Sum(sums);
+    if (sum[2] > 0) throw Interrupted("validation stopped");
+    accuracies.emplace_back(n, SequenceLengthScore{.hits = sum[0], .asked = sum[1]}.Accuracy());
   }
   return accuracies;
 }
@@ -86,7 +109,9 @@ void TrainSequences(const TrainingJob& job, Decoder& model,
   SequenceTraining training(job, model);
   Train(training, PlanOf(job, Settings(job, model.Config())), report, stop);
   const RunFolder folder(job.folder);
-  if (job.recipe->train.validate_every > 0) LoadParameters(folder.BestPath(), model.Parameters());
+  if (job.recipe->train.validate_every == 0) return;
+  if (job.processes.First()) LoadParameters(folder.BestPath(), model.Parameters());
+  job.processes.Broadcast(model.FlatParameters());
 }
 
 }  // namespace tsallis::lab

@@ -17,33 +17,35 @@ namespace tsallis::lab {
 void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model);
 
 // The batch of training step `step`: samples [step * batch, (step + 1) * batch) of the seed's
-// training split, in train.accumulate parts.
-std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step);
+// training split, in train.accumulate parts; of every part what is this process's share.
+std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step,
+                                      const Processes& processes);
 
 class SequenceTraining : public Trainable {
  public:
-  // Both are kept by reference.
-  SequenceTraining(const TrainingJob& job, Decoder& model)
-      : recipe_(*job.recipe), seed_(job.seed), model_(model) {}
+  // `model` and the job's recipe are kept by reference. UsageError if there are more processes than
+  // samples to share.
+  SequenceTraining(const TrainingJob& job, Decoder& model);
 
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override {
     return model_.Parameters();
   }
   const at::Tensor& FlatParameters() const override { return model_.FlatParameters(); }
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
-  StepScore LossAndGradient(std::int64_t step) override;
+  StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override;
   // At the longest length of training and at train.best_length.
   Accuracies Validate(const std::atomic<bool>& stop) override;
 
  private:
   const Recipe& recipe_;
   std::uint64_t seed_;
+  Processes processes_;
   Decoder& model_;
 };
 
 // Trains the job, or goes on from its last checkpoint. `model` is the job's, with the weights of
 // its seed; it is left with the weights that count: the best where train.validate_every asks for
-// it, else the last. Throws as Train.
+// it, else the last. Throws as Train; collective as that is.
 void TrainSequences(const TrainingJob& job, Decoder& model,
                     const std::function<void(const JobStatus&)>& report,
                     const std::atomic<bool>& stop);

@@ -169,9 +169,9 @@ class OneStep : public SequenceTraining {
   OneStep(const TrainingJob& job, Decoder& model, std::atomic<bool>& stop)
       : SequenceTraining(job, model), stop_(stop) {}
 
-  StepScore LossAndGradient(std::int64_t step) override {
+  StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override {
     stop_ = true;
-    return SequenceTraining::LossAndGradient(step);
+    return SequenceTraining::LossAndGradient(step, ready);
   }
 
  private:
@@ -230,10 +230,10 @@ TEST(SequenceTraining, DoesNotDependOnThreadsAndAccumulatesToTheSameGradient) {
   const TrainingJob job = JobOf(recipe, folder.Path() / "parts");
   Decoder model = NewModel(job);
   SequenceTraining training(job, model);
-  const auto score = training.LossAndGradient(3);
+  const auto score = training.LossAndGradient(3, {});
   const at::Tensor gradient = model.FlatGradients().clone();
   recipe.train.accumulate = 4;
-  const auto parts = training.LossAndGradient(3);
+  const auto parts = training.LossAndGradient(3, {});
   EXPECT_NEAR(score.loss, parts.loss, 1e-6);
   EXPECT_EQ(score.hits, parts.hits);
   EXPECT_EQ(score.count, parts.count);

@@ -29,7 +29,13 @@ nlohmann::ordered_json Settings(const TrainingJob& job) {
 class SetTraining : public Trainable {
  public:
   SetTraining(const TrainingJob& job, const MaxRetrieval& task, SetAttention& model)
-      : task_(task), model_(model), seed_(job.seed), batch_(job.recipe->train.batch) {}
+      : task_(task),
+        model_(model),
+        seed_(job.seed),
+        batch_(job.recipe->train.batch),
+        processes_(job.processes) {
+    CheckShares(job.recipe->train, processes_);
+  }
 
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override {
     return model_.Parameters();
@@ -37,9 +43,15 @@ class SetTraining : public Trainable {
   const at::Tensor& FlatParameters() const override { return model_.FlatParameters(); }
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
 
-  StepScore LossAndGradient(std::int64_t step) override {
-    const BatchScore score = model_.LossAndGradient(task_.TrainBatch(seed_, step, batch_));
-    return {score.loss, score.hits, batch_};
+  StepScore LossAndGradient(std::int64_t step, const GradientReady&) override {
+    // A batch comes out of one stream: all of it is drawn, which takes little beside the model.
+    const auto [first, own] = processes_.Share(batch_);
+    SetBatch batch = task_.TrainBatch(seed_, step, batch_);
+    for (at::Tensor* part : {&batch.items, &batch.query, &batch.target}) {
+      *part = part->narrow(0, first, own);
+    }
+    const BatchScore score = model_.LossAndGradient(batch, batch_);
+    return {score.loss, score.hits, own};
   }
   Accuracies Validate(const std::atomic<bool>&) override { return {}; }
 
@@ -48,6 +60,7 @@ class SetTraining : public Trainable {
   SetAttention& model_;
   std::uint64_t seed_;
   std::int64_t batch_;
+  Processes processes_;
 };
 
 }  // namespace

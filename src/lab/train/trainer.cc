@@ -10,6 +10,7 @@
 
 #include "lab/denormals.h"
 #include "lab/errors.h"
+#include "lab/train/gradient_sum.h"
 #include "lab/train/optimizer.h"
 
 namespace tsallis::lab {
@@ -40,7 +41,8 @@ struct Best {
   double accuracy = -1.0;
 };
 
-// One run of the loop: what is saved and restored, and how.
+// One run of the loop: what is saved and restored, and how. Only the first of several processes has
+// a folder; the others hear from it what stands there.
 class Run {
  public:
   Run(Trainable& model, const TrainingPlan& plan)
@@ -53,15 +55,35 @@ class Run {
   Window window;
   Best best;
   bool validates = false;  // the validation of this step is still to be done
+  bool finished = false;   // the weights are final
+  std::int64_t saved = 0;  // the step of the last checkpoint, in the first process
 
-  const RunFolder& Folder() const { return folder_; }
   Optimizer& Optimise() { return optimizer_; }
 
-  std::map<std::string, std::string> Metadata() const {
-    return {{"step", std::to_string(step)}, {"method", plan_.method}};
+  // Takes possession of the folder and reads what is in it. Collective.
+  void Open() {
+    if (plan_.processes.First()) {
+      folder_.Claim(plan_.settings);
+      finished = folder_.Finished();
+      if (finished) {
+        LoadParameters(folder_.FinalPath(), model_.Parameters());
+      } else {
+        Restore();
+        metrics_.emplace(plan_.folder / "metrics.jsonl", step);
+      }
+    }
+    Spread();
+    saved = step;
   }
 
-  void Save() const {
+  // Adds a line to metrics.jsonl.
+  void Log(const std::string& line) {
+    if (metrics_) metrics_->Add(line);
+  }
+
+  void Save() {
+    CheckAgreement();
+    if (!plan_.processes.First()) return;
     Checkpoint checkpoint{step, {model_.Parameters(), Metadata()}, {{}, Metadata()}};
     checkpoint.state.tensors = {{"adam.first", optimizer_.First()},
                                 {"adam.second", optimizer_.Second()}};
@@ -75,6 +97,36 @@ class Run {
     notes["best.step"] = std::to_string(best.step);
     notes["best.accuracy"] = fmt::format("{:a}", best.accuracy);
     folder_.Save(checkpoint);
+    saved = step;
+  }
+
+  // The weights are the best so far, by their accuracy at that length.
+  void SaveBest(double accuracy, std::int64_t length) {
+    best = {step, accuracy};
+    if (!plan_.processes.First()) return;
+    TensorFile file{model_.Parameters(), Metadata()};
+    file.metadata["accuracy"] = fmt::format("{:.6g}", accuracy);
+    file.metadata["length"] = std::to_string(length);
+    folder_.SaveBest(file);
+  }
+
+  void Finish() {
+    CheckAgreement();
+    if (plan_.processes.First()) folder_.Finish({model_.Parameters(), Metadata()});
+  }
+
+ private:
+  std::map<std::string, std::string> Metadata() const {
+    return {{"step", std::to_string(step)}, {"method", plan_.method}};
+  }
+
+  // Processes add the same sums to the same weights; that they keep the same is what the next step
+  // relies on, and a machine of another kind may be among them.
+  void CheckAgreement() const {
+    if (plan_.processes.Agree(model_.FlatParameters())) return;
+    throw std::runtime_error(
+        fmt::format("{}: the processes' weights differ after step {}; the last checkpoint is kept",
+                    plan_.name, step));
   }
 
   void Restore() {
@@ -95,17 +147,32 @@ class Run {
     best = {std::atoll(note("best.step")), std::strtod(note("best.accuracy"), nullptr)};
   }
 
- private:
+  // What the first process has read becomes all processes'.
+  void Spread() {
+    const Processes& processes = plan_.processes;
+    const auto spread = [&](auto& value) {
+      const at::Tensor number = at::scalar_tensor(static_cast<double>(value), at::kDouble);
+      processes.Broadcast(number);
+      value = static_cast<std::remove_reference_t<decltype(value)>>(number.item<double>());
+    };
+    const auto spread_all = [&](auto&... values) { (spread(values), ...); };
+    spread_all(step, validates, finished, best.step, best.accuracy);
+    spread_all(window.loss, window.hits, window.count, window.steps);
+    processes.Broadcast(model_.FlatParameters());
+    processes.Broadcast(optimizer_.First());
+    processes.Broadcast(optimizer_.Second());
+  }
+
   Trainable& model_;
   const TrainingPlan& plan_;
   RunFolder folder_;
   Optimizer optimizer_;
+  std::optional<Metrics> metrics_;
 };
 
-// Reads the accuracies, keeps the weights if they are the best so far, and adds a line to `metrics`.
-// Interrupted in the middle, it leaves a checkpoint that begins with it.
-void Validate(Trainable& model, Run& run, Metrics& metrics, double seconds,
-              const std::atomic<bool>& stop) {
+// Reads the accuracies, keeps the weights if they are the best so far, and adds a line to the
+// metrics. Interrupted in the middle, it leaves a checkpoint that begins with it.
+void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool>& stop) {
   run.validates = true;
   Trainable::Accuracies accuracies;
   try {
@@ -121,15 +188,89 @@ void Validate(Trainable& model, Run& run, Metrics& metrics, double seconds,
     text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, accuracy);
   }
   // Of equals the later: accuracies at new lengths go on rising after the loss has vanished.
-  if (const double accuracy = accuracies.back().second; accuracy >= run.best.accuracy) {
-    run.best = {run.step, accuracy};
-    TensorFile file{model.Parameters(), run.Metadata()};
-    file.metadata["accuracy"] = fmt::format("{:.6g}", accuracy);
-    file.metadata["length"] = std::to_string(accuracies.back().first);
-    run.Folder().SaveBest(file);
+  if (const auto& [length, accuracy] = accuracies.back(); accuracy >= run.best.accuracy) {
+    run.SaveBest(accuracy, length);
   }
-  metrics.Add(fmt::format(R"({{"step": {}, "validation": {{{}}}, "seconds": {:.3f}}})", run.step,
-                          text, seconds));
+  run.Log(fmt::format(R"({{"step": {}, "validation": {{{}}}, "seconds": {:.3f}}})", run.step, text,
+                      seconds));
+}
+
+// One step's loss and gradient, of the whole batch in every process. Returns whether one of them is
+// asked to stop.
+bool LossAndGradient(Trainable& model, const Processes& processes, std::int64_t step,
+                     const std::atomic<bool>& stop, GradientSum& gradient,
+                     Trainable::StepScore& score) {
+  const Trainable::StepScore own = model.LossAndGradient(
+      step, [&](std::int64_t begin, std::int64_t end) { gradient.Ready(begin, end); });
+  const at::Tensor sums = at::tensor(
+      {own.loss, static_cast<double>(own.hits), static_cast<double>(own.count), stop ? 1.0 : 0.0},
+      at::kDouble);
+  const auto pending = processes.StartSum(sums);
+  gradient.Finish();
+  pending->Wait();
+  const double* sum = sums.const_data_ptr<double>();
+  score = {sum[0], static_cast<std::int64_t>(sum[1]), static_cast<std::int64_t>(sum[2])};
+  return sum[3] > 0.0;
+}
+
+// The loop itself.
+void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
+             const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop) {
+  const TrainConfig& train = plan.train;
+  run.Open();
+  JobStatus status;
+  status.steps = plan.steps;
+  if (run.finished) {
+    status.step = status.first_step = plan.steps;
+    report(status);
+    return;
+  }
+  status.state = JobStatus::State::kTraining;
+  status.step = status.first_step = run.step;
+  if (run.step > 0) status.note = fmt::format("resumed at {}", run.step);
+  report(status);
+
+  const auto start = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  auto reported = start;
+  const auto fail = [&](const char* what, double value) {
+    throw std::runtime_error(fmt::format("{}: the {} is {} at step {}; the last checkpoint is kept",
+                                         plan.name, what, value, run.step));
+  };
+  GradientSum gradient(plan.processes, model.FlatGradients());
+  Trainable::StepScore score;
+  if (run.validates) Validate(model, run, seconds(), stop);
+  while (run.step < plan.steps) {
+    const bool stopping = LossAndGradient(model, plan.processes, run.step, stop, gradient, score);
+    if (!std::isfinite(score.loss)) fail("loss", score.loss);
+    const double norm = run.Optimise().Step(run.step);
+    if (!std::isfinite(norm)) fail("norm of the gradient", norm);
+    ++run.step;
+    run.window.Add(score);
+
+    const bool end = run.step == plan.steps;
+    const auto now = Clock::now();
+    if (now - reported > std::chrono::milliseconds(200) || end) {
+      reported = now;
+      status.step = run.step;
+      status.loss = run.window.Loss();
+      status.accuracy = run.window.Accuracy();
+      report(status);
+    }
+    if (run.step % train.log_every == 0 || end) {
+      run.Log(
+          fmt::format(R"({{"step": {}, "loss": {:.6g}, "accuracy": {:.6g}, "seconds": {:.3f}}})",
+                      run.step, run.window.Loss(), run.window.Accuracy(), seconds()));
+      run.window = {};
+    }
+    if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
+      Validate(model, run, seconds(), stop);
+    }
+    if (end) break;
+    if (run.step % train.checkpoint_every == 0 || stopping) run.Save();
+    if (stopping) throw Interrupted(fmt::format("{} stopped at step {}", plan.name, run.step));
+  }
+  run.Finish();
 }
 
 }  // namespace
@@ -140,7 +281,17 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
           job.recipe->train,
           job.steps,
           job.folder,
-          std::move(settings)};
+          std::move(settings),
+          job.processes};
+}
+
+void CheckShares(const TrainConfig& train, const Processes& processes) {
+  const std::int64_t part = train.batch / train.accumulate;
+  if (part >= processes.Size()) return;
+  throw UsageError(
+      fmt::format("train.batch: expected at least one sample for each of {} processes{}, got {}",
+                  processes.Size(),
+                  train.accumulate > 1 ? " in each of train.accumulate parts" : "", train.batch));
 }
 
 nlohmann::ordered_json ToJson(const TrainConfig& train) {
@@ -169,63 +320,21 @@ nlohmann::ordered_json ToJson(const TrainConfig& train) {
 void Train(Trainable& model, const TrainingPlan& plan,
            const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop) {
   FlushDenormals();  // weights that L2 has shrunk to nothing make denormal moments
-  const TrainConfig& train = plan.train;
   Run run(model, plan);
-  run.Folder().Claim(plan.settings);
-  JobStatus status;
-  status.steps = plan.steps;
-  if (run.Folder().Finished()) {
-    LoadParameters(run.Folder().FinalPath(), model.Parameters());
-    status.step = status.first_step = plan.steps;
-    report(status);
-    return;
+  try {
+    TrainOn(model, plan, run, report, stop);
+  } catch (const FailedProcess&) {
+    throw;
+  } catch (const LostProcess& error) {
+    std::string kept = "the last checkpoint is kept";
+    if (plan.processes.First()) {
+      kept = run.saved > 0 ? fmt::format("the checkpoint of step {} is kept", run.saved)
+                           : "there was no checkpoint yet";
+    }
+    throw LostProcess(
+        fmt::format("{}: {} after step {}; {}. To go on, with any number of processes: --resume",
+                    plan.name, error.what(), run.step, kept));
   }
-  run.Restore();
-  Metrics metrics(plan.folder / "metrics.jsonl", run.step);
-  status.state = JobStatus::State::kTraining;
-  status.step = status.first_step = run.step;
-  if (run.step > 0) status.note = fmt::format("resumed at {}", run.step);
-  report(status);
-
-  const auto start = Clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-  auto reported = start;
-  const auto fail = [&](const char* what, double value) {
-    throw std::runtime_error(fmt::format("{}: the {} is {} at step {}; the last checkpoint is kept",
-                                         plan.name, what, value, run.step));
-  };
-  if (run.validates) Validate(model, run, metrics, seconds(), stop);
-  while (run.step < plan.steps) {
-    const Trainable::StepScore score = model.LossAndGradient(run.step);
-    if (!std::isfinite(score.loss)) fail("loss", score.loss);
-    const double norm = run.Optimise().Step(run.step);
-    if (!std::isfinite(norm)) fail("norm of the gradient", norm);
-    ++run.step;
-    run.window.Add(score);
-
-    const bool end = run.step == plan.steps;
-    const auto now = Clock::now();
-    if (now - reported > std::chrono::milliseconds(200) || end) {
-      reported = now;
-      status.step = run.step;
-      status.loss = run.window.Loss();
-      status.accuracy = run.window.Accuracy();
-      report(status);
-    }
-    if (run.step % train.log_every == 0 || end) {
-      metrics.Add(
-          fmt::format(R"({{"step": {}, "loss": {:.6g}, "accuracy": {:.6g}, "seconds": {:.3f}}})",
-                      run.step, run.window.Loss(), run.window.Accuracy(), seconds()));
-      run.window = {};
-    }
-    if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
-      Validate(model, run, metrics, seconds(), stop);
-    }
-    if (end) break;
-    if (run.step % train.checkpoint_every == 0 || stop) run.Save();
-    if (stop) throw Interrupted(fmt::format("{} stopped at step {}", plan.name, run.step));
-  }
-  run.Folder().Finish({model.Parameters(), run.Metadata()});
 }
 
 }  // namespace tsallis::lab

@@ -12,6 +12,7 @@
 
 #include "lab/config/recipe.h"
 #include "lab/progress/progress.h"
+#include "lab/train/processes.h"
 #include "lab/train/run_folder.h"
 
 namespace tsallis::lab {
@@ -27,6 +28,8 @@ class Trainable {
   };
   // Accuracy in % at a length.
   using Accuracies = std::vector<std::pair<std::int64_t, double>>;
+  // Takes ranges of FlatGradients() that are final, from the back to the front without a gap.
+  using GradientReady = std::function<void(std::int64_t begin, std::int64_t end)>;
 
   virtual ~Trainable() = default;
 
@@ -37,12 +40,13 @@ class Trainable {
   virtual const at::Tensor& FlatGradients() const = 0;
 
   // Loss of training step `step`, from 0, and its gradient, which replaces FlatGradients(). Depends
-  // on the step and the parameters alone: there is no state beside them to be saved.
-  virtual StepScore LossAndGradient(std::int64_t step) = 0;
+  // on the step and the parameters alone: there is no state beside them to be saved. Of several
+  // processes each works on its share of the batch: score and gradient are its terms of the batch's.
+  virtual StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) = 0;
 
-  // Accuracy on validation data; the last entry decides which checkpoint is best. Nothing: the last
-  // weights are what training is for. Called every train.validate_every steps and after the last.
-  // Throws Interrupted when `stop` becomes true.
+  // Accuracy on validation data, the same in all processes; the last entry decides which checkpoint
+  // is best. Nothing: the last weights are what training is for. Called every train.validate_every
+  // steps and after the last. Throws Interrupted when `stop` becomes true in one of the processes.
   virtual Accuracies Validate(const std::atomic<bool>& stop) = 0;
 };
 
@@ -53,6 +57,7 @@ struct TrainingJob {
   std::uint64_t seed = 1;
   std::int64_t steps = 0;
   std::filesystem::path folder;
+  Processes processes{};
 };
 
 struct TrainingPlan {
@@ -62,10 +67,14 @@ struct TrainingPlan {
   std::int64_t steps = 0;
   std::filesystem::path folder;
   nlohmann::ordered_json settings;  // everything that decides the weights; config.json
+  Processes processes;              // no setting: another number of them may go on with a run
 };
 
 // The plan of a job; `settings` are what is particular to the kind of model.
 TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
+
+// UsageError if there are more processes than samples in a part of a batch: none may go without.
+void CheckShares(const TrainConfig& train, const Processes& processes);
 
 // The part of the settings that says how is trained. Keys that came later are left out at their
 // defaults, so that older folders keep theirs.
@@ -76,7 +85,10 @@ nlohmann::ordered_json ToJson(const TrainConfig& train);
 // on the plan alone: killed and resumed runs end with the same bits. `report` is called every few
 // hundred milliseconds. Throws UsageError if the folder belongs to other settings, Interrupted after
 // a checkpoint when `stop` becomes true, std::runtime_error (also when loss or gradient are not
-// finite; then the last checkpoint is kept).
+// finite; then the last checkpoint is kept), LostProcess.
+//
+// Collective: all of the plan's processes call it. The first alone uses the folder and reports; the
+// others end with the same weights. Another number of processes gives the same up to rounding.
 void Train(Trainable& model, const TrainingPlan& plan,
            const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop);
 

@@ -1,0 +1,205 @@
+#include "lab/train/processes.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "lab/errors.h"
+
+namespace tsallis::lab {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPoll{20};
+// Within this all that still live have noticed that one does not.
+constexpr milliseconds kRollCall{2000};
+
+// Of the processes, those whose key is not in the store. What is in it stays in it.
+std::vector<int> Missing(c10d::Store& store, const std::string& prefix, int size) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < size; ++rank) {
+    if (!store.check({prefix + std::to_string(rank)})) missing.push_back(rank);
+  }
+  return missing;
+}
+
+std::string Named(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+// Before connections are made: these can neither be interrupted, nor do they say who is missing.
+void WaitForAll(c10d::Store& store, const Launch& launch, const std::atomic<bool>& stop) {
+  store.set("here/" + std::to_string(launch.rank), "");
+  const Clock::time_point end = Clock::now() + launch.timeout;
+  for (;;) {
+    const std::vector<int> missing = Missing(store, "here/", launch.size);
+    if (missing.empty()) return;
+    if (stop) throw Interrupted("stopped while waiting for " + Named(missing));
+    if (Clock::now() > end) {
+      const auto waited = std::chrono::duration_cast<std::chrono::seconds>(launch.timeout);
+      throw std::runtime_error(fmt::format("{} of {} did not come within {} s", Named(missing),
+                                           launch.size, waited.count()));
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+// "[.../pair.cc:537] Read error [127.0.0.1]:5: reset. This is typically ..." without its ends.
+std::string Reason(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  if (const auto end = text.find("] "); text.starts_with("[") && end != std::string::npos) {
+    text.erase(0, end + 2);
+  }
+  text = text.substr(0, std::min(text.find(". "), text.find('\n')));
+  if (text.ends_with('.')) text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+struct Processes::Group {
+  int rank, size;
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
+
+  // What became of the others: their own words, or else those that do not answer a roll call.
+  [[noreturn]] void ThrowLost(const std::string& reason) {
+    std::string what = "another process was lost";
+    try {
+      store->set("noticed/" + std::to_string(rank), "");
+      const Clock::time_point end = Clock::now() + kRollCall;
+      std::vector<int> missing;
+      do {
+        if (store->check({"failure"})) throw FailedProcess(store->get_to_str("failure"));
+        missing = Missing(*store, "noticed/", size);
+        if (missing.size() <= 1) break;
+        std::this_thread::sleep_for(kPoll);
+      } while (Clock::now() < end);
+      if (!missing.empty()) {
+        what = fmt::format("{} {} lost", Named(missing), missing.size() == 1 ? "was" : "were");
+      }
+    } catch (const c10::Error&) {
+      // Whoever kept the store is gone too; there is no more to be said.
+    }
+    throw LostProcess(fmt::format("{} ({})", what, reason));
+  }
+};
+
+class Processes::Work : public Processes::Pending {
+ public:
+  Work(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Work> work)
+      : group_(std::move(group)), work_(std::move(work)) {}
+
+  void Wait() override {
+    std::string reason;
+    try {
+      work_->wait();
+      return;
+    } catch (const std::exception& error) {
+      reason = Reason(error);
+    }
+    group_->ThrowLost(reason);
+  }
+
+ private:
+  std::shared_ptr<Group> group_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+Processes Processes::Connect(const Launch& launch, const std::atomic<bool>& stop) {
+  Processes processes;
+  if (launch.size == 1) return processes;
+  try {
+    c10d::TCPStoreOptions options;
+    options.port = launch.port;
+    options.isServer = !launch.store_is_there && launch.rank == 0;
+    options.waitWorkers = false;
+    options.timeout = launch.timeout;
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
+        "tsallis/" + launch.attempt, c10::make_intrusive<c10d::TCPStore>(launch.host, options));
+    WaitForAll(*store, launch, stop);
+    using Gloo = c10d::ProcessGroupGloo;
+    const auto gloo_options = Gloo::Options::create(launch.timeout);
+    gloo_options->devices.push_back(launch.interface.empty()
+                                        ? Gloo::createDefaultDevice()
+                                        : Gloo::createDeviceForInterface(launch.interface));
+    processes.group_ = std::make_shared<Group>(
+        Group{launch.rank, launch.size, store,
+              c10::make_intrusive<Gloo>(store, launch.rank, launch.size, gloo_options)});
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw std::runtime_error(fmt::format("the processes cannot be connected over {}:{}: {}",
+                                         launch.host, launch.port, Reason(error)));
+  }
+  return processes;
+}
+
+int Processes::Rank() const { return group_ ? group_->rank : 0; }
+int Processes::Size() const { return group_ ? group_->size : 1; }
+
+std::pair<std::int64_t, std::int64_t> Processes::Share(std::int64_t count) const {
+  const std::int64_t begin = count * Rank() / Size();
+  return {begin, count * (Rank() + 1) / Size() - begin};
+}
+
+std::unique_ptr<Processes::Pending> Processes::StartSum(const at::Tensor& tensor) const {
+  if (!group_) return std::make_unique<Pending>();
+  std::vector<at::Tensor> tensors = {tensor};
+  return std::make_unique<Work>(group_, group_->gloo->allreduce(tensors));
+}
+
+void Processes::Sum(const at::Tensor& tensor) const { StartSum(tensor)->Wait(); }
+
+void Processes::Broadcast(const at::Tensor& tensor) const {
+  if (!group_) return;
+  std::vector<at::Tensor> tensors = {tensor};
+  Work(group_, group_->gloo->broadcast(tensors)).Wait();
+}
+
+bool Processes::Agree(const at::Tensor& tensor) const {
+  if (!group_) return true;
+  const float* values = tensor.const_data_ptr<float>();
+  std::uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+    hash = (hash ^ std::bit_cast<std::uint32_t>(values[i])) * 1099511628211U;
+  }
+  const auto own = static_cast<std::int64_t>(hash);
+  const at::Tensor first = at::scalar_tensor(own, at::kLong);
+  Broadcast(first);
+  const at::Tensor others = at::scalar_tensor(first.item<std::int64_t>() == own ? 0 : 1, at::kLong);
+  Sum(others);
+  return others.item<std::int64_t>() == 0;
+}
+
+void Processes::Together(const std::function<void()>& body) const {
+  try {
+    body();
+  } catch (const LostProcess&) {
+    throw;
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (group_) {
+      try {
+        group_->store->set("failure", fmt::format("rank {} failed: {}", Rank(), error.what()));
+      } catch (const c10::Error&) {
+        // The error itself matters more than that the others hear of it.
+      }
+    }
+    throw;
+  }
+}
+
+}  // namespace tsallis::lab
