@@ -32,6 +32,7 @@ __all__ = [
     "entmax_loss",
     "normmax",
     "normmax_loss",
+    "row_map",
     "softmax",
     "softmax_loss",
     "sparsemax",
@@ -45,10 +46,12 @@ class RowStats(NamedTuple):
     """Statistics of every row, without gradients. Shape: that of the scores less ``dim``.
 
     tau: the threshold in z = (alpha - 1) x / temperature for entmax with alpha > 1; the log-sum-exp
-        of x / temperature for softmax, entmax with alpha = 1 and adaptive-temperature softmax; the
-        threshold in x for normmax and budget. float32 (float64 for float64 scores).
+        of x / temperature for softmax, entmax with alpha = 1 and adaptive-temperature softmax, of
+        the kept ones for top-k softmax; the threshold in x for normmax and budget; minus the bias
+        for sigmoid; the logarithm of the denominator for softpick and of what is left of the stick
+        for stick-breaking. float32 (float64 for float64 scores).
     support_size: number of entries with p > 0 (-1 for a row with a NaN). int64.
-    entropy: -sum p ln p, in nats. dtype as tau.
+    entropy: -sum p ln p, in nats, also where p does not sum to 1. dtype as tau.
     """
 
     tau: Tensor
@@ -56,12 +59,13 @@ class RowStats(NamedTuple):
     entropy: Tensor
 
 
-def _row_map(
+def row_map(
     x: Tensor,
     alpha_rows: Tensor | None,
     return_stats: bool,
     **settings: Any,
 ) -> Tensor | tuple[Tensor, RowStats]:
+    """Any map of the operator, whose settings have the operator's names."""
     if not return_stats:
         probabilities: Tensor = torch.ops.tsallis.row_map(x, alpha_rows, **settings)
         return probabilities
@@ -94,7 +98,7 @@ def softmax(
         temperature: finite and > 0.
         return_stats: also return `RowStats`.
     """
-    return _row_map(x, None, return_stats, map="softmax", dim=dim, temperature=temperature)
+    return row_map(x, None, return_stats, map="softmax", dim=dim, temperature=temperature)
 
 
 @overload
@@ -139,7 +143,7 @@ def entmax(
         temperature: divides the scores; finite and > 0.
     """
     rows, number = _split_alpha(alpha)
-    return _row_map(
+    return row_map(
         x, rows, return_stats, map="entmax", alpha=number, dim=dim, temperature=temperature
     )
 
@@ -165,9 +169,7 @@ def sparsemax(
         return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
-    return _row_map(
-        x, None, return_stats, map="entmax", alpha=2.0, dim=dim, temperature=temperature
-    )
+    return row_map(x, None, return_stats, map="entmax", alpha=2.0, dim=dim, temperature=temperature)
 
 
 @overload
@@ -208,7 +210,7 @@ def normmax(
         temperature: divides the scores; finite and > 0.
     """
     rows, number = _split_alpha(alpha)
-    return _row_map(
+    return row_map(
         x, rows, return_stats, map="normmax", alpha=number, dim=dim, temperature=temperature
     )
 
@@ -251,7 +253,7 @@ def budget(
         return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
-    return _row_map(
+    return row_map(
         x, None, return_stats, map="budget", budget=float(budget), dim=dim, temperature=temperature
     )
 
@@ -300,7 +302,7 @@ def adaptive_temperature_softmax(
         temperature: divides the scores before anything else; finite and > 0.
         return_stats: also return `RowStats`.
     """
-    return _row_map(
+    return row_map(
         x,
         None,
         return_stats,
