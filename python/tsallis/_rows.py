@@ -11,8 +11,8 @@ probabilities 0; a NaN or +inf makes its own row NaN.
 First derivatives only: differentiating a gradient again raises ``NotImplementedError``, as does
 forward-mode differentiation. ``torch.vmap`` takes all slices in one call.
 
-Errors: ``ValueError`` names the argument, what was expected and what came; ``IndexError`` for
-``dim`` out of range.
+Errors: ``ValueError``, and ``TypeError`` for a value of the wrong type, name the argument, what was
+expected and what came; ``IndexError`` for ``dim`` out of range.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
+
+from tsallis._call import call, number, numbers
 
 __all__ = [
     "Reduction",
@@ -67,16 +69,17 @@ def row_map(
 ) -> Tensor | tuple[Tensor, RowStats]:
     """Any map of the operator, whose settings have the operator's names."""
     if not return_stats:
-        probabilities: Tensor = torch.ops.tsallis.row_map(x, alpha_rows, **settings)
+        probabilities: Tensor = call(torch.ops.tsallis.row_map, x, alpha_rows, **settings)
         return probabilities
-    p, tau, support_size, entropy = torch.ops.tsallis.row_map_stats(x, alpha_rows, **settings)
+    stats = torch.ops.tsallis.row_map_stats
+    p, tau, support_size, entropy = call(stats, x, alpha_rows, **settings)
     return p, RowStats(tau, support_size, entropy)
 
 
 def _split_alpha(alpha: float | Tensor) -> tuple[Tensor | None, float]:
     if isinstance(alpha, Tensor):
         return alpha, 1.5  # the number is not read when there is a tensor
-    return None, float(alpha)
+    return None, number(alpha, "alpha")
 
 
 @overload
@@ -254,7 +257,13 @@ def budget(
         temperature: divides the scores; finite and > 0.
     """
     return row_map(
-        x, None, return_stats, map="budget", budget=float(budget), dim=dim, temperature=temperature
+        x,
+        None,
+        return_stats,
+        map="budget",
+        budget=number(budget, "budget"),
+        dim=dim,
+        temperature=temperature,
     )
 
 
@@ -309,7 +318,7 @@ def adaptive_temperature_softmax(
         map="adaptive_temperature",
         dim=dim,
         temperature=temperature,
-        coefficients=None if coefficients is None else [float(c) for c in coefficients],
+        coefficients=numbers(coefficients, "coefficients"),
         threshold=threshold,
     )
 
@@ -319,8 +328,13 @@ def _loss(
 ) -> Tensor:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction: expected "mean", "sum" or "none", got {reduction!r}')
-    losses: Tensor = torch.ops.tsallis.fenchel_young_loss(
-        logits, target, map=map, alpha=float(alpha), ignore_index=ignore_index
+    losses: Tensor = call(
+        torch.ops.tsallis.fenchel_young_loss,
+        logits,
+        target,
+        map=map,
+        alpha=number(alpha, "alpha"),
+        ignore_index=ignore_index,
     )
     if reduction == "none":
         return losses
