@@ -9,6 +9,7 @@ from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 import tsallis
+from tsallis._call import call
 
 OPS = torch.ops.tsallis
 
@@ -321,7 +322,9 @@ def ones(*shape, dtype=torch.float32):
         ({"scale": math.inf}, "scale: expected.*inf"),
         ({"scale_invariant": -1.0}, "scale_invariant: expected.*-1"),
         ({"alignment": "middle"}, 'alignment: expected "end" or "start", got "middle"'),
-        ({"window": 3}, "window: expected a pair of integers, got 3"),
+        ({"window": 3}, "window: expected a pair, got 3"),
+        ({"window": (-1, 2)}, "window: expected numbers >= 0, or None for an open side, got -1"),
+        ({"window": (None, -5)}, "window: expected.* got -5"),
         ({"window": (1, 2, 3)}, "window: expected a pair"),
         ({"mask": ones(5, 6)}, "mask: expected dtype bool.*Float"),
         ({"mask": ones(6, 5, dtype=torch.bool)}, r"mask: expected.*\[2, 4, 5, 6\].*\[6, 5\]"),
@@ -362,6 +365,61 @@ def test_mistakes(change, message):
         arguments = {"q": q.requires_grad_(requires_grad), "k": k, "v": v} | change
         with pytest.raises(ValueError, match=message):
             tsallis.attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": [1.0]}, "^q: expected a tensor, got list"),
+        ({"k": None}, "^k: expected a tensor, got None"),
+        ({"lengths": [5, 6]}, "^lengths: expected a tensor or None, got list"),
+        ({"alibi_slopes": 0.5}, "^alibi_slopes: expected a tensor or None, got float"),
+        ({"alpha": "1.5"}, "^alpha: expected a number, got '1.5'"),
+        ({"alpha": [1.5, 2.0]}, "^alpha: expected a number, got "),
+        ({"scale": "large"}, "^scale: expected a number or None, got str"),
+        ({"causal": "no"}, "^causal: expected True or False, got str"),
+        ({"map": 2}, "^map: expected a name, got int"),
+        ({"window": (1.5, 2)}, "^window: expected an integer, got float"),
+        ({"top_k": 2.5, "map": "top_k_softmax"}, "^top_k: expected an integer, got float"),
+        (
+            {"block_mask": ones(1, 1, dtype=torch.bool), "block_size": (2.0, 3.0)},
+            "^block_size: expected an integer, got float",
+        ),
+        ({"coefficients": ["a"], "map": "adaptive_temperature"}, "^coefficients: .* got 'a'"),
+    ],
+)
+def test_values_of_another_type(change, message):
+    for returns in ((), ("tau",), ("weights",)):
+        q, k, v = draw()
+        with pytest.raises(TypeError, match=message):
+            tsallis.attention(**({"q": q, "k": k, "v": v} | change), returns=returns)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "xpu:0"])
+def test_a_device_without_kernels(device):
+    """As far as a machine without one can tell: the dispatcher's own error, on such a tensor."""
+    with torch._subclasses.FakeTensorMode():
+        q, k, v = (x.to(device) for x in draw())
+
+    def refuse(*_, **__):
+        raise NotImplementedError(
+            f"Could not run 'tsallis::attention' with arguments from the '{device[:-2].upper()}' "
+            "backend. This could be because ..."
+        )
+
+    refuse.default = torch.ops.tsallis.attention.default
+    with pytest.raises(ValueError, match=f"^q: expected a dense tensor on the CPU.*{device}"):
+        call(refuse, q, k, v)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_tensors_of_another_kind():
+    q, k, v = draw()
+    nested = torch.nested.nested_tensor([x.clone() for x in k])
+    with pytest.raises(ValueError, match=r"^k: expected a dense tensor.*Nested"):
+        tsallis.attention(q, nested, v)
+    with pytest.raises(ValueError, match=r"^q: expected a dense tensor"):
+        tsallis.attention(q[0, 0].to_mkldnn(), k, v)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import inspect
 import math
+import re
+from pathlib import Path
 
 import entmax as peer
 import pytest
@@ -38,16 +40,48 @@ def same(call, other, *inputs, tolerance=1e-8):
 
 
 def test_every_public_name_is_there():
-    names = [name for name in vars(peer) if not name.startswith("_") and name[0] != "t"]
+    names = [name for name in vars(peer) if not name.startswith("_")]
     names = [name for name in names if not inspect.ismodule(getattr(peer, name))]
     assert sorted(names) == sorted(SORTS + BISECTS + ROW_LOSSES + MODULES + LOSSES)
     assert sorted(names) == sorted(ours.__all__)
-    for module in ("activations", "root_finding", "losses"):
-        theirs = getattr(peer, module)
-        for name in names:
-            if getattr(theirs, name, None) is not None and "_" not in name[:1]:
-                where = getattr(peer, name).__module__.rsplit(".", 1)[1]
-                assert hasattr(getattr(ours, where), name)
+    assert ours.__version__ == peer.__version__
+
+
+def test_what_its_files_define_is_there_or_named_in_the_documentation():
+    """Also what is private, in the file where it is defined."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "entmax.md").read_text()
+    missing = []
+    for file in ("activations", "root_finding", "losses"):
+        theirs, mine = getattr(peer, file), getattr(ours, file)
+        defined = [n for n, v in vars(theirs).items() if _comes_from(v, theirs)]
+        assert defined
+        missing += [name for name in defined if not hasattr(mine, name)]
+    assert all(name.startswith("_") or name.endswith("Function") for name in missing)
+    assert [name for name in missing if f"`{name}`" not in text] == []
+    section = text.split("## What could not be matched")[1]
+    named = set(re.findall(r"`(_\w+|\w+Function)`", section))
+    assert named == set(missing)  # nothing is called missing that is there
+
+
+def _comes_from(value, module):
+    return getattr(value, "__module__", None) == module.__name__
+
+
+@pytest.mark.parametrize("name", MODULES + LOSSES)
+def test_modules_have_their_bases_methods_and_attributes(name):
+    theirs, mine = getattr(peer, name), getattr(ours, name)
+    bases = [base.__name__ for base in mine.__mro__]
+    assert [base.__name__ for base in theirs.__mro__ if base.__name__ not in bases] == []
+    shown = vars(mine())
+    for attribute, value in vars(theirs()).items():
+        assert attribute in shown
+        if not attribute.startswith("_"):
+            assert shown[attribute] == value, attribute
+    for method in ("forward", "loss"):
+        if hasattr(theirs, method):
+            expected = list(inspect.signature(getattr(theirs, method)).parameters)
+            assert list(inspect.signature(getattr(mine, method)).parameters) == expected
+    assert mine().state_dict() == theirs().state_dict() == {}
 
 
 @pytest.mark.parametrize("name", SORTS + BISECTS + ROW_LOSSES + MODULES + LOSSES)

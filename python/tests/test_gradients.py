@@ -29,8 +29,15 @@ def test_entmax_in_scores(alpha):
         lambda x: tsallis.budget(x, 2.5),
         lambda x: tsallis.adaptive_temperature_softmax(x),
         lambda x: tsallis.adaptive_temperature_softmax(x, coefficients=[1.0, 0.5], threshold=0.1),
+        lambda x: tsallis.top_k_softmax(x, 3),
+        lambda x: tsallis.top_k_softmax(x, 1, 0, top_k_fraction=0.5),
+        tsallis.sigmoid,
+        lambda x: tsallis.sigmoid(x, 0, sigmoid_bias=-0.5, temperature=2.0),
+        tsallis.softpick,
+        lambda x: tsallis.softpick(x, 0, temperature=0.5),
+        tsallis.stick_breaking,
+        lambda x: tsallis.stick_breaking(x, 0, temperature=0.5),
     ],
-    ids=["softmax", "sparsemax", "normmax", "normmax-1.5", "budget", "adaptive", "adaptive-own"],
 )
 def test_other_maps(apply):
     assert gradcheck(apply, scores(4, 8))

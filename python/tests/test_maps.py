@@ -20,6 +20,10 @@ MAPS = {
     "normmax": tsallis.normmax,
     "budget": tsallis.budget,
     "adaptive": tsallis.adaptive_temperature_softmax,
+    "top-k": lambda x, **k: tsallis.top_k_softmax(x, 3, top_k_fraction=0.25, **k),
+    "sigmoid": tsallis.sigmoid,
+    "softpick": tsallis.softpick,
+    "stick-breaking": tsallis.stick_breaking,
 }
 every_map = pytest.mark.parametrize("apply", MAPS.values(), ids=MAPS.keys())
 

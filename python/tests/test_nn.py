@@ -24,6 +24,13 @@ def test_maps_and_losses_are_their_functions():
             nn.AdaptiveTemperatureSoftmax(threshold=0.1),
             tsallis.adaptive_temperature_softmax(x, threshold=0.1),
         ),
+        (
+            nn.TopKSoftmax(2, 1, top_k_fraction=0.9),
+            tsallis.top_k_softmax(x, 2, 1, top_k_fraction=0.9),
+        ),
+        (nn.Sigmoid(2, sigmoid_bias=0.5), tsallis.sigmoid(x, 2, sigmoid_bias=0.5)),
+        (nn.Softpick(0, temperature=2.0), tsallis.softpick(x, 0, temperature=2.0)),
+        (nn.StickBreaking(1), tsallis.stick_breaking(x, 1)),
     ):
         assert torch.equal(module(x), expected)
         assert type(module).__name__ in repr(module)

@@ -1,5 +1,6 @@
 """The operators as torch sees them: opcheck, torch.compile, autocast, mistakes, loading."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -15,12 +16,12 @@ import tsallis
 
 OPS = torch.ops.tsallis
 BASELINES = (
-    {"map": "top_k_softmax", "top_k": 2},
-    {"map": "top_k_softmax", "top_k": 1, "top_k_fraction": 0.5},
-    {"map": "sigmoid"},
-    {"map": "sigmoid", "sigmoid_bias": 0.5},
-    {"map": "softpick"},
-    {"map": "stick_breaking"},
+    (tsallis.top_k_softmax, {"top_k": 2}),
+    (tsallis.top_k_softmax, {"top_k": 1, "top_k_fraction": 0.5}),
+    (tsallis.sigmoid, {}),
+    (tsallis.sigmoid, {"sigmoid_bias": 0.5}),
+    (tsallis.softpick, {}),
+    (tsallis.stick_breaking, {}),
 )
 
 
@@ -36,16 +37,17 @@ def test_opcheck_maps(dtype, dim):
         x, a = x.detach(), a.detach()
 
 
-@pytest.mark.parametrize("settings", BASELINES, ids=str)
-def test_baselines_follow_their_definition(settings):
+@pytest.mark.parametrize(("apply", "settings"), BASELINES)
+def test_baselines_follow_their_definition(apply, settings):
     x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(3, 7, dtype=torch.float64)
+    named = {"map": apply.__name__} | settings
     results = []
-    for p in (OPS.row_map(x, **settings), baseline(x, **settings)):
+    for p in (apply(x, **settings), baseline(x, **named)):
         results.append((p, *torch.autograd.grad((p * weight).sum(), x)))
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected)
-    opcheck(OPS.row_map, (x,), settings)
+    opcheck(OPS.row_map, (x,), named)
 
 
 def test_opcheck_backward_and_losses():
@@ -143,6 +145,20 @@ def test_autocast_computes_in_float32():
             "alpha.*gradient.*normmax",
         ),
         (lambda x: OPS.row_map(x, map="argmax"), ValueError, "map.*entmax.*argmax"),
+        (lambda x: tsallis.entmax(x.tolist()), TypeError, "scores: expected a tensor, got list"),
+        (lambda x: tsallis.entmax(x, "1.5"), TypeError, "alpha: expected a number, got '1.5'"),
+        (lambda x: tsallis.entmax(x, 1.5, None), TypeError, "dim: expected an integer"),
+        (lambda x: tsallis.budget(x, None), TypeError, "budget: expected a number, got None"),
+        (lambda x: tsallis.top_k_softmax(x, 1.5), TypeError, "top_k: expected an integer"),
+        (lambda x: tsallis.sparsemax_loss(x, [0, 1]), TypeError, "targets: expected a tensor"),
+        (
+            lambda x: tsallis.sparsemax_loss(x, torch.zeros(4, dtype=torch.long), 1.5),
+            TypeError,
+            "ignore_index: expected an integer, got float",
+        ),
+        (lambda x: tsallis.top_k_softmax(x, 0), ValueError, "top_k.*>= 1.*0"),
+        (lambda x: tsallis.top_k_softmax(x, 1, top_k_fraction=2.0), ValueError, "fraction.*2"),
+        (lambda x: tsallis.sigmoid(x, sigmoid_bias=math.nan), ValueError, "sigmoid_bias.*nan"),
     ],
 )
 def test_mistakes(call, error, message):

@@ -150,3 +150,7 @@ def test_mistakes():
     ):
         with pytest.raises(ValueError, match=words):
             call()
+    with pytest.raises(TypeError, match=r"^key: expected a tensor, got NoneType"):
+        tsallis.sdpa_like(q, None, q)
+    with pytest.raises(TypeError, match=r"^alpha: expected a number, got '2'"):
+        tsallis.sdpa_like(q, q, q, alpha="2")

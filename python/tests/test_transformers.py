@@ -16,6 +16,8 @@ with warnings.catch_warnings():
         Gemma2ForCausalLM,
         GPT2Config,
         GPT2LMHeadModel,
+        GptOssConfig,
+        GptOssForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
         ModernBertConfig,
@@ -51,8 +53,18 @@ def modernbert(**more):
     return ModernBertForMaskedLM(ModernBertConfig(**COMMON, **settings, initializer_range=0.3))
 
 
+def gpt_oss(**more):
+    """Has attention sinks, and every other layer a window."""
+    settings = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5, **more}
+    settings |= {"num_local_experts": 2, "num_experts_per_tok": 1, "initializer_range": 0.3}
+    # The other implementations of experts have no float64.
+    config = GptOssConfig(**COMMON, **settings, experts_implementation="eager")
+    return GptOssForCausalLM(config)
+
+
 MODELS = {"llama": llama, "gemma2": gemma2, "gpt2": gpt2, "modernbert": modernbert}
-CAUSAL = ["llama", "gemma2", "gpt2"]
+MODELS["gpt_oss"] = gpt_oss
+CAUSAL = ["llama", "gemma2", "gpt2", "gpt_oss"]
 MAPS = {
     "tsallis_entmax15": lambda s: peer.entmax_bisect(s, 1.5, n_iter=60),
     "tsallis_sparsemax": lambda s: peer.sparsemax(s, -1),
@@ -81,8 +93,11 @@ def eager(model, replacement):
     sees nothing.
     """
 
+    plain = torch.nn.functional.softmax
+
     def softmax(scores, dim=-1, dtype=None):
-        del dim, dtype
+        if scores.dim() != 4:  # a router of experts
+            return plain(scores, dim, dtype=dtype)
         hidden = scores < -1e30
         nothing = hidden.all(-1, keepdim=True)
         p = replacement(scores.masked_fill(hidden, -torch.inf).masked_fill(nothing, 0.0))
@@ -117,6 +132,10 @@ def test_logits_are_those_of_eager(name, implementation, side):
     inputs = {"input_ids": tokens()}
     if side is not None:
         inputs["attention_mask"] = padding(side)
+    if name == "gpt_oss" and implementation == "tsallis_adaptive_temperature":
+        with pytest.raises(ValueError, match="s_aux: expected None for adaptive temperature"):
+            model(**inputs)
+        return
     with torch.no_grad():
         mine = model(**inputs).logits
         with eager(model, MAPS[implementation]):
@@ -224,6 +243,11 @@ def test_what_has_to_store_weights():
     torch.testing.assert_close(sums, torch.ones_like(sums))
     assert (out.attentions[0] == 0).any()
     assert not out.attentions[0].triu(1).any()
+    model = build("gpt_oss")  # where a sink takes part of the sum
+    model.set_attn_implementation("tsallis_entmax15")
+    out = model(tokens(), output_attentions=True)
+    torch.testing.assert_close(out.logits, model(tokens()).logits)
+    assert (out.attentions[0].sum(-1) < 0.999).any()
 
 
 def test_a_mask_of_four_dimensions():
@@ -237,8 +261,8 @@ def test_a_mask_of_four_dimensions():
 
 
 def test_what_it_cannot_do_it_says():
-    function = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["tsallis_entmax15"]
+    function = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["tsallis_adaptive_temperature"]
     x = torch.randn(1, 2, 3, 4)
     for name in ("s_aux", "cache"):
         with pytest.raises(ValueError, match=f"{name}: expected None"):
-            function(torch.nn.Identity(), x, x, x, None, **{name: object()})
+            function(torch.nn.Identity(), x, x, x, None, **{name: torch.ones(2)})

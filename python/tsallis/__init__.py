@@ -18,10 +18,14 @@ from tsallis.functional import (
     normmax,
     normmax_loss,
     sdpa_like,
+    sigmoid,
     softmax,
     softmax_loss,
+    softpick,
     sparsemax,
     sparsemax_loss,
+    stick_breaking,
+    top_k_softmax,
 )
 
 __version__ = _ops.version()
@@ -42,8 +46,12 @@ __all__ = [
     "normmax",
     "normmax_loss",
     "sdpa_like",
+    "sigmoid",
     "softmax",
     "softmax_loss",
+    "softpick",
     "sparsemax",
     "sparsemax_loss",
+    "stick_breaking",
+    "top_k_softmax",
 ]

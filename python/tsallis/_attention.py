@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from tsallis._call import call, number, numbers
+
 __all__ = ["AttentionExtras", "AttentionMap", "Statistic", "attention"]
 
 AttentionMap = Literal[
@@ -57,11 +59,20 @@ def _names(returns: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _pair(value: Sequence[int | None], argument: str, absent: int) -> tuple[int, int]:
-    if isinstance(value, (str, int)) or len(value) != 2:
-        raise ValueError(f"{argument}: expected a pair of integers, got {value!r}")
-    first, second = (absent if number is None else number for number in value)
+def _pair(value: Sequence[int], argument: str) -> tuple[int, int]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise ValueError(f"{argument}: expected a pair, got {value!r}")
+    first, second = value
     return first, second
+
+
+def _sides(window: Sequence[int | None]) -> tuple[int, int]:
+    """The operator's left and right, where a negative number leaves a side open."""
+    left, right = _pair(window, "window")  # type: ignore[arg-type]
+    for side in (left, right):
+        if isinstance(side, int) and side < 0:
+            raise ValueError(f"window: expected numbers >= 0, or None for an open side, got {side}")
+    return -1 if left is None else left, -1 if right is None else right
 
 
 @overload  # an empty tuple is a sequence of names too, but this one comes first
@@ -200,8 +211,7 @@ def attention(
         alignment: where the queries stand if there are fewer or more of them than keys: "end", the
             last query at the last key (as in decoding); "start", the first at the first (as in
             ``scaled_dot_product_attention(is_causal=True)``).
-        window: (left, right): keys from i - left to i + right; None or a negative number leaves a
-            side open.
+        window: (left, right), >= 0: keys from i - left to i + right; None leaves a side open.
         mask: bool, True = visible; broadcasts to [batch, heads, q_len, k_len].
         block_mask: bool, True = visible; broadcasts to [batch, heads, ceil(q_len / block_size[0]),
             ceil(k_len / block_size[1])].
@@ -237,6 +247,7 @@ def attention(
 
     Raises:
         ValueError: names the argument, what was expected and what came.
+        TypeError: likewise, for a value of the wrong type.
 
     Maps: Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia, Niculae and Martins
     2019, proposition 1; adaptive temperature, Velickovic et al. 2024. Slopes: Press, Smith and
@@ -261,7 +272,7 @@ def attention(
         "cu_seqlens_k": cu_seqlens_k,
         "scale": scale,
         "scale_invariant": scale_invariant,
-        "coefficients": None if coefficients is None else [float(c) for c in coefficients],
+        "coefficients": numbers(coefficients, "coefficients"),
         "threshold": threshold,
         "top_k": top_k,
         "top_k_fraction": top_k_fraction,
@@ -281,25 +292,25 @@ def attention(
     if isinstance(alpha, Tensor):
         settings["alpha_heads"] = alpha
     else:
-        settings["alpha"] = float(alpha)
+        settings["alpha"] = number(alpha, "alpha")
     if window is not None:
-        settings["left"], settings["right"] = _pair(window, "window", -1)
+        settings["left"], settings["right"] = _sides(window)
     if block_size is not None:
-        settings["block_q"], settings["block_k"] = _pair(block_size, "block_size", 0)
+        settings["block_q"], settings["block_k"] = _pair(block_size, "block_size")
     out: Tensor
     if not names:
-        out = torch.ops.tsallis.attention(q, k, v, **settings)
+        out = call(torch.ops.tsallis.attention, q, k, v, **settings)
         return out
     extras: dict[str, Tensor | None] = dict.fromkeys(_STATISTICS)
     if any(name != "weights" for name in names):
-        out, *statistics = torch.ops.tsallis.attention_stats(q, k, v, **settings)
+        out, *statistics = call(torch.ops.tsallis.attention_stats, q, k, v, **settings)
         for name, value in zip(_STATISTICS[:4], statistics, strict=True):
             if name in names:
                 extras[name] = value
     else:
-        out = torch.ops.tsallis.attention(q, k, v, **settings)
+        out = call(torch.ops.tsallis.attention, q, k, v, **settings)
     if "weights" in names:
-        rows, columns, values = torch.ops.tsallis.attention_weights(q, k, **settings)
+        rows, columns, values = call(torch.ops.tsallis.attention_weights, q, k, **settings)
         shape = (rows.numel() - 1, k.shape[2])
         extras["weights"] = torch.sparse_csr_tensor(
             rows, columns, values, shape, check_invariants=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
@@ -41,13 +42,14 @@ def dense_attention(
     alpha: float | Tensor,
     dropout_p: float = 0.0,
     softcap: float | None = None,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`tsallis.attention` by its definition, and the weights: [batch, heads, q_len, k_len].
 
     q: [batch, heads, q_len, head_dim]; k, v with as many heads. softcap: scores become softcap
-    tanh(scores / softcap). bias: added to the scores; visible: bool; both broadcast to them. With
-    ``dropout_p`` > 0 weights become 0 with this probability and the others grow by
-    1 / (1 - dropout_p), in both results.
+    tanh(scores / softcap). bias: added to the scores; visible: bool; both broadcast to them. sink:
+    [heads], the score of one more key, whose value is 0. With ``dropout_p`` > 0 weights become 0
+    with this probability and the others grow by 1 / (1 - dropout_p), in both results.
     """
     scores = (q * scale) @ k.transpose(-2, -1)
     if softcap is not None:
@@ -56,7 +58,12 @@ def dense_attention(
         scores = scores + bias
     if visible is not None:
         scores = scores.masked_fill(~visible, float("-inf"))
+    if sink is not None:
+        more = sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, more), -1)
     p = row_map(scores, map, alpha).to(v.dtype)
+    if sink is not None:
+        p = p[..., :-1]
     if dropout_p > 0:
         p = dropout(p, dropout_p)
     return p @ v, p

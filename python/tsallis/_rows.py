@@ -11,8 +11,8 @@ probabilities 0; a NaN or +inf makes its own row NaN.
 First derivatives only: differentiating a gradient again raises ``NotImplementedError``, as does
 forward-mode differentiation. ``torch.vmap`` takes all slices in one call.
 
-Errors: ``ValueError`` names the argument, what was expected and what came; ``IndexError`` for
-``dim`` out of range.
+Errors: ``ValueError``, and ``TypeError`` for a value of the wrong type, name the argument, what was
+expected and what came; ``IndexError`` for ``dim`` out of range.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from tsallis._call import call, number, numbers
+
 __all__ = [
     "Reduction",
     "RowStats",
@@ -32,6 +34,7 @@ __all__ = [
     "entmax_loss",
     "normmax",
     "normmax_loss",
+    "row_map",
     "softmax",
     "softmax_loss",
     "sparsemax",
@@ -45,10 +48,12 @@ class RowStats(NamedTuple):
     """Statistics of every row, without gradients. Shape: that of the scores less ``dim``.
 
     tau: the threshold in z = (alpha - 1) x / temperature for entmax with alpha > 1; the log-sum-exp
-        of x / temperature for softmax, entmax with alpha = 1 and adaptive-temperature softmax; the
-        threshold in x for normmax and budget. float32 (float64 for float64 scores).
+        of x / temperature for softmax, entmax with alpha = 1 and adaptive-temperature softmax, of
+        the kept ones for top-k softmax; the threshold in x for normmax and budget; minus the bias
+        for sigmoid; the logarithm of the denominator for softpick and of what is left of the stick
+        for stick-breaking. float32 (float64 for float64 scores).
     support_size: number of entries with p > 0 (-1 for a row with a NaN). int64.
-    entropy: -sum p ln p, in nats. dtype as tau.
+    entropy: -sum p ln p, in nats, also where p does not sum to 1. dtype as tau.
     """
 
     tau: Tensor
@@ -56,23 +61,25 @@ class RowStats(NamedTuple):
     entropy: Tensor
 
 
-def _row_map(
+def row_map(
     x: Tensor,
     alpha_rows: Tensor | None,
     return_stats: bool,
     **settings: Any,
 ) -> Tensor | tuple[Tensor, RowStats]:
+    """Any map of the operator, whose settings have the operator's names."""
     if not return_stats:
-        probabilities: Tensor = torch.ops.tsallis.row_map(x, alpha_rows, **settings)
+        probabilities: Tensor = call(torch.ops.tsallis.row_map, x, alpha_rows, **settings)
         return probabilities
-    p, tau, support_size, entropy = torch.ops.tsallis.row_map_stats(x, alpha_rows, **settings)
+    stats = torch.ops.tsallis.row_map_stats
+    p, tau, support_size, entropy = call(stats, x, alpha_rows, **settings)
     return p, RowStats(tau, support_size, entropy)
 
 
 def _split_alpha(alpha: float | Tensor) -> tuple[Tensor | None, float]:
     if isinstance(alpha, Tensor):
         return alpha, 1.5  # the number is not read when there is a tensor
-    return None, float(alpha)
+    return None, number(alpha, "alpha")
 
 
 @overload
@@ -94,7 +101,7 @@ def softmax(
         temperature: finite and > 0.
         return_stats: also return `RowStats`.
     """
-    return _row_map(x, None, return_stats, map="softmax", dim=dim, temperature=temperature)
+    return row_map(x, None, return_stats, map="softmax", dim=dim, temperature=temperature)
 
 
 @overload
@@ -139,7 +146,7 @@ def entmax(
         temperature: divides the scores; finite and > 0.
     """
     rows, number = _split_alpha(alpha)
-    return _row_map(
+    return row_map(
         x, rows, return_stats, map="entmax", alpha=number, dim=dim, temperature=temperature
     )
 
@@ -165,9 +172,7 @@ def sparsemax(
         return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
-    return _row_map(
-        x, None, return_stats, map="entmax", alpha=2.0, dim=dim, temperature=temperature
-    )
+    return row_map(x, None, return_stats, map="entmax", alpha=2.0, dim=dim, temperature=temperature)
 
 
 @overload
@@ -208,7 +213,7 @@ def normmax(
         temperature: divides the scores; finite and > 0.
     """
     rows, number = _split_alpha(alpha)
-    return _row_map(
+    return row_map(
         x, rows, return_stats, map="normmax", alpha=number, dim=dim, temperature=temperature
     )
 
@@ -251,8 +256,14 @@ def budget(
         return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
-    return _row_map(
-        x, None, return_stats, map="budget", budget=float(budget), dim=dim, temperature=temperature
+    return row_map(
+        x,
+        None,
+        return_stats,
+        map="budget",
+        budget=number(budget, "budget"),
+        dim=dim,
+        temperature=temperature,
     )
 
 
@@ -300,14 +311,14 @@ def adaptive_temperature_softmax(
         temperature: divides the scores before anything else; finite and > 0.
         return_stats: also return `RowStats`.
     """
-    return _row_map(
+    return row_map(
         x,
         None,
         return_stats,
         map="adaptive_temperature",
         dim=dim,
         temperature=temperature,
-        coefficients=None if coefficients is None else [float(c) for c in coefficients],
+        coefficients=numbers(coefficients, "coefficients"),
         threshold=threshold,
     )
 
@@ -317,8 +328,13 @@ def _loss(
 ) -> Tensor:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction: expected "mean", "sum" or "none", got {reduction!r}')
-    losses: Tensor = torch.ops.tsallis.fenchel_young_loss(
-        logits, target, map=map, alpha=float(alpha), ignore_index=ignore_index
+    losses: Tensor = call(
+        torch.ops.tsallis.fenchel_young_loss,
+        logits,
+        target,
+        map=map,
+        alpha=number(alpha, "alpha"),
+        ignore_index=ignore_index,
     )
     if reduction == "none":
         return losses

@@ -16,6 +16,8 @@ __all__ = ["sdpa_like"]
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         if tensor.dim() < 2 or tensor.dim() != query.dim():
             raise ValueError(
                 f"{name}: expected shape [..., length, size] with as many dimensions as query, "
@@ -105,6 +107,7 @@ def sdpa_like(
 
     Raises:
         ValueError: names the argument, what was expected and what came.
+        TypeError: likewise, for a value of the wrong type.
     """
     _check_shapes(query, key, value, enable_gqa)
     if not 0.0 <= dropout_p < 1.0:

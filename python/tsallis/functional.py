@@ -1,9 +1,10 @@
 """Everything that is a function: row maps, their losses, attention.
 
-`_rows`'s maps take scores of any rank; `attention` and `sdpa_like` take queries, keys and values.
+Row maps take scores of any rank; `attention` and `sdpa_like` take queries, keys and values.
 """
 
 from tsallis._attention import AttentionExtras, attention
+from tsallis._baselines import sigmoid, softpick, stick_breaking, top_k_softmax
 from tsallis._rows import (
     Reduction,
     RowStats,
@@ -32,8 +33,12 @@ __all__ = [
     "normmax",
     "normmax_loss",
     "sdpa_like",
+    "sigmoid",
     "softmax",
     "softmax_loss",
+    "softpick",
     "sparsemax",
     "sparsemax_loss",
+    "stick_breaking",
+    "top_k_softmax",
 ]

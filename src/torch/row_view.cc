@@ -71,6 +71,7 @@ void RefuseTangent(const at::Tensor& tensor, const char* argument) {
 }
 
 void CheckScores(const at::Tensor& scores, const char* argument) {
+  TORCH_CHECK_TYPE(scores.defined(), argument, ": expected a tensor, got None");
   RefuseTangent(scores, argument);
   const at::ScalarType dtype = scores.scalar_type();
   TORCH_CHECK_VALUE(

@@ -8,7 +8,7 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tsallis_entmax15")
 
 Works for the models whose attention goes through transformers' attention interface, with padding on
-either side, grouped heads, sliding windows, caches and gradient checkpointing.
+either side, grouped heads, sliding windows, attention sinks, caches and gradient checkpointing.
 
 The alpha of "tsallis_entmax" is the attention module's attribute ``tsallis_alpha`` if it has one (a
 number, a tensor, or a module such as `tsallis.nn.LearnedAlpha`, which is then trained with the
@@ -85,6 +85,7 @@ def _attend(
     is_causal: bool | None,
     softcap: float | None,
     position_bias: Tensor | None,
+    sink: Tensor | None,
     weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     q_len, k_len = query.shape[2], key.shape[2]
@@ -112,6 +113,7 @@ def _attend(
             mask=visible,
             bias=bias,
             scale=scaling,
+            sink=sink,
         )
         return out, None
     if causal:
@@ -128,6 +130,7 @@ def _attend(
         alpha=alpha,
         dropout_p=dropout,
         softcap=softcap,
+        sink=sink,
     )
 
 
@@ -143,17 +146,20 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
         is_causal: bool | None = None,
         softcap: float | None = None,
         position_bias: Tensor | None = None,
+        s_aux: Tensor | None = None,
         **rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """transformers' attention function.
 
-        query: [batch, heads, q_len, head_dim]; key, value: [batch, kv_heads, k_len, head_dim].
+        query: [batch, heads, q_len, head_dim]; key, value: [batch, kv_heads, k_len, head_dim];
+        s_aux: [heads], the scores of sinks.
         Returns [batch, q_len, heads, head_dim] and, only with ``output_attentions``, the weights.
         These, dropout in training and soft-capping store [q_len, k_len] weights.
         """
-        for name, meaning in (("s_aux", "sinks"), ("cache", "a paged cache")):
-            if rest.get(name) is not None:
-                raise ValueError(f"{name}: expected None, tsallis has no {meaning} here")
+        if rest.get("cache") is not None:
+            raise ValueError("cache: expected None, tsallis has no paged cache here")
+        if s_aux is not None and map == "adaptive_temperature":
+            raise ValueError("s_aux: expected None for adaptive temperature, got sinks")
         out, weights = _attend(
             module,
             query,
@@ -167,6 +173,7 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
             is_causal=is_causal,
             softcap=softcap,
             position_bias=position_bias,
+            sink=s_aux,
             weights=bool(rest.get("output_attentions", False)),
         )
         return out.transpose(1, 2).contiguous(), weights

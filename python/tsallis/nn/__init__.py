@@ -9,10 +9,14 @@ from tsallis.nn.maps import (
     EntmaxLoss,
     Normmax,
     NormmaxLoss,
+    Sigmoid,
     Softmax,
     SoftmaxLoss,
+    Softpick,
     Sparsemax,
     SparsemaxLoss,
+    StickBreaking,
+    TopKSoftmax,
 )
 from tsallis.nn.multihead import MultiheadAttention
 from tsallis.nn.positions import NAPE, ALiBi, ScaleInvariant
@@ -34,8 +38,12 @@ __all__ = [
     "SSMaxScale",
     "ScalarScale",
     "ScaleInvariant",
+    "Sigmoid",
     "Softmax",
     "SoftmaxLoss",
+    "Softpick",
     "Sparsemax",
     "SparsemaxLoss",
+    "StickBreaking",
+    "TopKSoftmax",
 ]

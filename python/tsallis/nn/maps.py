@@ -17,10 +17,14 @@ __all__ = [
     "EntmaxLoss",
     "Normmax",
     "NormmaxLoss",
+    "Sigmoid",
     "Softmax",
     "SoftmaxLoss",
+    "Softpick",
     "Sparsemax",
     "SparsemaxLoss",
+    "StickBreaking",
+    "TopKSoftmax",
 ]
 
 
@@ -138,6 +142,59 @@ class AdaptiveTemperatureSoftmax(_RowMap):
             threshold=self.threshold,
             temperature=self.temperature,
         )
+
+
+class TopKSoftmax(_RowMap):
+    """`tsallis.top_k_softmax`."""
+
+    _settings = ("top_k", "top_k_fraction")
+
+    def __init__(
+        self, top_k: int, dim: int = -1, *, top_k_fraction: float = 0.0, temperature: float = 1.0
+    ) -> None:
+        super().__init__(dim, temperature=temperature)
+        self.top_k = top_k
+        self.top_k_fraction = top_k_fraction
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.top_k_softmax(
+            x,
+            self.top_k,
+            self.dim,
+            top_k_fraction=self.top_k_fraction,
+            temperature=self.temperature,
+        )
+
+
+class Sigmoid(_RowMap):
+    """`tsallis.sigmoid`."""
+
+    _settings = ("sigmoid_bias",)
+
+    def __init__(
+        self, dim: int = -1, *, sigmoid_bias: float | None = None, temperature: float = 1.0
+    ) -> None:
+        super().__init__(dim, temperature=temperature)
+        self.sigmoid_bias = sigmoid_bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.sigmoid(
+            x, self.dim, sigmoid_bias=self.sigmoid_bias, temperature=self.temperature
+        )
+
+
+class Softpick(_RowMap):
+    """`tsallis.softpick`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.softpick(x, self.dim, temperature=self.temperature)
+
+
+class StickBreaking(_RowMap):
+    """`tsallis.stick_breaking`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.stick_breaking(x, self.dim, temperature=self.temperature)
 
 
 class _Loss(nn.Module):
