@@ -39,7 +39,10 @@ _CAPTIONS = {
         "Of the first seed, mean over the scored tokens. 1 is uniform attention over the keys that "
         "a query sees: a head that disperses rises towards it."
     ),
-    "heads-support": "Of the first seed: keys with any weight at all, mean over the scored tokens.",
+    "heads-support": (
+        "Of the first seed: keys with any weight at all, mean over the scored tokens. Softmax "
+        "leaves out only those whose weight is below the smallest float."
+    ),
     "attention": (
         "Of the first seed, on the first test sample. Shown of the first, middle and last layer: "
         "of the heads with ALiBi, and of those without, the one of the lowest normalised entropy "
