@@ -60,7 +60,7 @@ bench-maps: build
 bench-training: build
 	@mkdir -p build/bench
 	$(PYTHON) bench/training.py --out build/bench/training.json
-	$(PYTHON) bench/training_sequences.py --out build/bench/training-sequences.json
+	$(PYTHON) bench/training_sequences.py --out build/bench/training-sequences.json --figure build/bench/training-sequences
 
 # Some twenty minutes, and the README's figure; BENCH="--cases n4096" and the like measure less and draw nothing.
 bench-attention: build

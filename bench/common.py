@@ -33,14 +33,15 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def write(path: Path, *, isa: str, threads: int, rows: list[dict]) -> None:
-    """Writes {"commit", "processor", "isa", "threads", "rows"}, aside and renamed."""
+def write(path: Path, *, isa: str, threads: int, rows: list[dict], **more: object) -> None:
+    """Writes {"commit", "processor", "isa", "threads", "rows"} and what else, aside and renamed."""
     document = {
         "commit": commit(),
         "processor": processor(),
         "isa": isa,
         "threads": threads,
         "rows": rows,
+        **more,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")

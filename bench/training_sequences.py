@@ -4,7 +4,8 @@ Ours is the C++ decoder of the lab; the peer is the same model written down in P
 scaled_dot_product_attention for softmax, by the entmax package for entmax (its exact entmax15, and
 its entmax_bisect, which is what it has for other alphas), everything recorded by autograd. All have
 NAPE, one thread, and an Adam step; the second half of every sequence is scored. Measured is the
-processor's time, steps of all sides in turns; the minimum of each counts.
+processor's time, steps of all sides in turns; the minimum of each counts. Then where the time of
+our steps goes, by operator (needs Linux perf), and the goals that the figures are held against.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from entmax import entmax15, entmax_bisect
 from torch import nn
 
 import common
+import step_operators
+import training_figure
 from common import ROOT
 
 Map = Callable[[torch.Tensor], torch.Tensor]
@@ -180,13 +183,58 @@ class Peer:
         return time.process_time() - start
 
 
+def our_config(model: str, method: str, compute: str) -> dict:
+    """The decoder's configuration."""
+    return {**MODELS[model], "compute": compute, "attention": METHODS[method]}
+
+
 def our_steps(model: str, method: str, compute: str, shape: Shape, steps: int) -> dict:
     """What bench/decoder_steps.cc prints."""
-    config = {**MODELS[model], "compute": compute, "attention": METHODS[method]}
     program = ROOT / "build" / "bin" / "decoder_steps"
-    command = [program, json.dumps(config), *map(str, shape), str(steps), "1"]
+    config = json.dumps(our_config(model, method, compute))
+    command = [program, config, *map(str, shape), str(steps), "1"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
+
+
+def operators(computes: list[str], shape: Shape) -> list[dict]:
+    """Shares of our steps by operator; none without perf, which is said."""
+    rows = []
+    for compute in computes:
+        for model in MODELS:
+            for method in METHODS:
+                case = f"{model} {method} {compute}"
+                try:
+                    found = step_operators.shares(our_config(model, method, compute), shape)
+                except (FileNotFoundError, subprocess.CalledProcessError) as error:
+                    print(f"no table by operator: {error}", file=sys.stderr)
+                    return []
+                print(f"{case}, % of our step by operator:", file=sys.stderr)
+                for name, share in found.items():
+                    print(f"  {share:5.1f}  {name}", file=sys.stderr)
+                    rows.append({"case": case, "operator": name, "percent": share})
+    return rows
+
+
+def goals(rows: list[dict]) -> list[dict]:
+    """What was set out for, case by case, and whether it is reached."""
+    seconds = {row["case"]: row["ours_s"] for row in rows}
+    found = []
+    for row in rows:
+        case, softmax = row["case"], row["case"].replace("asentmax", "softmax")
+        least = 1.3 if row["peer"] == "torch" else 10.0
+        goal = f"at least {least:g} times as fast as {row['peer']}"
+        found.append({"case": case, "goal": goal, "value": row["speedup"]})
+        found[-1]["reached"] = row["speedup"] >= least
+        if case == softmax or any(g["case"] == case and "softmax" in g["goal"] for g in found):
+            continue
+        ratio = seconds[case] / seconds[softmax]
+        goal = "at most 1.15 times the time of our softmax"
+        found.append({"case": case, "goal": goal, "value": ratio, "reached": ratio <= 1.15})
+    for entry in found:
+        mark = "reached" if entry["reached"] else "missed "
+        print(f"{mark}  {entry['case']}: {entry['goal']}: {entry['value']:.2f}", file=sys.stderr)
+    return found
 
 
 def main() -> int:
@@ -201,6 +249,7 @@ def main() -> int:
     parser.add_argument(
         "--compute", nargs="+", default=["bfloat16", "float32"], help="dtypes (default both)"
     )
+    parser.add_argument("--figure", type=Path, help="draw it as FIGURE.svg and FIGURE.png")
     arguments = parser.parse_args()
     if not (ROOT / "build" / "bin" / "decoder_steps").exists():
         print("build/bin/decoder_steps is not built: run make", file=sys.stderr)
@@ -243,7 +292,17 @@ def main() -> int:
                         file=sys.stderr,
                     )
     info = subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, check=True)
-    common.write(arguments.out, isa=json.loads(info.stdout)["isa"], threads=1, rows=rows)
+    shares = operators(arguments.compute, shape)
+    common.write(
+        arguments.out,
+        isa=json.loads(info.stdout)["isa"],
+        threads=1,
+        rows=rows,
+        operators=shares,
+        goals=goals(rows),
+    )
+    if arguments.figure:
+        training_figure.draw(rows, shares, arguments.figure)
     return 0
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures.fake_study import METHODS, QUICK, write_fake_study
+from fixtures.fake_study import METHODS, QUICK, write_fake_sequences, write_fake_study
 
-from tsallis_report import data, figures, page, style
+from tsallis_report import data, figures, heads, page, style
 from tsallis_report.__main__ import main, render
 
-ALL = {name for name, _, _ in figures.FIGURES}
+HEADS = {name for name, _, _ in heads.FIGURES}
+SETS = {name for name, _, _ in figures.FIGURES} - HEADS
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,8 @@ def quick(tmp_path: Path) -> Path:
 
 
 def test_every_figure_is_written_and_has_content(full: Path) -> None:
-    assert {path.stem for path in (full / "figures").iterdir()} == ALL
-    for name in ALL:
+    assert {path.stem for path in (full / "figures").iterdir()} == SETS
+    for name in SETS:
         svg = (full / "figures" / f"{name}.svg").read_text(encoding="utf-8")
         assert svg.rstrip().endswith("</svg>")
         assert len(svg) > 20_000
@@ -66,7 +67,7 @@ def test_page_holds_everything_and_loads_nothing(full: Path) -> None:
         study.source,
     ):
         assert fact in text
-    assert text.count("data:image/svg+xml;base64,") == len(ALL)
+    assert text.count("data:image/svg+xml;base64,") == len(SETS)
     for address in re.findall(r"""(?:src|href|action)\s*=\s*["']?([^"'\s>]+)""", text):
         assert address.startswith("data:")
     assert not re.search(r"https?://|@import|url\(|<script|<link|//cdn", text)
@@ -84,7 +85,7 @@ def test_svg_is_deterministic_and_undated(rendered_quick: Path, quick: Path) -> 
 
 def test_one_seed_and_few_methods(rendered_quick: Path) -> None:
     names = {path.stem for path in (rendered_quick / "figures").iterdir()}
-    assert names == ALL - {"accuracy-families"}  # one figure has them all
+    assert names == SETS - {"accuracy-families"}  # one figure has them all
     text = (rendered_quick / "report.html").read_text(encoding="utf-8")
     assert "±" not in text[text.index("<table>") : text.index("</table>")]
     for method in QUICK:
@@ -135,6 +136,56 @@ def test_heat_map_columns_ascend_and_gaps_are_refused(quick: Path) -> None:
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(data.StudyError, match="weights for"):
         data.load(quick)
+
+
+def test_sequences_show_what_their_heads_do(tmp_path: Path) -> None:
+    write_fake_sequences(tmp_path)
+    render(tmp_path)
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == HEADS | {"accuracy"}
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count("data:image/svg+xml;base64,") == len(HEADS) + 1
+    study = data.load(tmp_path)
+    assert study.keys(16) == 24.0
+    assert study.samples[8].words[9] == "<sep>"
+    assert sum(study.samples[8].scored) == 9
+    maps = {(m.method, m.n, m.layer, m.head): m for m in study.maps}
+    assert len(maps) == 2 * 2 * 3 * 2
+    drawn = maps["asentmax", 32, 2, 2]
+    assert drawn.weights.shape == (40, 40)
+    assert drawn.weights.sum(axis=1) == pytest.approx(1.0, abs=0.01)
+
+
+def test_learned_numbers_stand_in_their_cells(tmp_path: Path) -> None:
+    write_fake_sequences(tmp_path)
+    study = data.load(tmp_path)
+    figure = heads.plot_learned(study)
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == ["β", "γ", "length scaling c"]
+    texts = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
+    beta = next(h for h in study.heads if (h.quantity, h.n, h.layer, h.head) == ("beta", 8, 1, 3))
+    assert texts[0, 1] == "–"  # a head with ALiBi
+    assert f"{beta.mean:.2f}" in [text for (head, _), text in texts.items() if head == 3]
+
+
+def test_long_samples_are_numbered_and_short_ones_spelt(tmp_path: Path) -> None:
+    write_fake_sequences(tmp_path)
+    study = data.load(tmp_path)
+    short, long = heads.plot_attention(study), heads.plot_attention_long(study)
+    assert short is not None
+    assert long is not None
+    words = [tick.get_text() for tick in short.axes[0].get_yticklabels()]
+    assert words == study.samples[8].words
+    numbers = [tick.get_text() for tick in long.axes[0].get_xticklabels()]
+    assert numbers == ["0", "20", "40", "60"]
+    assert list(long.axes[0].get_xticks()) == [0, 10, 20, 30]  # in cells of two tokens
+
+
+def test_a_map_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    write_fake_sequences(tmp_path)
+    with (tmp_path / "data" / "attention.csv").open("a") as file:
+        file.write("softmax,8,0,0,18,1,18,0,1\n")
+    with pytest.raises(data.StudyError, match=r"attention\.csv: IndexError"):
+        data.load(tmp_path)
 
 
 def test_needs_neither_torch_nor_the_library() -> None:

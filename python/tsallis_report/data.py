@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,40 @@ class Entropy:
     support: float
 
 
+@dataclass(frozen=True)
+class HeadNumber:
+    """A quantity of one head at one length, over the scored tokens."""
+
+    method: str
+    n: int
+    layer: int
+    head: int
+    quantity: str
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Attention of one head on one sample; a row sums to 1."""
+
+    method: str
+    n: int
+    layer: int
+    head: int
+    tokens: int
+    cell: int  # tokens of a row and of a column
+    weights: Array  # [cells, cells], queries down
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample, token by token."""
+
+    words: list[str]
+    scored: list[bool]
+
+
 @dataclass
 class Study:
     """A finished study, in the recipe's order of methods."""
@@ -67,6 +102,9 @@ class Study:
     heat_maps: dict[tuple[str, int], Array] = field(
         default_factory=dict
     )  # [sets, items], ascending
+    heads: list[HeadNumber] = field(default_factory=list)
+    maps: list[AttentionMap] = field(default_factory=list)
+    samples: dict[int, Sample] = field(default_factory=dict)  # by length
 
     @property
     def methods(self) -> list[str]:
@@ -96,13 +134,25 @@ class Study:
         """Rows of a method by ascending length."""
         return sorted((r for r in self.rows if r.method == method), key=lambda r: r.n)
 
+    def keys(self, n: int) -> float:
+        """Keys that a query sees at length n, on average: the set, or the tokens so far."""
+        return self._keys.get(n, float(n))
+
+    @cached_property
+    def _keys(self) -> dict[int, float]:
+        seen: dict[int, list[float]] = {}
+        for number in self.heads:
+            if number.quantity == "keys":
+                seen.setdefault(number.n, []).append(number.mean)
+        return {n: float(np.mean(values)) for n, values in seen.items()}
+
     def entropies_of(self, method: str) -> list[Entropy]:
         """Entropies of a method by ascending length."""
         return sorted((e for e in self.entropies if e.method == method), key=lambda e: e.n)
 
 
 def load(directory: str | Path) -> Study:
-    """Read ``results.json`` and, where they exist, the two files in ``data/``."""
+    """Read ``results.json`` and, where they exist, the files in ``data/``."""
     directory = Path(directory)
     path = directory / "results.json"
     try:
@@ -146,6 +196,9 @@ def load(directory: str | Path) -> Study:
         rows=rows,
         entropies=_load_entropies(directory / "data" / "entropy.csv"),
         heat_maps=_load_heat_maps(directory / "data" / "heatmap.csv"),
+        heads=_load_heads(directory / "data" / "heads.csv"),
+        maps=_load_maps(directory / "data" / "attention.csv"),
+        samples=_load_samples(directory / "data" / "samples.csv"),
     )
 
 
@@ -204,3 +257,51 @@ def _load_heat_maps(path: Path) -> dict[tuple[str, int], Array]:
             weights[index, items - rank] = weight  # rank 1, the largest item, comes last
         maps[key] = weights
     return maps
+
+
+def _load_heads(path: Path) -> list[HeadNumber]:
+    try:
+        return [
+            HeadNumber(
+                method=record["method"],
+                n=int(record["n"]),
+                layer=int(record["layer"]),
+                head=int(record["head"]),
+                quantity=record["quantity"],
+                mean=float(record["mean"]),
+                std=float(record["std"]),
+            )
+            for record in _records(path)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _load_maps(path: Path) -> list[AttentionMap]:
+    maps: dict[tuple[str, int, int, int], AttentionMap] = {}
+    try:
+        for record in _records(path):
+            method = record["method"]
+            n, layer, head = int(record["n"]), int(record["layer"]), int(record["head"])
+            key = (method, n, layer, head)
+            if key not in maps:
+                tokens, cell = int(record["tokens"]), int(record["cell"])
+                cells = -(-tokens // cell)
+                maps[key] = AttentionMap(*key, tokens, cell, np.zeros((cells, cells)))
+            place = int(record["row"]), int(record["column"])
+            maps[key].weights[place] = float(record["weight"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+    return list(maps.values())
+
+
+def _load_samples(path: Path) -> dict[int, Sample]:
+    samples: dict[int, Sample] = {}
+    try:
+        for record in _records(path):
+            sample = samples.setdefault(int(record["n"]), Sample([], []))
+            sample.words.append(record["token"])
+            sample.scored.append(record["scored"] == "1")
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+    return samples

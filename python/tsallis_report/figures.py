@@ -12,33 +12,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from . import style
+from . import heads, style
 from .data import Study
+from .parts import (
+    MAX_TOGETHER,
+    headline_methods,
+    length_axis,
+    weight_bar,
+    weight_norm,
+    wrapped,
+)
 
 # method, lengths, values, spread
 Series = tuple[Sequence[int], Sequence[float], Sequence[float]]
-
-_MAX_TOGETHER = 6  # methods that one panel carries
-
-
-def headline_methods(study: Study) -> list[str]:
-    """The few methods that tell the story; all of them when they are few."""
-    methods = study.methods
-    if len(methods) <= _MAX_TOGETHER:
-        return methods
-
-    def longest(method: str) -> float:
-        return study.rows_of(method)[-1].mean
-
-    wanted = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5"]
-    others = [m for m in methods if style.family(m) == style.ENTMAX and m != "entmax-1.5"]
-    if others:
-        wanted.append(max(others, key=longest))
-    scaled = [m for m in methods if style.family(m) == style.ASENTMAX]
-    if scaled:
-        wanted.append("asentmax-3" if "asentmax-3" in scaled else max(scaled, key=longest))
-    chosen = [m for m in methods if m in wanted]
-    return chosen if len(chosen) >= 2 else methods[:_MAX_TOGETHER]
 
 
 def plot_accuracy(study: Study) -> Figure:
@@ -48,7 +34,7 @@ def plot_accuracy(study: Study) -> Figure:
     methods = headline_methods(study)
     _accuracy_panel(axes, study, methods)
     axes.set_ylabel("Accuracy (%)")
-    _length_axis(axes, study.lengths, every=1)
+    length_axis(axes, study.lengths, every=1)
     axes.set_title(study.title, pad=10)
     axes.legend(handles=_line_styles(study), loc="lower left")
     _direct_labels(figure, [(axes, methods)], study, _accuracy_end(study))
@@ -58,7 +44,7 @@ def plot_accuracy(study: Study) -> Figure:
 def plot_accuracy_families(study: Study) -> Figure | None:
     """Accuracy against length, every method, one panel per family."""
     groups = style.families(study.methods)
-    if len(study.methods) <= _MAX_TOGETHER:
+    if len(study.methods) <= MAX_TOGETHER:
         return None  # the headline figure has them all
     figure = Figure(figsize=(4.6 * len(groups), 4.9), layout="constrained")
     panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
@@ -69,7 +55,7 @@ def plot_accuracy_families(study: Study) -> Figure | None:
                 [r.n for r in rows], [r.mean for r in rows], color="#b5b5b5", lw=1.4, zorder=1
             )
         _accuracy_panel(axes, study, members)
-        _length_axis(axes, study.lengths)
+        length_axis(axes, study.lengths)
         axes.set_title(name)
     panels[0].set_ylabel("Accuracy (%)")
     handles = _line_styles(study)
@@ -89,8 +75,8 @@ def plot_entropy(study: Study) -> Figure | None:
         return None
 
     def normalised(method: str) -> Series:
-        rows = [e for e in study.entropies_of(method) if e.n > 1]
-        spread = [e.std / float(np.log(e.n)) for e in rows]
+        rows = [e for e in study.entropies_of(method) if study.keys(e.n) > 1]
+        spread = [e.std / float(np.log(study.keys(e.n))) for e in rows]
         return [e.n for e in rows], [e.normalised for e in rows], spread
 
     def nats(method: str) -> Series:
@@ -99,21 +85,24 @@ def plot_entropy(study: Study) -> Figure | None:
 
     figure, grid = _grid(study, 2)
     lengths = np.array(sorted({e.n for e in study.entropies}), dtype=float)
-    top = 1.08 * float(np.log(lengths[-1])) if lengths[-1] > 1 else 1.0
+    keys = np.array([study.keys(int(n)) for n in lengths])
+    top = 1.08 * float(np.log(keys[-1])) if keys[-1] > 1 else 1.0
     for axes, members in grid[0]:
         axes.axhline(1.0, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
         _plot_series(axes, study, members, normalised)
         axes.set_ylim(-0.03, 1.05)
     for axes, members in grid[1]:
-        axes.plot(lengths, np.log(lengths), color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
+        axes.plot(lengths, np.log(keys), color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
         _plot_series(axes, study, members, nats)
         axes.set_ylim(-0.03 * top, top)
-    reference = Line2D([], [], color=style.FAINT, lw=1.0, ls=(0, (1, 2)), label="uniform: H = ln n")
+    seen = "keys" if study.heads else "n"
+    uniform = f"uniform: H = ln {seen}"
+    reference = Line2D([], [], color=style.FAINT, lw=1.0, ls=(0, (1, 2)), label=uniform)
     _finish_grid(
         figure,
         study,
         grid,
-        ["Normalised entropy H / ln n", "Entropy H (nats)"],
+        [f"Normalised entropy H / ln {seen}", "Entropy H (nats)"],
         [normalised, nats],
         [reference],
     )
@@ -131,12 +120,13 @@ def plot_support(study: Study) -> Figure | None:
 
     figure, grid = _grid(study, 1)
     lengths = sorted({e.n for e in study.entropies})
+    keys = [study.keys(n) for n in lengths]
     for axes, members in grid[0]:
-        axes.plot(lengths, lengths, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
+        axes.plot(lengths, keys, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
         _plot_series(axes, study, members, support)
         axes.set_yscale("log", base=2)
-        axes.set_ylim(0.8, 1.5 * lengths[-1])
-        ticks = [2**k for k in range(0, 40, 2) if 2**k <= 1.5 * lengths[-1]]
+        axes.set_ylim(0.8, 1.5 * keys[-1])
+        ticks = [2**k for k in range(0, 40, 2) if 2**k <= 1.5 * keys[-1]]
         axes.set_yticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
     reference = Line2D(
@@ -175,8 +165,6 @@ def plot_heat_map(study: Study) -> Figure | None:
             "hspace": gap / tall,
         },
     )
-    # No weight exceeds 1; a square root keeps weights near 1/n apart from none.
-    norm = mpl.colors.PowerNorm(0.5, vmin=0.0, vmax=1.0)
     image = None
     for i, method in enumerate(methods):
         for j, n in enumerate(lengths):
@@ -189,23 +177,16 @@ def plot_heat_map(study: Study) -> Figure | None:
                 axes.set_title(f"n = {n}" if j == 0 else str(n), fontsize=9, loc="center", pad=5)
             if j == 0:
                 label = study.labels.get(method, method).replace(", ", ",\n")
-                axes.set_ylabel(_wrapped(label), fontsize=9, fontweight="bold", labelpad=6)
+                axes.set_ylabel(wrapped(label), fontsize=9, fontweight="bold", labelpad=6)
             weights = study.heat_maps.get((method, n))
             if weights is None:
                 axes.text(0.5, 0.5, "–", ha="center", va="center", transform=axes.transAxes)
                 continue
             image = axes.imshow(
-                weights, norm=norm, cmap="magma", aspect="auto", interpolation="none"
+                weights, norm=weight_norm(), cmap="magma", aspect="auto", interpolation="none"
             )
     assert image is not None
-    bar_height = min(height - top - bottom, 4.0)
-    place = (1.0 - (right - 0.12) / width, 1.0 - (top + bar_height) / height)
-    bar = figure.colorbar(image, cax=figure.add_axes((*place, 0.13 / width, bar_height / height)))
-    bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0])
-    bar.ax.set_yticklabels(["0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1"])
-    bar.ax.tick_params(labelsize=8)
-    bar.set_label("Attention weight (square-root scale)", fontsize=8.5)
-    bar.outline.set_visible(False)
+    weight_bar(figure, image, right, top, height - top - bottom)
     figure.suptitle(
         f"Attention on the {items} largest items, the largest rightmost; "
         f"each row is one of {sets} sets",
@@ -280,6 +261,7 @@ FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
     ("heatmap", plot_heat_map, "Attention weights on the largest items, by method and length"),
     ("entropy", plot_entropy, "Entropy of the attention weights against length"),
     ("support", plot_support, "Support size of the attention weights against length"),
+    *heads.FIGURES,
 ]
 
 
@@ -366,15 +348,6 @@ def _line_styles(study: Study) -> list[Line2D | Patch]:
     return handles
 
 
-def _length_axis(axes: Axes, lengths: Sequence[int], every: int = 2) -> None:
-    """A binary logarithm with a tick per length and a number at every second one."""
-    axes.set_xscale("log", base=2)
-    texts = [str(n) if i % every == 0 else "" for i, n in enumerate(lengths)]
-    axes.set_xticks(lengths, texts)
-    axes.minorticks_off()
-    axes.set_xlabel("Length n (log scale)")
-
-
 Grid = list[list[tuple[Axes, list[str]]]]
 
 
@@ -385,7 +358,7 @@ def _grid(study: Study, rows: int) -> tuple[Figure, Grid]:
     """
     measured = {e.method for e in study.entropies}
     methods = [m for m in study.methods if m in measured]
-    groups = [methods] if len(methods) <= _MAX_TOGETHER else list(style.families(methods).values())
+    groups = [methods] if len(methods) <= MAX_TOGETHER else list(style.families(methods).values())
     if len(groups) == 1:
         figure = Figure(figsize=(5.2 * rows + 0.6 * (rows == 1), 4.2), layout="constrained")
         panels = figure.subplots(1, rows, squeeze=False).T
@@ -411,7 +384,7 @@ def _finish_grid(
     for row, ylabel in zip(grid, ylabels, strict=True):
         row[0][0].set_ylabel(ylabel)
         for axes, _ in row:
-            _length_axis(axes, lengths)
+            length_axis(axes, lengths)
             if row is not grid[-1] and len(row) > 1:
                 axes.set_xlabel("")
     handles: list[Line2D | Patch] = list(references)
@@ -490,16 +463,3 @@ def _spread_apart(positions: Sequence[float], gap: float) -> list[float]:
         blocks.append((mean, count))
     flat = [mean for mean, count in blocks for _ in range(count)]
     return [value + index * gap for index, value in enumerate(flat)]
-
-
-def _wrapped(label: str, width: int = 14) -> str:
-    """Break at spaces once a line is longer than a panel is high."""
-    lines = [""]
-    for word in label.replace("\n", " \n ").split(" "):
-        if word == "\n":
-            lines.append("")
-        elif lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)

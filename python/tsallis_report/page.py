@@ -22,8 +22,36 @@ _CAPTIONS = {
         "item's key, so a sharp head lights up the rightmost column alone. All panels share one "
         "colour scale."
     ),
-    "entropy": "Low entropy is a sharp head. The dotted line is uniform attention.",
-    "support": "Entries that get any weight at all. The dotted line is every entry, as in softmax.",
+    "entropy": (
+        "Low entropy is a sharp head; of sequence models, the mean over all heads and scored "
+        "tokens. The dotted line is uniform attention."
+    ),
+    "support": (
+        "Entries that get any weight at all; of sequence models, the mean over all heads and "
+        "scored tokens. The dotted line is every entry, as in softmax."
+    ),
+    "heads-learned": (
+        "Of the first seed. Grey: heads without that number; under NAPE only the heads without "
+        "ALiBi are scaled. What depends on the token, as β and γ in c = δ + β (ln n)^γ, "
+        "has a standard deviation."
+    ),
+    "heads-entropy": (
+        "Of the first seed, mean over the scored tokens. 1 is uniform attention over the keys that "
+        "a query sees: a head that disperses rises towards it."
+    ),
+    "heads-support": (
+        "Of the first seed: keys with any weight at all, mean over the scored tokens. Softmax "
+        "leaves out only those whose weight is below the smallest float."
+    ),
+    "attention": (
+        "Of the first seed, on the first test sample. Shown of the first, middle and last layer: "
+        "of the heads with ALiBi, and of those without, the one of the lowest normalised entropy "
+        "at the shortest length. Bold: where the model answers. Black is no weight."
+    ),
+    "attention-long": (
+        "The same heads. Samples of more than 96 tokens are drawn in cells of several: what the "
+        "queries of a row give to all keys of a column, on average; every row sums to 1."
+    ),
 }
 
 _CSS = """

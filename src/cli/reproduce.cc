@@ -50,8 +50,14 @@ class ReproduceCommand : public Command {
                    "Folder of the report; default: <runs>/<study>/<scale>/report. With several "
                    "recipes: its parent, one folder a study");
     app.add_option("--workers", options_.workers,
-                   "Jobs at a time, one core each; default: one per core")
+                   "Jobs at a time, one core each; default: one per core. When fewer jobs than "
+                   "that are left, they share the cores")
         ->check(CLI::Range(1, 4096));
+    app.add_option("--maps", options_.map_lengths,
+                   "Sequences: lengths whose attention is drawn, separated by commas; default: the "
+                   "shortest, and the longest of up to 4096 tokens")
+        ->delimiter(',')
+        ->allow_extra_args(false);
     app.add_flag("--resume", options_.resume,
                  "Go on with what an earlier run of the same command left");
     app.add_flag("--finished", options_.finished_only,

@@ -166,11 +166,11 @@ void Decoder::State::ForBlocks(
   });
 }
 
-DecoderRows Decoder::State::Run(const TokenBatch& batch, int team, bool keep) {
+DecoderRows Decoder::State::Run(const TokenBatch& batch, int team, bool keep, const Look& look) {
   threads = team;
   DecoderRows rows = RowsOf(batch);
   parameters.Refresh();
-  ForwardLayers(rows, keep);
+  ForwardLayers(rows, keep, look);
   return rows;
 }
 
@@ -208,6 +208,12 @@ SequenceScore Decoder::Evaluate(const TokenBatch& batch) {
   State& state = *state_;
   const DecoderRows rows = state.Run(batch, guard.threads(), false);
   return state.Losses(rows);
+}
+
+void Decoder::Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const SequentialProducts guard;
+  state_->Run(batch, guard.threads(), false, look);
 }
 
 at::Tensor Decoder::Forward(const TokenBatch& batch) {

@@ -60,6 +60,8 @@ struct GradientOptions {
   std::function<void(std::int64_t begin, std::int64_t end)> ready;
 };
 
+struct LayerView;
+
 class Decoder {
  public:
   // Parameters drawn from `seed`, each from a stream of its own. Throws UsageError (CheckDecoder).
@@ -81,8 +83,13 @@ class Decoder {
   // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
   at::Tensor Forward(const TokenBatch& batch);
 
+  // Runs the layers and shows the attention of each, in order, while its queries and keys are
+  // there: `look` is called on the calling thread, and what it gets is gone afterwards.
+  void Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look);
+
   // All parameters, and their gradients, in one piece of memory each; a parameter starts at a
-  // multiple of 64 bytes, the gaps stay zero.
+  // multiple of 64 bytes, the gaps stay zero. Who writes parameters through a pointer tells
+  // MarkChanged() (parameters.h).
   const at::Tensor& FlatParameters() const;
   const at::Tensor& FlatGradients() const;
 

@@ -45,7 +45,7 @@ void Decoder::State::Embed(const DecoderRows& rows, const Tensor& x) {
   });
 }
 
-void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep) {
+void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Look& look) {
   const std::int64_t width = config.width;
   const std::int64_t hidden = config.feed_forward;
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
@@ -66,7 +66,15 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep) {
       layer.attention.Rotate(rows, begin, end, CellsOf(projected), 1.0F);
     });
     Tensor attended = a.attended.Rows(rows.rows, inner, dtype);
-    layer.attention.Forward({.threads = threads}, rows, projected, attended, keep, a.kept);
+    const Context context{.threads = threads};
+    if (look) {
+      LayerAttention::Statistics statistics;
+      layer.attention.Forward(context, rows, projected, attended, keep, a.kept, &statistics);
+      look({static_cast<std::int64_t>(l), context, layer.attention, rows, rows.scored, projected,
+            a.kept, statistics});
+    } else {
+      layer.attention.Forward(context, rows, projected, attended, keep, a.kept);
+    }
 
     // Behind the last attention only rows whose logits are wanted matter.
     const bool last = l + 1 == layers.size();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lab/nn/decoder.h"
-#include "lab/nn/layer_attention.h"
+#include "lab/nn/layer_view.h"
 #include "lab/nn/parameters.h"
 
 namespace tsallis::lab {
@@ -65,7 +65,8 @@ struct Decoder::State {
   // ---- decoder.cc
   DecoderRows RowsOf(const TokenBatch& batch) const;
   // Checks the batch and runs the layers on it with `team` threads, weights as they are now.
-  DecoderRows Run(const TokenBatch& batch, int team, bool keep);
+  using Look = std::function<void(const LayerView&)>;
+  DecoderRows Run(const TokenBatch& batch, int team, bool keep, const Look& look = nullptr);
   // Calls body(begin, end, scratch) on blocks of rows, each on one thread, products included.
   struct Scratch;
   void ForBlocks(std::int64_t rows,
@@ -73,8 +74,9 @@ struct Decoder::State {
 
   // ---- decoder_forward.cc
   // Runs the layers; what leaves the last one stands in final_x: [scored, width] float32. `keep`:
-  // activations stay for the backward pass; otherwise one layer's memory serves all.
-  void ForwardLayers(const DecoderRows& rows, bool keep);
+  // activations stay for the backward pass; otherwise one layer's memory serves all. `look` may be
+  // null.
+  void ForwardLayers(const DecoderRows& rows, bool keep, const Look& look);
   void Embed(const DecoderRows& rows, const at::Tensor& x);
   // Final norm and head of rows [begin, end) of final_x: [end - begin, vocabulary] float32.
   at::Tensor Logits(std::int64_t begin, std::int64_t end, Scratch& scratch);

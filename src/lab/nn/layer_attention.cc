@@ -255,7 +255,7 @@ std::vector<double> LayerAttention::AlphasOf(const Call& call) const {
 
 void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
                              const at::Tensor& projected, const at::Tensor& out, bool keep,
-                             Kept& kept) const {
+                             Kept& kept, Statistics* statistics) const {
   if (!scalings_.empty()) {
     if (!kept.c.defined() || kept.c.size(0) != rows.rows) kept.c = at::empty({rows.rows, heads_});
     kept.c.fill_(1.0);
@@ -266,6 +266,10 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
   }
   kept.tau.resize(calls_.size());
   kept.lists.resize(calls_.size());
+  if (statistics != nullptr) {
+    statistics->entropy.resize(calls_.size());
+    statistics->support.resize(calls_.size());
+  }
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
     AttentionParams p = ParamsOf(call, rows, projected, kept.c);
@@ -288,6 +292,13 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
       }
       outputs.saved = bytes > 0 ? kept.lists[i].data_ptr() : nullptr;
       outputs.saved_bytes = static_cast<std::size_t>(bytes);
+    }
+    if (statistics != nullptr) {
+      const auto count = static_cast<std::size_t>(rows.rows * call.count);
+      statistics->entropy[i].resize(count);
+      statistics->support[i].resize(count);
+      outputs.entropy = statistics->entropy[i].data();
+      outputs.support_size = statistics->support[i].data();
     }
     AttentionForward(context, p, outputs);
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/head_numbers.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/positions.h"
 #include "lab/nn/query_scale.h"
@@ -62,14 +63,38 @@ class LayerAttention {
     at::Tensor c;                   // [rows, heads] float32; undefined without length scaling
   };
 
-  // out: [rows, heads * head_dim], of the dtype of `projected`. `keep`: for Backward.
+  // Of the weights of every row.
+  struct Statistics {
+    std::vector<std::vector<double>> entropy;        // of every call, as tau; nats
+    std::vector<std::vector<std::int64_t>> support;  // weights > 0
+  };
+
+  // out: [rows, heads * head_dim], of the dtype of `projected`. `keep`: for Backward. `statistics`:
+  // filled if not null.
   void Forward(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
-               const at::Tensor& out, bool keep, Kept& kept) const;
+               const at::Tensor& out, bool keep, Kept& kept,
+               Statistics* statistics = nullptr) const;
 
   // Gradient of the projection (rotated still), and of the layer's parameters, which it adds.
   // d_out as out, d_projected as projected.
   void Backward(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
                 const at::Tensor& d_out, const Kept& kept, const at::Tensor& d_projected);
+
+  // After Forward. Adds the rows `scored` to the quantities of each head: [heads].
+  //   entropy             of the weights, nats
+  //   normalised entropy  entropy / ln keys, of rows that see at least two keys
+  //   support             weights > 0
+  //   keys                that the row sees
+  //   slope               of ALiBi ("learned slope" if it is), where the head has one
+  //   alpha               where it is learned
+  //   c                   the length scaling, where there is one, and its QueryScale::Terms()
+  void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
+                const at::Tensor& projected, const Kept& kept, const Statistics& statistics,
+                std::vector<HeadQuantities>& heads) const;
+  // After Forward. The weights of queries [begin, end) of a sequence.
+  SparseRows Weights(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
+                     const Kept& kept, std::int64_t sequence, std::int64_t head, std::int64_t begin,
+                     std::int64_t end) const;
 
  private:
   // Heads first, first + step, ... of one call.

@@ -1,5 +1,7 @@
 #include "lab/nn/query_scale.h"
 
+#include <c10/util/BFloat16.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -9,6 +11,11 @@ namespace {
 float* Values(const Parameter& parameter) { return parameter.value.mutable_data_ptr<float>(); }
 float* Gradients(const Parameter& parameter) {
   return parameter.gradient.mutable_data_ptr<float>();
+}
+
+double NumberAt(Cells cells) {
+  return cells.half ? static_cast<float>(*static_cast<const c10::BFloat16*>(cells.data))
+                    : *static_cast<const float*>(cells.data);
 }
 
 // L1, SSMax (Nakanishi 2025): c = b ln n.
@@ -35,6 +42,10 @@ class SsmaxScale : public QueryScale {
       }
       Gradients(b_)[h] += static_cast<float>(sum);
     }
+  }
+  std::vector<std::string> Terms() const override { return {"b"}; }
+  void ReadTerms(HeadCells, std::int64_t, std::int64_t head, double* values) const override {
+    values[0] = Values(b_)[head];
   }
 
  private:
@@ -76,6 +87,11 @@ class ScalarScale : public QueryScale {
       Gradients(bg_)[heads_ + h] += static_cast<float>(to_g);
     }
   }
+  std::vector<std::string> Terms() const override { return {"b", "g"}; }
+  void ReadTerms(HeadCells, std::int64_t, std::int64_t head, double* values) const override {
+    values[0] = Values(bg_)[head];
+    values[1] = Values(bg_)[heads_ + head];
+  }
 
  private:
   Parameter bg_;  // [2, heads]
@@ -113,6 +129,19 @@ class AdaptiveQueryScale : public QueryScale {
                           rows.log_log_n, rows.rows, dc.data, dc.stride, d_projected.data,
                           d_projected.data + heads_, d_bias,
                           config_.bias ? d_bias + heads_ : nullptr);
+  }
+  std::vector<std::string> Terms() const override { return {"beta", "gamma"}; }
+  void ReadTerms(HeadCells projected, std::int64_t row, std::int64_t head,
+                 double* values) const override {
+    const Cells cells = projected.data + (row * projected.stride + head);
+    double b = NumberAt(cells);
+    double g = NumberAt(cells + heads_);
+    if (config_.bias) {
+      b += Values(bias_)[head];
+      g += Values(bias_)[heads_ + head];
+    }
+    values[0] = std::max(b, 0.0) + std::log1p(std::exp(-std::abs(b)));
+    values[1] = config_.gamma_range * std::tanh(g);
   }
 
  private:
@@ -159,6 +188,8 @@ class TableScale : public QueryScale {
 std::vector<ParameterList::Part> QueryScale::Projection(const std::string&, std::int64_t) const {
   return {};
 }
+
+void QueryScale::ReadTerms(HeadCells, std::int64_t, std::int64_t, double*) const {}
 
 std::unique_ptr<QueryScale> MakeQueryScale(const QueryScaling& config, std::int64_t heads) {
   if (config.kind == "ssmax") return std::make_unique<SsmaxScale>(config, heads);

@@ -52,6 +52,12 @@ class QueryScale {
   virtual void Backward(const ScaleRows& rows, HeadCells projected, HeadFloats dc,
                         HeadCells d_projected) = 0;
 
+  // What c is made of beside ln n, as reports name it, and its values for one row and head: values:
+  // [Terms().size()].
+  virtual std::vector<std::string> Terms() const { return {}; }
+  virtual void ReadTerms(HeadCells projected, std::int64_t row, std::int64_t head,
+                         double* values) const;
+
  protected:
   QueryScaling config_;
   std::int64_t heads_;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "lab/eval/head_data.h"
+
 namespace tsallis::lab {
 
 // One method at one length, over the seeds that ran.
@@ -20,13 +22,15 @@ struct ResultRow {
   std::optional<double> paper;
 };
 
-// Entropy of the attention weights of one method at one length, averaged over sets and seeds.
+// Entropy of the attention weights of one method at one length, averaged over seeds and over sets,
+// or over all heads and scored tokens.
 struct EntropyRow {
   std::string method;
   std::int64_t n = 0;
-  double entropy_mean = 0.0;  // nats
-  double entropy_std = 0.0;   // over seeds
-  double support_mean = 0.0;  // entries with weight > 0
+  double entropy_mean = 0.0;     // nats
+  double entropy_std = 0.0;      // over seeds
+  double normalised_mean = 0.0;  // entropy / ln of what the query sees; 0 where that is one key
+  double support_mean = 0.0;     // entries with weight > 0
 };
 
 // Attention weights on the `items` largest items of each of `samples` sets, ascending: the last
@@ -37,6 +41,20 @@ struct HeatMap {
   std::int64_t samples = 0;
   std::int64_t items = 0;
   std::vector<float> weights;  // [samples, items]
+};
+
+// What the heads of a sequence model of one method do, of its first seed: heads of different seeds
+// have nothing in common.
+struct MethodHeads {
+  std::string method;
+  HeadObservations heads;
+};
+
+// A sample whose attention is drawn token by token.
+struct DrawnSample {
+  std::int64_t n = 0;
+  std::vector<std::string> words;  // [tokens]
+  std::vector<bool> scored;        // [tokens]: whether the model answers there
 };
 
 struct MethodInfo {
@@ -58,6 +76,8 @@ struct StudyResults {
   std::vector<ResultRow> rows;
   std::vector<EntropyRow> entropies;
   std::vector<HeatMap> heat_maps;
+  std::vector<MethodHeads> heads;
+  std::vector<DrawnSample> samples;
   // Jobs that failed, with the reason; their seeds are missing above. Not part of the report.
   std::vector<std::string> failures;
 };

@@ -6,14 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <limits>
-#include <map>
 #include <set>
 #include <stdexcept>
 #include <string_view>
@@ -21,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "lab/report/csv.h"
+#include "lab/report/data_files.h"
 #include "lab/report/table.h"
 
 namespace tsallis::lab {
@@ -60,16 +58,6 @@ void WriteAtomically(const fs::path& path, std::string_view text) {
   }
 }
 
-std::string ReadFile(const fs::path& path) {
-  if (!fs::exists(path)) {
-    throw std::runtime_error(path.string() + ": no such file; is this a folder of results?");
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file || fs::is_directory(path)) throw std::runtime_error(path.string() + ": cannot be read");
-  return text;
-}
-
 void MakeFolder(const fs::path& dir) {
   std::error_code error;
   fs::create_directories(dir, error);
@@ -80,94 +68,6 @@ void MakeFolder(const fs::path& dir) {
 }
 
 // ---- CSV ------------------------------------------------------------------------------------
-
-std::string Quoted(const std::string& field) {
-  if (field.find_first_of(",\"\n\r") == std::string::npos) return field;
-  std::string quoted = "\"";
-  for (const char c : field) {
-    if (c == '"') quoted += '"';
-    quoted += c;
-  }
-  return quoted + '"';
-}
-
-// A table read from CSV, with errors that name file, line and column.
-class CsvTable {
- public:
-  explicit CsvTable(const fs::path& path) : path_(path) {
-    const std::string text = ReadFile(path);
-    std::vector<std::string> fields(1);
-    int line = 1;
-    int first_line = 1;
-    bool quoted = false;
-    const auto end_record = [&] {
-      if (fields.size() > 1 || !fields[0].empty()) {
-        if (columns_.empty()) {
-          for (std::size_t i = 0; i < fields.size(); ++i) columns_[fields[i]] = i;
-        } else {
-          records_.emplace_back(first_line, std::move(fields));
-        }
-      }
-      fields.assign(1, "");
-    };
-    for (std::size_t i = 0; i < text.size(); ++i) {
-      const char c = text[i];
-      if (quoted) {
-        if (c == '"' && i + 1 < text.size() && text[i + 1] == '"') {
-          fields.back() += text[++i];
-        } else if (c == '"') {
-          quoted = false;
-        } else {
-          fields.back() += c;
-        }
-      } else if (c == '"') {
-        quoted = true;
-      } else if (c == ',') {
-        fields.emplace_back();
-      } else if (c == '\n') {
-        end_record();
-        first_line = line + 1;
-      } else if (c != '\r') {
-        fields.back() += c;
-      }
-      if (c == '\n') ++line;
-    }
-    if (quoted) throw std::runtime_error(fmt::format("{}: a quote is not closed", path.string()));
-    end_record();
-  }
-
-  std::size_t size() const { return records_.size(); }
-
-  const std::string& Text(std::size_t record, const std::string& column) const {
-    const auto found = columns_.find(column);
-    if (found == columns_.end()) {
-      throw std::runtime_error(fmt::format("{}: no column '{}'", path_.string(), column));
-    }
-    const auto& [line, fields] = records_[record];
-    if (found->second >= fields.size()) {
-      throw std::runtime_error(
-          fmt::format("{}:{}: no value for '{}'", path_.string(), line, column));
-    }
-    return fields[found->second];
-  }
-
-  template <typename T>
-  T Number(std::size_t record, const std::string& column) const {
-    const std::string& text = Text(record, column);
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      throw std::runtime_error(fmt::format("{}:{}: '{}' is '{}', which is not a number",
-                                           path_.string(), records_[record].first, column, text));
-    }
-    return value;
-  }
-
- private:
-  fs::path path_;
-  std::map<std::string, std::size_t> columns_;
-  std::vector<std::pair<int, std::vector<std::string>>> records_;  // line, fields
-};
 
 std::string ResultsCsv(const StudyResults& results) {
   std::string csv =
@@ -187,97 +87,6 @@ std::string ResultsCsv(const StudyResults& results) {
     csv += '\n';
   }
   return csv;
-}
-
-std::string EntropyCsv(const StudyResults& results) {
-  std::string csv = "method,n,entropy_mean,entropy_std,normalised_entropy,support_mean\n";
-  for (const EntropyRow& row : results.entropies) {
-    // A single item has no entropy to normalise.
-    const double normalised =
-        row.n > 1 ? row.entropy_mean / std::log(static_cast<double>(row.n)) : 0.0;
-    csv += fmt::format("{},{},{},{},{:.6g},{}\n", Quoted(row.method), row.n, row.entropy_mean,
-                       row.entropy_std, normalised, row.support_mean);
-  }
-  return csv;
-}
-
-// One line per weight; rank 1 is the largest item, the last column of HeatMap.
-std::string HeatMapCsv(const StudyResults& results) {
-  std::string csv = "method,n,set,rank,weight\n";
-  for (const HeatMap& map : results.heat_maps) {
-    if (static_cast<std::int64_t>(map.weights.size()) != map.samples * map.items) {
-      throw std::runtime_error(fmt::format("heat map of {} at n = {}: {} weights for {} sets of {}",
-                                           map.method, map.n, map.weights.size(), map.samples,
-                                           map.items));
-    }
-    const std::string method = Quoted(map.method);
-    for (std::int64_t set = 0; set < map.samples; ++set) {
-      for (std::int64_t column = 0; column < map.items; ++column) {
-        csv += fmt::format("{},{},{},{},{}\n", method, map.n, set, map.items - column,
-                           map.weights[set * map.items + column]);
-      }
-    }
-  }
-  return csv;
-}
-
-std::vector<EntropyRow> ReadEntropies(const fs::path& path) {
-  std::vector<EntropyRow> rows;
-  if (!fs::exists(path)) return rows;
-  const CsvTable table(path);
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    rows.push_back({table.Text(i, "method"), table.Number<std::int64_t>(i, "n"),
-                    table.Number<double>(i, "entropy_mean"), table.Number<double>(i, "entropy_std"),
-                    table.Number<double>(i, "support_mean")});
-  }
-  return rows;
-}
-
-std::vector<HeatMap> ReadHeatMaps(const fs::path& path) {
-  std::vector<HeatMap> maps;
-  if (!fs::exists(path)) return maps;
-  const CsvTable table(path);
-  struct Entry {
-    std::int64_t set, rank;
-    float weight;
-  };
-  std::vector<std::vector<Entry>> entries;  // one list per map
-  std::map<std::pair<std::string, std::int64_t>, std::size_t> places;
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    const std::string& method = table.Text(i, "method");
-    const auto n = table.Number<std::int64_t>(i, "n");
-    const Entry entry{table.Number<std::int64_t>(i, "set"), table.Number<std::int64_t>(i, "rank"),
-                      table.Number<float>(i, "weight")};
-    if (entry.set < 0 || entry.rank < 1) {
-      throw std::runtime_error(
-          fmt::format("{}: set {}, rank {} of {}: sets count from 0, ranks from 1", path.string(),
-                      entry.set, entry.rank, method));
-    }
-    const auto [place, is_new] = places.try_emplace({method, n}, maps.size());
-    if (is_new) {
-      maps.push_back({method, n, 0, 0, {}});
-      entries.emplace_back();
-    }
-    HeatMap& map = maps[place->second];
-    map.samples = std::max(map.samples, entry.set + 1);
-    map.items = std::max(map.items, entry.rank);
-    entries[place->second].push_back(entry);
-  }
-  for (std::size_t m = 0; m < maps.size(); ++m) {
-    HeatMap& map = maps[m];
-    // Before any memory is asked for: a stray index must not cost gigabytes.
-    if (static_cast<double>(map.samples) * static_cast<double>(map.items) !=
-        static_cast<double>(entries[m].size())) {
-      throw std::runtime_error(fmt::format("{}: {} at n = {} has {} weights for {} sets of {}",
-                                           path.string(), map.method, map.n, entries[m].size(),
-                                           map.samples, map.items));
-    }
-    map.weights.resize(entries[m].size());
-    for (const Entry& entry : entries[m]) {
-      map.weights[entry.set * map.items + map.items - entry.rank] = entry.weight;
-    }
-  }
-  return maps;
 }
 
 // ---- JSON -----------------------------------------------------------------------------------
@@ -385,6 +194,38 @@ std::string MarkdownTable(const std::vector<std::vector<std::string>>& rows) {
   return table;
 }
 
+// Of each quantity at a length one object: mean and spread as [layers][heads], null where a head has
+// no such quantity.
+void AddHeads(const std::string& method, const LengthHeads& at, Json& json) {
+  std::vector<std::string> quantities;
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;
+  for (const HeadNumber& number : at.numbers) {
+    if (std::find(quantities.begin(), quantities.end(), number.quantity) == quantities.end()) {
+      quantities.push_back(number.quantity);
+    }
+    layers = std::max(layers, number.layer + 1);
+    heads = std::max(heads, number.head + 1);
+  }
+  const Json nothing(std::vector<Json>(static_cast<std::size_t>(layers),
+                                       std::vector<Json>(static_cast<std::size_t>(heads))));
+  for (const std::string& quantity : quantities) {
+    Json mean = nothing;
+    Json spread = nothing;
+    for (const HeadNumber& number : at.numbers) {
+      if (number.quantity != quantity) continue;
+      mean[number.layer][number.head] = number.mean;
+      spread[number.layer][number.head] = number.deviation;
+    }
+    json.push_back({{"method", method},
+                    {"n", at.n},
+                    {"samples", at.samples},
+                    {"quantity", quantity},
+                    {"mean", mean},
+                    {"std", spread}});
+  }
+}
+
 }  // namespace
 
 Json ToJson(const StudyResults& results) {
@@ -411,6 +252,19 @@ Json ToJson(const StudyResults& results) {
                             {"accuracy_best", row.accuracy_best},
                             {"seeds", row.seeds},
                             {"paper", row.paper ? Json(*row.paper) : Json(nullptr)}});
+  }
+  json["entropies"] = Json::array();
+  for (const EntropyRow& row : results.entropies) {
+    json["entropies"].push_back({{"method", row.method},
+                                 {"n", row.n},
+                                 {"entropy_mean", row.entropy_mean},
+                                 {"entropy_std", row.entropy_std},
+                                 {"normalised_entropy", row.normalised_mean},
+                                 {"support_mean", row.support_mean}});
+  }
+  json["heads"] = Json::array();
+  for (const auto& [method, heads] : results.heads) {
+    for (const LengthHeads& at : heads.lengths) AddHeads(method, at, json["heads"]);
   }
   return json;
 }
@@ -467,6 +321,9 @@ std::string MarkdownReport(const StudyResults& results) {
   if (!results.heat_maps.empty()) {
     page += "![Attention on the largest items](figures/heatmap.png)\n\n";
   }
+  if (!results.heads.empty()) {
+    page += "![Attention maps of chosen heads](figures/attention.png)\n\n";
+  }
   page += results.entropies.empty() && results.heat_maps.empty()
               ? "The same as one page: [report.html](report.html); its data: `results.csv`.\n\n"
               : "More figures are in [report.html](report.html), their data in `results.csv` and "
@@ -489,15 +346,20 @@ std::string MarkdownReport(const StudyResults& results) {
 }
 
 void WriteResults(const StudyResults& results, const fs::path& dir) {
-  const std::vector<std::pair<fs::path, std::string>> files = {
-      {"data/entropy.csv", EntropyCsv(results)},
-      {"data/heatmap.csv", HeatMapCsv(results)},
-      {"results.csv", ResultsCsv(results)},
-      {"report.md", MarkdownReport(results)},
-      // A name in a foreign encoding must not lose a week's training: replaced, not thrown.
-      {"results.json", ToJson(results).dump(2, ' ', false, Json::error_handler_t::replace) + '\n'}};
+  std::vector<std::pair<fs::path, std::string>> files = DataFiles(results);
+  files.emplace_back("results.csv", ResultsCsv(results));
+  files.emplace_back("report.md", MarkdownReport(results));
+  // A name in a foreign encoding must not lose a week's training: replaced, not thrown.
+  files.emplace_back("results.json",
+                     ToJson(results).dump(2, ' ', false, Json::error_handler_t::replace) + '\n');
   MakeFolder(dir / "data");
-  for (const auto& [name, text] : files) WriteAtomically(dir / name, text);
+  for (const auto& [name, text] : files) {
+    if (text.empty()) {
+      fs::remove(dir / name);  // of an earlier state
+    } else {
+      WriteAtomically(dir / name, text);
+    }
+  }
 }
 
 StudyResults ReadResults(const fs::path& dir) {
@@ -534,8 +396,7 @@ StudyResults ReadResults(const fs::path& dir) {
     results.rows.push_back(std::move(row));
   }
   results.methods = MethodsInOrder(results);
-  results.entropies = ReadEntropies(dir / "data" / "entropy.csv");
-  results.heat_maps = ReadHeatMaps(dir / "data" / "heatmap.csv");
+  ReadDataFiles(dir, results);
   return results;
 }
 

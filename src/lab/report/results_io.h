@@ -1,6 +1,6 @@
 // A finished study on disk, written and read back. A results folder holds
 //
-//     results.json  results.csv  report.md  data/entropy.csv  data/heatmap.csv
+//     results.json  results.csv  report.md  data/*.csv (data_files.h)
 //
 // and, once RenderFigures (render.h) has run, figures/ and report.html.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace tsallis::lab {
 
-// What results.json holds and `--json` prints. Entropies and heat maps are not in it: they are data
-// of figures and live in data/*.csv.
+// What results.json holds and `--json` prints: everything but heat maps and attention maps, which are
+// data of figures alone and live in data/*.csv.
 nlohmann::ordered_json ToJson(const StudyResults& results);
 
 // The Markdown page: heading, protocol, the table ours | paper | difference, command, commit,

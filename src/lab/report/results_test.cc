@@ -45,10 +45,16 @@ StudyResults Example() {
       if (n <= 4096) row.paper = row.accuracy_mean + (n == 16 ? -0.5 : n < 1024 ? 0.5 : 4.0);
       results.rows.push_back(row);
       results.entropies.push_back(
-          {method.name, n, std::log(static_cast<double>(n)) / 2.0, 0.1, 7.5});
+          {method.name, n, std::log(static_cast<double>(n)) / 2.0, 0.1, 0.5, 7.5});
     }
+    HeadObservations heads;
+    heads.lengths = {{8, 32, {{0, 0, "normalised entropy", 0.25, 0.125}, {0, 1, "beta", 1.5, 0.5}}},
+                     {16, 16, {{0, 0, "normalised entropy", 0.5, 0.0}}}};
+    heads.maps = {{8, 0, 1, 2, 1, {1.0F, 0.0F, 0.25F, 0.75F}}, {16, 0, 1, 3, 2, {1, 0, 0, 1}}};
+    results.heads.push_back({method.name, heads});
     results.heat_maps.push_back({method.name, 16, 2, 3, {0.1F, 0.2F, 0.7F, 0.0F, 1e-9F, 1.0F}});
   }
+  results.samples = {{8, {"<bos>", "a,\"b"}, {false, true}}};
   return results;
 }
 
@@ -107,6 +113,19 @@ TEST_F(ResultsIoTest, RoundTrip) {
   EXPECT_EQ(read.heat_maps[1].method, "asentmax-3");
   EXPECT_EQ(read.heat_maps[1].samples, 2);
   EXPECT_EQ(read.heat_maps[1].weights, written.heat_maps[1].weights);
+  ASSERT_EQ(read.heads.size(), 2U);
+  EXPECT_EQ(read.heads[1].method, "asentmax-3");
+  const HeadObservations& heads = read.heads[1].heads;
+  ASSERT_EQ(heads.lengths.size(), 2U);
+  EXPECT_EQ(heads.lengths[0].samples, 32);
+  EXPECT_EQ(heads.lengths[0].numbers, written.heads[1].heads.lengths[0].numbers);
+  ASSERT_EQ(heads.maps.size(), 2U);
+  EXPECT_EQ(heads.maps[1].tokens, 3);
+  EXPECT_EQ(heads.maps[1].cell, 2);
+  EXPECT_EQ(heads.maps[0].weights, written.heads[1].heads.maps[0].weights);
+  ASSERT_EQ(read.samples.size(), 1U);
+  EXPECT_EQ(read.samples[0].words, written.samples[0].words);
+  EXPECT_EQ(read.samples[0].scored, written.samples[0].scored);
 }
 
 TEST_F(ResultsIoTest, WritesTheFolderAndNothingElse) {
@@ -118,10 +137,32 @@ TEST_F(ResultsIoTest, WritesTheFolderAndNothingElse) {
     ++files;
     EXPECT_FALSE(entry.path().filename().string().starts_with(".")) << entry.path();
   }
-  EXPECT_EQ(files, 5);
+  EXPECT_EQ(files, 8);
   EXPECT_TRUE(Contains(Slurp(dir_ / "results.csv"), "asentmax-3,\"ASEntmax, γ = 3\",16,"));
   EXPECT_TRUE(Contains(Slurp(dir_ / "data/entropy.csv"), ",0.5,7.5\n"));  // H / ln n
   EXPECT_TRUE(Contains(Slurp(dir_ / "data/heatmap.csv"), "softmax,16,0,1,0.7\n"));
+}
+
+TEST_F(ResultsIoTest, DataThatIsNotThereHasNoFile) {
+  WriteResults(Example(), dir_);
+  StudyResults results = Example();
+  results.heat_maps.clear();
+  results.heads.clear();
+  WriteResults(results, dir_);
+  EXPECT_TRUE(fs::exists(dir_ / "data/entropy.csv"));
+  for (const char* name : {"heatmap", "heads", "attention"}) {
+    EXPECT_FALSE(fs::exists(dir_ / "data" / (std::string(name) + ".csv"))) << name;
+  }
+}
+
+TEST_F(ResultsIoTest, JsonHasWhatEachHeadDoes) {
+  const auto json = ToJson(Example());
+  EXPECT_EQ(json["entropies"][0]["normalised_entropy"], 0.5);
+  ASSERT_EQ(json["heads"].size(),
+            2U * 3U);  // two methods; two quantities, one at the second length
+  EXPECT_EQ(json["heads"][1]["quantity"], "beta");
+  EXPECT_EQ(json["heads"][1]["mean"].dump(), "[[null,1.5]]");
+  EXPECT_EQ(json["heads"][1]["std"].dump(), "[[null,0.5]]");
 }
 
 TEST_F(ResultsIoTest, JsonHasPercentagesAndNullForNoPaper) {
@@ -197,6 +238,12 @@ TEST_F(ResultsIoTest, ReadErrorsSayWhere) {
   EXPECT_TRUE(Contains(ReadError(), "has 2 weights for")) << ReadError();
   Put("data/heatmap.csv", "method,n,set,weight\nm,16,0,1\n");
   EXPECT_TRUE(Contains(ReadError(), "no column 'rank'")) << ReadError();
+  Put("data/heatmap.csv", "");
+  const std::string columns = "method,n,layer,head,tokens,cell,row,column,weight\n";
+  Put("data/attention.csv", columns + "m,16,0,0,1000000,1,0,0,1\n");
+  EXPECT_TRUE(Contains(ReadError(), "a map of 1000000 tokens in cells of 1")) << ReadError();
+  Put("data/attention.csv", columns + "m,16,0,0,4,1,0,4,1\n");
+  EXPECT_TRUE(Contains(ReadError(), "cell 0, 4 of a map of 4 by 4")) << ReadError();
 }
 
 TEST_F(ResultsIoTest, ReadsAFileOfAnotherHand) {

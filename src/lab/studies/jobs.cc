@@ -1,7 +1,9 @@
 #include "lab/studies/jobs.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
@@ -9,8 +11,11 @@
 #include <optional>
 #include <thread>
 
+#include "lab/denormals.h"
 #include "lab/errors.h"
 #include "lab/eval/evaluate_sequences.h"
+#include "lab/eval/observe_heads.h"
+#include "lab/studies/cores.h"
 #include "lab/train/sequence_training.h"
 #include "lab/train/set_training.h"
 
@@ -36,6 +41,18 @@ double TrainingSeconds(const fs::path& folder) {
 
 fs::path ScoresPath(const Job& job, const MethodConfig& method) {
   return job.folder / ("eval-" + method.name + ".json");
+}
+
+fs::path HeadsPath(const Job& job) { return job.folder / ("heads-" + job.trains->name + ".json"); }
+
+// Whether there is nothing more to learn of a job that has been evaluated: its heads have been
+// looked at, or its weights are gone.
+bool HeadsSeen(const TaskConfig& task, const Job& job) {
+  if (!RunFolder(job.folder).Finished()) return true;
+  return std::all_of(task.eval_lengths.begin(), task.eval_lengths.end(),
+                     [&](std::int64_t n) { return job.heads.At(n) != nullptr; }) &&
+         std::all_of(job.map_lengths.begin(), job.map_lengths.end(),
+                     [&](std::int64_t n) { return job.heads.HasMaps(n); });
 }
 
 std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskConfig& task) {
@@ -78,7 +95,7 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
                   const std::atomic<bool>& stop) {
   Decoder model(training.recipe->Decoder(*training.method), training.seed);
   ClaimSequenceFolder(training, model);
-  if (LoadFinished(task, job)) return;
+  if (LoadFinished(task, job) && HeadsSeen(task, job)) return;
   TrainSequences(training, model, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
@@ -91,6 +108,7 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
         EvaluateLength(model, *task.sequence, Split::kTest, n, task.eval_samples, stop));
     SaveSequenceScores(path, scores);
   }
+  ObserveMissing(model, *task.sequence, task.eval_lengths, job.map_lengths, HeadsPath(job), stop);
 }
 
 void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, const Report& report,
@@ -131,6 +149,7 @@ bool LoadFinished(const TaskConfig& task, Job& job) {
     scores.push_back(std::move(*loaded));
   }
   job.scores = std::move(scores);
+  if (task.sequence) job.heads = LoadHeads(HeadsPath(job));
   job.seconds = TrainingSeconds(job.folder);
   return true;
 }
@@ -144,7 +163,7 @@ double ValidationAccuracy(const Job& job) {
 }
 
 std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,
-                                  const ProgressOptions& shown, int workers,
+                                  const ProgressOptions& shown, int cores,
                                   const std::atomic<bool>& stop) {
   std::vector<JobStatus> statuses;
   for (const Job& job : jobs) {
@@ -154,6 +173,7 @@ std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs
     statuses.push_back(status);
   }
   ProgressOptions options = shown;
+  const int workers = std::min(cores, static_cast<int>(jobs.size()));
   options.workers = workers;
   Progress progress(statuses, options);
   std::atomic<std::size_t> next{0};
@@ -162,12 +182,20 @@ std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs
   std::exception_ptr interrupted;
   std::exception_ptr mistake;  // of the user: nothing that follows can be right
   std::atomic<bool> halt{false};
-  const auto work = [&] {
+  Cores share(cores, workers);
+  const auto work = [&](int worker) {
+    at::set_num_threads(1);
     for (std::size_t i = next++; i < jobs.size() && !stop && !halt; i = next++) {
       JobStatus status = statuses[i];
+      share.SetBusy(worker, true);
       const auto report = [&](const JobStatus& now) {
         status = now;
         progress.Update(i, now);
+        // Results do not depend on it, so it may change in the middle.
+        if (task.sequence && at::get_num_threads() != share.Share(worker)) {
+          at::set_num_threads(share.Share(worker));
+          FlushDenormals();  // in the new threads as well
+        }
       };
       const auto ended = [&](JobStatus::State state, const std::string& why) {
         status.state = state;
@@ -190,11 +218,12 @@ std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs
         ended(JobStatus::State::kFailed, error.what());
         failures.emplace_back(error.what());
       }
+      share.SetBusy(worker, false);
     }
   };
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(workers));
-  for (int w = 0; w < workers; ++w) threads.emplace_back(work);
+  for (int w = 0; w < workers; ++w) threads.emplace_back(work, w);
   for (std::thread& thread : threads) thread.join();
   if (mistake) std::rethrow_exception(mistake);
   if (interrupted) std::rethrow_exception(interrupted);

@@ -11,6 +11,7 @@
 
 #include "lab/config/recipe.h"
 #include "lab/eval/evaluate_sets.h"
+#include "lab/eval/head_data.h"
 #include "lab/progress/progress.h"
 
 namespace tsallis::lab {
@@ -23,9 +24,11 @@ struct Job {
   std::uint64_t seed = 0;
   std::int64_t steps = 0;
   std::filesystem::path folder;
+  std::vector<std::int64_t> map_lengths;  // sequences: where attention maps are drawn
   // As `evaluates`, at every length; empty until the job is finished. Of sequences, `sets` are what
   // was asked, `hits` what was right, and the rest stays empty.
   std::vector<std::vector<LengthScore>> scores;
+  HeadObservations heads;  // sequences: what there is when the job is finished
   double seconds = 0.0;
 
   std::string Name() const;
@@ -35,17 +38,18 @@ struct Job {
 enum class JobGoal : std::uint8_t { kTrain, kEvaluate };
 
 // Reads the job's evaluations if they are all there: it is finished, and its weights need not be
-// kept.
+// kept. What its heads do is read as far as it is there.
 bool LoadFinished(const TaskConfig& task, Job& job);
 
 // Accuracy in % of the job's best checkpoint on validation data. std::runtime_error if there is
 // none.
 double ValidationAccuracy(const Job& job);
 
-// Runs the jobs on `workers` threads. A job that fails leaves the others running; the failures are
-// returned. Throws UsageError, and Interrupted once everything has stopped at a checkpoint.
+// Runs the jobs, as many at a time as there are cores. Jobs on sequences share the cores that are
+// left when fewer jobs are; those on sets are too small for more than one. A job that fails leaves
+// the others running; the failures are returned. Throws UsageError, and Interrupted once everything has stopped at a checkpoint.
 std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,
-                                  const ProgressOptions& shown, int workers,
+                                  const ProgressOptions& shown, int cores,
                                   const std::atomic<bool>& stop);
 
 }  // namespace tsallis::lab

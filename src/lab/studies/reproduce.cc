@@ -1,18 +1,18 @@
 #include "lab/studies/reproduce.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <thread>
 #include <utility>
 
 #include "core/version.h"
 #include "lab/eval/evaluate_sets.h"
+#include "lab/eval/observe_heads.h"
 #include "lab/studies/jobs.h"
+#include "lab/studies/summarise.h"
 #include "lab/train/run_folder.h"
 #include "tsallis/cpu.h"
 
@@ -135,65 +135,6 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, std::int64_t 
       task.sequence->Generates() ? "right if every token is" : "token by token");
 }
 
-void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
-               const std::vector<const MethodConfig*>& methods, const std::vector<Job>& jobs,
-               StudyResults& results) {
-  for (const MethodConfig* method : methods) {
-    const auto evaluated = [&](const Job& job) {
-      return std::find(job.evaluates.begin(), job.evaluates.end(), method) != job.evaluates.end();
-    };
-    if (std::none_of(jobs.begin(), jobs.end(), evaluated)) continue;  // of what is finished so far
-    results.methods.push_back({method->name, method->label});
-    for (std::size_t l = 0; l < task.eval_lengths.size(); ++l) {
-      const std::int64_t n = task.eval_lengths[l];
-      std::vector<double> accuracy;
-      std::vector<double> entropy;
-      double support = 0.0;
-      for (const Job& job : jobs) {
-        const auto at = std::find(job.evaluates.begin(), job.evaluates.end(), method);
-        if (at == job.evaluates.end()) continue;
-        const LengthScore& score =
-            job.scores[static_cast<std::size_t>(at - job.evaluates.begin())][l];
-        accuracy.push_back(100.0 * static_cast<double>(score.hits) /
-                           static_cast<double>(score.sets));
-        entropy.push_back(score.entropy);
-        support += score.support;
-        if (accuracy.size() == 1 && !score.heat.empty()) {
-          results.heat_maps.push_back({method->name, n, kHeatSets, kHeatItems, score.heat});
-        }
-      }
-      const auto mean = [](const std::vector<double>& values) {
-        double sum = 0.0;
-        for (const double value : values) sum += value;
-        return sum / static_cast<double>(values.size());
-      };
-      const auto deviation = [&](const std::vector<double>& values) {
-        if (values.size() < 2) return 0.0;
-        double sum = 0.0;
-        for (const double value : values) sum += (value - mean(values)) * (value - mean(values));
-        return std::sqrt(sum / static_cast<double>(values.size() - 1));
-      };
-      ResultRow row{method->name,
-                    n,
-                    mean(accuracy),
-                    deviation(accuracy),
-                    *std::max_element(accuracy.begin(), accuracy.end()),
-                    static_cast<int>(accuracy.size()),
-                    std::nullopt};
-      // The papers' figures stand at the recipe's own lengths; a scale may evaluate fewer of them.
-      const auto& lengths = recipe.task.eval_lengths;
-      const auto column = std::find(lengths.begin(), lengths.end(), n) - lengths.begin();
-      if (compare && column < static_cast<std::ptrdiff_t>(method->paper.size())) {
-        row.paper = method->paper[static_cast<std::size_t>(column)];
-      }
-      results.rows.push_back(row);
-      if (task.sequence) continue;  // their heads are looked at elsewhere
-      results.entropies.push_back({method->name, n, mean(entropy), deviation(entropy),
-                                   support / static_cast<double>(accuracy.size())});
-    }
-  }
-}
-
 }  // namespace
 
 StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
@@ -208,6 +149,15 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   const fs::path root = options.runs / recipe.name / options.scale;
   const std::vector<Recipe> recipes = AtRates(recipe);
   std::vector<Job> jobs = MakeJobs(recipes, methods, scale.steps, options.first_seed, seeds, root);
+  if (task.sequence) {
+    for (const std::int64_t n : options.map_lengths) task.sequence->CheckLength(n);
+    const std::vector<std::int64_t> drawn = options.map_lengths.empty()
+                                                ? MapLengths(*task.sequence, task.eval_lengths)
+                                                : options.map_lengths;
+    for (Job& job : jobs) job.map_lengths = drawn;
+  } else if (!options.map_lengths.empty()) {
+    throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
+  }
   if (!options.resume && !options.finished_only) {
     for (const Job& job : jobs) {
       if (fs::exists(job.folder / "config.json")) {
@@ -226,16 +176,13 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
     if (jobs.empty())
       throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
   } else {
-    const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    const auto machine = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    const int cores = options.workers > 0 ? options.workers : machine;
     const auto run = [&](JobGoal goal) {
-      const int workers = std::min<int>(options.workers > 0 ? options.workers : cores,
-                                        static_cast<int>(jobs.size()));
-      for (std::string& failure : RunQueue(task, jobs, goal, options.progress, workers, stop)) {
+      for (std::string& failure : RunQueue(task, jobs, goal, options.progress, cores, stop)) {
         failures.push_back(std::move(failure));
       }
     };
-    // Jobs are independent and small: a core each, no threads inside.
-    at::set_num_threads(1);
     if (recipes.size() > 1) {
       run(JobGoal::kTrain);
       jobs = ChooseRates(std::move(jobs), choices);

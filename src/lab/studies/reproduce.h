@@ -24,7 +24,9 @@ struct ReproduceOptions {
   bool resume =
       false;  // go on with what is there; without it, an existing unfinished run is a UsageError
   bool finished_only = false;  // run nothing, report on the jobs that are finished
-  int workers = 0;             // jobs at a time, one core each; 0: one per core
+  // Sequences: lengths whose attention is drawn; empty: as MapLengths() says.
+  std::vector<std::int64_t> map_lengths;
+  int workers = 0;  // cores at work: jobs at a time; 0: all of the machine
   ProgressOptions progress;
   std::string command;  // recorded in the results
 };

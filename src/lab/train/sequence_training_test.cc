@@ -389,7 +389,17 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_EQ(results.rows[0].n, 3);
   EXPECT_EQ(results.rows[0].seeds, 2);
   EXPECT_EQ(results.rows[0].paper, 99.0);
-  EXPECT_TRUE(results.entropies.empty());
+  ASSERT_EQ(results.entropies.size(), 2U);
+  EXPECT_GT(results.entropies[1].normalised_mean, 0.0);
+  EXPECT_LT(results.entropies[1].normalised_mean, 1.0);
+  EXPECT_GT(results.entropies[1].entropy_std, 0.0);  // two seeds
+  // What the heads do, of the first seed; both lengths are short enough to be drawn.
+  ASSERT_EQ(results.heads.size(), 1U);
+  EXPECT_EQ(results.heads[0].heads.lengths.size(), 2U);
+  ASSERT_EQ(results.samples.size(), 2U);
+  EXPECT_EQ(results.samples[1].words.size(), 12U);
+  EXPECT_EQ(results.samples[1].words[0], "<bos>");
+  EXPECT_EQ(results.samples[1].scored, (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
   ExpectContains(results.protocol, "{1e-09, 0.003} chosen on validation samples");
   ExpectContains(results.protocol, "(softmax 0.003)");
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
@@ -403,10 +413,19 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   SaveSequenceScores(scores, {rows.back()});
   options.resume = true;
   recipe.task.eval_lengths = {3, 4, 5};
+  options.map_lengths = {4};
   const StudyResults again = Reproduce(recipe, options, never);
+  EXPECT_EQ(again.heads.at(0).heads.lengths.size(), 3U);
+  ASSERT_EQ(again.samples.size(), 1U);
+  EXPECT_EQ(again.samples[0].n, 4);
   ASSERT_EQ(again.rows.size(), 3U);
   EXPECT_EQ(again.rows[0].accuracy_mean, results.rows[0].accuracy_mean);
   EXPECT_EQ(again.rows[2].accuracy_best, 100.0);
+  // Heads of a finished job whose weights are gone are not looked at, and nothing is trained again.
+  fs::remove(method / "lr-0.003" / "seed-1" / "heads-softmax.json");
+  fs::remove(method / "lr-0.003" / "seed-1" / "model.safetensors");
+  options.finished_only = true;
+  EXPECT_TRUE(Reproduce(recipe, options, never).heads.empty());
 }
 
 }  // namespace

@@ -1,0 +1,76 @@
+"""What figures of several modules share."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from . import style
+from .data import Study
+
+_FEW_LENGTHS = 6  # that all fit below a small panel
+
+MAX_TOGETHER = 6  # methods that one panel carries
+
+
+def headline_methods(study: Study) -> list[str]:
+    """The few methods that tell the story; all of them when they are few."""
+    methods = study.methods
+    if len(methods) <= MAX_TOGETHER:
+        return methods
+
+    def longest(method: str) -> float:
+        return study.rows_of(method)[-1].mean
+
+    wanted = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5"]
+    others = [m for m in methods if style.family(m) == style.ENTMAX and m != "entmax-1.5"]
+    if others:
+        wanted.append(max(others, key=longest))
+    scaled = [m for m in methods if style.family(m) == style.ASENTMAX]
+    if scaled:
+        wanted.append("asentmax-3" if "asentmax-3" in scaled else max(scaled, key=longest))
+    chosen = [m for m in methods if m in wanted]
+    return chosen if len(chosen) >= 2 else methods[:MAX_TOGETHER]
+
+
+def length_axis(axes: Axes, lengths: Sequence[int], every: int | None = None) -> None:
+    """A binary logarithm with a tick per length, and a number at each or, of many, every second."""
+    every = every or (1 if len(lengths) <= _FEW_LENGTHS else 2)
+    axes.set_xscale("log", base=2)
+    texts = [str(n) if i % every == 0 else "" for i, n in enumerate(lengths)]
+    axes.set_xticks(lengths, texts)
+    axes.minorticks_off()
+    axes.set_xlabel("Length n (log scale)")
+
+
+def wrapped(label: str, width: int = 14) -> str:
+    """Break at spaces once a line is longer than a panel is high."""
+    lines = [""]
+    for word in label.replace("\n", " \n ").split(" "):
+        if word == "\n":
+            lines.append("")
+        elif lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def weight_norm() -> PowerNorm:
+    """Colours of weights: none exceeds 1; a square root keeps those near 1/n apart from none."""
+    return PowerNorm(0.5, vmin=0.0, vmax=1.0)
+
+
+def weight_bar(figure: Figure, image: AxesImage, right: float, top: float, room: float) -> None:
+    """The bar of weight_norm() in the right margin; margins and room below the top in inches."""
+    width, height = figure.get_size_inches()
+    tall = min(room, 4.0)
+    place = (1.0 - (right - 0.12) / width, 1.0 - (top + tall) / height)
+    bar = figure.colorbar(image, cax=figure.add_axes((*place, 0.13 / width, tall / height)))
+    bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0])
+    bar.ax.set_yticklabels(["0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1"])
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("Attention weight (square-root scale)", fontsize=8.5)
+    bar.outline.set_visible(False)

@@ -1,0 +1,114 @@
+#include "lab/eval/head_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "lab/train/safetensors.h"
+
+namespace tsallis::lab {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Six digits are more than any figure shows. JSON has no NaN: null stands for it.
+Json Short(double value) {
+  return std::isfinite(value) ? Json(std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr))
+                              : Json(nullptr);
+}
+
+double Number(const Json& json) {
+  return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
+}
+
+// Weights that are not 0, as [cell, weight, cell, weight, ...].
+Json Sparse(const std::vector<float>& weights) {
+  Json entries = Json::array();
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const double weight = std::round(weights[i] * 1e4) / 1e4;
+    if (weight == 0.0) continue;
+    entries.push_back(i);
+    entries.push_back(weight);
+  }
+  return entries;
+}
+
+AttentionMap MapOf(const Json& json) {
+  AttentionMap map{.n = json.at("n"),
+                   .layer = json.at("layer"),
+                   .head = json.at("head"),
+                   .tokens = json.at("tokens"),
+                   .cell = json.at("cell"),
+                   .weights = {}};
+  if (map.tokens < 1 || map.cell < 1) throw std::out_of_range("no tokens");
+  map.weights.assign(static_cast<std::size_t>(map.Cells() * map.Cells()), 0.0F);
+  const Json& entries = json.at("weights");
+  for (std::size_t i = 0; i + 1 < entries.size(); i += 2) {
+    map.weights.at(entries[i].get<std::size_t>()) = entries[i + 1].get<float>();
+  }
+  return map;
+}
+
+}  // namespace
+
+const LengthHeads* HeadObservations::At(std::int64_t n) const {
+  const auto found = std::find_if(lengths.begin(), lengths.end(),
+                                  [&](const LengthHeads& heads) { return heads.n == n; });
+  return found == lengths.end() ? nullptr : &*found;
+}
+
+bool HeadObservations::HasMaps(std::int64_t n) const {
+  return std::any_of(maps.begin(), maps.end(), [&](const AttentionMap& map) { return map.n == n; });
+}
+
+void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads) {
+  Json json = {{"lengths", Json::array()}, {"maps", Json::array()}};
+  for (const LengthHeads& at : heads.lengths) {
+    Json numbers = Json::array();
+    for (const HeadNumber& number : at.numbers) {
+      numbers.push_back({number.layer, number.head, number.quantity, Short(number.mean),
+                         Short(number.deviation)});
+    }
+    json["lengths"].push_back({{"n", at.n}, {"samples", at.samples}, {"numbers", numbers}});
+  }
+  for (const AttentionMap& map : heads.maps) {
+    json["maps"].push_back({{"n", map.n},
+                            {"layer", map.layer},
+                            {"head", map.head},
+                            {"tokens", map.tokens},
+                            {"cell", map.cell},
+                            {"weights", Sparse(map.weights)}});
+  }
+  WriteFileAtomically(path, json.dump() + "\n");
+}
+
+HeadObservations LoadHeads(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  if (!in) return {};
+  const Json json = Json::parse(in, nullptr, false);
+  HeadObservations heads;
+  try {
+    for (const Json& at : json.at("lengths")) {
+      LengthHeads& one = heads.lengths.emplace_back(
+          LengthHeads{.n = at.at("n"), .samples = at.at("samples"), .numbers = {}});
+      for (const Json& number : at.at("numbers")) {
+        one.numbers.push_back(
+            {number.at(0), number.at(1), number.at(2), Number(number.at(3)), Number(number.at(4))});
+      }
+    }
+    for (const Json& map : json.at("maps")) heads.maps.push_back(MapOf(map));
+  } catch (const Json::exception&) {
+    return {};
+  } catch (const std::out_of_range&) {  // a map without tokens, a cell beyond its map
+    return {};
+  }
+  return heads;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,50 @@
+// What the heads of a trained sequence model do, length by length: entropy and support of their
+// weights, what they have learned, and attention maps of chosen ones.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <vector>
+
+#include "lab/eval/head_data.h"
+#include "lab/nn/decoder.h"
+#include "lab/tasks/sequence.h"
+
+namespace tsallis::lab {
+
+// Longest sample, in tokens, whose attention is drawn unasked: the cost is quadratic.
+constexpr std::int64_t kMapTokens = 4096;
+
+// The lengths whose attention is drawn unless others are asked for: the shortest, and the longest
+// whose samples have at most kMapTokens tokens.
+std::vector<std::int64_t> MapLengths(const SequenceTask& task,
+                                     const std::vector<std::int64_t>& lengths);
+
+// The heads on the first test samples of length n: as many as make 2^14 tokens, 1 to 32. UsageError
+// for a length that the task does not have.
+LengthHeads ObserveHeads(Decoder& model, const SequenceTask& task, std::int64_t n);
+
+// The heads that maps show: of the first, middle and last layer, of the heads with a slope and of
+// those without, the one of the lowest normalised entropy (the first of equals).
+struct HeadPlace {
+  std::int64_t layer = 0;
+  std::int64_t head = 0;
+  bool operator==(const HeadPlace&) const = default;
+};
+std::vector<HeadPlace> ChooseHeads(const LengthHeads& heads);
+
+// Attention of these heads on the first test sample of length n. Throws as above, and Interrupted
+// when `stop` becomes true.
+std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std::int64_t n,
+                                   const std::vector<HeadPlace>& places,
+                                   const std::atomic<bool>& stop);
+
+// Observes what is not in the file yet, which is kept up to date: heads at each of `lengths`, maps
+// at each of `map_lengths`, of the heads chosen at the first of `lengths`. Throws as above, and
+// std::runtime_error if the file cannot be written.
+void ObserveMissing(Decoder& model, const SequenceTask& task,
+                    const std::vector<std::int64_t>& lengths,
+                    const std::vector<std::int64_t>& map_lengths, const std::filesystem::path& path,
+                    const std::atomic<bool>& stop);
+
+}  // namespace tsallis::lab

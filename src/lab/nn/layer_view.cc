@@ -1,0 +1,105 @@
+// The parts of LayerAttention that look at what its heads do.
+#include "lab/nn/layer_view.h"
+
+#include <cmath>
+#include <cstddef>
+
+namespace tsallis::lab {
+namespace {
+
+void AddTo(HeadQuantities& head, const std::string& name, double value) {
+  for (auto& [known, moments] : head) {
+    if (known == name) return moments.Add(value);
+  }
+  head.emplace_back(name, Moments()).second.Add(value);
+}
+
+}  // namespace
+
+double Moments::Deviation() const {
+  return count_ > 1 ? std::sqrt(squares_ / static_cast<double>(count_ - 1)) : 0.0;
+}
+
+void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
+                              const at::Tensor& projected, const Kept& kept,
+                              const Statistics& statistics,
+                              std::vector<HeadQuantities>& heads) const {
+  heads.resize(static_cast<std::size_t>(heads_));
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    const Call& call = calls_[i];
+    for (std::int64_t own = 0; own < call.count; ++own) {
+      const std::int64_t h = call.first + own * call.step;
+      HeadQuantities& head = heads[static_cast<std::size_t>(h)];
+      for (const std::int64_t row : scored) {
+        // [batch, heads, length], or [heads, rows] if packed.
+        const std::int64_t length = rows.packed ? rows.rows : rows.length;
+        const std::int64_t sequence = row / length;
+        const auto at =
+            static_cast<std::size_t>((sequence * call.count + own) * length + row % length);
+        const double entropy = statistics.entropy[i][at];
+        const double keys = rows.position[static_cast<std::size_t>(row)] + 1.0;
+        AddTo(head, "entropy", entropy);
+        if (keys > 1.0) AddTo(head, "normalised entropy", entropy / std::log(keys));
+        AddTo(head, "support", static_cast<double>(statistics.support[i][at]));
+        AddTo(head, "keys", keys);
+      }
+    }
+  }
+  for (std::int64_t h = 0; h < heads_; ++h) {
+    const auto index = static_cast<std::size_t>(h);
+    if (has_slope_[index]) {
+      AddTo(heads[index], LearnsSlope(h) ? "learned slope" : "slope", slopes_[index]);
+    }
+    if (head_[index].learn_alpha != "no") AddTo(heads[index], "alpha", alphas_[index]);
+  }
+  for (const Scaling& scaling : scalings_) {
+    const std::vector<std::string> names = scaling.scale->Terms();
+    std::vector<double> values(names.size());
+    for (std::int64_t own = 0; own < scaling.count; ++own) {
+      const std::int64_t h = scaling.first + own;
+      HeadQuantities& head = heads[static_cast<std::size_t>(h)];
+      for (const std::int64_t row : scored) {
+        AddTo(head, "c", kept.c.const_data_ptr<float>()[row * heads_ + h]);
+        scaling.scale->ReadTerms({CellsOf(projected) + scaling.column, columns_}, row, own,
+                                 values.data());
+        for (std::size_t t = 0; t < names.size(); ++t) AddTo(head, names[t], values[t]);
+      }
+    }
+  }
+}
+
+SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& rows,
+                                   const at::Tensor& projected, const Kept& kept,
+                                   std::int64_t sequence, std::int64_t head, std::int64_t begin,
+                                   std::int64_t end) const {
+  AttentionParams p = ParamsOf({head, 1, 1}, rows, projected, kept.c);
+  p.alpha = alphas_[static_cast<std::size_t>(head)];
+  // One sequence by itself, with the keys that the last of the queries sees; queries stand at the
+  // end of the keys.
+  const std::int64_t first = rows.begin[static_cast<std::size_t>(sequence)];
+  p.batch = 1;
+  p.ranges = {};
+  p.q_len = end - begin;
+  p.k_len = end;
+  const auto from = [&](ConstArray4& array, std::int64_t row, std::size_t bytes) {
+    if (array.data == nullptr) return;
+    array.data = static_cast<const char*>(array.data) +
+                 static_cast<std::size_t>(row * array.strides[2]) * bytes;
+  };
+  const std::size_t bytes = projected.element_size();
+  from(p.q, first + begin, bytes);
+  from(p.k, first, bytes);
+  from(p.v, first, bytes);
+  from(p.terms.length_scale, first + begin, sizeof(float));
+  SparseRows out;
+  const auto queries = static_cast<std::size_t>(p.q_len);
+  out.offsets.resize(queries + 1);
+  AttentionWeightCounts(context, p, out.offsets.data() + 1);
+  for (std::size_t i = 0; i < queries; ++i) out.offsets[i + 1] += out.offsets[i];
+  out.keys.resize(static_cast<std::size_t>(out.offsets.back()));
+  out.weights.resize(out.keys.size());
+  AttentionWeights(context, p, out.offsets.data(), out.keys.data(), out.weights.data());
+  return out;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,29 @@
+// The data of a study's figures: data/*.csv in a results folder.
+//
+//     entropy.csv    entropy and support of the attention, by method and length
+//     heatmap.csv    sets: weights on the largest items
+//     heads.csv      sequences: what each head does, of the first seed
+//     attention.csv  sequences: attention maps of the heads that ChooseHeads() names, likewise
+//     samples.csv    sequences: the tokens of the samples that are drawn token by token
+//
+// A file without content is not there.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lab/report/results.h"
+
+namespace tsallis::lab {
+
+// Every file, by its path in the results folder, with its text; empty where there is no content.
+// Throws std::runtime_error for a heat map whose weights do not fit its sizes.
+std::vector<std::pair<std::filesystem::path, std::string>> DataFiles(const StudyResults& results);
+
+// Fills in what DataFiles() wrote. Throws std::runtime_error that names the file and the place in
+// it.
+void ReadDataFiles(const std::filesystem::path& dir, StudyResults& results);
+
+}  // namespace tsallis::lab

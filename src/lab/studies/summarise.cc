@@ -1,0 +1,148 @@
+#include "lab/studies/summarise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <set>
+
+#include "lab/tasks/sequence_batch.h"
+
+namespace tsallis::lab {
+namespace {
+
+double Mean(const std::vector<double>& values) {
+  double sum = 0.0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+double Deviation(const std::vector<double>& values) {
+  if (values.size() < 2) return 0.0;
+  double sum = 0.0;
+  for (const double value : values) sum += (value - Mean(values)) * (value - Mean(values));
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
+
+// Of sets.
+EntropyRow SetEntropy(const std::string& method, std::int64_t n,
+                      const std::vector<const LengthScore*>& scores) {
+  std::vector<double> entropy;
+  std::vector<double> support;
+  for (const LengthScore* score : scores) {
+    entropy.push_back(score->entropy);
+    support.push_back(score->support);
+  }
+  // A single item has no entropy to normalise.
+  const double normalised = n > 1 ? Mean(entropy) / std::log(static_cast<double>(n)) : 0.0;
+  return {method, n, Mean(entropy), Deviation(entropy), normalised, Mean(support)};
+}
+
+// Of sequences: a job's mean over its heads is one value.
+void AddSequenceEntropy(const std::string& method, std::int64_t n,
+                        const std::vector<const Job*>& jobs, std::vector<EntropyRow>& rows) {
+  std::vector<double> entropy;
+  std::vector<double> normalised;
+  std::vector<double> support;
+  for (const Job* job : jobs) {
+    const LengthHeads* heads = job->heads.At(n);
+    if (heads == nullptr) continue;
+    const auto mean = [&](const char* quantity) {
+      std::vector<double> values;
+      for (const HeadNumber& number : heads->numbers) {
+        if (number.quantity == quantity) values.push_back(number.mean);
+      }
+      return values.empty() ? 0.0 : Mean(values);
+    };
+    entropy.push_back(mean("entropy"));
+    normalised.push_back(mean("normalised entropy"));
+    support.push_back(mean("support"));
+  }
+  if (entropy.empty()) return;
+  rows.push_back({method, n, Mean(entropy), Deviation(entropy), Mean(normalised), Mean(support)});
+}
+
+// What is known of the heads at these lengths, in their order.
+HeadObservations Known(const HeadObservations& all, const std::vector<std::int64_t>& lengths,
+                       const std::vector<std::int64_t>& map_lengths) {
+  HeadObservations known;
+  for (const std::int64_t n : lengths) {
+    if (const LengthHeads* heads = all.At(n)) known.lengths.push_back(*heads);
+  }
+  for (const std::int64_t n : map_lengths) {
+    for (const AttentionMap& map : all.maps) {
+      if (map.n == n) known.maps.push_back(map);
+    }
+  }
+  return known;
+}
+
+DrawnSample SampleAt(const SequenceTask& task, std::int64_t n) {
+  const Sample sample = task.Draw(kEvaluationSeed, Split::kTest, 0, n);
+  DrawnSample drawn{.n = n, .words = {}, .scored = {}};
+  for (std::size_t i = 0; i < sample.tokens.size(); ++i) {
+    drawn.words.push_back(task.Word(sample.tokens[i]));
+    drawn.scored.push_back(sample.labels[i] != kNotScored);
+  }
+  return drawn;
+}
+
+}  // namespace
+
+void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
+               const std::vector<const MethodConfig*>& methods, const std::vector<Job>& jobs,
+               StudyResults& results) {
+  std::set<std::int64_t> drawn;  // lengths whose maps show single tokens
+  for (const MethodConfig* method : methods) {
+    std::vector<const Job*> own;
+    std::vector<std::size_t> places;  // of the method among the job's
+    for (const Job& job : jobs) {
+      const auto at = std::find(job.evaluates.begin(), job.evaluates.end(), method);
+      if (at == job.evaluates.end()) continue;
+      own.push_back(&job);
+      places.push_back(static_cast<std::size_t>(at - job.evaluates.begin()));
+    }
+    if (own.empty()) continue;  // of what is finished so far
+    results.methods.push_back({method->name, method->label});
+    for (std::size_t l = 0; l < task.eval_lengths.size(); ++l) {
+      const std::int64_t n = task.eval_lengths[l];
+      std::vector<const LengthScore*> scores;
+      std::vector<double> accuracy;
+      for (std::size_t j = 0; j < own.size(); ++j) {
+        scores.push_back(&own[j]->scores[places[j]][l]);
+        accuracy.push_back(100.0 * static_cast<double>(scores[j]->hits) /
+                           static_cast<double>(scores[j]->sets));
+      }
+      ResultRow row{method->name,
+                    n,
+                    Mean(accuracy),
+                    Deviation(accuracy),
+                    *std::max_element(accuracy.begin(), accuracy.end()),
+                    static_cast<int>(accuracy.size()),
+                    std::nullopt};
+      // The papers' figures stand at the recipe's own lengths; a scale may evaluate fewer of them.
+      const auto& lengths = recipe.task.eval_lengths;
+      const auto column = std::find(lengths.begin(), lengths.end(), n) - lengths.begin();
+      if (compare && column < static_cast<std::ptrdiff_t>(method->paper.size())) {
+        row.paper = method->paper[static_cast<std::size_t>(column)];
+      }
+      results.rows.push_back(row);
+      if (task.sequence) {
+        AddSequenceEntropy(method->name, n, own, results.entropies);
+        continue;
+      }
+      results.entropies.push_back(SetEntropy(method->name, n, scores));
+      if (!scores[0]->heat.empty()) {
+        results.heat_maps.push_back({method->name, n, kHeatSets, kHeatItems, scores[0]->heat});
+      }
+    }
+    const HeadObservations heads = Known(own[0]->heads, task.eval_lengths, own[0]->map_lengths);
+    if (heads.lengths.empty()) continue;
+    for (const AttentionMap& map : heads.maps) {
+      if (map.cell == 1) drawn.insert(map.n);
+    }
+    results.heads.push_back({method->name, heads});
+  }
+  for (const std::int64_t n : drawn) results.samples.push_back(SampleAt(*task.sequence, n));
+}
+
+}  // namespace tsallis::lab
