@@ -172,6 +172,8 @@ void Describe(TableReader& table, TrainConfig& train) {
 void Describe(TableReader& table, ScaleConfig& scale) {
   table.Required("steps", scale.steps, Positive<std::int64_t>());
   table.Optional("seeds", scale.seeds, Positive<int>());
+  table.Optional("grid_steps", scale.grid_steps, IfGiven(Positive<std::int64_t>()));
+  table.Optional("grid_seeds", scale.grid_seeds, IfGiven(Positive<int>()));
   table.Optional("methods", scale.methods);
   table.Optional("eval_lengths", scale.eval_lengths,
                  IfGiven<std::vector<std::int64_t>>(CheckLengths));

@@ -307,6 +307,8 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
                  "method.entmax.attention.length_scaling.kind: expected");
   ExpectContains(ErrorOf("map = \"entmax\"", "learn_alpha = \"free\""), "learn_alpha: only has");
   ExpectContains(ErrorOf("best_length = 32", ""), "train.validate_every: needs a best_length");
+  ExpectContains(ErrorOf("steps = 10\n", "steps = 10\ngrid_seeds = 1\n"),
+                 "scale.quick.grid_seeds: has no effect without train.lr_grid");
   ExpectContains(ErrorOf("weight_decay = 0.1", "l2 = 0.1"), "train.l2: only has an effect");
   ExpectContains(ErrorOf("\"adamw\"", "\"adam\""), "train.weight_decay: only has an effect");
   ExpectContains(ErrorOf("best_length = 32", "best_length = 32\naccumulate = 3"),

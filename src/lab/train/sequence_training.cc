@@ -64,13 +64,11 @@ Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step) {
 }
 
 Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) {
-  const TrainConfig& train = recipe_.train;
-  std::vector<std::int64_t> lengths = {recipe_.task.train_length_max, train.best_length};
-  if (lengths[0] == lengths[1]) lengths.pop_back();
   Accuracies accuracies;
-  for (const std::int64_t n : lengths) {
-    const SequenceLengthScore score = EvaluateLength(
-        model_, *recipe_.task.sequence, Split::kValidation, n, train.validate_samples, stop);
+  for (const std::int64_t n : ValidationLengths(recipe_)) {
+    const SequenceLengthScore score =
+        EvaluateLength(model_, *recipe_.task.sequence, Split::kValidation, n,
+                       recipe_.train.validate_samples, stop);
     accuracies.emplace_back(n, score.Accuracy());
   }
   return accuracies;

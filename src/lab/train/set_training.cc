@@ -1,5 +1,7 @@
 #include "lab/train/set_training.h"
 
+#include "lab/eval/evaluate_sets.h"
+
 namespace tsallis::lab {
 namespace {
 
@@ -29,7 +31,7 @@ nlohmann::ordered_json Settings(const TrainingJob& job) {
 class SetTraining : public Trainable {
  public:
   SetTraining(const TrainingJob& job, const MaxRetrieval& task, SetAttention& model)
-      : task_(task), model_(model), seed_(job.seed), batch_(job.recipe->train.batch) {}
+      : recipe_(*job.recipe), task_(task), model_(model), seed_(job.seed) {}
 
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override {
     return model_.Parameters();
@@ -38,16 +40,27 @@ class SetTraining : public Trainable {
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
 
   StepScore LossAndGradient(std::int64_t step) override {
-    const BatchScore score = model_.LossAndGradient(task_.TrainBatch(seed_, step, batch_));
-    return {score.loss, score.hits, batch_};
+    const std::int64_t sets = recipe_.train.batch;
+    const BatchScore score = model_.LossAndGradient(task_.TrainBatch(seed_, step, sets));
+    return {score.loss, score.hits, sets};
   }
-  Accuracies Validate(const std::atomic<bool>&) override { return {}; }
+
+  Accuracies Validate(const std::atomic<bool>& stop) override {
+    Accuracies accuracies;
+    for (const std::int64_t n : ValidationLengths(recipe_)) {
+      const std::int64_t sets = recipe_.train.validate_samples;
+      const LengthScore score = EvaluateSetsAt(model_, task_, Split::kValidation, n, sets, stop);
+      accuracies.emplace_back(n,
+                              100.0 * static_cast<double>(score.hits) / static_cast<double>(sets));
+    }
+    return accuracies;
+  }
 
  private:
+  const Recipe& recipe_;
   const MaxRetrieval& task_;
   SetAttention& model_;
   std::uint64_t seed_;
-  std::int64_t batch_;
 };
 
 }  // namespace
@@ -60,6 +73,9 @@ SetAttention TrainSet(const TrainingJob& job, const std::function<void(const Job
   SetAttention model(job.recipe->model, task.Features(), task.Classes(), *job.method, job.seed);
   SetTraining training(job, task, model);
   Train(training, PlanOf(job, Settings(job)), report, stop);
+  if (job.recipe->train.validate_every > 0) {
+    LoadParameters(RunFolder(job.folder).BestPath(), model.Parameters());
+  }
   return model;
 }
 

@@ -143,6 +143,11 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
           std::move(settings)};
 }
 
+std::vector<std::int64_t> ValidationLengths(const Recipe& recipe) {
+  if (recipe.task.train_length_max == recipe.train.best_length) return {recipe.train.best_length};
+  return {recipe.task.train_length_max, recipe.train.best_length};
+}
+
 nlohmann::ordered_json ToJson(const TrainConfig& train) {
   nlohmann::ordered_json json = {{"optimizer", train.optimizer}, {"lr", train.lr}};
   if (train.optimizer == "adam") json["l2"] = train.l2;

@@ -67,6 +67,9 @@ struct TrainingPlan {
 // The plan of a job; `settings` are what is particular to the kind of model.
 TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
 
+// Where accuracy is read on validation data: the longest length of training, then train.best_length.
+std::vector<std::int64_t> ValidationLengths(const Recipe& recipe);
+
 // The part of the settings that says how is trained. Keys that came later are left out at their
 // defaults, so that older folders keep theirs.
 nlohmann::ordered_json ToJson(const TrainConfig& train);
