@@ -73,6 +73,7 @@ void Describe(TableReader& table, StudySection& study) {
   table.Required("name", study.recipe.name, CheckName);
   table.Required("title", study.recipe.title);
   table.Optional("source", study.recipe.source);
+  table.Optional("baseline", study.recipe.baseline);
 }
 
 }  // namespace

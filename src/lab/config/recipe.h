@@ -109,6 +109,7 @@ struct Recipe {
   std::string name;
   std::string title;
   std::string source;
+  std::string baseline;  // the method that a report holds the others against; empty: none
   TaskConfig task;
   ModelConfig model;
   TrainConfig train;

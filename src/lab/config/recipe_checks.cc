@@ -166,6 +166,10 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
     problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
   }
+  if (!recipe.baseline.empty() && FindMethod(recipe, recipe.baseline) == nullptr) {
+    problems.Add("study.baseline", "unknown method \"" + recipe.baseline + "\"" +
+                                       Suggestion(recipe.baseline, MethodNames(recipe)));
+  }
   std::set<std::string> seen;
   for (const MethodConfig& method : recipe.methods) {
     if (method.name.empty()) continue;  // reported as missing

@@ -168,6 +168,8 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
   ExpectContains(ErrorOf("98.6, 97", "98.6, 97, 94"), "has 3 figures");
   ExpectContains(ErrorOf("methods = [\"ase\"]", "methods = [\"asse\"]"),
                  "scale.quick.methods: unknown method \"asse\"; did you mean \"ase\"?");
+  ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nbaseline = \"sofmax\"\n"),
+                 "study.baseline: unknown method \"sofmax\"; did you mean \"softmax\"?");
   ExpectContains(ErrorOf("map = \"softmax\"", "map = \"softmax\"\nalpha = 1.5"),
                  "alpha: has no effect with map = \"softmax\"");
   ExpectContains(ErrorOf("kind = \"scalar\"", "kind = \"ssmax\""),
@@ -346,10 +348,10 @@ TEST(Recipes, TheSequenceStudiesHaveTheModelsOfThePaper) {
     EXPECT_EQ(recipe.train.lr_grid.size(), 3U);
     EXPECT_GE(recipe.methods.size(), 10U) << name;
     const std::vector<std::string> quick = recipe.Scale("quick").methods;
-    EXPECT_EQ(quick, (std::vector<std::string>{"softmax", "asentmax"}));
+    EXPECT_EQ(quick, (std::vector<std::string>{"softmax-nape", "asentmax-nape"}));
   }
-  EXPECT_EQ(FindRecipe("mqmtar").Method("asentmax").paper.back(), 76.7);
-  EXPECT_EQ(FindRecipe("reverse").Method("asentmax").paper.back(), 56.7);
+  EXPECT_EQ(FindRecipe("mqmtar").Method("asentmax-nape").paper.back(), 76.7);
+  EXPECT_EQ(FindRecipe("reverse").Method("asentmax-nape").paper.back(), 56.7);
 }
 
 TEST(Suggest, NearestWord) {

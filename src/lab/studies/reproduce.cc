@@ -284,6 +284,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.commit = GitCommit();
   results.processor = QueryCpu().processor;
   results.command = options.command;
+  results.baseline = recipe.baseline;
   results.protocol = Protocol(recipe, task, study, grid, choices);
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
