@@ -326,12 +326,33 @@ TEST(Recipes, AllThatAreCommittedAreFine) {
 
 TEST(Recipes, MaxRetrievalHasEveryMethodOfTheTables) {
   const Recipe recipe = FindRecipe("max-retrieval");
-  EXPECT_EQ(recipe.methods.size(), 16U);
+  EXPECT_EQ(recipe.Scale("paper").methods.size(), 16U);
   EXPECT_EQ(recipe.Method("softmax").paper.size(), 11U);
   EXPECT_EQ(recipe.Method("asentmax-3").paper.back(), 62.7);
   EXPECT_EQ(recipe.Method("adaptive-temperature").weights_of, "softmax");
   EXPECT_EQ(recipe.Scale("paper").steps, 100000);
   EXPECT_EQ(recipe.Scale("paper").seeds, 3);
+  // The papers' protocol, and ours.
+  const TrainConfig paper = AtScale(recipe, "paper").train;
+  EXPECT_EQ(paper.l2, 1e-3);
+  EXPECT_EQ(paper.schedule, "constant");
+  EXPECT_TRUE(paper.lr_grid.empty());
+  const TrainConfig decayed = AtScale(recipe, "decayed").train;
+  EXPECT_EQ(decayed.l2, 0.0);
+  EXPECT_EQ(decayed.schedule, "cosine");
+  EXPECT_EQ(decayed.lr_grid.size(), 3U);
+}
+
+TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
+  for (const char* name : {"copy", "reverse", "sort"}) {
+    const Recipe recipe = AtScale(FindRecipe(name), "small");
+    const ScaleConfig& small = recipe.Scale("small");
+    ASSERT_TRUE(small.eval_lengths) << name;
+    EXPECT_EQ(small.eval_lengths->front(), recipe.task.train_length_max);
+    EXPECT_GE(small.eval_lengths->back(), 16 * recipe.task.train_length_max);
+    EXPECT_EQ(small.seeds, 3);
+    EXPECT_EQ(small.methods.size(), 6U);
+  }
 }
 
 TEST(Recipes, TheSequenceStudiesHaveTheModelsOfThePaper) {
