@@ -25,7 +25,7 @@ class TrainCommand : public Command {
   std::string Name() const override { return "train"; }
   std::string Summary() const override { return "Train one method of a recipe"; }
   std::string Example() const override {
-    return "  tsallis train copy --method asentmax train.lr=1e-3 --folder runs/copy-1e-3\n"
+    return "  tsallis train copy --method asentmax-nape train.lr=1e-3 --folder runs/copy-1e-3\n"
            "  tsallis eval runs/copy-1e-3 --lengths 64,128,256\n"
            "Several processes, each with its share of every batch (docs/training.md):\n"
            "  torchrun --nproc-per-node 2 -m tsallis train copy";

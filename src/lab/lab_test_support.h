@@ -55,7 +55,8 @@ inline Recipe SmallRecipe() {
   scaled.map = "entmax";
   scaled.length_scaling = {LengthScaling::Kind::kScalar, 3.0, 1.0};
   recipe.methods = {softmax, adaptive, scaled};
-  recipe.scales["quick"] = {100, 2, {}, std::nullopt, std::nullopt};
+  recipe.scales["quick"].steps = 100;
+  recipe.scales["quick"].seeds = 2;
   return recipe;
 }
 

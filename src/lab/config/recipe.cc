@@ -73,6 +73,7 @@ void Describe(TableReader& table, StudySection& study) {
   table.Required("name", study.recipe.name, CheckName);
   table.Required("title", study.recipe.title);
   table.Optional("source", study.recipe.source);
+  table.Optional("baseline", study.recipe.baseline);
 }
 
 }  // namespace
@@ -172,6 +173,8 @@ void Describe(TableReader& table, TrainConfig& train) {
 void Describe(TableReader& table, ScaleConfig& scale) {
   table.Required("steps", scale.steps, Positive<std::int64_t>());
   table.Optional("seeds", scale.seeds, Positive<int>());
+  table.Optional("grid_steps", scale.grid_steps, IfGiven(Positive<std::int64_t>()));
+  table.Optional("grid_seeds", scale.grid_seeds, IfGiven(Positive<int>()));
   table.Optional("methods", scale.methods);
   table.Optional("eval_lengths", scale.eval_lengths,
                  IfGiven<std::vector<std::int64_t>>(CheckLengths));

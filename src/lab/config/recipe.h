@@ -68,8 +68,7 @@ struct ModelConfig {
 struct TrainConfig {
   std::string optimizer = "adam";  // "adam", "adamw"
   double lr = 1e-3;
-  // Sequences: `reproduce` trains at each of these instead, and chooses for every method on
-  // validation samples.
+  // `reproduce` trains at each of these instead, and chooses for every method on validation data.
   std::vector<double> lr_grid;
   // adam: added to the gradient of every parameter: l2 * w, the gradient of (l2/2) ||w||^2
   double l2 = 1e-3;
@@ -84,8 +83,8 @@ struct TrainConfig {
   std::int64_t accumulate = 1;           // parts that a batch is worked on in, to need less memory
   std::int64_t log_every = 500;          // steps between lines of metrics.jsonl
   std::int64_t checkpoint_every = 5000;  // steps between checkpoints
-  // Sequences: the best checkpoint is that of the highest accuracy on validation samples of length
-  // best_length, read every validate_every steps. 0: the last weights count.
+  // The best checkpoint is that of the highest accuracy on validation samples of length best_length,
+  // read every validate_every steps and at the end. 0: the last weights count.
   std::int64_t validate_every = 0;
   std::int64_t best_length = 0;
   std::int64_t validate_samples = 200;
@@ -94,6 +93,9 @@ struct TrainConfig {
 struct ScaleConfig {
   std::int64_t steps = 0;
   int seeds = 1;
+  // With train.lr_grid: the runs that learning rates are chosen by; unset: the study's own.
+  std::optional<std::int64_t> grid_steps;
+  std::optional<int> grid_seeds;
   std::vector<std::string> methods;                       // empty: all
   std::optional<std::vector<std::int64_t>> eval_lengths;  // overrides the task's
   std::optional<std::int64_t> eval_items;                 // overrides the task's
@@ -107,6 +109,7 @@ struct Recipe {
   std::string name;
   std::string title;
   std::string source;
+  std::string baseline;  // the method that a report holds the others against; empty: none
   TaskConfig task;
   ModelConfig model;
   TrainConfig train;

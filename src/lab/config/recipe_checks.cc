@@ -117,9 +117,13 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
                                                  recipe.task.sequence->Vocabulary()));
   }
   const TrainConfig& train = recipe.train;
+  for (const char* key : {".grid_steps", ".grid_seeds"}) {
+    if (train.lr_grid.empty() && problems.Given("scale." + scale + key)) {
+      problems.Add("scale." + scale + key, "has no effect without train.lr_grid");
+    }
+  }
   if (train.validate_every > 0) {
     exists("train.best_length", train.best_length);
-    if (!decoder) problems.Add("train.validate_every", "has no effect with this model");
     if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");
   }
   if (!train.lr_grid.empty() && train.validate_every == 0) {
@@ -161,6 +165,10 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   CheckSequences(recipe, scale, problems);
   if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
     problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
+  }
+  if (!recipe.baseline.empty() && FindMethod(recipe, recipe.baseline) == nullptr) {
+    problems.Add("study.baseline", "unknown method \"" + recipe.baseline + "\"" +
+                                       Suggestion(recipe.baseline, MethodNames(recipe)));
   }
   std::set<std::string> seen;
   for (const MethodConfig& method : recipe.methods) {

@@ -168,6 +168,8 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
   ExpectContains(ErrorOf("98.6, 97", "98.6, 97, 94"), "has 3 figures");
   ExpectContains(ErrorOf("methods = [\"ase\"]", "methods = [\"asse\"]"),
                  "scale.quick.methods: unknown method \"asse\"; did you mean \"ase\"?");
+  ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nbaseline = \"sofmax\"\n"),
+                 "study.baseline: unknown method \"sofmax\"; did you mean \"softmax\"?");
   ExpectContains(ErrorOf("map = \"softmax\"", "map = \"softmax\"\nalpha = 1.5"),
                  "alpha: has no effect with map = \"softmax\"");
   ExpectContains(ErrorOf("kind = \"scalar\"", "kind = \"ssmax\""),
@@ -307,6 +309,8 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
                  "method.entmax.attention.length_scaling.kind: expected");
   ExpectContains(ErrorOf("map = \"entmax\"", "learn_alpha = \"free\""), "learn_alpha: only has");
   ExpectContains(ErrorOf("best_length = 32", ""), "train.validate_every: needs a best_length");
+  ExpectContains(ErrorOf("steps = 10\n", "steps = 10\ngrid_seeds = 1\n"),
+                 "scale.quick.grid_seeds: has no effect without train.lr_grid");
   ExpectContains(ErrorOf("weight_decay = 0.1", "l2 = 0.1"), "train.l2: only has an effect");
   ExpectContains(ErrorOf("\"adamw\"", "\"adam\""), "train.weight_decay: only has an effect");
   ExpectContains(ErrorOf("best_length = 32", "best_length = 32\naccumulate = 3"),
@@ -322,12 +326,33 @@ TEST(Recipes, AllThatAreCommittedAreFine) {
 
 TEST(Recipes, MaxRetrievalHasEveryMethodOfTheTables) {
   const Recipe recipe = FindRecipe("max-retrieval");
-  EXPECT_EQ(recipe.methods.size(), 16U);
+  EXPECT_EQ(recipe.Scale("paper").methods.size(), 16U);
   EXPECT_EQ(recipe.Method("softmax").paper.size(), 11U);
   EXPECT_EQ(recipe.Method("asentmax-3").paper.back(), 62.7);
   EXPECT_EQ(recipe.Method("adaptive-temperature").weights_of, "softmax");
   EXPECT_EQ(recipe.Scale("paper").steps, 100000);
   EXPECT_EQ(recipe.Scale("paper").seeds, 3);
+  // The papers' protocol, and ours.
+  const TrainConfig paper = AtScale(recipe, "paper").train;
+  EXPECT_EQ(paper.l2, 1e-3);
+  EXPECT_EQ(paper.schedule, "constant");
+  EXPECT_TRUE(paper.lr_grid.empty());
+  const TrainConfig decayed = AtScale(recipe, "decayed").train;
+  EXPECT_EQ(decayed.l2, 0.0);
+  EXPECT_EQ(decayed.schedule, "cosine");
+  EXPECT_EQ(decayed.lr_grid.size(), 3U);
+}
+
+TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
+  for (const char* name : {"copy", "reverse", "sort"}) {
+    const Recipe recipe = AtScale(FindRecipe(name), "small");
+    const ScaleConfig& small = recipe.Scale("small");
+    ASSERT_TRUE(small.eval_lengths) << name;
+    EXPECT_EQ(small.eval_lengths->front(), recipe.task.train_length_max);
+    EXPECT_GE(small.eval_lengths->back(), 16 * recipe.task.train_length_max);
+    EXPECT_EQ(small.seeds, 3);
+    EXPECT_EQ(small.methods.size(), 6U);
+  }
 }
 
 TEST(Recipes, TheSequenceStudiesHaveTheModelsOfThePaper) {
@@ -344,10 +369,10 @@ TEST(Recipes, TheSequenceStudiesHaveTheModelsOfThePaper) {
     EXPECT_EQ(recipe.train.lr_grid.size(), 3U);
     EXPECT_GE(recipe.methods.size(), 10U) << name;
     const std::vector<std::string> quick = recipe.Scale("quick").methods;
-    EXPECT_EQ(quick, (std::vector<std::string>{"softmax", "asentmax"}));
+    EXPECT_EQ(quick, (std::vector<std::string>{"softmax-nape", "asentmax-nape"}));
   }
-  EXPECT_EQ(FindRecipe("mqmtar").Method("asentmax").paper.back(), 76.7);
-  EXPECT_EQ(FindRecipe("reverse").Method("asentmax").paper.back(), 56.7);
+  EXPECT_EQ(FindRecipe("mqmtar").Method("asentmax-nape").paper.back(), 76.7);
+  EXPECT_EQ(FindRecipe("reverse").Method("asentmax-nape").paper.back(), 56.7);
 }
 
 TEST(Suggest, NearestWord) {

@@ -26,8 +26,14 @@ void AppendHeat(const SetBatch& batch, const at::Tensor& weights, std::vector<fl
   heat.insert(heat.end(), values, values + std::min(room, picked.numel()));
 }
 
-LengthScore EvaluateLength(SetAttention& model, const MaxRetrieval& task, std::int64_t n,
-                           std::int64_t sets, const std::atomic<bool>& stop) {
+}  // namespace
+
+std::int64_t EvalSets(const TaskConfig& task, std::int64_t n) {
+  return std::clamp(task.eval_items / n, task.eval_sets_min, task.eval_sets_max);
+}
+
+LengthScore EvaluateSetsAt(SetAttention& model, const MaxRetrieval& task, Split split,
+                           std::int64_t n, std::int64_t sets, const std::atomic<bool>& stop) {
   LengthScore score;
   score.n = n;
   score.sets = sets;
@@ -35,7 +41,7 @@ LengthScore EvaluateLength(SetAttention& model, const MaxRetrieval& task, std::i
   for (std::int64_t first = 0; first < sets; first += chunk) {
     if (stop) throw Interrupted("evaluation stopped");
     const std::int64_t count = std::min(chunk, sets - first);
-    const SetBatch batch = task.EvalBatch(n, first, count);
+    const SetBatch batch = task.EvalBatch(split, n, first, count);
     AttentionView view;
     const at::Tensor scores = model.Forward(batch, &view);
     score.hits += scores.argmax(1).eq(batch.target).sum().item<std::int64_t>();
@@ -50,18 +56,12 @@ LengthScore EvaluateLength(SetAttention& model, const MaxRetrieval& task, std::i
   return score;
 }
 
-}  // namespace
-
-std::int64_t EvalSets(const TaskConfig& task, std::int64_t n) {
-  return std::clamp(task.eval_items / n, task.eval_sets_min, task.eval_sets_max);
-}
-
 std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& config,
                                       const std::atomic<bool>& stop) {
   const MaxRetrieval task(config);
   std::vector<LengthScore> scores;
   for (const std::int64_t n : config.eval_lengths) {
-    scores.push_back(EvaluateLength(model, task, n, EvalSets(config, n), stop));
+    scores.push_back(EvaluateSetsAt(model, task, Split::kTest, n, EvalSets(config, n), stop));
   }
   return scores;
 }

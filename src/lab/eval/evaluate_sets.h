@@ -27,7 +27,11 @@ constexpr std::int64_t kHeatItems = 16;
 // Sets evaluated at length n.
 std::int64_t EvalSets(const TaskConfig& task, std::int64_t n);
 
-// Evaluates at each of task.eval_lengths. Throws Interrupted when `stop` becomes true.
+// The first `sets` of a split's list for length n. Throws Interrupted when `stop` becomes true.
+LengthScore EvaluateSetsAt(SetAttention& model, const MaxRetrieval& task, Split split,
+                           std::int64_t n, std::int64_t sets, const std::atomic<bool>& stop);
+
+// The test sets at each of task.eval_lengths. Throws Interrupted when `stop` becomes true.
 std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& task,
                                       const std::atomic<bool>& stop);
 

@@ -70,6 +70,7 @@ struct StudyResults {
   std::string commit;
   std::string processor;
   std::string command;              // what regenerates it
+  std::string baseline;             // the method that others are held against; empty: none
   std::string protocol;             // one sentence: optimiser, learning rate, steps, batch, seeds
   double train_seconds = 0.0;       // summed over jobs
   std::vector<MethodInfo> methods;  // in the recipe's order

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "lab/report/contrast.h"
 #include "lab/report/csv.h"
 #include "lab/report/data_files.h"
 #include "lab/report/table.h"
@@ -226,6 +227,30 @@ void AddHeads(const std::string& method, const LengthHeads& at, Json& json) {
   }
 }
 
+// Every other method against the baseline; empty without one.
+std::string BaselineSection(const StudyResults& results) {
+  const std::vector<std::int64_t> lengths = Lengths(results);
+  std::vector<std::vector<std::string>> table = {{"method", ""}};
+  for (const std::int64_t n : lengths) table[0].push_back(fmt::format("n = {}", n));
+  std::string label;
+  for (const MethodInfo& method : MethodsInOrder(results)) {
+    if (method.name == results.baseline) {
+      label = method.label;
+      continue;
+    }
+    std::vector<std::string>& row = table.emplace_back();
+    row = {Escaped(method.label), ""};
+    for (const std::int64_t n : lengths) {
+      const std::optional<Contrast> contrast = AgainstBaseline(results, method.name, n);
+      row.push_back(contrast ? ContrastText(*contrast) : "–");
+    }
+  }
+  if (label.empty() || table.size() == 1) return "";
+  return fmt::format(
+      "Accuracy minus that of {}, in points, ± the standard error of the difference:\n\n{}\n",
+      Escaped(label), MarkdownTable(table));
+}
+
 }  // namespace
 
 Json ToJson(const StudyResults& results) {
@@ -237,6 +262,7 @@ Json ToJson(const StudyResults& results) {
   json["commit"] = results.commit;
   json["processor"] = results.processor;
   json["command"] = results.command;
+  if (!results.baseline.empty()) json["baseline"] = results.baseline;
   json["protocol"] = results.protocol;
   json["train_seconds"] = results.train_seconds;
   json["methods"] = Json::array();
@@ -279,9 +305,11 @@ std::string MarkdownReport(const StudyResults& results) {
   std::set<int> seeds;
   for (const MethodInfo& method : MethodsInOrder(results)) {
     std::vector<std::string> ours = {Escaped(method.label), "ours"};
+    std::vector<std::string> best = {"", "best seed"};
     std::vector<std::string> paper = {"", "paper"};
     std::vector<std::string> differences = {"", "difference"};
     bool compared = false;
+    bool several = false;
     for (const std::int64_t n : lengths) {
       const ResultRow* row = FindRow(results, method.name, n);
       const std::optional<double> difference = row != nullptr ? Difference(*row) : std::nullopt;
@@ -290,12 +318,15 @@ std::string MarkdownReport(const StudyResults& results) {
         seeds.insert(row->seeds);
         ours.back() = fmt::format("{:.1f}", row->accuracy_mean);
         if (row->seeds > 1) ours.back() += fmt::format(" ± {:.1f}", row->accuracy_std);
+        several = several || row->seeds > 1;
       }
+      best.push_back(row != nullptr ? fmt::format("{:.1f}", row->accuracy_best) : "–");
       compared = compared || difference.has_value();
       paper.push_back(difference ? fmt::format("{:.1f}", *row->paper) : "–");
       differences.push_back(difference ? SignedPoints(*difference) : "–");
     }
     table.push_back(std::move(ours));
+    if (several) table.push_back(std::move(best));
     if (!compared) continue;
     any_compared = true;
     table.push_back(std::move(paper));
@@ -316,6 +347,7 @@ std::string MarkdownReport(const StudyResults& results) {
       !seeds.empty() && *seeds.rbegin() > 1 ? " ± standard deviation over seeds" : "",
       any_compared ? "; below it the paper's figure and ours minus the paper's, in points" : "");
   page += MarkdownTable(table) + '\n';
+  page += BaselineSection(results);
 
   page += "![Accuracy against length](figures/accuracy.png)\n\n";
   if (!results.heat_maps.empty()) {
@@ -379,6 +411,7 @@ StudyResults ReadResults(const fs::path& dir) {
   results.commit = root.Text("commit", false);
   results.processor = root.Text("processor", false);
   results.command = root.Text("command", false);
+  results.baseline = root.Text("baseline", false);
   results.protocol = root.Text("protocol", false);
   results.train_seconds = root.Number("train_seconds", false);
   for (const Object& method : root.Objects("methods", false)) {

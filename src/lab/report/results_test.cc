@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "lab/report/contrast.h"
 #include "lab/report/render.h"
 #include "lab/report/results.h"
 #include "lab/report/results_io.h"
@@ -262,6 +263,28 @@ std::vector<std::string> Lines(const std::string& text) {
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
+}
+
+TEST(MarkdownTest, HoldsMethodsAgainstTheBaseline) {
+  StudyResults results = Example();
+  EXPECT_FALSE(Contains(MarkdownReport(results), "Accuracy minus that of"));
+  results.baseline = "softmax";
+  ResultRow& row = results.rows[11];  // of asentmax-3 at n = 16
+  row.accuracy_mean += 12.5;
+  row.accuracy_std = 1.0;
+  // sqrt(0.25^2 / 3 + 1 / 3)
+  const auto contrast = AgainstBaseline(results, "asentmax-3", 16);
+  ASSERT_TRUE(contrast && contrast->error);
+  EXPECT_NEAR(contrast->difference, 12.5, 1e-9);
+  EXPECT_NEAR(*contrast->error, 0.59512, 1e-5);
+  const std::string page = MarkdownReport(results);
+  EXPECT_TRUE(Contains(page, "Accuracy minus that of Softmax, θ = √d, in points")) << page;
+  EXPECT_TRUE(Contains(page, "| +12.5 ± 0.6 |")) << page;
+  EXPECT_TRUE(Contains(page, "best seed")) << page;
+  row.seeds = 1;
+  EXPECT_EQ(ContrastText(*AgainstBaseline(results, "asentmax-3", 16)), "+12.5");
+  EXPECT_FALSE(AgainstBaseline(results, "asentmax-3", 17));
+  EXPECT_EQ(ToJson(results)["baseline"], "softmax");
 }
 
 TEST(MarkdownTest, HoldsEveryPartAndIsAligned) {

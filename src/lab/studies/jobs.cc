@@ -70,6 +70,10 @@ std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskCon
   return scores;
 }
 
+bool IsFinished(const TaskConfig& task, Job& job, JobGoal goal) {
+  return LoadFinished(task, job) || (goal == JobGoal::kTrain && ValidationAccuracy(job));
+}
+
 using Report = std::function<void(const JobStatus&)>;
 
 // Both kinds of model: claim the folder, so that one of other settings is refused even if it is
@@ -79,7 +83,7 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
              const Report& report, const std::function<void()>& evaluating,
              const std::atomic<bool>& stop) {
   ClaimSetFolder(training);
-  if (LoadFinished(task, job)) return;
+  if (IsFinished(task, job, goal)) return;
   SetAttention model = TrainSet(training, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
@@ -95,7 +99,7 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
                   const std::atomic<bool>& stop) {
   Decoder model(training.recipe->Decoder(*training.method), training.seed);
   ClaimSequenceFolder(training, model);
-  if (LoadFinished(task, job) && HeadsSeen(task, job)) return;
+  if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
   TrainSequences(training, model, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
@@ -154,12 +158,18 @@ bool LoadFinished(const TaskConfig& task, Job& job) {
   return true;
 }
 
-double ValidationAccuracy(const Job& job) {
-  const fs::path path = RunFolder(job.folder).BestPath();
-  const TensorFile file = ReadTensors(path);
-  const auto found = file.metadata.find("accuracy");
-  if (found == file.metadata.end()) throw std::runtime_error(path.string() + ": has no accuracy");
-  return std::strtod(found->second.c_str(), nullptr);
+std::optional<double> ValidationAccuracy(const Job& job) {
+  std::ifstream in(job.folder / "metrics.jsonl");
+  const std::string length = std::to_string(job.recipe->train.best_length);
+  double best = 0.0;
+  bool trained = false;
+  for (std::string line; std::getline(in, line);) {
+    const auto entry = nlohmann::json::parse(line, nullptr, false);
+    if (!entry.is_object() || !entry.contains("validation")) continue;
+    best = std::max(best, entry["validation"].value(length, 0.0));
+    trained = trained || entry.value("step", std::int64_t{0}) == job.steps;
+  }
+  return trained ? std::optional(best) : std::nullopt;
 }
 
 std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,16 +35,16 @@ struct Job {
   std::string Name() const;
 };
 
-// Whether the job is evaluated in the same turn, or trained only.
+// Whether the job is evaluated in the same turn, or only trained up to its validation accuracy.
 enum class JobGoal : std::uint8_t { kTrain, kEvaluate };
 
 // Reads the job's evaluations if they are all there: it is finished, and its weights need not be
 // kept. What its heads do is read as far as it is there.
 bool LoadFinished(const TaskConfig& task, Job& job);
 
-// Accuracy in % of the job's best checkpoint on validation data. std::runtime_error if there is
-// none.
-double ValidationAccuracy(const Job& job);
+// Accuracy in % on validation data of the job's best checkpoint, once it is trained; from its
+// metrics, which are kept longer than its weights.
+std::optional<double> ValidationAccuracy(const Job& job);
 
 // Runs the jobs, as many at a time as there are cores. Jobs on sequences share the cores that are
 // left when fewer jobs are; those on sets are too small for more than one. A job that fails leaves

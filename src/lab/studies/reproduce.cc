@@ -45,14 +45,22 @@ std::vector<Recipe> AtRates(const Recipe& recipe) {
   return recipes;
 }
 
+// Which runs: those of the study, or shorter ones that learning rates are chosen by.
+struct Runs {
+  std::int64_t steps = 0;
+  std::uint64_t first_seed = 1;
+  int seeds = 1;
+  std::string folder;  // between the learning rate's folder and the seed's; empty: none
+};
+
 // `recipes` are kept by reference.
 std::vector<Job> MakeJobs(const std::vector<Recipe>& recipes,
-                          const std::vector<const MethodConfig*>& methods, std::int64_t steps,
-                          std::uint64_t first_seed, int seeds, const fs::path& root) {
+                          const std::vector<const MethodConfig*>& methods, const Runs& runs,
+                          const fs::path& root) {
   std::vector<Job> jobs;
-  for (int s = 0; s < seeds; ++s) {
+  for (int s = 0; s < runs.seeds; ++s) {
     // Seed by seed, so that an unfinished study already compares every method.
-    const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(s);
+    const std::uint64_t seed = runs.first_seed + static_cast<std::uint64_t>(s);
     for (const Recipe& recipe : recipes) {
       const std::size_t first = jobs.size();
       for (const MethodConfig* method : methods) {
@@ -68,8 +76,8 @@ std::vector<Job> MakeJobs(const std::vector<Recipe>& recipes,
           made.recipe = &recipe;
           made.trains = trains;
           made.seed = seed;
-          made.steps = steps;
-          made.folder = folder / fmt::format("seed-{}", seed);
+          made.steps = runs.steps;
+          made.folder = folder / runs.folder / fmt::format("seed-{}", seed);
           jobs.push_back(std::move(made));
           job = jobs.end() - 1;
         }
@@ -80,14 +88,32 @@ std::vector<Job> MakeJobs(const std::vector<Recipe>& recipes,
   return jobs;
 }
 
-// Of every method, the jobs at the learning rate whose best checkpoints are the most accurate on
-// validation data, averaged over the seeds; of equals the first of the grid. `jobs` have been
-// trained; those that failed count as 0. Says what it chose in `choices`.
-std::vector<Job> ChooseRates(std::vector<Job> jobs, std::string& choices) {
-  std::map<std::string, std::map<const Recipe*, double>> sums;
+void RefuseExisting(const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {
-    const bool trained = fs::exists(RunFolder(job.folder).FinalPath());
-    sums[job.trains->name][job.recipe] += trained ? ValidationAccuracy(job) : 0.0;
+    if (!fs::exists(job.folder / "config.json")) continue;
+    throw UsageError(fmt::format(
+        "{} already holds a run: add --resume to go on with it, or choose another --runs folder",
+        job.folder.string()));
+  }
+}
+
+// The runs that learning rates are chosen by.
+Runs GridRuns(const ScaleConfig& scale, const Runs& study) {
+  Runs grid = study;
+  grid.seeds = std::min(scale.grid_seeds.value_or(study.seeds), study.seeds);
+  grid.steps = scale.grid_steps.value_or(study.steps);
+  if (grid.steps != study.steps) grid.folder = fmt::format("steps-{}", grid.steps);
+  return grid;
+}
+
+// For every method that trains, the recipe with the learning rate at which `grid`, trained, is the
+// most accurate on validation data, averaged over the seeds; of equals the first of the grid. Jobs
+// that failed count as 0. Says what it chose in `choices`.
+std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
+                                                 std::string& choices) {
+  std::map<std::string, std::map<const Recipe*, double>> sums;
+  for (const Job& job : grid) {
+    sums[job.trains->name][job.recipe] += ValidationAccuracy(job).value_or(0.0);
   }
   std::map<std::string, const Recipe*> chosen;
   for (const auto& [method, rates] : sums) {
@@ -98,35 +124,43 @@ std::vector<Job> ChooseRates(std::vector<Job> jobs, std::string& choices) {
     chosen[method] = best->first;
     choices += fmt::format("{}{} {:g}", choices.empty() ? "" : ", ", method, best->first->train.lr);
   }
-  std::erase_if(jobs, [&](const Job& job) { return chosen[job.trains->name] != job.recipe; });
-  return jobs;
+  return chosen;
 }
 
-std::string Protocol(const Recipe& recipe, const TaskConfig& task, std::int64_t steps, int seeds,
-                     const std::string& choices) {
+std::string Seeds(int seeds) { return fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s"); }
+
+std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& study,
+                     const Runs& grid, const std::string& choices) {
   const TrainConfig& train = recipe.train;
+  const std::int64_t steps = study.steps;
   std::string rate = fmt::format("learning rate {:g}", train.lr);
   if (!train.lr_grid.empty()) {
-    rate =
-        fmt::format("learning rate of {{{:g}}} chosen on validation samples for each method ({})",
-                    fmt::join(train.lr_grid, ", "), choices);
+    std::string by;
+    if (grid.steps != study.steps || grid.seeds != study.seeds) {
+      by = fmt::format(" by runs of {} steps, {}", grid.steps, Seeds(grid.seeds));
+    }
+    rate = fmt::format(
+        "learning rate of {{{:g}}} chosen on {} validation samples of length {} for each method{} "
+        "({})",
+        fmt::join(train.lr_grid, ", "), train.validate_samples, train.best_length, by, choices);
   }
-  const std::string runs = fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s");
-  if (!task.sequence) {
-    return fmt::format(
-        "{} training steps of {} sets, {}, {}, L2 {:g}, {}; the last weights are evaluated, on {} "
-        "to {} sets a length",
-        steps, train.batch, train.optimizer, rate, train.l2, runs,
-        EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
-        EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
-  }
+  if (train.schedule == "cosine") rate += ", down to 0 along a cosine";
+  const std::string runs = Seeds(study.seeds);
   const std::string weights =
-      train.validate_every > 0
+      train.validate_every > 0 && train.validate_every < steps
           ? fmt::format(
                 "of weights read every {} steps the best at length {}, on {} validation "
                 "samples,",
                 train.validate_every, train.best_length, train.validate_samples)
           : "the last weights";
+  if (!task.sequence) {
+    return fmt::format(
+        "{} training steps of {} sets, {}, {}, L2 {:g}, {}; {} are evaluated, on {} to {} sets a "
+        "length",
+        steps, train.batch, train.optimizer, rate, train.l2, runs, weights,
+        EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
+        EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
+  }
   return fmt::format(
       "{} training steps of {} samples of length {} to {}, {}, {}, {} steps of warm-up, {}; {} are "
       "evaluated, on {} test samples a length ({})",
@@ -140,7 +174,9 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, std::int64_t 
 StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
                        const std::atomic<bool>& stop) {
   const ScaleConfig& scale = recipe.Scale(options.scale);
-  const int seeds = options.seeds > 0 ? options.seeds : scale.seeds;
+  const Runs study{scale.steps, options.first_seed, options.seeds > 0 ? options.seeds : scale.seeds,
+                   ""};
+  const Runs grid = GridRuns(scale, study);
   TaskConfig task = recipe.task;
   if (scale.eval_lengths) task.eval_lengths = *scale.eval_lengths;
   if (scale.eval_items) task.eval_items = *scale.eval_items;
@@ -148,7 +184,9 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
       SelectMethods(recipe, options.methods.empty() ? scale.methods : options.methods);
   const fs::path root = options.runs / recipe.name / options.scale;
   const std::vector<Recipe> recipes = AtRates(recipe);
-  std::vector<Job> jobs = MakeJobs(recipes, methods, scale.steps, options.first_seed, seeds, root);
+  std::vector<Job> grid_jobs;
+  if (recipes.size() > 1) grid_jobs = MakeJobs(recipes, methods, grid, root);
+  std::vector<Job> jobs = MakeJobs(recipes, methods, study, root);
   if (task.sequence) {
     for (const std::int64_t n : options.map_lengths) task.sequence->CheckLength(n);
     const std::vector<std::int64_t> drawn = options.map_lengths.empty()
@@ -159,36 +197,27 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
   }
   if (!options.resume && !options.finished_only) {
-    for (const Job& job : jobs) {
-      if (fs::exists(job.folder / "config.json")) {
-        throw UsageError(fmt::format(
-            "{} already holds a run: add --resume to go on with it, or choose another --runs "
-            "folder",
-            job.folder.string()));
-      }
-    }
+    for (const std::vector<Job>* all : {&grid_jobs, &jobs}) RefuseExisting(*all);
+  }
+  const auto machine = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int cores = options.workers > 0 ? options.workers : machine;
+  const auto run = [&](std::vector<Job>& all, JobGoal goal) {
+    return RunQueue(task, all, goal, options.progress, cores, stop);
+  };
+  std::string choices;
+  if (!grid_jobs.empty()) {
+    // A job that fails is not chosen; where none is left, the chosen one fails again below.
+    if (!options.finished_only) run(grid_jobs, JobGoal::kTrain);
+    const auto chosen = ChooseRates(grid_jobs, choices);
+    std::erase_if(jobs, [&](const Job& job) { return chosen.at(job.trains->name) != job.recipe; });
   }
   std::vector<std::string> failures;
-  std::string choices;
   if (options.finished_only) {
-    if (recipes.size() > 1) jobs = ChooseRates(std::move(jobs), choices);
     std::erase_if(jobs, [&](Job& job) { return !LoadFinished(task, job); });
     if (jobs.empty())
       throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
   } else {
-    const auto machine = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    const int cores = options.workers > 0 ? options.workers : machine;
-    const auto run = [&](JobGoal goal) {
-      for (std::string& failure : RunQueue(task, jobs, goal, options.progress, cores, stop)) {
-        failures.push_back(std::move(failure));
-      }
-    };
-    if (recipes.size() > 1) {
-      run(JobGoal::kTrain);
-      jobs = ChooseRates(std::move(jobs), choices);
-      failures.clear();  // of a chosen job it comes again
-    }
-    run(JobGoal::kEvaluate);
+    failures = run(jobs, JobGoal::kEvaluate);
     std::erase_if(jobs, [](const Job& job) { return job.scores.empty(); });
     if (jobs.empty()) throw std::runtime_error("every job failed: " + failures.front());
   }
@@ -202,7 +231,8 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.commit = GitCommit();
   results.processor = QueryCpu().processor;
   results.command = options.command;
-  results.protocol = Protocol(recipe, task, scale.steps, seeds, choices);
+  results.baseline = recipe.baseline;
+  results.protocol = Protocol(recipe, task, study, grid, choices);
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
   return results;

@@ -113,11 +113,13 @@ TEST(MaxRetrieval, DataIsAFunctionOfSeedAndIndex) {
   EXPECT_EQ(lengths.size(), 12U);
   // The target is the class of the item with the highest priority, and slices of the evaluation
   // list agree.
-  const SetBatch all = task.EvalBatch(64, 0, 6);
+  const SetBatch all = task.EvalBatch(Split::kTest, 64, 0, 6);
   const auto best = all.items.select(2, 0).argmax(1);
   const auto classes = all.items.narrow(2, 1, 10).argmax(2).gather(1, best.unsqueeze(1)).squeeze(1);
   EXPECT_TRUE(torch::equal(classes, all.target));
-  EXPECT_TRUE(torch::equal(all.items.narrow(0, 4, 2), task.EvalBatch(64, 4, 2).items));
+  EXPECT_TRUE(
+      torch::equal(all.items.narrow(0, 4, 2), task.EvalBatch(Split::kTest, 64, 4, 2).items));
+  EXPECT_FALSE(torch::equal(all.items, task.EvalBatch(Split::kValidation, 64, 0, 6).items));
 }
 
 TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
@@ -238,6 +240,42 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   options.resume = true;
   const StudyResults c = run(one.Path(), 2);
   EXPECT_EQ(c.rows[0].accuracy_mean, a.rows[0].accuracy_mean);
+}
+
+TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
+  Recipe recipe = SmallRecipe();
+  recipe.train.lr_grid = {1e-9, 3e-3};
+  recipe.train.l2 = 0.0;
+  recipe.train.validate_every = 1000;  // at the end only
+  recipe.train.best_length = 16;
+  recipe.train.validate_samples = 64;
+  recipe.scales["quick"].grid_steps = 400;
+  recipe.scales["quick"].grid_seeds = 1;
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  const StudyResults results = Reproduce(recipe, options, never);
+  EXPECT_NE(results.protocol.find("{1e-09, 0.003} chosen on 64 validation samples of length 16 for "
+                                  "each method by runs of 400 steps, 1 seed"),
+            std::string::npos)
+      << results.protocol;
+  EXPECT_NE(results.protocol.find("softmax 0.003"), std::string::npos) << results.protocol;
+  EXPECT_EQ(results.rows[0].seeds, 2);
+  const fs::path method = folder.Path() / "small" / "quick" / "softmax";
+  const fs::path grid = method / "lr-0.003" / "steps-400" / "seed-1";
+  EXPECT_TRUE(fs::exists(grid / "model.safetensors"));
+  EXPECT_FALSE(fs::exists(method / "lr-0.003" / "steps-400" / "seed-2"));
+  EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
+  EXPECT_FALSE(fs::exists(method / "lr-1e-09" / "seed-1"));
+  // Metrics tell which rate is chosen: committed runs have no weights.
+  fs::remove(grid / "model.safetensors");
+  fs::remove_all(grid / "best");
+  options.resume = true;
+  const StudyResults again = Reproduce(recipe, options, never);
+  EXPECT_EQ(again.protocol, results.protocol);
+  EXPECT_EQ(again.rows[0].accuracy_mean, results.rows[0].accuracy_mean);
+  EXPECT_FALSE(fs::exists(grid / "model.safetensors"));
 }
 
 TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {

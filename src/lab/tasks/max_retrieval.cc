@@ -41,13 +41,14 @@ SetBatch MaxRetrieval::TrainBatch(std::uint64_t seed, std::int64_t step, std::in
   return batch;
 }
 
-SetBatch MaxRetrieval::EvalBatch(std::int64_t n, std::int64_t first, std::int64_t sets) const {
+SetBatch MaxRetrieval::EvalBatch(Split split, std::int64_t n, std::int64_t first,
+                                 std::int64_t sets) const {
   SetBatch batch = EmptyBatch(sets, n, Features());
   for (std::int64_t row = 0; row < sets; ++row) {
     // A stream per set, so that any slice of the list can be drawn; n in the index keeps lengths
     // apart.
     RandomStream random(
-        kEvalSeed, Purpose::kEval,
+        kEvalSeed, PurposeOf(split),
         (static_cast<std::uint64_t>(n) << 24) | static_cast<std::uint64_t>(first + row));
     DrawSet(random, row, n, config_.classes, batch);
   }

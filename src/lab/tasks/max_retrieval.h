@@ -28,9 +28,9 @@ class MaxRetrieval {
   // _max].
   SetBatch TrainBatch(std::uint64_t seed, std::int64_t step, std::int64_t sets) const;
 
-  // Sets [first, first + sets) of the endless evaluation list for length n; the same for every
-  // method and seed.
-  SetBatch EvalBatch(std::int64_t n, std::int64_t first, std::int64_t sets) const;
+  // Sets [first, first + sets) of the endless list for length n of a split, kValidation or kTest; the
+  // same for every method and seed.
+  SetBatch EvalBatch(Split split, std::int64_t n, std::int64_t first, std::int64_t sets) const;
 
  private:
   TaskConfig config_;

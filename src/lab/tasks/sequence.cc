@@ -7,7 +7,6 @@
 #include "lab/errors.h"
 
 namespace tsallis::lab {
-namespace {
 
 Purpose PurposeOf(Split split) {
   switch (split) {
@@ -17,8 +16,6 @@ Purpose PurposeOf(Split split) {
   }
   return Purpose::kTrain;
 }
-
-}  // namespace
 
 void SequenceTask::CheckLength(std::int64_t length) const {
   if (length >= lengths_.min && length <= lengths_.max) return;

@@ -26,6 +26,7 @@ struct Text {
 };
 
 enum class Split : std::uint8_t { kTrain, kValidation, kTest };
+Purpose PurposeOf(Split split);  // whose streams a split is drawn from
 
 enum class Framing : std::uint8_t {
   // The model generates the target. It reads `bos source [sep] target`; the label of a token is the

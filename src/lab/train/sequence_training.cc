@@ -76,12 +76,9 @@ Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step,
 }
 
 Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) {
-  const TrainConfig& train = recipe_.train;
-  std::vector<std::int64_t> lengths = {recipe_.task.train_length_max, train.best_length};
-  if (lengths[0] == lengths[1]) lengths.pop_back();
-  const auto [first, own] = processes_.Share(train.validate_samples);
+  const auto [first, own] = processes_.Share(recipe_.train.validate_samples);
   Accuracies accuracies;
-  for (const std::int64_t n : lengths) {
+  for (const std::int64_t n : ValidationLengths(recipe_)) {
     const at::Tensor sums = at::zeros({3}, at::kLong);  // hits, of, processes that were stopped
     auto* sum = sums.mutable_data_ptr<std::int64_t>();
     try {

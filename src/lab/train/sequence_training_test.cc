@@ -64,7 +64,8 @@ Recipe SmallSequences() {
   entmax.name = entmax.label = "entmax";
   entmax.attention.emplace().map = "entmax";
   recipe.methods = {softmax, entmax};
-  recipe.scales["quick"] = {20, 2, {}, std::nullopt, std::nullopt};
+  recipe.scales["quick"].steps = 20;
+  recipe.scales["quick"].seeds = 2;
   return recipe;
 }
 
@@ -400,7 +401,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_EQ(results.samples[1].words.size(), 12U);
   EXPECT_EQ(results.samples[1].words[0], "<bos>");
   EXPECT_EQ(results.samples[1].scored, (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
-  ExpectContains(results.protocol, "{1e-09, 0.003} chosen on validation samples");
+  ExpectContains(results.protocol, "{1e-09, 0.003} chosen on 10 validation samples of length 1");
   ExpectContains(results.protocol, "(softmax 0.003)");
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
   EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));

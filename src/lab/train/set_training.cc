@@ -1,5 +1,10 @@
 #include "lab/train/set_training.h"
 
+#include <ATen/ATen.h>
+
+#include "lab/errors.h"
+#include "lab/eval/evaluate_sets.h"
+
 namespace tsallis::lab {
 namespace {
 
@@ -29,12 +34,12 @@ nlohmann::ordered_json Settings(const TrainingJob& job) {
 class SetTraining : public Trainable {
  public:
   SetTraining(const TrainingJob& job, const MaxRetrieval& task, SetAttention& model)
-      : task_(task),
+      : recipe_(*job.recipe),
+        task_(task),
         model_(model),
         seed_(job.seed),
-        batch_(job.recipe->train.batch),
         processes_(job.processes) {
-    CheckShares(job.recipe->train, processes_);
+    CheckShares(recipe_.train, processes_);
   }
 
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override {
@@ -45,21 +50,40 @@ class SetTraining : public Trainable {
 
   StepScore LossAndGradient(std::int64_t step, const GradientReady&) override {
     // A batch comes out of one stream: all of it is drawn, which takes little beside the model.
-    const auto [first, own] = processes_.Share(batch_);
-    SetBatch batch = task_.TrainBatch(seed_, step, batch_);
+    const std::int64_t sets = recipe_.train.batch;
+    const auto [first, own] = processes_.Share(sets);
+    SetBatch batch = task_.TrainBatch(seed_, step, sets);
     for (at::Tensor* part : {&batch.items, &batch.query, &batch.target}) {
       *part = part->narrow(0, first, own);
     }
-    const BatchScore score = model_.LossAndGradient(batch, batch_);
+    const BatchScore score = model_.LossAndGradient(batch, sets);
     return {score.loss, score.hits, own};
   }
-  Accuracies Validate(const std::atomic<bool>&) override { return {}; }
+
+  // Every process reads all of it: it takes little beside the training.
+  Accuracies Validate(const std::atomic<bool>& stop) override {
+    Accuracies accuracies;
+    const at::Tensor stopped = at::zeros({1}, at::kLong);
+    try {
+      for (const std::int64_t n : ValidationLengths(recipe_)) {
+        const std::int64_t sets = recipe_.train.validate_samples;
+        const LengthScore score = EvaluateSetsAt(model_, task_, Split::kValidation, n, sets, stop);
+        accuracies.emplace_back(
+            n, 100.0 * static_cast<double>(score.hits) / static_cast<double>(sets));
+      }
+    } catch (const Interrupted&) {
+      stopped.fill_(1);
+    }
+    processes_.Sum(stopped);
+    if (stopped.item<std::int64_t>() > 0) throw Interrupted("validation stopped");
+    return accuracies;
+  }
 
  private:
+  const Recipe& recipe_;
   const MaxRetrieval& task_;
   SetAttention& model_;
   std::uint64_t seed_;
-  std::int64_t batch_;
   Processes processes_;
 };
 
@@ -73,6 +97,11 @@ SetAttention TrainSet(const TrainingJob& job, const std::function<void(const Job
   SetAttention model(job.recipe->model, task.Features(), task.Classes(), *job.method, job.seed);
   SetTraining training(job, task, model);
   Train(training, PlanOf(job, Settings(job)), report, stop);
+  if (job.recipe->train.validate_every == 0) return model;
+  if (job.processes.First()) {
+    LoadParameters(RunFolder(job.folder).BestPath(), model.Parameters());
+  }
+  job.processes.Broadcast(model.FlatParameters());
   return model;
 }
 

@@ -294,6 +294,11 @@ void CheckShares(const TrainConfig& train, const Processes& processes) {
                   train.accumulate > 1 ? " in each of train.accumulate parts" : "", train.batch));
 }
 
+std::vector<std::int64_t> ValidationLengths(const Recipe& recipe) {
+  if (recipe.task.train_length_max == recipe.train.best_length) return {recipe.train.best_length};
+  return {recipe.task.train_length_max, recipe.train.best_length};
+}
+
 nlohmann::ordered_json ToJson(const TrainConfig& train) {
   nlohmann::ordered_json json = {{"optimizer", train.optimizer}, {"lr", train.lr}};
   if (train.optimizer == "adam") json["l2"] = train.l2;

@@ -76,6 +76,9 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
 // UsageError if there are more processes than samples in a part of a batch: none may go without.
 void CheckShares(const TrainConfig& train, const Processes& processes);
 
+// Where accuracy is read on validation data: the longest length of training, then train.best_length.
+std::vector<std::int64_t> ValidationLengths(const Recipe& recipe);
+
 // The part of the settings that says how is trained. Keys that came later are left out at their
 // defaults, so that older folders keep theirs.
 nlohmann::ordered_json ToJson(const TrainConfig& train);

@@ -1,0 +1,26 @@
+// What one method is ahead of another, with its uncertainty.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lab/report/results.h"
+
+namespace tsallis::lab {
+
+struct Contrast {
+  double difference = 0.0;  // of the means, in points
+  // Its standard error, sqrt(s1^2 / k1 + s2^2 / k2) for standard deviations s over k seeds; nothing
+  // if either has one seed only.
+  std::optional<double> error;
+};
+
+// Accuracy of `method` at length n minus that of results.baseline; nothing if either has no row.
+std::optional<Contrast> AgainstBaseline(const StudyResults& results, const std::string& method,
+                                        std::int64_t n);
+
+// "+12.3 ± 0.4", "-0.4".
+std::string ContrastText(const Contrast& contrast);
+
+}  // namespace tsallis::lab
