@@ -62,10 +62,10 @@ bench-training: build
 	$(PYTHON) bench/training.py --out build/bench/training.json
 	$(PYTHON) bench/training_sequences.py --out build/bench/training-sequences.json
 
-# Some twenty minutes, and the README's figure; BENCH="--cases n4096" and the like measure less and draw nothing.
+# Some half an hour, and the README's figure; BENCH="--cases n4096" and the like measure less and leave that alone.
 bench-attention: build
-	@mkdir -p build/bench
-	$(PYTHON) bench/attention.py --out build/bench/attention.json $(if $(BENCH),$(BENCH),--figure docs/figures/attention)
+	./tsallis bench attention --out build/bench $(BENCH)
+	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg png csv) docs/figures/)
 
 # The package's pages, in build/docs.
 docs: setup

@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from entmax import entmax15, entmax_bisect
 from torch import nn
 
-import common
-from common import ROOT
+from common import ROOT, document
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 Shape = tuple[int, int]  # sequences, tokens of each
@@ -242,8 +241,7 @@ def main() -> int:
                         f"{name:21} {tokens / peer_s:7.0f}   {peer_s / ours_s:.2f}x",
                         file=sys.stderr,
                     )
-    info = subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, check=True)
-    common.write(arguments.out, isa=json.loads(info.stdout)["isa"], threads=1, rows=rows)
+    document.write(arguments.out, document.build(rows, threads=1))
     return 0
 
 
