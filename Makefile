@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test bench bench-maps bench-training bench-attention check-wheel docs lint format sanitize fuzz clean setup setup-lint setup-clang
+.PHONY: build reproduce test bench bench-maps bench-training bench-attention bench-attention-memory check-wheel docs lint format sanitize fuzz clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -62,10 +62,14 @@ bench-training: build
 	$(PYTHON) bench/training.py --out build/bench/training.json
 	$(PYTHON) bench/training_sequences.py --out build/bench/training-sequences.json --figure build/bench/training-sequences
 
-# Some twenty minutes, and the README's figure; BENCH="--cases n4096" and the like measure less and draw nothing.
+# Some half an hour, and the README's figure; BENCH="--cases n4096" and the like measure less and leave that alone.
 bench-attention: build
-	@mkdir -p build/bench
-	$(PYTHON) bench/attention.py --out build/bench/attention.json $(if $(BENCH),$(BENCH),--figure docs/figures/attention)
+	./tsallis bench attention --out build/bench $(BENCH)
+	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg png csv) docs/figures/)
+
+# What a call of attention takes beyond its arguments, in a few minutes.
+bench-attention-memory: build
+	$(PYTHON) bench/attention_memory.py --out build/bench/attention-memory.json
 
 # The package's pages, in build/docs.
 docs: setup

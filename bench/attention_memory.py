@@ -1,6 +1,6 @@
 """Measures the memory that attention takes beyond its arguments and results.
 
-    .venv/bin/python bench/attention_memory.py --out build/bench/attention-memory.json
+    make bench-attention-memory
 
 Peak resident memory of this process during a call, less what was resident before it and less the
 tensors that the call returns: two heads of 64, causal, alpha = 1.5. Beside it SDPA, which keeps a
@@ -20,11 +20,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import common
-
-sys.path.insert(0, str(common.ROOT / "python"))
-
 import tsallis
+from common import document
 
 HEADS, DIM = 2, 64
 LIBC = ctypes.CDLL(None)
@@ -119,12 +116,7 @@ def main() -> int:
                         f"{row['bytes_per_query']:>14.0f}",
                         flush=True,
                     )
-    common.write(
-        arguments.out,
-        isa=torch.backends.cpu.get_cpu_capability(),
-        threads=arguments.threads,
-        rows=rows,
-    )
+    document.write(arguments.out, document.build(rows, threads=arguments.threads))
     return 0
 
 

@@ -17,14 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import entmax as peer_package
 import torch
 
 import common
-
-sys.path.insert(0, str(common.ROOT / "python"))
-
-import entmax as peer_package
-
 import tsallis
 
 SHAPES = [(4096, 64), (4096, 1024), (256, 65536), (8, 1048576)]
@@ -142,7 +138,7 @@ def main() -> int:
     shapes = QUICK_SHAPES if arguments.quick else SHAPES
     budget_s = 0.3 if arguments.quick else arguments.budget
     rows = measure(shapes, budget_s, arguments.repeats)
-    common.write(arguments.out, isa=tsallis.cpu_target(), threads=arguments.threads, rows=rows)
+    common.document.write(arguments.out, common.document.build(rows, threads=arguments.threads))
     return 0
 
 

@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from entmax import entmax15
 from torch import nn
 
-import common
-from common import ROOT
+from common import ROOT, document
 
 WIDTH, CLASSES, BATCH = 128, 10, 128
 Map = Callable[[torch.Tensor, int], torch.Tensor]
@@ -135,8 +134,7 @@ def main() -> int:
             f"{peer_s / ours_s:.2f}x",
             file=sys.stderr,
         )
-    info = subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, check=True)
-    common.write(arguments.out, isa=json.loads(info.stdout)["isa"], threads=1, rows=rows)
+    document.write(arguments.out, document.build(rows, threads=1))
     return 0
 
 

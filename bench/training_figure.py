@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import common
-
-sys.path.insert(0, str(common.ROOT / "python"))
-
+import common  # noqa: F401, makes what lies in python/ importable
 from tsallis_report import style
 
 OURS = "Tsallis"

@@ -25,10 +25,9 @@ import torch.nn.functional as F
 from entmax import entmax15, entmax_bisect
 from torch import nn
 
-import common
 import step_operators
 import training_figure
-from common import ROOT
+from common import ROOT, document
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 Shape = tuple[int, int]  # sequences, tokens of each
@@ -291,16 +290,9 @@ def main() -> int:
                         f"{name:21} {tokens / peer_s:7.0f}   {peer_s / ours_s:.2f}x",
                         file=sys.stderr,
                     )
-    info = subprocess.run([ROOT / "tsallis", "info", "--json"], capture_output=True, check=True)
     shares = operators(arguments.compute, shape)
-    common.write(
-        arguments.out,
-        isa=json.loads(info.stdout)["isa"],
-        threads=1,
-        rows=rows,
-        operators=shares,
-        goals=goals(rows),
-    )
+    more = {"operators": shares, "goals": goals(rows)}
+    document.write(arguments.out, document.build(rows, threads=1, **more))
     if arguments.figure:
         training_figure.draw(rows, shares, arguments.figure)
     return 0

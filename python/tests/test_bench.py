@@ -1,109 +1,224 @@
-"""The benchmarks' plumbing: every kind of case, the JSON that they write, the figures."""
+"""The attention benchmark: every kind of case, peers that are missing, files, interruptions."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-import attention_cases
-import step_operators
-import training_figure
-import training_sequences
-import tsallis
+from tsallis.bench import attention, cases, peers
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = {"ours_s", "peer_s", "speedup", "roofline", "spread"}
 COUNTS = {"batch", "heads", "n", "d"}
 TEXTS = {"case", "map", "dtype", "pass", "peer"}
+SINGLE = ["--threads", "1"]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "tsallis.bench", "attention", *map(str, arguments)]
+
+
+def environment(**more):
+    return os.environ | {"PYTHONPATH": str(ROOT / "python"), **more}
+
+
+def run(*arguments, **more):
+    return subprocess.run(
+        command(*arguments),
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bench")
-    # Until the package has the fused kernels, its row maps stand in.
-    ours = "fused" if hasattr(tsallis, "attention") else "rows"
-    out, figure = folder / "attention.json", folder / "figures" / "attention"
-    command = [sys.executable, ROOT / "bench" / "attention.py", "--quick", "--threads", "1"]
-    command += ["--ours", ours, "--out", out, "--figure", figure]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def quick(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bench") / "new"
+    done = run("--quick", *SINGLE, "--out", out)
     assert done.returncode == 0, done.stderr
-    for suffix in (".svg", ".png", ".csv"):
-        assert figure.with_suffix(suffix).stat().st_size > 100
-    return json.loads(out.read_text())
+    return done, out
 
 
-def test_schema(document):
-    assert set(document) == {"commit", "processor", "isa", "threads", "rows"}
+def test_files(quick):
+    done, out = quick
+    assert {path.name for path in out.iterdir()} == {
+        f"attention.{suffix}" for suffix in ("json", "svg", "png", "csv")
+    }
+    assert all(path.stat().st_size > 100 for path in out.iterdir())
+    assert str(out / "attention.json") in done.stderr
+
+
+def test_schema(quick):
+    document = json.loads((quick[1] / "attention.json").read_text())
+    top = {"commit", "processor", "isa", "threads", "torch", "absent", "rows"}
+    assert set(document) == top
     assert document["threads"] == 1
+    assert document["torch"] == torch.__version__
+    assert "--quick" in document["absent"]["flex"][0]
     for row in document["rows"]:
         assert set(row) == TEXTS | NUMBERS | COUNTS | {"alpha", "causal"}
         assert all(isinstance(row[key], str) for key in TEXTS)
         assert all(isinstance(row[key], int) and row[key] > 0 for key in COUNTS)
         assert all(isinstance(row[key], float) and row[key] >= 0 for key in NUMBERS)
         assert row["speedup"] == pytest.approx(row["peer_s"] / row["ours_s"])
-
-
-def test_every_kind_has_both_passes_and_peers(document):
     seen = {(row["case"], row["pass"], row["peer"]) for row in document["rows"]}
-    cases = {case for case, _, _ in seen}
-    assert len(cases) >= 15
-    for case in cases:
-        assert {(case, "fwd", "sdpa"), (case, "fwd+bwd", "sdpa")} <= seen
+    names = {case for case, _, _ in seen}
+    assert len(names) >= 15
+    for name in names:
+        assert {(name, "fwd", "sdpa"), (name, "fwd+bwd", "sdpa")} <= seen
     assert any(peer == "entmax" for _, _, peer in seen)
 
 
+def test_table(quick):
+    """A line for each case and pass, with the numbers of the document."""
+    done, out = quick
+    title, *lines = done.stdout.splitlines()
+    assert title.split() == [
+        "case",
+        "pass",
+        "ours",
+        "ms",
+        "sdpa",
+        "ms",
+        "entmax",
+        "ms",
+        "of",
+        "dense",
+    ]
+    rows = json.loads((out / "attention.json").read_text())["rows"]
+    assert len(lines) == len({(row["case"], row["pass"]) for row in rows})
+    for line in lines:
+        name, direction, ours, sdpa, times, *rest = line.split()
+        chosen = {r["peer"]: r for r in rows if r["case"] == name and r["pass"] == direction}
+        assert float(ours) == pytest.approx(chosen["sdpa"]["ours_s"] * 1e3, rel=0.01, abs=1e-3)
+        assert float(sdpa) == pytest.approx(chosen["sdpa"]["peer_s"] * 1e3, rel=0.01, abs=1e-3)
+        assert times.endswith("x")
+        assert ("-" in rest) == ("entmax" not in chosen)
+
+
+def test_missing_packages_are_named(tmp_path):
+    """The program without entmax and matplotlib, as a plain `pip install` leaves it."""
+    hide = (
+        "import sys, importlib.util as u; find = u.find_spec; gone = ('entmax', 'matplotlib');"
+        "u.find_spec = lambda name, *more: None if name in gone else find(name, *more);"
+        "from tsallis.bench.__main__ import main; sys.exit(main())"
+    )
+    line = [sys.executable, "-c", hide, "attention", "--quick", *SINGLE, "--json"]
+    line += ["--cases", "entmax-1.5-float32-n32", "--out", str(tmp_path)]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "entmax: not installed (pip install entmax)" in done.stderr
+    assert "no figure: matplotlib is not installed" in done.stderr
+    document = json.loads(done.stdout)  # all else is on the other stream
+    assert document == json.loads((tmp_path / "attention.json").read_text())
+    assert document["absent"]["entmax"] == ["not installed (pip install entmax)"]
+    assert {row["peer"] for row in document["rows"]} == {"sdpa"}
+
+
+@pytest.mark.parametrize("sent", ["while measuring", "before anything"])
+def test_an_interruption_keeps_what_was_measured(tmp_path, sent):
+    line = command("--cases", "n2048", "--peers", "sdpa", "--budget", 60, *SINGLE)
+    process = subprocess.Popen(
+        [*line, "--out", str(tmp_path / "new")],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    written = tmp_path / "new" / "attention.json"
+    try:
+        if sent == "while measuring":
+            deadline = time.monotonic() + 120
+            while not written.exists() and time.monotonic() < deadline:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.05)
+        else:
+            assert "matrix product" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    if sent == "while measuring":
+        rows = json.loads(written.read_text())["rows"]
+        assert rows
+        assert f"what was measured is in {written}" in error
+        assert len(out.splitlines()) == 1 + len(rows)
+    else:
+        assert "nothing was measured" in error
+        assert not written.exists()
+
+
+def test_flex_attention(monkeypatch):
+    """What it is compared with is what SDPA computes, and what it cannot do is said."""
+    whole = torch.compile  # which would call a C++ compiler for half a minute
+
+    def compile(function, **settings):
+        return whole(function, **({"backend": "eager"} | settings))
+
+    monkeypatch.setattr(torch, "compile", compile)
+    case = cases.Case("flex", 200, "float32", d=16)  # not a multiple of its blocks
+    inputs = attention.draw(case, 0)
+    found = peers.peer("flex", case, inputs, False, 4096)
+    assert isinstance(found, peers.Runner), found
+    assert found.name == "flex"
+    q, k, v, _ = inputs
+    with torch.no_grad():
+        out = found.attend(q, k, v)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    backward = peers.peer("flex", case, inputs, True, 4096)
+    if isinstance(backward, peers.Absent):
+        assert "backward" in backward.reason
+    assert peers.peer("flex", cases.Case("", 64, "float32", alpha=2.0), inputs, False, 64) == (
+        peers.Absent("flex")
+    )
+
+
+def test_flex_attention_that_does_not_compile(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no compiler\nand more")
+
+    whole = torch.compile  # eager FlexAttention has a use of its own for it
+
+    def compile(*arguments, **settings):
+        return whole(*arguments, **settings) if "backend" in settings else broken
+
+    monkeypatch.setattr(torch, "compile", compile)
+    case = cases.Case("flex", 130, "float32", d=16, slopes=(0.5, 0.125))
+    inputs = attention.draw(case, 0)
+    found = peers.peer("flex", case, inputs, False, 4096)
+    assert found.name == "flex eager"
+    q, k, v, _ = inputs
+    expected = peers.ours(cases.Case("", 130, "float32", d=16, map="softmax", slopes=case.slopes))
+    with torch.no_grad():
+        torch.testing.assert_close(found.attend(q, k, v), expected.attend(q, k, v))
+
+
+def test_time_left():
+    assert attention.minutes_left([60, 60, 120], 0, 0.0) == 4
+    assert attention.minutes_left([60, 60, 120], 1, 30.0) == 1.5  # twice as fast as thought
+    assert attention.minutes_left([60], 1, 50.0) == 0
+
+
 def test_cases_are_found_by_parts_of_names_and_patterns():
-    everything = attention_cases.all_cases()
+    everything = cases.all_cases()
     names = [case.name for case in everything]
     assert len(set(names)) == len(names)
     assert "entmax-1.5-bfloat16-n65536-d64" in names
-    assert attention_cases.matching(everything, []) == everything
-    assert attention_cases.matching(everything, ["no-such-case"]) == []
-    chosen = attention_cases.matching(everything, ["alibi", "flat-*-d64"])
+    assert cases.matching(everything, []) == everything
+    assert cases.matching(everything, ["no-such-case"]) == []
+    chosen = cases.matching(everything, ["alibi", "flat-*-d64"])
     assert {case.kind for case in chosen} == {"alibi", "flat"}
-
-
-TRAINING_ROWS = [
-    {"case": "T6 softmax float32", "peer": "torch", "ours_s": 1.0, "speedup": 1.2},
-    {"case": "T6 asentmax float32", "peer": "torch + entmax15", "ours_s": 1.1, "speedup": 4.0},
-    {"case": "T6 asentmax float32", "peer": "torch + entmax_bisect", "ours_s": 1.1, "speedup": 12},
-]
-
-
-def test_training_is_held_against_its_goals():
-    found = training_sequences.goals(TRAINING_ROWS)
-    assert [(goal["case"].split()[1], goal["value"], goal["reached"]) for goal in found] == [
-        ("softmax", 1.2, False),
-        ("asentmax", 4.0, False),
-        ("asentmax", pytest.approx(1.1), True),  # of softmax's time, once
-        ("asentmax", 12, True),
+    assert run("--list", "--cases", "alibi").stdout.splitlines() == [
+        name for name in names if "alibi" in name
     ]
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        ("[unknown] ([JIT] tid 25536)", "matrix products"),
-        (
-            "tsallis::N_AVX3::TransposeImpl (build/bin/decoder_steps)",
-            "gradients transposed for them",
-        ),
-        ("tsallis::TileProducts (build/lib/libtsallis_torch.so)", "attention"),
-        ("tsallis::lab::N_AVX3::AdamStepImpl (build/bin/decoder_steps)", "Adam"),
-        ("clear_page_erms ([kernel.kallsyms])", "memory, from the system"),
-        ("main (build/bin/decoder_steps)", step_operators.REST),
-    ],
-)
-def test_samples_have_operators(place, name):
-    assert step_operators.operator(place) == name
-
-
-def test_training_figure(tmp_path):
-    rows = [{**row, "tokens_per_s": 1000.0} for row in TRAINING_ROWS]
-    shares = [{"case": "T6 softmax float32", "operator": "attention", "percent": 40.0}]
-    for figure, operators in (("with", shares), ("without", [])):
-        training_figure.draw(rows, operators, tmp_path / figure)
-        assert (tmp_path / f"{figure}.svg").stat().st_size > 5000
-        assert (tmp_path / f"{figure}.png").stat().st_size > 5000

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["reproduce", "train", "eval", "report", "task", "list", "info"]
+COMMANDS = ["reproduce", "train", "eval", "report", "task", "list", "info", "bench"]
 
 # A recipe that trains in seconds.
 TINY = """
@@ -157,7 +157,7 @@ def test_help_of_the_program_names_every_command():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_has_an_example(command):
-    done = run(command, "--help")
+    done = run(command, *(["attention"] if command == "bench" else []), "--help")
     assert done.returncode == 0
     assert f"tsallis {command}" in done.stdout
     assert "--json" in done.stdout
@@ -191,6 +191,10 @@ def test_version():
         (["train", "copy", "--method", "sofmax"], 'did you mean "softmax"?'),
         (["eval", "no-such-folder", "--lengths", "8"], "no-such-folder: no such file or folder"),
         (["report", "no-such-folder"], 'no results.json in "no-such-folder"'),
+        (["bench"], "the following arguments are required: WHAT"),
+        (["bench", "attention", "--thread", "two"], "argument --threads: invalid int value: 'two'"),
+        (["bench", "attention", "--repeat", "0"], "--repeat: expected a number > 0, got 0"),
+        (["bench", "attention", "--cases", "entmin"], "--cases: no case's name has entmin in it"),
     ],
 )
 def test_mistakes_end_with_2_and_say_what_is_meant(arguments, says, tmp_path):

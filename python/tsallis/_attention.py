@@ -282,13 +282,9 @@ def attention(
     settings: dict[str, Any] = {
         name: value for name, value in optional.items() if value is not None
     }
-    settings |= {
-        "map": map,
-        "causal": causal,
-        "alignment": alignment,
-        "padding": padding,
-        "saved_budget": saved_budget,
-    }
+    settings.update(
+        map=map, causal=causal, alignment=alignment, padding=padding, saved_budget=saved_budget
+    )
     if isinstance(alpha, Tensor):
         settings["alpha_heads"] = alpha
     else:

@@ -29,7 +29,7 @@ _SHADES = {
     ASENTMAX: ("#EE9A55", "#D55E00", "#5A1A00"),
 }
 
-_RC: dict[str, Any] = {
+_RC: dict[Any, Any] = {  # matplotlib's own type lists every name
     "font.family": "DejaVu Sans",  # comes with matplotlib, and has the Greek letters
     "font.size": 9.5,
     "axes.titlesize": 10.5,

@@ -11,6 +11,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeTask());
   commands.push_back(MakeList());
   commands.push_back(MakeInfo());
+  commands.push_back(MakeBench());
   return commands;
 }
 

@@ -21,4 +21,9 @@ std::filesystem::path SourceDir() {
   return FromEnvironment("TSALLIS_SOURCE_DIR", TSALLIS_SOURCE_DIR);
 }
 
+std::string PythonPath(const std::filesystem::path& source_dir) {
+  const std::string others = FromEnvironment("PYTHONPATH", "").string();
+  return (source_dir / "python").string() + (others.empty() ? "" : ":" + others);
+}
+
 }  // namespace tsallis::lab

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 namespace tsallis::lab {
 
@@ -13,5 +14,8 @@ std::filesystem::path PythonExecutable();
 
 // The environment variable TSALLIS_SOURCE_DIR if set and not empty, else the tree that was built.
 std::filesystem::path SourceDir();
+
+// What the environment variable PYTHONPATH must be for Python to find `source_dir`/python first.
+std::string PythonPath(const std::filesystem::path& source_dir);
 
 }  // namespace tsallis::lab

@@ -26,5 +26,13 @@ TEST(PathsTest, EnvironmentOverrides) {
   ::unsetenv("TSALLIS_PYTHON");
 }
 
+TEST(PathsTest, PythonPathKeepsWhatThereIs) {
+  ::unsetenv("PYTHONPATH");
+  EXPECT_EQ(PythonPath("/source"), "/source/python");
+  ::setenv("PYTHONPATH", "/mine:/yours", 1);
+  EXPECT_EQ(PythonPath("/source"), "/source/python:/mine:/yours");
+  ::unsetenv("PYTHONPATH");
+}
+
 }  // namespace
 }  // namespace tsallis::lab

@@ -28,6 +28,8 @@ namespace tsallis {
 
 TORCH_LIBRARY(tsallis, m) {
   m.def("version() -> str", [] { return std::string(Version()); });
+  m.def("git_commit() -> str", [] { return std::string(GitCommit()); });
+  m.def("processor() -> str", [] { return QueryCpu().processor; });
   m.def("cpu_target() -> str", [] { return QueryCpu().chosen_target; });
   m.def("row_map(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS ") -> Tensor");
   m.def("row_map_stats(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS

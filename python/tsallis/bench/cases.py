@@ -1,4 +1,4 @@
-"""The cases of bench/attention.py: what is attended to, and how."""
+"""The cases of the attention benchmark: what is attended to, and how."""
 
 from __future__ import annotations
 

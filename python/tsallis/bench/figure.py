@@ -1,42 +1,38 @@
-"""The README's figure of attention: time against length, ours beside the peers'.
-
-.venv/bin/python bench/attention_figure.py build/bench/attention.json docs/figures/attention
-"""
+"""The benchmark's figure: time against length, ours beside the peers'."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-import common
-
-sys.path.insert(0, str(common.ROOT / "python"))
-
 from tsallis_report import style
+
+__all__ = ["KIND", "plot", "points", "write"]
 
 KIND, HEAD_SIZE = "entmax-1.5", 64
 TITLES = {"float32": "float32", "bfloat16": "bfloat16"}
-LINES = {"fwd": "-", "fwd+bwd": (0, (4, 2))}
+LINES: dict[str, Any] = {"fwd": "-", "fwd+bwd": (0, (4, 2))}
 PALETTE = style.colors(["softmax", "entmax-1.5"])
 # name in the data: label, colour, marker
 SERIES = {
     "tsallis": ("α-entmax, Tsallis", PALETTE["entmax-1.5"], "o"),
     "sdpa": ("softmax, PyTorch SDPA", PALETTE["softmax"], "s"),
+    "flex": ("softmax, PyTorch FlexAttention", "#009E73", "^"),
+    "flex eager": ("the same, not compiled", "#009E73", "v"),
     "entmax": ("α-entmax, entmax package", style.FAINT, "D"),
 }
 COLUMNS = ["dtype", "pass", "series", "n", "seconds"]
 
 
-def points(rows: list[dict]) -> list[dict]:
+def points(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a point of the figure, in the order of COLUMNS."""
-    found: dict[tuple, float] = {}
+    found: dict[tuple[str, str, str, int], float] = {}
     rows = [row for row in rows if row["case"].startswith(f"{KIND}-")]
     sizes = {row["d"] for row in rows}
     size = HEAD_SIZE if HEAD_SIZE in sizes else min(sizes, default=HEAD_SIZE)
@@ -49,7 +45,7 @@ def points(rows: list[dict]) -> list[dict]:
     return [dict(zip(COLUMNS, (*key, value), strict=True)) for key, value in found.items()]
 
 
-def _panel(axes: Axes, data: list[dict]) -> None:
+def _panel(axes: Axes, data: list[dict[str, Any]]) -> None:
     for direction, line in LINES.items():
         for series, (_, color, marker) in SERIES.items():
             chosen = sorted(
@@ -68,7 +64,7 @@ def _panel(axes: Axes, data: list[dict]) -> None:
     axes.set_xlabel("Length n")
 
 
-def plot(document: dict) -> Figure | None:
+def plot(document: dict[str, Any]) -> Figure | None:
     data = points(document["rows"])
     dtypes = [dtype for dtype in TITLES if any(p["dtype"] == dtype for p in data)]
     if not dtypes:
@@ -91,14 +87,16 @@ def plot(document: dict) -> Figure | None:
     return figure
 
 
-def write(source: Path, target: Path) -> None:
-    """Plots the benchmark's JSON into target.svg, target.png and, as numbers, target.csv."""
+def write(source: Path, target: Path) -> bool:
+    """Plots the benchmark's JSON into target.svg, target.png and, as numbers, target.csv.
+
+    Returns whether it holds a case that is plotted, one of `KIND`.
+    """
     document = json.loads(source.read_text())
     with style.styled():
         figure = plot(document)
         if figure is None:
-            print(f"{source} has no {KIND} case: no figure", file=sys.stderr)
-            return
+            return False
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target.with_suffix(".svg"), metadata={"Date": None})
         figure.savefig(target.with_suffix(".png"), dpi=160, metadata={"Software": None})
@@ -106,16 +104,4 @@ def write(source: Path, target: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(points(document["rows"]))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("source", type=Path, help="JSON of bench/attention.py")
-    parser.add_argument("target", type=Path, help="path without suffix")
-    arguments = parser.parse_args()
-    write(arguments.source, arguments.target)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return True

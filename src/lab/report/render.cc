@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lab/paths.h"
+
 extern char** environ;
 
 namespace tsallis::lab {
@@ -41,20 +43,12 @@ class FileDescriptor {
 // This process's environment with `source_dir`/python before whatever PYTHONPATH there is.
 std::vector<std::string> Environment(const std::filesystem::path& source_dir) {
   constexpr std::string_view kPythonPath = "PYTHONPATH=";
-  std::string python_path = std::string(kPythonPath) + (source_dir / "python").string();
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
-    if (text.starts_with(kPythonPath)) {
-      if (text.size() > kPythonPath.size()) {
-        python_path += ':';
-        python_path += text.substr(kPythonPath.size());
-      }
-    } else {
-      environment.emplace_back(text);
-    }
+    if (!text.starts_with(kPythonPath)) environment.emplace_back(text);
   }
-  environment.push_back(std::move(python_path));
+  environment.push_back(std::string(kPythonPath) + PythonPath(source_dir));
   return environment;
 }
 
