@@ -140,7 +140,8 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
           job.recipe->train,
           job.steps,
           job.folder,
-          std::move(settings)};
+          std::move(settings),
+          job.tensorboard};
 }
 
 nlohmann::ordered_json ToJson(const TrainConfig& train) {
@@ -181,7 +182,7 @@ void Train(Trainable& model, const TrainingPlan& plan,
     return;
   }
   run.Restore();
-  Metrics metrics(plan.folder / "metrics.jsonl", run.step);
+  Metrics metrics(plan.folder / "metrics.jsonl", run.step, plan.tensorboard);
   status.state = JobStatus::State::kTraining;
   status.step = status.first_step = run.step;
   if (run.step > 0) status.note = fmt::format("resumed at {}", run.step);

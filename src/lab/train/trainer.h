@@ -53,6 +53,7 @@ struct TrainingJob {
   std::uint64_t seed = 1;
   std::int64_t steps = 0;
   std::filesystem::path folder;
+  bool tensorboard = false;  // metrics go to an event file too
 };
 
 struct TrainingPlan {
@@ -62,6 +63,7 @@ struct TrainingPlan {
   std::int64_t steps = 0;
   std::filesystem::path folder;
   nlohmann::ordered_json settings;  // everything that decides the weights; config.json
+  bool tensorboard = false;
 };
 
 // The plan of a job; `settings` are what is particular to the kind of model.
