@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lab/nn/decoder.h"
+#include "lab/nn/parameters.h"
 #include "lab/nn/set_kernels.h"
 #include "lab/tasks/random.h"
 
@@ -73,6 +74,7 @@ int main(int argc, char** argv) {
           count, model.FlatGradients().const_data_ptr<float>(),
           model.FlatParameters().mutable_data_ptr<float>(), first.mutable_data_ptr<float>(),
           second.mutable_data_ptr<float>());
+      tsallis::lab::MarkChanged(model.FlatParameters());
       if (step > 2) seconds.push_back(ProcessorSeconds() - start);
     }
     const nlohmann::ordered_json result = {{"seconds", seconds},

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ["reproduce", "train", "eval", "report", "task", "list", "info", "bench"]
@@ -439,6 +440,39 @@ def test_training_on_sequences_killed_at_random_moments_ends_with_the_same_bits(
     }
 
 
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_tensorboard_reads_what_metrics_say(tmp_path, from_the_start):
+    """Also of a run that was killed and went on: all is there, and what ran again is there once."""
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    command = ["train", "r.toml", "--quiet", "--folder", "run", "--scale", "long"]
+    folder = tmp_path / "run"
+    first = [*command, "--tensorboard"] if from_the_start else command
+    process = subprocess.Popen([str(program()), *first], cwd=tmp_path, env=environment())
+    while process.poll() is None and not (folder / "last").exists():
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    done = run(*command, "--resume", "--tensorboard", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list(folder.glob("events.out.tfevents.*"))) == (2 if from_the_start else 1)
+
+    wanted: dict[str, list[tuple[int, float]]] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        numbers = {name: entry[name] for name in ("loss", "accuracy") if name in entry}
+        for length, accuracy in entry.get("validation", {}).items():
+            numbers[f"validation/{length}"] = accuracy
+        for tag, value in numbers.items():
+            wanted.setdefault(tag, []).append((entry["step"], value))
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    assert set(events.Tags()["scalars"]) == set(wanted) >= {"loss", "validation/3"}
+    for tag, values in wanted.items():
+        found = [(event.step, event.value) for event in events.Scalars(tag)]
+        assert [step for step, _ in found] == [step for step, _ in values]
+        assert [value for _, value in found] == pytest.approx([value for _, value in values])
+    assert abs(events.Scalars("loss")[-1].wall_time - time.time()) < 600
+
+
 def test_train_eval_and_reproduce_on_sequences(tmp_path):
     (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
     trained = run("train", "r.toml", "--json", "train.lr=1e-2", "--quiet", cwd=tmp_path)
@@ -477,7 +511,18 @@ def test_train_eval_and_reproduce_on_sequences(tmp_path):
         ("asentmax", 2),
         ("asentmax", 3),
     ]
-    assert (tmp_path / "study" / "tiny-copy" / "quick" / "report" / "report.html").exists()
+    report = tmp_path / "study" / "tiny-copy" / "quick" / "report"
+    assert (report / "report.html").exists()
+    figures = {path.stem for path in (report / "figures").glob("*.png")}
+    assert figures >= {"entropy", "heads-entropy", "heads-learned", "attention", "attention-long"}
+    learned = [entry for entry in results["heads"] if entry["quantity"] == "beta"]
+    assert [(entry["method"], entry["n"]) for entry in learned] == [
+        ("asentmax", 2),
+        ("asentmax", 3),
+    ]
+    refused = run("reproduce", "r.toml", "--runs", "study", "--resume", "--maps", "0", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "length: expected 1 to" in refused.stderr
 
 
 def test_task_shows_and_exports_the_same_samples(tmp_path):

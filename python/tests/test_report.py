@@ -160,7 +160,7 @@ def test_learned_numbers_stand_in_their_cells(tmp_path: Path) -> None:
     study = data.load(tmp_path)
     figure = heads.plot_learned(study)
     assert figure is not None
-    assert [axes.get_title() for axes in figure.axes] == ["β", "γ", "length scaling c"]
+    assert [axes.get_title() for axes in figure.axes] == ["β", "γ", "c"]
     texts = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
     beta = next(h for h in study.heads if (h.quantity, h.n, h.layer, h.head) == ("beta", 8, 1, 3))
     assert texts[0, 1] == "–"  # a head with ALiBi

@@ -16,13 +16,13 @@ from .parts import headline_methods, length_axis, weight_bar, weight_norm, wrapp
 
 # What a head learns, as data/heads.csv names it, and for people.
 _LEARNED = {
-    "alpha": "α of the map",
-    "learned slope": "slope of ALiBi",
-    "b": "b of the length scaling",
-    "g": "g of the length scaling",
+    "alpha": "α",
+    "learned slope": "slope",
+    "b": "b",
+    "g": "g",
     "beta": "β",
     "gamma": "γ",
-    "c": "length scaling c",
+    "c": "c",
 }
 
 _MAX_WORDS = 48  # tokens that the axes of a map name one by one
@@ -56,34 +56,33 @@ def plot_learned(study: Study) -> Figure | None:
     if not methods:
         return None
     layers, heads = size = _size(study)
-    cell_width, cell_height = 0.46, 0.4
+    columns = {m: [q for q in quantities if (m, q) in found] for m in methods}
+    most = max(len(own) for own in columns.values())
+    tables = {key: _table(numbers, size) for key, numbers in found.items()}
+    norms = {}  # of a quantity, one for all methods
+    for quantity in quantities:
+        means = [mean for (_, q), (mean, _) in tables.items() if q == quantity]
+        norms[quantity] = Normalize(float(np.nanmin(means)), float(np.nanmax(means)) + 1e-9)
+    cell_width, cell_height = 0.44, 0.4
     figure = Figure(
         figsize=(
-            1.1 + len(quantities) * (0.55 + max(1.3, cell_width * heads)),
-            0.9 + len(methods) * (0.62 + cell_height * layers),
+            1.1 + most * (0.55 + max(1.3, cell_width * heads)),
+            0.5 + len(methods) * (0.85 + cell_height * layers),
         ),
         layout="constrained",
     )
-    panels = figure.subplots(len(methods), len(quantities), squeeze=False)
-    for j, quantity in enumerate(quantities):
-        tables = {m: _table(found[m, quantity], size) for m in methods if (m, quantity) in found}
-        values = np.concatenate([mean.ravel() for mean, _ in tables.values()])
-        norm = Normalize(float(np.nanmin(values)), float(np.nanmax(values)) + 1e-9)
-        for i, method in enumerate(methods):
-            axes = panels[i, j]
-            if i == 0:
-                axes.set_title(_LEARNED[quantity], loc="center")
-            if method not in tables:
-                axes.set_axis_off()
-                continue
-            _number_panel(axes, *tables[method], norm)
+    panels = figure.subplots(len(methods), most, squeeze=False)
+    for row, method in zip(panels, methods, strict=True):
+        for axes, quantity in zip(row, columns[method], strict=False):
+            _number_panel(axes, *tables[method, quantity], norms[quantity])
+            axes.set_title(_LEARNED[quantity], loc="center", pad=4)
             axes.set_xticks(range(heads), [str(head) for head in range(heads)])
             axes.set_yticks(range(layers), [str(layer) for layer in range(layers)])
             axes.set_xlabel("Head", labelpad=2)
             axes.set_ylabel("Layer")
-    for i, method in enumerate(methods):
-        first = next(j for j, q in enumerate(quantities) if (method, q) in found)
-        panels[i, first].set_ylabel(
+        for axes in row[len(columns[method]) :]:
+            axes.set_axis_off()
+        row[0].set_ylabel(
             f"{wrapped(study.labels[method])}\n\nLayer", fontweight="bold", fontsize=9
         )
     figure.suptitle(

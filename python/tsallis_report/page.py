@@ -31,9 +31,9 @@ _CAPTIONS = {
         "scored tokens. The dotted line is every entry, as in softmax."
     ),
     "heads-learned": (
-        "Of the first seed. Grey: heads without that number; under NAPE only the heads without "
-        "ALiBi are scaled. What depends on the token, as β and γ in c = δ + β (ln n)^γ, "
-        "has a standard deviation."
+        "Of the first seed. c multiplies a query's scores: b ln n with SSMax, δ + b (ln n)^g with "
+        "a scalar, δ + β (ln n)^γ with ASEntmax, whose β and γ depend on the token; α is that of "
+        "the map. Grey: heads without that number; under NAPE only those without ALiBi are scaled."
     ),
     "heads-entropy": (
         "Of the first seed, mean over the scored tokens. 1 is uniform attention over the keys that "

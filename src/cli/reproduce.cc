@@ -62,7 +62,8 @@ class ReproduceCommand : public Command {
                  "Go on with what an earlier run of the same command left");
     app.add_flag("--finished", options_.finished_only,
                  "Run nothing: report on the jobs that are finished so far")
-        ->excludes("--resume");
+        ->excludes("--resume")
+        ->excludes("--maps");
     app.add_flag("--json", json_, "Print the results as one JSON document");
     app.add_flag("--quiet", options_.progress.quiet, "Show no progress");
   }

@@ -49,6 +49,9 @@ class TrainCommand : public Command {
                    "is the same")
         ->check(CLI::Range(1, 4096));
     app.add_flag("--resume", resume_, "Go on with the run that is in the folder");
+    app.add_flag(
+        "--tensorboard", tensorboard_,
+        "Write TensorBoard's event files into the folder as well: tensorboard --logdir runs");
     app.add_flag("--json", json_, "Print what was trained as one JSON document");
     app.add_flag("--quiet", progress_.quiet, "Show no progress");
   }
@@ -61,6 +64,7 @@ class TrainCommand : public Command {
     job.seed = seed_;
     job.steps = recipe.Scale(scale_).steps;
     job.folder = folder_;
+    job.tensorboard = tensorboard_;
     if (folder_.empty()) {
       job.folder = std::filesystem::path("runs") / recipe.name / scale_ / job.method->name /
                    fmt::format("seed-{}", seed_);
@@ -141,6 +145,7 @@ class TrainCommand : public Command {
   std::filesystem::path folder_;
   std::optional<int> threads_;
   bool resume_ = false;
+  bool tensorboard_ = false;
   bool json_ = false;
   lab::ProgressOptions progress_;
 };

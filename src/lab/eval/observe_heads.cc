@@ -127,7 +127,8 @@ void ObserveMissing(Decoder& model, const SequenceTask& task,
     known.lengths.push_back(ObserveHeads(model, task, n));
     SaveHeads(path, known);
   }
-  const std::vector<HeadPlace> places = ChooseHeads(*known.At(lengths.front()));
+  const std::vector<HeadPlace> places =
+      ChooseHeads(*known.At(*std::min_element(lengths.begin(), lengths.end())));
   for (const std::int64_t n : map_lengths) {
     if (known.HasMaps(n)) continue;
     for (AttentionMap& map : DrawMaps(model, task, n, places, stop)) {

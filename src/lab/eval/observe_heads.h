@@ -40,7 +40,7 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
                                    const std::atomic<bool>& stop);
 
 // Observes what is not in the file yet, which is kept up to date: heads at each of `lengths`, maps
-// at each of `map_lengths`, of the heads chosen at the first of `lengths`. Throws as above, and
+// at each of `map_lengths`, of the heads chosen at the shortest of `lengths`. Throws as above, and
 // std::runtime_error if the file cannot be written.
 void ObserveMissing(Decoder& model, const SequenceTask& task,
                     const std::vector<std::int64_t>& lengths,

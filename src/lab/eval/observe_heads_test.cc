@@ -79,7 +79,9 @@ TEST(ObserveHeads, DrawsShortSamplesByTokenAndLongOnesInCells) {
     double sum = 0.0;
     for (std::size_t column = 0; column < 68; ++column) {
       const float weight = large.weights[row * 68 + column];
-      if (column > row) EXPECT_EQ(weight, 0.0F);
+      if (column > row) {
+        EXPECT_EQ(weight, 0.0F);
+      }
       sum += weight;
     }
     EXPECT_NEAR(sum, 1.0, 1e-5) << row;

@@ -16,6 +16,7 @@
 #include "lab/errors.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/positions.h"
+#include "lab/train/optimizer.h"
 #include "torch/operators.h"
 #include "tsallis/error.h"
 
@@ -180,6 +181,7 @@ void Shake(Decoder& model) {
     const double by = name.find("slopes") != std::string::npos ? 0.02 : 0.2;
     float* values = value.mutable_data_ptr<float>();
     for (std::int64_t i = 0; i < value.numel(); ++i) values[i] += Normal(random, by);
+    MarkChanged(value);
   }
 }
 
@@ -431,6 +433,32 @@ TEST(Decoder, Bfloat16IsCloseToFloat32) {
     const Tensor g = exact.FlatGradients(), h = rounded.FlatGradients();
     EXPECT_LT((g - h).norm().item<double>(), 0.04 * g.norm().item<double>());
   }
+}
+
+// However the parameters are written: by torch through a view or the whole, or through a pointer.
+TEST(Decoder, RoundedWeightsFollowTheirParameters) {
+  DecoderConfig config = Tiny();
+  config.compute = "bfloat16";
+  Decoder model(config, 3);
+  const TokenBatch batch = Draw(4, 9, config.vocabulary, false);
+  const auto expect_fresh = [&](const char* how) {
+    Decoder other(config, 4);
+    at::Tensor(other.FlatParameters()).copy_(model.FlatParameters());
+    EXPECT_EQ(model.Evaluate(batch).loss, other.Evaluate(batch).loss) << how;
+  };
+  const double first = model.Evaluate(batch).loss;
+  for (const auto& [name, parameter] : model.Parameters()) at::Tensor(parameter).mul_(1.5);
+  EXPECT_NE(model.Evaluate(batch).loss, first);
+  expect_fresh("views");
+  at::Tensor(model.FlatParameters()).mul_(1.5);
+  expect_fresh("whole");
+  Shake(model);
+  expect_fresh("pointer");
+  Optimizer optimizer(TrainConfig{}, 1, model.FlatParameters(), model.FlatGradients());
+  model.LossAndGradient(batch);
+  model.Evaluate(batch);
+  optimizer.Step(0);
+  expect_fresh("optimizer");
 }
 
 TEST(Decoder, TeacherForcedExactMatchIsGreedyGeneration) {

@@ -24,6 +24,8 @@ float Normal(RandomStream& random, double deviation) {
   return static_cast<float>(deviation * radius * std::cos(2.0 * M_PI * random.Uniform()));
 }
 
+void MarkChanged(const at::Tensor& tensor) { tensor.unsafeGetTensorImpl()->bump_version(); }
+
 void ParameterList::Add(std::vector<Part> parts, std::int64_t columns, Parameter* whole) {
   groups_.push_back({std::move(parts), columns, whole});
 }
@@ -59,7 +61,9 @@ void ParameterList::Allocate(std::uint64_t seed, bool half) {
 }
 
 void ParameterList::Refresh() {
-  if (!flat_products_.is_same(flat_)) flat_products_.copy_(flat_);
+  if (flat_products_.is_same(flat_) || fresh_ == flat_._version()) return;
+  flat_products_.copy_(flat_);
+  fresh_ = flat_._version();
 }
 
 std::int64_t ParameterList::Begin(const Parameter& whole) const {

@@ -17,6 +17,9 @@ namespace tsallis::lab {
 // Normal with the given deviation; Box and Muller 1958.
 float Normal(RandomStream& random, double deviation);
 
+// What writes to parameters through a pointer says so here; torch's own operations need not.
+void MarkChanged(const at::Tensor& tensor);
+
 struct Parameter {
   at::Tensor value, gradient;  // [rows, columns] float32
   at::Tensor product;          // what products read: value, or its bfloat16 copy
@@ -38,7 +41,7 @@ class ParameterList {
   // Makes the memory and the first values, each part's from a stream of its name: what is added or
   // left out leaves the others as they are. `half`: products are made in bfloat16.
   void Allocate(std::uint64_t seed, bool half);
-  // Renews the rounded copies.
+  // Renews the rounded copies if the values have changed since the last time.
   void Refresh();
 
   const at::Tensor& Flat() const { return flat_; }
@@ -60,6 +63,7 @@ class ParameterList {
   std::vector<std::pair<std::string, at::Tensor>> named_;
   std::vector<at::Tensor> gradients_;
   std::int64_t count_ = 0;
+  std::int64_t fresh_ = -1;  // the version of flat_ that the rounded copies are of
 };
 
 }  // namespace tsallis::lab

@@ -353,7 +353,8 @@ std::string MarkdownReport(const StudyResults& results) {
   if (!results.heat_maps.empty()) {
     page += "![Attention on the largest items](figures/heatmap.png)\n\n";
   }
-  if (!results.heads.empty()) {
+  if (std::any_of(results.heads.begin(), results.heads.end(),
+                  [](const MethodHeads& method) { return !method.heads.maps.empty(); })) {
     page += "![Attention maps of chosen heads](figures/attention.png)\n\n";
   }
   page += results.entropies.empty() && results.heat_maps.empty()

@@ -201,11 +201,12 @@ std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs
       const auto report = [&](const JobStatus& now) {
         status = now;
         progress.Update(i, now);
+        if (!task.sequence) return;
         // Results do not depend on it, so it may change in the middle.
-        if (task.sequence && at::get_num_threads() != share.Share(worker)) {
-          at::set_num_threads(share.Share(worker));
-          FlushDenormals();  // in the new threads as well
-        }
+        const int own = share.Share(worker);
+        if (own == at::get_num_threads()) return;
+        at::set_num_threads(own);
+        FlushDenormals();  // in the new threads as well
       };
       const auto ended = [&](JobStatus::State state, const std::string& why) {
         status.state = state;

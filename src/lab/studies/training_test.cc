@@ -12,6 +12,7 @@
 #include "lab/lab_test_support.h"
 #include "lab/nn/set_attention.h"
 #include "lab/studies/reproduce.h"
+#include "lab/train/crc32c.h"
 #include "lab/train/safetensors.h"
 #include "lab/train/set_training.h"
 
@@ -210,6 +211,56 @@ TEST(Safetensors, RoundTripAndDamage) {
   EXPECT_THROW(ReadTensors(path), std::runtime_error);
   EXPECT_THROW(ReadTensors(folder.Path() / "none"), std::runtime_error);
   EXPECT_THROW(WriteTensors(folder.Path() / "none" / "x", file), std::runtime_error);
+}
+
+TEST(Safetensors, AFlippedBitIsNoticedAnywhere) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.Path() / "x.safetensors";
+  const TensorFile file{{{"a", torch::randn({300})}, {"b", torch::arange(4, torch::kLong)}},
+                        {{"step", "7"}}};
+  WriteTensors(path, file);
+  EXPECT_FALSE(ReadTensors(path).metadata.contains("crc32c"));
+  std::ifstream in(path, std::ios::binary);
+  const std::string good((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::size_t data = good.size() - 300 * sizeof(float) - 4 * sizeof(std::int64_t);
+  const std::size_t step = good.find("\"7\"") + 1;  // a header that says another step
+  for (const std::size_t at : {step, data, data + 1003, good.size() - 1}) {
+    for (const int bit : {0, 5}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << bit));
+      std::ofstream(path, std::ios::binary) << bad;
+      try {
+        ReadTensors(path);
+        ADD_FAILURE() << at << " bit " << bit;
+      } catch (const std::runtime_error& error) {
+        EXPECT_NE(std::string(error.what()).find(path.string() + ": damaged: its checksum"),
+                  std::string::npos)
+            << error.what();
+      }
+    }
+  }
+
+  // A file of before there were checksums.
+  const std::string header =
+      R"({"__metadata__":{"step":"7"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+  const std::uint64_t length = header.size();
+  std::ofstream(path, std::ios::binary) << std::string(reinterpret_cast<const char*>(&length), 8)
+                                        << header << std::string("\0\0\x80\x3f", 4);
+  const TensorFile old = ReadTensors(path);
+  EXPECT_EQ(old.At("a").item<float>(), 1.0F);
+  EXPECT_EQ(old.metadata.at("step"), "7");
+}
+
+TEST(Crc32c, IsThatOfTheStandard) {
+  EXPECT_EQ(Crc32c("123456789", 9), 0xE3069283U);
+  const std::string zeros(32, '\0');  // RFC 3720, appendix B.4
+  EXPECT_EQ(Crc32c(zeros.data(), zeros.size()), 0x8A9136AAU);
+  std::string text(1000, 'x');
+  for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i);
+  for (const std::size_t cut : {0, 1, 7, 8, 500}) {
+    EXPECT_EQ(Crc32c(text.data() + cut, 1000 - cut, Crc32c(text.data(), cut)),
+              Crc32c(text.data(), 1000));
+  }
 }
 
 TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {

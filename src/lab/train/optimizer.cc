@@ -8,6 +8,7 @@
 #include <numbers>
 #include <vector>
 
+#include "lab/nn/parameters.h"
 #include "lab/nn/set_kernels.h"
 
 namespace tsallis::lab {
@@ -93,6 +94,7 @@ double Optimizer::Step(std::int64_t step) {
   at::parallel_for(0, parameters_.numel(), kChunk, [&](std::int64_t begin, std::int64_t end) {
     AdamStep(constants, end - begin, g + begin, w + begin, first + begin, second + begin);
   });
+  MarkChanged(parameters_);
   return norm;
 }
 

@@ -1,7 +1,9 @@
 #include "lab/train/run_folder.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <stdexcept>
 #include <system_error>
@@ -115,22 +117,44 @@ void LoadParameters(const fs::path& path,
   CopyParameters(ReadTensors(path), path, parameters);
 }
 
-Metrics::Metrics(const fs::path& path, std::int64_t step) {
-  std::string kept;
+Metrics::Metrics(const fs::path& path, std::int64_t step, bool tensorboard) {
+  std::vector<std::string> lines;
   if (std::ifstream in(path); in) {
     for (std::string line; std::getline(in, line);) {
       const auto entry = nlohmann::json::parse(line, nullptr, false);
       if (!entry.is_object() || entry.value("step", step + 1) > step) break;
-      kept += line + "\n";
+      lines.push_back(line);
     }
   }
-  WriteFileAtomically(path, kept);
+  WriteFileAtomically(path, fmt::format("{}{}", fmt::join(lines, "\n"), lines.empty() ? "" : "\n"));
   out_.open(path, std::ios::app);
+  if (!tensorboard) return;
+  const bool first =
+      std::none_of(fs::directory_iterator(path.parent_path()), {}, [](const auto& entry) {
+        return entry.path().filename().string().starts_with("events.out.tfevents.");
+      });
+  events_.emplace(path.parent_path(), step);
+  if (!first) return;
+  for (const std::string& line : lines) AddEvents(line);
 }
 
 void Metrics::Add(const std::string& line) {
   out_ << line << "\n" << std::flush;
   if (!out_) throw std::runtime_error("metrics.jsonl: writing failed (is the disk full?)");
+  if (events_) AddEvents(line);
+}
+
+void Metrics::AddEvents(const std::string& line) {
+  const auto entry = nlohmann::ordered_json::parse(line);
+  const std::int64_t step = entry.at("step");
+  for (const auto& [name, value] : entry.items()) {
+    if (name == "step" || name == "seconds") continue;  // TensorBoard has clocks of its own
+    if (value.is_number()) events_->Add(step, name, value);
+    if (!value.is_object()) continue;
+    for (const auto& [inner, number] : value.items()) {
+      events_->Add(step, name + "/" + inner, number);
+    }
+  }
 }
 
 }  // namespace tsallis::lab

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "lab/train/event_file.h"
 #include "lab/train/safetensors.h"
 
 namespace tsallis::lab {
@@ -58,13 +59,19 @@ void CopyParameters(const TensorFile& file, const std::filesystem::path& path,
 // are dropped.
 class Metrics {
  public:
-  Metrics(const std::filesystem::path& path, std::int64_t step);
+  // `tensorboard`: numbers go to an event file beside it as well; if it is the first, those of the
+  // lines that are kept too.
+  Metrics(const std::filesystem::path& path, std::int64_t step, bool tensorboard = false);
 
   // One JSON object a line, with its "step". std::runtime_error if writing fails.
   void Add(const std::string& line);
 
  private:
+  // Every number of the line by its name, those of objects as object/name.
+  void AddEvents(const std::string& line);
+
   std::ofstream out_;
+  std::optional<EventFile> events_;
 };
 
 }  // namespace tsallis::lab

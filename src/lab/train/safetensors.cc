@@ -10,6 +10,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <string_view>
+
+#include "lab/train/crc32c.h"
 
 namespace tsallis::lab {
 namespace {
@@ -42,6 +45,22 @@ c10::ScalarType TypeOf(const std::string& name, const std::filesystem::path& pat
     if (name == known.name) return known.type;
   }
   Fail(path, "unknown tensor type \"" + name + "\"");
+}
+
+// How the checksum stands in the header, which has it once: no tensor and no other metadata is
+// called that.
+constexpr std::string_view kChecksum = "\"crc32c\":\"";
+constexpr std::size_t kDigits = 8;
+constexpr const char* kNoDigits = "00000000";
+
+// Of the rest of `in` behind the bytes of `before`, in pieces.
+std::uint32_t ChecksumOf(std::ifstream& in, std::uint32_t before) {
+  std::vector<char> piece(1 << 20);
+  while (in.read(piece.data(), static_cast<std::streamsize>(piece.size())), in.gcount() > 0) {
+    before = Crc32c(piece.data(), static_cast<std::size_t>(in.gcount()), before);
+  }
+  in.clear();
+  return before;
 }
 
 // A file that becomes visible under its name only when it is complete and on the disk.
@@ -105,7 +124,8 @@ const at::Tensor& TensorFile::At(const std::string& name) const {
 
 void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!file.metadata.empty()) header["__metadata__"] = file.metadata;
+  header["__metadata__"] = file.metadata;
+  header["__metadata__"]["crc32c"] = kNoDigits;
   std::vector<at::Tensor> contents;
   std::size_t offset = 0;
   for (const auto& [name, tensor] : file.tensors) {
@@ -118,6 +138,11 @@ void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   }
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');  // tensors start at a multiple of eight bytes
+  std::uint32_t checksum = Crc32c(text.data(), text.size());
+  for (const at::Tensor& tensor : contents) {
+    checksum = Crc32c(tensor.const_data_ptr(), tensor.nbytes(), checksum);
+  }
+  text.replace(text.find(kChecksum) + kChecksum.size(), kDigits, fmt::format("{:08x}", checksum));
   const std::uint64_t length = text.size();
   AsideFile out(path);
   out.Write(&length, sizeof(length));
@@ -137,6 +162,16 @@ TensorFile ReadTensors(const std::filesystem::path& path) {
   }
   std::string text(length, '\0');
   in.read(text.data(), static_cast<std::streamsize>(length));
+  if (const std::size_t at = text.find(kChecksum); in && at != std::string::npos) {
+    const std::size_t digits = at + kChecksum.size();
+    const std::string wanted = text.substr(digits, kDigits);
+    std::string blank = text;
+    blank.replace(digits, wanted.size(), kNoDigits);
+    const std::uint32_t found = ChecksumOf(in, Crc32c(blank.data(), blank.size()));
+    if (fmt::format("{:08x}", found) != wanted) {
+      Fail(path, fmt::format("damaged: its checksum should be {} and is {:08x}", wanted, found));
+    }
+  }
   const nlohmann::ordered_json header = nlohmann::ordered_json::parse(text, nullptr, false);
   if (!in || !header.is_object())
     Fail(path, "its header is not JSON: not a safetensors file, or damaged");
@@ -146,6 +181,7 @@ TensorFile ReadTensors(const std::filesystem::path& path) {
     for (const auto& [name, entry] : header.items()) {
       if (name == "__metadata__") {
         file.metadata = entry.get<std::map<std::string, std::string>>();
+        file.metadata.erase("crc32c");
         continue;
       }
       const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();

@@ -69,7 +69,7 @@ class Run {
         LoadParameters(folder_.FinalPath(), model_.Parameters());
       } else {
         Restore();
-        metrics_.emplace(plan_.folder / "metrics.jsonl", step);
+        metrics_.emplace(plan_.folder / "metrics.jsonl", step, plan_.tensorboard);
       }
     }
     Spread();
@@ -282,7 +282,8 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
           job.steps,
           job.folder,
           std::move(settings),
-          job.processes};
+          job.processes,
+          job.tensorboard};
 }
 
 void CheckShares(const TrainConfig& train, const Processes& processes) {

@@ -58,6 +58,7 @@ struct TrainingJob {
   std::int64_t steps = 0;
   std::filesystem::path folder;
   Processes processes{};
+  bool tensorboard = false;  // metrics go to an event file too
 };
 
 struct TrainingPlan {
@@ -68,6 +69,7 @@ struct TrainingPlan {
   std::filesystem::path folder;
   nlohmann::ordered_json settings;  // everything that decides the weights; config.json
   Processes processes;              // no setting: another number of them may go on with a run
+  bool tensorboard = false;
 };
 
 // The plan of a job; `settings` are what is particular to the kind of model.

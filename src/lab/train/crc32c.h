@@ -1,0 +1,13 @@
+// CRC-32C (Castagnoli; RFC 3720, appendix B.4): what notices a flipped bit in checkpoints, and what
+// TensorBoard's files want.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tsallis::lab {
+
+// Of `size` bytes behind those whose checksum is `before`; 0 for the first.
+std::uint32_t Crc32c(const void* data, std::size_t size, std::uint32_t before = 0);
+
+}  // namespace tsallis::lab
