@@ -344,7 +344,7 @@ TEST(Recipes, MaxRetrievalHasEveryMethodOfTheTables) {
 }
 
 TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
-  for (const char* name : {"copy", "reverse", "sort"}) {
+  for (const char* name : {"copy", "flip-flop", "local-count", "nback", "reverse", "sort"}) {
     const Recipe recipe = AtScale(FindRecipe(name), "small");
     const ScaleConfig& small = recipe.Scale("small");
     ASSERT_TRUE(small.eval_lengths) << name;

@@ -133,8 +133,9 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
                      const Runs& grid, const std::string& choices) {
   const TrainConfig& train = recipe.train;
   const std::int64_t steps = study.steps;
-  std::string rate = fmt::format("learning rate {:g}", train.lr);
-  if (!train.lr_grid.empty()) {
+  std::string rate =
+      fmt::format("learning rate {:g}", train.lr_grid.size() == 1 ? train.lr_grid[0] : train.lr);
+  if (train.lr_grid.size() > 1) {
     std::string by;
     if (grid.steps != study.steps || grid.seeds != study.seeds) {
       by = fmt::format(" by runs of {} steps, {}", grid.steps, Seeds(grid.seeds));

@@ -327,6 +327,10 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   EXPECT_EQ(again.protocol, results.protocol);
   EXPECT_EQ(again.rows[0].accuracy_mean, results.rows[0].accuracy_mean);
   EXPECT_FALSE(fs::exists(grid / "model.safetensors"));
+  // One rate needs no choice.
+  recipe.train.lr_grid = {3e-3};
+  EXPECT_NE(Reproduce(recipe, options, never).protocol.find("learning rate 0.003, L2"),
+            std::string::npos);
 }
 
 TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {
