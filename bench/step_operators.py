@@ -15,7 +15,7 @@ from common import ROOT
 # The first that matches "symbol (library)" counts.
 OPERATORS = {
     "matrix products": r"\[JIT\]|/tmp/perf-|\(inlined\)|dnnl|Xbyak|mkl|gemm|GEMM",
-    "gradients transposed for them": r"TransposeImpl",
+    "transposing gradients": r"TransposeImpl",
     "attention": r"libtsallis",
     "gated GeLU": r"GatedGelu",
     "norms and residuals": r"RmsNorm",

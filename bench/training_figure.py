@@ -54,7 +54,7 @@ def _rates(axes: Axes, rows: list[dict], cases: list[str]) -> None:
     axes.grid(False, axis="y")
     axes.margins(x=0.14)
     axes.set_xlabel("Tokens a second, training, one thread")
-    axes.legend(loc="lower right")
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4)
 
 
 def _operators(axes: Axes, shares: list[dict], cases: list[str]) -> None:

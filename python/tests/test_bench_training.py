@@ -29,7 +29,7 @@ def test_training_is_held_against_its_goals():
         ("[unknown] ([JIT] tid 25536)", "matrix products"),
         (
             "tsallis::N_AVX3::TransposeImpl (build/bin/decoder_steps)",
-            "gradients transposed for them",
+            "transposing gradients",
         ),
         ("tsallis::TileProducts (build/lib/libtsallis_torch.so)", "attention"),
         ("tsallis::lab::N_AVX3::AdamStepImpl (build/bin/decoder_steps)", "Adam"),

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lab/errors.h"
+#include "lab/nn/parameters.h"
 
 namespace tsallis::lab {
 namespace {
@@ -166,6 +167,7 @@ void Processes::Broadcast(const at::Tensor& tensor) const {
   if (!group_) return;
   std::vector<at::Tensor> tensors = {tensor};
   Work(group_, group_->gloo->broadcast(tensors)).Wait();
+  MarkChanged(tensor);  // Gloo writes past torch's count of changes
 }
 
 bool Processes::Agree(const at::Tensor& tensor) const {

@@ -152,7 +152,7 @@ void Metrics::AddEvents(const std::string& line) {
     if (value.is_number()) events_->Add(step, name, value);
     if (!value.is_object()) continue;
     for (const auto& [inner, number] : value.items()) {
-      events_->Add(step, name + "/" + inner, number);
+      events_->Add(step, fmt::format("{}/{}", name, inner), number);
     }
   }
 }
