@@ -26,4 +26,5 @@ assert q.grad.isfinite().all()
 PY
 "$work/env/bin/python" -m tsallis info
 "$work/env/bin/tsallis" list >/dev/null
+"$work/env/bin/tsallis" bench attention --quick --cases softmax --quiet --out "$work/elsewhere"
 echo "the wheel works: $(ls "$work"/dist)"
