@@ -189,7 +189,7 @@ def test_version():
         (["task", "sort", "--length", "0"], "length: expected 1 to"),
         (["task", "sort", "symbol=3"], 'symbol: unknown key; did you mean "symbols"?'),
         (["train", "copy", "train.lrr=1"], 'train.lrr: unknown key; did you mean "lr"?'),
-        (["train", "copy", "--method", "sofmax"], 'did you mean "softmax"?'),
+        (["train", "copy", "--method", "sofmax-nape"], 'did you mean "softmax-nape"?'),
         (["eval", "no-such-folder", "--lengths", "8"], "no-such-folder: no such file or folder"),
         (["report", "no-such-folder"], 'no results.json in "no-such-folder"'),
         (["bench"], "the following arguments are required: WHAT"),
