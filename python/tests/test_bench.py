@@ -133,6 +133,8 @@ def test_an_interruption_keeps_what_was_measured(tmp_path, sent):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests in the background may have them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     written = tmp_path / "new" / "attention.json"
     try:
