@@ -343,6 +343,30 @@ def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tiny, number):
     assert "--scale endless --methods softmax --resume" in stderr
 
 
+def kill_at_random_moments(command, folder: Path, metrics, moments, *, seed: int):
+    """Starts the command again and again, and kills it soon after the files of metrics() have so
+    many lines: progress, not time, as machines differ."""
+    random_delay = random.Random(seed)
+
+    def lines() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in metrics())
+
+    for lines_wanted in moments:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        while lines() < lines_wanted and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(random_delay.uniform(0.0, 0.02))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+
+
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tiny):
     """SIGKILL at any moment, then --resume: weights, metrics and evaluations as if nothing was."""
     text = tiny.read_text().replace("log_every = 10", "log_every = 100")
@@ -353,25 +377,13 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tiny):
         *("--quiet", "--json", "--resume"),
     ]
     metrics = tiny.parent / "killed" / "tiny" / "long"
-
-    def lines() -> int:
-        return sum(path.read_bytes().count(b"\n") for path in metrics.glob("*/*/metrics.jsonl"))
-
-    moments = random.Random(7)
-    for lines_wanted in (1, 9, 21, 34, 50, 77):  # of 120; progress, not time: machines differ
-        process = subprocess.Popen(
-            [*command, "--runs", "killed"],
-            cwd=tiny.parent,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        while lines() < lines_wanted and process.poll() is None:
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0.0, 0.02))
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    kill_at_random_moments(
+        [*command, "--runs", "killed"],
+        tiny.parent,
+        lambda: metrics.glob("*/*/metrics.jsonl"),
+        (1, 9, 21, 34, 50, 77),  # of 120
+        seed=7,
+    )
     finished = run(*command[1:], "--runs", "killed", cwd=tiny.parent)
     assert finished.returncode == 0, finished.stderr
     whole = run(*command[1:], "--runs", "whole", cwd=tiny.parent)
@@ -407,26 +419,13 @@ def run_files(folder: Path) -> dict[str, bytes]:
 def test_training_on_sequences_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
     (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
     command = ["train", "r.toml", "--scale", "long", "--method", "asentmax", "--quiet", "--resume"]
-    metrics = tmp_path / "killed" / "metrics.jsonl"
-
-    def lines() -> int:
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-    moments = random.Random(11)
-    for lines_wanted in (1, 7, 20, 33, 51):  # of 72
-        process = subprocess.Popen(
-            [str(program()), *command, "--folder", "killed", "--threads", "1"],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        while lines() < lines_wanted and process.poll() is None:
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0.0, 0.02))
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    kill_at_random_moments(
+        [str(program()), *command, "--folder", "killed", "--threads", "1"],
+        tmp_path,
+        lambda: tmp_path.glob("killed/metrics.jsonl"),
+        (1, 7, 20, 33, 51),  # of 72
+        seed=11,
+    )
     for folder in ("killed", "whole"):
         done = run(*command, "--folder", folder, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -113,23 +113,19 @@ HWY_INLINE PackedQuery PackByteQuery(ScoreEngine engine, const float* HWY_RESTRI
   return {bytes.norm, bytes.lost, step};
 }
 
-// Packs 64 keys. load(key, values) yields key 0 ... 63 of the tile, [dim] and already divided by the scale.
+// Packs 64 keys. load(key, values) yields key 0 ... 63 of the tile, [dim] and already divided by the scale;
+// it is called once for each.
 template <class Load>
 HWY_INLINE PackedBounds PackByteTile(ScoreEngine engine, std::int64_t dim, std::byte* tile,
                                      const Load& load) {
-  HWY_ALIGN float values[512 + 32];
+  HWY_ALIGN float values[kTileKeys * 512];  // [64][dim]: the step is that of all
   const int levels = KeyZero(engine) - 1;
-  float largest = 0.0f;
-  for (std::int64_t key = 0; key < kTileKeys; ++key) {
-    load(key, values);
-    largest = HWY_MAX(largest, LargestMagnitude(values, dim));
-  }
+  for (std::int64_t key = 0; key < kTileKeys; ++key) load(key, values + key * dim);
   PackedBounds bounds;
-  bounds.step = ByteStep(largest, levels);
+  bounds.step = ByteStep(LargestMagnitude(values, kTileKeys * dim), levels);
   for (std::int64_t key = 0; key < kTileKeys; ++key) {
-    load(key, values);
     const ByteRow bytes =
-        RoundToBytes(values, dim, bounds.step, levels, KeyZero(engine),
+        RoundToBytes(values + key * dim, dim, bounds.step, levels, KeyZero(engine),
                      reinterpret_cast<std::uint32_t*>(tile + key / 16 * 16 * dim) + key % 16, 16);
     bounds.packed_norm = HWY_MAX(bounds.packed_norm, bytes.norm);
     bounds.error = HWY_MAX(bounds.error, bytes.lost);

@@ -114,8 +114,7 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
   for (std::size_t i = 0; i < hits; ++i) {
     const std::uint32_t slot = hit[i];
     const float* from = scores + (slot / kUnitRows) * kUnitScores + (slot % kUnitRows) * 16;
-    const float least = bounds[slot];
-    const VF bound = hn::Set(d, least);
+    const VF bound = hn::Set(d, bounds[slot]);
     const std::int64_t r = s_.row_of_slot[row0 + slot];
     SweepScratch::Row& row = s_.rows[r];
     if (!row.active) continue;  // retired after the filter ran
@@ -149,7 +148,7 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
           count += hn::CountTrue(d, mask);
         }
       };
-      if (key0 >= row.lo && key0 + kTileKeys <= row.hi) {
+      if (from_key == 0 && to_key == kTileKeys) {
         append([](auto, auto mask) HWY_ATTR { return mask; });
       } else {
         const auto lo = hn::Set(du, static_cast<std::uint32_t>(row.lo));
