@@ -40,7 +40,7 @@ sanitize: setup-clang
 	$(call configured,tsan,build-tsan)
 	@cmake --build build-dev -j $(JOBS) --target all tests
 	@cmake --build build-tsan -j $(JOBS) --target all tests
-	@$(PYTHON) scripts/run_tests.py --ctest build-dev --ctest build-tsan
+	@$(PYTHON) scripts/run_tests.py --timeout 3600 --ctest build-dev --ctest build-tsan
 
 # An input that fails stays in build-fuzz/; `build-fuzz/bin/attention_fuzz FILE` repeats it.
 SECONDS ?= 600

@@ -28,14 +28,14 @@ def count_cases(report: Path) -> tuple[int, int]:
     return passed, failed
 
 
-def run_ctest(tree: Path) -> tuple[int, int, bool]:
+def run_ctest(tree: Path, seconds: int) -> tuple[int, int, bool]:
     reports = (tree / "test-reports").resolve()
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     summary = reports / "ctest.xml"
     print(f"== {tree}", flush=True)
     command = ["ctest", "--test-dir", tree, "--output-on-failure", "--no-tests=error"]
-    command += ["--timeout", "900", "--output-junit", summary]
+    command += ["--timeout", str(seconds), "--output-junit", summary]
     environment = {**os.environ, "GTEST_OUTPUT": f"xml:{reports}/gtest/", "GTEST_BRIEF": "1"}
     status = subprocess.run(command, env=environment, check=False).returncode
     if not summary.exists():
@@ -74,8 +74,11 @@ def main() -> int:
     parser.add_argument(
         "--pytest", type=Path, action="append", default=[], help="a folder of tests"
     )
+    parser.add_argument(
+        "--timeout", type=int, default=900, metavar="S", help="seconds a C++ program may take"
+    )
     arguments = parser.parse_args()
-    outcomes = [run_ctest(tree) for tree in arguments.ctest]
+    outcomes = [run_ctest(tree, arguments.timeout) for tree in arguments.ctest]
     for index, folder in enumerate(arguments.pytest):
         outcomes.append(run_pytest(folder, Path("build") / f"pytest-{index}.xml"))
     passed = sum(outcome[0] for outcome in outcomes)
