@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from tsallis.bench import attention, cases, peers
 
@@ -224,3 +225,47 @@ def test_cases_are_found_by_parts_of_names_and_patterns():
     assert run("--list", "--cases", "alibi").stdout.splitlines() == [
         name for name in names if "alibi" in name
     ]
+
+
+def trained(path, metadata=None):
+    """Two layers of three heads, as ``tsallis eval --inputs`` writes them."""
+    generator = torch.Generator().manual_seed(3)
+    layers = {}
+    for layer in range(2):
+        for name in "qkv":
+            layers[f"layers.{layer}.{name}"] = torch.randn(3, 40, 8, generator=generator)
+        layers[f"layers.{layer}.alpha"] = torch.tensor([1.5, 1.5, 1.5 + 0.1 * layer])
+    layers["layers.1.slopes"] = torch.tensor([1.0, 0.5, 0.0])
+    maps = {"layers.0.map": "entmax", "layers.1.map": "entmax"} if metadata is None else metadata
+    save_file(layers, path, maps)
+    return layers
+
+
+def test_inputs_of_a_trained_model(tmp_path):
+    layers = trained(tmp_path / "inputs.safetensors")
+    first, second = cases.trained_cases(tmp_path / "inputs.safetensors")
+    assert (first.alpha, first.slopes, first.map) == (1.5, None, "entmax")
+    assert second.alpha == pytest.approx((1.5, 1.5, 1.6))
+    assert second.slopes == (1.0, 0.5, 0.0)
+    q, k, v, gradient = attention.draw(second, 0)
+    assert torch.equal(q[0], layers["layers.1.q"])
+    assert torch.equal(v[0], layers["layers.1.v"])
+    assert gradient.shape == k.shape == (1, 3, 40, 8)
+    done = run(
+        "--inputs", tmp_path / "inputs.safetensors", "--quick", "--out", tmp_path / "out", *SINGLE
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "out/attention.json").read_text())["rows"]
+    assert {row["case"] for row in rows} == {f"trained-{i}-float32-n40-d8-1x3" for i in (0, 1)}
+    assert {row["spread"] for row in rows} == {None}
+
+
+def test_inputs_that_are_not_there(tmp_path):
+    (tmp_path / "text").write_text("something else")
+    trained(tmp_path / "weights.safetensors", metadata={})
+    for name in ("missing", "text", "weights.safetensors"):
+        done = run("--inputs", tmp_path / name)
+        assert done.returncode == 2
+        assert "--inputs: " in done.stderr
+        assert name in done.stderr
+        assert "Traceback" not in done.stderr

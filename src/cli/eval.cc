@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -16,6 +17,7 @@
 #include "lab/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/load_model.h"
+#include "lab/eval/observe_heads.h"
 
 namespace tsallis::cli {
 
@@ -45,6 +47,9 @@ class EvalCommand : public Command {
     app.add_option("--split", split_, "Which samples")
         ->check(CLI::IsMember({"validation", "test"}))
         ->capture_default_str();
+    app.add_option("--inputs", inputs_,
+                   "File (safetensors) for queries, keys and values of all layers on one sample of "
+                   "the longest length; tsallis bench attention --inputs times attention on them");
     app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
         ->check(CLI::Range(1, 4096));
     app.add_flag("--json", json_, "Print one JSON document");
@@ -87,6 +92,11 @@ class EvalCommand : public Command {
                       {"asked", score.asked},
                       {"accuracy", score.Accuracy()}});
     }
+    if (!inputs_.empty()) {
+      const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
+      lab::WriteTensors(inputs_, lab::AttentionInputs(loaded.model, *loaded.task, n));
+      if (!json_ && !quiet_) fmt::print("  attention's inputs at n = {}: {}\n", n, inputs_);
+    }
     if (json_) {
       const nlohmann::ordered_json document = {{"task", loaded.task_name},
                                                {"weights", loaded.weights.string()},
@@ -98,7 +108,7 @@ class EvalCommand : public Command {
   }
 
  private:
-  std::string path_, task_, split_ = "test";
+  std::string path_, task_, split_ = "test", inputs_;
   std::vector<std::string> settings_;
   std::vector<std::int64_t> lengths_;
   std::int64_t samples_ = 1000;

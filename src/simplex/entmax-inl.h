@@ -292,7 +292,7 @@ HWY_INLINE bool CollectCandidates(const float* HWY_RESTRICT x, std::size_t n, do
     }
     list.count = count;
     if (!hn::AllFalse(d, bad)) break;
-    top = hn::GetLane(hn::MaxOfLanes(d, running));
+    top = LargestLane(running);
     bar = HWY_MAX(bar, static_cast<double>(top) - reach);
     if (list.count >= HWY_MIN(raise_at, list.capacity)) {
       bar = HWY_MAX(bar, raise(top));

@@ -149,6 +149,15 @@ HWY_INLINE VF ExpNonPositive(VF x) {
   return hn::IfThenElseZero(alive, hn::BitCast(d, scaled));
 }
 
+HWY_INLINE float LargestLane(VF v) {
+  const DF d;
+#if HWY_TARGET == HWY_EMU128
+  // Highway 1.0.3 begins with the least finite float there.
+  if (hn::AllTrue(d, hn::Eq(v, hn::Set(d, -kInfinityF)))) return -kInfinityF;
+#endif
+  return hn::GetLane(hn::MaxOfLanes(d, v));
+}
+
 // The maximum of x: [n]; NaN if x holds a NaN or +inf; -inf if it holds no finite entry. `maxima`
 // ([4 * lanes], or null) receives the maxima of as many disjoint parts of x, which cost nothing
 // here and contain most of what is worth knowing about the upper end of the row.
@@ -180,7 +189,7 @@ HWY_INLINE float RowMaximum(const float* HWY_RESTRICT x, std::size_t n, float* m
     hn::StoreU(m2, d, maxima + 2 * lanes);
     hn::StoreU(m3, d, maxima + 3 * lanes);
   }
-  const float maximum = hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(m0, m1), hn::Max(m2, m3))));
+  const float maximum = LargestLane(hn::Max(hn::Max(m0, m1), hn::Max(m2, m3)));
   // Sums of large finite scores may overflow to both infinities: look again before giving up.
   if (!hn::AllFalse(d, bad)) {
     for (std::size_t j = 0; j < n; ++j) {

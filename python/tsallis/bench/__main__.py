@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import torch
 
 from tsallis.bench import attention, document
-from tsallis.bench.cases import Case, all_cases, matching, quick_cases
+from tsallis.bench.cases import Case, all_cases, matching, quick_cases, trained_cases
 from tsallis.bench.peers import NAMES
 
 INTERRUPTED = 130
@@ -31,6 +31,8 @@ Compare ratios, not times, unless nothing else runs.
 Example:
   tsallis bench attention --quick
   tsallis bench attention --cases entmax-1.5 --cases 'alibi-*' --threads 2
+  tsallis eval runs/copy/quick/asentmax-nape/seed-1 --lengths 2048 --inputs runs/copy.safetensors
+  tsallis bench attention --inputs runs/copy.safetensors
 
 Written into the folder of --out: attention.json, and as a figure attention.svg, .png and .csv.
 Ctrl-C ends with code 130 and keeps what was measured."""
@@ -53,6 +55,13 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="part of names, or a pattern; may be repeated (default: all, some half an hour)",
+    )
+    command.add_argument(
+        "--inputs",
+        type=Path,
+        metavar="FILE",
+        help="measure on q, k and v of a trained model instead, which tsallis eval CHECKPOINT "
+        "--lengths N --inputs FILE wrote: a case a layer",
     )
     command.add_argument("--list", action="store_true", help="print the cases' names and stop")
     command.add_argument(
@@ -182,7 +191,14 @@ def _attention(arguments: argparse.Namespace) -> int:
         if value is not None and not value > 0:
             arguments.mistake(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
     quick: bool = arguments.quick
-    cases = matching(quick_cases() if quick else all_cases(), arguments.cases)
+    if arguments.inputs is None:
+        known = quick_cases() if quick else all_cases()
+    else:
+        try:
+            known = trained_cases(arguments.inputs)
+        except (ImportError, OSError, ValueError) as error:
+            arguments.mistake(f"--inputs: {error}")
+    cases = matching(known, arguments.cases)
     if not cases:
         arguments.mistake(f"--cases: no case's name has {' or '.join(arguments.cases)} in it")
     if arguments.list:

@@ -98,6 +98,9 @@ def draw(case: Case, seed: int) -> list[Tensor]:
     """q, k, v and the gradient of the output: [batch, heads, n, d]."""
     generator = torch.Generator().manual_seed(seed)
     shape = (case.batch, case.heads, case.n, case.d)
+    if case.inputs is not None:
+        gradient = torch.randn(shape, generator=generator).to(case.inputs[0].dtype)
+        return [*(x.unsqueeze(0) for x in case.inputs), gradient]
     scales = [case.spread, 1.0, 1.0, 1.0]
     dtype: torch.dtype = getattr(torch, case.dtype)
     return [(torch.randn(shape, generator=generator) * scale).to(dtype) for scale in scales]
@@ -124,7 +127,7 @@ def measure_pass(case: Case, direction: Pass, options: Options, rate: float) -> 
             "d": case.d,
             "causal": case.causal,
             "pass": direction,
-            "spread": case.spread,
+            "spread": case.spread if case.inputs is None else None,
             "peer": peer,
             "ours_s": ours_s,
             "peer_s": peer_s,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 LENGTHS = [2048, 4096, 8192, 16384, 32768, 65536]
 DTYPES = ["bfloat16", "float32"]
@@ -26,6 +30,8 @@ class Case:
     spread: float = 1.0  # of q, k and v are standard normal; 0: all scores equal
     slopes: tuple[float, ...] | None = None  # ALiBi's, one for each head
     scale_invariant: float | None = None
+    # q, k and v of a trained model, [heads, n, d] each, in place of normal ones.
+    inputs: tuple[Tensor, Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -81,6 +87,53 @@ def quick_cases() -> list[Case]:
     return [replace(first, n=n, dtype=dtype) for dtype in DTYPES for n in (32, 64, 128)] + [
         case for kind, case in kinds.items() if kind != "entmax-1.5"
     ]
+
+
+def trained_cases(path: Path) -> list[Case]:
+    """A case for each layer of a file that ``tsallis eval CHECKPOINT --inputs FILE`` wrote.
+
+    Raises ImportError without the safetensors package, OSError and ValueError for a file that
+    cannot be read or is not of that kind.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    cases = []
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            maps = {
+                key.removesuffix(".map"): value
+                for key, value in (file.metadata() or {}).items()
+                if key.startswith("layers.") and key.endswith(".map")
+            }
+            for layer in sorted(maps, key=lambda name: int(name.split(".")[1])):
+                q, k, v = (file.get_tensor(f"{layer}.{name}") for name in "qkv")
+                settings: dict[str, Any] = {"alpha": None}
+                if f"{layer}.alpha" in names:
+                    alphas = file.get_tensor(f"{layer}.alpha").tolist()
+                    settings["alpha"] = alphas[0] if len(set(alphas)) == 1 else tuple(alphas)
+                if f"{layer}.slopes" in names:
+                    settings["slopes"] = tuple(file.get_tensor(f"{layer}.slopes").tolist())
+                heads, n, d = q.shape
+                cases.append(
+                    Case(
+                        f"trained-{layer.split('.')[1]}",
+                        n,
+                        str(q.dtype).removeprefix("torch."),
+                        d=d,
+                        heads=heads,
+                        map=maps[layer],
+                        inputs=(q, k, v),
+                        **settings,
+                    )
+                )
+    except SafetensorError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not cases:
+        raise ValueError(
+            f"{path}: no inputs of attention in it (tsallis eval --inputs writes them)"
+        )
+    return cases
 
 
 def matching(cases: Iterable[Case], patterns: list[str]) -> list[Case]:

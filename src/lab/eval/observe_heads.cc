@@ -116,6 +116,22 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
   return maps;
 }
 
+TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n) {
+  TensorFile file;
+  const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, 1, n);
+  model.Look(batch, [&](const LayerView& view) {
+    const HeadArrays arrays = view.Arrays(0);
+    const std::string prefix = "layers." + std::to_string(view.layer) + ".";
+    file.metadata[prefix + "map"] = arrays.map;
+    file.tensors.emplace_back(prefix + "q", arrays.q);
+    file.tensors.emplace_back(prefix + "k", arrays.k);
+    file.tensors.emplace_back(prefix + "v", arrays.v);
+    if (arrays.alpha.defined()) file.tensors.emplace_back(prefix + "alpha", arrays.alpha);
+    if (arrays.slopes.defined()) file.tensors.emplace_back(prefix + "slopes", arrays.slopes);
+  });
+  return file;
+}
+
 void ObserveMissing(Decoder& model, const SequenceTask& task,
                     const std::vector<std::int64_t>& lengths,
                     const std::vector<std::int64_t>& map_lengths, const std::filesystem::path& path,

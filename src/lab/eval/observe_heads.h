@@ -9,6 +9,7 @@
 #include "lab/eval/head_data.h"
 #include "lab/nn/decoder.h"
 #include "lab/tasks/sequence.h"
+#include "lab/train/safetensors.h"
 
 namespace tsallis::lab {
 
@@ -38,6 +39,11 @@ std::vector<HeadPlace> ChooseHeads(const LengthHeads& heads);
 std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std::int64_t n,
                                    const std::vector<HeadPlace>& places,
                                    const std::atomic<bool>& stop);
+
+// What every layer attends to on the first test sample of length n, for `tsallis bench attention
+// --inputs`: HeadArrays as "layers.<l>.q", ".k", ".v", ".alpha" and ".slopes", the maps as metadata
+// "layers.<l>.map". Throws as above, and as LayerAttention::Arrays.
+TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n);
 
 // Observes what is not in the file yet, which is kept up to date: heads at each of `lengths`, maps
 // at each of `map_lengths`, of the heads chosen at the shortest of `lengths`. Throws as above, and

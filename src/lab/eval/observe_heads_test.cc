@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
+#include <numeric>
+#include <string>
 
 #include "lab/errors.h"
 #include "lab/lab_test_support.h"
@@ -143,6 +146,63 @@ TEST(ObserveHeads, KeepsWhatItHasSeen) {
     std::ofstream(path) << text;
     EXPECT_TRUE(LoadHeads(path).lengths.empty() && LoadHeads(path).maps.empty()) << text;
   }
+}
+
+// Entmax with alpha = 1.5 of z = s / 2.
+std::vector<double> Entmax15(const std::vector<double>& z) {
+  double low = *std::max_element(z.begin(), z.end()) - 1.0, high = low + 1.0;
+  const auto weigh = [&](double tau) {
+    std::vector<double> p;
+    for (const double x : z) p.push_back(x > tau ? (x - tau) * (x - tau) : 0.0);
+    return p;
+  };
+  for (int i = 0; i < 60; ++i) {
+    const double tau = (low + high) / 2.0;
+    const std::vector<double> p = weigh(tau);
+    (std::accumulate(p.begin(), p.end(), 0.0) >= 1.0 ? low : high) = tau;
+  }
+  return weigh(low);
+}
+
+TEST(ObserveHeads, WritesWhatTheHeadsAttendTo) {
+  const TaskPointer task = MakeSequenceTask("copy", {"symbols=4"});
+  DecoderConfig config = Model(*task).Config();
+  config.attention.length_scaling.kind = "adaptive";
+  Decoder model(config, 2);
+  const TensorFile file = AttentionInputs(model, *task, 5);
+  EXPECT_EQ(file.metadata.at("layers.2.map"), "entmax");
+  const auto cell = [&](const char* name, std::int64_t h, std::int64_t i, std::int64_t x) {
+    return file.At(std::string("layers.2.") + name)[h][i][x].item<double>();
+  };
+  model.Look(DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 1, 5), [&](const LayerView& view) {
+    if (view.layer != 2) return;
+    for (const std::int64_t head : {0, 3}) {
+      EXPECT_EQ(file.At("layers.2.alpha")[head].item<double>(), 1.5);
+      const double slope = file.At("layers.2.slopes")[head].item<double>();
+      EXPECT_EQ(slope > 0.0, head == 0);
+      const SparseRows rows = view.Weights(0, head, 11, 12);
+      std::vector<double> found(12, 0.0), z;
+      for (std::size_t e = 0; e < rows.keys.size(); ++e) {
+        found[static_cast<std::size_t>(rows.keys[e])] = static_cast<double>(rows.weights[e]);
+      }
+      for (std::int64_t j = 0; j < 12; ++j) {
+        double s = 0.0;
+        for (std::int64_t x = 0; x < 4; ++x) s += cell("q", head, 11, x) * cell("k", head, j, x);
+        z.push_back((s / 2.0 - slope * static_cast<double>(11 - j)) / 2.0);
+      }
+      const std::vector<double> expected = Entmax15(z);
+      for (std::size_t j = 0; j < 12; ++j) EXPECT_NEAR(found[j], expected[j], 1e-5) << head << j;
+    }
+  });
+}
+
+TEST(ObserveHeads, RefusesToWriteWhatOneMapCannotTell) {
+  const TaskPointer task = MakeSequenceTask("copy", {"symbols=4"});
+  DecoderConfig config = Model(*task).Config();
+  config.attention.positions.kind = "rope";
+  config.attention.scale_invariant = 10.0;
+  Decoder model(config, 1);
+  EXPECT_THROW(AttentionInputs(model, *task, 5), UsageError);
 }
 
 }  // namespace

@@ -37,6 +37,14 @@ struct SequenceRows {
   ScaleRows ForScales() const { return {rows, position.data(), log_n.data(), log_log_n.data()}; }
 };
 
+// What the heads of a layer attend to, for who wants to attend to it elsewhere: n tokens, causal.
+struct HeadArrays {
+  std::string map;
+  at::Tensor q, k, v;  // [heads, n, head_dim], rotated; q times its length scaling c
+  at::Tensor alpha;    // [heads] float64; undefined for softmax
+  at::Tensor slopes;   // [heads] float32, ALiBi's; undefined where no head has one
+};
+
 class LayerAttention {
  public:
   LayerAttention(const DecoderConfig& config, std::int64_t layer);
@@ -91,6 +99,10 @@ class LayerAttention {
   void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
                 const at::Tensor& projected, const Kept& kept, const Statistics& statistics,
                 std::vector<HeadQuantities>& heads) const;
+  // After Forward. What the heads are given of one sequence. UsageError where they differ in map, or
+  // in more than that would tell.
+  HeadArrays Arrays(const SequenceRows& rows, const at::Tensor& projected, const Kept& kept,
+                    std::int64_t sequence) const;
   // After Forward. The weights of queries [begin, end) of a sequence.
   SparseRows Weights(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
                      const Kept& kept, std::int64_t sequence, std::int64_t head, std::int64_t begin,

@@ -1,8 +1,13 @@
 // The parts of LayerAttention that look at what its heads do.
 #include "lab/nn/layer_view.h"
 
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstddef>
+
+#include "lab/errors.h"
 
 namespace tsallis::lab {
 namespace {
@@ -66,6 +71,38 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
       }
     }
   }
+}
+
+HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const at::Tensor& projected,
+                                  const Kept& kept, std::int64_t sequence) const {
+  const AttentionConfig& config = head_.front();
+  if (calls_.size() > 1 || config.scale_invariant || config.map == "adaptive-temperature") {
+    throw UsageError(
+        fmt::format("arrays of attention: expected a layer whose heads all have softmax or entmax "
+                    "without scale-invariant scores, got one with {}",
+                    calls_.size() > 1        ? "heads of several maps"
+                    : config.scale_invariant ? "scale-invariant scores"
+                                             : config.map));
+  }
+  const auto index = static_cast<std::size_t>(sequence);
+  const std::int64_t first = rows.begin[index], n = rows.end[index] - first;
+  const auto part = [&](std::int64_t i) {  // [n, heads * head_dim] -> [heads, n, head_dim]
+    const std::int64_t inner = heads_ * head_dim_;
+    return projected.narrow(0, first, n)
+        .narrow(1, i * inner, inner)
+        .view({n, heads_, head_dim_})
+        .transpose(0, 1)
+        .contiguous();
+  };
+  HeadArrays arrays{
+      .map = config.map, .q = part(0), .k = part(1), .v = part(2), .alpha = {}, .slopes = {}};
+  if (kept.c.defined()) {
+    const at::Tensor c = kept.c.narrow(0, first, n).t().unsqueeze(-1);  // [heads, n, 1]
+    arrays.q = (arrays.q.to(at::kFloat) * c).to(projected.scalar_type());
+  }
+  if (config.map == "entmax") arrays.alpha = at::tensor(alphas_, at::kDouble);
+  if (sloped_) arrays.slopes = at::tensor(slopes_, at::kFloat);
+  return arrays;
 }
 
 SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& rows,

@@ -27,6 +27,9 @@ struct LayerView {
   void Describe(std::vector<HeadQuantities>& heads) const {
     attention.Describe(rows, scored, projected, kept, statistics, heads);
   }
+  HeadArrays Arrays(std::int64_t sequence) const {
+    return attention.Arrays(rows, projected, kept, sequence);
+  }
   // Of queries [begin, end) of a sequence.
   SparseRows Weights(std::int64_t sequence, std::int64_t head, std::int64_t begin,
                      std::int64_t end) const {
