@@ -266,10 +266,8 @@ HWY_INLINE bool CollectCandidates(const float* HWY_RESTRICT x, std::size_t n, do
     std::size_t count = list.count;
     const auto append = [&](VF v, std::size_t at) HWY_ATTR {
       const auto mask = hn::Gt(v, threshold);
-      hn::StoreU(hn::Compress(v, mask), d, value + count);
       const auto columns = hn::Add(first_columns, hn::Set(du, static_cast<std::uint32_t>(at)));
-      hn::StoreU(hn::Compress(columns, hn::RebindMask(du, mask)), du, index + count);
-      count += hn::CountTrue(d, mask);
+      count += StoreTaken(mask, v, value + count, columns, index + count);
     };
     for (; i + 4 * lanes <= end; i += 4 * lanes) {
       const VF v0 = hn::LoadU(d, x + i), v1 = hn::LoadU(d, x + i + lanes);
@@ -321,9 +319,7 @@ HWY_INLINE void Compact(CandidateScratch& list, double bar) {
                      : LoadPart(d, list.value.get() + i, list.count - i, -kInfinityF);
     const auto columns = hn::LoadU(du, list.index.get() + i);
     const auto mask = hn::Gt(v, threshold);
-    hn::StoreU(hn::Compress(v, mask), d, list.value.get() + kept);
-    hn::StoreU(hn::Compress(columns, hn::RebindMask(du, mask)), du, list.index.get() + kept);
-    kept += hn::CountTrue(d, mask);
+    kept += StoreTaken(mask, v, list.value.get() + kept, columns, list.index.get() + kept);
   }
   list.count = kept;
 }

@@ -8,6 +8,7 @@
 
 #include <hwy/highway.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -47,6 +48,42 @@ HWY_INLINE void StorePart(DF d, VF v, float* p, std::size_t count) {
   HWY_ALIGN float lanes[hn::MaxLanes(d)];
   hn::Store(v, d, lanes);
   std::memcpy(p, lanes, count * sizeof(float));
+#endif
+}
+
+#if HWY_TARGET == HWY_AVX2
+// Byte i of entry m is the i-th lane with its bit set in m.
+constexpr auto kLanesOfBits = [] {
+  std::array<std::uint64_t, 256> lanes = {};
+  for (std::size_t bits = 0; bits < 256; ++bits) {
+    int count = 0;
+    for (std::uint64_t lane = 0; lane < 8; ++lane) {
+      if (bits >> lane & 1) lanes[bits] |= lane << 8 * count++;
+    }
+  }
+  return lanes;
+}();
+#endif
+
+// Writes the lanes of two vectors that the mask takes, in their order, each to a place with room
+// for a whole vector. Returns how many. Highway's Compress for AVX2 has its table on the stack,
+// where GCC 12 puts it, all of its 1 KB, again at every use.
+HWY_INLINE std::size_t StoreTaken(hn::Mask<DF> mask, VF a, float* HWY_RESTRICT to_a,
+                                  hn::Vec<hn::RebindToUnsigned<DF>> b,
+                                  std::uint32_t* HWY_RESTRICT to_b) {
+#if HWY_TARGET == HWY_AVX2
+  const auto bits = static_cast<unsigned>(_mm256_movemask_ps(mask.raw));
+  const __m256i order =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(&kLanesOfBits[bits])));
+  _mm256_storeu_ps(to_a, _mm256_permutevar8x32_ps(a.raw, order));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to_b), _mm256_permutevar8x32_epi32(b.raw, order));
+  return static_cast<std::size_t>(__builtin_popcount(bits));
+#else
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  hn::StoreU(hn::Compress(a, mask), d, to_a);
+  hn::StoreU(hn::Compress(b, hn::RebindMask(du, mask)), du, to_b);
+  return hn::CountTrue(d, mask);
 #endif
 }
 

@@ -1,8 +1,8 @@
 // Score engines: 16 queries x 64 keys at a time, and the filter that finds the few worth listing.
 // Included once per instruction set.
 //
-// Scores of a unit lie as [4 groups of 16 keys][16 rows][16 keys], the order in which a matrix unit
-// stores its tiles; every engine follows it.
+// An engine says in which type, its Scores, it leaves those of a unit. Most leave float32, in the
+// order in which a matrix unit stores its tiles.
 #if defined(TSALLIS_ATTENTION_CPU_SCORE_ENGINES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_SCORE_ENGINES_INL_H_
 #undef TSALLIS_ATTENTION_CPU_SCORE_ENGINES_INL_H_
@@ -29,38 +29,81 @@ HWY_INLINE std::uint32_t MaskBits(hn::Mask<DF> mask) {
 #endif
 }
 
-// masks[r] != 0 where row r of the unit has a score at or above bounds[r], for r in [begin, end). Which
-// of its 64 keys it is, is looked up later: one comparison for the maximum of four vectors costs half of
-// four comparisons, and few rows have a hit.
-HWY_INLINE void FilterRows(const float* HWY_RESTRICT scores, const float* HWY_RESTRICT bounds,
-                           std::uint16_t* HWY_RESTRICT masks, std::size_t begin, std::size_t end) {
-  const DF d;
-  constexpr std::size_t kLanes = hn::MaxLanes(d);
-  for (std::size_t r = begin; r < end; ++r) {
-    const float* row = scores + r * 16;
-    VF most = hn::Load(d, row);
-    for (std::size_t lane = kLanes; lane < 16; lane += kLanes) {
-      most = hn::Max(most, hn::Load(d, row + lane));
+// A unit's scores in float32. What an engine calls its Scores has these functions, except for
+// FilterRows and Vector, which only engines of float32 scores are asked for.
+struct FloatScores {
+  HWY_ALIGN float scores[kUnitScores];  // [4 groups of 16 keys][16 rows][16 keys]
+
+  // masks[r] != 0 where row r has a score at or above bounds[r], for r in [begin, end). Which of
+  // its 64 keys it is, is looked up later: one comparison for the maximum of four vectors costs
+  // half of four comparisons, and few rows have a hit.
+  HWY_INLINE void FilterRows(const float* HWY_RESTRICT bounds, std::uint16_t* HWY_RESTRICT masks,
+                             std::size_t begin, std::size_t end) const {
+    const DF d;
+    constexpr std::size_t kLanes = hn::MaxLanes(d);
+    for (std::size_t r = begin; r < end; ++r) {
+      const float* row = scores + r * 16;
+      VF most = hn::Load(d, row);
+      for (std::size_t lane = kLanes; lane < 16; lane += kLanes) {
+        most = hn::Max(most, hn::Load(d, row + lane));
+      }
+      for (std::size_t lane = 0; lane < 16; lane += kLanes) {
+        const VF a = hn::Load(d, row + 256 + lane), b = hn::Load(d, row + 512 + lane);
+        most = hn::Max(hn::Max(most, hn::Load(d, row + 768 + lane)), hn::Max(a, b));
+      }
+      masks[r] = static_cast<std::uint16_t>(MaskBits(hn::Ge(most, hn::Set(d, bounds[r]))));
     }
-    for (std::size_t lane = 0; lane < 16; lane += kLanes) {
-      const VF a = hn::Load(d, row + 256 + lane), b = hn::Load(d, row + 512 + lane);
-      most = hn::Max(hn::Max(most, hn::Load(d, row + 768 + lane)), hn::Max(a, b));
-    }
-    masks[r] = static_cast<std::uint16_t>(MaskBits(hn::Ge(most, hn::Set(d, bounds[r]))));
   }
-}
+  // The same for all rows.
+  HWY_INLINE void Filter(const float* HWY_RESTRICT bounds,
+                         std::uint16_t* HWY_RESTRICT masks) const {
+    FilterRows(bounds, masks, 0, kUnitRows);
+  }
+
+  // Row `row`'s scores of keys key, key + 1 ... of a vector.
+  HWY_INLINE VF Vector(std::size_t row, std::size_t key) const {
+    return hn::Load(DF(), scores + key / 16 * 256 + row * 16 + key % 16);
+  }
+  HWY_INLINE float At(std::size_t row, std::size_t key) const {
+    return scores[key / 16 * 256 + row * 16 + key % 16];
+  }
+  // All 64 of a row.
+  HWY_INLINE void Row(std::size_t row, float* HWY_RESTRICT to) const {
+    const DF d;
+    for (std::size_t key = 0; key < kTileKeys; key += hn::MaxLanes(d)) {
+      hn::Store(Vector(row, key), d, to + key);
+    }
+  }
+  // Bit x: row `row`'s score of key x is at or above the bound.
+  HWY_INLINE std::uint64_t Hits(std::size_t row, float bound) const {
+    const DF d;
+    const VF least = hn::Set(d, bound);
+    std::uint64_t bits = 0;
+    for (std::size_t key = 0; key < kTileKeys; key += hn::MaxLanes(d)) {
+      bits |= std::uint64_t{MaskBits(hn::Ge(Vector(row, key), least))} << key;
+    }
+    return bits;
+  }
+};
 
 // What the filter should look at while the next unit is computed; null scores: nothing.
+template <class Scores>
 struct FilterJob {
-  const float* scores = nullptr;
+  Scores* scores = nullptr;
   const float* bounds = nullptr;
   std::uint16_t* masks = nullptr;
+
+  HWY_INLINE void Run() const {
+    if (scores != nullptr) scores->Filter(bounds, masks);
+  }
 };
 
 // float32: keys [4 groups][dim][16], queries [dim][16 rows].
 struct FloatEngine {
+  using Scores = FloatScores;
   HWY_INLINE static void Unit(const std::byte* queries, const std::byte* keys, std::int64_t dim,
-                              float* HWY_RESTRICT scores, const FilterJob& job) {
+                              Scores* HWY_RESTRICT unit, const FilterJob<Scores>& job) {
+    float* HWY_RESTRICT scores = unit->scores;
     constexpr std::size_t kLanes = hn::MaxLanes(DF());
     const auto* q = reinterpret_cast<const float*>(queries);
     const auto* k = reinterpret_cast<const float*>(keys);
@@ -76,7 +119,7 @@ struct FloatEngine {
         for (std::size_t r = 0; r < 16; r += 2) Rows<2>(q + r, k, dim, scores + r * 16);
       }
     }
-    if (job.scores != nullptr) FilterRows(job.scores, job.bounds, job.masks, 0, 16);
+    job.Run();
   }
 
  private:
@@ -118,9 +161,11 @@ struct FloatEngine {
 // vector ports idle: 3.15 cycles per 16 scores instead of 3.9 one after the other (docs/log.md).
 template <class Tiles>
 struct MatrixEngine {
+  using Scores = FloatScores;
   __attribute__((target(HWY_TARGET_STR ",amx-tile,amx-bf16"))) static void Unit(
-      const std::byte* queries, const std::byte* keys, std::int64_t dim, float* HWY_RESTRICT scores,
-      const FilterJob& job) {
+      const std::byte* queries, const std::byte* keys, std::int64_t dim, Scores* HWY_RESTRICT unit,
+      const FilterJob<Scores>& job) {
+    float* HWY_RESTRICT scores = unit->scores;
     const std::int64_t chunks = dim / 32;
     const bool filter = job.scores != nullptr;
     if (chunks == 2) {  // head size 33 ... 64: queries stay in tiles
@@ -128,15 +173,15 @@ struct MatrixEngine {
       Tiles::template Load<5>(queries + 1024, 64);
       Group2<0>(keys);
       Group2<1>(keys + 2048);
-      if (filter) FilterRows(job.scores, job.bounds, job.masks, 0, 4);
+      if (filter) job.scores->FilterRows(job.bounds, job.masks, 0, 4);
       Tiles::template Store<0>(scores, 64);
       Group2<2>(keys + 4096);
-      if (filter) FilterRows(job.scores, job.bounds, job.masks, 4, 8);
+      if (filter) job.scores->FilterRows(job.bounds, job.masks, 4, 8);
       Tiles::template Store<1>(scores + 256, 64);
       Group2<3>(keys + 6144);
-      if (filter) FilterRows(job.scores, job.bounds, job.masks, 8, 12);
+      if (filter) job.scores->FilterRows(job.bounds, job.masks, 8, 12);
       Tiles::template Store<2>(scores + 512, 64);
-      if (filter) FilterRows(job.scores, job.bounds, job.masks, 12, 16);
+      if (filter) job.scores->FilterRows(job.bounds, job.masks, 12, 16);
       Tiles::template Store<3>(scores + 768, 64);
       return;
     }
@@ -157,7 +202,7 @@ struct MatrixEngine {
       Tiles::template Load<5>(k + 3 * group, 64);
       Tiles::template Multiply<3, 4, 5>();
     }
-    if (filter) FilterRows(job.scores, job.bounds, job.masks, 0, 16);
+    job.Run();
     Tiles::template Store<0>(scores, 64);
     Tiles::template Store<1>(scores + 256, 64);
     Tiles::template Store<2>(scores + 512, 64);

@@ -1,12 +1,12 @@
-// Scores screened in 8 bits: keys and queries rounded to bytes, and upper bounds of their products. Included
-// once per instruction set.
+// Scores screened in 8 bits: keys and queries rounded to bytes, and upper bounds of their products
+// by vpdpbusd. Included once per instruction set.
 //
 // A component of a key is divided, and of a query multiplied, by its dimension's scale (PackedKeys::scale),
 // so that no dimension takes the digits of the others; then a tile of keys has one step
 // and a query its own. With k = t (kb + dk) and q = s (qb + dq), kb and qb integers,
 //   <q, k> = s t (<qb, kb> + rest),  |rest| <= |q| |dk| / s + |dq| (|k| + |dk|) / t  in units of s t,
-// and a unit's sums start at that bound: what comes out is never below the true score, whatever the values
-// are, and the proof of the threshold needs no other error.
+// and that bound is added to the sums (here they start at it): what comes out is never below the
+// true score, whatever the values are, and the proof of the threshold needs no other error.
 #if defined(TSALLIS_ATTENTION_CPU_SCORE_INT8_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_SCORE_INT8_INL_H_
 #undef TSALLIS_ATTENTION_CPU_SCORE_INT8_INL_H_
@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "attention/cpu/score_engines-inl.h"
 #include "attention/cpu/sweep.h"
@@ -46,21 +47,53 @@ HWY_INLINE float LargestMagnitude(const float* HWY_RESTRICT values, std::int64_t
   return largest;
 }
 
-// The step that takes values up to `largest` to integers up to `levels`.
-HWY_INLINE float ByteStep(float largest, int levels) {
-  // Of hardly anything (or NaN) nothing is kept; the bound has all of it.
-  return largest > 1e-30f ? largest / static_cast<float>(levels) : 1.0f;
+// Squared norm of factor * values. values: [n].
+HWY_INLINE float SquaredNorm(const float* HWY_RESTRICT values, std::int64_t n, float factor) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  VF sum = hn::Zero(d);
+  std::int64_t x = 0;
+  for (; x + lanes <= n; x += lanes) {
+    const VF v = hn::Mul(hn::LoadU(d, values + x), hn::Set(d, factor));
+    sum = hn::MulAdd(v, v, sum);
+  }
+  float squared = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; x < n; ++x) squared += factor * values[x] * (factor * values[x]);
+  return squared;
 }
 
-// Rounds values / step to integers in [-levels, levels], plus `shift`. values: [dim], a multiple of 4;
-// words: [dim / 4] at `pitch` words from each other.
+// The largest norm, in steps, of a part of a row whose products kInt7 sums up in 16 bits. Rounding
+// adds at most half a step a dimension, 4 to the norm of 64: by Cauchy and Schwarz no sum of
+// products of the integers leaves +-180.6^2 = 32 616, and shifting up to eight of them takes up to
+// 8 more.
+constexpr float kWordNorm = 176.5f;
+
+// The step that takes some rows to integers up to `levels`, of norms that the engine can sum up.
+// values: [rows][dim].
+HWY_INLINE float ByteStep(ScoreEngine engine, const float* HWY_RESTRICT values, std::int64_t rows,
+                          std::int64_t dim, int levels) {
+  const float largest = LargestMagnitude(values, rows * dim);
+  // Of hardly anything (or NaN) nothing is kept; the bound has all of it.
+  if (!(largest > 1e-30f)) return 1.0f;
+  const float step = largest / static_cast<float>(levels);
+  if (engine != ScoreEngine::kInt7) return step;
+  float norm = 0.0f;  // squared, in steps: squares of the values themselves may underflow
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t x = 0; x < dim; x += kWordDims) {
+      norm = HWY_MAX(norm,
+                     SquaredNorm(values + row * dim + x, HWY_MIN(kWordDims, dim - x), 1.0f / step));
+    }
+  }
+  return step * HWY_MAX(1.0f, std::sqrt(norm) / kWordNorm);
+}
+
+// Rounds values / step to integers in [-levels, levels], plus `shift`. values, bytes: [dim], a
+// multiple of 4; bytes with room for a vector more.
 HWY_INLINE ByteRow RoundToBytes(const float* HWY_RESTRICT values, std::int64_t dim, float step,
-                                int levels, int shift, std::uint32_t* HWY_RESTRICT words,
-                                std::int64_t pitch) {
+                                int levels, int shift, std::int32_t* HWY_RESTRICT bytes) {
   const DF d;
   const hn::RebindToSigned<DF> di;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  HWY_ALIGN std::int32_t bytes[512 + 32];
   HWY_ALIGN float padded[512 + 32];
   std::memcpy(padded, values, sizeof(float) * static_cast<std::size_t>(dim));
   std::fill(padded + dim, padded + dim + lanes, 0.0f);
@@ -79,14 +112,17 @@ HWY_INLINE ByteRow RoundToBytes(const float* HWY_RESTRICT values, std::int64_t d
     sum = hn::Add(sum, integer);
     hn::Store(hn::Add(integer, shifts), di, bytes + x);
   }
-  for (std::int64_t x = 0; x < dim; x += 4) {
-    words[x / 4 * pitch] = (static_cast<std::uint32_t>(bytes[x]) & 0xff) |
-                           (static_cast<std::uint32_t>(bytes[x + 1]) & 0xff) << 8 |
-                           (static_cast<std::uint32_t>(bytes[x + 2]) & 0xff) << 16 |
-                           (static_cast<std::uint32_t>(bytes[x + 3]) & 0xff) << 24;
-  }
   return {std::sqrt(hn::GetLane(hn::SumOfLanes(d, norm))),
           std::sqrt(hn::GetLane(hn::SumOfLanes(d, lost))), hn::GetLane(hn::SumOfLanes(di, sum))};
+}
+
+// Two and four bytes, the first lowest.
+HWY_INLINE std::uint32_t BytePair(const std::int32_t* bytes) {
+  return (static_cast<std::uint32_t>(bytes[0]) & 0xff) |
+         (static_cast<std::uint32_t>(bytes[1]) & 0xff) << 8;
+}
+HWY_INLINE std::uint32_t ByteQuad(const std::int32_t* bytes) {
+  return BytePair(bytes) | BytePair(bytes + 2) << 16;
 }
 
 // What the bounds of a row need of its packed query.
@@ -102,11 +138,27 @@ HWY_INLINE PackedQuery PackByteQuery(ScoreEngine engine, const float* HWY_RESTRI
                                      std::int64_t row, std::byte* unit) {
   HWY_ALIGN float scaled[512 + 32];
   for (std::int64_t x = 0; x < dim; ++x) scaled[x] = values[x] * scale[x];
-  const float step = ByteStep(LargestMagnitude(scaled, dim), 127);
-  const ByteRow bytes = RoundToBytes(scaled, dim, step, 127, 0,
-                                     reinterpret_cast<std::uint32_t*>(unit) + row, kUnitRows);
-  auto* rows = reinterpret_cast<ByteUnitTail*>(unit + kUnitRows * dim);
-  rows->offset[row] = -KeyZero(engine) * bytes.sum;
+  HWY_ALIGN std::int32_t rounded[512 + 32];
+  const float step = ByteStep(engine, scaled, 1, dim, 127);
+  const ByteRow bytes = RoundToBytes(scaled, dim, step, 127, 0, rounded);
+  auto* word = reinterpret_cast<std::uint32_t*>(unit) + row;
+  const auto put = [&](std::uint32_t value) {
+    *word = value;
+    word += kUnitRows;
+  };
+  // What the keys' zero adds to a sum is where it starts from.
+  if (engine == ScoreEngine::kInt8) {
+    put(static_cast<std::uint32_t>(-KeyZero(engine) * bytes.sum));
+    for (std::int64_t x = 0; x < dim; x += 4) put(ByteQuad(rounded + x));
+  } else {
+    for (std::int64_t x = 0; x < dim; x += kWordDims) {
+      const std::int64_t end = HWY_MIN(x + kWordDims, dim);
+      const std::int32_t sum = std::accumulate(rounded + x, rounded + end, 0);
+      put((static_cast<std::uint32_t>(-KeyZero(engine) * sum) & 0xffff) * 0x10001);
+      for (std::int64_t y = x; y < end; y += 2) put(BytePair(rounded + y) * 0x10001);
+    }
+  }
+  auto* rows = reinterpret_cast<ByteUnitTail*>(unit + kUnitRows * 4 * QueryWords(engine, dim));
   rows->step[row] = step;
   rows->norm[row] = bytes.norm / step;
   rows->lost[row] = bytes.lost / step;
@@ -122,11 +174,21 @@ HWY_INLINE PackedBounds PackByteTile(ScoreEngine engine, std::int64_t dim, std::
   const int levels = KeyZero(engine) - 1;
   for (std::int64_t key = 0; key < kTileKeys; ++key) load(key, values + key * dim);
   PackedBounds bounds;
-  bounds.step = ByteStep(LargestMagnitude(values, kTileKeys * dim), levels);
+  bounds.step = ByteStep(engine, values, kTileKeys, dim, levels);
+  HWY_ALIGN std::int32_t rounded[512 + 32];
   for (std::int64_t key = 0; key < kTileKeys; ++key) {
     const ByteRow bytes =
-        RoundToBytes(values + key * dim, dim, bounds.step, levels, KeyZero(engine),
-                     reinterpret_cast<std::uint32_t*>(tile + key / 16 * 16 * dim) + key % 16, 16);
+        RoundToBytes(values + key * dim, dim, bounds.step, levels, KeyZero(engine), rounded);
+    std::byte* group = tile + key / 16 * 16 * dim;
+    if (engine == ScoreEngine::kInt8) {
+      auto* words = reinterpret_cast<std::uint32_t*>(group) + key % 16;
+      for (std::int64_t x = 0; x < dim; x += 4) words[x / 4 * 16] = ByteQuad(rounded + x);
+    } else {
+      auto* words = reinterpret_cast<std::uint16_t*>(group) + key % 16;
+      for (std::int64_t x = 0; x < dim; x += 2) {
+        words[x / 2 * 16] = static_cast<std::uint16_t>(BytePair(rounded + x));
+      }
+    }
     bounds.packed_norm = HWY_MAX(bounds.packed_norm, bytes.norm);
     bounds.error = HWY_MAX(bounds.error, bytes.lost);
   }
@@ -144,7 +206,9 @@ struct ByteStart {
   HWY_ALIGN std::int32_t sum[kUnitRows];
   HWY_ALIGN float step[kUnitRows];
 
-  HWY_INLINE ByteStart(const ByteUnitTail& rows, const ByteTileTail& keys) {
+  // offset: [16 rows].
+  HWY_INLINE ByteStart(const std::int32_t* offset, const ByteUnitTail& rows,
+                       const ByteTileTail& keys) {
     const DF d;
     const hn::RebindToSigned<DF> di;
     const VF lost = hn::Set(d, keys.lost), norm = hn::Set(d, keys.norm);
@@ -153,7 +217,7 @@ struct ByteStart {
           hn::MulAdd(hn::Load(d, rows.norm + r), lost, hn::Mul(hn::Load(d, rows.lost + r), norm));
       // Rounded up, and one for the roundings on the way out.
       const auto up = hn::Add(hn::ConvertTo(di, hn::Ceil(bound)), hn::Set(di, 1));
-      hn::Store(hn::Add(hn::Load(di, rows.offset + r), up), di, sum + r);
+      hn::Store(hn::Add(hn::Load(di, offset + r), up), di, sum + r);
       hn::Store(hn::Mul(hn::Load(d, rows.step + r), hn::Set(d, keys.step)), d, step + r);
     }
   }
@@ -161,58 +225,36 @@ struct ByteStart {
 
 using VBytes = hn::Vec<hn::RebindToSigned<DF>>;
 
-// Sums of four products of unsigned and signed bytes. In assembly: GCC 12 moves arrays of sums to memory
-// and back around the intrinsics.
-struct ByteDots {
+// Adds four products of unsigned and signed bytes to a lane. In assembly: GCC 12 moves arrays of
+// sums to memory and back around the intrinsics.
+HWY_INLINE void AddByteDots(VBytes& sum, VBytes keys, VBytes query) {
 #if HWY_TARGET == HWY_AVX3
-  static constexpr std::size_t kRows = 6, kGroups = 4;
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(keys.raw), "v"(query.raw));
 #else
-  static constexpr std::size_t kRows = 6, kGroups = 1;
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(keys.raw), "x"(query.raw));
 #endif
-  HWY_INLINE static void Add(VBytes& sum, VBytes keys, VBytes query) {
-#if HWY_TARGET == HWY_AVX3
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(keys.raw), "v"(query.raw));
-#else
-    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(keys.raw), "x"(query.raw));
-#endif
-  }
-};
+}
 
-#if HWY_TARGET == HWY_AVX2
-// Without that instruction: two products a 16-bit sum, which keys of 7 bits do not overflow.
-struct BytePairs {
-  static constexpr std::size_t kRows = 4, kGroups = 1;
-  HWY_INLINE static void Add(VBytes& sum, VBytes keys, VBytes query) {
-    const __m256i pairs = _mm256_maddubs_epi16(keys.raw, query.raw);
-    sum.raw = _mm256_add_epi32(sum.raw, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-};
-#endif
-
-// Bytes: keys [4 groups][dim / 4][16 keys][4] unsigned, queries [dim / 4][16 rows][4] signed, each with its
-// tail.
-template <class Dot>
+// Bytes: keys [4 groups][dim / 4][16 keys][4] unsigned, queries [16 rows] where their sums start
+// and [dim / 4][16 rows][4] signed, each with its tail.
 struct ByteEngine {
+  using Scores = FloatScores;
   HWY_INLINE static void Unit(const std::byte* queries, const std::byte* keys, std::int64_t dim,
-                              float* HWY_RESTRICT scores, const FilterJob& job) {
-    const auto* q = reinterpret_cast<const std::int32_t*>(queries);
-    const ByteStart start(*reinterpret_cast<const ByteUnitTail*>(queries + kUnitRows * dim),
+                              Scores* HWY_RESTRICT unit, const FilterJob<Scores>& job) {
+    const auto* offset = reinterpret_cast<const std::int32_t*>(queries);
+    const std::int32_t* q = offset + kUnitRows;
+    const ByteStart start(offset, *reinterpret_cast<const ByteUnitTail*>(q + kUnitRows * dim / 4),
                           *reinterpret_cast<const ByteTileTail*>(keys + kTileKeys * dim));
+    float* HWY_RESTRICT scores = unit->scores;
     // As many sums as registers take, with every broadcast of queries used for all keys in reach.
-    constexpr std::size_t kGroups = Dot::kGroups;
+    constexpr std::size_t kGroups = HWY_TARGET == HWY_AVX3 ? 4 : 1;
     for (std::size_t group = 0; group < 4; group += kGroups, scores += kGroups * 256) {
-      if constexpr (Dot::kRows == 6) {
-        Rows<6, kGroups>(q, keys, dim, start, 0, scores);
-        Rows<5, kGroups>(q, keys, dim, start, 6, scores);
-        Rows<5, kGroups>(q, keys, dim, start, 11, scores);
-      } else {
-        for (std::size_t r = 0; r < kUnitRows; r += 4) {
-          Rows<4, kGroups>(q, keys, dim, start, r, scores);
-        }
-      }
+      Rows<6, kGroups>(q, keys, dim, start, 0, scores);
+      Rows<5, kGroups>(q, keys, dim, start, 6, scores);
+      Rows<5, kGroups>(q, keys, dim, start, 11, scores);
       keys += dim * 16 * static_cast<std::int64_t>(kGroups);
     }
-    if (job.scores != nullptr) FilterRows(job.scores, job.bounds, job.masks, 0, 16);
+    job.Run();
   }
 
  private:
@@ -247,7 +289,9 @@ struct ByteEngine {
       for (std::size_t r = 0; r < kRows; ++r) {
         const VBytes query = hn::Set(di, q[first + r]);
         HWY_UNROLL(4)
-        for (std::size_t v = 0; v < kVectors; ++v) Dot::Add(sums[r * kVectors + v], key[v], query);
+        for (std::size_t v = 0; v < kVectors; ++v) {
+          AddByteDots(sums[r * kVectors + v], key[v], query);
+        }
       }
     }
     HWY_UNROLL(6)

@@ -87,6 +87,13 @@ class BlockSweep {
   }
 
  private:
+  using Scores = typename Engine::Scores;
+  static_assert(sizeof(Scores) <= kUnitScoreBytes);
+
+  // Those of a pair: [2]. Two pairs have room.
+  Scores* PairScores(int pair) const {
+    return reinterpret_cast<Scores*>(s_.scores.get()) + static_cast<std::ptrdiff_t>(2 * pair);
+  }
   void SetBound(std::int64_t r, float z) {
     auto& row = s_.rows[r];
     row.bound = z;
@@ -99,7 +106,7 @@ class BlockSweep {
   void SweepAgain();
   void LimitByAlibi(SweepScratch::Row& row, float largest);
   const float* TileBounds(std::int64_t pair, std::int64_t tile, int buffer);
-  void Extract(const float* scores, const float* bounds, const std::uint16_t* masks,
+  void Extract(const Scores* scores, const float* bounds, const std::uint16_t* masks,
                std::int64_t row0, std::int64_t tile);
   float ZOf(const SweepScratch::Row& row, std::int64_t key, float raw) const;
   void Settle(std::int64_t r);
@@ -184,7 +191,9 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
         error *= static_cast<float>(head_.distance_a[far]);
       }
       if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
-        row.over = 2.0f * error + 3.0f * packed.step * keys_.largest_step * row.factor;
+        const std::int64_t steps = (2 + SumSlack(kEngine, dim_)) * SumUnit(kEngine, dim_);
+        row.over = 2.0f * error +
+                   static_cast<float>(steps) * packed.step * keys_.largest_step * row.factor;
       } else {
         row.under = row.over = error;
       }
@@ -219,16 +228,14 @@ void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
       Engine::Unit(
           s_.queries.get() + static_cast<std::size_t>(r0 / kUnitRows) * unit_bytes_,
           keys_.covariance + static_cast<std::size_t>(tile) * TileBytes(kEngine, params_.head_dim),
-          dim_, s_.scores.get(), {});
-      // q^T C q, 16 components of C q at a time.
+          dim_, PairScores(0), {});
+      // q^T C q, 64 components of C q at a time.
+      HWY_ALIGN float row_scores[kTileKeys];
       for (std::int64_t r = 0; r < kUnitRows; ++r) {
         const float* q = s_.query_rows.get() + (r0 + r) * dim_ + tile * kTileKeys;
-        for (std::int64_t group = 0; group < 4; ++group) {
-          const std::int64_t left = HWY_MIN(16, d - tile * kTileKeys - group * 16);
-          if (left <= 0) break;
-          variance[r] += DotFloats(q + group * 16, s_.scores.get() + group * 256 + r * 16,
-                                   static_cast<std::size_t>(left));
-        }
+        PairScores(0)->Row(static_cast<std::size_t>(r), row_scores);
+        variance[r] += DotFloats(
+            q, row_scores, static_cast<std::size_t>(HWY_MIN(kTileKeys, d - tile * kTileKeys)));
       }
     }
     for (std::int64_t r = r0; r < HWY_MIN(r0 + kUnitRows, count_); ++r) {
@@ -274,7 +281,7 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   if (params_.terms.alibi_slopes.data != nullptr) SeedBounds(pairs, lo, hi);
   // The filter and the lists work one step behind the engine.
   struct Pending {
-    const float* scores = nullptr;
+    Scores* scores = nullptr;
     const float* bounds = nullptr;
     std::int64_t row0 = 0, tile = 0;
   } pending;
@@ -283,8 +290,8 @@ void BlockSweep<Engine, kEngine>::Sweep() {
     if (pending.scores == nullptr) return;
     if (filter) {
       for (int unit = 0; unit < 2; ++unit) {
-        FilterRows(pending.scores + unit * kUnitScores, pending.bounds + unit * kUnitRows,
-                   s_.masks.get() + unit * kUnitRows, 0, kUnitRows);
+        pending.scores[unit].Filter(pending.bounds + unit * kUnitRows,
+                                    s_.masks.get() + unit * kUnitRows);
       }
     }
     Extract(pending.scores, pending.bounds, s_.masks.get(), pending.row0, pending.tile);
@@ -293,23 +300,23 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   for (std::int64_t tile = first / kTileKeys; tile * kTileKeys < last; ++tile) {
     for (std::int64_t pair = 0; pair < pairs; ++pair) {
       if (tile * kTileKeys >= hi[pair] || (tile + 1) * kTileKeys <= lo[pair]) continue;
-      float* scores = s_.scores.get() + static_cast<std::size_t>(slot) * 2 * kUnitScores;
+      Scores* scores = PairScores(slot);
       const float* bounds = TileBounds(pair, tile, slot);
       for (int unit = 0; unit < 2; ++unit) {
         // Half a pair may be empty when few rows are swept again; its bounds hide what it holds.
         const bool empty = pair * 2 + unit > last_unit;
-        FilterJob job;
+        FilterJob<Scores> job;
         if (pending.scores != nullptr) {
-          job = {pending.scores + unit * kUnitScores, pending.bounds + unit * kUnitRows,
+          job = {pending.scores + unit, pending.bounds + unit * kUnitRows,
                  s_.masks.get() + unit * kUnitRows};
         }
         if (empty) {
-          if (job.scores != nullptr) FilterRows(job.scores, job.bounds, job.masks, 0, kUnitRows);
+          job.Run();
           continue;
         }
         Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes_,
-                     keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_,
-                     scores + unit * kUnitScores, job);
+                     keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_, scores + unit,
+                     job);
       }
       finish(/*filter=*/false);
       pending = {scores, bounds, pair * kPairRows, tile};

@@ -337,10 +337,10 @@ void Bind(SweepFunctions* functions) {
 void BindEngine(ScoreEngine engine, bool emulated, SweepFunctions* functions) {
   (void)emulated;
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
-  if (engine == ScoreEngine::kInt8) Bind<ByteEngine<ByteDots>, ScoreEngine::kInt8>(functions);
+  if (engine == ScoreEngine::kInt8) Bind<ByteEngine, ScoreEngine::kInt8>(functions);
 #endif
 #if HWY_TARGET == HWY_AVX2
-  if (engine == ScoreEngine::kInt7) Bind<ByteEngine<BytePairs>, ScoreEngine::kInt7>(functions);
+  if (engine == ScoreEngine::kInt7) Bind<WordEngine, ScoreEngine::kInt7>(functions);
 #elif HWY_TARGET == HWY_AVX3
   if (engine == ScoreEngine::kAmx) {
     if (emulated) {

@@ -13,6 +13,7 @@
 #include <hwy/aligned_allocator.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -34,6 +35,7 @@ inline constexpr std::int64_t kBlockRows = 128;  // queries that pass over the k
 // instead of 2 048 list 1.13 times the candidates (docs/log.md).
 inline constexpr std::int64_t kMomentSamples = 2048;
 inline constexpr std::size_t kUnitScores = kUnitRows * kTileKeys;
+inline constexpr std::size_t kUnitScoreBytes = kUnitScores * sizeof(float);  // at most
 
 // Memory of packed keys at a time; heads are taken in groups that fit.
 inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
@@ -55,7 +57,7 @@ inline bool IsSweepAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 enum class ScoreEngine : std::uint8_t {
   kFloat,  // float32 multiply-add, any instruction set
   kInt8,   // vpdpbusd: upper bounds by bytes (score_int8-inl.h)
-  kInt7,   // vpmaddubsw: the same with keys of 7 bits
+  kInt7,   // vpmaddubsw: the same with keys of 7 bits and sums of 16 (score_int7-inl.h)
   kAmx,    // tdpbf16ps
 };
 
@@ -70,14 +72,42 @@ inline std::int64_t PackedDim(ScoreEngine engine, std::int64_t head_dim) {
   const std::int64_t step = engine == ScoreEngine::kFloat ? 1 : (IsByteEngine(engine) ? 4 : 32);
   return (head_dim + step - 1) / step * step;
 }
+// Of a key.
 inline std::int64_t PackedElementBytes(ScoreEngine engine) {
   return engine == ScoreEngine::kFloat ? 4 : (IsByteEngine(engine) ? 1 : 2);
 }
 
-// Behind the queries of a unit in bytes: where a row's sums start (what the keys' zero adds to them), its
-// step, and its norm and that of what rounding took away, in steps.
+// Dimensions that kInt7 sums up in 16 bits, and how many such parts a row has.
+inline constexpr std::int64_t kWordDims = 64;
+inline std::int64_t WordParts(std::int64_t dim) { return (dim + kWordDims - 1) / kWordDims; }
+// Bits that the sum of a part is shifted by, so that those of all parts fit into 16 bits together.
+inline int WordShift(std::int64_t dim) {
+  return std::bit_width(static_cast<std::uint64_t>(WordParts(dim) - 1));
+}
+// Steps in a unit of a byte engine's sums, and the units that they are raised by beyond the bound
+// of what rounding to bytes took: one for float32 on the way out, one for what shifting a part
+// takes.
+inline std::int64_t SumUnit(ScoreEngine engine, std::int64_t dim) {
+  return engine == ScoreEngine::kInt7 ? std::int64_t{1} << WordShift(dim) : 1;
+}
+inline std::int64_t SumSlack(ScoreEngine engine, std::int64_t dim) {
+  return 1 + (SumUnit(engine, dim) > 1 ? WordParts(dim) : 0);
+}
+// 32-bit words of a packed query. In bytes, a word in front of the row (kInt7: of each part) says
+// where its sums start, and kInt7 has every pair of dimensions twice.
+inline std::int64_t QueryWords(ScoreEngine engine, std::int64_t dim) {
+  switch (engine) {
+    case ScoreEngine::kFloat: return dim;
+    case ScoreEngine::kInt8: return 1 + dim / 4;
+    case ScoreEngine::kInt7: return WordParts(dim) + dim / 2;
+    case ScoreEngine::kAmx: return dim / 2;
+  }
+  return 0;
+}
+
+// Behind the queries of a unit in bytes: a row's step, and its norm and that of what rounding took
+// away, in steps.
 struct ByteUnitTail {
-  std::int32_t offset[kUnitRows];
   float step[kUnitRows], norm[kUnitRows], lost[kUnitRows];
 };
 // Behind a tile of keys in bytes: its step, and the largest of what its keys lost and of their norms, in
@@ -87,7 +117,8 @@ struct alignas(64) ByteTileTail {
 };
 
 // The keys of one (sequence, key head), as an engine reads them: groups of 16 keys,
-// float32 [dim][16], bf16 [dim / 2][16][2] or bytes [dim / 4][16][4]; keys past the end are 0.
+// float32 [dim][16], bf16 [dim / 2][16][2] or bytes [dim / 4][16][4] (kInt7: [dim / 2][16][2]); keys
+// past the end are 0.
 struct PackedKeys {
   std::byte* data = nullptr;   // [tiles][64 keys], PackedBytes() of them
   std::int64_t count = 0;      // keys
@@ -112,8 +143,7 @@ inline std::size_t TileBytes(ScoreEngine engine, std::int64_t head_dim) {
          (IsByteEngine(engine) ? sizeof(ByteTileTail) : 0);
 }
 inline std::size_t UnitBytes(ScoreEngine engine, std::int64_t head_dim) {
-  return static_cast<std::size_t>(kUnitRows * PackedDim(engine, head_dim) *
-                                  PackedElementBytes(engine)) +
+  return static_cast<std::size_t>(kUnitRows * QueryWords(engine, PackedDim(engine, head_dim))) * 4 +
          (IsByteEngine(engine) ? sizeof(ByteUnitTail) : 0);
 }
 
@@ -160,8 +190,8 @@ struct SweepScratch {
   static std::size_t Bytes(ScoreEngine engine, std::int64_t head_dim, std::int64_t value_dim,
                            std::int64_t list_capacity);
 
-  // Two pairs of units, [2][2][4 groups of 16 keys][16 rows][16 keys].
-  hwy::AlignedFreeUniquePtr<float[]> scores;
+  // Two pairs of units, [2][2] of the engine's Scores.
+  hwy::AlignedFreeUniquePtr<std::byte[]> scores;
   hwy::AlignedFreeUniquePtr<std::uint16_t[]> masks;  // [2][32] lanes with a hit
   hwy::AlignedFreeUniquePtr<float[]> pair_bounds;    // [2][32] bounds of a pair's rows in a tile
   hwy::AlignedFreeUniquePtr<std::byte[]> queries;    // [block rows / 16] packed units
@@ -178,23 +208,24 @@ struct SweepScratch {
   hwy::AlignedFreeUniquePtr<float[]> moments;
   hwy::AlignedFreeUniquePtr<float[]> row_buffer;  // [max(head_dim, value_dim) + 64] twice
 
-  struct Row {
+  // What a hit needs comes first: one line of the cache.
+  struct alignas(64) Row {
     std::int64_t lo = 0, hi = 0;  // visible keys, from the sequence's first
-    std::int64_t position = 0;    // key of distance 0
-    double score_factor = 0.0;    // s = score_factor * raw + terms
-    double exact_factor = 0.0;    // z = exact_factor * raw + terms
+    std::int64_t count = 0;       // listed
+    std::int64_t raise_at = 0;    // entries that trigger a higher bound
+    bool active = false;
+    bool guessed = false;
+    bool dense = false;
+    std::int64_t settled = 0;   // of the listed, those that are z and not raw scores
+    std::int64_t position = 0;  // key of distance 0
+    double score_factor = 0.0;  // s = score_factor * raw + terms
+    double exact_factor = 0.0;  // z = exact_factor * raw + terms
     float factor = 0.0f;
     float slope = 0.0f;  // (alpha - 1) * ALiBi's
     // A listed z is at most this far below and above the true one.
     float under = 0.0f, over = 0.0f;
     float bound = 0.0f;  // entries below it (in z) are not listed
     float mean = 0.0f, sigma = 0.0f, curve = 0.0f;
-    std::int64_t count = 0;     // listed
-    std::int64_t settled = 0;   // of them, those that are z and not raw scores
-    std::int64_t raise_at = 0;  // entries that trigger a higher bound
-    bool guessed = false;
-    bool dense = false;
-    bool active = false;
     float guess = 0.0f;    // what the bound was if it has to be proved, else -inf
     float maximum = 0.0f;  // of the list
     double tau = 0.0;      // once solved, in z; relative to the maximum before

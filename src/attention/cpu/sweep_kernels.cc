@@ -35,7 +35,7 @@ SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64
                            std::int64_t capacity)
     : list_capacity(capacity), list_stride(ListStride(capacity)) {
   const std::int64_t dim = PackedDim(engine, head_dim);
-  scores = Aligned<float>(4 * static_cast<std::int64_t>(kUnitScores));
+  scores = Aligned<std::byte>(4 * static_cast<std::int64_t>(kUnitScoreBytes));
   masks = Aligned<std::uint16_t>(2 * kPairRows);
   std::fill_n(masks.get(), 2 * kPairRows, std::uint16_t{0});
   pair_bounds = Aligned<float>(2 * kPairRows);

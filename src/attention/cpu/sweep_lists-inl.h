@@ -70,13 +70,12 @@ void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int6
     const std::int64_t tile = std::clamp(position, lo[pair], hi[pair] - 1) / kTileKeys;
     const float* bounds = TileBounds(pair, tile, 0);
     for (std::int64_t unit = 0; unit < 2; ++unit) {
-      float* scores = s_.scores.get() + static_cast<std::size_t>(unit) * kUnitScores;
+      Scores* scores = PairScores(0) + unit;
       Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes_,
                    keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_, scores, {});
-      FilterRows(scores, bounds + unit * kUnitRows, s_.masks.get() + unit * kUnitRows, 0,
-                 kUnitRows);
+      scores->Filter(bounds + unit * kUnitRows, s_.masks.get() + unit * kUnitRows);
     }
-    Extract(s_.scores.get(), bounds, s_.masks.get(), pair * kPairRows, tile);
+    Extract(PairScores(0), bounds, s_.masks.get(), pair * kPairRows, tile);
   }
   for (std::int64_t r = 0; r < count_; ++r) {
     SweepScratch::Row& row = s_.rows[r];
@@ -91,7 +90,7 @@ void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int6
 // a loop over them, which guesses wrong where it ends, took twice as long (docs/log.md).
 // Elsewhere a compression is a table and two permutations, and the loop wins.
 template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* bounds,
+void BlockSweep<Engine, kEngine>::Extract(const Scores* scores, const float* bounds,
                                           const std::uint16_t* masks, std::int64_t row0,
                                           std::int64_t tile) {
   const DF d;
@@ -99,22 +98,17 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
   const hn::Rebind<std::uint16_t, DF> d16;
   constexpr std::size_t kLanes = hn::MaxLanes(d);
   constexpr bool kCompresses = kLanes == 16;
-  HWY_ALIGN std::uint32_t hit[kPairRows + 16];
-  std::size_t hits = 0;
-  const auto iota = hn::Iota(du, 0);
+  std::uint32_t hits = 0;  // a bit a row
   for (std::size_t r = 0; r < kPairRows; r += kLanes) {
     const auto any = hn::PromoteTo(du, hn::Load(d16, masks + r));
-    const auto set = hn::Ne(any, hn::Zero(du));
-    const auto rows = hn::Add(iota, hn::Set(du, static_cast<std::uint32_t>(r)));
-    hn::StoreU(hn::Compress(rows, set), du, hit + hits);
-    hits += hn::CountTrue(du, set);
+    hits |= MaskBits(hn::RebindMask(d, hn::Ne(any, hn::Zero(du)))) << r;
   }
   const std::int64_t key0 = tile * kTileKeys;
-  const auto first_keys = hn::Add(iota, hn::Set(du, static_cast<std::uint32_t>(key0)));
-  for (std::size_t i = 0; i < hits; ++i) {
-    const std::uint32_t slot = hit[i];
-    const float* from = scores + (slot / kUnitRows) * kUnitScores + (slot % kUnitRows) * 16;
-    const VF bound = hn::Set(d, bounds[slot]);
+  const auto first_keys = hn::Add(hn::Iota(du, 0), hn::Set(du, static_cast<std::uint32_t>(key0)));
+  for (; hits != 0; hits &= hits - 1) {
+    const auto slot = static_cast<std::uint32_t>(__builtin_ctz(hits));
+    const Scores& unit = scores[slot / kUnitRows];
+    const std::size_t unit_row = slot % kUnitRows;
     const std::int64_t r = s_.row_of_slot[row0 + slot];
     SweepScratch::Row& row = s_.rows[r];
     if (!row.active) continue;  // retired after the filter ran
@@ -125,27 +119,30 @@ void BlockSweep<Engine, kEngine>::Extract(const float* scores, const float* boun
                        to_key = HWY_MIN(row.hi - key0, kTileKeys);
     if (from_key >= to_key) continue;
     if constexpr (!kCompresses) {
-      std::uint64_t bits = 0;
-      for (std::size_t x = 0; x < kTileKeys; x += kLanes) {
-        const VF v = hn::Load(d, from + x / 16 * 256 + x % 16);
-        bits |= std::uint64_t{MaskBits(hn::Ge(v, bound))} << x;
-      }
+      std::uint64_t bits = unit.Hits(unit_row, bounds[slot]);
       bits &= (~std::uint64_t{0} << from_key) & (~std::uint64_t{0} >> (kTileKeys - to_key));
-      for (; bits != 0; bits &= bits - 1, ++count) {
-        const auto x = static_cast<std::uint32_t>(__builtin_ctzll(bits));
-        z[count] = from[x / 16 * 256 + x % 16];
-        key[count] = static_cast<std::uint32_t>(key0) + x;
-      }
+      const std::size_t end = count + static_cast<std::size_t>(__builtin_popcountll(bits));
+      const auto put = [&](std::size_t at) HWY_ATTR {
+        // The last bit: where no hit is left, something is written that is not counted.
+        const auto x = static_cast<std::uint32_t>(__builtin_ctzll(bits | std::uint64_t{1} << 63));
+        z[at] = unit.At(unit_row, x);
+        key[at] = static_cast<std::uint32_t>(key0) + x;
+        bits &= bits - 1;
+      };
+      // Most rows have one or two, and which of them cannot be guessed.
+      put(count);
+      put(count + 1);
+      for (std::size_t at = count + 2; at < end; ++at) put(at);
+      count = end;
     } else {
+      const VF bound = hn::Set(d, bounds[slot]);
       const auto append = [&](const auto& visible) HWY_ATTR {
         HWY_UNROLL(16)
         for (std::size_t x = 0; x < kTileKeys; x += kLanes) {
-          const VF v = hn::Load(d, from + x / 16 * 256 + x % 16);
+          const VF v = unit.Vector(unit_row, x);
           const auto keys = hn::Add(first_keys, hn::Set(du, static_cast<std::uint32_t>(x)));
           const auto mask = visible(keys, hn::Ge(v, bound));
-          hn::StoreU(hn::Compress(v, mask), d, z + count);
-          hn::StoreU(hn::Compress(keys, hn::RebindMask(du, mask)), du, key + count);
-          count += hn::CountTrue(d, mask);
+          count += StoreTaken(mask, v, z + count, keys, key + count);
         }
       };
       if (from_key == 0 && to_key == kTileKeys) {

@@ -8,6 +8,7 @@
 #endif
 
 #include "attention/cpu/load-inl.h"
+#include "attention/cpu/score_int7-inl.h"
 #include "attention/cpu/score_int8-inl.h"
 #include "attention/cpu/sweep.h"
 

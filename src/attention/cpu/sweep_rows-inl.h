@@ -183,9 +183,7 @@ HWY_INLINE std::size_t KeepEntries(std::uint32_t* index, const float* value, flo
     auto keep = wanted(v);
     if (n - i < lanes) keep = hn::And(keep, hn::FirstN(d, n - i));
     const auto k = hn::LoadU(du, index + i);
-    hn::StoreU(hn::Compress(v, keep), d, kept_value + kept);
-    hn::StoreU(hn::Compress(k, hn::RebindMask(du, keep)), du, index + kept);
-    kept += hn::CountTrue(d, keep);
+    kept += StoreTaken(keep, v, kept_value + kept, k, index + kept);
   }
   return kept;
 }

@@ -111,6 +111,23 @@ ProblemSpec Long(std::int64_t n, DType dtype) {
   return spec;
 }
 
+// Replaces the elements of an input of one head by value(row, column, as drawn).
+void Replace(Problem* problem, ConstArray4 AttentionParams::*array,
+             const std::function<double(std::int64_t, std::int64_t, double)>& value) {
+  for (std::int64_t i = 0; i < problem->spec().k_len; ++i) {
+    for (std::int64_t x = 0; x < problem->spec().head_dim; ++x) {
+      const ConstArray4& from = problem->params().*array;
+      const double before =
+          LoadElement<double>(from.data, from.dtype, Offset(from.strides, 0, 0, i, x));
+      const auto after = static_cast<double>(static_cast<float>(value(i, x, before)));
+      for (AttentionParams* params : {&problem->params(), &problem->wide()}) {
+        const ConstArray4& to = params->*array;
+        StoreElement(const_cast<void*>(to.data), to.dtype, Offset(to.strides, 0, 0, i, x), after);
+      }
+    }
+  }
+}
+
 TEST(Sweep, LongRowsMatchTheReference) {
   ForEachSweep([&](const AttentionKernel& kernel) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -178,19 +195,9 @@ TEST(Sweep, OutliersDoNotHideTheSupport) {
       // Multiplies a row or a column (the other is -1) of one input.
       const auto scale = [&](ConstArray4 AttentionParams::*array, std::int64_t row,
                              std::int64_t column, double factor) {
-        for (std::int64_t i = 0; i < spec.k_len; ++i) {
-          for (std::int64_t x = 0; x < spec.head_dim; ++x) {
-            if ((row >= 0 && i != row) || (column >= 0 && x != column)) continue;
-            const ConstArray4& from = problem.params().*array;
-            const double value = factor * LoadElement<double>(from.data, from.dtype,
-                                                              Offset(from.strides, 0, 0, i, x));
-            for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
-              const ConstArray4& to = params->*array;
-              StoreElement(const_cast<void*>(to.data), to.dtype, Offset(to.strides, 0, 0, i, x),
-                           static_cast<double>(static_cast<float>(value)));
-            }
-          }
-        }
+        Replace(&problem, array, [&](std::int64_t i, std::int64_t x, double value) {
+          return (row < 0 || i == row) && (column < 0 || x == column) ? factor * value : value;
+        });
       };
       if (outlier == 1) {
         scale(&AttentionParams::k, -1, 5, 1000.0);
@@ -200,6 +207,42 @@ TEST(Sweep, OutliersDoNotHideTheSupport) {
       if (outlier == 3) scale(&AttentionParams::q, -1, 7, 15.0);
       SCOPED_TRACE(outlier);
       CheckRows(problem, problem.Run(&kernel, 2, 0, false), 3e-5);
+    }
+  });
+}
+
+// Products as large as norms allow, of either sign, where sums of few bits would overflow first:
+// queries along and against keys whose norm lies in all dimensions, in some or in one.
+TEST(Sweep, SumsAsLargeAsTheirNormsAllow) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    for (const std::int64_t d : {1, 7, 63, 64, 65, 130, 320, 512}) {
+      for (int variant = 0; variant < 5; ++variant) {
+        SCOPED_TRACE("head size " + std::to_string(d) + ", variant " + std::to_string(variant));
+        ProblemSpec spec = Long(150, DType::kFloat32);
+        spec.head_dim = d;
+        spec.value_dim = 4;
+        spec.seed = static_cast<std::uint64_t>(10 * d + variant);
+        Problem problem(spec);
+        std::vector<double> key(static_cast<std::size_t>(spec.k_len * d));
+        Replace(&problem, &AttentionParams::k, [&](std::int64_t i, std::int64_t x, double value) {
+          double& k = key[static_cast<std::size_t>(i * d + x)];
+          k = value < 0.0 ? -1.0 : 1.0;
+          if (variant == 1) k *= x % 64 < 9 ? 1.0 : 0.03;
+          if (variant == 2) k *= x == d / 2 ? 1.0 : 1e-3;
+          if (variant == 3) k = 1.0;  // all the same
+          if (variant == 4) k *= i % 50 == 49 ? 1.0 : 0.01;
+          return k;
+        });
+        // The score of the key that a query goes along is 12, or -12.
+        Replace(&problem, &AttentionParams::q, [&](std::int64_t i, std::int64_t x, double) {
+          const double* k = key.data() + i / 2 * d;
+          double squared = 0.0;
+          for (std::int64_t y = 0; y < d; ++y) squared += k[y] * k[y];
+          const double sign = variant == 3 || i % 3 == 0 ? -1.0 : 1.0;
+          return sign * 12.0 * std::sqrt(static_cast<double>(d)) / squared * k[x];
+        });
+        CheckRows(problem, problem.Run(&kernel, 1, 0, false), 2e-5);
+      }
     }
   });
 }
