@@ -4,7 +4,6 @@
 #include <cmath>
 #include <string>
 
-#include "attention/cpu/lanes_amx.h"
 #include "attention/kernels.h"
 #include "core/parallel.h"
 #include "tsallis/error.h"
@@ -85,7 +84,7 @@ std::size_t LanesScratch::Layout(const LanesCall& call, char* base) {
   take(slopes, backward * keys * kMostLanes);
   take(dk, backward * keys * d);
   take(dv, backward * keys * e);
-  const std::size_t tiles = call.tiles ? 1 : 0;
+  const std::size_t tiles = call.tiles != nullptr ? 1 : 0;
   take(k_rows, tiles * keys_depth * d_depth);
   take(v_rows, tiles * keys_depth * e_depth);
   take(q_rows, tiles * kMostLanes * d_depth);
@@ -144,16 +143,18 @@ std::string Refuses(const AttentionParams& params) {
 }
 
 // The call without its pointers to results.
-LanesCall CallOf(const AttentionParams& params) {
+LanesCall CallOf(const TileFunctions* tiles, const AttentionParams& params) {
   return {.params = params,
           .most_keys = static_cast<std::size_t>(MostKeys(params)),
           .distances = DistanceTable(params),
-          .tiles = params.q.dtype == DType::kBFloat16 && TilesUsable()};
+          .tiles = params.q.dtype == DType::kBFloat16 ? tiles : nullptr};
 }
 
-void Forward(const Context& context, const AttentionParams& params,
-             const AttentionOutputs& outputs) {
-  LanesCall call = CallOf(params);
+}  // namespace
+
+void LanesForward(const TileFunctions* tiles, const Context& context, const AttentionParams& params,
+                  const AttentionOutputs& outputs) {
+  LanesCall call = CallOf(tiles, params);
   call.outputs = &outputs;
   call.stream = Streams(params, params.value_dim);
   const auto& range = HWY_DYNAMIC_DISPATCH(LanesForwardRange);
@@ -161,12 +162,12 @@ void Forward(const Context& context, const AttentionParams& params,
               [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
 }
 
-void Backward(const Context& context, const AttentionParams& params,
-              const AttentionGradients& gradients) {
+void LanesBackward(const TileFunctions* tiles, const Context& context,
+                   const AttentionParams& params, const AttentionGradients& gradients) {
   const std::int64_t heads = params.heads, problems = params.batch * heads;
   std::vector<double> d_alpha(static_cast<std::size_t>(gradients.d_alpha ? problems : 0));
   std::vector<double> d_slopes(static_cast<std::size_t>(gradients.d_slopes ? problems : 0));
-  LanesCall call = CallOf(params);
+  LanesCall call = CallOf(tiles, params);
   call.gradients = &gradients;
   call.stream = Streams(params, params.head_dim);
   call.d_alpha = gradients.d_alpha ? d_alpha.data() : nullptr;
@@ -181,8 +182,6 @@ void Backward(const Context& context, const AttentionParams& params,
   if (gradients.d_slopes != nullptr) SumSlopes(params, d_slopes.data(), gradients.d_slopes);
 }
 
-}  // namespace
-
 const AttentionKernel kLanesAttention = {
     .name = "lanes",
     .serves =
@@ -190,13 +189,20 @@ const AttentionKernel kLanesAttention = {
     .instruction_set = [] { return std::string(LanesTarget()); },
     .refuses = Refuses,
     .declines = nullptr,
-    .forward = Forward,
-    .backward = Backward,
+    .forward =
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+          LanesForward(RealTileFunctions(), context, params, outputs);
+        },
+    .backward =
+        [](const Context& context, const AttentionParams& params,
+           const AttentionGradients& gradients) {
+          LanesBackward(RealTileFunctions(), context, params, gradients);
+        },
     .weights = nullptr,
     .saved_bytes = nullptr,
     .workspace_bytes =
         [](const Context& context, const AttentionParams& params, bool backward) {
-          LanesCall call = CallOf(params);
+          LanesCall call = CallOf(RealTileFunctions(), params);
           const AttentionGradients gradients;
           if (backward) call.gradients = &gradients;
           const std::size_t table = 2 * sizeof(float) * call.distances.a.capacity();

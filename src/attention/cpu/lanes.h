@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/cpu/lanes_amx.h"
 #include "attention/geometry.h"
 #include "tsallis/attention.h"
 
@@ -56,8 +57,8 @@ struct LanesCall {
   const AttentionGradients* gradients = nullptr;  // backward
   std::size_t most_keys = 0;                      // of any sequence
   DistanceTable distances;
-  bool tiles =
-      false;  // bfloat16 products on tiles (lanes_amx.h), where instruction set and block allow
+  // bfloat16 products on tiles, where instruction set and block allow; null: none.
+  const TileFunctions* tiles = nullptr;
   bool stream = false;  // outputs are larger than caches: write past them
   // One sum for each problem, added up in their order when all are done. [batch, heads]
   double* d_alpha = nullptr;
@@ -101,6 +102,12 @@ struct LanesScratch {
   std::size_t Layout(const LanesCall& call, char* memory);
   LanesScratch() = default;
 };
+
+// The kernel's passes on given tiles, which only bfloat16 uses; null: none.
+void LanesForward(const TileFunctions* tiles, const Context& context, const AttentionParams& params,
+                  const AttentionOutputs& outputs);
+void LanesBackward(const TileFunctions* tiles, const Context& context,
+                   const AttentionParams& params, const AttentionGradients& gradients);
 
 // Highway's name of the instruction set that the kernel runs on now; empty if it has none.
 const char* LanesTarget();

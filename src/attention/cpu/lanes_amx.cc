@@ -1,6 +1,9 @@
 #include "attention/cpu/lanes_amx.h"
 
+#include <cstring>
+
 #include "attention/cpu/matrix_unit.h"
+#include "simplex/elements.h"
 #include "tsallis/cpu.h"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -10,51 +13,48 @@
 #endif
 #include <immintrin.h>
 #define TSALLIS_HAS_TILES 1
+#define TSALLIS_TILES __attribute__((target("amx-tile,amx-bf16")))
+#define TSALLIS_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #else
 #define TSALLIS_HAS_TILES 0
+#define TSALLIS_TILES
 #endif
 
 namespace tsallis {
 
-#if TSALLIS_HAS_TILES
-
-#define TSALLIS_TILES __attribute__((target("amx-tile,amx-bf16")))
-#define TSALLIS_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+namespace {
 
 // Tiles 0-3 hold sums; 4 and 5 a full left and right side; 6 and 7 those of half the depth.
 
-bool TilesUsable() {
-  static const bool usable = MatrixUnitUsable() && QueryCpu().avx512_bf16;
-  return usable;
-}
-
+template <class Tiles>
 TSALLIS_TILES void TileProducts(const std::uint16_t* rows, const std::uint32_t* columns,
                                 std::size_t depth, std::size_t keys, float* to) {
   const std::size_t row_bytes = depth * sizeof(*rows);
   std::size_t j = 0;
   for (; j + 32 <= keys; j += 32) {
-    _tile_zero(0);
-    _tile_zero(1);
+    Tiles::template Zero<0>();
+    Tiles::template Zero<1>();
     for (std::size_t x = 0; x < depth; x += 32) {
-      _tile_loadd(5, columns + x / 2 * 16, 64);
-      _tile_loadd(4, rows + j * depth + x, row_bytes);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(4, rows + (j + 16) * depth + x, row_bytes);
-      _tile_dpbf16ps(1, 4, 5);
+      Tiles::template Load<5>(columns + x / 2 * 16, 64);
+      Tiles::template Load<4>(rows + j * depth + x, row_bytes);
+      Tiles::template Multiply<0, 4, 5>();
+      Tiles::template Load<4>(rows + (j + 16) * depth + x, row_bytes);
+      Tiles::template Multiply<1, 4, 5>();
     }
-    _tile_stored(0, to + j * 16, 64);
-    _tile_stored(1, to + (j + 16) * 16, 64);
+    Tiles::template Store<0>(to + j * 16, 64);
+    Tiles::template Store<1>(to + (j + 16) * 16, 64);
   }
   if (j == keys) return;
-  _tile_zero(0);
+  Tiles::template Zero<0>();
   for (std::size_t x = 0; x < depth; x += 32) {
-    _tile_loadd(5, columns + x / 2 * 16, 64);
-    _tile_loadd(4, rows + j * depth + x, row_bytes);
-    _tile_dpbf16ps(0, 4, 5);
+    Tiles::template Load<5>(columns + x / 2 * 16, 64);
+    Tiles::template Load<4>(rows + j * depth + x, row_bytes);
+    Tiles::template Multiply<0, 4, 5>();
   }
-  _tile_stored(0, to + j * 16, 64);
+  Tiles::template Store<0>(to + j * 16, 64);
 }
 
+template <class Tiles>
 TSALLIS_TILES void TileMix(const std::uint16_t* weights, std::size_t weight_stride,
                            const std::uint32_t* pairs, std::size_t width, std::size_t keys,
                            bool add, float* to) {
@@ -63,50 +63,52 @@ TSALLIS_TILES void TileMix(const std::uint16_t* weights, std::size_t weight_stri
   std::size_t x = 0;
   for (; x + 32 <= width; x += 32) {
     if (add) {
-      _tile_loadd(0, to + x, row_bytes);
-      _tile_loadd(1, to + x + 16, row_bytes);
+      Tiles::template Load<0>(to + x, row_bytes);
+      Tiles::template Load<1>(to + x + 16, row_bytes);
     } else {
-      _tile_zero(0);
-      _tile_zero(1);
+      Tiles::template Zero<0>();
+      Tiles::template Zero<1>();
     }
     for (std::size_t j = 0; j < keys; j += 32) {
-      _tile_loadd(4, weights + j, weight_bytes);
-      _tile_loadd(5, pairs + j / 2 * width + x, row_bytes);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(5, pairs + j / 2 * width + x + 16, row_bytes);
-      _tile_dpbf16ps(1, 4, 5);
+      Tiles::template Load<4>(weights + j, weight_bytes);
+      Tiles::template Load<5>(pairs + j / 2 * width + x, row_bytes);
+      Tiles::template Multiply<0, 4, 5>();
+      Tiles::template Load<5>(pairs + j / 2 * width + x + 16, row_bytes);
+      Tiles::template Multiply<1, 4, 5>();
     }
-    _tile_stored(0, to + x, row_bytes);
-    _tile_stored(1, to + x + 16, row_bytes);
+    Tiles::template Store<0>(to + x, row_bytes);
+    Tiles::template Store<1>(to + x + 16, row_bytes);
   }
   if (x == width) return;
   if (add) {
-    _tile_loadd(0, to + x, row_bytes);
+    Tiles::template Load<0>(to + x, row_bytes);
   } else {
-    _tile_zero(0);
+    Tiles::template Zero<0>();
   }
   for (std::size_t j = 0; j < keys; j += 32) {
-    _tile_loadd(4, weights + j, weight_bytes);
-    _tile_loadd(5, pairs + j / 2 * width + x, row_bytes);
-    _tile_dpbf16ps(0, 4, 5);
+    Tiles::template Load<4>(weights + j, weight_bytes);
+    Tiles::template Load<5>(pairs + j / 2 * width + x, row_bytes);
+    Tiles::template Multiply<0, 4, 5>();
   }
-  _tile_stored(0, to + x, row_bytes);
+  Tiles::template Store<0>(to + x, row_bytes);
 }
 
+template <class Tiles>
 TSALLIS_TILES void TileSpread(const std::uint16_t* weights, const std::uint32_t* pairs,
                               std::size_t width, std::size_t keys, float* to) {
   const std::size_t row_bytes = width * sizeof(*to);
   for (std::size_t x = 0; x < width; x += 16) {
-    _tile_loadd(7, pairs + x, row_bytes);
+    Tiles::template Load<7>(pairs + x, row_bytes);
     for (std::size_t j = 0; j < keys; j += 16) {
-      _tile_loadd(6, weights + j * 16, 32);
-      _tile_loadd(0, to + j * width + x, row_bytes);
-      _tile_dpbf16ps(0, 6, 7);
-      _tile_stored(0, to + j * width + x, row_bytes);
+      Tiles::template Load<6>(weights + j * 16, 32);
+      Tiles::template Load<0>(to + j * width + x, row_bytes);
+      Tiles::template Multiply<0, 6, 7>();
+      Tiles::template Store<0>(to + j * width + x, row_bytes);
     }
   }
 }
 
+#if TSALLIS_HAS_TILES
 TSALLIS_BF16 void RoundWeights(const float* from, std::size_t keys, std::uint32_t* pairs,
                                std::uint16_t* rows, float* rest) {
   // Words 0-15 are the first key's, 16-31 the second's.
@@ -130,16 +132,57 @@ TSALLIS_BF16 void RoundWeights(const float* from, std::size_t keys, std::uint32_
     _mm512_storeu_si512(pairs + j / 2 * 16, _mm512_permutexvar_epi16(interleave, words));
   }
 }
-
-#else
-
-bool TilesUsable() { return false; }
-void TileProducts(const std::uint16_t*, const std::uint32_t*, std::size_t, std::size_t, float*) {}
-void TileMix(const std::uint16_t*, std::size_t, const std::uint32_t*, std::size_t, std::size_t,
-             bool, float*) {}
-void TileSpread(const std::uint16_t*, const std::uint32_t*, std::size_t, std::size_t, float*) {}
-void RoundWeights(const float*, std::size_t, std::uint32_t*, std::uint16_t*, float*) {}
-
 #endif
+
+// TileShapes::kHalfDepth.
+struct EmulatedHalves : EmulatedTiles {
+  template <int kTile>
+  static void Load(const void* data, std::size_t stride) {
+    if constexpr (kTile < 6) {
+      EmulatedTiles::Load<kTile>(data, stride);
+    } else {
+      constexpr std::size_t kRows = kTile == 6 ? 16 : 8, kBytes = kTile == 6 ? 32 : 64;
+      Zero<kTile>();
+      for (std::size_t row = 0; row < kRows; ++row) {
+        std::memcpy(At(kTile).bytes + row * 64, static_cast<const std::byte*>(data) + row * stride,
+                    kBytes);
+      }
+    }
+  }
+};
+
+void RoundOneByOne(const float* from, std::size_t keys, std::uint32_t* pairs, std::uint16_t* rows,
+                   float* rest) {
+  for (std::size_t j = 0; j < keys; ++j) {
+    for (std::size_t lane = 0; lane < 16; ++lane) {
+      const float value = from[j * 16 + lane];
+      const std::uint16_t word = BFloat16FromFloat(value);
+      std::uint32_t& pair = pairs[j / 2 * 16 + lane];
+      pair = j % 2 == 0 ? word : pair | static_cast<std::uint32_t>(word) << 16;
+      if (rows != nullptr) rows[j * 16 + lane] = word;
+      if (rest != nullptr) rest[j * 16 + lane] = value - FloatFromBFloat16(word);
+    }
+  }
+}
+
+}  // namespace
+
+const TileFunctions* RealTileFunctions() {
+#if TSALLIS_HAS_TILES
+  static constexpr TileFunctions kReal = {true, TileProducts<RealTiles>, TileMix<RealTiles>,
+                                          TileSpread<RealTiles>, RoundWeights};
+  static const bool usable = MatrixUnitUsable() && QueryCpu().avx512_bf16;
+  return usable ? &kReal : nullptr;
+#else
+  return nullptr;
+#endif
+}
+
+const TileFunctions& EmulatedTileFunctions() {
+  static constexpr TileFunctions kEmulated = {false, TileProducts<EmulatedHalves>,
+                                              TileMix<EmulatedHalves>, TileSpread<EmulatedHalves>,
+                                              RoundOneByOne};
+  return kEmulated;
+}
 
 }  // namespace tsallis

@@ -65,8 +65,8 @@ HWY_NOINLINE void TileGradients(const LanesProblem& problem, const Block& block,
     TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), problem.d_depth / 2,
                    problem.d_depth / 2, columns, kLanes);
     float* products = scratch.slopes + block.begin * kLanes;
-    TileProducts(scratch.k_rows + block.begin * problem.d_depth, columns, problem.d_depth, keys,
-                 products);
+    problem.call.tiles->products(scratch.k_rows + block.begin * problem.d_depth, columns,
+                                 problem.d_depth, keys, products);
     const DF d;
     VF sum = hn::Zero(d);
     for (std::size_t j = 0; j < keys; ++j) {
@@ -83,9 +83,9 @@ HWY_NOINLINE void TileGradients(const LanesProblem& problem, const Block& block,
   if (gradients.dv.data != nullptr) {
     PairRows(scratch.d_out_rows, problem.e_depth, kLanes, e_padded, scratch.lane_pairs);
     for (int part = 0; part < 2; ++part) {
-      RoundWeights(p, keys, scratch.weight_pairs, scratch.weight_rows, p);
-      TileSpread(scratch.weight_rows, scratch.lane_pairs, e_padded, keys,
-                 scratch.dv + block.begin * e_padded);
+      problem.call.tiles->round(p, keys, scratch.weight_pairs, scratch.weight_rows, p);
+      problem.call.tiles->spread(scratch.weight_rows, scratch.lane_pairs, e_padded, keys,
+                                 scratch.dv + block.begin * e_padded);
     }
   }
   const bool wants_dk = gradients.dk.data != nullptr;
@@ -93,8 +93,8 @@ HWY_NOINLINE void TileGradients(const LanesProblem& problem, const Block& block,
   MixOnTiles(problem, block, ds, ds, scratch.k_pairs, d_padded, scratch.weight_rows,
              [&](const std::uint16_t* rows) {
                if (!wants_dk) return;
-               TileSpread(rows, scratch.lane_pairs, d_padded, keys,
-                          scratch.dk + block.begin * d_padded);
+               problem.call.tiles->spread(rows, scratch.lane_pairs, d_padded, keys,
+                                          scratch.dk + block.begin * d_padded);
              });
   if (gradients.dq.data != nullptr) {
     StoreRows(scratch.block, d_padded, nullptr, block.count, problem.d, gradients.dq,
@@ -125,8 +125,8 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
     auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
     TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.d_out_rows), problem.e_depth / 2,
                    problem.e_depth / 2, columns, kLanes);
-    TileProducts(scratch.v_rows + block.begin * problem.e_depth, columns, problem.e_depth, keys,
-                 dp + block.begin * kLanes);
+    problem.call.tiles->products(scratch.v_rows + block.begin * problem.e_depth, columns,
+                                 problem.e_depth, keys, dp + block.begin * kLanes);
   } else {
     TransposeRows(scratch.d_out, e_padded, problem.e, hn::Set(d, 1.0f), scratch.columns);
     Products(scratch.v + block.begin * e_padded, e_padded, scratch.columns, problem.e, keys,
@@ -294,7 +294,8 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
   const std::int64_t group = params.heads / params.kv_heads;
   LanesScratch scratch(call);
 #if defined(__x86_64__)
-  const MatrixUnitSession session(kWithTiles && call.tiles, TileShapes::kHalfDepth);
+  const MatrixUnitSession session(kWithTiles && call.tiles != nullptr && call.tiles->real,
+                                  TileShapes::kHalfDepth);
 #endif
   for (std::int64_t i = begin; i < end; ++i) {
     LanesProblem problem(call, i, scratch);

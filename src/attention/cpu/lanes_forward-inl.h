@@ -111,7 +111,8 @@ void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t e
   const std::int64_t group = params.heads / params.kv_heads;
   LanesScratch scratch(call);
 #if defined(__x86_64__)
-  const MatrixUnitSession session(kWithTiles && call.tiles, TileShapes::kHalfDepth);
+  const MatrixUnitSession session(kWithTiles && call.tiles != nullptr && call.tiles->real,
+                                  TileShapes::kHalfDepth);
 #endif
   for (std::int64_t i = begin; i < end; ++i) {
     LanesProblem problem(call, i, scratch);

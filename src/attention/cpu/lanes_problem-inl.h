@@ -97,7 +97,7 @@ struct LanesProblem {
         e_padded(Padded(e)),
         d_depth(PaddedDepth(d)),
         e_depth(PaddedDepth(e)),
-        tiles(kWithTiles && call.tiles),
+        tiles(kWithTiles && call.tiles != nullptr),
         scale(ScaleOf(params)),
         has_length_scale(params.terms.length_scale.data != nullptr) {
     if (!tiles) {
@@ -238,9 +238,9 @@ HWY_INLINE void LanesProblem::PrepareColumns(const Block& block, std::int64_t h,
 
 HWY_INLINE void LanesProblem::Scores(const Block& block, double unit) const {
   if (block.tiles) {
-    TileProducts(scratch.k_rows + block.begin * d_depth,
-                 reinterpret_cast<const std::uint32_t*>(scratch.columns), d_depth,
-                 block.end - block.begin, scratch.scores + block.begin * kLanes);
+    call.tiles->products(scratch.k_rows + block.begin * d_depth,
+                         reinterpret_cast<const std::uint32_t*>(scratch.columns), d_depth,
+                         block.end - block.begin, scratch.scores + block.begin * kLanes);
     const DF df;
     const VF factor = hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(unit)));
     for (std::size_t j = block.begin; j < block.end; ++j) {
@@ -282,15 +282,16 @@ HWY_INLINE void MixOnTiles(const LanesProblem& problem, const Block& block, cons
   const LanesScratch& scratch = problem.scratch;
   const std::size_t keys = block.end - block.begin, depth = PaddedDepth(keys);
   for (int part = 0; part < 2; ++part) {
-    RoundWeights(part == 0 ? weights : rest, keys, scratch.weight_pairs, rows,
-                 part == 0 ? rest : nullptr);
+    problem.call.tiles->round(part == 0 ? weights : rest, keys, scratch.weight_pairs, rows,
+                              part == 0 ? rest : nullptr);
     std::fill_n(scratch.weight_pairs + keys / 2 * kLanes, (depth - keys) / 2 * kLanes, 0u);
     for (std::size_t j = 0; j < depth / 2; j += kLanes) {
       TransposePairs(scratch.weight_pairs + j * kLanes, kLanes, kLanes, scratch.weight_columns + j,
                      depth / 2);
     }
-    TileMix(reinterpret_cast<const std::uint16_t*>(scratch.weight_columns), depth,
-            pairs + block.begin / 2 * width, width, depth, part == 1, scratch.block);
+    problem.call.tiles->mix(reinterpret_cast<const std::uint16_t*>(scratch.weight_columns), depth,
+                            pairs + block.begin / 2 * width, width, depth, part == 1,
+                            scratch.block);
     if (rows != nullptr) each(rows);
   }
 }

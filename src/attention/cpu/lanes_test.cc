@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "attention/cpu/lanes_amx.h"
 #include "attention/kernels.h"
 #include "attention/test_problem.h"
 
@@ -22,6 +21,38 @@ void ForEachLanesTarget(const std::function<void(const std::string&)>& body) {
     if (*LanesTarget() != 0) body(LanesTarget());
   }
   hwy::SetSupportedTargetsForTest(0);
+}
+
+// The kernel on emulated tiles.
+const AttentionKernel kEmulated = {
+    .name = "lanes, emulated tiles",
+    .serves = kLanesAttention.serves,
+    .instruction_set = kLanesAttention.instruction_set,
+    .refuses = kLanesAttention.refuses,
+    .declines = nullptr,
+    .forward =
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+          LanesForward(&EmulatedTileFunctions(), context, params, outputs);
+        },
+    .backward =
+        [](const Context& context, const AttentionParams& params,
+           const AttentionGradients& gradients) {
+          LanesBackward(&EmulatedTileFunctions(), context, params, gradients);
+        },
+    .weights = nullptr,
+    .saved_bytes = nullptr,
+    .workspace_bytes = kLanesAttention.workspace_bytes};
+
+// The kernel on each instruction set, and, for bfloat16 where code for tiles is compiled, on emulated
+// tiles too. tiles: whether it has any.
+void ForEachLanes(
+    DType dtype,
+    const std::function<void(const AttentionKernel&, const std::string&, bool tiles)>& body) {
+  ForEachLanesTarget([&](const std::string& target) {
+    const bool here = dtype == DType::kBFloat16 && target == "AVX3";
+    body(kLanesAttention, target, here && RealTileFunctions() != nullptr);
+    if (here) body(kEmulated, target + ", emulated tiles", true);
+  });
 }
 
 double Largest(const std::vector<double>& values) {
@@ -124,51 +155,51 @@ void CheckProblem(const ProblemSpec& spec) {
   // Gradients of alpha in (1.5, 2) are p^{2 - alpha}, whose slope at p = 0 is infinite: how far two
   // perturbations move them says less about the furthest that rounding can.
   const bool steep = spec.alpha_per_head || (spec.alpha > 1.5 && spec.alpha < 2.0);
-  ForEachLanesTarget([&](const std::string& target) {
-    const Results got = problem.Run(&kLanesAttention);
-    const std::string name = spec.Describe() + " on " + target;
-    const bool on_tiles = spec.dtype == DType::kBFloat16 && TilesUsable();
-    const auto check = [&](std::vector<double> Results::*field, const char* what, bool stored,
-                           bool wide_sum = false) {
-      const std::vector<double>& expected = want.*field;
-      const double condition =
-          std::max(Furthest(off[0].*field, expected), Furthest(off[1].*field, expected));
-      // Sums of terms around 1 that may cancel; those over rows and keys have more of them.
-      const double base = wide_sum ? 2e-5 : 4e-6;
-      // Sums over keys may cancel (flat keys), sums over queries do so less.
-      const double products = field == &Results::dq ? Largest(want.dk) : 0.0;
-      // Weights and their gradients are rounded to bfloat16 before products on tiles.
-      const bool from_product = field == &Results::out || field == &Results::dq ||
-                                field == &Results::dk || field == &Results::dv;
-      const double rounded =
-          on_tiles && from_product ? 0x1p-8 * (Largest(expected) + products) : 0.0;
-      const double absolute =
-          (steep ? 4.0 : 2.0) * condition + base * (1.0 + Largest(expected)) + rounded;
-      ExpectClose(got.*field, expected, absolute, stored ? Epsilon(spec.dtype) : 1e-6,
-                  name + ": " + what);
-    };
-    check(&Results::out, "out", true);
-    check(&Results::tau, "tau", false);
-    check(&Results::entropy, "entropy", false);
-    check(&Results::maximum, "maximum", false);
-    for (std::size_t i = 0; i < got.support_size.size(); ++i) {
-      if (want.support_size[i] < 0) {
-        ASSERT_EQ(got.support_size[i], -1) << name;
-      } else if (margins.most[i] > 0) {
-        ASSERT_GE(got.support_size[i], margins.least[i]) << name << " row " << i;
-        ASSERT_LE(got.support_size[i], margins.most[i]) << name << " row " << i;
-      } else {
-        ASSERT_EQ(got.support_size[i], want.support_size[i]) << name << " row " << i;
-      }
-    }
-    check(&Results::dv, "dv", true);
-    if (margins.gradients_are_open) return;
-    check(&Results::dq, "dq", true);
-    check(&Results::dk, "dk", true);
-    check(&Results::d_length_scale, "d_length_scale", false);
-    check(&Results::d_slopes, "d_slopes", false, true);
-    check(&Results::d_alpha, "d_alpha", false, true);
-  });
+  ForEachLanes(
+      spec.dtype, [&](const AttentionKernel& kernel, const std::string& target, bool on_tiles) {
+        const Results got = problem.Run(&kernel);
+        const std::string name = spec.Describe() + " on " + target;
+        const auto check = [&](std::vector<double> Results::*field, const char* what, bool stored,
+                               bool wide_sum = false) {
+          const std::vector<double>& expected = want.*field;
+          const double condition =
+              std::max(Furthest(off[0].*field, expected), Furthest(off[1].*field, expected));
+          // Sums of terms around 1 that may cancel; those over rows and keys have more of them.
+          const double base = wide_sum ? 2e-5 : 4e-6;
+          // Sums over keys may cancel (flat keys), sums over queries do so less.
+          const double products = field == &Results::dq ? Largest(want.dk) : 0.0;
+          // Weights and their gradients are rounded to bfloat16 before products on tiles.
+          const bool from_product = field == &Results::out || field == &Results::dq ||
+                                    field == &Results::dk || field == &Results::dv;
+          const double rounded =
+              on_tiles && from_product ? 0x1p-8 * (Largest(expected) + products) : 0.0;
+          const double absolute =
+              (steep ? 4.0 : 2.0) * condition + base * (1.0 + Largest(expected)) + rounded;
+          ExpectClose(got.*field, expected, absolute, stored ? Epsilon(spec.dtype) : 1e-6,
+                      name + ": " + what);
+        };
+        check(&Results::out, "out", true);
+        check(&Results::tau, "tau", false);
+        check(&Results::entropy, "entropy", false);
+        check(&Results::maximum, "maximum", false);
+        for (std::size_t i = 0; i < got.support_size.size(); ++i) {
+          if (want.support_size[i] < 0) {
+            ASSERT_EQ(got.support_size[i], -1) << name;
+          } else if (margins.most[i] > 0) {
+            ASSERT_GE(got.support_size[i], margins.least[i]) << name << " row " << i;
+            ASSERT_LE(got.support_size[i], margins.most[i]) << name << " row " << i;
+          } else {
+            ASSERT_EQ(got.support_size[i], want.support_size[i]) << name << " row " << i;
+          }
+        }
+        check(&Results::dv, "dv", true);
+        if (margins.gradients_are_open) return;
+        check(&Results::dq, "dq", true);
+        check(&Results::dk, "dk", true);
+        check(&Results::d_length_scale, "d_length_scale", false);
+        check(&Results::d_slopes, "d_slopes", false, true);
+        check(&Results::d_alpha, "d_alpha", false, true);
+      });
 }
 
 // A drawn problem within the kernel's terms; false if there is none near.
@@ -363,15 +394,14 @@ TEST(LanesAttention, SixteenBitValuesPassUnchanged) {
     params.value_dim = columns;
     params.q = params.k = {q.data(), dtype, {8, 8, 8, 1}};
     params.v = {v.data(), dtype, {columns, columns, columns, 1}};
-    ForEachLanesTarget([&](const std::string& target) {
-      kLanesAttention.forward({}, params,
-                              {.out = {out.data(), dtype, {columns, columns, columns, 1}}});
+    ForEachLanes(dtype, [&](const AttentionKernel& kernel, const std::string& target, bool tiles) {
+      kernel.forward({}, params, {.out = {out.data(), dtype, {columns, columns, columns, 1}}});
       for (std::size_t i = 0; i < v.size(); ++i) {
         const double value = LoadElement<double>(v.data(), dtype, static_cast<std::int64_t>(i));
         if (std::isnan(value)) {
           ASSERT_TRUE(
               std::isnan(LoadElement<double>(out.data(), dtype, static_cast<std::int64_t>(i))));
-        } else if (dtype == DType::kBFloat16 && std::abs(value) < 0x1p-126 && TilesUsable()) {
+        } else if (std::abs(value) < 0x1p-126 && tiles) {
           // Tiles take subnormal numbers for 0.
           ASSERT_LE(std::abs(LoadElement<double>(out.data(), dtype, static_cast<std::int64_t>(i))),
                     std::abs(value));
