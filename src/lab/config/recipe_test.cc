@@ -340,7 +340,7 @@ TEST(Recipes, MaxRetrievalHasEveryMethodOfTheTables) {
   const TrainConfig decayed = AtScale(recipe, "decayed").train;
   EXPECT_EQ(decayed.l2, 0.0);
   EXPECT_EQ(decayed.schedule, "cosine");
-  EXPECT_EQ(decayed.lr_grid.size(), 3U);
+  EXPECT_EQ(decayed.lr_grid.size(), 2U);
 }
 
 TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
