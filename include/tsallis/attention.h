@@ -89,8 +89,10 @@ struct AttentionRanges {
 };
 
 struct AttentionTerms {
-  double scale = 0.0;            // finite and > 0; 0: 1 / sqrt(head_dim)
-  ConstArray4 length_scale;      // c: [batch, heads, q_len, 1]; null: 1
+  double scale = 0.0;  // finite and > 0; 0: 1 / sqrt(head_dim)
+  // c, by which queries are multiplied: [batch, heads, q_len, 1]; null: 1. A row with an infinite c
+  // ends as its scores' limit or as NaN, whichever the order of operations gives.
+  ConstArray4 length_scale;
   ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
   double scale_invariant = 0.0;  // l of SPEC P7, > 0; 0: without
   ConstArray4 bias;              // [batch, heads, q_len, k_len]; null: 0. May hold -inf
