@@ -441,6 +441,9 @@ void RequireAsSpecified(const Input& input, const Outcome& ours, const Outcome& 
   }
   if (!input.tame() || !input.wants_backward()) return;
   if (p.map == tsallis::RowMap::kEntmax && (p.alpha > 2.0 || p.alpha_per_head != nullptr)) return;
+  for (std::int64_t row = 0; row < exact.batch * p.heads * p.q_len; ++row) {
+    if (has_infinite_c(row)) return;
+  }
   // What NaN reaches from a row of NaN is not specified for its keys with scores of -inf.
   if (std::find(exact.support.begin(), exact.support.end(), -1) != exact.support.end()) return;
   const std::pair<const Result*, const Result*> pairs[] = {
