@@ -1,7 +1,5 @@
 #include "attention/cpu/lanes_amx.h"
 
-#include <cstring>
-
 #include "attention/cpu/matrix_unit.h"
 #include "simplex/elements.h"
 #include "tsallis/cpu.h"
@@ -141,12 +139,8 @@ struct EmulatedHalves : EmulatedTiles {
     if constexpr (kTile < 6) {
       EmulatedTiles::Load<kTile>(data, stride);
     } else {
-      constexpr std::size_t kRows = kTile == 6 ? 16 : 8, kBytes = kTile == 6 ? 32 : 64;
       Zero<kTile>();
-      for (std::size_t row = 0; row < kRows; ++row) {
-        std::memcpy(At(kTile).bytes + row * 64, static_cast<const std::byte*>(data) + row * stride,
-                    kBytes);
-      }
+      LoadPart(kTile, data, stride, kTile == 6 ? 16 : 8, kTile == 6 ? 32 : 64);
     }
   }
 };

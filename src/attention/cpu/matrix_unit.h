@@ -75,9 +75,14 @@ struct EmulatedTiles {
   }
   template <int kTile>
   static void Load(const void* data, std::size_t stride) {
-    for (std::size_t row = 0; row < 16; ++row) {
-      std::memcpy(At(kTile).bytes + row * 64, static_cast<const std::byte*>(data) + row * stride,
-                  64);
+    LoadPart(kTile, data, stride, 16, 64);
+  }
+  // The first `bytes` of the first `rows`; the rest of the tile stays.
+  static void LoadPart(int tile, const void* data, std::size_t stride, std::size_t rows,
+                       std::size_t bytes) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      std::memcpy(At(tile).bytes + row * 64, static_cast<const std::byte*>(data) + row * stride,
+                  bytes);
     }
   }
   template <int kTile>
