@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "attention/cpu/growing.h"
 #include "attention/cpu/matrix_unit.h"
 #include "attention/cpu/stream.h"
 #include "core/parallel.h"
@@ -14,24 +15,6 @@ namespace {
 
 constexpr std::int64_t kPackKeys = 2048;  // of a packing task
 constexpr std::int64_t kWaveBlocks = kWaveRows / kRows;
-
-template <typename T>
-using Buffer = hwy::AlignedFreeUniquePtr<T[]>;
-
-// Memory that only grows.
-template <typename T>
-struct Growing {
-  T* Reserve(std::int64_t count) {
-    if (count > size) {
-      memory = hwy::AllocateAligned<T>(static_cast<std::size_t>(count));
-      if (memory == nullptr) throw std::bad_alloc();
-      size = count;
-    }
-    return memory.get();
-  }
-  Buffer<T> memory;
-  std::int64_t size = 0;
-};
 
 // One problem's backward pass.
 struct ProblemMemory {
@@ -247,8 +230,8 @@ bool Run::BackwardWave(const Context& context, int outer, const PackedKv& head, 
   const std::int64_t block_floats = kRows * widths_.d_padded, stride = blocks * block_floats;
   float* dq = wants_dq ? memory.dq.Reserve(ranges * stride) : nullptr;
   float* dc = wants_dc ? memory.dc.Reserve(ranges * blocks * kRows) : nullptr;
-  float* dk = gradients.dk.data != nullptr ? memory.dk.memory.get() : nullptr;
-  float* dv = gradients.dv.data != nullptr ? memory.dv.memory.get() : nullptr;
+  float* dk = gradients.dk.data != nullptr ? memory.dk.get() : nullptr;
+  float* dv = gradients.dv.data != nullptr ? memory.dv.get() : nullptr;
   std::vector<double> slopes(static_cast<std::size_t>(ranges), 0.0);
   Tasks(context, outer, ranges, [&](std::int64_t i, Scratch& scratch) {
     float* sums = wants_dq ? dq + i * stride : nullptr;
@@ -303,9 +286,9 @@ bool Run::BackwardProblem(const Context& context, int outer, std::int64_t proble
     const std::int64_t width = RoundUp(columns, kLanes);
     Tasks(context, outer, (head.keys + kRangeKeys - 1) / kRangeKeys, [&](std::int64_t i, Scratch&) {
       const std::int64_t begin = i * kRangeKeys;
-      functions_.store(sums.memory.get() + begin * width, width,
-                       std::min(kRangeKeys, head.keys - begin), columns, array,
-                       head.sequence.array_batch, head.kv, head.sequence.k.begin + begin);
+      functions_.store(sums.get() + begin * width, width, std::min(kRangeKeys, head.keys - begin),
+                       columns, array, head.sequence.array_batch, head.kv,
+                       head.sequence.k.begin + begin);
     });
   };
   store(gradients.dk, memory.dk, params_.head_dim);

@@ -40,8 +40,7 @@ class BlockSweep {
         s_(scratch),
         dim_(PackedDim(kEngine, params_.head_dim)),
         unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
-        approximate_(IsByteEngine(kEngine) ||
-                     (kEngine == ScoreEngine::kAmx && params_.q.dtype != DType::kBFloat16)),
+        approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
         has_terms_(HasTerms(params_)) {
     const ConstArray4& slopes = params_.terms.alibi_slopes;
     if (slopes.data != nullptr) {

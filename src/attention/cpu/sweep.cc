@@ -139,7 +139,8 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
     for (std::int64_t r = 0; r < count; ++r) dense += scratch.rows[r].dense ? 1 : 0;
   }
   HeadGuess guess;
-  guess.dense = dense > solved || (solved > 0 && kept / static_cast<double>(solved) > 0.125);
+  guess.dense = dense > solved || (solved > 0 && kept / static_cast<double>(solved) >
+                                                     DenseShare(kEngine, head.params->q.dtype));
   if (samples >= 16) {
     const double mean = sum / static_cast<double>(samples);
     const double variance = std::max(squares / static_cast<double>(samples) - mean * mean, 0.0);
@@ -221,7 +222,7 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         const std::int64_t q_row = q_begin + r;
         PrefetchRows(keys, params.k.dtype, key, n, d);
         LoadFloats(gradients.d_out, Offset(gradients.d_out.strides, b, h, q_row), e, d_out);
-        float* dp = edges->Room(n);
+        float* dp = edges->Begin(n);
         GatherDot(values, params.v.dtype, key, n, d_out, e, dp);
         if (gradients.d_alpha != nullptr) edges->AddAlpha(head.alpha, p, dp, n);
         const double eps = head.alpha - 1.0;
@@ -268,8 +269,39 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
                 dot / LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
           }
         }
-        edges->Append(r, key, p, ds, n);
+        edges->End(r, key, p, n);
       });
+}
+
+// sums[key[i]] += weight[i] * x for n keys. x: [columns], sums: [keys, columns].
+HWY_INLINE void ScatterAdd(const std::uint32_t* HWY_RESTRICT key, const float* HWY_RESTRICT weight,
+                           std::size_t n, const float* HWY_RESTRICT x, std::int64_t columns,
+                           float* HWY_RESTRICT sums) {
+  const DF df;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));
+  std::int64_t c = 0;
+  for (; c + 4 * lanes <= columns; c += 4 * lanes) {
+    const VF x0 = hn::LoadU(df, x + c), x1 = hn::LoadU(df, x + c + lanes);
+    const VF x2 = hn::LoadU(df, x + c + 2 * lanes), x3 = hn::LoadU(df, x + c + 3 * lanes);
+    for (std::size_t i = 0; i < n; ++i) {
+      const VF w = hn::Set(df, weight[i]);
+      float* HWY_RESTRICT to = sums + key[i] * columns + c;
+      hn::StoreU(hn::MulAdd(w, x0, hn::LoadU(df, to)), df, to);
+      hn::StoreU(hn::MulAdd(w, x1, hn::LoadU(df, to + lanes)), df, to + lanes);
+      hn::StoreU(hn::MulAdd(w, x2, hn::LoadU(df, to + 2 * lanes)), df, to + 2 * lanes);
+      hn::StoreU(hn::MulAdd(w, x3, hn::LoadU(df, to + 3 * lanes)), df, to + 3 * lanes);
+    }
+  }
+  for (; c + lanes <= columns; c += lanes) {
+    const VF part = hn::LoadU(df, x + c);
+    for (std::size_t i = 0; i < n; ++i) {
+      float* HWY_RESTRICT to = sums + key[i] * columns + c;
+      hn::StoreU(hn::MulAdd(hn::Set(df, weight[i]), part, hn::LoadU(df, to)), df, to);
+    }
+  }
+  for (; c < columns; ++c) {
+    for (std::size_t i = 0; i < n; ++i) sums[key[i] * columns + c] += weight[i] * x[c];
+  }
 }
 
 // Adds the edges of some blocks that end in a panel of keys to the sums. dk: [keys, head_dim],
@@ -278,36 +310,21 @@ void AddEdges(const AttentionParams& params, const AttentionGradients& gradients
               const BlockEdges* blocks, std::size_t count, std::int64_t panel, float* dk,
               float* dv) {
   const std::int64_t d = params.head_dim, e = params.value_dim;
-  const DF df;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));
-  HWY_ALIGN float q[512], d_out[512];
-  // y += weight * x
-  const auto add = [&](float weight, const float* HWY_RESTRICT x, float* HWY_RESTRICT y,
-                       std::int64_t n) HWY_ATTR {
-    const VF w = hn::Set(df, weight);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      hn::StoreU(hn::MulAdd(w, hn::LoadU(df, x + i), hn::LoadU(df, y + i)), df, y + i);
-    }
-    for (; i < n; ++i) y[i] += weight * x[i];
-  };
+  HWY_ALIGN float x[512];
   for (std::size_t at = 0; at < count; ++at) {
     const BlockEdges& block = blocks[at];
-    std::int64_t loaded = -1;
-    for (const Edge& edge : block.Panel(panel)) {
-      if (edge.row != loaded) {
-        loaded = edge.row;
-        const std::int64_t row = block.q_begin + loaded;
-        if (dk != nullptr) {
-          LoadFloats(params.q, Offset(params.q.strides, block.array_batch, block.h, row), d, q);
-        }
-        if (dv != nullptr) {
-          LoadFloats(gradients.d_out,
-                     Offset(gradients.d_out.strides, block.array_batch, block.h, row), e, d_out);
-        }
+    for (const EdgeRun& run : block.Panel(panel)) {
+      const std::int64_t b = block.array_batch, row = block.q_begin + run.row;
+      const std::uint32_t* key = block.keys() + run.begin;
+      const std::size_t n = run.end - run.begin;
+      if (dk != nullptr) {
+        LoadFloats(params.q, Offset(params.q.strides, b, block.h, row), d, x);
+        ScatterAdd(key, block.ds() + run.begin, n, x, d, dk);
       }
-      if (dk != nullptr) add(edge.ds, q, dk + edge.key * d, d);
-      if (dv != nullptr) add(edge.p, d_out, dv + edge.key * e, e);
+      if (dv != nullptr) {
+        LoadFloats(gradients.d_out, Offset(gradients.d_out.strides, b, block.h, row), e, x);
+        ScatterAdd(key, block.p() + run.begin, n, x, e, dv);
+      }
     }
   }
 }

@@ -39,8 +39,10 @@ inline constexpr std::size_t kUnitScoreBytes = kUnitScores * sizeof(float);  // 
 
 // Memory of packed keys at a time; heads are taken in groups that fit.
 inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
-// Blocks whose edges are kept before the keys take them up: 4 MB for 30 entries a row.
-inline constexpr std::int64_t kWaveBlocks = 64;
+// Blocks whose edges are kept before the keys take them up: as many as are expected to have kWaveEdges
+// (3 MB) in all, within these limits; at first an eighth of all, or less.
+inline constexpr std::int64_t kLeastWaveBlocks = 4, kWaveBlocks = 64;
+inline constexpr std::int64_t kWaveEdges = 1 << 18;
 
 // T[n], aligned, left as it is.
 template <typename T>
@@ -48,8 +50,6 @@ hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
   return hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)));
 }
 
-// Entries of a row's list before the row is dense.
-std::int64_t ListCapacity(std::int64_t longest);
 // Alpha near 1 keeps every key, and above 2 the threshold needs more digits than float32 has.
 inline bool IsSweepAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 
@@ -64,6 +64,21 @@ enum class ScoreEngine : std::uint8_t {
 inline bool IsByteEngine(ScoreEngine engine) {
   return engine == ScoreEngine::kInt8 || engine == ScoreEngine::kInt7;
 }
+// Whether an engine's scores are those of float32 products of the inputs; if not, what is listed is
+// computed again.
+inline bool ScoresAreExact(ScoreEngine engine, DType dtype) {
+  return engine == ScoreEngine::kFloat ||
+         (engine == ScoreEngine::kAmx && dtype == DType::kBFloat16);
+}
+
+// Share of its keys that a head keeps where dense tiles are as fast as lists (docs/log.md), forward. Backward
+// an entry costs the same with any engine.
+inline double DenseShare(ScoreEngine engine, DType dtype) {
+  return ScoresAreExact(engine, dtype) ? 0.4 : 0.125;
+}
+inline constexpr double kDenseShareBackward = 0.2;
+// Entries of a row's list before the row is dense.
+std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params);
 // The byte that stands for 0 in packed keys, which are unsigned.
 inline std::int32_t KeyZero(ScoreEngine engine) { return engine == ScoreEngine::kInt8 ? 128 : 64; }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/growing.h"
 #include "attention/cpu/matrix_unit.h"
 #include "attention/cpu/sweep.h"
 #include "core/parallel.h"
@@ -31,17 +32,9 @@ struct PackedHead {
   PackedKeys keys;
 };
 
-// Memory of packed keys, which only grows.
 struct PackedMemory {
-  void Reserve(std::size_t bytes, std::size_t count) {
-    if (bytes > packed_bytes) packed = Aligned<std::byte>(static_cast<std::int64_t>(bytes));
-    if (count > float_count) floats = Aligned<float>(static_cast<std::int64_t>(count));
-    packed_bytes = std::max(packed_bytes, bytes);
-    float_count = std::max(float_count, count);
-  }
-  hwy::AlignedFreeUniquePtr<std::byte[]> packed;
-  hwy::AlignedFreeUniquePtr<float[]> floats;  // means and scales
-  std::size_t packed_bytes = 0, float_count = 0;
+  Growing<std::byte> keys;
+  Growing<float> floats;  // means and scales
 };
 
 // Everything of one call.
@@ -50,7 +43,7 @@ class SweepRun {
   SweepRun(const SweepFunctions& functions, bool emulated, const Context& context,
            const AttentionParams& params)
       : functions_(functions), emulated_(emulated), context_(context), params_(params) {
-    const std::int64_t capacity = ListCapacity(MostKeys(params));
+    const std::int64_t capacity = ListCapacity(functions.engine, params);
     for (int worker = 0; worker < Threads(context); ++worker) {
       scratch_.push_back(std::make_unique<SweepScratch>(functions.engine, params.head_dim,
                                                         params.value_dim, capacity));
@@ -126,15 +119,15 @@ void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& 
     bytes += static_cast<std::size_t>(tiles) * tile + covariance;
     for (std::int64_t begin = 0; begin < tiles; begin += kPackTiles) tasks.emplace_back(i, begin);
   }
-  memory.Reserve(bytes, 2 * heads.size() * static_cast<std::size_t>(dim));
-  std::byte* at = memory.packed.get();
+  std::byte* at = memory.keys.Reserve(static_cast<std::int64_t>(bytes));
+  float* floats = memory.floats.Reserve(2 * static_cast<std::int64_t>(heads.size()) * dim);
   for (std::size_t i = 0; i < heads.size(); ++i) {
     PackedKeys& keys = heads[i].keys;
     keys.data = at;
     at += static_cast<std::size_t>(Tiles(keys.count)) * tile;
     keys.covariance = at;
     at += covariance;
-    keys.mean = memory.floats.get() + static_cast<std::int64_t>(2 * i) * dim;
+    keys.mean = floats + static_cast<std::int64_t>(2 * i) * dim;
     keys.scale = keys.mean + dim;
   }
   if (functions_.scale != nullptr) {
@@ -250,7 +243,8 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) 
 // Memory of one problem's backward pass: one for each worker that has problems of its own.
 struct SweepRun::KvSums {
   PackedMemory packed;
-  std::vector<float> dk, dv;  // [keys, head_dim], [keys, value_dim]
+  // [keys, head_dim], [keys, value_dim]. Aligned: half of AddEdges was vectors across two lines of the cache.
+  Growing<float> dk, dv;
   std::vector<BlockEdges> edges;
 };
 
@@ -274,43 +268,61 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
     }
   }
   if (!all_saved) Pack(context, worker, heads, sums.packed);
-  const auto keys = static_cast<std::size_t>(head.keys.count);
-  if (gradients.dk.data != nullptr) {
-    sums.dk.assign(keys * static_cast<std::size_t>(params_.head_dim), 0.0f);
-  }
-  if (gradients.dv.data != nullptr) {
-    sums.dv.assign(keys * static_cast<std::size_t>(params_.value_dim), 0.0f);
-  }
-  float* dk = gradients.dk.data != nullptr ? sums.dk.data() : nullptr;
-  float* dv = gradients.dv.data != nullptr ? sums.dv.data() : nullptr;
+  const auto cleared = [&](const MutableArray4& array, Growing<float>& buffer,
+                           std::int64_t columns) {
+    if (array.data == nullptr) return static_cast<float*>(nullptr);
+    const std::int64_t count = head.keys.count * columns;
+    float* at = buffer.Reserve(count);
+    std::fill_n(at, count, 0.0f);
+    return at;
+  };
+  float* dk = cleared(gradients.dk, sums.dk, params_.head_dim);
+  float* dv = cleared(gradients.dv, sums.dv, params_.value_dim);
 
   const std::int64_t blocks = (rows.size() + kBlockRows - 1) / kBlockRows;
   const std::int64_t total = blocks * group;
+  // The last rows, which mostly see the most, come first: what they keep says whether the rest is for the
+  // dense kernel.
+  const auto block_of = [&](std::int64_t i) {
+    const std::int64_t begin = rows.begin + (blocks - 1 - i % blocks) * kBlockRows;
+    return std::pair(head.kv * group + i / blocks,
+                     Span{begin, std::min(begin + kBlockRows, rows.end)});
+  };
   if (sums.edges.size() < static_cast<std::size_t>(kWaveBlocks)) sums.edges.resize(kWaveBlocks);
   std::atomic<bool> dense = false;
-  for (std::int64_t wave = 0; wave < total && !dense; wave += kWaveBlocks) {
-    const std::int64_t count = std::min(kWaveBlocks, total - wave);
+  std::int64_t count = 0, next = std::clamp<std::int64_t>(blocks / 8, 1, kLeastWaveBlocks);
+  for (std::int64_t wave = 0; wave < total; wave += count) {
+    count = std::min(next, total - wave);
     Tasks(context, worker, count, [&](std::int64_t task, SweepScratch& scratch) {
       if (dense) return;
-      const std::int64_t h = head.kv * group + (wave + task) / blocks;
-      const std::int64_t q_begin = rows.begin + (wave + task) % blocks * kBlockRows;
+      const auto [h, span] = block_of(wave + task);
       BlockEdges& edges = sums.edges[static_cast<std::size_t>(task)];
       edges.array_batch = head.sequence.array_batch;
       edges.h = h;
-      edges.q_begin = q_begin;
-      if (!functions_.backward(Head(head, h), q_begin, std::min(kBlockRows, rows.end - q_begin),
-                               gradients, saved, scratch, &edges)) {
+      edges.q_begin = span.begin;
+      if (!functions_.backward(Head(head, h), span.begin, span.size(), gradients, saved, scratch,
+                               &edges)) {
         dense = true;
         return;
       }
       edges.Sort(head.keys.count);
     });
     if (dense) return false;
+    std::int64_t found = 0, seen = 0;
     for (std::int64_t task = 0; task < count; ++task) {
       const BlockEdges& edges = sums.edges[static_cast<std::size_t>(task)];
+      found += static_cast<std::int64_t>(edges.size());
       d_alpha[edges.h] += edges.d_alpha;
       d_slopes[edges.h] += edges.d_slope;
+      const Span span = block_of(wave + task).second;
+      seen += span.size() * head.sequence.VisibleKeys(params_.mask, span.end - 1).size();
     }
+    if (wave == 0 && total > count &&
+        static_cast<double>(found) > kDenseShareBackward * static_cast<double>(seen)) {
+      return false;
+    }
+    next = std::clamp(kWaveEdges * count / std::max<std::int64_t>(found, 1), kLeastWaveBlocks,
+                      kWaveBlocks);
     if (dk == nullptr && dv == nullptr) continue;
     const std::int64_t panels = (head.keys.count + kPanelKeys - 1) / kPanelKeys;
     Tasks(context, worker, panels, [&](std::int64_t panel, SweepScratch&) {
@@ -318,7 +330,6 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
                            panel, dk, dv);
     });
   }
-  if (dense) return false;
   const auto store = [&](const MutableArray4& array, const float* values, std::int64_t columns) {
     if (array.data == nullptr) return;
     Tasks(context, worker, (head.keys.count + kPanelKeys - 1) / kPanelKeys,

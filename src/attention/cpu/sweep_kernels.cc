@@ -9,9 +9,10 @@
 
 namespace tsallis {
 
-std::int64_t ListCapacity(std::int64_t longest) {
-  // A trial put the switch to dense tiles at 10 to 15 % of the keys; not tuned since.
-  return std::clamp<std::int64_t>(longest / 8, 512, 8192);
+std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params) {
+  const std::int64_t longest = MostKeys(params);
+  return std::clamp<std::int64_t>(
+      ScoresAreExact(engine, params.q.dtype) ? longest / 2 : longest / 8, 512, 8192);
 }
 
 namespace {
@@ -103,18 +104,18 @@ std::size_t WorkspaceWith(const Context& context, const AttentionParams& params,
   const std::size_t head =
       (longest / kTileKeys + 1 + d / kTileKeys + 1) * TileBytes(kEngine, params.head_dim);
   const auto problems = static_cast<std::size_t>(params.batch * params.kv_heads);
-  std::size_t bytes = threads * SweepScratch::Bytes(kEngine, params.head_dim, params.value_dim,
-                                                    ListCapacity(params.k_len));
+  const std::int64_t capacity = ListCapacity(kEngine, params);
+  std::size_t bytes =
+      threads * SweepScratch::Bytes(kEngine, params.head_dim, params.value_dim, capacity);
   bytes += std::min(problems * head, kPackedBytes + head);
   if (params.terms.scale_invariant != 0.0) {
     bytes += static_cast<std::size_t>(params.q_len + params.k_len + 1) * sizeof(double);
   }
   if (backward) {
     const std::size_t teams = problems >= 4 * threads ? threads : 1;
-    // Edges of full lists, twice (sorted and not), which the support rarely comes near.
+    // Edges of full lists, which the support rarely comes near, in memory that grows by doubling.
     const auto edges =
-        static_cast<std::size_t>(2 * kWaveBlocks * kBlockRows * ListCapacity(params.k_len)) *
-        sizeof(Edge);
+        static_cast<std::size_t>(2 * kWaveBlocks * kBlockRows * capacity) * BlockEdges::kBytes;
     bytes += teams * (longest * (d + e) * sizeof(float) + edges + head);
   }
   // Rows that turn out dense are worked on after the sweep.

@@ -1,0 +1,54 @@
+// Aligned memory that only grows, for what one problem after the other needs.
+#pragma once
+
+#include <hwy/aligned_allocator.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace tsallis {
+
+template <typename T>
+class Growing {
+ public:
+  // Room for `count`; what was there is lost if it has to grow.
+  T* Reserve(std::int64_t count) {
+    if (count > size_) {
+      Free();
+      Allocate(count);
+    }
+    return memory_.get();
+  }
+  // Room for `count`, the first `kept` staying as they are.
+  T* Extend(std::int64_t count, std::int64_t kept) {
+    if (count > size_) {
+      const hwy::AlignedFreeUniquePtr<T[]> old = std::move(memory_);
+      Allocate(std::max(count, 2 * size_));
+      std::copy_n(old.get(), kept, memory_.get());
+    }
+    return memory_.get();
+  }
+  T* get() const { return memory_.get(); }
+
+ private:
+  void Free() {
+    memory_.reset();
+    size_ = 0;
+  }
+  void Allocate(std::int64_t count) {
+    memory_ = hwy::AllocateAligned<T>(static_cast<std::size_t>(count));
+    if (memory_ == nullptr) {
+      size_ = 0;
+      throw std::bad_alloc();
+    }
+    size_ = count;
+  }
+
+  hwy::AlignedFreeUniquePtr<T[]> memory_;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace tsallis
