@@ -47,6 +47,9 @@ class Expectation {
   // A weight that float32 flushes to 0 takes its slope p^(2 - alpha) along where that is had from p: 1e-31 at
   // alpha = 1.2, where thresholds have digits enough for such a weight, times what it is multiplied with.
   static constexpr double kUnderflow = 1e-28;
+  // Adaptive temperature: with a sharpened weight p^beta that is flushed to 0 goes the gradient of the entropy
+  // through p, which may be 1e-38^(1/beta), beta up to 2.4 (the paper's polynomial).
+  static constexpr double kAdaptiveUnderflow = 1e-15;
   static constexpr std::int64_t kMeanRows = 32;  // whose elements share few errors
   // |sum p - 1| of rows, alpha <= 2: of rows.h, and what the product with v adds.
   static constexpr double kSumError = 2e-6;
@@ -136,6 +139,8 @@ class Expectation {
     if (got.size() != exact.size() || plain.size() != exact.size()) {
       return std::string(name) + " has another size";
     }
+    const double underflow =
+        problem_.spec().map == RowMap::kAdaptiveTemperature ? kAdaptiveUnderflow : kUnderflow;
     double ours = 0.0, theirs = 0.0;
     std::size_t counted = 0;
     for (std::size_t begin = 0; begin < exact.size(); begin += columns) {
@@ -159,7 +164,7 @@ class Expectation {
         if (std::abs(exact[i]) + bound[i].error >= limit) continue;
         const double slack = problem_.spec().dtype == DType::kBFloat16 ? kSplitWeights : 1.0;
         const double floor = slack * bound[i].error + std::abs(bound[i].value - exact[i]) +
-                             HalfUnit(dtype, std::abs(exact[i]) + bound[i].error) + kUnderflow;
+                             HalfUnit(dtype, std::abs(exact[i]) + bound[i].error) + underflow;
         const double error = std::abs(got[i] - exact[i]), tolerance = 2.0 * row + floor;
         // NaN fails.
         if (!(error <= tolerance)) return At(name, i, columns, got[i], exact[i], tolerance);

@@ -117,8 +117,12 @@ struct StreamBlock {
            head.k_bound + head.v_bound;
   }
 
-  // Scores, and their sums with values of this size, are finite beyond doubt.
-  bool IsSafe(float q_bound) const { return reach * q_bound + rest + q_bound < 1e30; }
+  // Scores, and their sums with values of this size, are finite beyond doubt; and no z exceeds 2^24 (reach has
+  // room for distances that count tenfold, and log2(e) is 1.44): beyond, it is rounded by more than 1, and a
+  // multiply-add that rounds later puts the maximum's weight anywhere.
+  bool IsSafe(float q_bound) const {
+    return reach * q_bound + rest + q_bound < 1e30 && 0.15 * reach * q_bound < 0x1p24;
+  }
 
   // Scores of keys [at, at + keys) are factors times products; else Adjust() has more to do.
   bool IsPlain(std::int64_t at, std::int64_t keys) const {
