@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "attention/cpu/stream_tiles-inl.h"
+#include "simplex/map.h"
 
 #if TSALLIS_STREAM_HERE
 HWY_BEFORE_NAMESPACE();
@@ -102,6 +103,7 @@ struct StreamBlock {
       }
       c_scale[i] = static_cast<float>(factor);
       factors[i] = static_cast<float>(factor * kLog2E);
+      betas[i] = 1.0f;
       RaiseBound(&largest, std::abs(factor));
     }
     begin = begin / kDepth * kDepth;
@@ -120,8 +122,14 @@ struct StreamBlock {
   // Scores, and their sums with values of this size, are finite beyond doubt; and no z exceeds 2^24 (reach has
   // room for distances that count tenfold, and log2(e) is 1.44): beyond, it is rounded by more than 1, and a
   // multiply-add that rounds later puts the maximum's weight anywhere.
-  bool IsSafe(float q_bound) const {
+  bool IsSafe(double q_bound) const {
     return reach * q_bound + rest + q_bound < 1e30 && 0.15 * reach * q_bound < 0x1p24;
+  }
+
+  // Multiplies the scores of row i.
+  void Sharpen(std::int64_t i, double beta) {
+    factors[i] = static_cast<float>(factors[i] * beta);
+    betas[i] = static_cast<float>(beta);
   }
 
   // Scores of keys [at, at + keys) are factors times products; else Adjust() has more to do.
@@ -133,9 +141,11 @@ struct StreamBlock {
   void Adjust(std::int64_t at, std::int64_t keys, float* scores) const {
     const DF d;
     const DI di;
-    const VF minus_slope = hn::Set(d, static_cast<float>(-slope * kLog2E));
-    const VF none = hn::Set(d, -kInfinityF), log2e = hn::Set(d, static_cast<float>(kLog2E));
+    const VF none = hn::Set(d, -kInfinityF);
     for (std::int64_t group = 0; group < kGroups; ++group) {
+      const VF beta = hn::Load(d, betas + group * stream::kLanes);
+      const VF minus_slope = hn::Mul(hn::Set(d, static_cast<float>(-slope * kLog2E)), beta);
+      const VF log2e = hn::Mul(hn::Set(d, static_cast<float>(kLog2E)), beta);
       const VF factor = hn::Load(d, factors + group * stream::kLanes);
       const VI from = hn::Load(di, first + group * stream::kLanes);
       const VI to = hn::Load(di, last + group * stream::kLanes);
@@ -171,7 +181,8 @@ struct StreamBlock {
   HWY_ALIGN std::int32_t first[stream::kRows];
   HWY_ALIGN std::int32_t last[stream::kRows];  // one behind
   HWY_ALIGN float c_scale[stream::kRows];      // c scale
-  HWY_ALIGN float factors[stream::kRows];      // in base 2
+  HWY_ALIGN float factors[stream::kRows];      // in base 2, times beta
+  HWY_ALIGN float betas[stream::kRows];        // of adaptive temperature; else 1
 };
 
 // Moves the running maxima on to those of a panel; shrink: what it costs all that was summed up. Returns
@@ -275,6 +286,65 @@ void StreamDescribe(const StreamBlock& block, const stream::Scratch& scratch, co
   }
 }
 
+// Adaptive temperature (Velickovic et al. 2024): the entropy of each row's softmax, by a pass of its own, and
+// from it beta. top, log_sum: [kRows], of the softmax, in base 2; -inf: no key. Returns the largest beta.
+template <class Tiles>
+double StreamSharpen(StreamBlock& block, const stream::Scratch& scratch, float* top,
+                     double* log_sum) {
+  const DF d;
+  const VF zero = hn::Zero(d), none = hn::Set(d, -kInfinityF);
+  const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
+  VF maximum[kGroups] = {none, none}, sum[kGroups] = {zero, zero}, depth[kGroups] = {zero, zero};
+  for (std::int64_t at = block.begin; at < block.end; at += kPanel) {
+    const std::int64_t keys = std::min(kPanel, block.end - at);
+    RunSteps(ProductSteps<Tiles>(block.head.k_rows + at / 16 * chunks * kTileWords, scratch.columns,
+                                 chunks, keys, scratch.scores));
+    block.Adjust(at, keys, scratch.scores);
+    VF shrink[kGroups];
+    const VF before[kGroups] = {maximum[0], maximum[1]};
+    StreamMaxima<true>(block, keys, scratch.scores, maximum, shrink);
+    for (std::int64_t group = 0; group < kGroups; ++group) {
+      // sum p (z - maximum), p = 2^(z - maximum), over the keys so far.
+      const VF fall =
+          hn::IfThenElseZero(hn::Gt(before[group], none), hn::Sub(before[group], maximum[group]));
+      depth[group] = hn::Mul(shrink[group], hn::MulAdd(sum[group], fall, depth[group]));
+      sum[group] = hn::Mul(sum[group], shrink[group]);
+      const VF safe = hn::IfThenElseZero(hn::Gt(maximum[group], none), maximum[group]);
+      VF s[2] = {zero, zero}, w[2] = {zero, zero};
+      for (std::int64_t j = 0; j < keys; j += 2) {
+        HWY_UNROLL(2)
+        for (std::int64_t i = 0; i < 2; ++i) {
+          const VF z =
+              hn::Load(d, scratch.scores + group * kGroupScores + (j + i) * stream::kLanes);
+          const VF below = hn::Sub(z, safe), p = Exp2(below);
+          s[i] = hn::Add(s[i], p);
+          w[i] = hn::MulAdd(p, hn::IfThenElseZero(hn::Gt(p, zero), below), w[i]);
+        }
+      }
+      sum[group] = hn::Add(sum[group], hn::Add(s[0], s[1]));
+      depth[group] = hn::Add(depth[group], hn::Add(w[0], w[1]));
+    }
+  }
+  HWY_ALIGN float sums[stream::kRows], depths[stream::kRows];
+  for (std::int64_t group = 0; group < kGroups; ++group) {
+    hn::StoreU(maximum[group], d, top + group * stream::kLanes);
+    hn::Store(sum[group], d, sums + group * stream::kLanes);
+    hn::Store(depth[group], d, depths + group * stream::kLanes);
+  }
+  double largest = 1.0;
+  for (std::int64_t i = 0; i < stream::kRows; ++i) {
+    log_sum[i] = -INFINITY;
+    if (!(sums[i] > 0.0f)) continue;
+    const double mass = sums[i];
+    log_sum[i] = std::log2(mass);
+    const double entropy = kLn2 * (log_sum[i] - static_cast<double>(depths[i]) / mass);
+    const double beta = BetaOfEntropy(block.params.adaptive, entropy, nullptr);
+    block.Sharpen(i, beta);
+    largest = std::max(largest, beta);
+  }
+  return largest;
+}
+
 // sums: [tiles][kGroups] tiles.
 HWY_INLINE void StreamShrink(const VF* shrink, std::int64_t tiles, float* HWY_RESTRICT sums) {
   const DF d;
@@ -296,11 +366,18 @@ bool StreamForward(const stream::Call& call, const stream::PackedKv& head, std::
   const stream::Widths widths(params);
   const std::int64_t b = head.sequence.array_batch;
   const std::int64_t chunks = widths.d_depth / kDepth, tiles = widths.e_padded / 16;
-  const StreamBlock block(call, head, h, q_begin, count);
+  StreamBlock block(call, head, h, q_begin, count);
   const float q_bound =
       StreamLoad(params.q, b, h, q_begin, count, params.head_dim, widths.d_depth, scratch.halves);
   if (!block.IsSafe(q_bound)) return false;
   StreamColumns(scratch.halves, widths.d_depth, scratch.columns);
+  const bool adaptive = params.map == RowMap::kAdaptiveTemperature;
+  HWY_ALIGN float soft_top[stream::kRows];
+  double soft_sum[stream::kRows];
+  if (adaptive) {
+    const double beta = StreamSharpen<Tiles>(block, scratch, soft_top, soft_sum);
+    if (!block.IsSafe(beta * static_cast<double>(q_bound))) return false;
+  }
   std::fill_n(scratch.sums, tiles * kGroups * kTileFloats, 0.0f);
   const VF none = hn::Set(d, -kInfinityF), zero = hn::Zero(d);
   VF maximum[kGroups] = {none, none}, sum[kGroups] = {zero, zero};
@@ -368,10 +445,13 @@ bool StreamForward(const stream::Call& call, const stream::PackedKv& head, std::
   if (described) StreamDescribe<Tiles>(block, scratch, tau, support, entropy);
   const std::int64_t index = RowIndex(params, head.sequence, h, q_begin);
   for (std::int64_t i = 0; i < count; ++i) {
-    const double top = kLn2 * static_cast<double>(tops[i]);
+    const double top = kLn2 * static_cast<double>(adaptive ? soft_top[i] : tops[i]);
     if (outputs.maximum != nullptr) outputs.maximum[index + i] = top;
     if (outputs.tau != nullptr) {
-      outputs.tau[index + i] = sums[i] > 0.0f ? top + std::log(static_cast<double>(sums[i])) : top;
+      const double log_sum = adaptive         ? kLn2 * soft_sum[i]
+                             : sums[i] > 0.0f ? std::log(static_cast<double>(sums[i]))
+                                              : 0.0;
+      outputs.tau[index + i] = sums[i] > 0.0f ? top + log_sum : top;
     }
     if (outputs.support_size != nullptr) {
       outputs.support_size[index + i] = static_cast<std::int64_t>(support[i]);

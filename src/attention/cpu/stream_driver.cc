@@ -340,6 +340,11 @@ void Forward(bool emulated, const Context& context, const AttentionParams& param
 
 void Backward(bool emulated, const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients) {
+  // Meant for inference: beta's own gradient is left to the dense kernel.
+  if (params.map == RowMap::kAdaptiveTemperature) {
+    kDenseAttention.backward(context, params, gradients);
+    return;
+  }
   Run(emulated, context, params).Backward(gradients);
 }
 

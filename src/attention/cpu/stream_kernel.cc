@@ -40,7 +40,9 @@ Scratch::Scratch(const AttentionParams& params)
 namespace {
 
 std::string Refuses(const AttentionParams& params) {
-  if (params.map != RowMap::kSoftmax) return Name(params.map);
+  if (params.map != RowMap::kSoftmax && params.map != RowMap::kAdaptiveTemperature) {
+    return Name(params.map);
+  }
   if (params.q.dtype != DType::kBFloat16) return "not bfloat16";
   if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
   if (params.terms.bias.data != nullptr) return "a bias";
@@ -88,7 +90,8 @@ namespace tsallis {
 
 const AttentionKernel kStreamAmx = {
     .name = "stream-amx",
-    .serves = "softmax with bfloat16, keys streaming by bf16 tiles",
+    .serves =
+        "softmax and adaptive temperature (forward) with bfloat16, keys streaming by bf16 tiles",
     .instruction_set =
         [] {
           return std::string(QueryCpu().chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "");

@@ -54,16 +54,20 @@ ProblemSpec Softmax(std::int64_t q_len, std::int64_t k_len) {
   return spec;
 }
 
-void CheckAll(const ProblemSpec& spec) {
-  const Problem problem(spec);
-  const Expectation expectation(problem);
-  SCOPED_TRACE(spec.Describe());
-  ForEachStream([&](const AttentionKernel& kernel) {
-    ASSERT_EQ(kernel.refuses(problem.params()), "");
-    const Results one = problem.Run(&kernel, 1);
-    EXPECT_EQ(expectation.Check(one), "");
-    EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3)), "");
-  });
+// Softmax, with adaptive temperature and without.
+void CheckAll(ProblemSpec spec) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kAdaptiveTemperature}) {
+    spec.map = map;
+    const Problem problem(spec);
+    const Expectation expectation(problem);
+    SCOPED_TRACE(spec.Describe());
+    ForEachStream([&](const AttentionKernel& kernel) {
+      ASSERT_EQ(kernel.refuses(problem.params()), "");
+      const Results one = problem.Run(&kernel, 1);
+      EXPECT_EQ(expectation.Check(one), "");
+      EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3)), "");
+    });
+  }
 }
 
 TEST(Stream, LengthsAroundTiles) {
