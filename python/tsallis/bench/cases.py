@@ -63,12 +63,12 @@ def all_cases() -> list[Case]:
                 replace(case, kind="per-head", alpha=(1.3, 1.8)),
                 replace(case, kind="softmax", map="softmax", alpha=None),
                 replace(case, kind="adaptive", map="adaptive_temperature", alpha=None),
+                replace(case, kind="flat", spread=0.0),
             ]
         case = Case("", 16384, dtype)
         others += [
             replace(case, kind="spread-0.25", spread=0.25),
             replace(case, kind="spread-4", spread=4.0),
-            replace(case, kind="flat", spread=0.0),
             Case("not-causal", 8192, dtype, causal=False),
             # NAPE (SPEC P6): half of the heads ALiBi with slope 1/h, the others without positions.
             replace(case, kind="nape", heads=4, slopes=(1.0, 0.5, 0.0, 0.0)),
