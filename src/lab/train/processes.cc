@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <csignal>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -121,6 +122,7 @@ class Processes::Work : public Processes::Pending {
 Processes Processes::Connect(const Launch& launch, const std::atomic<bool>& stop) {
   Processes processes;
   if (launch.size == 1) return processes;
+  std::signal(SIGPIPE, SIG_IGN);
   try {
     c10d::TCPStoreOptions options;
     options.port = launch.port;

@@ -38,7 +38,8 @@ class Processes {
   Processes() = default;
 
   // Waits for the others of `launch`. std::runtime_error naming those that do not come within
-  // launch.timeout, Interrupted when `stop` becomes true.
+  // launch.timeout, Interrupted when `stop` becomes true. With more than one, SIGPIPE is ignored from here on: a
+  // write to one that is gone must fail, so that it can be named, instead of ending this process too.
   static Processes Connect(const Launch& launch, const std::atomic<bool>& stop);
 
   int Rank() const;

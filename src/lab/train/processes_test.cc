@@ -5,9 +5,12 @@
 #include <ATen/ATen.h>
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+
 #include <sys/socket.h>
+#include <csignal>
 
 #include <array>
+#include <csignal>
 #include <exception>
 #include <functional>
 #include <map>
@@ -196,6 +199,14 @@ TEST(Processes, WhoDoesNotComeIsNamed) {
   }
   const std::atomic<bool> stop{true};
   EXPECT_THROW(Processes::Connect(launch, stop), Interrupted);
+}
+
+TEST(Processes, AWriteToOneThatIsGoneIsAnError) {
+  std::signal(SIGPIPE, SIG_DFL);
+  ExpectNoErrors(Together(2, [](const Processes&) {}));
+  struct sigaction now {};
+  sigaction(SIGPIPE, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_IGN);
 }
 
 TEST(GradientSum, SumsEveryNumberOnceHoweverItIsCutUp) {
