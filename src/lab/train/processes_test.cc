@@ -5,9 +5,7 @@
 #include <ATen/ATen.h>
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
-
 #include <sys/socket.h>
-#include <csignal>
 
 #include <array>
 #include <csignal>
