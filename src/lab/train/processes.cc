@@ -39,12 +39,14 @@ std::string Named(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// Before connections are made: these can neither be interrupted, nor do they say who is missing.
-void WaitForAll(c10d::Store& store, const Launch& launch, const std::atomic<bool>& stop) {
-  store.set("here/" + std::to_string(launch.rank), "");
+// Before connections are made, which can neither be interrupted nor say who is missing; and again when
+// they are ("there/"), lest one fails while another still connects to it and cannot be told why.
+void WaitForAll(c10d::Store& store, const std::string& prefix, const Launch& launch,
+                const std::atomic<bool>& stop) {
+  store.set(prefix + std::to_string(launch.rank), "");
   const Clock::time_point end = Clock::now() + launch.timeout;
   for (;;) {
-    const std::vector<int> missing = Missing(store, "here/", launch.size);
+    const std::vector<int> missing = Missing(store, prefix, launch.size);
     if (missing.empty()) return;
     if (stop) throw Interrupted("stopped while waiting for " + Named(missing));
     if (Clock::now() > end) {
@@ -131,7 +133,7 @@ Processes Processes::Connect(const Launch& launch, const std::atomic<bool>& stop
     options.timeout = launch.timeout;
     const auto store = c10::make_intrusive<c10d::PrefixStore>(
         "tsallis/" + launch.attempt, c10::make_intrusive<c10d::TCPStore>(launch.host, options));
-    WaitForAll(*store, launch, stop);
+    WaitForAll(*store, "here/", launch, stop);
     using Gloo = c10d::ProcessGroupGloo;
     const auto gloo_options = Gloo::Options::create(launch.timeout);
     gloo_options->devices.push_back(launch.interface.empty()
@@ -140,6 +142,7 @@ Processes Processes::Connect(const Launch& launch, const std::atomic<bool>& stop
     processes.group_ = std::make_shared<Group>(
         Group{launch.rank, launch.size, store,
               c10::make_intrusive<Gloo>(store, launch.rank, launch.size, gloo_options)});
+    WaitForAll(*store, "there/", launch, stop);
   } catch (const Interrupted&) {
     throw;
   } catch (const std::exception& error) {
