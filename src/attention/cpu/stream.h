@@ -6,7 +6,10 @@
 // a tile wants them without a transpose. Weights enter products as the sum of two bf16 numbers, so that a
 // product on tiles is as good as one in float32.
 //
-// A key of which a value or a score might not be finite sends its head's rows to the dense kernel.
+// Adaptive temperature, forward, is the same behind a pass for each row's entropy.
+//
+// A key of which a value might not be finite, or a score might exceed 2^24, sends its head's rows to the dense
+// kernel.
 #pragma once
 
 #include <hwy/aligned_allocator.h>
