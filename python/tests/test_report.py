@@ -75,6 +75,23 @@ def test_page_holds_everything_and_loads_nothing(full: Path) -> None:
     assert "12.4" in text  # the paper's figure at the longest length
 
 
+def test_page_holds_methods_against_the_baseline(
+    full: Path, rendered_quick: Path, tmp_path: Path
+) -> None:
+    text = (full / "report.html").read_text(encoding="utf-8")
+    study = data.load(full)
+    against = text.split(f"<h2>Against {study.labels['softmax']}</h2>")[1].split("</table>")[0]
+    assert against.count("<tr>") == len(METHODS)  # the baseline has no row, the head has one
+    ahead = next(row.ahead for row in study.rows if row.ahead is not None)
+    assert f"{figures.signed(ahead.difference)}</span> <small>± 1.2</small>" in against
+    # One seed has no error; without a baseline there is no table.
+    quick = (rendered_quick / "report.html").read_text(encoding="utf-8")
+    assert "in points. Blue" in quick
+    assert "<small>±" not in quick
+    write_fake_sequences(tmp_path)
+    assert "Against" not in page.page(data.load(tmp_path), tmp_path / "figures")
+
+
 def test_svg_is_deterministic_and_undated(rendered_quick: Path, quick: Path) -> None:
     render(quick)
     first = {p.name: p.read_bytes() for p in (rendered_quick / "figures").iterdir()}

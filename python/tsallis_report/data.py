@@ -20,6 +20,14 @@ class StudyError(Exception):
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """How far a method is ahead of the study's baseline, in points."""
+
+    difference: float
+    error: float | None  # standard error of the difference; of one seed there is none
+
+
+@dataclass(frozen=True)
 class Row:
     """One method at one length over the seeds that ran; accuracies in %."""
 
@@ -30,6 +38,7 @@ class Row:
     best: float
     seeds: int
     paper: float | None
+    ahead: Contrast | None = None  # of the baseline; the baseline's own rows have none
 
     @property
     def difference(self) -> float | None:
@@ -95,6 +104,7 @@ class Study:
     processor: str
     command: str
     protocol: str
+    baseline: str  # method that the others are held against; "": none
     train_seconds: float
     labels: dict[str, str]  # method -> name for people
     rows: list[Row]
@@ -171,6 +181,7 @@ def load(directory: str | Path) -> Study:
                 best=_number(row.get("accuracy_best", row["accuracy_mean"])),
                 seeds=int(row.get("seeds", 1)),
                 paper=None if row.get("paper") is None else float(row["paper"]),
+                ahead=_contrast(row.get("against_baseline")),
             )
             for row in raw["rows"]
         ]
@@ -191,6 +202,7 @@ def load(directory: str | Path) -> Study:
         processor=str(raw.get("processor", "")),
         command=str(raw.get("command", "")),
         protocol=str(raw.get("protocol", "")),
+        baseline=str(raw.get("baseline", "")),
         train_seconds=_number(raw.get("train_seconds", 0.0)),
         labels=labels,
         rows=rows,
@@ -205,6 +217,13 @@ def load(directory: str | Path) -> Study:
 def _number(value: float | None) -> float:
     """JSON has no NaN: null stands for it."""
     return math.nan if value is None else float(value)
+
+
+def _contrast(value: dict[str, Any] | None) -> Contrast | None:
+    if value is None:
+        return None
+    error = value.get("error")
+    return Contrast(float(value["difference"]), None if error is None else float(error))
 
 
 def _records(path: Path) -> Iterator[dict[str, str]]:

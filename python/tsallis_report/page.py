@@ -127,6 +127,7 @@ def page(study: Study, figures: Path) -> str:
 {_facts(study)}
 <h2>Accuracy (%)</h2>
 {_table(study)}
+{_baseline_table(study)}
 {"".join(section for section in sections if section)}</main>
 </body>
 </html>
@@ -188,21 +189,43 @@ def _table(study: Study) -> str:
         )
         for n in lengths
     }
-    head = "".join(f'<th scope="col">n = {n}</th>' for n in lengths)
-    body = []
-    for method in study.methods:
-        cells = "".join(_cell(study.row(method, n), best[n]) for n in lengths)
-        body.append(f'<tr><th scope="row">{escape(study.labels[method])}</th>{cells}</tr>')
+    body = {
+        method: [_cell(study.row(method, n), best[n]) for n in lengths] for method in study.methods
+    }
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
     paper = (
         " Below it the paper's figure and ours minus the paper's in points: blue above, red below."
         if study.has_paper
         else ""
     )
+    return _grid(study, body, f"Ours: mean{spread}; the best of each length is bold.{paper}")
+
+
+def _baseline_table(study: Study) -> str:
+    """Every other method against the study's baseline; empty without one."""
+    if study.baseline not in study.labels or len(study.methods) == 1:
+        return ""
+    body = {
+        method: [_contrast_cell(study.row(method, n)) for n in study.lengths]
+        for method in study.methods
+        if method != study.baseline
+    }
+    baseline = escape(study.labels[study.baseline])
+    error = " ± the standard error of the difference" if study.max_seeds > 1 else ""
+    note = f"Accuracy minus that of {baseline}, in points{error}. Blue: ahead; red: behind."
+    return f"<h2>Against {baseline}</h2>{_grid(study, body, note)}"
+
+
+def _grid(study: Study, body: dict[str, list[str]], note: str) -> str:
+    """A table of methods against lengths, cell by cell."""
+    head = "".join(f'<th scope="col">n = {n}</th>' for n in study.lengths)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(study.labels[method])}</th>{"".join(cells)}</tr>'
+        for method, cells in body.items()
+    )
     return (
         f'<div class="scroll"><table><thead><tr><th scope="col">Method</th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-        f'<p class="dim">Ours: mean{spread}; the best of each length is bold.{paper}</p>'
+        f'<tbody>{rows}</tbody></table></div><p class="dim">{note}</p>'
     )
 
 
@@ -213,15 +236,25 @@ def _cell(row: Row | None, best: float | None) -> str:
     spread = f" <small>± {row.std:.1f}</small>" if row.seeds > 1 else ""
     text = f"<span{mark}>{row.mean:.1f}</span>{spread}"
     if row.paper is not None and row.difference is not None:
-        # The tint says how far, up to ten points; the sign says it without colour.
-        strength = min(abs(row.difference) / 10.0, 1.0) * 0.55
-        side = "up" if row.difference >= 0 else "down"
-        text += (
-            f"<br><small>{row.paper:.1f}</small>"
-            f'<span class="d" style="background: rgba(var(--{side}), {strength:.2f})">'
-            f"{signed(row.difference)}</span>"
-        )
+        text += f"<br><small>{row.paper:.1f}</small>{_tinted(row.difference)}"
     return f"<td>{text}</td>"
+
+
+def _contrast_cell(row: Row | None) -> str:
+    if row is None or row.ahead is None or not np.isfinite(row.ahead.difference):
+        return "<td>–</td>"
+    error = "" if row.ahead.error is None else f" <small>± {row.ahead.error:.1f}</small>"
+    return f"<td>{_tinted(row.ahead.difference)}{error}</td>"
+
+
+def _tinted(difference: float) -> str:
+    """Points with a tint that says how far, up to ten; the sign says it without colour."""
+    strength = min(abs(difference) / 10.0, 1.0) * 0.55
+    side = "up" if difference >= 0 else "down"
+    return (
+        f'<span class="d" style="background: rgba(var(--{side}), {strength:.2f})">'
+        f"{signed(difference)}</span>"
+    )
 
 
 def _figure(name: str, text: str, figures: Path) -> str:

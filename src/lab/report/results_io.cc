@@ -278,6 +278,12 @@ Json ToJson(const StudyResults& results) {
                             {"accuracy_best", row.accuracy_best},
                             {"seeds", row.seeds},
                             {"paper", row.paper ? Json(*row.paper) : Json(nullptr)}});
+    if (row.method == results.baseline) continue;
+    if (const std::optional<Contrast> contrast = AgainstBaseline(results, row.method, row.n)) {
+      json["rows"].back()["against_baseline"] = {
+          {"difference", contrast->difference},
+          {"error", contrast->error ? Json(*contrast->error) : Json(nullptr)}};
+    }
   }
   json["entropies"] = Json::array();
   for (const EntropyRow& row : results.entropies) {

@@ -277,6 +277,9 @@ TEST(MarkdownTest, HoldsMethodsAgainstTheBaseline) {
   ASSERT_TRUE(contrast && contrast->error);
   EXPECT_NEAR(contrast->difference, 12.5, 1e-9);
   EXPECT_NEAR(*contrast->error, 0.59512, 1e-5);
+  const Json written = ToJson(results)["rows"][11]["against_baseline"];
+  EXPECT_EQ(written["difference"], contrast->difference);
+  EXPECT_EQ(written["error"], *contrast->error);
   const std::string page = MarkdownReport(results);
   EXPECT_TRUE(Contains(page, "Accuracy minus that of Softmax, θ = √d, in points")) << page;
   EXPECT_TRUE(Contains(page, "| +12.5 ± 0.6 |")) << page;
@@ -285,6 +288,7 @@ TEST(MarkdownTest, HoldsMethodsAgainstTheBaseline) {
   EXPECT_EQ(ContrastText(*AgainstBaseline(results, "asentmax-3", 16)), "+12.5");
   EXPECT_FALSE(AgainstBaseline(results, "asentmax-3", 17));
   EXPECT_EQ(ToJson(results)["baseline"], "softmax");
+  EXPECT_TRUE(ToJson(results)["rows"][11]["against_baseline"]["error"].is_null());
 }
 
 TEST(MarkdownTest, HoldsEveryPartAndIsAligned) {
