@@ -22,6 +22,8 @@ namespace HWY_NAMESPACE {
 constexpr float kSlack = 4e-6f;
 // The candidates of a row that trigger a first, safe bound.
 constexpr std::int64_t kFirstRaise = 96;
+// The same where a threshold was guessed, at least.
+constexpr std::int64_t kLeastListed = 256;
 // Standard deviations below its expectation at which a threshold is guessed: one more lists more
 // candidates, one less sweeps more rows twice.
 constexpr float kGuessMargin = 2.0f;
@@ -41,13 +43,7 @@ class BlockSweep {
         dim_(PackedDim(kEngine, params_.head_dim)),
         unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
         approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
-        has_terms_(HasTerms(params_)) {
-    const ConstArray4& slopes = params_.terms.alibi_slopes;
-    if (slopes.data != nullptr) {
-      slope_ = LoadElement<double>(slopes.data, slopes.dtype,
-                                   Offset(slopes.strides, head.sequence->array_batch, head.h, 0));
-    }
-  }
+        has_terms_(head.HasTerms()) {}
 
   // Rows [q_begin, q_begin + count), count <= kBlockRows: packs the queries and sets up the rows.
   void Begin(std::int64_t q_begin, std::int64_t count);
@@ -123,7 +119,6 @@ class BlockSweep {
   const std::size_t unit_bytes_;
   const bool approximate_;  // listed scores are not the products of the inputs
   const bool has_terms_;
-  double slope_ = 0.0;  // ALiBi's
   std::int64_t count_ = 0;
 };
 
@@ -164,7 +159,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     row.score_factor = factor;
     row.exact_factor = (head_.alpha - 1.0) * factor;
     row.factor = static_cast<float>(row.exact_factor);
-    row.slope = static_cast<float>((head_.alpha - 1.0) * slope_);
+    row.slope = static_cast<float>((head_.alpha - 1.0) * head_.slope);
     const float squared = DotFloats(values, values, static_cast<std::size_t>(dim_));
     const PackedQuery packed = PackQuery(kEngine, values, keys_.scale, dim_, r % kUnitRows, unit);
     if (row.hi <= row.lo) continue;
@@ -250,7 +245,11 @@ void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
       row.guessed = true;
       SetBound(r, row.mean + row.sigma * (row.curve + guess.shift - kGuessMargin * guess.spread) -
                       row.under);
-      row.raise_at = s_.list_capacity;
+      // A head whose thresholds do not follow their scores' moments has low guesses, and long lists: a
+      // list of some times what is expected to stay says so.
+      const double expected = guess.kept * static_cast<double>(row.hi - row.lo);
+      row.raise_at = HWY_MIN(s_.list_capacity,
+                             HWY_MAX(kLeastListed, static_cast<std::int64_t>(4.0 * expected)));
     }
   }
 }
@@ -277,7 +276,7 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   for (std::int64_t slot = 0; slot < s_.slots; ++slot) {
     if (s_.bounds[slot] != kInfinityF) last_unit = slot / kUnitRows;
   }
-  if (params_.terms.alibi_slopes.data != nullptr) SeedBounds(pairs, lo, hi);
+  if (head_.slope != 0.0) SeedBounds(pairs, lo, hi);
   // The filter and the lists work one step behind the engine.
   struct Pending {
     Scores* scores = nullptr;

@@ -145,6 +145,7 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
     const double mean = sum / static_cast<double>(samples);
     const double variance = std::max(squares / static_cast<double>(samples) - mean * mean, 0.0);
     guess.usable = true;
+    guess.kept = kept / static_cast<double>(solved);
     guess.shift = static_cast<float>(mean);
     guess.spread = static_cast<float>(std::sqrt(variance) + 0.01);
   }

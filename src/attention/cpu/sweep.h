@@ -168,6 +168,7 @@ struct HeadGuess {
   bool dense = false;   // the head's rows keep most keys: not worth sweeping
   float shift = 0.0f;   // mean deviation from the curve, in units of sigma
   float spread = 0.0f;  // its standard deviation
+  double kept = 0.0;    // share of its keys that a row keeps
 };
 
 // What does not change over the blocks of a head.
@@ -179,6 +180,10 @@ struct HeadContext {
   double alpha = 1.5;
   const ThresholdCurve* curve = nullptr;
   const double* distance_a = nullptr;  // a_d by distance (SPEC P7), or null
+  double slope = 0.0;                  // ALiBi's
+
+  // Whether scores depend on distances. Under NAPE half of the heads have slope 0: theirs do not.
+  bool HasTerms() const { return slope != 0.0 || distance_a != nullptr; }
 };
 
 // One block of one query head.
@@ -293,11 +298,6 @@ struct SweepFunctions {
   void (*store)(const float* values, const MutableArray4& array, std::int64_t start,
                 std::int64_t columns) = nullptr;
 };
-
-// Whether scores have terms that depend on the distance.
-inline bool HasTerms(const AttentionParams& params) {
-  return params.terms.alibi_slopes.data != nullptr || params.terms.scale_invariant != 0.0;
-}
 
 // For the instruction set in use. `emulated`: kAmx without a matrix unit, for tests.
 SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);

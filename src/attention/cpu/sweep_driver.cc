@@ -74,13 +74,19 @@ class SweepRun {
             PackedMemory& memory);
   HeadContext Head(const PackedHead& packed, std::int64_t h) const {
     const double alpha = AlphaOf(params_, h);
-    return {&params_,
-            &packed.sequence,
-            &packed.keys,
-            h,
-            alpha,
-            &curves_.at(alpha),
-            distance_a_.empty() ? nullptr : distance_a_.data()};
+    const ConstArray4& slopes = params_.terms.alibi_slopes;
+    return {.params = &params_,
+            .sequence = &packed.sequence,
+            .keys = &packed.keys,
+            .h = h,
+            .alpha = alpha,
+            .curve = &curves_.at(alpha),
+            .distance_a = distance_a_.empty() ? nullptr : distance_a_.data(),
+            .slope = slopes.data == nullptr
+                         ? 0.0
+                         : LoadElement<double>(
+                               slopes.data, slopes.dtype,
+                               Offset(slopes.strides, packed.sequence.array_batch, h, 0))};
   }
   // Runs body(task, scratch) with a worker's scratch, and tiles configured while it is held. Inside of
   // a task of worker `outer` everything is that worker's.
@@ -196,12 +202,13 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) 
 
     const auto wave = static_cast<std::int64_t>(heads.size());
     std::vector<HeadGuess> guesses(static_cast<std::size_t>(wave * group));
-    const bool terms = HasTerms(params_);
     Tasks(context_, 0, wave * group, [&](std::int64_t task, SweepScratch& scratch) {
       const PackedHead& head = heads[static_cast<std::size_t>(task / group)];
       const std::int64_t h = head.kv * group + task % group;
-      if (!Sweepable(h) || terms || head.keys.count < kGuessKeys || !head.keys.usable) return;
-      guesses[static_cast<std::size_t>(task)] = functions_.pilot(Head(head, h), scratch);
+      if (!Sweepable(h) || head.keys.count < kGuessKeys || !head.keys.usable) return;
+      const HeadContext context = Head(head, h);
+      if (context.HasTerms()) return;
+      guesses[static_cast<std::size_t>(task)] = functions_.pilot(context, scratch);
     });
 
     std::vector<BlockTask> blocks;

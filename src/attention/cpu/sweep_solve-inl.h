@@ -253,7 +253,7 @@ float BlockSweep<Engine, kEngine>::ScoreOf(std::int64_t r, std::uint32_t key) co
     const double a = head_.distance_a[distance];
     s = a * s + 1.0 - a * a;
   }
-  return static_cast<float>(s - slope_ * static_cast<double>(distance));
+  return static_cast<float>(s - head_.slope * static_cast<double>(distance));
 }
 
 // Rows that are still active, side by side in as few units as hold them.
