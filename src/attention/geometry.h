@@ -176,11 +176,14 @@ inline void ClearGradientsOutside(const AttentionParams& params,
 
 // The gradient of the slopes from that of each sequence's heads: packed sequences share one set.
 // per_sequence: [batch, heads]; d_slopes: [ArrayBatch, heads].
-inline void SumSlopes(const AttentionParams& params, const double* per_sequence, double* d_slopes) {
-  std::fill_n(d_slopes, ArrayBatch(params) * params.heads, 0.0);
+inline void AddSlopes(const AttentionParams& params, const double* per_sequence, double* d_slopes) {
   for (std::int64_t i = 0; i < params.batch * params.heads; ++i) {
     d_slopes[params.ranges.packed ? i % params.heads : i] += per_sequence[i];
   }
+}
+inline void SumSlopes(const AttentionParams& params, const double* per_sequence, double* d_slopes) {
+  std::fill_n(d_slopes, ArrayBatch(params) * params.heads, 0.0);
+  AddSlopes(params, per_sequence, d_slopes);
 }
 
 // Visits every element of the bias's gradient once and sets it to 0 (axes of stride 0 are summed over).
@@ -208,5 +211,9 @@ inline double ScaleOf(const AttentionParams& params) {
 inline double AlphaOf(const AttentionParams& params, std::int64_t h) {
   return params.alpha_per_head != nullptr ? params.alpha_per_head[h] : params.alpha;
 }
+
+// Whether thresholds of entmax rows are solved for in float32: alpha near 1 keeps every key, and above 2 the
+// threshold needs more digits.
+inline bool IsFloatAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 
 }  // namespace tsallis

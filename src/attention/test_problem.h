@@ -97,7 +97,10 @@ class Problem {
     if (s.slopes) {
       const std::int64_t sizes[4] = {batch, heads, 1, 1};
       std::vector<double> m = Values(sizes, 0.3);
-      for (double& value : m) value = s.negative_slopes ? -0.1 * std::abs(value) : std::abs(value);
+      for (double& value : m) {
+        value = (s.negative_slopes ? -0.1 : 1.0) * std::abs(value);
+        if (s.zero_slopes && std::abs(value) < 0.2) value = 0.0;
+      }
       Place(slopes_, m, sizes, &wide_.terms.alibi_slopes, &typed_.terms.alibi_slopes, s.term_dtype,
             0);
     }

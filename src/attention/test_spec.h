@@ -38,6 +38,7 @@ struct ProblemSpec {
   bool gaps = false;  // packed: rows of nobody between the sequences
   bool length_scale = false, slopes = false, bias = false;
   bool negative_slopes = false;
+  bool zero_slopes = false;  // some are 0, as half of NAPE's
   // Of length_scale and slopes, and of the bias; they need not be q's.
   DType term_dtype = DType::kFloat32, bias_dtype = DType::kFloat32;
   int bias_broadcast = 0;            // bits: 1 batch, 2 heads, 4 queries have stride 0
@@ -92,7 +93,9 @@ inline std::string ProblemSpec::Describe() const {
   if (gaps) text << " gaps";
   if (garbage) text << " garbage";
   if (length_scale) text << " length_scale " << Name(term_dtype);
-  if (slopes) text << (negative_slopes ? " negative" : "") << " slopes " << Name(term_dtype);
+  if (slopes)
+    text << (negative_slopes ? " negative" : "") << (zero_slopes ? " some zero" : "") << " slopes "
+         << Name(term_dtype);
   if (bias) {
     text << " bias(" << bias_broadcast << ", " << bias_minus_infinity << ") " << Name(bias_dtype);
   }
@@ -175,6 +178,7 @@ inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken =
   spec.ones = chance(0.2);
   spec.strided = chance(0.3);
   if (!spec.strided && chance(0.2)) spec.odd = static_cast<ProblemSpec::Odd>(pick(1, 3));
+  spec.zero_slopes = chance(0.5);
   return spec;
 }
 

@@ -1,4 +1,4 @@
-// A block of queries over panels of keys: scores, weights, the forward pass. Included once per instruction
+// A block of queries over panels of keys: scores, weights, what they add up to. Included once per instruction
 // set.
 #if defined(TSALLIS_ATTENTION_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_STREAM_INL_H_
@@ -10,8 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/cpu/stream_tiles-inl.h"
-#include "simplex/map.h"
+#include "attention/cpu/stream_maps-inl.h"
 
 #if TSALLIS_STREAM_HERE
 HWY_BEFORE_NAMESPACE();
@@ -19,26 +18,6 @@ namespace tsallis {
 namespace HWY_NAMESPACE {
 
 // ---- weights ------------------------------------------------------------------------------------
-
-// 2^x for x <= 1, 0 below -126 (and for -inf); error below 2 ulp.
-HWY_INLINE VF Exp2(VF x) {
-  const DF d;
-  const DI di;
-  const auto alive = hn::Gt(x, hn::Set(d, -126.0f));
-  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-  const VF magic = hn::Set(d, 12582912.0f);
-  const VF shifted = hn::Add(x, magic);
-  const VF r = hn::Sub(x, hn::Sub(shifted, magic));
-  // Least relative error on [-1/2, 1/2]: 7.5e-8.
-  VF e = hn::Set(d, 1.32764715e-3f);
-  e = hn::MulAdd(e, r, hn::Set(d, 9.67554133e-3f));
-  e = hn::MulAdd(e, r, hn::Set(d, 5.55071327e-2f));
-  e = hn::MulAdd(e, r, hn::Set(d, 2.40221197e-1f));
-  e = hn::MulAdd(e, r, hn::Set(d, 6.93146967e-1f));
-  e = hn::MulAdd(e, r, hn::Set(d, 1.00000007f));
-  const auto scaled = hn::Add(hn::BitCast(di, e), hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
-  return hn::IfThenElseZero(alive, hn::BitCast(d, scaled));
-}
 
 // The nearest bf16 to each lane, in the upper half of the word, and what is left of it.
 struct SplitWords {
@@ -66,7 +45,7 @@ HWY_INLINE std::int64_t PairOffset(std::int64_t j, std::int64_t group) {
 
 // ---- a block of queries -------------------------------------------------------------------------
 
-// Scores are in base 2: z = s log2(e).
+// Scores are z, in units of StreamUnit().
 struct StreamBlock {
   StreamBlock(const stream::Call& stream_call, const stream::PackedKv& packed,
               std::int64_t query_head, std::int64_t q_begin, std::int64_t rows)
@@ -75,7 +54,8 @@ struct StreamBlock {
         head(packed),
         h(query_head),
         row(q_begin),
-        count(rows) {
+        count(rows),
+        unit(StreamUnit(params, query_head)) {
     const Sequence& sequence = head.sequence;
     const std::int64_t first_key = sequence.k.begin, b = sequence.array_batch;
     distance = sequence.Distance(row, first_key);
@@ -102,7 +82,7 @@ struct StreamBlock {
         }
       }
       c_scale[i] = static_cast<float>(factor);
-      factors[i] = static_cast<float>(factor * kLog2E);
+      factors[i] = static_cast<float>(factor * unit);
       betas[i] = 1.0f;
       RaiseBound(&largest, std::abs(factor));
     }
@@ -144,8 +124,8 @@ struct StreamBlock {
     const VF none = hn::Set(d, -kInfinityF);
     for (std::int64_t group = 0; group < kGroups; ++group) {
       const VF beta = hn::Load(d, betas + group * stream::kLanes);
-      const VF minus_slope = hn::Mul(hn::Set(d, static_cast<float>(-slope * kLog2E)), beta);
-      const VF log2e = hn::Mul(hn::Set(d, static_cast<float>(kLog2E)), beta);
+      const VF minus_slope = hn::Mul(hn::Set(d, static_cast<float>(-slope * unit)), beta);
+      const VF offset = hn::Mul(hn::Set(d, static_cast<float>(unit)), beta);
       const VF factor = hn::Load(d, factors + group * stream::kLanes);
       const VI from = hn::Load(di, first + group * stream::kLanes);
       const VI to = hn::Load(di, last + group * stream::kLanes);
@@ -158,7 +138,7 @@ struct StreamBlock {
           const std::size_t i =
               static_cast<std::size_t>(apart + group * stream::kLanes - call.distances.least);
           z = hn::MulAdd(z, hn::LoadU(d, call.distances.a.data() + i),
-                         hn::Mul(log2e, hn::LoadU(d, call.distances.m.data() + i)));
+                         hn::Mul(offset, hn::LoadU(d, call.distances.m.data() + i)));
         }
         const VF far = hn::Abs(hn::Add(lane, hn::Set(d, static_cast<float>(apart))));
         z = hn::MulAdd(minus_slope, far, z);
@@ -173,6 +153,7 @@ struct StreamBlock {
   const AttentionParams& params;
   const stream::PackedKv& head;
   std::int64_t h, row, count;
+  double unit;
   std::int64_t distance = 0;                  // of the first query from key 0
   std::int64_t begin = 0, end = 0;            // whole tiles of keys that some query sees
   std::int64_t seen_begin = 0, seen_end = 0;  // keys that all of them see
@@ -181,53 +162,36 @@ struct StreamBlock {
   HWY_ALIGN std::int32_t first[stream::kRows];
   HWY_ALIGN std::int32_t last[stream::kRows];  // one behind
   HWY_ALIGN float c_scale[stream::kRows];      // c scale
-  HWY_ALIGN float factors[stream::kRows];      // in base 2, times beta
+  HWY_ALIGN float factors[stream::kRows];      // the same in units of z, times beta
   HWY_ALIGN float betas[stream::kRows];        // of adaptive temperature; else 1
 };
 
-// Moves the running maxima on to those of a panel; shrink: what it costs all that was summed up. Returns
-// whether any moved. kAdjusted: scores are z, else products.
-template <bool kAdjusted>
-HWY_INLINE bool StreamMaxima(const StreamBlock& block, std::int64_t keys, const float* scores,
-                             VF* maximum, VF* shrink) {
-  const DF d;
-  const VF none = hn::Set(d, -kInfinityF);
-  bool moved = false;
-  for (std::int64_t group = 0; group < kGroups; ++group) {
-    const float* HWY_RESTRICT at = scores + group * kGroupScores;
-    const VF factor = hn::Load(d, block.factors + group * stream::kLanes);
-    VF most[4] = {none, none, none, none};
-    for (std::int64_t j = 0; j < keys; j += 4) {
-      HWY_UNROLL(4)
-      for (std::int64_t i = 0; i < 4; ++i) {
-        VF z = hn::Load(d, at + (j + i) * stream::kLanes);
-        if constexpr (!kAdjusted) z = hn::Mul(z, factor);
-        most[i] = hn::Max(most[i], z);
-      }
-    }
-    const VF before = maximum[group];
-    const VF top = hn::Max(before, hn::Max(hn::Max(most[0], most[1]), hn::Max(most[2], most[3])));
-    // -inf less -inf would be NaN.
-    const auto same = hn::Eq(top, before);
-    shrink[group] = hn::IfThenElse(same, hn::Set(d, 1.0f), Exp2(hn::Sub(before, top)));
-    moved = moved || !hn::AllTrue(d, same);
-    maximum[group] = top;
-  }
-  return moved;
-}
+// z less tau from the score: z or, if plain, a product. tau in two parts: [2][kRows].
+template <class Map>
+struct StreamWeight {
+  HWY_INLINE StreamWeight(const StreamBlock& block, const Map& row_map, const float* tau,
+                          bool is_plain, std::int64_t group)
+      : map(row_map),
+        factor(is_plain ? hn::Load(DF(), block.factors + group * stream::kLanes)
+                        : hn::Set(DF(), 1.0f)),
+        high(hn::Load(DF(), tau + group * stream::kLanes)),
+        low(hn::Load(DF(), tau + stream::kRows + group * stream::kLanes)) {}
+  HWY_INLINE VF Above(VF score) const { return hn::Sub(hn::MulSub(score, factor, high), low); }
+  HWY_INLINE VF operator()(VF score) const { return map.Weight(Above(score)); }
+  Map map;
+  VF factor, high, low;
+};
 
-// Weights of a panel against the maxima, as pairs, and their sums; tiles work meanwhile.
-template <class Tiles, bool kAdjusted>
-TSALLIS_STREAM_TILES void StreamWeights(const StreamBlock& block, std::int64_t keys,
-                                        const float* scores, const VF* maximum, VF* sum,
-                                        std::uint32_t* pairs, TileWork<Tiles>& work) {
+// Weights of a panel as pairs, and their sums; tiles work meanwhile. weigh(group): from a score to its weight.
+template <class Tiles, class Weigh>
+TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, const Weigh& weigh,
+                                        PanelSum* sum, std::uint32_t* pairs,
+                                        TileWork<Tiles>& work) {
   const DF d;
   const VF zero = hn::Zero(d);
   for (std::int64_t group = 0; group < kGroups; ++group) {
     const float* HWY_RESTRICT at = scores + group * kGroupScores;
-    const VF factor = hn::Load(d, block.factors + group * stream::kLanes);
-    const VF top = maximum[group];
-    const VF safe = hn::IfThenElse(hn::Eq(top, hn::Set(d, -kInfinityF)), zero, top);
+    const auto weight = weigh(group);
     VF s[4] = {zero, zero, zero, zero};
     for (std::int64_t slot = 0; slot < keys; slot += kSlotKeys) {
       work.Slot();
@@ -236,27 +200,21 @@ TSALLIS_STREAM_TILES void StreamWeights(const StreamBlock& block, std::int64_t k
         VF p[4];
         HWY_UNROLL(4)
         for (std::int64_t i = 0; i < 4; ++i) {
-          const VF z = hn::Load(d, at + (j + i) * stream::kLanes);
-          if constexpr (kAdjusted) {
-            p[i] = Exp2(hn::Sub(z, safe));
-          } else {
-            p[i] = Exp2(hn::MulSub(z, factor, safe));
-          }
+          p[i] = weight(hn::Load(d, at + (j + i) * stream::kLanes));
           s[i] = hn::Add(s[i], p[i]);
         }
         StorePairs(SplitWords(p[0]), SplitWords(p[1]), to);
         StorePairs(SplitWords(p[2]), SplitWords(p[3]), to + stream::kLanes);
       }
     }
-    sum[group] = hn::Add(sum[group], hn::Add(hn::Add(s[0], s[1]), hn::Add(s[2], s[3])));
+    sum[group].Add(hn::Add(hn::Add(s[0], s[1]), hn::Add(s[2], s[3])));
   }
 }
 
-// Entries with a weight > 0 and -sum p ln p of each lane, whose log-sum-exp in base 2 is `tau`.
-// support, entropy: [kRows].
-template <class Tiles>
-void StreamDescribe(const StreamBlock& block, const stream::Scratch& scratch, const float* tau,
-                    float* support, float* entropy) {
+// Entries with a weight > 0 and -sum p ln p of each lane. tau: [2][kRows]; support, entropy: [kRows].
+template <class Tiles, class Map>
+void StreamDescribe(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
+                    const float* tau, float* support, float* entropy) {
   const DF d;
   const VF zero = hn::Zero(d), one = hn::Set(d, 1.0f);
   const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
@@ -267,82 +225,23 @@ void StreamDescribe(const StreamBlock& block, const stream::Scratch& scratch, co
                                  chunks, keys, scratch.scores));
     block.Adjust(at, keys, scratch.scores);
     for (std::int64_t group = 0; group < kGroups; ++group) {
-      const VF top = hn::Load(d, tau + group * stream::kLanes);
+      const StreamWeight<Map> weight(block, map, tau, /*is_plain=*/false, group);
       VF sum = zero;
       for (std::int64_t j = 0; j < keys; ++j) {
-        const VF z = hn::Load(d, scratch.scores + group * kGroupScores + j * stream::kLanes);
-        const VF below = hn::Sub(z, top), p = Exp2(below);
+        const VF above =
+            weight.Above(hn::Load(d, scratch.scores + group * kGroupScores + j * stream::kLanes));
+        const VF p = map.Weight(above);
         const auto positive = hn::Gt(p, zero);
         counts[group] = hn::Add(counts[group], hn::IfThenElseZero(positive, one));
-        sum = hn::NegMulAdd(p, hn::IfThenElseZero(positive, below), sum);
+        sum = hn::NegMulAdd(p, hn::IfThenElseZero(positive, map.Log(above, p)), sum);
       }
       sums[group] = hn::Add(sums[group], sum);
     }
   }
   for (std::int64_t group = 0; group < kGroups; ++group) {
     hn::StoreU(counts[group], d, support + group * stream::kLanes);
-    hn::StoreU(hn::Mul(sums[group], hn::Set(d, static_cast<float>(kLn2))), d,
-               entropy + group * stream::kLanes);
+    hn::StoreU(sums[group], d, entropy + group * stream::kLanes);
   }
-}
-
-// Adaptive temperature (Velickovic et al. 2024): the entropy of each row's softmax, by a pass of its own, and
-// from it beta. top, log_sum: [kRows], of the softmax, in base 2; -inf: no key. Returns the largest beta.
-template <class Tiles>
-double StreamSharpen(StreamBlock& block, const stream::Scratch& scratch, float* top,
-                     double* log_sum) {
-  const DF d;
-  const VF zero = hn::Zero(d), none = hn::Set(d, -kInfinityF);
-  const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
-  VF maximum[kGroups] = {none, none}, sum[kGroups] = {zero, zero}, depth[kGroups] = {zero, zero};
-  for (std::int64_t at = block.begin; at < block.end; at += kPanel) {
-    const std::int64_t keys = std::min(kPanel, block.end - at);
-    RunSteps(ProductSteps<Tiles>(block.head.k_rows + at / 16 * chunks * kTileWords, scratch.columns,
-                                 chunks, keys, scratch.scores));
-    block.Adjust(at, keys, scratch.scores);
-    VF shrink[kGroups];
-    const VF before[kGroups] = {maximum[0], maximum[1]};
-    StreamMaxima<true>(block, keys, scratch.scores, maximum, shrink);
-    for (std::int64_t group = 0; group < kGroups; ++group) {
-      // sum p (z - maximum), p = 2^(z - maximum), over the keys so far.
-      const VF fall =
-          hn::IfThenElseZero(hn::Gt(before[group], none), hn::Sub(before[group], maximum[group]));
-      depth[group] = hn::Mul(shrink[group], hn::MulAdd(sum[group], fall, depth[group]));
-      sum[group] = hn::Mul(sum[group], shrink[group]);
-      const VF safe = hn::IfThenElseZero(hn::Gt(maximum[group], none), maximum[group]);
-      VF s[2] = {zero, zero}, w[2] = {zero, zero};
-      for (std::int64_t j = 0; j < keys; j += 2) {
-        HWY_UNROLL(2)
-        for (std::int64_t i = 0; i < 2; ++i) {
-          const VF z =
-              hn::Load(d, scratch.scores + group * kGroupScores + (j + i) * stream::kLanes);
-          const VF below = hn::Sub(z, safe), p = Exp2(below);
-          s[i] = hn::Add(s[i], p);
-          w[i] = hn::MulAdd(p, hn::IfThenElseZero(hn::Gt(p, zero), below), w[i]);
-        }
-      }
-      sum[group] = hn::Add(sum[group], hn::Add(s[0], s[1]));
-      depth[group] = hn::Add(depth[group], hn::Add(w[0], w[1]));
-    }
-  }
-  HWY_ALIGN float sums[stream::kRows], depths[stream::kRows];
-  for (std::int64_t group = 0; group < kGroups; ++group) {
-    hn::StoreU(maximum[group], d, top + group * stream::kLanes);
-    hn::Store(sum[group], d, sums + group * stream::kLanes);
-    hn::Store(depth[group], d, depths + group * stream::kLanes);
-  }
-  double largest = 1.0;
-  for (std::int64_t i = 0; i < stream::kRows; ++i) {
-    log_sum[i] = -INFINITY;
-    if (!(sums[i] > 0.0f)) continue;
-    const double mass = sums[i];
-    log_sum[i] = std::log2(mass);
-    const double entropy = kLn2 * (log_sum[i] - static_cast<double>(depths[i]) / mass);
-    const double beta = BetaOfEntropy(block.params.adaptive, entropy, nullptr);
-    block.Sharpen(i, beta);
-    largest = std::max(largest, beta);
-  }
-  return largest;
 }
 
 // sums: [tiles][kGroups] tiles.
@@ -357,32 +256,14 @@ HWY_INLINE void StreamShrink(const VF* shrink, std::int64_t tiles, float* HWY_RE
   }
 }
 
-template <class Tiles>
-bool StreamForward(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
-                   std::int64_t q_begin, std::int64_t count, stream::Scratch& scratch) {
-  const DF d;
-  const AttentionParams& params = call.params;
-  const AttentionOutputs& outputs = *call.outputs;
-  const stream::Widths widths(params);
-  const std::int64_t b = head.sequence.array_batch;
+// scratch.sums = sum over all keys of weight times value, and the weights' sums. While the weights of a panel are
+// computed, the tile unit finds the scores of the next and adds up the values of the one before.
+template <class Tiles, class Tau>
+void StreamMix(const StreamBlock& block, const stream::Scratch& scratch, Tau& tau, PanelSum* sum) {
+  const stream::PackedKv& head = block.head;
+  const stream::Widths widths(block.params);
   const std::int64_t chunks = widths.d_depth / kDepth, tiles = widths.e_padded / 16;
-  StreamBlock block(call, head, h, q_begin, count);
-  const float q_bound =
-      StreamLoad(params.q, b, h, q_begin, count, params.head_dim, widths.d_depth, scratch.halves);
-  if (!block.IsSafe(q_bound)) return false;
-  StreamColumns(scratch.halves, widths.d_depth, scratch.columns);
-  const bool adaptive = params.map == RowMap::kAdaptiveTemperature;
-  HWY_ALIGN float soft_top[stream::kRows];
-  double soft_sum[stream::kRows];
-  if (adaptive) {
-    const double beta = StreamSharpen<Tiles>(block, scratch, soft_top, soft_sum);
-    if (!block.IsSafe(beta * static_cast<double>(q_bound))) return false;
-  }
   std::fill_n(scratch.sums, tiles * kGroups * kTileFloats, 0.0f);
-  const VF none = hn::Set(d, -kInfinityF), zero = hn::Zero(d);
-  VF maximum[kGroups] = {none, none}, sum[kGroups] = {zero, zero};
-  // While the weights of a panel are computed, the tile unit finds the scores of the next and adds up the values
-  // of the one before.
   const auto products = [&](std::int64_t at, float* scores) {
     return ProductSteps<Tiles>(head.k_rows + at / 16 * chunks * kTileWords, scratch.columns, chunks,
                                std::min(kPanel, block.end - at), scores);
@@ -400,22 +281,15 @@ bool StreamForward(const stream::Call& call, const stream::PackedKv& head, std::
     const std::int64_t keys = std::min(kPanel, block.end - at);
     const bool plain = block.IsPlain(at, keys);
     if (!plain) block.Adjust(at, keys, scores);
-    VF shrink[kGroups];
-    const bool moved = plain ? StreamMaxima<false>(block, keys, scores, maximum, shrink)
-                             : StreamMaxima<true>(block, keys, scores, maximum, shrink);
-    for (std::int64_t group = 0; group < kGroups; ++group) {
-      sum[group] = hn::Mul(sum[group], shrink[group]);
-    }
+    const bool moved = tau.Move(plain, keys, scores, sum);
     TileWork<Tiles> work(
         at + kPanel < block.end ? products(at + kPanel, next_scores) : ProductSteps<Tiles>(),
         at > block.begin ? mix(at - kPanel, last_pairs) : MixSteps<Tiles>(),
         kGroups * keys / kSlotKeys);
-    if (plain) {
-      StreamWeights<Tiles, false>(block, keys, scores, maximum, sum, pairs, work);
-    } else {
-      StreamWeights<Tiles, true>(block, keys, scores, maximum, sum, pairs, work);
-    }
-    if (moved) StreamShrink(shrink, tiles, scratch.sums);
+    StreamWeights<Tiles>(
+        keys, scores, [&](std::int64_t group) HWY_ATTR { return tau.At(plain, group); }, sum, pairs,
+        work);
+    if (moved) StreamShrink(tau.shrink(), tiles, scratch.sums);
     std::swap(scores, next_scores);
     std::swap(pairs, last_pairs);
   }
@@ -423,42 +297,48 @@ bool StreamForward(const stream::Call& call, const stream::PackedKv& head, std::
     const std::int64_t last = block.begin + (block.end - 1 - block.begin) / kPanel * kPanel;
     RunSteps(mix(last, last_pairs));
   }
-  HWY_ALIGN float tops[stream::kRows], sums[stream::kRows], factors[stream::kRows];
-  for (std::int64_t group = 0; group < kGroups; ++group) {
+}
+
+// What a block found, by row. tau: in units of z, two parts.
+struct StreamRows {
+  HWY_ALIGN float tau[2 * stream::kRows], mass[stream::kRows], top[stream::kRows];
+};
+
+// scratch.sums over the rows' masses to the output; tau, maximum and what `map` says of the weights.
+template <class Tiles, class Map>
+void StreamStore(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
+                 const StreamRows& rows) {
+  const DF d;
+  const AttentionParams& params = block.params;
+  const AttentionOutputs& outputs = *block.call.outputs;
+  const stream::Widths widths(params);
+  const std::int64_t b = block.head.sequence.array_batch, tiles = widths.e_padded / 16;
+  HWY_ALIGN float factors[stream::kRows];
+  for (std::int64_t group = 0; group * stream::kLanes < block.count; ++group) {
     const std::int64_t lane0 = group * stream::kLanes;
-    hn::Store(maximum[group], d, tops + lane0);
-    hn::Store(sum[group], d, sums + lane0);
-    const auto some = hn::Gt(sum[group], zero);
-    hn::Store(hn::IfThenElseZero(some, hn::Div(hn::Set(d, 1.0f), sum[group])), d, factors + lane0);
-    if (lane0 >= count) break;
+    const VF mass = hn::Load(d, rows.mass + lane0);
+    hn::Store(hn::IfThenElseZero(hn::Gt(mass, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), mass)), d,
+              factors + lane0);
     StreamRowsOut(scratch.sums, tiles, group, scratch.block);
     StoreRows(scratch.block, static_cast<std::size_t>(widths.e_padded), factors + lane0,
-              static_cast<std::size_t>(std::min<std::int64_t>(count - lane0, stream::kLanes)),
-              static_cast<std::size_t>(params.value_dim), outputs.out, b, h, q_begin + lane0,
-              false);
+              static_cast<std::size_t>(std::min<std::int64_t>(block.count - lane0, stream::kLanes)),
+              static_cast<std::size_t>(params.value_dim), outputs.out, b, block.h,
+              block.row + lane0, false);
   }
-  HWY_ALIGN float tau[stream::kRows] = {}, support[stream::kRows], entropy[stream::kRows];
-  for (std::int64_t i = 0; i < count; ++i) {
-    tau[i] = sums[i] > 0.0f ? tops[i] + std::log2(sums[i]) : kInfinityF;
+  HWY_ALIGN float support[stream::kRows], entropy[stream::kRows];
+  if (outputs.support_size != nullptr || outputs.entropy != nullptr) {
+    StreamDescribe<Tiles>(block, scratch, map, rows.tau, support, entropy);
   }
-  const bool described = outputs.support_size != nullptr || outputs.entropy != nullptr;
-  if (described) StreamDescribe<Tiles>(block, scratch, tau, support, entropy);
-  const std::int64_t index = RowIndex(params, head.sequence, h, q_begin);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const double top = kLn2 * static_cast<double>(adaptive ? soft_top[i] : tops[i]);
-    if (outputs.maximum != nullptr) outputs.maximum[index + i] = top;
-    if (outputs.tau != nullptr) {
-      const double log_sum = adaptive         ? kLn2 * soft_sum[i]
-                             : sums[i] > 0.0f ? std::log(static_cast<double>(sums[i]))
-                                              : 0.0;
-      outputs.tau[index + i] = sums[i] > 0.0f ? top + log_sum : top;
+  const std::int64_t index = RowIndex(params, block.head.sequence, block.h, block.row);
+  for (std::int64_t i = 0; i < block.count; ++i) {
+    if (outputs.maximum != nullptr) {
+      outputs.maximum[index + i] = static_cast<double>(rows.top[i]) / block.unit;
     }
     if (outputs.support_size != nullptr) {
       outputs.support_size[index + i] = static_cast<std::int64_t>(support[i]);
     }
     if (outputs.entropy != nullptr) outputs.entropy[index + i] = entropy[i];
   }
-  return true;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
 #include "attention/cpu/stream_backward-inl.h"
+#include "attention/cpu/stream_forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {

@@ -1,5 +1,7 @@
-// Softmax on long rows of bfloat16: keys stream by in panels, products run on bf16 tiles (AMX), each row
-// keeps its running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022).
+// Softmax on long rows of bfloat16, and entmax where rows keep too many keys for lists: keys stream by in panels,
+// products run on bf16 tiles (AMX). A row of softmax keeps its running maximum and sum (Milakov and
+// Gimelshein 2018; Dao et al. 2022); one of entmax has its threshold solved for first, by passes over the
+// keys that find their scores anew: at two cycles for sixteen they cost less than to keep them.
 //
 // A block is 32 queries, 16 in the lanes of either of two vectors: scores lie as [keys][16 lanes], so
 // that maxima, sums and exponentials stay in their lanes, and weights of neighbouring keys pair up as
@@ -17,6 +19,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "attention/cpu/dense.h"
@@ -151,6 +154,22 @@ struct Functions {
                 std::int64_t row) = nullptr;
 };
 Functions GetFunctions(bool emulated);
+
+// Why these rows do not run here, or "": the kernel's own reasons.
+std::string Refuses(const AttentionParams& params);
+// Whether it has all of these gradients.
+inline bool TakesGradients(const AttentionParams& params, const AttentionGradients& gradients) {
+  // Of adaptive temperature beta has one of its own, and no inference needs it.
+  return params.map != RowMap::kAdaptiveTemperature && gradients.d_alpha == nullptr;
+}
+std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward);
+
+// As DenseForwardBlocks and DenseBackwardProblems, which take what is not safe here: for params that are not
+// refused, and gradients that are taken.
+void ForwardRows(bool emulated, const Context& context, const AttentionParams& params,
+                 const AttentionOutputs& outputs, const std::vector<RowBlock>& rows);
+void BackwardProblems(bool emulated, const Context& context, const AttentionParams& params,
+                      const AttentionGradients& gradients, const std::vector<KvProblem>& problems);
 
 void Forward(bool emulated, const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs);

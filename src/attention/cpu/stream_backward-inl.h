@@ -1,4 +1,4 @@
-// Backward pass of the streamed softmax: weights again from tau, their gradients, and what queries and keys
+// Backward pass of what streams: weights again from tau, their gradients, and what queries and keys
 // give each other. Included once per instruction set.
 #if defined(TSALLIS_ATTENTION_STREAM_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_STREAM_BACKWARD_INL_H_
@@ -60,25 +60,44 @@ HWY_INLINE bool StreamPanel(const StreamBlock& block, std::int64_t at, std::int6
   return plain;
 }
 
-// A weight from its score: z or, if plain, a product. tau in two parts.
-struct StreamWeight {
-  HWY_INLINE StreamWeight(const StreamBlock& block, const stream::WaveBlock& wave, bool is_plain,
-                          std::int64_t group)
-      : factor(is_plain ? hn::Load(DF(), block.factors + group * stream::kLanes)
-                        : hn::Set(DF(), 1.0f)),
-        high(hn::Load(DF(), wave.tau + group * stream::kLanes)),
-        low(hn::Load(DF(), wave.tau + stream::kRows + group * stream::kLanes)) {}
-  HWY_INLINE VF operator()(VF score) const {
-    return Exp2(hn::Sub(hn::MulSub(score, factor, high), low));
+// wave.mean of a block whose operands stand in `wave`.
+template <class Tiles, class Map>
+void StreamMeans(const StreamBlock& block, const Map& map, const stream::Scratch& scratch,
+                 const stream::WaveBlock& wave) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  PanelSum total[kGroups], weighted[kGroups];
+  for (std::int64_t at = block.begin; at < block.end; at += kPanel) {
+    const std::int64_t keys = std::min(kPanel, block.end - at);
+    const bool plain = StreamPanel<Tiles>(block, at, keys, scratch, wave);
+    for (std::int64_t group = 0; group < kGroups; ++group) {
+      const StreamWeight<Map> weight(block, map, wave.tau, plain, group);
+      const float* HWY_RESTRICT scores = scratch.scores + group * kGroupScores;
+      const float* HWY_RESTRICT dp = scratch.gradients + group * kGroupScores;
+      VF sum[2] = {zero, zero}, product[2] = {zero, zero};
+      for (std::int64_t j = 0; j < keys; j += 2) {
+        HWY_UNROLL(2)
+        for (std::int64_t i = 0; i < 2; ++i) {
+          const VF above = weight.Above(hn::Load(d, scores + (j + i) * stream::kLanes));
+          const VF u = map.Slope(above, map.Weight(above));
+          sum[i] = hn::Add(sum[i], u);
+          product[i] = hn::MulAdd(u, hn::Load(d, dp + (j + i) * stream::kLanes), product[i]);
+        }
+      }
+      total[group].Add(hn::Add(sum[0], sum[1]));
+      weighted[group].Add(hn::Add(product[0], product[1]));
+    }
   }
-  VF factor, high, low;
-};
+  for (std::int64_t group = 0; group < kGroups; ++group) {
+    hn::Store(hn::Div(weighted[group].sum, hn::Max(total[group].sum, hn::Set(d, 1e-30f))), d,
+              wave.mean + group * stream::kLanes);
+  }
+}
 
 template <class Tiles>
 bool StreamPrepare(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
                    std::int64_t q_begin, std::int64_t count, stream::Scratch& scratch,
                    const stream::WaveBlock& wave) {
-  const DF d;
   const AttentionParams& params = call.params;
   const AttentionGradients& gradients = *call.gradients;
   const stream::Widths widths(params);
@@ -101,48 +120,28 @@ bool StreamPrepare(const stream::Call& call, const stream::PackedKv& head, std::
   PairRows(scratch.halves, static_cast<std::size_t>(widths.e_depth), stream::kRows,
            static_cast<std::size_t>(widths.e_padded), wave.d_out_pairs);
   const std::int64_t index = RowIndex(params, head.sequence, h, q_begin);
+  // Softmax's tau is one of s.
+  const double tau_unit = params.map == RowMap::kEntmax ? 1.0 : kLog2E;
   for (std::int64_t i = 0; i < stream::kRows; ++i) {
-    const double tau = i < count ? gradients.tau[index + i] * kLog2E : -INFINITY;
+    const double tau = i < count ? gradients.tau[index + i] * tau_unit : -INFINITY;
     if (std::isnan(tau)) return false;
     wave.tau[i] = tau == -INFINITY ? kInfinityF : static_cast<float>(tau);
     wave.tau[stream::kRows + i] =
         tau == -INFINITY ? 0.0f : static_cast<float>(tau - static_cast<double>(wave.tau[i]));
   }
   std::fill_n(wave.mean, stream::kRows, 0.0f);
-  if (!call.wants_scores) return true;
-  const VF zero = hn::Zero(d);
-  VF total[kGroups] = {zero, zero}, weighted[kGroups] = {zero, zero};
-  for (std::int64_t at = block.begin; at < block.end; at += kPanel) {
-    const std::int64_t keys = std::min(kPanel, block.end - at);
-    const bool plain = StreamPanel<Tiles>(block, at, keys, scratch, wave);
-    for (std::int64_t group = 0; group < kGroups; ++group) {
-      const StreamWeight weight(block, wave, plain, group);
-      const float* HWY_RESTRICT scores = scratch.scores + group * kGroupScores;
-      const float* HWY_RESTRICT dp = scratch.gradients + group * kGroupScores;
-      VF sum[2] = {zero, zero}, product[2] = {zero, zero};
-      for (std::int64_t j = 0; j < keys; j += 2) {
-        HWY_UNROLL(2)
-        for (std::int64_t i = 0; i < 2; ++i) {
-          const VF p = weight(hn::Load(d, scores + (j + i) * stream::kLanes));
-          sum[i] = hn::Add(sum[i], p);
-          product[i] = hn::MulAdd(p, hn::Load(d, dp + (j + i) * stream::kLanes), product[i]);
-        }
-      }
-      total[group] = hn::Add(total[group], hn::Add(sum[0], sum[1]));
-      weighted[group] = hn::Add(weighted[group], hn::Add(product[0], product[1]));
-    }
-  }
-  for (std::int64_t group = 0; group < kGroups; ++group) {
-    hn::Store(hn::Div(weighted[group], hn::Max(total[group], hn::Set(d, 1e-30f))), d,
-              wave.mean + group * stream::kLanes);
+  if (call.wants_scores) {
+    WithStreamMap(params, h,
+                  [&](const auto& map) HWY_ATTR { StreamMeans<Tiles>(block, map, scratch, wave); });
   }
   return true;
 }
 
 // Weights of a panel and gradients of its scores, as operands. d_slope, d_c: what they add to the gradients of the
 // slope and of c / scale, by lane; the latter takes the panel's products.
-HWY_INLINE void StreamOperands(const StreamBlock& block, std::int64_t at, std::int64_t keys,
-                               bool plain, const stream::Scratch& scratch,
+template <class Map>
+HWY_INLINE void StreamOperands(const StreamBlock& block, const Map& map, std::int64_t at,
+                               std::int64_t keys, bool plain, const stream::Scratch& scratch,
                                const stream::WaveBlock& wave, VF* d_slope, VF* d_c) {
   const DF d;
   const hn::Rebind<std::uint16_t, DF> d16;
@@ -155,7 +154,7 @@ HWY_INLINE void StreamOperands(const StreamBlock& block, std::int64_t at, std::i
     hn::Store(hn::TruncateTo(d16, hn::ShiftRight<16>(words.low)), d16, to + kPartRows);
   };
   for (std::int64_t group = 0; group < kGroups; ++group) {
-    const StreamWeight weight(block, wave, plain, group);
+    const StreamWeight<Map> weight(block, map, wave.tau, plain, group);
     const VF mean = hn::Load(d, wave.mean + group * stream::kLanes);
     const VF c_scale = hn::Load(d, block.c_scale + group * stream::kLanes);
     const VF lane = hn::Iota(d, static_cast<float>(group * stream::kLanes));
@@ -165,8 +164,9 @@ HWY_INLINE void StreamOperands(const StreamBlock& block, std::int64_t at, std::i
       VF ds[2];
       for (std::int64_t i = 0; i < 2; ++i) {
         const std::int64_t key = j + i, place = key * 32 + group * stream::kLanes;
-        const VF p = weight(hn::Load(d, scores + key * stream::kLanes));
-        ds[i] = hn::Mul(p, hn::Sub(hn::Load(d, dp + key * stream::kLanes), mean));
+        const VF above = weight.Above(hn::Load(d, scores + key * stream::kLanes));
+        const VF p = map.Weight(above);
+        ds[i] = hn::Mul(map.Slope(above, p), hn::Sub(hn::Load(d, dp + key * stream::kLanes), mean));
         if (with_distances) {
           const std::int64_t apart = block.distance - at - key;
           const VF far = hn::Abs(hn::Add(lane, hn::Set(d, static_cast<float>(apart))));
@@ -194,14 +194,14 @@ HWY_INLINE void StreamOperands(const StreamBlock& block, std::int64_t at, std::i
   }
 }
 
-template <class Tiles>
-double StreamGradients(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
-                       std::int64_t q_begin, std::int64_t count, std::int64_t begin,
-                       std::int64_t end, stream::Scratch& scratch, const stream::WaveBlock& wave,
-                       float* dk, float* dv, float* dq, float* dc) {
+template <class Tiles, class Map>
+double StreamRangeGradients(const StreamBlock& block, const Map& map, std::int64_t begin,
+                            std::int64_t end, stream::Scratch& scratch,
+                            const stream::WaveBlock& wave, float* dk, float* dv, float* dq,
+                            float* dc) {
   const DF d;
-  const stream::Widths widths(call.params);
-  const StreamBlock block(call, head, h, q_begin, count);
+  const stream::PackedKv& head = block.head;
+  const stream::Widths widths(block.params);
   const VF zero = hn::Zero(d);
   VF d_slope = zero, d_c[kGroups] = {zero, zero};
   begin = std::max(begin, block.begin);
@@ -214,7 +214,7 @@ double StreamGradients(const stream::Call& call, const stream::PackedKv& head, s
       RunSteps(ProductSteps<Tiles>(head.k_rows + at / 16 * chunks * kTileWords, wave.q_columns,
                                    chunks, keys, scratch.products));
     }
-    StreamOperands(block, at, keys, plain, scratch, wave, &d_slope, d_c);
+    StreamOperands(block, map, at, keys, plain, scratch, wave, &d_slope, d_c);
     if (dv != nullptr) {
       StreamSpread<Tiles>(scratch.rows, wave.d_out_pairs, widths.e_padded, keys,
                           dv + at * widths.e_padded);
@@ -237,6 +237,17 @@ double StreamGradients(const stream::Call& call, const stream::PackedKv& head, s
   double sum = 0.0;
   for (const float lane : lanes) sum += static_cast<double>(lane);
   return sum;
+}
+
+template <class Tiles>
+double StreamGradients(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
+                       std::int64_t q_begin, std::int64_t count, std::int64_t begin,
+                       std::int64_t end, stream::Scratch& scratch, const stream::WaveBlock& wave,
+                       float* dk, float* dv, float* dq, float* dc) {
+  const StreamBlock block(call, head, h, q_begin, count);
+  return WithStreamMap(call.params, h, [&](const auto& map) HWY_ATTR {
+    return StreamRangeGradients<Tiles>(block, map, begin, end, scratch, wave, dk, dv, dq, dc);
+  });
 }
 
 void StreamFinish(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,

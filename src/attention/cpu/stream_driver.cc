@@ -39,8 +39,9 @@ class Run {
     }
   }
 
-  void Forward(const AttentionOutputs& outputs);
-  void Backward(const AttentionGradients& gradients);
+  void Forward(const AttentionOutputs& outputs, std::vector<RowBlock> rows);
+  // Adds to d_slopes.
+  void Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems);
 
  private:
   // Runs body(task, scratch) with a worker's scratch and tiles. Inside of a task of worker `outer`
@@ -115,35 +116,40 @@ void Run::Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
   }
 }
 
-void Run::Forward(const AttentionOutputs& outputs) {
+void Run::Forward(const AttentionOutputs& outputs, std::vector<RowBlock> rows) {
   call_.outputs = &outputs;
   const std::int64_t group = params_.heads / std::max<std::int64_t>(params_.kv_heads, 1);
-  const std::int64_t problems = params_.batch * params_.kv_heads;
+  const auto problem_of = [&](const RowBlock& block) {
+    return block.b * params_.kv_heads + block.h / group;
+  };
+  std::sort(rows.begin(), rows.end(), [&](const RowBlock& a, const RowBlock& b) {
+    return std::tie(a.b, a.h, a.q.begin) < std::tie(b.b, b.h, b.q.begin);
+  });
   std::vector<RowBlock> dense;
   Growing<std::uint16_t> memory;
-  for (std::int64_t next = 0; next < problems;) {
-    std::vector<PackedKv> heads;
-    std::size_t bytes = 0;
-    for (; next < problems && (heads.empty() || bytes < kPackedBytes); ++next) {
-      heads.push_back(Head(next));
-      bytes += 2 * static_cast<std::size_t>(PackedSizes(params_, heads.back().keys, false).All());
-    }
-    Pack(context_, 0, heads, memory, /*backward=*/false);
+  for (auto next = rows.begin(); next != rows.end();) {
     struct Task {
       std::size_t head;
       std::int64_t h, q_begin, count, cost;
     };
+    std::vector<PackedKv> heads;
     std::vector<Task> tasks;
-    for (std::size_t i = 0; i < heads.size(); ++i) {
-      const Sequence& sequence = heads[i].sequence;
-      for (std::int64_t h = heads[i].kv * group; h < (heads[i].kv + 1) * group; ++h) {
-        for (std::int64_t q = sequence.q.begin; q < sequence.q.end; q += kRows) {
-          const std::int64_t count = std::min(kRows, sequence.q.end - q);
-          tasks.push_back(
-              {i, h, q, count, sequence.VisibleKeys(params_.mask, q + count - 1).size()});
-        }
+    std::size_t bytes = 0;
+    for (std::int64_t problem = -1; next != rows.end(); ++next) {
+      if (problem_of(*next) != problem) {
+        if (!heads.empty() && bytes >= kPackedBytes) break;
+        problem = problem_of(*next);
+        heads.push_back(Head(problem));
+        bytes += 2 * static_cast<std::size_t>(PackedSizes(params_, heads.back().keys, false).All());
+      }
+      const Sequence& sequence = heads.back().sequence;
+      for (std::int64_t q = next->q.begin; q < next->q.end; q += kRows) {
+        const std::int64_t count = std::min(kRows, next->q.end - q);
+        tasks.push_back({heads.size() - 1, next->h, q, count,
+                         sequence.VisibleKeys(params_.mask, q + count - 1).size()});
       }
     }
+    Pack(context_, 0, heads, memory, /*backward=*/false);
     // Head by head, whose keys then stay in the second-level cache; the long ones first, so that threads
     // end together.
     std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
@@ -164,7 +170,6 @@ void Run::Forward(const AttentionOutputs& outputs) {
           {heads[task.head].sequence.batch, task.h, {task.q_begin, task.q_begin + task.count}});
     }
   }
-  ClearRowsOutside(params_, outputs);
   if (dense.empty()) return;
   std::sort(dense.begin(), dense.end(), [](const RowBlock& a, const RowBlock& b) {
     return std::tie(a.b, a.h, a.q.begin) < std::tie(b.b, b.h, b.q.begin);
@@ -297,35 +302,37 @@ bool Run::BackwardProblem(const Context& context, int outer, std::int64_t proble
   return true;
 }
 
-void Run::Backward(const AttentionGradients& gradients) {
+void Run::Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems) {
   call_.gradients = &gradients;
   call_.wants_scores = gradients.dq.data != nullptr || gradients.dk.data != nullptr ||
                        gradients.d_length_scale != nullptr || gradients.d_slopes != nullptr;
-  const std::int64_t heads = params_.heads, problems = params_.batch * params_.kv_heads;
+  const std::int64_t heads = params_.heads, group = heads / params_.kv_heads;
+  const auto count = static_cast<std::int64_t>(problems.size());
   std::vector<double> d_slopes(static_cast<std::size_t>(params_.batch * heads), 0.0);
-  std::vector<std::uint8_t> left(static_cast<std::size_t>(problems), 0);
+  std::vector<std::uint8_t> left(problems.size(), 0);
   const auto run = [&](const Context& context, int worker, std::int64_t i, ProblemMemory& memory) {
-    double* slopes = d_slopes.data() + i / params_.kv_heads * heads;
-    if (BackwardProblem(context, worker, i, memory, slopes)) return;
+    const KvProblem& problem = problems[static_cast<std::size_t>(i)];
+    double* slopes = d_slopes.data() + problem.b * heads;
+    const std::int64_t index = problem.b * params_.kv_heads + problem.kv;
+    if (BackwardProblem(context, worker, index, memory, slopes)) return;
     left[static_cast<std::size_t>(i)] = 1;
-    const std::int64_t group = heads / params_.kv_heads;
-    std::fill_n(slopes + i % params_.kv_heads * group, group, 0.0);
+    std::fill_n(slopes + problem.kv * group, group, 0.0);
   };
   // The order of every sum is the same either way.
-  if (problems >= 2 * Threads(context_)) {
+  if (count >= 2 * Threads(context_)) {
     std::vector<ProblemMemory> memory(static_cast<std::size_t>(Threads(context_)));
-    ParallelTasks(context_, problems, [&](std::int64_t i, int worker) {
+    ParallelTasks(context_, count, [&](std::int64_t i, int worker) {
       run({.threads = 1}, worker, i, memory[static_cast<std::size_t>(worker)]);
     });
   } else {
     ProblemMemory memory;
-    for (std::int64_t i = 0; i < problems; ++i) run(context_, 0, i, memory);
+    for (std::int64_t i = 0; i < count; ++i) run(context_, 0, i, memory);
   }
-  if (gradients.d_slopes != nullptr) SumSlopes(params_, d_slopes.data(), gradients.d_slopes);
+  if (gradients.d_slopes != nullptr) AddSlopes(params_, d_slopes.data(), gradients.d_slopes);
   std::vector<KvProblem> dense;
-  for (std::int64_t i = 0; i < problems; ++i) {
+  for (std::int64_t i = 0; i < count; ++i) {
     if (left[static_cast<std::size_t>(i)] != 0) {
-      dense.push_back({i / params_.kv_heads, i % params_.kv_heads});
+      dense.push_back(problems[static_cast<std::size_t>(i)]);
     }
   }
   if (!dense.empty()) DenseBackwardProblems(context_, params_, gradients, dense, nullptr);
@@ -333,19 +340,41 @@ void Run::Backward(const AttentionGradients& gradients) {
 
 }  // namespace
 
+void ForwardRows(bool emulated, const Context& context, const AttentionParams& params,
+                 const AttentionOutputs& outputs, const std::vector<RowBlock>& rows) {
+  Run(emulated, context, params).Forward(outputs, rows);
+}
+
+void BackwardProblems(bool emulated, const Context& context, const AttentionParams& params,
+                      const AttentionGradients& gradients, const std::vector<KvProblem>& problems) {
+  Run(emulated, context, params).Backward(gradients, problems);
+}
+
 void Forward(bool emulated, const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs) {
-  Run(emulated, context, params).Forward(outputs);
+  std::vector<RowBlock> rows;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    const Span all = Sequence::Of(params, b).q;
+    for (std::int64_t h = 0; h < params.heads; ++h) rows.push_back({b, h, all});
+  }
+  ForwardRows(emulated, context, params, outputs, rows);
+  ClearRowsOutside(params, outputs);
 }
 
 void Backward(bool emulated, const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients) {
-  // Meant for inference: beta's own gradient is left to the dense kernel.
-  if (params.map == RowMap::kAdaptiveTemperature) {
+  if (!TakesGradients(params, gradients)) {
     kDenseAttention.backward(context, params, gradients);
     return;
   }
-  Run(emulated, context, params).Backward(gradients);
+  std::vector<KvProblem> problems;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    for (std::int64_t kv = 0; kv < params.kv_heads; ++kv) problems.push_back({b, kv});
+  }
+  if (gradients.d_slopes != nullptr) {
+    std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
+  }
+  BackwardProblems(emulated, context, params, gradients, problems);
 }
 
 }  // namespace tsallis::stream

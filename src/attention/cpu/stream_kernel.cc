@@ -1,4 +1,4 @@
-// The streamed softmax as a kernel of the list: what it serves, the memory it takes.
+// What streams as a kernel of the list: what it serves, the memory it takes.
 #include <algorithm>
 #include <string>
 
@@ -37,11 +37,16 @@ Scratch::Scratch(const AttentionParams& params)
   take(block, kLanes * depth);
 }
 
-namespace {
-
 std::string Refuses(const AttentionParams& params) {
-  if (params.map != RowMap::kSoftmax && params.map != RowMap::kAdaptiveTemperature) {
-    return Name(params.map);
+  switch (params.map) {
+    case RowMap::kSoftmax:
+    case RowMap::kAdaptiveTemperature: break;
+    case RowMap::kEntmax:
+      for (std::int64_t h = 0; h < params.heads; ++h) {
+        if (!IsFloatAlpha(AlphaOf(params, h))) return "alpha outside [1.1, 2]";
+      }
+      break;
+    default: return Name(params.map);
   }
   if (params.q.dtype != DType::kBFloat16) return "not bfloat16";
   if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
@@ -52,9 +57,14 @@ std::string Refuses(const AttentionParams& params) {
   return {};
 }
 
+namespace {
+
 std::string Declines(const AttentionParams& params) {
+  if (params.map == RowMap::kEntmax) return "a sweep hands it the rows that keep many keys";
   return MostKeys(params) < kPanel ? "few keys" : "";
 }
+
+}  // namespace
 
 std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward) {
   const auto threads = static_cast<std::size_t>(Threads(context));
@@ -83,7 +93,6 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
          static_cast<std::size_t>(params.batch * params.heads) * 64;
 }
 
-}  // namespace
 }  // namespace tsallis::stream
 
 namespace tsallis {
@@ -91,7 +100,8 @@ namespace tsallis {
 const AttentionKernel kStreamAmx = {
     .name = "stream-amx",
     .serves =
-        "softmax and adaptive temperature (forward) with bfloat16, keys streaming by bf16 tiles",
+        "softmax, adaptive temperature (forward) and entmax's dense rows with bfloat16, keys "
+        "streaming by bf16 tiles",
     .instruction_set =
         [] {
           return std::string(QueryCpu().chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "");

@@ -54,18 +54,24 @@ ProblemSpec Softmax(std::int64_t q_len, std::int64_t k_len) {
   return spec;
 }
 
-// Softmax, with adaptive temperature and without.
+// Every map that streams. The gradient of alpha is not for tiles.
 void CheckAll(ProblemSpec spec) {
-  for (const RowMap map : {RowMap::kSoftmax, RowMap::kAdaptiveTemperature}) {
+  const std::pair<RowMap, double> maps[] = {
+      {RowMap::kSoftmax, 1.0}, {RowMap::kAdaptiveTemperature, 1.0},
+      {RowMap::kEntmax, 1.5},  {RowMap::kEntmax, 2.0},
+      {RowMap::kEntmax, 1.25}, {RowMap::kEntmax, 1.7}};
+  constexpr unsigned kWanted = kWantAll & ~static_cast<unsigned>(kWantDAlpha);
+  for (const auto& [map, alpha] : maps) {
     spec.map = map;
+    spec.alpha = alpha;
     const Problem problem(spec);
     const Expectation expectation(problem);
     SCOPED_TRACE(spec.Describe());
     ForEachStream([&](const AttentionKernel& kernel) {
       ASSERT_EQ(kernel.refuses(problem.params()), "");
-      const Results one = problem.Run(&kernel, 1);
+      const Results one = problem.Run(&kernel, 1, 0, true, kWanted);
       EXPECT_EQ(expectation.Check(one), "");
-      EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3)), "");
+      EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, 0, true, kWanted)), "");
     });
   }
 }
@@ -91,7 +97,7 @@ TEST(Stream, MasksTermsAndShapes) {
         spec.left = 40;
         spec.right = 90;
         break;
-      case 2: spec.slopes = spec.length_scale = true; break;
+      case 2: spec.slopes = spec.zero_slopes = spec.length_scale = true; break;
       case 3:
         spec.slopes = spec.negative_slopes = true;
         spec.scale_invariant = 10.0;

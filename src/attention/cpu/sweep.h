@@ -40,7 +40,7 @@ inline constexpr std::size_t kUnitScoreBytes = kUnitScores * sizeof(float);  // 
 // Memory of packed keys at a time; heads are taken in groups that fit.
 inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
 // Blocks whose edges are kept before the keys take them up: as many as are expected to have kWaveEdges
-// (3 MB) in all, within these limits; at first an eighth of all, or less.
+// (3 MB) in all, within these limits; at first one or two.
 inline constexpr std::int64_t kLeastWaveBlocks = 4, kWaveBlocks = 64;
 inline constexpr std::int64_t kWaveEdges = 1 << 18;
 
@@ -49,9 +49,6 @@ template <typename T>
 hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
   return hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)));
 }
-
-// Alpha near 1 keeps every key, and above 2 the threshold needs more digits than float32 has.
-inline bool IsSweepAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 
 // How scores are computed.
 enum class ScoreEngine : std::uint8_t {
@@ -71,12 +68,13 @@ inline bool ScoresAreExact(ScoreEngine engine, DType dtype) {
          (engine == ScoreEngine::kAmx && dtype == DType::kBFloat16);
 }
 
-// Share of its keys that a head keeps where dense tiles are as fast as lists (docs/log.md), forward. Backward
-// an entry costs the same with any engine.
+// Share of its keys that a head keeps where dense rows are as fast as lists (docs/log.md): of bfloat16 they
+// run on the tile unit, else in float32. Backward an entry of a list costs the same with any engine.
 inline double DenseShare(ScoreEngine engine, DType dtype) {
-  return ScoresAreExact(engine, dtype) ? 0.4 : 0.125;
+  if (!ScoresAreExact(engine, dtype)) return 0.125;
+  return engine == ScoreEngine::kAmx ? 0.25 : 0.4;
 }
-inline constexpr double kDenseShareBackward = 0.2;
+inline double DenseShareBackward(bool on_tiles) { return on_tiles ? 0.1 : 0.2; }
 // Entries of a row's list before the row is dense.
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params);
 // The byte that stands for 0 in packed keys, which are unsigned.

@@ -9,6 +9,7 @@
 
 #include "attention/cpu/growing.h"
 #include "attention/cpu/matrix_unit.h"
+#include "attention/cpu/stream.h"
 #include "attention/cpu/sweep.h"
 #include "core/parallel.h"
 
@@ -70,6 +71,13 @@ class SweepRun {
   bool BackwardProblem(const Context& context, int worker, const AttentionGradients& gradients,
                        const KvProblem& problem, KvSums& sums, double* d_alpha, double* d_slopes);
   bool Sweepable(std::int64_t h) const;
+  // Whether dense rows run on tiles rather than in float32, and their gradients.
+  bool HasDenseTiles() const {
+    return functions_.engine == ScoreEngine::kAmx && stream::Refuses(params_).empty();
+  }
+  bool HasDenseTiles(const AttentionGradients& gradients) const {
+    return HasDenseTiles() && stream::TakesGradients(params_, gradients);
+  }
   void Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
             PackedMemory& memory);
   HeadContext Head(const PackedHead& packed, std::int64_t h) const {
@@ -111,7 +119,7 @@ class SweepRun {
   PackedMemory packed_;
 };
 
-bool SweepRun::Sweepable(std::int64_t h) const { return IsSweepAlpha(AlphaOf(params_, h)); }
+bool SweepRun::Sweepable(std::int64_t h) const { return IsFloatAlpha(AlphaOf(params_, h)); }
 
 void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
                     PackedMemory& memory) {
@@ -244,7 +252,12 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) 
     for (const auto& rest : left) dense.insert(dense.end(), rest.begin(), rest.end());
   }
   if (sink == nullptr) ClearRowsOutside(params_, outputs);
-  if (!dense.empty()) DenseForwardBlocks(context_, params_, outputs, dense, sink);
+  if (dense.empty()) return;
+  if (sink == nullptr && HasDenseTiles()) {
+    stream::ForwardRows(emulated_, context_, params_, outputs, dense);
+  } else {
+    DenseForwardBlocks(context_, params_, outputs, dense, sink);
+  }
 }
 
 // Memory of one problem's backward pass: one for each worker that has problems of its own.
@@ -297,7 +310,8 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
   };
   if (sums.edges.size() < static_cast<std::size_t>(kWaveBlocks)) sums.edges.resize(kWaveBlocks);
   std::atomic<bool> dense = false;
-  std::int64_t count = 0, next = std::clamp<std::int64_t>(blocks / 8, 1, kLeastWaveBlocks);
+  const double dense_share = DenseShareBackward(HasDenseTiles(gradients));
+  std::int64_t count = 0, next = std::clamp<std::int64_t>(blocks / 16, 1, 2);
   for (std::int64_t wave = 0; wave < total; wave += count) {
     count = std::min(next, total - wave);
     Tasks(context, worker, count, [&](std::int64_t task, SweepScratch& scratch) {
@@ -325,7 +339,7 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
       seen += span.size() * head.sequence.VisibleKeys(params_.mask, span.end - 1).size();
     }
     if (wave == 0 && total > count &&
-        static_cast<double>(found) > kDenseShareBackward * static_cast<double>(seen)) {
+        static_cast<double>(found) > dense_share * static_cast<double>(seen)) {
       return false;
     }
     next = std::clamp(kWaveEdges * count / std::max<std::int64_t>(found, 1), kLeastWaveBlocks,
@@ -387,7 +401,11 @@ void SweepRun::Backward(const AttentionGradients& gradients) {
       left.push_back({i / params_.kv_heads, i % params_.kv_heads});
     }
   }
-  if (!left.empty()) {
+  if (left.empty()) {
+    // Nothing is dense.
+  } else if (HasDenseTiles(gradients)) {
+    stream::BackwardProblems(emulated_, context_, params_, gradients, left);
+  } else {
     DenseBackwardProblems(context_, params_, gradients, left, d_alpha.data());
   }
   if (gradients.d_alpha == nullptr) return;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "attention/cpu/matrix_unit.h"
+#include "attention/cpu/stream.h"
 #include "attention/cpu/sweep.h"
 #include "core/parallel.h"
 #include "tsallis/cpu.h"
@@ -60,7 +61,7 @@ std::string Refuses(const AttentionParams& params) {
   if (params.q.dtype == DType::kFloat64) return "float64";
   if (params.map != RowMap::kEntmax) return "a map without a threshold";
   bool any = false;
-  for (std::int64_t h = 0; h < params.heads; ++h) any = any || IsSweepAlpha(AlphaOf(params, h));
+  for (std::int64_t h = 0; h < params.heads; ++h) any = any || IsFloatAlpha(AlphaOf(params, h));
   if (!any) return "alpha outside [1.1, 2]";
   if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
   if (params.terms.bias.data != nullptr) return "a bias";
@@ -119,7 +120,10 @@ std::size_t WorkspaceWith(const Context& context, const AttentionParams& params,
     bytes += teams * (longest * (d + e) * sizeof(float) + edges + head);
   }
   // Rows that turn out dense are worked on after the sweep.
-  return std::max(bytes, DenseWorkspaceBytes(context, params, backward)) +
+  const bool tiles = kEngine == ScoreEngine::kAmx && stream::Refuses(params).empty();
+  const std::size_t dense = tiles ? stream::WorkspaceBytes(context, params, backward)
+                                  : DenseWorkspaceBytes(context, params, backward);
+  return std::max(bytes, dense) +
          static_cast<std::size_t>(params.batch * params.heads * (params.q_len / kBlockRows + 2)) *
              (sizeof(BlockTask) + sizeof(std::vector<RowBlock>) + 2 * sizeof(RowBlock));
 }
