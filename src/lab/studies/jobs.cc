@@ -158,6 +158,12 @@ bool LoadFinished(const TaskConfig& task, Job& job) {
   return true;
 }
 
+bool LoadWhatIsFinished(const TaskConfig& task, Job& job) {
+  std::erase_if(job.evaluates,
+                [&](const MethodConfig* method) { return !Load(ScoresPath(job, *method), task); });
+  return !job.evaluates.empty() && LoadFinished(task, job);
+}
+
 std::optional<double> ValidationAccuracy(const Job& job) {
   std::ifstream in(job.folder / "metrics.jsonl");
   const std::string length = std::to_string(job.recipe->train.best_length);

@@ -42,6 +42,9 @@ enum class JobGoal : std::uint8_t { kTrain, kEvaluate };
 // kept. What its heads do is read as far as it is there.
 bool LoadFinished(const TaskConfig& task, Job& job);
 
+// The same of those evaluations that are there; the job keeps no other. False: none is.
+bool LoadWhatIsFinished(const TaskConfig& task, Job& job);
+
 // Accuracy in % on validation data of the job's best checkpoint, once it is trained; from its
 // metrics, which are kept longer than its weights.
 std::optional<double> ValidationAccuracy(const Job& job);

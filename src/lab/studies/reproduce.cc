@@ -214,7 +214,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   }
   std::vector<std::string> failures;
   if (options.finished_only) {
-    std::erase_if(jobs, [&](Job& job) { return !LoadFinished(task, job); });
+    std::erase_if(jobs, [&](Job& job) { return !LoadWhatIsFinished(task, job); });
     if (jobs.empty())
       throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
   } else {

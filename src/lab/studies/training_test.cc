@@ -293,6 +293,26 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   EXPECT_EQ(c.rows[0].accuracy_mean, a.rows[0].accuracy_mean);
 }
 
+TEST(Reproduce, ReportsWhatIsFinishedEvaluationByEvaluation) {
+  const Recipe recipe = SmallRecipe();
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  const StudyResults all = Reproduce(recipe, options, never);
+  options.finished_only = true;
+  EXPECT_EQ(Reproduce(recipe, options, never).rows.size(), all.rows.size());
+  // Of weights that two methods share, one has not been evaluated yet.
+  const fs::path study = folder.Path() / "small" / "quick";
+  fs::remove(study / "softmax" / "seed-2" / "eval-adaptive-temperature.json");
+  fs::remove(study / "asentmax-3" / "seed-1" / "eval-asentmax-3.json");
+  fs::remove(study / "asentmax-3" / "seed-2" / "eval-asentmax-3.json");
+  const StudyResults some = Reproduce(recipe, options, never);
+  ASSERT_EQ(some.rows.size(), 4U);
+  for (const ResultRow& row : some.rows) EXPECT_EQ(row.seeds, row.method == "softmax" ? 2 : 1);
+  EXPECT_EQ(some.rows[0].accuracy_mean, all.rows[0].accuracy_mean);
+}
+
 TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   Recipe recipe = SmallRecipe();
   recipe.train.lr_grid = {1e-9, 3e-3};
