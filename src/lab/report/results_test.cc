@@ -277,7 +277,7 @@ TEST(MarkdownTest, HoldsMethodsAgainstTheBaseline) {
   ASSERT_TRUE(contrast && contrast->error);
   EXPECT_NEAR(contrast->difference, 12.5, 1e-9);
   EXPECT_NEAR(*contrast->error, 0.59512, 1e-5);
-  const Json written = ToJson(results)["rows"][11]["against_baseline"];
+  const auto written = ToJson(results)["rows"][11]["against_baseline"];
   EXPECT_EQ(written["difference"], contrast->difference);
   EXPECT_EQ(written["error"], *contrast->error);
   const std::string page = MarkdownReport(results);
