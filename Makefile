@@ -69,7 +69,7 @@ bench-attention: build
 
 # What a call of attention takes beyond its arguments, in a few minutes.
 bench-attention-memory: build
-	$(PYTHON) bench/attention_memory.py --out build/bench/attention-memory.json
+	PYTHONPATH=python $(PYTHON) bench/attention_memory.py --out build/bench/attention-memory.json
 
 # The package's pages, in build/docs.
 docs: setup
