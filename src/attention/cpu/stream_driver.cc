@@ -52,7 +52,8 @@ class Run {
 #if defined(__x86_64__)
       const MatrixUnitSession session(!emulated_);
 #endif
-      body(task, *scratch_[static_cast<std::size_t>(outer + inner)]);
+      const int worker = outer + inner;
+      body(task, *scratch_[static_cast<std::size_t>(worker)]);
     });
   }
   PackedKv Head(std::int64_t problem) const {
