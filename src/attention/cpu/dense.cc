@@ -381,12 +381,8 @@ void Backward(const Context& context, const AttentionParams& params,
     std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
   }
   if (gradients.d_sink != nullptr) std::fill_n(gradients.d_sink, params.heads, 0.0);
-  std::vector<KvProblem> problems;
-  for (std::int64_t problem = 0; problem < params.batch * params.kv_heads; ++problem) {
-    problems.push_back({problem / params.kv_heads, problem % params.kv_heads});
-  }
   std::vector<double> d_alpha(static_cast<std::size_t>(params.batch * params.heads), 0.0);
-  DenseBackwardProblems(context, params, gradients, problems, d_alpha.data());
+  DenseBackwardProblems(context, params, gradients, AllProblems(params), d_alpha.data());
   if (gradients.d_alpha == nullptr) return;
   for (std::int64_t h = 0; h < params.heads; ++h) {
     gradients.d_alpha[h] = 0.0;

@@ -28,6 +28,14 @@ struct KvProblem {
   std::int64_t b = 0, kv = 0;
 };
 
+inline std::vector<KvProblem> AllProblems(const AttentionParams& params) {
+  std::vector<KvProblem> problems;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    for (std::int64_t kv = 0; kv < params.kv_heads; ++kv) problems.push_back({b, kv});
+  }
+  return problems;
+}
+
 // Outputs and statistics of these rows. Blocks in the order of (b, h) share the panels of their keys.
 // With a sink: their weights to it, and nothing else.
 void DenseForwardBlocks(const Context& context, const AttentionParams& params,

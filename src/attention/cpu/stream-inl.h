@@ -166,6 +166,15 @@ struct StreamBlock {
   HWY_ALIGN float betas[stream::kRows];        // of adaptive temperature; else 1
 };
 
+// The products of the block's queries, whose tiles are `columns`, with keys [at, at + keys).
+template <class Tiles>
+HWY_INLINE ProductSteps<Tiles> StreamProducts(const StreamBlock& block,
+                                              const std::uint32_t* columns, std::int64_t at,
+                                              std::int64_t keys, float* scores) {
+  const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
+  return {block.head.k_rows + at / 16 * chunks * kTileWords, columns, chunks, keys, scores};
+}
+
 // z less tau from the score: z or, if plain, a product. tau in two parts: [2][kRows].
 template <class Map>
 struct StreamWeight {
@@ -217,12 +226,10 @@ void StreamDescribe(const StreamBlock& block, const stream::Scratch& scratch, co
                     const float* tau, float* support, float* entropy) {
   const DF d;
   const VF zero = hn::Zero(d), one = hn::Set(d, 1.0f);
-  const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
   VF counts[kGroups] = {zero, zero}, sums[kGroups] = {zero, zero};
   for (std::int64_t at = block.begin; at < block.end; at += kPanel) {
     const std::int64_t keys = std::min(kPanel, block.end - at);
-    RunSteps(ProductSteps<Tiles>(block.head.k_rows + at / 16 * chunks * kTileWords, scratch.columns,
-                                 chunks, keys, scratch.scores));
+    RunSteps(StreamProducts<Tiles>(block, scratch.columns, at, keys, scratch.scores));
     block.Adjust(at, keys, scratch.scores);
     for (std::int64_t group = 0; group < kGroups; ++group) {
       const StreamWeight<Map> weight(block, map, tau, /*is_plain=*/false, group);
@@ -262,11 +269,11 @@ template <class Tiles, class Tau>
 void StreamMix(const StreamBlock& block, const stream::Scratch& scratch, Tau& tau, PanelSum* sum) {
   const stream::PackedKv& head = block.head;
   const stream::Widths widths(block.params);
-  const std::int64_t chunks = widths.d_depth / kDepth, tiles = widths.e_padded / 16;
+  const std::int64_t tiles = widths.e_padded / 16;
   std::fill_n(scratch.sums, tiles * kGroups * kTileFloats, 0.0f);
   const auto products = [&](std::int64_t at, float* scores) {
-    return ProductSteps<Tiles>(head.k_rows + at / 16 * chunks * kTileWords, scratch.columns, chunks,
-                               std::min(kPanel, block.end - at), scores);
+    return StreamProducts<Tiles>(block, scratch.columns, at, std::min(kPanel, block.end - at),
+                                 scores);
   };
   const auto mix = [&](std::int64_t at, const std::uint32_t* pairs) {
     return MixSteps<Tiles>(head.v_columns + at / kDepth * tiles * kTileWords, tiles, pairs,

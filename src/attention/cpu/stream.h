@@ -1,7 +1,7 @@
 // Softmax on long rows of bfloat16, and entmax where rows keep too many keys for lists: keys stream by in panels,
 // products run on bf16 tiles (AMX). A row of softmax keeps its running maximum and sum (Milakov and
 // Gimelshein 2018; Dao et al. 2022); one of entmax has its threshold solved for first, by passes over the
-// keys that find their scores anew: at two cycles for sixteen they cost less than to keep them.
+// keys that find their scores anew, so that nothing of n^2 is kept.
 //
 // A block is 32 queries, 16 in the lanes of either of two vectors: scores lie as [keys][16 lanes], so
 // that maxima, sums and exponentials stay in their lanes, and weights of neighbouring keys pair up as
@@ -132,8 +132,8 @@ struct Functions {
   // Packs keys [begin, end), a multiple of 32 from the first on.
   void (*pack)(const AttentionParams& params, const PackedKv& head, std::int64_t begin,
                std::int64_t end, bool backward, float* k_bound, float* v_bound) = nullptr;
-  // Rows [q_begin, q_begin + count) of query head h. False: something might not be finite, nothing is
-  // written.
+  // Rows [q_begin, q_begin + count) of query head h. False: something might not be finite, or
+  // a threshold was not found; nothing is written.
   bool (*forward)(const Call& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
                   std::int64_t count, Scratch& scratch) = nullptr;
   // Fills `block` for the same rows. False as above.

@@ -50,9 +50,8 @@ template <class Tiles>
 HWY_INLINE bool StreamPanel(const StreamBlock& block, std::int64_t at, std::int64_t keys,
                             const stream::Scratch& scratch, const stream::WaveBlock& wave) {
   const stream::Widths widths(block.params);
-  const std::int64_t d_chunks = widths.d_depth / kDepth, e_chunks = widths.e_depth / kDepth;
-  RunSteps(ProductSteps<Tiles>(block.head.k_rows + at / 16 * d_chunks * kTileWords, wave.q_columns,
-                               d_chunks, keys, scratch.scores));
+  const std::int64_t e_chunks = widths.e_depth / kDepth;
+  RunSteps(StreamProducts<Tiles>(block, wave.q_columns, at, keys, scratch.scores));
   RunSteps(ProductSteps<Tiles>(block.head.v_rows + at / 16 * e_chunks * kTileWords,
                                wave.d_out_columns, e_chunks, keys, scratch.gradients));
   const bool plain = block.IsPlain(at, keys);
@@ -210,9 +209,7 @@ double StreamRangeGradients(const StreamBlock& block, const Map& map, std::int64
     const std::int64_t keys = std::min(kPanel, end - at);
     const bool plain = StreamPanel<Tiles>(block, at, keys, scratch, wave);
     if (dc != nullptr) {
-      const std::int64_t chunks = widths.d_depth / kDepth;
-      RunSteps(ProductSteps<Tiles>(head.k_rows + at / 16 * chunks * kTileWords, wave.q_columns,
-                                   chunks, keys, scratch.products));
+      RunSteps(StreamProducts<Tiles>(block, wave.q_columns, at, keys, scratch.products));
     }
     StreamOperands(block, map, at, keys, plain, scratch, wave, &d_slope, d_c);
     if (dv != nullptr) {

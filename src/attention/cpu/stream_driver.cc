@@ -368,14 +368,10 @@ void Backward(bool emulated, const Context& context, const AttentionParams& para
     kDenseAttention.backward(context, params, gradients);
     return;
   }
-  std::vector<KvProblem> problems;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    for (std::int64_t kv = 0; kv < params.kv_heads; ++kv) problems.push_back({b, kv});
-  }
   if (gradients.d_slopes != nullptr) {
     std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
   }
-  BackwardProblems(emulated, context, params, gradients, problems);
+  BackwardProblems(emulated, context, params, gradients, AllProblems(params));
 }
 
 }  // namespace tsallis::stream

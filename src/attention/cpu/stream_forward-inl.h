@@ -90,12 +90,10 @@ double StreamSharpen(StreamBlock& block, const stream::Scratch& scratch, float* 
                      double* log_sum) {
   const DF d;
   const VF zero = hn::Zero(d), none = hn::Set(d, -kInfinityF);
-  const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
   VF maximum[kGroups] = {none, none}, sum[kGroups] = {zero, zero}, depth[kGroups] = {zero, zero};
   for (std::int64_t at = block.begin; at < block.end; at += kPanel) {
     const std::int64_t keys = std::min(kPanel, block.end - at);
-    RunSteps(ProductSteps<Tiles>(block.head.k_rows + at / 16 * chunks * kTileWords, scratch.columns,
-                                 chunks, keys, scratch.scores));
+    RunSteps(StreamProducts<Tiles>(block, scratch.columns, at, keys, scratch.scores));
     block.Adjust(at, keys, scratch.scores);
     VF shrink[kGroups];
     const VF before[kGroups] = {maximum[0], maximum[1]};
@@ -199,7 +197,6 @@ TSALLIS_STREAM_TILES void StreamSums(const StreamBlock& block, const stream::Scr
                                      const Map& map, std::int64_t stride, StreamThresholds* t) {
   const DF d;
   const VF zero = hn::Zero(d), none = hn::Set(d, -kInfinityF);
-  const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
   HWY_ALIGN float tau[2 * stream::kRows];
   for (std::int64_t group = 0; group < kGroups; ++group) {
     t->sum[group] = t->slope[group] = PanelSum();
@@ -208,8 +205,8 @@ TSALLIS_STREAM_TILES void StreamSums(const StreamBlock& block, const stream::Scr
     hn::Store(t->low[group], d, tau + stream::kRows + group * stream::kLanes);
   }
   const auto products = [&](std::int64_t at, float* scores) {
-    return ProductSteps<Tiles>(block.head.k_rows + at / 16 * chunks * kTileWords, scratch.columns,
-                               chunks, std::min(kPanel, block.end - at), scores);
+    return StreamProducts<Tiles>(block, scratch.columns, at, std::min(kPanel, block.end - at),
+                                 scores);
   };
   float* scores = scratch.scores;
   float* next_scores = scratch.gradients;
@@ -249,9 +246,10 @@ TSALLIS_STREAM_TILES void StreamSums(const StreamBlock& block, const stream::Scr
 }
 
 // Solves sum p = 1 for every row, by Newton's method on the norm (simplex/entmax-inl.h), from the solution on
-// an eighth of the panels where there are many: passes over all of them are what costs.
+// an eighth of the panels where there are many: passes over all of them are what costs. False: some row is not
+// there after many steps.
 template <class Tiles, class Map>
-void StreamSolve(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
+bool StreamSolve(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
                  StreamThresholds* t) {
   const DF d;
   const VF one = hn::Set(d, 1.0f), none = hn::Set(d, -kInfinityF);
@@ -266,11 +264,13 @@ void StreamSolve(const StreamBlock& block, const stream::Scratch& scratch, const
     const VF top = t->top[group];
     t->high[group] = hn::IfThenElseZero(hn::Gt(top, none), hn::Sub(top, one));
   }
+  bool solved = false;
   for (const std::int64_t stride : {kStride, std::int64_t{1}}) {
     if (stride > 1 && !sampled) continue;
+    solved = false;
     const VF share = hn::Set(d, static_cast<float>(stride));
     const float enough = stride > 1 ? 0.02f : 2e-4f;
-    for (int i = 0; i < kMostSteps; ++i) {
+    for (int i = 0; i < kMostSteps && !solved; ++i) {
       StreamSums<Tiles>(block, scratch, map, stride, t);
       VF farthest = hn::Zero(d);
       for (std::int64_t group = 0; group < kGroups; ++group) {
@@ -289,9 +289,10 @@ void StreamSolve(const StreamBlock& block, const stream::Scratch& scratch, const
         farthest = hn::Max(farthest, hn::IfThenElseZero(keys, hn::Abs(hn::Sub(sum, one))));
       }
       // The error of the next sum is about the square of this one's.
-      if (hn::GetLane(hn::MaxOfLanes(d, farthest)) < enough) break;
+      solved = hn::GetLane(hn::MaxOfLanes(d, farthest)) < enough;
     }
   }
+  return solved;
 }
 
 // Weights of a map whose tau is known.
@@ -314,10 +315,10 @@ class KnownTau {
 };
 
 template <class Tiles, class Map>
-void StreamEntmaxForward(const StreamBlock& block, const stream::Scratch& scratch, const Map& map) {
+bool StreamEntmaxForward(const StreamBlock& block, const stream::Scratch& scratch, const Map& map) {
   const DF d;
   StreamThresholds t;
-  StreamSolve<Tiles>(block, scratch, map, &t);
+  if (!StreamSolve<Tiles>(block, scratch, map, &t)) return false;
   StreamRows rows;
   for (std::int64_t group = 0; group < kGroups; ++group) {
     hn::Store(t.high[group], d, rows.tau + group * stream::kLanes);
@@ -339,7 +340,7 @@ void StreamEntmaxForward(const StreamBlock& block, const stream::Scratch& scratc
     hn::Store(sum[group].sum, d, rows.mass + group * stream::kLanes);
   }
   StreamStore<Tiles>(block, scratch, map, rows);
-  if (block.call.outputs->tau == nullptr) return;
+  if (block.call.outputs->tau == nullptr) return true;
   const std::int64_t index = RowIndex(block.params, block.head.sequence, block.h, block.row);
   for (std::int64_t i = 0; i < block.count; ++i) {
     block.call.outputs->tau[index + i] =
@@ -347,6 +348,7 @@ void StreamEntmaxForward(const StreamBlock& block, const stream::Scratch& scratc
             ? static_cast<double>(rows.tau[i]) + static_cast<double>(rows.tau[stream::kRows + i])
             : -INFINITY;
   }
+  return true;
 }
 
 template <class Tiles>
@@ -361,8 +363,7 @@ bool StreamForward(const stream::Call& call, const stream::PackedKv& head, std::
   StreamColumns(scratch.halves, widths.d_depth, scratch.columns);
   return WithStreamMap(params, h, [&](const auto& map) HWY_ATTR {
     if constexpr (std::decay_t<decltype(map)>::kSums) {
-      StreamEntmaxForward<Tiles>(block, scratch, map);
-      return true;
+      return StreamEntmaxForward<Tiles>(block, scratch, map);
     } else {
       return StreamSoftmaxForward<Tiles>(block, q_bound, scratch);
     }
