@@ -167,6 +167,7 @@ void Describe(TableReader& table, TrainConfig& train) {
   table.Optional("validate_every", train.validate_every,
                  Within<std::int64_t>(0, 1LL << 40, "steps > 0, or 0 for never"));
   table.Optional("best_length", train.best_length, Positive<std::int64_t>());
+  table.Optional("best_floor", train.best_floor, Within(0.0, 100.0, "an accuracy in %"));
   table.Optional("validate_samples", train.validate_samples, Positive<std::int64_t>());
 }
 

@@ -84,9 +84,12 @@ struct TrainConfig {
   std::int64_t log_every = 500;          // steps between lines of metrics.jsonl
   std::int64_t checkpoint_every = 5000;  // steps between checkpoints
   // The best checkpoint is that of the highest accuracy on validation samples of length best_length,
-  // read every validate_every steps and at the end. 0: the last weights count.
+  // read every validate_every steps and at the end. 0: the last weights count. Checkpoints with less
+  // than best_floor % at the longest length of training count only while none has reached it, and by
+  // their accuracy there: what is not learned yet cannot generalise, however it scores.
   std::int64_t validate_every = 0;
   std::int64_t best_length = 0;
+  double best_floor = 0.0;
   std::int64_t validate_samples = 200;
 };
 

@@ -125,6 +125,8 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
   if (train.validate_every > 0) {
     exists("train.best_length", train.best_length);
     if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");
+  } else if (train.best_floor > 0.0) {
+    problems.Add("train.best_floor", "has no effect without validate_every");
   }
   if (!train.lr_grid.empty() && train.validate_every == 0) {
     problems.Add("train.lr_grid", "is chosen from on validation samples: needs validate_every");

@@ -315,6 +315,10 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
   ExpectContains(ErrorOf("\"adamw\"", "\"adam\""), "train.weight_decay: only has an effect");
   ExpectContains(ErrorOf("best_length = 32", "best_length = 32\naccumulate = 3"),
                  "batch 128 cannot be worked on in 3 equal parts");
+  ExpectContains(ErrorOf("best_length = 32", "best_length = 32\nbest_floor = 0.98e3"),
+                 "train.best_floor: expected an accuracy in %");
+  ExpectContains(ErrorOf("validate_every = 10", "best_floor = 98.0"),
+                 "train.best_floor: has no effect without validate_every");
   ExpectContains(ErrorOf("layers = 3", "layers = 3\nvocabulary = 9"), "the task has 10 tokens");
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -71,7 +72,7 @@ std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskCon
 }
 
 bool IsFinished(const TaskConfig& task, Job& job, JobGoal goal) {
-  return LoadFinished(task, job) || (goal == JobGoal::kTrain && ValidationAccuracy(job));
+  return LoadFinished(task, job) || (goal == JobGoal::kTrain && ValidationRank(job));
 }
 
 using Report = std::function<void(const JobStatus&)>;
@@ -164,15 +165,19 @@ bool LoadWhatIsFinished(const TaskConfig& task, Job& job) {
   return !job.evaluates.empty() && LoadFinished(task, job);
 }
 
-std::optional<double> ValidationAccuracy(const Job& job) {
+std::optional<double> ValidationRank(const Job& job) {
   std::ifstream in(job.folder / "metrics.jsonl");
-  const std::string length = std::to_string(job.recipe->train.best_length);
-  double best = 0.0;
+  const TrainConfig& train = job.recipe->train;
+  const std::vector<std::int64_t> lengths = ValidationLengths(*job.recipe);
+  double best = -std::numeric_limits<double>::infinity();
   bool trained = false;
   for (std::string line; std::getline(in, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
     if (!entry.is_object() || !entry.contains("validation")) continue;
-    best = std::max(best, entry["validation"].value(length, 0.0));
+    const auto at = [&](std::int64_t n) {
+      return entry["validation"].value(std::to_string(n), 0.0);
+    };
+    best = std::max(best, CheckpointRank(train, at(lengths.front()), at(lengths.back())));
     trained = trained || entry.value("step", std::int64_t{0}) == job.steps;
   }
   return trained ? std::optional(best) : std::nullopt;

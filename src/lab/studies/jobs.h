@@ -45,9 +45,9 @@ bool LoadFinished(const TaskConfig& task, Job& job);
 // The same of those evaluations that are there; the job keeps no other. False: none is.
 bool LoadWhatIsFinished(const TaskConfig& task, Job& job);
 
-// Accuracy in % on validation data of the job's best checkpoint, once it is trained; from its
+// CheckpointRank() of the job's best checkpoint on validation data, once it is trained; from its
 // metrics, which are kept longer than its weights.
-std::optional<double> ValidationAccuracy(const Job& job);
+std::optional<double> ValidationRank(const Job& job);
 
 // Runs the jobs, as many at a time as there are cores. Jobs on sequences share the cores that are
 // left when fewer jobs are; those on sets are too small for more than one. A job that fails leaves

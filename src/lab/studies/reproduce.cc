@@ -14,6 +14,7 @@
 #include "lab/studies/jobs.h"
 #include "lab/studies/summarise.h"
 #include "lab/train/run_folder.h"
+#include "lab/train/trainer.h"
 #include "tsallis/cpu.h"
 
 namespace tsallis::lab {
@@ -108,12 +109,13 @@ Runs GridRuns(const ScaleConfig& scale, const Runs& study) {
 
 // For every method that trains, the recipe with the learning rate at which `grid`, trained, is the
 // most accurate on validation data, averaged over the seeds; of equals the first of the grid. Jobs
-// that failed count as 0. Says what it chose in `choices`.
+// that failed count as nothing right. Says what it chose in `choices`.
 std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
                                                  std::string& choices) {
   std::map<std::string, std::map<const Recipe*, double>> sums;
   for (const Job& job : grid) {
-    sums[job.trains->name][job.recipe] += ValidationAccuracy(job).value_or(0.0);
+    sums[job.trains->name][job.recipe] +=
+        ValidationRank(job).value_or(CheckpointRank(job.recipe->train, 0.0, 0.0));
   }
   std::map<std::string, const Recipe*> chosen;
   for (const auto& [method, rates] : sums) {
@@ -147,13 +149,17 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   }
   if (train.schedule == "cosine") rate += ", down to 0 along a cosine";
   const std::string runs = Seeds(study.seeds);
-  const std::string weights =
-      train.validate_every > 0 && train.validate_every < steps
-          ? fmt::format(
-                "of weights read every {} steps the best at length {}, on {} validation "
-                "samples,",
-                train.validate_every, train.best_length, train.validate_samples)
-          : "the last weights";
+  std::string weights = "the last weights";
+  if (train.validate_every > 0 && train.validate_every < steps) {
+    const std::string floor =
+        train.best_floor > 0.0
+            ? fmt::format(" with {:g} % or more at {}", train.best_floor, task.train_length_max)
+            : "";
+    weights = fmt::format(
+        "of weights read every {} steps{} the best at length {}, on {} validation "
+        "samples,",
+        train.validate_every, floor, train.best_length, train.validate_samples);
+  }
   if (!task.sequence) {
     return fmt::format(
         "{} training steps of {} sets, {}, {}, L2 {:g}, {}; {} are evaluated, on {} to {} sets a "

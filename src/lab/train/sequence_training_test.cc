@@ -9,6 +9,7 @@
 #include <cmath>
 #include <csignal>
 #include <functional>
+#include <set>
 
 #include "lab/errors.h"
 #include "lab/eval/evaluate_sequences.h"
@@ -240,6 +241,49 @@ TEST(SequenceTraining, DoesNotDependOnThreadsAndAccumulatesToTheSameGradient) {
   EXPECT_EQ(score.count, parts.count);
   EXPECT_LT((gradient - model.FlatGradients()).abs().max().item<float>(),
             1e-5F * gradient.abs().max().item<float>());
+}
+
+// Which step is best under a floor, found from what metrics.jsonl says of every validation.
+std::int64_t BestStep(const fs::path& folder, const TrainConfig& train, std::int64_t trained) {
+  std::int64_t best = 0;
+  std::pair<double, double> highest = {-1.0, -1.0};
+  for (const std::string& line : MetricsOf(folder)) {
+    const auto entry = nlohmann::json::parse(line.substr(0, line.rfind(',')) + "}");
+    if (!entry.contains("validation")) continue;
+    const double known = entry["validation"][std::to_string(trained)];
+    const double further = entry["validation"][std::to_string(train.best_length)];
+    // Those that reach the floor are ahead of the others and told apart by the other length.
+    const std::pair<double, double> rank =
+        known < train.best_floor ? std::pair(0.0, known) : std::pair(1.0, further);
+    if (rank < highest) continue;
+    highest = rank;
+    best = entry["step"];
+  }
+  return best;
+}
+
+TEST(SequenceTraining, WhatIsNotLearnedIsNotBest) {
+  Recipe recipe = SmallSequences();
+  recipe.train.best_length = 1;
+  const std::int64_t trained = recipe.task.train_length_max;
+  const TemporaryFolder folder;
+  std::set<std::int64_t> steps;
+  for (const double floor : {0.0, 20.0, 100.0}) {
+    recipe.train.best_floor = floor;
+    const TrainingJob job = JobOf(recipe, folder.Path() / std::to_string(floor), 60);
+    Trained(job);
+    const std::int64_t step = BestStep(job.folder, recipe.train, trained);
+    EXPECT_EQ(ReadTensors(RunFolder(job.folder).BestPath()).metadata.at("step"),
+              std::to_string(step));
+    steps.insert(step);
+  }
+  EXPECT_GE(steps.size(), 2U) << "the floors decide nothing here";
+
+  TrainConfig train;
+  train.best_floor = 98.0;
+  EXPECT_EQ(CheckpointRank(train, 98.0, 0.0), 0.0);
+  EXPECT_LT(CheckpointRank(train, 97.9, 100.0), 0.0);
+  EXPECT_LT(CheckpointRank(train, 50.0, 100.0), CheckpointRank(train, 60.0, 0.0));
 }
 
 TEST(SequenceTraining, KeepsTheBestOfValidation) {

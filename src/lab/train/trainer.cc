@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 
 #include "lab/denormals.h"
@@ -38,7 +39,7 @@ struct Window {
 
 struct Best {
   std::int64_t step = 0;
-  double accuracy = -1.0;
+  double rank = -std::numeric_limits<double>::infinity();
 };
 
 // One run of the loop: what is saved and restored, and how. Only the first of several processes has
@@ -95,14 +96,14 @@ class Run {
     notes["window.steps"] = std::to_string(window.steps);
     notes["validates"] = std::to_string(static_cast<int>(validates));
     notes["best.step"] = std::to_string(best.step);
-    notes["best.accuracy"] = fmt::format("{:a}", best.accuracy);
+    notes["best.rank"] = fmt::format("{:a}", best.rank);
     folder_.Save(checkpoint);
     saved = step;
   }
 
-  // The weights are the best so far, by their accuracy at that length.
-  void SaveBest(double accuracy, std::int64_t length) {
-    best = {step, accuracy};
+  // The weights are the best so far; their accuracy at that length.
+  void SaveBest(double rank, double accuracy, std::int64_t length) {
+    best = {step, rank};
     if (!plan_.processes.First()) return;
     TensorFile file{model_.Parameters(), Metadata()};
     file.metadata["accuracy"] = fmt::format("{:.6g}", accuracy);
@@ -144,7 +145,7 @@ class Run {
     window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
               std::atoll(note("window.count")), std::atoll(note("window.steps"))};
     validates = std::atoll(note("validates")) != 0;
-    best = {std::atoll(note("best.step")), std::strtod(note("best.accuracy"), nullptr)};
+    best = {std::atoll(note("best.step")), std::strtod(note("best.rank"), nullptr)};
   }
 
   // What the first process has read becomes all processes'.
@@ -156,7 +157,7 @@ class Run {
       value = static_cast<std::remove_reference_t<decltype(value)>>(number.item<double>());
     };
     const auto spread_all = [&](auto&... values) { (spread(values), ...); };
-    spread_all(step, validates, finished, best.step, best.accuracy);
+    spread_all(step, validates, finished, best.step, best.rank);
     spread_all(window.loss, window.hits, window.count, window.steps);
     processes.Broadcast(model_.FlatParameters());
     processes.Broadcast(optimizer_.First());
@@ -172,7 +173,8 @@ class Run {
 
 // Reads the accuracies, keeps the weights if they are the best so far, and adds a line to the
 // metrics. Interrupted in the middle, it leaves a checkpoint that begins with it.
-void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool>& stop) {
+void Validate(Trainable& model, const TrainConfig& train, Run& run, double seconds,
+              const std::atomic<bool>& stop) {
   run.validates = true;
   Trainable::Accuracies accuracies;
   try {
@@ -188,9 +190,9 @@ void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool
     text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, accuracy);
   }
   // Of equals the later: accuracies at new lengths go on rising after the loss has vanished.
-  if (const auto& [length, accuracy] = accuracies.back(); accuracy >= run.best.accuracy) {
-    run.SaveBest(accuracy, length);
-  }
+  const auto& [length, accuracy] = accuracies.back();
+  const double rank = CheckpointRank(train, accuracies.front().second, accuracy);
+  if (rank >= run.best.rank) run.SaveBest(rank, accuracy, length);
   run.Log(fmt::format(R"({{"step": {}, "validation": {{{}}}, "seconds": {:.3f}}})", run.step, text,
                       seconds));
 }
@@ -239,7 +241,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
   };
   GradientSum gradient(plan.processes, model.FlatGradients());
   Trainable::StepScore score;
-  if (run.validates) Validate(model, run, seconds(), stop);
+  if (run.validates) Validate(model, train, run, seconds(), stop);
   while (run.step < plan.steps) {
     const bool stopping = LossAndGradient(model, plan.processes, run.step, stop, gradient, score);
     if (!std::isfinite(score.loss)) fail("loss", score.loss);
@@ -264,7 +266,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
       run.window = {};
     }
     if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
-      Validate(model, run, seconds(), stop);
+      Validate(model, train, run, seconds(), stop);
     }
     if (end) break;
     if (run.step % train.checkpoint_every == 0 || stopping) run.Save();
@@ -300,6 +302,10 @@ std::vector<std::int64_t> ValidationLengths(const Recipe& recipe) {
   return {recipe.task.train_length_max, recipe.train.best_length};
 }
 
+double CheckpointRank(const TrainConfig& train, double in_distribution, double accuracy) {
+  return in_distribution < train.best_floor ? in_distribution - 100.0 : accuracy;
+}
+
 nlohmann::ordered_json ToJson(const TrainConfig& train) {
   nlohmann::ordered_json json = {{"optimizer", train.optimizer}, {"lr", train.lr}};
   if (train.optimizer == "adam") json["l2"] = train.l2;
@@ -320,6 +326,7 @@ nlohmann::ordered_json ToJson(const TrainConfig& train) {
   add("validate_every", train.validate_every, defaults.validate_every);
   add("validate_samples", train.validate_samples, defaults.validate_samples);
   add("best_length", train.best_length, defaults.best_length);
+  add("best_floor", train.best_floor, defaults.best_floor);
   return json;
 }
 

@@ -44,9 +44,10 @@ class Trainable {
   // processes each works on its share of the batch: score and gradient are its terms of the batch's.
   virtual StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) = 0;
 
-  // Accuracy on validation data, the same in all processes; the last entry decides which checkpoint
-  // is best. Nothing: the last weights are what training is for. Called every train.validate_every
-  // steps and after the last. Throws Interrupted when `stop` becomes true in one of the processes.
+  // Accuracy on validation data at ValidationLengths(), the same in all processes; CheckpointRank()
+  // of the first and the last decides which checkpoint is best. Nothing: the last weights are what
+  // training is for. Called every train.validate_every steps and after the last. Throws Interrupted
+  // when `stop` becomes true in one of the processes.
   virtual Accuracies Validate(const std::atomic<bool>& stop) = 0;
 };
 
@@ -80,6 +81,10 @@ void CheckShares(const TrainConfig& train, const Processes& processes);
 
 // Where accuracy is read on validation data: the longest length of training, then train.best_length.
 std::vector<std::int64_t> ValidationLengths(const Recipe& recipe);
+
+// The checkpoint of the highest rank is the best: its accuracy in % at train.best_length, or less
+// than 0 where `in_distribution`, that at the longest length of training, is below train.best_floor.
+double CheckpointRank(const TrainConfig& train, double in_distribution, double accuracy);
 
 // The part of the settings that says how is trained. Keys that came later are left out at their
 // defaults, so that older folders keep theirs.
