@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures.fake_study import METHODS, QUICK, write_fake_sequences, write_fake_study
+from matplotlib.colors import to_rgb
 
 from tsallis_report import data, figures, heads, page, style
 from tsallis_report.__main__ import main, render
@@ -219,6 +220,24 @@ def test_colors_and_markers_tell_methods_apart() -> None:
     for members in style.families(methods).values():
         assert len({style.markers(methods)[m] for m in members}) == len(members)
     assert sum(map(len, style.families(methods).values())) == len(methods)
+
+
+def test_positions_share_the_color_of_their_map_and_have_their_own_line() -> None:
+    methods = [
+        f"{base}-{position}"
+        for position in ("nape", "rope", "alibi", "nope")
+        for base in ("softmax", "ssmax", "entmax", "sentmax", "asentmax")
+    ]
+    colors, every = style.colors(methods), style.positions(methods)
+    assert every == ["nape", "rope", "alibi", "nope"]
+    assert len({str(style.line(position, every)) for position in every}) == 4
+    assert colors["softmax-nape"] == style.colors(["softmax", "entmax-1.5"])["softmax"]
+    assert len({colors[m] for m in methods if m.endswith("-nape")}) == 5
+    for base in ("softmax", "ssmax", "entmax", "sentmax", "asentmax"):
+        full, tinted = (np.array(to_rgb(colors[f"{base}-{place}"])) for place in ("nape", "rope"))
+        np.testing.assert_allclose(tinted, full + 0.35 * (1.0 - full), atol=0.01)
+    assert style.split("softmax-sqrt-d") == ("softmax-sqrt-d", "")
+    assert style.family("sentmax-nape") == style.ENTMAX
 
 
 def test_headline_takes_the_best_entmax(full: Path) -> None:

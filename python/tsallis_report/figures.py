@@ -36,7 +36,8 @@ def plot_accuracy(study: Study) -> Figure:
     axes.set_ylabel("Accuracy (%)")
     length_axis(axes, study.lengths, every=1)
     axes.set_title(study.title, pad=10)
-    axes.legend(handles=_line_styles(study), loc="lower left")
+    handles = _line_styles(study, methods)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     _direct_labels(figure, [(axes, methods)], study, _accuracy_end(study))
     return figure
 
@@ -58,7 +59,7 @@ def plot_accuracy_families(study: Study) -> Figure | None:
         length_axis(axes, study.lengths)
         axes.set_title(name)
     panels[0].set_ylabel("Accuracy (%)")
-    handles = _line_styles(study)
+    handles = _line_styles(study, study.methods)
     if "softmax" in study.labels and len(groups) > 1:
         handles.append(
             Line2D([], [], color="#b5b5b5", lw=1.4, label="softmax, ours, for comparison")
@@ -320,6 +321,7 @@ def _plot_series(
 ) -> None:
     """A line with markers per method, and a band of ± its spread."""
     palette, marks = style.colors(study.methods), style.markers(study.methods)
+    positions = style.positions(study.methods)
     for method in methods:
         x, y, spread = (np.asarray(part, dtype=float) for part in series(method))
         if spread.any():
@@ -328,6 +330,7 @@ def _plot_series(
             x,
             y,
             color=palette[method],
+            ls=style.line(style.split(method)[1], positions),
             marker=marks[method],
             markeredgecolor="white",
             markeredgewidth=0.5,
@@ -336,11 +339,29 @@ def _plot_series(
         )
 
 
-def _line_styles(study: Study) -> list[Line2D | Patch]:
-    """Legend entries that explain solid, band and dashed."""
+def _position_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
+    """Legend entries that tell the methods' positions apart; none where there is one."""
+    every, shown = style.positions(study.methods), style.positions(methods)
+    if len(shown) == 1:
+        return []
+    return [
+        Line2D(
+            [],
+            [],
+            color="#555555",
+            ls=style.line(position, every),
+            label=style.POSITIONS.get(position, "others"),
+        )
+        for position in shown
+    ]
+
+
+def _line_styles(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
+    """Legend entries that explain lines, band and dashed."""
     seeds = study.max_seeds
     mean = f"ours, mean of {seeds} seeds" if seeds > 1 else "ours, one seed"
     handles: list[Line2D | Patch] = [Line2D([], [], color="#555555", marker="o", ms=4, label=mean)]
+    handles += _position_lines(study, methods)
     if seeds > 1:
         handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation"))
     if study.has_paper:
@@ -387,7 +408,8 @@ def _finish_grid(
             length_axis(axes, lengths)
             if row is not grid[-1] and len(row) > 1:
                 axes.set_xlabel("")
-    handles: list[Line2D | Patch] = list(references)
+    handles = _position_lines(study, [m for row in grid for _, group in row for m in group])
+    handles += references
     if study.max_seeds > 1 and any(e.std > 0 for e in study.entropies) and len(ylabels) > 1:
         handles.append(
             Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds")
@@ -410,12 +432,13 @@ def _direct_labels(
     for axes, methods in panels:
         height = axes.get_window_extent().height / figure.dpi * 72.0  # points
         to_axes = axes.transData + axes.transAxes.inverted()
-        ends: list[tuple[float, float, float, str]] = []
+        # Of lines that end at one place the best over all lengths has the highest name.
+        ends: list[tuple[float, float, float, float, str]] = []
         for method in methods:
             x, y = series(method)[:2]
             if len(y) > 0 and np.isfinite(y[-1]):
                 place = float(to_axes.transform((x[-1], y[-1]))[1])
-                ends.append((place, x[-1], y[-1], method))
+                ends.append((round(place, 4), float(np.nanmean(y)), x[-1], y[-1], method))
         ends.sort()
         gap = 1.3 * size / height
         heights = [
@@ -424,7 +447,7 @@ def _direct_labels(
             for index, end in enumerate(ends)
         ]
         places = _spread_apart(heights, gap)
-        for place, (_, x_end, y_end, method) in zip(places, ends, strict=True):
+        for place, (*_, x_end, y_end, method) in zip(places, ends, strict=True):
             axes.annotate(
                 study.labels[method],
                 xy=(x_end, y_end),

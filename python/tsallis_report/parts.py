@@ -24,6 +24,13 @@ def headline_methods(study: Study) -> list[str]:
     def longest(method: str) -> float:
         return study.rows_of(method)[-1].mean
 
+    places = style.positions(methods)
+    if len(places) > 1:  # the maps at the first position, and the outermost two at the second
+        wanted = [f"{base}-{places[0]}" for base in ("softmax", "ssmax", "entmax", "asentmax")]
+        wanted += [f"{base}-{places[1]}" for base in ("softmax", "asentmax")]
+        chosen = [m for m in methods if m in wanted]
+        return chosen if len(chosen) >= 2 else methods[:MAX_TOGETHER]
+
     wanted = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5"]
     others = [m for m in methods if style.family(m) == style.ENTMAX and m != "entmax-1.5"]
     if others:

@@ -1,4 +1,8 @@
-"""How figures look: one colour per method wherever it appears, hues by family, no dates."""
+"""How figures look: one colour per method wherever it appears, hues by family, no dates.
+
+Methods of sequence models are named map-position (``softmax-rope``): the map decides the colour,
+the position the line, and the first position of a study has the full colour.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,12 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 
 INK = "#222222"
 FAINT = "#8a8a8a"
 GRID = "#e4e4e4"
 MARKERS = "osD^vPX*<>"
+
+POSITIONS = {"nape": "NAPE", "rope": "RoPE", "alibi": "ALiBi", "nope": "NoPE"}
+_LINES: list[Any] = ["-", (0, (1, 1.1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
 
 SOFTMAX, ENTMAX, ASENTMAX = "Softmax family", "α-entmax", "ASEntmax"
 
@@ -71,11 +78,27 @@ def styled() -> Iterator[None]:
         yield
 
 
+def split(method: str) -> tuple[str, str]:
+    """Map and position of a method, by its name in the recipe; the position is often ``""``."""
+    base, _, position = method.rpartition("-")
+    return (base, position) if position in POSITIONS else (method, "")
+
+
+def positions(methods: Sequence[str]) -> list[str]:
+    """The positions of a study's methods, in the order in which they first appear."""
+    return list(dict.fromkeys(split(method)[1] for method in methods))
+
+
+def line(position: str, of: Sequence[str]) -> Any:
+    """Matplotlib's line style of a position, one of a study's."""
+    return _LINES[of.index(position) % len(_LINES)]
+
+
 def family(method: str) -> str:
     """The family of a method by its name in the recipe."""
     if method.startswith("asentmax"):
         return ASENTMAX
-    if re.match(r"(entmax|sparsemax)", method):
+    if re.match(r"(s?entmax|sparsemax)", method):
         return ENTMAX
     return SOFTMAX
 
@@ -90,6 +113,21 @@ def families(methods: Sequence[str]) -> dict[str, list[str]]:
 
 def colors(methods: Sequence[str]) -> dict[str, str]:
     """One colour per method; it depends on the study's list of methods only, not on the figure."""
+    places = positions(methods)
+    bases = _base_colors(list(dict.fromkeys(split(method)[0] for method in methods)))
+    return {
+        method: _tinted(bases[base], 0.0 if position == places[0] else 0.35)
+        for method in methods
+        for base, position in [split(method)]
+    }
+
+
+def _tinted(color: str, white: float) -> str:
+    red, green, blue = (part + white * (1.0 - part) for part in to_rgb(color))
+    return to_hex((red, green, blue))
+
+
+def _base_colors(methods: Sequence[str]) -> dict[str, str]:
     palette: dict[str, str] = {}
     for name, members in families(methods).items():
         shaded = [method for method in members if method not in _FIXED]
