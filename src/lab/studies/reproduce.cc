@@ -148,6 +148,10 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
         fmt::join(train.lr_grid, ", "), train.validate_samples, train.best_length, by, choices);
   }
   if (train.schedule == "cosine") rate += ", down to 0 along a cosine";
+  const std::string decay = train.optimizer == "adam" ? fmt::format("L2 {:g}", train.l2)
+                            : train.weight_decay > 0.0
+                                ? fmt::format("weight decay {:g}", train.weight_decay)
+                                : "no weight decay";
   const std::string runs = Seeds(study.seeds);
   std::string weights = "the last weights";
   if (train.validate_every > 0 && train.validate_every < steps) {
@@ -162,18 +166,19 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   }
   if (!task.sequence) {
     return fmt::format(
-        "{} training steps of {} sets, {}, {}, L2 {:g}, {}; {} are evaluated, on {} to {} sets a "
-        "length",
-        steps, train.batch, train.optimizer, rate, train.l2, runs, weights,
+        "{} training steps of {} sets, {}, {}, {}, {}; {} are evaluated, on {} to {} sets a length",
+        steps, train.batch, train.optimizer, rate, decay, runs, weights,
         EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
         EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
   }
+  const DecoderConfig& decoder = recipe.model.decoder;
   return fmt::format(
-      "{} training steps of {} samples of length {} to {}, {}, {}, {} steps of warm-up, {}; {} are "
-      "evaluated, on {} test samples a length ({})",
-      steps, train.batch, task.train_length_min, task.train_length_max, train.optimizer, rate,
-      train.warmup, runs, weights, task.eval_samples,
-      task.sequence->Generates() ? "right if every token is" : "token by token");
+      "{} layers of width {}, {} heads; {} training steps of {} samples of length {} to {}, {}, "
+      "{}, "
+      "{}, {} steps of warm-up, {}; {} are evaluated, on {} test samples a length ({})",
+      decoder.layers, decoder.width, decoder.heads, steps, train.batch, task.train_length_min,
+      task.train_length_max, train.optimizer, rate, decay, train.warmup, runs, weights,
+      task.eval_samples, task.sequence->Generates() ? "right if every token is" : "token by token");
 }
 
 }  // namespace

@@ -447,6 +447,8 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_EQ(results.samples[1].scored, (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
   ExpectContains(results.protocol, "{1e-09, 0.003} chosen on 10 validation samples of length 1");
   ExpectContains(results.protocol, "(softmax 0.003)");
+  ExpectContains(results.protocol, "weight decay 0.001, ");
+  ExpectContains(results.protocol, "2 layers of width 32, 2 heads; ");
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
   EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
   EXPECT_TRUE(fs::exists(method / "lr-1e-09" / "seed-2" / "model.safetensors"));
