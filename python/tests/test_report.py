@@ -240,6 +240,21 @@ def test_positions_share_the_color_of_their_map_and_have_their_own_line() -> Non
     assert style.family("sentmax-nape") == style.ENTMAX
 
 
+def test_lengths_where_nothing_is_right_have_no_best(tmp_path: Path) -> None:
+    write_fake_study(tmp_path)
+    path = tmp_path / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    lengths = sorted({row["n"] for row in results["rows"]})
+    for row in results["rows"]:
+        if row["n"] == lengths[-1]:
+            row["accuracy_mean"] = row["accuracy_std"] = row["accuracy_best"] = 0.0
+    path.write_text(json.dumps(results), encoding="utf-8")
+    text = page.page(data.load(tmp_path), tmp_path / "figures")
+    assert f"At n = {lengths[-2]}, the longest with anything right, " in text
+    assert text.count('<span class="best">') >= len(lengths) - 1
+    assert '<span class="best">0.0' not in text
+
+
 def test_headline_takes_the_best_entmax(full: Path) -> None:
     expected = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5", "entmax-16", "asentmax-3"]
     assert figures.headline_methods(data.load(full)) == expected

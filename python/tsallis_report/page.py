@@ -135,17 +135,18 @@ def page(study: Study, figures: Path) -> str:
 
 
 def _summary(study: Study) -> str:
-    """For a reader in a hurry: the best at the longest length, and how close the paper is."""
+    """For a reader in a hurry: the best where something is still right, how close the paper is."""
     if not study.rows:
         return "<p>No results yet.</p>"
-    longest = study.lengths[-1]
-    last = [row for row in study.rows if row.n == longest and np.isfinite(row.mean)]
+    right = [row for row in study.rows if np.isfinite(row.mean) and round(row.mean, 1) > 0.0]
     sentences = []
-    if last:
-        best = max(last, key=lambda row: row.mean)
+    if right:
+        longest = max(row.n for row in right)
+        best = max((row for row in right if row.n == longest), key=lambda row: row.mean)
+        beyond = "" if longest == study.lengths[-1] else ", the longest with anything right"
         sentences.append(
-            f"At n = {longest}, {escape(study.labels[best.method])} is the most accurate of "
-            f"{_count(len(study.methods), 'method')}: {_mean(best)} %."
+            f"At n = {longest}{beyond}, {escape(study.labels[best.method])} is the most accurate "
+            f"of {_count(len(study.methods), 'method')}: {_mean(best)} %."
         )
     compared = [row for row in study.rows if row.difference is not None and np.isfinite(row.mean)]
     if compared:
@@ -183,12 +184,10 @@ def _facts(study: Study) -> str:
 
 def _table(study: Study) -> str:
     lengths = study.lengths
-    best = {
-        n: max(
-            (round(r.mean, 1) for r in study.rows if r.n == n and np.isfinite(r.mean)), default=None
-        )
-        for n in lengths
-    }
+    best: dict[int, float | None] = {}
+    for n in lengths:
+        means = {round(r.mean, 1) for r in study.rows if r.n == n and np.isfinite(r.mean)}
+        best[n] = max(means) if len(means) > 1 or len(study.methods) == 1 else None
     body = {
         method: [_cell(study.row(method, n), best[n]) for n in lengths] for method in study.methods
     }
