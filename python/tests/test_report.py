@@ -255,6 +255,28 @@ def test_lengths_where_nothing_is_right_have_no_best(tmp_path: Path) -> None:
     assert '<span class="best">0.0' not in text
 
 
+def test_headline_of_positions_shows_the_maps_and_the_outermost_two(tmp_path: Path) -> None:
+    write_fake_study(tmp_path)
+    text = (tmp_path / "results.json").read_text(encoding="utf-8")
+    results = json.loads(text)
+    maps = ("softmax", "ssmax", "assmax", "entmax", "asentmax")
+    names = [f"{base}-{place}" for place in ("nape", "rope") for base in maps]
+    renamed = dict(
+        zip(dict.fromkeys(row["method"] for row in results["rows"]), names, strict=False)
+    )
+    results["rows"] = [
+        row | {"method": renamed[row["method"]]}
+        for row in results["rows"]
+        if row["method"] in renamed
+    ]
+    (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    chosen = set(figures.headline_methods(data.load(tmp_path)))
+    assert chosen == {f"{base}-nape" for base in maps if base != "assmax"} | {
+        "softmax-rope",
+        "asentmax-rope",
+    }
+
+
 def test_headline_takes_the_best_entmax(full: Path) -> None:
     expected = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5", "entmax-16", "asentmax-3"]
     assert figures.headline_methods(data.load(full)) == expected

@@ -184,10 +184,13 @@ def _facts(study: Study) -> str:
 
 def _table(study: Study) -> str:
     lengths = study.lengths
-    best: dict[int, float | None] = {}
-    for n in lengths:
-        means = {round(r.mean, 1) for r in study.rows if r.n == n and np.isfinite(r.mean)}
-        best[n] = max(means) if len(means) > 1 or len(study.methods) == 1 else None
+    best = {  # none where nothing is right
+        n: max(
+            (round(r.mean, 1) for r in study.rows if r.n == n and np.isfinite(r.mean)), default=0.0
+        )
+        or None
+        for n in lengths
+    }
     body = {
         method: [_cell(study.row(method, n), best[n]) for n in lengths] for method in study.methods
     }
