@@ -96,7 +96,7 @@ class Run {
     notes["window.steps"] = std::to_string(window.steps);
     notes["validates"] = std::to_string(static_cast<int>(validates));
     notes["best.step"] = std::to_string(best.step);
-    notes["best.rank"] = fmt::format("{:a}", best.rank);
+    notes["best.accuracy"] = fmt::format("{:a}", best.rank);
     folder_.Save(checkpoint);
     saved = step;
   }
@@ -145,7 +145,7 @@ class Run {
     window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
               std::atoll(note("window.count")), std::atoll(note("window.steps"))};
     validates = std::atoll(note("validates")) != 0;
-    best = {std::atoll(note("best.step")), std::strtod(note("best.rank"), nullptr)};
+    best = {std::atoll(note("best.step")), std::strtod(note("best.accuracy"), nullptr)};
   }
 
   // What the first process has read becomes all processes'.
