@@ -101,8 +101,12 @@ class Run {
     saved = step;
   }
 
-  // The weights are the best so far; their accuracy at that length.
-  void SaveBest(double rank, double accuracy, std::int64_t length) {
+  // Keeps the weights if by these accuracies they are the best so far; of equals the later, for
+  // accuracies at new lengths go on rising after the loss has vanished.
+  void KeepIfBest(const Trainable::Accuracies& accuracies) {
+    const auto& [length, accuracy] = accuracies.back();
+    const double rank = CheckpointRank(plan_.train, accuracies.front().second, accuracy);
+    if (rank < best.rank) return;
     best = {step, rank};
     if (!plan_.processes.First()) return;
     TensorFile file{model_.Parameters(), Metadata()};
@@ -173,8 +177,7 @@ class Run {
 
 // Reads the accuracies, keeps the weights if they are the best so far, and adds a line to the
 // metrics. Interrupted in the middle, it leaves a checkpoint that begins with it.
-void Validate(Trainable& model, const TrainConfig& train, Run& run, double seconds,
-              const std::atomic<bool>& stop) {
+void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool>& stop) {
   run.validates = true;
   Trainable::Accuracies accuracies;
   try {
@@ -189,10 +192,7 @@ void Validate(Trainable& model, const TrainConfig& train, Run& run, double secon
   for (const auto& [length, accuracy] : accuracies) {
     text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, accuracy);
   }
-  // Of equals the later: accuracies at new lengths go on rising after the loss has vanished.
-  const auto& [length, accuracy] = accuracies.back();
-  const double rank = CheckpointRank(train, accuracies.front().second, accuracy);
-  if (rank >= run.best.rank) run.SaveBest(rank, accuracy, length);
+  run.KeepIfBest(accuracies);
   run.Log(fmt::format(R"({{"step": {}, "validation": {{{}}}, "seconds": {:.3f}}})", run.step, text,
                       seconds));
 }
@@ -241,7 +241,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
   };
   GradientSum gradient(plan.processes, model.FlatGradients());
   Trainable::StepScore score;
-  if (run.validates) Validate(model, train, run, seconds(), stop);
+  if (run.validates) Validate(model, run, seconds(), stop);
   while (run.step < plan.steps) {
     const bool stopping = LossAndGradient(model, plan.processes, run.step, stop, gradient, score);
     if (!std::isfinite(score.loss)) fail("loss", score.loss);
@@ -266,7 +266,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
       run.window = {};
     }
     if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
-      Validate(model, train, run, seconds(), stop);
+      Validate(model, run, seconds(), stop);
     }
     if (end) break;
     if (run.step % train.checkpoint_every == 0 || stopping) run.Save();
