@@ -107,7 +107,7 @@ class TrainCommand : public Command {
       progress.Update(0, named);
     };
     if (job.recipe->task.sequence) {
-      lab::Decoder model(job.recipe->Decoder(*job.method), job.seed);
+      lab::Decoder model(lab::ModelOf(job), job.seed);
       lab::TrainSequences(job, model, report, stop);
     } else {
       lab::TrainSet(job, report, stop);

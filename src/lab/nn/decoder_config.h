@@ -101,7 +101,7 @@ struct DecoderConfig {
   std::int64_t head_dim = 0;  // 0: width / heads
   std::int64_t feed_forward = 1024;
   // What matrix products and attention compute in; weights, gradients, the residual stream and all
-  // sums are float32. "auto": bfloat16 where the processor has instructions for it.
+  // sums are float32. "auto": bfloat16 where the processor multiplies it on tiles (AMX).
   std::string compute = "auto";  // "auto", "float32", "bfloat16"
   AttentionConfig attention;
   std::vector<AttentionOverride> overrides;

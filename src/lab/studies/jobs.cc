@@ -98,7 +98,7 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
 void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
                   const Report& report, const std::function<void()>& evaluating,
                   const std::atomic<bool>& stop) {
-  Decoder model(training.recipe->Decoder(*training.method), training.seed);
+  Decoder model(ModelOf(training), training.seed);
   ClaimSequenceFolder(training, model);
   if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
   TrainSequences(training, model, report, stop);

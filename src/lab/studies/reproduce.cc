@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -131,8 +132,18 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
 
 std::string Seeds(int seeds) { return fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s"); }
 
+// What the runs computed in: "bfloat16", or "bfloat16 and float32" where machines differed.
+std::string Precisions(const std::vector<Job>& jobs) {
+  std::set<std::string> found;
+  for (const Job& job : jobs) {
+    const nlohmann::ordered_json settings = RunFolder(job.folder).Settings();
+    if (settings.contains("model")) found.insert(settings["model"].value("compute", ""));
+  }
+  return fmt::format("{}", fmt::join(found, " and "));
+}
+
 std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& study,
-                     const Runs& grid, const std::string& choices) {
+                     const Runs& grid, const std::string& choices, const std::vector<Job>& jobs) {
   const TrainConfig& train = recipe.train;
   const std::int64_t steps = study.steps;
   std::string rate =
@@ -173,9 +184,9 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   }
   const DecoderConfig& decoder = recipe.model.decoder;
   return fmt::format(
-      "{} layers of width {}, {} heads; {} training steps of {} samples of length {} to {}, {}, "
+      "{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of length {} to {}, {}, "
       "{}, {}, {} steps of warm-up, {}; {} are evaluated, on {} test samples a length ({})",
-      decoder.layers, decoder.width, decoder.heads, steps, train.batch, task.train_length_min,
+      decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch, task.train_length_min,
       task.train_length_max, train.optimizer, rate, decay, train.warmup, runs, weights,
       task.eval_samples, task.sequence->Generates() ? "right if every token is" : "token by token");
 }
@@ -243,7 +254,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.processor = QueryCpu().processor;
   results.command = options.command;
   results.baseline = recipe.baseline;
-  results.protocol = Protocol(recipe, task, study, grid, choices);
+  results.protocol = Protocol(recipe, task, study, grid, choices, jobs);
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
   return results;

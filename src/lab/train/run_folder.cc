@@ -29,13 +29,20 @@ std::int64_t StepOf(const TensorFile& file, const fs::path& path) {
 
 }  // namespace
 
+nlohmann::ordered_json RunFolder::Settings() const {
+  std::ifstream in(path_ / "config.json");
+  nlohmann::ordered_json found;
+  if (in) found = nlohmann::ordered_json::parse(in, nullptr, false);
+  return found.is_object() ? found : nlohmann::ordered_json();
+}
+
 void RunFolder::Claim(const nlohmann::ordered_json& settings) const {
   const fs::path path = path_ / "config.json";
   std::error_code error;
   fs::create_directories(path_, error);
   if (error) throw std::runtime_error(path_.string() + ": cannot be created: " + error.message());
-  if (std::ifstream in(path); in) {
-    const nlohmann::ordered_json found = nlohmann::ordered_json::parse(in, nullptr, false);
+  if (fs::exists(path)) {
+    const nlohmann::ordered_json found = Settings();
     if (found == settings) return;
     std::string differs = "not a configuration";
     if (found.is_object()) {

@@ -30,6 +30,9 @@ class RunFolder {
   std::filesystem::path BestPath() const { return path_ / "best" / "model.safetensors"; }
   bool Finished() const { return std::filesystem::exists(FinalPath()); }
 
+  // What config.json says; null if there is none, or one that is damaged.
+  nlohmann::ordered_json Settings() const;
+
   // Makes the folder and writes config.json. UsageError if it belongs to other settings,
   // std::runtime_error if it cannot be made.
   void Claim(const nlohmann::ordered_json& settings) const;

@@ -5,6 +5,7 @@
 #include "lab/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/tasks/sequence_batch.h"
+#include "lab/train/run_folder.h"
 
 namespace tsallis::lab {
 
@@ -94,6 +95,14 @@ Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) 
     accuracies.emplace_back(n, SequenceLengthScore{.hits = sum[0], .asked = sum[1]}.Accuracy());
   }
   return accuracies;
+}
+
+DecoderConfig ModelOf(const TrainingJob& job) {
+  DecoderConfig config = job.recipe->Decoder(*job.method);
+  if (config.compute != "auto") return config;
+  const nlohmann::ordered_json begun = RunFolder(job.folder).Settings();
+  if (begun.contains("model")) config.compute = begun["model"].value("compute", config.compute);
+  return config;
 }
 
 void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model) {

@@ -12,6 +12,10 @@
 
 namespace tsallis::lab {
 
+// The job's model. A run goes on in the precision that it began in, whatever the machine: "auto"
+// is that of the folder's config.json where there is one.
+DecoderConfig ModelOf(const TrainingJob& job);
+
 // Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
 // other settings.
 void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model);

@@ -75,7 +75,7 @@ TrainingJob JobOf(const Recipe& recipe, const fs::path& folder, std::int64_t ste
 }
 
 Decoder NewModel(const TrainingJob& job) {
-  return Decoder(job.recipe->Decoder(*job.method), job.seed);
+  return Decoder(ModelOf(job), job.seed);
 }
 
 Decoder Trained(const TrainingJob& job) {
@@ -398,6 +398,26 @@ TEST(SequenceTraining, WhatGoesWrongIsNamedAndTheLastCheckpointIsKept) {
                         Trained(JobOf(recipe, folder.Path() / "whole")).FlatParameters()));
 }
 
+TEST(SequenceTraining, GoesOnInThePrecisionThatItBeganIn) {
+  // One of the two is what this machine would not choose by itself.
+  for (const char* compute : {"float32", "bfloat16"}) {
+    Recipe recipe = SmallSequences();
+    recipe.model.decoder.compute = compute;
+    const TemporaryFolder folder;
+    const Decoder whole = Trained(JobOf(recipe, folder.Path() / "whole"));
+    const TrainingJob job = JobOf(recipe, folder.Path() / "parts");
+    std::atomic<bool> stop{true};
+    Decoder model = NewModel(job);
+    EXPECT_THROW(TrainSequences(
+                     job, model, [](const JobStatus&) {}, stop),
+                 Interrupted);
+    recipe.model.decoder.compute = "auto";
+    const Decoder parts = Trained(job);
+    EXPECT_EQ(parts.Config().compute, compute);
+    EXPECT_TRUE(at::equal(parts.FlatParameters(), whole.FlatParameters())) << compute;
+  }
+}
+
 TEST(SequenceTraining, ALossThatIsNotFiniteEndsTheRun) {
   Recipe recipe = SmallSequences();
   recipe.train.lr = 1e30;
@@ -444,7 +464,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   ExpectContains(results.protocol, "{1e-09, 0.003} chosen on 10 validation samples of length 1");
   ExpectContains(results.protocol, "(softmax 0.003)");
   ExpectContains(results.protocol, "weight decay 0.001, ");
-  ExpectContains(results.protocol, "2 layers of width 32, 2 heads; ");
+  ExpectContains(results.protocol, "2 layers of width 32, 2 heads, products in float32; ");
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
   EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
   EXPECT_TRUE(fs::exists(method / "lr-1e-09" / "seed-2" / "model.safetensors"));
