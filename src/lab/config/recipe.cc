@@ -230,8 +230,29 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   }
 }
 
-Recipe ReadRecipe(const toml::table& root, const std::filesystem::path& path,
-                  const std::string& text, const std::string& scale) {
+// What a method's attention leaves out of a table of its own (positions, length_scaling) is as in
+// the model's.
+void Inherit(toml::table& root) {
+  const toml::table* model = root["model"]["attention"].as_table();
+  toml::array* methods = root["method"].as_array();
+  if (model == nullptr || methods == nullptr) return;
+  for (toml::node& method : *methods) {
+    if (!method.is_table()) continue;
+    toml::table* attention = (*method.as_table())["attention"].as_table();
+    if (attention == nullptr) continue;
+    for (const auto& [key, value] : *model) {
+      toml::node* own = attention->get(key.str());
+      if (own == nullptr || !own->is_table() || !value.is_table()) continue;
+      toml::table whole = *value.as_table();
+      Merge(whole, *own->as_table());
+      attention->insert_or_assign(key.str(), std::move(whole));
+    }
+  }
+}
+
+Recipe ReadRecipe(toml::table root, const std::filesystem::path& path, const std::string& text,
+                  const std::string& scale) {
+  Inherit(root);
   Recipe recipe;
   recipe.path = path;
   recipe.text = text;
@@ -267,7 +288,7 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     Merge(root, changes);
   }
   for (const std::string& setting : settings) SetKeyValue(root, setting);
-  return ReadRecipe(root, recipe.path, recipe.text, scale);
+  return ReadRecipe(std::move(root), recipe.path, recipe.text, scale);
 }
 
 std::vector<std::filesystem::path> ListRecipes() {

@@ -290,6 +290,14 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
   EXPECT_EQ(paper.task.train_length_max, 16);
   EXPECT_EQ(paper.train.lr, 0.5);
   EXPECT_EQ(paper.model.decoder.attention.map, "entmax");
+  // What a method says of length scaling stays, and what it leaves out changes.
+  const Recipe set = AtScale(recipe, "paper",
+                             {"model.attention.length_scaling.kind=ssmax",
+                              "model.attention.length_scaling.init=0.5"});
+  const DecoderConfig entmax = set.Decoder(set.Method("entmax"));
+  EXPECT_EQ(entmax.attention.length_scaling.kind, "adaptive");
+  EXPECT_EQ(entmax.attention.length_scaling.init, 0.5);
+  EXPECT_EQ(set.Decoder(set.Method("softmax")).attention.length_scaling.kind, "ssmax");
   EXPECT_THROW(AtScale(recipe, "paper", {"train.lrr=1"}), UsageError);
   EXPECT_THROW(AtScale(recipe, "paper", {"train.lr"}), UsageError);
   ExpectContains(ErrorOf("layers = 1", "layer = 1"), "model.layer: unknown key");
