@@ -207,13 +207,29 @@ const ScaleConfig& Recipe::Scale(const std::string& scale) const {
                    Suggestion(scale, names));
 }
 
+namespace {
+
+// RoPE's frequencies that are scaled reach further than what the task trains on, if nothing else is
+// said.
+void TrainedAt(std::int64_t length, Positions& positions) {
+  RopeScaling& scaling = positions.scaling;
+  if (scaling.kind != "none" && !scaling.train_length) scaling.train_length = length;
+}
+
+}  // namespace
+
 DecoderConfig Recipe::Decoder(const MethodConfig& method) const {
   DecoderConfig config = model.decoder;
   if (task.sequence) config.vocabulary = task.sequence->Vocabulary();
-  if (!method.attention) return config;
-  config.overrides = {*method.attention};
-  config.attention = config.Head(0, 0);
-  config.overrides = model.decoder.overrides;
+  if (method.attention) {
+    config.overrides = {*method.attention};
+    config.attention = config.Head(0, 0);
+    config.overrides = model.decoder.overrides;
+  }
+  TrainedAt(task.train_length_max, config.attention.positions);
+  for (AttentionOverride& change : config.overrides) {
+    if (change.positions) TrainedAt(task.train_length_max, *change.positions);
+  }
   return config;
 }
 

@@ -305,6 +305,23 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
                  "scale.quick.eval_lengths: length: expected 4 to");
 }
 
+TEST_F(SequenceRecipeTest, RopeIsScaledForTheLengthsOfTraining) {
+  std::string text = kSequences;
+  text += "[[method]]\nname = \"rope\"\n"
+          "attention = { positions = { kind = \"rope\", scaling.kind = \"llama3\" } }\n";
+  const Recipe recipe = Load(text);
+  const auto trained_at = [&](const Recipe& at) {
+    return at.Decoder(at.Method("rope")).attention.positions.scaling.train_length;
+  };
+  EXPECT_EQ(trained_at(AtScale(recipe, "paper")), 16);
+  EXPECT_EQ(trained_at(AtScale(recipe, "quick")), 8);
+  const std::string key = "model.attention.positions.scaling.train_length=";
+  EXPECT_EQ(trained_at(AtScale(recipe, "paper", {key + "34"})), 34);
+  // Nothing is scaled under NAPE.
+  const DecoderConfig softmax = recipe.Decoder(recipe.Method("softmax"));
+  EXPECT_FALSE(softmax.attention.positions.scaling.train_length);
+}
+
 TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
   ExpectContains(ErrorOf("write_probability = 0.2", "max_run = 3"), "task.max_run: unknown key");
   ExpectContains(ErrorOf("\"decoder\"\nlayers = 3\nattention = { positions = { kind = \"nape\" } }",

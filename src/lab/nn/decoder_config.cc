@@ -168,6 +168,11 @@ void CheckHead(const DecoderConfig& config, const AttentionConfig& head, const s
   if (positions.kind == "rope" && positions.scaling.kind == "ntk" && config.HeadDim() < 4) {
     Refuse(path + ".positions.scaling.kind", "\"ntk\" needs head_dim >= 4");
   }
+  const std::string& reach = positions.scaling.kind;
+  if ((reach == "ntk" || reach == "yarn" || reach == "llama3") && !positions.scaling.train_length) {
+    Refuse(path + ".positions.scaling.train_length",
+           fmt::format("has to be given with kind = \"{}\"", reach));
+  }
   if (positions.scaling.beta_slow >= positions.scaling.beta_fast) {
     Refuse(path + ".positions.scaling.beta_slow", "expected a value below beta_fast");
   }

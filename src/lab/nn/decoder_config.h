@@ -35,8 +35,9 @@ struct QueryScaling {
 struct RopeScaling {
   std::string kind = "none";  // "none", "linear", "ntk", "yarn", "llama3"
   double factor = 16.0;       // linear, yarn, llama3: how many times further
-  // ntk, yarn, llama3: the length that the frequencies were trained at.
-  std::int64_t train_length = 64;
+  // ntk, yarn, llama3: the length that the frequencies were trained at; they need it. In a recipe it
+  // is task.train_length's upper end unless given.
+  std::optional<std::int64_t> train_length;
   double beta_fast = 32.0;      // yarn: turns within train_length above which nothing changes
   double beta_slow = 1.0;       // yarn: and below which all is interpolated
   double high_frequency = 4.0;  // llama3: the same two bounds

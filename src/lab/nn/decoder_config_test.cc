@@ -43,6 +43,7 @@ TEST(DecoderConfig, GoesThroughJsonUnchanged) {
   config.attention.positions.kind = "rope";
   config.attention.positions.kept_base = 1024.0;
   config.attention.positions.scaling.kind = "llama3";
+  config.attention.positions.scaling.train_length = 48;
   config.attention.scale_invariant = 10.0;
   AttentionOverride change;
   change.layers = {0, 2};
@@ -112,6 +113,9 @@ TEST(DecoderConfig, MistakesNameTheKey) {
                  "attention.length_scaling.positions: expected the number");
   ExpectContains(ErrorOf(R"({"attention": {"positions": {"kind": "nap"}}})"),
                  "attention.positions.kind: expected \"nope\"");
+  ExpectContains(
+      ErrorOf(R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "yarn"}}}})"),
+      "attention.positions.scaling.train_length: has to be given with kind = \"yarn\"");
   ExpectContains(
       ErrorOf(R"({"attention": {"scale_invariant": 10, "positions": {"kind": "alibi"}}})"),
       "attention.scale_invariant: expected positions \"nope\" or \"rope\", got \"alibi\"");

@@ -33,7 +33,7 @@ void Describe(Visitor& keys, RopeScaling& scaling) {
                 "how frequencies change to reach further");
   keys.Optional("factor", scaling.factor, Within(1.0, 1e6, "1 <= factor <= 10^6"),
                 "linear, yarn, llama3: how many times further");
-  keys.Optional("train_length", scaling.train_length, Positive<std::int64_t>(),
+  keys.Optional("train_length", scaling.train_length, IfGiven(Positive<std::int64_t>()),
                 "ntk, yarn, llama3: length that was trained at");
   keys.Optional("beta_fast", scaling.beta_fast, Positive<double>(),
                 "yarn: turns above which a frequency stays");

@@ -12,7 +12,7 @@ namespace {
 // Fast frequencies stay, slow ones are divided by the factor, linearly in the turns within the
 // trained length between the bounds.
 double ByParts(double frequency, const RopeScaling& scaling, double slow, double fast) {
-  const double turns = frequency * static_cast<double>(scaling.train_length) / (2.0 * M_PI);
+  const double turns = frequency * static_cast<double>(scaling.train_length.value()) / (2.0 * M_PI);
   const double kept = std::clamp((turns - slow) / (fast - slow), 0.0, 1.0);
   return frequency * (kept + (1.0 - kept) / scaling.factor);
 }
@@ -24,9 +24,9 @@ std::vector<double> RopeFrequencies(const Positions& positions, std::int64_t hea
   const RopeScaling& scaling = positions.scaling;
   const std::int64_t pairs = head_dim / 2;
   double base = positions.base;
-  if (scaling.kind == "ntk" && length > scaling.train_length) {
+  if (scaling.kind == "ntk" && length > scaling.train_length.value()) {
     const double d = static_cast<double>(head_dim);
-    base *= std::pow(static_cast<double>(length) / static_cast<double>(scaling.train_length),
+    base *= std::pow(static_cast<double>(length) / static_cast<double>(*scaling.train_length),
                      d / (d - 2.0));
   }
   const auto kept = std::llround(positions.kept * static_cast<double>(pairs));

@@ -17,6 +17,7 @@ namespace tsallis::lab {
 //   yarn    divided by factor where a pair turns fewer than beta_slow times within train_length,
 //           unchanged above beta_fast, blended linearly between (Peng et al. 2023, section 3.2)
 //   llama3  the same with its own two bounds (Grattafiori et al. 2024)
+// (a std::bad_optional_access if the last three lack a train_length, which CheckDecoder asks for)
 // and 0 for the slowest pairs if kept < 1 (Barbero et al. 2024).
 std::vector<double> RopeFrequencies(const Positions& positions, std::int64_t head_dim,
                                     std::int64_t length);
