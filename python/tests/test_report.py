@@ -255,6 +255,28 @@ def test_lengths_where_nothing_is_right_have_no_best(tmp_path: Path) -> None:
     assert '<span class="best">0.0' not in text
 
 
+def test_several_that_are_equal_are_all_the_most_accurate(tmp_path: Path) -> None:
+    write_fake_study(tmp_path)
+    path = tmp_path / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    longest = max(row["n"] for row in results["rows"])
+    first, second = (method["label"] for method in results["methods"][:2])
+    equal = [method["name"] for method in results["methods"][:2]]
+    for row in results["rows"]:
+        if row["n"] == longest:
+            # Equal as the table shows them.
+            row["accuracy_mean"] = (
+                99.96 + 0.01 * equal.index(row["method"]) if row["method"] in equal else 5.0
+            )
+    path.write_text(json.dumps(results), encoding="utf-8")
+    text = page.page(data.load(tmp_path), tmp_path / "figures")
+    count = len(results["methods"])
+    assert (
+        f"At n = {longest}, the most accurate are 2 of {count} methods, with 100.0 %: "
+        f"{first}; {second}." in text
+    )
+
+
 def test_headline_of_positions_shows_the_maps_and_the_outermost_two(tmp_path: Path) -> None:
     write_fake_study(tmp_path)
     text = (tmp_path / "results.json").read_text(encoding="utf-8")

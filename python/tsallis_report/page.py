@@ -142,12 +142,18 @@ def _summary(study: Study) -> str:
     sentences = []
     if right:
         longest = max(row.n for row in right)
-        best = max((row for row in right if row.n == longest), key=lambda row: row.mean)
         beyond = "" if longest == study.lengths[-1] else ", the longest with anything right"
-        sentences.append(
-            f"At n = {longest}{beyond}, {escape(study.labels[best.method])} is the most accurate "
-            f"of {_count(len(study.methods), 'method')}: {_mean(best)} %."
+        there = [row for row in right if row.n == longest]
+        highest = max(round(row.mean, 1) for row in there)
+        best = [row for row in there if round(row.mean, 1) == highest]  # as told apart in the table
+        names = "; ".join(escape(study.labels[row.method]) for row in best)  # labels have commas
+        methods = _count(len(study.methods), "method")
+        said = (
+            f"{names} is the most accurate of {methods}: {_mean(best[0])} %."
+            if len(best) == 1
+            else f"the most accurate are {len(best)} of {methods}, with {highest:.1f} %: {names}."
         )
+        sentences.append(f"At n = {longest}{beyond}, {said}")
     compared = [row for row in study.rows if row.difference is not None and np.isfinite(row.mean)]
     if compared:
         far = max(compared, key=lambda row: abs(row.difference or 0.0))
