@@ -291,9 +291,9 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
   EXPECT_EQ(paper.train.lr, 0.5);
   EXPECT_EQ(paper.model.decoder.attention.map, "entmax");
   // What a method says of length scaling stays, and what it leaves out changes.
-  const Recipe set = AtScale(recipe, "paper",
-                             {"model.attention.length_scaling.kind=ssmax",
-                              "model.attention.length_scaling.init=0.5"});
+  const Recipe set = AtScale(
+      recipe, "paper",
+      {"model.attention.length_scaling.kind=ssmax", "model.attention.length_scaling.init=0.5"});
   const DecoderConfig entmax = set.Decoder(set.Method("entmax"));
   EXPECT_EQ(entmax.attention.length_scaling.kind, "adaptive");
   EXPECT_EQ(entmax.attention.length_scaling.init, 0.5);
@@ -307,8 +307,9 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
 
 TEST_F(SequenceRecipeTest, RopeIsScaledForTheLengthsOfTraining) {
   std::string text = kSequences;
-  text += "[[method]]\nname = \"rope\"\n"
-          "attention = { positions = { kind = \"rope\", scaling.kind = \"llama3\" } }\n";
+  text +=
+      "[[method]]\nname = \"rope\"\n"
+      "attention = { positions = { kind = \"rope\", scaling.kind = \"llama3\" } }\n";
   const Recipe recipe = Load(text);
   const auto trained_at = [&](const Recipe& at) {
     return at.Decoder(at.Method("rope")).attention.positions.scaling.train_length;

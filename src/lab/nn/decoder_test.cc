@@ -322,9 +322,8 @@ constexpr Variant kVariants[] = {
      R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "ntk", "train_length": 5}}}})"},
     {"RopeYarn",
      R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "yarn", "train_length": 64}}}})"},
-    {"RopeLlama3",
-     R"({"attention": {"positions": {"kind": "rope",)"
-     R"( "scaling": {"kind": "llama3", "train_length": 64}}}})"},
+    {"RopeLlama3", R"({"attention": {"positions": {"kind": "rope",)"
+                   R"( "scaling": {"kind": "llama3", "train_length": 64}}}})"},
     {"PRope", R"({"attention": {"positions": {"kind": "rope", "kept": 0.5, "kept_base": 1024}}})"},
     {"Alibi", R"({"attention": {"positions": {"kind": "alibi", "slopes": "geometric"}}})"},
     {"LearnedSlopes",

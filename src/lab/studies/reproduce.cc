@@ -184,11 +184,13 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   }
   const DecoderConfig& decoder = recipe.model.decoder;
   return fmt::format(
-      "{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of length {} to {}, {}, "
+      "{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of length "
+      "{} to {}, {}, "
       "{}, {}, {} steps of warm-up, {}; {} are evaluated, on {} test samples a length ({})",
-      decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch, task.train_length_min,
-      task.train_length_max, train.optimizer, rate, decay, train.warmup, runs, weights,
-      task.eval_samples, task.sequence->Generates() ? "right if every token is" : "token by token");
+      decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
+      task.train_length_min, task.train_length_max, train.optimizer, rate, decay, train.warmup,
+      runs, weights, task.eval_samples,
+      task.sequence->Generates() ? "right if every token is" : "token by token");
 }
 
 }  // namespace

@@ -74,9 +74,7 @@ TrainingJob JobOf(const Recipe& recipe, const fs::path& folder, std::int64_t ste
   return {&recipe, &recipe.methods[0], 5, steps, folder};
 }
 
-Decoder NewModel(const TrainingJob& job) {
-  return Decoder(ModelOf(job), job.seed);
-}
+Decoder NewModel(const TrainingJob& job) { return Decoder(ModelOf(job), job.seed); }
 
 Decoder Trained(const TrainingJob& job) {
   Decoder model = NewModel(job);
