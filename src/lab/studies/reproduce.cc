@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -14,7 +15,7 @@
 #include "lab/eval/observe_heads.h"
 #include "lab/studies/jobs.h"
 #include "lab/studies/summarise.h"
-#include "lab/train/run_folder.h"
+#include "lab/train/sequence_training.h"
 #include "lab/train/trainer.h"
 #include "tsallis/cpu.h"
 
@@ -110,13 +111,16 @@ Runs GridRuns(const ScaleConfig& scale, const Runs& study) {
 
 // For every method that trains, the recipe with the learning rate at which `grid`, trained, is the
 // most accurate on validation data, averaged over the seeds; of equals the first of the grid. Jobs
-// that failed count as nothing right. Says what it chose in `choices`.
+// that failed count as nothing right. Says in `choices` what it chose where there was a choice.
 std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
                                                  std::string& choices) {
   std::map<std::string, std::map<const Recipe*, double>> sums;
+  std::set<std::string> trained;
   for (const Job& job : grid) {
+    const std::optional<double> rank = ValidationRank(job);
+    if (rank) trained.insert(job.trains->name);
     sums[job.trains->name][job.recipe] +=
-        ValidationRank(job).value_or(CheckpointRank(job.recipe->train, 0.0, 0.0));
+        rank.value_or(CheckpointRank(job.recipe->train, 0.0, 0.0));
   }
   std::map<std::string, const Recipe*> chosen;
   for (const auto& [method, rates] : sums) {
@@ -125,6 +129,7 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
         std::max_element(rates.begin(), rates.end(),
                          [](const auto& a, const auto& b) { return a.second < b.second; });
     chosen[method] = best->first;
+    if (!trained.contains(method)) continue;
     choices += fmt::format("{}{} {:g}", choices.empty() ? "" : ", ", method, best->first->train.lr);
   }
   return chosen;
@@ -135,10 +140,7 @@ std::string Seeds(int seeds) { return fmt::format("{} seed{}", seeds, seeds == 1
 // What the runs computed in: "bfloat16", or "bfloat16 and float32" where machines differed.
 std::string Precisions(const std::vector<Job>& jobs) {
   std::set<std::string> found;
-  for (const Job& job : jobs) {
-    const nlohmann::ordered_json settings = RunFolder(job.folder).Settings();
-    if (settings.contains("model")) found.insert(settings["model"].value("compute", ""));
-  }
+  for (const Job& job : jobs) found.insert(ComputeOf(job.folder));
   return fmt::format("{}", fmt::join(found, " and "));
 }
 
@@ -185,8 +187,8 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   const DecoderConfig& decoder = recipe.model.decoder;
   return fmt::format(
       "{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of length "
-      "{} to {}, {}, "
-      "{}, {}, {} steps of warm-up, {}; {} are evaluated, on {} test samples a length ({})",
+      "{} to {}, {}, {}, {}, {} steps of warm-up, {}; {} are evaluated, on {} test samples a "
+      "length ({})",
       decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
       task.train_length_min, task.train_length_max, train.optimizer, rate, decay, train.warmup,
       runs, weights, task.eval_samples,

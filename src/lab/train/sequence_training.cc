@@ -97,11 +97,15 @@ Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) 
   return accuracies;
 }
 
+std::string ComputeOf(const std::filesystem::path& folder) {
+  const nlohmann::ordered_json settings = RunFolder(folder).Settings();
+  return settings.contains("model") ? settings["model"].value("compute", "") : "";
+}
+
 DecoderConfig ModelOf(const TrainingJob& job) {
   DecoderConfig config = job.recipe->Decoder(*job.method);
-  if (config.compute != "auto") return config;
-  const nlohmann::ordered_json begun = RunFolder(job.folder).Settings();
-  if (begun.contains("model")) config.compute = begun["model"].value("compute", config.compute);
+  const std::string begun = ComputeOf(job.folder);
+  if (config.compute == "auto" && !begun.empty()) config.compute = begun;
   return config;
 }
 

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +13,9 @@
 #include "lab/train/trainer.h"
 
 namespace tsallis::lab {
+
+// What the folder's run computes in, by its config.json; empty if there is none.
+std::string ComputeOf(const std::filesystem::path& folder);
 
 // The job's model. A run goes on in the precision that it began in, whatever the machine: "auto"
 // is that of the folder's config.json where there is one.

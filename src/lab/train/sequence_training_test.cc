@@ -462,6 +462,12 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   ExpectContains(results.protocol, "{1e-09, 0.003} chosen on 10 validation samples of length 1");
   ExpectContains(results.protocol, "(softmax 0.003)");
   ExpectContains(results.protocol, "weight decay 0.001, ");
+  // Of a method that has not been trained, nothing was chosen.
+  Recipe more = recipe;
+  more.methods.push_back(SmallSequences().methods.back());
+  ReproduceOptions finished = options;
+  finished.finished_only = true;
+  ExpectContains(Reproduce(more, finished, never).protocol, "(softmax 0.003)");
   ExpectContains(results.protocol, "2 layers of width 32, 2 heads, products in float32; ");
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
   EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
