@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lab/errors.h"
@@ -12,7 +11,6 @@ namespace tsallis::lab {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 fs::path WeightsIn(const fs::path& folder) {
   const RunFolder run(folder);
@@ -23,11 +21,11 @@ fs::path WeightsIn(const fs::path& folder) {
   throw UsageError(folder.string() + ": no weights in this folder (tsallis train makes them)");
 }
 
-// config.json of the run that a file of weights lies in: beside it, or above best/ and step-<n>/.
-fs::path ConfigOf(const fs::path& weights) {
+// Folder of the run that a file of weights lies in: its own, or the one above best/ and step-<n>/.
+fs::path RunOf(const fs::path& weights) {
   const fs::path folder = fs::absolute(weights).parent_path();
   for (const fs::path& candidate : {folder, folder.parent_path()}) {
-    if (fs::exists(candidate / "config.json")) return candidate / "config.json";
+    if (fs::exists(candidate / "config.json")) return candidate;
   }
   throw UsageError(weights.string() + ": no config.json beside it or above: not of a run");
 }
@@ -37,23 +35,26 @@ fs::path ConfigOf(const fs::path& weights) {
 LoadedModel LoadModel(const fs::path& path) {
   if (!fs::exists(path)) throw UsageError(path.string() + ": no such file or folder");
   const fs::path weights = fs::is_directory(path) ? WeightsIn(path) : path;
-  const fs::path config_path = ConfigOf(weights);
-  std::ifstream in(config_path);
-  const Json config = Json::parse(in, nullptr, false);
-  if (!config.is_object() || !config.contains("task") || !config.contains("model")) {
-    throw std::runtime_error(config_path.string() + ": damaged, or not of a run");
+  const fs::path run = RunOf(weights);
+  const std::string config_path = (run / "config.json").string();
+  const nlohmann::ordered_json config = RunFolder(run).Settings();
+  const auto task = config.find("task"), model = config.find("model");
+  if (task == config.end() || !task->is_object() || model == config.end()) {
+    throw std::runtime_error(config_path + ": damaged, or not of a run");
   }
-  const std::string name = config["task"].value("name", "");
+  const auto named = task->find("name");
+  const std::string name =
+      named != task->end() && named->is_string() ? named->get<std::string>() : "";
   if (FindSequenceTask(name) == nullptr) {
-    throw UsageError(fmt::format("{}: expected a run on a sequence task, got one on \"{}\"",
-                                 config_path.string(), name));
+    throw UsageError(
+        fmt::format("{}: expected a run on a sequence task, got one on \"{}\"", config_path, name));
   }
   std::vector<std::string> settings;
-  for (const auto& [key, value] : config["task"].items()) {
+  for (const auto& [key, value] : task->items()) {
     if (key == "name" || key == "train_length") continue;
     settings.push_back(key + "=" + value.dump());
   }
-  LoadedModel loaded{Decoder(DecoderFromJson(config["model"], config_path.string()), 1),
+  LoadedModel loaded{Decoder(DecoderFromJson(*model, config_path), 1),
                      MakeSequenceTask(name, settings), name, weights};
   LoadParameters(weights, loaded.model.Parameters());
   return loaded;

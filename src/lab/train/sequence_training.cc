@@ -99,7 +99,10 @@ Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) 
 
 std::string ComputeOf(const std::filesystem::path& folder) {
   const nlohmann::ordered_json settings = RunFolder(folder).Settings();
-  return settings.contains("model") ? settings["model"].value("compute", "") : "";
+  const auto model = settings.find("model");
+  if (model == settings.end() || !model->is_object()) return "";
+  const auto compute = model->find("compute");
+  return compute != model->end() && compute->is_string() ? compute->get<std::string>() : "";
 }
 
 DecoderConfig ModelOf(const TrainingJob& job) {

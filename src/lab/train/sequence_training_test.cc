@@ -309,6 +309,22 @@ TEST(SequenceTraining, KeepsTheBestOfValidation) {
   EXPECT_EQ(loaded.task->Vocabulary(), 7);
   EXPECT_TRUE(at::equal(loaded.model.FlatParameters(), model.FlatParameters()));
   EXPECT_THROW(LoadModel(folder.Path()), UsageError);
+  // A config.json that says no model or no task, or says it with another type, is named.
+  const std::string settings = RunFolder(job.folder).Settings().dump();
+  const auto error_with = [&](const std::string& from, const std::string& to) {
+    std::string text = settings;
+    EXPECT_NE(text.find(from), std::string::npos) << text;
+    text.replace(text.find(from), from.size(), to);
+    std::ofstream(job.folder / "config.json") << text;
+    return ErrorOf([&] { LoadModel(job.folder); });
+  };
+  ExpectContains(error_with("{", ""), "config.json: damaged, or not of a run");
+  ExpectContains(error_with("\"task\":", "\"task\":3,\"was\":"), "config.json: damaged");
+  ExpectContains(error_with("\"name\":\"copy\"", "\"name\":3"),
+                 "expected a run on a sequence task");
+  ExpectContains(error_with("\"model\":", "\"model\":3,\"was\":"),
+                 "config.json: expected an object, got 3");
+  ExpectContains(ErrorOf([&] { Trained(job); }), "holds a run with other settings");
 }
 
 TEST(SequenceTraining, ExactMatchIsWhatGreedyDecodingGives) {
