@@ -121,6 +121,7 @@ DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
     shortest = std::min(shortest, length);
     rows.length = std::max(rows.length, length);
     rows.begin.push_back(rows.rows);
+    const std::size_t scored_before = rows.scored.size();
     for (std::int64_t i = 0; i < length; ++i) {
       const std::int64_t token = tokens.const_data_ptr<std::int64_t>()[b * n + i];
       if (token < 0 || token >= config.vocabulary) {
@@ -148,6 +149,8 @@ DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
       ++rows.rows;
     }
     rows.end.push_back(rows.rows);
+    rows.last_begin.push_back(rows.scored.size() > scored_before ? rows.scored[scored_before]
+                                                                 : rows.rows - 1);
   }
   rows.packed = shortest < rows.length;
   return rows;

@@ -266,6 +266,7 @@ void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptio
     const std::int64_t columns = layer.attention.Columns();
     const Tensor d_projected = backward.projected.Rows(rows.rows, columns, dtype);
     layer.attention.Backward({.threads = threads}, rows,
+                             fewer ? LayerAttention::Queries::kLast : LayerAttention::Queries::kAll,
                              a.projected.Rows(rows.rows, columns, dtype), d_attended, a.kept,
                              d_projected);
     BackwardBefore(rows, layer, a, d_x, d_projected);

@@ -66,19 +66,21 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Loo
       layer.attention.Rotate(rows, begin, end, CellsOf(projected), 1.0F);
     });
     Tensor attended = a.attended.Rows(rows.rows, inner, dtype);
+    // From the last attention on only rows whose logits are wanted matter.
+    const bool last = l + 1 == layers.size();
+    const bool fewer = last && scored < rows.rows;
     const Context context{.threads = threads};
+    using Queries = LayerAttention::Queries;
     if (look) {
       LayerAttention::Statistics statistics;
-      layer.attention.Forward(context, rows, projected, attended, keep, a.kept, &statistics);
+      layer.attention.Forward(context, rows, Queries::kAll, projected, attended, keep, a.kept,
+                              &statistics);
       look({static_cast<std::int64_t>(l), context, layer.attention, rows, rows.scored, projected,
             a.kept, statistics});
     } else {
-      layer.attention.Forward(context, rows, projected, attended, keep, a.kept);
+      layer.attention.Forward(context, rows, fewer ? Queries::kLast : Queries::kAll, projected,
+                              attended, keep, a.kept);
     }
-
-    // Behind the last attention only rows whose logits are wanted matter.
-    const bool last = l + 1 == layers.size();
-    const bool fewer = last && scored < rows.rows;
     const std::int64_t after = last ? scored : rows.rows;
     Tensor before = x;
     Tensor middle = keep ? a.middle.Rows(after, width, at::kFloat) : x;

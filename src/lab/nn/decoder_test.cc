@@ -167,7 +167,10 @@ TokenBatch Draw(std::int64_t batch, std::int64_t n, std::int64_t vocabulary, boo
     lengths.push_back(ragged ? n - b % 5 : n);
     for (std::int64_t i = 0; i < n; ++i) {
       drawn.tokens[b][i] = random.Below(vocabulary);
-      if (i >= n / 2 && i < lengths.back()) drawn.labels[b][i] = random.Below(vocabulary);
+      if (i < n / 2 || i >= lengths.back()) continue;
+      const auto label = random.Below(vocabulary);
+      // The third sequence has no label, the others have gaps, the first three from elsewhere on.
+      if (b != 2 && (b + i) % 5 != 0 && (b > 2 || i > n / 2 + b)) drawn.labels[b][i] = label;
     }
   }
   if (ragged) drawn.lengths = at::tensor(lengths, at::kLong);

@@ -205,13 +205,16 @@ void LayerAttention::Rotate(const SequenceRows& rows, std::int64_t begin, std::i
 }
 
 AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& rows,
-                                         const at::Tensor& projected, const at::Tensor& c) const {
+                                         Queries queries, const at::Tensor& projected,
+                                         const at::Tensor& c) const {
   const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
   const std::int64_t inner = heads_ * head_dim_;
   AttentionParams p;
   p.batch = rows.Sequences();
   p.heads = p.kv_heads = call.count;
-  p.q_len = p.k_len = rows.packed ? rows.rows : rows.length;
+  const bool last = queries == Queries::kLast;
+  const bool packed = rows.packed || last;
+  p.q_len = p.k_len = packed ? rows.rows : rows.length;
   p.head_dim = p.value_dim = head_dim_;
   const Cells cells = CellsOf(projected);
   const auto view = [&](std::int64_t part) {
@@ -223,8 +226,9 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
   p.k = view(1);
   p.v = view(2);
   p.mask.causal = true;
-  if (rows.packed) {
-    p.ranges = {rows.begin.data(), rows.end.data(), rows.begin.data(), rows.end.data(), true};
+  if (packed) {
+    p.ranges = {(last ? rows.last_begin : rows.begin).data(), rows.end.data(), rows.begin.data(),
+                rows.end.data(), true};
   }
   if (head.map == "softmax") {
     p.map = RowMap::kSoftmax;
@@ -253,7 +257,7 @@ std::vector<double> LayerAttention::AlphasOf(const Call& call) const {
   return alphas;
 }
 
-void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
+void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Queries queries,
                              const at::Tensor& projected, const at::Tensor& out, bool keep,
                              Kept& kept, Statistics* statistics) const {
   if (!scalings_.empty()) {
@@ -272,7 +276,7 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
   }
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
-    AttentionParams p = ParamsOf(call, rows, projected, kept.c);
+    AttentionParams p = ParamsOf(call, rows, queries, projected, kept.c);
     const std::vector<double> alphas = AlphasOf(call);
     SetAlpha(p, alphas);
     AttentionOutputs outputs;
@@ -304,14 +308,21 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows,
   }
 }
 
-void LayerAttention::Backward(const Context& context, const SequenceRows& rows,
+void LayerAttention::Backward(const Context& context, const SequenceRows& rows, Queries queries,
                               const at::Tensor& projected, const at::Tensor& d_out,
                               const Kept& kept, const at::Tensor& d_projected) {
   const std::int64_t inner = heads_ * head_dim_;
+  if (queries == Queries::kLast) {  // queries that did not attend
+    for (std::size_t b = 0; b < rows.begin.size(); ++b) {
+      d_projected.narrow(0, rows.begin[b], rows.last_begin[b] - rows.begin[b])
+          .narrow(1, 0, inner)
+          .zero_();
+    }
+  }
   std::vector<float> dc(scalings_.empty() ? 0 : static_cast<std::size_t>(rows.rows * heads_));
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
-    AttentionParams p = ParamsOf(call, rows, projected, kept.c);
+    AttentionParams p = ParamsOf(call, rows, queries, projected, kept.c);
     const std::vector<double> alphas = AlphasOf(call);
     SetAlpha(p, alphas);
     AttentionGradients g;
@@ -329,7 +340,7 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows,
     g.dq = view(0);
     g.dk = view(1);
     g.dv = view(2);
-    const std::int64_t batch = rows.packed ? 1 : rows.Sequences();
+    const std::int64_t batch = p.ranges.packed ? 1 : rows.Sequences();
     std::vector<double> d_scale(dc.empty() ? 0 : static_cast<std::size_t>(rows.rows * call.count));
     std::vector<double> d_slopes(learned_slopes_ ? static_cast<std::size_t>(batch * call.count)
                                                  : 0);
@@ -341,7 +352,7 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows,
     AttentionBackward(context, p, g);
 
     // [batch, heads, length] -> [rows, heads]
-    const std::int64_t length = rows.packed ? rows.rows : rows.length;
+    const std::int64_t length = p.q_len;
     for (std::int64_t b = 0; b < batch && !d_scale.empty(); ++b) {
       for (std::int64_t h = 0; h < call.count; ++h) {
         const double* from = d_scale.data() + (b * call.count + h) * length;

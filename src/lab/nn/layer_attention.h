@@ -30,6 +30,7 @@ struct SequenceRows {
   std::int64_t length = 0;               // of the longest sequence
   bool packed = false;                   // sequences differ in length
   std::vector<std::int64_t> begin, end;  // [sequences], rows of each
+  std::vector<std::int64_t> last_begin;  // [sequences], from where on the last layer's are read
   std::vector<std::int32_t> position;    // [rows], within its sequence
   std::vector<float> log_n, log_log_n;   // [rows]: ln(position + 2) and its logarithm
 
@@ -77,16 +78,23 @@ class LayerAttention {
     std::vector<std::vector<std::int64_t>> support;  // weights > 0
   };
 
-  // out: [rows, heads * head_dim], of the dtype of `projected`. `keep`: for Backward. `statistics`:
-  // filled if not null.
-  void Forward(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
-               const at::Tensor& out, bool keep, Kept& kept,
+  // Which rows attend.
+  enum class Queries : std::uint8_t {
+    kAll,
+    kLast,  // of each sequence those from SequenceRows::last_begin on; all rows are attended to
+  };
+
+  // out: [rows, heads * head_dim], of the dtype of `projected`; rows that do not attend stay as they
+  // are. `keep`: for Backward. `statistics`: filled if not null, of all rows only.
+  void Forward(const Context& context, const SequenceRows& rows, Queries queries,
+               const at::Tensor& projected, const at::Tensor& out, bool keep, Kept& kept,
                Statistics* statistics = nullptr) const;
 
   // Gradient of the projection (rotated still), and of the layer's parameters, which it adds.
-  // d_out as out, d_projected as projected.
-  void Backward(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
-                const at::Tensor& d_out, const Kept& kept, const at::Tensor& d_projected);
+  // d_out as out, d_projected as projected. `queries` as in Forward.
+  void Backward(const Context& context, const SequenceRows& rows, Queries queries,
+                const at::Tensor& projected, const at::Tensor& d_out, const Kept& kept,
+                const at::Tensor& d_projected);
 
   // After Forward. Adds the rows `scored` to the quantities of each head: [heads].
   //   entropy             of the weights, nats
@@ -125,8 +133,8 @@ class LayerAttention {
     std::unique_ptr<QueryScale> scale;
   };
 
-  AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, const at::Tensor& projected,
-                           const at::Tensor& c) const;
+  AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, Queries queries,
+                           const at::Tensor& projected, const at::Tensor& c) const;
   double AlphaOf(std::int64_t head) const;
   std::vector<double> AlphasOf(const Call& call) const;  // [heads of the call]
   bool LearnsSlope(std::int64_t head) const;

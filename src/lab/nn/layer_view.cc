@@ -109,7 +109,7 @@ SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& r
                                    const at::Tensor& projected, const Kept& kept,
                                    std::int64_t sequence, std::int64_t head, std::int64_t begin,
                                    std::int64_t end) const {
-  AttentionParams p = ParamsOf({head, 1, 1}, rows, projected, kept.c);
+  AttentionParams p = ParamsOf({head, 1, 1}, rows, Queries::kAll, projected, kept.c);
   p.alpha = alphas_[static_cast<std::size_t>(head)];
   // One sequence by itself, with the keys that the last of the queries sees; queries stand at the
   // end of the keys.
