@@ -97,7 +97,7 @@ at::Tensor Sinusoids(std::int64_t length, std::int64_t width, double base) {
   float* to = table.mutable_data_ptr<float>();
   for (std::int64_t i = 0; i < length; ++i) {
     for (std::int64_t k = 0; k < width; ++k) {
-      const double exponent = static_cast<double>(k / 2 * 2) / static_cast<double>(width);
+      const double exponent = static_cast<double>(k - k % 2) / static_cast<double>(width);
       const double angle = static_cast<double>(i) * std::pow(base, -exponent);
       *to++ = static_cast<float>(k % 2 == 0 ? std::sin(angle) : std::cos(angle));
     }
