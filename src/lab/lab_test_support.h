@@ -1,4 +1,4 @@
-// What several lab tests need: a folder that goes away, and a small study.
+// What several lab tests need: a folder that goes away, texts, and a small study.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,6 +29,20 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+inline void ExpectContains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text << "\ndoes not contain\n" << part;
+}
+
+// The text with the first `from` replaced, which must be there.
+inline std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  if (at == std::string::npos) {
+    ADD_FAILURE() << text << "\ndoes not contain\n" << from;
+    return text;
+  }
+  return text.replace(at, from.size(), to);
+}
 
 // Two methods at a size that trains in a moment.
 inline Recipe SmallRecipe() {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "lab/config/suggest.h"
+#include "lab/lab_test_support.h"
 
 namespace tsallis::lab {
 namespace {
@@ -64,12 +65,10 @@ class RecipeTest : public testing::Test {
   }
 
   // The good recipe with one piece of text replaced, and the error that it gives.
-  std::string ErrorOf(const std::string& from, const std::string& to, std::string text = kGood) {
-    const std::size_t at = text.find(from);
-    EXPECT_NE(at, std::string::npos) << from;
-    text.replace(at, from.size(), to);
+  std::string ErrorOf(const std::string& from, const std::string& to,
+                      const std::string& text = kGood) {
     try {
-      Load(text);
+      Load(Replaced(text, from, to));
     } catch (const UsageError& error) {
       return error.what();
     }
@@ -79,10 +78,6 @@ class RecipeTest : public testing::Test {
   std::filesystem::path dir_;
   std::filesystem::path path_;
 };
-
-void ExpectContains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << text << "\ndoes not contain\n" << part;
-}
 
 TEST_F(RecipeTest, ReadsEveryKindOfValueAndKeepsDefaults) {
   const Recipe recipe = Load(kGood);

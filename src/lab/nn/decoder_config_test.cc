@@ -7,6 +7,7 @@
 #include <string>
 
 #include "lab/errors.h"
+#include "lab/lab_test_support.h"
 #include "lab/nn/decoder_describe.h"
 
 namespace tsallis::lab {
@@ -27,10 +28,6 @@ std::string ErrorOf(const std::string& changes) {
     return error.what();
   }
   return "no error";
-}
-
-void ExpectContains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << text << "\ndoes not contain\n" << part;
 }
 
 TEST(DecoderConfig, GoesThroughJsonUnchanged) {

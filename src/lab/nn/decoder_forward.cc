@@ -71,15 +71,13 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Loo
     const bool fewer = last && scored < rows.rows;
     const Context context{.threads = threads};
     using Queries = LayerAttention::Queries;
+    const Queries queries = fewer && !look ? Queries::kLast : Queries::kAll;
+    LayerAttention::Statistics statistics;
+    layer.attention.Forward(context, rows, queries, projected, attended, keep, a.kept,
+                            look ? &statistics : nullptr);
     if (look) {
-      LayerAttention::Statistics statistics;
-      layer.attention.Forward(context, rows, Queries::kAll, projected, attended, keep, a.kept,
-                              &statistics);
       look({static_cast<std::int64_t>(l), context, layer.attention, rows, rows.scored, projected,
             a.kept, statistics});
-    } else {
-      layer.attention.Forward(context, rows, fewer ? Queries::kLast : Queries::kAll, projected,
-                              attended, keep, a.kept);
     }
     const std::int64_t after = last ? scored : rows.rows;
     Tensor before = x;

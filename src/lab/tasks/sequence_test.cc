@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "lab/errors.h"
+#include "lab/lab_test_support.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
 
@@ -36,10 +37,6 @@ std::string ErrorOf(const std::function<void()>& act) {
     return error.what();
   }
   return "no error";
-}
-
-void ExpectContains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << text << "\ndoes not contain\n" << part;
 }
 
 TEST(SequenceTasks, CopyReverseAndSortAreWhatTheySay) {

@@ -92,10 +92,6 @@ std::string ErrorOf(const std::function<void()>& act) {
   return "no error";
 }
 
-void ExpectContains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << text << "\ndoes not contain\n" << part;
-}
-
 std::vector<std::string> MetricsOf(const fs::path& folder) {
   std::vector<std::string> found;
   std::ifstream in(folder / "metrics.jsonl");
@@ -309,13 +305,17 @@ TEST(SequenceTraining, KeepsTheBestOfValidation) {
   EXPECT_EQ(loaded.task->Vocabulary(), 7);
   EXPECT_TRUE(at::equal(loaded.model.FlatParameters(), model.FlatParameters()));
   EXPECT_THROW(LoadModel(folder.Path()), UsageError);
-  // A config.json that says no model or no task, or says it with another type, is named.
+}
+
+// One that says no model or no task, or says it with another type.
+TEST(SequenceTraining, ADamagedConfigurationIsNamed) {
+  const Recipe recipe = SmallSequences();
+  const TemporaryFolder folder;
+  const TrainingJob job = JobOf(recipe, folder.Path() / "a", 2);
+  Trained(job);
   const std::string settings = RunFolder(job.folder).Settings().dump();
   const auto error_with = [&](const std::string& from, const std::string& to) {
-    std::string text = settings;
-    EXPECT_NE(text.find(from), std::string::npos) << text;
-    text.replace(text.find(from), from.size(), to);
-    std::ofstream(job.folder / "config.json") << text;
+    std::ofstream(job.folder / "config.json") << Replaced(settings, from, to);
     return ErrorOf([&] { LoadModel(job.folder); });
   };
   ExpectContains(error_with("{", ""), "config.json: damaged, or not of a run");
