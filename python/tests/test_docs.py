@@ -1,6 +1,7 @@
 """The pages are built as `make docs` does it: what is missing or leads nowhere is an error."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,3 +55,16 @@ def test_a_broken_link_is_an_error(tmp_path, link):
     answer = build(tmp_path, tmp_path / "site")
     assert answer.returncode != 0
     assert "nowhere" in answer.stderr
+
+
+def test_figures_of_a_table_are_those_of_the_reports_beside_it():
+    page = (ROOT / "docs" / "what-decides.md").read_text()
+    seen = 0
+    for section in page.split("\n## "):
+        links = re.findall(r"\.\./(results/[a-z-]+/report\.md)", section)
+        reports = "".join((ROOT / link).read_text() for link in links)
+        for row in (line for line in section.splitlines() if line.startswith("|")):
+            for figure in re.findall(r"[+-]?\d+\.\d ± \d+\.\d", row):
+                seen += 1
+                assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", reports), row
+    assert seen > 100  # of a page that says what its figures are worth
