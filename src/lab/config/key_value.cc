@@ -2,17 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "lab/errors.h"
 
 namespace tsallis::lab {
 
-void Merge(toml::table& root, const toml::table& values) {
-  for (const auto& [key, value] : values) {
+void Merge(toml::table& root, toml::table values) {
+  for (auto&& [key, value] : values) {
     toml::node* there = root.get(key.str());
     if (there != nullptr && there->is_table() && value.is_table()) {
-      Merge(*there->as_table(), *value.as_table());
+      Merge(*there->as_table(), std::move(*value.as_table()));
     } else {
-      root.insert_or_assign(key.str(), value);
+      root.insert_or_assign(key, std::move(value));  // copies and new keys have no line
     }
   }
 }

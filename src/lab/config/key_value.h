@@ -12,7 +12,8 @@ namespace tsallis::lab {
 // UsageError if there is no key, or a key on the way is no table.
 void SetKeyValue(toml::table& root, const std::string& setting);
 
-// Sets every entry of `values` in `root`, tables entry by entry.
-void Merge(toml::table& root, const toml::table& values);
+// Sets every entry of `values` in `root`, tables entry by entry. Entries keep the lines that they
+// were read from, for errors.
+void Merge(toml::table& root, toml::table values);
 
 }  // namespace tsallis::lab

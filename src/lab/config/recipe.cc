@@ -260,7 +260,7 @@ void Inherit(toml::table& root) {
       toml::node* own = attention->get(key.str());
       if (own == nullptr || !own->is_table() || !value.is_table()) continue;
       toml::table whole = *value.as_table();
-      Merge(whole, *own->as_table());
+      Merge(whole, std::move(*own->as_table()));
       attention->insert_or_assign(key.str(), std::move(whole));
     }
   }
@@ -299,10 +299,7 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings) {
   recipe.Scale(scale);
   toml::table root = Parse(recipe.text, recipe.path);
-  if (const toml::table* set = root["scale"][scale]["set"].as_table()) {
-    const toml::table changes = *set;  // Merge may change the table that it stands in
-    Merge(root, changes);
-  }
+  if (toml::table* set = root["scale"][scale]["set"].as_table()) Merge(root, std::move(*set));
   for (const std::string& setting : settings) SetKeyValue(root, setting);
   return ReadRecipe(std::move(root), recipe.path, recipe.text, scale);
 }

@@ -293,11 +293,17 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
   EXPECT_EQ(entmax.attention.length_scaling.kind, "adaptive");
   EXPECT_EQ(entmax.attention.length_scaling.init, 0.5);
   EXPECT_EQ(set.Decoder(set.Method("softmax")).attention.length_scaling.kind, "ssmax");
-  EXPECT_THROW(AtScale(recipe, "paper", {"train.lrr=1"}), UsageError);
   EXPECT_THROW(AtScale(recipe, "paper", {"train.lr"}), UsageError);
-  ExpectContains(ErrorOf("layers = 1", "layer = 1"), "model.layer: unknown key");
+  ExpectContains(ErrorOf("layers = 1", "layer = 1"), ".toml:35: model.layer: unknown key");
   ExpectContains(ErrorOf("steps = 10\n", "steps = 10\neval_lengths = [3, 4]\n"),
                  "scale.quick.eval_lengths: length: expected 4 to");
+  ExpectContains(ErrorOf("\"adaptive\" }", "\"adaptive\", gama = 1.0 }"), ".toml:27: ");
+  try {
+    AtScale(recipe, "paper", {"train.lrr=1"});
+    FAIL();
+  } catch (const UsageError& error) {  // a setting of the command line stands in no line
+    ExpectContains(error.what(), ".toml: train.lrr: unknown key; did you mean \"lr\"?");
+  }
 }
 
 TEST_F(SequenceRecipeTest, RopeIsScaledForTheLengthsOfTraining) {

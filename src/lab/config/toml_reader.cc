@@ -9,7 +9,8 @@
 namespace tsallis::lab {
 
 void TomlProblems::Add(int line, const std::string& key, const std::string& what) {
-  std::string text = file_ + ":" + std::to_string(line) + ": ";
+  // What was set on the command line stands in no line.
+  std::string text = line > 0 ? fmt::format("{}:{}: ", file_, line) : file_ + ": ";
   if (!key.empty()) text += key + ": ";
   problems_.emplace(line, text + what);
 }
