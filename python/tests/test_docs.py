@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,17 @@ def test_figures_of_a_table_are_those_of_the_reports_beside_it():
                 seen += 1
                 assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", reports), row
     assert seen > 100  # of a page that says what its figures are worth
+
+
+def test_commands_name_methods_that_the_recipe_has():
+    seen = 0
+    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for command in re.findall(r"tsallis (?:train|reproduce) [^\n`#]*", page.read_text()):
+            recipe = ROOT / "experiments" / f"{command.split()[2]}.toml"
+            methods = re.search(r"--methods? (\S+)", command)
+            if not recipe.exists() or not methods:
+                continue
+            known = {method["name"] for method in tomllib.loads(recipe.read_text())["method"]}
+            assert set(methods[1].split(",")) <= known, command
+            seen += 1
+    assert seen > 2
