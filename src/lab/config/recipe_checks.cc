@@ -138,10 +138,12 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
     problems.Add("train.accumulate", fmt::format("batch {} cannot be worked on in {} equal parts",
                                                  train.batch, train.accumulate));
   }
-  if (train.optimizer == "adamw" && problems.Given("train.l2")) {
+  // 0 takes away what the recipe says at another scale.
+  if (train.optimizer == "adamw" && problems.Given("train.l2") && train.l2 != 0.0) {
     problems.Add("train.l2", "only has an effect with optimizer = \"adam\"");
   }
-  if (train.optimizer != "adamw" && problems.Given("train.weight_decay")) {
+  if (train.optimizer != "adamw" && problems.Given("train.weight_decay") &&
+      train.weight_decay != 0.0) {
     problems.Add("train.weight_decay", "only has an effect with optimizer = \"adamw\"");
   }
 }

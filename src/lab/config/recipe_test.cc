@@ -340,6 +340,10 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
                  "scale.quick.grid_seeds: has no effect without train.lr_grid");
   ExpectContains(ErrorOf("weight_decay = 0.1", "l2 = 0.1"), "train.l2: only has an effect");
   ExpectContains(ErrorOf("\"adamw\"", "\"adam\""), "train.weight_decay: only has an effect");
+  const Recipe recipe = Load(kSequences);
+  EXPECT_EQ(AtScale(recipe, "paper", {"train.l2=0.0"}).train.weight_decay, 0.1);
+  EXPECT_EQ(AtScale(recipe, "paper", {"train.optimizer=adam", "train.weight_decay=0"}).train.l2,
+            recipe.train.l2);
   ExpectContains(ErrorOf("best_length = 32", "best_length = 32\naccumulate = 3"),
                  "batch 128 cannot be worked on in 3 equal parts");
   ExpectContains(ErrorOf("best_length = 32", "best_length = 32\nbest_floor = 0.98e3"),
@@ -372,6 +376,9 @@ TEST(Recipes, MaxRetrievalHasEveryMethodOfTheTables) {
   EXPECT_EQ(decayed.l2, 0.0);
   EXPECT_EQ(decayed.schedule, "cosine");
   EXPECT_EQ(decayed.lr_grid.size(), 2U);
+  const TrainConfig decoupled = AtScale(recipe, "weight-decay").train;
+  EXPECT_EQ(decoupled.optimizer, "adamw");
+  EXPECT_EQ(decoupled.weight_decay, 0.1);
 }
 
 TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
