@@ -8,7 +8,7 @@
 
 namespace tsallis::lab {
 
-void Merge(toml::table& root, toml::table values) {
+void Merge(toml::table& root, toml::table&& values) {
   for (auto&& [key, value] : values) {
     toml::node* there = root.get(key.str());
     if (there != nullptr && there->is_table() && value.is_table()) {

@@ -13,7 +13,7 @@ namespace tsallis::lab {
 void SetKeyValue(toml::table& root, const std::string& setting);
 
 // Sets every entry of `values` in `root`, tables entry by entry. Entries keep the lines that they
-// were read from, for errors.
-void Merge(toml::table& root, toml::table values);
+// were read from, for errors. `values` is left with nothing of use.
+void Merge(toml::table& root, toml::table&& values);
 
 }  // namespace tsallis::lab
