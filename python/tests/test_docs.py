@@ -1,4 +1,5 @@
-"""The pages are built as `make docs` does it: what is missing or leads nowhere is an error."""
+"""The pages are built as `make docs` does it: what is missing or leads nowhere is an error. What
+they say of figures and commands is held against reports and recipes."""
 
 import os
 import re
@@ -74,12 +75,11 @@ def test_figures_of_a_table_are_in_what_its_section_links_to():
 def test_commands_name_methods_that_the_recipe_has():
     seen = 0
     for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
-        for command in re.findall(r"tsallis (?:train|reproduce) [^\n`#]*", page.read_text()):
-            recipe = ROOT / "experiments" / f"{command.split()[2]}.toml"
-            methods = re.search(r"--methods? (\S+)", command)
-            if not recipe.exists() or not methods:
-                continue
-            known = {method["name"] for method in tomllib.loads(recipe.read_text())["method"]}
-            assert set(methods[1].split(",")) <= known, command
+        for name, methods in re.findall(
+            r"tsallis (?:train|reproduce) ([\w-]+)[^\n`#]*? --methods? ([\w.,-]+)", page.read_text()
+        ):
+            recipe = tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())
+            known = {method["name"] for method in recipe["method"]}
+            assert set(methods.split(",")) <= known, (page, name)
             seen += 1
     assert seen > 2

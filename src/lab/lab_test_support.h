@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "lab/config/recipe.h"
+#include "lab/errors.h"
 
 namespace tsallis::lab {
 
@@ -42,6 +44,16 @@ inline std::string Replaced(std::string text, const std::string& from, const std
     return text;
   }
   return text.replace(at, from.size(), to);
+}
+
+// What the UsageError says that `act` throws; any other exception passes.
+inline std::string UsageErrorOf(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
 // Two methods at a size that trains in a moment.

@@ -299,7 +299,10 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings) {
   recipe.Scale(scale);
   toml::table root = Parse(recipe.text, recipe.path);
-  if (toml::table* set = root["scale"][scale]["set"].as_table()) Merge(root, std::move(*set));
+  if (toml::table* set = root["scale"][scale]["set"].as_table()) {
+    toml::table changes = std::move(*set);  // Merge may change the table that it stands in
+    Merge(root, std::move(changes));
+  }
   for (const std::string& setting : settings) SetKeyValue(root, setting);
   return ReadRecipe(std::move(root), recipe.path, recipe.text, scale);
 }

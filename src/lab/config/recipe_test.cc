@@ -67,12 +67,7 @@ class RecipeTest : public testing::Test {
   // The good recipe with one piece of text replaced, and the error that it gives.
   std::string ErrorOf(const std::string& from, const std::string& to,
                       const std::string& text = kGood) {
-    try {
-      Load(Replaced(text, from, to));
-    } catch (const UsageError& error) {
-      return error.what();
-    }
-    return "no error";
+    return UsageErrorOf([&] { Load(Replaced(text, from, to)); });
   }
 
   std::filesystem::path dir_;
@@ -192,12 +187,8 @@ TEST_F(RecipeTest, SeveralMistakesAreReportedAtOnceInTheOrderOfTheFile) {
 TEST_F(RecipeTest, LooksUpMethodsAndScalesWithSuggestions) {
   const Recipe recipe = Load(kGood);
   EXPECT_EQ(recipe.Method("ase").map, "entmax");
-  try {
-    recipe.Method("sofmax");
-    FAIL();
-  } catch (const UsageError& error) {
-    ExpectContains(error.what(), "no method \"sofmax\"; did you mean \"softmax\"?");
-  }
+  ExpectContains(UsageErrorOf([&] { recipe.Method("sofmax"); }),
+                 "no method \"sofmax\"; did you mean \"softmax\"?");
   EXPECT_THROW(recipe.Scale("quik"), UsageError);
 }
 
@@ -206,12 +197,8 @@ TEST_F(RecipeTest, FindsByNameOrPath) {
   EXPECT_EQ(FindRecipe(path_.string()).name, "s");
   EXPECT_EQ(FindRecipe("max-retrieval").name, "max-retrieval");
   EXPECT_THROW(FindRecipe((dir_ / "none.toml").string()), UsageError);
-  try {
-    FindRecipe("max-retreival");
-    FAIL();
-  } catch (const UsageError& error) {
-    ExpectContains(error.what(), "did you mean \"max-retrieval\"?");
-  }
+  ExpectContains(UsageErrorOf([] { FindRecipe("max-retreival"); }),
+                 "did you mean \"max-retrieval\"?");
 }
 
 constexpr const char* kSequences = R"([study]
@@ -298,12 +285,11 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
   ExpectContains(ErrorOf("steps = 10\n", "steps = 10\neval_lengths = [3, 4]\n"),
                  "scale.quick.eval_lengths: length: expected 4 to");
   ExpectContains(ErrorOf("\"adaptive\" }", "\"adaptive\", gama = 1.0 }"), ".toml:27: ");
-  try {
-    AtScale(recipe, "paper", {"train.lrr=1"});
-    FAIL();
-  } catch (const UsageError& error) {  // a setting of the command line stands in no line
-    ExpectContains(error.what(), ".toml: train.lrr: unknown key; did you mean \"lr\"?");
-  }
+  // A setting of the command line stands in no line.
+  ExpectContains(UsageErrorOf([&] { AtScale(recipe, "paper", {"train.lrr=1"}); }),
+                 ".toml: train.lrr: unknown key; did you mean \"lr\"?");
+  // A set that takes away the table that it stands in.
+  ExpectContains(ErrorOf("set = { task", "set = { scale = 1, task"), ".toml:35: scale: expected");
 }
 
 TEST_F(SequenceRecipeTest, RopeIsScaledForTheLengthsOfTraining) {

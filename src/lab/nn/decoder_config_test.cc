@@ -22,12 +22,7 @@ DecoderConfig Config(const std::string& changes) {
 }
 
 std::string ErrorOf(const std::string& changes) {
-  try {
-    Config(changes);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
+  return UsageErrorOf([&] { Config(changes); });
 }
 
 TEST(DecoderConfig, GoesThroughJsonUnchanged) {

@@ -30,15 +30,6 @@ void ForSamples(const SequenceTask& task, const std::vector<std::int64_t>& lengt
   }
 }
 
-std::string ErrorOf(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(SequenceTasks, CopyReverseAndSortAreWhatTheySay) {
   ForSamples(*MakeSequenceTask("copy"), {1, 32, 64}, [](const Text& text, std::int64_t length) {
     EXPECT_EQ(text.source.size(), static_cast<std::size_t>(length));
@@ -260,15 +251,15 @@ TEST(SequenceTasks, SamplesAreAFunctionOfSeedSplitIndexAndLength) {
     for (const std::int64_t token : first.tokens) {
       EXPECT_TRUE(token >= 0 && token < task->Vocabulary() && token != task->Pad());
     }
-    ExpectContains(ErrorOf([&] { task->Draw(1, Split::kTrain, 0, 0); }), "length: expected");
-    ExpectContains(ErrorOf([&] { task->Draw(1, Split::kTrain, 0, -5); }), "got -5");
-    ExpectContains(ErrorOf([&] { task->Draw(1, Split::kTrain, 0, 1 << 20); }), "got 1048576");
+    ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTrain, 0, 0); }), "length: expected");
+    ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTrain, 0, -5); }), "got -5");
+    ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTrain, 0, 1 << 20); }), "got 1048576");
   }
 }
 
 TEST(SequenceTasks, BadSettingsAreRefused) {
   const auto error = [](const std::string& name, const std::string& setting) {
-    return ErrorOf([&] { MakeSequenceTask(name, {setting}); });
+    return UsageErrorOf([&] { MakeSequenceTask(name, {setting}); });
   };
   ExpectContains(error("coppy", "symbols=3"), "did you mean \"copy\"?");
   ExpectContains(error("copy", "symbol=3"), "symbol: unknown key; did you mean \"symbols\"?");
@@ -278,7 +269,7 @@ TEST(SequenceTasks, BadSettingsAreRefused) {
   ExpectContains(error("flip-flop", "write_probability=1.5"), "expected a probability");
   ExpectContains(error("mqmtar", "symbols=4"), "there are only 16 words of two of the 4 symbols");
   ExpectContains(error("n-back", "back=0"), "expected a value > 0");
-  ExpectContains(ErrorOf([] { MakeSequenceTask("mqmtar")->Draw(1, Split::kTrain, 0, 80000); }),
+  ExpectContains(UsageErrorOf([] { MakeSequenceTask("mqmtar")->Draw(1, Split::kTrain, 0, 80000); }),
                  "length: expected 8 to 75007 for this task, got 80000");
 }
 

@@ -75,15 +75,12 @@ void ExpectNoErrors(const std::vector<std::string>& errors) {
 }
 
 std::string LaunchError(const std::map<std::string, std::string>& variables) {
-  try {
+  return UsageErrorOf([&] {
     ReadLaunch([&](const char* name) {
       const auto found = variables.find(name);
       return found == variables.end() ? nullptr : found->second.c_str();
     });
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
+  });
 }
 
 TEST(Launch, ReadsWhatTorchrunSets) {
