@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test bench bench-maps bench-training bench-attention bench-attention-memory check-wheel docs lint format sanitize fuzz clean setup setup-lint setup-clang
+.PHONY: build reproduce test style bench bench-maps bench-training bench-attention bench-attention-memory check-wheel docs lint format sanitize fuzz weekly clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -26,7 +26,7 @@ reproduce: build
 
 # The kernels are tested in a tree of their own (build-kernels): without torch on any path, and with every
 # instruction set that the compiler knows. The rest is tested as it ships.
-test: setup
+test: style
 	$(call configured,release,build)
 	$(call configured,kernels,build-kernels)
 	@cmake --build build -j $(JOBS) --target all tests
@@ -50,6 +50,10 @@ fuzz: setup-clang
 	@mkdir -p build-fuzz/corpus
 	cd build-fuzz && bin/attention_fuzz -max_total_time=$(SECONDS) -max_len=2048 -len_control=0 \
 	  -print_final_stats=1 corpus
+
+# What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel. Once a week.
+weekly: lint check-wheel sanitize
+	@$(MAKE) fuzz SECONDS=3600
 
 bench: bench-maps bench-training
 
@@ -79,16 +83,19 @@ docs: setup
 check-wheel: setup
 	@scripts/check_wheel.sh
 
-lint: setup-lint
-	@clang-format --dry-run -Werror $(SOURCES)
-	@$(PYTHON) -m ruff check .
-	@$(PYTHON) -m ruff format --check .
-	@$(PYTHON) -m mypy
+# What `make test` looks at before it builds: form and types, in seconds. `lint` adds clang-tidy, which takes longer.
+style: setup
+	@.venv/bin/clang-format --dry-run -Werror $(SOURCES)
+	@$(PYTHON) -m ruff check -q .
+	@$(PYTHON) -m ruff format -q --check .
+	@$(PYTHON) -m mypy --no-error-summary
+
+lint: style setup-lint
 	@cmake --preset lint >/dev/null
 	@scripts/tidy.sh build-lint
 
-format: setup-lint
-	@clang-format -i $(SOURCES)
+format: setup
+	@.venv/bin/clang-format -i $(SOURCES)
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 

@@ -2,14 +2,14 @@
 # Prepares a machine for building: Debian packages and .venv. Every make target that builds calls it, so it
 # looks before it acts: with everything in place it takes about 0.2 s and touches no network.
 #   scripts/setup.sh         what building and testing need
-#   scripts/setup.sh lint    clang-format and clang-tidy as well
+#   scripts/setup.sh lint    clang-tidy as well
 #   scripts/setup.sh clang   the compiler, for ThreadSanitizer and the fuzzers
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(build-essential cmake ninja-build ccache git libhwy-dev libgtest-dev libgmock-dev
   libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev)
-if [[ ${1:-} == lint ]]; then packages+=(clang-format clang-tidy); fi
+if [[ ${1:-} == lint ]]; then packages+=(clang-tidy); fi
 if [[ ${1:-} == clang ]]; then
   packages+=(clang libomp-dev)
   # The sanitizers' runtimes are a package of their own, named after clang's version, where there is one.
@@ -84,16 +84,27 @@ for line in open(sys.argv[1], encoding="utf-8"):
 PY
 }
 
+# `import tsallis` of .venv's Python finds the sources here, whose operators `make` builds.
+find_sources() {
+  local file
+  file=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tsallis-sources.pth
+  if [[ ! -f $file || $(<"$file") != "$PWD/python" ]]; then echo "$PWD/python" >"$file"; fi
+}
+
 wanted=$(sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$requirements" | tr '\n' ' ')
 if [[ -x .venv/bin/python ]]; then
   wanted=$(unsatisfied .venv | tr '\n' ' ')
-  if [[ -z ${wanted// /} ]]; then exit 0; fi
+  if [[ -z ${wanted// /} ]]; then
+    find_sources
+    exit 0
+  fi
 fi
 
 say "installing into .venv: $wanted"
 if [[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1; then
   .venv/bin/python -m pip install -q --no-compile --retries 2 --disable-pip-version-check -r "$requirements" >&2 ||
     fail "missing Python packages that could not be installed (no network?): $wanted"
+  find_sources
   exit 0
 fi
 [[ -L .venv ]] && fail ".venv is a link to a broken environment; repair or remove it"
@@ -101,6 +112,7 @@ fi
 for python in $(interpreters); do
   if "$python" -m venv --clear .venv >&2 &&
     .venv/bin/python -m pip install -q --no-compile --retries 2 --disable-pip-version-check -r "$requirements" >&2; then
+    find_sources
     say "ready: $(.venv/bin/python --version) in .venv"
     exit 0
   fi
