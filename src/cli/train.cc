@@ -57,10 +57,11 @@ class TrainCommand : public Command {
   }
 
   int Run(const Invocation& invocation) override {
-    const lab::Recipe recipe = lab::AtScale(lab::FindRecipe(name_), scale_, settings_);
+    const lab::Recipe all = lab::AtScale(lab::FindRecipe(name_), scale_, settings_);
     lab::TrainingJob job;
+    job.method = method_.empty() ? &all.methods.front() : &all.Method(method_);
+    const lab::Recipe recipe = all.TrainedBy(*job.method);
     job.recipe = &recipe;
-    job.method = method_.empty() ? &recipe.methods.front() : &recipe.Method(method_);
     job.seed = seed_;
     job.steps = recipe.Scale(scale_).steps;
     job.folder = folder_;

@@ -113,6 +113,7 @@ void Describe(TableReader& table, MethodConfig& method) {
   table.Optional("length_scaling", method.length_scaling);
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);
+  table.Optional("train", AnyTable{});  // read once [train] is known
   table.Optional("paper", method.paper, CheckPercentages);
 }
 
@@ -172,6 +173,7 @@ void Describe(TableReader& table, TrainConfig& train) {
 }
 
 void Describe(TableReader& table, ScaleConfig& scale) {
+  table.Optional("like", scale.like);
   table.Required("steps", scale.steps, Positive<std::int64_t>());
   table.Optional("seeds", scale.seeds, Positive<int>());
   table.Optional("grid_steps", scale.grid_steps, IfGiven(Positive<std::int64_t>()));
@@ -233,9 +235,15 @@ DecoderConfig Recipe::Decoder(const MethodConfig& method) const {
   return config;
 }
 
+Recipe Recipe::TrainedBy(const MethodConfig& method) const {
+  Recipe recipe = *this;
+  if (method.train) recipe.train = *method.train;
+  return recipe;
+}
+
 namespace {
 
-toml::table Parse(const std::string& text, const std::filesystem::path& path) {
+toml::table ParseToml(const std::string& text, const std::filesystem::path& path) {
   try {
     return toml::parse(text, path.string());
   } catch (const toml::parse_error& error) {
@@ -244,6 +252,28 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
     problems.ThrowIfAny();
     throw;
   }
+}
+
+// A recipe's tables. What a scale leaves out is as in the scale that it is like, but for what
+// chooses learning rates.
+toml::table Parse(const std::string& text, const std::filesystem::path& path) {
+  toml::table root = ParseToml(text, path);
+  toml::table* scales = root["scale"].as_table();
+  if (scales == nullptr) return root;
+  for (auto&& [name, node] : *scales) {
+    toml::table* scale = node.as_table();
+    const auto like = scale == nullptr ? std::nullopt : (*scale)["like"].value<std::string>();
+    if (!like) continue;
+    toml::table again = ParseToml(text, path);  // tables that move keep their lines, copies do not
+    toml::table* model = again["scale"][*like].as_table();
+    if (model == nullptr) continue;  // CheckAcross says so
+    for (const char* key : {"grid_steps", "grid_seeds"}) model->erase(key);
+    if (toml::table* train = (*model)["set"]["train"].as_table()) train->erase("lr_grid");
+    toml::table own = std::move(*scale);
+    *scale = std::move(*model);
+    Merge(*scale, std::move(own));
+  }
+  return root;
 }
 
 // What a method's attention leaves out of a table of its own (positions, length_scaling) is as in
@@ -266,6 +296,21 @@ void Inherit(toml::table& root) {
   }
 }
 
+// Methods with a `train` of their own: [train] with its keys.
+void ReadOwnTraining(const toml::table& root, Recipe& recipe, TomlProblems& problems) {
+  const toml::array* tables = root["method"].as_array();
+  if (tables == nullptr || tables->size() != recipe.methods.size()) return;
+  for (std::size_t i = 0; i < recipe.methods.size(); ++i) {
+    const toml::table* table =
+        (*tables)[i].is_table() ? (*(*tables)[i].as_table())["train"].as_table() : nullptr;
+    if (table == nullptr) continue;
+    MethodConfig& method = recipe.methods[i];
+    TableReader reader(*table, "method." + method.name + ".train", problems);
+    Describe(reader, method.train.emplace(recipe.train));
+    reader.Finish();
+  }
+}
+
 Recipe ReadRecipe(toml::table root, const std::filesystem::path& path, const std::string& text,
                   const std::string& scale) {
   Inherit(root);
@@ -276,6 +321,7 @@ Recipe ReadRecipe(toml::table root, const std::filesystem::path& path, const std
   TableReader reader(root, "", problems);
   Describe(reader, recipe);
   reader.Finish();
+  ReadOwnTraining(root, recipe, problems);
   CheckAcross(recipe, scale, problems);
   problems.ThrowIfAny();
   for (MethodConfig& method : recipe.methods) {
@@ -295,6 +341,20 @@ Recipe LoadRecipe(const std::filesystem::path& path) {
   return recipe;
 }
 
+namespace {
+
+// A setting of the command line goes before what a method says of its own training.
+void SetOwnTraining(toml::table& root, const std::string& setting) {
+  toml::array* methods = root["method"].as_array();
+  if (methods == nullptr) return;
+  for (toml::node& method : *methods) {
+    toml::table* table = method.as_table();
+    if (table != nullptr && (*table)["train"].is_table()) SetKeyValue(*table, setting);
+  }
+}
+
+}  // namespace
+
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings) {
   recipe.Scale(scale);
@@ -303,7 +363,10 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     toml::table changes = std::move(*set);  // Merge may change the table that it stands in
     Merge(root, std::move(changes));
   }
-  for (const std::string& setting : settings) SetKeyValue(root, setting);
+  for (const std::string& setting : settings) {
+    SetKeyValue(root, setting);
+    if (setting.starts_with("train.")) SetOwnTraining(root, setting);
+  }
   return ReadRecipe(std::move(root), recipe.path, recipe.text, scale);
 }
 

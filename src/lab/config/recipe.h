@@ -25,46 +25,6 @@ struct LengthScaling {
   double delta = 1.0;  // scalar: the additive term, fixed
 };
 
-struct MethodConfig {
-  std::string name;             // identifies it everywhere: "asentmax-3"
-  std::string label;            // for people; the name unless given
-  std::string map = "softmax";  // "softmax" | "entmax" | "adaptive-temperature"
-  double alpha = 1.5;           // entmax
-  // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
-  // appendix A.3.
-  std::optional<double> theta;
-  LengthScaling length_scaling;
-  // Decoders: what differs from the attention that [model] describes, for all layers and heads.
-  std::optional<AttentionOverride> attention;
-  // Evaluates the weights that this other method trained instead of training its own.
-  std::optional<std::string> weights_of;
-  std::vector<double> paper;  // accuracy in %, at the first lengths of eval_lengths
-};
-
-struct TaskConfig {
-  std::string name;                   // of the catalogue
-  std::int64_t train_length_min = 5;  // train_length = [min, max], uniform, one length a batch
-  std::int64_t train_length_max = 16;
-  std::int64_t classes = 10;
-  std::vector<std::int64_t> eval_lengths;
-  // Sets evaluated at length n: eval_items / n, within [eval_sets_min, eval_sets_max].
-  std::int64_t eval_items = 1 << 22;
-  std::int64_t eval_sets_min = 256;
-  std::int64_t eval_sets_max = 4096;
-
-  // Sequence tasks; null for max retrieval.
-  std::shared_ptr<const SequenceTask> sequence;
-  // The task's own settings, defaults included, as JSON texts.
-  std::vector<std::pair<std::string, std::string>> settings;
-  std::int64_t eval_samples = 1000;  // at every length
-};
-
-struct ModelConfig {
-  std::string name;          // "set-attention", "decoder"
-  std::int64_t width = 128;  // set-attention
-  DecoderConfig decoder;     // decoder; its vocabulary is the task's
-};
-
 struct TrainConfig {
   std::string optimizer = "adam";  // "adam", "adamw"
   double lr = 1e-3;
@@ -93,7 +53,53 @@ struct TrainConfig {
   std::int64_t validate_samples = 200;
 };
 
+struct MethodConfig {
+  std::string name;             // identifies it everywhere: "asentmax-3"
+  std::string label;            // for people; the name unless given
+  std::string map = "softmax";  // "softmax" | "entmax" | "adaptive-temperature"
+  double alpha = 1.5;           // entmax
+  // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
+  // appendix A.3.
+  std::optional<double> theta;
+  LengthScaling length_scaling;
+  // Decoders: what differs from the attention that [model] describes, for all layers and heads.
+  std::optional<AttentionOverride> attention;
+  // Evaluates the weights that this other method trained instead of training its own.
+  std::optional<std::string> weights_of;
+  // How this method is trained, where that is not the recipe's [train]: all of it, with the keys of
+  // the method's own `train` table in place of the recipe's.
+  std::optional<TrainConfig> train;
+  std::vector<double> paper;  // accuracy in %, at the first lengths of eval_lengths
+};
+
+struct TaskConfig {
+  std::string name;                   // of the catalogue
+  std::int64_t train_length_min = 5;  // train_length = [min, max], uniform, one length a batch
+  std::int64_t train_length_max = 16;
+  std::int64_t classes = 10;
+  std::vector<std::int64_t> eval_lengths;
+  // Sets evaluated at length n: eval_items / n, within [eval_sets_min, eval_sets_max].
+  std::int64_t eval_items = 1 << 22;
+  std::int64_t eval_sets_min = 256;
+  std::int64_t eval_sets_max = 4096;
+
+  // Sequence tasks; null for max retrieval.
+  std::shared_ptr<const SequenceTask> sequence;
+  // The task's own settings, defaults included, as JSON texts.
+  std::vector<std::pair<std::string, std::string>> settings;
+  std::int64_t eval_samples = 1000;  // at every length
+};
+
+struct ModelConfig {
+  std::string name;          // "set-attention", "decoder"
+  std::int64_t width = 128;  // set-attention
+  DecoderConfig decoder;     // decoder; its vocabulary is the task's
+};
+
 struct ScaleConfig {
+  // Every key that this scale does not give is this other scale's, but for what chooses learning
+  // rates: grid_steps, grid_seeds, and train.lr_grid in `set`.
+  std::string like;
   std::int64_t steps = 0;
   int seeds = 1;
   // With train.lr_grid: the runs that learning rates are chosen by; unset: the study's own.
@@ -124,13 +130,17 @@ struct Recipe {
 
   // The decoder of a method: [model] with the method's attention.
   DecoderConfig Decoder(const MethodConfig& method) const;
+
+  // The recipe that a method is trained by: with the method's own `train`, if it has one.
+  Recipe TrainedBy(const MethodConfig& method) const;
 };
 
 // Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name
 // file, line, key, what was expected, and the nearest known key.
 Recipe LoadRecipe(const std::filesystem::path& path);
 
-// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. UsageError as above.
+// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train` also
+// goes before a method's own. UsageError as above.
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings = {});
 

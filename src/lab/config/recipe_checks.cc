@@ -21,6 +21,24 @@ bool IsName(const std::string& name) {
 constexpr const char* kNameExpected =
     "a name of letters, digits, '.', '-' and '_' that begins with a letter or digit";
 
+// `path`: "train", or "method.NAME.train" of a method that is trained in its own way.
+void CheckTraining(const TrainConfig& train, const std::string& path, TomlProblems& problems) {
+  const auto given = [&](const char* key) {
+    return problems.Given(path + key) || problems.Given(std::string("train") + key);
+  };
+  if (train.batch % train.accumulate != 0) {
+    problems.Add(path + ".accumulate", fmt::format("batch {} cannot be worked on in {} equal parts",
+                                                   train.batch, train.accumulate));
+  }
+  // 0 takes away what the recipe says at another scale.
+  if (train.optimizer == "adamw" && given(".l2") && train.l2 != 0.0) {
+    problems.Add(path + ".l2", "only has an effect with optimizer = \"adam\"");
+  }
+  if (train.optimizer != "adamw" && given(".weight_decay") && train.weight_decay != 0.0) {
+    problems.Add(path + ".weight_decay", "only has an effect with optimizer = \"adamw\"");
+  }
+}
+
 void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std::string& path,
                     TomlProblems& problems) {
   if (!method.weights_of) return;
@@ -84,6 +102,13 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
                                       std::to_string(recipe.task.eval_lengths.size()) + " lengths");
   }
   CheckBorrowing(recipe, method, path, problems);
+  if (!method.train) return;
+  CheckTraining(*method.train, path + ".train", problems);
+  if (problems.Given(path + ".train.lr_grid")) {
+    problems.Add(path + ".train.lr_grid",
+                 "belongs into [train]: every method is tried at the same rates");
+  }
+  if (method.weights_of) problems.Add(path + ".train", "has no effect beside weights_of");
 }
 
 void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
@@ -134,17 +159,21 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
   if (!decoder && train.accumulate > 1) {
     problems.Add("train.accumulate", "has no effect with this model");
   }
-  if (train.batch % train.accumulate != 0) {
-    problems.Add("train.accumulate", fmt::format("batch {} cannot be worked on in {} equal parts",
-                                                 train.batch, train.accumulate));
-  }
-  // 0 takes away what the recipe says at another scale.
-  if (train.optimizer == "adamw" && problems.Given("train.l2") && train.l2 != 0.0) {
-    problems.Add("train.l2", "only has an effect with optimizer = \"adam\"");
-  }
-  if (train.optimizer != "adamw" && problems.Given("train.weight_decay") &&
-      train.weight_decay != 0.0) {
-    problems.Add("train.weight_decay", "only has an effect with optimizer = \"adamw\"");
+}
+
+// A scale that is like another one is complete when it is read, so only the name can be wrong.
+void CheckLike(const Recipe& recipe, const ScaleConfig& scale, const std::string& path,
+               TomlProblems& problems) {
+  if (scale.like.empty()) return;
+  const auto model = recipe.scales.find(scale.like);
+  if (model == recipe.scales.end()) {
+    std::vector<std::string> names;
+    for (const auto& [name, unused] : recipe.scales) names.push_back(name);
+    problems.Add(path + ".like",
+                 "unknown scale \"" + scale.like + "\"" + Suggestion(scale.like, names));
+  } else if (!model->second.like.empty()) {
+    problems.Add(path + ".like", "\"" + scale.like + "\" is itself like \"" + model->second.like +
+                                     "\"; name that one");
   }
 }
 
@@ -167,6 +196,7 @@ const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
 
 void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
   CheckSequences(recipe, scale, problems);
+  CheckTraining(recipe.train, "train", problems);
   if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
     problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
   }
@@ -185,6 +215,7 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   for (const auto& [name, config] : recipe.scales) {
     const std::string path = "scale." + name;
     if (!IsName(name)) problems.Add(path, std::string("expected ") + kNameExpected);
+    CheckLike(recipe, config, path, problems);
     for (const std::string& method : config.methods) {
       if (FindMethod(recipe, method) == nullptr) {
         problems.Add(path + ".methods",

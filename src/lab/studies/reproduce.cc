@@ -24,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The methods of that name, or all.
 std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
                                                const std::vector<std::string>& names) {
   std::vector<const MethodConfig*> methods;
@@ -32,21 +33,33 @@ std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
   for (const MethodConfig& method : recipe.methods) {
     if (names.empty() || std::find(names.begin(), names.end(), method.name) != names.end()) {
       methods.push_back(&method);
+      if (method.train && !recipe.train.lr_grid.empty()) {
+        throw UsageError(fmt::format(
+            "method \"{}\" is trained in its own way, and this scale chooses learning rates for "
+            "every method (train.lr_grid): leave the method out, or set train.lr_grid aside",
+            method.name));
+      }
     }
   }
   return methods;
 }
 
-// The recipes of a study: one for each learning rate that is tried.
-std::vector<Recipe> AtRates(const Recipe& recipe) {
-  std::vector<Recipe> recipes;
-  for (const double rate : recipe.train.lr_grid) {
-    recipes.push_back(recipe);
-    recipes.back().train.lr = rate;
+// The recipes of a study, each as its jobs are trained.
+struct Trainings {
+  std::vector<Recipe> rates;          // one for each learning rate that is tried
+  std::map<std::string, Recipe> own;  // of methods that are trained in their own way
+
+  explicit Trainings(const Recipe& recipe) {
+    for (const double rate : recipe.train.lr_grid) {
+      rates.push_back(recipe);
+      rates.back().train.lr = rate;
+    }
+    if (rates.empty()) rates.push_back(recipe);
+    for (const MethodConfig& method : recipe.methods) {
+      if (method.train) own.emplace(method.name, recipe.TrainedBy(method));
+    }
   }
-  if (recipes.empty()) recipes.push_back(recipe);
-  return recipes;
-}
+};
 
 // Which runs: those of the study, or shorter ones that learning rates are chosen by.
 struct Runs {
@@ -56,15 +69,15 @@ struct Runs {
   std::string folder;  // between the learning rate's folder and the seed's; empty: none
 };
 
-// `recipes` are kept by reference.
-std::vector<Job> MakeJobs(const std::vector<Recipe>& recipes,
+// `trainings` are kept by reference.
+std::vector<Job> MakeJobs(const Trainings& trainings,
                           const std::vector<const MethodConfig*>& methods, const Runs& runs,
                           const fs::path& root) {
   std::vector<Job> jobs;
   for (int s = 0; s < runs.seeds; ++s) {
     // Seed by seed, so that an unfinished study already compares every method.
     const std::uint64_t seed = runs.first_seed + static_cast<std::uint64_t>(s);
-    for (const Recipe& recipe : recipes) {
+    for (const Recipe& recipe : trainings.rates) {
       const std::size_t first = jobs.size();
       for (const MethodConfig* method : methods) {
         const MethodConfig* trains =
@@ -76,7 +89,8 @@ std::vector<Job> MakeJobs(const std::vector<Recipe>& recipes,
           fs::path folder = root / trains->name;
           if (!recipe.train.lr_grid.empty()) folder /= fmt::format("lr-{:g}", recipe.train.lr);
           Job made;
-          made.recipe = &recipe;
+          const auto own = trainings.own.find(trains->name);
+          made.recipe = own == trainings.own.end() ? &recipe : &own->second;
           made.trains = trains;
           made.seed = seed;
           made.steps = runs.steps;
@@ -209,10 +223,10 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   const std::vector<const MethodConfig*> methods =
       SelectMethods(recipe, options.methods.empty() ? scale.methods : options.methods);
   const fs::path root = options.runs / recipe.name / options.scale;
-  const std::vector<Recipe> recipes = AtRates(recipe);
+  const Trainings trainings(recipe);
   std::vector<Job> grid_jobs;
-  if (recipes.size() > 1) grid_jobs = MakeJobs(recipes, methods, grid, root);
-  std::vector<Job> jobs = MakeJobs(recipes, methods, study, root);
+  if (trainings.rates.size() > 1) grid_jobs = MakeJobs(trainings, methods, grid, root);
+  std::vector<Job> jobs = MakeJobs(trainings, methods, study, root);
   if (task.sequence) {
     for (const std::int64_t n : options.map_lengths) task.sequence->CheckLength(n);
     const std::vector<std::int64_t> drawn = options.map_lengths.empty()
