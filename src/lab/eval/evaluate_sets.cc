@@ -56,12 +56,13 @@ LengthScore EvaluateSetsAt(SetAttention& model, const MaxRetrieval& task, Split 
   return score;
 }
 
-std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& config,
+std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& config, bool heat,
                                       const std::atomic<bool>& stop) {
   const MaxRetrieval task(config);
   std::vector<LengthScore> scores;
   for (const std::int64_t n : config.eval_lengths) {
     scores.push_back(EvaluateSetsAt(model, task, Split::kTest, n, EvalSets(config, n), stop));
+    if (!heat) scores.back().heat.clear();
   }
   return scores;
 }
@@ -69,15 +70,16 @@ std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& con
 void SaveScores(const std::filesystem::path& path, const std::vector<LengthScore>& scores) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const LengthScore& score : scores) {
+    nlohmann::ordered_json& row = rows.emplace_back();
+    row = {{"n", score.n},
+           {"sets", score.sets},
+           {"hits", score.hits},
+           {"entropy", score.entropy},
+           {"support", score.support}};
+    if (score.heat.empty()) continue;
     // Pictures need three digits; the file is kept with the results.
-    std::vector<double> heat;
-    for (const float weight : score.heat) heat.push_back(std::round(weight * 1e4) / 1e4);
-    rows.push_back({{"n", score.n},
-                    {"sets", score.sets},
-                    {"hits", score.hits},
-                    {"entropy", score.entropy},
-                    {"support", score.support},
-                    {"heat", heat}});
+    row["heat"] = nlohmann::ordered_json::array();
+    for (const float weight : score.heat) row["heat"].push_back(std::round(weight * 1e3) / 1e3);
   }
   WriteFileAtomically(path, rows.dump() + "\n");
 }
@@ -91,8 +93,9 @@ std::optional<std::vector<LengthScore>> LoadScores(const std::filesystem::path& 
   std::vector<LengthScore> scores;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const nlohmann::json& row = rows[i];
-    LengthScore score{row.at("n"),       row.at("sets"),    row.at("hits"),
-                      row.at("entropy"), row.at("support"), row.at("heat")};
+    LengthScore score{row.at("n"),       row.at("sets"),
+                      row.at("hits"),    row.at("entropy"),
+                      row.at("support"), row.value("heat", std::vector<float>())};
     if (score.n != task.eval_lengths[i] || score.sets != EvalSets(task, score.n))
       return std::nullopt;
     scores.push_back(std::move(score));

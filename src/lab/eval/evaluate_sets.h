@@ -31,8 +31,9 @@ std::int64_t EvalSets(const TaskConfig& task, std::int64_t n);
 LengthScore EvaluateSetsAt(SetAttention& model, const MaxRetrieval& task, Split split,
                            std::int64_t n, std::int64_t sets, const std::atomic<bool>& stop);
 
-// The test sets at each of task.eval_lengths. Throws Interrupted when `stop` becomes true.
-std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& task,
+// The test sets at each of task.eval_lengths; without `heat`, none is kept. Throws Interrupted when
+// `stop` becomes true.
+std::vector<LengthScore> EvaluateSets(SetAttention& model, const TaskConfig& task, bool heat,
                                       const std::atomic<bool>& stop);
 
 // A finished evaluation on disk. Loading gives nothing if there is none for exactly these lengths

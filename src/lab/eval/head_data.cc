@@ -27,11 +27,12 @@ double Number(const Json& json) {
   return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
 }
 
-// Weights that are not 0, as [cell, weight, cell, weight, ...].
+// Weights that are not 0, as [cell, weight, cell, weight, ...], with the three digits that a picture
+// needs: these files are kept with the results.
 Json Sparse(const std::vector<float>& weights) {
   Json entries = Json::array();
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const double weight = std::round(weights[i] * 1e4) / 1e4;
+    const double weight = std::round(weights[i] * 1e3) / 1e3;
     if (weight == 0.0) continue;
     entries.push_back(i);
     entries.push_back(weight);

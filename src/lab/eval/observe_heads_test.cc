@@ -122,7 +122,7 @@ TEST(ObserveHeads, KeepsWhatItHasSeen) {
     EXPECT_EQ(seen.maps[m].head, maps[m].head);
     ASSERT_EQ(seen.maps[m].weights.size(), maps[m].weights.size());
     for (std::size_t i = 0; i < maps[m].weights.size(); ++i) {
-      EXPECT_NEAR(seen.maps[m].weights[i], maps[m].weights[i], 1e-4);
+      EXPECT_NEAR(seen.maps[m].weights[i], maps[m].weights[i], 5.1e-4);  // three digits are kept
     }
   }
 

@@ -356,17 +356,10 @@ std::string MarkdownReport(const StudyResults& results) {
   page += BaselineSection(results);
 
   page += "![Accuracy against length](figures/accuracy.png)\n\n";
-  if (!results.heat_maps.empty()) {
-    page += "![Attention on the largest items](figures/heatmap.png)\n\n";
-  }
-  if (std::any_of(results.heads.begin(), results.heads.end(),
-                  [](const MethodHeads& method) { return !method.heads.maps.empty(); })) {
-    page += "![Attention maps of chosen heads](figures/attention.png)\n\n";
-  }
-  page += results.entropies.empty() && results.heat_maps.empty()
-              ? "The same as one page: [report.html](report.html); its data: `results.csv`.\n\n"
-              : "More figures are in [report.html](report.html), their data in `results.csv` and "
-                "`data/`.\n\n";
+  // No link: the repository keeps this page without report.html.
+  page +=
+      "All figures are in `report.html` in the same folder, their data in `results.csv` and `data/`. Of "
+      "a report that came without them, `make pages` draws them again.\n\n";
 
   std::vector<std::pair<std::string, std::string>> facts = {
       {"study", results.study},
@@ -384,13 +377,38 @@ std::string MarkdownReport(const StudyResults& results) {
   return page + MarkdownTable(fact_table);
 }
 
+namespace {
+
+// Indented, but for what stands in lists: an entry a line, so that files stay small and changes can
+// be read.
+std::string Dump(const Json& json) {
+  const auto text = [](const Json& value) {
+    // A name in a foreign encoding must not lose a week's training: replaced, not thrown.
+    return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  std::string lines;
+  for (const auto& [key, value] : json.items()) {
+    lines += fmt::format("{}  {}: ", lines.empty() ? "{\n" : ",\n", text(key));
+    if (!value.is_array() || value.empty()) {
+      lines += text(value);
+      continue;
+    }
+    std::string entries;
+    for (const Json& entry : value) {
+      entries += fmt::format("{}    {}", entries.empty() ? "[\n" : ",\n", text(entry));
+    }
+    lines += entries + "\n  ]";
+  }
+  return lines + "\n}\n";
+}
+
+}  // namespace
+
 void WriteResults(const StudyResults& results, const fs::path& dir) {
   std::vector<std::pair<fs::path, std::string>> files = DataFiles(results);
   files.emplace_back("results.csv", ResultsCsv(results));
   files.emplace_back("report.md", MarkdownReport(results));
-  // A name in a foreign encoding must not lose a week's training: replaced, not thrown.
-  files.emplace_back("results.json",
-                     ToJson(results).dump(2, ' ', false, Json::error_handler_t::replace) + '\n');
+  files.emplace_back("results.json", Dump(ToJson(results)));
   MakeFolder(dir / "data");
   for (const auto& [name, text] : files) {
     if (text.empty()) {

@@ -91,7 +91,7 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
   for (const MethodConfig* method : job.evaluates) {
     if (Load(ScoresPath(job, *method), task)) continue;
     model.SetMethod(*method);
-    SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, stop));
+    SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, job.draws, stop));
   }
 }
 

@@ -25,7 +25,9 @@ struct Job {
   std::uint64_t seed = 0;
   std::int64_t steps = 0;
   std::filesystem::path folder;
-  std::vector<std::int64_t> map_lengths;  // sequences: where attention maps are drawn
+  // Whether weights are kept to be drawn: of the first seed alone, which is what pages show.
+  bool draws = false;
+  std::vector<std::int64_t> map_lengths;  // sequences that draw: where
   // As `evaluates`, at every length; empty until the job is finished. Of sequences, `sets` are what
   // was asked, `hits` what was right, and the rest stays empty.
   std::vector<std::vector<LengthScore>> scores;

@@ -93,6 +93,7 @@ std::vector<Job> MakeJobs(const Trainings& trainings,
           made.recipe = own == trainings.own.end() ? &recipe : &own->second;
           made.trains = trains;
           made.seed = seed;
+          made.draws = s == 0;
           made.steps = runs.steps;
           made.folder = folder / runs.folder / fmt::format("seed-{}", seed);
           jobs.push_back(std::move(made));
@@ -232,7 +233,9 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
     const std::vector<std::int64_t> drawn = options.map_lengths.empty()
                                                 ? MapLengths(*task.sequence, task.eval_lengths)
                                                 : options.map_lengths;
-    for (Job& job : jobs) job.map_lengths = drawn;
+    for (Job& job : jobs) {
+      if (job.draws) job.map_lengths = drawn;
+    }
   } else if (!options.map_lengths.empty()) {
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
   }
