@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from tsallis.bench import attention, cases, peers
+from tsallis.bench import attention, cases, figure, peers
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = {"ours_s", "peer_s", "speedup", "roofline", "spread"}
@@ -69,7 +69,8 @@ def test_schema(quick):
         assert set(row) == TEXTS | NUMBERS | COUNTS | {"alpha", "causal"}
         assert all(isinstance(row[key], str) for key in TEXTS)
         assert all(isinstance(row[key], int) and row[key] > 0 for key in COUNTS)
-        assert all(isinstance(row[key], float) and row[key] >= 0 for key in NUMBERS)
+        numbers = NUMBERS if row["roofline"] is not None else NUMBERS - {"roofline"}
+        assert all(isinstance(row[key], float) and row[key] >= 0 for key in numbers)
         assert row["speedup"] == pytest.approx(row["peer_s"] / row["ours_s"])
     seen = {(row["case"], row["pass"], row["peer"]) for row in document["rows"]}
     names = {case for case, _, _ in seen}
@@ -98,12 +99,47 @@ def test_table(quick):
     rows = json.loads((out / "attention.json").read_text())["rows"]
     assert len(lines) == len({(row["case"], row["pass"]) for row in rows})
     for line in lines:
-        name, direction, ours, sdpa, times, *rest = line.split()
+        *cells, roofline = line.split()
+        name, direction, ours, sdpa, times, *rest = cells
         chosen = {r["peer"]: r for r in rows if r["case"] == name and r["pass"] == direction}
         assert float(ours) == pytest.approx(chosen["sdpa"]["ours_s"] * 1e3, rel=0.01, abs=1e-3)
         assert float(sdpa) == pytest.approx(chosen["sdpa"]["peer_s"] * 1e3, rel=0.01, abs=1e-3)
         assert times.endswith("x")
         assert ("-" in rest) == ("entmax" not in chosen)
+        assert (roofline == "-") == (chosen["sdpa"]["roofline"] is None)
+
+
+@pytest.mark.parametrize(("n", "shown"), [(64, False), (1024, True)])
+def test_no_share_of_dense_where_a_call_costs_more_than_its_products(n, shown):
+    case = cases.Case("entmax-1.5", n, "float32")
+    options = attention.Options(peers=["sdpa"], budget_s=0.01, repeat=1)
+    (row,) = attention.measure_pass(case, "fwd", options, 1e11).rows
+    if shown:
+        assert row["roofline"] == pytest.approx(row["ours_s"] / (case.forward_flops / 1e11))
+    else:
+        assert row["roofline"] is None
+
+
+def test_the_readme_figure_can_be_drawn_from_its_points(tmp_path):
+    source = ROOT / "docs/figures/attention.csv"
+    assert figure.write(source, tmp_path / "attention")
+    assert (tmp_path / "attention.csv").read_text() == source.read_text()
+
+
+def test_a_forward_pass_slower_than_both_is_marked_and_not_joined():
+    def point(direction, n, seconds):
+        values = ("float32", direction, "entmax", n, seconds)
+        return dict(zip(figure.COLUMNS, values, strict=True))
+
+    sure = [point("fwd", 64, 1.0), point("fwd+bwd", 64, 3.0), point("fwd", 256, 9.0)]
+    noise = [point("fwd", 128, 5.0), point("fwd+bwd", 128, 4.0)]
+    assert figure.doubtful(sure) == set()
+    assert figure.doubtful(sure + noise) == {("float32", "entmax", 128)}
+    (axes,) = figure.plot(sure + noise).axes
+    joined = [line.get_xdata() for line in axes.lines if line.get_linestyle() != "None"]
+    hollow = [line.get_xdata() for line in axes.lines if line.get_linestyle() == "None"]
+    assert [list(x) for x in joined] == [[64, 256], [64]]
+    assert [list(x) for x in hollow] == [[128], [128]]
 
 
 def test_missing_packages_are_named(tmp_path):

@@ -83,3 +83,18 @@ def test_commands_name_methods_that_the_recipe_has():
             assert set(methods.split(",")) <= known, (page, name)
             seen += 1
     assert seen > 2
+
+
+def test_every_entry_of_the_log_has_a_date_and_a_tag_and_is_found_by_subject():
+    page = (ROOT / "docs" / "log.md").read_text()
+    index, *entries = page.split("\n## ")[1:]
+    assert index.startswith("Index by subject\n")
+    dates = []
+    for entry in entries:
+        title, _, text = entry.partition("\n")
+        found = re.match(r"\n\*(\d{4}-\d\d-\d\d), (study|kernel|tool)\.\* ", text)
+        assert found, title
+        assert f"- [{title}](#" in index, title
+        dates.append(found[1])
+    assert len(entries) > 40
+    assert dates == sorted(dates, reverse=True)

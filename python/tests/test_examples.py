@@ -36,8 +36,14 @@ def test_every_example_is_tested_and_short():
 
 @pytest.mark.slow
 def test_train_copy():
-    losses = numbers(r"loss ([\d.]+)", run("train_copy.py", "--steps", "50"))
-    assert losses[-1] < losses[0] - 0.2
+    text = run("train_copy.py", "--steps", "50")
+    losses = numbers(r"loss ([\d.]+)", text)
+    assert len(losses) == 4  # the first and the last step of softmax and of ASEntmax
+    assert losses[1] < losses[0] - 0.2
+    assert losses[3] < losses[2] - 0.2
+    rows = re.findall(r"length +(\d+) +([\d.]+) +([\d.]+)", text)
+    assert [int(row[0]) for row in rows] == [8, 16, 32, 64]
+    assert all(0 <= float(share) <= 100 for row in rows for share in row[1:])
 
 
 @pytest.mark.slow

@@ -31,16 +31,18 @@ class AttentionExtras(NamedTuple):
     Shape [batch, heads, q_len] but for the weights. A query that sees no key has tau and maximum
     -inf, support size 0 and entropy 0; one with a NaN among its scores has support size -1.
 
-    tau: the threshold in z = (alpha - 1) s for entmax with alpha > 1; the log-sum-exp of the scores
-        s for softmax, alpha = 1 and adaptive temperature, of the kept ones for top-k softmax; minus
-        the bias for sigmoid; the logarithm of the denominator for softpick and of what is left of
-        the stick for stick-breaking. Counts a sink. float32 (float64 for float64 inputs).
-    support_size: number of keys with a weight > 0. int64.
-    entropy: -sum p ln p of the weights, in nats, also where they do not sum to 1. dtype as tau.
-    maximum: the largest score of a visible key. dtype as tau.
-    weights: the weights > 0 as a sparse CSR matrix [batch * heads * q_len, k_len], float32: row
-        (b * heads + h) * q_len + i holds those of query i. Found in double precision, one row at a
-        time: for looking at, not for training. Not available under ``torch.compile``.
+    Attributes:
+        tau: the threshold in z = (alpha - 1) s for entmax with alpha > 1; the log-sum-exp of the
+            scores s for softmax, alpha = 1 and adaptive temperature, of the kept ones for top-k
+            softmax; minus the bias for sigmoid; the logarithm of the denominator for softpick and
+            of what is left of the stick for stick-breaking. Counts a sink. float32 (float64 for
+            float64 inputs).
+        support_size: number of keys with a weight > 0. int64.
+        entropy: -sum p ln p of the weights, in nats, also where they do not sum to 1. dtype as tau.
+        maximum: the largest score of a visible key. dtype as tau.
+        weights: the weights > 0 as a sparse CSR matrix [batch * heads * q_len, k_len], float32: row
+            (b * heads + h) * q_len + i holds those of query i. Found in double precision, one row
+            at a time: for looking at, not for training. Not available under ``torch.compile``.
     """
 
     tau: Tensor | None = None

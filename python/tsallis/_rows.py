@@ -47,13 +47,15 @@ Reduction = Literal["mean", "sum", "none"]
 class RowStats(NamedTuple):
     """Statistics of every row, without gradients. Shape: that of the scores less ``dim``.
 
-    tau: the threshold in z = (alpha - 1) x / temperature for entmax with alpha > 1; the log-sum-exp
-        of x / temperature for softmax, entmax with alpha = 1 and adaptive-temperature softmax, of
-        the kept ones for top-k softmax; the threshold in x for normmax and budget; minus the bias
-        for sigmoid; the logarithm of the denominator for softpick and of what is left of the stick
-        for stick-breaking. float32 (float64 for float64 scores).
-    support_size: number of entries with p > 0 (-1 for a row with a NaN). int64.
-    entropy: -sum p ln p, in nats, also where p does not sum to 1. dtype as tau.
+    Attributes:
+        tau: the threshold in z = (alpha - 1) x / temperature for entmax with alpha > 1; the
+            log-sum-exp of x / temperature for softmax, entmax with alpha = 1 and
+            adaptive-temperature softmax, of the kept ones for top-k softmax; the threshold in x for
+            normmax and budget; minus the bias for sigmoid; the logarithm of the denominator for
+            softpick and of what is left of the stick for stick-breaking. float32 (float64 for
+            float64 scores).
+        support_size: number of entries with p > 0 (-1 for a row with a NaN). int64.
+        entropy: -sum p ln p, in nats, also where p does not sum to 1. dtype as tau.
     """
 
     tau: Tensor

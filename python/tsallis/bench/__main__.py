@@ -146,9 +146,9 @@ class Screen:
                 cells += f" {'-':>11}{'':8}"
             else:
                 cells += f" {_ms(row['peer_s']):>11}{_times(row['speedup']):>8}"
+        roofline = "-" if first["roofline"] is None else f"{first['roofline']:.3f}"
         self.line(
-            f"{first['case']:32} {first['pass']:8} {_ms(first['ours_s']):>11}{cells} "
-            f"{first['roofline']:>9.3f}"
+            f"{first['case']:32} {first['pass']:8} {_ms(first['ours_s']):>11}{cells} {roofline:>9}"
         )
 
     def progress(self, done: int, total: int, case: Case, minutes: float) -> None:

@@ -19,6 +19,9 @@ __all__ = ["Measured", "Options", "draw", "matmul_rate", "measure", "minutes_lef
 Pass = Literal["fwd", "fwd+bwd"]
 PASSES: tuple[Pass, Pass] = ("fwd", "fwd+bwd")
 BACKWARD_FLOPS = 2.5  # of the forward pass's: five products for two
+# Operations of a forward pass from which on its time says something of products: below, what a
+# call costs beside them counts for more, and on a busy machine thousands of times as much.
+LEAST_FLOPS = 1e8
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def measure_pass(case: Case, direction: Pass, options: Options, rate: float) -> 
     seconds = compare(runners, inputs, backward, options)
     ours_s = seconds.pop("tsallis")
     dense = case.forward_flops * (1 + BACKWARD_FLOPS if backward else 1) / rate
+    roofline = ours_s / dense if case.forward_flops >= LEAST_FLOPS else None
     rows = [
         {
             "case": case.name,
@@ -132,7 +136,7 @@ def measure_pass(case: Case, direction: Pass, options: Options, rate: float) -> 
             "ours_s": ours_s,
             "peer_s": peer_s,
             "speedup": peer_s / ours_s,
-            "roofline": ours_s / dense,
+            "roofline": roofline,
         }
         for peer, peer_s in seconds.items()
     ]

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from tsallis_report import style
 
-__all__ = ["KIND", "plot", "points", "write"]
+__all__ = ["KIND", "doubtful", "plot", "points", "write"]
 
 KIND, HEAD_SIZE = "entmax-1.5", 64
 TITLES = {"float32": "float32", "bfloat16": "bfloat16"}
@@ -27,6 +27,7 @@ SERIES = {
     "flex eager": ("the same, not compiled", "#009E73", "v"),
     "entmax": ("α-entmax, entmax package", style.FAINT, "D"),
 }
+HOLLOW: dict[str, Any] = {"linestyle": "", "markerfacecolor": "white"}
 COLUMNS = ["dtype", "pass", "series", "n", "seconds"]
 
 
@@ -45,7 +46,21 @@ def points(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(zip(COLUMNS, (*key, value), strict=True)) for key, value in found.items()]
 
 
+def doubtful(data: list[dict[str, Any]]) -> set[tuple[str, str, int]]:
+    """(dtype, series, n) whose forward pass took longer than forward and backward together.
+
+    Only noise does that: a peer so slow that its budget pays for a call or a few.
+    """
+    seconds = {(p["dtype"], p["series"], p["n"], p["pass"]): p["seconds"] for p in data}
+    return {
+        (dtype, series, n)
+        for (dtype, series, n, direction), value in seconds.items()
+        if direction == "fwd" and value > seconds.get((dtype, series, n, "fwd+bwd"), value)
+    }
+
+
 def _panel(axes: Axes, data: list[dict[str, Any]]) -> None:
+    hollow = doubtful(data)
     for direction, line in LINES.items():
         for series, (_, color, marker) in SERIES.items():
             chosen = sorted(
@@ -54,18 +69,23 @@ def _panel(axes: Axes, data: list[dict[str, Any]]) -> None:
                 if p["series"] == series and p["pass"] == direction
             )
             if chosen:
-                n, seconds = zip(*chosen, strict=True)
-                axes.plot(n, seconds, color=color, marker=marker, linestyle=line)
+                # A line would read noise as a trend.
+                sure = [(n, s) for n, s in chosen if (data[0]["dtype"], series, n) not in hollow]
+                rest = [point for point in chosen if point not in sure]
+                for part, look in ((sure, {"linestyle": line}), (rest, HOLLOW)):
+                    if part:
+                        axes.plot(*zip(*part, strict=True), color=color, marker=marker, **look)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     lengths = sorted({p["n"] for p in data})
     axes.set_xticks(lengths, [f"{n:,}".replace(",", " ") for n in lengths])
     axes.minorticks_off()
+    axes.margins(x=0.09)  # room for half of the last length's label
     axes.set_xlabel("Length n")
 
 
-def plot(document: dict[str, Any]) -> Figure | None:
-    data = points(document["rows"])
+def plot(data: list[dict[str, Any]]) -> Figure | None:
+    """The figure of these points, or None if there are none."""
     dtypes = [dtype for dtype in TITLES if any(p["dtype"] == dtype for p in data)]
     if not dtypes:
         return None
@@ -83,18 +103,32 @@ def plot(document: dict[str, Any]) -> Figure | None:
         Line2D([], [], color=style.INK, linestyle=LINES["fwd"], label="forward"),
         Line2D([], [], color=style.INK, linestyle=LINES["fwd+bwd"], label="forward and backward"),
     ]
+    if doubtful(data):
+        label = "noise: forward alone took longer"
+        handles.append(Line2D([], [], color=style.FAINT, marker="D", label=label, **HOLLOW))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 3))
     return figure
+
+
+def _read(source: Path) -> list[dict[str, Any]]:
+    if source.suffix != ".csv":
+        return points(json.loads(source.read_text())["rows"])
+    with source.open(newline="") as file:
+        return [
+            row | {"n": int(row["n"]), "seconds": float(row["seconds"])}
+            for row in csv.DictReader(file)
+        ]
 
 
 def write(source: Path, target: Path) -> bool:
     """Plots the benchmark's JSON into target.svg, target.png and, as numbers, target.csv.
 
+    source: the JSON, or such a CSV, from which the figure is drawn again without measuring.
     Returns whether it holds a case that is plotted, one of `KIND`.
     """
-    document = json.loads(source.read_text())
+    data = _read(source)
     with style.styled():
-        figure = plot(document)
+        figure = plot(data)
         if figure is None:
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,5 +137,5 @@ def write(source: Path, target: Path) -> bool:
     with target.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows(points(document["rows"]))
+        writer.writerows(data)
     return True
