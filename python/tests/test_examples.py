@@ -48,10 +48,12 @@ def test_train_copy():
 
 @pytest.mark.slow
 def test_hugging_face():
-    text = run("hugging_face.py", "--steps", "40")
+    text = run("hugging_face.py")
     losses = numbers(r"loss ([\d.]+)", text)
     assert losses[-1] < losses[0] - 1
-    assert len(numbers(r"(\d+) % of the visible weights are exactly 0", text)) == 2
+    shares = numbers(r"(\d+) % of the visible weights are exactly 0", text)
+    assert len(shares) == 2
+    assert max(shares) > 50  # sparsity is shown
 
 
 def test_attention_map(tmp_path):

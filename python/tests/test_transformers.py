@@ -221,7 +221,7 @@ def test_alpha_from_config_and_module():
         theirs = model(tokens()).logits
     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
     model.config.tsallis_alpha = [1.5]
-    with pytest.raises(ValueError, match="1 entries, for layer 1"):
+    with pytest.raises(ValueError, match="1 entries, for layer 0"):
         model(tokens())
     for layer in model.model.layers:
         layer.self_attn.tsallis_alpha = tsallis.nn.LearnedAlpha(4, dtype=torch.float64)

@@ -9,28 +9,39 @@
 
 Works for the models whose attention goes through transformers' attention interface, with padding on
 either side, grouped heads, sliding windows, attention sinks, caches and gradient checkpointing.
+Everything else raises `ValueError`: a model that transformers does not let other implementations
+serve, an argument of its attention that is not understood here, a module that does not say whether
+it is causal.
 
 The alpha of "tsallis_entmax" is the attention module's attribute ``tsallis_alpha`` if it has one (a
 number, a tensor, or a module such as `tsallis.nn.LearnedAlpha`, which is then trained with the
 model), else ``config.tsallis_alpha``: a number, or a list with one entry for each layer, each a
-number or a list of one for each head.
+number or a list of one for each head. `learn_alpha` gives every attention module a `LearnedAlpha`
+and saves them with the model.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+
+_active_collector: Any = None
+with contextlib.suppress(ImportError):  # from version 5 on
+    from transformers.utils.output_capturing import _active_collector
 
 from tsallis._attention import attention
 from tsallis._dense import dense_attention
-from tsallis.nn.alpha import alpha_value
+from tsallis.nn.alpha import LearnedAlpha, alpha_value
 
-__all__ = ["NAMES", "register"]
+__all__ = ["NAMES", "learn_alpha", "register"]
 
 _Map = Literal["softmax", "entmax", "adaptive_temperature"]
 
@@ -47,7 +58,160 @@ NAMES = tuple(_IMPLEMENTATIONS)
 """What ``attn_implementation`` may be after `register`."""
 
 
-def _alpha_of(module: nn.Module, like: Tensor) -> float | Tensor:
+# Arguments that models hand through their layers and that say nothing about which keys are seen,
+# beside what the mask says.
+_NOT_OURS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "use_cache",
+    }
+)
+
+
+def _refuse_unknown(module: nn.Module, arguments: dict[str, Any]) -> None:
+    for name, value in arguments.items():
+        if value is None or name in _NOT_OURS:
+            continue
+        raise ValueError(
+            f"{name}: expected None, for {type(module).__name__} passes its attention an argument "
+            f"that tsallis does not understand, got {type(value).__name__}"
+        )
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    """ValueError if a model would not use our attention, or not with the mask that it needs."""
+    name = type(model).__name__
+    refused = (
+        f'attn_implementation: expected one of transformers\' own for {name}, got "tsallis_..."'
+    )
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{refused}: its attention does not go through transformers' attention interface"
+        )
+    flexible = getattr(model, "_supports_attention_backend", False) and getattr(
+        model, "_supports_flex_attn", False
+    )
+    # A mask may be left out where modules say whether they are causal. Models that declare neither
+    # support do not keep to that, and some of them choose keys in a way that no mask shows.
+    if not (model._supports_sdpa or flexible):
+        raise ValueError(f'{refused}: the class does not declare support for "sdpa"')
+
+
+def _check_requested(model: PreTrainedModel, requested: str | dict[str, Any] | None) -> None:
+    """The same for a model and those inside it that a request is for."""
+    if isinstance(requested, str):
+        if requested in _IMPLEMENTATIONS:
+            for part in model.modules():
+                if isinstance(part, PreTrainedModel):
+                    _check_model(part)
+    elif requested:
+        parts = {id(model.config): requested.get("")}
+        parts |= {
+            id(getattr(model.config, key, None)): own for key, own in requested.items() if key
+        }
+        for part in model.modules():
+            if isinstance(part, PreTrainedModel) and parts.get(id(part.config)) in NAMES:
+                _check_model(part)
+
+
+def _add_alphas(model: PreTrainedModel) -> None:
+    """Gives attention modules the alphas that the model's config records."""
+    record = getattr(model.config, "tsallis_learned_alpha", None)
+    if record is None:
+        return
+    for module in model.modules():
+        if type(module).__name__ in record["modules"] and not hasattr(module, "tsallis_alpha"):
+            bounds = {key: record[key] for key in ("initial", "low", "high")}
+            module.tsallis_alpha = LearnedAlpha(record["heads"], **bounds)
+
+
+def learn_alpha(
+    model: PreTrainedModel, initial: float = 1.5, low: float = 1.0, high: float | None = 2.0
+) -> None:
+    """Gives every attention module of a model one learned alpha for each head, and uses them.
+
+    The alphas are parameters of the model, in its dtype and on its device: an optimiser made
+    afterwards trains them. `save_pretrained` saves them, and `from_pretrained` brings them back if
+    `register` was called before. Alphas that are there already stay.
+
+    Args:
+        model: one that `register`'s implementations serve.
+        initial, low, high: of `tsallis.nn.LearnedAlpha`.
+
+    Raises:
+        ValueError: the model is refused or has no attention module, or a bound is wrong.
+    """
+    register()
+    model.set_attn_implementation("tsallis_entmax")
+    classes = sorted(
+        {type(part).__name__ for part in model.modules() if hasattr(part, "is_causal")}
+    )
+    if not classes:
+        raise ValueError(f"model: expected attention modules, got {type(model).__name__} without")
+    model.config.tsallis_learned_alpha = {
+        "modules": classes,
+        "heads": model.config.num_attention_heads,
+        "initial": initial,
+        "low": low,
+        "high": high,
+    }
+    _add_alphas(model)
+    weight = next(model.parameters())
+    for part in model.modules():
+        if isinstance(part, LearnedAlpha):
+            part.to(device=weight.device, dtype=weight.dtype)
+
+
+def _watch(method: str, check: Callable[[PreTrainedModel, Any], None]) -> None:
+    """Has a method of transformers' models check what is requested before it goes on; once."""
+    plain = getattr(PreTrainedModel, method)
+    if getattr(plain, "checked_by_tsallis", False):
+        return
+
+    signature = inspect.signature(plain)
+
+    @wraps(plain)
+    def checked(*arguments: Any, **more: Any) -> Any:
+        model, *rest = signature.bind(*arguments, **more).arguments.values()
+        check(model, rest[0] if rest else None)
+        return plain(*arguments, **more)
+
+    checked.checked_by_tsallis = True  # type: ignore[attr-defined]
+    setattr(PreTrainedModel, method, checked)
+
+
+def _mask(*arguments: Any, config: Any = None, **more: Any) -> Tensor | None:
+    """transformers' boolean mask; None where the module's `is_causal` says as much.
+
+    Layers that share keys (Gemma 3n, Gemma 4) may drop the first queries; causal without a mask
+    would then mean something else.
+    """
+    if getattr(config, "num_kv_shared_layers", 0):
+        more["allow_is_causal_skip"] = False
+    mask: Tensor | None = sdpa_mask(*arguments, config=config, **more)
+    return mask
+
+
+def _weights_wanted(module: nn.Module, arguments: dict[str, Any]) -> bool:
+    """Whether the caller of the model asked for attention weights; models may drop the argument."""
+    if arguments.get("output_attentions") or getattr(
+        getattr(module, "config", None), "output_attentions", False
+    ):
+        return True
+    collected = None if _active_collector is None else _active_collector.get()
+    return collected is not None and any("attentions" in key for key in collected)
+
+
+def _alpha_of(module: nn.Module, query: Tensor) -> float | Tensor:
     """The alpha that a module's attribute or its config names."""
     own = getattr(module, "tsallis_alpha", None)
     if own is not None:
@@ -58,17 +222,29 @@ def _alpha_of(module: nn.Module, like: Tensor) -> float | Tensor:
             'tsallis_alpha: expected in the config of a model with attn_implementation="'
             'tsallis_entmax", e.g. model.config.tsallis_alpha = 1.5, got None'
         )
+    where = "tsallis_alpha"
     if isinstance(alpha, (list, tuple)):
         layer = getattr(module, "layer_idx", None)
-        if layer is None or not 0 <= layer < len(alpha):
+        layers = getattr(module.config, "num_hidden_layers", len(alpha))
+        if layer is None or len(alpha) != layers:
             raise ValueError(
-                f"tsallis_alpha: expected a number or one entry for each layer, got {len(alpha)} "
-                f"entries, for layer {layer}"
+                f"tsallis_alpha: expected a number or one entry for each of {layers} layers, got "
+                f"{len(alpha)} entries, for layer {layer}"
             )
-        alpha = alpha[layer]
-    if isinstance(alpha, (list, tuple)):
-        return torch.tensor(alpha, dtype=torch.float32, device=like.device)
-    return float(alpha)
+        alpha, where = alpha[layer], f"tsallis_alpha[{layer}]"
+    heads = query.shape[1]
+    several = isinstance(alpha, (list, tuple))
+    entries = list(alpha) if isinstance(alpha, (list, tuple)) else [alpha]
+    if several and len(entries) != heads:
+        raise ValueError(
+            f"{where}: expected a number or one for each of {heads} heads, got {len(entries)}"
+        )
+    for entry in entries:
+        if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not entry > 0:
+            raise ValueError(f"{where}: expected numbers > 0, got {entry!r}")
+    if several:
+        return torch.tensor(entries, dtype=torch.float32, device=query.device)
+    return float(entries[0])
 
 
 def _attend(
@@ -92,7 +268,12 @@ def _attend(
     # Without a mask the interface means: causal if the module is, but a single query sees all keys,
     # and keys beyond the queries are places of the cache that are still empty.
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+        is_causal = getattr(module, "is_causal", None)
+    if is_causal is None and attention_mask is None and q_len > 1:
+        raise ValueError(
+            f"attention_mask: expected a mask, for {type(module).__name__} has no is_causal that "
+            "says whether queries see the keys after them, got None"
+        )
     causal = bool(is_causal) and q_len > 1 and attention_mask is None
     bias, visible = position_bias, None
     if attention_mask is not None:
@@ -158,6 +339,7 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
         """
         if rest.get("cache") is not None:
             raise ValueError("cache: expected None, tsallis has no paged cache here")
+        _refuse_unknown(module, rest)
         if s_aux is not None and map == "adaptive_temperature":
             raise ValueError("s_aux: expected None for adaptive temperature, got sinks")
         out, weights = _attend(
@@ -174,7 +356,7 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
             softcap=softcap,
             position_bias=position_bias,
             sink=s_aux,
-            weights=bool(rest.get("output_attentions", False)),
+            weights=_weights_wanted(module, rest),
         )
         return out.transpose(1, 2).contiguous(), weights
 
@@ -182,8 +364,20 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
 
 
 def register() -> tuple[str, ...]:
-    """Makes `NAMES` known to transformers, with boolean masks; returns them. Again is harmless."""
+    """Makes `NAMES` known to transformers, with boolean masks; returns them. Again is harmless.
+
+    Models that would not use them, or not with the right mask, raise ValueError when one of `NAMES`
+    is requested: transformers itself would go on with softmax, or without a mask.
+    """
     for name, (map, alpha) in _IMPLEMENTATIONS.items():
         ALL_ATTENTION_FUNCTIONS.register(name, _implementation(map, alpha))
-        ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask)
+
+    def check_one(model: PreTrainedModel, requested: Any) -> None:
+        if requested in NAMES:
+            _check_model(model)
+
+    _watch("get_correct_attn_implementation", check_one)  # also when a model is made
+    _watch("set_attn_implementation", _check_requested)
+    _watch("post_init", lambda model, _: _add_alphas(model))  # before weights are loaded
     return NAMES
