@@ -118,7 +118,7 @@ struct AttentionParams {
   ConstArray4 v;  // [batch, kv_heads, k_len, value_dim]
 
   RowMap map = RowMap::kEntmax;            // one of AttentionMaps()
-  double alpha = 1.5;                      // kEntmax: finite and >= 1
+  double alpha = 1.5;                      // kEntmax: finite and > 0
   const double* alpha_per_head = nullptr;  // [heads], in place of alpha
   AdaptiveTemperature adaptive;
   TopK top_k;                          // kTopKSoftmax

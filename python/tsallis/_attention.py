@@ -31,10 +31,11 @@ class AttentionExtras(NamedTuple):
     Shape [batch, heads, q_len] but for the weights. A query that sees no key has tau and maximum
     -inf, support size 0 and entropy 0; one with a NaN among its scores has support size -1.
 
-    tau: the threshold in z = (alpha - 1) s for entmax with alpha > 1; the log-sum-exp of the scores
-        s for softmax, alpha = 1 and adaptive temperature, of the kept ones for top-k softmax; minus
-        the bias for sigmoid; the logarithm of the denominator for softpick and of what is left of
-        the stick for stick-breaking. Counts a sink. float32 (float64 for float64 inputs).
+    tau: the threshold in z = (alpha - 1) s for entmax with alpha != 1; the log-sum-exp of the
+        scores s for softmax, alpha = 1 and adaptive temperature, of the kept ones for top-k
+        softmax; minus the bias for sigmoid; the logarithm of the denominator for softpick and of
+        what is left of the stick for stick-breaking. Counts a sink. float32 (float64 for float64
+        inputs).
     support_size: number of keys with a weight > 0. int64.
     entropy: -sum p ln p of the weights, in nats, also where they do not sum to 1. dtype as tau.
     maximum: the largest score of a visible key. dtype as tau.
@@ -70,8 +71,11 @@ def _sides(window: Sequence[int | None]) -> tuple[int, int]:
     """The operator's left and right, where a negative number leaves a side open."""
     left, right = _pair(window, "window")  # type: ignore[arg-type]
     for side in (left, right):
-        if isinstance(side, int) and side < 0:
-            raise ValueError(f"window: expected numbers >= 0, or None for an open side, got {side}")
+        if isinstance(side, int) and not 0 <= side < 2**63:
+            raise ValueError(
+                "window: expected integers from 0 to 2^63 - 1, or None for an open side, got "
+                f"{side}"
+            )
     return -1 if left is None else left, -1 if right is None else right
 
 
@@ -205,7 +209,7 @@ def attention(
               between j and the query; needs ``causal=True``, and leaves out the query's own key
 
             Weights of the last three do not sum to 1.
-        alpha: of entmax, finite and >= 1: a number, or (g) a tensor that broadcasts to [heads].
+        alpha: of entmax, finite and > 0: a number, or (g) a tensor that broadcasts to [heads].
         causal: queries see keys at their own position and before it; only before it with
             ``map="stick_breaking"``.
         alignment: where the queries stand if there are fewer or more of them than keys: "end", the
@@ -258,6 +262,10 @@ def attention(
     names = _names(returns)
     if block_size is not None and block_mask is None:
         raise ValueError("block_size: expected None without block_mask, got a pair")
+    if block_mask is not None and block_size is None:
+        raise ValueError("block_size: expected two integers >= 1 beside block_mask, got None")
+    if map == "top_k_softmax" and top_k is None:
+        raise ValueError("top_k: expected an integer >= 1 for top_k_softmax, got None")
     # None is every operator's own default; handing each of them over would take longer than a call
     # on few tokens.
     optional = {
