@@ -185,11 +185,13 @@ def attention(
 
     A query that sees no key, or only scores of -inf, has output 0 and gradient 0. A NaN or +inf
     among the visible scores of a query makes its own output NaN. Keys that are not visible may hold
-    anything. Results do not depend on the number of threads, to the bit.
+    anything. Where |v| k_len exceeds 3.4e38, float32's largest number, an output may overflow, as
+    it does in torch's ``scaled_dot_product_attention``: weights are divided by their sum at the
+    end. Results do not depend on the number of threads, to the bit.
 
     Gradients: in q, k, v and the tensors marked (g), each in its own shape and dtype. First
-    derivatives only: differentiating a gradient again raises ``NotImplementedError``, and so does
-    ``torch.vmap``. float32, bfloat16 and float16 are computed in float32, float64 in float64 (by
+    derivatives only: differentiating a gradient again raises ``NotImplementedError``, and so do
+    ``torch.vmap`` and ``torch.func.grad``, ``vjp`` and ``jacrev`` (use ``torch.autograd``). float32, bfloat16 and float16 are computed in float32, float64 in float64 (by
     the slow reference). Under ``torch.autocast`` q, k and v are cast to its dtype.
 
     Args:
