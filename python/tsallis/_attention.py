@@ -191,8 +191,9 @@ def attention(
 
     Gradients: in q, k, v and the tensors marked (g), each in its own shape and dtype. First
     derivatives only: differentiating a gradient again raises ``NotImplementedError``, and so do
-    ``torch.vmap`` and ``torch.func.grad``, ``vjp`` and ``jacrev`` (use ``torch.autograd``). float32, bfloat16 and float16 are computed in float32, float64 in float64 (by
-    the slow reference). Under ``torch.autocast`` q, k and v are cast to its dtype.
+    ``torch.vmap`` and ``torch.func.grad``, ``vjp`` and ``jacrev`` (use ``torch.autograd``).
+    float32, bfloat16 and float16 are computed in float32, float64 in float64 (by the slow
+    reference). Under ``torch.autocast`` q, k and v are cast to its dtype.
 
     Args:
         q: [batch, heads, q_len, head_dim]; head_dim at most 512. Any strides, as for k and v:
