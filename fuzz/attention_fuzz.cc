@@ -198,12 +198,12 @@ void Input::Draw() {
           : maps[static_cast<std::size_t>(Pick(0, static_cast<std::int64_t>(maps.size()) - 1))];
   typed_.top_k = {.k = Pick(1, 9), .fraction = Chance(50) ? 0.0 : 0.5};
   if (Chance(30)) typed_.sigmoid_bias = static_cast<double>(Pick(-30, 30)) / 10.0;
-  const double alphas[] = {1.5, 2.0, 1.25, 1.0, 1.01, 1.9, 2.5, 64.0};
-  typed_.alpha = alphas[Pick(0, 7)];
+  const double alphas[] = {1.5, 2.0, 1.25, 1.0, 1.01, 1.9, 2.5, 64.0, 0.5, 0.99};
+  typed_.alpha = alphas[Pick(0, 9)];
   wide_ = typed_;
   if (Chance(15)) {
     for (std::int64_t h = 0; h < typed_.heads; ++h) {
-      alphas_.push_back(1.0 + static_cast<double>(Pick(0, 255)) / 128.0);
+      alphas_.push_back(static_cast<double>(Pick(1, 255)) / 85.0);
     }
     Both([&](AttentionParams& p) { p.alpha_per_head = alphas_.data(); });
   }

@@ -16,7 +16,9 @@
 // Edges: a query that sees no key, or only scores of -inf, has output 0, gradients 0, tau -inf and
 // support 0, with a sink as well. NaN or +inf among a query's visible scores gives NaN in that
 // query's output (and in the gradients it reaches), nowhere else. Keys that are not visible may
-// hold anything.
+// hold anything. Where |v| k_len exceeds 3.4e38, float32's largest number, an output may overflow: some
+// kernels multiply values with softmax's weights before these are divided by their sum, which is up to
+// k_len. (PyTorch's SDPA overflows on such values too.)
 //
 // Results do not depend on the number of threads, to the bit. Nothing here keeps state between
 // calls, so any number of threads may call at once.
@@ -118,7 +120,7 @@ struct AttentionParams {
   ConstArray4 v;  // [batch, kv_heads, k_len, value_dim]
 
   RowMap map = RowMap::kEntmax;            // one of AttentionMaps()
-  double alpha = 1.5;                      // kEntmax: finite and >= 1
+  double alpha = 1.5;                      // kEntmax: finite and > 0
   const double* alpha_per_head = nullptr;  // [heads], in place of alpha
   AdaptiveTemperature adaptive;
   TopK top_k;                          // kTopKSoftmax

@@ -1,8 +1,9 @@
 // Maps from rows of scores to rows of probabilities (SPEC M1-M7) and to the weights of the sparse
 // baselines (SPEC A8): one row in, one row out.
 //
-// Notation: a row has `length` scores s; alpha >= 1; z = (alpha - 1) s;
-// p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1; the support is {j : p_j > 0}; logarithms are natural.
+// Notation: a row has `length` scores s; alpha > 0; z = (alpha - 1) s;
+// p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1 (for alpha < 1 every z exceeds tau, so that no finite
+// score has p = 0, unless the storage type cannot hold p); the support is {j : p_j > 0}; logarithms are natural.
 // Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia,
 // Niculae and Martins 2019, prop. 1; adaptive temperature, Velickovic et al. 2024, eq. 15-18 and
 // appendix G; normmax and budget, the `entmax` package; the baselines at RowMap.
@@ -98,7 +99,7 @@ struct RowMapParams {
   RowMap map = RowMap::kEntmax;
   // Divides every score before the map; finite and > 0.
   double temperature = 1.0;
-  // kEntmax: finite and >= 1; kNormmax: finite and > 1. `alpha_per_row` ([rows], or null) overrides
+  // kEntmax: finite and > 0; kNormmax: finite and > 1. `alpha_per_row` ([rows], or null) overrides
   // `alpha`.
   double alpha = 1.5;
   const double* alpha_per_row = nullptr;
@@ -110,10 +111,9 @@ struct RowMapParams {
 };
 
 // Optional outputs of the forward pass, each [rows] or null.
-//   tau           the threshold in z = (alpha - 1) s / temperature for kEntmax with alpha > 1; the
-//   log-sum-exp of
-//                 the (tempered) scores for softmax, alpha = 1 and kAdaptiveTemperature, and of the
-//                 kept ones for kTopKSoftmax; the threshold in s for kNormmax and kBudget; -b for
+//   tau           the threshold in z = (alpha - 1) s / temperature for kEntmax with alpha != 1;
+//                 the log-sum-exp of the (tempered) scores for softmax, alpha = 1 and
+//                 kAdaptiveTemperature, and of the kept ones for kTopKSoftmax; the threshold in s for kNormmax and kBudget; -b for
 //                 kSigmoid, where p = 1/2; the logarithm of the denominator for kSoftpick, and of
 //                 what is left of the stick for kStickBreaking, sum_j ln sigmoid(-s_j)
 //   support_size  number of entries with p > 0

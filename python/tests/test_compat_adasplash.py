@@ -136,7 +136,7 @@ def test_mistakes():
     q, k, v = problem()
     for call, words in (
         (lambda: ours.adasplash(q, k, v, niter=-1), "niter: expected an integer >= 0, got -1"),
-        (lambda: ours.adasplash(q, k, v, alpha=0.9), "alpha"),
+        (lambda: ours.adasplash(q, k, v, alpha=0.0), "alpha"),
         (lambda: ours.adasplash(q, k, v, varlen=torch.tensor([1, 2])), "lengths"),
         (lambda: ours.entmax_attention(q, k, v, padding="both"), "padding: .* got 'both'"),
         (

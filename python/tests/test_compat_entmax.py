@@ -121,7 +121,7 @@ def test_support_size(name):
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])
-@pytest.mark.parametrize("alpha", [1.2, 1.5, 2, 3.5])
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 0.75, 0.95, 1.2, 1.5, 2, 3.5])
 def test_entmax_bisect(dim, alpha):
     same(
         lambda x: ours.entmax_bisect(x, alpha, dim),
@@ -146,6 +146,43 @@ def test_alpha_as_a_tensor(shape):
         scores(3, 4, 5),
         tolerance=1e-6,
     )
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3])
+def test_alphas_from_0_05_to_2_55(dim):
+    """The package's own range, one for each row, on both sides of 1."""
+    shape = [3, 4, 2, 5]
+    x = scores(*shape)
+    shape[dim] = 1
+    alpha = torch.linspace(0.05, 2.55, math.prod(shape), dtype=torch.float64).reshape(shape)
+    alpha = alpha[..., torch.randperm(shape[-1])]
+    same(
+        lambda x, a: ours.entmax_bisect(x, a, dim),
+        lambda x, a: peer.entmax_bisect(x, a, dim, n_iter=100),
+        x,
+        alpha,
+        tolerance=1e-6,
+    )
+    assert gradcheck(
+        lambda x, a: ours.entmax_bisect(x, a, dim),
+        (x.requires_grad_(), alpha.requires_grad_()),
+        eps=1e-5,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.5, 0.75, 0.95])
+def test_losses_of_an_alpha_below_1(alpha):
+    x = scores(4, 10)
+    target = torch.tensor([0, 9, 3, 3])
+    same(
+        lambda x: ours.entmax_bisect_loss(x, target, alpha),
+        lambda x: peer.entmax_bisect_loss(x, target, alpha, 100),
+        x,
+        tolerance=1e-6,
+    )
+    loss = ours.EntmaxBisectLoss(alpha, ignore_index=3, reduction="sum")
+    assert gradcheck(lambda x: loss(x, target), x.requires_grad_(), eps=1e-5)
 
 
 def test_alpha_of_a_module_is_its_parameter():
@@ -312,7 +349,7 @@ def test_mistakes():
     for call, words in (
         (lambda: ours.sparsemax(x, k=0), "k: expected an integer >= 1 or None, got 0"),
         (lambda: ours.entmax_bisect(x, n_iter=0), "n_iter: expected an integer >= 1, got 0"),
-        (lambda: ours.entmax_bisect(x, 0.5), "alpha"),
+        (lambda: ours.entmax_bisect(x, 0.0), "alpha"),
         (lambda: ours.budget_bisect(x, torch.ones(3, 1)), r"budget: .*\[4, 1\], got \[3, 1\]"),
         (lambda: ours.entmax15_loss(x[0], target[0]), r"X: expected shape \[rows, classes\]"),
         (lambda: ours.entmax_bisect_loss(x, target, torch.ones(3)), r"alpha: .*\[4\].*\[3\]"),

@@ -130,6 +130,6 @@ def test_mistakes():
     with pytest.raises(ValueError, match=r"reduction.*average"):
         tsallis.entmax_loss(logits, target, reduction="average")
     with pytest.raises(ValueError, match="alpha"):
-        tsallis.entmax_loss(logits, target, alpha=0.5)
+        tsallis.entmax_loss(logits, target, alpha=0.0)
     with pytest.raises(ValueError, match="alpha"):
         tsallis.normmax_loss(logits, target, alpha=1.0)

@@ -215,6 +215,11 @@ def test_mistakes():
     x = torch.randn(5, 3, 16)
     for call, words in (
         (lambda: nn.MultiheadAttention(16, 3), "num_heads: .* 16, got 3"),
+        (lambda: nn.MultiheadAttention(16, 4, map="entmx"), "map: .*'entmax'.* got 'entmx'"),
+        (lambda: nn.MultiheadAttention(16, 4, map="normmax"), "map: .* got 'normmax'"),
+        (lambda: nn.MultiheadAttention(16, 4, alpha=0.0), "alpha: .*> 0, got 0.0"),
+        (lambda: nn.MultiheadAttention(16, 4, alpha=torch.ones(3)), r"alpha: .*\[4\], got \[3\]"),
+        (lambda: nn.MultiheadAttention(16, 4, alpha=-torch.ones(4)), "alpha: .*> 0, got"),
         (lambda: mine(x, x[..., :8], x), r"key: expected shape .*16.* got \[5, 3, 8\]"),
         (lambda: mine(x, x, x[:4]), r"value: .*\[5, 3\], got \[4, 3\]"),
         (lambda: mine(x, x[0], x), "key: expected shape"),
@@ -224,3 +229,6 @@ def test_mistakes():
     ):
         with pytest.raises(ValueError, match=words):
             call()
+    for alpha in ("1.5", None, torch.ones(4, dtype=torch.int64)):
+        with pytest.raises(TypeError, match=r"^alpha: expected a .*"):
+            nn.MultiheadAttention(16, 4, alpha=alpha)

@@ -46,7 +46,9 @@ def test_maps_and_losses_are_their_functions():
         nn.EntmaxLoss(reduction="average")
 
 
-@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (1.2, 4.0), (1.0, None), (1.5, None)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(1.0, 2.0), (1.2, 4.0), (1.0, None), (1.5, None), (0.1, 2.0)]
+)
 def test_learned_alpha_stays_inside(low, high):
     alpha = nn.LearnedAlpha(3, 1.75, low, high)
     torch.testing.assert_close(alpha(), torch.full((3,), 1.75))
@@ -216,7 +218,7 @@ def test_stretching_starts_beyond_the_trained_length():
 
 def test_mistakes():
     for call, words in (
-        (lambda: nn.LearnedAlpha(low=0.5), "low: .* got 0.5"),
+        (lambda: nn.LearnedAlpha(low=0.0), "low: .* got 0.0"),
         (lambda: nn.LearnedAlpha(high=1.0), "high: .* got 1.0"),
         (lambda: nn.LearnedAlpha(initial=2.0), r"initial: .*\(1.0, 2.0\), got 2.0"),
         (lambda: nn.LearnedAlpha(0), "heads: .* got 0"),

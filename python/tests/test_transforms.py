@@ -84,10 +84,27 @@ def test_forward_mode_is_refused(name):
         CALLS[name](torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
 
 
-@pytest.mark.parametrize("name", ["map", "loss", "attention"])
-def test_functional_gradients_are_refused(name):
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda x: CALLS[name](x).sum())(torch.randn(4, 5))
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vjp": torch.func.vjp,
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(x[None]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_functional_gradients_are_refused(transform, name):
+    """In our words, with the call to make instead."""
+    words = r"torch\.func\.grad, vjp and jacrev .* torch\.autograd\.grad .*functional\.jacobian"
+    with pytest.raises(NotImplementedError, match=words):
+        TRANSFORMS[transform](CALLS[name], torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_hessians_are_refused(name):
+    with pytest.raises(NotImplementedError, match="jacrev are not supported"):
+        torch.func.hessian(lambda x: CALLS[name](x).sum())(torch.randn(4, 5))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -32,7 +32,7 @@ class AttentionExtras(NamedTuple):
     -inf, support size 0 and entropy 0; one with a NaN among its scores has support size -1.
 
     Attributes:
-        tau: the threshold in z = (alpha - 1) s for entmax with alpha > 1; the log-sum-exp of the
+        tau: the threshold in z = (alpha - 1) s for entmax with alpha != 1; the log-sum-exp of the
             scores s for softmax, alpha = 1 and adaptive temperature, of the kept ones for top-k
             softmax; minus the bias for sigmoid; the logarithm of the denominator for softpick and
             of what is left of the stick for stick-breaking. Counts a sink. float32 (float64 for
@@ -72,8 +72,11 @@ def _sides(window: Sequence[int | None]) -> tuple[int, int]:
     """The operator's left and right, where a negative number leaves a side open."""
     left, right = _pair(window, "window")  # type: ignore[arg-type]
     for side in (left, right):
-        if isinstance(side, int) and side < 0:
-            raise ValueError(f"window: expected numbers >= 0, or None for an open side, got {side}")
+        if isinstance(side, int) and not 0 <= side < 2**63:
+            raise ValueError(
+                "window: expected integers from 0 to 2^63 - 1, or None for an open side, got "
+                f"{side}"
+            )
     return -1 if left is None else left, -1 if right is None else right
 
 
@@ -183,12 +186,15 @@ def attention(
 
     A query that sees no key, or only scores of -inf, has output 0 and gradient 0. A NaN or +inf
     among the visible scores of a query makes its own output NaN. Keys that are not visible may hold
-    anything. Results do not depend on the number of threads, to the bit.
+    anything. Where |v| k_len exceeds 3.4e38, float32's largest number, an output may overflow, as
+    it does in torch's ``scaled_dot_product_attention``: weights are divided by their sum at the
+    end. Results do not depend on the number of threads, to the bit.
 
     Gradients: in q, k, v and the tensors marked (g), each in its own shape and dtype. First
-    derivatives only: differentiating a gradient again raises ``NotImplementedError``, and so does
-    ``torch.vmap``. float32, bfloat16 and float16 are computed in float32, float64 in float64 (by
-    the slow reference). Under ``torch.autocast`` q, k and v are cast to its dtype.
+    derivatives only: differentiating a gradient again raises ``NotImplementedError``, and so do
+    ``torch.vmap`` and ``torch.func.grad``, ``vjp`` and ``jacrev`` (use ``torch.autograd``).
+    float32, bfloat16 and float16 are computed in float32, float64 in float64 (by the slow
+    reference). Under ``torch.autocast`` q, k and v are cast to its dtype.
 
     Args:
         q: [batch, heads, q_len, head_dim]; head_dim at most 512. Any strides, as for k and v:
@@ -207,7 +213,7 @@ def attention(
               between j and the query; needs ``causal=True``, and leaves out the query's own key
 
             Weights of the last three do not sum to 1.
-        alpha: of entmax, finite and >= 1: a number, or (g) a tensor that broadcasts to [heads].
+        alpha: of entmax, finite and > 0: a number, or (g) a tensor that broadcasts to [heads].
         causal: queries see keys at their own position and before it; only before it with
             ``map="stick_breaking"``.
         alignment: where the queries stand if there are fewer or more of them than keys: "end", the
@@ -260,6 +266,10 @@ def attention(
     names = _names(returns)
     if block_size is not None and block_mask is None:
         raise ValueError("block_size: expected None without block_mask, got a pair")
+    if block_mask is not None and block_size is None:
+        raise ValueError("block_size: expected two integers >= 1 beside block_mask, got None")
+    if map == "top_k_softmax" and top_k is None:
+        raise ValueError("top_k: expected an integer >= 1 for top_k_softmax, got None")
     # None is every operator's own default; handing each of them over would take longer than a call
     # on few tokens.
     optional = {

@@ -13,6 +13,7 @@ __all__ = ["call", "number", "numbers"]
 
 _TYPE = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)'.* found type '(.+?)'")
 _BACKEND = re.compile(r"Could not run '.+?' with arguments from the '(\w+)' backend")
+_TRANSFORM = "torch::autograd::Function with functorch transforms"
 # What an operator calls an argument of ours by another name.
 _NAMES = {
     "left": "window",
@@ -27,10 +28,21 @@ _TYPES |= {"bool": "True or False", "List[float]": "numbers"}
 def _mistake(error: RuntimeError, operator: Any, arguments: tuple[Any, ...]) -> Exception | None:
     """The error that the user should see; None: ``error`` itself."""
     text = str(error)
+    if _TRANSFORM in text:
+        return NotImplementedError(
+            "tsallis: torch.func.grad, vjp and jacrev are not supported; use backward() or "
+            "torch.autograd.grad for a gradient, torch.autograd.functional.vjp or "
+            "torch.autograd.functional.jacobian for the others"
+        )
     if wrong := _TYPE.search(text):
         expected, name, came = wrong.groups()
         optional = expected.startswith("Optional[")
         expected = expected.removeprefix("Optional[").removesuffix("]" if optional else "")
+        if expected == came == "int":
+            return ValueError(
+                f"{_NAMES.get(name, name)}: expected an integer from -2^63 to 2^63 - 1, got one "
+                "beyond"
+            )
         expected = _TYPES.get(expected, expected) + (" or None" if optional else "")
         return TypeError(f"{_NAMES.get(name, name)}: expected {expected}, got {came}")
     if wrong := _BACKEND.search(text):
@@ -52,7 +64,8 @@ def call(operator: Any, *arguments: Any, **settings: Any) -> Any:
 
     Raises:
         TypeError: a value of another type than the operator's schema has.
-        ValueError: a tensor on a device, or of a kind, without kernels.
+        ValueError: a tensor on a device, or of a kind, without kernels; an integer out of range.
+        NotImplementedError: a transform of torch.func that torch refuses.
     """
     try:
         return operator(*arguments, **settings)

@@ -8,8 +8,11 @@ softmax on accelerators.
 At the edges: a score of -inf gets probability 0 and gradient 0; a row of -inf only gets
 probabilities 0; a NaN or +inf makes its own row NaN.
 
-First derivatives only: differentiating a gradient again raises ``NotImplementedError``, as does
-forward-mode differentiation. ``torch.vmap`` takes all slices in one call.
+First derivatives only, by ``backward`` and ``torch.autograd`` (``grad``, ``functional.vjp``,
+``functional.jacobian``): differentiating a gradient again raises ``NotImplementedError``, as do
+``torch.func.grad``, ``vjp`` and ``jacrev``, for which torch takes no operator whose gradient is
+written in C++, and forward-mode differentiation (``torch.func.jvp``, ``jacfwd``, ``hessian``).
+``torch.vmap`` takes all slices in one call.
 
 Errors: ``ValueError``, and ``TypeError`` for a value of the wrong type, name the argument, what was
 expected and what came; ``IndexError`` for ``dim`` out of range.
@@ -48,7 +51,7 @@ class RowStats(NamedTuple):
     """Statistics of every row, without gradients. Shape: that of the scores less ``dim``.
 
     Attributes:
-        tau: the threshold in z = (alpha - 1) x / temperature for entmax with alpha > 1; the
+        tau: the threshold in z = (alpha - 1) x / temperature for entmax with alpha != 1; the
             log-sum-exp of x / temperature for softmax, entmax with alpha = 1 and
             adaptive-temperature softmax, of the kept ones for top-k softmax; the threshold in x for
             normmax and budget; minus the bias for sigmoid; the logarithm of the denominator for
@@ -134,13 +137,15 @@ def entmax(
 ) -> Tensor | tuple[Tensor, RowStats]:
     """alpha-entmax along ``dim``: p = [(alpha - 1) x - tau]_+^(1 / (alpha - 1)) with sum p = 1.
 
-    alpha = 1 is softmax, alpha = 2 sparsemax; larger alpha gives sparser p. Solved to a tolerance,
-    exact for any alpha >= 1. Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha: Correia,
-    Niculae and Martins 2019, proposition 1, continued to alpha = 1.
+    alpha = 1 is softmax, alpha = 2 sparsemax; larger alpha gives sparser p. For alpha in (0, 1) no
+    entry is 0, tau lies below (alpha - 1) max x, and far entries keep more than softmax gives them:
+    p falls like a power of the distance. Solved to a tolerance, exact for any alpha > 0. Peters,
+    Niculae and Martins 2019, eq. 8-9; gradient in alpha: Correia, Niculae and Martins 2019,
+    proposition 1, continued to alpha = 1 and below.
 
     Args:
         x: scores, any shape.
-        alpha: finite and >= 1. A number, or a floating-point tensor that broadcasts to the shape of
+        alpha: finite and > 0. A number, or a floating-point tensor that broadcasts to the shape of
             ``x`` with size 1 in ``dim``, e.g. [heads, 1, 1] for scores [batch, heads, queries,
             keys]; it receives a gradient of its own shape and dtype.
         dim: dimension to normalise.
@@ -356,14 +361,14 @@ def entmax_loss(
     """Fenchel-Young loss of entmax: L = H(p) + <p - e_target, logits>, p = entmax(logits, alpha).
 
     H is Tsallis' entropy, (1 - sum p^alpha) / (alpha (alpha - 1)), Shannon's at alpha = 1 (then L
-    is cross-entropy). L is 0 exactly when the target leads every other class by 1 / (alpha - 1) or
-    more. The gradient is p - e_target.
-    Blondel, Martins and Niculae 2020; Peters, Niculae and Martins 2019.
+    is cross-entropy). For alpha > 1, L is 0 exactly when the target leads every other class by
+    1 / (alpha - 1) or more. The gradient is p - e_target. Blondel, Martins and Niculae 2020;
+    Peters, Niculae and Martins 2019.
 
     Args:
         logits: [..., classes].
         target: [...], any integer dtype, in [0, classes) or ``ignore_index``.
-        alpha: finite and >= 1.
+        alpha: finite and > 0.
         ignore_index: rows with this target give loss 0 and gradient 0 and do not count in the mean;
             any integer, also a valid class.
         reduction: "mean" over the rows that count (NaN if none does, as in torch), "sum" or "none".
@@ -372,8 +377,8 @@ def entmax_loss(
         A scalar, or [...] for "none"; float32, float64 for float64 logits.
 
     Raises:
-        ValueError: a target out of range, shapes that do not match, an alpha below 1, an unknown
-            reduction.
+        ValueError: a target out of range, shapes that do not match, an alpha out of range, an
+            unknown reduction.
     """
     return _loss(logits, target, "entmax", alpha, ignore_index, reduction)
 

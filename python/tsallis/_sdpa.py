@@ -99,7 +99,7 @@ def sdpa_like(
             (``alignment="start"`` of `tsallis.attention`).
         scale: > 0; None: 1 / sqrt(head_dim).
         enable_gqa: key and value may have fewer heads, a divisor of query's.
-        alpha: of entmax, >= 1: a number, or a tensor with gradient that broadcasts to [heads].
+        alpha: of entmax, > 0: a number, or a tensor with gradient that broadcasts to [heads].
         map: "entmax", "softmax" or "adaptive_temperature".
 
     Returns:

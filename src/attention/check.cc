@@ -85,8 +85,8 @@ void CheckMap(const AttentionParams& params) {
   }
   for (std::int64_t h = 0; h < params.heads; ++h) {
     const double alpha = params.alpha_per_head[h];
-    if (std::isfinite(alpha) && alpha >= 1.0) continue;
-    throw InvalidArgument("alpha_per_head[" + to_string(h) + "]", "a finite number >= 1",
+    if (IsEntmaxAlpha(alpha)) continue;
+    throw InvalidArgument("alpha_per_head[" + to_string(h) + "]", kEntmaxAlphaRange,
                           to_string(alpha));
   }
 }

@@ -212,7 +212,7 @@ inline double AlphaOf(const AttentionParams& params, std::int64_t h) {
   return params.alpha_per_head != nullptr ? params.alpha_per_head[h] : params.alpha;
 }
 
-// Whether thresholds of entmax rows are solved for in float32: alpha near 1 keeps every key, and above 2 the
+// Whether thresholds of entmax rows are solved for in float32: alpha near 1 or below keeps every key, and above 2 the
 // threshold needs more digits.
 inline bool IsFloatAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
 

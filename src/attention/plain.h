@@ -46,6 +46,8 @@ struct PlainRow {
 
  private:
   void Entmax(double eps);
+  double ThresholdMoves(double eps, double top) const;
+  double FullSupportMoves(double g, double top) const;
   T Softmax(T factor, std::vector<T>& q) const;
   void Adaptive(const AdaptiveTemperature& adaptive);
   void TopKSoftmax(const TopK& top_k);
@@ -85,7 +87,7 @@ void PlainRow<T>::Map(const RowSpec& spec, const double* sink) {
   if (broken || empty) return;
   depth.resize(n);
   for (std::size_t j = 0; j < n; ++j) depth[j] = peak - scores[j];
-  if (spec.map == RowMap::kEntmax && spec.alpha > 1.0) {
+  if (spec.map == RowMap::kEntmax && spec.alpha != 1.0) {
     Entmax(spec.alpha - 1.0);
   } else if (spec.map == RowMap::kAdaptiveTemperature) {
     Adaptive(*spec.adaptive);
@@ -134,6 +136,45 @@ T PlainRow<T>::Softmax(T factor, std::vector<T>& q) const {
   return A::Log(sum);
 }
 
+// How far the errors of the depths move the threshold in z: as much as the largest of the scores that can
+// matter. top: p_max^eps.
+template <typename T>
+double PlainRow<T>::ThresholdMoves(double eps, double top) const {
+  double moved = 0.0;
+  for (int pass = 0; pass < 2; ++pass) {
+    const double reach = moved;
+    for (const T& d : depth) {
+      const double error = eps * A::Error(d);
+      if (eps * A::Value(d) - error - reach < top) moved = std::max(moved, error);
+    }
+  }
+  return moved;
+}
+
+// The same for alpha = 1 - g, where every score matters, by its share u/sum u, u = (top + g depth)^{-1/g - 1}:
+// each share at its largest, the sum at its smallest.
+template <typename T>
+double PlainRow<T>::FullSupportMoves(double g, double top) const {
+  double largest = 0.0, moved = 0.0;
+  for (const T& d : depth) {
+    if (A::Value(d) < INFINITY) largest = std::max(largest, g * A::Error(d));
+  }
+  for (int pass = 0; pass < 2; ++pass) {
+    const double low = std::max(top - moved, 0x1p-60 * top), high = top + moved;
+    double shares = 0.0, total = 0.0;
+    for (const T& d : depth) {
+      if (!(A::Value(d) < INFINITY)) continue;
+      const double value = g * A::Value(d), error = g * A::Error(d), power = -1.0 / g - 1.0;
+      const auto relative = [&](double x) { return std::exp(power * std::log(x / top)); };
+      if (error > 0.0) shares += error * relative(low + std::max(value - error, 0.0));
+      total += relative(high + value + error);
+    }
+    moved = std::min(largest, shares / total);
+    if (std::isnan(moved)) moved = largest;
+  }
+  return moved;
+}
+
 // p_j = e^w [1 - r_j]^{1/eps}, r_j = eps depth_j e^{-eps w}, with w = ln p_max from the solver in double
 // on the depths as they are.
 template <typename T>
@@ -145,18 +186,11 @@ void PlainRow<T>::Entmax(double eps) {
   terms.resize(depths.size());
   const auto kept = static_cast<std::int64_t>(depths.size());
   const double w0 = SolveLogTerms(eps, eps, depths.data(), kept, terms.data());
-  // In z the threshold moves by at most as much as the largest of the scores that can matter.
   const double top = std::exp(eps * w0);
-  double moved = 0.0;
-  for (int pass = 0; pass < 2; ++pass) {
-    const double reach = moved;
-    for (const T& d : depth) {
-      const double error = eps * A::Error(d);
-      if (eps * A::Value(d) - error - reach < top) moved = std::max(moved, error);
-    }
-  }
+  const double moved = eps > 0.0 ? ThresholdMoves(eps, top) : FullSupportMoves(-eps, top);
   const double most = std::log(static_cast<double>(std::max<std::int64_t>(kept, 1)));
-  const double open = moved < top ? std::min(most, -std::log1p(-moved / top) / eps) : most;
+  const double open =
+      moved < top ? std::min(most, -std::log1p(-moved / top) / std::abs(eps)) : most;
   const T w = A::WithError(w0, open);
   const T factor = A::Of(eps) * A::Exp(A::Of(-eps) * w);
   for (std::size_t j = 0; j < depth.size(); ++j) {

@@ -249,7 +249,7 @@ TEST(Attention, RefusesBadArguments) {
       EXPECT_EQ(error.argument(), argument) << error.what();
     }
   };
-  refused("alpha", [](Line& l) { l.params.alpha = 0.5; });
+  refused("alpha", [](Line& l) { l.params.alpha = 0.0; });
   refused("alpha", [](Line& l) { l.params.alpha = NAN; });
   refused("map", [](Line& l) { l.params.map = RowMap::kBudget; });
   refused("mask.causal", [](Line& l) { l.params.map = RowMap::kStickBreaking; });

@@ -122,7 +122,7 @@ class Problem {
       wide_.terms.sink = typed_.terms.sink = sinks_.data();
     }
     if (s.alpha_per_head) {
-      for (std::int64_t h = 0; h < heads; ++h) alphas_.push_back(1.0 + 1.5 * Uniform());
+      for (std::int64_t h = 0; h < heads; ++h) alphas_.push_back(0.5 + 2.0 * Uniform());
       wide_.alpha_per_head = typed_.alpha_per_head = alphas_.data();
     }
   }

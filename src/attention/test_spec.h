@@ -22,7 +22,7 @@ struct ProblemSpec {
   double spread = 1.0;  // of q; k and v are standard normal
   RowMap map = RowMap::kEntmax;
   double alpha = 1.5;
-  bool alpha_per_head = false;  // drawn from [1, 2.5]
+  bool alpha_per_head = false;  // drawn from [0.5, 2.5]
   bool own_adaptive = false;    // not the paper's polynomial
   TopK top_k = {.k = 3, .fraction = 0.0};
   std::optional<double> sigmoid_bias = {};
@@ -179,6 +179,8 @@ inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken =
   spec.strided = chance(0.3);
   if (!spec.strided && chance(0.2)) spec.odd = static_cast<ProblemSpec::Odd>(pick(1, 3));
   spec.zero_slopes = chance(0.5);
+  const double below[] = {0.05, 0.3, 0.5, 0.9, 0.9999};
+  if (chance(0.25)) spec.alpha = below[pick(0, 4)];
   return spec;
 }
 

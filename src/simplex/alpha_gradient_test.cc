@@ -31,8 +31,9 @@ void CheckRow(double alpha, std::size_t n, double spread) {
 }
 
 TEST(Fast, GradientInAlphaMatchesTheReference) {
-  const std::vector<double> alphas = {1.0, 1.0 + 1e-9, 1.001, 1.04, 1.1, 1.25,
-                                      1.5, 1.7,        1.999, 2.0,  3.0};
+  const std::vector<double> alphas = {0.01,       0.3, 0.5,        0.6,   0.9,  0.999,
+                                      1.0 - 1e-9, 1.0, 1.0 + 1e-9, 1.001, 1.04, 1.1,
+                                      1.25,       1.5, 1.7,        1.999, 2.0,  3.0};
   for (const double alpha : alphas) {
     for (const std::size_t n : {1, 5, 17, 64, 700}) {
       for (const double spread : {0.0, 0.1, 1.0, 5.0}) CheckRow(alpha, n, spread);

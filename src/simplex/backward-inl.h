@@ -32,8 +32,8 @@ struct InsideWeight {  // budget: strictly between its bounds
     return hn::IfThenElseZero(hn::And(hn::Gt(p, hn::Zero(d)), hn::Lt(p, one)), one);
   }
 };
-struct PowerWeight {  // 1 < alpha <= 2
-  float power;        // 2 - alpha, in [0, 1)
+struct PowerWeight {  // alpha < 2
+  float power;        // 2 - alpha, in (0, 2)
   HWY_INLINE VF operator()(DF d, VF p) const {
     // Probabilities below the smallest normal float are beyond Log.
     const auto positive = hn::Ge(p, hn::Set(d, std::numeric_limits<float>::min()));
@@ -43,11 +43,13 @@ struct PowerWeight {  // 1 < alpha <= 2
   }
 };
 
-// The gradient in alpha = 1 + eps, 0 <= eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p and
+// The gradient in alpha = 1 + eps, -1 < eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p and
 // d = dp - <u, dp>/sum u, so that <d, u> = 0, the formula of Correia et al. 2019 (prop. 1) is
 //   <d, p>/eps^2 - <d, p L>/eps = sum d u L^2 g(eps L),  g(t) = (e^t (1 - t) - 1)/t^2,
 // where nothing cancels for small eps, and g(0) = -1/2 is softmax's. From eps = 0.45 on the left side is
-// the better one: u is larger than p by p^{-eps}. p, dp: [n]; mean: <u, dp>/sum u.
+// the better one: u is larger than p by p^{-eps}. For eps < 0, u is smaller than p and may underflow
+// where p does not: the same sum is -sum d p L^2 phi(-eps L), phi(x) = (e^x - 1 - x)/x^2.
+// p, dp: [n]; mean: <u, dp>/sum u.
 template <class Weight>
 HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p, const float* dp,
                                 std::size_t n, VF mean) {
@@ -63,6 +65,26 @@ HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p
     if (plain) {
       const VF slope = hn::Mul(hn::Mul(vp, inverse), hn::Sub(inverse, log_p));
       sum = hn::Add(sum, hn::IfThenElseZero(positive, hn::Mul(slope, hn::Sub(vdp, mean))));
+      return;
+    }
+    if (eps < 0.0) {
+      const VF exponent = hn::Min(hn::Neg(hn::Mul(step, log_p)), zero);
+      // sum_k x^{k - 2}/k! where e^x - 1 - x cancels.
+      VF near = hn::Set(d, 1.0f / 362880.0f);
+      near = hn::MulAdd(near, exponent, hn::Set(d, 1.0f / 40320.0f));
+      near = hn::MulAdd(near, exponent, hn::Set(d, 1.0f / 5040.0f));
+      near = hn::MulAdd(near, exponent, hn::Set(d, 1.0f / 720.0f));
+      near = hn::MulAdd(near, exponent, hn::Set(d, 1.0f / 120.0f));
+      near = hn::MulAdd(near, exponent, hn::Set(d, 1.0f / 24.0f));
+      near = hn::MulAdd(near, exponent, hn::Set(d, 1.0f / 6.0f));
+      near = hn::MulAdd(near, exponent, hn::Set(d, 0.5f));
+      const auto is_far = hn::Lt(exponent, hn::Set(d, -1.0f));
+      const VF safe = hn::IfThenElse(is_far, exponent, hn::Set(d, -1.0f));
+      const VF far =
+          hn::Div(hn::Sub(hn::Sub(ExpNonPositive(safe), one), safe), hn::Mul(safe, safe));
+      const VF curve = hn::Mul(hn::Mul(log_p, log_p), hn::IfThenElse(is_far, far, near));
+      sum = hn::Sub(sum,
+                    hn::IfThenElseZero(positive, hn::Mul(hn::Mul(vp, hn::Sub(vdp, mean)), curve)));
       return;
     }
     const VF t = hn::Min(hn::Mul(step, log_p), zero);

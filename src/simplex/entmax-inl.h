@@ -1,6 +1,6 @@
-// Entmax rows for alpha in (1, 2]. Included once per instruction set.
+// Entmax rows for alpha in (0, 2], alpha = 1 excepted. Included once per instruction set.
 //
-// z = scale (x - maximum), scale = (alpha - 1)/temperature, and tau in [-1, 0) relative to the
+// For alpha > 1: z = scale (x - maximum), scale = (alpha - 1)/temperature, and tau in [-1, 0) relative to the
 // maximum. The equation solved is ||[z - tau]_+||_b = 1, b = 1/(alpha - 1) >= 1: a norm of a convex
 // function, so Newton from a lower bound never overshoots, and unlike sum [z - tau]^b = 1 it is
 // nearly linear from afar (exactly so on a flat row): 4-6 steps instead of 10-15.
@@ -430,6 +430,53 @@ HWY_INLINE double NearSoftmaxRow(double eps, const float* x, std::size_t n, floa
     (sum < 1.0 ? low : high) = w;
     const double next = w - std::log(sum) * sum / slope;
     w = next > low && next < high ? next : 0.5 * (low + high);
+  }
+}
+
+// Entmax for alpha = 1 - g, 0 < g < 1. Every finite score has a weight:
+//   p = (y + g depth)^{-1/g} = exp(w - log1p(t)/g),  y = e^{-g w},  t = g depth e^{g w},
+// with depth = (maximum - x)/temperature and w = ln p_max in [-ln n, 0]. The equation solved is
+// ||y + g depth||_{-1/g} = 1, y >= 1: a norm of negative order, concave and increasing in y, so that
+// every Newton step ends at or below the root and from there on they only rise; on a flat row the
+// first lands. Returns w. x, y: [n], apart. guess: of w, where Newton begins; 0 if it cannot be true.
+HWY_INLINE double FullSupportRow(double g, const float* x, std::size_t n, float maximum,
+                                 double inverse_temperature, double guess, float* y) {
+  const DF d;
+  const VF top = hn::Set(d, maximum), one = hn::Set(d, 1.0f);
+  const VF inverse_g = hn::Set(d, static_cast<float>(1.0 / g));
+  const double least = -std::log(static_cast<double>(n)) - 1e-6;
+  double w = guess >= least && guess < 0.0 ? guess : 0.0, previous_error = 1e30;
+  for (;;) {
+    double sum, slope;
+    const VF shrink = hn::Set(d, static_cast<float>(g * inverse_temperature * std::exp(g * w)));
+    const VF peak = hn::Set(d, static_cast<float>(std::exp(w)));
+    MapSumTwo(x, n, -kInfinityF, y, &sum, &slope, [&](VF v, VF& a, VF& b) HWY_ATTR {
+      const VF t = hn::Mul(hn::Sub(top, v), shrink);
+      // Absent, or as good as absent: beyond what float and its logarithm hold.
+      const auto alive = hn::Lt(t, hn::Set(d, 1e38f));
+      const VF rest = hn::Add(one, hn::IfThenElseZero(alive, t));
+      // log1p(t) = log(1 + t) t / ((1 + t) - 1) undoes the rounding of 1 + t.
+      const VF gained = hn::Sub(rest, one);
+      const VF log_rest = hn::IfThenElse(
+          hn::Gt(gained, hn::Zero(d)),
+          hn::Mul(hn::Log(d, rest), hn::Div(t, hn::Max(gained, hn::Set(d, 1e-8f)))), t);
+      const VF p = hn::IfThenElseZero(
+          alive, hn::Mul(peak, ExpNonPositive(hn::Neg(hn::Mul(log_rest, inverse_g)))));
+      a = hn::Add(a, p);
+      b = hn::Add(b, hn::Div(p, rest));
+      return p;
+    });
+    const double error = std::abs(sum - 1.0);
+    if (error <= 2.5e-7) return w;
+    if (error >= 0.5 * previous_error && error < 1e-4) {
+      const float factor = static_cast<float>(1.0 / sum);
+      for (std::size_t j = 0; j < n; ++j) y[j] *= factor;
+      return w;
+    }
+    previous_error = error;
+    // Newton's step on the norm, as a part of y. From above the root it may end below y = 1.
+    const double step = sum * std::expm1(g * std::log(sum)) / slope;
+    w = step > -1.0 ? std::fmin(0.0, w - std::log1p(step) / g) : 0.0;
   }
 }
 

@@ -1,4 +1,4 @@
-// Alpha-entmax for any alpha >= 1, softmax included.
+// Alpha-entmax for any alpha > 0, softmax (alpha = 1) included.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -12,8 +12,8 @@ namespace tsallis {
 namespace {
 
 void Check(const RowSpec& spec) {
-  if (!(std::isfinite(spec.alpha) && spec.alpha >= 1.0)) {
-    throw InvalidArgument("alpha", "a finite number >= 1", std::to_string(spec.alpha));
+  if (!IsEntmaxAlpha(spec.alpha)) {
+    throw InvalidArgument("alpha", kEntmaxAlphaRange, std::to_string(spec.alpha));
   }
 }
 
@@ -85,7 +85,7 @@ double Phi(double x) {
 
 // With eps = alpha - 1, L = ln p, R = (e^{-eps L} - 1 + eps L)/eps^2, D = sum p e^{-eps L}:
 //   dp/dalpha = p/D ((<p,R> - R) - eps (L <p,R> - <p,L> R)),
-// which has no 1/eps and becomes p (<p, L^2> - L^2)/2 at eps = 0. Where e^{-eps L} = p^{-eps} may
+// which has no 1/eps, becomes p (<p, L^2> - L^2)/2 at eps = 0 and holds for eps < 0 too. Where e^{-eps L} = p^{-eps} may
 // overflow, the textbook form (Correia et al. 2019, prop. 1) with weights relative to the largest.
 double DAlpha(const RowSpec& spec, const double* p, const double* dp, std::int64_t n) {
   const double eps = spec.alpha - 1.0;
@@ -131,7 +131,8 @@ double DAlpha(const RowSpec& spec, const double* p, const double* dp, std::int64
   return out;
 }
 
-// H_alpha(p) = (1 - sum p^alpha)/(alpha (alpha - 1)), Shannon's entropy at alpha = 1.
+// H_alpha(p) = (1 - sum p^alpha)/(alpha (alpha - 1)), Shannon's entropy at alpha = 1. Summed as
+// -sum (p^alpha - p)/(alpha eps), which cancels only where eps ln p is small.
 double Generator(const RowSpec& spec, const double* p, std::int64_t n) {
   const double eps = spec.alpha - 1.0;
   double sum = 0.0;
@@ -139,7 +140,10 @@ double Generator(const RowSpec& spec, const double* p, std::int64_t n) {
     if (std::isnan(p[j])) return p[j];
     if (!(p[j] > 0.0)) continue;
     const double l = std::log(p[j]);
-    sum -= p[j] * (eps == 0.0 ? l : std::expm1(eps * l) / eps);
+    // Far from there p^eps may overflow for eps < 0, and p^alpha may not.
+    const bool far = eps * l > 1.0;
+    sum -= far ? (std::exp(spec.alpha * l) - p[j]) / eps
+               : p[j] * (eps == 0.0 ? l : std::expm1(eps * l) / eps);
   }
   return sum / spec.alpha;
 }

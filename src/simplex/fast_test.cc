@@ -36,7 +36,8 @@ std::vector<Case> Cases() {
   own.map = RowMap::kSigmoid;
   own.sigmoid_bias = 0.5;
   cases.push_back({own, "sigmoid, bias 0.5"});
-  for (double alpha : {1.0, 1.0 + 1e-6, 1.02, 1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 16.0}) {
+  for (double alpha : {0.01, 0.3, 0.5, 0.9, 0.99, 1.0 - 1e-6, 1.0, 1.0 + 1e-6, 1.02, 1.1, 1.25, 1.5,
+                       1.75, 2.0, 3.0, 16.0}) {
     cases.push_back({Entmax(alpha, 0.9), "entmax " + std::to_string(alpha)});
   }
   for (double alpha : {1.5, 2.0, 4.0}) {
@@ -125,7 +126,7 @@ TEST(Fast, BackwardMatchesTheReference) {
 TEST(Fast, FlatRowsOfAnyLengthSumToOne) {
   for (std::size_t n : {1, 7, 64, 1000, 4097, 100000, 1000000}) {
     for (double offset : {0.0, 1e4, -1e4}) {
-      for (double alpha : {1.0, 1.01, 1.25, 1.5, 2.0}) {
+      for (double alpha : {0.05, 0.5, 0.99, 1.0, 1.01, 1.25, 1.5, 2.0}) {
         const Floats p = Forward32(Entmax(alpha), Floats(n, static_cast<float>(offset)));
         EXPECT_NEAR(Sum(p), 1.0, 1e-6) << "n " << n << " alpha " << alpha;
         EXPECT_EQ(*std::min_element(p.begin(), p.end()), *std::max_element(p.begin(), p.end()));
@@ -134,11 +135,11 @@ TEST(Fast, FlatRowsOfAnyLengthSumToOne) {
   }
 }
 
-// One entry and a crowd just above the threshold: tau rounded to float would cost the sum 1e-4.
+// One entry and a crowd just above the threshold (for alpha < 1 there is none): tau rounded to float would cost the sum 1e-4.
 TEST(Fast, CrowdsJustAboveTheThresholdSumToOne) {
-  for (double alpha : {1.1, 1.25, 1.5, 1.75, 2.0}) {
+  for (double alpha : {0.1, 0.5, 0.9, 1.1, 1.25, 1.5, 1.75, 2.0}) {
     for (double below : {0.3, 0.7, 0.9, 0.99}) {
-      Floats scores(1000000, static_cast<float>(-below / (alpha - 1.0)));
+      Floats scores(1000000, static_cast<float>(-below / std::abs(alpha - 1.0)));
       scores[12345] = 0.0f;
       EXPECT_NEAR(Sum(Forward32(Entmax(alpha), scores)), 1.0, 1e-6) << alpha << " " << below;
       std::vector<float> noise = Normal<float>(scores.size(), 1e-4, 5);

@@ -58,6 +58,10 @@ struct ReferenceMap {
   bool takes_sink = false;
 };
 
+// Which alpha entmax takes, and how an error says it.
+inline bool IsEntmaxAlpha(double alpha) { return std::isfinite(alpha) && alpha > 0.0; }
+inline constexpr const char* kEntmaxAlphaRange = "a finite number > 0";
+
 // How many of n finite scores kTopKSoftmax keeps if none tie.
 inline std::int64_t KeptOf(const TopK& top_k, std::int64_t n) {
   const double share = std::floor(top_k.fraction * static_cast<double>(n));

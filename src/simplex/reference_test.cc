@@ -81,7 +81,7 @@ TEST(Reference, BaselinesByHand) {
 TEST(Reference, GradientInScoresMatchesFiniteDifferences) {
   std::vector<RowSpec> specs = {Spec(RowMap::kSoftmax, 1.5, 0.7), Spec(RowMap::kBudget),
                                 Spec(RowMap::kAdaptiveTemperature, 1.5, 1.3)};
-  for (double alpha : {1.0, 1.0001, 1.25, 1.5, 2.0, 3.0}) {
+  for (double alpha : {0.05, 0.5, 0.9, 0.9999, 1.0, 1.0001, 1.25, 1.5, 2.0, 3.0}) {
     specs.push_back(Spec(RowMap::kEntmax, alpha, 1.2));
     if (alpha > 1.2) specs.push_back(Spec(RowMap::kNormmax, alpha, 0.8));
   }
@@ -117,7 +117,8 @@ TEST(Reference, GradientInAlphaMatchesFiniteDifferences) {
   const Row g = {0.7, -1.1, 0.4, 0.2, 1.9, -0.6, 0.8};
   // For alpha = 64 only scores this close share the support, and the support stays put.
   const Row close = {0.3, 0.3 - 1e-9, 0.3 - 2e-9, 0.2};
-  for (double alpha : {1.0, 1.0 + 1e-6, 1.0001, 1.25, 1.4999, 1.5, 1.5001, 2.0, 4.0, 16.0, 64.0}) {
+  for (double alpha : {0.01, 0.25, 0.5, 0.9, 0.9999, 1.0 - 1e-6, 1.0, 1.0 + 1e-6, 1.0001, 1.25,
+                       1.4999, 1.5, 1.5001, 2.0, 4.0, 16.0, 64.0}) {
     const Row& scores = alpha > 2.5 ? close : s;
     Row weights(g.begin(), g.begin() + scores.size());
     ReferenceScratch scratch;
@@ -131,11 +132,7 @@ TEST(Reference, GradientInAlphaMatchesFiniteDifferences) {
     const auto value = [&](double a) {
       return Dot(Forward(Spec(RowMap::kEntmax, a), scores), weights);
     };
-    // alpha < 1 is outside: a one-sided difference of second order at the boundary.
-    const double expected =
-        alpha - h < 1.0
-            ? (-3.0 * value(alpha) + 4.0 * value(alpha + h) - value(alpha + 2 * h)) / (2.0 * h)
-            : (value(alpha + h) - value(alpha - h)) / (2.0 * h);
+    const double expected = (value(alpha + h) - value(alpha - h)) / (2.0 * h);
     EXPECT_NEAR(d_alpha, expected, 2e-6 * (1.0 + std::abs(expected))) << "alpha " << alpha;
   }
 }
@@ -143,20 +140,21 @@ TEST(Reference, GradientInAlphaMatchesFiniteDifferences) {
 TEST(Reference, IsSmoothAsAlphaGoesToOne) {
   const Row s = Normal<double>(50, 2.0, 1);
   const Row softmax = Forward(Spec(RowMap::kSoftmax), s);
-  for (double eps : {1e-15, 1e-12, 1e-9, 1e-6}) {
+  for (double eps : {1e-15, 1e-12, 1e-9, 1e-6, -1e-15, -1e-12, -1e-9, -1e-6}) {
     const Row p = Forward(Spec(RowMap::kEntmax, 1.0 + eps), s);
     for (std::size_t j = 0; j < s.size(); ++j) {
-      EXPECT_NEAR(p[j], softmax[j], 20.0 * eps + 1e-15) << eps;
+      EXPECT_NEAR(p[j], softmax[j], 20.0 * std::abs(eps) + 1e-15) << eps;
     }
   }
 }
 
 TEST(Reference, SumsToOneForAnyAlphaAndSpread) {
-  for (double alpha : {1.0, 1.01, 1.5, 2.0, 4.0, 16.0, 64.0, 300.0}) {
-    for (double spread : {1e-6, 1e-3, 1.0, 1e3, 1e6}) {
+  for (double alpha : {1e-300, 0.01, 0.5, 0.99, 1.0, 1.01, 1.5, 2.0, 4.0, 16.0, 64.0, 300.0}) {
+    for (double spread : {1e-6, 1e-3, 1.0, 1e3, 1e6, 1e300}) {
       const Row s = Normal<double>(200, spread, 7);
       EXPECT_NEAR(Sum(Forward(Spec(RowMap::kEntmax, alpha), s)), 1.0, 1e-14)
           << alpha << " " << spread;
+      if (alpha < 1.0 || spread > 1e6) continue;
       EXPECT_NEAR(Sum(Forward(Spec(RowMap::kNormmax, alpha + 0.01), s)), 1.0, 1e-14);
       EXPECT_NEAR(Sum(Forward(Spec(RowMap::kBudget, 1.5, 1.0, 3.7), s)), 3.7, 1e-9);
     }
@@ -164,7 +162,7 @@ TEST(Reference, SumsToOneForAnyAlphaAndSpread) {
 }
 
 TEST(Reference, TiesShareEqually) {
-  for (double alpha : {1.0, 1.5, 2.0, 64.0}) {
+  for (double alpha : {0.05, 0.5, 1.0, 1.5, 2.0, 64.0}) {
     RowResult result;
     const Row p = Forward(Spec(RowMap::kEntmax, alpha), Row(1000, 5.0), &result);
     for (double value : p) EXPECT_NEAR(value, 1e-3, 1e-16) << alpha;
@@ -184,7 +182,7 @@ TEST(Reference, LargeAlphaBetweenNeighbouringThresholds) {
 
 TEST(Reference, TauIsTheThreshold) {
   const Row s = {3.3, 2.9, 3.0, 1.0};
-  for (double alpha : {1.25, 1.5, 2.0}) {
+  for (double alpha : {0.05, 0.5, 0.9, 1.25, 1.5, 2.0}) {
     RowResult result;
     const Row p = Forward(Spec(RowMap::kEntmax, alpha, 2.0), s, &result);
     for (std::size_t j = 0; j < s.size(); ++j) {
@@ -192,7 +190,11 @@ TEST(Reference, TauIsTheThreshold) {
       EXPECT_NEAR(p[j], std::pow(std::max(z - result.tau, 0.0), 1.0 / (alpha - 1.0)), 1e-14);
     }
   }
+  // Below 1 the threshold lies below (alpha - 1) s of the largest score, and nothing is ever 0.
   RowResult result;
+  Forward(Spec(RowMap::kEntmax, 0.5), {0.0, -1e6, -1e12}, &result);
+  EXPECT_LT(result.tau, 0.0);
+  EXPECT_EQ(result.support_size, 3);
   Forward(Spec(RowMap::kSoftmax), s, &result);
   EXPECT_NEAR(result.tau, std::log(std::exp(3.3) + std::exp(2.9) + std::exp(3.0) + std::exp(1.0)),
               1e-14);

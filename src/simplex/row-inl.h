@@ -84,10 +84,10 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
                             bool wants_description, RowScratch& scratch, const RowHint& hint = {}) {
   const double inverse_temperature = 1.0 / spec.temperature;
   const double eps = spec.alpha - 1.0;
-  const bool is_entmax = spec.map == RowMap::kEntmax && eps > 0.0;
+  const bool is_entmax = spec.map == RowMap::kEntmax && eps != 0.0;
   const double scale = is_entmax ? eps * inverse_temperature : inverse_temperature;
   // Scales that float cannot hold.
-  if (!(scale > 1e-30 && scale < 1e30 && inverse_temperature < 1e30)) {
+  if (!(std::abs(scale) > 1e-30 && std::abs(scale) < 1e30 && inverse_temperature < 1e30)) {
     return WideForwardRow(spec, x, n, y, scratch);
   }
   if (spec.map == RowMap::kNormmax) {
@@ -101,8 +101,9 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
   float maximum;
   bool listed = false;
   CandidateScratch& list = scratch.candidates;
-  const bool near_softmax = is_entmax && eps < kNearSoftmax;
-  if (is_entmax && !near_softmax) {
+  const bool full_support = is_entmax && eps < 0.0;
+  const bool near_softmax = is_entmax && !full_support && eps < kNearSoftmax;
+  if (is_entmax && !near_softmax && !full_support) {
     result.tau = WithPower(eps, [&](const auto& power) HWY_ATTR {
       return EntmaxRow(power, x, n, scale, y, list, &maximum, &listed, hint);
     });
@@ -116,7 +117,12 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
     if (absent) return {-INFINITY, 0, 0.0};
     return {NAN, -1, NAN};
   }
-  if (near_softmax) {
+  if (full_support) {
+    // p_max^eps = scale maximum - tau.
+    const double guess = std::log(scale * static_cast<double>(maximum) - hint.tau) / eps;
+    const double w = FullSupportRow(-eps, x, n, maximum, inverse_temperature, guess, y);
+    result.tau = -std::exp(eps * w);
+  } else if (near_softmax) {
     result.tau = -std::exp(eps * NearSoftmaxRow(eps, x, n, maximum, inverse_temperature, y));
   } else if (spec.map == RowMap::kAdaptiveTemperature) {
     const double entropy = SoftmaxEntropy(x, n, maximum, scale, &result.tau);

@@ -25,7 +25,9 @@ std::vector<RowMapParams> AllMaps() {
     params.top_k.k = 5;
     all.push_back(params);
   }
-  for (double alpha : {1.0, 1.01, 1.25, 1.5, 2.0, 4.0}) all.push_back(Entmax(alpha));
+  for (double alpha : {0.05, 0.5, 0.98, 1.0, 1.01, 1.25, 1.5, 2.0, 4.0}) {
+    all.push_back(Entmax(alpha));
+  }
   return all;
 }
 
@@ -175,16 +177,16 @@ TYPED_TEST(Edges, StridesInPlaceAndThreads) {
 TYPED_TEST(Edges, AlphaPerRowAndItsGradient) {
   using T = TypeParam;
   constexpr DType kType = Matrix<T>::kType;
-  const std::vector<double> alphas = {1.0, 1.3, 1.5, 2.0, 3.0};
-  const std::vector<T> scores = Normal<T>(5 * 20, 0.5, 41), dp = Normal<T>(5 * 20, 1.0, 42);
+  const std::vector<double> alphas = {1.0, 1.3, 1.5, 2.0, 3.0, 0.1, 0.6, 0.99};
+  const std::vector<T> scores = Normal<T>(8 * 20, 0.5, 41), dp = Normal<T>(8 * 20, 1.0, 42);
   RowMapParams params;
   params.alpha_per_row = alphas.data();
-  std::vector<T> p(100), ds(100), one(20);
-  std::vector<double> d_alpha(5);
-  RowsForward({}, params, Rows(scores, 5, kType), Rows(p, 5, kType));
-  RowsBackward({}, params, Rows(scores, 5, kType), Rows(p, 5, kType), Rows(dp, 5, kType),
-               Rows(ds, 5, kType), d_alpha.data());
-  for (int i = 0; i < 5; ++i) {
+  std::vector<T> p(160), ds(160), one(20);
+  std::vector<double> d_alpha(8);
+  RowsForward({}, params, Rows(scores, 8, kType), Rows(p, 8, kType));
+  RowsBackward({}, params, Rows(scores, 8, kType), Rows(p, 8, kType), Rows(dp, 8, kType),
+               Rows(ds, 8, kType), d_alpha.data());
+  for (int i = 0; i < 8; ++i) {
     RowsForward({}, Entmax(alphas[i]), {scores.data() + 20 * i, kType, 1, 20, 20, 1},
                 Rows(one, 1, kType));
     for (int j = 0; j < 20; ++j) EXPECT_EQ(p[20 * i + j], one[j]);
@@ -198,9 +200,7 @@ TYPED_TEST(Edges, AlphaPerRowAndItsGradient) {
       return sum;
     };
     const double h = 1e-5, a = alphas[i];
-    const double expected = a == 1.0
-                                ? (-3 * value(a) + 4 * value(a + h) - value(a + 2 * h)) / (2 * h)
-                                : (value(a + h) - value(a - h)) / (2 * h);
+    const double expected = (value(a + h) - value(a - h)) / (2 * h);
     EXPECT_NEAR(d_alpha[i], expected, sizeof(T) == 4 ? 1e-5 : 1e-6) << a;
   }
 }
@@ -217,7 +217,7 @@ TEST(Rows, BadArgumentsAreNamed) {
       EXPECT_EQ(error.argument(), argument) << error.what();
     }
   };
-  for (double alpha : {0.99, -1.0, static_cast<double>(kInf), static_cast<double>(kNaN)}) {
+  for (double alpha : {0.0, -1.0, static_cast<double>(kInf), static_cast<double>(kNaN)}) {
     expect("alpha", [&] { RowsForward({}, Entmax(alpha), scores, out); });
     const double alphas[] = {1.5, alpha};
     RowMapParams per_row;

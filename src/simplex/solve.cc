@@ -26,7 +26,7 @@ struct Equation {
 
   double Shrink(double w) const { return gamma == 0.0 ? 1.0 : std::exp(-gamma * w); }
 
-  // ln sum of terms and its derivative in w, which is at least 1.
+  // ln sum of terms and its derivative in w, which is at least 1 (in (0, 1] for gamma < 0).
   void Evaluate(double w, double* log_sum, double* slope) const {
     const double shrink = Shrink(w);
     double sum = 0.0, lost = 0.0, weighted = 0.0;  // Kahan: rows have up to 1e7 entries
@@ -58,7 +58,7 @@ double SolveLogTerms(double gamma, double scale, const double* depth, std::int64
   double previous_width = kInfinity;
   for (;;) {
     equation.Evaluate(w, &log_sum, &slope);
-    // One unit in the last place of w moves ln sum by as much times the slope (>= 1).
+    // One unit in the last place of w moves ln sum by as much times the slope.
     solved = std::abs(log_sum) <= 4e-16 * std::fmax(1.0, std::abs(w));
     if (solved) break;
     if (log_sum < 0.0) {

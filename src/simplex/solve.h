@@ -7,7 +7,8 @@ namespace tsallis {
 
 // Solves sum_j exp(w) [1 - depth_j scale e^{-gamma w}]_+^{1/gamma} = 1 for w in [-ln n, 0] and
 // writes ln of each term to log_terms (-inf off the support); gamma = 0 stands for the limit
-// exp(w - depth_j slope), with slope = scale / gamma. depth: [n], >= 0, at least one 0.
+// exp(w - depth_j slope), with slope = scale / gamma. depth: [n], >= 0, at least one 0. scale and
+// gamma have the same sign; where they are negative (gamma > -1) every term is positive.
 //
 // Entmax is gamma = alpha - 1, scale = alpha - 1, w = ln p_max; normmax gamma = (alpha - 1)/alpha,
 // scale = 1. Working with w = ln p_max keeps every digit where the threshold itself cannot: for

@@ -38,7 +38,7 @@ AttentionOptions Pack(TSALLIS_OPTIONS) {
   o.query_lengths = query_lengths;
   o.cu_seqlens_q = cu_seqlens_q;
   o.cu_seqlens_k = cu_seqlens_k;
-  o.map = RowMapFromName(map);
+  o.map = RowMapFromName(map, AttentionMaps());
   o.alpha = alpha;
   o.scale = scale;
   o.scale_invariant = scale_invariant;

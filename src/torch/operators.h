@@ -35,7 +35,7 @@ at::Tensor MapRows(const at::Tensor& scores, const RowMapParams& params,
 at::Tensor MapRows(const at::Tensor& scores, const RowMapParams& params,
                    const std::optional<at::Tensor>& alpha, std::int64_t dim, RowStatTensors* stats);
 
-// alpha-entmax with a fixed alpha >= 1 (1: softmax, 2: sparsemax).
+// alpha-entmax with a fixed alpha > 0 (1: softmax, 2: sparsemax).
 at::Tensor Entmax(const at::Tensor& scores, double alpha = 1.5, std::int64_t dim = -1);
 
 // Fenchel-Young losses, not reduced. scores: [..., classes]; targets: [...], any integer dtype, in

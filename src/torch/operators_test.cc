@@ -57,7 +57,7 @@ TEST(MapRows, StatisticsCarryNoGradient) {
 
 TEST(MapRows, MistakesAreValueErrors) {
   RowMapParams params;
-  params.alpha = 0.5;
+  params.alpha = 0.0;
   EXPECT_THROW(MapRows(Scores(), params), c10::ValueError);
   EXPECT_THROW(MapRows(Scores(), RowMapParams{}, std::nullopt, 2), c10::IndexError);
 }
@@ -135,7 +135,7 @@ TEST(Attention, TensorsThatAreNotPlainGoThroughTheDispatcher) {
 TEST(Attention, MistakesAreValueErrors) {
   const Inputs in;
   AttentionOptions options;
-  options.alpha = 0.5;
+  options.alpha = 0.0;
   EXPECT_THROW(Attention(in.q, in.k, in.v, options), c10::ValueError);
   EXPECT_THROW(Attention(in.q, in.v, in.v), c10::ValueError);
   options = {};

@@ -56,11 +56,11 @@ std::string NamesOf(const std::vector<RowMap>& maps) {
   return names;
 }
 
-RowMap RowMapFromName(std::string_view name) {
-  for (const RowMap map : AllRowMaps()) {
+RowMap RowMapFromName(std::string_view name, const std::vector<RowMap>& among) {
+  for (const RowMap map : among) {
     if (name == Name(map)) return map;
   }
-  TORCH_CHECK_VALUE(false, "map: expected one of ", NamesOf(AllRowMaps()), ", got ", name);
+  TORCH_CHECK_VALUE(false, "map: expected one of ", NamesOf(among), ", got ", name);
 }
 
 void RefuseTangent(const at::Tensor& tensor, const char* argument) {

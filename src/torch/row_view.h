@@ -19,8 +19,8 @@ Context TorchContext();
 // The names of maps, as errors list them.
 std::string NamesOf(const std::vector<RowMap>& maps);
 
-// The map of a name as Name(RowMap) gives it; throws c10::ValueError.
-RowMap RowMapFromName(std::string_view name);
+// The map of a name as Name(RowMap) gives it; throws c10::ValueError for one that is not in `among`.
+RowMap RowMapFromName(std::string_view name, const std::vector<RowMap>& among = AllRowMaps());
 
 // Throws c10::NotImplementedError if forward-mode differentiation carries a tangent on the tensor,
 // which would be dropped in silence.

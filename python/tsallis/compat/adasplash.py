@@ -54,7 +54,7 @@ def adasplash_v1(
         q: [batch, heads, q_len, head_dim].
         k: [batch, kv_heads, k_len, head_dim]; heads is a multiple of kv_heads.
         v: [batch, kv_heads, k_len, value_dim].
-        alpha: >= 1; a number, or a tensor with gradient that broadcasts to [heads].
+        alpha: > 0; a number, or a tensor with gradient that broadcasts to [heads].
         is_causal: queries see keys at their own index and before it.
         varlen: integers [batch], lengths of the sequences; the rows behind them get output 0.
         niter: an integer >= 0; has no influence.
@@ -128,7 +128,7 @@ def entmax_attention(
         q: [batch, heads, q_len, head_dim].
         k: [batch, kv_heads, k_len, head_dim]; heads is a multiple of kv_heads.
         v: [batch, kv_heads, k_len, value_dim].
-        alpha: >= 1; a number, or a tensor with gradient that broadcasts to [heads].
+        alpha: > 0; a number, or a tensor with gradient that broadcasts to [heads].
         varlen: integers [batch], number of keys that are not padding. If q_len = k_len, queries are
             padded alike and the padding's rows get output 0.
         is_causal: the last query stands at the last key, padding or not.
@@ -194,7 +194,7 @@ def triton_entmax_v2(
 
     Args:
         x: scores, any shape.
-        alpha: >= 1; a number or a tensor, as for `tsallis.entmax`.
+        alpha: > 0; a number or a tensor, as for `tsallis.entmax`.
         n_iter: an integer >= 0; has no influence, nor have ``use_histogram`` and ``fast_math``.
     """
     _steps(n_iter, "n_iter")

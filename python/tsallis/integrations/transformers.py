@@ -33,13 +33,13 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-_active_collector: Any = None
-with contextlib.suppress(ImportError):  # from version 5 on
-    from transformers.utils.output_capturing import _active_collector
-
 from tsallis._attention import attention
 from tsallis._dense import dense_attention
 from tsallis.nn.alpha import LearnedAlpha, alpha_value
+
+_active_collector: Any = None
+with contextlib.suppress(ImportError):  # from version 5 on
+    from transformers.utils.output_capturing import _active_collector
 
 __all__ = ["NAMES", "learn_alpha", "register"]
 

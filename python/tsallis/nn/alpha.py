@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AlphaLike", "LearnedAlpha", "alpha_value"]
+from tsallis._call import number
+
+__all__ = ["AlphaLike", "LearnedAlpha", "alpha_value", "check_alpha"]
 
 AlphaLike = float | Tensor | nn.Module
 
@@ -21,7 +23,7 @@ class LearnedAlpha(nn.Module):
     Args:
         heads: number of alphas; None: a single one, of shape [].
         initial: the alpha to start from, strictly between the bounds.
-        low: >= 1.
+        low: > 0. Heads with an alpha below 1 have no weight of 0.
         high: > low; None: no bound above.
 
     Raises:
@@ -41,8 +43,8 @@ class LearnedAlpha(nn.Module):
         super().__init__()
         if heads is not None and heads < 1:
             raise ValueError(f"heads: expected None or an integer >= 1, got {heads}")
-        if not 1.0 <= low < math.inf:
-            raise ValueError(f"low: expected a finite number >= 1, got {low}")
+        if not 0.0 < low < math.inf:
+            raise ValueError(f"low: expected a finite number > 0, got {low}")
         if high is not None and not low < high < math.inf:
             raise ValueError(f"high: expected None or a finite number > low = {low}, got {high}")
         if not low < initial < (math.inf if high is None else high):
@@ -77,3 +79,28 @@ def alpha_value(alpha: AlphaLike) -> float | Tensor:
             )
         return value
     return alpha
+
+
+def check_alpha(alpha: AlphaLike, heads: int) -> None:
+    """Refuses an alpha of entmax that no call could use with ``heads`` heads.
+
+    Raises:
+        TypeError: neither a number, a floating-point tensor nor a module.
+        ValueError: out of range, or a shape that does not broadcast to [heads].
+    """
+    if isinstance(alpha, nn.Module):
+        return
+    if isinstance(alpha, Tensor):
+        if not alpha.is_floating_point():
+            raise TypeError(f"alpha: expected a floating-point tensor, got {alpha.dtype}")
+        if alpha.dim() > 1 or alpha.numel() not in (1, heads):
+            raise ValueError(
+                f"alpha: expected a shape that broadcasts to [num_heads] = [{heads}], got "
+                f"{list(alpha.shape)}"
+            )
+        fits = alpha.is_meta or bool(((alpha > 0) & alpha.isfinite()).all())
+    else:
+        alpha = number(alpha, "alpha")
+        fits = 0 < alpha < math.inf
+    if not fits:
+        raise ValueError(f"alpha: expected finite numbers > 0, got {alpha}")

@@ -10,9 +10,11 @@ from torch.nn.functional import linear, pad
 
 from tsallis._attention import attention
 from tsallis._dense import dense_attention
-from tsallis.nn.alpha import AlphaLike, alpha_value
+from tsallis.nn.alpha import AlphaLike, alpha_value, check_alpha
 
 __all__ = ["MultiheadAttention"]
+
+_MAPS = ("entmax", "softmax", "adaptive_temperature")
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -33,9 +35,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         kdim: width of keys; None: ``embed_dim``.
         vdim: width of values; None: ``embed_dim``.
         batch_first: whether inputs are [batch, length, width] rather than [length, batch, width].
-        alpha: of entmax, >= 1: a number, a tensor or parameter that broadcasts to [num_heads], or a
+        alpha: of entmax, > 0: a number, a tensor or parameter that broadcasts to [num_heads], or a
             module that returns one, such as `LearnedAlpha`.
         map: "entmax", "softmax" or "adaptive_temperature".
+
+    Raises:
+        ValueError: names the argument, what was expected and what came.
+        TypeError: likewise, for a value of the wrong type.
     """
 
     def __init__(
@@ -59,6 +65,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(
                 f"num_heads: expected a divisor of embed_dim = {embed_dim}, got {num_heads}"
             )
+        if map not in _MAPS:
+            known = ", ".join(repr(name) for name in _MAPS)
+            raise ValueError(f"map: expected one of {known}, got {map!r}")
+        check_alpha(alpha, num_heads)
         super().__init__(
             embed_dim,
             num_heads,

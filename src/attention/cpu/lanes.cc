@@ -124,6 +124,7 @@ std::string Refuses(const AttentionParams& params) {
   for (std::int64_t h = 0; params.map == RowMap::kEntmax && h < params.heads; ++h) {
     const double alpha = AlphaOf(params, h);
     if (alpha > 2.0) return "alpha above 2";
+    if (alpha < 1.0) return "alpha below 1";
     if (alpha > 1.0 && alpha < kLanesLeastAlpha) return "alpha just above 1";
     if (params.alpha_per_head == nullptr) break;
   }

@@ -103,7 +103,7 @@ def entmax_bisect_loss(
     Args:
         X: [rows, classes].
         target: [rows], integers; a row with -100 has loss 0.
-        alpha: >= 1; one number, or one for each row: [rows] or [rows, 1]. Has no gradient.
+        alpha: > 0; one number, or one for each row: [rows] or [rows, 1]. Has no gradient.
         n_iter: an integer >= 1; has no influence.
     """
     _check.count(n_iter, "n_iter")

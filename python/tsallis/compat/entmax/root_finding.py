@@ -30,7 +30,7 @@ def entmax_bisect(
 
     Args:
         X: scores, any shape.
-        alpha: >= 1; a number, or a tensor that broadcasts to the shape of ``X`` with size 1 in
+        alpha: > 0; a number, or a tensor that broadcasts to the shape of ``X`` with size 1 in
             ``dim``.
         dim: dimension to normalise.
         n_iter: an integer >= 1; has no influence, nor has ``ensure_sum_one``.
