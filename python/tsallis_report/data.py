@@ -103,7 +103,8 @@ class Study:
     commit: str
     processor: str
     command: str
-    protocol: str
+    finding: str  # one sentence
+    protocol: str  # parted by "; "
     baseline: str  # method that the others are held against; "": none
     train_seconds: float
     labels: dict[str, str]  # method -> name for people
@@ -201,6 +202,7 @@ def load(directory: str | Path) -> Study:
         commit=str(raw.get("commit", "")),
         processor=str(raw.get("processor", "")),
         command=str(raw.get("command", "")),
+        finding=str(raw.get("finding", "")),
         protocol=str(raw.get("protocol", "")),
         baseline=str(raw.get("baseline", "")),
         train_seconds=_number(raw.get("train_seconds", 0.0)),

@@ -216,7 +216,7 @@ def plot_difference(study: Study) -> Figure | None:
             if row is not None and row.difference is not None:
                 table[i, j] = row.difference
     largest = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 0.0
-    limit = float(np.clip(np.ceil(largest), 5.0, 15.0))  # one outlier must not pale the rest
+    limit = float(np.clip(np.ceil(largest), 20.0, 60.0))
     figure = Figure(
         figsize=(0.72 * len(lengths) + 3.4, 0.34 * len(methods) + 1.5), layout="constrained"
     )
@@ -350,7 +350,7 @@ def _position_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch
             [],
             color="#555555",
             ls=style.line(position, every),
-            label=style.POSITIONS.get(position, "others"),
+            label=style.POSITIONS.get(position, "as published"),
         )
         for position in shown
     ]

@@ -11,10 +11,6 @@ from .data import Row, Study
 from .figures import FIGURES, signed
 
 _CAPTIONS = {
-    "accuracy": (
-        "Solid: ours, with a band of ± one standard deviation where several seeds ran. "
-        "Dashed, where there are any: the paper's figures."
-    ),
     "accuracy-families": "Every method, by family. The grey line repeats softmax.",
     "difference": "Blue: ours is above the paper's figure; red: below.",
     "heatmap": (
@@ -54,6 +50,43 @@ _CAPTIONS = {
     ),
 }
 
+# Of what recipes call their source.
+_PAPERS = {
+    "softmax-is-not-enough": (
+        "Veličković, Perivolaropoulos, Barbero and Pascanu 2024",
+        "softmax is not enough (for sharp size generalisation)",
+        "https://arxiv.org/abs/2410.01104",
+    ),
+    "asentmax": (
+        "Vasylenko, Pitorro, Martins and Treviso 2025",
+        "Long-Context Generalization with Sparse Attention",
+        "https://arxiv.org/abs/2506.16640",
+    ),
+}
+
+# (word, what it means); shown where the word stands in a title or a method's name.
+_WORDS = [
+    ("n", "the length: items of a set, symbols of a sequence, or pairs that are asked for"),
+    ("Max retrieval", "name the class of the item with the largest number in a set of n items"),
+    ("Copy", "write the sequence once more"),
+    ("Reverse", "write the sequence backwards"),
+    ("Sort", "write the sequence in ascending order"),
+    ("2Back", "at every symbol, name the one two places before it"),
+    ("Local count", "at every symbol, say how often its run has shown it before"),
+    ("Flip-flop", "name the bit that was last written, among many that are to be ignored"),
+    ("MQMTAR", "find the values that belong to some keys in a list of n pairs"),
+    ("Softmax", "every key gets some weight"),
+    ("Adaptive temperature", "softmax, sharpened where its weights are spread out"),
+    ("SSMax", "softmax of scores that are multiplied by b ln n, b learned"),
+    ("Entmax", "keys with low scores get exactly no weight; α says how many: 1 is softmax"),
+    ("ASEntmax", "entmax of scores that are multiplied by 1 + β (ln n)^γ, β learned"),
+    ("θ", "the temperature that scores are divided by"),
+    ("weight decay", "decoupled weight decay, and a learning rate that falls to 0"),
+    ("read hard", "the trained weights, read at a thousandth of the temperature"),
+    ("NAPE", "half of the heads know distances (ALiBi), the others no positions"),
+    ("RoPE", "queries and keys are rotated by their positions"),
+]
+
 _CSS = """
 :root { color-scheme: light dark;
   --bg: #ffffff; --fg: #1d1d1f; --dim: #5f6368; --line: #dcdfe3; --card: #f6f7f8;
@@ -91,8 +124,19 @@ figure { margin: 1rem 0 0; }
 figure div { background: #ffffff; border: 1px solid var(--line); border-radius: 8px; padding: .9rem;
   overflow-x: auto; }
 figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+.finding { font-size: 1.15rem; font-weight: 600; margin: .6rem 0 1rem; }
 figcaption { font-size: .9rem; margin-top: .45rem; max-width: 88ch; }
-@media (max-width: 640px) { dl { grid-template-columns: 1fr; } dt { margin-top: .4rem; } }
+@media (prefers-color-scheme: dark) {
+  figure div { background: var(--card); }
+  figure img { filter: invert(.9) hue-rotate(180deg); mix-blend-mode: screen; }
+  figure.heatmap img, figure.attention img, figure.attention-long img { filter: brightness(.9);
+    mix-blend-mode: normal; } }
+@media (max-width: 640px) {
+  main { padding: 1rem .7rem; }
+  figure img { max-width: none; width: 46rem; }
+  table { font-size: .78rem; }
+  tbody th { max-width: 7.5rem; white-space: normal; }
+  dl { grid-template-columns: 1fr; } dt { margin-top: .4rem; } }
 @media print { .scroll { overflow: visible; } figure { break-inside: avoid; } }
 """
 
@@ -109,8 +153,9 @@ def write_page(study: Study, directory: Path) -> Path:
 def page(study: Study, figures: Path) -> str:
     """The page's text."""
     title = escape(study.title)
-    sections = [_figure(name, text, figures) for name, _, text in FIGURES]
-    protocol = f"<p>{escape(study.protocol)}</p>" if study.protocol else ""
+    sections = [_figure(name, text, study, figures) for name, _, text in FIGURES]
+    finding = study.finding if study.rows else "No results yet."
+    first, *others = [section for section in sections if section] or [""]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -122,48 +167,52 @@ def page(study: Study, figures: Path) -> str:
 <body>
 <main>
 <h1>{title}</h1>
-{protocol}
-{_summary(study)}
-{_facts(study)}
-<h2>Accuracy (%)</h2>
+<p class="finding">{escape(finding)}</p>
+{first}<h2>Accuracy (%)</h2>
 {_table(study)}
 {_baseline_table(study)}
-{"".join(section for section in sections if section)}</main>
+{_words(study)}
+{_protocol(study)}
+{_facts(study)}
+{"".join(others)}</main>
 </body>
 </html>
 """
 
 
-def _summary(study: Study) -> str:
-    """For a reader in a hurry: the best where something is still right, how close the paper is."""
-    if not study.rows:
-        return "<p>No results yet.</p>"
-    right = [row for row in study.rows if np.isfinite(row.mean) and round(row.mean, 1) > 0.0]
-    sentences = []
-    if right:
-        longest = max(row.n for row in right)
-        beyond = "" if longest == study.lengths[-1] else ", the longest with anything right"
-        there = [row for row in right if row.n == longest]
-        highest = max(round(row.mean, 1) for row in there)
-        best = [row for row in there if round(row.mean, 1) == highest]  # as told apart in the table
-        names = "; ".join(escape(study.labels[row.method]) for row in best)  # labels have commas
-        methods = _count(len(study.methods), "method")
-        said = (
-            f"{names} is the most accurate of {methods}: {_mean(best[0])} %."
-            if len(best) == 1
-            else f"the most accurate are {len(best)} of {methods}, with {highest:.1f} %: {names}."
+def _protocol(study: Study) -> str:
+    if not study.protocol:
+        return ""
+    parts = "".join(f"<li>{escape(part)}</li>" for part in study.protocol.split("; "))
+    return f"<h2>How it was done</h2><ul>{parts}</ul>"
+
+
+def _words(study: Study) -> str:
+    """What the page's symbols and names mean, of those that stand on it."""
+    text = " ".join([study.title, *study.labels.values()])
+    terms = [(word, said) for word, said in _WORDS if word == "n" or word in text]
+    return (
+        "<h2>Words on this page</h2><dl>"
+        + "".join(f"<dt>{word}</dt><dd>{escape(said)}</dd>" for word, said in terms)
+        + "</dl>"
+    )
+
+
+def _source(study: Study) -> str:
+    """The study's sources with links: "asentmax, table 7" becomes authors, title and table."""
+    cited = []
+    for part in filter(None, (piece.strip() for piece in study.source.split(";"))):
+        name, _, place = part.partition(", ")
+        paper = _PAPERS.get(name)
+        if paper is None:
+            cited.append(escape(part))
+            continue
+        authors, title, url = paper
+        cited.append(
+            f'{escape(authors)}: <a href="{url}">{escape(title)}</a>'
+            + (f", {escape(place)}" if place else "")
         )
-        sentences.append(f"At n = {longest}{beyond}, {said}")
-    compared = [row for row in study.rows if row.difference is not None and np.isfinite(row.mean)]
-    if compared:
-        far = max(compared, key=lambda row: abs(row.difference or 0.0))
-        mean = float(np.mean([abs(row.difference or 0.0) for row in compared]))
-        sentences.append(
-            f"Ours and the paper's differ by {mean:.1f} points on average over "
-            f"{_count(len(compared), 'figure')}, and by {signed(far.difference or 0.0)} at most "
-            f"({escape(study.labels[far.method])}, n = {far.n})."
-        )
-    return f"<p>{' '.join(sentences)}</p>"
+    return "; ".join(cited)
 
 
 def _facts(study: Study) -> str:
@@ -175,7 +224,7 @@ def _facts(study: Study) -> str:
         ("Study", escape(study.study)),
         ("Scale", escape(study.scale)),
         ("Seeds", shown_seeds),
-        ("Paper's figures", study.has_paper and escape(study.source)),
+        ("Paper's figures", study.has_paper and _source(study)),
         ("Command", study.command and f"<code>{escape(study.command)}</code>"),
         ("Commit", study.commit and f"<code>{escape(study.commit)}</code>"),
         ("Processor", escape(study.processor)),
@@ -202,7 +251,8 @@ def _table(study: Study) -> str:
     }
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
     paper = (
-        " Below it the paper's figure and ours minus the paper's in points: blue above, red below."
+        " Below it the paper's figure and ours minus the paper's in points: blue above, red below, "
+        "pale where it is within two standard errors of ours or of one seed."
         if study.has_paper
         else ""
     )
@@ -220,7 +270,10 @@ def _baseline_table(study: Study) -> str:
     }
     baseline = escape(study.labels[study.baseline])
     error = " ± the standard error of the difference" if study.max_seeds > 1 else ""
-    note = f"Accuracy minus that of {baseline}, in points{error}. Blue: ahead; red: behind."
+    note = (
+        f"Accuracy minus that of {baseline}, in points{error}. Blue: ahead; red: behind; "
+        "pale: within two standard errors, or of one seed."
+    )
     return f"<h2>Against {baseline}</h2>{_grid(study, body, note)}"
 
 
@@ -244,20 +297,30 @@ def _cell(row: Row | None, best: float | None) -> str:
     spread = f" <small>± {row.std:.1f}</small>" if row.seeds > 1 else ""
     text = f"<span{mark}>{row.mean:.1f}</span>{spread}"
     if row.paper is not None and row.difference is not None:
-        text += f"<br><small>{row.paper:.1f}</small>{_tinted(row.difference)}"
+        text += f"<br><small>{row.paper:.1f}</small>{_tinted(row.difference, _error(row))}"
     return f"<td>{text}</td>"
+
+
+def _error(row: Row) -> float | None:
+    """The standard error of a mean over seeds; of one seed there is none."""
+    return row.std / row.seeds**0.5 if row.seeds > 1 else None
 
 
 def _contrast_cell(row: Row | None) -> str:
     if row is None or row.ahead is None or not np.isfinite(row.ahead.difference):
         return "<td>–</td>"
     error = "" if row.ahead.error is None else f" <small>± {row.ahead.error:.1f}</small>"
-    return f"<td>{_tinted(row.ahead.difference)}{error}</td>"
+    return f"<td>{_tinted(row.ahead.difference, row.ahead.error)}{error}</td>"
 
 
-def _tinted(difference: float) -> str:
-    """Points with a tint that says how far, up to ten; the sign says it without colour."""
-    strength = min(abs(difference) / 10.0, 1.0) * 0.55
+def _tinted(difference: float, error: float | None) -> str:
+    """Points with a tint that says how sure they are; the sign says it without colour.
+
+    A difference of less than two standard errors, or of one seed, is pale; of a sure one the tint
+    grows up to 50 points.
+    """
+    sure = error is not None and abs(difference) > 2.0 * error
+    strength = (0.12 + 0.43 * min(abs(difference) / 50.0, 1.0)) if sure else 0.06
     side = "up" if difference >= 0 else "down"
     return (
         f'<span class="d" style="background: rgba(var(--{side}), {strength:.2f})">'
@@ -265,17 +328,28 @@ def _tinted(difference: float) -> str:
     )
 
 
-def _figure(name: str, text: str, figures: Path) -> str:
+def _figure(name: str, text: str, study: Study, figures: Path) -> str:
     svg = figures / f"{name}.svg"
     if not svg.exists():
         return ""
     # As an image rather than inline: the ids inside cannot clash with another figure's.
     data = base64.b64encode(svg.read_bytes()).decode("ascii")
     return (
-        f'<h2>{escape(text)}</h2><figure><div><img alt="{escape(text)}" '
+        f'<h2>{escape(text)}</h2><figure class="{name}"><div><img alt="{escape(text)}" '
         f'src="data:image/svg+xml;base64,{data}"></div>'
-        f"<figcaption>{escape(_CAPTIONS[name])}</figcaption></figure>\n"
+        f"<figcaption>{escape(_caption(name, study))}</figcaption></figure>\n"
     )
+
+
+def _caption(name: str, study: Study) -> str:
+    """What is drawn, and no more."""
+    if name == "accuracy":
+        band = ", with a band of ± one standard deviation" if study.max_seeds > 1 else ""
+        paper = " Dashed: the papers." if study.has_paper else ""
+        return f"Solid or dotted: ours{band}.{paper}"
+    if name == "attention" and not any(any(s.scored) for s in study.samples.values()):
+        return _CAPTIONS[name].replace(" Bold: where the model answers.", "")
+    return _CAPTIONS[name]
 
 
 def _mean(row: Row) -> str:

@@ -18,6 +18,8 @@ GRID = "#e4e4e4"
 MARKERS = "osD^vPX*<>"
 
 POSITIONS = {"nape": "NAPE", "rope": "RoPE", "alibi": "ALiBi", "nope": "NoPE"}
+# The same map, trained otherwise; told apart like a position.
+POSITIONS |= {"decay": "weight decay"}
 _LINES: list[Any] = ["-", (0, (1, 1.1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
 
 SOFTMAX, ENTMAX, ASENTMAX = "Softmax family", "α-entmax", "ASEntmax"

@@ -71,7 +71,8 @@ struct StudyResults {
   std::string processor;
   std::string command;              // what regenerates it
   std::string baseline;             // the method that others are held against; empty: none
-  std::string protocol;             // one sentence: optimiser, learning rate, steps, batch, seeds
+  std::string finding;              // one sentence; see Finding()
+  std::string protocol;             // model, training, seeds, evaluation; parted by "; "
   double train_seconds = 0.0;       // summed over jobs
   std::vector<MethodInfo> methods;  // in the recipe's order
   std::vector<ResultRow> rows;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -227,6 +228,19 @@ void AddHeads(const std::string& method, const LengthHeads& at, Json& json) {
   }
 }
 
+// The parts of a protocol.
+std::vector<std::string> Parts(const std::string& protocol) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  for (std::size_t end = protocol.find("; "); end != std::string::npos;
+       end = protocol.find("; ", begin)) {
+    parts.push_back(protocol.substr(begin, end - begin));
+    begin = end + 2;
+  }
+  parts.push_back(protocol.substr(begin));
+  return parts;
+}
+
 // Every other method against the baseline; empty without one.
 std::string BaselineSection(const StudyResults& results) {
   const std::vector<std::int64_t> lengths = Lengths(results);
@@ -263,6 +277,7 @@ Json ToJson(const StudyResults& results) {
   json["processor"] = results.processor;
   json["command"] = results.command;
   if (!results.baseline.empty()) json["baseline"] = results.baseline;
+  if (!results.finding.empty()) json["finding"] = results.finding;
   json["protocol"] = results.protocol;
   json["train_seconds"] = results.train_seconds;
   json["methods"] = Json::array();
@@ -347,7 +362,8 @@ std::string MarkdownReport(const StudyResults& results) {
                     : fmt::format("{} to {} seeds", *seeds.begin(), *seeds.rbegin());
   }
   std::string page = fmt::format("# {}\n\n", results.title.empty() ? results.study : results.title);
-  if (!results.protocol.empty()) page += results.protocol + "\n\n";
+  if (!results.finding.empty()) page += Escaped(results.finding) + "\n\n";
+  page += "![Accuracy against length](figures/accuracy.png)\n\n";
   page += fmt::format(
       "Accuracy in %, {}: mean{}{}.\n\n", seed_text,
       !seeds.empty() && *seeds.rbegin() > 1 ? " ± standard deviation over seeds" : "",
@@ -355,10 +371,14 @@ std::string MarkdownReport(const StudyResults& results) {
   page += MarkdownTable(table) + '\n';
   page += BaselineSection(results);
 
-  page += "![Accuracy against length](figures/accuracy.png)\n\n";
+  if (!results.protocol.empty()) {
+    page += "How it was done:\n\n- " +
+            fmt::format("{}", fmt::join(Parts(results.protocol), "\n- ")) + "\n\n";
+  }
   // No link: the repository keeps this page without report.html.
   page +=
-      "All figures are in `report.html` in the same folder, their data in `results.csv` and `data/`. Of "
+      "All figures are in `report.html` in the same folder, their data in `results.csv` and "
+      "`data/`. Of "
       "a report that came without them, `make pages` draws them again.\n\n";
 
   std::vector<std::pair<std::string, std::string>> facts = {
@@ -437,6 +457,7 @@ StudyResults ReadResults(const fs::path& dir) {
   results.processor = root.Text("processor", false);
   results.command = root.Text("command", false);
   results.baseline = root.Text("baseline", false);
+  results.finding = root.Text("finding", false);
   results.protocol = root.Text("protocol", false);
   results.train_seconds = root.Number("train_seconds", false);
   for (const Object& method : root.Objects("methods", false)) {

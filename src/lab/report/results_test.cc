@@ -12,6 +12,7 @@
 #include <string>
 
 #include "lab/report/contrast.h"
+#include "lab/report/finding.h"
 #include "lab/report/render.h"
 #include "lab/report/results.h"
 #include "lab/report/results_io.h"
@@ -420,6 +421,37 @@ TEST_F(RenderTest, MissingPythonIsNamed) {
     EXPECT_TRUE(Contains(error.what(), "no-such-python"));
     EXPECT_TRUE(Contains(error.what(), "No such file"));
   }
+}
+
+TEST(Finding, NamesTheSurestDifference) {
+  StudyResults results;
+  results.baseline = "softmax";
+  results.methods = {{"softmax", "Softmax"}, {"a", "A"}, {"b", "B"}, {"c", ""}, {"d", ""}};
+  const auto add = [&](const std::string& method, std::int64_t n, double mean, double deviation) {
+    results.rows.push_back({method, n, mean, deviation, mean, 3, std::nullopt});
+  };
+  add("softmax", 32, 99.0, 0.5);
+  add("softmax", 128, 1.8, 3.0);
+  add("softmax", 512, 0.0, 0.0);
+  add("a", 32, 99.5, 0.3);
+  add("a", 128, 86.3, 5.2);
+  add("a", 512, 6.8, 4.3);
+  add("b", 128, 88.0, 60.0);  // more, but not surely
+  EXPECT_EQ(Finding(results, 32),
+            "At n = 128, 4 times the longest length of training, right in %: A 86.3 ± 5.2; Softmax "
+            "1.8 ± 3.0.");
+  results.methods.resize(3);  // few enough to name all
+  EXPECT_EQ(Finding(results, 32),
+            "At n = 128, 4 times the longest length of training, right in %: B 88.0 ± 60.0; A 86.3 "
+            "± 5.2; Softmax 1.8 ± 3.0.");
+  std::erase_if(results.rows, [](const ResultRow& row) { return row.n > 32; });
+  EXPECT_EQ(Finding(results, 32),
+            "No method differs surely from Softmax by 5 points or more, up to n = 32.");
+  // One that is behind is a finding, too.
+  results.rows.back().accuracy_mean = 50.0;
+  EXPECT_EQ(Finding(results, 32), "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3.");
+  results.baseline = "";
+  EXPECT_EQ(Finding(results, 32), "");
 }
 
 }  // namespace

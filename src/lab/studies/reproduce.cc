@@ -13,6 +13,7 @@
 #include "core/version.h"
 #include "lab/eval/evaluate_sets.h"
 #include "lab/eval/observe_heads.h"
+#include "lab/report/finding.h"
 #include "lab/studies/jobs.h"
 #include "lab/studies/summarise.h"
 #include "lab/train/sequence_training.h"
@@ -159,6 +160,29 @@ std::string Precisions(const std::vector<Job>& jobs) {
   return fmt::format("{}", fmt::join(found, " and "));
 }
 
+// How the weights change: "adamw, learning rate 0.001, down to 0 along a cosine, weight decay 0.1".
+std::string Updates(const TrainConfig& train, std::string rate) {
+  if (train.schedule == "cosine") rate += ", down to 0 along a cosine";
+  const std::string decay = train.optimizer == "adam" ? fmt::format("L2 {:g}", train.l2)
+                            : train.weight_decay > 0.0
+                                ? fmt::format("weight decay {:g}", train.weight_decay)
+                                : "no weight decay";
+  return fmt::format("{}, {}, {}", train.optimizer, rate, decay);
+}
+
+// Of the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
+std::string OwnUpdates(const std::vector<Job>& jobs) {
+  std::string text;
+  std::set<std::string> seen;
+  for (const Job& job : jobs) {
+    const std::optional<TrainConfig>& own = job.trains->train;
+    if (!own || !seen.insert(job.trains->name).second) continue;
+    text += fmt::format("; {}: {}", job.trains->label,
+                        Updates(*own, fmt::format("learning rate {:g}", own->lr)));
+  }
+  return text;
+}
+
 std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& study,
                      const Runs& grid, const std::string& choices, const std::vector<Job>& jobs) {
   const TrainConfig& train = recipe.train;
@@ -175,11 +199,6 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
         "({})",
         fmt::join(train.lr_grid, ", "), train.validate_samples, train.best_length, by, choices);
   }
-  if (train.schedule == "cosine") rate += ", down to 0 along a cosine";
-  const std::string decay = train.optimizer == "adam" ? fmt::format("L2 {:g}", train.l2)
-                            : train.weight_decay > 0.0
-                                ? fmt::format("weight decay {:g}", train.weight_decay)
-                                : "no weight decay";
   const std::string runs = Seeds(study.seeds);
   std::string weights = "the last weights";
   if (train.validate_every > 0 && train.validate_every < steps) {
@@ -194,8 +213,8 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   }
   if (!task.sequence) {
     return fmt::format(
-        "{} training steps of {} sets, {}, {}, {}, {}; {} are evaluated, on {} to {} sets a length",
-        steps, train.batch, train.optimizer, rate, decay, runs, weights,
+        "{} training steps of {} sets, {}, {}{}; {} are evaluated, on {} to {} sets a length",
+        steps, train.batch, Updates(train, rate), runs, OwnUpdates(jobs), weights,
         EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
         EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
   }
@@ -205,8 +224,8 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
       "{} to {}, {}, {}, {}, {} steps of warm-up, {}; {} are evaluated, on {} test samples a "
       "length ({})",
       decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
-      task.train_length_min, task.train_length_max, train.optimizer, rate, decay, train.warmup,
-      runs, weights, task.eval_samples,
+      task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, runs,
+      OwnUpdates(jobs), weights, task.eval_samples,
       task.sequence->Generates() ? "right if every token is" : "token by token");
 }
 
@@ -278,6 +297,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.protocol = Protocol(recipe, task, study, grid, choices, jobs);
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
+  results.finding = Finding(results, task.train_length_max);
   return results;
 }
 
