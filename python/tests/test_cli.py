@@ -487,7 +487,10 @@ def test_train_eval_and_reproduce_on_sequences(tmp_path):
     assert "already holds a run" in again.stderr
     other = run("train", "r.toml", "--resume", "--quiet", cwd=tmp_path)
     assert other.returncode == 2
-    assert "other settings (train was" in other.stderr
+    assert "other settings (train.lr was 0.01, is 0.003)" in other.stderr
+    steps = run("train", "r.toml", "--resume", "--quiet", "train.lr=1e-2", "steps=3", cwd=tmp_path)
+    assert "; train.lr" not in steps.stderr
+    assert "steps was" in steps.stderr
 
     command = ["eval", document["folder"], "--lengths", "1,3", "--samples", "40"]
     shown = run(*command, "--json", cwd=tmp_path)
@@ -541,3 +544,74 @@ def test_task_shows_and_exports_the_same_samples(tmp_path):
     unwritable = run(*arguments, "--export", "no-folder/s.tsv", cwd=tmp_path)
     assert unwritable.returncode == 1
     assert "no-folder/s.tsv: cannot be written" in unwritable.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "-1"], "--seed: expected an integer from 0 to 18446744073709551615, got -1"),
+        (["--seed", "x"], "--seed: expected an integer from 0 to 18446744073709551615, got x"),
+        (["--threads", "x"], "--threads: expected an integer, got x"),
+        (
+            ["train.batch=99999999999999"],
+            "train.batch: expected an integer from 1 to 16777216, got 99999999999999",
+        ),
+        (["steps=0"], "scale.quick.steps: expected an integer from 1 to"),
+        (["task.eval_samples=99999999999999"], "task.eval_samples: expected an integer from 1 to"),
+    ],
+)
+def test_numbers_that_no_run_can_have_are_named(tmp_path, arguments, message):
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    answer = run("train", "r.toml", "--quiet", *arguments, cwd=tmp_path)
+    assert answer.returncode == 2, answer.stderr
+    assert message in answer.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_diverges_says_when_and_what_is_left(tmp_path):
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    answer = run("train", "r.toml", "--quiet", "train.lr=1e30", "steps=50", cwd=tmp_path)
+    assert answer.returncode == 1
+    assert "is not finite; there was no checkpoint yet" in answer.stderr
+    assert "nan" not in answer.stderr
+
+
+def test_resuming_nothing_is_said(tmp_path):
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    answer = run("train", "r.toml", "--resume", "steps=2", "--json", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "nothing to go on with; starting anew" in answer.stderr
+
+
+def test_inputs_are_checked_before_the_evaluation(tmp_path):
+    answer = run("eval", "nowhere", "--lengths", "4", "--inputs", "no/such/file", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "--inputs: expected a file in a folder that can be written, got no/such/file" in (
+        answer.stderr
+    )
+
+
+@pytest.mark.parametrize("command", [["list"], ["--help"], ["info"], ["list", "--json"]])
+def test_a_full_disk_behind_standard_output_is_an_error(command):
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(
+            [str(program()), *command], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert answer.returncode == 1
+    assert "standard output: No space left on device" in answer.stderr
+
+
+def test_a_wrong_source_folder_is_named(tmp_path):
+    environment = {**os.environ, "TSALLIS_SOURCE_DIR": str(tmp_path / "gone")}
+    answer = subprocess.run(
+        [str(program()), "list"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 2
+    assert "TSALLIS_SOURCE_DIR: expected a folder that holds experiments/" in answer.stderr
+
+
+def test_a_mistake_of_the_model_is_said_once(tmp_path):
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    answer = run("train", "r.toml", "model.heads=7", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert len(answer.stderr.strip().splitlines()) == 1, answer.stderr

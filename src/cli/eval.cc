@@ -1,6 +1,7 @@
 // tsallis eval: accuracy of a trained sequence model against length.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -60,6 +61,7 @@ class EvalCommand : public Command {
     if (task_.empty() && !settings_.empty()) {
       throw lab::UsageError("settings need the --task that they are for");
     }
+    CheckInputs();
     if (threads_) at::set_num_threads(*threads_);
     lab::FlushDenormals();  // as where it was trained
     lab::LoadedModel loaded = lab::LoadModel(path_);
@@ -108,6 +110,18 @@ class EvalCommand : public Command {
   }
 
  private:
+  // Before the evaluation, which may take hours.
+  void CheckInputs() const {
+    if (inputs_.empty()) return;
+    const std::filesystem::path file(inputs_);
+    const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+    if (std::filesystem::is_directory(file) || !std::filesystem::is_directory(folder) ||
+        access(folder.c_str(), W_OK) != 0) {
+      throw lab::UsageError(fmt::format(
+          "--inputs: expected a file in a folder that can be written, got {}", inputs_));
+    }
+  }
+
   std::string path_, task_, split_ = "test", inputs_;
   std::vector<std::string> settings_;
   std::vector<std::int64_t> lengths_;

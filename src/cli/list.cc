@@ -29,13 +29,12 @@ constexpr Section kSections[] = {
     {"maps", "Maps from scores to probabilities", lab::Maps},
     {"length_scalings", "Length scalings of the set model", lab::LengthScalings},
     {"query_scalings", "Length scalings of the decoder", lab::QueryScalings},
-    {"positions", "Positions of the decoder", lab::PositionKinds},
-    {"studies", "Studies without training", lab::Studies}};
+    {"positions", "Positions of the decoder", lab::PositionKinds}};
 
 class ListCommand : public Command {
  public:
   std::string Name() const override { return "list"; }
-  std::string Summary() const override { return "Show recipes, tasks, maps and studies"; }
+  std::string Summary() const override { return "Show recipes, tasks, models and maps"; }
   std::string Example() const override { return "  tsallis list --json"; }
 
   void Declare(CLI::App& app) override {

@@ -7,10 +7,13 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -119,12 +122,59 @@ std::string DescribeExtras(const CLI::App& app) {
   return "";
 }
 
+// "INT:INT in [1 - 9]" and the like, in words.
+std::string Expected(const std::string& type) {
+  if (type.starts_with("UINT")) return "an integer from 0 to 18446744073709551615";
+  if (type.starts_with("INT")) return "an integer";
+  if (type.starts_with("FLOAT")) return "a number";
+  return type;
+}
+
+// A value of the wrong kind, in our words: the parser says "Could not convert: --seeds = abc".
+std::string DescribeValue(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string said = error.what();
+  const std::size_t equals = said.find(" = ");
+  const auto parsed = app.get_subcommands();
+  if (error.get_name() != "ConversionError" || equals == std::string::npos || parsed.empty()) {
+    return said;
+  }
+  const std::size_t colon = said.find(": ");
+  const std::size_t begin = colon == std::string::npos ? 0 : colon + 2;
+  const std::string name = said.substr(begin, equals - begin);
+  const CLI::Option* option = parsed.front()->get_option_no_throw(name);
+  if (option == nullptr) return said;
+  return fmt::format("{}: expected {}, got {}", name, Expected(option->get_type_name()),
+                     said.substr(equals + 3));
+}
+
+// The parser would wrap "-1" around.
+void RefuseNegative(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    if (!option->get_type_name().starts_with("UINT")) continue;
+    option->check(CLI::Validator(
+        [](const std::string& value) {
+          return value.starts_with("-")
+                     ? fmt::format("expected {}, got {}", Expected("UINT"), value)
+                     : std::string();
+        },
+        ""));
+  }
+}
+
+// Exit code of a command that has printed all it had to: a full disk is an error, too.
+int Flushed(int code) {
+  std::cout.flush();
+  if (std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  fmt::print(stderr, "tsallis: standard output: {}\n", std::strerror(errno));
+  return code == kDone ? kFailed : code;
+}
+
 // --help and --version end here too, with code 0.
 int ReportParseError(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return app.exit(error);
+  if (error.get_exit_code() == 0) return Flushed(app.exit(error));
   // A missing name is less to the point than the unknown option before it.
   std::string what = DescribeExtras(app);
-  if (what.empty()) what = error.what();
+  if (what.empty()) what = DescribeValue(app, error);
   const auto parsed = app.get_subcommands();
   const std::string command = parsed.empty() ? "" : " " + parsed.front()->get_name();
   return Report(what + "\nSee: tsallis" + command + " --help", kMistake);
@@ -153,6 +203,7 @@ int main(int argc, char** argv) {
   for (const auto& command : commands) {
     CLI::App* subcommand = app.add_subcommand(command->Name(), command->Summary());
     command->Declare(*subcommand);
+    RefuseNegative(*subcommand);
     subcommand->footer("Example:\n" + command->Example());
     subcommands.push_back(subcommand);
   }
@@ -166,7 +217,7 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < commands.size(); ++i) {
       if (!subcommands[i]->parsed()) continue;
       CheckTogether(*commands[i], invocation.launch);
-      return commands[i]->Run(invocation);
+      return Flushed(commands[i]->Run(invocation));
     }
     return kDone;
   } catch (const CLI::ParseError& error) {

@@ -87,7 +87,11 @@ class TrainCommand : public Command {
 
  private:
   void CheckFolder(const std::filesystem::path& folder) const {
-    if (resume_ || !std::filesystem::exists(folder / "config.json")) return;
+    const bool there = std::filesystem::exists(folder / "config.json");
+    if (resume_ && !there && !progress_.quiet) {
+      fmt::print(stderr, "{}: nothing to go on with; starting anew\n", folder.string());
+    }
+    if (resume_ || !there) return;
     throw lab::UsageError(folder.string() +
                           " already holds a run: add --resume to go on with it, or choose another "
                           "--folder");

@@ -45,11 +45,6 @@ const std::vector<CatalogueEntry>& Optimizers() {
   return entries;
 }
 
-const std::vector<CatalogueEntry>& Studies() {
-  static const std::vector<CatalogueEntry> entries;
-  return entries;
-}
-
 std::vector<std::string> Names(const std::vector<CatalogueEntry>& entries) {
   std::vector<std::string> names;
   names.reserve(entries.size());

@@ -17,7 +17,6 @@ const std::vector<CatalogueEntry>& Models();
 const std::vector<CatalogueEntry>& Maps();
 const std::vector<CatalogueEntry>& LengthScalings();
 const std::vector<CatalogueEntry>& Optimizers();
-const std::vector<CatalogueEntry>& Studies();  // analyses without training; none yet
 
 // The names alone, for checks and suggestions.
 std::vector<std::string> Names(const std::vector<CatalogueEntry>& entries);

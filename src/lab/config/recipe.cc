@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -61,6 +62,14 @@ std::string Convert(const toml::node& node, LengthRange& range) {
   range.min = ends[0];
   range.max = ends[1];
   return "";
+}
+
+// Beyond these, numbers are slips: no machine holds such a batch, and no one waits for so many steps.
+constexpr std::int64_t kMostSamples = 1LL << 24;
+constexpr std::int64_t kMostSteps = 1LL << 40;
+
+Check<std::int64_t> UpTo(std::int64_t most) {
+  return Within<std::int64_t>(1, most, fmt::format("an integer from 1 to {}", most));
 }
 
 // ---- the keys, once each ------------------------------------------------------------------------
@@ -122,7 +131,7 @@ void Describe(TableReader& table, TaskConfig& task) {
   table.Optional("train_length", LengthRange{task.train_length_min, task.train_length_max});
   if (const SequenceTaskEntry* entry = FindSequenceTask(task.name)) {
     table.Required("eval_lengths", task.eval_lengths, CheckLengths);
-    table.Optional("eval_samples", task.eval_samples, Positive<std::int64_t>());
+    table.Optional("eval_samples", task.eval_samples, UpTo(kMostSamples));
     const std::size_t shared = table.Scalars().size();
     task.sequence = entry->make(table);
     task.settings.assign(table.Scalars().begin() + static_cast<std::ptrdiff_t>(shared),
@@ -132,9 +141,9 @@ void Describe(TableReader& table, TaskConfig& task) {
   table.Optional("classes", task.classes,
                  Within<std::int64_t>(2, 1 << 20, "at least two classes (and at most 2^20)"));
   table.Required("eval_lengths", task.eval_lengths, CheckLengths);
-  table.Optional("eval_items", task.eval_items, Positive<std::int64_t>());
-  table.Optional("eval_sets_min", task.eval_sets_min, Positive<std::int64_t>());
-  table.Optional("eval_sets_max", task.eval_sets_max, Positive<std::int64_t>());
+  table.Optional("eval_items", task.eval_items, UpTo(kMostSteps));
+  table.Optional("eval_sets_min", task.eval_sets_min, UpTo(kMostSamples));
+  table.Optional("eval_sets_max", task.eval_sets_max, UpTo(kMostSamples));
 }
 
 void Describe(TableReader& table, ModelConfig& model) {
@@ -142,7 +151,7 @@ void Describe(TableReader& table, ModelConfig& model) {
   if (model.name == "decoder") {
     Describe<TableReader>(table, model.decoder);
   } else {
-    table.Optional("width", model.width, Positive<std::int64_t>());
+    table.Optional("width", model.width, UpTo(1 << 16));
   }
 }
 
@@ -161,20 +170,20 @@ void Describe(TableReader& table, TrainConfig& train) {
   table.Optional("beta1", train.beta1, decay);
   table.Optional("beta2", train.beta2, decay);
   table.Optional("epsilon", train.epsilon, Positive<double>());
-  table.Optional("batch", train.batch, Positive<std::int64_t>());
-  table.Optional("accumulate", train.accumulate, Positive<std::int64_t>());
-  table.Optional("log_every", train.log_every, Positive<std::int64_t>());
-  table.Optional("checkpoint_every", train.checkpoint_every, Positive<std::int64_t>());
+  table.Optional("batch", train.batch, UpTo(kMostSamples));
+  table.Optional("accumulate", train.accumulate, UpTo(kMostSamples));
+  table.Optional("log_every", train.log_every, UpTo(kMostSteps));
+  table.Optional("checkpoint_every", train.checkpoint_every, UpTo(kMostSteps));
   table.Optional("validate_every", train.validate_every,
                  Within<std::int64_t>(0, 1LL << 40, "steps > 0, or 0 for never"));
   table.Optional("best_length", train.best_length, Positive<std::int64_t>());
   table.Optional("best_floor", train.best_floor, Within(0.0, 100.0, "an accuracy in %"));
-  table.Optional("validate_samples", train.validate_samples, Positive<std::int64_t>());
+  table.Optional("validate_samples", train.validate_samples, UpTo(kMostSamples));
 }
 
 void Describe(TableReader& table, ScaleConfig& scale) {
   table.Optional("like", scale.like);
-  table.Required("steps", scale.steps, Positive<std::int64_t>());
+  table.Required("steps", scale.steps, UpTo(kMostSteps));
   table.Optional("seeds", scale.seeds, Positive<int>());
   table.Optional("grid_steps", scale.grid_steps, IfGiven(Positive<std::int64_t>()));
   table.Optional("grid_seeds", scale.grid_seeds, IfGiven(Positive<int>()));
@@ -363,7 +372,13 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     toml::table changes = std::move(*set);  // Merge may change the table that it stands in
     Merge(root, std::move(changes));
   }
-  for (const std::string& setting : settings) {
+  for (std::string setting : settings) {
+    // The steps are the scale's.
+    for (const char* key : {"steps=", "train.steps="}) {
+      if (setting.starts_with(key)) {
+        setting = "scale." + scale + ".steps=" + setting.substr(std::string(key).size());
+      }
+    }
     SetKeyValue(root, setting);
     if (setting.starts_with("train.")) SetOwnTraining(root, setting);
   }
@@ -372,10 +387,15 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
 
 std::vector<std::filesystem::path> ListRecipes() {
   std::vector<std::filesystem::path> recipes;
+  const std::filesystem::path folder = SourceDir() / "experiments";
+  const char* named = std::getenv("TSALLIS_SOURCE_DIR");
+  if (named != nullptr && *named != '\0' && !std::filesystem::is_directory(folder)) {
+    throw UsageError(fmt::format(
+        "TSALLIS_SOURCE_DIR: expected a folder that holds experiments/, got {}", named));
+  }
   std::error_code
       missing;  // a program taken away from its sources has no recipes; that is no error here
-  for (const auto& entry :
-       std::filesystem::directory_iterator(SourceDir() / "experiments", missing)) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
     if (entry.path().extension() == ".toml") recipes.push_back(entry.path());
   }
   std::sort(recipes.begin(), recipes.end());

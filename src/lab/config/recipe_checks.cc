@@ -59,6 +59,16 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
   }
 }
 
+// What is wrong with the decoder of a method, or nothing.
+std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
+  try {
+    CheckDecoder(recipe.Decoder(method));
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 // Methods of a decoder differ in their attention; those of the set model have keys of their own.
 void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std::string& path,
                      TomlProblems& problems) {
@@ -76,10 +86,9 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
   if (method.weights_of) {
     problems.Add(path + ".weights_of", "has no effect with model \"decoder\"");
   }
-  try {
-    CheckDecoder(recipe.Decoder(method));
-  } catch (const UsageError& error) {
-    problems.Add(path, error.what());
+  if (const std::string problem = DecoderProblem(recipe, method); !problem.empty()) {
+    // What is wrong without the method's attention too is the model's, and said once.
+    if (problem != DecoderProblem(recipe, MethodConfig())) problems.Add(path, problem);
   }
 }
 
@@ -203,6 +212,10 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   if (!recipe.baseline.empty() && FindMethod(recipe, recipe.baseline) == nullptr) {
     problems.Add("study.baseline", "unknown method \"" + recipe.baseline + "\"" +
                                        Suggestion(recipe.baseline, MethodNames(recipe)));
+  }
+  if (recipe.model.name == "decoder") {
+    const std::string problem = DecoderProblem(recipe, MethodConfig());
+    if (!problem.empty()) problems.Add("model", problem);
   }
   std::set<std::string> seen;
   for (const MethodConfig& method : recipe.methods) {

@@ -68,11 +68,13 @@ std::string Finding(const StudyResults& results, std::int64_t train_length) {
     scores += (scores.empty() ? "" : "; ") + Score(results, *row);
   }
   const double times = static_cast<double>(place->n) / static_cast<double>(train_length);
-  return fmt::format("At n = {}{}, right in %: {}.", place->n,
-                     place->n > train_length
-                         ? fmt::format(", {:.3g} times the longest length of training", times)
-                         : "",
-                     scores);
+  return fmt::format(
+      "At n = {}{}, right in %: {}.", place->n,
+      place->n > train_length
+          ? fmt::format(", {} times the longest length of training",
+                        times < 10.0 ? fmt::format("{:.2g}", times) : fmt::format("{:.0f}", times))
+          : "",
+      scores);
 }
 
 }  // namespace tsallis::lab

@@ -221,8 +221,8 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   const DecoderConfig& decoder = recipe.model.decoder;
   return fmt::format(
       "{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of length "
-      "{} to {}, {}, {}, {}, {} steps of warm-up, {}; {} are evaluated, on {} test samples a "
-      "length ({})",
+      "{} to {}, {}, {} steps of warm-up, {}{}; {} are evaluated, on {} test samples a length "
+      "({})",
       decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
       task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, runs,
       OwnUpdates(jobs), weights, task.eval_samples,

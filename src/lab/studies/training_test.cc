@@ -170,7 +170,7 @@ TEST(Trainer, RefusesAFolderOfOtherSettings) {
     TrainSet(
         {&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"}, [](const JobStatus&) {}, never);
   };
-  ExpectContains(UsageErrorOf(again), "train was");
+  ExpectContains(UsageErrorOf(again), "train.lr was");
 }
 
 TEST(Trainer, ALossThatIsNotFiniteNamesTheStepAndKeepsTheCheckpoint) {
@@ -361,7 +361,8 @@ TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {
   recipe.methods[2].theta = 1e-300;  // scores beyond float: NaN
   const StudyResults results = Reproduce(recipe, options, never);
   ASSERT_EQ(results.failures.size(), 1U);
-  EXPECT_NE(results.failures[0].find("asentmax-3 seed 1: the loss is nan"), std::string::npos)
+  EXPECT_NE(results.failures[0].find("asentmax-3 seed 1: training diverged: the loss of step 1"),
+            std::string::npos)
       << results.failures[0];
   EXPECT_EQ(results.methods.size(), 2U);
   EXPECT_EQ(results.rows.size(), 4U);

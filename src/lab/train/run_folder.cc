@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <vector>
 
 #include <algorithm>
 #include <charconv>
@@ -36,6 +37,33 @@ nlohmann::ordered_json RunFolder::Settings() const {
   return found.is_object() ? found : nlohmann::ordered_json();
 }
 
+namespace {
+
+// "train.lr was 0.001, is 0.002; steps was 5, is 6".
+std::string Differences(const nlohmann::ordered_json& found,
+                        const nlohmann::ordered_json& settings) {
+  if (!found.is_object()) return "its config.json is damaged";
+  const nlohmann::ordered_json was = found.flatten();
+  const nlohmann::ordered_json is = settings.flatten();
+  std::vector<std::string> differences;
+  const auto compare = [&](const std::string& pointer) {
+    const auto text = [&](const nlohmann::ordered_json& all) {
+      return all.contains(pointer) ? all[pointer].dump() : "absent";
+    };
+    if (text(was) == text(is)) return;
+    std::string key = pointer.substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    differences.push_back(fmt::format("{} was {}, is {}", key, text(was), text(is)));
+  };
+  for (const auto& [pointer, unused] : is.items()) compare(pointer);
+  for (const auto& [pointer, unused] : was.items()) {
+    if (!is.contains(pointer)) compare(pointer);
+  }
+  return fmt::format("{}", fmt::join(differences, "; "));
+}
+
+}  // namespace
+
 void RunFolder::Claim(const nlohmann::ordered_json& settings) const {
   const fs::path path = path_ / "config.json";
   std::error_code error;
@@ -44,19 +72,9 @@ void RunFolder::Claim(const nlohmann::ordered_json& settings) const {
   if (fs::exists(path)) {
     const nlohmann::ordered_json found = Settings();
     if (found == settings) return;
-    std::string differs = "not a configuration";
-    if (found.is_object()) {
-      for (const auto& [key, value] : settings.items()) {
-        if (!found.contains(key) || found[key] != value) {
-          differs = fmt::format("{} was {}, is {}", key,
-                                found.contains(key) ? found[key].dump() : "absent", value.dump());
-          break;
-        }
-      }
-    }
-    throw UsageError(fmt::format(
-        "{} holds a run with other settings ({}); remove it or choose another --runs folder",
-        path_.string(), differs));
+    throw UsageError(
+        fmt::format("{} holds a run with other settings ({}); remove it or choose another folder",
+                    path_.string(), Differences(found, settings)));
   }
   WriteFileAtomically(path, settings.dump(2) + "\n");
 }

@@ -58,6 +58,13 @@ class Run {
   bool validates = false;  // the validation of this step is still to be done
   bool finished = false;   // the weights are final
   std::int64_t saved = 0;  // the step of the last checkpoint, in the first process
+  double seconds = 0.0;    // trained so far, earlier sessions included
+
+  // What is left of a run that cannot go on.
+  std::string Kept() const {
+    return saved > 0 ? fmt::format("the checkpoint of step {} is kept", saved)
+                     : "there was no checkpoint yet";
+  }
 
   Optimizer& Optimise() { return optimizer_; }
 
@@ -94,6 +101,7 @@ class Run {
     notes["window.hits"] = std::to_string(window.hits);
     notes["window.count"] = std::to_string(window.count);
     notes["window.steps"] = std::to_string(window.steps);
+    notes["seconds"] = fmt::format("{:a}", seconds);
     notes["validates"] = std::to_string(static_cast<int>(validates));
     notes["best.step"] = std::to_string(best.step);
     notes["best.accuracy"] = fmt::format("{:a}", best.rank);
@@ -146,6 +154,7 @@ class Run {
       const auto found = checkpoint->state.metadata.find(key);
       return found == checkpoint->state.metadata.end() ? "0" : found->second.c_str();
     };
+    seconds = std::strtod(note("seconds"), nullptr);
     window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
               std::atoll(note("window.count")), std::atoll(note("window.steps"))};
     validates = std::atoll(note("validates")) != 0;
@@ -233,20 +242,24 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
   report(status);
 
   const auto start = Clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  const double earlier = run.seconds;
+  const auto seconds = [&] {
+    return earlier + std::chrono::duration<double>(Clock::now() - start).count();
+  };
   auto reported = start;
-  const auto fail = [&](const char* what, double value) {
-    throw std::runtime_error(fmt::format("{}: the {} is {} at step {}; the last checkpoint is kept",
-                                         plan.name, what, value, run.step));
+  const auto fail = [&](const char* what) {
+    throw std::runtime_error(fmt::format(
+        "{}: training diverged: the {} of step {} is not finite; {}. A smaller train.lr may help",
+        plan.name, what, run.step + 1, run.Kept()));
   };
   GradientSum gradient(plan.processes, model.FlatGradients());
   Trainable::StepScore score;
   if (run.validates) Validate(model, run, seconds(), stop);
   while (run.step < plan.steps) {
     const bool stopping = LossAndGradient(model, plan.processes, run.step, stop, gradient, score);
-    if (!std::isfinite(score.loss)) fail("loss", score.loss);
+    if (!std::isfinite(score.loss)) fail("loss");
     const double norm = run.Optimise().Step(run.step);
-    if (!std::isfinite(norm)) fail("norm of the gradient", norm);
+    if (!std::isfinite(norm)) fail("norm of the gradient");
     ++run.step;
     run.window.Add(score);
 
@@ -269,7 +282,10 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
       Validate(model, run, seconds(), stop);
     }
     if (end) break;
-    if (run.step % train.checkpoint_every == 0 || stopping) run.Save();
+    if (run.step % train.checkpoint_every == 0 || stopping) {
+      run.seconds = seconds();
+      run.Save();
+    }
     if (stopping) throw Interrupted(fmt::format("{} stopped at step {}", plan.name, run.step));
   }
   run.Finish();
@@ -339,11 +355,8 @@ void Train(Trainable& model, const TrainingPlan& plan,
   } catch (const FailedProcess&) {
     throw;
   } catch (const LostProcess& error) {
-    std::string kept = "the last checkpoint is kept";
-    if (plan.processes.First()) {
-      kept = run.saved > 0 ? fmt::format("the checkpoint of step {} is kept", run.saved)
-                           : "there was no checkpoint yet";
-    }
+    const std::string kept =
+        plan.processes.First() ? run.Kept() : std::string("the last checkpoint is kept");
     throw LostProcess(
         fmt::format("{}: {} after step {}; {}. To go on, with any number of processes: --resume",
                     plan.name, error.what(), run.step, kept));
