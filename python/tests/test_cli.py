@@ -551,7 +551,7 @@ def test_task_shows_and_exports_the_same_samples(tmp_path):
     [
         (["--seed", "-1"], "--seed: expected an integer from 0 to 18446744073709551615, got -1"),
         (["--seed", "x"], "--seed: expected an integer from 0 to 18446744073709551615, got x"),
-        (["--threads", "x"], "--threads: expected an integer, got x"),
+        (["--threads", "x"], "--threads: Value x not in range 1 to 4096"),
         (
             ["train.batch=99999999999999"],
             "train.batch: expected an integer from 1 to 16777216, got 99999999999999",

@@ -145,7 +145,9 @@ def learn_alpha(
 
     Args:
         model: one that `register`'s implementations serve.
-        initial, low, high: of `tsallis.nn.LearnedAlpha`.
+        initial: the alpha to start from, as in `tsallis.nn.LearnedAlpha`.
+        low: the lower bound.
+        high: the upper bound; None: none.
 
     Raises:
         ValueError: the model is refused or has no attention module, or a bound is wrong.
