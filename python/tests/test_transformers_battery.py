@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM
 
+import tsallis
 from tsallis.integrations import transformers as integration
 
 SIZES = {
@@ -280,14 +281,15 @@ def test_learned_alphas_are_saved_with_the_model(tmp_path):
     [
         ([1.5], r"tsallis_alpha: expected a number or one entry for each of 2 layers, got 1"),
         ([1.5, 1.5, 1.5], r"for each of 2 layers, got 3 entries"),
-        ([1.5, None], r"tsallis_alpha\[1\]: expected numbers > 0, got None"),
-        ({"a": 1}, r"tsallis_alpha: expected numbers > 0, got \{'a': 1\}"),
+        ([1.5, None], r"tsallis_alpha\[1\]: expected finite numbers > 0, got None"),
+        ({"a": 1}, r"tsallis_alpha: expected finite numbers > 0, got \{'a': 1\}"),
         (
             [[1.5, 1.5], 1.5],
             r"tsallis_alpha\[0\]: expected a number or one for each of 4 heads, got 2",
         ),
-        ("1.5", r"tsallis_alpha: expected numbers > 0, got '1.5'"),
-        (-1.0, r"tsallis_alpha: expected numbers > 0, got -1.0"),
+        ("1.5", r"tsallis_alpha: expected finite numbers > 0, got '1.5'"),
+        (-1.0, r"tsallis_alpha: expected finite numbers > 0, got -1.0"),
+        (float("inf"), r"tsallis_alpha: expected finite numbers > 0, got inf"),
     ],
 )
 def test_wrong_alphas_name_their_key(alpha, message):
@@ -308,3 +310,76 @@ def test_weights_that_are_asked_for_come(name):
     assert len(weights) == 2
     assert weights[0].shape == (2, 4, 9, 9)
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 4, 9).double())
+
+
+@pytest.mark.parametrize(
+    "there",
+    [1.2, tsallis.nn.LearnedAlpha(), tsallis.nn.LearnedAlpha(4, initial=3.0, high=None)],
+)
+def test_alphas_that_would_not_come_back_as_they_are_are_refused(there):
+    model = build(AutoModelForCausalLM, "llama", {})
+    model.model.layers[1].self_attn.tsallis_alpha = there
+    with pytest.raises(ValueError, match="model: expected no tsallis_alpha yet, or learned ones"):
+        integration.learn_alpha(model)
+    assert not hasattr(model.config, "tsallis_learned_alpha")
+    assert model.config._attn_implementation == "tsallis_sparsemax"
+
+
+def test_learn_alpha_again_needs_the_same_bounds():
+    model = build(AutoModelForCausalLM, "llama", {})
+    integration.learn_alpha(model)
+    before = model.model.layers[0].self_attn.tsallis_alpha
+    integration.learn_alpha(model, initial=1.2)
+    assert model.model.layers[0].self_attn.tsallis_alpha is before
+    with pytest.raises(ValueError, match=r"heads in \(1.0, 4.0\)"):
+        integration.learn_alpha(model, high=4.0)
+
+
+def test_learn_alpha_names_heads_that_it_cannot_record():
+    sizes = {"vocab_size": 40, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
+    model = transformers.BartModel(transformers.BartConfig(**sizes))
+    with pytest.raises(ValueError, match=r"expected 4 heads in every .* got 2 in a BartAttention"):
+        integration.learn_alpha(model)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    parts = {"text_config": sizes, "vision_config": sizes | {"image_size": 16, "patch_size": 8}}
+    model = transformers.CLIPModel(transformers.CLIPConfig(**parts))
+    with pytest.raises(ValueError, match="model: expected num_attention_heads in its config"):
+        integration.learn_alpha(model)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "error", "message"),
+    [
+        (torch.full((3,), 1.5), ValueError, r"LlamaAttention.tsallis_alpha: .*\[4\], got \[3\]"),
+        (-1.0, ValueError, "LlamaAttention.tsallis_alpha: expected"),
+        ({}, TypeError, "LlamaAttention.tsallis_alpha: expected"),
+    ],
+)
+def test_wrong_alphas_of_a_module_name_their_attribute(alpha, error, message):
+    model = build(AutoModelForCausalLM, "llama", {})
+    model.set_attn_implementation("tsallis_entmax")
+    model.model.layers[0].self_attn.tsallis_alpha = alpha
+    with pytest.raises(error, match=message):
+        model(input_ids=batch("none")[0])
+
+
+def test_a_decoder_with_more_layers_than_the_list_names_its_key():
+    sizes = {"vocab_size": 40, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    model = transformers.BartModel(transformers.BartConfig(**sizes))
+    model.set_attn_implementation("tsallis_entmax")
+    model.config.tsallis_alpha = [1.5, 1.5]
+    with pytest.raises(ValueError, match=r"tsallis_alpha: .* got 2 entries, for layer 2"):
+        model(input_ids=batch("none")[0])
+
+
+def test_attention_classes_chosen_by_name_are_refused():
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    vision |= {"image_size": 32, "patch_size": 8, "output_channels": 16}
+    model = transformers.SamVisionModel(transformers.SamVisionConfig(**vision))
+    with pytest.raises(ValueError, match=r"attn_implementation: .*SamVision.*picks attention"):
+        model.set_attn_implementation("tsallis_sparsemax")
+    config = transformers.SamVisionConfig(**vision, attn_implementation="tsallis_sparsemax")
+    with pytest.raises(ValueError, match=r"attn_implementation: .*picks attention"):
+        transformers.SamVisionModel(config)

@@ -24,6 +24,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
+import re
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Literal
@@ -35,7 +38,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from tsallis._attention import attention
 from tsallis._dense import dense_attention
-from tsallis.nn.alpha import LearnedAlpha, alpha_value
+from tsallis.nn.alpha import LearnedAlpha, alpha_value, check_alpha
 
 _active_collector: Any = None
 with contextlib.suppress(ImportError):  # from version 5 on
@@ -97,6 +100,13 @@ def _check_model(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{refused}: its attention does not go through transformers' attention interface"
         )
+    # Such a class is chosen by the name of one of transformers' implementations when the model is
+    # made: a later request would leave its softmax (the vision encoder of SAM).
+    source = inspect.getsource(sys.modules[type(model).__module__])
+    if re.search(r"_CLASSES\[\s*[\w.]*_attn_implementation\s*\]", source):
+        raise ValueError(
+            f"{refused}: it picks attention classes from a table of transformers' implementations"
+        )
     flexible = getattr(model, "_supports_attention_backend", False) and getattr(
         model, "_supports_flex_attn", False
     )
@@ -141,7 +151,7 @@ def learn_alpha(
 
     The alphas are parameters of the model, in its dtype and on its device: an optimiser made
     afterwards trains them. `save_pretrained` saves them, and `from_pretrained` brings them back if
-    `register` was called before. Alphas that are there already stay.
+    `register` was called before. Learned alphas with the same bounds that are there already stay.
 
     Args:
         model: one that `register`'s implementations serve.
@@ -150,22 +160,41 @@ def learn_alpha(
         high: the upper bound; None: none.
 
     Raises:
-        ValueError: the model is refused or has no attention module, or a bound is wrong.
+        ValueError: the model is refused, has no attention module, another number of heads in some
+            of them, or alphas with other bounds; or a bound is wrong. Nothing is changed then.
     """
     register()
-    model.set_attn_implementation("tsallis_entmax")
-    classes = sorted(
-        {type(part).__name__ for part in model.modules() if hasattr(part, "is_causal")}
-    )
-    if not classes:
+    bounds = {"initial": initial, "low": low, "high": high}
+    LearnedAlpha(None, initial, low, high)  # names a wrong bound before anything is changed
+    parts = [part for part in model.modules() if hasattr(part, "is_causal")]
+    if not parts:
         raise ValueError(f"model: expected attention modules, got {type(model).__name__} without")
-    model.config.tsallis_learned_alpha = {
-        "modules": classes,
-        "heads": model.config.num_attention_heads,
-        "initial": initial,
-        "low": low,
-        "high": high,
-    }
+    heads = getattr(model.config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise ValueError(
+            f"model: expected num_attention_heads in its config, got {type(model.config).__name__} "
+            "without: call learn_alpha for the text or the vision model inside it"
+        )
+    for part in parts:
+        own = getattr(part, "num_heads", heads)
+        if own != heads:
+            raise ValueError(
+                f"model: expected {heads} heads in every attention module, as its config says, got "
+                f"{own} in a {type(part).__name__}"
+            )
+        there = getattr(part, "tsallis_alpha", None)
+        # The config records one pair of bounds: other alphas would come back as other numbers.
+        if there is not None and not (
+            isinstance(there, LearnedAlpha)
+            and (there.low, there.high, there.raw.shape) == (low, high, (heads,))
+        ):
+            raise ValueError(
+                f"model: expected no tsallis_alpha yet, or learned ones of {heads} heads in "
+                f"({low}, {high}), got {there} in a {type(part).__name__}"
+            )
+    model.set_attn_implementation("tsallis_entmax")
+    classes = sorted({type(part).__name__ for part in parts})
+    model.config.tsallis_learned_alpha = {"modules": classes, "heads": heads, **bounds}
     _add_alphas(model)
     weight = next(model.parameters())
     for part in model.modules():
@@ -217,7 +246,18 @@ def _alpha_of(module: nn.Module, query: Tensor) -> float | Tensor:
     """The alpha that a module's attribute or its config names."""
     own = getattr(module, "tsallis_alpha", None)
     if own is not None:
-        return alpha_value(own)
+        value = alpha_value(own)
+        try:
+            if not isinstance(value, Tensor):
+                check_alpha(value, query.shape[1])
+            elif value.dim() > 1 or value.numel() not in (1, query.shape[1]):
+                raise ValueError(
+                    f"alpha: expected a shape that broadcasts to [heads] = [{query.shape[1]}], got "
+                    f"{list(value.shape)}"
+                )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{type(module).__name__}.tsallis_{error}") from None
+        return value
     alpha = getattr(getattr(module, "config", None), "tsallis_alpha", None)
     if alpha is None:
         raise ValueError(
@@ -228,7 +268,7 @@ def _alpha_of(module: nn.Module, query: Tensor) -> float | Tensor:
     if isinstance(alpha, (list, tuple)):
         layer = getattr(module, "layer_idx", None)
         layers = getattr(module.config, "num_hidden_layers", len(alpha))
-        if layer is None or len(alpha) != layers:
+        if layer is None or len(alpha) != layers or not 0 <= layer < layers:
             raise ValueError(
                 f"tsallis_alpha: expected a number or one entry for each of {layers} layers, got "
                 f"{len(alpha)} entries, for layer {layer}"
@@ -242,8 +282,12 @@ def _alpha_of(module: nn.Module, query: Tensor) -> float | Tensor:
             f"{where}: expected a number or one for each of {heads} heads, got {len(entries)}"
         )
     for entry in entries:
-        if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not entry > 0:
-            raise ValueError(f"{where}: expected numbers > 0, got {entry!r}")
+        if (
+            isinstance(entry, bool)
+            or not isinstance(entry, (int, float))
+            or not 0 < entry < math.inf
+        ):
+            raise ValueError(f"{where}: expected finite numbers > 0, got {entry!r}")
     if several:
         return torch.tensor(entries, dtype=torch.float32, device=query.device)
     return float(entries[0])
