@@ -76,7 +76,9 @@ def test_module_is_the_program(installed):
     assert names
     assert all(name in listed.stdout for name in names)
     shutil.rmtree(installed / "share" / "experiments")
-    assert json.loads(run(installed, "-m", "tsallis", "list", "--json").stdout)["recipes"] == []
+    incomplete = run(installed, "-m", "tsallis", "list", "--json")
+    assert incomplete.returncode == 1
+    assert f"holds experiments/, got {installed / 'share'}" in incomplete.stderr
     wrong = run(installed, "-m", "tsallis", "lsit")
     assert wrong.returncode == 2
     assert "list" in wrong.stderr

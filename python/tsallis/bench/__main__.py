@@ -232,8 +232,9 @@ def _attention(arguments: argparse.Namespace) -> int:
 
     status = 0
     try:
-        rate = attention.matmul_rate(256 if quick else 2048)
-        screen.say(f"torch's bfloat16 matrix product: {rate / 1e9:.0f} Gflop/s")
+        rate, dtype = attention.matmul_rate(256 if quick else 2048)
+        name = str(dtype).removeprefix("torch.")
+        screen.say(f"torch's {name} matrix product: {rate / 1e9:.0f} Gflop/s")
         attention.measure(
             cases,
             options,

@@ -86,9 +86,18 @@ def compare(
     return {name: median(values) for name, values in times.items()}
 
 
-def matmul_rate(size: int) -> float:
-    """Operations a second of torch's bfloat16 matrix product: the best of a few."""
-    a, b = (torch.randn(size, size).bfloat16() for _ in range(2))
+def matmul_rate(size: int) -> tuple[float, torch.dtype]:
+    """Operations a second of torch's matrix product, and the dtype that it was measured in.
+
+    That is bfloat16 or float32, whichever is faster at 256: without instructions for bfloat16
+    torch's products in it are some fifty times slower than those in float32.
+    """
+    dtype = max((torch.bfloat16, torch.float32), key=lambda dtype: _product_rate(dtype, 256))
+    return _product_rate(dtype, size), dtype
+
+
+def _product_rate(dtype: torch.dtype, size: int) -> float:
+    a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(8):
         start = time.perf_counter()
