@@ -77,7 +77,7 @@ def test_module_is_the_program(installed):
     assert all(name in listed.stdout for name in names)
     shutil.rmtree(installed / "share" / "experiments")
     incomplete = run(installed, "-m", "tsallis", "list", "--json")
-    assert incomplete.returncode == 1
+    assert incomplete.returncode == 2
     assert f"holds experiments/, got {installed / 'share'}" in incomplete.stderr
     wrong = run(installed, "-m", "tsallis", "lsit")
     assert wrong.returncode == 2
