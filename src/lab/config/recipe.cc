@@ -83,6 +83,7 @@ void Describe(TableReader& table, StudySection& study) {
   table.Required("title", study.recipe.title);
   table.Optional("source", study.recipe.source);
   table.Optional("baseline", study.recipe.baseline);
+  table.Optional("finding_length", study.recipe.finding_length);
 }
 
 }  // namespace

@@ -119,6 +119,7 @@ struct Recipe {
   std::string title;
   std::string source;
   std::string baseline;  // the method that a report holds the others against; empty: none
+  std::int64_t finding_length = 0;  // what a page's first sentence speaks of; 0: see Finding()
   TaskConfig task;
   ModelConfig model;
   TrainConfig train;

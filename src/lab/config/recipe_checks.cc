@@ -213,6 +213,12 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
     problems.Add("study.baseline", "unknown method \"" + recipe.baseline + "\"" +
                                        Suggestion(recipe.baseline, MethodNames(recipe)));
   }
+  const std::vector<std::int64_t>& lengths = recipe.task.eval_lengths;
+  if (recipe.finding_length != 0 &&
+      std::find(lengths.begin(), lengths.end(), recipe.finding_length) == lengths.end()) {
+    problems.Add("study.finding_length",
+                 "expected one of task.eval_lengths, got " + std::to_string(recipe.finding_length));
+  }
   if (recipe.model.name == "decoder") {
     const std::string problem = DecoderProblem(recipe, MethodConfig());
     if (!problem.empty()) problems.Add("model", problem);

@@ -34,12 +34,18 @@ std::string Score(const StudyResults& results, const ResultRow& row) {
 
 }  // namespace
 
-std::string Finding(const StudyResults& results, std::int64_t train_length) {
+std::string Finding(const StudyResults& results, std::int64_t train_length, std::int64_t at) {
+  const auto compared = [&](const ResultRow& row) {
+    return row.n == at && row.method != results.baseline && std::isfinite(row.accuracy_mean) &&
+           AgainstBaseline(results, row.method, row.n);
+  };
+  const bool only = std::any_of(results.rows.begin(), results.rows.end(), compared);
   std::optional<Place> ahead;
   std::optional<Place> behind;
   std::int64_t longest = 0;
   for (const ResultRow& row : results.rows) {
     if (row.method == results.baseline || !std::isfinite(row.accuracy_mean)) continue;
+    if (only && row.n != at) continue;
     const std::optional<Contrast> contrast = AgainstBaseline(results, row.method, row.n);
     if (!contrast) continue;
     longest = std::max(longest, row.n);
@@ -52,8 +58,8 @@ std::string Finding(const StudyResults& results, std::int64_t train_length) {
                                       : behind && behind->sure >= kSure ? behind
                                                                         : ahead;
   if (!place || place->sure < kSure) {
-    return fmt::format("No method differs surely from {} by {:g} points or more, up to n = {}.",
-                       Label(results, results.baseline), kSure, longest);
+    return fmt::format("No method differs surely from {} by {:g} points or more, {} n = {}.",
+                       Label(results, results.baseline), kSure, only ? "at" : "up to", longest);
   }
   std::vector<const ResultRow*> shown;
   for (const ResultRow& row : results.rows) {

@@ -431,9 +431,11 @@ TEST(Finding, NamesTheSurestDifference) {
     results.rows.push_back({method, n, mean, deviation, mean, 3, std::nullopt});
   };
   add("softmax", 32, 99.0, 0.5);
+  add("softmax", 64, 90.0, 1.0);
   add("softmax", 128, 1.8, 3.0);
   add("softmax", 512, 0.0, 0.0);
   add("a", 32, 99.5, 0.3);
+  add("a", 64, 97.0, 0.5);
   add("a", 128, 86.3, 5.2);
   add("a", 512, 6.8, 4.3);
   add("b", 128, 88.0, 60.0);  // more, but not surely
@@ -444,6 +446,12 @@ TEST(Finding, NamesTheSurestDifference) {
   EXPECT_EQ(Finding(results, 32),
             "At n = 128, 4 times the longest length of training, right in %: B 88.0 ± 60.0; A 86.3 "
             "± 5.2; Softmax 1.8 ± 3.0.");
+  EXPECT_EQ(Finding(results, 32, 64),
+            "At n = 64, 2 times the longest length of training, right in %: A 97.0 ± 0.5; Softmax "
+            "90.0 ± 1.0.");
+  EXPECT_EQ(Finding(results, 32, 32),
+            "No method differs surely from Softmax by 5 points or more, at n = 32.");
+  EXPECT_EQ(Finding(results, 32, 256), Finding(results, 32));  // not measured
   std::erase_if(results.rows, [](const ResultRow& row) { return row.n > 32; });
   EXPECT_EQ(Finding(results, 32),
             "No method differs surely from Softmax by 5 points or more, up to n = 32.");

@@ -297,7 +297,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.protocol = Protocol(recipe, task, study, grid, choices, jobs);
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
-  results.finding = Finding(results, task.train_length_max);
+  results.finding = Finding(results, task.train_length_max, recipe.finding_length);
   return results;
 }
 
