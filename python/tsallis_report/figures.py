@@ -11,6 +11,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from PIL import Image
 
 from . import heads, style
 from .data import Study
@@ -283,10 +284,19 @@ def write_figures(study: Study, directory: Path) -> list[Path]:
                 )
                 aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
                 figure.savefig(aside, format=suffix, dpi=160, metadata=metadata)
+                if suffix == "png":
+                    _use_palette(aside)
                 figure.set_layout_engine("none")  # the first layout serves both files
                 aside.replace(path)
                 written.append(path)
     return written
+
+
+def _use_palette(png: Path) -> None:
+    """Store a picture with 256 colours: it looks the same at a third of the size."""
+    with Image.open(png) as picture:
+        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(png, format="PNG", optimize=True)
 
 
 # ---- pieces --------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <set>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -323,7 +322,7 @@ std::string MarkdownReport(const StudyResults& results) {
   table.push_back({"method", ""});
   for (const std::int64_t n : lengths) table[0].push_back(fmt::format("n = {}", n));
 
-  std::set<int> seeds;
+  bool any_several = false;
   for (const MethodInfo& method : MethodsInOrder(results)) {
     std::vector<std::string> ours = {Escaped(method.label), "ours"};
     std::vector<std::string> best = {"", "best seed"};
@@ -336,7 +335,6 @@ std::string MarkdownReport(const StudyResults& results) {
       const std::optional<double> difference = row != nullptr ? Difference(*row) : std::nullopt;
       ours.emplace_back("–");
       if (row != nullptr) {
-        seeds.insert(row->seeds);
         ours.back() = fmt::format("{:.1f}", row->accuracy_mean);
         if (row->seeds > 1) ours.back() += fmt::format(" ± {:.1f}", row->accuracy_std);
         several = several || row->seeds > 1;
@@ -348,25 +346,19 @@ std::string MarkdownReport(const StudyResults& results) {
     }
     table.push_back(std::move(ours));
     if (several) table.push_back(std::move(best));
+    any_several = any_several || several;
     if (!compared) continue;
     any_compared = true;
     table.push_back(std::move(paper));
     table.push_back(std::move(differences));
   }
 
-  std::string seed_text = "no seeds";
-  if (!seeds.empty()) {
-    seed_text = *seeds.rbegin() == 1 ? "one seed"
-                : *seeds.begin() == *seeds.rbegin()
-                    ? fmt::format("{} seeds", *seeds.begin())
-                    : fmt::format("{} to {} seeds", *seeds.begin(), *seeds.rbegin());
-  }
   std::string page = fmt::format("# {}\n\n", results.title.empty() ? results.study : results.title);
   if (!results.finding.empty()) page += Escaped(results.finding) + "\n\n";
   page += "![Accuracy against length](figures/accuracy.png)\n\n";
   page += fmt::format(
-      "Accuracy in %, {}: mean{}{}.\n\n", seed_text,
-      !seeds.empty() && *seeds.rbegin() > 1 ? " ± standard deviation over seeds" : "",
+      "Accuracy in %, {}: mean{}{}.\n\n", SeedText(results),
+      any_several ? " ± standard deviation over seeds" : "",
       any_compared ? "; below it the paper's figure and ours minus the paper's, in points" : "");
   page += MarkdownTable(table) + '\n';
   page += BaselineSection(results);

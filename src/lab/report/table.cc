@@ -136,6 +136,16 @@ const ResultRow* FindRow(const StudyResults& results, const std::string& method,
   return found == results.rows.end() ? nullptr : &*found;
 }
 
+std::string SeedText(const StudyResults& results) {
+  if (results.rows.empty()) return "no seeds";
+  const auto [least, most] =
+      std::minmax_element(results.rows.begin(), results.rows.end(),
+                          [](const ResultRow& a, const ResultRow& b) { return a.seeds < b.seeds; });
+  if (most->seeds == 1) return "one seed";
+  if (least->seeds == most->seeds) return fmt::format("{} seeds", most->seeds);
+  return fmt::format("{} to {} seeds", least->seeds, most->seeds);
+}
+
 std::optional<double> Difference(const ResultRow& row) {
   if (!row.paper) return std::nullopt;
   return row.accuracy_mean - *row.paper;

@@ -30,6 +30,9 @@ std::vector<MethodInfo> MethodsInOrder(const StudyResults& results);
 // The row of a method at a length, or null.
 const ResultRow* FindRow(const StudyResults& results, const std::string& method, std::int64_t n);
 
+// How many seeds the means are of: "one seed", "3 seeds", "2 to 3 seeds"; "no seeds" without rows.
+std::string SeedText(const StudyResults& results);
+
 // Ours minus the paper's, in points, if there is a figure to compare with.
 std::optional<double> Difference(const ResultRow& row);
 

@@ -14,6 +14,7 @@
 #include "lab/eval/evaluate_sets.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/report/finding.h"
+#include "lab/report/table.h"
 #include "lab/studies/jobs.h"
 #include "lab/studies/summarise.h"
 #include "lab/train/sequence_training.h"
@@ -184,7 +185,8 @@ std::string OwnUpdates(const std::vector<Job>& jobs) {
 }
 
 std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& study,
-                     const Runs& grid, const std::string& choices, const std::vector<Job>& jobs) {
+                     const Runs& grid, const std::string& choices, const std::vector<Job>& jobs,
+                     const std::string& seeds) {
   const TrainConfig& train = recipe.train;
   const std::int64_t steps = study.steps;
   std::string rate =
@@ -199,7 +201,6 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
         "({})",
         fmt::join(train.lr_grid, ", "), train.validate_samples, train.best_length, by, choices);
   }
-  const std::string runs = Seeds(study.seeds);
   std::string weights = "the last weights";
   if (train.validate_every > 0 && train.validate_every < steps) {
     const std::string floor =
@@ -214,7 +215,7 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   if (!task.sequence) {
     return fmt::format(
         "{} training steps of {} sets, {}, {}{}; {} are evaluated, on {} to {} sets a length",
-        steps, train.batch, Updates(train, rate), runs, OwnUpdates(jobs), weights,
+        steps, train.batch, Updates(train, rate), seeds, OwnUpdates(jobs), weights,
         EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
         EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
   }
@@ -224,7 +225,7 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
       "{} to {}, {}, {} steps of warm-up, {}{}; {} are evaluated, on {} test samples a length "
       "({})",
       decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
-      task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, runs,
+      task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, seeds,
       OwnUpdates(jobs), weights, task.eval_samples,
       task.sequence->Generates() ? "right if every token is" : "token by token");
 }
@@ -294,9 +295,9 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.processor = QueryCpu().processor;
   results.command = options.command;
   results.baseline = recipe.baseline;
-  results.protocol = Protocol(recipe, task, study, grid, choices, jobs);
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
+  results.protocol = Protocol(recipe, task, study, grid, choices, jobs, SeedText(results));
   results.finding = Finding(results, task.train_length_max, recipe.finding_length);
   return results;
 }

@@ -309,6 +309,8 @@ TEST(Reproduce, ReportsWhatIsFinishedEvaluationByEvaluation) {
   ASSERT_EQ(some.rows.size(), 4U);
   for (const ResultRow& row : some.rows) EXPECT_EQ(row.seeds, row.method == "softmax" ? 2 : 1);
   EXPECT_EQ(some.rows[0].accuracy_mean, all.rows[0].accuracy_mean);
+  EXPECT_NE(all.protocol.find(", 2 seeds"), std::string::npos) << all.protocol;
+  EXPECT_NE(some.protocol.find(", 1 to 2 seeds"), std::string::npos) << some.protocol;
 }
 
 TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
