@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    Unpack,
+    get_args,
+    get_type_hints,
+    overload,
+)
 
 import torch
 from torch import Tensor
 
 from tsallis._call import call, number, numbers
 
-__all__ = ["AttentionExtras", "AttentionMap", "Statistic", "attention"]
+__all__ = ["AttentionExtras", "AttentionMap", "AttentionSettings", "Statistic", "attention"]
 
 AttentionMap = Literal[
     "softmax",
@@ -23,6 +34,41 @@ AttentionMap = Literal[
 ]
 Statistic = Literal["tau", "support_size", "entropy", "maximum", "weights"]
 _STATISTICS = ("tau", "support_size", "entropy", "maximum", "weights")
+
+
+class AttentionSettings(TypedDict, total=False):
+    """The keyword arguments of `attention`, which says what they mean."""
+
+    map: AttentionMap
+    alpha: float | Tensor
+    causal: bool
+    alignment: Literal["end", "start"]
+    window: tuple[int | None, int | None] | None
+    mask: Tensor | None
+    block_mask: Tensor | None
+    block_size: tuple[int, int] | None
+    bias: Tensor | None
+    length_scale: Tensor | None
+    alibi_slopes: Tensor | None
+    scale_invariant: float | None
+    scale: float | None
+    lengths: Tensor | None
+    query_lengths: Tensor | None
+    padding: Literal["right", "left"]
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    coefficients: Sequence[float] | None
+    threshold: float | None
+    top_k: int | None
+    top_k_fraction: float | None
+    sigmoid_bias: float | None
+    sink: Tensor | None
+    saved_budget: int
+
+
+_TYPES = get_type_hints(AttentionSettings)
+# None stands for the operator's own default.
+_OPTIONAL = frozenset(name for name, kind in _TYPES.items() if type(None) in get_args(kind))
 
 
 class AttentionExtras(NamedTuple):
@@ -41,8 +87,9 @@ class AttentionExtras(NamedTuple):
         entropy: -sum p ln p of the weights, in nats, also where they do not sum to 1. dtype as tau.
         maximum: the largest score of a visible key. dtype as tau.
         weights: the weights > 0 as a sparse CSR matrix [batch * heads * q_len, k_len], float32: row
-            (b * heads + h) * q_len + i holds those of query i. Found in double precision, one row
-            at a time: for looking at, not for training. Not available under ``torch.compile``.
+            (b * heads + h) * q_len + i holds those of query i. They are found by two more forward
+            passes, and carry no gradients: for looking at, not for training. Not available under
+            ``torch.compile``.
     """
 
     tau: Tensor | None = None
@@ -80,38 +127,43 @@ def _sides(window: Sequence[int | None]) -> tuple[int, int]:
     return -1 if left is None else left, -1 if right is None else right
 
 
+def _operator_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the operators for those of `attention`."""
+    for name in settings:
+        if name not in _TYPES:
+            close = difflib.get_close_matches(name, _TYPES, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"attention() got an unexpected keyword argument {name!r}{meant}")
+    # Handing every default over would take longer than a call on few tokens.
+    given = {n: v for n, v in settings.items() if v is not None or n not in _OPTIONAL}
+    if "block_size" in given and "block_mask" not in given:
+        raise ValueError("block_size: expected None without block_mask, got a pair")
+    if "block_mask" in given and "block_size" not in given:
+        raise ValueError("block_size: expected two integers >= 1 beside block_mask, got None")
+    if given.get("map") == "top_k_softmax" and "top_k" not in given:
+        raise ValueError("top_k: expected an integer >= 1 for top_k_softmax, got None")
+    if "alpha" in given:
+        if isinstance(given["alpha"], Tensor):
+            given["alpha_heads"] = given.pop("alpha")
+        else:
+            given["alpha"] = number(given["alpha"], "alpha")
+    if "coefficients" in given:
+        given["coefficients"] = numbers(given["coefficients"], "coefficients")
+    if "window" in given:
+        given["left"], given["right"] = _sides(given.pop("window"))
+    if "block_size" in given:
+        given["block_q"], given["block_k"] = _pair(given.pop("block_size"), "block_size")
+    return given
+
+
 @overload  # an empty tuple is a sequence of names too, but this one comes first
 def attention(  # type: ignore[overload-overlap]
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    map: AttentionMap = "entmax",
-    alpha: float | Tensor = 1.5,
-    causal: bool = False,
-    alignment: Literal["end", "start"] = "end",
-    window: tuple[int | None, int | None] | None = None,
-    mask: Tensor | None = None,
-    block_mask: Tensor | None = None,
-    block_size: tuple[int, int] | None = None,
-    bias: Tensor | None = None,
-    length_scale: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    scale_invariant: float | None = None,
-    scale: float | None = None,
-    lengths: Tensor | None = None,
-    query_lengths: Tensor | None = None,
-    padding: Literal["right", "left"] = "right",
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    coefficients: Sequence[float] | None = None,
-    threshold: float | None = None,
-    top_k: int | None = None,
-    top_k_fraction: float | None = None,
-    sigmoid_bias: float | None = None,
-    sink: Tensor | None = None,
-    saved_budget: int = 2**28,
     returns: tuple[()] = (),
+    **settings: Unpack[AttentionSettings],
 ) -> Tensor: ...
 @overload
 def attention(
@@ -119,64 +171,16 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    map: AttentionMap = "entmax",
-    alpha: float | Tensor = 1.5,
-    causal: bool = False,
-    alignment: Literal["end", "start"] = "end",
-    window: tuple[int | None, int | None] | None = None,
-    mask: Tensor | None = None,
-    block_mask: Tensor | None = None,
-    block_size: tuple[int, int] | None = None,
-    bias: Tensor | None = None,
-    length_scale: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    scale_invariant: float | None = None,
-    scale: float | None = None,
-    lengths: Tensor | None = None,
-    query_lengths: Tensor | None = None,
-    padding: Literal["right", "left"] = "right",
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    coefficients: Sequence[float] | None = None,
-    threshold: float | None = None,
-    top_k: int | None = None,
-    top_k_fraction: float | None = None,
-    sigmoid_bias: float | None = None,
-    sink: Tensor | None = None,
-    saved_budget: int = 2**28,
     returns: Statistic | Sequence[Statistic],
+    **settings: Unpack[AttentionSettings],
 ) -> tuple[Tensor, AttentionExtras]: ...
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    map: str = "entmax",
-    alpha: float | Tensor = 1.5,
-    causal: bool = False,
-    alignment: str = "end",
-    window: tuple[int | None, int | None] | None = None,
-    mask: Tensor | None = None,
-    block_mask: Tensor | None = None,
-    block_size: tuple[int, int] | None = None,
-    bias: Tensor | None = None,
-    length_scale: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    scale_invariant: float | None = None,
-    scale: float | None = None,
-    lengths: Tensor | None = None,
-    query_lengths: Tensor | None = None,
-    padding: str = "right",
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    coefficients: Sequence[float] | None = None,
-    threshold: float | None = None,
-    top_k: int | None = None,
-    top_k_fraction: float | None = None,
-    sigmoid_bias: float | None = None,
-    sink: Tensor | None = None,
-    saved_budget: int = 2**28,
     returns: str | Sequence[str] = (),
+    **settings: Unpack[AttentionSettings],
 ) -> Tensor | tuple[Tensor, AttentionExtras]:
     """Attention with sparse weights: out_i = sum_j p_ij v_j with p_i = map(s_i).
 
@@ -264,63 +268,44 @@ def attention(
     Tan et al. 2024; sinks, OpenAI 2025 (gpt-oss).
     """
     names = _names(returns)
-    if block_size is not None and block_mask is None:
-        raise ValueError("block_size: expected None without block_mask, got a pair")
-    if block_mask is not None and block_size is None:
-        raise ValueError("block_size: expected two integers >= 1 beside block_mask, got None")
-    if map == "top_k_softmax" and top_k is None:
-        raise ValueError("top_k: expected an integer >= 1 for top_k_softmax, got None")
-    # None is every operator's own default; handing each of them over would take longer than a call
-    # on few tokens.
-    optional = {
-        "length_scale": length_scale,
-        "alibi_slopes": alibi_slopes,
-        "bias": bias,
-        "mask": mask,
-        "block_mask": block_mask,
-        "lengths": lengths,
-        "query_lengths": query_lengths,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "scale": scale,
-        "scale_invariant": scale_invariant,
-        "coefficients": numbers(coefficients, "coefficients"),
-        "threshold": threshold,
-        "top_k": top_k,
-        "top_k_fraction": top_k_fraction,
-        "sigmoid_bias": sigmoid_bias,
-        "sink": sink,
-    }
-    settings: dict[str, Any] = {
-        name: value for name, value in optional.items() if value is not None
-    }
-    settings.update(
-        map=map, causal=causal, alignment=alignment, padding=padding, saved_budget=saved_budget
-    )
-    if isinstance(alpha, Tensor):
-        settings["alpha_heads"] = alpha
-    else:
-        settings["alpha"] = number(alpha, "alpha")
-    if window is not None:
-        settings["left"], settings["right"] = _sides(window)
-    if block_size is not None:
-        settings["block_q"], settings["block_k"] = _pair(block_size, "block_size")
+    arguments = _operator_settings(dict(settings))
     out: Tensor
     if not names:
-        out = call(torch.ops.tsallis.attention, q, k, v, **settings)
+        out = call(torch.ops.tsallis.attention, q, k, v, **arguments)
         return out
     extras: dict[str, Tensor | None] = dict.fromkeys(_STATISTICS)
     if any(name != "weights" for name in names):
-        out, *statistics = call(torch.ops.tsallis.attention_stats, q, k, v, **settings)
+        out, *statistics = call(torch.ops.tsallis.attention_stats, q, k, v, **arguments)
         for name, value in zip(_STATISTICS[:4], statistics, strict=True):
             if name in names:
                 extras[name] = value
     else:
-        out = call(torch.ops.tsallis.attention, q, k, v, **settings)
+        out = call(torch.ops.tsallis.attention, q, k, v, **arguments)
     if "weights" in names:
-        rows, columns, values = call(torch.ops.tsallis.attention_weights, q, k, **settings)
+        rows, columns, values = call(torch.ops.tsallis.attention_weights, q, k, **arguments)
         shape = (rows.numel() - 1, k.shape[2])
         extras["weights"] = torch.sparse_csr_tensor(
             rows, columns, values, shape, check_invariants=False
         )
     return out, AttentionExtras(**extras)
+
+
+def _signature() -> inspect.Signature:
+    """`attention`'s, argument by argument, with the operator's defaults: for help() and editors."""
+    schema = torch.ops.tsallis.attention.default._schema
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    plain = inspect.signature(attention)
+    parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if name in _OPTIONAL else defaults[name],
+            annotation=kind,
+        )
+        for name, kind in _TYPES.items()
+    ]
+    return plain.replace(parameters=parameters)
+
+
+attention.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -4,14 +4,18 @@
 #include "torch/attention.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "torch/attention_schema.h"
+#include "torch/attention_settings.h"
 #include "torch/row_view.h"
 
 namespace tsallis {
@@ -22,38 +26,52 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-const auto& AttentionOperator() {
-  static const auto handle = FindOperator<AttentionSignature>("tsallis::attention");
+// Handles of the operators, by their signatures in library.cc.
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> FindOperator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+const auto& PlainOperator() {
+  using Signature = AttentionSignature<Tensor, const Tensor&, const Tensor&, const Tensor&>;
+  static const auto handle = FindOperator<Signature>("tsallis::attention");
   return handle;
 }
 
 const auto& StatsOperator() {
-  static const auto handle = FindOperator<AttentionStatsSignature>("tsallis::attention_stats");
+  using Signature = AttentionSignature<Tensors<5>, const Tensor&, const Tensor&, const Tensor&>;
+  static const auto handle = FindOperator<Signature>("tsallis::attention_stats");
   return handle;
 }
 
 const auto& ForwardOperator() {
-  static const auto handle = FindOperator<AttentionForwardSignature>("tsallis::attention_forward");
+  using Signature =
+      AttentionSignature<Tensors<6>, const Tensor&, const Tensor&, const Tensor&, bool>;
+  static const auto handle = FindOperator<Signature>("tsallis::attention_forward");
   return handle;
 }
 
 const auto& BackwardOperator() {
-  static const auto handle =
-      FindOperator<AttentionBackwardSignature>("tsallis::attention_backward");
+  using Signature =
+      AttentionSignature<Tensors<kInputs>, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor&, const Tensor&, const Tensor&, AttentionWanted>;
+  static const auto handle = FindOperator<Signature>("tsallis::attention_backward");
   return handle;
 }
 
 const auto& WeightsOperator() {
-  static const auto handle = FindOperator<AttentionWeightsSignature>("tsallis::attention_weights");
+  using Signature = AttentionSignature<Tensors<3>, const Tensor&, const Tensor&>;
+  static const auto handle = FindOperator<Signature>("tsallis::attention_weights");
   return handle;
 }
 
 bool ArePlain(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   if (!IsPlainCpu(q) || !IsPlainCpu(k) || !IsPlainCpu(v)) return false;
-  for (const OptionalTensor AttentionOptions::*member : kOptionTensors) {
-    if (options.*member && !IsPlainCpu(*(options.*member))) return false;
-  }
-  return true;
+  bool plain = true;
+  ForEachTensor(options, [&](const char*, const OptionalTensor& tensor) {
+    plain = plain && (!tensor || IsPlainCpu(*tensor));
+  });
+  return plain;
 }
 
 // ---- below autograd: the kernel itself, or whatever the dispatcher puts in its place ------------
@@ -62,7 +80,7 @@ AttentionResults ForwardThroughOperator(const Tensor& q, const Tensor& k, const 
                                         const AttentionOptions& options, bool want_stats) {
   AttentionResults r;
   std::tie(r.out, r.tau, r.saved, r.support_size, r.entropy, r.maximum) =
-      CallWithOptions(ForwardOperator(), options, q, k, v, want_stats);
+      CallWithSettings(ForwardOperator(), options, q, k, v, want_stats);
   return r;
 }
 
@@ -71,21 +89,53 @@ std::array<Tensor, kInputs> BackwardThroughOperator(const Tensor& d_out, const T
                                                     const Tensor& tau, const Tensor& saved,
                                                     const AttentionOptions& options,
                                                     const AttentionWanted& wanted) {
-  auto [dq, dk, dv, d_alpha, d_length_scale, d_slopes, d_bias, d_sink] =
-      CallWithOptions(BackwardOperator(), options, d_out, q, k, v, tau, saved, wanted);
-  return {dq, dk, dv, d_alpha, d_length_scale, d_slopes, d_bias, d_sink};
+  return std::apply(
+      [](auto&&... gradient) { return std::array<Tensor, kInputs>{std::move(gradient)...}; },
+      CallWithSettings(BackwardOperator(), options, d_out, q, k, v, tau, saved, wanted));
 }
 
 // ---- autograd -----------------------------------------------------------------------------------
+
+// Keeps settings for the backward pass, numbers in the context and tensors at the end of `saved`, and gives them
+// back from there.
+void SaveSettings(AutogradContext& context, const AttentionOptions& options, variable_list& saved) {
+  KeptSettings kept;
+  ForEachSetting([&](const auto& setting) {
+    using Kind = typename std::decay_t<decltype(setting)>::Kind;
+    if constexpr (!Kind::kTensor) kept.Put(setting.member(options));
+  });
+  context.saved_data["numbers"] = std::move(kept.numbers);
+  context.saved_data["integers"] = std::move(kept.integers);
+  ForEachTensor(options, [&](const char*, const OptionalTensor& tensor) {
+    saved.push_back(tensor.value_or(Tensor()));
+  });
+}
+
+AttentionOptions LoadSettings(const AutogradContext& context, const variable_list& saved,
+                              std::size_t first) {
+  const KeptSettings kept{context.saved_data.at("numbers").toDoubleVector(),
+                          context.saved_data.at("integers").toIntVector()};
+  SettingsReader reader{kept};
+  AttentionOptions options;
+  ForEachSetting([&](const auto& setting) {
+    using Kind = typename std::decay_t<decltype(setting)>::Kind;
+    if constexpr (!Kind::kTensor) reader.Get(setting.member(options));
+  });
+  ForEachTensor(options, [&](const char*, OptionalTensor& tensor) {
+    const Tensor& kept_tensor = saved[first++];
+    if (kept_tensor.defined()) tensor = kept_tensor;
+  });
+  return options;
+}
 
 class AttentionFunction : public Function<AttentionFunction> {
  public:
   // The tensors of `options` that can have gradients are given once more, for autograd to see.
   // Statistics leave through `stats`: they never carry gradients.
+  template <typename... GradientTensors>
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                        const OptionalTensor&, const OptionalTensor&,
-                        const AttentionOptions* options, AttentionStatTensors* stats) {
+                        const AttentionOptions* options, AttentionStatTensors* stats,
+                        const GradientTensors&...) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool want_stats = stats != nullptr;
     const AttentionResults results =
@@ -95,30 +145,32 @@ class AttentionFunction : public Function<AttentionFunction> {
             : ForwardThroughOperator(q, k, v, *options, want_stats);
     if (want_stats) *stats = StatsOf(results, q.scalar_type());
     variable_list saved = {q, k, v, results.tau, results.saved};
-    SaveOptions(*context, *options, saved);
+    SaveSettings(*context, *options, saved);
     context->save_for_backward(std::move(saved));
     return results.out;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const AttentionOptions options = LoadOptions(*context, saved, 5);
+    const AttentionOptions options = LoadSettings(*context, saved, 5);
     const Tensor &q = saved[0], &k = saved[1], &v = saved[2], &d_out = gradients[0];
-    const auto present = HasGradientInput(options);
     AttentionWanted wanted{};
     std::size_t edge = 0;  // absent tensors have none
-    for (int i = 0; i < kInputs; ++i) {
-      if (present[i]) wanted[i] = context->needs_input_grad(edge++);
+    for (const AttentionInput input : {kQ, kK, kV}) {
+      wanted[input] = context->needs_input_grad(edge++);
     }
+    ForEachGradientTensor(options, [&](std::size_t index, const OptionalTensor& tensor) {
+      if (tensor) wanted[kAlpha + index] = context->needs_input_grad(edge++);
+    });
     // With gradients on, the operator's own autograd must see the call, to refuse a second
     // derivative.
     auto results =
         !at::GradMode::is_enabled() && IsPlainCpu(d_out) && ArePlain(q, k, v, options)
             ? AttentionBackwardCpu(d_out, q, k, v, saved[3], saved[4], options, wanted)
             : BackwardThroughOperator(d_out, q, k, v, saved[3], saved[4], options, wanted);
-    variable_list list(kInputs + 2);
+    variable_list list(kInputs + 2);  // options and statistics stand behind v
     for (int i = 0; i < kInputs; ++i) {
-      if (wanted[i]) list[i] = std::move(results[i]);
+      if (wanted[i]) list[i < kAlpha ? i : i + 2] = std::move(results[i]);
     }
     return list;
   }
@@ -126,11 +178,11 @@ class AttentionFunction : public Function<AttentionFunction> {
 
 class AttentionBackwardFunction : public Function<AttentionBackwardFunction> {
  public:
+  template <typename... GradientTensors>
   static variable_list forward(AutogradContext*, const Tensor& d_out, const Tensor& q,
-                               const Tensor& k, const Tensor& v, const OptionalTensor&,
-                               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                               const OptionalTensor&, const Tensor* tau, const Tensor* saved,
-                               const AttentionOptions* options, AttentionWanted wanted) {
+                               const Tensor& k, const Tensor& v, const Tensor* tau,
+                               const Tensor* saved, const AttentionOptions* options,
+                               AttentionWanted wanted, const GradientTensors&...) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto results = BackwardThroughOperator(d_out, q, k, v, *tau, *saved, *options, wanted);
     return {results.begin(), results.end()};
@@ -146,42 +198,43 @@ class AttentionBackwardFunction : public Function<AttentionBackwardFunction> {
 bool NeedsGraph(const Tensor& q, const Tensor& k, const Tensor& v,
                 const AttentionOptions& options) {
   if (!at::GradMode::is_enabled()) return false;
-  const auto requires_grad = [](const OptionalTensor& tensor) {
-    return tensor && tensor->requires_grad();
-  };
-  return q.requires_grad() || k.requires_grad() || v.requires_grad() ||
-         requires_grad(options.alpha_heads) || requires_grad(options.length_scale) ||
-         requires_grad(options.alibi_slopes) || requires_grad(options.bias) ||
-         requires_grad(options.sink);
+  bool needs = q.requires_grad() || k.requires_grad() || v.requires_grad();
+  ForEachGradientTensor(options, [&](std::size_t, const OptionalTensor& tensor) {
+    needs = needs || (tensor && tensor->requires_grad());
+  });
+  return needs;
 }
 
-Tensor OpAutograd(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensor OpAutograd(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                  const Tensor& v) {
   CheckAttentionTensors(q, k, v, options);
   return AttentionAutograd(q, k, v, options, nullptr);
 }
 
-Tuple5 OpStatsAutograd(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensors<5> OpStatsAutograd(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                           const Tensor& v) {
   CheckAttentionTensors(q, k, v, options);
   AttentionStatTensors stats;
   Tensor out = AttentionAutograd(q, k, v, options, &stats);
   return {std::move(out), stats.tau, stats.support_size, stats.entropy, stats.maximum};
 }
 
-Tuple8 OpBackwardAutograd(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
-                          const Tensor& tau, const Tensor& saved, AttentionWanted wanted,
-                          TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
-  const variable_list r = AttentionBackwardFunction::apply(
-      d_out, q, k, v, options.alpha_heads, options.length_scale, options.alibi_slopes, options.bias,
-      options.sink, &tau, &saved, &options, wanted);
-  return {r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]};
+Tensors<kInputs> OpBackwardAutograd(const AttentionOptions& options, const Tensor& d_out,
+                                    const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const Tensor& tau, const Tensor& saved,
+                                    AttentionWanted wanted) {
+  const variable_list results = WithGradientTensors(options, [&](const auto&... tensor) {
+    return AttentionBackwardFunction::apply(d_out, q, k, v, &tau, &saved, &options, wanted,
+                                            tensor...);
+  });
+  std::array<Tensor, kInputs> gradients;
+  std::copy(results.begin(), results.end(), gradients.begin());
+  return std::tuple_cat(gradients);
 }
 
-Tuple3 OpWeightsAutograd(const Tensor& q, const Tensor& k, TSALLIS_OPTIONS) {
+Tensors<3> OpWeightsAutograd(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
   const at::AutoDispatchBelowADInplaceOrView guard;  // weights carry no gradients
-  return WeightsOperator().call(q, k, TSALLIS_OPTION_NAMES);
+  return CallWithSettings(WeightsOperator(), options, q, k);
 }
 
 // As torch's own attention: the products in autocast's dtype. What is small is kept exact.
@@ -199,22 +252,21 @@ AttentionOptions CastOptions(AttentionOptions options) {
   return options;
 }
 
-Tensor OpAutocast(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
+Tensor OpAutocast(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                  const Tensor& v) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
-  return CallWithOptions(AttentionOperator(), CastOptions(Pack(TSALLIS_OPTION_NAMES)), Cast(q),
-                         Cast(k), Cast(v));
+  return CallWithSettings(PlainOperator(), CastOptions(options), Cast(q), Cast(k), Cast(v));
 }
 
-Tuple5 OpStatsAutocast(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
+Tensors<5> OpStatsAutocast(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                           const Tensor& v) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
-  return CallWithOptions(StatsOperator(), CastOptions(Pack(TSALLIS_OPTION_NAMES)), Cast(q), Cast(k),
-                         Cast(v));
+  return CallWithSettings(StatsOperator(), CastOptions(options), Cast(q), Cast(k), Cast(v));
 }
 
-Tuple3 OpWeightsAutocast(const Tensor& q, const Tensor& k, TSALLIS_OPTIONS) {
+Tensors<3> OpWeightsAutocast(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
-  return CallWithOptions(WeightsOperator(), CastOptions(Pack(TSALLIS_OPTION_NAMES)), Cast(q),
-                         Cast(k));
+  return CallWithSettings(WeightsOperator(), CastOptions(options), Cast(q), Cast(k));
 }
 
 // torch would run the call once for every slice, which is never what somebody in search of speed
@@ -228,10 +280,10 @@ void RefuseVmap(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::j
 // The operator, through the dispatcher.
 Tensor CallOperator(const Tensor& q, const Tensor& k, const Tensor& v,
                     const AttentionOptions& options, AttentionStatTensors* stats) {
-  if (stats == nullptr) return CallWithOptions(AttentionOperator(), options, q, k, v);
+  if (stats == nullptr) return CallWithSettings(PlainOperator(), options, q, k, v);
   Tensor out;
   std::tie(out, stats->tau, stats->support_size, stats->entropy, stats->maximum) =
-      CallWithOptions(StatsOperator(), options, q, k, v);
+      CallWithSettings(StatsOperator(), options, q, k, v);
   return out;
 }
 
@@ -240,9 +292,9 @@ Tensor CallOperator(const Tensor& q, const Tensor& k, const Tensor& v,
 Tensor AttentionAutograd(const Tensor& q, const Tensor& k, const Tensor& v,
                          const AttentionOptions& options, AttentionStatTensors* stats) {
   if (NeedsGraph(q, k, v, options)) {
-    return AttentionFunction::apply(q, k, v, options.alpha_heads, options.length_scale,
-                                    options.alibi_slopes, options.bias, options.sink, &options,
-                                    stats);
+    return WithGradientTensors(options, [&](const auto&... tensor) {
+      return AttentionFunction::apply(q, k, v, &options, stats, tensor...);
+    });
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (ArePlain(q, k, v, options)) {
@@ -264,16 +316,16 @@ Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 }
 
 TORCH_LIBRARY_IMPL(tsallis, Autograd, m) {
-  m.impl("attention", OpAutograd);
-  m.impl("attention_stats", OpStatsAutograd);
-  m.impl("attention_backward", OpBackwardAutograd);
-  m.impl("attention_weights", OpWeightsAutograd);
+  m.impl("attention", AttentionOperator<OpAutograd>::Call);
+  m.impl("attention_stats", AttentionOperator<OpStatsAutograd>::Call);
+  m.impl("attention_backward", AttentionOperator<OpBackwardAutograd>::Call);
+  m.impl("attention_weights", AttentionOperator<OpWeightsAutograd>::Call);
 }
 
 TORCH_LIBRARY_IMPL(tsallis, AutocastCPU, m) {
-  m.impl("attention", OpAutocast);
-  m.impl("attention_stats", OpStatsAutocast);
-  m.impl("attention_weights", OpWeightsAutocast);
+  m.impl("attention", AttentionOperator<OpAutocast>::Call);
+  m.impl("attention_stats", AttentionOperator<OpStatsAutocast>::Call);
+  m.impl("attention_weights", AttentionOperator<OpWeightsAutocast>::Call);
 }
 
 TORCH_LIBRARY_IMPL(tsallis, FuncTorchBatched, m) {

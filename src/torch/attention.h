@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "torch/operators.h"
 
@@ -34,7 +35,7 @@ std::array<c10::SymInt, 4> AttentionLayout(const std::array<c10::SymInt, 4>& siz
 // row, several times the usual support, within the budget. Memory that no list needs is not touched.
 c10::SymInt ReservedBytes(const at::Tensor& q, const AttentionOptions& options);
 
-// Tensors that autograd may ask gradients for, in this order.
+// Tensors that autograd may ask gradients for, in this order: q, k, v and those of kAttentionSettings.
 enum AttentionInput : std::uint8_t {
   kQ,
   kK,
@@ -47,6 +48,10 @@ enum AttentionInput : std::uint8_t {
   kInputs
 };
 using AttentionWanted = std::array<bool, kInputs>;
+
+// What operators return: so many tensors.
+template <std::size_t kCount>
+using Tensors = decltype(std::tuple_cat(std::declval<std::array<at::Tensor, kCount>>()));
 
 struct AttentionResults {
   at::Tensor out;

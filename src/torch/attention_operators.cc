@@ -10,30 +10,28 @@
 #include <utility>
 
 #include "torch/attention.h"
-#include "torch/attention_schema.h"
+#include "torch/attention_settings.h"
 
 namespace tsallis {
 namespace {
 
 using at::Tensor;
 
-Tensor OpCpu(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensor OpCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
   CheckAttentionTensors(q, k, v, options);
   return AttentionForwardCpu(q, k, v, options, {}).out;
 }
 
-Tuple5 OpStatsCpu(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensors<5> OpStatsCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                      const Tensor& v) {
   CheckAttentionTensors(q, k, v, options);
   const AttentionResults results = AttentionForwardCpu(q, k, v, options, {.stats = true});
   const AttentionStatTensors stats = StatsOf(results, q.scalar_type());
   return {results.out, stats.tau, stats.support_size, stats.entropy, stats.maximum};
 }
 
-Tuple6 OpForwardCpu(const Tensor& q, const Tensor& k, const Tensor& v, bool want_stats,
-                    TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensors<6> OpForwardCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                        const Tensor& v, bool want_stats) {
   CheckAttentionTensors(q, k, v, options);
   AttentionResults r = AttentionForwardCpu(
       q, k, v, options,
@@ -47,7 +45,7 @@ Tuple6 OpForwardCpu(const Tensor& q, const Tensor& k, const Tensor& v, bool want
 }
 
 // A gradient nobody wants is an empty tensor.
-Tuple8 Filled(std::array<Tensor, kInputs> results, const Tensor& q) {
+Tensors<kInputs> Filled(std::array<Tensor, kInputs> results, const Tensor& q) {
   for (Tensor& tensor : results) {
     if (!tensor.defined()) tensor = at::empty({0}, q.options());
   }
@@ -68,23 +66,20 @@ void CheckBackward(const Tensor& d_out, const Tensor& q, const Tensor& v, const 
   TORCH_CHECK_VALUE(tau.scalar_type() == at::kDouble && tau.sym_sizes() == rows,
                     "tau: expected that of attention_forward, float64 of ", rows, ", got ",
                     tau.scalar_type(), " of ", tau.sym_sizes());
-  const auto present = HasGradientInput(options);
-  for (int i = 0; i < kInputs; ++i) {
-    TORCH_CHECK_VALUE(present[i] || !wanted[i], "wanted[", i,
+  ForEachGradientTensor(options, [&](std::size_t index, const OptionalTensor& tensor) {
+    TORCH_CHECK_VALUE(tensor || !wanted[kAlpha + index], "wanted[", kAlpha + index,
                       "]: expected False for an argument that is None, got True");
-  }
+  });
 }
 
-Tuple8 OpBackwardCpu(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const Tensor& tau, const Tensor& saved, AttentionWanted wanted,
-                     TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensors<kInputs> OpBackwardCpu(const AttentionOptions& options, const Tensor& d_out,
+                               const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& tau,
+                               const Tensor& saved, AttentionWanted wanted) {
   CheckBackward(d_out, q, v, tau, CheckAttentionTensors(q, k, v, options), options, wanted);
   return Filled(AttentionBackwardCpu(d_out, q, k, v, tau, saved, options, wanted), q);
 }
 
-Tuple3 OpWeightsCpu(const Tensor& q, const Tensor& k, TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensors<3> OpWeightsCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
   CheckAttentionTensors(q, k, Tensor(), options);
   return AttentionWeightsCpu(q, k, options);
 }
@@ -112,25 +107,26 @@ AttentionResults MetaForward(const Tensor& q, const Tensor& k, const Tensor& v,
   return r;
 }
 
-Tensor OpMeta(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
-  return MetaForward(q, k, v, Pack(TSALLIS_OPTION_NAMES), false).out;
+Tensor OpMeta(const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return MetaForward(q, k, v, options, false).out;
 }
 
-Tuple5 OpStatsMeta(const Tensor& q, const Tensor& k, const Tensor& v, TSALLIS_OPTIONS) {
-  const AttentionResults r = MetaForward(q, k, v, Pack(TSALLIS_OPTION_NAMES), true);
+Tensors<5> OpStatsMeta(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                       const Tensor& v) {
+  const AttentionResults r = MetaForward(q, k, v, options, true);
   const AttentionStatTensors stats = StatsOf(r, q.scalar_type());
   return {r.out, stats.tau, stats.support_size, stats.entropy, stats.maximum};
 }
 
-Tuple6 OpForwardMeta(const Tensor& q, const Tensor& k, const Tensor& v, bool want_stats,
-                     TSALLIS_OPTIONS) {
-  const AttentionResults r = MetaForward(q, k, v, Pack(TSALLIS_OPTION_NAMES), want_stats);
+Tensors<6> OpForwardMeta(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                         const Tensor& v, bool want_stats) {
+  const AttentionResults r = MetaForward(q, k, v, options, want_stats);
   return {r.out, r.tau, r.saved, r.support_size, r.entropy, r.maximum};
 }
 
-Tuple8 OpBackwardMeta(const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v,
-                      const Tensor& tau, const Tensor&, AttentionWanted wanted, TSALLIS_OPTIONS) {
-  const AttentionOptions options = Pack(TSALLIS_OPTION_NAMES);
+Tensors<kInputs> OpBackwardMeta(const AttentionOptions& options, const Tensor& d_out,
+                                const Tensor& q, const Tensor& k, const Tensor& v,
+                                const Tensor& tau, const Tensor&, AttentionWanted wanted) {
   CheckBackward(d_out, q, v, tau, CheckAttentionTensors(q, k, v, options), options, wanted);
   std::array<Tensor, kInputs> results;
   const auto like = [&](AttentionInput input, const Tensor& t) {
@@ -140,20 +136,14 @@ Tuple8 OpBackwardMeta(const Tensor& d_out, const Tensor& q, const Tensor& k, con
   like(kQ, q);
   like(kK, k);
   like(kV, v);
-  const auto same = [&](AttentionInput input, const OptionalTensor& tensor) {
-    if (!wanted[input]) return;
-    results[input] = at::empty_like(*tensor, at::MemoryFormat::Contiguous);
-  };
-  same(kAlpha, options.alpha_heads);
-  same(kLengthScale, options.length_scale);
-  same(kSlopes, options.alibi_slopes);
-  same(kBias, options.bias);
-  same(kSink, options.sink);
+  ForEachGradientTensor(options, [&](std::size_t index, const OptionalTensor& tensor) {
+    if (!wanted[kAlpha + index]) return;
+    results[kAlpha + index] = at::empty_like(*tensor, at::MemoryFormat::Contiguous);
+  });
   return Filled(std::move(results), q);
 }
 
-Tuple3 OpWeightsMeta(const Tensor&, const Tensor&, TSALLIS_OPTIONS) {
-  (void)Pack(TSALLIS_OPTION_NAMES);
+Tensors<3> OpWeightsMeta(const AttentionOptions&, const Tensor&, const Tensor&) {
   // Not TORCH_CHECK_NOT_IMPLEMENTED: torch.compile takes that for a missing function, and drops the
   // message.
   TORCH_CHECK(
@@ -165,19 +155,19 @@ Tuple3 OpWeightsMeta(const Tensor&, const Tensor&, TSALLIS_OPTIONS) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(tsallis, CPU, m) {
-  m.impl("attention", OpCpu);
-  m.impl("attention_stats", OpStatsCpu);
-  m.impl("attention_forward", OpForwardCpu);
-  m.impl("attention_backward", OpBackwardCpu);
-  m.impl("attention_weights", OpWeightsCpu);
+  m.impl("attention", AttentionOperator<OpCpu>::Call);
+  m.impl("attention_stats", AttentionOperator<OpStatsCpu>::Call);
+  m.impl("attention_forward", AttentionOperator<OpForwardCpu>::Call);
+  m.impl("attention_backward", AttentionOperator<OpBackwardCpu>::Call);
+  m.impl("attention_weights", AttentionOperator<OpWeightsCpu>::Call);
 }
 
 TORCH_LIBRARY_IMPL(tsallis, Meta, m) {
-  m.impl("attention", OpMeta);
-  m.impl("attention_stats", OpStatsMeta);
-  m.impl("attention_forward", OpForwardMeta);
-  m.impl("attention_backward", OpBackwardMeta);
-  m.impl("attention_weights", OpWeightsMeta);
+  m.impl("attention", AttentionOperator<OpMeta>::Call);
+  m.impl("attention_stats", AttentionOperator<OpStatsMeta>::Call);
+  m.impl("attention_forward", AttentionOperator<OpForwardMeta>::Call);
+  m.impl("attention_backward", AttentionOperator<OpBackwardMeta>::Call);
+  m.impl("attention_weights", AttentionOperator<OpWeightsMeta>::Call);
 }
 
 }  // namespace tsallis

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "core/version.h"
+#include "torch/attention.h"
+#include "torch/attention_settings.h"
 #include "tsallis/cpu.h"
 
 namespace tsallis {
@@ -13,17 +15,6 @@ namespace tsallis {
 #define TSALLIS_SETTINGS                                                                       \
   "str map=\"entmax\", float alpha=1.5, int dim=-1, float temperature=1.0, float budget=2.0, " \
   "float[]? coefficients=None, float? threshold=None, int top_k=0, float top_k_fraction=0.0, " \
-  "float? sigmoid_bias=None"
-
-// Attention's: AttentionOptions in operators.h says what they mean.
-#define TSALLIS_ATTENTION_SETTINGS                                                            \
-  "Tensor? alpha_heads=None, Tensor? length_scale=None, Tensor? alibi_slopes=None, "          \
-  "Tensor? bias=None, Tensor? mask=None, Tensor? block_mask=None, Tensor? lengths=None, "     \
-  "Tensor? query_lengths=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "        \
-  "str map=\"entmax\", float alpha=1.5, float? scale=None, float? scale_invariant=None, "     \
-  "bool causal=False, str alignment=\"end\", int left=-1, int right=-1, int block_q=0, "      \
-  "int block_k=0, str padding=\"right\", float[]? coefficients=None, float? threshold=None, " \
-  "int saved_budget=268435456, Tensor? sink=None, int top_k=0, float top_k_fraction=0.0, "    \
   "float? sigmoid_bias=None"
 
 TORCH_LIBRARY(tsallis, m) {
@@ -49,28 +40,31 @@ TORCH_LIBRARY(tsallis, m) {
       "fenchel_young_loss_forward(Tensor scores, Tensor targets, bool want_gradient, *, "
       "str map=\"entmax\", float alpha=1.5, float temperature=1.0, int ignore_index=-100) "
       "-> (Tensor losses, Tensor gradient)");
-  m.def("attention(Tensor q, Tensor k, Tensor v, *, " TSALLIS_ATTENTION_SETTINGS ") -> Tensor");
-  m.def("attention_stats(Tensor q, Tensor k, Tensor v, *, " TSALLIS_ATTENTION_SETTINGS
-        ") -> (Tensor out, Tensor tau, Tensor support_size, Tensor entropy, Tensor maximum)");
+  const std::string settings = ", *, " + AttentionSettingsSchema() + ") -> ";
+  const auto define = [&](const std::string& arguments, const std::string& results) {
+    m.def(torch::schema((arguments + settings + results).c_str()));
+  };
+  define("attention(Tensor q, Tensor k, Tensor v", "Tensor");
+  define("attention_stats(Tensor q, Tensor k, Tensor v",
+         "(Tensor out, Tensor tau, Tensor support_size, Tensor entropy, Tensor maximum)");
   // For the autograd of the two above. tau: float64; saved: uint8, contents are the library's; the
   // last three have no elements unless want_stats.
-  m.def(
-      "attention_forward(Tensor q, Tensor k, Tensor v, bool want_stats, "
-      "*, " TSALLIS_ATTENTION_SETTINGS
-      ") -> (Tensor out, Tensor tau, Tensor saved, Tensor support_size, Tensor entropy, "
-      "Tensor maximum)");
+  define("attention_forward(Tensor q, Tensor k, Tensor v, bool want_stats",
+         "(Tensor out, Tensor tau, Tensor saved, Tensor support_size, Tensor entropy, "
+         "Tensor maximum)");
   // wanted: which results, in their order; the others have no elements.
-  m.def(
+  std::string gradients = "(Tensor dq, Tensor dk, Tensor dv";
+  for (const std::string& name : AttentionGradientNames()) gradients += ", Tensor " + name;
+  define(
       "attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor tau, Tensor saved, "
-      "bool[8] wanted, *, " TSALLIS_ATTENTION_SETTINGS
-      ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_alpha, Tensor d_length_scale, "
-      "Tensor d_slopes, Tensor d_bias, Tensor d_sink)");
+      "bool[" +
+          std::to_string(kInputs) + "] wanted",
+      gradients + ")");
   // The weights > 0 as CSR with batch heads q_len rows. Their number depends on the data.
-  m.def("attention_weights(Tensor q, Tensor k, *, " TSALLIS_ATTENTION_SETTINGS
-        ") -> (Tensor row_offsets, Tensor columns, Tensor values)");
+  define("attention_weights(Tensor q, Tensor k",
+         "(Tensor row_offsets, Tensor columns, Tensor values)");
 }
 
 #undef TSALLIS_SETTINGS
-#undef TSALLIS_ATTENTION_SETTINGS
 
 }  // namespace tsallis
