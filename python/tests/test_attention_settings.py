@@ -62,7 +62,7 @@ def test_an_unknown_setting_is_named():
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'causl'; did you mean 'cau"):
         tsallis.attention(q, q, q, causl=True)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'xyzzy'$"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'$"):
         tsallis.attention(q, q, q, xyzzy=1)
 
 
