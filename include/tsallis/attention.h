@@ -206,6 +206,8 @@ struct AttentionChoice {
   std::string forward;
   std::string backward;
   std::string reason;
+  // Kernels that take the rows that the forward pass's leaves, one after the other: rows that keep many keys, say.
+  std::vector<std::string> leftovers;
 };
 AttentionChoice ChooseAttentionKernel(const AttentionParams& params);
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "simplex/elements.h"
 #include "tsallis/attention.h"
 
 namespace tsallis {
@@ -123,86 +122,6 @@ inline std::int64_t KvHead(const AttentionParams& params, std::int64_t h) {
   return h / (params.heads / params.kv_heads);
 }
 
-// Output rows that belong to no sequence of a padded batch: 0, and statistics of a row without keys.
-inline void ClearRowsOutside(const AttentionParams& params, const AttentionOutputs& outputs) {
-  if (params.ranges.packed) return;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    const Sequence sequence = Sequence::Of(params, b);
-    for (std::int64_t h = 0; h < params.heads; ++h) {
-      for (std::int64_t row = 0; row < params.q_len; ++row) {
-        if (row == sequence.q.begin) row = sequence.q.end;
-        if (row >= params.q_len) break;
-        for (std::int64_t x = 0; x < params.value_dim; ++x) {
-          StoreElement(outputs.out.data, outputs.out.dtype,
-                       Offset(outputs.out.strides, b, h, row, x), 0.0);
-        }
-        const std::int64_t index = RowIndex(params, sequence, h, row);
-        if (outputs.tau != nullptr) outputs.tau[index] = -__builtin_inf();
-        if (outputs.support_size != nullptr) outputs.support_size[index] = 0;
-        if (outputs.entropy != nullptr) outputs.entropy[index] = 0.0;
-        if (outputs.maximum != nullptr) outputs.maximum[index] = -__builtin_inf();
-      }
-    }
-  }
-}
-
-// Gradients of what belongs to no sequence of a padded batch, for one key head and its queries: 0.
-inline void ClearGradientsOutside(const AttentionParams& params,
-                                  const AttentionGradients& gradients, const Sequence& sequence,
-                                  std::int64_t kv) {
-  if (params.ranges.packed) return;
-  const std::int64_t b = sequence.batch;
-  const auto clear = [&](const MutableArray4& array, std::int64_t h, const Span& inside,
-                         std::int64_t length, std::int64_t columns) {
-    for (std::int64_t row = 0; array.data != nullptr && row < length; ++row) {
-      if (row == inside.begin) row = inside.end;
-      for (std::int64_t x = 0; row < length && x < columns; ++x) {
-        StoreElement(array.data, array.dtype, Offset(array.strides, b, h, row, x), 0.0);
-      }
-    }
-  };
-  clear(gradients.dk, kv, sequence.k, params.k_len, params.head_dim);
-  clear(gradients.dv, kv, sequence.k, params.k_len, params.value_dim);
-  const std::int64_t group = params.heads / params.kv_heads;
-  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-    clear(gradients.dq, h, sequence.q, params.q_len, params.head_dim);
-    for (std::int64_t row = 0; gradients.d_length_scale != nullptr && row < params.q_len; ++row) {
-      if (row < sequence.q.begin || row >= sequence.q.end) {
-        gradients.d_length_scale[RowIndex(params, sequence, h, row)] = 0.0;
-      }
-    }
-  }
-}
-
-// The gradient of the slopes from that of each sequence's heads: packed sequences share one set.
-// per_sequence: [batch, heads]; d_slopes: [ArrayBatch, heads].
-inline void AddSlopes(const AttentionParams& params, const double* per_sequence, double* d_slopes) {
-  for (std::int64_t i = 0; i < params.batch * params.heads; ++i) {
-    d_slopes[params.ranges.packed ? i % params.heads : i] += per_sequence[i];
-  }
-}
-inline void SumSlopes(const AttentionParams& params, const double* per_sequence, double* d_slopes) {
-  std::fill_n(d_slopes, ArrayBatch(params) * params.heads, 0.0);
-  AddSlopes(params, per_sequence, d_slopes);
-}
-
-// Visits every element of the bias's gradient once and sets it to 0 (axes of stride 0 are summed over).
-inline void ClearBiasGradient(const AttentionParams& params, const MutableArray4& bias) {
-  const std::int64_t* s = bias.strides;
-  const std::int64_t sizes[4] = {s[0] == 0 ? 1 : ArrayBatch(params), s[1] == 0 ? 1 : params.heads,
-                                 s[2] == 0 ? 1 : params.q_len, s[3] == 0 ? 1 : params.k_len};
-  if (params.batch * params.heads * params.q_len * params.k_len == 0) return;
-  for (std::int64_t b = 0; b < sizes[0]; ++b) {
-    for (std::int64_t h = 0; h < sizes[1]; ++h) {
-      for (std::int64_t i = 0; i < sizes[2]; ++i) {
-        for (std::int64_t j = 0; j < sizes[3]; ++j) {
-          StoreElement(bias.data, bias.dtype, Offset(bias.strides, b, h, i, j), 0.0);
-        }
-      }
-    }
-  }
-}
-
 inline double ScaleOf(const AttentionParams& params) {
   return params.terms.scale != 0.0 ? params.terms.scale
                                    : 1.0 / std::sqrt(static_cast<double>(params.head_dim));
@@ -212,8 +131,8 @@ inline double AlphaOf(const AttentionParams& params, std::int64_t h) {
   return params.alpha_per_head != nullptr ? params.alpha_per_head[h] : params.alpha;
 }
 
-// Whether thresholds of entmax rows are solved for in float32: alpha near 1 or below keeps every key, and above 2 the
+// Alphas whose thresholds are solved for in float32: near 1 and below it a row keeps every key, and above 2 a
 // threshold needs more digits.
-inline bool IsFloatAlpha(double alpha) { return alpha >= 1.1 && alpha <= 2.0; }
+inline constexpr double kLeastFloatAlpha = 1.1, kMostFloatAlpha = 2.0;
 
 }  // namespace tsallis

@@ -1,18 +1,46 @@
-// What a kernel is to the drivers (attention.cc), and the one list of kernels: dispatch, tests and
+// What a kernel is to the driver (attention.cc), and the one list of kernels: dispatch, tests and
 // `tsallis info --kernels` read it. docs/adding-a-kernel.md walks through it.
+//
+// Work comes as lists: blocks of query rows forward, key heads backward. The driver hands the first kernel that
+// serves a problem all of it; what that kernel leaves goes to the next one of the list, and so on.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "attention/features.h"
+#include "attention/geometry.h"
 #include "tsallis/attention.h"
 
 namespace tsallis {
 
-// What is wanted of the rows' supports: their sizes, or themselves.
-struct WeightSink {
+// Query rows of one problem: sequence b, query head h. Rows lie inside the sequence's range.
+struct RowBlock {
+  std::int64_t b = 0, h = 0;
+  Span q;
+};
+
+// A key head with all its query heads: sequence b.
+struct KvProblem {
+  std::int64_t b = 0, kv = 0;
+};
+
+// Gradients that are sums over all rows of one query head of one sequence.
+struct HeadSums {
+  double d_alpha = 0.0, d_slope = 0.0, d_sink = 0.0;
+
+  void Add(const HeadSums& other) {
+    d_alpha += other.d_alpha;
+    d_slope += other.d_slope;
+    d_sink += other.d_sink;
+  }
+};
+
+// Who wants the supports of rows: their sizes, or themselves.
+struct WeightReceiver {
   std::int64_t* counts = nullptr;  // then nothing else
   const std::int64_t* row_offsets = nullptr;
   std::int64_t* columns = nullptr;
@@ -24,46 +52,64 @@ struct WeightSink {
            std::size_t n) const;
 };
 
+// Arguments are checked. The driver clears what belongs to no sequence, and d_bias, which kernels add to. A list of
+// work is sorted by (b, h) and row, or (b, kv).
 struct AttentionKernel {
   const char* name;
-  const char* serves;  // one line for people
+  const char* summary;  // one line for people
   // Instruction set it would run on here; empty if this machine has none for it.
   std::string (*instruction_set)();
-  // Empty if it can serve these params; else why not, in a few words.
-  std::string (*refuses)(const AttentionParams& params);
-  // Empty if it is the best so far for what it can serve; else why a later kernel of the list is
-  // better. Null: it always is.
-  std::string (*declines)(const AttentionParams& params);
-  // Arguments are checked. Packed output rows outside all ranges are not touched.
+  Serves serves;
+  // Empty if it is the best so far for what it can serve; else why a later kernel of the list is better. Null: it
+  // always is. `left`: whether the work is what an earlier kernel left.
+  std::string (*declines)(const AttentionParams& params, bool left);
+  // What it leaves to later kernels; null: nothing.
+  const char* leaves;
+  // Outputs and statistics of `rows`. Adds to `left` those that it leaves.
   void (*forward)(const Context& context, const AttentionParams& params,
-                  const AttentionOutputs& outputs);
+                  const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
+                  std::vector<RowBlock>* left);
+  // dq, dk, dv and d_length_scale of `problems`; adds to d_bias. heads: [batch heads], 0 when it is called; those of
+  // the problems are set. What stands there for a problem that it leaves means nothing.
   void (*backward)(const Context& context, const AttentionParams& params,
-                   const AttentionGradients& gradients);
-  // The supports of every row; null: a later kernel's.
-  void (*weights)(const Context& context, const AttentionParams& params, const WeightSink& sink);
+                   const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+                   HeadSums* heads, std::vector<KvProblem>* left);
+  // The supports of `rows`; null: a later kernel finds them.
+  void (*weights)(const Context& context, const AttentionParams& params,
+                  const WeightReceiver& receiver, const std::vector<RowBlock>& rows,
+                  std::vector<RowBlock>* left);
   // Bytes of lists that the backward pass can use; null: none.
   std::size_t (*saved_bytes)(const AttentionParams& params);
-  // Bytes a call allocates at most.
+  // Bytes a call allocates at most, without what its leftovers take.
   std::size_t (*workspace_bytes)(const Context& context, const AttentionParams& params,
                                  bool backward);
 };
 
-// Best first; the last one serves everything.
-const std::vector<const AttentionKernel*>& AllAttentionKernels();
+// Kernels in the order in which they are asked. The last one serves everything.
+using KernelList = std::span<const AttentionKernel* const>;
+
+// Best first.
+KernelList AllAttentionKernels();
+// The list from a kernel on: what it leaves goes to those behind it.
+KernelList KernelsFrom(const AttentionKernel& kernel);
 
 // The first that is usable here and neither refuses nor declines. `why` (may be null) collects the
 // reasons.
-const AttentionKernel& ChooseKernel(const AttentionParams& params, std::string* why);
+const AttentionKernel& ChooseKernel(const AttentionParams& params, Pass pass, std::string* why);
 
-// Runs one kernel by name whatever dispatch would choose; for tests and benchmarks. Null: no such
-// kernel, or not usable here.
-const AttentionKernel* FindKernel(const std::string& name);
+// The passes on a given list, whose first kernel takes part whatever it declines.
+void RunForward(KernelList kernels, const Context& context, const AttentionParams& params,
+                const AttentionOutputs& outputs);
+void RunBackward(KernelList kernels, const Context& context, const AttentionParams& params,
+                 const AttentionGradients& gradients);
 
 extern const AttentionKernel kLanesAttention;
 extern const AttentionKernel kSweepAmx;
 extern const AttentionKernel kSweepInt8;
 extern const AttentionKernel kSweepInt7;
 extern const AttentionKernel kSweepFloat;
+extern const AttentionKernel kStreamAmx;
+extern const AttentionKernel kDenseAttention;
 extern const AttentionKernel kReferenceAttention;
 
 }  // namespace tsallis

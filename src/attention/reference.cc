@@ -29,28 +29,10 @@ void StoreColumns(const double* values, const MutableArray4& array, std::int64_t
   }
 }
 
-void StoreZeros(const MutableArray4& array, std::int64_t b, std::int64_t h, const Span& rows,
-                std::int64_t columns) {
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    const std::int64_t start = Offset(array.strides, b, h, row);
-    for (std::int64_t x = 0; x < columns; ++x) {
-      StoreElement(array.data, array.dtype, start + x * array.strides[3], 0.0);
-    }
-  }
-}
-
 double Dot(const double* a, const double* b, std::int64_t n) {
   double sum = 0.0;
   for (std::int64_t x = 0; x < n; ++x) sum += a[x] * b[x];
   return sum;
-}
-
-// sums: [heads] or null: not wanted. parts: [batch heads]
-void SumOverBatch(const AttentionParams& params, const std::vector<double>& parts, double* sums) {
-  for (std::int64_t h = 0; sums != nullptr && h < params.heads; ++h) {
-    sums[h] = 0.0;
-    for (std::int64_t b = 0; b < params.batch; ++b) sums[h] += parts[b * params.heads + h];
-  }
 }
 
 // Everything of one query head in the backward pass.
@@ -62,8 +44,7 @@ struct HeadBackward {
   // Sums over the group's queries. dk: [k_len, head_dim], dv: [k_len, value_dim].
   std::vector<double>& dk;
   std::vector<double>& dv;
-  double* d_alpha;  // of this problem
-  double* d_sink;
+  HeadSums& sums;
 
   void Row(std::int64_t q_row, ReferenceRow& row);
 
@@ -94,8 +75,8 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
   ReferenceBackward(SpecOfHead(params, h), row.scores.data(), row.p.data(), dp.data(),
                     static_cast<std::int64_t>(dp.size()), dp.data(),
                     params.map == RowMap::kEntmax ? &alpha_here : nullptr, row.scratch);
-  *d_alpha += alpha_here;
-  if (params.terms.sink != nullptr) *d_sink += dp.back();
+  sums.d_alpha += alpha_here;
+  if (params.terms.sink != nullptr) sums.d_sink += dp.back();
   double d_c = 0.0, d_slope = 0.0;
   const double scale = ScaleOf(params);
   for (std::int64_t j = 0; j < n; ++j) {
@@ -125,7 +106,7 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
   if (gradients.d_length_scale != nullptr) {
     gradients.d_length_scale[RowIndex(params, sequence, h, q_row)] = d_c;
   }
-  if (gradients.d_slopes != nullptr) gradients.d_slopes[b * params.heads + h] += d_slope;
+  sums.d_slope += d_slope;
 }
 
 }  // namespace
@@ -188,130 +169,135 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
   }
 }
 
-void ReferenceAttentionForward(const Context& context, const AttentionParams& params,
-                               const AttentionOutputs& outputs) {
+namespace {
+
+void Forward(const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>*) {
   const std::int64_t e = params.value_dim;
-  ParallelFor(context, params.batch * params.heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    ReferenceRow row;
-    std::vector<double> v(e), out(e);
-    for (std::int64_t problem = begin; problem < end; ++problem) {
-      const Sequence sequence = Sequence::Of(params, problem / params.heads);
-      const std::int64_t h = problem % params.heads, b = sequence.array_batch;
-      const std::int64_t kv = KvHead(params, h);
-      const Span all = params.ranges.packed ? sequence.q : Span{0, params.q_len};
-      for (std::int64_t q_row = all.begin; q_row < all.end; ++q_row) {
-        const bool outside = q_row < sequence.q.begin || q_row >= sequence.q.end;
-        if (outside) {
-          row.result = {-kInfinity, 0, 0.0};
-          row.maximum = -kInfinity;
-        } else {
-          row.Compute(params, sequence, h, q_row);
-        }
-        std::fill(out.begin(), out.end(), 0.0);
-        for (std::int64_t j = 0; !outside && j < row.keys.size(); ++j) {
-          if (row.p[j] == 0.0) continue;
-          LoadColumns(params.v, Offset(params.v.strides, b, kv, row.keys.begin + j), e, v.data());
-          for (std::int64_t x = 0; x < e; ++x) out[x] += row.p[j] * v[x];
-        }
-        StoreColumns(out.data(), outputs.out, Offset(outputs.out.strides, b, h, q_row), e);
-        const std::int64_t index = RowIndex(params, sequence, h, q_row);
-        if (outputs.tau != nullptr) outputs.tau[index] = row.result.tau;
-        if (outputs.support_size != nullptr) {
-          outputs.support_size[index] = row.result.support_size;
-        }
-        if (outputs.entropy != nullptr) outputs.entropy[index] = row.result.entropy;
-        if (outputs.maximum != nullptr) outputs.maximum[index] = row.maximum;
-      }
-    }
-  });
+  ParallelFor(context, static_cast<std::int64_t>(rows.size()), 1,
+              [&](std::int64_t begin, std::int64_t end) {
+                ReferenceRow row;
+                std::vector<double> v(e), out(e);
+                for (std::int64_t i = begin; i < end; ++i) {
+                  const auto& [number, h, q] = rows[static_cast<std::size_t>(i)];
+                  const Sequence sequence = Sequence::Of(params, number);
+                  const std::int64_t b = sequence.array_batch, kv = KvHead(params, h);
+                  for (std::int64_t q_row = q.begin; q_row < q.end; ++q_row) {
+                    row.Compute(params, sequence, h, q_row);
+                    std::fill(out.begin(), out.end(), 0.0);
+                    for (std::int64_t j = 0; j < row.keys.size(); ++j) {
+                      if (row.p[j] == 0.0) continue;
+                      LoadColumns(params.v, Offset(params.v.strides, b, kv, row.keys.begin + j), e,
+                                  v.data());
+                      for (std::int64_t x = 0; x < e; ++x) out[x] += row.p[j] * v[x];
+                    }
+                    StoreColumns(out.data(), outputs.out, Offset(outputs.out.strides, b, h, q_row),
+                                 e);
+                    const std::int64_t index = RowIndex(params, sequence, h, q_row);
+                    if (outputs.tau != nullptr) outputs.tau[index] = row.result.tau;
+                    if (outputs.support_size != nullptr) {
+                      outputs.support_size[index] = row.result.support_size;
+                    }
+                    if (outputs.entropy != nullptr) outputs.entropy[index] = row.result.entropy;
+                    if (outputs.maximum != nullptr) outputs.maximum[index] = row.maximum;
+                  }
+                }
+              });
 }
 
-void ReferenceAttentionBackward(const Context& context, const AttentionParams& params,
-                                const AttentionGradients& gradients) {
-  const std::int64_t group = params.kv_heads > 0 ? params.heads / params.kv_heads : 0;
+void Backward(const Context& context, const AttentionParams& params,
+              const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+              HeadSums* heads, std::vector<KvProblem>*) {
   const MutableArray4& bias = gradients.d_bias;
-  if (bias.data != nullptr) ClearBiasGradient(params, bias);
-  if (gradients.d_slopes != nullptr) {
-    std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
-  }
-  std::vector<double> d_alpha(static_cast<std::size_t>(params.batch * params.heads), 0.0);
-  std::vector<double> d_sink(d_alpha.size(), 0.0);
-  // Sequences or heads that share a bias or a slope add to it one after the other.
-  const bool shares = (bias.data != nullptr && (bias.strides[0] == 0 || bias.strides[1] == 0)) ||
-                      (params.ranges.packed && gradients.d_slopes != nullptr);
+  // Sequences or heads that share a bias add to it one after the other.
+  const bool shares = bias.data != nullptr && (bias.strides[0] == 0 || bias.strides[1] == 0);
   const Context here = shares ? Context{.threads = 1} : context;
-  ParallelFor(here, params.batch * params.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    ReferenceRow row;
-    std::vector<double> dk, dv;
-    for (std::int64_t problem = begin; problem < end; ++problem) {
-      const Sequence sequence = Sequence::Of(params, problem / params.kv_heads);
-      const std::int64_t kv = problem % params.kv_heads, b = sequence.array_batch;
-      dk.assign(static_cast<std::size_t>(params.k_len * params.head_dim), 0.0);
-      dv.assign(static_cast<std::size_t>(params.k_len * params.value_dim), 0.0);
-      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-        HeadBackward head{.params = params,
-                          .gradients = gradients,
-                          .sequence = sequence,
-                          .h = h,
-                          .dk = dk,
-                          .dv = dv,
-                          .d_alpha = &d_alpha[sequence.batch * params.heads + h],
-                          .d_sink = &d_sink[sequence.batch * params.heads + h]};
-        for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end; ++q_row) {
-          head.Row(q_row, row);
-        }
-        if (params.ranges.packed) continue;
-        for (const Span& rest : {Span{0, sequence.q.begin}, Span{sequence.q.end, params.q_len}}) {
-          if (gradients.dq.data != nullptr) {
-            StoreZeros(gradients.dq, b, h, rest, params.head_dim);
-          }
-          for (std::int64_t q_row = rest.begin;
-               gradients.d_length_scale != nullptr && q_row < rest.end; ++q_row) {
-            gradients.d_length_scale[RowIndex(params, sequence, h, q_row)] = 0.0;
-          }
-        }
-      }
-      const Span keys = params.ranges.packed ? sequence.k : Span{0, params.k_len};
-      for (std::int64_t row_k = keys.begin; row_k < keys.end; ++row_k) {
-        if (gradients.dk.data != nullptr) {
-          StoreColumns(&dk[row_k * params.head_dim], gradients.dk,
-                       Offset(gradients.dk.strides, b, kv, row_k), params.head_dim);
-        }
-        if (gradients.dv.data != nullptr) {
-          StoreColumns(&dv[row_k * params.value_dim], gradients.dv,
-                       Offset(gradients.dv.strides, b, kv, row_k), params.value_dim);
-        }
-      }
-    }
-  });
-  SumOverBatch(params, d_alpha, gradients.d_alpha);
-  SumOverBatch(params, d_sink, gradients.d_sink);
+  ParallelFor(here, static_cast<std::int64_t>(problems.size()), 1,
+              [&](std::int64_t begin, std::int64_t end) {
+                ReferenceRow row;
+                std::vector<double> dk, dv;
+                for (std::int64_t i = begin; i < end; ++i) {
+                  const auto& [number, kv] = problems[static_cast<std::size_t>(i)];
+                  const Sequence sequence = Sequence::Of(params, number);
+                  const std::int64_t group = params.heads / params.kv_heads,
+                                     b = sequence.array_batch;
+                  dk.assign(static_cast<std::size_t>(params.k_len * params.head_dim), 0.0);
+                  dv.assign(static_cast<std::size_t>(params.k_len * params.value_dim), 0.0);
+                  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+                    HeadBackward head{.params = params,
+                                      .gradients = gradients,
+                                      .sequence = sequence,
+                                      .h = h,
+                                      .dk = dk,
+                                      .dv = dv,
+                                      .sums = heads[number * params.heads + h]};
+                    for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end; ++q_row) {
+                      head.Row(q_row, row);
+                    }
+                  }
+                  for (std::int64_t row_k = sequence.k.begin; row_k < sequence.k.end; ++row_k) {
+                    if (gradients.dk.data != nullptr) {
+                      StoreColumns(&dk[row_k * params.head_dim], gradients.dk,
+                                   Offset(gradients.dk.strides, b, kv, row_k), params.head_dim);
+                    }
+                    if (gradients.dv.data != nullptr) {
+                      StoreColumns(&dv[row_k * params.value_dim], gradients.dv,
+                                   Offset(gradients.dv.strides, b, kv, row_k), params.value_dim);
+                    }
+                  }
+                }
+              });
 }
 
-void ReferenceAttentionWeights(const Context& context, const AttentionParams& params,
-                               const WeightSink& sink) {
-  ParallelFor(context, params.batch * params.heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    ReferenceRow row;
-    std::vector<std::uint32_t> keys;
-    std::vector<float> p;
-    for (std::int64_t problem = begin; problem < end; ++problem) {
-      const Sequence sequence = Sequence::Of(params, problem / params.heads);
-      const std::int64_t h = problem % params.heads;
-      for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end; ++q_row) {
-        row.Compute(params, sequence, h, q_row);
-        keys.clear();
-        p.clear();
-        // A row of NaN has no support to list.
-        for (std::int64_t j = 0; row.result.support_size > 0 && j < row.keys.size(); ++j) {
-          if (!(row.p[j] > 0.0)) continue;
-          keys.push_back(static_cast<std::uint32_t>(j));
-          p.push_back(static_cast<float>(row.p[j]));
-        }
-        sink.Put(RowIndex(params, sequence, h, q_row), row.keys.begin, keys.data(), p.data(),
-                 keys.size());
-      }
-    }
-  });
+void Weights(const Context& context, const AttentionParams& params, const WeightReceiver& receiver,
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>*) {
+  ParallelFor(context, static_cast<std::int64_t>(rows.size()), 1,
+              [&](std::int64_t begin, std::int64_t end) {
+                ReferenceRow row;
+                std::vector<std::uint32_t> keys;
+                std::vector<float> p;
+                for (std::int64_t i = begin; i < end; ++i) {
+                  const auto& [number, h, q] = rows[static_cast<std::size_t>(i)];
+                  const Sequence sequence = Sequence::Of(params, number);
+                  for (std::int64_t q_row = q.begin; q_row < q.end; ++q_row) {
+                    row.Compute(params, sequence, h, q_row);
+                    keys.clear();
+                    p.clear();
+                    // A row of NaN has no support to list.
+                    for (std::int64_t j = 0; row.result.support_size > 0 && j < row.keys.size();
+                         ++j) {
+                      if (!(row.p[j] > 0.0)) continue;
+                      keys.push_back(static_cast<std::uint32_t>(j));
+                      p.push_back(static_cast<float>(row.p[j]));
+                    }
+                    receiver.Put(RowIndex(params, sequence, h, q_row), row.keys.begin, keys.data(),
+                                 p.data(), keys.size());
+                  }
+                }
+              });
 }
+
+}  // namespace
+
+constinit const AttentionKernel kReferenceAttention = {
+    .name = "reference",
+    .summary = "everything, in double precision one row at a time; float64",
+    .instruction_set = [] { return std::string("portable"); },
+    .serves = {.features = Features::All()},
+    .declines = nullptr,
+    .leaves = nullptr,
+    .forward = Forward,
+    .backward = Backward,
+    .weights = Weights,
+    .saved_bytes = nullptr,
+    .workspace_bytes =
+        [](const Context& context, const AttentionParams& params, bool backward) {
+          const auto threads = static_cast<std::size_t>(Threads(context));
+          const auto row = static_cast<std::size_t>(params.k_len + 1) * 7 * sizeof(double);
+          const auto sums = static_cast<std::size_t>(params.k_len) *
+                            static_cast<std::size_t>(params.head_dim + params.value_dim) *
+                            sizeof(double);
+          return threads * (row + (backward ? sums : 0));
+        }};
 
 }  // namespace tsallis

@@ -12,15 +12,6 @@
 
 namespace tsallis {
 
-void ReferenceAttentionForward(const Context& context, const AttentionParams& params,
-                               const AttentionOutputs& outputs);
-void ReferenceAttentionBackward(const Context& context, const AttentionParams& params,
-                                const AttentionGradients& gradients);
-
-struct WeightSink;
-void ReferenceAttentionWeights(const Context& context, const AttentionParams& params,
-                               const WeightSink& sink);
-
 // The scores of one query on the span of keys that it may see, masked ones -inf, and what its map
 // makes of them. With a sink, `scores` and `p` have it at their end.
 struct ReferenceRow {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/emulated_kernels.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "attention/reference.h"
@@ -139,13 +140,42 @@ class Problem {
   // What stands in results where nothing is to be written: rows of nobody in packed arrays.
   static constexpr double kMark = 7.25;
 
-  // On `kernel` in spec.dtype; null: the reference in double. Forward, and backward with every
-  // gradient that the problem has; `saved_bytes` for the support's lists; `wanted`: bits of Wanted.
+  // On `kernel`, and those behind it for what it leaves, in spec.dtype; null: the reference in double.
+  // Forward, and backward with every gradient that the problem has; `saved_bytes` for the support's lists;
+  // `wanted`: bits of Wanted.
   Results Run(const AttentionKernel* kernel, int threads = 1, std::size_t saved_bytes = 0,
               bool backward = true, unsigned wanted = kWantAll) const {
-    const bool in_double = kernel == nullptr;
+    const KernelList kernels = TestedFrom(kernel == nullptr ? kReferenceAttention : *kernel);
+    return RunWith(
+        /*in_double=*/kernel == nullptr, threads, saved_bytes, backward, wanted,
+        [&](const auto&... arguments) { RunForward(kernels, arguments...); },
+        [&](const auto&... arguments) { RunBackward(kernels, arguments...); });
+  }
+  // As a user does: through the checks, on the kernels that are chosen.
+  Results RunAsUser(int threads) const {
+    return RunWith(false, threads, 0, true, kWantAll, AttentionForward, AttentionBackward);
+  }
+
+  // Inputs in double, contiguous or not, that finite differences may change: "q", "k", "v", "c",
+  // "slopes", "sink", "bias", "alpha" (per head); those of wide().
+  std::vector<double>& Wide(const std::string& name) {
+    if (name == "q") return q_.wide;
+    if (name == "k") return k_.wide;
+    if (name == "v") return v_.wide;
+    if (name == "c") return length_scale_.wide;
+    if (name == "slopes") return slopes_.wide;
+    if (name == "bias") return bias_.wide;
+    if (name == "sink") return sinks_;
+    return alphas_;
+  }
+  // d_out in double, in the order of Results::out (for unstrided problems).
+  const std::vector<double>& d_out() const { return d_out_.wide; }
+
+ private:
+  template <class Forward, class Backward>
+  Results RunWith(bool in_double, int threads, std::size_t saved_bytes, bool wants_backward,
+                  unsigned wanted, const Forward& forward, const Backward& backward) const {
     const AttentionParams& params = in_double ? wide_ : typed_;
-    const AttentionKernel& runs = in_double ? kReferenceAttention : *kernel;
     const DType dtype = in_double ? DType::kFloat64 : spec_.dtype;
     const Context context{.threads = threads};
     const std::int64_t batch = ArrayBatch(params), heads = params.heads;
@@ -168,9 +198,9 @@ class Problem {
       outputs.entropy = results.entropy.data();
       outputs.maximum = results.maximum.data();
     }
-    runs.forward(context, params, outputs);
+    forward(context, params, outputs);
     out.Read(results.out, results.overrun);
-    if (!backward) return results;
+    if (!wants_backward) return results;
     Buffer dq(dtype, batch, heads, params.q_len, params.head_dim, spec_.strided);
     Buffer dk(dtype, batch, params.kv_heads, params.k_len, params.head_dim, spec_.strided);
     Buffer dv(dtype, batch, params.kv_heads, params.k_len, params.value_dim, spec_.strided);
@@ -211,7 +241,7 @@ class Problem {
         if (broadcast >> axis & 1) gradients.d_bias.strides[axis] = 0;
       }
     }
-    runs.backward(context, params, gradients);
+    backward(context, params, gradients);
     if (wanted & kWantDq) dq.Read(results.dq, results.overrun);
     if (wanted & kWantDk) dk.Read(results.dk, results.overrun);
     if (wanted & kWantDv) dv.Read(results.dv, results.overrun);
@@ -219,22 +249,6 @@ class Problem {
     return results;
   }
 
-  // Inputs in double, contiguous or not, that finite differences may change: "q", "k", "v", "c",
-  // "slopes", "sink", "bias", "alpha" (per head); those of wide().
-  std::vector<double>& Wide(const std::string& name) {
-    if (name == "q") return q_.wide;
-    if (name == "k") return k_.wide;
-    if (name == "v") return v_.wide;
-    if (name == "c") return length_scale_.wide;
-    if (name == "slopes") return slopes_.wide;
-    if (name == "bias") return bias_.wide;
-    if (name == "sink") return sinks_;
-    return alphas_;
-  }
-  // d_out in double, in the order of Results::out (for unstrided problems).
-  const std::vector<double>& d_out() const { return d_out_.wide; }
-
- private:
   struct Input {
     std::vector<double> wide;
     std::vector<std::byte> typed;
@@ -490,5 +504,10 @@ class Problem {
   std::vector<std::int64_t> q_begin_, q_end_, k_begin_, k_end_;
   AttentionParams wide_, typed_;
 };
+
+// Why `kernel` does not take the problem, forward; empty: it does.
+inline std::string RefusalOf(const AttentionKernel& kernel, const Problem& problem) {
+  return Refusal(kernel.serves, problem.params(), FeaturesOf(problem.params()), Pass::kForward);
+}
 
 }  // namespace tsallis

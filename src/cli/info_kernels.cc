@@ -129,12 +129,14 @@ nlohmann::ordered_json AttentionKernelsJson() {
   document["attention_choices"] = nlohmann::ordered_json::array();
   for (const Example& example : Examples()) {
     const AttentionChoice choice = Choose(example);
-    nlohmann::ordered_json entry = {
-        {"case", example.name},      {"dtype", Name(example.dtype)}, {"batch", example.batch},
-        {"heads", example.heads},    {"kv_heads", example.kv_heads}, {"q_len", example.q_len},
-        {"k_len", example.k_len},    {"head_dim", example.head_dim}, {"map", Name(example.map)},
-        {"causal", example.causal},  {"alibi", example.alibi},       {"sink", example.sink},
-        {"forward", choice.forward}, {"backward", choice.backward},  {"reason", choice.reason}};
+    nlohmann::ordered_json entry = {{"case", example.name},          {"dtype", Name(example.dtype)},
+                                    {"batch", example.batch},        {"heads", example.heads},
+                                    {"kv_heads", example.kv_heads},  {"q_len", example.q_len},
+                                    {"k_len", example.k_len},        {"head_dim", example.head_dim},
+                                    {"map", Name(example.map)},      {"causal", example.causal},
+                                    {"alibi", example.alibi},        {"sink", example.sink},
+                                    {"forward", choice.forward},     {"backward", choice.backward},
+                                    {"leftovers", choice.leftovers}, {"reason", choice.reason}};
     if (example.map == RowMap::kEntmax) entry["alpha"] = example.alpha;
     document["attention_choices"].push_back(entry);
   }
@@ -150,9 +152,10 @@ void PrintAttentionKernels() {
   fmt::print("\nWhat runs here\n");
   for (const Example& example : Examples()) {
     const AttentionChoice choice = Choose(example);
-    const bool same = choice.forward == choice.backward;
-    fmt::print("  {:<34} {}{}\n", example.name, choice.forward,
-               same ? "" : " (backward: " + choice.backward + ")");
+    std::string chain = choice.forward;
+    for (const std::string& kernel : choice.leftovers) chain += ", then " + kernel;
+    if (choice.backward != choice.forward) chain += " (backward: " + choice.backward + ")";
+    fmt::print("  {:<34} {}\n", example.name, chain);
     fmt::print("      {}\n      {}\n", Describe(example), choice.reason);
   }
 }

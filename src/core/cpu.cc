@@ -1,5 +1,7 @@
 #include "tsallis/cpu.h"
 
+#include "core/target.h"
+
 #include <hwy/highway.h>
 
 #include <cstdint>
@@ -29,7 +31,17 @@ std::string BrandString() {
 }
 #endif
 
+// Highway numbers better instruction sets with lower bits, those of other processors than x86 above them all.
+std::int64_t TargetInUse() {
+  const std::int64_t usable = HWY_TARGETS & hwy::SupportedTargets();
+  return usable & -usable;
+}
+
 }  // namespace
+
+bool RunsAvx2() { return TargetInUse() <= HWY_AVX2; }
+
+bool RunsAvx3() { return TargetInUse() <= HWY_AVX3; }
 
 CpuInfo QueryCpu() {
   CpuInfo info;

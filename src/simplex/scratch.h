@@ -1,13 +1,12 @@
 // Memory that a thread of the fast path keeps from row to row.
 #pragma once
 
-#include <hwy/aligned_allocator.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "core/memory.h"
 #include "simplex/reference.h"
 
 namespace tsallis {
@@ -46,7 +45,7 @@ struct RowScratch {
         b(new float[RowsAtOnce(n) * n + 1]),
         c(new float[n + 1]),
         candidates(n),
-        group(n > kShortRow ? nullptr : hwy::AllocateAligned<float>(8 * (kShortRow + 64))) {}
+        group(n > kShortRow ? nullptr : Aligned<float>(8 * (kShortRow + 64))) {}
 
   // Rows gathered from strided or 16-bit memory, or on their way there.
   std::unique_ptr<float[]> a, b;

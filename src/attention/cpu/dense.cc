@@ -1,4 +1,4 @@
-#include "attention/cpu/dense.h"
+#include "attention/kernels.h"
 
 #include <algorithm>
 #include <memory>
@@ -29,16 +29,6 @@ Most MostOfAll(const AttentionParams& params) {
   Most most;
   for (std::int64_t b = 0; b < params.batch; ++b) most.Include(params, Sequence::Of(params, b));
   return most;
-}
-
-void StoreZeros(const MutableArray4& array, std::int64_t b, std::int64_t h, const Span& rows,
-                std::int64_t columns) {
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    const std::int64_t start = Offset(array.strides, b, h, row);
-    for (std::int64_t x = 0; x < columns; ++x) {
-      StoreElement(array.data, array.dtype, start + x * array.strides[3], 0.0f);
-    }
-  }
 }
 
 // Gradients of keys or values: the caller's memory where it holds floats in rows of whole vectors, else
@@ -92,8 +82,7 @@ struct BackwardPlan {
 struct BackwardMemory {
   BackwardMemory(const AttentionParams& params, const AttentionGradients& gradients,
                  const Most& most, int count, std::int64_t slab)
-      : sums(hwy::AllocateAligned<float>(
-            static_cast<std::size_t>(SumFloats(params, gradients, most.rows) + 1))) {
+      : sums(Aligned<float>(SumFloats(params, gradients, most.rows))) {
     for (int i = 0; i < count; ++i) {
       threads.push_back(std::make_unique<Thread>(params, most, /*backward=*/true));
     }
@@ -132,7 +121,6 @@ class BackwardProblem {
         q_row = Slab(h, q_row);
         for (const GroupBuffers* part : memory_.slab_groups) heads[i].Add(part->sums);
       }
-      ClearOutside(h);
     }
     StoreSums(call_.gradients->dk, sums_.dk, sums_.dk_pitch, params.head_dim);
     StoreSums(call_.gradients->dv, sums_.dv, sums_.dv_pitch, params.value_dim);
@@ -195,38 +183,19 @@ class BackwardProblem {
     return q_row;
   }
 
-  void ClearOutside(std::int64_t h) const {
-    const AttentionParams& params = call_.params;
-    if (params.ranges.packed) return;
-    const std::int64_t b = sequence_.array_batch;
-    const AttentionGradients& gradients = *call_.gradients;
-    for (const Span& rest : {Span{0, sequence_.q.begin}, Span{sequence_.q.end, params.q_len}}) {
-      if (gradients.dq.data != nullptr) StoreZeros(gradients.dq, b, h, rest, params.head_dim);
-      for (std::int64_t row = rest.begin; gradients.d_length_scale != nullptr && row < rest.end;
-           ++row) {
-        gradients.d_length_scale[RowIndex(params, sequence_, h, row)] = 0.0;
-      }
-    }
-  }
-
   void StoreSums(const MutableArray4& array, const float* sum, std::ptrdiff_t pitch,
                  std::int64_t columns) const {
-    if (array.data == nullptr) return;
+    if (array.data == nullptr || SumsInPlace(array, columns)) return;
     const std::int64_t b = sequence_.array_batch;
-    if (!SumsInPlace(array, columns)) {
-      Share(Threads(), Panels(), [&](std::int64_t, std::int64_t panel) {
-        const std::int64_t end = std::min((panel + 1) * kPanel, sequence_.k.size());
-        for (std::int64_t j = panel * kPanel; j < end; ++j) {
-          const std::int64_t start = Offset(array.strides, b, kv_, sequence_.k.begin + j);
-          for (std::int64_t x = 0; x < columns; ++x) {
-            StoreElement(array.data, array.dtype, start + x * array.strides[3], sum[j * pitch + x]);
-          }
+    Share(Threads(), Panels(), [&](std::int64_t, std::int64_t panel) {
+      const std::int64_t end = std::min((panel + 1) * kPanel, sequence_.k.size());
+      for (std::int64_t j = panel * kPanel; j < end; ++j) {
+        const std::int64_t start = Offset(array.strides, b, kv_, sequence_.k.begin + j);
+        for (std::int64_t x = 0; x < columns; ++x) {
+          StoreElement(array.data, array.dtype, start + x * array.strides[3], sum[j * pitch + x]);
         }
-      });
-    }
-    if (call_.params.ranges.packed) return;
-    StoreZeros(array, b, kv_, {0, sequence_.k.begin}, columns);
-    StoreZeros(array, b, kv_, {sequence_.k.end, call_.params.k_len}, columns);
+      }
+    });
   }
 
   const Call& call_;
@@ -243,172 +212,130 @@ std::size_t TableBytes(const AttentionParams& params) {
   return static_cast<std::size_t>(params.q_len + params.k_len) * 4 * sizeof(float);
 }
 
-}  // namespace
-}  // namespace dense
+// The groups of some rows.
+std::vector<RowBlock> Groups(const AttentionParams& params, const std::vector<RowBlock>& rows) {
+  std::vector<RowBlock> groups;
+  for (const RowBlock& block : rows) {
+    const Sequence sequence = Sequence::Of(params, block.b);
+    for (std::int64_t q_row = block.q.begin; q_row < block.q.end;) {
+      const Span q = GroupAt(params, sequence, block.h, q_row, block.q.end).q;
+      groups.push_back({block.b, block.h, q});
+      q_row = q.end;
+    }
+  }
+  return groups;
+}
 
-void DenseForwardBlocks(const Context& context, const AttentionParams& params,
-                        const AttentionOutputs& outputs, const std::vector<RowBlock>& blocks,
-                        const WeightSink* sink) {
-  dense::Call call(params, &outputs, nullptr);
-  call.sink = sink;
-  const dense::VectorCode code = dense::ChooseVectorCode();
-  dense::Most most;
+// Outputs and statistics, or, with a receiver, the weights and nothing else. Groups in the order of (b, h) share
+// the panels of their keys.
+void RunRows(const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+             const WeightReceiver* receiver, const std::vector<RowBlock>& rows) {
+  Call call(params, &outputs, nullptr);
+  call.receiver = receiver;
+  const VectorCode code = ChooseVectorCode();
+  Most most;
   std::int64_t b = -1;
-  for (const RowBlock& block : blocks) {
+  for (const RowBlock& block : rows) {
     if (block.b != b) most.Include(params, Sequence::Of(params, block.b));
     b = block.b;
   }
-  const auto count = static_cast<std::int64_t>(blocks.size());
-  const int threads = dense::Team(context, count);
+  const std::vector<RowBlock> groups = Groups(params, rows);
+  const auto count = static_cast<std::int64_t>(groups.size());
+  const int threads = Team(context, count);
   struct Memory {
-    Memory(const AttentionParams& p, const dense::Most& m)
+    Memory(const AttentionParams& p, const Most& m)
         : thread(p, m, false), group(p, m.keys, false) {}
-    dense::Thread thread;
-    dense::GroupBuffers group;
+    Thread thread;
+    GroupBuffers group;
   };
   std::vector<std::unique_ptr<Memory>> memory(static_cast<std::size_t>(threads));
-  dense::Share(threads, count, [&](std::int64_t thread, std::int64_t item) {
+  Share(threads, count, [&](std::int64_t thread, std::int64_t item) {
     if (memory[thread] == nullptr) memory[thread] = std::make_unique<Memory>(params, most);
     Memory& mine = *memory[thread];
     // The last rows of a causal head are the longest: they come first, so that threads end together.
-    const RowBlock& block = blocks[count - 1 - item];
+    const RowBlock& block = groups[count - 1 - item];
     const Sequence sequence = Sequence::Of(params, block.b);
     mine.thread.Point(params, sequence, KvHead(params, block.h));
-    for (std::int64_t q_row = block.q.begin; q_row < block.q.end; q_row = mine.group.at.q.end) {
-      mine.group.Point(dense::GroupAt(params, sequence, block.h, q_row, block.q.end));
-      code.forward(call, mine.group, mine.thread);
-    }
+    mine.group.Point(GroupAt(params, sequence, block.h, block.q.begin, block.q.end));
+    code.forward(call, mine.group, mine.thread);
   });
 }
 
-void DenseBackwardProblems(const Context& context, const AttentionParams& params,
-                           const AttentionGradients& gradients,
-                           const std::vector<KvProblem>& problems, double* d_alpha_problems) {
-  const dense::Call call(params, nullptr, &gradients);
-  const dense::VectorCode code = dense::ChooseVectorCode();
+void Forward(const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>*) {
+  RunRows(context, params, outputs, nullptr, rows);
+}
+
+void Weights(const Context& context, const AttentionParams& params, const WeightReceiver& receiver,
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>*) {
+  RunRows(context, params, {}, &receiver, rows);
+}
+
+void Backward(const Context& context, const AttentionParams& params,
+              const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+              HeadSums* heads, std::vector<KvProblem>*) {
+  const Call call(params, nullptr, &gradients);
+  const VectorCode code = ChooseVectorCode();
   const auto count = static_cast<std::int64_t>(problems.size());
-  if (count == 0) return;
-  dense::Most most;
+  Most most;
   for (const KvProblem& problem : problems) most.Include(params, Sequence::Of(params, problem.b));
   const std::int64_t group = params.heads / params.kv_heads;
-  std::vector<dense::HeadSums> heads(static_cast<std::size_t>(count * group));
-  const auto run = [&](std::int64_t item, dense::BackwardMemory& memory) {
-    dense::BackwardProblem(call, code, memory, problems[item]).Run(&heads[item * group]);
+  const auto run = [&](std::int64_t item, BackwardMemory& memory) {
+    const KvProblem& problem = problems[item];
+    BackwardProblem(call, code, memory, problem)
+        .Run(heads + problem.b * params.heads + problem.kv * group);
   };
-  const dense::BackwardPlan plan(context, params, gradients, count, most);
+  const BackwardPlan plan(context, params, gradients, count, most);
   if (plan.across) {
-    std::vector<std::unique_ptr<dense::BackwardMemory>> memory(
-        static_cast<std::size_t>(plan.threads));
-    dense::Share(plan.threads, count, [&](std::int64_t thread, std::int64_t item) {
+    std::vector<std::unique_ptr<BackwardMemory>> memory(static_cast<std::size_t>(plan.threads));
+    Share(plan.threads, count, [&](std::int64_t thread, std::int64_t item) {
       if (memory[thread] == nullptr) {
-        memory[thread] = std::make_unique<dense::BackwardMemory>(params, gradients, most, 1, 1);
+        memory[thread] = std::make_unique<BackwardMemory>(params, gradients, most, 1, 1);
       }
       run(item, *memory[thread]);
     });
   } else {
-    dense::BackwardMemory memory(params, gradients, most, plan.threads, plan.slab);
+    BackwardMemory memory(params, gradients, most, plan.threads, plan.slab);
     for (std::int64_t item = 0; item < count; ++item) run(item, memory);
-  }
-  for (std::int64_t item = 0; item < count; ++item) {
-    const Sequence sequence = Sequence::Of(params, problems[item].b);
-    for (std::int64_t i = 0; i < group; ++i) {
-      const std::int64_t h = problems[item].kv * group + i;
-      const dense::HeadSums& sums = heads[item * group + i];
-      if (gradients.d_slopes != nullptr) {
-        gradients.d_slopes[sequence.array_batch * params.heads + h] += sums.d_slope;
-      }
-      if (gradients.d_sink != nullptr) gradients.d_sink[h] += sums.d_sink;
-      if (d_alpha_problems != nullptr) {
-        d_alpha_problems[problems[item].b * params.heads + h] = sums.d_alpha;
-      }
-    }
   }
 }
 
-std::size_t DenseWorkspaceBytes(const Context& context, const AttentionParams& params,
-                                bool backward) {
-  const dense::Most most = dense::MostOfAll(params);
+std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward) {
+  const Most most = MostOfAll(params);
   const auto threads = static_cast<std::size_t>(Threads(context));
   const auto rows = static_cast<std::size_t>(params.q_len / 6 + 2 * params.batch);
-  const auto problems = static_cast<std::size_t>(params.batch * params.heads);
-  const std::size_t tables = dense::TableBytes(params);
-  const std::size_t group = dense::GroupBuffers::Bytes(params, most.keys, backward);
-  const std::size_t thread = dense::Thread::Bytes(params, most, backward) + sizeof(dense::Thread);
+  const std::size_t tables = TableBytes(params);
+  const std::size_t group = GroupBuffers::Bytes(params, most.keys, backward);
+  const std::size_t thread = Thread::Bytes(params, most, backward) + sizeof(Thread);
   if (!backward) {
     return threads * (thread + group) + tables +
            static_cast<std::size_t>(params.heads) * rows * 2 * sizeof(RowBlock);
   }
   // Sums in floats unless the caller's arrays can hold them, which this does not know.
-  const auto sums = static_cast<std::size_t>(
-      most.rows * (dense::Padded(params.head_dim) + dense::Padded(params.value_dim)));
+  const auto sums =
+      static_cast<std::size_t>(most.rows * (Padded(params.head_dim) + Padded(params.value_dim)));
   // With a bias whose gradient sums over queries, threads take problems however long the keys are.
-  const bool across = params.terms.bias.data != nullptr ||
-                      sums <= static_cast<std::size_t>(4 * dense::kCacheFloats);
-  return threads * (thread + 2 * group) + (across ? threads : 1) * sums * sizeof(float) + tables +
-         problems * (4 * sizeof(double) + sizeof(KvProblem));
-}
-
-namespace {
-
-std::vector<RowBlock> AllBlocks(const AttentionParams& params) {
-  std::vector<RowBlock> blocks;
-  for (std::int64_t problem = 0; problem < params.batch * params.heads; ++problem) {
-    const Sequence sequence = Sequence::Of(params, problem / params.heads);
-    const std::int64_t h = problem % params.heads;
-    for (std::int64_t q_row = sequence.q.begin; q_row < sequence.q.end;) {
-      const Span rows = dense::GroupAt(params, sequence, h, q_row, sequence.q.end).q;
-      blocks.push_back({problem / params.heads, h, rows});
-      q_row = rows.end;
-    }
-  }
-  return blocks;
-}
-
-void Forward(const Context& context, const AttentionParams& params,
-             const AttentionOutputs& outputs) {
-  ClearRowsOutside(params, outputs);
-  DenseForwardBlocks(context, params, outputs, AllBlocks(params));
-}
-
-void Weights(const Context& context, const AttentionParams& params, const WeightSink& sink) {
-  DenseForwardBlocks(context, params, {}, AllBlocks(params), &sink);
-}
-
-void Backward(const Context& context, const AttentionParams& params,
-              const AttentionGradients& gradients) {
-  if (gradients.d_bias.data != nullptr) ClearBiasGradient(params, gradients.d_bias);
-  if (gradients.d_slopes != nullptr) {
-    std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
-  }
-  if (gradients.d_sink != nullptr) std::fill_n(gradients.d_sink, params.heads, 0.0);
-  std::vector<double> d_alpha(static_cast<std::size_t>(params.batch * params.heads), 0.0);
-  DenseBackwardProblems(context, params, gradients, AllProblems(params), d_alpha.data());
-  if (gradients.d_alpha == nullptr) return;
-  for (std::int64_t h = 0; h < params.heads; ++h) {
-    gradients.d_alpha[h] = 0.0;
-    for (std::int64_t b = 0; b < params.batch; ++b) {
-      gradients.d_alpha[h] += d_alpha[b * params.heads + h];
-    }
-  }
+  const bool across =
+      params.terms.bias.data != nullptr || sums <= static_cast<std::size_t>(4 * kCacheFloats);
+  return threads * (thread + 2 * group) + (across ? threads : 1) * sums * sizeof(float) + tables;
 }
 
 }  // namespace
+}  // namespace dense
 
-const AttentionKernel kDenseAttention = {
+constinit const AttentionKernel kDenseAttention = {
     .name = "dense",
-    .serves =
+    .summary =
         "float32, bfloat16 and float16 in float32 arithmetic: every map, mask, term (a sink too) "
         "and shape",
     .instruction_set = [] { return std::string(dense::ChooseVectorCode().target); },
-    .refuses =
-        [](const AttentionParams& params) {
-          return std::string(params.q.dtype == DType::kFloat64 ? "float64" : "");
-        },
+    .serves = {.features = Features::All().Without({Feature::kFloat64})},
     .declines = nullptr,
-    .forward = Forward,
-    .backward = Backward,
-    .weights = Weights,
+    .leaves = nullptr,
+    .forward = dense::Forward,
+    .backward = dense::Backward,
+    .weights = dense::Weights,
     .saved_bytes = nullptr,
-    .workspace_bytes = DenseWorkspaceBytes};
+    .workspace_bytes = dense::WorkspaceBytes};
 
 }  // namespace tsallis

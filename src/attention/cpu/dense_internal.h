@@ -6,8 +6,6 @@
 // follows from the problem alone, never from the number of threads.
 #pragma once
 
-#include <hwy/aligned_allocator.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +14,7 @@
 
 #include "attention/geometry.h"
 #include "attention/kernels.h"
+#include "core/memory.h"
 #include "simplex/scratch.h"
 #include "tsallis/attention.h"
 
@@ -71,7 +70,7 @@ struct Call {
   const AttentionParams& params;
   const AttentionOutputs* outputs;
   const AttentionGradients* gradients;
-  const WeightSink* sink = nullptr;  // takes the weights in place of outputs
+  const WeightReceiver* receiver = nullptr;  // takes the weights in place of outputs
   // a_d and m_d of the scale-invariant term for a key `table_begin + index` rows after the query.
   std::vector<float> factor_a, factor_m;
   std::int64_t table_begin = 0;
@@ -109,17 +108,6 @@ class PanelCache {
   std::int64_t batch_ = -1, kv_ = -1;  // where it points
 };
 
-// Gradients that are sums over a head's rows.
-struct HeadSums {
-  double d_alpha = 0.0, d_slope = 0.0, d_sink = 0.0;
-
-  void Add(const HeadSums& other) {
-    d_alpha += other.d_alpha;
-    d_slope += other.d_slope;
-    d_sink += other.d_sink;
-  }
-};
-
 // A group's scores and weights.
 struct GroupBuffers {
   GroupBuffers(const AttentionParams& params, std::int64_t most_keys, bool backward);
@@ -152,7 +140,7 @@ struct Thread {
   PanelCache v_columns, k_rows;        // for the gradients of weights and queries; backward only
   Floats sum, total;                   // [kMostRows][Padded(larger of head_dim and value_dim)]
   Floats line;                         // [kPanel][the same] or a row's bias
-  std::vector<std::uint32_t> support;  // of a row, for a sink
+  std::vector<std::uint32_t> support;  // of a row, for a receiver
   std::vector<float> weights;
 };
 

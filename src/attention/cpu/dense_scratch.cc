@@ -99,8 +99,7 @@ PanelCache::PanelCache(std::int64_t cache_columns, bool is_transposed, std::int6
                        std::int64_t most_rows)
     : columns(cache_columns),
       transposed(is_transposed),
-      memory(hwy::AllocateAligned<float>(
-          static_cast<std::size_t>(Slots(cache_columns, most_keys) * PanelFloats(cache_columns)))),
+      memory(Aligned<float>(Slots(cache_columns, most_keys) * PanelFloats(cache_columns))),
       panel_floats(PanelFloats(cache_columns)),
       most_slots_(Slots(cache_columns, most_keys)) {
   // In place every panel has its slot.
@@ -134,14 +133,11 @@ void PanelCache::Point(const ConstArray4& source, const Sequence& sequence, std:
 
 GroupBuffers::GroupBuffers(const AttentionParams& params, std::int64_t most_keys, bool backward) {
   const std::int64_t floats = ScoreFloats(most_keys);
-  const auto allocate = [](std::int64_t count) {
-    return hwy::AllocateAligned<float>(static_cast<std::size_t>(count));
-  };
-  scores = allocate(floats);
-  q = allocate(kMostRows * Padded(params.head_dim));
+  scores = Aligned<float>(floats);
+  q = Aligned<float>(kMostRows * Padded(params.head_dim));
   if (backward) {
-    ds = allocate(floats);
-    d_out = allocate(kMostRows * Padded(params.value_dim));
+    ds = Aligned<float>(floats);
+    d_out = Aligned<float>(kMostRows * Padded(params.value_dim));
   }
   bits.resize(static_cast<std::size_t>(floats / kPanel + 1));
 }
@@ -170,9 +166,9 @@ Thread::Thread(const AttentionParams& params, const Most& most, bool backward)
       // One panel each where they are not used.
       v_columns(params.value_dim, true, backward ? most.keys : 0, most.rows),
       k_rows(params.head_dim, false, backward ? most.keys : 0, most.rows),
-      sum(hwy::AllocateAligned<float>(static_cast<std::size_t>(SumFloats(params)))),
-      total(hwy::AllocateAligned<float>(static_cast<std::size_t>(SumFloats(params)))),
-      line(hwy::AllocateAligned<float>(static_cast<std::size_t>(LineFloats(params, most.keys)))) {}
+      sum(Aligned<float>(SumFloats(params))),
+      total(Aligned<float>(SumFloats(params))),
+      line(Aligned<float>(LineFloats(params, most.keys))) {}
 
 std::size_t Thread::Bytes(const AttentionParams& params, const Most& most, bool backward) {
   const std::int64_t other = backward ? most.keys : 0;

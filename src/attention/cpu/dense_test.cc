@@ -1,5 +1,4 @@
 // The dense kernel against the double-precision reference, on every instruction set.
-#include "attention/cpu/dense.h"
 
 #include <gtest/gtest.h>
 
@@ -304,15 +303,15 @@ TEST(DenseAttention, FlatRowsOfAnyLength) {
       params.alpha = alpha;
       params.q = {q.data(), DType::kFloat32, {3, 3, 1, 1}};
       params.k = params.v = {ones.data(), DType::kFloat32, {n, n, 1, 1}};
-      kDenseAttention.forward({}, params,
-                              {.out = {out.data(), DType::kFloat32, {3, 3, 1, 1}},
-                               .tau = tau.data(),
-                               .support_size = support.data()});
+      RunForward(KernelsFrom(kDenseAttention), {}, params,
+                 {.out = {out.data(), DType::kFloat32, {3, 3, 1, 1}},
+                  .tau = tau.data(),
+                  .support_size = support.data()});
       AttentionGradients gradients;
       gradients.d_out = params.q;
       gradients.tau = tau.data();
       gradients.dv = {dv.data(), DType::kFloat32, {n, n, 1, 1}};
-      kDenseAttention.backward({}, params, gradients);
+      RunBackward(KernelsFrom(kDenseAttention), {}, params, gradients);
       for (int i = 0; i < 3; ++i) {
         EXPECT_NEAR(out[i], 1.0, 2e-6) << n << " " << alpha;
         EXPECT_EQ(support[i], n);
@@ -358,13 +357,14 @@ TEST(DenseAttention, HiddenKeysMayHoldAnything) {
     const auto array = [&](std::vector<float>& to) {
       return MutableArray4{to.data(), DType::kFloat32, {s[0], s[1], s[2], s[3]}};
     };
-    kDenseAttention.forward({}, params, {.out = array(out[spoiled]), .tau = tau.data()});
+    RunForward(KernelsFrom(kDenseAttention), {}, params,
+               {.out = array(out[spoiled]), .tau = tau.data()});
     AttentionGradients gradients;
     gradients.d_out = params.q;
     gradients.tau = tau.data();
     gradients.dq = array(dq[spoiled]);
     gradients.dv = array(dv[spoiled]);
-    kDenseAttention.backward({}, params, gradients);
+    RunBackward(KernelsFrom(kDenseAttention), {}, params, gradients);
   }
   for (std::size_t i = 0; i < out[0].size(); ++i) {
     ASSERT_NEAR(out[1][i], out[0][i], 1e-6);
@@ -375,14 +375,11 @@ TEST(DenseAttention, HiddenKeysMayHoldAnything) {
 
 // Through the checks and the list, as users call it.
 TEST(DenseAttention, TheListServesDrawnProblems) {
-  AttentionKernel list = kDenseAttention;
-  list.forward = AttentionForward;
-  list.backward = AttentionBackward;
   for (std::uint64_t seed = 1001; seed <= 1060; ++seed) {
     const ProblemSpec spec = DrawTame(seed, 130);
     const Problem problem(spec);
     const Results exact = problem.Run(nullptr);
-    const Results got = problem.Run(&list, 2);
+    const Results got = problem.RunAsUser(2);
     Conditioning conditioning(spec);
     for (const Field& field : kFields) ExpectClose(spec, field, got, exact, conditioning, "list");
     if (HasFatalFailure()) return;

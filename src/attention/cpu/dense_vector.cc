@@ -198,7 +198,7 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
     // Neighbours are alike.
     hint.dense = 4 * MarkRow(group, r, weights) > n;
     const std::int64_t index = RowIndex(params, at.sequence, at.h, place.q_row);
-    if (call.sink != nullptr) {
+    if (call.receiver != nullptr) {
       thread.support.clear();
       thread.weights.clear();
       for (std::int64_t j = 0; j < n; ++j) {
@@ -206,8 +206,8 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
         thread.support.push_back(static_cast<std::uint32_t>(j));
         thread.weights.push_back(weights[skipped + j]);
       }
-      call.sink->Put(index, place.keys.begin, thread.support.data(), thread.weights.data(),
-                     thread.support.size());
+      call.receiver->Put(index, place.keys.begin, thread.support.data(), thread.weights.data(),
+                         thread.support.size());
       continue;
     }
     if (outputs.tau != nullptr) outputs.tau[index] = result.tau;
@@ -215,7 +215,7 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
     if (outputs.entropy != nullptr) outputs.entropy[index] = result.entropy;
     if (outputs.maximum != nullptr) outputs.maximum[index] = maximum;
   }
-  if (call.sink != nullptr) return;
+  if (call.receiver != nullptr) return;
   AddRows(group, scores, thread.v_rows, thread);
   const std::int64_t columns = Padded(params.value_dim);
   for (std::int64_t r = 0; r < rows; ++r) {

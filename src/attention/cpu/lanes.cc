@@ -4,7 +4,6 @@
 #include <cmath>
 #include <string>
 
-#include "attention/kernels.h"
 #include "core/parallel.h"
 #include "tsallis/error.h"
 
@@ -103,8 +102,7 @@ std::size_t LanesScratch::Bytes(const LanesCall& call) {
 }
 
 LanesScratch::LanesScratch(const LanesCall& call)
-    : memory(hwy::AllocateAligned<char>(Layout(call, nullptr) + 64)) {
-  if (memory == nullptr) throw std::bad_alloc();
+    : memory(Aligned<char>(static_cast<std::int64_t>(Layout(call, nullptr)) + 64)) {
   Layout(call, memory.get());
 }
 
@@ -118,31 +116,6 @@ bool Streams(const AttentionParams& params, std::int64_t columns) {
   return ArrayBatch(params) * params.heads * params.q_len * row_bytes >= kStreamBytes;
 }
 
-std::string Refuses(const AttentionParams& params) {
-  if (params.q.dtype == DType::kFloat64) return "float64";
-  if (params.map != RowMap::kSoftmax && params.map != RowMap::kEntmax) return Name(params.map);
-  for (std::int64_t h = 0; params.map == RowMap::kEntmax && h < params.heads; ++h) {
-    const double alpha = AlphaOf(params, h);
-    if (alpha > 2.0) return "alpha above 2";
-    if (alpha < 1.0) return "alpha below 1";
-    if (alpha > 1.0 && alpha < kLanesLeastAlpha) return "alpha just above 1";
-    if (params.alpha_per_head == nullptr) break;
-  }
-  if (params.mask.visible != nullptr) return "boolean mask";
-  if (params.mask.blocks != nullptr) return "block mask";
-  if (params.terms.bias.data != nullptr) return "bias";
-  if (params.terms.sink != nullptr) return "sink";
-  const double scale = ScaleOf(params);
-  if (!(scale > 1e-30 && scale < 1e30)) return "scale beyond float32";
-  if (params.head_dim > kLanesMostColumns || params.value_dim > kLanesMostColumns) {
-    return "head size above " + std::to_string(kLanesMostColumns);
-  }
-  if (MostKeys(params) > kLanesMostKeys) {
-    return "more than " + std::to_string(kLanesMostKeys) + " keys";
-  }
-  return {};
-}
-
 // The call without its pointers to results.
 LanesCall CallOf(const TileFunctions* tiles, const AttentionParams& params) {
   return {.params = params,
@@ -154,50 +127,63 @@ LanesCall CallOf(const TileFunctions* tiles, const AttentionParams& params) {
 }  // namespace
 
 void LanesForward(const TileFunctions* tiles, const Context& context, const AttentionParams& params,
-                  const AttentionOutputs& outputs) {
+                  const AttentionOutputs& outputs, const std::vector<RowBlock>& rows) {
   LanesCall call = CallOf(tiles, params);
   call.outputs = &outputs;
   call.stream = Streams(params, params.value_dim);
+  std::vector<KvProblem> problems;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const KvProblem problem{rows[i].b, KvHead(params, rows[i].h)};
+    if (i > 0 && problem.b == problems.back().b && problem.kv == problems.back().kv) continue;
+    problems.push_back(problem);
+    call.first_row.push_back(i);
+  }
+  call.first_row.push_back(rows.size());
+  call.problems = &problems;
+  call.rows = &rows;
   const auto& range = HWY_DYNAMIC_DISPATCH(LanesForwardRange);
-  ParallelFor(context, params.batch * params.kv_heads, 1,
+  ParallelFor(context, static_cast<std::int64_t>(problems.size()), 1,
               [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
 }
 
 void LanesBackward(const TileFunctions* tiles, const Context& context,
-                   const AttentionParams& params, const AttentionGradients& gradients) {
-  const std::int64_t heads = params.heads, problems = params.batch * heads;
-  std::vector<double> d_alpha(static_cast<std::size_t>(gradients.d_alpha ? problems : 0));
-  std::vector<double> d_slopes(static_cast<std::size_t>(gradients.d_slopes ? problems : 0));
+                   const AttentionParams& params, const AttentionGradients& gradients,
+                   const std::vector<KvProblem>& problems, HeadSums* heads) {
   LanesCall call = CallOf(tiles, params);
   call.gradients = &gradients;
   call.stream = Streams(params, params.head_dim);
-  call.d_alpha = gradients.d_alpha ? d_alpha.data() : nullptr;
-  call.d_slopes = gradients.d_slopes ? d_slopes.data() : nullptr;
+  call.problems = &problems;
+  call.heads = heads;
   const auto& range = HWY_DYNAMIC_DISPATCH(LanesBackwardRange);
-  ParallelFor(context, params.batch * params.kv_heads, 1,
+  ParallelFor(context, static_cast<std::int64_t>(problems.size()), 1,
               [&](std::int64_t begin, std::int64_t end) { range(call, begin, end); });
-  if (gradients.d_alpha != nullptr) {
-    std::fill_n(gradients.d_alpha, heads, 0.0);
-    for (std::int64_t i = 0; i < problems; ++i) gradients.d_alpha[i % heads] += d_alpha[i];
-  }
-  if (gradients.d_slopes != nullptr) SumSlopes(params, d_slopes.data(), gradients.d_slopes);
 }
 
-const AttentionKernel kLanesAttention = {
+constinit const AttentionKernel kLanesAttention = {
     .name = "lanes",
-    .serves =
+    .summary =
         "entmax with alpha 1 or in [1.05, 2] and softmax, up to 512 keys, head sizes up to 128",
     .instruction_set = [] { return std::string(LanesTarget()); },
-    .refuses = Refuses,
+    .serves = {.features = kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16,
+                                                      Feature::kFloat16, Feature::kSoftmax,
+                                                      Feature::kEntmax, Feature::kStridedColumns,
+                                                      Feature::kAlphaGradient},
+               .least_alpha = kLanesLeastAlpha,
+               .most_alpha = 2.0,
+               .most_columns = kLanesMostColumns,
+               .most_keys = kLanesMostKeys},
     .declines = nullptr,
+    .leaves = nullptr,
     .forward =
-        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
-          LanesForward(RealTileFunctions(), context, params, outputs);
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+           const std::vector<RowBlock>& rows, std::vector<RowBlock>*) {
+          LanesForward(RealTileFunctions(), context, params, outputs, rows);
         },
     .backward =
         [](const Context& context, const AttentionParams& params,
-           const AttentionGradients& gradients) {
-          LanesBackward(RealTileFunctions(), context, params, gradients);
+           const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+           HeadSums* heads, std::vector<KvProblem>*) {
+          LanesBackward(RealTileFunctions(), context, params, gradients, problems, heads);
         },
     .weights = nullptr,
     .saved_bytes = nullptr,
@@ -207,9 +193,9 @@ const AttentionKernel kLanesAttention = {
           const AttentionGradients gradients;
           if (backward) call.gradients = &gradients;
           const std::size_t table = 2 * sizeof(float) * call.distances.a.capacity();
-          const auto sums = static_cast<std::size_t>(2 * params.batch * params.heads);
+          const auto problems = static_cast<std::size_t>(params.batch * params.kv_heads);
           return static_cast<std::size_t>(Threads(context)) * (LanesScratch::Bytes(call) + 64) +
-                 table + (backward ? sums * sizeof(double) : 0);
+                 table + problems * 2 * (sizeof(KvProblem) + sizeof(std::size_t));
         }};
 
 }  // namespace tsallis

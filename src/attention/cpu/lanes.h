@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "attention/cpu/lanes_amx.h"
-#include "attention/geometry.h"
+#include "attention/kernels.h"
+#include "core/memory.h"
 #include "tsallis/attention.h"
 
 namespace tsallis {
@@ -60,9 +61,12 @@ struct LanesCall {
   // bfloat16 products on tiles, where instruction set and block allow; null: none.
   const TileFunctions* tiles = nullptr;
   bool stream = false;  // outputs are larger than caches: write past them
-  // One sum for each problem, added up in their order when all are done. [batch, heads]
-  double* d_alpha = nullptr;
-  double* d_slopes = nullptr;
+  // The work of LanesForwardRange and LanesBackwardRange: key heads, and, forward, the rows of each: those of
+  // problem i are rows[first_row[i]] to rows[first_row[i + 1]].
+  const std::vector<KvProblem>* problems = nullptr;
+  const std::vector<RowBlock>* rows = nullptr;
+  std::vector<std::size_t> first_row = {};
+  HeadSums* heads = nullptr;  // backward: [batch heads]
 };
 
 // One thread's memory. Widths: keys = Padded(most_keys), d and e = Padded(head_dim, value_dim).
@@ -105,9 +109,10 @@ struct LanesScratch {
 
 // The kernel's passes on given tiles, which only bfloat16 uses; null: none.
 void LanesForward(const TileFunctions* tiles, const Context& context, const AttentionParams& params,
-                  const AttentionOutputs& outputs);
+                  const AttentionOutputs& outputs, const std::vector<RowBlock>& rows);
 void LanesBackward(const TileFunctions* tiles, const Context& context,
-                   const AttentionParams& params, const AttentionGradients& gradients);
+                   const AttentionParams& params, const AttentionGradients& gradients,
+                   const std::vector<KvProblem>& problems, HeadSums* heads);
 
 // Highway's name of the instruction set that the kernel runs on now; empty if it has none.
 const char* LanesTarget();

@@ -162,8 +162,9 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   }
   const VF mean = hn::Div(weighted, hn::Max(total, hn::Set(d, 1e-30f)));
   const std::int64_t number = problem.sequence.batch * params.heads + h;
-  if (problem.call.d_alpha != nullptr) {
-    problem.call.d_alpha[number] +=
+  HeadSums& sums = problem.call.heads[number];
+  if (gradients.d_alpha != nullptr) {
+    sums.d_alpha +=
         any_bad ? static_cast<double>(kNaNF)
                 : AlphaGradient(block, map.Eps(), scratch.scores, scratch.slopes, dp, mean, total);
   }
@@ -171,7 +172,7 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   const VF ds_factor = block.tiles ? hn::Load(d, block.c_scale) : hn::Set(d, 1.0f);
   VF d_slope = zero;
   const VF lane = hn::Iota(d, 0.0f);
-  const bool with_distances = problem.call.d_slopes != nullptr || !problem.call.distances.empty();
+  const bool with_distances = gradients.d_slopes != nullptr || !problem.call.distances.empty();
   for (std::size_t j = block.begin; j < block.end; ++j) {
     float* HWY_RESTRICT at = dp + j * kLanes;
     const VF slope = hn::Load(d, scratch.slopes + j * kLanes);
@@ -193,10 +194,10 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
     }
     hn::Store(hn::Mul(ds, ds_factor), d, at);
   }
-  if (problem.call.d_slopes != nullptr) {
+  if (gradients.d_slopes != nullptr) {
     HWY_ALIGN float lanes[kLanes];
     hn::Store(d_slope, d, lanes);
-    for (std::size_t i = 0; i < block.count; ++i) problem.call.d_slopes[number] += lanes[i];
+    for (std::size_t i = 0; i < block.count; ++i) sums.d_slope += lanes[i];
   }
 
   problem.ahead->Step();
@@ -238,16 +239,6 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   }
 }
 
-void StoreZeroRows(const LanesProblem& problem, const MutableArray4& array, std::int64_t h,
-                   const Span& rows, std::size_t columns) {
-  if (array.data == nullptr) return;
-  std::fill_n(problem.scratch.block, Padded(columns), 0.0f);
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    StoreRows(problem.scratch.block, Padded(columns), nullptr, 1, columns, array,
-              problem.sequence.array_batch, h, row, false);
-  }
-}
-
 template <class Map>
 HWY_INLINE void BackwardHead(LanesProblem& problem, const Map& map, std::int64_t h) {
   const AttentionGradients& gradients = *problem.call.gradients;
@@ -255,7 +246,7 @@ HWY_INLINE void BackwardHead(LanesProblem& problem, const Map& map, std::int64_t
   const Span queries = problem.sequence.q;
   const std::size_t e_padded = problem.e_padded;
   for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
-    Block block = problem.Load(h, row, map.Unit());
+    Block block = problem.Load(h, row, queries.end, map.Unit());
     const std::int64_t b = problem.sequence.array_batch;
     double bound = 0.0;
     if (problem.tiles) {
@@ -298,10 +289,9 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
                                   TileShapes::kHalfDepth);
 #endif
   for (std::int64_t i = begin; i < end; ++i) {
-    LanesProblem problem(call, i, scratch);
+    LanesProblem problem(call, (*call.problems)[i], scratch);
     Ahead ahead(call, problem.sequence.q.size(), i + 1, end);
     problem.ahead = &ahead;
-    const Span queries = problem.sequence.q, keys = problem.sequence.k;
     std::fill_n(scratch.dk, Padded(problem.keys) * problem.d_padded, 0.0f);
     std::fill_n(scratch.dv, Padded(problem.keys) * problem.e_padded, 0.0f);
     const std::int64_t b = problem.sequence.array_batch;
@@ -309,24 +299,11 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
       problem.slope = LoadTerm(params.terms.alibi_slopes, b, h, 0, 0.0);
       WithLanesMap(params.map, AlphaOf(params, h), problem.keys,
                    [&](const auto& map) HWY_ATTR { BackwardHead(problem, map, h); });
-      if (params.ranges.packed) continue;
-      for (const Span& rest :
-           {Span{0, queries.begin}, Span{std::max(queries.begin, queries.end), params.q_len}}) {
-        StoreZeroRows(problem, gradients.dq, h, rest, problem.d);
-        for (std::int64_t row = rest.begin; gradients.d_length_scale != nullptr && row < rest.end;
-             ++row) {
-          gradients.d_length_scale[RowIndex(params, problem.sequence, h, row)] = 0.0;
-        }
-      }
     }
     const auto store = [&](const MutableArray4& array, const float* from, std::size_t columns) {
       if (array.data == nullptr) return;
       StoreRows(from, Padded(columns), nullptr, problem.keys, columns, array, b, problem.kv,
-                keys.begin, call.stream);
-      if (params.ranges.packed) return;
-      StoreZeroRows(problem, array, problem.kv, {0, keys.begin}, columns);
-      StoreZeroRows(problem, array, problem.kv, {std::max(keys.begin, keys.end), params.k_len},
-                    columns);
+                problem.sequence.k.begin, call.stream);
     };
     store(gradients.dk, scratch.dk, problem.d);
     store(gradients.dv, scratch.dv, problem.e);

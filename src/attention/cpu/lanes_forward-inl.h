@@ -91,51 +91,36 @@ HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std:
   }
 }
 
-// Rows of no sequence.
-void ForwardOutside(const LanesProblem& problem, std::int64_t h, const Span& rows) {
-  const AttentionOutputs& outputs = *problem.call.outputs;
-  std::fill_n(problem.scratch.block, problem.e_padded, 0.0f);
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    StoreRows(problem.scratch.block, problem.e_padded, nullptr, 1, problem.e, outputs.out,
-              problem.sequence.array_batch, h, row, false);
-    const std::int64_t index = RowIndex(problem.params, problem.sequence, h, row);
-    if (outputs.tau != nullptr) outputs.tau[index] = -INFINITY;
-    if (outputs.support_size != nullptr) outputs.support_size[index] = 0;
-    if (outputs.entropy != nullptr) outputs.entropy[index] = 0.0;
-    if (outputs.maximum != nullptr) outputs.maximum[index] = -INFINITY;
+template <class Map>
+HWY_INLINE void ForwardHead(LanesProblem& problem, const Map& map, std::int64_t h,
+                            const Span& queries) {
+  for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
+    const Block block = problem.Load(h, row, queries.end, map.Unit());
+    problem.PrepareColumns(block, h, map.Unit());
+    if (block.careful) {
+      ForwardBlock<Map, true>(problem, map, h, block);
+    } else {
+      ForwardBlock<Map, false>(problem, map, h, block);
+    }
   }
 }
 
 void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t end) {
   const AttentionParams& params = call.params;
-  const std::int64_t group = params.heads / params.kv_heads;
   LanesScratch scratch(call);
 #if defined(__x86_64__)
   const MatrixUnitSession session(kWithTiles && call.tiles != nullptr && call.tiles->real,
                                   TileShapes::kHalfDepth);
 #endif
   for (std::int64_t i = begin; i < end; ++i) {
-    LanesProblem problem(call, i, scratch);
+    LanesProblem problem(call, (*call.problems)[i], scratch);
     Ahead ahead(call, problem.sequence.q.size(), i + 1, end);
     problem.ahead = &ahead;
-    const Span queries = problem.sequence.q;
-    for (std::int64_t h = problem.kv * group; h < (problem.kv + 1) * group; ++h) {
+    for (std::size_t r = call.first_row[i]; r < call.first_row[i + 1]; ++r) {
+      const auto& [number, h, queries] = (*call.rows)[r];
       problem.slope = LoadTerm(params.terms.alibi_slopes, problem.sequence.array_batch, h, 0, 0.0);
-      WithLanesMap(params.map, AlphaOf(params, h), problem.keys, [&](const auto& map) HWY_ATTR {
-        using Map = std::decay_t<decltype(map)>;
-        for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
-          const Block block = problem.Load(h, row, map.Unit());
-          problem.PrepareColumns(block, h, map.Unit());
-          if (block.careful) {
-            ForwardBlock<Map, true>(problem, map, h, block);
-          } else {
-            ForwardBlock<Map, false>(problem, map, h, block);
-          }
-        }
-      });
-      if (params.ranges.packed) continue;
-      ForwardOutside(problem, h, {0, queries.begin});
-      ForwardOutside(problem, h, {std::max(queries.begin, queries.end), params.q_len});
+      WithLanesMap(params.map, AlphaOf(params, h), problem.keys,
+                   [&](const auto& map) HWY_ATTR { ForwardHead(problem, map, h, queries); });
     }
   }
   if (call.stream) hwy::FlushStream();

@@ -45,8 +45,9 @@ class Ahead {
     constexpr auto lanes = static_cast<std::int64_t>(kLanes);
     steps_ = group * ((queries + lanes - 1) / lanes) * kStepsPerBlock;
     if (next >= end) return;
-    sequence_ = Sequence::Of(params_, next / params_.kv_heads);
-    kv_ = next % params_.kv_heads;
+    const KvProblem& problem = (*call_.problems)[next];
+    sequence_ = Sequence::Of(params_, problem.b);
+    kv_ = problem.kv;
     live_ = true;
   }
 
@@ -84,12 +85,12 @@ class Ahead {
 
 // One (sequence, key head) problem: keys and values in float32, and what its blocks share.
 struct LanesProblem {
-  LanesProblem(const LanesCall& lanes_call, std::int64_t problem, LanesScratch& lanes_scratch)
+  LanesProblem(const LanesCall& lanes_call, const KvProblem& problem, LanesScratch& lanes_scratch)
       : call(lanes_call),
         params(lanes_call.params),
         scratch(lanes_scratch),
-        sequence(Sequence::Of(params, problem / params.kv_heads)),
-        kv(problem % params.kv_heads),
+        sequence(Sequence::Of(params, problem.b)),
+        kv(problem.kv),
         keys(static_cast<std::size_t>(sequence.k.size())),
         d(static_cast<std::size_t>(params.head_dim)),
         e(static_cast<std::size_t>(params.value_dim)),
@@ -129,8 +130,8 @@ struct LanesProblem {
     has_floats = true;
   }
 
-  // The block from query `row` on: its geometry, and q in scratch. `unit` is the map's.
-  Block Load(std::int64_t h, std::int64_t row, double unit);
+  // The block from query `row` on, up to `rows_end`: its geometry, and q in scratch. `unit` is the map's.
+  Block Load(std::int64_t h, std::int64_t row, std::int64_t rows_end, double unit);
   // What Scores needs of q.
   void PrepareColumns(const Block& block, std::int64_t h, double unit);
   // scratch.scores = z of the block, terms included, masks not.
@@ -152,12 +153,13 @@ struct LanesProblem {
   double slope = 0.0;
 };
 
-HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, double unit) {
+HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, std::int64_t rows_end,
+                                    double unit) {
   Block block;
   const std::int64_t b = sequence.array_batch, first_key = sequence.k.begin;
   block.row = row;
   block.count = static_cast<std::size_t>(
-      std::min<std::int64_t>(static_cast<std::int64_t>(kLanes), sequence.q.end - row));
+      std::min<std::int64_t>(static_cast<std::int64_t>(kLanes), rows_end - row));
   block.distance = sequence.Distance(row, first_key);
   std::size_t begin = keys, end = 0, seen_begin = 0, seen_end = keys;
   for (std::size_t lane = 0; lane < block.count; ++lane) {

@@ -23,26 +23,6 @@ void ForEachLanesTarget(const std::function<void(const std::string&)>& body) {
   hwy::SetSupportedTargetsForTest(0);
 }
 
-// The kernel on emulated tiles.
-const AttentionKernel kEmulated = {
-    .name = "lanes, emulated tiles",
-    .serves = kLanesAttention.serves,
-    .instruction_set = kLanesAttention.instruction_set,
-    .refuses = kLanesAttention.refuses,
-    .declines = nullptr,
-    .forward =
-        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
-          LanesForward(&EmulatedTileFunctions(), context, params, outputs);
-        },
-    .backward =
-        [](const Context& context, const AttentionParams& params,
-           const AttentionGradients& gradients) {
-          LanesBackward(&EmulatedTileFunctions(), context, params, gradients);
-        },
-    .weights = nullptr,
-    .saved_bytes = nullptr,
-    .workspace_bytes = kLanesAttention.workspace_bytes};
-
 // The kernel on each instruction set, and, for bfloat16 where code for tiles is compiled, on emulated
 // tiles too. tiles: whether it has any.
 void ForEachLanes(
@@ -51,7 +31,7 @@ void ForEachLanes(
   ForEachLanesTarget([&](const std::string& target) {
     const bool here = dtype == DType::kBFloat16 && target == "AVX3";
     body(kLanesAttention, target, here && RealTileFunctions() != nullptr);
-    if (here) body(kEmulated, target + ", emulated tiles", true);
+    if (here) body(kEmulatedLanes, target + ", emulated tiles", true);
   });
 }
 
@@ -148,7 +128,7 @@ void ExpectClose(const std::vector<double>& got, const std::vector<double>& want
 // Everything that the kernel writes, on every instruction set.
 void CheckProblem(const ProblemSpec& spec) {
   Problem problem(spec);
-  ASSERT_EQ(kLanesAttention.refuses(problem.params()), "") << spec.Describe();
+  ASSERT_EQ(RefusalOf(kLanesAttention, problem), "") << spec.Describe();
   const Results want = problem.Run(nullptr);
   const Results off[2] = {Perturbed(problem, 1), Perturbed(problem, 2)};
   const Margins margins(problem);
@@ -212,7 +192,7 @@ bool Admit(ProblemSpec& spec) {
   spec.sink = false;
   // Beyond what moving the inputs by 2^-22 can tell; random_test.cc bounds their errors.
   if (spec.values == ProblemSpec::Values::kVast) spec.values = ProblemSpec::Values::kNormal;
-  return kLanesAttention.refuses(Problem(spec).params()).empty();
+  return RefusalOf(kLanesAttention, Problem(spec)).empty();
 }
 
 TEST(LanesAttention, RunsOnSeveralInstructionSets) {
@@ -279,7 +259,7 @@ TEST(LanesAttention, NaNAmongLengthScales) {
   AttentionOutputs outputs;
   outputs.out = {out.data(), DType::kFloat32, {0, 0, kD, 1}};
   ForEachLanesTarget([&](const std::string& target) {
-    kLanesAttention.forward({}, params, outputs);
+    RunForward(KernelsFrom(kLanesAttention), {}, params, outputs);
     for (std::int64_t i = 0; i < kN; ++i) {
       if (i == 3) {
         EXPECT_TRUE(std::isnan(out[i * kD])) << target;
@@ -343,14 +323,14 @@ TEST(LanesAttention, WhatNobodyUsesMayHoldAnything) {
   params.v = array(v);
   params.mask.causal = true;
   ForEachLanesTarget([&](const std::string& target) {
-    kLanesAttention.forward({}, params, {.out = array(out), .tau = tau.data()});
+    RunForward(KernelsFrom(kLanesAttention), {}, params, {.out = array(out), .tau = tau.data()});
     AttentionGradients gradients;
     gradients.d_out = array(g);
     gradients.tau = tau.data();
     gradients.dq = array(dq);
     gradients.dk = array(dk);
     gradients.dv = array(dv);
-    kLanesAttention.backward({}, params, gradients);
+    RunBackward(KernelsFrom(kLanesAttention), {}, params, gradients);
     for (std::int64_t i = 0; i < n; ++i) {
       const bool broken = i >= 30;
       EXPECT_EQ(std::isnan(out[i * size]), broken) << target << " query " << i;
@@ -367,14 +347,14 @@ TEST(LanesAttention, WhatNobodyUsesMayHoldAnything) {
   for (std::int64_t x = 0; x < size; ++x)
     k[30 * size + x] = q[35 * size + x] = g[36 * size + x] = 0.1f;
   ForEachLanesTarget([&](const std::string& target) {
-    kLanesAttention.forward({}, params, {.out = array(out), .tau = tau.data()});
+    RunForward(KernelsFrom(kLanesAttention), {}, params, {.out = array(out), .tau = tau.data()});
     AttentionGradients gradients;
     gradients.d_out = array(g);
     gradients.tau = tau.data();
     gradients.dq = array(dq);
     gradients.dk = array(dk);
     gradients.dv = array(dv);
-    kLanesAttention.backward({}, params, gradients);
+    RunBackward(KernelsFrom(kLanesAttention), {}, params, gradients);
     for (const auto* values : {&out, &dq, &dk, &dv}) {
       for (const float value : *values) ASSERT_TRUE(std::isfinite(value)) << target;
     }
@@ -395,7 +375,8 @@ TEST(LanesAttention, SixteenBitValuesPassUnchanged) {
     params.q = params.k = {q.data(), dtype, {8, 8, 8, 1}};
     params.v = {v.data(), dtype, {columns, columns, columns, 1}};
     ForEachLanes(dtype, [&](const AttentionKernel& kernel, const std::string& target, bool tiles) {
-      kernel.forward({}, params, {.out = {out.data(), dtype, {columns, columns, columns, 1}}});
+      RunForward(TestedFrom(kernel), {}, params,
+                 {.out = {out.data(), dtype, {columns, columns, columns, 1}}});
       for (std::size_t i = 0; i < v.size(); ++i) {
         const double value = LoadElement<double>(v.data(), dtype, static_cast<std::int64_t>(i));
         if (std::isnan(value)) {
@@ -419,7 +400,7 @@ TEST(LanesAttention, Refuses) {
   const auto refusal = [](auto&& change) {
     ProblemSpec spec;
     change(spec);
-    return kLanesAttention.refuses(Problem(spec).params());
+    return RefusalOf(kLanesAttention, Problem(spec));
   };
   EXPECT_EQ(refusal([](ProblemSpec&) {}), "");
   EXPECT_NE(refusal([](ProblemSpec& s) { s.dtype = DType::kFloat64; }), "");

@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 
 // One bit a lane.
 HWY_INLINE std::uint32_t MaskBits(hn::Mask<DF> mask) {
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET <= HWY_AVX3
   return mask.raw;
 #else
   std::uint8_t bits[8] = {};
@@ -155,7 +155,7 @@ struct FloatEngine {
   }
 };
 
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
 // bf16: keys [4 groups][dim / 32][16 pairs][16 keys][2], queries [dim / 32][16 rows][32]; a tile is 16
 // rows of 64 bytes. The filter of the unit before runs between the matrix operations, which leave the
 // vector ports idle: 3.15 cycles per 16 scores instead of 3.9 one after the other (docs/log.md).
@@ -221,7 +221,7 @@ struct MatrixEngine {
     Tiles::template Multiply<kOut, 5, 7>();
   }
 };
-#endif  // HWY_TARGET == HWY_AVX3
+#endif  // HWY_TARGET <= HWY_AVX3
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tsallis

@@ -199,7 +199,7 @@ HWY_INLINE PackedBounds PackByteTile(ScoreEngine engine, std::int64_t dim, std::
   return bounds;
 }
 
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+#if HWY_TARGET <= HWY_AVX2
 
 // Where a unit's sums start, and what a step of them is.
 struct ByteStart {
@@ -228,7 +228,7 @@ using VBytes = hn::Vec<hn::RebindToSigned<DF>>;
 // Adds four products of unsigned and signed bytes to a lane. In assembly: GCC 12 moves arrays of
 // sums to memory and back around the intrinsics.
 HWY_INLINE void AddByteDots(VBytes& sum, VBytes keys, VBytes query) {
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(keys.raw), "v"(query.raw));
 #else
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(keys.raw), "x"(query.raw));
@@ -247,7 +247,7 @@ struct ByteEngine {
                           *reinterpret_cast<const ByteTileTail*>(keys + kTileKeys * dim));
     float* HWY_RESTRICT scores = unit->scores;
     // As many sums as registers take, with every broadcast of queries used for all keys in reach.
-    constexpr std::size_t kGroups = HWY_TARGET == HWY_AVX3 ? 4 : 1;
+    constexpr std::size_t kGroups = HWY_TARGET <= HWY_AVX3 ? 4 : 1;
     for (std::size_t group = 0; group < 4; group += kGroups, scores += kGroups * 256) {
       Rows<6, kGroups>(q, keys, dim, start, 0, scores);
       Rows<5, kGroups>(q, keys, dim, start, 6, scores);

@@ -14,18 +14,16 @@
 // kernel.
 #pragma once
 
-#include <hwy/aligned_allocator.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "attention/cpu/dense.h"
 #include "attention/cpu/lanes.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
+#include "core/memory.h"
 
 namespace tsallis::stream {
 
@@ -155,29 +153,12 @@ struct Functions {
 };
 Functions GetFunctions(bool emulated);
 
-// Why these rows do not run here, or "": the kernel's own reasons.
-std::string Refuses(const AttentionParams& params);
-// Whether it has all of these gradients.
-inline bool TakesGradients(const AttentionParams& params, const AttentionGradients& gradients) {
-  // Of adaptive temperature beta has one of its own, and no inference needs it.
-  return params.map != RowMap::kAdaptiveTemperature && gradients.d_alpha == nullptr;
-}
-std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward);
-
-// As DenseForwardBlocks and DenseBackwardProblems, which take what is not safe here: for params that are not
-// refused, and gradients that are taken.
-void ForwardRows(bool emulated, const Context& context, const AttentionParams& params,
-                 const AttentionOutputs& outputs, const std::vector<RowBlock>& rows);
-void BackwardProblems(bool emulated, const Context& context, const AttentionParams& params,
-                      const AttentionGradients& gradients, const std::vector<KvProblem>& problems);
-
+// The kernel's passes, on tiles of the processor or emulated ones.
 void Forward(bool emulated, const Context& context, const AttentionParams& params,
-             const AttentionOutputs& outputs);
+             const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
+             std::vector<RowBlock>* left);
 void Backward(bool emulated, const Context& context, const AttentionParams& params,
-              const AttentionGradients& gradients);
+              const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+              HeadSums* heads, std::vector<KvProblem>* left);
 
 }  // namespace tsallis::stream
-
-namespace tsallis {
-extern const AttentionKernel kStreamAmx;
-}  // namespace tsallis

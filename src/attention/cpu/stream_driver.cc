@@ -1,13 +1,12 @@
-// The streamed softmax over all heads: packing, blocks, waves, and who takes what might not be finite.
+// What streams, over all heads: packing, blocks, waves.
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <tuple>
 #include <vector>
 
-#include "attention/cpu/growing.h"
 #include "attention/cpu/matrix_unit.h"
 #include "attention/cpu/stream.h"
+#include "core/memory.h"
 #include "core/parallel.h"
 
 namespace tsallis::stream {
@@ -39,9 +38,10 @@ class Run {
     }
   }
 
-  void Forward(const AttentionOutputs& outputs, std::vector<RowBlock> rows);
-  // Adds to d_slopes.
-  void Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems);
+  void Forward(const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
+               std::vector<RowBlock>* left);
+  void Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+                HeadSums* heads, std::vector<KvProblem>* left);
 
  private:
   // Runs body(task, scratch) with a worker's scratch and tiles. Inside of a task of worker `outer`
@@ -56,17 +56,17 @@ class Run {
       body(task, *scratch_[static_cast<std::size_t>(worker)]);
     });
   }
-  PackedKv Head(std::int64_t problem) const {
+  PackedKv Head(const KvProblem& problem) const {
     PackedKv head;
-    head.sequence = Sequence::Of(params_, problem / params_.kv_heads);
-    head.kv = problem % params_.kv_heads;
+    head.sequence = Sequence::Of(params_, problem.b);
+    head.kv = problem.kv;
     head.keys = head.sequence.k.size();
     return head;
   }
   void Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
             Growing<std::uint16_t>& memory, bool backward);
-  bool BackwardProblem(const Context& context, int outer, std::int64_t problem,
-                       ProblemMemory& memory, double* d_slopes);
+  bool BackwardProblem(const Context& context, int outer, const KvProblem& problem,
+                       ProblemMemory& memory, HeadSums* sums);
   bool BackwardWave(const Context& context, int outer, const PackedKv& head, std::int64_t h,
                     std::int64_t q_begin, ProblemMemory& memory, double* d_slope);
   void PointBlocks(ProblemMemory& memory) const;
@@ -117,16 +117,9 @@ void Run::Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
   }
 }
 
-void Run::Forward(const AttentionOutputs& outputs, std::vector<RowBlock> rows) {
+void Run::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
+                  std::vector<RowBlock>* left) {
   call_.outputs = &outputs;
-  const std::int64_t group = params_.heads / std::max<std::int64_t>(params_.kv_heads, 1);
-  const auto problem_of = [&](const RowBlock& block) {
-    return block.b * params_.kv_heads + block.h / group;
-  };
-  std::sort(rows.begin(), rows.end(), [&](const RowBlock& a, const RowBlock& b) {
-    return std::tie(a.b, a.h, a.q.begin) < std::tie(b.b, b.h, b.q.begin);
-  });
-  std::vector<RowBlock> dense;
   Growing<std::uint16_t> memory;
   for (auto next = rows.begin(); next != rows.end();) {
     struct Task {
@@ -136,10 +129,11 @@ void Run::Forward(const AttentionOutputs& outputs, std::vector<RowBlock> rows) {
     std::vector<PackedKv> heads;
     std::vector<Task> tasks;
     std::size_t bytes = 0;
-    for (std::int64_t problem = -1; next != rows.end(); ++next) {
-      if (problem_of(*next) != problem) {
+    for (; next != rows.end(); ++next) {
+      const KvProblem problem{next->b, KvHead(params_, next->h)};
+      if (heads.empty() || heads.back().sequence.batch != problem.b ||
+          heads.back().kv != problem.kv) {
         if (!heads.empty() && bytes >= kPackedBytes) break;
-        problem = problem_of(*next);
         heads.push_back(Head(problem));
         bytes += 2 * static_cast<std::size_t>(PackedSizes(params_, heads.back().keys, false).All());
       }
@@ -156,26 +150,21 @@ void Run::Forward(const AttentionOutputs& outputs, std::vector<RowBlock> rows) {
     std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
       return a.head != b.head ? a.head < b.head : a.cost > b.cost;
     });
-    std::vector<std::uint8_t> left(tasks.size(), 0);
+    std::vector<std::uint8_t> unsafe(tasks.size(), 0);
     Tasks(context_, 0, static_cast<std::int64_t>(tasks.size()),
           [&](std::int64_t i, Scratch& scratch) {
             const Task& task = tasks[static_cast<std::size_t>(i)];
             const bool done = functions_.forward(call_, heads[task.head], task.h, task.q_begin,
                                                  task.count, scratch);
-            left[static_cast<std::size_t>(i)] = done ? 0 : 1;
+            unsafe[static_cast<std::size_t>(i)] = done ? 0 : 1;
           });
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const Task& task = tasks[i];
-      if (left[i] == 0) continue;
-      dense.push_back(
+      if (unsafe[i] == 0) continue;
+      left->push_back(
           {heads[task.head].sequence.batch, task.h, {task.q_begin, task.q_begin + task.count}});
     }
   }
-  if (dense.empty()) return;
-  std::sort(dense.begin(), dense.end(), [](const RowBlock& a, const RowBlock& b) {
-    return std::tie(a.b, a.h, a.q.begin) < std::tie(b.b, b.h, b.q.begin);
-  });
-  DenseForwardBlocks(context_, params_, outputs, dense);
 }
 
 void Run::PointBlocks(ProblemMemory& memory) const {
@@ -267,8 +256,8 @@ bool Run::BackwardWave(const Context& context, int outer, const PackedKv& head, 
   return true;
 }
 
-bool Run::BackwardProblem(const Context& context, int outer, std::int64_t problem,
-                          ProblemMemory& memory, double* d_slopes) {
+bool Run::BackwardProblem(const Context& context, int outer, const KvProblem& problem,
+                          ProblemMemory& memory, HeadSums* head_sums) {
   std::vector<PackedKv> heads = {Head(problem)};
   Pack(context, outer, heads, memory.packed, /*backward=*/true);
   const PackedKv& head = heads[0];
@@ -283,7 +272,8 @@ bool Run::BackwardProblem(const Context& context, int outer, std::int64_t proble
   const std::int64_t group = params_.heads / params_.kv_heads;
   for (std::int64_t h = head.kv * group; h < (head.kv + 1) * group; ++h) {
     for (std::int64_t row = head.sequence.q.begin; row < head.sequence.q.end; row += kWaveRows) {
-      if (!BackwardWave(context, outer, head, h, row, memory, d_slopes + h)) return false;
+      double* d_slope = &head_sums[head.sequence.batch * params_.heads + h].d_slope;
+      if (!BackwardWave(context, outer, head, h, row, memory, d_slope)) return false;
     }
   }
   const auto store = [&](const MutableArray4& array, const Growing<float>& sums,
@@ -299,25 +289,19 @@ bool Run::BackwardProblem(const Context& context, int outer, std::int64_t proble
   };
   store(gradients.dk, memory.dk, params_.head_dim);
   store(gradients.dv, memory.dv, params_.value_dim);
-  ClearGradientsOutside(params_, gradients, head.sequence, head.kv);
   return true;
 }
 
-void Run::Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems) {
+void Run::Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+                   HeadSums* heads, std::vector<KvProblem>* left) {
   call_.gradients = &gradients;
   call_.wants_scores = gradients.dq.data != nullptr || gradients.dk.data != nullptr ||
                        gradients.d_length_scale != nullptr || gradients.d_slopes != nullptr;
-  const std::int64_t heads = params_.heads, group = heads / params_.kv_heads;
   const auto count = static_cast<std::int64_t>(problems.size());
-  std::vector<double> d_slopes(static_cast<std::size_t>(params_.batch * heads), 0.0);
-  std::vector<std::uint8_t> left(problems.size(), 0);
+  std::vector<std::uint8_t> unsafe(problems.size(), 0);
   const auto run = [&](const Context& context, int worker, std::int64_t i, ProblemMemory& memory) {
-    const KvProblem& problem = problems[static_cast<std::size_t>(i)];
-    double* slopes = d_slopes.data() + problem.b * heads;
-    const std::int64_t index = problem.b * params_.kv_heads + problem.kv;
-    if (BackwardProblem(context, worker, index, memory, slopes)) return;
-    left[static_cast<std::size_t>(i)] = 1;
-    std::fill_n(slopes + problem.kv * group, group, 0.0);
+    const auto at = static_cast<std::size_t>(i);
+    unsafe[at] = BackwardProblem(context, worker, problems[at], memory, heads) ? 0 : 1;
   };
   // The order of every sum is the same either way.
   if (count >= 2 * Threads(context_)) {
@@ -329,49 +313,23 @@ void Run::Backward(const AttentionGradients& gradients, const std::vector<KvProb
     ProblemMemory memory;
     for (std::int64_t i = 0; i < count; ++i) run(context_, 0, i, memory);
   }
-  if (gradients.d_slopes != nullptr) AddSlopes(params_, d_slopes.data(), gradients.d_slopes);
-  std::vector<KvProblem> dense;
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (left[static_cast<std::size_t>(i)] != 0) {
-      dense.push_back(problems[static_cast<std::size_t>(i)]);
-    }
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    if (unsafe[i] != 0) left->push_back(problems[i]);
   }
-  if (!dense.empty()) DenseBackwardProblems(context_, params_, gradients, dense, nullptr);
 }
 
 }  // namespace
 
-void ForwardRows(bool emulated, const Context& context, const AttentionParams& params,
-                 const AttentionOutputs& outputs, const std::vector<RowBlock>& rows) {
-  Run(emulated, context, params).Forward(outputs, rows);
-}
-
-void BackwardProblems(bool emulated, const Context& context, const AttentionParams& params,
-                      const AttentionGradients& gradients, const std::vector<KvProblem>& problems) {
-  Run(emulated, context, params).Backward(gradients, problems);
-}
-
 void Forward(bool emulated, const Context& context, const AttentionParams& params,
-             const AttentionOutputs& outputs) {
-  std::vector<RowBlock> rows;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    const Span all = Sequence::Of(params, b).q;
-    for (std::int64_t h = 0; h < params.heads; ++h) rows.push_back({b, h, all});
-  }
-  ForwardRows(emulated, context, params, outputs, rows);
-  ClearRowsOutside(params, outputs);
+             const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
+             std::vector<RowBlock>* left) {
+  Run(emulated, context, params).Forward(outputs, rows, left);
 }
 
 void Backward(bool emulated, const Context& context, const AttentionParams& params,
-              const AttentionGradients& gradients) {
-  if (!TakesGradients(params, gradients)) {
-    kDenseAttention.backward(context, params, gradients);
-    return;
-  }
-  if (gradients.d_slopes != nullptr) {
-    std::fill_n(gradients.d_slopes, ArrayBatch(params) * params.heads, 0.0);
-  }
-  BackwardProblems(emulated, context, params, gradients, AllProblems(params));
+              const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+              HeadSums* heads, std::vector<KvProblem>* left) {
+  Run(emulated, context, params).Backward(gradients, problems, heads, left);
 }
 
 }  // namespace tsallis::stream

@@ -5,7 +5,7 @@
 #include "attention/cpu/matrix_unit.h"
 #include "attention/cpu/stream.h"
 #include "core/parallel.h"
-#include "tsallis/cpu.h"
+#include "core/target.h"
 
 namespace tsallis::stream {
 
@@ -16,9 +16,7 @@ std::int64_t Scratch::Floats(const AttentionParams& params) {
          kRows * depth / 2 + kRows * widths.d_depth / 2 + kRows * depth + kLanes * depth;
 }
 
-Scratch::Scratch(const AttentionParams& params)
-    : memory(hwy::AllocateAligned<float>(static_cast<std::size_t>(Floats(params)))) {
-  if (memory == nullptr) throw std::bad_alloc();
+Scratch::Scratch(const AttentionParams& params) : memory(Aligned<float>(Floats(params))) {
   const Widths widths(params);
   const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
   float* at = memory.get();
@@ -37,34 +35,13 @@ Scratch::Scratch(const AttentionParams& params)
   take(block, kLanes * depth);
 }
 
-std::string Refuses(const AttentionParams& params) {
-  switch (params.map) {
-    case RowMap::kSoftmax:
-    case RowMap::kAdaptiveTemperature: break;
-    case RowMap::kEntmax:
-      for (std::int64_t h = 0; h < params.heads; ++h) {
-        if (!IsFloatAlpha(AlphaOf(params, h))) return "alpha outside [1.1, 2]";
-      }
-      break;
-    default: return Name(params.map);
-  }
-  if (params.q.dtype != DType::kBFloat16) return "not bfloat16";
-  if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
-  if (params.terms.bias.data != nullptr) return "a bias";
-  if (params.terms.sink != nullptr) return "a sink";
-  const double scale = ScaleOf(params);
-  if (!(scale > 1e-30 && scale < 1e30)) return "scale beyond float32";
-  return {};
-}
-
 namespace {
 
-std::string Declines(const AttentionParams& params) {
-  if (params.map == RowMap::kEntmax) return "a sweep hands it the rows that keep many keys";
+std::string Declines(const AttentionParams& params, bool left) {
+  if (left) return {};
+  if (params.map == RowMap::kEntmax) return "a sweep leaves it the rows that keep many keys";
   return MostKeys(params) < kPanel ? "few keys" : "";
 }
-
-}  // namespace
 
 std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward) {
   const auto threads = static_cast<std::size_t>(Threads(context));
@@ -89,33 +66,40 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
                                 kWaveRows * (widths.d_depth + widths.e_depth + 3);
     bytes += teams * (head + static_cast<std::size_t>(floats) * sizeof(float) + 1024);
   }
-  return std::max(bytes, DenseWorkspaceBytes(context, params, backward)) +
-         static_cast<std::size_t>(params.batch * params.heads) * 64;
+  return bytes + static_cast<std::size_t>(params.batch * params.heads) * 64;
 }
 
+}  // namespace
 }  // namespace tsallis::stream
 
 namespace tsallis {
 
-const AttentionKernel kStreamAmx = {
+constinit const AttentionKernel kStreamAmx = {
     .name = "stream-amx",
-    .serves =
+    .summary =
         "softmax, adaptive temperature (forward) and entmax's dense rows with bfloat16, keys "
         "streaming by bf16 tiles",
-    .instruction_set =
-        [] {
-          return std::string(QueryCpu().chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "");
-        },
-    .refuses = stream::Refuses,
+    .instruction_set = [] { return std::string(RunsAvx3() && MatrixUnitUsable() ? "AMX" : ""); },
+    .serves = {.features = kCommonFeatures |
+                           Features{Feature::kBFloat16, Feature::kSoftmax, Feature::kEntmax,
+                                    Feature::kAdaptiveTemperature, Feature::kStridedColumns},
+               // Adaptive temperature's beta has a gradient of its own, and no inference needs it.
+               .forward_only = {Feature::kAdaptiveTemperature},
+               .least_alpha = kLeastFloatAlpha,
+               .most_alpha = kMostFloatAlpha,
+               .alpha_one = false},
     .declines = stream::Declines,
+    .leaves = "what might not be finite",
     .forward =
-        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
-          stream::Forward(false, context, params, outputs);
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+           const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
+          stream::Forward(false, context, params, outputs, rows, left);
         },
     .backward =
         [](const Context& context, const AttentionParams& params,
-           const AttentionGradients& gradients) {
-          stream::Backward(false, context, params, gradients);
+           const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+           HeadSums* heads, std::vector<KvProblem>* left) {
+          stream::Backward(false, context, params, gradients, problems, heads, left);
         },
     .weights = nullptr,
     .saved_bytes = nullptr,

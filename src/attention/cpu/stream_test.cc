@@ -14,29 +14,8 @@
 namespace tsallis {
 namespace {
 
-// The kernel's code on emulated tiles.
-const AttentionKernel kEmulated = {
-    .name = "stream-amx, emulated",
-    .serves = "tests",
-    .instruction_set =
-        [] { return std::string(stream::GetFunctions(true).forward != nullptr ? "AVX-512" : ""); },
-    .refuses = kStreamAmx.refuses,
-    .declines = nullptr,
-    .forward =
-        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
-          stream::Forward(true, context, params, outputs);
-        },
-    .backward =
-        [](const Context& context, const AttentionParams& params,
-           const AttentionGradients& gradients) {
-          stream::Backward(true, context, params, gradients);
-        },
-    .weights = nullptr,
-    .saved_bytes = nullptr,
-    .workspace_bytes = kStreamAmx.workspace_bytes};
-
 void ForEachStream(const std::function<void(const AttentionKernel&)>& body) {
-  for (const AttentionKernel* kernel : {&kStreamAmx, &kEmulated}) {
+  for (const AttentionKernel* kernel : {&kStreamAmx, &kEmulatedStream}) {
     if (kernel->instruction_set().empty()) continue;
     SCOPED_TRACE(kernel->name);
     body(*kernel);
@@ -68,7 +47,7 @@ void CheckAll(ProblemSpec spec) {
     const Expectation expectation(problem);
     SCOPED_TRACE(spec.Describe());
     ForEachStream([&](const AttentionKernel& kernel) {
-      ASSERT_EQ(kernel.refuses(problem.params()), "");
+      ASSERT_EQ(RefusalOf(kernel, problem), "");
       const Results one = problem.Run(&kernel, 1, 0, true, kWanted);
       EXPECT_EQ(expectation.Check(one), "");
       EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, 0, true, kWanted)), "");

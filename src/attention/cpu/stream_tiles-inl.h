@@ -17,7 +17,7 @@
 
 // Tiles need vectors of 16 floats beside them.
 #undef TSALLIS_STREAM_HERE
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
 #define TSALLIS_STREAM_HERE 1
 #else
 #define TSALLIS_STREAM_HERE 0

@@ -32,8 +32,9 @@ void CollectDense(const HeadContext& head, const SweepScratch& scratch, std::int
 
 template <class Engine, ScoreEngine kEngine>
 void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t q_begin,
-                  std::int64_t count, const AttentionOutputs& outputs, const WeightSink* sink,
-                  const SavedLists& saved, SweepScratch& scratch, std::vector<RowBlock>* dense) {
+                  std::int64_t count, const AttentionOutputs& outputs,
+                  const WeightReceiver* receiver, const SavedLists& saved, SweepScratch& scratch,
+                  std::vector<RowBlock>* dense) {
   const AttentionParams& params = *head.params;
   const std::int64_t b = head.sequence->array_batch, e = params.value_dim;
   const std::int64_t index0 = RowIndex(params, *head.sequence, head.h, q_begin);
@@ -54,8 +55,8 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
   sweep.Begin(q_begin, count);
   for (std::int64_t r = 0; r < count; ++r) {
     if (scratch.rows[r].active || scratch.rows[r].dense) continue;  // sees no key
-    if (sink != nullptr) {
-      sink->Put(index0 + r, 0, nullptr, nullptr, 0);
+    if (receiver != nullptr) {
+      receiver->Put(index0 + r, 0, nullptr, nullptr, 0);
       continue;
     }
     std::fill_n(sum, e, 0.0f);
@@ -91,10 +92,10 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
     saved.Save(index0 + waiting.r, key, p, waiting.support);
   };
   sweep.Solve([&](std::int64_t r, std::size_t support) HWY_ATTR {
-    if (sink != nullptr) {
+    if (receiver != nullptr) {
       const std::int64_t at = r * scratch.list_stride;
-      sink->Put(index0 + r, head.keys->first, scratch.list_key.get() + at,
-                scratch.list_z.get() + at, support);
+      receiver->Put(index0 + r, head.keys->first, scratch.list_key.get() + at,
+                    scratch.list_z.get() + at, support);
       return;
     }
     PrefetchRows(values, params.v.dtype, scratch.list_key.get() + r * scratch.list_stride, support,
@@ -354,12 +355,12 @@ void Bind(SweepFunctions* functions) {
 
 void BindEngine(ScoreEngine engine, bool emulated, SweepFunctions* functions) {
   (void)emulated;
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+#if HWY_TARGET <= HWY_AVX2
   if (engine == ScoreEngine::kInt8) Bind<ByteEngine, ScoreEngine::kInt8>(functions);
 #endif
 #if HWY_TARGET == HWY_AVX2
   if (engine == ScoreEngine::kInt7) Bind<WordEngine, ScoreEngine::kInt7>(functions);
-#elif HWY_TARGET == HWY_AVX3
+#elif HWY_TARGET <= HWY_AVX3
   if (engine == ScoreEngine::kAmx) {
     if (emulated) {
       Bind<MatrixEngine<EmulatedTiles>, ScoreEngine::kAmx>(functions);

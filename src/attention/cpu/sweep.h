@@ -18,12 +18,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/cpu/dense.h"
 #include "attention/cpu/saved_lists.h"
 #include "attention/cpu/sweep_edges.h"
 #include "attention/cpu/threshold_guess.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
+#include "core/memory.h"
 
 namespace tsallis {
 
@@ -43,12 +43,6 @@ inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
 // (3 MB) in all, within these limits; at first one or two.
 inline constexpr std::int64_t kLeastWaveBlocks = 4, kWaveBlocks = 64;
 inline constexpr std::int64_t kWaveEdges = 1 << 18;
-
-// T[n], aligned, left as it is.
-template <typename T>
-hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
-  return hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)));
-}
 
 // How scores are computed.
 enum class ScoreEngine : std::uint8_t {
@@ -186,8 +180,7 @@ struct HeadContext {
 
 // One block of one query head.
 struct BlockTask {
-  std::int32_t head = 0;  // of the wave
-  std::int64_t h = 0;
+  std::size_t item = 0;  // whose rows it has
   std::int64_t q_begin = 0, count = 0;
   std::int64_t cost = 0;  // keys in reach of the last row
 };
@@ -277,11 +270,11 @@ struct SweepFunctions {
   void (*moments)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                   const PackedKeys& keys, SweepScratch& scratch) = nullptr;
   HeadGuess (*pilot)(const HeadContext& head, SweepScratch& scratch) = nullptr;
-  // Rows [q_begin, q_begin + count), count <= kBlockRows: their supports go to `sink`, or, if that is
+  // Rows [q_begin, q_begin + count), count <= kBlockRows: their supports go to `receiver`, or, if that is
   // null, what follows from them to `outputs`. Dense rows are left to `dense`.
   void (*forward)(const HeadContext& head, const HeadGuess& guess, std::int64_t q_begin,
-                  std::int64_t count, const AttentionOutputs& outputs, const WeightSink* sink,
-                  const SavedLists& saved, SweepScratch& scratch,
+                  std::int64_t count, const AttentionOutputs& outputs,
+                  const WeightReceiver* receiver, const SavedLists& saved, SweepScratch& scratch,
                   std::vector<RowBlock>* dense) = nullptr;
   // Gradients of the same rows' queries, and the edges that their keys need. False: a row is dense, and
   // what was written means nothing.
@@ -300,12 +293,16 @@ struct SweepFunctions {
 // For the instruction set in use. `emulated`: kAmx without a matrix unit, for tests.
 SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);
 
-// The kernel's forward pass with given functions; kernels and tests choose them.
+// The kernel's passes with given functions; kernels and tests choose them.
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
-                  const AttentionParams& params, const AttentionOutputs& outputs);
+                  const AttentionParams& params, const AttentionOutputs& outputs,
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
 void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
-                  const AttentionParams& params, const WeightSink& sink);
+                  const AttentionParams& params, const WeightReceiver& receiver,
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
-                   const AttentionParams& params, const AttentionGradients& gradients);
+                   const AttentionParams& params, const AttentionGradients& gradients,
+                   const std::vector<KvProblem>& problems, HeadSums* heads,
+                   std::vector<KvProblem>* left);
 
 }  // namespace tsallis

@@ -1,4 +1,4 @@
-// The sweep over all heads: packing, pilots, blocks, and who takes what is dense.
+// The sweep over all heads: packing, pilots, blocks.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -7,10 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/cpu/growing.h"
 #include "attention/cpu/matrix_unit.h"
-#include "attention/cpu/stream.h"
 #include "attention/cpu/sweep.h"
+#include "core/memory.h"
 #include "core/parallel.h"
 
 namespace tsallis {
@@ -62,21 +61,22 @@ class SweepRun {
     }
   }
 
-  // The outputs or, if `sink` is not null, the weights.
-  void Forward(const AttentionOutputs& outputs, const WeightSink* sink = nullptr);
-  void Backward(const AttentionGradients& gradients);
+  // The outputs or, if `receiver` is not null, the weights.
+  void Forward(const AttentionOutputs& outputs, const WeightReceiver* receiver,
+               const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+  void Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+                HeadSums* heads, std::vector<KvProblem>* left);
 
  private:
   struct KvSums;
   bool BackwardProblem(const Context& context, int worker, const AttentionGradients& gradients,
-                       const KvProblem& problem, KvSums& sums, double* d_alpha, double* d_slopes);
+                       const KvProblem& problem, KvSums& sums, HeadSums* totals);
   bool Sweepable(std::int64_t h) const;
-  // Whether dense rows run on tiles rather than in float32, and their gradients.
-  bool HasDenseTiles() const {
-    return functions_.engine == ScoreEngine::kAmx && stream::Refuses(params_).empty();
-  }
+  // Whether the gradients of dense rows run on tiles rather than in float32.
   bool HasDenseTiles(const AttentionGradients& gradients) const {
-    return HasDenseTiles() && stream::TakesGradients(params_, gradients);
+    return functions_.engine == ScoreEngine::kAmx &&
+           Refusal(kStreamAmx.serves, params_, FeaturesOf(params_, gradients), Pass::kBackward)
+               .empty();
   }
   void Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
             PackedMemory& memory);
@@ -119,7 +119,9 @@ class SweepRun {
   PackedMemory packed_;
 };
 
-bool SweepRun::Sweepable(std::int64_t h) const { return IsFloatAlpha(AlphaOf(params_, h)); }
+bool SweepRun::Sweepable(std::int64_t h) const {
+  return kSweepFloat.serves.ServesAlpha(AlphaOf(params_, h));
+}
 
 void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
                     PackedMemory& memory) {
@@ -179,84 +181,81 @@ void SweepRun::Pack(const Context& context, int outer, std::vector<PackedHead>& 
   }
 }
 
-void SweepRun::Forward(const AttentionOutputs& outputs, const WeightSink* sink) {
+void SweepRun::Forward(const AttentionOutputs& outputs, const WeightReceiver* receiver,
+                       const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
   const SavedLists saved = SavedLists::Create(params_, outputs.saved, outputs.saved_bytes);
-  const std::int64_t group = params_.heads / std::max<std::int64_t>(params_.kv_heads, 1);
-  std::vector<RowBlock> dense;
-  const auto give_up = [&](std::int64_t b, std::int64_t h, const Sequence& sequence) {
-    for (std::int64_t row = sequence.q.begin; row < sequence.q.end; ++row) {
-      saved.Forget(RowIndex(params_, sequence, h, row));
+  const auto leave = [&](const RowBlock& block) {
+    const Sequence sequence = Sequence::Of(params_, block.b);
+    for (std::int64_t row = block.q.begin; row < block.q.end; ++row) {
+      saved.Forget(RowIndex(params_, sequence, block.h, row));
     }
-    dense.push_back({b, h, sequence.q});
+    left->push_back(block);
   };
-  // Heads whose map is not for a sweep.
-  for (std::int64_t b = 0; b < params_.batch; ++b) {
-    const Sequence sequence = Sequence::Of(params_, b);
-    for (std::int64_t h = 0; h < params_.heads; ++h) {
-      if (!Sweepable(h)) give_up(b, h, sequence);
-    }
-  }
-  const std::int64_t problems = params_.batch * params_.kv_heads;
-  for (std::int64_t next = 0; next < problems;) {
+  for (auto next = rows.begin(); next != rows.end();) {
+    // Key heads that fit, and which rows each has.
+    struct Item {
+      std::size_t head;
+      const RowBlock* rows;
+    };
     std::vector<PackedHead> heads;
+    std::vector<Item> items;
     std::size_t bytes = 0;
-    for (; next < problems && (heads.empty() || bytes < kPackedBytes); ++next) {
-      const PackedHead head(params_, next / params_.kv_heads, next % params_.kv_heads);
-      bytes += static_cast<std::size_t>(Tiles(head.keys.count)) *
-               TileBytes(functions_.engine, params_.head_dim);
-      heads.push_back(head);
+    for (; next != rows.end(); ++next) {
+      if (!Sweepable(next->h)) {
+        leave(*next);
+        continue;
+      }
+      const std::int64_t kv = KvHead(params_, next->h);
+      if (heads.empty() || heads.back().sequence.batch != next->b || heads.back().kv != kv) {
+        if (!heads.empty() && bytes >= kPackedBytes) break;
+        heads.emplace_back(params_, next->b, kv);
+        bytes += static_cast<std::size_t>(Tiles(heads.back().keys.count)) *
+                 TileBytes(functions_.engine, params_.head_dim);
+      }
+      items.push_back({heads.size() - 1, &*next});
     }
     Pack(context_, 0, heads, packed_);
 
-    const auto wave = static_cast<std::int64_t>(heads.size());
-    std::vector<HeadGuess> guesses(static_cast<std::size_t>(wave * group));
-    Tasks(context_, 0, wave * group, [&](std::int64_t task, SweepScratch& scratch) {
-      const PackedHead& head = heads[static_cast<std::size_t>(task / group)];
-      const std::int64_t h = head.kv * group + task % group;
-      if (!Sweepable(h) || head.keys.count < kGuessKeys || !head.keys.usable) return;
-      const HeadContext context = Head(head, h);
-      if (context.HasTerms()) return;
-      guesses[static_cast<std::size_t>(task)] = functions_.pilot(context, scratch);
-    });
+    std::vector<HeadGuess> guesses(items.size());
+    Tasks(context_, 0, static_cast<std::int64_t>(items.size()),
+          [&](std::int64_t task, SweepScratch& scratch) {
+            const Item& item = items[static_cast<std::size_t>(task)];
+            const PackedHead& head = heads[item.head];
+            if (head.keys.count < kGuessKeys || !head.keys.usable) return;
+            const HeadContext context = Head(head, item.rows->h);
+            if (context.HasTerms()) return;
+            guesses[static_cast<std::size_t>(task)] = functions_.pilot(context, scratch);
+          });
 
     std::vector<BlockTask> blocks;
-    for (std::int64_t task = 0; task < wave * group; ++task) {
-      const PackedHead& head = heads[static_cast<std::size_t>(task / group)];
-      const std::int64_t h = head.kv * group + task % group;
-      if (!Sweepable(h)) continue;
-      if (guesses[static_cast<std::size_t>(task)].dense) {
-        give_up(head.sequence.batch, h, head.sequence);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const RowBlock& block = *items[i].rows;
+      if (guesses[i].dense) {
+        leave(block);
         continue;
       }
-      const Span rows = head.sequence.q;
-      for (std::int64_t q = rows.begin; q < rows.end; q += kBlockRows) {
-        const std::int64_t count = std::min(kBlockRows, rows.end - q);
-        blocks.push_back({static_cast<std::int32_t>(task), h, q, count,
-                          head.sequence.VisibleKeys(params_.mask, q + count - 1).size()});
+      for (std::int64_t q = block.q.begin; q < block.q.end; q += kBlockRows) {
+        const std::int64_t count = std::min(kBlockRows, block.q.end - q);
+        const Sequence& sequence = heads[items[i].head].sequence;
+        blocks.push_back({i, q, count, sequence.VisibleKeys(params_.mask, q + count - 1).size()});
       }
     }
-    // Head by head, whose keys then stay in the second-level cache; the long blocks first, so that
+    // Key head by key head, whose keys then stay in the second-level cache; the long blocks first, so that
     // threads end together.
     std::stable_sort(blocks.begin(), blocks.end(), [&](const BlockTask& a, const BlockTask& b) {
-      return a.head / group != b.head / group ? a.head / group < b.head / group : a.cost > b.cost;
+      const std::size_t head_a = items[a.item].head, head_b = items[b.item].head;
+      return head_a != head_b ? head_a < head_b : a.cost > b.cost;
     });
-    std::vector<std::vector<RowBlock>> left(blocks.size());
+    std::vector<std::vector<RowBlock>> dense(blocks.size());
     Tasks(context_, 0, static_cast<std::int64_t>(blocks.size()),
           [&](std::int64_t task, SweepScratch& scratch) {
             const BlockTask& block = blocks[static_cast<std::size_t>(task)];
-            const PackedHead& head = heads[static_cast<std::size_t>(block.head / group)];
-            functions_.forward(Head(head, block.h), guesses[static_cast<std::size_t>(block.head)],
-                               block.q_begin, block.count, outputs, sink, saved, scratch,
-                               &left[static_cast<std::size_t>(task)]);
+            const Item& item = items[block.item];
+            functions_.forward(Head(heads[item.head], item.rows->h), guesses[block.item],
+                               block.q_begin, block.count, outputs, receiver, saved, scratch,
+                               &dense[static_cast<std::size_t>(task)]);
           });
-    for (const auto& rest : left) dense.insert(dense.end(), rest.begin(), rest.end());
-  }
-  if (sink == nullptr) ClearRowsOutside(params_, outputs);
-  if (dense.empty()) return;
-  if (sink == nullptr && HasDenseTiles()) {
-    stream::ForwardRows(emulated_, context_, params_, outputs, dense);
-  } else {
-    DenseForwardBlocks(context_, params_, outputs, dense, sink);
+    for (const auto& rest : dense) left->insert(left->end(), rest.begin(), rest.end());
   }
 }
 
@@ -271,7 +270,7 @@ struct SweepRun::KvSums {
 // False: some row is dense.
 bool SweepRun::BackwardProblem(const Context& context, int worker,
                                const AttentionGradients& gradients, const KvProblem& problem,
-                               KvSums& sums, double* d_alpha, double* d_slopes) {
+                               KvSums& sums, HeadSums* totals) {
   const std::int64_t group = params_.heads / params_.kv_heads;
   std::vector<PackedHead> heads = {PackedHead(params_, problem.b, problem.kv)};
   const PackedHead& head = heads[0];
@@ -333,8 +332,8 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
     for (std::int64_t task = 0; task < count; ++task) {
       const BlockEdges& edges = sums.edges[static_cast<std::size_t>(task)];
       found += static_cast<std::int64_t>(edges.size());
-      d_alpha[edges.h] += edges.d_alpha;
-      d_slopes[edges.h] += edges.d_slope;
+      totals[edges.h].d_alpha += edges.d_alpha;
+      totals[edges.h].d_slope += edges.d_slope;
       const Span span = block_of(wave + task).second;
       seen += span.size() * head.sequence.VisibleKeys(params_.mask, span.end - 1).size();
     }
@@ -366,72 +365,52 @@ bool SweepRun::BackwardProblem(const Context& context, int worker,
   };
   store(gradients.dk, dk, params_.head_dim);
   store(gradients.dv, dv, params_.value_dim);
-  ClearGradientsOutside(params_, gradients, head.sequence, head.kv);
   return true;
 }
 
-void SweepRun::Backward(const AttentionGradients& gradients) {
-  const std::int64_t problems = params_.batch * params_.kv_heads;
-  const auto per_problem = static_cast<std::size_t>(params_.batch * params_.heads);
-  std::vector<double> d_alpha(per_problem, 0.0), d_slopes(per_problem, 0.0);
-  std::vector<std::uint8_t> is_dense(static_cast<std::size_t>(problems), 0);
+void SweepRun::Backward(const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+                        HeadSums* heads, std::vector<KvProblem>* left) {
+  const auto count = static_cast<std::int64_t>(problems.size());
+  std::vector<std::uint8_t> is_dense(problems.size(), 0);
   const auto run = [&](const Context& context, int worker, std::int64_t i, KvSums& sums) {
-    const KvProblem problem{i / params_.kv_heads, i % params_.kv_heads};
-    double* alpha = d_alpha.data() + problem.b * params_.heads;
-    double* slopes = d_slopes.data() + problem.b * params_.heads;
-    if (BackwardProblem(context, worker, gradients, problem, sums, alpha, slopes)) return;
-    is_dense[static_cast<std::size_t>(i)] = 1;
-    const std::int64_t group = params_.heads / params_.kv_heads;
-    std::fill_n(alpha + problem.kv * group, group, 0.0);
-    std::fill_n(slopes + problem.kv * group, group, 0.0);
+    const auto at = static_cast<std::size_t>(i);
+    HeadSums* totals = heads + problems[at].b * params_.heads;
+    const bool done = BackwardProblem(context, worker, gradients, problems[at], sums, totals);
+    is_dense[at] = done ? 0 : 1;
   };
-  if (problems >= 4 * Threads(context_)) {
+  if (count >= 4 * Threads(context_)) {
     std::vector<KvSums> sums(static_cast<std::size_t>(Threads(context_)));
-    ParallelTasks(context_, problems, [&](std::int64_t i, int worker) {
+    ParallelTasks(context_, count, [&](std::int64_t i, int worker) {
       run({.threads = 1}, worker, i, sums[static_cast<std::size_t>(worker)]);
     });
   } else {
     KvSums sums;
-    for (std::int64_t i = 0; i < problems; ++i) run(context_, 0, i, sums);
+    for (std::int64_t i = 0; i < count; ++i) run(context_, 0, i, sums);
   }
-  if (gradients.d_slopes != nullptr) SumSlopes(params_, d_slopes.data(), gradients.d_slopes);
-  std::vector<KvProblem> left;
-  for (std::int64_t i = 0; i < problems; ++i) {
-    if (is_dense[static_cast<std::size_t>(i)] != 0) {
-      left.push_back({i / params_.kv_heads, i % params_.kv_heads});
-    }
-  }
-  if (left.empty()) {
-    // Nothing is dense.
-  } else if (HasDenseTiles(gradients)) {
-    stream::BackwardProblems(emulated_, context_, params_, gradients, left);
-  } else {
-    DenseBackwardProblems(context_, params_, gradients, left, d_alpha.data());
-  }
-  if (gradients.d_alpha == nullptr) return;
-  for (std::int64_t h = 0; h < params_.heads; ++h) {
-    gradients.d_alpha[h] = 0.0;
-    for (std::int64_t b = 0; b < params_.batch; ++b) {
-      gradients.d_alpha[h] += d_alpha[b * params_.heads + h];
-    }
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    if (is_dense[i] != 0) left->push_back(problems[i]);
   }
 }
 
 }  // namespace
 
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
-                  const AttentionParams& params, const AttentionOutputs& outputs) {
-  SweepRun(functions, emulated, context, params).Forward(outputs);
+                  const AttentionParams& params, const AttentionOutputs& outputs,
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
+  SweepRun(functions, emulated, context, params).Forward(outputs, nullptr, rows, left);
 }
 
 void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
-                  const AttentionParams& params, const WeightSink& sink) {
-  SweepRun(functions, emulated, context, params).Forward({}, &sink);
+                  const AttentionParams& params, const WeightReceiver& receiver,
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
+  SweepRun(functions, emulated, context, params).Forward({}, &receiver, rows, left);
 }
 
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
-                   const AttentionParams& params, const AttentionGradients& gradients) {
-  SweepRun(functions, emulated, context, params).Backward(gradients);
+                   const AttentionParams& params, const AttentionGradients& gradients,
+                   const std::vector<KvProblem>& problems, HeadSums* heads,
+                   std::vector<KvProblem>* left) {
+  SweepRun(functions, emulated, context, params).Backward(gradients, problems, heads, left);
 }
 
 }  // namespace tsallis

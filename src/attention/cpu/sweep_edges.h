@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/cpu/growing.h"
+#include "core/memory.h"
 
 namespace tsallis {
 

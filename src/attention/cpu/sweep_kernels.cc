@@ -3,9 +3,9 @@
 #include <string>
 
 #include "attention/cpu/matrix_unit.h"
-#include "attention/cpu/stream.h"
 #include "attention/cpu/sweep.h"
 #include "core/parallel.h"
+#include "core/target.h"
 #include "tsallis/cpu.h"
 
 namespace tsallis {
@@ -55,43 +55,31 @@ SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64
 
 namespace {
 
-bool HasUnitStride(const ConstArray4& array) { return array.strides[3] == 1; }
-
-std::string Refuses(const AttentionParams& params) {
-  if (params.q.dtype == DType::kFloat64) return "float64";
-  if (params.map != RowMap::kEntmax) return "a map without a threshold";
-  bool any = false;
-  for (std::int64_t h = 0; h < params.heads; ++h) any = any || IsFloatAlpha(AlphaOf(params, h));
-  if (!any) return "alpha outside [1.1, 2]";
-  if (params.mask.visible != nullptr || params.mask.blocks != nullptr) return "a mask";
-  if (params.terms.bias.data != nullptr) return "a bias";
-  if (params.terms.sink != nullptr) return "a sink";
-  if (!HasUnitStride(params.q) || !HasUnitStride(params.k) || !HasUnitStride(params.v)) {
-    return "columns that are not contiguous";
-  }
-  return {};
-}
-
-std::string Declines(const AttentionParams& params) {
+std::string Declines(const AttentionParams& params, bool left) {
+  if (left) return "rows that keep many keys are not for lists";
   return MostKeys(params) < 512 ? "dense tiles are faster on short rows" : "";
 }
 
-// Kernels of the list.
 template <ScoreEngine kEngine>
 void ForwardWith(const Context& context, const AttentionParams& params,
-                 const AttentionOutputs& outputs) {
-  SweepForward(GetSweepFunctions(kEngine, false), false, context, params, outputs);
+                 const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
+                 std::vector<RowBlock>* left) {
+  SweepForward(GetSweepFunctions(kEngine, false), false, context, params, outputs, rows, left);
 }
 
 template <ScoreEngine kEngine>
 void BackwardWith(const Context& context, const AttentionParams& params,
-                  const AttentionGradients& gradients) {
-  SweepBackward(GetSweepFunctions(kEngine, false), false, context, params, gradients);
+                  const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
+                  HeadSums* heads, std::vector<KvProblem>* left) {
+  SweepBackward(GetSweepFunctions(kEngine, false), false, context, params, gradients, problems,
+                heads, left);
 }
 
 template <ScoreEngine kEngine>
-void WeightsWith(const Context& context, const AttentionParams& params, const WeightSink& sink) {
-  SweepWeights(GetSweepFunctions(kEngine, false), false, context, params, sink);
+void WeightsWith(const Context& context, const AttentionParams& params,
+                 const WeightReceiver& receiver, const std::vector<RowBlock>& rows,
+                 std::vector<RowBlock>* left) {
+  SweepWeights(GetSweepFunctions(kEngine, false), false, context, params, receiver, rows, left);
 }
 
 std::size_t SavedBytes(const AttentionParams& params) { return SavedLists::Bytes(params, 64); }
@@ -119,73 +107,59 @@ std::size_t WorkspaceWith(const Context& context, const AttentionParams& params,
         static_cast<std::size_t>(2 * kWaveBlocks * kBlockRows * capacity) * BlockEdges::kBytes;
     bytes += teams * (longest * (d + e) * sizeof(float) + edges + head);
   }
-  // Rows that turn out dense are worked on after the sweep.
-  const bool tiles = kEngine == ScoreEngine::kAmx && stream::Refuses(params).empty();
-  const std::size_t dense = tiles ? stream::WorkspaceBytes(context, params, backward)
-                                  : DenseWorkspaceBytes(context, params, backward);
-  return std::max(bytes, dense) +
+  return bytes +
          static_cast<std::size_t>(params.batch * params.heads * (params.q_len / kBlockRows + 2)) *
              (sizeof(BlockTask) + sizeof(std::vector<RowBlock>) + 2 * sizeof(RowBlock));
 }
 
-std::string Avx3WithAmx() {
-  const CpuInfo info = QueryCpu();
-  return info.chosen_target == "AVX3" && MatrixUnitUsable() ? "AMX" : "";
-}
+std::string WithTiles() { return RunsAvx3() && MatrixUnitUsable() ? "AMX" : ""; }
 
 std::string WithByteDots() {
-  const CpuInfo info = QueryCpu();
-  if (info.chosen_target == "AVX3" && info.avx512_vnni) return "AVX-512 VNNI";
-  return info.chosen_target == "AVX2" && info.avx_vnni ? "AVX-VNNI" : "";
+  static const CpuInfo info = QueryCpu();
+  if (RunsAvx3()) return info.avx512_vnni ? "AVX-512 VNNI" : "";
+  return RunsAvx2() && info.avx_vnni ? "AVX-VNNI" : "";
 }
 
-std::string WithBytePairs() { return QueryCpu().chosen_target == "AVX2" ? "AVX2" : ""; }
+// AVX-512 has no version of its own: nearly every processor with it has VNNI.
+std::string WithBytePairs() { return RunsAvx2() && !RunsAvx3() ? "AVX2" : ""; }
+
+std::string Any() { return QueryCpu().chosen_target; }
+
+constexpr Serves kSweepServes = {
+    .features =
+        kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16,
+                                   Feature::kEntmax, Feature::kVastScale, Feature::kAlphaGradient},
+    .least_alpha = kLeastFloatAlpha,
+    .most_alpha = kMostFloatAlpha,
+    .alpha_one = false,
+    .some_heads = true};
+
+template <ScoreEngine kEngine>
+constexpr AttentionKernel SweepKernel(const char* name, const char* summary,
+                                      std::string (*instruction_set)()) {
+  return {.name = name,
+          .summary = summary,
+          .instruction_set = instruction_set,
+          .serves = kSweepServes,
+          .declines = Declines,
+          .leaves = "rows that keep many keys",
+          .forward = ForwardWith<kEngine>,
+          .backward = BackwardWith<kEngine>,
+          .weights = WeightsWith<kEngine>,
+          .saved_bytes = SavedBytes,
+          .workspace_bytes = WorkspaceWith<kEngine>};
+}
 
 }  // namespace
 
-const AttentionKernel kSweepAmx = {
-    .name = "sweep-amx",
-    .serves = "entmax with alpha in [1.1, 2] on rows from 512 keys, scores by bf16 tiles",
-    .instruction_set = Avx3WithAmx,
-    .refuses = Refuses,
-    .declines = Declines,
-    .forward = ForwardWith<ScoreEngine::kAmx>,
-    .backward = BackwardWith<ScoreEngine::kAmx>,
-    .weights = WeightsWith<ScoreEngine::kAmx>,
-    .saved_bytes = SavedBytes,
-    .workspace_bytes = WorkspaceWith<ScoreEngine::kAmx>};
-
-const AttentionKernel kSweepInt8 = {.name = "sweep-int8",
-                                    .serves = "the same, scores screened in bytes",
-                                    .instruction_set = WithByteDots,
-                                    .refuses = Refuses,
-                                    .declines = Declines,
-                                    .forward = ForwardWith<ScoreEngine::kInt8>,
-                                    .backward = BackwardWith<ScoreEngine::kInt8>,
-                                    .weights = WeightsWith<ScoreEngine::kInt8>,
-                                    .saved_bytes = SavedBytes,
-                                    .workspace_bytes = WorkspaceWith<ScoreEngine::kInt8>};
-
-const AttentionKernel kSweepInt7 = {.name = "sweep-int7",
-                                    .serves = "the same, keys screened in 7 bits",
-                                    .instruction_set = WithBytePairs,
-                                    .refuses = Refuses,
-                                    .declines = Declines,
-                                    .forward = ForwardWith<ScoreEngine::kInt7>,
-                                    .backward = BackwardWith<ScoreEngine::kInt7>,
-                                    .weights = WeightsWith<ScoreEngine::kInt7>,
-                                    .saved_bytes = SavedBytes,
-                                    .workspace_bytes = WorkspaceWith<ScoreEngine::kInt7>};
-
-const AttentionKernel kSweepFloat = {.name = "sweep",
-                                     .serves = "the same, scores in float32",
-                                     .instruction_set = [] { return QueryCpu().chosen_target; },
-                                     .refuses = Refuses,
-                                     .declines = Declines,
-                                     .forward = ForwardWith<ScoreEngine::kFloat>,
-                                     .backward = BackwardWith<ScoreEngine::kFloat>,
-                                     .weights = WeightsWith<ScoreEngine::kFloat>,
-                                     .saved_bytes = SavedBytes,
-                                     .workspace_bytes = WorkspaceWith<ScoreEngine::kFloat>};
+constinit const AttentionKernel kSweepAmx = SweepKernel<ScoreEngine::kAmx>(
+    "sweep-amx", "entmax with alpha in [1.1, 2] on rows from 512 keys, scores by bf16 tiles",
+    WithTiles);
+constinit const AttentionKernel kSweepInt8 = SweepKernel<ScoreEngine::kInt8>(
+    "sweep-int8", "the same, scores screened in bytes", WithByteDots);
+constinit const AttentionKernel kSweepInt7 = SweepKernel<ScoreEngine::kInt7>(
+    "sweep-int7", "the same, keys screened in 7 bits", WithBytePairs);
+constinit const AttentionKernel kSweepFloat =
+    SweepKernel<ScoreEngine::kFloat>("sweep", "the same, scores in float32", Any);
 
 }  // namespace tsallis

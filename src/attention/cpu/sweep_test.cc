@@ -18,37 +18,12 @@
 namespace tsallis {
 namespace {
 
-// The AMX engine's code on emulated tiles, as a kernel.
-const AttentionKernel kEmulated = {
-    .name = "sweep-amx, emulated",
-    .serves = "tests",
-    .instruction_set =
-        [] {
-          return std::string(
-              GetSweepFunctions(ScoreEngine::kAmx, true).forward != nullptr ? "AVX-512" : "");
-        },
-    .refuses = kSweepAmx.refuses,
-    .declines = nullptr,
-    .forward =
-        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
-          SweepForward(GetSweepFunctions(ScoreEngine::kAmx, true), true, context, params, outputs);
-        },
-    .backward =
-        [](const Context& context, const AttentionParams& params,
-           const AttentionGradients& gradients) {
-          SweepBackward(GetSweepFunctions(ScoreEngine::kAmx, true), true, context, params,
-                        gradients);
-        },
-    .weights = nullptr,
-    .saved_bytes = kSweepAmx.saved_bytes,
-    .workspace_bytes = kSweepAmx.workspace_bytes};
-
 // Every sweep that can run here, once for each instruction set that has its own version.
 void ForEachSweep(const std::function<void(const AttentionKernel&)>& body) {
   std::set<std::string> done;
   ForEachTarget([&](const std::string& target) {
     for (const AttentionKernel* kernel :
-         {&kSweepFloat, &kSweepInt8, &kSweepInt7, &kSweepAmx, &kEmulated}) {
+         {&kSweepFloat, &kSweepInt8, &kSweepInt7, &kSweepAmx, &kEmulatedSweep}) {
       const std::string set = kernel->instruction_set();
       if (set.empty() || !done.insert(kernel->name + (" " + set)).second) continue;
       SCOPED_TRACE(std::string(kernel->name) + " on " + set + ", target " + target);
@@ -329,7 +304,7 @@ TEST(Sweep, FlatRowsOfEveryLengthAreDense) {
 TEST(Sweep, EmulatedTilesEqualRealOnes) {
   if (kSweepAmx.instruction_set().empty()) GTEST_SKIP() << "no matrix unit here";
   const Problem problem(Long(700, DType::kBFloat16));
-  const Results real = problem.Run(&kSweepAmx), emulated = problem.Run(&kEmulated);
+  const Results real = problem.Run(&kSweepAmx), emulated = problem.Run(&kEmulatedSweep);
   // The unit adds in an order of its own.
   ASSERT_EQ(real.tau.size(), emulated.tau.size());
   for (std::size_t i = 0; i < real.tau.size(); ++i) {

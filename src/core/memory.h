@@ -1,4 +1,4 @@
-// Aligned memory that only grows, for what one problem after the other needs.
+// Aligned memory: of a size, or growing for what one problem after the other needs.
 #pragma once
 
 #include <hwy/aligned_allocator.h>
@@ -10,6 +10,14 @@
 #include <utility>
 
 namespace tsallis {
+
+// T[n], aligned, left as it is. Throws std::bad_alloc.
+template <typename T>
+hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
+  auto memory = hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
 
 template <typename T>
 class Growing {
@@ -39,11 +47,8 @@ class Growing {
     size_ = 0;
   }
   void Allocate(std::int64_t count) {
-    memory_ = hwy::AllocateAligned<T>(static_cast<std::size_t>(count));
-    if (memory_ == nullptr) {
-      size_ = 0;
-      throw std::bad_alloc();
-    }
+    size_ = 0;
+    memory_ = Aligned<T>(count);
     size_ = count;
   }
 

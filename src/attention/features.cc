@@ -1,0 +1,152 @@
+#include "attention/features.h"
+
+#include <cstdio>
+
+#include "attention/geometry.h"
+
+namespace tsallis {
+namespace {
+
+constexpr const char* kNames[] = {"float32",
+                                  "bfloat16",
+                                  "float16",
+                                  "float64",
+                                  "softmax",
+                                  "entmax",
+                                  "adaptive temperature",
+                                  "top-k softmax",
+                                  "sigmoid",
+                                  "softpick",
+                                  "stick-breaking",
+                                  "a causal mask",
+                                  "a window",
+                                  "alignment of the first query with the first key",
+                                  "a boolean mask",
+                                  "a block mask",
+                                  "sequences of several lengths",
+                                  "packed sequences",
+                                  "a scale beyond float32",
+                                  "a length scale",
+                                  "ALiBi slopes",
+                                  "scale-invariant scores",
+                                  "a bias",
+                                  "a sink",
+                                  "columns that are not contiguous",
+                                  "the gradient of alpha"};
+static_assert(std::size(kNames) == static_cast<std::size_t>(Feature::kFeatures));
+
+Feature FeatureOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return Feature::kFloat32;
+    case DType::kBFloat16: return Feature::kBFloat16;
+    case DType::kFloat16: return Feature::kFloat16;
+    case DType::kFloat64: break;
+  }
+  return Feature::kFloat64;
+}
+
+Feature FeatureOf(RowMap map) {
+  switch (map) {
+    case RowMap::kSoftmax: return Feature::kSoftmax;
+    case RowMap::kAdaptiveTemperature: return Feature::kAdaptiveTemperature;
+    case RowMap::kTopKSoftmax: return Feature::kTopKSoftmax;
+    case RowMap::kSigmoid: return Feature::kSigmoid;
+    case RowMap::kSoftpick: return Feature::kSoftpick;
+    case RowMap::kStickBreaking: return Feature::kStickBreaking;
+    case RowMap::kEntmax:
+    case RowMap::kNormmax:  // not for attention: CheckAttention
+    case RowMap::kBudget: break;
+  }
+  return Feature::kEntmax;
+}
+
+bool HasStridedColumns(const ConstArray4& array) { return array.strides[3] != 1; }
+
+std::string Number(double number) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", number);
+  return text;
+}
+
+// Of heads whose alphas the kernel does not serve: why it cannot run; empty if it can.
+std::string AlphaRefusal(const Serves& serves, const AttentionParams& params) {
+  if (params.map != RowMap::kEntmax) return {};
+  bool all = true, any = params.heads == 0;
+  for (std::int64_t h = 0; h < params.heads; ++h) {
+    const bool served = serves.ServesAlpha(AlphaOf(params, h));
+    all = all && served;
+    any = any || served;
+    if (params.alpha_per_head == nullptr) break;
+  }
+  if (all || (any && serves.some_heads)) return {};
+  std::string text =
+      "alpha outside [" + Number(serves.least_alpha) + ", " + Number(serves.most_alpha) + "]";
+  if (serves.alpha_one && serves.least_alpha > 1.0) text += " and not 1";
+  return text;
+}
+
+}  // namespace
+
+const char* Name(Feature feature) { return kNames[static_cast<int>(feature)]; }
+
+Features FeaturesOf(const AttentionParams& params) {
+  // Every field has a name here: where one is added, these lines do not compile until somebody says
+  // which feature it is, so that no kernel passes over it in silence.
+  const auto& [batch, heads, kv_heads, q_len, k_len, head_dim, value_dim, q, k, v, map, alpha,
+               alpha_per_head, adaptive, top_k, sigmoid_bias, mask, ranges, terms] = params;
+  const auto& [causal, alignment, left, right, visible, visible_strides, blocks, block_strides,
+               block_q, block_k] = mask;
+  const auto& [q_begin, q_end, k_begin, k_end, packed] = ranges;
+  const auto& [scale, length_scale, alibi_slopes, scale_invariant, bias, sink] = terms;
+  Features asked = {FeatureOf(q.dtype), FeatureOf(map)};
+  asked.Add(Feature::kCausal, causal);
+  asked.Add(Feature::kWindow, left >= 0 || right >= 0);
+  asked.Add(Feature::kStartAlignment, alignment == Alignment::kStart);
+  asked.Add(Feature::kBooleanMask, visible != nullptr);
+  asked.Add(Feature::kBlockMask, blocks != nullptr);
+  asked.Add(Feature::kRanges,
+            q_begin != nullptr || q_end != nullptr || k_begin != nullptr || k_end != nullptr);
+  asked.Add(Feature::kPacked, packed);
+  const double factor = ScaleOf(params);
+  asked.Add(Feature::kVastScale, !(factor > 1e-30 && factor < 1e30));
+  asked.Add(Feature::kLengthScale, length_scale.data != nullptr);
+  asked.Add(Feature::kAlibi, alibi_slopes.data != nullptr);
+  asked.Add(Feature::kScaleInvariant, scale_invariant != 0.0);
+  asked.Add(Feature::kBias, bias.data != nullptr);
+  asked.Add(Feature::kSink, sink != nullptr);
+  asked.Add(Feature::kStridedColumns,
+            HasStridedColumns(q) || HasStridedColumns(k) || HasStridedColumns(v));
+  return asked;
+}
+
+Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gradients) {
+  // As above. The other gradients are those of features of the problem.
+  const auto& [d_out, tau, saved, saved_bytes, dq, dk, dv, d_length_scale, d_alpha, d_slopes,
+               d_sink, d_bias] = gradients;
+  Features asked = FeaturesOf(params);
+  asked.Add(Feature::kAlphaGradient, d_alpha != nullptr);
+  return asked;
+}
+
+std::string Refusal(const Serves& serves, const AttentionParams& params, const Features& asked,
+                    Pass pass) {
+  const Features served =
+      pass == Pass::kForward ? serves.features : serves.features.Without(serves.forward_only);
+  const Features lacking = asked.Without(served);
+  for (int i = 0; i < static_cast<int>(Feature::kFeatures); ++i) {
+    const auto feature = static_cast<Feature>(i);
+    if (!lacking.Has(feature)) continue;
+    const bool later = serves.features.Has(feature);  // it has the forward pass
+    return std::string(Name(feature)) + (later ? ", backward" : "");
+  }
+  if (std::string text = AlphaRefusal(serves, params); !text.empty()) return text;
+  if (params.head_dim > serves.most_columns || params.value_dim > serves.most_columns) {
+    return "head size above " + std::to_string(serves.most_columns);
+  }
+  if (serves.most_keys < params.k_len && MostKeys(params) > serves.most_keys) {
+    return "more than " + std::to_string(serves.most_keys) + " keys";
+  }
+  return {};
+}
+
+}  // namespace tsallis

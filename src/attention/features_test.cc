@@ -1,0 +1,108 @@
+// What a kernel refuses is what a problem asks beyond what the kernel serves, in words.
+#include "attention/features.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "attention/kernels.h"
+#include "attention/test_problem.h"
+
+namespace tsallis {
+namespace {
+
+std::string Refused(const Serves& serves, const AttentionParams& params,
+                    Pass pass = Pass::kForward) {
+  return Refusal(serves, params, FeaturesOf(params), pass);
+}
+
+TEST(Features, TheLastKernelServesEverything) {
+  const AttentionKernel& last = *AllAttentionKernels().back();
+  EXPECT_TRUE(Features::All().Without(last.serves.features).empty());
+  EXPECT_TRUE(last.serves.forward_only.empty());
+  EXPECT_EQ(last.declines, nullptr);
+  EXPECT_EQ(last.leaves, nullptr);
+  EXPECT_FALSE(last.instruction_set().empty());
+}
+
+// Each feature is asked for by some drawn problem, alone in what a kernel lacks, and then named.
+TEST(Features, WhatAKernelLacksIsNamed) {
+  Features met;
+  for (std::uint64_t seed = 1; seed <= 600; ++seed) {
+    ProblemSpec spec = DrawSpec(seed, 8, /*broken=*/true);
+    if (seed == 600) spec.scale = 1e31;  // which no draw has
+    const Problem problem(spec);
+    const Features asked = FeaturesOf(problem.params());
+    met = met | asked;
+    EXPECT_EQ(Refused({.features = Features::All()}, problem.params()), "");
+    for (int i = 0; i < static_cast<int>(Feature::kFeatures); ++i) {
+      const auto feature = static_cast<Feature>(i);
+      const Serves serves = {.features = Features::All().Without({feature})};
+      EXPECT_EQ(Refused(serves, problem.params()), asked.Has(feature) ? Name(feature) : "");
+    }
+  }
+  const Features drawn = met | Features{Feature::kFloat64, Feature::kAlphaGradient};
+  EXPECT_EQ(Refusal({.features = drawn}, Problem(ProblemSpec()).params(), Features::All(),
+                    Pass::kForward),
+            "");
+}
+
+TEST(Features, ABackwardPassMayServeLess) {
+  ProblemSpec spec;
+  spec.map = RowMap::kAdaptiveTemperature;
+  const Problem problem(spec);
+  const Serves serves = {.features = Features::All(),
+                         .forward_only = {Feature::kAdaptiveTemperature}};
+  EXPECT_EQ(Refused(serves, problem.params()), "");
+  EXPECT_EQ(Refused(serves, problem.params(), Pass::kBackward), "adaptive temperature, backward");
+  AttentionGradients gradients;
+  double d_alpha = 0.0;
+  EXPECT_FALSE(FeaturesOf(problem.params(), gradients).Has(Feature::kAlphaGradient));
+  gradients.d_alpha = &d_alpha;
+  EXPECT_TRUE(FeaturesOf(problem.params(), gradients).Has(Feature::kAlphaGradient));
+}
+
+TEST(Features, AlphasAreOfAllHeadsOrOfSome) {
+  ProblemSpec spec;
+  spec.kv_heads = 2;
+  Problem problem(spec);
+  const double alphas[2] = {1.5, 3.0};
+  problem.params().alpha_per_head = alphas;
+  Serves serves = {
+      .features = Features::All(), .least_alpha = 1.1, .most_alpha = 2.0, .alpha_one = false};
+  EXPECT_EQ(Refused(serves, problem.params()), "alpha outside [1.1, 2]");
+  serves.some_heads = true;
+  EXPECT_EQ(Refused(serves, problem.params()), "");
+  const double ones[2] = {1.0, 1.0};
+  problem.params().alpha_per_head = ones;
+  EXPECT_EQ(Refused(serves, problem.params()), "alpha outside [1.1, 2]");
+  serves.alpha_one = true;
+  EXPECT_EQ(Refused(serves, problem.params()), "");
+}
+
+TEST(Features, SizesAreLimits) {
+  ProblemSpec spec;
+  spec.head_dim = 40;
+  spec.k_len = 30;
+  const Problem problem(spec);
+  EXPECT_EQ(Refused({.features = Features::All(), .most_columns = 39}, problem.params()),
+            "head size above 39");
+  EXPECT_EQ(Refused({.features = Features::All(), .most_columns = 40}, problem.params()), "");
+  EXPECT_EQ(Refused({.features = Features::All(), .most_keys = 29}, problem.params()),
+            "more than 29 keys");
+}
+
+// The rows that the sweep leaves are taken by the kernels that ChooseAttentionKernel names.
+TEST(Features, LeftoversAreNamed) {
+  ProblemSpec spec;
+  spec.q_len = spec.k_len = 700;
+  const Problem problem(spec);
+  const AttentionChoice choice = ChooseAttentionKernel(problem.params());
+  ASSERT_EQ(choice.forward.substr(0, 5), "sweep");
+  ASSERT_FALSE(choice.leftovers.empty());
+  EXPECT_EQ(choice.leftovers.back(), "dense");
+  EXPECT_NE(choice.reason.find("rows that keep many keys: dense"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tsallis
