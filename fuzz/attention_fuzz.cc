@@ -285,6 +285,7 @@ void Input::DrawRanges() {
 void Input::DrawTerms() {
   const double scale = Chance(20) ? static_cast<double>(Pick(1, 300)) / 100.0 : 0.0;
   const double length = Chance(15) ? static_cast<double>(Pick(1, 100)) : 0.0;
+  const double softcap = Chance(15) ? static_cast<double>(Pick(1, 60)) : 0.0;
   const bool has_c = Chance(20), has_slopes = Chance(20), has_bias = Chance(15);
   const auto dtype = static_cast<DType>(Pick(0, 3));
   if (has_c) length_scale_ = Fill(dtype, batch_, typed_.heads, typed_.q_len, 1);
@@ -294,6 +295,7 @@ void Input::DrawTerms() {
     tsallis::AttentionTerms& terms = (in_double ? wide_ : typed_).terms;
     terms.scale = scale;
     terms.scale_invariant = length;
+    terms.softcap = softcap;
     if (has_c) terms.length_scale = length_scale_.View(dtype, in_double);
     if (has_slopes) terms.alibi_slopes = slopes_.View(dtype, in_double);
     if (has_bias) terms.bias = bias_.View(dtype, in_double);
@@ -305,7 +307,7 @@ void Input::DrawTerms() {
 
 // One argument that is out of its range, in a way that cannot lead outside of the arrays if accepted.
 void Input::Spoil() {
-  const auto mistake = Pick(0, 15);
+  const auto mistake = Pick(0, 16);
   Both([&](AttentionParams& p) {
     switch (mistake) {
       case 0: p.batch = -1; break;
@@ -323,6 +325,7 @@ void Input::Spoil() {
       case 12: p.adaptive.coefficients.clear(); break;
       case 13: p.top_k.k = -p.top_k.k; break;
       case 14: p.top_k.fraction = NAN; break;
+      case 15: p.terms.softcap = -1.0; break;
       default: p.q.dtype = static_cast<DType>(77); break;
     }
   });

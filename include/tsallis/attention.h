@@ -95,6 +95,9 @@ struct AttentionTerms {
   // c, by which queries are multiplied: [batch, heads, q_len, 1]; null: 1. A row with an infinite c
   // ends as its scores' limit or as NaN, whichever the order of operations gives.
   ConstArray4 length_scale;
+  // x = c scale <q, k> becomes softcap tanh(x / softcap) before any other term (Gemma 2, 2024); from 1e-6 to
+  // 1e6; 0: without.
+  double softcap = 0.0;
   ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
   double scale_invariant = 0.0;  // l of SPEC P7, > 0; 0: without
   ConstArray4 bias;              // [batch, heads, q_len, k_len]; null: 0. May hold -inf

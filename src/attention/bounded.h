@@ -64,6 +64,7 @@ struct Arithmetic<float> {
     return r < 1.0f ? std::exp(static_cast<float>(k) * std::log1p(-r)) : 0.0f;
   }
   static float Expm1(float x) { return std::expm1(x); }
+  static float Tanh(float x) { return std::tanh(x); }
   static float Sigmoid(float x) {
     const float e = std::exp(-std::abs(x));
     return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
@@ -114,6 +115,11 @@ struct Arithmetic<Bounded> {
   static Bounded Expm1(Bounded x) {
     return Bounded::Between(std::expm1(x.value), std::expm1(x.value - x.error),
                             std::expm1(x.value + x.error));
+  }
+  static Bounded Tanh(Bounded x) {
+    if (std::isinf(x.value)) return {x.value > 0.0 ? 1.0 : -1.0, 0.0};
+    return Bounded::Between(std::tanh(x.value), std::tanh(x.value - x.error),
+                            std::tanh(x.value + x.error));
   }
   static Bounded Sigmoid(Bounded x) {
     const auto sigmoid = [](double y) {

@@ -133,6 +133,10 @@ void CheckAttention(const AttentionParams& params) {
     throw InvalidArgument("terms.scale_invariant", "a finite number > 0, or 0 for none",
                           to_string(terms.scale_invariant));
   }
+  if (!(terms.softcap == 0.0 || (terms.softcap >= 1e-6 && terms.softcap <= 1e6))) {
+    throw InvalidArgument("terms.softcap", "a number from 1e-6 to 1e6, or 0 for none",
+                          to_string(terms.softcap));
+  }
   CheckDType("terms.length_scale", terms.length_scale.dtype);
   CheckDType("terms.alibi_slopes", terms.alibi_slopes.dtype);
   CheckDType("terms.bias", terms.bias.dtype);

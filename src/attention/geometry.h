@@ -87,20 +87,6 @@ inline bool IsMasked(const AttentionMask& mask, std::int64_t b, std::int64_t h, 
   return false;
 }
 
-// a_d and m_d of the scale-invariant term; (1, 0) without it.
-struct DistanceFactor {
-  double a = 1.0;
-  double m = 0.0;
-
-  static DistanceFactor At(double length, std::int64_t distance) {
-    if (length == 0.0) return {};
-    const double a2 =
-        2.0 * std::log(static_cast<double>(distance < 0 ? -distance : distance) / length + 1.0) +
-        1.0;
-    return {std::sqrt(a2), 1.0 - a2};
-  }
-};
-
 // Element offset of (b, h, row, column).
 inline std::int64_t Offset(const std::int64_t (&strides)[4], std::int64_t b, std::int64_t h,
                            std::int64_t row, std::int64_t column = 0) {

@@ -58,7 +58,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
   };
   const ConstArray4& d_out = problem.wide_d_out();
   PlainRow<T> row;
-  std::vector<T> ds, a;
+  std::vector<T> ds, derivatives;  // of scores in c scale <q, k>
   for (std::int64_t s = 0; s < params.batch; ++s) {
     const Sequence sequence = Sequence::Of(params, s);
     const std::int64_t b = sequence.array_batch;
@@ -86,7 +86,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
         row.keys.clear();
         row.product.clear();
         row.scores.clear();
-        a.clear();
+        derivatives.clear();
         const Span span = sequence.VisibleKeys(params.mask, i);
         for (std::int64_t j = span.begin; j < span.end; ++j) {
           if (IsMasked(params.mask, b, h, i, j)) continue;
@@ -101,6 +101,12 @@ PlainResults<T> RunPlain(const Problem& problem) {
               scale * dot(params.q, q0, params.k, Offset(params.k.strides, b, kv, j), d);
           T score = product;
           if (terms.length_scale.data != nullptr) score = c * score;
+          T derivative = A::Of(factor.a);
+          if (terms.softcap != 0.0) {
+            const T cap = A::Of(terms.softcap), t = A::Tanh(score / cap);
+            score = cap * t;
+            derivative = derivative * (A::Of(1.0) - t * t);
+          }
           if (terms.scale_invariant != 0.0) score = A::Of(factor.m) + A::Of(factor.a) * score;
           if (terms.alibi_slopes.data != nullptr) {
             score = score - slope * A::Of(static_cast<double>(distance));
@@ -109,7 +115,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
           row.keys.push_back(j);
           row.product.push_back(product);
           row.scores.push_back(score);
-          a.push_back(A::Of(factor.a));
+          derivatives.push_back(derivative);
         }
         row.Map(map, terms.sink != nullptr ? terms.sink + h : nullptr);
         const std::size_t n = row.keys.size();
@@ -143,14 +149,16 @@ PlainResults<T> RunPlain(const Problem& problem) {
           if (A::Value(row.scores[j]) == -INFINITY) continue;
           const std::int64_t key = row.keys[j], k0 = Offset(params.k.strides, b, kv, key);
           T base = ds[j];
-          if (terms.scale_invariant != 0.0) base = base * a[j];
-          d_c = d_c + base * row.product[j];
-          const T factor = base * (terms.length_scale.data != nullptr ? c * scale : scale);
-          for (std::int64_t x = 0; x < d; ++x) {
-            T& dq = results.dq[index * d + x];
-            dq = dq + factor * load(params.k, k0 + x * params.k.strides[3]);
-            T& dk = results.dk[(key0 + key) * d + x];
-            dk = dk + factor * load(params.q, q0 + x * params.q.strides[3]);
+          if (terms.scale_invariant != 0.0 || terms.softcap != 0.0) base = base * derivatives[j];
+          if (A::Value(base) != 0.0 || A::Error(base) != 0.0) {
+            d_c = d_c + base * row.product[j];
+            const T factor = base * (terms.length_scale.data != nullptr ? c * scale : scale);
+            for (std::int64_t x = 0; x < d; ++x) {
+              T& dq = results.dq[index * d + x];
+              dq = dq + factor * load(params.k, k0 + x * params.k.strides[3]);
+              T& dk = results.dk[(key0 + key) * d + x];
+              dk = dk + factor * load(params.q, q0 + x * params.q.strides[3]);
+            }
           }
           if (spec.slopes) {
             T& sum = results.d_slopes[b * heads + h];

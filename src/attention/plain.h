@@ -11,6 +11,7 @@
 #include "attention/bounded.h"
 #include "attention/geometry.h"
 #include "attention/reference.h"
+#include "attention/terms.h"
 #include "attention/test_problem.h"
 #include "simplex/elements.h"
 #include "simplex/solve.h"

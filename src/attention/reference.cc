@@ -1,6 +1,7 @@
 #include "attention/reference.h"
 
 #include "attention/kernels.h"
+#include "attention/terms.h"
 
 #include <algorithm>
 #include <cmath>
@@ -84,14 +85,21 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
     // A score of -inf has no influence, whatever its product is.
     if (ds == 0.0 || row.scores[j] == -kInfinity) continue;
     const std::int64_t k_row = row.keys.begin + j, distance = sequence.Distance(q_row, k_row);
-    const double a = DistanceFactor::At(params.terms.scale_invariant, distance).a;
-    LoadColumns(params.k, Offset(params.k.strides, b, kv, k_row), d, k.data());
-    const double factor = ds * a * row.c * scale;
-    for (std::int64_t x = 0; x < d; ++x) {
-      dq[x] += factor * k[x];
-      dk[k_row * d + x] += factor * q[x];
+    double dx = ds * DistanceFactor::At(params.terms.scale_invariant, distance).a;
+    if (params.terms.softcap != 0.0) {
+      const double t = std::tanh(row.c * row.product[j] / params.terms.softcap);
+      dx *= 1.0 - t * t;
     }
-    d_c += ds * a * row.product[j];
+    // An infinite product at its cap has no influence either.
+    if (dx != 0.0) {
+      LoadColumns(params.k, Offset(params.k.strides, b, kv, k_row), d, k.data());
+      const double factor = dx * row.c * scale;
+      for (std::int64_t x = 0; x < d; ++x) {
+        dq[x] += factor * k[x];
+        dk[k_row * d + x] += factor * q[x];
+      }
+      d_c += dx * row.product[j];
+    }
     d_slope -= ds * static_cast<double>(std::abs(distance));
     if (gradients.d_bias.data != nullptr) {
       const MutableArray4& array = gradients.d_bias;
@@ -154,8 +162,9 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
     }
     product[j] = scale * sum;
     const DistanceFactor factor = DistanceFactor::At(terms.scale_invariant, distance);
-    scores[j] = factor.m + factor.a * (c * product[j]) -
-                slope * static_cast<double>(std::abs(distance)) + bias;
+    double x = c * product[j];
+    if (terms.softcap != 0.0) x = terms.softcap * std::tanh(x / terms.softcap);
+    scores[j] = factor.m + factor.a * x - slope * static_cast<double>(std::abs(distance)) + bias;
     // NaN wins: std::max would drop it.
     if (!(scores[j] <= maximum)) maximum = std::isnan(maximum) ? maximum : scores[j];
   }

@@ -271,6 +271,8 @@ TEST(Attention, RefusesBadArguments) {
   refused("k", [](Line& l) { l.params.k.dtype = DType::kFloat32; });
   refused("v", [](Line& l) { l.params.v.data = nullptr; });
   refused("terms.scale", [](Line& l) { l.params.terms.scale = -1.0; });
+  refused("terms.softcap", [](Line& l) { l.params.terms.softcap = -1.0; });
+  refused("terms.softcap", [](Line& l) { l.params.terms.softcap = 1e-7; });
   refused("terms.scale_invariant", [](Line& l) { l.params.terms.scale_invariant = INFINITY; });
   refused("ranges", [](Line& l) { l.params.ranges.packed = true; });
   static const std::int64_t wrong = 3;

@@ -66,6 +66,7 @@ class Problem {
       params->mask.left = s.left;
       params->mask.right = s.right;
       params->terms.scale = s.scale;
+      params->terms.softcap = s.softcap;
       params->terms.scale_invariant = s.scale_invariant;
       params->ranges.packed = packed;
       if (s.ragged != ProblemSpec::Ragged::kNone) {
@@ -90,8 +91,11 @@ class Problem {
     Place(d_out_, d_out, o_sizes, &wide_d_out_, &typed_d_out_, s.dtype, 0);
     if (s.length_scale) {
       const std::int64_t sizes[4] = {batch, heads, q_len_, 1};
-      std::vector<double> c = Values(sizes, 0.3);
-      for (double& value : c) value = 1.0 + std::abs(value);
+      std::vector<double> c = Values(sizes, s.any_length_scale ? 1.0 : 0.3);
+      for (double& value : c) {
+        if (!s.any_length_scale) value = 1.0 + std::abs(value);
+        if (std::abs(value) < 0.1) value = 0.0;
+      }
       Place(length_scale_, c, sizes, &wide_.terms.length_scale, &typed_.terms.length_scale,
             s.term_dtype, 0);
     }

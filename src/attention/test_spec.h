@@ -37,6 +37,7 @@ struct ProblemSpec {
   enum class Ragged { kNone, kRight, kLeft, kMiddle, kPacked } ragged = Ragged::kNone;
   bool gaps = false;  // packed: rows of nobody between the sequences
   bool length_scale = false, slopes = false, bias = false;
+  bool any_length_scale = false;  // also in (0, 1), 0 and below 0; else from 1 on
   bool negative_slopes = false;
   bool zero_slopes = false;  // some are 0, as half of NAPE's
   // Of length_scale and slopes, and of the bias; they need not be q's.
@@ -44,6 +45,7 @@ struct ProblemSpec {
   int bias_broadcast = 0;            // bits: 1 batch, 2 heads, 4 queries have stride 0
   double bias_minus_infinity = 0.0;  // share
   double scale_invariant = 0.0;
+  double softcap = 0.0;
   double scale = 0.0;
   // Values that are not plain normal.
   enum class Values {
@@ -92,7 +94,9 @@ inline std::string ProblemSpec::Describe() const {
   if (ragged != Ragged::kNone) text << " ragged " << raggeds[static_cast<int>(ragged)];
   if (gaps) text << " gaps";
   if (garbage) text << " garbage";
-  if (length_scale) text << " length_scale " << Name(term_dtype);
+  if (length_scale) {
+    text << (any_length_scale ? " any" : "") << " length_scale " << Name(term_dtype);
+  }
   if (slopes)
     text << (negative_slopes ? " negative" : "") << (zero_slopes ? " some zero" : "") << " slopes "
          << Name(term_dtype);
@@ -100,6 +104,7 @@ inline std::string ProblemSpec::Describe() const {
     text << " bias(" << bias_broadcast << ", " << bias_minus_infinity << ") " << Name(bias_dtype);
   }
   if (scale_invariant != 0.0) text << " scale_invariant " << scale_invariant;
+  if (softcap != 0.0) text << " softcap " << softcap;
   if (scale != 0.0) text << " scale " << scale;
   if (strided) text << " strided";
   text << odds[static_cast<int>(odd)];
@@ -181,6 +186,12 @@ inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken =
   spec.zero_slopes = chance(0.5);
   const double below[] = {0.05, 0.3, 0.5, 0.9, 0.9999};
   if (chance(0.25)) spec.alpha = below[pick(0, 4)];
+  const double caps[] = {0.7, 5.0, 50.0};
+  if (chance(0.15)) spec.softcap = caps[pick(0, 2)];
+  // Scores at their cap tie in float32: which of them are the largest is rounding's.
+  if (spec.map == RowMap::kTopKSoftmax && spec.softcap != 0.0) spec.softcap = 50.0;
+  // Softpick jumps where all scores are 0.
+  spec.any_length_scale = chance(0.4) && spec.map != RowMap::kSoftpick;
   return spec;
 }
 

@@ -14,6 +14,7 @@
 
 #include "attention/geometry.h"
 #include "attention/kernels.h"
+#include "attention/terms.h"
 #include "core/memory.h"
 #include "simplex/scratch.h"
 #include "tsallis/attention.h"
@@ -71,9 +72,7 @@ struct Call {
   const AttentionOutputs* outputs;
   const AttentionGradients* gradients;
   const WeightReceiver* receiver = nullptr;  // takes the weights in place of outputs
-  // a_d and m_d of the scale-invariant term for a key `table_begin + index` rows after the query.
-  std::vector<float> factor_a, factor_m;
-  std::int64_t table_begin = 0;
+  DistanceTable distances;
   // Whether anything is wanted that needs the gradient of the scores.
   bool wants_ds = false;
 };
@@ -119,9 +118,9 @@ struct GroupBuffers {
   std::int64_t first_panel = 0, panels = 0;  // of the sequence
   std::int64_t pitch = 0;
   Floats scores;  // [rows + 1][pitch]: scores of row r in r + 1, its weights in r
-  Floats ds;      // [rows][pitch]: gradient of the weights, then of the scores, then times a_d
-  Floats q;       // [rows][Padded(head_dim)] times c scale
-  Floats d_out;   // [rows][Padded(value_dim)]
+  Floats ds;  // [rows][pitch]: gradient of the weights, then of the scores, then of c scale <q, k>
+  Floats q;   // [rows][Padded(head_dim)] times c scale
+  Floats d_out;                     // [rows][Padded(value_dim)]
   std::vector<std::uint64_t> bits;  // [rows][panels]: which weights are not 0
   bool q_finite = true, d_out_finite = true;
   HeadSums sums;  // over the rows
@@ -140,6 +139,7 @@ struct Thread {
   PanelCache v_columns, k_rows;        // for the gradients of weights and queries; backward only
   Floats sum, total;                   // [kMostRows][Padded(larger of head_dim and value_dim)]
   Floats line;                         // [kPanel][the same] or a row's bias
+  Floats derivatives;                  // of a row's scores in c scale <q, k>; backward only
   std::vector<std::uint32_t> support;  // of a row, for a receiver
   std::vector<float> weights;
 };

@@ -16,6 +16,12 @@ std::int64_t LineFloats(const AttentionParams& params, std::int64_t most_keys) {
   return std::max(kPanel * Padded(std::max(params.head_dim, params.value_dim)), most_keys);
 }
 
+// The others are in a table, or 1.
+std::int64_t DerivativeFloats(const AttentionParams& params, std::int64_t most_keys,
+                              bool backward) {
+  return backward && params.terms.softcap != 0.0 ? most_keys : 1;
+}
+
 std::int64_t SumFloats(const AttentionParams& params) {
   return kMostRows * Padded(std::max(params.head_dim, params.value_dim));
 }
@@ -65,33 +71,15 @@ void Most::Include(const AttentionParams& params, const Sequence& sequence) {
 
 Call::Call(const AttentionParams& call_params, const AttentionOutputs* call_outputs,
            const AttentionGradients* call_gradients)
-    : params(call_params), outputs(call_outputs), gradients(call_gradients) {
+    : params(call_params),
+      outputs(call_outputs),
+      gradients(call_gradients),
+      distances(call_params) {
   if (gradients != nullptr) {
     wants_ds = gradients->dq.data != nullptr || gradients->dk.data != nullptr ||
                gradients->d_length_scale != nullptr || gradients->d_alpha != nullptr ||
                gradients->d_slopes != nullptr || gradients->d_sink != nullptr ||
                gradients->d_bias.data != nullptr;
-  }
-  const double length = params.terms.scale_invariant;
-  if (length == 0.0) return;
-  // Keys from `low` to `high` rows after the query may be visible.
-  std::int64_t low = std::numeric_limits<std::int64_t>::max();
-  std::int64_t high = std::numeric_limits<std::int64_t>::min();
-  const AttentionMask& mask = params.mask;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    const Sequence sequence = Sequence::Of(params, b);
-    if (sequence.q.size() == 0 || sequence.k.size() == 0) continue;
-    low = std::min(low, -sequence.Distance(sequence.q.end - 1, sequence.k.begin));
-    high = std::max(high, -sequence.Distance(sequence.q.begin, sequence.k.end - 1));
-  }
-  if (mask.causal) high = std::min<std::int64_t>(high, 0);
-  if (mask.right >= 0) high = std::min(high, mask.right);
-  if (mask.left >= 0) low = std::max(low, -mask.left);
-  table_begin = low;
-  for (std::int64_t after = low; after <= high; ++after) {
-    const DistanceFactor factor = DistanceFactor::At(length, after);
-    factor_a.push_back(static_cast<float>(factor.a));
-    factor_m.push_back(static_cast<float>(factor.m));
   }
 }
 
@@ -168,7 +156,8 @@ Thread::Thread(const AttentionParams& params, const Most& most, bool backward)
       k_rows(params.head_dim, false, backward ? most.keys : 0, most.rows),
       sum(Aligned<float>(SumFloats(params))),
       total(Aligned<float>(SumFloats(params))),
-      line(Aligned<float>(LineFloats(params, most.keys))) {}
+      line(Aligned<float>(LineFloats(params, most.keys))),
+      derivatives(Aligned<float>(DerivativeFloats(params, most.keys, backward))) {}
 
 std::size_t Thread::Bytes(const AttentionParams& params, const Most& most, bool backward) {
   const std::int64_t other = backward ? most.keys : 0;
@@ -177,7 +166,8 @@ std::size_t Thread::Bytes(const AttentionParams& params, const Most& most, bool 
          PanelCache::Bytes(params.value_dim, most.keys, most.rows) +
          PanelCache::Bytes(params.head_dim, other, most.rows) +
          PanelCache::Bytes(params.value_dim, other, most.rows) +
-         FloatBytes(2 * SumFloats(params) + LineFloats(params, most.keys));
+         FloatBytes(2 * SumFloats(params) + LineFloats(params, most.keys) +
+                    DerivativeFloats(params, most.keys, backward));
 }
 
 void Thread::Point(const AttentionParams& params, const Sequence& sequence, std::int64_t kv) {

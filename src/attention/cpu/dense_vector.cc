@@ -46,11 +46,6 @@ HWY_INLINE void LoadRows(const ConstArray4& array, const dense::RowGroup& at, st
   }
 }
 
-HWY_INLINE float LengthScale(const AttentionParams& params, const dense::RowGroup& at,
-                             std::int64_t q_row) {
-  return LoadTerm(params.terms.length_scale, at.sequence.array_batch, at.h, q_row, 1.0f);
-}
-
 HWY_INLINE RowPlace PlaceOf(const Call& call, const GroupBuffers& group, std::int64_t r) {
   const dense::RowGroup& at = group.at;
   const std::int64_t q_row = at.q.begin + r;
@@ -158,9 +153,9 @@ HWY_INLINE std::size_t WithSink(const AttentionParams& params, std::int64_t h, s
 
 HWY_INLINE void LoadQueries(const Call& call, GroupBuffers& group) {
   const AttentionParams& params = call.params;
-  const double scale = ScaleOf(params);
-  LoadRows(params.q, group.at, params.head_dim, group.q.get(), [&](std::int64_t q_row) {
-    return static_cast<float>(scale * static_cast<double>(LengthScale(params, group.at, q_row)));
+  const dense::RowGroup& at = group.at;
+  LoadRows(params.q, at, params.head_dim, group.q.get(), [&](std::int64_t q_row) {
+    return static_cast<float>(RowFactor(params, at.sequence, at.h, q_row));
   });
 }
 
@@ -184,7 +179,7 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
     RowResult result = {-INFINITY, 0, 0.0};
     double maximum = -INFINITY;
     if (n > 0) {
-      FinishScores(call, place, x, thread.line.get());
+      FinishScores(call, place, x, thread.line.get(), nullptr);
       if (outputs.maximum != nullptr) maximum = MaximumScore(x, n);
       const std::size_t entries = WithSink(params, at.h, n, x);
       const bool sink = params.terms.sink != nullptr;
@@ -225,7 +220,7 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
   }
 }
 
-// dq and the gradient of c from sum_j ds_j a_j k_j in thread.total.
+// dq and the gradient of c from sum_j dx_j k_j in thread.total, where x = c scale <q, k>.
 HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group, Thread& thread) {
   const AttentionParams& params = call.params;
   const AttentionGradients& gradients = *call.gradients;
@@ -246,17 +241,17 @@ HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group,
       gradients.d_length_scale[RowIndex(params, at.sequence, at.h, q_row)] = scale * dot;
     }
     if (gradients.dq.data == nullptr) continue;
-    const auto factor =
-        static_cast<float>(scale * static_cast<double>(LengthScale(params, at, q_row)));
+    const auto factor = static_cast<float>(RowFactor(params, at.sequence, at.h, q_row));
     for (std::int64_t x = 0; x < d; ++x) sum[x] = sum[x] == 0.0f ? 0.0f : sum[x] * factor;
     StoreFloats(sum, gradients.dq, Offset(gradients.dq.strides, b, at.h, q_row), d);
   }
 }
 
-// From the gradient of a row's weights to that of its scores, times a_d, in place; adds what
-// belongs to the row as a whole. x, p, ds: [entries], the keys' and perhaps a sink's.
+// From the gradient of a row's weights to that of its products, in place; adds what belongs to the row
+// as a whole. x, p, ds: [entries], the keys' and perhaps a sink's; derivatives: as FinishScores returns them.
 HWY_INLINE void BackwardScores(const Call& call, const RowSpec& spec, const RowPlace& place,
-                               const float* x, const float* p, std::size_t entries, float* ds,
+                               const float* x, const float* p, std::size_t entries,
+                               const float* HWY_RESTRICT derivatives, float* HWY_RESTRICT ds,
                                GroupBuffers& group, Thread& thread) {
   const AttentionGradients& gradients = *call.gradients;
   const auto n = static_cast<std::size_t>(place.n());
@@ -272,9 +267,9 @@ HWY_INLINE void BackwardScores(const Call& call, const RowSpec& spec, const RowP
   }
   if (gradients.d_slopes != nullptr) group.sums.d_slope -= SumOfDistances(place, ds);
   if (gradients.d_bias.data != nullptr) AddToBias(place, gradients.d_bias, ds);
-  if (call.factor_a.empty()) return;
-  const float* HWY_RESTRICT a = call.factor_a.data() + (-place.Distance() - call.table_begin);
-  for (std::size_t j = 0; j < n; ++j) ds[j] *= a[j];
+  if (derivatives == nullptr) return;
+  // A hidden key may be NaN, and so its derivative.
+  for (std::size_t j = 0; j < n; ++j) ds[j] = ds[j] == 0.0f ? 0.0f : ds[j] * derivatives[j];
 }
 
 void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
@@ -304,14 +299,15 @@ void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
     float* weights = scores + r * pitch;
     float* ds = group.ds.get() + r * pitch;
     if (place.n() > 0) {
-      FinishScores(call, place, x, thread.line.get());
+      const float* derivatives =
+          FinishScores(call, place, x, thread.line.get(), thread.derivatives.get());
       const std::size_t entries = WithSink(params, at.h, place.n(), x);
       // These are the scores of the forward pass, to the bit if this kernel ran it.
       const RowHint hint = {.tau = gradients.tau[RowIndex(params, at.sequence, at.h, place.q_row)]};
       ForwardRow(spec, x, entries, weights + skipped, false, thread.row, hint);
       if (call.wants_ds) {
-        BackwardScores(call, spec, place, x, weights + skipped, entries, ds + skipped, group,
-                       thread);
+        BackwardScores(call, spec, place, x, weights + skipped, entries, derivatives, ds + skipped,
+                       group, thread);
       }
     }
     CloseRow(group, place, weights);

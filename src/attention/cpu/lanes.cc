@@ -39,25 +39,6 @@ HWY_EXPORT(LanesTargetHere);
 
 const char* LanesTarget() { return HWY_DYNAMIC_DISPATCH(LanesTargetHere)(); }
 
-DistanceTable::DistanceTable(const AttentionParams& params, std::int64_t more_queries,
-                             std::int64_t more_keys) {
-  const double length = params.terms.scale_invariant;
-  if (length == 0.0) return;
-  std::int64_t most = 0;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    const Sequence sequence = Sequence::Of(params, b);
-    least = std::min(least, sequence.Distance(sequence.q.begin, sequence.k.end));
-    most = std::max(most, sequence.Distance(sequence.q.end, sequence.k.begin));
-  }
-  least -= more_keys;
-  most += more_queries;
-  for (std::int64_t distance = least; distance <= most; ++distance) {
-    const DistanceFactor factor = DistanceFactor::At(length, distance);
-    a.push_back(static_cast<float>(factor.a));
-    m.push_back(static_cast<float>(factor.m));
-  }
-}
-
 std::size_t LanesScratch::Layout(const LanesCall& call, char* base) {
   const std::size_t keys = Padded(call.most_keys), keys_depth = PaddedDepth(call.most_keys);
   const auto head_dim = static_cast<std::size_t>(call.params.head_dim);
@@ -81,6 +62,7 @@ std::size_t LanesScratch::Layout(const LanesCall& call, char* base) {
   take(scaled_q, backward * kMostLanes * d);
   take(d_out, backward * kMostLanes * e);
   take(slopes, backward * keys * kMostLanes);
+  take(derivatives, call.params.terms.softcap == 0.0 ? 0 : backward * keys * kMostLanes);
   take(dk, backward * keys * d);
   take(dv, backward * keys * e);
   const std::size_t tiles = call.tiles != nullptr ? 1 : 0;
@@ -192,10 +174,10 @@ constinit const AttentionKernel kLanesAttention = {
           LanesCall call = CallOf(RealTileFunctions(), params);
           const AttentionGradients gradients;
           if (backward) call.gradients = &gradients;
-          const std::size_t table = 2 * sizeof(float) * call.distances.a.capacity();
           const auto problems = static_cast<std::size_t>(params.batch * params.kv_heads);
           return static_cast<std::size_t>(Threads(context)) * (LanesScratch::Bytes(call) + 64) +
-                 table + problems * 2 * (sizeof(KvProblem) + sizeof(std::size_t));
+                 DistanceTable::Bytes(params) +
+                 problems * 2 * (sizeof(KvProblem) + sizeof(std::size_t));
         }};
 
 }  // namespace tsallis

@@ -14,6 +14,7 @@
 
 #include "attention/cpu/lanes_amx.h"
 #include "attention/kernels.h"
+#include "attention/terms.h"
 #include "core/memory.h"
 #include "tsallis/attention.h"
 
@@ -37,20 +38,6 @@ template <class T>
 void RaiseBound(T* bound, T value) {
   if (!(value <= *bound) && *bound == *bound) *bound = value;
 }
-
-// a_d and m_d of the scale-invariant term as float32, for every distance that occurs. Ascending
-// distances lie behind each other, as the queries of a block do.
-struct DistanceTable {
-  DistanceTable() = default;
-  // Blocks of queries and tiles of keys may reach that far beyond their sequence.
-  explicit DistanceTable(const AttentionParams& params,
-                         std::int64_t more_queries = static_cast<std::int64_t>(kMostLanes),
-                         std::int64_t more_keys = static_cast<std::int64_t>(kPadding));
-
-  bool empty() const { return a.empty(); }
-  std::int64_t least = 0;  // distance of the first entry
-  std::vector<float> a, m;
-};
 
 struct LanesCall {
   const AttentionParams& params;
@@ -84,11 +71,12 @@ struct LanesScratch {
   float* weights;  // [keys][lanes]
   float* block;    // rows on their way out: [lanes][d or e]
   // Backward only.
-  float* scaled_q;  // c scale q: [lanes][d]
-  float* d_out;     // [lanes][e]
-  float* slopes;    // p^{2 - alpha}: [keys][lanes]
-  float* dk;        // [keys][d]
-  float* dv;        // [keys][e]
+  float* scaled_q;     // c scale q: [lanes][d]
+  float* d_out;        // [lanes][e]
+  float* slopes;       // p^{2 - alpha}: [keys][lanes]
+  float* derivatives;  // of scores in products, if they are capped: [keys][lanes]
+  float* dk;           // [keys][d]
+  float* dv;           // [keys][e]
   // bfloat16 with tiles only; depths: PaddedDepth of keys, head_dim, value_dim.
   std::uint16_t* k_rows;          // [keys depth][d depth]
   std::uint16_t* v_rows;          // [keys depth][e depth]

@@ -115,7 +115,8 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   const VF zero = hn::Zero(d);
 
   problem.ahead->Step();
-  problem.Scores(block, map.Unit());
+  float* derivatives = problem.terms.softcap != 0.0 ? scratch.derivatives : nullptr;
+  problem.Scores(block, derivatives);
   problem.ahead->Step();
   MF nan;
   MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
@@ -171,8 +172,8 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
   // On tiles, c scale goes into ds; without, into q and dq.
   const VF ds_factor = block.tiles ? hn::Load(d, block.c_scale) : hn::Set(d, 1.0f);
   VF d_slope = zero;
-  const VF lane = hn::Iota(d, 0.0f);
-  const bool with_distances = gradients.d_slopes != nullptr || !problem.call.distances.empty();
+  const LaneTerms terms(problem.terms, hn::Set(d, 1.0f));
+  const bool with_terms = gradients.d_slopes != nullptr || terms.has_derivative();
   for (std::size_t j = block.begin; j < block.end; ++j) {
     float* HWY_RESTRICT at = dp + j * kLanes;
     const VF slope = hn::Load(d, scratch.slopes + j * kLanes);
@@ -183,13 +184,13 @@ HWY_NOINLINE void BackwardBlock(const LanesProblem& problem, const Map& map, std
       float* weight = scratch.scores + j * kLanes;
       hn::Store(hn::IfThenElse(bad, broken, hn::Load(d, weight)), d, weight);
     }
-    if (with_distances) {
+    if (with_terms) {
       const std::int64_t distance = block.distance - static_cast<std::int64_t>(j);
-      const VF apart = hn::Abs(hn::Add(lane, hn::Set(d, static_cast<float>(distance))));
-      d_slope = hn::NegMulAdd(ds, apart, d_slope);
-      if (!problem.call.distances.empty()) {
-        const auto place = static_cast<std::size_t>(distance - problem.call.distances.least);
-        ds = hn::Mul(ds, hn::LoadU(d, problem.call.distances.a.data() + place));
+      d_slope = hn::NegMulAdd(ds, terms.Distances(distance), d_slope);
+      if (derivatives != nullptr) {
+        ds = ThroughTerms(ds, hn::Load(d, derivatives + j * kLanes));
+      } else if (terms.has_derivative()) {
+        ds = hn::Mul(ds, terms.Derivative(hn::Zero(d), distance));
       }
     }
     hn::Store(hn::Mul(ds, ds_factor), d, at);
@@ -245,8 +246,9 @@ HWY_INLINE void BackwardHead(LanesProblem& problem, const Map& map, std::int64_t
   const LanesScratch& scratch = problem.scratch;
   const Span queries = problem.sequence.q;
   const std::size_t e_padded = problem.e_padded;
+  problem.Point(h, map.Unit());
   for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
-    Block block = problem.Load(h, row, queries.end, map.Unit());
+    Block block = problem.Load(h, row, queries.end);
     const std::int64_t b = problem.sequence.array_batch;
     double bound = 0.0;
     if (problem.tiles) {
@@ -270,7 +272,7 @@ HWY_INLINE void BackwardHead(LanesProblem& problem, const Map& map, std::int64_t
     }
     // Weights of lanes without a query are 0, but 0 times NaN is not.
     std::fill_n(scratch.d_out + block.count * e_padded, (kLanes - block.count) * e_padded, 0.0f);
-    problem.PrepareColumns(block, h, map.Unit());
+    problem.PrepareColumns(block, h);
     if (block.careful) {
       BackwardBlock<Map, true>(problem, map, h, block);
     } else {
@@ -296,7 +298,6 @@ void LanesBackwardRange(const LanesCall& call, std::int64_t begin, std::int64_t 
     std::fill_n(scratch.dv, Padded(problem.keys) * problem.e_padded, 0.0f);
     const std::int64_t b = problem.sequence.array_batch;
     for (std::int64_t h = problem.kv * group; h < (problem.kv + 1) * group; ++h) {
-      problem.slope = LoadTerm(params.terms.alibi_slopes, b, h, 0, 0.0);
       WithLanesMap(params.map, AlphaOf(params, h), problem.keys,
                    [&](const auto& map) HWY_ATTR { BackwardHead(problem, map, h); });
     }

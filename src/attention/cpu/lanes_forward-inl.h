@@ -22,7 +22,7 @@ HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std:
   const AttentionOutputs& outputs = *problem.call.outputs;
   const double unit = map.Unit();
   problem.ahead->Step();
-  problem.Scores(block, unit);
+  problem.Scores(block, nullptr);
   problem.ahead->Step();
   MF nan;
   const Maxima maxima = MaskAndMaximum<kCareful>(block, scratch.scores, &nan);
@@ -94,9 +94,10 @@ HWY_NOINLINE void ForwardBlock(const LanesProblem& problem, const Map& map, std:
 template <class Map>
 HWY_INLINE void ForwardHead(LanesProblem& problem, const Map& map, std::int64_t h,
                             const Span& queries) {
+  problem.Point(h, map.Unit());
   for (std::int64_t row = queries.begin; row < queries.end; row += kLanes) {
-    const Block block = problem.Load(h, row, queries.end, map.Unit());
-    problem.PrepareColumns(block, h, map.Unit());
+    const Block block = problem.Load(h, row, queries.end);
+    problem.PrepareColumns(block, h);
     if (block.careful) {
       ForwardBlock<Map, true>(problem, map, h, block);
     } else {
@@ -118,7 +119,6 @@ void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t e
     problem.ahead = &ahead;
     for (std::size_t r = call.first_row[i]; r < call.first_row[i + 1]; ++r) {
       const auto& [number, h, queries] = (*call.rows)[r];
-      problem.slope = LoadTerm(params.terms.alibi_slopes, problem.sequence.array_batch, h, 0, 0.0);
       WithLanesMap(params.map, AlphaOf(params, h), problem.keys,
                    [&](const auto& map) HWY_ATTR { ForwardHead(problem, map, h, queries); });
     }

@@ -16,6 +16,7 @@
 #include "attention/cpu/lanes_pairs-inl.h"
 #include "attention/cpu/lanes_tiles-inl.h"
 #include "attention/cpu/matrix_unit.h"
+#include "attention/cpu/terms-inl.h"
 #include "attention/geometry.h"
 
 #if TSALLIS_LANES_HERE
@@ -25,12 +26,6 @@ namespace HWY_NAMESPACE {
 
 // Scores and their factors are finite beyond doubt up to here.
 constexpr double kSafeScore = 1e30;
-
-double LoadTerm(const ConstArray4& array, std::int64_t b, std::int64_t h, std::int64_t row,
-                double otherwise) {
-  if (array.data == nullptr) return otherwise;
-  return LoadElement<double>(array.data, array.dtype, Offset(array.strides, b, h, row));
-}
 
 // Fetches what the next problem of this thread reads, in small shares between the parts of this
 // one's blocks: a block's worth at once waits for the memory.
@@ -99,8 +94,7 @@ struct LanesProblem {
         d_depth(PaddedDepth(d)),
         e_depth(PaddedDepth(e)),
         tiles(kWithTiles && call.tiles != nullptr),
-        scale(ScaleOf(params)),
-        has_length_scale(params.terms.length_scale.data != nullptr) {
+        scale(ScaleOf(params)) {
     if (!tiles) {
       PackFloats();
       return;
@@ -130,12 +124,17 @@ struct LanesProblem {
     has_floats = true;
   }
 
-  // The block from query `row` on, up to `rows_end`: its geometry, and q in scratch. `unit` is the map's.
-  Block Load(std::int64_t h, std::int64_t row, std::int64_t rows_end, double unit);
+  // From now on: this query head, and a map of this unit.
+  void Point(std::int64_t h, double unit) {
+    terms = HeadTerms::Of(params, sequence, h, call.distances, unit);
+  }
+  // The block from query `row` on, up to `rows_end`: its geometry, and q in scratch.
+  Block Load(std::int64_t h, std::int64_t row, std::int64_t rows_end);
   // What Scores needs of q.
-  void PrepareColumns(const Block& block, std::int64_t h, double unit);
-  // scratch.scores = z of the block, terms included, masks not.
-  void Scores(const Block& block, double unit) const;
+  void PrepareColumns(const Block& block, std::int64_t h);
+  // scratch.scores = z of the block, terms included, masks not. derivatives: if not null, those of capped
+  // scores in their products, as the scores lie.
+  void Scores(const Block& block, float* derivatives) const;
 
   const LanesCall& call;
   const AttentionParams& params;
@@ -146,15 +145,12 @@ struct LanesProblem {
   bool tiles;
   bool has_floats = false;
   double scale;
-  bool has_length_scale;
   float k_bound, v_bound;  // largest magnitudes
   Ahead* ahead = nullptr;
-  // Of the head at hand.
-  double slope = 0.0;
+  HeadTerms terms;
 };
 
-HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, std::int64_t rows_end,
-                                    double unit) {
+HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, std::int64_t rows_end) {
   Block block;
   const std::int64_t b = sequence.array_batch, first_key = sequence.k.begin;
   block.row = row;
@@ -174,14 +170,14 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, std::int64
     seen_begin = std::max(seen_begin, first);
     seen_end = std::min(seen_end, first + size);
   }
-  double largest_c = 1.0;
+  double largest = scale;
   std::fill_n(block.c_scale, kLanes, static_cast<float>(scale));
+  const bool has_length_scale = params.terms.length_scale.data != nullptr;
   for (std::size_t lane = 0; has_length_scale && lane < block.count; ++lane) {
     if (block.first[lane] == block.last[lane]) continue;  // c may hold anything there
-    const double c =
-        LoadTerm(params.terms.length_scale, b, h, row + static_cast<std::int64_t>(lane), 1.0);
-    block.c_scale[lane] = static_cast<float>(c * scale);
-    RaiseBound(&largest_c, std::abs(c));
+    const double factor = RowFactor(params, sequence, h, row + static_cast<std::int64_t>(lane));
+    block.c_scale[lane] = static_cast<float>(factor);
+    RaiseBound(&largest, std::abs(factor));
   }
   for (std::size_t lane = block.count; lane < kLanes; ++lane) {
     block.first[lane] = block.first[block.count - 1];
@@ -210,15 +206,14 @@ HWY_INLINE Block LanesProblem::Load(std::int64_t h, std::int64_t row, std::int64
   }
   // a_d of the scale-invariant term stays below 10 for any distance that memory holds.
   const double reach = std::abs(static_cast<double>(block.distance)) + static_cast<double>(keys);
-  const double bound =
-      10.0 * q_bound * k_bound * static_cast<double>(d) * largest_c * scale * unit +
-      std::abs(slope) * unit * reach + q_bound + k_bound + v_bound;
+  const double bound = 10.0 * q_bound * k_bound * static_cast<double>(d) * largest * terms.unit +
+                       std::abs(terms.slope) * reach + q_bound + k_bound + v_bound;
   block.careful = !(bound < kSafeScore);
   block.tiles = tiles && !block.careful;
   return block;
 }
 
-HWY_INLINE void LanesProblem::PrepareColumns(const Block& block, std::int64_t h, double unit) {
+HWY_INLINE void LanesProblem::PrepareColumns(const Block& block, std::int64_t h) {
   if (block.tiles) {
     auto* columns = reinterpret_cast<std::uint32_t*>(scratch.columns);
     TransposePairs(reinterpret_cast<const std::uint32_t*>(scratch.q_rows), d_depth / 2, d_depth / 2,
@@ -234,17 +229,18 @@ HWY_INLINE void LanesProblem::PrepareColumns(const Block& block, std::int64_t h,
   }
   const DF df;
   TransposeRows(scratch.q, d_padded, d,
-                hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(unit))),
+                hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(terms.unit))),
                 scratch.columns);
 }
 
-HWY_INLINE void LanesProblem::Scores(const Block& block, double unit) const {
+HWY_INLINE void LanesProblem::Scores(const Block& block, float* derivatives) const {
   if (block.tiles) {
     call.tiles->products(scratch.k_rows + block.begin * d_depth,
                          reinterpret_cast<const std::uint32_t*>(scratch.columns), d_depth,
                          block.end - block.begin, scratch.scores + block.begin * kLanes);
     const DF df;
-    const VF factor = hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(unit)));
+    const VF factor =
+        hn::Mul(hn::Load(df, block.c_scale), hn::Set(df, static_cast<float>(terms.unit)));
     for (std::size_t j = block.begin; j < block.end; ++j) {
       float* at = scratch.scores + j * kLanes;
       hn::Store(hn::Mul(hn::Load(df, at), factor), df, at);
@@ -253,22 +249,17 @@ HWY_INLINE void LanesProblem::Scores(const Block& block, double unit) const {
     Products(scratch.k + block.begin * d_padded, d_padded, scratch.columns, d,
              block.end - block.begin, scratch.scores + block.begin * kLanes);
   }
-  if (slope == 0.0 && call.distances.empty()) return;
+  if (!terms.any()) return;
   const DF df;
-  const VF minus_slope = hn::Set(df, static_cast<float>(-slope * unit));
-  const VF unit_all = hn::Set(df, static_cast<float>(unit));
-  const VF lane = hn::Iota(df, 0.0f);
+  const LaneTerms lane_terms(terms, hn::Set(df, 1.0f));
   for (std::size_t j = block.begin; j < block.end; ++j) {
     const std::int64_t distance = block.distance - static_cast<std::int64_t>(j);
-    VF z = hn::Load(df, scratch.scores + j * kLanes);
-    if (!call.distances.empty()) {
-      const auto at = static_cast<std::size_t>(distance - call.distances.least);
-      z = hn::MulAdd(z, hn::LoadU(df, call.distances.a.data() + at),
-                     hn::Mul(unit_all, hn::LoadU(df, call.distances.m.data() + at)));
+    float* at = scratch.scores + j * kLanes;
+    const VF z = hn::Load(df, at);
+    if (derivatives != nullptr) {
+      hn::Store(lane_terms.Derivative(z, distance), df, derivatives + j * kLanes);
     }
-    const VF apart = hn::Abs(hn::Add(lane, hn::Set(df, static_cast<float>(distance))));
-    z = hn::MulAdd(minus_slope, apart, z);
-    hn::Store(z, df, scratch.scores + j * kLanes);
+    hn::Store(lane_terms.Score(z, distance), df, at);
   }
 }
 

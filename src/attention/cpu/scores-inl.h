@@ -15,6 +15,7 @@
 
 #include "attention/cpu/dense_internal.h"
 #include "attention/cpu/panels-inl.h"
+#include "attention/cpu/terms-inl.h"
 #include "simplex/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,12 +34,6 @@ struct RowPlace {
   std::int64_t Distance() const { return sequence.Distance(q_row, keys.begin); }
 };
 
-HWY_INLINE float LoadTerm(const ConstArray4& array, std::int64_t b, std::int64_t h,
-                          std::int64_t row, float otherwise) {
-  if (array.data == nullptr) return otherwise;
-  return LoadElement<float>(array.data, array.dtype, Offset(array.strides, b, h, row));
-}
-
 // Whether block masks hide all of `keys` from all of `rows`.
 HWY_INLINE bool HiddenByBlocks(const AttentionMask& mask, std::int64_t b, std::int64_t h,
                                const Span& rows, const Span& keys) {
@@ -52,23 +47,16 @@ HWY_INLINE bool HiddenByBlocks(const AttentionMask& mask, std::int64_t b, std::i
   return true;
 }
 
-// From c scale <q, k_j> to scores. x: [n]; bias: [n] to work in.
-HWY_INLINE void FinishScores(const dense::Call& call, const RowPlace& at, float* HWY_RESTRICT x,
-                             float* HWY_RESTRICT bias) {
+// From c scale <q, k_j> to scores. x: [n]; bias, derivatives: [n] to work in. Returns what RowTerms does.
+HWY_INLINE const float* FinishScores(const dense::Call& call, const RowPlace& at,
+                                     float* HWY_RESTRICT x, float* HWY_RESTRICT bias,
+                                     float* HWY_RESTRICT derivatives) {
   const AttentionTerms& terms = call.params.terms;
   const AttentionMask& mask = call.params.mask;
   const std::int64_t n = at.n(), b = at.b(), h = at.h;
-  if (!call.factor_a.empty()) {
-    const std::int64_t from = -at.Distance() - call.table_begin;
-    const float* HWY_RESTRICT a = call.factor_a.data() + from;
-    const float* HWY_RESTRICT m = call.factor_m.data() + from;
-    for (std::int64_t j = 0; j < n; ++j) x[j] = a[j] * x[j] + m[j];
-  }
-  const float slope = LoadTerm(terms.alibi_slopes, b, h, 0, 0.0f);
-  if (slope != 0.0f) {
-    const auto first = static_cast<float>(at.Distance());
-    for (std::int64_t j = 0; j < n; ++j) x[j] -= slope * std::abs(first - static_cast<float>(j));
-  }
+  const float* derivative =
+      RowTerms(HeadTerms::Of(call.params, at.sequence, h, call.distances, /*unit=*/1.0),
+               at.Distance(), n, x, derivatives);
   if (terms.bias.data != nullptr) {
     LoadFloats(terms.bias, Offset(terms.bias.strides, b, h, at.q_row, at.keys.begin), n, bias);
     // -inf hides the key, whatever its product is.
@@ -99,6 +87,7 @@ HWY_INLINE void FinishScores(const dense::Call& call, const RowPlace& at, float*
       j = end;
     }
   }
+  return derivative;
 }
 
 // The largest score as AttentionOutputs::maximum says it. x: [n].

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "attention/cpu/stream_maps-inl.h"
+#include "attention/cpu/terms-inl.h"
 
 #if TSALLIS_STREAM_HERE
 HWY_BEFORE_NAMESPACE();
@@ -55,13 +56,13 @@ struct StreamBlock {
         h(query_head),
         row(q_begin),
         count(rows),
-        unit(StreamUnit(params, query_head)) {
+        terms(HeadTerms::Of(params, head.sequence, h, call.distances,
+                            StreamUnit(params, query_head))) {
     const Sequence& sequence = head.sequence;
-    const std::int64_t first_key = sequence.k.begin, b = sequence.array_batch;
+    const std::int64_t first_key = sequence.k.begin;
     distance = sequence.Distance(row, first_key);
     begin = head.keys;
     seen_end = head.keys;
-    const ConstArray4& c = params.terms.length_scale;
     const double scale = ScaleOf(params);
     double largest = scale;
     for (std::int64_t i = 0; i < stream::kRows; ++i) {
@@ -77,25 +78,19 @@ struct StreamBlock {
         end = std::max(end, to);
         seen_begin = std::max(seen_begin, from);
         seen_end = std::min(seen_end, to);
-        if (c.data != nullptr && span.size() > 0) {
-          factor *= LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, row + i));
-        }
+        if (span.size() > 0) factor = RowFactor(params, sequence, h, row + i);
       }
       c_scale[i] = static_cast<float>(factor);
-      factors[i] = static_cast<float>(factor * unit);
+      factors[i] = static_cast<float>(factor * terms.unit);
       betas[i] = 1.0f;
       RaiseBound(&largest, std::abs(factor));
     }
     begin = begin / kDepth * kDepth;
     end = begin < end ? stream::RoundUp(end, kDepth) : begin;
-    const ConstArray4& slopes = params.terms.alibi_slopes;
-    if (slopes.data != nullptr) {
-      slope = LoadElement<double>(slopes.data, slopes.dtype, Offset(slopes.strides, b, h, 0));
-    }
-    terms = slope != 0.0 || !call.distances.empty();
     // a_d of the scale-invariant term stays below 10 for any distance that memory holds.
     reach = 10.0 * head.k_bound * static_cast<double>(params.head_dim) * largest;
-    rest = std::abs(slope) * (std::abs(static_cast<double>(distance)) + static_cast<double>(end)) +
+    rest = std::abs(terms.slope) *
+               (std::abs(static_cast<double>(distance)) + static_cast<double>(end)) +
            head.k_bound + head.v_bound;
   }
 
@@ -114,7 +109,15 @@ struct StreamBlock {
 
   // Scores of keys [at, at + keys) are factors times products; else Adjust() has more to do.
   bool IsPlain(std::int64_t at, std::int64_t keys) const {
-    return !terms && at >= seen_begin && at + keys <= seen_end;
+    return !terms.any() && at >= seen_begin && at + keys <= seen_end;
+  }
+
+  LaneTerms LaneTermsOf(std::int64_t group) const {
+    return LaneTerms(terms, hn::Load(DF(), betas + group * stream::kLanes));
+  }
+  // Of a group's first query from key j.
+  std::int64_t DistanceOf(std::int64_t group, std::int64_t j) const {
+    return distance + group * stream::kLanes - j;
   }
 
   // Products to z: factors, terms and masks. scores: [kGroups][kPanel][kLanes].
@@ -123,25 +126,14 @@ struct StreamBlock {
     const DI di;
     const VF none = hn::Set(d, -kInfinityF);
     for (std::int64_t group = 0; group < kGroups; ++group) {
-      const VF beta = hn::Load(d, betas + group * stream::kLanes);
-      const VF minus_slope = hn::Mul(hn::Set(d, static_cast<float>(-slope * unit)), beta);
-      const VF offset = hn::Mul(hn::Set(d, static_cast<float>(unit)), beta);
+      const LaneTerms lane_terms = LaneTermsOf(group);
       const VF factor = hn::Load(d, factors + group * stream::kLanes);
       const VI from = hn::Load(di, first + group * stream::kLanes);
       const VI to = hn::Load(di, last + group * stream::kLanes);
-      const VF lane = hn::Iota(d, static_cast<float>(group * stream::kLanes));
       float* HWY_RESTRICT z_at = scores + group * kGroupScores;
       for (std::int64_t j = at; j < at + keys; ++j, z_at += kLanes) {
         VF z = hn::Mul(hn::Load(d, z_at), factor);
-        const std::int64_t apart = distance - j;
-        if (!call.distances.empty()) {
-          const std::size_t i =
-              static_cast<std::size_t>(apart + group * stream::kLanes - call.distances.least);
-          z = hn::MulAdd(z, hn::LoadU(d, call.distances.a.data() + i),
-                         hn::Mul(offset, hn::LoadU(d, call.distances.m.data() + i)));
-        }
-        const VF far = hn::Abs(hn::Add(lane, hn::Set(d, static_cast<float>(apart))));
-        z = hn::MulAdd(minus_slope, far, z);
+        z = lane_terms.Score(z, DistanceOf(group, j));
         const VI key = hn::Set(di, static_cast<std::int32_t>(j));
         const auto seen = hn::AndNot(hn::Gt(from, key), hn::Gt(to, key));
         hn::Store(hn::IfThenElse(hn::RebindMask(d, seen), z, none), d, z_at);
@@ -153,12 +145,11 @@ struct StreamBlock {
   const AttentionParams& params;
   const stream::PackedKv& head;
   std::int64_t h, row, count;
-  double unit;
+  HeadTerms terms;                            // in units of z
   std::int64_t distance = 0;                  // of the first query from key 0
   std::int64_t begin = 0, end = 0;            // whole tiles of keys that some query sees
   std::int64_t seen_begin = 0, seen_end = 0;  // keys that all of them see
-  double slope = 0.0, reach = 0.0, rest = 0.0;
-  bool terms = false;
+  double reach = 0.0, rest = 0.0;
   HWY_ALIGN std::int32_t first[stream::kRows];
   HWY_ALIGN std::int32_t last[stream::kRows];  // one behind
   HWY_ALIGN float c_scale[stream::kRows];      // c scale
@@ -339,7 +330,7 @@ void StreamStore(const StreamBlock& block, const stream::Scratch& scratch, const
   const std::int64_t index = RowIndex(params, block.head.sequence, block.h, block.row);
   for (std::int64_t i = 0; i < block.count; ++i) {
     if (outputs.maximum != nullptr) {
-      outputs.maximum[index + i] = static_cast<double>(rows.top[i]) / block.unit;
+      outputs.maximum[index + i] = static_cast<double>(rows.top[i]) / block.terms.unit;
     }
     if (outputs.support_size != nullptr) {
       outputs.support_size[index + i] = static_cast<std::int64_t>(support[i]);

@@ -137,7 +137,7 @@ bool StreamPrepare(const stream::Call& call, const stream::PackedKv& head, std::
 }
 
 // Weights of a panel and gradients of its scores, as operands. d_slope, d_c: what they add to the gradients of the
-// slope and of c / scale, by lane; the latter takes the panel's products.
+// slope and of c / scale, by lane. scratch.products holds the panel's products if d_c or a cap needs them.
 template <class Map>
 HWY_INLINE void StreamOperands(const StreamBlock& block, const Map& map, std::int64_t at,
                                std::int64_t keys, bool plain, const stream::Scratch& scratch,
@@ -145,7 +145,6 @@ HWY_INLINE void StreamOperands(const StreamBlock& block, const Map& map, std::in
   const DF d;
   const hn::Rebind<std::uint16_t, DF> d16;
   const AttentionGradients& gradients = *block.call.gradients;
-  const bool with_distances = gradients.d_slopes != nullptr || !block.call.distances.empty();
   const bool with_c = gradients.d_length_scale != nullptr;
   // Words of a query's lane, in the row of its key.
   const auto store_row = [&](const SplitWords& words, std::uint16_t* to) HWY_ATTR {
@@ -156,7 +155,10 @@ HWY_INLINE void StreamOperands(const StreamBlock& block, const Map& map, std::in
     const StreamWeight<Map> weight(block, map, wave.tau, plain, group);
     const VF mean = hn::Load(d, wave.mean + group * stream::kLanes);
     const VF c_scale = hn::Load(d, block.c_scale + group * stream::kLanes);
-    const VF lane = hn::Iota(d, static_cast<float>(group * stream::kLanes));
+    const LaneTerms terms = block.LaneTermsOf(group);
+    const bool with_terms = gradients.d_slopes != nullptr || terms.has_derivative();
+    const VF factor = hn::Load(d, block.factors + group * stream::kLanes);
+    const float* HWY_RESTRICT products = scratch.products + group * kGroupScores;
     const float* HWY_RESTRICT scores = scratch.scores + group * kGroupScores;
     const float* HWY_RESTRICT dp = scratch.gradients + group * kGroupScores;
     for (std::int64_t j = 0; j < keys; j += 2) {
@@ -166,20 +168,18 @@ HWY_INLINE void StreamOperands(const StreamBlock& block, const Map& map, std::in
         const VF above = weight.Above(hn::Load(d, scores + key * stream::kLanes));
         const VF p = map.Weight(above);
         ds[i] = hn::Mul(map.Slope(above, p), hn::Sub(hn::Load(d, dp + key * stream::kLanes), mean));
-        if (with_distances) {
-          const std::int64_t apart = block.distance - at - key;
-          const VF far = hn::Abs(hn::Add(lane, hn::Set(d, static_cast<float>(apart))));
-          *d_slope = hn::NegMulAdd(ds[i], far, *d_slope);
-          if (!block.call.distances.empty()) {
-            const auto index = static_cast<std::size_t>(apart + group * stream::kLanes -
-                                                        block.call.distances.least);
-            ds[i] = hn::Mul(ds[i], hn::LoadU(d, block.call.distances.a.data() + index));
+        if (with_terms) {
+          const std::int64_t distance = block.DistanceOf(group, at + key);
+          *d_slope = hn::NegMulAdd(ds[i], terms.Distances(distance), *d_slope);
+          if (terms.has_derivative()) {
+            const VF z = terms.capped()
+                             ? hn::Mul(hn::Load(d, products + key * stream::kLanes), factor)
+                             : hn::Zero(d);
+            ds[i] = ThroughTerms(ds[i], terms.Derivative(z, distance));
           }
         }
         if (with_c) {
-          const VF product =
-              hn::Load(d, scratch.products + group * kGroupScores + key * stream::kLanes);
-          d_c[group] = hn::MulAdd(ds[i], product, d_c[group]);
+          d_c[group] = hn::MulAdd(ds[i], hn::Load(d, products + key * stream::kLanes), d_c[group]);
         }
         ds[i] = hn::Mul(ds[i], c_scale);
         store_row(SplitWords(p), scratch.rows + place);
@@ -208,7 +208,7 @@ double StreamRangeGradients(const StreamBlock& block, const Map& map, std::int64
   for (std::int64_t at = begin; at < end; at += kPanel) {
     const std::int64_t keys = std::min(kPanel, end - at);
     const bool plain = StreamPanel<Tiles>(block, at, keys, scratch, wave);
-    if (dc != nullptr) {
+    if (dc != nullptr || block.terms.softcap != 0.0) {
       RunSteps(StreamProducts<Tiles>(block, wave.q_columns, at, keys, scratch.products));
     }
     StreamOperands(block, map, at, keys, plain, scratch, wave, &d_slope, d_c);

@@ -32,7 +32,7 @@ class Run {
         context_(context),
         params_(params),
         widths_(params),
-        call_{.params = params, .distances = DistanceTable(params, kRows, kDepth)} {
+        call_{.params = params, .distances = DistanceTable(params)} {
     for (int worker = 0; worker < Threads(context); ++worker) {
       scratch_.push_back(std::make_unique<Scratch>(params));
     }

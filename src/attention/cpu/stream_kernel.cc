@@ -51,9 +51,7 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
   const std::size_t head = 2 * static_cast<std::size_t>(PackedSizes(params, keys, backward).All());
   std::size_t bytes =
       threads * (static_cast<std::size_t>(Scratch::Floats(params)) * sizeof(float) + 64);
-  if (params.terms.scale_invariant != 0.0) {
-    bytes += 4 * sizeof(float) * static_cast<std::size_t>(params.q_len + params.k_len + 64);
-  }
+  bytes += DistanceTable::Bytes(params);
   if (!backward) {
     const auto rows = static_cast<std::size_t>(params.batch * params.heads) *
                       static_cast<std::size_t>(params.q_len / kRows + 2);

@@ -66,7 +66,7 @@ TEST(Stream, LengthsAroundTiles) {
 }
 
 TEST(Stream, MasksTermsAndShapes) {
-  for (int variant = 0; variant < 8; ++variant) {
+  for (int variant = 0; variant < 10; ++variant) {
     ProblemSpec spec = Softmax(200, 300);
     spec.seed = static_cast<std::uint64_t>(variant) + 5;
     spec.causal = variant % 2 == 0;
@@ -79,6 +79,12 @@ TEST(Stream, MasksTermsAndShapes) {
       case 2: spec.slopes = spec.zero_slopes = spec.length_scale = true; break;
       case 3:
         spec.slopes = spec.negative_slopes = true;
+        spec.scale_invariant = 10.0;
+        break;
+      case 7: spec.softcap = 2.0; break;
+      case 8:
+        spec.softcap = 0.7;
+        spec.slopes = spec.length_scale = true;
         spec.scale_invariant = 10.0;
         break;
       case 4:

@@ -43,7 +43,7 @@ class BlockSweep {
         dim_(PackedDim(kEngine, params_.head_dim)),
         unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
         approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
-        has_terms_(head.HasTerms()) {}
+        has_terms_(head.terms.any()) {}
 
   // Rows [q_begin, q_begin + count), count <= kBlockRows: packs the queries and sets up the rows.
   void Begin(std::int64_t q_begin, std::int64_t count);
@@ -127,7 +127,6 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
   count_ = count;
   const Sequence& sequence = *head_.sequence;
   const std::int64_t d = params_.head_dim, b = sequence.array_batch, h = head_.h;
-  const ConstArray4& c = params_.terms.length_scale;
   const std::int64_t padded = (count + kPairRows - 1) / kPairRows * kPairRows;
   s_.slots = padded;
   for (std::int64_t r = 0; r < padded; ++r) {
@@ -147,10 +146,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     row.lo = visible.begin - keys_.first;
     row.hi = visible.end - keys_.first;
     row.position = q_row + sequence.shift - keys_.first;
-    double factor = ScaleOf(params_);
-    if (c.data != nullptr) {
-      factor *= LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
-    }
+    double factor = RowFactor(params_, sequence, h, q_row);
     LoadFloats(params_.q, Offset(params_.q.strides, b, h, q_row), d, values);
     if (factor < 0.0) {  // the filter looks for large products
       factor = -factor;
@@ -159,7 +155,6 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     row.score_factor = factor;
     row.exact_factor = (head_.alpha - 1.0) * factor;
     row.factor = static_cast<float>(row.exact_factor);
-    row.slope = static_cast<float>((head_.alpha - 1.0) * head_.slope);
     const float squared = DotFloats(values, values, static_cast<std::size_t>(dim_));
     const PackedQuery packed = PackQuery(kEngine, values, keys_.scale, dim_, r % kUnitRows, unit);
     if (row.hi <= row.lo) continue;
@@ -168,7 +163,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     const float reach = norm * keys_.largest_norm * row.factor;
     // No entry can exceed `largest`; scores beyond it, or NaN, are not for a sweep.
     if (!(squared < kLargestNorm * kLargestNorm) || !(reach < 1e6f) || !(row.factor > 1e-30f) ||
-        !std::isfinite(row.slope) || !keys_.usable) {
+        !std::isfinite(head_.terms.slope) || !keys_.usable) {
       row.dense = true;
       row.active = false;
       continue;
@@ -178,12 +173,9 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
                         (packed.norm * keys_.largest_error +
                          packed.lost * (keys_.packed_norm + keys_.largest_error)) +
                     1e-6f * (1.0f + reach + row.factor * packed.norm * keys_.packed_norm);
-      // a_d multiplies the product and its error.
-      if (head_.distance_a != nullptr) {
-        const std::int64_t far =
-            HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
-        error *= static_cast<float>(head_.distance_a[far]);
-      }
+      const std::int64_t farthest =
+          HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
+      error *= static_cast<float>(head_.terms.Stretch(farthest));
       if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
         const std::int64_t steps = (2 + SumSlack(kEngine, dim_)) * SumUnit(kEngine, dim_);
         row.over = 2.0f * error +
@@ -192,7 +184,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
         row.under = row.over = error;
       }
     }
-    if (row.slope > 0.0f && head_.distance_a == nullptr) LimitByAlibi(row, reach);
+    if (head_.terms.slope > 0.0 && head_.terms.distances == nullptr) LimitByAlibi(row, reach);
     row.raise_at = kFirstRaise;
     SetBound(r, -kInfinityF);
   }
@@ -206,7 +198,7 @@ void BlockSweep<Engine, kEngine>::LimitByAlibi(SweepScratch::Row& row, float lar
                                    ? row.lo - row.position
                                    : (row.position >= row.hi ? row.position - row.hi + 1 : 0);
   const double width =
-      (2.0 * largest + 1.0) * 1.0001 / row.slope + static_cast<double>(nearest) + 1.0;
+      (2.0 * largest + 1.0) * 1.0001 / head_.terms.slope + static_cast<double>(nearest) + 1.0;
   if (width > 1e15) return;
   const auto reach = static_cast<std::int64_t>(width);
   row.lo = HWY_MAX(row.lo, row.position - reach);
@@ -276,7 +268,7 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   for (std::int64_t slot = 0; slot < s_.slots; ++slot) {
     if (s_.bounds[slot] != kInfinityF) last_unit = slot / kUnitRows;
   }
-  if (head_.slope != 0.0) SeedBounds(pairs, lo, hi);
+  if (head_.terms.slope != 0.0) SeedBounds(pairs, lo, hi);
   // The filter and the lists work one step behind the engine.
   struct Pending {
     Scores* scores = nullptr;

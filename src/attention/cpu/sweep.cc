@@ -203,8 +203,6 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
   const std::int64_t index0 = RowIndex(params, sequence, h, q_begin);
   const GatherRows keys = GatherRows::Of(params.k, b, kv, head.keys->first);
   const GatherRows values = GatherRows::Of(params.v, b, kv, head.keys->first);
-  const ConstArray4& c = params.terms.length_scale;
-  const double scale = ScaleOf(params);
   float* d_out = scratch.row_buffer.get();
   float* dq = d_out + e + 64;
   edges->Clear();
@@ -245,17 +243,29 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
           }
           edges->d_slope -= sum;
         }
-        double factor = scale;
-        if (c.data != nullptr) {
-          factor *= LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
-        }
-        for (std::size_t i = 0; i < n; ++i) {
-          float weight = static_cast<float>(factor) * ds[i];
-          if (head.distance_a != nullptr) {
-            weight *= static_cast<float>(
-                head.distance_a[std::abs(position - static_cast<std::int64_t>(key[i]))]);
+        const double factor = RowFactor(params, sequence, h, q_row);
+        const HeadTerms& terms = head.score_terms;
+        const auto distance = [&](std::size_t i) {
+          return position - static_cast<std::int64_t>(key[i]);
+        };
+        if (terms.softcap != 0.0) {
+          // The products again. dq's memory is free until the sum.
+          constexpr std::size_t kProducts = 64;
+          float products[kProducts];
+          LoadFloats(params.q, Offset(params.q.strides, b, h, q_row), d, dq);
+          for (std::size_t from = 0; from < n; from += kProducts) {
+            const std::size_t here = std::min(kProducts, n - from);
+            GatherDot(keys, params.k.dtype, key + from, here, dq, d, products);
+            for (std::size_t i = from; i < from + here; ++i) {
+              const double x = factor * static_cast<double>(products[i - from]);
+              ds[i] *= static_cast<float>(factor * terms.Derivative(x, distance(i)));
+            }
           }
-          ds[i] = weight;
+        } else {
+          for (std::size_t i = 0; i < n; ++i) {
+            ds[i] *= static_cast<float>(factor);
+            if (terms.distances != nullptr) ds[i] *= *terms.distances->a(distance(i));
+          }
         }
         if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {
           GatherSum(keys, params.k.dtype, key, ds, n, d, dq);
@@ -267,8 +277,7 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
             float* q = scratch.query_rows.get();
             LoadFloats(params.q, Offset(params.q.strides, b, h, q_row), d, q);
             const double dot = DotFloats(q, dq, static_cast<std::size_t>(d));
-            gradients.d_length_scale[index0 + r] =
-                dot / LoadElement<double>(c.data, c.dtype, Offset(c.strides, b, h, q_row));
+            gradients.d_length_scale[index0 + r] = dot * ScaleOf(params) / factor;
           }
         }
         edges->End(r, key, p, n);

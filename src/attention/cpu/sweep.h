@@ -23,6 +23,7 @@
 #include "attention/cpu/threshold_guess.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
+#include "attention/terms.h"
 #include "core/memory.h"
 
 namespace tsallis {
@@ -171,11 +172,8 @@ struct HeadContext {
   std::int64_t h = 0;
   double alpha = 1.5;
   const ThresholdCurve* curve = nullptr;
-  const double* distance_a = nullptr;  // a_d by distance (SPEC P7), or null
-  double slope = 0.0;                  // ALiBi's
-
-  // Whether scores depend on distances. Under NAPE half of the heads have slope 0: theirs do not.
-  bool HasTerms() const { return slope != 0.0 || distance_a != nullptr; }
+  HeadTerms terms;        // in units of z
+  HeadTerms score_terms;  // the same of s: z / (alpha - 1) would round a 0 away
 };
 
 // One block of one query head.
@@ -232,7 +230,6 @@ struct SweepScratch {
     double score_factor = 0.0;  // s = score_factor * raw + terms
     double exact_factor = 0.0;  // z = exact_factor * raw + terms
     float factor = 0.0f;
-    float slope = 0.0f;  // (alpha - 1) * ALiBi's
     // A listed z is at most this far below and above the true one.
     float under = 0.0f, over = 0.0f;
     float bound = 0.0f;  // entries below it (in z) are not listed

@@ -42,7 +42,11 @@ class SweepRun {
  public:
   SweepRun(const SweepFunctions& functions, bool emulated, const Context& context,
            const AttentionParams& params)
-      : functions_(functions), emulated_(emulated), context_(context), params_(params) {
+      : functions_(functions),
+        emulated_(emulated),
+        context_(context),
+        params_(params),
+        distances_(params) {
     const std::int64_t capacity = ListCapacity(functions.engine, params);
     for (int worker = 0; worker < Threads(context); ++worker) {
       scratch_.push_back(std::make_unique<SweepScratch>(functions.engine, params.head_dim,
@@ -51,13 +55,6 @@ class SweepRun {
     for (std::int64_t h = 0; h < params.heads; ++h) {
       const double alpha = AlphaOf(params, h);
       if (alpha > 1.0) curves_.try_emplace(alpha, alpha);
-    }
-    if (params.terms.scale_invariant != 0.0) {
-      const std::int64_t distances = params.q_len + params.k_len + 1;
-      distance_a_.resize(static_cast<std::size_t>(distances));
-      for (std::int64_t d = 0; d < distances; ++d) {
-        distance_a_[d] = DistanceFactor::At(params.terms.scale_invariant, d).a;
-      }
     }
   }
 
@@ -82,19 +79,14 @@ class SweepRun {
             PackedMemory& memory);
   HeadContext Head(const PackedHead& packed, std::int64_t h) const {
     const double alpha = AlphaOf(params_, h);
-    const ConstArray4& slopes = params_.terms.alibi_slopes;
     return {.params = &params_,
             .sequence = &packed.sequence,
             .keys = &packed.keys,
             .h = h,
             .alpha = alpha,
             .curve = &curves_.at(alpha),
-            .distance_a = distance_a_.empty() ? nullptr : distance_a_.data(),
-            .slope = slopes.data == nullptr
-                         ? 0.0
-                         : LoadElement<double>(
-                               slopes.data, slopes.dtype,
-                               Offset(slopes.strides, packed.sequence.array_batch, h, 0))};
+            .terms = HeadTerms::Of(params_, packed.sequence, h, distances_, alpha - 1.0),
+            .score_terms = HeadTerms::Of(params_, packed.sequence, h, distances_, 1.0)};
   }
   // Runs body(task, scratch) with a worker's scratch, and tiles configured while it is held. Inside of
   // a task of worker `outer` everything is that worker's.
@@ -115,7 +107,7 @@ class SweepRun {
   const AttentionParams& params_;
   std::vector<std::unique_ptr<SweepScratch>> scratch_;
   std::map<double, ThresholdCurve> curves_;
-  std::vector<double> distance_a_;
+  const DistanceTable distances_;
   PackedMemory packed_;
 };
 
@@ -223,7 +215,7 @@ void SweepRun::Forward(const AttentionOutputs& outputs, const WeightReceiver* re
             const PackedHead& head = heads[item.head];
             if (head.keys.count < kGuessKeys || !head.keys.usable) return;
             const HeadContext context = Head(head, item.rows->h);
-            if (context.HasTerms()) return;
+            if (context.terms.any()) return;
             guesses[static_cast<std::size_t>(task)] = functions_.pilot(context, scratch);
           });
 

@@ -12,14 +12,12 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-// Bounds of a pair's rows in one tile. With terms z = factor a_d raw + A(d), and the largest a_d and
-// A(d) in the tile bound it.
+// Bounds of a pair's rows in one tile, terms included.
 template <class Engine, ScoreEngine kEngine>
 const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int64_t tile,
                                                      int buffer) {
   if (!has_terms_) return s_.bounds.get() + pair * kPairRows;
   float* out = s_.pair_bounds.get() + buffer * kPairRows;
-  const double scaled = head_.alpha - 1.0;
   for (std::int64_t i = 0; i < kPairRows; ++i) {
     const std::int64_t slot = pair * kPairRows + i;
     const SweepScratch::Row& row = s_.rows[s_.row_of_slot[slot]];
@@ -34,18 +32,9 @@ const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int
     const std::int64_t d0 = std::abs(row.position - begin), d1 = std::abs(row.position - end + 1);
     const bool inside = row.position >= begin && row.position < end;
     const std::int64_t nearest = inside ? 0 : HWY_MIN(d0, d1), farthest = HWY_MAX(d0, d1);
-    const double best = row.slope >= 0.0f ? -static_cast<double>(row.slope) * nearest
-                                          : -static_cast<double>(row.slope) * farthest;
-    double a_low = 1.0, a_high = 1.0, m_high = 0.0;
-    if (head_.distance_a != nullptr) {
-      a_low = head_.distance_a[nearest];
-      a_high = head_.distance_a[farthest];
-      m_high = scaled * (1.0 - a_low * a_low);
-    }
-    const double rest = row.bound - best - m_high;
-    const double size = std::abs(row.bound) + std::abs(best) + std::abs(m_high) + 1.0;
-    const double raw = (rest - 4.0 * kSlack * size) / (row.factor * (rest >= 0.0 ? a_high : a_low));
-    out[i] = static_cast<float>(raw - kSlack * std::abs(raw));
+    const double raw =
+        head_.terms.LeastProduct(row.bound, nearest, farthest, 4.0 * kSlack) / row.factor;
+    out[i] = static_cast<float>(std::isfinite(raw) ? raw - kSlack * std::abs(raw) : raw);
   }
   return out;
 }
@@ -171,14 +160,8 @@ void BlockSweep<Engine, kEngine>::Extract(const Scores* scores, const float* bou
 template <class Engine, ScoreEngine kEngine>
 float BlockSweep<Engine, kEngine>::ZOf(const SweepScratch::Row& row, std::int64_t key,
                                        float raw) const {
-  double z = row.exact_factor * static_cast<double>(raw);
-  if (!has_terms_) return static_cast<float>(z);
-  const std::int64_t distance = std::abs(row.position - key);
-  if (head_.distance_a != nullptr) {
-    const double a = head_.distance_a[distance];
-    z = a * z + (head_.alpha - 1.0) * (1.0 - a * a);
-  }
-  return static_cast<float>(z - static_cast<double>(row.slope) * static_cast<double>(distance));
+  const double z = row.exact_factor * static_cast<double>(raw);
+  return static_cast<float>(has_terms_ ? head_.terms.Score(z, row.position - key) : z);
 }
 
 // Turns the raw scores of a list, since the last time, into z.

@@ -247,13 +247,8 @@ float BlockSweep<Engine, kEngine>::ScoreOf(std::int64_t r, std::uint32_t key) co
   float product = 0.0f;
   GatherDot(keys, params_.k.dtype, &key, 1, s_.query_rows.get() + r * dim_, params_.head_dim,
             &product);
-  const std::int64_t distance = std::abs(row.position - static_cast<std::int64_t>(key));
-  double s = row.score_factor * static_cast<double>(product);
-  if (head_.distance_a != nullptr) {
-    const double a = head_.distance_a[distance];
-    s = a * s + 1.0 - a * a;
-  }
-  return static_cast<float>(s - head_.slope * static_cast<double>(distance));
+  return static_cast<float>(head_.score_terms.Score(row.score_factor * static_cast<double>(product),
+                                                    row.position - static_cast<std::int64_t>(key)));
 }
 
 // Rows that are still active, side by side in as few units as hold them.

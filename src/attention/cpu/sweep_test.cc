@@ -246,7 +246,7 @@ TEST(Sweep, SumsAsLargeAsTheirNormsAllow) {
 
 TEST(Sweep, MapsShapesAndTerms) {
   ForEachSweep([&](const AttentionKernel& kernel) {
-    for (int variant = 0; variant < 10; ++variant) {
+    for (int variant = 0; variant < 12; ++variant) {
       ProblemSpec spec = Long(1100, variant % 2 == 0 ? DType::kFloat32 : DType::kBFloat16);
       spec.seed = static_cast<std::uint64_t>(variant) + 10;
       spec.head_dim = 40;
@@ -272,6 +272,14 @@ TEST(Sweep, MapsShapesAndTerms) {
           spec.slopes = true;
           spec.scale_invariant = 5.0;
           spec.causal = false;
+          break;
+        case 9:
+          spec.softcap = 3.0;
+          spec.slopes = true;
+          break;
+        case 10:
+          spec.softcap = 1.0;
+          spec.scale_invariant = 5.0;
           break;
         case 8:
           spec.ragged = ProblemSpec::Ragged::kPacked;

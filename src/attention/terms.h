@@ -1,0 +1,166 @@
+// The score of a query and a key from their product, for every kernel:
+//
+//   s = m_d + a_d cap(x) - slope d + bias,    x = c scale <q, k>,    d = |i - j|
+//
+// cap(x) = softcap tanh(x / softcap) (Gemma 2, 2024); a_d and m_d are those of scale-invariant scores; slope is
+// ALiBi's (Press, Smith and Lewis 2022). Without a term its part is absent. Kernels work in z = unit s. The
+// reference (reference.cc) writes the same out for itself: it is the definition.
+//
+// terms-inl.h has the same for vectors.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "attention/geometry.h"
+#include "simplex/elements.h"
+#include "tsallis/attention.h"
+
+namespace tsallis {
+
+// a_d and m_d of the scale-invariant term; (1, 0) without it.
+struct DistanceFactor {
+  double a = 1.0;
+  double m = 0.0;
+
+  static DistanceFactor At(double length, std::int64_t distance) {
+    if (length == 0.0) return {};
+    const double a2 =
+        2.0 * std::log(static_cast<double>(distance < 0 ? -distance : distance) / length + 1.0) +
+        1.0;
+    return {std::sqrt(a2), 1.0 - a2};
+  }
+};
+
+// a_d and m_d as float32 for every distance that occurs in a call, and its negative: queries and keys that
+// ascend find theirs side by side.
+class DistanceTable {
+ public:
+  // Blocks of queries and tiles of keys may reach that far beyond what is visible.
+  static constexpr std::int64_t kBeyond = 160;
+
+  DistanceTable() = default;
+  explicit DistanceTable(const AttentionParams& params) {
+    const double length = params.terms.scale_invariant;
+    if (length == 0.0) return;
+    reach_ = Reach(params);
+    a_.resize(static_cast<std::size_t>(2 * reach_ + 1));
+    m_.resize(a_.size());
+    for (std::int64_t distance = 0; distance <= reach_; ++distance) {
+      const DistanceFactor factor = DistanceFactor::At(length, distance);
+      for (const std::int64_t at : {reach_ - distance, reach_ + distance}) {
+        a_[static_cast<std::size_t>(at)] = static_cast<float>(factor.a);
+        m_[static_cast<std::size_t>(at)] = static_cast<float>(factor.m);
+      }
+    }
+  }
+  static std::size_t Bytes(const AttentionParams& params) {
+    if (params.terms.scale_invariant == 0.0) return 0;
+    return 2 * sizeof(float) * static_cast<std::size_t>(2 * Reach(params) + 1);
+  }
+
+  bool empty() const { return a_.empty(); }
+  const float* a(std::int64_t distance) const { return a_.data() + reach_ + distance; }
+  const float* m(std::int64_t distance) const { return m_.data() + reach_ + distance; }
+
+ private:
+  // The largest |i - j| of a visible key, and more.
+  static std::int64_t Reach(const AttentionParams& params) {
+    const AttentionMask& mask = params.mask;
+    std::int64_t behind = 0, ahead = 0;
+    for (std::int64_t b = 0; b < params.batch; ++b) {
+      const Sequence sequence = Sequence::Of(params, b);
+      if (sequence.q.size() == 0 || sequence.k.size() == 0) continue;
+      behind = std::max(behind, sequence.Distance(sequence.q.end - 1, sequence.k.begin));
+      ahead = std::max(ahead, -sequence.Distance(sequence.q.begin, sequence.k.end - 1));
+    }
+    if (mask.causal) ahead = 0;
+    if (mask.right >= 0) ahead = std::min(ahead, mask.right);
+    if (mask.left >= 0) behind = std::min(behind, mask.left);
+    return std::max(behind, ahead) + kBeyond;
+  }
+
+  std::int64_t reach_ = 0;
+  std::vector<float> a_, m_;
+};
+
+// c scale of a query row.
+inline double RowFactor(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
+                        std::int64_t q_row) {
+  const ConstArray4& c = params.terms.length_scale;
+  if (c.data == nullptr) return ScaleOf(params);
+  return ScaleOf(params) *
+         LoadElement<double>(c.data, c.dtype, Offset(c.strides, sequence.array_batch, h, q_row));
+}
+
+// The terms of one query head of one sequence, in units of z.
+struct HeadTerms {
+  // `table` outlives it.
+  static HeadTerms Of(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
+                      const DistanceTable& table, double unit) {
+    const ConstArray4& slopes = params.terms.alibi_slopes;
+    HeadTerms terms;
+    terms.unit = unit;
+    terms.softcap = unit * params.terms.softcap;
+    terms.distances = table.empty() ? nullptr : &table;
+    if (slopes.data != nullptr) {
+      terms.slope = unit * LoadElement<double>(slopes.data, slopes.dtype,
+                                               Offset(slopes.strides, sequence.array_batch, h, 0));
+    }
+    return terms;
+  }
+
+  // Whether a score is more than a product times a factor. Under NAPE half of the heads have slope 0: theirs
+  // are not.
+  bool any() const { return slope != 0.0 || softcap != 0.0 || distances != nullptr; }
+
+  // z from unit x.
+  double Score(double z, std::int64_t distance) const {
+    if (softcap != 0.0) z = softcap * std::tanh(z / softcap);
+    if (distances != nullptr) {
+      z = static_cast<double>(*distances->a(distance)) * z +
+          unit * static_cast<double>(*distances->m(distance));
+    }
+    return z - slope * static_cast<double>(std::abs(distance));
+  }
+  // ds / dx at unit x.
+  double Derivative(double z, std::int64_t distance) const {
+    double derivative = 1.0;
+    if (softcap != 0.0) {
+      const double t = std::tanh(z / softcap);
+      derivative = 1.0 - t * t;
+    }
+    return distances == nullptr ? derivative
+                                : derivative * static_cast<double>(*distances->a(distance));
+  }
+  // How much further than x a score may move, at distances up to `farthest`.
+  double Stretch(std::int64_t farthest) const {
+    return distances == nullptr ? 1.0 : static_cast<double>(*distances->a(farthest));
+  }
+  // A bound of a tile: below this unit x no key at a distance in [nearest, farthest], 0 <= nearest, has a z of `z`
+  // or more. slack: relative, for rounding. -inf: any may; inf: none.
+  double LeastProduct(double z, std::int64_t nearest, std::int64_t farthest, double slack) const {
+    const double best = -slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
+    // a_d rises with d, and m_d falls.
+    const double m =
+        distances == nullptr ? 0.0 : unit * static_cast<double>(*distances->m(nearest));
+    const double rest = z - best - m;
+    const double size = std::abs(z) + std::abs(best) + std::abs(m) + 1.0;
+    const double product = (rest - slack * size) / Stretch(rest >= 0.0 ? farthest : nearest);
+    if (softcap == 0.0) return product;
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const double capped = product / softcap;
+    if (capped >= 1.0) return kInfinity;
+    return capped <= -1.0 ? -kInfinity : softcap * std::atanh(capped);
+  }
+
+  double unit = 1.0;
+  double slope = 0.0;                        // unit times ALiBi's
+  double softcap = 0.0;                      // unit times its own; 0: none
+  const DistanceTable* distances = nullptr;  // null: no scale-invariant scores
+};
+
+}  // namespace tsallis
