@@ -29,6 +29,7 @@ def scores(
     alibi_slopes=None,
     scale_invariant=None,
     scale=None,
+    softcap=None,
 ):
     """Scores [batch, heads, q_len, k_len], and which of them are visible. strict: causal, and not
     the query's own key."""
@@ -43,6 +44,8 @@ def scores(
     distance = (i - j).abs()
     if length_scale is not None:
         s = s * length_scale[..., None]
+    if softcap is not None:
+        s = softcap * (s / softcap).tanh()
     if scale_invariant is not None:
         a2 = 2 * torch.log(distance.to(s.dtype) / scale_invariant + 1) + 1
         s = 1 - a2 + a2.sqrt() * s

@@ -78,6 +78,15 @@ CASES = {
     "slopes": lambda: {"alibi_slopes": double(4).abs(), "causal": True},
     "slopes-of-batch": lambda: {"alibi_slopes": double(2, 4)},
     "scale-invariant": lambda: {"scale_invariant": 10.0, "causal": True},
+    "softcap": lambda: {"softcap": 1.5},
+    "softcap-of-softmax": lambda: {"softcap": 0.7, "map": "softmax", "causal": True},
+    "softcap-terms": lambda: {
+        "softcap": 2.0,
+        "causal": True,
+        "length_scale": double(2, 4, 7).abs() + 0.5,
+        "alibi_slopes": double(4).abs(),
+        "scale_invariant": 4.0,
+    },
     "everything": lambda: {
         "alpha": torch.tensor([1.3, 1.5, 2.0, 1.7]).double(),
         "causal": True,
@@ -90,6 +99,7 @@ CASES = {
         "alibi_slopes": double(4).abs(),
         "scale_invariant": 4.0,
         "scale": 0.4,
+        "softcap": 3.0,
     },
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -44,6 +44,7 @@ def settings_without():
         "left": 3,
         "scale_invariant": 8.0,
         "scale": 0.3,
+        "softcap": 5.0,
     }
 
 
@@ -326,6 +327,9 @@ def ones(*shape, dtype=torch.float32):
         ({"scale": 0.0}, "scale: expected a finite number > 0 or None, got 0"),
         ({"scale": math.inf}, "scale: expected.*inf"),
         ({"scale_invariant": -1.0}, "scale_invariant: expected.*-1"),
+        ({"scale_invariant": 0.0}, "scale_invariant: expected a finite number > 0 or None, got 0"),
+        ({"softcap": 0.0}, "softcap: expected a finite number > 0 or None, got 0"),
+        ({"softcap": 1e-9}, "softcap: expected a number from 1e-6 to 1e6"),
         ({"alignment": "middle"}, 'alignment: expected "end" or "start", got "middle"'),
         ({"window": 3}, "window: expected a pair, got 3"),
         ({"window": (-1, 2)}, "window: expected integers .*, or None for an open side, got -1"),

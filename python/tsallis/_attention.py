@@ -52,6 +52,7 @@ class AttentionSettings(TypedDict, total=False):
     alibi_slopes: Tensor | None
     scale_invariant: float | None
     scale: float | None
+    softcap: float | None
     lengths: Tensor | None
     query_lengths: Tensor | None
     padding: Literal["right", "left"]
@@ -234,6 +235,8 @@ def attention(
         alibi_slopes: (g) [heads] or [batch, heads]; positive ones make far keys weaker.
         scale_invariant: length scale l > 0 of a_d^2 = 2 ln(d / l + 1) + 1 and m_d = 1 - a_d^2.
         scale: > 0; None: 1 / sqrt(head_dim).
+        softcap: scores become softcap tanh(score / softcap) before slopes, bias and scale-invariant
+            factors; from 1e-6 to 1e6; None: as they are.
         lengths: integers [batch], number of keys that are not padding.
         query_lengths: integers [batch], the same for queries, whose other rows get output 0; None:
             all queries count. Self-attention on a right-padded batch needs both, since positions
@@ -265,7 +268,7 @@ def attention(
     2019, proposition 1; adaptive temperature, Velickovic et al. 2024. Slopes: Press, Smith and
     Lewis 2022. Length scaling: Vasylenko, Pitorro, Martins and Treviso 2025. Baselines: top-k,
     Gupta et al. 2021; sigmoid, Ramapuram et al. 2024; softpick, Zuhri et al. 2025; stick-breaking,
-    Tan et al. 2024; sinks, OpenAI 2025 (gpt-oss).
+    Tan et al. 2024; sinks, OpenAI 2025 (gpt-oss). Soft-capping: Gemma 2, Gemma Team 2024.
     """
     names = _names(returns)
     arguments = _operator_settings(dict(settings))

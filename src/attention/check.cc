@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention/geometry.h"
+#include "attention/terms.h"
 #include "simplex/map.h"
 #include "tsallis/error.h"
 
@@ -125,18 +126,7 @@ void CheckAttention(const AttentionParams& params) {
     CheckSize("mask.block_k", mask.block_k, 1, kMost);
   }
   const AttentionTerms& terms = params.terms;
-  if (!(std::isfinite(terms.scale) && terms.scale >= 0.0)) {
-    throw InvalidArgument("terms.scale", "a finite number > 0, or 0 for 1 / sqrt(head_dim)",
-                          to_string(terms.scale));
-  }
-  if (!(std::isfinite(terms.scale_invariant) && terms.scale_invariant >= 0.0)) {
-    throw InvalidArgument("terms.scale_invariant", "a finite number > 0, or 0 for none",
-                          to_string(terms.scale_invariant));
-  }
-  if (!(terms.softcap == 0.0 || (terms.softcap >= 1e-6 && terms.softcap <= 1e6))) {
-    throw InvalidArgument("terms.softcap", "a number from 1e-6 to 1e6, or 0 for none",
-                          to_string(terms.softcap));
-  }
+  CheckNumbers(terms);
   CheckDType("terms.length_scale", terms.length_scale.dtype);
   CheckDType("terms.alibi_slopes", terms.alibi_slopes.dtype);
   CheckDType("terms.bias", terms.bias.dtype);

@@ -12,12 +12,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <vector>
 
 #include "attention/geometry.h"
 #include "simplex/elements.h"
 #include "tsallis/attention.h"
+#include "tsallis/error.h"
 
 namespace tsallis {
 
@@ -86,6 +88,24 @@ class DistanceTable {
   std::int64_t reach_ = 0;
   std::vector<float> a_, m_;
 };
+
+// The ranges of the terms that are numbers. Throws InvalidArgument.
+inline void CheckNumbers(const AttentionTerms& terms) {
+  const auto check = [](const char* name, double number, bool right, const char* expected) {
+    if (right) return;
+    char text[32];
+    std::snprintf(text, sizeof(text), "%g", number);
+    throw InvalidArgument(name, expected, text);
+  };
+  check("terms.scale", terms.scale, std::isfinite(terms.scale) && terms.scale >= 0.0,
+        "a finite number > 0, or 0 for 1 / sqrt(head_dim)");
+  check("terms.softcap", terms.softcap,
+        terms.softcap == 0.0 || (terms.softcap >= 1e-6 && terms.softcap <= 1e6),
+        "a number from 1e-6 to 1e6, or 0 for none");
+  check("terms.scale_invariant", terms.scale_invariant,
+        std::isfinite(terms.scale_invariant) && terms.scale_invariant >= 0.0,
+        "a finite number > 0, or 0 for none");
+}
 
 // c scale of a query row.
 inline double RowFactor(const AttentionParams& params, const Sequence& sequence, std::int64_t h,

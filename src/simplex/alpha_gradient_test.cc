@@ -41,5 +41,25 @@ TEST(Fast, GradientInAlphaMatchesTheReference) {
   }
 }
 
+// Weights come with a rounding; a row of one entry is constant nevertheless.
+TEST(Fast, OneEntryHasNoGradient) {
+  for (const double alpha : {0.5, 1.0, 1.3, 1.5, 2.0}) {
+    const RowMapParams params = Entmax(alpha);
+    for (const float dp : Normal<float>(50, 3.0, 8)) {
+      for (const float p : {1.0f, 0x1.fffffep-1f, 0x1.000002p+0f}) {
+        const std::vector<float> scores = {2.0f}, ps = {p}, dps = {dp};
+        std::vector<float> ds(1);
+        ForEachTarget([&](const std::string& target) {
+          double d_alpha;
+          RowsBackward({}, params, Rows(scores, 1, DType::kFloat32), Rows(ps, 1, DType::kFloat32),
+                       Rows(dps, 1, DType::kFloat32), Rows(ds, 1, DType::kFloat32), &d_alpha);
+          EXPECT_EQ(d_alpha, 0.0) << "alpha " << alpha << " dp " << dp << " " << target;
+          EXPECT_EQ(ds[0], 0.0f) << "alpha " << alpha << " dp " << dp << " " << target;
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tsallis

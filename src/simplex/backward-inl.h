@@ -130,6 +130,12 @@ HWY_INLINE void BackwardRow(const Weight& weight, const float* p, const float* d
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   const VF zero = hn::Zero(d);
+  if (n == 1 && std::isfinite(p[0]) && std::isfinite(dp[0])) {
+    // One entry has weight 1 whatever its score is. The mean below would be off by a rounding.
+    ds[0] = 0.0f;
+    if (d_alpha != nullptr) *d_alpha = 0.0;
+    return;
+  }
   VD total_u = hn::Zero(DD()), total_dot = hn::Zero(DD());
   auto bad = hn::IsNaN(zero);
   const auto add = [&](VF vp, VF vdp, VF& u_sum, VF& dot) HWY_ATTR {

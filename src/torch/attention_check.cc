@@ -76,11 +76,6 @@ void CheckIntegers(const OptionalTensor& tensor, const char* argument, const Ten
                     tensor->sym_sizes());
 }
 
-void CheckPositive(const std::optional<double>& number, const char* argument) {
-  TORCH_CHECK_VALUE(!number || (std::isfinite(*number) && *number > 0.0), argument,
-                    ": expected a finite number > 0 or None, got ", number.value_or(0.0));
-}
-
 void CheckMap(const AttentionOptions& options, const AttentionSizes& sizes, const Tensor& q) {
   const RowMap map = options.map;
   const std::vector<RowMap>& served = AttentionMaps();
@@ -112,7 +107,7 @@ void CheckMap(const AttentionOptions& options, const AttentionSizes& sizes, cons
 // Whether the answer depends on where queries stand among the keys.
 bool HasPositions(const AttentionOptions& options) {
   return options.causal || options.left >= 0 || options.right >= 0 || options.alibi_slopes ||
-         options.scale_invariant;
+         options.terms.scale_invariant != 0.0;
 }
 
 void CheckRanges(const AttentionOptions& options, const AttentionSizes& sizes, const Tensor& q) {
@@ -182,8 +177,6 @@ AttentionSizes CheckAttentionTensors(const Tensor& q, const Tensor& k, const Ten
     sizes.value_dim = v.sym_size(3);
   }
   CheckMap(options, sizes, q);
-  CheckPositive(options.scale, "scale");
-  CheckPositive(options.scale_invariant, "scale_invariant");
   TORCH_CHECK_VALUE(options.saved_budget >= 0, "saved_budget: expected bytes >= 0, got ",
                     options.saved_budget);
 

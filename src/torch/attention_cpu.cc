@@ -140,6 +140,7 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
     return wide.const_data_ptr<double>();
   };
   p.alpha_per_head = per_head(options.alpha_heads, alpha_);
+  p.terms = options.terms;
   p.terms.sink = per_head(options.sink, sink_);
   SetMasks(options);
   SetTerms(options);
@@ -187,8 +188,6 @@ void Call::SetMasks(const AttentionOptions& options) {
 
 void Call::SetTerms(const AttentionOptions& options) {
   AttentionTerms& terms = params_.terms;
-  terms.scale = options.scale.value_or(0.0);
-  terms.scale_invariant = options.scale_invariant.value_or(0.0);
   if (options.length_scale) {
     views_.push_back(options.length_scale->expand(Rows()).unsqueeze(-1));
     terms.length_scale = View(views_.back());

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <cmath>
+
 #include "torch/row_view.h"
 
 namespace tsallis {
@@ -30,6 +32,11 @@ void FromName(std::string_view name, Alignment* alignment) {
 
 void FromName(std::string_view name, Padding* padding) {
   *padding = OneOf("padding", name, Padding::kRight, Padding::kLeft);
+}
+
+void CheckPositive(const char* argument, double number) {
+  TORCH_CHECK_VALUE(std::isfinite(number) && number > 0.0, argument,
+                    ": expected a finite number > 0 or None, got ", number);
 }
 
 std::string AttentionSettingsSchema() {

@@ -74,6 +74,9 @@ void FromName(std::string_view name, RowMap* map);
 void FromName(std::string_view name, Alignment* alignment);
 void FromName(std::string_view name, Padding* padding);
 
+// Throws c10::ValueError unless the number is finite and > 0.
+void CheckPositive(const char* argument, double number);
+
 // ---- kinds: how a member of AttentionOptions stands in a schema and in a signature -----------------------------
 
 struct PlainSetting {
@@ -119,6 +122,17 @@ struct OptionalNumberSetting : PlainSetting {
   static void Take(Argument argument, Member& member) {
     if (argument) member = *argument;
   }
+};
+// A number of AttentionTerms, which is 0 where None is given.
+struct TermSetting : PlainSetting {
+  using Argument = std::optional<double>;
+  static constexpr const char* kSchema = "float?";
+  static std::string Default(double) { return "None"; }
+  static Argument Give(double member) { return member == 0.0 ? Argument() : Argument(member); }
+  static void Check(const char* name, Argument argument) {
+    if (argument) CheckPositive(name, *argument);
+  }
+  static void Take(Argument argument, double& member) { member = argument.value_or(0.0); }
 };
 struct OptionalNumbersSetting : PlainSetting {
   using Argument = std::optional<at::ArrayRef<double>>;
@@ -173,8 +187,9 @@ inline constexpr auto kAttentionSettings = std::tuple{
     Setting<ScalarSetting<std::int64_t>>("top_k", TSALLIS_MEMBER(top_k.k)),
     Setting<ScalarSetting<double>>("top_k_fraction", TSALLIS_MEMBER(top_k.fraction)),
     Setting<OptionalNumberSetting>("sigmoid_bias", TSALLIS_MEMBER(sigmoid_bias)),
-    Setting<OptionalNumberSetting>("scale", TSALLIS_MEMBER(scale)),
-    Setting<OptionalNumberSetting>("scale_invariant", TSALLIS_MEMBER(scale_invariant)),
+    Setting<TermSetting>("scale", TSALLIS_MEMBER(terms.scale)),
+    Setting<TermSetting>("softcap", TSALLIS_MEMBER(terms.softcap)),
+    Setting<TermSetting>("scale_invariant", TSALLIS_MEMBER(terms.scale_invariant)),
     Setting<ScalarSetting<bool>>("causal", TSALLIS_MEMBER(causal)),
     Setting<NameSetting>("alignment", TSALLIS_MEMBER(alignment)),
     Setting<ScalarSetting<std::int64_t>>("left", TSALLIS_MEMBER(left)),
@@ -262,7 +277,11 @@ struct AttentionOperator<kFunction, Result (*)(const AttentionOptions&, First...
     const auto arguments = std::forward_as_tuple(settings...);
     [&]<std::size_t... kAt>(std::index_sequence<kAt...>) {
       const auto take = [&](const auto& setting, const auto& argument) {
-        std::decay_t<decltype(setting)>::Kind::Take(argument, setting.member(options));
+        using Kind = typename std::decay_t<decltype(setting)>::Kind;
+        if constexpr (requires { Kind::Check(setting.name, argument); }) {
+          Kind::Check(setting.name, argument);
+        }
+        Kind::Take(argument, setting.member(options));
       };
       (take(std::get<kAt>(kAttentionSettings), std::get<kAt>(arguments)), ...);
     }

@@ -58,11 +58,10 @@ struct AttentionOptions {
   AdaptiveTemperature adaptive;
   TopK top_k;                          // kTopKSoftmax only
   std::optional<double> sigmoid_bias;  // kSigmoid only; none: -ln of the number of visible keys
-  std::optional<double> scale;         // > 0; none: 1 / sqrt(head_dim)
-
+  // Its numbers (scale, softcap, ...). Its arrays stay null: these tensors are in their place.
+  AttentionTerms terms;
   std::optional<at::Tensor> length_scale;  // (g) broadcastable to [batch, heads, q_len]
   std::optional<at::Tensor> alibi_slopes;  // (g) [heads] or [batch, heads]
-  std::optional<double> scale_invariant;   // length scale of SPEC P7, > 0
   // (g) broadcastable to [batch, heads, q_len, k_len]. Its gradient has its shape, so give it as it
   // is, not expanded.
   std::optional<at::Tensor> bias;

@@ -328,7 +328,7 @@ def _attend(
         else:
             mask = attention_mask[..., :k_len]
             bias = mask if bias is None else bias + mask
-    if not weights and dropout == 0 and softcap is None:
+    if not weights and dropout == 0:
         out = attention(
             query,
             key,
@@ -340,6 +340,7 @@ def _attend(
             mask=visible,
             bias=bias,
             scale=scaling,
+            softcap=softcap,
             sink=sink,
         )
         return out, None
@@ -381,7 +382,7 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
         query: [batch, heads, q_len, head_dim]; key, value: [batch, kv_heads, k_len, head_dim];
         s_aux: [heads], the scores of sinks.
         Returns [batch, q_len, heads, head_dim] and, only with ``output_attentions``, the weights.
-        These, dropout in training and soft-capping store [q_len, k_len] weights.
+        These and dropout in training store [q_len, k_len] weights.
         """
         if rest.get("cache") is not None:
             raise ValueError("cache: expected None, tsallis has no paged cache here")
