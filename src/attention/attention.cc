@@ -57,7 +57,7 @@ const AttentionKernel& Choose(const AttentionParams& params, const Features& ask
 bool Precedes(const RowBlock& a, const RowBlock& b) {
   return std::tie(a.b, a.h, a.q.begin) < std::tie(b.b, b.h, b.q.begin);
 }
-bool Precedes(const KvProblem& a, const KvProblem& b) {
+bool Precedes(const KeyHead& a, const KeyHead& b) {
   return std::tie(a.b, a.kv) < std::tie(b.b, b.kv);
 }
 
@@ -92,13 +92,13 @@ std::vector<RowBlock> AllRows(const AttentionParams& params) {
   return rows;
 }
 
-std::vector<KvProblem> AllProblems(const AttentionParams& params) {
-  std::vector<KvProblem> problems;
-  problems.reserve(static_cast<std::size_t>(params.batch * params.kv_heads));
+std::vector<KeyHead> AllKeyHeads(const AttentionParams& params) {
+  std::vector<KeyHead> key_heads;
+  key_heads.reserve(static_cast<std::size_t>(params.batch * params.kv_heads));
   for (std::int64_t b = 0; b < params.batch; ++b) {
-    for (std::int64_t kv = 0; kv < params.kv_heads; ++kv) problems.push_back({b, kv});
+    for (std::int64_t kv = 0; kv < params.kv_heads; ++kv) key_heads.push_back({b, kv});
   }
-  return problems;
+  return key_heads;
 }
 
 // ---- rows that belong to no sequence of a padded batch ------------------------------------------
@@ -238,13 +238,13 @@ void RunBackward(KernelList kernels, const Context& context, const AttentionPara
   ClearGradientsOutside(context, params, gradients);
   ClearBiasGradient(params, gradients.d_bias);
   std::vector<HeadSums> heads(static_cast<std::size_t>(params.batch * params.heads));
-  Walk(kernels, params, FeaturesOf(params, gradients), Pass::kBackward, AllProblems(params),
-       [&](const AttentionKernel& kernel, const std::vector<KvProblem>& problems,
-           std::vector<KvProblem>* left) {
-         kernel.backward(context, params, gradients, problems, heads.data(), left);
+  Walk(kernels, params, FeaturesOf(params, gradients), Pass::kBackward, AllKeyHeads(params),
+       [&](const AttentionKernel& kernel, const std::vector<KeyHead>& key_heads,
+           std::vector<KeyHead>* left) {
+         kernel.backward(context, params, gradients, key_heads, heads.data(), left);
          const std::int64_t group = params.heads / params.kv_heads;
-         for (const KvProblem& problem : *left) {
-           std::fill_n(heads.begin() + problem.b * params.heads + problem.kv * group, group,
+         for (const KeyHead& key_head : *left) {
+           std::fill_n(heads.begin() + key_head.b * params.heads + key_head.kv * group, group,
                        HeadSums());
          }
          return true;
@@ -302,9 +302,9 @@ std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParam
     bytes = std::max(bytes, kernel->workspace_bytes(context, params, backward));
   }
   // Lists of work, in pieces of 32 rows and in memory that grows by doubling.
-  const auto problems = static_cast<std::size_t>(params.batch * params.heads);
+  const auto heads = static_cast<std::size_t>(params.batch * params.heads);
   const auto pieces = static_cast<std::size_t>(params.q_len / 32 + 2);
-  return bytes + problems * (4 * pieces * sizeof(RowBlock) + sizeof(HeadSums));
+  return bytes + heads * (4 * pieces * sizeof(RowBlock) + sizeof(HeadSums));
 }
 
 std::vector<AttentionKernelInfo> AttentionKernels() {

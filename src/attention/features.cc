@@ -122,7 +122,7 @@ Features FeaturesOf(const AttentionParams& params) {
 }
 
 Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gradients) {
-  // As above. The other gradients are those of features of the problem.
+  // As above. The other gradients are those of features of the call.
   const auto& [d_out, tau, saved, saved_bytes, dq, dk, dv, d_length_scale, d_alpha, d_slopes,
                d_sink, d_bias] = gradients;
   Features asked = FeaturesOf(params);

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attention/kernels.h"
-#include "attention/test_problem.h"
+#include "attention/testing/problem.h"
 
 namespace tsallis {
 namespace {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "tsallis/attention.h"
@@ -92,6 +93,25 @@ inline std::int64_t Offset(const std::int64_t (&strides)[4], std::int64_t b, std
                            std::int64_t row, std::int64_t column = 0) {
   return b * strides[0] + h * strides[1] + row * strides[2] + column * strides[3];
 }
+
+// Rows of one head of an array. Kernels read rows through this alone, and row `i` through At(i) alone: where rows
+// lie is known here.
+struct HeadRows {
+  const std::byte* data = nullptr;  // row 0
+  DType dtype = DType::kFloat32;
+  std::int64_t row_bytes = 0;  // from a row to the next
+  std::int64_t step = 1;       // elements from a column to the next
+
+  // Those of (b, h), counted from row `first` and column `column` of the array.
+  static HeadRows Of(const ConstArray4& array, std::int64_t b, std::int64_t h,
+                     std::int64_t first = 0, std::int64_t column = 0) {
+    const auto size = static_cast<std::int64_t>(SizeOf(array.dtype));
+    return {static_cast<const std::byte*>(array.data) +
+                Offset(array.strides, b, h, first, column) * size,
+            array.dtype, array.strides[2] * size, array.strides[3]};
+  }
+  const void* At(std::int64_t row) const { return data + row * row_bytes; }
+};
 
 // Index of a query row in the statistics of AttentionOutputs.
 inline std::int64_t RowIndex(const AttentionParams& params, const Sequence& sequence,

@@ -2,7 +2,7 @@
 // `tsallis info --kernels` read it. docs/adding-a-kernel.md walks through it.
 //
 // Work comes as lists: blocks of query rows forward, key heads backward. The driver hands the first kernel that
-// serves a problem all of it; what that kernel leaves goes to the next one of the list, and so on.
+// serves a call all of it; what that kernel leaves goes to the next one of the list, and so on.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@
 
 namespace tsallis {
 
-// Query rows of one problem: sequence b, query head h. Rows lie inside the sequence's range.
+// Query rows of query head h of sequence b. Rows lie inside the sequence's range.
 struct RowBlock {
   std::int64_t b = 0, h = 0;
   Span q;
 };
 
 // A key head with all its query heads: sequence b.
-struct KvProblem {
+struct KeyHead {
   std::int64_t b = 0, kv = 0;
 };
 
@@ -69,11 +69,11 @@ struct AttentionKernel {
   void (*forward)(const Context& context, const AttentionParams& params,
                   const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
                   std::vector<RowBlock>* left);
-  // dq, dk, dv and d_length_scale of `problems`; adds to d_bias. heads: [batch heads], 0 when it is called; those of
-  // the problems are set. What stands there for a problem that it leaves means nothing.
+  // dq, dk, dv and d_length_scale of `key_heads`; adds to d_bias. heads: [batch heads], 0 when it is called; those of
+  // `key_heads` are set. What stands there for one that it leaves means nothing.
   void (*backward)(const Context& context, const AttentionParams& params,
-                   const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
-                   HeadSums* heads, std::vector<KvProblem>* left);
+                   const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
+                   HeadSums* heads, std::vector<KeyHead>* left);
   // The supports of `rows`; null: a later kernel finds them.
   void (*weights)(const Context& context, const AttentionParams& params,
                   const WeightReceiver& receiver, const std::vector<RowBlock>& rows,

@@ -16,8 +16,8 @@
 #include <set>
 #include <string>
 
-#include "attention/compare.h"
-#include "attention/test_problem.h"
+#include "attention/testing/compare.h"
+#include "attention/testing/problem.h"
 #include "simplex/test_util.h"
 
 namespace tsallis {

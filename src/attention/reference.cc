@@ -215,18 +215,18 @@ void Forward(const Context& context, const AttentionParams& params, const Attent
 }
 
 void Backward(const Context& context, const AttentionParams& params,
-              const AttentionGradients& gradients, const std::vector<KvProblem>& problems,
-              HeadSums* heads, std::vector<KvProblem>*) {
+              const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
+              HeadSums* heads, std::vector<KeyHead>*) {
   const MutableArray4& bias = gradients.d_bias;
   // Sequences or heads that share a bias add to it one after the other.
   const bool shares = bias.data != nullptr && (bias.strides[0] == 0 || bias.strides[1] == 0);
   const Context here = shares ? Context{.threads = 1} : context;
-  ParallelFor(here, static_cast<std::int64_t>(problems.size()), 1,
+  ParallelFor(here, static_cast<std::int64_t>(key_heads.size()), 1,
               [&](std::int64_t begin, std::int64_t end) {
                 ReferenceRow row;
                 std::vector<double> dk, dv;
                 for (std::int64_t i = begin; i < end; ++i) {
-                  const auto& [number, kv] = problems[static_cast<std::size_t>(i)];
+                  const auto& [number, kv] = key_heads[static_cast<std::size_t>(i)];
                   const Sequence sequence = Sequence::Of(params, number);
                   const std::int64_t group = params.heads / params.kv_heads,
                                      b = sequence.array_batch;

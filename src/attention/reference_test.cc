@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/test_problem.h"
+#include "attention/testing/problem.h"
 #include "tsallis/error.h"
 
 namespace tsallis {

@@ -78,12 +78,13 @@ std::vector<std::int64_t> Integers(const Tensor& tensor) {
 
 // A call as the kernel library takes it. Holds what the pointers point to, beside q, k, v and the
 // options, which must outlive it.
-class Call {
+class KernelArguments {
  public:
   // v undefined: values of one element, all 0.
-  Call(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options);
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  KernelArguments(const Tensor& q, const Tensor& k, const Tensor& v,
+                  const AttentionOptions& options);
+  KernelArguments(const KernelArguments&) = delete;
+  KernelArguments& operator=(const KernelArguments&) = delete;
 
   const AttentionParams& params() const { return params_; }
   std::int64_t array_batch() const { return array_batch_; }
@@ -111,7 +112,8 @@ class Call {
   double no_value_ = 0.0;
 };
 
-Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options)
+KernelArguments::KernelArguments(const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const AttentionOptions& options)
     : array_batch_(q.size(0)) {
   AttentionParams& p = params_;
   p.batch = q.size(0);
@@ -165,7 +167,7 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
   p.ranges.k_end = pointer(k_end_);
 }
 
-void Call::SetMasks(const AttentionOptions& options) {
+void KernelArguments::SetMasks(const AttentionOptions& options) {
   AttentionMask& mask = params_.mask;
   mask.causal = options.causal;
   mask.alignment = options.alignment;
@@ -186,7 +188,7 @@ void Call::SetMasks(const AttentionOptions& options) {
   mask.blocks = bytes(*options.block_mask, blocks, mask.block_strides);
 }
 
-void Call::SetTerms(const AttentionOptions& options) {
+void KernelArguments::SetTerms(const AttentionOptions& options) {
   AttentionTerms& terms = params_.terms;
   if (options.length_scale) {
     views_.push_back(options.length_scale->expand(Rows()).unsqueeze(-1));
@@ -203,9 +205,9 @@ void Call::SetTerms(const AttentionOptions& options) {
   }
 }
 
-void Call::SetPadding(const OptionalTensor& lengths, const char* argument, std::int64_t length,
-                      Padding padding, std::vector<std::int64_t>& begin,
-                      std::vector<std::int64_t>& end) {
+void KernelArguments::SetPadding(const OptionalTensor& lengths, const char* argument,
+                                 std::int64_t length, Padding padding,
+                                 std::vector<std::int64_t>& begin, std::vector<std::int64_t>& end) {
   if (!lengths) return;
   end = Integers(*lengths);
   begin.assign(end.size(), 0);
@@ -219,8 +221,8 @@ void Call::SetPadding(const OptionalTensor& lengths, const char* argument, std::
 }
 
 // Returns whether rows are left over before the first sequence or behind the last.
-bool Call::SetPacked(const Tensor& offsets, const char* argument, std::int64_t length,
-                     std::vector<std::int64_t>& begin, std::vector<std::int64_t>& end) {
+bool KernelArguments::SetPacked(const Tensor& offsets, const char* argument, std::int64_t length,
+                                std::vector<std::int64_t>& begin, std::vector<std::int64_t>& end) {
   begin = Integers(offsets);
   std::int64_t last = 0;
   for (std::size_t i = 0; i < begin.size(); ++i) {
@@ -247,7 +249,7 @@ Tensor Output(const Sizes4& sizes, const Tensor& like, bool has_gaps) {
 AttentionResults AttentionForwardCpu(const Tensor& q, const Tensor& k, const Tensor& v,
                                      const AttentionOptions& options,
                                      const AttentionRequest& request) {
-  const Call call(q, k, v, options);
+  const KernelArguments call(q, k, v, options);
   const AttentionParams& params = call.params();
   AttentionResults results;
   results.out = Output({call.array_batch(), params.heads, params.q_len, params.value_dim}, q,
@@ -289,7 +291,7 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
                                                  const Tensor& tau, const Tensor& saved,
                                                  const AttentionOptions& options,
                                                  const AttentionWanted& wanted) {
-  const Call call(q, k, v, options);
+  const KernelArguments call(q, k, v, options);
   const AttentionParams& params = call.params();
   // torch may have copied what the forward pass kept (checkpoints, hooks).
   const Tensor thresholds = tau.contiguous();
@@ -342,7 +344,7 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
 
 std::tuple<Tensor, Tensor, Tensor> AttentionWeightsCpu(const Tensor& q, const Tensor& k,
                                                        const AttentionOptions& options) {
-  const Call call(q, k, Tensor(), options);
+  const KernelArguments call(q, k, Tensor(), options);
   const AttentionParams& params = call.params();
   const std::int64_t rows =
       (params.ranges.packed ? std::min<std::int64_t>(params.batch, 1) : params.batch) *

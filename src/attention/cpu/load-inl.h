@@ -6,6 +6,7 @@
 #define TSALLIS_ATTENTION_CPU_LOAD_INL_H_
 #endif
 
+#include "attention/geometry.h"
 #include "simplex/elements.h"
 #include "simplex/vector-inl.h"
 
@@ -58,25 +59,24 @@ HWY_INLINE void StoreAs16(DF d, DType dtype, VF v, std::uint16_t* HWY_RESTRICT p
   hn::StoreU(Rounded16(d, dtype, v), hn::Rebind<std::uint16_t, DF>(), p);
 }
 
-// out[x] = element (start + x * strides[3]) of `array`. out: [columns].
-HWY_INLINE void LoadFloats(const ConstArray4& array, std::int64_t start, std::int64_t columns,
+// A row as floats. out: [columns].
+HWY_INLINE void LoadFloats(const HeadRows& rows, std::int64_t row, std::int64_t columns,
                            float* HWY_RESTRICT out) {
+  const void* from = rows.At(row);
   const DF d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t x = 0;
-  if (array.strides[3] == 1 && array.dtype != DType::kFloat64) {
-    if (array.dtype == DType::kFloat32) {
-      std::memcpy(out, static_cast<const float*>(array.data) + start, sizeof(float) * columns);
+  if (rows.step == 1 && rows.dtype != DType::kFloat64) {
+    if (rows.dtype == DType::kFloat32) {
+      std::memcpy(out, from, sizeof(float) * static_cast<std::size_t>(columns));
       return;
     }
-    const auto* p = static_cast<const std::uint16_t*>(array.data) + start;
+    const auto* p = static_cast<const std::uint16_t*>(from);
     for (; x + lanes <= columns; x += lanes) {
-      hn::StoreU(FloatsOf(d, array.dtype, p + x), d, out + x);
+      hn::StoreU(FloatsOf(d, rows.dtype, p + x), d, out + x);
     }
   }
-  for (; x < columns; ++x) {
-    out[x] = LoadElement<float>(array.data, array.dtype, start + x * array.strides[3]);
-  }
+  for (; x < columns; ++x) out[x] = LoadElement<float>(from, rows.dtype, x * rows.step);
 }
 
 // The reverse, for what is not float64. values: [columns].

@@ -1,0 +1,150 @@
+// The streamed softmax on the tile unit and without one: several strips of keys, waves of queries and ranges
+// of keys, which drawn key_heads (random_test.cc) are too short for.
+#include "attention/cpu/stream/stream.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "attention/testing/compare.h"
+#include "attention/testing/problem.h"
+#include "core/target.h"
+#include "simplex/test_util.h"
+
+namespace tsallis {
+namespace {
+
+void ForEachStream(const std::function<void(const AttentionKernel&)>& body) {
+  for (const AttentionKernel* kernel : {&kStreamAmx, &kEmulatedStream}) {
+    if (kernel->instruction_set().empty()) continue;
+    SCOPED_TRACE(kernel->name);
+    body(*kernel);
+  }
+}
+
+ProblemSpec Softmax(std::int64_t q_len, std::int64_t k_len) {
+  ProblemSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.map = RowMap::kSoftmax;
+  spec.q_len = q_len;
+  spec.k_len = k_len;
+  spec.head_dim = 40;
+  spec.value_dim = 24;
+  return spec;
+}
+
+// Every map that streams. The gradient of alpha is not for tiles.
+void CheckAll(ProblemSpec spec) {
+  const std::pair<RowMap, double> maps[] = {
+      {RowMap::kSoftmax, 1.0}, {RowMap::kAdaptiveTemperature, 1.0},
+      {RowMap::kEntmax, 1.5},  {RowMap::kEntmax, 2.0},
+      {RowMap::kEntmax, 1.25}, {RowMap::kEntmax, 1.7}};
+  constexpr unsigned kWanted = kWantAll & ~static_cast<unsigned>(kWantDAlpha);
+  for (const auto& [map, alpha] : maps) {
+    spec.map = map;
+    spec.alpha = alpha;
+    const Problem problem(spec);
+    const Expectation expectation(problem);
+    SCOPED_TRACE(spec.Describe());
+    ForEachStream([&](const AttentionKernel& kernel) {
+      ASSERT_EQ(RefusalOf(kernel, problem), "");
+      const Results one = problem.Run(&kernel, 1, 0, true, kWanted);
+      EXPECT_EQ(expectation.Check(one), "");
+      EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, 0, true, kWanted)), "");
+    });
+  }
+}
+
+TEST(Stream, LengthsAroundTiles) {
+  for (const std::int64_t n : {1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 160, 257}) {
+    ProblemSpec spec = Softmax(n, n);
+    spec.causal = true;
+    CheckAll(spec);
+  }
+  CheckAll(Softmax(113, 203));
+  CheckAll(Softmax(3, 600));
+}
+
+TEST(Stream, MasksTermsAndShapes) {
+  for (int variant = 0; variant < 10; ++variant) {
+    ProblemSpec spec = Softmax(200, 300);
+    spec.seed = static_cast<std::uint64_t>(variant) + 5;
+    spec.causal = variant % 2 == 0;
+    switch (variant) {
+      case 0: spec.left = 70; break;
+      case 1:
+        spec.left = 40;
+        spec.right = 90;
+        break;
+      case 2: spec.slopes = spec.zero_slopes = spec.length_scale = true; break;
+      case 3:
+        spec.slopes = spec.negative_slopes = true;
+        spec.scale_invariant = 10.0;
+        break;
+      case 7: spec.softcap = 2.0; break;
+      case 8:
+        spec.softcap = 0.7;
+        spec.slopes = spec.length_scale = true;
+        spec.scale_invariant = 10.0;
+        break;
+      case 4:
+        spec.batch = 3;
+        spec.ragged = ProblemSpec::Ragged::kPacked;
+        spec.gaps = spec.garbage = true;
+        break;
+      case 5:
+        spec.batch = 2;
+        spec.ragged = ProblemSpec::Ragged::kLeft;
+        spec.garbage = spec.strided = true;
+        break;
+      case 6:
+        spec.kv_heads = 2;
+        spec.group = 3;
+        spec.spread = 4.0;
+        break;
+      default:
+        spec.head_dim = 100;
+        spec.value_dim = 130;
+        spec.ones = true;
+        break;
+    }
+    CheckAll(spec);
+  }
+}
+
+TEST(Stream, SeveralWavesAndRanges) {
+  ProblemSpec spec = Softmax(stream::kWaveRows + 70, stream::kRangeKeys * 2 + 50);
+  spec.causal = true;
+  spec.head_dim = spec.value_dim = 16;
+  spec.length_scale = true;
+  CheckAll(spec);
+}
+
+TEST(Stream, ScoresOfEverySize) {
+  using V = ProblemSpec::Values;
+  for (const V values : {V::kFlat, V::kTies, V::kDominant, V::kHuge, V::kTiny, V::kZero, V::kVast,
+                         V::kNaN, V::kInfinity}) {
+    ProblemSpec spec = Softmax(150, 150);
+    spec.values = values;
+    spec.causal = true;
+    spec.head_dim = spec.value_dim = 16;
+    CheckAll(spec);
+    spec.q_len = 15;  // strips that all queries see whole
+    spec.k_len = 384;
+    spec.ones = true;
+    for (spec.seed = 1; spec.seed <= (values == V::kVast ? 6 : 1); ++spec.seed) CheckAll(spec);
+  }
+}
+
+TEST(Stream, IsWhatLongSoftmaxRunsOn) {
+  if (kStreamAmx.instruction_set().empty()) GTEST_SKIP() << "no matrix unit here";
+  ForEachTarget([](const std::string& target) {
+    const Problem problem(Softmax(600, 600));
+    const std::string chosen = ChooseAttentionKernel(problem.params()).forward;
+    EXPECT_EQ(chosen, RunsAvx3() ? "stream-amx" : "dense") << target;
+  });
+}
+
+}  // namespace
+}  // namespace tsallis

@@ -1,0 +1,323 @@
+// One block of queries over all keys of its head. Included once per instruction set.
+#if defined(TSALLIS_ATTENTION_CPU_SWEEP_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_CPU_SWEEP_BLOCK_INL_H_
+#undef TSALLIS_ATTENTION_CPU_SWEEP_BLOCK_INL_H_
+#else
+#define TSALLIS_ATTENTION_CPU_SWEEP_BLOCK_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "attention/cpu/sweep/engines-inl.h"
+#include "attention/cpu/sweep/pack-inl.h"
+#include "attention/cpu/sweep/rows-inl.h"
+#include "attention/cpu/sweep/threshold_guess.h"
+#include "simplex/entmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// Relative slack for what float32 rounding may do between a score, its bound and its threshold.
+constexpr float kSlack = 4e-6f;
+// The candidates of a row that trigger a first, safe bound.
+constexpr std::int64_t kFirstRaise = 96;
+// The same where a threshold was guessed, at least.
+constexpr std::int64_t kLeastListed = 256;
+// Standard deviations below its expectation at which a threshold is guessed: one more lists more
+// candidates, one less sweeps more rows twice.
+constexpr float kGuessMargin = 2.0f;
+// Keys from which on a row is like the normal ones that the guess assumes.
+constexpr std::int64_t kLeastGuessed = 128;
+// Rows that are solved together.
+constexpr std::size_t kSolveRows = 4;
+
+template <class Engine, ScoreEngine kEngine>
+class BlockSweep {
+ public:
+  BlockSweep(const HeadContext& head, SweepScratch& scratch)
+      : head_(head),
+        params_(*head.params),
+        keys_(*head.keys),
+        s_(scratch),
+        dim_(PackedDim(kEngine, params_.head_dim)),
+        unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
+        approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
+        has_terms_(head.terms.any()) {}
+
+  // Rows [q_begin, q_begin + count), count <= kBlockRows: packs the queries and sets up the rows.
+  void Begin(std::int64_t q_begin, std::int64_t count);
+
+  // Bounds from a guess; rows that cannot have one start from nothing.
+  void Guess(const HeadGuess& guess);
+
+  // Lists every candidate of the active rows.
+  void Sweep();
+
+  // Solves all active rows and calls emit(r, support) for each as it is done: rows[r].tau is the
+  // threshold, and the row's list holds its support: list_key ascending, list_z the weights.
+  // Rows whose guess was too high are swept again first.
+  template <class Emit>
+  void Solve(const Emit& emit);
+
+  // The same for rows whose tau is known and whose bound follows from it (KnownThreshold).
+  template <class Emit>
+  void Recall(const Emit& emit);
+
+  // The score s of a row's query and a key, terms included; z / (alpha - 1) would round a 0 away.
+  float ScoreOf(std::int64_t r, std::uint32_t key) const;
+
+  // Sets bounds for thresholds that are known (z units); rows without support get none.
+  void KnownThreshold(std::int64_t r, double tau) {
+    SweepScratch::Row& row = s_.rows[r];
+    const auto t = static_cast<float>(tau);
+    row.tau = tau;
+    row.raise_at = s_.list_stride;  // never
+    SetBound(r, t - row.under - kSlack * (1.0f + std::abs(t)));
+  }
+  // No support, or none that is wanted.
+  void Retire(std::int64_t r) {
+    s_.rows[r].active = false;
+    s_.bounds[s_.slot_of_row[r]] = kInfinityF;
+  }
+
+ private:
+  using Scores = typename Engine::Scores;
+  static_assert(sizeof(Scores) <= kUnitScoreBytes);
+
+  // Those of a pair: [2]. Two pairs have room.
+  Scores* PairScores(int pair) const {
+    return reinterpret_cast<Scores*>(s_.scores.get()) + static_cast<std::ptrdiff_t>(2 * pair);
+  }
+  void SetBound(std::int64_t r, float z) {
+    auto& row = s_.rows[r];
+    row.bound = z;
+    // Rounded down: what is listed needlessly costs little, what is missed costs the answer.
+    const float raw = z / row.factor;
+    s_.bounds[s_.slot_of_row[r]] = std::isfinite(raw) ? raw - kSlack * std::abs(raw) : -kInfinityF;
+  }
+  std::size_t KeepSupport(std::int64_t r);
+  void SeedBounds(std::int64_t pairs, const std::int64_t* lo, const std::int64_t* hi);
+  void SweepAgain();
+  void LimitByAlibi(SweepScratch::Row& row, float largest);
+  const float* TileBounds(std::int64_t pair, std::int64_t tile, int buffer);
+  void Extract(const Scores* scores, const float* bounds, const std::uint16_t* masks,
+               std::int64_t row0, std::int64_t tile);
+  float ZOf(const SweepScratch::Row& row, std::int64_t key, float raw) const;
+  void Settle(std::int64_t r);
+  void Raise(std::int64_t r);
+  void Rescore(std::int64_t r);
+  bool Prepare(std::int64_t r);
+  void Approach(const std::int64_t* rows, std::size_t count);
+  bool SolveRow(std::int64_t r);
+
+  const HeadContext head_;
+  const AttentionParams& params_;
+  const PackedKeys& keys_;
+  SweepScratch& s_;
+  const std::int64_t dim_;
+  const std::size_t unit_bytes_;
+  const bool approximate_;  // listed scores are not the products of the inputs
+  const bool has_terms_;
+  std::int64_t count_ = 0;
+};
+
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count) {
+  count_ = count;
+  const Sequence& sequence = *head_.sequence;
+  const std::int64_t d = params_.head_dim, b = sequence.array_batch, h = head_.h;
+  const std::int64_t padded = (count + kPairRows - 1) / kPairRows * kPairRows;
+  s_.slots = padded;
+  for (std::int64_t r = 0; r < padded; ++r) {
+    SweepScratch::Row& row = s_.rows[r];
+    row = {};
+    s_.row_of_slot[r] = s_.slot_of_row[r] = static_cast<std::uint8_t>(r);
+    s_.bounds[r] = kInfinityF;
+    float* values = s_.query_rows.get() + r * dim_;
+    std::memset(values, 0, sizeof(float) * static_cast<std::size_t>(dim_));
+    std::byte* unit = s_.queries.get() + static_cast<std::size_t>(r / kUnitRows) * unit_bytes_;
+    if (r >= count) {
+      PackQuery(kEngine, values, keys_.scale, dim_, r % kUnitRows, unit);
+      continue;
+    }
+    const std::int64_t q_row = q_begin + r;
+    const Span visible = sequence.VisibleKeys(params_.mask, q_row);
+    row.lo = visible.begin - keys_.first;
+    row.hi = visible.end - keys_.first;
+    row.position = q_row + sequence.shift - keys_.first;
+    double factor = RowFactor(params_, sequence, h, q_row);
+    LoadFloats(HeadRows::Of(params_.q, b, h), q_row, d, values);
+    if (factor < 0.0) {  // the filter looks for large products
+      factor = -factor;
+      for (std::int64_t x = 0; x < d; ++x) values[x] = -values[x];
+    }
+    row.score_factor = factor;
+    row.exact_factor = (head_.alpha - 1.0) * factor;
+    row.factor = static_cast<float>(row.exact_factor);
+    const float squared = DotFloats(values, values, static_cast<std::size_t>(dim_));
+    const PackedQuery packed = PackQuery(kEngine, values, keys_.scale, dim_, r % kUnitRows, unit);
+    if (row.hi <= row.lo) continue;
+    row.active = true;
+    const float norm = std::sqrt(squared);
+    const float reach = norm * keys_.largest_norm * row.factor;
+    // No entry can exceed `largest`; scores beyond it, or NaN, are not for a sweep.
+    if (!(squared < kLargestNorm * kLargestNorm) || !(reach < 1e6f) || !(row.factor > 1e-30f) ||
+        !std::isfinite(head_.terms.slope) || !keys_.usable) {
+      row.dense = true;
+      row.active = false;
+      continue;
+    }
+    if (approximate_) {
+      float error = 1.001f * row.factor *
+                        (packed.norm * keys_.largest_error +
+                         packed.lost * (keys_.packed_norm + keys_.largest_error)) +
+                    1e-6f * (1.0f + reach + row.factor * packed.norm * keys_.packed_norm);
+      const std::int64_t farthest =
+          HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
+      error *= static_cast<float>(head_.terms.Stretch(farthest));
+      if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
+        const std::int64_t steps = (2 + SumSlack(kEngine, dim_)) * SumUnit(kEngine, dim_);
+        row.over = 2.0f * error +
+                   static_cast<float>(steps) * packed.step * keys_.largest_step * row.factor;
+      } else {
+        row.under = row.over = error;
+      }
+    }
+    if (head_.terms.slope > 0.0 && head_.terms.distances == nullptr) LimitByAlibi(row, reach);
+    row.raise_at = kFirstRaise;
+    SetBound(r, -kInfinityF);
+  }
+}
+
+// With z in +-largest less slope d, an entry further than this from the nearest visible key lies more
+// than 1 below the maximum, and the threshold does not.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::LimitByAlibi(SweepScratch::Row& row, float largest) {
+  const std::int64_t nearest = row.position < row.lo
+                                   ? row.lo - row.position
+                                   : (row.position >= row.hi ? row.position - row.hi + 1 : 0);
+  const double width =
+      (2.0 * largest + 1.0) * 1.0001 / head_.terms.slope + static_cast<double>(nearest) + 1.0;
+  if (width > 1e15) return;
+  const auto reach = static_cast<std::int64_t>(width);
+  row.lo = HWY_MAX(row.lo, row.position - reach);
+  row.hi = HWY_MIN(row.hi, row.position + reach + 1);
+}
+
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
+  const std::int64_t d = params_.head_dim;
+  for (std::int64_t r0 = 0; r0 < count_; r0 += kUnitRows) {
+    float variance[kUnitRows] = {};
+    for (std::int64_t tile = 0; tile < Tiles(d); ++tile) {
+      Engine::Unit(
+          s_.queries.get() + static_cast<std::size_t>(r0 / kUnitRows) * unit_bytes_,
+          keys_.covariance + static_cast<std::size_t>(tile) * TileBytes(kEngine, params_.head_dim),
+          dim_, PairScores(0), {});
+      // q^T C q, 64 components of C q at a time.
+      HWY_ALIGN float row_scores[kTileKeys];
+      for (std::int64_t r = 0; r < kUnitRows; ++r) {
+        const float* q = s_.query_rows.get() + (r0 + r) * dim_ + tile * kTileKeys;
+        PairScores(0)->Row(static_cast<std::size_t>(r), row_scores);
+        variance[r] += DotFloats(
+            q, row_scores, static_cast<std::size_t>(HWY_MIN(kTileKeys, d - tile * kTileKeys)));
+      }
+    }
+    for (std::int64_t r = r0; r < HWY_MIN(r0 + kUnitRows, count_); ++r) {
+      SweepScratch::Row& row = s_.rows[r];
+      if (!row.active || row.hi - row.lo < kLeastGuessed) continue;
+      row.mean = row.factor * DotFloats(s_.query_rows.get() + r * dim_, keys_.mean,
+                                        static_cast<std::size_t>(dim_));
+      row.sigma = row.factor * std::sqrt(HWY_MAX(variance[r - r0], 0.0f));
+      if (!(row.sigma > 1e-6f) || !std::isfinite(row.mean)) continue;
+      row.curve = head_.curve->At(FastLog(static_cast<float>(row.hi - row.lo)) +
+                                  head_.curve->exponent() * FastLog(row.sigma));
+      if (!guess.usable) continue;
+      row.guessed = true;
+      SetBound(r, row.mean + row.sigma * (row.curve + guess.shift - kGuessMargin * guess.spread) -
+                      row.under);
+      // A head whose thresholds do not follow their scores' moments has low guesses, and long lists: a
+      // list of some times what is expected to stay says so.
+      const double expected = guess.kept * static_cast<double>(row.hi - row.lo);
+      row.raise_at = HWY_MIN(s_.list_capacity,
+                             HWY_MAX(kLeastListed, static_cast<std::int64_t>(4.0 * expected)));
+    }
+  }
+}
+
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Sweep() {
+  const std::int64_t pairs = (s_.slots + kPairRows - 1) / kPairRows;
+  std::int64_t lo[kBlockRows / kPairRows], hi[kBlockRows / kPairRows];
+  std::int64_t first = keys_.count, last = 0;
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    lo[pair] = keys_.count;
+    hi[pair] = 0;
+    for (std::int64_t slot = pair * kPairRows; slot < (pair + 1) * kPairRows; ++slot) {
+      if (s_.bounds[slot] == kInfinityF) continue;
+      const SweepScratch::Row& row = s_.rows[s_.row_of_slot[slot]];
+      lo[pair] = HWY_MIN(lo[pair], row.lo);
+      hi[pair] = HWY_MAX(hi[pair], row.hi);
+    }
+    first = HWY_MIN(first, lo[pair]);
+    last = HWY_MAX(last, hi[pair]);
+  }
+  const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
+  std::int64_t last_unit = -1;
+  for (std::int64_t slot = 0; slot < s_.slots; ++slot) {
+    if (s_.bounds[slot] != kInfinityF) last_unit = slot / kUnitRows;
+  }
+  if (head_.terms.slope != 0.0) SeedBounds(pairs, lo, hi);
+  // The filter and the lists work one step behind the engine.
+  struct Pending {
+    Scores* scores = nullptr;
+    const float* bounds = nullptr;
+    std::int64_t row0 = 0, tile = 0;
+  } pending;
+  int slot = 0;
+  const auto finish = [&](bool filter) HWY_ATTR {
+    if (pending.scores == nullptr) return;
+    if (filter) {
+      for (int unit = 0; unit < 2; ++unit) {
+        pending.scores[unit].Filter(pending.bounds + unit * kUnitRows,
+                                    s_.masks.get() + unit * kUnitRows);
+      }
+    }
+    Extract(pending.scores, pending.bounds, s_.masks.get(), pending.row0, pending.tile);
+    pending.scores = nullptr;
+  };
+  for (std::int64_t tile = first / kTileKeys; tile * kTileKeys < last; ++tile) {
+    for (std::int64_t pair = 0; pair < pairs; ++pair) {
+      if (tile * kTileKeys >= hi[pair] || (tile + 1) * kTileKeys <= lo[pair]) continue;
+      Scores* scores = PairScores(slot);
+      const float* bounds = TileBounds(pair, tile, slot);
+      for (int unit = 0; unit < 2; ++unit) {
+        // Half a pair may be empty when few rows are swept again; its bounds hide what it holds.
+        const bool empty = pair * 2 + unit > last_unit;
+        FilterJob<Scores> job;
+        if (pending.scores != nullptr) {
+          job = {pending.scores + unit, pending.bounds + unit * kUnitRows,
+                 s_.masks.get() + unit * kUnitRows};
+        }
+        if (empty) {
+          job.Run();
+          continue;
+        }
+        Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes_,
+                     keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_, scores + unit,
+                     job);
+      }
+      finish(/*filter=*/false);
+      pending = {scores, bounds, pair * kPairRows, tile};
+      slot ^= 1;
+    }
+  }
+  finish(/*filter=*/true);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,59 @@
+#include "attention/cpu/sweep/edges.h"
+
+#include <cstring>
+
+#include "simplex/map.h"
+
+namespace tsallis {
+
+void BlockEdges::Clear() {
+  size_ = 0;
+  runs_.clear();
+  d_alpha = d_slope = 0.0;
+}
+
+float* BlockEdges::Begin(std::size_t n) {
+  constexpr std::size_t kVector = 64;
+  const auto room = static_cast<std::int64_t>(size_ + n + kVector);
+  const auto kept = static_cast<std::int64_t>(size_);
+  keys_.Extend(room, kept);
+  p_.Extend(room, kept);
+  return ds_.Extend(room, kept) + size_;
+}
+
+void BlockEdges::End(std::int64_t row, const std::uint32_t* keys, const float* p, std::size_t n) {
+  std::memcpy(keys_.get() + size_, keys, n * sizeof(*keys));
+  std::memcpy(p_.get() + size_, p, n * sizeof(*p));
+  const auto bucket_of = [&](std::size_t i) {
+    return keys[i] / static_cast<std::uint32_t>(kBucketKeys);
+  };
+  for (std::size_t i = 0; i < n;) {
+    const std::uint32_t bucket = bucket_of(i);
+    const std::size_t begin = i++;
+    while (i < n && bucket_of(i) == bucket) ++i;
+    runs_.push_back({static_cast<std::int32_t>(row), bucket, size_ + begin, size_ + i});
+  }
+  size_ += n;
+}
+
+void BlockEdges::AddAlpha(double alpha, const float* p, const float* dp, std::size_t n) {
+  wide_p_.assign(p, p + n);
+  wide_dp_.assign(dp, dp + n);
+  const RowSpec spec{.map = RowMap::kEntmax, .alpha = alpha};
+  d_alpha +=
+      kEntmaxReference.d_alpha(spec, wide_p_.data(), wide_dp_.data(), static_cast<std::int64_t>(n));
+}
+
+void BlockEdges::Sort(std::int64_t keys) {
+  const auto buckets = static_cast<std::size_t>((keys + kBucketKeys - 1) / kBucketKeys);
+  starts_.assign(buckets + 1, 0);
+  for (const EdgeRun& run : runs_) ++starts_[run.bucket + 1];
+  for (std::size_t i = 0; i < buckets; ++i) starts_[i + 1] += starts_[i];
+  sorted_.resize(runs_.size());
+  for (const EdgeRun& run : runs_) sorted_[starts_[run.bucket]++] = run;
+  // Each start has moved to its end, which is the next one's start.
+  for (std::size_t i = buckets; i > 0; --i) starts_[i] = starts_[i - 1];
+  starts_[0] = 0;
+}
+
+}  // namespace tsallis

@@ -1,0 +1,399 @@
+#include "attention/cpu/sweep/sweep.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention/cpu/matrix_unit.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/cpu/sweep/sweep.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "attention/cpu/sweep/solve-inl.h"
+#include "simplex/backward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// The rows of a block that turned out dense, as runs of whole units.
+void CollectDense(const HeadContext& head, const SweepScratch& scratch, std::int64_t q_begin,
+                  std::int64_t count, std::vector<RowBlock>* dense) {
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (!scratch.rows[r].dense) continue;
+    std::int64_t end = r + 1;
+    while (end < count && scratch.rows[end].dense) ++end;
+    dense->push_back({head.sequence->batch, head.h, {q_begin + r, q_begin + end}});
+    r = end;
+  }
+}
+
+template <class Engine, ScoreEngine kEngine>
+void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t q_begin,
+                  std::int64_t count, const AttentionOutputs& outputs,
+                  const WeightReceiver* receiver, const SavedLists& saved, SweepScratch& scratch,
+                  std::vector<RowBlock>* dense) {
+  const AttentionParams& params = *head.params;
+  const std::int64_t b = head.sequence->array_batch, e = params.value_dim;
+  const std::int64_t index0 = RowIndex(params, *head.sequence, head.h, q_begin);
+  const HeadRows values = HeadRows::Of(params.v, b, KvHead(params, head.h), head.keys->first);
+  float* sum = scratch.row_buffer.get();
+  const auto store = [&](std::int64_t r, const RowResult& result, float maximum,
+                         std::size_t support) HWY_ATTR {
+    const std::int64_t index = index0 + r;
+    StoreFloats(sum, outputs.out, Offset(outputs.out.strides, b, head.h, q_begin + r), e);
+    if (outputs.tau != nullptr) outputs.tau[index] = result.tau;
+    if (outputs.support_size != nullptr) {
+      outputs.support_size[index] = static_cast<std::int64_t>(support);
+    }
+    if (outputs.entropy != nullptr) outputs.entropy[index] = result.entropy;
+    if (outputs.maximum != nullptr) outputs.maximum[index] = maximum;
+  };
+  BlockSweep<Engine, kEngine> sweep(head, scratch);
+  sweep.Begin(q_begin, count);
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (scratch.rows[r].active || scratch.rows[r].dense) continue;  // sees no key
+    if (receiver != nullptr) {
+      receiver->Put(index0 + r, 0, nullptr, nullptr, 0);
+      continue;
+    }
+    std::fill_n(sum, e, 0.0f);
+    store(r, {-kInfinityF, 0, 0.0}, -kInfinityF, 0);
+    saved.Save(index0 + r, nullptr, nullptr, 0);
+  }
+  if (guess.usable) sweep.Guess(guess);
+  sweep.Sweep();
+  // A row's values are fetched while the next row is solved: gathered one after the other they cost
+  // 54 cycles an entry at n = 16 384, most of it waiting for the third-level cache.
+  struct Waiting {
+    std::int64_t r = -1;
+    std::size_t support = 0;
+  } waiting;
+  const auto finish = [&]() HWY_ATTR {
+    if (waiting.r < 0) return;
+    const std::int64_t at = waiting.r * scratch.list_stride;
+    const float* p = scratch.list_z.get() + at;
+    const std::uint32_t* key = scratch.list_key.get() + at;
+    GatherSum(values, key, p, waiting.support, e, sum);
+    RowResult result;
+    result.tau = scratch.rows[waiting.r].tau;
+    if (outputs.entropy != nullptr) result.entropy = EntropyOf(p, waiting.support);
+    float maximum = -kInfinityF;
+    if (outputs.maximum != nullptr) {
+      // Scores too close together for different weights may still differ.
+      const float most = *std::max_element(p, p + waiting.support);
+      for (std::size_t i = 0; i < waiting.support; ++i) {
+        if (p[i] == most) maximum = std::max(maximum, sweep.ScoreOf(waiting.r, key[i]));
+      }
+    }
+    store(waiting.r, result, maximum, waiting.support);
+    saved.Save(index0 + waiting.r, key, p, waiting.support);
+  };
+  sweep.Solve([&](std::int64_t r, std::size_t support) HWY_ATTR {
+    if (receiver != nullptr) {
+      const std::int64_t at = r * scratch.list_stride;
+      receiver->Put(index0 + r, head.keys->first, scratch.list_key.get() + at,
+                    scratch.list_z.get() + at, support);
+      return;
+    }
+    PrefetchRows(values, scratch.list_key.get() + r * scratch.list_stride, support, e);
+    finish();
+    waiting = {r, support};
+  });
+  finish();
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (scratch.rows[r].dense) saved.Forget(index0 + r);
+  }
+  CollectDense(head, scratch, q_begin, count, dense);
+}
+
+// Solves a few rows from nothing, to see how far the head's scores are from normal ones.
+template <class Engine, ScoreEngine kEngine>
+HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
+  const Span rows = head.sequence->q;
+  BlockSweep<Engine, kEngine> sweep(head, scratch);
+  double sum = 0.0, squares = 0.0, kept = 0.0;
+  std::int64_t samples = 0, solved = 0, dense = 0;
+  constexpr std::int64_t kPilots = 4, kLeastPilots = 8;
+  for (std::int64_t pilot = 1; pilot <= kPilots; ++pilot) {
+    // At n = 1 024, four times 32 rows were an eighth of all.
+    const std::int64_t count =
+        std::min(std::clamp(rows.size() / 64, kLeastPilots, kPairRows), rows.size());
+    const std::int64_t begin =
+        std::max(rows.begin, rows.begin + rows.size() * pilot / kPilots - count);
+    sweep.Begin(begin, count);
+    sweep.Guess({});
+    sweep.Sweep();
+    sweep.Solve([&](std::int64_t r, std::size_t support) HWY_ATTR {
+      const SweepScratch::Row& row = scratch.rows[r];
+      kept += static_cast<double>(support) / static_cast<double>(row.hi - row.lo);
+      ++solved;
+      if (!(row.sigma > 0.0f) || row.hi - row.lo < kLeastGuessed) return;
+      const double x = (row.tau - row.mean) / row.sigma - row.curve;
+      sum += x;
+      squares += x * x;
+      ++samples;
+    });
+    for (std::int64_t r = 0; r < count; ++r) dense += scratch.rows[r].dense ? 1 : 0;
+  }
+  HeadGuess guess;
+  guess.dense = dense > solved || (solved > 0 && kept / static_cast<double>(solved) >
+                                                     DenseShare(kEngine, head.params->q.dtype));
+  if (samples >= 16) {
+    const double mean = sum / static_cast<double>(samples);
+    const double variance = std::max(squares / static_cast<double>(samples) - mean * mean, 0.0);
+    guess.usable = true;
+    guess.kept = kept / static_cast<double>(solved);
+    guess.shift = static_cast<float>(mean);
+    guess.spread = static_cast<float>(std::sqrt(variance) + 0.01);
+  }
+  return guess;
+}
+
+// The support's lists of a block: saved, or found again. Calls emit(r, keys, weights, n) for every row
+// of a sequence; false: some row is dense, and nothing more is emitted.
+template <class Engine, ScoreEngine kEngine, class Emit>
+bool ForEachSupport(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
+                    const double* tau, const SavedLists& saved, SweepScratch& scratch,
+                    const Emit& emit) {
+  bool all_saved = true;
+  for (std::int64_t r = 0; r < count; ++r) {
+    all_saved = all_saved && saved.Count(r) != SavedLists::kNotSaved;
+  }
+  if (all_saved) {
+    for (std::int64_t r = 0; r < count; ++r) {
+      emit(r, saved.Keys(r), saved.Weights(r), static_cast<std::size_t>(saved.Count(r)));
+    }
+    return true;
+  }
+  BlockSweep<Engine, kEngine> sweep(head, scratch);
+  sweep.Begin(q_begin, count);
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (scratch.rows[r].dense || std::isnan(tau[r])) return false;
+    if (!scratch.rows[r].active) continue;
+    if (tau[r] == -std::numeric_limits<double>::infinity()) {
+      sweep.Retire(r);
+    } else {
+      sweep.KnownThreshold(r, tau[r]);
+    }
+  }
+  sweep.Sweep();
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (scratch.rows[r].dense) return false;
+  }
+  sweep.Recall([&](std::int64_t r, std::size_t support) HWY_ATTR {
+    const std::int64_t at = r * scratch.list_stride;
+    emit(r, scratch.list_key.get() + at, scratch.list_z.get() + at, support);
+  });
+  return true;
+}
+
+// dp, ds and what follows for the queries of a block; what its keys get goes to `edges`.
+template <class Engine, ScoreEngine kEngine>
+bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
+                   const AttentionGradients& gradients, const SavedLists& saved,
+                   SweepScratch& scratch, BlockEdges* edges) {
+  const AttentionParams& params = *head.params;
+  const Sequence& sequence = *head.sequence;
+  const std::int64_t b = sequence.array_batch, h = head.h, kv = KvHead(params, h);
+  const std::int64_t d = params.head_dim, e = params.value_dim;
+  const std::int64_t index0 = RowIndex(params, sequence, h, q_begin);
+  const HeadRows keys = HeadRows::Of(params.k, b, kv, head.keys->first);
+  const HeadRows values = HeadRows::Of(params.v, b, kv, head.keys->first);
+  float* d_out = scratch.row_buffer.get();
+  float* dq = d_out + e + 64;
+  edges->Clear();
+  if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {
+    std::fill_n(dq, d, 0.0f);
+    for (std::int64_t r = 0; r < count; ++r) {  // rows without support
+      if (gradients.dq.data != nullptr) {
+        StoreFloats(dq, gradients.dq, Offset(gradients.dq.strides, b, h, q_begin + r), d);
+      }
+      if (gradients.d_length_scale != nullptr) gradients.d_length_scale[index0 + r] = 0.0;
+    }
+  }
+  return ForEachSupport<Engine, kEngine>(
+      head, q_begin, count, gradients.tau + index0, saved.From(index0), scratch,
+      [&](std::int64_t r, const std::uint32_t* key, const float* p, std::size_t n) HWY_ATTR {
+        if (n == 0) return;
+        const std::int64_t q_row = q_begin + r;
+        PrefetchRows(keys, key, n, d);
+        LoadFloats(HeadRows::Of(gradients.d_out, b, h), q_row, e, d_out);
+        float* dp = edges->Begin(n);
+        GatherDot(values, key, n, d_out, e, dp);
+        if (gradients.d_alpha != nullptr) edges->AddAlpha(head.alpha, p, dp, n);
+        const double eps = head.alpha - 1.0;
+        float* ds = dp;
+        if (eps == 0.5) {
+          BackwardRow(RootWeight(), p, dp, n, 1.0f, ds);
+        } else if (eps == 1.0) {
+          BackwardRow(SupportWeight(), p, dp, n, 1.0f, ds);
+        } else {
+          BackwardRow(PowerWeight{static_cast<float>(2.0 - head.alpha)}, p, dp, n, 1.0f, ds);
+        }
+        const std::int64_t position = q_row + sequence.shift - head.keys->first;
+        if (gradients.d_slopes != nullptr) {
+          double sum = 0.0;
+          for (std::size_t i = 0; i < n; ++i) {
+            sum += static_cast<double>(ds[i]) *
+                   static_cast<double>(std::abs(position - static_cast<std::int64_t>(key[i])));
+          }
+          edges->d_slope -= sum;
+        }
+        const double factor = RowFactor(params, sequence, h, q_row);
+        const HeadTerms& terms = head.score_terms;
+        const auto distance = [&](std::size_t i) {
+          return position - static_cast<std::int64_t>(key[i]);
+        };
+        if (terms.softcap != 0.0) {
+          // The products again. dq's memory is free until the sum.
+          constexpr std::size_t kProducts = 64;
+          float products[kProducts];
+          LoadFloats(HeadRows::Of(params.q, b, h), q_row, d, dq);
+          for (std::size_t from = 0; from < n; from += kProducts) {
+            const std::size_t here = std::min(kProducts, n - from);
+            GatherDot(keys, key + from, here, dq, d, products);
+            for (std::size_t i = from; i < from + here; ++i) {
+              const double x = factor * static_cast<double>(products[i - from]);
+              ds[i] *= static_cast<float>(factor * terms.Derivative(x, distance(i)));
+            }
+          }
+        } else {
+          for (std::size_t i = 0; i < n; ++i) {
+            ds[i] *= static_cast<float>(factor);
+            if (terms.distances != nullptr) ds[i] *= *terms.distances->a(distance(i));
+          }
+        }
+        if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {
+          GatherSum(keys, key, ds, n, d, dq);
+          if (gradients.dq.data != nullptr) {
+            StoreFloats(dq, gradients.dq, Offset(gradients.dq.strides, b, h, q_row), d);
+          }
+          if (gradients.d_length_scale != nullptr) {
+            // dq = c sum_j (ds_j a_j scale) k_j, and the derivative in c is the same sum times q.
+            float* q = scratch.query_rows.get();
+            LoadFloats(HeadRows::Of(params.q, b, h), q_row, d, q);
+            const double dot = DotFloats(q, dq, static_cast<std::size_t>(d));
+            gradients.d_length_scale[index0 + r] = dot * ScaleOf(params) / factor;
+          }
+        }
+        edges->End(r, key, p, n);
+      });
+}
+
+// sums[key[i]] += weight[i] * x for n keys. x: [columns], sums: [keys, columns].
+HWY_INLINE void ScatterAdd(const std::uint32_t* HWY_RESTRICT key, const float* HWY_RESTRICT weight,
+                           std::size_t n, const float* HWY_RESTRICT x, std::int64_t columns,
+                           float* HWY_RESTRICT sums) {
+  const DF df;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));
+  std::int64_t c = 0;
+  for (; c + 4 * lanes <= columns; c += 4 * lanes) {
+    const VF x0 = hn::LoadU(df, x + c), x1 = hn::LoadU(df, x + c + lanes);
+    const VF x2 = hn::LoadU(df, x + c + 2 * lanes), x3 = hn::LoadU(df, x + c + 3 * lanes);
+    for (std::size_t i = 0; i < n; ++i) {
+      const VF w = hn::Set(df, weight[i]);
+      float* HWY_RESTRICT to = sums + key[i] * columns + c;
+      hn::StoreU(hn::MulAdd(w, x0, hn::LoadU(df, to)), df, to);
+      hn::StoreU(hn::MulAdd(w, x1, hn::LoadU(df, to + lanes)), df, to + lanes);
+      hn::StoreU(hn::MulAdd(w, x2, hn::LoadU(df, to + 2 * lanes)), df, to + 2 * lanes);
+      hn::StoreU(hn::MulAdd(w, x3, hn::LoadU(df, to + 3 * lanes)), df, to + 3 * lanes);
+    }
+  }
+  for (; c + lanes <= columns; c += lanes) {
+    const VF part = hn::LoadU(df, x + c);
+    for (std::size_t i = 0; i < n; ++i) {
+      float* HWY_RESTRICT to = sums + key[i] * columns + c;
+      hn::StoreU(hn::MulAdd(hn::Set(df, weight[i]), part, hn::LoadU(df, to)), df, to);
+    }
+  }
+  for (; c < columns; ++c) {
+    for (std::size_t i = 0; i < n; ++i) sums[key[i] * columns + c] += weight[i] * x[c];
+  }
+}
+
+// Adds the edges of some blocks that end in a bucket of keys to the sums. dk: [keys, head_dim],
+// dv: [keys, value_dim] of the head.
+void AddEdges(const AttentionParams& params, const AttentionGradients& gradients,
+              const BlockEdges* blocks, std::size_t count, std::int64_t bucket, float* dk,
+              float* dv) {
+  const std::int64_t d = params.head_dim, e = params.value_dim;
+  HWY_ALIGN float x[512];
+  for (std::size_t at = 0; at < count; ++at) {
+    const BlockEdges& block = blocks[at];
+    for (const EdgeRun& run : block.Bucket(bucket)) {
+      const std::int64_t b = block.array_batch, row = block.q_begin + run.row;
+      const std::uint32_t* key = block.keys() + run.begin;
+      const std::size_t n = run.end - run.begin;
+      if (dk != nullptr) {
+        LoadFloats(HeadRows::Of(params.q, b, block.h), row, d, x);
+        ScatterAdd(key, block.ds() + run.begin, n, x, d, dk);
+      }
+      if (dv != nullptr) {
+        LoadFloats(HeadRows::Of(gradients.d_out, b, block.h), row, e, x);
+        ScatterAdd(key, block.p() + run.begin, n, x, e, dv);
+      }
+    }
+  }
+}
+
+// One instruction set's and engine's functions, for the driver below.
+template <class Engine, ScoreEngine kEngine>
+void Bind(SweepFunctions* functions) {
+  functions->engine = kEngine;
+  if (IsByteEngine(kEngine)) functions->scale = ComputeScale;
+  functions->pack = [](const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
+                       std::int64_t begin, std::int64_t end, const PackedKeys& keys,
+                       PackedBounds* bounds) {
+    PackTiles(kEngine, params, sequence, kv, begin, end, keys, bounds);
+  };
+  functions->moments = [](const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
+                          const PackedKeys& keys, SweepScratch& scratch) {
+    ComputeMoments(kEngine, params, sequence, kv, keys, scratch);
+  };
+  functions->pilot = Pilot<Engine, kEngine>;
+  functions->forward = ForwardBlock<Engine, kEngine>;
+  functions->backward = BackwardBlock<Engine, kEngine>;
+  functions->add_edges = AddEdges;
+  functions->store = [](const float* values, const MutableArray4& array, std::int64_t start,
+                        std::int64_t columns) { StoreFloats(values, array, start, columns); };
+}
+
+void BindEngine(ScoreEngine engine, bool emulated, SweepFunctions* functions) {
+  (void)emulated;
+#if HWY_TARGET <= HWY_AVX2
+  if (engine == ScoreEngine::kInt8) Bind<ByteEngine, ScoreEngine::kInt8>(functions);
+#endif
+#if HWY_TARGET == HWY_AVX2
+  if (engine == ScoreEngine::kInt7) Bind<WordEngine, ScoreEngine::kInt7>(functions);
+#elif HWY_TARGET <= HWY_AVX3
+  if (engine == ScoreEngine::kAmx) {
+    if (emulated) {
+      Bind<MatrixEngine<EmulatedTiles>, ScoreEngine::kAmx>(functions);
+    } else {
+      Bind<MatrixEngine<RealTiles>, ScoreEngine::kAmx>(functions);
+    }
+  }
+#endif
+  if (engine == ScoreEngine::kFloat) Bind<FloatEngine, ScoreEngine::kFloat>(functions);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tsallis {
+
+HWY_EXPORT(BindEngine);
+
+SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated) {
+  SweepFunctions functions;
+  HWY_DYNAMIC_DISPATCH(BindEngine)(engine, emulated, &functions);
+  return functions;
+}
+
+}  // namespace tsallis
+#endif  // HWY_ONCE
