@@ -1,4 +1,4 @@
-"""Training speed of SPEC T1's model: ours against plain PyTorch, one core, same run.
+"""Training speed of max retrieval's model: ours against plain PyTorch, one core, same run.
 
 The plain model is the listing of Velickovic et al. 2024, appendix A.3, line by line: projections
 unfolded, Adam from torch.optim, batches drawn with torch. Its entmax is the `entmax` package's. The

@@ -1,15 +1,15 @@
-// Fused attention (SPEC A1-A9): outputs and gradients of map(scores) v without ever storing the
+// Fused attention (docs/definitions.md, A1-A9): outputs and gradients of map(scores) v without ever storing the
 // [q_len, k_len] weights.
 //
 // For query i and key j of one sequence, at positions i and j counted from its start (queries are
 // aligned with the end of the keys, see Alignment), with d = |i - j|:
 //
 //   s_ij = m_d + a_d (c_i scale <q_i, k_j>) - slope d + bias_ij        for visible j, else -inf
-//   a_d^2 = 2 ln(d / l + 1) + 1, m_d = 1 - a_d^2                        (SPEC P7; a_d = 1, m_d = 0 without)
+//   a_d^2 = 2 ln(d / l + 1) + 1, m_d = 1 - a_d^2                        (P7; a_d = 1, m_d = 0 without)
 //   p_i = map(s_i), out_i = sum_j p_ij v_j
 //
-// slope is ALiBi's (SPEC P5: slope (j - i) for keys before the query; symmetric after it, as in
-// FlashAttention), c_i the length scaling (SPEC L0-L4). Maps and their notation: rows.h.
+// slope is ALiBi's (P5: slope (j - i) for keys before the query; symmetric after it, as in
+// FlashAttention), c_i the length scaling (L0-L4). Maps and their notation: rows.h.
 // Stick-breaking goes backwards from the query and leaves out the key at its own position: it needs
 // a causal mask, whose rule is j < i then.
 //
@@ -99,7 +99,7 @@ struct AttentionTerms {
   // 1e6; 0: without.
   double softcap = 0.0;
   ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
-  double scale_invariant = 0.0;  // l of SPEC P7, > 0; 0: without
+  double scale_invariant = 0.0;  // l of P7, > 0; 0: without
   ConstArray4 bias;              // [batch, heads, q_len, k_len]; null: 0. May hold -inf
   // [heads] or null: the score of one more key of every query, whose value is 0: it takes weight
   // from the others and does nothing else (a learned logit in softmax's denominator: gpt-oss,

@@ -1,5 +1,5 @@
-// Maps from rows of scores to rows of probabilities (SPEC M1-M7) and to the weights of the sparse
-// baselines (SPEC A8): one row in, one row out.
+// Maps from rows of scores to rows of probabilities (docs/definitions.md, M1-M7) and to the weights of the sparse
+// baselines (A8): one row in, one row out.
 //
 // Notation: a row has `length` scores s; alpha > 0; z = (alpha - 1) s;
 // p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1 (for alpha < 1 every z exceeds tau, so that no finite
@@ -146,7 +146,7 @@ void RowsBackward(const Context& context, const RowMapParams& params, const Cons
                   const ConstRows& probabilities, const ConstRows& d_probabilities,
                   const MutableRows& d_scores, double* d_alpha = nullptr);
 
-// Fenchel-Young loss of one row each (SPEC M6): losses[i] = H(p*) + <p* - e_y, s>, p* = map(s), for
+// Fenchel-Young loss of one row each (M6): losses[i] = H(p*) + <p* - e_y, s>, p* = map(s), for
 // kSoftmax, kEntmax and kNormmax (Blondel, Martins and Niculae 2020). targets: [rows], in [0,
 // length) or equal to `ignore_index` (any value, also a valid class), whose rows get loss 0 and
 // gradient 0. d_scores (data null: not wanted) receives p* - e_y; it is float32 for 16-bit scores,

@@ -98,3 +98,65 @@ def test_every_entry_of_the_log_has_a_date_and_a_tag_and_is_found_by_subject():
         dates.append(found[1])
     assert len(entries) > 40
     assert dates == sorted(dates, reverse=True)
+
+
+def files_of_the_project():
+    answer = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if answer.returncode != 0:
+        pytest.skip("not a clone")
+    return answer.stdout.split()
+
+
+# Histories name what there was; generated pages name runs.
+HISTORY = ("docs/log.md", "CHANGELOG.md")
+
+
+def test_paths_that_pages_name_exist():
+    files = files_of_the_project()
+    known = set(files) | {str(parent) for name in files for parent in Path(name).parents}
+    tops = {name.split("/")[0] for name in files if "/" in name}
+    seen = 0
+    for page in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        *(f for f in files if f.startswith("docs/")),
+    ]:
+        if not page.endswith(".md") or page in HISTORY:
+            continue
+        for path in re.findall(r"`([\w.-]+(?:/[\w.-]+)+)/?`", (ROOT / page).read_text()):
+            placeholder = re.search("NAME|/my|results/runs", path)
+            if placeholder or path.split("/")[0] not in tops:
+                continue
+            assert path in known, f"{page}: {path}"
+            seen += 1
+    assert seen > 100
+
+
+def test_rows_that_files_cite_are_defined():
+    page = (ROOT / "docs" / "definitions.md").read_text()
+    rows = set(re.findall(r'<a id="(\w+)"></a>', page))
+    assert len(rows) > 50
+    letters = {row[0] for row in rows}
+    seen = 0
+    for name in files_of_the_project():
+        if Path(name).suffix not in {".h", ".cc", ".py", ".toml", ".md"} or name in HISTORY:
+            continue
+        text = (ROOT / name).read_text()
+        assert not re.search(r"\bSPEC\b", text.replace("\\bSPEC\\b", "")), name
+        cited = re.findall(r"definitions\.md, ((?:[A-Z]\d*(?:-[A-Z]\d+)?(?:, )?)+)", text)
+        cited += re.findall(r"\(([A-Z]\d+) in docs/definitions\.md", text)
+        for row in re.findall(r"[A-Z]\d*", " ".join(cited)):
+            assert row.lower() in (rows | letters), f"{name}: {row}"
+            seen += 1
+    assert seen > 20
+
+
+def test_names_on_the_page_of_definitions_exist():
+    page = (ROOT / "docs" / "definitions.md").read_text()
+    names = re.findall(r"`tsallis\.([\w.]+)`", page)
+    assert len(names) > 8
+    for name in names:
+        member = tsallis
+        for part in name.split("."):
+            member = getattr(member, part)

@@ -84,7 +84,7 @@ def test_alpha_of_heads_goes_to_their_dimension():
 
 
 def test_length_scales():
-    """SPEC L: the factors, and that the first heads keep 1."""
+    """The factors, and that the first heads keep 1."""
     n = torch.arange(6.0) + 2
     ssmax = nn.SSMaxScale(4, unscaled=1)
     c = ssmax(6)

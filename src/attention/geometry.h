@@ -44,7 +44,7 @@ struct Sequence {
     return sequence;
   }
 
-  // i - j of SPEC, for rows of the arrays.
+  // i - j, for rows of the arrays.
   std::int64_t Distance(std::int64_t q_row, std::int64_t k_row) const {
     return q_row + shift - k_row;
   }

@@ -70,7 +70,7 @@ def all_cases() -> list[Case]:
             replace(case, kind="spread-0.25", spread=0.25),
             replace(case, kind="spread-4", spread=4.0),
             Case("not-causal", 8192, dtype, causal=False),
-            # NAPE (SPEC P6): half of the heads ALiBi with slope 1/h, the others without positions.
+            # NAPE: half of the heads ALiBi with slope 1/h, the others without positions.
             replace(case, kind="nape", heads=4, slopes=(1.0, 0.5, 0.0, 0.0)),
             replace(case, kind="scale-invariant", scale_invariant=10.0),
             Case("alibi", 65536, dtype, slopes=(0.5, 0.125)),

@@ -16,7 +16,7 @@
 
 namespace tsallis::lab {
 
-// SPEC L: what multiplies the query of a row that sees n keys.
+// Length scaling (docs/definitions.md, L): what multiplies the query of a row that sees n keys.
 struct LengthScaling {
   enum class Kind : std::uint8_t { kNone, kSSMax, kScalar };
   Kind kind =

@@ -1,7 +1,7 @@
-// A Gemma-2-like decoder for the sequence tasks T2-T9 (SPEC T; ASEntmax, appendix G). For a token t
+// A Gemma-2-like decoder for the sequence tasks T2-T9 (docs/definitions.md; ASEntmax, appendix G). For a token t
 // at position i:
 //
-//   x = E[t] sqrt(width)                                             (+ sinusoids, SPEC P2)
+//   x = E[t] sqrt(width)                                             (+ sinusoids)
 //   x += n2(attention(n1(x))),  x += n4(W_d (gelu(W_g n3(x)) * W_u n3(x)))      in every layer
 //   logits = W_h n5(x),  n(x) = x / rms(x) (1 + w)
 //

@@ -1,5 +1,5 @@
 // What a decoder is: sizes, and for every layer and head the map, the length scaling and the
-// positions of its attention (SPEC M, L, P, A10). The same keys stand in a recipe, in config.json
+// positions of its attention (docs/definitions.md, M, L, P, A10). The same keys stand in a recipe, in config.json
 // and in a checkpoint's metadata: Describe() in decoder_describe.h names each once, with its check
 // and its help.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace tsallis::lab {
 
-// SPEC L: what multiplies the query of row i (0-based); n_i = i + 2, as in the ASEntmax reference.
+// Length scaling (docs/definitions.md, L): what multiplies the query of row i (0-based); n_i = i + 2, as in the ASEntmax reference.
 struct QueryScaling {
   std::string kind = "none";  // "none", "ssmax", "scalar", "adaptive", "table"
   double delta = 1.0;         // scalar, adaptive: the additive term
@@ -31,7 +31,7 @@ struct QueryScaling {
   bool operator==(const QueryScaling&) const = default;
 };
 
-// SPEC P3: how the frequencies of RoPE change to reach further than in training.
+// How the frequencies of RoPE change to reach further than in training (docs/definitions.md, P3).
 struct RopeScaling {
   std::string kind = "none";  // "none", "linear", "ntk", "yarn", "llama3"
   double factor = 16.0;       // linear, yarn, llama3: how many times further
@@ -48,7 +48,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// SPEC P1-P6.
+// docs/definitions.md, P1-P6.
 struct Positions {
   std::string kind = "nope";  // "nope", "sinusoidal", "rope", "alibi", "nape"
   // rope: base of the frequencies base^(-2i / head_dim).
@@ -75,7 +75,7 @@ struct AttentionConfig {
   std::string learn_alpha = "no";
   QueryScaling length_scaling;
   Positions positions;
-  std::optional<double> scale_invariant;  // length scale of SPEC P7; not with alibi or nape
+  std::optional<double> scale_invariant;  // length scale (docs/definitions.md, P7); not with alibi or nape
 
   bool operator==(const AttentionConfig&) const = default;
 };

@@ -47,7 +47,7 @@ void GatedGelu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h);
 void GatedGeluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
                        Cells d_gate_up, Cells h);
 
-// Rotates `heads` neighbouring vectors of each row, in place (SPEC P3, half-split): pair (k, k + m)
+// Rotates `heads` neighbouring vectors of each row, in place (docs/definitions.md, P3): pair (k, k + m)
 // of head_dim = 2m by the angle whose cosine and sine stand at [position, k] of the tables. `turn`
 // -1 rotates back. x: rows of row_stride numbers, the heads from the front of each; cosine, sine:
 // [positions, m]; position: [rows].

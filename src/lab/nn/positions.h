@@ -1,4 +1,4 @@
-// Positions of the decoder as numbers: RoPE's tables, ALiBi's slopes, sinusoids (SPEC P2-P6).
+// Positions of the decoder as numbers: RoPE's tables, ALiBi's slopes, sinusoids (docs/definitions.md, P2-P6).
 #pragma once
 
 #include <ATen/core/Tensor.h>

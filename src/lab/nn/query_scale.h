@@ -1,4 +1,4 @@
-// Length scalings L1-L4 (SPEC): what multiplies the query of a row, and its gradient. A new one is a
+// Length scalings (docs/definitions.md, L1-L4): what multiplies the query of a row, and its gradient. A new one is a
 // class here with its file, a line in MakeQueryScale() and one in QueryScalings().
 #pragma once
 

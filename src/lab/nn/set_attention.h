@@ -1,4 +1,4 @@
-// The model of SPEC T1 (Velickovic et al. 2024, appendix A.3): two-layer GeLU MLPs around a single
+// The model of max retrieval, T1 (Velickovic et al. 2024, appendix A.3): two-layer GeLU MLPs around a single
 // attention head.
 //
 //   h_i = gelu(W2 gelu(W1 x_i)),  q = Wq2 gelu(Wq1 q0),  s_i = c_n (Q q) . (K h_i) / theta,

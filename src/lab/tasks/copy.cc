@@ -1,4 +1,4 @@
-// SPEC T5: uniform tokens, once more. Vasylenko et al. 2025, appendix G.1: 32 symbols, so that long
+// T5, copy: uniform tokens, once more. Vasylenko et al. 2025, appendix G.1: 32 symbols, so that long
 // sequences repeat them. `length` tokens in the source and in the target.
 #include "lab/tasks/sequence_tasks.h"
 

@@ -1,4 +1,4 @@
-// SPEC T4, flip-flop (Liu et al. 2023; Vasylenko et al. 2025, appendix G.1): pairs of an instruction
+// T4, flip-flop (Liu et al. 2023; Vasylenko et al. 2025, appendix G.1): pairs of an instruction
 // and a bit. The first writes, the last reads, and one between writes with probability
 // write_probability (0.1: sparse; 0.8: dense) or else is to be ignored. The source ends with the
 // read; the target is the bit of the last write. floor(length / 2) pairs, so the source has

@@ -1,4 +1,4 @@
-// SPEC T1, max retrieval (Velickovic et al. 2024, appendix A.2): a set of items, each with a
+// T1, max retrieval (Velickovic et al. 2024, appendix A.2): a set of items, each with a
 // priority and a class; the answer is the class of the item of highest priority.
 #pragma once
 

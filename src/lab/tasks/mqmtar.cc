@@ -1,4 +1,4 @@
-// SPEC T8, multi-query multi-token associative recall (Vasylenko et al. 2025, appendix G.1): pairs
+// T8, multi-query multi-token associative recall (Vasylenko et al. 2025, appendix G.1): pairs
 // of a key and a value of two tokens each, some space between them, then queries; the target repeats
 // the value of every key asked for.
 //

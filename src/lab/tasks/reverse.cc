@@ -1,4 +1,4 @@
-// SPEC T6: uniform tokens, backwards. Vasylenko et al. 2025, appendix G.1. `length` tokens in the
+// T6, reverse: uniform tokens, backwards. Vasylenko et al. 2025, appendix G.1. `length` tokens in the
 // source and in the target.
 #include <algorithm>
 

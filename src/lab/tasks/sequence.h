@@ -1,4 +1,4 @@
-// Sequence tasks (SPEC T2-T9): a task draws a source and a target from a stream of random numbers;
+// Sequence tasks (docs/definitions.md, T2-T9): a task draws a source and a target from a stream of random numbers;
 // framing them with special tokens, shifting and marking what is scored is the same for all.
 //
 // Sequence format: Vasylenko et al. 2025, appendix G.1, and the code published with it.

@@ -1,4 +1,4 @@
-// SPEC T7: uniform tokens, in ascending order. Vasylenko et al. 2025, appendix G.1. `length` tokens
+// T7, sort: uniform tokens, in ascending order. Vasylenko et al. 2025, appendix G.1. `length` tokens
 // in the source and in the target.
 #include <algorithm>
 
