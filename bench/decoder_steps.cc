@@ -1,7 +1,7 @@
 // Seconds of training steps of the decoder: ours, for bench/training_sequences.py to set beside the
 // same model in plain PyTorch. Usage: decoder_steps CONFIG BATCH LENGTH STEPS THREADS; CONFIG is a
-// decoder's configuration as JSON. Prints one JSON object; "seconds" are processor time of every step,
-// which a busy machine disturbs less than the time that passes.
+// decoder's configuration as JSON. Prints one JSON object; "seconds" are processor time of every
+// step, which a busy machine disturbs less than the time that passes.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>

@@ -1,10 +1,11 @@
-// libFuzzer on the public interface of attention: any sizes, options and values, wrong ones too. A call
-// either throws InvalidArgument and writes nothing, or gives what attention.h promises:
-//   - nothing outside of the results is written (marks around them), nothing else read (AddressSanitizer)
+// libFuzzer on the public interface of attention: any sizes, options and values, wrong ones too. A
+// call either throws InvalidArgument and writes nothing, or gives what attention.h promises:
+//   - nothing outside of the results is written (marks around them), nothing else read
+//     (AddressSanitizer)
 //   - the same bits for another number of threads and other memory for saved lists
 //   - out is within the visible values' range (for maps that sum to at most 1), 0 where nothing is
-//     visible, NaN exactly where the definition in double (float64 arrays) has NaN, and gradients are
-//     finite where its are
+//     visible, NaN exactly where the definition in double (float64 arrays) has NaN, and gradients
+//     are finite where its are
 //
 // `make fuzz` builds and runs it; an input that fails is left in build-fuzz/ and repeated by
 // build-fuzz/bin/attention_fuzz FILE.
@@ -305,7 +306,8 @@ void Input::DrawTerms() {
   Both([&](AttentionParams& p) { p.terms.sink = sinks_.data(); });
 }
 
-// One argument that is out of its range, in a way that cannot lead outside of the arrays if accepted.
+// One argument that is out of its range, in a way that cannot lead outside of the arrays if
+// accepted.
 void Input::Spoil() {
   const auto mistake = Pick(0, 16);
   Both([&](AttentionParams& p) {

@@ -1,5 +1,5 @@
-// Two threads add to one number: ThreadSanitizer has to say so, or its silence about the kernels means
-// nothing. The wrong access is on purpose.
+// Two threads add to one number: ThreadSanitizer has to say so, or its silence about the kernels
+// means nothing. The wrong access is on purpose.
 #include <cstdint>
 #include <cstdio>
 

@@ -1,11 +1,11 @@
-// Fused attention (docs/definitions.md, A1-A9): outputs and gradients of map(scores) v without ever storing the
-// [q_len, k_len] weights.
+// Fused attention (docs/definitions.md, A1-A9): outputs and gradients of map(scores) v without ever
+// storing the [q_len, k_len] weights.
 //
 // For query i and key j of one sequence, at positions i and j counted from its start (queries are
 // aligned with the end of the keys, see Alignment), with d = |i - j|:
 //
 //   s_ij = m_d + a_d (c_i scale <q_i, k_j>) - slope d + bias_ij        for visible j, else -inf
-//   a_d^2 = 2 ln(d / l + 1) + 1, m_d = 1 - a_d^2                        (P7; a_d = 1, m_d = 0 without)
+//   a_d^2 = 2 ln(d / l + 1) + 1, m_d = 1 - a_d^2                 (P7; a_d = 1, m_d = 0 without)
 //   p_i = map(s_i), out_i = sum_j p_ij v_j
 //
 // slope is ALiBi's (P5: slope (j - i) for keys before the query; symmetric after it, as in
@@ -16,9 +16,9 @@
 // Edges: a query that sees no key, or only scores of -inf, has output 0, gradients 0, tau -inf and
 // support 0, with a sink as well. NaN or +inf among a query's visible scores gives NaN in that
 // query's output (and in the gradients it reaches), nowhere else. Keys that are not visible may
-// hold anything. Where |v| k_len exceeds 3.4e38, float32's largest number, an output may overflow: some
-// kernels multiply values with softmax's weights before these are divided by their sum, which is up to
-// k_len. (PyTorch's SDPA overflows on such values too.)
+// hold anything. Where |v| k_len exceeds 3.4e38, float32's largest number, an output may overflow:
+// some kernels multiply values with softmax's weights before these are divided by their sum, which
+// is up to k_len. (PyTorch's SDPA overflows on such values too.)
 //
 // Results do not depend on the number of threads, to the bit. Nothing here keeps state between
 // calls, so any number of threads may call at once.
@@ -95,8 +95,8 @@ struct AttentionTerms {
   // c, by which queries are multiplied: [batch, heads, q_len, 1]; null: 1. A row with an infinite c
   // ends as its scores' limit or as NaN, whichever the order of operations gives.
   ConstArray4 length_scale;
-  // x = c scale <q, k> becomes softcap tanh(x / softcap) before any other term (Gemma 2, 2024); from 1e-6 to
-  // 1e6; 0: without.
+  // x = c scale <q, k> becomes softcap tanh(x / softcap) before any other term (Gemma 2, 2024);
+  // from 1e-6 to 1e6; 0: without.
   double softcap = 0.0;
   ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
   double scale_invariant = 0.0;  // l of P7, > 0; 0: without
@@ -183,12 +183,13 @@ std::size_t AttentionSavedBytes(const AttentionParams& params, std::size_t budge
 std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParams& params,
                                     bool backward);
 
-// The weights p_ij > 0 of every row as CSR, for any length and without n^2 memory, in two calls: first
-// the sizes of the rows, then, with room for their sum, the rows. A row of NaN has no entry.
+// The weights p_ij > 0 of every row as CSR, for any length and without n^2 memory, in two calls:
+// first the sizes of the rows, then, with room for their sum, the rows. A row of NaN has no entry.
 //   counts: [batch heads q_len] (no batch axis if packed)
 void AttentionWeightCounts(const Context& context, const AttentionParams& params,
                            std::int64_t* counts);
-// Columns and values of a row begin at its entry of row_offsets; columns ascend and count along k's axis.
+// Columns and values of a row begin at its entry of row_offsets; columns ascend and count along k's
+// axis.
 //   row_offsets: [batch heads q_len + 1], prefix sums of the counts
 //   columns, values: [row_offsets.back()]
 // Throws InvalidArgument if row_offsets do not fit.
@@ -209,7 +210,8 @@ struct AttentionChoice {
   std::string forward;
   std::string backward;
   std::string reason;
-  // Kernels that take the rows that the forward pass's leaves, one after the other: rows that keep many keys, say.
+  // Kernels that take the rows that the forward pass's leaves, one after the other: rows that keep
+  // many keys, say.
   std::vector<std::string> leftovers;
 };
 AttentionChoice ChooseAttentionKernel(const AttentionParams& params);

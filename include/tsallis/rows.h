@@ -1,12 +1,13 @@
-// Maps from rows of scores to rows of probabilities (docs/definitions.md, M1-M7) and to the weights of the sparse
-// baselines (A8): one row in, one row out.
+// Maps from rows of scores to rows of probabilities (docs/definitions.md, M1-M7) and to the weights
+// of the sparse baselines (A8): one row in, one row out.
 //
 // Notation: a row has `length` scores s; alpha > 0; z = (alpha - 1) s;
-// p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1 (for alpha < 1 every z exceeds tau, so that no finite
-// score has p = 0, unless the storage type cannot hold p); the support is {j : p_j > 0}; logarithms are natural.
-// Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9; gradient in alpha, Correia,
-// Niculae and Martins 2019, prop. 1; adaptive temperature, Velickovic et al. 2024, eq. 15-18 and
-// appendix G; normmax and budget, the `entmax` package; the baselines at RowMap.
+// p = [z - tau]_+^{1/(alpha - 1)} with sum p = 1 (for alpha < 1 every z exceeds tau, so that no
+// finite score has p = 0, unless the storage type cannot hold p); the support is {j : p_j > 0};
+// logarithms are natural. Sources: alpha-entmax, Peters, Niculae and Martins 2019, eq. 8-9;
+// gradient in alpha, Correia, Niculae and Martins 2019, prop. 1; adaptive temperature, Velickovic
+// et al. 2024, eq. 15-18 and appendix G; normmax and budget, the `entmax` package; the baselines at
+// RowMap.
 //
 // Behaviour at the edges, for every map:
 //   a score of -inf       probability 0, gradient 0, as if the entry were absent
@@ -113,9 +114,10 @@ struct RowMapParams {
 // Optional outputs of the forward pass, each [rows] or null.
 //   tau           the threshold in z = (alpha - 1) s / temperature for kEntmax with alpha != 1;
 //                 the log-sum-exp of the (tempered) scores for softmax, alpha = 1 and
-//                 kAdaptiveTemperature, and of the kept ones for kTopKSoftmax; the threshold in s for kNormmax and kBudget; -b for
-//                 kSigmoid, where p = 1/2; the logarithm of the denominator for kSoftpick, and of
-//                 what is left of the stick for kStickBreaking, sum_j ln sigmoid(-s_j)
+//                 kAdaptiveTemperature, and of the kept ones for kTopKSoftmax; the threshold in s
+//                 for kNormmax and kBudget; -b for kSigmoid, where p = 1/2; the logarithm of the
+//                 denominator for kSoftpick, and of what is left of the stick for kStickBreaking,
+//                 sum_j ln sigmoid(-s_j)
 //   support_size  number of entries with p > 0
 //   entropy       -sum p ln p of the output, in nats, also where it does not sum to 1
 struct RowStats {

@@ -1,5 +1,5 @@
-// Entry points and the driver: check, choose, hand the work from kernel to kernel, clear what belongs to no
-// sequence, add up what heads share.
+// Entry points and the driver: check, choose, hand the work from kernel to kernel, clear what
+// belongs to no sequence, add up what heads share.
 #include "tsallis/attention.h"
 
 #include <algorithm>
@@ -61,7 +61,8 @@ bool Precedes(const KeyHead& a, const KeyHead& b) {
   return std::tie(a.b, a.kv) < std::tie(b.b, b.kv);
 }
 
-// Calls run(kernel, work, left) for the first kernel, and for those behind it as long as work is left.
+// Calls run(kernel, work, left) for the first kernel, and for those behind it as long as work is
+// left.
 template <class Item, class Run>
 void Walk(KernelList kernels, const AttentionParams& params, const Features& asked, Pass pass,
           std::vector<Item> work, const Run& run) {

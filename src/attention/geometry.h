@@ -1,5 +1,5 @@
-// Which keys a query may see, and where both stand: the arithmetic of AttentionRanges, Alignment and
-// AttentionMask, in one place for every kernel.
+// Which keys a query may see, and where both stand: the arithmetic of AttentionRanges, Alignment
+// and AttentionMask, in one place for every kernel.
 #pragma once
 
 #include <algorithm>
@@ -94,8 +94,8 @@ inline std::int64_t Offset(const std::int64_t (&strides)[4], std::int64_t b, std
   return b * strides[0] + h * strides[1] + row * strides[2] + column * strides[3];
 }
 
-// Rows of one head of an array. Kernels read rows through this alone, and row `i` through At(i) alone: where rows
-// lie is known here.
+// Rows of one head of an array. Kernels read rows through this alone, and row `i` through At(i)
+// alone: where rows lie is known here.
 struct HeadRows {
   const std::byte* data = nullptr;  // row 0
   DType dtype = DType::kFloat32;
@@ -137,8 +137,8 @@ inline double AlphaOf(const AttentionParams& params, std::int64_t h) {
   return params.alpha_per_head != nullptr ? params.alpha_per_head[h] : params.alpha;
 }
 
-// Alphas whose thresholds are solved for in float32: near 1 and below it a row keeps every key, and above 2 a
-// threshold needs more digits.
+// Alphas whose thresholds are solved for in float32: near 1 and below it a row keeps every key, and
+// above 2 a threshold needs more digits.
 inline constexpr double kLeastFloatAlpha = 1.1, kMostFloatAlpha = 2.0;
 
 }  // namespace tsallis

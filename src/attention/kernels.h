@@ -1,8 +1,9 @@
 // What a kernel is to the driver (attention.cc), and the one list of kernels: dispatch, tests and
 // `tsallis info --kernels` read it. docs/adding-a-kernel.md walks through it.
 //
-// Work comes as lists: blocks of query rows forward, key heads backward. The driver hands the first kernel that
-// serves a call all of it; what that kernel leaves goes to the next one of the list, and so on.
+// Work comes as lists: blocks of query rows forward, key heads backward. The driver hands the first
+// kernel that serves a call all of it; what that kernel leaves goes to the next one of the list,
+// and so on.
 #pragma once
 
 #include <cstddef>
@@ -52,16 +53,16 @@ struct WeightReceiver {
            std::size_t n) const;
 };
 
-// Arguments are checked. The driver clears what belongs to no sequence, and d_bias, which kernels add to. A list of
-// work is sorted by (b, h) and row, or (b, kv).
+// Arguments are checked. The driver clears what belongs to no sequence, and d_bias, which kernels
+// add to. A list of work is sorted by (b, h) and row, or (b, kv).
 struct AttentionKernel {
   const char* name;
   const char* summary;  // one line for people
   // Instruction set it would run on here; empty if this machine has none for it.
   std::string (*instruction_set)();
   Serves serves;
-  // Empty if it is the best so far for what it can serve; else why a later kernel of the list is better. Null: it
-  // always is. `left`: whether the work is what an earlier kernel left.
+  // Empty if it is the best so far for what it can serve; else why a later kernel of the list is
+  // better. Null: it always is. `left`: whether the work is what an earlier kernel left.
   std::string (*declines)(const AttentionParams& params, bool left);
   // What it leaves to later kernels; null: nothing.
   const char* leaves;
@@ -69,8 +70,9 @@ struct AttentionKernel {
   void (*forward)(const Context& context, const AttentionParams& params,
                   const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
                   std::vector<RowBlock>* left);
-  // dq, dk, dv and d_length_scale of `key_heads`; adds to d_bias. heads: [batch heads], 0 when it is called; those of
-  // `key_heads` are set. What stands there for one that it leaves means nothing.
+  // dq, dk, dv and d_length_scale of `key_heads`; adds to d_bias. heads: [batch heads], 0 when it
+  // is called; those of `key_heads` are set. What stands there for one that it leaves means
+  // nothing.
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
                    HeadSums* heads, std::vector<KeyHead>* left);

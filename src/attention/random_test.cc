@@ -1,6 +1,6 @@
-// Every kernel on problems drawn from the whole space of attention.h: outputs, statistics and gradients
-// against the reference in double, the same bits for every number of threads and amount of saved
-// memory, nothing written outside of the results.
+// Every kernel on problems drawn from the whole space of attention.h: outputs, statistics and
+// gradients against the reference in double, the same bits for every number of threads and amount
+// of saved memory, nothing written outside of the results.
 //
 //   TSALLIS_CASES   how many, each on every instruction set (default: 2 000 on one instruction set
 //                   each, by turns)

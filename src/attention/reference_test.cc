@@ -33,8 +33,8 @@ void CheckGradient(Problem& problem, const std::string& name, const std::vector<
     direction[i] = std::isfinite(before[i]) ? normal(engine) : 0.0;
     slope += gradient[i] * direction[i];
   }
-  // A step over a kink (an entry entering or leaving the support) is wrong by O(step); a smaller one
-  // rarely meets it.
+  // A step over a kink (an entry entering or leaving the support) is wrong by O(step); a smaller
+  // one rarely meets it.
   double best = 1e300;
   for (const double step : {1e-4, 1e-5, 1e-6}) {
     double loss[2];

@@ -2,9 +2,10 @@
 //
 //   s = m_d + a_d cap(x) - slope d + bias,    x = c scale <q, k>,    d = |i - j|
 //
-// cap(x) = softcap tanh(x / softcap) (Gemma 2, 2024); a_d and m_d are those of scale-invariant scores; slope is
-// ALiBi's (Press, Smith and Lewis 2022). Without a term its part is absent. Kernels work in z = unit s. The
-// reference (reference.cc) writes the same out for itself: it is the definition.
+// cap(x) = softcap tanh(x / softcap) (Gemma 2, 2024); a_d and m_d are those of scale-invariant
+// scores; slope is ALiBi's (Press, Smith and Lewis 2022). Without a term its part is absent.
+// Kernels work in z = unit s. The reference (reference.cc) writes the same out for itself: it is
+// the definition.
 //
 // terms-inl.h has the same for vectors.
 #pragma once
@@ -37,8 +38,8 @@ struct DistanceFactor {
   }
 };
 
-// a_d and m_d as float32 for every distance that occurs in a call, and its negative: queries and keys that
-// ascend find theirs side by side.
+// a_d and m_d as float32 for every distance that occurs in a call, and its negative: queries and
+// keys that ascend find theirs side by side.
 class DistanceTable {
  public:
   // Blocks of queries and tiles of keys may reach that far beyond what is visible.
@@ -133,8 +134,8 @@ struct HeadTerms {
     return terms;
   }
 
-  // Whether a score is more than a product times a factor. Under NAPE half of the heads have slope 0: theirs
-  // are not.
+  // Whether a score is more than a product times a factor. Under NAPE half of the heads have slope
+  // 0: theirs are not.
   bool any() const { return slope != 0.0 || softcap != 0.0 || distances != nullptr; }
 
   // z from unit x.
@@ -160,8 +161,8 @@ struct HeadTerms {
   double Stretch(std::int64_t farthest) const {
     return distances == nullptr ? 1.0 : static_cast<double>(*distances->a(farthest));
   }
-  // A bound of a tile: below this unit x no key at a distance in [nearest, farthest], 0 <= nearest, has a z of `z`
-  // or more. slack: relative, for rounding. -inf: any may; inf: none.
+  // A bound of a tile: below this unit x no key at a distance in [nearest, farthest], 0 <= nearest,
+  // has a z of `z` or more. slack: relative, for rounding. -inf: any may; inf: none.
   double LeastProduct(double z, std::int64_t nearest, std::int64_t farthest, double slack) const {
     const double best = -slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
     // a_d rises with d, and m_d falls.

@@ -38,7 +38,8 @@ std::atomic<bool> patient{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
 
 // The first signal asks for an orderly end; the second does not wait for it. Several processes are
-// sent more than one by torchrun when they do not all end at once; it kills those that take too long.
+// sent more than one by torchrun when they do not all end at once; it kills those that take too
+// long.
 void OnSignal(int) {
   if (stop.exchange(true) && !patient) _exit(kInterrupted);
 }

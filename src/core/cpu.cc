@@ -31,7 +31,8 @@ std::string BrandString() {
 }
 #endif
 
-// Highway numbers better instruction sets with lower bits, those of other processors than x86 above them all.
+// Highway numbers better instruction sets with lower bits, those of other processors than x86 above
+// them all.
 std::int64_t TargetInUse() {
   const std::int64_t usable = HWY_TARGETS & hwy::SupportedTargets();
   return usable & -usable;

@@ -1,5 +1,6 @@
-// The only threading interface. Neither way lets results depend on the number of threads: a range is
-// split into pieces whose results do not mix, or tasks that know nothing of each other are handed out.
+// The only threading interface. Neither way lets results depend on the number of threads: a range
+// is split into pieces whose results do not mix, or tasks that know nothing of each other are
+// handed out.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ void ParallelFor(const Context& context, std::int64_t count, std::int64_t grain,
                  const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
 // Calls body(task, worker) for every task in [0, count), in ascending order of their start, with
-// worker in [0, Workers(context, count)): for tasks of unequal cost that share nothing but a worker's
-// scratch memory. Exceptions as above; tasks not yet begun are then dropped.
+// worker in [0, Workers(context, count)): for tasks of unequal cost that share nothing but a
+// worker's scratch memory. Exceptions as above; tasks not yet begun are then dropped.
 int Workers(const Context& context, std::int64_t count);
 void ParallelTasks(const Context& context, std::int64_t count,
                    const std::function<void(std::int64_t task, int worker)>& body);

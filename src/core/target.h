@@ -1,5 +1,5 @@
-// The instruction set that Highway's dispatch uses now, for kernels with code beside it. Highway orders its targets:
-// code for one runs on every later one, so they are compared and never named.
+// The instruction set that Highway's dispatch uses now, for kernels with code beside it. Highway
+// orders its targets: code for one runs on every later one, so they are compared and never named.
 #pragma once
 
 namespace tsallis {

@@ -55,8 +55,8 @@ Sample SampleOfRow(std::vector<double>& s, std::int64_t target,
   return {true, entropy.Entropy(), 1.0 / best_theta};
 }
 
-// Least squares by Householder reflections: a: [rows, columns] row-major, b: [rows], both destroyed.
-// Columns without information (fewer samples than coefficients) get coefficient 0.
+// Least squares by Householder reflections: a: [rows, columns] row-major, b: [rows], both
+// destroyed. Columns without information (fewer samples than coefficients) get coefficient 0.
 std::vector<double> LeastSquares(std::vector<double>& a, std::vector<double>& b, int columns) {
   const std::int64_t rows = static_cast<std::int64_t>(b.size());
   std::vector<double> x(columns, 0.0);

@@ -43,12 +43,12 @@ struct PowerWeight {  // alpha < 2
   }
 };
 
-// The gradient in alpha = 1 + eps, -1 < eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p and
-// d = dp - <u, dp>/sum u, so that <d, u> = 0, the formula of Correia et al. 2019 (prop. 1) is
+// The gradient in alpha = 1 + eps, -1 < eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p
+// and d = dp - <u, dp>/sum u, so that <d, u> = 0, the formula of Correia et al. 2019 (prop. 1) is
 //   <d, p>/eps^2 - <d, p L>/eps = sum d u L^2 g(eps L),  g(t) = (e^t (1 - t) - 1)/t^2,
-// where nothing cancels for small eps, and g(0) = -1/2 is softmax's. From eps = 0.45 on the left side is
-// the better one: u is larger than p by p^{-eps}. For eps < 0, u is smaller than p and may underflow
-// where p does not: the same sum is -sum d p L^2 phi(-eps L), phi(x) = (e^x - 1 - x)/x^2.
+// where nothing cancels for small eps, and g(0) = -1/2 is softmax's. From eps = 0.45 on the left
+// side is the better one: u is larger than p by p^{-eps}. For eps < 0, u is smaller than p and may
+// underflow where p does not: the same sum is -sum d p L^2 phi(-eps L), phi(x) = (e^x - 1 - x)/x^2.
 // p, dp: [n]; mean: <u, dp>/sum u.
 template <class Weight>
 HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p, const float* dp,
@@ -122,8 +122,8 @@ HWY_INLINE double AlphaGradient(const Weight& weight, double eps, const float* p
 }
 
 // ds = u (dp - <u, dp>/sum u) * factor. Entries of dp where u = 0 are never looked at, so what they
-// hold (NaN, infinities) does not matter. A row with NaN in p becomes NaN. p, dp, ds: [n]; ds may be
-// dp. d_alpha: null or where the gradient in alpha = 1 + eps goes.
+// hold (NaN, infinities) does not matter. A row with NaN in p becomes NaN. p, dp, ds: [n]; ds may
+// be dp. d_alpha: null or where the gradient in alpha = 1 + eps goes.
 template <class Weight>
 HWY_INLINE void BackwardRow(const Weight& weight, const float* p, const float* dp, std::size_t n,
                             float factor, float* ds, double eps = 0.0, double* d_alpha = nullptr) {

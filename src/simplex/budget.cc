@@ -30,8 +30,8 @@ void Evaluate(const double* depth, std::int64_t n, double t, double* sum, std::i
   *sum = total;
 }
 
-// t = max - tau. The sum is piecewise linear and increasing in t: Newton lands exactly once it is on
-// the right piece; a bracket keeps it from cycling.
+// t = max - tau. The sum is piecewise linear and increasing in t: Newton lands exactly once it is
+// on the right piece; a bracket keeps it from cycling.
 double Forward(const RowSpec& spec, const double* depth, double offset, std::int64_t n, double* p) {
   const double budget = std::min(spec.budget, static_cast<double>(n));
   double deepest = 0.0;

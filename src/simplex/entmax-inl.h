@@ -1,9 +1,9 @@
 // Entmax rows for alpha in (0, 2], alpha = 1 excepted. Included once per instruction set.
 //
-// For alpha > 1: z = scale (x - maximum), scale = (alpha - 1)/temperature, and tau in [-1, 0) relative to the
-// maximum. The equation solved is ||[z - tau]_+||_b = 1, b = 1/(alpha - 1) >= 1: a norm of a convex
-// function, so Newton from a lower bound never overshoots, and unlike sum [z - tau]^b = 1 it is
-// nearly linear from afar (exactly so on a flat row): 4-6 steps instead of 10-15.
+// For alpha > 1: z = scale (x - maximum), scale = (alpha - 1)/temperature, and tau in [-1, 0)
+// relative to the maximum. The equation solved is ||[z - tau]_+||_b = 1, b = 1/(alpha - 1) >= 1: a
+// norm of a convex function, so Newton from a lower bound never overshoots, and unlike sum [z -
+// tau]^b = 1 it is nearly linear from afar (exactly so on a flat row): 4-6 steps instead of 10-15.
 #if defined(TSALLIS_SIMPLEX_ENTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_SIMPLEX_ENTMAX_INL_H_
 #undef TSALLIS_SIMPLEX_ENTMAX_INL_H_
@@ -90,9 +90,9 @@ HWY_INLINE auto WithPower(double eps, const Solve& solve) {
   return solve(GeneralPower{exponent});
 }
 
-// Newton's step on the norm for a row a lane: sum = sum u^b, slope = sum u^(b - 1). Approximate where the
-// instruction set has 14 bits of it: the next step takes the error of this one away, and waiting for
-// the root and the quotient would cost as much as the sums.
+// Newton's step on the norm for a row a lane: sum = sum u^b, slope = sum u^(b - 1). Approximate
+// where the instruction set has 14 bits of it: the next step takes the error of this one away, and
+// waiting for the root and the quotient would cost as much as the sums.
 template <class Power>
 HWY_INLINE VF NewtonStep(const Power& power, VF sum, VF slope) {
   const DF d;
@@ -110,8 +110,8 @@ HWY_INLINE VF NewtonStep(const Power& power, VF sum, VF slope) {
 #endif
 }
 
-// A threshold with more digits than a float: many entries may lie so close above it that rounding it
-// to float alone would cost the sum 1e-4 (n = 1e6 ties at z - tau = 1e-3, tau = -0.5).
+// A threshold with more digits than a float: many entries may lie so close above it that rounding
+// it to float alone would cost the sum 1e-4 (n = 1e6 ties at z - tau = 1e-3, tau = -0.5).
 struct SplitThreshold {
   explicit SplitThreshold(double tau)
       : high(static_cast<float>(tau)), low(static_cast<float>(tau - static_cast<double>(high))) {}
@@ -227,10 +227,10 @@ class EntmaxSolver {
   float maximum_, scale_;
 };
 
-// Lists the entries of x that can be in the support, in one pass: those above a threshold that rises
-// with the running maximum and with `raise`, which is called when the list has grown, may shorten it
-// and returns a score that the threshold of the whole row exceeds. Returns false if the list outgrew
-// `scratch.capacity`: the row is dense. *maximum as RowMaximum's.
+// Lists the entries of x that can be in the support, in one pass: those above a threshold that
+// rises with the running maximum and with `raise`, which is called when the list has grown, may
+// shorten it and returns a score that the threshold of the whole row exceeds. Returns false if the
+// list outgrew `scratch.capacity`: the row is dense. *maximum as RowMaximum's.
 //
 // reach: no entry below maximum - reach is in the support.
 template <class Raise>
@@ -330,14 +330,16 @@ struct RowHint {
   bool dense = false;  // much of the row is in the support, so that lists save nothing
 };
 
-// Scores so large that scale * maximum + tau loses digits of tau, or all of them: Newton would not end.
+// Scores so large that scale * maximum + tau loses digits of tau, or all of them: Newton would not
+// end.
 HWY_INLINE bool IsVast(double scale, float maximum) {
   return std::abs(scale * static_cast<double>(maximum)) > 0x1p20;
 }
 
 // Entmax of one row without NaN handling left to do: *maximum tells (as RowMaximum's), and y is
-// written only if it is finite. Returns tau relative to the maximum, NaN if the row is vast and left
-// to others; *listed tells whether the support is in `list` (p and index) besides y. x, y: [n], apart.
+// written only if it is finite. Returns tau relative to the maximum, NaN if the row is vast and
+// left to others; *listed tells whether the support is in `list` (p and index) besides y. x, y:
+// [n], apart.
 template <class Power>
 HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, double scale,
                             float* y, CandidateScratch& list, float* maximum, bool* listed,
@@ -436,9 +438,10 @@ HWY_INLINE double NearSoftmaxRow(double eps, const float* x, std::size_t n, floa
 // Entmax for alpha = 1 - g, 0 < g < 1. Every finite score has a weight:
 //   p = (y + g depth)^{-1/g} = exp(w - log1p(t)/g),  y = e^{-g w},  t = g depth e^{g w},
 // with depth = (maximum - x)/temperature and w = ln p_max in [-ln n, 0]. The equation solved is
-// ||y + g depth||_{-1/g} = 1, y >= 1: a norm of negative order, concave and increasing in y, so that
-// every Newton step ends at or below the root and from there on they only rise; on a flat row the
-// first lands. Returns w. x, y: [n], apart. guess: of w, where Newton begins; 0 if it cannot be true.
+// ||y + g depth||_{-1/g} = 1, y >= 1: a norm of negative order, concave and increasing in y, so
+// that every Newton step ends at or below the root and from there on they only rise; on a flat row
+// the first lands. Returns w. x, y: [n], apart. guess: of w, where Newton begins; 0 if it cannot be
+// true.
 HWY_INLINE double FullSupportRow(double g, const float* x, std::size_t n, float maximum,
                                  double inverse_temperature, double guess, float* y) {
   const DF d;

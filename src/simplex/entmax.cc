@@ -35,11 +35,11 @@ double Scaled(double value, double log_factor) {
 
 // ds = u (dp - <u, dp>/sum u), u = p^{2-alpha} on the support.
 //
-// For alpha > 2, u explodes as p -> 0 (0.01^{-62} at alpha = 64) and dp_k - <u, dp>/sum u cancels to
-// nothing for the entry k with the largest u. Measuring dp from dp_k, and ds_k = -(the others' sum),
-// removes both: u_k itself is never needed. What is left may still be beyond double (scores that differ
-// by less than 1e-300): the product is formed in logarithms and stops at the largest finite number, so
-// that 0 times a huge u is 0 and never NaN.
+// For alpha > 2, u explodes as p -> 0 (0.01^{-62} at alpha = 64) and dp_k - <u, dp>/sum u cancels
+// to nothing for the entry k with the largest u. Measuring dp from dp_k, and ds_k = -(the others'
+// sum), removes both: u_k itself is never needed. What is left may still be beyond double (scores
+// that differ by less than 1e-300): the product is formed in logarithms and stops at the largest
+// finite number, so that 0 times a huge u is 0 and never NaN.
 void Backward(const RowSpec& spec, const double*, double, const double* p, const double* dp,
               std::int64_t n, double* ds) {
   const double power = 2.0 - spec.alpha;
@@ -85,8 +85,9 @@ double Phi(double x) {
 
 // With eps = alpha - 1, L = ln p, R = (e^{-eps L} - 1 + eps L)/eps^2, D = sum p e^{-eps L}:
 //   dp/dalpha = p/D ((<p,R> - R) - eps (L <p,R> - <p,L> R)),
-// which has no 1/eps, becomes p (<p, L^2> - L^2)/2 at eps = 0 and holds for eps < 0 too. Where e^{-eps L} = p^{-eps} may
-// overflow, the textbook form (Correia et al. 2019, prop. 1) with weights relative to the largest.
+// which has no 1/eps, becomes p (<p, L^2> - L^2)/2 at eps = 0 and holds for eps < 0 too. Where
+// e^{-eps L} = p^{-eps} may overflow, the textbook form (Correia et al. 2019, prop. 1) with weights
+// relative to the largest.
 double DAlpha(const RowSpec& spec, const double* p, const double* dp, std::int64_t n) {
   const double eps = spec.alpha - 1.0;
   double smallest = 1.0;

@@ -1,6 +1,6 @@
-// The vector kernels behind RowsForward and RowsBackward: float32 arithmetic on float32, bfloat16 and
-// float16 rows, compiled for every instruction set and chosen once a call. Arguments are checked by
-// the caller.
+// The vector kernels behind RowsForward and RowsBackward: float32 arithmetic on float32, bfloat16
+// and float16 rows, compiled for every instruction set and chosen once a call. Arguments are
+// checked by the caller.
 #pragma once
 
 #include <cstdint>

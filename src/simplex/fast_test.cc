@@ -135,7 +135,8 @@ TEST(Fast, FlatRowsOfAnyLengthSumToOne) {
   }
 }
 
-// One entry and a crowd just above the threshold (for alpha < 1 there is none): tau rounded to float would cost the sum 1e-4.
+// One entry and a crowd just above the threshold (for alpha < 1 there is none): tau rounded to
+// float would cost the sum 1e-4.
 TEST(Fast, CrowdsJustAboveTheThresholdSumToOne) {
   for (double alpha : {0.1, 0.5, 0.9, 1.1, 1.25, 1.5, 1.75, 2.0}) {
     for (double below : {0.3, 0.7, 0.9, 0.99}) {

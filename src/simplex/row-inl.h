@@ -149,8 +149,8 @@ inline void WideBackwardRow(const RowSpec& spec, const float* x, const float* p,
   ReferenceBackward(spec, scratch.wide_scores.data(), scratch.wide_p.data(), scratch.wide_dp.data(),
                     static_cast<std::int64_t>(n), scratch.wide_dp.data(), d_alpha,
                     scratch.reference);
-  // A gradient beyond float stops at its largest number: an infinity would turn into NaN at the next
-  // product with zero. NaN passes.
+  // A gradient beyond float stops at its largest number: an infinity would turn into NaN at the
+  // next product with zero. NaN passes.
   constexpr double kLargest = std::numeric_limits<float>::max();
   for (std::size_t j = 0; j < n; ++j) {
     const double value = scratch.wide_dp[j];

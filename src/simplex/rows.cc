@@ -136,7 +136,8 @@ void FenchelYoungLoss(const Context& context, const RowMapParams& params, const 
             LoadRow(scores, row, s);
             ReferenceForward(spec, s.data(), scores.length, p.data(), scratch);
             losses[row] = ReferenceLoss(spec, s.data(), p.data(), scores.length, targets[row]);
-            // A target of -inf is absent: the loss is infinite and nothing can be done about its score.
+            // A target of -inf is absent: the loss is infinite and nothing can be done about its
+            // score.
             if (s[targets[row]] > -__builtin_inf()) p[targets[row]] -= 1.0;
             for (double& value : p) value /= spec.temperature;
           }

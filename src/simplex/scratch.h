@@ -13,8 +13,8 @@ namespace tsallis {
 
 // Rows up to here are solved in place: listing candidates costs more than it saves.
 inline constexpr std::size_t kShortRow = 384;
-// Rows that one chain of Newton steps may serve (short_rows-inl.h). Threads split the work at multiples of it, so that
-// results do not depend on their number.
+// Rows that one chain of Newton steps may serve (short_rows-inl.h). Threads split the work at
+// multiples of it, so that results do not depend on their number.
 constexpr std::size_t RowsAtOnce(std::size_t length) { return length <= kShortRow ? 4 : 1; }
 
 // Scores scanned between two updates of the running maximum; 8 KB stay in the first-level cache.

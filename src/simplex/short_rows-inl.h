@@ -1,9 +1,9 @@
 // Entmax of four short rows at once. Included once per instruction set.
 //
-// A row of 64 is four vectors: summing across their lanes and waiting for the sum costs more than the
-// arithmetic. Here lane i of every 128-bit block belongs to row i, after 4 x 4 transposes within
-// the blocks, so that sums stay in their lanes until the blocks are added, and one chain of Newton
-// steps serves four rows: 169 -> 60 ns a row at n = 64, alpha = 1.5.
+// A row of 64 is four vectors: summing across their lanes and waiting for the sum costs more than
+// the arithmetic. Here lane i of every 128-bit block belongs to row i, after 4 x 4 transposes
+// within the blocks, so that sums stay in their lanes until the blocks are added, and one chain of
+// Newton steps serves four rows: 169 -> 60 ns a row at n = 64, alpha = 1.5.
 #if defined(TSALLIS_SIMPLEX_SHORT_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_SIMPLEX_SHORT_ROWS_INL_H_
 #undef TSALLIS_SIMPLEX_SHORT_ROWS_INL_H_
@@ -57,8 +57,8 @@ HWY_INLINE VF AcrossBlocks(VF v, const Combine& combine) {
 }
 
 // x[k], y[k]: [n] for k < 4, n <= kShortRow; y may be x. work: [8 * (kShortRow + lanes)], aligned.
-// Writes y, maximum[4] and tau[4] (relative to the maximum) and returns true, or touches nothing and
-// returns false: a row holds NaN or no finite entry, or float did not converge.
+// Writes y, maximum[4] and tau[4] (relative to the maximum) and returns true, or touches nothing
+// and returns false: a row holds NaN or no finite entry, or float did not converge.
 template <class Power>
 HWY_INLINE bool EntmaxFourRows(const Power& power, const float* const* x, std::size_t n,
                                double scale, float* const* y, float* HWY_RESTRICT work,

@@ -16,8 +16,8 @@ namespace tsallis {
 // distance from the maximum is 1e-378.
 //
 // For gamma > 1 (alpha > 2) a term may rise from 0 to a good part of 1 within one unit in the last
-// place of w. The terms are then interpolated between the two neighbouring values of w, so that they
-// still sum to 1 and equal scores still share equally.
+// place of w. The terms are then interpolated between the two neighbouring values of w, so that
+// they still sum to 1 and equal scores still share equally.
 double SolveLogTerms(double gamma, double scale, const double* depth, std::int64_t n,
                      double* log_terms);
 

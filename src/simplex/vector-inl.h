@@ -106,8 +106,8 @@ HWY_INLINE VD AddWidened(VD total, VF v) {
 
 HWY_INLINE double Total(VD v) { return hn::GetLane(hn::SumOfLanes(DD(), v)); }
 
-// Calls term(v, a, b) on the vectors of x ([n], the last padded with `fill`), which adds to a and b;
-// returns the sums of the lanes of a and b.
+// Calls term(v, a, b) on the vectors of x ([n], the last padded with `fill`), which adds to a and
+// b; returns the sums of the lanes of a and b.
 template <class Term>
 HWY_INLINE void SumTwo(const float* HWY_RESTRICT x, std::size_t n, float fill, double* sum_a,
                        double* sum_b, const Term& term) {
@@ -132,7 +132,8 @@ HWY_INLINE void SumTwo(const float* HWY_RESTRICT x, std::size_t n, float fill, d
   *sum_b = Total(total_b);
 }
 
-// y[j] = map(x[j]) with the same two sums as SumTwo; map(v, a, b) returns what is stored. y may be x.
+// y[j] = map(x[j]) with the same two sums as SumTwo; map(v, a, b) returns what is stored. y may be
+// x.
 template <class Map>
 HWY_INLINE void MapSumTwo(const float* x, std::size_t n, float fill, float* y, double* sum_a,
                           double* sum_b, const Map& map) {

@@ -96,8 +96,8 @@ std::array<Tensor, kInputs> BackwardThroughOperator(const Tensor& d_out, const T
 
 // ---- autograd -----------------------------------------------------------------------------------
 
-// Keeps settings for the backward pass, numbers in the context and tensors at the end of `saved`, and gives them
-// back from there.
+// Keeps settings for the backward pass, numbers in the context and tensors at the end of `saved`,
+// and gives them back from there.
 void SaveSettings(AutogradContext& context, const AttentionOptions& options, variable_list& saved) {
   KeptSettings kept;
   ForEachSetting([&](const auto& setting) {

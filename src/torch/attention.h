@@ -32,10 +32,12 @@ std::array<c10::SymInt, 4> AttentionLayout(const std::array<c10::SymInt, 4>& siz
 
 // Bytes of lists that tsallis::attention_forward returns. Tracing must know the size without
 // knowing the sizes of the tensors, so it cannot be the kernel's own answer: room for 64 entries a
-// row, several times the usual support, within the budget. Memory that no list needs is not touched.
+// row, several times the usual support, within the budget. Memory that no list needs is not
+// touched.
 c10::SymInt ReservedBytes(const at::Tensor& q, const AttentionOptions& options);
 
-// Tensors that autograd may ask gradients for, in this order: q, k, v and those of kAttentionSettings.
+// Tensors that autograd may ask gradients for, in this order: q, k, v and those of
+// kAttentionSettings.
 enum AttentionInput : std::uint8_t {
   kQ,
   kK,

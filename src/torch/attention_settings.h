@@ -1,8 +1,10 @@
-// The settings of attention, one line each. What the operators' schemas and C++ signatures say, what autograd
-// keeps for the backward pass and which tensors take part in it comes from this table.
+// The settings of attention, one line each. What the operators' schemas and C++ signatures say,
+// what autograd keeps for the backward pass and which tensors take part in it comes from this
+// table.
 //
-// A setting has a name (that of the operators' argument), a kind and a member of AttentionOptions. Its default is
-// the member's initial value. Tensors with gradients come first, in the order of the gradients.
+// A setting has a name (that of the operators' argument), a kind and a member of AttentionOptions.
+// Its default is the member's initial value. Tensors with gradients come first, in the order of the
+// gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,13 +26,14 @@ namespace tsallis {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// What autograd keeps of the settings that are not tensors, as values that compiled autograd can compare: one
-// list of each type.
+// What autograd keeps of the settings that are not tensors, as values that compiled autograd can
+// compare: one list of each type.
 struct KeptSettings {
   std::vector<double> numbers;
   std::vector<std::int64_t> integers;
 
-  // A number, an integer, true or false, a name of an enumeration, or an optional or several of them.
+  // A number, an integer, true or false, a name of an enumeration, or an optional or several of
+  // them.
   template <typename T>
   void Put(const T& value) {
     if constexpr (requires { value.has_value(); }) {
@@ -77,7 +80,8 @@ void FromName(std::string_view name, Padding* padding);
 // Throws c10::ValueError unless the number is finite and > 0.
 void CheckPositive(const char* argument, double number);
 
-// ---- kinds: how a member of AttentionOptions stands in a schema and in a signature -----------------------------
+// ---- kinds: how a member of AttentionOptions stands in a schema and in a signature
+// ---------------
 
 struct PlainSetting {
   static constexpr bool kTensor = false, kGradient = false;
@@ -153,7 +157,8 @@ struct NameSetting : PlainSetting {
   static void Take(Argument argument, auto& member) { FromName(argument, &member); }
 };
 
-// ---- the table --------------------------------------------------------------------------------------------------
+// ---- the table
+// -----------------------------------------------------------------------------------
 
 template <typename KindType, typename Member>
 struct AttentionSetting {
@@ -201,7 +206,8 @@ inline constexpr auto kAttentionSettings = std::tuple{
 };
 #undef TSALLIS_MEMBER
 
-// ---- what follows from it ---------------------------------------------------------------------------------------
+// ---- what follows from it
+// ------------------------------------------------------------------------
 
 // Calls visit(setting) for every one.
 template <typename Visit>
@@ -209,7 +215,8 @@ constexpr void ForEachSetting(const Visit& visit) {
   std::apply([&](const auto&... setting) { (visit(setting), ...); }, kAttentionSettings);
 }
 
-// Calls visit(name, tensor) for every setting that is a tensor, there or not; `options` may be const.
+// Calls visit(name, tensor) for every setting that is a tensor, there or not; `options` may be
+// const.
 template <typename Options, typename Visit>
 void ForEachTensor(Options& options, const Visit& visit) {
   ForEachSetting([&](const auto& setting) {
@@ -255,7 +262,8 @@ std::string AttentionSettingsSchema();
 // "d_alpha_heads", ...: gradients of the settings, in their order.
 std::array<std::string, kGradientSettings> AttentionGradientNames();
 
-// ---- operators --------------------------------------------------------------------------------------------------
+// ---- operators
+// -----------------------------------------------------------------------------------
 
 template <typename... Types>
 struct TypeList {};
@@ -265,8 +273,8 @@ using SettingArguments = decltype(std::apply(
     },
     kAttentionSettings));
 
-// An operator from a function that takes the settings as AttentionOptions, first. Call is what torch calls: the
-// other arguments come first there, and the settings one by one behind them.
+// An operator from a function that takes the settings as AttentionOptions, first. Call is what
+// torch calls: the other arguments come first there, and the settings one by one behind them.
 template <auto kFunction, typename Type = decltype(kFunction), typename Settings = SettingArguments>
 struct AttentionOperator;
 template <auto kFunction, typename Result, typename... First, typename... Settings>

@@ -1,5 +1,5 @@
-// Autograd and registration of tsallis::fenchel_young_loss (docs/definitions.md, M6). The gradient p - e_y is found
-// with the loss and kept, as the map would have to be solved again otherwise.
+// Autograd and registration of tsallis::fenchel_young_loss (docs/definitions.md, M6). The gradient
+// p - e_y is found with the loss and kept, as the map would have to be solved again otherwise.
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,10 +1,11 @@
-// The row maps and attention on tensors, for C++: what Python calls as torch.ops.tsallis.*, without the detour
-// over the dispatcher where a tensor is an ordinary CPU one. Everything here records autograd (first
-// derivatives; differentiating a gradient again throws) and runs on at::get_num_threads() threads.
+// The row maps and attention on tensors, for C++: what Python calls as torch.ops.tsallis.*, without
+// the detour over the dispatcher where a tensor is an ordinary CPU one. Everything here records
+// autograd (first derivatives; differentiating a gradient again throws) and runs on
+// at::get_num_threads() threads.
 //
-// dtypes float32, float64, bfloat16, float16; any strides; maps take any rank from 1. Mistakes throw
-// c10::ValueError (ValueError in Python) with a message that names the argument; a dimension out of
-// range throws c10::IndexError.
+// dtypes float32, float64, bfloat16, float16; any strides; maps take any rank from 1. Mistakes
+// throw c10::ValueError (ValueError in Python) with a message that names the argument; a dimension
+// out of range throws c10::IndexError.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,9 +49,10 @@ at::Tensor FenchelYoungLosses(const at::Tensor& scores, const at::Tensor& target
 
 enum class Padding : std::uint8_t { kRight, kLeft };
 
-// What attention takes beside q, k and v. "Broadcastable" is torch's: missing leading dimensions and
-// sizes of 1 repeat. Gradients go to the tensors marked (g), in their own shape and dtype. Floating
-// tensors may have any of the four dtypes. For packed sequences `batch` is 1 in every shape.
+// What attention takes beside q, k and v. "Broadcastable" is torch's: missing leading dimensions
+// and sizes of 1 repeat. Gradients go to the tensors marked (g), in their own shape and dtype.
+// Floating tensors may have any of the four dtypes. For packed sequences `batch` is 1 in every
+// shape.
 struct AttentionOptions {
   RowMap map = RowMap::kEntmax;  // one of AttentionMaps()
   double alpha = 1.5;

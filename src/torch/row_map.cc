@@ -123,7 +123,8 @@ RowMapCall Load(const AutogradContext& context) {
 std::tuple<Tensor, Tensor> Backward(const Tensor& d_probabilities, const Tensor& scores,
                                     const Tensor& probabilities, const OptionalTensor& alpha_rows,
                                     const RowMapCall& call, bool want_alpha) {
-  // With gradients on, the operator's own autograd must see the call, to refuse a second derivative.
+  // With gradients on, the operator's own autograd must see the call, to refuse a second
+  // derivative.
   if (!at::GradMode::is_enabled() && IsPlainCpu(d_probabilities) && IsPlainCpu(scores)) {
     return RowMapBackwardCpu(d_probabilities, scores, probabilities, alpha_rows, call, want_alpha);
   }

@@ -19,14 +19,16 @@ Context TorchContext();
 // The names of maps, as errors list them.
 std::string NamesOf(const std::vector<RowMap>& maps);
 
-// The map of a name as Name(RowMap) gives it; throws c10::ValueError for one that is not in `among`.
+// The map of a name as Name(RowMap) gives it; throws c10::ValueError for one that is not in
+// `among`.
 RowMap RowMapFromName(std::string_view name, const std::vector<RowMap>& among = AllRowMaps());
 
 // Throws c10::NotImplementedError if forward-mode differentiation carries a tangent on the tensor,
 // which would be dropped in silence.
 void RefuseTangent(const at::Tensor& tensor, const char* argument);
 
-// Throws c10::ValueError unless the kernels can read the tensor's dtype and layout; refuses tangents.
+// Throws c10::ValueError unless the kernels can read the tensor's dtype and layout; refuses
+// tangents.
 void CheckScores(const at::Tensor& scores, const char* argument);
 
 // The storage type of a tensor that passed CheckScores.

@@ -52,7 +52,8 @@ bool MatrixUnitUsable() {
 #if defined(__x86_64__) && defined(__linux__)
   static const bool usable = [] {
     if (!QueryCpu().amx_bf16) return false;
-    // The kernel grants tile memory to a process on request (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+    // The kernel grants tile memory to a process on request (ARCH_REQ_XCOMP_PERM,
+    // XFEATURE_XTILEDATA).
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();

@@ -1,8 +1,9 @@
-// The tile unit of AMX behind a small interface, and a plain emulation of it, so that the code around
-// the tiles is tested on machines without one.
+// The tile unit of AMX behind a small interface, and a plain emulation of it, so that the code
+// around the tiles is tested on machines without one.
 //
-// Eight tiles of 16 rows of 64 bytes. Multiply<c, a, b>: c[m][n] += sum_k a[m][k] b[k / 2][n][k % 2] for
-// 16 x 16 float32 c, 16 x 32 bf16 a (row-major) and 32 x 16 bf16 b (pairs of rows interleaved).
+// Eight tiles of 16 rows of 64 bytes. Multiply<c, a, b>: c[m][n] += sum_k a[m][k] b[k / 2][n][k %
+// 2] for 16 x 16 float32 c, 16 x 32 bf16 a (row-major) and 32 x 16 bf16 b (pairs of rows
+// interleaved).
 #pragma once
 
 #include <cstddef>
@@ -21,8 +22,8 @@ namespace tsallis {
 bool MatrixUnitUsable();
 
 #if defined(__x86_64__)
-// Shapes of the eight tiles: whole, or with a left side (tile 6) and a right side (tile 7) of half the depth
-// for sums over 16 rows, which are 8 pairs.
+// Shapes of the eight tiles: whole, or with a left side (tile 6) and a right side (tile 7) of half
+// the depth for sums over 16 rows, which are 8 pairs.
 enum class TileShapes : std::uint8_t { kWhole, kHalfDepth };
 
 // A thread that is going to use tiles holds one of these.

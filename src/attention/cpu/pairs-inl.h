@@ -20,8 +20,8 @@ namespace HWY_NAMESPACE {
 // Tiles need vectors of 16 floats beside them.
 constexpr bool kWithTiles = HWY_TARGET <= HWY_AVX3 && kLanes == 16;
 
-// As PackRows, without conversion: the first `count` rows. to: [count][padded], padded a multiple of 32. Returns
-// the largest |value|.
+// As PackRows, without conversion: the first `count` rows. to: [count][padded], padded a multiple
+// of 32. Returns the largest |value|.
 inline HWY_NOINLINE float PackHalves(const HeadRows& rows, std::size_t count, std::size_t columns,
                                      std::size_t padded, std::uint16_t* HWY_RESTRICT to) {
   const hn::ScalableTag<std::uint16_t> dh;
@@ -51,7 +51,8 @@ inline HWY_NOINLINE float PackHalves(const HeadRows& rows, std::size_t count, st
   return FloatFromBFloat16(*std::max_element(all, all + lanes));
 }
 
-// to[j][x] = the pair rows[2 j][x], rows[2 j + 1][x]. rows: [count][stride]; to: [count / 2][width].
+// to[j][x] = the pair rows[2 j][x], rows[2 j + 1][x]. rows: [count][stride]; to: [count /
+// 2][width].
 HWY_INLINE void PairRows(const std::uint16_t* HWY_RESTRICT rows, std::size_t stride,
                          std::size_t count, std::size_t width, std::uint32_t* HWY_RESTRICT to) {
   const hn::RebindToUnsigned<DF> du;

@@ -1,5 +1,5 @@
-// Rows between memory and scratch: packed and stored, transposed, fetched ahead. Included once per instruction set.
-// `kLanes` queries form a block; [..][kLanes] arrays hold one query a lane.
+// Rows between memory and scratch: packed and stored, transposed, fetched ahead. Included once per
+// instruction set. `kLanes` queries form a block; [..][kLanes] arrays hold one query a lane.
 #if defined(TSALLIS_ATTENTION_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_ROWS_INL_H_
 #undef TSALLIS_ATTENTION_CPU_ROWS_INL_H_
@@ -52,8 +52,8 @@ struct Load16 {
   static HWY_INLINE float Scalar(const std::uint16_t* p) { return LoadElement<float>(p, kType, 0); }
 };
 
-// The first `count` rows. to: [count][padded]; columns beyond `columns` become 0. Returns the largest |value|;
-// infinite or NaN if any is.
+// The first `count` rows. to: [count][padded]; columns beyond `columns` become 0. Returns the
+// largest |value|; infinite or NaN if any is.
 template <class Source>
 HWY_INLINE float PackRowsOf(const HeadRows& rows, std::size_t count, std::size_t columns,
                             std::size_t padded, float* HWY_RESTRICT to) {
@@ -97,8 +97,9 @@ inline HWY_NOINLINE float PackRows(const HeadRows& rows, std::size_t count, std:
   }
 }
 
-// Asks for `count` rows to come to the second-level cache. The processor's own prefetchers stop at the
-// ends of short sequences: reading 33 MB from the third level took 2.9 of 8.1 ms (n = 64, d = 32).
+// Asks for `count` rows to come to the second-level cache. The processor's own prefetchers stop at
+// the ends of short sequences: reading 33 MB from the third level took 2.9 of 8.1 ms (n = 64, d =
+// 32).
 HWY_INLINE void PrefetchRows(const HeadRows& rows, std::int64_t count, std::size_t columns) {
   auto bytes = static_cast<std::int64_t>(columns * SizeOf(rows.dtype));
   if (rows.step != 1 || count <= 0) return;
@@ -191,7 +192,8 @@ HWY_INLINE void StoreRowsOf(const float* HWY_RESTRICT from, std::size_t padded,
   }
 }
 
-// Rows `row` ... of (b, h) = factors[i] from[i]. from: [count][padded]; factors: [count], or null for
+// Rows `row` ... of (b, h) = factors[i] from[i]. from: [count][padded]; factors: [count], or null
+// for
 // 1. `stream`: past the caches, where the memory's alignment allows.
 inline HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const float* factors,
                                    std::size_t count, std::size_t columns,

@@ -1,4 +1,5 @@
-// terms.h for vectors: many queries at one key, or one query at many keys. Included once per instruction set.
+// terms.h for vectors: many queries at one key, or one query at many keys. Included once per
+// instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_TERMS_INL_H_
 #undef TSALLIS_ATTENTION_CPU_TERMS_INL_H_
@@ -15,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-// The gradient of a product from ds, that of its score. A key that the query does not see has ds = 0, and its
-// derivative may be NaN.
+// The gradient of a product from ds, that of its score. A key that the query does not see has ds =
+// 0, and its derivative may be NaN.
 HWY_INLINE VF ThroughTerms(VF ds, VF derivative) {
   return hn::IfThenZeroElse(hn::Eq(ds, hn::Zero(DF())), hn::Mul(ds, derivative));
 }
@@ -67,8 +68,9 @@ class LaneTerms {
   VF lane_, unit_, minus_slope_, softcap_;
 };
 
-// One query at keys side by side, of which the first is at i - j = distance: x [n] becomes z, but for a bias.
-// derivatives: [n] to work in; null: not wanted. Returns dz / dx if that is wanted and not 1 everywhere.
+// One query at keys side by side, of which the first is at i - j = distance: x [n] becomes z, but
+// for a bias. derivatives: [n] to work in; null: not wanted. Returns dz / dx if that is wanted and
+// not 1 everywhere.
 HWY_INLINE const float* RowTerms(const HeadTerms& terms, std::int64_t distance, std::int64_t n,
                                  float* HWY_RESTRICT x, float* HWY_RESTRICT derivatives) {
   const DF d;

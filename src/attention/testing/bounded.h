@@ -1,7 +1,7 @@
-// Two arithmetics that plain.h computes in: float, and Bounded, which carries beside a double how far
-// float32 arithmetic may lead from it (running error analysis). What an algorithm amplifies, and what
-// its inputs leave open (an entry whose score lies within rounding of the threshold), ends up in the
-// bound without anybody deriving it.
+// Two arithmetics that plain.h computes in: float, and Bounded, which carries beside a double how
+// far float32 arithmetic may lead from it (running error analysis). What an algorithm amplifies,
+// and what its inputs leave open (an entry whose score lies within rounding of the threshold), ends
+// up in the bound without anybody deriving it.
 #pragma once
 
 #include <algorithm>
@@ -93,8 +93,8 @@ struct Arithmetic<Bounded> {
     // Range reduction costs a relative error that grows with the argument.
     return Bounded::Rounded(value, error, 4.0 + std::abs(x.value));
   }
-  // Arguments of 0 and near it come as weights; they are multiplied by those afterwards, so that any
-  // finite number serves.
+  // Arguments of 0 and near it come as weights; they are multiplied by those afterwards, so that
+  // any finite number serves.
   static Bounded Log(Bounded x) {
     const double high = x.value + x.error;
     if (!(high > 0.0)) return {0.0, 0.0};

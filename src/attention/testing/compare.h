@@ -2,14 +2,14 @@
 // element that follows from the arithmetic instead of from a number somebody liked.
 //
 // An element x of an array may be wrong by
-//   2 (largest error of the plain float32 implementation in x's row)  +  b(x)  +  half a unit in the
-//   last place of the dtype that holds it  +  1e-28,
-// where b(x) is the running error bound of that implementation (bounded.h): what float32 may do to x.
-// A row's own plain error is one draw of a random quantity, so b is needed as a floor; and it is the
-// worst case, a hundred times what happens on average. So that a kernel cannot use that room up, a
-// second rule holds for averages: the mean of error / b(x) over an array is at most twice the plain
-// implementation's, plus kMeanFloor; over many problems without that (ErrorShares). NaN must be where
-// it is in both references.
+//   2 (largest error of the plain float32 implementation in x's row)  +  b(x)
+//   +  half a unit in the last place of the dtype that holds it  +  1e-28,
+// where b(x) is the running error bound of that implementation (bounded.h): what float32 may do to
+// x. A row's own plain error is one draw of a random quantity, so b is needed as a floor; and it is
+// the worst case, a hundred times what happens on average. So that a kernel cannot use that room
+// up, a second rule holds for averages: the mean of error / b(x) over an array is at most twice the
+// plain implementation's, plus kMeanFloor; over many problems without that (ErrorShares). NaN must
+// be where it is in both references.
 #pragma once
 
 #include <algorithm>
@@ -36,19 +36,20 @@ struct ErrorShares {
 
 class Expectation {
  public:
-  // One problem's plain error may be well below the usual; a random rounding of every operation, 1.4
-  // times as wrong, stays below this on 1 500 problems.
+  // One problem's plain error may be well below the usual; a random rounding of every
+  // operation, 1.4 times as wrong, stays below this on 1 500 problems.
   static constexpr double kMeanFloor = 0.012;
   // The same for the rarest of 50 000.
   static constexpr double kRareMeanFloor = 0.03;
-  // Kernels may carry bfloat16 problems' weights with 16 significant bits instead of 24 through a product
-  // (two bfloat16 numbers each); a row whose sum cancels to 0 keeps 2^-17 of its terms.
+  // Kernels may carry bfloat16 problems' weights with 16 significant bits instead of 24 through a
+  // product (two bfloat16 numbers each); a row whose sum cancels to 0 keeps 2^-17 of its terms.
   static constexpr double kSplitWeights = 16.0;
-  // A weight that float32 flushes to 0 takes its slope p^(2 - alpha) along where that is had from p: 1e-31 at
-  // alpha = 1.2, where thresholds have digits enough for such a weight, times what it is multiplied with.
+  // A weight that float32 flushes to 0 takes its slope p^(2 - alpha) along where that is had from
+  // p: 1e-31 at alpha = 1.2, where thresholds have digits enough for such a weight, times what it
+  // is multiplied with.
   static constexpr double kUnderflow = 1e-28;
-  // Adaptive temperature: with a sharpened weight p^beta that is flushed to 0 goes the gradient of the entropy
-  // through p, which may be 1e-38^(1/beta), beta up to 2.4 (the paper's polynomial).
+  // Adaptive temperature: with a sharpened weight p^beta that is flushed to 0 goes the gradient of
+  // the entropy through p, which may be 1e-38^(1/beta), beta up to 2.4 (the paper's polynomial).
   static constexpr double kAdaptiveUnderflow = 1e-15;
   static constexpr std::int64_t kMeanRows = 32;  // whose elements share few errors
   // |sum p - 1| of rows, alpha <= 2: of rows.h, and what the product with v adds.
@@ -63,8 +64,8 @@ class Expectation {
 
   const Results& exact() const { return exact_; }
 
-  // Empty, or what is wrong first. Arrays that `results` does not have are not looked at. `shares` (may
-  // be null) collects.
+  // Empty, or what is wrong first. Arrays that `results` does not have are not looked at. `shares`
+  // (may be null) collects.
   std::string Check(const Results& results, ErrorShares* shares = nullptr) const {
     const ProblemSpec& s = problem_.spec();
     const std::int64_t d = s.head_dim, e = s.value_dim, k = problem_.params().k_len;
@@ -231,8 +232,8 @@ class Expectation {
   PlainResults<Bounded> bound_;
 };
 
-// The name of the first array that differs in a bit; empty if none. NaN equals NaN. Arrays that only
-// one of them has are not compared.
+// The name of the first array that differs in a bit; empty if none. NaN equals NaN. Arrays that
+// only one of them has are not compared.
 inline std::string FirstDifference(const Results& a, const Results& b) {
   std::string name;
   const auto compare = [&](const char* what, const auto& x, const auto& y) {

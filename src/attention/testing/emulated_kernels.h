@@ -1,5 +1,6 @@
-// For tests: the kernels whose products run on the tile unit, on emulated tiles, which any processor with AVX-512
-// can run. In a list of their own, so that what one leaves goes to the next one's emulation too.
+// For tests: the kernels whose products run on the tile unit, on emulated tiles, which any
+// processor with AVX-512 can run. In a list of their own, so that what one leaves goes to the next
+// one's emulation too.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Attention as anybody would write it, one row at a time, over an arithmetic of bounded.h. In float it
-// is the yardstick: a kernel may be wrong by twice as much. In Bounded its errors are the bound of
-// what rounding can do to any implementation that works along the same lines.
+// Attention as anybody would write it, one row at a time, over an arithmetic of bounded.h. In float
+// it is the yardstick: a kernel may be wrong by twice as much. In Bounded its errors are the bound
+// of what rounding can do to any implementation that works along the same lines.
 #pragma once
 
 #include <algorithm>
@@ -137,8 +137,8 @@ T PlainRow<T>::Softmax(T factor, std::vector<T>& q) const {
   return A::Log(sum);
 }
 
-// How far the errors of the depths move the threshold in z: as much as the largest of the scores that can
-// matter. top: p_max^eps.
+// How far the errors of the depths move the threshold in z: as much as the largest of the scores
+// that can matter. top: p_max^eps.
 template <typename T>
 double PlainRow<T>::ThresholdMoves(double eps, double top) const {
   double moved = 0.0;
@@ -152,8 +152,8 @@ double PlainRow<T>::ThresholdMoves(double eps, double top) const {
   return moved;
 }
 
-// The same for alpha = 1 - g, where every score matters, by its share u/sum u, u = (top + g depth)^{-1/g - 1}:
-// each share at its largest, the sum at its smallest.
+// The same for alpha = 1 - g, where every score matters, by its share u/sum u, u = (top + g
+// depth)^{-1/g - 1}: each share at its largest, the sum at its smallest.
 template <typename T>
 double PlainRow<T>::FullSupportMoves(double g, double top) const {
   double largest = 0.0, moved = 0.0;
@@ -176,8 +176,8 @@ double PlainRow<T>::FullSupportMoves(double g, double top) const {
   return moved;
 }
 
-// p_j = e^w [1 - r_j]^{1/eps}, r_j = eps depth_j e^{-eps w}, with w = ln p_max from the solver in double
-// on the depths as they are.
+// p_j = e^w [1 - r_j]^{1/eps}, r_j = eps depth_j e^{-eps w}, with w = ln p_max from the solver in
+// double on the depths as they are.
 template <typename T>
 void PlainRow<T>::Entmax(double eps) {
   std::vector<double> depths, terms;

@@ -144,9 +144,9 @@ class Problem {
   // What stands in results where nothing is to be written: rows of nobody in packed arrays.
   static constexpr double kMark = 7.25;
 
-  // On `kernel`, and those behind it for what it leaves, in spec.dtype; null: the reference in double.
-  // Forward, and backward with every gradient that the problem has; `saved_bytes` for the support's lists;
-  // `wanted`: bits of Wanted.
+  // On `kernel`, and those behind it for what it leaves, in spec.dtype; null: the reference in
+  // double. Forward, and backward with every gradient that the problem has; `saved_bytes` for the
+  // support's lists; `wanted`: bits of Wanted.
   Results Run(const AttentionKernel* kernel, int threads = 1, std::size_t saved_bytes = 0,
               bool backward = true, unsigned wanted = kWantAll) const {
     const KernelList kernels = TestedFrom(kernel == nullptr ? kReferenceAttention : *kernel);

@@ -65,7 +65,8 @@ struct ProblemSpec {
   bool garbage = false;
   bool ones = false;     // the first column of v is 1, so that of the output is the sum of p
   bool strided = false;  // all arrays: padded rows, heads and rows exchanged
-  // Inputs, if not strided: columns apart; rows backwards; k and v of the first head for every head.
+  // Inputs, if not strided: columns apart; rows backwards; k and v of the first head for every
+  // head.
   enum class Odd { kNone, kTransposed, kReversed, kRepeated } odd = Odd::kNone;
 
   std::string Describe() const;

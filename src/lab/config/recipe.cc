@@ -64,7 +64,8 @@ std::string Convert(const toml::node& node, LengthRange& range) {
   return "";
 }
 
-// Beyond these, numbers are slips: no machine holds such a batch, and no one waits for so many steps.
+// Beyond these, numbers are slips: no machine holds such a batch, and no one waits for so many
+// steps.
 constexpr std::int64_t kMostSamples = 1LL << 24;
 constexpr std::int64_t kMostSteps = 1LL << 40;
 

@@ -43,10 +43,11 @@ struct TrainConfig {
   std::int64_t accumulate = 1;           // parts that a batch is worked on in, to need less memory
   std::int64_t log_every = 500;          // steps between lines of metrics.jsonl
   std::int64_t checkpoint_every = 5000;  // steps between checkpoints
-  // The best checkpoint is that of the highest accuracy on validation samples of length best_length,
-  // read every validate_every steps and at the end. 0: the last weights count. Checkpoints with less
-  // than best_floor % at the longest length of training count only while none has reached it, and by
-  // their accuracy there: what is not learned yet cannot generalise, however it scores.
+  // The best checkpoint is that of the highest accuracy on validation samples of length
+  // best_length, read every validate_every steps and at the end. 0: the last weights count.
+  // Checkpoints with less than best_floor % at the longest length of training count only while none
+  // has reached it, and by their accuracy there: what is not learned yet cannot generalise, however
+  // it scores.
   std::int64_t validate_every = 0;
   std::int64_t best_length = 0;
   double best_floor = 0.0;
@@ -140,8 +141,8 @@ struct Recipe {
 // file, line, key, what was expected, and the nearest known key.
 Recipe LoadRecipe(const std::filesystem::path& path);
 
-// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train` also
-// goes before a method's own. UsageError as above.
+// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train`
+// also goes before a method's own. UsageError as above.
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings = {});
 

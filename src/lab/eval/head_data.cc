@@ -27,8 +27,8 @@ double Number(const Json& json) {
   return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
 }
 
-// Weights that are not 0, as [cell, weight, cell, weight, ...], with the three digits that a picture
-// needs: these files are kept with the results.
+// Weights that are not 0, as [cell, weight, cell, weight, ...], with the three digits that a
+// picture needs: these files are kept with the results.
 Json Sparse(const std::vector<float>& weights) {
   Json entries = Json::array();
   for (std::size_t i = 0; i < weights.size(); ++i) {

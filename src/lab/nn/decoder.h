@@ -1,5 +1,5 @@
-// A Gemma-2-like decoder for the sequence tasks T2-T9 (docs/definitions.md; ASEntmax, appendix G). For a token t
-// at position i:
+// A Gemma-2-like decoder for the sequence tasks T2-T9 (docs/definitions.md; ASEntmax, appendix G).
+// For a token t at position i:
 //
 //   x = E[t] sqrt(width)                                             (+ sinusoids)
 //   x += n2(attention(n1(x))),  x += n4(W_d (gelu(W_g n3(x)) * W_u n3(x)))      in every layer
@@ -11,8 +11,8 @@
 // docs/decoder.md lists how this departs from the reference implementation.
 //
 // The gradient is written out. Rows of a batch are worked on in blocks whose bounds depend on
-// shapes alone, each by one thread from start to end, so that results do not depend on the number of
-// threads, to the bit.
+// shapes alone, each by one thread from start to end, so that results do not depend on the number
+// of threads, to the bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -60,8 +60,9 @@ class OutputGradient {
   Tensor Transposed() const { return half_ ? memory_.narrow(1, 0, rows_) : memory_.t(); }
 
  private:
-  // Rows of a multiple of 4 KB would share a few sets of the cache. What lies between them has to be
-  // numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by 0.
+  // Rows of a multiple of 4 KB would share a few sets of the cache. What lies between them has to
+  // be numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by
+  // 0.
   Tensor Room(Buffer& buffer) const {
     const std::int64_t stride = (rows_ + 63) / 64 * 64 + 32;
     Tensor memory = buffer.Rows(columns_, stride, at::kBFloat16);

@@ -1,7 +1,7 @@
 // What a decoder is: sizes, and for every layer and head the map, the length scaling and the
-// positions of its attention (docs/definitions.md, M, L, P, A10). The same keys stand in a recipe, in config.json
-// and in a checkpoint's metadata: Describe() in decoder_describe.h names each once, with its check
-// and its help.
+// positions of its attention (docs/definitions.md, M, L, P, A10). The same keys stand in a recipe,
+// in config.json and in a checkpoint's metadata: Describe() in decoder_describe.h names each once,
+// with its check and its help.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,15 @@
 
 namespace tsallis::lab {
 
-// Length scaling (docs/definitions.md, L): what multiplies the query of row i (0-based); n_i = i + 2, as in the ASEntmax reference.
+// Length scaling (docs/definitions.md, L): what multiplies the query of row i (0-based); n_i = i +
+// 2, as in the ASEntmax reference.
 struct QueryScaling {
   std::string kind = "none";  // "none", "ssmax", "scalar", "adaptive", "table"
   double delta = 1.0;         // scalar, adaptive: the additive term
   double gamma_range = 2.0;   // adaptive: gamma = gamma_range tanh(..)
   bool bias = true;           // adaptive: c_beta and c_gamma
-  // adaptive: standard deviation of the projections' first values; 0 starts every row at the same c.
+  // adaptive: standard deviation of the projections' first values; 0 starts every row at the same
+  // c.
   double init = 0.02;
   std::int64_t positions =
       0;  // table: rows that have an entry of their own; later ones use the last
@@ -35,14 +37,15 @@ struct QueryScaling {
 struct RopeScaling {
   std::string kind = "none";  // "none", "linear", "ntk", "yarn", "llama3"
   double factor = 16.0;       // linear, yarn, llama3: how many times further
-  // ntk, yarn, llama3: the length that the frequencies were trained at; they need it. In a recipe it
-  // is task.train_length's upper end unless given.
+  // ntk, yarn, llama3: the length that the frequencies were trained at; they need it. In a recipe
+  // it is task.train_length's upper end unless given.
   std::optional<std::int64_t> train_length;
   double beta_fast = 32.0;      // yarn: turns within train_length above which nothing changes
   double beta_slow = 1.0;       // yarn: and below which all is interpolated
   double high_frequency = 4.0;  // llama3: the same two bounds
   double low_frequency = 1.0;   // llama3
-  // Multiplies cosines and sines, so scores by its square; unset: 0.1 ln factor + 1 for yarn, else 1.
+  // Multiplies cosines and sines, so scores by its square; unset: 0.1 ln factor + 1 for yarn,
+  // else 1.
   std::optional<double> attention_factor;
 
   bool operator==(const RopeScaling&) const = default;
@@ -75,7 +78,8 @@ struct AttentionConfig {
   std::string learn_alpha = "no";
   QueryScaling length_scaling;
   Positions positions;
-  std::optional<double> scale_invariant;  // length scale (docs/definitions.md, P7); not with alibi or nape
+  // Length scale (docs/definitions.md, P7); not with alibi or nape.
+  std::optional<double> scale_invariant;
 
   bool operator==(const AttentionConfig&) const = default;
 };

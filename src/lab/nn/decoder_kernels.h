@@ -1,6 +1,6 @@
 // Vector kernels of the decoder: contiguous rows unless a stride is named, one thread (the decoder
-// hands out blocks of rows). Compiled for every instruction set and chosen at run time. Arithmetic is
-// float32 throughout; activations are stored in float32 or bfloat16.
+// hands out blocks of rows). Compiled for every instruction set and chosen at run time. Arithmetic
+// is float32 throughout; activations are stored in float32 or bfloat16.
 #pragma once
 
 #include <cstdint>
@@ -47,16 +47,16 @@ void GatedGelu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h);
 void GatedGeluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
                        Cells d_gate_up, Cells h);
 
-// Rotates `heads` neighbouring vectors of each row, in place (docs/definitions.md, P3): pair (k, k + m)
-// of head_dim = 2m by the angle whose cosine and sine stand at [position, k] of the tables. `turn`
-// -1 rotates back. x: rows of row_stride numbers, the heads from the front of each; cosine, sine:
-// [positions, m]; position: [rows].
+// Rotates `heads` neighbouring vectors of each row, in place (docs/definitions.md, P3): pair (k, k
+// + m) of head_dim = 2m by the angle whose cosine and sine stand at [position, k] of the tables.
+// `turn` -1 rotates back. x: rows of row_stride numbers, the heads from the front of each; cosine,
+// sine: [positions, m]; position: [rows].
 void Rotate(Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t heads,
             std::int64_t head_dim, const float* cosine, const float* sine,
             const std::int32_t* position, float turn);
 
-// Length scaling L3 of ASEntmax, for `heads` heads: c = delta + softplus(b) exp(range tanh(g) log_log),
-// where b = beta[r, h] + beta_bias[h], g = gamma[r, h] + gamma_bias[h] and log_log[r] is
+// Length scaling L3 of ASEntmax, for `heads` heads: c = delta + softplus(b) exp(range tanh(g)
+// log_log), where b = beta[r, h] + beta_bias[h], g = gamma[r, h] + gamma_bias[h] and log_log[r] is
 // ln ln n of the row. beta, gamma: rows of row_stride numbers; c: rows of c_stride floats; the
 // biases may be null.
 struct AdaptiveScale {
@@ -68,16 +68,16 @@ struct AdaptiveScale {
 void AdaptiveScaleForward(const AdaptiveScale& scale, Cells beta, Cells gamma,
                           std::int64_t row_stride, const float* log_log, std::int64_t rows,
                           float* c, std::int64_t c_stride);
-// d_beta, d_gamma: rows of row_stride numbers; dc as c; d_beta_bias, d_gamma_bias: [heads], added to
-// if not null.
+// d_beta, d_gamma: rows of row_stride numbers; dc as c; d_beta_bias, d_gamma_bias: [heads], added
+// to if not null.
 void AdaptiveScaleBackward(const AdaptiveScale& scale, Cells beta, Cells gamma,
                            std::int64_t row_stride, const float* log_log, std::int64_t rows,
                            const float* dc, std::int64_t c_stride, Cells d_beta, Cells d_gamma,
                            float* d_beta_bias, float* d_gamma_bias);
 
-// Cross-entropy of rows of logits: loss[r] = ln sum exp logits - logits[label[r]], best[r] the column
-// of the largest logit (the first of equals). With weight > 0 the logits become the gradient of
-// weight * loss. logits: [rows, columns] float32; label, best: [rows]; loss: [rows].
+// Cross-entropy of rows of logits: loss[r] = ln sum exp logits - logits[label[r]], best[r] the
+// column of the largest logit (the first of equals). With weight > 0 the logits become the gradient
+// of weight * loss. logits: [rows, columns] float32; label, best: [rows]; loss: [rows].
 void CrossEntropy(float* logits, std::int64_t rows, std::int64_t columns, const std::int64_t* label,
                   float weight, float* loss, std::int64_t* best);
 

@@ -25,7 +25,8 @@ namespace {
 
 using at::Tensor;
 
-// ---- the model by its definition, in double, one sequence at a time, gradients recorded ----------
+// ---- the model by its definition, in double, one sequence at a time, gradients recorded
+// ----------
 
 using Weights = std::map<std::string, Tensor>;
 
@@ -143,7 +144,8 @@ Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tens
   return Norm(x, w.at("norm.weight")).matmul(w.at("head.weight").t());
 }
 
-// ---- batches and models -------------------------------------------------------------------------
+// ---- batches and models
+// --------------------------------------------------------------------------
 
 DecoderConfig Tiny() {
   DecoderConfig config;

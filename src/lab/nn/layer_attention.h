@@ -84,8 +84,8 @@ class LayerAttention {
     kLast,  // of each sequence those from SequenceRows::last_begin on; all rows are attended to
   };
 
-  // out: [rows, heads * head_dim], of the dtype of `projected`; rows that do not attend stay as they
-  // are. `keep`: for Backward. `statistics`: filled if not null, of all rows only.
+  // out: [rows, heads * head_dim], of the dtype of `projected`; rows that do not attend stay as
+  // they are. `keep`: for Backward. `statistics`: filled if not null, of all rows only.
   void Forward(const Context& context, const SequenceRows& rows, Queries queries,
                const at::Tensor& projected, const at::Tensor& out, bool keep, Kept& kept,
                Statistics* statistics = nullptr) const;
@@ -107,8 +107,8 @@ class LayerAttention {
   void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
                 const at::Tensor& projected, const Kept& kept, const Statistics& statistics,
                 std::vector<HeadQuantities>& heads) const;
-  // After Forward. What the heads are given of one sequence. UsageError where they differ in map, or
-  // in more than that would tell.
+  // After Forward. What the heads are given of one sequence. UsageError where they differ in map,
+  // or in more than that would tell.
   HeadArrays Arrays(const SequenceRows& rows, const at::Tensor& projected, const Kept& kept,
                     std::int64_t sequence) const;
   // After Forward. The weights of queries [begin, end) of a sequence.

@@ -1,4 +1,5 @@
-// Positions of the decoder as numbers: RoPE's tables, ALiBi's slopes, sinusoids (docs/definitions.md, P2-P6).
+// Positions of the decoder as numbers: RoPE's tables, ALiBi's slopes, sinusoids
+// (docs/definitions.md, P2-P6).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +11,8 @@
 
 namespace tsallis::lab {
 
-// Angle per position of every pair of a head, [head_dim / 2] (Su et al. 2024): base^(-2k / head_dim),
-// changed as positions.scaling says for sequences of `length`:
+// Angle per position of every pair of a head, [head_dim / 2] (Su et al. 2024): base^(-2k /
+// head_dim), changed as positions.scaling says for sequences of `length`:
 //   linear  divided by factor (Chen et al. 2023)
 //   ntk     base times (length / train_length)^(head_dim / (head_dim - 2)) beyond train_length
 //   yarn    divided by factor where a pair turns fewer than beta_slow times within train_length,

@@ -1,5 +1,6 @@
-// Length scalings (docs/definitions.md, L1-L4): what multiplies the query of a row, and its gradient. A new one is a
-// class here with its file, a line in MakeQueryScale() and one in QueryScalings().
+// Length scalings (docs/definitions.md, L1-L4): what multiplies the query of a row, and its
+// gradient. A new one is a class here with its file, a line in MakeQueryScale() and one in
+// QueryScalings().
 #pragma once
 
 #include <cstdint>

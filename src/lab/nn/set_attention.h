@@ -1,5 +1,5 @@
-// The model of max retrieval, T1 (Velickovic et al. 2024, appendix A.3): two-layer GeLU MLPs around a single
-// attention head.
+// The model of max retrieval, T1 (Velickovic et al. 2024, appendix A.3): two-layer GeLU MLPs around
+// a single attention head.
 //
 //   h_i = gelu(W2 gelu(W1 x_i)),  q = Wq2 gelu(Wq1 q0),  s_i = c_n (Q q) . (K h_i) / theta,
 //   p = map(s),  y = W4 gelu(W3 O V sum_i p_i h_i)                      (biases left out here)

@@ -195,8 +195,8 @@ std::string MarkdownTable(const std::vector<std::vector<std::string>>& rows) {
   return table;
 }
 
-// Of each quantity at a length one object: mean and spread as [layers][heads], null where a head has
-// no such quantity.
+// Of each quantity at a length one object: mean and spread as [layers][heads], null where a head
+// has no such quantity.
 void AddHeads(const std::string& method, const LengthHeads& at, Json& json) {
   std::vector<std::string> quantities;
   std::int64_t layers = 0;

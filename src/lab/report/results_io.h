@@ -13,8 +13,8 @@
 
 namespace tsallis::lab {
 
-// What results.json holds and `--json` prints: everything but heat maps and attention maps, which are
-// data of figures alone and live in data/*.csv.
+// What results.json holds and `--json` prints: everything but heat maps and attention maps, which
+// are data of figures alone and live in data/*.csv.
 nlohmann::ordered_json ToJson(const StudyResults& results);
 
 // The Markdown page: heading, protocol, the table ours | paper | difference, command, commit,

@@ -1,5 +1,5 @@
-// Cores that the running jobs of a study share: one each, and what is left over when there are fewer
-// jobs than cores.
+// Cores that the running jobs of a study share: one each, and what is left over when there are
+// fewer jobs than cores.
 #pragma once
 
 #include <algorithm>

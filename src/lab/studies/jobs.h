@@ -53,7 +53,8 @@ std::optional<double> ValidationRank(const Job& job);
 
 // Runs the jobs, as many at a time as there are cores. Jobs on sequences share the cores that are
 // left when fewer jobs are; those on sets are too small for more than one. A job that fails leaves
-// the others running; the failures are returned. Throws UsageError, and Interrupted once everything has stopped at a checkpoint.
+// the others running; the failures are returned. Throws UsageError, and Interrupted once everything
+// has stopped at a checkpoint.
 std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,
                                   const ProgressOptions& shown, int cores,
                                   const std::atomic<bool>& stop);

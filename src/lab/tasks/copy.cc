@@ -1,5 +1,5 @@
-// T5, copy: uniform tokens, once more. Vasylenko et al. 2025, appendix G.1: 32 symbols, so that long
-// sequences repeat them. `length` tokens in the source and in the target.
+// T5, copy: uniform tokens, once more. Vasylenko et al. 2025, appendix G.1: 32 symbols, so that
+// long sequences repeat them. `length` tokens in the source and in the target.
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {

@@ -1,9 +1,9 @@
-// T3, local count (Vasylenko et al. 2025, appendix G.1): the source consists of runs of equal tokens; for
-// each token, how many of its run stood before it. Runs have 1 to max_run tokens, uniform, as the
-// paper says (the code published with it begins at 2), and the last one is cut off by the length.
-// Neighbouring runs differ in their token, else two of them would be one run with counts beyond
-// max_run. Counts share the numbering of the data tokens, of which there are max(symbols, max_run).
-// `length` tokens in the source.
+// T3, local count (Vasylenko et al. 2025, appendix G.1): the source consists of runs of equal
+// tokens; for each token, how many of its run stood before it. Runs have 1 to max_run tokens,
+// uniform, as the paper says (the code published with it begins at 2), and the last one is cut off
+// by the length. Neighbouring runs differ in their token, else two of them would be one run with
+// counts beyond max_run. Counts share the numbering of the data tokens, of which there are
+// max(symbols, max_run). `length` tokens in the source.
 #include <algorithm>
 
 #include "lab/tasks/sequence_tasks.h"

@@ -28,8 +28,8 @@ class MaxRetrieval {
   // _max].
   SetBatch TrainBatch(std::uint64_t seed, std::int64_t step, std::int64_t sets) const;
 
-  // Sets [first, first + sets) of the endless list for length n of a split, kValidation or kTest; the
-  // same for every method and seed.
+  // Sets [first, first + sets) of the endless list for length n of a split, kValidation or kTest;
+  // the same for every method and seed.
   SetBatch EvalBatch(Split split, std::int64_t n, std::int64_t first, std::int64_t sets) const;
 
  private:

@@ -1,6 +1,6 @@
 // T8, multi-query multi-token associative recall (Vasylenko et al. 2025, appendix G.1): pairs
-// of a key and a value of two tokens each, some space between them, then queries; the target repeats
-// the value of every key asked for.
+// of a key and a value of two tokens each, some space between them, then queries; the target
+// repeats the value of every key asked for.
 //
 //   source   [space] k k 1 v v 0 [space] ...  2 k k 2 k k 2 k k 2 k k      0: space, 1: key | value
 //   target   2 v v 2 v v 2 v v 2 v v                                       2: query
@@ -13,7 +13,8 @@
 // value words anew for every file, so that what was learnt about words in training does not hold in
 // the test: here one list, from a seed of its own, serves all splits and runs. And it spaces the
 // pairs by a generator that nobody seeds: here all of a sample follows from its index. (The paper
-// speaks of 100 000 words; with 256 symbols there are 65 536 of two tokens, and the code has 10 000.)
+// speaks of 100 000 words; with 256 symbols there are 65 536 of two tokens, and the code has 10
+// 000.)
 #include <algorithm>
 #include <numeric>
 
@@ -101,8 +102,8 @@ class Mqmtar : public SequenceTask {
     return ((words + 1) * 10 * kPairTokens - 1) / 8;  // the last with Pairs(length) <= words
   }
 
-  // Of the field - 6 spaces, those before the pair. They are dealt without replacement from field - 1
-  // places before it and field - 3 behind it, as the published code does.
+  // Of the field - 6 spaces, those before the pair. They are dealt without replacement from field -
+  // 1 places before it and field - 3 behind it, as the published code does.
   static std::int64_t SpaceBefore(RandomStream& random, std::int64_t field) {
     std::int64_t before = field - 1;
     std::int64_t behind = field - 3;

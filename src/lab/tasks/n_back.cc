@@ -1,6 +1,6 @@
 // T2, 2Back (Vasylenko et al. 2025, appendix G.1): name the token `back` places before each
-// token. Token 0 stands for "nothing was there": the source begins with one, and it is the answer at
-// the first `back` places. Source: 0, then `length` tokens uniform in 1 ... symbols - 1.
+// token. Token 0 stands for "nothing was there": the source begins with one, and it is the answer
+// at the first `back` places. Source: 0, then `length` tokens uniform in 1 ... symbols - 1.
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {

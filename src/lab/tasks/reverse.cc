@@ -1,5 +1,5 @@
-// T6, reverse: uniform tokens, backwards. Vasylenko et al. 2025, appendix G.1. `length` tokens in the
-// source and in the target.
+// T6, reverse: uniform tokens, backwards. Vasylenko et al. 2025, appendix G.1. `length` tokens in
+// the source and in the target.
 #include <algorithm>
 
 #include "lab/tasks/sequence_tasks.h"

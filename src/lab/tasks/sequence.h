@@ -1,5 +1,6 @@
-// Sequence tasks (docs/definitions.md, T2-T9): a task draws a source and a target from a stream of random numbers;
-// framing them with special tokens, shifting and marking what is scored is the same for all.
+// Sequence tasks (docs/definitions.md, T2-T9): a task draws a source and a target from a stream of
+// random numbers; framing them with special tokens, shifting and marking what is scored is the same
+// for all.
 //
 // Sequence format: Vasylenko et al. 2025, appendix G.1, and the code published with it.
 #pragma once
@@ -67,9 +68,9 @@ class SequenceTask {
   void CheckLength(std::int64_t length) const;
 
   // Sample `index` of a split at this length: a pure function of the arguments, so samples may be
-  // drawn in any order and by any number of threads. `length` is the length parameter of the papers'
-  // tables; how many tokens that makes is the task's to say. 0 <= index < 2^36. UsageError for a
-  // length that the task does not have.
+  // drawn in any order and by any number of threads. `length` is the length parameter of the
+  // papers' tables; how many tokens that makes is the task's to say. 0 <= index < 2^36. UsageError
+  // for a length that the task does not have.
   Text DrawText(std::uint64_t seed, Split split, std::int64_t index, std::int64_t length) const;
   Sample Draw(std::uint64_t seed, Split split, std::int64_t index, std::int64_t length) const;
 

@@ -15,9 +15,9 @@ TokenBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split, 
                      std::int64_t count, std::int64_t length);
 
 // The length parameter of training step `step`, uniform in [min, max]. All samples of a batch share
-// it: no position is padding (a batch of lengths 32 to 64 padded to its longest would be one quarter
-// padding), every sample's length is still uniform, and the kernels see one shape. What it changes:
-// the loss of a batch no longer weighs long samples more than short ones.
+// it: no position is padding (a batch of lengths 32 to 64 padded to its longest would be one
+// quarter padding), every sample's length is still uniform, and the kernels see one shape. What it
+// changes: the loss of a batch no longer weighs long samples more than short ones.
 std::int64_t TrainingLength(std::uint64_t seed, std::int64_t step, std::int64_t min,
                             std::int64_t max);
 

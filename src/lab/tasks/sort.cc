@@ -1,5 +1,5 @@
-// T7, sort: uniform tokens, in ascending order. Vasylenko et al. 2025, appendix G.1. `length` tokens
-// in the source and in the target.
+// T7, sort: uniform tokens, in ascending order. Vasylenko et al. 2025, appendix G.1. `length`
+// tokens in the source and in the target.
 #include <algorithm>
 
 #include "lab/tasks/sequence_tasks.h"

@@ -15,8 +15,8 @@ namespace tsallis::lab {
 
 class GradientSum {
  public:
-  // Small enough that the first one leaves early; to start a sum takes as long as a sixth of this one
-  // (docs/log.md).
+  // Small enough that the first one leaves early; to start a sum takes as long as a sixth of this
+  // one (docs/log.md).
   static constexpr std::int64_t kBucket = 1 << 18;  // numbers
 
   // gradients: [size] float32, contiguous; both are kept.

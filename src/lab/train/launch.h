@@ -24,9 +24,10 @@ struct Launch {
   std::chrono::milliseconds timeout = kProcessTimeout;
 };
 
-// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, what torchrun adds to them, GLOO_SOCKET_IFNAME
-// and TSALLIS_PROCESS_TIMEOUT. Without RANK and WORLD_SIZE the process is alone. UsageError if
-// variables are missing or make no sense. `variable` gives the value of one; null if it is not set.
+// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, what torchrun adds to them,
+// GLOO_SOCKET_IFNAME and TSALLIS_PROCESS_TIMEOUT. Without RANK and WORLD_SIZE the process is alone.
+// UsageError if variables are missing or make no sense. `variable` gives the value of one; null if
+// it is not set.
 Launch ReadLaunch(const std::function<const char*(const char*)>& variable);
 
 }  // namespace tsallis::lab

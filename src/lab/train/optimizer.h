@@ -27,9 +27,9 @@ class Optimizer {
   Optimizer(const TrainConfig& config, std::int64_t steps, const at::Tensor& parameters,
             const at::Tensor& gradients);
 
-  // Update `step`, from 0. The gradient is scaled down in place if it is clipped. Returns its global
-  // norm before that, 0 if config.clip is 0 and nobody needs it; a norm that is not finite changes
-  // nothing.
+  // Update `step`, from 0. The gradient is scaled down in place if it is clipped. Returns its
+  // global norm before that, 0 if config.clip is 0 and nobody needs it; a norm that is not finite
+  // changes nothing.
   double Step(std::int64_t step);
 
   // Exponential averages of the gradient and of its square.

@@ -1,8 +1,8 @@
 // Processes that train together: each works on its share of every batch, and gradients are summed
 // over all of them by c10d (Gloo: the lab computes on processors).
 //
-// What is collective has to be called by all processes in the same order. It throws LostProcess when
-// another one does not answer.
+// What is collective has to be called by all processes in the same order. It throws LostProcess
+// when another one does not answer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +38,9 @@ class Processes {
   Processes() = default;
 
   // Waits for the others of `launch`. std::runtime_error naming those that do not come within
-  // launch.timeout, Interrupted when `stop` becomes true. With more than one, SIGPIPE is ignored from here on: a
-  // write to one that is gone must fail, so that it can be named, instead of ending this process too.
+  // launch.timeout, Interrupted when `stop` becomes true. With more than one, SIGPIPE is ignored
+  // from here on: a write to one that is gone must fail, so that it can be named, instead of ending
+  // this process too.
   static Processes Connect(const Launch& launch, const std::atomic<bool>& stop);
 
   int Rank() const;
@@ -47,7 +48,8 @@ class Processes {
   // The one that reads and writes files and speaks to the user.
   bool First() const { return Rank() == 0; }
 
-  // Which of `count` things are this process's: [first, first + second). Shares differ by one at most.
+  // Which of `count` things are this process's: [first, first + second). Shares differ by one at
+  // most.
   std::pair<std::int64_t, std::int64_t> Share(std::int64_t count) const;
 
   // A sum that goes on in the background.
@@ -58,9 +60,9 @@ class Processes {
     virtual void Wait() {}
   };
 
-  // Collective. Replaces every element by its sum over all processes, to the same bits in each, in an
-  // order that depends on the number of processes and the tensor's size alone.
-  // tensor: contiguous float32, float64 or int64 in memory.
+  // Collective. Replaces every element by its sum over all processes, to the same bits in each, in
+  // an order that depends on the number of processes and the tensor's size alone. tensor:
+  // contiguous float32, float64 or int64 in memory.
   void Sum(const at::Tensor& tensor) const;
   std::unique_ptr<Pending> StartSum(const at::Tensor& tensor) const;
 

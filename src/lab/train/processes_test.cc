@@ -280,8 +280,8 @@ Recipe SharedSequences() {
   return recipe;
 }
 
-// Weights after `steps` in each of `size` processes, or of the one step that is done after a request
-// to stop.
+// Weights after `steps` in each of `size` processes, or of the one step that is done after a
+// request to stop.
 std::vector<at::Tensor> TrainedBy(int size, const Recipe& recipe,
                                   const std::filesystem::path& folder, std::int64_t steps,
                                   bool stops = false) {

@@ -43,7 +43,8 @@ class RunFolder {
   // The newest checkpoint, or nothing. std::runtime_error naming the file if it is damaged.
   std::optional<Checkpoint> Load() const;
 
-  // The best weights so far, and the last ones, with which the run is over and needs no checkpoints.
+  // The best weights so far, and the last ones, with which the run is over and needs no
+  // checkpoints.
   void SaveBest(const TensorFile& model) const;
   void Finish(const TensorFile& model) const;
 

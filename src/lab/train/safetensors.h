@@ -26,8 +26,8 @@ struct TensorFile {
 // path and reason.
 void WriteTensors(const std::filesystem::path& path, const TensorFile& file);
 
-// Throws std::runtime_error for a file that is missing, cut short, not in the format or not what its
-// checksum is of; files without one are read as they are.
+// Throws std::runtime_error for a file that is missing, cut short, not in the format or not what
+// its checksum is of; files without one are read as they are.
 TensorFile ReadTensors(const std::filesystem::path& path);
 
 // Writes `text` aside, flushes it to the disk and renames it to `path`. Throws std::runtime_error.

@@ -13,8 +13,8 @@ namespace tsallis::lab {
 // other settings.
 void ClaimSetFolder(const TrainingJob& job);
 
-// Trains the job, or goes on from its last checkpoint; returns the model with the best weights where
-// there is validation, else with the last. Throws as Train.
+// Trains the job, or goes on from its last checkpoint; returns the model with the best weights
+// where there is validation, else with the last. Throws as Train.
 SetAttention TrainSet(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
                       const std::atomic<bool>& stop);
 

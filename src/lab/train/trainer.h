@@ -41,7 +41,8 @@ class Trainable {
 
   // Loss of training step `step`, from 0, and its gradient, which replaces FlatGradients(). Depends
   // on the step and the parameters alone: there is no state beside them to be saved. Of several
-  // processes each works on its share of the batch: score and gradient are its terms of the batch's.
+  // processes each works on its share of the batch: score and gradient are its terms of the
+  // batch's.
   virtual StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) = 0;
 
   // Accuracy on validation data at ValidationLengths(), the same in all processes; CheckpointRank()
@@ -79,11 +80,13 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
 // UsageError if there are more processes than samples in a part of a batch: none may go without.
 void CheckShares(const TrainConfig& train, const Processes& processes);
 
-// Where accuracy is read on validation data: the longest length of training, then train.best_length.
+// Where accuracy is read on validation data: the longest length of training, then
+// train.best_length.
 std::vector<std::int64_t> ValidationLengths(const Recipe& recipe);
 
 // The checkpoint of the highest rank is the best: its accuracy in % at train.best_length, or less
-// than 0 where `in_distribution`, that at the longest length of training, is below train.best_floor.
+// than 0 where `in_distribution`, that at the longest length of training, is below
+// train.best_floor.
 double CheckpointRank(const TrainConfig& train, double in_distribution, double accuracy);
 
 // The part of the settings that says how is trained. Keys that came later are left out at their
@@ -93,9 +96,9 @@ nlohmann::ordered_json ToJson(const TrainConfig& train);
 // Trains, or goes on from the last checkpoint; a finished run is only loaded. Leaves the last
 // weights in the model; the best, where there is validation, are in the folder. The result depends
 // on the plan alone: killed and resumed runs end with the same bits. `report` is called every few
-// hundred milliseconds. Throws UsageError if the folder belongs to other settings, Interrupted after
-// a checkpoint when `stop` becomes true, std::runtime_error (also when loss or gradient are not
-// finite; then the last checkpoint is kept), LostProcess.
+// hundred milliseconds. Throws UsageError if the folder belongs to other settings, Interrupted
+// after a checkpoint when `stop` becomes true, std::runtime_error (also when loss or gradient are
+// not finite; then the last checkpoint is kept), LostProcess.
 //
 // Collective: all of the plan's processes call it. The first alone uses the folder and reports; the
 // others end with the same weights. Another number of processes gives the same up to rounding.

@@ -17,8 +17,8 @@ int Team(const Context& context, std::int64_t pieces) {
   return static_cast<int>(std::clamp<std::int64_t>(pieces, 1, Threads(context)));
 }
 
-// Calls work(thread, item) for every item < count, each on one of `threads` threads; which one must not
-// matter.
+// Calls work(thread, item) for every item < count, each on one of `threads` threads; which one must
+// not matter.
 template <class Work>
 void Distribute(int threads, std::int64_t count, const Work& work) {
   ParallelTasks({.threads = threads}, count,
@@ -31,8 +31,8 @@ Most MostOfAll(const AttentionParams& params) {
   return most;
 }
 
-// Gradients of keys or values: the caller's memory where it holds floats in rows of whole vectors, else
-// a copy in float.
+// Gradients of keys or values: the caller's memory where it holds floats in rows of whole vectors,
+// else a copy in float.
 bool SumsInPlace(const MutableArray4& array, std::int64_t columns) {
   return array.dtype == DType::kFloat32 && array.strides[3] == 1 && columns == Padded(columns);
 }
@@ -50,9 +50,9 @@ std::int64_t SumFloats(const AttentionParams& params, const AttentionGradients& 
   return floats;
 }
 
-// How the backward pass of a list of key heads is spread. Either every thread takes whole key heads,
-// which keeps a group's weights in its own cache, or all threads work on one key head: slabs of
-// several groups, first their rows, then their keys. The order of every sum is the same.
+// How the backward pass of a list of key heads is spread. Either every thread takes whole key
+// heads, which keeps a group's weights in its own cache, or all threads work on one key head: slabs
+// of several groups, first their rows, then their keys. The order of every sum is the same.
 struct BackwardPlan {
   bool across = false;    // threads take key heads
   int threads = 1;        // of the one or the other kind
@@ -227,8 +227,8 @@ std::vector<RowBlock> Groups(const AttentionParams& params, const std::vector<Ro
   return groups;
 }
 
-// Outputs and statistics, or, with a receiver, the weights and nothing else. Groups in the order of (b, h) share
-// the panels of their keys.
+// Outputs and statistics, or, with a receiver, the weights and nothing else. Groups in the order of
+// (b, h) share the panels of their keys.
 void RunRows(const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
              const WeightReceiver* receiver, const std::vector<RowBlock>& rows) {
   Call call(params, &outputs, nullptr);
@@ -253,7 +253,8 @@ void RunRows(const Context& context, const AttentionParams& params, const Attent
   Distribute(threads, count, [&](std::int64_t thread, std::int64_t item) {
     if (memory[thread] == nullptr) memory[thread] = std::make_unique<Memory>(params, most);
     Memory& mine = *memory[thread];
-    // The last rows of a causal head are the longest: they come first, so that threads end together.
+    // The last rows of a causal head are the longest: they come first, so that threads end
+    // together.
     const RowBlock& block = groups[count - 1 - item];
     const Sequence sequence = Sequence::Of(params, block.b);
     mine.thread.Point(params, sequence, KvHead(params, block.h));

@@ -1,9 +1,9 @@
 // What the dense kernel's drivers (dense.cc) and its vector code (rows.cc) share.
 //
-// Work comes in groups of query rows of one head, at most kMostRows, which meet the keys in panels of
-// kPanel. A group's scores are stored: (rows + 1) rows of one float per key, and room for a sink's
-// behind them. Every size here
-// follows from the call alone, never from the number of threads.
+// Work comes in groups of query rows of one head, at most kMostRows, which meet the keys in panels
+// of kPanel. A group's scores are stored: (rows + 1) rows of one float per key, and room for a
+// sink's behind them. Every size here follows from the call alone, never from the number of
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -75,8 +75,8 @@ struct Call {
   bool wants_ds = false;
 };
 
-// Panels of the keys or values of one head: rows [64 p, 64 p + 64) of its sequence as floats, either
-// [64][pitch] as they are or transposed to [columns][64] with zeros behind the last key.
+// Panels of the keys or values of one head: rows [64 p, 64 p + 64) of its sequence as floats,
+// either [64][pitch] as they are or transposed to [columns][64] with zeros behind the last key.
 class PanelCache {
  public:
   // For groups that meet up to most_keys keys, in sequences of up to most_rows of them.
@@ -141,8 +141,8 @@ struct Thread {
   std::vector<float> weights;
 };
 
-// Sums over queries for one key head. dk: [keys][dk_pitch], dv: [keys][dv_pitch] from the sequence's
-// first key on; null: not wanted.
+// Sums over queries for one key head. dk: [keys][dk_pitch], dv: [keys][dv_pitch] from the
+// sequence's first key on; null: not wanted.
 struct KeySums {
   float* dk = nullptr;
   float* dv = nullptr;

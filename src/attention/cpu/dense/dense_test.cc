@@ -52,7 +52,8 @@ double LargestDifference(const std::vector<double>& a, const std::vector<double>
 }
 
 // What float32 inputs can lose: the reference's results change by so much if q, k and v change by
-// `relative`. An ill-conditioned problem (scores of thousands, a steep map) earns its tolerance here.
+// `relative`. An ill-conditioned problem (scores of thousands, a steep map) earns its tolerance
+// here.
 class Conditioning {
  public:
   explicit Conditioning(const ProblemSpec& spec) : spec_(spec) {}
@@ -97,8 +98,8 @@ void ExpectClose(const ProblemSpec& spec, const Field& field, const Results& got
   ASSERT_EQ(a.size(), e.size()) << field.name;
   const DType dtype = field.stored ? spec.dtype : DType::kFloat32;
   const double largest = Largest(e);
-  // What is not stored may be a sum that cancels: each row's part of d_alpha is a difference of terms
-  // the size of d_out . v, with few digits left of it.
+  // What is not stored may be a sum that cancels: each row's part of d_alpha is a difference of
+  // terms the size of d_out . v, with few digits left of it.
   double magnitude = largest;
   if (!field.stored) magnitude += 1e-3;
   // The gradient of a query is a multiple of sum ds = 0 if all keys are alike.
@@ -186,7 +187,8 @@ ProblemSpec DrawTame(std::uint64_t seed, std::int64_t most) {
   ProblemSpec spec = DrawSpec(seed, most);
   spec.alpha = std::min(spec.alpha, 4.0);
   using V = ProblemSpec::Values;
-  // Far below the winner, weights of alpha < 1 fade to powers near float's smallest; no key has none.
+  // Far below the winner, weights of alpha < 1 fade to powers near float's smallest; no key has
+  // none.
   const bool fades = spec.values == V::kVast && (spec.alpha_per_head || spec.alpha < 1.0);
   if (spec.values == V::kHuge || fades) spec.values = V::kNormal;
   return spec;

@@ -1,5 +1,5 @@
-// Rows of the caller's arrays as floats, and panels of keys and values. Included once per instruction
-// set; the plain loops vectorize.
+// Rows of the caller's arrays as floats, and panels of keys and values. Included once per
+// instruction set; the plain loops vectorize.
 #if defined(TSALLIS_ATTENTION_CPU_DENSE_PANELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_DENSE_PANELS_INL_H_
 #undef TSALLIS_ATTENTION_CPU_DENSE_PANELS_INL_H_

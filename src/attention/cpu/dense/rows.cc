@@ -246,8 +246,9 @@ HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group,
   }
 }
 
-// From the gradient of a row's weights to that of its products, in place; adds what belongs to the row
-// as a whole. x, p, ds: [entries], the keys' and perhaps a sink's; derivatives: as FinishScores returns them.
+// From the gradient of a row's weights to that of its products, in place; adds what belongs to the
+// row as a whole. x, p, ds: [entries], the keys' and perhaps a sink's; derivatives: as FinishScores
+// returns them.
 HWY_INLINE void BackwardScores(const Call& call, const RowSpec& spec, const RowPlace& place,
                                const float* x, const float* p, std::size_t entries,
                                const float* HWY_RESTRICT derivatives, float* HWY_RESTRICT ds,

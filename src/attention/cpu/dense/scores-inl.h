@@ -1,5 +1,5 @@
-// What stands between a product and a score: distance terms, bias, masks. Included once per instruction
-// set; the plain loops vectorize.
+// What stands between a product and a score: distance terms, bias, masks. Included once per
+// instruction set; the plain loops vectorize.
 #if defined(TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_
 #undef TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_
@@ -47,7 +47,8 @@ HWY_INLINE bool HiddenByBlocks(const AttentionMask& mask, std::int64_t b, std::i
   return true;
 }
 
-// From c scale <q, k_j> to scores. x: [n]; bias, derivatives: [n] to work in. Returns what RowTerms does.
+// From c scale <q, k_j> to scores. x: [n]; bias, derivatives: [n] to work in. Returns what RowTerms
+// does.
 HWY_INLINE const float* FinishScores(const dense::Call& call, const RowPlace& at,
                                      float* HWY_RESTRICT x, float* HWY_RESTRICT bias,
                                      float* HWY_RESTRICT derivatives) {

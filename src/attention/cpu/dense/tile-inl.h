@@ -1,8 +1,8 @@
-// Small float32 matrix products in registers, and the same over a list of columns. Included once per
-// instruction set.
+// Small float32 matrix products in registers, and the same over a list of columns. Included once
+// per instruction set.
 //
-// One shape serves all five products of attention: C[r][x] (+)= sum_t A[r][t] B[t][x] with B's rows in
-// vectors and A's elements broadcast. Scores take B = keys transposed, outputs B = values, and
+// One shape serves all five products of attention: C[r][x] (+)= sum_t A[r][t] B[t][x] with B's rows
+// in vectors and A's elements broadcast. Scores take B = keys transposed, outputs B = values, and
 // the gradients of keys and values read A by columns.
 #if defined(TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_
@@ -56,17 +56,17 @@ HWY_INLINE void MultiplyRows(std::size_t rows, std::size_t columns, std::size_t 
   }
 }
 #else
-// 24 accumulators, 4 vectors of B and one broadcast fit 32 registers: 10 loads for 24 multiply-adds.
-// With 16 registers 12 accumulators.
+// 24 accumulators, 4 vectors of B and one broadcast fit 32 registers: 10 loads for 24
+// multiply-adds. With 16 registers 12 accumulators.
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr int kTileVectors = 4;
 #else
 constexpr int kTileVectors = 2;
 #endif
 
-// C[kRows][kVectors vectors] (+)= A B over t < depth, or over t = list[0 ... depth). The sum starts at
-// zero in registers whatever C holds: rounding errors of a long sum grow with the number of panels
-// instead of the number of its terms.
+// C[kRows][kVectors vectors] (+)= A B over t < depth, or over t = list[0 ... depth). The sum starts
+// at zero in registers whatever C holds: rounding errors of a long sum grow with the number of
+// panels instead of the number of its terms.
 template <int kRows, int kVectors, bool kAdd, bool kListed>
 HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list, const Left& left,
                        const float* HWY_RESTRICT b, std::ptrdiff_t b_pitch, float* HWY_RESTRICT c,
@@ -157,9 +157,9 @@ HWY_INLINE void Multiply(std::size_t rows, std::size_t columns, std::size_t dept
   }
 }
 
-// C += A B where `used` marks the t < depth <= 64 for which a row of A may hold something; what is not
-// marked is 0 in all of them. B may hold NaN and infinities if not `finite`: they count only where
-// A is not 0.
+// C += A B where `used` marks the t < depth <= 64 for which a row of A may hold something; what is
+// not marked is 0 in all of them. B may hold NaN and infinities if not `finite`: they count only
+// where A is not 0.
 HWY_INLINE void AddProduct(std::size_t rows, std::size_t columns, std::size_t depth,
                            std::uint64_t used, bool finite, const Left& a, const float* b,
                            std::ptrdiff_t b_pitch, float* c, std::ptrdiff_t c_pitch) {

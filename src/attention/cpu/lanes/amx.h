@@ -1,7 +1,7 @@
-// The products of the lane kernel on bfloat16 tiles (AMX): 512 multiplications a cycle where vectors
-// do 32. Plain functions with target attributes, since Highway has no such instructions. Everything
-// here counts bfloat16 in pairs: two that are multiplied with the same pair of the other side share 32
-// bits.
+// The products of the lane kernel on bfloat16 tiles (AMX): 512 multiplications a cycle where
+// vectors do 32. Plain functions with target attributes, since Highway has no such instructions.
+// Everything here counts bfloat16 in pairs: two that are multiplied with the same pair of the other
+// side share 32 bits.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Backward pass of the lane kernel: scores and weights again from tau, then products. Included once per
-// instruction set.
+// Backward pass of the lane kernel: scores and weights again from tau, then products. Included once
+// per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_LANES_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_LANES_BACKWARD_INL_H_
 #undef TSALLIS_ATTENTION_CPU_LANES_BACKWARD_INL_H_

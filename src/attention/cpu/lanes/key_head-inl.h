@@ -134,8 +134,8 @@ struct LanesKeyHead {
   Block Load(std::int64_t h, std::int64_t row, std::int64_t rows_end);
   // What Scores needs of q.
   void PrepareColumns(const Block& block, std::int64_t h);
-  // scratch.scores = z of the block, terms included, masks not. derivatives: if not null, those of capped
-  // scores in their products, as the scores lie.
+  // scratch.scores = z of the block, terms included, masks not. derivatives: if not null, those of
+  // capped scores in their products, as the scores lie.
   void Scores(const Block& block, float* derivatives) const;
 
   const LanesCall& call;
@@ -268,10 +268,10 @@ HWY_INLINE void LanesKeyHead::Scores(const Block& block, float* derivatives) con
 }
 
 // scratch.block = sum_j weights[j][lane] pairs[j] on tiles. weights: [block.begin ...][kLanes];
-// pairs: [keys depth / 2][width]. Weights are the sum of two bfloat16 numbers each, so that a product on
-// tiles is as good as one in float32; rounded once, as dense implementations do, they would cost
-// sums with cancellation all digits but two. rest: as weights, overwritten; may be weights.
-// `each(rows)` is called with both parts, [keys][kLanes], if `rows` is not null.
+// pairs: [keys depth / 2][width]. Weights are the sum of two bfloat16 numbers each, so that a
+// product on tiles is as good as one in float32; rounded once, as dense implementations do, they
+// would cost sums with cancellation all digits but two. rest: as weights, overwritten; may be
+// weights. `each(rows)` is called with both parts, [keys][kLanes], if `rows` is not null.
 template <class Each>
 HWY_INLINE void MixOnTiles(const LanesKeyHead& key_head, const Block& block, const float* weights,
                            float* rest, const std::uint32_t* pairs, std::size_t width,

@@ -1,7 +1,7 @@
-// The kernel for short sequences: a block of queries, one in each lane of a vector, against all keys
-// of its sequence. Scores and weights lie as [keys][lanes], so that maxima, sums and Newton's steps
-// of all queries stay in their lanes, and the matrix products are dense tiles in registers. At
-// n = 64 ... 128 lists of a support of 10 ... 20 entries cost more than they spare.
+// The kernel for short sequences: a block of queries, one in each lane of a vector, against all
+// keys of its sequence. Scores and weights lie as [keys][lanes], so that maxima, sums and Newton's
+// steps of all queries stay in their lanes, and the matrix products are dense tiles in registers.
+// At n = 64 ... 128 lists of a support of 10 ... 20 entries cost more than they spare.
 //
 // What follows is shared by the instruction sets: the call, and one thread's memory.
 #pragma once
@@ -37,8 +37,8 @@ struct LanesCall {
   // bfloat16 products on tiles, where instruction set and block allow; null: none.
   const TileFunctions* tiles = nullptr;
   bool stream = false;  // outputs are larger than caches: write past them
-  // The work of LanesForwardRange and LanesBackwardRange: key heads, and, forward, the rows of each: those of
-  // key head i are rows[first_row[i]] to rows[first_row[i + 1]].
+  // The work of LanesForwardRange and LanesBackwardRange: key heads, and, forward, the rows of
+  // each: those of key head i are rows[first_row[i]] to rows[first_row[i + 1]].
   const std::vector<KeyHead>* key_heads = nullptr;
   const std::vector<RowBlock>* rows = nullptr;
   std::vector<std::size_t> first_row = {};

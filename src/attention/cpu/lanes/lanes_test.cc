@@ -24,8 +24,8 @@ void ForEachLanesTarget(const std::function<void(const std::string&)>& body) {
   hwy::SetSupportedTargetsForTest(0);
 }
 
-// The kernel on each instruction set, and, for bfloat16 where code for tiles is compiled, on emulated
-// tiles too. tiles: whether it has any.
+// The kernel on each instruction set, and, for bfloat16 where code for tiles is compiled, on
+// emulated tiles too. tiles: whether it has any.
 void ForEachLanes(
     DType dtype,
     const std::function<void(const AttentionKernel&, const std::string&, bool tiles)>& body) {
@@ -55,8 +55,8 @@ double Furthest(const std::vector<double>& a, const std::vector<double>& b) {
 }
 
 // What rounding does to a plain float32 implementation, which depends on the problem's condition
-// (scores of 1000 have an error of 1e-4): the reference with every query component and key component
-// off by up to 2^-22 of itself.
+// (scores of 1000 have an error of 1e-4): the reference with every query component and key
+// component off by up to 2^-22 of itself.
 Results Perturbed(Problem& problem, std::uint64_t seed) {
   std::mt19937_64 engine(seed);
   std::uniform_real_distribution<double> uniform(-0x1p-22, 0x1p-22);

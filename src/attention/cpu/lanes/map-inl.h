@@ -56,8 +56,8 @@ struct Maxima {
   }
 };
 
-// Sets the scores of invisible keys to -inf and returns each lane's maxima; *nan tells of lanes with
-// a NaN. scores: [keys][kLanes].
+// Sets the scores of invisible keys to -inf and returns each lane's maxima; *nan tells of lanes
+// with a NaN. scores: [keys][kLanes].
 template <bool kCareful>
 HWY_INLINE Maxima MaskAndMaximum(const Block& block, float* HWY_RESTRICT scores, MF* nan) {
   const DF d;
@@ -134,8 +134,8 @@ struct SoftmaxLanes {
 // The equation is that of simplex/entmax-inl.h: ||[z - tau]_+||_b = 1, b = 1/(alpha - 1).
 template <class Power>
 struct EntmaxLanes {
-  // tau lies below -n^{-eps} and above -1. A rounding error of the bound does no harm: it only keeps
-  // the largest entry above tau.
+  // tau lies below -n^{-eps} and above -1. A rounding error of the bound does no harm: it only
+  // keeps the largest entry above tau.
   EntmaxLanes(const Power& lane_power, double lane_eps, std::size_t keys)
       : power(lane_power), eps(lane_eps) {
     const double n = static_cast<double>(HWY_MAX(keys, std::size_t{1}));

@@ -136,8 +136,9 @@ bool StreamPrepare(const stream::Call& call, const stream::PackedKv& head, std::
   return true;
 }
 
-// Weights of a strip and gradients of its scores, as operands. d_slope, d_c: what they add to the gradients of the
-// slope and of c / scale, by lane. scratch.products holds the strip's products if d_c or a cap needs them.
+// Weights of a strip and gradients of its scores, as operands. d_slope, d_c: what they add to the
+// gradients of the slope and of c / scale, by lane. scratch.products holds the strip's products if
+// d_c or a cap needs them.
 template <class Map>
 HWY_INLINE void StreamOperands(const StreamBlock& block, const Map& map, std::int64_t at,
                                std::int64_t keys, bool plain, const stream::Scratch& scratch,

@@ -1,5 +1,5 @@
-// A block of queries over strips of keys: scores, weights, what they add up to. Included once per instruction
-// set.
+// A block of queries over strips of keys: scores, weights, what they add up to. Included once per
+// instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_STREAM_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_STREAM_BLOCK_INL_H_
 #undef TSALLIS_ATTENTION_CPU_STREAM_BLOCK_INL_H_
@@ -94,9 +94,9 @@ struct StreamBlock {
            head.k_bound + head.v_bound;
   }
 
-  // Scores, and their sums with values of this size, are finite beyond doubt; and no z exceeds 2^24 (reach has
-  // room for distances that count tenfold, and log2(e) is 1.44): beyond, it is rounded by more than 1, and a
-  // multiply-add that rounds later puts the maximum's weight anywhere.
+  // Scores, and their sums with values of this size, are finite beyond doubt; and no z exceeds 2^24
+  // (reach has room for distances that count tenfold, and log2(e) is 1.44): beyond, it is rounded
+  // by more than 1, and a multiply-add that rounds later puts the maximum's weight anywhere.
   bool IsSafe(double q_bound) const {
     return reach * q_bound + rest + q_bound < 1e30 && 0.15 * reach * q_bound < 0x1p24;
   }
@@ -182,7 +182,8 @@ struct StreamWeight {
   VF factor, high, low;
 };
 
-// Weights of a strip as pairs, and their sums; tiles work meanwhile. weigh(group): from a score to its weight.
+// Weights of a strip as pairs, and their sums; tiles work meanwhile. weigh(group): from a score to
+// its weight.
 template <class Tiles, class Weigh>
 TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, const Weigh& weigh,
                                         StripSum* sum, std::uint32_t* pairs,
@@ -211,7 +212,8 @@ TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, 
   }
 }
 
-// Entries with a weight > 0 and -sum p ln p of each lane. tau: [2][kRows]; support, entropy: [kRows].
+// Entries with a weight > 0 and -sum p ln p of each lane. tau: [2][kRows]; support, entropy:
+// [kRows].
 template <class Tiles, class Map>
 void StreamDescribe(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
                     const float* tau, float* support, float* entropy) {
@@ -254,8 +256,9 @@ HWY_INLINE void StreamShrink(const VF* shrink, std::int64_t tiles, float* HWY_RE
   }
 }
 
-// scratch.sums = sum over all keys of weight times value, and the weights' sums. While the weights of a strip are
-// computed, the tile unit finds the scores of the next and adds up the values of the one before.
+// scratch.sums = sum over all keys of weight times value, and the weights' sums. While the weights
+// of a strip are computed, the tile unit finds the scores of the next and adds up the values of the
+// one before.
 template <class Tiles, class Tau>
 void StreamMix(const StreamBlock& block, const stream::Scratch& scratch, Tau& tau, StripSum* sum) {
   const stream::PackedKv& head = block.head;
@@ -302,7 +305,8 @@ struct StreamRows {
   HWY_ALIGN float tau[2 * stream::kRows], mass[stream::kRows], top[stream::kRows];
 };
 
-// scratch.sums over the rows' masses to the output; tau, maximum and what `map` says of the weights.
+// scratch.sums over the rows' masses to the output; tau, maximum and what `map` says of the
+// weights.
 template <class Tiles, class Map>
 void StreamStore(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
                  const StreamRows& rows) {

@@ -145,8 +145,8 @@ void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock
       }
     }
     Pack(context_, 0, heads, memory, /*backward=*/false);
-    // Head by head, whose keys then stay in the second-level cache; the long ones first, so that threads
-    // end together.
+    // Head by head, whose keys then stay in the second-level cache; the long ones first, so that
+    // threads end together.
     std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
       return a.head != b.head ? a.head < b.head : a.cost > b.cost;
     });

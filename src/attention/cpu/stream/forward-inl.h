@@ -1,5 +1,5 @@
-// The forward passes of what streams: softmax with running maxima, and entmax, whose thresholds are solved for
-// first. Included once per instruction set.
+// The forward passes of what streams: softmax with running maxima, and entmax, whose thresholds are
+// solved for first. Included once per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_STREAM_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_STREAM_FORWARD_INL_H_
 #undef TSALLIS_ATTENTION_CPU_STREAM_FORWARD_INL_H_
@@ -20,8 +20,8 @@ namespace HWY_NAMESPACE {
 
 // ---- softmax ------------------------------------------------------------------------------------
 
-// Moves the running maxima on to those of a strip; shrink: what it costs all that was summed up. Returns
-// whether any moved. kAdjusted: scores are z, else products.
+// Moves the running maxima on to those of a strip; shrink: what it costs all that was summed up.
+// Returns whether any moved. kAdjusted: scores are z, else products.
 template <bool kAdjusted>
 HWY_INLINE bool StreamMaxima(const StreamBlock& block, std::int64_t keys, const float* scores,
                              VF* maximum, VF* shrink) {
@@ -83,8 +83,9 @@ class RunningTops {
   VF shrink_[kGroups];
 };
 
-// Adaptive temperature (Velickovic et al. 2024): the entropy of each row's softmax, by a pass of its own, and
-// from it beta. top, log_sum: [kRows], of the softmax, in base 2; -inf: no key. Returns the largest beta.
+// Adaptive temperature (Velickovic et al. 2024): the entropy of each row's softmax, by a pass of
+// its own, and from it beta. top, log_sum: [kRows], of the softmax, in base 2; -inf: no key.
+// Returns the largest beta.
 template <class Tiles>
 double StreamSharpen(StreamBlock& block, const stream::Scratch& scratch, float* top,
                      double* log_sum) {
@@ -191,7 +192,8 @@ struct StreamThresholds {
   VF top[kGroups];                        // the largest z
 };
 
-// One pass over every `stride`th strip. While it sums up a strip, the tile unit finds the scores of the next.
+// One pass over every `stride`th strip. While it sums up a strip, the tile unit finds the scores of
+// the next.
 template <class Tiles, class Map>
 TSALLIS_STREAM_TILES void StreamSums(const StreamBlock& block, const stream::Scratch& scratch,
                                      const Map& map, std::int64_t stride, StreamThresholds* t) {
@@ -245,9 +247,9 @@ TSALLIS_STREAM_TILES void StreamSums(const StreamBlock& block, const stream::Scr
   }
 }
 
-// Solves sum p = 1 for every row, by Newton's method on the norm (simplex/entmax-inl.h), from the solution on
-// an eighth of the strips where there are many: passes over all of them are what costs. False: some row is not
-// there after many steps.
+// Solves sum p = 1 for every row, by Newton's method on the norm (simplex/entmax-inl.h), from the
+// solution on an eighth of the strips where there are many: passes over all of them are what costs.
+// False: some row is not there after many steps.
 template <class Tiles, class Map>
 bool StreamSolve(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
                  StreamThresholds* t) {
@@ -257,8 +259,8 @@ bool StreamSolve(const StreamBlock& block, const stream::Scratch& scratch, const
   constexpr int kMostSteps = 24;
   const std::int64_t strips = (block.end - block.begin + kStrip - 1) / kStrip;
   const bool sampled = strips >= kManyStrips;
-  // The threshold lies less than 1 below the largest z. Rows without keys stay at 0; those without keys in
-  // the sample go on from there.
+  // The threshold lies less than 1 below the largest z. Rows without keys stay at 0; those without
+  // keys in the sample go on from there.
   StreamSums<Tiles>(block, scratch, map, sampled ? kStride : 1, t);
   for (std::int64_t group = 0; group < kGroups; ++group) {
     const VF top = t->top[group];
@@ -277,7 +279,8 @@ bool StreamSolve(const StreamBlock& block, const stream::Scratch& scratch, const
         const VF sum = hn::Mul(t->sum[group].sum, share),
                  slope = hn::Mul(t->slope[group].sum, share);
         const auto keys = hn::Gt(t->top[group], none);
-        // From a start that was no bound the sum may be 0 or beyond a float, or the step may lead too far.
+        // From a start that was no bound the sum may be 0 or beyond a float, or the step may lead
+        // too far.
         const VF least = hn::Sub(hn::Sub(t->top[group], one), t->high[group]);
         const VF moved = hn::Add(t->low[group], NewtonStep(map.power, sum, slope));
         const auto usable = hn::And(hn::Gt(slope, hn::Zero(d)), hn::IsFinite(moved));

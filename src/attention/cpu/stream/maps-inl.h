@@ -1,5 +1,5 @@
-// The maps whose rows stream over bf16 tiles: a weight from how far z lies above tau, 16 queries in the lanes
-// of a vector. Included once per instruction set.
+// The maps whose rows stream over bf16 tiles: a weight from how far z lies above tau, 16 queries in
+// the lanes of a vector. Included once per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_STREAM_MAPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_STREAM_MAPS_INL_H_
 #undef TSALLIS_ATTENTION_CPU_STREAM_MAPS_INL_H_
@@ -81,7 +81,8 @@ inline double StreamUnit(const AttentionParams& params, std::int64_t h) {
   return params.map == RowMap::kEntmax ? AlphaOf(params, h) - 1.0 : kLog2E;
 }
 
-// A sum over strips, with what rounding took from it: a flat row of 65 536 keys adds the same number 512 times.
+// A sum over strips, with what rounding took from it: a flat row of 65 536 keys adds the same
+// number 512 times.
 struct StripSum {
   HWY_INLINE StripSum() : sum(hn::Zero(DF())), rest(hn::Zero(DF())) {}
   HWY_INLINE void Add(VF v) {

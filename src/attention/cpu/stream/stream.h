@@ -1,17 +1,17 @@
-// Softmax on long rows of bfloat16, and entmax where rows keep too many keys for lists: keys stream by in strips,
-// products run on bf16 tiles (AMX). A row of softmax keeps its running maximum and sum (Milakov and
-// Gimelshein 2018; Dao et al. 2022); one of entmax has its threshold solved for first, by passes over the
-// keys that find their scores anew, so that nothing of n^2 is kept.
+// Softmax on long rows of bfloat16, and entmax where rows keep too many keys for lists: keys stream
+// by in strips, products run on bf16 tiles (AMX). A row of softmax keeps its running maximum and
+// sum (Milakov and Gimelshein 2018; Dao et al. 2022); one of entmax has its threshold solved for
+// first, by passes over the keys that find their scores anew, so that nothing of n^2 is kept.
 //
-// A block is 32 queries, 16 in the lanes of either of two vectors: scores lie as [keys][16 lanes], so
-// that maxima, sums and exponentials stay in their lanes, and weights of neighbouring keys pair up as
-// a tile wants them without a transpose. Weights enter products as the sum of two bf16 numbers, so that a
-// product on tiles is as good as one in float32.
+// A block is 32 queries, 16 in the lanes of either of two vectors: scores lie as [keys][16 lanes],
+// so that maxima, sums and exponentials stay in their lanes, and weights of neighbouring keys pair
+// up as a tile wants them without a transpose. Weights enter products as the sum of two bf16
+// numbers, so that a product on tiles is as good as one in float32.
 //
 // Adaptive temperature, forward, is the same behind a pass for each row's entropy.
 //
-// A key of which a value might not be finite, or a score might exceed 2^24, sends its head's rows to the dense
-// kernel.
+// A key of which a value might not be finite, or a score might exceed 2^24, sends its head's rows
+// to the dense kernel.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,8 @@ inline constexpr std::int64_t kGroups = 2;  // vectors of queries
 inline constexpr std::int64_t kRows = kGroups * kLanes;
 inline constexpr std::int64_t kDepth = 32;   // of a tile: keys or columns
 inline constexpr std::int64_t kStrip = 128;  // keys whose scores are held at a time
-// The backward pass: queries that pass over the keys together, and keys that one task of them takes.
+// The backward pass: queries that pass over the keys together, and keys that one task of them
+// takes.
 inline constexpr std::int64_t kWaveRows = 512;
 inline constexpr std::int64_t kRangeKeys = 512;
 inline constexpr std::int64_t kTileWords = 512;  // 16-bit words of a tile of 16 rows of 64 bytes
@@ -49,8 +50,8 @@ struct Widths {
   std::int64_t d_padded, e_padded;  // as an outer one
 };
 
-// Keys of a task of the backward pass. Each range of them has sums of its own for the queries of a wave, so
-// that their number is limited.
+// Keys of a task of the backward pass. Each range of them has sums of its own for the queries of a
+// wave, so that their number is limited.
 inline std::int64_t RangeKeys(std::int64_t keys) {
   return std::max(kRangeKeys, RoundUp((keys + 63) / 64, kStrip));
 }
@@ -104,7 +105,8 @@ struct Scratch {
   float* gradients;      // the same: of the weights
   float* products;       // the same: of queries and keys
   std::uint32_t* pairs;  // of weights: [2 parts][kStrip / 32][kGroups] tiles of 16 pairs x 16 lanes
-  // Of weights and of the gradients of scores: each [2 parts][kStrip / 16] tiles of 16 keys x 32 lanes.
+  // Of weights and of the gradients of scores: each [2 parts][kStrip / 16] tiles of 16 keys x 32
+  // lanes.
   std::uint16_t* rows;
   std::uint16_t* halves;   // rows on their way in: [kRows][largest depth]
   std::uint32_t* columns;  // of q: [kGroups][d_depth / 32] tiles of 16 pairs of columns x 16 lanes
@@ -112,7 +114,8 @@ struct Scratch {
   float* block;            // rows on their way out: [kLanes][largest padded]
 };
 
-// The rows of one query head in a wave of the backward pass, ready for products; one block after the other.
+// The rows of one query head in a wave of the backward pass, ready for products; one block after
+// the other.
 struct WaveBlock {
   std::uint32_t* q_columns = nullptr;      // as Scratch::columns
   std::uint32_t* d_out_columns = nullptr;  // the same of d_out, [kGroups][e_depth / 32]
@@ -134,9 +137,10 @@ struct Functions {
   // Fills `block` for the same rows. False as above.
   bool (*prepare)(const Call& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
                   std::int64_t count, Scratch& scratch, const WaveBlock& block) = nullptr;
-  // Adds what keys [begin, end) and these rows give each other: dk: [keys][d_padded] and dv: [keys][e_padded]
-  // from the sequence's first key on, dq: [d_padded / 16][kGroups] tiles as Scratch::sums; dc, [kRows], is set to
-  // the gradient of c / scale; all may be null. Returns the gradient of the head's slope.
+  // Adds what keys [begin, end) and these rows give each other: dk: [keys][d_padded] and dv:
+  // [keys][e_padded] from the sequence's first key on, dq: [d_padded / 16][kGroups] tiles as
+  // Scratch::sums; dc, [kRows], is set to the gradient of c / scale; all may be null. Returns the
+  // gradient of the head's slope.
   double (*gradients)(const Call& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
                       std::int64_t count, std::int64_t begin, std::int64_t end, Scratch& scratch,
                       const WaveBlock& block, float* dk, float* dv, float* dq, float* dc) = nullptr;

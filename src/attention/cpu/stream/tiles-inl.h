@@ -1,5 +1,5 @@
-// The streamed softmax's products on tiles, cut into steps, and rows on their way in and out. Included once
-// per instruction set.
+// The streamed softmax's products on tiles, cut into steps, and rows on their way in and out.
+// Included once per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_STREAM_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_STREAM_TILES_INL_H_
 #undef TSALLIS_ATTENTION_CPU_STREAM_TILES_INL_H_
@@ -47,11 +47,12 @@ constexpr double kLn2 = 0.6931471805599453;
 
 #define TSALLIS_STREAM_TILES __attribute__((target(HWY_TARGET_STR ",amx-tile,amx-bf16")))
 
-// Products are cut into steps of some hundred cycles of the tile unit, so that vector code can run between
-// them: tiles alone took 12 and vectors alone 12 of 29 cycles for 16 scores one after the other.
+// Products are cut into steps of some hundred cycles of the tile unit, so that vector code can run
+// between them: tiles alone took 12 and vectors alone 12 of 29 cycles for 16 scores one after the
+// other.
 
-// scores[group][key][lane] = <row of the key, column of the lane> for `keys` keys, a multiple of 32.
-// rows: [keys / 16][chunks] tiles; columns: [kGroups][chunks] tiles.
+// scores[group][key][lane] = <row of the key, column of the lane> for `keys` keys, a multiple
+// of 32. rows: [keys / 16][chunks] tiles; columns: [kGroups][chunks] tiles.
 template <class Tiles>
 class ProductSteps {
  public:
@@ -210,8 +211,8 @@ HWY_INLINE float StreamLoad(const HeadRows& rows, std::int64_t count, std::int64
                     static_cast<std::size_t>(depth), to);
 }
 
-// Tiles of 32 keys from `rows`, [32][depth]: as rows, [2][depth / 32] tiles, and as columns, [padded / 16]
-// tiles; either may be null.
+// Tiles of 32 keys from `rows`, [32][depth]: as rows, [2][depth / 32] tiles, and as columns,
+// [padded / 16] tiles; either may be null.
 HWY_INLINE void StreamPackTiles(const std::uint16_t* rows, std::int64_t depth, std::int64_t padded,
                                 std::uint16_t* row_tiles, std::uint16_t* column_tiles) {
   const std::int64_t chunks = depth / kDepth;

@@ -190,8 +190,8 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
   }
 }
 
-// With z in +-largest less slope d, an entry further than this from the nearest visible key lies more
-// than 1 below the maximum, and the threshold does not.
+// With z in +-largest less slope d, an entry further than this from the nearest visible key lies
+// more than 1 below the maximum, and the threshold does not.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::LimitByAlibi(SweepScratch::Row& row, float largest) {
   const std::int64_t nearest = row.position < row.lo
@@ -237,8 +237,8 @@ void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
       row.guessed = true;
       SetBound(r, row.mean + row.sigma * (row.curve + guess.shift - kGuessMargin * guess.spread) -
                       row.under);
-      // A head whose thresholds do not follow their scores' moments has low guesses, and long lists: a
-      // list of some times what is expected to stay says so.
+      // A head whose thresholds do not follow their scores' moments has low guesses, and long
+      // lists: a list of some times what is expected to stay says so.
       const double expected = guess.kept * static_cast<double>(row.hi - row.lo);
       row.raise_at = HWY_MIN(s_.list_capacity,
                              HWY_MAX(kLeastListed, static_cast<std::int64_t>(4.0 * expected)));

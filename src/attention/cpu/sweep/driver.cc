@@ -88,8 +88,8 @@ class SweepDriver {
             .terms = HeadTerms::Of(params_, packed.sequence, h, distances_, alpha - 1.0),
             .score_terms = HeadTerms::Of(params_, packed.sequence, h, distances_, 1.0)};
   }
-  // Runs body(task, scratch) with a worker's scratch, and tiles configured while it is held. Inside of
-  // a task of worker `outer` everything is that worker's.
+  // Runs body(task, scratch) with a worker's scratch, and tiles configured while it is held. Inside
+  // of a task of worker `outer` everything is that worker's.
   template <class Body>
   void Tasks(const Context& context, int outer, std::int64_t count, const Body& body) {
     ParallelTasks(context, count, [&](std::int64_t task, int inner) {
@@ -232,8 +232,8 @@ void SweepDriver::Forward(const AttentionOutputs& outputs, const WeightReceiver*
         blocks.push_back({i, q, count, sequence.VisibleKeys(params_.mask, q + count - 1).size()});
       }
     }
-    // Key head by key head, whose keys then stay in the second-level cache; the long blocks first, so that
-    // threads end together.
+    // Key head by key head, whose keys then stay in the second-level cache; the long blocks first,
+    // so that threads end together.
     std::stable_sort(blocks.begin(), blocks.end(), [&](const BlockTask& a, const BlockTask& b) {
       const std::size_t head_a = items[a.item].head, head_b = items[b.item].head;
       return head_a != head_b ? head_a < head_b : a.cost > b.cost;
@@ -254,7 +254,8 @@ void SweepDriver::Forward(const AttentionOutputs& outputs, const WeightReceiver*
 // Memory of one key head's backward pass: one for each worker that has key heads of its own.
 struct SweepDriver::KvSums {
   PackedMemory packed;
-  // [keys, head_dim], [keys, value_dim]. Aligned: half of AddEdges was vectors across two lines of the cache.
+  // [keys, head_dim], [keys, value_dim]. Aligned: half of AddEdges was vectors across two lines of
+  // the cache.
   Growing<float> dk, dv;
   std::vector<BlockEdges> edges;
 };
@@ -292,8 +293,8 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
 
   const std::int64_t blocks = (rows.size() + kBlockRows - 1) / kBlockRows;
   const std::int64_t total = blocks * group;
-  // The last rows, which mostly see the most, come first: what they keep says whether the rest is for the
-  // dense kernel.
+  // The last rows, which mostly see the most, come first: what they keep says whether the rest is
+  // for the dense kernel.
   const auto block_of = [&](std::int64_t i) {
     const std::int64_t begin = rows.begin + (blocks - 1 - i % blocks) * kBlockRows;
     return std::pair(head.kv * group + i / blocks,

@@ -1,7 +1,7 @@
-// What a block of queries has for its keys: an edge for every weight that is not 0, row by row, and where each
-// row's edges with a bucket of keys lie. The threads that add up the keys' gradients take a bucket each, and
-// walk through the blocks in order: sums whose order no thread decides, without atomics, and without a
-// transposed copy of the lists.
+// What a block of queries has for its keys: an edge for every weight that is not 0, row by row, and
+// where each row's edges with a bucket of keys lie. The threads that add up the keys' gradients
+// take a bucket each, and walk through the blocks in order: sums whose order no thread decides,
+// without atomics, and without a transposed copy of the lists.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,8 @@ class BlockEdges {
   void Clear();
   // Begins a row of n edges: room for its ds and a vector more, valid until the next call.
   float* Begin(std::size_t n);
-  // Ends it. The fewer buckets its keys go back and forth between, the better; lists of a sweep ascend.
+  // Ends it. The fewer buckets its keys go back and forth between, the better; lists of a sweep
+  // ascend.
   void End(std::int64_t row, const std::uint32_t* keys, const float* p, std::size_t n);
   // d_alpha += sum dp (dp / d alpha). p, dp: [n].
   void AddAlpha(double alpha, const float* p, const float* dp, std::size_t n);

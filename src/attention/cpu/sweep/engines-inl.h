@@ -156,9 +156,10 @@ struct FloatEngine {
 };
 
 #if HWY_TARGET <= HWY_AVX3
-// bf16: keys [4 groups][dim / 32][16 pairs][16 keys][2], queries [dim / 32][16 rows][32]; a tile is 16
-// rows of 64 bytes. The filter of the unit before runs between the matrix operations, which leave the
-// vector ports idle: 3.15 cycles per 16 scores instead of 3.9 one after the other (docs/log.md).
+// bf16: keys [4 groups][dim / 32][16 pairs][16 keys][2], queries [dim / 32][16 rows][32]; a tile is
+// 16 rows of 64 bytes. The filter of the unit before runs between the matrix operations, which
+// leave the vector ports idle: 3.15 cycles per 16 scores instead of 3.9 one after the other
+// (docs/log.md).
 template <class Tiles>
 struct MatrixEngine {
   using Scores = FloatScores;

@@ -1,12 +1,13 @@
 // Scores screened in 8 bits: keys and queries rounded to bytes, and upper bounds of their products
 // by vpdpbusd. Included once per instruction set.
 //
-// A component of a key is divided, and of a query multiplied, by its dimension's scale (PackedKeys::scale),
-// so that no dimension takes the digits of the others; then a tile of keys has one step
-// and a query its own. With k = t (kb + dk) and q = s (qb + dq), kb and qb integers,
-//   <q, k> = s t (<qb, kb> + rest),  |rest| <= |q| |dk| / s + |dq| (|k| + |dk|) / t  in units of s t,
-// and that bound is added to the sums (here they start at it): what comes out is never below the
-// true score, whatever the values are, and the proof of the threshold needs no other error.
+// A component of a key is divided, and of a query multiplied, by its dimension's scale
+// (PackedKeys::scale), so that no dimension takes the digits of the others; then a tile of keys has
+// one step and a query its own. With k = t (kb + dk) and q = s (qb + dq), kb and qb integers,
+//   <q, k> = s t (<qb, kb> + rest),  |rest| <= |q| |dk| / s + |dq| (|k| + |dk|) / t
+// in units of s t, and that bound is added to the sums (here they start at it): what comes out is
+// never below the true score, whatever the values are, and the proof of the threshold needs no
+// other error.
 #if defined(TSALLIS_ATTENTION_CPU_SWEEP_INT8_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_SWEEP_INT8_INL_H_
 #undef TSALLIS_ATTENTION_CPU_SWEEP_INT8_INL_H_
@@ -165,8 +166,8 @@ HWY_INLINE PackedQuery PackByteQuery(ScoreEngine engine, const float* HWY_RESTRI
   return {bytes.norm, bytes.lost, step};
 }
 
-// Packs 64 keys. load(key, values) yields key 0 ... 63 of the tile, [dim] and already divided by the scale;
-// it is called once for each.
+// Packs 64 keys. load(key, values) yields key 0 ... 63 of the tile, [dim] and already divided by
+// the scale; it is called once for each.
 template <class Load>
 HWY_INLINE PackedBounds PackByteTile(ScoreEngine engine, std::int64_t dim, std::byte* tile,
                                      const Load& load) {

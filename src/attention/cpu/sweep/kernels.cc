@@ -18,7 +18,8 @@ std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params) {
 
 namespace {
 
-// A multiple of 4 KB would make the lists of all rows meet in the same sets of the first-level cache.
+// A multiple of 4 KB would make the lists of all rows meet in the same sets of the first-level
+// cache.
 std::int64_t ListStride(std::int64_t capacity) { return capacity + kTileKeys + 24; }
 
 }  // namespace

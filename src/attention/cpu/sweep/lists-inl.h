@@ -39,9 +39,9 @@ const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int
   return out;
 }
 
-// With ALiBi the best keys are the nearest. Rows without a bound get one from the tile around them, before
-// the sweep meets the others in their order: 66 instead of 81 ms on one core (n = 32 768, two heads of
-// slope 1/4, bf16).
+// With ALiBi the best keys are the nearest. Rows without a bound get one from the tile around them,
+// before the sweep meets the others in their order: 66 instead of 81 ms on one core (n = 32 768,
+// two heads of slope 1/4, bf16).
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int64_t* lo,
                                              const std::int64_t* hi) {
@@ -74,10 +74,10 @@ void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int6
   }
 }
 
-// Appends the hits of a pair of units to the lists of their rows, as raw scores. Where vectors can be
-// compressed, all 64 scores of a row with a hit go behind its list: at n = 4 096 such a row has two hits, and
-// a loop over them, which guesses wrong where it ends, took twice as long (docs/log.md).
-// Elsewhere a compression is a table and two permutations, and the loop wins.
+// Appends the hits of a pair of units to the lists of their rows, as raw scores. Where vectors can
+// be compressed, all 64 scores of a row with a hit go behind its list: at n = 4 096 such a row has
+// two hits, and a loop over them, which guesses wrong where it ends, took twice as long
+// (docs/log.md). Elsewhere a compression is a table and two permutations, and the loop wins.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Extract(const Scores* scores, const float* bounds,
                                           const std::uint16_t* masks, std::int64_t row0,

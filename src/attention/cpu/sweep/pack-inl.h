@@ -1,5 +1,5 @@
-// Packing of keys and queries for the score engines, and the moments of a head's keys. Included once
-// per instruction set.
+// Packing of keys and queries for the score engines, and the moments of a head's keys. Included
+// once per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_SWEEP_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_SWEEP_PACK_INL_H_
 #undef TSALLIS_ATTENTION_CPU_SWEEP_PACK_INL_H_
@@ -38,8 +38,9 @@ HWY_INLINE float DotFloats(const float* HWY_RESTRICT a, const float* HWY_RESTRIC
   return sum;
 }
 
-// Rounds values to bf16 (two in a word, the first in its low half) and returns the squared norm of what
-// that takes away. values: [dim] with dim even, words: [dim / 2] at `step` words from each other.
+// Rounds values to bf16 (two in a word, the first in its low half) and returns the squared norm of
+// what that takes away. values: [dim] with dim even, words: [dim / 2] at `step` words from each
+// other.
 HWY_INLINE float RoundToBf16(const float* HWY_RESTRICT values, std::int64_t dim,
                              std::uint32_t* HWY_RESTRICT words, std::int64_t step) {
   const DF d;
@@ -65,8 +66,8 @@ HWY_INLINE float RoundToBf16(const float* HWY_RESTRICT values, std::int64_t dim,
   return sum;
 }
 
-// Writes key `key` of a packed run of tiles, not in bytes. values: [dim], zero from head_dim on. Returns
-// the squared norm of what rounding took away.
+// Writes key `key` of a packed run of tiles, not in bytes. values: [dim], zero from head_dim on.
+// Returns the squared norm of what rounding took away.
 HWY_INLINE float PackKey(ScoreEngine engine, const float* HWY_RESTRICT values, std::int64_t dim,
                          std::int64_t key, std::byte* packed) {
   std::byte* group = packed + key / 16 * 16 * dim * PackedElementBytes(engine);
@@ -78,7 +79,8 @@ HWY_INLINE float PackKey(ScoreEngine engine, const float* HWY_RESTRICT values, s
   return RoundToBf16(values, dim, reinterpret_cast<std::uint32_t*>(group) + key % 16, 16);
 }
 
-// Writes row `row` of a packed unit of queries. values: [dim], zero from head_dim on; scale: PackedKeys's.
+// Writes row `row` of a packed unit of queries. values: [dim], zero from head_dim on; scale:
+// PackedKeys's.
 HWY_INLINE PackedQuery PackQuery(ScoreEngine engine, const float* HWY_RESTRICT values,
                                  const float* HWY_RESTRICT scale, std::int64_t dim,
                                  std::int64_t row, std::byte* unit) {
@@ -97,8 +99,8 @@ HWY_INLINE PackedQuery PackQuery(ScoreEngine engine, const float* HWY_RESTRICT v
   return {norm, std::sqrt(lost)};
 }
 
-// Scales of the dimensions: the root of the largest component in a sample, so that keys and queries share
-// what a large dimension costs. Any positive scale gives correct bounds.
+// Scales of the dimensions: the root of the largest component in a sample, so that keys and queries
+// share what a large dimension costs. Any positive scale gives correct bounds.
 void ComputeScale(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                   const PackedKeys& keys) {
   const std::int64_t d = params.head_dim, dim = PackedDim(ScoreEngine::kInt8, d);
@@ -164,8 +166,8 @@ void PackTiles(ScoreEngine engine, const AttentionParams& params, const Sequence
   bounds->error = std::sqrt(error);
 }
 
-// to[x ... x + 3][y ... y + 4 lanes) = share sum_i rows[i][x] rows[i][y], in vectors that begin below `dim`.
-// rows: [samples][dim], with a vector more to read; to: [dim + 3][pitch].
+// to[x ... x + 3][y ... y + 4 lanes) = share sum_i rows[i][x] rows[i][y], in vectors that begin
+// below `dim`. rows: [samples][dim], with a vector more to read; to: [dim + 3][pitch].
 HWY_INLINE void CovariancePanel(const float* HWY_RESTRICT rows, std::int64_t samples,
                                 std::int64_t dim, std::int64_t x, std::int64_t y, float share,
                                 float* HWY_RESTRICT to, std::int64_t pitch) {

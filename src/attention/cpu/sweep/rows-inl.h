@@ -139,9 +139,9 @@ HWY_INLINE void PrefetchRows(const HeadRows& rows, const std::uint32_t* HWY_REST
   for (std::size_t i = 0; i < n; ++i) PrefetchRow(rows.At(index[i]), bytes);
 }
 
-// Keeps the entries whose value `wanted` (a vector to a mask) takes: `index` shrinks in place, their
-// values go to `kept_value`, which may be `value`. Returns how many there are. All have room for a
-// vector more.
+// Keeps the entries whose value `wanted` (a vector to a mask) takes: `index` shrinks in place,
+// their values go to `kept_value`, which may be `value`. Returns how many there are. All have room
+// for a vector more.
 template <class Wanted>
 HWY_INLINE std::size_t KeepEntries(std::uint32_t* index, const float* value, float* kept_value,
                                    std::size_t n, const Wanted& wanted) {

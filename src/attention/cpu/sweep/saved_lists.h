@@ -1,6 +1,6 @@
-// The support's lists that a forward pass leaves for the backward pass, in memory of the caller: for
-// every row of the statistics a count, and a slot of equal size for (key, weight) pairs. A row whose
-// support does not fit its slot is not saved, and found again by a sweep.
+// The support's lists that a forward pass leaves for the backward pass, in memory of the caller:
+// for every row of the statistics a count, and a slot of equal size for (key, weight) pairs. A row
+// whose support does not fit its slot is not saved, and found again by a sweep.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ class SavedLists {
     return lists;
   }
 
-  // For reading: an empty view unless Create() wrote there for the same shape, as another kernel may
-  // have run before (strides decide too, and they may change between the passes).
+  // For reading: an empty view unless Create() wrote there for the same shape, as another kernel
+  // may have run before (strides decide too, and they may change between the passes).
   static SavedLists Open(const AttentionParams& params, const void* memory, std::size_t bytes) {
     const SavedLists lists(params, const_cast<void*>(memory), bytes);
     if (lists.counts_ == nullptr) return {};

@@ -62,8 +62,8 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
   Settle(r);
 }
 
-// Makes a row's list ready to be solved: z, padded to whole vectors, with its maximum. False: the row must
-// be swept again, or is dense.
+// Makes a row's list ready to be solved: z, padded to whole vectors, with its maximum. False: the
+// row must be swept again, or is dense.
 template <class Engine, ScoreEngine kEngine>
 bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
   SweepScratch::Row& row = s_.rows[r];
@@ -93,8 +93,8 @@ bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
   return true;
 }
 
-// Brings tau, relative to the maximum, close to the root for a few rows together: one row's step waits for
-// its sums, its root and its quotient, so that four rows take hardly longer than one.
+// Brings tau, relative to the maximum, close to the root for a few rows together: one row's step
+// waits for its sums, its root and its quotient, so that four rows take hardly longer than one.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Approach(const std::int64_t* rows, std::size_t count) {
   const DF d;

@@ -152,8 +152,8 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
   return guess;
 }
 
-// The support's lists of a block: saved, or found again. Calls emit(r, keys, weights, n) for every row
-// of a sequence; false: some row is dense, and nothing more is emitted.
+// The support's lists of a block: saved, or found again. Calls emit(r, keys, weights, n) for every
+// row of a sequence; false: some row is dense, and nothing more is emitted.
 template <class Engine, ScoreEngine kEngine, class Emit>
 bool ForEachSupport(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
                     const double* tau, const SavedLists& saved, SweepScratch& scratch,

@@ -1,13 +1,13 @@
-// Attention on long rows for alpha in (1, 2]: one sweep over the keys finds every entry that can be in
-// a row's support, and the rest of the work follows the support. docs/attention.md explains it.
+// Attention on long rows for alpha in (1, 2]: one sweep over the keys finds every entry that can be
+// in a row's support, and the rest of the work follows the support. docs/attention.md explains it.
 //
 // The keys of a head are packed once, in tiles of 64. A block of queries passes over the tiles; a
-// score engine computes 16 x 64 scores at a time into a buffer that stays in the first-level cache, and
-// a filter lists those at or above their row's bound. A bound is safe (the threshold of entries already
-// listed, which never exceeds the row's) or guessed (threshold_guess.h) and then proved:
-// after the row's list is solved, the guess must lie below the threshold found. Rows whose guess does
-// not are swept again from a safe bound. Rows with more candidates than a list holds are dense and go to
-// the dense kernel.
+// score engine computes 16 x 64 scores at a time into a buffer that stays in the first-level cache,
+// and a filter lists those at or above their row's bound. A bound is safe (the threshold of entries
+// already listed, which never exceeds the row's) or guessed (threshold_guess.h) and then proved:
+// after the row's list is solved, the guess must lie below the threshold found. Rows whose guess
+// does not are swept again from a safe bound. Rows with more candidates than a list holds are dense
+// and go to the dense kernel.
 #pragma once
 
 #include <hwy/aligned_allocator.h>
@@ -40,8 +40,8 @@ inline constexpr std::size_t kUnitScoreBytes = kUnitScores * sizeof(float);  // 
 
 // Memory of packed keys at a time; heads are taken in groups that fit.
 inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
-// Blocks whose edges are kept before the keys take them up: as many as are expected to have kWaveEdges
-// (3 MB) in all, within these limits; at first one or two.
+// Blocks whose edges are kept before the keys take them up: as many as are expected to have
+// kWaveEdges (3 MB) in all, within these limits; at first one or two.
 inline constexpr std::int64_t kLeastWaveBlocks = 4, kWaveBlocks = 64;
 inline constexpr std::int64_t kWaveEdges = 1 << 18;
 
@@ -63,8 +63,9 @@ inline bool ScoresAreExact(ScoreEngine engine, DType dtype) {
          (engine == ScoreEngine::kAmx && dtype == DType::kBFloat16);
 }
 
-// Share of its keys that a head keeps where dense rows are as fast as lists (docs/log.md): of bfloat16 they
-// run on the tile unit, else in float32. Backward an entry of a list costs the same with any engine.
+// Share of its keys that a head keeps where dense rows are as fast as lists (docs/log.md): of
+// bfloat16 they run on the tile unit, else in float32. Backward an entry of a list costs the same
+// with any engine.
 inline double DenseShare(ScoreEngine engine, DType dtype) {
   if (!ScoresAreExact(engine, dtype)) return 0.125;
   return engine == ScoreEngine::kAmx ? 0.25 : 0.4;
@@ -118,15 +119,15 @@ inline std::int64_t QueryWords(ScoreEngine engine, std::int64_t dim) {
 struct ByteUnitTail {
   float step[kUnitRows], norm[kUnitRows], lost[kUnitRows];
 };
-// Behind a tile of keys in bytes: its step, and the largest of what its keys lost and of their norms, in
-// steps.
+// Behind a tile of keys in bytes: its step, and the largest of what its keys lost and of their
+// norms, in steps.
 struct alignas(64) ByteTileTail {
   float step, lost, norm;
 };
 
 // The keys of one (sequence, key head), as an engine reads them: groups of 16 keys,
-// float32 [dim][16], bf16 [dim / 2][16][2] or bytes [dim / 4][16][4] (kInt7: [dim / 2][16][2]); keys
-// past the end are 0.
+// float32 [dim][16], bf16 [dim / 2][16][2] or bytes [dim / 4][16][4] (kInt7: [dim / 2][16][2]);
+// keys past the end are 0.
 struct PackedKeys {
   std::byte* data = nullptr;   // [tiles][64 keys], PackedBytes() of them
   std::int64_t count = 0;      // keys
@@ -137,8 +138,8 @@ struct PackedKeys {
   float largest_step = 0.0f;   // of bytes
   bool usable = true;          // all finite and not so large that a product could overflow
 
-  // Moments of a sample, for the guess. mean: [dim]; covariance packed like keys, its rows in place of
-  // keys: [Tiles(head_dim)] tiles.
+  // Moments of a sample, for the guess. mean: [dim]; covariance packed like keys, its rows in place
+  // of keys: [Tiles(head_dim)] tiles.
   float* mean = nullptr;
   std::byte* covariance = nullptr;
   float* scale = nullptr;  // [dim] what bytes of keys are divided by, and of queries multiplied
@@ -183,7 +184,8 @@ struct BlockTask {
   std::int64_t cost = 0;  // keys in reach of the last row
 };
 
-// Rows of a covariance that are summed in registers, floats of one, and what a vector reads past the sample.
+// Rows of a covariance that are summed in registers, floats of one, and what a vector reads past
+// the sample.
 inline constexpr std::int64_t kCovarianceRows = 4;
 inline constexpr std::int64_t kCovarianceSpare = 16;
 inline std::int64_t CovariancePitch(std::int64_t dim) { return (dim + 15) / 16 * 16; }
@@ -207,7 +209,8 @@ struct SweepScratch {
   hwy::AlignedFreeUniquePtr<float[]> query_rows;     // [block rows][dim] float32
   hwy::AlignedFreeUniquePtr<float[]> bounds;         // [slots] as raw scores; +inf: empty
 
-  // Lists: row r begins at r * list_stride, which leaves room for a tile and a vector beyond the capacity.
+  // Lists: row r begins at r * list_stride, which leaves room for a tile and a vector beyond the
+  // capacity.
   std::int64_t list_capacity;
   std::int64_t list_stride;
   hwy::AlignedFreeUniquePtr<float[]> list_z;
@@ -253,8 +256,8 @@ struct PackedBounds {
   bool usable = true;
 };
 
-// The parts of a sweep as compiled for one instruction set and engine; null where that engine is not
-// compiled for it.
+// The parts of a sweep as compiled for one instruction set and engine; null where that engine is
+// not compiled for it.
 struct SweepFunctions {
   ScoreEngine engine = ScoreEngine::kFloat;
   // Sets keys.scale from a sample of the keys; null: the engine needs none.
@@ -267,14 +270,14 @@ struct SweepFunctions {
   void (*moments)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                   const PackedKeys& keys, SweepScratch& scratch) = nullptr;
   HeadGuess (*pilot)(const HeadContext& head, SweepScratch& scratch) = nullptr;
-  // Rows [q_begin, q_begin + count), count <= kBlockRows: their supports go to `receiver`, or, if that is
-  // null, what follows from them to `outputs`. Dense rows are left to `dense`.
+  // Rows [q_begin, q_begin + count), count <= kBlockRows: their supports go to `receiver`, or, if
+  // that is null, what follows from them to `outputs`. Dense rows are left to `dense`.
   void (*forward)(const HeadContext& head, const HeadGuess& guess, std::int64_t q_begin,
                   std::int64_t count, const AttentionOutputs& outputs,
                   const WeightReceiver* receiver, const SavedLists& saved, SweepScratch& scratch,
                   std::vector<RowBlock>* dense) = nullptr;
-  // Gradients of the same rows' queries, and the edges that their keys need. False: a row is dense, and
-  // what was written means nothing.
+  // Gradients of the same rows' queries, and the edges that their keys need. False: a row is dense,
+  // and what was written means nothing.
   bool (*backward)(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
                    const AttentionGradients& gradients, const SavedLists& saved,
                    SweepScratch& scratch, BlockEdges* edges) = nullptr;

@@ -1,6 +1,6 @@
-// The threshold sweep with every engine on every instruction set: rows long enough for guesses, lists
-// that overflow, rows that are swept again, and the tile unit without a tile unit. Short rows and the
-// whole space of options: random_test.cc.
+// The threshold sweep with every engine on every instruction set: rows long enough for guesses,
+// lists that overflow, rows that are swept again, and the tile unit without a tile unit. Short rows
+// and the whole space of options: random_test.cc.
 #include "attention/cpu/sweep/sweep.h"
 
 #include <gtest/gtest.h>
@@ -179,8 +179,8 @@ TEST(Sweep, ScoresUnlikeAnyGuess) {
   });
 }
 
-// A dimension of the keys, a key and a dimension of the queries far larger than the rest: what is rounded to
-// few bits may list too much, never too little.
+// A dimension of the keys, a key and a dimension of the queries far larger than the rest: what is
+// rounded to few bits may list too much, never too little.
 TEST(Sweep, OutliersDoNotHideTheSupport) {
   ForEachSweep([&](const AttentionKernel& kernel) {
     for (const std::int64_t outlier : {0, 1, 2, 3}) {

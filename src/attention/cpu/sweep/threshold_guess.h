@@ -26,8 +26,8 @@ class ThresholdCurve {
   std::vector<float> log_mass_;  // ascending, one for every g of the grid
 };
 
-// ln x within 1e-4, for normal x > 0: a guess deserves no more, and std::log was a twelfth of the work on
-// short rows.
+// ln x within 1e-4, for normal x > 0: a guess deserves no more, and std::log was a twelfth of the
+// work on short rows.
 inline float FastLog(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const float m = std::bit_cast<float>((bits & 0x7FFFFF) | 0x3F800000);  // [1, 2)
