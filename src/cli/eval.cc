@@ -1,7 +1,6 @@
 // tsallis eval: accuracy of a trained sequence model against length.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "lab/denormals.h"
 #include "lab/errors.h"
 #include "lab/eval/evaluate_sequences.h"
@@ -37,22 +37,19 @@ class EvalCommand : public Command {
   void Declare(CLI::App& app) override {
     app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
     app.add_option("SETTING", settings_, "Settings of --task, key=value");
-    app.add_option("--lengths", lengths_, "Lengths, separated by commas")
-        ->required()
-        ->delimiter(',')
-        ->allow_extra_args(false);
+    AddList(app, "--lengths", lengths_, "Lengths, separated by commas")->required();
     app.add_option("--task", task_, "Another task than the one it was trained on");
     app.add_option("--samples", samples_, "Samples at every length")
-        ->check(CLI::Range(1, 1 << 30))
+        ->check(IntegerFrom(1, 1 << 30))
         ->capture_default_str();
     app.add_option("--split", split_, "Which samples")
-        ->check(CLI::IsMember({"validation", "test"}))
+        ->check(OneOf({"validation", "test"}))
         ->capture_default_str();
     app.add_option("--inputs", inputs_,
                    "File (safetensors) for queries, keys and values of all layers on one sample of "
                    "the longest length; tsallis bench attention --inputs times attention on them");
     app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
-        ->check(CLI::Range(1, 4096));
+        ->check(IntegerFrom(1, 4096));
     app.add_flag("--json", json_, "Print one JSON document");
     app.add_flag("--quiet", quiet_, "Print the accuracies only");
   }
@@ -115,11 +112,10 @@ class EvalCommand : public Command {
     if (inputs_.empty()) return;
     const std::filesystem::path file(inputs_);
     const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
-    if (std::filesystem::is_directory(file) || !std::filesystem::is_directory(folder) ||
-        access(folder.c_str(), W_OK) != 0) {
-      throw lab::UsageError(fmt::format(
-          "--inputs: expected a file in a folder that can be written, got {}", inputs_));
+    if (std::filesystem::is_directory(file) || !std::filesystem::is_directory(folder)) {
+      throw lab::UsageError("--inputs: expected a file in a folder that exists, got " + inputs_);
     }
+    CheckWritable("--inputs", folder);
   }
 
   std::string path_, task_, split_ = "test", inputs_;

@@ -1,6 +1,7 @@
 // The program `tsallis`: parses the command line, runs a command, turns exceptions into exit codes.
 //
 //   0  done    1  failed    2  a user's mistake    130  interrupted, to be resumed
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -14,13 +15,14 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "core/version.h"
 #include "lab/config/recipe.h"
-#include "lab/config/suggest.h"
 #include "lab/studies/reproduce.h"
 #include "tsallis/error.h"
 
@@ -30,8 +32,6 @@ constexpr int kDone = 0;
 constexpr int kFailed = 1;
 constexpr int kMistake = 2;
 constexpr int kInterrupted = 130;
-
-using tsallis::lab::Suggestion;
 
 std::atomic<bool> stop{false};
 std::atomic<bool> patient{false};
@@ -99,69 +99,6 @@ void CheckTogether(const tsallis::cli::Command& command, const tsallis::lab::Lau
                   command.Name(), launch.size));
 }
 
-// The parser knows that a word is unknown; what was meant is for us to say.
-std::string DescribeExtras(const CLI::App& app) {
-  const CLI::App* command = &app;
-  std::vector<std::string> known;
-  if (const auto parsed = app.get_subcommands(); !parsed.empty()) {
-    command = parsed.front();
-  } else {
-    for (const CLI::App* candidate : app.get_subcommands({}))
-      known.push_back(candidate->get_name());
-  }
-  for (const std::string& word : app.remaining(/*recurse=*/true)) {
-    if (!word.starts_with("-")) {
-      return command == &app ? "unknown command \"" + word + "\"" + Suggestion(word, known)
-                             : "\"" + word + "\" was not expected";
-    }
-    std::vector<std::string> options;
-    for (const CLI::Option* option : command->get_options()) {
-      for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
-    }
-    return "unknown option \"" + word + "\"" + Suggestion(word.substr(0, word.find('=')), options);
-  }
-  return "";
-}
-
-// "INT:INT in [1 - 9]" and the like, in words.
-std::string Expected(const std::string& type) {
-  if (type.starts_with("UINT")) return "an integer from 0 to 18446744073709551615";
-  if (type.starts_with("INT")) return "an integer";
-  if (type.starts_with("FLOAT")) return "a number";
-  return type;
-}
-
-// A value of the wrong kind, in our words: the parser says "Could not convert: --seeds = abc".
-std::string DescribeValue(const CLI::App& app, const CLI::ParseError& error) {
-  const std::string said = error.what();
-  const std::size_t equals = said.find(" = ");
-  const auto parsed = app.get_subcommands();
-  if (error.get_name() != "ConversionError" || equals == std::string::npos || parsed.empty()) {
-    return said;
-  }
-  const std::size_t colon = said.find(": ");
-  const std::size_t begin = colon == std::string::npos ? 0 : colon + 2;
-  const std::string name = said.substr(begin, equals - begin);
-  const CLI::Option* option = parsed.front()->get_option_no_throw(name);
-  if (option == nullptr) return said;
-  return fmt::format("{}: expected {}, got {}", name, Expected(option->get_type_name()),
-                     said.substr(equals + 3));
-}
-
-// The parser would wrap "-1" around.
-void RefuseNegative(CLI::App& command) {
-  for (CLI::Option* option : command.get_options()) {
-    if (!option->get_type_name().starts_with("UINT")) continue;
-    option->check(CLI::Validator(
-        [](const std::string& value) {
-          return value.starts_with("-")
-                     ? fmt::format("expected {}, got {}", Expected("UINT"), value)
-                     : std::string();
-        },
-        ""));
-  }
-}
-
 // Exit code of a command that has printed all it had to: a full disk is an error, too.
 int Flushed(int code) {
   std::cout.flush();
@@ -173,9 +110,7 @@ int Flushed(int code) {
 // --help and --version end here too, with code 0.
 int ReportParseError(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return Flushed(app.exit(error));
-  // A missing name is less to the point than the unknown option before it.
-  std::string what = DescribeExtras(app);
-  if (what.empty()) what = DescribeValue(app, error);
+  const std::string what = tsallis::cli::DescribeParseError(app, error);
   const auto parsed = app.get_subcommands();
   const std::string command = parsed.empty() ? "" : " " + parsed.front()->get_name();
   return Report(what + "\nSee: tsallis" + command + " --help", kMistake);
@@ -204,7 +139,7 @@ int main(int argc, char** argv) {
   for (const auto& command : commands) {
     CLI::App* subcommand = app.add_subcommand(command->Name(), command->Summary());
     command->Declare(*subcommand);
-    RefuseNegative(*subcommand);
+    tsallis::cli::CheckValues(*subcommand);
     subcommand->footer("Example:\n" + command->Example());
     subcommands.push_back(subcommand);
   }
@@ -229,6 +164,10 @@ int main(int argc, char** argv) {
     return Report(error.what(), kMistake);
   } catch (const tsallis::lab::Interrupted& error) {
     return ReportInterrupted(error.what(), invocation);
+  } catch (const std::bad_alloc&) {
+    return Report("out of memory", kFailed);
+  } catch (const c10::Error& error) {
+    return Report(error.what_without_backtrace(), kFailed);
   } catch (const std::exception& error) {
     return Report(error.what(), kFailed);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "cli/terminal.h"
 #include "lab/paths.h"
 #include "lab/report/render.h"
@@ -37,13 +38,11 @@ class ReproduceCommand : public Command {
     app.add_option("--scale", options_.scale, "How much to run: a [scale.<name>] of the recipe")
         ->capture_default_str();
     app.add_option("--seeds", options_.seeds, "Seeds for each method; default: as the scale says")
-        ->check(CLI::Range(1, 100000));
+        ->check(IntegerFrom(1, 100000));
     app.add_option("--seed", options_.first_seed, "First seed; the others follow it")
         ->capture_default_str();
-    app.add_option("--methods", options_.methods,
-                   "Methods, separated by commas; default: as the scale says")
-        ->delimiter(',')
-        ->allow_extra_args(false);  // a recipe may follow
+    AddList(app, "--methods", options_.methods,
+            "Methods, separated by commas; default: as the scale says");
     app.add_option("--runs", options_.runs, "Folder of runs: checkpoints and metrics")
         ->capture_default_str();
     app.add_option("--out", out_,
@@ -52,12 +51,10 @@ class ReproduceCommand : public Command {
     app.add_option("--workers", options_.workers,
                    "Jobs at a time, one core each; default: one per core. When fewer jobs than "
                    "that are left, they share the cores")
-        ->check(CLI::Range(1, 4096));
-    app.add_option("--maps", options_.map_lengths,
-                   "Sequences: lengths whose attention is drawn, separated by commas; default: the "
-                   "shortest, and the longest of up to 4096 tokens")
-        ->delimiter(',')
-        ->allow_extra_args(false);
+        ->check(IntegerFrom(1, 4096));
+    AddList(app, "--maps", options_.map_lengths,
+            "Sequences: lengths whose attention is drawn, separated by commas; default: the "
+            "shortest, and the longest of up to 4096 tokens");
     app.add_flag("--resume", options_.resume,
                  "Go on with what an earlier run of the same command left");
     app.add_flag("--finished", options_.finished_only,
@@ -77,6 +74,7 @@ class ReproduceCommand : public Command {
       recipe = lab::AtScale(recipe, options_.scale);
       for (const std::string& method : options_.methods) recipe.Method(method);
     }
+    if (!out_.empty()) CheckWritable("--out", out_);
     options_.command = invocation.line;
     options_.progress.terminal = IsTerminal(stderr);
     options_.progress.color = UseColor(stderr);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "lab/errors.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
@@ -38,10 +39,10 @@ class TaskCommand : public Command {
                    "Settings of the task, key=value, as in a recipe's [task]");
     app.add_option("--length", length_, "Length, as in the papers' tables")->capture_default_str();
     app.add_option("--samples", samples_, "How many, from the first of the split")
-        ->check(CLI::Range(1, 1 << 30))
+        ->check(IntegerFrom(1, 1 << 30))
         ->capture_default_str();
     app.add_option("--split", split_, "Which samples")
-        ->check(CLI::IsMember({"train", "validation", "test"}))
+        ->check(OneOf({"train", "validation", "test"}))
         ->capture_default_str();
     app.add_option("--seed", seed_,
                    "Seed; default: 1 for train, and for validation and test the one that every "

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "cli/terminal.h"
 #include "lab/progress/progress.h"
+#include "lab/train/memory.h"
 #include "lab/train/sequence_training.h"
 #include "lab/train/set_training.h"
 
@@ -47,7 +49,7 @@ class TrainCommand : public Command {
     app.add_option("--threads", threads_,
                    "Threads of a process; default: OMP_NUM_THREADS, or one per core. The result "
                    "is the same")
-        ->check(CLI::Range(1, 4096));
+        ->check(IntegerFrom(1, 4096));
     app.add_flag("--resume", resume_, "Go on with the run that is in the folder");
     app.add_flag(
         "--tensorboard", tensorboard_,
@@ -77,6 +79,7 @@ class TrainCommand : public Command {
     }
     if (threads_) at::set_num_threads(*threads_);
     job.processes = lab::Processes::Connect(invocation.launch, *invocation.stop);
+    lab::CheckMemory(job);
     job.processes.Together([&] {
       if (job.processes.First()) CheckFolder(job.folder);
       Train(job, *invocation.stop);

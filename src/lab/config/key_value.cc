@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <set>
 #include <utility>
 
 #include "lab/errors.h"
@@ -21,11 +22,13 @@ void Merge(toml::table& root, toml::table&& values) {
 
 void SetKeyValue(toml::table& root, const std::string& setting) {
   const std::size_t equals = setting.find('=');
-  if (equals == std::string::npos || equals == 0) {
-    throw UsageError("expected key=value, got \"" + setting + "\"");
-  }
   const std::string key = setting.substr(0, equals);
-  const std::string value = setting.substr(equals + 1);
+  const std::string value = equals == std::string::npos ? "" : setting.substr(equals + 1);
+  const bool named = !key.empty() && key.front() != '.' && key.back() != '.' &&
+                     key.find("..") == std::string::npos;
+  if (!named || value.empty()) {
+    throw UsageError("expected key=value, the key as in train.lr, got \"" + setting + "\"");
+  }
   toml::table parsed;
   try {
     parsed = toml::parse("v = " + value);
@@ -44,6 +47,14 @@ void SetKeyValue(toml::table& root, const std::string& setting) {
     begin = dot + 1;
   }
   table->insert_or_assign(key.substr(begin), *parsed.get("v"));
+}
+
+void RefuseRepeated(const std::vector<std::string>& settings) {
+  std::set<std::string> keys;
+  for (const std::string& setting : settings) {
+    const std::string key = setting.substr(0, setting.find('='));
+    if (!keys.insert(key).second) throw UsageError("\"" + key + "\" is set twice");
+  }
 }
 
 }  // namespace tsallis::lab

@@ -374,6 +374,7 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     toml::table changes = std::move(*set);  // Merge may change the table that it stands in
     Merge(root, std::move(changes));
   }
+  RefuseRepeated(settings);
   for (std::string setting : settings) {
     // The steps are the scale's.
     for (const char* key : {"steps=", "train.steps="}) {

@@ -17,6 +17,7 @@
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/studies/cores.h"
+#include "lab/train/memory.h"
 #include "lab/train/sequence_training.h"
 #include "lab/train/set_training.h"
 
@@ -120,6 +121,7 @@ void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, co
             const std::atomic<bool>& stop) {
   const std::string name = status.name;
   const TrainingJob training{job.recipe, job.trains, job.seed, job.steps, job.folder};
+  CheckMemory(training);
   const auto trained = [&](const JobStatus& now) {
     status = now;
     status.name = name;

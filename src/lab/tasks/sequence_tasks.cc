@@ -33,6 +33,7 @@ TaskPointer MakeSequenceTask(const std::string& name, const std::vector<std::str
     throw UsageError("unknown sequence task \"" + name + "\"" + Suggestion(name, names));
   }
   toml::table table;
+  RefuseRepeated(settings);
   for (const std::string& setting : settings) SetKeyValue(table, setting);
   TomlProblems problems("settings of " + name);
   TableReader reader(table, "", problems);

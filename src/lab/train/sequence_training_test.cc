@@ -18,6 +18,7 @@
 #include "lab/studies/reproduce.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/train/memory.h"
 #include "lab/train/optimizer.h"
 
 namespace tsallis::lab {
@@ -509,6 +510,29 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   fs::remove(method / "lr-0.003" / "seed-1" / "model.safetensors");
   options.finished_only = true;
   EXPECT_TRUE(Reproduce(recipe, options, never).heads.empty());
+}
+
+TEST(Memory, WhatNoMachineHasIsRefusedWithTheKeysThatDecide) {
+  Recipe recipe = SmallSequences();
+  recipe.train.batch = 1 << 20;
+  recipe.train.accumulate = 1;
+  recipe.model.decoder.layers = 3;
+  const TrainingJob job = JobOf(recipe, "unused");
+  // Three layers of width 32 with as many hidden ones, and 2^20 samples of the shortest length.
+  const double weights = 16.0 * 3.0 * 32.0 * (2.0 * 32.0 + 2.0 * 32.0);
+  const double kept =
+      2.0 * 3.0 * 32.0 * 1048576.0 * static_cast<double>(recipe.task.train_length_min);
+  EXPECT_DOUBLE_EQ(LeastMemory(job), weights + kept);
+  CheckMemory(job, weights + kept);
+  try {
+    CheckMemory(job, 1e6);
+    FAIL() << "a step that needs more than there is was let through";
+  } catch (const UsageError& error) {
+    ExpectContains(error.what(), "1 MB are there: lower model.layers, model.width, train.batch");
+  }
+  recipe.train.accumulate = 4;
+  EXPECT_DOUBLE_EQ(LeastMemory(job), weights + kept / 4.0);
+  EXPECT_GT(MemoryLimit(), 1e8);
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+#include "lab/train/memory.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "lab/errors.h"
+
+namespace tsallis::lab {
+namespace {
+
+constexpr double kWeightBytes = 16.0;  // weight, gradient and two moments in float32
+
+// "12.5 TB"
+std::string Bytes(double bytes) {
+  const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+  std::size_t unit = 0;
+  while (bytes >= 1000.0 && unit + 1 < std::size(units)) {
+    bytes /= 1000.0;
+    ++unit;
+  }
+  return fmt::format("{:.3g} {}", bytes, units[unit]);
+}
+
+}  // namespace
+
+double MemoryLimit() {
+  double limit =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  // "max" where there is no limit: then nothing is read.
+  double group = 0.0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> group) limit = std::min(limit, group);
+  return limit;
+}
+
+double LeastMemory(const TrainingJob& job) {
+  const Recipe& recipe = *job.recipe;
+  const auto samples = static_cast<double>(recipe.train.batch) /
+                       static_cast<double>(recipe.train.accumulate * job.processes.Size());
+  const double tokens = samples * static_cast<double>(recipe.task.train_length_min);
+  if (!recipe.task.sequence) {
+    const auto width = static_cast<double>(recipe.model.width);
+    return kWeightBytes * 2.0 * width * width + 2.0 * tokens * width;
+  }
+  const DecoderConfig& model = recipe.model.decoder;
+  const auto layers = static_cast<double>(model.layers);
+  const auto width = static_cast<double>(model.width);
+  const double attention = 2.0 * static_cast<double>(model.heads * model.HeadDim());
+  const double feed_forward = 2.0 * static_cast<double>(model.feed_forward);
+  return kWeightBytes * layers * width * (attention + feed_forward) + 2.0 * tokens * layers * width;
+}
+
+void CheckMemory(const TrainingJob& job, double limit) {
+  const double least = LeastMemory(job);
+  if (least <= limit) return;
+  throw UsageError(fmt::format(
+      "a training step of this size needs more than {}, and {} are there: lower {}train.batch, or "
+      "raise train.accumulate",
+      Bytes(least), Bytes(limit),
+      job.recipe->task.sequence ? "model.layers, model.width, " : "model.width, "));
+}
+
+}  // namespace tsallis::lab
