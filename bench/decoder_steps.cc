@@ -13,10 +13,10 @@
 #include <exception>
 #include <nlohmann/json.hpp>
 
+#include "lab/base/random.h"
 #include "lab/nn/decoder.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/set_kernels.h"
-#include "lab/tasks/random.h"
 
 namespace {
 

@@ -209,7 +209,7 @@ def test_version():
         ),
         (
             ["train", "copy", "train.lr"],
-            'expected key=value, the key as in train.lr, got "train.lr"',
+            'expected key=value, as in train.lr=1e-3, got "train.lr"',
         ),
         (["train", "copy", "train.lr="], 'got "train.lr="'),
         (["train", "copy", "=1"], 'got "=1"'),

@@ -18,7 +18,7 @@
 
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
-#include "simplex/test_util.h"
+#include "core/every_target.h"
 
 namespace tsallis {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "lab/paths.h"
+#include "lab/base/paths.h"
 
 namespace tsallis::cli {
 

@@ -14,11 +14,11 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "lab/denormals.h"
-#include "lab/errors.h"
+#include "lab/base/denormals.h"
+#include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
-#include "lab/eval/load_model.h"
 #include "lab/eval/observe_heads.h"
+#include "lab/train/load_model.h"
 
 namespace tsallis::cli {
 

@@ -12,6 +12,7 @@
 #include "lab/config/catalogue.h"
 #include "lab/config/recipe.h"
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/maps.h"
 
 namespace tsallis::cli {
 
@@ -27,7 +28,7 @@ constexpr Section kSections[] = {
     {"tasks", "Tasks", lab::Tasks},
     {"models", "Models", lab::Models},
     {"maps", "Maps from scores to probabilities", lab::Maps},
-    {"length_scalings", "Length scalings of the set model", lab::LengthScalings},
+    {"length_scalings", "Length scalings of the set model", lab::SetLengthScalings},
     {"query_scalings", "Length scalings of the decoder", lab::QueryScalings},
     {"positions", "Positions of the decoder", lab::PositionKinds}};
 

@@ -11,8 +11,8 @@
 #include <sstream>
 #include <utility>
 
-#include "lab/config/suggest.h"
-#include "lab/errors.h"
+#include "lab/base/errors.h"
+#include "lab/base/suggest.h"
 
 namespace tsallis::cli {
 namespace {

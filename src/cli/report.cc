@@ -9,8 +9,8 @@
 
 #include "cli/commands.h"
 #include "cli/terminal.h"
+#include "lab/base/paths.h"
 #include "lab/config/recipe.h"
-#include "lab/paths.h"
 #include "lab/report/render.h"
 #include "lab/report/results_io.h"
 #include "lab/report/table.h"

@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
-#include "lab/paths.h"
+#include "lab/base/paths.h"
 #include "lab/report/render.h"
 #include "lab/report/results_io.h"
 #include "lab/report/table.h"

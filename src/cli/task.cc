@@ -15,7 +15,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
 

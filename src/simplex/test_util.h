@@ -1,33 +1,16 @@
 // Helpers of the row-map tests.
 #pragma once
 
-#include <hwy/highway.h>
-
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <random>
-#include <set>
-#include <string>
 #include <vector>
 
+#include "core/every_target.h"
 #include "simplex/fast.h"
 #include "tsallis/rows.h"
 
 namespace tsallis {
-
-// Runs `body` once on every instruction set that is compiled in and that this machine can run;
-// returns the names of those that were really used.
-inline std::set<std::string> ForEachTarget(const std::function<void(const std::string&)>& body) {
-  std::set<std::string> used;
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    used.insert(FastTarget());
-    body(FastTarget());
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  return used;
-}
 
 template <typename T>
 ConstRows Rows(const std::vector<T>& data, std::int64_t rows, DType dtype) {

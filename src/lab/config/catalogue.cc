@@ -23,33 +23,10 @@ const std::vector<CatalogueEntry>& Models() {
   return entries;
 }
 
-const std::vector<CatalogueEntry>& Maps() {
-  static const std::vector<CatalogueEntry> entries = {
-      {"softmax", "dense; temperature theta"},
-      {"entmax", "alpha-entmax, alpha >= 1: sparse above 1 (2 is sparsemax)"},
-      {"adaptive-temperature", "softmax, sharpened where its entropy is large"}};
-  return entries;
-}
-
-const std::vector<CatalogueEntry>& LengthScalings() {
-  static const std::vector<CatalogueEntry> entries = {
-      {"none", "scores as they are"},
-      {"ssmax", "scores times b ln n, b learned"},
-      {"scalar", "scores times delta + beta (ln n)^gamma, beta learned"}};
-  return entries;
-}
-
 const std::vector<CatalogueEntry>& Optimizers() {
   static const std::vector<CatalogueEntry> entries = {{"adam", "Adam, L2 added to the gradient"},
                                                       {"adamw", "Adam, decoupled weight decay"}};
   return entries;
-}
-
-std::vector<std::string> Names(const std::vector<CatalogueEntry>& entries) {
-  std::vector<std::string> names;
-  names.reserve(entries.size());
-  for (const CatalogueEntry& entry : entries) names.push_back(entry.name);
-  return names;
 }
 
 }  // namespace tsallis::lab

@@ -9,13 +9,13 @@
 #include <set>
 #include <utility>
 
+#include "lab/base/key_value.h"
+#include "lab/base/paths.h"
+#include "lab/base/suggest.h"
+#include "lab/base/toml_reader.h"
 #include "lab/config/catalogue.h"
-#include "lab/config/key_value.h"
 #include "lab/config/recipe_checks.h"
-#include "lab/config/suggest.h"
-#include "lab/config/toml_reader.h"
 #include "lab/nn/decoder_describe.h"
-#include "lab/paths.h"
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
@@ -104,7 +104,7 @@ std::string Convert(const toml::node& node, LengthScaling::Kind& kind) {
       return "";
     }
   }
-  return OneOf(Names(LengthScalings()))(word);
+  return OneOf(Names(SetLengthScalings()))(word);
 }
 
 void Describe(TableReader& table, LengthScaling& scaling) {

@@ -10,20 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/set_attention.h"
+#include "lab/tasks/max_retrieval.h"
 #include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {
-
-// Length scaling (docs/definitions.md, L): what multiplies the query of a row that sees n keys.
-struct LengthScaling {
-  enum class Kind : std::uint8_t { kNone, kSSMax, kScalar };
-  Kind kind =
-      Kind::kNone;  // "none" | "ssmax": b ln n | "scalar": delta + beta (ln n)^gamma, beta learned
-  double gamma = 1.0;  // scalar: the exponent, fixed
-  double delta = 1.0;  // scalar: the additive term, fixed
-};
 
 struct TrainConfig {
   std::string optimizer = "adam";  // "adam", "adamw"
@@ -54,15 +47,10 @@ struct TrainConfig {
   std::int64_t validate_samples = 200;
 };
 
-struct MethodConfig {
-  std::string name;             // identifies it everywhere: "asentmax-3"
-  std::string label;            // for people; the name unless given
-  std::string map = "softmax";  // "softmax" | "entmax" | "adaptive-temperature"
-  double alpha = 1.5;           // entmax
-  // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
-  // appendix A.3.
-  std::optional<double> theta;
-  LengthScaling length_scaling;
+// The set model's methods say with keys of their own how it attends, decoders' in `attention`.
+struct MethodConfig : SetAttentionConfig {
+  std::string name;   // identifies it everywhere: "asentmax-3"
+  std::string label;  // for people; the name unless given
   // Decoders: what differs from the attention that [model] describes, for all layers and heads.
   std::optional<AttentionOverride> attention;
   // Evaluates the weights that this other method trained instead of training its own.
@@ -73,11 +61,9 @@ struct MethodConfig {
   std::vector<double> paper;  // accuracy in %, at the first lengths of eval_lengths
 };
 
-struct TaskConfig {
-  std::string name;                   // of the catalogue
-  std::int64_t train_length_min = 5;  // train_length = [min, max], uniform, one length a batch
-  std::int64_t train_length_max = 16;
-  std::int64_t classes = 10;
+// Lengths of training and classes: the sequence tasks have the lengths alone.
+struct TaskConfig : MaxRetrievalConfig {
+  std::string name;  // of the catalogue
   std::vector<std::int64_t> eval_lengths;
   // Sets evaluated at length n: eval_items / n, within [eval_sets_min, eval_sets_max].
   std::int64_t eval_items = 1 << 22;

@@ -6,7 +6,7 @@
 #include <cctype>
 #include <set>
 
-#include "lab/config/suggest.h"
+#include "lab/base/suggest.h"
 
 namespace tsallis::lab {
 namespace {

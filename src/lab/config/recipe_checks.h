@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "lab/base/toml_reader.h"
 #include "lab/config/recipe.h"
-#include "lab/config/toml_reader.h"
 
 namespace tsallis::lab {
 

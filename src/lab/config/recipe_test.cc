@@ -9,8 +9,8 @@
 #include <map>
 #include <string>
 
-#include "lab/config/suggest.h"
-#include "lab/lab_test_support.h"
+#include "lab/base/suggest.h"
+#include "lab/testing/lab_test_support.h"
 
 namespace tsallis::lab {
 namespace {

@@ -4,9 +4,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
+#include "lab/base/safetensors.h"
 #include "lab/tasks/sequence_batch.h"
-#include "lab/train/safetensors.h"
 
 namespace tsallis::lab {
 namespace {

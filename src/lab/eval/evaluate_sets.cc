@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "lab/errors.h"
-#include "lab/train/safetensors.h"
+#include "lab/base/errors.h"
+#include "lab/base/safetensors.h"
 
 namespace tsallis::lab {
 namespace {

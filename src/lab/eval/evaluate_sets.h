@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "lab/config/recipe.h"
 #include "lab/nn/set_attention.h"
 
 namespace tsallis::lab {

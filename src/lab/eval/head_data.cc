@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lab/train/safetensors.h"
+#include "lab/base/safetensors.h"
 
 namespace tsallis::lab {
 namespace {

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/nn/layer_view.h"
 #include "lab/tasks/sequence_batch.h"
 

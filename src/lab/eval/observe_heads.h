@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <vector>
 
+#include "lab/base/safetensors.h"
 #include "lab/eval/head_data.h"
 #include "lab/nn/decoder.h"
 #include "lab/tasks/sequence.h"
-#include "lab/train/safetensors.h"
 
 namespace tsallis::lab {
 

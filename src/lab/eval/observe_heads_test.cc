@@ -7,11 +7,11 @@
 #include <numeric>
 #include <string>
 
-#include "lab/errors.h"
-#include "lab/lab_test_support.h"
+#include "lab/base/errors.h"
 #include "lab/nn/layer_view.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/testing/lab_test_support.h"
 
 namespace tsallis::lab {
 namespace {

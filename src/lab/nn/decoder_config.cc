@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/nn/decoder_describe.h"
 
 namespace tsallis::lab {

@@ -11,7 +11,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "lab/config/catalogue.h"
+#include "lab/base/catalogue.h"
 
 namespace tsallis::lab {
 

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "lab/errors.h"
-#include "lab/lab_test_support.h"
+#include "lab/base/errors.h"
 #include "lab/nn/decoder_describe.h"
+#include "lab/testing/lab_test_support.h"
 
 namespace tsallis::lab {
 namespace {

@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "lab/config/toml_reader.h"
+#include "lab/base/toml_reader.h"
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/maps.h"
 
 namespace tsallis::lab {
 

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "lab/nn/every_target.h"
+#include "core/every_target.h"
 
 namespace tsallis::lab {
 namespace {
@@ -62,7 +62,7 @@ Doubles Draw(std::int64_t count, unsigned seed, double deviation = 1.0) {
 std::vector<float> Floats(const Doubles& values) { return {values.begin(), values.end()}; }
 
 void ForWidths(const std::function<void(std::int64_t width, bool half)>& check) {
-  OnEveryTarget([&] {
+  ForEachTarget([&](const std::string&) {
     for (const bool half : {false, true}) {
       for (const std::int64_t width : {1, 5, 16, 48, 67}) {
         SCOPED_TRACE(testing::Message() << "width " << width << (half ? " bfloat16" : " float32"));
@@ -298,7 +298,7 @@ TEST(DecoderKernels, CrossEntropyItsGradientAndTheFirstOfTheLargest) {
 }
 
 TEST(DecoderKernels, TransposesAnySize) {
-  OnEveryTarget([] {
+  ForEachTarget([](const std::string&) {
     for (const std::int64_t rows : {1, 7, 8, 24, 37}) {
       for (const std::int64_t columns : {1, 8, 19, 64}) {
         const std::int64_t stride = rows + 3;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/positions.h"
 #include "lab/train/optimizer.h"

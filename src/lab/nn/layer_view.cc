@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 
 namespace tsallis::lab {
 namespace {

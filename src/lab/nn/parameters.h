@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lab/tasks/random.h"
+#include "lab/base/random.h"
 
 namespace tsallis::lab {
 

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "lab/base/errors.h"
+#include "lab/base/random.h"
 #include "lab/nn/set_kernels.h"
 
 namespace tsallis::lab {
@@ -39,17 +41,25 @@ void Product(const Tensor& a, const Tensor& b, Tensor out) { at::mm_out(out, a, 
 
 }  // namespace
 
-RowMapParams MapOf(const MethodConfig& method) {
+const std::vector<CatalogueEntry>& SetLengthScalings() {
+  static const std::vector<CatalogueEntry> entries = {
+      {"none", "scores as they are"},
+      {"ssmax", "scores times b ln n, b learned"},
+      {"scalar", "scores times delta + beta (ln n)^gamma, beta learned"}};
+  return entries;
+}
+
+RowMapParams MapOf(const SetAttentionConfig& config) {
   RowMapParams map;
-  if (method.map == "softmax") {
+  if (config.map == "softmax") {
     map.map = RowMap::kSoftmax;
-  } else if (method.map == "adaptive-temperature") {
+  } else if (config.map == "adaptive-temperature") {
     map.map = RowMap::kAdaptiveTemperature;
-  } else if (method.map == "entmax") {
+  } else if (config.map == "entmax") {
     map.map = RowMap::kEntmax;
-    map.alpha = method.alpha;
+    map.alpha = config.alpha;
   } else {
-    throw UsageError("method " + method.name + ": unknown map \"" + method.map + "\"");
+    throw UsageError("unknown map \"" + config.map + "\"");
   }
   return map;
 }
@@ -75,9 +85,9 @@ struct SetAttention::Workspace {
   }
 };
 
-SetAttention::SetAttention(const ModelConfig& model, std::int64_t features, std::int64_t classes,
-                           const MethodConfig& method, std::uint64_t seed)
-    : width_(model.width), classes_(classes), work_(std::make_unique<Workspace>()) {
+SetAttention::SetAttention(std::int64_t width, std::int64_t features, std::int64_t classes,
+                           const SetAttentionConfig& config, std::uint64_t seed)
+    : width_(width), classes_(classes), work_(std::make_unique<Workspace>()) {
   struct Slot {
     std::string name;
     std::vector<std::int64_t> shape;
@@ -105,7 +115,7 @@ SetAttention::SetAttention(const ModelConfig& model, std::int64_t features, std:
   linear("attention.out", width_, width_, attend_out_);
   linear("head.0", width_, width_, head1_);
   linear("head.1", width_, classes, head2_);
-  if (method.length_scaling.kind != LengthScaling::Kind::kNone) {
+  if (config.length_scaling.kind != LengthScaling::Kind::kNone) {
     slots.push_back(
         {"attention.length_scale", {1}, 0, &length_scale_.weight, &length_scale_.d_weight});
   }
@@ -135,30 +145,29 @@ SetAttention::SetAttention(const ModelConfig& model, std::int64_t features, std:
   if (length_scale_.weight.defined()) {
     // SSMax starts at N(1, 0.01), the learned scalar at U(0.1, 1), as the ASEntmax reference does.
     RandomStream random(seed, Purpose::kInit, 1U << 20);
-    const float start = method.length_scaling.kind == LengthScaling::Kind::kSSMax
+    const float start = config.length_scaling.kind == LengthScaling::Kind::kSSMax
                             ? 1.0F + 0.01F * TruncatedNormal(random)
                             : 0.1F + 0.9F * random.Uniform();
     Data(length_scale_.weight)[0] = start;
   }
-  SetMethod(method);
+  Attend(config);
 }
 
 SetAttention::SetAttention(SetAttention&&) noexcept = default;
 SetAttention::~SetAttention() = default;
 
-void SetAttention::SetMethod(const MethodConfig& method) {
-  if ((method.length_scaling.kind != LengthScaling::Kind::kNone) !=
+void SetAttention::Attend(const SetAttentionConfig& config) {
+  if ((config.length_scaling.kind != LengthScaling::Kind::kNone) !=
       length_scale_.weight.defined()) {
-    throw UsageError("method " + method.name +
-                     ": its weights were trained with another length scaling");
+    throw UsageError("the weights were trained with another length scaling");
   }
-  method_ = method;
-  map_ = MapOf(method);
-  theta_ = method.theta.value_or(std::sqrt(static_cast<double>(width_)));
+  config_ = config;
+  map_ = MapOf(config);
+  theta_ = config.theta.value_or(std::sqrt(static_cast<double>(width_)));
 }
 
 SetAttention::QueryScale SetAttention::ScaleFor(std::int64_t n) const {
-  const LengthScaling& scaling = method_.length_scaling;
+  const LengthScaling& scaling = config_.length_scaling;
   if (scaling.kind == LengthScaling::Kind::kNone) return {1.0 / theta_, 0.0};
   const double log_n = std::log(static_cast<double>(n));
   const double learned = Read(length_scale_.weight)[0];

@@ -22,15 +22,37 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "lab/config/recipe.h"
+#include "lab/base/catalogue.h"
 #include "lab/tasks/max_retrieval.h"
 #include "tsallis/rows.h"
 
 namespace tsallis::lab {
+
+// Length scaling (docs/definitions.md, L): what multiplies the query of a row that sees n keys.
+struct LengthScaling {
+  enum class Kind : std::uint8_t { kNone, kSSMax, kScalar };
+  Kind kind =
+      Kind::kNone;  // "none" | "ssmax": b ln n | "scalar": delta + beta (ln n)^gamma, beta learned
+  double gamma = 1.0;  // scalar: the exponent, fixed
+  double delta = 1.0;  // scalar: the additive term, fixed
+};
+
+// How scores become weights.
+struct SetAttentionConfig {
+  std::string map = "softmax";  // "softmax" | "entmax" | "adaptive-temperature"
+  double alpha = 1.5;           // entmax
+  // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
+  // appendix A.3.
+  std::optional<double> theta;
+  LengthScaling length_scaling;
+};
+
+const std::vector<CatalogueEntry>& SetLengthScalings();
 
 // What a caller may want to see of the attention itself.
 struct AttentionView {
@@ -47,8 +69,8 @@ struct BatchScore {
 
 class SetAttention {
  public:
-  SetAttention(const ModelConfig& model, std::int64_t features, std::int64_t classes,
-               const MethodConfig& method, std::uint64_t seed);
+  SetAttention(std::int64_t width, std::int64_t features, std::int64_t classes,
+               const SetAttentionConfig& config, std::uint64_t seed);
   SetAttention(SetAttention&&) noexcept;
   ~SetAttention();
 
@@ -68,8 +90,9 @@ class SetAttention {
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const { return parameters_; }
   const std::vector<at::Tensor>& Gradients() const { return gradients_; }
 
-  // Changes how scores become weights, for evaluating trained weights under another map.
-  void SetMethod(const MethodConfig& method);
+  // Changes how scores become weights, for evaluating trained weights under another map. UsageError
+  // if one of the two length scalings is learned and the other is none.
+  void Attend(const SetAttentionConfig& config);
 
  private:
   struct Layer {
@@ -87,7 +110,7 @@ class SetAttention {
   void RunForward(const SetBatch& batch, bool slopes, const RowStats& stats);
   void RunBackward(const SetBatch& batch);
 
-  MethodConfig method_;
+  SetAttentionConfig config_;
   RowMapParams map_;
   double theta_ = 1.0;
   std::int64_t width_, classes_;
@@ -100,7 +123,7 @@ class SetAttention {
   std::unique_ptr<Workspace> work_;
 };
 
-// The row map of a method; `theta` is applied to the query, not here.
-RowMapParams MapOf(const MethodConfig& method);
+// The row map; `theta` is applied to the query, not here.
+RowMapParams MapOf(const SetAttentionConfig& config);
 
 }  // namespace tsallis::lab

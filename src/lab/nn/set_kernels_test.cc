@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "lab/nn/every_target.h"
+#include "core/every_target.h"
 
 namespace tsallis::lab {
 namespace {
@@ -25,7 +25,7 @@ double GeluReference(double x) {
 }
 
 TEST(SetKernels, GeluMatchesItsFormulaAndSlope) {
-  OnEveryTarget([] {
+  ForEachTarget([](const std::string&) {
     std::vector<float> z = Normal(1003, 1, 3.0F);
     z.insert(z.end(), {0.0F, -0.0F, 40.0F, -40.0F, 1e4F, -1e4F});
     std::vector<float> a(z.size());
@@ -42,7 +42,7 @@ TEST(SetKernels, GeluMatchesItsFormulaAndSlope) {
 }
 
 TEST(SetKernels, ScoresAndPoolingMatchPlainLoops) {
-  OnEveryTarget([] {
+  ForEachTarget([](const std::string&) {
     for (const std::int64_t width : {1, 7, 16, 33, 128}) {
       for (const std::int64_t n : {1, 3, 4, 5, 17}) {
         const std::int64_t sets = 3;
@@ -74,7 +74,7 @@ TEST(SetKernels, ScoresAndPoolingMatchPlainLoops) {
 }
 
 TEST(SetKernels, AdamFollowsTheDefinition) {
-  OnEveryTarget([] {
+  ForEachTarget([](const std::string&) {
     const std::int64_t count = 37;
     std::vector<float> w = Normal(37, 5);
     std::vector<float> m(37);
@@ -100,7 +100,7 @@ TEST(SetKernels, AdamFollowsTheDefinition) {
 }
 
 TEST(SetKernels, AGradientWhoseSquareIsBeyondFloatStopsItsWeightAndNoOther) {
-  OnEveryTarget([] {
+  ForEachTarget([](const std::string&) {
     std::vector<float> w(20, 1.0F);
     std::vector<float> m(20);
     std::vector<float> v(20);

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/paths.h"
+#include "lab/base/paths.h"
 
 extern char** environ;
 

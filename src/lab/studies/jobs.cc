@@ -12,8 +12,8 @@
 #include <optional>
 #include <thread>
 
-#include "lab/denormals.h"
-#include "lab/errors.h"
+#include "lab/base/denormals.h"
+#include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/studies/cores.h"
@@ -91,7 +91,7 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
   evaluating();
   for (const MethodConfig* method : job.evaluates) {
     if (Load(ScoresPath(job, *method), task)) continue;
-    model.SetMethod(*method);
+    model.Attend(*method);
     SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, job.draws, stop));
   }
 }

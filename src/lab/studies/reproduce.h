@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "lab/base/errors.h"
 #include "lab/config/recipe.h"
-#include "lab/errors.h"
 #include "lab/progress/progress.h"
 #include "lab/report/results.h"
 

@@ -8,12 +8,12 @@
 #include <map>
 #include <set>
 
+#include "lab/base/crc32c.h"
+#include "lab/base/safetensors.h"
 #include "lab/eval/evaluate_sets.h"
-#include "lab/lab_test_support.h"
 #include "lab/nn/set_attention.h"
 #include "lab/studies/reproduce.h"
-#include "lab/train/crc32c.h"
-#include "lab/train/safetensors.h"
+#include "lab/testing/lab_test_support.h"
 #include "lab/train/set_training.h"
 
 namespace tsallis::lab {
@@ -71,7 +71,7 @@ TEST(SetAttention, LossAndGradientEqualThePlainModelInDouble) {
   MethodConfig entmax = recipe.methods[2];
   const MaxRetrieval task(recipe.task);
   for (const MethodConfig& method : {recipe.methods[0], ssmax, entmax}) {
-    SetAttention model(recipe.model, task.Features(), task.Classes(), method, 3);
+    SetAttention model(recipe.model.width, task.Features(), task.Classes(), method, 3);
     const SetBatch batch = task.TrainBatch(1, 2, 24);
     std::map<std::string, torch::Tensor> plain;
     for (const auto& [name, parameter] : model.Parameters()) {

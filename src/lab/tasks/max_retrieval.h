@@ -6,8 +6,7 @@
 
 #include <cstdint>
 
-#include "lab/config/recipe.h"
-#include "lab/tasks/random.h"
+#include "lab/base/random.h"
 
 namespace tsallis::lab {
 
@@ -17,9 +16,15 @@ struct SetBatch {
   at::Tensor target;  // [sets] int64
 };
 
+struct MaxRetrievalConfig {
+  std::int64_t train_length_min = 5;  // train_length = [min, max], uniform, one length a batch
+  std::int64_t train_length_max = 16;
+  std::int64_t classes = 10;
+};
+
 class MaxRetrieval {
  public:
-  explicit MaxRetrieval(const TaskConfig& config) : config_(config) {}
+  explicit MaxRetrieval(const MaxRetrievalConfig& config) : config_(config) {}
 
   std::int64_t Features() const { return 1 + config_.classes; }
   std::int64_t Classes() const { return config_.classes; }
@@ -33,7 +38,7 @@ class MaxRetrieval {
   SetBatch EvalBatch(Split split, std::int64_t n, std::int64_t first, std::int64_t sets) const;
 
  private:
-  TaskConfig config_;
+  MaxRetrievalConfig config_;
 };
 
 }  // namespace tsallis::lab

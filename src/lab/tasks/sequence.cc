@@ -4,18 +4,9 @@
 
 #include <array>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 
 namespace tsallis::lab {
-
-Purpose PurposeOf(Split split) {
-  switch (split) {
-    case Split::kTrain: return Purpose::kTrain;
-    case Split::kValidation: return Purpose::kValidation;
-    case Split::kTest: return Purpose::kEval;
-  }
-  return Purpose::kTrain;
-}
 
 void SequenceTask::CheckLength(std::int64_t length) const {
   if (length >= lengths_.min && length <= lengths_.max) return;

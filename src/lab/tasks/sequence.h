@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "lab/nn/decoder.h"  // kNotScored
-#include "lab/tasks/random.h"
+#include "lab/base/random.h"
+#include "lab/tasks/token_batch.h"
 
 namespace tsallis::lab {
 
@@ -25,9 +25,6 @@ struct Sample {
 struct Text {
   std::vector<std::int64_t> source, target;
 };
-
-enum class Split : std::uint8_t { kTrain, kValidation, kTest };
-Purpose PurposeOf(Split split);  // whose streams a split is drawn from
 
 enum class Framing : std::uint8_t {
   // The model generates the target. It reads `bos source [sep] target`; the label of a token is the

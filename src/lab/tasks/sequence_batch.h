@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "lab/nn/decoder.h"
 #include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {

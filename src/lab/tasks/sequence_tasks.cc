@@ -1,7 +1,7 @@
 #include "lab/tasks/sequence_tasks.h"
 
-#include "lab/config/key_value.h"
-#include "lab/errors.h"
+#include "lab/base/errors.h"
+#include "lab/base/key_value.h"
 
 namespace tsallis::lab {
 

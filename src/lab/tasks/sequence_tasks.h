@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lab/config/toml_reader.h"
+#include "lab/base/toml_reader.h"
 #include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {

@@ -10,10 +10,10 @@
 #include <set>
 #include <thread>
 
-#include "lab/errors.h"
-#include "lab/lab_test_support.h"
+#include "lab/base/errors.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/testing/lab_test_support.h"
 
 namespace tsallis::lab {
 namespace {
@@ -264,7 +264,8 @@ TEST(SequenceTasks, BadSettingsAreRefused) {
   ExpectContains(error("coppy", "symbols=3"), "did you mean \"copy\"?");
   ExpectContains(error("copy", "symbol=3"), "symbol: unknown key; did you mean \"symbols\"?");
   ExpectContains(error("copy", "symbols=1"), "expected at least two symbols");
-  ExpectContains(error("copy", "symbols"), "expected key=value, got \"symbols\"");
+  ExpectContains(error("copy", "symbols"),
+                 "expected key=value, as in train.lr=1e-3, got \"symbols\"");
   ExpectContains(error("copy", "symbols=many"), "got the string \"many\"");
   ExpectContains(error("flip-flop", "write_probability=1.5"), "expected a probability");
   ExpectContains(error("mqmtar", "symbols=4"), "there are only 16 words of two of the 4 symbols");

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "lab/train/crc32c.h"
+#include "lab/base/crc32c.h"
 
 namespace tsallis::lab {
 namespace {

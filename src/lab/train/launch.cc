@@ -6,7 +6,7 @@
 #include <charconv>
 #include <limits>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 
 namespace tsallis::lab {
 namespace {

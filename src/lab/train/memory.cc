@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 
 namespace tsallis::lab {
 namespace {

@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/nn/parameters.h"
 
 namespace tsallis::lab {

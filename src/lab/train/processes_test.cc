@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "lab/errors.h"
-#include "lab/lab_test_support.h"
+#include "lab/base/errors.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/testing/lab_test_support.h"
 #include "lab/train/gradient_sum.h"
 #include "lab/train/sequence_training.h"
 #include "lab/train/set_training.h"

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 
 namespace tsallis::lab {
 namespace {

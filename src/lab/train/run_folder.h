@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
+#include "lab/base/safetensors.h"
 #include "lab/train/event_file.h"
-#include "lab/train/safetensors.h"
 
 namespace tsallis::lab {
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/train/run_folder.h"

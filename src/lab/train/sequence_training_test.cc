@@ -11,13 +11,13 @@
 #include <functional>
 #include <set>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
-#include "lab/eval/load_model.h"
-#include "lab/lab_test_support.h"
 #include "lab/studies/reproduce.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/testing/lab_test_support.h"
+#include "lab/train/load_model.h"
 #include "lab/train/memory.h"
 #include "lab/train/optimizer.h"
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/eval/evaluate_sets.h"
 
 namespace tsallis::lab {
@@ -94,7 +94,8 @@ void ClaimSetFolder(const TrainingJob& job) { RunFolder(job.folder).Claim(Settin
 SetAttention TrainSet(const TrainingJob& job, const std::function<void(const JobStatus&)>& report,
                       const std::atomic<bool>& stop) {
   const MaxRetrieval task(job.recipe->task);
-  SetAttention model(job.recipe->model, task.Features(), task.Classes(), *job.method, job.seed);
+  SetAttention model(job.recipe->model.width, task.Features(), task.Classes(), *job.method,
+                     job.seed);
   SetTraining training(job, task, model);
   Train(training, PlanOf(job, Settings(job)), report, stop);
   if (job.recipe->train.validate_every == 0) return model;

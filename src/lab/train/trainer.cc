@@ -9,8 +9,8 @@
 #include <limits>
 #include <optional>
 
-#include "lab/denormals.h"
-#include "lab/errors.h"
+#include "lab/base/denormals.h"
+#include "lab/base/errors.h"
 #include "lab/train/gradient_sum.h"
 #include "lab/train/optimizer.h"
 

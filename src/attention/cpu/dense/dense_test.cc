@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/testing/problem.h"
-#include "simplex/test_util.h"
+#include "core/every_target.h"
 
 namespace tsallis {
 namespace {

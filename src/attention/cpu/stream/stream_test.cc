@@ -9,8 +9,8 @@
 
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
+#include "core/every_target.h"
 #include "core/target.h"
-#include "simplex/test_util.h"
 
 namespace tsallis {
 namespace {

@@ -1,4 +1,4 @@
-#include "lab/paths.h"
+#include "lab/base/paths.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 TEST(PathsTest, DefaultsComeFromTheBuild) {
   ::unsetenv("TSALLIS_SOURCE_DIR");
   ::unsetenv("TSALLIS_PYTHON");
-  EXPECT_TRUE(std::filesystem::exists(SourceDir() / "src/lab/paths_test.cc")) << SourceDir();
+  EXPECT_TRUE(std::filesystem::exists(SourceDir() / "src/lab/base/paths_test.cc")) << SourceDir();
   EXPECT_TRUE(std::filesystem::exists(PythonExecutable())) << PythonExecutable();
 }
 

@@ -1,4 +1,4 @@
-#include "lab/train/crc32c.h"
+#include "lab/base/crc32c.h"
 
 #include <array>
 #include <cstring>

@@ -1,11 +1,11 @@
-#include "lab/config/key_value.h"
+#include "lab/base/key_value.h"
 
 #include <fmt/format.h>
 
 #include <set>
 #include <utility>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 
 namespace tsallis::lab {
 
@@ -27,7 +27,7 @@ void SetKeyValue(toml::table& root, const std::string& setting) {
   const bool named = !key.empty() && key.front() != '.' && key.back() != '.' &&
                      key.find("..") == std::string::npos;
   if (!named || value.empty()) {
-    throw UsageError("expected key=value, the key as in train.lr, got \"" + setting + "\"");
+    throw UsageError("expected key=value, as in train.lr=1e-3, got \"" + setting + "\"");
   }
   toml::table parsed;
   try {

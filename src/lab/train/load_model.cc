@@ -1,10 +1,10 @@
-#include "lab/eval/load_model.h"
+#include "lab/train/load_model.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "lab/errors.h"
+#include "lab/base/errors.h"
 #include "lab/train/run_folder.h"
 
 namespace tsallis::lab {

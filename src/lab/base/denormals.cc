@@ -1,4 +1,4 @@
-#include "lab/denormals.h"
+#include "lab/base/denormals.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>

@@ -18,6 +18,18 @@ enum class Purpose : std::uint64_t {
   kWords = 7
 };
 
+// Parts of a task's data. They are drawn from streams of their own.
+enum class Split : std::uint8_t { kTrain, kValidation, kTest };
+
+inline Purpose PurposeOf(Split split) {
+  switch (split) {
+    case Split::kTrain: return Purpose::kTrain;
+    case Split::kValidation: return Purpose::kValidation;
+    case Split::kTest: return Purpose::kEval;
+  }
+  return Purpose::kTrain;
+}
+
 class RandomStream {
  public:
   RandomStream(std::uint64_t seed, Purpose purpose, std::uint64_t index)

@@ -1,10 +1,10 @@
-#include "lab/config/toml_reader.h"
+#include "lab/base/toml_reader.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "lab/config/recipe.h"
+#include "lab/base/errors.h"
 
 namespace tsallis::lab {
 

@@ -1,4 +1,4 @@
-#include "lab/train/safetensors.h"
+#include "lab/base/safetensors.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "lab/train/crc32c.h"
+#include "lab/base/crc32c.h"
 
 namespace tsallis::lab {
 namespace {

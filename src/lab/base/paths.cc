@@ -1,4 +1,4 @@
-#include "lab/paths.h"
+#include "lab/base/paths.h"
 
 #include <cstdlib>
 

@@ -8,8 +8,8 @@
 #include <functional>
 #include <string>
 
+#include "lab/base/errors.h"
 #include "lab/config/recipe.h"
-#include "lab/errors.h"
 
 namespace tsallis::lab {
 

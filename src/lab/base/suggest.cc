@@ -1,4 +1,4 @@
-#include "lab/config/suggest.h"
+#include "lab/base/suggest.h"
 
 #include <algorithm>
 

@@ -23,7 +23,7 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
-#include "lab/config/suggest.h"
+#include "lab/base/suggest.h"
 
 namespace tsallis::lab {
 

@@ -1,0 +1,79 @@
+"""The rooms of the sources: what a file may include (ARCHITECTURE.md)."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src"
+
+
+def drawn(folder: str) -> list[str]:
+    """The rooms of a folder as ARCHITECTURE.md draws them, the lowest first."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    picture = re.search(rf"```\n  {folder}/\n(.*?)```", text, re.DOTALL)
+    assert picture, folder
+    return re.findall(r"^ {4}(\w+)/", picture.group(1), re.MULTILINE)
+
+
+def included(file: Path) -> set[str]:
+    return set(re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE))
+
+
+def program_files(folder: Path) -> list[Path]:
+    """Without those that are only of the tests."""
+    files = [*folder.rglob("*.h"), *folder.rglob("*.cc")]
+    return [
+        file
+        for file in files
+        if not file.name.endswith("_test.cc")
+        and "testing" not in file.relative_to(folder).parts
+        and not file.name.startswith("test_")
+        and file.name != "every_target.h"
+    ]
+
+
+def upward(order: list[str], folder: Path, prefix: str) -> list[str]:
+    """Includes from a room of `order` into one behind it."""
+    found = []
+    for room in order:
+        for file in program_files(folder / room):
+            for name in included(file):
+                if not name.startswith(prefix):
+                    continue
+                other = name.removeprefix(prefix).split("/")[0]
+                if other in order and order.index(other) > order.index(room):
+                    found.append(f"{file.relative_to(ROOT)} includes {name}")
+    return sorted(found)
+
+
+def test_calls_go_one_way():
+    order = ["core", "simplex", "attention", "torch", "lab", "cli"]
+    assert set(order) == {path.name for path in SOURCES.iterdir() if path.is_dir()}
+    assert not upward(order, SOURCES, "")
+
+
+def test_the_lab_has_no_circles():
+    order = drawn("src/lab")
+    folders = {path.name for path in (SOURCES / "lab").iterdir() if path.is_dir()}
+    assert set(order) == folders - {"testing"}
+    assert not [path for path in (SOURCES / "lab").iterdir() if path.is_file()]
+    assert not upward(order, SOURCES / "lab", "lab/")
+
+
+@pytest.mark.parametrize("kernel", ["lanes", "sweep", "stream", "dense"])
+def test_kernels_do_not_know_each_other(kernel):
+    kernels = {path.name for path in (SOURCES / "attention" / "cpu").iterdir() if path.is_dir()}
+    assert kernels == {"lanes", "sweep", "stream", "dense"}
+    for file in program_files(SOURCES / "attention" / "cpu" / kernel):
+        for other in kernels - {kernel}:
+            assert not [
+                name for name in included(file) if name.startswith(f"attention/cpu/{other}/")
+            ], file
+
+
+def test_only_tests_use_what_is_for_tests():
+    for file in program_files(SOURCES):
+        assert not [name for name in included(file) if "/testing/" in name], file
+        assert not [name for name in included(file) if name.endswith("every_target.h")], file
