@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from fixtures.fake_study import METHODS, QUICK, write_fake_sequences, write_fake_study
 from matplotlib.colors import to_rgb
 
-from tsallis_report import data, figures, heads, page, style
+from tsallis_report import data, figures, heads, markdown, page, style, table
 from tsallis_report.__main__ import main, render
 
 HEADS = {name for name, _, _ in heads.FIGURES}
@@ -319,3 +320,105 @@ def test_labels_are_spread_apart_no_further_than_needed() -> None:
 )
 def test_signed(value: float, text: str) -> None:
     assert figures.signed(value) == text
+
+
+# ---- tables in plain text ------------------------------------------------------------------------
+
+
+def test_width_counts_columns() -> None:
+    widths = {"": 0, "entmax": 6, "γ = 3 ±": 7, "e\u0301": 1, "熱": 2}
+    assert {text: table.width(text) for text in widths} == widths
+    assert table.ellipsized("θ = √d, long", 6) == "θ = √…"
+    assert table.ellipsized("γ", 1) == "γ"
+    assert (table.pad_left("γ", 3), table.pad_right("γ", 3)) == ("  γ", "γ  ")
+    assert [table.points(d) for d in (0.04, -0.04, -1.26, 12.0)] == ["0.0", "0.0", "-1.3", "+12.0"]
+
+
+def test_terminal_rows_stand_under_their_header(full: Path) -> None:
+    study = data.load(full)
+    head, rule, ours, paper, *_ = table.terminal_table(study, 400, color=False).splitlines()
+    assert str(study.lengths[-1]) in head
+    assert table.width(head) == table.width(rule) == table.width(ours)
+    first = study.row(study.methods[0], study.lengths[0])
+    assert first is not None
+    assert first.paper is not None
+    assert f"{first.mean:.1f} ±{first.std:.1f}" in ours
+    assert f"{first.paper:.1f} ({table.points(first.mean - first.paper)})" in paper
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 132])
+def test_a_narrow_terminal_splits_the_table(full: Path, columns: int) -> None:
+    study = data.load(full)
+    shown = table.terminal_table(study, columns, color=False)
+    for line in shown.splitlines()[:-2]:  # above the legend
+        assert table.width(line) <= columns, line
+    assert all(re.search(rf"\b{n}\b", shown) for n in study.lengths)
+    assert table.terminal_table(study, 1, color=False)
+
+
+def test_terminal_colours_only_when_asked(full: Path) -> None:
+    study = data.load(full)
+    plain = table.terminal_table(study, 100, color=False)
+    colored = table.terminal_table(study, 100, color=True)
+    assert "\033" not in plain
+    assert "\033[1m" in colored
+    assert re.sub("\033\\[[0-9]*m", "", colored) == plain
+
+
+def test_a_table_of_one_seed_without_papers_takes_one_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text('{"study": "s", "rows": [{"method": "m", "n": 16, "accuracy_mean": 50}]}')
+    shown = table.terminal_table(data.load(tmp_path), 80, color=False)
+    assert "50.0" in shown
+    assert "±" not in shown
+    assert "paper" not in shown
+    path.write_text('{"study": "s", "rows": []}')
+    assert table.terminal_table(data.load(tmp_path), 80, color=False) == "No results yet.\n"
+
+
+def test_markdown_holds_every_part_and_is_aligned(full: Path) -> None:
+    study = data.load(full)
+    study.labels[study.methods[0]] = "Softmax | θ"
+    study.protocol = "one; two"
+    text = markdown.markdown(study)
+    for part in [
+        f"# {study.title}",
+        "Softmax \\| θ",
+        "best seed",
+        "- one\n- two\n",
+        study.processor,
+        f"`{study.commit}`",
+    ]:
+        assert part in text, part
+    rows = text.split("\n\n")
+    grid = next(part for part in rows if part.startswith("| method")).splitlines()
+    assert len({table.width(line) for line in grid}) == 1
+    assert text.count("| difference |") == 0 or study.has_paper
+
+
+def test_markdown_holds_methods_against_the_baseline(full: Path) -> None:
+    study = data.load(full)
+    study.baseline = "nothing"
+    assert "Accuracy minus that of" not in markdown.markdown(study)
+    study.baseline = study.methods[0]
+    n = study.lengths[0]
+    other = study.row(study.methods[1], n)
+    assert other is not None
+    study.rows[study.rows.index(other)] = replace(other, ahead=data.Contrast(12.5, 0.595))
+    text = markdown.markdown(study)
+    assert f"Accuracy minus that of {study.labels[study.baseline]}, in points" in text
+    assert "| +12.5 ± 0.6 |" in text
+
+
+def test_the_command_line_shows_the_table(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(full), "--table", "--width", "90"]) == 0
+    assert capsys.readouterr().out == table.terminal_table(data.load(full), 90, color=False)
+
+
+def test_a_map_of_vast_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"study": "s", "rows": []}')
+    (tmp_path / "data").mkdir()
+    columns = "method,n,layer,head,tokens,cell,row,column,weight\n"
+    (tmp_path / "data" / "attention.csv").write_text(columns + "m,16,0,0,1000000000,1,0,0,1\n")
+    with pytest.raises(data.StudyError, match="a map of 1000000000 tokens in cells of 1"):
+        data.load(tmp_path)

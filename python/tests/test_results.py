@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tsallis_report.data import load
+from tsallis_report.markdown import markdown
+
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1_000_000
 
@@ -35,3 +38,12 @@ def test_committed_pictures_are_shown_and_shown_pictures_are_committed():
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
     }
     assert {path for path in shown if ROOT / "results" in path.parents} == pictures
+
+
+STUDIES = sorted(path.parent.name for path in ROOT.glob("results/*/results.json"))
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_committed_pages_are_those_of_their_data(study):
+    folder = ROOT / "results" / study
+    assert (folder / "report.md").read_text(encoding="utf-8") == markdown(load(folder))

@@ -1,7 +1,8 @@
 """Figures and the HTML page of a finished study.
 
 ``python -m tsallis_report DIR`` reads ``results.json`` and ``data/*.csv`` in a results folder and
-writes ``figures/*.svg``, ``figures/*.png`` and ``report.html`` beside them. It needs numpy and
+writes ``figures/*.svg``, ``figures/*.png``, ``report.html`` and ``report.md`` beside them, and
+``--table`` shows the results in the terminal. It needs numpy and
 matplotlib, and neither torch nor the compiled library.
 """
 

@@ -1,4 +1,4 @@
-"""``python -m tsallis_report DIR…``: figures and report.html of finished studies."""
+"""``python -m tsallis_report DIR…``: figures, report.html and report.md of finished studies."""
 
 import argparse
 import sys
@@ -6,7 +6,9 @@ from pathlib import Path
 
 from .data import StudyError, load
 from .figures import write_figures
+from .markdown import write_markdown
 from .page import write_page
+from .table import terminal_table
 
 
 def render(directory: str | Path) -> list[Path]:
@@ -14,8 +16,7 @@ def render(directory: str | Path) -> list[Path]:
     directory = Path(directory)
     study = load(directory)
     written = write_figures(study, directory / "figures")
-    written.append(write_page(study, directory))
-    return written
+    return [*written, write_page(study, directory), write_markdown(study, directory)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tsallis_report", description=__doc__)
     parser.add_argument("directory", nargs="+", type=Path, help="a folder with results.json")
     parser.add_argument("--quiet", action="store_true", help="do not list the files")
+    parser.add_argument("--table", action="store_true", help="show the results instead of files")
+    parser.add_argument("--width", type=int, default=100, help="columns of the table")
+    parser.add_argument("--color", action="store_true", help="colours of a terminal in the table")
     options = parser.parse_args(arguments)
     for directory in options.directory:
         try:
@@ -30,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
         except (StudyError, OSError) as error:
             print(f"tsallis_report: {error}", file=sys.stderr)
             return 1
-        if not options.quiet:
+        if options.table:
+            print(terminal_table(load(directory), options.width, options.color), end="")
+        elif not options.quiet:
             for path in written:
                 print(path)
     return 0

@@ -15,6 +15,9 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 
+_MOST_CELLS = 4096  # of a side of a map; the lab writes 96 at most
+
+
 class StudyError(Exception):
     """A results folder that cannot be read; the message names the file."""
 
@@ -131,6 +134,29 @@ class Study:
     def max_seeds(self) -> int:
         """The largest number of seeds behind any figure."""
         return max((row.seeds for row in self.rows), default=0)
+
+    @property
+    def seed_text(self) -> str:
+        """How many seeds the means are of: ``one seed``, ``3 seeds``, ``2 to 3 seeds``."""
+        seeds = sorted({row.seeds for row in self.rows})
+        if not seeds:
+            return "no seeds"
+        if seeds[-1] == 1:
+            return "one seed"
+        first = "" if len(seeds) == 1 else f"{seeds[0]} to "
+        return f"{first}{seeds[-1]} seeds"
+
+    @property
+    def training_time(self) -> str:
+        """Of all jobs together; empty where it is not known."""
+        seconds = self.train_seconds
+        if not seconds > 0:
+            return ""
+        if seconds < 60:
+            return f"{seconds:.1f} s, summed over jobs"
+        if seconds < 3600:
+            return f"{seconds / 60:.0f} min, summed over jobs"
+        return f"{seconds / 3600:.1f} h, summed over jobs"
 
     @property
     def has_paper(self) -> bool:
@@ -308,6 +334,8 @@ def _load_maps(path: Path) -> list[AttentionMap]:
             if key not in maps:
                 tokens, cell = int(record["tokens"]), int(record["cell"])
                 cells = -(-tokens // cell)
+                if not 1 <= cells <= _MOST_CELLS:  # a stray number must not cost gigabytes
+                    raise ValueError(f"a map of {tokens} tokens in cells of {cell}")
                 maps[key] = AttentionMap(*key, tokens, cell, np.zeros((cells, cells)))
             place = int(record["row"]), int(record["column"])
             maps[key].weights[place] = float(record["weight"])

@@ -1,7 +1,6 @@
 """One HTML page that holds a study: facts, table and figures, and loads nothing."""
 
 import base64
-import os
 from html import escape
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from .data import Row, Study
 from .figures import FIGURES, signed
+from .files import replace_text
 
 _CAPTIONS = {
     "accuracy-families": "Every method, by family. The grey line repeats softmax.",
@@ -143,11 +143,7 @@ figcaption { font-size: .9rem; margin-top: .45rem; max-width: 88ch; }
 
 def write_page(study: Study, directory: Path) -> Path:
     """Write ``report.html`` with the figures that lie in ``figures/``; return its path."""
-    path = directory / "report.html"
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    aside.write_text(page(study, directory / "figures"), encoding="utf-8")
-    aside.replace(path)
-    return path
+    return replace_text(directory / "report.html", page(study, directory / "figures"))
 
 
 def page(study: Study, figures: Path) -> str:
@@ -216,19 +212,15 @@ def _source(study: Study) -> str:
 
 
 def _facts(study: Study) -> str:
-    seeds = sorted({row.seeds for row in study.rows})
-    shown_seeds = (
-        "" if not seeds else str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    )
     facts = [
         ("Study", escape(study.study)),
         ("Scale", escape(study.scale)),
-        ("Seeds", shown_seeds),
+        ("Seeds", study.seed_text),
         ("Paper's figures", study.has_paper and _source(study)),
         ("Command", study.command and f"<code>{escape(study.command)}</code>"),
         ("Commit", study.commit and f"<code>{escape(study.commit)}</code>"),
         ("Processor", escape(study.processor)),
-        ("Training time", _duration(study.train_seconds)),
+        ("Training time", study.training_time),
     ]
     return (
         "<dl>"
@@ -350,21 +342,3 @@ def _caption(name: str, study: Study) -> str:
     if name == "attention" and not any(any(s.scored) for s in study.samples.values()):
         return _CAPTIONS[name].replace(" Bold: where the model answers.", "")
     return _CAPTIONS[name]
-
-
-def _mean(row: Row) -> str:
-    return f"{row.mean:.1f} ± {row.std:.1f}" if row.seeds > 1 else f"{row.mean:.1f}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _duration(seconds: float) -> str:
-    if not seconds > 0:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f} s, summed over jobs"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min, summed over jobs"
-    return f"{seconds / 3600:.1f} h, summed over jobs"

@@ -3,17 +3,17 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/terminal.h"
+#include "lab/base/errors.h"
 #include "lab/base/paths.h"
-#include "lab/config/recipe.h"
 #include "lab/report/render.h"
-#include "lab/report/results_io.h"
-#include "lab/report/table.h"
 
 namespace tsallis::cli {
 
@@ -44,26 +44,29 @@ class ReportCommand : public Command {
                               "\" (tsallis reproduce writes one into its --out folder)");
       }
     }
-    nlohmann::ordered_json documents = nlohmann::ordered_json::array();
+    std::string documents;
     for (const std::filesystem::path& folder : Folders()) {
-      const lab::StudyResults results = lab::ReadResults(folder);
-      lab::WriteResults(results, folder);
-      lab::RenderFigures(folder, lab::PythonExecutable(), lab::SourceDir());
-      if (json_) {
-        documents.push_back(lab::ToJson(results));
-      } else {
-        const lab::TableOptions table{.color = UseColor(stdout), .width = Width(stdout)};
-        fmt::print("{}", lab::TerminalTable(results, table));
-      }
+      lab::RenderReport(folder, lab::PythonExecutable(), lab::SourceDir(),
+                        {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
+      if (json_) documents += (documents.empty() ? "" : ",\n") + Document(folder);
       if (!quiet_) {
         fmt::print(json_ ? stderr : stdout, "Page: {}\n", (folder / "report.html").string());
       }
     }
-    if (json_) fmt::print("{}\n", (documents.size() == 1 ? documents[0] : documents).dump(2));
+    if (json_ && folders_.size() > 1) documents = "[\n" + documents + "\n]";
+    if (json_) fmt::print("{}\n", documents);
     return 0;
   }
 
  private:
+  // The folder's results.json, which Python has read without complaint.
+  static std::string Document(const std::filesystem::path& folder) {
+    std::ifstream file(folder / "results.json", std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    while (text.ends_with('\n')) text.pop_back();
+    return text;
+  }
+
   std::vector<std::filesystem::path> Folders() const { return {folders_.begin(), folders_.end()}; }
 
   std::vector<std::string> folders_;

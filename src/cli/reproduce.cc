@@ -14,7 +14,6 @@
 #include "lab/base/paths.h"
 #include "lab/report/render.h"
 #include "lab/report/results_io.h"
-#include "lab/report/table.h"
 
 namespace tsallis::cli {
 
@@ -87,13 +86,9 @@ class ReproduceCommand : public Command {
       const lab::StudyResults results = lab::Reproduce(recipe, options_, *invocation.stop);
       const std::filesystem::path dir = ReportFolder(recipe);
       lab::WriteResults(results, dir);
-      lab::RenderFigures(dir, lab::PythonExecutable(), lab::SourceDir());
-      if (json_) {
-        documents.push_back(lab::ToJson(results));
-      } else {
-        const lab::TableOptions table{.color = UseColor(stdout), .width = Width(stdout)};
-        fmt::print("{}", lab::TerminalTable(results, table));
-      }
+      if (json_) documents.push_back(lab::ToJson(results));
+      lab::RenderReport(dir, lab::PythonExecutable(), lab::SourceDir(),
+                        {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
       fmt::print(json_ ? stderr : stdout, "Page: {}\n", (dir / "report.html").string());
       std::fflush(stdout);
       for (const std::string& failure : results.failures) {

@@ -1,10 +1,6 @@
 #include "lab/report/contrast.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
-
-#include "lab/report/table.h"
 
 namespace tsallis::lab {
 
@@ -21,12 +17,6 @@ std::optional<Contrast> AgainstBaseline(const StudyResults& results, const std::
     contrast.error = std::sqrt(variance(*row) + variance(*base));
   }
   return contrast;
-}
-
-std::string ContrastText(const Contrast& contrast) {
-  std::string text = SignedPoints(contrast.difference);
-  if (contrast.error) text += fmt::format(" ± {:.1f}", *contrast.error);
-  return text;
 }
 
 }  // namespace tsallis::lab

@@ -20,7 +20,4 @@ struct Contrast {
 std::optional<Contrast> AgainstBaseline(const StudyResults& results, const std::string& method,
                                         std::int64_t n);
 
-// "+12.3 ± 0.4", "-0.4".
-std::string ContrastText(const Contrast& contrast);
-
 }  // namespace tsallis::lab

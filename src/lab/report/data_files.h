@@ -22,8 +22,4 @@ namespace tsallis::lab {
 // Throws std::runtime_error for a heat map whose weights do not fit its sizes.
 std::vector<std::pair<std::filesystem::path, std::string>> DataFiles(const StudyResults& results);
 
-// Fills in what DataFiles() wrote. Throws std::runtime_error that names the file and the place in
-// it.
-void ReadDataFiles(const std::filesystem::path& dir, StudyResults& results);
-
 }  // namespace tsallis::lab

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -82,10 +83,15 @@ std::string ReadTail(int fd) {
 
 }  // namespace
 
-void RenderFigures(const std::filesystem::path& dir, const std::filesystem::path& python,
-                   const std::filesystem::path& source_dir) {
+void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
+                  const std::filesystem::path& source_dir, const TableOptions& table) {
   std::vector<std::string> arguments = {python.string(), "-m", "tsallis_report",
                                         std::filesystem::absolute(dir).string()};
+  if (table.show) {
+    arguments.insert(arguments.end(), {"--table", "--width", std::to_string(table.width)});
+    if (table.color) arguments.emplace_back("--color");
+    std::fflush(stdout);  // what was printed before stands above the table
+  }
   const std::string shown = fmt::format("{} -m tsallis_report {}", python.string(), dir.string());
 
   int ends[2];
@@ -99,7 +105,7 @@ void RenderFigures(const std::filesystem::path& dir, const std::filesystem::path
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, input.get(), STDOUT_FILENO);
+  if (!table.show) posix_spawn_file_actions_adddup2(&actions, input.get(), STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, input.get(), STDERR_FILENO);
   pid_t child = -1;
   const int failure = posix_spawnp(&child, arguments[0].c_str(), &actions, nullptr,

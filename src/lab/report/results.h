@@ -84,4 +84,13 @@ struct StudyResults {
   std::vector<std::string> failures;
 };
 
+// The methods in the order of `results.methods`, followed by those that only rows name.
+std::vector<MethodInfo> MethodsInOrder(const StudyResults& results);
+
+// The row of a method at a length, or null.
+const ResultRow* FindRow(const StudyResults& results, const std::string& method, std::int64_t n);
+
+// How many seeds the means are of: "one seed", "3 seeds", "2 to 3 seeds"; "no seeds" without rows.
+std::string SeedText(const StudyResults& results);
+
 }  // namespace tsallis::lab

@@ -2,15 +2,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -20,7 +17,6 @@
 #include "lab/report/contrast.h"
 #include "lab/report/csv.h"
 #include "lab/report/data_files.h"
-#include "lab/report/table.h"
 
 namespace tsallis::lab {
 namespace {
@@ -80,8 +76,8 @@ std::string ResultsCsv(const StudyResults& results) {
     });
     csv += fmt::format("{},{},{},{},{},{},{},", Quoted(row.method), Quoted(method->label), row.n,
                        row.accuracy_mean, row.accuracy_std, row.accuracy_best, row.seeds);
-    if (const auto difference = Difference(row)) {
-      csv += fmt::format("{},{:.6g}", *row.paper, *difference);
+    if (row.paper) {
+      csv += fmt::format("{},{:.6g}", *row.paper, row.accuracy_mean - *row.paper);
     } else {
       csv += ',';
     }
@@ -91,109 +87,6 @@ std::string ResultsCsv(const StudyResults& results) {
 }
 
 // ---- JSON -----------------------------------------------------------------------------------
-
-// An object of results.json; errors say where in the file it stands.
-class Object {
- public:
-  Object(const Json& json, std::string place) : json_(json), place_(std::move(place)) {
-    if (!json.is_object()) throw std::runtime_error(place_ + ": expected an object");
-  }
-
-  std::string Text(const char* key, bool required = true) const {
-    const Json* value = Find(key, required);
-    if (value == nullptr) return "";
-    if (!value->is_string()) Fail(key, "a string");
-    return value->get<std::string>();
-  }
-
-  // null stands for a number that is none, as JSON has no NaN.
-  double Number(const char* key, bool required = true) const {
-    const Json* value = Find(key, required);
-    if (value == nullptr) return 0.0;
-    if (value->is_null()) return std::numeric_limits<double>::quiet_NaN();
-    if (!value->is_number()) Fail(key, "a number");
-    return value->get<double>();
-  }
-
-  std::int64_t Integer(const char* key, bool required = true) const {
-    const Json* value = Find(key, required);
-    if (value == nullptr) return 0;
-    if (!value->is_number_integer()) Fail(key, "an integer");
-    return value->get<std::int64_t>();
-  }
-
-  std::vector<Object> Objects(const char* key, bool required = true) const {
-    const Json* value = Find(key, required);
-    std::vector<Object> objects;
-    if (value == nullptr) return objects;
-    if (!value->is_array()) Fail(key, "an array");
-    for (std::size_t i = 0; i < value->size(); ++i) {
-      objects.emplace_back((*value)[i], fmt::format("{}: {}[{}]", place_, key, i));
-    }
-    return objects;
-  }
-
-  bool Has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
-
- private:
-  const Json* Find(const char* key, bool required) const {
-    const auto found = json_.find(key);
-    if (found != json_.end()) return &*found;
-    if (required) throw std::runtime_error(fmt::format("{}: '{}' is missing", place_, key));
-    return nullptr;
-  }
-
-  [[noreturn]] void Fail(const char* key, std::string_view expected) const {
-    throw std::runtime_error(fmt::format("{}: '{}': expected {}", place_, key, expected));
-  }
-
-  const Json& json_;
-  std::string place_;
-};
-
-// ---- Markdown -------------------------------------------------------------------------------
-
-// Text inside a cell or a line: a bar would end the cell, a line break the row.
-std::string Escaped(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '|') escaped += '\\';
-    escaped += c == '\n' ? ' ' : c;
-  }
-  return escaped;
-}
-
-std::string Duration(double seconds) {
-  if (!(seconds >= 60.0)) return fmt::format("{:.1f} s", seconds);
-  if (seconds < 3600.0) return fmt::format("{:.0f} min", seconds / 60.0);
-  return fmt::format("{:.1f} h", seconds / 3600.0);
-}
-
-// A table whose raw text is aligned too: the first two columns to the left, the rest to the right.
-std::string MarkdownTable(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<int> widths(rows[0].size(), 3);
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], DisplayWidth(row[i]));
-    }
-  }
-  std::string table;
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    table += '|';
-    for (std::size_t i = 0; i < widths.size(); ++i) {
-      table += fmt::format(
-          " {} |", i < 2 ? PadRight(rows[r][i], widths[i]) : PadLeft(rows[r][i], widths[i]));
-    }
-    table += '\n';
-    if (r > 0) continue;
-    table += '|';
-    for (std::size_t i = 0; i < widths.size(); ++i) {
-      table += fmt::format(" {}{} |", std::string(widths[i] - 1, '-'), i < 2 ? '-' : ':');
-    }
-    table += '\n';
-  }
-  return table;
-}
 
 // Of each quantity at a length one object: mean and spread as [layers][heads], null where a head
 // has no such quantity.
@@ -225,43 +118,6 @@ void AddHeads(const std::string& method, const LengthHeads& at, Json& json) {
                     {"mean", mean},
                     {"std", spread}});
   }
-}
-
-// The parts of a protocol.
-std::vector<std::string> Parts(const std::string& protocol) {
-  std::vector<std::string> parts;
-  std::size_t begin = 0;
-  for (std::size_t end = protocol.find("; "); end != std::string::npos;
-       end = protocol.find("; ", begin)) {
-    parts.push_back(protocol.substr(begin, end - begin));
-    begin = end + 2;
-  }
-  parts.push_back(protocol.substr(begin));
-  return parts;
-}
-
-// Every other method against the baseline; empty without one.
-std::string BaselineSection(const StudyResults& results) {
-  const std::vector<std::int64_t> lengths = Lengths(results);
-  std::vector<std::vector<std::string>> table = {{"method", ""}};
-  for (const std::int64_t n : lengths) table[0].push_back(fmt::format("n = {}", n));
-  std::string label;
-  for (const MethodInfo& method : MethodsInOrder(results)) {
-    if (method.name == results.baseline) {
-      label = method.label;
-      continue;
-    }
-    std::vector<std::string>& row = table.emplace_back();
-    row = {Escaped(method.label), ""};
-    for (const std::int64_t n : lengths) {
-      const std::optional<Contrast> contrast = AgainstBaseline(results, method.name, n);
-      row.push_back(contrast ? ContrastText(*contrast) : "–");
-    }
-  }
-  if (label.empty() || table.size() == 1) return "";
-  return fmt::format(
-      "Accuracy minus that of {}, in points, ± the standard error of the difference:\n\n{}\n",
-      Escaped(label), MarkdownTable(table));
 }
 
 }  // namespace
@@ -315,80 +171,6 @@ Json ToJson(const StudyResults& results) {
   return json;
 }
 
-std::string MarkdownReport(const StudyResults& results) {
-  const std::vector<std::int64_t> lengths = Lengths(results);
-  bool any_compared = false;
-  std::vector<std::vector<std::string>> table;
-  table.push_back({"method", ""});
-  for (const std::int64_t n : lengths) table[0].push_back(fmt::format("n = {}", n));
-
-  bool any_several = false;
-  for (const MethodInfo& method : MethodsInOrder(results)) {
-    std::vector<std::string> ours = {Escaped(method.label), "ours"};
-    std::vector<std::string> best = {"", "best seed"};
-    std::vector<std::string> paper = {"", "paper"};
-    std::vector<std::string> differences = {"", "difference"};
-    bool compared = false;
-    bool several = false;
-    for (const std::int64_t n : lengths) {
-      const ResultRow* row = FindRow(results, method.name, n);
-      const std::optional<double> difference = row != nullptr ? Difference(*row) : std::nullopt;
-      ours.emplace_back("–");
-      if (row != nullptr) {
-        ours.back() = fmt::format("{:.1f}", row->accuracy_mean);
-        if (row->seeds > 1) ours.back() += fmt::format(" ± {:.1f}", row->accuracy_std);
-        several = several || row->seeds > 1;
-      }
-      best.push_back(row != nullptr ? fmt::format("{:.1f}", row->accuracy_best) : "–");
-      compared = compared || difference.has_value();
-      paper.push_back(difference ? fmt::format("{:.1f}", *row->paper) : "–");
-      differences.push_back(difference ? SignedPoints(*difference) : "–");
-    }
-    table.push_back(std::move(ours));
-    if (several) table.push_back(std::move(best));
-    any_several = any_several || several;
-    if (!compared) continue;
-    any_compared = true;
-    table.push_back(std::move(paper));
-    table.push_back(std::move(differences));
-  }
-
-  std::string page = fmt::format("# {}\n\n", results.title.empty() ? results.study : results.title);
-  if (!results.finding.empty()) page += Escaped(results.finding) + "\n\n";
-  page += "![Accuracy against length](figures/accuracy.png)\n\n";
-  page += fmt::format(
-      "Accuracy in %, {}: mean{}{}.\n\n", SeedText(results),
-      any_several ? " ± standard deviation over seeds" : "",
-      any_compared ? "; below it the paper's figure and ours minus the paper's, in points" : "");
-  page += MarkdownTable(table) + '\n';
-  page += BaselineSection(results);
-
-  if (!results.protocol.empty()) {
-    page += "How it was done:\n\n- " +
-            fmt::format("{}", fmt::join(Parts(results.protocol), "\n- ")) + "\n\n";
-  }
-  // No link: the repository keeps this page without report.html.
-  page +=
-      "All figures are in `report.html` in the same folder, their data in `results.csv` and "
-      "`data/`. Of "
-      "a report that came without them, `make pages` draws them again.\n\n";
-
-  std::vector<std::pair<std::string, std::string>> facts = {
-      {"study", results.study},
-      {"scale", results.scale},
-      {"paper's figures", any_compared ? results.source : ""},
-      {"command", results.command.empty() ? "" : "`" + results.command + "`"},
-      {"commit", results.commit.empty() ? "" : "`" + results.commit + "`"},
-      {"processor", results.processor},
-      {"training time",
-       results.train_seconds > 0.0 ? Duration(results.train_seconds) + ", summed over jobs" : ""}};
-  std::vector<std::vector<std::string>> fact_table = {{"", ""}};
-  for (const auto& [name, value] : facts) {
-    if (!value.empty()) fact_table.push_back({name, Escaped(value)});
-  }
-  return page + MarkdownTable(fact_table);
-}
-
 namespace {
 
 // Indented, but for what stands in lists: an entry a line, so that files stay small and changes can
@@ -419,7 +201,6 @@ std::string Dump(const Json& json) {
 void WriteResults(const StudyResults& results, const fs::path& dir) {
   std::vector<std::pair<fs::path, std::string>> files = DataFiles(results);
   files.emplace_back("results.csv", ResultsCsv(results));
-  files.emplace_back("report.md", MarkdownReport(results));
   files.emplace_back("results.json", Dump(ToJson(results)));
   MakeFolder(dir / "data");
   for (const auto& [name, text] : files) {
@@ -429,46 +210,6 @@ void WriteResults(const StudyResults& results, const fs::path& dir) {
       WriteAtomically(dir / name, text);
     }
   }
-}
-
-StudyResults ReadResults(const fs::path& dir) {
-  const fs::path path = dir / "results.json";
-  Json json;
-  try {
-    json = Json::parse(ReadFile(path));
-  } catch (const Json::parse_error& error) {
-    throw std::runtime_error(fmt::format("{}: not JSON: {}", path.string(), error.what()));
-  }
-  const Object root(json, path.string());
-  StudyResults results;
-  results.study = root.Text("study");
-  results.title = root.Text("title", false);
-  results.source = root.Text("source", false);
-  results.scale = root.Text("scale", false);
-  results.commit = root.Text("commit", false);
-  results.processor = root.Text("processor", false);
-  results.command = root.Text("command", false);
-  results.baseline = root.Text("baseline", false);
-  results.finding = root.Text("finding", false);
-  results.protocol = root.Text("protocol", false);
-  results.train_seconds = root.Number("train_seconds", false);
-  for (const Object& method : root.Objects("methods", false)) {
-    results.methods.push_back({method.Text("name"), method.Text("label", false)});
-  }
-  for (const Object& entry : root.Objects("rows")) {
-    ResultRow row;
-    row.method = entry.Text("method");
-    row.n = entry.Integer("n");
-    row.accuracy_mean = entry.Number("accuracy_mean");
-    row.accuracy_std = entry.Number("accuracy_std", false);
-    row.accuracy_best = entry.Number("accuracy_best", false);
-    row.seeds = static_cast<int>(entry.Integer("seeds", false));
-    if (entry.Has("paper")) row.paper = entry.Number("paper");
-    results.rows.push_back(std::move(row));
-  }
-  results.methods = MethodsInOrder(results);
-  ReadDataFiles(dir, results);
-  return results;
 }
 
 }  // namespace tsallis::lab

@@ -15,7 +15,7 @@
 #include "lab/eval/evaluate_sets.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/report/finding.h"
-#include "lab/report/table.h"
+#include "lab/report/results.h"
 #include "lab/studies/jobs.h"
 #include "lab/studies/summarise.h"
 #include "lab/train/sequence_training.h"

@@ -1,0 +1,97 @@
+"""The Markdown page of a study: the same tables as report.html, to be read where it lies."""
+
+from pathlib import Path
+
+from .data import Row, Study
+from .files import replace_text
+from .table import contrast, markdown_table, points
+
+
+def write_markdown(study: Study, directory: Path) -> Path:
+    """Write ``report.md``; return its path."""
+    return replace_text(directory / "report.md", markdown(study))
+
+
+def markdown(study: Study) -> str:
+    """The page's text: finding, figure, tables, how it was done, facts."""
+    finding = f"{_escaped(study.finding)}\n\n" if study.finding else ""
+    spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
+    paper = "; below it the paper's figure and ours minus the paper's, in points"
+    parts = study.protocol.split("; ") if study.protocol else []
+    steps = "How it was done:\n\n" + "".join(f"- {part}\n" for part in parts) + "\n"
+    return (
+        f"# {study.title}\n\n"
+        f"{finding}"
+        "![Accuracy against length](figures/accuracy.png)\n\n"
+        f"Accuracy in %, {study.seed_text}: mean{spread}{paper if study.has_paper else ''}.\n\n"
+        f"{_table(study)}\n"
+        f"{_baseline_section(study)}"
+        f"{steps if parts else ''}"
+        # No link: the repository keeps this page without report.html.
+        "All figures are in `report.html` in the same folder, their data in `results.csv` and "
+        "`data/`. Of a report that came without them, `make pages` draws them again.\n\n"
+        f"{_facts(study)}"
+    )
+
+
+def _table(study: Study) -> str:
+    table = [["method", "", *(f"n = {n}" for n in study.lengths)]]
+    for method in study.methods:
+        rows = [study.row(method, n) for n in study.lengths]
+        present = [row for row in rows if row is not None]
+        table.append([_escaped(study.labels[method]), "ours", *map(_ours, rows)])
+        if any(row.seeds > 1 for row in present):
+            best = ["–" if row is None else f"{row.best:.1f}" for row in rows]
+            table.append(["", "best seed", *best])
+        if any(row.paper is not None for row in present):
+            papers = [None if row is None else row.paper for row in rows]
+            differences = [None if row is None else row.difference for row in rows]
+            table.append(["", "paper", *("–" if p is None else f"{p:.1f}" for p in papers)])
+            table.append(
+                ["", "difference", *("–" if d is None else points(d) for d in differences)]
+            )
+    return markdown_table(table)
+
+
+def _ours(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row.mean:.1f} ± {row.std:.1f}" if row.seeds > 1 else f"{row.mean:.1f}"
+
+
+def _baseline_section(study: Study) -> str:
+    """Every other method against the baseline; empty without one."""
+    if study.baseline not in study.labels or len(study.methods) == 1:
+        return ""
+    table = [["method", "", *(f"n = {n}" for n in study.lengths)]]
+    for method in study.methods:
+        if method == study.baseline:
+            continue
+        cells = []
+        for n in study.lengths:
+            row = study.row(method, n)
+            cells.append("–" if row is None or row.ahead is None else contrast(row.ahead))
+        table.append([_escaped(study.labels[method]), "", *cells])
+    baseline = _escaped(study.labels[study.baseline])
+    return (
+        f"Accuracy minus that of {baseline}, in points, ± the standard error of the difference:"
+        f"\n\n{markdown_table(table)}\n"
+    )
+
+
+def _facts(study: Study) -> str:
+    facts = [
+        ("study", study.study),
+        ("scale", study.scale),
+        ("paper's figures", study.source if study.has_paper else ""),
+        ("command", f"`{study.command}`" if study.command else ""),
+        ("commit", f"`{study.commit}`" if study.commit else ""),
+        ("processor", study.processor),
+        ("training time", study.training_time),
+    ]
+    return markdown_table([["", ""], *([name, _escaped(value)] for name, value in facts if value)])
+
+
+def _escaped(text: str) -> str:
+    """For a cell or a line: a bar would end the cell, a line break the row."""
+    return text.replace("|", "\\|").replace("\n", " ")
