@@ -69,7 +69,7 @@ bench-training: build
 # Some half an hour, and the README's figure; BENCH="--cases n4096" and the like measure less and leave that alone.
 bench-attention: build
 	./tsallis bench attention --out build/bench $(BENCH)
-	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg png csv) docs/figures/)
+	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg png csv json) docs/figures/)
 
 # What a call of attention takes beyond its arguments, in a few minutes.
 bench-attention-memory: build

@@ -6,6 +6,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "python"))
 
-from tsallis.bench import document  # noqa: E402
+from tsallis.bench import document, timing  # noqa: E402
 
-__all__ = ["ROOT", "document"]
+__all__ = ["ROOT", "document", "timing"]

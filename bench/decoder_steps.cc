@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <malloc.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +43,11 @@ double ProcessorSeconds() {
   return static_cast<double>(std::clock()) / static_cast<double>(CLOCKS_PER_SEC);
 }
 
+double WallSeconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -62,10 +68,12 @@ int main(int argc, char** argv) {
     const std::int64_t count = model.FlatParameters().numel();
     at::Tensor first = at::zeros({count}), second = at::zeros({count});
     nlohmann::ordered_json seconds = nlohmann::ordered_json::array();
+    nlohmann::ordered_json process_seconds = nlohmann::ordered_json::array();
     double loss = 0.0;
     for (std::int64_t step = 1; step <= steps + 2; ++step) {  // two to warm up
       const TokenBatch drawn = Draw(step, batch, n, model.Config().vocabulary);
-      const double start = ProcessorSeconds();
+      const double start = WallSeconds();
+      const double process_start = ProcessorSeconds();
       loss = model.LossAndGradient(drawn).Mean();
       const double t = static_cast<double>(step);
       tsallis::lab::AdamStep(
@@ -75,9 +83,12 @@ int main(int argc, char** argv) {
           model.FlatParameters().mutable_data_ptr<float>(), first.mutable_data_ptr<float>(),
           second.mutable_data_ptr<float>());
       tsallis::lab::MarkChanged(model.FlatParameters());
-      if (step > 2) seconds.push_back(ProcessorSeconds() - start);
+      if (step <= 2) continue;
+      process_seconds.push_back(ProcessorSeconds() - process_start);
+      seconds.push_back(WallSeconds() - start);
     }
     const nlohmann::ordered_json result = {{"seconds", seconds},
+                                           {"process_seconds", process_seconds},
                                            {"loss", loss},
                                            {"parameters", model.ParameterCount()},
                                            {"compute", model.Config().compute}};

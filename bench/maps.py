@@ -12,16 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import entmax as peer_package
 import torch
 
 import common
 import tsallis
+from common import timing
 
 SHAPES = [(4096, 64), (4096, 1024), (256, 65536), (8, 1048576)]
 QUICK_SHAPES = [(1024, 64), (256, 1024)]
@@ -41,45 +40,27 @@ def peers_of(alpha: float) -> dict[str, Map]:
     return peers
 
 
-def timed(apply: Map, x: torch.Tensor, gradient: torch.Tensor, backward: bool) -> float:
+def timed(apply: Map, x: torch.Tensor, gradient: torch.Tensor, backward: bool) -> timing.Sample:
     if not backward:
         with torch.no_grad():
-            start = time.perf_counter()
-            apply(x)
-            return time.perf_counter() - start
+            return timing.clocked(lambda: apply(x))
     x = x.detach().requires_grad_()
-    start = time.perf_counter()
-    torch.autograd.grad(apply(x), x, gradient)
-    return time.perf_counter() - start
+    return timing.clocked(lambda: torch.autograd.grad(apply(x), x, gradient))
 
 
 def compare(
     runners: dict[str, Map], x: torch.Tensor, backward: bool, budget_s: float, most: int
-) -> dict[str, float]:
-    """Median seconds of every runner, all taking turns.
-
-    One that has used up its share of the budget stops early; if even its warm-up did, that run is
-    the measurement (the peers' sorts of a million scores).
-    """
+) -> dict[str, timing.Timing]:
+    """Every runner's calls, all taking turns."""
     gradient = torch.randn_like(x)
-    share = budget_s / len(runners)
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    spent: dict[str, float] = {}
-    for name, apply in runners.items():
+    for apply in runners.values():
         # What happens once a process (autograd starting up took 1.2 s) is nobody's time.
         timed(apply, x[:1, :16], gradient[:1, :16], backward)
-        first = timed(apply, x, gradient, backward)
-        spent[name] = first
-        if first > share:
-            times[name].append(first)
-    for _ in range(most):
-        for name, apply in runners.items():
-            if times[name] and spent[name] >= share:
-                continue
-            seconds = timed(apply, x, gradient, backward)
-            times[name].append(seconds)
-            spent[name] += seconds
-    return {name: median(values) for name, values in times.items()}
+    turns = {
+        name: lambda apply=apply: [timed(apply, x, gradient, backward)]
+        for name, apply in runners.items()
+    }
+    return timing.in_turns(turns, most=most, budget_s=budget_s)
 
 
 def measure(shapes: list[tuple[int, int]], budget_s: float, most: int) -> list[dict]:
@@ -95,24 +76,22 @@ def measure(shapes: list[tuple[int, int]], budget_s: float, most: int) -> list[d
         for alpha in ALPHAS:
             runners = {"tsallis": lambda t, a=alpha: tsallis.entmax(t, a)} | peers_of(alpha)
             for direction in PASSES:
-                seconds = compare(runners, x, direction == "fwd+bwd", budget_s, most)
-                ours = seconds.pop("tsallis")
-                for peer, theirs in seconds.items():
+                timings = compare(runners, x, direction == "fwd+bwd", budget_s, most)
+                ours = timings.pop("tsallis")
+                for peer, theirs in timings.items():
                     row = {
                         "case": f"entmax-{alpha:g} {rows}x{length}",
                         "rows": rows,
                         "length": length,
                         "alpha": alpha,
                         "pass": direction,
-                        "peer": peer,
-                        "ours_s": ours,
-                        "peer_s": theirs,
-                        "speedup": theirs / ours,
+                        **timing.compared(ours, peer, theirs),
                     }
                     rows_out.append(row)
                     print(
                         f"{f'{rows}x{length}':>16} {alpha:>5g} {direction:>8} {peer:>14} "
-                        f"{ours * 1e3:>10.3f} {theirs * 1e3:>10.3f} {theirs / ours:>7.2f}x",
+                        f"{ours.wall_s * 1e3:>10.3f} {theirs.wall_s * 1e3:>10.3f} "
+                        f"{row['speedup']:>7.2f}x",
                         file=sys.stderr,
                         flush=True,
                     )

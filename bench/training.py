@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +20,7 @@ import torch.nn.functional as F
 from entmax import entmax15
 from torch import nn
 
-from common import ROOT, document
+from common import ROOT, document, timing
 
 WIDTH, CLASSES, BATCH = 128, 10, 128
 Map = Callable[[torch.Tensor, int], torch.Tensor]
@@ -61,8 +59,8 @@ def draw() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return items, torch.rand(BATCH, 1), label.gather(1, priority.argmax(1, keepdim=True)).squeeze(1)
 
 
-def plain_seconds(attention_map: Map, steps: int) -> float:
-    """Seconds that `steps` steps of the plain model take, after a warm-up."""
+def plain_step(attention_map: Map, steps: int) -> timing.Sample:
+    """A step of the plain model: the mean of `steps`, after a warm-up."""
     torch.manual_seed(1)
     model = PlainModel(attention_map)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-3)
@@ -76,17 +74,17 @@ def plain_seconds(attention_map: Map, steps: int) -> float:
             optimizer.step()
 
     run(20)
-    start = time.perf_counter()
-    run(steps)
-    return time.perf_counter() - start
+    taken = timing.clocked(lambda: run(steps))
+    return timing.Sample(taken.wall_s / steps, taken.process_s / steps)
 
 
-def our_seconds(program: Path, method: str, steps: int) -> float:
-    """Seconds that `steps` steps of ours take, start and final save included."""
+def our_step(program: Path, method: str, steps: int) -> timing.Sample:
+    """A step of ours: the mean of `steps`, with the start and the final save."""
     done = subprocess.run(
         [program, "max-retrieval", method, str(steps)], check=True, capture_output=True, text=True
     )
-    return float(json.loads(done.stdout)["seconds"])
+    taken = json.loads(done.stdout)
+    return timing.Sample(taken["seconds"] / steps, taken["process_seconds"] / steps)
 
 
 def main() -> int:
@@ -108,30 +106,29 @@ def main() -> int:
     torch.set_num_threads(1)
     # Ours does; without it the plain model slows down as its weights decay.
     torch.set_flush_denormal(True)
-    rows = []
+    rows: list[dict] = []
+    steps = arguments.steps
     cases: list[tuple[str, str, Map]] = [
         ("softmax", "torch", lambda x, dim: x.softmax(dim)),
         ("entmax-1.5", "torch + entmax", lambda x, dim: entmax15(x, dim=dim)),
     ]
     for method, peer, attention_map in cases:
-        ours, theirs = [], []
-        for _ in range(arguments.repeats):
-            theirs.append(plain_seconds(attention_map, arguments.steps) / arguments.steps)
-            ours.append(our_seconds(program, method, arguments.steps) / arguments.steps)
-        ours_s, peer_s = statistics.median(ours), statistics.median(theirs)
+        turns = {
+            "tsallis": lambda method=method: [our_step(program, method, steps)],
+            peer: lambda attention_map=attention_map: [plain_step(attention_map, steps)],
+        }
+        timings = timing.in_turns(turns, most=arguments.repeats)
+        ours, theirs = timings["tsallis"], timings[peer]
         rows.append(
             {
                 "case": f"max-retrieval {method}",
                 "pass": "training step",
-                "peer": peer,
-                "ours_s": ours_s,
-                "peer_s": peer_s,
-                "speedup": peer_s / ours_s,
+                **timing.compared(ours, peer, theirs),
             }
         )
         print(
-            f"{method:12} ours {1 / ours_s:6.0f} steps/s   {peer} {1 / peer_s:6.0f} steps/s   "
-            f"{peer_s / ours_s:.2f}x",
+            f"{method:12} ours {1 / ours.wall_s:6.0f} steps/s   "
+            f"{peer} {1 / theirs.wall_s:6.0f} steps/s   {rows[-1]['speedup']:.2f}x",
             file=sys.stderr,
         )
     document.write(arguments.out, document.build(rows, threads=1))

@@ -41,7 +41,7 @@ def _rates(axes: Axes, rows: list[dict], cases: list[str]) -> None:
     for at, case in enumerate(cases):
         own = [row for row in rows if row["case"] == case]
         bars = [(OURS, own[0]["tokens_per_s"])]
-        bars += [(row["peer"], row["tokens_per_s"] / row["speedup"]) for row in own]
+        bars += [(row["peer"], row["tokens_per_s"] / row["process_speedup"]) for row in own]
         height = 0.8 / len(bars)
         for index, (side, rate) in enumerate(bars):
             y = at - 0.4 + height * (index + 0.5)

@@ -4,7 +4,7 @@ Ours is the C++ decoder of the lab; the peer is the same model written down in P
 scaled_dot_product_attention for softmax, by the entmax package for entmax (its exact entmax15, and
 its entmax_bisect, which is what it has for other alphas), everything recorded by autograd. All have
 NAPE, one thread, and an Adam step; the second half of every sequence is scored. Measured is the
-processor's time, steps of all sides in turns; the minimum of each counts. Then where the time of
+processor's time, steps of all sides in turns; the median counts. Then where the time of
 our steps goes, by operator (needs Linux perf), and the goals that the figures are held against.
 """
 
@@ -16,7 +16,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from torch import nn
 
 import step_operators
 import training_figure
-from common import ROOT, document
+from common import ROOT, document, timing
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 Shape = tuple[int, int]  # sequences, tokens of each
@@ -167,19 +166,26 @@ class Peer:
             else contextlib.nullcontext()
         )
 
-    def step(self) -> float:
-        """One step; its seconds."""
+    def step(self) -> timing.Sample:
+        """One step, without drawing its batch."""
         tokens = torch.randint(self.vocabulary, self.shape)
         labels = torch.randint(self.vocabulary, self.shape)
         labels[:, : self.shape[1] // 2] = -100
-        start = time.process_time()
-        with self.autocast:
-            logits = self.decoder(tokens)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return time.process_time() - start
+
+        def update() -> None:
+            with self.autocast:
+                logits = self.decoder(tokens)
+            loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+        return timing.clocked(update)
+
+    def steps(self, count: int) -> list[timing.Sample]:
+        """Steps after one that warms up."""
+        self.step()
+        return [self.step() for _ in range(count)]
 
 
 def our_config(model: str, method: str, compute: str) -> dict:
@@ -187,13 +193,19 @@ def our_config(model: str, method: str, compute: str) -> dict:
     return {**MODELS[model], "compute": compute, "attention": METHODS[method]}
 
 
-def our_steps(model: str, method: str, compute: str, shape: Shape, steps: int) -> dict:
-    """What bench/decoder_steps.cc prints."""
+def our_steps(
+    model: str, method: str, compute: str, shape: Shape, steps: int
+) -> list[timing.Sample]:
+    """Steps of bench/decoder_steps.cc, which warms up by itself."""
     program = ROOT / "build" / "bin" / "decoder_steps"
     config = json.dumps(our_config(model, method, compute))
     command = [program, config, *map(str, shape), str(steps), "1"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
+    taken = json.loads(done.stdout)
+    return [
+        timing.Sample(wall_s, process_s)
+        for wall_s, process_s in zip(taken["seconds"], taken["process_seconds"], strict=True)
+    ]
 
 
 def operators(computes: list[str], shape: Shape) -> list[dict]:
@@ -217,14 +229,14 @@ def operators(computes: list[str], shape: Shape) -> list[dict]:
 
 def goals(rows: list[dict]) -> list[dict]:
     """What was set out for, case by case, and whether it is reached."""
-    seconds = {row["case"]: row["ours_s"] for row in rows}
+    seconds = {row["case"]: row["ours_process_s"] for row in rows}
     found = []
     for row in rows:
         case, softmax = row["case"], row["case"].replace("asentmax", "softmax")
         least = 1.3 if row["peer"] == "torch" else 10.0
         goal = f"at least {least:g} times as fast as {row['peer']}"
-        found.append({"case": case, "goal": goal, "value": row["speedup"]})
-        found[-1]["reached"] = row["speedup"] >= least
+        found.append({"case": case, "goal": goal, "value": row["process_speedup"]})
+        found[-1]["reached"] = row["process_speedup"] >= least
         if case == softmax or any(g["case"] == case and "softmax" in g["goal"] for g in found):
             continue
         ratio = seconds[case] / seconds[softmax]
@@ -265,29 +277,27 @@ def main() -> int:
                     name: Peer(model, entmax, compute, shape)
                     for name, entmax in PEERS[method].items()
                 }
-                ours: list[float] = []
-                theirs: dict[str, list[float]] = {name: [] for name in peers}
-                for _ in range(arguments.rounds):
-                    ours += our_steps(model, method, compute, shape, arguments.steps)["seconds"]
-                    for name, peer in peers.items():
-                        peer.step()  # to warm up
-                        theirs[name] += [peer.step() for _ in range(arguments.steps)]
-                for name, seconds in theirs.items():
-                    ours_s, peer_s = min(ours), min(seconds)
-                    rows.append(
-                        {
-                            "case": f"{model} {method} {compute}",
-                            "pass": "training step",
-                            "peer": name,
-                            "tokens_per_s": tokens / ours_s,
-                            "ours_s": ours_s,
-                            "peer_s": peer_s,
-                            "speedup": peer_s / ours_s,
-                        }
+                turns = {
+                    "tsallis": lambda which=(model, method, compute): our_steps(
+                        *which, shape, arguments.steps
                     )
+                }
+                for name, peer in peers.items():
+                    turns[name] = lambda peer=peer: peer.steps(arguments.steps)
+                timings = timing.in_turns(turns, most=arguments.rounds)
+                ours = timings.pop("tsallis")
+                for name, theirs in timings.items():
+                    row = {
+                        "case": f"{model} {method} {compute}",
+                        "pass": "training step",
+                        "tokens_per_s": tokens / ours.process_s,
+                        **timing.compared(ours, name, theirs),
+                    }
+                    rows.append(row)
                     print(
-                        f"{model} {method:9} {compute:9} ours {tokens / ours_s:7.0f} tokens/s   "
-                        f"{name:21} {tokens / peer_s:7.0f}   {peer_s / ours_s:.2f}x",
+                        f"{model} {method:9} {compute:9} ours {row['tokens_per_s']:7.0f} tokens/s"
+                        f"   {name:21} {tokens / theirs.process_s:7.0f}   "
+                        f"{row['process_speedup']:.2f}x",
                         file=sys.stderr,
                     )
     shares = operators(arguments.compute, shape)

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <exception>
 #include <filesystem>
 
@@ -34,14 +35,16 @@ int main(int argc, char** argv) {
     const std::int64_t steps = std::atoll(argv[3]);
     const std::atomic<bool> stop{false};
     const auto start = std::chrono::steady_clock::now();
+    const std::clock_t processor = std::clock();
     JobStatus last;
     TrainSet(
         {&recipe, &method, 1, steps, std::filesystem::path(folder) / "job"},
         [&](const JobStatus& now) { last = now; }, stop);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::printf("{\"steps\": %lld, \"seconds\": %.4f, \"loss\": %.5f}\n",
-                static_cast<long long>(steps), seconds, last.loss);
+    const double process_seconds = static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC;
+    std::printf("{\"steps\": %lld, \"seconds\": %.4f, \"process_seconds\": %.4f, \"loss\": %.5f}\n",
+                static_cast<long long>(steps), seconds, process_seconds, last.loss);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "training_steps: %s\n", error.what());
     status = 1;

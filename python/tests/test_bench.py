@@ -16,8 +16,11 @@ from safetensors.torch import save_file
 from tsallis.bench import attention, cases, figure, peers
 
 ROOT = Path(__file__).resolve().parents[2]
-NUMBERS = {"ours_s", "peer_s", "speedup", "roofline", "spread"}
-COUNTS = {"batch", "heads", "n", "d"}
+SIDES = ("ours", "peer")
+NUMBERS = {"speedup", "process_speedup", "roofline", "spread"}
+NUMBERS |= {f"{side}_{clock}" for side in SIDES for clock in ("s", "process_s")}
+QUARTILES = {f"{side}_{clock}_quartiles" for side in SIDES for clock in ("s", "process_s")}
+COUNTS = {"batch", "heads", "n", "d", *(f"{side}_calls" for side in SIDES)}
 TEXTS = {"case", "map", "dtype", "pass", "peer"}
 SINGLE = ["--threads", "1"]
 
@@ -60,17 +63,19 @@ def test_files(quick):
 
 def test_schema(quick):
     document = json.loads((quick[1] / "attention.json").read_text())
-    top = {"commit", "processor", "isa", "threads", "torch", "absent", "rows"}
-    assert set(document) == top
+    top = {"date", "commit", "processor", "isa", "threads", "torch", "load", "caches"}
+    assert set(document) == top | {"absent", "rows"}
     assert document["threads"] == 1
     assert document["torch"] == torch.__version__
     assert "--quick" in document["absent"]["flex"][0]
     for row in document["rows"]:
-        assert set(row) == TEXTS | NUMBERS | COUNTS | {"alpha", "causal"}
+        assert set(row) == TEXTS | NUMBERS | QUARTILES | COUNTS | {"alpha", "causal"}
         assert all(isinstance(row[key], str) for key in TEXTS)
         assert all(isinstance(row[key], int) and row[key] > 0 for key in COUNTS)
         numbers = NUMBERS if row["roofline"] is not None else NUMBERS - {"roofline"}
         assert all(isinstance(row[key], float) and row[key] >= 0 for key in numbers)
+        for key in QUARTILES:
+            assert row[key][0] <= row[key.removesuffix("_quartiles")] <= row[key][1]
         assert row["speedup"] == pytest.approx(row["peer_s"] / row["ours_s"])
     seen = {(row["case"], row["pass"], row["peer"]) for row in document["rows"]}
     names = {case for case, _, _ in seen}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from tsallis.bench import peers
 from tsallis.bench.cases import Case
+from tsallis.bench.timing import Sample, Timing, clocked, compared, in_turns
 
 __all__ = ["Measured", "Options", "draw", "matmul_rate", "measure", "minutes_left"]
 
@@ -43,47 +43,31 @@ class Measured:
     absent: list[peers.Absent]
 
 
-def timed(attend: peers.Attend, inputs: Sequence[Tensor], backward: bool) -> float:
-    """Seconds of one call; inputs: q, k, v and the gradient of the output."""
+def timed(attend: peers.Attend, inputs: Sequence[Tensor], backward: bool) -> Sample:
+    """One call; inputs: q, k, v and the gradient of the output."""
     q, k, v, gradient = inputs
     if not backward:
         with torch.no_grad():
-            start = time.perf_counter()
-            attend(q, k, v)
-            return time.perf_counter() - start
+            return clocked(lambda: attend(q, k, v))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    start = time.perf_counter()
-    torch.autograd.grad(attend(leaves[0], leaves[1], leaves[2]), leaves, gradient)
-    return time.perf_counter() - start
+    return clocked(
+        lambda: torch.autograd.grad(attend(leaves[0], leaves[1], leaves[2]), leaves, gradient)
+    )
 
 
 def compare(
     runners: Sequence[peers.Runner], inputs: Sequence[Tensor], backward: bool, options: Options
-) -> dict[str, float]:
-    """Median seconds of every runner, all taking turns.
-
-    One that has used up its share of the budget stops early; if even its warm-up did, that run is
-    the measurement (dense attention over 65 536 keys).
-    """
-    share = options.budget_s / len(runners)
-    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
-    spent: dict[str, float] = {}
+) -> dict[str, Timing]:
+    """Every runner's calls, all taking turns."""
     few = [x[:, :, :32].contiguous() for x in inputs]
     for runner in runners:
         if not runner.fixed:
             timed(runner.attend, few, backward)  # what happens once a process is nobody's time
-        first = timed(runner.attend, inputs, backward)
-        spent[runner.name] = first
-        if first > share:
-            times[runner.name].append(first)
-    for _ in range(options.repeat):
-        for runner in runners:
-            if times[runner.name] and spent[runner.name] >= share:
-                continue
-            seconds = timed(runner.attend, inputs, backward)
-            times[runner.name].append(seconds)
-            spent[runner.name] += seconds
-    return {name: median(values) for name, values in times.items()}
+    turns = {
+        runner.name: lambda attend=runner.attend: [timed(attend, inputs, backward)]
+        for runner in runners
+    }
+    return in_turns(turns, most=options.repeat, budget_s=options.budget_s)
 
 
 def matmul_rate(size: int) -> tuple[float, torch.dtype]:
@@ -124,10 +108,10 @@ def measure_pass(case: Case, direction: Pass, options: Options, rate: float) -> 
     backward = direction == "fwd+bwd"
     found = [peers.peer(name, case, inputs, backward, options.most_plain) for name in options.peers]
     runners = [peers.ours(case)] + [x for x in found if isinstance(x, peers.Runner)]
-    seconds = compare(runners, inputs, backward, options)
-    ours_s = seconds.pop("tsallis")
+    timings = compare(runners, inputs, backward, options)
+    ours = timings.pop("tsallis")
     dense = case.forward_flops * (1 + BACKWARD_FLOPS if backward else 1) / rate
-    roofline = ours_s / dense if case.forward_flops >= LEAST_FLOPS else None
+    roofline = ours.wall_s / dense if case.forward_flops >= LEAST_FLOPS else None
     rows = [
         {
             "case": case.name,
@@ -141,13 +125,10 @@ def measure_pass(case: Case, direction: Pass, options: Options, rate: float) -> 
             "causal": case.causal,
             "pass": direction,
             "spread": case.spread if case.inputs is None else None,
-            "peer": peer,
-            "ours_s": ours_s,
-            "peer_s": peer_s,
-            "speedup": peer_s / ours_s,
+            **compared(ours, peer, theirs),
             "roofline": roofline,
         }
-        for peer, peer_s in seconds.items()
+        for peer, theirs in timings.items()
     ]
     return Measured(rows, [x for x in found if isinstance(x, peers.Absent)])
 

@@ -5,27 +5,33 @@ from __future__ import annotations
 import json
 import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tsallis import _ops
+from tsallis.bench import timing
 
 __all__ = ["build", "write"]
 
 
 def build(rows: list[dict[str, Any]], *, threads: int, **more: Any) -> dict[str, Any]:
-    """{"commit", "processor", "isa", "threads", "torch", "rows"}, and what a benchmark adds.
+    """The document: what was measured, on what and when, the rows, and what a benchmark adds.
 
-    commit: of the library, as it was built.
+    date: UTC. commit: of the library, as it was built. load: processes that wanted to run in the
+    last minute, which tells whether the machine was shared.
     """
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": torch.ops.tsallis.git_commit(),
         "processor": torch.ops.tsallis.processor() or platform.machine(),
         "isa": _ops.cpu_target(),
         "threads": threads,
         "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+        "caches": timing.CACHES,
         **more,
         "rows": rows,
     }
