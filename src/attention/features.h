@@ -1,5 +1,5 @@
-// What a call asks of a kernel, and what a kernel serves. Both are sets of the same features, so
-// that why a kernel cannot run is their difference: nobody writes down what a kernel lacks.
+// What a call asks of a kernel, and what a kernel serves. Both are sets of the same features. Their
+// difference is the reason why a kernel cannot run: no list says what a kernel lacks.
 #pragma once
 
 #include <cstdint>

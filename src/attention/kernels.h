@@ -40,9 +40,9 @@ struct HeadSums {
   }
 };
 
-// Who wants the supports of rows: their sizes, or themselves.
+// Where a kernel writes the supports of rows: their sizes alone, or their columns and weights.
 struct WeightReceiver {
-  std::int64_t* counts = nullptr;  // then nothing else
+  std::int64_t* counts = nullptr;  // [rows] sizes; if set, the other members are null
   const std::int64_t* row_offsets = nullptr;
   std::int64_t* columns = nullptr;
   float* values = nullptr;

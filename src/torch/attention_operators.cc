@@ -44,7 +44,7 @@ Tensors<6> OpForwardCpu(const AttentionOptions& options, const Tensor& q, const 
   return {r.out, r.tau, r.saved, r.support_size, r.entropy, r.maximum};
 }
 
-// A gradient nobody wants is an empty tensor.
+// A gradient that was not asked for is an empty tensor.
 Tensors<kInputs> Filled(std::array<Tensor, kInputs> results, const Tensor& q) {
   for (Tensor& tensor : results) {
     if (!tensor.defined()) tensor = at::empty({0}, q.options());

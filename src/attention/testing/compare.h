@@ -44,12 +44,12 @@ class Expectation {
   // Kernels may carry bfloat16 problems' weights with 16 significant bits instead of 24 through a
   // product (two bfloat16 numbers each); a row whose sum cancels to 0 keeps 2^-17 of its terms.
   static constexpr double kSplitWeights = 16.0;
-  // A weight that float32 flushes to 0 takes its slope p^(2 - alpha) along where that is had from
-  // p: 1e-31 at alpha = 1.2, where thresholds have digits enough for such a weight, times what it
-  // is multiplied with.
+  // Where a kernel computes the slope p^(2 - alpha) from the weight p, a weight that float32
+  // flushes to 0 loses its slope too: 1e-31 at alpha = 1.2, where a threshold has digits enough for
+  // such a weight. The product of this slope with other numbers is then missing from the result.
   static constexpr double kUnderflow = 1e-28;
-  // Adaptive temperature: with a sharpened weight p^beta that is flushed to 0 goes the gradient of
-  // the entropy through p, which may be 1e-38^(1/beta), beta up to 2.4 (the paper's polynomial).
+  // Adaptive temperature: a sharpened weight p^beta that is flushed to 0 loses the gradient of the
+  // entropy through p. This p may be 1e-38^(1/beta), with beta up to 2.4 (the paper's polynomial).
   static constexpr double kAdaptiveUnderflow = 1e-15;
   static constexpr std::int64_t kMeanRows = 32;  // whose elements share few errors
   // |sum p - 1| of rows, alpha <= 2: of rows.h, and what the product with v adds.

@@ -141,7 +141,8 @@ class Problem {
   AttentionParams& wide() { return wide_; }
   const ConstArray4& wide_d_out() const { return wide_d_out_; }
 
-  // What stands in results where nothing is to be written: rows of nobody in packed arrays.
+  // Results hold this number before a kernel runs. Rows of packed arrays that belong to no sequence
+  // must keep it.
   static constexpr double kMark = 7.25;
 
   // On `kernel`, and those behind it for what it leaves, in spec.dtype; null: the reference in

@@ -35,7 +35,7 @@ struct ProblemSpec {
   std::int64_t block = 0;    // rows of a random block mask's blocks; 0: none
   std::int64_t block_k = 0;  // columns; 0: as many as rows
   enum class Ragged { kNone, kRight, kLeft, kMiddle, kPacked } ragged = Ragged::kNone;
-  bool gaps = false;  // packed: rows of nobody between the sequences
+  bool gaps = false;  // packed: rows between the sequences that belong to none
   bool length_scale = false, slopes = false, bias = false;
   bool any_length_scale = false;  // also in (0, 1), 0 and below 0; else from 1 on
   bool negative_slopes = false;

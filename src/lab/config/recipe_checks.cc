@@ -53,8 +53,8 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
     problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
                           "\" itself; name that one");
   } else if (owner->length_scaling.kind != method.length_scaling.kind) {
-    // The learned scale is among the weights: the borrower would miss it, or carry one that nobody
-    // trained.
+    // The learned scale is among the weights: the borrower would miss it, or carry one that was
+    // never trained.
     problems.Add(key, "the length scaling of \"" + owner->name + "\" is of another kind");
   }
 }

@@ -38,7 +38,8 @@ struct SequenceRows {
   ScaleRows ForScales() const { return {rows, position.data(), log_n.data(), log_log_n.data()}; }
 };
 
-// What the heads of a layer attend to, for who wants to attend to it elsewhere: n tokens, causal.
+// Queries, keys and values of a layer's heads for one sequence of n tokens, for callers that
+// compute the causal attention of this layer with other code.
 struct HeadArrays {
   std::string map;
   at::Tensor q, k, v;  // [heads, n, head_dim], rotated; q times its length scaling c

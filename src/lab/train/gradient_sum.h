@@ -22,8 +22,8 @@ class GradientSum {
   // gradients: [size] float32, contiguous; both are kept.
   GradientSum(const Processes& processes, const at::Tensor& gradients);
 
-  // The numbers [begin, end) are final, and nobody touches them before Finish(). Calls go from the
-  // back to the front without a gap.
+  // The numbers [begin, end) are final, and the caller must not touch them before Finish(). Calls
+  // go from the back to the front without a gap.
   void Ready(std::int64_t begin, std::int64_t end);
 
   // Waits until all are summed, those too that were never called ready. Throws LostProcess.

@@ -28,7 +28,7 @@ class Optimizer {
             const at::Tensor& gradients);
 
   // Update `step`, from 0. The gradient is scaled down in place if it is clipped. Returns its
-  // global norm before that, 0 if config.clip is 0 and nobody needs it; a norm that is not finite
+  // global norm before that, 0 if config.clip is 0 and it is not needed; a norm that is not finite
   // changes nothing.
   double Step(std::int64_t step);
 

@@ -1,4 +1,5 @@
-// The sweep over all heads: packing, pilots, blocks.
+// Runs the sweep over all heads: packs their keys, computes a few rows of each head first (pilots),
+// which tell how the others are best computed, and hands blocks of rows to the threads.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
