@@ -134,9 +134,9 @@ void ClearRowsOutside(const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs) {
   if (!HasOutside(params)) return;
   ParallelFor(context, params.batch * params.heads, 16, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t problem = begin; problem < end; ++problem) {
-      const Sequence sequence = Sequence::Of(params, problem / params.heads);
-      const std::int64_t h = problem % params.heads;
+    for (std::int64_t head = begin; head < end; ++head) {
+      const Sequence sequence = Sequence::Of(params, head / params.heads);
+      const std::int64_t h = head % params.heads;
       ForEachRowOutside(sequence.q, params.q_len, [&](std::int64_t row) {
         ClearRow(outputs.out, sequence.array_batch, h, row, params.value_dim);
         const std::int64_t index = RowIndex(params, sequence, h, row);
@@ -161,9 +161,9 @@ void ClearGradientsOutside(const Context& context, const AttentionParams& params
   const std::int64_t group = params.heads / params.kv_heads;
   ParallelFor(context, params.batch * params.kv_heads, 16,
               [&](std::int64_t begin, std::int64_t end) {
-                for (std::int64_t problem = begin; problem < end; ++problem) {
-                  const Sequence sequence = Sequence::Of(params, problem / params.kv_heads);
-                  const std::int64_t b = sequence.batch, kv = problem % params.kv_heads;
+                for (std::int64_t key_head = begin; key_head < end; ++key_head) {
+                  const Sequence sequence = Sequence::Of(params, key_head / params.kv_heads);
+                  const std::int64_t b = sequence.batch, kv = key_head % params.kv_heads;
                   clear(gradients.dk, b, kv, sequence.k, params.k_len, params.head_dim);
                   clear(gradients.dv, b, kv, sequence.k, params.k_len, params.value_dim);
                   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
