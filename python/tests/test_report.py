@@ -9,7 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures.fake_study import METHODS, QUICK, write_fake_sequences, write_fake_study
+from fixtures.fake_study import (
+    HEADLINE,
+    METHODS,
+    QUICK,
+    about,
+    write_fake_sequences,
+    write_fake_study,
+)
 from matplotlib.colors import to_rgb
 
 from tsallis_report import data, figures, heads, markdown, page, style, table
@@ -217,29 +224,50 @@ sys.exit('torch' in sys.modules or 'tsallis' in sys.modules)
 
 
 def test_colors_and_markers_tell_methods_apart() -> None:
-    methods = list(METHODS)
+    methods = [data._method(about(name)) for name in METHODS]
     assert len(set(style.colors(methods).values())) == len(methods)
     for members in style.families(methods).values():
         assert len({style.markers(methods)[m] for m in members}) == len(members)
     assert sum(map(len, style.families(methods).values())) == len(methods)
 
 
-def test_positions_share_the_color_of_their_map_and_have_their_own_line() -> None:
-    methods = [
-        f"{base}-{position}"
-        for position in ("nape", "rope", "alibi", "nope")
-        for base in ("softmax", "ssmax", "entmax", "sentmax", "asentmax")
+POSITIONS = ("nape", "rope", "alibi", "nope")
+BASES = {
+    "softmax": ("softmax", "none"),
+    "ssmax": ("softmax", "ssmax"),
+    "assmax": ("softmax", "adaptive"),
+    "entmax": ("entmax", "none"),
+    "asentmax": ("entmax", "adaptive"),
+}
+
+
+def of_positions() -> list[data.Method]:
+    """Every base at every position; names are of no consequence."""
+    return [
+        data.Method(f"m{position}{base}", base, *kind, base, position)
+        for position in POSITIONS
+        for base, kind in BASES.items()
     ]
-    colors, every = style.colors(methods), style.positions(methods)
-    assert every == ["nape", "rope", "alibi", "nope"]
+
+
+def test_variants_share_the_color_of_their_map_and_have_their_own_line() -> None:
+    methods = of_positions()
+    colors, every = style.colors(methods), style.variants(methods)
+    assert every == list(POSITIONS)
     assert len({str(style.line(position, every)) for position in every}) == 4
-    assert colors["softmax-nape"] == style.colors(["softmax", "entmax-1.5"])["softmax"]
-    assert len({colors[m] for m in methods if m.endswith("-nape")}) == 5
-    for base in ("softmax", "ssmax", "entmax", "sentmax", "asentmax"):
-        full, tinted = (np.array(to_rgb(colors[f"{base}-{place}"])) for place in ("nape", "rope"))
+    softmax = data._method(about("softmax"))
+    assert colors["mnapesoftmax"] == style.colors([softmax])["softmax"]
+    assert len({colors[m.name] for m in methods if m.variant == "nape"}) == len(BASES)
+    for base in BASES:
+        full, tinted = (np.array(to_rgb(colors[f"m{place}{base}"])) for place in ("nape", "rope"))
         np.testing.assert_allclose(tinted, full + 0.35 * (1.0 - full), atol=0.01)
-    assert style.split("softmax-sqrt-d") == ("softmax-sqrt-d", "")
-    assert style.family("sentmax-nape") == style.ENTMAX
+    assert style.families(methods)[style.ASENTMAX] == [f"m{place}asentmax" for place in POSITIONS]
+
+
+def test_colors_of_methods_do_not_depend_on_names() -> None:
+    methods = [data._method(about(name)) for name in METHODS]
+    renamed = [replace(m, name=str(i), like=str(i)) for i, m in enumerate(methods)]
+    assert list(style.colors(methods).values()) == list(style.colors(renamed).values())
 
 
 def test_lengths_where_nothing_is_right_have_no_best(tmp_path: Path) -> None:
@@ -280,31 +308,11 @@ def test_what_is_not_sure_is_pale() -> None:
     assert 0.1 < tint(5.0, 1.0) < tint(-30.0, 1.0) < tint(60.0, 1.0) == tint(90.0, 1.0)
 
 
-def test_headline_of_positions_shows_the_maps_and_the_outermost_two(tmp_path: Path) -> None:
-    write_fake_study(tmp_path)
-    text = (tmp_path / "results.json").read_text(encoding="utf-8")
-    results = json.loads(text)
-    maps = ("softmax", "ssmax", "assmax", "entmax", "asentmax")
-    names = [f"{base}-{place}" for place in ("nape", "rope") for base in maps]
-    renamed = dict(
-        zip(dict.fromkeys(row["method"] for row in results["rows"]), names, strict=False)
-    )
-    results["rows"] = [
-        row | {"method": renamed[row["method"]]}
-        for row in results["rows"]
-        if row["method"] in renamed
-    ]
-    (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    chosen = set(figures.headline_methods(data.load(tmp_path)))
-    assert chosen == {f"{base}-nape" for base in maps if base != "assmax"} | {
-        "softmax-rope",
-        "asentmax-rope",
-    }
-
-
-def test_headline_takes_the_best_entmax(full: Path) -> None:
-    expected = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5", "entmax-16", "asentmax-3"]
-    assert figures.headline_methods(data.load(full)) == expected
+def test_the_headline_is_the_recipes_and_otherwise_the_first_methods(full: Path) -> None:
+    study = data.load(full)
+    assert figures.headline_methods(study) == HEADLINE
+    study.about = {name: replace(m, headline=False) for name, m in study.about.items()}
+    assert figures.headline_methods(study) == study.methods[:6]
 
 
 def test_labels_are_spread_apart_no_further_than_needed() -> None:
@@ -378,7 +386,8 @@ def test_a_table_of_one_seed_without_papers_takes_one_line_each(tmp_path: Path) 
 
 def test_markdown_holds_every_part_and_is_aligned(full: Path) -> None:
     study = data.load(full)
-    study.labels[study.methods[0]] = "Softmax | θ"
+    first = study.methods[0]
+    study.about[first] = replace(study.about[first], label="Softmax | θ")
     study.protocol = "one; two"
     text = markdown.markdown(study)
     for part in [

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +95,19 @@ class Sample:
     scored: list[bool]
 
 
+@dataclass(frozen=True)
+class Method:
+    """A method, and what figures group and colour it by."""
+
+    name: str  # as in the recipe
+    label: str  # for people
+    map: str = ""
+    length_scaling: str = "none"
+    like: str = ""  # names methods that attend alike but for positions and training
+    variant: str = ""  # tells those apart: ``rope``, ``weight decay``
+    headline: bool = False  # whether the first figure shows it where all are too many
+
+
 @dataclass
 class Study:
     """A finished study, in the recipe's order of methods."""
@@ -110,7 +123,7 @@ class Study:
     protocol: str  # parted by "; "
     baseline: str  # method that the others are held against; "": none
     train_seconds: float
-    labels: dict[str, str]  # method -> name for people
+    about: dict[str, Method]  # by name, in the recipe's order
     rows: list[Row]
     entropies: list[Entropy] = field(default_factory=list)
     heat_maps: dict[tuple[str, int], Array] = field(
@@ -122,8 +135,17 @@ class Study:
 
     @property
     def methods(self) -> list[str]:
-        """Methods in the recipe's order."""
-        return list(self.labels)
+        """Names of the methods in the recipe's order."""
+        return list(self.about)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Names of the methods for people."""
+        return {name: method.label for name, method in self.about.items()}
+
+    def of(self, names: Sequence[str]) -> list[Method]:
+        """The methods of these names."""
+        return [self.about[name] for name in names]
 
     @property
     def lengths(self) -> list[int]:
@@ -212,14 +234,14 @@ def load(directory: str | Path) -> Study:
             )
             for row in raw["rows"]
         ]
-        labels = {m["name"]: m.get("label") or m["name"] for m in raw.get("methods", [])}
+        methods = [_method(entry) for entry in raw.get("methods", [])]
         study = str(raw["study"])
     except (KeyError, TypeError, ValueError) as error:
         raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
     ran = {row.method for row in rows}
-    labels = {name: label for name, label in labels.items() if name in ran}
+    about = {method.name: method for method in methods if method.name in ran}
     for row in rows:
-        labels.setdefault(row.method, row.method)
+        about.setdefault(row.method, _method({"name": row.method}))
     return Study(
         study=study,
         title=str(raw.get("title") or study),
@@ -232,7 +254,7 @@ def load(directory: str | Path) -> Study:
         protocol=str(raw.get("protocol", "")),
         baseline=str(raw.get("baseline", "")),
         train_seconds=_number(raw.get("train_seconds", 0.0)),
-        labels=labels,
+        about=about,
         rows=rows,
         entropies=_load_entropies(directory / "data" / "entropy.csv"),
         heat_maps=_load_heat_maps(directory / "data" / "heatmap.csv"),
@@ -245,6 +267,20 @@ def load(directory: str | Path) -> Study:
 def _number(value: float | None) -> float:
     """JSON has no NaN: null stands for it."""
     return math.nan if value is None else float(value)
+
+
+def _method(entry: dict[str, Any]) -> Method:
+    """Of an entry of ``methods``; what an older file does not say has its default."""
+    name = str(entry["name"])
+    return Method(
+        name=name,
+        label=str(entry.get("label") or name),
+        map=str(entry.get("map", "")),
+        length_scaling=str(entry.get("length_scaling", "none")),
+        like=str(entry.get("like") or name),
+        variant=str(entry.get("variant", "")),
+        headline=bool(entry.get("headline", False)),
+    )
 
 
 def _contrast(value: dict[str, Any] | None) -> Contrast | None:

@@ -45,14 +45,14 @@ def plot_accuracy(study: Study) -> Figure:
 
 def plot_accuracy_families(study: Study) -> Figure | None:
     """Accuracy against length, every method, one panel per family."""
-    groups = style.families(study.methods)
+    groups = style.families(study.of(study.methods))
     if len(study.methods) <= MAX_TOGETHER:
         return None  # the headline figure has them all
     figure = Figure(figsize=(4.6 * len(groups), 4.9), layout="constrained")
     panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for axes, (name, members) in zip(panels, groups.items(), strict=True):
-        if "softmax" in study.labels and "softmax" not in members:
-            rows = study.rows_of("softmax")
+        if study.baseline in study.about and study.baseline not in members:
+            rows = study.rows_of(study.baseline)
             axes.plot(
                 [r.n for r in rows], [r.mean for r in rows], color="#b5b5b5", lw=1.4, zorder=1
             )
@@ -61,10 +61,9 @@ def plot_accuracy_families(study: Study) -> Figure | None:
         axes.set_title(name)
     panels[0].set_ylabel("Accuracy (%)")
     handles = _line_styles(study, study.methods)
-    if "softmax" in study.labels and len(groups) > 1:
-        handles.append(
-            Line2D([], [], color="#b5b5b5", lw=1.4, label="softmax, ours, for comparison")
-        )
+    if study.baseline in study.about and len(groups) > 1:
+        repeated = f"{study.labels[study.baseline]}, ours, for comparison"
+        handles.append(Line2D([], [], color="#b5b5b5", lw=1.4, label=repeated))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     labelled = list(zip(panels, groups.values(), strict=True))
     _direct_labels(figure, labelled, study, _accuracy_end(study))
@@ -307,7 +306,7 @@ def _accuracy_panel(axes: Axes, study: Study, methods: Sequence[str]) -> None:
         rows = study.rows_of(method)
         return [r.n for r in rows], [r.mean for r in rows], [r.std for r in rows]
 
-    palette = style.colors(study.methods)
+    palette = style.colors(study.of(study.methods))
     for method in methods:
         published = [(r.n, r.paper) for r in study.rows_of(method) if r.paper is not None]
         if published:
@@ -330,8 +329,8 @@ def _plot_series(
     axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]
 ) -> None:
     """A line with markers per method, and a band of ± its spread."""
-    palette, marks = style.colors(study.methods), style.markers(study.methods)
-    positions = style.positions(study.methods)
+    palette, marks = style.colors(study.of(study.methods)), style.markers(study.of(study.methods))
+    every = style.variants(study.about.values())
     for method in methods:
         x, y, spread = (np.asarray(part, dtype=float) for part in series(method))
         if spread.any():
@@ -340,7 +339,7 @@ def _plot_series(
             x,
             y,
             color=palette[method],
-            ls=style.line(style.split(method)[1], positions),
+            ls=style.line(study.about[method].variant, every),
             marker=marks[method],
             markeredgecolor="white",
             markeredgewidth=0.5,
@@ -349,9 +348,9 @@ def _plot_series(
         )
 
 
-def _position_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
-    """Legend entries that tell the methods' positions apart; none where there is one."""
-    every, shown = style.positions(study.methods), style.positions(methods)
+def _variant_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
+    """Legend entries that tell the methods' variants apart; none where there is one."""
+    every, shown = style.variants(study.about.values()), style.variants(study.of(methods))
     if len(shown) == 1:
         return []
     return [
@@ -359,10 +358,10 @@ def _position_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch
             [],
             [],
             color="#555555",
-            ls=style.line(position, every),
-            label=style.POSITIONS.get(position, "as published"),
+            ls=style.line(variant, every),
+            label=style.VARIANTS.get(variant, variant),
         )
-        for position in shown
+        for variant in shown
     ]
 
 
@@ -371,7 +370,7 @@ def _line_styles(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
     seeds = study.max_seeds
     mean = f"ours, mean of {seeds} seeds" if seeds > 1 else "ours, one seed"
     handles: list[Line2D | Patch] = [Line2D([], [], color="#555555", marker="o", ms=4, label=mean)]
-    handles += _position_lines(study, methods)
+    handles += _variant_lines(study, methods)
     if seeds > 1:
         handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation"))
     if study.has_paper:
@@ -389,14 +388,18 @@ def _grid(study: Study, rows: int) -> tuple[Figure, Grid]:
     """
     measured = {e.method for e in study.entropies}
     methods = [m for m in study.methods if m in measured]
-    groups = [methods] if len(methods) <= MAX_TOGETHER else list(style.families(methods).values())
+    groups = (
+        [methods]
+        if len(methods) <= MAX_TOGETHER
+        else list(style.families(study.of(methods)).values())
+    )
     if len(groups) == 1:
         figure = Figure(figsize=(5.2 * rows + 0.6 * (rows == 1), 4.2), layout="constrained")
         panels = figure.subplots(1, rows, squeeze=False).T
     else:
         figure = Figure(figsize=(4.6 * len(groups), 3.7 * rows + 0.7), layout="constrained")
         panels = figure.subplots(rows, len(groups), squeeze=False, sharey="row", sharex=True)
-        for axes, name in zip(panels[0], style.families(methods), strict=True):
+        for axes, name in zip(panels[0], style.families(study.of(methods)), strict=True):
             axes.set_title(name)
     return figure, [
         [(axes, group) for axes, group in zip(row, groups, strict=True)] for row in panels
@@ -418,7 +421,7 @@ def _finish_grid(
             length_axis(axes, lengths)
             if row is not grid[-1] and len(row) > 1:
                 axes.set_xlabel("")
-    handles = _position_lines(study, [m for row in grid for _, group in row for m in group])
+    handles = _variant_lines(study, [m for row in grid for _, group in row for m in group])
     handles += references
     if study.max_seeds > 1 and any(e.std > 0 for e in study.entropies) and len(ylabels) > 1:
         handles.append(
@@ -436,7 +439,7 @@ def _direct_labels(
     series: Callable[[str], Series],
 ) -> None:
     """Names at the right ends of the lines, moved apart where they would touch."""
-    palette = style.colors(study.methods)
+    palette = style.colors(study.of(study.methods))
     size = 8.2
     figure.draw_without_rendering()  # the layout, once for all panels: it is what takes time
     for axes, methods in panels:

@@ -11,7 +11,8 @@ from .figures import FIGURES, signed
 from .files import replace_text
 
 _CAPTIONS = {
-    "accuracy-families": "Every method, by family. The grey line repeats softmax.",
+    "accuracy-families": "Every method, by family. The grey line repeats the method that others "
+    "are held against.",
     "difference": "Blue: ours is above the paper's figure; red: below.",
     "heatmap": (
         "One panel per length, one row per set, one column per item; columns are ordered by the "

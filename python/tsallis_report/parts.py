@@ -7,7 +7,6 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from . import style
 from .data import Study
 
 _FEW_LENGTHS = 6  # that all fit below a small panel
@@ -16,29 +15,11 @@ MAX_TOGETHER = 6  # methods that one panel carries
 
 
 def headline_methods(study: Study) -> list[str]:
-    """The few methods that tell the story; all of them when they are few."""
+    """The recipe's headline; all methods when they are few."""
     methods = study.methods
     if len(methods) <= MAX_TOGETHER:
         return methods
-
-    def longest(method: str) -> float:
-        return study.rows_of(method)[-1].mean
-
-    places = style.positions(methods)
-    if len(places) > 1:  # the maps at the first position, and the outermost two at the second
-        wanted = [f"{base}-{places[0]}" for base in ("softmax", "ssmax", "entmax", "asentmax")]
-        wanted += [f"{base}-{places[1]}" for base in ("softmax", "asentmax")]
-        chosen = [m for m in methods if m in wanted]
-        return chosen if len(chosen) >= 2 else methods[:MAX_TOGETHER]
-
-    wanted = ["softmax", "adaptive-temperature", "ssmax", "entmax-1.5"]
-    others = [m for m in methods if style.family(m) == style.ENTMAX and m != "entmax-1.5"]
-    if others:
-        wanted.append(max(others, key=longest))
-    scaled = [m for m in methods if style.family(m) == style.ASENTMAX]
-    if scaled:
-        wanted.append("asentmax-3" if "asentmax-3" in scaled else max(scaled, key=longest))
-    chosen = [m for m in methods if m in wanted]
+    chosen = [m.name for m in study.about.values() if m.headline]
     return chosen if len(chosen) >= 2 else methods[:MAX_TOGETHER]
 
 

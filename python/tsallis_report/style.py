@@ -1,36 +1,43 @@
 """How figures look: one colour per method wherever it appears, hues by family, no dates.
 
-Methods of sequence models are named map-position (``softmax-rope``): the map decides the colour,
-the position the line, and the first position of a study has the full colour.
+Methods that attend alike share a colour, and their variant (positions, another training) decides
+the line: a study's first variant has the full colour.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 
+from .data import Method
+
 INK = "#222222"
 FAINT = "#8a8a8a"
 GRID = "#e4e4e4"
 MARKERS = "osD^vPX*<>"
 
-POSITIONS = {"nape": "NAPE", "rope": "RoPE", "alibi": "ALiBi", "nope": "NoPE"}
-# The same map, trained otherwise; told apart like a position.
-POSITIONS |= {"decay": "weight decay"}
+VARIANTS = {
+    "": "as published",
+    "nape": "NAPE",
+    "rope": "RoPE",
+    "alibi": "ALiBi",
+    "nope": "NoPE",
+    "sinusoidal": "sinusoidal",
+}
 _LINES: list[Any] = ["-", (0, (1, 1.1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
 
-SOFTMAX, ENTMAX, ASENTMAX = "Softmax family", "α-entmax", "ASEntmax"
+SOFTMAX, ENTMAX, ASENTMAX = "Softmax family", "α-entmax", "ASEntmax family"
 
 # The anchors are Okabe and Ito's colours, which people with any of the common colour-vision
-# deficiencies tell apart; shades of one hue differ in lightness.
+# deficiencies tell apart; shades of one hue differ in lightness. The first method of a map and a
+# length scaling has the colour that is fixed for them, if there is one.
 _FIXED = {
-    "softmax": "#222222",
-    "adaptive-temperature": "#CC79A7",
-    "ssmax": "#009E73",
-    "assmax": "#004D38",
+    ("softmax", "none"): "#222222",
+    ("adaptive-temperature", "none"): "#CC79A7",
+    ("softmax", "ssmax"): "#009E73",
+    ("softmax", "adaptive"): "#004D38",
 }
 _SHADES = {
     SOFTMAX: ("#D9981A", "#5E3C00"),
@@ -80,48 +87,36 @@ def styled() -> Iterator[None]:
         yield
 
 
-def split(method: str) -> tuple[str, str]:
-    """Map and position of a method, by its name in the recipe; the position is often ``""``."""
-    base, _, position = method.rpartition("-")
-    return (base, position) if position in POSITIONS else (method, "")
+def variants(methods: Iterable[Method]) -> list[str]:
+    """The variants among the methods, in the order in which they first appear."""
+    return list(dict.fromkeys(method.variant for method in methods))
 
 
-def positions(methods: Sequence[str]) -> list[str]:
-    """The positions of a study's methods, in the order in which they first appear."""
-    return list(dict.fromkeys(split(method)[1] for method in methods))
+def line(variant: str, of: Sequence[str]) -> Any:
+    """Matplotlib's line style of a variant, one of a study's."""
+    return _LINES[of.index(variant) % len(_LINES)]
 
 
-def line(position: str, of: Sequence[str]) -> Any:
-    """Matplotlib's line style of a position, one of a study's."""
-    return _LINES[of.index(position) % len(_LINES)]
+def family(method: Method) -> str:
+    """The family of a method: by its map, and entmax by whether it scales with the length."""
+    if method.map != "entmax":
+        return SOFTMAX
+    return ENTMAX if method.length_scaling == "none" else ASENTMAX
 
 
-def family(method: str) -> str:
-    """The family of a method by its name in the recipe."""
-    if method.startswith("asentmax"):
-        return ASENTMAX
-    if re.match(r"(s?entmax|sparsemax)", method):
-        return ENTMAX
-    return SOFTMAX
-
-
-def families(methods: Sequence[str]) -> dict[str, list[str]]:
-    """Methods by family, in the order of softmax, entmax, ASEntmax; empty families are left out."""
+def families(methods: Sequence[Method]) -> dict[str, list[str]]:
+    """Names by family, in the order of softmax, entmax, ASEntmax; empty families are left out."""
     groups = {
-        name: [m for m in methods if family(m) == name] for name in (SOFTMAX, ENTMAX, ASENTMAX)
+        name: [m.name for m in methods if family(m) == name] for name in (SOFTMAX, ENTMAX, ASENTMAX)
     }
     return {name: members for name, members in groups.items() if members}
 
 
-def colors(methods: Sequence[str]) -> dict[str, str]:
+def colors(methods: Sequence[Method]) -> dict[str, str]:
     """One colour per method; it depends on the study's list of methods only, not on the figure."""
-    places = positions(methods)
-    bases = _base_colors(list(dict.fromkeys(split(method)[0] for method in methods)))
-    return {
-        method: _tinted(bases[base], 0.0 if position == places[0] else 0.35)
-        for method in methods
-        for base, position in [split(method)]
-    }
+    first = variants(methods)[:1]
+    bases = _base_colors(methods)
+    return {m.name: _tinted(bases[m.like], 0.0 if m.variant in first else 0.35) for m in methods}
 
 
 def _tinted(color: str, white: float) -> str:
@@ -129,22 +124,30 @@ def _tinted(color: str, white: float) -> str:
     return to_hex((red, green, blue))
 
 
-def _base_colors(methods: Sequence[str]) -> dict[str, str]:
+def _base_colors(methods: Sequence[Method]) -> dict[str, str]:
+    """A colour for each group of methods that attend alike, by the name of the group."""
     palette: dict[str, str] = {}
-    for name, members in families(methods).items():
-        shaded = [method for method in members if method not in _FIXED]
+    shaded: dict[str, list[str]] = {}
+    fixed = dict(_FIXED)
+    for like in dict.fromkeys(m.like for m in methods):
+        method = next(m for m in methods if m.like == like)
+        kind = (method.map, method.length_scaling)
+        if kind in fixed:
+            palette[like] = fixed.pop(kind)
+        else:
+            shaded.setdefault(family(method), []).append(like)
+    for name, members in shaded.items():
         shades = LinearSegmentedColormap.from_list(name, _SHADES[name])
-        for index, method in enumerate(shaded):
+        for index, like in enumerate(members):
             # A family of one gets its typical colour, the middle.
-            palette[method] = to_hex(shades(index / (len(shaded) - 1) if len(shaded) > 1 else 0.5))
-        palette.update({method: _FIXED[method] for method in members if method in _FIXED})
+            palette[like] = to_hex(shades(index / (len(members) - 1) if len(members) > 1 else 0.5))
     return palette
 
 
-def markers(methods: Sequence[str]) -> dict[str, str]:
+def markers(methods: Sequence[Method]) -> dict[str, str]:
     """One marker per method, distinct within its family, so that colour is never the only cue."""
     return {
-        method: MARKERS[index % len(MARKERS)]
+        name: MARKERS[index % len(MARKERS)]
         for members in families(methods).values()
-        for index, method in enumerate(members)
+        for index, name in enumerate(members)
     }

@@ -1,7 +1,6 @@
 #include "lab/config/recipe.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <fstream>
@@ -85,6 +84,7 @@ void Describe(TableReader& table, StudySection& study) {
   table.Optional("source", study.recipe.source);
   table.Optional("baseline", study.recipe.baseline);
   table.Optional("finding_length", study.recipe.finding_length);
+  table.Optional("headline", study.recipe.headline);
 }
 
 }  // namespace
@@ -92,19 +92,13 @@ void Describe(TableReader& table, StudySection& study) {
 // In the namespace of the structs, so that the reader finds them.
 
 std::string Convert(const toml::node& node, LengthScaling::Kind& kind) {
-  constexpr std::array<std::pair<const char*, LengthScaling::Kind>, 3> kKinds = {
-      {{"none", LengthScaling::Kind::kNone},
-       {"ssmax", LengthScaling::Kind::kSSMax},
-       {"scalar", LengthScaling::Kind::kScalar}}};
   std::string word;
   if (std::string expected = tsallis::lab::Convert(node, word); !expected.empty()) return expected;
-  for (const auto& [name, value] : kKinds) {
-    if (word == name) {
-      kind = value;
-      return "";
-    }
-  }
-  return OneOf(Names(SetLengthScalings()))(word);
+  const std::vector<std::string> names = Names(SetLengthScalings());
+  const auto found = std::find(names.begin(), names.end(), word);
+  if (found == names.end()) return OneOf(names)(word);
+  kind = static_cast<LengthScaling::Kind>(found - names.begin());
+  return "";
 }
 
 void Describe(TableReader& table, LengthScaling& scaling) {
@@ -116,6 +110,7 @@ void Describe(TableReader& table, LengthScaling& scaling) {
 void Describe(TableReader& table, MethodConfig& method) {
   table.Required("name", method.name, CheckName);
   table.Optional("label", method.label);
+  table.Optional("variant", method.variant);
   table.Optional("map", method.map, OneOf(Names(Maps())));
   // From 64 on the papers' own figures fall; far above, 1/(alpha - 1) leaves float32 nothing to
   // work with.

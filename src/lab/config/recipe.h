@@ -51,6 +51,9 @@ struct TrainConfig {
 struct MethodConfig : SetAttentionConfig {
   std::string name;   // identifies it everywhere: "asentmax-3"
   std::string label;  // for people; the name unless given
+  // Tells methods apart that attend alike: figures give them one colour and lines of their own.
+  // Decoders: the kind of their positions unless given.
+  std::string variant;
   // Decoders: what differs from the attention that [model] describes, for all layers and heads.
   std::optional<AttentionOverride> attention;
   // Evaluates the weights that this other method trained instead of training its own.
@@ -107,6 +110,9 @@ struct Recipe {
   std::string source;
   std::string baseline;  // the method that a report holds the others against; empty: none
   std::int64_t finding_length = 0;  // what a page's first sentence speaks of; 0: see Finding()
+  // The methods that a report's first figure shows of a scale with more than fit into it; empty:
+  // the first ones.
+  std::vector<std::string> headline;
   TaskConfig task;
   ModelConfig model;
   TrainConfig train;

@@ -209,10 +209,13 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
     problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
   }
-  if (!recipe.baseline.empty() && FindMethod(recipe, recipe.baseline) == nullptr) {
-    problems.Add("study.baseline", "unknown method \"" + recipe.baseline + "\"" +
-                                       Suggestion(recipe.baseline, MethodNames(recipe)));
-  }
+  const auto check_method = [&](const char* key, const std::string& method) {
+    if (FindMethod(recipe, method) != nullptr) return;
+    problems.Add(key,
+                 "unknown method \"" + method + "\"" + Suggestion(method, MethodNames(recipe)));
+  };
+  if (!recipe.baseline.empty()) check_method("study.baseline", recipe.baseline);
+  for (const std::string& method : recipe.headline) check_method("study.headline", method);
   const std::vector<std::int64_t>& lengths = recipe.task.eval_lengths;
   if (recipe.finding_length != 0 &&
       std::find(lengths.begin(), lengths.end(), recipe.finding_length) == lengths.end()) {

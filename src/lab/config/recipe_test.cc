@@ -160,6 +160,8 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
                  "scale.quick.methods: unknown method \"asse\"; did you mean \"ase\"?");
   ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nbaseline = \"sofmax\"\n"),
                  "study.baseline: unknown method \"sofmax\"; did you mean \"softmax\"?");
+  ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nheadline = [\"sofmax\"]\n"),
+                 "study.headline: unknown method \"sofmax\"; did you mean \"softmax\"?");
   ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nfinding_length = 17\n"),
                  "study.finding_length: expected one of task.eval_lengths, got 17");
   ExpectContains(ErrorOf("map = \"softmax\"", "map = \"softmax\"\nalpha = 1.5"),

@@ -40,6 +40,8 @@ struct LengthScaling {
       Kind::kNone;  // "none" | "ssmax": b ln n | "scalar": delta + beta (ln n)^gamma, beta learned
   double gamma = 1.0;  // scalar: the exponent, fixed
   double delta = 1.0;  // scalar: the additive term, fixed
+
+  bool operator==(const LengthScaling&) const = default;
 };
 
 // How scores become weights.
@@ -50,8 +52,11 @@ struct SetAttentionConfig {
   // appendix A.3.
   std::optional<double> theta;
   LengthScaling length_scaling;
+
+  bool operator==(const SetAttentionConfig&) const = default;
 };
 
+// In the order of LengthScaling::Kind.
 const std::vector<CatalogueEntry>& SetLengthScalings();
 
 // What a caller may want to see of the attention itself.

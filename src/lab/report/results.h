@@ -60,6 +60,13 @@ struct DrawnSample {
 struct MethodInfo {
   std::string name;   // as in the recipe: "asentmax-3"
   std::string label;  // for people: "ASEntmax, γ = 3"
+  // What figures group methods and colour them by, from the recipe.
+  std::string map = {};             // "entmax"
+  std::string length_scaling = {};  // "none", "scalar"
+  // The recipe's first method that attends as this one does, but for positions and training.
+  std::string like = {};
+  std::string variant = {};  // tells those apart: "rope", "weight decay"; empty: nothing does
+  bool headline = false;     // whether the first figure shows it where all are too many
 };
 
 struct StudyResults {

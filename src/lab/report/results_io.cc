@@ -137,7 +137,13 @@ Json ToJson(const StudyResults& results) {
   json["train_seconds"] = results.train_seconds;
   json["methods"] = Json::array();
   for (const MethodInfo& method : MethodsInOrder(results)) {
-    json["methods"].push_back({{"name", method.name}, {"label", method.label}});
+    json["methods"].push_back({{"name", method.name},
+                               {"label", method.label},
+                               {"map", method.map},
+                               {"length_scaling", method.length_scaling},
+                               {"like", method.like},
+                               {"variant", method.variant},
+                               {"headline", method.headline}});
   }
   json["rows"] = Json::array();
   for (const ResultRow& row : results.rows) {

@@ -31,7 +31,14 @@ StudyResults Example() {
   results.command = "tsallis reproduce max-retrieval --scale quick";
   results.protocol = "Adam, lr 1e-3, 100 steps of 128.";
   results.train_seconds = 123.5;
-  results.methods = {{"softmax", "Softmax, θ = √d"}, {"asentmax-3", "ASEntmax, γ = 3"}};
+  results.methods = {{"softmax", "Softmax, θ = √d"},
+                     {.name = "asentmax-3",
+                      .label = "ASEntmax, γ = 3",
+                      .map = "entmax",
+                      .length_scaling = "scalar",
+                      .like = "asentmax-3",
+                      .variant = "weight decay",
+                      .headline = true}};
   for (const auto& method : results.methods) {
     for (std::int64_t n = 16; n <= 16384; n *= 2) {
       ResultRow row;
@@ -127,6 +134,11 @@ TEST_F(ResultsIoTest, JsonHasPercentagesAndNullForNoPaper) {
   EXPECT_TRUE(json["rows"][0]["paper"].is_number());
   EXPECT_TRUE(json["rows"][10]["paper"].is_null());
   EXPECT_EQ(json["methods"][0]["label"], "Softmax, θ = √d");
+  EXPECT_EQ(json["methods"][1]["map"], "entmax");
+  EXPECT_EQ(json["methods"][1]["length_scaling"], "scalar");
+  EXPECT_EQ(json["methods"][1]["like"], "asentmax-3");
+  EXPECT_EQ(json["methods"][1]["variant"], "weight decay");
+  EXPECT_EQ(json["methods"][1]["headline"], true);
 }
 
 TEST_F(ResultsIoTest, NotANumberIsNullInJson) {

@@ -86,6 +86,44 @@ DrawnSample SampleAt(const SequenceTask& task, std::int64_t n) {
   return drawn;
 }
 
+// Decoders: how they attend, without positions.
+DecoderConfig WithoutPositions(DecoderConfig decoder) {
+  decoder.attention.positions = {};
+  for (AttentionOverride& change : decoder.overrides) change.positions.reset();
+  return decoder;
+}
+
+bool AttendAlike(const Recipe& recipe, const MethodConfig& a, const MethodConfig& b) {
+  if (!recipe.task.sequence) {
+    return static_cast<const SetAttentionConfig&>(a) == static_cast<const SetAttentionConfig&>(b);
+  }
+  return WithoutPositions(recipe.Decoder(a)) == WithoutPositions(recipe.Decoder(b));
+}
+
+MethodInfo InfoOf(const Recipe& recipe, const MethodConfig& method) {
+  const std::vector<std::string>& headline = recipe.headline;
+  MethodInfo info{
+      .name = method.name,
+      .label = method.label,
+      .variant = method.variant,
+      .headline = std::find(headline.begin(), headline.end(), method.name) != headline.end()};
+  if (recipe.task.sequence) {
+    const AttentionConfig attention = recipe.Decoder(method).attention;
+    info.map = attention.map;
+    info.length_scaling = attention.length_scaling.kind;
+    if (info.variant.empty()) info.variant = attention.positions.kind;
+  } else {
+    info.map = method.map;
+    info.length_scaling =
+        SetLengthScalings()[static_cast<std::size_t>(method.length_scaling.kind)].name;
+  }
+  info.like =
+      std::find_if(recipe.methods.begin(), recipe.methods.end(), [&](const MethodConfig& other) {
+        return AttendAlike(recipe, method, other);
+      })->name;
+  return info;
+}
+
 }  // namespace
 
 void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
@@ -102,7 +140,7 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
       places.push_back(static_cast<std::size_t>(at - job.evaluates.begin()));
     }
     if (own.empty()) continue;  // of what is finished so far
-    results.methods.push_back({method->name, method->label});
+    results.methods.push_back(InfoOf(recipe, *method));
     for (std::size_t l = 0; l < task.eval_lengths.size(); ++l) {
       const std::int64_t n = task.eval_lengths[l];
       std::vector<const LengthScore*> scores;
