@@ -88,18 +88,18 @@ const CLI::App& Parsed(const CLI::App& app) {
 }
 
 // The parser knows that a word is unknown; what was meant is for us to say.
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
 std::string DescribeExtras(const CLI::App& app) {
   const CLI::App& command = Parsed(app);
-  std::vector<std::string> known;
-  if (&command == &app) {
-    for (const CLI::App* candidate : app.get_subcommands({})) {
-      known.push_back(candidate->get_name());
-    }
-  }
   for (const std::string& word : app.remaining(/*recurse=*/true)) {
     if (!word.starts_with("-")) {
-      return &command == &app ? "unknown command \"" + word + "\"" + lab::Suggestion(word, known)
-                              : "\"" + word + "\" was not expected";
+      if (&command != &app) return "\"" + word + "\" was not expected";
+      return "unknown command \"" + word + "\"" + lab::Suggestion(word, CommandNames(app));
     }
     std::vector<std::string> options;
     for (const CLI::Option* option : command.get_options()) {
@@ -201,11 +201,7 @@ std::string DescribeParseError(const CLI::App& app, const CLI::ParseError& error
   const CLI::App& command = Parsed(app);
   const std::string said = error.what();
   if (error.get_name() == "RequiredError" && &command == &app) {
-    std::vector<std::string> names;
-    for (const CLI::App* candidate : app.get_subcommands({})) {
-      names.push_back(candidate->get_name());
-    }
-    return fmt::format("expected a command: {}", fmt::join(names, ", "));
+    return fmt::format("expected a command: {}", fmt::join(CommandNames(app), ", "));
   }
   if (error.get_name() == "ExcludesError") {
     const std::size_t word = said.find(" excludes ");

@@ -37,7 +37,7 @@ class ReproduceCommand : public Command {
     app.add_option("--scale", options_.scale, "How much to run: a [scale.<name>] of the recipe")
         ->capture_default_str();
     app.add_option("--seeds", options_.seeds, "Seeds for each method; default: as the scale says")
-        ->check(IntegerFrom(1, 100000));
+        ->check(IntegerFrom(1, lab::kMostSeeds));
     app.add_option("--seed", options_.first_seed, "First seed; the others follow it")
         ->capture_default_str();
     AddList(app, "--methods", options_.methods,

@@ -236,11 +236,11 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
 StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
                        const std::atomic<bool>& stop) {
   const ScaleConfig& scale = recipe.Scale(options.scale);
-  if (options.first_seed > std::numeric_limits<std::uint64_t>::max() - 100000) {
+  constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max() - kMostSeeds;
+  if (options.first_seed > kLast) {
     throw UsageError(
-        fmt::format("--seed: expected at most {}, so that every seed after it exists, "
-                    "got {}",
-                    std::numeric_limits<std::uint64_t>::max() - 100000, options.first_seed));
+        fmt::format("--seed: expected at most {}, so that every seed after it exists, got {}",
+                    kLast, options.first_seed));
   }
   const Runs study{scale.steps, options.first_seed, options.seeds > 0 ? options.seeds : scale.seeds,
                    ""};

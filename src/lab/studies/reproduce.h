@@ -15,9 +15,11 @@
 
 namespace tsallis::lab {
 
+inline constexpr std::int64_t kMostSeeds = 100000;
+
 struct ReproduceOptions {
   std::string scale = "quick";
-  int seeds = 0;                        // 0: as the scale says
+  int seeds = 0;                        // 0: as the scale says; at most kMostSeeds
   std::uint64_t first_seed = 1;         // seeds are first_seed, first_seed + 1, ...
   std::vector<std::string> methods;     // empty: as the scale says
   std::filesystem::path runs = "runs";  // jobs live in runs/<study>/<scale>/<method>/seed-<n>

@@ -150,12 +150,15 @@ HWY_INLINE std::size_t WithSink(const AttentionParams& params, std::int64_t h, s
   return keys + 1;
 }
 
-HWY_INLINE void LoadQueries(const Call& call, GroupBuffers& group) {
+// Queries times their factors, and their products with every key: rows 1, 2, ... of the scores.
+HWY_INLINE void ScoreRows(const Call& call, GroupBuffers& group, Thread& thread) {
   const AttentionParams& params = call.params;
   const dense::RowGroup& at = group.at;
   LoadRows(params.q, at, params.head_dim, group.q.get(), [&](std::int64_t q_row) {
     return static_cast<float>(RowFactor(params, at.sequence, at.h, q_row));
   });
+  Products(call, group, group.q.get(), params.head_dim, thread.k_columns, thread.line.get(),
+           group.scores.get() + group.pitch);
 }
 
 void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
@@ -164,9 +167,7 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
   const dense::RowGroup& at = group.at;
   const std::int64_t rows = RowsOf(group), pitch = group.pitch;
   float* scores = group.scores.get();
-  LoadQueries(call, group);
-  Products(call, group, group.q.get(), params.head_dim, thread.k_columns, thread.line.get(),
-           scores + pitch);
+  ScoreRows(call, group, thread);
   const RowSpec spec = SpecOfHead(params, at.h);
   const bool describe = outputs.support_size != nullptr || outputs.entropy != nullptr;
   RowHint hint;
@@ -278,9 +279,7 @@ void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
   const dense::RowGroup& at = group.at;
   const std::int64_t rows = RowsOf(group), pitch = group.pitch;
   float* scores = group.scores.get();
-  LoadQueries(call, group);
-  Products(call, group, group.q.get(), params.head_dim, thread.k_columns, thread.line.get(),
-           scores + pitch);
+  ScoreRows(call, group, thread);
   LoadRows(gradients.d_out, at, params.value_dim, group.d_out.get(),
            [](std::int64_t) { return 1.0f; });
   if (call.wants_ds) {

@@ -323,7 +323,7 @@ TEST(LanesAttention, WhatNobodyUsesMayHoldAnything) {
   params.k = array(k);
   params.v = array(v);
   params.mask.causal = true;
-  ForEachLanesTarget([&](const std::string& target) {
+  const auto run = [&] {
     RunForward(KernelsFrom(kLanesAttention), {}, params, {.out = array(out), .tau = tau.data()});
     AttentionGradients gradients;
     gradients.d_out = array(g);
@@ -332,6 +332,9 @@ TEST(LanesAttention, WhatNobodyUsesMayHoldAnything) {
     gradients.dk = array(dk);
     gradients.dv = array(dv);
     RunBackward(KernelsFrom(kLanesAttention), {}, params, gradients);
+  };
+  ForEachLanesTarget([&](const std::string& target) {
+    run();
     for (std::int64_t i = 0; i < n; ++i) {
       const bool broken = i >= 30;
       EXPECT_EQ(std::isnan(out[i * size]), broken) << target << " query " << i;
@@ -348,14 +351,7 @@ TEST(LanesAttention, WhatNobodyUsesMayHoldAnything) {
   for (std::int64_t x = 0; x < size; ++x)
     k[30 * size + x] = q[35 * size + x] = g[36 * size + x] = 0.1f;
   ForEachLanesTarget([&](const std::string& target) {
-    RunForward(KernelsFrom(kLanesAttention), {}, params, {.out = array(out), .tau = tau.data()});
-    AttentionGradients gradients;
-    gradients.d_out = array(g);
-    gradients.tau = tau.data();
-    gradients.dq = array(dq);
-    gradients.dk = array(dk);
-    gradients.dv = array(dv);
-    RunBackward(KernelsFrom(kLanesAttention), {}, params, gradients);
+    run();
     for (const auto* values : {&out, &dq, &dk, &dv}) {
       for (const float value : *values) ASSERT_TRUE(std::isfinite(value)) << target;
     }

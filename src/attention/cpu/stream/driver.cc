@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "attention/cpu/key_heads.h"
 #include "attention/cpu/matrix_unit.h"
 #include "attention/cpu/stream/stream.h"
 #include "core/memory.h"
@@ -297,25 +298,11 @@ void Driver::Backward(const AttentionGradients& gradients, const std::vector<Key
   call_.gradients = &gradients;
   call_.wants_scores = gradients.dq.data != nullptr || gradients.dk.data != nullptr ||
                        gradients.d_length_scale != nullptr || gradients.d_slopes != nullptr;
-  const auto count = static_cast<std::int64_t>(key_heads.size());
-  std::vector<std::uint8_t> unsafe(key_heads.size(), 0);
-  const auto run = [&](const Context& context, int worker, std::int64_t i, KeyHeadMemory& memory) {
-    const auto at = static_cast<std::size_t>(i);
-    unsafe[at] = BackwardKeyHead(context, worker, key_heads[at], memory, heads) ? 0 : 1;
-  };
-  // The order of every sum is the same either way.
-  if (count >= 2 * Threads(context_)) {
-    std::vector<KeyHeadMemory> memory(static_cast<std::size_t>(Threads(context_)));
-    ParallelTasks(context_, count, [&](std::int64_t i, int worker) {
-      run({.threads = 1}, worker, i, memory[static_cast<std::size_t>(worker)]);
-    });
-  } else {
-    KeyHeadMemory memory;
-    for (std::int64_t i = 0; i < count; ++i) run(context_, 0, i, memory);
-  }
-  for (std::size_t i = 0; i < key_heads.size(); ++i) {
-    if (unsafe[i] != 0) left->push_back(key_heads[i]);
-  }
+  ForEachKeyHead<KeyHeadMemory>(
+      context_, 2, key_heads, left,
+      [&](const Context& context, int worker, const KeyHead& key_head, KeyHeadMemory& memory) {
+        return BackwardKeyHead(context, worker, key_head, memory, heads);
+      });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/key_heads.h"
 #include "attention/cpu/matrix_unit.h"
 #include "attention/cpu/sweep/sweep.h"
 #include "core/memory.h"
@@ -365,26 +366,12 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
 void SweepDriver::Backward(const AttentionGradients& gradients,
                            const std::vector<KeyHead>& key_heads, HeadSums* heads,
                            std::vector<KeyHead>* left) {
-  const auto count = static_cast<std::int64_t>(key_heads.size());
-  std::vector<std::uint8_t> is_dense(key_heads.size(), 0);
-  const auto run = [&](const Context& context, int worker, std::int64_t i, KvSums& sums) {
-    const auto at = static_cast<std::size_t>(i);
-    HeadSums* totals = heads + key_heads[at].b * params_.heads;
-    const bool done = BackwardKeyHead(context, worker, gradients, key_heads[at], sums, totals);
-    is_dense[at] = done ? 0 : 1;
-  };
-  if (count >= 4 * Threads(context_)) {
-    std::vector<KvSums> sums(static_cast<std::size_t>(Threads(context_)));
-    ParallelTasks(context_, count, [&](std::int64_t i, int worker) {
-      run({.threads = 1}, worker, i, sums[static_cast<std::size_t>(worker)]);
-    });
-  } else {
-    KvSums sums;
-    for (std::int64_t i = 0; i < count; ++i) run(context_, 0, i, sums);
-  }
-  for (std::size_t i = 0; i < key_heads.size(); ++i) {
-    if (is_dense[i] != 0) left->push_back(key_heads[i]);
-  }
+  ForEachKeyHead<KvSums>(
+      context_, 4, key_heads, left,
+      [&](const Context& context, int worker, const KeyHead& key_head, KvSums& sums) {
+        HeadSums* totals = heads + key_head.b * params_.heads;
+        return BackwardKeyHead(context, worker, gradients, key_head, sums, totals);
+      });
 }
 
 }  // namespace
