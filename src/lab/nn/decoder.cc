@@ -56,26 +56,32 @@ void CheckTensor(const at::Tensor& tensor, const char* name, const TokenBatch& b
 
 }  // namespace
 
-at::Tensor Buffer::Rows(std::int64_t rows, std::int64_t columns, at::ScalarType dtype) {
-  if (!memory_.defined() || memory_.numel() < rows * columns || memory_.scalar_type() != dtype) {
-    memory_ = at::empty({rows * columns}, dtype);
-  }
-  return memory_.narrow(0, 0, rows * columns).view({rows, columns});
-}
-
 Decoder::State::State(const DecoderConfig& given, std::uint64_t seed)
     : config(Settled(given)),
       dtype(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
       inner(config.heads * config.head_dim) {
+  DeclareParameters();
+  parameters.Allocate(seed, dtype == at::kBFloat16);
+  for (DecoderLayer& layer : layers) {
+    layer.begin =
+        parameters.Begin(config.norm_gain ? layer.attention_norm : layer.attention.Projection());
+  }
+  BuildChains();
+  activations.resize(layers.size());
+}
+
+// The order is that of the flat memory: a step's gradients become ready from the back.
+void Decoder::State::DeclareParameters() {
   const auto normal = [](RandomStream& random) { return Normal(random, 0.02); };
   const auto zero = [](RandomStream&) { return 0.0F; };
   const std::int64_t width = config.width;
+  const bool sandwich = config.block == "sandwich";
   const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in,
                           Parameter& parameter) {
     parameters.Add({{name, {out, in}, normal}}, in, &parameter);
   };
   const auto norm = [&](const std::string& name, Parameter& parameter) {
-    parameters.Add({{name, {width}, zero}}, width, &parameter);
+    if (config.norm_gain) parameters.Add({{name, {width}, zero}}, width, &parameter);
   };
   matrix("embedding.weight", config.vocabulary, width, embedding);
   layers.reserve(static_cast<std::size_t>(config.layers));  // parameters are filled in by address
@@ -85,18 +91,51 @@ Decoder::State::State(const DecoderConfig& given, std::uint64_t seed)
     norm(prefix + "attention.norm.weight", layer.attention_norm);
     layer.attention.Declare(prefix + "attention.", parameters);
     matrix(prefix + "attention.out.weight", width, inner, layer.attention_out);
-    norm(prefix + "attention.out_norm.weight", layer.attention_out_norm);
+    if (sandwich) norm(prefix + "attention.out_norm.weight", layer.attention_out_norm);
     norm(prefix + "feed_forward.norm.weight", layer.feed_forward_norm);
-    parameters.Add({{prefix + "feed_forward.gate.weight", {config.feed_forward, width}, normal},
-                    {prefix + "feed_forward.up.weight", {config.feed_forward, width}, normal}},
-                   width, &layer.gate_up);
+    std::vector<ParameterList::Part> up;
+    if (ActivationInputs(config.activation) == 2) {
+      up.push_back({prefix + "feed_forward.gate.weight", {config.feed_forward, width}, normal});
+    }
+    up.push_back({prefix + "feed_forward.up.weight", {config.feed_forward, width}, normal});
+    parameters.Add(std::move(up), width, &layer.up);
     matrix(prefix + "feed_forward.down.weight", width, config.feed_forward, layer.down);
-    norm(prefix + "feed_forward.out_norm.weight", layer.feed_forward_out_norm);
+    if (sandwich) norm(prefix + "feed_forward.out_norm.weight", layer.feed_forward_out_norm);
   }
   norm("norm.weight", final_norm);
   matrix("head.weight", config.vocabulary, width, head);
-  parameters.Allocate(seed, dtype == at::kBFloat16);
-  activations.resize(layers.size());
+}
+
+void Decoder::State::BuildChains() {
+  const std::int64_t width = config.width;
+  const std::int64_t hidden = config.feed_forward;
+  const auto gain = [&](const Parameter& norm) { return config.norm_gain ? &norm : nullptr; };
+  const auto add = [&](const Parameter& norm) {
+    return config.block == "sandwich" ? MakeAddNorm(width, gain(norm)) : MakeAdd(width);
+  };
+  for (DecoderLayer& layer : layers) {
+    RowStages before;
+    before.push_back(MakeNorm(width, gain(layer.attention_norm)));
+    before.push_back(MakeLinear(layer.attention.Columns(), &layer.attention.Projection()));
+    before.push_back(layer.attention.InputStage());
+    layer.before.emplace(std::move(before), dtype);
+    RowStages after;
+    after.push_back(MakeLinear(width, &layer.attention_out));
+    after.push_back(add(layer.attention_out_norm));
+    after.push_back(MakeNorm(width, gain(layer.feed_forward_norm)));
+    after.push_back(MakeLinear(ActivationInputs(config.activation) * hidden, &layer.up));
+    after.push_back(MakeActivation(config.activation, hidden));
+    after.push_back(MakeLinear(width, &layer.down));
+    after.push_back(add(layer.feed_forward_out_norm));
+    layer.after.emplace(std::move(after), dtype);
+  }
+  RowStages stages;
+  stages.push_back(MakeNorm(width, gain(final_norm)));
+  stages.push_back(MakeLinear(config.vocabulary, &head, true));
+  auto cross_entropy = std::make_unique<CrossEntropyStage>(config.vocabulary);
+  loss = cross_entropy.get();
+  stages.push_back(std::move(cross_entropy));
+  last.emplace(std::move(stages), at::kFloat);
 }
 
 DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
@@ -157,21 +196,8 @@ DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
   return rows;
 }
 
-void Decoder::State::ForBlocks(
-    std::int64_t rows, const std::function<void(std::int64_t, std::int64_t, Scratch&)>& body) {
-  const Context context{.threads = threads};
-  const std::int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
-  const auto workers = static_cast<std::size_t>(Workers(context, blocks));
-  if (scratch.size() < workers) scratch.resize(workers);
-  ParallelTasks(context, blocks, [&](std::int64_t block, int worker) {
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const std::int64_t begin = block * kRowBlock;
-    body(begin, std::min(rows, begin + kRowBlock), scratch[static_cast<std::size_t>(worker)]);
-  });
-}
-
 DecoderRows Decoder::State::Run(const TokenBatch& batch, int team, bool keep, const Look& look) {
-  threads = team;
+  workers.SetThreads(team);
   DecoderRows rows = RowsOf(batch);
   parameters.Refresh();
   ForwardLayers(rows, keep, look);
@@ -200,8 +226,10 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   if (!options.accumulate) state.parameters.FlatGradients().zero_();
   const std::int64_t denominator =
       options.denominator > 0 ? options.denominator : static_cast<std::int64_t>(rows.label.size());
-  SequenceScore score = state.LossesAndGradient(
-      rows, denominator > 0 ? 1.0F / static_cast<float>(denominator) : 0.0F);
+  const at::Tensor logits = state.logits.Rows(static_cast<std::int64_t>(rows.scored.size()),
+                                              state.config.vocabulary, at::kFloat);
+  const float weight = denominator > 0 ? 1.0F / static_cast<float>(denominator) : 0.0F;
+  SequenceScore score = state.Head(rows, logits, true, weight);
   state.BackwardLayers(rows, options);
   return score;
 }
@@ -211,7 +239,7 @@ SequenceScore Decoder::Evaluate(const TokenBatch& batch) {
   const SequentialProducts guard;
   State& state = *state_;
   const DecoderRows rows = state.Run(batch, guard.threads(), false);
-  return state.Losses(rows);
+  return state.Head(rows, {});
 }
 
 void Decoder::Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look) {
@@ -224,12 +252,11 @@ at::Tensor Decoder::Forward(const TokenBatch& batch) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  const DecoderRows rows = state.Run(batch, guard.threads(), false);
+  DecoderRows rows = state.Run(batch, guard.threads(), false);
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   at::Tensor logits = at::empty({scored, state.config.vocabulary});
-  state.ForBlocks(scored, [&](std::int64_t begin, std::int64_t end, State::Scratch& scratch) {
-    logits.narrow(0, begin, end - begin).copy_(state.Logits(begin, end, scratch));
-  });
+  rows.label.clear();  // logits are wanted, no losses
+  state.Head(rows, logits);
   if (batch.labels.defined() || !rows.packed) return logits;
   at::Tensor padded = at::zeros({batch.tokens.numel(), state.config.vocabulary});
   for (std::int64_t b = 0; b < rows.Sequences(); ++b) {

@@ -1,5 +1,5 @@
-// A Gemma-2-like decoder for the sequence tasks T2-T9 (docs/definitions.md; ASEntmax, appendix G).
-// For a token t at position i:
+// A decoder for the sequence tasks T2-T9 and for language (docs/definitions.md). As configured
+// unless told otherwise it is Gemma-2-like (ASEntmax, appendix G). For a token t at position i:
 //
 //   x = E[t] sqrt(width)                                             (+ sinusoids)
 //   x += n2(attention(n1(x))),  x += n4(W_d (gelu(W_g n3(x)) * W_u n3(x)))      in every layer
@@ -8,11 +8,11 @@
 // without biases, soft-capping or windows; gelu in its tanh form; E and W_h are not tied. Attention
 // is causal, 1 / sqrt(head_dim) scaled, with as many key heads as query heads; what a head does
 // beyond that is its AttentionConfig. Weights and embeddings start at N(0, 0.02^2), norms at w = 0.
-// docs/decoder.md lists how this departs from the reference implementation.
+// DecoderConfig has other norms, activations and embeddings. docs/decoder.md lists how this departs
+// from the reference implementation.
 //
-// The gradient is written out. Rows of a batch are worked on in blocks whose bounds depend on
-// shapes alone, each by one thread from start to end, so that results do not depend on the number
-// of threads, to the bit.
+// Between attentions a model is a chain of stages that treat every row alone, each with its
+// gradient (row_chain.h). Results do not depend on the number of threads, to the bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>

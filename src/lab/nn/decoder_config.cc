@@ -268,6 +268,16 @@ Json ToJson(const DecoderConfig& config) {
   JsonWriter writer;
   DecoderConfig copy = config;  // Describe() takes what a reader may write to
   Describe(writer, copy);
+  // Keys that came later are left out at their defaults, so that older folders keep theirs.
+  const DecoderConfig defaults;
+  const auto leave_out = [&](const char* key, const auto& value, const auto& fallback) {
+    if (value == fallback) writer.json.erase(key);
+  };
+  leave_out("block", config.block, defaults.block);
+  leave_out("norm_gain", config.norm_gain, defaults.norm_gain);
+  leave_out("activation", config.activation, defaults.activation);
+  leave_out("qk_norm", config.qk_norm, defaults.qk_norm);
+  leave_out("embedding", config.embedding, defaults.embedding);
   return writer.json;
 }
 

@@ -8,6 +8,7 @@
 #include "lab/base/toml_reader.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/maps.h"
+#include "lab/nn/row_stages.h"
 
 namespace tsallis::lab {
 
@@ -109,7 +110,15 @@ void Describe(Visitor& keys, DecoderConfig& decoder) {
   keys.Optional("heads", decoder.heads, size(4096), "of every layer");
   keys.Optional("head_dim", decoder.head_dim, Within<std::int64_t>(0, 512, "0 to 512"),
                 "0: width / heads");
-  keys.Optional("feed_forward", decoder.feed_forward, size(1 << 20), "width of the gated layer");
+  keys.Optional("feed_forward", decoder.feed_forward, size(1 << 20), "width of the hidden layer");
+  keys.Optional("block", decoder.block, OneOf({"sandwich", "pre"}),
+                "norms before and after attention and feed-forward, or before alone");
+  keys.Optional("norm_gain", decoder.norm_gain, {}, "norms have a learned gain");
+  keys.Optional("activation", decoder.activation, OneOf(Names(Activations())),
+                "of the feed-forward layer");
+  keys.Optional("qk_norm", decoder.qk_norm, {}, "queries and keys of every head are normed");
+  keys.Optional("embedding", decoder.embedding, OneOf({"scaled", "normed", "plain"}),
+                "what embeddings become: times sqrt(width), normed, as they are");
   keys.Optional("compute", decoder.compute, OneOf({"auto", "float32", "bfloat16"}),
                 "dtype of matrix products and attention");
   keys.Optional("attention", decoder.attention, {}, "how heads attend");

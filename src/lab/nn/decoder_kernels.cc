@@ -193,7 +193,51 @@ void AddRmsNormBackwardImpl(lab::Cells branch, const float* scale, const float* 
   });
 }
 
-// ---- gated GeLU ---------------------------------------------------------------------------------
+// ---- norms of heads -----------------------------------------------------------------------------
+
+void NormHeadsImpl(lab::Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t heads,
+                   std::int64_t head_dim, float* scale) {
+  WithCells(x, [&](auto* row) HWY_ATTR {
+    for (std::int64_t r = 0; r < rows; ++r, row += row_stride) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        auto* head = row + h * head_dim;
+        const float factor = NormScale(head, head_dim);
+        *scale++ = factor;
+        ForRow(head_dim, [&](const auto& part) HWY_ATTR {
+          part.Store(hn::Mul(part.Load(head), hn::Set(DF(), factor)), head);
+        });
+      }
+    }
+  });
+}
+
+// dx = scale (dy - y mean(dy y))
+void NormHeadsBackwardImpl(lab::Cells y, std::int64_t row_stride, const float* scale,
+                           std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                           lab::Cells dx) {
+  const DF d;
+  WithCells(y, [&](auto* row) HWY_ATTR {
+    auto* d_row = static_cast<decltype(row)>(dx.data);
+    for (std::int64_t r = 0; r < rows; ++r, row += row_stride, d_row += row_stride) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const auto* head = row + h * head_dim;
+        auto* d_head = d_row + h * head_dim;
+        VF sum = hn::Zero(d);
+        ForRow(head_dim, [&](const auto& part) HWY_ATTR {
+          sum = hn::MulAdd(part.Load(head), part.Load(d_head), sum);
+        });
+        const VF mean = hn::Set(d, Sum(sum) / static_cast<float>(head_dim));
+        const VF factor = hn::Set(d, *scale++);
+        ForRow(head_dim, [&](const auto& part) HWY_ATTR {
+          const VF along = hn::NegMulAdd(part.Load(head), mean, part.Load(d_head));
+          part.Store(hn::Mul(factor, along), d_head);
+        });
+      }
+    }
+  });
+}
+
+// ---- feed-forward layers ------------------------------------------------------------------------
 
 // 1 / (1 + e^-x), without overflow.
 HWY_INLINE VF Sigmoid(VF x) {
@@ -204,33 +248,46 @@ HWY_INLINE VF Sigmoid(VF x) {
   return hn::Div(numerator, hn::Add(one, e));
 }
 
-// gelu(x) = x sigmoid(t), t = 2 sqrt(2 / pi) (x + 0.044715 x^3), since (1 + tanh y) / 2 =
-// sigmoid(2y).
-constexpr float kGelu = 2.0f * 0.7978845608028654f;
-constexpr float kCubic = 0.044715f;
+// A gate's nonlinearity f(x) = x sigmoid(t(x)), and t'(x).
+struct Gelu {
+  // t = 2 sqrt(2 / pi) (x + 0.044715 x^3), since (1 + tanh y) / 2 = sigmoid(2y).
+  static constexpr float kFactor = 2.0f * 0.7978845608028654f;
+  static constexpr float kCubic = 0.044715f;
 
-HWY_INLINE VF GeluGate(VF x, VF x2) {
-  const DF d;
-  const VF inner = hn::MulAdd(hn::Set(d, kCubic), x2, hn::Set(d, 1.0f));
-  return Sigmoid(hn::Mul(hn::Mul(hn::Set(d, kGelu), x), inner));
-}
+  static HWY_INLINE VF Share(VF x, VF x2) {
+    const DF d;
+    const VF inner = hn::MulAdd(hn::Set(d, kCubic), x2, hn::Set(d, 1.0f));
+    return Sigmoid(hn::Mul(hn::Mul(hn::Set(d, kFactor), x), inner));
+  }
+  static HWY_INLINE VF InnerSlope(VF x2) {
+    const DF d;
+    return hn::Mul(hn::Set(d, kFactor),
+                   hn::MulAdd(hn::Set(d, 3.0f * kCubic), x2, hn::Set(d, 1.0f)));
+  }
+};
 
-void GatedGeluImpl(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
+struct Silu {  // t = x
+  static HWY_INLINE VF Share(VF x, VF) { return Sigmoid(x); }
+  static HWY_INLINE VF InnerSlope(VF) { return hn::Set(DF(), 1.0f); }
+};
+
+template <class Gate>
+HWY_INLINE void Gated(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
   WithCells(gate_up, [&](auto* from) HWY_ATTR {
     auto* to = static_cast<decltype(from)>(h.data);
     for (std::int64_t r = 0; r < rows; ++r, from += 2 * width, to += width) {
       ForRow(width, [&](const auto& part) HWY_ATTR {
         const VF x = part.Load(from);
-        const VF gelu = hn::Mul(x, GeluGate(x, hn::Mul(x, x)));
-        part.Store(hn::Mul(gelu, part.Load(from + width)), to);
+        const VF gate = hn::Mul(x, Gate::Share(x, hn::Mul(x, x)));
+        part.Store(hn::Mul(gate, part.Load(from + width)), to);
       });
     }
   });
 }
 
-void GatedGeluBackwardImpl(lab::Cells gate_up, lab::Cells dh, std::int64_t rows, std::int64_t width,
-                           lab::Cells d_gate_up, lab::Cells h) {
-  const DF d;
+template <class Gate>
+HWY_INLINE void GatedBackward(lab::Cells gate_up, lab::Cells dh, std::int64_t rows,
+                              std::int64_t width, lab::Cells d_gate_up, lab::Cells h) {
   WithCells(gate_up, [&](auto* from) HWY_ATTR {
     using Pointer = decltype(from);
     const auto* gradient = static_cast<Pointer>(dh.data);
@@ -240,19 +297,57 @@ void GatedGeluBackwardImpl(lab::Cells gate_up, lab::Cells dh, std::int64_t rows,
       ForRow(width, [&](const auto& part) HWY_ATTR {
         const VF x = part.Load(from), up = part.Load(from + width);
         const VF x2 = hn::Mul(x, x);
-        const VF gate = GeluGate(x, x2);
-        const VF gelu = hn::Mul(x, gate);
-        // gelu'(x) = s + x s (1 - s) t'(x), t' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2).
-        const VF inner =
-            hn::Mul(hn::Set(d, kGelu), hn::MulAdd(hn::Set(d, 3.0f * kCubic), x2, hn::Set(d, 1.0f)));
-        const VF slope = hn::MulAdd(hn::NegMulAdd(gelu, gate, gelu), inner, gate);
+        const VF share = Gate::Share(x, x2);
+        const VF gate = hn::Mul(x, share);
+        // f'(x) = s + x s (1 - s) t'(x)
+        const VF slope = hn::MulAdd(hn::NegMulAdd(gate, share, gate), Gate::InnerSlope(x2), share);
         const VF g = part.Load(gradient);
-        part.Store(hn::Mul(gelu, up), out);
+        part.Store(hn::Mul(gate, up), out);
         part.Store(hn::Mul(hn::Mul(g, up), slope), d_from);
-        part.Store(hn::Mul(g, gelu), d_from + width);
+        part.Store(hn::Mul(g, gate), d_from + width);
       });
       from += 2 * width, d_from += 2 * width, gradient += width, out += width;
     }
+  });
+}
+
+void GatedGeluImpl(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
+  Gated<Gelu>(gate_up, rows, width, h);
+}
+void GatedGeluBackwardImpl(lab::Cells gate_up, lab::Cells dh, std::int64_t rows, std::int64_t width,
+                           lab::Cells d_gate_up, lab::Cells h) {
+  GatedBackward<Gelu>(gate_up, dh, rows, width, d_gate_up, h);
+}
+void GatedSiluImpl(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
+  Gated<Silu>(gate_up, rows, width, h);
+}
+void GatedSiluBackwardImpl(lab::Cells gate_up, lab::Cells dh, std::int64_t rows, std::int64_t width,
+                           lab::Cells d_gate_up, lab::Cells h) {
+  GatedBackward<Silu>(gate_up, dh, rows, width, d_gate_up, h);
+}
+
+void SquaredReluImpl(lab::Cells up, std::int64_t rows, std::int64_t width, lab::Cells h) {
+  WithCells(up, [&](auto* from) HWY_ATTR {
+    auto* to = static_cast<decltype(from)>(h.data);
+    ForRow(rows * width, [&](const auto& part) HWY_ATTR {
+      const VF x = hn::ZeroIfNegative(part.Load(from));
+      part.Store(hn::Mul(x, x), to);
+    });
+  });
+}
+
+void SquaredReluBackwardImpl(lab::Cells up, lab::Cells dh, std::int64_t rows, std::int64_t width,
+                             lab::Cells d_up, lab::Cells h) {
+  WithCells(up, [&](auto* from) HWY_ATTR {
+    using Pointer = decltype(from);
+    const auto* gradient = static_cast<Pointer>(dh.data);
+    auto* d_from = static_cast<Pointer>(d_up.data);
+    auto* out = static_cast<Pointer>(h.data);
+    ForRow(rows * width, [&](const auto& part) HWY_ATTR {
+      const VF x = hn::ZeroIfNegative(part.Load(from));
+      part.Store(hn::Mul(hn::Add(x, x), part.Load(gradient)), d_from);
+      part.Store(hn::Mul(x, x), out);
+    });
   });
 }
 
@@ -456,6 +551,12 @@ HWY_EXPORT(RmsNormBackwardImpl);
 HWY_EXPORT(AddRmsNormBackwardImpl);
 HWY_EXPORT(GatedGeluImpl);
 HWY_EXPORT(GatedGeluBackwardImpl);
+HWY_EXPORT(GatedSiluImpl);
+HWY_EXPORT(GatedSiluBackwardImpl);
+HWY_EXPORT(SquaredReluImpl);
+HWY_EXPORT(SquaredReluBackwardImpl);
+HWY_EXPORT(NormHeadsImpl);
+HWY_EXPORT(NormHeadsBackwardImpl);
 HWY_EXPORT(RotateImpl);
 HWY_EXPORT(AdaptiveForwardImpl);
 HWY_EXPORT(AdaptiveBackwardImpl);
@@ -491,6 +592,34 @@ void GatedGelu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h) {
 void GatedGeluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
                        Cells d_gate_up, Cells h) {
   HWY_DYNAMIC_DISPATCH(GatedGeluBackwardImpl)(gate_up, dh, rows, width, d_gate_up, h);
+}
+
+void GatedSilu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h) {
+  HWY_DYNAMIC_DISPATCH(GatedSiluImpl)(gate_up, rows, width, h);
+}
+
+void GatedSiluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
+                       Cells d_gate_up, Cells h) {
+  HWY_DYNAMIC_DISPATCH(GatedSiluBackwardImpl)(gate_up, dh, rows, width, d_gate_up, h);
+}
+
+void SquaredRelu(Cells up, std::int64_t rows, std::int64_t width, Cells h) {
+  HWY_DYNAMIC_DISPATCH(SquaredReluImpl)(up, rows, width, h);
+}
+
+void SquaredReluBackward(Cells up, Cells dh, std::int64_t rows, std::int64_t width, Cells d_up,
+                         Cells h) {
+  HWY_DYNAMIC_DISPATCH(SquaredReluBackwardImpl)(up, dh, rows, width, d_up, h);
+}
+
+void NormHeads(Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t heads,
+               std::int64_t head_dim, float* scale) {
+  HWY_DYNAMIC_DISPATCH(NormHeadsImpl)(x, row_stride, rows, heads, head_dim, scale);
+}
+
+void NormHeadsBackward(Cells y, std::int64_t row_stride, const float* scale, std::int64_t rows,
+                       std::int64_t heads, std::int64_t head_dim, Cells dx) {
+  HWY_DYNAMIC_DISPATCH(NormHeadsBackwardImpl)(y, row_stride, scale, rows, heads, head_dim, dx);
 }
 
 void Rotate(Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t heads,

@@ -47,6 +47,26 @@ void GatedGelu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h);
 void GatedGeluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
                        Cells d_gate_up, Cells h);
 
+// The same with silu(g) = g / (1 + exp(-g)).
+void GatedSilu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h);
+void GatedSiluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
+                       Cells d_gate_up, Cells h);
+
+// h = max(up, 0)^2 (So et al. 2021), and as above. up, d_up, h, dh: [rows, width].
+void SquaredRelu(Cells up, std::int64_t rows, std::int64_t width, Cells h);
+void SquaredReluBackward(Cells up, Cells dh, std::int64_t rows, std::int64_t width, Cells d_up,
+                         Cells h);
+
+// Divides each of `heads` neighbouring vectors of each row by its root mean square (QK-norm), in
+// place: scale = 1 / sqrt(mean x^2 + 1e-6). x: rows of row_stride numbers, the heads from the front
+// of each; scale: [rows, heads].
+void NormHeads(Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t heads,
+               std::int64_t head_dim, float* scale);
+// The gradient: dx holds that of the result y and becomes that of x. dx as y. Rotations of y may
+// come between if dx is rotated alike.
+void NormHeadsBackward(Cells y, std::int64_t row_stride, const float* scale, std::int64_t rows,
+                       std::int64_t heads, std::int64_t head_dim, Cells dx);
+
 // Rotates `heads` neighbouring vectors of each row, in place (docs/definitions.md, P3): pair (k, k
 // + m) of head_dim = 2m by the angle whose cosine and sine stand at [position, k] of the tables.
 // `turn` -1 rotates back. x: rows of row_stride numbers, the heads from the front of each; cosine,

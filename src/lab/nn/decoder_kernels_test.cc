@@ -169,26 +169,84 @@ double Gelu(double x) {
   return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
-TEST(DecoderKernels, GatedGeluAndItsGradient) {
-  ForWidths([](std::int64_t width, bool half) {
+double Silu(double x) { return x / (1.0 + std::exp(-x)); }
+
+using Gated = decltype(&GatedGelu);
+using GatedGradient = decltype(&GatedGeluBackward);
+
+void ExpectGated(double (*gate)(double), Gated forward, GatedGradient backward) {
+  ForWidths([&](std::int64_t width, bool half) {
     Doubles values = Draw(kRows * 2 * width, 6, 2.0);
     values[0] = 40.0, values.back() = -40.0;
     Stored gate_up(values, half);
     Stored dh(Draw(kRows * width, 7), half);
     Stored h(kRows * width, half), again(kRows * width, half);
     Stored d_gate_up(kRows * 2 * width, half);
-    GatedGelu(gate_up.cells(), kRows, width, h.cells());
-    GatedGeluBackward(gate_up.cells(), dh.cells(), kRows, width, d_gate_up.cells(), again.cells());
+    forward(gate_up.cells(), kRows, width, h.cells());
+    backward(gate_up.cells(), dh.cells(), kRows, width, d_gate_up.cells(), again.cells());
     EXPECT_EQ(h.values(), again.values());
     for (std::int64_t r = 0; r < kRows; ++r) {
       for (std::int64_t k = 0; k < width; ++k) {
         const auto g = static_cast<std::size_t>(r * 2 * width + k), u = g + width;
         const auto i = static_cast<std::size_t>(r * width + k);
         const double x = gate_up[g], up = gate_up[u];
-        EXPECT_NEAR(h[i], Gelu(x) * up, h.Tolerance(Gelu(x) * up));
-        const double slope = dh[i] * up * (Gelu(x + 1e-5) - Gelu(x - 1e-5)) / 2e-5;
+        EXPECT_NEAR(h[i], gate(x) * up, h.Tolerance(gate(x) * up));
+        const double slope = dh[i] * up * (gate(x + 1e-5) - gate(x - 1e-5)) / 2e-5;
         EXPECT_NEAR(d_gate_up[g], slope, d_gate_up.Tolerance(slope) + 1e-5);
-        EXPECT_NEAR(d_gate_up[u], dh[i] * Gelu(x), d_gate_up.Tolerance(dh[i] * Gelu(x)));
+        EXPECT_NEAR(d_gate_up[u], dh[i] * gate(x), d_gate_up.Tolerance(dh[i] * gate(x)));
+      }
+    }
+  });
+}
+
+TEST(DecoderKernels, GatedGeluAndItsGradient) { ExpectGated(Gelu, GatedGelu, GatedGeluBackward); }
+TEST(DecoderKernels, GatedSiluAndItsGradient) { ExpectGated(Silu, GatedSilu, GatedSiluBackward); }
+
+TEST(DecoderKernels, SquaredReluAndItsGradient) {
+  ForWidths([](std::int64_t width, bool half) {
+    Stored up(Draw(kRows * width, 16, 2.0), half);
+    Stored dh(Draw(kRows * width, 17), half);
+    Stored h(kRows * width, half), again(kRows * width, half), d_up(kRows * width, half);
+    SquaredRelu(up.cells(), kRows, width, h.cells());
+    SquaredReluBackward(up.cells(), dh.cells(), kRows, width, d_up.cells(), again.cells());
+    EXPECT_EQ(h.values(), again.values());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(kRows * width); ++i) {
+      const double x = std::max(up[i], 0.0);
+      EXPECT_NEAR(h[i], x * x, h.Tolerance(x * x));
+      EXPECT_NEAR(d_up[i], 2.0 * x * dh[i], d_up.Tolerance(2.0 * x * dh[i]));
+    }
+  });
+}
+
+TEST(DecoderKernels, HeadsAreNormedInPlace) {
+  ForWidths([](std::int64_t head_dim, bool half) {
+    const std::int64_t heads = 2, stride = heads * head_dim + 5;
+    const Stored before(Draw(kRows * stride, 18, 3.0), half);
+    const Stored dy(Draw(kRows * stride, 19), half);
+    Stored y = before, dx = dy;
+    std::vector<float> scale(static_cast<std::size_t>(kRows * heads));
+    NormHeads(y.cells(), stride, kRows, heads, head_dim, scale.data());
+    NormHeadsBackward(y.cells(), stride, scale.data(), kRows, heads, head_dim, dx.cells());
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t i = heads * head_dim; i < stride; ++i) {  // what is no head's stays
+        const auto at = static_cast<std::size_t>(r * stride + i);
+        EXPECT_EQ(y[at], before[at]);
+        EXPECT_EQ(dx[at], dy[at]);
+      }
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const auto first = static_cast<std::size_t>(r * stride + h * head_dim);
+        double squares = 0.0, along = 0.0;
+        for (std::int64_t k = 0; k < head_dim; ++k)
+          squares += before[first + k] * before[first + k];
+        const double factor = 1.0 / std::sqrt(squares / static_cast<double>(head_dim) + 1e-6);
+        for (std::int64_t k = 0; k < head_dim; ++k) along += dy[first + k] * y[first + k];
+        along /= static_cast<double>(head_dim);
+        for (std::int64_t k = 0; k < head_dim; ++k) {
+          const double normed = before[first + k] * factor;
+          EXPECT_NEAR(y[first + k], normed, y.Tolerance(normed));
+          const double slope = factor * (dy[first + k] - y[first + k] * along);
+          EXPECT_NEAR(dx[first + k], slope, dx.Tolerance(slope));
+        }
       }
     }
   });

@@ -30,8 +30,12 @@ using at::Tensor;
 
 using Weights = std::map<std::string, Tensor>;
 
-Tensor Norm(const Tensor& x, const Tensor& w) {
-  return x * (x.square().mean(-1, true) + 1e-6).rsqrt() * (1.0 + w);
+Tensor Norm(const Tensor& x) { return x * (x.square().mean(-1, true) + 1e-6).rsqrt(); }
+
+// `name` of a norm: its gain, if norms have one.
+Tensor Norm(const DecoderConfig& config, const Weights& w, const std::string& name,
+            const Tensor& x) {
+  return config.norm_gain ? Norm(x) * (1.0 + w.at(name + ".weight")) : Norm(x);
 }
 
 // x: [n, d] -> rotated by the angles of RopeFrequencies, written with complex numbers' rule.
@@ -56,6 +60,7 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
     return h.matmul(w.at(prefix + name + ".weight")[head].t());
   };
   Tensor q = projected("query"), k = projected("key"), v = projected("value");
+  if (config.qk_norm) q = Norm(q), k = Norm(k);
   if (how.positions.kind == "rope") {
     q = Rotated(q, how.positions, length);
     k = Rotated(k, how.positions, length);
@@ -119,29 +124,38 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
 // [n, vocabulary]
 Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tensor& tokens,
                        std::int64_t length) {
-  Tensor x = w.at("embedding.weight").index_select(0, tokens) *
-             std::sqrt(static_cast<double>(config.width));
+  Tensor x = w.at("embedding.weight").index_select(0, tokens);
+  if (config.embedding == "scaled") x = x * std::sqrt(static_cast<double>(config.width));
+  if (config.embedding == "normed") x = Norm(x);
   const Positions& positions = config.attention.positions;
   if (positions.kind == "sinusoidal") {
     x = x + Sinusoids(tokens.size(0), config.width, positions.base).to(at::kDouble);
   }
   for (std::int64_t l = 0; l < config.layers; ++l) {
-    const auto weight = [&](const std::string& name) {
-      return w.at("layers." + std::to_string(l) + "." + name + ".weight");
+    const std::string prefix = "layers." + std::to_string(l) + ".";
+    const auto weight = [&](const std::string& name) { return w.at(prefix + name + ".weight"); };
+    const auto norm = [&](const std::string& name, const Tensor& of) {
+      return Norm(config, w, prefix + name, of);
     };
-    const Tensor h = Norm(x, weight("attention.norm"));
+    const auto branch = [&](const std::string& name, const Tensor& of) {
+      return config.block == "sandwich" ? norm(name, of) : of;
+    };
+    const Tensor h = norm("attention.norm", x);
     std::vector<Tensor> heads;
     for (std::int64_t k = 0; k < config.heads; ++k) {
       heads.push_back(HeadOutput(config, w, l, k, h, length));
     }
-    x = x +
-        Norm(at::cat(heads, 1).matmul(weight("attention.out").t()), weight("attention.out_norm"));
-    const Tensor f = Norm(x, weight("feed_forward.norm"));
-    const Tensor hidden = at::gelu(f.matmul(weight("feed_forward.gate").t()), "tanh") *
-                          f.matmul(weight("feed_forward.up").t());
-    x = x + Norm(hidden.matmul(weight("feed_forward.down").t()), weight("feed_forward.out_norm"));
+    x = x + branch("attention.out_norm", at::cat(heads, 1).matmul(weight("attention.out").t()));
+    const Tensor f = norm("feed_forward.norm", x);
+    const Tensor up = f.matmul(weight("feed_forward.up").t());
+    const auto gate = [&] { return f.matmul(weight("feed_forward.gate").t()); };
+    Tensor hidden;
+    if (config.activation == "gelu-gated") hidden = at::gelu(gate(), "tanh") * up;
+    if (config.activation == "silu-gated") hidden = at::silu(gate()) * up;
+    if (config.activation == "relu2") hidden = up.relu().square();
+    x = x + branch("feed_forward.out_norm", hidden.matmul(weight("feed_forward.down").t()));
   }
-  return Norm(x, w.at("norm.weight")).matmul(w.at("head.weight").t());
+  return Norm(config, w, "norm", x).matmul(w.at("head.weight").t());
 }
 
 // ---- batches and models
@@ -348,7 +362,21 @@ constexpr Variant kVariants[] = {
                                     {"heads": [3], "map": "entmax", "alpha": 2.0,
                                      "length_scaling": {"kind": "scalar"},
                                      "positions": {"kind": "rope"}},
-                                    {"layers": [0], "heads": [1], "scale_invariant": 4}]})"}};
+                                    {"layers": [0], "heads": [1], "scale_invariant": 4}]})"},
+    {"PreNorm", R"({"block": "pre"})"},
+    {"NormsWithoutGain", R"({"norm_gain": false})"},
+    {"GatedSilu", R"({"activation": "silu-gated"})"},
+    {"SquaredRelu", R"({"activation": "relu2"})"},
+    {"QkNorm", R"({"qk_norm": true})"},
+    {"QkNormRopeOfSomeHeads", R"({"qk_norm": true,
+        "override": [{"heads": [1, 2], "positions": {"kind": "rope"}}]})"},
+    {"PlainEmbedding", R"({"embedding": "plain"})"},
+    {"NormedEmbedding", R"({"embedding": "normed"})"},
+    {"NormedEmbeddingAndSinusoids", R"({"embedding": "normed",
+        "attention": {"positions": {"kind": "sinusoidal"}}})"},
+    {"ModdedGpt2", R"({"block": "pre", "norm_gain": false, "activation": "relu2", "qk_norm": true,
+        "embedding": "normed", "attention": {"scale_invariant": 10,
+        "positions": {"kind": "rope", "kept": 0.5, "kept_base": 16}}})"}};
 
 INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariant, testing::ValuesIn(kVariants),
                          [](const auto& variant) { return std::string(variant.param.name); });

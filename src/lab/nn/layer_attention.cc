@@ -48,7 +48,10 @@ void SetAlpha(AttentionParams& params, const std::vector<double>& alphas) {
 }  // namespace
 
 LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer)
-    : heads_(config.heads), head_dim_(config.HeadDim()), width_(config.width) {
+    : heads_(config.heads),
+      head_dim_(config.HeadDim()),
+      width_(config.width),
+      qk_norm_(config.qk_norm) {
   fixed_slopes_.assign(static_cast<std::size_t>(heads_), 0.0F);
   for (std::int64_t h = 0; h < heads_; ++h) {
     const AttentionConfig& head = head_.emplace_back(config.Head(layer, h));
@@ -191,17 +194,50 @@ void LayerAttention::Prepare(const SequenceRows& rows) {
   }
 }
 
-void LayerAttention::Rotate(const SequenceRows& rows, std::int64_t begin, std::int64_t end,
-                            Cells projected, float turn) const {
+void LayerAttention::Rotate(const RowSpan& span, Cells projected, float turn) const {
   const std::int64_t inner = heads_ * head_dim_;
   for (const Rotation& rotation : rotations_) {
     for (const std::int64_t part : {std::int64_t{0}, inner}) {  // queries, keys
-      lab::Rotate(projected + (begin * columns_ + part + rotation.first * head_dim_), columns_,
-                  end - begin, rotation.count, head_dim_,
-                  rotation.table.cosine.const_data_ptr<float>(),
-                  rotation.table.sine.const_data_ptr<float>(), rows.position.data() + begin, turn);
+      lab::Rotate(projected + (part + rotation.first * head_dim_), columns_, span.count,
+                  rotation.count, head_dim_, rotation.table.cosine.const_data_ptr<float>(),
+                  rotation.table.sine.const_data_ptr<float>(),
+                  span.rows.position.data() + span.begin, turn);
     }
   }
+}
+
+class LayerAttention::Input : public RowStage {
+ public:
+  explicit Input(const LayerAttention& attention)
+      : RowStage(Kind::kInPlace, attention.Columns()), attention_(attention) {}
+
+  // Queries and keys, heads behind each other.
+  std::int64_t Kept() const override { return attention_.qk_norm_ ? Normed() : 0; }
+
+  void Forward(const Forwards& block) const override {
+    const Cells projected = CellsOf(block.value);
+    if (attention_.qk_norm_) {
+      NormHeads(projected, columns(), block.span.count, Normed(), attention_.head_dim_, block.kept);
+    }
+    attention_.Rotate(block.span, projected, 1.0F);
+  }
+  void Backward(const Backwards& block) const override {
+    const Cells d_projected = CellsOf(block.d_value);
+    if (attention_.qk_norm_) {
+      NormHeadsBackward(CellsOf(block.value), columns(), block.kept, block.span.count, Normed(),
+                        attention_.head_dim_, d_projected);
+    }
+    attention_.Rotate(block.span, d_projected, -1.0F);
+  }
+
+ private:
+  std::int64_t Normed() const { return 2 * attention_.heads_; }
+
+  const LayerAttention& attention_;
+};
+
+std::unique_ptr<RowStage> LayerAttention::InputStage() const {
+  return std::make_unique<Input>(*this);
 }
 
 AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& rows,

@@ -15,28 +15,11 @@
 #include "lab/nn/parameters.h"
 #include "lab/nn/positions.h"
 #include "lab/nn/query_scale.h"
+#include "lab/nn/row_chain.h"
+#include "lab/nn/sequence_rows.h"
 #include "tsallis/attention.h"
 
 namespace tsallis::lab {
-
-// A contiguous tensor, or the rows of one, as the vector kernels take it.
-inline Cells CellsOf(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), tensor.scalar_type() == at::kBFloat16};
-}
-
-// The tokens of a batch that count, one row each, sequence by sequence.
-struct SequenceRows {
-  std::int64_t rows = 0;
-  std::int64_t length = 0;               // of the longest sequence
-  bool packed = false;                   // sequences differ in length
-  std::vector<std::int64_t> begin, end;  // [sequences], rows of each
-  std::vector<std::int64_t> last_begin;  // [sequences], from where on the last layer's are read
-  std::vector<std::int32_t> position;    // [rows], within its sequence
-  std::vector<float> log_n, log_log_n;   // [rows]: ln(position + 2) and its logarithm
-
-  std::int64_t Sequences() const { return static_cast<std::int64_t>(begin.size()); }
-  ScaleRows ForScales() const { return {rows, position.data(), log_n.data(), log_log_n.data()}; }
-};
 
 // Queries, keys and values of a layer's heads for one sequence of n tokens, for callers that
 // compute the causal attention of this layer with other code.
@@ -61,10 +44,9 @@ class LayerAttention {
   // Builds what depends on lengths; before the rest, once a batch.
   void Prepare(const SequenceRows& rows);
 
-  // Rotates queries and keys of rows [begin, end) of projected: [rows, columns]. `turn` 1, or -1
-  // for gradients.
-  void Rotate(const SequenceRows& rows, std::int64_t begin, std::int64_t end, Cells projected,
-              float turn) const;
+  // What happens to queries and keys between the projection and attention: QK-norm, rotation. Must
+  // not outlive this.
+  std::unique_ptr<RowStage> InputStage() const;
 
   // What the forward pass leaves for the backward pass.
   struct Kept {
@@ -118,6 +100,8 @@ class LayerAttention {
                      std::int64_t end) const;
 
  private:
+  class Input;
+
   // Heads first, first + step, ... of one call.
   struct Call {
     std::int64_t first, step, count;
@@ -136,6 +120,8 @@ class LayerAttention {
 
   AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, Queries queries,
                            const at::Tensor& projected, const at::Tensor& c) const;
+  // Rotates queries and keys of a block of rows of the projection. `turn` 1, or -1 for gradients.
+  void Rotate(const RowSpan& span, Cells projected, float turn) const;
   double AlphaOf(std::int64_t head) const;
   std::vector<double> AlphasOf(const Call& call) const;  // [heads of the call]
   bool LearnsSlope(std::int64_t head) const;
@@ -145,6 +131,7 @@ class LayerAttention {
   void PlanScalings();
 
   std::int64_t heads_, head_dim_, width_, columns_;
+  bool qk_norm_;
   std::vector<AttentionConfig> head_;  // [heads]
   std::vector<Call> calls_;
   std::vector<Rotation> rotations_;

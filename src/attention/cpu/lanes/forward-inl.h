@@ -118,9 +118,9 @@ void LanesForwardRange(const LanesCall& call, std::int64_t begin, std::int64_t e
     Ahead ahead(call, key_head.sequence.q.size(), i + 1, end);
     key_head.ahead = &ahead;
     for (std::size_t r = call.first_row[i]; r < call.first_row[i + 1]; ++r) {
-      const auto& [number, h, queries] = (*call.rows)[r];
-      WithLanesMap(params.map, AlphaOf(params, h), key_head.keys,
-                   [&](const auto& map) HWY_ATTR { ForwardHead(key_head, map, h, queries); });
+      const auto& at = (*call.rows)[r];
+      WithLanesMap(params.map, AlphaOf(params, at.h), key_head.keys,
+                   [&](const auto& map) HWY_ATTR { ForwardHead(key_head, map, at.h, at.q); });
     }
   }
   if (call.stream) hwy::FlushStream();

@@ -1,0 +1,215 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "lab/nn/decoder_state.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+using Queries = LayerAttention::Queries;
+
+std::size_t RowBytes(const Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.size(1)) * tensor.element_size();
+}
+
+// to[i, :] = from[rows[i], :].
+void Gather(const Tensor& from, const std::vector<std::int64_t>& rows, const Tensor& to) {
+  const std::size_t bytes = RowBytes(from);
+  const char* source = static_cast<const char*>(from.const_data_ptr());
+  char* target = static_cast<char*>(to.mutable_data_ptr());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::memcpy(target + i * bytes, source + static_cast<std::size_t>(rows[i]) * bytes, bytes);
+  }
+}
+
+// to[rows[i], :] = from[i, :], 0 elsewhere.
+void Scatter(const Tensor& from, const std::vector<std::int64_t>& rows, const Tensor& to) {
+  to.zero_();
+  const std::size_t bytes = RowBytes(from);
+  const char* source = static_cast<const char*>(from.const_data_ptr());
+  char* target = static_cast<char*>(to.mutable_data_ptr());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::memcpy(target + static_cast<std::size_t>(rows[i]) * bytes, source + i * bytes, bytes);
+  }
+}
+
+SequenceScore ScoreOf(const DecoderRows& rows, const std::vector<float>& loss,
+                      const std::vector<std::int64_t>& best) {
+  SequenceScore score;
+  score.sequences = rows.Sequences();
+  score.is_exact.assign(rows.begin.size(), true);
+  for (std::size_t i = 0; i < loss.size(); ++i) {
+    const bool hit = best[i] == rows.label[i];
+    score.loss += loss[i];
+    score.hits += hit ? 1 : 0;
+    if (!hit) score.is_exact[static_cast<std::size_t>(rows.sequence[i])] = false;
+  }
+  score.scored = static_cast<std::int64_t>(loss.size());
+  for (const bool exact : score.is_exact) score.exact += exact ? 1 : 0;
+  return score;
+}
+
+}  // namespace
+
+void Decoder::State::Embed(const DecoderRows& rows, const Tensor& x) {
+  const std::int64_t width = config.width;
+  const float factor = config.embedding == "scaled" ? std::sqrt(static_cast<float>(width)) : 1.0F;
+  const bool normed = config.embedding == "normed";
+  const Positions& positions = config.attention.positions;
+  Tensor table;
+  if (positions.kind == "sinusoidal") table = Sinusoids(rows.length, width, positions.base);
+  const Tensor no_gain = at::zeros({width});
+  if (normed) embedding_scale.resize(static_cast<std::size_t>(rows.rows));
+  const float* weight = Data(embedding.value);
+  workers.ForBlocks(rows.rows, [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch&) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const auto index = static_cast<std::size_t>(r);
+      const float* from = weight + rows.token[index] * width;
+      float* to = Data(x) + r * width;
+      if (normed) {
+        RmsNorm(from, Data(no_gain), 1, width, {to, false}, embedding_scale.data() + r);
+      } else {
+        for (std::int64_t k = 0; k < width; ++k) to[k] = from[k] * factor;
+      }
+      if (!table.defined()) continue;
+      const float* sines = Data(table) + rows.position[index] * width;
+      for (std::int64_t k = 0; k < width; ++k) to[k] += sines[k];
+    }
+  });
+}
+
+void Decoder::State::BackwardEmbedding(const DecoderRows& rows, const Tensor& d_x) {
+  const std::int64_t width = config.width;
+  const float factor = config.embedding == "scaled" ? std::sqrt(static_cast<float>(width)) : 1.0F;
+  if (config.embedding == "normed") {
+    const Tensor no_gain = at::zeros({width});
+    workers.ForBlocks(rows.rows, [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch&) {
+      std::vector<float> unused(static_cast<std::size_t>(width));
+      for (std::int64_t r = begin; r < end; ++r) {
+        const float* weight =
+            Data(embedding.value) + rows.token[static_cast<std::size_t>(r)] * width;
+        // In place: the gradient of the branch x + norm(weight), without the x.
+        float* d_row = Data(d_x) + r * width;
+        AddRmsNormBackward({const_cast<float*>(weight), false}, embedding_scale.data() + r,
+                           Data(no_gain), d_row, 1, width, {d_row, false}, unused.data());
+      }
+    });
+  }
+  // Tokens repeat, so their rows are added in order; columns are apart.
+  float* to = Data(embedding.gradient);
+  ParallelFor(Threads(), width, 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = 0; r < rows.rows; ++r) {
+      const float* from = Data(d_x) + r * width;
+      float* row = to + rows.token[static_cast<std::size_t>(r)] * width;
+      for (std::int64_t k = begin; k < end; ++k) row[k] += factor * from[k];
+    }
+  });
+}
+
+void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Look& look) {
+  const std::int64_t width = config.width;
+  const auto scored = static_cast<std::int64_t>(rows.scored.size());
+  Tensor x = activations[0].x.Rows(rows.rows, width, at::kFloat);
+  Embed(rows, x);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    DecoderLayer& layer = layers[l];
+    LayerActivations& a = activations[keep ? l : 0];
+    const Tensor projected = a.projected.Rows(rows.rows, layer.attention.Columns(), dtype);
+    layer.attention.Prepare(rows);
+    layer.before->Forward(PassOf(rows, rows.rows), x, {}, {}, projected,
+                          keep ? &a.before : nullptr);
+    Tensor attended = a.attended.Rows(rows.rows, inner, dtype);
+    // From the last attention on only rows whose logits are wanted matter.
+    const bool last_layer = l + 1 == layers.size();
+    const bool fewer = last_layer && scored < rows.rows;
+    LayerAttention::Statistics statistics;
+    layer.attention.Forward(Threads(), rows, fewer && !look ? Queries::kLast : Queries::kAll,
+                            projected, attended, keep, a.kept, look ? &statistics : nullptr);
+    if (look) {
+      look({static_cast<std::int64_t>(l), Threads(), layer.attention, rows, rows.scored, projected,
+            a.kept, statistics});
+    }
+    const std::int64_t after = last_layer ? scored : rows.rows;
+    Tensor next = x;
+    if (last_layer) {
+      next = final_buffer.Rows(after, width, at::kFloat);
+    } else if (keep) {
+      next = activations[l + 1].x.Rows(rows.rows, width, at::kFloat);
+    }
+    if (fewer) {
+      const Tensor selected = a.selected.Rows(after, inner, dtype);
+      Gather(attended, rows.scored, selected);
+      attended = selected;
+      const Tensor selected_x = keep ? a.selected_x.Rows(after, width, at::kFloat) : next;
+      Gather(x, rows.scored, selected_x);
+      x = selected_x;
+    }
+    layer.after->Forward(PassOf(rows, after), x, attended, next, {}, keep ? &a.after : nullptr);
+    x = next;
+  }
+  final_x = x;
+}
+
+SequenceScore Decoder::State::Head(const DecoderRows& rows, const Tensor& wanted, bool keep,
+                                   float weight) {
+  const auto scored = static_cast<std::int64_t>(rows.scored.size());
+  std::vector<float> losses(rows.label.size());
+  std::vector<std::int64_t> best(rows.label.size());
+  loss->Prepare(rows.label.empty() ? nullptr : rows.label.data(), weight, losses.data(),
+                best.data());
+  last->Forward(PassOf(rows, scored), final_x, {}, {}, wanted, keep ? &last_kept : nullptr);
+  return ScoreOf(rows, losses, best);
+}
+
+void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptions& options) {
+  const std::int64_t width = config.width;
+  const auto scored = static_cast<std::int64_t>(rows.scored.size());
+  std::int64_t ready = parameters.Flat().numel();
+  const auto report = [&](std::int64_t begin) {
+    if (options.ready) options.ready(begin, ready);
+    ready = begin;
+  };
+  Tensor d_x = backward.final_x.Rows(scored, width, at::kFloat);
+  d_x.zero_();
+  const Tensor d_logits = logits.Rows(scored, config.vocabulary, at::kFloat);
+  last->Backward(PassOf(rows, scored), final_x, {}, d_logits, d_x, d_logits, {}, last_kept,
+                 backward.last);
+  report(parameters.Begin(config.norm_gain ? final_norm : head));
+  for (std::size_t l = layers.size(); l-- > 0;) {
+    DecoderLayer& layer = layers[l];
+    LayerActivations& a = activations[l];
+    const bool fewer = l + 1 == layers.size() && scored < rows.rows;
+    const std::int64_t after = fewer ? scored : rows.rows;
+    const Tensor x = a.x.Rows(rows.rows, width, at::kFloat);
+    const Tensor after_x = fewer ? a.selected_x.Rows(after, width, at::kFloat) : x;
+    const Tensor attended =
+        fewer ? a.selected.Rows(after, inner, dtype) : a.attended.Rows(after, inner, dtype);
+    Tensor d_attended = (fewer ? backward.selected : backward.attended).Rows(after, inner, dtype);
+    layer.after->Backward(PassOf(rows, after), after_x, attended, {}, d_x, {}, d_attended, a.after,
+                          backward.after);
+    if (fewer) {
+      const Tensor all = backward.attended.Rows(rows.rows, inner, dtype);
+      Scatter(d_attended, rows.scored, all);
+      d_attended = all;
+      const Tensor all_x = backward.x.Rows(rows.rows, width, at::kFloat);
+      Scatter(d_x, rows.scored, all_x);
+      d_x = all_x;
+    }
+    const std::int64_t columns = layer.attention.Columns();
+    const Tensor projected = a.projected.Rows(rows.rows, columns, dtype);
+    const Tensor d_projected = backward.projected.Rows(rows.rows, columns, dtype);
+    layer.attention.Backward(Threads(), rows, fewer ? Queries::kLast : Queries::kAll, projected,
+                             d_attended, a.kept, d_projected);
+    layer.before->Backward(PassOf(rows, rows.rows), x, {}, projected, d_x, d_projected, {},
+                           a.before, backward.before);
+    report(layer.begin);
+  }
+  BackwardEmbedding(rows, d_x);
+  report(0);
+}
+
+}  // namespace tsallis::lab

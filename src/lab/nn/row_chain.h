@@ -1,0 +1,182 @@
+// Chains of operations that treat every row of a batch alone: what stands between two attentions of
+// a model. A chain carries two things: the residual stream, float32, and a value in the model's
+// dtype that its stages make of it.
+//
+//   Norm -> Linear -> Gated -> Linear -> Add     is   x += W2 act(W1 norm(x))
+//
+// A chain runs block by block, each block of rows through all stages on one thread while its
+// activations are in the second-level cache. The bounds of blocks depend on shapes alone, and so
+// does the order of every sum: results do not depend on the number of threads, to the bit. A new
+// operation is one class below RowStage with its gradient (row_stages.cc).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lab/nn/decoder_kernels.h"
+#include "lab/nn/parameters.h"
+#include "lab/nn/sequence_rows.h"
+
+namespace tsallis::lab {
+
+// Rows that one thread works on at a time. Wide enough for the matrix products, small enough that a
+// block's activations stay in the second-level cache.
+inline constexpr std::int64_t kRowBlock = 1024;
+
+// A buffer that grows when it has to; memory given back to the system and fetched again at every
+// step costs more than many an operation (docs/log.md).
+class Buffer {
+ public:
+  // [rows, columns], contents undefined; what was taken before is gone.
+  at::Tensor Rows(std::int64_t rows, std::int64_t columns, at::ScalarType dtype);
+
+ private:
+  at::Tensor memory_;  // [numbers]
+};
+
+// Threads of one pass, and the memory that each needs for one block. Products inside a block run on
+// its thread alone.
+class RowWorkers {
+ public:
+  struct Scratch {
+    std::vector<Buffer> values, gradients;  // of every stage
+    Buffer product;
+  };
+
+  void SetThreads(int threads) { threads_ = threads; }
+  int threads() const { return threads_; }
+
+  // Calls body(begin, end, scratch) on blocks of rows.
+  void ForBlocks(std::int64_t rows,
+                 const std::function<void(std::int64_t, std::int64_t, Scratch&)>& body);
+
+  // Adds dy x to the gradient of each.
+  struct WeightGradient {
+    at::Tensor dy;  // [out, rows]
+    at::Tensor x;   // [rows, in]
+    const Parameter* weight;
+  };
+  void AddWeightGradients(const std::vector<WeightGradient>& gradients);
+
+ private:
+  // Calls body(task, scratch) for every task.
+  void ForTasks(std::int64_t count, const std::function<void(std::int64_t, Scratch&)>& body);
+
+  int threads_ = 1;
+  std::vector<Scratch> scratch_;
+};
+
+// A block of rows as a stage sees it.
+struct RowSpan {
+  const SequenceRows& rows;
+  std::int64_t begin, count;
+};
+
+// One operation. Tensors are blocks, [count, columns]: x the residual stream, float32.
+class RowStage {
+ public:
+  enum class Kind : std::uint8_t {
+    kFromStream,  // value = f(x)
+    kValue,       // value = f(value)
+    kInPlace,     // the same, in its memory
+    kToStream,    // x += f(value); the chain has no value from here on
+  };
+
+  RowStage(Kind kind, std::int64_t columns) : kind_(kind), columns_(columns) {}
+  virtual ~RowStage() = default;
+
+  Kind kind() const { return kind_; }
+  // Of the value that leaves it; kToStream: of the stream.
+  std::int64_t columns() const { return columns_; }
+
+  // The weight [columns, in] of a product, or null. The chain adds its gradient, from the values
+  // and gradients of all rows.
+  virtual const Parameter* Weight() const { return nullptr; }
+  // A parameter whose gradient Backward adds to `d_gain`, or null. [columns]
+  virtual const Parameter* Gain() const { return nullptr; }
+  // Numbers of a row that Forward leaves for Backward.
+  virtual std::int64_t Kept() const { return 0; }
+
+  // What `kind` says. kFromStream: value is null. kToStream: `out` is the stream afterwards, may be
+  // x. kept: [count, Kept()].
+  struct Forwards {
+    RowSpan span;
+    at::Tensor x, value, out;
+    float* kept;
+  };
+  virtual void Forward(const Forwards& block) const = 0;
+
+  // value: what Forward took (kInPlace: what it gave); x: the stream that it read. d_value: what
+  // it is to write the gradient of `value` to, kInPlace: holds that of `out` and becomes it.
+  // d_out: the gradient of `out`. kFromStream adds to d_x, kToStream reads it as d_out. `out`, if
+  // defined: where it writes what it made, once more, because nobody kept it.
+  struct Backwards {
+    RowSpan span;
+    at::Tensor x, value, d_x, d_value, d_out, out;
+    const float* kept;
+    float* d_gain;  // [columns]; null without a gain
+  };
+  virtual void Backward(const Backwards& block) const = 0;
+
+ private:
+  Kind kind_;
+  std::int64_t columns_;
+};
+
+// Activations that one chain leaves for its gradient.
+struct ChainActivations {
+  std::vector<Buffer> values;  // of every stage that makes a value
+  std::vector<Buffer> stream;  // the stream before every stage that reads it, but for the first
+  std::vector<std::vector<float>> kept;
+};
+
+// Memory of a backward pass that chains of one shape share.
+struct ChainGradients {
+  std::vector<Buffer> d_values, inputs;
+  std::vector<Buffer> gains;
+};
+
+class RowChain {
+ public:
+  // dtype: of values.
+  RowChain(std::vector<std::unique_ptr<RowStage>> stages, at::ScalarType dtype);
+
+  // Columns of the value that leaves the chain; 0 if none does.
+  std::int64_t Columns() const;
+
+  struct Pass {
+    RowWorkers& workers;
+    const SequenceRows& rows;
+    std::int64_t count;  // of rows
+  };
+  // x: [count, width] float32. value: [count, in]; undefined where the first stage reads the
+  // stream. x_out: what the stream becomes, may be x if nothing is kept; undefined where no stage
+  // adds to it. value_out: [count, Columns()], undefined without. `kept` may be null.
+  void Forward(const Pass& pass, const at::Tensor& x, const at::Tensor& value,
+               const at::Tensor& x_out, const at::Tensor& value_out, ChainActivations* kept) const;
+
+  // d_x: the gradient of the stream that left the chain, becomes that of the one that entered it.
+  // d_value_out: of value_out, undefined without; its memory is changed. d_value: receives that of
+  // `value`, if that is defined. Adds to the gradients of the parameters.
+  void Backward(const Pass& pass, const at::Tensor& x, const at::Tensor& value,
+                const at::Tensor& value_out, const at::Tensor& d_x, const at::Tensor& d_value_out,
+                const at::Tensor& d_value, ChainActivations& kept, ChainGradients& memory) const;
+
+ private:
+  std::vector<std::unique_ptr<RowStage>> stages_;
+  at::ScalarType dtype_;
+};
+
+inline float* Data(const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); }
+
+// A contiguous tensor, or the rows of one, as the vector kernels take it.
+inline Cells CellsOf(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.scalar_type() == at::kBFloat16};
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,176 @@
+#include "lab/nn/row_stages.h"
+
+#include <ATen/ATen.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+// A gain that is learned, or zeros, which the kernels take for none.
+class Gained : public RowStage {
+ public:
+  Gained(Kind kind, std::int64_t width, const Parameter* gain)
+      : RowStage(kind, width), gain_(gain), zeros_(at::zeros({width})) {}
+
+  const Parameter* Gain() const override { return gain_; }
+  std::int64_t Kept() const override { return 1; }
+
+ protected:
+  const float* Factors() const { return Data(gain_ != nullptr ? gain_->value : zeros_); }
+  // Where the gain's gradient goes; without a gain, somewhere.
+  float* Sums(const Backwards& block, std::vector<float>& unused) const {
+    if (block.d_gain != nullptr) return block.d_gain;
+    unused.resize(static_cast<std::size_t>(columns()));
+    return unused.data();
+  }
+
+ private:
+  const Parameter* gain_;
+  Tensor zeros_;
+};
+
+class NormStage : public Gained {
+ public:
+  NormStage(std::int64_t width, const Parameter* gain) : Gained(Kind::kFromStream, width, gain) {}
+
+  void Forward(const Forwards& block) const override {
+    RmsNorm(Data(block.x), Factors(), block.span.count, columns(), CellsOf(block.out), block.kept);
+  }
+  void Backward(const Backwards& block) const override {
+    std::vector<float> unused;
+    RmsNormBackward(Data(block.x), block.kept, Factors(), CellsOf(block.d_out), block.span.count,
+                    columns(), Data(block.d_x), Sums(block, unused), CellsOf(block.out));
+  }
+};
+
+class AddNormStage : public Gained {
+ public:
+  AddNormStage(std::int64_t width, const Parameter* gain) : Gained(Kind::kToStream, width, gain) {}
+
+  void Forward(const Forwards& block) const override {
+    AddRmsNorm(Data(block.x), CellsOf(block.value), Factors(), block.span.count, columns(),
+               Data(block.out), block.kept);
+  }
+  void Backward(const Backwards& block) const override {
+    std::vector<float> unused;
+    AddRmsNormBackward(CellsOf(block.value), block.kept, Factors(), Data(block.d_out),
+                       block.span.count, columns(), CellsOf(block.d_value), Sums(block, unused));
+  }
+};
+
+class AddStage : public RowStage {
+ public:
+  explicit AddStage(std::int64_t width) : RowStage(Kind::kToStream, width) {}
+
+  void Forward(const Forwards& block) const override {
+    Tensor out = block.out;
+    at::add_out(out, block.x, block.value);
+  }
+  void Backward(const Backwards& block) const override { block.d_value.copy_(block.d_out); }
+};
+
+class LinearStage : public RowStage {
+ public:
+  LinearStage(std::int64_t out, const Parameter* weight, bool exact)
+      : RowStage(Kind::kValue, out), weight_(weight), exact_(exact) {}
+
+  const Parameter* Weight() const override { return weight_; }
+  void Forward(const Forwards& block) const override {
+    Tensor out = block.out;
+    at::mm_out(out, block.value, Factor().t());
+  }
+  void Backward(const Backwards& block) const override {
+    Tensor d_value = block.d_value;
+    at::mm_out(d_value, block.d_out, Factor());
+  }
+
+ private:
+  const Tensor& Factor() const { return exact_ ? weight_->value : weight_->product; }
+
+  const Parameter* weight_;
+  bool exact_;
+};
+
+// Of a kernel and its gradient: out = f(in), d_in and `out` again.
+struct Activation {
+  CatalogueEntry entry;
+  std::int64_t inputs;
+  void (*forward)(Cells in, std::int64_t rows, std::int64_t width, Cells out);
+  void (*backward)(Cells in, Cells d_out, std::int64_t rows, std::int64_t width, Cells d_in,
+                   Cells out);
+};
+
+const std::vector<Activation>& AllActivations() {
+  static const std::vector<Activation> all = {
+      {{"gelu-gated", "gelu(g) u, gelu in its tanh form"}, 2, GatedGelu, GatedGeluBackward},
+      {{"silu-gated", "silu(g) u"}, 2, GatedSilu, GatedSiluBackward},
+      {{"relu2", "max(u, 0)^2"}, 1, SquaredRelu, SquaredReluBackward}};
+  return all;
+}
+
+const Activation& FindActivation(const std::string& name) {
+  for (const Activation& activation : AllActivations()) {
+    if (activation.entry.name == name) return activation;
+  }
+  throw std::logic_error("no activation " + name);  // configurations are checked before
+}
+
+class ActivationStage : public RowStage {
+ public:
+  ActivationStage(const Activation& activation, std::int64_t hidden)
+      : RowStage(Kind::kValue, hidden), activation_(activation) {}
+
+  void Forward(const Forwards& block) const override {
+    activation_.forward(CellsOf(block.value), block.span.count, columns(), CellsOf(block.out));
+  }
+  void Backward(const Backwards& block) const override {
+    activation_.backward(CellsOf(block.value), CellsOf(block.d_out), block.span.count, columns(),
+                         CellsOf(block.d_value), CellsOf(block.out));
+  }
+
+ private:
+  const Activation& activation_;
+};
+
+}  // namespace
+
+std::unique_ptr<RowStage> MakeNorm(std::int64_t width, const Parameter* gain) {
+  return std::make_unique<NormStage>(width, gain);
+}
+
+std::unique_ptr<RowStage> MakeAddNorm(std::int64_t width, const Parameter* gain) {
+  return std::make_unique<AddNormStage>(width, gain);
+}
+
+std::unique_ptr<RowStage> MakeAdd(std::int64_t width) { return std::make_unique<AddStage>(width); }
+
+std::unique_ptr<RowStage> MakeLinear(std::int64_t out, const Parameter* weight, bool exact) {
+  return std::make_unique<LinearStage>(out, weight, exact);
+}
+
+const std::vector<CatalogueEntry>& Activations() {
+  static const std::vector<CatalogueEntry> entries = [] {
+    std::vector<CatalogueEntry> list;
+    for (const Activation& activation : AllActivations()) list.push_back(activation.entry);
+    return list;
+  }();
+  return entries;
+}
+
+std::int64_t ActivationInputs(const std::string& name) { return FindActivation(name).inputs; }
+
+std::unique_ptr<RowStage> MakeActivation(const std::string& name, std::int64_t hidden) {
+  return std::make_unique<ActivationStage>(FindActivation(name), hidden);
+}
+
+void CrossEntropyStage::Forward(const Forwards& block) const {
+  if (label_ == nullptr) return;
+  CrossEntropy(Data(block.value), block.span.count, columns(), label_ + block.span.begin, weight_,
+               loss_ + block.span.begin, best_ + block.span.begin);
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,62 @@
+// The operations that models' chains are made of (row_chain.h), and how to make them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lab/base/catalogue.h"
+#include "lab/nn/row_chain.h"
+
+namespace tsallis::lab {
+
+using RowStages = std::vector<std::unique_ptr<RowStage>>;
+
+// value = norm(x), RMSNorm (Zhang and Sennrich 2019). gain: w of the factor 1 + w, [1, width],
+// which must outlive the stage; null: none.
+std::unique_ptr<RowStage> MakeNorm(std::int64_t width, const Parameter* gain);
+
+// x += norm(value), as above.
+std::unique_ptr<RowStage> MakeAddNorm(std::int64_t width, const Parameter* gain);
+
+// x += value.
+std::unique_ptr<RowStage> MakeAdd(std::int64_t width);
+
+// value = value W^T. weight: [out, in], allocated later. `exact`: in float32 whatever the model's
+// dtype.
+std::unique_ptr<RowStage> MakeLinear(std::int64_t out, const Parameter* weight, bool exact = false);
+
+// The nonlinearities of feed-forward layers, by name.
+//   gelu-gated  gelu(g) u of a value [g, u], gelu in its tanh form (Shazeer 2020)
+//   silu-gated  silu(g) u, silu(g) = g / (1 + exp(-g)) (Shazeer 2020)
+//   relu2       max(u, 0)^2 (So et al. 2021)
+const std::vector<CatalogueEntry>& Activations();
+// Columns that an activation takes, as a multiple of those that it gives: 2 if gated.
+std::int64_t ActivationInputs(const std::string& name);
+// hidden: columns that it gives.
+std::unique_ptr<RowStage> MakeActivation(const std::string& name, std::int64_t hidden);
+
+// Cross-entropy of rows of logits, in place: what the last stage of a model does.
+class CrossEntropyStage : public RowStage {
+ public:
+  explicit CrossEntropyStage(std::int64_t vocabulary) : RowStage(Kind::kInPlace, vocabulary) {}
+
+  // label: [rows]; receives loss and best: [rows] (CrossEntropy in decoder_kernels.h). With
+  // weight > 0 the logits become the gradient of weight times the sum of the losses; null label:
+  // logits stay as they are.
+  void Prepare(const std::int64_t* label, float weight, float* loss, std::int64_t* best) {
+    label_ = label, weight_ = weight, loss_ = loss, best_ = best;
+  }
+
+  void Forward(const Forwards& block) const override;
+  void Backward(const Backwards&) const override {}  // done in Forward
+
+ private:
+  const std::int64_t* label_ = nullptr;
+  float weight_ = 0.0F;
+  float* loss_ = nullptr;
+  std::int64_t* best_ = nullptr;
+};
+
+}  // namespace tsallis::lab
