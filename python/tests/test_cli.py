@@ -14,7 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["reproduce", "train", "eval", "report", "task", "list", "info", "bench"]
+COMMANDS = ["reproduce", "train", "eval", "report", "task", "data", "list", "info", "bench"]
 
 # A recipe that trains in seconds.
 TINY = """

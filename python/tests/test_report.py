@@ -23,7 +23,8 @@ from tsallis_report import data, figures, heads, markdown, page, style, table
 from tsallis_report.__main__ import main, render
 
 HEADS = {name for name, _, _ in heads.FIGURES}
-SETS = {name for name, _, _ in figures.FIGURES} - HEADS
+LOSSES = {"positions"}
+SETS = {name for name, _, _ in figures.FIGURES} - HEADS - LOSSES
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,9 @@ def test_page_holds_methods_against_the_baseline(
     against = text.split(f"<h2>Against {study.labels['softmax']}</h2>")[1].split("</table>")[0]
     assert against.count("<tr>") == len(METHODS)  # the baseline has no row, the head has one
     ahead = next(row.ahead for row in study.rows if row.ahead is not None)
-    assert f"{figures.signed(ahead.difference)}</span> <small>± 1.2</small>" in against
+    assert (
+        f"{figures.signed(study.metric, ahead.difference)}</span> <small>± 1.2</small>" in against
+    )
     # One seed has no error; without a baseline there is no table.
     quick = (rendered_quick / "report.html").read_text(encoding="utf-8")
     assert "in points. Blue" in quick
@@ -127,7 +130,7 @@ def test_results_alone_are_enough_and_stale_figures_go(quick: Path) -> None:
         (quick / "data" / name).unlink()
     raw = json.loads((quick / "results.json").read_text(encoding="utf-8"))
     rows = [{**row, "paper": None} for row in raw["rows"]]
-    rows[3]["accuracy_mean"] = None  # no number
+    rows[3]["mean"] = None  # no number
     bare = {"study": "s", "scale": "quick", "commit": "c", "processor": "p", "rows": rows}
     (quick / "results.json").write_text(json.dumps(bare), encoding="utf-8")
     render(quick)
@@ -277,7 +280,7 @@ def test_lengths_where_nothing_is_right_have_no_best(tmp_path: Path) -> None:
     lengths = sorted({row["n"] for row in results["rows"]})
     for row in results["rows"]:
         if row["n"] == lengths[-1]:
-            row["accuracy_mean"] = row["accuracy_std"] = row["accuracy_best"] = 0.0
+            row["mean"] = row["std"] = row["best"] = 0.0
     path.write_text(json.dumps(results), encoding="utf-8")
     text = page.page(data.load(tmp_path), tmp_path / "figures")
     assert text.count('<span class="best">') >= len(lengths) - 1
@@ -302,7 +305,7 @@ def test_the_page_begins_with_what_was_found_and_explains_its_words(tmp_path: Pa
 
 def test_what_is_not_sure_is_pale() -> None:
     def tint(difference: float, error: float | None) -> float:
-        return float(page._tinted(difference, error).split("), ")[1].split(")")[0])
+        return float(page._tinted(data.Metric(), difference, error).split("), ")[1].split(")")[0])
 
     assert tint(36.1, 25.9) == tint(80.0, None) < 0.1
     assert 0.1 < tint(5.0, 1.0) < tint(-30.0, 1.0) < tint(60.0, 1.0) == tint(90.0, 1.0)
@@ -327,7 +330,7 @@ def test_labels_are_spread_apart_no_further_than_needed() -> None:
     ("value", "text"), [(0.04, "0.0"), (-0.04, "0.0"), (-1.26, "−1.3"), (2.0, "+2.0")]
 )
 def test_signed(value: float, text: str) -> None:
-    assert figures.signed(value) == text
+    assert figures.signed(data.Metric(), value) == text
 
 
 # ---- tables in plain text ------------------------------------------------------------------------
@@ -339,7 +342,12 @@ def test_width_counts_columns() -> None:
     assert table.ellipsized("θ = √d, long", 6) == "θ = √…"
     assert table.ellipsized("γ", 1) == "γ"
     assert (table.pad_left("γ", 3), table.pad_right("γ", 3)) == ("  γ", "γ  ")
-    assert [table.points(d) for d in (0.04, -0.04, -1.26, 12.0)] == ["0.0", "0.0", "-1.3", "+12.0"]
+    assert [data.Metric().difference(d) for d in (0.04, -0.04, -1.26, 12.0)] == [
+        "0.0",
+        "0.0",
+        "-1.3",
+        "+12.0",
+    ]
 
 
 def test_terminal_rows_stand_under_their_header(full: Path) -> None:
@@ -351,7 +359,7 @@ def test_terminal_rows_stand_under_their_header(full: Path) -> None:
     assert first is not None
     assert first.paper is not None
     assert f"{first.mean:.1f} ±{first.std:.1f}" in ours
-    assert f"{first.paper:.1f} ({table.points(first.mean - first.paper)})" in paper
+    assert f"{first.paper:.1f} ({study.metric.difference(first.mean - first.paper)})" in paper
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 132])
@@ -375,13 +383,47 @@ def test_terminal_colours_only_when_asked(full: Path) -> None:
 
 def test_a_table_of_one_seed_without_papers_takes_one_line_each(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    path.write_text('{"study": "s", "rows": [{"method": "m", "n": 16, "accuracy_mean": 50}]}')
+    path.write_text('{"study": "s", "rows": [{"method": "m", "n": 16, "mean": 50}]}')
     shown = table.terminal_table(data.load(tmp_path), 80, color=False)
     assert "50.0" in shown
     assert "±" not in shown
     assert "paper" not in shown
     path.write_text('{"study": "s", "rows": []}')
     assert table.terminal_table(data.load(tmp_path), 80, color=False) == "No results yet.\n"
+
+
+def test_a_study_of_losses_says_so_and_lower_is_better(tmp_path: Path) -> None:
+    write_fake_study(tmp_path)
+    path = tmp_path / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    results["metric"] = {
+        "name": "loss",
+        "unit": "nats a byte",
+        "higher_is_better": False,
+        "digits": 3,
+    }
+    for row in results["rows"]:
+        row |= {"mean": row["mean"] / 50.0, "std": row["std"] / 50.0, "paper": None}
+    path.write_text(json.dumps(results), encoding="utf-8")
+    lines = ["method,n,begin,end,mean,std"]
+    lines += [f"{m},16384,{b},{2 * b},{1 / b},0.01" for m in METHODS for b in (1, 2, 4, 8)]
+    (tmp_path / "data" / "positions.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    study = data.load(tmp_path)
+    n = study.lengths[-1]
+    least = min((row for row in study.rows if row.n == n), key=lambda row: row.mean)
+    best = study.metric.best(row.mean for row in study.rows if row.n == n)
+    assert study.metric.is_best(least.mean, best)
+    text = page.page(study, tmp_path / "figures")
+    assert "<h2>Loss (nats a byte)</h2>" in text
+    assert f'<span class="best">{least.mean:.3f}</span>' in text
+    assert "Loss in nats a byte" in table.terminal_table(study, 120, color=False)
+    assert "Loss minus that of Softmax, in nats a byte" in markdown.markdown(study)
+    # What is lower than the baseline is blue.
+    assert "--up" in page._tinted(study.metric, -0.5, 0.1)
+    figure = figures.plot_positions(study)
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == "Loss (nats)"
+    assert figures.plot_accuracy(study).axes[0].get_ylabel() == "Loss (nats a byte)"
 
 
 def test_markdown_holds_every_part_and_is_aligned(full: Path) -> None:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,59 @@ class StudyError(Exception):
 
 
 @dataclass(frozen=True)
+class Metric:
+    """What a study counts, and how people read it."""
+
+    name: str = "accuracy"
+    unit: str = "%"
+    higher_is_better: bool = True
+    digits: int = 1  # behind the point
+
+    @property
+    def title(self) -> str:
+        """The name with its unit: ``Accuracy (%)``."""
+        return f"{self.name.capitalize()} ({self.unit})"
+
+    @property
+    def points(self) -> str:
+        """The unit of differences."""
+        return "points" if self.unit == "%" else self.unit
+
+    @property
+    def full_tint(self) -> float:
+        """The difference from which on a colour is as strong as it gets."""
+        return 50.0 if self.unit == "%" else 1.0
+
+    def number(self, value: float) -> str:
+        """A value: ``98.2``."""
+        return f"{value:.{self.digits}f}"
+
+    def spread(self, row: "Row", between: str = " ± ") -> str:
+        """A mean with its standard deviation, if several seeds ran: ``98.2 ± 0.4``."""
+        mean = self.number(row.mean)
+        return f"{mean}{between}{self.number(row.std)}" if row.seeds > 1 else mean
+
+    def difference(self, value: float) -> str:
+        """``+1.3``, ``-0.4``; no sign for what rounds to zero."""
+        zero = self.number(0.0)
+        text = f"{value:+.{self.digits}f}"
+        return zero if text in (f"+{zero}", f"-{zero}") else text
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """The best of the finite ones, as people read it; of accuracies none where all are 0."""
+        finite = [round(value, self.digits) for value in values if np.isfinite(value)]
+        if not finite:
+            return None
+        return max(finite) or None if self.higher_is_better else min(finite)
+
+    def is_best(self, value: float, best: float | None) -> bool:
+        """Whether a value is the best one; those that tie share it."""
+        return best is not None and round(value, self.digits) == best
+
+
+@dataclass(frozen=True)
 class Contrast:
-    """How far a method is ahead of the study's baseline, in points."""
+    """How far a method is above the study's baseline."""
 
     difference: float
     error: float | None  # standard error of the difference; of one seed there is none
@@ -32,7 +83,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one length over the seeds that ran; accuracies in %."""
+    """One method at one length over the seeds that ran, by the study's metric."""
 
     method: str
     n: int
@@ -45,7 +96,7 @@ class Row:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, in points."""
+        """Ours minus the paper's."""
         return None if self.paper is None else self.mean - self.paper
 
 
@@ -59,6 +110,18 @@ class Entropy:
     std: float
     normalised: float
     support: float
+
+
+@dataclass(frozen=True)
+class PositionLoss:
+    """The loss (nats) of one method at positions [begin, end) of samples of length n."""
+
+    method: str
+    n: int
+    begin: int
+    end: int
+    mean: float
+    std: float
 
 
 @dataclass(frozen=True)
@@ -125,6 +188,8 @@ class Study:
     train_seconds: float
     about: dict[str, Method]  # by name, in the recipe's order
     rows: list[Row]
+    metric: Metric = field(default_factory=Metric)
+    positions: list[PositionLoss] = field(default_factory=list)
     entropies: list[Entropy] = field(default_factory=list)
     heat_maps: dict[tuple[str, int], Array] = field(
         default_factory=dict
@@ -225,9 +290,9 @@ def load(directory: str | Path) -> Study:
             Row(
                 method=row["method"],
                 n=int(row["n"]),
-                mean=_number(row["accuracy_mean"]),
-                std=_number(row.get("accuracy_std", 0.0)),
-                best=_number(row.get("accuracy_best", row["accuracy_mean"])),
+                mean=_number(row["mean"]),
+                std=_number(row.get("std", 0.0)),
+                best=_number(row.get("best", row["mean"])),
                 seeds=int(row.get("seeds", 1)),
                 paper=None if row.get("paper") is None else float(row["paper"]),
                 ahead=_contrast(row.get("against_baseline")),
@@ -236,6 +301,7 @@ def load(directory: str | Path) -> Study:
         ]
         methods = [_method(entry) for entry in raw.get("methods", [])]
         study = str(raw["study"])
+        metric = Metric(**raw["metric"]) if "metric" in raw else Metric()
     except (KeyError, TypeError, ValueError) as error:
         raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
     ran = {row.method for row in rows}
@@ -256,6 +322,8 @@ def load(directory: str | Path) -> Study:
         train_seconds=_number(raw.get("train_seconds", 0.0)),
         about=about,
         rows=rows,
+        metric=metric,
+        positions=_load_positions(directory / "data" / "positions.csv"),
         entropies=_load_entropies(directory / "data" / "entropy.csv"),
         heat_maps=_load_heat_maps(directory / "data" / "heatmap.csv"),
         heads=_load_heads(directory / "data" / "heads.csv"),
@@ -299,6 +367,23 @@ def _records(path: Path) -> Iterator[dict[str, str]]:
             yield from reader
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise StudyError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _load_positions(path: Path) -> list[PositionLoss]:
+    try:
+        return [
+            PositionLoss(
+                method=record["method"],
+                n=int(record["n"]),
+                begin=int(record["begin"]),
+                end=int(record["end"]),
+                mean=float(record["mean"]),
+                std=float(record["std"]),
+            )
+            for record in _records(path)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def _load_entropies(path: Path) -> list[Entropy]:

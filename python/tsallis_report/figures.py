@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 from . import heads, style
-from .data import Study
+from .data import Metric, Study
 from .parts import (
     MAX_TOGETHER,
     headline_methods,
@@ -29,12 +29,12 @@ Series = tuple[Sequence[int], Sequence[float], Sequence[float]]
 
 
 def plot_accuracy(study: Study) -> Figure:
-    """Accuracy against length for the methods that tell the story: the figure of the README."""
+    """The metric against length for the methods that tell the story: the figure of the README."""
     figure = Figure(figsize=(8.2, 4.9), layout="constrained")
     axes = figure.subplots()
     methods = headline_methods(study)
     _accuracy_panel(axes, study, methods)
-    axes.set_ylabel("Accuracy (%)")
+    axes.set_ylabel(study.metric.title)
     length_axis(axes, study.lengths, every=1)
     axes.set_title(study.title, pad=10)
     handles = _line_styles(study, methods)
@@ -59,7 +59,7 @@ def plot_accuracy_families(study: Study) -> Figure | None:
         _accuracy_panel(axes, study, members)
         length_axis(axes, study.lengths)
         axes.set_title(name)
-    panels[0].set_ylabel("Accuracy (%)")
+    panels[0].set_ylabel(study.metric.title)
     handles = _line_styles(study, study.methods)
     if study.baseline in study.about and len(groups) > 1:
         repeated = f"{study.labels[study.baseline]}, ours, for comparison"
@@ -67,6 +67,31 @@ def plot_accuracy_families(study: Study) -> Figure | None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     labelled = list(zip(panels, groups.values(), strict=True))
     _direct_labels(figure, labelled, study, _accuracy_end(study))
+    return figure
+
+
+def plot_positions(study: Study) -> Figure | None:
+    """Loss against the position, of samples of the longest length."""
+    if not study.positions:
+        return None
+    longest = max(row.n for row in study.positions)
+
+    def loss(method: str) -> Series:
+        rows = [r for r in study.positions if r.method == method and r.n == longest]
+        middles = [round((r.begin * max(1, r.end - 1)) ** 0.5) + 1 for r in rows]
+        return middles, [r.mean for r in rows], [r.std for r in rows]
+
+    figure = Figure(figsize=(8.2, 4.9), layout="constrained")
+    axes = figure.subplots()
+    methods = headline_methods(study)
+    _plot_series(axes, study, methods, loss)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel(f"Position within samples of n = {longest} (log scale)")
+    axes.set_ylabel("Loss (nats)")
+    axes.set_title(study.title, pad=10)
+    handles = _line_styles(study, methods)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    _direct_labels(figure, [(axes, methods)], study, loss)
     return figure
 
 
@@ -216,7 +241,8 @@ def plot_difference(study: Study) -> Figure | None:
             if row is not None and row.difference is not None:
                 table[i, j] = row.difference
     largest = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 0.0
-    limit = float(np.clip(np.ceil(largest), 20.0, 60.0))
+    point = study.metric.full_tint / 50.0
+    limit = float(np.clip(np.ceil(largest / point), 20.0, 60.0)) * point
     figure = Figure(
         figsize=(0.72 * len(lengths) + 3.4, 0.34 * len(methods) + 1.5), layout="constrained"
     )
@@ -229,7 +255,7 @@ def plot_difference(study: Study) -> Figure | None:
     )
     for (i, j), value in np.ndenumerate(table):
         dark = np.isfinite(value) and abs(value) > 0.55 * limit
-        text = signed(value) if np.isfinite(value) else "–"
+        text = signed(study.metric, value) if np.isfinite(value) else "–"
         axes.text(
             j, i, text, ha="center", va="center", fontsize=8.2, color="white" if dark else style.INK
         )
@@ -242,10 +268,10 @@ def plot_difference(study: Study) -> Figure | None:
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("Length n")
-    axes.set_title("Accuracy, ours − paper (points)")
+    axes.set_title(f"{study.metric.name.capitalize()}, ours − paper ({study.metric.points})")
     extend = "both" if largest > limit else "neither"
     bar = figure.colorbar(image, ax=axes, fraction=0.04, aspect=26, pad=0.02, extend=extend)
-    bar.set_label("Points")
+    bar.set_label(study.metric.points.capitalize())
     bar.outline.set_visible(False)
     return figure
 
@@ -258,6 +284,7 @@ FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
         plot_accuracy_families,
         "Accuracy against length, every method, by family",
     ),
+    ("positions", plot_positions, "Loss against the position within a sample"),
     ("difference", plot_difference, "Accuracy, ours minus the paper's, by method and length"),
     ("heatmap", plot_heat_map, "Attention weights on the largest items, by method and length"),
     ("entropy", plot_entropy, "Entropy of the attention weights against length"),
@@ -313,8 +340,9 @@ def _accuracy_panel(axes: Axes, study: Study, methods: Sequence[str]) -> None:
             x, y = zip(*published, strict=True)
             axes.plot(x, y, color=palette[method], lw=1.2, ls=(0, (4, 2)), zorder=2)
     _plot_series(axes, study, methods, accuracy)
-    axes.set_ylim(0, 102)
-    axes.set_yticks(range(0, 101, 20))
+    if study.metric.unit == "%":
+        axes.set_ylim(0, 102)
+        axes.set_yticks(range(0, 101, 20))
 
 
 def _accuracy_end(study: Study) -> Callable[[str], Series]:
@@ -482,10 +510,9 @@ def _direct_labels(
             )
 
 
-def signed(value: float) -> str:
-    """One decimal with a true minus sign, and no sign for what rounds to zero."""
-    text = f"{value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+def signed(metric: Metric, value: float) -> str:
+    """A difference with a true minus sign."""
+    return metric.difference(value).replace("-", "−")
 
 
 def _spread_apart(positions: Sequence[float], gap: float) -> list[float]:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from .data import Row, Study
+from .data import Contrast, Study
 from .files import replace_text
-from .table import contrast, markdown_table, points
+from .table import markdown_table
 
 
 def write_markdown(study: Study, directory: Path) -> Path:
@@ -16,14 +16,16 @@ def markdown(study: Study) -> str:
     """The page's text: finding, figure, tables, how it was done, facts."""
     finding = f"{_escaped(study.finding)}\n\n" if study.finding else ""
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
-    paper = "; below it the paper's figure and ours minus the paper's, in points"
+    metric = study.metric
+    paper = f"; below it the paper's figure and ours minus the paper's, in {metric.points}"
     parts = study.protocol.split("; ") if study.protocol else []
     steps = "How it was done:\n\n" + "".join(f"- {part}\n" for part in parts) + "\n"
     return (
         f"# {study.title}\n\n"
         f"{finding}"
-        "![Accuracy against length](figures/accuracy.png)\n\n"
-        f"Accuracy in %, {study.seed_text}: mean{spread}{paper if study.has_paper else ''}.\n\n"
+        f"![{metric.name.capitalize()} against length](figures/accuracy.png)\n\n"
+        f"{metric.name.capitalize()} in {metric.unit}, {study.seed_text}: "
+        f"mean{spread}{paper if study.has_paper else ''}.\n\n"
         f"{_table(study)}\n"
         f"{_baseline_section(study)}"
         f"{steps if parts else ''}"
@@ -36,27 +38,32 @@ def markdown(study: Study) -> str:
 
 def _table(study: Study) -> str:
     table = [["method", "", *(f"n = {n}" for n in study.lengths)]]
+    metric = study.metric
     for method in study.methods:
         rows = [study.row(method, n) for n in study.lengths]
         present = [row for row in rows if row is not None]
-        table.append([_escaped(study.labels[method]), "ours", *map(_ours, rows)])
+        table.append(
+            [
+                _escaped(study.labels[method]),
+                "ours",
+                *("–" if row is None else metric.spread(row) for row in rows),
+            ]
+        )
         if any(row.seeds > 1 for row in present):
-            best = ["–" if row is None else f"{row.best:.1f}" for row in rows]
+            best = ["–" if row is None else metric.number(row.best) for row in rows]
             table.append(["", "best seed", *best])
         if any(row.paper is not None for row in present):
             papers = [None if row is None else row.paper for row in rows]
             differences = [None if row is None else row.difference for row in rows]
-            table.append(["", "paper", *("–" if p is None else f"{p:.1f}" for p in papers)])
+            table.append(["", "paper", *("–" if p is None else metric.number(p) for p in papers)])
             table.append(
-                ["", "difference", *("–" if d is None else points(d) for d in differences)]
+                [
+                    "",
+                    "difference",
+                    *("–" if d is None else metric.difference(d) for d in differences),
+                ]
             )
     return markdown_table(table)
-
-
-def _ours(row: Row | None) -> str:
-    if row is None:
-        return "–"
-    return f"{row.mean:.1f} ± {row.std:.1f}" if row.seeds > 1 else f"{row.mean:.1f}"
 
 
 def _baseline_section(study: Study) -> str:
@@ -70,13 +77,20 @@ def _baseline_section(study: Study) -> str:
         cells = []
         for n in study.lengths:
             row = study.row(method, n)
-            cells.append("–" if row is None or row.ahead is None else contrast(row.ahead))
+            cells.append("–" if row is None or row.ahead is None else _contrast(study, row.ahead))
         table.append([_escaped(study.labels[method]), "", *cells])
     baseline = _escaped(study.labels[study.baseline])
     return (
-        f"Accuracy minus that of {baseline}, in points, ± the standard error of the difference:"
+        f"{study.metric.name.capitalize()} minus that of {baseline}, in {study.metric.points}, "
+        "± the standard error of the difference:"
         f"\n\n{markdown_table(table)}\n"
     )
+
+
+def _contrast(study: Study, ahead: Contrast) -> str:
+    """A difference with its standard error: ``+12.3 ± 0.4``."""
+    error = "" if ahead.error is None else f" ± {study.metric.number(ahead.error)}"
+    return study.metric.difference(ahead.difference) + error
 
 
 def _facts(study: Study) -> str:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from .data import Row, Study
+from .data import Metric, Row, Study
 from .figures import FIGURES, signed
 from .files import replace_text
 
 _CAPTIONS = {
+    "positions": "Mean over the samples of the longest length; a point per half octave of "
+    "positions. Lower is better.",
     "accuracy-families": "Every method, by family. The grey line repeats the method that others "
     "are held against.",
     "difference": "Blue: ours is above the paper's figure; red: below.",
@@ -165,7 +167,7 @@ def page(study: Study, figures: Path) -> str:
 <main>
 <h1>{title}</h1>
 <p class="finding">{escape(finding)}</p>
-{first}<h2>Accuracy (%)</h2>
+{first}<h2>{escape(study.metric.title)}</h2>
 {_table(study)}
 {_baseline_table(study)}
 {_words(study)}
@@ -232,20 +234,15 @@ def _facts(study: Study) -> str:
 
 def _table(study: Study) -> str:
     lengths = study.lengths
-    best = {  # none where nothing is right
-        n: max(
-            (round(r.mean, 1) for r in study.rows if r.n == n and np.isfinite(r.mean)), default=0.0
-        )
-        or None
-        for n in lengths
-    }
+    best = {n: study.metric.best(r.mean for r in study.rows if r.n == n) for n in lengths}
     body = {
-        method: [_cell(study.row(method, n), best[n]) for n in lengths] for method in study.methods
+        method: [_cell(study, study.row(method, n), best[n]) for n in lengths]
+        for method in study.methods
     }
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
     paper = (
-        " Below it the paper's figure and ours minus the paper's in points: blue above, red below, "
-        "pale where it is within two standard errors of ours or of one seed."
+        f" Below it the paper's figure and ours minus the paper's in {study.metric.points}: blue "
+        "better, red worse, pale where it is within two standard errors of ours or of one seed."
         if study.has_paper
         else ""
     )
@@ -257,14 +254,15 @@ def _baseline_table(study: Study) -> str:
     if study.baseline not in study.labels or len(study.methods) == 1:
         return ""
     body = {
-        method: [_contrast_cell(study.row(method, n)) for n in study.lengths]
+        method: [_contrast_cell(study, study.row(method, n)) for n in study.lengths]
         for method in study.methods
         if method != study.baseline
     }
     baseline = escape(study.labels[study.baseline])
     error = " ± the standard error of the difference" if study.max_seeds > 1 else ""
     note = (
-        f"Accuracy minus that of {baseline}, in points{error}. Blue: ahead; red: behind; "
+        f"{study.metric.name.capitalize()} minus that of {baseline}, in {study.metric.points}"
+        f"{error}. Blue: better; red: worse; "
         "pale: within two standard errors, or of one seed."
     )
     return f"<h2>Against {baseline}</h2>{_grid(study, body, note)}"
@@ -283,14 +281,16 @@ def _grid(study: Study, body: dict[str, list[str]], note: str) -> str:
     )
 
 
-def _cell(row: Row | None, best: float | None) -> str:
+def _cell(study: Study, row: Row | None, best: float | None) -> str:
     if row is None or not np.isfinite(row.mean):
         return "<td>–</td>"
-    mark = ' class="best"' if round(row.mean, 1) == best else ""
-    spread = f" <small>± {row.std:.1f}</small>" if row.seeds > 1 else ""
-    text = f"<span{mark}>{row.mean:.1f}</span>{spread}"
+    number = study.metric.number
+    mark = ' class="best"' if study.metric.is_best(row.mean, best) else ""
+    spread = f" <small>± {number(row.std)}</small>" if row.seeds > 1 else ""
+    text = f"<span{mark}>{number(row.mean)}</span>{spread}"
     if row.paper is not None and row.difference is not None:
-        text += f"<br><small>{row.paper:.1f}</small>{_tinted(row.difference, _error(row))}"
+        tinted = _tinted(study.metric, row.difference, _error(row))
+        text += f"<br><small>{number(row.paper)}</small>{tinted}"
     return f"<td>{text}</td>"
 
 
@@ -299,25 +299,26 @@ def _error(row: Row) -> float | None:
     return row.std / row.seeds**0.5 if row.seeds > 1 else None
 
 
-def _contrast_cell(row: Row | None) -> str:
+def _contrast_cell(study: Study, row: Row | None) -> str:
     if row is None or row.ahead is None or not np.isfinite(row.ahead.difference):
         return "<td>–</td>"
-    error = "" if row.ahead.error is None else f" <small>± {row.ahead.error:.1f}</small>"
-    return f"<td>{_tinted(row.ahead.difference, row.ahead.error)}{error}</td>"
+    shown = "" if row.ahead.error is None else study.metric.number(row.ahead.error)
+    error = f" <small>± {shown}</small>" if shown else ""
+    return f"<td>{_tinted(study.metric, row.ahead.difference, row.ahead.error)}{error}</td>"
 
 
-def _tinted(difference: float, error: float | None) -> str:
-    """Points with a tint that says how sure they are; the sign says it without colour.
+def _tinted(metric: Metric, difference: float, error: float | None) -> str:
+    """A difference with a tint that says how sure it is; the sign says it without colour.
 
     A difference of less than two standard errors, or of one seed, is pale; of a sure one the tint
-    grows up to 50 points.
+    grows up to the metric's full tint.
     """
     sure = error is not None and abs(difference) > 2.0 * error
-    strength = (0.12 + 0.43 * min(abs(difference) / 50.0, 1.0)) if sure else 0.06
-    side = "up" if difference >= 0 else "down"
+    strength = (0.12 + 0.43 * min(abs(difference) / metric.full_tint, 1.0)) if sure else 0.06
+    side = "up" if (difference >= 0) == metric.higher_is_better else "down"
     return (
         f'<span class="d" style="background: rgba(var(--{side}), {strength:.2f})">'
-        f"{signed(difference)}</span>"
+        f"{signed(metric, difference)}</span>"
     )
 
 

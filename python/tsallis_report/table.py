@@ -3,27 +3,13 @@
 import unicodedata
 from collections.abc import Sequence
 
-import numpy as np
-
-from .data import Contrast, Row, Study
+from .data import Row, Study
 
 _RESET, _BOLD, _DIM = "\033[0m", "\033[1m", "\033[2m"
 _GREEN, _YELLOW, _RED = "\033[32m", "\033[33m", "\033[31m"
 
 _GAP = 2  # columns between cells
 _MARK = 6  # columns of "ours", "paper" and a space
-
-
-def points(difference: float) -> str:
-    """``+1.3``, ``-0.4``; no sign for what rounds to zero."""
-    text = f"{difference:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text
-
-
-def contrast(ahead: Contrast) -> str:
-    """A difference with its standard error: ``+12.3 ± 0.4``."""
-    error = "" if ahead.error is None else f" ± {ahead.error:.1f}"
-    return points(ahead.difference) + error
 
 
 def width(text: str) -> int:
@@ -87,7 +73,7 @@ def terminal_table(study: Study, columns: int, color: bool) -> str:
         return "No results yet.\n"
     label_room = max(width("method"), *(width(study.labels[m]) for m in study.methods))
     label_room = min(label_room, max(12, columns // 3))
-    texts = [text for row in study.rows for text in (_ours(row), _paper(row), str(row.n))]
+    texts = [text for row in study.rows for text in _texts(study, row)]
     cell = max(map(width, texts)) + _GAP
     margin = label_room + 1 + (_MARK if study.has_paper else 0)
     lengths = study.lengths
@@ -99,9 +85,9 @@ def terminal_table(study: Study, columns: int, color: bool) -> str:
         for begin in range(0, len(lengths), even)
     ]
     spread = ", mean ± standard deviation over seeds" if study.max_seeds > 1 else ""
-    legend = f"Accuracy in %{spread}."
+    legend = f"{study.metric.name.capitalize()} in {study.metric.unit}{spread}."
     if study.has_paper:
-        legend += "\nBelow it the paper's, and ours minus the paper's in points."
+        legend += f"\nBelow it the paper's, and ours minus the paper's in {study.metric.points}."
     return "\n".join(parts) + _painted(legend, _DIM, color) + "\n"
 
 
@@ -118,36 +104,44 @@ def _block(
             paper += _painted(pad_right("paper", _MARK), _DIM, color)
         rows = [study.row(method, n) for n in lengths]
         for row in rows:
-            above = pad_left("–" if row is None else _ours(row), cell)
+            above = pad_left("–" if row is None else _ours(study, row), cell)
             best = row is not None and _is_best(study, row)
             ours += _painted(above, _BOLD if best else "", color)
-            below = "" if row is None else _paper(row)
-            paper += _painted(pad_left(below, cell), _tone(row), color and bool(below))
+            below = "" if row is None else _paper(study, row)
+            paper += _painted(pad_left(below, cell), _tone(study, row), color and bool(below))
         lines.append(ours)
         if any(row is not None and row.difference is not None for row in rows):
             lines.append(paper.rstrip(" "))
     return "".join(line + "\n" for line in lines)
 
 
-def _ours(row: Row) -> str:
-    return f"{row.mean:.1f} ±{row.std:.1f}" if row.seeds > 1 else f"{row.mean:.1f}"
+def _texts(study: Study, row: Row) -> tuple[str, str, str]:
+    return _ours(study, row), _paper(study, row), str(row.n)
 
 
-def _paper(row: Row) -> str:
-    return "" if row.difference is None else f"{row.paper:.1f} ({points(row.difference)})"
+def _ours(study: Study, row: Row) -> str:
+    return study.metric.spread(row, " ±")
 
 
-def _tone(row: Row | None) -> str:
-    """A colour to find rows by: at most a point below the paper, at most three, more."""
+def _paper(study: Study, row: Row) -> str:
+    if row.difference is None or row.paper is None:
+        return ""
+    return f"{study.metric.number(row.paper)} ({study.metric.difference(row.difference)})"
+
+
+def _tone(study: Study, row: Row | None) -> str:
+    """A colour to find rows by: at most a point worse than the paper, at most three, more."""
     if row is None or row.difference is None:
         return ""
-    return _GREEN if row.difference >= -1.0 else _YELLOW if row.difference >= -3.0 else _RED
+    point = study.metric.full_tint / 50.0
+    worse = -row.difference if study.metric.higher_is_better else row.difference
+    return _GREEN if worse <= point else _YELLOW if worse <= 3.0 * point else _RED
 
 
 def _is_best(study: Study, row: Row) -> bool:
     """Whether no method is better at this length; those that tie share it."""
-    means = [r.mean for r in study.rows if r.n == row.n and np.isfinite(r.mean)]
-    return bool(means) and round(row.mean, 1) >= round(max(means), 1)
+    best = study.metric.best(r.mean for r in study.rows if r.n == row.n)
+    return study.metric.is_best(row.mean, best)
 
 
 def _painted(text: str, color: str, on: bool) -> str:

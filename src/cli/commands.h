@@ -6,6 +6,7 @@
 namespace tsallis::cli {
 
 std::unique_ptr<Command> MakeBench();
+std::unique_ptr<Command> MakeData();
 std::unique_ptr<Command> MakeEval();
 std::unique_ptr<Command> MakeInfo();
 std::unique_ptr<Command> MakeList();

@@ -1,4 +1,4 @@
-// tsallis eval: accuracy of a trained sequence model against length.
+// tsallis eval: how right a trained sequence model is, against length.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -27,7 +27,9 @@ namespace {
 class EvalCommand : public Command {
  public:
   std::string Name() const override { return "eval"; }
-  std::string Summary() const override { return "Read a trained model's accuracy against length"; }
+  std::string Summary() const override {
+    return "Read how right a trained model is, against length";
+  }
   std::string Example() const override {
     return "  tsallis eval runs/copy/quick/softmax/seed-1 --lengths 64,128,256\n"
            "  tsallis eval runs/flip-flop/quick/softmax/seed-1 --lengths 64 --task flip-flop "
@@ -51,7 +53,7 @@ class EvalCommand : public Command {
     app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
         ->check(IntegerFrom(1, 4096));
     app.add_flag("--json", json_, "Print one JSON document");
-    app.add_flag("--quiet", quiet_, "Print the accuracies only");
+    app.add_flag("--quiet", quiet_, "Print the numbers only");
   }
 
   int Run(const Invocation& invocation) override {
@@ -75,21 +77,25 @@ class EvalCommand : public Command {
     }
     for (const std::int64_t n : lengths_) loaded.task->CheckLength(n);
     const lab::Split split = split_ == "test" ? lab::Split::kTest : lab::Split::kValidation;
+    const lab::Metric metric = loaded.task->GetMetric();
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     if (!json_ && !quiet_) fmt::print("{}, {}\n", loaded.task_name, loaded.weights.string());
     for (const std::int64_t n : lengths_) {
       const lab::SequenceLengthScore score =
           lab::EvaluateLength(loaded.model, *loaded.task, split, n, samples_, *invocation.stop);
+      const double value = score.answers.Value(loaded.task->GetScoring());
       if (!json_) {
-        fmt::print("  n = {:<8}{:>6.1f} %   {} of {}\n", n, score.Accuracy(), score.hits,
-                   score.asked);
+        fmt::print("  n = {:<8}{:>6.{}f} {}   {}\n", n, value, metric.digits, metric.unit,
+                   metric.higher_is_better
+                       ? fmt::format("{} of {}", score.answers.hits, score.answers.asked)
+                       : fmt::format("{} tokens", score.answers.asked));
         std::fflush(stdout);
       }
       rows.push_back({{"n", n},
                       {"samples", score.samples},
-                      {"hits", score.hits},
-                      {"asked", score.asked},
-                      {"accuracy", score.Accuracy()}});
+                      {"hits", score.answers.hits},
+                      {"asked", score.answers.asked},
+                      {metric.name, value}});
     }
     if (!inputs_.empty()) {
       const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());

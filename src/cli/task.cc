@@ -73,9 +73,13 @@ class TaskCommand : public Command {
 
  private:
   void Export(const lab::SequenceTask& task, lab::Split split) const {
+    const auto* generated = dynamic_cast<const lab::GeneratedTask*>(&task);
+    if (generated == nullptr) {
+      throw lab::UsageError("--export: expected a task with sources and targets, got " + name_);
+    }
     std::ofstream out(export_);
     for (std::int64_t i = 0; out && i < samples_; ++i) {
-      const lab::Text text = task.DrawText(*seed_, split, i, length_);
+      const lab::Text text = generated->DrawText(*seed_, split, i, length_);
       out << fmt::format("{}\t{}\n", fmt::join(text.source, " "), fmt::join(text.target, " "));
     }
     out.close();
@@ -88,7 +92,7 @@ class TaskCommand : public Command {
                                        {"seed", *seed_},
                                        {"length", length_},
                                        {"vocabulary", task.Vocabulary()},
-                                       {"generates", task.Generates()},
+                                       {"generates", task.GetScoring() != lab::Scoring::kTokens},
                                        {"not_scored", lab::kNotScored}};
     document["samples"] = nlohmann::ordered_json::array();
     for (std::int64_t i = 0; i < samples_; ++i) {
@@ -104,7 +108,10 @@ class TaskCommand : public Command {
       if (i > 0) fmt::print("\n");
       if (!quiet_)
         fmt::print("{} {} of length {}: {} tokens\n", split_, i, length_, sample.tokens.size());
-      if (task.Generates()) {
+      if (task.GetScoring() == lab::Scoring::kLoss) {
+        for (const std::int64_t token : sample.tokens) fmt::print("{}", task.Word(token));
+        fmt::print("\n");
+      } else if (task.GetScoring() == lab::Scoring::kExact) {
         PrintGenerated(task, sample);
       } else {
         PrintLabelled(task, sample);

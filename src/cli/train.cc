@@ -127,6 +127,7 @@ class TrainCommand : public Command {
     const bool best = std::filesystem::exists(folder.BestPath());
     const std::filesystem::path path = best ? folder.BestPath() : folder.FinalPath();
     const auto metadata = lab::ReadTensors(path).metadata;
+    const lab::Metric metric = job.recipe->task.GetMetric();
     if (json_) {
       nlohmann::ordered_json document = {{"folder", job.folder.string()},
                                          {"weights", path.string()},
@@ -135,15 +136,15 @@ class TrainCommand : public Command {
                                          {"step", std::stoll(metadata.at("step"))}};
       if (best) {
         document["validation_length"] = std::stoll(metadata.at("length"));
-        document["validation_accuracy"] = std::stod(metadata.at("accuracy"));
+        document["validation_" + metric.name] = std::stod(metadata.at(metric.name));
       }
       fmt::print("{}\n", document.dump(2));
       return;
     }
     fmt::print("Weights of step {}: {}\n", metadata.at("step"), path.string());
     if (best) {
-      fmt::print("The best on validation samples of length {}: {} %\n", metadata.at("length"),
-                 metadata.at("accuracy"));
+      fmt::print("The best on validation samples of length {}: {} {}\n", metadata.at("length"),
+                 metadata.at(metric.name), metric.unit);
     }
   }
 

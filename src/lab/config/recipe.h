@@ -1,6 +1,7 @@
 // A recipe: the single place where a study is described. Plain data, read from experiments/*.toml.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -77,7 +78,19 @@ struct TaskConfig : MaxRetrievalConfig {
   std::shared_ptr<const SequenceTask> sequence;
   // The task's own settings, defaults included, as JSON texts.
   std::vector<std::pair<std::string, std::string>> settings;
-  std::int64_t eval_samples = 1000;  // at every length
+  // At every length; tasks that are scored by their loss: at the longest length of training, and as
+  // many at others as have as many tokens.
+  std::int64_t eval_samples = 1000;
+
+  Scoring GetScoring() const { return sequence ? sequence->GetScoring() : Scoring::kExact; }
+  Metric GetMetric() const {
+    return sequence ? sequence->GetMetric() : MetricOf(Scoring::kExact, "set");
+  }
+  // Samples at length n where `asked` are wanted, as eval_samples says.
+  std::int64_t Samples(std::int64_t asked, std::int64_t n) const {
+    if (GetScoring() != Scoring::kLoss) return asked;
+    return std::max<std::int64_t>(1, asked * train_length_max / n);
+  }
 };
 
 struct ModelConfig {

@@ -14,7 +14,20 @@ namespace {
 // Tokens that are evaluated at a time: memory does not grow with the number of samples.
 constexpr std::int64_t kTokens = 1 << 14;
 
+// The bin of position i.
+std::size_t BinOf(std::int64_t i) {
+  std::size_t bin = 0;
+  while (PositionBin(bin + 1) <= i) ++bin;
+  return bin;
+}
+
 }  // namespace
+
+std::int64_t PositionBin(std::size_t bin) {
+  if (bin < 2) return static_cast<std::int64_t>(bin);
+  const std::int64_t octave = std::int64_t{1} << (bin / 2);
+  return bin % 2 == 0 ? octave : octave + octave / 2;
+}
 
 SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Split split,
                                     std::int64_t n, std::int64_t first, std::int64_t samples,
@@ -28,8 +41,13 @@ SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Sp
     const std::int64_t count = std::min(chunk, samples - done);
     const SequenceScore part =
         model.Evaluate(DrawBatch(task, kEvaluationSeed, split, first + done, count, n));
-    score.hits += task.Generates() ? part.exact : part.hits;
-    score.asked += task.Generates() ? part.sequences : part.scored;
+    score.answers.Add(part.Of(task.GetScoring()));
+    if (task.GetScoring() != Scoring::kLoss) continue;
+    for (std::size_t i = 0; i < part.losses.size(); ++i) {
+      const std::size_t bin = BinOf(static_cast<std::int64_t>(i) % n);
+      if (score.by_position.size() <= bin) score.by_position.resize(bin + 1);
+      score.by_position[bin].Add({1, 0, part.losses[i]});
+    }
   }
   return score;
 }
@@ -44,8 +62,15 @@ void SaveSequenceScores(const std::filesystem::path& path,
                         const std::vector<SequenceLengthScore>& scores) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const SequenceLengthScore& score : scores) {
-    rows.push_back(
-        {{"n", score.n}, {"samples", score.samples}, {"hits", score.hits}, {"asked", score.asked}});
+    rows.push_back({{"n", score.n},
+                    {"samples", score.samples},
+                    {"hits", score.answers.hits},
+                    {"asked", score.answers.asked}});
+    if (score.by_position.empty()) continue;
+    rows.back()["loss"] = score.answers.loss;
+    for (const Answers& answers : score.by_position) {
+      rows.back()["by_position"].push_back({answers.asked, answers.loss});
+    }
   }
   WriteFileAtomically(path, rows.dump() + "\n");
 }
@@ -58,10 +83,16 @@ std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path&
   if (!rows.is_array()) return scores;
   for (const nlohmann::json& row : rows) {
     if (!row.is_object()) return {};
-    scores.push_back({.n = row.value("n", std::int64_t{0}),
-                      .samples = row.value("samples", std::int64_t{0}),
-                      .hits = row.value("hits", std::int64_t{0}),
-                      .asked = row.value("asked", std::int64_t{0})});
+    SequenceLengthScore& score = scores.emplace_back();
+    score.n = row.value("n", std::int64_t{0});
+    score.samples = row.value("samples", std::int64_t{0});
+    score.answers = {.asked = row.value("asked", std::int64_t{0}),
+                     .hits = row.value("hits", std::int64_t{0}),
+                     .loss = row.value("loss", 0.0)};
+    for (const nlohmann::json& bin : row.value("by_position", nlohmann::json::array())) {
+      if (!bin.is_array() || bin.size() != 2) return {};
+      score.by_position.push_back({bin[0].get<std::int64_t>(), 0, bin[1].get<double>()});
+    }
   }
   return scores;
 }

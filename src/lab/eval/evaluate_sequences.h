@@ -1,4 +1,4 @@
-// Accuracy of a sequence model against length.
+// How right a sequence model is, against length.
 #pragma once
 
 #include <atomic>
@@ -8,23 +8,23 @@
 #include <vector>
 
 #include "lab/nn/decoder.h"
+#include "lab/tasks/metric.h"
 #include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {
 
-// Of the samples at one length. For tasks that generate: samples whose every scored token has the
-// largest logit, which is when greedy decoding gives target and eos; otherwise scored tokens.
+// Of the samples at one length, as the task scores them.
 struct SequenceLengthScore {
   std::int64_t n = 0;
   std::int64_t samples = 0;
-  std::int64_t hits = 0;
-  std::int64_t asked = 0;
-
-  double Accuracy() const {  // %
-    return asked == 0 ? 0.0 : 100.0 * static_cast<double>(hits) / static_cast<double>(asked);
-  }
-  bool operator==(const SequenceLengthScore&) const = default;
+  Answers answers;
+  // Tasks scored by their loss: of the positions [PositionBin(i), PositionBin(i + 1)) of all
+  // samples, [bins]; the last ends with the samples.
+  std::vector<Answers> by_position;
 };
+
+// Where the bins of positions begin: 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: halves of octaves.
+std::int64_t PositionBin(std::size_t bin);
 
 // Samples [first, first + samples) of a split at length n. Throws Interrupted when `stop` becomes
 // true, UsageError for a length that the task does not have.

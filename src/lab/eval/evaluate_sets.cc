@@ -93,9 +93,12 @@ std::optional<std::vector<LengthScore>> LoadScores(const std::filesystem::path& 
   std::vector<LengthScore> scores;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const nlohmann::json& row = rows[i];
-    LengthScore score{row.at("n"),       row.at("sets"),
-                      row.at("hits"),    row.at("entropy"),
-                      row.at("support"), row.value("heat", std::vector<float>())};
+    LengthScore score{.n = row.at("n"),
+                      .sets = row.at("sets"),
+                      .hits = row.at("hits"),
+                      .entropy = row.at("entropy"),
+                      .support = row.at("support"),
+                      .heat = row.value("heat", std::vector<float>())};
     if (score.n != task.eval_lengths[i] || score.sets != EvalSets(task, score.n))
       return std::nullopt;
     scores.push_back(std::move(score));

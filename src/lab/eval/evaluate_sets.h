@@ -16,10 +16,12 @@ struct LengthScore {
   std::int64_t n = 0;
   std::int64_t sets = 0;
   std::int64_t hits = 0;
+  double loss = 0.0;  // nats, a sum; sequences alone, as what follows:
+  std::vector<Answers> by_position{};
   double entropy = 0.0;  // nats, mean over sets
   double support = 0.0;  // weights > 0, mean over sets
   std::vector<float>
-      heat;  // [kHeatSets, kHeatItems]: weights of the largest items, ascending priority
+      heat{};  // [kHeatSets, kHeatItems]: weights of the largest items, ascending priority
 };
 
 constexpr std::int64_t kHeatSets = 32;  // Velickovic et al. 2024, figure 2

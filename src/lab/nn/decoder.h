@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "lab/nn/decoder_config.h"
+#include "lab/tasks/metric.h"
 #include "lab/tasks/token_batch.h"
 
 namespace tsallis::lab {
@@ -38,6 +39,13 @@ struct SequenceScore {
   std::int64_t exact = 0;  // sequences with a hit at every scored position
   // Of every sequence, whether it is exact.
   std::vector<bool> is_exact;
+  std::vector<float> losses;  // [scored], nats
+
+  // As a task counts.
+  Answers Of(Scoring scoring) const {
+    return scoring == Scoring::kExact ? Answers{sequences, exact, loss}
+                                      : Answers{scored, hits, loss};
+  }
 
   double Mean() const { return scored == 0 ? 0.0 : loss / static_cast<double>(scored); }
 };

@@ -49,6 +49,7 @@ SequenceScore ScoreOf(const DecoderRows& rows, const std::vector<float>& loss,
     if (!hit) score.is_exact[static_cast<std::size_t>(rows.sequence[i])] = false;
   }
   score.scored = static_cast<std::int64_t>(loss.size());
+  score.losses = loss;
   for (const bool exact : score.is_exact) score.exact += exact ? 1 : 0;
   return score;
 }

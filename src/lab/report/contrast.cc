@@ -9,10 +9,10 @@ std::optional<Contrast> AgainstBaseline(const StudyResults& results, const std::
   const ResultRow* row = FindRow(results, method, n);
   const ResultRow* base = FindRow(results, results.baseline, n);
   if (row == nullptr || base == nullptr) return std::nullopt;
-  Contrast contrast{row->accuracy_mean - base->accuracy_mean, std::nullopt};
+  Contrast contrast{row->mean - base->mean, std::nullopt};
   if (row->seeds > 1 && base->seeds > 1) {
     const auto variance = [](const ResultRow& of) {
-      return of.accuracy_std * of.accuracy_std / of.seeds;
+      return of.deviation * of.deviation / of.seeds;
     };
     contrast.error = std::sqrt(variance(*row) + variance(*base));
   }

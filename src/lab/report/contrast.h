@@ -16,7 +16,7 @@ struct Contrast {
   std::optional<double> error;
 };
 
-// Accuracy of `method` at length n minus that of results.baseline; nothing if either has no row.
+// The metric of `method` at length n minus that of results.baseline; nothing if either has no row.
 std::optional<Contrast> AgainstBaseline(const StudyResults& results, const std::string& method,
                                         std::int64_t n);
 

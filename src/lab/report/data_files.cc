@@ -20,6 +20,16 @@ std::string EntropyCsv(const StudyResults& results) {
   return csv;
 }
 
+std::string PositionsCsv(const StudyResults& results) {
+  if (results.positions.empty()) return "";
+  std::string csv = "method,n,begin,end,mean,std\n";
+  for (const PositionRow& row : results.positions) {
+    csv += fmt::format("{},{},{},{},{:.6g},{:.6g}\n", Quoted(row.method), row.n, row.begin, row.end,
+                       row.mean, row.deviation);
+  }
+  return csv;
+}
+
 // One line per weight; rank 1 is the largest item, the last column of HeatMap.
 std::string HeatMapCsv(const StudyResults& results) {
   std::string csv = "method,n,set,rank,weight\n";
@@ -87,11 +97,9 @@ std::string SamplesCsv(const StudyResults& results) {
 
 std::vector<std::pair<fs::path, std::string>> DataFiles(const StudyResults& results) {
   std::vector<std::pair<fs::path, std::string>> files = {
-      {"data/entropy.csv", EntropyCsv(results)},
-      {"data/heatmap.csv", HeatMapCsv(results)},
-      {"data/heads.csv", HeadsCsv(results)},
-      {"data/attention.csv", AttentionCsv(results)},
-      {"data/samples.csv", SamplesCsv(results)}};
+      {"data/entropy.csv", EntropyCsv(results)},     {"data/heatmap.csv", HeatMapCsv(results)},
+      {"data/positions.csv", PositionsCsv(results)}, {"data/heads.csv", HeadsCsv(results)},
+      {"data/attention.csv", AttentionCsv(results)}, {"data/samples.csv", SamplesCsv(results)}};
   for (auto& [path, text] : files) {
     if (text.find('\n') + 1 == text.size()) text.clear();  // column names alone
   }

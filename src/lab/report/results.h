@@ -1,4 +1,4 @@
-// What a finished study hands to its report: plain data, no tensors. Accuracies are percentages.
+// What a finished study hands to its report: plain data, no tensors.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,17 @@
 #include <vector>
 
 #include "lab/eval/head_data.h"
+#include "lab/tasks/metric.h"
 
 namespace tsallis::lab {
 
-// One method at one length, over the seeds that ran.
+// One method at one length, over the seeds that ran, by the study's metric.
 struct ResultRow {
   std::string method;
   std::int64_t n = 0;
-  double accuracy_mean = 0.0;
-  double accuracy_std = 0.0;  // sample standard deviation over seeds, 0 for one seed
-  double accuracy_best = 0.0;
+  double mean = 0.0;
+  double deviation = 0.0;  // sample standard deviation over seeds, 0 for one seed
+  double best = 0.0;
   int seeds = 0;
   std::optional<double> paper;
 };
@@ -31,6 +32,15 @@ struct EntropyRow {
   double entropy_std = 0.0;      // over seeds
   double normalised_mean = 0.0;  // entropy / ln of what the query sees; 0 where that is one key
   double support_mean = 0.0;     // entries with weight > 0
+};
+
+// The loss of one method at the positions [begin, end) of samples of length n.
+struct PositionRow {
+  std::string method;
+  std::int64_t n = 0;
+  std::int64_t begin = 0, end = 0;
+  double mean = 0.0;       // nats
+  double deviation = 0.0;  // over seeds
 };
 
 // Attention weights on the `items` largest items of each of `samples` sets, ascending: the last
@@ -81,9 +91,11 @@ struct StudyResults {
   std::string finding;              // one sentence; see Finding()
   std::string protocol;             // model, training, seeds, evaluation; parted by "; "
   double train_seconds = 0.0;       // summed over jobs
+  Metric metric;                    // of every row
   std::vector<MethodInfo> methods;  // in the recipe's order
   std::vector<ResultRow> rows;
   std::vector<EntropyRow> entropies;
+  std::vector<PositionRow> positions;
   std::vector<HeatMap> heat_maps;
   std::vector<MethodHeads> heads;
   std::vector<DrawnSample> samples;

@@ -67,17 +67,16 @@ void MakeFolder(const fs::path& dir) {
 // ---- CSV ------------------------------------------------------------------------------------
 
 std::string ResultsCsv(const StudyResults& results) {
-  std::string csv =
-      "method,label,n,accuracy_mean,accuracy_std,accuracy_best,seeds,paper,difference\n";
+  std::string csv = "method,label,n,mean,std,best,seeds,paper,difference\n";
   const std::vector<MethodInfo> methods = MethodsInOrder(results);
   for (const ResultRow& row : results.rows) {
     const auto method = std::find_if(methods.begin(), methods.end(), [&](const MethodInfo& info) {
       return info.name == row.method;
     });
     csv += fmt::format("{},{},{},{},{},{},{},", Quoted(row.method), Quoted(method->label), row.n,
-                       row.accuracy_mean, row.accuracy_std, row.accuracy_best, row.seeds);
+                       row.mean, row.deviation, row.best, row.seeds);
     if (row.paper) {
-      csv += fmt::format("{},{:.6g}", *row.paper, row.accuracy_mean - *row.paper);
+      csv += fmt::format("{},{:.6g}", *row.paper, row.mean - *row.paper);
     } else {
       csv += ',';
     }
@@ -135,6 +134,10 @@ Json ToJson(const StudyResults& results) {
   if (!results.finding.empty()) json["finding"] = results.finding;
   json["protocol"] = results.protocol;
   json["train_seconds"] = results.train_seconds;
+  json["metric"] = {{"name", results.metric.name},
+                    {"unit", results.metric.unit},
+                    {"higher_is_better", results.metric.higher_is_better},
+                    {"digits", results.metric.digits}};
   json["methods"] = Json::array();
   for (const MethodInfo& method : MethodsInOrder(results)) {
     json["methods"].push_back({{"name", method.name},
@@ -149,9 +152,9 @@ Json ToJson(const StudyResults& results) {
   for (const ResultRow& row : results.rows) {
     json["rows"].push_back({{"method", row.method},
                             {"n", row.n},
-                            {"accuracy_mean", row.accuracy_mean},
-                            {"accuracy_std", row.accuracy_std},
-                            {"accuracy_best", row.accuracy_best},
+                            {"mean", row.mean},
+                            {"std", row.deviation},
+                            {"best", row.best},
                             {"seeds", row.seeds},
                             {"paper", row.paper ? Json(*row.paper) : Json(nullptr)}});
     if (row.method == results.baseline) continue;

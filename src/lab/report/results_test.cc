@@ -44,11 +44,11 @@ StudyResults Example() {
       ResultRow row;
       row.method = method.name;
       row.n = n;
-      row.accuracy_mean = 100.0 - std::log2(static_cast<double>(n)) / 3.0;
-      row.accuracy_std = 0.25;
-      row.accuracy_best = row.accuracy_mean + 0.125;
+      row.mean = 100.0 - std::log2(static_cast<double>(n)) / 3.0;
+      row.deviation = 0.25;
+      row.best = row.mean + 0.125;
       row.seeds = 3;
-      if (n <= 4096) row.paper = row.accuracy_mean + (n == 16 ? -0.5 : n < 1024 ? 0.5 : 4.0);
+      if (n <= 4096) row.paper = row.mean + (n == 16 ? -0.5 : n < 1024 ? 0.5 : 4.0);
       results.rows.push_back(row);
       results.entropies.push_back(
           {method.name, n, std::log(static_cast<double>(n)) / 2.0, 0.1, 0.5, 7.5});
@@ -143,11 +143,11 @@ TEST_F(ResultsIoTest, JsonHasPercentagesAndNullForNoPaper) {
 
 TEST_F(ResultsIoTest, NotANumberIsNullInJson) {
   StudyResults results = Example();
-  results.rows[0].accuracy_mean = std::nan("");
+  results.rows[0].mean = std::nan("");
   results.entropies[0].entropy_mean = std::nan("");
   WriteResults(results, dir_);
   const std::string written = Slurp(dir_ / "results.json");
-  EXPECT_TRUE(Contains(written, R"("n":16,"accuracy_mean":null,)")) << written;
+  EXPECT_TRUE(Contains(written, R"("n":16,"mean":null,)")) << written;
   EXPECT_TRUE(Contains(Slurp(dir_ / "data/entropy.csv"), "softmax,16,nan,"));
 }
 
@@ -190,8 +190,8 @@ TEST(Contrast, HoldsMethodsAgainstTheBaseline) {
   StudyResults results = Example();
   results.baseline = "softmax";
   ResultRow& row = results.rows[11];  // of asentmax-3 at n = 16
-  row.accuracy_mean += 12.5;
-  row.accuracy_std = 1.0;
+  row.mean += 12.5;
+  row.deviation = 1.0;
   // sqrt(0.25^2 / 3 + 1 / 3)
   const auto contrast = AgainstBaseline(results, "asentmax-3", 16);
   ASSERT_TRUE(contrast && contrast->error);
@@ -286,7 +286,7 @@ TEST(Finding, NamesTheSurestDifference) {
   EXPECT_EQ(Finding(results, 32),
             "No method differs surely from Softmax by 5 points or more, up to n = 32.");
   // One that is behind is a finding, too.
-  results.rows.back().accuracy_mean = 50.0;
+  results.rows.back().mean = 50.0;
   EXPECT_EQ(Finding(results, 32), "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3.");
   results.baseline = "";
   EXPECT_EQ(Finding(results, 32), "");

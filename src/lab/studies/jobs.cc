@@ -62,12 +62,14 @@ std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskCon
   const std::vector<SequenceLengthScore> all = LoadSequenceScores(path);
   std::vector<LengthScore> scores;
   for (const std::int64_t n : task.eval_lengths) {
-    const auto score = FindScore(all, n, task.eval_samples);
+    const auto score = FindScore(all, n, task.Samples(task.eval_samples, n));
     if (!score) return std::nullopt;
     LengthScore& one = scores.emplace_back();
     one.n = n;
-    one.sets = score->asked;
-    one.hits = score->hits;
+    one.sets = score->answers.asked;
+    one.hits = score->answers.hits;
+    one.loss = score->answers.loss;
+    one.by_position = score->by_position;
   }
   return scores;
 }
@@ -109,9 +111,9 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   const fs::path path = ScoresPath(job, *job.trains);
   std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
   for (const std::int64_t n : task.eval_lengths) {
-    if (FindScore(scores, n, task.eval_samples)) continue;
-    scores.push_back(
-        EvaluateLength(model, *task.sequence, Split::kTest, n, task.eval_samples, stop));
+    const std::int64_t samples = task.Samples(task.eval_samples, n);
+    if (FindScore(scores, n, samples)) continue;
+    scores.push_back(EvaluateLength(model, *task.sequence, Split::kTest, n, samples, stop));
     SaveSequenceScores(path, scores);
   }
   ObserveMissing(model, *task.sequence, task.eval_lengths, job.map_lengths, HeadsPath(job), stop);
@@ -179,7 +181,8 @@ std::optional<double> ValidationRank(const Job& job) {
     const auto at = [&](std::int64_t n) {
       return entry["validation"].value(std::to_string(n), 0.0);
     };
-    best = std::max(best, CheckpointRank(train, at(lengths.front()), at(lengths.back())));
+    best = std::max(best, CheckpointRank(train, job.recipe->task.GetMetric(), at(lengths.front()),
+                                         at(lengths.back())));
     trained = trained || entry.value("step", std::int64_t{0}) == job.steps;
   }
   return trained ? std::optional(best) : std::nullopt;

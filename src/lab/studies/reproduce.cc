@@ -129,7 +129,8 @@ Runs GridRuns(const ScaleConfig& scale, const Runs& study) {
 
 // For every method that trains, the recipe with the learning rate at which `grid`, trained, is the
 // most accurate on validation data, averaged over the seeds; of equals the first of the grid. Jobs
-// that failed count as nothing right. Says in `choices` what it chose where there was a choice.
+// that failed count as nothing right, or as a loss of 1000. Says in `choices` what it chose where
+// there was a choice.
 std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
                                                  std::string& choices) {
   std::map<std::string, std::map<const Recipe*, double>> sums;
@@ -137,8 +138,10 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
   for (const Job& job : grid) {
     const std::optional<double> rank = ValidationRank(job);
     if (rank) trained.insert(job.trains->name);
-    sums[job.trains->name][job.recipe] +=
-        rank.value_or(CheckpointRank(job.recipe->train, 0.0, 0.0));
+    sums[job.trains->name][job.recipe] += rank.value_or(
+        job.recipe->task.GetMetric().higher_is_better
+            ? CheckpointRank(job.recipe->train, job.recipe->task.GetMetric(), 0.0, 0.0)
+            : -1000.0);
   }
   std::map<std::string, const Recipe*> chosen;
   for (const auto& [method, rates] : sums) {
@@ -185,6 +188,20 @@ std::string OwnUpdates(const std::vector<Job>& jobs) {
   return text;
 }
 
+// What sequence models are asked.
+std::string Asked(const TaskConfig& task) {
+  switch (task.GetScoring()) {
+    case Scoring::kExact:
+      return fmt::format("{} test samples a length (right if every token is)", task.eval_samples);
+    case Scoring::kTokens:
+      return fmt::format("{} test samples a length (token by token)", task.eval_samples);
+    case Scoring::kLoss:
+      return fmt::format("the same {} test tokens at every length",
+                         task.eval_samples * task.train_length_max);
+  }
+  return "";
+}
+
 std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& study,
                      const Runs& grid, const std::string& choices, const std::vector<Job>& jobs,
                      const std::string& seeds) {
@@ -223,12 +240,10 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   const DecoderConfig& decoder = recipe.model.decoder;
   return fmt::format(
       "{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of length "
-      "{} to {}, {}, {} steps of warm-up, {}{}; {} are evaluated, on {} test samples a length "
-      "({})",
+      "{} to {}, {}, {} steps of warm-up, {}{}; {} are evaluated, on {}",
       decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
       task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, seeds,
-      OwnUpdates(jobs), weights, task.eval_samples,
-      task.sequence->Generates() ? "right if every token is" : "token by token");
+      OwnUpdates(jobs), weights, Asked(task));
 }
 
 }  // namespace
@@ -302,6 +317,7 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.processor = QueryCpu().processor;
   results.command = options.command;
   results.baseline = recipe.baseline;
+  results.metric = recipe.task.GetMetric();
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
   results.protocol = Protocol(recipe, task, study, grid, choices, jobs, SeedText(results));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <set>
 
+#include "lab/eval/evaluate_sequences.h"
 #include "lab/tasks/sequence_batch.h"
 
 namespace tsallis::lab {
@@ -59,6 +60,20 @@ void AddSequenceEntropy(const std::string& method, std::int64_t n,
   }
   if (entropy.empty()) return;
   rows.push_back({method, n, Mean(entropy), Deviation(entropy), Mean(normalised), Mean(support)});
+}
+
+void AddPositions(const std::string& method, std::int64_t n,
+                  const std::vector<const LengthScore*>& scores, std::vector<PositionRow>& rows) {
+  for (std::size_t bin = 0; bin < scores[0]->by_position.size(); ++bin) {
+    std::vector<double> losses;
+    for (const LengthScore* score : scores) {
+      if (bin < score->by_position.size()) {
+        losses.push_back(score->by_position[bin].Value(Scoring::kLoss));
+      }
+    }
+    rows.push_back({method, n, PositionBin(bin), std::min(n, PositionBin(bin + 1)), Mean(losses),
+                    Deviation(losses)});
+  }
 }
 
 // What is known of the heads at these lengths, in their order.
@@ -144,18 +159,20 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
     for (std::size_t l = 0; l < task.eval_lengths.size(); ++l) {
       const std::int64_t n = task.eval_lengths[l];
       std::vector<const LengthScore*> scores;
-      std::vector<double> accuracy;
+      std::vector<double> values;
       for (std::size_t j = 0; j < own.size(); ++j) {
         scores.push_back(&own[j]->scores[places[j]][l]);
-        accuracy.push_back(100.0 * static_cast<double>(scores[j]->hits) /
-                           static_cast<double>(scores[j]->sets));
+        values.push_back(
+            Answers{scores[j]->sets, scores[j]->hits, scores[j]->loss}.Value(task.GetScoring()));
       }
       ResultRow row{method->name,
                     n,
-                    Mean(accuracy),
-                    Deviation(accuracy),
-                    *std::max_element(accuracy.begin(), accuracy.end()),
-                    static_cast<int>(accuracy.size()),
+                    Mean(values),
+                    Deviation(values),
+                    task.GetMetric().higher_is_better
+                        ? *std::max_element(values.begin(), values.end())
+                        : *std::min_element(values.begin(), values.end()),
+                    static_cast<int>(values.size()),
                     std::nullopt};
       // The papers' figures stand at the recipe's own lengths; a scale may evaluate fewer of them.
       const auto& lengths = recipe.task.eval_lengths;
@@ -164,6 +181,7 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
         row.paper = method->paper[static_cast<std::size_t>(column)];
       }
       results.rows.push_back(row);
+      AddPositions(method->name, n, scores, results.positions);
       if (task.sequence) {
         AddSequenceEntropy(method->name, n, own, results.entropies);
         continue;

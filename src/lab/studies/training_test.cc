@@ -277,10 +277,10 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   ASSERT_EQ(a.rows.size(), 6U);  // three methods, two lengths
   for (std::size_t i = 0; i < a.rows.size(); ++i) {
     EXPECT_EQ(a.rows[i].method, b.rows[i].method);
-    EXPECT_EQ(a.rows[i].accuracy_mean, b.rows[i].accuracy_mean);
+    EXPECT_EQ(a.rows[i].mean, b.rows[i].mean);
     EXPECT_EQ(a.entropies[i].entropy_mean, b.entropies[i].entropy_mean);
     EXPECT_EQ(a.rows[i].seeds, 2);
-    EXPECT_LE(a.rows[i].accuracy_mean, a.rows[i].accuracy_best);
+    EXPECT_LE(a.rows[i].mean, a.rows[i].best);
   }
   EXPECT_EQ(a.rows[0].paper, 90.0);
   EXPECT_FALSE(a.rows[1].paper.has_value());
@@ -288,7 +288,7 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   EXPECT_THROW(run(one.Path(), 1), UsageError);  // a run is there and --resume was not given
   options.resume = true;
   const StudyResults c = run(one.Path(), 2);
-  EXPECT_EQ(c.rows[0].accuracy_mean, a.rows[0].accuracy_mean);
+  EXPECT_EQ(c.rows[0].mean, a.rows[0].mean);
 }
 
 TEST(Reproduce, ReportsWhatIsFinishedEvaluationByEvaluation) {
@@ -308,7 +308,7 @@ TEST(Reproduce, ReportsWhatIsFinishedEvaluationByEvaluation) {
   const StudyResults some = Reproduce(recipe, options, never);
   ASSERT_EQ(some.rows.size(), 4U);
   for (const ResultRow& row : some.rows) EXPECT_EQ(row.seeds, row.method == "softmax" ? 2 : 1);
-  EXPECT_EQ(some.rows[0].accuracy_mean, all.rows[0].accuracy_mean);
+  EXPECT_EQ(some.rows[0].mean, all.rows[0].mean);
   EXPECT_NE(all.protocol.find(", 2 seeds"), std::string::npos) << all.protocol;
   EXPECT_NE(some.protocol.find(", 1 to 2 seeds"), std::string::npos) << some.protocol;
 }
@@ -345,7 +345,7 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   options.resume = true;
   const StudyResults again = Reproduce(recipe, options, never);
   EXPECT_EQ(again.protocol, results.protocol);
-  EXPECT_EQ(again.rows[0].accuracy_mean, results.rows[0].accuracy_mean);
+  EXPECT_EQ(again.rows[0].mean, results.rows[0].mean);
   EXPECT_FALSE(fs::exists(grid / "model.safetensors"));
   // One rate needs no choice.
   recipe.train.lr_grid = {3e-3};

@@ -5,10 +5,10 @@
 namespace tsallis::lab {
 namespace {
 
-class Copy : public SequenceTask {
+class Copy : public GeneratedTask {
  public:
   explicit Copy(std::int64_t symbols)
-      : SequenceTask(Framing::kSeparated, symbols, {}), symbols_(symbols) {}
+      : GeneratedTask(Framing::kSeparated, symbols, {}), symbols_(symbols) {}
 
  protected:
   Text Fill(RandomStream& random, std::int64_t length) const override {

@@ -8,10 +8,10 @@
 namespace tsallis::lab {
 namespace {
 
-class DelayedCopy : public SequenceTask {
+class DelayedCopy : public GeneratedTask {
  public:
   DelayedCopy(std::int64_t symbols, std::int64_t delay)
-      : SequenceTask(Framing::kSeparated, symbols + 1, {.min = delay + 4}),
+      : GeneratedTask(Framing::kSeparated, symbols + 1, {.min = delay + 4}),
         symbols_(symbols),
         delay_(delay) {}
 
@@ -38,7 +38,7 @@ TaskPointer MakeDelayedCopy(TableReader& table) {
   std::int64_t delay = 0;
   table.Optional("symbols", symbols, SymbolCount());
   table.Optional("delay", delay,
-                 Within<std::int64_t>(0, SequenceTask::kLongest - 4, "a number of blanks >= 0"));
+                 Within<std::int64_t>(0, GeneratedTask::kLongest - 4, "a number of blanks >= 0"));
   return std::make_unique<DelayedCopy>(symbols, delay);
 }
 

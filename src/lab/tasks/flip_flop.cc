@@ -8,10 +8,11 @@
 namespace tsallis::lab {
 namespace {
 
-class FlipFlop : public SequenceTask {
+class FlipFlop : public GeneratedTask {
  public:
   explicit FlipFlop(double write_probability)
-      : SequenceTask(Framing::kUnseparated, 5, {.min = 4}), write_probability_(write_probability) {}
+      : GeneratedTask(Framing::kUnseparated, 5, {.min = 4}),
+        write_probability_(write_probability) {}
 
  protected:
   enum Token : std::int64_t { kWrite = 2, kIgnore = 3, kRead = 4 };  // 0 and 1 are the bits

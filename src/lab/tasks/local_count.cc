@@ -11,10 +11,10 @@
 namespace tsallis::lab {
 namespace {
 
-class LocalCount : public SequenceTask {
+class LocalCount : public GeneratedTask {
  public:
   LocalCount(std::int64_t symbols, std::int64_t max_run)
-      : SequenceTask(Framing::kLabelled, std::max(symbols, max_run), {}),
+      : GeneratedTask(Framing::kLabelled, std::max(symbols, max_run), {}),
         symbols_(symbols),
         max_run_(max_run) {}
 

@@ -46,12 +46,12 @@ std::vector<std::int64_t> DrawDistinct(RandomStream& random, std::int64_t count,
   return drawn;
 }
 
-class Mqmtar : public SequenceTask {
+class Mqmtar : public GeneratedTask {
  public:
   // words <= symbols^2.
   Mqmtar(std::int64_t symbols, std::int64_t words, std::int64_t queries)
-      : SequenceTask(Framing::kSeparated, kFirstSymbol + symbols,
-                     {.min = 8, .max = std::min(kLongest, LongestFor(words))}),
+      : GeneratedTask(Framing::kSeparated, kFirstSymbol + symbols,
+                      {.min = 8, .max = std::min(kLongest, LongestFor(words))}),
         symbols_(symbols),
         queries_(queries) {
     RandomStream random(kWordSeed, Purpose::kWords, 0);

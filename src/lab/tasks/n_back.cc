@@ -6,10 +6,10 @@
 namespace tsallis::lab {
 namespace {
 
-class NBack : public SequenceTask {
+class NBack : public GeneratedTask {
  public:
   NBack(std::int64_t symbols, std::int64_t back)
-      : SequenceTask(Framing::kLabelled, symbols, {}), symbols_(symbols), back_(back) {}
+      : GeneratedTask(Framing::kLabelled, symbols, {}), symbols_(symbols), back_(back) {}
 
  protected:
   Text Fill(RandomStream& random, std::int64_t length) const override {

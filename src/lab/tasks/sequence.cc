@@ -8,14 +8,14 @@
 
 namespace tsallis::lab {
 
-void SequenceTask::CheckLength(std::int64_t length) const {
+void GeneratedTask::CheckLength(std::int64_t length) const {
   if (length >= lengths_.min && length <= lengths_.max) return;
   throw UsageError(fmt::format("length: expected {} to {} for this task, got {}", lengths_.min,
                                lengths_.max, length));
 }
 
-Text SequenceTask::DrawText(std::uint64_t seed, Split split, std::int64_t index,
-                            std::int64_t length) const {
+Text GeneratedTask::DrawText(std::uint64_t seed, Split split, std::int64_t index,
+                             std::int64_t length) const {
   CheckLength(length);
   // Lengths below 2^20 and indices below 2^36 fill the 56 bits of a stream's index.
   RandomStream random(
@@ -24,8 +24,8 @@ Text SequenceTask::DrawText(std::uint64_t seed, Split split, std::int64_t index,
   return Fill(random, length);
 }
 
-Sample SequenceTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
-                          std::int64_t length) const {
+Sample GeneratedTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
+                           std::int64_t length) const {
   const Text text = DrawText(seed, split, index, length);
   Sample sample;
   const auto add = [&](std::int64_t token, std::int64_t label) {
@@ -51,13 +51,13 @@ Sample SequenceTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
   return sample;
 }
 
-std::string SequenceTask::Word(std::int64_t token) const {
+std::string GeneratedTask::Word(std::int64_t token) const {
   constexpr std::array<const char*, 5> kSpecial = {"<pad>", "<bos>", "<eos>", "<mask>", "<sep>"};
   if (token < data_tokens_) return DataWord(token);
   return kSpecial.at(static_cast<std::size_t>(token - data_tokens_));
 }
 
-std::string SequenceTask::DataWord(std::int64_t token) const { return std::to_string(token); }
+std::string GeneratedTask::DataWord(std::int64_t token) const { return std::to_string(token); }
 
 std::vector<std::int64_t> UniformTokens(RandomStream& random, std::int64_t count,
                                         std::int64_t symbols) {

@@ -1,8 +1,10 @@
-// Sequence tasks (docs/definitions.md, T2-T9): a task draws a source and a target from a stream of
-// random numbers; framing them with special tokens, shifting and marking what is scored is the same
-// for all.
+// What sequence models are trained on and asked. A task that is generated (docs/definitions.md,
+// T2-T9) draws a source and a target from a stream of random numbers; framing them with special
+// tokens, shifting and marking what is scored is the same for all. A language task (text.cc) reads
+// a corpus.
 //
-// Sequence format: Vasylenko et al. 2025, appendix G.1, and the code published with it.
+// Format of generated sequences: Vasylenko et al. 2025, appendix G.1, and the code published with
+// it.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "lab/base/random.h"
+#include "lab/tasks/metric.h"
 #include "lab/tasks/token_batch.h"
 
 namespace tsallis::lab {
@@ -37,6 +40,36 @@ enum class Framing : std::uint8_t {
 
 class SequenceTask {
  public:
+  SequenceTask() = default;
+  SequenceTask(const SequenceTask&) = delete;
+  SequenceTask& operator=(const SequenceTask&) = delete;
+  virtual ~SequenceTask() = default;
+
+  virtual std::int64_t Vocabulary() const = 0;
+  // What stands behind the end of a sequence that is shorter than others of its batch.
+  virtual std::int64_t Pad() const = 0;
+  virtual Scoring GetScoring() const = 0;
+  Metric GetMetric() const { return MetricOf(GetScoring(), Answer()); }
+
+  // UsageError unless the task exists at this length.
+  virtual void CheckLength(std::int64_t length) const = 0;
+
+  // Sample `index` of a split at this length: a pure function of the arguments, so samples may be
+  // drawn in any order and by any number of threads. `length` is the length parameter of the
+  // papers' tables; how many tokens that makes is the task's to say. 0 <= index < 2^36. UsageError
+  // for a length or an index that the task does not have.
+  virtual Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
+                      std::int64_t length) const = 0;
+
+  // A token as people read it.
+  virtual std::string Word(std::int64_t token) const = 0;
+
+ private:
+  virtual std::string Answer() const { return "token"; }  // one of them
+};
+
+class GeneratedTask : public SequenceTask {
+ public:
   struct Lengths {
     std::int64_t min = 1;
     std::int64_t max = kLongest;
@@ -45,34 +78,26 @@ class SequenceTask {
 
   // Special tokens follow the data tokens 0 ... data_tokens - 1 in the order pad, bos, eos, mask,
   // sep; mask is never drawn, it keeps the numbering of the published code.
-  SequenceTask(Framing framing, std::int64_t data_tokens, Lengths lengths)
+  GeneratedTask(Framing framing, std::int64_t data_tokens, Lengths lengths)
       : framing_(framing), data_tokens_(data_tokens), lengths_(lengths) {}
-  SequenceTask(const SequenceTask&) = delete;
-  SequenceTask& operator=(const SequenceTask&) = delete;
-  virtual ~SequenceTask() = default;
 
-  std::int64_t Vocabulary() const { return data_tokens_ + 5; }
-  std::int64_t Pad() const { return data_tokens_; }
+  std::int64_t Vocabulary() const override { return data_tokens_ + 5; }
+  std::int64_t Pad() const override { return data_tokens_; }
   std::int64_t Bos() const { return data_tokens_ + 1; }
   std::int64_t Eos() const { return data_tokens_ + 2; }
   std::int64_t Sep() const { return data_tokens_ + 4; }
-  // Whether the labels are the tokens that follow; then a sample counts as right if all its scored
-  // positions are, which is when greedy decoding gives the target and its eos. Otherwise every
-  // position counts by itself.
-  bool Generates() const { return framing_ != Framing::kLabelled; }
+  // Where the labels are the tokens that follow, a sample is right if all its answers are, which is
+  // when greedy decoding gives the target and its eos.
+  Scoring GetScoring() const override {
+    return framing_ == Framing::kLabelled ? Scoring::kTokens : Scoring::kExact;
+  }
+  void CheckLength(std::int64_t length) const override;
+  Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
+              std::int64_t length) const override;
+  std::string Word(std::int64_t token) const override;
 
-  // UsageError unless the task exists at this length.
-  void CheckLength(std::int64_t length) const;
-
-  // Sample `index` of a split at this length: a pure function of the arguments, so samples may be
-  // drawn in any order and by any number of threads. `length` is the length parameter of the
-  // papers' tables; how many tokens that makes is the task's to say. 0 <= index < 2^36. UsageError
-  // for a length that the task does not have.
+  // What Draw() frames.
   Text DrawText(std::uint64_t seed, Split split, std::int64_t index, std::int64_t length) const;
-  Sample Draw(std::uint64_t seed, Split split, std::int64_t index, std::int64_t length) const;
-
-  // A token as people read it.
-  std::string Word(std::int64_t token) const;
 
  protected:
   // `length` is within the task's range.

@@ -14,7 +14,8 @@ const std::vector<SequenceTaskEntry>& SequenceTasks() {
       {"reverse", "the sequence backwards", MakeReverse},
       {"sort", "the sequence in ascending order", MakeSort},
       {"mqmtar", "multi-query multi-token associative recall", MakeMqmtar},
-      {"delayed-copy", "the first half of the sequence again, after a delay", MakeDelayedCopy}};
+      {"delayed-copy", "the first half of the sequence again, after a delay", MakeDelayedCopy},
+      {"text", "every byte of real text from those before it", MakeText}};
   return entries;
 }
 

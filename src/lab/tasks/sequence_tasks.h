@@ -22,6 +22,7 @@ TaskPointer MakeMqmtar(TableReader& table);
 TaskPointer MakeNBack(TableReader& table);
 TaskPointer MakeReverse(TableReader& table);
 TaskPointer MakeSort(TableReader& table);
+TaskPointer MakeText(TableReader& table);
 
 // What a count of data symbols may be.
 inline Check<std::int64_t> SymbolCount() {

@@ -7,10 +7,10 @@
 namespace tsallis::lab {
 namespace {
 
-class Sort : public SequenceTask {
+class Sort : public GeneratedTask {
  public:
   explicit Sort(std::int64_t symbols)
-      : SequenceTask(Framing::kSeparated, symbols, {}), symbols_(symbols) {}
+      : GeneratedTask(Framing::kSeparated, symbols, {}), symbols_(symbols) {}
 
  protected:
   Text Fill(RandomStream& random, std::int64_t length) const override {

@@ -345,7 +345,7 @@ TEST(Training, ValidationIsSharedAndStopsInAllProcesses) {
     return model;
   };
   Decoder whole = loud();
-  const Trainable::Accuracies wanted = SequenceTraining(alone, whole).Validate(never);
+  const Trainable::Values wanted = SequenceTraining(alone, whole).Validate(never);
   ASSERT_EQ(wanted.size(), 2U);
   for (const auto& [length, accuracy] : wanted) EXPECT_GT(accuracy, 0.0) << length;
   ExpectNoErrors(Together(3, [&](const Processes& processes) {

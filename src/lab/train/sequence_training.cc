@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/tasks/sequence_batch.h"
@@ -64,37 +66,43 @@ Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step,
   GradientOptions options;
   options.denominator = scored.item<std::int64_t>();
   StepScore result;
-  const bool exact = recipe_.task.sequence->Generates();
   for (std::size_t part = 0; part < parts.size(); ++part) {
     if (part + 1 == parts.size()) options.ready = ready;
     const SequenceScore score = model_.LossAndGradient(parts[part], options);
     options.accumulate = true;
     result.loss += score.loss / static_cast<double>(options.denominator);
-    result.hits += exact ? score.exact : score.hits;
-    result.count += exact ? score.sequences : score.scored;
+    const Answers answers = score.Of(recipe_.task.sequence->GetScoring());
+    result.hits += answers.hits;
+    result.count += answers.asked;
   }
   return result;
 }
 
-Trainable::Accuracies SequenceTraining::Validate(const std::atomic<bool>& stop) {
-  const auto [first, own] = processes_.Share(recipe_.train.validate_samples);
-  Accuracies accuracies;
+Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {
+  const Scoring scoring = recipe_.task.sequence->GetScoring();
+  Values values;
   for (const std::int64_t n : ValidationLengths(recipe_)) {
-    const at::Tensor sums = at::zeros({3}, at::kLong);  // hits, of, processes that were stopped
+    const auto [first, own] =
+        processes_.Share(recipe_.task.Samples(recipe_.train.validate_samples, n));
+    // Hits, of, the loss in steps of 2^-20 nats, which sum alike in any order; processes that were
+    // stopped.
+    const at::Tensor sums = at::zeros({4}, at::kLong);
     auto* sum = sums.mutable_data_ptr<std::int64_t>();
     try {
       const SequenceLengthScore score =
           EvaluateSamples(model_, *recipe_.task.sequence, Split::kValidation, n, first, own, stop);
-      sum[0] = score.hits;
-      sum[1] = score.asked;
+      sum[0] = score.answers.hits;
+      sum[1] = score.answers.asked;
+      sum[2] = static_cast<std::int64_t>(std::llround(score.answers.loss * 0x1p20));
     } catch (const Interrupted&) {
-      sum[2] = 1;
+      sum[3] = 1;
     }
     processes_.Sum(sums);
-    if (sum[2] > 0) throw Interrupted("validation stopped");
-    accuracies.emplace_back(n, SequenceLengthScore{.hits = sum[0], .asked = sum[1]}.Accuracy());
+    if (sum[3] > 0) throw Interrupted("validation stopped");
+    const Answers answers{sum[1], sum[0], static_cast<double>(sum[2]) * 0x1p-20};
+    values.emplace_back(n, answers.Value(scoring));
   }
-  return accuracies;
+  return values;
 }
 
 std::string ComputeOf(const std::filesystem::path& folder) {

@@ -43,7 +43,7 @@ class SequenceTraining : public Trainable {
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
   StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override;
   // At the longest length of training and at train.best_length.
-  Accuracies Validate(const std::atomic<bool>& stop) override;
+  Values Validate(const std::atomic<bool>& stop) override;
 
  private:
   const Recipe& recipe_;

@@ -281,9 +281,13 @@ TEST(SequenceTraining, WhatIsNotLearnedIsNotBest) {
 
   TrainConfig train;
   train.best_floor = 98.0;
-  EXPECT_EQ(CheckpointRank(train, 98.0, 0.0), 0.0);
-  EXPECT_LT(CheckpointRank(train, 97.9, 100.0), 0.0);
-  EXPECT_LT(CheckpointRank(train, 50.0, 100.0), CheckpointRank(train, 60.0, 0.0));
+  const Metric accuracy = MetricOf(Scoring::kExact, "token");
+  EXPECT_EQ(CheckpointRank(train, accuracy, 98.0, 0.0), 0.0);
+  EXPECT_LT(CheckpointRank(train, accuracy, 97.9, 100.0), 0.0);
+  EXPECT_LT(CheckpointRank(train, accuracy, 50.0, 100.0),
+            CheckpointRank(train, accuracy, 60.0, 0.0));
+  const Metric loss = MetricOf(Scoring::kLoss, "byte");
+  EXPECT_GT(CheckpointRank(train, loss, 9.0, 1.2), CheckpointRank(train, loss, 0.5, 1.3));
 }
 
 TEST(SequenceTraining, KeepsTheBestOfValidation) {
@@ -299,7 +303,7 @@ TEST(SequenceTraining, KeepsTheBestOfValidation) {
   EXPECT_EQ(std::stod(best.metadata.at("accuracy")), highest.accuracy);
   const SequenceLengthScore again =
       EvaluateLength(model, *recipe.task.sequence, Split::kValidation, 4, 10, never);
-  EXPECT_NEAR(again.Accuracy(), highest.accuracy, 1e-3);
+  EXPECT_NEAR(again.answers.Value(Scoring::kExact), highest.accuracy, 1e-3);
   // The same model from the folder, with its task.
   LoadedModel loaded = LoadModel(job.folder);
   EXPECT_EQ(loaded.task_name, "copy");
@@ -332,7 +336,7 @@ TEST(SequenceTraining, ExactMatchIsWhatGreedyDecodingGives) {
   const Recipe recipe = SmallSequences();
   const TemporaryFolder folder;
   Decoder model = Trained(JobOf(recipe, folder.Path() / "a", 150));
-  const SequenceTask& task = *recipe.task.sequence;
+  const auto& task = dynamic_cast<const GeneratedTask&>(*recipe.task.sequence);
   int exact = 0;
   for (std::int64_t i = 0; i < 60; ++i) {
     const std::int64_t length = 1 + i % 6;
@@ -493,7 +497,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   // A length that was evaluated is kept, whatever others are asked for later.
   const fs::path scores = method / "lr-0.003" / "seed-2" / "eval-softmax.json";
   std::vector<SequenceLengthScore> rows = LoadSequenceScores(scores);
-  rows.back().hits = rows.back().asked;
+  rows.back().answers.hits = rows.back().answers.asked;
   SaveSequenceScores(scores, {rows.back()});
   options.resume = true;
   recipe.task.eval_lengths = {3, 4, 5};
@@ -503,8 +507,8 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   ASSERT_EQ(again.samples.size(), 1U);
   EXPECT_EQ(again.samples[0].n, 4);
   ASSERT_EQ(again.rows.size(), 3U);
-  EXPECT_EQ(again.rows[0].accuracy_mean, results.rows[0].accuracy_mean);
-  EXPECT_EQ(again.rows[2].accuracy_best, 100.0);
+  EXPECT_EQ(again.rows[0].mean, results.rows[0].mean);
+  EXPECT_EQ(again.rows[2].best, 100.0);
   // Heads of a finished job whose weights are gone are not looked at, and nothing is trained again.
   fs::remove(method / "lr-0.003" / "seed-1" / "heads-softmax.json");
   fs::remove(method / "lr-0.003" / "seed-1" / "model.safetensors");

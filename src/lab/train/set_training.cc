@@ -61,22 +61,21 @@ class SetTraining : public Trainable {
   }
 
   // Every process reads all of it: it takes little beside the training.
-  Accuracies Validate(const std::atomic<bool>& stop) override {
-    Accuracies accuracies;
+  Values Validate(const std::atomic<bool>& stop) override {
+    Values values;
     const at::Tensor stopped = at::zeros({1}, at::kLong);
     try {
       for (const std::int64_t n : ValidationLengths(recipe_)) {
         const std::int64_t sets = recipe_.train.validate_samples;
         const LengthScore score = EvaluateSetsAt(model_, task_, Split::kValidation, n, sets, stop);
-        accuracies.emplace_back(
-            n, 100.0 * static_cast<double>(score.hits) / static_cast<double>(sets));
+        values.emplace_back(n, 100.0 * static_cast<double>(score.hits) / static_cast<double>(sets));
       }
     } catch (const Interrupted&) {
       stopped.fill_(1);
     }
     processes_.Sum(stopped);
     if (stopped.item<std::int64_t>() > 0) throw Interrupted("validation stopped");
-    return accuracies;
+    return values;
   }
 
  private:

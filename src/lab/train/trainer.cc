@@ -109,16 +109,16 @@ class Run {
     saved = step;
   }
 
-  // Keeps the weights if by these accuracies they are the best so far; of equals the later, for
-  // accuracies at new lengths go on rising after the loss has vanished.
-  void KeepIfBest(const Trainable::Accuracies& accuracies) {
-    const auto& [length, accuracy] = accuracies.back();
-    const double rank = CheckpointRank(plan_.train, accuracies.front().second, accuracy);
+  // Keeps the weights if by these values they are the best so far; of equals the later, for
+  // values at new lengths go on rising after the loss has vanished.
+  void KeepIfBest(const Trainable::Values& values) {
+    const auto& [length, value] = values.back();
+    const double rank = CheckpointRank(plan_.train, plan_.metric, values.front().second, value);
     if (rank < best.rank) return;
     best = {step, rank};
     if (!plan_.processes.First()) return;
     TensorFile file{model_.Parameters(), Metadata()};
-    file.metadata["accuracy"] = fmt::format("{:.6g}", accuracy);
+    file.metadata[plan_.metric.name] = fmt::format("{:.6g}", value);
     file.metadata["length"] = std::to_string(length);
     folder_.SaveBest(file);
   }
@@ -184,24 +184,24 @@ class Run {
   std::optional<Metrics> metrics_;
 };
 
-// Reads the accuracies, keeps the weights if they are the best so far, and adds a line to the
+// Reads the values, keeps the weights if they are the best so far, and adds a line to the
 // metrics. Interrupted in the middle, it leaves a checkpoint that begins with it.
 void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool>& stop) {
   run.validates = true;
-  Trainable::Accuracies accuracies;
+  Trainable::Values values;
   try {
-    accuracies = model.Validate(stop);
+    values = model.Validate(stop);
   } catch (const Interrupted&) {
     run.Save();
     throw;
   }
   run.validates = false;
-  if (accuracies.empty()) return;
+  if (values.empty()) return;
   std::string text;
-  for (const auto& [length, accuracy] : accuracies) {
-    text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, accuracy);
+  for (const auto& [length, value] : values) {
+    text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, value);
   }
-  run.KeepIfBest(accuracies);
+  run.KeepIfBest(values);
   run.Log(fmt::format(R"({{"step": {}, "validation": {{{}}}, "seconds": {:.3f}}})", run.step, text,
                       seconds));
 }
@@ -297,6 +297,7 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
   return {fmt::format("{} seed {}", job.method->name, job.seed),
           job.method->name,
           job.recipe->train,
+          job.recipe->task.GetMetric(),
           job.steps,
           job.folder,
           std::move(settings),
@@ -318,8 +319,10 @@ std::vector<std::int64_t> ValidationLengths(const Recipe& recipe) {
   return {recipe.task.train_length_max, recipe.train.best_length};
 }
 
-double CheckpointRank(const TrainConfig& train, double in_distribution, double accuracy) {
-  return in_distribution < train.best_floor ? in_distribution - 100.0 : accuracy;
+double CheckpointRank(const TrainConfig& train, const Metric& metric, double in_distribution,
+                      double value) {
+  if (!metric.higher_is_better) return -value;
+  return in_distribution < train.best_floor ? in_distribution - 100.0 : value;
 }
 
 nlohmann::ordered_json ToJson(const TrainConfig& train) {

@@ -26,8 +26,8 @@ class Trainable {
     std::int64_t hits = 0;   // what was right, of
     std::int64_t count = 0;  // what was asked
   };
-  // Accuracy in % at a length.
-  using Accuracies = std::vector<std::pair<std::int64_t, double>>;
+  // Of the task's metric, at lengths.
+  using Values = std::vector<std::pair<std::int64_t, double>>;
   // Takes ranges of FlatGradients() that are final, from the back to the front without a gap.
   using GradientReady = std::function<void(std::int64_t begin, std::int64_t end)>;
 
@@ -45,11 +45,11 @@ class Trainable {
   // batch's.
   virtual StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) = 0;
 
-  // Accuracy on validation data at ValidationLengths(), the same in all processes; CheckpointRank()
-  // of the first and the last decides which checkpoint is best. Nothing: the last weights are what
-  // training is for. Called every train.validate_every steps and after the last. Throws Interrupted
-  // when `stop` becomes true in one of the processes.
-  virtual Accuracies Validate(const std::atomic<bool>& stop) = 0;
+  // The metric on validation data at ValidationLengths(), the same in all processes;
+  // CheckpointRank() of the first and the last decides which checkpoint is best. Nothing: the last
+  // weights are what training is for. Called every train.validate_every steps and after the last.
+  // Throws Interrupted when `stop` becomes true in one of the processes.
+  virtual Values Validate(const std::atomic<bool>& stop) = 0;
 };
 
 // A method of a recipe with a seed.
@@ -67,6 +67,7 @@ struct TrainingPlan {
   std::string name;    // for errors: "softmax seed 1"
   std::string method;  // named in the files of weights
   TrainConfig train;
+  Metric metric;  // of validation
   std::int64_t steps = 0;
   std::filesystem::path folder;
   nlohmann::ordered_json settings;  // everything that decides the weights; config.json
@@ -80,14 +81,15 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
 // UsageError if there are more processes than samples in a part of a batch: none may go without.
 void CheckShares(const TrainConfig& train, const Processes& processes);
 
-// Where accuracy is read on validation data: the longest length of training, then
+// Where the metric is read on validation data: the longest length of training, then
 // train.best_length.
 std::vector<std::int64_t> ValidationLengths(const Recipe& recipe);
 
-// The checkpoint of the highest rank is the best: its accuracy in % at train.best_length, or less
-// than 0 where `in_distribution`, that at the longest length of training, is below
-// train.best_floor.
-double CheckpointRank(const TrainConfig& train, double in_distribution, double accuracy);
+// The checkpoint of the highest rank is the best: `value`, its metric at train.best_length,
+// negative where less is better. An accuracy counts less than 0 where `in_distribution`, that at
+// the longest length of training, is below train.best_floor.
+double CheckpointRank(const TrainConfig& train, const Metric& metric, double in_distribution,
+                      double value);
 
 // The part of the settings that says how is trained. Keys that came later are left out at their
 // defaults, so that older folders keep theirs.

@@ -1,0 +1,179 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+
+#include "lab/base/errors.h"
+#include "lab/tasks/sequence_batch.h"
+#include "lab/tasks/sequence_tasks.h"
+#include "lab/testing/lab_test_support.h"
+#include "lab/text/corpus.h"
+
+namespace tsallis::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kGoOn = [](std::int64_t, std::int64_t) { return true; };
+
+void Write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// A file whose text says at every byte where it stands.
+std::string Numbered(const std::string& name, std::int64_t bytes) {
+  std::string text;
+  for (int line = 0; static_cast<std::int64_t>(text.size()) < bytes; ++line) {
+    text += name + " " + std::to_string(line) + "\n";
+  }
+  return text.substr(0, static_cast<std::size_t>(bytes));
+}
+
+class TextTest : public testing::Test {
+ protected:
+  // 120 files of 40 to 159 bytes.
+  void WriteFiles() {
+    for (int i = 0; i < 120; ++i) {
+      const std::string name = "file" + std::to_string(i);
+      Write(files_ / (i % 2 == 0 ? "a" : "b") / (name + ".txt"), Numbered(name, 40 + i));
+    }
+  }
+  PrepareOptions Options() {
+    return {.name = "numbers", .inputs = {files_}, .extension = ".txt", .folder = corpus_};
+  }
+
+  TemporaryFolder folder_;
+  fs::path files_ = folder_.Path() / "files";
+  fs::path corpus_ = folder_.Path() / "corpus";
+};
+
+TEST_F(TextTest, FindsTheFirstByteThatIsNoText) {
+  EXPECT_EQ(FirstBadByte(""), -1);
+  EXPECT_EQ(FirstBadByte("plain, \xc3\xa4, \xe2\x82\xac, \xf0\x9f\x99\x82"), -1);
+  for (const std::string bad :
+       {std::string("\x80"), std::string("\xc3"), std::string("\xc0\xaf"),
+        std::string("\xe0\x80\x80"), std::string("\xed\xa0\x80"), std::string("\xf4\x90\x80\x80"),
+        std::string("\xe2\x82"), std::string("\xff"), std::string(1, '\0')}) {
+    EXPECT_EQ(FirstBadByte("ab" + bad), 2) << testing::PrintToString(bad);
+    EXPECT_EQ(FirstBadByte("ab" + bad + "cdef"), 2) << testing::PrintToString(bad);
+  }
+}
+
+TEST_F(TextTest, AFileIsInOnePartWholeAndTheSameWhereverItsFolderIs) {
+  WriteFiles();
+  const Prepared made = PrepareCorpus(Options(), kGoOn);
+  EXPECT_TRUE(made.made);
+  EXPECT_EQ(made.files, 120);
+  EXPECT_FALSE(PrepareCorpus(Options(), kGoOn).made) << "it is there already";
+  const Corpus corpus(corpus_);
+  std::set<std::string> found;
+  std::int64_t all = 0;
+  for (const Split split : {Split::kTrain, Split::kValidation, Split::kTest}) {
+    const Corpus::Part& part = corpus.Of(split);
+    std::int64_t begin = 0;
+    for (const std::int64_t tokens : part.documents) {
+      std::string text;
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        text += static_cast<char>((*part.tokens)[begin + i]);
+      }
+      const std::string name = text.substr(0, text.find(' '));
+      EXPECT_EQ(text, Numbered(name, tokens));
+      EXPECT_TRUE(found.insert(name).second) << name;
+      begin += tokens;
+    }
+    EXPECT_EQ(begin, part.tokens->size());
+    all += begin;
+  }
+  EXPECT_EQ(found.size(), 120U);
+  EXPECT_EQ(all, made.tokens[0] + made.tokens[1] + made.tokens[2]);
+
+  fs::rename(files_, folder_.Path() / "elsewhere");
+  PrepareOptions moved = Options();
+  moved.inputs = {folder_.Path() / "elsewhere"};
+  EXPECT_FALSE(PrepareCorpus(moved, kGoOn).made);
+}
+
+TEST_F(TextTest, BadFilesAreNamedOrLeftOut) {
+  WriteFiles();
+  Write(files_ / "bad.txt", "good until\xff here");
+  Write(files_ / "empty.txt", "");
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(Options(), kGoOn); }),
+                 "bad.txt: expected UTF-8 text, got something else at byte 10");
+  EXPECT_FALSE(fs::exists(corpus_ / "manifest.json"));
+  PrepareOptions options = Options();
+  options.skip_bad = true;
+  const Prepared made = PrepareCorpus(options, kGoOn);
+  EXPECT_EQ(made.files, 120);
+  EXPECT_EQ(made.skipped, 2);
+
+  options.inputs = {files_ / "nothing"};
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), "no such file or folder");
+  options.inputs = {files_ / "a" / "file0.txt"};
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),
+                 "numbers: of 1 files none fell to the part");
+  EXPECT_THROW(PrepareCorpus(Options(), [](std::int64_t, std::int64_t) { return false; }),
+               Interrupted);
+}
+
+TEST_F(TextTest, ACorpusThatIsDamagedIsRefused) {
+  ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }),
+                 "no corpus there; `tsallis data prepare corpus` makes it");
+  WriteFiles();
+  PrepareCorpus(Options(), kGoOn);
+  const fs::path shard = corpus_ / "test.bin";
+  const auto size = fs::file_size(shard);
+  fs::resize_file(shard, size - 2);
+  ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }), "tokens as its header says, got");
+  fs::resize_file(shard, 100);
+  ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }),
+                 "expected tokens behind a header of 1024 bytes, got 100 bytes");
+  fs::resize_file(shard, size);
+  std::fstream(shard, std::ios::in | std::ios::out | std::ios::binary) << "x";
+  ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }), "expected a header that begins");
+  EXPECT_TRUE(PrepareCorpus(Options(), kGoOn).made) << "what is damaged is made again";
+  EXPECT_NO_THROW(Corpus corpus(corpus_));
+  Write(corpus_ / "manifest.json", "[1]");
+  ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }), "the list \"files\"");
+}
+
+TEST_F(TextTest, WindowsOfEveryLengthReadTheSameTokensOfLongDocuments) {
+  WriteFiles();
+  PrepareCorpus(Options(), kGoOn);
+  const TaskPointer task = MakeSequenceTask("text", {"corpus=" + corpus_.string(), "chunk=32"});
+  EXPECT_EQ(task->Vocabulary(), 256);
+  EXPECT_EQ(task->GetMetric().unit, "nats a byte");
+  EXPECT_FALSE(task->GetMetric().higher_is_better);
+  std::map<std::int64_t, std::string> read;
+  for (const std::int64_t n : {8, 16, 32}) {
+    for (std::int64_t i = 0; i < 64 / n; ++i) {
+      const Sample sample = task->Draw(1, Split::kTest, i, n);
+      ASSERT_EQ(sample.tokens.size(), static_cast<std::size_t>(n));
+      for (std::size_t k = 0; k < sample.tokens.size(); ++k) {
+        read[n] += static_cast<char>(sample.tokens[k]);
+        if (k + 1 < sample.tokens.size()) EXPECT_EQ(sample.labels[k], sample.tokens[k + 1]);
+      }
+    }
+  }
+  EXPECT_EQ(read[8], read[16]);
+  EXPECT_EQ(read[8], read[32]);
+  // The first chunks of two documents, not the first two of one.
+  EXPECT_NE(read[8].substr(0, 5), read[8].substr(32, 5) + "x");
+  EXPECT_EQ(read[8].substr(0, 4), "file");
+  EXPECT_EQ(read[8].substr(32, 4), "file");
+
+  std::set<std::vector<std::int64_t>> drawn;
+  for (std::int64_t i = 0; i < 20; ++i) drawn.insert(task->Draw(1, Split::kTrain, i, 16).tokens);
+  EXPECT_GE(drawn.size(), 18U);
+  EXPECT_EQ(task->Draw(1, Split::kTrain, 3, 16).tokens, task->Draw(1, Split::kTrain, 3, 16).tokens);
+  ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTest, 0, 33); }),
+                 "length: expected 1 to 32, the task's chunk, got 33");
+  ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTest, 10000, 32); }), "windows of 32");
+}
+
+}  // namespace
+}  // namespace tsallis::lab
