@@ -20,16 +20,23 @@
 namespace tsallis::lab {
 
 struct TrainConfig {
-  std::string optimizer = "adam";  // "adam", "adamw"
-  double lr = 1e-3;
+  std::string optimizer = "adam";  // "adam", "adamw", "muon"
+  double lr = 1e-3;                // muon: of hidden matrices
+  // muon: of all other parameters, which Adam trains; of embeddings, unless given as the others.
+  double adam_lr = 2e-3;
+  std::optional<double> embedding_lr;
+  double momentum = 0.95;  // muon
   // `reproduce` trains at each of these instead, and chooses for every method on validation data.
   std::vector<double> lr_grid;
   // adam: added to the gradient of every parameter: l2 * w, the gradient of (l2/2) ||w||^2
   double l2 = 1e-3;
-  double weight_decay = 0.0;          // adamw: every update first takes away lr * weight_decay * w
-  double clip = 0.0;                  // largest global norm of the gradient; 0: any
-  std::string schedule = "constant";  // "constant", "cosine": down to 0 at the end
-  std::int64_t warmup = 0;            // updates until lr is reached
+  // adamw: every update first takes away lr * weight_decay * w; muon: of hidden matrices alone.
+  double weight_decay = 0.0;
+  double clip = 0.0;  // largest global norm of the gradient; 0: any
+  // "constant"; "cosine": down to 0 at the end; "linear": constant, then down to 0 in a line.
+  std::string schedule = "constant";
+  double cooldown = 1.0;    // linear: the last share of the updates, in which lr falls
+  std::int64_t warmup = 0;  // updates until lr is reached
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;

@@ -31,11 +31,20 @@ void CheckTraining(const TrainConfig& train, const std::string& path, TomlProble
                                                    train.batch, train.accumulate));
   }
   // 0 takes away what the recipe says at another scale.
-  if (train.optimizer == "adamw" && given(".l2") && train.l2 != 0.0) {
+  if (train.optimizer != "adam" && given(".l2") && train.l2 != 0.0) {
     problems.Add(path + ".l2", "only has an effect with optimizer = \"adam\"");
   }
-  if (train.optimizer != "adamw" && given(".weight_decay") && train.weight_decay != 0.0) {
-    problems.Add(path + ".weight_decay", "only has an effect with optimizer = \"adamw\"");
+  for (const char* key : {".adam_lr", ".embedding_lr", ".momentum"}) {
+    if (train.optimizer != "muon" && given(key)) {
+      problems.Add(path + key, "only has an effect with optimizer = \"muon\"");
+    }
+  }
+  if (train.schedule != "linear" && given(".cooldown")) {
+    problems.Add(path + ".cooldown", "only has an effect with schedule = \"linear\"");
+  }
+  if (train.optimizer == "adam" && given(".weight_decay") && train.weight_decay != 0.0) {
+    problems.Add(path + ".weight_decay",
+                 "only has an effect with optimizer = \"adamw\" or \"muon\"");
   }
 }
 

@@ -1,37 +1,17 @@
 #include "lab/nn/decoder.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/parallel.h"
+#include "lab/base/sequential_products.h"
 #include "lab/nn/decoder_state.h"
 #include "tsallis/cpu.h"
 #include "tsallis/error.h"
 
 namespace tsallis::lab {
 namespace {
-
-// Products that run inside a block must not be split over threads: torch splits by the number there
-// are. Threads are handed out above, by block.
-class SequentialProducts {
- public:
-  SequentialProducts() : threads_(at::get_num_threads()) {
-    if (threads_ > 1) at::set_num_threads(1);
-  }
-  ~SequentialProducts() {
-    if (threads_ > 1) at::set_num_threads(threads_);
-  }
-  SequentialProducts(const SequentialProducts&) = delete;
-  SequentialProducts& operator=(const SequentialProducts&) = delete;
-
-  int threads() const { return threads_; }
-
- private:
-  int threads_;
-};
 
 DecoderConfig Settled(DecoderConfig config) {
   CheckDecoder(config);

@@ -168,6 +168,10 @@ std::string Precisions(const std::vector<Job>& jobs) {
 // How the weights change: "adamw, learning rate 0.001, down to 0 along a cosine, weight decay 0.1".
 std::string Updates(const TrainConfig& train, std::string rate) {
   if (train.schedule == "cosine") rate += ", down to 0 along a cosine";
+  if (train.schedule == "linear") {
+    rate += fmt::format(", down to 0 along a line in the last {:g} % of the steps",
+                        100.0 * train.cooldown);
+  }
   const std::string decay = train.optimizer == "adam" ? fmt::format("L2 {:g}", train.l2)
                             : train.weight_decay > 0.0
                                 ? fmt::format("weight decay {:g}", train.weight_decay)

@@ -3,11 +3,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
 #include <vector>
 
+#include "core/parallel.h"
+#include "lab/base/sequential_products.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/set_kernels.h"
 
@@ -35,6 +38,11 @@ double LearningRate(const TrainConfig& config, std::int64_t step, std::int64_t s
     return config.lr * static_cast<double>(step + 1) / static_cast<double>(config.warmup);
   }
   if (config.schedule == "constant") return config.lr;
+  if (config.schedule == "linear") {
+    const double cooling = config.cooldown * static_cast<double>(steps);
+    const double left = static_cast<double>(steps - step);
+    return config.lr * std::min(1.0, cooling > 0.0 ? left / cooling : 1.0);
+  }
   const double done = static_cast<double>(step - config.warmup) /
                       static_cast<double>(std::max<std::int64_t>(1, steps - config.warmup));
   return config.lr * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
@@ -56,14 +64,45 @@ double GlobalNorm(const at::Tensor& gradient) {
   return std::sqrt(sum);
 }
 
+at::Tensor Orthogonalised(const at::Tensor& update) {
+  // Of the shorter side, whose products are the smaller.
+  const bool tall = update.size(0) > update.size(1);
+  at::Tensor x = tall ? update.t().contiguous() : update.clone();
+  x.div_(x.norm().item<double>() + 1e-7);
+  for (int i = 0; i < 5; ++i) {
+    const at::Tensor a = x.mm(x.t());
+    const at::Tensor b = at::addmm(a, a, a, -4.7750, 2.0315);
+    x = at::addmm(x, b, x, 3.4445);
+  }
+  return tall ? x.t() : x;
+}
+
 Optimizer::Optimizer(const TrainConfig& config, std::int64_t steps, const at::Tensor& parameters,
-                     const at::Tensor& gradients)
+                     const at::Tensor& gradients, const Named& named)
     : config_(config),
       steps_(steps),
       parameters_(parameters),
       gradients_(gradients),
       first_(at::zeros_like(parameters)),
-      second_(at::zeros_like(parameters)) {}
+      second_(at::zeros_like(parameters)) {
+  if (config.optimizer != "muon") {
+    ranges_.push_back({0, parameters.numel(), 1.0});
+    return;
+  }
+  for (const auto& [name, value] : named) {
+    const std::int64_t begin = value.storage_offset() - parameters.storage_offset();
+    const bool scale = name.find(".scale.") != std::string::npos;
+    if (name.starts_with("layers.") && value.dim() >= 2 && !scale) {
+      const std::int64_t columns = value.size(-1);
+      matrices_.push_back({begin, value.numel() / columns, columns});
+    } else {
+      const double lr = name.starts_with("embedding.")
+                            ? config.embedding_lr.value_or(config.adam_lr)
+                            : config.adam_lr;
+      ranges_.push_back({begin, begin + value.numel(), lr / config.lr});
+    }
+  }
+}
 
 double Optimizer::Step(std::int64_t step) {
   const double lr = LearningRate(config_, step, steps_);
@@ -73,29 +112,53 @@ double Optimizer::Step(std::int64_t step) {
     if (!std::isfinite(norm)) return norm;
     if (norm > config_.clip) gradients_.mul_(static_cast<float>(config_.clip / norm));
   }
-  const bool decoupled = config_.optimizer == "adamw";
-  if (decoupled && config_.weight_decay > 0.0) {
+  if (config_.optimizer == "adamw" && config_.weight_decay > 0.0) {
     parameters_.mul_(static_cast<float>(1.0 - lr * config_.weight_decay));
   }
+  AdamUpdate(step, lr);
+  if (!matrices_.empty()) MuonUpdate(lr);
+  MarkChanged(parameters_);
+  return norm;
+}
+
+void Optimizer::AdamUpdate(std::int64_t step, double lr) {
   const auto t = static_cast<double>(step + 1);
-  const AdamConstants constants{
-      .lr = static_cast<float>(lr),
-      .beta1 = static_cast<float>(config_.beta1),
-      .beta2 = static_cast<float>(config_.beta2),
-      .epsilon = static_cast<float>(config_.epsilon),
-      .l2 = decoupled ? 0.0F : static_cast<float>(config_.l2),
-      .correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, t)),
-      .correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, t))};
+  AdamConstants constants{.lr = static_cast<float>(lr),
+                          .beta1 = static_cast<float>(config_.beta1),
+                          .beta2 = static_cast<float>(config_.beta2),
+                          .epsilon = static_cast<float>(config_.epsilon),
+                          .l2 = config_.optimizer == "adam" ? static_cast<float>(config_.l2) : 0.0F,
+                          .correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, t)),
+                          .correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, t))};
   const float* g = gradients_.const_data_ptr<float>();
   auto* w = parameters_.mutable_data_ptr<float>();
   auto* first = first_.mutable_data_ptr<float>();
   auto* second = second_.mutable_data_ptr<float>();
-  // Element by element, so that any split gives the same bits.
-  at::parallel_for(0, parameters_.numel(), kChunk, [&](std::int64_t begin, std::int64_t end) {
-    AdamStep(constants, end - begin, g + begin, w + begin, first + begin, second + begin);
+  for (const Range& range : ranges_) {
+    constants.lr = static_cast<float>(lr * range.factor);
+    // Element by element, so that any split gives the same bits.
+    at::parallel_for(range.begin, range.end, kChunk, [&](std::int64_t begin, std::int64_t end) {
+      AdamStep(constants, end - begin, g + begin, w + begin, first + begin, second + begin);
+    });
+  }
+}
+
+void Optimizer::MuonUpdate(double lr) {
+  const SequentialProducts guard;
+  const auto count = static_cast<std::int64_t>(matrices_.size());
+  ParallelTasks({.threads = guard.threads()}, count, [&](std::int64_t i, int) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto [begin, rows, columns] = matrices_[static_cast<std::size_t>(i)];
+    const auto view = [&, begin = begin, rows = rows, columns = columns](const at::Tensor& flat) {
+      return flat.narrow(0, begin, rows * columns).view({rows, columns});
+    };
+    const at::Tensor g = view(gradients_), w = view(parameters_), average = view(first_);
+    average.lerp_(g, 1.0 - config_.momentum);
+    const at::Tensor update = Orthogonalised(g.lerp(average, config_.momentum));
+    const double size = std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns));
+    if (config_.weight_decay > 0.0) w.mul_(1.0 - lr * config_.weight_decay);
+    w.add_(update, -lr * std::sqrt(size));
   });
-  MarkChanged(parameters_);
-  return norm;
 }
 
 }  // namespace tsallis::lab

@@ -114,6 +114,92 @@ TEST(LearningRate, WarmsUpAndFollowsHalfACosine) {
   EXPECT_DOUBLE_EQ(LearningRate(config, 52, 100), 1.0);  // half way from 4 to 100
   EXPECT_NEAR(LearningRate(config, 100, 100), 0.0, 1e-15);
   EXPECT_GT(LearningRate(config, 99, 100), 0.0);
+  config.schedule = "linear";
+  config.cooldown = 0.25;
+  EXPECT_DOUBLE_EQ(LearningRate(config, 3, 100), 2.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 75, 100), 2.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 90, 100), 0.8);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 99, 100), 0.08);
+}
+
+TEST(Optimizer, OrthogonalisedIsNearTheOrthogonalFactor) {
+  at::manual_seed(5);
+  for (const auto& [rows, columns] : {std::pair{24, 40}, {40, 24}, {16, 16}, {1, 8}}) {
+    // Singular values between 1 and 3.
+    const at::Tensor drawn = at::randn({rows, columns}, at::kDouble);
+    const auto [u, s, v] = at::linalg_svd(drawn, false);
+    const at::Tensor values = at::rand(s.sizes(), at::kDouble) * 2.0 + 1.0;
+    const at::Tensor matrix = u.matmul(values.unsqueeze(1) * v);
+    const at::Tensor found = Orthogonalised(matrix.to(at::kFloat)).to(at::kDouble);
+    const at::Tensor of_found = std::get<1>(at::linalg_svd(found, false));
+    EXPECT_GT(of_found.min().item<double>(), 0.6);
+    EXPECT_LT(of_found.max().item<double>(), 1.3);
+    // The same singular vectors: U^T found V is diagonal.
+    const at::Tensor turned = u.t().matmul(found).matmul(v.t());
+    const at::Tensor off = turned - at::diag(turned.diagonal());
+    EXPECT_LT(off.abs().max().item<double>(), 1e-4) << rows << " x " << columns;
+  }
+}
+
+TEST(Optimizer, IsMuonForMatricesOfLayersAndAdamForTheRest) {
+  TrainConfig config;
+  config.optimizer = "muon";
+  config.lr = 0.02;
+  config.adam_lr = 0.003;
+  config.embedding_lr = 0.3;
+  config.weight_decay = 0.1;
+  at::manual_seed(4);
+  const at::Tensor w = at::randn({1000});
+  const at::Tensor g = at::empty({1000});
+  const Optimizer::Named named = {
+      {"embedding.weight", w.narrow(0, 0, 80).view({10, 8})},
+      {"layers.0.attention.query.weight", w.narrow(0, 80, 256).view({4, 8, 8})},
+      {"layers.0.attention.scale.b", w.narrow(0, 336, 4)},
+      {"layers.0.feed_forward.down.weight", w.narrow(0, 352, 128).view({8, 16})},
+      {"head.weight", w.narrow(0, 480, 80).view({10, 8})}};
+  const at::Tensor before = w.clone();
+  std::vector<at::Tensor> drawn;
+  for (int threads : {1, 2}) {
+    at::set_num_threads(threads);
+    w.copy_(before);
+    Optimizer optimizer(config, 10, w, g, named);
+    at::manual_seed(9);
+    for (int step = 0; step < 3; ++step) {
+      g.copy_(at::randn({1000}));
+      optimizer.Step(step);
+    }
+    drawn.push_back(w.clone());
+  }
+  EXPECT_TRUE(at::equal(drawn[0], drawn[1])) << "results depend on the number of threads";
+
+  // Plainly, in double.
+  at::manual_seed(9);
+  at::Tensor expected = before.to(at::kDouble);
+  at::Tensor average = at::zeros({1000}, at::kDouble), square = at::zeros({1000}, at::kDouble);
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor d = at::randn({1000}).to(at::kDouble);
+    const double t = step + 1;
+    for (const auto& [name, value] : named) {
+      const std::int64_t begin = value.storage_offset(), size = value.numel();
+      const auto part = [&](const at::Tensor& flat) { return flat.narrow(0, begin, size); };
+      if (value.dim() >= 2 && name.starts_with("layers.")) {
+        part(average).mul_(0.95).add_(part(d), 0.05);
+        const at::Tensor u =
+            (part(d) * 0.05 + part(average) * 0.95).view({-1, value.size(-1)}).to(at::kFloat);
+        const double aspect = static_cast<double>(u.size(0)) / static_cast<double>(u.size(1));
+        part(expected).mul_(1.0 - 0.02 * 0.1);
+        part(expected).sub_(Orthogonalised(u).to(at::kDouble).reshape({-1}) * 0.02 *
+                            std::sqrt(std::max(1.0, aspect)));
+      } else {
+        const double lr = name == "embedding.weight" ? 0.3 : 0.003;
+        part(average).mul_(0.9).add_(part(d), 0.1);
+        part(square).mul_(0.999).add_(part(d).square(), 0.001);
+        part(expected).sub_(lr * (part(average) / (1.0 - std::pow(0.9, t))) /
+                            ((part(square) / (1.0 - std::pow(0.999, t))).sqrt() + 1e-8));
+      }
+    }
+  }
+  EXPECT_LT((drawn[0].to(at::kDouble) - expected).abs().max().item<double>(), 1e-4);
 }
 
 TEST(Optimizer, IsAdamWWithClippingInDouble) {

@@ -50,7 +50,8 @@ class Run {
       : model_(model),
         plan_(plan),
         folder_(plan.folder),
-        optimizer_(plan.train, plan.steps, model.FlatParameters(), model.FlatGradients()) {}
+        optimizer_(plan.train, plan.steps, model.FlatParameters(), model.FlatGradients(),
+                   model.Parameters()) {}
 
   std::int64_t step = 0;  // done
   Window window;
@@ -93,8 +94,7 @@ class Run {
     CheckAgreement();
     if (!plan_.processes.First()) return;
     Checkpoint checkpoint{step, {model_.Parameters(), Metadata()}, {{}, Metadata()}};
-    checkpoint.state.tensors = {{"adam.first", optimizer_.First()},
-                                {"adam.second", optimizer_.Second()}};
+    checkpoint.state.tensors = optimizer_.State();
     auto& notes = checkpoint.state.metadata;
     // Hexadecimal floating point: exact.
     notes["window.loss"] = fmt::format("{:a}", window.loss);
@@ -147,8 +147,7 @@ class Run {
     if (!checkpoint) return;
     const fs::path last = folder_.Path() / "last";
     CopyParameters(checkpoint->model, last / "model.safetensors", model_.Parameters());
-    CopyParameters(checkpoint->state, last / "state.safetensors",
-                   {{"adam.first", optimizer_.First()}, {"adam.second", optimizer_.Second()}});
+    CopyParameters(checkpoint->state, last / "state.safetensors", optimizer_.State());
     step = checkpoint->step;
     const auto note = [&](const char* key) {
       const auto found = checkpoint->state.metadata.find(key);
@@ -173,8 +172,7 @@ class Run {
     spread_all(step, validates, finished, best.step, best.rank);
     spread_all(window.loss, window.hits, window.count, window.steps);
     processes.Broadcast(model_.FlatParameters());
-    processes.Broadcast(optimizer_.First());
-    processes.Broadcast(optimizer_.Second());
+    for (const auto& [name, tensor] : optimizer_.State()) processes.Broadcast(tensor);
   }
 
   Trainable& model_;
@@ -338,6 +336,12 @@ nlohmann::ordered_json ToJson(const TrainConfig& train) {
     if (value != fallback) json[key] = value;
   };
   add("weight_decay", train.weight_decay, defaults.weight_decay);
+  if (train.optimizer == "muon") {
+    json["adam_lr"] = train.adam_lr;
+    json["embedding_lr"] = train.embedding_lr.value_or(train.adam_lr);
+    json["momentum"] = train.momentum;
+  }
+  add("cooldown", train.cooldown, defaults.cooldown);
   add("clip", train.clip, defaults.clip);
   add("schedule", train.schedule, defaults.schedule);
   add("warmup", train.warmup, defaults.warmup);
