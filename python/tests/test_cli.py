@@ -174,7 +174,7 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "expected a command: reproduce, train, eval, report, task, list, info, bench"),
+        ([], "expected a command: reproduce, train, eval, report, task, data, list, info, bench"),
         (["reprodcue"], 'unknown command "reprodcue"; did you mean "reproduce"?'),
         (["list", "--jsno"], 'unknown option "--jsno"; did you mean "--json"?'),
         (["reproduce", "x", "--seedz=3"], 'unknown option "--seedz=3"; did you mean "--seeds"?'),
@@ -281,10 +281,10 @@ def test_a_mistake_in_a_recipe_is_named_with_its_line(tiny, line, instead, says)
 def test_an_unknown_key_in_a_copy_of_the_committed_recipe(tmp_path):
     copy = tmp_path / "copy.toml"
     shutil.copy(ROOT / "experiments" / "max-retrieval.toml", copy)
-    copy.write_text(copy.read_text().replace("[train]", "[train]\nmomentum = 0.9", 1))
+    copy.write_text(copy.read_text().replace("[train]", "[train]\nbetta = 0.9", 1))
     done = run("reproduce", copy, cwd=tmp_path)
     assert done.returncode == 2
-    assert "train.momentum: unknown key" in done.stderr
+    assert "train.betta: unknown key" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["list", "info"])

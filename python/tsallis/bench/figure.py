@@ -12,16 +12,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tsallis_report import style
+from tsallis_report.data import Method
 
 __all__ = ["KIND", "doubtful", "plot", "points", "write"]
 
 KIND, HEAD_SIZE = "entmax-1.5", 64
 TITLES = {"float32": "float32", "bfloat16": "bfloat16"}
 LINES: dict[str, Any] = {"fwd": "-", "fwd+bwd": (0, (4, 2))}
-PALETTE = style.colors(["softmax", "entmax-1.5"])
+PALETTE = style.colors(
+    [
+        Method("softmax", "", map="softmax", like="softmax"),
+        Method(KIND, "", map="entmax", like=KIND),
+    ]
+)
 # name in the data: label, colour, marker
 SERIES = {
-    "tsallis": ("α-entmax, Tsallis", PALETTE["entmax-1.5"], "o"),
+    "tsallis": ("α-entmax, Tsallis", PALETTE[KIND], "o"),
     "sdpa": ("softmax, PyTorch SDPA", PALETTE["softmax"], "s"),
     "flex": ("softmax, PyTorch FlexAttention", "#009E73", "^"),
     "flex eager": ("the same, not compiled", "#009E73", "v"),
