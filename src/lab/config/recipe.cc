@@ -34,10 +34,10 @@ std::string CheckLengths(const std::vector<std::int64_t>& lengths) {
   return "";
 }
 
-std::string CheckPercentages(const std::vector<double>& values) {
+std::string CheckPaper(const std::vector<double>& values) {
   const bool fine = std::all_of(values.begin(), values.end(),
                                 [](double value) { return value >= 0.0 && value <= 100.0; });
-  return fine ? "" : "accuracies in % (0 to 100)";
+  return fine ? "" : "figures of the metric: accuracies in %, losses in nats (0 to 100)";
 }
 
 std::string CheckRates(const std::vector<double>& rates) {
@@ -120,7 +120,7 @@ void Describe(TableReader& table, MethodConfig& method) {
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);
   table.Optional("train", AnyTable{});  // read once [train] is known
-  table.Optional("paper", method.paper, CheckPercentages);
+  table.Optional("paper", method.paper, CheckPaper);
 }
 
 void Describe(TableReader& table, TaskConfig& task) {

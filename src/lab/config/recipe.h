@@ -69,7 +69,7 @@ struct MethodConfig : SetAttentionConfig {
   // How this method is trained, where that is not the recipe's [train]: all of it, with the keys of
   // the method's own `train` table in place of the recipe's.
   std::optional<TrainConfig> train;
-  std::vector<double> paper;  // accuracy in %, at the first lengths of eval_lengths
+  std::vector<double> paper;  // the task's metric, at the first lengths of eval_lengths
 };
 
 // Lengths of training and classes: the sequence tasks have the lengths alone.

@@ -61,6 +61,12 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
   } else if (owner->weights_of) {
     problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
                           "\" itself; name that one");
+  } else if (recipe.model.name == "decoder") {
+    if (!LearnAlike(recipe.Decoder(*owner), recipe.Decoder(method))) {
+      problems.Add(key, "the heads of \"" + owner->name +
+                            "\" learn other tensors: expected the same length scaling, learned "
+                            "alpha and learned slopes");
+    }
   } else if (owner->length_scaling.kind != method.length_scaling.kind) {
     // The learned scale is among the weights: the borrower would miss it, or carry one that was
     // never trained.
@@ -91,9 +97,6 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
   for (const char* key : {".map", ".alpha", ".theta", ".length_scaling"}) {
     if (!problems.Given(path + key)) continue;
     problems.Add(path + key, "a decoder's methods say this in attention = { ... }");
-  }
-  if (method.weights_of) {
-    problems.Add(path + ".weights_of", "has no effect with model \"decoder\"");
   }
   if (const std::string problem = DecoderProblem(recipe, method); !problem.empty()) {
     // What is wrong without the method's attention too is the model's, and said once.

@@ -182,6 +182,23 @@ TEST_F(RecipeTest, BorrowedWeightsMustHaveAnOwner) {
                  "\"b\" borrows the weights of \"softmax\" itself");
 }
 
+TEST(Recipes, DecodersBorrowWeightsOfTheSameTensors) {
+  const Recipe recipe = FindRecipe("language");
+  const auto alike = [&](const char* a, const char* b) {
+    return LearnAlike(recipe.Decoder(recipe.Method(a)), recipe.Decoder(recipe.Method(b)));
+  };
+  EXPECT_TRUE(alike("rope", "rope-ntk"));
+  EXPECT_TRUE(alike("rope", "entmax-nape"));  // a map and fixed slopes have no weights
+  EXPECT_FALSE(alike("rope", "logn-rope"));
+  EXPECT_FALSE(alike("logn-rope", "asentmax-nape"));
+  const TemporaryFolder folder;
+  std::string text = recipe.text;
+  text = Replaced(text, "weights_of = \"logn-rope\"", "weights_of = \"rope\"");
+  std::ofstream(folder.Path() / "language.toml") << text;
+  ExpectContains(UsageErrorOf([&] { LoadRecipe(folder.Path() / "language.toml"); }),
+                 "the heads of \"rope\" learn other tensors: expected the same length scaling");
+}
+
 TEST_F(RecipeTest, AMethodMayBeTrainedInItsOwnWay) {
   const std::string map = "map = \"softmax\"\n";
   const auto with = [&](const std::string& train) {

@@ -204,6 +204,35 @@ std::int64_t SlopedHeads(const Positions& positions, std::int64_t heads) {
   return 0;
 }
 
+bool HasSlope(const AttentionConfig& config, std::int64_t heads, std::int64_t h) {
+  return SlopedHeads(config.positions, heads) > h;
+}
+
+bool IsScaled(const AttentionConfig& config, std::int64_t heads, std::int64_t h) {
+  if (config.length_scaling.kind == "none") return false;
+  return config.length_scaling.heads == "all" || config.positions.kind != "nape" ||
+         !HasSlope(config, heads, h);
+}
+
+bool LearnAlike(const DecoderConfig& a, const DecoderConfig& b) {
+  for (std::int64_t layer = 0; layer < a.layers; ++layer) {
+    for (std::int64_t h = 0; h < a.heads; ++h) {
+      const AttentionConfig one = a.Head(layer, h);
+      const AttentionConfig other = b.Head(layer, h);
+      const auto learns_slope = [&](const AttentionConfig& head) {
+        return head.positions.learn_slopes && HasSlope(head, a.heads, h);
+      };
+      const bool scaled = IsScaled(one, a.heads, h);
+      if (scaled != IsScaled(other, a.heads, h) ||
+          (scaled && one.length_scaling != other.length_scaling) ||
+          one.learn_alpha != other.learn_alpha || learns_slope(one) != learns_slope(other)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 AttentionConfig DecoderConfig::Head(std::int64_t layer, std::int64_t head) const {
   AttentionConfig result = attention;
   const auto concerns = [](const std::vector<std::int64_t>& list, std::int64_t index) {

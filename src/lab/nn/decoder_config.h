@@ -130,6 +130,14 @@ struct DecoderConfig {
 // How many heads, the first, have a slope under these positions.
 std::int64_t SlopedHeads(const Positions& positions, std::int64_t heads);
 
+// Whether head h has a slope, and whether its queries are scaled by their row.
+bool HasSlope(const AttentionConfig& config, std::int64_t heads, std::int64_t h);
+bool IsScaled(const AttentionConfig& config, std::int64_t heads, std::int64_t h);
+
+// Whether the heads of two decoders, equal in all but their attention, learn the same tensors:
+// weights that one has trained fit the other.
+bool LearnAlike(const DecoderConfig& a, const DecoderConfig& b);
+
 // Throws UsageError naming the key (`path` before it) if the values do not fit each other.
 void CheckDecoder(const DecoderConfig& config, const std::string& path = "model");
 

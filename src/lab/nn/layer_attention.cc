@@ -55,7 +55,7 @@ LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer)
   fixed_slopes_.assign(static_cast<std::size_t>(heads_), 0.0F);
   for (std::int64_t h = 0; h < heads_; ++h) {
     const AttentionConfig& head = head_.emplace_back(config.Head(layer, h));
-    has_slope_.push_back(SlopedHeads(head.positions, heads_) > h);
+    has_slope_.push_back(HasSlope(head, heads_, h));
     if (has_slope_.back()) {
       const std::vector<double> slopes = AlibiSlopes(head.positions, heads_);
       fixed_slopes_[static_cast<std::size_t>(h)] =
@@ -165,10 +165,7 @@ bool LayerAttention::LearnsSlope(std::int64_t h) const {
 }
 
 bool LayerAttention::IsScaled(std::int64_t h) const {
-  const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
-  if (head.length_scaling.kind == "none") return false;
-  return head.length_scaling.heads == "all" || head.positions.kind != "nape" ||
-         !has_slope_[static_cast<std::size_t>(h)];
+  return lab::IsScaled(head_[static_cast<std::size_t>(h)], heads_, h);
 }
 
 double LayerAttention::AlphaOf(std::int64_t h) const {

@@ -98,6 +98,28 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
   }
 }
 
+// Long lengths take long: each is kept as soon as it is there.
+void EvaluateMissing(const TaskConfig& task, Decoder& model, const fs::path& path,
+                     const std::atomic<bool>& stop) {
+  std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
+  for (const std::int64_t n : task.eval_lengths) {
+    const std::int64_t samples = task.Samples(task.eval_samples, n);
+    if (FindScore(scores, n, samples)) continue;
+    scores.push_back(EvaluateLength(model, *task.sequence, Split::kTest, n, samples, stop));
+    SaveSequenceScores(path, scores);
+  }
+}
+
+// Between decoders that LearnAlike().
+void CopyParameters(const Decoder& from, Decoder& to) {
+  for (std::size_t i = 0; i < from.Parameters().size(); ++i) {
+    const auto& [name, value] = from.Parameters()[i];
+    const auto& [other_name, other] = to.Parameters().at(i);
+    if (name != other_name) throw std::logic_error(name + " is not " + other_name);
+    other.copy_(value);
+  }
+}
+
 void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
                   const Report& report, const std::function<void()>& evaluating,
                   const std::atomic<bool>& stop) {
@@ -107,14 +129,16 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   TrainSequences(training, model, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
-  // Long lengths take long: each is kept as soon as it is there.
-  const fs::path path = ScoresPath(job, *job.trains);
-  std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
-  for (const std::int64_t n : task.eval_lengths) {
-    const std::int64_t samples = task.Samples(task.eval_samples, n);
-    if (FindScore(scores, n, samples)) continue;
-    scores.push_back(EvaluateLength(model, *task.sequence, Split::kTest, n, samples, stop));
-    SaveSequenceScores(path, scores);
+  for (const MethodConfig* method : job.evaluates) {
+    if (method->name == job.trains->name) {
+      EvaluateMissing(task, model, ScoresPath(job, *method), stop);
+    } else if (!Load(ScoresPath(job, *method), task)) {
+      DecoderConfig config = job.recipe->Decoder(*method);
+      config.compute = model.Config().compute;
+      Decoder borrower(config, training.seed);
+      CopyParameters(model, borrower);
+      EvaluateMissing(task, borrower, ScoresPath(job, *method), stop);
+    }
   }
   ObserveMissing(model, *task.sequence, task.eval_lengths, job.map_lengths, HeadsPath(job), stop);
 }

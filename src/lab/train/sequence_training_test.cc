@@ -602,6 +602,45 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_TRUE(Reproduce(recipe, options, never).heads.empty());
 }
 
+// Other positions on the weights of a training: as if its own weights were read with them.
+TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
+  Recipe recipe = SmallSequences();
+  recipe.task.sequence = MakeSequenceTask("n-back", {"symbols=3"});
+  recipe.task.settings = {{"symbols", "3"}};
+  recipe.task.eval_lengths = {3, 80};
+  recipe.train.validate_every = 0;
+  recipe.scales["quick"].seeds = 1;
+  MethodConfig rope;
+  rope.name = rope.label = "rope";
+  rope.attention.emplace().positions.emplace().kind = "rope";
+  MethodConfig ntk = rope;
+  ntk.name = ntk.label = "ntk";
+  ntk.attention->positions->scaling.kind = "ntk";
+  ntk.weights_of = "rope";
+  recipe.methods = {ntk, rope};
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  const StudyResults results = Reproduce(recipe, options, never);
+  ASSERT_TRUE(results.failures.empty());
+  ASSERT_EQ(results.methods.size(), 2U);
+  EXPECT_FALSE(fs::exists(folder.Path() / "small" / "quick" / "ntk"));
+  const fs::path run = folder.Path() / "small" / "quick" / "rope" / "seed-1";
+  const SequenceLengthScore own = LoadSequenceScores(run / "eval-rope.json").back();
+  const SequenceLengthScore borrowed = LoadSequenceScores(run / "eval-ntk.json").back();
+  Decoder model(recipe.Decoder(ntk), 9);
+  LoadParameters(run / "model.safetensors", model.Parameters());
+  const SequenceLengthScore expected = EvaluateLength(model, *recipe.task.sequence, Split::kTest,
+                                                      own.n, own.samples, never);
+  EXPECT_EQ(borrowed.answers.hits, expected.answers.hits);
+  EXPECT_NE(borrowed.answers.hits, own.answers.hits);  // longer than in training
+  // Heads are looked at once, under the positions of the training.
+  ASSERT_EQ(results.heads.size(), 1U);
+  EXPECT_EQ(results.heads[0].method, "rope");
+  for (const EntropyRow& row : results.entropies) EXPECT_EQ(row.method, "rope");
+}
+
 TEST(Memory, WhatNoMachineHasIsRefusedWithTheKeysThatDecide) {
   Recipe recipe = SmallSequences();
   recipe.train.batch = 1 << 20;
