@@ -46,6 +46,9 @@ class TrainCommand : public Command {
     app.add_option("--seed", seed_, "Seed")->capture_default_str();
     app.add_option("--folder", folder_,
                    "Folder of the run; default: runs/<study>/<scale>/<method>/seed-<n>");
+    app.add_option("--from", from_,
+                   "Begin with the weights of this run (its folder, or a file of weights); default: "
+                   "as the recipe's train.start says, in runs/, else drawn from the seed");
     app.add_option("--threads", threads_,
                    "Threads of a process; default: OMP_NUM_THREADS, or one per core. The result "
                    "is the same")
@@ -71,6 +74,10 @@ class TrainCommand : public Command {
     if (folder_.empty()) {
       job.folder = std::filesystem::path("runs") / recipe.name / scale_ / job.method->name /
                    fmt::format("seed-{}", seed_);
+    }
+    job.start = from_.empty() ? lab::StartOf(recipe.train, "runs", job.method->name, seed_) : from_;
+    if (!from_.empty() && !recipe.task.sequence) {
+      throw lab::UsageError("--from: expected a recipe of sequences, got \"" + recipe.name + "\"");
     }
     if (job.method->weights_of) {
       throw lab::UsageError(
@@ -151,7 +158,7 @@ class TrainCommand : public Command {
   std::string name_, scale_ = "quick", method_;
   std::vector<std::string> settings_;
   std::uint64_t seed_ = 1;
-  std::filesystem::path folder_;
+  std::filesystem::path folder_, from_;
   std::optional<int> threads_;
   bool resume_ = false;
   bool tensorboard_ = false;

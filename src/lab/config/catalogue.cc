@@ -19,7 +19,7 @@ const std::vector<CatalogueEntry>& Tasks() {
 const std::vector<CatalogueEntry>& Models() {
   static const std::vector<CatalogueEntry> entries = {
       {"set-attention", "two-layer GeLU MLPs around one attention head"},
-      {"decoder", "Gemma-2-like decoder, for the sequence tasks"}};
+      {"decoder", "causal transformer, sandwich or pre-norm, for sequences and language"}};
   return entries;
 }
 

@@ -171,6 +171,7 @@ void Describe(TableReader& table, TrainConfig& train) {
   table.Optional("beta1", train.beta1, decay);
   table.Optional("beta2", train.beta2, decay);
   table.Optional("epsilon", train.epsilon, Positive<double>());
+  table.Optional("start", train.start);
   table.Optional("batch", train.batch, UpTo(kMostSamples));
   table.Optional("accumulate", train.accumulate, UpTo(kMostSamples));
   table.Optional("log_every", train.log_every, UpTo(kMostSteps));

@@ -40,6 +40,9 @@ struct TrainConfig {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
+  // Where weights come from instead of a seed: "STUDY/SCALE", whose run of the same method and seed
+  // is in the same folder of runs. Sequence models.
+  std::string start;
   std::int64_t batch = 128;
   std::int64_t accumulate = 1;           // parts that a batch is worked on in, to need less memory
   std::int64_t log_every = 500;          // steps between lines of metrics.jsonl

@@ -177,6 +177,9 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
   if (!train.lr_grid.empty() && train.validate_every == 0) {
     problems.Add("train.lr_grid", "is chosen from on validation samples: needs validate_every");
   }
+  if (!decoder && !train.start.empty()) {
+    problems.Add("train.start", "has no effect with this model");
+  }
   if (!decoder && train.accumulate > 1) {
     problems.Add("train.accumulate", "has no effect with this model");
   }

@@ -146,7 +146,8 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
 void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, const Report& report,
             const std::atomic<bool>& stop) {
   const std::string name = status.name;
-  const TrainingJob training{job.recipe, job.trains, job.seed, job.steps, job.folder};
+  TrainingJob training{job.recipe, job.trains, job.seed, job.steps, job.folder};
+  training.start = job.start;
   CheckMemory(training);
   const auto trained = [&](const JobStatus& now) {
     status = now;

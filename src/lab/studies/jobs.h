@@ -25,6 +25,7 @@ struct Job {
   std::uint64_t seed = 0;
   std::int64_t steps = 0;
   std::filesystem::path folder;
+  std::filesystem::path start;  // TrainingJob::start
   // Whether weights are kept to be drawn: of the first seed alone, which is what pages show.
   bool draws = false;
   std::vector<std::int64_t> map_lengths;  // sequences that draw: where

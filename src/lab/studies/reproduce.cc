@@ -72,10 +72,10 @@ struct Runs {
   std::string folder;  // between the learning rate's folder and the seed's; empty: none
 };
 
-// `trainings` are kept by reference.
+// `trainings` are kept by reference. `runs_root`: of all studies; `root`: of this one at its scale.
 std::vector<Job> MakeJobs(const Trainings& trainings,
                           const std::vector<const MethodConfig*>& methods, const Runs& runs,
-                          const fs::path& root) {
+                          const fs::path& runs_root, const fs::path& root) {
   std::vector<Job> jobs;
   for (int s = 0; s < runs.seeds; ++s) {
     // Seed by seed, so that an unfinished study already compares every method.
@@ -99,6 +99,7 @@ std::vector<Job> MakeJobs(const Trainings& trainings,
           made.draws = s == 0;
           made.steps = runs.steps;
           made.folder = folder / runs.folder / fmt::format("seed-{}", seed);
+          made.start = StartOf(made.recipe->train, runs_root, trains->name, seed);
           jobs.push_back(std::move(made));
           job = jobs.end() - 1;
         }
@@ -272,8 +273,8 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   const fs::path root = options.runs / recipe.name / options.scale;
   const Trainings trainings(recipe);
   std::vector<Job> grid_jobs;
-  if (trainings.rates.size() > 1) grid_jobs = MakeJobs(trainings, methods, grid, root);
-  std::vector<Job> jobs = MakeJobs(trainings, methods, study, root);
+  if (trainings.rates.size() > 1) grid_jobs = MakeJobs(trainings, methods, grid, options.runs, root);
+  std::vector<Job> jobs = MakeJobs(trainings, methods, study, options.runs, root);
   if (task.sequence) {
     for (const std::int64_t n : options.map_lengths) task.sequence->CheckLength(n);
     const std::vector<std::int64_t> drawn = options.map_lengths.empty()

@@ -20,6 +20,7 @@ TaskPointer MakeFlipFlop(TableReader& table);
 TaskPointer MakeLocalCount(TableReader& table);
 TaskPointer MakeMqmtar(TableReader& table);
 TaskPointer MakeNBack(TableReader& table);
+TaskPointer MakeNeedle(TableReader& table);
 TaskPointer MakeReverse(TableReader& table);
 TaskPointer MakeSort(TableReader& table);
 TaskPointer MakeText(TableReader& table);

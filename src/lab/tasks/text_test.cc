@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <string>
 
@@ -55,7 +57,7 @@ class TextTest : public testing::Test {
 TEST_F(TextTest, FindsTheFirstByteThatIsNoText) {
   EXPECT_EQ(FirstBadByte(""), -1);
   EXPECT_EQ(FirstBadByte("plain, \xc3\xa4, \xe2\x82\xac, \xf0\x9f\x99\x82"), -1);
-  for (const std::string bad :
+  for (const std::string& bad :
        {std::string("\x80"), std::string("\xc3"), std::string("\xc0\xaf"),
         std::string("\xe0\x80\x80"), std::string("\xed\xa0\x80"), std::string("\xf4\x90\x80\x80"),
         std::string("\xe2\x82"), std::string("\xff"), std::string(1, '\0')}) {
@@ -155,7 +157,8 @@ TEST_F(TextTest, WindowsOfEveryLengthReadTheSameTokensOfLongDocuments) {
       ASSERT_EQ(sample.tokens.size(), static_cast<std::size_t>(n));
       for (std::size_t k = 0; k < sample.tokens.size(); ++k) {
         read[n] += static_cast<char>(sample.tokens[k]);
-        if (k + 1 < sample.tokens.size()) EXPECT_EQ(sample.labels[k], sample.tokens[k + 1]);
+        if (k + 1 == sample.tokens.size()) continue;
+        EXPECT_EQ(sample.labels[k], sample.tokens[k + 1]);
       }
     }
   }
@@ -173,6 +176,90 @@ TEST_F(TextTest, WindowsOfEveryLengthReadTheSameTokensOfLongDocuments) {
   ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTest, 0, 33); }),
                  "length: expected 1 to 32, the task's chunk, got 33");
   ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTest, 10000, 32); }), "windows of 32");
+}
+
+std::string TextOf(const std::vector<std::int64_t>& tokens) {
+  std::string text;
+  for (const std::int64_t token : tokens) text += static_cast<char>(token);
+  return text;
+}
+
+// The answer that a sample scores, and what it reads before the question.
+std::string Scored(const Sample& sample) {
+  std::string text;
+  for (const std::int64_t label : sample.labels) {
+    if (label != kNotScored) text += static_cast<char>(label);
+  }
+  return text;
+}
+
+TEST_F(TextTest, NeedlesAreAskedForInTheOrderInWhichTheyStand) {
+  WriteFiles();
+  PrepareCorpus(Options(), kGoOn);
+  const std::string corpus = "corpus=" + corpus_.string();
+  // Test documents of more than `chunk` bytes: the hay of 400 tokens would not fit into them.
+  const TaskPointer task = MakeSequenceTask("needle", {corpus, "chunk=400", "digits=4"});
+  EXPECT_EQ(task->GetScoring(), Scoring::kExact);
+  const std::regex needle("\nThe special magic ([a-z]+) number is ([1-9][0-9]{3})\\.\n");
+  std::set<std::string> cities;
+  std::set<std::size_t> places;
+  for (std::int64_t i = 0; i < 60; ++i) {
+    const Sample sample = task->Draw(3, Split::kTrain, i, 300);
+    ASSERT_EQ(sample.tokens.size(), 300U);
+    const std::string text = TextOf(sample.tokens);
+    std::string expected;
+    for (std::sregex_iterator at(text.begin(), text.end(), needle), end; at != end; ++at) {
+      expected += (expected.empty() ? "" : ";") + (*at)[1].str() + "=" + (*at)[2].str();
+      cities.insert((*at)[1]);
+      places.insert(static_cast<std::size_t>(at->position()));
+    }
+    EXPECT_EQ(std::count(expected.begin(), expected.end(), ';'), 2) << text;
+    EXPECT_EQ(Scored(sample), expected);
+    // The labels are what follows.
+    EXPECT_TRUE(text.ends_with("\n" + expected.substr(0, expected.size() - 1))) << text;
+    EXPECT_EQ(TextOf(task->Draw(3, Split::kTrain, i, 300).tokens), text);
+  }
+  EXPECT_GT(cities.size(), 50U);
+  EXPECT_GT(places.size(), 100U);
+  ExpectContains(UsageErrorOf([&] { task->CheckLength(150); }), "expected at least 1");
+  ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTest, 0, 300); }),
+                 "its test part has 0 windows");
+}
+
+TEST_F(TextTest, ATestOfNeedlesScoresOneOfThem) {
+  WriteFiles();
+  for (int i = 0; i < 120; ++i) {
+    Write(files_ / "long" / (std::to_string(i) + ".txt"), Numbered("long", 600));
+  }
+  PrepareCorpus(Options(), kGoOn);
+  const std::string corpus = "corpus=" + corpus_.string();
+  const TaskPointer all = MakeSequenceTask("needle", {corpus, "chunk=512", "needles=2"});
+  for (std::int64_t i = 0; i < 200; ++i) {  // more than there are windows
+    const Sample sample = all->Draw(3, Split::kTest, i, 512);
+    const std::string scored = Scored(sample);
+    const std::size_t sign = scored.find('=');
+    ASSERT_NE(sign, std::string::npos) << scored;
+    EXPECT_EQ(scored.size() - sign, 8U);
+    const std::string sentence = "magic " + scored.substr(0, sign) + " number is " +
+                                 scored.substr(sign + 1) + ".";
+    const std::string text = TextOf(sample.tokens);
+    const std::size_t at = text.find(sentence);
+    ASSERT_NE(at, std::string::npos);
+    // The first of an even sample, the second of an odd one.
+    EXPECT_EQ(text.find("The special magic") + 4 + 8 == at, i % 2 == 0) << text;
+  }
+  const TaskPointer one =
+      MakeSequenceTask("needle", {corpus, "chunk=512", "needles=4", "question=one"});
+  for (std::int64_t i = 0; i < 20; ++i) {
+    const Sample sample = one->Draw(3, Split::kTest, i, 512);
+    const std::string number = Scored(sample);
+    EXPECT_EQ(number.size(), 7U);
+    const std::string text = TextOf(sample.tokens);
+    const std::size_t question = text.rfind("The special magic ");
+    EXPECT_NE(text.find(text.substr(question, text.size() - question - 6) + number + ".\n"),
+              std::string::npos)
+        << text;
+  }
 }
 
 }  // namespace

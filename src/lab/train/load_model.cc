@@ -32,6 +32,15 @@ fs::path RunOf(const fs::path& weights) {
 
 }  // namespace
 
+void StartFrom(const fs::path& path, Decoder& model) {
+  const fs::path weights = fs::is_directory(path) ? WeightsIn(path) : path;
+  try {
+    LoadParameters(weights, model.Parameters());
+  } catch (const std::runtime_error& error) {
+    throw UsageError(std::string("to start from: ") + error.what());
+  }
+}
+
 LoadedModel LoadModel(const fs::path& path) {
   if (!fs::exists(path)) throw UsageError(path.string() + ": no such file or folder");
   const fs::path weights = fs::is_directory(path) ? WeightsIn(path) : path;

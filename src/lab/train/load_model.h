@@ -20,4 +20,8 @@ struct LoadedModel {
 // UsageError if there is no such thing, std::runtime_error if it is damaged.
 LoadedModel LoadModel(const std::filesystem::path& path);
 
+// The weights that a run begins with, where they are not those of its seed: those of `path`, as
+// above, which must be of the same shapes. UsageError if there are none or they do not fit.
+void StartFrom(const std::filesystem::path& path, Decoder& model);
+
 }  // namespace tsallis::lab

@@ -28,6 +28,8 @@ class RunFolder {
   const std::filesystem::path& Path() const { return path_; }
   std::filesystem::path FinalPath() const { return path_ / "model.safetensors"; }
   std::filesystem::path BestPath() const { return path_ / "best" / "model.safetensors"; }
+  // Whether there is a checkpoint to go on from.
+  bool Begun() const { return std::filesystem::exists(path_ / "last"); }
   bool Finished() const { return std::filesystem::exists(FinalPath()); }
 
   // What config.json says; null if there is none, or one that is damaged.

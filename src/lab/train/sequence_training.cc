@@ -1,12 +1,14 @@
 #include "lab/train/sequence_training.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <cmath>
 
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/tasks/sequence_batch.h"
+#include "lab/train/load_model.h"
 #include "lab/train/run_folder.h"
 
 namespace tsallis::lab {
@@ -29,6 +31,7 @@ nlohmann::ordered_json Settings(const TrainingJob& job, const DecoderConfig& mod
   }
   settings["model"] = ToJson(model);
   settings["train"] = ToJson(recipe.train);
+  if (!job.start.empty() && recipe.train.start.empty()) settings["start"] = job.start.string();
   return settings;
 }
 
@@ -127,9 +130,21 @@ void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model) {
 void TrainSequences(const TrainingJob& job, Decoder& model,
                     const std::function<void(const JobStatus&)>& report,
                     const std::atomic<bool>& stop) {
+  const RunFolder folder(job.folder);
+  // A run that has begun has what it needs in its folder.
+  if (!job.start.empty() && job.processes.First() && !folder.Finished() && !folder.Begun()) {
+    if (!std::filesystem::exists(job.start)) {
+      const std::filesystem::path study = job.recipe->train.start;
+      throw UsageError(job.start.string() + ": no weights to start from" +
+                       (study.empty() ? ""
+                                      : fmt::format("; `tsallis reproduce {} --scale {}` makes them",
+                                                    study.parent_path().string(),
+                                                    study.filename().string())));
+    }
+    StartFrom(job.start, model);
+  }
   SequenceTraining training(job, model);
   Train(training, PlanOf(job, Settings(job, model.Config())), report, stop);
-  const RunFolder folder(job.folder);
   if (job.recipe->train.validate_every == 0) return;
   if (job.processes.First()) LoadParameters(folder.BestPath(), model.Parameters());
   job.processes.Broadcast(model.FlatParameters());

@@ -602,6 +602,41 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_TRUE(Reproduce(recipe, options, never).heads.empty());
 }
 
+TEST(SequenceStudy, AStudyMayStartFromTheWeightsOfAnother) {
+  Recipe recipe = SmallSequences();
+  recipe.train.validate_every = 0;
+  recipe.methods.pop_back();
+  recipe.scales["quick"].seeds = 1;
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  Reproduce(recipe, options, never);
+  Recipe tuned = recipe;
+  tuned.name = "tuned";
+  tuned.train.start = "small/quick";
+  tuned.train.lr = 1e-9;
+  Reproduce(tuned, options, never);
+  const auto weights = [&](const char* study) {
+    const fs::path path = folder.Path() / study / "quick" / "softmax" / "seed-1";
+    return ReadTensors(path / "model.safetensors").tensors;
+  };
+  const auto before = weights("small");
+  const auto after = weights("tuned");
+  ASSERT_EQ(before.size(), after.size());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(at::allclose(before[i].second, after[i].second, 1e-4, 1e-6)) << before[i].first;
+  }
+  // A finished run needs them no longer; another one does.
+  fs::remove_all(folder.Path() / "small");
+  options.resume = true;
+  EXPECT_TRUE(Reproduce(tuned, options, never).failures.empty());
+  options.first_seed = 2;
+  ExpectContains(UsageErrorOf([&] { Reproduce(tuned, options, never); }),
+                 "small/quick/softmax/seed-2: no weights to start from; `tsallis reproduce small "
+                 "--scale quick` makes them");
+}
+
 // Other positions on the weights of a training: as if its own weights were read with them.
 TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   Recipe recipe = SmallSequences();
@@ -609,6 +644,8 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   recipe.task.settings = {{"symbols", "3"}};
   recipe.task.eval_lengths = {3, 80};
   recipe.train.validate_every = 0;
+  recipe.train.lr = 1e-2;
+  recipe.scales["quick"].steps = 80;
   recipe.scales["quick"].seeds = 1;
   MethodConfig rope;
   rope.name = rope.label = "rope";

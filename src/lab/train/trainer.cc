@@ -303,6 +303,12 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
           job.tensorboard};
 }
 
+fs::path StartOf(const TrainConfig& train, const fs::path& runs, const std::string& method,
+                 std::uint64_t seed) {
+  if (train.start.empty()) return {};
+  return runs / train.start / method / fmt::format("seed-{}", seed);
+}
+
 void CheckShares(const TrainConfig& train, const Processes& processes) {
   const std::int64_t part = train.batch / train.accumulate;
   if (part >= processes.Size()) return;
@@ -345,6 +351,7 @@ nlohmann::ordered_json ToJson(const TrainConfig& train) {
   add("clip", train.clip, defaults.clip);
   add("schedule", train.schedule, defaults.schedule);
   add("warmup", train.warmup, defaults.warmup);
+  add("start", train.start, defaults.start);
   add("accumulate", train.accumulate, defaults.accumulate);
   add("validate_every", train.validate_every, defaults.validate_every);
   add("validate_samples", train.validate_samples, defaults.validate_samples);

@@ -61,7 +61,14 @@ struct TrainingJob {
   std::filesystem::path folder;
   Processes processes{};
   bool tensorboard = false;  // metrics go to an event file too
+  // Sequence models: the run or the file of weights that it begins with; empty: its seed's.
+  std::filesystem::path start{};
 };
+
+// The run whose weights one of this method and seed begins with, in the folder of all runs; empty
+// where train.start is.
+std::filesystem::path StartOf(const TrainConfig& train, const std::filesystem::path& runs,
+                              const std::string& method, std::uint64_t seed);
 
 struct TrainingPlan {
   std::string name;    // for errors: "softmax seed 1"

@@ -1,0 +1,92 @@
+#include "lab/text/windows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lab/base/errors.h"
+
+namespace tsallis::lab {
+
+void TextWindows::CheckLength(std::int64_t length) const {
+  if (length >= 1 && length <= chunk_) return;
+  throw UsageError(
+      fmt::format("length: expected 1 to {}, the task's chunk, got {}", chunk_, length));
+}
+
+std::vector<std::int64_t> TextWindows::Draw(RandomStream& random, Split split, std::int64_t index,
+                                            std::int64_t length) const {
+  CheckLength(length);
+  const Shard& shard = *Opened().Of(split).tokens;
+  const std::int64_t begin =
+      split == Split::kTrain ? Anywhere(random, length) : InChunk(split, index, length);
+  std::vector<std::int64_t> tokens;
+  tokens.reserve(static_cast<std::size_t>(length + 1));
+  for (std::int64_t i = 0; i <= length; ++i) tokens.push_back(shard[begin + i]);
+  return tokens;
+}
+
+const Corpus& TextWindows::Opened() const {
+  std::call_once(once_, [&] {
+    corpus_ = std::make_unique<Corpus>(CorpusFolder(name_));
+    for (const Split split : {Split::kValidation, Split::kTest}) {
+      chunks_[static_cast<std::size_t>(split)] = ChunksOf(corpus_->Of(split));
+    }
+  });
+  return *corpus_;
+}
+
+std::int64_t TextWindows::Anywhere(RandomStream& random, std::int64_t length) const {
+  const std::int64_t tokens = corpus_->Of(Split::kTrain).tokens->size();
+  if (tokens > length) return random.Below(tokens - length);
+  throw UsageError(fmt::format("corpus {}: expected more than {} tokens to train on, got {}", name_,
+                               length, tokens));
+}
+
+void TextWindows::TooFew(Split split, std::int64_t windows, std::int64_t length) const {
+  throw UsageError(fmt::format(
+      "corpus {}: its {} part has {} windows of {} tokens in documents of more than {}; more were "
+      "asked for",
+      name_, split == Split::kTest ? "test" : "validation", windows, length, chunk_));
+}
+
+std::int64_t TextWindows::Count(Split split, std::int64_t length) const {
+  CheckLength(length);
+  Opened();
+  const auto chunks = static_cast<std::int64_t>(chunks_[static_cast<std::size_t>(split)].size());
+  if (chunks == 0) TooFew(split, 0, length);
+  return chunks * (chunk_ / length);
+}
+
+std::int64_t TextWindows::InChunk(Split split, std::int64_t index, std::int64_t length) const {
+  const std::vector<std::int64_t>& chunks = chunks_[static_cast<std::size_t>(split)];
+  const std::int64_t in_one = chunk_ / length;
+  const std::int64_t windows = static_cast<std::int64_t>(chunks.size()) * in_one;
+  if (index >= windows) TooFew(split, windows, length);
+  return chunks[static_cast<std::size_t>(index / in_one)] + index % in_one * length;
+}
+
+std::vector<std::int64_t> TextWindows::ChunksOf(const Corpus::Part& part) const {
+  std::vector<std::pair<std::int64_t, std::int64_t>> found;  // number within its document, begin
+  std::int64_t begin = 0;
+  for (const std::int64_t tokens : part.documents) {
+    for (std::int64_t k = 0; (k + 1) * chunk_ < tokens; ++k) {
+      found.emplace_back(k, begin + k * chunk_);
+    }
+    begin += tokens;
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::int64_t> chunks;
+  for (const auto& [number, at] : found) chunks.push_back(at);
+  return chunks;
+}
+
+std::string ByteWord(std::int64_t byte) {
+  if (byte == '\n') return "\\n";
+  if (byte == '\t') return "\\t";
+  if (byte < ' ' || byte > '~') return fmt::format("\\x{:02x}", byte);
+  return std::string(1, static_cast<char>(byte));
+}
+
+}  // namespace tsallis::lab
