@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +26,9 @@ namespace tsallis::cli {
 
 namespace {
 
+// Bytes of a file that are read as one sequence unless --lengths says more.
+constexpr std::int64_t kLongestText = 32768;
+
 class EvalCommand : public Command {
  public:
   std::string Name() const override { return "eval"; }
@@ -33,14 +38,20 @@ class EvalCommand : public Command {
   std::string Example() const override {
     return "  tsallis eval runs/copy/quick/softmax/seed-1 --lengths 64,128,256\n"
            "  tsallis eval runs/flip-flop/quick/softmax/seed-1 --lengths 64 --task flip-flop "
-           "write_probability=0.8";
+           "write_probability=0.8\n"
+           "Loss by position on a file of one's own, of a model of bytes:\n"
+           "  tsallis eval runs/language/quick/rope/seed-1 --text ~/notes.txt";
   }
 
   void Declare(CLI::App& app) override {
     app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
     app.add_option("SETTING", settings_, "Settings of --task, key=value");
-    AddList(app, "--lengths", lengths_, "Lengths, separated by commas")->required();
-    app.add_option("--task", task_, "Another task than the one it was trained on");
+    AddList(app, "--lengths", lengths_,
+            "Lengths, separated by commas; with --text, default: the file's, up to 32768 bytes");
+    auto* task = app.add_option("--task", task_, "Another task than the one it was trained on");
+    app.add_option("--text", text_,
+                   "A file of text instead of a task: the loss on its windows, and by position")
+        ->excludes(task);
     app.add_option("--samples", samples_, "Samples at every length")
         ->check(IntegerFrom(1, 1 << 30))
         ->capture_default_str();
@@ -61,6 +72,7 @@ class EvalCommand : public Command {
       throw lab::UsageError("settings need the --task that they are for");
     }
     CheckInputs();
+    if (text_.empty() && lengths_.empty()) throw lab::UsageError("--lengths is required");
     if (threads_) at::set_num_threads(*threads_);
     lab::FlushDenormals();  // as where it was trained
     lab::LoadedModel loaded = lab::LoadModel(path_);
@@ -68,12 +80,19 @@ class EvalCommand : public Command {
       loaded.task = lab::MakeSequenceTask(task_, settings_);
       loaded.task_name = task_;
     }
+    if (!text_.empty()) {
+      loaded.task = lab::MakeFileText(text_);
+      loaded.task_name = text_;
+      if (lengths_.empty()) {
+        lengths_ = {std::min(kLongestText, lab::FileWindows(*loaded.task, 1))};
+      }
+    }
     const std::int64_t vocabulary = loaded.model.Config().vocabulary;
     if (loaded.task->Vocabulary() != vocabulary) {
       throw lab::UsageError(
-          fmt::format("--task {}: expected a task of the model's {} tokens, it has "
-                      "{}",
-                      loaded.task_name, vocabulary, loaded.task->Vocabulary()));
+          fmt::format("{} {}: expected a {} of the model's {} tokens, it has {}",
+                      text_.empty() ? "--task" : "--text", loaded.task_name,
+                      text_.empty() ? "task" : "text", vocabulary, loaded.task->Vocabulary()));
     }
     for (const std::int64_t n : lengths_) loaded.task->CheckLength(n);
     const lab::Split split = split_ == "test" ? lab::Split::kTest : lab::Split::kValidation;
@@ -81,14 +100,17 @@ class EvalCommand : public Command {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     if (!json_ && !quiet_) fmt::print("{}, {}\n", loaded.task_name, loaded.weights.string());
     for (const std::int64_t n : lengths_) {
+      const std::int64_t samples =
+          text_.empty() ? samples_ : std::min(samples_, lab::FileWindows(*loaded.task, n));
       const lab::SequenceLengthScore score =
-          lab::EvaluateLength(loaded.model, *loaded.task, split, n, samples_, *invocation.stop);
+          lab::EvaluateLength(loaded.model, *loaded.task, split, n, samples, *invocation.stop);
       const double value = score.answers.Value(loaded.task->GetScoring());
       if (!json_) {
         fmt::print("  n = {:<8}{:>6.{}f} {}   {}\n", n, value, metric.digits, metric.unit,
                    metric.higher_is_better
                        ? fmt::format("{} of {}", score.answers.hits, score.answers.asked)
-                       : fmt::format("{} tokens", score.answers.asked));
+                       : fmt::format("{:.3f} bits, {} tokens", value / std::numbers::ln2,
+                                     score.answers.asked));
         std::fflush(stdout);
       }
       rows.push_back({{"n", n},
@@ -96,6 +118,14 @@ class EvalCommand : public Command {
                       {"hits", score.answers.hits},
                       {"asked", score.answers.asked},
                       {metric.name, value}});
+      for (std::size_t bin = 0; bin < score.by_position.size(); ++bin) {
+        rows.back()["by_position"].push_back(
+            {{"begin", lab::PositionBin(bin)},
+             {"end", std::min(n, lab::PositionBin(bin + 1))},
+             {metric.name, score.by_position[bin].Value(lab::Scoring::kLoss)}});
+      }
+      const bool longest = n == *std::max_element(lengths_.begin(), lengths_.end());
+      if (!json_ && !quiet_ && longest) PrintByPosition(score);
     }
     if (!inputs_.empty()) {
       const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
@@ -113,6 +143,25 @@ class EvalCommand : public Command {
   }
 
  private:
+  // The loss by position, as bars.
+  static void PrintByPosition(const lab::SequenceLengthScore& score) {
+    double most = 0.0;
+    for (const lab::Answers& bin : score.by_position) {
+      most = std::max(most, bin.Value(lab::Scoring::kLoss));
+    }
+    if (!(most > 0.0)) return;
+    fmt::print("  by position:\n");
+    for (std::size_t i = 0; i < score.by_position.size(); ++i) {
+      const double loss = score.by_position[i].Value(lab::Scoring::kLoss);
+      const std::string range =
+          fmt::format("{} to {}", lab::PositionBin(i),
+                      std::min(score.n, lab::PositionBin(i + 1)) - 1);
+      std::string bar;
+      for (int k = 0; k < std::lround(40.0 * loss / most); ++k) bar += "█";
+      fmt::print("    {:<16}{:>6.3f}  {}\n", range, loss, bar);
+    }
+  }
+
   // Before the evaluation, which may take hours.
   void CheckInputs() const {
     if (inputs_.empty()) return;
@@ -124,7 +173,7 @@ class EvalCommand : public Command {
     CheckWritable("--inputs", folder);
   }
 
-  std::string path_, task_, split_ = "test", inputs_;
+  std::string path_, task_, text_, split_ = "test", inputs_;
   std::vector<std::string> settings_;
   std::vector<std::int64_t> lengths_;
   std::int64_t samples_ = 1000;

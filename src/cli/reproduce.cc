@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <filesystem>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -51,6 +54,10 @@ class ReproduceCommand : public Command {
                    "Jobs at a time, one core each; default: one per core. When fewer jobs than "
                    "that are left, they share the cores")
         ->check(IntegerFrom(1, 4096));
+    app.add_option("--job-shard", shard_,
+                   "I/N: run every N-th job only, from the I-th on, so that N machines that share "
+                   "the folder of runs divide the study. The one that ends last reports")
+        ->excludes("--finished");
     AddList(app, "--maps", options_.map_lengths,
             "Sequences: lengths whose attention is drawn, separated by commas; default: the "
             "shortest, and the longest of up to 4096 tokens");
@@ -65,6 +72,7 @@ class ReproduceCommand : public Command {
   }
 
   int Run(const Invocation& invocation) override {
+    ReadShard();
     // All recipes are read before the first one runs: a mistake in the last must not cost the hours
     // of the others.
     std::vector<lab::Recipe> recipes;
@@ -84,6 +92,17 @@ class ReproduceCommand : public Command {
         fmt::print(stderr, "{}, scale {}\n", recipe.title, options_.scale);
       }
       const lab::StudyResults results = lab::Reproduce(recipe, options_, *invocation.stop);
+      for (const std::string& failure : results.failures) {
+        fmt::print(stderr, "tsallis: failed: {}\n", failure);
+        failed = true;
+      }
+      if (results.unfinished > 0 && options_.shard.count > 1) {
+        if (!options_.progress.quiet) {
+          fmt::print(stderr, "{}: {} runs of other shards are not finished; the last shard reports\n",
+                     recipe.title, results.unfinished);
+        }
+        continue;
+      }
       const std::filesystem::path dir = ReportFolder(recipe);
       lab::WriteResults(results, dir);
       if (json_) documents.push_back(lab::ToJson(results));
@@ -91,10 +110,6 @@ class ReproduceCommand : public Command {
                         {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
       fmt::print(json_ ? stderr : stdout, "Page: {}\n", (dir / "report.html").string());
       std::fflush(stdout);
-      for (const std::string& failure : results.failures) {
-        fmt::print(stderr, "tsallis: failed: {}\n", failure);
-        failed = true;
-      }
     }
     // One recipe, one object; several, an array: either way one document.
     if (json_) fmt::print("{}\n", (documents.size() == 1 ? documents[0] : documents).dump(2));
@@ -102,6 +117,24 @@ class ReproduceCommand : public Command {
   }
 
  private:
+  void ReadShard() {
+    if (shard_.empty()) return;
+    const std::size_t slash = shard_.find('/');
+    const auto number = [](const std::string& text) {
+      const bool digits = !text.empty() && text.size() < 7 &&
+                          std::all_of(text.begin(), text.end(), [](unsigned char c) {
+                            return std::isdigit(c) != 0;
+                          });
+      return digits ? std::stoll(text) : 0;
+    };
+    const std::int64_t one = number(shard_.substr(0, slash));
+    const std::int64_t of = slash == std::string::npos ? 0 : number(shard_.substr(slash + 1));
+    if (one < 1 || one > of) {
+      throw lab::UsageError("--job-shard: expected I/N with 1 <= I <= N, as 2/4, got " + shard_);
+    }
+    options_.shard = {one - 1, of};
+  }
+
   std::filesystem::path ReportFolder(const lab::Recipe& recipe) const {
     if (out_.empty()) return options_.runs / recipe.name / options_.scale / "report";
     return names_.size() == 1 ? out_ : out_ / recipe.name;
@@ -110,6 +143,7 @@ class ReproduceCommand : public Command {
   std::vector<std::string> names_;
   lab::ReproduceOptions options_;
   std::filesystem::path out_;
+  std::string shard_;
   bool json_ = false;
 };
 

@@ -121,6 +121,8 @@ class TrainCommand : public Command {
       if (named.step == named.steps) named.state = lab::JobStatus::State::kDone;
       progress.Update(0, named);
     };
+    std::optional<lab::FolderLock> lock;
+    if (job.processes.First()) lock.emplace(job.folder);
     if (job.recipe->task.sequence) {
       lab::Decoder model(lab::ModelOf(job), job.seed);
       lab::TrainSequences(job, model, report, stop);

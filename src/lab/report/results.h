@@ -101,6 +101,7 @@ struct StudyResults {
   std::vector<DrawnSample> samples;
   // Jobs that failed, with the reason; their seeds are missing above. Not part of the report.
   std::vector<std::string> failures;
+  std::size_t unfinished = 0;  // jobs that are missing above, failed ones included; as failures
 };
 
 // The methods in the order of `results.methods`, followed by those that only rows name.

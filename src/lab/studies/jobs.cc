@@ -88,6 +88,7 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
              const std::atomic<bool>& stop) {
   ClaimSetFolder(training);
   if (IsFinished(task, job, goal)) return;
+  const FolderLock lock(job.folder);
   SetAttention model = TrainSet(training, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
@@ -126,6 +127,7 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   Decoder model(ModelOf(training), training.seed);
   ClaimSequenceFolder(training, model);
   if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
+  const FolderLock lock(job.folder);
   TrainSequences(training, model, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();

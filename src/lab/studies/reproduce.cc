@@ -110,6 +110,22 @@ std::vector<Job> MakeJobs(const Trainings& trainings,
   return jobs;
 }
 
+// Takes the jobs that are another shard's out of `jobs` and returns them.
+std::vector<Job> OfOtherShards(std::vector<Job>& jobs, const ReproduceOptions::Shard& shard,
+                               bool whole_methods) {
+  std::map<std::string, std::int64_t> numbers;  // of what is not divided, in the order of the jobs
+  std::vector<Job> own;
+  std::vector<Job> others;
+  for (Job& job : jobs) {
+    const std::string unit =
+        job.trains->name + (whole_methods ? "" : fmt::format(" {}", job.seed));
+    const auto number = numbers.emplace(unit, static_cast<std::int64_t>(numbers.size()));
+    (number.first->second % shard.count == shard.index ? own : others).push_back(std::move(job));
+  }
+  jobs = std::move(own);
+  return others;
+}
+
 void RefuseExisting(const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {
     if (!fs::exists(job.folder / "config.json")) continue;
@@ -286,6 +302,12 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   } else if (!options.map_lengths.empty()) {
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
   }
+  const bool chooses = !grid_jobs.empty();
+  // Of several rates of a training one is evaluated.
+  const std::size_t expected = jobs.size() / trainings.rates.size();
+  std::size_t unfinished = 0;
+  OfOtherShards(grid_jobs, options.shard, chooses);
+  std::vector<Job> others = OfOtherShards(jobs, options.shard, chooses);
   if (!options.resume && !options.finished_only) {
     for (const std::vector<Job>* all : {&grid_jobs, &jobs}) RefuseExisting(*all);
   }
@@ -307,13 +329,25 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
     if (jobs.empty())
       throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
   } else {
+    if (jobs.empty()) {
+      throw UsageError(fmt::format("--job-shard: expected at most as many shards as the study has "
+                                   "jobs to divide, got {}",
+                                   options.shard.count));
+    }
     failures = run(jobs, JobGoal::kEvaluate);
+    for (Job& job : others) {
+      if (LoadFinished(task, job)) jobs.push_back(std::move(job));
+    }
     std::erase_if(jobs, [](const Job& job) { return job.scores.empty(); });
+    unfinished = expected - jobs.size();
+    std::stable_sort(jobs.begin(), jobs.end(),
+                     [](const Job& a, const Job& b) { return a.seed < b.seed; });
     if (jobs.empty()) throw std::runtime_error("every job failed: " + failures.front());
   }
 
   StudyResults results;
   results.failures = std::move(failures);
+  results.unfinished = unfinished;
   results.study = recipe.name;
   results.title = recipe.title;
   results.source = recipe.source;

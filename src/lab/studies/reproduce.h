@@ -28,6 +28,13 @@ struct ReproduceOptions {
   bool finished_only = false;  // run nothing, report on the jobs that are finished
   // Sequences: lengths whose attention is drawn; empty: as MapLengths() says.
   std::vector<std::int64_t> map_lengths;
+  // Runs every count-th of the study's jobs, from job `index` on (from 0); its results are those of
+  // all jobs that are finished by then, by whichever shard. All rates of a method that are to be
+  // chosen from are in one shard.
+  struct Shard {
+    std::int64_t index = 0, count = 1;
+  };
+  Shard shard;
   int workers = 0;  // cores at work: jobs at a time; 0: all of the machine
   ProgressOptions progress;
   std::string command;  // recorded in the results

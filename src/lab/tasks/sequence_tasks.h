@@ -2,6 +2,7 @@
 // a line in sequence_tasks.cc.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,12 @@ TaskPointer MakeNeedle(TableReader& table);
 TaskPointer MakeReverse(TableReader& table);
 TaskPointer MakeSort(TableReader& table);
 TaskPointer MakeText(TableReader& table);
+
+// The text of one file, every byte from those before it: windows of any length that fits, one after
+// the other. UsageError for a file that cannot be read or has fewer than two bytes.
+TaskPointer MakeFileText(const std::filesystem::path& file);
+// How many windows of this length the file has; 0 for another task.
+std::int64_t FileWindows(const SequenceTask& task, std::int64_t length);
 
 // What a count of data symbols may be.
 inline Check<std::int64_t> SymbolCount() {

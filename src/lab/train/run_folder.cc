@@ -1,13 +1,17 @@
 #include "lab/train/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <vector>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <stdexcept>
 #include <system_error>
+#include <vector>
 
 #include "lab/base/errors.h"
 
@@ -63,6 +67,27 @@ std::string Differences(const nlohmann::ordered_json& found,
 }
 
 }  // namespace
+
+FolderLock::FolderLock(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw std::runtime_error(folder.string() + ": cannot be created: " + error.message());
+  const fs::path path = folder / "lock";
+  file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (file_ < 0) {
+    throw std::runtime_error(path.string() + ": cannot be written: " + std::strerror(errno));
+  }
+  // Of the open file, not of the process: jobs of one process exclude each other too.
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  if (fcntl(file_, F_OFD_SETLK, &lock) == 0) return;
+  if (errno != EAGAIN && errno != EACCES) return;  // this file system has no locks
+  close(file_);
+  throw std::runtime_error(folder.string() + ": another process is at work on this run");
+}
+
+FolderLock::~FolderLock() { close(file_); }
 
 void RunFolder::Claim(const nlohmann::ordered_json& settings) const {
   const fs::path path = path_ / "config.json";

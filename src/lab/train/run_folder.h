@@ -54,6 +54,21 @@ class RunFolder {
   std::filesystem::path path_;
 };
 
+// Keeps other processes, on this machine or on others that share the file system, from working in
+// the folder of a run. Goes with the process, however it ends.
+class FolderLock {
+ public:
+  // Makes the folder. std::runtime_error if another process, or another lock of this one, holds it.
+  // Where the file system has no locks there is no protection.
+  explicit FolderLock(const std::filesystem::path& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int file_ = -1;
+};
+
 // Copies stored parameters into a model's. std::runtime_error naming the file if one is missing or
 // of another shape or type.
 void LoadParameters(const std::filesystem::path& path,

@@ -602,6 +602,62 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_TRUE(Reproduce(recipe, options, never).heads.empty());
 }
 
+// Two machines, in turn and at once, do what one does.
+TEST(SequenceStudy, ShardsDivideTheJobs) {
+  const Recipe recipe = SmallSequences();  // two methods, two seeds
+  const TemporaryFolder whole_folder, folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.workers = 1;
+  options.runs = whole_folder.Path();
+  const StudyResults whole = Reproduce(recipe, options, never);
+  EXPECT_EQ(whole.unfinished, 0U);
+  options.runs = folder.Path();
+  std::size_t unfinished[2];
+  std::vector<std::thread> machines;
+  for (int i = 0; i < 2; ++i) {
+    machines.emplace_back([&, i] {
+      ReproduceOptions own = options;
+      own.shard = {i, 2};
+      unfinished[i] = Reproduce(recipe, own, never).unfinished;
+    });
+  }
+  for (std::thread& machine : machines) machine.join();
+  EXPECT_EQ(std::min(unfinished[0], unfinished[1]), 0U) << "the last one has all";
+  options.finished_only = true;
+  const StudyResults shared = Reproduce(recipe, options, never);
+  ASSERT_EQ(shared.rows.size(), whole.rows.size());
+  for (std::size_t i = 0; i < whole.rows.size(); ++i) {
+    EXPECT_EQ(shared.rows[i].mean, whole.rows[i].mean);
+    EXPECT_EQ(shared.rows[i].seeds, 2);
+  }
+  options.finished_only = false;
+  options.resume = true;
+  options.shard = {4, 5};
+  ExpectContains(UsageErrorOf([&] { Reproduce(recipe, options, never); }), "got 5");
+}
+
+TEST(SequenceStudy, ARunThatAnotherProcessWorksOnIsLeftAlone) {
+  Recipe recipe = SmallSequences();
+  recipe.methods.pop_back();
+  recipe.scales["quick"].seeds = 2;
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  const fs::path run = folder.Path() / "small" / "quick" / "softmax" / "seed-2";
+  {
+    const FolderLock lock(run);
+    EXPECT_THROW(FolderLock second(run), std::runtime_error);
+    options.resume = true;
+    const StudyResults results = Reproduce(recipe, options, never);
+    ASSERT_EQ(results.failures.size(), 1U);
+    ExpectContains(results.failures[0], "seed-2: another process is at work on this run");
+    EXPECT_EQ(results.unfinished, 1U);
+  }
+  EXPECT_TRUE(Reproduce(recipe, options, never).failures.empty());
+}
+
 TEST(SequenceStudy, AStudyMayStartFromTheWeightsOfAnother) {
   Recipe recipe = SmallSequences();
   recipe.train.validate_every = 0;
