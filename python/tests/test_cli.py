@@ -581,6 +581,121 @@ def test_train_eval_and_reproduce_on_sequences(tmp_path):
     assert "length: expected 1 to" in refused.stderr
 
 
+LANGUAGE = """
+[study]
+name = "pages"
+title = "Pages"
+
+[task]
+name = "text"
+corpus = "./corpus"
+chunk = 64
+train_length = [32, 32]
+eval_lengths = [32, 64]
+eval_samples = 8
+
+[model]
+name = "decoder"
+layers = 1
+width = 16
+heads = 2
+feed_forward = 16
+
+[train]
+optimizer = "muon"
+batch = 4
+log_every = 10
+
+[[method]]
+name = "rope"
+attention = { positions.kind = "rope" }
+
+[[method]]
+name = "rope-ntk"
+weights_of = "rope"
+attention = { positions = { kind = "rope", scaling.kind = "ntk" } }
+
+[scale.quick]
+steps = 20
+seeds = 2
+"""
+
+
+def test_language_from_files_to_the_loss_on_another_file(tmp_path):
+    (tmp_path / "r.toml").write_text(LANGUAGE)
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    for i in range(60):
+        (pages / f"{i}.txt").write_text(f"Page {i} says {i * i}, and so does page {i}. " * 9)
+    without = run("train", "r.toml", "--quiet", "--folder", "run", cwd=tmp_path)
+    assert without.returncode == 2
+    assert "./corpus: no corpus there; `tsallis data prepare corpus` makes it" in without.stderr
+    prepare = ("data", "prepare", "pages", "--from", "pages", "--folder", "corpus")
+    made = run(*prepare, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "60 files, 0 left out" in made.stdout
+
+    # Two shards, and then what a single run gives.
+    shard = ("reproduce", "r.toml", "--quiet", "--job-shard")
+    assert run(*shard, "2/2", cwd=tmp_path).returncode == 0
+    report = tmp_path / "runs" / "pages" / "quick" / "report"
+    assert not report.exists(), "one run of two is missing"
+    assert run(*shard, "1/2", cwd=tmp_path).returncode == 0
+    rows = json.loads((report / "results.json").read_text())["rows"]
+    assert [(row["method"], row["n"], row["seeds"]) for row in rows] == [
+        ("rope", 32, 2),
+        ("rope", 64, 2),
+        ("rope-ntk", 32, 2),
+        ("rope-ntk", 64, 2),
+    ]
+    assert rows[0]["mean"] == rows[2]["mean"]
+    assert rows[1]["mean"] != rows[3]["mean"]
+    for bad in ("0/2", "3/2", "2", "a/b", "1/2/3", "-1/2"):
+        refused = run(*shard, bad, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert f"--job-shard: expected I/N with 1 <= I <= N, as 2/4, got {bad}" in refused.stderr
+
+    weights = "runs/pages/quick/rope/seed-1"
+    read = ("eval", weights, "--text", "pages/7.txt")
+    shown = run(*read, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    size = (pages / "7.txt").stat().st_size
+    assert f"n = {size - 1}" in shown.stdout
+    assert "nats a byte" in shown.stdout
+    assert "bits a byte" in shown.stdout
+    assert shown.stdout.count("█") > 40
+    document = json.loads(run(*read, "--lengths", "16,64", "--json", cwd=tmp_path).stdout)
+    for row in document["rows"]:
+        assert row["asked"] == row["samples"] * row["n"]
+        assert row["by_position"][0]["begin"] == 0
+        assert row["by_position"][-1]["end"] == row["n"]
+        total = sum((part["end"] - part["begin"]) * part["loss"] for part in row["by_position"])
+        assert total / row["n"] == pytest.approx(row["loss"], rel=1e-4)
+    for arguments, why in [
+        (["--text", "none.txt"], "none.txt: cannot be read"),
+        (["--text", "pages"], "pages: cannot be read"),
+        (["--text", "pages/7.txt", "--lengths", "100000"], "length: expected 1 to"),
+        (["--text", "pages/7.txt", "--task", "copy"], "excludes"),
+    ]:
+        refused = run("eval", weights, *arguments, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert why in refused.stderr
+
+    # Going on from those weights, with another task.
+    tuned = run("train", "r.toml", "--from", weights, "--folder", "tuned", "--quiet", cwd=tmp_path)
+    assert tuned.returncode == 0, tuned.stderr
+    assert json.loads((tmp_path / "tuned" / "config.json").read_text())["start"] == weights
+    for wrong, why in [("nowhere", "nowhere: no weights to start from"), ("pages", "no weights")]:
+        arguments = ["train", "r.toml", "--from", wrong, "--folder", f"from-{wrong}", "--quiet"]
+        refused = run(*arguments, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert why in refused.stderr
+    other = ["model.width=8", "--folder", "other", "--quiet"]
+    refused = run("train", "r.toml", "--from", weights, *other, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "to start from: " in refused.stderr
+
+
 def test_task_shows_and_exports_the_same_samples(tmp_path):
     arguments = ["task", "sort", "symbols=5", "--length", "6", "--samples", "4"]
     document = json.loads(run(*arguments, "--json").stdout)
@@ -667,3 +782,23 @@ def test_a_mistake_of_the_model_is_said_once(tmp_path):
     answer = run("train", "r.toml", "model.heads=7", cwd=tmp_path)
     assert answer.returncode == 2
     assert len(answer.stderr.strip().splitlines()) == 1, answer.stderr
+
+
+def test_the_papers_language_models_take_ten_steps_at_a_small_width(tmp_path):
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    words = [f"w{i * 7919 % 1000}" for i in range(20000)]
+    for i in range(40):
+        (pages / f"{i}.txt").write_text(" ".join(words[i * 400 : i * 400 + 2000]))
+    prepare = ("data", "prepare", "pages", "--from", "pages", "--folder", "corpus")
+    made = run(*prepare, "--tokenizer", "bpe:400", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    recipe = (ROOT / "experiments" / "language-paper.toml").read_text()
+    text = recipe.replace('corpus       = "fineweb"', 'corpus = "./corpus"')
+    (tmp_path / "r.toml").write_text(text)
+    study = run("reproduce", "r.toml", "--json", "--quiet", cwd=tmp_path)
+    assert study.returncode == 0, study.stderr
+    rows = json.loads(study.stdout)["rows"]
+    assert len(rows) == 4
+    # Ten steps are enough to leave the loss of equal tokens, ln 50304.
+    assert all(3.0 < row["mean"] < 10.0 for row in rows)

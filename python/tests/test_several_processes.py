@@ -82,6 +82,51 @@ alpha = 1.5
 steps = 200
 """
 
+# Real text, in parts that are worked on one after the other.
+TEXT = """
+[study]
+name = "shared-text"
+title = "Language, trained by several processes"
+
+[task]
+name = "text"
+corpus = "./corpus"
+chunk = 64
+train_length = [32, 32]
+eval_lengths = [32]
+
+[model]
+name = "decoder"
+layers = 2
+width = 16
+heads = 2
+feed_forward = 32
+block = "pre"
+activation = "relu2"
+norm_gain = false
+qk_norm = true
+embedding = "normed"
+compute = "float32"
+
+[train]
+optimizer = "muon"
+lr = 1e-3
+adam_lr = 1e-4
+batch = 12
+accumulate = 3
+log_every = 10
+validate_every = 30
+best_length = 64
+validate_samples = 7
+
+[[method]]
+name = "asentmax"
+attention = { map = "entmax", length_scaling.kind = "adaptive", positions.kind = "nape" }
+
+[scale.quick]
+steps = 60
+"""
+
 TRAIN = ("train", "recipe.toml", "--quiet", "--folder")
 
 
@@ -148,6 +193,28 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path, recipe):
     if recipe is SEQUENCES:
         train(tmp_path, "again", 2)
         assert files(tmp_path / "again") == files(tmp_path / "two")
+
+
+def test_language_is_trained_alike_by_two_processes(tmp_path):
+    (tmp_path / "recipe.toml").write_text(TEXT)
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    for i in range(60):
+        (pages / f"{i}.txt").write_text(f"Page {i} says {i * i}, and so does page {i}. " * 9)
+    prepare = [str(PROGRAM), "data", "prepare", "pages", "--from", "pages"]
+    subprocess.run(
+        [*prepare, "--folder", "corpus", "--quiet"], cwd=tmp_path, env=environment(), check=True
+    )
+    train(tmp_path, "one", 1)
+    printed = train(tmp_path, "two", 2)
+    assert re.search(r"\d+ tokens a second in each of 2 processes", printed)
+    assert len(metrics(tmp_path / "two")) == len(metrics(tmp_path / "one")) == 8
+    for one, other in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
+        for name in ("loss", "accuracy"):
+            if name in one:
+                assert one[name] == pytest.approx(other[name], rel=1e-3)
+        if "validation" in one:
+            assert one["validation"] == pytest.approx(other["validation"], rel=1e-3)
 
 
 def worker(torchrun: subprocess.Popen, rank: int) -> int:

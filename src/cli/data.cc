@@ -23,7 +23,7 @@ class DataCommand : public Command {
   std::string Example() const override {
     return "  tsallis data prepare python\n"
            "  tsallis data prepare notes --from ~/notes --extension .md\n"
-           "  tsallis data prepare python --folder /tmp/python";
+           "  tsallis data prepare notes-4k --from ~/notes --extension .md --tokenizer bpe:4096";
   }
 
   void Declare(CLI::App& app) override {
@@ -39,6 +39,10 @@ class DataCommand : public Command {
         ->required();
     app.add_option("--from", from_, "Text files, and folders whose files are taken");
     app.add_option("--extension", extension_, "Of the files that are taken from folders: .md");
+    app.add_option("--tokenizer", tokenizer_,
+                   "A tokenizer.json of Hugging Face or a .model of SentencePiece; or bpe:SIZE, "
+                   "which trains byte-level BPE of SIZE tokens on the training files. Default: "
+                   "tokens are bytes. A recipe says task.vocabulary=SIZE");
     app.add_flag("--skip-bad", skip_bad_, "Leave out files that are not UTF-8 text");
     app.add_option("--folder", folder_, "Where to; default: data/NAME of the source tree");
     app.add_flag("--json", json_, "Print what was made as one JSON document");
@@ -50,6 +54,7 @@ class DataCommand : public Command {
         .name = name_,
         .inputs = {from_.begin(), from_.end()},
         .extension = extension_,
+        .tokenizer = tokenizer_,
         .skip_bad = skip_bad_,
         .folder = folder_.empty() ? lab::CorpusFolder(name_).string() : folder_};
     if (from_.empty()) UseSource(options);
@@ -97,7 +102,7 @@ class DataCommand : public Command {
                           "; one of your own needs --from");
   }
 
-  std::string action_, name_, extension_, folder_;
+  std::string action_, name_, extension_, tokenizer_, folder_;
   std::vector<std::string> from_;
   bool skip_bad_ = false, json_ = false, quiet_ = false;
 };

@@ -80,11 +80,12 @@ class EvalCommand : public Command {
       loaded.task = lab::MakeSequenceTask(task_, settings_);
       loaded.task_name = task_;
     }
+    const lab::Split split = split_ == "test" ? lab::Split::kTest : lab::Split::kValidation;
     if (!text_.empty()) {
-      loaded.task = lab::MakeFileText(text_);
+      loaded.task = lab::MakeFileText(text_, *loaded.task);
       loaded.task_name = text_;
       if (lengths_.empty()) {
-        lengths_ = {std::min(kLongestText, lab::FileWindows(*loaded.task, 1))};
+        lengths_ = {std::min(kLongestText, loaded.task->Available(split, 1))};
       }
     }
     const std::int64_t vocabulary = loaded.model.Config().vocabulary;
@@ -95,13 +96,12 @@ class EvalCommand : public Command {
                       text_.empty() ? "task" : "text", vocabulary, loaded.task->Vocabulary()));
     }
     for (const std::int64_t n : lengths_) loaded.task->CheckLength(n);
-    const lab::Split split = split_ == "test" ? lab::Split::kTest : lab::Split::kValidation;
     const lab::Metric metric = loaded.task->GetMetric();
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     if (!json_ && !quiet_) fmt::print("{}, {}\n", loaded.task_name, loaded.weights.string());
     for (const std::int64_t n : lengths_) {
       const std::int64_t samples =
-          text_.empty() ? samples_ : std::min(samples_, lab::FileWindows(*loaded.task, n));
+          text_.empty() ? samples_ : std::min(samples_, loaded.task->Available(split, n));
       const lab::SequenceLengthScore score =
           lab::EvaluateLength(loaded.model, *loaded.task, split, n, samples, *invocation.stop);
       const double value = score.answers.Value(loaded.task->GetScoring());
@@ -109,7 +109,8 @@ class EvalCommand : public Command {
         fmt::print("  n = {:<8}{:>6.{}f} {}   {}\n", n, value, metric.digits, metric.unit,
                    metric.higher_is_better
                        ? fmt::format("{} of {}", score.answers.hits, score.answers.asked)
-                       : fmt::format("{:.3f} bits, {} tokens", value / std::numbers::ln2,
+                       : fmt::format("{:.3f} bits a byte, {} tokens",
+                                     value / std::numbers::ln2 / loaded.task->BytesPerToken(split),
                                      score.answers.asked));
         std::fflush(stdout);
       }

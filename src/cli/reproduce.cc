@@ -56,8 +56,7 @@ class ReproduceCommand : public Command {
         ->check(IntegerFrom(1, 4096));
     app.add_option("--job-shard", shard_,
                    "I/N: run every N-th job only, from the I-th on, so that N machines that share "
-                   "the folder of runs divide the study. The one that ends last reports")
-        ->excludes("--finished");
+                   "the folder of runs divide the study. The one that ends last reports");
     AddList(app, "--maps", options_.map_lengths,
             "Sequences: lengths whose attention is drawn, separated by commas; default: the "
             "shortest, and the longest of up to 4096 tokens");
@@ -66,6 +65,7 @@ class ReproduceCommand : public Command {
     app.add_flag("--finished", options_.finished_only,
                  "Run nothing: report on the jobs that are finished so far")
         ->excludes("--resume")
+        ->excludes("--job-shard")
         ->excludes("--maps");
     app.add_flag("--json", json_, "Print the results as one JSON document");
     app.add_flag("--quiet", options_.progress.quiet, "Show no progress");

@@ -131,18 +131,31 @@ class TrainCommand : public Command {
     }
   }
 
+  // Of language: what a process has trained on, over all sessions of the run; 0 for other tasks.
+  static double TokensPerSecond(const lab::TrainingJob& job) {
+    const lab::TaskConfig& task = job.recipe->task;
+    const double seconds = lab::RunFolder(job.folder).Seconds();
+    if (task.GetScoring() != lab::Scoring::kLoss || !(seconds > 0.0)) return 0.0;
+    const double length =
+        0.5 * static_cast<double>(task.train_length_min + task.train_length_max);
+    const double tokens = static_cast<double>(job.steps * job.recipe->train.batch) * length;
+    return tokens / seconds / static_cast<double>(job.processes.Size());
+  }
+
   void PrintResult(const lab::TrainingJob& job) const {
     const lab::RunFolder folder(job.folder);
     const bool best = std::filesystem::exists(folder.BestPath());
     const std::filesystem::path path = best ? folder.BestPath() : folder.FinalPath();
     const auto metadata = lab::ReadTensors(path).metadata;
     const lab::Metric metric = job.recipe->task.GetMetric();
+    const double rate = TokensPerSecond(job);
     if (json_) {
       nlohmann::ordered_json document = {{"folder", job.folder.string()},
                                          {"weights", path.string()},
                                          {"method", job.method->name},
                                          {"seed", job.seed},
                                          {"step", std::stoll(metadata.at("step"))}};
+      if (rate > 0.0) document["tokens_per_second_and_process"] = rate;
       if (best) {
         document["validation_length"] = std::stoll(metadata.at("length"));
         document["validation_" + metric.name] = std::stod(metadata.at(metric.name));
@@ -151,6 +164,10 @@ class TrainCommand : public Command {
       return;
     }
     fmt::print("Weights of step {}: {}\n", metadata.at("step"), path.string());
+    if (rate > 0.0) {
+      fmt::print("{:.0f} tokens a second in each of {} process{}\n", rate, job.processes.Size(),
+                 job.processes.Size() == 1 ? "" : "es");
+    }
     if (best) {
       fmt::print("The best on validation samples of length {}: {} {}\n", metadata.at("length"),
                  metadata.at(metric.name), metric.unit);

@@ -39,7 +39,7 @@ void CheckTraining(const TrainConfig& train, const std::string& path, TomlProble
       problems.Add(path + key, "only has an effect with optimizer = \"muon\"");
     }
   }
-  if (train.schedule != "linear" && given(".cooldown")) {
+  if (train.schedule != "linear" && given(".cooldown") && train.cooldown != 1.0) {
     problems.Add(path + ".cooldown", "only has an effect with schedule = \"linear\"");
   }
   if (train.optimizer == "adam" && given(".weight_decay") && train.weight_decay != 0.0) {

@@ -17,10 +17,10 @@ namespace tsallis::lab {
 struct SequenceLengthScore {
   std::int64_t n = 0;
   std::int64_t samples = 0;
-  Answers answers;
+  Answers answers{};
   // Tasks scored by their loss: of the positions [PositionBin(i), PositionBin(i + 1)) of all
   // samples, [bins]; the last ends with the samples.
-  std::vector<Answers> by_position;
+  std::vector<Answers> by_position{};
 };
 
 // Where the bins of positions begin: 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: halves of octaves.

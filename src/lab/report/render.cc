@@ -12,12 +12,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "lab/base/paths.h"
-
-extern char** environ;
+#include "lab/base/python.h"
 
 namespace tsallis::lab {
 namespace {
@@ -40,26 +37,6 @@ class FileDescriptor {
  private:
   int fd_;
 };
-
-// This process's environment with `source_dir`/python before whatever PYTHONPATH there is.
-std::vector<std::string> Environment(const std::filesystem::path& source_dir) {
-  constexpr std::string_view kPythonPath = "PYTHONPATH=";
-  std::vector<std::string> environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    if (!text.starts_with(kPythonPath)) environment.emplace_back(text);
-  }
-  environment.push_back(std::string(kPythonPath) + PythonPath(source_dir));
-  return environment;
-}
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  pointers.reserve(strings.size() + 1);
-  for (std::string& text : strings) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
 
 // Everything until end of file; only the last kKept bytes are kept.
 std::string ReadTail(int fd) {
@@ -101,7 +78,7 @@ void RenderReport(const std::filesystem::path& dir, const std::filesystem::path&
   FileDescriptor output(ends[0]);
   FileDescriptor input(ends[1]);
 
-  std::vector<std::string> environment = Environment(source_dir);
+  std::vector<std::string> environment = PythonEnvironment(source_dir);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);

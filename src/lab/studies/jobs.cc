@@ -17,6 +17,7 @@
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/studies/cores.h"
+#include "lab/tasks/sequence_batch.h"
 #include "lab/train/memory.h"
 #include "lab/train/sequence_training.h"
 #include "lab/train/set_training.h"
@@ -25,21 +26,6 @@ namespace tsallis::lab {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Seconds that a job's training took over all its sessions: the last line of each session of
-// metrics.jsonl counts from that session's start, so what remains after a restart is a lower bound.
-double TrainingSeconds(const fs::path& folder) {
-  std::ifstream in(folder / "metrics.jsonl");
-  double total = 0.0;
-  double last = 0.0;
-  for (std::string line; std::getline(in, line);) {
-    const auto entry = nlohmann::json::parse(line, nullptr, false);
-    const double seconds = entry.is_object() ? entry.value("seconds", 0.0) : 0.0;
-    if (seconds < last) total += last;
-    last = seconds;
-  }
-  return total + last;
-}
 
 fs::path ScoresPath(const Job& job, const MethodConfig& method) {
   return job.folder / ("eval-" + method.name + ".json");
@@ -128,6 +114,10 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   ClaimSequenceFolder(training, model);
   if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
   const FolderLock lock(job.folder);
+  // Before the hours of training: a corpus may have too few long documents.
+  for (const std::int64_t n : task.eval_lengths) {
+    task.sequence->Draw(kEvaluationSeed, Split::kTest, task.Samples(task.eval_samples, n) - 1, n);
+  }
   TrainSequences(training, model, report, stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
@@ -186,7 +176,7 @@ bool LoadFinished(const TaskConfig& task, Job& job) {
   }
   job.scores = std::move(scores);
   if (task.sequence) job.heads = LoadHeads(HeadsPath(job));
-  job.seconds = TrainingSeconds(job.folder);
+  job.seconds = RunFolder(job.folder).Seconds();
   return true;
 }
 

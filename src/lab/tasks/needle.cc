@@ -62,7 +62,7 @@ struct Needle {
 class NeedleTask : public SequenceTask {
  public:
   explicit NeedleTask(const NeedleConfig& config)
-      : config_(config), windows_(config.corpus, config.chunk) {}
+      : config_(config), windows_(config.corpus, config.chunk, kBytes) {}
 
   std::int64_t Vocabulary() const override { return kBytes; }
   std::int64_t Pad() const override { return 0; }

@@ -61,8 +61,14 @@ class SequenceTask {
   virtual Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
                       std::int64_t length) const = 0;
 
+  // How many samples validation or test have at this length.
+  virtual std::int64_t Available(Split, std::int64_t) const { return std::int64_t{1} << 36; }
+
   // A token as people read it.
   virtual std::string Word(std::int64_t token) const = 0;
+
+  // Of a split: bytes of text for each token; 0 where tokens are no text.
+  virtual double BytesPerToken(Split) const { return 0.0; }
 
  private:
   virtual std::string Answer() const { return "token"; }  // one of them

@@ -9,6 +9,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/text/tokenizer.h"
 #include "lab/text/windows.h"
 
 namespace tsallis::lab {
@@ -16,11 +17,21 @@ namespace {
 
 constexpr std::int64_t kBytes = 256;
 
+std::string WordOf(std::int64_t vocabulary, std::int64_t token) {
+  return vocabulary == kBytes ? ByteWord(token) : std::to_string(token);
+}
+
 class TextTask : public SequenceTask {
  public:
-  TextTask(std::string corpus, std::int64_t chunk) : windows_(std::move(corpus), chunk) {}
+  TextTask(std::string corpus, std::int64_t chunk, std::int64_t vocabulary)
+      : vocabulary_(vocabulary), windows_(std::move(corpus), chunk, vocabulary) {}
 
-  std::int64_t Vocabulary() const override { return kBytes; }
+  // What made the tokens; empty: they are bytes.
+  std::filesystem::path TokenizerFile() const {
+    return vocabulary_ == kBytes ? std::filesystem::path() : windows_.Opened().TokenizerFile();
+  }
+
+  std::int64_t Vocabulary() const override { return vocabulary_; }
   std::int64_t Pad() const override { return 0; }
   Scoring GetScoring() const override { return Scoring::kLoss; }
   void CheckLength(std::int64_t length) const override { windows_.CheckLength(length); }
@@ -32,72 +43,86 @@ class TextTask : public SequenceTask {
     return {{tokens.begin(), tokens.end() - 1}, {tokens.begin() + 1, tokens.end()}};
   }
 
-  std::string Word(std::int64_t token) const override { return ByteWord(token); }
+  std::int64_t Available(Split split, std::int64_t length) const override {
+    return windows_.Count(split, length);
+  }
+  std::string Word(std::int64_t token) const override { return WordOf(vocabulary_, token); }
+  double BytesPerToken(Split split) const override {
+    return windows_.Opened().BytesPerToken(split);
+  }
 
  private:
-  std::string Answer() const override { return "byte"; }
+  std::string Answer() const override { return vocabulary_ == kBytes ? "byte" : "token"; }
 
+  std::int64_t vocabulary_;
   TextWindows windows_;
 };
 
 class FileText : public SequenceTask {
  public:
-  explicit FileText(const std::filesystem::path& file) : path_(file.string()) {
+  FileText(const std::filesystem::path& file, const TextTask* like)
+      : path_(file.string()), vocabulary_(like == nullptr ? kBytes : like->Vocabulary()) {
+    if (!std::filesystem::is_regular_file(file)) throw UsageError(path_ + ": cannot be read");
     std::ifstream in(file, std::ios::binary);
-    text_.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-    if (!in || std::filesystem::is_directory(file)) throw UsageError(path_ + ": cannot be read");
-    if (text_.size() >= 2) return;
-    throw UsageError(fmt::format("{}: expected at least 2 bytes, got {}", path_, text_.size()));
+    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    if (!in) throw UsageError(path_ + ": cannot be read");
+    if (like != nullptr && !like->TokenizerFile().empty()) {
+      const std::int64_t bad = FirstBadByte(text);
+      if (bad >= 0) {
+        throw UsageError(fmt::format("{}: expected UTF-8 text, got something else at byte {}",
+                                     path_, bad));
+      }
+      tokens_ = Tokenizer(like->TokenizerFile()).Encode(text);
+    } else {
+      for (const char c : text) tokens_.push_back(static_cast<unsigned char>(c));
+    }
+    if (tokens_.size() < 2) {
+      throw UsageError(
+          fmt::format("{}: expected at least 2 tokens, got {}", path_, tokens_.size()));
+    }
+    bytes_per_token_ = static_cast<double>(text.size()) / static_cast<double>(tokens_.size());
   }
 
-  std::int64_t Windows(std::int64_t length) const {
-    return (static_cast<std::int64_t>(text_.size()) - 1) / length;
+  std::int64_t Available(Split, std::int64_t length) const override {
+    return (static_cast<std::int64_t>(tokens_.size()) - 1) / length;
   }
 
-  std::int64_t Vocabulary() const override { return kBytes; }
+  std::int64_t Vocabulary() const override { return vocabulary_; }
   std::int64_t Pad() const override { return 0; }
   Scoring GetScoring() const override { return Scoring::kLoss; }
 
   void CheckLength(std::int64_t length) const override {
-    const std::int64_t most = Windows(1);
-    if (length >= 1 && length <= most) return;
-    throw UsageError(fmt::format("length: expected 1 to {}, as {} has {} bytes, got {}", most,
-                                 path_, most + 1, length));
+    if (length >= 1 && length <= Available(Split::kTest, 1)) return;
+    throw UsageError(fmt::format("length: expected 1 to {}, as {} has {} tokens, got {}",
+                                 Available(Split::kTest, 1), path_, tokens_.size(), length));
   }
 
   Sample Draw(std::uint64_t, Split, std::int64_t index, std::int64_t length) const override {
     CheckLength(length);
-    if (index >= Windows(length)) {
-      throw UsageError(fmt::format("{} has {} windows of {} bytes", path_, Windows(length), length));
+    if (index >= Available(Split::kTest, length)) {
+      throw UsageError(
+          fmt::format("{} has {} windows of {} tokens", path_, Available(Split::kTest, length), length));
     }
-    Sample sample;
-    for (std::int64_t i = index * length; i < (index + 1) * length; ++i) {
-      sample.tokens.push_back(Byte(i));
-      sample.labels.push_back(Byte(i + 1));
-    }
-    return sample;
+    const auto begin = tokens_.begin() + index * length;
+    return {{begin, begin + length}, {begin + 1, begin + length + 1}};
   }
 
-  std::string Word(std::int64_t token) const override { return ByteWord(token); }
+  std::string Word(std::int64_t token) const override { return WordOf(vocabulary_, token); }
+  double BytesPerToken(Split) const override { return bytes_per_token_; }
 
  private:
-  std::string Answer() const override { return "byte"; }
-  std::int64_t Byte(std::int64_t i) const {
-    return static_cast<unsigned char>(text_[static_cast<std::size_t>(i)]);
-  }
+  std::string Answer() const override { return vocabulary_ == kBytes ? "byte" : "token"; }
 
-  std::string path_, text_;
+  std::string path_;
+  std::int64_t vocabulary_;
+  std::vector<std::uint16_t> tokens_;
+  double bytes_per_token_ = 1.0;
 };
 
 }  // namespace
 
-TaskPointer MakeFileText(const std::filesystem::path& file) {
-  return std::make_unique<FileText>(file);
-}
-
-std::int64_t FileWindows(const SequenceTask& task, std::int64_t length) {
-  const auto* file = dynamic_cast<const FileText*>(&task);
-  return file == nullptr ? 0 : file->Windows(length);
+TaskPointer MakeFileText(const std::filesystem::path& file, const SequenceTask& trained) {
+  return std::make_unique<FileText>(file, dynamic_cast<const TextTask*>(&trained));
 }
 
 TaskPointer MakeText(TableReader& table) {
@@ -105,7 +130,10 @@ TaskPointer MakeText(TableReader& table) {
   std::int64_t chunk = 32768;
   table.Optional("corpus", corpus);
   table.Optional("chunk", chunk, Within<std::int64_t>(1, 1 << 24, "1 to 2^24 tokens"));
-  return std::make_unique<TextTask>(corpus, chunk);
+  std::int64_t vocabulary = kBytes;
+  table.Optional("vocabulary", vocabulary,
+                 Within<std::int64_t>(kBytes, 1 << 16, "256 for bytes, up to 65536 tokens"));
+  return std::make_unique<TextTask>(corpus, chunk, vocabulary);
 }
 
 }  // namespace tsallis::lab

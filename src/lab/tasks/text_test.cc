@@ -14,6 +14,7 @@
 #include "lab/tasks/sequence_tasks.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/text/corpus.h"
+#include "lab/text/tokenizer.h"
 
 namespace tsallis::lab {
 namespace {
@@ -46,7 +47,12 @@ class TextTest : public testing::Test {
     }
   }
   PrepareOptions Options() {
-    return {.name = "numbers", .inputs = {files_}, .extension = ".txt", .folder = corpus_};
+    PrepareOptions options;
+    options.name = "numbers";
+    options.inputs = {files_};
+    options.extension = ".txt";
+    options.folder = corpus_;
+    return options;
   }
 
   TemporaryFolder folder_;
@@ -141,6 +147,85 @@ TEST_F(TextTest, ACorpusThatIsDamagedIsRefused) {
   EXPECT_NO_THROW(Corpus corpus(corpus_));
   Write(corpus_ / "manifest.json", "[1]");
   ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }), "the list \"files\"");
+}
+
+TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
+  WriteFiles();
+  PrepareOptions options = Options();
+  options.tokenizer = "bpe:300";
+  std::int64_t all = 0;
+  const Prepared made = PrepareCorpus(options, [&](std::int64_t done, std::int64_t bytes) {
+    all = bytes;
+    return done <= bytes;
+  });
+  EXPECT_TRUE(made.made);
+  EXPECT_TRUE(fs::exists(corpus_ / "tokenizer.json"));
+  EXPECT_FALSE(fs::exists(corpus_ / "tokenizer.json.tmp"));
+  EXPECT_FALSE(PrepareCorpus(options, kGoOn).made) << "training gives the same again";
+  const Corpus corpus(corpus_);
+  EXPECT_EQ(corpus.Vocabulary(), 300);
+  std::int64_t bytes = 0;
+  for (const Split split : {Split::kTrain, Split::kValidation, Split::kTest}) {
+    EXPECT_GT(corpus.BytesPerToken(split), 1.3);
+    bytes += std::llround(corpus.BytesPerToken(split) *
+                          static_cast<double>(corpus.Of(split).tokens->size()));
+  }
+  EXPECT_EQ(2 * bytes, all);
+  // What is encoded in parts is what is encoded alone.
+  Tokenizer tokenizer(corpus_ / "tokenizer.json");
+  EXPECT_EQ(tokenizer.Vocabulary(), 300);
+  const Corpus::Part& part = corpus.Of(Split::kTrain);
+  std::vector<std::uint16_t> first;
+  for (std::int64_t i = 0; i < part.documents[0]; ++i) {
+    first.push_back(static_cast<std::uint16_t>((*part.tokens)[i]));
+  }
+  EXPECT_EQ(tokenizer.Encode(Numbered("file0", 40)), first) << "a/file0.txt is in train";
+  EXPECT_TRUE(tokenizer.Encode("").empty());
+
+  const std::string name = "corpus=" + corpus_.string();
+  const TaskPointer task = MakeSequenceTask("text", {name, "vocabulary=320", "chunk=8"});
+  EXPECT_EQ(task->Vocabulary(), 320);
+  EXPECT_EQ(task->GetMetric().unit, "nats a token");
+  EXPECT_LT(task->Draw(1, Split::kTest, 0, 8).tokens[0], 300);
+  for (const char* wrong : {"vocabulary=256", "vocabulary=299"}) {
+    const TaskPointer refused = MakeSequenceTask("text", {name, wrong, "chunk=8"});
+    ExpectContains(UsageErrorOf([&] { refused->Draw(1, Split::kTest, 0, 8); }),
+                   "its tokens are tokenizer.json's; expected task.vocabulary 300, got");
+  }
+  // A file is read with what made the tokens of training.
+  const TaskPointer file = MakeFileText(files_ / "a" / "file0.txt", *task);
+  EXPECT_EQ(file->Available(Split::kTest, 1), static_cast<std::int64_t>(first.size()) - 1);
+  EXPECT_EQ(file->Draw(1, Split::kTest, 0, 3).tokens,
+            std::vector<std::int64_t>(first.begin(), first.begin() + 3));
+  EXPECT_DOUBLE_EQ(file->BytesPerToken(Split::kTest), 40.0 / static_cast<double>(first.size()));
+
+  options.folder = folder_.Path() / "other";
+  for (const auto& [tokenizer_name, why] : std::map<std::string, std::string>{
+           {"bpe:256", "expected bpe:SIZE with a size of 257 to 65536"},
+           {"bpe:", "expected bpe:SIZE"},
+           {(files_ / "a" / "file0.txt").string(), "file0.txt: expected a tokenizer.json"},
+           {(folder_.Path() / "no.model").string(), "no.model: no such file"}}) {
+    options.tokenizer = tokenizer_name;
+    ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), why);
+    EXPECT_FALSE(fs::exists(options.folder / "manifest.json"));
+  }
+}
+
+TEST_F(TextTest, AFileIsReadInWindowsOfAnyLength) {
+  Write(files_ / "one.txt", "abcdefghij");
+  Write(files_ / "short.txt", "a");
+  const TaskPointer copy = MakeSequenceTask("copy");
+  const TaskPointer file = MakeFileText(files_ / "one.txt", *copy);
+  EXPECT_EQ(file->Vocabulary(), 256);
+  EXPECT_EQ(file->Available(Split::kTest, 3), 3);
+  EXPECT_EQ(file->Available(Split::kTest, 9), 1);
+  const Sample sample = file->Draw(1, Split::kTest, 2, 3);
+  EXPECT_EQ(sample.tokens, (std::vector<std::int64_t>{'g', 'h', 'i'}));
+  EXPECT_EQ(sample.labels, (std::vector<std::int64_t>{'h', 'i', 'j'}));
+  ExpectContains(UsageErrorOf([&] { file->CheckLength(10); }), "expected 1 to 9, as ");
+  ExpectContains(UsageErrorOf([&] { MakeFileText(files_ / "short.txt", *copy); }),
+                 "short.txt: expected at least 2 tokens, got 1");
+  ExpectContains(UsageErrorOf([&] { MakeFileText(files_ / "none.txt", *copy); }), "cannot be read");
 }
 
 TEST_F(TextTest, WindowsOfEveryLengthReadTheSameTokensOfLongDocuments) {

@@ -14,6 +14,8 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -21,6 +23,7 @@
 #include "lab/base/errors.h"
 #include "lab/base/paths.h"
 #include "lab/base/safetensors.h"
+#include "lab/text/tokenizer.h"
 
 namespace tsallis::lab {
 namespace {
@@ -121,9 +124,7 @@ class ShardWriter {
     out_.write(reinterpret_cast<const char*>(header.data()), sizeof header);
     Check();
   }
-  void Add(const std::string& text) {
-    std::vector<std::uint16_t> tokens(text.size());
-    for (std::size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<unsigned char>(text[i]);
+  void Add(const std::vector<std::uint16_t>& tokens) {
     out_.write(reinterpret_cast<const char*>(tokens.data()),
                static_cast<std::streamsize>(2 * tokens.size()));
     count_ += static_cast<std::int64_t>(tokens.size());
@@ -153,6 +154,88 @@ class ShardWriter {
   std::ofstream out_;
   std::int64_t count_ = 0;
 };
+
+std::vector<std::uint16_t> BytesOf(const std::string& text) {
+  std::vector<std::uint16_t> tokens(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<unsigned char>(text[i]);
+  return tokens;
+}
+
+// The text of a file, or nothing where it is empty or, with skip_bad, no text.
+std::string TextOf(const Input& file, const PrepareOptions& options) {
+  std::string text = ReadAll(file.path);
+  const std::int64_t bad = FirstBadByte(text);
+  if (bad < 0) return text;
+  if (options.skip_bad) return "";
+  Refuse(file.path, fmt::format("expected UTF-8 text, got something else at byte {}; --skip-bad "
+                                "leaves such files out",
+                                bad));
+}
+
+// Counts bytes that have been read, and stops.
+class Reading {
+ public:
+  Reading(std::int64_t all, const std::function<bool(std::int64_t, std::int64_t)>& progress)
+      : all_(all), progress_(progress) {}
+  void Before() const {
+    if (!progress_(done_, all_)) throw Interrupted("stopped; nothing was made");
+  }
+  void After(const Input& file) { done_ += file.bytes; }
+
+ private:
+  std::int64_t done_ = 0, all_;
+  const std::function<bool(std::int64_t, std::int64_t)>& progress_;
+};
+
+constexpr std::string_view kTrained = "bpe:";
+
+// What makes tokens: a file of the user's, or one that was trained into the folder, aside.
+struct TokenizerSource {
+  fs::path file;
+  bool trained = false;
+
+  fs::path Place(const fs::path& folder) const {
+    return folder / (file.extension() == ".model" ? "tokenizer.model" : "tokenizer.json");
+  }
+  void Keep(const fs::path& folder) const {
+    const fs::path to = Place(folder);
+    std::error_code error;
+    if (trained) {
+      fs::rename(file, to, error);
+    } else if (!fs::equivalent(file, to, error)) {
+      fs::copy_file(file, to, fs::copy_options::overwrite_existing, error);
+    }
+    if (error) Refuse(to, "cannot be written: " + error.message());
+  }
+  void Discard() const {
+    if (trained) fs::remove(file);
+  }
+};
+
+// Of options.tokenizer, which is given.
+TokenizerSource SourceOfTokens(const PrepareOptions& options, const std::vector<Input>& files,
+                               Reading& reading) {
+  const std::string& wanted = options.tokenizer;
+  if (!wanted.starts_with(kTrained)) return {.file = wanted};
+  const std::string number = wanted.substr(kTrained.size());
+  const bool digits = !number.empty() && number.size() < 6 &&
+                      number.find_first_not_of("0123456789") == std::string::npos;
+  const std::int64_t size = digits ? std::stoll(number) : 0;
+  if (size < 257 || size > 1 << 16) {
+    throw UsageError("--tokenizer: expected bpe:SIZE with a size of 257 to 65536, got " + wanted);
+  }
+  TokenizerSource source{.file = options.folder / "tokenizer.json.tmp", .trained = true};
+  auto file = files.begin();
+  Tokenizer::Train(size, source.file, [&](std::string& text) {
+    while (file != files.end() && PartOf(file->name) != Split::kTrain) reading.After(*file++);
+    if (file == files.end()) return false;
+    reading.Before();
+    text = TextOf(*file, options);
+    reading.After(*file++);
+    return true;
+  });
+  return source;
+}
 
 Json ReadManifest(const fs::path& folder) {
   std::ifstream in(folder / "manifest.json");
@@ -231,13 +314,24 @@ Corpus::Corpus(const fs::path& folder) {
   if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
     Refuse(path, "expected an object with the list \"files\"");
   }
+  if (manifest.contains("tokens") && manifest["tokens"].is_object()) {
+    const Json& tokens = manifest["tokens"];
+    tokenizer_ = folder / tokens.value("tokenizer", "");
+    vocabulary_ = tokens.value("vocabulary", std::int64_t{0});
+    if (vocabulary_ < 1 || !fs::is_regular_file(tokenizer_)) {
+      Refuse(path, "expected \"tokens\" with a \"tokenizer\" in the folder and its \"vocabulary\", "
+                   "got " + tokens.dump());
+    }
+  }
   for (const Json& file : manifest["files"]) {
     const std::string part = file.is_object() ? file.value("part", "") : "";
     const auto found = std::find(kParts.begin(), kParts.end(), part);
     if (found == kParts.end() || !file.contains("tokens") || !file["tokens"].is_number_integer()) {
       Refuse(path, "expected files with \"part\" and \"tokens\", got " + file.dump());
     }
-    parts_[found - kParts.begin()].documents.push_back(file["tokens"].get<std::int64_t>());
+    const auto tokens = file["tokens"].get<std::int64_t>();
+    parts_[found - kParts.begin()].documents.push_back(tokens);
+    bytes_[found - kParts.begin()] += file.value("bytes", tokens);
   }
   for (std::size_t i = 0; i < kParts.size(); ++i) {
     const fs::path shard = folder / (std::string(kParts[i]) + ".bin");
@@ -249,6 +343,11 @@ Corpus::Corpus(const fs::path& folder) {
                                 parts_[i].tokens->size()));
     }
   }
+}
+
+double Corpus::BytesPerToken(Split split) const {
+  const auto part = static_cast<std::size_t>(split);
+  return static_cast<double>(bytes_[part]) / static_cast<double>(parts_[part].tokens->size());
 }
 
 fs::path CorpusFolder(const std::string& name) {
@@ -283,39 +382,45 @@ Prepared PrepareCorpus(const PrepareOptions& options,
   std::int64_t all = 0;
   for (const Input& file : files) all += file.bytes;
   Prepared prepared;
-  Json manifest = {
-      {"name", options.name},
-      {"tokens", "bytes"},
-      {"rule", "FNV-1a of the path modulo 20: 0 is test, 1 is validation, else train"}};
-  Json& list = manifest["files"] = Json::array();
   std::error_code error;
   fs::create_directories(options.folder, error);
   if (error) Refuse(options.folder, "cannot be made: " + error.message());
+  Reading reading(options.tokenizer.starts_with(kTrained) ? 2 * all : all, progress);
+  std::optional<TokenizerSource> source;
+  std::optional<Tokenizer> tokenizer;
+  if (!options.tokenizer.empty()) {
+    source = SourceOfTokens(options, files, reading);
+    tokenizer.emplace(source->file);
+  }
+  Json manifest = {{"name", options.name}};
+  if (tokenizer) {
+    manifest["tokens"] = {{"tokenizer", source->Place(options.folder).filename().string()},
+                          {"vocabulary", tokenizer->Vocabulary()}};
+  } else {
+    manifest["tokens"] = "bytes";
+  }
+  manifest["rule"] = "FNV-1a of the path modulo 20: 0 is test, 1 is validation, else train";
+  Json& list = manifest["files"] = Json::array();
   std::array<std::unique_ptr<ShardWriter>, 3> writers;
   for (std::size_t i = 0; i < kParts.size(); ++i) {
     writers[i] = std::make_unique<ShardWriter>(options.folder / (std::string(kParts[i]) + ".bin"));
   }
-  std::int64_t done = 0;
   for (const Input& file : files) {
-    if (!progress(done, all)) throw Interrupted("stopped; nothing was made");
-    const std::string text = ReadAll(file.path);
-    done += file.bytes;
-    const std::int64_t bad = FirstBadByte(text);
-    if (bad >= 0 && !options.skip_bad) {
-      Refuse(file.path, fmt::format("expected UTF-8 text, got something else at byte {}; "
-                                    "--skip-bad leaves such files out",
-                                    bad));
-    }
-    if (bad >= 0 || text.empty()) {
+    reading.Before();
+    const std::string text = TextOf(file, options);
+    reading.After(file);
+    if (text.empty()) {
       ++prepared.skipped;
       continue;
     }
+    const std::vector<std::uint16_t> tokens = tokenizer ? tokenizer->Encode(text) : BytesOf(text);
     const Split part = PartOf(file.name);
-    writers[static_cast<std::size_t>(part)]->Add(text);
+    writers[static_cast<std::size_t>(part)]->Add(tokens);
     list.push_back({{"path", file.name},
                     {"part", kParts[static_cast<std::size_t>(part)]},
-                    {"tokens", text.size()},
+                    {"tokens", tokens.size()},
                     {"crc32c", fmt::format("{:08x}", Crc32c(text.data(), text.size()))}});
+    if (tokenizer) list.back()["bytes"] = text.size();
     ++prepared.files;
   }
   for (std::size_t i = 0; i < kParts.size(); ++i) {
@@ -328,12 +433,15 @@ Prepared PrepareCorpus(const PrepareOptions& options,
   }
   bool same = ReadManifest(options.folder) == manifest;
   for (const auto& writer : writers) same = writer->Close() && same;
+  if (source) same = same && SameBytes(source->file, source->Place(options.folder));
   if (same) {
+    if (source) source->Discard();
     for (const auto& writer : writers) writer->Discard();
     return prepared;
   }
   fs::remove(options.folder / "manifest.json");
   for (const auto& writer : writers) writer->Rename();
+  if (source) source->Keep(options.folder);
   WriteFileAtomically(options.folder / "manifest.json", manifest.dump(1) + "\n");
   prepared.made = true;
   return prepared;

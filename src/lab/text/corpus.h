@@ -6,7 +6,7 @@
 //
 // A .bin file is a header of 256 int32, {20240520, 1, tokens}, then tokens as uint16: the shards of
 // llm.c and modded-nanogpt, which can be put in its place. Numbers are little-endian. Tokens are
-// bytes.
+// bytes, or those of a tokenizer whose file lies in the folder.
 #pragma once
 
 #include <cstddef>
@@ -50,10 +50,19 @@ class Corpus {
   // Throws UsageError: for a folder without a corpus it says how one is made.
   explicit Corpus(const std::filesystem::path& folder);
 
+  std::int64_t Vocabulary() const { return vocabulary_; }
+  // What made the tokens; empty: they are bytes.
+  const std::filesystem::path& TokenizerFile() const { return tokenizer_; }
+  // Bytes of a part's text for each of its tokens.
+  double BytesPerToken(Split split) const;
+
   const Part& Of(Split split) const { return parts_[static_cast<std::size_t>(split)]; }
 
  private:
   Part parts_[3];
+  std::int64_t vocabulary_ = 256;
+  std::filesystem::path tokenizer_;
+  std::int64_t bytes_[3] = {0, 0, 0};
 };
 
 // Where a corpus of this name is: <source>/data/NAME, or NAME itself if it has a slash.
@@ -73,6 +82,9 @@ struct PrepareOptions {
   std::string name;                           // recorded
   std::vector<std::filesystem::path> inputs;  // files, and folders whose files are taken
   std::string extension;                      // of files in folders; empty: all
+  // What makes the tokens: a file that Tokenizer takes, or "bpe:SIZE" for byte-level BPE of SIZE
+  // tokens, trained on the training part; empty: they are bytes.
+  std::string tokenizer;
   bool skip_bad = false;                      // leaves out files that are not UTF-8 text
   std::filesystem::path folder;               // what is made
 };
@@ -85,7 +97,8 @@ struct Prepared {
 };
 
 // Reads the files in the order of their paths. The part of a file follows from its path: of twenty
-// equal shares of a hash, one is test and one is validation. `progress(done, all)` counts bytes.
+// equal shares of a hash, one is test and one is validation. `progress(done, all)` counts bytes,
+// twice where a tokenizer is trained.
 // The folder is complete or not there: parts are written aside and the manifest last. Throws
 // UsageError for what cannot be read, is not text (naming file and byte), or leaves a part without
 // tokens; Interrupted when `progress` returns false.

@@ -29,7 +29,16 @@ std::vector<std::int64_t> TextWindows::Draw(RandomStream& random, Split split, s
 
 const Corpus& TextWindows::Opened() const {
   std::call_once(once_, [&] {
-    corpus_ = std::make_unique<Corpus>(CorpusFolder(name_));
+    auto opened = std::make_unique<Corpus>(CorpusFolder(name_));
+    if (opened->Vocabulary() > vocabulary_ ||
+        (vocabulary_ == 256) != opened->TokenizerFile().empty()) {
+      throw UsageError(fmt::format(
+          "corpus {}: its tokens are {}; expected task.vocabulary {}, got {}", name_,
+          opened->TokenizerFile().empty() ? "bytes"
+                                          : opened->TokenizerFile().filename().string() + "'s",
+          opened->Vocabulary(), vocabulary_));
+    }
+    corpus_ = std::move(opened);
     for (const Split split : {Split::kValidation, Split::kTest}) {
       chunks_[static_cast<std::size_t>(split)] = ChunksOf(corpus_->Of(split));
     }

@@ -21,8 +21,12 @@ namespace tsallis::lab {
 class TextWindows {
  public:
   // `corpus` as CorpusFolder() takes it, opened at the first use: a recipe can be read on a machine
-  // without its corpus.
-  TextWindows(std::string corpus, std::int64_t chunk) : name_(std::move(corpus)), chunk_(chunk) {}
+  // without its corpus. Tokens are below `vocabulary`; 256: bytes.
+  TextWindows(std::string corpus, std::int64_t chunk, std::int64_t vocabulary)
+      : name_(std::move(corpus)), chunk_(chunk), vocabulary_(vocabulary) {}
+
+  // UsageError if there is none, or one of more tokens.
+  const Corpus& Opened() const;
 
   // UsageError unless 1 <= length <= chunk.
   void CheckLength(std::int64_t length) const;
@@ -36,14 +40,13 @@ class TextWindows {
                                  std::int64_t length) const;
 
  private:
-  const Corpus& Opened() const;
   std::int64_t Anywhere(RandomStream& random, std::int64_t length) const;
   [[noreturn]] void TooFew(Split split, std::int64_t windows, std::int64_t length) const;
   std::int64_t InChunk(Split split, std::int64_t index, std::int64_t length) const;
   std::vector<std::int64_t> ChunksOf(const Corpus::Part& part) const;
 
   std::string name_;
-  std::int64_t chunk_;
+  std::int64_t chunk_, vocabulary_;
   mutable std::once_flag once_;
   mutable std::unique_ptr<Corpus> corpus_;
   mutable std::vector<std::int64_t> chunks_[3];  // where they begin

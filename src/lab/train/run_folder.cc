@@ -68,6 +68,19 @@ std::string Differences(const nlohmann::ordered_json& found,
 
 }  // namespace
 
+double RunFolder::Seconds() const {
+  std::ifstream in(path_ / "metrics.jsonl");
+  double total = 0.0;
+  double last = 0.0;
+  for (std::string line; std::getline(in, line);) {
+    const auto entry = nlohmann::json::parse(line, nullptr, false);
+    const double seconds = entry.is_object() ? entry.value("seconds", 0.0) : 0.0;
+    if (seconds < last) total += last;
+    last = seconds;
+  }
+  return total + last;
+}
+
 FolderLock::FolderLock(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);

@@ -35,6 +35,10 @@ class RunFolder {
   // What config.json says; null if there is none, or one that is damaged.
   nlohmann::ordered_json Settings() const;
 
+  // That training took over all its sessions, by metrics.jsonl: the last line of each counts from
+  // its start, so what remains after a restart is a lower bound.
+  double Seconds() const;
+
   // Makes the folder and writes config.json. UsageError if it belongs to other settings,
   // std::runtime_error if it cannot be made.
   void Claim(const nlohmann::ordered_json& settings) const;

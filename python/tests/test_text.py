@@ -1,0 +1,91 @@
+"""``tsallis_text``: what the program's tokens are made by."""
+
+import io
+import struct
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer
+from tsallis_text.__main__ import Refused, encode, train
+
+PYTHON = Path(__file__).resolve().parents[1]
+TEXTS = ["Sharp attention.\n", "", "Aufmerksamkeit läßt nach – oder nicht?\n", "1234567\n" * 9]
+
+
+def message(text: str) -> bytes:
+    content = text.encode()
+    return struct.pack("<I", len(content)) + content
+
+
+def answers(output: bytes) -> list[bytes]:
+    found = []
+    while output:
+        size, failed = struct.unpack("<IB", output[:5])
+        assert not failed, output
+        found.append(output[5 : 4 + size])
+        output = output[4 + size :]
+    return found
+
+
+def encoded(path: Path) -> tuple[int, list[list[int]]]:
+    target = io.BytesIO()
+    encode(io.BytesIO(b"".join(map(message, TEXTS))), target, path)
+    size, *tokens = answers(target.getvalue())
+    return int(size), [array("H", part).tolist() for part in tokens]
+
+
+def test_byte_level_bpe_gives_every_text_back(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    target = io.BytesIO()
+    train(io.BytesIO(b"".join(map(message, [*TEXTS[:1], *TEXTS[2:], ""]))), target, 280, path)
+    assert answers(target.getvalue()) == [b"", b""]
+    size, tokens = encoded(path)
+    assert 256 < size <= 280
+    model = Tokenizer.from_file(str(path))
+    assert [model.decode(part) for part in tokens] == TEXTS
+
+
+def test_models_of_sentencepiece_are_read(tmp_path):
+    (tmp_path / "text.txt").write_text("".join(TEXTS) * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"),
+        model_prefix=str(tmp_path / "small"),
+        vocab_size=60,
+        byte_fallback=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    size, tokens = encoded(tmp_path / "small.model")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "small.model"))
+    assert size == model.vocab_size()
+    assert tokens == [model.encode(text) for text in TEXTS]
+
+
+def test_what_is_no_tokenizer_is_named(tmp_path):
+    for name, content, why in [
+        ("a.json", "{}", "expected a tokenizer.json"),
+        ("a.model", "not a model", "expected a model of SentencePiece"),
+        ("none.json", None, "no such file"),
+    ]:
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(Refused, match=why):
+            encoded(tmp_path / name)
+
+
+def test_errors_reach_the_other_end(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", "tsallis_text", "encode", str(tmp_path / "none.json")],
+        input=b"",
+        capture_output=True,
+        cwd=PYTHON,
+        check=True,
+    )
+    size, failed = struct.unpack("<IB", run.stdout[:5])
+    assert failed
+    assert size == len(run.stdout) - 4
+    assert run.stdout[5:].decode().endswith("none.json: no such file")

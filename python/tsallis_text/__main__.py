@@ -1,0 +1,120 @@
+"""Encodes texts, or trains a tokenizer on them, for the program on the other end of a socket.
+
+``python -m tsallis_text encode FILE`` answers with the number of tokens in the vocabulary, then
+every text with its tokens (uint16). ``python -m tsallis_text train SIZE FILE`` answers with
+nothing, reads texts up to an empty one, writes FILE and answers once more. A message is its length
+(four bytes, little-endian) and its bytes; an answer begins with one byte, 0, or 1 before an error.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_TOKENS = 1 << 16  # what a shard's uint16 holds
+
+
+class Refused(Exception):
+    """Goes to the user as it is."""
+
+
+def receive(source: BinaryIO) -> bytes | None:
+    """The next message; None at the end."""
+    head = source.read(4)
+    if len(head) < 4:
+        return None
+    return source.read(struct.unpack("<I", head)[0])
+
+
+def answer(target: BinaryIO, content: bytes, *, failed: bool = False) -> None:
+    target.write(struct.pack("<IB", len(content) + 1, failed) + content)
+    target.flush()
+
+
+def sentence_piece(path: Path) -> tuple[int, Callable[[str], list[int]]]:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise Refused(f"{path}: needs the Python package sentencepiece") from error
+    try:
+        model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise Refused(f"{path}: expected a model of SentencePiece ({error})") from error
+    return model.vocab_size(), lambda text: list(model.encode(text))
+
+
+def hugging_face(path: Path) -> tuple[int, Callable[[str], list[int]]]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise Refused(f"{path}: needs the Python package tokenizers") from error
+    try:
+        model = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no other type
+        raise Refused(f"{path}: expected a tokenizer.json ({error})") from error
+    return (
+        model.get_vocab_size(with_added_tokens=True),
+        lambda text: list(model.encode(text, add_special_tokens=False).ids),
+    )
+
+
+def encode(source: BinaryIO, target: BinaryIO, path: Path) -> None:
+    if not path.is_file():
+        raise Refused(f"{path}: no such file")
+    size, tokens_of = (sentence_piece if path.suffix == ".model" else hugging_face)(path)
+    if size > MOST_TOKENS:
+        raise Refused(f"{path}: expected at most {MOST_TOKENS} tokens, got {size}")
+    answer(target, str(size).encode())
+    while (text := receive(source)) is not None:
+        answer(target, array("H", tokens_of(text.decode())).tobytes())
+
+
+def train(source: BinaryIO, target: BinaryIO, size: int, path: Path) -> None:
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise Refused("training BPE needs the Python package tokenizers") from error
+    answer(target, b"")
+
+    def texts() -> Iterator[str]:
+        while text := receive(source):
+            yield text.decode()
+
+    # Bytes come first, so that every text has tokens.
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    tokenizer.save(str(path))
+    answer(target, b"")
+
+
+def main(arguments: list[str]) -> int:
+    # What a library prints goes to the terminal, not into the answers.
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    source = sys.stdin.buffer
+    try:
+        if arguments[0] == "train":
+            train(source, target, int(arguments[1]), Path(arguments[2]))
+        else:
+            encode(source, target, Path(arguments[1]))
+    except Refused as refused:
+        answer(target, str(refused).encode(), failed=True)
+    except BrokenPipeError:  # the program has ended
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

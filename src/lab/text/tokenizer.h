@@ -1,0 +1,38 @@
+// Text as tokens by a tokenizer of Hugging Face's `tokenizers` (tokenizer.json) or of SentencePiece
+// (*.model). The libraries run in a Python process beside this one (python/tsallis_text).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tsallis::lab {
+
+class Tokenizer {
+ public:
+  // UsageError for a file that is no tokenizer, for one of more than 2^16 tokens, and where the
+  // library is not installed.
+  explicit Tokenizer(const std::filesystem::path& file);
+  ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  std::int64_t Vocabulary() const { return vocabulary_; }
+  // Without tokens for the beginning and the end. UsageError if the library refuses the text.
+  std::vector<std::uint16_t> Encode(const std::string& text);
+
+  // Trains byte-level BPE of `vocabulary` tokens on what `next` gives until it gives false, and
+  // writes it to `file` (tokenizer.json). UsageError where the library is not installed or refuses.
+  static void Train(std::int64_t vocabulary, const std::filesystem::path& file,
+                    const std::function<bool(std::string&)>& next);
+
+ private:
+  class Process;
+  std::unique_ptr<Process> process_;
+  std::int64_t vocabulary_ = 0;
+};
+
+}  // namespace tsallis::lab
