@@ -675,7 +675,7 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
         (["--text", "none.txt"], "none.txt: cannot be read"),
         (["--text", "pages"], "pages: cannot be read"),
         (["--text", "pages/7.txt", "--lengths", "100000"], "length: expected 1 to"),
-        (["--text", "pages/7.txt", "--task", "copy"], "excludes"),
+        (["--text", "pages/7.txt", "--task", "copy"], "cannot be given together"),
     ]:
         refused = run("eval", weights, *arguments, cwd=tmp_path)
         assert refused.returncode == 2

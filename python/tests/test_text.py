@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer
+
 from tsallis_text.__main__ import Refused, encode, train
 
 PYTHON = Path(__file__).resolve().parents[1]

@@ -90,10 +90,10 @@ class EvalCommand : public Command {
     }
     const std::int64_t vocabulary = loaded.model.Config().vocabulary;
     if (loaded.task->Vocabulary() != vocabulary) {
-      throw lab::UsageError(
-          fmt::format("{} {}: expected a {} of the model's {} tokens, it has {}",
-                      text_.empty() ? "--task" : "--text", loaded.task_name,
-                      text_.empty() ? "task" : "text", vocabulary, loaded.task->Vocabulary()));
+      throw lab::UsageError(fmt::format("{} {}: expected a {} of the model's {} tokens, it has {}",
+                                        text_.empty() ? "--task" : "--text", loaded.task_name,
+                                        text_.empty() ? "task" : "text", vocabulary,
+                                        loaded.task->Vocabulary()));
     }
     for (const std::int64_t n : lengths_) loaded.task->CheckLength(n);
     const lab::Metric metric = loaded.task->GetMetric();
@@ -154,9 +154,8 @@ class EvalCommand : public Command {
     fmt::print("  by position:\n");
     for (std::size_t i = 0; i < score.by_position.size(); ++i) {
       const double loss = score.by_position[i].Value(lab::Scoring::kLoss);
-      const std::string range =
-          fmt::format("{} to {}", lab::PositionBin(i),
-                      std::min(score.n, lab::PositionBin(i + 1)) - 1);
+      const std::string range = fmt::format("{} to {}", lab::PositionBin(i),
+                                            std::min(score.n, lab::PositionBin(i + 1)) - 1);
       std::string bar;
       for (int k = 0; k < std::lround(40.0 * loss / most); ++k) bar += "█";
       fmt::print("    {:<16}{:>6.3f}  {}\n", range, loss, bar);

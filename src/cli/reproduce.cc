@@ -98,7 +98,8 @@ class ReproduceCommand : public Command {
       }
       if (results.unfinished > 0 && options_.shard.count > 1) {
         if (!options_.progress.quiet) {
-          fmt::print(stderr, "{}: {} runs of other shards are not finished; the last shard reports\n",
+          fmt::print(stderr,
+                     "{}: {} runs of other shards are not finished; the last shard reports\n",
                      recipe.title, results.unfinished);
         }
         continue;
@@ -122,9 +123,8 @@ class ReproduceCommand : public Command {
     const std::size_t slash = shard_.find('/');
     const auto number = [](const std::string& text) {
       const bool digits = !text.empty() && text.size() < 7 &&
-                          std::all_of(text.begin(), text.end(), [](unsigned char c) {
-                            return std::isdigit(c) != 0;
-                          });
+                          std::all_of(text.begin(), text.end(),
+                                      [](unsigned char c) { return std::isdigit(c) != 0; });
       return digits ? std::stoll(text) : 0;
     };
     const std::int64_t one = number(shard_.substr(0, slash));

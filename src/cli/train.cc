@@ -46,9 +46,10 @@ class TrainCommand : public Command {
     app.add_option("--seed", seed_, "Seed")->capture_default_str();
     app.add_option("--folder", folder_,
                    "Folder of the run; default: runs/<study>/<scale>/<method>/seed-<n>");
-    app.add_option("--from", from_,
-                   "Begin with the weights of this run (its folder, or a file of weights); default: "
-                   "as the recipe's train.start says, in runs/, else drawn from the seed");
+    app.add_option(
+        "--from", from_,
+        "Begin with the weights of this run (its folder, or a file of weights); default: "
+        "as the recipe's train.start says, in runs/, else drawn from the seed");
     app.add_option("--threads", threads_,
                    "Threads of a process; default: OMP_NUM_THREADS, or one per core. The result "
                    "is the same")
@@ -136,8 +137,7 @@ class TrainCommand : public Command {
     const lab::TaskConfig& task = job.recipe->task;
     const double seconds = lab::RunFolder(job.folder).Seconds();
     if (task.GetScoring() != lab::Scoring::kLoss || !(seconds > 0.0)) return 0.0;
-    const double length =
-        0.5 * static_cast<double>(task.train_length_min + task.train_length_max);
+    const double length = 0.5 * static_cast<double>(task.train_length_min + task.train_length_max);
     const double tokens = static_cast<double>(job.steps * job.recipe->train.batch) * length;
     return tokens / seconds / static_cast<double>(job.processes.Size());
   }

@@ -117,8 +117,7 @@ std::vector<Job> OfOtherShards(std::vector<Job>& jobs, const ReproduceOptions::S
   std::vector<Job> own;
   std::vector<Job> others;
   for (Job& job : jobs) {
-    const std::string unit =
-        job.trains->name + (whole_methods ? "" : fmt::format(" {}", job.seed));
+    const std::string unit = job.trains->name + (whole_methods ? "" : fmt::format(" {}", job.seed));
     const auto number = numbers.emplace(unit, static_cast<std::int64_t>(numbers.size()));
     (number.first->second % shard.count == shard.index ? own : others).push_back(std::move(job));
   }
@@ -289,7 +288,8 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   const fs::path root = options.runs / recipe.name / options.scale;
   const Trainings trainings(recipe);
   std::vector<Job> grid_jobs;
-  if (trainings.rates.size() > 1) grid_jobs = MakeJobs(trainings, methods, grid, options.runs, root);
+  if (trainings.rates.size() > 1)
+    grid_jobs = MakeJobs(trainings, methods, grid, options.runs, root);
   std::vector<Job> jobs = MakeJobs(trainings, methods, study, options.runs, root);
   if (task.sequence) {
     for (const std::int64_t n : options.map_lengths) task.sequence->CheckLength(n);
@@ -330,9 +330,10 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
       throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
   } else {
     if (jobs.empty()) {
-      throw UsageError(fmt::format("--job-shard: expected at most as many shards as the study has "
-                                   "jobs to divide, got {}",
-                                   options.shard.count));
+      throw UsageError(
+          fmt::format("--job-shard: expected at most as many shards as the study has "
+                      "jobs to divide, got {}",
+                      options.shard.count));
     }
     failures = run(jobs, JobGoal::kEvaluate);
     for (Job& job : others) {

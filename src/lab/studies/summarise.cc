@@ -193,7 +193,8 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
         results.heat_maps.push_back({method->name, n, kHeatSets, kHeatItems, scores[0]->heat});
       }
     }
-    if (task.sequence && method->name != own[0]->trains->name) continue;  // heads are those of the training
+    if (task.sequence && method->name != own[0]->trains->name)
+      continue;  // heads are those of the training
     const HeadObservations heads = Known(own[0]->heads, task.eval_lengths, own[0]->map_lengths);
     if (heads.lengths.empty()) continue;
     for (const AttentionMap& map : heads.maps) {

@@ -29,18 +29,18 @@ namespace {
 constexpr std::int64_t kBytes = 256;
 
 constexpr std::array<const char*, 100> kCities = {
-    "accra",    "algiers",  "amman",    "amsterdam", "ankara",   "antwerp",  "athens",   "atlanta",
-    "auckland", "austin",   "baghdad",  "baku",      "bangkok",  "basel",    "beijing",  "beirut",
-    "belgrade", "bergen",   "berlin",   "bern",      "bogota",   "bologna",  "boston",   "bremen",
-    "brisbane", "brussels", "budapest", "busan",     "cairo",    "calgary",  "caracas",  "chennai",
-    "chicago",  "cologne",  "cordoba",  "dakar",     "dallas",   "damascus", "delhi",    "denver",
-    "dhaka",    "dresden",  "dublin",   "durban",    "florence", "geneva",   "genoa",    "glasgow",
-    "graz",     "hamburg",  "hanoi",    "harare",    "havana",   "helsinki", "houston",  "istanbul",
-    "jakarta",  "kabul",    "kampala",  "karachi",   "kigali",   "kyoto",    "lagos",    "lahore",
-    "leipzig",  "lima",     "lisbon",   "london",    "lusaka",   "lyon",     "madrid",   "malaga",
-    "manila",   "milan",    "minsk",    "montreal",  "moscow",   "mumbai",   "munich",   "nairobi",
-    "naples",   "osaka",    "oslo",     "ottawa",    "paris",    "porto",    "prague",   "quito",
-    "riga",     "rome",     "santiago", "seoul",     "seville",  "sofia",    "tallinn",  "tehran",
+    "accra",    "algiers",  "amman",    "amsterdam", "ankara",   "antwerp",  "athens",  "atlanta",
+    "auckland", "austin",   "baghdad",  "baku",      "bangkok",  "basel",    "beijing", "beirut",
+    "belgrade", "bergen",   "berlin",   "bern",      "bogota",   "bologna",  "boston",  "bremen",
+    "brisbane", "brussels", "budapest", "busan",     "cairo",    "calgary",  "caracas", "chennai",
+    "chicago",  "cologne",  "cordoba",  "dakar",     "dallas",   "damascus", "delhi",   "denver",
+    "dhaka",    "dresden",  "dublin",   "durban",    "florence", "geneva",   "genoa",   "glasgow",
+    "graz",     "hamburg",  "hanoi",    "harare",    "havana",   "helsinki", "houston", "istanbul",
+    "jakarta",  "kabul",    "kampala",  "karachi",   "kigali",   "kyoto",    "lagos",   "lahore",
+    "leipzig",  "lima",     "lisbon",   "london",    "lusaka",   "lyon",     "madrid",  "malaga",
+    "manila",   "milan",    "minsk",    "montreal",  "moscow",   "mumbai",   "munich",  "nairobi",
+    "naples",   "osaka",    "oslo",     "ottawa",    "paris",    "porto",    "prague",  "quito",
+    "riga",     "rome",     "santiago", "seoul",     "seville",  "sofia",    "tallinn", "tehran",
     "tokyo",    "toronto",  "vienna",   "warsaw"};
 constexpr std::size_t kLongestCity = 9;
 
@@ -77,9 +77,10 @@ class NeedleTask : public SequenceTask {
     for (const Needle& needle : needles) used += needle.Sentence().size();
     const auto least = static_cast<std::int64_t>(used) + 1;
     if (length >= least) return;
-    throw UsageError(fmt::format("length: expected at least {}, which {} needles and their "
-                                 "question may take, got {}",
-                                 least, config_.needles, length));
+    throw UsageError(
+        fmt::format("length: expected at least {}, which {} needles and their "
+                    "question may take, got {}",
+                    least, config_.needles, length));
   }
 
   Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
@@ -87,8 +88,8 @@ class NeedleTask : public SequenceTask {
     CheckLength(length);
     RandomStream random(seed, PurposeOf(split), static_cast<std::uint64_t>(index));
     const std::vector<Needle> needles = DrawNeedles(random);
-    const std::int64_t of = config_.question == "one" ? random.Below(config_.needles)
-                                                      : index % config_.needles;
+    const std::int64_t of =
+        config_.question == "one" ? random.Below(config_.needles) : index % config_.needles;
     const Asked asked = QuestionAndAnswer(needles, static_cast<std::size_t>(of));
     std::int64_t hay = length + 1 - static_cast<std::int64_t>(asked.text.size());
     for (const Needle& needle : needles) hay -= static_cast<std::int64_t>(needle.Sentence().size());

@@ -26,9 +26,9 @@ TaskPointer MakeReverse(TableReader& table);
 TaskPointer MakeSort(TableReader& table);
 TaskPointer MakeText(TableReader& table);
 
-// The text of one file, every token from those before it: windows of any length that fits, one after
-// the other. Tokens are those of `trained`, what a model was trained on, if it is a text task, else
-// bytes. UsageError for a file that cannot be read or has fewer than two tokens.
+// The text of one file, every token from those before it: windows of any length that fits, one
+// after the other. Tokens are those of `trained`, what a model was trained on, if it is a text
+// task, else bytes. UsageError for a file that cannot be read or has fewer than two tokens.
 TaskPointer MakeFileText(const std::filesystem::path& file, const SequenceTask& trained);
 
 // What a count of data symbols may be.

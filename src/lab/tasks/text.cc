@@ -69,8 +69,8 @@ class FileText : public SequenceTask {
     if (like != nullptr && !like->TokenizerFile().empty()) {
       const std::int64_t bad = FirstBadByte(text);
       if (bad >= 0) {
-        throw UsageError(fmt::format("{}: expected UTF-8 text, got something else at byte {}",
-                                     path_, bad));
+        throw UsageError(
+            fmt::format("{}: expected UTF-8 text, got something else at byte {}", path_, bad));
       }
       tokens_ = Tokenizer(like->TokenizerFile()).Encode(text);
     } else {
@@ -100,8 +100,8 @@ class FileText : public SequenceTask {
   Sample Draw(std::uint64_t, Split, std::int64_t index, std::int64_t length) const override {
     CheckLength(length);
     if (index >= Available(Split::kTest, length)) {
-      throw UsageError(
-          fmt::format("{} has {} windows of {} tokens", path_, Available(Split::kTest, length), length));
+      throw UsageError(fmt::format("{} has {} windows of {} tokens", path_,
+                                   Available(Split::kTest, length), length));
     }
     const auto begin = tokens_.begin() + index * length;
     return {{begin, begin + length}, {begin + 1, begin + length + 1}};

@@ -325,8 +325,8 @@ TEST_F(TextTest, ATestOfNeedlesScoresOneOfThem) {
     const std::size_t sign = scored.find('=');
     ASSERT_NE(sign, std::string::npos) << scored;
     EXPECT_EQ(scored.size() - sign, 8U);
-    const std::string sentence = "magic " + scored.substr(0, sign) + " number is " +
-                                 scored.substr(sign + 1) + ".";
+    const std::string sentence =
+        "magic " + scored.substr(0, sign) + " number is " + scored.substr(sign + 1) + ".";
     const std::string text = TextOf(sample.tokens);
     const std::size_t at = text.find(sentence);
     ASSERT_NE(at, std::string::npos);

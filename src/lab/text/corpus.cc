@@ -319,8 +319,10 @@ Corpus::Corpus(const fs::path& folder) {
     tokenizer_ = folder / tokens.value("tokenizer", "");
     vocabulary_ = tokens.value("vocabulary", std::int64_t{0});
     if (vocabulary_ < 1 || !fs::is_regular_file(tokenizer_)) {
-      Refuse(path, "expected \"tokens\" with a \"tokenizer\" in the folder and its \"vocabulary\", "
-                   "got " + tokens.dump());
+      Refuse(path,
+             "expected \"tokens\" with a \"tokenizer\" in the folder and its \"vocabulary\", "
+             "got " +
+                 tokens.dump());
     }
   }
   for (const Json& file : manifest["files"]) {

@@ -85,8 +85,8 @@ struct PrepareOptions {
   // What makes the tokens: a file that Tokenizer takes, or "bpe:SIZE" for byte-level BPE of SIZE
   // tokens, trained on the training part; empty: they are bytes.
   std::string tokenizer;
-  bool skip_bad = false;                      // leaves out files that are not UTF-8 text
-  std::filesystem::path folder;               // what is made
+  bool skip_bad = false;         // leaves out files that are not UTF-8 text
+  std::filesystem::path folder;  // what is made
 };
 
 struct Prepared {

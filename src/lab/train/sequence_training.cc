@@ -135,11 +135,11 @@ void TrainSequences(const TrainingJob& job, Decoder& model,
   if (!job.start.empty() && job.processes.First() && !folder.Finished() && !folder.Begun()) {
     if (!std::filesystem::exists(job.start)) {
       const std::filesystem::path study = job.recipe->train.start;
-      throw UsageError(job.start.string() + ": no weights to start from" +
-                       (study.empty() ? ""
-                                      : fmt::format("; `tsallis reproduce {} --scale {}` makes them",
-                                                    study.parent_path().string(),
-                                                    study.filename().string())));
+      throw UsageError(
+          job.start.string() + ": no weights to start from" +
+          (study.empty() ? ""
+                         : fmt::format("; `tsallis reproduce {} --scale {}` makes them",
+                                       study.parent_path().string(), study.filename().string())));
     }
     StartFrom(job.start, model);
   }

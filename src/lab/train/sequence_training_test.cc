@@ -724,8 +724,8 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   const SequenceLengthScore borrowed = LoadSequenceScores(run / "eval-ntk.json").back();
   Decoder model(recipe.Decoder(ntk), 9);
   LoadParameters(run / "model.safetensors", model.Parameters());
-  const SequenceLengthScore expected = EvaluateLength(model, *recipe.task.sequence, Split::kTest,
-                                                      own.n, own.samples, never);
+  const SequenceLengthScore expected =
+      EvaluateLength(model, *recipe.task.sequence, Split::kTest, own.n, own.samples, never);
   EXPECT_EQ(borrowed.answers.hits, expected.answers.hits);
   EXPECT_NE(borrowed.answers.hits, own.answers.hits);  // longer than in training
   // Heads are looked at once, under the positions of the training.
