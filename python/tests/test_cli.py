@@ -681,6 +681,12 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
         assert refused.returncode == 2
         assert why in refused.stderr
 
+    looked = run(*read, "--lengths", "128", "--scores", "scores", cwd=tmp_path)
+    assert looked.returncode == 0, looked.stderr
+    assert (tmp_path / "scores" / "scores.png").exists()
+    too_long = run(*read, "--lengths", "5000", "--scores", "scores", cwd=tmp_path)
+    assert "--scores: expected --lengths up to 4096, got 5000" in too_long.stderr
+
     # Going on from those weights, with another task.
     tuned = run("train", "r.toml", "--from", weights, "--folder", "tuned", "--quiet", cwd=tmp_path)
     assert tuned.returncode == 0, tuned.stderr

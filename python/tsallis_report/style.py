@@ -25,6 +25,7 @@ VARIANTS = {
     "alibi": "ALiBi",
     "nope": "NoPE",
     "sinusoidal": "sinusoidal",
+    "ntk": "NTK",
 }
 _LINES: list[Any] = ["-", (0, (1, 1.1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
 

@@ -18,8 +18,10 @@
 #include "cli/options.h"
 #include "lab/base/denormals.h"
 #include "lab/base/errors.h"
+#include "lab/base/paths.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
+#include "lab/report/render.h"
 #include "lab/train/load_model.h"
 
 namespace tsallis::cli {
@@ -28,6 +30,9 @@ namespace {
 
 // Bytes of a file that are read as one sequence unless --lengths says more.
 constexpr std::int64_t kLongestText = 32768;
+
+// Keys whose scores are looked at: memory grows with the square.
+constexpr std::int64_t kLongestScores = 4096;
 
 class EvalCommand : public Command {
  public:
@@ -61,6 +66,10 @@ class EvalCommand : public Command {
     app.add_option("--inputs", inputs_,
                    "File (safetensors) for queries, keys and values of all layers on one sample of "
                    "the longest length; tsallis bench attention --inputs times attention on them");
+    app.add_option(
+        "--scores", scores_,
+        "Folder for what the heads' scores do on one sample of the longest length, up to "
+        "4096 tokens: spread, normality, entropy, sparsity (scores.json, scores.png)");
     app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
         ->check(IntegerFrom(1, 4096));
     app.add_flag("--json", json_, "Print one JSON document");
@@ -85,7 +94,8 @@ class EvalCommand : public Command {
       loaded.task = lab::MakeFileText(text_, *loaded.task);
       loaded.task_name = text_;
       if (lengths_.empty()) {
-        lengths_ = {std::min(kLongestText, loaded.task->Available(split, 1))};
+        lengths_ = {std::min(scores_.empty() ? kLongestText : kLongestScores,
+                             loaded.task->Available(split, 1))};
       }
     }
     const std::int64_t vocabulary = loaded.model.Config().vocabulary;
@@ -133,6 +143,7 @@ class EvalCommand : public Command {
       lab::WriteTensors(inputs_, lab::AttentionInputs(loaded.model, *loaded.task, n));
       if (!json_ && !quiet_) fmt::print("  attention's inputs at n = {}: {}\n", n, inputs_);
     }
+    if (!scores_.empty()) DrawScores(loaded);
     if (json_) {
       const nlohmann::ordered_json document = {{"task", loaded.task_name},
                                                {"weights", loaded.weights.string()},
@@ -144,6 +155,19 @@ class EvalCommand : public Command {
   }
 
  private:
+  void DrawScores(lab::LoadedModel& loaded) const {
+    const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
+    lab::TensorFile inputs = lab::AttentionInputs(loaded.model, *loaded.task, n);
+    for (auto& [name, tensor] : inputs.tensors) {
+      if (tensor.scalar_type() == at::kBFloat16) tensor = tensor.to(at::kFloat);
+    }
+    lab::WriteTensors(scores_ / "inputs.safetensors", inputs);
+    lab::RenderScores(scores_, lab::PythonExecutable(), lab::SourceDir());
+    if (!json_ && !quiet_) {
+      fmt::print("  scores at n = {}: {}\n", n, (scores_ / "scores.png").string());
+    }
+  }
+
   // The loss by position, as bars.
   static void PrintByPosition(const lab::SequenceLengthScore& score) {
     double most = 0.0;
@@ -164,6 +188,15 @@ class EvalCommand : public Command {
 
   // Before the evaluation, which may take hours.
   void CheckInputs() const {
+    if (!scores_.empty()) {
+      for (const std::int64_t n : lengths_) {
+        if (n <= kLongestScores) continue;
+        throw lab::UsageError(
+            fmt::format("--scores: expected --lengths up to {}, got {}", kLongestScores, n));
+      }
+      CheckWritable("--scores", scores_);
+      std::filesystem::create_directories(scores_);
+    }
     if (inputs_.empty()) return;
     const std::filesystem::path file(inputs_);
     const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
@@ -174,6 +207,7 @@ class EvalCommand : public Command {
   }
 
   std::string path_, task_, text_, split_ = "test", inputs_;
+  std::filesystem::path scores_;
   std::vector<std::string> settings_;
   std::vector<std::int64_t> lengths_;
   std::int64_t samples_ = 1000;

@@ -58,18 +58,15 @@ std::string ReadTail(int fd) {
   return tail;
 }
 
-}  // namespace
-
-void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
-                  const std::filesystem::path& source_dir, const TableOptions& table) {
-  std::vector<std::string> arguments = {python.string(), "-m", "tsallis_report",
+// Runs the module on the folder. `show`: what it prints goes to standard output.
+void RunPython(const std::filesystem::path& python, const std::filesystem::path& source_dir,
+               const std::string& module, const std::filesystem::path& dir, bool show,
+               const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = {python.string(), "-m", module,
                                         std::filesystem::absolute(dir).string()};
-  if (table.show) {
-    arguments.insert(arguments.end(), {"--table", "--width", std::to_string(table.width)});
-    if (table.color) arguments.emplace_back("--color");
-    std::fflush(stdout);  // what was printed before stands above the table
-  }
-  const std::string shown = fmt::format("{} -m tsallis_report {}", python.string(), dir.string());
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  if (show) std::fflush(stdout);  // what was printed before stands above
+  const std::string shown = fmt::format("{} -m {} {}", python.string(), module, dir.string());
 
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -82,7 +79,7 @@ void RenderReport(const std::filesystem::path& dir, const std::filesystem::path&
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  if (!table.show) posix_spawn_file_actions_adddup2(&actions, input.get(), STDOUT_FILENO);
+  if (!show) posix_spawn_file_actions_adddup2(&actions, input.get(), STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, input.get(), STDERR_FILENO);
   pid_t child = -1;
   const int failure = posix_spawnp(&child, arguments[0].c_str(), &actions, nullptr,
@@ -107,6 +104,23 @@ void RenderReport(const std::filesystem::path& dir, const std::filesystem::path&
   if (WEXITSTATUS(status) != 0) {
     throw std::runtime_error(fmt::format("{}: exit code {}\n{}", shown, WEXITSTATUS(status), tail));
   }
+}
+
+}  // namespace
+
+void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
+                  const std::filesystem::path& source_dir, const TableOptions& table) {
+  std::vector<std::string> more;
+  if (table.show) {
+    more = {"--table", "--width", std::to_string(table.width)};
+    if (table.color) more.emplace_back("--color");
+  }
+  RunPython(python, source_dir, "tsallis_report", dir, table.show, more);
+}
+
+void RenderScores(const std::filesystem::path& dir, const std::filesystem::path& python,
+                  const std::filesystem::path& source_dir) {
+  RunPython(python, source_dir, "tsallis_report.scores", dir, false, {});
 }
 
 }  // namespace tsallis::lab

@@ -19,4 +19,9 @@ struct TableOptions {
 void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
                   const std::filesystem::path& source_dir, const TableOptions& table = {});
 
+// The same with `python -m tsallis_report.scores dir`, which reads dir/inputs.safetensors and
+// writes scores.json and scores.png beside it.
+void RenderScores(const std::filesystem::path& dir, const std::filesystem::path& python,
+                  const std::filesystem::path& source_dir);
+
 }  // namespace tsallis::lab

@@ -1,0 +1,88 @@
+"""``tsallis eval --scores``: what trained heads' scores do."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import tsallis
+from tsallis_report import scores
+
+
+def write(folder, q, k, alpha=None, slopes=None, map_name="softmax"):
+    tensors = {"layers.0.q": q, "layers.0.k": k, "layers.0.v": k}
+    if alpha is not None:
+        tensors["layers.0.alpha"] = np.asarray(alpha, dtype=np.float64)
+    if slopes is not None:
+        tensors["layers.0.slopes"] = np.asarray(slopes, dtype=np.float32)
+    path = folder / "inputs.safetensors"
+    save_file(tensors, str(path), metadata={"layers.0.map": map_name})
+    return path
+
+
+def drawn(*shape):
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def test_normal_scores_have_the_entropy_and_the_weights_of_the_paper():
+    """Anson et al. 2025, figure 1: none, LogN and scale-invariant at 100 and 1 000 keys."""
+    random = np.random.default_rng(5)
+    found = scores.invariance(lambda n: random.standard_normal((2000, n)), [100, 1000])
+    for name, wanted in {
+        "none": (4.11, 6.41),
+        "LogN": (3.28, 3.59),
+        "scale-invariant": (3.08, 3.56),
+    }.items():
+        # LogN's varies most from draw to draw: the target is the mean of 200.
+        tolerance = 0.2 if name == "LogN" else 0.05
+        assert found["entropy"][name] == pytest.approx(wanted, abs=tolerance), name
+    assert [found["last"][name][1] for name in scores.SCALINGS] == pytest.approx(
+        [0.100, 0.100, 0.53], abs=0.02
+    )
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
+def test_weights_are_those_of_the_package(alpha):
+    z = scores.causal(np.random.default_rng(1).standard_normal((40, 40)) * 3.0)
+    wanted = tsallis.entmax(torch.from_numpy(np.where(np.isfinite(z), z, -1e9)), alpha=alpha)
+    assert np.allclose(scores.entmax(z, alpha), wanted.numpy(), atol=1e-6)
+
+
+def test_heads_are_measured_one_by_one(tmp_path):
+    n = 256
+    q, k = drawn(2, n, 16), drawn(2, n, 16)
+    path = write(tmp_path, q, k, alpha=[1.5, 2.0], slopes=[0.0, 4.0], map_name="entmax")
+    found = scores.measure(path)
+    plain, near = found["heads"]
+    assert [plain["head"], near["head"]] == [0, 1]
+    product = np.tril(q[0] @ k[0].T / 4.0, -1)
+    rows = [product[i, : i + 1] for i in range(n)]
+    assert plain["spread"]["max"] >= max(np.ptp(row[:i]) for i, row in enumerate(rows) if i)
+    # A slope of 4 leaves the nearest keys: a diagonal of blocks.
+    assert near["density"]["1"] < 4.0 / n
+    assert near["density"]["16"] < 2.0 / 16.0 + 0.15
+    assert near["density"]["1"] < near["density"]["16"] < near["density"]["64"]
+    assert plain["density"]["1"] < 1.0
+    # Products of normal vectors are nearly normal; an exponential's are not.
+    normal = np.quantile(np.random.default_rng(0).standard_normal(400_000), [0.05, 0.5, 0.95])
+    assert np.interp([0.05, 0.5, 0.95], np.linspace(0.005, 0.995, 99), plain["quantiles"]) == (
+        pytest.approx(normal, abs=0.1)
+    )
+    assert plain["keys"] == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert all(e <= np.log(keys) for e, keys in zip(plain["entropy"], plain["keys"], strict=True))
+
+
+def test_the_page_is_written_and_what_is_no_input_is_named(tmp_path, capsys):
+    write(tmp_path, drawn(2, 300, 8), drawn(2, 300, 8))
+    assert scores.main([str(tmp_path)]) == 0
+    assert (tmp_path / "scores.png").stat().st_size > 10_000
+    numbers = json.loads((tmp_path / "scores.json").read_text())
+    assert set(numbers["trained"]["entropy"]) == set(scores.SCALINGS)
+    write(tmp_path, drawn(1, 64, 8), drawn(1, 64, 8), map_name="adaptive-temperature")
+    assert scores.main([str(tmp_path)]) == 1
+    assert "expected softmax or entmax, got ['adaptive-temperature']" in capsys.readouterr().err
+    (tmp_path / "inputs.safetensors").write_text("nothing")
+    assert scores.main([str(tmp_path)]) == 1
+    assert "inputs.safetensors: cannot be read" in capsys.readouterr().err
