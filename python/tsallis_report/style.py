@@ -27,7 +27,14 @@ VARIANTS = {
     "sinusoidal": "sinusoidal",
     "ntk": "NTK",
 }
-_LINES: list[Any] = ["-", (0, (1, 1.1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
+_LINES: list[Any] = [
+    "-",
+    (0, (1, 1.1)),
+    (0, (5, 1, 1, 1)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (9, 1.5)),
+    (0, (9, 1, 1, 1, 1, 1)),
+]
 
 SOFTMAX, ENTMAX, ASENTMAX = "Softmax family", "α-entmax", "ASEntmax family"
 
