@@ -488,6 +488,7 @@ def test_training_on_sequences_killed_at_random_moments_ends_with_the_same_bits(
     assert set(whole) == {
         "best/model.safetensors",
         "config.json",
+        "lock",
         "metrics.jsonl",
         "model.safetensors",
     }
