@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pages import write_pages
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -624,10 +625,7 @@ seeds = 2
 
 def test_language_from_files_to_the_loss_on_another_file(tmp_path):
     (tmp_path / "r.toml").write_text(LANGUAGE)
-    pages = tmp_path / "pages"
-    pages.mkdir()
-    for i in range(60):
-        (pages / f"{i}.txt").write_text(f"Page {i} says {i * i}, and so does page {i}. " * 9)
+    pages = write_pages(tmp_path / "pages")
     without = run("train", "r.toml", "--quiet", "--folder", "run", cwd=tmp_path)
     assert without.returncode == 2
     assert "./corpus: no corpus there; `tsallis data prepare corpus` makes it" in without.stderr

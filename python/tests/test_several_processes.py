@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pages import write_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "bin" / "tsallis"
@@ -197,10 +198,7 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path, recipe):
 
 def test_language_is_trained_alike_by_two_processes(tmp_path):
     (tmp_path / "recipe.toml").write_text(TEXT)
-    pages = tmp_path / "pages"
-    pages.mkdir()
-    for i in range(60):
-        (pages / f"{i}.txt").write_text(f"Page {i} says {i * i}, and so does page {i}. " * 9)
+    write_pages(tmp_path / "pages")
     prepare = [str(PROGRAM), "data", "prepare", "pages", "--from", "pages"]
     subprocess.run(
         [*prepare, "--folder", "corpus", "--quiet"], cwd=tmp_path, env=environment(), check=True

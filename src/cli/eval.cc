@@ -28,7 +28,7 @@ namespace tsallis::cli {
 
 namespace {
 
-// Bytes of a file that are read as one sequence unless --lengths says more.
+// Tokens of a file that are read as one sequence unless --lengths says more.
 constexpr std::int64_t kLongestText = 32768;
 
 // Keys whose scores are looked at: memory grows with the square.
@@ -52,7 +52,7 @@ class EvalCommand : public Command {
     app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
     app.add_option("SETTING", settings_, "Settings of --task, key=value");
     AddList(app, "--lengths", lengths_,
-            "Lengths, separated by commas; with --text, default: the file's, up to 32768 bytes");
+            "Lengths, separated by commas; with --text, default: the file's, up to 32768 tokens");
     auto* task = app.add_option("--task", task_, "Another task than the one it was trained on");
     app.add_option("--text", text_,
                    "A file of text instead of a task: the loss on its windows, and by position")

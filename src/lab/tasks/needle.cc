@@ -26,8 +26,6 @@
 namespace tsallis::lab {
 namespace {
 
-constexpr std::int64_t kBytes = 256;
-
 constexpr std::array<const char*, 100> kCities = {
     "accra",    "algiers",  "amman",    "amsterdam", "ankara",   "antwerp",  "athens",  "atlanta",
     "auckland", "austin",   "baghdad",  "baku",      "bangkok",  "basel",    "beijing", "beirut",

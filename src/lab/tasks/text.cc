@@ -15,8 +15,6 @@
 namespace tsallis::lab {
 namespace {
 
-constexpr std::int64_t kBytes = 256;
-
 std::string WordOf(std::int64_t vocabulary, std::int64_t token) {
   return vocabulary == kBytes ? ByteWord(token) : std::to_string(token);
 }

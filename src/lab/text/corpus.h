@@ -21,6 +21,9 @@
 
 namespace tsallis::lab {
 
+// How many tokens there are where tokens are bytes.
+inline constexpr std::int64_t kBytes = 256;
+
 // The tokens of one part, mapped into memory.
 class Shard {
  public:
@@ -60,7 +63,7 @@ class Corpus {
 
  private:
   Part parts_[3];
-  std::int64_t vocabulary_ = 256;
+  std::int64_t vocabulary_ = kBytes;
   std::filesystem::path tokenizer_;
   std::int64_t bytes_[3] = {0, 0, 0};
 };

@@ -31,7 +31,7 @@ const Corpus& TextWindows::Opened() const {
   std::call_once(once_, [&] {
     auto opened = std::make_unique<Corpus>(CorpusFolder(name_));
     if (opened->Vocabulary() > vocabulary_ ||
-        (vocabulary_ == 256) != opened->TokenizerFile().empty()) {
+        (vocabulary_ == kBytes) != opened->TokenizerFile().empty()) {
       throw UsageError(fmt::format(
           "corpus {}: its tokens are {}; expected task.vocabulary {}, got {}", name_,
           opened->TokenizerFile().empty() ? "bytes"

@@ -21,7 +21,7 @@ namespace tsallis::lab {
 class TextWindows {
  public:
   // `corpus` as CorpusFolder() takes it, opened at the first use: a recipe can be read on a machine
-  // without its corpus. Tokens are below `vocabulary`; 256: bytes.
+  // without its corpus. Tokens are below `vocabulary`; kBytes: bytes.
   TextWindows(std::string corpus, std::int64_t chunk, std::int64_t vocabulary)
       : name_(std::move(corpus)), chunk_(chunk), vocabulary_(vocabulary) {}
 
