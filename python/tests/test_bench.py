@@ -278,6 +278,8 @@ def trained(path, metadata=None):
         layers[f"layers.{layer}.alpha"] = torch.tensor([1.5, 1.5, 1.5 + 0.1 * layer])
     layers["layers.1.slopes"] = torch.tensor([1.0, 0.5, 0.0])
     maps = {"layers.0.map": "entmax", "layers.1.map": "entmax"} if metadata is None else metadata
+    if metadata is None:
+        maps["layers.1.scale_invariant"] = "10"
     save_file(layers, path, maps)
     return layers
 
@@ -286,6 +288,7 @@ def test_inputs_of_a_trained_model(tmp_path):
     layers = trained(tmp_path / "inputs.safetensors")
     first, second = cases.trained_cases(tmp_path / "inputs.safetensors")
     assert (first.alpha, first.slopes, first.map) == (1.5, None, "entmax")
+    assert (first.scale_invariant, second.scale_invariant) == (None, 10.0)
     assert second.alpha == pytest.approx((1.5, 1.5, 1.6))
     assert second.slopes == (1.0, 0.5, 0.0)
     q, k, v, gradient = attention.draw(second, 0)
@@ -299,6 +302,28 @@ def test_inputs_of_a_trained_model(tmp_path):
     rows = json.loads((tmp_path / "out/attention.json").read_text())["rows"]
     assert {row["case"] for row in rows} == {f"trained-{i}-float32-n40-d8-1x3" for i in (0, 1)}
     assert {row["spread"] for row in rows} == {None}
+
+
+def test_models_of_the_tree(monkeypatch, tmp_path):
+    monkeypatch.setattr(cases, "MODEL_KEYS", 64)
+    text = tmp_path / "text.py"
+    text.write_text("import torch\n" * 20)
+    found = cases.model_cases(ROOT, text)
+    models = ["asentmax-nape", "rope", "scale-invariant-p-rope"]
+    assert [case.kind for case in found] == [f"{m}-{layer}" for m in models for layer in range(4)]
+    assert {(case.n, case.heads, case.d) for case in found} == {(64, 4, 32)}
+    assert {case.map for case in found[:4]} == {"entmax"}
+    assert {case.scale_invariant for case in found} == {None, 10.0}
+    text.write_text("short")
+    with pytest.raises(ValueError, match="length: expected 1 to 4"):
+        cases.model_cases(ROOT, text)
+    with pytest.raises(OSError, match="expected a source tree"):
+        cases.model_cases(tmp_path, text)
+    listed = run("--models", "--list")
+    assert len(listed.stdout.split()) == 12
+    both = run("--models", "--inputs", "x")
+    assert both.returncode == 2
+    assert "not allowed with argument" in both.stderr
 
 
 def test_inputs_that_are_not_there(tmp_path):

@@ -50,7 +50,7 @@ def test_a_broken_link_is_an_error(tmp_path, link):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("tests"))
     for name in ("README.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("src", "include", "examples", "results"):
+    for name in ("src", "include", "examples", "results", "bench"):
         (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "docs" / "index.md").open("a") as page:
         page.write(f"\n[see]({link})\n")

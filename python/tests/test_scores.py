@@ -11,14 +11,19 @@ import tsallis
 from tsallis_report import scores
 
 
-def write(folder, q, k, alpha=None, slopes=None, map_name="softmax"):
+def write(folder, q, k, alpha=None, slopes=None, map_name="softmax", c=None, length=None):
     tensors = {"layers.0.q": q, "layers.0.k": k, "layers.0.v": k}
     if alpha is not None:
         tensors["layers.0.alpha"] = np.asarray(alpha, dtype=np.float64)
     if slopes is not None:
         tensors["layers.0.slopes"] = np.asarray(slopes, dtype=np.float32)
+    if c is not None:
+        tensors["layers.0.c"] = np.asarray(c, dtype=np.float32)
+    about = {"layers.0.map": map_name}
+    if length is not None:
+        about["layers.0.scale_invariant"] = str(length)
     path = folder / "inputs.safetensors"
-    save_file(tensors, str(path), metadata={"layers.0.map": map_name})
+    save_file(tensors, str(path), metadata=about)
     return path
 
 
@@ -41,6 +46,66 @@ def test_normal_scores_have_the_entropy_and_the_weights_of_the_paper():
     assert [found["last"][name][1] for name in scores.SCALINGS] == pytest.approx(
         [0.100, 0.100, 0.53], abs=0.02
     )
+
+
+def test_normal_scores_have_the_entropy_within_ranges_of_the_paper():
+    """Anson et al. 2025, figures 2 and 6: entropy at distances 10 to 100 and 100 to 1 000."""
+    random = np.random.default_rng(6)
+    found = scores.invariance(lambda n: random.standard_normal((500, n)), [1000])["ranges"]
+    for name, wanted in {"none": (4.02, 6.30), "scale-invariant": (2.82, 3.45)}.items():
+        parts = found[name]
+        assert [(part["begin"], part["end"]) for part in parts] == [(10, 100), (100, 1000)]
+        tolerance = 0.02 if name == "none" else 0.12
+        assert [part["entropy"] for part in parts] == pytest.approx(wanted, abs=tolerance), name
+
+
+def test_the_divergence_of_heads_is_that_of_their_weights(tmp_path):
+    q, k = drawn(3, 40, 8), drawn(3, 40, 8)
+    found = scores.measure(write(tmp_path, q, k))["divergence"]
+    z = torch.from_numpy(q @ k.transpose(0, 2, 1) / np.sqrt(8.0))
+    visible = torch.ones(40, 40, dtype=torch.bool).tril()
+    p = torch.softmax(z.masked_fill(~visible, -torch.inf), -1)
+    wanted = torch.special.entr(p.mean(0)).sum(-1) - torch.special.entr(p).sum(-1).mean(0)
+    assert found == pytest.approx([float(wanted.mean())], abs=1e-6)
+    assert scores.measure(write(tmp_path, q[[0, 0]], k[[0, 0]]))["divergence"] == pytest.approx(
+        [0.0], abs=1e-6
+    )
+
+
+def test_scale_invariant_scores_are_those_of_the_package(tmp_path):
+    q, k = 3.0 * drawn(2, 64, 8), drawn(2, 64, 8)
+    found = scores.measure(write(tmp_path, q, k, length=10.0))["heads"][1]
+    v = torch.eye(64).expand(1, 2, 64, 64)
+    query, key = torch.from_numpy(q)[None], torch.from_numpy(k)[None]
+    p = tsallis.attention(query, key, v, map="softmax", causal=True, scale_invariant=10.0)
+    entropies = torch.special.entr(p[0, 1].double()).sum(-1)
+    assert found["keys"][-1] == 64
+    assert found["entropy"][-1] == pytest.approx(float(entropies[32:].mean()), abs=1e-4)
+
+
+def test_learned_length_scales_are_fitted(tmp_path):
+    n = np.arange(1.0, 301.0)
+    curves = [1.0 + 0.5 * np.log(n) ** 1.7, 0.3 * np.log(n), np.ones(300), 2.0 - 0.004 * n]
+    path = write(tmp_path, drawn(4, 300, 8), drawn(4, 300, 8), c=curves)
+    found = scores.measure(path)["length_scales"]
+    # The third head does not scale.
+    assert [head["head"] for head in found["heads"]] == [0, 1, 3]
+    power, log, linear = (head["fits"] for head in found["heads"])
+    assert [power["d + power"][key] for key in "dbg"] == pytest.approx([1.0, 0.5, 1.7], abs=0.01)
+    assert power["d + power"]["r2"] > 0.99999
+    assert power["linear"]["r2"] < power["d + linear"]["r2"] < power["d + log"]["r2"] < 0.999
+    assert log["log"]["b"] == pytest.approx(0.3)
+    assert log["power"]["g"] == pytest.approx(1.0, abs=0.01)
+    assert [linear["d + linear"][key] for key in "db"] == pytest.approx([2.0, -0.004])
+    # What falls is no multiple of ln n: worse than its own mean.
+    assert linear["log"]["r2"] < 0.0
+    assert found["overall"]["d + power"] > found["overall"]["log"]
+    assert scores.main([str(tmp_path)]) == 0
+    assert (tmp_path / "length-scales.png").stat().st_size > 10_000
+    # Another model in the same folder leaves no picture of the first.
+    write(tmp_path, drawn(1, 300, 8), drawn(1, 300, 8))
+    assert scores.main([str(tmp_path)]) == 0
+    assert not (tmp_path / "length-scales.png").exists()
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])

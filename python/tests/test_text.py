@@ -36,7 +36,7 @@ def encoded(path: Path) -> tuple[int, list[list[int]]]:
     target = io.BytesIO()
     encode(io.BytesIO(b"".join(map(message, TEXTS))), target, path)
     size, *tokens = answers(target.getvalue())
-    return int(size), [array("H", part).tolist() for part in tokens]
+    return int(size), [array("I", part).tolist() for part in tokens]
 
 
 def test_byte_level_bpe_gives_every_text_back(tmp_path):

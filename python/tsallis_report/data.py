@@ -42,6 +42,12 @@ class Metric:
         return "points" if self.unit == "%" else self.unit
 
     @property
+    def in_unit(self) -> str:
+        """The name with its unit, and what a loss is in bits: ``Accuracy in %``."""
+        bits = " (a nat is 1.443 bits)" if self.unit.startswith("nats") else ""
+        return f"{self.name.capitalize()} in {self.unit}{bits}"
+
+    @property
     def full_tint(self) -> float:
         """The difference from which on a colour is as strong as it gets."""
         return 50.0 if self.unit == "%" else 1.0

@@ -24,7 +24,7 @@ def markdown(study: Study) -> str:
         f"# {study.title}\n\n"
         f"{finding}"
         f"![{metric.name.capitalize()} against length](figures/accuracy.png)\n\n"
-        f"{metric.name.capitalize()} in {metric.unit}, {study.seed_text}: "
+        f"{metric.in_unit}, {study.seed_text}: "
         f"mean{spread}{paper if study.has_paper else ''}.\n\n"
         f"{_table(study)}\n"
         f"{_baseline_section(study)}"

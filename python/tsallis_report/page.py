@@ -246,7 +246,8 @@ def _table(study: Study) -> str:
         if study.has_paper
         else ""
     )
-    return _grid(study, body, f"Ours: mean{spread}; the best of each length is bold.{paper}")
+    ours = f"Ours: mean{spread}; the best of each length is bold."
+    return _grid(study, body, f"{study.metric.in_unit}. {ours}{paper}")
 
 
 def _baseline_table(study: Study) -> str:

@@ -1,9 +1,11 @@
 """Encodes texts, or trains a tokenizer on them, for the program on the other end of a socket.
 
 ``python -m tsallis_text encode FILE`` answers with the number of tokens in the vocabulary, then
-every text with its tokens (uint16). ``python -m tsallis_text train SIZE FILE`` answers with
+every text with its tokens (uint32). ``python -m tsallis_text train SIZE FILE`` answers with
 nothing, reads texts up to an empty one, writes FILE and answers once more. A message is its length
 (four bytes, little-endian) and its bytes; an answer begins with one byte, 0, or 1 before an error.
+
+``python -m tsallis_text fetch NAME FOLDER`` makes the files of a corpus (sources.py).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_TOKENS = 1 << 16  # what a shard's uint16 holds
+from . import sources
 
 
 class Refused(Exception):
@@ -67,11 +69,9 @@ def encode(source: BinaryIO, target: BinaryIO, path: Path) -> None:
     if not path.is_file():
         raise Refused(f"{path}: no such file")
     size, tokens_of = (sentence_piece if path.suffix == ".model" else hugging_face)(path)
-    if size > MOST_TOKENS:
-        raise Refused(f"{path}: expected at most {MOST_TOKENS} tokens, got {size}")
     answer(target, str(size).encode())
     while (text := receive(source)) is not None:
-        answer(target, array("H", tokens_of(text.decode())).tobytes())
+        answer(target, array("I", tokens_of(text.decode())).tobytes())
 
 
 def train(source: BinaryIO, target: BinaryIO, size: int, path: Path) -> None:
@@ -99,7 +99,18 @@ def train(source: BinaryIO, target: BinaryIO, size: int, path: Path) -> None:
     answer(target, b"")
 
 
+def fetch(name: str, folder: Path) -> int:
+    try:
+        sources.fetch(name, folder)
+    except sources.SourceError as error:
+        print(f"tsallis_text: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(arguments: list[str]) -> int:
+    if arguments[0] == "fetch":
+        return fetch(arguments[1], Path(arguments[2]))
     # What a library prints goes to the terminal, not into the answers.
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

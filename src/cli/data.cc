@@ -1,8 +1,10 @@
 // tsallis data: makes corpora of real text.
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,8 @@
 #include "lab/base/errors.h"
 #include "lab/base/suggest.h"
 #include "lab/text/corpus.h"
+#include "lab/text/prepare.h"
+#include "lab/text/sources.h"
 
 namespace tsallis::cli {
 namespace {
@@ -22,8 +26,11 @@ class DataCommand : public Command {
   std::string Summary() const override { return "Make a corpus of real text for language models"; }
   std::string Example() const override {
     return "  tsallis data prepare python\n"
+           "  tsallis data prepare english\n"
            "  tsallis data prepare notes --from ~/notes --extension .md\n"
-           "  tsallis data prepare notes-4k --from ~/notes --extension .md --tokenizer bpe:4096";
+           "  tsallis data prepare notes-4k --from ~/notes --extension .md --tokenizer bpe:4096\n"
+           "  tsallis data prepare fineweb --from ~/fineweb10B --extension .bin --tokenizer "
+           "~/gpt2/tokenizer.json";
   }
 
   void Declare(CLI::App& app) override {
@@ -37,12 +44,16 @@ class DataCommand : public Command {
            "NAME", name_,
            "The corpus, as a recipe's task.corpus names it; known without --from: " + sources)
         ->required();
-    app.add_option("--from", from_, "Text files, and folders whose files are taken");
+    app.add_option(
+        "--from", from_,
+        "Text files, and folders whose files are taken; or shards of tokens (.bin of llm.c), "
+        "which stay where they are, with train, val or test in their names");
     app.add_option("--extension", extension_, "Of the files that are taken from folders: .md");
-    app.add_option("--tokenizer", tokenizer_,
-                   "A tokenizer.json of Hugging Face or a .model of SentencePiece; or bpe:SIZE, "
-                   "which trains byte-level BPE of SIZE tokens on the training files. Default: "
-                   "tokens are bytes. A recipe says task.vocabulary=SIZE");
+    app.add_option(
+        "--tokenizer", tokenizer_,
+        "A tokenizer.json of Hugging Face or a .model of SentencePiece; or bpe:SIZE, "
+        "which trains byte-level BPE of SIZE tokens on the training files. Default: "
+        "tokens are bytes. Of shards: what made them. A recipe says task.vocabulary=SIZE");
     app.add_flag("--skip-bad", skip_bad_, "Leave out files that are not UTF-8 text");
     app.add_option("--folder", folder_, "Where to; default: data/NAME of the source tree");
     app.add_flag("--json", json_, "Print what was made as one JSON document");
@@ -54,11 +65,12 @@ class DataCommand : public Command {
         .name = name_,
         .inputs = {from_.begin(), from_.end()},
         .extension = extension_,
+        .held_out = {},
         .tokenizer = tokenizer_,
         .skip_bad = skip_bad_,
         .folder = folder_.empty() ? lab::CorpusFolder(name_).string() : folder_};
-    if (from_.empty()) UseSource(options);
     const bool shows = !quiet_ && !json_;
+    if (from_.empty()) UseSource(options, shows, *invocation.stop);
     std::int64_t shown = -1;
     const lab::Prepared made =
         lab::PrepareCorpus(options, [&](std::int64_t done, std::int64_t all) {
@@ -88,13 +100,19 @@ class DataCommand : public Command {
   }
 
  private:
-  void UseSource(lab::PrepareOptions& options) const {
+  void UseSource(lab::PrepareOptions& options, bool show, const std::atomic<bool>& stop) const {
     std::vector<std::string> names;
     for (const lab::CorpusSource& source : lab::CorpusSources()) {
       names.push_back(source.name);
       if (source.name != name_) continue;
-      options.inputs = {lab::SourceFolder(source)};
+      try {
+        options.inputs = {lab::SourceFolder(source, show)};
+      } catch (const std::runtime_error&) {
+        if (stop) throw lab::Interrupted("stopped; nothing was made");
+        throw;
+      }
       if (extension_.empty()) options.extension = source.extension;
+      options.held_out = source.held_out;
       options.skip_bad = true;
       return;
     }

@@ -54,15 +54,16 @@ class EvalCommand : public Command {
     AddList(app, "--lengths", lengths_,
             "Lengths, separated by commas; with --text, default: the file's, up to 32768 tokens");
     auto* task = app.add_option("--task", task_, "Another task than the one it was trained on");
-    app.add_option("--text", text_,
-                   "A file of text instead of a task: the loss on its windows, and by position")
-        ->excludes(task);
     app.add_option("--samples", samples_, "Samples at every length")
         ->check(IntegerFrom(1, 1 << 30))
         ->capture_default_str();
-    app.add_option("--split", split_, "Which samples")
-        ->check(OneOf({"validation", "test"}))
-        ->capture_default_str();
+    auto* split = app.add_option("--split", split_, "Which samples")
+                      ->check(OneOf({"validation", "test"}))
+                      ->capture_default_str();
+    app.add_option("--text", text_,
+                   "A file of text instead of a task: the loss on its windows, and by position")
+        ->excludes(task)
+        ->excludes(split);
     app.add_option("--inputs", inputs_,
                    "File (safetensors) for queries, keys and values of all layers on one sample of "
                    "the longest length; tsallis bench attention --inputs times attention on them");
@@ -116,12 +117,11 @@ class EvalCommand : public Command {
           lab::EvaluateLength(loaded.model, *loaded.task, split, n, samples, *invocation.stop);
       const double value = score.answers.Value(loaded.task->GetScoring());
       if (!json_) {
-        fmt::print("  n = {:<8}{:>6.{}f} {}   {}\n", n, value, metric.digits, metric.unit,
-                   metric.higher_is_better
-                       ? fmt::format("{} of {}", score.answers.hits, score.answers.asked)
-                       : fmt::format("{:.3f} bits a byte, {} tokens",
-                                     value / std::numbers::ln2 / loaded.task->BytesPerToken(split),
-                                     score.answers.asked));
+        fmt::print(
+            "  n = {:<8}{:>6.{}f} {}   {}\n", n, value, metric.digits, metric.unit,
+            metric.higher_is_better
+                ? fmt::format("{} of {}", score.answers.hits, score.answers.asked) + OfTokens(score)
+                : Bits(value, *loaded.task, split) + fmt::format("{} tokens", score.answers.asked));
         std::fflush(stdout);
       }
       rows.push_back({{"n", n},
@@ -129,6 +129,9 @@ class EvalCommand : public Command {
                       {"hits", score.answers.hits},
                       {"asked", score.answers.asked},
                       {metric.name, value}});
+      if (score.tokens.asked > 0) {
+        rows.back()["token_accuracy"] = score.tokens.Value(lab::Scoring::kTokens);
+      }
       for (std::size_t bin = 0; bin < score.by_position.size(); ++bin) {
         rows.back()["by_position"].push_back(
             {{"begin", lab::PositionBin(bin)},
@@ -155,6 +158,19 @@ class EvalCommand : public Command {
   }
 
  private:
+  // "1.234 bits a byte, ", or nothing where the bytes of a token are not known.
+  static std::string Bits(double nats, const lab::SequenceTask& task, lab::Split split) {
+    const double bytes = task.BytesPerToken(split);
+    return bytes > 0.0 ? fmt::format("{:.3f} bits a byte, ", nats / std::numbers::ln2 / bytes) : "";
+  }
+
+  // ", 98.1 % of 1234 tokens" where whole answers are scored.
+  static std::string OfTokens(const lab::SequenceLengthScore& score) {
+    if (score.tokens.asked == 0) return "";
+    return fmt::format(", {:.1f} % of {} tokens", score.tokens.Value(lab::Scoring::kTokens),
+                       score.tokens.asked);
+  }
+
   void DrawScores(lab::LoadedModel& loaded) const {
     const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
     lab::TensorFile inputs = lab::AttentionInputs(loaded.model, *loaded.task, n);

@@ -14,10 +14,18 @@ from typing import Any, TextIO
 import torch
 
 from tsallis.bench import attention, document
-from tsallis.bench.cases import Case, all_cases, matching, quick_cases, trained_cases
+from tsallis.bench.cases import (
+    Case,
+    all_cases,
+    matching,
+    model_cases,
+    quick_cases,
+    trained_cases,
+)
 from tsallis.bench.peers import NAMES
 
 INTERRUPTED = 130
+SOURCE = Path(__file__).resolve().parents[3]  # of the tree, if this is one
 
 ATTENTION = """Time attention against its peers on this machine, forward and backward.
 
@@ -33,6 +41,7 @@ Example:
   tsallis bench attention --cases entmax-1.5 --cases 'alibi-*' --threads 2
   tsallis eval runs/copy/quick/asentmax-nape/seed-1 --lengths 2048 --inputs runs/copy.safetensors
   tsallis bench attention --inputs runs/copy.safetensors
+  tsallis bench attention --models
 
 Written into the folder of --out: attention.json, and as a figure attention.svg, .png and .csv.
 Ctrl-C ends with code 130 and keeps what was measured."""
@@ -56,7 +65,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="part of names, or a pattern; may be repeated (default: all, some half an hour)",
     )
-    command.add_argument(
+    trained = command.add_mutually_exclusive_group()
+    trained.add_argument(
+        "--models",
+        action="store_true",
+        help="measure on q, k and v of the three small language models in bench/models of the "
+        "source tree, which read 8192 bytes of torch's Python: a case a layer",
+    )
+    trained.add_argument(
         "--inputs",
         type=Path,
         metavar="FILE",
@@ -191,13 +207,14 @@ def _attention(arguments: argparse.Namespace) -> int:
         if value is not None and not value > 0:
             arguments.mistake(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
     quick: bool = arguments.quick
-    if arguments.inputs is None:
-        known = quick_cases() if quick else all_cases()
-    else:
-        try:
+    known = quick_cases() if quick else all_cases()
+    try:
+        if arguments.models:
+            known = model_cases(SOURCE, Path(torch.__file__).parent / "_refs" / "__init__.py")
+        elif arguments.inputs is not None:
             known = trained_cases(arguments.inputs)
-        except (ImportError, OSError, ValueError) as error:
-            arguments.mistake(f"--inputs: {error}")
+    except (ImportError, OSError, ValueError) as error:
+        arguments.mistake(f"--{'models' if arguments.models else 'inputs'}: {error}")
     cases = matching(known, arguments.cases)
     if not cases:
         arguments.mistake(f"--cases: no case's name has {' or '.join(arguments.cases)} in it")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import subprocess
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,7 +91,37 @@ def quick_cases() -> list[Case]:
     ]
 
 
-def trained_cases(path: Path) -> list[Case]:
+MODEL_KEYS = 8192  # tokens that the committed models read
+
+
+def model_cases(source: Path, text: Path) -> list[Case]:
+    """A case for each layer of the language models in ``source/bench/models``, reading ``text``.
+
+    Raises OSError without the program of that source tree, ValueError if it fails.
+    """
+    program = source / "tsallis"
+    folders = sorted(path.parent for path in source.glob("bench/models/*/config.json"))
+    if not program.is_file() or not folders:
+        raise FileNotFoundError(f"{source}: expected a source tree of tsallis with bench/models")
+    cases = []
+    with tempfile.TemporaryDirectory() as aside:
+        for folder in folders:
+            inputs = Path(aside) / f"{folder.name}.safetensors"
+            command = [program, "eval", folder, "--text", text, "--inputs", inputs]
+            command += ["--lengths", str(MODEL_KEYS), "--samples", "1", "--quiet"]
+            done = subprocess.run(
+                list(map(str, command)),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise ValueError(f"{program} eval {folder}: {done.stderr.strip()}")
+            cases += trained_cases(inputs, folder.name)
+    return cases
+
+
+def trained_cases(path: Path, kind: str = "trained") -> list[Case]:
     """A case for each layer of a file that ``tsallis eval CHECKPOINT --inputs FILE`` wrote.
 
     Raises ImportError without the safetensors package, OSError and ValueError for a file that
@@ -101,9 +133,10 @@ def trained_cases(path: Path) -> list[Case]:
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
+            about = file.metadata() or {}
             maps = {
                 key.removesuffix(".map"): value
-                for key, value in (file.metadata() or {}).items()
+                for key, value in about.items()
                 if key.startswith("layers.") and key.endswith(".map")
             }
             for layer in sorted(maps, key=lambda name: int(name.split(".")[1])):
@@ -114,10 +147,12 @@ def trained_cases(path: Path) -> list[Case]:
                     settings["alpha"] = alphas[0] if len(set(alphas)) == 1 else tuple(alphas)
                 if f"{layer}.slopes" in names:
                     settings["slopes"] = tuple(file.get_tensor(f"{layer}.slopes").tolist())
+                if f"{layer}.scale_invariant" in about:
+                    settings["scale_invariant"] = float(about[f"{layer}.scale_invariant"])
                 heads, n, d = q.shape
                 cases.append(
                     Case(
-                        f"trained-{layer.split('.')[1]}",
+                        f"{kind}-{layer.split('.')[1]}",
                         n,
                         str(q.dtype).removeprefix("torch."),
                         d=d,

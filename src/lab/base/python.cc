@@ -1,12 +1,64 @@
 #include "lab/base/python.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
 #include <string_view>
 
 #include "lab/base/paths.h"
 
 namespace tsallis::lab {
+namespace {
+
+constexpr std::size_t kKept = 4096;  // bytes of output kept for an error message
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() { Close(); }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+
+  int get() const { return fd_; }
+  void Close() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_;
+};
+
+// Everything until end of file; only the last kKept bytes are kept.
+std::string ReadTail(int fd) {
+  std::string tail;
+  char buffer[4096];
+  while (true) {
+    const ssize_t count = read(fd, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    tail.append(buffer, static_cast<std::size_t>(count));
+    if (tail.size() > 2 * kKept) tail.erase(0, tail.size() - kKept);
+  }
+  if (tail.size() > kKept) {
+    tail.erase(0, tail.size() - kKept);
+    const std::size_t line = tail.find('\n');  // from a whole line on
+    if (line != std::string::npos) tail.erase(0, line + 1);
+  }
+  while (!tail.empty() && (tail.back() == '\n' || tail.back() == ' ')) tail.pop_back();
+  return tail;
+}
+
+}  // namespace
 
 std::vector<std::string> PythonEnvironment(const std::filesystem::path& source_dir) {
   constexpr std::string_view kPythonPath = "PYTHONPATH=";
@@ -25,6 +77,55 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   for (std::string& text : strings) pointers.push_back(text.data());
   pointers.push_back(nullptr);
   return pointers;
+}
+
+void RunPython(const std::string& module, std::vector<std::string> arguments, bool show,
+               const std::filesystem::path& python, const std::filesystem::path& source_dir) {
+  const std::string shown =
+      fmt::format("{} -m {} {}", python.string(), module, fmt::join(arguments, " "));
+  arguments.insert(arguments.begin(), {python.string(), "-m", module});
+  if (show) std::fflush(stdout);  // what was printed before stands above
+
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    throw std::runtime_error(fmt::format("{}: pipe: {}", shown, std::strerror(errno)));
+  }
+  FileDescriptor output(ends[0]);
+  FileDescriptor input(ends[1]);
+
+  std::vector<std::string> environment = PythonEnvironment(source_dir);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  if (!show) posix_spawn_file_actions_adddup2(&actions, input.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, input.get(), STDERR_FILENO);
+  pid_t child = -1;
+  const int failure = posix_spawnp(&child, arguments[0].c_str(), &actions, nullptr,
+                                   Pointers(arguments).data(), Pointers(environment).data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (failure != 0) {
+    throw std::runtime_error(fmt::format("{}: cannot be run: {}", shown, std::strerror(failure)));
+  }
+  input.Close();
+
+  const std::string tail = ReadTail(output.get());
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) {
+      throw std::runtime_error(fmt::format("{}: wait: {}", shown, std::strerror(errno)));
+    }
+  }
+  if (WIFSIGNALED(status)) {
+    throw std::runtime_error(
+        fmt::format("{}: killed by signal {}\n{}", shown, WTERMSIG(status), tail));
+  }
+  if (WEXITSTATUS(status) != 0) {
+    throw std::runtime_error(fmt::format("{}: exit code {}\n{}", shown, WEXITSTATUS(status), tail));
+  }
+}
+
+void RunPython(const std::string& module, std::vector<std::string> arguments, bool show) {
+  RunPython(module, std::move(arguments), show, PythonExecutable(), SourceDir());
 }
 
 }  // namespace tsallis::lab

@@ -42,6 +42,7 @@ SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Sp
     const SequenceScore part =
         model.Evaluate(DrawBatch(task, kEvaluationSeed, split, first + done, count, n));
     score.answers.Add(part.Of(task.GetScoring()));
+    if (task.GetScoring() == Scoring::kExact) score.tokens.Add(part.Of(Scoring::kTokens));
     if (task.GetScoring() != Scoring::kLoss) continue;
     for (std::size_t i = 0; i < part.losses.size(); ++i) {
       const std::size_t bin = BinOf(static_cast<std::int64_t>(i) % n);
@@ -66,6 +67,10 @@ void SaveSequenceScores(const std::filesystem::path& path,
                     {"samples", score.samples},
                     {"hits", score.answers.hits},
                     {"asked", score.answers.asked}});
+    if (score.tokens.asked > 0) {
+      rows.back()["token_hits"] = score.tokens.hits;
+      rows.back()["tokens"] = score.tokens.asked;
+    }
     if (score.by_position.empty()) continue;
     rows.back()["loss"] = score.answers.loss;
     for (const Answers& answers : score.by_position) {
@@ -89,6 +94,8 @@ std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path&
     score.answers = {.asked = row.value("asked", std::int64_t{0}),
                      .hits = row.value("hits", std::int64_t{0}),
                      .loss = row.value("loss", 0.0)};
+    score.tokens = {.asked = row.value("tokens", std::int64_t{0}),
+                    .hits = row.value("token_hits", std::int64_t{0})};
     for (const nlohmann::json& bin : row.value("by_position", nlohmann::json::array())) {
       if (!bin.is_array() || bin.size() != 2) return {};
       score.by_position.push_back({bin[0].get<std::int64_t>(), 0, bin[1].get<double>()});

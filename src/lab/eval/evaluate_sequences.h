@@ -18,6 +18,7 @@ struct SequenceLengthScore {
   std::int64_t n = 0;
   std::int64_t samples = 0;
   Answers answers{};
+  Answers tokens{};  // of tasks scored by whole answers: their tokens, one by one
   // Tasks scored by their loss: of the positions [PositionBin(i), PositionBin(i + 1)) of all
   // samples, [bins]; the last ends with the samples.
   std::vector<Answers> by_position{};

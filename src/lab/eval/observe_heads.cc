@@ -1,5 +1,7 @@
 #include "lab/eval/observe_heads.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -129,6 +131,10 @@ TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_
     file.tensors.emplace_back(prefix + "v", arrays.v);
     if (arrays.alpha.defined()) file.tensors.emplace_back(prefix + "alpha", arrays.alpha);
     if (arrays.slopes.defined()) file.tensors.emplace_back(prefix + "slopes", arrays.slopes);
+    if (arrays.c.defined()) file.tensors.emplace_back(prefix + "c", arrays.c);
+    if (arrays.scale_invariant) {
+      file.metadata[prefix + "scale_invariant"] = fmt::format("{}", *arrays.scale_invariant);
+    }
   });
   return file;
 }

@@ -41,8 +41,9 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
                                    const std::atomic<bool>& stop);
 
 // What every layer attends to on the first test sample of length n, for `tsallis bench attention
-// --inputs`: HeadArrays as "layers.<l>.q", ".k", ".v", ".alpha" and ".slopes", the maps as metadata
-// "layers.<l>.map". Throws as above, and as LayerAttention::Arrays.
+// --inputs`: HeadArrays as "layers.<l>.q", ".k", ".v", ".alpha", ".slopes" and ".c", map and length
+// scale as metadata "layers.<l>.map" and ".scale_invariant". Throws as above, and as
+// LayerAttention::Arrays.
 TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n);
 
 // Observes what is not in the file yet, which is kept up to date: heads at each of `lengths`, maps

@@ -200,9 +200,35 @@ TEST(ObserveHeads, RefusesToWriteWhatOneMapCannotTell) {
   const TaskPointer task = MakeSequenceTask("copy", {"symbols=4"});
   DecoderConfig config = Model(*task).Config();
   config.attention.positions.kind = "rope";
-  config.attention.scale_invariant = 10.0;
+  AttentionOverride one;
+  one.layers = {1};
+  one.heads = {2};
+  one.map = "softmax";
+  config.overrides = {one};
   Decoder model(config, 1);
   EXPECT_THROW(AttentionInputs(model, *task, 5), UsageError);
+}
+
+TEST(ObserveHeads, WritesWhatScalesTheScores) {
+  const TaskPointer task = MakeSequenceTask("copy", {"symbols=4"});
+  DecoderConfig config = Model(*task).Config();
+  config.attention.positions.kind = "rope";
+  config.attention.scale_invariant = 10.0;
+  config.attention.length_scaling.kind = "table";
+  config.attention.length_scaling.positions = 6;
+  Decoder model(config, 1);
+  for (const auto& [name, value] : model.Parameters()) {
+    if (name == "layers.1.attention.scale.table") value.copy_(at::rand_like(value));
+  }
+  const TensorFile file = AttentionInputs(model, *task, 5);
+  EXPECT_EQ(file.metadata.at("layers.1.scale_invariant"), "10");
+  const at::Tensor c = file.At("layers.1.c");
+  for (const auto& [name, value] : model.Parameters()) {
+    if (name != "layers.1.attention.scale.table") continue;
+    for (std::int64_t i = 0; i < c.size(1); ++i) {
+      EXPECT_TRUE(c.select(1, i).equal(value[std::min<std::int64_t>(i, 5)])) << i;
+    }
+  }
 }
 
 }  // namespace

@@ -206,11 +206,11 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   if (!options.accumulate) state.parameters.FlatGradients().zero_();
   const std::int64_t denominator =
       options.denominator > 0 ? options.denominator : static_cast<std::int64_t>(rows.label.size());
-  const at::Tensor logits = state.logits.Rows(static_cast<std::int64_t>(rows.scored.size()),
-                                              state.config.vocabulary, at::kFloat);
+  const at::Tensor d_x = state.backward.final_x.Rows(static_cast<std::int64_t>(rows.scored.size()),
+                                                     state.config.width, at::kFloat);
   const float weight = denominator > 0 ? 1.0F / static_cast<float>(denominator) : 0.0F;
-  SequenceScore score = state.Head(rows, logits, true, weight);
-  state.BackwardLayers(rows, options);
+  SequenceScore score = state.HeadAndGradient(rows, weight, options.logits, d_x);
+  state.BackwardLayers(rows, options, d_x);
   return score;
 }
 

@@ -55,6 +55,9 @@ struct GradientOptions {
   // batches or processes a step, the scored positions of all of them.
   std::int64_t denominator = 0;
   bool accumulate = false;  // adds to FlatGradients() instead of replacing it
+  // Logits that stand in memory at a time, at least those of 4 096 rows. Where the batch has more,
+  // the head goes forward and back piece by piece.
+  std::int64_t logits = std::int64_t{1} << 28;
   // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the
   // front, on the calling thread.
   std::function<void(std::int64_t begin, std::int64_t end)> ready;

@@ -9,6 +9,9 @@
 namespace tsallis::lab {
 namespace {
 
+// Blocks of rows whose logits stand in memory at least, so that threads have work.
+constexpr std::int64_t kLeastBlocks = 4;
+
 using at::Tensor;
 using Queries = LayerAttention::Queries;
 
@@ -155,18 +158,39 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Loo
   final_x = x;
 }
 
-SequenceScore Decoder::State::Head(const DecoderRows& rows, const Tensor& wanted, bool keep,
-                                   float weight) {
+SequenceScore Decoder::State::Head(const DecoderRows& rows, const Tensor& wanted) {
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   std::vector<float> losses(rows.label.size());
   std::vector<std::int64_t> best(rows.label.size());
-  loss->Prepare(rows.label.empty() ? nullptr : rows.label.data(), weight, losses.data(),
-                best.data());
-  last->Forward(PassOf(rows, scored), final_x, {}, {}, wanted, keep ? &last_kept : nullptr);
+  loss->Prepare(rows.label.empty() ? nullptr : rows.label.data(), 0.0F, losses.data(), best.data());
+  last->Forward(PassOf(rows, scored), final_x, {}, {}, wanted, nullptr);
   return ScoreOf(rows, losses, best);
 }
 
-void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptions& options) {
+SequenceScore Decoder::State::HeadAndGradient(const DecoderRows& rows, float weight,
+                                              std::int64_t most_logits, const Tensor& d_x) {
+  const auto scored = static_cast<std::int64_t>(rows.scored.size());
+  const std::int64_t blocks = most_logits / config.vocabulary / kRowBlock;
+  const std::int64_t piece = std::max(blocks, kLeastBlocks) * kRowBlock;
+  std::vector<float> losses(rows.label.size());
+  std::vector<std::int64_t> best(rows.label.size());
+  d_x.zero_();
+  // At least once, so that whoever reads gradients finds them made.
+  for (std::int64_t begin = 0; begin == 0 || begin < scored; begin += piece) {
+    const std::int64_t count = std::min(piece, scored - begin);
+    const Tensor x = final_x.narrow(0, begin, count);
+    // The cross-entropy makes gradients of the logits in their place.
+    const Tensor of_piece = logits.Rows(count, config.vocabulary, at::kFloat);
+    loss->Prepare(rows.label.data() + begin, weight, losses.data() + begin, best.data() + begin);
+    last->Forward(PassOf(rows, count), x, {}, {}, of_piece, &last_kept);
+    last->Backward(PassOf(rows, count), x, {}, of_piece, d_x.narrow(0, begin, count), of_piece, {},
+                   last_kept, backward.last);
+  }
+  return ScoreOf(rows, losses, best);
+}
+
+void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptions& options,
+                                    Tensor d_x) {
   const std::int64_t width = config.width;
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   std::int64_t ready = parameters.Flat().numel();
@@ -174,11 +198,6 @@ void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptio
     if (options.ready) options.ready(begin, ready);
     ready = begin;
   };
-  Tensor d_x = backward.final_x.Rows(scored, width, at::kFloat);
-  d_x.zero_();
-  const Tensor d_logits = logits.Rows(scored, config.vocabulary, at::kFloat);
-  last->Backward(PassOf(rows, scored), final_x, {}, d_logits, d_x, d_logits, {}, last_kept,
-                 backward.last);
   report(parameters.Begin(config.norm_gain ? final_norm : head));
   for (std::size_t l = layers.size(); l-- > 0;) {
     DecoderLayer& layer = layers[l];

@@ -65,12 +65,14 @@ struct Decoder::State {
   void ForwardLayers(const DecoderRows& rows, bool keep, const Look& look);
   void Embed(const DecoderRows& rows, const at::Tensor& x);
   // Cross-entropy of the scored rows; without labels there is none. logits: receives them unless
-  // undefined, [scored, vocabulary] float32. `keep`: they become the gradient of weight times the
-  // sum of the losses, and activations stay for the backward pass.
-  SequenceScore Head(const DecoderRows& rows, const at::Tensor& logits, bool keep = false,
-                     float weight = 0.0F);
-  // From there to the gradients of all parameters.
-  void BackwardLayers(const DecoderRows& rows, const GradientOptions& options);
+  // undefined, [scored, vocabulary] float32.
+  SequenceScore Head(const DecoderRows& rows, const at::Tensor& logits);
+  // The same, and the gradient of weight times the sum of the losses: the head's is added, d_x
+  // receives that of final_x.
+  SequenceScore HeadAndGradient(const DecoderRows& rows, float weight, std::int64_t most_logits,
+                                const at::Tensor& d_x);
+  // From there to the gradients of all parameters. d_x: of final_x.
+  void BackwardLayers(const DecoderRows& rows, const GradientOptions& options, at::Tensor d_x);
   void BackwardEmbedding(const DecoderRows& rows, const at::Tensor& d_x);
 
   RowChain::Pass PassOf(const DecoderRows& rows, std::int64_t count) {

@@ -557,6 +557,25 @@ TEST(Decoder, BatchesAccumulateAndGradientsAreReportedFromTheBack) {
   EXPECT_EQ(ranges.back().first, 0);
 }
 
+TEST(Decoder, AHeadThatGoesPieceByPieceIsTheSameHead) {
+  const OneThread one_thread;
+  DecoderConfig config = Asentmax();
+  config.norm_gain = true;
+  Decoder model(config, 5);
+  Shake(model);
+  const TokenBatch batch = Draw(240, 50, 11, true);  // more rows than four blocks
+  const SequenceScore whole = model.LossAndGradient(batch);
+  ASSERT_GT(whole.scored, 4 * 1024);
+  const Tensor expected = model.FlatGradients().clone();
+  const SequenceScore pieces = model.LossAndGradient(
+      batch, {.denominator = 0, .accumulate = false, .logits = 1, .ready = {}});
+  EXPECT_EQ(pieces.losses, whole.losses);
+  EXPECT_EQ(pieces.hits, whole.hits);
+  EXPECT_FALSE(model.FlatGradients().equal(expected)) << "it went in one piece";
+  EXPECT_LT((model.FlatGradients() - expected).norm().item<double>(),
+            1e-5 * expected.norm().item<double>());
+}
+
 // torch's products read a little beyond rows whose length is no multiple of 32.
 TEST(Decoder, NothingOfOnePassReachesTheNext) {
   const OneThread one_thread;

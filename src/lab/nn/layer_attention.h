@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct HeadArrays {
   at::Tensor q, k, v;  // [heads, n, head_dim], rotated; q times its length scaling c
   at::Tensor alpha;    // [heads] float64; undefined for softmax
   at::Tensor slopes;   // [heads] float32, ALiBi's; undefined where no head has one
+  at::Tensor c;        // [heads, n] float32; undefined without length scaling
+  std::optional<double> scale_invariant;  // length scale
 };
 
 class LayerAttention {

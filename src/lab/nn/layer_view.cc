@@ -76,13 +76,12 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
 HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const at::Tensor& projected,
                                   const Kept& kept, std::int64_t sequence) const {
   const AttentionConfig& config = head_.front();
-  if (calls_.size() > 1 || config.scale_invariant || config.map == "adaptive-temperature") {
-    throw UsageError(
-        fmt::format("arrays of attention: expected a layer whose heads all have softmax or entmax "
-                    "without scale-invariant scores, got one with {}",
-                    calls_.size() > 1        ? "heads of several maps"
-                    : config.scale_invariant ? "scale-invariant scores"
-                                             : config.map));
+  if (calls_.size() > 1 || config.map == "adaptive-temperature") {
+    throw UsageError(fmt::format(
+        "arrays of attention: expected a layer whose heads all have softmax or entmax, got one "
+        "with "
+        "{}",
+        calls_.size() > 1 ? "heads that differ in map or in scale-invariant scores" : config.map));
   }
   const auto index = static_cast<std::size_t>(sequence);
   const std::int64_t first = rows.begin[index], n = rows.end[index] - first;
@@ -94,11 +93,17 @@ HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const at::Tensor& pr
         .transpose(0, 1)
         .contiguous();
   };
-  HeadArrays arrays{
-      .map = config.map, .q = part(0), .k = part(1), .v = part(2), .alpha = {}, .slopes = {}};
+  HeadArrays arrays{.map = config.map,
+                    .q = part(0),
+                    .k = part(1),
+                    .v = part(2),
+                    .alpha = {},
+                    .slopes = {},
+                    .c = {},
+                    .scale_invariant = config.scale_invariant};
   if (kept.c.defined()) {
-    const at::Tensor c = kept.c.narrow(0, first, n).t().unsqueeze(-1);  // [heads, n, 1]
-    arrays.q = (arrays.q.to(at::kFloat) * c).to(projected.scalar_type());
+    arrays.c = kept.c.narrow(0, first, n).t().contiguous();
+    arrays.q = (arrays.q.to(at::kFloat) * arrays.c.unsqueeze(-1)).to(projected.scalar_type());
   }
   if (config.map == "entmax") arrays.alpha = at::tensor(alphas_, at::kDouble);
   if (sloped_) arrays.slopes = at::tensor(slopes_, at::kFloat);

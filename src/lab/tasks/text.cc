@@ -9,6 +9,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/text/prepare.h"
 #include "lab/text/tokenizer.h"
 #include "lab/text/windows.h"
 
@@ -64,7 +65,12 @@ class FileText : public SequenceTask {
     std::ifstream in(file, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
     if (!in) throw UsageError(path_ + ": cannot be read");
-    if (like != nullptr && !like->TokenizerFile().empty()) {
+    if (vocabulary_ != kBytes) {
+      if (like->TokenizerFile().empty()) {
+        throw UsageError(path_ +
+                         ": the model's corpus was made of shards without their tokenizer; "
+                         "`tsallis data prepare` takes it with --tokenizer");
+      }
       const std::int64_t bad = FirstBadByte(text);
       if (bad >= 0) {
         throw UsageError(
@@ -113,7 +119,7 @@ class FileText : public SequenceTask {
 
   std::string path_;
   std::int64_t vocabulary_;
-  std::vector<std::uint16_t> tokens_;
+  std::vector<std::uint32_t> tokens_;
   double bytes_per_token_ = 1.0;
 };
 
@@ -130,7 +136,7 @@ TaskPointer MakeText(TableReader& table) {
   table.Optional("chunk", chunk, Within<std::int64_t>(1, 1 << 24, "1 to 2^24 tokens"));
   std::int64_t vocabulary = kBytes;
   table.Optional("vocabulary", vocabulary,
-                 Within<std::int64_t>(kBytes, 1 << 16, "256 for bytes, up to 65536 tokens"));
+                 Within<std::int64_t>(kBytes, 1 << 20, "256 for bytes, up to 2^20 tokens"));
   return std::make_unique<TextTask>(corpus, chunk, vocabulary);
 }
 

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "lab/tasks/sequence_tasks.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/text/corpus.h"
+#include "lab/text/prepare.h"
 #include "lab/text/tokenizer.h"
 
 namespace tsallis::lab {
@@ -84,17 +86,15 @@ TEST_F(TextTest, AFileIsInOnePartWholeAndTheSameWhereverItsFolderIs) {
   for (const Split split : {Split::kTrain, Split::kValidation, Split::kTest}) {
     const Corpus::Part& part = corpus.Of(split);
     std::int64_t begin = 0;
-    for (const std::int64_t tokens : part.documents) {
+    for (const std::int64_t tokens : part.Documents()) {
       std::string text;
-      for (std::int64_t i = 0; i < tokens; ++i) {
-        text += static_cast<char>((*part.tokens)[begin + i]);
-      }
+      for (const std::int64_t token : part.Read(begin, tokens)) text += static_cast<char>(token);
       const std::string name = text.substr(0, text.find(' '));
       EXPECT_EQ(text, Numbered(name, tokens));
       EXPECT_TRUE(found.insert(name).second) << name;
       begin += tokens;
     }
-    EXPECT_EQ(begin, part.tokens->size());
+    EXPECT_EQ(begin, part.size());
     all += begin;
   }
   EXPECT_EQ(found.size(), 120U);
@@ -167,18 +167,16 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   std::int64_t bytes = 0;
   for (const Split split : {Split::kTrain, Split::kValidation, Split::kTest}) {
     EXPECT_GT(corpus.BytesPerToken(split), 1.3);
-    bytes += std::llround(corpus.BytesPerToken(split) *
-                          static_cast<double>(corpus.Of(split).tokens->size()));
+    bytes +=
+        std::llround(corpus.BytesPerToken(split) * static_cast<double>(corpus.Of(split).size()));
   }
   EXPECT_EQ(2 * bytes, all);
   // What is encoded in parts is what is encoded alone.
   Tokenizer tokenizer(corpus_ / "tokenizer.json");
   EXPECT_EQ(tokenizer.Vocabulary(), 300);
   const Corpus::Part& part = corpus.Of(Split::kTrain);
-  std::vector<std::uint16_t> first;
-  for (std::int64_t i = 0; i < part.documents[0]; ++i) {
-    first.push_back(static_cast<std::uint16_t>((*part.tokens)[i]));
-  }
+  const std::vector<std::int64_t> read = part.Read(0, part.Documents()[0]);
+  const std::vector<std::uint32_t> first(read.begin(), read.end());
   EXPECT_EQ(tokenizer.Encode(Numbered("file0", 40)), first) << "a/file0.txt is in train";
   EXPECT_TRUE(tokenizer.Encode("").empty());
 
@@ -209,6 +207,111 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
     ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), why);
     EXPECT_FALSE(fs::exists(options.folder / "manifest.json"));
   }
+}
+
+// What a part holds, as bytes.
+std::string AllOf(const Corpus& corpus, Split split) {
+  std::string text;
+  const Corpus::Part& part = corpus.Of(split);
+  for (const std::int64_t token : part.Read(0, part.size())) text += static_cast<char>(token);
+  return text;
+}
+
+TEST_F(TextTest, APartMayHaveSeveralShards) {
+  WriteFiles();
+  PrepareCorpus(Options(), kGoOn);
+  const Corpus whole(corpus_);
+  PrepareOptions options = Options();
+  options.folder = folder_.Path() / "shards";
+  options.shard_tokens = 1000;
+  EXPECT_TRUE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_FALSE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_TRUE(fs::exists(options.folder / "train_000009.bin"));
+  EXPECT_FALSE(fs::exists(options.folder / "train.bin"));
+  const Corpus corpus(options.folder);
+  for (const Split split : {Split::kTrain, Split::kValidation, Split::kTest}) {
+    EXPECT_EQ(AllOf(corpus, split), AllOf(whole, split));
+  }
+  // A piece that lies in three of them.
+  EXPECT_EQ(corpus.Of(Split::kTrain).Read(900, 1500), whole.Of(Split::kTrain).Read(900, 1500));
+  // What was there goes.
+  options.shard_tokens = 1 << 20;
+  EXPECT_TRUE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_FALSE(fs::exists(options.folder / "train_000001.bin"));
+  EXPECT_TRUE(fs::exists(options.folder / "train.bin"));
+}
+
+TEST_F(TextTest, ATopFolderMayBeHeldOut) {
+  WriteFiles();
+  for (int i = 0; i < 3; ++i) Write(files_ / "c" / (std::to_string(i) + ".txt"), "held");
+  PrepareOptions options = Options();
+  options.held_out = {{"b", Split::kValidation}, {"c", Split::kTest}};
+  PrepareCorpus(options, kGoOn);
+  const Corpus corpus(corpus_);
+  EXPECT_EQ(AllOf(corpus, Split::kTest), "heldheldheld");
+  EXPECT_EQ(corpus.Of(Split::kValidation).Documents().size(), 60U);
+  EXPECT_EQ(corpus.Of(Split::kTrain).Documents().size(), 60U);
+}
+
+// As llm.c writes them.
+void WriteShard(const fs::path& path, bool wide, const std::vector<std::uint32_t>& tokens) {
+  std::vector<std::int32_t> header(256);
+  header[0] = wide ? 20240801 : 20240520;
+  header[1] = wide ? 7 : 1;
+  header[2] = static_cast<std::int32_t>(tokens.size());
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(header.data()), 1024);
+  const std::vector<std::uint16_t> narrow(tokens.begin(), tokens.end());
+  const auto count = static_cast<std::streamsize>(tokens.size());
+  if (wide) out.write(reinterpret_cast<const char*>(tokens.data()), 4 * count);
+  if (!wide) out.write(reinterpret_cast<const char*>(narrow.data()), 2 * count);
+}
+
+std::vector<std::uint32_t> Counting(std::uint32_t first, std::size_t count) {
+  std::vector<std::uint32_t> tokens(count);
+  for (std::size_t i = 0; i < count; ++i) tokens[i] = first + static_cast<std::uint32_t>(i);
+  return tokens;
+}
+
+TEST_F(TextTest, ShardsOfOthersAreReadWhereTheyLie) {
+  fs::create_directories(files_);
+  WriteShard(files_ / "web_train_000001.bin", false, Counting(0, 900));
+  WriteShard(files_ / "web_train_000002.bin", true, Counting(100000, 300));
+  WriteShard(files_ / "web_val_000000.bin", true, Counting(500, 100));
+  PrepareOptions options;
+  options.name = "web";
+  options.inputs = {files_};
+  options.folder = corpus_;
+  const Prepared made = PrepareCorpus(options, kGoOn);
+  EXPECT_TRUE(made.made);
+  EXPECT_FALSE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_EQ(made.tokens[0], 1200);
+  const Corpus corpus(corpus_);
+  EXPECT_EQ(corpus.Vocabulary(), 100300);
+  EXPECT_FALSE(corpus.IsBytes());
+  EXPECT_EQ(corpus.BytesPerToken(Split::kTest), 0.0);
+  EXPECT_EQ(corpus.Of(Split::kTrain).Read(898, 4),
+            (std::vector<std::int64_t>{898, 899, 100000, 100001}));
+  EXPECT_EQ(corpus.Of(Split::kTest).Read(0, 2), corpus.Of(Split::kValidation).Read(0, 2));
+  const std::string name = "corpus=" + corpus_.string();
+  const TaskPointer task = MakeSequenceTask("text", {name, "vocabulary=100352", "chunk=16"});
+  EXPECT_EQ(task->Draw(1, Split::kTest, 1, 16).tokens[0], 516);
+  Write(folder_.Path() / "one.txt", "abc");
+  ExpectContains(UsageErrorOf([&] { MakeFileText(folder_.Path() / "one.txt", *task); }),
+                 "made of shards without their tokenizer");
+
+  options.tokenizer = "bpe:400";
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), "shards are tokens already");
+  options.tokenizer.clear();
+  EXPECT_THROW(PrepareCorpus(options, [](std::int64_t, std::int64_t) { return false; }),
+               Interrupted);
+  WriteShard(files_ / "web_more.bin", false, Counting(0, 10));
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),
+                 "web_more.bin: expected a shard with train, val or test in its name");
+  fs::remove(files_ / "web_more.bin");
+  Write(files_ / "notes.txt", "text");
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),
+                 "notes.txt: expected a shard (.bin)");
 }
 
 TEST_F(TextTest, AFileIsReadInWindowsOfAnyLength) {
@@ -294,7 +397,8 @@ TEST_F(TextTest, NeedlesAreAskedForInTheOrderInWhichTheyStand) {
     const std::string text = TextOf(sample.tokens);
     std::string expected;
     for (std::sregex_iterator at(text.begin(), text.end(), needle), end; at != end; ++at) {
-      expected += (expected.empty() ? "" : ";") + (*at)[1].str() + "=" + (*at)[2].str();
+      expected +=
+          fmt::format("{}{}={}", expected.empty() ? "" : ";", (*at)[1].str(), (*at)[2].str());
       cities.insert((*at)[1]);
       places.insert(static_cast<std::size_t>(at->position()));
     }

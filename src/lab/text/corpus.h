@@ -1,18 +1,20 @@
 // Real text as tokens on disk. A corpus is a folder:
 //
-//     manifest.json                        source, held-out rule, every file with its part and
+//     manifest.json                        source, held-out rule, every document with its part and
 //                                          checksum
 //     train.bin  validation.bin  test.bin  tokens, documents one after the other
 //
-// A .bin file is a header of 256 int32, {20240520, 1, tokens}, then tokens as uint16: the shards of
-// llm.c and modded-nanogpt, which can be put in its place. Numbers are little-endian. Tokens are
-// bytes, or those of a tokenizer whose file lies in the folder.
+// A .bin file, a shard, is a header of 256 int32, then tokens: {20240520, 1, tokens} with uint16 or
+// {20240801, 7, tokens} with uint32, as llm.c and modded-nanogpt write them. A part of more than
+// 2^30 tokens has several shards, train_000001.bin and so on; the manifest lists them under
+// "shards", by their names or, where they lie elsewhere, by absolute paths. Numbers are
+// little-endian. Tokens are bytes, or those of a tokenizer whose file lies in the folder.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +26,20 @@ namespace tsallis::lab {
 // How many tokens there are where tokens are bytes.
 inline constexpr std::int64_t kBytes = 256;
 
-// The tokens of one part, mapped into memory.
+// The most that a shard of uint16 can tell apart.
+inline constexpr std::int64_t kNarrowVocabulary = 1 << 16;
+
+// The parts' names in manifests and files, as Split.
+inline constexpr std::array<const char*, 3> kPartNames = {"train", "validation", "test"};
+
+struct ShardHeader {
+  static constexpr std::size_t kBytes = 1024;
+  std::int32_t magic, version, tokens;
+
+  static ShardHeader Of(bool wide, std::int64_t tokens);
+};
+
+// A file of tokens, mapped into memory.
 class Shard {
  public:
   // Throws UsageError for a file that is missing, is no shard or is cut short.
@@ -34,29 +49,47 @@ class Shard {
   Shard& operator=(const Shard&) = delete;
 
   std::int64_t size() const { return count_; }
-  std::int64_t operator[](std::int64_t i) const { return tokens_[i]; }
+  std::int64_t operator[](std::int64_t i) const {
+    return wide_ ? static_cast<const std::uint32_t*>(tokens_)[i]
+                 : static_cast<const std::uint16_t*>(tokens_)[i];
+  }
+  // The tokens as they lie in the file.
+  const void* data() const { return tokens_; }
+  std::int64_t TokenBytes() const { return wide_ ? 4 : 2; }
 
  private:
   void* memory_ = nullptr;
   std::size_t bytes_ = 0;
-  const std::uint16_t* tokens_ = nullptr;
+  const void* tokens_ = nullptr;
+  bool wide_ = false;
   std::int64_t count_ = 0;
 };
 
 class Corpus {
  public:
-  struct Part {
-    std::unique_ptr<Shard> tokens;
-    std::vector<std::int64_t> documents;  // tokens of each, in their order
+  class Part {
+   public:
+    std::int64_t size() const { return begins_.back(); }
+    // Tokens [begin, begin + count), which are there.
+    std::vector<std::int64_t> Read(std::int64_t begin, std::int64_t count) const;
+    // Tokens of each document, in their order.
+    const std::vector<std::int64_t>& Documents() const { return documents_; }
+
+   private:
+    friend class Corpus;
+    std::vector<std::unique_ptr<Shard>> shards_;
+    std::vector<std::int64_t> begins_ = {0};  // of each shard, and where the last one ends
+    std::vector<std::int64_t> documents_;
   };
 
   // Throws UsageError: for a folder without a corpus it says how one is made.
   explicit Corpus(const std::filesystem::path& folder);
 
   std::int64_t Vocabulary() const { return vocabulary_; }
-  // What made the tokens; empty: they are bytes.
+  bool IsBytes() const { return is_bytes_; }
+  // What made the tokens; empty: they are bytes, or shards that came without their tokenizer.
   const std::filesystem::path& TokenizerFile() const { return tokenizer_; }
-  // Bytes of a part's text for each of its tokens.
+  // Bytes of a part's text for each of its tokens; 0: not known.
   double BytesPerToken(Split split) const;
 
   const Part& Of(Split split) const { return parts_[static_cast<std::size_t>(split)]; }
@@ -64,51 +97,12 @@ class Corpus {
  private:
   Part parts_[3];
   std::int64_t vocabulary_ = kBytes;
+  bool is_bytes_ = true;
   std::filesystem::path tokenizer_;
   std::int64_t bytes_[3] = {0, 0, 0};
 };
 
 // Where a corpus of this name is: <source>/data/NAME, or NAME itself if it has a slash.
 std::filesystem::path CorpusFolder(const std::string& name);
-
-// What a corpus can be made of without a download.
-struct CorpusSource {
-  std::string name;
-  std::string description;
-  std::string extension;  // of the files that are taken; empty: all
-};
-const std::vector<CorpusSource>& CorpusSources();
-// The folder that holds the files of a source. UsageError if it is not on this machine.
-std::filesystem::path SourceFolder(const CorpusSource& source);
-
-struct PrepareOptions {
-  std::string name;                           // recorded
-  std::vector<std::filesystem::path> inputs;  // files, and folders whose files are taken
-  std::string extension;                      // of files in folders; empty: all
-  // What makes the tokens: a file that Tokenizer takes, or "bpe:SIZE" for byte-level BPE of SIZE
-  // tokens, trained on the training part; empty: they are bytes.
-  std::string tokenizer;
-  bool skip_bad = false;         // leaves out files that are not UTF-8 text
-  std::filesystem::path folder;  // what is made
-};
-
-struct Prepared {
-  bool made = false;                   // false: the folder already held just this
-  std::int64_t files = 0;              // taken
-  std::int64_t skipped = 0;            // not UTF-8 text, or empty
-  std::int64_t tokens[3] = {0, 0, 0};  // of each Split
-};
-
-// Reads the files in the order of their paths. The part of a file follows from its path: of twenty
-// equal shares of a hash, one is test and one is validation. `progress(done, all)` counts bytes,
-// twice where a tokenizer is trained.
-// The folder is complete or not there: parts are written aside and the manifest last. Throws
-// UsageError for what cannot be read, is not text (naming file and byte), or leaves a part without
-// tokens; Interrupted when `progress` returns false.
-Prepared PrepareCorpus(const PrepareOptions& options,
-                       const std::function<bool(std::int64_t, std::int64_t)>& progress);
-
-// The first byte at which `text` is not UTF-8, or -1. A zero byte is no text.
-std::int64_t FirstBadByte(const std::string& text);
 
 }  // namespace tsallis::lab

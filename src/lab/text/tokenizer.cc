@@ -108,11 +108,11 @@ Tokenizer::Tokenizer(const std::filesystem::path& file)
 
 Tokenizer::~Tokenizer() = default;
 
-std::vector<std::uint16_t> Tokenizer::Encode(const std::string& text) {
+std::vector<std::uint32_t> Tokenizer::Encode(const std::string& text) {
   process_->Send(text);
   const std::string answer = process_->Receive();
-  std::vector<std::uint16_t> tokens(answer.size() / 2);
-  std::memcpy(tokens.data(), answer.data(), 2 * tokens.size());
+  std::vector<std::uint32_t> tokens(answer.size() / 4);
+  std::memcpy(tokens.data(), answer.data(), 4 * tokens.size());
   return tokens;
 }
 

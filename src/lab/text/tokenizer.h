@@ -13,8 +13,7 @@ namespace tsallis::lab {
 
 class Tokenizer {
  public:
-  // UsageError for a file that is no tokenizer, for one of more than 2^16 tokens, and where the
-  // library is not installed.
+  // UsageError for a file that is no tokenizer, and where the library is not installed.
   explicit Tokenizer(const std::filesystem::path& file);
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
@@ -22,7 +21,7 @@ class Tokenizer {
 
   std::int64_t Vocabulary() const { return vocabulary_; }
   // Without tokens for the beginning and the end. UsageError if the library refuses the text.
-  std::vector<std::uint16_t> Encode(const std::string& text);
+  std::vector<std::uint32_t> Encode(const std::string& text);
 
   // Trains byte-level BPE of `vocabulary` tokens on what `next` gives until it gives false, and
   // writes it to `file` (tokenizer.json). UsageError where the library is not installed or refuses.

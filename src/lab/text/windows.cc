@@ -18,25 +18,23 @@ void TextWindows::CheckLength(std::int64_t length) const {
 std::vector<std::int64_t> TextWindows::Draw(RandomStream& random, Split split, std::int64_t index,
                                             std::int64_t length) const {
   CheckLength(length);
-  const Shard& shard = *Opened().Of(split).tokens;
+  const Corpus::Part& part = Opened().Of(split);
   const std::int64_t begin =
       split == Split::kTrain ? Anywhere(random, length) : InChunk(split, index, length);
-  std::vector<std::int64_t> tokens;
-  tokens.reserve(static_cast<std::size_t>(length + 1));
-  for (std::int64_t i = 0; i <= length; ++i) tokens.push_back(shard[begin + i]);
-  return tokens;
+  return part.Read(begin, length + 1);
 }
 
 const Corpus& TextWindows::Opened() const {
   std::call_once(once_, [&] {
     auto opened = std::make_unique<Corpus>(CorpusFolder(name_));
-    if (opened->Vocabulary() > vocabulary_ ||
-        (vocabulary_ == kBytes) != opened->TokenizerFile().empty()) {
-      throw UsageError(fmt::format(
-          "corpus {}: its tokens are {}; expected task.vocabulary {}, got {}", name_,
-          opened->TokenizerFile().empty() ? "bytes"
-                                          : opened->TokenizerFile().filename().string() + "'s",
-          opened->Vocabulary(), vocabulary_));
+    if (opened->Vocabulary() > vocabulary_ || (vocabulary_ == kBytes) != opened->IsBytes()) {
+      const std::string maker = opened->TokenizerFile().filename().string();
+      throw UsageError(
+          fmt::format("corpus {}: its tokens are {}; expected task.vocabulary {}, got {}", name_,
+                      opened->IsBytes() ? "bytes"
+                      : maker.empty()   ? "of shards"
+                                        : maker + "'s",
+                      opened->Vocabulary(), vocabulary_));
     }
     corpus_ = std::move(opened);
     for (const Split split : {Split::kValidation, Split::kTest}) {
@@ -47,7 +45,7 @@ const Corpus& TextWindows::Opened() const {
 }
 
 std::int64_t TextWindows::Anywhere(RandomStream& random, std::int64_t length) const {
-  const std::int64_t tokens = corpus_->Of(Split::kTrain).tokens->size();
+  const std::int64_t tokens = corpus_->Of(Split::kTrain).size();
   if (tokens > length) return random.Below(tokens - length);
   throw UsageError(fmt::format("corpus {}: expected more than {} tokens to train on, got {}", name_,
                                length, tokens));
@@ -79,7 +77,7 @@ std::int64_t TextWindows::InChunk(Split split, std::int64_t index, std::int64_t 
 std::vector<std::int64_t> TextWindows::ChunksOf(const Corpus::Part& part) const {
   std::vector<std::pair<std::int64_t, std::int64_t>> found;  // number within its document, begin
   std::int64_t begin = 0;
-  for (const std::int64_t tokens : part.documents) {
+  for (const std::int64_t tokens : part.Documents()) {
     for (std::int64_t k = 0; (k + 1) * chunk_ < tokens; ++k) {
       found.emplace_back(k, begin + k * chunk_);
     }

@@ -167,7 +167,10 @@ void CopyParameters(const TensorFile& file, const fs::path& path,
       throw std::runtime_error(path.string() + ": has no tensor \"" + name +
                                "\": weights of another model");
     }
-    if (stored->sizes() != parameter.sizes() || stored->scalar_type() != parameter.scalar_type()) {
+    // Weights may be kept in half the size; what goes on training has all bits.
+    const bool type = stored->scalar_type() == parameter.scalar_type() ||
+                      (stored->scalar_type() == at::kBFloat16 && parameter.is_floating_point());
+    if (stored->sizes() != parameter.sizes() || !type) {
       throw std::runtime_error(path.string() + ": tensor \"" + name +
                                "\" has another shape or type than the model's");
     }

@@ -1,0 +1,56 @@
+// Making a corpus (corpus.h) of text files, or of shards that others wrote.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lab/base/random.h"
+
+namespace tsallis::lab {
+
+// Files below this folder of an input belong to this part.
+struct HeldOut {
+  std::string top;
+  Split part;
+};
+
+struct PrepareOptions {
+  std::string name;                           // recorded
+  std::vector<std::filesystem::path> inputs;  // files, and folders whose files are taken
+  std::string extension;                      // of files in folders; empty: all
+  // Folders that are held out, the others being trained on; empty: the part of a file follows from
+  // its path, of twenty equal shares of a hash one is test and one is validation.
+  std::vector<HeldOut> held_out;
+  // What makes the tokens: a file that Tokenizer takes, or "bpe:SIZE" for byte-level BPE of SIZE
+  // tokens, trained on the training part; empty: they are bytes. Of shards: what made them.
+  std::string tokenizer;
+  bool skip_bad = false;                // leaves out files that are not UTF-8 text
+  std::filesystem::path folder;         // what is made
+  std::int64_t shard_tokens = 1 << 30;  // that a shard holds at most, unless one document is longer
+};
+
+struct Prepared {
+  bool made = false;                   // false: the folder already held just this
+  std::int64_t files = 0;              // taken
+  std::int64_t skipped = 0;            // not UTF-8 text, or empty
+  std::int64_t tokens[3] = {0, 0, 0};  // of each Split
+};
+
+// Reads the files in the order of their paths. `progress(done, all)` counts bytes, twice where a
+// tokenizer is trained.
+// Inputs that end in ".bin" are shards, which stay where they are: "train" in the name of a file
+// says that it is trained on, "val" and "test" that it is read; validation is test as well where
+// there is no other. The vocabulary is the tokenizer's, or else ends with the largest token.
+// The folder is complete or not there: parts are written aside and the manifest last. Throws
+// UsageError for what cannot be read, is not text (naming file and byte), or leaves a part without
+// tokens; Interrupted when `progress` returns false.
+Prepared PrepareCorpus(const PrepareOptions& options,
+                       const std::function<bool(std::int64_t, std::int64_t)>& progress);
+
+// The first byte at which `text` is not UTF-8, or -1. A zero byte is no text.
+std::int64_t FirstBadByte(const std::string& text);
+
+}  // namespace tsallis::lab

