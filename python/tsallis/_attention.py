@@ -69,6 +69,10 @@ class AttentionSettings(TypedDict, total=False):
 
 _TYPES = get_type_hints(AttentionSettings)
 # None stands for the operator's own default.
+# What the operator is given otherwise, or only beside something else.
+_TRANSLATED = frozenset({"map", "block_size", "block_mask", "coefficients", "window"})
+# Looking it up takes as long as the arithmetic of a call on a few tokens.
+_ATTENTION = torch.ops.tsallis.attention
 _OPTIONAL = frozenset(name for name, kind in _TYPES.items() if type(None) in get_args(kind))
 
 
@@ -101,6 +105,8 @@ class AttentionExtras(NamedTuple):
 
 
 def _names(returns: Sequence[str]) -> tuple[str, ...]:
+    if returns == ():
+        return ()
     names = (returns,) if isinstance(returns, str) else tuple(returns)
     for name in names:
         if name not in _STATISTICS:
@@ -137,17 +143,19 @@ def _operator_settings(settings: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"attention() got an unexpected keyword argument {name!r}{meant}")
     # Handing every default over would take longer than a call on few tokens.
     given = {n: v for n, v in settings.items() if v is not None or n not in _OPTIONAL}
+    if "alpha" in given:
+        if isinstance(given["alpha"], Tensor):
+            given["alpha_heads"] = given.pop("alpha")
+        else:
+            given["alpha"] = number(given["alpha"], "alpha")
+    if _TRANSLATED.isdisjoint(given):
+        return given
     if "block_size" in given and "block_mask" not in given:
         raise ValueError("block_size: expected None without block_mask, got a pair")
     if "block_mask" in given and "block_size" not in given:
         raise ValueError("block_size: expected two integers >= 1 beside block_mask, got None")
     if given.get("map") == "top_k_softmax" and "top_k" not in given:
         raise ValueError("top_k: expected an integer >= 1 for top_k_softmax, got None")
-    if "alpha" in given:
-        if isinstance(given["alpha"], Tensor):
-            given["alpha_heads"] = given.pop("alpha")
-        else:
-            given["alpha"] = number(given["alpha"], "alpha")
     if "coefficients" in given:
         given["coefficients"] = numbers(given["coefficients"], "coefficients")
     if "window" in given:
@@ -271,10 +279,10 @@ def attention(
     Tan et al. 2024; sinks, OpenAI 2025 (gpt-oss). Soft-capping: Gemma 2, Gemma Team 2024.
     """
     names = _names(returns)
-    arguments = _operator_settings(dict(settings))
+    arguments = _operator_settings(settings)  # type: ignore[arg-type]
     out: Tensor
     if not names:
-        out = call(torch.ops.tsallis.attention, q, k, v, **arguments)
+        out = call(_ATTENTION, q, k, v, **arguments)
         return out
     extras: dict[str, Tensor | None] = dict.fromkeys(_STATISTICS)
     if any(name != "weights" for name in names):
@@ -283,7 +291,7 @@ def attention(
             if name in names:
                 extras[name] = value
     else:
-        out = call(torch.ops.tsallis.attention, q, k, v, **arguments)
+        out = call(_ATTENTION, q, k, v, **arguments)
     if "weights" in names:
         rows, columns, values = call(torch.ops.tsallis.attention_weights, q, k, **arguments)
         shape = (rows.numel() - 1, k.shape[2])
