@@ -19,8 +19,8 @@ namespace tsallis {
 
 KernelList AllAttentionKernels() {
   static const AttentionKernel* const kernels[] = {
-      &kLanesAttention, &kSweepAmx,  &kSweepInt8,      &kSweepInt7,
-      &kSweepFloat,     &kStreamAmx, &kDenseAttention, &kReferenceAttention};
+      &kDecodeAttention, &kLanesAttention, &kSweepAmx,       &kSweepInt8,         &kSweepInt7,
+      &kSweepFloat,      &kStreamAmx,      &kDenseAttention, &kReferenceAttention};
   return kernels;
 }
 

@@ -105,6 +105,7 @@ void RunForward(KernelList kernels, const Context& context, const AttentionParam
 void RunBackward(KernelList kernels, const Context& context, const AttentionParams& params,
                  const AttentionGradients& gradients);
 
+extern const AttentionKernel kDecodeAttention;
 extern const AttentionKernel kLanesAttention;
 extern const AttentionKernel kSweepAmx;
 extern const AttentionKernel kSweepInt8;

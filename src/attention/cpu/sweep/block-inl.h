@@ -8,9 +8,9 @@
 
 #include <algorithm>
 
+#include "attention/cpu/gather-inl.h"
 #include "attention/cpu/sweep/engines-inl.h"
 #include "attention/cpu/sweep/pack-inl.h"
-#include "attention/cpu/sweep/rows-inl.h"
 #include "attention/cpu/sweep/threshold_guess.h"
 #include "simplex/entmax-inl.h"
 

@@ -1,9 +1,9 @@
 // Sums over a row's support: out = sum p v, gathered rows. Included once per instruction set.
-#if defined(TSALLIS_ATTENTION_CPU_SWEEP_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TSALLIS_ATTENTION_CPU_SWEEP_ROWS_INL_H_
-#undef TSALLIS_ATTENTION_CPU_SWEEP_ROWS_INL_H_
+#if defined(TSALLIS_ATTENTION_CPU_GATHER_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_CPU_GATHER_INL_H_
+#undef TSALLIS_ATTENTION_CPU_GATHER_INL_H_
 #else
-#define TSALLIS_ATTENTION_CPU_SWEEP_ROWS_INL_H_
+#define TSALLIS_ATTENTION_CPU_GATHER_INL_H_
 #endif
 
 #include <hwy/contrib/math/math-inl.h>

@@ -1,0 +1,255 @@
+#include "attention/cpu/decode/decode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/parallel.h"
+
+namespace tsallis::decode {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A score in float32 is this far from the exact one at most, relative to what it is made of.
+constexpr double kRounding = 2e-6;
+
+// From here on the unit in the last place of a score in float32 is 1.
+constexpr float kVast = 0x1p24f;
+
+// u^b and u^(b - 1) of u > 0, b = 1 / (alpha - 1).
+struct Square {
+  double Value(double u) const { return u * u; }
+  double Slope(double u) const { return u; }
+  double Root(double sum) const { return std::sqrt(sum); }
+};
+struct Identity {
+  double Value(double u) const { return u; }
+  double Slope(double) const { return 1.0; }
+  double Root(double) const { return 1.0; }
+};
+struct General {
+  double b;
+  double Value(double u) const { return std::pow(u, b); }
+  double Slope(double u) const { return std::pow(u, b - 1.0); }
+  double Root(double sum) const { return std::pow(sum, 1.0 - 1.0 / b); }
+};
+
+template <class Run>
+auto WithPower(double alpha, const Run& run) {
+  if (alpha == 1.5) return run(Square());
+  if (alpha == 2.0) return run(Identity());
+  return run(General{1.0 / (alpha - 1.0)});
+}
+
+// The tau with sum [z - tau]^b = 1. z <= 0 with one of 0, so that tau lies in [-1, 0). Newton's
+// steps on the norm of [z - tau] do not overshoot from below where b >= 1 (entmax-inl.h); where
+// they leave the bracket it is halved.
+template <class Power>
+double Threshold(const Power& power, const std::vector<double>& z, double least) {
+  double low = -1.0, high = 0.0, tau = -1.0;
+  for (int step = 0; step < 200; ++step) {
+    double sum = 0.0, slope = 0.0;
+    for (const double value : z) {
+      const double u = value - tau;
+      if (value < least || u <= 0.0) continue;
+      sum += power.Value(u);
+      slope += power.Slope(u);
+    }
+    (sum >= 1.0 ? low : high) = tau;
+    double next = tau + (sum - power.Root(sum)) / slope;
+    if (!(next > low && next < high)) {
+      // It stands at the root, or on the wrong side of it by a rounding.
+      if (std::abs(next - tau) <= 4e-16) return tau;
+      next = 0.5 * (low + high);
+    }
+    if (std::abs(next - tau) <= 1e-16 || next == low || next == high) return next;
+    tau = next;
+  }
+  return tau;
+}
+
+// z relative to the largest score.
+double Relative(const Map& map, const std::vector<double>& s, std::vector<double>* z) {
+  const double top = *std::max_element(s.begin(), s.end());
+  z->resize(s.size());
+  for (std::size_t i = 0; i < s.size(); ++i) (*z)[i] = (map.alpha - 1.0) * (s[i] - top);
+  return top;
+}
+
+Answer Nothing(float* out, std::int64_t columns, double value) {
+  std::fill_n(out, columns, static_cast<float>(value));
+  Answer answer{.out = out};
+  const bool broken = std::isnan(value);
+  answer.tau = broken ? value : -kInfinity;
+  answer.entropy = value;
+  answer.maximum = broken ? value : -kInfinity;
+  answer.support = broken ? -1 : 0;
+  return answer;
+}
+
+// Turns the bounds of one query head into its answer.
+class Row {
+ public:
+  Row(const Functions& functions, const Query& query, std::int64_t r, Scratch& scratch, float* out)
+      : f_(functions), query_(query), map_(query.map[r]), r_(r), s_(scratch), out_(out) {}
+
+  // top: the largest bound; product: the largest |product| times its factor.
+  Answer Finish(float* bounds, float top, float product) {
+    const std::int64_t n = query_.visible.size();
+    if (std::isnan(top) || top == kInfinity) {
+      return Nothing(out_, query_.value_dim, std::nan(""));
+    }
+    if (n == 0 || top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
+    return map_.softmax() ? Softmax(bounds, top) : Entmax(bounds, top, product);
+  }
+
+ private:
+  Answer Softmax(float* x, float top) {
+    const std::int64_t n = query_.visible.size();
+    std::uint32_t* index = s_.listed.Reserve(n + 16);
+    for (std::int64_t j = 0; j < n; ++j) {
+      index[j] = static_cast<std::uint32_t>(query_.visible.begin + j);
+    }
+    const auto most = static_cast<float>(std::max(static_cast<double>(top), map_.sink));
+    const double keys = f_.exponentials(x, static_cast<std::size_t>(n), most);
+    const double sum = keys + std::exp(map_.sink - static_cast<double>(most));
+    Answer answer{.out = out_, .maximum = static_cast<double>(top), .scored = n};
+    double entropy = 0.0;
+    for (std::int64_t j = 0; j < n; ++j) {
+      const double p = static_cast<double>(x[j]) / sum;
+      x[j] = static_cast<float>(p);
+      if (x[j] > 0.0f) {
+        ++answer.support;
+        entropy -= p * std::log(p);
+      }
+    }
+    answer.entropy = entropy;
+    answer.tau = static_cast<double>(most) + std::log(sum);
+    f_.gather_sum(*query_.values, index, x, static_cast<std::size_t>(n), query_.value_dim, out_);
+    return answer;
+  }
+
+  Answer Entmax(const float* bounds, float top, float product) {
+    const HeadTerms& terms = query_.terms[r_];
+    const std::int64_t n = query_.visible.size();
+    // The terms of a score that comes near the largest are not much larger than its product.
+    const std::int64_t farthest = std::max(std::abs(query_.position - query_.visible.begin),
+                                           std::abs(query_.position - query_.visible.end + 1));
+    const double stretch = terms.Stretch(farthest);
+    const double size = stretch * static_cast<double>(product) + stretch * stretch +
+                        std::abs(static_cast<double>(top)) + map_.Reach();
+    const double bar = static_cast<double>(top) - map_.Reach() - 2.0 * kRounding * size;
+    std::uint32_t* index = s_.listed.Reserve(n + 16);
+    std::size_t count = f_.at_least(
+        bounds, static_cast<std::size_t>(n),
+        std::nextafterf(static_cast<float>(bar), -std::numeric_limits<float>::infinity()),
+        static_cast<std::uint32_t>(query_.visible.begin), index);
+    float* dots = s_.dots.Reserve(static_cast<std::int64_t>(count) + 16);
+    f_.gather_dots(*query_.keys, index, count, query_.q + r_ * Padded(query_.head_dim),
+                   query_.head_dim, dots);
+    s_.scores.resize(count);
+    Answer answer{.out = out_, .maximum = -kInfinity, .scored = static_cast<std::int64_t>(count)};
+    for (std::size_t i = 0; i < count; ++i) {
+      const double x = query_.factor[r_] * static_cast<double>(dots[i]);
+      const double s = terms.any() ? terms.Score(x, query_.position - index[i]) : x;
+      if (std::isnan(s) || s == kInfinity) {
+        return Nothing(out_, query_.value_dim, std::nan(""));
+      }
+      s_.scores[i] = s;
+      answer.maximum = std::max(answer.maximum, s);
+    }
+    if (answer.maximum == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
+    answer.tau = Solve(map_, s_.scores, &s_.solved);
+    std::size_t support = 0;
+    float* weights = s_.weights.Reserve(static_cast<std::int64_t>(count) + 16);
+    for (std::size_t i = 0; i < count; ++i) {
+      const float p = s_.solved[i];
+      if (!(p > 0.0f)) continue;
+      index[support] = index[i];
+      weights[support++] = p;
+      answer.entropy -= static_cast<double>(p) * std::log(static_cast<double>(p));
+    }
+    answer.support = static_cast<std::int64_t>(support);
+    f_.gather_sum(*query_.values, index, weights, support, query_.value_dim, out_);
+    return answer;
+  }
+
+  const Functions& f_;
+  const Query& query_;
+  const Map& map_;
+  std::int64_t r_;
+  Scratch& s_;
+  float* out_;
+};
+
+}  // namespace
+
+double Solve(const Map& map, const std::vector<double>& keys, std::vector<float>* p) {
+  std::vector<double> z = keys;
+  if (map.sink > -kInfinity) z.push_back(map.sink);
+  const double top = Relative(map, std::vector<double>(z), &z);
+  return WithPower(map.alpha, [&](const auto& power) {
+    // First on all, then on the support alone, from the start: what else is in the list leaves no
+    // trace.
+    const double near = Threshold(power, z, -kInfinity);
+    const double least = near - 1e-12;
+    const double tau = Threshold(power, z, least);
+    double sum = 0.0;
+    const auto weight = [&](double value) {
+      const double u = value - tau;
+      return value < least || u <= 0.0 ? 0.0 : power.Value(u);
+    };
+    for (const double value : z) sum += weight(value);
+    p->resize(keys.size());
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      (*p)[i] = static_cast<float>(weight(z[i]) / sum);
+    }
+    return tau + (map.alpha - 1.0) * top;
+  });
+}
+
+double LeastThreshold(const Map& map, const std::vector<double>& keys) {
+  std::vector<double> z = keys;
+  if (map.sink > -kInfinity) z.push_back(map.sink);
+  const double top = Relative(map, std::vector<double>(z), &z);
+  const double tau =
+      WithPower(map.alpha, [&](const auto& power) { return Threshold(power, z, -kInfinity); });
+  return top + (tau - 1e-12) / (map.alpha - 1.0);
+}
+
+void Attend(const Functions& functions, const Context& context, const Query& query,
+            Scratch& scratch, Answer* answers) {
+  const Span keys = query.visible;
+  const std::int64_t pitch = keys.size() + 16;
+  const std::int64_t first_run = keys.begin / kRun;
+  const std::int64_t runs = keys.size() > 0 ? (keys.end - 1) / kRun + 1 - first_run : 0;
+  float* bounds = scratch.bounds.Reserve(query.rows * pitch);
+  float* tops = scratch.largest.Reserve(2 * query.rows * runs);
+  float* products = tops + query.rows * runs;
+  ParallelTasks(context, runs, [&](std::int64_t run, int) {
+    const std::int64_t begin = std::max(keys.begin, (first_run + run) * kRun);
+    const std::int64_t end = std::min(keys.end, (first_run + run + 1) * kRun);
+    float* x = bounds + begin - keys.begin;
+    functions.dots(*query.keys, begin, end - begin, query.q, query.rows, query.head_dim, x, pitch);
+    for (std::int64_t r = 0; r < query.rows; ++r) {
+      products[r * runs + run] = functions.scores(
+          query.terms[r], query.factor[r], query.position - begin, end - begin, x + r * pitch);
+      tops[r * runs + run] =
+          functions.maximum(x + r * pitch, static_cast<std::size_t>(end - begin));
+    }
+  });
+  for (std::int64_t r = 0; r < query.rows; ++r) {
+    float top = -std::numeric_limits<float>::infinity(), product = 0.0f;
+    for (std::int64_t run = 0; run < runs; ++run) {
+      const float own = tops[r * runs + run];
+      if (!(own <= top)) top = std::isnan(top) ? top : own;
+      product = std::max(product, products[r * runs + run]);
+    }
+    answers[r] =
+        Row(functions, query, r, scratch, answers[r].out).Finish(bounds + r * pitch, top, product);
+    answers[r].vast = product >= kVast;
+  }
+}
+
+}  // namespace tsallis::decode

@@ -1,0 +1,121 @@
+// Attention of single queries on many keys: decoding. Keys are read where they lie, once for all
+// query heads that share them; nothing is packed.
+//
+//   screen   an upper bound of every score
+//   list     the keys that may have a weight: no threshold lies further below the largest score
+//            than 1 / (alpha - 1)
+//   score    the scores of the listed keys, exactly
+//   solve    threshold and weights, in double, from the support alone
+//   sum      the values of the support
+//
+// The score of a key depends on the key and the query alone, and the solution on the scores of the
+// support alone. So an output has the same bits whatever else was listed, however keys were
+// screened, and wherever they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/geometry.h"
+#include "attention/terms.h"
+#include "core/memory.h"
+#include "tsallis/attention.h"
+
+namespace tsallis::decode {
+
+inline constexpr std::int64_t kRows = 8;    // query heads that pass over the keys together, at most
+inline constexpr std::int64_t kRun = 1024;  // keys that are screened at a time
+
+// Columns of a query in memory: whole vectors of any instruction set, the rest 0.
+inline std::int64_t Padded(std::int64_t columns) { return (columns + 15) / 16 * 16; }
+
+// The parts that are compiled for each instruction set.
+struct Functions {
+  // dot[r * pitch + j] = <keys.At(begin + j), q + r * Padded(columns)> of `count` keys.
+  void (*dots)(const HeadRows& keys, std::int64_t begin, std::int64_t count, const float* q,
+               std::int64_t rows, std::int64_t columns, float* dot, std::int64_t pitch) = nullptr;
+  // dot[i] = <keys.At(index[i]), q>: the same bits.
+  void (*gather_dots)(const HeadRows& keys, const std::uint32_t* index, std::size_t n,
+                      const float* q, std::int64_t columns, float* dot) = nullptr;
+  // Products become scores, but for roundings of float32. Returns the largest |product|. distance:
+  // i - j of the first; keys ascend.
+  float (*scores)(const HeadTerms& terms, double factor, std::int64_t distance, std::int64_t n,
+                  float* x) = nullptr;
+  // The largest; NaN if any is.
+  float (*maximum)(const float* x, std::size_t n) = nullptr;
+  // The indices of x >= bar, counted from `first`; `index` has room for n and a vector.
+  std::size_t (*at_least)(const float* x, std::size_t n, float bar, std::uint32_t first,
+                          std::uint32_t* index) = nullptr;
+  // x becomes exp(x - top); returns the sum.
+  double (*exponentials)(float* x, std::size_t n, float top) = nullptr;
+  // sum[c] = sum_i weight[i] values.At(index[i])[c].
+  void (*gather_sum)(const HeadRows& values, const std::uint32_t* index, const float* weight,
+                     std::size_t n, std::int64_t columns, float* sum) = nullptr;
+  void (*load)(const HeadRows& rows, std::int64_t row, std::int64_t columns, float* out) = nullptr;
+  void (*store)(const float* values, const MutableArray4& array, std::int64_t start,
+                std::int64_t columns) = nullptr;
+};
+Functions GetFunctions();
+
+// How scores of one query head become weights.
+struct Map {
+  double alpha = 1.5;              // 1: softmax
+  double sink = -__builtin_inf();  // a further score without a value
+
+  bool softmax() const { return alpha == 1.0; }
+  // No weight lies further below the largest score.
+  double Reach() const { return softmax() ? __builtin_inf() : 1.0 / (alpha - 1.0); }
+};
+
+// The weights of scores that contain the support. s: [n] finite; p: [n], 0 off the support.
+// Returns tau as AttentionOutputs has it. For alpha > 1.
+double Solve(const Map& map, const std::vector<double>& s, std::vector<float>* p);
+
+// A lower bound of the threshold in s, from scores of some keys.
+double LeastThreshold(const Map& map, const std::vector<double>& s);
+
+// One query of the query heads that share a key head.
+struct Query {
+  const HeadRows* keys = nullptr;  // row 0 is key 0
+  const HeadRows* values = nullptr;
+  Span visible;               // keys
+  std::int64_t position = 0;  // the key of distance 0
+  std::int64_t rows = 0;      // query heads, at most kRows
+  std::int64_t head_dim = 0, value_dim = 0;
+  const float* q = nullptr;   // [rows][Padded(head_dim)]
+  double factor[kRows] = {};  // of a product: c scale
+  HeadTerms terms[kRows] = {};
+  Map map[kRows] = {};
+};
+
+struct Answer {
+  float* out = nullptr;  // [value_dim]
+  double tau = 0.0, entropy = 0.0, maximum = 0.0;
+  std::int64_t support = 0;
+  std::int64_t scored = 0;  // keys that were scored exactly
+  // Scores so large that their roundings decide: another kernel's differ.
+  bool vast = false;
+};
+
+// Memory of one thread.
+struct Scratch {
+  Growing<float> bounds;          // [rows][keys]
+  Growing<float> largest;         // [rows][runs] scores, then products
+  Growing<std::uint32_t> listed;  // [keys]
+  Growing<float> dots, weights;   // [keys]
+  std::vector<double> scores;
+  std::vector<float> solved;
+
+  // At most, for so many keys.
+  static std::size_t Bytes(std::int64_t rows, std::int64_t keys) {
+    return static_cast<std::size_t>(keys + kRun) *
+           (static_cast<std::size_t>(rows) * 4 + 4 + 4 + 4 + 8 + 4 + 16);
+  }
+};
+
+// answers: [query.rows]; `context` may split the keys among threads.
+void Attend(const Functions& functions, const Context& context, const Query& query,
+            Scratch& scratch, Answer* answers);
+
+}  // namespace tsallis::decode

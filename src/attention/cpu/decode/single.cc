@@ -1,0 +1,172 @@
+// Decoding as a kernel of the list: calls of one query a sequence.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/cpu/decode/decode.h"
+#include "attention/kernels.h"
+#include "core/parallel.h"
+#include "core/target.h"
+
+namespace tsallis {
+namespace {
+
+using decode::Answer;
+using decode::Padded;
+
+// One query row of neighbouring query heads that share a key head.
+struct Item {
+  std::int64_t b, h, count, row;
+};
+
+std::vector<Item> ItemsOf(const AttentionParams& params, const std::vector<RowBlock>& rows) {
+  std::vector<Item> items;
+  for (std::size_t i = 0; i < rows.size();) {
+    const RowBlock& first = rows[i];
+    std::size_t end = i + 1;
+    while (end < rows.size() && static_cast<std::int64_t>(end - i) < decode::kRows &&
+           rows[end].b == first.b && rows[end].h == rows[end - 1].h + 1 &&
+           KvHead(params, rows[end].h) == KvHead(params, first.h) &&
+           rows[end].q.begin == first.q.begin && rows[end].q.end == first.q.end) {
+      ++end;
+    }
+    for (std::int64_t row = first.q.begin; row < first.q.end; ++row) {
+      items.push_back({first.b, first.h, static_cast<std::int64_t>(end - i), row});
+    }
+    i = end;
+  }
+  return items;
+}
+
+struct Worker {
+  decode::Scratch scratch;
+  Growing<float> q, out;
+  std::vector<RowBlock> left;
+};
+
+class Driver {
+ public:
+  Driver(const AttentionParams& params, const AttentionOutputs& outputs)
+      : functions_(decode::GetFunctions()),
+        params_(params),
+        outputs_(outputs),
+        distances_(params) {}
+
+  // Adds the rows that it leaves to `left`.
+  void Run(const Context& context, const Item& item, Worker& worker,
+           std::vector<RowBlock>* left) const {
+    const Sequence sequence = Sequence::Of(params_, item.b);
+    const std::int64_t batch = sequence.array_batch, kv = KvHead(params_, item.h);
+    const HeadRows keys = HeadRows::Of(params_.k, batch, kv);
+    const HeadRows values = HeadRows::Of(params_.v, batch, kv);
+    const std::int64_t padded = Padded(params_.head_dim);
+    float* q = worker.q.Reserve(decode::kRows * padded);
+    float* out = worker.out.Reserve(decode::kRows * (params_.value_dim + 16));
+    decode::Query query{.keys = &keys,
+                        .values = &values,
+                        .visible = sequence.VisibleKeys(params_.mask, item.row),
+                        .position = item.row + sequence.shift,
+                        .rows = item.count,
+                        .head_dim = params_.head_dim,
+                        .value_dim = params_.value_dim,
+                        .q = q};
+    Answer answers[decode::kRows];
+    for (std::int64_t r = 0; r < item.count; ++r) {
+      const std::int64_t h = item.h + r;
+      functions_.load(HeadRows::Of(params_.q, batch, h), item.row, params_.head_dim,
+                      q + r * padded);
+      std::fill(q + r * padded + params_.head_dim, q + (r + 1) * padded, 0.0f);
+      query.factor[r] = RowFactor(params_, sequence, h, item.row);
+      query.terms[r] = HeadTerms::Of(params_, sequence, h, distances_, 1.0);
+      query.map[r].alpha = params_.map == RowMap::kSoftmax ? 1.0 : AlphaOf(params_, h);
+      if (params_.terms.sink != nullptr) query.map[r].sink = params_.terms.sink[h];
+      answers[r].out = out + r * (params_.value_dim + 16);
+    }
+    decode::Attend(functions_, context, query, worker.scratch, answers);
+    for (std::int64_t r = 0; r < item.count; ++r) {
+      const std::int64_t h = item.h + r;
+      // A backward pass by another kernel must find the threshold of scores like its own.
+      if (answers[r].vast) {
+        left->push_back({item.b, h, {item.row, item.row + 1}});
+        continue;
+      }
+      functions_.store(answers[r].out, outputs_.out,
+                       Offset(outputs_.out.strides, batch, h, item.row), params_.value_dim);
+      const std::int64_t index = RowIndex(params_, sequence, h, item.row);
+      if (outputs_.tau != nullptr) outputs_.tau[index] = answers[r].tau;
+      if (outputs_.support_size != nullptr) outputs_.support_size[index] = answers[r].support;
+      if (outputs_.entropy != nullptr) outputs_.entropy[index] = answers[r].entropy;
+      if (outputs_.maximum != nullptr) outputs_.maximum[index] = answers[r].maximum;
+    }
+  }
+
+ private:
+  decode::Functions functions_;
+  const AttentionParams& params_;
+  const AttentionOutputs& outputs_;
+  DistanceTable distances_;
+};
+
+void Forward(const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
+  const std::vector<Item> items = ItemsOf(params, rows);
+  const Driver driver(params, outputs);
+  const auto count = static_cast<std::int64_t>(items.size());
+  if (count >= 2 * Threads(context)) {
+    std::vector<Worker> workers(static_cast<std::size_t>(Workers(context, count)));
+    ParallelTasks(context, count, [&](std::int64_t i, int worker) {
+      Worker& own = workers[static_cast<std::size_t>(worker)];
+      driver.Run({.threads = 1}, items[static_cast<std::size_t>(i)], own, &own.left);
+    });
+    for (const Worker& worker : workers) {
+      left->insert(left->end(), worker.left.begin(), worker.left.end());
+    }
+    return;
+  }
+  Worker worker;
+  for (const Item& item : items) driver.Run(context, item, worker, left);
+}
+
+std::string Declines(const AttentionParams& params, bool) {
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    if (Sequence::Of(params, b).q.size() > 1) return "more than one query a sequence";
+  }
+  return {};
+}
+
+std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool) {
+  const auto threads = static_cast<std::size_t>(Threads(context));
+  const auto rows = std::min<std::int64_t>(decode::kRows, params.heads);
+  const auto floats = decode::kRows * (Padded(params.head_dim) + params.value_dim + 16);
+  return threads * (decode::Scratch::Bytes(rows, MostKeys(params)) +
+                    static_cast<std::size_t>(floats) * sizeof(float)) +
+         DistanceTable::Bytes(params) +
+         static_cast<std::size_t>(params.batch * params.heads * params.q_len) * sizeof(Item);
+}
+
+}  // namespace
+
+constinit const AttentionKernel kDecodeAttention = {
+    .name = "decode",
+    .summary = "one query a sequence: keys are read once for all heads that share them",
+    .instruction_set =
+        [] {
+          return std::string(RunsAvx3() ? "AVX-512" : RunsAvx2() ? "AVX2" : "baseline");
+        },
+    .serves = {.features = kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16,
+                                                      Feature::kFloat16, Feature::kSoftmax,
+                                                      Feature::kEntmax, Feature::kSink},
+               .forward_only = Features::All(),
+               .least_alpha = kLeastFloatAlpha,
+               .most_alpha = 4.0,
+               .most_keys = std::int64_t{1} << 31},
+    .declines = Declines,
+    .leaves = "scores of 2^24 and more",
+    .forward = Forward,
+    .backward = nullptr,
+    .weights = nullptr,
+    .saved_bytes = nullptr,
+    .workspace_bytes = WorkspaceBytes};
+
+}  // namespace tsallis
