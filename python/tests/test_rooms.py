@@ -49,7 +49,7 @@ def upward(order: list[str], folder: Path, prefix: str) -> list[str]:
 
 
 def test_calls_go_one_way():
-    order = ["core", "simplex", "attention", "torch", "lab", "cli"]
+    order = ["core", "simplex", "attention", "cache", "torch", "lab", "cli"]
     assert set(order) == {path.name for path in SOURCES.iterdir() if path.is_dir()}
     assert not upward(order, SOURCES, "")
 

@@ -101,6 +101,9 @@ struct HeadRows {
   DType dtype = DType::kFloat32;
   std::int64_t row_bytes = 0;  // from a row to the next
   std::int64_t step = 1;       // elements from a column to the next
+  // Rows in pages of 64: row i is row i % 64 of the one at pages[i / 64] + page_offset.
+  const std::byte* const* pages = nullptr;
+  std::int64_t page_offset = 0;
 
   // Those of (b, h), counted from row `first` and column `column` of the array.
   static HeadRows Of(const ConstArray4& array, std::int64_t b, std::int64_t h,
@@ -108,9 +111,16 @@ struct HeadRows {
     const auto size = static_cast<std::int64_t>(SizeOf(array.dtype));
     return {static_cast<const std::byte*>(array.data) +
                 Offset(array.strides, b, h, first, column) * size,
-            array.dtype, array.strides[2] * size, array.strides[3]};
+            array.dtype,
+            array.strides[2] * size,
+            array.strides[3],
+            nullptr,
+            0};
   }
-  const void* At(std::int64_t row) const { return data + row * row_bytes; }
+  const void* At(std::int64_t row) const {
+    if (pages != nullptr) return pages[row >> 6] + page_offset + (row & 63) * row_bytes;
+    return data + row * row_bytes;
+  }
 };
 
 // Index of a query row in the statistics of AttentionOutputs.

@@ -11,8 +11,16 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// A float that is no smaller.
+float Up(double value) {
+  return std::nextafterf(static_cast<float>(value), std::numeric_limits<float>::infinity());
+}
+
 // A score in float32 is this far from the exact one at most, relative to what it is made of.
 constexpr double kRounding = 2e-6;
+
+// Keys with the largest bounds that are scored for a first threshold, at most.
+constexpr std::size_t kBest = 256;
 
 // From here on the unit in the last place of a score in float32 is 1.
 constexpr float kVast = 0x1p24f;
@@ -97,9 +105,9 @@ class Row {
   // top: the largest bound; product: the largest |product| times its factor.
   Answer Finish(float* bounds, float top, float product) {
     const std::int64_t n = query_.visible.size();
-    if (std::isnan(top) || top == kInfinity) {
-      return Nothing(out_, query_.value_dim, std::nan(""));
-    }
+    // A bound may be infinite where the key is not a number, and that is found out.
+    const bool screened = query_.byte_offset >= 0 && !map_.softmax();
+    if (!screened && (std::isnan(top) || top == kInfinity)) return Broken();
     if (n == 0 || top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
     return map_.softmax() ? Softmax(bounds, top) : Entmax(bounds, top, product);
   }
@@ -131,37 +139,29 @@ class Row {
   }
 
   Answer Entmax(const float* bounds, float top, float product) {
-    const HeadTerms& terms = query_.terms[r_];
-    const std::int64_t n = query_.visible.size();
-    // The terms of a score that comes near the largest are not much larger than its product.
-    const std::int64_t farthest = std::max(std::abs(query_.position - query_.visible.begin),
-                                           std::abs(query_.position - query_.visible.end + 1));
-    const double stretch = terms.Stretch(farthest);
-    const double size = stretch * static_cast<double>(product) + stretch * stretch +
-                        std::abs(static_cast<double>(top)) + map_.Reach();
-    const double bar = static_cast<double>(top) - map_.Reach() - 2.0 * kRounding * size;
-    std::uint32_t* index = s_.listed.Reserve(n + 16);
-    std::size_t count = f_.at_least(
-        bounds, static_cast<std::size_t>(n),
-        std::nextafterf(static_cast<float>(bar), -std::numeric_limits<float>::infinity()),
-        static_cast<std::uint32_t>(query_.visible.begin), index);
-    float* dots = s_.dots.Reserve(static_cast<std::int64_t>(count) + 16);
-    f_.gather_dots(*query_.keys, index, count, query_.q + r_ * Padded(query_.head_dim),
-                   query_.head_dim, dots);
-    s_.scores.resize(count);
-    Answer answer{.out = out_, .maximum = -kInfinity, .scored = static_cast<std::int64_t>(count)};
-    for (std::size_t i = 0; i < count; ++i) {
-      const double x = query_.factor[r_] * static_cast<double>(dots[i]);
-      const double s = terms.any() ? terms.Score(x, query_.position - index[i]) : x;
-      if (std::isnan(s) || s == kInfinity) {
-        return Nothing(out_, query_.value_dim, std::nan(""));
-      }
-      s_.scores[i] = s;
-      answer.maximum = std::max(answer.maximum, s);
+    const bool screened = query_.byte_offset >= 0;
+    const double slack = Slack(top, product);
+    double bar = static_cast<double>(top) - map_.Reach() - slack;
+    if (screened) {
+      // The largest bounds belong to some of the best keys; their threshold is none too high.
+      const std::size_t best = List(bounds, static_cast<double>(top) - 0.25 * map_.Reach());
+      if (!Score(std::min(best, kBest))) return Broken();
+      double most = -kInfinity;
+      for (const double s : s_.scores) most = std::max(most, s);
+      bar = most > -kInfinity ? LeastThreshold(map_, s_.scores) - slack : -kInfinity;
     }
+    std::size_t count = List(bounds, bar);
+    Answer answer{.out = out_, .maximum = -kInfinity, .scored = static_cast<std::int64_t>(count)};
+    if (!Score(count)) return Broken();
+    for (const double s : s_.scores) answer.maximum = std::max(answer.maximum, s);
     if (answer.maximum == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
     answer.tau = Solve(map_, s_.scores, &s_.solved);
+    if (answer.scored < query_.visible.size()) {
+      answer.certificate = (map_.alpha - 1.0) * (Unscored(bounds, bar) + slack) - answer.tau;
+    }
+    std::uint32_t* index = s_.listed.get();
     std::size_t support = 0;
+    count = s_.scores.size();
     float* weights = s_.weights.Reserve(static_cast<std::int64_t>(count) + 16);
     for (std::size_t i = 0; i < count; ++i) {
       const float p = s_.solved[i];
@@ -173,6 +173,60 @@ class Row {
     answer.support = static_cast<std::int64_t>(support);
     f_.gather_sum(*query_.values, index, weights, support, query_.value_dim, out_);
     return answer;
+  }
+
+  Answer Broken() const { return Nothing(out_, query_.value_dim, std::nan("")); }
+
+  // How far a bound in float32 may lie below the score, at most.
+  double Slack(float top, float product) const {
+    // The terms of a score that comes near the largest are not much larger than its product.
+    const std::int64_t farthest = std::max(std::abs(query_.position - query_.visible.begin),
+                                           std::abs(query_.position - query_.visible.end + 1));
+    const double stretch = query_.terms[r_].Stretch(farthest);
+    const double size = stretch * static_cast<double>(product) + stretch * stretch +
+                        std::abs(static_cast<double>(top)) + map_.Reach();
+    return 2.0 * kRounding * size;
+  }
+
+  static float Below(double bar) {
+    return std::nextafterf(static_cast<float>(bar), -std::numeric_limits<float>::infinity());
+  }
+
+  // Lists the keys whose bound is `bar` or more.
+  std::size_t List(const float* bounds, double bar) {
+    const std::int64_t n = query_.visible.size();
+    std::uint32_t* index = s_.listed.Reserve(n + 16);
+    // What is no number is not below anything.
+    const float least = std::isnan(bar) ? -std::numeric_limits<float>::infinity() : Below(bar);
+    return f_.at_least(bounds, static_cast<std::size_t>(n), least,
+                       static_cast<std::uint32_t>(query_.visible.begin), index);
+  }
+
+  // The largest bound of a key that List() left out.
+  double Unscored(const float* bounds, double bar) const {
+    const float least = Below(bar);
+    float most = -std::numeric_limits<float>::infinity();
+    for (std::int64_t j = 0; j < query_.visible.size(); ++j) {
+      if (bounds[j] < least) most = std::max(most, bounds[j]);
+    }
+    return static_cast<double>(most);
+  }
+
+  // The scores of the first `count` that are listed. False: one is NaN or infinite.
+  bool Score(std::size_t count) {
+    const HeadTerms& terms = query_.terms[r_];
+    const std::uint32_t* index = s_.listed.get();
+    float* dots = s_.dots.Reserve(static_cast<std::int64_t>(count) + 16);
+    f_.gather_dots(*query_.keys, index, count, query_.q + r_ * Padded(query_.head_dim),
+                   query_.head_dim, dots);
+    s_.scores.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const double x = query_.factor[r_] * static_cast<double>(dots[i]);
+      const double s = terms.any() ? terms.Score(x, query_.position - index[i]) : x;
+      if (std::isnan(s) || s == kInfinity) return false;
+      s_.scores[i] = s;
+    }
+    return true;
   }
 
   const Functions& f_;
@@ -218,8 +272,33 @@ double LeastThreshold(const Map& map, const std::vector<double>& keys) {
   return top + (tau - 1e-12) / (map.alpha - 1.0);
 }
 
-void Attend(const Functions& functions, const Context& context, const Query& query,
+namespace {
+
+// Bounds of the scores of keys [begin, end) from their bytes; begin is at the start of a page or
+// the first that is visible.
+void BytesOfRun(const Functions& f, const Query& query, const ByteQuery* bytes, std::int64_t begin,
+                std::int64_t end, float* x, std::int64_t pitch) {
+  alignas(64) float page_bounds[kRows * kPage];
+  for (std::int64_t page = begin / kPage; page * kPage < end; ++page) {
+    f.byte_bounds(query.keys->pages[page] + query.byte_offset, query.head_dim, bytes, query.rows,
+                  page_bounds, kPage);
+    const std::int64_t from = std::max(begin, page * kPage);
+    const std::int64_t to = std::min(end, (page + 1) * kPage);
+    for (std::int64_t r = 0; r < query.rows; ++r) {
+      std::copy_n(page_bounds + r * kPage + from - page * kPage, to - from,
+                  x + r * pitch + from - begin);
+    }
+  }
+}
+
+}  // namespace
+
+void Attend(const Functions& functions, const Context& context, const Query& asked,
             Scratch& scratch, Answer* answers) {
+  Query query = asked;
+  for (std::int64_t r = 0; r < query.rows; ++r) {
+    if (query.map[r].softmax()) query.byte_offset = -1;
+  }
   const Span keys = query.visible;
   const std::int64_t pitch = keys.size() + 16;
   const std::int64_t first_run = keys.begin / kRun;
@@ -227,14 +306,34 @@ void Attend(const Functions& functions, const Context& context, const Query& que
   float* bounds = scratch.bounds.Reserve(query.rows * pitch);
   float* tops = scratch.largest.Reserve(2 * query.rows * runs);
   float* products = tops + query.rows * runs;
+  const std::int64_t padded = Padded(query.head_dim), width = ByteColumns(query.head_dim);
+  ByteQuery bytes[kRows];
+  double bound_factor[kRows];
+  for (std::int64_t r = 0; r < query.rows; ++r) {
+    bound_factor[r] = query.factor[r];
+    if (query.byte_offset < 0) continue;
+    // Bounds are from above: a negative factor takes the query's sign.
+    std::int8_t* of_row = scratch.bytes.Reserve(kRows * width) + r * width;
+    std::vector<float> q(query.q + r * padded, query.q + r * padded + query.head_dim);
+    if (query.factor[r] < 0.0) {
+      for (float& value : q) value = -value;
+      bound_factor[r] = -query.factor[r];
+    }
+    bytes[r] = PutQuery(q.data(), query.head_dim, of_row);
+  }
   ParallelTasks(context, runs, [&](std::int64_t run, int) {
     const std::int64_t begin = std::max(keys.begin, (first_run + run) * kRun);
     const std::int64_t end = std::min(keys.end, (first_run + run + 1) * kRun);
     float* x = bounds + begin - keys.begin;
-    functions.dots(*query.keys, begin, end - begin, query.q, query.rows, query.head_dim, x, pitch);
+    if (query.byte_offset >= 0) {
+      BytesOfRun(functions, query, bytes, begin, end, x, pitch);
+    } else {
+      functions.dots(*query.keys, begin, end - begin, query.q, query.rows, query.head_dim, x,
+                     pitch);
+    }
     for (std::int64_t r = 0; r < query.rows; ++r) {
       products[r * runs + run] = functions.scores(
-          query.terms[r], query.factor[r], query.position - begin, end - begin, x + r * pitch);
+          query.terms[r], bound_factor[r], query.position - begin, end - begin, x + r * pitch);
       tops[r * runs + run] =
           functions.maximum(x + r * pitch, static_cast<std::size_t>(end - begin));
     }
@@ -248,8 +347,48 @@ void Attend(const Functions& functions, const Context& context, const Query& que
     }
     answers[r] =
         Row(functions, query, r, scratch, answers[r].out).Finish(bounds + r * pitch, top, product);
-    answers[r].vast = product >= kVast;
+    answers[r].vast = product >= kVast && static_cast<double>(product) < kInfinity;
   }
+}
+
+ByteQuery PutQuery(const float* values, std::int64_t columns, std::int8_t* bytes) {
+  ByteQuery query{.bytes = bytes};
+  float largest = 0.0f;
+  for (std::int64_t x = 0; x < columns; ++x) largest = std::max(largest, std::abs(values[x]));
+  query.step = largest / 127.0f;
+  const float inverse = query.step > 0.0f ? 1.0f / query.step : 0.0f;
+  double norm = 0.0, lost = 0.0;
+  std::fill_n(bytes, ByteColumns(columns), std::int8_t{0});
+  for (std::int64_t x = 0; x < columns; ++x) {
+    const float scaled = std::clamp(std::nearbyintf(values[x] * inverse), -127.0f, 127.0f);
+    // NaN becomes 0, and the norm says so.
+    bytes[x] = scaled == scaled ? static_cast<std::int8_t>(scaled) : std::int8_t{0};
+    query.sum += bytes[x];
+    const double value = static_cast<double>(values[x]);
+    const double left = value - static_cast<double>(query.step) * bytes[x];
+    norm += value * value;
+    lost += left * left;
+  }
+  query.norm = Up(std::sqrt(norm));
+  query.lost = Up(std::sqrt(lost));
+  return query;
+}
+
+void PutKey(const float* values, std::int64_t columns, std::int64_t slot, std::byte* page) {
+  const std::int64_t width = ByteColumns(columns);
+  std::int8_t bytes[512];
+  const ByteQuery key = PutQuery(values, columns, bytes);
+  auto* group = reinterpret_cast<std::uint8_t*>(page) + slot / 16 * 16 * width;
+  double norm = 0.0;
+  for (std::int64_t x = 0; x < width; ++x) {
+    group[x / 4 * 64 + slot % 16 * 4 + x % 4] = static_cast<std::uint8_t>(bytes[x] + 128);
+    norm += static_cast<double>(bytes[x]) * bytes[x];
+  }
+  auto* tail = reinterpret_cast<float*>(page + ByteTailAt(columns)) + slot;
+  const bool finite = std::isfinite(key.norm) && std::isfinite(key.lost);
+  tail[0] = finite ? key.step : 0.0f;
+  tail[kPage] = finite ? key.lost : std::numeric_limits<float>::infinity();
+  tail[2 * kPage] = finite ? Up(static_cast<double>(key.step) * std::sqrt(norm)) : 0.0f;
 }
 
 }  // namespace tsallis::decode

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "attention/geometry.h"
+#include "attention/kernels.h"
 #include "attention/terms.h"
 #include "core/memory.h"
 #include "tsallis/attention.h"
@@ -26,6 +27,31 @@ namespace tsallis::decode {
 
 inline constexpr std::int64_t kRows = 8;    // query heads that pass over the keys together, at most
 inline constexpr std::int64_t kRun = 1024;  // keys that are screened at a time
+
+// ---- bytes of keys ------------------------------------------------------------------------------
+// A key k is t (b + r) with bytes b and a step t of its own, a query q likewise s (b' + r'), and
+//   <q, k> <= s t <b', b> + |q| |t r| + |s r'| |t b|
+// Keys of a page lie in groups of 16: [4 groups][dim / 4][16 keys][4], b + 128 each; behind them a
+// float for every key: t, |t r| and |t b|, rounded up. A key that is not finite has |t r| = inf.
+
+inline constexpr std::int64_t kPage = 64;
+
+inline std::int64_t ByteColumns(std::int64_t columns) { return (columns + 3) / 4 * 4; }
+inline std::int64_t ByteTailAt(std::int64_t columns) { return kPage * ByteColumns(columns); }
+inline std::int64_t PageBytes(std::int64_t columns) {
+  return ByteTailAt(columns) + 3 * kPage * static_cast<std::int64_t>(sizeof(float));
+}
+
+// A query in bytes.
+struct ByteQuery {
+  const std::int8_t* bytes = nullptr;  // [ByteColumns]
+  std::int32_t sum = 0;                // of the bytes
+  float step = 0.0f, norm = 0.0f, lost = 0.0f;
+};
+
+// Writes a key to place `slot` of a page's bytes, or a query. values: [columns].
+void PutKey(const float* values, std::int64_t columns, std::int64_t slot, std::byte* page);
+ByteQuery PutQuery(const float* values, std::int64_t columns, std::int8_t* bytes);
 
 // Columns of a query in memory: whole vectors of any instruction set, the rest 0.
 inline std::int64_t Padded(std::int64_t columns) { return (columns + 15) / 16 * 16; }
@@ -38,13 +64,17 @@ struct Functions {
   // dot[i] = <keys.At(index[i]), q>: the same bits.
   void (*gather_dots)(const HeadRows& keys, const std::uint32_t* index, std::size_t n,
                       const float* q, std::int64_t columns, float* dot) = nullptr;
+  // bound[r * pitch + j] >= <key j, query r> of the 64 keys of a page.
+  void (*byte_bounds)(const std::byte* page, std::int64_t columns, const ByteQuery* queries,
+                      std::int64_t rows, float* bound, std::int64_t pitch) = nullptr;
   // Products become scores, but for roundings of float32. Returns the largest |product|. distance:
   // i - j of the first; keys ascend.
   float (*scores)(const HeadTerms& terms, double factor, std::int64_t distance, std::int64_t n,
                   float* x) = nullptr;
   // The largest; NaN if any is.
   float (*maximum)(const float* x, std::size_t n) = nullptr;
-  // The indices of x >= bar, counted from `first`; `index` has room for n and a vector.
+  // The indices of x that are not below bar, counted from `first`; `index` has room for n and a
+  // vector.
   std::size_t (*at_least)(const float* x, std::size_t n, float bar, std::uint32_t first,
                           std::uint32_t* index) = nullptr;
   // x becomes exp(x - top); returns the sum.
@@ -81,7 +111,9 @@ struct Query {
   const HeadRows* values = nullptr;
   Span visible;               // keys
   std::int64_t position = 0;  // the key of distance 0
-  std::int64_t rows = 0;      // query heads, at most kRows
+  // Bytes of the keys, in the pages of `keys`; -1: none. Softmax has no use for them.
+  std::int64_t byte_offset = -1;
+  std::int64_t rows = 0;  // query heads, at most kRows
   std::int64_t head_dim = 0, value_dim = 0;
   const float* q = nullptr;   // [rows][Padded(head_dim)]
   double factor[kRows] = {};  // of a product: c scale
@@ -93,10 +125,33 @@ struct Answer {
   float* out = nullptr;  // [value_dim]
   double tau = 0.0, entropy = 0.0, maximum = 0.0;
   std::int64_t support = 0;
-  std::int64_t scored = 0;  // keys that were scored exactly
+  std::int64_t scored = 0;                // keys that were scored exactly
+  double certificate = -__builtin_inf();  // as DecodeOutputs has it
   // Scores so large that their roundings decide: another kernel's differ.
   bool vast = false;
 };
+
+// Where the keys and values of a call lie if not in its params.
+struct Pages {
+  const std::byte* const* const* tables = nullptr;  // [batch]
+  // Of key head 0, and from one to the next.
+  std::int64_t key_offset = 0, key_head = 0, value_offset = 0, value_head = 0;
+  std::int64_t byte_offset = -1, byte_head = 0;
+};
+
+// What a call can tell beside AttentionOutputs. [rows of the statistics], or null.
+struct Account {
+  double* certificate = nullptr;
+  std::int64_t* scored = nullptr;
+};
+
+// Outputs and statistics of `rows`; adds those of vast scores to `left`, unless that is null.
+void Forward(const Context& context, const AttentionParams& params, const Pages* pages,
+             const AttentionOutputs& outputs, const Account& account,
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+
+// What Forward() serves.
+inline constexpr double kLeastAlpha = kLeastFloatAlpha, kMostAlpha = 4.0;
 
 // Memory of one thread.
 struct Scratch {
@@ -104,6 +159,7 @@ struct Scratch {
   Growing<float> largest;         // [rows][runs] scores, then products
   Growing<std::uint32_t> listed;  // [keys]
   Growing<float> dots, weights;   // [keys]
+  Growing<std::int8_t> bytes;     // [rows][ByteColumns]
   std::vector<double> scores;
   std::vector<float> solved;
 

@@ -1,6 +1,11 @@
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 
 #include "attention/cpu/decode/decode.h"
+#include "core/target.h"
+#include "tsallis/cpu.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/decode/kernel.cc"
@@ -114,6 +119,103 @@ void DecodeGatherDots(const HeadRows& keys, const std::uint32_t* index, std::siz
   }
 }
 
+#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+// Adds four products of unsigned and signed bytes to a lane.
+using VBytes = hn::Vec<hn::RebindToSigned<DF>>;
+HWY_INLINE void AddDots(VBytes& sum, VBytes keys, VBytes query) {
+#if HWY_TARGET <= HWY_AVX3
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(keys.raw), "v"(query.raw));
+#else
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(keys.raw), "x"(query.raw));
+#endif
+}
+
+// sum[r * 16 + j] of a group of 16 keys.
+template <int kQueries>
+HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, std::int64_t columns,
+                          const decode::ByteQuery* queries, std::int32_t* HWY_RESTRICT sum) {
+  const hn::RebindToSigned<DF> di;
+  constexpr std::size_t kVector = hn::MaxLanes(DF()), kParts = 16 / kVector;
+  VBytes total[kQueries][kParts];
+  for (auto& row : total) {
+    for (VBytes& part : row) part = hn::Zero(di);
+  }
+  const auto* words = reinterpret_cast<const std::int32_t*>(keys);
+  for (std::int64_t x = 0; x < columns / 4; ++x) {
+    VBytes key[kParts];
+    for (std::size_t p = 0; p < kParts; ++p) {
+      key[p] = hn::LoadU(di, words + x * 16 + static_cast<std::int64_t>(p * kVector));
+    }
+    for (int r = 0; r < kQueries; ++r) {
+      std::int32_t word;
+      std::memcpy(&word, queries[r].bytes + 4 * x, sizeof word);
+      const VBytes query = hn::Set(di, word);
+      for (std::size_t p = 0; p < kParts; ++p) AddDots(total[r][p], key[p], query);
+    }
+  }
+  for (int r = 0; r < kQueries; ++r) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      hn::StoreU(total[r][p], di, sum + r * 16 + static_cast<std::int64_t>(p * kVector));
+    }
+  }
+}
+#endif
+
+// The same without instructions for it.
+HWY_INLINE void GroupDotsPlain(const std::byte* HWY_RESTRICT keys, std::int64_t columns,
+                               const decode::ByteQuery& query, std::int32_t* HWY_RESTRICT sum) {
+  std::fill_n(sum, 16, 0);
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(keys);
+  for (std::int64_t x = 0; x < columns; x += 4) {
+    for (std::int64_t j = 0; j < 16; ++j) {
+      for (std::int64_t i = 0; i < 4; ++i) {
+        sum[j] += static_cast<std::int32_t>(bytes[x * 16 + j * 4 + i]) *
+                  static_cast<std::int32_t>(query.bytes[x + i]);
+      }
+    }
+  }
+}
+
+template <bool kVnni>
+void DecodeByteBounds(const std::byte* page, std::int64_t columns, const decode::ByteQuery* queries,
+                      std::int64_t rows, float* bound, std::int64_t pitch) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t width = decode::ByteColumns(columns);
+  const auto* tail = reinterpret_cast<const float*>(page + decode::ByteTailAt(columns));
+  for (std::int64_t group = 0; group < 4; ++group) {
+    const std::byte* keys = page + group * 16 * width;
+    HWY_ALIGN std::int32_t sums[decode::kRows * 16];
+    std::int64_t r = 0;
+#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+    if constexpr (kVnni) {
+      for (; r + 4 <= rows; r += 4) GroupDots<4>(keys, width, queries + r, sums + r * 16);
+      for (; r < rows; ++r) GroupDots<1>(keys, width, queries + r, sums + r * 16);
+    }
+#endif
+    for (; r < rows; ++r) GroupDotsPlain(keys, width, queries[r], sums + r * 16);
+    const float* step = tail + group * 16;
+    const float* lost = step + decode::kPage;
+    const float* norm = lost + decode::kPage;
+    for (r = 0; r < rows; ++r) {
+      const decode::ByteQuery& query = queries[r];
+      const auto offset = hn::Set(di, 128 * query.sum);
+      // Roundings of float32 here are less than 1e-6 of the product of the norms.
+      const VF s = hn::Set(d, query.step), q_norm = hn::Set(d, query.norm * 1.00001f),
+               q_lost = hn::Set(d, query.lost + query.norm * 4e-6f);
+      float* out = bound + r * pitch + group * 16;
+      for (std::int64_t j = 0; j < 16; j += lanes) {
+        const VF dot = hn::ConvertTo(d, hn::Sub(hn::LoadU(di, sums + r * 16 + j), offset));
+        const VF product = hn::Mul(hn::Mul(dot, hn::LoadU(d, step + j)), s);
+        const VF rest =
+            hn::MulAdd(q_norm, hn::LoadU(d, lost + j), hn::Mul(q_lost, hn::LoadU(d, norm + j)));
+        hn::StoreU(hn::Add(product, rest), d, out + j);
+      }
+    }
+  }
+}
+
 float DecodeScores(const HeadTerms& terms, double factor, std::int64_t distance, std::int64_t n,
                    float* HWY_RESTRICT x) {
   const DF d;
@@ -144,15 +246,15 @@ std::size_t DecodeAtLeast(const float* HWY_RESTRICT x, std::size_t n, float bar,
   const VF least = hn::Set(d, bar);
   std::size_t count = 0, i = 0;
   for (; i + lanes <= n; i += lanes) {
-    if (hn::AllFalse(d, hn::Ge(hn::LoadU(d, x + i), least))) continue;
+    if (hn::AllTrue(d, hn::Lt(hn::LoadU(d, x + i), least))) continue;
     for (std::size_t k = i; k < i + lanes; ++k) {
       index[count] = first + static_cast<std::uint32_t>(k);
-      count += x[k] >= bar ? 1 : 0;
+      count += x[k] < bar ? 0 : 1;
     }
   }
   for (; i < n; ++i) {
     index[count] = first + static_cast<std::uint32_t>(i);
-    count += x[i] >= bar ? 1 : 0;
+    count += x[i] < bar ? 0 : 1;
   }
   return count;
 }
@@ -178,9 +280,10 @@ void DecodeLoad(const HeadRows& rows, std::int64_t row, std::int64_t columns, fl
   LoadFloats(rows, row, columns, out);
 }
 
-void BindDecode(decode::Functions* functions) {
+void BindDecode(bool vnni, decode::Functions* functions) {
   *functions = {.dots = DecodeDots,
                 .gather_dots = DecodeGatherDots,
+                .byte_bounds = vnni ? DecodeByteBounds<true> : DecodeByteBounds<false>,
                 .scores = DecodeScores,
                 .maximum = DecodeMaximum,
                 .at_least = DecodeAtLeast,
@@ -200,8 +303,10 @@ namespace tsallis::decode {
 HWY_EXPORT(BindDecode);
 
 Functions GetFunctions() {
+  static const CpuInfo info = QueryCpu();
   Functions functions;
-  HWY_DYNAMIC_DISPATCH(BindDecode)(&functions);
+  HWY_DYNAMIC_DISPATCH(BindDecode)
+  (RunsAvx3() ? info.avx512_vnni : RunsAvx2() && info.avx_vnni, &functions);
   return functions;
 }
 

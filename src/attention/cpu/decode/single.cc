@@ -47,19 +47,21 @@ struct Worker {
 
 class Driver {
  public:
-  Driver(const AttentionParams& params, const AttentionOutputs& outputs)
+  Driver(const AttentionParams& params, const decode::Pages* pages, const AttentionOutputs& outputs,
+         const decode::Account& account)
       : functions_(decode::GetFunctions()),
         params_(params),
+        pages_(pages),
         outputs_(outputs),
+        account_(account),
         distances_(params) {}
 
-  // Adds the rows that it leaves to `left`.
+  // Adds the rows that it leaves to `left`, unless that is null.
   void Run(const Context& context, const Item& item, Worker& worker,
            std::vector<RowBlock>* left) const {
     const Sequence sequence = Sequence::Of(params_, item.b);
     const std::int64_t batch = sequence.array_batch, kv = KvHead(params_, item.h);
-    const HeadRows keys = HeadRows::Of(params_.k, batch, kv);
-    const HeadRows values = HeadRows::Of(params_.v, batch, kv);
+    const HeadRows keys = Keys(batch, kv), values = Values(batch, kv);
     const std::int64_t padded = Padded(params_.head_dim);
     float* q = worker.q.Reserve(decode::kRows * padded);
     float* out = worker.out.Reserve(decode::kRows * (params_.value_dim + 16));
@@ -67,6 +69,9 @@ class Driver {
                         .values = &values,
                         .visible = sequence.VisibleKeys(params_.mask, item.row),
                         .position = item.row + sequence.shift,
+                        .byte_offset = pages_ == nullptr || pages_->byte_offset < 0
+                                           ? -1
+                                           : pages_->byte_offset + kv * pages_->byte_head,
                         .rows = item.count,
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
@@ -87,7 +92,7 @@ class Driver {
     for (std::int64_t r = 0; r < item.count; ++r) {
       const std::int64_t h = item.h + r;
       // A backward pass by another kernel must find the threshold of scores like its own.
-      if (answers[r].vast) {
+      if (answers[r].vast && left != nullptr) {
         left->push_back({item.b, h, {item.row, item.row + 1}});
         continue;
       }
@@ -98,35 +103,66 @@ class Driver {
       if (outputs_.support_size != nullptr) outputs_.support_size[index] = answers[r].support;
       if (outputs_.entropy != nullptr) outputs_.entropy[index] = answers[r].entropy;
       if (outputs_.maximum != nullptr) outputs_.maximum[index] = answers[r].maximum;
+      if (account_.certificate != nullptr) account_.certificate[index] = answers[r].certificate;
+      if (account_.scored != nullptr) account_.scored[index] = answers[r].scored;
     }
   }
 
  private:
+  HeadRows Keys(std::int64_t batch, std::int64_t kv) const {
+    if (pages_ == nullptr) return HeadRows::Of(params_.k, batch, kv);
+    return InPages(batch, params_.head_dim, pages_->key_offset + kv * pages_->key_head);
+  }
+  HeadRows Values(std::int64_t batch, std::int64_t kv) const {
+    if (pages_ == nullptr) return HeadRows::Of(params_.v, batch, kv);
+    return InPages(batch, params_.value_dim, pages_->value_offset + kv * pages_->value_head);
+  }
+  HeadRows InPages(std::int64_t batch, std::int64_t columns, std::int64_t offset) const {
+    HeadRows rows;
+    rows.dtype = params_.q.dtype;
+    rows.row_bytes = columns * static_cast<std::int64_t>(SizeOf(rows.dtype));
+    rows.pages = pages_->tables[batch];
+    rows.page_offset = offset;
+    return rows;
+  }
+
   decode::Functions functions_;
   const AttentionParams& params_;
+  const decode::Pages* pages_;
   const AttentionOutputs& outputs_;
+  const decode::Account& account_;
   DistanceTable distances_;
 };
 
-void Forward(const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+}  // namespace
+
+namespace decode {
+
+void Forward(const Context& context, const AttentionParams& params, const Pages* pages,
+             const AttentionOutputs& outputs, const Account& account,
              const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
   const std::vector<Item> items = ItemsOf(params, rows);
-  const Driver driver(params, outputs);
+  const Driver driver(params, pages, outputs, account);
   const auto count = static_cast<std::int64_t>(items.size());
   if (count >= 2 * Threads(context)) {
     std::vector<Worker> workers(static_cast<std::size_t>(Workers(context, count)));
     ParallelTasks(context, count, [&](std::int64_t i, int worker) {
       Worker& own = workers[static_cast<std::size_t>(worker)];
-      driver.Run({.threads = 1}, items[static_cast<std::size_t>(i)], own, &own.left);
+      driver.Run({.threads = 1}, items[static_cast<std::size_t>(i)], own,
+                 left != nullptr ? &own.left : nullptr);
     });
     for (const Worker& worker : workers) {
-      left->insert(left->end(), worker.left.begin(), worker.left.end());
+      if (left != nullptr) left->insert(left->end(), worker.left.begin(), worker.left.end());
     }
     return;
   }
   Worker worker;
   for (const Item& item : items) driver.Run(context, item, worker, left);
 }
+
+}  // namespace decode
+
+namespace {
 
 std::string Declines(const AttentionParams& params, bool) {
   for (std::int64_t b = 0; b < params.batch; ++b) {
@@ -158,12 +194,16 @@ constinit const AttentionKernel kDecodeAttention = {
                                                       Feature::kFloat16, Feature::kSoftmax,
                                                       Feature::kEntmax, Feature::kSink},
                .forward_only = Features::All(),
-               .least_alpha = kLeastFloatAlpha,
-               .most_alpha = 4.0,
+               .least_alpha = decode::kLeastAlpha,
+               .most_alpha = decode::kMostAlpha,
                .most_keys = std::int64_t{1} << 31},
     .declines = Declines,
     .leaves = "scores of 2^24 and more",
-    .forward = Forward,
+    .forward =
+        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+           const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
+          decode::Forward(context, params, nullptr, outputs, {}, rows, left);
+        },
     .backward = nullptr,
     .weights = nullptr,
     .saved_bytes = nullptr,

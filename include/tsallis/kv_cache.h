@@ -1,0 +1,138 @@
+// Keys and values of sequences that grow, and attention on them (docs/definitions.md, D1 and D2).
+//
+// A cache holds the keys and values of every layer of a model, in pages of 64 tokens. Sequences own
+// pages through tables: a fork shares all pages of what it comes from, and a page is copied when a
+// sequence that shares it writes to it. Beside the keys a page keeps a copy of them in bytes, with
+// what rounding took from each: Decode() screens all keys by these, scores exactly those that may
+// have a weight, and proves that no other has one.
+//
+// Threads: one call at a time changes a sequence (Append, Truncate, Free) or reads it while another
+// call changes it; different sequences may be used at the same time by any number of threads, also
+// if they share pages, and any number may read one sequence at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "tsallis/attention.h"
+#include "tsallis/rows.h"
+#include "tsallis/types.h"
+
+namespace tsallis {
+
+// An append did not fit into KvCacheOptions::max_bytes. Nothing was appended.
+class CacheFull : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct KvCacheShape {
+  std::int64_t layers = 1;
+  std::int64_t kv_heads = 1;
+  std::int64_t head_dim = 64;      // 1 ... 512
+  std::int64_t value_dim = 64;     // 1 ... 512
+  DType dtype = DType::kBFloat16;  // float32, bfloat16 or float16
+};
+
+enum class KeyScreen : std::uint8_t {
+  kNone,   // every key is scored from its row
+  kBytes,  // head_dim + 12 bytes a key and key head
+};
+
+struct KvCacheOptions {
+  KeyScreen screen = KeyScreen::kBytes;
+  std::int64_t max_bytes = 0;  // of pages; 0: no limit
+};
+
+struct KvCacheUse {
+  std::int64_t sequences = 0;
+  std::int64_t pages = 0;         // in use
+  std::int64_t shared_pages = 0;  // of them, by more than one sequence
+  std::int64_t page_bytes = 0;    // of one, all layers
+  std::int64_t bytes = 0;         // allocated, free pages too
+};
+
+class KvCache {
+ public:
+  using Sequence = std::int64_t;
+  static constexpr std::int64_t kPage = 64;  // tokens
+
+  // Throws InvalidArgument.
+  explicit KvCache(const KvCacheShape& shape, const KvCacheOptions& options = {});
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  const KvCacheShape& shape() const;
+  const KvCacheOptions& options() const;
+
+  // An empty one.
+  Sequence Create();
+  // The first `length` tokens of another; negative: all that every layer has.
+  Sequence Fork(Sequence from, std::int64_t length = -1);
+  void Free(Sequence sequence);
+  // Forgets the tokens from `length` on, in every layer.
+  void Truncate(Sequence sequence, std::int64_t length);
+
+  // Adds `count` tokens to one layer. k: [1, kv_heads, count, head_dim], v: [1, kv_heads, count,
+  // value_dim], of the cache's dtype, any strides. Throws InvalidArgument, CacheFull and
+  // std::bad_alloc, and then has added nothing.
+  void Append(const Context& context, Sequence sequence, std::int64_t layer, const ConstArray4& k,
+              const ConstArray4& v, std::int64_t count);
+
+  // Tokens that a layer has; without a layer: that every layer has.
+  std::int64_t Length(Sequence sequence, std::int64_t layer) const;
+  std::int64_t Length(Sequence sequence) const;
+  // Copies tokens [begin, end) of a layer out. k, v: as Append's; null data: not wanted.
+  void Read(Sequence sequence, std::int64_t layer, std::int64_t begin, std::int64_t end,
+            const MutableArray4& k, const MutableArray4& v) const;
+
+  KvCacheUse Use() const;
+
+ private:
+  friend class CacheReader;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Attention of the newest tokens of sequences on all their tokens: query i of q_len stands at token
+// Length - q_len + i, and sees no later one.
+struct DecodeParams {
+  std::int64_t layer = 0;
+  const KvCache::Sequence* sequences = nullptr;  // [batch]
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;  // a multiple of the cache's kv_heads
+  std::int64_t q_len = 1;
+  ConstArray4 q;                           // [batch, heads, q_len, head_dim], of the cache's dtype
+  RowMap map = RowMap::kEntmax;            // or kSoftmax
+  double alpha = 1.5;                      // kEntmax: 1, or from 1.1 to 4
+  const double* alpha_per_head = nullptr;  // [heads], in place of alpha
+  std::int64_t left = -1;                  // window: keys from i - left on; negative: all
+  AttentionTerms terms;                    // without a bias
+};
+
+// As AttentionOutputs; everything but `out` may be null.
+struct DecodeOutputs {
+  MutableArray4 out;  // [batch, heads, q_len, value_dim], the dtype of q
+  // [batch, heads, q_len] each
+  double* tau = nullptr;
+  std::int64_t* support_size = nullptr;
+  double* entropy = nullptr;
+  double* maximum = nullptr;
+  // The largest bound of a key that was not scored, minus tau, in z = (alpha - 1) s: 0 or less
+  // proves that it has no weight. -inf where every key was scored.
+  double* certificate = nullptr;
+  std::int64_t* scored = nullptr;  // keys that were scored from their rows
+};
+
+// The output has the same bits as AttentionForward's for one query on the same keys in one array,
+// whatever pages they lie in, however they were screened, whoever shares the call, and for any
+// number of threads; but where a product of a query and a key is 2^24 or more.
+// Throws InvalidArgument.
+void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
+            const DecodeOutputs& outputs);
+
+}  // namespace tsallis

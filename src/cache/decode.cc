@@ -1,0 +1,115 @@
+// Attention on a cache: checks, and the call of the kernel.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "attention/check.h"
+#include "attention/cpu/decode/decode.h"
+#include "attention/kernels.h"
+#include "cache/reader.h"
+#include "tsallis/error.h"
+#include "tsallis/kv_cache.h"
+
+namespace tsallis {
+namespace {
+
+using std::to_string;
+
+void CheckAlpha(const std::string& name, double alpha) {
+  if (alpha == 1.0 || (alpha >= decode::kLeastAlpha && alpha <= decode::kMostAlpha)) return;
+  throw InvalidArgument(name, "1, or a number from 1.1 to 4", to_string(alpha));
+}
+
+void CheckDecode(const KvCache& cache, const DecodeParams& params) {
+  if (params.map != RowMap::kEntmax && params.map != RowMap::kSoftmax) {
+    throw InvalidArgument("map", "entmax or softmax", Name(params.map));
+  }
+  if (params.map == RowMap::kEntmax) {
+    if (params.alpha_per_head == nullptr) CheckAlpha("alpha", params.alpha);
+    for (std::int64_t h = 0; params.alpha_per_head != nullptr && h < params.heads; ++h) {
+      CheckAlpha("alpha_per_head[" + to_string(h) + "]", params.alpha_per_head[h]);
+    }
+  }
+  if (params.terms.bias.data != nullptr) {
+    throw InvalidArgument("terms.bias", "none when decoding", "a bias");
+  }
+  if (params.heads < 1 || params.heads % cache.shape().kv_heads != 0) {
+    throw InvalidArgument(
+        "heads", "a multiple of the cache's " + to_string(cache.shape().kv_heads) + " key heads",
+        to_string(params.heads));
+  }
+  if (params.q.dtype != cache.shape().dtype) {
+    throw InvalidArgument("q", std::string("the dtype of the cache, ") + Name(cache.shape().dtype),
+                          Name(params.q.dtype));
+  }
+  if (params.batch > 0 && params.sequences == nullptr) {
+    throw InvalidArgument("sequences", to_string(params.batch) + " of them", "null");
+  }
+}
+
+}  // namespace
+
+void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
+            const DecodeOutputs& outputs) {
+  CheckDecode(cache, params);
+  const KvCacheShape& shape = cache.shape();
+  AttentionParams call;
+  call.batch = params.batch;
+  call.heads = params.heads;
+  call.kv_heads = shape.kv_heads;
+  call.q_len = params.q_len;
+  call.head_dim = shape.head_dim;
+  call.value_dim = shape.value_dim;
+  call.q = params.q;
+  call.map = params.map;
+  call.alpha = params.alpha;
+  call.alpha_per_head = params.alpha_per_head;
+  call.mask.causal = true;
+  call.mask.left = params.left;
+  call.terms = params.terms;
+  std::vector<const std::byte* const*> tables;
+  std::vector<std::int64_t> begins(
+      static_cast<std::size_t>(std::max<std::int64_t>(params.batch, 0)), 0);
+  std::vector<std::int64_t> ends;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    const CacheReader reader(cache, params.sequences[b], params.layer);
+    if (reader.length() < params.q_len) {
+      throw InvalidArgument("q_len",
+                            "at most the " + to_string(reader.length()) + " tokens of sequences[" +
+                                to_string(b) + "]",
+                            to_string(params.q_len));
+    }
+    tables.push_back(reader.pages());
+    ends.push_back(reader.length());
+    call.k_len = std::max(call.k_len, reader.length());
+  }
+  call.ranges.k_begin = begins.data();
+  call.ranges.k_end = ends.data();
+  // Keys and values are in pages: what the checks see in their place is not read.
+  call.k = call.v = call.q;
+  CheckAttention(call);
+  const AttentionOutputs results{.out = outputs.out,
+                                 .tau = outputs.tau,
+                                 .support_size = outputs.support_size,
+                                 .entropy = outputs.entropy,
+                                 .maximum = outputs.maximum};
+  CheckOutputs(call, results);
+  if (params.batch == 0 || params.q_len == 0) return;
+  const CacheLayout layout = CacheLayout::Of(shape, cache.options());
+  const std::int64_t layer = params.layer * layout.layer;
+  const decode::Pages pages{.tables = tables.data(),
+                            .key_offset = layer + layout.keys,
+                            .key_head = layout.key_head,
+                            .value_offset = layer + layout.values,
+                            .value_head = layout.value_head,
+                            .byte_offset = layout.byte_head > 0 ? layer + layout.bytes : -1,
+                            .byte_head = layout.byte_head};
+  std::vector<RowBlock> rows;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    for (std::int64_t h = 0; h < params.heads; ++h) rows.push_back({b, h, {0, params.q_len}});
+  }
+  decode::Forward(context, call, &pages, results,
+                  {.certificate = outputs.certificate, .scored = outputs.scored}, rows, nullptr);
+}
+
+}  // namespace tsallis

@@ -1,0 +1,463 @@
+// The cache against plain vectors, and attention on it against attention on arrays.
+#include "tsallis/kv_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/every_target.h"
+#include "simplex/elements.h"
+#include "tsallis/attention.h"
+#include "tsallis/error.h"
+
+namespace tsallis {
+namespace {
+
+// [heads][tokens][columns] of any dtype.
+struct Rows {
+  Rows(DType of, std::int64_t h, std::int64_t n, std::int64_t c)
+      : dtype(of), heads(h), tokens(n), columns(c) {
+    bytes.resize(static_cast<std::size_t>(h * n * c) * SizeOf(of));
+  }
+  void Set(std::int64_t i, double value) { StoreElement(bytes.data(), dtype, i, value); }
+  double At(std::int64_t i) const { return LoadElement<double>(bytes.data(), dtype, i); }
+  ConstArray4 Array(std::int64_t first = 0) const {
+    return {bytes.data() + static_cast<std::size_t>(first * columns) * SizeOf(dtype),
+            dtype,
+            {heads * tokens * columns, tokens * columns, columns, 1}};
+  }
+  MutableArray4 Out() {
+    return {bytes.data(), dtype, {heads * tokens * columns, tokens * columns, columns, 1}};
+  }
+  DType dtype;
+  std::int64_t heads, tokens, columns;
+  std::vector<std::byte> bytes;
+};
+
+Rows Normal(std::uint64_t seed, DType dtype, std::int64_t heads, std::int64_t tokens,
+            std::int64_t columns, double spread = 1.0) {
+  Rows rows(dtype, heads, tokens, columns);
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal(0.0, spread);
+  for (std::int64_t i = 0; i < heads * tokens * columns; ++i) rows.Set(i, normal(random));
+  return rows;
+}
+
+std::string ErrorOf(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+struct Case {
+  DType dtype = DType::kFloat32;
+  std::int64_t tokens = 700, head_dim = 24, value_dim = 16, kv_heads = 2, group = 3;
+  double alpha = 1.5, spread = 2.0;
+  bool softmax = false, slopes = false, length_scale = false, sink = false;
+  double scale_invariant = 0.0, softcap = 0.0;
+  std::int64_t left = -1;
+};
+
+struct Answers {
+  explicit Answers(const Case& c, std::int64_t q_len = 1)
+      : out(c.dtype, c.kv_heads * c.group, q_len, c.value_dim),
+        tau(static_cast<std::size_t>(c.kv_heads * c.group * q_len)),
+        entropy(tau.size()),
+        maximum(tau.size()),
+        certificate(tau.size()),
+        support(tau.size()),
+        scored(tau.size()) {}
+  Rows out;
+  std::vector<double> tau, entropy, maximum, certificate;
+  std::vector<std::int64_t> support, scored;
+
+  bool Same(const Answers& other) const {
+    const auto bits = [](const auto& a, const auto& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+    };
+    return bits(out.bytes, other.out.bytes) && bits(tau, other.tau) &&
+           bits(entropy, other.entropy) && bits(maximum, other.maximum) && support == other.support;
+  }
+};
+
+class Terms {
+ public:
+  explicit Terms(const Case& c) {
+    for (std::int64_t h = 0; h < c.kv_heads * c.group; ++h) {
+      slopes_.push_back(h % 2 == 0 ? 0.05F * static_cast<float>(h + 1) : 0.0F);
+      scales_.push_back(h % 3 == 2 ? -1.5F : 0.5F + 0.3F * static_cast<float>(h));
+      sinks_.push_back(0.7 * static_cast<double>(h) - 1.0);
+    }
+    if (c.slopes) terms_.alibi_slopes = {slopes_.data(), DType::kFloat32, {0, 1, 0, 1}};
+    if (c.length_scale) terms_.length_scale = {scales_.data(), DType::kFloat32, {0, 1, 0, 1}};
+    if (c.sink) terms_.sink = sinks_.data();
+    terms_.scale_invariant = c.scale_invariant;
+    terms_.softcap = c.softcap;
+  }
+  const AttentionTerms& operator*() const { return terms_; }
+
+ private:
+  AttentionTerms terms_;
+  std::vector<float> slopes_, scales_;
+  std::vector<double> sinks_;
+};
+
+Answers OnArrays(const Case& c, const Rows& q, const Rows& k, const Rows& v) {
+  const Terms terms(c);
+  Answers answers(c);
+  AttentionParams params;
+  params.batch = 1;
+  params.heads = c.kv_heads * c.group;
+  params.kv_heads = c.kv_heads;
+  params.q_len = 1;
+  params.k_len = k.tokens;
+  params.head_dim = c.head_dim;
+  params.value_dim = c.value_dim;
+  params.q = q.Array();
+  params.k = k.Array();
+  params.v = v.Array();
+  params.map = c.softmax ? RowMap::kSoftmax : RowMap::kEntmax;
+  params.alpha = c.alpha;
+  params.mask.causal = true;
+  params.mask.left = c.left;
+  params.terms = *terms;
+  AttentionForward({.threads = 1}, params,
+                   {.out = answers.out.Out(),
+                    .tau = answers.tau.data(),
+                    .support_size = answers.support.data(),
+                    .entropy = answers.entropy.data(),
+                    .maximum = answers.maximum.data()});
+  return answers;
+}
+
+Answers OnCache(const Case& c, const KvCache& cache, KvCache::Sequence sequence, const Rows& q,
+                std::int64_t layer = 0, int threads = 1) {
+  const Terms terms(c);
+  Answers answers(c, q.tokens);
+  DecodeParams params;
+  params.layer = layer;
+  params.sequences = &sequence;
+  params.batch = 1;
+  params.heads = c.kv_heads * c.group;
+  params.q_len = q.tokens;
+  params.q = q.Array();
+  params.map = c.softmax ? RowMap::kSoftmax : RowMap::kEntmax;
+  params.alpha = c.alpha;
+  params.left = c.left;
+  params.terms = *terms;
+  Decode({.threads = threads}, cache, params,
+         {.out = answers.out.Out(),
+          .tau = answers.tau.data(),
+          .support_size = answers.support.data(),
+          .entropy = answers.entropy.data(),
+          .maximum = answers.maximum.data(),
+          .certificate = answers.certificate.data(),
+          .scored = answers.scored.data()});
+  return answers;
+}
+
+KvCacheShape ShapeOf(const Case& c, std::int64_t layers = 1) {
+  return {layers, c.kv_heads, c.head_dim, c.value_dim, c.dtype};
+}
+
+// The same bits from arrays and from a cache, screened or not, and a proof.
+void Check(const Case& c, const std::function<void(Rows&, Rows&, Rows&)>& change = {}) {
+  Rows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
+  Rows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
+  Rows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
+  if (change) change(q, k, v);
+  ForEachTarget([&](const std::string& target) {
+    SCOPED_TRACE(target);
+    const Answers expected = OnArrays(c, q, k, v);
+    for (const KeyScreen screen : {KeyScreen::kNone, KeyScreen::kBytes}) {
+      KvCache cache(ShapeOf(c), {.screen = screen});
+      const KvCache::Sequence sequence = cache.Create();
+      // In pieces that end anywhere.
+      for (std::int64_t at = 0; at < c.tokens;) {
+        const std::int64_t count = std::min<std::int64_t>(c.tokens - at, 1 + at * 7 % 150);
+        cache.Append({.threads = 2}, sequence, 0, k.Array(at), v.Array(at), count);
+        at += count;
+      }
+      for (const int threads : {1, 3}) {
+        const Answers found = OnCache(c, cache, sequence, q, 0, threads);
+        EXPECT_TRUE(found.Same(expected)) << "screen " << static_cast<int>(screen);
+        for (std::size_t i = 0; i < found.tau.size(); ++i) {
+          EXPECT_LE(found.certificate[i], 0.0) << i;
+          EXPECT_LE(found.support[i], std::max<std::int64_t>(found.scored[i], 0)) << i;
+        }
+      }
+    }
+  });
+}
+
+TEST(KvCacheDecode, HasTheBitsOfAttentionOnArrays) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const double alpha : {1.1, 1.5, 2.0, 2.7, 4.0}) {
+      Check({.dtype = dtype, .alpha = alpha});
+    }
+    Check({.dtype = dtype, .softmax = true});
+  }
+  for (const std::int64_t tokens : {1, 2, 63, 64, 65, 128, 1500}) Check({.tokens = tokens});
+  for (const std::int64_t dim : {1, 3, 16, 17, 64, 100}) {
+    Check({.head_dim = dim, .value_dim = dim + 1});
+  }
+  Check({.kv_heads = 1, .group = 11});
+}
+
+TEST(KvCacheDecode, TermsBoundTheScoresTheyMake) {
+  Check({.slopes = true});
+  Check({.length_scale = true});
+  Check({.alpha = 2.0, .sink = true});
+  Check({.scale_invariant = 10.0});
+  Check({.softcap = 2.0});
+  Check({.softcap = 5.0, .left = 100});
+  Check({.slopes = true, .length_scale = true, .sink = true, .softcap = 4.0, .left = 333});
+  Check({.softmax = true, .length_scale = true, .sink = true, .scale_invariant = 3.0});
+}
+
+TEST(KvCacheDecode, ScoresFewKeys) {
+  const Case c{.dtype = DType::kBFloat16, .tokens = 8000, .head_dim = 64, .value_dim = 64};
+  const Rows q = Normal(1, c.dtype, 6, 1, 64, 2.0), k = Normal(2, c.dtype, 2, c.tokens, 64);
+  const Rows v = Normal(3, c.dtype, 2, c.tokens, 64);
+  KvCache cache(ShapeOf(c));
+  const KvCache::Sequence sequence = cache.Create();
+  cache.Append({}, sequence, 0, k.Array(), v.Array(), c.tokens);
+  const Answers found = OnCache(c, cache, sequence, q);
+  for (std::size_t i = 0; i < found.scored.size(); ++i) {
+    EXPECT_LT(found.scored[i], 4 * found.support[i] + 40) << i;
+    EXPECT_LT(found.certificate[i], 0.0);
+    EXPECT_GT(found.certificate[i], -0.5) << "it says how near the next key is";
+  }
+}
+
+TEST(KvCacheDecode, ValuesOfAnyKind) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const Case c{.tokens = 300};
+  const auto all = [](Rows& rows, double value) {
+    const std::int64_t n = rows.heads * rows.tokens * rows.columns;
+    for (std::int64_t i = 0; i < n; ++i) rows.Set(i, value);
+  };
+  Check(c, [&](Rows&, Rows& k, Rows&) { all(k, 1.0); });  // flat: every key is kept
+  Check(c, [&](Rows&, Rows& k, Rows&) { all(k, 0.0); });
+  Check(c, [&](Rows& q, Rows&, Rows&) { all(q, 0.0); });
+  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, 300.0); });  // one key wins
+  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, std::nan("")); });
+  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, kInfinity); });
+  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, -kInfinity); });
+  Check(c, [&](Rows& q, Rows&, Rows&) { q.Set(5, std::nan("")); });
+  Check(c, [&](Rows& q, Rows&, Rows&) { q.Set(5, kInfinity); });
+  Check(c, [&](Rows&, Rows& k, Rows&) {  // ties
+    for (std::int64_t i = 0; i < 2 * 300 * 24; ++i) k.Set(i, std::round(k.At(i)));
+  });
+  Check(c, [&](Rows&, Rows& k, Rows&) {  // far below each other
+    for (std::int64_t i = 0; i < 2 * 300 * 24; ++i) k.Set(i, 1e-20 * k.At(i));
+  });
+}
+
+TEST(KvCacheDecode, AChunkOfQueriesIsThatManyQueries) {
+  const Case c{.dtype = DType::kBFloat16, .tokens = 200, .left = 90};
+  const Rows k = Normal(2, c.dtype, 2, c.tokens, 24), v = Normal(3, c.dtype, 2, c.tokens, 16);
+  const Rows q = Normal(1, c.dtype, 6, 5, 24, 2.0);
+  KvCache cache(ShapeOf(c));
+  const KvCache::Sequence sequence = cache.Create();
+  cache.Append({}, sequence, 0, k.Array(), v.Array(), c.tokens);
+  const Answers together = OnCache(c, cache, sequence, q);
+  for (std::int64_t i = 4; i >= 0; --i) {
+    Rows one(c.dtype, 6, 1, 24);
+    for (std::int64_t h = 0; h < 6; ++h) {
+      for (std::int64_t x = 0; x < 24; ++x) one.Set(h * 24 + x, q.At((h * 5 + i) * 24 + x));
+    }
+    const Answers alone = OnCache(c, cache, sequence, one);
+    for (std::int64_t h = 0; h < 6; ++h) {
+      for (std::int64_t x = 0; x < 16; ++x) {
+        EXPECT_EQ(alone.out.At(h * 16 + x), together.out.At((h * 5 + i) * 16 + x));
+      }
+    }
+    cache.Truncate(sequence, cache.Length(sequence) - 1);
+  }
+}
+
+// What a sequence holds, kept in vectors: every token is one number.
+TEST(KvCache, HistoriesMatchPlainVectors) {
+  constexpr std::int64_t kLayers = 2;
+  const Case c{.head_dim = 4, .value_dim = 3, .kv_heads = 1, .group = 2};
+  std::uint64_t first = 1, histories = 400;  // of 250 operations
+  if (const char* text = std::getenv("TSALLIS_SEED")) first = std::strtoull(text, nullptr, 10);
+  if (const char* text = std::getenv("TSALLIS_HISTORIES")) {
+    histories = std::strtoull(text, nullptr, 10);
+  }
+  for (std::uint64_t seed = first; seed < first + histories; ++seed) {
+    SCOPED_TRACE("TSALLIS_SEED=" + std::to_string(seed) +
+                 " TSALLIS_HISTORIES=1 tsallis_tests --gtest_filter='KvCache.Histories*'");
+    std::mt19937_64 random(seed);
+    const auto below = [&](std::uint64_t n) { return static_cast<std::int64_t>(random() % n); };
+    KvCache cache(ShapeOf(c, kLayers),
+                  {.screen = seed % 2 == 0 ? KeyScreen::kNone : KeyScreen::kBytes});
+    std::map<KvCache::Sequence, std::vector<double>> plain;
+    double next = 0.25;
+    const auto any = [&] { return std::next(plain.begin(), below(plain.size()))->first; };
+    for (int step = 0; step < 250; ++step) {
+      const std::int64_t what = plain.empty() ? 0 : below(12);
+      if (what == 0) {
+        plain[cache.Create()];
+      } else if (what <= 5) {
+        const KvCache::Sequence sequence = any();
+        const std::int64_t count = below(3) == 0 ? below(150) : below(4);
+        Rows k(c.dtype, 1, count, 4), v(c.dtype, 1, count, 3);
+        for (std::int64_t i = 0; i < count; ++i, next += 0.25) {
+          plain[sequence].push_back(next);
+          for (std::int64_t x = 0; x < 4; ++x) k.Set(i * 4 + x, next + static_cast<double>(x));
+          for (std::int64_t x = 0; x < 3; ++x) v.Set(i * 3 + x, -next);
+        }
+        for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+          cache.Append({.threads = 1}, sequence, layer, k.Array(), v.Array(), count);
+        }
+      } else if (what <= 7) {
+        const KvCache::Sequence from = any();
+        const auto length = below(plain[from].size() + 1);
+        const KvCache::Sequence fork = cache.Fork(from, below(2) == 0 ? length : -1);
+        const std::int64_t kept = cache.Length(fork);
+        plain[fork].assign(plain[from].begin(), plain[from].begin() + kept);
+      } else if (what <= 9) {
+        const KvCache::Sequence sequence = any();
+        const auto length = below(plain[sequence].size() + 3);
+        cache.Truncate(sequence, length);
+        plain[sequence].resize(std::min(plain[sequence].size(), static_cast<std::size_t>(length)));
+      } else if (what == 10 && plain.size() > 2) {
+        const KvCache::Sequence sequence = any();
+        cache.Free(sequence);
+        plain.erase(sequence);
+      } else {
+        const KvCache::Sequence sequence = any();
+        const auto length = static_cast<std::int64_t>(plain[sequence].size());
+        ASSERT_EQ(cache.Length(sequence), length);
+        Rows k(c.dtype, 1, length, 4), v(c.dtype, 1, length, 3);
+        cache.Read(sequence, below(kLayers), 0, length, k.Out(), v.Out());
+        for (std::int64_t i = 0; i < length; ++i) {
+          const double token = plain[sequence][static_cast<std::size_t>(i)];
+          ASSERT_EQ(k.At(i * 4 + 3), token + 3.0);
+          ASSERT_EQ(v.At(i * 3 + 1), -token);
+        }
+        if (length == 0) continue;
+        const Rows q = Normal(seed, c.dtype, 2, 1, 4, 0.1);
+        ASSERT_TRUE(OnCache(c, cache, sequence, q, 1).Same(OnArrays(c, q, k, v)));
+      }
+    }
+    std::size_t pages = 0;
+    for (const auto& [sequence, tokens] : plain) pages += (tokens.size() + 63) / 64;
+    EXPECT_LE(cache.Use().pages, static_cast<std::int64_t>(pages));
+    for (const auto& [sequence, tokens] : plain) cache.Free(sequence);
+    EXPECT_EQ(cache.Use().pages, 0) << "all pages are given back";
+    EXPECT_EQ(cache.Use().sequences, 0);
+  }
+}
+
+TEST(KvCache, AForkSharesPagesAndABudgetHolds) {
+  const Case c{.head_dim = 8, .value_dim = 8, .kv_heads = 1, .group = 1};
+  const KvCache probe(ShapeOf(c));
+  const std::int64_t page = probe.Use().page_bytes;
+  KvCache cache(ShapeOf(c), {.screen = KeyScreen::kBytes, .max_bytes = 4 * page + 5});
+  const Rows k = Normal(1, c.dtype, 1, 300, 8), v = Normal(2, c.dtype, 1, 300, 8);
+  const KvCache::Sequence a = cache.Create();
+  cache.Append({}, a, 0, k.Array(), v.Array(), 150);
+  std::vector<KvCache::Sequence> forks;
+  for (int i = 0; i < 100; ++i) forks.push_back(cache.Fork(a));
+  EXPECT_EQ(cache.Use().pages, 3);
+  EXPECT_EQ(cache.Use().shared_pages, 3);
+  // The page that both would write to is copied.
+  cache.Append({}, forks[0], 0, k.Array(150), v.Array(150), 1);
+  EXPECT_EQ(cache.Use().pages, 4);
+  const Rows q = Normal(3, c.dtype, 1, 1, 8);
+  const Answers before = OnCache(c, cache, a, q);
+  EXPECT_THROW(cache.Append({}, a, 0, k.Array(150), v.Array(150), 1), CacheFull);
+  EXPECT_THROW(cache.Append({}, forks[0], 0, k.Array(151), v.Array(151), 100), CacheFull);
+  EXPECT_EQ(cache.Length(a), 150);
+  EXPECT_EQ(cache.Length(forks[0]), 151);
+  EXPECT_EQ(cache.Use().pages, 4);
+  EXPECT_TRUE(OnCache(c, cache, a, q).Same(before));
+  cache.Free(forks[0]);
+  cache.Append({}, forks[1], 0, k.Array(150), v.Array(150), 40);
+  EXPECT_EQ(cache.Length(forks[1]), 190);
+}
+
+TEST(KvCache, SequencesAreUsedAtTheSameTime) {
+  const Case c{.tokens = 400, .head_dim = 16, .value_dim = 16};
+  const Rows q = Normal(1, c.dtype, 6, 1, 16), k = Normal(2, c.dtype, 2, 600, 16);
+  const Rows v = Normal(3, c.dtype, 2, 600, 16);
+  KvCache cache(ShapeOf(c));
+  const KvCache::Sequence prompt = cache.Create();
+  cache.Append({.threads = 1}, prompt, 0, k.Array(), v.Array(), 400);
+  const Answers of_prompt = OnCache(c, cache, prompt, q);
+  std::vector<KvCache::Sequence> forks;
+  for (int i = 0; i < 4; ++i) forks.push_back(cache.Fork(prompt));
+  std::vector<std::thread> threads;
+  std::vector<bool> same(forks.size() + 1, true);
+  std::vector<std::vector<Answers>> found(forks.size());
+  for (std::size_t t = 0; t < forks.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (std::int64_t i = 0; i < 100; ++i) {
+        cache.Append({.threads = 1}, forks[t], 0, k.Array(400 + i), v.Array(400 + i), 1);
+        found[t].push_back(OnCache(c, cache, forks[t], q));
+      }
+    });
+  }
+  bool reads = true;
+  for (int i = 0; i < 50; ++i) reads = OnCache(c, cache, prompt, q).Same(of_prompt) && reads;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(reads);
+  for (const auto& answers : found) {
+    for (std::size_t i = 0; i < answers.size(); ++i) EXPECT_TRUE(answers[i].Same(found[0][i]));
+  }
+}
+
+TEST(KvCache, MistakesAreNamed) {
+  const Case c{.head_dim = 8, .value_dim = 8};
+  EXPECT_EQ(ErrorOf([] { KvCache cache({.head_dim = 600}); }),
+            "shape.head_dim: expected a size from 1 to 512, got 600");
+  EXPECT_EQ(ErrorOf([] { KvCache cache({.dtype = DType::kFloat64}); }),
+            "shape.dtype: expected float32, bfloat16 or float16, got float64");
+  EXPECT_NE(ErrorOf([&] { KvCache cache(ShapeOf(c), {.max_bytes = 100}); }).find("at least a page"),
+            std::string::npos);
+  KvCache cache(ShapeOf(c));
+  const KvCache::Sequence a = cache.Create();
+  const Rows k = Normal(1, c.dtype, 2, 20, 8), v = Normal(2, c.dtype, 2, 20, 8);
+  const Rows half = Normal(1, DType::kBFloat16, 2, 20, 8);
+  cache.Append({}, a, 0, k.Array(), v.Array(), 10);
+  EXPECT_EQ(ErrorOf([&] { cache.Append({}, 77, 0, k.Array(), v.Array(), 1); }),
+            "sequence: expected one that was created and not freed, got 77");
+  EXPECT_EQ(ErrorOf([&] { cache.Append({}, a, 1, k.Array(), v.Array(), 1); }),
+            "layer: expected one from 0 to 0, got 1");
+  EXPECT_EQ(ErrorOf([&] { cache.Append({}, a, 0, half.Array(), v.Array(), 1); }),
+            "k: expected the dtype of the cache, float32, got bfloat16");
+  EXPECT_EQ(ErrorOf([&] { cache.Fork(a, 11); }),
+            "length: expected at most the 10 tokens of the sequence, got 11");
+  EXPECT_EQ(ErrorOf([&] { cache.Truncate(a, -1); }), "length: expected 0 or more, got -1");
+  EXPECT_EQ(ErrorOf([&] { cache.Read(a, 0, 4, 11, {}, {}); }),
+            "tokens: expected 0 <= begin <= end <= 10, got [4, 11)");
+  const Rows q = Normal(3, c.dtype, 6, 1, 8), many = Normal(3, c.dtype, 6, 11, 8);
+  Case wrong = c;
+  wrong.alpha = 5.0;
+  EXPECT_EQ(ErrorOf([&] { OnCache(wrong, cache, a, q); }),
+            "alpha: expected 1, or a number from 1.1 to 4, got 5.000000");
+  EXPECT_EQ(ErrorOf([&] { OnCache(c, cache, a, many); }),
+            "q_len: expected at most the 10 tokens of sequences[0], got 11");
+  EXPECT_EQ(ErrorOf([&] { OnCache(c, cache, a, half); }),
+            "q: expected the dtype of the cache, float32, got bfloat16");
+  cache.Free(a);
+  EXPECT_NE(ErrorOf([&] { cache.Length(a); }), "no error");
+}
+
+}  // namespace
+}  // namespace tsallis

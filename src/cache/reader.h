@@ -1,0 +1,47 @@
+// Where the keys and values of a sequence lie in a cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/geometry.h"
+#include "tsallis/kv_cache.h"
+
+namespace tsallis {
+
+// Bytes of a page: layers behind each other, in a layer the bytes, keys and values of all key
+// heads.
+struct CacheLayout {
+  std::int64_t bytes = 0, keys = 0, values = 0;              // within a layer
+  std::int64_t byte_head = 0, key_head = 0, value_head = 0;  // from a key head to the next
+  std::int64_t layer = 0, page_bytes = 0;
+
+  static CacheLayout Of(const KvCacheShape& shape, const KvCacheOptions& options);
+};
+
+// One layer of a sequence, as long as nothing changes the sequence.
+class CacheReader {
+ public:
+  // Throws InvalidArgument.
+  CacheReader(const KvCache& cache, KvCache::Sequence sequence, std::int64_t layer);
+
+  std::int64_t length() const { return length_; }
+  const std::byte* const* pages() const { return pages_; }
+  const CacheLayout& layout() const { return layout_; }
+  HeadRows Keys(std::int64_t head) const {
+    return Rows(layout_.keys + head * layout_.key_head, shape_.head_dim);
+  }
+  HeadRows Values(std::int64_t head) const {
+    return Rows(layout_.values + head * layout_.value_head, shape_.value_dim);
+  }
+
+ private:
+  HeadRows Rows(std::int64_t offset, std::int64_t columns) const;
+
+  const CacheLayout& layout_;
+  const KvCacheShape& shape_;
+  const std::byte* const* pages_ = nullptr;
+  std::int64_t layer_ = 0, length_ = 0;
+};
+
+}  // namespace tsallis
