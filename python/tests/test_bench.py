@@ -326,6 +326,38 @@ def test_models_of_the_tree(monkeypatch, tmp_path):
     assert "not allowed with argument" in both.stderr
 
 
+def test_decode(tmp_path):
+    command = [sys.executable, "-m", "tsallis.bench", "decode"]
+
+    def decode(*arguments):
+        return subprocess.run(
+            [*command, *arguments],
+            env=environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = decode("--quick", "--repeat", "2", "--threads", "1", "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "decode.json").read_text())
+    assert json.loads(done.stdout) == found
+    assert {row["peer"] for row in found["rows"]} == {"rows", "tensors", "gqa", "repeated", "cat"}
+    assert {row["dtype"] for row in found["rows"]} == {"bfloat16", "float32"}
+    for row in found["rows"]:
+        assert 0 < row["support"] <= row["scored"] <= row["n"] == 512
+        assert row["speedup"] > 0
+        assert row["bytes_read"] > 512 * 8 * 64
+    for arguments, why in [
+        (["--keys", "12,x"], "--keys: expected numbers > 1"),
+        (["--threads", "0"], "--threads: expected a number > 0, got 0"),
+    ]:
+        refused = decode(*arguments)
+        assert refused.returncode == 2
+        assert why in refused.stderr
+
+
 def test_inputs_that_are_not_there(tmp_path):
     (tmp_path / "text").write_text("something else")
     trained(tmp_path / "weights.safetensors", metadata={})

@@ -6,6 +6,7 @@ in ``build/lib`` of the repository that holds it.
 """
 
 from tsallis import _ops, _vmap, functional, nn
+from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
     AttentionExtras,
@@ -33,11 +34,17 @@ _vmap.register()
 
 __all__ = [
     "AttentionExtras",
+    "CacheFull",
+    "CacheUse",
+    "CachedSequence",
+    "DecodeExtras",
+    "KVCache",
     "RowStats",
     "adaptive_temperature_softmax",
     "attention",
     "budget",
     "cpu_target",
+    "decode",
     "entmax",
     "entmax_loss",
     "functional",

@@ -137,6 +137,14 @@ struct KvCache::State {
     sequences.emplace(next, std::move(tokens));
     return next++;
   }
+  // Gives back what no layer reaches.
+  void DropPages(Tokens& tokens) {
+    const auto pages = static_cast<std::size_t>((tokens.Longest() + kPage - 1) / kPage);
+    while (tokens.pages.size() > pages) {
+      pool.Leave(tokens.pages.back());
+      tokens.pages.pop_back();
+    }
+  }
   void CheckLayer(std::int64_t layer) const {
     if (layer >= 0 && layer < shape.layers) return;
     throw InvalidArgument("layer", "one from 0 to " + to_string(shape.layers - 1),
@@ -238,11 +246,16 @@ void KvCache::Truncate(Sequence sequence, std::int64_t length) {
   State::Tokens& tokens = state_->Of(sequence);
   if (length < 0) throw InvalidArgument("length", "0 or more", to_string(length));
   for (std::int64_t& own : tokens.length) own = std::min(own, length);
-  const auto pages = static_cast<std::size_t>((tokens.Longest() + kPage - 1) / kPage);
-  while (tokens.pages.size() > pages) {
-    state_->pool.Leave(tokens.pages.back());
-    tokens.pages.pop_back();
-  }
+  state_->DropPages(tokens);
+}
+
+void KvCache::TruncateLayer(Sequence sequence, std::int64_t layer, std::int64_t length) {
+  State::Tokens& tokens = state_->Of(sequence);
+  state_->CheckLayer(layer);
+  if (length < 0) throw InvalidArgument("length", "0 or more", to_string(length));
+  std::int64_t& own = tokens.length[static_cast<std::size_t>(layer)];
+  own = std::min(own, length);
+  state_->DropPages(tokens);
 }
 
 namespace {

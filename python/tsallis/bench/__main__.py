@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
-from tsallis.bench import attention, document
+from tsallis.bench import attention, decode, document
 from tsallis.bench.cases import (
     Case,
     all_cases,
@@ -126,7 +126,15 @@ def _parser() -> argparse.ArgumentParser:
         help="print the JSON document too; the table goes to standard error",
     )
     command.add_argument("--quiet", action="store_true", help="print the table only")
-    command.set_defaults(mistake=command.error)
+    command.set_defaults(mistake=command.error, run=_attention)
+    decode.parser(
+        commands.add_parser(
+            "decode",
+            help="one token's attention on a cache against torch's SDPA",
+            description=decode.ABOUT,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     return parser
 
 
@@ -282,7 +290,9 @@ def _write(
 
 def main() -> int:
     """Exit code: 0, 2 for a mistake on the command line, 130 if interrupted."""
-    return _attention(_parser().parse_args())
+    arguments = _parser().parse_args()
+    status: int = arguments.run(arguments)
+    return status
 
 
 if __name__ == "__main__":

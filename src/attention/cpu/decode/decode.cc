@@ -280,8 +280,10 @@ void BytesOfRun(const Functions& f, const Query& query, const ByteQuery* bytes, 
                 std::int64_t end, float* x, std::int64_t pitch) {
   alignas(64) float page_bounds[kRows * kPage];
   for (std::int64_t page = begin / kPage; page * kPage < end; ++page) {
-    f.byte_bounds(query.keys->pages[page] + query.byte_offset, query.head_dim, bytes, query.rows,
-                  page_bounds, kPage);
+    const bool more = (page + 1) * kPage < query.visible.end;
+    f.byte_bounds(query.keys->pages[page] + query.byte_offset,
+                  more ? query.keys->pages[page + 1] + query.byte_offset : nullptr, query.head_dim,
+                  bytes, query.rows, page_bounds, kPage);
     const std::int64_t from = std::max(begin, page * kPage);
     const std::int64_t to = std::min(end, (page + 1) * kPage);
     for (std::int64_t r = 0; r < query.rows; ++r) {

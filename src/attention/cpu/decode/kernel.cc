@@ -177,7 +177,7 @@ HWY_INLINE void GroupDotsPlain(const std::byte* HWY_RESTRICT keys, std::int64_t 
 }
 
 template <bool kVnni>
-void DecodeByteBounds(const std::byte* page, std::int64_t columns, const decode::ByteQuery* queries,
+void DecodeByteBounds(const std::byte* page, const std::byte* next, std::int64_t columns, const decode::ByteQuery* queries,
                       std::int64_t rows, float* bound, std::int64_t pitch) {
   const DF d;
   const hn::RebindToSigned<DF> di;
@@ -186,6 +186,11 @@ void DecodeByteBounds(const std::byte* page, std::int64_t columns, const decode:
   const auto* tail = reinterpret_cast<const float*>(page + decode::ByteTailAt(columns));
   for (std::int64_t group = 0; group < 4; ++group) {
     const std::byte* keys = page + group * 16 * width;
+    // Pages lie apart, and the processor's own prefetchers stop at their ends.
+    if (next != nullptr) {
+      PrefetchRow(next + group * 16 * width, 16 * width);
+      if (group == 3) PrefetchRow(next + decode::ByteTailAt(columns), 3 * decode::kPage * 4);
+    }
     HWY_ALIGN std::int32_t sums[decode::kRows * 16];
     std::int64_t r = 0;
 #if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86

@@ -1,0 +1,153 @@
+"""`tsallis.KVCache` and `tsallis.decode`: the cache of keys and values, from Python."""
+
+import gc
+import math
+
+import pytest
+import torch
+
+import tsallis
+
+HEADS, KV_HEADS, DIM, VALUE_DIM = 6, 2, 32, 24
+
+
+def drawn(seed, *shape, dtype=torch.float32, spread=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (spread * torch.randn(*shape, generator=generator)).to(dtype)
+
+
+def filled(lengths, dtype=torch.float32, **options):
+    """A cache of one layer with sequences of these lengths, and their keys and values."""
+    cache = tsallis.KVCache(1, KV_HEADS, DIM, value_dim=VALUE_DIM, dtype=dtype, **options)
+    sequences, keys = [], []
+    for i, length in enumerate(lengths):
+        k = drawn(2 * i, 1, KV_HEADS, length, DIM, dtype=dtype)
+        v = drawn(2 * i + 1, 1, KV_HEADS, length, VALUE_DIM, dtype=dtype)
+        sequences.append(cache.sequence())
+        cache.append(0, [sequences[-1]], k, v)
+        keys.append((k, v))
+    return cache, sequences, keys
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("screen", ["bytes", "none"])
+def test_sequences_of_any_length_have_the_bits_of_attention(dtype, screen):
+    cache, sequences, keys = filled([1, 64, 700], dtype, screen=screen)
+    q = drawn(9, 3, HEADS, 1, DIM, dtype=dtype, spread=2.0)
+    for settings in [
+        {},
+        {"alpha": 2.0},
+        {"map": "softmax"},
+        {"alpha": torch.tensor([1.0, 1.25, 1.5, 1.75, 2.0, 3.0])},
+        {"alibi_slopes": torch.linspace(0.0, 0.5, HEADS)},
+        {"scale_invariant": 10.0, "scale": 0.3},
+        {"softcap": 5.0, "sink": torch.linspace(-1.0, 1.0, HEADS)},
+    ]:
+        out = tsallis.decode(q, cache, 0, sequences, **settings)
+        for i, (k, v) in enumerate(keys):
+            alone = tsallis.attention(q[i : i + 1], k, v, causal=True, **settings)
+            assert torch.equal(out[i : i + 1], alone), settings
+    scales = drawn(3, 3, HEADS, 1).exp()
+    out = tsallis.decode(q, cache, 0, sequences, length_scale=scales, window=50)
+    for i, (k, v) in enumerate(keys):
+        one = {"length_scale": scales[i : i + 1], "window": (50, None)}
+        assert torch.equal(
+            out[i : i + 1], tsallis.attention(q[i : i + 1], k, v, causal=True, **one)
+        )
+
+
+def test_what_a_call_tells():
+    cache, sequences, keys = filled([3000], torch.bfloat16)
+    q = drawn(9, 1, HEADS, 1, DIM, dtype=torch.bfloat16, spread=3.0)
+    out, found = tsallis.decode(
+        q, cache, 0, sequences, returns=("tau", "support_size", "certificate", "scored")
+    )
+    _, expected = tsallis.attention(q, *keys[0], causal=True, returns=("tau", "support_size"))
+    assert torch.equal(found.tau.float(), expected.tau.float())
+    assert torch.equal(found.support_size, expected.support_size)
+    assert found.entropy is None
+    assert (found.certificate < 0.0).all()
+    assert (found.scored >= found.support_size).all()
+    assert (found.scored < 300).all(), "most keys are skipped"
+    assert out.shape == (1, HEADS, 1, VALUE_DIM)
+
+
+def test_a_model_writes_token_by_token():
+    """Two layers, a prompt in one piece, forks that go different ways."""
+    cache = tsallis.KVCache(2, KV_HEADS, DIM, dtype=torch.float32)
+    prompt = cache.sequence()
+    for layer in range(2):
+        k, v = (drawn(10 * layer + i, 1, KV_HEADS, 100, DIM) for i in range(2))
+        cache.append(layer, [prompt], k, v)
+    assert len(prompt) == prompt.length(1) == 100
+    forks = [prompt.fork() for _ in range(3)]
+    short = prompt.fork(10)
+    assert len(short) == 10
+    assert cache.use().pages == 2
+    assert cache.use().shared_pages == 2
+    k, v = drawn(50, 3, KV_HEADS, 1, DIM), drawn(51, 3, KV_HEADS, 1, DIM)
+    for layer in range(2):
+        cache.append(layer, forks, k, v)
+    assert [len(sequence) for sequence in (prompt, *forks)] == [100, 101, 101, 101]
+    keys, values = forks[1].read(1)
+    assert keys.shape == (1, KV_HEADS, 101, DIM)
+    assert torch.equal(keys[0, :, 100], k[1, :, 0])
+    assert torch.equal(values[0, :, 100], v[1, :, 0])
+    forks[1].truncate(100)
+    assert torch.equal(forks[1].read(0)[0], prompt.read(0)[0])
+    # What nobody holds is given back.
+    used = cache.use().sequences
+    del forks, short
+    gc.collect()
+    assert cache.use().sequences == used - 4
+    assert cache.use().pages == 2
+
+
+def test_a_budget_holds_and_nothing_is_half_done():
+    page = tsallis.KVCache(1, KV_HEADS, DIM).use().page_bytes
+    cache = tsallis.KVCache(1, KV_HEADS, DIM, max_bytes=2 * page)
+    a, b = cache.sequence(), cache.sequence()
+    k = drawn(1, 2, KV_HEADS, 64, DIM, dtype=torch.bfloat16)
+    cache.append(0, [a, b], k, k)
+    with pytest.raises(tsallis.CacheFull, match="the cache is full: 2 pages of"):
+        cache.append(0, [a, b], k[:, :, :1], k[:, :, :1])
+    b.truncate(1)
+    with pytest.raises(tsallis.CacheFull):
+        cache.append(0, [b, a], k[:, :, :1], k[:, :, :1])
+    assert (len(a), len(b)) == (64, 1)
+
+
+def test_mistakes_are_named():
+    cache, (a,), _ = filled([5])
+    other, (foreign,), _ = filled([5])
+    q = drawn(1, 1, HEADS, 1, DIM)
+    k = drawn(1, 1, KV_HEADS, 1, DIM)
+    for call, why in [
+        (lambda: tsallis.KVCache(1, 2, 600), "shape.head_dim: expected a size from 1 to 512"),
+        (lambda: tsallis.KVCache(1, 2, 8, dtype=torch.float64), "dtype: expected one of"),
+        (lambda: tsallis.KVCache(1, 2, 8, screen="bits"), "screen: expected one of bytes, none"),
+        (lambda: tsallis.KVCache(0, 2, 8), "layers: expected a size from 1"),
+        (lambda: cache.append(0, [foreign], k, k), "sequences: expected those of this cache"),
+        (lambda: cache.append(0, [a], k, k), "v: expected a dense CPU tensor of shape"),
+        (lambda: cache.append(3, [a], k, k[..., :24]), "layer: expected one from 0 to 0, got 3"),
+        (lambda: tsallis.decode(q, cache, 0, [foreign]), "sequences: expected those of this"),
+        (lambda: tsallis.decode(q, cache, 0, [a], alpha=7.0), "alpha: expected 1, or a number"),
+        (lambda: tsallis.decode(q, cache, 0, [a], map="sigmoid"), "map: expected 'entmax' or"),
+        (lambda: tsallis.decode(q[:, :5], cache, 0, [a]), "heads: expected a multiple of"),
+        (lambda: tsallis.decode(q.bfloat16(), cache, 0, [a]), "q: expected the dtype of the cache"),
+        (lambda: tsallis.decode(q, cache, 0, [a], returns=("w",)), "returns: expected names"),
+        (lambda: tsallis.decode(q, cache, 0, [a], sink=torch.zeros(2)), "sink: expected a dense"),
+        (lambda: tsallis.decode(q.expand(1, HEADS, 9, DIM), cache, 0, [a]), "q_len: expected at"),
+        (lambda: a.fork(6), "length: expected at most the 5 tokens"),
+        (lambda: a.truncate(-1), "length: expected 0 or more, got -1"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            call()
+    with pytest.raises(TypeError, match="layer: expected an integer, got 'x'"):
+        tsallis.decode(q, cache, "x", [a])
+    with pytest.raises(TypeError, match="alpha: expected a number, got 'x'"):
+        tsallis.decode(q, cache, 0, [a], alpha="x")
+    assert len(a) == 5
+    assert len(foreign) == 5
+    assert other.use().sequences == 1
+    assert math.isfinite(float(tsallis.decode(q, cache, 0, [a]).sum()))

@@ -1,0 +1,279 @@
+"""Keys and values of sequences that grow, and exact sparse attention on them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tsallis._call import number
+
+__all__ = ["CacheFull", "CacheUse", "CachedSequence", "DecodeExtras", "KVCache", "decode"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_SCREENS = ("bytes", "none")
+_STATISTICS = ("tau", "support_size", "entropy", "maximum", "certificate", "scored")
+Statistic = Literal["tau", "support_size", "entropy", "maximum", "certificate", "scored"]
+
+
+class CacheFull(RuntimeError):
+    """What should be appended does not fit into ``max_bytes``; nothing was appended."""
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What a cache holds.
+
+    Attributes:
+        sequences: that are alive.
+        pages: of 64 tokens that are in use.
+        shared_pages: of them, by more than one sequence.
+        page_bytes: of one, with all layers.
+        bytes: of memory, free pages too.
+    """
+
+    sequences: int
+    pages: int
+    shared_pages: int
+    page_bytes: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DecodeExtras:
+    """Statistics of `decode`, [batch, heads, q_len] each; None: not asked for.
+
+    Attributes:
+        tau: the threshold in z = (alpha - 1) s; of softmax the log-sum-exp. float64.
+        support_size: keys with a weight > 0. int64.
+        entropy: of the weights, in nats. float64.
+        maximum: the largest score. float64.
+        certificate: the largest bound of a key that was not scored, minus tau, in z; 0 or less
+            proves that no such key has a weight. -inf where every key was scored. float64.
+        scored: keys that were scored from their rows. int64.
+    """
+
+    tau: Tensor | None = None
+    support_size: Tensor | None = None
+    entropy: Tensor | None = None
+    maximum: Tensor | None = None
+    certificate: Tensor | None = None
+    scored: Tensor | None = None
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        text = str(error).split("\n")[0]
+        if text.startswith("the cache is full"):
+            raise CacheFull(text) from None
+        if "expected" in text and ", got" in text and not text.startswith("Expected"):
+            raise ValueError(text) from None
+        raise
+
+
+class CachedSequence:
+    """The tokens of one sequence of a `KVCache`, which makes it; freed with the object."""
+
+    def __init__(self, cache: KVCache, handle: int) -> None:
+        self._cache = cache
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, cache._cache.free, handle)
+
+    @property
+    def cache(self) -> KVCache:
+        return self._cache
+
+    def __len__(self) -> int:
+        """Tokens that every layer has."""
+        return int(self._cache._cache.length(self._handle, -1))
+
+    def length(self, layer: int) -> int:
+        """Tokens that one layer has."""
+        return int(_call(self._cache._cache.length, self._handle, _index(layer, "layer")))
+
+    def fork(self, length: int | None = None) -> CachedSequence:
+        """Another sequence that begins with the first ``length`` tokens (default: all) of this.
+
+        Pages are shared; one is copied when either sequence writes to it.
+        """
+        first = -1 if length is None else _index(length, "length")
+        return CachedSequence(self._cache, _call(self._cache._cache.fork, self._handle, first))
+
+    def truncate(self, length: int) -> None:
+        """Forgets the tokens from ``length`` on."""
+        _call(self._cache._cache.truncate, self._handle, _index(length, "length"))
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Copies of a layer's keys and values: [1, kv_heads, tokens, head_dim or value_dim]."""
+        k, v = _call(self._cache._cache.read, self._handle, _index(layer, "layer"))
+        return k, v
+
+
+def _index(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name}: expected 0 or more, got {value}")
+    return value
+
+
+class KVCache:
+    """Keys and values of a model's layers for any number of sequences, in pages of 64 tokens.
+
+    One call at a time changes a sequence; different sequences may be used from several threads.
+
+    Args:
+        layers: of the model, >= 1.
+        kv_heads: heads of keys and values, >= 1.
+        head_dim: of queries and keys, 1 to 512.
+        value_dim: of values, 1 to 512; None: head_dim.
+        dtype: torch.bfloat16, torch.float16 or torch.float32.
+        screen: "bytes" keeps head_dim + 12 bytes more a key and head, with which `decode` skips the
+            keys that have no weight; "none": every key is scored from its row.
+        max_bytes: of pages; 0: no limit. An append that does not fit raises `CacheFull`.
+
+    Raises:
+        ValueError: names the argument, what was expected and what came.
+        TypeError: likewise, for a value of the wrong type.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        screen: Literal["bytes", "none"] = "bytes",
+        max_bytes: int = 0,
+    ) -> None:
+        if dtype not in _DTYPES:
+            names = ", ".join(map(str, _DTYPES))
+            raise ValueError(f"dtype: expected one of {names}, got {dtype}")
+        if screen not in _SCREENS:
+            raise ValueError(f"screen: expected one of {', '.join(_SCREENS)}, got {screen!r}")
+        sizes = (
+            _index(layers, "layers"),
+            _index(kv_heads, "kv_heads"),
+            _index(head_dim, "head_dim"),
+            _index(head_dim if value_dim is None else value_dim, "value_dim"),
+        )
+        made = torch.classes.tsallis.KvCache
+        self._cache = _call(made, *sizes, dtype, screen == "bytes", _index(max_bytes, "max_bytes"))
+        self.layers, self.kv_heads, self.head_dim, self.value_dim = sizes
+        self.dtype = dtype
+
+    def sequence(self) -> CachedSequence:
+        """A new sequence without tokens."""
+        return CachedSequence(self, self._cache.create())
+
+    def append(
+        self, layer: int, sequences: SequenceOf[CachedSequence], k: Tensor, v: Tensor
+    ) -> None:
+        """Adds tokens to one layer of each sequence.
+
+        Args:
+            layer: from 0.
+            sequences: of this cache, as many as k and v have.
+            k: [sequences, kv_heads, tokens, head_dim] of the cache's dtype, any strides.
+            v: [sequences, kv_heads, tokens, value_dim].
+
+        Raises:
+            CacheFull: it does not fit; nothing was appended.
+            ValueError: names the argument, what was expected and what came.
+        """
+        _call(self._cache.append, _index(layer, "layer"), self._handles(sequences), k, v)
+
+    def use(self) -> CacheUse:
+        """What the cache holds now."""
+        return CacheUse(*self._cache.use())
+
+    def _handles(self, sequences: SequenceOf[CachedSequence]) -> list[int]:
+        for sequence in sequences:
+            if not isinstance(sequence, CachedSequence) or sequence.cache is not self:
+                raise ValueError(f"sequences: expected those of this cache, got {sequence!r}")
+        return [sequence._handle for sequence in sequences]
+
+
+def decode(
+    q: Tensor,
+    cache: KVCache,
+    layer: int,
+    sequences: SequenceOf[CachedSequence],
+    *,
+    map: Literal["entmax", "softmax"] = "entmax",
+    alpha: float | Tensor = 1.5,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    scale_invariant: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    length_scale: Tensor | None = None,
+    sink: Tensor | None = None,
+    returns: SequenceOf[Statistic] | None = None,
+) -> Any:
+    """Attention of the newest tokens of sequences on all their tokens, exact and sparse.
+
+    Query i of q_len stands at token len - q_len + i and sees no later one. The output has the same
+    bits as `tsallis.attention` of one query with the same keys in one tensor. No gradients.
+
+    Args:
+        q: [sequences, heads, q_len, head_dim] of the cache's dtype; heads is a multiple of
+            kv_heads.
+        cache: holds the keys and values.
+        layer: from 0.
+        sequences: of the cache; their lengths may differ.
+        map: "entmax" or "softmax".
+        alpha: of entmax: 1, or from 1.1 to 4; a tensor [heads]: one for each.
+        window: keys from i - window on are visible; None: all before.
+        scale: > 0; None: 1 / sqrt(head_dim).
+        softcap: as in `tsallis.attention`, and so the following.
+        scale_invariant: length scale.
+        alibi_slopes: [heads].
+        length_scale: broadcasts to [sequences, heads, q_len].
+        sink: [heads].
+        returns: names of `DecodeExtras` to return beside the output; None: none.
+
+    Returns:
+        [sequences, heads, q_len, value_dim] of the cache's dtype; with ``returns``, also
+        `DecodeExtras`.
+
+    Raises:
+        ValueError: names the argument, what was expected and what came.
+        TypeError: likewise, for a value of the wrong type.
+    """
+    names = (returns,) if isinstance(returns, str) else tuple(returns or ())
+    for name in names:
+        if name not in _STATISTICS:
+            known = ", ".join(_STATISTICS)
+            raise ValueError(f"returns: expected names out of {known}, got {name!r}")
+    heads = alpha if isinstance(alpha, Tensor) else None
+    if window is not None:
+        _index(window, "window")
+    out, *statistics = _call(
+        cache._cache.decode,
+        q,
+        _index(layer, "layer"),
+        cache._handles(sequences),
+        map,
+        1.5 if heads is not None else number(alpha, "alpha"),
+        heads,
+        -1 if window is None else window,
+        0.0 if scale is None else number(scale, "scale"),
+        0.0 if softcap is None else number(softcap, "softcap"),
+        0.0 if scale_invariant is None else number(scale_invariant, "scale_invariant"),
+        alibi_slopes,
+        length_scale,
+        sink,
+    )
+    if returns is None:
+        return out
+    found = dict(zip(_STATISTICS, statistics, strict=True))
+    return out, DecodeExtras(**{name: found[name] for name in names})

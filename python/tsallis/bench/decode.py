@@ -1,0 +1,232 @@
+"""``tsallis bench decode``: one token's attention on a cache, against torch's SDPA."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tsallis
+from tsallis.bench import document
+from tsallis.bench.timing import Sample, clocked, compared, in_turns
+
+INTERRUPTED = 130
+
+ABOUT = """Time one token's attention on cached keys: entmax 1.5 of ours, softmax of torch.
+
+Contenders, all in the same process and in turns, medians reported:
+  bytes     ours on a cache that screens keys by their bytes
+  rows      ours on a cache without bytes
+  tensors   tsallis.attention on keys in one tensor
+  gqa       torch's scaled_dot_product_attention with enable_gqa
+  repeated  the same with keys and values repeated for every query head
+  cat       gqa after torch.cat of the new key and value, as transformers' DynamicCache does
+The table also has what one append to the cache takes, keys that were scored from their rows, and
+bytes of memory that "bytes" reads, as a rate.
+
+Example:
+  tsallis bench decode --quick
+  tsallis bench decode --keys 16384,65536 --dtype float32 --threads 2
+
+Written into the folder of --out: decode.json. Ctrl-C ends with code 130 and keeps what was
+measured."""
+
+CONTENDERS = ("bytes", "rows", "tensors", "gqa", "repeated", "cat")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One token of ``batch`` sequences of ``n`` keys."""
+
+    n: int
+    dtype: str
+    d: int = 64
+    heads: int = 32
+    kv_heads: int = 8
+    batch: int = 1
+    spread: float = 1.0  # of queries; keys and values are standard normal
+    slopes: bool = False  # ALiBi's, geometric
+
+    @property
+    def name(self) -> str:
+        parts = [self.dtype, f"n{self.n}", f"d{self.d}", f"{self.heads}/{self.kv_heads}"]
+        if self.batch > 1:
+            parts.append(f"batch{self.batch}")
+        if self.spread != 1.0:
+            parts.append(f"spread{self.spread:g}")
+        if self.slopes:
+            parts.append("alibi")
+        return "-".join(parts)
+
+
+def cases(keys: list[int], dtypes: list[str], *, quick: bool) -> list[Case]:
+    """Of every kind at every length."""
+    found = []
+    for dtype in dtypes:
+        for n in keys:
+            case = Case(n, dtype)
+            found.append(case)
+            if quick:
+                continue
+            found.append(Case(n, dtype, spread=3.0))
+            found.append(Case(n, dtype, slopes=True))
+            if n <= 65536:
+                found.append(Case(n, dtype, d=128))
+            if n <= 16384:
+                found.append(Case(n, dtype, batch=16))
+    return found
+
+
+def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]:
+    """A row for each pair of "bytes" and another contender."""
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(heads: int, n: int, spread: float = 1.0) -> Tensor:
+        numbers = torch.randn(case.batch, heads, n, case.d, generator=generator)
+        return (spread * numbers).to(dtype)
+
+    q = draw(case.heads, 1, case.spread)
+    k, v = draw(case.kv_heads, case.n), draw(case.kv_heads, case.n)
+    new_k, new_v = draw(case.kv_heads, 1), draw(case.kv_heads, 1)
+    group = case.heads // case.kv_heads
+    settings: dict[str, Any] = {}
+    if case.slopes:
+        settings["alibi_slopes"] = 2.0 ** -(8.0 * torch.arange(1, case.heads + 1) / case.heads)
+
+    def filled(screen: Any) -> tuple[tsallis.KVCache, list[tsallis.CachedSequence]]:
+        cache = tsallis.KVCache(1, case.kv_heads, case.d, dtype=dtype, screen=screen)
+        sequences = [cache.sequence() for _ in range(case.batch)]
+        cache.append(0, sequences, k, v)
+        return cache, sequences
+
+    with_bytes, screened = filled("bytes")
+    with_rows, plain = filled("none")
+    repeated_k, repeated_v = (x.repeat_interleave(group, 1) for x in (k, v))
+    # What the last key is taken off from: DynamicCache holds all but the new ones.
+    before_k, before_v = k[:, :, :-1].contiguous(), v[:, :, :-1].contiguous()
+
+    def cat() -> Tensor:
+        all_k, all_v = torch.cat([before_k, new_k], 2), torch.cat([before_v, new_v], 2)
+        return F.scaled_dot_product_attention(q, all_k, all_v, enable_gqa=True)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "bytes": lambda: tsallis.decode(q, with_bytes, 0, screened, **settings),
+        "rows": lambda: tsallis.decode(q, with_rows, 0, plain, **settings),
+        "tensors": lambda: tsallis.attention(q, k, v, causal=True, **settings),
+        "gqa": lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        "repeated": lambda: F.scaled_dot_product_attention(q, repeated_k, repeated_v),
+        "cat": cat,
+    }
+
+    def turn(call: Callable[[], Any]) -> Callable[[], list[Sample]]:
+        return lambda: [clocked(call)]
+
+    with torch.no_grad():
+        out, told = tsallis.decode(
+            q, with_bytes, 0, screened, returns=("scored", "support_size"), **settings
+        )
+        if not torch.equal(out, calls["tensors"]()):
+            raise RuntimeError(f"{case.name}: the cache and the tensors differ")
+        timings = in_turns(
+            {name: turn(call) for name, call in calls.items()}, most=repeat, budget_s=budget_s
+        )
+        appended = clocked(lambda: with_bytes.append(0, screened, new_k, new_v)).wall_s
+    scored = int(told.scored.sum())
+    support = int(told.support_size.sum())
+    element = k.element_size()
+    # Bytes of every key once for a key head; rows of scored keys and of the support's values.
+    read = case.batch * case.kv_heads * case.n * (case.d + 12)
+    read += (scored + support) * case.d * element
+    ours = timings.pop("bytes")
+    return [
+        {
+            "case": case.name,
+            "dtype": case.dtype,
+            "n": case.n,
+            "d": case.d,
+            "batch": case.batch,
+            "heads": case.heads,
+            "kv_heads": case.kv_heads,
+            "scored": scored / (case.batch * case.heads),
+            "support": support / (case.batch * case.heads),
+            "bytes_read": read,
+            "bytes_of_keys_and_values": 2 * k.numel() * element,
+            "append_s": appended,
+            **compared(ours, peer, timing),
+        }
+        for peer, timing in timings.items()
+    ]
+
+
+def parser(command: argparse.ArgumentParser) -> None:
+    """The options of ``tsallis bench decode``."""
+    command.add_argument(
+        "--keys", default="4096,16384,65536", metavar="N,...", help="(default: 4096,16384,65536)"
+    )
+    command.add_argument(
+        "--dtype",
+        action="append",
+        choices=("bfloat16", "float16", "float32"),
+        help="may be repeated (default: bfloat16 and float32)",
+    )
+    command.add_argument("--quick", action="store_true", help="one small case, a second")
+    command.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
+    command.add_argument("--repeat", type=int, default=21, metavar="N", help="most calls")
+    command.add_argument(
+        "--budget", type=float, default=6.0, metavar="S", help="seconds a case (default: 6)"
+    )
+    command.add_argument("--out", type=Path, default=Path("runs/bench"), metavar="DIR")
+    command.add_argument("--json", action="store_true", help="print the JSON document too")
+    command.set_defaults(mistake=command.error, run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code: 0, or 130 if interrupted."""
+    words = arguments.keys.split(",")
+    if not all(word.isdecimal() and int(word) > 1 for word in words):
+        arguments.mistake(f"--keys: expected numbers > 1 separated by commas, got {arguments.keys}")
+    for name in ("threads", "repeat", "budget"):
+        if not getattr(arguments, name) > 0:
+            arguments.mistake(f"--{name}: expected a number > 0, got {getattr(arguments, name)}")
+    torch.set_num_threads(arguments.threads)
+    dtypes = arguments.dtype or ["bfloat16", "float32"]
+    keys = [512] if arguments.quick else [int(word) for word in words]
+    out: Path = arguments.out / "decode.json"
+    table = sys.stderr if arguments.json else sys.stdout
+    titles = "".join(f"{name:>16}" for name in CONTENDERS[1:])
+    print(f"{'case':40}{'bytes ms':>10}{titles}{'scored':>8}{'GB/s':>7}", file=table)
+    rows: list[dict[str, Any]] = []
+    status = 0
+    try:
+        for case in cases(keys, dtypes, quick=arguments.quick):
+            found = measure(case, repeat=arguments.repeat, budget_s=arguments.budget)
+            rows += found
+            document.write(out, document.build(rows, threads=arguments.threads))
+            cells = "".join(f"{r['peer_s'] * 1e3:>9.2f}{r['speedup']:>6.1f}x" for r in found)
+            first = found[0]
+            rate = first["bytes_read"] / first["ours_s"] / 1e9
+            ours = f"{first['ours_s'] * 1e3:>10.3f}"
+            print(
+                f"{case.name:40}{ours}{cells}{math.ceil(first['scored']):>8}{rate:>7.1f}",
+                file=table,
+                flush=True,
+            )
+    except KeyboardInterrupt:
+        kept = f"what was measured is in {out}" if rows else "nothing was measured"
+        print(f"\ntsallis bench: interrupted; {kept}", file=sys.stderr)
+        status = INTERRUPTED
+    if rows:
+        print(f"numbers: {out}", file=sys.stderr)
+        if arguments.json:
+            print(out.read_text())
+    return status

@@ -1,0 +1,229 @@
+// The cache of keys and values as a class of torch, whose methods take tensors.
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "torch/row_view.h"
+#include "tsallis/error.h"
+#include "tsallis/kv_cache.h"
+
+namespace tsallis {
+namespace {
+
+using at::Tensor;
+
+template <typename Body>
+auto Named(Body&& body) {
+  try {
+    return body();
+  } catch (const InvalidArgument& error) {
+    ThrowValueError(error.what());
+  } catch (const CacheFull& error) {
+    // The Python side gives it its type.
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+ConstArray4 View(const Tensor& tensor) {
+  return {tensor.const_data_ptr(),
+          KernelDType(tensor),
+          {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
+}
+MutableArray4 Write(const Tensor& tensor) {
+  return {tensor.mutable_data_ptr(),
+          KernelDType(tensor),
+          {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
+}
+
+void CheckSizes(const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
+  if (tensor.sizes() == sizes && tensor.device().is_cpu() && tensor.layout() == at::kStrided) {
+    return;
+  }
+  std::string expected = "[", came = "[";
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    expected += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
+  }
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    came += (i > 0 ? ", " : "") + std::to_string(tensor.size(i));
+  }
+  throw InvalidArgument(name, "a dense CPU tensor of shape " + expected + "]",
+                        came + "] on " + tensor.device().str());
+}
+
+class TorchKvCache : public torch::CustomClassHolder {
+ public:
+  TorchKvCache(std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim,
+               std::int64_t value_dim, at::ScalarType dtype, bool screen, std::int64_t max_bytes)
+      : dtype_(dtype), cache_(Named([&] {
+          if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf) {
+            throw InvalidArgument("dtype", "torch.float32, torch.bfloat16 or torch.float16",
+                                  std::string("torch.") + c10::toString(dtype));
+          }
+          return std::make_unique<KvCache>(
+              KvCacheShape{layers, kv_heads, head_dim, value_dim,
+                           KernelDType(at::empty({0}, dtype))},
+              KvCacheOptions{screen ? KeyScreen::kBytes : KeyScreen::kNone, max_bytes});
+        })) {}
+
+  std::int64_t Create() { return cache_->Create(); }
+  std::int64_t Fork(std::int64_t from, std::int64_t length) {
+    return Named([&] { return cache_->Fork(from, length); });
+  }
+  void Free(std::int64_t sequence) {
+    Named([&] { cache_->Free(sequence); });
+  }
+  void Truncate(std::int64_t sequence, std::int64_t length) {
+    Named([&] { cache_->Truncate(sequence, length); });
+  }
+  std::int64_t Length(std::int64_t sequence, std::int64_t layer) const {
+    return Named(
+        [&] { return layer < 0 ? cache_->Length(sequence) : cache_->Length(sequence, layer); });
+  }
+
+  // k, v: [sequences, kv_heads, tokens, head_dim or value_dim].
+  void Append(std::int64_t layer, const std::vector<std::int64_t>& sequences, const Tensor& k,
+              const Tensor& v) {
+    Named([&] {
+      const KvCacheShape& shape = cache_->shape();
+      const auto count = static_cast<std::int64_t>(sequences.size());
+      const std::int64_t tokens = k.dim() == 4 ? k.size(2) : 0;
+      CheckSizes("k", k, {count, shape.kv_heads, tokens, shape.head_dim});
+      CheckSizes("v", v, {count, shape.kv_heads, tokens, shape.value_dim});
+      CheckDType("k", k);
+      CheckDType("v", v);
+      for (std::int64_t i = 0; i < count; ++i) {
+        try {
+          cache_->Append(TorchContext(), sequences[static_cast<std::size_t>(i)], layer,
+                         View(k.narrow(0, i, 1)), View(v.narrow(0, i, 1)), tokens);
+        } catch (...) {
+          // All of them or none.
+          for (std::int64_t done = 0; done < i; ++done) {
+            const std::int64_t sequence = sequences[static_cast<std::size_t>(done)];
+            cache_->TruncateLayer(sequence, layer, cache_->Length(sequence, layer) - tokens);
+          }
+          throw;
+        }
+      }
+    });
+  }
+
+  std::tuple<Tensor, Tensor> Read(std::int64_t sequence, std::int64_t layer) const {
+    return Named([&] {
+      const KvCacheShape& shape = cache_->shape();
+      const std::int64_t length = cache_->Length(sequence, layer);
+      Tensor k = at::empty({1, shape.kv_heads, length, shape.head_dim}, dtype_);
+      Tensor v = at::empty({1, shape.kv_heads, length, shape.value_dim}, dtype_);
+      cache_->Read(sequence, layer, 0, length, Write(k), Write(v));
+      return std::tuple(k, v);
+    });
+  }
+
+  // out, tau, support_size, entropy, maximum, certificate, scored
+  std::vector<Tensor> Decode(const Tensor& q, std::int64_t layer,
+                             const std::vector<std::int64_t>& sequences, const std::string& map,
+                             double alpha, const std::optional<Tensor>& alpha_heads,
+                             std::int64_t left, double scale, double softcap,
+                             double scale_invariant, const std::optional<Tensor>& slopes,
+                             const std::optional<Tensor>& length_scale,
+                             const std::optional<Tensor>& sink) const {
+    return Named([&] {
+      const KvCacheShape& shape = cache_->shape();
+      const auto batch = static_cast<std::int64_t>(sequences.size());
+      const std::int64_t heads = q.dim() == 4 ? q.size(1) : 0, q_len = q.dim() == 4 ? q.size(2) : 0;
+      CheckSizes("q", q, {batch, heads, q_len, shape.head_dim});
+      CheckDType("q", q);
+      DecodeParams params;
+      params.layer = layer;
+      params.sequences = sequences.data();
+      params.batch = batch;
+      params.heads = heads;
+      params.q_len = q_len;
+      params.q = View(q);
+      if (map != "entmax" && map != "softmax") {
+        throw InvalidArgument("map", "'entmax' or 'softmax'", "'" + map + "'");
+      }
+      params.map = map == "softmax" ? RowMap::kSoftmax : RowMap::kEntmax;
+      params.alpha = alpha;
+      params.left = left;
+      params.terms.scale = scale;
+      params.terms.softcap = softcap;
+      params.terms.scale_invariant = scale_invariant;
+      const auto of_heads = [&](const char* name, const std::optional<Tensor>& tensor) {
+        if (!tensor) return Tensor();
+        CheckSizes(name, *tensor, {heads});
+        return tensor->detach().to(at::kDouble).contiguous();
+      };
+      const Tensor alphas = of_heads("alpha", alpha_heads), sinks = of_heads("sink", sink);
+      const Tensor alibi = of_heads("alibi_slopes", slopes);
+      if (alphas.defined()) params.alpha_per_head = alphas.const_data_ptr<double>();
+      if (sinks.defined()) params.terms.sink = sinks.const_data_ptr<double>();
+      if (alibi.defined()) {
+        params.terms.alibi_slopes = {alibi.const_data_ptr(), DType::kFloat64, {0, 1, 0, 1}};
+      }
+      Tensor scales;
+      if (length_scale) {
+        scales = length_scale->detach().expand({batch, heads, q_len});
+        params.terms.length_scale = {scales.const_data_ptr(),
+                                     KernelDType(scales),
+                                     {scales.stride(0), scales.stride(1), scales.stride(2), 1}};
+      }
+      Tensor out = at::empty({batch, heads, q_len, shape.value_dim}, dtype_);
+      const auto statistic = [&](at::ScalarType type) {
+        return at::empty({batch, heads, q_len}, type);
+      };
+      const Tensor tau = statistic(at::kDouble), support = statistic(at::kLong);
+      const Tensor entropy = statistic(at::kDouble), maximum = statistic(at::kDouble);
+      const Tensor certificate = statistic(at::kDouble), scored = statistic(at::kLong);
+      tsallis::Decode(TorchContext(), *cache_, params,
+                      {.out = Write(out),
+                       .tau = tau.mutable_data_ptr<double>(),
+                       .support_size = support.mutable_data_ptr<std::int64_t>(),
+                       .entropy = entropy.mutable_data_ptr<double>(),
+                       .maximum = maximum.mutable_data_ptr<double>(),
+                       .certificate = certificate.mutable_data_ptr<double>(),
+                       .scored = scored.mutable_data_ptr<std::int64_t>()});
+      return std::vector<Tensor>{out, tau, support, entropy, maximum, certificate, scored};
+    });
+  }
+
+  // sequences, pages, shared pages, bytes of a page, bytes
+  std::vector<std::int64_t> Use() const {
+    const KvCacheUse use = cache_->Use();
+    return {use.sequences, use.pages, use.shared_pages, use.page_bytes, use.bytes};
+  }
+
+ private:
+  void CheckDType(const char* name, const Tensor& tensor) const {
+    if (tensor.scalar_type() == dtype_) return;
+    throw InvalidArgument(name, std::string("the dtype of the cache, ") + c10::toString(dtype_),
+                          c10::toString(tensor.scalar_type()));
+  }
+
+  at::ScalarType dtype_;
+  std::unique_ptr<KvCache> cache_;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(tsallis, m) {
+  m.class_<TorchKvCache>("KvCache")
+      .def(torch::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, at::ScalarType, bool,
+                       std::int64_t>())
+      .def("create", &TorchKvCache::Create)
+      .def("fork", &TorchKvCache::Fork)
+      .def("free", &TorchKvCache::Free)
+      .def("truncate", &TorchKvCache::Truncate)
+      .def("length", &TorchKvCache::Length)
+      .def("append", &TorchKvCache::Append)
+      .def("read", &TorchKvCache::Read)
+      .def("decode", &TorchKvCache::Decode)
+      .def("use", &TorchKvCache::Use);
+}
+
+}  // namespace tsallis
