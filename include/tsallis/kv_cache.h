@@ -74,8 +74,9 @@ class KvCache {
   // The first `length` tokens of another; negative: all that every layer has.
   Sequence Fork(Sequence from, std::int64_t length = -1);
   void Free(Sequence sequence);
-  // Forgets the tokens from `length` on, in every layer.
+  // Forgets the tokens from `length` on, in every layer, or in one.
   void Truncate(Sequence sequence, std::int64_t length);
+  void TruncateLayer(Sequence sequence, std::int64_t layer, std::int64_t length);
 
   // Adds `count` tokens to one layer. k: [1, kv_heads, count, head_dim], v: [1, kv_heads, count,
   // value_dim], of the cache's dtype, any strides. Throws InvalidArgument, CacheFull and

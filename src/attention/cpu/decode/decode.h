@@ -67,8 +67,8 @@ struct Functions {
   // bound[r * pitch + j] >= <key j, query r> of the 64 keys of a page. next: the page to come, or
   // null.
   void (*byte_bounds)(const std::byte* page, const std::byte* next, std::int64_t columns,
-                      const ByteQuery* queries,
-                      std::int64_t rows, float* bound, std::int64_t pitch) = nullptr;
+                      const ByteQuery* queries, std::int64_t rows, float* bound,
+                      std::int64_t pitch) = nullptr;
   // Products become scores, but for roundings of float32. Returns the largest |product|. distance:
   // i - j of the first; keys ascend.
   float (*scores)(const HeadTerms& terms, double factor, std::int64_t distance, std::int64_t n,

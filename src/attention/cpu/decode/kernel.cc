@@ -177,8 +177,9 @@ HWY_INLINE void GroupDotsPlain(const std::byte* HWY_RESTRICT keys, std::int64_t 
 }
 
 template <bool kVnni>
-void DecodeByteBounds(const std::byte* page, const std::byte* next, std::int64_t columns, const decode::ByteQuery* queries,
-                      std::int64_t rows, float* bound, std::int64_t pitch) {
+void DecodeByteBounds(const std::byte* page, const std::byte* next, std::int64_t columns,
+                      const decode::ByteQuery* queries, std::int64_t rows, float* bound,
+                      std::int64_t pitch) {
   const DF d;
   const hn::RebindToSigned<DF> di;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
