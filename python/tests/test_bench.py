@@ -342,6 +342,7 @@ def test_decode(tmp_path):
     done = decode("--quick", "--repeat", "2", "--threads", "1", "--out", "out", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "decode.json").read_text())
+    assert (tmp_path / "out" / "decode.png").stat().st_size > 10_000
     assert json.loads(done.stdout) == found
     assert {row["peer"] for row in found["rows"]} == {"rows", "tensors", "gqa", "repeated", "cat"}
     assert {row["dtype"] for row in found["rows"]} == {"bfloat16", "float32"}

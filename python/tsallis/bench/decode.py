@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import sys
@@ -37,7 +38,7 @@ Example:
   tsallis bench decode --quick
   tsallis bench decode --keys 16384,65536 --dtype float32 --threads 2
 
-Written into the folder of --out: decode.json. Ctrl-C ends with code 130 and keeps what was
+Written into the folder of --out: decode.json, and as a figure decode.svg and .png. Ctrl-C ends with code 130 and keeps what was
 measured."""
 
 CONTENDERS = ("bytes", "rows", "tensors", "gqa", "repeated", "cat")
@@ -168,6 +169,17 @@ def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]
     ]
 
 
+def _figure(source: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no figure: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
+        return
+    from tsallis.bench import decode_figure
+
+    if decode_figure.write(source, source):
+        names = f"{source.with_suffix('.svg')}, .png"
+        print(f"figure: {names}", file=sys.stderr)
+
+
 def parser(command: argparse.ArgumentParser) -> None:
     """The options of ``tsallis bench decode``."""
     command.add_argument(
@@ -227,6 +239,7 @@ def run(arguments: argparse.Namespace) -> int:
         status = INTERRUPTED
     if rows:
         print(f"numbers: {out}", file=sys.stderr)
+        _figure(out)
         if arguments.json:
             print(out.read_text())
     return status
