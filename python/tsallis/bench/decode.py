@@ -38,8 +38,8 @@ Example:
   tsallis bench decode --quick
   tsallis bench decode --keys 16384,65536 --dtype float32 --threads 2
 
-Written into the folder of --out: decode.json, and as a figure decode.svg and .png. Ctrl-C ends with code 130 and keeps what was
-measured."""
+Written into the folder of --out: decode.json, and as a figure decode.svg and .png.
+Ctrl-C ends with code 130 and keeps what was measured."""
 
 CONTENDERS = ("bytes", "rows", "tensors", "gqa", "repeated", "cat")
 

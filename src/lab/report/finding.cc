@@ -44,6 +44,12 @@ std::string Finding(const StudyResults& results, std::int64_t train_length, std:
            AgainstBaseline(results, row.method, row.n);
   };
   const bool only = std::any_of(results.rows.begin(), results.rows.end(), compared);
+  // Where some were repeated, one run of another proves nothing.
+  const auto repeated = [&](const ResultRow& row) {
+    const std::optional<Contrast> contrast = AgainstBaseline(results, row.method, row.n);
+    return row.method != results.baseline && contrast && contrast->error;
+  };
+  const bool errors = std::any_of(results.rows.begin(), results.rows.end(), repeated);
   std::optional<Place> ahead;
   std::optional<Place> behind;
   std::int64_t longest = 0;
@@ -51,7 +57,7 @@ std::string Finding(const StudyResults& results, std::int64_t train_length, std:
     if (row.method == results.baseline || !std::isfinite(row.mean)) continue;
     if (only && row.n != at) continue;
     const std::optional<Contrast> contrast = AgainstBaseline(results, row.method, row.n);
-    if (!contrast) continue;
+    if (!contrast || (errors && !contrast->error)) continue;
     longest = std::max(longest, row.n);
     const double sure = std::abs(contrast->difference) - 2.0 * contrast->error.value_or(0.0);
     const bool better = (contrast->difference > 0.0) == results.metric.higher_is_better;

@@ -288,6 +288,10 @@ TEST(Finding, NamesTheSurestDifference) {
   // One that is behind is a finding, too.
   results.rows.back().mean = 50.0;
   EXPECT_EQ(Finding(results, 32), "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3.");
+  // One run proves nothing beside others that were repeated.
+  results.rows.push_back({"b", 32, 5.0, 0.0, 5.0, 1, std::nullopt});
+  EXPECT_EQ(Finding(results, 32),
+            "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3; B 5.0.");
   results.baseline = "";
   EXPECT_EQ(Finding(results, 32), "");
 }
