@@ -188,7 +188,7 @@ constinit const AttentionKernel kDecodeAttention = {
     .summary = "one query a sequence: keys are read once for all heads that share them",
     .instruction_set =
         [] {
-          return std::string(RunsAvx3() ? "AVX-512" : RunsAvx2() ? "AVX2" : "baseline");
+          return std::string(RunsAvx3() ? "AVX3" : RunsAvx2() ? "AVX2" : "baseline");
         },
     .serves = {.features = kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16,
                                                       Feature::kFloat16, Feature::kSoftmax,
