@@ -6,9 +6,9 @@
 // what rounding took from each: Decode() screens all keys by these, scores exactly those that may
 // have a weight, and proves that no other has one.
 //
-// Threads: one call at a time changes a sequence (Append, Truncate, Free) or reads it while another
-// call changes it; different sequences may be used at the same time by any number of threads, also
-// if they share pages, and any number may read one sequence at once.
+// Threads: while a call changes a sequence (Append, Truncate, Free), no other call may use this
+// sequence. Everything else may happen at once: any number of threads may read one sequence, and
+// use different sequences, also such as share pages.
 #pragma once
 
 #include <cstddef>

@@ -126,7 +126,8 @@ def _index(value: Any, name: str) -> int:
 class KVCache:
     """Keys and values of a model's layers for any number of sequences, in pages of 64 tokens.
 
-    One call at a time changes a sequence; different sequences may be used from several threads.
+    While a call changes a sequence no other may use it. Different sequences may be used from
+    several threads at once, also if they share pages.
 
     Args:
         layers: of the model, >= 1.
