@@ -62,6 +62,10 @@ def test_what_a_call_tells():
     out, found = tsallis.decode(
         q, cache, 0, sequences, returns=("tau", "support_size", "certificate", "scored")
     )
+    assert torch.equal(out, tsallis.decode(q, cache, 0, sequences))
+    quiet, nothing = tsallis.decode(q, cache, 0, sequences, returns=())
+    assert torch.equal(out, quiet)
+    assert nothing == tsallis.DecodeExtras()
     _, expected = tsallis.attention(q, *keys[0], causal=True, returns=("tau", "support_size"))
     assert torch.equal(found.tau.float(), expected.tau.float())
     assert torch.equal(found.support_size, expected.support_size)
@@ -122,6 +126,10 @@ def test_mistakes_are_named():
     other, (foreign,), _ = filled([5])
     q = drawn(1, 1, HEADS, 1, DIM)
     k = drawn(1, 1, KV_HEADS, 1, DIM)
+
+    def tell(**settings):
+        return tsallis.decode(q, cache, 0, [a], **settings)
+
     for call, why in [
         (lambda: tsallis.KVCache(1, 2, 600), "shape.head_dim: expected a size from 1 to 512"),
         (lambda: tsallis.KVCache(1, 2, 8, dtype=torch.float64), "dtype: expected one of"),
@@ -138,6 +146,9 @@ def test_mistakes_are_named():
         (lambda: tsallis.decode(q, cache, 0, [a], returns=("w",)), "returns: expected names"),
         (lambda: tsallis.decode(q, cache, 0, [a], sink=torch.zeros(2)), "sink: expected a dense"),
         (lambda: tsallis.decode(q.expand(1, HEADS, 9, DIM), cache, 0, [a]), "q_len: expected at"),
+        (lambda: tell(length_scale=torch.ones(3, 7)), "length_scale: expected a shape that broadc"),
+        (lambda: tell(length_scale=torch.ones(1, dtype=torch.int64)), "length_scale: expected dty"),
+        (lambda: tell(sink=torch.ones(HEADS, dtype=torch.int32)), "sink: expected dtype float32"),
         (lambda: a.fork(6), "length: expected at most the 5 tokens"),
         (lambda: a.truncate(-1), "length: expected 0 or more, got -1"),
     ]:
@@ -146,7 +157,11 @@ def test_mistakes_are_named():
     with pytest.raises(TypeError, match="layer: expected an integer, got 'x'"):
         tsallis.decode(q, cache, "x", [a])
     with pytest.raises(TypeError, match="alpha: expected a number, got 'x'"):
-        tsallis.decode(q, cache, 0, [a], alpha="x")
+        tell(alpha="x")
+    with pytest.raises(TypeError, match="length_scale: expected a tensor or None, got float"):
+        tell(length_scale=3.0)
+    with pytest.raises(TypeError, match="k: expected a tensor, got list"):
+        cache.append(0, [a], [1.0], k)
     assert len(a) == 5
     assert len(foreign) == 5
     assert other.use().sequences == 1

@@ -72,8 +72,6 @@ def _call(function: Any, *arguments: Any) -> Any:
         text = str(error).split("\n")[0]
         if text.startswith("the cache is full"):
             raise CacheFull(text) from None
-        if "expected" in text and ", got" in text and not text.startswith("Expected"):
-            raise ValueError(text) from None
         raise
 
 
@@ -121,6 +119,13 @@ def _index(value: Any, name: str) -> int:
     if value < 0:
         raise ValueError(f"{name}: expected 0 or more, got {value}")
     return value
+
+
+def _tensor(value: Any, name: str, *, optional: bool = False) -> Any:
+    if isinstance(value, Tensor) or (optional and value is None):
+        return value
+    expected = "a tensor or None" if optional else "a tensor"
+    raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
 class KVCache:
@@ -190,7 +195,9 @@ class KVCache:
             CacheFull: it does not fit; nothing was appended.
             ValueError: names the argument, what was expected and what came.
         """
-        _call(self._cache.append, _index(layer, "layer"), self._handles(sequences), k, v)
+        handles = self._handles(sequences)
+        tensors = _tensor(k, "k"), _tensor(v, "v")
+        _call(self._cache.append, _index(layer, "layer"), handles, *tensors)
 
     def use(self) -> CacheUse:
         """What the cache holds now."""
@@ -255,6 +262,7 @@ def decode(
         if name not in _STATISTICS:
             known = ", ".join(_STATISTICS)
             raise ValueError(f"returns: expected names out of {known}, got {name!r}")
+    _tensor(q, "q")
     heads = alpha if isinstance(alpha, Tensor) else None
     if window is not None:
         _index(window, "window")
@@ -263,6 +271,7 @@ def decode(
         q,
         _index(layer, "layer"),
         cache._handles(sequences),
+        bool(names),
         map,
         1.5 if heads is not None else number(alpha, "alpha"),
         heads,
@@ -270,11 +279,11 @@ def decode(
         0.0 if scale is None else number(scale, "scale"),
         0.0 if softcap is None else number(softcap, "softcap"),
         0.0 if scale_invariant is None else number(scale_invariant, "scale_invariant"),
-        alibi_slopes,
-        length_scale,
-        sink,
+        _tensor(alibi_slopes, "alibi_slopes", optional=True),
+        _tensor(length_scale, "length_scale", optional=True),
+        _tensor(sink, "sink", optional=True),
     )
     if returns is None:
         return out
-    found = dict(zip(_STATISTICS, statistics, strict=True))
+    found = dict(zip(_STATISTICS, statistics, strict=bool(names)))
     return out, DecodeExtras(**{name: found[name] for name in names})

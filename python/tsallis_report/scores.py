@@ -175,14 +175,20 @@ def _behind_first(head: dict[str, Any]) -> Array:
     return np.asarray(head["c"][1:])
 
 
+def scale_invariant(z: Array, distance: Array, length: float) -> Array:
+    """a z + m with a^2 = 2 ln(d / length + 1) + 1 and m = 1 - a^2 (docs/definitions.md, P7)."""
+    square: Array = 2.0 * np.log(distance / length + 1.0) + 1.0
+    result: Array = np.sqrt(square) * z + 1.0 - square
+    return result
+
+
 def scalings(base: Array) -> dict[str, Array]:
     """Scores of one query under each way to scale them; ``[..., N]``, the last key is nearest."""
     n = base.shape[-1]
-    square = 2.0 * np.log(np.arange(n, 0, -1) / LENGTH_SCALE + 1.0) + 1.0
     return {
         "none": base,
         "LogN": LOG_N * np.log(n) * base,
-        "scale-invariant": np.sqrt(square) * base + 1.0 - square,
+        "scale-invariant": scale_invariant(base, np.arange(n, 0, -1), LENGTH_SCALE),
     }
 
 
@@ -249,8 +255,7 @@ def measure(path: Path) -> dict[str, Any]:
             product = q[head] @ k[head].T / np.sqrt(q.shape[-1])
             z = product
             if "scale_invariant" in layer:
-                square = 2.0 * np.log(behind / layer["scale_invariant"] + 1.0) + 1.0
-                z = np.sqrt(square) * z + 1.0 - square
+                z = scale_invariant(z, behind, layer["scale_invariant"])
             if "slopes" in layer:
                 z = z - layer["slopes"][head] * behind
             z = causal(z)

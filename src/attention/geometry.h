@@ -101,7 +101,8 @@ struct HeadRows {
   DType dtype = DType::kFloat32;
   std::int64_t row_bytes = 0;  // from a row to the next
   std::int64_t step = 1;       // elements from a column to the next
-  // Rows in pages of 64: row i is row i % 64 of the one at pages[i / 64] + page_offset.
+  // Rows in pages: row i is row i % kPage of the one at pages[i / kPage] + page_offset.
+  static constexpr std::int64_t kPage = 64;
   const std::byte* const* pages = nullptr;
   std::int64_t page_offset = 0;
 
@@ -117,8 +118,17 @@ struct HeadRows {
             nullptr,
             0};
   }
+  // Those of `columns` numbers side by side, in pages.
+  static HeadRows InPages(const std::byte* const* pages, std::int64_t page_offset, DType dtype,
+                          std::int64_t columns) {
+    const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+    return {nullptr, dtype, columns * size, 1, pages, page_offset};
+  }
   const void* At(std::int64_t row) const {
-    if (pages != nullptr) return pages[row >> 6] + page_offset + (row & 63) * row_bytes;
+    if (pages != nullptr) {
+      const auto at = static_cast<std::uint64_t>(row);
+      return pages[at / kPage] + page_offset + static_cast<std::int64_t>(at % kPage) * row_bytes;
+    }
     return data + row * row_bytes;
   }
 };

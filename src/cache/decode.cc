@@ -68,8 +68,6 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   call.mask.left = params.left;
   call.terms = params.terms;
   std::vector<const std::byte* const*> tables;
-  std::vector<std::int64_t> begins(
-      static_cast<std::size_t>(std::max<std::int64_t>(params.batch, 0)), 0);
   std::vector<std::int64_t> ends;
   for (std::int64_t b = 0; b < params.batch; ++b) {
     const CacheReader reader(cache, params.sequences[b], params.layer);
@@ -83,7 +81,6 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
     ends.push_back(reader.length());
     call.k_len = std::max(call.k_len, reader.length());
   }
-  call.ranges.k_begin = begins.data();
   call.ranges.k_end = ends.data();
   // Keys and values are in pages: what the checks see in their place is not read.
   call.k = call.v = call.q;

@@ -38,6 +38,8 @@ void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
 
 }  // namespace
 
+static_assert(KvCache::kPage == HeadRows::kPage);
+
 // Pages, and who uses them.
 class PagePool {
  public:
@@ -390,20 +392,13 @@ KvCacheUse KvCache::Use() const {
 }
 
 CacheReader::CacheReader(const KvCache& cache, KvCache::Sequence sequence, std::int64_t layer)
-    : layout_(cache.state_->layout), shape_(cache.state_->shape), layer_(layer) {
+    : layout_(cache.state_->layout),
+      shape_(cache.state_->shape),
+      layer_(layer * cache.state_->layout.layer) {
   cache.state_->CheckLayer(layer);
   const KvCache::State::Tokens& tokens = cache.state_->Of(sequence);
   pages_ = tokens.pages.data();
   length_ = tokens.length[static_cast<std::size_t>(layer)];
-}
-
-HeadRows CacheReader::Rows(std::int64_t offset, std::int64_t columns) const {
-  HeadRows rows;
-  rows.dtype = shape_.dtype;
-  rows.row_bytes = columns * static_cast<std::int64_t>(SizeOf(shape_.dtype));
-  rows.pages = pages_;
-  rows.page_offset = layer_ * layout_.layer + offset;
-  return rows;
 }
 
 }  // namespace tsallis

@@ -27,21 +27,21 @@ class CacheReader {
 
   std::int64_t length() const { return length_; }
   const std::byte* const* pages() const { return pages_; }
-  const CacheLayout& layout() const { return layout_; }
   HeadRows Keys(std::int64_t head) const {
-    return Rows(layout_.keys + head * layout_.key_head, shape_.head_dim);
+    return HeadRows::InPages(pages_, layer_ + layout_.keys + head * layout_.key_head, shape_.dtype,
+                             shape_.head_dim);
   }
   HeadRows Values(std::int64_t head) const {
-    return Rows(layout_.values + head * layout_.value_head, shape_.value_dim);
+    return HeadRows::InPages(pages_, layer_ + layout_.values + head * layout_.value_head,
+                             shape_.dtype, shape_.value_dim);
   }
 
  private:
-  HeadRows Rows(std::int64_t offset, std::int64_t columns) const;
-
   const CacheLayout& layout_;
   const KvCacheShape& shape_;
   const std::byte* const* pages_ = nullptr;
-  std::int64_t layer_ = 0, length_ = 0;
+  std::int64_t layer_ = 0;  // where it begins in a page
+  std::int64_t length_ = 0;
 };
 
 }  // namespace tsallis

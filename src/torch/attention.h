@@ -24,6 +24,10 @@ struct AttentionSizes {
 AttentionSizes CheckAttentionTensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const AttentionOptions& options);
 
+// Throws c10::ValueError unless `tensor` broadcasts to `target`; axes: names of its dimensions.
+void CheckBroadcasts(const at::Tensor& tensor, const char* argument, const char* axes,
+                     at::ArrayRef<c10::SymInt> target);
+
 // Strides of a result of `sizes` that keeps the order in which `like` has heads and rows in memory:
 // projections are usually [batch, rows, heads, dim] seen as [batch, heads, rows, dim], and a result
 // in that order is merged again without a copy.

@@ -13,6 +13,20 @@
 #include "torch/row_view.h"
 
 namespace tsallis {
+
+void CheckBroadcasts(const at::Tensor& tensor, const char* argument, const char* axes,
+                     at::ArrayRef<c10::SymInt> target) {
+  const auto rank = static_cast<std::int64_t>(target.size());
+  bool fits = tensor.dim() <= rank;
+  const std::int64_t offset = rank - tensor.dim();
+  for (std::int64_t d = 0; fits && d < tensor.dim(); ++d) {
+    const c10::SymInt size = tensor.sym_size(d);
+    fits = size == 1 || size == target[d + offset];
+  }
+  TORCH_CHECK_VALUE(fits, argument, ": expected a shape that broadcasts to ", axes, " = ", target,
+                    ", got ", tensor.sym_sizes());
+}
+
 namespace {
 
 using at::Tensor;
@@ -37,19 +51,6 @@ void CheckDevice(const Tensor& tensor, const char* argument, const Tensor& q) {
                     q.device(), ", got ", tensor.device());
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, argument, ": expected a dense tensor, got ",
                     tensor.layout());
-}
-
-void CheckBroadcasts(const Tensor& tensor, const char* argument, const char* axes,
-                     at::ArrayRef<c10::SymInt> target) {
-  const auto rank = static_cast<std::int64_t>(target.size());
-  bool fits = tensor.dim() <= rank;
-  const std::int64_t offset = rank - tensor.dim();
-  for (std::int64_t d = 0; fits && d < tensor.dim(); ++d) {
-    const c10::SymInt size = tensor.sym_size(d);
-    fits = size == 1 || size == target[d + offset];
-  }
-  TORCH_CHECK_VALUE(fits, argument, ": expected a shape that broadcasts to ", axes, " = ", target,
-                    ", got ", tensor.sym_sizes());
 }
 
 void CheckMask(const OptionalTensor& mask, const char* argument, const char* axes,

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "torch/array_view.h"
 #include "torch/attention.h"
 #include "torch/row_view.h"
 #include "tsallis/error.h"
@@ -40,19 +41,6 @@ auto Renamed(Body&& body) {
     const std::string what = error.what();
     ThrowValueError((ArgumentOf(error.argument()) + what.substr(error.argument().size())).c_str());
   }
-}
-
-// [batch, heads, rows, columns]
-MutableArray4 Write(const Tensor& tensor) {
-  return {tensor.mutable_data_ptr(),
-          KernelDType(tensor),
-          {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
-}
-
-ConstArray4 View(const Tensor& tensor) {
-  return {tensor.const_data_ptr(),
-          KernelDType(tensor),
-          {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
 }
 
 Tensor EmptyLike(const Sizes4& sizes, const Tensor& like) {

@@ -9,7 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "torch/row_view.h"
+#include "torch/array_view.h"
+#include "torch/attention.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
 
@@ -21,24 +22,11 @@ using at::Tensor;
 template <typename Body>
 auto Named(Body&& body) {
   try {
-    return body();
-  } catch (const InvalidArgument& error) {
-    ThrowValueError(error.what());
+    return Translated(body);
   } catch (const CacheFull& error) {
     // The Python side gives it its type.
     TORCH_CHECK(false, error.what());
   }
-}
-
-ConstArray4 View(const Tensor& tensor) {
-  return {tensor.const_data_ptr(),
-          KernelDType(tensor),
-          {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
-}
-MutableArray4 Write(const Tensor& tensor) {
-  return {tensor.mutable_data_ptr(),
-          KernelDType(tensor),
-          {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
 }
 
 void CheckSizes(const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
@@ -124,12 +112,13 @@ class TorchKvCache : public torch::CustomClassHolder {
     });
   }
 
-  // out, tau, support_size, entropy, maximum, certificate, scored
+  // out, and if `told` tau, support_size, entropy, maximum, certificate, scored.
   std::vector<Tensor> Decode(const Tensor& q, std::int64_t layer,
-                             const std::vector<std::int64_t>& sequences, const std::string& map,
-                             double alpha, const std::optional<Tensor>& alpha_heads,
-                             std::int64_t left, double scale, double softcap,
-                             double scale_invariant, const std::optional<Tensor>& slopes,
+                             const std::vector<std::int64_t>& sequences, bool told,
+                             const std::string& map, double alpha,
+                             const std::optional<Tensor>& alpha_heads, std::int64_t left,
+                             double scale, double softcap, double scale_invariant,
+                             const std::optional<Tensor>& slopes,
                              const std::optional<Tensor>& length_scale,
                              const std::optional<Tensor>& sink) const {
     return Named([&] {
@@ -156,6 +145,7 @@ class TorchKvCache : public torch::CustomClassHolder {
       params.terms.scale_invariant = scale_invariant;
       const auto of_heads = [&](const char* name, const std::optional<Tensor>& tensor) {
         if (!tensor) return Tensor();
+        CheckScores(*tensor, name);
         CheckSizes(name, *tensor, {heads});
         return tensor->detach().to(at::kDouble).contiguous();
       };
@@ -168,26 +158,31 @@ class TorchKvCache : public torch::CustomClassHolder {
       }
       Tensor scales;
       if (length_scale) {
-        scales = length_scale->detach().expand({batch, heads, q_len});
-        params.terms.length_scale = {scales.const_data_ptr(),
-                                     KernelDType(scales),
-                                     {scales.stride(0), scales.stride(1), scales.stride(2), 1}};
+        CheckScores(*length_scale, "length_scale");
+        CheckBroadcasts(*length_scale, "length_scale", "[sequences, heads, q_len]",
+                        {batch, heads, q_len});
+        scales = length_scale->detach().expand({batch, heads, q_len}).unsqueeze(-1);
+        params.terms.length_scale = View(scales);
       }
       Tensor out = at::empty({batch, heads, q_len, shape.value_dim}, dtype_);
+      DecodeOutputs outputs{.out = Write(out)};
+      if (!told) {
+        tsallis::Decode(TorchContext(), *cache_, params, outputs);
+        return std::vector<Tensor>{out};
+      }
       const auto statistic = [&](at::ScalarType type) {
         return at::empty({batch, heads, q_len}, type);
       };
       const Tensor tau = statistic(at::kDouble), support = statistic(at::kLong);
       const Tensor entropy = statistic(at::kDouble), maximum = statistic(at::kDouble);
       const Tensor certificate = statistic(at::kDouble), scored = statistic(at::kLong);
-      tsallis::Decode(TorchContext(), *cache_, params,
-                      {.out = Write(out),
-                       .tau = tau.mutable_data_ptr<double>(),
-                       .support_size = support.mutable_data_ptr<std::int64_t>(),
-                       .entropy = entropy.mutable_data_ptr<double>(),
-                       .maximum = maximum.mutable_data_ptr<double>(),
-                       .certificate = certificate.mutable_data_ptr<double>(),
-                       .scored = scored.mutable_data_ptr<std::int64_t>()});
+      outputs.tau = tau.mutable_data_ptr<double>();
+      outputs.support_size = support.mutable_data_ptr<std::int64_t>();
+      outputs.entropy = entropy.mutable_data_ptr<double>();
+      outputs.maximum = maximum.mutable_data_ptr<double>();
+      outputs.certificate = certificate.mutable_data_ptr<double>();
+      outputs.scored = scored.mutable_data_ptr<std::int64_t>();
+      tsallis::Decode(TorchContext(), *cache_, params, outputs);
       return std::vector<Tensor>{out, tau, support, entropy, maximum, certificate, scored};
     });
   }

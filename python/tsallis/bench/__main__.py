@@ -22,9 +22,9 @@ from tsallis.bench.cases import (
     quick_cases,
     trained_cases,
 )
+from tsallis.bench.command import INTERRUPTED, require_positive
 from tsallis.bench.peers import NAMES
 
-INTERRUPTED = 130
 SOURCE = Path(__file__).resolve().parents[3]  # of the tree, if this is one
 
 ATTENTION = """Time attention against its peers on this machine, forward and backward.
@@ -210,10 +210,7 @@ def _figure(source: Path, screen: Screen) -> None:
 
 
 def _attention(arguments: argparse.Namespace) -> int:
-    for name in ("threads", "repeat", "budget", "most_plain"):
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            arguments.mistake(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
+    require_positive(arguments, "threads", "repeat", "budget", "most_plain")
     quick: bool = arguments.quick
     known = quick_cases() if quick else all_cases()
     try:

@@ -18,9 +18,8 @@ from torch import Tensor
 
 import tsallis
 from tsallis.bench import document
+from tsallis.bench.command import INTERRUPTED, require_positive
 from tsallis.bench.timing import Sample, clocked, compared, in_turns
-
-INTERRUPTED = 130
 
 ABOUT = """Time one token's attention on cached keys: entmax 1.5 of ours, softmax of torch.
 
@@ -207,9 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.keys.split(",")
     if not all(word.isdecimal() and int(word) > 1 for word in words):
         arguments.mistake(f"--keys: expected numbers > 1 separated by commas, got {arguments.keys}")
-    for name in ("threads", "repeat", "budget"):
-        if not getattr(arguments, name) > 0:
-            arguments.mistake(f"--{name}: expected a number > 0, got {getattr(arguments, name)}")
+    require_positive(arguments, "threads", "repeat", "budget")
     torch.set_num_threads(arguments.threads)
     dtypes = arguments.dtype or ["bfloat16", "float32"]
     keys = [512] if arguments.quick else [int(word) for word in words]

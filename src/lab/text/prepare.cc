@@ -428,7 +428,6 @@ Prepared PrepareShards(const PrepareOptions& options, const std::vector<Input>& 
   }
   std::int64_t all = 0;
   for (const Input& file : files) all += file.bytes;
-  const Reading reading(all, progress);
   std::optional<Tokenizer> tokenizer;
   if (!options.tokenizer.empty()) tokenizer.emplace(options.tokenizer);
   Prepared prepared;

@@ -77,11 +77,13 @@ double Threshold(const Power& power, const std::vector<double>& z, double least)
   return tau;
 }
 
-// z relative to the largest score.
-double Relative(const Map& map, const std::vector<double>& s, std::vector<double>* z) {
-  const double top = *std::max_element(s.begin(), s.end());
-  z->resize(s.size());
-  for (std::size_t i = 0; i < s.size(); ++i) (*z)[i] = (map.alpha - 1.0) * (s[i] - top);
+// z of the keys and, behind them, of the sink if there is one, relative to the largest score, which
+// it returns.
+double Relative(const Map& map, const std::vector<double>& keys, std::vector<double>* z) {
+  *z = keys;
+  if (map.sink > -kInfinity) z->push_back(map.sink);
+  const double top = *std::max_element(z->begin(), z->end());
+  for (double& value : *z) value = (map.alpha - 1.0) * (value - top);
   return top;
 }
 
@@ -106,8 +108,7 @@ class Row {
   Answer Finish(float* bounds, float top, float product) {
     const std::int64_t n = query_.visible.size();
     // A bound may be infinite where the key is not a number, and that is found out.
-    const bool screened = query_.byte_offset >= 0 && !map_.softmax();
-    if (!screened && (std::isnan(top) || top == kInfinity)) return Broken();
+    if (!Screened() && (std::isnan(top) || top == kInfinity)) return Broken();
     if (n == 0 || top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
     return map_.softmax() ? Softmax(bounds, top) : Entmax(bounds, top, product);
   }
@@ -127,10 +128,9 @@ class Row {
     for (std::int64_t j = 0; j < n; ++j) {
       const double p = static_cast<double>(x[j]) / sum;
       x[j] = static_cast<float>(p);
-      if (x[j] > 0.0f) {
-        ++answer.support;
-        entropy -= p * std::log(p);
-      }
+      if (!(x[j] > 0.0f)) continue;
+      ++answer.support;
+      if (query_.wants_entropy) entropy -= p * std::log(p);
     }
     answer.entropy = entropy;
     answer.tau = static_cast<double>(most) + std::log(sum);
@@ -139,29 +139,25 @@ class Row {
   }
 
   Answer Entmax(const float* bounds, float top, float product) {
-    const bool screened = query_.byte_offset >= 0;
     const double slack = Slack(top, product);
     double bar = static_cast<double>(top) - map_.Reach() - slack;
-    if (screened) {
+    if (Screened()) {
       // The largest bounds belong to some of the best keys; their threshold is none too high.
       const std::size_t best = List(bounds, static_cast<double>(top) - 0.25 * map_.Reach());
       if (!Score(std::min(best, kBest))) return Broken();
-      double most = -kInfinity;
-      for (const double s : s_.scores) most = std::max(most, s);
-      bar = most > -kInfinity ? LeastThreshold(map_, s_.scores) - slack : -kInfinity;
+      bar = LargestScore() > -kInfinity ? LeastThreshold(map_, s_.scores) - slack : -kInfinity;
     }
-    std::size_t count = List(bounds, bar);
-    Answer answer{.out = out_, .maximum = -kInfinity, .scored = static_cast<std::int64_t>(count)};
+    const std::size_t count = List(bounds, bar);
     if (!Score(count)) return Broken();
-    for (const double s : s_.scores) answer.maximum = std::max(answer.maximum, s);
+    Answer answer{
+        .out = out_, .maximum = LargestScore(), .scored = static_cast<std::int64_t>(count)};
     if (answer.maximum == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
     answer.tau = Solve(map_, s_.scores, &s_.solved);
-    if (answer.scored < query_.visible.size()) {
+    if (query_.wants_certificate && answer.scored < query_.visible.size()) {
       answer.certificate = (map_.alpha - 1.0) * (Unscored(bounds, bar) + slack) - answer.tau;
     }
     std::uint32_t* index = s_.listed.get();
     std::size_t support = 0;
-    count = s_.scores.size();
     float* weights = s_.weights.Reserve(static_cast<std::int64_t>(count) + 16);
     for (std::size_t i = 0; i < count; ++i) {
       const float p = s_.solved[i];
@@ -173,6 +169,14 @@ class Row {
     answer.support = static_cast<std::int64_t>(support);
     f_.gather_sum(*query_.values, index, weights, support, query_.value_dim, out_);
     return answer;
+  }
+
+  bool Screened() const { return query_.byte_offset >= 0; }
+
+  double LargestScore() const {
+    double most = -kInfinity;
+    for (const double s : s_.scores) most = std::max(most, s);
+    return most;
   }
 
   Answer Broken() const { return Nothing(out_, query_.value_dim, std::nan("")); }
@@ -240,9 +244,8 @@ class Row {
 }  // namespace
 
 double Solve(const Map& map, const std::vector<double>& keys, std::vector<float>* p) {
-  std::vector<double> z = keys;
-  if (map.sink > -kInfinity) z.push_back(map.sink);
-  const double top = Relative(map, std::vector<double>(z), &z);
+  std::vector<double> z;
+  const double top = Relative(map, keys, &z);
   return WithPower(map.alpha, [&](const auto& power) {
     // First on all, then on the support alone, from the start: what else is in the list leaves no
     // trace.
@@ -264,9 +267,8 @@ double Solve(const Map& map, const std::vector<double>& keys, std::vector<float>
 }
 
 double LeastThreshold(const Map& map, const std::vector<double>& keys) {
-  std::vector<double> z = keys;
-  if (map.sink > -kInfinity) z.push_back(map.sink);
-  const double top = Relative(map, std::vector<double>(z), &z);
+  std::vector<double> z;
+  const double top = Relative(map, keys, &z);
   const double tau =
       WithPower(map.alpha, [&](const auto& power) { return Threshold(power, z, -kInfinity); });
   return top + (tau - 1e-12) / (map.alpha - 1.0);
@@ -309,19 +311,21 @@ void Attend(const Functions& functions, const Context& context, const Query& ask
   float* tops = scratch.largest.Reserve(2 * query.rows * runs);
   float* products = tops + query.rows * runs;
   const std::int64_t padded = Padded(query.head_dim), width = ByteColumns(query.head_dim);
+  std::int8_t* of_rows = query.byte_offset < 0 ? nullptr : scratch.bytes.Reserve(kRows * width);
   ByteQuery bytes[kRows];
   double bound_factor[kRows];
   for (std::int64_t r = 0; r < query.rows; ++r) {
     bound_factor[r] = query.factor[r];
     if (query.byte_offset < 0) continue;
     // Bounds are from above: a negative factor takes the query's sign.
-    std::int8_t* of_row = scratch.bytes.Reserve(kRows * width) + r * width;
-    std::vector<float> q(query.q + r * padded, query.q + r * padded + query.head_dim);
+    bytes[r] = PutQuery(query.q + r * padded, query.head_dim, of_rows + r * width);
     if (query.factor[r] < 0.0) {
-      for (float& value : q) value = -value;
+      for (std::int64_t x = 0; x < width; ++x) {
+        of_rows[r * width + x] = static_cast<std::int8_t>(-of_rows[r * width + x]);
+      }
+      bytes[r].sum = -bytes[r].sum;
       bound_factor[r] = -query.factor[r];
     }
-    bytes[r] = PutQuery(q.data(), query.head_dim, of_row);
   }
   ParallelTasks(context, runs, [&](std::int64_t run, int) {
     const std::int64_t begin = std::max(keys.begin, (first_run + run) * kRun);

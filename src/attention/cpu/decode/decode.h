@@ -34,7 +34,7 @@ inline constexpr std::int64_t kRun = 1024;  // keys that are screened at a time
 // Keys of a page lie in groups of 16: [4 groups][dim / 4][16 keys][4], b + 128 each; behind them a
 // float for every key: t, |t r| and |t b|, rounded up. A key that is not finite has |t r| = inf.
 
-inline constexpr std::int64_t kPage = 64;
+inline constexpr std::int64_t kPage = HeadRows::kPage;
 
 inline std::int64_t ByteColumns(std::int64_t columns) { return (columns + 3) / 4 * 4; }
 inline std::int64_t ByteTailAt(std::int64_t columns) { return kPage * ByteColumns(columns); }
@@ -115,6 +115,8 @@ struct Query {
   std::int64_t position = 0;  // the key of distance 0
   // Bytes of the keys, in the pages of `keys`; -1: none. Softmax has no use for them.
   std::int64_t byte_offset = -1;
+  // Whether anybody asks for these: each costs a pass over the keys.
+  bool wants_entropy = false, wants_certificate = false;
   std::int64_t rows = 0;  // query heads, at most kRows
   std::int64_t head_dim = 0, value_dim = 0;
   const float* q = nullptr;   // [rows][Padded(head_dim)]

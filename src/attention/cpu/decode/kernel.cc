@@ -11,6 +11,7 @@
 #define HWY_TARGET_INCLUDE "attention/cpu/decode/kernel.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
+#include "attention/cpu/bytes-inl.h"
 #include "attention/cpu/gather-inl.h"
 #include "attention/cpu/terms-inl.h"
 #include "simplex/vector-inl.h"
@@ -120,16 +121,6 @@ void DecodeGatherDots(const HeadRows& keys, const std::uint32_t* index, std::siz
 }
 
 #if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-// Adds four products of unsigned and signed bytes to a lane.
-using VBytes = hn::Vec<hn::RebindToSigned<DF>>;
-HWY_INLINE void AddDots(VBytes& sum, VBytes keys, VBytes query) {
-#if HWY_TARGET <= HWY_AVX3
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(keys.raw), "v"(query.raw));
-#else
-  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(keys.raw), "x"(query.raw));
-#endif
-}
-
 // sum[r * 16 + j] of a group of 16 keys.
 template <int kQueries>
 HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, std::int64_t columns,
@@ -150,7 +141,7 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, std::int64_t colum
       std::int32_t word;
       std::memcpy(&word, queries[r].bytes + 4 * x, sizeof word);
       const VBytes query = hn::Set(di, word);
-      for (std::size_t p = 0; p < kParts; ++p) AddDots(total[r][p], key[p], query);
+      for (std::size_t p = 0; p < kParts; ++p) AddByteDots(total[r][p], key[p], query);
     }
   }
   for (int r = 0; r < kQueries; ++r) {

@@ -72,6 +72,8 @@ class Driver {
                         .byte_offset = pages_ == nullptr || pages_->byte_offset < 0
                                            ? -1
                                            : pages_->byte_offset + kv * pages_->byte_head,
+                        .wants_entropy = outputs_.entropy != nullptr,
+                        .wants_certificate = account_.certificate != nullptr,
                         .rows = item.count,
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
@@ -111,19 +113,13 @@ class Driver {
  private:
   HeadRows Keys(std::int64_t batch, std::int64_t kv) const {
     if (pages_ == nullptr) return HeadRows::Of(params_.k, batch, kv);
-    return InPages(batch, params_.head_dim, pages_->key_offset + kv * pages_->key_head);
+    return HeadRows::InPages(pages_->tables[batch], pages_->key_offset + kv * pages_->key_head,
+                             params_.q.dtype, params_.head_dim);
   }
   HeadRows Values(std::int64_t batch, std::int64_t kv) const {
     if (pages_ == nullptr) return HeadRows::Of(params_.v, batch, kv);
-    return InPages(batch, params_.value_dim, pages_->value_offset + kv * pages_->value_head);
-  }
-  HeadRows InPages(std::int64_t batch, std::int64_t columns, std::int64_t offset) const {
-    HeadRows rows;
-    rows.dtype = params_.q.dtype;
-    rows.row_bytes = columns * static_cast<std::int64_t>(SizeOf(rows.dtype));
-    rows.pages = pages_->tables[batch];
-    rows.page_offset = offset;
-    return rows;
+    return HeadRows::InPages(pages_->tables[batch], pages_->value_offset + kv * pages_->value_head,
+                             params_.q.dtype, params_.value_dim);
   }
 
   decode::Functions functions_;

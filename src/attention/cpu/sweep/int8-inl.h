@@ -20,6 +20,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "attention/cpu/bytes-inl.h"
 #include "attention/cpu/sweep/engines-inl.h"
 #include "attention/cpu/sweep/sweep.h"
 
@@ -223,18 +224,6 @@ struct ByteStart {
     }
   }
 };
-
-using VBytes = hn::Vec<hn::RebindToSigned<DF>>;
-
-// Adds four products of unsigned and signed bytes to a lane. In assembly: GCC 12 moves arrays of
-// sums to memory and back around the intrinsics.
-HWY_INLINE void AddByteDots(VBytes& sum, VBytes keys, VBytes query) {
-#if HWY_TARGET <= HWY_AVX3
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(keys.raw), "v"(query.raw));
-#else
-  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(keys.raw), "x"(query.raw));
-#endif
-}
 
 // Bytes: keys [4 groups][dim / 4][16 keys][4] unsigned, queries [16 rows] where their sums start
 // and [dim / 4][16 rows][4] signed, each with its tail.
