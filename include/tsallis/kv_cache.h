@@ -112,7 +112,9 @@ struct DecodeParams {
   double alpha = 1.5;                      // kEntmax: 1, or from 1.1 to 4
   const double* alpha_per_head = nullptr;  // [heads], in place of alpha
   std::int64_t left = -1;                  // window: keys from i - left on; negative: all
-  AttentionTerms terms;                    // without a bias
+  // [batch]: tokens before this one are not seen (padding on the left); null: all are.
+  const std::int64_t* begin = nullptr;
+  AttentionTerms terms;  // without a bias
 };
 
 // As AttentionOutputs; everything but `out` may be null.

@@ -63,9 +63,6 @@ def test_what_a_call_tells():
         q, cache, 0, sequences, returns=("tau", "support_size", "certificate", "scored")
     )
     assert torch.equal(out, tsallis.decode(q, cache, 0, sequences))
-    quiet, nothing = tsallis.decode(q, cache, 0, sequences, returns=())
-    assert torch.equal(out, quiet)
-    assert nothing == tsallis.DecodeExtras()
     _, expected = tsallis.attention(q, *keys[0], causal=True, returns=("tau", "support_size"))
     assert torch.equal(found.tau.float(), expected.tau.float())
     assert torch.equal(found.support_size, expected.support_size)
@@ -146,6 +143,8 @@ def test_mistakes_are_named():
         (lambda: tsallis.decode(q, cache, 0, [a], returns=("w",)), "returns: expected names"),
         (lambda: tsallis.decode(q, cache, 0, [a], sink=torch.zeros(2)), "sink: expected a dense"),
         (lambda: tsallis.decode(q.expand(1, HEADS, 9, DIM), cache, 0, [a]), "q_len: expected at"),
+        (lambda: tell(begin=[5]), r"begin\[0\]: expected a token from 0 to the first query's, 4"),
+        (lambda: tell(begin=[0, 0]), "begin: expected 1 tokens, one for each sequence, got 2"),
         (lambda: tell(length_scale=torch.ones(3, 7)), "length_scale: expected a shape that broadc"),
         (lambda: tell(length_scale=torch.ones(1, dtype=torch.int64)), "length_scale: expected dty"),
         (lambda: tell(sink=torch.ones(HEADS, dtype=torch.int32)), "sink: expected dtype float32"),

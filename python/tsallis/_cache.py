@@ -219,13 +219,14 @@ def decode(
     map: Literal["entmax", "softmax"] = "entmax",
     alpha: float | Tensor = 1.5,
     window: int | None = None,
+    begin: SequenceOf[int] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     scale_invariant: float | None = None,
     alibi_slopes: Tensor | None = None,
     length_scale: Tensor | None = None,
     sink: Tensor | None = None,
-    returns: SequenceOf[Statistic] | None = None,
+    returns: Statistic | SequenceOf[Statistic] = (),
 ) -> Any:
     """Attention of the newest tokens of sequences on all their tokens, exact and sparse.
 
@@ -241,13 +242,15 @@ def decode(
         map: "entmax" or "softmax".
         alpha: of entmax: 1, or from 1.1 to 4; a tensor [heads]: one for each.
         window: keys from i - window on are visible; None: all before.
+        begin: for each sequence, the first token that may be seen: those before are padding. None:
+            all may be.
         scale: > 0; None: 1 / sqrt(head_dim).
         softcap: as in `tsallis.attention`, and so the following.
         scale_invariant: length scale.
         alibi_slopes: [heads].
         length_scale: broadcasts to [sequences, heads, q_len].
         sink: [heads].
-        returns: names of `DecodeExtras` to return beside the output; None: none.
+        returns: names of `DecodeExtras` to return beside the output.
 
     Returns:
         [sequences, heads, q_len, value_dim] of the cache's dtype; with ``returns``, also
@@ -257,7 +260,7 @@ def decode(
         ValueError: names the argument, what was expected and what came.
         TypeError: likewise, for a value of the wrong type.
     """
-    names = (returns,) if isinstance(returns, str) else tuple(returns or ())
+    names = (returns,) if isinstance(returns, str) else tuple(returns)
     for name in names:
         if name not in _STATISTICS:
             known = ", ".join(_STATISTICS)
@@ -271,6 +274,7 @@ def decode(
         q,
         _index(layer, "layer"),
         cache._handles(sequences),
+        None if begin is None else [_index(token, "begin") for token in begin],
         bool(names),
         map,
         1.5 if heads is not None else number(alpha, "alpha"),
@@ -283,7 +287,7 @@ def decode(
         _tensor(length_scale, "length_scale", optional=True),
         _tensor(sink, "sink", optional=True),
     )
-    if returns is None:
+    if not names:
         return out
-    found = dict(zip(_STATISTICS, statistics, strict=bool(names)))
+    found = dict(zip(_STATISTICS, statistics, strict=True))
     return out, DecodeExtras(**{name: found[name] for name in names})

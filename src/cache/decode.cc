@@ -77,10 +77,18 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
                                 to_string(b) + "]",
                             to_string(params.q_len));
     }
+    const std::int64_t begin = params.begin != nullptr ? params.begin[b] : 0;
+    if (begin < 0 || begin > reader.length() - params.q_len) {
+      throw InvalidArgument(
+          "begin[" + to_string(b) + "]",
+          "a token from 0 to the first query's, " + to_string(reader.length() - params.q_len),
+          to_string(begin));
+    }
     tables.push_back(reader.pages());
     ends.push_back(reader.length());
     call.k_len = std::max(call.k_len, reader.length());
   }
+  call.ranges.k_begin = params.begin;
   call.ranges.k_end = ends.data();
   // Keys and values are in pages: what the checks see in their place is not read.
   call.k = call.v = call.q;

@@ -67,7 +67,7 @@ struct Case {
   double alpha = 1.5, spread = 2.0;
   bool softmax = false, slopes = false, length_scale = false, sink = false;
   double scale_invariant = 0.0, softcap = 0.0;
-  std::int64_t left = -1;
+  std::int64_t left = -1, begin = 0;
 };
 
 struct Answers {
@@ -132,6 +132,9 @@ Answers OnArrays(const Case& c, const Rows& q, const Rows& k, const Rows& v) {
   params.alpha = c.alpha;
   params.mask.causal = true;
   params.mask.left = c.left;
+  const std::int64_t end = k.tokens;
+  params.ranges.k_begin = &c.begin;
+  params.ranges.k_end = &end;
   params.terms = *terms;
   AttentionForward({.threads = 1}, params,
                    {.out = answers.out.Out(),
@@ -156,6 +159,7 @@ Answers OnCache(const Case& c, const KvCache& cache, KvCache::Sequence sequence,
   params.map = c.softmax ? RowMap::kSoftmax : RowMap::kEntmax;
   params.alpha = c.alpha;
   params.left = c.left;
+  params.begin = &c.begin;
   params.terms = *terms;
   Decode({.threads = threads}, cache, params,
          {.out = answers.out.Out(),
@@ -223,6 +227,10 @@ TEST(KvCacheDecode, TermsBoundTheScoresTheyMake) {
   Check({.scale_invariant = 10.0});
   Check({.softcap = 2.0});
   Check({.softcap = 5.0, .left = 100});
+  Check({.begin = 1});
+  Check({.slopes = true, .scale_invariant = 10.0, .begin = 300});
+  Check({.softmax = true, .left = 100, .begin = 650});
+  Check({.begin = 699});
   Check({.slopes = true, .length_scale = true, .sink = true, .softcap = 4.0, .left = 333});
   Check({.softmax = true, .length_scale = true, .sink = true, .scale_invariant = 3.0});
 }

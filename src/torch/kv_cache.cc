@@ -113,14 +113,12 @@ class TorchKvCache : public torch::CustomClassHolder {
   }
 
   // out, and if `told` tau, support_size, entropy, maximum, certificate, scored.
-  std::vector<Tensor> Decode(const Tensor& q, std::int64_t layer,
-                             const std::vector<std::int64_t>& sequences, bool told,
-                             const std::string& map, double alpha,
-                             const std::optional<Tensor>& alpha_heads, std::int64_t left,
-                             double scale, double softcap, double scale_invariant,
-                             const std::optional<Tensor>& slopes,
-                             const std::optional<Tensor>& length_scale,
-                             const std::optional<Tensor>& sink) const {
+  std::vector<Tensor> Decode(
+      const Tensor& q, std::int64_t layer, const std::vector<std::int64_t>& sequences,
+      const std::optional<std::vector<std::int64_t>>& begin, bool told, const std::string& map,
+      double alpha, const std::optional<Tensor>& alpha_heads, std::int64_t left, double scale,
+      double softcap, double scale_invariant, const std::optional<Tensor>& slopes,
+      const std::optional<Tensor>& length_scale, const std::optional<Tensor>& sink) const {
     return Named([&] {
       const KvCacheShape& shape = cache_->shape();
       const auto batch = static_cast<std::int64_t>(sequences.size());
@@ -131,6 +129,11 @@ class TorchKvCache : public torch::CustomClassHolder {
       params.layer = layer;
       params.sequences = sequences.data();
       params.batch = batch;
+      if (begin && begin->size() != sequences.size()) {
+        throw InvalidArgument("begin", std::to_string(batch) + " tokens, one for each sequence",
+                              std::to_string(begin->size()));
+      }
+      if (begin) params.begin = begin->data();
       params.heads = heads;
       params.q_len = q_len;
       params.q = View(q);

@@ -27,7 +27,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Literal
 
@@ -37,14 +37,16 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from tsallis._attention import attention
+from tsallis._cache import decode
 from tsallis._dense import dense_attention
+from tsallis.integrations.transformers_cache import PagedRows, TsallisCache
 from tsallis.nn.alpha import LearnedAlpha, alpha_value, check_alpha
 
 _active_collector: Any = None
 with contextlib.suppress(ImportError):  # from version 5 on
     from transformers.utils.output_capturing import _active_collector
 
-__all__ = ["NAMES", "learn_alpha", "register"]
+__all__ = ["NAMES", "TsallisCache", "learn_alpha", "observe", "register"]
 
 _Map = Literal["softmax", "entmax", "adaptive_temperature"]
 
@@ -293,6 +295,84 @@ def _alpha_of(module: nn.Module, query: Tensor) -> float | Tensor:
     return float(entries[0])
 
 
+_Look = Callable[[nn.Module, Tensor, Tensor], None]
+_looks: list[_Look] = []
+
+
+@contextlib.contextmanager
+def observe(look: _Look) -> Iterator[None]:
+    """Shows the sparsity of every attention that runs in the ``with`` block.
+
+    Args:
+        look: called as ``look(module, support_size, entropy)`` with two tensors [batch, heads,
+            q_len]: the keys with a weight > 0 (int64), and the entropy of the weights in nats
+            (float64). Not called where weights are stored (dropout, ``output_attentions``).
+    """
+    _looks.append(look)
+    try:
+        yield
+    finally:
+        _looks.remove(look)
+
+
+def _shown(module: nn.Module, found: Any) -> Tensor:
+    """The output of a call with statistics, once every look has seen these."""
+    out, extras = found
+    for look in _looks:
+        look(module, extras.support_size, extras.entropy)
+    return out  # type: ignore[no-any-return]
+
+
+# Chunks of more queries than this take less time on a copy of the keys in one tensor.
+_MOST_DECODED = 32
+
+
+def _decodable(alpha: float | Tensor, heads: int) -> float | Tensor | None:
+    """An alpha as `decode` takes it; None if it does not."""
+    values = [alpha] if isinstance(alpha, float) else torch.as_tensor(alpha).flatten().tolist()
+    if not all(value == 1.0 or 1.1 <= value <= 4.0 for value in values):
+        return None
+    return float(values[0]) if len(values) == 1 else torch.tensor(values, dtype=torch.float64)
+
+
+def _decoded(
+    module: nn.Module,
+    query: Tensor,
+    key: PagedRows,
+    attention_mask: Tensor | None,
+    *,
+    map: _Map,
+    alpha: float | Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sink: Tensor | None,
+) -> Tensor | None:
+    """Attention on pages; None if `decode` does not serve it."""
+    cache, q_len = key.layer.cache, query.shape[2]
+    allowed = _decodable(1.0 if map == "softmax" else alpha, query.shape[1])
+    if map == "adaptive_temperature" or allowed is None or q_len > _MOST_DECODED:
+        return None
+    if cache.pages is None or query.dtype != key.dtype or query.requires_grad:
+        return None
+    begin = cache.first_seen(attention_mask, q_len, key.shape[2])
+    if begin is None:
+        return None
+    found = decode(
+        query,
+        cache.pages,
+        key.layer.index,
+        cache.sequences,
+        map="softmax" if map == "softmax" else "entmax",
+        alpha=allowed,
+        begin=begin,
+        scale=scaling,
+        softcap=softcap,
+        sink=sink,
+        returns=("support_size", "entropy") if _looks else (),
+    )
+    return _shown(module, found) if _looks else found
+
+
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -310,6 +390,22 @@ def _attend(
     sink: Tensor | None,
     weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    if isinstance(key, PagedRows):
+        if not weights and dropout == 0 and position_bias is None:
+            out = _decoded(
+                module,
+                query,
+                key,
+                attention_mask,
+                map=map,
+                alpha=alpha,
+                scaling=scaling,
+                softcap=softcap,
+                sink=sink,
+            )
+            if out is not None:
+                return out, None
+        key, value = key.both()
     q_len, k_len = query.shape[2], key.shape[2]
     # Without a mask the interface means: causal if the module is, but a single query sees all keys,
     # and keys beyond the queries are places of the cache that are still empty.
@@ -329,7 +425,7 @@ def _attend(
             mask = attention_mask[..., :k_len]
             bias = mask if bias is None else bias + mask
     if not weights and dropout == 0:
-        out = attention(
+        found: Any = attention(
             query,
             key,
             value,
@@ -342,8 +438,9 @@ def _attend(
             scale=scaling,
             softcap=softcap,
             sink=sink,
+            returns=("support_size", "entropy") if _looks else (),
         )
-        return out, None
+        return _shown(module, found) if _looks else found, None
     if causal:
         visible = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device).tril()
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
