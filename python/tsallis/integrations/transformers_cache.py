@@ -44,16 +44,16 @@ class PagedRows(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(
-        cls, function: Any, types: Any, arguments: Any = (), more: Any = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         def plain(value: Any) -> Any:
             return value.both()[value.part] if isinstance(value, PagedRows) else value
 
-        return function(*tree_map(plain, arguments), **tree_map(plain, more or {}))
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
 
 
-class _Layer(CacheLayerMixin):
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of a `TsallisCache`. What concerns sequences, the cache does for all layers."""
 
     is_sliding = False  # windows are said by masks: every token stays
@@ -61,7 +61,7 @@ class _Layer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, cache: TsallisCache, index: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.cache = cache
         self.index = index
         self.tokens = 0
@@ -130,7 +130,8 @@ class TsallisCache(Cache):
                     f"config: expected layers of {', '.join(_SERVED)}, got {kind!r} in "
                     f"{type(text).__name__}"
                 )
-        super().__init__(layers=[_Layer(self, i) for i in range(text.num_hidden_layers)])
+        self._rows = [_Layer(self, i) for i in range(text.num_hidden_layers)]
+        super().__init__(layers=list(self._rows))
         self._settings: dict[str, Any] = {"screen": screen, "max_bytes": max_bytes}
         KVCache(1, 1, 1, **self._settings)  # names a wrong setting before the first token
         self._cache: KVCache | None = None
@@ -227,15 +228,15 @@ class TsallisCache(Cache):
                 "tokens_to_remove: expected 0 or less, as transformers counts tokens to remove, "
                 f"got {tokens_to_remove}"
             )
-        for layer in self.layers:
+        for layer in self._rows:
             layer.tokens = max(0, layer.tokens + tokens_to_remove)
-        left = max((layer.tokens for layer in self.layers), default=0)
+        left = max((layer.tokens for layer in self._rows), default=0)
         for sequence in self.sequences:
             sequence.truncate(left)
 
     def reset(self) -> None:
         """Forgets all tokens, and how many sequences there were."""
-        for layer in self.layers:
+        for layer in self._rows:
             layer.tokens = 0
         self.sequences = []
         self._cache = None
@@ -243,11 +244,10 @@ class TsallisCache(Cache):
     def fork(self) -> TsallisCache:
         """Another cache that begins with the tokens of this one, and shares their pages."""
         made = TsallisCache.__new__(TsallisCache)
-        Cache.__init__(made, layers=[])
-        for layer in self.layers:
-            copy = _Layer(made, layer.index)
-            copy.tokens, copy.is_initialized = layer.tokens, layer.is_initialized
-            made.layers.append(copy)
+        made._rows = [_Layer(made, layer.index) for layer in self._rows]
+        Cache.__init__(made, layers=list(made._rows))
+        for own, layer in zip(made._rows, self._rows, strict=True):
+            own.tokens, own.is_initialized = layer.tokens, layer.is_initialized
         made._settings, made._cache, made._seen = self._settings, self._cache, (None, 0, None)
         made.sequences = [sequence.fork() for sequence in self.sequences]
         return made
