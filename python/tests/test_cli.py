@@ -16,7 +16,11 @@ from pages import write_pages
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["reproduce", "train", "eval", "report", "task", "data", "list", "info", "bench"]
+COMMANDS = [
+    *("reproduce", "train", "eval", "generate", "report", "task", "data", "list", "info"),
+    *("convert", "bench"),
+]
+MODELS = ROOT / "bench" / "models"
 
 # A recipe that trains in seconds.
 TINY = """
@@ -176,7 +180,10 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "expected a command: reproduce, train, eval, report, task, data, list, info, bench"),
+        (
+            [],
+            "expected a command: reproduce, train, eval, generate, report, task, data, list, ",
+        ),
         (["reprodcue"], 'unknown command "reprodcue"; did you mean "reproduce"?'),
         (["list", "--jsno"], 'unknown option "--jsno"; did you mean "--json"?'),
         (["reproduce", "x", "--seedz=3"], 'unknown option "--seedz=3"; did you mean "--seeds"?'),
@@ -248,6 +255,22 @@ def test_version():
         (["train", "copy", "--method", "sofmax-nape"], 'did you mean "softmax-nape"?'),
         (["eval", "no-such-folder", "--lengths", "8"], "no-such-folder: no such file or folder"),
         (["report", "no-such-folder"], 'no results.json in "no-such-folder"'),
+        (["generate"], "CHECKPOINT is required"),
+        (["generate", "no-such-folder", "--prompt", "x"], "no such file or folder"),
+        (["generate", MODELS / "rope"], "--prompt or --prompt-file is required"),
+        (["generate", MODELS / "rope", "--prompt", ""], "--prompt: expected a value, got nothing"),
+        (["generate", MODELS / "rope", "--prompt-file", "none"], "--prompt-file: none cannot be"),
+        (["generate", MODELS / "rope", "--prompt", "x", "--task", "copy"], "cannot be given"),
+        (["generate", MODELS / "rope", "--task", "copy"], "expected a task of the model's 256"),
+        (["generate", MODELS / "rope", "--prompt", "x", "symbols=3"], "settings need the --task"),
+        (["generate", MODELS / "rope", "--prompt", "x", "--top-p", "2"], "--top-p: expected"),
+        (["generate", MODELS / "rope", "--prompt", "x", "--max-new", "0"], "--max-new: expected"),
+        (["generate", MODELS / "rope", "--prompt", "x", "--entmax", "1"], "--entmax: expected a"),
+        (["convert"], "the following arguments are required: MODEL"),
+        (["convert", "no-such-folder"], "MODEL: expected smollm2, or a folder with config.json"),
+        (["convert", "smollm2", "--methods", "sparse"], "--methods: expected of entmax, softmax"),
+        (["convert", "smollm2", "--alpha", "1"], "--alpha: expected a number above 1, up to 2"),
+        (["convert", "smollm2", "--tokens", "0"], "--tokens: expected 1 or more, got 0"),
         (["bench"], "the following arguments are required: WHAT"),
         (["bench", "attention", "--thread", "two"], "argument --threads: invalid int value: 'two'"),
         (["bench", "attention", "--repeat", "0"], "--repeat: expected a number > 0, got 0"),
@@ -708,10 +731,9 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
 
 def test_small_language_models_come_with_the_tree():
     """What README of bench/models says: RoPE breaks beyond its training length, the others hold."""
-    models = ROOT / "bench" / "models"
     text = str(Path(torch.__file__).parent / "_refs" / "__init__.py")
     losses = {}
-    for folder in sorted(path for path in models.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in MODELS.iterdir() if path.is_dir()):
         read = ("eval", str(folder), "--text", text, "--lengths", "512,4096", "--samples", "2")
         rows = json.loads(run(*read, "--json").stdout)["rows"]
         losses[folder.name] = [row["loss"] for row in rows]
@@ -719,6 +741,81 @@ def test_small_language_models_come_with_the_tree():
     for name, (short, long) in losses.items():
         assert 0.7 < short < 1.5, name
         assert (long > short + 0.8) == (name == "rope"), name
+
+
+def test_a_language_model_writes(tmp_path):
+    model = MODELS / "asentmax-nape"
+    (tmp_path / "prompt.txt").write_text("import torch\n")
+    (text,) = json.loads(
+        run("generate", model, "--prompt-file", "prompt.txt", "--json", cwd=tmp_path).stdout
+    )["texts"]
+    assert len(text["tokens"]) == len(text["text"].encode()) == 256
+    assert text["log_likelihood"] < 0
+    # As it is written, with the prompt before it, and what it cost on the other stream.
+    arguments = ("generate", model, "--prompt", "import torch\n", "--max-new", "64")
+    shown = run(*arguments)
+    assert shown.stdout == "import torch\n" + text["text"][:64] + "\n"
+    assert re.search(r"64 tokens in .* a second; \d\.\d+ nats a token", shown.stderr)
+    assert run(*arguments, "--quiet").stdout == text["text"][:64] + "\n"
+    # Mates do not change a text; another place has another one.
+    mates = json.loads(run(*arguments, "--samples", "3", "--prompt", "class ", "--json").stdout)
+    texts = [row["text"] for row in mates["texts"]]
+    assert [row["prompt"] for row in mates["texts"]] == ["import torch\n"] * 3 + ["class "] * 3
+    assert texts[0] == text["text"][:64]
+    assert len(set(texts)) == 6
+    greedy = run(*arguments, "--temperature", "0", "--quiet").stdout
+    assert greedy == run(*arguments, "--top-k", "1", "--quiet").stdout
+    assert greedy == run(*arguments, "--beams", "1", "--temperature", "0", "--quiet").stdout
+    full = run(*arguments[:4], "--cache-mb", "1", "--max-new", "5000")
+    assert full.returncode == 2
+    assert "--cache-mb 1: the cache is full" in full.stderr
+
+
+def test_a_task_is_answered_as_it_is_evaluated(tmp_path):
+    """Greedy writing is right just where teacher forcing is."""
+    (tmp_path / "r.toml").write_text(TINY_SEQUENCES)
+    trained = run(
+        "train",
+        "r.toml",
+        "--method",
+        "asentmax",
+        "--folder",
+        "m",
+        "steps=300",
+        "--quiet",
+        cwd=tmp_path,
+    )
+    assert trained.returncode == 0, trained.stderr
+    for length in ("3", "6"):
+        samples = ("--samples", "40", "--json")
+        rows = json.loads(run("eval", "m", "--lengths", length, *samples, cwd=tmp_path).stdout)
+        answers = json.loads(
+            run("generate", "m", "--length", length, *samples, cwd=tmp_path).stdout
+        )
+        assert answers["right"] == rows["rows"][0]["hits"]
+        assert answers["right"] == sum(row["right"] for row in answers["samples"])
+    shown = run("generate", "m", "--length", "3", "--samples", "2", cwd=tmp_path).stdout
+    assert shown.count("reads  <bos> ") == 2
+    assert re.search(r"\d of 2 right", shown)
+    refused = run("generate", "m", "--prompt", "1 2", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "expected a model of text, this one was trained on copy" in refused.stderr
+    labels = run("generate", "m", "--task", "nback", "symbols=4", cwd=tmp_path)
+    assert labels.returncode == 2
+
+
+def test_writing_stops_when_it_is_told_to(tmp_path):
+    process = subprocess.Popen(
+        [program(), "generate", MODELS / "rope", "--prompt", "x", "--max-new", "1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.read(40)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "what was written is complete up to here" in errors
 
 
 def test_task_shows_and_exports_the_same_samples(tmp_path):

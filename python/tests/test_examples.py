@@ -28,7 +28,7 @@ def numbers(pattern, text):
 def test_every_example_is_tested_and_short():
     files = {path.name: path for path in EXAMPLES.glob("*.py")}
     source = Path(__file__).read_text()
-    assert len(files) == 4
+    assert len(files) == 5
     for name, path in files.items():
         assert f'run("{name}"' in source
         assert len(path.read_text().splitlines()) <= 80
@@ -54,6 +54,13 @@ def test_hugging_face():
     shares = numbers(r"(\d+) % of the visible weights are exactly 0", text)
     assert len(shares) == 2
     assert max(shares) > 50  # sparsity is shown
+
+
+def test_generate():
+    text = run("generate.py", "--tokens", "4")
+    assert "4 tokens behind 2000" in text
+    (share,) = numbers(r"kept ([\d.]+) % of the keys", text)
+    assert 0 < share < 100
 
 
 def test_attention_map(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
-from tsallis_text.__main__ import Refused, encode, train
+from tsallis_text.__main__ import Refused, decode, encode, train
 
 PYTHON = Path(__file__).resolve().parents[1]
 TEXTS = ["Sharp attention.\n", "", "Aufmerksamkeit läßt nach – oder nicht?\n", "1234567\n" * 9]
@@ -39,6 +39,14 @@ def encoded(path: Path) -> tuple[int, list[list[int]]]:
     return int(size), [array("I", part).tolist() for part in tokens]
 
 
+def decoded(path: Path, tokens: list[list[int]]) -> list[str]:
+    target = io.BytesIO()
+    parts = [array("I", part).tobytes() for part in tokens]
+    source = b"".join(struct.pack("<I", len(part)) + part for part in parts)
+    decode(io.BytesIO(source), target, path)
+    return [text.decode() for text in answers(target.getvalue())[1:]]
+
+
 def test_byte_level_bpe_gives_every_text_back(tmp_path):
     path = tmp_path / "tokenizer.json"
     target = io.BytesIO()
@@ -48,6 +56,9 @@ def test_byte_level_bpe_gives_every_text_back(tmp_path):
     assert 256 < size <= 280
     model = Tokenizer.from_file(str(path))
     assert [model.decode(part) for part in tokens] == TEXTS
+    assert decoded(path, tokens) == TEXTS
+    with pytest.raises(Refused, match=f"expected tokens below {size}, got {size}"):
+        decoded(path, [[size]])
 
 
 def test_models_of_sentencepiece_are_read(tmp_path):
@@ -64,6 +75,7 @@ def test_models_of_sentencepiece_are_read(tmp_path):
     model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "small.model"))
     assert size == model.vocab_size()
     assert tokens == [model.encode(text) for text in TEXTS]
+    assert decoded(tmp_path / "small.model", tokens) == [model.decode(part) for part in tokens]
 
 
 def test_what_is_no_tokenizer_is_named(tmp_path):

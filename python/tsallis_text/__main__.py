@@ -1,7 +1,8 @@
 """Encodes texts, or trains a tokenizer on them, for the program on the other end of a socket.
 
 ``python -m tsallis_text encode FILE`` answers with the number of tokens in the vocabulary, then
-every text with its tokens (uint32). ``python -m tsallis_text train SIZE FILE`` answers with
+every text with its tokens (uint32); ``python -m tsallis_text decode FILE`` answers tokens with
+their text in the same way. ``python -m tsallis_text train SIZE FILE`` answers with
 nothing, reads texts up to an empty one, writes FILE and answers once more. A message is its length
 (four bytes, little-endian) and its bytes; an answer begins with one byte, 0, or 1 before an error.
 
@@ -15,6 +16,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,7 +40,14 @@ def answer(target: BinaryIO, content: bytes, *, failed: bool = False) -> None:
     target.flush()
 
 
-def sentence_piece(path: Path) -> tuple[int, Callable[[str], list[int]]]:
+@dataclass(frozen=True)
+class Model:
+    size: int
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+
+
+def sentence_piece(path: Path) -> Model:
     try:
         import sentencepiece
     except ImportError as error:
@@ -47,10 +56,10 @@ def sentence_piece(path: Path) -> tuple[int, Callable[[str], list[int]]]:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
         raise Refused(f"{path}: expected a model of SentencePiece ({error})") from error
-    return model.vocab_size(), lambda text: list(model.encode(text))
+    return Model(model.vocab_size(), lambda text: list(model.encode(text)), model.decode)
 
 
-def hugging_face(path: Path) -> tuple[int, Callable[[str], list[int]]]:
+def hugging_face(path: Path) -> Model:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -59,19 +68,34 @@ def hugging_face(path: Path) -> tuple[int, Callable[[str], list[int]]]:
         model = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no other type
         raise Refused(f"{path}: expected a tokenizer.json ({error})") from error
-    return (
+    return Model(
         model.get_vocab_size(with_added_tokens=True),
         lambda text: list(model.encode(text, add_special_tokens=False).ids),
+        lambda tokens: model.decode(tokens, skip_special_tokens=False),
     )
 
 
-def encode(source: BinaryIO, target: BinaryIO, path: Path) -> None:
+def model_of(path: Path) -> Model:
     if not path.is_file():
         raise Refused(f"{path}: no such file")
-    size, tokens_of = (sentence_piece if path.suffix == ".model" else hugging_face)(path)
-    answer(target, str(size).encode())
+    return (sentence_piece if path.suffix == ".model" else hugging_face)(path)
+
+
+def encode(source: BinaryIO, target: BinaryIO, path: Path) -> None:
+    model = model_of(path)
+    answer(target, str(model.size).encode())
     while (text := receive(source)) is not None:
-        answer(target, array("I", tokens_of(text.decode())).tobytes())
+        answer(target, array("I", model.encode(text.decode())).tobytes())
+
+
+def decode(source: BinaryIO, target: BinaryIO, path: Path) -> None:
+    model = model_of(path)
+    answer(target, str(model.size).encode())
+    while (content := receive(source)) is not None:
+        tokens = array("I", content)
+        if tokens and max(tokens) >= model.size:
+            raise Refused(f"{path}: expected tokens below {model.size}, got {max(tokens)}")
+        answer(target, model.decode(tokens.tolist()).encode())
 
 
 def train(source: BinaryIO, target: BinaryIO, size: int, path: Path) -> None:
@@ -119,7 +143,8 @@ def main(arguments: list[str]) -> int:
         if arguments[0] == "train":
             train(source, target, int(arguments[1]), Path(arguments[2]))
         else:
-            encode(source, target, Path(arguments[1]))
+            work = decode if arguments[0] == "decode" else encode
+            work(source, target, Path(arguments[1]))
     except Refused as refused:
         answer(target, str(refused).encode(), failed=True)
     except BrokenPipeError:  # the program has ended

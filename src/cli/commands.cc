@@ -7,11 +7,13 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeReproduce());
   commands.push_back(MakeTrain());
   commands.push_back(MakeEval());
+  commands.push_back(MakeGenerate());
   commands.push_back(MakeReport());
   commands.push_back(MakeTask());
   commands.push_back(MakeData());
   commands.push_back(MakeList());
   commands.push_back(MakeInfo());
+  commands.push_back(MakeConvert());
   commands.push_back(MakeBench());
   return commands;
 }

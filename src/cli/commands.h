@@ -6,8 +6,10 @@
 namespace tsallis::cli {
 
 std::unique_ptr<Command> MakeBench();
+std::unique_ptr<Command> MakeConvert();
 std::unique_ptr<Command> MakeData();
 std::unique_ptr<Command> MakeEval();
+std::unique_ptr<Command> MakeGenerate();
 std::unique_ptr<Command> MakeInfo();
 std::unique_ptr<Command> MakeList();
 std::unique_ptr<Command> MakeReport();

@@ -31,9 +31,12 @@ class PagedRows(Tensor):
     @staticmethod
     def __new__(cls, layer: _Layer, part: int, like: Tensor, tokens: int) -> PagedRows:
         shape = (like.shape[0], like.shape[1], tokens, like.shape[3])
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
+        base: Any = Tensor  # torch's stubs may lack its private functions
+        made: PagedRows = base._make_wrapper_subclass(
+            cls, shape, dtype=like.dtype, device=like.device
+        )
         made.layer, made.part = layer, part
-        return made  # type: ignore[no-any-return]
+        return made
 
     def both(self) -> tuple[Tensor, Tensor]:
         """The layer's keys and values in one tensor each."""
@@ -41,7 +44,7 @@ class PagedRows(Tensor):
         keys, values = (torch.cat(rows)[:, :, : self.shape[2]] for rows in zip(*pairs, strict=True))
         return keys, values
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lab/base/errors.h"
 #include "lab/base/sequential_products.h"
 #include "lab/nn/decoder_state.h"
 #include "tsallis/cpu.h"
@@ -12,6 +13,10 @@
 
 namespace tsallis::lab {
 namespace {
+
+// Rows of a product when sequences grow by one token each: eight cost hardly more than one where
+// weights come from memory.
+constexpr std::int64_t kStepRows = 8;
 
 DecoderConfig Settled(DecoderConfig config) {
   CheckDecoder(config);
@@ -118,6 +123,62 @@ void Decoder::State::BuildChains() {
   last.emplace(std::move(stages), at::kFloat);
 }
 
+void Decoder::State::AddRow(DecoderRows& rows, std::int64_t token, std::int64_t position) const {
+  if (token < 0 || token >= config.vocabulary) {
+    throw InvalidArgument("tokens", "0 to " + std::to_string(config.vocabulary - 1),
+                          std::to_string(token));
+  }
+  rows.token.push_back(token);
+  rows.position.push_back(static_cast<std::int32_t>(position));
+  const double log_n = std::log(static_cast<double>(position + 2));
+  rows.log_n.push_back(static_cast<float>(log_n));
+  rows.log_log_n.push_back(static_cast<float>(std::log(log_n)));
+  ++rows.rows;
+}
+
+DecoderRows Decoder::State::RowsOf(const KvCache& cache,
+                                   const std::vector<KvCache::Sequence>& sequences,
+                                   const std::vector<std::vector<std::int64_t>>& tokens) const {
+  if (tokens.size() != sequences.size()) {
+    throw InvalidArgument("tokens", std::to_string(sequences.size()) + " lists, one a sequence",
+                          std::to_string(tokens.size()));
+  }
+  DecoderRows rows;
+  std::size_t shortest = tokens.empty() ? 0 : tokens.front().size();
+  std::size_t longest = 0;
+  for (std::size_t b = 0; b < tokens.size(); ++b) {
+    if (tokens[b].empty()) {
+      throw InvalidArgument("tokens[" + std::to_string(b) + "]", "one token or more", "none");
+    }
+    if (std::count(sequences.begin(), sequences.end(), sequences[b]) > 1) {
+      throw InvalidArgument("sequences", "each once", std::to_string(sequences[b]) + " again");
+    }
+    shortest = std::min(shortest, tokens[b].size());
+    longest = std::max(longest, tokens[b].size());
+    const std::int64_t past = cache.Length(sequences[b]);
+    rows.begin.push_back(rows.rows);
+    for (std::size_t i = 0; i < tokens[b].size(); ++i) {
+      AddRow(rows, tokens[b][i], past + static_cast<std::int64_t>(i));
+    }
+    rows.length = std::max(rows.length, past + static_cast<std::int64_t>(tokens[b].size()));
+    rows.end.push_back(rows.rows);
+    rows.last_begin.push_back(rows.rows - 1);
+    rows.scored.push_back(rows.rows - 1);
+    rows.sequence.push_back(static_cast<std::int64_t>(b));
+  }
+  rows.packed = shortest < longest;
+  if (longest == 1) {
+    // Products of as many rows at a time, whoever else is there: torch's sums depend on their
+    // number.
+    rows.block = kStepRows;
+    while (rows.rows % kStepRows != 0) {
+      rows.scored.push_back(rows.rows);
+      AddRow(rows, 0, 0);
+    }
+  }
+  return rows;
+}
+
 DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
   const bool labelled = batch.labels.defined();
   CheckTensor(batch.tokens, "tokens", batch);
@@ -143,11 +204,6 @@ DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
     rows.begin.push_back(rows.rows);
     const std::size_t scored_before = rows.scored.size();
     for (std::int64_t i = 0; i < length; ++i) {
-      const std::int64_t token = tokens.const_data_ptr<std::int64_t>()[b * n + i];
-      if (token < 0 || token >= config.vocabulary) {
-        throw InvalidArgument("tokens", "0 to " + std::to_string(config.vocabulary - 1),
-                              std::to_string(token));
-      }
       const std::int64_t label =
           labelled ? labels.const_data_ptr<std::int64_t>()[b * n + i] : kNotScored;
       if (label != kNotScored && (label < 0 || label >= config.vocabulary)) {
@@ -156,17 +212,12 @@ DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
             "0 to " + std::to_string(config.vocabulary - 1) + ", or " + std::to_string(kNotScored),
             std::to_string(label));
       }
-      rows.token.push_back(token);
-      rows.position.push_back(static_cast<std::int32_t>(i));
-      const double log_n = std::log(static_cast<double>(i + 2));
-      rows.log_n.push_back(static_cast<float>(log_n));
-      rows.log_log_n.push_back(static_cast<float>(std::log(log_n)));
+      AddRow(rows, tokens.const_data_ptr<std::int64_t>()[b * n + i], i);
       if (!labelled || label != kNotScored) {
-        rows.scored.push_back(rows.rows);
+        rows.scored.push_back(rows.rows - 1);
         rows.sequence.push_back(b);
         if (labelled) rows.label.push_back(label);
       }
-      ++rows.rows;
     }
     rows.end.push_back(rows.rows);
     rows.last_begin.push_back(rows.scored.size() > scored_before ? rows.scored[scored_before]
@@ -220,6 +271,51 @@ SequenceScore Decoder::Evaluate(const TokenBatch& batch) {
   State& state = *state_;
   const DecoderRows rows = state.Run(batch, guard.threads(), false);
   return state.Head(rows, {});
+}
+
+std::unique_ptr<KvCache> Decoder::MakeCache(std::int64_t max_bytes) const {
+  const DecoderConfig& config = state_->config;
+  bool sparse = false;
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    for (std::int64_t h = 0; h < config.heads; ++h) {
+      const AttentionConfig& head = config.Head(l, h);
+      sparse = sparse || head.map == "entmax";
+      if (head.positions.scaling.kind == "ntk") {
+        throw UsageError(
+            "a model whose positions are scaled by \"ntk\" turns its keys by the length of the "
+            "text: they cannot be kept from one token to the next");
+      }
+    }
+  }
+  const DType dtype = state_->dtype == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+  return std::make_unique<KvCache>(
+      KvCacheShape{config.layers, config.heads, config.head_dim, config.head_dim, dtype},
+      KvCacheOptions{sparse ? KeyScreen::kBytes : KeyScreen::kNone, max_bytes});
+}
+
+at::Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
+                           const std::vector<std::vector<std::int64_t>>& tokens) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const SequentialProducts guard;
+  State& state = *state_;
+  state.workers.SetThreads(guard.threads());
+  const DecoderRows rows = state.RowsOf(cache, sequences, tokens);
+  const auto count = static_cast<std::int64_t>(sequences.size());
+  const at::Tensor logits =
+      at::empty({static_cast<std::int64_t>(rows.scored.size()), state.config.vocabulary});
+  if (sequences.empty()) return logits;
+  state.parameters.Refresh();
+  const State::Grown grown{cache, sequences};
+  try {
+    state.ForwardLayers(rows, false, nullptr, &grown);
+  } catch (...) {
+    for (std::size_t b = 0; b < sequences.size(); ++b) {
+      cache.Truncate(sequences[b], rows.position[static_cast<std::size_t>(rows.begin[b])]);
+    }
+    throw;
+  }
+  state.Head(rows, logits);
+  return logits.narrow(0, 0, count);
 }
 
 void Decoder::Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look) {

@@ -27,6 +27,7 @@
 #include "lab/nn/decoder_config.h"
 #include "lab/tasks/metric.h"
 #include "lab/tasks/token_batch.h"
+#include "tsallis/kv_cache.h"
 
 namespace tsallis::lab {
 
@@ -85,6 +86,18 @@ class Decoder {
   // Logits of the scored positions, in order: [scored, vocabulary] float32. Without labels, of all
   // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
   at::Tensor Forward(const TokenBatch& batch);
+
+  // A cache for the keys and values of sequences of this model, of at most `max_bytes` (0: no
+  // limit). UsageError for positions that change with the length of the text (NTK-aware scaling):
+  // what is cached would be wrong for the next token.
+  std::unique_ptr<KvCache> MakeCache(std::int64_t max_bytes = 0) const;
+
+  // Adds tokens to sequences of such a cache, one list of one or more for each; [sequences,
+  // vocabulary] float32: the logits behind the last token of each. Where every list has one token,
+  // the logits of a sequence have the same bits whatever other sequences share the call. Throws
+  // CacheFull and InvalidArgument, and then no sequence has changed.
+  at::Tensor Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
+                    const std::vector<std::vector<std::int64_t>>& tokens);
 
   // Runs the layers and shows the attention of each, in order, while its queries and keys are
   // there: `look` is called on the calling thread, and what it gets is gone afterwards.

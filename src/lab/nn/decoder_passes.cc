@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -65,11 +66,18 @@ void Decoder::State::Embed(const DecoderRows& rows, const Tensor& x) {
   const bool normed = config.embedding == "normed";
   const Positions& positions = config.attention.positions;
   Tensor table;
-  if (positions.kind == "sinusoidal") table = Sinusoids(rows.length, width, positions.base);
+  if (positions.kind == "sinusoidal") {
+    if (!sinusoids.defined() || sinusoids.size(0) < rows.length) {
+      // Twice as long, for sequences that grow by a token.
+      const std::int64_t before = sinusoids.defined() ? sinusoids.size(0) : 0;
+      sinusoids = Sinusoids(std::max(rows.length, 2 * before), width, positions.base);
+    }
+    table = sinusoids;
+  }
   const Tensor no_gain = at::zeros({width});
   if (normed) embedding_scale.resize(static_cast<std::size_t>(rows.rows));
   const float* weight = Data(embedding.value);
-  workers.ForBlocks(rows.rows, [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch&) {
+  const auto embed = [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch&) {
     for (std::int64_t r = begin; r < end; ++r) {
       const auto index = static_cast<std::size_t>(r);
       const float* from = weight + rows.token[index] * width;
@@ -83,7 +91,8 @@ void Decoder::State::Embed(const DecoderRows& rows, const Tensor& x) {
       const float* sines = Data(table) + rows.position[index] * width;
       for (std::int64_t k = 0; k < width; ++k) to[k] += sines[k];
     }
-  });
+  };
+  workers.ForBlocks(rows.rows, kRowBlock, embed);
 }
 
 void Decoder::State::BackwardEmbedding(const DecoderRows& rows, const Tensor& d_x) {
@@ -91,7 +100,7 @@ void Decoder::State::BackwardEmbedding(const DecoderRows& rows, const Tensor& d_
   const float factor = config.embedding == "scaled" ? std::sqrt(static_cast<float>(width)) : 1.0F;
   if (config.embedding == "normed") {
     const Tensor no_gain = at::zeros({width});
-    workers.ForBlocks(rows.rows, [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch&) {
+    const auto add = [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch&) {
       std::vector<float> unused(static_cast<std::size_t>(width));
       for (std::int64_t r = begin; r < end; ++r) {
         const float* weight =
@@ -101,7 +110,8 @@ void Decoder::State::BackwardEmbedding(const DecoderRows& rows, const Tensor& d_
         AddRmsNormBackward({const_cast<float*>(weight), false}, embedding_scale.data() + r,
                            Data(no_gain), d_row, 1, width, {d_row, false}, unused.data());
       }
-    });
+    };
+    workers.ForBlocks(rows.rows, kRowBlock, add);
   }
   // Tokens repeat, so their rows are added in order; columns are apart.
   float* to = Data(embedding.gradient);
@@ -114,7 +124,8 @@ void Decoder::State::BackwardEmbedding(const DecoderRows& rows, const Tensor& d_
   });
 }
 
-void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Look& look) {
+void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Look& look,
+                                   const Grown* grown) {
   const std::int64_t width = config.width;
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   Tensor x = activations[0].x.Rows(rows.rows, width, at::kFloat);
@@ -131,8 +142,14 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Loo
     const bool last_layer = l + 1 == layers.size();
     const bool fewer = last_layer && scored < rows.rows;
     LayerAttention::Statistics statistics;
-    layer.attention.Forward(Threads(), rows, fewer && !look ? Queries::kLast : Queries::kAll,
-                            projected, attended, keep, a.kept, look ? &statistics : nullptr);
+    if (grown != nullptr) {
+      layer.attention.Extend(Threads(), rows,
+                             {grown->cache, grown->sequences, static_cast<std::int64_t>(l)},
+                             projected, attended, a.kept);
+    } else {
+      layer.attention.Forward(Threads(), rows, fewer && !look ? Queries::kLast : Queries::kAll,
+                              projected, attended, keep, a.kept, look ? &statistics : nullptr);
+    }
     if (look) {
       look({static_cast<std::int64_t>(l), Threads(), layer.attention, rows, rows.scored, projected,
             a.kept, statistics});

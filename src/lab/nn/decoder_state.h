@@ -21,6 +21,7 @@ struct DecoderRows : SequenceRows {
   std::vector<std::int64_t> scored;    // rows whose logits are wanted, ascending
   std::vector<std::int64_t> label;     // [scored]; empty without labels
   std::vector<std::int64_t> sequence;  // [scored]
+  std::int64_t block = kRowBlock;      // rows that products take at a time
 };
 
 // One layer: a chain from the stream to queries, keys and values, their attention, and a chain
@@ -58,11 +59,20 @@ struct Decoder::State {
   using Look = std::function<void(const LayerView&)>;
   DecoderRows Run(const TokenBatch& batch, int team, bool keep, const Look& look = nullptr);
 
+  DecoderRows RowsOf(const KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
+                     const std::vector<std::vector<std::int64_t>>& tokens) const;
+  void AddRow(DecoderRows& rows, std::int64_t token, std::int64_t position) const;
+
   // ---- decoder_passes.cc
   // Runs the layers; what leaves the last one stands in final_x: [scored, width] float32. `keep`:
   // activations stay for the backward pass; otherwise one layer's memory serves all. `look` may be
-  // null.
-  void ForwardLayers(const DecoderRows& rows, bool keep, const Look& look);
+  // null. `grown`: whose tokens these rows go on from; null: none.
+  struct Grown {
+    KvCache& cache;
+    const std::vector<KvCache::Sequence>& sequences;
+  };
+  void ForwardLayers(const DecoderRows& rows, bool keep, const Look& look,
+                     const Grown* grown = nullptr);
   void Embed(const DecoderRows& rows, const at::Tensor& x);
   // Cross-entropy of the scored rows; without labels there is none. logits: receives them unless
   // undefined, [scored, vocabulary] float32.
@@ -76,7 +86,7 @@ struct Decoder::State {
   void BackwardEmbedding(const DecoderRows& rows, const at::Tensor& d_x);
 
   RowChain::Pass PassOf(const DecoderRows& rows, std::int64_t count) {
-    return {workers, rows, count};
+    return {workers, rows, count, rows.block};
   }
   Context Threads() const { return {.threads = workers.threads()}; }
 
@@ -94,6 +104,7 @@ struct Decoder::State {
   ChainActivations last_kept;
   at::Tensor final_x;
   std::vector<float> embedding_scale;  // [rows], where embeddings are normed
+  at::Tensor sinusoids;                // [positions so far, width], where they are added
   Buffer final_buffer, logits;
   // Gradients of the layer at hand, named as what they are the gradient of.
   struct {

@@ -16,6 +16,7 @@
 #include "lab/base/errors.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/positions.h"
+#include "lab/testing/decoder_variants.h"
 #include "lab/train/optimizer.h"
 #include "torch/operators.h"
 #include "tsallis/error.h"
@@ -161,18 +162,6 @@ Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tens
 // ---- batches and models
 // --------------------------------------------------------------------------
 
-DecoderConfig Tiny() {
-  DecoderConfig config;
-  config.vocabulary = 11;
-  config.layers = 2;
-  config.width = 24;
-  config.heads = 4;
-  config.head_dim = 8;
-  config.feed_forward = 40;
-  config.compute = "float32";
-  return config;
-}
-
 // `ragged`: lengths differ. Labels at the second half of each sequence.
 TokenBatch Draw(std::int64_t batch, std::int64_t n, std::int64_t vocabulary, bool ragged) {
   RandomStream random(7, Purpose::kEval, static_cast<std::uint64_t>(n));
@@ -191,17 +180,6 @@ TokenBatch Draw(std::int64_t batch, std::int64_t n, std::int64_t vocabulary, boo
   }
   if (ragged) drawn.lengths = at::tensor(lengths, at::kLong);
   return drawn;
-}
-
-// Weights far from their first values, where every term shows.
-void Shake(Decoder& model) {
-  RandomStream random(11, Purpose::kInit, 3);
-  for (const auto& [name, value] : model.Parameters()) {
-    const double by = name.find("slopes") != std::string::npos ? 0.02 : 0.2;
-    float* values = value.mutable_data_ptr<float>();
-    for (std::int64_t i = 0; i < value.numel(); ++i) values[i] += Normal(random, by);
-    MarkChanged(value);
-  }
 }
 
 Weights DoubleWeights(const Decoder& model) {
@@ -284,34 +262,6 @@ void ExpectMatchesReference(const DecoderConfig& config, bool ragged, double tol
   EXPECT_EQ(evaluated.exact, score.exact);
 }
 
-struct Variant {
-  const char* name;
-  const char* json;  // of DecoderConfig::attention, and overrides
-};
-
-// Thousands of tiny operations: faster on one thread.
-class OneThread {
- public:
-  OneThread() { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int before_ = at::get_num_threads();
-};
-
-class EveryVariant : public testing::TestWithParam<Variant> {
- private:
-  OneThread one_thread_;
-};
-
-DecoderConfig ConfigOf(const Variant& variant) {
-  nlohmann::ordered_json json = ToJson(Tiny());
-  json.merge_patch(nlohmann::ordered_json::parse(variant.json));
-  return DecoderFromJson(json, variant.name);
-}
-
 TEST_P(EveryVariant, LossLogitsAndGradientsFollowTheDefinition) {
   ExpectMatchesReference(ConfigOf(GetParam()), false);
 }
@@ -319,64 +269,6 @@ TEST_P(EveryVariant, LossLogitsAndGradientsFollowTheDefinition) {
 TEST_P(EveryVariant, AndSoTheyDoWithLengthsThatDiffer) {
   ExpectMatchesReference(ConfigOf(GetParam()), true);
 }
-
-constexpr Variant kVariants[] = {
-    {"Softmax", R"({})"},
-    {"Entmax", R"({"attention": {"map": "entmax", "alpha": 1.5}})"},
-    {"Sparsemax", R"({"attention": {"map": "entmax", "alpha": 2.0}})"},
-    {"AlphaOfEveryHead", R"({"attention": {"map": "entmax", "learn_alpha": "sigmoid"}})"},
-    {"FreeAlpha", R"({"attention": {"map": "entmax", "alpha": 1.7, "learn_alpha": "free"}})"},
-    {"AdaptiveTemperature", R"({"attention": {"map": "adaptive-temperature"}})"},
-    {"Ssmax", R"({"attention": {"length_scaling": {"kind": "ssmax"}}})"},
-    {"Scalar", R"({"attention": {"map": "entmax", "length_scaling": {"kind": "scalar"}}})"},
-    {"Adaptive", R"({"attention": {"length_scaling": {"kind": "adaptive", "init": 0.2}}})"},
-    {"AdaptiveWithoutBias",
-     R"({"attention": {"length_scaling": {"kind": "adaptive", "bias": false, "delta": 0.5}}})"},
-    {"Table", R"({"attention": {"length_scaling": {"kind": "table", "positions": 9}}})"},
-    {"Sinusoidal", R"({"attention": {"positions": {"kind": "sinusoidal"}}})"},
-    {"Rope", R"({"attention": {"positions": {"kind": "rope"}}})"},
-    {"RopeLinear",
-     R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "linear"}}}})"},
-    {"RopeNtk",
-     R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "ntk", "train_length": 5}}}})"},
-    {"RopeYarn",
-     R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "yarn", "train_length": 64}}}})"},
-    {"RopeLlama3", R"({"attention": {"positions": {"kind": "rope",)"
-                   R"( "scaling": {"kind": "llama3", "train_length": 64}}}})"},
-    {"PRope", R"({"attention": {"positions": {"kind": "rope", "kept": 0.5, "kept_base": 1024}}})"},
-    {"Alibi", R"({"attention": {"positions": {"kind": "alibi", "slopes": "geometric"}}})"},
-    {"LearnedSlopes",
-     R"({"attention": {"positions": {"kind": "nape", "learn_slopes": true, "share": 0.75}}})"},
-    {"GivenSlopes",
-     R"({"attention": {"positions": {"kind": "nape", "slopes": "given", "given": [0.5, 0.1]}}})"},
-    {"AsentmaxNape", R"({"attention": {"map": "entmax", "length_scaling": {"kind": "adaptive"},
-                         "positions": {"kind": "nape"}}})"},
-    {"NapeAllScaled", R"({"attention": {"length_scaling": {"kind": "ssmax", "heads": "all"},
-                          "positions": {"kind": "nape"}}})"},
-    {"ScaleInvariant", R"({"attention": {"scale_invariant": 10}})"},
-    {"ScaleInvariantPRope", R"({"attention": {"scale_invariant": 3,
-                                "positions": {"kind": "rope", "kept": 0.5}}})"},
-    {"MixedLayers", R"({"override": [{"layers": [1], "map": "entmax",
-                                      "positions": {"kind": "rope"}}]})"},
-    {"MixedHeads", R"({"override": [{"heads": [0, 2], "map": "entmax", "alpha": 1.25},
-                                    {"heads": [3], "map": "entmax", "alpha": 2.0,
-                                     "length_scaling": {"kind": "scalar"},
-                                     "positions": {"kind": "rope"}},
-                                    {"layers": [0], "heads": [1], "scale_invariant": 4}]})"},
-    {"PreNorm", R"({"block": "pre"})"},
-    {"NormsWithoutGain", R"({"norm_gain": false})"},
-    {"GatedSilu", R"({"activation": "silu-gated"})"},
-    {"SquaredRelu", R"({"activation": "relu2"})"},
-    {"QkNorm", R"({"qk_norm": true})"},
-    {"QkNormRopeOfSomeHeads", R"({"qk_norm": true,
-        "override": [{"heads": [1, 2], "positions": {"kind": "rope"}}]})"},
-    {"PlainEmbedding", R"({"embedding": "plain"})"},
-    {"NormedEmbedding", R"({"embedding": "normed"})"},
-    {"NormedEmbeddingAndSinusoids", R"({"embedding": "normed",
-        "attention": {"positions": {"kind": "sinusoidal"}}})"},
-    {"ModdedGpt2", R"({"block": "pre", "norm_gain": false, "activation": "relu2", "qk_norm": true,
-        "embedding": "normed", "attention": {"scale_invariant": 10,
-        "positions": {"kind": "rope", "kept": 0.5, "kept_base": 16}}})"}};
 
 INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariant, testing::ValuesIn(kVariants),
                          [](const auto& variant) { return std::string(variant.param.name); });

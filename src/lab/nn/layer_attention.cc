@@ -10,10 +10,6 @@
 namespace tsallis::lab {
 namespace {
 
-DType DTypeOf(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
-}
-
 double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 double Softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
@@ -36,14 +32,6 @@ bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
 
 // Bytes of support lists that one call may keep for its backward pass.
 constexpr std::size_t kListBudget = std::size_t{1} << 28;
-
-// alphas: [heads of the call], which must outlive the params.
-void SetAlpha(AttentionParams& params, const std::vector<double>& alphas) {
-  params.alpha = alphas.front();
-  const bool equal = std::all_of(alphas.begin(), alphas.end(),
-                                 [&](double alpha) { return alpha == alphas.front(); });
-  if (!equal) params.alpha_per_head = alphas.data();
-}
 
 }  // namespace
 
@@ -181,8 +169,11 @@ void LayerAttention::Prepare(const SequenceRows& rows) {
     if (by_length ? rotation.table_length == rows.length : rotation.table_length >= rows.length) {
       continue;
     }
-    rotation.table = MakeRopeTable(rotation.positions, head_dim_, rows.length);
-    rotation.table_length = rows.length;
+    // Twice as long as before, for sequences that grow by a token.
+    const std::int64_t length =
+        by_length ? rows.length : std::max(rows.length, 2 * rotation.table_length);
+    rotation.table = MakeRopeTable(rotation.positions, head_dim_, length);
+    rotation.table_length = length;
   }
   for (std::int64_t h = 0; h < heads_; ++h) {
     const auto index = static_cast<std::size_t>(h);
@@ -263,13 +254,7 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
     p.ranges = {(last ? rows.last_begin : rows.begin).data(), rows.end.data(), rows.begin.data(),
                 rows.end.data(), true};
   }
-  if (head.map == "softmax") {
-    p.map = RowMap::kSoftmax;
-  } else if (head.map == "adaptive-temperature") {
-    p.map = RowMap::kAdaptiveTemperature;
-  } else {
-    p.map = RowMap::kEntmax;
-  }
+  p.map = MapOf(call);
   p.terms.scale_invariant = head.scale_invariant.value_or(0.0);
   if (c.defined()) {
     p.terms.length_scale = {c.const_data_ptr<float>() + call.first,
@@ -282,6 +267,19 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
   return p;
 }
 
+void LayerAttention::SetAlpha(AttentionParams& params, const std::vector<double>& alphas) {
+  params.alpha = alphas.front();
+  const bool equal = std::all_of(alphas.begin(), alphas.end(),
+                                 [&](double alpha) { return alpha == alphas.front(); });
+  if (!equal) params.alpha_per_head = alphas.data();
+}
+
+RowMap LayerAttention::MapOf(const Call& call) const {
+  const std::string& map = head_[static_cast<std::size_t>(call.first)].map;
+  if (map == "softmax") return RowMap::kSoftmax;
+  return map == "adaptive-temperature" ? RowMap::kAdaptiveTemperature : RowMap::kEntmax;
+}
+
 std::vector<double> LayerAttention::AlphasOf(const Call& call) const {
   std::vector<double> alphas;
   for (std::int64_t h = 0; h < call.count; ++h) {
@@ -290,17 +288,21 @@ std::vector<double> LayerAttention::AlphasOf(const Call& call) const {
   return alphas;
 }
 
+void LayerAttention::Scale(const SequenceRows& rows, const at::Tensor& projected,
+                           Kept& kept) const {
+  if (scalings_.empty()) return;
+  if (!kept.c.defined() || kept.c.size(0) != rows.rows) kept.c = at::empty({rows.rows, heads_});
+  kept.c.fill_(1.0);
+  for (const Scaling& scaling : scalings_) {
+    scaling.scale->Forward(rows.ForScales(), {CellsOf(projected) + scaling.column, columns_},
+                           {kept.c.mutable_data_ptr<float>() + scaling.first, heads_});
+  }
+}
+
 void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Queries queries,
                              const at::Tensor& projected, const at::Tensor& out, bool keep,
                              Kept& kept, Statistics* statistics) const {
-  if (!scalings_.empty()) {
-    if (!kept.c.defined() || kept.c.size(0) != rows.rows) kept.c = at::empty({rows.rows, heads_});
-    kept.c.fill_(1.0);
-    for (const Scaling& scaling : scalings_) {
-      scaling.scale->Forward(rows.ForScales(), {CellsOf(projected) + scaling.column, columns_},
-                             {kept.c.mutable_data_ptr<float>() + scaling.first, heads_});
-    }
-  }
+  Scale(rows, projected, kept);
   kept.tau.resize(calls_.size());
   kept.lists.resize(calls_.size());
   if (statistics != nullptr) {

@@ -19,6 +19,7 @@
 #include "lab/nn/row_chain.h"
 #include "lab/nn/sequence_rows.h"
 #include "tsallis/attention.h"
+#include "tsallis/kv_cache.h"
 
 namespace tsallis::lab {
 
@@ -76,6 +77,20 @@ class LayerAttention {
                const at::Tensor& projected, const at::Tensor& out, bool keep, Kept& kept,
                Statistics* statistics = nullptr) const;
 
+  // Sequences that grow: whose tokens so far a cache holds.
+  struct Grown {
+    KvCache& cache;
+    const std::vector<KvCache::Sequence>& sequences;  // as the rows'
+    std::int64_t layer;
+  };
+
+  // Adds the rows' keys and values to the cache; the rows attend to all tokens of their sequence.
+  // Positions of the rows go on from the cache's length; rows behind those of the last sequence
+  // belong to none, and their output is 0. `out` and `kept` as in Forward; throws
+  // CacheFull, and then some sequences may have grown in this layer.
+  void Extend(const Context& context, const SequenceRows& rows, const Grown& grown,
+              const at::Tensor& projected, const at::Tensor& out, Kept& kept) const;
+
   // Gradient of the projection (rotated still), and of the layer's parameters, which it adds.
   // d_out as out, d_projected as projected. `queries` as in Forward.
   void Backward(const Context& context, const SequenceRows& rows, Queries queries,
@@ -121,10 +136,27 @@ class LayerAttention {
     std::unique_ptr<QueryScale> scale;
   };
 
+  // Length scalings of all rows.
+  void Scale(const SequenceRows& rows, const at::Tensor& projected, Kept& kept) const;
+  // New queries of sequences [first, last), which have the same number of rows, on the cache.
+  struct Chunk {
+    std::size_t first, last;
+    std::int64_t begin, count;  // the first row, rows of each sequence
+  };
+  void ExtendOnPages(const Context& context, const Chunk& chunk, const Grown& grown,
+                     const std::vector<Call>& calls, const at::Tensor& projected,
+                     const at::Tensor& out, const at::Tensor& c) const;
+  void ExtendOnCopy(const Context& context, const Chunk& chunk, const Grown& grown,
+                    const Call& call, const at::Tensor& projected, const at::Tensor& out,
+                    const at::Tensor& c) const;
+  AttentionTerms TermsOf(const Call& call, const Chunk& chunk, const at::Tensor& c) const;
   AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, Queries queries,
                            const at::Tensor& projected, const at::Tensor& c) const;
   // Rotates queries and keys of a block of rows of the projection. `turn` 1, or -1 for gradients.
   void Rotate(const RowSpan& span, Cells projected, float turn) const;
+  RowMap MapOf(const Call& call) const;
+  // alphas: [heads of the call], which must outlive the params.
+  static void SetAlpha(AttentionParams& params, const std::vector<double>& alphas);
   double AlphaOf(std::int64_t head) const;
   std::vector<double> AlphasOf(const Call& call) const;  // [heads of the call]
   bool LearnsSlope(std::int64_t head) const;

@@ -116,11 +116,11 @@ void RowWorkers::ForTasks(std::int64_t count,
   });
 }
 
-void RowWorkers::ForBlocks(std::int64_t rows,
+void RowWorkers::ForBlocks(std::int64_t rows, std::int64_t block,
                            const std::function<void(std::int64_t, std::int64_t, Scratch&)>& body) {
-  ForTasks((rows + kRowBlock - 1) / kRowBlock, [&](std::int64_t block, Scratch& scratch) {
-    const std::int64_t begin = block * kRowBlock;
-    body(begin, std::min(rows, begin + kRowBlock), scratch);
+  ForTasks((rows + block - 1) / block, [&](std::int64_t task, Scratch& scratch) {
+    const std::int64_t begin = task * block;
+    body(begin, std::min(rows, begin + block), scratch);
   });
 }
 
@@ -207,7 +207,8 @@ void RowChain::Forward(const Pass& pass, const Tensor& x, const Tensor& value, c
     }
   }
   pass.workers.ForBlocks(
-      pass.count, [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch& scratch) {
+      pass.count, pass.block,
+      [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch& scratch) {
         const std::int64_t size = end - begin;
         scratch.values.resize(std::max(scratch.values.size(), 2 * count));
         Tensor stream = Block(x, begin, size);
@@ -274,7 +275,8 @@ void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
     }
   }
   pass.workers.ForBlocks(
-      pass.count, [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch& scratch) {
+      pass.count, pass.block,
+      [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch& scratch) {
         const std::int64_t size = end - begin;
         scratch.gradients.resize(std::max(scratch.gradients.size(), 2 * count));
         // Where the gradient of what stage s makes stands.

@@ -21,6 +21,7 @@
 #include "lab/nn/decoder_kernels.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/sequence_rows.h"
+#include "tsallis/types.h"
 
 namespace tsallis::lab {
 
@@ -51,8 +52,8 @@ class RowWorkers {
   void SetThreads(int threads) { threads_ = threads; }
   int threads() const { return threads_; }
 
-  // Calls body(begin, end, scratch) on blocks of rows.
-  void ForBlocks(std::int64_t rows,
+  // Calls body(begin, end, scratch) on blocks of `block` rows.
+  void ForBlocks(std::int64_t rows, std::int64_t block,
                  const std::function<void(std::int64_t, std::int64_t, Scratch&)>& body);
 
   // Adds dy x to the gradient of each.
@@ -152,7 +153,8 @@ class RowChain {
   struct Pass {
     RowWorkers& workers;
     const SequenceRows& rows;
-    std::int64_t count;  // of rows
+    std::int64_t count;              // of rows
+    std::int64_t block = kRowBlock;  // rows of a block; of a pass that keeps activations, kRowBlock
   };
   // x: [count, width] float32. value: [count, in]; undefined where the first stage reads the
   // stream. x_out: what the stream becomes, may be x if nothing is kept; undefined where no stage
@@ -177,6 +179,10 @@ inline float* Data(const at::Tensor& tensor) { return tensor.mutable_data_ptr<fl
 // A contiguous tensor, or the rows of one, as the vector kernels take it.
 inline Cells CellsOf(const at::Tensor& tensor) {
   return {tensor.data_ptr(), tensor.scalar_type() == at::kBFloat16};
+}
+
+inline DType DTypeOf(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
 }  // namespace tsallis::lab

@@ -123,6 +123,7 @@ class NeedleTask : public SequenceTask {
   }
 
   std::string Word(std::int64_t token) const override { return ByteWord(token); }
+  std::optional<TextCodec> Codec(const std::string&) const override { return TextCodec({}); }
 
  private:
   // What follows the text, and the bytes [begin, end) of it that are scored.

@@ -9,12 +9,14 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lab/base/random.h"
 #include "lab/tasks/metric.h"
 #include "lab/tasks/token_batch.h"
+#include "lab/text/codec.h"
 
 namespace tsallis::lab {
 
@@ -69,6 +71,10 @@ class SequenceTask {
 
   // Of a split: bytes of text for each token; 0 where tokens are no text.
   virtual double BytesPerToken(Split) const { return 0.0; }
+
+  // How text becomes the task's tokens; none where tokens are no text. UsageError, which begins
+  // with `name`, where it is not known.
+  virtual std::optional<TextCodec> Codec(const std::string& /*name*/) const { return {}; }
 
  private:
   virtual std::string Answer() const { return "token"; }  // one of them

@@ -9,8 +9,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/tasks/sequence_tasks.h"
-#include "lab/text/prepare.h"
-#include "lab/text/tokenizer.h"
+#include "lab/text/codec.h"
 #include "lab/text/windows.h"
 
 namespace tsallis::lab {
@@ -25,9 +24,13 @@ class TextTask : public SequenceTask {
   TextTask(std::string corpus, std::int64_t chunk, std::int64_t vocabulary)
       : vocabulary_(vocabulary), windows_(std::move(corpus), chunk, vocabulary) {}
 
-  // What made the tokens; empty: they are bytes.
-  std::filesystem::path TokenizerFile() const {
-    return vocabulary_ == kBytes ? std::filesystem::path() : windows_.Opened().TokenizerFile();
+  std::optional<TextCodec> Codec(const std::string& name) const override {
+    if (vocabulary_ == kBytes) return TextCodec({});
+    const std::filesystem::path tokenizer = windows_.Opened().TokenizerFile();
+    if (!tokenizer.empty()) return TextCodec(tokenizer);
+    throw UsageError(name +
+                     ": the model's corpus was made of shards without their tokenizer; "
+                     "`tsallis data prepare` takes it with --tokenizer");
   }
 
   std::int64_t Vocabulary() const override { return vocabulary_; }
@@ -65,21 +68,7 @@ class FileText : public SequenceTask {
     std::ifstream in(file, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
     if (!in) throw UsageError(path_ + ": cannot be read");
-    if (vocabulary_ != kBytes) {
-      if (like->TokenizerFile().empty()) {
-        throw UsageError(path_ +
-                         ": the model's corpus was made of shards without their tokenizer; "
-                         "`tsallis data prepare` takes it with --tokenizer");
-      }
-      const std::int64_t bad = FirstBadByte(text);
-      if (bad >= 0) {
-        throw UsageError(
-            fmt::format("{}: expected UTF-8 text, got something else at byte {}", path_, bad));
-      }
-      tokens_ = Tokenizer(like->TokenizerFile()).Encode(text);
-    } else {
-      for (const char c : text) tokens_.push_back(static_cast<unsigned char>(c));
-    }
+    tokens_ = (like == nullptr ? TextCodec({}) : like->Codec(path_).value()).Encode(text, path_);
     if (tokens_.size() < 2) {
       throw UsageError(
           fmt::format("{}: expected at least 2 tokens, got {}", path_, tokens_.size()));

@@ -179,6 +179,8 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   const std::vector<std::uint32_t> first(read.begin(), read.end());
   EXPECT_EQ(tokenizer.Encode(Numbered("file0", 40)), first) << "a/file0.txt is in train";
   EXPECT_TRUE(tokenizer.Encode("").empty());
+  EXPECT_EQ(tokenizer.Decode(first), Numbered("file0", 40));
+  EXPECT_EQ(tokenizer.Decode({}), "");
 
   const std::string name = "corpus=" + corpus_.string();
   const TaskPointer task = MakeSequenceTask("text", {name, "vocabulary=320", "chunk=8"});
@@ -207,6 +209,20 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
     ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), why);
     EXPECT_FALSE(fs::exists(options.folder / "manifest.json"));
   }
+}
+
+TEST(TextCodec, SaysHowMuchOfATextIsSettled) {
+  EXPECT_EQ(SettledBytes(""), 0U);
+  EXPECT_EQ(SettledBytes("abc"), 3U);
+  const std::string text = "a\u00e4\u2013\U0001f600";  // of 1, 2, 3 and 4 bytes
+  const std::size_t ends[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
+  for (std::size_t i = 0; i <= text.size(); ++i) {
+    EXPECT_EQ(SettledBytes(text.substr(0, i)), ends[i]) << i;
+  }
+  EXPECT_EQ(SettledBytes("a\uFFFD"), 1U);           // a tokenizer's beginning of a character
+  EXPECT_EQ(SettledBytes("\x80\x80\x80\x80"), 4U);  // no text, and never will be
+  TextCodec bytes({});
+  EXPECT_EQ(bytes.Decode(bytes.Encode(text, "text")), text);
 }
 
 // What a part holds, as bytes.

@@ -101,8 +101,8 @@ class Tokenizer::Process {
 };
 
 Tokenizer::Tokenizer(const std::filesystem::path& file)
-    : process_(std::make_unique<Process>(
-          std::vector<std::string>{"encode", std::filesystem::absolute(file).string()})) {
+    : file_(std::filesystem::absolute(file)),
+      process_(std::make_unique<Process>(std::vector<std::string>{"encode", file_.string()})) {
   vocabulary_ = std::stoll(process_->Receive());
 }
 
@@ -114,6 +114,15 @@ std::vector<std::uint32_t> Tokenizer::Encode(const std::string& text) {
   std::vector<std::uint32_t> tokens(answer.size() / 4);
   std::memcpy(tokens.data(), answer.data(), 4 * tokens.size());
   return tokens;
+}
+
+std::string Tokenizer::Decode(const std::vector<std::uint32_t>& tokens) {
+  if (decoder_ == nullptr) {
+    decoder_ = std::make_unique<Process>(std::vector<std::string>{"decode", file_.string()});
+    decoder_->Receive();  // the library is there
+  }
+  decoder_->Send({reinterpret_cast<const char*>(tokens.data()), 4 * tokens.size()});
+  return decoder_->Receive();
 }
 
 void Tokenizer::Train(std::int64_t vocabulary, const std::filesystem::path& file,

@@ -23,6 +23,10 @@ class Tokenizer {
   // Without tokens for the beginning and the end. UsageError if the library refuses the text.
   std::vector<std::uint32_t> Encode(const std::string& text);
 
+  // The text of tokens, special ones too; where they end inside of a character, U+FFFD. UsageError
+  // for a token that the vocabulary does not have.
+  std::string Decode(const std::vector<std::uint32_t>& tokens);
+
   // Trains byte-level BPE of `vocabulary` tokens on what `next` gives until it gives false, and
   // writes it to `file` (tokenizer.json). UsageError where the library is not installed or refuses.
   static void Train(std::int64_t vocabulary, const std::filesystem::path& file,
@@ -30,7 +34,8 @@ class Tokenizer {
 
  private:
   class Process;
-  std::unique_ptr<Process> process_;
+  std::filesystem::path file_;
+  std::unique_ptr<Process> process_, decoder_;  // the second only once it is needed
   std::int64_t vocabulary_ = 0;
 };
 

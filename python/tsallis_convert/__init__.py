@@ -1,0 +1,1 @@
+"""Softmax language models made sparse, for ``tsallis convert`` (docs/real-model.md)."""

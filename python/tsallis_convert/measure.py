@@ -1,0 +1,106 @@
+"""What a converted model is worth: its loss, what heads keep, how fast and what it writes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from tsallis.integrations import transformers as tsallis_transformers
+
+from .train import soften, softening
+
+# A map that a model is read with: transformers' name, and what multiplies its scores.
+SOFTMAX, ENTMAX = "tsallis_softmax", "tsallis_entmax"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a folder's model is read."""
+
+    name: str
+    folder: Path
+    map: str
+    softened: bool = False
+
+
+def load(reading: Reading, alpha: float) -> PreTrainedModel:
+    """The model of a folder under the map that it is read with."""
+    tsallis_transformers.register()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        reading.folder, attn_implementation=reading.map, dtype=torch.float32
+    )
+    if not hasattr(model.config, "tsallis_alpha"):
+        model.config.tsallis_alpha = alpha
+    if reading.softened:
+        soften(model, softening(alpha))
+    return model.eval()
+
+
+@torch.no_grad()
+def loss(model: PreTrainedModel, tokens: Tensor) -> list[float]:
+    """Nats a token of every sequence: [count]. tokens: [count, length]."""
+    return [
+        model(input_ids=row[None], labels=row[None], use_cache=False).loss.item() for row in tokens
+    ]
+
+
+@torch.no_grad()
+def heads(model: PreTrainedModel, tokens: Tensor) -> dict[str, list[float]]:
+    """Means over heads and queries, of every layer: keys that have a weight, their share of the
+    keys that a query sees, and the entropy of the weights in nats. tokens: [length]."""
+    found: dict[str, list[float]] = {"support": [], "share": [], "entropy": []}
+    visible = torch.arange(1, len(tokens) + 1, dtype=torch.float64)
+
+    def look(module: Any, support_size: Tensor, entropy: Tensor) -> None:
+        support = support_size.double()
+        found["support"].append(support.mean().item())
+        # Of all pairs of a query and a key that it sees.
+        share = support.sum() / (visible.sum() * support.shape[0] * support.shape[1])
+        found["share"].append(share.item())
+        found["entropy"].append(entropy.mean().item())
+
+    with tsallis_transformers.observe(look):
+        model(input_ids=tokens[None], use_cache=False)
+    return found
+
+
+@torch.no_grad()
+def speed(model: PreTrainedModel, prompt: Tensor, steps: int, paged: bool) -> dict[str, float]:
+    """Seconds of reading a prompt [length] and of each greedy token behind it (the median)."""
+    cache: Any = (
+        tsallis_transformers.TsallisCache(model.config)
+        if paged
+        else DynamicCache(config=model.config)
+    )
+    begun = time.perf_counter()
+    out = model(input_ids=prompt[None], past_key_values=cache, logits_to_keep=1)
+    read = time.perf_counter() - begun
+    times = []
+    for _ in range(steps):
+        token = out.logits[:, -1:].argmax(-1)
+        begun = time.perf_counter()
+        out = model(input_ids=token, past_key_values=cache, logits_to_keep=1)
+        times.append(time.perf_counter() - begun)
+    return {"prompt_s": read, "token_s": sorted(times)[len(times) // 2]}
+
+
+@torch.no_grad()
+def text(model: PreTrainedModel, prompt: Tensor, count: int) -> Tensor:
+    """What the model writes behind a prompt [length], greedily: [count]."""
+    cache = tsallis_transformers.TsallisCache(model.config)
+    out = model.generate(
+        prompt[None],
+        attention_mask=torch.ones_like(prompt[None]),
+        past_key_values=cache,
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    written: Tensor = out[0, len(prompt) :]
+    return written

@@ -1,0 +1,328 @@
+// tsallis generate: a trained model writes.
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "lab/base/denormals.h"
+#include "lab/base/errors.h"
+#include "lab/generate/generate.h"
+#include "lab/generate/question.h"
+#include "lab/tasks/sequence_batch.h"
+#include "lab/train/load_model.h"
+#include "tsallis/kv_cache.h"
+
+namespace tsallis::cli {
+namespace {
+
+constexpr std::int64_t kTextTokens = 256;  // of a text unless --max-new says more
+
+class GenerateCommand : public Command {
+ public:
+  std::string Name() const override { return "generate"; }
+  std::string Summary() const override { return "Let a trained model write, token by token"; }
+  std::string Example() const override {
+    return "  tsallis generate runs/language/quick/rope/seed-1 --prompt 'import torch' "
+           "--temperature 0.7\n"
+           "  tsallis generate runs/language/quick/rope/seed-1 --prompt 'def f(' --samples 3 "
+           "--entmax 1.5\n"
+           "  tsallis generate runs/copy/quick/softmax/seed-1 --length 64 --samples 5";
+  }
+
+  void Declare(CLI::App& app) override {
+    app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
+    app.add_option("SETTING", settings_, "Settings of --task, key=value");
+    auto* prompt = app.add_option("--prompt", prompts_, "Text to go on from; again for another")
+                       ->expected(1)
+                       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    app.add_option("--prompt-file", prompt_file_, "The same, from a file")->excludes(prompt);
+    app.add_option("--task", task_,
+                   "Answer samples of a task; default: the one it was trained on, if "
+                   "that is no language task")
+        ->excludes(prompt);
+    app.add_option("--length", length_, "Length of the task's samples")->capture_default_str();
+    app.add_option("--samples", samples_, "Texts for each prompt, or samples of the task")
+        ->check(IntegerFrom(1, 1 << 16))
+        ->capture_default_str();
+    app.add_option("--max-new", most_, "Tokens to write at most; of a text, default: 256")
+        ->check(IntegerFrom(1, 1 << 30));
+    app.add_option("--temperature", temperature_,
+                   "Divides the logits; 0: the likeliest token. Default: 1, for a task 0");
+    app.add_option("--top-k", sampler_.top_k, "Only the k likeliest tokens; 0: all");
+    app.add_option("--top-p", sampler_.top_p, "Only the fewest tokens that weigh P together");
+    app.add_option("--min-p", sampler_.min_p, "Only tokens of P times the likeliest's weight");
+    app.add_option("--entmax", sampler_.entmax,
+                   "Draw from entmax of this alpha: its zeros are the cut");
+    app.add_option("--seed", sampler_.seed, "Of what is drawn")->capture_default_str();
+    app.add_option("--beams", beams_, "Search over so many texts at once instead of drawing")
+        ->check(IntegerFrom(1, 1 << 10))
+        ->capture_default_str();
+    app.add_option("--cache-mb", cache_mb_, "Most memory of keys and values; default: no limit")
+        ->check(IntegerFrom(1, 1 << 24));
+    app.add_option("--threads", threads_, "Threads; default: one per core")
+        ->check(IntegerFrom(1, 4096));
+    auto* json = app.add_flag("--json", json_, "Print one JSON document");
+    app.add_flag("--quiet", quiet_, "Print what is written and nothing else")->excludes(json);
+  }
+
+  int Run(const Invocation& invocation) override {
+    if (threads_) at::set_num_threads(*threads_);
+    lab::FlushDenormals();  // as where it was trained
+    lab::LoadedModel loaded = lab::LoadModel(path_);
+    if (!task_.empty()) {
+      loaded.task = lab::MakeSequenceTask(task_, settings_);
+      loaded.task_name = task_;
+    } else if (!settings_.empty()) {
+      throw lab::UsageError("settings need the --task that they are for");
+    }
+    const std::int64_t vocabulary = loaded.model.Config().vocabulary;
+    if (loaded.task->Vocabulary() != vocabulary) {
+      throw lab::UsageError(
+          fmt::format("--task {}: expected a task of the model's {} tokens, it "
+                      "has {}",
+                      loaded.task_name, vocabulary, loaded.task->Vocabulary()));
+    }
+    options_.sampler = sampler_;
+    options_.beams = beams_;
+    options_.max_bytes = cache_mb_.value_or(0) << 20;
+    options_.stop = invocation.stop;
+    const bool texts = !prompts_.empty() || !prompt_file_.empty();
+    try {
+      if (texts) {
+        WriteTexts(loaded);
+      } else {
+        AnswerTask(loaded);
+      }
+    } catch (const CacheFull& full) {
+      throw lab::UsageError(fmt::format("--cache-mb {}: {}", *cache_mb_, full.what()));
+    }
+    if (*invocation.stop) throw lab::Interrupted("what was written is complete up to here");
+    return 0;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static double SecondsSince(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  // ---- texts
+
+  void WriteTexts(lab::LoadedModel& loaded) {
+    std::optional<lab::TextCodec> codec = loaded.task->Codec(path_);
+    if (!codec) {
+      throw lab::UsageError(fmt::format(
+          "--prompt: expected a model of text, this one was trained on {}; without --prompt it "
+          "answers samples of that",
+          loaded.task_name));
+    }
+    if (!prompt_file_.empty()) prompts_ = {FileText(prompt_file_)};
+    std::vector<lab::Prompt> prompts;
+    std::vector<std::string> begins;
+    for (const std::string& text : prompts_) {
+      const std::vector<std::uint32_t> tokens = codec->Encode(text, "--prompt");
+      if (tokens.empty()) throw lab::UsageError("--prompt: expected a text, got an empty one");
+      for (std::int64_t i = 0; i < samples_; ++i) {
+        prompts.push_back({{tokens.begin(), tokens.end()}, {}});
+        begins.push_back(text);
+      }
+    }
+    options_.steps = most_.value_or(kTextTokens);
+    options_.sampler.temperature = temperature_.value_or(1.0);
+    lab::CheckSampler(options_.sampler);  // before anything is shown
+    // One text appears as it is written.
+    const bool streams = prompts.size() == 1 && !json_ && beams_ == 1;
+    std::vector<std::uint32_t> so_far;
+    std::size_t shown = 0;
+    const auto show = [&](bool all) {
+      const std::string text = codec->Decode(so_far);
+      const std::size_t settled = all ? text.size() : lab::SettledBytes(text);
+      if (settled <= shown) return;
+      fmt::print("{}", text.substr(shown, settled - shown));
+      std::fflush(stdout);
+      shown = settled;
+    };
+    if (streams) {
+      if (!quiet_) fmt::print("{}", begins[0]);
+      std::fflush(stdout);
+      options_.each = [&](std::size_t, std::int64_t token) {
+        so_far.push_back(static_cast<std::uint32_t>(token));
+        show(false);
+      };
+    }
+    const Clock::time_point begin = Clock::now();
+    const std::vector<lab::Written> texts = lab::Generate(loaded.model, prompts, options_);
+    const double seconds = SecondsSince(begin);
+    if (streams) {
+      show(true);
+      fmt::print("\n");
+      if (!quiet_) PrintRate(texts, seconds);
+      return;
+    }
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      const std::vector<std::int64_t>& tokens = texts[i].tokens;
+      const std::string text = codec->Decode({tokens.begin(), tokens.end()});
+      if (json_) {
+        rows.push_back({{"prompt", begins[i]},
+                        {"text", text},
+                        {"tokens", tokens},
+                        {"log_likelihood", texts[i].log_likelihood}});
+        continue;
+      }
+      if (!quiet_)
+        fmt::print("{}-- {} of {}\n{}", i > 0 ? "\n" : "", i + 1, texts.size(), begins[i]);
+      fmt::print("{}\n", text);
+    }
+    if (json_) {
+      PrintJson({{"weights", loaded.weights.string()}, {"seconds", seconds}, {"texts", rows}});
+    } else if (!quiet_) {
+      PrintRate(texts, seconds);
+    }
+  }
+
+  static std::string FileText(const std::string& file) {
+    std::ifstream in(file, std::ios::binary);
+    std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    if (!in) throw lab::UsageError("--prompt-file: " + file + " cannot be read");
+    return text;
+  }
+
+  // Bytes of text may be no UTF-8.
+  static void PrintJson(const nlohmann::ordered_json& document) {
+    fmt::print("{}\n",
+               document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  }
+
+  static void PrintRate(const std::vector<lab::Written>& texts, double seconds) {
+    std::size_t tokens = 0;
+    double likelihood = 0.0;
+    std::int64_t said = 0;
+    for (const lab::Written& text : texts) {
+      tokens += text.tokens.size();
+      likelihood += text.log_likelihood;
+      said += text.said;
+    }
+    if (tokens == 0) return;
+    std::fflush(stdout);
+    fmt::print(stderr, "{} tokens in {:.2f} s, {:.0f} a second; {:.3f} nats a token\n", tokens,
+               seconds, static_cast<double>(tokens) / seconds,
+               -likelihood / std::max(1.0, static_cast<double>(said)));
+  }
+
+  // ---- tasks
+
+  void AnswerTask(lab::LoadedModel& loaded) {
+    if (loaded.task->GetScoring() == lab::Scoring::kLoss) {
+      throw lab::UsageError("--prompt or --prompt-file is required: the model goes on from a text");
+    }
+    if (loaded.task->GetScoring() == lab::Scoring::kTokens) {
+      throw lab::UsageError(fmt::format(
+          "--task {}: expected a task with an answer to write, this one labels the tokens that it "
+          "reads (tsallis eval)",
+          loaded.task_name));
+    }
+    loaded.task->CheckLength(length_);
+    std::vector<lab::Question> questions;
+    std::vector<lab::Prompt> prompts;
+    for (std::int64_t i = 0; i < samples_; ++i) {
+      questions.push_back(
+          lab::QuestionOf(loaded.task->Draw(lab::kEvaluationSeed, lab::Split::kTest, i, length_)));
+      prompts.push_back(questions.back().prompt);
+      options_.steps =
+          std::max(options_.steps, static_cast<std::int64_t>(questions.back().answer.size()));
+    }
+    if (most_) options_.steps = std::min(options_.steps, *most_);
+    options_.sampler.temperature = temperature_.value_or(0.0);
+    const auto* generated = dynamic_cast<const lab::GeneratedTask*>(loaded.task.get());
+    if (generated != nullptr) options_.end = generated->Eos();
+    if (beams_ > 1) {
+      for (lab::Prompt& prompt : prompts) {
+        if (std::all_of(prompt.given.begin(), prompt.given.end(),
+                        [](std::int64_t token) { return token == lab::kFree; })) {
+          prompt.given.clear();
+        }
+      }
+    }
+    const Clock::time_point begin = Clock::now();
+    std::vector<lab::Written> texts = lab::Generate(loaded.model, prompts, options_);
+    const double seconds = SecondsSince(begin);
+    std::int64_t right = 0;
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      std::vector<std::int64_t> answer = questions[i].answer;
+      if (most_ && answer.size() > static_cast<std::size_t>(*most_)) {
+        answer.resize(static_cast<std::size_t>(*most_));
+      }
+      std::vector<std::int64_t>& tokens = texts[i].tokens;
+      if (tokens.size() > answer.size()) tokens.resize(answer.size());
+      const bool is_right = tokens == answer;
+      right += is_right ? 1 : 0;
+      if (json_) {
+        rows.push_back({{"reads", questions[i].prompt.tokens},
+                        {"says", tokens},
+                        {"answer", answer},
+                        {"right", is_right},
+                        {"log_likelihood", texts[i].log_likelihood}});
+        continue;
+      }
+      const lab::SequenceTask& task = *loaded.task;
+      if (!quiet_) {
+        fmt::print("{}  reads  {}\n", i > 0 ? "\n" : "", Words(task, questions[i].prompt.tokens));
+      }
+      fmt::print("{}{}\n", quiet_ ? "" : "  says   ", Words(task, tokens));
+      if (!quiet_ && !is_right) fmt::print("  answer {}\n", Words(task, answer));
+    }
+    if (json_) {
+      PrintJson({{"task", loaded.task_name},
+                 {"length", length_},
+                 {"weights", loaded.weights.string()},
+                 {"seconds", seconds},
+                 {"right", right},
+                 {"samples", rows}});
+    } else if (!quiet_) {
+      fmt::print("{} of {} right\n", right, texts.size());
+      PrintRate(texts, seconds);
+    }
+  }
+
+  // Text stands without spaces between its tokens.
+  static std::string Words(const lab::SequenceTask& task, const std::vector<std::int64_t>& tokens) {
+    const bool text = dynamic_cast<const lab::GeneratedTask*>(&task) == nullptr;
+    std::string words;
+    for (const std::int64_t token : tokens) {
+      if (!text && !words.empty()) words += ' ';
+      words += task.Word(token);
+    }
+    return words;
+  }
+
+  std::string path_, task_, prompt_file_;
+  std::vector<std::string> settings_, prompts_;
+  std::int64_t length_ = 64, samples_ = 1, beams_ = 1;
+  std::optional<std::int64_t> most_, cache_mb_;
+  std::optional<double> temperature_;
+  std::optional<int> threads_;
+  lab::SamplerOptions sampler_;
+  lab::GenerateOptions options_;
+  bool json_ = false, quiet_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeGenerate() { return std::make_unique<GenerateCommand>(); }
+
+}  // namespace tsallis::cli

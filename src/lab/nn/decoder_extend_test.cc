@@ -1,0 +1,168 @@
+// Sequences that grow on a cache: the same logits as when they are read at once.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lab/base/errors.h"
+#include "lab/base/random.h"
+#include "lab/nn/decoder.h"
+#include "lab/testing/decoder_variants.h"
+#include "tsallis/error.h"
+#include "tsallis/kv_cache.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+using Tokens = std::vector<std::int64_t>;
+
+Tokens DrawTokens(std::int64_t count, std::int64_t vocabulary, std::uint64_t index) {
+  RandomStream random(3, Purpose::kEval, index);
+  Tokens tokens;
+  while (static_cast<std::int64_t>(tokens.size()) < count) {
+    tokens.push_back(random.Below(vocabulary));
+  }
+  return tokens;
+}
+
+// Logits at every token of a sequence that is read at once: [n, vocabulary].
+Tensor AtOnce(Decoder& model, const Tokens& tokens) {
+  return model.Forward({at::tensor(tokens, at::kLong).unsqueeze(0), Tensor(), Tensor()});
+}
+
+void ExpectLogits(const Tensor& got, const Tensor& expected, double tolerance,
+                  const std::string& where) {
+  const double size = expected.abs().max().item<double>();
+  EXPECT_LT((got - expected).abs().max().item<double>(), tolerance * size) << where;
+}
+
+class EveryVariantGrows : public EveryVariant {};
+
+TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
+  const DecoderConfig config = ConfigOf(GetParam());
+  Decoder model(config, 5);
+  Shake(model);
+  if (config.attention.positions.scaling.kind == "ntk") {
+    EXPECT_THROW(model.MakeCache(), UsageError);
+    return;
+  }
+  const std::unique_ptr<KvCache> cache = model.MakeCache();
+  // A prompt each, tokens one by one, a chunk for one and a token for the other, tokens again.
+  const std::vector<Tokens> texts = {DrawTokens(90, config.vocabulary, 0),
+                                     DrawTokens(84, config.vocabulary, 1)};
+  std::vector<KvCache::Sequence> sequences;
+  std::vector<Tensor> expected;
+  for (const Tokens& text : texts) {
+    sequences.push_back(cache->Create());
+    expected.push_back(AtOnce(model, text));
+  }
+  std::vector<std::size_t> at = {0, 0};
+  const auto grow = [&](std::size_t first, std::size_t second) {
+    const std::size_t counts[] = {first, second};
+    std::vector<KvCache::Sequence> grown;
+    std::vector<Tokens> tokens;
+    for (std::size_t b = 0; b < 2; ++b) {
+      if (counts[b] == 0) continue;
+      grown.push_back(sequences[b]);
+      const auto begin = texts[b].begin() + static_cast<std::ptrdiff_t>(at[b]);
+      tokens.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(counts[b]));
+      at[b] += counts[b];
+    }
+    const Tensor logits = model.Extend(*cache, grown, tokens);
+    std::int64_t row = 0;
+    for (std::size_t b = 0; b < 2; ++b) {
+      if (counts[b] == 0) continue;
+      ExpectLogits(logits[row++], expected[b][static_cast<std::int64_t>(at[b]) - 1], 1e-3,
+                   "sequence " + std::to_string(b) + " at " + std::to_string(at[b]));
+    }
+  };
+  grow(5, 9);
+  for (int i = 0; i < 4; ++i) grow(1, 1);
+  grow(3, 1);
+  grow(0, 2);
+  grow(70, 60);  // over the edge of a page
+  for (int i = 0; i < 8; ++i) grow(1, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariantGrows, testing::ValuesIn(kVariants),
+                         [](const auto& variant) { return std::string(variant.param.name); });
+
+TEST(DecoderOnACache, Bfloat16GrowsToNearlyTheSameLogits) {
+  DecoderConfig config = Tiny();
+  config.compute = "bfloat16";
+  config.attention.map = "entmax";
+  config.attention.positions.kind = "nape";
+  Decoder model(config, 5);
+  Shake(model);
+  const Tokens text = DrawTokens(40, config.vocabulary, 0);
+  const Tensor expected = AtOnce(model, text);
+  const std::unique_ptr<KvCache> cache = model.MakeCache();
+  const KvCache::Sequence sequence = cache->Create();
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const Tensor logits = model.Extend(*cache, {sequence}, {{text[i]}});
+    ExpectLogits(logits[0], expected[static_cast<std::int64_t>(i)], 0.05, std::to_string(i));
+  }
+}
+
+// Whoever else is there, and for any number of threads.
+TEST(DecoderOnACache, AStepHasTheSameBitsInEveryCompany) {
+  DecoderConfig config = Tiny();
+  config.attention.map = "entmax";
+  config.attention.length_scaling.kind = "adaptive";
+  config.attention.positions.kind = "nape";
+  Decoder model(config, 5);
+  Shake(model);
+  const std::unique_ptr<KvCache> cache = model.MakeCache();
+  std::vector<KvCache::Sequence> sequences;
+  std::vector<Tokens> next;
+  std::vector<Tensor> alone;
+  for (std::uint64_t i = 0; i < 19; ++i) {
+    sequences.push_back(cache->Create());
+    model.Extend(*cache, {sequences.back()},
+                 {DrawTokens(3 + static_cast<std::int64_t>(i) * 7, config.vocabulary, i)});
+    next.push_back(DrawTokens(1, config.vocabulary, 100 + i));
+    const KvCache::Sequence copy = cache->Fork(sequences.back());
+    alone.push_back(model.Extend(*cache, {copy}, {next.back()})[0]);
+    cache->Free(copy);
+  }
+  for (const std::size_t count : {std::size_t{2}, std::size_t{8}, std::size_t{19}}) {
+    std::vector<KvCache::Sequence> forks;
+    for (std::size_t i = 0; i < count; ++i) forks.push_back(cache->Fork(sequences[i]));
+    const Tensor logits = model.Extend(
+        *cache, forks, {next.begin(), next.begin() + static_cast<std::ptrdiff_t>(count)});
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_TRUE(at::equal(logits[static_cast<std::int64_t>(i)], alone[i])) << count << " " << i;
+      cache->Free(forks[i]);
+    }
+  }
+}
+
+TEST(DecoderOnACache, WhatFailsLeavesSequencesAsTheyWere) {
+  const DecoderConfig config = Tiny();
+  Decoder model(config, 5);
+  const std::int64_t page = model.MakeCache()->Use().page_bytes;
+  const std::unique_ptr<KvCache> cache = model.MakeCache(2 * page);
+  const KvCache::Sequence a = cache->Create(), b = cache->Create();
+  const Tokens text = DrawTokens(60, config.vocabulary, 0);
+  model.Extend(*cache, {a, b}, {text, text});
+  const Tensor before = model.Extend(*cache, {a, b}, {{1}, {2}});
+  cache->Truncate(a, 60);
+  cache->Truncate(b, 60);
+  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}, Tokens(10, 3)}), CacheFull);
+  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}, {config.vocabulary}}), InvalidArgument);
+  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}, {}}), InvalidArgument);
+  EXPECT_THROW(model.Extend(*cache, {a, a}, {{1}, {2}}), InvalidArgument);
+  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}}), InvalidArgument);
+  EXPECT_EQ(cache->Length(a), 60);
+  EXPECT_EQ(cache->Length(b), 60);
+  EXPECT_TRUE(at::equal(model.Extend(*cache, {a, b}, {{1}, {2}}), before));
+  EXPECT_EQ(model.Extend(*cache, {}, {}).size(0), 0);
+}
+
+}  // namespace
+}  // namespace tsallis::lab

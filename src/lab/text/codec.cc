@@ -1,0 +1,51 @@
+#include "lab/text/codec.h"
+
+#include <fmt/format.h>
+
+#include "lab/base/errors.h"
+#include "lab/text/prepare.h"
+
+namespace tsallis::lab {
+
+TextCodec::TextCodec(const std::filesystem::path& tokenizer) {
+  if (!tokenizer.empty()) tokenizer_ = std::make_unique<Tokenizer>(tokenizer);
+}
+
+std::vector<std::uint32_t> TextCodec::Encode(const std::string& text, const std::string& name) {
+  if (tokenizer_ == nullptr) {
+    std::vector<std::uint32_t> tokens;
+    tokens.reserve(text.size());
+    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+    return tokens;
+  }
+  const std::int64_t bad = FirstBadByte(text);
+  if (bad >= 0) {
+    throw UsageError(
+        fmt::format("{}: expected UTF-8 text, got something else at byte {}", name, bad));
+  }
+  return tokenizer_->Encode(text);
+}
+
+std::string TextCodec::Decode(const std::vector<std::uint32_t>& tokens) {
+  if (tokenizer_ != nullptr) return tokenizer_->Decode(tokens);
+  std::string text;
+  for (const std::uint32_t token : tokens) text.push_back(static_cast<char>(token));
+  return text;
+}
+
+std::size_t SettledBytes(const std::string& text) {
+  // Tokenizers give U+FFFD for the beginning of a character.
+  std::size_t size = text.size();
+  while (size >= 3 && text.compare(size - 3, 3, "\xEF\xBF\xBD") == 0) size -= 3;
+  // Bytes: the last one to three may begin a character.
+  for (std::size_t back = 1; back <= 3 && back <= size; ++back) {
+    const auto byte = static_cast<unsigned char>(text[size - back]);
+    if ((byte & 0xC0U) == 0x80U) continue;  // inside of one
+    const std::size_t length = byte >= 0xF0U ? 4 : byte >= 0xE0U ? 3 : byte >= 0xC0U ? 2 : 1;
+    if (length > back) size -= back;
+    break;
+  }
+  return size;
+}
+
+}  // namespace tsallis::lab
