@@ -91,6 +91,15 @@ class KvCache {
   void Read(Sequence sequence, std::int64_t layer, std::int64_t begin, std::int64_t end,
             const MutableArray4& k, const MutableArray4& v) const;
 
+  // A sequence as a file: rows of keys and values with checksums, which caches of the same shape
+  // load whatever their options. The file is written beside `path` and renamed when it is complete.
+  // A loaded sequence decodes to the same bits. Save() counts as reading. Both throw
+  // std::system_error where the system refuses; Load() also InvalidArgument where the file is
+  // damaged, cut short, not of this kind or of another shape, and CacheFull, and then has added
+  // nothing.
+  void Save(Sequence sequence, const std::string& path) const;
+  Sequence Load(const Context& context, const std::string& path);
+
   KvCacheUse Use() const;
 
  private:

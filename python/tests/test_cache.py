@@ -118,6 +118,32 @@ def test_a_budget_holds_and_nothing_is_half_done():
     assert (len(a), len(b)) == (64, 1)
 
 
+def test_a_sequence_is_saved_and_loaded(tmp_path):
+    cache, (a,), _ = filled([300], torch.bfloat16)
+    cache.save(a, tmp_path / "prompt")
+    other = tsallis.KVCache(1, KV_HEADS, DIM, value_dim=VALUE_DIM, screen="none")
+    b = other.load(str(tmp_path / "prompt"))
+    q = drawn(9, 1, HEADS, 1, DIM, dtype=torch.bfloat16)
+    assert torch.equal(tsallis.decode(q, other, 0, [b]), tsallis.decode(q, cache, 0, [a]))
+    fork = b.fork(10)
+    other.save(fork, tmp_path / "prompt")  # replaces it
+    assert len(cache.load(tmp_path / "prompt")) == 10
+
+    whole = (tmp_path / "prompt").read_bytes()
+    (tmp_path / "damaged").write_bytes(whole[:-7] + b"x" + whole[-6:])
+    with pytest.raises(ValueError, match=r"damaged, which is damaged: its checksum is"):
+        cache.load(tmp_path / "damaged")
+    with pytest.raises(ValueError, match=r"a sequence of a cache like this one \(1 layers"):
+        tsallis.KVCache(1, KV_HEADS, DIM).load(tmp_path / "prompt")
+    with pytest.raises(OSError, match="missing: cannot be read: No such file or directory"):
+        cache.load(tmp_path / "missing")
+    with pytest.raises(OSError, match="cannot be written"):
+        cache.save(a, tmp_path / "no" / "folder")
+    with pytest.raises(ValueError, match="sequences: expected those of this cache"):
+        cache.save(b, tmp_path / "prompt")
+    assert cache.use().sequences == 1
+
+
 def test_mistakes_are_named():
     cache, (a,), _ = filled([5])
     other, (foreign,), _ = filled([5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -73,6 +74,15 @@ def _call(function: Any, *arguments: Any) -> Any:
         if text.startswith("the cache is full"):
             raise CacheFull(text) from None
         raise
+
+
+def _file_call(function: Any, *arguments: Any) -> Any:
+    try:
+        return _call(function, *arguments)
+    except CacheFull:
+        raise
+    except RuntimeError as error:
+        raise OSError(str(error).split("\n")[0]) from None
 
 
 class CachedSequence:
@@ -198,6 +208,32 @@ class KVCache:
         handles = self._handles(sequences)
         tensors = _tensor(k, "k"), _tensor(v, "v")
         _call(self._cache.append, _index(layer, "layer"), handles, *tensors)
+
+    def save(self, sequence: CachedSequence, path: str | os.PathLike[str]) -> None:
+        """Writes the keys and values of a sequence to a file, with checksums.
+
+        The file is written beside ``path`` and renamed when it is complete: what stood there
+        before stays until then.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: the sequence is not of this cache.
+        """
+        (handle,) = self._handles([sequence])
+        _file_call(self._cache.save, handle, os.fspath(path))
+
+    def load(self, path: str | os.PathLike[str]) -> CachedSequence:
+        """A new sequence with the tokens that `save` wrote, of this or of another cache.
+
+        The cache must have the shape and the dtype of the one that saved; its other options may
+        differ. `decode` gives the same bits on both.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is damaged, cut short, no saved sequence, or of another shape.
+            CacheFull: it does not fit; nothing was added.
+        """
+        return CachedSequence(self, _file_call(self._cache.load, os.fspath(path)))
 
     def use(self) -> CacheUse:
         """What the cache holds now."""

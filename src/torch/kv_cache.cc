@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
@@ -24,7 +25,9 @@ auto Named(Body&& body) {
   try {
     return Translated(body);
   } catch (const CacheFull& error) {
-    // The Python side gives it its type.
+    // The Python side gives these their types.
+    TORCH_CHECK(false, error.what());
+  } catch (const std::system_error& error) {
     TORCH_CHECK(false, error.what());
   }
 }
@@ -190,6 +193,13 @@ class TorchKvCache : public torch::CustomClassHolder {
     });
   }
 
+  void Save(std::int64_t sequence, const std::string& path) const {
+    Named([&] { cache_->Save(sequence, path); });
+  }
+  std::int64_t Load(const std::string& path) {
+    return Named([&] { return cache_->Load(TorchContext(), path); });
+  }
+
   // sequences, pages, shared pages, bytes of a page, bytes
   std::vector<std::int64_t> Use() const {
     const KvCacheUse use = cache_->Use();
@@ -221,6 +231,8 @@ TORCH_LIBRARY_FRAGMENT(tsallis, m) {
       .def("append", &TorchKvCache::Append)
       .def("read", &TorchKvCache::Read)
       .def("decode", &TorchKvCache::Decode)
+      .def("save", &TorchKvCache::Save)
+      .def("load", &TorchKvCache::Load)
       .def("use", &TorchKvCache::Use);
 }
 
