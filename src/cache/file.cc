@@ -215,7 +215,8 @@ void KvCache::Save(Sequence sequence, const std::string& path) const {
   for (std::int64_t layer = 0; layer < of.layers; ++layer) {
     lengths.push_back(Length(sequence, layer));
   }
-  Start start{.version = kVersion,
+  Start start{.magic = {},
+              .version = kVersion,
               .dtype = static_cast<std::uint32_t>(of.dtype),
               .layers = of.layers,
               .kv_heads = of.kv_heads,

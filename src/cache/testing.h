@@ -62,6 +62,7 @@ struct Case {
   bool softmax = false, slopes = false, length_scale = false, sink = false;
   double scale_invariant = 0.0, softcap = 0.0;
   std::int64_t left = -1, begin = 0;
+  DecodeMode mode = {};
 };
 
 struct Answers {
@@ -71,11 +72,13 @@ struct Answers {
         entropy(tau.size()),
         maximum(tau.size()),
         certificate(tau.size()),
+        lost(tau.size()),
         support(tau.size()),
-        scored(tau.size()) {}
+        scored(tau.size()),
+        bytes_read(tau.size()) {}
   Rows out;
-  std::vector<double> tau, entropy, maximum, certificate;
-  std::vector<std::int64_t> support, scored;
+  std::vector<double> tau, entropy, maximum, certificate, lost;
+  std::vector<std::int64_t> support, scored, bytes_read;
 
   bool Same(const Answers& other) const {
     const auto bits = [](const auto& a, const auto& b) {
@@ -155,6 +158,7 @@ inline Answers OnCache(const Case& c, const KvCache& cache, KvCache::Sequence se
   params.left = c.left;
   params.begin = &c.begin;
   params.terms = *terms;
+  params.mode = c.mode;
   Decode({.threads = threads}, cache, params,
          {.out = answers.out.Out(),
           .tau = answers.tau.data(),
@@ -162,7 +166,9 @@ inline Answers OnCache(const Case& c, const KvCache& cache, KvCache::Sequence se
           .entropy = answers.entropy.data(),
           .maximum = answers.maximum.data(),
           .certificate = answers.certificate.data(),
-          .scored = answers.scored.data()});
+          .lost = answers.lost.data(),
+          .scored = answers.scored.data(),
+          .bytes_read = answers.bytes_read.data()});
   return answers;
 }
 
