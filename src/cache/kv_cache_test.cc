@@ -71,6 +71,7 @@ TEST(KvCacheDecode, TermsBoundTheScoresTheyMake) {
   Check({.slopes = true});
   Check({.length_scale = true});
   Check({.alpha = 2.0, .sink = true});
+  Check({.alpha = 4.0, .spread = 0.01, .sink = true});  // which leaves keys without a weight
   Check({.scale_invariant = 10.0});
   Check({.softcap = 2.0});
   Check({.softcap = 5.0, .left = 100});

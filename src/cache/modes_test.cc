@@ -365,8 +365,8 @@ TEST(KvCacheModes, WithinEpsilonReadsFewKeysOfASharpHead) {
 }
 
 TEST(KvCacheModes, KeysThatAreNotFinite) {
-  const auto answers = [](DecodeMode mode, bool softmax, double value) {
-    Case c{.tokens = 900, .softmax = softmax, .mode = mode};
+  const auto answers = [](DecodeMode mode, bool softmax, double value, double softcap = 0.0) {
+    Case c{.tokens = 900, .softmax = softmax, .softcap = softcap, .mode = mode};
     const Rows q = Normal(1, c.dtype, 6, 1, 24), v = Normal(3, c.dtype, 2, 900, 16);
     Rows k = Normal(2, c.dtype, 2, 900, 24);
     k.Set(300 * 24 + 5, value);  // of key head 0
@@ -391,11 +391,15 @@ TEST(KvCacheModes, KeysThatAreNotFinite) {
       }
     }
   }
-  for (const double value : {std::nan(""), kInfinity, -kInfinity}) {
-    const Answers found = answers({.keys = DecodeKeys::kWithin}, true, value);
-    const Answers exact = answers({}, true, value);
-    for (std::int64_t h = 0; h < 6; ++h) {
-      EXPECT_EQ(std::isnan(found.out.At(h * 16)), std::isnan(exact.out.At(h * 16)));
+  for (const double value : {std::nan(""), kInfinity, -kInfinity, 1e30, -1e38}) {
+    for (const double softcap : {0.0, 5.0}) {
+      const Answers found = answers({.keys = DecodeKeys::kWithin}, true, value, softcap);
+      const Answers exact = answers({}, true, value, softcap);
+      for (std::int64_t h = 0; h < 6; ++h) {
+        EXPECT_EQ(std::isnan(found.out.At(h * 16)), std::isnan(exact.out.At(h * 16)));
+        const auto at = static_cast<std::size_t>(h);
+        EXPECT_TRUE(found.lost[at] <= found.certificate[at] || std::isnan(found.lost[at]));
+      }
     }
   }
 }

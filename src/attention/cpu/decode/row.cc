@@ -64,7 +64,10 @@ Answer Row::Entmax(const Bounds& bounds) {
     // The largest bounds belong to some of the best keys; their threshold is none too high.
     best = std::min(List(bounds.x, static_cast<double>(bounds.top) - 0.25 * map_.Reach()), kBest);
     if (!Score(best)) return Broken();
-    bar = LargestScore() > -kInfinity ? LeastThreshold(map_, s_.scores) - slack : -kInfinity;
+    // The key of the largest score is listed also where a sink leaves it no weight: tau and maximum
+    // need it.
+    const double most = LargestScore();
+    bar = most > -kInfinity ? std::min(LeastThreshold(map_, s_.scores), most) - slack : -kInfinity;
   }
   const std::size_t count = List(bounds.x, bar);
   if (!Score(count)) return Broken();

@@ -49,10 +49,11 @@ Answer Row::ReadAll() {
 Answer Row::Within(const Bounds& bounds) {
   const std::int64_t n = keys_.size();
   if (n == 0 || bounds.top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
-  // A key that is not finite has a bound that says nothing.
-  if (!std::isfinite(bounds.top)) return ReadAll();
   float* e = bounds.x;
   const double top = static_cast<double>(bounds.top), slack = Slack(bounds.top, bounds.product);
+  // The bound of a key that is not finite says nothing, nor do those of vast scores. A soft cap may
+  // make them finite, the product shows them.
+  if (!std::isfinite(top) || !(slack < 1.0)) return ReadAll();
   // Of a bound, for the slack and for roundings of float32.
   const double inflate = std::exp(slack) * (1.0 + 1e-5);
   const double epsilon = query_.mode.epsilon;
