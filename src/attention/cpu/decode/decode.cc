@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "attention/cpu/decode/row.h"
 #include "core/parallel.h"
@@ -38,6 +39,7 @@ class Group {
   void Attend(const Context& context, Answer* answers) {
     const bool bounds = !Selects() || query_.wants_certificate;
     if (bounds) BoundAll(context);
+    bool flat[kRows] = {};
     for (std::int64_t r = 0; r < query_.rows; ++r) {
       Row row(f_, query_, r, s_, answers[r].out, keys_[r], beyond_[r]);
       Bounds own;
@@ -45,20 +47,45 @@ class Group {
       if (Selects()) {
         answers[r] = row.Selected(bounds ? &own : nullptr);
       } else if (query_.mode.keys == DecodeKeys::kWithin && query_.map[r].softmax()) {
-        answers[r] = row.Within(own);
+        const std::optional<Answer> found = row.Within(own);
+        flat[r] = !found.has_value();
+        if (found.has_value()) answers[r] = *found;
       } else {
         answers[r] = row.Exact(own);
       }
-      // An answer without a key that has a score knows nothing of the map.
-      if (query_.map[r].softmax()) answers[r].certificate = std::max(answers[r].certificate, 0.0);
       answers[r].vast = own.product >= kVast && static_cast<double>(own.product) < kInfinity;
     }
     ShareBytes(answers);
+    if (std::any_of(flat, flat + query_.rows, [](bool is) { return is; })) {
+      ReadAll(context, flat, answers);
+    }
+    for (std::int64_t r = 0; r < query_.rows; ++r) {
+      // An answer without a key that has a score knows nothing of the map.
+      if (query_.map[r].softmax()) answers[r].certificate = std::max(answers[r].certificate, 0.0);
+    }
   }
 
  private:
   bool Selects() const {
     return query_.mode.keys != DecodeKeys::kExact && query_.mode.keys != DecodeKeys::kWithin;
+  }
+
+  // The answers of the heads of softmax that need most keys: exact, from the rows of all.
+  void ReadAll(const Context& context, const bool* flat, Answer* answers) {
+    query_.byte_offset = -1;
+    all_ = query_.visible;
+    for (std::int64_t r = 0; r < query_.rows; ++r) {
+      keys_[r] = flat[r] ? query_.visible : Span{query_.visible.end, query_.visible.end};
+    }
+    BoundAll(context);
+    for (std::int64_t r = 0; r < query_.rows; ++r) {
+      if (!flat[r]) continue;
+      const std::int64_t before = answers[r].bytes_read;
+      answers[r] = Row(f_, query_, r, s_, answers[r].out, keys_[r], -kInfinity).Exact(BoundsOf(r));
+      answers[r].bytes_read += before;
+    }
+    const std::int64_t rows = all_.size() * RowBytes();
+    for (std::int64_t r = 0; r < query_.rows; ++r) answers[r].bytes_read += PartOf(rows, r);
   }
 
   // A product is at most the product of the norms, and the terms of a score may take so much away
@@ -221,22 +248,27 @@ class Group {
 
   // Adds to each answer its part of what the heads read together.
   void ShareBytes(Answer* answers) const {
-    const auto element = static_cast<std::int64_t>(SizeOf(query_.keys->dtype));
     const auto pages = [](Span keys) {
       return keys.size() > 0 ? (keys.end - 1) / kPage + 1 - keys.begin / kPage : 0;
     };
-    std::int64_t together = near_ * query_.head_dim * element;
+    std::int64_t together = near_ * RowBytes();
     if (Selects()) {
       const bool of_pages = query_.mode.keys != DecodeKeys::kFirstAndLast;
       together += of_pages ? pages(query_.visible) * FactBytes(query_.head_dim) : 0;
     } else if (query_.byte_offset >= 0) {
       together += pages(all_) * PageBytes(query_.head_dim);
     } else {
-      together += all_.size() * query_.head_dim * element;
+      together += all_.size() * RowBytes();
     }
     for (std::int64_t r = 0; r < query_.rows; ++r) {
-      answers[r].bytes_read += together / query_.rows + (r < together % query_.rows ? 1 : 0);
+      answers[r].bytes_read += PartOf(together, r);
     }
+  }
+  std::int64_t RowBytes() const {
+    return query_.head_dim * static_cast<std::int64_t>(SizeOf(query_.keys->dtype));
+  }
+  std::int64_t PartOf(std::int64_t bytes, std::int64_t r) const {
+    return bytes / query_.rows + (r < bytes % query_.rows ? 1 : 0);
   }
 
   const Functions& f_;

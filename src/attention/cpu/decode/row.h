@@ -1,7 +1,9 @@
 // One query head: from bounds of its scores to its answer.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "attention/cpu/decode/decode.h"
@@ -35,8 +37,8 @@ class Row {
 
   // Every key that has a weight.
   Answer Exact(const Bounds& bounds);
-  // Softmax on keys that hold at least 1 - epsilon of the mass.
-  Answer Within(const Bounds& bounds);
+  // Softmax on keys that hold at least 1 - epsilon of the mass. Nothing: all keys should be read.
+  std::optional<Answer> Within(const Bounds& bounds);
   // The keys that an approximation chooses. bounds: for a certificate, or null.
   Answer Selected(const Bounds* bounds);
 
@@ -64,7 +66,6 @@ class Row {
   // keys with a weight listed.
   Answer SolvedEntmax(std::size_t count);
   Answer SolvedSoftmax(std::size_t count);
-  Answer ReadAll();  // softmax
   std::int64_t BytesOfRows(std::size_t keys, std::size_t values) const;
 
   // The keys that an approximation chooses are listed.

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "attention/cpu/decode/row.h"
@@ -26,34 +27,23 @@ std::size_t BinOf(float e) {
   return bits >= one ? 0 : std::min<std::size_t>((one - bits) >> 21, kBins - 1);
 }
 
+// Where more than one key in so many must be read, all are, for all heads together: reading a tenth
+// of 65 536 keys one by one takes as long.
+constexpr std::uint32_t kFlat = 16;
+
 // An exponential that came out as 0 is no larger.
 constexpr double kVanished = 1.3e-38;
 
 }  // namespace
 
-Answer Row::ReadAll() {
-  const std::int64_t n = query_.visible.size();
-  std::uint32_t* index = s_.listed.Reserve(n + 16);
-  for (std::int64_t j = 0; j < n; ++j) {
-    index[j] = static_cast<std::uint32_t>(query_.visible.begin + j);
-  }
-  if (!Score(static_cast<std::size_t>(n))) return Broken();
-  Answer answer = LargestScore() == -kInfinity ? Nothing(out_, query_.value_dim, 0.0)
-                                               : SolvedSoftmax(static_cast<std::size_t>(n));
-  if (!Screened()) answer.bytes_read -= BytesOfRows(answer.scored, 0);
-  answer.scored = n;
-  answer.certificate = 0.0;
-  return answer;
-}
-
-Answer Row::Within(const Bounds& bounds) {
+std::optional<Answer> Row::Within(const Bounds& bounds) {
   const std::int64_t n = keys_.size();
   if (n == 0 || bounds.top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
   float* e = bounds.x;
   const double top = static_cast<double>(bounds.top), slack = Slack(bounds.top, bounds.product);
   // The bound of a key that is not finite says nothing, nor do those of vast scores. A soft cap may
   // make them finite, the product shows them.
-  if (!std::isfinite(top) || !(slack < 1.0)) return ReadAll();
+  if (!std::isfinite(top) || !(slack < 1.0)) return std::nullopt;
   // Of a bound, for the slack and for roundings of float32.
   const double inflate = std::exp(slack) * (1.0 + 1e-5);
   const double epsilon = query_.mode.epsilon;
@@ -89,6 +79,13 @@ Answer Row::Within(const Bounds& bounds) {
   }
   for (std::size_t bin = kBins; bin-- > 0;) tail[bin] += tail[bin + 1];
   for (std::size_t bin = 0; bin < kBins; ++bin) begin[bin + 1] += begin[bin];
+  // Z is at most the sum of the bounds that are read: so many bins at least.
+  std::size_t needed = 0;
+  while (needed < kBins &&
+         tail[needed] * inflate + never > ratio * (tail[0] - tail[needed] + sink)) {
+    ++needed;
+  }
+  if (begin[needed] > static_cast<std::uint32_t>(n) / kFlat) return std::nullopt;
   std::uint32_t* order = s_.order.Reserve(static_cast<std::int64_t>(count) + 16);
   {
     std::array<std::uint32_t, kBins + 1> at = begin;
@@ -119,7 +116,7 @@ Answer Row::Within(const Bounds& bounds) {
     unread = tail[bins] * inflate + never;
   }
 
-  if (unread > ratio * z) return ReadAll();
+  if (unread > ratio * z) return std::nullopt;
 
   // What was read, in ascending order.
   std::size_t read = 0;
