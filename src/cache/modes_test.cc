@@ -435,6 +435,31 @@ TEST(KvCacheModes, DistanceLeavesKeysUnread) {
   }
 }
 
+// Keys along the query have the products that their norms allow: the last key with a weight is as
+// near to the first that is left out as can be.
+TEST(KvCacheModes, DistanceLeavesNoKeyOutThatHasAWeight) {
+  for (std::int64_t tokens = 600; tokens < 680; tokens += 5) {
+    for (const double scale_invariant : {0.0, 40.0}) {
+      Case c{.tokens = tokens, .head_dim = 1, .value_dim = 4, .kv_heads = 1, .group = 1};
+      c.alpha = 1.1;
+      c.slopes = true;
+      c.scale_invariant = scale_invariant;
+      Rows q = Normal(1, c.dtype, 1, 1, 1), k = Normal(2, c.dtype, 1, tokens, 1);
+      const Rows v = Normal(3, c.dtype, 1, tokens, 4);
+      q.Set(0, 1.0);
+      for (std::int64_t j = 0; j < tokens; ++j) k.Set(j, 1.0);
+      KvCache cache(ShapeOf(c));
+      const KvCache::Sequence sequence = cache.Create();
+      cache.Append({.threads = 1}, sequence, 0, k.Array(), v.Array(), tokens);
+      const Answers found = OnCache(c, cache, sequence, q);
+      EXPECT_TRUE(found.Same(OnArrays(c, q, k, v))) << tokens;
+      EXPECT_GT(found.support[0], KvCache::kPage);
+      EXPECT_LT(found.scored[0], tokens / 2);
+      EXPECT_LE(found.certificate[0], 0.0);
+    }
+  }
+}
+
 TEST(KvCacheModes, BytesReadAreWhatThePagesSay) {
   const Case c{.dtype = DType::kBFloat16, .tokens = 700, .head_dim = 16, .value_dim = 8};
   const Rows q = Normal(1, c.dtype, 6, 1, 16), k = Normal(2, c.dtype, 2, 700, 16);
