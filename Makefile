@@ -42,14 +42,15 @@ sanitize: setup-clang
 	@cmake --build build-tsan -j $(JOBS) --target all tests
 	@$(PYTHON) scripts/run_tests.py --timeout 3600 --ctest build-dev --ctest build-tsan
 
-# An input that fails stays in build-fuzz/; `build-fuzz/bin/attention_fuzz FILE` repeats it.
+# Each for SECONDS. An input that fails stays in build-fuzz/; `build-fuzz/bin/NAME_fuzz FILE` repeats it.
 SECONDS ?= 600
+FUZZERS ?= attention cache
 fuzz: setup-clang
 	$(call configured,fuzz,build-fuzz)
-	@cmake --build build-fuzz -j $(JOBS) --target attention_fuzz
-	@mkdir -p build-fuzz/corpus
-	cd build-fuzz && bin/attention_fuzz -max_total_time=$(SECONDS) -max_len=2048 -len_control=0 \
-	  -print_final_stats=1 corpus
+	@cmake --build build-fuzz -j $(JOBS) --target $(addsuffix _fuzz,$(FUZZERS))
+	@cd build-fuzz && for name in $(FUZZERS); do \
+	  mkdir -p corpus/$$name && bin/$${name}_fuzz -max_total_time=$(SECONDS) -max_len=2048 -len_control=0 \
+	    -print_final_stats=1 corpus/$$name || exit 1; done
 
 # What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel. Once a week.
 weekly: lint check-wheel sanitize

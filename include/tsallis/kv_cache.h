@@ -44,6 +44,10 @@ enum class KeyScreen : std::uint8_t {
 
 struct KvCacheOptions {
   KeyScreen screen = KeyScreen::kBytes;
+  // What DecodeKeys::kTopPages and kGaussianPages choose pages by: 8 (head_dim + 1) bytes each a
+  // page and key head.
+  bool ranges = false;         // least and largest number of every column of a page's keys
+  bool moments = false;        // mean and variance of every column
   std::int64_t max_bytes = 0;  // of pages; 0: no limit
 };
 
@@ -91,12 +95,41 @@ class KvCache {
   void Read(Sequence sequence, std::int64_t layer, std::int64_t begin, std::int64_t end,
             const MutableArray4& k, const MutableArray4& v) const;
 
+  // A sequence as a file: rows of keys and values with checksums, which caches of the same shape
+  // load whatever their options. The file is written beside `path` and renamed when it is complete.
+  // A loaded sequence decodes to the same bits. Save() counts as reading. Both throw
+  // std::system_error where the system refuses; Load() also InvalidArgument where the file is
+  // damaged, cut short, not of this kind or of another shape, and CacheFull, and then has added
+  // nothing.
+  void Save(Sequence sequence, const std::string& path) const;
+  Sequence Load(const Context& context, const std::string& path);
+
   KvCacheUse Use() const;
 
  private:
   friend class CacheReader;
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// Which keys Decode() gives a weight.
+enum class DecodeKeys : std::uint8_t {
+  kExact,   // every key that has one
+  kWithin,  // softmax: keys that hold at least 1 - epsilon of the mass, which is proved
+  // Approximations, which prove nothing by themselves. Pages of 64 keys are chosen for each query
+  // head, the newest one always.
+  kTopPages,       // the largest bounds by ranges (Quest: Tang et al. 2024, section 3.2)
+  kGaussianPages,  // the largest quantiles of a page's best score by moments (EntmaxKV, 2026)
+  kFirstAndLast,   // the first tokens and the newest (StreamingLLM: Xiao et al. 2024)
+};
+
+struct DecodeMode {
+  DecodeKeys keys = DecodeKeys::kExact;
+  double epsilon = 1e-3;  // kWithin: between 0 and 1. Entmax is exact
+  std::int64_t budget =
+      1024;                // the approximations: tokens, >= 1, of whole pages; at least one page
+  std::int64_t first = 4;  // kFirstAndLast: of the budget, tokens at the beginning
+  double quantile = 0.5;   // kGaussianPages: between 0 and 1, of the largest of 64 scores
 };
 
 // Attention of the newest tokens of sequences on all their tokens: query i of q_len stands at token
@@ -115,9 +148,11 @@ struct DecodeParams {
   // [batch]: tokens before this one are not seen (padding on the left); null: all are.
   const std::int64_t* begin = nullptr;
   AttentionTerms terms;  // without a bias
+  DecodeMode mode;
 };
 
-// As AttentionOutputs; everything but `out` may be null.
+// As AttentionOutputs; everything but `out` may be null. Where a mode leaves keys out, tau,
+// support, entropy and maximum are those of the keys that were read.
 struct DecodeOutputs {
   MutableArray4 out;  // [batch, heads, q_len, value_dim], the dtype of q
   // [batch, heads, q_len] each
@@ -125,16 +160,25 @@ struct DecodeOutputs {
   std::int64_t* support_size = nullptr;
   double* entropy = nullptr;
   double* maximum = nullptr;
-  // The largest bound of a key that was not scored, minus tau, in z = (alpha - 1) s: 0 or less
-  // proves that it has no weight. -inf where every key was scored.
+  // Entmax: the largest bound of a key that was not scored, minus tau, in z = (alpha - 1) s; 0 or
+  // less proves that the output is exact, and -inf says that every key was scored. Softmax: no
+  // larger part of the mass lies on keys that were not scored; 0 if there are none. An
+  // approximation reads the bytes of all keys for it (the rows in a cache without).
   double* certificate = nullptr;
+  // The part of the weights that the exact answer gives to keys that were not scored: costs a pass
+  // over all rows of keys.
+  double* lost = nullptr;
   std::int64_t* scored = nullptr;  // keys that were scored from their rows
+  // Bytes of keys, values and what is kept beside them that the answer needed; neither certificate
+  // nor lost count. What heads read together is divided among them, so that the sum over heads is
+  // what was read.
+  std::int64_t* bytes_read = nullptr;
 };
 
-// The output has the same bits as AttentionForward's for one query on the same keys in one array,
-// whatever pages they lie in, however they were screened, whoever shares the call, and for any
-// number of threads; but where a product of a query and a key is 2^24 or more.
-// Throws InvalidArgument.
+// With DecodeKeys::kExact the output has the same bits as AttentionForward's for one query on the
+// same keys in one array, whatever pages they lie in, however they were screened, whoever shares
+// the call, and for any number of threads; but where a product of a query and a key is 2^24 or
+// more. Throws InvalidArgument.
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
             const DecodeOutputs& outputs);
 

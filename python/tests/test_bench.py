@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from tsallis.bench import attention, cases, figure, peers
+from tsallis.bench import attention, cases, decode_modes, figure, peers
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("ours", "peer")
@@ -346,6 +347,8 @@ def test_decode(tmp_path):
     assert json.loads(done.stdout) == found
     assert {row["peer"] for row in found["rows"]} == {"rows", "tensors", "gqa", "repeated", "cat"}
     assert {row["dtype"] for row in found["rows"]} == {"bfloat16", "float32"}
+    assert found["memory_bytes_per_s"] > 1e8
+    assert "GB/s read by 1 threads" in done.stderr
     for row in found["rows"]:
         assert 0 < row["support"] <= row["scored"] <= row["n"] == 512
         assert row["speedup"] > 0
@@ -357,6 +360,29 @@ def test_decode(tmp_path):
         refused = decode(*arguments)
         assert refused.returncode == 2
         assert why in refused.stderr
+
+
+def test_modes_of_decoding_on_trained_heads():
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 1500, 16, generator=generator) for _ in range(3))
+    inputs = (8.0 * q, k, v)  # sharp heads: flat ones are read whole
+    case = cases.Case("small-model-0", 1500, "float32", d=16, inputs=inputs)
+    rows = [
+        *decode_modes.measure(case),
+        *decode_modes.measure(replace(case, kind="soft-1", map="softmax", alpha=None)),
+    ]
+    found = {(row["model"], row["mode"]): row for row in decode_modes.summaries(rows)}
+    assert len(decode_modes.line(rows[0] | {"model": "x"})) == len(decode_modes.TITLE)
+    for model in ("small-model", "soft"):
+        exact = found[model, "exact"]
+        assert exact["mass"] == exact["whole"] == exact["proved"] == 1.0
+        few, many = found[model, "top pages 256"], found[model, "top pages 1024"]
+        assert few["mass"] < many["mass"] <= 1.0
+        assert few["bytes_read"] < many["bytes_read"]
+    assert ("small-model", "within 0.1") not in found, "entmax is exact"
+    assert found["soft", "within 0.1"]["least_mass"] >= 0.9
+    assert found["soft", "within 0.001"]["proved"] == 1.0
+    assert found["soft", "within 0.1"]["scored"] < found["soft", "within 0.001"]["scored"]
 
 
 def test_inputs_that_are_not_there(tmp_path):

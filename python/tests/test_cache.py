@@ -118,6 +118,86 @@ def test_a_budget_holds_and_nothing_is_half_done():
     assert (len(a), len(b)) == (64, 1)
 
 
+MODES = [
+    tsallis.Within(0.01),
+    tsallis.TopPages(256),
+    tsallis.GaussianPages(256, 0.9),
+    tsallis.FirstAndLast(256, first=8),
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: type(mode).__name__)
+@pytest.mark.parametrize("map_", ["entmax", "softmax"])
+def test_modes_say_what_they_lose(mode, map_):
+    cache, sequences, keys = filled([1000, 90], ranges=True, moments=True)
+    q = drawn(9, 2, HEADS, 1, DIM, spread=2.0)
+    names = ("certificate", "lost", "scored", "bytes_read")
+    out, found = tsallis.decode(q, cache, 0, sequences, map=map_, mode=mode, returns=names)
+    exact, all_ = tsallis.decode(q, cache, 0, sequences, map=map_, returns=names)
+    assert torch.equal(out, tsallis.decode(q, cache, 0, sequences, map=map_, mode=mode))
+    assert (all_.lost == 0.0).all()
+    largest = max(v.norm(dim=-1).max() for _, v in keys)
+    assert ((out - exact).norm(dim=-1) <= 2.0 * found.lost.float() * largest + 1e-4).all()
+    if map_ == "softmax":
+        assert (found.lost <= found.certificate + 1e-6).all()
+    else:
+        same = (found.certificate <= 0.0)[..., None].expand_as(out)
+        assert torch.equal(out[same], exact[same])
+    if isinstance(mode, tsallis.Within):
+        assert (found.certificate <= (0.01 if map_ == "softmax" else 0.0)).all()
+    else:
+        assert (found.scored[0] < 1000).all()
+        assert (found.lost[0] > 0.0).any()
+        assert (found.lost[1] == 0.0).all(), "the short sequence is read whole"
+    assert (found.bytes_read > 0).all()
+
+
+def test_mistakes_about_modes_are_named():
+    cache, (a,), _ = filled([5])
+    q = drawn(1, 1, HEADS, 1, DIM)
+    for mode, why in [
+        (tsallis.TopPages(64), "mode: expected a cache that keeps ranges, got one without"),
+        (tsallis.GaussianPages(64), "mode: expected a cache that keeps moments"),
+        (tsallis.FirstAndLast(0), "mode.budget: expected 1 token or more, got 0"),
+        (tsallis.FirstAndLast(9, -1), "mode.first: expected 0 or more, got -1"),
+        (tsallis.Within(1.0), "mode.epsilon: expected a number between 0 and 1"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            tsallis.decode(q, cache, 0, [a], mode=mode)
+    with pytest.raises(TypeError, match="mode: expected None, Within, TopPages"):
+        tsallis.decode(q, cache, 0, [a], mode="within")
+    with pytest.raises(TypeError, match=r"mode\.epsilon: expected a number"):
+        tsallis.decode(q, cache, 0, [a], mode=tsallis.Within("small"))
+    with pytest.raises(TypeError, match="ranges: expected True or False, got 1"):
+        tsallis.KVCache(1, 2, 8, ranges=1)
+
+
+def test_a_sequence_is_saved_and_loaded(tmp_path):
+    cache, (a,), _ = filled([300], torch.bfloat16)
+    cache.save(a, tmp_path / "prompt")
+    other = tsallis.KVCache(1, KV_HEADS, DIM, value_dim=VALUE_DIM, screen="none")
+    b = other.load(str(tmp_path / "prompt"))
+    q = drawn(9, 1, HEADS, 1, DIM, dtype=torch.bfloat16)
+    assert torch.equal(tsallis.decode(q, other, 0, [b]), tsallis.decode(q, cache, 0, [a]))
+    fork = b.fork(10)
+    other.save(fork, tmp_path / "prompt")  # replaces it
+    assert len(cache.load(tmp_path / "prompt")) == 10
+
+    whole = (tmp_path / "prompt").read_bytes()
+    (tmp_path / "damaged").write_bytes(whole[:-7] + b"x" + whole[-6:])
+    with pytest.raises(ValueError, match=r"damaged, which is damaged: its checksum is"):
+        cache.load(tmp_path / "damaged")
+    with pytest.raises(ValueError, match=r"a sequence of a cache like this one \(1 layers"):
+        tsallis.KVCache(1, KV_HEADS, DIM).load(tmp_path / "prompt")
+    with pytest.raises(OSError, match="missing: cannot be read: No such file or directory"):
+        cache.load(tmp_path / "missing")
+    with pytest.raises(OSError, match="cannot be written"):
+        cache.save(a, tmp_path / "no" / "folder")
+    with pytest.raises(ValueError, match="sequences: expected those of this cache"):
+        cache.save(b, tmp_path / "prompt")
+    assert cache.use().sequences == 1
+
+
 def test_mistakes_are_named():
     cache, (a,), _ = filled([5])
     other, (foreign,), _ = filled([5])

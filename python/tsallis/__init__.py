@@ -7,6 +7,7 @@ in ``build/lib`` of the repository that holds it.
 
 from tsallis import _ops, _vmap, functional, nn
 from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
+from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
     AttentionExtras,
@@ -38,8 +39,13 @@ __all__ = [
     "CacheUse",
     "CachedSequence",
     "DecodeExtras",
+    "DecodeMode",
+    "FirstAndLast",
+    "GaussianPages",
     "KVCache",
     "RowStats",
+    "TopPages",
+    "Within",
     "adaptive_temperature_softmax",
     "attention",
     "budget",

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from tsallis._call import number
+from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 
 __all__ = ["CacheFull", "CacheUse", "CachedSequence", "DecodeExtras", "KVCache", "decode"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _SCREENS = ("bytes", "none")
-_STATISTICS = ("tau", "support_size", "entropy", "maximum", "certificate", "scored")
-Statistic = Literal["tau", "support_size", "entropy", "maximum", "certificate", "scored"]
+Statistic = Literal[
+    "tau",
+    "support_size",
+    "entropy",
+    "maximum",
+    "certificate",
+    "lost",
+    "scored",
+    "bytes_read",
+]
+_STATISTICS = get_args(Statistic)
 
 
 class CacheFull(RuntimeError):
@@ -52,9 +63,16 @@ class DecodeExtras:
         support_size: keys with a weight > 0. int64.
         entropy: of the weights, in nats. float64.
         maximum: the largest score. float64.
-        certificate: the largest bound of a key that was not scored, minus tau, in z; 0 or less
-            proves that no such key has a weight. -inf where every key was scored. float64.
+        certificate: entmax: the largest bound of a key that was not scored, minus tau, in z; 0 or
+            less proves that the output is exact, -inf where every key was scored. Softmax: no
+            larger part of the mass lies on keys that were not scored. float64.
+        lost: the part of the weights that the exact answer gives to keys that were not scored; it
+            costs a pass over all rows of keys. float64.
         scored: keys that were scored from their rows. int64.
+        bytes_read: of keys, values and what is kept beside them, for the answer alone; what heads
+            read together is divided among them. int64.
+
+    With a ``mode`` the others are of the keys that were read.
     """
 
     tau: Tensor | None = None
@@ -62,7 +80,9 @@ class DecodeExtras:
     entropy: Tensor | None = None
     maximum: Tensor | None = None
     certificate: Tensor | None = None
+    lost: Tensor | None = None
     scored: Tensor | None = None
+    bytes_read: Tensor | None = None
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -73,6 +93,15 @@ def _call(function: Any, *arguments: Any) -> Any:
         if text.startswith("the cache is full"):
             raise CacheFull(text) from None
         raise
+
+
+def _file_call(function: Any, *arguments: Any) -> Any:
+    try:
+        return _call(function, *arguments)
+    except CacheFull:
+        raise
+    except RuntimeError as error:
+        raise OSError(str(error).split("\n")[0]) from None
 
 
 class CachedSequence:
@@ -121,6 +150,29 @@ def _index(value: Any, name: str) -> int:
     return value
 
 
+def _flag(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"{name}: expected True or False, got {value!r}")
+
+
+def _mode(mode: Any) -> tuple[str, float, int, int, float]:
+    """The name, epsilon, budget, first and quantile that the operator takes."""
+    if mode is None:
+        return "exact", 0.5, 1, 0, 0.5
+    if isinstance(mode, Within):
+        return "within", number(mode.epsilon, "mode.epsilon"), 1, 0, 0.5
+    if not isinstance(mode, TopPages | GaussianPages | FirstAndLast):
+        expected = "None, Within, TopPages, GaussianPages or FirstAndLast"
+        raise TypeError(f"mode: expected {expected}, got {mode!r}")
+    budget = _index(mode.budget, "mode.budget")
+    if isinstance(mode, TopPages):
+        return "top_pages", 0.5, budget, 0, 0.5
+    if isinstance(mode, GaussianPages):
+        return "gaussian_pages", 0.5, budget, 0, number(mode.quantile, "mode.quantile")
+    return "first_and_last", 0.5, budget, _index(mode.first, "mode.first"), 0.5
+
+
 def _tensor(value: Any, name: str, *, optional: bool = False) -> Any:
     if isinstance(value, Tensor) or (optional and value is None):
         return value
@@ -142,6 +194,9 @@ class KVCache:
         dtype: torch.bfloat16, torch.float16 or torch.float32.
         screen: "bytes" keeps head_dim + 12 bytes more a key and head, with which `decode` skips the
             keys that have no weight; "none": every key is scored from its row.
+        ranges: keeps what `TopPages` chooses by: 8 (head_dim + 1) bytes more a page of 64 tokens
+            and head.
+        moments: likewise for `GaussianPages`.
         max_bytes: of pages; 0: no limit. An append that does not fit raises `CacheFull`.
 
     Raises:
@@ -158,6 +213,8 @@ class KVCache:
         value_dim: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
         screen: Literal["bytes", "none"] = "bytes",
+        ranges: bool = False,
+        moments: bool = False,
         max_bytes: int = 0,
     ) -> None:
         if dtype not in _DTYPES:
@@ -172,7 +229,8 @@ class KVCache:
             _index(head_dim if value_dim is None else value_dim, "value_dim"),
         )
         made = torch.classes.tsallis.KvCache
-        self._cache = _call(made, *sizes, dtype, screen == "bytes", _index(max_bytes, "max_bytes"))
+        kept = screen == "bytes", _flag(ranges, "ranges"), _flag(moments, "moments")
+        self._cache = _call(made, *sizes, dtype, *kept, _index(max_bytes, "max_bytes"))
         self.layers, self.kv_heads, self.head_dim, self.value_dim = sizes
         self.dtype = dtype
 
@@ -199,6 +257,32 @@ class KVCache:
         tensors = _tensor(k, "k"), _tensor(v, "v")
         _call(self._cache.append, _index(layer, "layer"), handles, *tensors)
 
+    def save(self, sequence: CachedSequence, path: str | os.PathLike[str]) -> None:
+        """Writes the keys and values of a sequence to a file, with checksums.
+
+        The file is written beside ``path`` and renamed when it is complete: what stood there
+        before stays until then.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: the sequence is not of this cache.
+        """
+        (handle,) = self._handles([sequence])
+        _file_call(self._cache.save, handle, os.fspath(path))
+
+    def load(self, path: str | os.PathLike[str]) -> CachedSequence:
+        """A new sequence with the tokens that `save` wrote, of this or of another cache.
+
+        The cache must have the shape and the dtype of the one that saved; its other options may
+        differ. `decode` gives the same bits on both.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is damaged, cut short, no saved sequence, or of another shape.
+            CacheFull: it does not fit; nothing was added.
+        """
+        return CachedSequence(self, _file_call(self._cache.load, os.fspath(path)))
+
     def use(self) -> CacheUse:
         """What the cache holds now."""
         return CacheUse(*self._cache.use())
@@ -218,6 +302,7 @@ def decode(
     *,
     map: Literal["entmax", "softmax"] = "entmax",
     alpha: float | Tensor = 1.5,
+    mode: DecodeMode | None = None,
     window: int | None = None,
     begin: SequenceOf[int] | None = None,
     scale: float | None = None,
@@ -230,8 +315,9 @@ def decode(
 ) -> Any:
     """Attention of the newest tokens of sequences on all their tokens, exact and sparse.
 
-    Query i of q_len stands at token len - q_len + i and sees no later one. The output has the same
-    bits as `tsallis.attention` of one query with the same keys in one tensor. No gradients.
+    Query i of q_len stands at token len - q_len + i and sees no later one. Without a ``mode`` the
+    output has the same bits as `tsallis.attention` of one query with the same keys in one tensor.
+    No gradients.
 
     Args:
         q: [sequences, heads, q_len, head_dim] of the cache's dtype; heads is a multiple of
@@ -241,6 +327,8 @@ def decode(
         sequences: of the cache; their lengths may differ.
         map: "entmax" or "softmax".
         alpha: of entmax: 1, or from 1.1 to 4; a tensor [heads]: one for each.
+        mode: `Within`, for softmax with a proved bound of what is lost; or an approximation,
+            `TopPages`, `GaussianPages` or `FirstAndLast`. None: exact.
         window: keys from i - window on are visible; None: all before.
         begin: for each sequence, the first token that may be seen: those before are padding. None:
             all may be.
@@ -260,7 +348,7 @@ def decode(
         ValueError: names the argument, what was expected and what came.
         TypeError: likewise, for a value of the wrong type.
     """
-    names = (returns,) if isinstance(returns, str) else tuple(returns)
+    names = (returns,) if isinstance(returns, str) else tuple(dict.fromkeys(returns))
     for name in names:
         if name not in _STATISTICS:
             known = ", ".join(_STATISTICS)
@@ -275,7 +363,8 @@ def decode(
         _index(layer, "layer"),
         cache._handles(sequences),
         None if begin is None else [_index(token, "begin") for token in begin],
-        bool(names),
+        list(names),
+        *_mode(mode),
         map,
         1.5 if heads is not None else number(alpha, "alpha"),
         heads,
@@ -289,5 +378,4 @@ def decode(
     )
     if not names:
         return out
-    found = dict(zip(_STATISTICS, statistics, strict=True))
-    return out, DecodeExtras(**{name: found[name] for name in names})
+    return out, DecodeExtras(**dict(zip(names, statistics, strict=True)))

@@ -157,6 +157,18 @@ struct HeadTerms {
     return distances == nullptr ? derivative
                                 : derivative * static_cast<double>(*distances->a(distance));
   }
+  // The largest score of a key at a distance in [nearest, farthest], 0 <= nearest, whose unit x is
+  // `x` at most.
+  double Ceiling(double x, std::int64_t nearest, std::int64_t farthest) const {
+    if (softcap != 0.0) x = softcap * std::tanh(x / softcap);
+    if (distances != nullptr) {
+      // a x + unit (1 - a^2) rises until a = x / (2 unit).
+      const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances->a(nearest)),
+                                  static_cast<double>(*distances->a(farthest)));
+      x = a * x + unit * (1.0 - a * a);
+    }
+    return x - slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
+  }
   // How much further than x a score may move, at distances up to `farthest`.
   double Stretch(std::int64_t farthest) const {
     return distances == nullptr ? 1.0 : static_cast<double>(*distances->a(farthest));

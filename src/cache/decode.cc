@@ -20,6 +20,33 @@ void CheckAlpha(const std::string& name, double alpha) {
   throw InvalidArgument(name, "1, or a number from 1.1 to 4", to_string(alpha));
 }
 
+void CheckMode(const KvCacheOptions& options, const DecodeMode& mode) {
+  const auto number = [](const char* name, double value) {
+    if (value > 0.0 && value < 1.0) return;
+    throw InvalidArgument(name, "a number between 0 and 1", to_string(value));
+  };
+  switch (mode.keys) {
+    case DecodeKeys::kExact: return;
+    case DecodeKeys::kWithin: return number("mode.epsilon", mode.epsilon);
+    case DecodeKeys::kTopPages:
+      if (options.ranges) break;
+      throw InvalidArgument("mode", "a cache that keeps ranges", "one without");
+    case DecodeKeys::kGaussianPages:
+      if (!options.moments) {
+        throw InvalidArgument("mode", "a cache that keeps moments", "one without");
+      }
+      number("mode.quantile", mode.quantile);
+      break;
+    case DecodeKeys::kFirstAndLast:
+      if (mode.first >= 0) break;
+      throw InvalidArgument("mode.first", "0 or more", to_string(mode.first));
+    default: throw InvalidArgument("mode.keys", "one of DecodeKeys", "another number");
+  }
+  if (mode.budget < 1) {
+    throw InvalidArgument("mode.budget", "1 token or more", to_string(mode.budget));
+  }
+}
+
 void CheckDecode(const KvCache& cache, const DecodeParams& params) {
   if (params.map != RowMap::kEntmax && params.map != RowMap::kSoftmax) {
     throw InvalidArgument("map", "entmax or softmax", Name(params.map));
@@ -42,6 +69,7 @@ void CheckDecode(const KvCache& cache, const DecodeParams& params) {
     throw InvalidArgument("q", std::string("the dtype of the cache, ") + Name(cache.shape().dtype),
                           Name(params.q.dtype));
   }
+  CheckMode(cache.options(), params.mode);
   if (params.batch > 0 && params.sequences == nullptr) {
     throw InvalidArgument("sequences", to_string(params.batch) + " of them", "null");
   }
@@ -68,6 +96,7 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   call.mask.left = params.left;
   call.terms = params.terms;
   std::vector<const std::byte* const*> tables;
+  std::vector<const float*> norms;
   std::vector<std::int64_t> ends;
   for (std::int64_t b = 0; b < params.batch; ++b) {
     const CacheReader reader(cache, params.sequences[b], params.layer);
@@ -85,6 +114,7 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
           to_string(begin));
     }
     tables.push_back(reader.pages());
+    norms.push_back(reader.key_norms());
     ends.push_back(reader.length());
     call.k_len = std::max(call.k_len, reader.length());
   }
@@ -108,13 +138,22 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
                             .value_offset = layer + layout.values,
                             .value_head = layout.value_head,
                             .byte_offset = layout.byte_head > 0 ? layer + layout.bytes : -1,
-                            .byte_head = layout.byte_head};
+                            .byte_head = layout.byte_head,
+                            .range_offset = layout.ranges < 0 ? -1 : layer + layout.ranges,
+                            .moment_offset = layout.moments < 0 ? -1 : layer + layout.moments,
+                            .fact_head = layout.fact_head,
+                            .key_norms = norms.data()};
   std::vector<RowBlock> rows;
   for (std::int64_t b = 0; b < params.batch; ++b) {
     for (std::int64_t h = 0; h < params.heads; ++h) rows.push_back({b, h, {0, params.q_len}});
   }
   decode::Forward(context, call, &pages, results,
-                  {.certificate = outputs.certificate, .scored = outputs.scored}, rows, nullptr);
+                  {.mode = params.mode,
+                   .certificate = outputs.certificate,
+                   .lost = outputs.lost,
+                   .scored = outputs.scored,
+                   .bytes_read = outputs.bytes_read},
+                  rows, nullptr);
 }
 
 }  // namespace tsallis

@@ -1,13 +1,8 @@
 #include "tsallis/kv_cache.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -16,6 +11,7 @@
 #include "attention/check.h"
 #include "attention/cpu/decode/decode.h"
 #include "attention/geometry.h"
+#include "cache/page_pool.h"
 #include "cache/reader.h"
 #include "core/parallel.h"
 #include "simplex/elements.h"
@@ -26,11 +22,6 @@ namespace {
 
 using std::to_string;
 
-constexpr std::int64_t kSlabBytes = std::int64_t{4} << 20;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
-std::int64_t RoundUp(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
-
 void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
   if (size >= 1 && size <= most) return;
   throw InvalidArgument(name, "a size from 1 to " + to_string(most), to_string(size));
@@ -39,76 +30,6 @@ void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
 }  // namespace
 
 static_assert(KvCache::kPage == HeadRows::kPage);
-
-// Pages, and who uses them.
-class PagePool {
- public:
-  PagePool(std::int64_t page_bytes, std::int64_t max_bytes)
-      : page_bytes_(page_bytes),
-        max_pages_(max_bytes > 0 ? max_bytes / page_bytes : INT64_MAX),
-        slab_pages_(std::max<std::int64_t>(1, kSlabBytes / page_bytes)) {}
-  ~PagePool() {
-    for (std::byte* slab : slabs_) std::free(slab);
-  }
-  PagePool(const PagePool&) = delete;
-  PagePool& operator=(const PagePool&) = delete;
-
-  // A page for one user.
-  std::byte* Take() {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) Grow();
-    std::byte* page = free_.back();
-    free_.pop_back();
-    users_[page] = 1;
-    return page;
-  }
-  void Share(std::byte* page) {
-    const std::lock_guard lock(mutex_);
-    ++users_.at(page);
-  }
-  void Leave(std::byte* page) {
-    const std::lock_guard lock(mutex_);
-    const auto found = users_.find(page);
-    if (--found->second > 0) return;
-    users_.erase(found);
-    free_.push_back(page);
-  }
-  bool IsShared(std::byte* page) const {
-    const std::lock_guard lock(mutex_);
-    return users_.at(page) > 1;
-  }
-  void Account(KvCacheUse* use) const {
-    const std::lock_guard lock(mutex_);
-    use->pages = static_cast<std::int64_t>(users_.size());
-    use->page_bytes = page_bytes_;
-    use->bytes = (use->pages + static_cast<std::int64_t>(free_.size())) * page_bytes_;
-    for (const auto& [page, users] : users_) use->shared_pages += users > 1 ? 1 : 0;
-  }
-
- private:
-  void Grow() {
-    const auto used = static_cast<std::int64_t>(users_.size());
-    const std::int64_t pages = std::min(slab_pages_, max_pages_ - used);
-    if (pages < 1) {
-      throw CacheFull("the cache is full: " + to_string(used) + " pages of " +
-                      to_string(page_bytes_) + " bytes are in use, and max_bytes allows no more");
-    }
-    const auto bytes = static_cast<std::size_t>(
-        RoundUp(pages * page_bytes_, static_cast<std::int64_t>(kHugePage)));
-    slabs_.reserve(slabs_.size() + 1);
-    free_.reserve(users_.size() + static_cast<std::size_t>(pages));
-    auto* slab = static_cast<std::byte*>(std::aligned_alloc(kHugePage, bytes));
-    if (slab == nullptr) throw std::bad_alloc();
-    madvise(slab, bytes, MADV_HUGEPAGE);  // slower without, not wrong
-    slabs_.push_back(slab);
-    for (std::int64_t i = pages; i-- > 0;) free_.push_back(slab + i * page_bytes_);
-  }
-
-  std::int64_t page_bytes_, max_pages_, slab_pages_;
-  mutable std::mutex mutex_;
-  std::vector<std::byte*> slabs_, free_;
-  std::unordered_map<std::byte*, std::int64_t> users_;
-};
 
 // A page holds, for every layer and key head, rows of keys, rows of values, and the keys' bytes.
 struct KvCache::State {
@@ -121,6 +42,9 @@ struct KvCache::State {
   struct Tokens {
     std::vector<std::int64_t> length;  // [layers]
     std::vector<std::byte*> pages;     // of the longest layer
+    // [layers][kv_heads]: no key has a larger norm. Tokens that are forgotten may leave it too
+    // large.
+    std::vector<float> key_norms;
 
     std::int64_t Shortest() const { return *std::min_element(length.begin(), length.end()); }
     std::int64_t Longest() const { return *std::max_element(length.begin(), length.end()); }
@@ -139,6 +63,12 @@ struct KvCache::State {
     sequences.emplace(next, std::move(tokens));
     return next++;
   }
+  // Forgets the tokens of a layer from `length` on.
+  void Shorten(Tokens& tokens, std::int64_t layer, std::int64_t length) {
+    std::int64_t& own = tokens.length[static_cast<std::size_t>(layer)];
+    own = std::min(own, length);
+    if (own == 0) std::fill_n(&tokens.key_norms[0] + layer * shape.kv_heads, shape.kv_heads, 0.0f);
+  }
   // Gives back what no layer reaches.
   void DropPages(Tokens& tokens) {
     const auto pages = static_cast<std::size_t>((tokens.Longest() + kPage - 1) / kPage);
@@ -147,6 +77,10 @@ struct KvCache::State {
       tokens.pages.pop_back();
     }
   }
+  // Writes `count` rows of a head behind the tokens of a layer, and what is kept beside them.
+  // floats: [head_dim], of the calling thread.
+  void Put(Tokens& tokens, std::int64_t layer, std::int64_t head, const HeadRows& keys,
+           const HeadRows& values, std::int64_t count, float* floats) const;
   void CheckLayer(std::int64_t layer) const {
     if (layer >= 0 && layer < shape.layers) return;
     throw InvalidArgument("layer", "one from 0 to " + to_string(shape.layers - 1),
@@ -170,6 +104,7 @@ CacheLayout CacheLayout::Of(const KvCacheShape& shape, const KvCacheOptions& opt
   layout.value_head = RoundUp(KvCache::kPage * shape.value_dim * element, 64);
   layout.byte_head =
       options.screen == KeyScreen::kNone ? 0 : RoundUp(decode::PageBytes(shape.head_dim), 64);
+  layout.fact_head = RoundUp(decode::FactBytes(shape.head_dim), 64);
   std::int64_t at = 0;
   const auto place = [&](std::int64_t head, std::int64_t* begin) {
     *begin = at;
@@ -177,6 +112,8 @@ CacheLayout CacheLayout::Of(const KvCacheShape& shape, const KvCacheOptions& opt
   };
   // The bytes of a layer lie side by side: a page of them is what screening reads.
   place(layout.byte_head, &layout.bytes);
+  if (options.ranges) place(layout.fact_head, &layout.ranges);
+  if (options.moments) place(layout.fact_head, &layout.moments);
   place(layout.key_head, &layout.keys);
   place(layout.value_head, &layout.values);
   layout.layer = at;
@@ -213,6 +150,8 @@ const KvCacheOptions& KvCache::options() const { return state_->options; }
 KvCache::Sequence KvCache::Create() {
   auto tokens = std::make_unique<State::Tokens>();
   tokens->length.assign(static_cast<std::size_t>(state_->shape.layers), 0);
+  tokens->key_norms.assign(static_cast<std::size_t>(state_->shape.layers * state_->shape.kv_heads),
+                           0.0f);
   return state_->Add(std::move(tokens));
 }
 
@@ -226,6 +165,7 @@ KvCache::Sequence KvCache::Fork(Sequence from, std::int64_t length) {
   if (length < 0) length = most;
   auto tokens = std::make_unique<State::Tokens>();
   tokens->length.assign(static_cast<std::size_t>(state_->shape.layers), length);
+  tokens->key_norms = other.key_norms;
   tokens->pages.assign(other.pages.begin(), other.pages.begin() + (length + kPage - 1) / kPage);
   const std::vector<std::byte*> pages = tokens->pages;
   for (std::byte* page : pages) state_->pool.Share(page);
@@ -247,7 +187,9 @@ void KvCache::Free(Sequence sequence) {
 void KvCache::Truncate(Sequence sequence, std::int64_t length) {
   State::Tokens& tokens = state_->Of(sequence);
   if (length < 0) throw InvalidArgument("length", "0 or more", to_string(length));
-  for (std::int64_t& own : tokens.length) own = std::min(own, length);
+  for (std::int64_t layer = 0; layer < state_->shape.layers; ++layer) {
+    state_->Shorten(tokens, layer, length);
+  }
   state_->DropPages(tokens);
 }
 
@@ -255,8 +197,7 @@ void KvCache::TruncateLayer(Sequence sequence, std::int64_t layer, std::int64_t 
   State::Tokens& tokens = state_->Of(sequence);
   state_->CheckLayer(layer);
   if (length < 0) throw InvalidArgument("length", "0 or more", to_string(length));
-  std::int64_t& own = tokens.length[static_cast<std::size_t>(layer)];
-  own = std::min(own, length);
+  state_->Shorten(tokens, layer, length);
   state_->DropPages(tokens);
 }
 
@@ -284,6 +225,48 @@ void CopyRow(const HeadRows& rows, std::int64_t from, std::int64_t columns, std:
 }
 
 }  // namespace
+
+void KvCache::State::Put(Tokens& tokens, std::int64_t layer, std::int64_t head,
+                         const HeadRows& keys, const HeadRows& values, std::int64_t count,
+                         float* floats) const {
+  const auto element = static_cast<std::int64_t>(SizeOf(shape.dtype));
+  const std::int64_t length = tokens.length[static_cast<std::size_t>(layer)];
+  float& norm = tokens.key_norms[static_cast<std::size_t>(layer * shape.kv_heads + head)];
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t slot = (length + i) % kPage;
+    std::byte* page =
+        tokens.pages[static_cast<std::size_t>((length + i) / kPage)] + layer * layout.layer;
+    std::byte* rows = page + layout.keys + head * layout.key_head;
+    const auto load = [&](std::int64_t row) {
+      for (std::int64_t x = 0; x < shape.head_dim; ++x) {
+        floats[x] = LoadElement<float>(rows + row * shape.head_dim * element, shape.dtype, x);
+      }
+    };
+    CopyRow(keys, i, shape.head_dim, rows + slot * shape.head_dim * element);
+    CopyRow(values, i, shape.value_dim,
+            page + layout.values + head * layout.value_head + slot * shape.value_dim * element);
+    load(slot);
+    norm = std::max(norm, decode::NormOf(floats, shape.head_dim));
+    if (layout.byte_head > 0) {
+      decode::PutKey(floats, shape.head_dim, slot, page + layout.bytes + head * layout.byte_head);
+    }
+    const auto note = [&](std::int64_t at, const auto& put) {
+      if (at < 0) return;
+      std::byte* facts = page + at + head * layout.fact_head;
+      // Those of a page that was cut are of keys that are gone.
+      if (slot > 0 && decode::CountAt(facts) != slot) {
+        for (std::int64_t row = 0; row < slot; ++row) {
+          load(row);
+          put(floats, shape.head_dim, row, facts);
+        }
+        load(slot);
+      }
+      put(floats, shape.head_dim, slot, facts);
+    };
+    note(layout.ranges, decode::PutRange);
+    note(layout.moments, decode::PutMoments);
+  }
+}
 
 void KvCache::Append(const Context& context, Sequence sequence, std::int64_t layer,
                      const ConstArray4& k, const ConstArray4& v, std::int64_t count) {
@@ -322,28 +305,11 @@ void KvCache::Append(const Context& context, Sequence sequence, std::int64_t lay
     std::memcpy(page, tokens.pages[at], static_cast<std::size_t>(s.layout.page_bytes));
     s.pool.Leave(std::exchange(tokens.pages[at], page));
   }
-  const auto element = static_cast<std::int64_t>(SizeOf(s.shape.dtype));
   ParallelFor(context, s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t stop) {
     std::vector<float> floats(static_cast<std::size_t>(s.shape.head_dim));
     for (std::int64_t head = begin; head < stop; ++head) {
-      const HeadRows keys = HeadRows::Of(k, 0, head), values = HeadRows::Of(v, 0, head);
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t slot = (length + i) % kPage;
-        std::byte* page =
-            tokens.pages[static_cast<std::size_t>((length + i) / kPage)] + layer * s.layout.layer;
-        std::byte* key =
-            page + s.layout.keys + head * s.layout.key_head + slot * s.shape.head_dim * element;
-        CopyRow(keys, i, s.shape.head_dim, key);
-        CopyRow(values, i, s.shape.value_dim,
-                page + s.layout.values + head * s.layout.value_head +
-                    slot * s.shape.value_dim * element);
-        if (s.options.screen == KeyScreen::kNone) continue;
-        for (std::int64_t x = 0; x < s.shape.head_dim; ++x) {
-          floats[static_cast<std::size_t>(x)] = LoadElement<float>(key, s.shape.dtype, x);
-        }
-        decode::PutKey(floats.data(), s.shape.head_dim, slot,
-                       page + s.layout.bytes + head * s.layout.byte_head);
-      }
+      s.Put(tokens, layer, head, HeadRows::Of(k, 0, head), HeadRows::Of(v, 0, head), count,
+            floats.data());
     }
   });
   length += count;
@@ -398,6 +364,7 @@ CacheReader::CacheReader(const KvCache& cache, KvCache::Sequence sequence, std::
   cache.state_->CheckLayer(layer);
   const KvCache::State::Tokens& tokens = cache.state_->Of(sequence);
   pages_ = tokens.pages.data();
+  key_norms_ = tokens.key_norms.data() + layer * shape_.kv_heads;
   length_ = tokens.length[static_cast<std::size_t>(layer)];
 }
 

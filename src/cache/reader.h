@@ -14,6 +14,8 @@ namespace tsallis {
 struct CacheLayout {
   std::int64_t bytes = 0, keys = 0, values = 0;              // within a layer
   std::int64_t byte_head = 0, key_head = 0, value_head = 0;  // from a key head to the next
+  // Ranges and moments; -1: none.
+  std::int64_t ranges = -1, moments = -1, fact_head = 0;
   std::int64_t layer = 0, page_bytes = 0;
 
   static CacheLayout Of(const KvCacheShape& shape, const KvCacheOptions& options);
@@ -27,6 +29,8 @@ class CacheReader {
 
   std::int64_t length() const { return length_; }
   const std::byte* const* pages() const { return pages_; }
+  // [kv_heads]: no key of the layer has a larger norm.
+  const float* key_norms() const { return key_norms_; }
   HeadRows Keys(std::int64_t head) const {
     return HeadRows::InPages(pages_, layer_ + layout_.keys + head * layout_.key_head, shape_.dtype,
                              shape_.head_dim);
@@ -40,6 +44,7 @@ class CacheReader {
   const CacheLayout& layout_;
   const KvCacheShape& shape_;
   const std::byte* const* pages_ = nullptr;
+  const float* key_norms_ = nullptr;
   std::int64_t layer_ = 0;  // where it begins in a page
   std::int64_t length_ = 0;
 };

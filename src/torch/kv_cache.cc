@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
@@ -24,7 +25,9 @@ auto Named(Body&& body) {
   try {
     return Translated(body);
   } catch (const CacheFull& error) {
-    // The Python side gives it its type.
+    // The Python side gives these their types.
+    TORCH_CHECK(false, error.what());
+  } catch (const std::system_error& error) {
     TORCH_CHECK(false, error.what());
   }
 }
@@ -44,10 +47,20 @@ void CheckSizes(const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
                         came + "] on " + tensor.device().str());
 }
 
+DecodeKeys KeysOf(const std::string& name) {
+  if (name == "exact") return DecodeKeys::kExact;
+  if (name == "within") return DecodeKeys::kWithin;
+  if (name == "top_pages") return DecodeKeys::kTopPages;
+  if (name == "gaussian_pages") return DecodeKeys::kGaussianPages;
+  if (name == "first_and_last") return DecodeKeys::kFirstAndLast;
+  throw InvalidArgument("mode", "a known one", "'" + name + "'");
+}
+
 class TorchKvCache : public torch::CustomClassHolder {
  public:
   TorchKvCache(std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim,
-               std::int64_t value_dim, at::ScalarType dtype, bool screen, std::int64_t max_bytes)
+               std::int64_t value_dim, at::ScalarType dtype, bool screen, bool ranges, bool moments,
+               std::int64_t max_bytes)
       : dtype_(dtype), cache_(Named([&] {
           if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf) {
             throw InvalidArgument("dtype", "torch.float32, torch.bfloat16 or torch.float16",
@@ -56,7 +69,8 @@ class TorchKvCache : public torch::CustomClassHolder {
           return std::make_unique<KvCache>(
               KvCacheShape{layers, kv_heads, head_dim, value_dim,
                            KernelDType(at::empty({0}, dtype))},
-              KvCacheOptions{screen ? KeyScreen::kBytes : KeyScreen::kNone, max_bytes});
+              KvCacheOptions{screen ? KeyScreen::kBytes : KeyScreen::kNone, ranges, moments,
+                             max_bytes});
         })) {}
 
   std::int64_t Create() { return cache_->Create(); }
@@ -112,10 +126,12 @@ class TorchKvCache : public torch::CustomClassHolder {
     });
   }
 
-  // out, and if `told` tau, support_size, entropy, maximum, certificate, scored.
+  // out, and the statistics of these names.
   std::vector<Tensor> Decode(
       const Tensor& q, std::int64_t layer, const std::vector<std::int64_t>& sequences,
-      const std::optional<std::vector<std::int64_t>>& begin, bool told, const std::string& map,
+      const std::optional<std::vector<std::int64_t>>& begin,
+      const std::vector<std::string>& returns, const std::string& keys, double epsilon,
+      std::int64_t budget, std::int64_t first, double quantile, const std::string& map,
       double alpha, const std::optional<Tensor>& alpha_heads, std::int64_t left, double scale,
       double softcap, double scale_invariant, const std::optional<Tensor>& slopes,
       const std::optional<Tensor>& length_scale, const std::optional<Tensor>& sink) const {
@@ -141,6 +157,7 @@ class TorchKvCache : public torch::CustomClassHolder {
         throw InvalidArgument("map", "'entmax' or 'softmax'", "'" + map + "'");
       }
       params.map = map == "softmax" ? RowMap::kSoftmax : RowMap::kEntmax;
+      params.mode = {KeysOf(keys), epsilon, budget, first, quantile};
       params.alpha = alpha;
       params.left = left;
       params.terms.scale = scale;
@@ -169,25 +186,43 @@ class TorchKvCache : public torch::CustomClassHolder {
       }
       Tensor out = at::empty({batch, heads, q_len, shape.value_dim}, dtype_);
       DecodeOutputs outputs{.out = Write(out)};
-      if (!told) {
-        tsallis::Decode(TorchContext(), *cache_, params, outputs);
-        return std::vector<Tensor>{out};
+      std::vector<Tensor> found{out};
+      for (const std::string& name : returns) {
+        const auto statistic = [&](at::ScalarType type) {
+          found.push_back(at::empty({batch, heads, q_len}, type));
+          return found.back().mutable_data_ptr();
+        };
+        const auto real = [&] { return static_cast<double*>(statistic(at::kDouble)); };
+        const auto count = [&] { return static_cast<std::int64_t*>(statistic(at::kLong)); };
+        if (name == "tau")
+          outputs.tau = real();
+        else if (name == "support_size")
+          outputs.support_size = count();
+        else if (name == "entropy")
+          outputs.entropy = real();
+        else if (name == "maximum")
+          outputs.maximum = real();
+        else if (name == "certificate")
+          outputs.certificate = real();
+        else if (name == "lost")
+          outputs.lost = real();
+        else if (name == "scored")
+          outputs.scored = count();
+        else if (name == "bytes_read")
+          outputs.bytes_read = count();
+        else
+          throw InvalidArgument("returns", "names of statistics", "'" + name + "'");
       }
-      const auto statistic = [&](at::ScalarType type) {
-        return at::empty({batch, heads, q_len}, type);
-      };
-      const Tensor tau = statistic(at::kDouble), support = statistic(at::kLong);
-      const Tensor entropy = statistic(at::kDouble), maximum = statistic(at::kDouble);
-      const Tensor certificate = statistic(at::kDouble), scored = statistic(at::kLong);
-      outputs.tau = tau.mutable_data_ptr<double>();
-      outputs.support_size = support.mutable_data_ptr<std::int64_t>();
-      outputs.entropy = entropy.mutable_data_ptr<double>();
-      outputs.maximum = maximum.mutable_data_ptr<double>();
-      outputs.certificate = certificate.mutable_data_ptr<double>();
-      outputs.scored = scored.mutable_data_ptr<std::int64_t>();
       tsallis::Decode(TorchContext(), *cache_, params, outputs);
-      return std::vector<Tensor>{out, tau, support, entropy, maximum, certificate, scored};
+      return found;
     });
+  }
+
+  void Save(std::int64_t sequence, const std::string& path) const {
+    Named([&] { cache_->Save(sequence, path); });
+  }
+  std::int64_t Load(const std::string& path) {
+    return Named([&] { return cache_->Load(TorchContext(), path); });
   }
 
   // sequences, pages, shared pages, bytes of a page, bytes
@@ -212,7 +247,7 @@ class TorchKvCache : public torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(tsallis, m) {
   m.class_<TorchKvCache>("KvCache")
       .def(torch::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, at::ScalarType, bool,
-                       std::int64_t>())
+                       bool, bool, std::int64_t>())
       .def("create", &TorchKvCache::Create)
       .def("fork", &TorchKvCache::Fork)
       .def("free", &TorchKvCache::Free)
@@ -221,6 +256,8 @@ TORCH_LIBRARY_FRAGMENT(tsallis, m) {
       .def("append", &TorchKvCache::Append)
       .def("read", &TorchKvCache::Read)
       .def("decode", &TorchKvCache::Decode)
+      .def("save", &TorchKvCache::Save)
+      .def("load", &TorchKvCache::Load)
       .def("use", &TorchKvCache::Use);
 }
 

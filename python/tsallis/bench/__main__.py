@@ -15,6 +15,8 @@ import torch
 
 from tsallis.bench import attention, decode, document
 from tsallis.bench.cases import (
+    MODEL_TEXT,
+    SOURCE,
     Case,
     all_cases,
     matching,
@@ -24,8 +26,6 @@ from tsallis.bench.cases import (
 )
 from tsallis.bench.command import INTERRUPTED, require_positive
 from tsallis.bench.peers import NAMES
-
-SOURCE = Path(__file__).resolve().parents[3]  # of the tree, if this is one
 
 ATTENTION = """Time attention against its peers on this machine, forward and backward.
 
@@ -215,7 +215,7 @@ def _attention(arguments: argparse.Namespace) -> int:
     known = quick_cases() if quick else all_cases()
     try:
         if arguments.models:
-            known = model_cases(SOURCE, Path(torch.__file__).parent / "_refs" / "__init__.py")
+            known = model_cases(SOURCE, MODEL_TEXT)
         elif arguments.inputs is not None:
             known = trained_cases(arguments.inputs)
     except (ImportError, OSError, ValueError) as error:

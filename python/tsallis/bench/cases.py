@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 LENGTHS = [2048, 4096, 8192, 16384, 32768, 65536]
@@ -91,7 +92,9 @@ def quick_cases() -> list[Case]:
     ]
 
 
+SOURCE = Path(__file__).resolve().parents[3]  # of the tree, if this is one
 MODEL_KEYS = 8192  # tokens that the committed models read
+MODEL_TEXT = Path(torch.__file__).parent / "_refs" / "__init__.py"
 
 
 def model_cases(source: Path, text: Path) -> list[Case]:

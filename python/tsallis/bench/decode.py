@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
-from tsallis.bench import document
+from tsallis.bench import decode_modes, document
+from tsallis.bench.cases import MODEL_KEYS, MODEL_TEXT, SOURCE, model_cases
 from tsallis.bench.command import INTERRUPTED, require_positive
 from tsallis.bench.timing import Sample, clocked, compared, in_turns
 
@@ -30,12 +31,16 @@ Contenders, all in the same process and in turns, medians reported:
   gqa       torch's scaled_dot_product_attention with enable_gqa
   repeated  the same with keys and values repeated for every query head
   cat       gqa after torch.cat of the new key and value, as transformers' DynamicCache does
-The table also has what one append to the cache takes, keys that were scored from their rows, and
-bytes of memory that "bytes" reads, as a rate.
+The table also has keys that were scored from their rows, bytes that "bytes" reads as a rate, and
+that rate's share of the memory's, which is measured before; it can be above 100 % where the
+processor's caches hold the bytes. The file has what one append to the cache takes as well.
 
 Example:
   tsallis bench decode --quick
   tsallis bench decode --keys 16384,65536 --dtype float32 --threads 2
+  tsallis bench decode --models
+      what exact decoding, softmax within epsilon and approximations read and lose on the heads of
+      the language models in bench/models of the source tree; decode-models.json
 
 Written into the folder of --out: decode.json, and as a figure decode.svg and .png.
 Ctrl-C ends with code 130 and keeps what was measured."""
@@ -133,7 +138,12 @@ def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]
 
     with torch.no_grad():
         out, told = tsallis.decode(
-            q, with_bytes, 0, screened, returns=("scored", "support_size"), **settings
+            q,
+            with_bytes,
+            0,
+            screened,
+            returns=("scored", "support_size", "bytes_read"),
+            **settings,
         )
         if not torch.equal(out, calls["tensors"]()):
             raise RuntimeError(f"{case.name}: the cache and the tensors differ")
@@ -143,10 +153,6 @@ def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]
         appended = clocked(lambda: with_bytes.append(0, screened, new_k, new_v)).wall_s
     scored = int(told.scored.sum())
     support = int(told.support_size.sum())
-    element = k.element_size()
-    # Bytes of every key once for a key head; rows of scored keys and of the support's values.
-    read = case.batch * case.kv_heads * case.n * (case.d + 12)
-    read += (scored + support) * case.d * element
     ours = timings.pop("bytes")
     return [
         {
@@ -159,13 +165,47 @@ def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]
             "kv_heads": case.kv_heads,
             "scored": scored / (case.batch * case.heads),
             "support": support / (case.batch * case.heads),
-            "bytes_read": read,
-            "bytes_of_keys_and_values": 2 * k.numel() * element,
+            "bytes_read": int(told.bytes_read.sum()),
+            "bytes_of_keys_and_values": 2 * k.numel() * k.element_size(),
             "append_s": appended,
             **compared(ours, peer, timing),
         }
         for peer, timing in timings.items()
     ]
+
+
+def bandwidth() -> float:
+    """Bytes a second that all threads together read from memory, the best of a few passes."""
+    numbers = torch.ones(64 << 20)  # 256 MiB: no cache holds them
+    best = min(clocked(numbers.sum).wall_s for _ in range(8))
+    return numbers.numel() * numbers.element_size() / best
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    try:
+        known = model_cases(SOURCE, MODEL_TEXT)
+    except (ImportError, OSError, ValueError) as error:
+        arguments.mistake(f"--models: {error}")
+    out: Path = arguments.out / "decode-models.json"
+    rows: list[dict[str, Any]] = []
+    status = 0
+    try:
+        for case in known:
+            print(f"{case.name} ...", file=sys.stderr, flush=True)
+            rows += decode_modes.measure(case)
+    except KeyboardInterrupt:
+        print("\ntsallis bench: interrupted", file=sys.stderr)
+        status = INTERRUPTED
+    found = decode_modes.summaries(rows)
+    table = sys.stderr if arguments.json else sys.stdout
+    print("\n".join([decode_modes.TITLE, *map(decode_modes.line, found)]), file=table)
+    document.write(
+        out, document.build(rows, threads=arguments.threads, keys=MODEL_KEYS, models=found)
+    )
+    print(f"numbers: {out}", file=sys.stderr)
+    if arguments.json:
+        print(out.read_text())
+    return status
 
 
 def _figure(source: Path) -> None:
@@ -190,6 +230,11 @@ def parser(command: argparse.ArgumentParser) -> None:
         choices=("bfloat16", "float16", "float32"),
         help="may be repeated (default: bfloat16 and float32)",
     )
+    command.add_argument(
+        "--models",
+        action="store_true",
+        help="what modes read and lose on the heads of trained models, in place of times",
+    )
     command.add_argument("--quick", action="store_true", help="one small case, a second")
     command.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     command.add_argument("--repeat", type=int, default=21, metavar="N", help="most calls")
@@ -208,25 +253,31 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.mistake(f"--keys: expected numbers > 1 separated by commas, got {arguments.keys}")
     require_positive(arguments, "threads", "repeat", "budget")
     torch.set_num_threads(arguments.threads)
+    if arguments.models:
+        return _models(arguments)
     dtypes = arguments.dtype or ["bfloat16", "float32"]
     keys = [512] if arguments.quick else [int(word) for word in words]
     out: Path = arguments.out / "decode.json"
     table = sys.stderr if arguments.json else sys.stdout
     titles = "".join(f"{name:>16}" for name in CONTENDERS[1:])
-    print(f"{'case':40}{'bytes ms':>10}{titles}{'scored':>8}{'GB/s':>7}", file=table)
+    print(f"{'case':40}{'bytes ms':>10}{titles}{'scored':>8}{'GB/s':>7}{'share':>7}", file=table)
+    memory = bandwidth()
+    print(f"memory: {memory / 1e9:.1f} GB/s read by {arguments.threads} threads", file=table)
     rows: list[dict[str, Any]] = []
     status = 0
     try:
         for case in cases(keys, dtypes, quick=arguments.quick):
             found = measure(case, repeat=arguments.repeat, budget_s=arguments.budget)
             rows += found
-            document.write(out, document.build(rows, threads=arguments.threads))
+            whole = document.build(rows, threads=arguments.threads, memory_bytes_per_s=memory)
+            document.write(out, whole)
             cells = "".join(f"{r['peer_s'] * 1e3:>9.2f}{r['speedup']:>6.1f}x" for r in found)
             first = found[0]
-            rate = first["bytes_read"] / first["ours_s"] / 1e9
+            rate = first["bytes_read"] / first["ours_s"]
             ours = f"{first['ours_s'] * 1e3:>10.3f}"
             print(
-                f"{case.name:40}{ours}{cells}{math.ceil(first['scored']):>8}{rate:>7.1f}",
+                f"{case.name:40}{ours}{cells}{math.ceil(first['scored']):>8}"
+                f"{rate / 1e9:>7.1f}{100 * rate / memory:>6.0f}%",
                 file=table,
                 flush=True,
             )

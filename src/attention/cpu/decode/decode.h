@@ -8,6 +8,9 @@
 //   solve    threshold and weights, in double, from the support alone
 //   sum      the values of the support
 //
+// Keys that a distance alone rules out are not even screened (decode.cc). within.cc stops softmax
+// early, with a proof; selected.cc has the approximations.
+//
 // The score of a key depends on the key and the query alone, and the solution on the scores of the
 // support alone. So an output has the same bits whatever else was listed, however keys were
 // screened, and wherever they lie.
@@ -15,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "attention/geometry.h"
@@ -22,6 +26,7 @@
 #include "attention/terms.h"
 #include "core/memory.h"
 #include "tsallis/attention.h"
+#include "tsallis/kv_cache.h"
 
 namespace tsallis::decode {
 
@@ -52,6 +57,27 @@ struct ByteQuery {
 // Writes a key to place `slot` of a page's bytes, or a query. values: [columns].
 void PutKey(const float* values, std::int64_t columns, std::int64_t slot, std::byte* page);
 ByteQuery PutQuery(const float* values, std::int64_t columns, std::int8_t* bytes);
+
+// The norm of a key, rounded up; inf if the key is not finite.
+float NormOf(const float* values, std::int64_t columns);
+
+// ---- ranges and moments of a page --------------------------------------------------------------
+// Of the first keys of a page, by columns: two floats a column and how many keys they are of.
+// Ranges hold the least and the largest number, moments the mean and the sum of squares about it.
+// NaN in a column makes both NaN.
+
+struct PageFacts {
+  const float* first = nullptr;   // [columns]: least, or mean
+  const float* second = nullptr;  // [columns]: largest, or sum of squares
+};
+inline std::int64_t FactBytes(std::int64_t columns) {
+  return 8 * columns + static_cast<std::int64_t>(sizeof(std::int64_t));
+}
+PageFacts FactsAt(const std::byte* facts, std::int64_t columns);
+std::int64_t CountAt(const std::byte* facts);
+// Adds key `slot` of a page to what is known of those before; slot 0 begins anew.
+void PutRange(const float* values, std::int64_t columns, std::int64_t slot, std::byte* facts);
+void PutMoments(const float* values, std::int64_t columns, std::int64_t slot, std::byte* facts);
 
 // Columns of a query in memory: whole vectors of any instruction set, the rest 0.
 inline std::int64_t Padded(std::int64_t columns) { return (columns + 15) / 16 * 16; }
@@ -113,10 +139,14 @@ struct Query {
   const HeadRows* values = nullptr;
   Span visible;               // keys
   std::int64_t position = 0;  // the key of distance 0
-  // Bytes of the keys, in the pages of `keys`; -1: none. Softmax has no use for them.
-  std::int64_t byte_offset = -1;
+  // Bytes, ranges and moments of the keys, in the pages of `keys`; -1: none. Exact softmax has no
+  // use for bytes.
+  std::int64_t byte_offset = -1, range_offset = -1, moment_offset = -1;
+  // No key has a larger norm. inf: distances rule no key out.
+  float key_norm = std::numeric_limits<float>::infinity();
+  DecodeMode mode;
   // Whether anybody asks for these: each costs a pass over the keys.
-  bool wants_entropy = false, wants_certificate = false;
+  bool wants_entropy = false, wants_certificate = false, wants_lost = false;
   std::int64_t rows = 0;  // query heads, at most kRows
   std::int64_t head_dim = 0, value_dim = 0;
   const float* q = nullptr;   // [rows][Padded(head_dim)]
@@ -129,8 +159,10 @@ struct Answer {
   float* out = nullptr;  // [value_dim]
   double tau = 0.0, entropy = 0.0, maximum = 0.0;
   std::int64_t support = 0;
-  std::int64_t scored = 0;                // keys that were scored exactly
-  double certificate = -__builtin_inf();  // as DecodeOutputs has it
+  std::int64_t scored = 0;  // keys that were scored exactly
+  // As DecodeOutputs has them. 0 bytes of what heads read together.
+  double certificate = -__builtin_inf(), lost = 0.0;
+  std::int64_t bytes_read = 0;
   // Scores so large that their roundings decide: another kernel's differ.
   bool vast = false;
 };
@@ -141,12 +173,18 @@ struct Pages {
   // Of key head 0, and from one to the next.
   std::int64_t key_offset = 0, key_head = 0, value_offset = 0, value_head = 0;
   std::int64_t byte_offset = -1, byte_head = 0;
+  std::int64_t range_offset = -1, moment_offset = -1, fact_head = 0;
+  const float* const* key_norms = nullptr;  // [batch][kv_heads]
 };
 
-// What a call can tell beside AttentionOutputs. [rows of the statistics], or null.
+// How a call chooses keys, and what it can tell beside AttentionOutputs: [rows of the statistics],
+// or null.
 struct Account {
+  DecodeMode mode;
   double* certificate = nullptr;
+  double* lost = nullptr;
   std::int64_t* scored = nullptr;
+  std::int64_t* bytes_read = nullptr;
 };
 
 // Outputs and statistics of `rows`; adds those of vast scores to `left`, unless that is null.
@@ -164,10 +202,12 @@ struct Scratch {
   Growing<std::uint32_t> listed;  // [keys]
   Growing<float> dots, weights;   // [keys]
   Growing<std::int8_t> bytes;     // [rows][ByteColumns]
+  Growing<std::uint32_t> order;   // [keys] of softmax within epsilon
+  Growing<std::uint32_t> chunk;   // [keys] likewise
   std::vector<double> scores;
   std::vector<float> solved;
 
-  // At most, for so many keys.
+  // At most, for so many keys, without DecodeMode.
   static std::size_t Bytes(std::int64_t rows, std::int64_t keys) {
     return static_cast<std::size_t>(keys + kRun) *
            (static_cast<std::size_t>(rows) * 4 + 4 + 4 + 4 + 8 + 4 + 16);

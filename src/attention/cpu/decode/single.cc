@@ -72,12 +72,17 @@ class Driver {
                         .byte_offset = pages_ == nullptr || pages_->byte_offset < 0
                                            ? -1
                                            : pages_->byte_offset + kv * pages_->byte_head,
+                        .range_offset = InPage(pages_ == nullptr ? -1 : pages_->range_offset, kv),
+                        .moment_offset = InPage(pages_ == nullptr ? -1 : pages_->moment_offset, kv),
+                        .mode = account_.mode,
                         .wants_entropy = outputs_.entropy != nullptr,
                         .wants_certificate = account_.certificate != nullptr,
+                        .wants_lost = account_.lost != nullptr,
                         .rows = item.count,
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
                         .q = q};
+    if (pages_ != nullptr) query.key_norm = pages_->key_norms[batch][kv];
     Answer answers[decode::kRows];
     for (std::int64_t r = 0; r < item.count; ++r) {
       const std::int64_t h = item.h + r;
@@ -106,11 +111,17 @@ class Driver {
       if (outputs_.entropy != nullptr) outputs_.entropy[index] = answers[r].entropy;
       if (outputs_.maximum != nullptr) outputs_.maximum[index] = answers[r].maximum;
       if (account_.certificate != nullptr) account_.certificate[index] = answers[r].certificate;
+      if (account_.lost != nullptr) account_.lost[index] = answers[r].lost;
       if (account_.scored != nullptr) account_.scored[index] = answers[r].scored;
+      if (account_.bytes_read != nullptr) account_.bytes_read[index] = answers[r].bytes_read;
     }
   }
 
  private:
+  // Of key head `kv`; -1: none.
+  std::int64_t InPage(std::int64_t fact_offset, std::int64_t kv) const {
+    return fact_offset < 0 ? -1 : fact_offset + kv * pages_->fact_head;
+  }
   HeadRows Keys(std::int64_t batch, std::int64_t kv) const {
     if (pages_ == nullptr) return HeadRows::Of(params_.k, batch, kv);
     return HeadRows::InPages(pages_->tables[batch], pages_->key_offset + kv * pages_->key_head,

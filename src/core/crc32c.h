@@ -1,0 +1,12 @@
+// CRC-32C (Castagnoli; RFC 3720, appendix B.4): what notices a flipped bit in a file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tsallis {
+
+// Of `size` bytes behind those whose checksum is `before`; 0 for the first.
+std::uint32_t Crc32c(const void* data, std::size_t size, std::uint32_t before = 0);
+
+}  // namespace tsallis
