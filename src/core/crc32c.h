@@ -1,4 +1,5 @@
-// CRC-32C (Castagnoli; RFC 3720, appendix B.4): what notices a flipped bit in a file.
+// CRC-32C (Castagnoli; RFC 3720, appendix B.4): what notices a flipped bit in a file, and what
+// TensorBoard wants.
 #pragma once
 
 #include <cstddef>

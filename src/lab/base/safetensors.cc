@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "lab/base/crc32c.h"
+#include "core/crc32c.h"
 
 namespace tsallis::lab {
 namespace {

@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "lab/base/crc32c.h"
+#include "core/crc32c.h"
 #include "lab/base/safetensors.h"
 #include "lab/eval/evaluate_sets.h"
 #include "lab/nn/set_attention.h"

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lab/base/crc32c.h"
+#include "core/crc32c.h"
 #include "lab/base/errors.h"
 #include "lab/base/safetensors.h"
 #include "lab/text/corpus.h"

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "lab/base/crc32c.h"
+#include "core/crc32c.h"
 
 namespace tsallis::lab {
 namespace {
