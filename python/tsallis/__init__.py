@@ -9,6 +9,7 @@ from tsallis import _ops, _vmap, functional, nn
 from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
+    AdaptiveTemperatureFit,
     AttentionExtras,
     RowStats,
     adaptive_temperature_softmax,
@@ -16,6 +17,7 @@ from tsallis.functional import (
     budget,
     entmax,
     entmax_loss,
+    fit_adaptive_temperature,
     normmax,
     normmax_loss,
     sdpa_like,
@@ -33,6 +35,7 @@ __version__ = _ops.version()
 _vmap.register()
 
 __all__ = [
+    "AdaptiveTemperatureFit",
     "AttentionExtras",
     "CacheFull",
     "CacheUse",
@@ -47,6 +50,7 @@ __all__ = [
     "decode",
     "entmax",
     "entmax_loss",
+    "fit_adaptive_temperature",
     "functional",
     "library_path",
     "nn",
