@@ -15,7 +15,8 @@ enum class Purpose : std::uint64_t {
   kHeatMap = 4,
   kValidation = 5,
   kLength = 6,
-  kWords = 7
+  kWords = 7,
+  kStudy = 8
 };
 
 // Parts of a task's data. They are drawn from streams of their own.
