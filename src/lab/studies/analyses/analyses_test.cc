@@ -15,6 +15,7 @@ namespace {
 AnalysisContext Quick() {
   AnalysisContext context;
   context.quick = true;
+  context.kernels.threads = 1;
   return context;
 }
 

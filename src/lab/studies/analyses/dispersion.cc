@@ -45,7 +45,7 @@ struct Family {
                               std::int64_t n);
   bool random;
   std::vector<double> parameters;
-  std::string symbol;
+  std::string title;  // of a panel, with the parameter
 };
 
 std::vector<double> Bounded(const AnalysisContext& context, double bound, std::int64_t draw,
@@ -67,9 +67,9 @@ std::vector<double> TwoLevel(const AnalysisContext&, double k, std::int64_t, std
 
 const std::vector<Family>& Families() {
   static const std::vector<Family> families = {
-      {"bounded", Bounded, true, {1.0, 3.0, 10.0}, "scores within ±"},
-      {"two levels", TwoLevel, false, {1.0, 4.0, 16.0}, "scores 2 above the rest: "},
-      {"normal", Gaussian, true, {1.0, 2.0, 4.0}, "normal scores, σ = "}};
+      {"bounded", Bounded, true, {1.0, 3.0, 10.0}, "scores within ±{:g}"},
+      {"two levels", TwoLevel, false, {1.0, 4.0, 16.0}, "{:g} of n scores 2 above the rest"},
+      {"normal", Gaussian, true, {1.0, 2.0, 4.0}, "normal scores, σ = {:g}"}};
   return families;
 }
 
@@ -146,7 +146,7 @@ void AddEntropies(const AnalysisContext& context, const std::vector<std::int64_t
       }
       done += 1.0;
       figure.panels.push_back(
-          {.title = fmt::format("{}{:g}", family.symbol, parameter),
+          {.title = fmt::format(fmt::runtime(family.title), parameter),
            .x_label = "number of keys n",
            .y_label = "H / ln n",
            .x_scale = "log2",

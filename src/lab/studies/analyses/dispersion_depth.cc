@@ -92,6 +92,11 @@ std::vector<Layer> Run(const AnalysisContext& context, double alpha, bool residu
   return layers;
 }
 
+// Networks at n tokens: the double reference takes n^2 time.
+std::int64_t Draws(const AnalysisContext& context, std::int64_t n) {
+  return context.quick ? 1 : std::clamp<std::int64_t>(1024 / n, 1, 4);
+}
+
 }  // namespace
 
 AnalysisResult DispersionDepth(const AnalysisContext& context) {
@@ -99,7 +104,6 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
   const std::vector<std::int64_t> lengths = context.quick
                                                 ? std::vector<std::int64_t>{16, 64}
                                                 : std::vector<std::int64_t>{16, 64, 256, 1024};
-  const std::int64_t draws = context.quick ? 1 : 4;
   double done = 0.0, total = 0.0;
   for (const std::int64_t n : lengths) total += 4.0 * static_cast<double>(n * n);
   AnalysisContext inner = context;
@@ -107,6 +111,7 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
   for (const bool residual : {false, true}) {
     for (const double alpha : {1.0, 1.5}) {
       for (const std::int64_t n : lengths) {
+        const std::int64_t draws = Draws(context, n);
         std::vector<Layer> mean(kLayers);
         for (std::int64_t draw = 0; draw < draws; ++draw) {
           const std::vector<Layer> layers = Run(inner, alpha, residual, n, draw);
@@ -146,8 +151,8 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
       spread("with", 1.0, last));
   result.setup = {
       fmt::format("{} layers of width {}, {} heads, random normal weights, RMS norm before "
-                  "each part, feed-forward of width {} with ReLU; {} networks a point",
-                  kLayers, kWidth, kHeads, 2 * kWidth, draws),
+                  "each part, feed-forward of width {} with ReLU; 1 to 4 networks a point",
+                  kLayers, kWidth, kHeads, 2 * kWidth),
       "no mask, no positions; 16 words, double precision"};
   AnalysisFigure figure{
       .name = "layers",

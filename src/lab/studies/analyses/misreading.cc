@@ -55,6 +55,7 @@ std::string GapLabel(double gap) { return fmt::format("priorities {:g} apart", g
 }  // namespace
 
 AnalysisResult Misreading(const AnalysisContext& context) {
+  const OneThread one;
   TrainedModel trained = SoftmaxModel(context, 0.6);
   const std::int64_t longest = context.quick ? 512 : 16384;
   std::vector<Pair> pairs;

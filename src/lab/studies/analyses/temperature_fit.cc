@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "lab/eval/evaluate_sets.h"
 #include "lab/studies/analyses/maps.h"
@@ -24,23 +25,29 @@ double Value(const std::vector<double>& coefficients, double entropy) {
 
 // Rows of scores of sets of n items, the others -inf up to `width`, and where the largest item is.
 struct Rows {
-  std::vector<float> scores;  // [rows, width]
-  std::vector<std::int64_t> targets;
+  std::vector<float> scores;          // [rows, width]
+  std::vector<std::int64_t> lengths;  // [rows]
+  std::vector<std::int64_t> targets;  // [rows]
 };
 
 void AddSets(TrainedModel& trained, std::int64_t n, std::int64_t sets, std::int64_t width,
              Rows& rows) {
-  const SetBatch batch = trained.task.EvalBatch(Split::kValidation, n, 0, sets);
-  AttentionView view;
-  trained.model.Forward(batch, &view);
-  const at::Tensor scores = ScoresOf(view.weights).to(at::kFloat).contiguous();
-  const at::Tensor targets = batch.items.select(2, 0).argmax(1).contiguous();
-  const float* from = scores.const_data_ptr<float>();
-  for (std::int64_t s = 0; s < sets; ++s) {
-    rows.scores.insert(rows.scores.end(), from + s * n, from + (s + 1) * n);
-    rows.scores.resize(rows.scores.size() + static_cast<std::size_t>(width - n),
-                       -std::numeric_limits<float>::infinity());
-    rows.targets.push_back(targets.const_data_ptr<std::int64_t>()[s]);
+  const std::int64_t chunk = std::max<std::int64_t>(1, 4096 / n);
+  for (std::int64_t first = 0; first < sets; first += chunk) {
+    const std::int64_t count = std::min(chunk, sets - first);
+    const SetBatch batch = trained.task.EvalBatch(Split::kValidation, n, first, count);
+    AttentionView view;
+    trained.model.Forward(batch, &view);
+    const at::Tensor scores = ScoresOf(view.weights).to(at::kFloat).contiguous();
+    const at::Tensor targets = batch.items.select(2, 0).argmax(1).contiguous();
+    const float* from = scores.const_data_ptr<float>();
+    for (std::int64_t s = 0; s < count; ++s) {
+      rows.scores.insert(rows.scores.end(), from + s * n, from + (s + 1) * n);
+      rows.scores.resize(rows.scores.size() + static_cast<std::size_t>(width - n),
+                         -std::numeric_limits<float>::infinity());
+      rows.lengths.push_back(n);
+      rows.targets.push_back(targets.const_data_ptr<std::int64_t>()[s]);
+    }
   }
 }
 
@@ -51,9 +58,10 @@ std::string Listed(const std::vector<double>& coefficients) {
 }  // namespace
 
 AnalysisResult TemperatureFit(const AnalysisContext& context) {
+  const OneThread one;
   TrainedModel trained = SoftmaxModel(context, 0.5);
   const std::int64_t width = context.quick ? 256 : 4096;
-  const std::int64_t sets = context.quick ? 64 : 512;
+  const std::int64_t sets = context.quick ? 64 : 256;
   Rows rows;
   for (std::int64_t n = 16; n <= width; n *= 2) {
     AddSets(trained, n, sets, width, rows);
@@ -85,12 +93,13 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
   const std::int64_t step = std::max<std::int64_t>(1, fit.samples / kDrawn);
   for (std::int64_t row = 0, kept = 0; row < count; ++row) {
     const float* scores = rows.scores.data() + row * width;
+    const std::int64_t n = rows.lengths[static_cast<std::size_t>(row)];
     const AdaptiveTemperatureFit own =
-        FitAdaptiveTemperature(context.kernels, {scores, DType::kFloat32, 1, width, width, 1},
+        FitAdaptiveTemperature(context.kernels, {scores, DType::kFloat32, 1, n, n, 1},
                                &rows.targets[static_cast<std::size_t>(row)], {.degree = 0});
     if (own.samples == 0 || kept++ % step != 0) continue;
     StreamedEntropy entropy;
-    for (std::int64_t j = 0; j < width; ++j) entropy.Add(scores[j]);
+    for (std::int64_t j = 0; j < n; ++j) entropy.Add(scores[j]);
     samples.Add({entropy.Entropy(), own.coefficients[0]});
     highest = std::max(highest, entropy.Entropy());
     context.Done(0.6 + 0.2 * static_cast<double>(row) / static_cast<double>(count));
@@ -110,17 +119,18 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
       {"softmax", std::nullopt},
       {"published polynomial", published},
       {"own polynomial", fit.coefficients}};
+  double done = 0.0;
   for (const auto& [name, coefficients] : methods) {
     config.map = coefficients ? "adaptive-temperature" : "softmax";
     config.coefficients = coefficients;
     trained.model.Attend(config);
     for (std::int64_t n = 16; n <= most; n *= 2) {
       const std::int64_t asked =
-          std::clamp<std::int64_t>((1 << 20) / n, 256, context.quick ? 256 : 2048);
+          std::clamp<std::int64_t>((1 << 19) / n, 256, context.quick ? 256 : 2048);
       const LengthScore score = EvaluateSetsAt(trained.model, trained.task, Split::kTest, n, asked,
                                                context.stop != nullptr ? *context.stop : never);
       accuracy.Add({name, n, 100.0 * static_cast<double>(score.hits) / static_cast<double>(asked)});
-      context.Done(0.9);
+      context.Done(0.8 + 0.2 * (done += 1.0) / (3.0 * std::log2(static_cast<double>(most) / 8.0)));
     }
   }
   const std::int64_t n = context.quick ? 128 : 1024;

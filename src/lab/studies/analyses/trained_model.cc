@@ -1,7 +1,6 @@
 #include "lab/studies/analyses/trained_model.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include "lab/config/recipe.h"
@@ -13,18 +12,6 @@ namespace {
 
 constexpr std::int64_t kSteps = 10000;
 constexpr std::int64_t kQuickSteps = 500;
-
-// Of torch's threads, as long as it lives.
-class OneThread {
- public:
-  OneThread() { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  const int before_ = at::get_num_threads();
-};
 
 }  // namespace
 
@@ -47,8 +34,6 @@ TrainedModel SoftmaxModel(const AnalysisContext& context, double share) {
   job.steps = context.quick ? kQuickSteps : kSteps;
   job.folder = context.models / fmt::format("softmax-{}-seed-{}", job.steps, job.seed);
   static const std::atomic<bool> never{false};
-  // The model is too small for more than one thread.
-  const OneThread one;
   SetAttention model = TrainSet(
       job,
       [&](const JobStatus& status) {
