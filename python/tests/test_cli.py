@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
-    *("reproduce", "train", "eval", "generate", "report", "task", "data", "list", "info"),
+    *("reproduce", "study", "train", "eval", "generate", "report", "task", "data", "list", "info"),
     *("convert", "bench"),
 ]
 MODELS = ROOT / "bench" / "models"
@@ -180,10 +180,7 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            [],
-            "expected a command: reproduce, train, eval, generate, report, task, data, list, ",
-        ),
+        ([], f"expected a command: {', '.join(COMMANDS)}"),
         (["reprodcue"], 'unknown command "reprodcue"; did you mean "reproduce"?'),
         (["list", "--jsno"], 'unknown option "--jsno"; did you mean "--json"?'),
         (["reproduce", "x", "--seedz=3"], 'unknown option "--seedz=3"; did you mean "--seeds"?'),
@@ -924,3 +921,51 @@ def test_the_papers_language_models_take_ten_steps_at_a_small_width(tmp_path):
     assert len(rows) == 4
     # Ten steps are enough to leave the loss of equal tokens, ln 50304.
     assert all(3.0 < row["mean"] < 10.0 for row in rows)
+
+
+def test_study_writes_data_figures_and_pages(tmp_path):
+    listed = run("study")
+    assert listed.returncode == 0
+    assert listed.stdout.startswith("entmax-temperature")
+    names = [entry["name"] for entry in json.loads(run("study", "--json").stdout)]
+    assert {"dispersion", "collapse", "positions", "scale-invariance"} <= set(names)
+    for name in names:
+        assert name in run("study", "--help").stdout
+        assert name in run("list").stdout
+    made = run("study", "insertion", "entmax-temperature", "--scale", "quick", "--out", tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "done; 2/2 jobs done" in made.stderr
+    assert f"Page: {tmp_path}/report.html" in made.stdout
+    for name in ("insertion", "entmax-temperature"):
+        assert {path.name for path in (tmp_path / name).iterdir()} == {
+            "study.json",
+            "data",
+            "figures",
+            "report.html",
+            "report.md",
+        }
+    # A finished one is left alone; a single one is one JSON document.
+    again = run(
+        *("study", "insertion", "--scale", "quick", "--out", tmp_path / "insertion"),
+        *("--resume", "--json", "--quiet"),
+    )
+    assert (
+        json.loads(again.stdout)["command"]
+        == json.loads((tmp_path / "insertion" / "study.json").read_text())["command"]
+    )
+    assert "insertion entmax-temperature" in json.loads(again.stdout)["command"]
+    assert run("report", tmp_path / "insertion").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["disperson"], 'unknown study "disperson"; did you mean "dispersion"?'),
+        (["insertion", "--scale", "large"], "--scale: expected"),
+        (["misreading", "--checkpoint", "nowhere"], "nowhere: no such file or folder"),
+    ],
+)
+def test_mistakes_in_a_study_are_named(arguments, said, tmp_path):
+    answer = run("study", *arguments, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert said in answer.stderr

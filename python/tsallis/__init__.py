@@ -10,6 +10,7 @@ from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KV
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 from tsallis._ops import cpu_target, library_path
 from tsallis.functional import (
+    AdaptiveTemperatureFit,
     AttentionExtras,
     RowStats,
     adaptive_temperature_softmax,
@@ -17,6 +18,7 @@ from tsallis.functional import (
     budget,
     entmax,
     entmax_loss,
+    fit_adaptive_temperature,
     normmax,
     normmax_loss,
     sdpa_like,
@@ -34,6 +36,7 @@ __version__ = _ops.version()
 _vmap.register()
 
 __all__ = [
+    "AdaptiveTemperatureFit",
     "AttentionExtras",
     "CacheFull",
     "CacheUse",
@@ -53,6 +56,7 @@ __all__ = [
     "decode",
     "entmax",
     "entmax_loss",
+    "fit_adaptive_temperature",
     "functional",
     "library_path",
     "nn",

@@ -29,12 +29,14 @@ from torch import Tensor
 from tsallis._call import call, number, numbers
 
 __all__ = [
+    "AdaptiveTemperatureFit",
     "Reduction",
     "RowStats",
     "adaptive_temperature_softmax",
     "budget",
     "entmax",
     "entmax_loss",
+    "fit_adaptive_temperature",
     "normmax",
     "normmax_loss",
     "row_map",
@@ -328,6 +330,56 @@ def adaptive_temperature_softmax(
         coefficients=numbers(coefficients, "coefficients"),
         threshold=threshold,
     )
+
+
+class AdaptiveTemperatureFit(NamedTuple):
+    """A polynomial for `adaptive_temperature_softmax`.
+
+    Attributes:
+        coefficients: lowest degree first, as that function takes them.
+        samples: rows that counted; with 0 the coefficients are 0.
+        rms_error: root mean square of what is left of 1/theta.
+    """
+
+    coefficients: tuple[float, ...]
+    samples: int
+    rms_error: float
+
+
+def fit_adaptive_temperature(
+    scores: Tensor,
+    targets: Tensor,
+    *,
+    degree: int = 4,
+    theta_max: float = 10.0,
+    theta_step: float = 0.1,
+) -> AdaptiveTemperatureFit:
+    """Fit the polynomial of `adaptive_temperature_softmax` to scores of a trained model.
+
+    Of every row whose target does not have the largest score, the theta of the grid
+    ``theta_step``, ``2 theta_step``, ..., ``theta_max`` that gives the target its largest weight;
+    then least squares of 1/theta on powers of the entropy of softmax(scores). Velickovic et al.
+    2024, appendix F.
+
+    Args:
+        scores: [..., n], on the CPU; rows that are shorter end with -inf.
+        targets: [...], any integer dtype: the entry that matters in each row.
+        degree: of the polynomial, 0 to 16.
+        theta_max: the largest theta that is tried; at least ``theta_step``.
+        theta_step: finite and > 0.
+
+    Raises:
+        ValueError: a target out of range, shapes that do not match, a number out of range.
+    """
+    coefficients, samples, rms_error = call(
+        torch.ops.tsallis.fit_adaptive_temperature,
+        scores,
+        targets,
+        degree=degree,
+        theta_max=number(theta_max, "theta_max"),
+        theta_step=number(theta_step, "theta_step"),
+    )
+    return AdaptiveTemperatureFit(tuple(coefficients.tolist()), samples, rms_error)
 
 
 def _loss(

@@ -6,12 +6,14 @@ Row maps take scores of any rank; `attention` and `sdpa_like` take queries, keys
 from tsallis._attention import AttentionExtras, attention
 from tsallis._baselines import sigmoid, softpick, stick_breaking, top_k_softmax
 from tsallis._rows import (
+    AdaptiveTemperatureFit,
     Reduction,
     RowStats,
     adaptive_temperature_softmax,
     budget,
     entmax,
     entmax_loss,
+    fit_adaptive_temperature,
     normmax,
     normmax_loss,
     softmax,
@@ -22,6 +24,7 @@ from tsallis._rows import (
 from tsallis._sdpa import sdpa_like
 
 __all__ = [
+    "AdaptiveTemperatureFit",
     "AttentionExtras",
     "Reduction",
     "RowStats",
@@ -30,6 +33,7 @@ __all__ = [
     "budget",
     "entmax",
     "entmax_loss",
+    "fit_adaptive_temperature",
     "normmax",
     "normmax_loss",
     "sdpa_like",

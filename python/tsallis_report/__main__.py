@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from . import analysis, analysis_figures, analysis_page
 from .data import StudyError, load
 from .figures import write_figures
 from .markdown import write_markdown
@@ -14,15 +15,31 @@ from .table import terminal_table
 def render(directory: str | Path) -> list[Path]:
     """Draw every figure and the page of a results folder; return the paths that were written."""
     directory = Path(directory)
+    if (directory / "study.json").exists():
+        about = analysis.load(directory)
+        drawn = analysis_figures.write_figures(about, directory / "figures")
+        return [*drawn, *analysis_page.write_pages(about, directory)]
     study = load(directory)
     written = write_figures(study, directory / "figures")
     return [*written, write_page(study, directory), write_markdown(study, directory)]
 
 
+def _table(directory: Path, columns: int, color: bool, several: bool) -> str:
+    if (directory / "study.json").exists():
+        most = 5 if several else 24
+        return analysis_page.terminal_text(analysis.load(directory), columns, most)
+    return terminal_table(load(directory), columns, color)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0, or 1 with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="tsallis_report", description=__doc__)
-    parser.add_argument("directory", nargs="+", type=Path, help="a folder with results.json")
+    parser.add_argument(
+        "directory", nargs="+", type=Path, help="a folder with results.json or study.json"
+    )
+    parser.add_argument(
+        "--together", type=Path, help="a folder for one page of the folders, of study.json all"
+    )
     parser.add_argument("--quiet", action="store_true", help="do not list the files")
     parser.add_argument("--table", action="store_true", help="show the results instead of files")
     parser.add_argument("--width", type=int, default=100, help="columns of the table")
@@ -35,9 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"tsallis_report: {error}", file=sys.stderr)
             return 1
         if options.table:
-            print(terminal_table(load(directory), options.width, options.color), end="")
+            several = len(options.directory) > 1
+            print(_table(directory, options.width, options.color, several), end="")
         elif not options.quiet:
             for path in written:
+                print(path)
+    if options.together is not None:
+        studies = [(analysis.load(folder), folder) for folder in options.directory]
+        for path in analysis_page.write_together(studies, options.together):
+            if not (options.quiet or options.table):
                 print(path)
     return 0
 

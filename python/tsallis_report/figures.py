@@ -1,6 +1,5 @@
 """The figures of a study. Each ``plot_*`` returns a figure, or None where its data is missing."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from PIL import Image
 
 from . import heads, style
 from .data import Metric, Study
@@ -19,6 +17,7 @@ from .parts import (
     MAX_TOGETHER,
     headline_methods,
     length_axis,
+    save_figure,
     weight_bar,
     weight_norm,
     wrapped,
@@ -300,29 +299,8 @@ def write_figures(study: Study, directory: Path) -> list[Path]:
     with style.styled():
         for name, plot, _ in FIGURES:
             figure = plot(study)
-            for suffix in ("svg", "png"):
-                path = directory / f"{name}.{suffix}"
-                if figure is None:
-                    path.unlink(missing_ok=True)
-                    continue
-                metadata = (
-                    {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
-                )
-                aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                figure.savefig(aside, format=suffix, dpi=160, metadata=metadata)
-                if suffix == "png":
-                    _use_palette(aside)
-                figure.set_layout_engine("none")  # the first layout serves both files
-                aside.replace(path)
-                written.append(path)
+            written += save_figure(figure, directory, name)
     return written
-
-
-def _use_palette(png: Path) -> None:
-    """Store a picture with 256 colours: it looks the same at a third of the size."""
-    with Image.open(png) as picture:
-        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(png, format="PNG", optimize=True)
 
 
 # ---- pieces --------------------------------------------------------------------------------------

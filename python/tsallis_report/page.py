@@ -1,6 +1,7 @@
 """One HTML page that holds a study: facts, table and figures, and loads nothing."""
 
 import base64
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -64,6 +65,11 @@ _PAPERS = {
         "Vasylenko, Pitorro, Martins and Treviso 2025",
         "Long-Context Generalization with Sparse Attention",
         "https://arxiv.org/abs/2506.16640",
+    ),
+    "scale-invariant-attention": (
+        "Anson, Wang and Aitchison 2025",
+        "Scale-invariant attention",
+        "https://arxiv.org/abs/2505.17083",
     ),
 }
 
@@ -151,39 +157,53 @@ def write_page(study: Study, directory: Path) -> Path:
 
 def page(study: Study, figures: Path) -> str:
     """The page's text."""
-    title = escape(study.title)
     sections = [_figure(name, text, study, figures) for name, _, text in FIGURES]
     finding = study.finding if study.rows else "No results yet."
     first, *others = [section for section in sections if section] or [""]
+    return document(
+        study.title,
+        f"""<p class="finding">{escape(finding)}</p>
+{first}<h2>{escape(study.metric.title)}</h2>
+{_table(study)}
+{_baseline_table(study)}
+{_words(study)}
+{steps(study.protocol.split("; ") if study.protocol else [])}
+{_facts(study)}
+{"".join(others)}""",
+    )
+
+
+def document(title: str, body: str) -> str:
+    """A page that loads nothing, around its body."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+<title>{escape(title)}</title>
 <style>{_CSS}</style>
 </head>
 <body>
 <main>
-<h1>{title}</h1>
-<p class="finding">{escape(finding)}</p>
-{first}<h2>{escape(study.metric.title)}</h2>
-{_table(study)}
-{_baseline_table(study)}
-{_words(study)}
-{_protocol(study)}
-{_facts(study)}
-{"".join(others)}</main>
+<h1>{escape(title)}</h1>
+{body}</main>
 </body>
 </html>
 """
 
 
-def _protocol(study: Study) -> str:
-    if not study.protocol:
+def steps(parts: Sequence[str]) -> str:
+    """How it was done, as a list; empty without steps."""
+    if not parts:
         return ""
-    parts = "".join(f"<li>{escape(part)}</li>" for part in study.protocol.split("; "))
-    return f"<h2>How it was done</h2><ul>{parts}</ul>"
+    items = "".join(f"<li>{escape(part)}</li>" for part in parts)
+    return f"<h2>How it was done</h2><ul>{items}</ul>"
+
+
+def definitions(facts: Iterable[tuple[str, str | bool]]) -> str:
+    """Names and values, which are HTML; those without a value are left out."""
+    rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts if value)
+    return f"<dl>{rows}</dl>"
 
 
 def _words(study: Study) -> str:
@@ -197,21 +217,21 @@ def _words(study: Study) -> str:
     )
 
 
-def _source(study: Study) -> str:
-    """The study's sources with links: "asentmax, table 7" becomes authors, title and table."""
-    cited = []
-    for part in filter(None, (piece.strip() for piece in study.source.split(";"))):
+def cited(source: str) -> str:
+    """Sources with links: "asentmax, table 7" becomes authors, title and table."""
+    parts = []
+    for part in filter(None, (piece.strip() for piece in source.split(";"))):
         name, _, place = part.partition(", ")
         paper = _PAPERS.get(name)
         if paper is None:
-            cited.append(escape(part))
+            parts.append(escape(part))
             continue
         authors, title, url = paper
-        cited.append(
+        parts.append(
             f'{escape(authors)}: <a href="{url}">{escape(title)}</a>'
             + (f", {escape(place)}" if place else "")
         )
-    return "; ".join(cited)
+    return "; ".join(parts)
 
 
 def _facts(study: Study) -> str:
@@ -219,17 +239,13 @@ def _facts(study: Study) -> str:
         ("Study", escape(study.study)),
         ("Scale", escape(study.scale)),
         ("Seeds", study.seed_text),
-        ("Paper's figures", study.has_paper and _source(study)),
+        ("Paper's figures", study.has_paper and cited(study.source)),
         ("Command", study.command and f"<code>{escape(study.command)}</code>"),
         ("Commit", study.commit and f"<code>{escape(study.commit)}</code>"),
         ("Processor", escape(study.processor)),
         ("Training time", study.training_time),
     ]
-    return (
-        "<dl>"
-        + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts if value)
-        + "</dl>"
-    )
+    return definitions(facts)
 
 
 def _table(study: Study) -> str:
@@ -324,6 +340,11 @@ def _tinted(metric: Metric, difference: float, error: float | None) -> str:
 
 
 def _figure(name: str, text: str, study: Study, figures: Path) -> str:
+    return embedded(name, text, _caption(name, study), figures)
+
+
+def embedded(name: str, text: str, caption: str, figures: Path) -> str:
+    """A figure of that folder under a heading; empty where it was not drawn."""
     svg = figures / f"{name}.svg"
     if not svg.exists():
         return ""
@@ -332,7 +353,7 @@ def _figure(name: str, text: str, study: Study, figures: Path) -> str:
     return (
         f'<h2>{escape(text)}</h2><figure class="{name}"><div><img alt="{escape(text)}" '
         f'src="data:image/svg+xml;base64,{data}"></div>'
-        f"<figcaption>{escape(_caption(name, study))}</figcaption></figure>\n"
+        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
     )
 
 

@@ -5,6 +5,7 @@ namespace tsallis::cli {
 std::vector<std::unique_ptr<Command>> AllCommands() {
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(MakeReproduce());
+  commands.push_back(MakeStudy());
   commands.push_back(MakeTrain());
   commands.push_back(MakeEval());
   commands.push_back(MakeGenerate());

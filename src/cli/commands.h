@@ -14,6 +14,7 @@ std::unique_ptr<Command> MakeInfo();
 std::unique_ptr<Command> MakeList();
 std::unique_ptr<Command> MakeReport();
 std::unique_ptr<Command> MakeReproduce();
+std::unique_ptr<Command> MakeStudy();
 std::unique_ptr<Command> MakeTask();
 std::unique_ptr<Command> MakeTrain();
 

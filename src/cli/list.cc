@@ -13,6 +13,7 @@
 #include "lab/config/recipe.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/maps.h"
+#include "lab/studies/analyses/catalogue.h"
 
 namespace tsallis::cli {
 
@@ -25,6 +26,7 @@ struct Section {
 };
 
 constexpr Section kSections[] = {
+    {"studies", "Studies without training (tsallis study NAME)", lab::AnalysisEntries},
     {"tasks", "Tasks", lab::Tasks},
     {"models", "Models", lab::Models},
     {"maps", "Maps from scores to probabilities", lab::Maps},
@@ -35,7 +37,7 @@ constexpr Section kSections[] = {
 class ListCommand : public Command {
  public:
   std::string Name() const override { return "list"; }
-  std::string Summary() const override { return "Show recipes, tasks, models and maps"; }
+  std::string Summary() const override { return "Show recipes, studies, tasks, models and maps"; }
   std::string Example() const override { return "  tsallis list --json"; }
 
   void Declare(CLI::App& app) override {

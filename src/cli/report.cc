@@ -31,7 +31,8 @@ class ReportCommand : public Command {
   }
 
   void Declare(CLI::App& app) override {
-    app.add_option("DIR", folders_, "Folders that hold a results.json; their pages are overwritten")
+    app.add_option("DIR", folders_,
+                   "Folders that hold a results.json or a study.json; their pages are overwritten")
         ->required();
     app.add_flag("--json", json_, "Print the results as one JSON document (an array for several)");
     app.add_flag("--quiet", quiet_, "Print the table only, not where the page is");
@@ -39,9 +40,10 @@ class ReportCommand : public Command {
 
   int Run(const Invocation&) override {
     for (const std::filesystem::path& folder : Folders()) {
-      if (!std::filesystem::is_regular_file(folder / "results.json")) {
+      if (!std::filesystem::is_regular_file(DocumentIn(folder))) {
         throw lab::UsageError("no results.json in \"" + folder.string() +
-                              "\" (tsallis reproduce writes one into its --out folder)");
+                              "\" (tsallis reproduce writes one into its --out folder), and no "
+                              "study.json (tsallis study)");
       }
     }
     std::string documents;
@@ -59,9 +61,15 @@ class ReportCommand : public Command {
   }
 
  private:
-  // The folder's results.json, which Python has read without complaint.
+  // What the folder's results or those of a study without training are in.
+  static std::filesystem::path DocumentIn(const std::filesystem::path& folder) {
+    const std::filesystem::path study = folder / "study.json";
+    return std::filesystem::is_regular_file(study) ? study : folder / "results.json";
+  }
+
+  // The document as it lies there; Python has read it without complaint.
   static std::string Document(const std::filesystem::path& folder) {
-    std::ifstream file(folder / "results.json", std::ios::binary);
+    std::ifstream file(DocumentIn(folder), std::ios::binary);
     std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     while (text.ends_with('\n')) text.pop_back();
     return text;

@@ -33,6 +33,9 @@ TORCH_LIBRARY(tsallis, m) {
       "Tensor? alpha_rows, bool want_alpha, *, " TSALLIS_SETTINGS
       ") -> (Tensor d_scores, Tensor d_alpha)");
   m.def(
+      "fit_adaptive_temperature(Tensor scores, Tensor targets, int degree=4, float theta_max=10.0, "
+      "float theta_step=0.1) -> (Tensor coefficients, int samples, float rms_error)");
+  m.def(
       "fenchel_young_loss(Tensor scores, Tensor targets, *, str map=\"entmax\", "
       "float alpha=1.5, float temperature=1.0, int ignore_index=-100) -> Tensor");
   // Losses and, if wanted, the gradient p - e_y (else no elements); for the autograd of the above.

@@ -16,7 +16,8 @@ enum class Purpose : std::uint64_t {
   kValidation = 5,
   kLength = 6,
   kWords = 7,
-  kSample = 8
+  kStudy = 8,
+  kSample = 9
 };
 
 // Parts of a task's data. They are drawn from streams of their own.

@@ -1,6 +1,7 @@
 #include "lab/config/recipe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <fstream>
@@ -44,6 +45,13 @@ std::string CheckRates(const std::vector<double>& rates) {
   const std::set<double> distinct(rates.begin(), rates.end());
   const bool fine = !rates.empty() && distinct.size() == rates.size() && *distinct.begin() > 0.0;
   return fine ? "" : "different learning rates > 0";
+}
+
+std::string CheckCoefficients(const std::vector<double>& coefficients) {
+  const bool finite = std::all_of(coefficients.begin(), coefficients.end(),
+                                  [](double c) { return std::isfinite(c); });
+  const bool fine = finite && !coefficients.empty() && coefficients.size() <= 17;
+  return fine ? "" : "1 to 17 finite numbers, lowest degree first";
 }
 
 // train_length = [min, max]: one key, two fields.
@@ -116,6 +124,8 @@ void Describe(TableReader& table, MethodConfig& method) {
   // work with.
   table.Optional("alpha", method.alpha, Within(1.0, 1e4, "1 <= alpha <= 10000"));
   table.Optional("theta", method.theta, IfGiven(Positive<double>()));
+  table.Optional("coefficients", method.coefficients,
+                 IfGiven(Check<std::vector<double>>(CheckCoefficients)));
   table.Optional("length_scaling", method.length_scaling);
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);

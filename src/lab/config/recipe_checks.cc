@@ -94,7 +94,7 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
     }
     return;
   }
-  for (const char* key : {".map", ".alpha", ".theta", ".length_scaling"}) {
+  for (const char* key : {".map", ".alpha", ".theta", ".coefficients", ".length_scaling"}) {
     if (!problems.Given(path + key)) continue;
     problems.Add(path + key, "a decoder's methods say this in attention = { ... }");
   }
@@ -107,6 +107,9 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
 void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
   const std::string path = "method." + method.name;
   CheckMethodKind(recipe, method, path, problems);
+  if (method.map != "adaptive-temperature" && problems.Given(path + ".coefficients")) {
+    problems.Add(path + ".coefficients", "has no effect with map = \"" + method.map + "\"");
+  }
   if (method.map != "entmax" && problems.Given(path + ".alpha")) {
     problems.Add(path + ".alpha", "has no effect with map = \"" + method.map + "\"");
   }

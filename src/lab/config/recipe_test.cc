@@ -166,6 +166,10 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
                  "study.finding_length: expected one of task.eval_lengths, got 17");
   ExpectContains(ErrorOf("map = \"softmax\"", "map = \"softmax\"\nalpha = 1.5"),
                  "alpha: has no effect with map = \"softmax\"");
+  ExpectContains(ErrorOf("map = \"softmax\"", "map = \"softmax\"\ncoefficients = [1.0]"),
+                 "coefficients: has no effect with map = \"softmax\"");
+  ExpectContains(ErrorOf("map = \"softmax\"", "map = \"adaptive-temperature\"\ncoefficients = []"),
+                 "coefficients: expected 1 to 17 finite numbers");
   ExpectContains(ErrorOf("kind = \"scalar\"", "kind = \"ssmax\""),
                  "gamma: only has an effect with kind = \"scalar\"");
 }

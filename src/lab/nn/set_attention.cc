@@ -55,6 +55,7 @@ RowMapParams MapOf(const SetAttentionConfig& config) {
     map.map = RowMap::kSoftmax;
   } else if (config.map == "adaptive-temperature") {
     map.map = RowMap::kAdaptiveTemperature;
+    if (config.coefficients) map.adaptive.coefficients = *config.coefficients;
   } else if (config.map == "entmax") {
     map.map = RowMap::kEntmax;
     map.alpha = config.alpha;

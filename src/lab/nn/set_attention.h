@@ -51,6 +51,8 @@ struct SetAttentionConfig {
   // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
   // appendix A.3.
   std::optional<double> theta;
+  // adaptive-temperature: of the polynomial, lowest degree first; unset: the paper's.
+  std::optional<std::vector<double>> coefficients;
   LengthScaling length_scaling;
 
   bool operator==(const SetAttentionConfig&) const = default;

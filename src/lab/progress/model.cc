@@ -170,14 +170,17 @@ std::string ProgressModel::Line(std::size_t index) const {
   const Job& job = jobs_.at(index);
   const JobStatus& status = job.status;
   std::string text = status.name + ": ";
-  if (status.state == State::kTraining && status.step > status.first_step) {
+  if (status.state == State::kTraining && !status.learns) {
+    text += fmt::format("{:.0f} %", 100.0 * Fraction(status));
+  } else if (status.state == State::kTraining && status.step > status.first_step) {
     text += fmt::format("step {}/{}", status.step, status.steps);
     if (const auto rate = job.Rate()) text += fmt::format(", {:.0f} steps/s", *rate);
     text += fmt::format(", loss {:.4f}, accuracy {:.1f} %", status.loss, status.accuracy);
   } else {
     text += Describe(status.state);
     if (status.state == State::kTraining) text += fmt::format(", {} steps", status.steps);
-    if (status.state == State::kInterrupted) text += fmt::format(" at step {}", status.step);
+    if (status.state == State::kInterrupted && status.learns)
+      text += fmt::format(" at step {}", status.step);
   }
   if (!status.note.empty()) text += " (" + status.note + ")";
   return text;
@@ -207,6 +210,8 @@ std::string ProgressModel::Row(const Job& job, std::size_t name_width, int width
   std::string rest;
   if (status.state == State::kEvaluating) {
     rest = "evaluating";
+  } else if (!status.learns) {
+    rest = fmt::format("{:>3.0f} %", 100.0 * Fraction(status));
   } else {
     const std::string steps = std::to_string(status.steps);
     rest = fmt::format("{:>{}}/{}", status.step, steps.size(), steps);

@@ -47,6 +47,20 @@ TEST(ProgressModel, Durations) {
   EXPECT_EQ(FormatDuration(90000), "1d 01h");
 }
 
+TEST(ProgressModel, WhatDoesNotLearnShowsAPercentage) {
+  JobStatus status = Job("collapse", State::kTraining, 25, 100);
+  status.learns = false;
+  ProgressModel model({status}, 1);
+  EXPECT_EQ(model.Line(0), "collapse: 25 %");
+  model.Update(0, status, 1.0);
+  const std::string row = model.Table(1.0, 100, 10, false).front();
+  EXPECT_NE(row.find("25 %"), std::string::npos);
+  EXPECT_EQ(row.find("loss"), std::string::npos);
+  status.state = State::kInterrupted;
+  model.Update(0, status, 2.0);
+  EXPECT_EQ(model.Line(0), "collapse: interrupted");
+}
+
 TEST(ProgressModel, TimeLeftComesFromMeasuredRates) {
   ProgressModel model(Queue(4, 1000), 2);
   EXPECT_FALSE(model.SecondsLeft(0));

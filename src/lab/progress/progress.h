@@ -20,6 +20,7 @@ struct JobStatus {
       0;                  // where this run resumed, so that the rate counts only its own steps
   double loss = 0.0;      // running mean
   double accuracy = 0.0;  // running mean on training batches, %
+  bool learns = true;     // whether there are a loss and an accuracy to show; else a percentage
   std::string note;       // "resumed at 40000", an error
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 namespace tsallis::lab {
 
@@ -13,13 +14,19 @@ struct TableOptions {
 };
 
 // Runs `python -m tsallis_report dir` with `source_dir`/python at the head of PYTHONPATH, which
-// reads results.json and data/*.csv in `dir` and writes figures/, report.html and report.md beside
-// them. No shell is involved. Throws std::runtime_error with the end of Python's output if it
-// cannot be run or fails.
+// reads results.json or study.json and data/*.csv in `dir` and writes figures/, report.html and
+// report.md beside them. No shell is involved. Throws std::runtime_error with the end of Python's
+// output if it cannot be run or fails.
 void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
                   const std::filesystem::path& source_dir, const TableOptions& table = {});
 
-// The same with `python -m tsallis_report.scores dir`, which reads dir/inputs.safetensors and
+// The same of several folders in one process. `together`: a folder for one page of all of them,
+// which are analyses then; empty: none.
+void RenderReports(const std::vector<std::filesystem::path>& dirs,
+                   const std::filesystem::path& together, const std::filesystem::path& python,
+                   const std::filesystem::path& source_dir, const TableOptions& table = {});
+
+// Runs `python -m tsallis_report.scores dir` likewise, which reads dir/inputs.safetensors and
 // writes scores.json and scores.png beside it.
 void RenderScores(const std::filesystem::path& dir, const std::filesystem::path& python,
                   const std::filesystem::path& source_dir);

@@ -30,6 +30,30 @@ fs::path RunOf(const fs::path& weights) {
   throw UsageError(weights.string() + ": no config.json beside it or above: not of a run");
 }
 
+// Weights with what the config.json of their run says.
+struct Found {
+  fs::path weights;
+  std::string config_path;
+  nlohmann::ordered_json config;
+  std::string task_name;  // empty where config.json names none
+};
+
+Found Find(const fs::path& path) {
+  if (!fs::exists(path)) throw UsageError(path.string() + ": no such file or folder");
+  Found found;
+  found.weights = fs::is_directory(path) ? WeightsIn(path) : path;
+  const fs::path run = RunOf(found.weights);
+  found.config_path = (run / "config.json").string();
+  found.config = RunFolder(run).Settings();
+  const auto task = found.config.find("task");
+  if (task == found.config.end() || !task->is_object() || !found.config.contains("model")) {
+    throw std::runtime_error(found.config_path + ": damaged, or not of a run");
+  }
+  const auto named = task->find("name");
+  if (named != task->end() && named->is_string()) found.task_name = named->get<std::string>();
+  return found;
+}
+
 }  // namespace
 
 void StartFrom(const fs::path& path, Decoder& model) {
@@ -42,31 +66,52 @@ void StartFrom(const fs::path& path, Decoder& model) {
 }
 
 LoadedModel LoadModel(const fs::path& path) {
-  if (!fs::exists(path)) throw UsageError(path.string() + ": no such file or folder");
-  const fs::path weights = fs::is_directory(path) ? WeightsIn(path) : path;
-  const fs::path run = RunOf(weights);
-  const std::string config_path = (run / "config.json").string();
-  const nlohmann::ordered_json config = RunFolder(run).Settings();
-  const auto task = config.find("task"), model = config.find("model");
-  if (task == config.end() || !task->is_object() || model == config.end()) {
-    throw std::runtime_error(config_path + ": damaged, or not of a run");
-  }
-  const auto named = task->find("name");
-  const std::string name =
-      named != task->end() && named->is_string() ? named->get<std::string>() : "";
-  if (FindSequenceTask(name) == nullptr) {
-    throw UsageError(
-        fmt::format("{}: expected a run on a sequence task, got one on \"{}\"", config_path, name));
+  const Found found = Find(path);
+  if (FindSequenceTask(found.task_name) == nullptr) {
+    throw UsageError(fmt::format("{}: expected a run on a sequence task, got one on \"{}\"",
+                                 found.config_path, found.task_name));
   }
   std::vector<std::string> settings;
-  for (const auto& [key, value] : task->items()) {
+  for (const auto& [key, value] : found.config.at("task").items()) {
     if (key == "name" || key == "train_length") continue;
     settings.push_back(key + "=" + value.dump());
   }
-  LoadedModel loaded{Decoder(DecoderFromJson(*model, config_path), 1),
-                     MakeSequenceTask(name, settings), name, weights};
-  LoadParameters(weights, loaded.model.Parameters());
+  LoadedModel loaded{Decoder(DecoderFromJson(found.config.at("model"), found.config_path), 1),
+                     MakeSequenceTask(found.task_name, settings), found.task_name, found.weights};
+  LoadParameters(found.weights, loaded.model.Parameters());
   return loaded;
+}
+
+LoadedSetModel LoadSetModel(const fs::path& path) {
+  const Found found = Find(path);
+  if (found.task_name != "max-retrieval") {
+    throw UsageError(fmt::format("{}: expected a run on max-retrieval, got one on \"{}\"",
+                                 found.config_path, found.task_name));
+  }
+  try {
+    const auto& config = found.config;
+    SetAttentionConfig attention;
+    attention.map = config.at("map").get<std::string>();
+    attention.alpha = config.value("alpha", attention.alpha);
+    if (config.contains("theta")) attention.theta = config.at("theta").get<double>();
+    if (config.contains("coefficients")) {
+      attention.coefficients = config.at("coefficients").get<std::vector<double>>();
+    }
+    const auto& scaling = config.at("length_scaling");
+    attention.length_scaling = {static_cast<LengthScaling::Kind>(scaling.at("kind").get<int>()),
+                                scaling.at("gamma").get<double>(),
+                                scaling.at("delta").get<double>()};
+    MaxRetrievalConfig task;
+    task.classes = config.at("task").at("classes").get<std::int64_t>();
+    task.train_length_min = config.at("task").at("train_length").at(0).get<std::int64_t>();
+    task.train_length_max = config.at("task").at("train_length").at(1).get<std::int64_t>();
+    const auto width = config.at("model").at("width").get<std::int64_t>();
+    SetAttention model(width, MaxRetrieval(task).Features(), task.classes, attention, 1);
+    LoadParameters(found.weights, model.Parameters());
+    return {std::move(model), attention, task, found.weights};
+  } catch (const nlohmann::json::exception& error) {
+    throw std::runtime_error(found.config_path + ": damaged: " + error.what());
+  }
 }
 
 }  // namespace tsallis::lab

@@ -1,9 +1,11 @@
-// A trained sequence model and its task from the folder of its run.
+// A trained model and its task from the folder of its run.
 #pragma once
 
 #include <filesystem>
 
 #include "lab/nn/decoder.h"
+#include "lab/nn/set_attention.h"
+#include "lab/tasks/max_retrieval.h"
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
@@ -19,6 +21,16 @@ struct LoadedModel {
 // checkpoint; or a file of weights in it. The run's config.json says what model they belong to.
 // UsageError if there is no such thing, std::runtime_error if it is damaged.
 LoadedModel LoadModel(const std::filesystem::path& path);
+
+struct LoadedSetModel {
+  SetAttention model;
+  SetAttentionConfig config;
+  MaxRetrievalConfig task;
+  std::filesystem::path weights;
+};
+
+// The same of a run on max retrieval.
+LoadedSetModel LoadSetModel(const std::filesystem::path& path);
 
 // The weights that a run begins with, where they are not those of its seed: those of `path`, as
 // above, which must be of the same shapes. UsageError if there are none or they do not fit.

@@ -18,6 +18,7 @@ nlohmann::ordered_json Settings(const TrainingJob& job) {
   settings["map"] = method.map;
   if (method.map == "entmax") settings["alpha"] = method.alpha;
   if (method.theta) settings["theta"] = *method.theta;
+  if (method.coefficients) settings["coefficients"] = *method.coefficients;
   settings["length_scaling"] = {{"kind", static_cast<int>(method.length_scaling.kind)},
                                 {"gamma", method.length_scaling.gamma},
                                 {"delta", method.length_scaling.delta}};

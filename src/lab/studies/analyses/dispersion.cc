@@ -1,0 +1,298 @@
+// E2: how entropy grows with the number of keys (Vasylenko et al. 2025, section 3.2 and appendix D;
+// Velickovic et al. 2024, lemma 2.1).
+//
+// Two-level lemma (appendix D): k scores at M, the others at m. alpha-entmax leaves only the k any
+// weight, 1/k each, once M - m >= k^{-(alpha - 1)} / (alpha - 1), whatever n is. Softmax gives the
+// k a share c only from (M - m)/theta >= ln((n - k)/k c/(1 - c)) on (eq. 62).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/parallel.h"
+#include "lab/studies/analyses/maps.h"
+
+namespace tsallis::lab {
+namespace {
+
+struct Method {
+  std::string label;
+  double alpha;
+  double theta;
+  double (*factor)(double log_n);  // of scores, for ln n
+};
+
+double One(double) { return 1.0; }
+
+// ASEntmax: 1 + 0.5 (ln n)^gamma, alpha = 1.5; LogN as Anson et al. 2025 have it, 0.4 ln n.
+const std::vector<Method>& Methods() {
+  static const std::vector<Method> methods = {
+      {"softmax", 1.0, 1.0, One},
+      {"softmax, θ = 0.1", 1.0, 0.1, One},
+      {"LogN", 1.0, 1.0, [](double log_n) { return 0.4 * log_n; }},
+      {"α = 1.25", 1.25, 1.0, One},
+      {"α = 1.5", 1.5, 1.0, One},
+      {"α = 2", 2.0, 1.0, One},
+      {"ASEntmax, γ = −0.5", 1.5, 1.0, [](double l) { return 1.0 + 0.5 / std::sqrt(l); }},
+      {"ASEntmax, γ = 1", 1.5, 1.0, [](double l) { return 1.0 + 0.5 * l; }},
+      {"ASEntmax, γ = 2", 1.5, 1.0, [](double l) { return 1.0 + 0.5 * l * l; }}};
+  return methods;
+}
+
+struct Family {
+  std::string name;  // of panels
+  std::vector<double> (*draw)(const AnalysisContext&, double parameter, std::int64_t draw,
+                              std::int64_t n);
+  bool random;
+  std::vector<double> parameters;
+  std::string title;  // of a panel, with the parameter
+};
+
+std::vector<double> Bounded(const AnalysisContext& context, double bound, std::int64_t draw,
+                            std::int64_t n) {
+  return Uniforms(context, 1, draw, n, -bound, bound);
+}
+std::vector<double> Gaussian(const AnalysisContext& context, double deviation, std::int64_t draw,
+                             std::int64_t n) {
+  return Normals(context, 2, draw, n, deviation);
+}
+std::vector<double> Levels(std::int64_t k, std::int64_t n, double gap) {
+  std::vector<double> scores(static_cast<std::size_t>(n), 0.0);
+  std::fill_n(scores.begin(), std::min(k, n), gap);
+  return scores;
+}
+std::vector<double> TwoLevel(const AnalysisContext&, double k, std::int64_t, std::int64_t n) {
+  return Levels(static_cast<std::int64_t>(k), n, 2.0);
+}
+
+const std::vector<Family>& Families() {
+  static const std::vector<Family> families = {
+      {"bounded", Bounded, true, {1.0, 3.0, 10.0}, "scores within ±{:g}"},
+      {"two levels", TwoLevel, false, {1.0, 4.0, 16.0}, "{:g} of n scores 2 above the rest"},
+      {"normal", Gaussian, true, {1.0, 2.0, 4.0}, "normal scores, σ = {:g}"}};
+  return families;
+}
+
+double Normalised(const AnalysisContext& context, const Method& method,
+                  std::vector<double> scores) {
+  const double log_n = std::log(static_cast<double>(scores.size()));
+  for (double& score : scores) score *= method.factor(log_n);
+  return MapRow(context, EntmaxParams(method.alpha, method.theta), scores).entropy / log_n;
+}
+
+// The smallest gap at which k of n two-level scores have the share c.
+double MeasuredGap(const AnalysisContext& context, double alpha, std::int64_t k, std::int64_t n,
+                   double share) {
+  double low = 0.0, high = 64.0;
+  for (int i = 0; i < 44; ++i) {
+    const double middle = 0.5 * (low + high);
+    const Row row = MapRow(context, EntmaxParams(alpha), Levels(k, n, middle));
+    const bool enough =
+        alpha == 1.0 ? static_cast<double>(k) * row.weights[0] >= share : row.support == k;
+    (enough ? high : low) = middle;
+  }
+  return high;
+}
+
+double SoftmaxGap(double k, double n, double share) {
+  return std::log((n - k) / k * share / (1.0 - share));
+}
+double EntmaxGap(double alpha, double k) { return std::pow(k, -(alpha - 1.0)) / (alpha - 1.0); }
+
+constexpr double kShare = 0.9;
+
+void AddEntropies(const AnalysisContext& context, const std::vector<std::int64_t>& lengths,
+                  AnalysisResult& result) {
+  DataTable table("entropy", {"scores", "parameter", "method", "n", "normalised_entropy"});
+  AnalysisFigure figure{
+      .name = "entropy",
+      .title = "Entropy over its largest value against the number of keys",
+      .caption =
+          "1 is uniform attention. Rows: scores within bounds, some scores above the rest, "
+          "normal scores. LogN multiplies scores by 0.4 ln n, ASEntmax (α = 1.5) by "
+          "1 + 0.5 (ln n)^γ.",
+      .columns = 3,
+      .panels = {}};
+  const double total = static_cast<double>(Families().size() * 3);
+  double done = 0.0;
+  AnalysisContext single = context;
+  single.kernels.threads = 1;
+  for (const Family& family : Families()) {
+    for (const double parameter : family.parameters) {
+      for (const std::int64_t n : lengths) {
+        const std::int64_t draws =
+            family.random ? std::clamp<std::int64_t>((context.quick ? 1 << 12 : 1 << 18) / n, 4, 64)
+                          : 1;
+        const auto methods = static_cast<std::int64_t>(Methods().size());
+        std::vector<std::vector<double>> rows;
+        for (std::int64_t d = 0; d < draws; ++d) {
+          rows.push_back(family.draw(context, parameter, d, n));
+        }
+        std::vector<double> values(static_cast<std::size_t>(methods * draws));
+        ParallelFor(context.kernels, methods * draws, 1, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            values[static_cast<std::size_t>(i)] =
+                Normalised(single, Methods()[static_cast<std::size_t>(i / draws)],
+                           rows[static_cast<std::size_t>(i % draws)]);
+          }
+        });
+        for (std::int64_t m = 0; m < methods; ++m) {
+          const auto first = values.begin() + m * draws;
+          table.Add({family.name, parameter, Methods()[static_cast<std::size_t>(m)].label, n,
+                     Mean({first, first + draws})});
+        }
+        context.Done(0.8 * (done + static_cast<double>(n) / static_cast<double>(lengths.back())) /
+                     total);
+      }
+      done += 1.0;
+      figure.panels.push_back(
+          {.title = fmt::format(fmt::runtime(family.title), parameter),
+           .x_label = "number of keys n",
+           .y_label = "H / ln n",
+           .x_scale = "log2",
+           .curves = {{.table = "entropy",
+                       .x = "n",
+                       .y = "normalised_entropy",
+                       .by = "method",
+                       .where = {{"scores", family.name}, {"parameter", parameter}}}}});
+    }
+  }
+  result.tables.push_back(std::move(table));
+  result.figures.push_back(std::move(figure));
+}
+
+void AddGaps(const AnalysisContext& context, const std::vector<std::int64_t>& lengths,
+             AnalysisResult& result) {
+  DataTable table("gap", {"map", "k", "n", "gap", "formula"});
+  AnalysisFigure figure{
+      .name = "gap",
+      .title = "How far the scores that matter must stand out",
+      .caption =
+          "The least difference between k high scores and n − k low ones at which the k "
+          "have 90 % of softmax's weight, or all of entmax's. Grey: the formulas of the "
+          "paper's appendix D.",
+      .columns = 3,
+      .panels = {}};
+  for (const std::int64_t k : {1, 4, 16}) {
+    for (const double alpha : {1.0, 1.25, 1.5, 2.0}) {
+      for (const std::int64_t n : lengths) {
+        if (n <= 2 * k || n > 65536) continue;
+        const double formula =
+            alpha == 1.0 ? SoftmaxGap(static_cast<double>(k), static_cast<double>(n), kShare)
+                         : EntmaxGap(alpha, static_cast<double>(k));
+        table.Add({AlphaLabel(alpha), k, n, MeasuredGap(context, alpha, k, n, kShare), formula});
+        context.Done(0.8);
+      }
+    }
+    figure.panels.push_back(
+        {.title = fmt::format("k = {}", k),
+         .x_label = "number of keys n",
+         .y_label = "difference of scores",
+         .x_scale = "log2",
+         .curves = {{.table = "gap", .x = "n", .y = "gap", .by = "map", .where = {{"k", k}}}}});
+    for (const double alpha : {1.0, 1.25, 1.5, 2.0}) {
+      figure.panels.back().curves.push_back({.table = "gap",
+                                             .x = "n",
+                                             .y = "formula",
+                                             .where = {{"k", k}, {"map", AlphaLabel(alpha)}},
+                                             .look = "reference"});
+    }
+  }
+  const std::int64_t n = context.quick ? 1024 : 16384;
+  result.facts.push_back({"difference that 4 of n scores need, α = 1.5",
+                          table.At({"α = 1.5", std::int64_t{4}, n}, "gap"), EntmaxGap(1.5, 4.0),
+                          "asentmax, appendix D"});
+  result.facts.push_back({"difference that 4 of n scores need, α = 2",
+                          table.At({"α = 2", std::int64_t{4}, n}, "gap"), EntmaxGap(2.0, 4.0),
+                          "asentmax, appendix D"});
+  result.facts.push_back({fmt::format("difference that 4 of {} scores need for 90 %, softmax", n),
+                          table.At({"softmax", std::int64_t{4}, n}, "gap"),
+                          SoftmaxGap(4.0, static_cast<double>(n), kShare), "asentmax, eq. 62"});
+  result.tables.push_back(std::move(table));
+  result.figures.push_back(std::move(figure));
+}
+
+// k = n^beta scores stand out.
+void AddGrowing(const AnalysisContext& context, const std::vector<std::int64_t>& lengths,
+                AnalysisResult& result) {
+  DataTable table("growing", {"map", "exponent", "n", "normalised_entropy"});
+  AnalysisFigure figure{
+      .name = "growing",
+      .title = "When more scores stand out the longer the row is",
+      .caption =
+          "n^β of n scores are 4 higher than the rest. Grey: H/ln n = β, which entmax "
+          "reaches; softmax goes to 1, uniform attention.",
+      .columns = 2,
+      .panels = {}};
+  DataTable limits("limits", {"exponent", "n", "limit"});
+  for (const double exponent : {0.0, 0.25, 0.5, 0.75}) {
+    for (const std::int64_t n : lengths) {
+      const auto k =
+          static_cast<std::int64_t>(std::llround(std::pow(static_cast<double>(n), exponent)));
+      const double log_n = std::log(static_cast<double>(n));
+      const std::vector<double> scores = Levels(k, n, 4.0);
+      for (const double alpha : {1.0, 1.5}) {
+        table.Add({AlphaLabel(alpha), exponent, n,
+                   MapRow(context, EntmaxParams(alpha), scores).entropy / log_n});
+      }
+      limits.Add({exponent, n, exponent});
+      context.Done(0.9);
+    }
+  }
+  for (const double alpha : {1.0, 1.5}) {
+    Panel panel{.title = AlphaLabel(alpha),
+                .x_label = "number of keys n",
+                .y_label = "H / ln n",
+                .x_scale = "log2",
+                .curves = {{.table = "growing",
+                            .x = "n",
+                            .y = "normalised_entropy",
+                            .by = "exponent",
+                            .where = {{"map", AlphaLabel(alpha)}},
+                            .label = "β = "}}};
+    for (const double exponent : {0.0, 0.25, 0.5, 0.75}) {
+      panel.curves.push_back({.table = "limits",
+                              .x = "n",
+                              .y = "limit",
+                              .where = {{"exponent", exponent}},
+                              .look = "reference"});
+    }
+    figure.panels.push_back(std::move(panel));
+  }
+  const std::int64_t n = lengths.back();
+  for (const double exponent : {0.25, 0.5, 0.75}) {
+    result.facts.push_back(
+        {fmt::format("H / ln n where n^{:g} of {} scores stand out, α = 1.5", exponent, n),
+         table.At({"α = 1.5", exponent, n}, "normalised_entropy"), exponent,
+         "asentmax, proposition 3.2"});
+  }
+  result.tables.push_back(std::move(table));
+  result.tables.push_back(std::move(limits));
+  result.figures.push_back(std::move(figure));
+}
+
+}  // namespace
+
+AnalysisResult Dispersion(const AnalysisContext& context) {
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t n = 16; n <= (context.quick ? 1024 : 1 << 20); n *= 2) lengths.push_back(n);
+  AnalysisResult result;
+  AddEntropies(context, lengths, result);
+  AddGaps(context, lengths, result);
+  AddGrowing(context, lengths, result);
+  const std::int64_t n = lengths.back();
+  const DataTable& entropy = result.Table("entropy");
+  const auto at = [&](const std::string& method) {
+    return entropy.At({"normal", 2.0, method, n}, "normalised_entropy");
+  };
+  result.finding = fmt::format(
+      "With {} normal scores (σ = 2) softmax has {:.0f} % of the entropy of uniform attention, "
+      "entmax with α = 1.5 {:.2g} % and ASEntmax with γ = 2 {:.2g} %.",
+      n, 100.0 * at("softmax"), 100.0 * at("α = 1.5"), 100.0 * at("ASEntmax, γ = 2"));
+  result.setup = {fmt::format("rows of {} to {} scores in double precision; 4 to 64 draws a point",
+                              lengths.front(), n),
+                  "the same draws for every method"};
+  return result;
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,42 @@
+// Rows of scores through the kernel library's maps, in double precision, and draws of scores.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lab/studies/analyses/analysis.h"
+#include "tsallis/rows.h"
+
+namespace tsallis::lab {
+
+// "softmax" for alpha = 1, else "α = 1.5".
+std::string AlphaLabel(double alpha);
+
+// alpha-entmax of scores / theta; alpha = 1 is softmax.
+RowMapParams EntmaxParams(double alpha, double theta = 1.0);
+
+struct Row {
+  std::vector<double> weights;
+  double tau = 0.0;  // as RowStats
+  std::int64_t support = 0;
+  double entropy = 0.0;  // nats
+};
+
+Row MapRow(const AnalysisContext& context, const RowMapParams& params,
+           const std::vector<double>& scores);
+
+// Numbers of a stream of their own: the same for every map, size and number of threads. `what`
+// tells an analysis's draws apart.
+std::vector<double> Normals(const AnalysisContext& context, std::uint64_t what, std::int64_t draw,
+                            std::int64_t count, double deviation = 1.0);
+std::vector<double> Uniforms(const AnalysisContext& context, std::uint64_t what, std::int64_t draw,
+                             std::int64_t count, double low, double high);
+
+double Mean(const std::vector<double>& values);
+double StandardDeviation(const std::vector<double>& values);  // of a sample; 0 for one value
+
+// `count` numbers from `low` to `high` whose logarithms are equally far apart.
+std::vector<double> LogSpaced(double low, double high, int count);
+
+}  // namespace tsallis::lab
