@@ -290,7 +290,8 @@ std::unique_ptr<KvCache> Decoder::MakeCache(std::int64_t max_bytes) const {
   const DType dtype = state_->dtype == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
   return std::make_unique<KvCache>(
       KvCacheShape{config.layers, config.heads, config.head_dim, config.head_dim, dtype},
-      KvCacheOptions{sparse ? KeyScreen::kBytes : KeyScreen::kNone, max_bytes});
+      KvCacheOptions{.screen = sparse ? KeyScreen::kBytes : KeyScreen::kNone,
+                     .max_bytes = max_bytes});
 }
 
 at::Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
