@@ -45,8 +45,7 @@ class GenerateCommand : public Command {
     app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
     app.add_option("SETTING", settings_, "Settings of --task, key=value");
     auto* prompt = app.add_option("--prompt", prompts_, "Text to go on from; again for another")
-                       ->expected(1)
-                       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+                       ->allow_extra_args(false);
     app.add_option("--prompt-file", prompt_file_, "The same, from a file")->excludes(prompt);
     app.add_option("--task", task_,
                    "Answer samples of a task; default: the one it was trained on, if "
