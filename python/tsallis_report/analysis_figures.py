@@ -11,6 +11,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from . import style
 from .analysis import Analysis, Curve, FigureData, Heat, Panel, Record
@@ -112,8 +114,14 @@ def _set_scale(axes: Axes, name: str, scale: str) -> None:
     """A logarithm where it was asked for and what is drawn spans a factor that is worth one."""
     low, high = getattr(axes.dataLim, f"interval{name}")
     if scale == "linear" or not low > 0.0 or high < 4.0 * low:
+        if name == "x" and all(_whole(line.get_xdata()) for line in axes.get_lines()):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # layers, passes
         return
     getattr(axes, f"set_{name}scale")("log", base=2 if scale == "log2" else 10)
+
+
+def _whole(values: ArrayLike) -> bool:
+    return bool(np.all(np.mod(values, 1) == 0))
 
 
 def _lines(study: Analysis, curve: Curve) -> Iterator[tuple[str, list[Record]]]:
