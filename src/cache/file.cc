@@ -18,10 +18,10 @@
 #include <cstring>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "cache/reader.h"
+#include "core/aside_file.h"
 #include "core/crc32c.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
@@ -43,83 +43,41 @@ struct Start {
 };
 static_assert(sizeof(Start) == 48);
 
-[[noreturn]] void Fail(const std::string& path, const char* action) {
-  throw std::system_error(errno, std::generic_category(), path + ": cannot be " + action);
+[[noreturn]] void Fail(const std::string& path) {
+  throw std::system_error(errno, std::generic_category(), path + ": cannot be read");
 }
 
 [[noreturn]] void Damaged(const std::string& path, const std::string& why) {
   throw InvalidArgument("path", "a whole file of a saved sequence", path + ", " + why);
 }
 
+// Two threads may save to one path: the last one stays.
+std::string NameBeside(const std::string& path) {
+  static std::atomic<int> count = 0;
+  return path + "." + to_string(getpid()) + "." + to_string(count++) + ".tmp";
+}
+
 // An open file, closed with the object.
 class File {
  public:
-  File(const std::string& path, int flags, const char* action)
-      : fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) Fail(path, action);
+  explicit File(const std::string& path) : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (fd_ < 0) Fail(path);
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
+  ~File() { close(fd_); }
 
   int fd() const { return fd_; }
-  int Close() { return close(std::exchange(fd_, -1)); }
 
  private:
   int fd_;
 };
 
-// A file that has its name when it is complete and on the disk, and does not exist before.
-class Aside {
- public:
-  explicit Aside(const std::string& path)
-      : path_(path),
-        aside_(NameBeside(path)),
-        file_(aside_, O_WRONLY | O_CREAT | O_EXCL, kWritten) {}
-  Aside(const Aside&) = delete;
-  Aside& operator=(const Aside&) = delete;
-  ~Aside() {
-    if (!done_) unlink(aside_.c_str());
-  }
-
-  void Write(const void* data, std::size_t size) {
-    const auto* from = static_cast<const std::byte*>(data);
-    while (size > 0) {
-      const ssize_t count = write(file_.fd(), from, size);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) Fail(path_, kWritten);
-      from += count;
-      size -= static_cast<std::size_t>(count);
-    }
-  }
-  void Commit() {
-    if (fsync(file_.fd()) != 0 || file_.Close() != 0 ||
-        std::rename(aside_.c_str(), path_.c_str()) != 0) {
-      Fail(path_, kWritten);
-    }
-    done_ = true;
-  }
-
- private:
-  static constexpr const char* kWritten = "written";
-  // Two threads may save to one path: the last one stays.
-  static std::string NameBeside(const std::string& path) {
-    static std::atomic<int> count = 0;
-    return path + "." + to_string(getpid()) + "." + to_string(count++) + ".tmp";
-  }
-
-  std::string path_, aside_;
-  File file_;
-  bool done_ = false;
-};
-
 class Input {
  public:
-  explicit Input(const std::string& path) : path_(path), file_(path, O_RDONLY, "read") {
+  explicit Input(const std::string& path) : path_(path), file_(path) {
     struct stat status {};
-    if (fstat(file_.fd(), &status) != 0) Fail(path, "read");
+    if (fstat(file_.fd(), &status) != 0) Fail(path);
     if (!S_ISREG(status.st_mode)) Damaged(path, "which is no file");
     left_ = status.st_size;
   }
@@ -132,7 +90,7 @@ class Input {
     while (size > 0) {
       const ssize_t count = read(file_.fd(), to, size);
       if (count < 0 && errno == EINTR) continue;
-      if (count < 0) Fail(path_, "read");
+      if (count < 0) Fail(path_);
       if (count == 0) Damaged(path_, "which is cut short");
       to += count;
       size -= static_cast<std::size_t>(count);
@@ -226,7 +184,7 @@ void KvCache::Save(Sequence sequence, const std::string& path) const {
   const std::size_t lengths_size = lengths.size() * sizeof lengths[0];
   const std::uint32_t of_header =
       Crc32c(lengths.data(), lengths_size, Crc32c(&start, sizeof start));
-  Aside out(path);
+  AsideFile out(path, NameBeside(path));
   out.Write(&start, sizeof start);
   out.Write(lengths.data(), lengths_size);
   out.Write(&of_header, sizeof of_header);

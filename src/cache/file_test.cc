@@ -10,7 +10,7 @@
 #include <system_error>
 #include <vector>
 
-#include "cache/testing.h"
+#include "cache/testing/cases.h"
 #include "tsallis/kv_cache.h"
 
 namespace tsallis {

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "cache/testing.h"
+#include "cache/testing/cases.h"
 #include "core/every_target.h"
 
 namespace tsallis {

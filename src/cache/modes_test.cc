@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cache/testing.h"
+#include "cache/testing/cases.h"
 #include "core/every_target.h"
 #include "tsallis/kv_cache.h"
 

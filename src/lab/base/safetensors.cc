@@ -1,8 +1,6 @@
 #include "lab/base/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -12,7 +10,9 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "core/aside_file.h"
 #include "core/crc32c.h"
+#include "lab/base/files.h"
 
 namespace tsallis::lab {
 namespace {
@@ -63,51 +63,6 @@ std::uint32_t ChecksumOf(std::ifstream& in, std::uint32_t before) {
   return before;
 }
 
-// A file that becomes visible under its name only when it is complete and on the disk.
-class AsideFile {
- public:
-  explicit AsideFile(const std::filesystem::path& path)
-      : path_(path),
-        aside_(path.string() + ".tmp"),
-        fd_(open(aside_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644)) {
-    if (fd_ < 0) Fail(aside_, "cannot be written: " + Reason());
-  }
-  AsideFile(const AsideFile&) = delete;
-  AsideFile& operator=(const AsideFile&) = delete;
-  ~AsideFile() {
-    if (fd_ >= 0) {
-      close(fd_);
-      unlink(aside_.c_str());
-    }
-  }
-
-  void Write(const void* data, std::size_t size) {
-    const char* from = static_cast<const char*>(data);
-    while (size > 0) {
-      const ssize_t done = write(fd_, from, size);
-      if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) Fail(aside_, "writing failed: " + Reason());
-      from += done;
-      size -= static_cast<std::size_t>(done);
-    }
-  }
-
-  void Commit() {
-    if (fsync(fd_) != 0) Fail(aside_, "flushing failed: " + Reason());
-    const int fd = fd_;
-    fd_ = -1;
-    if (close(fd) != 0 || std::rename(aside_.c_str(), path_.c_str()) != 0) {
-      const std::string reason = Reason();
-      unlink(aside_.c_str());
-      Fail(path_, "cannot be replaced: " + reason);
-    }
-  }
-
- private:
-  std::filesystem::path path_, aside_;
-  int fd_;
-};
-
 }  // namespace
 
 const at::Tensor* TensorFile::Find(const std::string& name) const {
@@ -144,7 +99,7 @@ void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   }
   text.replace(text.find(kChecksum) + kChecksum.size(), kDigits, fmt::format("{:08x}", checksum));
   const std::uint64_t length = text.size();
-  AsideFile out(path);
+  AsideFile out(path.string(), AsideOf(path));
   out.Write(&length, sizeof(length));
   out.Write(text.data(), text.size());
   for (const at::Tensor& tensor : contents) out.Write(tensor.const_data_ptr(), tensor.nbytes());
@@ -204,12 +159,6 @@ TensorFile ReadTensors(const std::filesystem::path& path) {
     Fail(path, std::string("damaged header: ") + error.what());
   }
   return file;
-}
-
-void WriteFileAtomically(const std::filesystem::path& path, const std::string& text) {
-  AsideFile out(path);
-  out.Write(text.data(), text.size());
-  out.Commit();
 }
 
 }  // namespace tsallis::lab

@@ -30,7 +30,4 @@ void WriteTensors(const std::filesystem::path& path, const TensorFile& file);
 // its checksum is of; files without one are read as they are.
 TensorFile ReadTensors(const std::filesystem::path& path);
 
-// Writes `text` aside, flushes it to the disk and renames it to `path`. Throws std::runtime_error.
-void WriteFileAtomically(const std::filesystem::path& path, const std::string& text);
-
 }  // namespace tsallis::lab

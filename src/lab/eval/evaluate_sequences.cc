@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lab/base/errors.h"
-#include "lab/base/safetensors.h"
+#include "lab/base/files.h"
 #include "lab/tasks/sequence_batch.h"
 
 namespace tsallis::lab {

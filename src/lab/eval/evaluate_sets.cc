@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "lab/base/errors.h"
-#include "lab/base/safetensors.h"
+#include "lab/base/files.h"
 
 namespace tsallis::lab {
 namespace {

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lab/base/safetensors.h"
+#include "lab/base/files.h"
 
 namespace tsallis::lab {
 namespace {

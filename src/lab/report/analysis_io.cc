@@ -9,7 +9,7 @@
 #include <system_error>
 #include <vector>
 
-#include "lab/base/safetensors.h"
+#include "lab/base/files.h"
 #include "lab/report/csv.h"
 
 namespace tsallis::lab {
@@ -110,11 +110,7 @@ Json ToJson(const AnalysisReport& report) {
 void WriteAnalysis(const AnalysisReport& report, const fs::path& dir) {
   std::error_code error;
   fs::remove(dir / "study.json", error);  // of an earlier run, whose tables are replaced below
-  fs::create_directories(dir / "data", error);
-  if (error) {
-    throw std::runtime_error(
-        fmt::format("{}: cannot make the folder: {}", dir.string(), error.message()));
-  }
+  MakeFolder(dir / "data");
   for (const DataTable& table : report.result.tables) {
     WriteFileAtomically(dir / "data" / (table.Name() + ".csv"), Csv(table));
   }

@@ -1,19 +1,13 @@
 #include "lab/report/results_io.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <stdexcept>
-#include <string_view>
-#include <system_error>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "lab/base/files.h"
 #include "lab/report/contrast.h"
 #include "lab/report/csv.h"
 #include "lab/report/data_files.h"
@@ -23,46 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-// ---- files ----------------------------------------------------------------------------------
-
-[[noreturn]] void ThrowErrno(const fs::path& path, std::string_view action, int error) {
-  throw std::runtime_error(fmt::format("{}: {}: {}", path.string(), action, std::strerror(error)));
-}
-
-// Writes beside `path`, then renames, so that a reader sees the old file or the new one.
-void WriteAtomically(const fs::path& path, std::string_view text) {
-  const fs::path aside =
-      path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), getpid());
-  const int file = open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) ThrowErrno(path, "cannot be written", errno);
-  const auto fail = [&](int error) {
-    close(file);
-    unlink(aside.c_str());
-    ThrowErrno(path, "cannot be written", error);
-  };
-  while (!text.empty()) {
-    const ssize_t count = write(file, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(errno);
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
-  if (fsync(file) != 0) fail(errno);
-  if (close(file) != 0 || std::rename(aside.c_str(), path.c_str()) != 0) {
-    const int error = errno;
-    unlink(aside.c_str());
-    ThrowErrno(path, "cannot be written", error);
-  }
-}
-
-void MakeFolder(const fs::path& dir) {
-  std::error_code error;
-  fs::create_directories(dir, error);
-  if (error) {
-    throw std::runtime_error(
-        fmt::format("{}: cannot make the folder: {}", dir.string(), error.message()));
-  }
-}
 
 // ---- CSV ------------------------------------------------------------------------------------
 
@@ -216,7 +170,7 @@ void WriteResults(const StudyResults& results, const fs::path& dir) {
     if (text.empty()) {
       fs::remove(dir / name);  // of an earlier state
     } else {
-      WriteAtomically(dir / name, text);
+      WriteFileAtomically(dir / name, text);
     }
   }
 }

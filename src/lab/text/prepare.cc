@@ -17,7 +17,7 @@
 
 #include "core/crc32c.h"
 #include "lab/base/errors.h"
-#include "lab/base/safetensors.h"
+#include "lab/base/files.h"
 #include "lab/text/corpus.h"
 #include "lab/text/tokenizer.h"
 

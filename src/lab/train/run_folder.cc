@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lab/base/errors.h"
+#include "lab/base/files.h"
 
 namespace tsallis::lab {
 namespace {
