@@ -3,8 +3,7 @@
 // cache stand plain vectors of the same tokens.
 //   - a call either throws what kv_cache.h says and changes nothing, or does what it says
 //   - what is read is what was appended, to the bit
-//   - exact decoding has the bits of attention on the same keys in one array, whatever the number
-//   of
+//   - exact decoding has the bits of attention on the same keys in one array, for any number of
 //     threads; softmax within epsilon loses no more; what a certificate promises holds
 //   - a file that was changed is refused or gives the same tokens; nothing is left behind
 //

@@ -262,6 +262,12 @@ def test_version():
         (["generate", MODELS / "rope", "--prompt", "x", "symbols=3"], "settings need the --task"),
         (["generate", MODELS / "rope", "--prompt", "x", "--top-p", "2"], "--top-p: expected"),
         (["generate", MODELS / "rope", "--prompt", "x", "--max-new", "0"], "--max-new: expected"),
+        (["generate", MODELS / "rope", "--prompt", "x", "--length", "9"], "cannot be given"),
+        (["generate", MODELS / "rope", "--prompt-file", "x", "--task", "copy"], "cannot be given"),
+        (
+            ["generate", MODELS / "rope", "--prompt", "x", "--beams", "2", "--top-k", "3"],
+            "--beams 2: expected without --top-k",
+        ),
         (["generate", MODELS / "rope", "--prompt", "x", "--entmax", "1"], "--entmax: expected a"),
         (["convert"], "the following arguments are required: MODEL"),
         (["convert", "no-such-folder"], "MODEL: expected smollm2, or a folder with config.json"),

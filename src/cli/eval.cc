@@ -1,5 +1,4 @@
 // tsallis eval: how right a trained sequence model is, against length.
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,13 +15,12 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "lab/base/denormals.h"
+#include "cli/trained_model.h"
 #include "lab/base/errors.h"
 #include "lab/base/paths.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/report/render.h"
-#include "lab/train/load_model.h"
 
 namespace tsallis::cli {
 
@@ -49,11 +47,9 @@ class EvalCommand : public Command {
   }
 
   void Declare(CLI::App& app) override {
-    app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
-    app.add_option("SETTING", settings_, "Settings of --task, key=value");
+    auto* task = trained_.Declare(app, "Another task than the one it was trained on");
     AddList(app, "--lengths", lengths_,
             "Lengths, separated by commas; with --text, default: the file's, up to 32768 tokens");
-    auto* task = app.add_option("--task", task_, "Another task than the one it was trained on");
     app.add_option("--samples", samples_, "Samples at every length")
         ->check(IntegerFrom(1, 1 << 30))
         ->capture_default_str();
@@ -71,25 +67,15 @@ class EvalCommand : public Command {
         "--scores", scores_,
         "Folder for what the heads' scores do on one sample of the longest length, up to "
         "4096 tokens: spread, normality, entropy, sparsity (scores.json, scores.png)");
-    app.add_option("--threads", threads_, "Threads; default: one per core. The result is the same")
-        ->check(IntegerFrom(1, 4096));
     app.add_flag("--json", json_, "Print one JSON document");
     app.add_flag("--quiet", quiet_, "Print the numbers only");
   }
 
   int Run(const Invocation& invocation) override {
-    if (task_.empty() && !settings_.empty()) {
-      throw lab::UsageError("settings need the --task that they are for");
-    }
+    trained_.Check();
     CheckInputs();
     if (text_.empty() && lengths_.empty()) throw lab::UsageError("--lengths is required");
-    if (threads_) at::set_num_threads(*threads_);
-    lab::FlushDenormals();  // as where it was trained
-    lab::LoadedModel loaded = lab::LoadModel(path_);
-    if (!task_.empty()) {
-      loaded.task = lab::MakeSequenceTask(task_, settings_);
-      loaded.task_name = task_;
-    }
+    lab::LoadedModel loaded = trained_.Load();
     const lab::Split split = split_ == "test" ? lab::Split::kTest : lab::Split::kValidation;
     if (!text_.empty()) {
       loaded.task = lab::MakeFileText(text_, *loaded.task);
@@ -99,13 +85,7 @@ class EvalCommand : public Command {
                              loaded.task->Available(split, 1))};
       }
     }
-    const std::int64_t vocabulary = loaded.model.Config().vocabulary;
-    if (loaded.task->Vocabulary() != vocabulary) {
-      throw lab::UsageError(fmt::format("{} {}: expected a {} of the model's {} tokens, it has {}",
-                                        text_.empty() ? "--task" : "--text", loaded.task_name,
-                                        text_.empty() ? "task" : "text", vocabulary,
-                                        loaded.task->Vocabulary()));
-    }
+    CheckVocabulary(loaded, text_.empty() ? "--task" : "--text", text_.empty() ? "task" : "text");
     for (const std::int64_t n : lengths_) loaded.task->CheckLength(n);
     const lab::Metric metric = loaded.task->GetMetric();
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -222,12 +202,11 @@ class EvalCommand : public Command {
     CheckWritable("--inputs", folder);
   }
 
-  std::string path_, task_, text_, split_ = "test", inputs_;
+  TrainedModelOptions trained_;
+  std::string text_, split_ = "test", inputs_;
   std::filesystem::path scores_;
-  std::vector<std::string> settings_;
   std::vector<std::int64_t> lengths_;
   std::int64_t samples_ = 1000;
-  std::optional<int> threads_;
   bool json_ = false;
   bool quiet_ = false;
 };

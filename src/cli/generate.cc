@@ -1,5 +1,4 @@
 // tsallis generate: a trained model writes.
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,12 +15,11 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "lab/base/denormals.h"
+#include "cli/trained_model.h"
 #include "lab/base/errors.h"
 #include "lab/generate/generate.h"
 #include "lab/generate/question.h"
 #include "lab/tasks/sequence_batch.h"
-#include "lab/train/load_model.h"
 #include "tsallis/kv_cache.h"
 
 namespace tsallis::cli {
@@ -42,57 +40,47 @@ class GenerateCommand : public Command {
   }
 
   void Declare(CLI::App& app) override {
-    app.add_option("CHECKPOINT", path_, "Folder of a run, or a file of weights in one")->required();
-    app.add_option("SETTING", settings_, "Settings of --task, key=value");
+    auto* task = trained_.Declare(app,
+                                  "Answer samples of a task; default: the one it was trained on, "
+                                  "if that is no language task");
+    auto* length =
+        app.add_option("--length", length_, "Length of the task's samples")->capture_default_str();
     auto* prompt = app.add_option("--prompt", prompts_, "Text to go on from; again for another")
-                       ->allow_extra_args(false);
-    app.add_option("--prompt-file", prompt_file_, "The same, from a file")->excludes(prompt);
-    app.add_option("--task", task_,
-                   "Answer samples of a task; default: the one it was trained on, if "
-                   "that is no language task")
-        ->excludes(prompt);
-    app.add_option("--length", length_, "Length of the task's samples")->capture_default_str();
+                       ->allow_extra_args(false)
+                       ->excludes(task)
+                       ->excludes(length);
+    app.add_option("--prompt-file", prompt_file_, "The same, from a file")
+        ->excludes(prompt)
+        ->excludes(task)
+        ->excludes(length);
     app.add_option("--samples", samples_, "Texts for each prompt, or samples of the task")
         ->check(IntegerFrom(1, 1 << 16))
         ->capture_default_str();
     app.add_option("--max-new", most_, "Tokens to write at most; of a text, default: 256")
         ->check(IntegerFrom(1, 1 << 30));
-    app.add_option("--temperature", temperature_,
-                   "Divides the logits; 0: the likeliest token. Default: 1, for a task 0");
-    app.add_option("--top-k", sampler_.top_k, "Only the k likeliest tokens; 0: all");
-    app.add_option("--top-p", sampler_.top_p, "Only the fewest tokens that weigh P together");
-    app.add_option("--min-p", sampler_.min_p, "Only tokens of P times the likeliest's weight");
-    app.add_option("--entmax", sampler_.entmax,
-                   "Draw from entmax of this alpha: its zeros are the cut");
+    sampling_ = {
+        app.add_option("--temperature", temperature_,
+                       "Divides the logits; 0: the likeliest token. Default: 1, for a task 0"),
+        app.add_option("--top-k", sampler_.top_k, "Only the k likeliest tokens; 0: all"),
+        app.add_option("--top-p", sampler_.top_p, "Only the fewest tokens that weigh P together"),
+        app.add_option("--min-p", sampler_.min_p, "Only tokens of P times the likeliest's weight"),
+        app.add_option("--entmax", sampler_.entmax,
+                       "Draw from entmax of this alpha: its zeros are the cut")};
     app.add_option("--seed", sampler_.seed, "Of what is drawn")->capture_default_str();
     app.add_option("--beams", beams_, "Search over so many texts at once instead of drawing")
         ->check(IntegerFrom(1, 1 << 10))
         ->capture_default_str();
     app.add_option("--cache-mb", cache_mb_, "Most memory of keys and values; default: no limit")
         ->check(IntegerFrom(1, 1 << 24));
-    app.add_option("--threads", threads_, "Threads; default: one per core")
-        ->check(IntegerFrom(1, 4096));
     auto* json = app.add_flag("--json", json_, "Print one JSON document");
     app.add_flag("--quiet", quiet_, "Print what is written and nothing else")->excludes(json);
   }
 
   int Run(const Invocation& invocation) override {
-    if (threads_) at::set_num_threads(*threads_);
-    lab::FlushDenormals();  // as where it was trained
-    lab::LoadedModel loaded = lab::LoadModel(path_);
-    if (!task_.empty()) {
-      loaded.task = lab::MakeSequenceTask(task_, settings_);
-      loaded.task_name = task_;
-    } else if (!settings_.empty()) {
-      throw lab::UsageError("settings need the --task that they are for");
-    }
-    const std::int64_t vocabulary = loaded.model.Config().vocabulary;
-    if (loaded.task->Vocabulary() != vocabulary) {
-      throw lab::UsageError(
-          fmt::format("--task {}: expected a task of the model's {} tokens, it "
-                      "has {}",
-                      loaded.task_name, vocabulary, loaded.task->Vocabulary()));
-    }
+    trained_.Check();
+    CheckBeams();
+    lab::LoadedModel loaded = trained_.Load();
+    CheckVocabulary(loaded, "--task", "task");
     options_.sampler = sampler_;
     options_.beams = beams_;
     options_.max_bytes = cache_mb_.value_or(0) << 20;
@@ -114,6 +102,16 @@ class GenerateCommand : public Command {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void CheckBeams() const {
+    if (beams_ == 1) return;
+    for (const CLI::Option* option : sampling_) {
+      if (option->count() == 0) continue;
+      throw lab::UsageError(
+          fmt::format("--beams {}: expected without {}, for a search draws nothing", beams_,
+                      option->get_name()));
+    }
+  }
+
   static double SecondsSince(Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
@@ -121,7 +119,7 @@ class GenerateCommand : public Command {
   // ---- texts
 
   void WriteTexts(lab::LoadedModel& loaded) {
-    std::optional<lab::TextCodec> codec = loaded.task->Codec(path_);
+    std::optional<lab::TextCodec> codec = loaded.task->Codec(trained_.path);
     if (!codec) {
       throw lab::UsageError(fmt::format(
           "--prompt: expected a model of text, this one was trained on {}; without --prompt it "
@@ -144,30 +142,22 @@ class GenerateCommand : public Command {
     lab::CheckSampler(options_.sampler);  // before anything is shown
     // One text appears as it is written.
     const bool streams = prompts.size() == 1 && !json_ && beams_ == 1;
-    std::vector<std::uint32_t> so_far;
-    std::size_t shown = 0;
-    const auto show = [&](bool all) {
-      const std::string text = codec->Decode(so_far);
-      const std::size_t settled = all ? text.size() : lab::SettledBytes(text);
-      if (settled <= shown) return;
-      fmt::print("{}", text.substr(shown, settled - shown));
+    lab::TextStream stream(*codec);
+    const auto show = [](const std::string& text) {
+      fmt::print("{}", text);
       std::fflush(stdout);
-      shown = settled;
     };
     if (streams) {
-      if (!quiet_) fmt::print("{}", begins[0]);
-      std::fflush(stdout);
+      if (!quiet_) show(begins[0]);
       options_.each = [&](std::size_t, std::int64_t token) {
-        so_far.push_back(static_cast<std::uint32_t>(token));
-        show(false);
+        show(stream.Push(static_cast<std::uint32_t>(token)));
       };
     }
     const Clock::time_point begin = Clock::now();
     const std::vector<lab::Written> texts = lab::Generate(loaded.model, prompts, options_);
     const double seconds = SecondsSince(begin);
     if (streams) {
-      show(true);
-      fmt::print("\n");
+      show(stream.End() + "\n");
       if (!quiet_) PrintRate(texts, seconds);
       return;
     }
@@ -248,14 +238,6 @@ class GenerateCommand : public Command {
     options_.sampler.temperature = temperature_.value_or(0.0);
     const auto* generated = dynamic_cast<const lab::GeneratedTask*>(loaded.task.get());
     if (generated != nullptr) options_.end = generated->Eos();
-    if (beams_ > 1) {
-      for (lab::Prompt& prompt : prompts) {
-        if (std::all_of(prompt.given.begin(), prompt.given.end(),
-                        [](std::int64_t token) { return token == lab::kFree; })) {
-          prompt.given.clear();
-        }
-      }
-    }
     const Clock::time_point begin = Clock::now();
     std::vector<lab::Written> texts = lab::Generate(loaded.model, prompts, options_);
     const double seconds = SecondsSince(begin);
@@ -309,13 +291,14 @@ class GenerateCommand : public Command {
     return words;
   }
 
-  std::string path_, task_, prompt_file_;
-  std::vector<std::string> settings_, prompts_;
+  TrainedModelOptions trained_;
+  std::string prompt_file_;
+  std::vector<std::string> prompts_;
   std::int64_t length_ = 64, samples_ = 1, beams_ = 1;
   std::optional<std::int64_t> most_, cache_mb_;
   std::optional<double> temperature_;
-  std::optional<int> threads_;
   lab::SamplerOptions sampler_;
+  std::vector<const CLI::Option*> sampling_;
   lab::GenerateOptions options_;
   bool json_ = false, quiet_ = false;
 };

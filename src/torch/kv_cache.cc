@@ -69,8 +69,10 @@ class TorchKvCache : public torch::CustomClassHolder {
           return std::make_unique<KvCache>(
               KvCacheShape{layers, kv_heads, head_dim, value_dim,
                            KernelDType(at::empty({0}, dtype))},
-              KvCacheOptions{screen ? KeyScreen::kBytes : KeyScreen::kNone, ranges, moments,
-                             max_bytes});
+              KvCacheOptions{.screen = screen ? KeyScreen::kBytes : KeyScreen::kNone,
+                             .ranges = ranges,
+                             .moments = moments,
+                             .max_bytes = max_bytes});
         })) {}
 
   std::int64_t Create() { return cache_->Create(); }

@@ -202,7 +202,8 @@ std::vector<Written> Generate(Decoder& model, const std::vector<Prompt>& prompts
   }
   std::vector<Written> texts;
   for (const Prompt& prompt : prompts) {
-    if (!prompt.given.empty()) {
+    if (std::any_of(prompt.given.begin(), prompt.given.end(),
+                    [](std::int64_t token) { return token != kFree; })) {
       throw UsageError("--beams: expected 1 where parts of the answer are given");
     }
     texts.push_back(Searched(model, *cache, prompt, options));

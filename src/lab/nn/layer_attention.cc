@@ -231,7 +231,6 @@ std::unique_ptr<RowStage> LayerAttention::InputStage() const {
 AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& rows,
                                          Queries queries, const at::Tensor& projected,
                                          const at::Tensor& c) const {
-  const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
   const std::int64_t inner = heads_ * head_dim_;
   AttentionParams p;
   p.batch = rows.Sequences();
@@ -255,16 +254,23 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
                 rows.end.data(), true};
   }
   p.map = MapOf(call);
-  p.terms.scale_invariant = head.scale_invariant.value_or(0.0);
+  p.terms = TermsOf(call, 0, rows.length, c);
+  return p;
+}
+
+AttentionTerms LayerAttention::TermsOf(const Call& call, std::int64_t begin, std::int64_t count,
+                                       const at::Tensor& c) const {
+  AttentionTerms terms;
+  terms.scale_invariant = head_[static_cast<std::size_t>(call.first)].scale_invariant.value_or(0.0);
   if (c.defined()) {
-    p.terms.length_scale = {c.const_data_ptr<float>() + call.first,
-                            DType::kFloat32,
-                            {rows.length * heads_, call.step, heads_, 1}};
+    terms.length_scale = {c.const_data_ptr<float>() + begin * heads_ + call.first,
+                          DType::kFloat32,
+                          {count * heads_, call.step, heads_, 1}};
   }
   if (sloped_) {
-    p.terms.alibi_slopes = {slopes_.data() + call.first, DType::kFloat32, {0, call.step, 0, 0}};
+    terms.alibi_slopes = {slopes_.data() + call.first, DType::kFloat32, {0, call.step, 0, 0}};
   }
-  return p;
+  return terms;
 }
 
 void LayerAttention::SetAlpha(AttentionParams& params, const std::vector<double>& alphas) {

@@ -149,7 +149,9 @@ class LayerAttention {
   void ExtendOnCopy(const Context& context, const Chunk& chunk, const Grown& grown,
                     const Call& call, const at::Tensor& projected, const at::Tensor& out,
                     const at::Tensor& c) const;
-  AttentionTerms TermsOf(const Call& call, const Chunk& chunk, const at::Tensor& c) const;
+  // Of rows from `begin` on, `count` for each sequence.
+  AttentionTerms TermsOf(const Call& call, std::int64_t begin, std::int64_t count,
+                         const at::Tensor& c) const;
   AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, Queries queries,
                            const at::Tensor& projected, const at::Tensor& c) const;
   // Rotates queries and keys of a block of rows of the projection. `turn` 1, or -1 for gradients.

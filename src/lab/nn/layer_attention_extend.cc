@@ -19,21 +19,6 @@ bool OnPages(const std::string& map, const std::vector<double>& alphas) {
 
 }  // namespace
 
-AttentionTerms LayerAttention::TermsOf(const Call& call, const Chunk& chunk,
-                                       const at::Tensor& c) const {
-  AttentionTerms terms;
-  terms.scale_invariant = head_[static_cast<std::size_t>(call.first)].scale_invariant.value_or(0.0);
-  if (c.defined()) {
-    terms.length_scale = {c.const_data_ptr<float>() + chunk.begin * heads_ + call.first,
-                          DType::kFloat32,
-                          {chunk.count * heads_, call.step, heads_, 1}};
-  }
-  if (sloped_) {
-    terms.alibi_slopes = {slopes_.data() + call.first, DType::kFloat32, {0, call.step, 0, 0}};
-  }
-  return terms;
-}
-
 void LayerAttention::Extend(const Context& context, const SequenceRows& rows, const Grown& grown,
                             const at::Tensor& projected, const at::Tensor& out, Kept& kept) const {
   const std::int64_t inner = heads_ * head_dim_;
@@ -116,7 +101,7 @@ void LayerAttention::ExtendOnPages(const Context& context, const Chunk& chunk, c
                 {chunk.count * columns_, head_dim_, columns_, 1}};
     params.map = softmax ? RowMap::kSoftmax : RowMap::kEntmax;
     params.alpha_per_head = alphas.data();
-    params.terms = TermsOf({0, 1, heads_}, chunk, c);
+    params.terms = TermsOf({0, 1, heads_}, chunk.begin, chunk.count, c);
     params.terms.scale_invariant = kind.value_or(0.0);
     Decode(context, grown.cache, params,
            {.out = {target.data_ptr(), DTypeOf(out), {chunk.count * inner, head_dim_, inner, 1}}});
@@ -161,7 +146,7 @@ void LayerAttention::ExtendOnCopy(const Context& context, const Chunk& chunk, co
     p.mask.causal = true;
     p.map = MapOf(call);
     SetAlpha(p, alphas);
-    p.terms = TermsOf(call, {b, b + 1, begin, chunk.count}, c);
+    p.terms = TermsOf(call, begin, chunk.count, c);
     AttentionForward(context, p,
                      {.out = {(CellsOf(out) + (begin * inner + call.first * head_dim_)).data,
                               DTypeOf(out),

@@ -149,6 +149,19 @@ TEST_F(TextTest, ACorpusThatIsDamagedIsRefused) {
   ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }), "the list \"files\"");
 }
 
+// A text as it is shown while its tokens come.
+std::string Streamed(TextCodec& codec, const std::string& text) {
+  TextStream stream(codec);
+  std::string shown;
+  for (const std::uint32_t token : codec.Encode(text, "text")) {
+    const std::string added = stream.Push(token);
+    EXPECT_EQ(SettledBytes(added), added.size()) << "no part of a character is shown";
+    shown += added;
+    EXPECT_EQ(text.substr(0, shown.size()), shown);
+  }
+  return shown + stream.End();
+}
+
 TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   WriteFiles();
   PrepareOptions options = Options();
@@ -181,6 +194,9 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   EXPECT_TRUE(tokenizer.Encode("").empty());
   EXPECT_EQ(tokenizer.Decode(first), Numbered("file0", 40));
   EXPECT_EQ(tokenizer.Decode({}), "");
+  TextCodec codec(corpus_ / "tokenizer.json");
+  const std::string words = "file0 läßt – \U0001f600 and  more\n" + Numbered("file0", 40);
+  EXPECT_EQ(Streamed(codec, words), words);
 
   const std::string name = "corpus=" + corpus_.string();
   const TaskPointer task = MakeSequenceTask("text", {name, "vocabulary=320", "chunk=8"});
@@ -223,6 +239,9 @@ TEST(TextCodec, SaysHowMuchOfATextIsSettled) {
   EXPECT_EQ(SettledBytes("\x80\x80\x80\x80"), 4U);  // no text, and never will be
   TextCodec bytes({});
   EXPECT_EQ(bytes.Decode(bytes.Encode(text, "text")), text);
+  EXPECT_EQ(Streamed(bytes, text + "abc" + text), text + "abc" + text);
+  EXPECT_EQ(Streamed(bytes, text.substr(0, 8)), text.substr(0, 8))
+      << "the rest is shown at the end";
 }
 
 // What a part holds, as bytes.

@@ -1,13 +1,13 @@
 // Small decoders of every kind, for tests.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "lab/base/random.h"
+#include "lab/base/sequential_products.h"
 #include "lab/nn/decoder.h"
 #include "lab/nn/parameters.h"
 
@@ -42,16 +42,7 @@ struct Variant {
 };
 
 // Thousands of tiny operations: faster on one thread.
-class OneThread {
- public:
-  OneThread() { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int before_ = at::get_num_threads();
-};
+using OneThread = SequentialProducts;
 
 inline DecoderConfig ConfigOf(const Variant& variant) {
   nlohmann::ordered_json json = ToJson(Tiny());

@@ -33,6 +33,28 @@ std::string TextCodec::Decode(const std::vector<std::uint32_t>& tokens) {
   return text;
 }
 
+std::string TextStream::Push(std::uint32_t token) {
+  tokens_.push_back(token);
+  return Show(false);
+}
+
+std::string TextStream::End() { return Show(true); }
+
+std::string TextStream::Show(bool all) {
+  const std::string text = codec_.Decode(tokens_);
+  const std::size_t end = all ? text.size() : SettledBytes(text);
+  if (end <= shown_) return "";
+  std::string added = text.substr(shown_, end - shown_);
+  shown_ = end;
+  if (end == text.size()) {
+    // All is shown: the tokens of this turn stay as what the next ones are decoded behind.
+    tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(settled_));
+    settled_ = tokens_.size();
+    shown_ = codec_.Decode(tokens_).size();
+  }
+  return added;
+}
+
 std::size_t SettledBytes(const std::string& text) {
   // Tokenizers give U+FFFD for the beginning of a character.
   std::size_t size = text.size();

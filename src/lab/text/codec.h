@@ -24,6 +24,27 @@ class TextCodec {
   std::unique_ptr<Tokenizer> tokenizer_;  // null: bytes
 };
 
+// The text of tokens as they come. What a token adds may depend on those right before it (a space,
+// a character in parts), so these are decoded with it; the cost of a token does not grow with the
+// text.
+class TextStream {
+ public:
+  explicit TextStream(TextCodec& codec) : codec_(codec) {}
+
+  // The text that no later token can change any more, behind that which was given before.
+  std::string Push(std::uint32_t token);
+  // The rest.
+  std::string End();
+
+ private:
+  std::string Show(bool all);
+
+  TextCodec& codec_;
+  std::vector<std::uint32_t> tokens_;  // those that were shown last, and what follows them
+  std::size_t settled_ = 0;            // of tokens_, how many are shown whole
+  std::size_t shown_ = 0;              // bytes of the text of tokens_
+};
+
 // How much of the text so far no later token can change: a tokenizer or a model of bytes may stand
 // in the middle of a character.
 std::size_t SettledBytes(const std::string& text);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lab/base/sequential_products.h"
 #include "lab/studies/analyses/maps.h"
 #include "lab/studies/analyses/trained_model.h"
 
@@ -55,7 +56,7 @@ std::string GapLabel(double gap) { return fmt::format("priorities {:g} apart", g
 }  // namespace
 
 AnalysisResult Misreading(const AnalysisContext& context) {
-  const OneThread one;
+  const SequentialProducts one_thread;
   TrainedModel trained = SoftmaxModel(context, 0.6);
   const std::int64_t longest = context.quick ? 512 : 16384;
   std::vector<Pair> pairs;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "lab/base/sequential_products.h"
 #include "lab/eval/evaluate_sets.h"
 #include "lab/studies/analyses/maps.h"
 #include "lab/studies/analyses/trained_model.h"
@@ -58,7 +59,7 @@ std::string Listed(const std::vector<double>& coefficients) {
 }  // namespace
 
 AnalysisResult TemperatureFit(const AnalysisContext& context) {
-  const OneThread one;
+  const SequentialProducts one_thread;
   TrainedModel trained = SoftmaxModel(context, 0.5);
   const std::int64_t width = context.quick ? 256 : 4096;
   const std::int64_t sets = context.quick ? 64 : 256;

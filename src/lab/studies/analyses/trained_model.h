@@ -1,8 +1,6 @@
 // A trained model of max retrieval for the analyses that look at one.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <string>
 
 #include "lab/nn/set_attention.h"
@@ -10,18 +8,6 @@
 #include "lab/tasks/max_retrieval.h"
 
 namespace tsallis::lab {
-
-// Torch works with one thread as long as it lives: the model is too small for more.
-class OneThread {
- public:
-  OneThread() { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  const int before_ = at::get_num_threads();
-};
 
 struct TrainedModel {
   SetAttention model;

@@ -1,0 +1,48 @@
+#include "cli/trained_model.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <cstdint>
+
+#include "cli/options.h"
+#include "lab/base/denormals.h"
+#include "lab/base/errors.h"
+
+namespace tsallis::cli {
+
+CLI::Option* TrainedModelOptions::Declare(CLI::App& app, const std::string& task_help) {
+  app.add_option("CHECKPOINT", path, "Folder of a run, or a file of weights in one")->required();
+  app.add_option("SETTING", settings, "Settings of --task, key=value");
+  app.add_option("--threads", threads, "Threads; default: one per core. The result is the same")
+      ->check(IntegerFrom(1, 4096));
+  return app.add_option("--task", task, task_help);
+}
+
+void TrainedModelOptions::Check() const {
+  if (task.empty() && !settings.empty()) {
+    throw lab::UsageError("settings need the --task that they are for");
+  }
+}
+
+lab::LoadedModel TrainedModelOptions::Load() const {
+  if (threads) at::set_num_threads(*threads);
+  lab::FlushDenormals();  // as where it was trained
+  lab::LoadedModel loaded = lab::LoadModel(path);
+  if (!task.empty()) {
+    loaded.task = lab::MakeSequenceTask(task, settings);
+    loaded.task_name = task;
+  }
+  return loaded;
+}
+
+void CheckVocabulary(const lab::LoadedModel& loaded, const std::string& option,
+                     const std::string& kind) {
+  const std::int64_t vocabulary = loaded.model.Config().vocabulary;
+  if (loaded.task->Vocabulary() == vocabulary) return;
+  throw lab::UsageError(fmt::format("{} {}: expected a {} of the model's {} tokens, it has {}",
+                                    option, loaded.task_name, kind, vocabulary,
+                                    loaded.task->Vocabulary()));
+}
+
+}  // namespace tsallis::cli

@@ -1,0 +1,32 @@
+// The options of commands that work with a trained sequence model.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lab/train/load_model.h"
+
+namespace tsallis::cli {
+
+struct TrainedModelOptions {
+  std::string path, task;  // no task: the one that it was trained on
+  std::vector<std::string> settings;
+  std::optional<int> threads;
+
+  // CHECKPOINT, SETTING, --task with this help, and --threads.
+  CLI::Option* Declare(CLI::App& app, const std::string& task_help);
+
+  // UsageError for settings without the task that they are for.
+  void Check() const;
+  // The model with its task, or with the one that was asked for. Sets the number of threads.
+  lab::LoadedModel Load() const;
+};
+
+// UsageError, which begins with `option`, unless the task has the model's tokens. `kind`: "task" or
+// "text".
+void CheckVocabulary(const lab::LoadedModel& loaded, const std::string& option,
+                     const std::string& kind);
+
+}  // namespace tsallis::cli
