@@ -1,8 +1,11 @@
 """``tsallis convert``: a softmax model becomes an entmax model, and a page says at which price."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +117,33 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(made):
         assert run.finished
         weights.append((made / name / "model" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
+
+
+def test_an_interruption_in_the_middle_of_a_step_waits_for_its_end(made, monkeypatch):
+    corpus = corpus_of(str(made / "corpus"), made / "model", made)
+    plan = Plan("entmax", "corpus", 4 * 32, length=32, rate=1e-3)
+    whole = Run(made / "undisturbed", made / "model", plan, 1)
+    whole.begin()
+    whole.train(corpus, lambda _: None)
+    plain, steps = torch.optim.AdamW.step, []
+
+    def step(self, closure=None):
+        found = plain(self, closure)
+        steps.append(1)
+        if len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    run = Run(made / "disturbed", made / "model", plan, 1)
+    run.begin()
+    with pytest.raises(KeyboardInterrupt):
+        run.train(corpus, lambda _: None)
+    run.train(corpus, lambda _: None)
+    assert len(steps) == 4
+    first, second = (r.model / "model.safetensors" for r in (whole, run))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_softened_queries_bring_entmax_near_softmax():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tsallis.integrations import transformers as tsallis_transformers
+from tsallis_report.files import replace_text
 
 from .tokens import Corpus
 
@@ -104,10 +108,17 @@ def fast_bfloat16() -> bool:
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
 
 
-def _atomically(path: Path, write: Any) -> None:
-    aside = path.with_suffix(".new")
-    write(aside)
-    os.replace(aside, path)
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: what is saved is of before a step or of after it."""
+    caught: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if caught:
+        raise KeyboardInterrupt
 
 
 class Run:
@@ -142,7 +153,7 @@ class Run:
                         f"{there.get(key)}; another --out begins anew"
                     )
         else:
-            _atomically(record, lambda path: path.write_text(json.dumps(asked, indent=1) + "\n"))
+            replace_text(record, json.dumps(asked, indent=1) + "\n")
 
     def _load(self) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
         plan = self.plan
@@ -186,7 +197,9 @@ class Run:
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
             }
-            _atomically(self.folder / "state.pt", lambda path: torch.save(content, path))
+            aside = self.folder / "state.new"
+            torch.save(content, aside)
+            os.replace(aside, self.folder / "state.pt")
 
         try:
             for step in range(first, plan.steps):
@@ -199,12 +212,13 @@ class Run:
                     loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-                optimizer.step()
-                optimizer.zero_grad()
-                state["losses"].append(loss.item())
-                now = time.monotonic()
-                state["step"] = step + 1
-                state["seconds"] = before + now - begun
+                with _whole():
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    state["losses"].append(loss.item())
+                    state["step"] = step + 1
+                    now = time.monotonic()
+                    state["seconds"] = before + now - begun
                 a_step = (now - begun) / (step + 1 - first)
                 recent = state["losses"][-20:]
                 alpha = f"  alpha {plan.alpha_at(step):.2f}" if plan.method == "annealed" else ""
@@ -226,6 +240,6 @@ class Run:
             if (self._source / name).is_file():
                 (aside / name).write_bytes((self._source / name).read_bytes())
         log = {"losses": state["losses"], "seconds": state["seconds"], "threads": self._threads}
-        (self.folder / "log.json").write_text(json.dumps(log) + "\n")
+        replace_text(self.folder / "log.json", json.dumps(log) + "\n")
         os.replace(aside, self.model)
         (self.folder / "state.pt").unlink(missing_ok=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .data import StudyError
+from .data import StudyError, read_json
 
 Record = dict[str, str]
 
@@ -114,12 +113,7 @@ class Analysis:
 def load(directory: Path) -> Analysis:
     """Read a folder; ``StudyError`` names the file that cannot be read."""
     path = directory / "study.json"
-    try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StudyError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise StudyError(f"{path}: not JSON: {error}") from error
+    raw = read_json(path)
     try:
         return Analysis(
             study=str(raw["study"]),

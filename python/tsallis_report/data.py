@@ -281,16 +281,22 @@ class Study:
         return sorted((e for e in self.entropies if e.method == method), key=lambda e: e.n)
 
 
-def load(directory: str | Path) -> Study:
-    """Read ``results.json`` and, where they exist, the files in ``data/``."""
-    directory = Path(directory)
-    path = directory / "results.json"
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; ``StudyError`` names the file if it cannot be read."""
     try:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StudyError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise StudyError(f"{path}: not JSON: {error}") from error
+    return raw
+
+
+def load(directory: str | Path) -> Study:
+    """Read ``results.json`` and, where they exist, the files in ``data/``."""
+    directory = Path(directory)
+    path = directory / "results.json"
+    raw = read_json(path)
     try:
         rows = [
             Row(
