@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test style bench bench-maps bench-training bench-attention bench-attention-memory check-wheel docs pages lint format sanitize fuzz weekly clean setup setup-lint setup-clang
+.PHONY: build reproduce test style bench bench-maps bench-training bench-attention bench-attention-memory check-wheel docs pages papers lint format sanitize fuzz weekly clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -79,6 +79,10 @@ bench-attention-memory: build
 # The committed studies' pages with all their figures, drawn from results/runs: build/pages/STUDY/report.html.
 pages: build
 	@scripts/draw_pages.sh build/pages
+
+# docs/papers.md: every table and figure of the papers, from recipes and results.
+papers: setup
+	PYTHONPATH=python $(PYTHON) -m tsallis_report.papers
 
 # The package's pages, in build/docs.
 docs: setup

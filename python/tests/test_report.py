@@ -24,7 +24,9 @@ from tsallis_report.__main__ import main, render
 
 HEADS = {name for name, _, _ in heads.FIGURES}
 LOSSES = {"positions"}
-SETS = {name for name, _, _ in figures.FIGURES} - HEADS - LOSSES
+DEEP = {"flow"}
+KINDS = {"groups"}
+SETS = {name for name, _, _ in figures.FIGURES} - HEADS - LOSSES - DEEP - KINDS
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ def test_results_alone_are_enough_and_stale_figures_go(quick: Path) -> None:
     stale = quick / "figures" / "heatmap.svg"
     stale.parent.mkdir()
     stale.write_text("old")
-    for name in ("entropy.csv", "heatmap.csv"):
+    for name in ("entropy.csv", "heatmap.csv", "spread.csv"):
         (quick / "data" / name).unlink()
     raw = json.loads((quick / "results.json").read_text(encoding="utf-8"))
     rows = [{**row, "paper": None} for row in raw["rows"]]
@@ -459,6 +461,60 @@ def test_markdown_holds_methods_against_the_baseline(full: Path) -> None:
     text = markdown.markdown(study)
     assert f"Accuracy minus that of {study.labels[study.baseline]}, in points" in text
     assert "| +12.5 ± 0.6 |" in text
+    assert "t-test" not in text
+    tested = replace(other, ahead=data.Contrast(12.5, 0.595, 4.2e-6))
+    study.rows[study.rows.index(study.row(study.methods[1], n))] = tested
+    text = markdown.markdown(study)
+    assert "p of the paired t-test over seeds" in text
+    p = next(line for line in text.splitlines() if line.startswith("| ") and "| p " in line)
+    assert [cell.strip() for cell in p.split("|")[3:5]] == ["4e-06", "–"]
+    html = page.page(study, full / "figures")
+    assert "<small>p = 4e-06</small>" in html
+
+
+def test_kinds_of_samples_have_a_panel_each(full: Path) -> None:
+    study = data.load(full)
+    study.groups = [
+        data.Group(method, n, group, 90.0 - n, 2.0)
+        for method in study.methods
+        for group in ("minimum", "bfs", "bubble_sort")
+        for n in (4, 8, 16)
+        if (group, n) != ("bubble_sort", 16)  # not asked at this size
+    ]
+    figure = figures.plot_groups(study)
+    assert figure is not None
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == ["minimum", "bfs", "bubble_sort"]
+    assert {len(line.get_xdata()) for line in shown[2].get_lines()} == {2}
+
+
+def test_layers_show_gradients_and_keys(full: Path) -> None:
+    study = data.load(full)
+    study.flows = [
+        data.Flow(method, step, layer, 0.1 / (layer + 1), 30.0 - layer)
+        for method in study.methods
+        for step in (1, 10, 100)
+        for layer in range(8)
+    ]
+    figure = figures.plot_flow(study)
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == [
+        "after 1 step",
+        "after 100 steps",
+        "after 100 steps",
+    ]
+    study.flows = [row for row in study.flows if row.layer < 2]  # two layers show nothing
+    assert figures.plot_flow(study) is None
+
+
+def test_spread_is_drawn_for_each_training_with_its_bound(full: Path) -> None:
+    study = data.load(full)
+    figure = figures.plot_spread(study)
+    assert figure is not None
+    assert len(figure.axes[0].get_lines()) == 2 * len(QUICK)
+    assert len(figure.axes[0].collections) == len(QUICK)
+    study.spreads = []
+    assert figures.plot_spread(study) is None
 
 
 def test_the_command_line_shows_the_table(full: Path, capsys: pytest.CaptureFixture[str]) -> None:

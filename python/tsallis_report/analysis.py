@@ -112,8 +112,18 @@ class Analysis:
 
 def load(directory: Path) -> Analysis:
     """Read a folder; ``StudyError`` names the file that cannot be read."""
+    return _load(directory, with_tables=True)
+
+
+def load_numbers(directory: Path) -> Analysis:
+    """Read ``study.json`` alone, as it is kept in ``results/studies``: no figure can be drawn."""
+    return _load(directory, with_tables=False)
+
+
+def _load(directory: Path, with_tables: bool) -> Analysis:
     path = directory / "study.json"
     raw = read_json(path)
+    tables = raw.get("tables", []) if with_tables else []
     try:
         return Analysis(
             study=str(raw["study"]),
@@ -133,7 +143,7 @@ def load(directory: Path) -> Analysis:
                 for fact in raw["facts"]
             ],
             figures=[_figure(figure) for figure in raw["figures"]],
-            tables={table["name"]: _table(directory, table) for table in raw["tables"]},
+            tables={table["name"]: _table(directory, table) for table in tables},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StudyError(f"{path}: {type(error).__name__}: {error}") from error

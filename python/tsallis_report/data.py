@@ -85,6 +85,7 @@ class Contrast:
 
     difference: float
     error: float | None  # standard error of the difference; of one seed there is none
+    p: float | None = None  # of the paired t-test over seeds; of fewer than three there is none
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,42 @@ class PositionLoss:
     end: int
     mean: float
     std: float
+
+
+@dataclass(frozen=True)
+class LogitSpread:
+    """How far scores lie apart after a step of training, and their bound, over seeds."""
+
+    method: str
+    step: int
+    mean: float
+    least: float
+    most: float
+    bound_mean: float
+    bound_least: float
+    bound_most: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Accuracy (%) of one method at one length on the samples of one kind."""
+
+    method: str
+    n: int
+    group: str
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Gradient that arrives at a layer after a step of training, and keys with weight there."""
+
+    method: str
+    step: int
+    layer: int
+    gradient: float
+    keys: float
 
 
 @dataclass(frozen=True)
@@ -196,6 +233,9 @@ class Study:
     rows: list[Row]
     metric: Metric = field(default_factory=Metric)
     positions: list[PositionLoss] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    spreads: list[LogitSpread] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
     entropies: list[Entropy] = field(default_factory=list)
     heat_maps: dict[tuple[str, int], Array] = field(
         default_factory=dict
@@ -336,6 +376,9 @@ def load(directory: str | Path) -> Study:
         rows=rows,
         metric=metric,
         positions=_load_positions(directory / "data" / "positions.csv"),
+        groups=_load_groups(directory / "data" / "groups.csv"),
+        spreads=_load_spreads(directory / "data" / "spread.csv"),
+        flows=_load_flows(directory / "data" / "flow.csv"),
         entropies=_load_entropies(directory / "data" / "entropy.csv"),
         heat_maps=_load_heat_maps(directory / "data" / "heatmap.csv"),
         heads=_load_heads(directory / "data" / "heads.csv"),
@@ -366,8 +409,12 @@ def _method(entry: dict[str, Any]) -> Method:
 def _contrast(value: dict[str, Any] | None) -> Contrast | None:
     if value is None:
         return None
-    error = value.get("error")
-    return Contrast(float(value["difference"]), None if error is None else float(error))
+    error, p = value.get("error"), value.get("p")
+    return Contrast(
+        float(value["difference"]),
+        None if error is None else float(error),
+        None if p is None else float(p),
+    )
 
 
 def _records(path: Path) -> Iterator[dict[str, str]]:
@@ -389,6 +436,49 @@ def _load_positions(path: Path) -> list[PositionLoss]:
                 n=int(record["n"]),
                 begin=int(record["begin"]),
                 end=int(record["end"]),
+                mean=float(record["mean"]),
+                std=float(record["std"]),
+            )
+            for record in _records(path)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _load_spreads(path: Path) -> list[LogitSpread]:
+    numbers = ("mean", "least", "most", "bound_mean", "bound_least", "bound_most")
+    try:
+        return [
+            LogitSpread(record["method"], int(record["step"]), *(float(record[n]) for n in numbers))
+            for record in _records(path)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _load_flows(path: Path) -> list[Flow]:
+    try:
+        return [
+            Flow(
+                method=record["method"],
+                step=int(record["step"]),
+                layer=int(record["layer"]),
+                gradient=float(record["gradient"]),
+                keys=float(record["keys"]),
+            )
+            for record in _records(path)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _load_groups(path: Path) -> list[Group]:
+    try:
+        return [
+            Group(
+                method=record["method"],
+                n=int(record["n"]),
+                group=record["group"],
                 mean=float(record["mean"]),
                 std=float(record["std"]),
             )

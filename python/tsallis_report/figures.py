@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from . import heads, style
-from .data import Metric, Study
+from .data import Flow, Metric, Study
 from .parts import (
     MAX_TOGETHER,
     headline_methods,
@@ -22,6 +22,8 @@ from .parts import (
     weight_norm,
     wrapped,
 )
+
+_DEEP = 4  # layers from which on it is worth while to draw what arrives at each
 
 # method, lengths, values, spread
 Series = tuple[Sequence[int], Sequence[float], Sequence[float]]
@@ -92,6 +94,115 @@ def plot_positions(study: Study) -> Figure | None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     _direct_labels(figure, [(axes, methods)], study, loss)
     return figure
+
+
+def plot_spread(study: Study) -> Figure | None:
+    """How far scores lie apart through training, with their bound: figure 9 of its paper."""
+    seen = {r.method for r in study.spreads}
+    methods = [m for m in headline_methods(study) if m in seen]
+    methods = methods or [m for m in study.methods if m in seen]
+    if not methods:
+        return None
+    palette = style.colors(study.of(study.methods))
+    figure = Figure(figsize=(8.2, 4.9), layout="constrained")
+    axes = figure.subplots()
+    for method in methods:
+        rows = sorted((r for r in study.spreads if r.method == method), key=lambda r: r.step)
+        steps, color = [r.step for r in rows], palette[method]
+        axes.fill_between(
+            steps, [r.least for r in rows], [r.most for r in rows], color=color, alpha=0.16, lw=0
+        )
+        axes.plot(steps, [r.mean for r in rows], color=color, lw=1.8)
+        axes.plot(steps, [r.bound_mean for r in rows], color=color, lw=1.2, ls=(0, (4, 2)))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("Training step (log scale)")
+    axes.set_ylabel("Largest minus smallest score of a set")
+    axes.set_title(study.title.split(":")[0] + ": how far scores lie apart", pad=10)
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=palette[m], lw=1.8, label=study.labels[m]) for m in methods
+    ]
+    handles.append(Line2D([], [], color="#555555", lw=1.2, ls=(0, (4, 2)), label="bound, mean"))
+    if study.max_seeds > 1:
+        handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="range over seeds"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    return figure
+
+
+def plot_groups(study: Study) -> Figure | None:
+    """Accuracy against length, a panel for each kind of samples: figure 8 of its paper."""
+    names = list(dict.fromkeys(row.group for row in study.groups))
+    if not names:
+        return None
+    methods = headline_methods(study)
+    palette, marks = style.colors(study.of(study.methods)), style.markers(study.of(study.methods))
+    columns = min(4, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(3.6 * columns, 2.9 * rows + 0.5), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    for axes, name in zip(panels, names, strict=False):
+        for method in methods:
+            found = [r for r in study.groups if r.method == method and r.group == name]
+            found.sort(key=lambda row: row.n)
+            x, mean, std = ([getattr(r, key) for r in found] for key in ("n", "mean", "std"))
+            low = [m - s for m, s in zip(mean, std, strict=True)]
+            high = [m + s for m, s in zip(mean, std, strict=True)]
+            axes.fill_between(x, low, high, color=palette[method], alpha=0.16, lw=0)
+            axes.plot(
+                x, mean, color=palette[method], marker=marks[method], ms=3.5, lw=1.5,
+                label=study.labels[method],
+            )  # fmt: skip
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("Size")
+        axes.set_ylim(0, 102)
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel("Right (%)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    return figure
+
+
+def plot_flow(study: Study) -> Figure | None:
+    """Gradient and keys with weight by layer: figures 3 (right) and 7 of ASEntmax."""
+    methods = [m for m in headline_methods(study) if any(r.method == m for r in study.flows)]
+    if not methods or max(r.layer for r in study.flows) + 1 < _DEEP:
+        return None
+    steps = sorted({r.step for r in study.flows})
+    panels: list[tuple[str, int, Callable[[Flow], float], str]] = [
+        (f"after {steps[0]} step{'s' if steps[0] > 1 else ''}", steps[0], _gradient, "gradient"),
+        (f"after {steps[-1]} steps", steps[-1], _gradient, "gradient"),
+        (f"after {steps[-1]} steps", steps[-1], lambda row: row.keys, "keys"),
+    ]
+    names = {"gradient": "Norm of a token's gradient", "keys": "Keys with weight"}
+    palette, marks = style.colors(study.of(study.methods)), style.markers(study.of(study.methods))
+    every = style.variants(study.about.values())
+    figure = Figure(figsize=(13.2, 4.6), layout="constrained")
+    for axes, (title, step, value, name) in zip(figure.subplots(1, 3), panels, strict=True):
+        for method in methods:
+            rows = [r for r in study.flows if r.method == method and r.step == step]
+            rows.sort(key=lambda row: row.layer)
+            axes.plot(
+                [r.layer + 1 for r in rows],
+                [value(r) for r in rows],
+                color=palette[method],
+                ls=style.line(study.about[method].variant, every),
+                marker=marks[method],
+                markersize=5.0,
+                label=study.labels[method],
+            )
+        axes.set_yscale("log")
+        axes.set_xlabel("Layer")
+        axes.set_ylabel(names[name])
+        axes.set_title(title)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    return figure
+
+
+def _gradient(row: Flow) -> float:
+    return row.gradient
 
 
 def plot_entropy(study: Study) -> Figure | None:
@@ -284,6 +395,9 @@ FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
         "Accuracy against length, every method, by family",
     ),
     ("positions", plot_positions, "Loss against the position within a sample"),
+    ("spread", plot_spread, "How far scores lie apart through training, and their bound"),
+    ("groups", plot_groups, "Accuracy against size, by kind of samples"),
+    ("flow", plot_flow, "Gradient that arrives at each layer, and keys with weight there"),
     ("difference", plot_difference, "Accuracy, ours minus the paper's, by method and length"),
     ("heatmap", plot_heat_map, "Attention weights on the largest items, by method and length"),
     ("entropy", plot_entropy, "Entropy of the attention weights against length"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from .data import Contrast, Study
 from .files import replace_text
-from .table import markdown_table
+from .table import markdown_table, probability
 
 
 def write_markdown(study: Study, directory: Path) -> Path:
@@ -74,15 +74,19 @@ def _baseline_section(study: Study) -> str:
     for method in study.methods:
         if method == study.baseline:
             continue
-        cells = []
-        for n in study.lengths:
-            row = study.row(method, n)
-            cells.append("–" if row is None or row.ahead is None else _contrast(study, row.ahead))
+        rows = [study.row(method, n) for n in study.lengths]
+        all_ahead = [None if row is None else row.ahead for row in rows]
+        cells = ["–" if ahead is None else _contrast(study, ahead) for ahead in all_ahead]
         table.append([_escaped(study.labels[method]), "", *cells])
+        values = [None if ahead is None else ahead.p for ahead in all_ahead]
+        if any(p is not None for p in values):
+            table.append(["", "p", *("–" if p is None else probability(p) for p in values)])
     baseline = _escaped(study.labels[study.baseline])
+    tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
+    test = "; p of the paired t-test over seeds" if tested else ""
     return (
         f"{study.metric.name.capitalize()} minus that of {baseline}, in {study.metric.points}, "
-        "± the standard error of the difference:"
+        f"± the standard error of the difference{test}:"
         f"\n\n{markdown_table(table)}\n"
     )
 

@@ -10,10 +10,18 @@ import numpy as np
 from .data import Metric, Row, Study
 from .figures import FIGURES, signed
 from .files import replace_text
+from .table import probability
 
 _CAPTIONS = {
     "positions": "Mean over the samples of the longest length; a point per half octave of "
     "positions. Lower is better.",
+    "spread": "Solid: the largest minus the smallest score of a validation set, mean over 128 sets "
+    "and the seeds. Dashed: what it cannot exceed, by the norms of queries and keys and the "
+    "largest singular values of their projections (Veličković et al. 2024, proposition 3.1).",
+    "groups": "Right answers on samples of each kind alone; of those shown together above.",
+    "flow": "Left and middle: how much of the loss's gradient reaches the residual stream where a "
+    "layer reads it. Right: keys that heads give weight, mean over heads and scored tokens. "
+    "Validation samples at the longest length of training, mean over seeds.",
     "accuracy-families": "Every method, by family. The grey line repeats the method that others "
     "are held against.",
     "difference": "Blue: ours is above the paper's figure; red: below.",
@@ -55,7 +63,7 @@ _CAPTIONS = {
 }
 
 # Of what recipes call their source.
-_PAPERS = {
+PAPERS = {
     "softmax-is-not-enough": (
         "Veličković, Perivolaropoulos, Barbero and Pascanu 2024",
         "softmax is not enough (for sharp size generalisation)",
@@ -70,6 +78,21 @@ _PAPERS = {
         "Anson, Wang and Aitchison 2025",
         "Scale-invariant attention",
         "https://arxiv.org/abs/2505.17083",
+    ),
+    "adasplash": (
+        "Goncalves, Treviso and Martins 2025",
+        "AdaSplash: Adaptive Sparse Flash Attention",
+        "https://arxiv.org/abs/2502.12082",
+    ),
+    "sparsefinder": (
+        "Treviso, Góis, Fernandes, Fonseca and Martins 2022",
+        "Predicting Attention Sparsity in Transformers",
+        "https://arxiv.org/abs/2109.12188",
+    ),
+    "adaptively-sparse-transformers": (
+        "Correia, Niculae and Martins 2019",
+        "Adaptively Sparse Transformers",
+        "https://arxiv.org/abs/1909.00015",
     ),
 }
 
@@ -222,7 +245,7 @@ def cited(source: str) -> str:
     parts = []
     for part in filter(None, (piece.strip() for piece in source.split(";"))):
         name, _, place = part.partition(", ")
-        paper = _PAPERS.get(name)
+        paper = PAPERS.get(name)
         if paper is None:
             parts.append(escape(part))
             continue
@@ -277,10 +300,12 @@ def _baseline_table(study: Study) -> str:
     }
     baseline = escape(study.labels[study.baseline])
     error = " ± the standard error of the difference" if study.max_seeds > 1 else ""
+    tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
+    test = " p: the two-sided paired t-test over the seeds." if tested else ""
     note = (
         f"{study.metric.name.capitalize()} minus that of {baseline}, in {study.metric.points}"
         f"{error}. Blue: better; red: worse; "
-        "pale: within two standard errors, or of one seed."
+        f"pale: within two standard errors, or of one seed.{test}"
     )
     return f"<h2>Against {baseline}</h2>{_grid(study, body, note)}"
 
@@ -321,6 +346,8 @@ def _contrast_cell(study: Study, row: Row | None) -> str:
         return "<td>–</td>"
     shown = "" if row.ahead.error is None else study.metric.number(row.ahead.error)
     error = f" <small>± {shown}</small>" if shown else ""
+    if row.ahead.p is not None:
+        error += f"<br><small>p = {probability(row.ahead.p)}</small>"
     return f"<td>{_tinted(study.metric, row.ahead.difference, row.ahead.error)}{error}</td>"
 
 

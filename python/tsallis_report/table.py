@@ -9,6 +9,7 @@ _RESET, _BOLD, _DIM = "\033[0m", "\033[1m", "\033[2m"
 _GREEN, _YELLOW, _RED = "\033[32m", "\033[33m", "\033[31m"
 
 _GAP = 2  # columns between cells
+_WIDEST = 72  # columns of Markdown cells that are filled up
 _MARK = 6  # columns of "ours", "paper" and a space
 
 
@@ -46,20 +47,29 @@ def ellipsized(text: str, columns: int) -> str:
     return cut + "…" if columns > 0 else ""
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose raw text is aligned too: two columns to the left, the rest to the right."""
+def probability(p: float) -> str:
+    """The p-value of a test: ``0.032``, ``4e-06``."""
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+
+
+def markdown_table(rows: Sequence[Sequence[str]], left: int = 2) -> str:
+    """A table whose raw text is aligned too: ``left`` columns to the left, the rest to the right.
+
+    Columns of sentences are as wide as their texts: only short ones are filled up.
+    """
     widths = [max(3, *(width(row[i]) for row in rows)) for i in range(len(rows[0]))]
+    widths = [room if room <= _WIDEST else 3 for room in widths]
 
     def line(cells: Sequence[str]) -> str:
         return "|" + "".join(f" {cell} |" for cell in cells) + "\n"
 
     def padded(row: Sequence[str]) -> list[str]:
         return [
-            pad_right(cell, room) if i < 2 else pad_left(cell, room)
+            pad_right(cell, room) if i < left else pad_left(cell, room)
             for i, (cell, room) in enumerate(zip(row, widths, strict=True))
         ]
 
-    rule = ["-" * (room - 1) + ("-" if i < 2 else ":") for i, room in enumerate(widths)]
+    rule = ["-" * (room - 1) + ("-" if i < left else ":") for i, room in enumerate(widths)]
     head, *body = rows
     return line(padded(head)) + line(rule) + "".join(line(padded(row)) for row in body)
 

@@ -50,6 +50,9 @@ class StudyCommand : public Command {
     app.add_option("--checkpoint", options_.checkpoint,
                    "Studies of a trained model of max retrieval: the folder of its run, or a file "
                    "of weights in one; default: they train one");
+    app.add_option("--decoder", options_.decoder,
+                   "Studies of a trained sequence model: the same of one; default: "
+                   "bench/models/asentmax-nape");
     app.add_option("--out", out_,
                    "Folder of the page; default: runs/studies/<name>. With several studies: its "
                    "parent, which gets the page of all of them");
@@ -65,8 +68,10 @@ class StudyCommand : public Command {
   int Run(const Invocation& invocation) override {
     if (names_.empty()) return List();
     const std::vector<const lab::Analysis*> analyses = Selected();
-    if (!options_.checkpoint.empty() && !std::filesystem::exists(options_.checkpoint)) {
-      throw lab::UsageError(options_.checkpoint.string() + ": no such file or folder");
+    for (const std::filesystem::path& model : {options_.checkpoint, options_.decoder}) {
+      if (!model.empty() && !std::filesystem::exists(model)) {
+        throw lab::UsageError(model.string() + ": no such file or folder");
+      }
     }
     if (!out_.empty()) CheckWritable("--out", out_);
     const bool several = analyses.size() > 1;

@@ -460,7 +460,7 @@ TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
     EXPECT_EQ(small.eval_lengths->front(), recipe.task.train_length_max);
     EXPECT_GE(small.eval_lengths->back(), 16 * recipe.task.train_length_max);
     EXPECT_EQ(small.seeds, 3);
-    EXPECT_EQ(small.methods.size(), 6U);
+    EXPECT_GE(small.methods.size(), 6U);
   }
 }
 

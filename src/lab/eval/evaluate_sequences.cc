@@ -21,6 +21,16 @@ std::size_t BinOf(std::int64_t i) {
   return bin;
 }
 
+// Whole answers, sample by sample.
+void AddGroups(const SequenceTask& task, const TokenBatch& batch, const SequenceScore& score,
+               std::vector<Answers>& groups) {
+  const std::int64_t n = batch.tokens.size(1);
+  const std::int64_t* tokens = batch.tokens.const_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < score.is_exact.size(); ++i, tokens += n) {
+    groups.at(task.GroupOf(tokens, n)).Add({1, score.is_exact[i] ? 1 : 0, 0.0});
+  }
+}
+
 }  // namespace
 
 std::int64_t PositionBin(std::size_t bin) {
@@ -36,13 +46,16 @@ SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Sp
   const auto tokens =
       static_cast<std::int64_t>(task.Draw(kEvaluationSeed, split, 0, n).tokens.size());
   const std::int64_t chunk = std::max<std::int64_t>(1, kTokens / tokens);
+  const std::size_t groups = task.Groups().size();
+  score.by_group.resize(groups);
   for (std::int64_t done = 0; done < samples; done += chunk) {
     if (stop) throw Interrupted("evaluation stopped");
     const std::int64_t count = std::min(chunk, samples - done);
-    const SequenceScore part =
-        model.Evaluate(DrawBatch(task, kEvaluationSeed, split, first + done, count, n));
+    const TokenBatch batch = DrawBatch(task, kEvaluationSeed, split, first + done, count, n);
+    const SequenceScore part = model.Evaluate(batch);
     score.answers.Add(part.Of(task.GetScoring()));
     if (task.GetScoring() == Scoring::kExact) score.tokens.Add(part.Of(Scoring::kTokens));
+    if (groups > 0) AddGroups(task, batch, part, score.by_group);
     if (task.GetScoring() != Scoring::kLoss) continue;
     for (std::size_t i = 0; i < part.losses.size(); ++i) {
       const std::size_t bin = BinOf(static_cast<std::int64_t>(i) % n);
@@ -71,6 +84,9 @@ void SaveSequenceScores(const std::filesystem::path& path,
       rows.back()["token_hits"] = score.tokens.hits;
       rows.back()["tokens"] = score.tokens.asked;
     }
+    for (const Answers& answers : score.by_group) {
+      rows.back()["by_group"].push_back({answers.asked, answers.hits});
+    }
     if (score.by_position.empty()) continue;
     rows.back()["loss"] = score.answers.loss;
     for (const Answers& answers : score.by_position) {
@@ -96,6 +112,10 @@ std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path&
                      .loss = row.value("loss", 0.0)};
     score.tokens = {.asked = row.value("tokens", std::int64_t{0}),
                     .hits = row.value("token_hits", std::int64_t{0})};
+    for (const nlohmann::json& group : row.value("by_group", nlohmann::json::array())) {
+      if (!group.is_array() || group.size() != 2) return {};
+      score.by_group.push_back({group[0].get<std::int64_t>(), group[1].get<std::int64_t>(), 0.0});
+    }
     for (const nlohmann::json& bin : row.value("by_position", nlohmann::json::array())) {
       if (!bin.is_array() || bin.size() != 2) return {};
       score.by_position.push_back({bin[0].get<std::int64_t>(), 0, bin[1].get<double>()});

@@ -22,6 +22,8 @@ struct SequenceLengthScore {
   // Tasks scored by their loss: of the positions [PositionBin(i), PositionBin(i + 1)) of all
   // samples, [bins]; the last ends with the samples.
   std::vector<Answers> by_position{};
+  // Of tasks with kinds of samples: of each, in the order of SequenceTask::Groups().
+  std::vector<Answers> by_group{};
 };
 
 // Where the bins of positions begin: 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: halves of octaves.

@@ -27,15 +27,17 @@ double Number(const Json& json) {
   return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
 }
 
-// Weights that are not 0, as [cell, weight, cell, weight, ...], with the three digits that a
-// picture needs: these files are kept with the results.
+// Weights that are not 0, as [cells since the last, thousandths, ...]: a picture needs three
+// digits, and these files are kept with the results, of which maps are the largest part.
 Json Sparse(const std::vector<float>& weights) {
   Json entries = Json::array();
+  std::size_t last = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const double weight = std::round(weights[i] * 1e3) / 1e3;
-    if (weight == 0.0) continue;
-    entries.push_back(i);
-    entries.push_back(weight);
+    const auto thousandths = std::lround(weights[i] * 1e3);
+    if (thousandths == 0) continue;
+    entries.push_back(i - last);
+    entries.push_back(thousandths);
+    last = i;
   }
   return entries;
 }
@@ -49,9 +51,11 @@ AttentionMap MapOf(const Json& json) {
                    .weights = {}};
   if (map.tokens < 1 || map.cell < 1) throw std::out_of_range("no tokens");
   map.weights.assign(static_cast<std::size_t>(map.Cells() * map.Cells()), 0.0F);
-  const Json& entries = json.at("weights");
+  const Json& entries = json.at("thousandths");
+  std::size_t cell = 0;
   for (std::size_t i = 0; i + 1 < entries.size(); i += 2) {
-    map.weights.at(entries[i].get<std::size_t>()) = entries[i + 1].get<float>();
+    cell += entries[i].get<std::size_t>();
+    map.weights.at(cell) = static_cast<float>(entries[i + 1].get<std::int64_t>()) / 1e3F;
   }
   return map;
 }
@@ -84,7 +88,7 @@ void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads)
                             {"head", map.head},
                             {"tokens", map.tokens},
                             {"cell", map.cell},
-                            {"weights", Sparse(map.weights)}});
+                            {"thousandths", Sparse(map.weights)}});
   }
   WriteFileAtomically(path, json.dump() + "\n");
 }

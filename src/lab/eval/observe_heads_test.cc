@@ -140,9 +140,9 @@ TEST(ObserveHeads, KeepsWhatItHasSeen) {
   // A file of something else is nothing.
   for (const char* text : {"{", "[]", R"({"lengths": [], "maps": [{"n": 1}]})",
                            R"({"lengths": [], "maps": [{"n": 1, "layer": 0, "head": 0, "tokens": 2,
-                               "cell": 0, "weights": []}]})",
+                               "cell": 0, "thousandths": []}]})",
                            R"({"lengths": [], "maps": [{"n": 1, "layer": 0, "head": 0, "tokens": 2,
-                               "cell": 1, "weights": [4, 0.5]}]})"}) {
+                               "cell": 1, "thousandths": [3, 500, 1, 500]}]})"}) {
     std::ofstream(path) << text;
     EXPECT_TRUE(LoadHeads(path).lengths.empty() && LoadHeads(path).maps.empty()) << text;
   }

@@ -62,6 +62,10 @@ struct GradientOptions {
   // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the
   // front, on the calling thread.
   std::function<void(std::int64_t begin, std::int64_t end)> ready;
+  // Called from the last layer to the first, on the calling thread: the Euclidean norm of the
+  // loss's gradient with respect to a token's residual stream where layer `layer` reads it, mean
+  // over the tokens of the batch.
+  std::function<void(std::int64_t layer, double norm)> flow;
 };
 
 struct LayerView;

@@ -41,6 +41,11 @@ void Scatter(const Tensor& from, const std::vector<std::int64_t>& rows, const Te
   }
 }
 
+// Of the rows of a matrix.
+double MeanNorm(const Tensor& rows) {
+  return rows.size(0) == 0 ? 0.0 : rows.norm(2, {1}).mean(at::kDouble).item<double>();
+}
+
 SequenceScore ScoreOf(const DecoderRows& rows, const std::vector<float>& loss,
                       const std::vector<std::int64_t>& best) {
   SequenceScore score;
@@ -243,6 +248,7 @@ void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptio
                              d_attended, a.kept, d_projected);
     layer.before->Backward(PassOf(rows, rows.rows), x, {}, projected, d_x, d_projected, {},
                            a.before, backward.before);
+    if (options.flow) options.flow(static_cast<std::int64_t>(l), MeanNorm(d_x));
     report(layer.begin);
   }
   BackwardEmbedding(rows, d_x);

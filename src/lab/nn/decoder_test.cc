@@ -469,6 +469,31 @@ TEST(Decoder, AHeadThatGoesPieceByPieceIsTheSameHead) {
 }
 
 // torch's products read a little beyond rows whose length is no multiple of 32.
+TEST(Decoder, TheFlowOfGradientsIsThatOfTheResidualStream) {
+  const OneThread one_thread;
+  DecoderConfig config = Tiny();
+  config.layers = 3;
+  Decoder model(config, 4);
+  Shake(model);
+  // A sequence in which every token is another one: the gradient of its embedding is that of one
+  // row of the stream, times the factor of embeddings.
+  TokenBatch batch = Draw(1, config.vocabulary, config.vocabulary, false);
+  batch.tokens.copy_(at::arange(config.vocabulary, at::kLong));
+  std::vector<std::pair<std::int64_t, double>> flow;
+  GradientOptions options;
+  options.flow = [&](std::int64_t layer, double norm) { flow.emplace_back(layer, norm); };
+  model.LossAndGradient(batch, options);
+  ASSERT_EQ(flow.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(flow[i].first, static_cast<std::int64_t>(2 - i));
+    EXPECT_GT(flow[i].second, 0.0);
+  }
+  ASSERT_EQ(model.Parameters()[0].first, "embedding.weight");
+  const Tensor rows = model.Gradients()[0].norm(2, {1}) / std::sqrt(double{24});
+  EXPECT_NEAR(flow[2].second, rows.mean().item<double>(), 1e-5 * flow[2].second);
+  EXPECT_NE(flow[0].second, flow[1].second);
+}
+
 TEST(Decoder, NothingOfOnePassReachesTheNext) {
   const OneThread one_thread;
   for (const char* compute : {"float32", "bfloat16"}) {

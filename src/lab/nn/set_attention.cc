@@ -315,6 +315,26 @@ Tensor SetAttention::Forward(const SetBatch& batch, AttentionView* view) {
   return Workspace::Room(work_->class_scores, sets, classes_);
 }
 
+LogitSpread SetAttention::Spread(const SetBatch& batch) {
+  const c10::InferenceMode no_autograd;
+  const std::int64_t sets = batch.items.size(0);
+  const std::int64_t n = batch.items.size(1);
+  RunForward(batch, false, {});
+  const auto norms = [](const Tensor& rows) { return rows.to(at::kDouble).norm(2, {-1}); };
+  const auto largest_singular_value = [](const Tensor& matrix) {
+    return at::linalg_svdvals(matrix.to(at::kDouble))[0].item<double>();
+  };
+  const Tensor scores = Workspace::Room(work_->scores, sets, n).to(at::kDouble);
+  const Tensor query = largest_singular_value(attend_query_.weight) *
+                           norms(Workspace::Room(work_->query, sets, width_)) +
+                       norms(attend_query_.bias);
+  const Tensor items = norms(Workspace::Room(work_->h, sets * n, width_)).view({sets, n}).amax(1);
+  const double factor =
+      2.0 * std::abs(ScaleFor(n).value) * largest_singular_value(attend_key_.weight);
+  return {(scores.amax(1) - scores.amin(1)).mean().item<double>(),
+          factor * (query * items).mean().item<double>()};
+}
+
 BatchScore SetAttention::LossAndGradient(const SetBatch& batch, std::int64_t denominator) {
   const c10::InferenceMode no_autograd;
   RunForward(batch, true, {});

@@ -74,6 +74,15 @@ struct BatchScore {
   std::int64_t hits = 0;  // sets whose class was predicted
 };
 
+// How far the scores of a set lie apart, mean over the sets of a batch.
+struct LogitSpread {
+  double spread = 0.0;  // max e_i - min e_i
+  // What it cannot exceed (Velickovic et al. 2024, proposition 3.1; here Q has a bias b and scores
+  // have a factor c): 2 |c| (s(Q) |y| + |b|) s(K) max |x_i|, s the largest singular value, y the
+  // input of the query projection and x_i those of the key projection.
+  double bound = 0.0;
+};
+
 class SetAttention {
  public:
   SetAttention(std::int64_t width, std::int64_t features, std::int64_t classes,
@@ -83,6 +92,9 @@ class SetAttention {
 
   // Class scores, [sets, classes]. Valid until the next call.
   at::Tensor Forward(const SetBatch& batch, AttentionView* view = nullptr);
+
+  // Of the scores as the map sees them.
+  LogitSpread Spread(const SetBatch& batch);
 
   // Forward, mean cross-entropy and its gradient, which replaces FlatGradients(). The mean is over
   // `denominator` sets, of which these may be a part; 0: over these.

@@ -110,6 +110,7 @@ struct AnalysisReport {
   std::string scale;   // "full", "quick"
   std::uint64_t seed = 1;
   std::string checkpoint;  // of a trained model that was given; empty: none
+  std::string decoder;     // the same of a sequence model
   std::string commit;
   std::string processor;
   std::string command;

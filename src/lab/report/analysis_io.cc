@@ -87,6 +87,7 @@ Json ToJson(const AnalysisReport& report) {
                {"scale", report.scale},
                {"seed", report.seed},
                {"checkpoint", report.checkpoint},
+               {"decoder", report.decoder},
                {"finding", report.result.finding},
                {"setup", report.result.setup},
                {"commit", report.commit},

@@ -14,7 +14,14 @@ struct Contrast {
   // Its standard error, sqrt(s1^2 / k1 + s2^2 / k2) for standard deviations s over k seeds; nothing
   // if either has one seed only.
   std::optional<double> error;
+  // Of the two-sided paired t-test over the seeds that both have, which read the same samples; of
+  // fewer than three, or where all differences are equal, there is none.
+  std::optional<double> p_value;
 };
+
+// P(|T| >= |t|) of Student's distribution with `freedom` >= 1 degrees of freedom (Abramowitz and
+// Stegun, 26.7.3 and 26.7.4).
+double TwoSidedStudent(double t, int freedom);
 
 // The metric of `method` at length n minus that of results.baseline; nothing if either has no row.
 std::optional<Contrast> AgainstBaseline(const StudyResults& results, const std::string& method,

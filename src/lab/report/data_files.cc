@@ -30,6 +30,34 @@ std::string PositionsCsv(const StudyResults& results) {
   return csv;
 }
 
+std::string SpreadCsv(const StudyResults& results) {
+  std::string csv = "method,step,mean,least,most,bound_mean,bound_least,bound_most\n";
+  for (const SpreadRow& row : results.spreads) {
+    csv += fmt::format("{},{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g}\n", Quoted(row.method),
+                       row.step, row.mean, row.least, row.most, row.bound_mean, row.bound_least,
+                       row.bound_most);
+  }
+  return csv;
+}
+
+std::string GroupsCsv(const StudyResults& results) {
+  std::string csv = "method,n,group,mean,std\n";
+  for (const GroupRow& row : results.groups) {
+    csv += fmt::format("{},{},{},{:.6g},{:.6g}\n", Quoted(row.method), row.n, Quoted(row.group),
+                       row.mean, row.deviation);
+  }
+  return csv;
+}
+
+std::string FlowCsv(const StudyResults& results) {
+  std::string csv = "method,step,layer,gradient,keys\n";
+  for (const FlowRow& row : results.flows) {
+    csv += fmt::format("{},{},{},{:.6g},{:.6g}\n", Quoted(row.method), row.step, row.layer,
+                       row.gradient, row.keys);
+  }
+  return csv;
+}
+
 // One line per weight; rank 1 is the largest item, the last column of HeatMap.
 std::string HeatMapCsv(const StudyResults& results) {
   std::string csv = "method,n,set,rank,weight\n";
@@ -99,7 +127,9 @@ std::vector<std::pair<fs::path, std::string>> DataFiles(const StudyResults& resu
   std::vector<std::pair<fs::path, std::string>> files = {
       {"data/entropy.csv", EntropyCsv(results)},     {"data/heatmap.csv", HeatMapCsv(results)},
       {"data/positions.csv", PositionsCsv(results)}, {"data/heads.csv", HeadsCsv(results)},
-      {"data/attention.csv", AttentionCsv(results)}, {"data/samples.csv", SamplesCsv(results)}};
+      {"data/attention.csv", AttentionCsv(results)}, {"data/samples.csv", SamplesCsv(results)},
+      {"data/spread.csv", SpreadCsv(results)},       {"data/flow.csv", FlowCsv(results)},
+      {"data/groups.csv", GroupsCsv(results)}};
   for (auto& [path, text] : files) {
     if (text.find('\n') + 1 == text.size()) text.clear();  // column names alone
   }

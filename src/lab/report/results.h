@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lab/eval/head_data.h"
@@ -21,6 +22,16 @@ struct ResultRow {
   double best = 0.0;
   int seeds = 0;
   std::optional<double> paper;
+  std::vector<std::pair<std::uint64_t, double>> by_seed = {};  // seed and value
+};
+
+// How far the scores of a head lie apart after some steps of training, and what they cannot exceed
+// (LogitSpread), over seeds.
+struct SpreadRow {
+  std::string method;
+  std::int64_t step = 0;
+  double mean = 0.0, least = 0.0, most = 0.0;
+  double bound_mean = 0.0, bound_least = 0.0, bound_most = 0.0;
 };
 
 // Entropy of the attention weights of one method at one length, averaged over seeds and over sets,
@@ -40,6 +51,25 @@ struct PositionRow {
   std::int64_t n = 0;
   std::int64_t begin = 0, end = 0;
   double mean = 0.0;       // nats
+  double deviation = 0.0;  // over seeds
+};
+
+// How much of the loss's gradient arrives at a layer after some steps of training, and how many
+// keys its heads give weight, means over seeds.
+struct FlowRow {
+  std::string method;
+  std::int64_t step = 0;
+  std::int64_t layer = 0;
+  double gradient = 0.0;  // norm of a token's gradient, mean over tokens
+  double keys = 0.0;      // mean over heads and scored tokens
+};
+
+// One method at one length, of the samples of one kind (SequenceTask::Groups()), over seeds.
+struct GroupRow {
+  std::string method;
+  std::int64_t n = 0;
+  std::string group;
+  double mean = 0.0;       // %
   double deviation = 0.0;  // over seeds
 };
 
@@ -96,6 +126,9 @@ struct StudyResults {
   std::vector<ResultRow> rows;
   std::vector<EntropyRow> entropies;
   std::vector<PositionRow> positions;
+  std::vector<GroupRow> groups;
+  std::vector<SpreadRow> spreads;
+  std::vector<FlowRow> flows;
   std::vector<HeatMap> heat_maps;
   std::vector<MethodHeads> heads;
   std::vector<DrawnSample> samples;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -116,6 +117,11 @@ Json ToJson(const StudyResults& results) {
       json["rows"].back()["against_baseline"] = {
           {"difference", contrast->difference},
           {"error", contrast->error ? Json(*contrast->error) : Json(nullptr)}};
+      if (contrast->p_value) {
+        // A difference that no spread explains has p = 0 in double: four digits are enough.
+        json["rows"].back()["against_baseline"]["p"] =
+            std::strtod(fmt::format("{:.4g}", *contrast->p_value).c_str(), nullptr);
+      }
     }
   }
   json["entropies"] = Json::array();

@@ -207,6 +207,40 @@ TEST(Contrast, HoldsMethodsAgainstTheBaseline) {
   EXPECT_TRUE(ToJson(results)["rows"][11]["against_baseline"]["error"].is_null());
 }
 
+TEST(Contrast, PairsTheSeedsThatBothHave) {
+  StudyResults results = Example();
+  results.baseline = "softmax";
+  ResultRow& base = results.rows[0];
+  ResultRow& row = results.rows[11];  // of asentmax-3, at the same n = 16
+  ASSERT_EQ(base.n, row.n);
+  base.by_seed = {{1, 70.0}, {2, 75.0}, {3, 80.0}, {4, 60.0}};
+  row.by_seed = {{1, 71.0}, {2, 77.5}, {3, 80.5}, {9, 12.0}};
+  // Differences 1, 2.5, 0.5: mean 4/3, deviation sqrt(13/12), t = 2.2188, two degrees of freedom:
+  // p = 1 - t / sqrt(2 + t^2).
+  const double t = 4.0 / 3.0 / std::sqrt(13.0 / 12.0 / 3.0);
+  const auto contrast = AgainstBaseline(results, "asentmax-3", 16);
+  ASSERT_TRUE(contrast && contrast->p_value);
+  EXPECT_NEAR(*contrast->p_value, 1.0 - t / std::sqrt(2.0 + t * t), 1e-12);
+  EXPECT_NEAR(ToJson(results)["rows"][11]["against_baseline"]["p"], *contrast->p_value, 1e-4);
+  row.by_seed.erase(row.by_seed.begin());  // two pairs are too few
+  EXPECT_FALSE(AgainstBaseline(results, "asentmax-3", 16)->p_value);
+  EXPECT_FALSE(ToJson(results)["rows"][11]["against_baseline"].contains("p"));
+  row.by_seed = {{1, 71.0}, {2, 76.0}, {3, 81.0}};  // no spread, no test
+  EXPECT_FALSE(AgainstBaseline(results, "asentmax-3", 16)->p_value);
+}
+
+TEST(Contrast, StudentsDistributionHasItsTabulatedQuantiles) {
+  // Two-sided 5 % and 1 %.
+  const std::vector<std::tuple<int, double, double>> table = {
+      {1, 12.7062047, 63.6567412}, {2, 4.30265273, 9.92484320}, {3, 3.18244631, 5.84090931},
+      {4, 2.77644511, 4.60409487}, {9, 2.26215716, 3.24983554}, {30, 2.04227246, 2.74999565}};
+  for (const auto& [freedom, five, one] : table) {
+    EXPECT_NEAR(TwoSidedStudent(five, freedom), 0.05, 1e-8) << freedom;
+    EXPECT_NEAR(TwoSidedStudent(-one, freedom), 0.01, 1e-8) << freedom;
+    EXPECT_EQ(TwoSidedStudent(0.0, freedom), 1.0);
+  }
+}
+
 // ---- rendering ------------------------------------------------------------------------------
 
 TEST_F(RenderTest, PassesArgumentsAndPythonPath) {

@@ -56,8 +56,23 @@ std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskCon
     one.hits = score->answers.hits;
     one.loss = score->answers.loss;
     one.by_position = score->by_position;
+    one.by_group = score->by_group;
   }
   return scores;
+}
+
+std::vector<Observed> LoadObserved(const fs::path& folder) {
+  std::vector<Observed> all;
+  std::ifstream in(folder / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);) {
+    const auto entry = nlohmann::json::parse(line, nullptr, false);
+    if (!entry.is_object() || !entry.contains("observed")) continue;
+    Observed& one = all.emplace_back(Observed{entry.value("step", std::int64_t{0}), {}});
+    for (const auto& [name, value] : entry["observed"].items()) {
+      if (value.is_number()) one.values[name] = value;
+    }
+  }
+  return all;
 }
 
 bool IsFinished(const TaskConfig& task, Job& job, JobGoal goal) {
@@ -176,6 +191,7 @@ bool LoadFinished(const TaskConfig& task, Job& job) {
   }
   job.scores = std::move(scores);
   if (task.sequence) job.heads = LoadHeads(HeadsPath(job));
+  job.observed = LoadObserved(job.folder);
   job.seconds = RunFolder(job.folder).Seconds();
   return true;
 }

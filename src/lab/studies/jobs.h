@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,12 @@
 #include "lab/progress/progress.h"
 
 namespace tsallis::lab {
+
+// What training wrote after a step; see Trainable::Observe().
+struct Observed {
+  std::int64_t step = 0;
+  std::map<std::string, double> values;
+};
 
 // One training and every method that is evaluated on its weights.
 struct Job {
@@ -32,7 +39,8 @@ struct Job {
   // As `evaluates`, at every length; empty until the job is finished. Of sequences, `sets` are what
   // was asked, `hits` what was right, and the rest stays empty.
   std::vector<std::vector<LengthScore>> scores;
-  HeadObservations heads;  // sequences: what there is when the job is finished
+  HeadObservations heads;          // sequences: what there is when the job is finished
+  std::vector<Observed> observed;  // of runs that wrote it
   double seconds = 0.0;
 
   std::string Name() const;

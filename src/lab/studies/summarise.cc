@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <map>
 #include <set>
 
 #include "lab/eval/evaluate_sequences.h"
@@ -73,6 +74,60 @@ void AddPositions(const std::string& method, std::int64_t n,
     }
     rows.push_back({method, n, PositionBin(bin), std::min(n, PositionBin(bin + 1)), Mean(losses),
                     Deviation(losses)});
+  }
+}
+
+void AddGroups(const std::string& method, std::int64_t n, const std::vector<std::string>& names,
+               const std::vector<const LengthScore*>& scores, std::vector<GroupRow>& rows) {
+  for (std::size_t group = 0; group < names.size(); ++group) {
+    std::vector<double> values;
+    for (const LengthScore* score : scores) {
+      if (group >= score->by_group.size() || score->by_group[group].asked == 0) continue;
+      values.push_back(score->by_group[group].Value(Scoring::kExact));
+    }
+    if (values.empty()) continue;  // not asked at this length
+    rows.push_back({method, n, names[group], Mean(values), Deviation(values)});
+  }
+}
+
+// A value that the jobs observed, by step, of those that have it.
+std::map<std::int64_t, std::vector<double>> ObservedValues(const std::vector<const Job*>& jobs,
+                                                           const std::string& name) {
+  std::map<std::int64_t, std::vector<double>> by_step;
+  for (const Job* job : jobs) {
+    for (const Observed& observed : job->observed) {
+      const auto found = observed.values.find(name);
+      if (found != observed.values.end()) by_step[observed.step].push_back(found->second);
+    }
+  }
+  return by_step;
+}
+
+void AddSpreads(const std::string& method, const std::vector<const Job*>& jobs,
+                std::vector<SpreadRow>& rows) {
+  const auto bounds = ObservedValues(jobs, "bound");
+  for (const auto& [step, spreads] : ObservedValues(jobs, "spread")) {
+    const auto found = bounds.find(step);
+    if (found == bounds.end()) continue;
+    const auto [least, most] = std::minmax_element(spreads.begin(), spreads.end());
+    const auto [bound_least, bound_most] =
+        std::minmax_element(found->second.begin(), found->second.end());
+    rows.push_back({method, step, Mean(spreads), *least, *most, Mean(found->second), *bound_least,
+                    *bound_most});
+  }
+}
+
+void AddFlows(const std::string& method, const std::vector<const Job*>& jobs,
+              std::vector<FlowRow>& rows) {
+  for (std::int64_t layer = 0;; ++layer) {
+    const auto gradients = ObservedValues(jobs, "gradient " + std::to_string(layer));
+    const auto keys = ObservedValues(jobs, "keys " + std::to_string(layer));
+    if (gradients.empty()) return;
+    for (const auto& [step, values] : gradients) {
+      const auto found = keys.find(step);
+      if (found == keys.end()) continue;
+      rows.push_back({method, step, layer, Mean(values), Mean(found->second)});
+    }
   }
 }
 
@@ -174,6 +229,8 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
                         : *std::min_element(values.begin(), values.end()),
                     static_cast<int>(values.size()),
                     std::nullopt};
+      for (std::size_t j = 0; j < own.size(); ++j)
+        row.by_seed.emplace_back(own[j]->seed, values[j]);
       // The papers' figures stand at the recipe's own lengths; a scale may evaluate fewer of them.
       const auto& lengths = recipe.task.eval_lengths;
       const auto column = std::find(lengths.begin(), lengths.end(), n) - lengths.begin();
@@ -182,6 +239,8 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
       }
       results.rows.push_back(row);
       AddPositions(method->name, n, scores, results.positions);
+      if (task.sequence)
+        AddGroups(method->name, n, task.sequence->Groups(), scores, results.groups);
       if (task.sequence) {
         if (method->name == own[0]->trains->name) {
           AddSequenceEntropy(method->name, n, own, results.entropies);
@@ -193,8 +252,9 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
         results.heat_maps.push_back({method->name, n, kHeatSets, kHeatItems, scores[0]->heat});
       }
     }
-    if (task.sequence && method->name != own[0]->trains->name)
-      continue;  // heads are those of the training
+    if (method->name != own[0]->trains->name) continue;  // what follows is of the training
+    AddSpreads(method->name, own, results.spreads);
+    AddFlows(method->name, own, results.flows);
     const HeadObservations heads = Known(own[0]->heads, task.eval_lengths, own[0]->map_lengths);
     if (heads.lengths.empty()) continue;
     for (const AttentionMap& map : heads.maps) {

@@ -98,6 +98,30 @@ TEST(SetAttention, LossAndGradientEqualThePlainModelInDouble) {
   }
 }
 
+TEST(SetAttention, SpreadIsThatOfTheScoresAndWithinItsBound) {
+  const Recipe recipe = SmallRecipe();
+  MethodConfig method = recipe.methods[0];
+  method.length_scaling.kind = LengthScaling::Kind::kSSMax;
+  const MaxRetrieval task(recipe.task);
+  SetAttention model(recipe.model.width, task.Features(), task.Classes(), method, 3);
+  for (const auto& [name, parameter] : model.Parameters()) {
+    if (name == "attention.query.bias") parameter.normal_();  // 0 at first
+  }
+  const SetBatch batch = task.EvalBatch(Split::kValidation, 16, 0, 32);
+  const SetBatch trained = task.TrainBatch(1, 2, 24);
+  model.LossAndGradient(trained);
+  const torch::Tensor gradient = model.FlatGradients().clone();
+  const LogitSpread spread = model.Spread(batch);
+  // Softmax's weights give the scores up to a constant a set.
+  AttentionView view;
+  model.Forward(batch, &view);
+  const torch::Tensor scores = view.weights.to(torch::kDouble).log();
+  EXPECT_NEAR(spread.spread, (scores.amax(1) - scores.amin(1)).mean().item<double>(),
+              1e-4 * spread.spread);
+  EXPECT_GT(spread.bound, spread.spread);
+  EXPECT_TRUE(torch::equal(model.FlatGradients(), gradient));
+}
+
 TEST(MaxRetrieval, DataIsAFunctionOfSeedAndIndex) {
   const MaxRetrieval task(SmallRecipe().task);
   const SetBatch a = task.TrainBatch(3, 7, 8);
@@ -156,7 +180,7 @@ TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
       return found;
     };
     EXPECT_EQ(lines(whole.Path()), lines(parts.Path()));
-    EXPECT_EQ(lines(whole.Path()).size(), 3U);
+    EXPECT_EQ(lines(whole.Path()).size(), 9U);  // three of loss, six of what is observed
   }
 }
 
@@ -281,6 +305,18 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
     EXPECT_EQ(a.entropies[i].entropy_mean, b.entropies[i].entropy_mean);
     EXPECT_EQ(a.rows[i].seeds, 2);
     EXPECT_LE(a.rows[i].mean, a.rows[i].best);
+  }
+  // Of each training the steps 1, 2, 3, 6, ...; the same for any number of workers.
+  ASSERT_GE(a.spreads.size(), 8U);
+  EXPECT_EQ(a.spreads[3].step, 6);
+  ASSERT_EQ(a.spreads.size(), b.spreads.size());
+  for (std::size_t i = 0; i < a.spreads.size(); ++i) {
+    const SpreadRow& row = a.spreads[i];
+    EXPECT_NE(row.method, "adaptive-temperature");  // it has the weights of another
+    EXPECT_EQ(row.mean, b.spreads[i].mean);
+    EXPECT_LE(row.least, row.mean);
+    EXPECT_LT(row.mean, row.most);
+    EXPECT_LT(row.mean, row.bound_mean);  // of every seed, so of the means
   }
   EXPECT_EQ(a.rows[0].paper, 90.0);
   EXPECT_FALSE(a.rows[1].paper.has_value());

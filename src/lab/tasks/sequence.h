@@ -66,6 +66,14 @@ class SequenceTask {
   // How many samples validation or test have at this length.
   virtual std::int64_t Available(Split, std::int64_t) const { return std::int64_t{1} << 36; }
 
+  // Kinds of samples that are counted apart, too: names, in the order of GroupOf(). None: all
+  // samples are of one kind.
+  virtual std::vector<std::string> Groups() const { return {}; }
+  // Of a sample's tokens, as Draw() gives them.
+  virtual std::size_t GroupOf(const std::int64_t* /*tokens*/, std::int64_t /*count*/) const {
+    return 0;
+  }
+
   // A token as people read it.
   virtual std::string Word(std::int64_t token) const = 0;
 

@@ -15,6 +15,7 @@ const std::vector<SequenceTaskEntry>& SequenceTasks() {
       {"sort", "the sequence in ascending order", MakeSort},
       {"mqmtar", "multi-query multi-token associative recall", MakeMqmtar},
       {"delayed-copy", "the first half of the sequence again, after a delay", MakeDelayedCopy},
+      {"clrs-text", "the runs of algorithms, written as text", MakeClrsText},
       {"needle", "sentences that are hidden in real text", MakeNeedle},
       {"text", "every byte of real text from those before it", MakeText}};
   return entries;

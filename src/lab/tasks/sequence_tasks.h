@@ -15,6 +15,7 @@ namespace tsallis::lab {
 // Make functions read the task's own settings from its table; the keys that all tasks share (name,
 // lengths) are not theirs.
 using TaskPointer = std::unique_ptr<const SequenceTask>;
+TaskPointer MakeClrsText(TableReader& table);
 TaskPointer MakeCopy(TableReader& table);
 TaskPointer MakeDelayedCopy(TableReader& table);
 TaskPointer MakeFlipFlop(TableReader& table);

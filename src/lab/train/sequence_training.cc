@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
+#include "lab/nn/layer_view.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/train/load_model.h"
 #include "lab/train/run_folder.h"
@@ -79,6 +81,35 @@ Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step,
     result.count += answers.asked;
   }
   return result;
+}
+
+Trainable::Observation SequenceTraining::Observe() {
+  const SequenceTask& task = *recipe_.task.sequence;
+  const std::int64_t n = recipe_.task.train_length_max;
+  constexpr std::int64_t kMost = 32;
+  // No more than a part of a step, for which there is memory.
+  const std::int64_t samples = std::min({kMost, recipe_.train.batch / recipe_.train.accumulate,
+                                         task.Available(Split::kValidation, n)});
+  if (samples < 1) return {};
+  const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kValidation, 0, samples, n);
+  Observation observed;
+  GradientOptions options;
+  options.flow = [&](std::int64_t layer, double norm) {
+    observed.insert(observed.begin(), {fmt::format("gradient {}", layer), norm});
+  };
+  model_.LossAndGradient(batch, options);
+  model_.Look(batch, [&](const LayerView& view) {
+    std::vector<HeadQuantities> heads;
+    view.Describe(heads);
+    double keys = 0.0;
+    for (const HeadQuantities& head : heads) {
+      for (const auto& [name, moments] : head) {
+        if (name == "support") keys += moments.Mean() / static_cast<double>(heads.size());
+      }
+    }
+    observed.emplace_back(fmt::format("keys {}", view.layer), keys);
+  });
+  return observed;
 }
 
 Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {

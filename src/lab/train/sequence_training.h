@@ -43,6 +43,10 @@ class SequenceTraining : public Trainable {
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
   StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override;
   // At the longest length of training and at train.best_length.
+  // Of the validation samples at the longest length of training, by layer: "gradient L", how much
+  // of the loss's gradient arrives (GradientOptions::flow), and "keys L", keys that have weight,
+  // mean over heads and scored tokens (ASEntmax, figures 3 and 7).
+  Observation Observe() override;
   Values Validate(const std::atomic<bool>& stop) override;
 
  private:

@@ -286,7 +286,8 @@ TEST(SequenceTraining, StoppedAndResumedRunsEndWithTheSameBits) {
   }
   EXPECT_EQ(stops, 20);  // after every step, and before the last validation
   EXPECT_EQ(MetricsOf(whole.folder), MetricsOf(parts.folder));
-  EXPECT_EQ(MetricsOf(whole.folder).size(), 5U + 4U);  // lines of training and of validation
+  // Lines of training, of validation, and of what was observed after 1, 2, 3, 6, 10 and 18 steps.
+  EXPECT_EQ(MetricsOf(whole.folder).size(), 5U + 4U + 6U);
   for (const auto path : {&RunFolder::FinalPath, &RunFolder::BestPath}) {
     const TensorFile wanted = ReadTensors((RunFolder(whole.folder).*path)());
     const TensorFile found = ReadTensors((RunFolder(parts.folder).*path)());
@@ -374,6 +375,37 @@ TEST(SequenceTraining, WhatIsNotLearnedIsNotBest) {
             CheckpointRank(train, accuracy, 60.0, 0.0));
   const Metric loss = MetricOf(Scoring::kLoss, "byte");
   EXPECT_GT(CheckpointRank(train, loss, 9.0, 1.2), CheckpointRank(train, loss, 0.5, 1.3));
+}
+
+TEST(SequenceTraining, WritesWhatArrivesAtEachLayerAndLeavesNoTrace) {
+  const Recipe recipe = SmallSequences();
+  const TemporaryFolder folder;
+  const TrainingJob job = JobOf(recipe, folder.Path() / "a", 12);
+  Decoder model = Trained(job);
+  std::vector<std::int64_t> steps;
+  for (const std::string& line : MetricsOf(job.folder)) {
+    const auto entry = nlohmann::json::parse(line.substr(0, line.rfind(',')) + "}");
+    if (!entry.contains("observed")) continue;
+    steps.push_back(entry["step"]);
+    const auto& observed = entry["observed"];
+    for (std::int64_t l = 0; l < model.Config().layers; ++l) {
+      EXPECT_GT(observed.at("gradient " + std::to_string(l)).get<double>(), 0.0) << line;
+      EXPECT_GE(observed.at("keys " + std::to_string(l)).get<double>(), 1.0) << line;
+    }
+    EXPECT_EQ(observed.size(), 2 * static_cast<std::size_t>(model.Config().layers));
+  }
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{1, 2, 3, 6, 10}));
+  // The same steps by hand, unobserved.
+  Decoder other(ModelOf(job), job.seed);
+  Optimizer optimizer(recipe.train, job.steps, other.FlatParameters(), other.FlatGradients(),
+                      other.Parameters());
+  SequenceTraining training(job, other);
+  for (std::int64_t step = 0; step < job.steps; ++step) {
+    training.LossAndGradient(step, {});
+    optimizer.Step(step);
+  }
+  EXPECT_TRUE(at::equal(ReadTensors(RunFolder(job.folder).FinalPath()).tensors[0].second,
+                        other.Parameters()[0].second));
 }
 
 TEST(SequenceTraining, KeepsTheBestOfValidation) {

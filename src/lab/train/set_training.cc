@@ -61,6 +61,14 @@ class SetTraining : public Trainable {
     return {score.loss, score.hits, own};
   }
 
+  // Proposition 3.1 of Velickovic et al. 2024 through training (their figure 9).
+  Observation Observe() override {
+    constexpr std::int64_t kSets = 128;
+    const LogitSpread spread =
+        model_.Spread(task_.EvalBatch(Split::kValidation, recipe_.task.train_length_max, 0, kSets));
+    return {{"spread", spread.spread}, {"bound", spread.bound}};
+  }
+
   // Every process reads all of it: it takes little beside the training.
   Values Validate(const std::atomic<bool>& stop) override {
     Values values;

@@ -204,6 +204,18 @@ void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool
                       seconds));
 }
 
+// Adds what there is to see of the model to the metrics.
+void Observe(Trainable& model, Run& run, double seconds) {
+  const Trainable::Observation observed = model.Observe();
+  if (observed.empty()) return;
+  std::string text;
+  for (const auto& [name, value] : observed) {
+    text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", name, value);
+  }
+  run.Log(fmt::format(R"({{"step": {}, "observed": {{{}}}, "seconds": {:.3f}}})", run.step, text,
+                      seconds));
+}
+
 // One step's loss and gradient, of the whole batch in every process. Returns whether one of them is
 // asked to stop.
 bool LossAndGradient(Trainable& model, const Processes& processes, std::int64_t step,
@@ -276,6 +288,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
                       run.step, run.window.Loss(), run.window.Accuracy(), seconds()));
       run.window = {};
     }
+    if (plan.processes.First() && IsObserved(run.step)) Observe(model, run, seconds());
     if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
       Validate(model, run, seconds(), stop);
     }
@@ -290,6 +303,11 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
 }
 
 }  // namespace
+
+bool IsObserved(std::int64_t step) {
+  const double quarter = std::round(4.0 * std::log10(static_cast<double>(step)));
+  return step == std::llround(std::pow(10.0, quarter / 4.0));
+}
 
 TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
   return {fmt::format("{} seed {}", job.method->name, job.seed),

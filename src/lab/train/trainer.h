@@ -50,7 +50,17 @@ class Trainable {
   // weights are what training is for. Called every train.validate_every steps and after the last.
   // Throws Interrupted when `stop` becomes true in one of the processes.
   virtual Values Validate(const std::atomic<bool>& stop) = 0;
+
+  // Numbers that show how the model grows, by name; none: there is nothing to see. Asked for after
+  // the steps of IsObserved() in the first process alone, and written to metrics.jsonl as
+  // "observed". Must leave no trace in what is trained.
+  using Observation = std::vector<std::pair<std::string, double>>;
+  virtual Observation Observe() { return {}; }
 };
+
+// Whether the model is looked at after `step` steps: four times in every power of ten, evenly on a
+// logarithmic axis (1, 2, 3, 6, 10, 18, 32, 56, 100, ...).
+bool IsObserved(std::int64_t step);
 
 // A method of a recipe with a seed.
 struct TrainingJob {

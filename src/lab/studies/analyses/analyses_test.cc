@@ -220,6 +220,35 @@ TEST(Analyses, ALayerThatAveragesLeavesNothingToTheNext) {
   EXPECT_GT(FactOf(result, "with a residual"), 0.2);
 }
 
+TEST(Analyses, LearnedEdgesFindMoreThanChanceAndPatternsAreWhatTheyAre) {
+  const AnalysisResult result = Sparsefinder(Quick());
+  ExpectDrawable(result);
+  const DataTable& table = result.Table("edges");
+  // A window of 4 in 128 tokens: 4 n - 6 of n (n + 1) / 2 pairs.
+  const double pairs = 128.0 * 129.0 / 2.0;
+  EXPECT_NEAR(table.At({"all", "window", 4.0}, "sparsity"), 100.0 * (1.0 - 506.0 / pairs), 1e-9);
+  std::set<std::string> methods;
+  for (const auto& row : table.Rows()) {
+    methods.insert(std::get<std::string>(row[1]));
+    const double sparsity = std::get<double>(row[3]);
+    const double recall = std::get<double>(row[4]);
+    const double mass = std::get<double>(row[5]);
+    const double exact = std::get<double>(row[6]);
+    for (const double share : {sparsity, recall, mass, exact}) {
+      EXPECT_GE(share, -1e-9);
+      EXPECT_LE(share, 100.0 + 1e-3);
+    }
+    // Of the pairs that are joined at random, recall would be the share that is joined.
+    if (std::get<std::string>(row[0]) == "all" && std::get<std::string>(row[1]) == "distance") {
+      EXPECT_GT(recall, 100.0 - sparsity);
+    }
+  }
+  EXPECT_EQ(methods.size(), 6U);
+  EXPECT_EQ(result.figures[1].panels.size(), 4U);  // of four layers
+  EXPECT_EQ(ToJson(AnalysisReport{.result = Sparsefinder(Quick())})["facts"],
+            ToJson(AnalysisReport{.result = result})["facts"]);
+}
+
 TEST(Analyses, TimeIsMeasured) { ExpectDrawable(SparsityTime(Quick())); }
 
 TEST(Analyses, AFitToATrainedModelAndWhatItMisreads) {

@@ -22,6 +22,8 @@ struct AnalysisContext {
   // Those that look at a trained model of max retrieval: the folder of a run, or a file of weights
   // in one; empty: they train one in `models`.
   std::filesystem::path checkpoint;
+  // Those that look at a trained sequence model: the same; empty: one of bench/models.
+  std::filesystem::path decoder;
   std::filesystem::path models;
   std::function<void(double share)> progress;  // done so far, in [0, 1]
   const std::atomic<bool>* stop = nullptr;
@@ -55,6 +57,7 @@ AnalysisResult TemperatureFit(const AnalysisContext& context);
 AnalysisResult Misreading(const AnalysisContext& context);
 AnalysisResult DispersionDepth(const AnalysisContext& context);
 AnalysisResult ThresholdSteps(const AnalysisContext& context);
+AnalysisResult Sparsefinder(const AnalysisContext& context);
 AnalysisResult SparsityTime(const AnalysisContext& context);
 
 }  // namespace tsallis::lab

@@ -24,6 +24,7 @@ AnalysisReport ReportOf(const Analysis& analysis, const AnalysisOptions& options
   report.scale = options.quick ? "quick" : "full";
   report.seed = options.seed;
   report.checkpoint = options.checkpoint.string();
+  report.decoder = options.decoder.string();
   report.commit = GitCommit();
   report.processor = QueryCpu().processor;
   report.command = options.command;
@@ -35,7 +36,7 @@ bool IsThere(const AnalysisReport& report, const fs::path& folder) {
   const nlohmann::ordered_json there = ReadAnalysis(folder);
   const nlohmann::ordered_json wanted = ToJson(report);
   if (!there.is_object()) return false;
-  for (const char* key : {"study", "commit", "scale", "seed", "checkpoint"}) {
+  for (const char* key : {"study", "commit", "scale", "seed", "checkpoint", "decoder"}) {
     if (there.value(key, nlohmann::ordered_json()) != wanted.at(key)) return false;
   }
   return true;
@@ -72,9 +73,11 @@ const std::vector<Analysis>& Analyses() {
       {"dispersion-depth", "What dispersion in one layer does to the next ones",
        "softmax-is-not-enough, appendix C", 20, DispersionDepth},
       {"threshold-steps", "Passes over a row until entmax's threshold is found",
-       "AdaSplash (Goncalves, Treviso and Martins 2025)", 30, ThresholdSteps},
+       "adasplash, steps of the solver", 30, ThresholdSteps},
       {"sparsity-time", "What zeros buy: time of attention against sparsity",
-       "AdaSplash (Goncalves, Treviso and Martins 2025)", 5, SparsityTime},
+       "adasplash, time against sparsity", 5, SparsityTime},
+      {"sparsefinder", "Keys with weight foretold from four numbers, against fixed patterns",
+       "sparsefinder, recall against sparsity", 60, Sparsefinder},
   };
   return analyses;
 }
@@ -129,6 +132,7 @@ void RunAnalyses(const std::vector<const Analysis*>& analyses, const std::vector
     context.seed = options.seed;
     context.kernels.threads = options.threads;
     context.checkpoint = options.checkpoint;
+    context.decoder = options.decoder;
     context.models = models;
     context.stop = &stop;
     context.progress = [&](double share) {
