@@ -175,10 +175,10 @@ struct BasicTerms {
   // `x` at most.
   double Ceiling(double x, std::int64_t nearest, std::int64_t farthest) const {
     if (softcap != 0.0) x = softcap * std::tanh(x / softcap);
-    if (distances != nullptr) {
+    if (distances.any()) {
       // a x + unit (1 - a^2) rises until a = x / (2 unit).
-      const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances->a(nearest)),
-                                  static_cast<double>(*distances->a(farthest)));
+      const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances.a(nearest)),
+                                  static_cast<double>(*distances.a(farthest)));
       x = a * x + unit * (1.0 - a * a);
     }
     return x - slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);

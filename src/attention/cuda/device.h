@@ -38,9 +38,11 @@ struct alignas(8) Words2 {
 // PTX ISA 8.5: cp.async 9.7.9.25.3, ldmatrix 9.7.14.5.15, mma 9.7.14.5.14, max 9.7.3.13.
 
 #define TSALLIS_DEVICE __device__ __forceinline__
-#define TSALLIS_RARE __device__ __noinline__
+#define TSALLIS_RARE inline __device__ __noinline__
+// Kernels are templates: several files may hold the same one.
 #define TSALLIS_KERNEL(threads) __global__ void __launch_bounds__(threads)
 #define TSALLIS_UNROLL _Pragma("unroll")
+#define TSALLIS_LOOP _Pragma("unroll 1")
 
 namespace tsallis::cuda {
 inline namespace gpu {
@@ -80,13 +82,16 @@ class Shared {
       : data_(reinterpret_cast<T*>(reinterpret_cast<char*>(shared_memory) + byte)) {}
   TSALLIS_DEVICE T Load(int i) const { return data_[i]; }
   TSALLIS_DEVICE void Store(int i, const T& value) const { data_[i] = value; }
-  TSALLIS_DEVICE Shared From(int i) const { return Shared(data_ + i); }
+  TSALLIS_DEVICE Shared From(int i) const {
+    Shared from = *this;
+    from.data_ += i;
+    return from;
+  }
   TSALLIS_DEVICE std::uint32_t Address(int i) const {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(data_ + i));
   }
 
  private:
-  TSALLIS_DEVICE explicit Shared(T* data) : data_(data) {}
   T* data_;
 };
 
@@ -192,6 +197,7 @@ TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits);
 #define TSALLIS_RARE inline
 #define TSALLIS_KERNEL(threads) void
 #define TSALLIS_UNROLL
+#define TSALLIS_LOOP
 
 namespace tsallis::cuda {
 inline namespace emulated {

@@ -100,16 +100,16 @@ inline void WriteShared(std::size_t byte, std::size_t count) {
 
 template <typename T>
 T LoadShared(std::size_t byte) {
-  CheckShared(byte, sizeof(T), sizeof(T), "a read");
+  CheckShared(byte, sizeof(T), alignof(T), "a read");
   ReadShared(byte, sizeof(T) / 4);
   T value;
-  std::memcpy(&value, machine.shared.data() + byte / 4, sizeof(T));
+  std::memcpy(static_cast<void*>(&value), machine.shared.data() + byte / 4, sizeof(T));
   return value;
 }
 
 template <typename T>
 void StoreShared(std::size_t byte, const T& value) {
-  CheckShared(byte, sizeof(T), sizeof(T), "a write");
+  CheckShared(byte, sizeof(T), alignof(T), "a write");
   WriteShared(byte, sizeof(T) / 4);
   std::memcpy(machine.shared.data() + byte / 4, &value, sizeof(T));
 }
