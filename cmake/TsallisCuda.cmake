@@ -4,32 +4,46 @@ set(TSALLIS_HAS_CUDA OFF)
 if(NOT TSALLIS_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TSALLIS_CUDA is AUTO, ON or OFF, not ${TSALLIS_CUDA}")
 endif()
-if(TSALLIS_CUDA STREQUAL "OFF" OR TSALLIS_SANITIZE)
+# Why there are none; `tsallis info` says it, and the error of a call that wants them.
+set(TSALLIS_WHY_NO_CUDA)
+if(TSALLIS_CUDA STREQUAL "OFF")
+  set(TSALLIS_WHY_NO_CUDA "TSALLIS_CUDA was OFF")
+elseif(TSALLIS_SANITIZE)
   # The sanitizers' trees test the same kernels on the emulation.
-  if(TSALLIS_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "TSALLIS_CUDA=ON does not go with TSALLIS_SANITIZE=${TSALLIS_SANITIZE}")
-  endif()
-  return()
+  set(TSALLIS_WHY_NO_CUDA "sanitizers do not go with nvcc")
 endif()
 
 # Asked before CMake is: enabling a language that is not there ends the configuration.
-find_program(TSALLIS_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin PATHS /usr/local/cuda)
-set(found)
-if(TSALLIS_NVCC)
-  execute_process(COMMAND ${TSALLIS_NVCC} --version OUTPUT_VARIABLE found ERROR_QUIET)
-  string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" found "${found}")
-  set(found ${CMAKE_MATCH_1})
+if(NOT TSALLIS_WHY_NO_CUDA)
+  find_program(TSALLIS_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin PATHS /usr/local/cuda)
+  set(found)
+  if(TSALLIS_NVCC)
+    execute_process(COMMAND ${TSALLIS_NVCC} --version OUTPUT_VARIABLE found ERROR_QUIET)
+    string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" found "${found}")
+    set(found ${CMAKE_MATCH_1})
+  endif()
+  # 12.8 is the first that knows sm_100 and sm_120.
+  if(NOT found)
+    set(TSALLIS_WHY_NO_CUDA "no nvcc was found")
+  elseif(found VERSION_LESS 12.8)
+    set(TSALLIS_WHY_NO_CUDA "nvcc ${found} is older than 12.8")
+  endif()
 endif()
-# 12.8 is the first that knows sm_100 and sm_120.
-if(NOT found OR found VERSION_LESS 12.8)
-  set(why "no nvcc was found")
-  if(found)
-    set(why "nvcc ${found} is older than 12.8")
+if(NOT TSALLIS_WHY_NO_CUDA AND TSALLIS_TORCH)
+  include(TsallisTorchFolder)
+  file(STRINGS ${TSALLIS_TORCH_ROOT}/include/c10/core/Stream.h TSALLIS_STREAM_HANDLES REGEX "native_handle\\(\\) const")
+  if(NOT TSALLIS_STREAM_HANDLES)
+    set(TSALLIS_WHY_NO_CUDA "streams of this torch (${TSALLIS_TORCH_ROOT}) do not say what they are to CUDA")
+  elseif(TSALLIS_CUDA STREQUAL "AUTO" AND NOT EXISTS ${TSALLIS_TORCH_ROOT}/lib/libtorch_cuda.so)
+    # Minutes of compiling for tensors that cannot exist.
+    set(TSALLIS_WHY_NO_CUDA "this torch is a build for CPUs")
   endif()
+endif()
+if(TSALLIS_WHY_NO_CUDA)
   if(TSALLIS_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "TSALLIS_CUDA=ON, but ${why}")
+    message(FATAL_ERROR "TSALLIS_CUDA=ON, but ${TSALLIS_WHY_NO_CUDA}")
   endif()
-  message(STATUS "Without CUDA kernels: ${why}")
+  message(STATUS "Without CUDA kernels: ${TSALLIS_WHY_NO_CUDA}")
   return()
 endif()
 
@@ -61,8 +75,8 @@ function(tsallis_cuda_sources target)
     add_custom_command(
       OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM
       COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-      COMMAND ${PROJECT_SOURCE_DIR}/scripts/compile_cuda.sh ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.ptxas
-              ${launcher} ${TSALLIS_NVCC} ${flags} -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/include
+      COMMAND ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../scripts/compile_cuda.sh ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.ptxas
+              ${launcher} ${TSALLIS_NVCC} ${flags} -I${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../src -I${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include
               -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
       COMMENT "Compiling CUDA kernels: ${name}")
     target_sources(${target} PRIVATE ${object})

@@ -23,7 +23,7 @@ def short_name(mangled: str) -> str:
     name = re.search(r"\d+([A-Z][A-Za-z]*Kernel)(I.*)?", mangled)
     if name is None:
         return mangled
-    types = re.findall(r"\d(BFloat16|Float16)E|Li(\d+)E|Lb([01])E", name.group(2) or "")
+    types = re.findall(r"\d(BFloat16|Float16|Float32)E|Li(\d+)E|Lb([01])E", name.group(2) or "")
     arguments = ["".join(group) for group in types]
     return name.group(1) + (f"<{', '.join(arguments)}>" if arguments else "")
 

@@ -27,6 +27,10 @@ struct Context {
   DeviceKind device = DeviceKind::kCpu;
   int device_index = 0;    // kCuda: which one
   void* stream = nullptr;  // kCuda: a cudaStream_t of that device; null: the default stream
+  // kCuda: memory of that device, AttentionWorkspaceBytes() of it, aligned to 256 bytes, which
+  // nobody else touches before the work is done. Null: the call allocates its own in the stream.
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
 };
 
 }  // namespace tsallis

@@ -40,16 +40,18 @@ struct Call {
   TSALLIS_HOST_DEVICE int array_batch() const { return ranges.packed ? 1 : batch; }
 };
 
-// Rows of one head of an array of 16-bit elements.
+// Rows of one head of an array.
+template <class Type>
 struct Rows {
-  const std::uint16_t* data = nullptr;
+  using Element = typename Type::Element;
+  const Element* data = nullptr;
   std::int64_t stride = 0;
 
   TSALLIS_DEVICE static Rows Of(const ConstArray4& array, std::int64_t b, std::int64_t h) {
-    return {static_cast<const std::uint16_t*>(array.data) + Offset(array.strides, b, h, 0),
+    return {static_cast<const Element*>(array.data) + Offset(array.strides, b, h, 0),
             array.strides[2]};
   }
-  TSALLIS_DEVICE const std::uint16_t* At(std::int64_t row) const { return data + row * stride; }
+  TSALLIS_DEVICE const Element* At(std::int64_t row) const { return data + row * stride; }
 };
 
 // [x]^(1 / (alpha - 1)) and its slope times alpha - 1, x > 0.
@@ -179,32 +181,47 @@ struct BlockPlace {
   }
 };
 
-// Writes elements of 16 bits. Type: BFloat16 or Float16.
+// Writes an even number of elements.
 template <class Type>
 TSALLIS_DEVICE void StoreColumns(const MutableArray4& array, std::int64_t start, int column,
                                  const float* values, int count) {
-  auto* to = static_cast<std::uint16_t*>(array.data) + start + column * array.strides[3];
-  const bool pairs = array.strides[3] == 1 && reinterpret_cast<std::uintptr_t>(to) % 4 == 0;
-  for (int i = 0; i < count; i += 2) {
-    const std::uint16_t low = Type::FromFloat(values[i]), high = Type::FromFloat(values[i + 1]);
-    if (pairs) {
-      StoreDevice(reinterpret_cast<std::uint32_t*>(to + i),
-                  static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16);
-    } else {
-      StoreDevice(to + i * array.strides[3], low);
-      StoreDevice(to + (i + 1) * array.strides[3], high);
+  auto* to = static_cast<typename Type::Element*>(array.data) + start + column * array.strides[3];
+  if constexpr (kIsFloat32<Type>) {
+    for (int i = 0; i < count; ++i) StoreDevice(to + i * array.strides[3], values[i]);
+    return;
+  } else {
+    const bool pairs = array.strides[3] == 1 && reinterpret_cast<std::uintptr_t>(to) % 4 == 0;
+    for (int i = 0; i < count; i += 2) {
+      const std::uint16_t low = Type::FromFloat(values[i]), high = Type::FromFloat(values[i + 1]);
+      if (pairs) {
+        StoreDevice(reinterpret_cast<std::uint32_t*>(to + i),
+                    static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16);
+      } else {
+        StoreDevice(to + i * array.strides[3], low);
+        StoreDevice(to + (i + 1) * array.strides[3], high);
+      }
     }
   }
 }
 
 // Eight elements side by side.
 template <class Type>
-TSALLIS_DEVICE void LoadColumns(const std::uint16_t* from, float (&values)[8]) {
-  const Words4 words = LoadDevice(reinterpret_cast<const Words4*>(from));
-  TSALLIS_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i]));
-    values[2 * i + 1] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i] >> 16));
+TSALLIS_DEVICE void LoadColumns(const typename Type::Element* from, float (&values)[8]) {
+  const auto* pieces = reinterpret_cast<const Words4*>(from);
+  const Words4 words = LoadDevice(pieces);
+  if constexpr (kIsFloat32<Type>) {
+    const Words4 behind = LoadDevice(pieces + 1);
+    TSALLIS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      values[i] = FloatOf(words.w[i]);
+      values[4 + i] = FloatOf(behind.w[i]);
+    }
+  } else {
+    TSALLIS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      values[2 * i] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i]));
+      values[2 * i + 1] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i] >> 16));
+    }
   }
 }
 

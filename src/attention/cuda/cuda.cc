@@ -4,6 +4,7 @@
 
 #include "attention/check.h"
 #include "attention/cuda/launch.h"
+#include "tsallis/cuda.h"
 #include "tsallis/error.h"
 
 namespace tsallis::cuda {
@@ -30,10 +31,16 @@ const Launches& Served(const AttentionParams& params, const Features& asked, Pas
   CheckSize("q_len heads / kv_heads", params.q_len * group, std::int64_t{1} << 26);
   CheckSize("k_len", params.k_len, std::int64_t{1} << 20);
 #if defined(TSALLIS_HAS_CUDA)
-  return params.q.dtype == DType::kBFloat16 ? kBFloat16Launches : kFloat16Launches;
+  switch (params.q.dtype) {
+    case DType::kFloat32: return kFloat32Launches;
+    case DType::kFloat16: return kFloat16Launches;
+    default: return kBFloat16Launches;
+  }
 #else
-  throw InvalidArgument("context.device", "kCpu, as this library was built without CUDA kernels",
-                        "kCuda");
+  throw InvalidArgument(
+      "context.device",
+      "kCpu, as this library was built without CUDA kernels (" + QueryCuda().why_not_compiled + ")",
+      "kCuda");
 #endif
 }
 

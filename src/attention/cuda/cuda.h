@@ -11,10 +11,11 @@ namespace tsallis::cuda {
 
 // What the kernels serve; the rest is refused by name.
 inline constexpr Serves kServes = {
-    .features = {Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax, Feature::kEntmax,
-                 Feature::kCausal, Feature::kWindow, Feature::kStartAlignment, Feature::kRanges,
-                 Feature::kPacked, Feature::kLengthScale, Feature::kAlibi, Feature::kScaleInvariant,
-                 Feature::kSoftcap, Feature::kSink, Feature::kAlphaGradient},
+    .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
+                 Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,
+                 Feature::kRanges, Feature::kPacked, Feature::kLengthScale, Feature::kAlibi,
+                 Feature::kScaleInvariant, Feature::kSoftcap, Feature::kSink,
+                 Feature::kAlphaGradient},
     .least_alpha = 1.1,
     .most_alpha = 2.0,
     .most_columns = 256,

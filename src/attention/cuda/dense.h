@@ -45,9 +45,10 @@ struct DenseCall {
 template <class Type, int D>
 struct DenseShape {
   static constexpr int kRows = kWarps * 16;
-  static constexpr int kKeys = D <= 128 ? 64 : 32;
-  static constexpr std::size_t kQueryBytes = kRows * D * 2, kKeyBytes = kKeys * D * 2;
-  static constexpr std::size_t kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kKeyBytes;
+  static constexpr int kKeys = D <= 128 && !kIsFloat32<Type> ? 64 : 32;
+  static constexpr std::size_t kKeyBytes = kKeys * D * sizeof(typename Type::Element);
+  static constexpr std::size_t kKeysAt = LeftRows<Type, D, kRows>::kBytes;
+  static constexpr std::size_t kValuesAt = kKeysAt + kKeyBytes;
   static constexpr std::size_t kFlagsAt = kValuesAt + kKeyBytes;
   static constexpr std::size_t kSharedBytes = kFlagsAt + kWarps * 4;
 };
@@ -273,12 +274,12 @@ DenseKernel(const DenseCall dense) {
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, dense.dense, head, first, count);
   DenseRow(&rows)[2] = block.rows;
-  const Rows k_rows = Rows::Of(call.k, sequence.array_batch, head.kv);
-  const Rows v_rows = Rows::Of(call.v, sequence.array_batch, head.kv);
-  const Shared<Words4> q_tile(0), k_tile(Shape::kKeysAt), v_tile(Shape::kValuesAt);
+  const auto k_rows = Rows<Type>::Of(call.k, sequence.array_batch, head.kv);
+  const auto v_rows = Rows<Type>::Of(call.v, sequence.array_batch, head.kv);
+  const Shared<Words4> k_tile(Shape::kKeysAt), v_tile(Shape::kValuesAt);
   const Shared<int> flags(Shape::kFlagsAt);
-  FetchTile<D, Shape::kRows>(
-      q_tile, Rows::Of(call.q, sequence.array_batch, head.h), call.head_dim,
+  const LeftRows<Type, D, Shape::kRows> queries(
+      0, Rows<Type>::Of(call.q, sequence.array_batch, head.h), call.head_dim,
       [&](int i) { return first + i < count ? dense.dense.At(call, head, first + i) : -1; });
   CommitCopies();
 
@@ -299,16 +300,14 @@ DenseKernel(const DenseCall dense) {
     for (int key0 = block.keys_begin; key0 < block.keys_end; key0 += kKeys) {
       const auto row_of = [&](int i) { return key0 + i < block.keys_end ? key0 + i : -1; };
       SyncBlock();  // the last tile has been read
-      FetchTile<D, kKeys>(k_tile, k_rows, call.head_dim, row_of);
-      if (values) FetchTile<D, kKeys>(v_tile, v_rows, call.value_dim, row_of);
+      FetchTile<Type, D, kKeys>(k_tile, k_rows, call.head_dim, row_of);
+      if (values) FetchTile<Type, D, kKeys>(v_tile, v_rows, call.value_dim, row_of);
       CommitCopies();
       WaitForCopies<0>();
       const bool finite = AllThreads(flags, !values || IsFinite<Type, D, kKeys>(v_tile));
       float s[kKeys / 8][4];
       Clear(s);
-      MultiplyRows<Type, D, kKeys>(s, k_tile, [&](std::uint32_t(&a)[4], int c) {
-        LoadLeft<D>(a, q_tile, WarpIndex() * 16, c);
-      });
+      queries.Multiply(s, k_tile);
       ToScores<kKeys>(head, rows, key0, s);
       TakeTile(pass, head, counts, rows, s, total, sums);
       if (values) {

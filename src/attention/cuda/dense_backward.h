@@ -21,7 +21,8 @@ inline constexpr int kInner = 32;  // rows of the tiles that pass by
 template <class Type, int D>
 struct DenseRowsShape {
   static constexpr int kRows = kWarps * 16;
-  static constexpr std::size_t kRowBytes = kRows * D * 2, kKeyBytes = kInner * D * 2;
+  static constexpr std::size_t kRowBytes = LeftRows<Type, D, kRows>::kBytes;
+  static constexpr std::size_t kKeyBytes = kInner * D * sizeof(typename Type::Element);
   static constexpr std::size_t kGradientsAt = kRowBytes, kKeysAt = 2 * kRowBytes;
   static constexpr std::size_t kValuesAt = kKeysAt + kKeyBytes, kFlagsAt = kValuesAt + kKeyBytes;
   static constexpr std::size_t kSharedBytes = kFlagsAt + kWarps * 4;
@@ -40,17 +41,18 @@ DenseRowsKernel(const BackwardCall backward) {
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, backward.dense, head, first, count);
   DenseRow(&rows)[2] = block.rows;
-  const Shared<Words4> q_tile(0), d_out_tile(Shape::kGradientsAt), k_tile(Shape::kKeysAt);
-  const Shared<Words4> v_tile(Shape::kValuesAt);
+  const Shared<Words4> k_tile(Shape::kKeysAt), v_tile(Shape::kValuesAt);
   const Shared<int> flags(Shape::kFlagsAt);
   const auto own_row = [&](int i) {
     return first + i < count ? backward.dense.At(call, head, first + i) : -1;
   };
-  FetchTile<D, Shape::kRows>(q_tile, Rows::Of(call.q, b, head.h), call.head_dim, own_row);
-  FetchTile<D, Shape::kRows>(d_out_tile, Rows::Of(backward.d_out, b, head.h), call.value_dim,
-                             own_row);
+  using Left = LeftRows<Type, D, Shape::kRows>;
+  const Left queries(0, Rows<Type>::Of(call.q, b, head.h), call.head_dim, own_row);
+  const Left d_outs(Shape::kGradientsAt, Rows<Type>::Of(backward.d_out, b, head.h), call.value_dim,
+                    own_row);
   CommitCopies();
-  const Rows k_rows = Rows::Of(call.k, b, head.kv), v_rows = Rows::Of(call.v, b, head.kv);
+  const auto k_rows = Rows<Type>::Of(call.k, b, head.kv);
+  const auto v_rows = Rows<Type>::Of(call.v, b, head.kv);
 
   double tau[2] = {-static_cast<double>(kInfinity), -static_cast<double>(kInfinity)};
   SplitTau split[2];
@@ -75,20 +77,16 @@ DenseRowsKernel(const BackwardCall backward) {
     for (int key0 = block.keys_begin; key0 < block.keys_end; key0 += kInner) {
       const auto row_of = [&](int i) { return key0 + i < block.keys_end ? key0 + i : -1; };
       SyncBlock();  // the last tile has been read
-      FetchTile<D, kInner>(k_tile, k_rows, call.head_dim, row_of);
-      FetchTile<D, kInner>(v_tile, v_rows, call.value_dim, row_of);
+      FetchTile<Type, D, kInner>(k_tile, k_rows, call.head_dim, row_of);
+      FetchTile<Type, D, kInner>(v_tile, v_rows, call.value_dim, row_of);
       CommitCopies();
       WaitForCopies<0>();
       const bool finite = AllThreads(flags, pass == 0 || IsFinite<Type, D, kInner>(k_tile));
       float s[kInner / 8][4], dp[kInner / 8][4];
       Clear(s);
       Clear(dp);
-      MultiplyRows<Type, D, kInner>(s, k_tile, [&](std::uint32_t(&a)[4], int c) {
-        LoadLeft<D>(a, q_tile, WarpIndex() * 16, c);
-      });
-      MultiplyRows<Type, D, kInner>(dp, v_tile, [&](std::uint32_t(&a)[4], int c) {
-        LoadLeft<D>(a, d_out_tile, WarpIndex() * 16, c);
-      });
+      queries.Multiply(s, k_tile);
+      d_outs.Multiply(dp, v_tile);
       TSALLIS_UNROLL
       for (int half = 0; half < 2; ++half) {
         const DenseRow& row = rows[half];
@@ -199,7 +197,8 @@ struct DenseKeysShape {
   static constexpr int kKeys = kWarps * 16;
   // Columns of dk and dv that a block computes: registers hold no more.
   static constexpr int kColumns = D <= 128 ? D : 128, kParts = D / kColumns;
-  static constexpr std::size_t kKeyBytes = kKeys * D * 2, kQueryBytes = kInner * D * 2;
+  static constexpr std::size_t kKeyBytes = LeftRows<Type, D, kKeys>::kBytes;
+  static constexpr std::size_t kQueryBytes = kInner * D * sizeof(typename Type::Element);
   static constexpr std::size_t kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes;
   static constexpr std::size_t kGradientsAt = kQueriesAt + kQueryBytes;
   static constexpr std::size_t kViewsAt = kGradientsAt + kQueryBytes;
@@ -223,13 +222,13 @@ DenseKeysKernel(const BackwardCall backward) {
   const std::int64_t b = sequence.array_batch;
   const int behind = static_cast<int>(
       sequence.k.end < place.first + Shape::kKeys ? sequence.k.end : place.first + Shape::kKeys);
-  const Shared<Words4> k_tile(0), v_tile(Shape::kValuesAt), q_tile(Shape::kQueriesAt);
-  const Shared<Words4> d_out_tile(Shape::kGradientsAt);
+  const Shared<Words4> q_tile(Shape::kQueriesAt), d_out_tile(Shape::kGradientsAt);
   const Shared<QueryView> views(Shape::kViewsAt);
   const Shared<int> flags(Shape::kFlagsAt);
   const auto own_key = [&](int i) { return key0 + i < behind ? key0 + i : -1; };
-  FetchTile<D, Shape::kKeys>(k_tile, Rows::Of(call.k, b, kv), call.head_dim, own_key);
-  FetchTile<D, Shape::kKeys>(v_tile, Rows::Of(call.v, b, kv), call.value_dim, own_key);
+  using Left = LeftRows<Type, D, Shape::kKeys>;
+  const Left own_keys(0, Rows<Type>::Of(call.k, b, kv), call.head_dim, own_key);
+  const Left own_values(Shape::kValuesAt, Rows<Type>::Of(call.v, b, kv), call.value_dim, own_key);
   CommitCopies();
 
   float dk[kBlocks][4], dv[kBlocks][4];
@@ -239,7 +238,8 @@ DenseKeysKernel(const BackwardCall backward) {
   for (int h = kv * call.group(); h < (kv + 1) * call.group(); ++h) {
     const Head head = Head::Of(call, place.b, h);
     const int count = backward.dense.Count(call, head);
-    const Rows q_rows = Rows::Of(call.q, b, h), d_out_rows = Rows::Of(backward.d_out, b, h);
+    const auto q_rows = Rows<Type>::Of(call.q, b, h);
+    const auto d_out_rows = Rows<Type>::Of(backward.d_out, b, h);
     TSALLIS_LOOP
     for (int first = 0; first < count; first += kInner) {
       // Rows ascend, and so do both ends of what they see.
@@ -251,8 +251,8 @@ DenseKeysKernel(const BackwardCall backward) {
         return first + i < count ? backward.dense.At(call, head, first + i) : -1;
       };
       SyncBlock();  // the last tile has been read
-      FetchTile<D, kInner>(q_tile, q_rows, call.head_dim, row_of);
-      FetchTile<D, kInner>(d_out_tile, d_out_rows, call.value_dim, row_of);
+      FetchTile<Type, D, kInner>(q_tile, q_rows, call.head_dim, row_of);
+      FetchTile<Type, D, kInner>(d_out_tile, d_out_rows, call.value_dim, row_of);
       CommitCopies();
       if (ThreadIndex() < kInner) {
         QueryView view;
@@ -278,12 +278,8 @@ DenseKeysKernel(const BackwardCall backward) {
       float s[kInner / 8][4], dp[kInner / 8][4];
       Clear(s);
       Clear(dp);
-      MultiplyRows<Type, D, kInner>(s, q_tile, [&](std::uint32_t(&a)[4], int c) {
-        LoadLeft<D>(a, k_tile, WarpIndex() * 16, c);
-      });
-      MultiplyRows<Type, D, kInner>(dp, d_out_tile, [&](std::uint32_t(&a)[4], int c) {
-        LoadLeft<D>(a, v_tile, WarpIndex() * 16, c);
-      });
+      own_keys.Multiply(s, q_tile);
+      own_values.Multiply(dp, d_out_tile);
       TSALLIS_UNROLL
       for (int j = 0; j < kInner / 8; ++j) {
         TSALLIS_UNROLL

@@ -137,6 +137,7 @@ TSALLIS_DEVICE void LoadTransposed(std::uint32_t (&words)[4], const Shared<Words
 }
 
 struct BFloat16 {
+  using Element = std::uint16_t;
   static constexpr bool kNarrowRange = false;  // of exponents
   static TSALLIS_DEVICE float ToFloat(std::uint16_t bits) {
     return __uint_as_float(static_cast<std::uint32_t>(bits) << 16);
@@ -148,6 +149,7 @@ struct BFloat16 {
   }
 };
 struct Float16 {
+  using Element = std::uint16_t;
   static constexpr bool kNarrowRange = true;
   static TSALLIS_DEVICE float ToFloat(std::uint16_t bits) {
     return __half2float(__ushort_as_half(bits));
@@ -280,11 +282,13 @@ inline void LoadTransposed(std::uint32_t (&words)[4], const Shared<Words4>& rows
 }
 
 struct BFloat16 {
+  using Element = std::uint16_t;
   static constexpr bool kNarrowRange = false;
   static float ToFloat(std::uint16_t bits) { return FloatFromBFloat16(bits); }
   static std::uint16_t FromFloat(float value) { return BFloat16FromFloat(value); }
 };
 struct Float16 {
+  using Element = std::uint16_t;
   static constexpr bool kNarrowRange = true;
   static float ToFloat(std::uint16_t bits) { return FloatFromFloat16(bits); }
   static std::uint16_t FromFloat(float value) { return Float16FromFloat(value); }
@@ -307,6 +311,18 @@ inline float FloatOf(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 #endif
 
 namespace tsallis::cuda {
+
+// What the elements of arrays are. Products of 16-bit ones go through the tensor cores; float32's
+// are made of single multiplications and additions, in the order of the columns, since no matrix
+// instruction keeps its digits.
+struct Float32 {
+  using Element = float;
+  static constexpr bool kNarrowRange = false;
+  static TSALLIS_DEVICE float ToFloat(float value) { return value; }
+  static TSALLIS_DEVICE float FromFloat(float value) { return value; }
+};
+template <class Type>
+inline constexpr bool kIsFloat32 = sizeof(typename Type::Element) == 4;
 
 TSALLIS_DEVICE int Lane() { return ThreadIndex() % kWarp; }
 TSALLIS_DEVICE int WarpIndex() { return ThreadIndex() / kWarp; }

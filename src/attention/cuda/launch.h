@@ -18,5 +18,6 @@ struct Launches {
 // Defined where TSALLIS_HAS_CUDA is.
 extern const Launches kBFloat16Launches;  // launch_bfloat16.cu
 extern const Launches kFloat16Launches;   // launch_float16.cu
+extern const Launches kFloat32Launches;   // launch_float32.cu
 
 }  // namespace tsallis::cuda

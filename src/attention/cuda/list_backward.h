@@ -41,11 +41,11 @@ ListRowsKernel(const BackwardCall backward) {
   const std::uint32_t* keys = backward.lists.keys + index * kList;
   const float* weights = backward.lists.weights + index * kList;
   const Shared<float> dps = Shared<float>(0).From(warp * kList);
-  const Rows k = Rows::Of(call.k, b, head.kv), v = Rows::Of(call.v, b, head.kv);
+  const auto k = Rows<Type>::Of(call.k, b, head.kv), v = Rows<Type>::Of(call.v, b, head.kv);
   const bool has_k = column < call.head_dim, has_v = column < call.value_dim;
   float d_out[8] = {}, q[8] = {};
-  if (has_v) LoadColumns<Type>(Rows::Of(backward.d_out, b, head.h).At(row) + column, d_out);
-  if (has_k) LoadColumns<Type>(Rows::Of(call.q, b, head.h).At(row) + column, q);
+  if (has_v) LoadColumns<Type>(Rows<Type>::Of(backward.d_out, b, head.h).At(row) + column, d_out);
+  if (has_k) LoadColumns<Type>(Rows<Type>::Of(call.q, b, head.h).At(row) + column, q);
 
   const auto over_lanes = [](float x) {
     for (int bit = 1; bit < kLanes; bit *= 2) x += ShuffleXor(x, bit);
@@ -284,13 +284,14 @@ ListKeysKernel(const BackwardCall backward, const SortCall sort) {
         const int h = kv * call.group() + row / call.q_len;
         if (has_k && w != 0.0f) {
           float q[8];
-          LoadColumns<Type>(Rows::Of(call.q, b, h).At(row % call.q_len) + column, q);
+          LoadColumns<Type>(Rows<Type>::Of(call.q, b, h).At(row % call.q_len) + column, q);
           TSALLIS_UNROLL
           for (int x = 0; x < 8; ++x) dk[x] = fmaf(w, q[x], dk[x]);
         }
         if (has_v) {
           float d_out[8];
-          LoadColumns<Type>(Rows::Of(backward.d_out, b, h).At(row % call.q_len) + column, d_out);
+          LoadColumns<Type>(Rows<Type>::Of(backward.d_out, b, h).At(row % call.q_len) + column,
+                            d_out);
           TSALLIS_UNROLL
           for (int x = 0; x < 8; ++x) dv[x] = fmaf(p, d_out[x], dv[x]);
         }

@@ -42,7 +42,7 @@ struct ClearCall {
   double* d_length_scale = nullptr;
 };
 
-template <int kOnly = 0>
+template <class Type>
 TSALLIS_KERNEL(kThreads)
 ClearKernel(const ClearCall clear) {
   const Call& call = clear.call;
@@ -55,10 +55,11 @@ ClearKernel(const ClearCall clear) {
   for (int i = 0; i < 2; ++i) {
     const MutableArray4& array = clear.arrays[i];
     if (array.data == nullptr) continue;
-    auto* to =
-        static_cast<std::uint16_t*>(array.data) + Offset(array.strides, BlockZ(), BlockY(), row);
+    using Element = typename Type::Element;
+    Element* to =
+        static_cast<Element*>(array.data) + Offset(array.strides, BlockZ(), BlockY(), row);
     for (int x = Lane(); x < clear.columns[i]; x += kWarp) {
-      StoreDevice(to + x * array.strides[3], std::uint16_t{0});
+      StoreDevice(to + x * array.strides[3], Element{0});
     }
   }
   if (Lane() != 0) return;

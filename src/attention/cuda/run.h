@@ -28,8 +28,8 @@ template <class Type>
 class Runner {
  public:
   // stream: null to learn what the passes would allocate.
-  Runner(const Stream* stream, const AttentionParams& params)
-      : stream_(stream), workspace_(stream), params_(params) {
+  Runner(const Stream* stream, const Context& context, const AttentionParams& params)
+      : stream_(stream), workspace_(stream, context), params_(params) {
     const auto narrow = [](std::int64_t size) { return static_cast<int>(size); };
     call_.batch = narrow(params.batch);
     call_.heads = narrow(params.heads);
@@ -216,8 +216,8 @@ class Runner {
     clear.of_keys = of_keys;
     clear.heads = of_keys ? call_.kv_heads : call_.heads;
     const int length = of_keys ? call_.k_len : call_.q_len;
-    Launch("ClearKernel", ClearKernel<>, {(length + kWarps - 1) / kWarps, clear.heads, call_.batch},
-           kThreads, 0, clear);
+    Launch("ClearKernel", ClearKernel<Type>,
+           {(length + kWarps - 1) / kWarps, clear.heads, call_.batch}, kThreads, 0, clear);
   }
 
   // Blocks of rows of every sequence and head.
@@ -290,17 +290,17 @@ template <class Type>
 void RunForward(const Context& context, const AttentionParams& params,
                 const AttentionOutputs& outputs) {
   const Stream stream(context);
-  Runner<Type>(&stream, params).Forward(outputs);
+  Runner<Type>(&stream, context, params).Forward(outputs);
 }
 template <class Type>
 void RunBackward(const Context& context, const AttentionParams& params,
                  const AttentionGradients& gradients) {
   const Stream stream(context);
-  Runner<Type>(&stream, params).Backward(gradients);
+  Runner<Type>(&stream, context, params).Backward(gradients);
 }
 template <class Type>
 std::size_t RunWorkspaceBytes(const AttentionParams& params, bool backward) {
-  Runner<Type> runner(nullptr, params);
+  Runner<Type> runner(nullptr, {}, params);
   if (backward) {
     double wanted = 0.0;
     AttentionGradients gradients;

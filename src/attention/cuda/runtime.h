@@ -97,13 +97,14 @@ class Stream {
 }  // namespace emulated
 #endif
 
-// A call's memory on the device: taken at once, freed at the end.
+// A call's memory on the device: the context's, or allocated at once and freed at the end.
 class Workspace {
  public:
   // stream: null to add up bytes only.
-  explicit Workspace(const Stream* stream) : stream_(stream) {}
+  Workspace(const Stream* stream, const Context& context)
+      : stream_(stream), given_(context.workspace), given_bytes_(context.workspace_bytes) {}
   ~Workspace() {
-    if (data_ != nullptr) stream_->Free(data_);
+    if (data_ != nullptr && given_ == nullptr) stream_->Free(data_);
   }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
@@ -116,9 +117,15 @@ class Workspace {
     pieces_[used_++] = {reinterpret_cast<void**>(piece), bytes_};
     bytes_ += (count * sizeof(T) + 255) / 256 * 256;
   }
+  // Throws InvalidArgument if the context's is too small, DeviceError if the device has no more.
   void Allocate() {
     if (bytes_ == 0) return;
-    data_ = stream_->Allocate(bytes_);
+    if (given_ != nullptr && given_bytes_ < bytes_) {
+      throw InvalidArgument("context.workspace_bytes",
+                            "AttentionWorkspaceBytes(), here " + std::to_string(bytes_),
+                            std::to_string(given_bytes_));
+    }
+    data_ = given_ != nullptr ? given_ : stream_->Allocate(bytes_);
     for (int i = 0; i < used_; ++i) {
       *pieces_[i].address = static_cast<std::byte*>(data_) + pieces_[i].offset;
     }
@@ -131,6 +138,8 @@ class Workspace {
     std::size_t offset = 0;
   };
   const Stream* stream_;
+  void* given_;
+  std::size_t given_bytes_;
   Piece pieces_[32];
   int used_ = 0;
   std::size_t bytes_ = 0;

@@ -47,10 +47,77 @@ template <class Type, int D>
 struct SweepShape {
   static constexpr int kTiles = D <= 128 ? 2 : 1;  // of 16 queries in a warp
   static constexpr int kRows = kWarps * 16 * kTiles;
-  static constexpr int kKeys = 64, kStages = 2;
-  static constexpr std::size_t kTileBytes = kKeys * D * 2;
+  static constexpr int kKeys = kIsFloat32<Type> ? 32 : 64, kStages = 2;
+  static constexpr std::size_t kTileBytes = kKeys * D * sizeof(typename Type::Element);
   static constexpr std::size_t kListBytes = kRows * kList * 4;
   static constexpr std::size_t kSharedBytes = kStages * kTileBytes + 2 * kListBytes;
+};
+
+// A warp's queries: fragments that stay in registers.
+template <class Type, int D>
+class SweepQueries {
+ public:
+  static constexpr int kTiles = SweepShape<Type, D>::kTiles, kKeys = SweepShape<Type, D>::kKeys;
+
+  // A lane's row r: null without one; negated if `negative`.
+  TSALLIS_DEVICE void Set(int r, const std::uint16_t* from, bool negative, int columns) {
+    const std::uint32_t sign = negative ? 0x80008000u : 0u;
+    TSALLIS_UNROLL
+    for (int c = 0; c < D / 16; ++c) {
+      TSALLIS_UNROLL
+      for (int side = 0; side < 2; ++side) {
+        const int column = 16 * c + 8 * side + 2 * (Lane() % 4);
+        const bool used = from != nullptr && column < columns;
+        q_[r / 2][c][2 * side + r % 2] =
+            used ? LoadDevice(reinterpret_cast<const std::uint32_t*>(from + column)) ^ sign : 0u;
+      }
+    }
+  }
+  // s: products with the keys of a tile.
+  TSALLIS_DEVICE void Multiply(float (&s)[kTiles][kKeys / 8][4], const Shared<Words4>& k) const {
+    const int lane = Lane();
+    TSALLIS_UNROLL
+    for (int c = 0; c < D / 16; ++c) {
+      TSALLIS_UNROLL
+      for (int j = 0; j < kKeys / 8; j += 2) {
+        // One load of keys serves all of the warp's queries.
+        std::uint32_t b[4];
+        LoadMatrices(b, k,
+                     PieceAt<Type, D>(8 * j + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2));
+        TSALLIS_UNROLL
+        for (int m = 0; m < kTiles; ++m) {
+          MultiplyMatrices<Type>(s[m][j], q_[m][c], b[0], b[1]);
+          MultiplyMatrices<Type>(s[m][j + 1], q_[m][c], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+ private:
+  std::uint32_t q_[kTiles][D / 16][4];
+};
+
+template <int D>
+class SweepQueries<Float32, D> {
+ public:
+  static constexpr int kTiles = SweepShape<Float32, D>::kTiles;
+  static constexpr int kKeys = SweepShape<Float32, D>::kKeys;
+
+  TSALLIS_DEVICE void Set(int r, const float* from, bool negative, int columns) {
+    rows_[r] = from;
+    signs_[r] = negative ? -1.0f : 1.0f;
+    columns_ = columns;
+  }
+  TSALLIS_DEVICE void Multiply(float (&s)[kTiles][kKeys / 8][4], const Shared<Words4>& k) const {
+    MultiplyFloats<D, 2 * kTiles, kKeys / 8>(
+        [&](int r, int j, int e) -> float& { return s[r / 2][j][r % 2 * 2 + e]; }, rows_, signs_,
+        columns_, k);
+  }
+
+ private:
+  const float* rows_[2 * kTiles];
+  float signs_[2 * kTiles];
+  int columns_ = 0;
 };
 
 // A lane's view of one of its rows while keys pass.
@@ -170,7 +237,7 @@ TSALLIS_DEVICE void WriteList(const SweepCall& sweep, const Head& head, const Li
 // out = sum of p v of a row whose list holds weights: D / 8 lanes read a row of v, 256 / D entries
 // at once. The warp calls it for one row after the other.
 template <class Type, int D>
-TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const Rows& v,
+TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const Rows<Type>& v,
                                 const ListRow& list, int count, int row) {
   constexpr int kLanes = D / 8, kAtOnce = kWarp / kLanes;
   const Call& call = sweep.call;
@@ -208,18 +275,18 @@ SweepKernel(const SweepCall sweep) {
   const Head head = Head::Of(call, place.b, BlockY());
   const Sequence& sequence = head.sequence;
   const int first = static_cast<int>(place.first);
-  const Rows keys = Rows::Of(call.k, sequence.array_batch, head.kv);
+  const Rows<Type> keys = Rows<Type>::Of(call.k, sequence.array_batch, head.kv);
   const bool has_terms = head.terms.any();
 
   // A lane's rows: 16 m + 8 half + quad of the warp at 2 m + half.
   SweepRow rows[kOwn];
-  std::uint32_t q[kTiles][D / 16][4];
+  SweepQueries<Type, D> queries;
   TSALLIS_UNROLL
   for (int r = 0; r < kOwn; ++r) {
     SweepRow& row = rows[r];
     const int at = first + warp * 16 * kTiles + r * 8 + quad;
-    const std::uint16_t* from = nullptr;
-    std::uint32_t sign = 0;
+    const typename Type::Element* from = nullptr;
+    bool negative = false;
     if (at < sequence.q.end) {
       row.row = at;
       const Span seen = sequence.VisibleKeys(call.mask, at);
@@ -227,9 +294,9 @@ SweepKernel(const SweepCall sweep) {
       row.end = static_cast<int>(seen.end);
       const float factor = head.Factor(call, at);
       // Bounds are of products, so the factor must not turn them round: the query does.
-      if (factor < 0.0f) sign = 0x80008000u;
+      negative = factor < 0.0f;
       row.factor = fabsf(factor);
-      from = Rows::Of(call.q, sequence.array_batch, head.h).At(at);
+      from = Rows<Type>::Of(call.q, sequence.array_batch, head.h).At(at);
       bool dense = head.softmax() || !(row.factor >= 1e-30f && row.factor <= 1e30f);
       if (sweep.from_tau != nullptr) {
         const double tau = LoadDevice(sweep.from_tau + head.Index(call, at));
@@ -243,16 +310,7 @@ SweepKernel(const SweepCall sweep) {
         row.end = row.begin;
       }
     }
-    TSALLIS_UNROLL
-    for (int c = 0; c < D / 16; ++c) {
-      TSALLIS_UNROLL
-      for (int side = 0; side < 2; ++side) {
-        const int column = 16 * c + 8 * side + 2 * t;
-        const bool used = from != nullptr && column < call.head_dim;
-        q[r / 2][c][2 * side + r % 2] =
-            used ? LoadDevice(reinterpret_cast<const std::uint32_t*>(from + column)) ^ sign : 0u;
-      }
-    }
+    queries.Set(r, from, negative, call.head_dim);
     if (!has_terms) SetProduct(head, row.begin, 1, row);
   }
 
@@ -263,7 +321,7 @@ SweepKernel(const SweepCall sweep) {
   const int tiles = static_cast<int>((span.size() + kKeys - 1) / kKeys);
   const auto fetch = [&](int tile, int stage) {
     const Shared<Words4> to(stage * Shape::kTileBytes);
-    FetchTile<D, kKeys>(to, keys, call.head_dim, [&](int i) {
+    FetchTile<Type, D, kKeys>(to, keys, call.head_dim, [&](int i) {
       const int key = keys_begin + tile * kKeys + i;
       return key < keys_end ? key : -1;
     });
@@ -288,20 +346,7 @@ SweepKernel(const SweepCall sweep) {
     float s[kTiles][kKeys / 8][4];
     TSALLIS_UNROLL
     for (int m = 0; m < kTiles; ++m) Clear(s[m]);
-    TSALLIS_UNROLL
-    for (int c = 0; c < D / 16; ++c) {
-      TSALLIS_UNROLL
-      for (int j = 0; j < kKeys / 8; j += 2) {
-        // One load of keys serves all of the warp's queries.
-        std::uint32_t b[4];
-        LoadMatrices(b, k, PieceAt<D>(8 * j + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2));
-        TSALLIS_UNROLL
-        for (int m = 0; m < kTiles; ++m) {
-          MultiplyMatrices<Type>(s[m][j], q[m][c], b[0], b[1]);
-          MultiplyMatrices<Type>(s[m][j + 1], q[m][c], b[2], b[3]);
-        }
-      }
-    }
+    queries.Multiply(s, k);
     SyncBlock();  // the stage may be filled again
     const int key0 = keys_begin + tile * kKeys;
     TSALLIS_UNROLL
@@ -318,7 +363,7 @@ SweepKernel(const SweepCall sweep) {
       if (!Any(!(most <= row.product))) continue;
       const ListRow list = list_of(r, quad);
       TSALLIS_UNROLL
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kKeys / 32; ++half) {
         // 32 keys at a time: a list that has just been solved has room for so many.
         for (bool again = false;; again = true) {
           std::uint32_t hits = 0;  // bit 2 j + e: column 8 j + 2 t + e of the half
@@ -378,7 +423,7 @@ SweepKernel(const SweepCall sweep) {
   TSALLIS_UNROLL
   for (int r = 0; r < kOwn; ++r) WriteList(sweep, head, list_of(r, quad), rows[r]);
   if (sweep.from_tau != nullptr) return;
-  const Rows v = Rows::Of(call.v, sequence.array_batch, head.kv);
+  const Rows<Type> v = Rows<Type>::Of(call.v, sequence.array_batch, head.kv);
   TSALLIS_UNROLL
   for (int r = 0; r < kOwn; ++r) {
     for (int g = 0; g < 8; ++g) {

@@ -11,7 +11,6 @@ namespace tsallis::cuda {
 // A drawn problem, moved into what the kernels serve where little is missing.
 inline ProblemSpec DrawServed(std::uint64_t seed, std::int64_t most) {
   ProblemSpec spec = DrawSpec(seed, most, /*broken=*/true);
-  if (spec.dtype == DType::kFloat32) spec.dtype = DType::kBFloat16;
   const std::int64_t sizes[] = {8, 16, 24, 32, 40, 64, 72, 128, 136, 256};
   spec.head_dim = sizes[seed % 10];
   spec.value_dim = seed % 3 != 0 ? spec.head_dim : sizes[seed / 3 % 10];
