@@ -20,6 +20,11 @@
 // some kernels multiply values with softmax's weights before these are divided by their sum, which
 // is up to k_len. (PyTorch's SDPA overflows on such values too.)
 //
+// For a context of a CUDA device (types.h) every pointer is of that device's memory, but for
+// alpha_per_head, which the host reads. What the CUDA kernels do not serve is refused by name
+// (docs/cuda.md); contents of arrays on the device are not checked: a range beyond its axis is cut
+// off there. `saved` is not used.
+//
 // Results do not depend on the number of threads, to the bit. Nothing here keeps state between
 // calls, so any number of threads may call at once.
 #pragma once
@@ -167,11 +172,11 @@ struct AttentionGradients {
   MutableArray4 d_bias;
 };
 
-// out = attention(q, k, v). Throws InvalidArgument.
+// out = attention(q, k, v). Throws InvalidArgument, and DeviceError where a device fails.
 void AttentionForward(const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs);
 
-// The vector-Jacobian product of AttentionForward. Throws InvalidArgument.
+// The vector-Jacobian product of AttentionForward. Throws as AttentionForward does.
 void AttentionBackward(const Context& context, const AttentionParams& params,
                        const AttentionGradients& gradients);
 

@@ -20,4 +20,16 @@ class InvalidArgument : public std::invalid_argument {
   std::string argument_;
 };
 
+// A call of a device's runtime failed: the message names the call and says what the runtime said.
+class DeviceError : public std::runtime_error {
+ public:
+  DeviceError(const std::string& call, const std::string& said)
+      : std::runtime_error(call + ": " + said), call_(call) {}
+
+  const std::string& call() const { return call_; }
+
+ private:
+  std::string call_;
+};
+
 }  // namespace tsallis

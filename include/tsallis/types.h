@@ -16,9 +16,21 @@ constexpr std::size_t SizeOf(DType dtype) {
 // Lower-case name as users write it: "float32", "bfloat16", "float16", "float64".
 const char* Name(DType dtype);
 
+enum class DeviceKind : std::uint8_t { kCpu, kCuda };
+
 // How a call may use the machine. There are no globals: every entry point takes one.
+//
+// kCuda: attention alone (attention.h); everything else refuses it. Arrays are in the memory of the
+// device, and a call returns when its work is in the stream, not when it is done.
 struct Context {
   int threads = 0;  // 0: as many as OpenMP offers; results do not depend on it
+  DeviceKind device = DeviceKind::kCpu;
+  int device_index = 0;    // kCuda: which one
+  void* stream = nullptr;  // kCuda: a cudaStream_t of that device; null: the default stream
+  // kCuda: memory of that device, AttentionWorkspaceBytes() of it, aligned to 256 bytes, which
+  // nobody else touches before the work is done. Null: the call allocates its own in the stream.
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
 };
 
 }  // namespace tsallis

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "attention/check.h"
+#include "attention/cuda/cuda.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "core/parallel.h"
@@ -16,19 +17,6 @@
 #include "tsallis/error.h"
 
 namespace tsallis {
-
-KernelList AllAttentionKernels() {
-  static const AttentionKernel* const kernels[] = {
-      &kDecodeAttention, &kLanesAttention, &kSweepAmx,       &kSweepInt8,         &kSweepInt7,
-      &kSweepFloat,      &kStreamAmx,      &kDenseAttention, &kReferenceAttention};
-  return kernels;
-}
-
-KernelList KernelsFrom(const AttentionKernel& kernel) {
-  const KernelList all = AllAttentionKernels();
-  const auto at = std::find(all.begin(), all.end(), &kernel);
-  return all.subspan(static_cast<std::size_t>(at - all.begin()));
-}
 
 namespace {
 
@@ -255,6 +243,10 @@ void RunBackward(KernelList kernels, const Context& context, const AttentionPara
 
 void AttentionForward(const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs) {
+  if (context.device == DeviceKind::kCuda) {
+    cuda::Forward(context, params, outputs);
+    return;
+  }
   CheckAttention(params);
   CheckOutputs(params, outputs);
   // Memory without lists must not look as if it had some of an earlier call.
@@ -264,6 +256,10 @@ void AttentionForward(const Context& context, const AttentionParams& params,
 
 void AttentionBackward(const Context& context, const AttentionParams& params,
                        const AttentionGradients& gradients) {
+  if (context.device == DeviceKind::kCuda) {
+    cuda::Backward(context, params, gradients);
+    return;
+  }
   CheckAttention(params);
   CheckGradients(params, gradients);
   const AttentionKernel& kernel =
@@ -296,6 +292,7 @@ std::vector<const AttentionKernel*> Chain(const AttentionParams& params, Pass pa
 
 std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParams& params,
                                     bool backward) {
+  if (context.device == DeviceKind::kCuda) return cuda::WorkspaceBytes(params, backward);
   CheckAttention(params);
   std::size_t bytes = 0;
   for (const AttentionKernel* kernel :
@@ -350,6 +347,11 @@ void WeightReceiver::Put(std::int64_t row, std::int64_t first, const std::uint32
 
 namespace {
 
+void CheckCpu(const Context& context) {
+  if (context.device == DeviceKind::kCpu) return;
+  throw InvalidArgument("context.device", "kCpu, for weights as a sparse matrix", "kCuda");
+}
+
 void RunWeights(const Context& context, const AttentionParams& params,
                 const WeightReceiver& receiver) {
   const AttentionKernel& first = ChooseKernel(params, Pass::kForward, nullptr);
@@ -366,6 +368,7 @@ void RunWeights(const Context& context, const AttentionParams& params,
 
 void AttentionWeightCounts(const Context& context, const AttentionParams& params,
                            std::int64_t* counts) {
+  CheckCpu(context);
   CheckAttention(params);
   const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
   if (rows > 0 && counts == nullptr) throw InvalidArgument("counts", "data", "null");
@@ -375,6 +378,7 @@ void AttentionWeightCounts(const Context& context, const AttentionParams& params
 
 void AttentionWeights(const Context& context, const AttentionParams& params,
                       const std::int64_t* row_offsets, std::int64_t* columns, float* values) {
+  CheckCpu(context);
   CheckAttention(params);
   const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
   if (rows > 0 && row_offsets == nullptr) throw InvalidArgument("row_offsets", "data", "null");

@@ -5,7 +5,8 @@
 
 namespace tsallis {
 
-void CheckAttention(const AttentionParams& params);
+// kCuda: arrays are the device's, so the contents of ranges are not looked at.
+void CheckAttention(const AttentionParams& params, DeviceKind device = DeviceKind::kCpu);
 void CheckOutputs(const AttentionParams& params, const AttentionOutputs& outputs);
 void CheckGradients(const AttentionParams& params, const AttentionGradients& gradients);
 

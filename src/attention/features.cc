@@ -33,6 +33,7 @@ constexpr const char* kNames[] = {"float32",
                                   "a bias",
                                   "a sink",
                                   "columns that are not contiguous",
+                                  "rows that do not begin at multiples of 16 bytes",
                                   "the gradient of alpha"};
 static_assert(std::size(kNames) == static_cast<std::size_t>(Feature::kFeatures));
 
@@ -62,6 +63,16 @@ Feature FeatureOf(RowMap map) {
 }
 
 bool HasStridedColumns(const ConstArray4& array) { return array.strides[3] != 1; }
+
+// sizes: of the first three axes.
+bool HasUnalignedRows(const ConstArray4& array, const std::int64_t (&sizes)[3]) {
+  const auto size = static_cast<std::int64_t>(SizeOf(array.dtype));
+  bool unaligned = reinterpret_cast<std::uintptr_t>(array.data) % 16 != 0;
+  for (int i = 0; i < 3; ++i) {
+    unaligned |= sizes[i] > 1 && array.strides[i] * size % 16 != 0;
+  }
+  return unaligned;
+}
 
 std::string Number(double number) {
   char text[32];
@@ -118,6 +129,10 @@ Features FeaturesOf(const AttentionParams& params) {
   asked.Add(Feature::kSink, sink != nullptr);
   asked.Add(Feature::kStridedColumns,
             HasStridedColumns(q) || HasStridedColumns(k) || HasStridedColumns(v));
+  const std::int64_t q_sizes[] = {packed ? 1 : batch, heads, q_len};
+  const std::int64_t k_sizes[] = {packed ? 1 : batch, kv_heads, k_len};
+  asked.Add(Feature::kUnalignedRows, HasUnalignedRows(q, q_sizes) || HasUnalignedRows(k, k_sizes) ||
+                                         HasUnalignedRows(v, k_sizes));
   return asked;
 }
 
@@ -127,6 +142,9 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
                d_sink, d_bias] = gradients;
   Features asked = FeaturesOf(params);
   asked.Add(Feature::kAlphaGradient, d_alpha != nullptr);
+  const std::int64_t sizes[] = {params.ranges.packed ? 1 : params.batch, params.heads,
+                                params.q_len};
+  asked.Add(Feature::kUnalignedRows, HasUnalignedRows(d_out, sizes));
   return asked;
 }
 
@@ -144,6 +162,9 @@ std::string Refusal(const Serves& serves, const AttentionParams& params, const F
   if (std::string text = AlphaRefusal(serves, params); !text.empty()) return text;
   if (params.head_dim > serves.most_columns || params.value_dim > serves.most_columns) {
     return "head size above " + std::to_string(serves.most_columns);
+  }
+  if (params.head_dim % serves.column_step != 0 || params.value_dim % serves.column_step != 0) {
+    return "a head size that is not a multiple of " + std::to_string(serves.column_step);
   }
   if (serves.most_keys < params.k_len && MostKeys(params) > serves.most_keys) {
     return "more than " + std::to_string(serves.most_keys) + " keys";

@@ -43,6 +43,7 @@ enum class Feature : std::uint8_t {
   kSink,
   // memory
   kStridedColumns,  // the elements of a row of q, k or v do not lie side by side
+  kUnalignedRows,   // rows of q, k, v or d_out that do not begin at multiples of 16 bytes
   // results
   kAlphaGradient,
   kFeatures  // their number
@@ -81,9 +82,9 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
 
 // What every kernel here serves: they differ in the rest.
 inline constexpr Features kCommonFeatures = {
-    Feature::kCausal, Feature::kWindow,         Feature::kStartAlignment,
-    Feature::kRanges, Feature::kPacked,         Feature::kLengthScale,
-    Feature::kAlibi,  Feature::kScaleInvariant, Feature::kSoftcap};
+    Feature::kCausal,  Feature::kWindow,       Feature::kStartAlignment, Feature::kRanges,
+    Feature::kPacked,  Feature::kLengthScale,  Feature::kAlibi,          Feature::kScaleInvariant,
+    Feature::kSoftcap, Feature::kUnalignedRows};
 
 struct Serves {
   Features features;
@@ -96,6 +97,7 @@ struct Serves {
   bool some_heads = false;
   // Limits of head_dim and value_dim, and of a sequence's keys.
   std::int64_t most_columns = std::numeric_limits<std::int64_t>::max();
+  std::int64_t column_step = 1;  // sizes are multiples of it
   std::int64_t most_keys = std::numeric_limits<std::int64_t>::max();
 
   bool ServesAlpha(double alpha) const {

@@ -88,6 +88,9 @@ TEST(Features, SizesAreLimits) {
   EXPECT_EQ(Refused({.features = Features::All(), .most_columns = 39}, problem.params()),
             "head size above 39");
   EXPECT_EQ(Refused({.features = Features::All(), .most_columns = 40}, problem.params()), "");
+  EXPECT_EQ(Refused({.features = Features::All(), .column_step = 16}, problem.params()),
+            "a head size that is not a multiple of 16");
+  EXPECT_EQ(Refused({.features = Features::All(), .column_step = 8}, problem.params()), "");
   EXPECT_EQ(Refused({.features = Features::All(), .most_keys = 29}, problem.params()),
             "more than 29 keys");
 }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "tsallis/attention.h"
 
 namespace tsallis {
@@ -16,7 +17,7 @@ struct Span {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 
-  std::int64_t size() const { return std::max<std::int64_t>(end - begin, 0); }
+  TSALLIS_HOST_DEVICE std::int64_t size() const { return end > begin ? end - begin : 0; }
 };
 
 // One sequence of the batch. Rows are indices along the axes of q and k; positions count from the
@@ -30,34 +31,41 @@ struct Sequence {
   std::int64_t nearest = 0;  // least i - j that a causal mask admits
 
   static Sequence Of(const AttentionParams& params, std::int64_t b) {
-    const AttentionRanges& ranges = params.ranges;
+    const Span q = {0, params.q_len}, k = {0, params.k_len};
+    return Of(params.ranges, params.mask, params.map, q, k, b);
+  }
+  // q, k: all rows of the arrays.
+  static TSALLIS_HOST_DEVICE Sequence Of(const AttentionRanges& ranges, const AttentionMask& mask,
+                                         RowMap map, Span q, Span k, std::int64_t b) {
+    if (ranges.q_begin != nullptr) q.begin = ranges.q_begin[b];
+    if (ranges.q_end != nullptr) q.end = ranges.q_end[b];
+    if (ranges.k_begin != nullptr) k.begin = ranges.k_begin[b];
+    if (ranges.k_end != nullptr) k.end = ranges.k_end[b];
     Sequence sequence;
     sequence.batch = b;
     sequence.array_batch = ranges.packed ? 0 : b;
-    sequence.q = {ranges.q_begin != nullptr ? ranges.q_begin[b] : 0,
-                  ranges.q_end != nullptr ? ranges.q_end[b] : params.q_len};
-    sequence.k = {ranges.k_begin != nullptr ? ranges.k_begin[b] : 0,
-                  ranges.k_end != nullptr ? ranges.k_end[b] : params.k_len};
-    const bool at_end = params.mask.alignment == Alignment::kEnd;
-    sequence.shift = at_end ? sequence.k.end - sequence.q.end : sequence.k.begin - sequence.q.begin;
-    sequence.nearest = params.map == RowMap::kStickBreaking ? 1 : 0;
+    sequence.q = q;
+    sequence.k = k;
+    const bool at_end = mask.alignment == Alignment::kEnd;
+    sequence.shift = at_end ? k.end - q.end : k.begin - q.begin;
+    sequence.nearest = map == RowMap::kStickBreaking ? 1 : 0;
     return sequence;
   }
 
   // i - j, for rows of the arrays.
-  std::int64_t Distance(std::int64_t q_row, std::int64_t k_row) const {
+  TSALLIS_HOST_DEVICE std::int64_t Distance(std::int64_t q_row, std::int64_t k_row) const {
     return q_row + shift - k_row;
   }
 
   // Keys that the causal rule and the window leave to a query; masks take more away.
-  Span VisibleKeys(const AttentionMask& mask, std::int64_t q_row) const {
+  TSALLIS_HOST_DEVICE Span VisibleKeys(const AttentionMask& mask, std::int64_t q_row) const {
     const std::int64_t here = q_row + shift;  // the key row of distance 0
     Span span = k;
-    if (mask.causal) span.end = std::min(span.end, here + 1 - nearest);
+    if (mask.causal && span.end > here + 1 - nearest) span.end = here + 1 - nearest;
     // Compared before they are added: a window may be as large as a number can be.
     if (mask.right >= 0 && span.end - 1 - here > mask.right) span.end = here + mask.right + 1;
     if (mask.left >= 0 && here - span.begin > mask.left) span.begin = here - mask.left;
-    span.end = std::max(span.end, span.begin);
+    if (span.end < span.begin) span.end = span.begin;
     return span;
   }
 };
@@ -89,8 +97,9 @@ inline bool IsMasked(const AttentionMask& mask, std::int64_t b, std::int64_t h, 
 }
 
 // Element offset of (b, h, row, column).
-inline std::int64_t Offset(const std::int64_t (&strides)[4], std::int64_t b, std::int64_t h,
-                           std::int64_t row, std::int64_t column = 0) {
+inline TSALLIS_HOST_DEVICE std::int64_t Offset(const std::int64_t (&strides)[4], std::int64_t b,
+                                               std::int64_t h, std::int64_t row,
+                                               std::int64_t column = 0) {
   return b * strides[0] + h * strides[1] + row * strides[2] + column * strides[3];
 }
 

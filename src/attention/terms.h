@@ -7,7 +7,7 @@
 // Kernels work in z = unit s. The reference (reference.cc) writes the same out for itself: it is
 // the definition.
 //
-// terms-inl.h has the same for vectors.
+// terms-inl.h has the same for vectors. Kernels for GPUs compile this file (host_device.h).
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "attention/geometry.h"
+#include "core/host_device.h"
 #include "simplex/elements.h"
 #include "tsallis/attention.h"
 #include "tsallis/error.h"
@@ -29,7 +30,7 @@ struct DistanceFactor {
   double a = 1.0;
   double m = 0.0;
 
-  static DistanceFactor At(double length, std::int64_t distance) {
+  static TSALLIS_HOST_DEVICE DistanceFactor At(double length, std::int64_t distance) {
     if (length == 0.0) return {};
     const double a2 =
         2.0 * std::log(static_cast<double>(distance < 0 ? -distance : distance) / length + 1.0) +
@@ -38,8 +39,17 @@ struct DistanceFactor {
   }
 };
 
-// a_d and m_d as float32 for every distance that occurs in a call, and its negative: queries and
-// keys that ascend find theirs side by side.
+// Where a_d and m_d of a call lie as float32, for every distance that occurs and its negative:
+// queries and keys that ascend find theirs side by side.
+struct DistanceFactors {
+  const float* a_of_0 = nullptr;  // null: no scale-invariant scores
+  const float* m_of_0 = nullptr;
+
+  TSALLIS_HOST_DEVICE bool any() const { return a_of_0 != nullptr; }
+  TSALLIS_HOST_DEVICE const float* a(std::int64_t distance) const { return a_of_0 + distance; }
+  TSALLIS_HOST_DEVICE const float* m(std::int64_t distance) const { return m_of_0 + distance; }
+};
+
 class DistanceTable {
  public:
   // Blocks of queries and tiles of keys may reach that far beyond what is visible.
@@ -65,9 +75,11 @@ class DistanceTable {
     return 2 * sizeof(float) * static_cast<std::size_t>(2 * Reach(params) + 1);
   }
 
-  bool empty() const { return a_.empty(); }
-  const float* a(std::int64_t distance) const { return a_.data() + reach_ + distance; }
-  const float* m(std::int64_t distance) const { return m_.data() + reach_ + distance; }
+  // While the table lives.
+  DistanceFactors factors() const {
+    if (a_.empty()) return {};
+    return {a_.data() + reach_, m_.data() + reach_};
+  }
 
  private:
   // The largest |i - j| of a visible key, and more.
@@ -117,16 +129,17 @@ inline double RowFactor(const AttentionParams& params, const Sequence& sequence,
          LoadElement<double>(c.data, c.dtype, Offset(c.strides, sequence.array_batch, h, q_row));
 }
 
-// The terms of one query head of one sequence, in units of z.
-struct HeadTerms {
+// The terms of one query head of one sequence, in units of z. T: double, on GPUs float.
+template <typename T>
+struct BasicTerms {
   // `table` outlives it.
-  static HeadTerms Of(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
-                      const DistanceTable& table, double unit) {
+  static BasicTerms Of(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
+                       const DistanceTable& table, double unit) {
     const ConstArray4& slopes = params.terms.alibi_slopes;
-    HeadTerms terms;
+    BasicTerms terms;
     terms.unit = unit;
     terms.softcap = unit * params.terms.softcap;
-    terms.distances = table.empty() ? nullptr : &table;
+    terms.distances = table.factors();
     if (slopes.data != nullptr) {
       terms.slope = unit * LoadElement<double>(slopes.data, slopes.dtype,
                                                Offset(slopes.strides, sequence.array_batch, h, 0));
@@ -136,64 +149,66 @@ struct HeadTerms {
 
   // Whether a score is more than a product times a factor. Under NAPE half of the heads have slope
   // 0: theirs are not.
-  bool any() const { return slope != 0.0 || softcap != 0.0 || distances != nullptr; }
+  TSALLIS_HOST_DEVICE bool any() const {
+    return slope != T(0) || softcap != T(0) || distances.any();
+  }
 
   // z from unit x.
-  double Score(double z, std::int64_t distance) const {
-    if (softcap != 0.0) z = softcap * std::tanh(z / softcap);
-    if (distances != nullptr) {
-      z = static_cast<double>(*distances->a(distance)) * z +
-          unit * static_cast<double>(*distances->m(distance));
+  TSALLIS_HOST_DEVICE T Score(T z, std::int64_t distance) const {
+    if (softcap != T(0)) z = softcap * std::tanh(z / softcap);
+    if (distances.any()) {
+      z = static_cast<T>(*distances.a(distance)) * z +
+          unit * static_cast<T>(*distances.m(distance));
     }
-    return z - slope * static_cast<double>(std::abs(distance));
+    return z - slope * static_cast<T>(distance < 0 ? -distance : distance);
   }
   // ds / dx at unit x.
-  double Derivative(double z, std::int64_t distance) const {
-    double derivative = 1.0;
-    if (softcap != 0.0) {
-      const double t = std::tanh(z / softcap);
-      derivative = 1.0 - t * t;
+  TSALLIS_HOST_DEVICE T Derivative(T z, std::int64_t distance) const {
+    T derivative = 1;
+    if (softcap != T(0)) {
+      const T t = std::tanh(z / softcap);
+      derivative = T(1) - t * t;
     }
-    return distances == nullptr ? derivative
-                                : derivative * static_cast<double>(*distances->a(distance));
+    return distances.any() ? derivative * static_cast<T>(*distances.a(distance)) : derivative;
   }
   // The largest score of a key at a distance in [nearest, farthest], 0 <= nearest, whose unit x is
   // `x` at most.
   double Ceiling(double x, std::int64_t nearest, std::int64_t farthest) const {
     if (softcap != 0.0) x = softcap * std::tanh(x / softcap);
-    if (distances != nullptr) {
+    if (distances.any()) {
       // a x + unit (1 - a^2) rises until a = x / (2 unit).
-      const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances->a(nearest)),
-                                  static_cast<double>(*distances->a(farthest)));
+      const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances.a(nearest)),
+                                  static_cast<double>(*distances.a(farthest)));
       x = a * x + unit * (1.0 - a * a);
     }
     return x - slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
   }
   // How much further than x a score may move, at distances up to `farthest`.
-  double Stretch(std::int64_t farthest) const {
-    return distances == nullptr ? 1.0 : static_cast<double>(*distances->a(farthest));
+  TSALLIS_HOST_DEVICE T Stretch(std::int64_t farthest) const {
+    return distances.any() ? static_cast<T>(*distances.a(farthest)) : T(1);
   }
   // A bound of a tile: below this unit x no key at a distance in [nearest, farthest], 0 <= nearest,
   // has a z of `z` or more. slack: relative, for rounding. -inf: any may; inf: none.
-  double LeastProduct(double z, std::int64_t nearest, std::int64_t farthest, double slack) const {
-    const double best = -slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
+  TSALLIS_HOST_DEVICE T LeastProduct(T z, std::int64_t nearest, std::int64_t farthest,
+                                     T slack) const {
+    const T best = -slope * static_cast<T>(slope >= T(0) ? nearest : farthest);
     // a_d rises with d, and m_d falls.
-    const double m =
-        distances == nullptr ? 0.0 : unit * static_cast<double>(*distances->m(nearest));
-    const double rest = z - best - m;
-    const double size = std::abs(z) + std::abs(best) + std::abs(m) + 1.0;
-    const double product = (rest - slack * size) / Stretch(rest >= 0.0 ? farthest : nearest);
-    if (softcap == 0.0) return product;
-    constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    const double capped = product / softcap;
-    if (capped >= 1.0) return kInfinity;
-    return capped <= -1.0 ? -kInfinity : softcap * std::atanh(capped);
+    const T m = distances.any() ? unit * static_cast<T>(*distances.m(nearest)) : T(0);
+    const T rest = z - best - m;
+    const T size = std::abs(z) + std::abs(best) + std::abs(m) + T(1);
+    const T product = (rest - slack * size) / Stretch(rest >= T(0) ? farthest : nearest);
+    if (softcap == T(0)) return product;
+    constexpr T kInfinity = std::numeric_limits<T>::infinity();
+    const T capped = product / softcap;
+    if (capped >= T(1)) return kInfinity;
+    return capped <= T(-1) ? -kInfinity : softcap * std::atanh(capped);
   }
 
-  double unit = 1.0;
-  double slope = 0.0;                        // unit times ALiBi's
-  double softcap = 0.0;                      // unit times its own; 0: none
-  const DistanceTable* distances = nullptr;  // null: no scale-invariant scores
+  T unit = 1;
+  T slope = 0;    // unit times ALiBi's
+  T softcap = 0;  // unit times its own; 0: none
+  DistanceFactors distances;
 };
+using HeadTerms = BasicTerms<double>;
 
 }  // namespace tsallis

@@ -6,9 +6,15 @@
 #include <atomic>
 #include <exception>
 
+#include "tsallis/error.h"
+
 namespace tsallis {
 
 int Threads(const Context& context) {
+  // Everything that has no code for other devices comes through here.
+  if (context.device != DeviceKind::kCpu) {
+    throw InvalidArgument("context.device", "kCpu, for what has no CUDA kernels", "kCuda");
+  }
   return context.threads > 0 ? context.threads : std::max(1, omp_get_max_threads());
 }
 

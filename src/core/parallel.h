@@ -10,7 +10,8 @@
 
 namespace tsallis {
 
-// Threads that `context` asks for (at least 1).
+// Threads that `context` asks for (at least 1). Throws InvalidArgument for a context of another
+// device.
 int Threads(const Context& context);
 
 // Calls body(begin, end) on disjoint pieces that cover [0, count), at least `grain` long each but

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tsallis/error.h"
+
 namespace tsallis {
 namespace {
 
@@ -33,6 +35,12 @@ TEST(ParallelForTest, KeepsPiecesAtLeastAGrainLong) {
 TEST(ParallelForTest, RethrowsInTheCaller) {
   const auto fail = [](std::int64_t, std::int64_t) { throw std::runtime_error("piece"); };
   EXPECT_THROW(ParallelFor(Context{4}, 100, 1, fail), std::runtime_error);
+}
+
+TEST(ParallelForTest, RefusesOtherDevices) {
+  const Context context = {.device = DeviceKind::kCuda};
+  EXPECT_THROW(Threads(context), InvalidArgument);
+  EXPECT_THROW(ParallelFor(context, 100, 1, [](std::int64_t, std::int64_t) {}), InvalidArgument);
 }
 
 TEST(ParallelForTest, RunsNestedCallsInPlace) {

@@ -1,5 +1,5 @@
 // Reading and writing single elements of any storage type. The fast path converts whole vectors
-// (row_io-inl.h); this serves the reference and strided rows.
+// (row_io-inl.h); this serves the reference, strided rows and kernels for GPUs.
 #pragma once
 
 #include <bit>
@@ -7,22 +7,23 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/host_device.h"
 #include "tsallis/types.h"
 
 namespace tsallis {
 
-inline float FloatFromBFloat16(std::uint16_t bits) {
+inline TSALLIS_HOST_DEVICE float FloatFromBFloat16(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
 // Rounds to nearest even; NaN stays NaN.
-inline std::uint16_t BFloat16FromFloat(float value) {
+inline TSALLIS_HOST_DEVICE std::uint16_t BFloat16FromFloat(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
   return static_cast<std::uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-inline float FloatFromFloat16(std::uint16_t bits) {
+inline TSALLIS_HOST_DEVICE float FloatFromFloat16(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000) << 16;
   const std::uint32_t rest = bits & 0x7FFF;
   if (rest >= 0x7C00) return std::bit_cast<float>(sign | 0x7F800000 | ((rest & 0x3FF) << 13));
@@ -31,7 +32,7 @@ inline float FloatFromFloat16(std::uint16_t bits) {
 }
 
 // Rounds to nearest even; overflows to infinity.
-inline std::uint16_t Float16FromFloat(float value) {
+inline TSALLIS_HOST_DEVICE std::uint16_t Float16FromFloat(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000;
   const std::uint32_t rest = bits & 0x7FFFFFFF;
@@ -47,7 +48,7 @@ inline std::uint16_t Float16FromFloat(float value) {
 
 // data: base of a matrix, index: element offset.
 template <typename T>
-T LoadElement(const void* data, DType dtype, std::int64_t index) {
+TSALLIS_HOST_DEVICE T LoadElement(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
     case DType::kFloat32: return static_cast<T>(static_cast<const float*>(data)[index]);
     case DType::kFloat64: return static_cast<T>(static_cast<const double*>(data)[index]);
@@ -60,7 +61,7 @@ T LoadElement(const void* data, DType dtype, std::int64_t index) {
 }
 
 template <typename T>
-void StoreElement(void* data, DType dtype, std::int64_t index, T value) {
+TSALLIS_HOST_DEVICE void StoreElement(void* data, DType dtype, std::int64_t index, T value) {
   switch (dtype) {
     case DType::kFloat32: static_cast<float*>(data)[index] = static_cast<float>(value); break;
     case DType::kFloat64: static_cast<double*>(data)[index] = static_cast<double>(value); break;

@@ -38,14 +38,14 @@ class LaneTerms {
   HWY_INLINE VF Score(VF z, std::int64_t distance) const {
     const DF d;
     if (capped_) z = hn::Mul(softcap_, hn::CallTanh(d, hn::Div(z, softcap_)));
-    if (distances_ != nullptr) {
-      z = hn::MulAdd(z, hn::LoadU(d, distances_->a(distance)),
-                     hn::Mul(unit_, hn::LoadU(d, distances_->m(distance))));
+    if (distances_.any()) {
+      z = hn::MulAdd(z, hn::LoadU(d, distances_.a(distance)),
+                     hn::Mul(unit_, hn::LoadU(d, distances_.m(distance))));
     }
     return hn::MulAdd(minus_slope_, Distances(distance), z);
   }
   // Whether ds / dx is anything but 1; only then does it take x, and only if capped.
-  HWY_INLINE bool has_derivative() const { return capped_ || distances_ != nullptr; }
+  HWY_INLINE bool has_derivative() const { return capped_ || distances_.any(); }
   HWY_INLINE bool capped() const { return capped_; }
   HWY_INLINE VF Derivative(VF z, std::int64_t distance) const {
     const DF d;
@@ -54,8 +54,8 @@ class LaneTerms {
       const VF t = hn::CallTanh(d, hn::Div(z, softcap_));
       derivative = hn::NegMulAdd(t, t, derivative);
     }
-    if (distances_ == nullptr) return derivative;
-    return hn::Mul(derivative, hn::LoadU(d, distances_->a(distance)));
+    if (!distances_.any()) return derivative;
+    return hn::Mul(derivative, hn::LoadU(d, distances_.a(distance)));
   }
   // |i - j|
   HWY_INLINE VF Distances(std::int64_t distance) const {
@@ -63,7 +63,7 @@ class LaneTerms {
   }
 
  private:
-  const DistanceTable* distances_;
+  DistanceFactors distances_;
   bool capped_;
   VF lane_, unit_, minus_slope_, softcap_;
 };
@@ -75,8 +75,7 @@ HWY_INLINE const float* RowTerms(const HeadTerms& terms, std::int64_t distance, 
                                  float* HWY_RESTRICT x, float* HWY_RESTRICT derivatives) {
   const DF d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const float* HWY_RESTRICT a =
-      terms.distances != nullptr ? terms.distances->a(-distance) : nullptr;
+  const float* HWY_RESTRICT a = terms.distances.any() ? terms.distances.a(-distance) : nullptr;
   const bool capped = terms.softcap != 0.0;
   if (capped) {
     const VF softcap = hn::Set(d, static_cast<float>(terms.softcap)), one = hn::Set(d, 1.0f);
@@ -88,7 +87,7 @@ HWY_INLINE const float* RowTerms(const HeadTerms& terms, std::int64_t distance, 
     }
   }
   if (a != nullptr) {
-    const float* HWY_RESTRICT m = terms.distances->m(-distance);
+    const float* HWY_RESTRICT m = terms.distances.m(-distance);
     for (std::int64_t j = 0; j < n; ++j) x[j] = a[j] * x[j] + m[j];
     for (std::int64_t j = 0; capped && derivatives != nullptr && j < n; ++j) derivatives[j] *= a[j];
   }

@@ -14,12 +14,20 @@
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "attention/reference.h"
-#include "attention/testing/emulated_kernels.h"
 #include "attention/testing/problem_spec.h"
 #include "simplex/elements.h"
 #include "tsallis/attention.h"
 
+#if !defined(TSALLIS_REFERENCE_ONLY)
+#include "attention/testing/emulated_kernels.h"
+#endif
+
 namespace tsallis {
+
+#if defined(TSALLIS_REFERENCE_ONLY)
+// In a program without the kernels for CPUs.
+inline KernelList TestedFrom(const AttentionKernel& kernel) { return KernelsFrom(kernel); }
+#endif
 
 struct Results {
   // Contiguous, in the order of the arrays' axes; empty if not asked for.
@@ -155,6 +163,12 @@ class Problem {
         /*in_double=*/kernel == nullptr, threads, saved_bytes, backward, wanted,
         [&](const auto&... arguments) { RunForward(kernels, arguments...); },
         [&](const auto&... arguments) { RunBackward(kernels, arguments...); });
+  }
+  // By functions with the parameters of AttentionForward and AttentionBackward.
+  template <class Forward, class Backward>
+  Results RunBy(const Forward& forward, const Backward& backward, bool wants_backward,
+                unsigned wanted) const {
+    return RunWith(false, 1, 0, wants_backward, wanted, forward, backward);
   }
   // As a user does: through the checks, on the kernels that are chosen.
   Results RunAsUser(int threads) const {
@@ -450,11 +464,11 @@ class Problem {
   }
 
   // Puts [batch, heads, rows, columns] contiguous values into memory, rounded to `dtype` in both
-  // versions. Strided: rows before heads, two unused columns between rows. What no axis reaches is
+  // versions. Strided: rows before heads, unused columns between rows. What no axis reaches is
   // NaN, so that reading it shows.
   void Place(Input& input, const std::vector<double>& values, const std::int64_t (&sizes)[4],
              ConstArray4* wide, ConstArray4* typed, DType dtype, int broadcast) {
-    const std::int64_t columns = sizes[3] + (spec_.strided ? 2 : 0);
+    const std::int64_t columns = sizes[3] + (spec_.strided ? spec_.padding : 0);
     std::int64_t strides[4] = {sizes[1] * sizes[2] * columns, sizes[2] * columns, columns, 1};
     if (spec_.strided) {
       strides[1] = columns;

@@ -63,8 +63,9 @@ struct ProblemSpec {
   static constexpr int kLastFinite = static_cast<int>(Values::kVast);
   // Rows of q and d_out that belong to no sequence, and of k and v that no query sees, hold NaN.
   bool garbage = false;
-  bool ones = false;     // the first column of v is 1, so that of the output is the sum of p
-  bool strided = false;  // all arrays: padded rows, heads and rows exchanged
+  bool ones = false;         // the first column of v is 1, so that of the output is the sum of p
+  bool strided = false;      // all arrays: padded rows, heads and rows exchanged
+  std::int64_t padding = 2;  // elements between the rows of strided inputs
   // Inputs, if not strided: columns apart; rows backwards; k and v of the first head for every
   // head.
   enum class Odd { kNone, kTransposed, kReversed, kRepeated } odd = Odd::kNone;

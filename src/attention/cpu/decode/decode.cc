@@ -113,7 +113,7 @@ class Group {
     const Map& map = query_.map[r];
     const bool exact_softmax = map.softmax() && query_.mode.keys != DecodeKeys::kWithin;
     return !exact_softmax && std::isfinite(query_.key_norm) &&
-           (terms.slope > 0.0 || terms.distances != nullptr);
+           (terms.slope > 0.0 || terms.distances.any());
   }
 
   void LeaveOutTheFar(std::int64_t r, float* products) {

@@ -184,7 +184,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
         row.under = row.over = error;
       }
     }
-    if (head_.terms.slope > 0.0 && head_.terms.distances == nullptr) LimitByAlibi(row, reach);
+    if (head_.terms.slope > 0.0 && !head_.terms.distances.any()) LimitByAlibi(row, reach);
     row.raise_at = kFirstRaise;
     SetBound(r, -kInfinityF);
   }

@@ -263,7 +263,7 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         } else {
           for (std::size_t i = 0; i < n; ++i) {
             ds[i] *= static_cast<float>(factor);
-            if (terms.distances != nullptr) ds[i] *= *terms.distances->a(distance(i));
+            if (terms.distances.any()) ds[i] *= *terms.distances.a(distance(i));
           }
         }
         if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {

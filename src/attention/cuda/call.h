@@ -1,0 +1,228 @@
+// What kernels for GPUs are told: the arguments of a call as plain data, passed by value, and from
+// these what a head and a row are. All pointers are of the device's memory.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "attention/cuda/device.h"
+#include "attention/geometry.h"
+#include "attention/terms.h"
+#include "simplex/elements.h"
+#include "tsallis/attention.h"
+
+namespace tsallis::cuda {
+
+// Entries of a row's list. With 32 keys at a time there is room for those of a list that has just
+// been solved and all that come next.
+inline constexpr int kList = 64;
+// In place of a count: the row is the dense kernels'.
+inline constexpr int kDenseRow = -1;
+// Threads of the kernels on tiles.
+inline constexpr int kThreads = 128, kWarps = kThreads / kWarp;
+
+inline constexpr float kMostFloat = 3.4028234e38f;
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Call {
+  int batch = 0, heads = 0, kv_heads = 0, q_len = 0, k_len = 0, head_dim = 0, value_dim = 0;
+  ConstArray4 q, k, v;
+  AttentionMask mask;
+  AttentionRanges ranges;
+  AttentionTerms terms;
+  double scale = 1.0;
+  float alpha = 1.5f;             // 1: softmax
+  const float* alphas = nullptr;  // [heads] or null
+  DistanceFactors distances;
+
+  TSALLIS_HOST_DEVICE int group() const { return heads / kv_heads; }
+  TSALLIS_HOST_DEVICE int array_batch() const { return ranges.packed ? 1 : batch; }
+};
+
+// Rows of one head of an array.
+template <class Type>
+struct Rows {
+  using Element = typename Type::Element;
+  const Element* data = nullptr;
+  std::int64_t stride = 0;
+
+  TSALLIS_DEVICE static Rows Of(const ConstArray4& array, std::int64_t b, std::int64_t h) {
+    return {static_cast<const Element*>(array.data) + Offset(array.strides, b, h, 0),
+            array.strides[2]};
+  }
+  TSALLIS_DEVICE const Element* At(std::int64_t row) const { return data + row * stride; }
+};
+
+// [x]^(1 / (alpha - 1)) and its slope times alpha - 1, x > 0.
+struct Weight {
+  float p = 0.0f, u = 0.0f;
+
+  TSALLIS_DEVICE static Weight Of(float x, float alpha, float power) {
+    if (alpha == 1.5f) return {x * x, x};
+    if (alpha == 2.0f) return {x, 1.0f};
+    const float u = powf(x, power - 1.0f);
+    return {u * x, u};
+  }
+  // u from p.
+  TSALLIS_DEVICE static float Slope(float p, float alpha) {
+    if (alpha == 1.5f) return sqrtf(p);
+    if (alpha == 2.0f || !(p > 0.0f)) return p > 0.0f ? 1.0f : p;
+    return powf(p, 2.0f - alpha);
+  }
+};
+
+// A query head of a sequence.
+struct Head {
+  Sequence sequence;
+  int h = 0, kv = 0;
+  float alpha = 1.5f;
+  float power = 2.0f;       // 1 / (alpha - 1)
+  float unit = 0.5f;        // z = unit s: alpha - 1, for softmax 1
+  float sink = -kInfinity;  // its z; -inf: none
+  BasicTerms<float> terms;
+
+  TSALLIS_DEVICE bool softmax() const { return alpha == 1.0f; }
+
+  TSALLIS_DEVICE static Span Clip(Span span, std::int64_t most) {
+    if (span.begin < 0) span.begin = 0;
+    if (span.end > most) span.end = most;
+    if (span.end < span.begin) span.end = span.begin;
+    return span;
+  }
+  TSALLIS_DEVICE static Sequence SequenceOf(const Call& call, std::int64_t b) {
+    const Span all_q = {0, call.q_len}, all_k = {0, call.k_len};
+    Sequence sequence = Sequence::Of(call.ranges, call.mask, RowMap::kEntmax, all_q, all_k, b);
+    // Nobody has looked at the ranges: what lies beyond the arrays is cut off.
+    sequence.q = Clip(sequence.q, call.q_len);
+    sequence.k = Clip(sequence.k, call.k_len);
+    return sequence;
+  }
+  TSALLIS_DEVICE static Head Of(const Call& call, std::int64_t b, int h) {
+    Head head;
+    head.sequence = SequenceOf(call, b);
+    head.h = h;
+    head.kv = h / call.group();
+    head.alpha = call.alphas != nullptr ? call.alphas[h] : call.alpha;
+    head.unit = head.softmax() ? 1.0f : head.alpha - 1.0f;
+    head.power = 1.0f / head.unit;
+    if (call.terms.sink != nullptr) head.sink = head.unit * static_cast<float>(call.terms.sink[h]);
+    const ConstArray4& slopes = call.terms.alibi_slopes;
+    head.terms.unit = head.unit;
+    head.terms.softcap = head.unit * static_cast<float>(call.terms.softcap);
+    head.terms.distances = call.distances;
+    if (slopes.data != nullptr) {
+      head.terms.slope =
+          head.unit * LoadElement<float>(slopes.data, slopes.dtype,
+                                         Offset(slopes.strides, head.sequence.array_batch, h, 0));
+    }
+    return head;
+  }
+  // Keys that any of the rows from `first` to `last` sees: both ends rise with the row. The end of
+  // a row that sees none may lie beyond the sequence.
+  TSALLIS_DEVICE Span KeysOf(const AttentionMask& mask, std::int64_t first,
+                             std::int64_t last) const {
+    Span keys = {sequence.VisibleKeys(mask, first).begin, sequence.VisibleKeys(mask, last).end};
+    if (keys.end > sequence.k.end) keys.end = sequence.k.end;
+    return keys;
+  }
+  // By which a product is multiplied to give unit x.
+  TSALLIS_DEVICE float Factor(const Call& call, std::int64_t q_row) const {
+    const ConstArray4& c = call.terms.length_scale;
+    double factor = static_cast<double>(unit) * call.scale;
+    if (c.data != nullptr) {
+      factor *=
+          LoadElement<double>(c.data, c.dtype, Offset(c.strides, sequence.array_batch, h, q_row));
+    }
+    return static_cast<float>(factor);
+  }
+  TSALLIS_DEVICE float Score(float factor, float product, std::int64_t distance) const {
+    const float x = factor * product;
+    return terms.any() ? terms.Score(x, distance) : x;
+  }
+  // Of a query row in the statistics.
+  TSALLIS_DEVICE std::int64_t Index(const Call& call, std::int64_t q_row) const {
+    return (sequence.array_batch * call.heads + h) * call.q_len + q_row;
+  }
+};
+
+// Blocks of `rows` rows of every sequence along an axis, as numbers from 0 on: which sequence, and
+// which row. Sequences of a packed batch lie behind each other, so that one with a row at r has
+// blocks from r / rows + its own number on.
+struct BlockPlace {
+  std::int64_t b = 0, first = 0;
+  bool any = false;
+
+  static int Count(bool packed, std::int64_t length, std::int64_t batch, int rows) {
+    return static_cast<int>(packed ? length / rows + batch : (length + rows - 1) / rows);
+  }
+  // block: below Count(); b: of a batch that is not packed. begins: [batch], the axis's.
+  TSALLIS_DEVICE static BlockPlace Of(const Call& call, const std::int64_t* begins, bool of_keys,
+                                      int block, int b, int rows) {
+    std::int64_t low = b, first_block = 0;
+    if (call.ranges.packed) {
+      std::int64_t high = call.batch;
+      low = 0;
+      while (high - low > 1) {
+        const std::int64_t middle = (low + high) / 2;
+        const bool after = begins[middle] / rows + middle <= block;
+        low = after ? middle : low;
+        high = after ? high : middle;
+      }
+      first_block = begins[low] / rows + low;
+    }
+    const Sequence sequence = Head::SequenceOf(call, low);
+    const Span& span = of_keys ? sequence.k : sequence.q;
+    BlockPlace place;
+    place.b = low;
+    place.first = span.begin + (block - first_block) * rows;
+    place.any = place.first >= span.begin && place.first < span.end;
+    return place;
+  }
+};
+
+// Writes an even number of elements.
+template <class Type>
+TSALLIS_DEVICE void StoreColumns(const MutableArray4& array, std::int64_t start, int column,
+                                 const float* values, int count) {
+  auto* to = static_cast<typename Type::Element*>(array.data) + start + column * array.strides[3];
+  if constexpr (kIsFloat32<Type>) {
+    for (int i = 0; i < count; ++i) StoreDevice(to + i * array.strides[3], values[i]);
+    return;
+  } else {
+    const bool pairs = array.strides[3] == 1 && reinterpret_cast<std::uintptr_t>(to) % 4 == 0;
+    for (int i = 0; i < count; i += 2) {
+      const std::uint16_t low = Type::FromFloat(values[i]), high = Type::FromFloat(values[i + 1]);
+      if (pairs) {
+        StoreDevice(reinterpret_cast<std::uint32_t*>(to + i),
+                    static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16);
+      } else {
+        StoreDevice(to + i * array.strides[3], low);
+        StoreDevice(to + (i + 1) * array.strides[3], high);
+      }
+    }
+  }
+}
+
+// Eight elements side by side.
+template <class Type>
+TSALLIS_DEVICE void LoadColumns(const typename Type::Element* from, float (&values)[8]) {
+  const auto* pieces = reinterpret_cast<const Words4*>(from);
+  const Words4 words = LoadDevice(pieces);
+  if constexpr (kIsFloat32<Type>) {
+    const Words4 behind = LoadDevice(pieces + 1);
+    TSALLIS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      values[i] = FloatOf(words.w[i]);
+      values[4 + i] = FloatOf(behind.w[i]);
+    }
+  } else {
+    TSALLIS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      values[2 * i] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i]));
+      values[2 * i + 1] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i] >> 16));
+    }
+  }
+}
+
+}  // namespace tsallis::cuda

@@ -1,0 +1,77 @@
+#include "attention/cuda/cuda.h"
+
+#include <string>
+
+#include "attention/check.h"
+#include "attention/cuda/launch.h"
+#include "tsallis/cuda.h"
+#include "tsallis/error.h"
+
+namespace tsallis::cuda {
+namespace {
+
+void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
+  if (size <= most) return;
+  throw InvalidArgument(name, "at most " + std::to_string(most) + " on a CUDA device",
+                        std::to_string(size));
+}
+
+// The passes for the call's dtype.
+const Launches& Served(const AttentionParams& params, const Features& asked, Pass pass) {
+  const std::string refusal = Refusal(kServes, params, asked, pass);
+  if (!refusal.empty()) {
+    throw InvalidArgument("context.device",
+                          "kCpu, as the CUDA kernels do not serve this: " + refusal, "kCuda");
+  }
+  // Sizes of grids.
+  CheckSize("batch", params.batch, 65535);
+  CheckSize("heads", params.heads, 65535);
+  // Entries of lists have 32-bit numbers, a warp holds a number for every 64 keys.
+  const std::int64_t group = params.kv_heads > 0 ? params.heads / params.kv_heads : 1;
+  CheckSize("q_len heads / kv_heads", params.q_len * group, std::int64_t{1} << 26);
+  CheckSize("k_len", params.k_len, std::int64_t{1} << 20);
+#if defined(TSALLIS_HAS_CUDA)
+  switch (params.q.dtype) {
+    case DType::kFloat32: return kFloat32Launches;
+    case DType::kFloat16: return kFloat16Launches;
+    default: return kBFloat16Launches;
+  }
+#else
+  throw InvalidArgument(
+      "context.device",
+      "kCpu, as this library was built without CUDA kernels (" + QueryCuda().why_not_compiled + ")",
+      "kCuda");
+#endif
+}
+
+void CheckSaved(std::size_t bytes) {
+  if (bytes == 0) return;
+  throw InvalidArgument("saved_bytes", "0, as CUDA kernels save no lists", std::to_string(bytes));
+}
+
+}  // namespace
+
+void Forward(const Context& context, const AttentionParams& params,
+             const AttentionOutputs& outputs) {
+  CheckAttention(params, DeviceKind::kCuda);
+  CheckOutputs(params, outputs);
+  CheckSaved(outputs.saved_bytes);
+  Served(params, FeaturesOf(params), Pass::kForward).forward(context, params, outputs);
+}
+
+void Backward(const Context& context, const AttentionParams& params,
+              const AttentionGradients& gradients) {
+  CheckAttention(params, DeviceKind::kCuda);
+  CheckGradients(params, gradients);
+  CheckSaved(gradients.saved_bytes);
+  Served(params, FeaturesOf(params, gradients), Pass::kBackward)
+      .backward(context, params, gradients);
+}
+
+std::size_t WorkspaceBytes(const AttentionParams& params, bool backward) {
+  CheckAttention(params, DeviceKind::kCuda);
+  const Pass pass = backward ? Pass::kBackward : Pass::kForward;
+  return Served(params, FeaturesOf(params), pass).workspace_bytes(params, backward);
+}
+
+}  // namespace tsallis::cuda

@@ -1,0 +1,33 @@
+// Attention on NVIDIA's GPUs: what attention.cc calls for a context of such a device. docs/cuda.md
+// has the design.
+#pragma once
+
+#include <cstddef>
+
+#include "attention/features.h"
+#include "tsallis/attention.h"
+
+namespace tsallis::cuda {
+
+// What the kernels serve; the rest is refused by name.
+inline constexpr Serves kServes = {
+    .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
+                 Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,
+                 Feature::kRanges, Feature::kPacked, Feature::kLengthScale, Feature::kAlibi,
+                 Feature::kScaleInvariant, Feature::kSoftcap, Feature::kSink,
+                 Feature::kAlphaGradient},
+    .least_alpha = 1.1,
+    .most_alpha = 2.0,
+    .most_columns = 256,
+    .column_step = 8};
+
+// Throw InvalidArgument for what is not served, or if the library was built without the kernels,
+// and DeviceError if CUDA's runtime fails.
+void Forward(const Context& context, const AttentionParams& params,
+             const AttentionOutputs& outputs);
+void Backward(const Context& context, const AttentionParams& params,
+              const AttentionGradients& gradients);
+// Bytes that a call allocates on the device.
+std::size_t WorkspaceBytes(const AttentionParams& params, bool backward);
+
+}  // namespace tsallis::cuda

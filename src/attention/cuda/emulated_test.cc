@@ -1,0 +1,298 @@
+// The kernels for GPUs on the emulation: drawn problems against the reference in double, the same
+// bits under every order of threads.
+//
+//   TSALLIS_CASES   how many problems (default 100)
+//   TSALLIS_SEED    the first one's (default 1)
+//   TSALLIS_MOST    greatest q_len and k_len (default 24, every 8th case 150)
+//   TSALLIS_SHOW    print every case before it is run
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "attention/cuda/testing/draw.h"
+#include "attention/cuda/testing/emulation.h"
+#include "attention/testing/compare.h"
+#include "attention/testing/problem.h"
+
+namespace tsallis::cuda {
+namespace {
+
+Results RunEmulated(const Problem& problem, const simt::Policy& policy, bool backward = true,
+                    unsigned wanted = kWantAll) {
+  simt::machine.policy = policy;
+  return problem.RunBy(EmulatedForward, EmulatedBackward, backward, wanted);
+}
+
+std::string RefusalOf(const Problem& problem) {
+  return Refusal(kServes, problem.params(), FeaturesOf(problem.params()), Pass::kForward);
+}
+
+std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+TEST(CudaEmulated, DrawnProblemsMatchTheReference) {
+  const std::uint64_t first = FromEnvironment("TSALLIS_SEED", 1);
+  constexpr std::uint64_t kCases = 100;
+  const std::uint64_t cases = FromEnvironment("TSALLIS_CASES", kCases);
+  const double floor = cases > kCases ? Expectation::kRareMeanFloor : Expectation::kMeanFloor;
+  int failures = 0;
+  std::uint64_t served = 0;
+  for (std::uint64_t seed = first; seed < first + cases && failures < 10; ++seed) {
+    const auto most =
+        static_cast<std::int64_t>(FromEnvironment("TSALLIS_MOST", seed % 8 == 0 ? 150 : 24));
+    const Problem problem(DrawServed(seed, most));
+    const std::string description =
+        "TSALLIS_SEED=" + std::to_string(seed) + " TSALLIS_CASES=1  # " + problem.spec().Describe();
+    if (std::getenv("TSALLIS_SHOW") != nullptr) std::cout << description << std::endl;
+    if (!RefusalOf(problem).empty()) continue;
+    ++served;
+    std::string wrong;
+    try {
+      const simt::Policy policy = simt::Policy::Draw(seed);
+      const Results results = RunEmulated(problem, policy);
+      wrong = Expectation(problem, floor).Check(results);
+      if (wrong.empty() && seed % 4 == 0) {
+        simt::Policy other = simt::Policy::Draw(seed / 4);
+        other.sum = policy.sum;
+        wrong = FirstDifference(results, RunEmulated(problem, other));
+      }
+    } catch (const simt::Fault& fault) {
+      wrong = fault.what();
+    }
+    if (wrong.empty()) continue;
+    ++failures;
+    ADD_FAILURE() << wrong << "\n  " << description;
+  }
+  EXPECT_GT(served, cases / 2);
+}
+
+std::string CheckEmulated(const ProblemSpec& spec, std::uint64_t policy = 3) {
+  const Problem problem(spec);
+  const std::string refusal = RefusalOf(problem);
+  if (!refusal.empty()) return "refused: " + refusal;
+  try {
+    return Expectation(problem).Check(RunEmulated(problem, simt::Policy::Draw(policy)));
+  } catch (const simt::Fault& fault) {
+    return fault.what();
+  }
+}
+
+// Lists fill, are solved and go on; some rows stay full and are dense.
+TEST(CudaEmulated, LongRowsRaiseTheirBounds) {
+  for (const double spread : {0.3, 1.0, 3.0}) {
+    const ProblemSpec spec = {.seed = 5,
+                              .dtype = DType::kBFloat16,
+                              .q_len = 150,
+                              .k_len = 420,
+                              .head_dim = 32,
+                              .value_dim = 32,
+                              .spread = spread,
+                              .causal = true};
+    EXPECT_EQ(CheckEmulated(spec), "") << "spread " << spread;
+  }
+}
+
+// Every key in the support: a list cannot hold them.
+TEST(CudaEmulated, FlatRowsAreDense) {
+  for (const double alpha : {1.1, 1.5, 2.0}) {
+    ProblemSpec spec = {.dtype = DType::kFloat16,
+                        .q_len = 70,
+                        .k_len = 200,
+                        .head_dim = 16,
+                        .value_dim = 16,
+                        .alpha = alpha};
+    spec.values = ProblemSpec::Values::kFlat;
+    spec.ones = true;
+    EXPECT_EQ(CheckEmulated(spec), "") << "alpha " << alpha;
+  }
+}
+
+// Heads with an alpha each, of which one is softmax.
+TEST(CudaEmulated, HeadsHaveTheirOwnAlphas) {
+  ProblemSpec spec = {.dtype = DType::kBFloat16,
+                      .kv_heads = 2,
+                      .group = 2,
+                      .q_len = 33,
+                      .k_len = 33,
+                      .alpha_per_head = true,
+                      .causal = true};
+  Problem problem(spec);
+  const double alphas[] = {1.0, 1.5, 2.0, 1.2};
+  problem.Wide("alpha").assign(alphas, alphas + 4);
+  problem.params().alpha_per_head = problem.wide().alpha_per_head = problem.Wide("alpha").data();
+  EXPECT_EQ(Expectation(problem).Check(RunEmulated(problem, simt::Policy::Draw(1))), "");
+  problem.Wide("alpha")[1] = 2.5;
+  EXPECT_EQ(RefusalOf(problem), "alpha outside [1.1, 2] and not 1");
+}
+
+// No queries, no keys, no sequences: what there is gets zeros.
+TEST(CudaEmulated, EmptyAxes) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    ProblemSpec spec = {.dtype = DType::kBFloat16, .q_len = 0, .k_len = 9, .map = map};
+    EXPECT_EQ(CheckEmulated(spec), "");
+    spec.q_len = 9;
+    spec.k_len = 0;
+    EXPECT_EQ(CheckEmulated(spec), "");
+    spec.batch = 0;
+    EXPECT_EQ(CheckEmulated(spec), "");
+  }
+}
+
+// A row that sees a score of NaN is NaN, its neighbours in the tile are not.
+TEST(CudaEmulated, NaNStaysInItsRow) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    ProblemSpec spec = {
+        .dtype = DType::kBFloat16, .q_len = 90, .k_len = 90, .map = map, .causal = true};
+    spec.values = ProblemSpec::Values::kNaN;
+    EXPECT_EQ(CheckEmulated(spec), "");
+  }
+}
+
+// What a pass costs, in products of 16 x 8 x 16 and bytes: docs/cuda.md's model.
+TEST(CudaEmulated, TheSweepCostsWhatTheModelSays) {
+  ProblemSpec spec = {.dtype = DType::kBFloat16,
+                      .q_len = 256,
+                      .k_len = 256,
+                      .head_dim = 64,
+                      .value_dim = 64,
+                      .spread = 8.0};
+  const Problem problem(spec);
+  simt::machine.counters = {};
+  const Results results = RunEmulated(problem, simt::Policy::Draw(0), false);
+  std::int64_t most = 0;
+  for (const std::int64_t kept : results.support_size) most = std::max(most, kept);
+  ASSERT_LE(most, 32) << "a row may have become dense";
+  EXPECT_EQ(simt::machine.counters.products, 256u * 256 * 64 / 2048);
+  // One load of keys serves 32 queries and 16 keys at 16 columns.
+  EXPECT_EQ(simt::machine.counters.matrix_loads, 256u / 32 * 256 / 16 * 64 / 16);
+  EXPECT_EQ(simt::machine.counters.copied_bytes, 256u / 128 * 256 * 64 * 2);
+  EXPECT_EQ(simt::machine.counters.bank_conflicts, 0u);
+}
+
+// 99 KB are what a block may have on every GPU from sm_80 on; two blocks of the sweep fit into the
+// 227 KB of an sm_90.
+TEST(CudaEmulated, SharedMemoryFits) {
+  const auto sizes = []<class Type, int D>() {
+    return std::vector<std::size_t>{
+        SweepShape<Type, D>::kSharedBytes, DenseShape<Type, D>::kSharedBytes,
+        DenseRowsShape<Type, D>::kSharedBytes, DenseKeysShape<Type, D>::kSharedBytes};
+  };
+  const std::vector<std::size_t> expected[] = {{73728, 12304, 12304, 13328},
+                                               {81920, 24592, 24592, 25616},
+                                               {98304, 49168, 49168, 50192},
+                                               {98304, 65552, 98320, 99344}};
+  const std::vector<std::size_t> of_float32[] = {{73728, 8208, 8208, 9232},
+                                                 {81920, 16400, 16400, 17424},
+                                                 {98304, 32784, 32784, 33808},
+                                                 {98304, 65552, 65552, 66576}};
+  EXPECT_EQ((sizes.operator()<BFloat16, 32>()), expected[0]);
+  EXPECT_EQ((sizes.operator()<BFloat16, 64>()), expected[1]);
+  EXPECT_EQ((sizes.operator()<BFloat16, 128>()), expected[2]);
+  EXPECT_EQ((sizes.operator()<BFloat16, 256>()), expected[3]);
+  EXPECT_EQ((sizes.operator()<Float32, 32>()), of_float32[0]);
+  EXPECT_EQ((sizes.operator()<Float32, 64>()), of_float32[1]);
+  EXPECT_EQ((sizes.operator()<Float32, 128>()), of_float32[2]);
+  EXPECT_EQ((sizes.operator()<Float32, 256>()), of_float32[3]);
+  for (int i = 0; i < 4; ++i) {
+    for (const std::size_t bytes : expected[i]) EXPECT_LE(bytes, 99u * 1024);
+    for (const std::size_t bytes : of_float32[i]) EXPECT_LE(bytes, 99u * 1024);
+  }
+}
+
+TEST(CudaEmulated, NoTileHasBankConflicts) {
+  for (const std::int64_t size : {32, 64, 128, 256}) {
+    ProblemSpec spec = {.dtype = DType::kBFloat16,
+                        .q_len = 40,
+                        .k_len = 40,
+                        .head_dim = size,
+                        .value_dim = size,
+                        .map = RowMap::kSoftmax};
+    simt::machine.counters = {};
+    EXPECT_EQ(CheckEmulated(spec), "");
+    EXPECT_GT(simt::machine.counters.matrix_loads, 0u);
+    EXPECT_EQ(simt::machine.counters.bank_conflicts, 0u) << size;
+  }
+}
+
+// A device without room says which call failed, and nothing is lost.
+TEST(CudaEmulated, OutOfMemoryIsATypedError) {
+  const Problem problem({.dtype = DType::kBFloat16, .q_len = 30, .k_len = 30});
+  OnDevice<Emulation> device;
+  const AttentionParams params = device.Params(problem.params());
+  const std::size_t used = simt::device_memory.used,
+                    needed = RunWorkspaceBytes<BFloat16>(params, false);
+  simt::device_memory.limit = used + needed - 1;
+  try {
+    RunForward<BFloat16>({}, params, {});
+    ADD_FAILURE() << "no error";
+  } catch (const DeviceError& error) {
+    EXPECT_EQ(error.call(), "cudaMallocAsync");
+  }
+  simt::device_memory.limit = SIZE_MAX;
+  EXPECT_EQ(simt::device_memory.used, used);
+}
+
+// A caller's memory serves as well, unless it is too small.
+TEST(CudaEmulated, AWorkspaceMayBeGiven) {
+  const Problem problem({.dtype = DType::kBFloat16, .q_len = 30, .k_len = 30, .causal = true});
+  const Results expected = RunEmulated(problem, {});
+  const auto given = [](bool backward, std::size_t missing, const auto& run) {
+    return [=](const Context&, const AttentionParams& params, const auto& results) {
+      OnDevice<Emulation> device;
+      const AttentionParams there = device.Params(params);
+      const std::size_t bytes = RunWorkspaceBytes<BFloat16>(there, backward);
+      void* memory = Emulation::Allocate(bytes);
+      run(device, Context{.workspace = memory, .workspace_bytes = bytes - missing}, there, results);
+      Emulation::Free(memory);
+      device.CopyBack();
+    };
+  };
+  const auto forward = [](OnDevice<Emulation>& device, const Context& context,
+                          const AttentionParams& params, const AttentionOutputs& outputs) {
+    RunForward<BFloat16>(context, params, device.Outputs(params, outputs));
+  };
+  const auto backward = [](OnDevice<Emulation>& device, const Context& context,
+                           const AttentionParams& params, const AttentionGradients& gradients) {
+    RunBackward<BFloat16>(context, params, device.Gradients(params, gradients));
+  };
+  EXPECT_EQ(FirstDifference(expected, problem.RunBy(given(false, 0, forward),
+                                                    given(true, 0, backward), true, kWantAll)),
+            "");
+  EXPECT_THROW(problem.RunBy(given(false, 1, forward), given(true, 0, backward), true, kWantAll),
+               InvalidArgument);
+}
+
+// Other dtypes, sizes, maps and masks are refused, each by its name.
+TEST(CudaEmulated, WhatIsNotServedIsRefusedByName) {
+  const auto refusal = [](const ProblemSpec& spec) { return RefusalOf(Problem(spec)); };
+  const ProblemSpec served = {.dtype = DType::kBFloat16};
+  EXPECT_EQ(refusal(served), "");
+  ProblemSpec spec = served;
+  spec.dtype = DType::kFloat64;
+  EXPECT_EQ(refusal(spec), "float64");
+  spec = served;
+  spec.head_dim = spec.value_dim = 264;
+  EXPECT_EQ(refusal(spec), "head size above 256");
+  spec.head_dim = spec.value_dim = 60;
+  spec.strided = true;
+  spec.padding = 4;
+  EXPECT_EQ(refusal(spec), "a head size that is not a multiple of 8");
+  spec = served;
+  spec.alpha = 1.05;
+  EXPECT_EQ(refusal(spec), "alpha outside [1.1, 2] and not 1");
+  spec = served;
+  spec.bias = true;
+  EXPECT_EQ(refusal(spec), "a bias");
+  spec = served;
+  spec.strided = true;
+  EXPECT_EQ(refusal(spec), "rows that do not begin at multiples of 16 bytes");
+}
+
+}  // namespace
+}  // namespace tsallis::cuda

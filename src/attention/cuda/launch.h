@@ -1,0 +1,23 @@
+// What nvcc compiles, seen from the host: the passes for one dtype. Arguments are checked.
+#pragma once
+
+#include <cstddef>
+
+#include "tsallis/attention.h"
+
+namespace tsallis::cuda {
+
+struct Launches {
+  void (*forward)(const Context& context, const AttentionParams& params,
+                  const AttentionOutputs& outputs);
+  void (*backward)(const Context& context, const AttentionParams& params,
+                   const AttentionGradients& gradients);
+  std::size_t (*workspace_bytes)(const AttentionParams& params, bool backward);
+};
+
+// Defined where TSALLIS_HAS_CUDA is.
+extern const Launches kBFloat16Launches;  // launch_bfloat16.cu
+extern const Launches kFloat16Launches;   // launch_float16.cu
+extern const Launches kFloat32Launches;   // launch_float32.cu
+
+}  // namespace tsallis::cuda

@@ -1,0 +1,9 @@
+#include "attention/cuda/launch.h"
+#include "attention/cuda/run.h"
+
+namespace tsallis::cuda {
+
+constinit const Launches kBFloat16Launches = {RunForward<BFloat16>, RunBackward<BFloat16>,
+                                              RunWorkspaceBytes<BFloat16>};
+
+}  // namespace tsallis::cuda

@@ -1,0 +1,9 @@
+#include "attention/cuda/launch.h"
+#include "attention/cuda/run.h"
+
+namespace tsallis::cuda {
+
+constinit const Launches kFloat16Launches = {RunForward<Float16>, RunBackward<Float16>,
+                                             RunWorkspaceBytes<Float16>};
+
+}  // namespace tsallis::cuda

@@ -1,0 +1,9 @@
+#include "attention/cuda/launch.h"
+#include "attention/cuda/run.h"
+
+namespace tsallis::cuda {
+
+constinit const Launches kFloat32Launches = {RunForward<Float32>, RunBackward<Float32>,
+                                             RunWorkspaceBytes<Float32>};
+
+}  // namespace tsallis::cuda

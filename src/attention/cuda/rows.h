@@ -1,0 +1,105 @@
+// Small kernels on rows: lists of the rows that the sweep left, zeros for what belongs to no
+// sequence, values that the host knows.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/call.h"
+#include "attention/cuda/dense.h"
+
+namespace tsallis::cuda {
+
+// The rows of a sequence and head whose count is kDenseRow, ascending. One warp for each.
+// rows: [rows], counts: [batch heads]
+template <int kOnly = 0>
+TSALLIS_KERNEL(kWarp)
+FindDenseKernel(const Call call, const int* list_counts, int* rows, int* counts) {
+  const Head head = Head::Of(call, BlockZ(), BlockY());
+  const Span& q = head.sequence.q;
+  const std::int64_t begin = head.Index(call, q.begin);
+  int count = 0;
+  for (std::int64_t first = 0; first < q.size(); first += kWarp) {
+    const std::int64_t i = first + Lane();
+    const bool is_dense = i < q.size() && LoadDevice(list_counts + begin + i) == kDenseRow;
+    const std::uint32_t found = Ballot(is_dense);
+    if (is_dense) {
+      StoreDevice(rows + begin + count + CountBits(found & ((1u << Lane()) - 1u)),
+                  static_cast<int>(q.begin + i));
+    }
+    count += CountBits(found);
+  }
+  if (Lane() == 0) StoreDevice(counts + head.sequence.batch * call.heads + head.h, count);
+}
+
+// What rows of a padded batch that belong to no sequence get. A warp a row.
+struct ClearCall {
+  Call call;
+  bool of_keys = false;     // rows of k's axis
+  int heads = 0;            // of the arrays
+  MutableArray4 arrays[2];  // data null: none
+  int columns[2] = {0, 0};
+  Statistics statistics;
+  double* d_length_scale = nullptr;
+};
+
+template <class Type>
+TSALLIS_KERNEL(kThreads)
+ClearKernel(const ClearCall clear) {
+  const Call& call = clear.call;
+  const std::int64_t row = static_cast<std::int64_t>(BlockX()) * kWarps + WarpIndex();
+  const Sequence sequence = Head::SequenceOf(call, BlockZ());
+  const Span& inside = clear.of_keys ? sequence.k : sequence.q;
+  const int length = clear.of_keys ? call.k_len : call.q_len;
+  if (row >= length || (row >= inside.begin && row < inside.end)) return;
+  TSALLIS_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const MutableArray4& array = clear.arrays[i];
+    if (array.data == nullptr) continue;
+    using Element = typename Type::Element;
+    Element* to =
+        static_cast<Element*>(array.data) + Offset(array.strides, BlockZ(), BlockY(), row);
+    for (int x = Lane(); x < clear.columns[i]; x += kWarp) {
+      StoreDevice(to + x * array.strides[3], Element{0});
+    }
+  }
+  if (Lane() != 0) return;
+  const std::int64_t index =
+      (static_cast<std::int64_t>(BlockZ()) * clear.heads + BlockY()) * length + row;
+  const Statistics& statistics = clear.statistics;
+  const double minus_infinity = -static_cast<double>(kInfinity);
+  if (statistics.tau != nullptr) StoreDevice(statistics.tau + index, minus_infinity);
+  if (statistics.support_size != nullptr) {
+    StoreDevice(statistics.support_size + index, std::int64_t{0});
+  }
+  if (statistics.entropy != nullptr) StoreDevice(statistics.entropy + index, 0.0);
+  if (statistics.maximum != nullptr) StoreDevice(statistics.maximum + index, minus_infinity);
+  if (clear.d_length_scale != nullptr) StoreDevice(clear.d_length_scale + index, 0.0);
+}
+
+// Numbers that the host knows, as an argument: no copy that a stream or a graph would have to wait
+// for.
+struct Floats {
+  static constexpr int kMost = 128;
+  float values[kMost];
+};
+template <int kOnly = 0>
+TSALLIS_KERNEL(kThreads)
+SetFloatsKernel(float* to, const Floats floats, int count) {
+  if (ThreadIndex() < count) StoreDevice(to + ThreadIndex(), floats.values[ThreadIndex()]);
+}
+
+// a_d and m_d for distances -reach ... reach. a, m: [2 reach + 1]
+template <int kOnly = 0>
+TSALLIS_KERNEL(kThreads)
+DistancesKernel(double length, int reach, float* a, float* m) {
+  const int distance = BlockX() * kThreads + ThreadIndex();
+  if (distance > reach) return;
+  const DistanceFactor factor = DistanceFactor::At(length, distance);
+  for (int side = 0; side < (distance == 0 ? 1 : 2); ++side) {
+    const int at = side == 0 ? reach - distance : reach + distance;
+    StoreDevice(a + at, static_cast<float>(factor.a));
+    StoreDevice(m + at, static_cast<float>(factor.m));
+  }
+}
+
+}  // namespace tsallis::cuda

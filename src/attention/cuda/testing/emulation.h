@@ -1,0 +1,50 @@
+// For tests: the passes of the CUDA kernels on the emulation, with arrays of the host.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "attention/cuda/run.h"
+#include "attention/cuda/testing/on_device.h"
+#include "tsallis/attention.h"
+
+namespace tsallis::cuda {
+
+struct Emulation {
+  static void* Allocate(std::size_t bytes) { return simt::AllocateDevice(bytes); }
+  static void Free(void* data) { simt::FreeDevice(data); }
+  static void ToDevice(void* to, const void* from, std::size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+  static void ToHost(void* to, const void* from, std::size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+};
+
+// run.operator()<Type>() for the type of a call's arrays, which is served.
+template <class Run>
+void ForType(const AttentionParams& params, const Run& run) {
+  if (params.q.dtype == DType::kFloat32) return run.template operator()<Float32>();
+  if (params.q.dtype == DType::kFloat16) return run.template operator()<Float16>();
+  run.template operator()<BFloat16>();
+}
+
+// As AttentionForward and AttentionBackward; throw simt::Fault for what a kernel does wrong.
+inline void EmulatedForward(const Context& context, const AttentionParams& params,
+                            const AttentionOutputs& outputs) {
+  OnDevice<Emulation> device;
+  const AttentionParams there = device.Params(params);
+  const AttentionOutputs results = device.Outputs(params, outputs);
+  ForType(params, [&]<class Type>() { RunForward<Type>(context, there, results); });
+  device.CopyBack();
+}
+inline void EmulatedBackward(const Context& context, const AttentionParams& params,
+                             const AttentionGradients& gradients) {
+  OnDevice<Emulation> device;
+  const AttentionParams there = device.Params(params);
+  const AttentionGradients results = device.Gradients(params, gradients);
+  ForType(params, [&]<class Type>() { RunBackward<Type>(context, there, results); });
+  device.CopyBack();
+}
+
+}  // namespace tsallis::cuda

@@ -1,0 +1,124 @@
+// For tests: calls with arrays of the host, run on a device. Every array is copied to memory of the
+// device that has just its size, and what a call writes is copied back.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "attention/geometry.h"
+#include "attention/testing/problem.h"
+#include "tsallis/attention.h"
+
+namespace tsallis::cuda {
+
+// Device: Allocate(bytes), Free(data), ToDevice(to, from, bytes), ToHost(to, from, bytes).
+template <class Device>
+class OnDevice {
+ public:
+  OnDevice() = default;
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() {
+    for (const Copy& copy : copies_) Device::Free(copy.memory);
+  }
+
+  // `count` numbers; written back by CopyBack() if `written`.
+  template <typename T>
+  T* Numbers(T* data, std::int64_t count, bool written) {
+    if (data == nullptr) return nullptr;
+    return static_cast<T*>(Place(const_cast<std::remove_const_t<T>*>(data),
+                                 static_cast<std::size_t>(count) * sizeof(T), written));
+  }
+  // The bytes between an array's first and its last element.
+  template <class Array>
+  Array Elements(Array array, const std::int64_t (&sizes)[4], bool written) {
+    if (array.data == nullptr) return array;
+    std::int64_t low = 0, high = 0;
+    bool empty = false;
+    for (int i = 0; i < 4; ++i) {
+      empty = empty || sizes[i] == 0;
+      const std::int64_t reach = (sizes[i] - 1) * array.strides[i];
+      (reach < 0 ? low : high) += reach;
+    }
+    const auto size = static_cast<std::int64_t>(SizeOf(array.dtype));
+    auto* data = const_cast<char*>(static_cast<const char*>(array.data));
+    const std::int64_t bytes = empty ? 0 : (high - low + 1) * size;
+    auto* memory = static_cast<char*>(
+        Place(data + (empty ? 0 : low * size), static_cast<std::size_t>(bytes), written));
+    array.data = memory - (empty ? 0 : low * size);
+    return array;
+  }
+
+  AttentionParams Params(AttentionParams p) {
+    const std::int64_t batch = ArrayBatch(p);
+    p.q = Elements(p.q, {batch, p.heads, p.q_len, p.head_dim}, false);
+    p.k = Elements(p.k, {batch, p.kv_heads, p.k_len, p.head_dim}, false);
+    p.v = Elements(p.v, {batch, p.kv_heads, p.k_len, p.value_dim}, false);
+    for (const std::int64_t** span :
+         {&p.ranges.q_begin, &p.ranges.q_end, &p.ranges.k_begin, &p.ranges.k_end}) {
+      *span = Numbers(*span, p.batch, false);
+    }
+    AttentionTerms& terms = p.terms;
+    terms.length_scale = Elements(terms.length_scale, {batch, p.heads, p.q_len, 1}, false);
+    terms.alibi_slopes = Elements(terms.alibi_slopes, {batch, p.heads, 1, 1}, false);
+    terms.sink = Numbers(terms.sink, p.heads, false);
+    return p;
+  }
+  AttentionOutputs Outputs(const AttentionParams& p, AttentionOutputs o) {
+    const std::int64_t batch = ArrayBatch(p), rows = batch * p.heads * p.q_len;
+    o.out = Elements(o.out, {batch, p.heads, p.q_len, p.value_dim}, true);
+    o.tau = Numbers(o.tau, rows, true);
+    o.support_size = Numbers(o.support_size, rows, true);
+    o.entropy = Numbers(o.entropy, rows, true);
+    o.maximum = Numbers(o.maximum, rows, true);
+    o.saved = nullptr;
+    o.saved_bytes = 0;
+    return o;
+  }
+  AttentionGradients Gradients(const AttentionParams& p, AttentionGradients g) {
+    const std::int64_t batch = ArrayBatch(p), rows = batch * p.heads * p.q_len;
+    g.d_out = Elements(g.d_out, {batch, p.heads, p.q_len, p.value_dim}, false);
+    g.tau = Numbers(g.tau, rows, false);
+    g.saved = nullptr;
+    g.saved_bytes = 0;
+    g.dq = Elements(g.dq, {batch, p.heads, p.q_len, p.head_dim}, true);
+    g.dk = Elements(g.dk, {batch, p.kv_heads, p.k_len, p.head_dim}, true);
+    g.dv = Elements(g.dv, {batch, p.kv_heads, p.k_len, p.value_dim}, true);
+    g.d_length_scale = Numbers(g.d_length_scale, rows, true);
+    g.d_alpha = Numbers(g.d_alpha, p.heads, true);
+    g.d_slopes = Numbers(g.d_slopes, batch * p.heads, true);
+    g.d_sink = Numbers(g.d_sink, p.heads, true);
+    return g;
+  }
+  void CopyBack() {
+    for (const Copy& copy : copies_) {
+      if (copy.written && copy.bytes > 0) Device::ToHost(copy.host, copy.at, copy.bytes);
+    }
+  }
+
+ private:
+  struct Copy {
+    void* memory = nullptr;
+    void* at = nullptr;
+    void* host = nullptr;
+    std::size_t bytes = 0;
+    bool written = false;
+  };
+
+  // Aligned to 16 as it was, and no more.
+  void* Place(void* host, std::size_t bytes, bool written) {
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(host) % 16;
+    Copy copy = {Device::Allocate(offset + bytes), nullptr, host, bytes, written};
+    copy.at = static_cast<char*>(copy.memory) + offset;
+    if (bytes > 0) Device::ToDevice(copy.at, host, bytes);
+    copies_.push_back(copy);
+    return copy.at;
+  }
+
+  std::vector<Copy> copies_;
+};
+
+}  // namespace tsallis::cuda
