@@ -38,6 +38,7 @@ enum class Feature : std::uint8_t {
   kLengthScale,
   kAlibi,
   kScaleInvariant,
+  kScaleInvariantShape,  // its A or B
   kSoftcap,
   kBias,
   kSink,
@@ -83,7 +84,8 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
 inline constexpr Features kCommonFeatures = {
     Feature::kCausal, Feature::kWindow,         Feature::kStartAlignment,
     Feature::kRanges, Feature::kPacked,         Feature::kLengthScale,
-    Feature::kAlibi,  Feature::kScaleInvariant, Feature::kSoftcap};
+    Feature::kAlibi,  Feature::kScaleInvariant, Feature::kScaleInvariantShape,
+    Feature::kSoftcap};
 
 struct Serves {
   Features features;

@@ -24,17 +24,35 @@
 
 namespace tsallis {
 
+// The law of scale-invariant scores (Anson et al. 2025, eq. 16), by what its A and B come to.
+struct DistanceLaw {
+  double length = 0.0;   // l; 0: no such term
+  double nearest = 1.0;  // a_0^2 = 2 (B / A - ln A)
+  double sum = 1.0;      // a_d^2 + m_d = B / A
+
+  static DistanceLaw Of(const AttentionTerms& terms) {
+    DistanceLaw law{.length = terms.scale_invariant};
+    if (terms.scale_invariant_alpha == 0.0 && terms.scale_invariant_beta == 0.0) return law;
+    const double usual = std::exp(0.5);
+    const double alpha = terms.scale_invariant_alpha > 0.0 ? terms.scale_invariant_alpha : usual;
+    law.sum = (terms.scale_invariant_beta > 0.0 ? terms.scale_invariant_beta : usual) / alpha;
+    law.nearest = std::max(0.0, 2.0 * (law.sum - std::log(alpha)));
+    return law;
+  }
+};
+
 // a_d and m_d of the scale-invariant term; (1, 0) without it.
 struct DistanceFactor {
   double a = 1.0;
   double m = 0.0;
 
-  static DistanceFactor At(double length, std::int64_t distance) {
-    if (length == 0.0) return {};
+  static DistanceFactor At(const DistanceLaw& law, std::int64_t distance) {
+    if (law.length == 0.0) return {};
     const double a2 =
-        2.0 * std::log(static_cast<double>(distance < 0 ? -distance : distance) / length + 1.0) +
-        1.0;
-    return {std::sqrt(a2), 1.0 - a2};
+        2.0 *
+            std::log(static_cast<double>(distance < 0 ? -distance : distance) / law.length + 1.0) +
+        law.nearest;
+    return {std::sqrt(a2), law.sum - a2};
   }
 };
 
@@ -47,13 +65,13 @@ class DistanceTable {
 
   DistanceTable() = default;
   explicit DistanceTable(const AttentionParams& params) {
-    const double length = params.terms.scale_invariant;
-    if (length == 0.0) return;
+    if (params.terms.scale_invariant == 0.0) return;
+    law_ = DistanceLaw::Of(params.terms);
     reach_ = Reach(params);
     a_.resize(static_cast<std::size_t>(2 * reach_ + 1));
     m_.resize(a_.size());
     for (std::int64_t distance = 0; distance <= reach_; ++distance) {
-      const DistanceFactor factor = DistanceFactor::At(length, distance);
+      const DistanceFactor factor = DistanceFactor::At(law_, distance);
       for (const std::int64_t at : {reach_ - distance, reach_ + distance}) {
         a_[static_cast<std::size_t>(at)] = static_cast<float>(factor.a);
         m_[static_cast<std::size_t>(at)] = static_cast<float>(factor.m);
@@ -66,6 +84,8 @@ class DistanceTable {
   }
 
   bool empty() const { return a_.empty(); }
+  double sum() const { return law_.sum; }                            // a_d^2 + m_d
+  double largest() const { return static_cast<double>(a_.back()); }  // a_d
   const float* a(std::int64_t distance) const { return a_.data() + reach_ + distance; }
   const float* m(std::int64_t distance) const { return m_.data() + reach_ + distance; }
 
@@ -86,6 +106,7 @@ class DistanceTable {
     return std::max(behind, ahead) + kBeyond;
   }
 
+  DistanceLaw law_;
   std::int64_t reach_ = 0;
   std::vector<float> a_, m_;
 };
@@ -106,6 +127,22 @@ inline void CheckNumbers(const AttentionTerms& terms) {
   check("terms.scale_invariant", terms.scale_invariant,
         std::isfinite(terms.scale_invariant) && terms.scale_invariant >= 0.0,
         "a finite number > 0, or 0 for none");
+  const auto check_shape = [&](const char* name, double number, bool right, const char* expected) {
+    if (number == 0.0) return;
+    check(name, number, terms.scale_invariant != 0.0, "none without scale_invariant");
+    check(name, number, right, expected);
+  };
+  const double alpha = terms.scale_invariant_alpha, beta = terms.scale_invariant_beta;
+  check_shape("terms.scale_invariant_alpha", alpha, alpha >= 1e-6 && alpha <= 1e6,
+              "a number from 1e-6 to 1e6, or 0 for e^(1/2)");
+  check_shape("terms.scale_invariant_beta", beta, beta > 0.0 && std::isfinite(beta),
+              "a finite number > 0, or 0 for e^(1/2)");
+  if (alpha == 0.0 && beta == 0.0) return;
+  const double usual = std::exp(0.5), a = alpha > 0.0 ? alpha : usual;
+  const double b = beta > 0.0 ? beta : usual;
+  // Rounding: a caller may compute the bound itself.
+  check("terms.scale_invariant_beta", b, b >= a * std::log(a) * (1.0 - 1e-12) && b <= 100.0 * a,
+        "a number from A ln A to 100 A, where A is terms.scale_invariant_alpha");
 }
 
 // c scale of a query row.
@@ -162,16 +199,25 @@ struct HeadTerms {
   double Ceiling(double x, std::int64_t nearest, std::int64_t farthest) const {
     if (softcap != 0.0) x = softcap * std::tanh(x / softcap);
     if (distances != nullptr) {
-      // a x + unit (1 - a^2) rises until a = x / (2 unit).
+      // a x + unit (sum - a^2) rises until a = x / (2 unit).
       const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances->a(nearest)),
                                   static_cast<double>(*distances->a(farthest)));
-      x = a * x + unit * (1.0 - a * a);
+      x = a * x + unit * (distances->sum() - a * a);
     }
     return x - slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
   }
   // How much further than x a score may move, at distances up to `farthest`.
   double Stretch(std::int64_t farthest) const {
     return distances == nullptr ? 1.0 : static_cast<double>(*distances->a(farthest));
+  }
+  // How large the numbers may be that a score is summed of, at distances up to `farthest`, beside
+  // slopes: x is `product` at most.
+  double Size(double product, std::int64_t farthest) const {
+    const double stretch = Stretch(farthest);
+    // What m_d comes to where a_d is small.
+    const double shift =
+        distances == nullptr ? 1.0 : 1.0 + unit * std::max(0.0, distances->sum() - 1.0);
+    return stretch * product + std::max(stretch * stretch, shift);
   }
   // A bound of a tile: below this unit x no key at a distance in [nearest, farthest], 0 <= nearest,
   // has a z of `z` or more. slack: relative, for rounding. -inf: any may; inf: none.
@@ -182,9 +228,12 @@ struct HeadTerms {
         distances == nullptr ? 0.0 : unit * static_cast<double>(*distances->m(nearest));
     const double rest = z - best - m;
     const double size = std::abs(z) + std::abs(best) + std::abs(m) + 1.0;
-    const double product = (rest - slack * size) / Stretch(rest >= 0.0 ? farthest : nearest);
-    if (softcap == 0.0) return product;
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const double least = rest - slack * size;
+    const double stretch = Stretch(rest >= 0.0 ? farthest : nearest);
+    // a_0 may be 0.
+    const double product = stretch > 0.0 ? least / stretch : (least > 0.0 ? kInfinity : -kInfinity);
+    if (softcap == 0.0) return product;
     const double capped = product / softcap;
     if (capped >= 1.0) return kInfinity;
     return capped <= -1.0 ? -kInfinity : softcap * std::atanh(capped);
