@@ -5,7 +5,7 @@
 // aligned with the end of the keys, see Alignment), with d = |i - j|:
 //
 //   s_ij = m_d + a_d (c_i scale <q_i, k_j>) - slope d + bias_ij        for visible j, else -inf
-//   a_d^2 = 2 ln(d / l + 1) + 1, m_d = 1 - a_d^2                 (P7; a_d = 1, m_d = 0 without)
+//   a_d^2 = 2 [ln(d / l + 1) - ln A + B / A], m_d = B / A - a_d^2    (P7, P8; 1 and 0 without)
 //   p_i = map(s_i), out_i = sum_j p_ij v_j
 //
 // slope is ALiBi's (P5: slope (j - i) for keys before the query; symmetric after it, as in
@@ -105,7 +105,13 @@ struct AttentionTerms {
   double softcap = 0.0;
   ConstArray4 alibi_slopes;      // [batch, heads, 1, 1]; null: 0. May be negative
   double scale_invariant = 0.0;  // l of P7, > 0; 0: without
-  ConstArray4 bias;              // [batch, heads, q_len, k_len]; null: 0. May hold -inf
+  // A and B beside l: for normal scores before the term, a key at distance d has the expected
+  // weight E[e^s] = A / (d / l + 1) and E[s e^s] = B / (d / l + 1) before they are divided by their
+  // sum (Anson et al. 2025, eq. 12, 13 and 16). A from 1e-6 to 1e6, A ln A <= B <= 100 A. 0:
+  // e^(1/2), both of which leave scores at distance 0 as they are: a_d^2 = 2 ln(d / l + 1) + 1.
+  double scale_invariant_alpha = 0.0;
+  double scale_invariant_beta = 0.0;
+  ConstArray4 bias;  // [batch, heads, q_len, k_len]; null: 0. May hold -inf
   // [heads] or null: the score of one more key of every query, whose value is 0: it takes weight
   // from the others and does nothing else (a learned logit in softmax's denominator: gpt-oss,
   // OpenAI 2025). tau counts it; support_size, entropy, maximum and the weights as CSR do not.

@@ -7,6 +7,8 @@ import torch
 
 import tsallis
 
+ROOT_E = math.exp(0.5)
+
 
 def grouped(x, heads):
     """Every key head once for each query head that reads it."""
@@ -28,6 +30,8 @@ def scores(
     length_scale=None,
     alibi_slopes=None,
     scale_invariant=None,
+    scale_invariant_alpha=ROOT_E,
+    scale_invariant_beta=ROOT_E,
     scale=None,
     softcap=None,
 ):
@@ -47,8 +51,10 @@ def scores(
     if softcap is not None:
         s = softcap * (s / softcap).tanh()
     if scale_invariant is not None:
-        a2 = 2 * torch.log(distance.to(s.dtype) / scale_invariant + 1) + 1
-        s = 1 - a2 + a2.sqrt() * s
+        ratio = scale_invariant_beta / scale_invariant_alpha
+        a2 = torch.log(distance.to(s.dtype) / scale_invariant + 1)
+        a2 = 2 * (a2 - math.log(scale_invariant_alpha) + ratio)
+        s = ratio - a2 + a2.sqrt() * s
     if alibi_slopes is not None:
         s = s - alibi_slopes[..., None, None] * distance
     visible = torch.ones_like(s, dtype=torch.bool)

@@ -78,6 +78,17 @@ CASES = {
     "slopes": lambda: {"alibi_slopes": double(4).abs(), "causal": True},
     "slopes-of-batch": lambda: {"alibi_slopes": double(2, 4)},
     "scale-invariant": lambda: {"scale_invariant": 10.0, "causal": True},
+    "scale-invariant-alpha": lambda: {
+        "scale_invariant": 10.0,
+        "scale_invariant_alpha": 0.5,
+        "causal": True,
+    },
+    "scale-invariant-shape": lambda: {
+        "scale_invariant": 3.0,
+        "scale_invariant_alpha": 2.0,
+        "scale_invariant_beta": 1.5,
+        "map": "softmax",
+    },
     "softcap": lambda: {"softcap": 1.5},
     "softcap-of-softmax": lambda: {"softcap": 0.7, "map": "softmax", "causal": True},
     "softcap-terms": lambda: {
@@ -196,6 +207,8 @@ def test_gradcheck():
             bias=bias,
             causal=True,
             scale_invariant=3.0,
+            scale_invariant_alpha=0.6,
+            scale_invariant_beta=1.5,
         )
 
     assert gradcheck(f, (*tensors, alpha, length_scale, slopes, bias))

@@ -43,6 +43,8 @@ def settings_without():
         "query_lengths": torch.tensor([5, 3]),
         "left": 3,
         "scale_invariant": 8.0,
+        "scale_invariant_alpha": 2.0,
+        "scale_invariant_beta": 3.0,
         "scale": 0.3,
         "softcap": 5.0,
     }
@@ -328,6 +330,14 @@ def ones(*shape, dtype=torch.float32):
         ({"scale": math.inf}, "scale: expected.*inf"),
         ({"scale_invariant": -1.0}, "scale_invariant: expected.*-1"),
         ({"scale_invariant": 0.0}, "scale_invariant: expected a finite number > 0 or None, got 0"),
+        (
+            {"scale_invariant_alpha": 1.0},
+            "scale_invariant_alpha: expected none without scale_invariant, got 1",
+        ),
+        (
+            {"scale_invariant": 5.0, "scale_invariant_beta": 0.5},
+            "scale_invariant_beta: expected a number from A ln A to 100 A",
+        ),
         ({"softcap": 0.0}, "softcap: expected a finite number > 0 or None, got 0"),
         ({"softcap": 1e-9}, "softcap: expected a number from 1e-6 to 1e6"),
         ({"alignment": "middle"}, 'alignment: expected "end" or "start", got "middle"'),

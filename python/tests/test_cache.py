@@ -41,6 +41,7 @@ def test_sequences_of_any_length_have_the_bits_of_attention(dtype, screen):
         {"alpha": torch.tensor([1.0, 1.25, 1.5, 1.75, 2.0, 3.0])},
         {"alibi_slopes": torch.linspace(0.0, 0.5, HEADS)},
         {"scale_invariant": 10.0, "scale": 0.3},
+        {"scale_invariant": 5.0, "scale_invariant_alpha": 0.5, "scale_invariant_beta": 2.0},
         {"softcap": 5.0, "sink": torch.linspace(-1.0, 1.0, HEADS)},
     ]:
         out = tsallis.decode(q, cache, 0, sequences, **settings)

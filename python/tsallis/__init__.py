@@ -5,7 +5,7 @@ for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then in
 in ``build/lib`` of the repository that holds it.
 """
 
-from tsallis import _ops, _vmap, functional, nn
+from tsallis import _ops, _vmap, functional, nn, patterns
 from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 from tsallis._ops import cpu_target, library_path
@@ -62,6 +62,7 @@ __all__ = [
     "nn",
     "normmax",
     "normmax_loss",
+    "patterns",
     "sdpa_like",
     "sigmoid",
     "softmax",

@@ -51,6 +51,8 @@ class AttentionSettings(TypedDict, total=False):
     length_scale: Tensor | None
     alibi_slopes: Tensor | None
     scale_invariant: float | None
+    scale_invariant_alpha: float | None
+    scale_invariant_beta: float | None
     scale: float | None
     softcap: float | None
     lengths: Tensor | None
@@ -242,6 +244,11 @@ def attention(
         length_scale: (g) c, broadcasts to [batch, heads, q_len]; multiplies the query of a row.
         alibi_slopes: (g) [heads] or [batch, heads]; positive ones make far keys weaker.
         scale_invariant: length scale l > 0 of a_d^2 = 2 ln(d / l + 1) + 1 and m_d = 1 - a_d^2.
+        scale_invariant_alpha: A from 1e-6 to 1e6 of the general form a_d^2 = 2 [ln(d / l + 1) - ln
+            A + B / A] and m_d = B / A - a_d^2 (Anson et al. 2025, eq. 16): of scores that are
+            standard normal before, a key at distance d has the expected weight A / (d / l + 1),
+            not yet divided by the row's sum. None: e^(1/2).
+        scale_invariant_beta: B beside it, from A ln A to 100 A. None: e^(1/2).
         scale: > 0; None: 1 / sqrt(head_dim).
         softcap: scores become softcap tanh(score / softcap) before slopes, bias and scale-invariant
             factors; from 1e-6 to 1e6; None: as they are.

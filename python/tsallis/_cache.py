@@ -308,6 +308,8 @@ def decode(
     scale: float | None = None,
     softcap: float | None = None,
     scale_invariant: float | None = None,
+    scale_invariant_alpha: float | None = None,
+    scale_invariant_beta: float | None = None,
     alibi_slopes: Tensor | None = None,
     length_scale: Tensor | None = None,
     sink: Tensor | None = None,
@@ -335,6 +337,8 @@ def decode(
         scale: > 0; None: 1 / sqrt(head_dim).
         softcap: as in `tsallis.attention`, and so the following.
         scale_invariant: length scale.
+        scale_invariant_alpha: A beside it.
+        scale_invariant_beta: B beside it.
         alibi_slopes: [heads].
         length_scale: broadcasts to [sequences, heads, q_len].
         sink: [heads].
@@ -369,9 +373,16 @@ def decode(
         1.5 if heads is not None else number(alpha, "alpha"),
         heads,
         -1 if window is None else window,
-        0.0 if scale is None else number(scale, "scale"),
-        0.0 if softcap is None else number(softcap, "softcap"),
-        0.0 if scale_invariant is None else number(scale_invariant, "scale_invariant"),
+        *(
+            0.0 if value is None else number(value, name)
+            for name, value in (
+                ("scale", scale),
+                ("softcap", softcap),
+                ("scale_invariant", scale_invariant),
+                ("scale_invariant_alpha", scale_invariant_alpha),
+                ("scale_invariant_beta", scale_invariant_beta),
+            )
+        ),
         _tensor(alibi_slopes, "alibi_slopes", optional=True),
         _tensor(length_scale, "length_scale", optional=True),
         _tensor(sink, "sink", optional=True),

@@ -29,6 +29,7 @@ constexpr const char* kNames[] = {"float32",
                                   "a length scale",
                                   "ALiBi slopes",
                                   "scale-invariant scores",
+                                  "another shape of scale-invariant scores",
                                   "a soft cap",
                                   "a bias",
                                   "a sink",
@@ -109,7 +110,8 @@ Features FeaturesOf(const AttentionParams& params) {
   const auto& [causal, alignment, left, right, visible, visible_strides, blocks, block_strides,
                block_q, block_k] = mask;
   const auto& [q_begin, q_end, k_begin, k_end, packed] = ranges;
-  const auto& [scale, length_scale, softcap, alibi_slopes, scale_invariant, bias, sink] = terms;
+  const auto& [scale, length_scale, softcap, alibi_slopes, scale_invariant, scale_invariant_alpha,
+               scale_invariant_beta, bias, sink] = terms;
   Features asked = {FeatureOf(q.dtype), FeatureOf(map)};
   asked.Add(Feature::kCausal, causal);
   asked.Add(Feature::kWindow, left >= 0 || right >= 0);
@@ -124,6 +126,8 @@ Features FeaturesOf(const AttentionParams& params) {
   asked.Add(Feature::kLengthScale, length_scale.data != nullptr);
   asked.Add(Feature::kAlibi, alibi_slopes.data != nullptr);
   asked.Add(Feature::kScaleInvariant, scale_invariant != 0.0);
+  asked.Add(Feature::kScaleInvariantShape,
+            scale_invariant_alpha != 0.0 || scale_invariant_beta != 0.0);
   asked.Add(Feature::kSoftcap, softcap != 0.0);
   asked.Add(Feature::kBias, bias.data != nullptr);
   asked.Add(Feature::kSink, sink != nullptr);

@@ -38,6 +38,7 @@ enum class Feature : std::uint8_t {
   kLengthScale,
   kAlibi,
   kScaleInvariant,
+  kScaleInvariantShape,  // its A or B
   kSoftcap,
   kBias,
   kSink,
@@ -82,8 +83,9 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
 
 // What every kernel here serves: they differ in the rest.
 inline constexpr Features kCommonFeatures = {
-    Feature::kCausal,  Feature::kWindow,       Feature::kStartAlignment, Feature::kRanges,
-    Feature::kPacked,  Feature::kLengthScale,  Feature::kAlibi,          Feature::kScaleInvariant,
+    Feature::kCausal,  Feature::kWindow,         Feature::kStartAlignment,
+    Feature::kRanges,  Feature::kPacked,         Feature::kLengthScale,
+    Feature::kAlibi,   Feature::kScaleInvariant, Feature::kScaleInvariantShape,
     Feature::kSoftcap, Feature::kUnalignedRows};
 
 struct Serves {

@@ -80,12 +80,13 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
   if (params.terms.sink != nullptr) sums.d_sink += dp.back();
   double d_c = 0.0, d_slope = 0.0;
   const double scale = ScaleOf(params);
+  const DistanceLaw law = DistanceLaw::Of(params.terms);
   for (std::int64_t j = 0; j < n; ++j) {
     const double ds = dp[j];
     // A score of -inf has no influence, whatever its product is.
     if (ds == 0.0 || row.scores[j] == -kInfinity) continue;
     const std::int64_t k_row = row.keys.begin + j, distance = sequence.Distance(q_row, k_row);
-    double dx = ds * DistanceFactor::At(params.terms.scale_invariant, distance).a;
+    double dx = ds * DistanceFactor::At(law, distance).a;
     if (params.terms.softcap != 0.0) {
       const double t = std::tanh(row.c * row.product[j] / params.terms.softcap);
       dx *= 1.0 - t * t;
@@ -147,6 +148,7 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
   const double scale = ScaleOf(params);
   const std::int64_t q_start = Offset(params.q.strides, b, h, q_row);
   maximum = -kInfinity;
+  const DistanceLaw law = DistanceLaw::Of(terms);
   for (std::int64_t j = 0; j < keys.size(); ++j) {
     const std::int64_t k_row = keys.begin + j, distance = sequence.Distance(q_row, k_row);
     product[j] = 0.0;
@@ -161,7 +163,7 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
              LoadElement<double>(params.k.data, params.k.dtype, k_start + x * params.k.strides[3]);
     }
     product[j] = scale * sum;
-    const DistanceFactor factor = DistanceFactor::At(terms.scale_invariant, distance);
+    const DistanceFactor factor = DistanceFactor::At(law, distance);
     double x = c * product[j];
     if (terms.softcap != 0.0) x = terms.softcap * std::tanh(x / terms.softcap);
     scores[j] = factor.m + factor.a * x - slope * static_cast<double>(std::abs(distance)) + bias;

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/testing/problem.h"
@@ -221,6 +222,66 @@ TEST(ReferenceAttention, ScaleInvariantFormula) {
   EXPECT_DOUBLE_EQ(line.Run()[0], std::exp(s) / (std::exp(s) + std::exp(1.0)));
 }
 
+// To the bit what it was before A and B were numbers of their own.
+TEST(ReferenceAttention, TheUsualShapeIsExact) {
+  for (std::int64_t distance = 0; distance < 3000; ++distance) {
+    const double a2 = 2.0 * std::log(static_cast<double>(distance) / 10.0 + 1.0) + 1.0;
+    const DistanceFactor factor = DistanceFactor::At({.length = 10.0}, distance);
+    ASSERT_EQ(factor.a, std::sqrt(a2));
+    ASSERT_EQ(factor.m, 1.0 - a2);
+  }
+}
+
+// Scores 2, 1 at distances 1, 0, and the same with another A and B.
+TEST(ReferenceAttention, ScaleInvariantFormulaOfAnotherShape) {
+  Line line(1, {2.0, 1.0}, {1.0, 0.0});
+  line.params.map = RowMap::kSoftmax;
+  line.params.terms.scale_invariant = 4.0;
+  const auto expected = [](double alpha, double beta) {
+    const auto score = [&](double x, double distance) {
+      const double a2 = 2.0 * (std::log(distance / 4.0 + 1.0) - std::log(alpha) + beta / alpha);
+      return std::sqrt(a2) * x - a2 + beta / alpha;
+    };
+    const double first = std::exp(score(2.0, 1.0));
+    return first / (first + std::exp(score(1.0, 0.0)));
+  };
+  const double usual = line.Run()[0];
+  line.params.terms.scale_invariant_alpha = line.params.terms.scale_invariant_beta = std::exp(0.5);
+  EXPECT_NEAR(line.Run()[0], usual, 1e-15);
+  line.params.terms.scale_invariant_alpha = 0.7;
+  EXPECT_NEAR(line.Run()[0], expected(0.7, std::exp(0.5)), 1e-15);
+  line.params.terms.scale_invariant_beta = 2.5;
+  EXPECT_NEAR(line.Run()[0], expected(0.7, 2.5), 1e-15);
+  line.params.terms.scale_invariant_alpha = 2.0;
+  line.params.terms.scale_invariant_beta = 2.0 * std::log(2.0);  // a_0 = 0
+  EXPECT_NEAR(line.Run()[0], expected(2.0, 2.0 * std::log(2.0)), 1e-7);
+}
+
+// E[e^s] = A / (d / l + 1) and E[s e^s] = B / (d / l + 1) for scores that are standard normal
+// before the term (Anson et al. 2025, eq. 12 and 13).
+TEST(ReferenceAttention, ScaleInvariantScoresHaveTheWeightsThatTheyAreNamedBy) {
+  AttentionTerms terms;
+  terms.scale_invariant = 10.0;
+  for (const auto& [alpha, beta] : {std::pair(1.0, 0.5), std::pair(3.0, 4.0)}) {
+    terms.scale_invariant_alpha = alpha;
+    terms.scale_invariant_beta = beta;
+    for (const std::int64_t distance : {0, 7, 1000}) {
+      const DistanceFactor factor = DistanceFactor::At(DistanceLaw::Of(terms), distance);
+      double mass = 0.0, moment = 0.0;
+      constexpr double kStep = 0.01;
+      for (double x = -12.0; x <= 20.0; x += kStep) {
+        const double s = factor.a * x + factor.m;
+        const double weight = std::exp(s - 0.5 * x * x) * kStep / std::sqrt(2.0 * M_PI);
+        mass += weight;
+        moment += s * weight;
+      }
+      const double far = static_cast<double>(distance) / 10.0 + 1.0;
+      EXPECT_NEAR(mass, alpha / far, 1e-9) << distance;
+      EXPECT_NEAR(moment, beta / far, 1e-9) << distance;
+    }
+  }
+}
+
 TEST(ReferenceAttention, NothingVisibleIsZero) {
   Line line(3, {1.0, 2.0}, {5.0, 7.0});
   line.params.mask.causal = true;  // the first query stands before the first key
@@ -274,6 +335,21 @@ TEST(Attention, RefusesBadArguments) {
   refused("terms.softcap", [](Line& l) { l.params.terms.softcap = -1.0; });
   refused("terms.softcap", [](Line& l) { l.params.terms.softcap = 1e-7; });
   refused("terms.scale_invariant", [](Line& l) { l.params.terms.scale_invariant = INFINITY; });
+  refused("terms.scale_invariant_alpha",
+          [](Line& l) { l.params.terms.scale_invariant_alpha = 1.0; });
+  const auto shape = [&](const char* argument, double alpha, double beta) {
+    refused(argument, [=](Line& l) {
+      l.params.terms.scale_invariant = 10.0;
+      l.params.terms.scale_invariant_alpha = alpha;
+      l.params.terms.scale_invariant_beta = beta;
+    });
+  };
+  shape("terms.scale_invariant_alpha", -1.0, 0.0);
+  shape("terms.scale_invariant_alpha", NAN, 0.0);
+  shape("terms.scale_invariant_beta", 0.0, INFINITY);
+  shape("terms.scale_invariant_beta", 2.0, 1.3);  // below A ln A
+  shape("terms.scale_invariant_beta", 3.0, 0.0);  // e^(1/2) is
+  shape("terms.scale_invariant_beta", 1.0, 101.0);
   refused("ranges", [](Line& l) { l.params.ranges.packed = true; });
   static const std::int64_t wrong = 3;
   refused("ranges.k[0]", [](Line& l) { l.params.ranges.k_end = &wrong; });

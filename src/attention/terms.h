@@ -25,17 +25,35 @@
 
 namespace tsallis {
 
+// The law of scale-invariant scores (Anson et al. 2025, eq. 16), by what its A and B come to.
+struct DistanceLaw {
+  double length = 0.0;   // l; 0: no such term
+  double nearest = 1.0;  // a_0^2 = 2 (B / A - ln A)
+  double sum = 1.0;      // a_d^2 + m_d = B / A
+
+  static DistanceLaw Of(const AttentionTerms& terms) {
+    DistanceLaw law{.length = terms.scale_invariant};
+    if (terms.scale_invariant_alpha == 0.0 && terms.scale_invariant_beta == 0.0) return law;
+    const double usual = std::exp(0.5);
+    const double alpha = terms.scale_invariant_alpha > 0.0 ? terms.scale_invariant_alpha : usual;
+    law.sum = (terms.scale_invariant_beta > 0.0 ? terms.scale_invariant_beta : usual) / alpha;
+    law.nearest = std::max(0.0, 2.0 * (law.sum - std::log(alpha)));
+    return law;
+  }
+};
+
 // a_d and m_d of the scale-invariant term; (1, 0) without it.
 struct DistanceFactor {
   double a = 1.0;
   double m = 0.0;
 
-  static TSALLIS_HOST_DEVICE DistanceFactor At(double length, std::int64_t distance) {
-    if (length == 0.0) return {};
+  static TSALLIS_HOST_DEVICE DistanceFactor At(const DistanceLaw& law, std::int64_t distance) {
+    if (law.length == 0.0) return {};
     const double a2 =
-        2.0 * std::log(static_cast<double>(distance < 0 ? -distance : distance) / length + 1.0) +
-        1.0;
-    return {std::sqrt(a2), 1.0 - a2};
+        2.0 *
+            std::log(static_cast<double>(distance < 0 ? -distance : distance) / law.length + 1.0) +
+        law.nearest;
+    return {std::sqrt(a2), law.sum - a2};
   }
 };
 
@@ -44,6 +62,8 @@ struct DistanceFactor {
 struct DistanceFactors {
   const float* a_of_0 = nullptr;  // null: no scale-invariant scores
   const float* m_of_0 = nullptr;
+  double sum = 1.0;      // a_d^2 + m_d
+  double largest = 1.0;  // a_d
 
   TSALLIS_HOST_DEVICE bool any() const { return a_of_0 != nullptr; }
   TSALLIS_HOST_DEVICE const float* a(std::int64_t distance) const { return a_of_0 + distance; }
@@ -57,13 +77,13 @@ class DistanceTable {
 
   DistanceTable() = default;
   explicit DistanceTable(const AttentionParams& params) {
-    const double length = params.terms.scale_invariant;
-    if (length == 0.0) return;
+    if (params.terms.scale_invariant == 0.0) return;
+    law_ = DistanceLaw::Of(params.terms);
     reach_ = Reach(params);
     a_.resize(static_cast<std::size_t>(2 * reach_ + 1));
     m_.resize(a_.size());
     for (std::int64_t distance = 0; distance <= reach_; ++distance) {
-      const DistanceFactor factor = DistanceFactor::At(length, distance);
+      const DistanceFactor factor = DistanceFactor::At(law_, distance);
       for (const std::int64_t at : {reach_ - distance, reach_ + distance}) {
         a_[static_cast<std::size_t>(at)] = static_cast<float>(factor.a);
         m_[static_cast<std::size_t>(at)] = static_cast<float>(factor.m);
@@ -78,7 +98,7 @@ class DistanceTable {
   // While the table lives.
   DistanceFactors factors() const {
     if (a_.empty()) return {};
-    return {a_.data() + reach_, m_.data() + reach_};
+    return {a_.data() + reach_, m_.data() + reach_, law_.sum, static_cast<double>(a_.back())};
   }
 
  private:
@@ -98,6 +118,7 @@ class DistanceTable {
     return std::max(behind, ahead) + kBeyond;
   }
 
+  DistanceLaw law_;
   std::int64_t reach_ = 0;
   std::vector<float> a_, m_;
 };
@@ -118,6 +139,22 @@ inline void CheckNumbers(const AttentionTerms& terms) {
   check("terms.scale_invariant", terms.scale_invariant,
         std::isfinite(terms.scale_invariant) && terms.scale_invariant >= 0.0,
         "a finite number > 0, or 0 for none");
+  const auto check_shape = [&](const char* name, double number, bool right, const char* expected) {
+    if (number == 0.0) return;
+    check(name, number, terms.scale_invariant != 0.0, "none without scale_invariant");
+    check(name, number, right, expected);
+  };
+  const double alpha = terms.scale_invariant_alpha, beta = terms.scale_invariant_beta;
+  check_shape("terms.scale_invariant_alpha", alpha, alpha >= 1e-6 && alpha <= 1e6,
+              "a number from 1e-6 to 1e6, or 0 for e^(1/2)");
+  check_shape("terms.scale_invariant_beta", beta, beta > 0.0 && std::isfinite(beta),
+              "a finite number > 0, or 0 for e^(1/2)");
+  if (alpha == 0.0 && beta == 0.0) return;
+  const double usual = std::exp(0.5), a = alpha > 0.0 ? alpha : usual;
+  const double b = beta > 0.0 ? beta : usual;
+  // Rounding: a caller may compute the bound itself.
+  check("terms.scale_invariant_beta", b, b >= a * std::log(a) * (1.0 - 1e-12) && b <= 100.0 * a,
+        "a number from A ln A to 100 A, where A is terms.scale_invariant_alpha");
 }
 
 // c scale of a query row.
@@ -176,16 +213,24 @@ struct BasicTerms {
   double Ceiling(double x, std::int64_t nearest, std::int64_t farthest) const {
     if (softcap != 0.0) x = softcap * std::tanh(x / softcap);
     if (distances.any()) {
-      // a x + unit (1 - a^2) rises until a = x / (2 unit).
+      // a x + unit (sum - a^2) rises until a = x / (2 unit).
       const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances.a(nearest)),
                                   static_cast<double>(*distances.a(farthest)));
-      x = a * x + unit * (1.0 - a * a);
+      x = a * x + unit * (distances.sum - a * a);
     }
     return x - slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
   }
   // How much further than x a score may move, at distances up to `farthest`.
   TSALLIS_HOST_DEVICE T Stretch(std::int64_t farthest) const {
     return distances.any() ? static_cast<T>(*distances.a(farthest)) : T(1);
+  }
+  // How large the numbers may be that a score is summed of, at distances up to `farthest`, beside
+  // slopes: x is `product` at most.
+  double Size(double product, std::int64_t farthest) const {
+    const double stretch = Stretch(farthest);
+    // What m_d comes to where a_d is small.
+    const double shift = distances.any() ? 1.0 + unit * std::max(0.0, distances.sum - 1.0) : 1.0;
+    return stretch * product + std::max(stretch * stretch, shift);
   }
   // A bound of a tile: below this unit x no key at a distance in [nearest, farthest], 0 <= nearest,
   // has a z of `z` or more. slack: relative, for rounding. -inf: any may; inf: none.
@@ -196,9 +241,12 @@ struct BasicTerms {
     const T m = distances.any() ? unit * static_cast<T>(*distances.m(nearest)) : T(0);
     const T rest = z - best - m;
     const T size = std::abs(z) + std::abs(best) + std::abs(m) + T(1);
-    const T product = (rest - slack * size) / Stretch(rest >= T(0) ? farthest : nearest);
-    if (softcap == T(0)) return product;
     constexpr T kInfinity = std::numeric_limits<T>::infinity();
+    const T least = rest - slack * size;
+    const T stretch = Stretch(rest >= T(0) ? farthest : nearest);
+    // a_0 may be 0.
+    const T product = stretch > T(0) ? least / stretch : (least > T(0) ? kInfinity : -kInfinity);
+    if (softcap == T(0)) return product;
     const T capped = product / softcap;
     if (capped >= T(1)) return kInfinity;
     return capped <= T(-1) ? -kInfinity : softcap * std::atanh(capped);

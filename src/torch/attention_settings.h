@@ -195,6 +195,8 @@ inline constexpr auto kAttentionSettings = std::tuple{
     Setting<TermSetting>("scale", TSALLIS_MEMBER(terms.scale)),
     Setting<TermSetting>("softcap", TSALLIS_MEMBER(terms.softcap)),
     Setting<TermSetting>("scale_invariant", TSALLIS_MEMBER(terms.scale_invariant)),
+    Setting<TermSetting>("scale_invariant_alpha", TSALLIS_MEMBER(terms.scale_invariant_alpha)),
+    Setting<TermSetting>("scale_invariant_beta", TSALLIS_MEMBER(terms.scale_invariant_beta)),
     Setting<ScalarSetting<bool>>("causal", TSALLIS_MEMBER(causal)),
     Setting<NameSetting>("alignment", TSALLIS_MEMBER(alignment)),
     Setting<ScalarSetting<std::int64_t>>("left", TSALLIS_MEMBER(left)),

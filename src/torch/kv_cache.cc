@@ -135,7 +135,8 @@ class TorchKvCache : public torch::CustomClassHolder {
       const std::vector<std::string>& returns, const std::string& keys, double epsilon,
       std::int64_t budget, std::int64_t first, double quantile, const std::string& map,
       double alpha, const std::optional<Tensor>& alpha_heads, std::int64_t left, double scale,
-      double softcap, double scale_invariant, const std::optional<Tensor>& slopes,
+      double softcap, double scale_invariant, double scale_invariant_alpha,
+      double scale_invariant_beta, const std::optional<Tensor>& slopes,
       const std::optional<Tensor>& length_scale, const std::optional<Tensor>& sink) const {
     return Named([&] {
       const KvCacheShape& shape = cache_->shape();
@@ -165,6 +166,8 @@ class TorchKvCache : public torch::CustomClassHolder {
       params.terms.scale = scale;
       params.terms.softcap = softcap;
       params.terms.scale_invariant = scale_invariant;
+      params.terms.scale_invariant_alpha = scale_invariant_alpha;
+      params.terms.scale_invariant_beta = scale_invariant_beta;
       const auto of_heads = [&](const char* name, const std::optional<Tensor>& tensor) {
         if (!tensor) return Tensor();
         CheckScores(*tensor, name);

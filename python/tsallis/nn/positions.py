@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -114,21 +115,40 @@ class NAPE(ALiBi):
 
 
 class ScaleInvariant(nn.Module):
-    """Scores that spread with distance d: a_d s + m_d, a_d^2 = 2 ln(d / length + 1) + 1, m_d =
-    1 - a_d^2.
+    """Scores that spread with distance d: a_d s + m_d with a_d^2 = 2 [ln(d / length + 1) - ln alpha
+    + beta / alpha] and m_d = beta / alpha - a_d^2 (Anson et al. 2025, eq. 16).
 
     For scores that are stored; ``tsallis.attention(..., scale_invariant=module.length)`` is the
-    same without storing them.
+    same without storing them, and takes alpha and beta as well.
 
     Args:
         length: the length scale, > 0.
+        alpha: from 1e-6 to 1e6: of scores that are standard normal before, a key at distance d has
+            the expected weight alpha / (d / length + 1), not yet divided by the row's sum.
+        beta: from alpha ln alpha to 100 alpha. alpha and beta, unless given, leave scores at
+            distance 0 as they are: both are e^(1/2), so that a_d^2 = 2 ln(d / length + 1) + 1.
     """
 
-    def __init__(self, length: float = 10.0) -> None:
+    def __init__(
+        self,
+        length: float = 10.0,
+        alpha: float = math.sqrt(math.e),
+        beta: float = math.sqrt(math.e),
+    ) -> None:
         super().__init__()
         if not 0.0 < length < float("inf"):
             raise ValueError(f"length: expected a finite number > 0, got {length}")
+        if not 1e-6 <= alpha <= 1e6:
+            raise ValueError(f"alpha: expected a number from 1e-6 to 1e6, got {alpha}")
+        least = alpha * math.log(alpha)
+        if not (beta > 0.0 and least * (1.0 - 1e-12) <= beta <= 100.0 * alpha):
+            raise ValueError(
+                f"beta: expected a number > 0 from alpha ln alpha = {least:g} to 100 alpha, "
+                f"got {beta}"
+            )
         self.length = length
+        self.alpha = alpha
+        self.beta = beta
 
     def forward(self, scores: Tensor) -> Tensor:
         """scores: [..., q_len, k_len], the last query at the last key; so is the result."""
@@ -136,8 +156,10 @@ class ScaleInvariant(nn.Module):
         keys = torch.arange(k_len, device=scores.device)
         queries = torch.arange(q_len, device=scores.device)[:, None] + (k_len - q_len)
         distance = (queries - keys).abs().to(scores.dtype)
-        square = 2.0 * torch.log1p(distance / self.length) + 1.0
-        return square.sqrt() * scores + (1.0 - square)
+        ratio = self.beta / self.alpha
+        nearest = max(0.0, 2.0 * (ratio - math.log(self.alpha)))
+        square = 2.0 * torch.log1p(distance / self.length) + nearest
+        return square.sqrt() * scores + (ratio - square)
 
     def extra_repr(self) -> str:
-        return f"length={self.length}"
+        return f"length={self.length}, alpha={self.alpha:g}, beta={self.beta:g}"

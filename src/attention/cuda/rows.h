@@ -91,10 +91,10 @@ SetFloatsKernel(float* to, const Floats floats, int count) {
 // a_d and m_d for distances -reach ... reach. a, m: [2 reach + 1]
 template <int kOnly = 0>
 TSALLIS_KERNEL(kThreads)
-DistancesKernel(double length, int reach, float* a, float* m) {
+DistancesKernel(DistanceLaw law, int reach, float* a, float* m) {
   const int distance = BlockX() * kThreads + ThreadIndex();
   if (distance > reach) return;
-  const DistanceFactor factor = DistanceFactor::At(length, distance);
+  const DistanceFactor factor = DistanceFactor::At(law, distance);
   for (int side = 0; side < (distance == 0 ? 1 : 2); ++side) {
     const int at = side == 0 ? reach - distance : reach + distance;
     StoreDevice(a + at, static_cast<float>(factor.a));

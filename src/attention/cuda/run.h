@@ -196,7 +196,7 @@ class Runner {
     if (reach_ > 0) {
       call_.distances = {a_ + reach_, m_ + reach_};
       Launch("DistancesKernel", DistancesKernel<>, {(reach_ + kThreads) / kThreads}, kThreads, 0,
-             params_.terms.scale_invariant, reach_, a_, m_);
+             DistanceLaw::Of(params_.terms), reach_, a_, m_);
     }
     if (counts_ != nullptr) {
       const auto blocks = static_cast<int>((rows_ + kThreads - 1) / kThreads);

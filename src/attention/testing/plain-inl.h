@@ -96,7 +96,7 @@ PlainResults<T> RunPlain(const Problem& problem) {
             if (A::Value(bias) == -INFINITY) continue;
           }
           const std::int64_t distance = std::abs(sequence.Distance(i, j));
-          const DistanceFactor factor = DistanceFactor::At(terms.scale_invariant, distance);
+          const DistanceFactor factor = DistanceFactor::At(DistanceLaw::Of(terms), distance);
           const T product =
               scale * dot(params.q, q0, params.k, Offset(params.k.strides, b, kv, j), d);
           T score = product;

@@ -76,6 +76,8 @@ class Problem {
       params->terms.scale = s.scale;
       params->terms.softcap = s.softcap;
       params->terms.scale_invariant = s.scale_invariant;
+      params->terms.scale_invariant_alpha = s.scale_invariant_alpha;
+      params->terms.scale_invariant_beta = s.scale_invariant_beta;
       params->ranges.packed = packed;
       if (s.ragged != ProblemSpec::Ragged::kNone) {
         params->ranges.q_begin = q_begin_.data();

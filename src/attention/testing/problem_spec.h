@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <random>
@@ -44,7 +45,7 @@ struct ProblemSpec {
   DType term_dtype = DType::kFloat32, bias_dtype = DType::kFloat32;
   int bias_broadcast = 0;            // bits: 1 batch, 2 heads, 4 queries have stride 0
   double bias_minus_infinity = 0.0;  // share
-  double scale_invariant = 0.0;
+  double scale_invariant = 0.0, scale_invariant_alpha = 0.0, scale_invariant_beta = 0.0;
   double softcap = 0.0;
   double scale = 0.0;
   // Values that are not plain normal.
@@ -105,7 +106,10 @@ inline std::string ProblemSpec::Describe() const {
   if (bias) {
     text << " bias(" << bias_broadcast << ", " << bias_minus_infinity << ") " << Name(bias_dtype);
   }
-  if (scale_invariant != 0.0) text << " scale_invariant " << scale_invariant;
+  if (scale_invariant != 0.0) {
+    text << " scale_invariant " << scale_invariant << " " << scale_invariant_alpha << " "
+         << scale_invariant_beta;
+  }
   if (softcap != 0.0) text << " softcap " << softcap;
   if (scale != 0.0) text << " scale " << scale;
   if (strided) text << " strided";
@@ -194,6 +198,13 @@ inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken =
   if (spec.map == RowMap::kTopKSoftmax && spec.softcap != 0.0) spec.softcap = 50.0;
   // Softpick jumps where all scores are 0.
   spec.any_length_scale = chance(0.4) && spec.map != RowMap::kSoftpick;
+  // From a_0 = 0 on, and shifts above 0 and below.
+  const double shapes[][2] = {{0.5, 0.0}, {1.0, 3.0}, {2.0, 2.0 * std::log(2.0)}, {0.05, 0.2}};
+  if (spec.scale_invariant != 0.0 && chance(0.5)) {
+    const double(&shape)[2] = shapes[pick(0, 3)];
+    spec.scale_invariant_alpha = shape[0];
+    spec.scale_invariant_beta = shape[1];
+  }
   return spec;
 }
 

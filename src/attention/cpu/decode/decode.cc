@@ -136,9 +136,8 @@ class Group {
     }
     if (!std::isfinite(product)) return;
     const std::int64_t farthest = query_.position - visible.begin;
-    const double stretch = terms.Stretch(farthest);
-    const double slack = 4.0 * kRounding *
-                         (stretch * product + stretch * stretch + std::abs(s_.scores.back()) + 1.0);
+    const double slack =
+        4.0 * kRounding * (terms.Size(product, farthest) + std::abs(s_.scores.back()) + 1.0);
     double bar = 0.0;
     if (map.softmax()) {
       // All that is left out may hold a quarter of what may be lost.

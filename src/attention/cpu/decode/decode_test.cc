@@ -75,7 +75,12 @@ TEST(Decode, TermsOverManyKeys) {
     spec.scale_invariant = 10.0;
     spec.length_scale = spec.any_length_scale = true;
     Check(spec);
-    spec.scale_invariant = 0.0;
+    for (const double beta : {2.0 * std::log(2.0), 9.0}) {
+      spec.scale_invariant_alpha = 2.0;
+      spec.scale_invariant_beta = beta;
+      Check(spec);
+    }
+    spec.scale_invariant = spec.scale_invariant_alpha = spec.scale_invariant_beta = 0.0;
     spec.softcap = 3.0;
     spec.sink = true;
     spec.left = 700;

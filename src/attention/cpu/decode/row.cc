@@ -140,9 +140,8 @@ double Row::Slack(float top, float product) const {
   // The terms of a score that comes near the largest are not much larger than its product.
   const std::int64_t farthest = std::max(std::abs(query_.position - query_.visible.begin),
                                          std::abs(query_.position - query_.visible.end + 1));
-  const double stretch = query_.terms[r_].Stretch(farthest);
   const double reach = map_.softmax() ? 0.0 : map_.Reach();
-  const double size = stretch * static_cast<double>(product) + stretch * stretch +
+  const double size = query_.terms[r_].Size(static_cast<double>(product), farthest) +
                       std::abs(static_cast<double>(top)) + reach;
   return 2.0 * kRounding * size;
 }

@@ -87,8 +87,9 @@ struct StreamBlock {
     }
     begin = begin / kDepth * kDepth;
     end = begin < end ? RoundUp(end, kDepth) : begin;
-    // a_d of the scale-invariant term stays below 10 for any distance that memory holds.
-    reach = 10.0 * head.k_bound * static_cast<double>(params.head_dim) * largest;
+    // a_d of the usual scale-invariant term stays below 10 for any distance that memory holds.
+    const double most = std::max(10.0, terms.distances.largest);
+    reach = most * head.k_bound * static_cast<double>(params.head_dim) * largest;
     rest = std::abs(terms.slope) *
                (std::abs(static_cast<double>(distance)) + static_cast<double>(end)) +
            head.k_bound + head.v_bound;

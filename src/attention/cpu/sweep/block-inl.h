@@ -169,13 +169,14 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
       continue;
     }
     if (approximate_) {
+      const float shift = static_cast<float>(head_.terms.Size(0.0, 0));
       float error = 1.001f * row.factor *
                         (packed.norm * keys_.largest_error +
                          packed.lost * (keys_.packed_norm + keys_.largest_error)) +
-                    1e-6f * (1.0f + reach + row.factor * packed.norm * keys_.packed_norm);
+                    1e-6f * (shift + reach + row.factor * packed.norm * keys_.packed_norm);
       const std::int64_t farthest =
           HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
-      error *= static_cast<float>(head_.terms.Stretch(farthest));
+      error *= static_cast<float>(std::max(1.0, head_.terms.Stretch(farthest)));
       if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
         const std::int64_t steps = (2 + SumSlack(kEngine, dim_)) * SumUnit(kEngine, dim_);
         row.over = 2.0f * error +

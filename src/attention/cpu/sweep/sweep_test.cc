@@ -246,7 +246,7 @@ TEST(Sweep, SumsAsLargeAsTheirNormsAllow) {
 
 TEST(Sweep, MapsShapesAndTerms) {
   ForEachSweep([&](const AttentionKernel& kernel) {
-    for (int variant = 0; variant < 12; ++variant) {
+    for (int variant = 0; variant < 14; ++variant) {
       ProblemSpec spec = Long(1100, variant % 2 == 0 ? DType::kFloat32 : DType::kBFloat16);
       spec.seed = static_cast<std::uint64_t>(variant) + 10;
       spec.head_dim = 40;
@@ -280,6 +280,12 @@ TEST(Sweep, MapsShapesAndTerms) {
         case 10:
           spec.softcap = 1.0;
           spec.scale_invariant = 5.0;
+          break;
+        case 11:
+        case 12:  // a_0 = 0; scores that distance lifts at first
+          spec.scale_invariant = 5.0;
+          spec.scale_invariant_alpha = 2.0;
+          spec.scale_invariant_beta = variant == 11 ? 2.0 * std::log(2.0) : 6.0;
           break;
         case 8:
           spec.ragged = ProblemSpec::Ragged::kPacked;

@@ -34,7 +34,7 @@ struct Terms {
     for (std::int64_t t = 1; t <= n; ++t) {
       DistanceFactor factor;
       if (law == Law::kLogN) factor.a = kLogN * std::log(static_cast<double>(n));
-      if (law == Law::kScaleInvariant) factor = DistanceFactor::At(kLength, t);
+      if (law == Law::kScaleInvariant) factor = DistanceFactor::At({.length = kLength}, t);
       a.push_back(factor.a);
       m.push_back(factor.m);
     }
@@ -247,7 +247,7 @@ void AddRangeEntropies(const AnalysisContext& context, AnalysisResult& result) {
     const std::int64_t t = 1000000;
     double sum = 0.0;
     for (std::int64_t s = t; s < t * ratio; ++s) {
-      const DistanceFactor factor = DistanceFactor::At(kLength, s);
+      const DistanceFactor factor = DistanceFactor::At({.length = kLength}, s);
       sum += std::exp(factor.m + factor.a * factor.a / 2.0);
     }
     result.facts.push_back({fmt::format("expected weight in [t, {}t), t = 10⁶", ratio), sum,
