@@ -249,7 +249,8 @@ def markdown(root: Path) -> str:
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
         "otherwise*: by our own optimiser and schedule, which is no repetition. *Drawn*: the "
-        "paper has a figure without numbers to hold ours against. A study appears once for each scale whose report is kept in `results/`.\n"
+        "paper has a figure without numbers to hold ours against. A study appears "
+        "once for each scale whose report is kept in `results/`.\n"
     )
     for paper, items in CONTENTS.items():
         authors, title, url = PAPERS[paper]
