@@ -109,3 +109,9 @@ def test_a_recipe_without_a_report_says_so(tmp_path):
     (folder / "study.json").write_text(json.dumps(about))
     row = next(line for line in papers.markdown(tmp_path).splitlines() if "It vanishes" in line)
     assert "differs: 1 of 1 numbers, most the t: 1 instead of 1.2" in row
+    for value, expected, status in ((1.19, 1.2, "reproduced"), (1.0, None, "drawn")):
+        about["facts"] = [{"quantity": "t", "value": value, "expected": expected, "source": ""}]
+        (folder / "study.json").write_text(json.dumps(about))
+        page = papers.markdown(tmp_path)
+        row = next(line for line in page.splitlines() if "It vanishes" in line)
+        assert row.endswith(f"| {status} |") or f"| {status} " in row

@@ -187,6 +187,27 @@ def test_sequences_show_what_their_heads_do(tmp_path: Path) -> None:
     assert drawn.weights.sum(axis=1) == pytest.approx(1.0, abs=0.01)
 
 
+def test_histograms_count_every_head(tmp_path: Path) -> None:
+    write_fake_sequences(tmp_path)
+    study = data.load(tmp_path)
+    figure = heads.plot_histograms(study)
+    assert figure is not None
+    assert len(figure.axes) == 2  # a row for each method, no learned α
+    study.heads += [
+        data.HeadNumber("asentmax", n, layer, head, "alpha", 1.2 + 0.1 * head, 0.0)
+        for n in study.lengths
+        for layer in range(3)
+        for head in range(4)
+    ]
+    figure = heads.plot_histograms(study)
+    assert figure is not None
+    assert len(figure.axes) == 4
+    for axes in figure.axes[:3:2]:  # both lengths of the density of each method
+        assert len(axes.patches) == 2
+    alphas = figure.axes[3].containers[0]
+    assert sum(bar.get_height() for bar in alphas) == 12
+
+
 def test_learned_numbers_stand_in_their_cells(tmp_path: Path) -> None:
     write_fake_sequences(tmp_path)
     study = data.load(tmp_path)

@@ -147,6 +147,50 @@ def plot_support(study: Study) -> Figure | None:
     return figure
 
 
+def plot_histograms(study: Study) -> Figure | None:
+    """How many heads have which density, and which α where it is learned.
+
+    Figures 11 and 12 of Adaptively Sparse Transformers (Correia et al. 2019).
+    """
+    methods = [m for m in headline_methods(study) if any(h.method == m for h in study.heads)]
+    if not methods:
+        return None
+    lengths = sorted({number.n for number in study.heads})
+    ends = dict.fromkeys((lengths[0], lengths[-1]))
+    alphas = {m: _values(study, m, lengths[0], "alpha") for m in methods}
+    columns = 2 if any(alphas.values()) else 1
+    figure = Figure(figsize=(1.2 + 4.2 * columns, 0.9 + 1.5 * len(methods)), layout="constrained")
+    panels = figure.subplots(len(methods), columns, squeeze=False, sharex="col")
+    colors = dict(zip(ends, ("#8a8a8a", "#0072b2"), strict=False))
+    for row, method in zip(panels, methods, strict=True):
+        for n in ends:
+            support = _values(study, method, n, "support")
+            keys = _values(study, method, n, "keys")
+            shares = [support[at] / keys[at] for at in support if at in keys]
+            row[0].hist(
+                shares, bins=20, range=(0.0, 1.0), histtype="stepfilled", alpha=0.55,
+                color=colors[n], label=f"n = {n}",
+            )  # fmt: skip
+        row[0].set_ylabel(f"{wrapped(study.labels[method])}\nHeads", fontsize=9)
+        if columns > 1:
+            row[1].hist(list(alphas[method].values()), bins=20, color="#d55e00", alpha=0.7)
+    panels[-1, 0].set_xlabel("Density: keys with weight, of those seen")
+    if columns > 1:
+        panels[-1, 1].set_xlabel("α")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def _values(study: Study, method: str, n: int, quantity: str) -> dict[tuple[int, int], float]:
+    """Of each head, by layer and head."""
+    return {
+        (h.layer, h.head): h.mean
+        for h in study.heads
+        if (h.method, h.n, h.quantity) == (method, n, quantity)
+    }
+
+
 def _every_key(lengths: Sequence[float] = (), keys: Sequence[float] = ()) -> Line2D:
     return Line2D(
         lengths, keys, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1, label="every key"
@@ -348,6 +392,7 @@ FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
     ("heads-learned", plot_learned, "What each head has learned, by layer and head"),
     ("heads-entropy", plot_entropy, "Entropy of each head's attention against length"),
     ("heads-support", plot_support, "Support size of each head's attention against length"),
+    ("heads-histograms", plot_histograms, "Histograms of the heads' density, and of a learned α"),
     ("attention", plot_attention, "Attention maps of chosen heads, token by token"),
     ("attention-long", plot_attention_long, "Attention maps of chosen heads on a long sample"),
 ]

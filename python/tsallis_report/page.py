@@ -51,6 +51,10 @@ _CAPTIONS = {
         "Of the first seed: keys with any weight at all, mean over the scored tokens. Softmax "
         "leaves out only those whose weight is below the smallest float."
     ),
+    "heads-histograms": (
+        "Of the first seed: how many heads give weight to which share of the keys that a query "
+        "sees, at the shortest and the longest length; right, where a method learns it, their α."
+    ),
     "attention": (
         "Of the first seed, on the first test sample. Shown of the first, middle and last layer: "
         "of the heads with ALiBi, and of those without, the one of the lowest normalised entropy "

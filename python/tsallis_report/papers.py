@@ -183,7 +183,8 @@ def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
     ]
     expected = [fact for fact in about.facts if fact.expected is not None]
     if not off:
-        return about.finding, "reproduced" if about.scale == "full" else "smaller scale"
+        agrees = "reproduced" if expected else "drawn"
+        return about.finding, agrees if about.scale == "full" else "smaller scale"
     worst = max(off, key=lambda fact: abs(fact.value / (fact.expected or 1.0) - 1.0))
     return about.finding, (
         f"differs: {len(off)} of {len(expected)} numbers, most the {worst.quantity}: "
@@ -247,7 +248,8 @@ def markdown(root: Path) -> str:
         "is no percentage) or two standard errors of the paper's. *Differs*: how many are not, "
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
-        "otherwise*: by our own optimiser and schedule, which is no repetition. A study appears "
+        "otherwise*: by our own optimiser and schedule, which is no repetition. *Drawn*: the "
+        "paper has a figure without numbers to hold ours against. A study appears "
         "once for each scale whose report is kept in `results/`.\n"
     )
     for paper, items in CONTENTS.items():
