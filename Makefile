@@ -1,12 +1,12 @@
 # A thin front: CMake presets do the work. `make` builds, `make reproduce` runs the first study.
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h')
+SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.cu')
 
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test style bench bench-maps bench-training bench-attention bench-attention-memory check-wheel docs pages papers lint format sanitize fuzz weekly clean setup setup-lint setup-clang
+.PHONY: build reproduce test style bench bench-maps bench-training bench-attention bench-attention-memory gpu mutate-cuda check-wheel docs pages papers lint format sanitize fuzz weekly clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -52,9 +52,22 @@ fuzz: setup-clang
 	  mkdir -p corpus/$$name && bin/$${name}_fuzz -max_total_time=$(SECONDS) -max_len=2048 -len_control=0 \
 	    -print_final_stats=1 corpus/$$name || exit 1; done
 
-# What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel. Once a week.
-weekly: lint check-wheel sanitize
+# What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel, faults in the CUDA
+# kernels. Once a week.
+weekly: lint check-wheel sanitize mutate-cuda
 	@$(MAKE) fuzz SECONDS=3600
+
+# Everything that takes a GPU: build, tests, compute-sanitizer, benchmark. Not after `setup`, which needs Debian's
+# packages: here nvcc, CMake and the machine's own Python do. GPU="build test" and the like run parts alone.
+GPU ?=
+gpu:
+	@python3 gpu/run.py $(GPU)
+
+# Faults in the CUDA kernels, one after the other: the emulated tests must find them. An hour of a core.
+mutate-cuda: setup
+	$(call configured,kernels,build-kernels)
+	@cmake --build build-kernels -j $(JOBS) --target tsallis
+	@$(PYTHON) scripts/mutate_cuda.py
 
 bench: bench-maps bench-training
 
@@ -109,4 +122,4 @@ format: setup
 	@$(PYTHON) -m ruff format .
 
 clean:
-	rm -rf build build-kernels build-dev build-tsan build-fuzz build-ci build-lint build-wheel
+	rm -rf build build-gpu build-kernels build-dev build-tsan build-fuzz build-ci build-lint build-wheel

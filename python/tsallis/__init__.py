@@ -8,7 +8,7 @@ in ``build/lib`` of the repository that holds it.
 from tsallis import _ops, _vmap, functional, nn, patterns
 from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
-from tsallis._ops import cpu_target, library_path
+from tsallis._ops import CudaInfo, cpu_target, cuda_info, library_path
 from tsallis.functional import (
     AdaptiveTemperatureFit,
     AttentionExtras,
@@ -41,6 +41,7 @@ __all__ = [
     "CacheFull",
     "CacheUse",
     "CachedSequence",
+    "CudaInfo",
     "DecodeExtras",
     "DecodeMode",
     "FirstAndLast",
@@ -53,6 +54,7 @@ __all__ = [
     "attention",
     "budget",
     "cpu_target",
+    "cuda_info",
     "decode",
     "entmax",
     "entmax_loss",

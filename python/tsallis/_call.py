@@ -49,8 +49,9 @@ def _mistake(error: RuntimeError, operator: Any, arguments: tuple[Any, ...]) -> 
         for argument, value in zip(operator.default._schema.arguments, arguments, strict=False):
             if isinstance(value, Tensor) and (value.device.type != "cpu" or _odd(value)):
                 return ValueError(
-                    f"{argument.name}: expected a dense tensor on the CPU, the device that this "
-                    f"build has kernels for, got {wrong[1]} on {value.device}"
+                    f"{argument.name}: expected a dense tensor on the CPU, the device that "
+                    f"{operator.default._schema.name.removeprefix('tsallis::')} has kernels for, "
+                    f"got {wrong[1]} on {value.device}"
                 )
     return None
 

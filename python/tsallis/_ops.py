@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 try:
     import torch
@@ -15,7 +16,7 @@ except ImportError as error:
         f"against it (pip install --no-build-isolation .): {error}"
     ) from error
 
-__all__ = ["cpu_target", "library_path", "locate", "version"]
+__all__ = ["CudaInfo", "cpu_target", "cuda_info", "library_path", "locate", "version"]
 
 _NAME = "libtsallis_torch.so"
 _VARIABLE = "TSALLIS_LIBRARY"
@@ -89,3 +90,27 @@ def version() -> str:
 def cpu_target() -> str:
     """Name of the instruction set that the CPU kernels chose on this machine, e.g. ``AVX3``."""
     return str(torch.ops.tsallis.cpu_target())
+
+
+class CudaInfo(NamedTuple):
+    """What there is for attention on NVIDIA's GPUs.
+
+    Attributes:
+        architectures: what the kernels were compiled for, e.g. ``["80", "90a"]``; empty without.
+        compiler: which nvcc compiled them.
+        why_not_compiled: why there are none, and what to do; empty where there are.
+        devices: the machine's, in CUDA's order, each with its capability and memory, and what is
+            wrong with one that the kernels do not run on.
+        why_no_devices: what CUDA's runtime says where there are kernels and no device.
+    """
+
+    architectures: list[str]
+    compiler: str
+    why_not_compiled: str
+    devices: list[str]
+    why_no_devices: str
+
+
+def cuda_info() -> CudaInfo:
+    """The CUDA kernels of this build, and the devices of this machine."""
+    return CudaInfo(*torch.ops.tsallis.cuda_info())

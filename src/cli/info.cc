@@ -12,6 +12,7 @@
 #include "core/parallel.h"
 #include "core/version.h"
 #include "tsallis/cpu.h"
+#include "tsallis/cuda.h"
 
 namespace tsallis::cli {
 
@@ -21,6 +22,21 @@ std::string Join(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
   return text;
+}
+
+void PrintCuda() {
+  const CudaInfo cuda = QueryCuda();
+  if (cuda.architectures.empty()) {
+    fmt::print("CUDA kernels       not compiled: {}\n", cuda.why_not_compiled);
+    return;
+  }
+  std::vector<std::string> names;
+  for (const std::string& architecture : cuda.architectures) names.push_back("sm_" + architecture);
+  fmt::print("CUDA kernels       {}, by {}\n", Join(names), cuda.compiler);
+  if (cuda.devices.empty()) fmt::print("CUDA devices       none: {}\n", cuda.why_no_devices);
+  for (std::size_t i = 0; i < cuda.devices.size(); ++i) {
+    fmt::print("CUDA device {:<6} {}\n", i, Describe(cuda.devices[i]));
+  }
 }
 
 class InfoCommand : public Command {
@@ -49,6 +65,19 @@ class InfoCommand : public Command {
           {"avx512_vnni", cpu.avx512_vnni}, {"avx512_bf16", cpu.avx512_bf16},
           {"amx_bf16", cpu.amx_bf16},       {"threads", threads},
           {"torch", TORCH_VERSION}};
+      const CudaInfo cuda = QueryCuda();
+      nlohmann::ordered_json devices = nlohmann::json::array();
+      for (const CudaDevice& device : cuda.devices) {
+        devices.push_back({{"name", device.name},
+                           {"capability", fmt::format("{}.{}", device.major, device.minor)},
+                           {"memory", device.memory},
+                           {"why_unusable", device.why_unusable}});
+      }
+      document["cuda"] = {{"architectures", cuda.architectures},
+                          {"compiler", cuda.compiler},
+                          {"why_not_compiled", cuda.why_not_compiled},
+                          {"devices", devices},
+                          {"why_no_devices", cuda.why_no_devices}};
       if (kernels_) document.update(AttentionKernelsJson());
       fmt::print("{}\n", document.dump(2));
     } else if (quiet_) {
@@ -65,6 +94,7 @@ class InfoCommand : public Command {
                  cpu.chosen_target);
       fmt::print("threads            {}\n", threads);
       fmt::print("torch              {}\n", TORCH_VERSION);
+      PrintCuda();
       if (kernels_) {
         fmt::print("\n");
         PrintAttentionKernels();

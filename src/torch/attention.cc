@@ -79,8 +79,11 @@ bool ArePlain(const Tensor& q, const Tensor& k, const Tensor& v, const Attention
 AttentionResults ForwardThroughOperator(const Tensor& q, const Tensor& k, const Tensor& v,
                                         const AttentionOptions& options, bool want_stats) {
   AttentionResults r;
+  AttentionOptions kept = options;
+  // The CUDA kernels save no lists, and while tracing only autograd knows the device.
+  if (q.is_cuda()) kept.saved_budget = 0;
   std::tie(r.out, r.tau, r.saved, r.support_size, r.entropy, r.maximum) =
-      CallWithSettings(ForwardOperator(), options, q, k, v, want_stats);
+      CallWithSettings(ForwardOperator(), kept, q, k, v, want_stats);
   return r;
 }
 
@@ -322,11 +325,18 @@ TORCH_LIBRARY_IMPL(tsallis, Autograd, m) {
   m.impl("attention_weights", AttentionOperator<OpWeightsAutograd>::Call);
 }
 
-TORCH_LIBRARY_IMPL(tsallis, AutocastCPU, m) {
+namespace {
+
+void RegisterAutocast(torch::Library& m) {
   m.impl("attention", AttentionOperator<OpAutocast>::Call);
   m.impl("attention_stats", AttentionOperator<OpStatsAutocast>::Call);
   m.impl("attention_weights", AttentionOperator<OpWeightsAutocast>::Call);
 }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(tsallis, AutocastCPU, m) { RegisterAutocast(m); }
+TORCH_LIBRARY_IMPL(tsallis, AutocastCUDA, m) { RegisterAutocast(m); }
 
 TORCH_LIBRARY_IMPL(tsallis, FuncTorchBatched, m) {
   for (const char* name : {"attention", "attention_stats", "attention_forward",

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -66,13 +67,36 @@ struct AttentionResults {
   at::Tensor support_size, entropy, maximum;  // [batch, heads, q_len]; float64 where not integers
 };
 
-// CPU kernels, below autograd, on checked arguments. Tensors that are not asked for stay undefined.
-// saved_bytes: negative: what the kernel that runs can use.
+// Below autograd, on checked arguments: tensors that are not asked for stay undefined. saved_bytes:
+// negative: what the kernel that runs can use.
 struct AttentionRequest {
   bool tau = false;
   bool stats = false;  // tau as well
   std::int64_t saved_bytes = 0;
 };
+
+// Who looks into the tensors. The host checks the contents of ranges; of a device's tensors it
+// reads nothing but alphas, since reading waits for the device.
+enum class Reader : std::uint8_t { kHost, kDevice };
+
+// The kernels that run where the tensors are.
+struct AttentionPasses {
+  Reader reader = Reader::kHost;
+  bool saves = false;  // lists of the support; else they get no memory for them
+  std::function<void(const AttentionParams&, const AttentionOutputs&)> forward;
+  std::function<void(const AttentionParams&, const AttentionGradients&)> backward;
+};
+AttentionResults AttentionForwardBy(const AttentionPasses& passes, const at::Tensor& q,
+                                    const at::Tensor& k, const at::Tensor& v,
+                                    const AttentionOptions& options,
+                                    const AttentionRequest& request);
+std::array<at::Tensor, kInputs> AttentionBackwardBy(const AttentionPasses& passes,
+                                                    const at::Tensor& d_out, const at::Tensor& q,
+                                                    const at::Tensor& k, const at::Tensor& v,
+                                                    const at::Tensor& tau, const at::Tensor& saved,
+                                                    const AttentionOptions& options,
+                                                    const AttentionWanted& wanted);
+
 AttentionResults AttentionForwardCpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const AttentionOptions& options,
                                      const AttentionRequest& request);
@@ -85,6 +109,17 @@ std::array<at::Tensor, kInputs> AttentionBackwardCpu(const at::Tensor& d_out, co
 std::tuple<at::Tensor, at::Tensor, at::Tensor> AttentionWeightsCpu(const at::Tensor& q,
                                                                    const at::Tensor& k,
                                                                    const AttentionOptions& options);
+
+// On CUDA devices, in the current stream of the tensors' own; memory is torch's.
+AttentionResults AttentionForwardCuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const AttentionOptions& options,
+                                      const AttentionRequest& request);
+std::array<at::Tensor, kInputs> AttentionBackwardCuda(const at::Tensor& d_out, const at::Tensor& q,
+                                                      const at::Tensor& k, const at::Tensor& v,
+                                                      const at::Tensor& tau,
+                                                      const at::Tensor& saved,
+                                                      const AttentionOptions& options,
+                                                      const AttentionWanted& wanted);
 
 // Statistics as callers get them: floats for inputs other than float64.
 AttentionStatTensors StatsOf(const AttentionResults& results, at::ScalarType dtype);

@@ -1,4 +1,4 @@
-// The operators of attention below autograd: CPU and Meta.
+// The operators of attention below autograd: CPU, CUDA and Meta.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -17,23 +17,36 @@ namespace {
 
 using at::Tensor;
 
-Tensor OpCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+// How the kernels of a device are called (attention.h).
+struct Cpu {
+  static constexpr auto Forward = AttentionForwardCpu;
+  static constexpr auto Backward = AttentionBackwardCpu;
+};
+struct Cuda {
+  static constexpr auto Forward = AttentionForwardCuda;
+  static constexpr auto Backward = AttentionBackwardCuda;
+};
+
+template <class Device>
+Tensor OpPlain(const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
   CheckAttentionTensors(q, k, v, options);
-  return AttentionForwardCpu(q, k, v, options, {}).out;
+  return Device::Forward(q, k, v, options, {}).out;
 }
 
-Tensors<5> OpStatsCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k,
-                      const Tensor& v) {
+template <class Device>
+Tensors<5> OpStats(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                   const Tensor& v) {
   CheckAttentionTensors(q, k, v, options);
-  const AttentionResults results = AttentionForwardCpu(q, k, v, options, {.stats = true});
+  const AttentionResults results = Device::Forward(q, k, v, options, {.stats = true});
   const AttentionStatTensors stats = StatsOf(results, q.scalar_type());
   return {results.out, stats.tau, stats.support_size, stats.entropy, stats.maximum};
 }
 
-Tensors<6> OpForwardCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k,
-                        const Tensor& v, bool want_stats) {
+template <class Device>
+Tensors<6> OpForward(const AttentionOptions& options, const Tensor& q, const Tensor& k,
+                     const Tensor& v, bool want_stats) {
   CheckAttentionTensors(q, k, v, options);
-  AttentionResults r = AttentionForwardCpu(
+  AttentionResults r = Device::Forward(
       q, k, v, options,
       {.tau = true, .stats = want_stats, .saved_bytes = ReservedBytes(q, options).expect_int()});
   for (Tensor* tensor : {&r.support_size, &r.entropy, &r.maximum}) {
@@ -72,16 +85,25 @@ void CheckBackward(const Tensor& d_out, const Tensor& q, const Tensor& v, const 
   });
 }
 
-Tensors<kInputs> OpBackwardCpu(const AttentionOptions& options, const Tensor& d_out,
-                               const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& tau,
-                               const Tensor& saved, AttentionWanted wanted) {
+template <class Device>
+Tensors<kInputs> OpBackward(const AttentionOptions& options, const Tensor& d_out, const Tensor& q,
+                            const Tensor& k, const Tensor& v, const Tensor& tau,
+                            const Tensor& saved, AttentionWanted wanted) {
   CheckBackward(d_out, q, v, tau, CheckAttentionTensors(q, k, v, options), options, wanted);
-  return Filled(AttentionBackwardCpu(d_out, q, k, v, tau, saved, options, wanted), q);
+  return Filled(Device::Backward(d_out, q, k, v, tau, saved, options, wanted), q);
 }
 
 Tensors<3> OpWeightsCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
   CheckAttentionTensors(q, k, Tensor(), options);
   return AttentionWeightsCpu(q, k, options);
+}
+
+Tensors<3> OpWeightsCuda(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
+  CheckAttentionTensors(q, k, Tensor(), options);
+  TORCH_CHECK_VALUE(false,
+                    "q: expected a tensor on the CPU, as the CUDA kernels give no weights as a "
+                    "sparse matrix, got ",
+                    q.device());
 }
 
 Tensor EmptyLayout(const c10::SymInt& d0, const c10::SymInt& d1, const c10::SymInt& d2,
@@ -155,11 +177,19 @@ Tensors<3> OpWeightsMeta(const AttentionOptions&, const Tensor&, const Tensor&) 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(tsallis, CPU, m) {
-  m.impl("attention", AttentionOperator<OpCpu>::Call);
-  m.impl("attention_stats", AttentionOperator<OpStatsCpu>::Call);
-  m.impl("attention_forward", AttentionOperator<OpForwardCpu>::Call);
-  m.impl("attention_backward", AttentionOperator<OpBackwardCpu>::Call);
+  m.impl("attention", AttentionOperator<OpPlain<Cpu>>::Call);
+  m.impl("attention_stats", AttentionOperator<OpStats<Cpu>>::Call);
+  m.impl("attention_forward", AttentionOperator<OpForward<Cpu>>::Call);
+  m.impl("attention_backward", AttentionOperator<OpBackward<Cpu>>::Call);
   m.impl("attention_weights", AttentionOperator<OpWeightsCpu>::Call);
+}
+
+TORCH_LIBRARY_IMPL(tsallis, CUDA, m) {
+  m.impl("attention", AttentionOperator<OpPlain<Cuda>>::Call);
+  m.impl("attention_stats", AttentionOperator<OpStats<Cuda>>::Call);
+  m.impl("attention_forward", AttentionOperator<OpForward<Cuda>>::Call);
+  m.impl("attention_backward", AttentionOperator<OpBackward<Cuda>>::Call);
+  m.impl("attention_weights", AttentionOperator<OpWeightsCuda>::Call);
 }
 
 TORCH_LIBRARY_IMPL(tsallis, Meta, m) {

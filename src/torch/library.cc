@@ -2,11 +2,14 @@
 #include <torch/library.h>
 
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "core/version.h"
 #include "torch/attention.h"
 #include "torch/attention_settings.h"
 #include "tsallis/cpu.h"
+#include "tsallis/cuda.h"
 
 namespace tsallis {
 
@@ -22,6 +25,16 @@ TORCH_LIBRARY(tsallis, m) {
   m.def("git_commit() -> str", [] { return std::string(GitCommit()); });
   m.def("processor() -> str", [] { return QueryCpu().processor; });
   m.def("cpu_target() -> str", [] { return QueryCpu().chosen_target; });
+  m.def(
+      "cuda_info() -> (str[] architectures, str compiler, str why_not_compiled, str[] devices, "
+      "str why_no_devices)",
+      [] {
+        const CudaInfo info = QueryCuda();
+        std::vector<std::string> devices;
+        for (const CudaDevice& device : info.devices) devices.push_back(Describe(device));
+        return std::make_tuple(info.architectures, info.compiler, info.why_not_compiled, devices,
+                               info.why_no_devices);
+      });
   m.def("row_map(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS ") -> Tensor");
   m.def("row_map_stats(Tensor scores, Tensor? alpha_rows=None, *, " TSALLIS_SETTINGS
         ") -> (Tensor probabilities, Tensor tau, Tensor support_size, Tensor entropy)");

@@ -1,0 +1,266 @@
+"""Times the CUDA kernels against torch's on the same device: gpu/run.py bench.
+
+    gpu/bench.py [--out build-gpu] [--longest 131072]
+
+Forward and both passes, causal, bfloat16, normal inputs, 64 query heads and 8 key heads. Peers:
+scaled_dot_product_attention with its FlashAttention and cuDNN backends, and FlexAttention compiled.
+Every number is written to bench.json as soon as it is known, beside what docs/cuda.md predicted for
+an H200; TFLOP/s count the products of dense attention, so that equal times are equal rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+HEADS, KV_HEADS = 64, 8
+# Milliseconds on an H200 at d = 128, by docs/cuda.md: forward, both passes.
+PREDICTED = {16384: (16.0, 39.0), 65536: (84.0, 195.0)}
+BFLOAT16 = 1  # tsallis/types.h's DType
+
+_INTEGERS = ["backward", "dtype", "batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"]
+_INTEGERS += ["causal", "softmax"]
+_ARRAYS = ["q", "k", "v", "out", "tau", "support_size", "d_out", "dq", "dk", "dv"]
+
+
+class Call(ctypes.Structure):
+    """gpu/library.cc's TsallisCall."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _INTEGERS),
+        ("alpha", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+    ]
+
+
+class Ours:
+    """Attention by the library, on fixed tensors."""
+
+    def __init__(self, library: Path, q: Tensor, k: Tensor, v: Tensor, alpha: float) -> None:
+        self.function = ctypes.CDLL(str(library)).tsallis_attention
+        batch, heads, q_len, head_dim = q.shape
+        self.tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q)}
+        self.tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k)}
+        self.tensors |= {"dv": torch.empty_like(v), "d_out": torch.randn_like(q)}
+        rows = (batch, heads, q_len)
+        self.tensors["tau"] = torch.empty(rows, dtype=torch.float64, device=q.device)
+        self.call = Call(
+            dtype=BFLOAT16,
+            batch=batch,
+            heads=heads,
+            kv_heads=k.shape[1],
+            q_len=q_len,
+            k_len=k.shape[2],
+            head_dim=head_dim,
+            causal=1,
+            softmax=1 if alpha == 1.0 else 0,
+            alpha=alpha,
+            **{name: tensor.data_ptr() for name, tensor in self.tensors.items()},
+        )
+        sizes = [self._run(backward, measure=True) for backward in (0, 1)]
+        self.workspace = torch.empty(max(sizes), dtype=torch.uint8, device=q.device)
+        self.bytes = sizes
+
+    def _run(self, backward: int, measure: bool = False) -> int:
+        call = self.call
+        call.backward = backward
+        call.stream = torch.cuda.current_stream().cuda_stream
+        call.workspace_bytes = 0 if measure else self.workspace.numel()
+        call.workspace = None if measure else self.workspace.data_ptr()
+        message = ctypes.create_string_buffer(500)
+        if self.function(ctypes.byref(call), message, ctypes.c_int64(len(message))):
+            raise RuntimeError(message.value.decode())
+        return int(call.workspace_bytes)
+
+    def forward(self) -> None:
+        self._run(0)
+
+    def both(self) -> None:
+        self._run(0)
+        self._run(1)
+
+    def kept(self) -> float:
+        """The mean number of keys that a query keeps."""
+        sizes = torch.empty_like(self.tensors["tau"], dtype=torch.int64)
+        self.call.support_size = sizes.data_ptr()
+        self._run(0)
+        self.call.support_size = None
+        return float(sizes.double().mean())
+
+
+def milliseconds(run: Callable[[], object], budget: float = 2.0) -> float:
+    """The median of calls until `budget` seconds have passed, 3 to 50 of them."""
+    run()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    start = time.monotonic()
+    while len(times) < 3 or (len(times) < 50 and time.monotonic() - start < budget):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def peer(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    if name == "FlexAttention":
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        compiled = torch.compile(flex_attention)
+        masks: dict[int, object] = {}
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            n = q.shape[2]
+            if n not in masks:
+                masks[n] = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n)
+            out: Tensor = compiled(q, k, v, block_mask=masks[n], enable_gqa=True)
+            return out
+
+        return run
+    backend = {"FlashAttention": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+
+    def with_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend[name]):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return with_backend
+
+
+class Table:
+    def __init__(self, out: Path) -> None:
+        self.path = out / "bench.json"
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+        )
+        self.document: dict[str, object] = {
+            "commit": commit.stdout.strip(),
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+        }
+        self.rows: list[dict[str, object]] = []
+
+    def add(self, row: dict[str, object]) -> None:
+        self.rows.append(row)
+        self.document["rows"] = self.rows
+        aside = self.path.with_suffix(".part")
+        aside.write_text(json.dumps(self.document, indent=1) + "\n")
+        aside.replace(self.path)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+
+def measure(table: Table, library: Path, n: int, d: int) -> None:
+    batch = 2 if n <= 16384 else 1
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def draw(heads: int) -> Tensor:
+        shape = (batch, heads, n, d)
+        return torch.randn(shape, device="cuda", generator=generator).bfloat16()
+
+    q, k, v = draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
+    # Products of 2 n^2 d each, half of them masked: two forward, five more backward.
+    forward_flops = 2 * 2 * batch * HEADS * n * n * d / 2
+    about = {"n": n, "d": d, "batch": batch}
+
+    def add(name: str, forward: float, both: float, **more: object) -> None:
+        rates = [forward_flops / forward / 1e9, 3.5 * forward_flops / both / 1e9]
+        times = {"forward_ms": round(forward, 3), "both_ms": round(both, 3)}
+        rate = {"forward_tflops": round(rates[0], 1), "both_tflops": round(rates[1], 1)}
+        table.add({**about, "name": name, **times, **rate, **more})
+
+    for alpha in (1.5, 2.0, 1.25, 1.0):
+        # Softmax by the dense kernels takes as long as the square of n.
+        if (alpha == 1.0 or alpha == 1.25) and n > 16384:
+            continue
+        name = "softmax, ours" if alpha == 1.0 else f"entmax {alpha}"
+        try:
+            ours = Ours(library, q, k, v, alpha)
+            kept = {"kept": round(ours.kept(), 1), "workspace": ours.bytes}
+            if alpha == 1.5 and d == 128 and n in PREDICTED:
+                kept["predicted_h200_ms"] = PREDICTED[n]
+            add(name, milliseconds(ours.forward), milliseconds(ours.both), **kept)
+        except RuntimeError as error:
+            table.add({**about, "name": name, "error": str(error).splitlines()[0]})
+        ours = None  # type: ignore[assignment]
+        torch.cuda.empty_cache()
+    for tensor in (q, k, v):
+        tensor.requires_grad_(True)
+    d_out = torch.randn_like(q)
+    for name in ("FlashAttention", "cuDNN", "FlexAttention"):
+        try:
+            attention = peer(name)
+
+            def both(run: Callable[..., Tensor] = attention) -> None:
+                torch.autograd.grad(run(q, k, v), (q, k, v), d_out)
+
+            def forward(run: Callable[..., Tensor] = attention) -> None:
+                with torch.no_grad():
+                    run(q, k, v)
+
+            add(name, milliseconds(forward), milliseconds(both))
+        except Exception as error:  # a peer that is not there must not end the rest
+            table.add({**about, "name": name, "error": str(error).splitlines()[0]})
+        torch.cuda.empty_cache()
+
+
+def draw_figure(table: Table, out: Path) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        print("no figure: there is no matplotlib")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    for axis, pass_name in zip(axes, ("forward", "both"), strict=True):
+        lines: dict[str, list[tuple[int, float]]] = {}
+        for row in table.rows:
+            if row["d"] == 128 and f"{pass_name}_ms" in row:
+                n, batch = int(str(row["n"])), int(str(row["batch"]))
+                point = (n, float(str(row[f"{pass_name}_ms"])) / batch)
+                lines.setdefault(str(row["name"]), []).append(point)
+        for name, points in lines.items():
+            axis.loglog(*zip(*sorted(points), strict=True), marker="o", label=name, base=2)
+        axis.set(xlabel="keys", ylabel="ms a sequence", title=f"{pass_name}, d = 128")
+    axes[0].legend()
+    for kind in ("svg", "png"):
+        figure.savefig(out / f"bench.{kind}", dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("build-gpu"))
+    parser.add_argument("--longest", type=int, default=131072)
+    given = parser.parse_args()
+    library = given.out / "lib" / "libtsallis_gpu.so"
+    if not library.is_file():
+        parser.error(f"{library} is not built: gpu/run.py build")
+    table = Table(given.out)
+    for d in (128, 64):
+        n = 2048
+        while n <= given.longest:
+            measure(table, library.resolve(), n, d)
+            n *= 2
+    draw_figure(table, given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+#include <cstring>
+
+#include "attention/cuda/runtime.h"
+#include "instructions.h"
+
+namespace tsallis::cuda {
+
+void RunInstructionsEmulated(const std::uint32_t* inputs, bool truncated, std::uint32_t* outputs) {
+  simt::machine.policy.sum = truncated ? simt::MatrixSum::kTruncated : simt::MatrixSum::kSequential;
+  const Stream stream(Context{});
+  auto* in = static_cast<std::uint32_t*>(stream.Allocate(kWarp * kInputs * 4));
+  auto* out = static_cast<std::uint32_t*>(stream.Allocate(kWarp * kOutputs * 4));
+  std::memcpy(in, inputs, kWarp * kInputs * 4);
+  stream.Launch("InstructionsKernel", InstructionsKernel<>, {}, kWarp, kInstructionsSharedBytes,
+                static_cast<const std::uint32_t*>(in), out);
+  std::memcpy(outputs, out, kWarp * kOutputs * 4);
+  stream.Free(in);
+  stream.Free(out);
+}
+
+}  // namespace tsallis::cuda

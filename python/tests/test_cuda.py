@@ -1,0 +1,190 @@
+"""Attention on CUDA tensors: what a machine without a device tells, and the rest where one is."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import tsallis
+
+INFO = tsallis.cuda_info()
+needs_device = pytest.mark.skipif(
+    not (INFO.architectures and torch.cuda.is_available()),
+    reason=INFO.why_not_compiled or INFO.why_no_devices or "torch sees no CUDA device",
+)
+
+
+def draw(device, dtype=torch.bfloat16, heads=4, kv_heads=2, length=40, batch=2):
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(batch, heads, length, 32, generator=generator)
+    k, v = torch.randn(2, batch, kv_heads, length, 32, generator=generator)
+    return [x.to(dtype).to(device).requires_grad_() for x in (q, k, v)]
+
+
+def test_what_there_is():
+    assert bool(INFO.architectures) != bool(INFO.why_not_compiled)
+    if INFO.why_not_compiled:
+        assert "TSALLIS_CUDA=ON" in INFO.why_not_compiled
+        assert not INFO.devices
+    else:
+        assert INFO.compiler.startswith("nvcc ")
+        assert bool(INFO.devices) != bool(INFO.why_no_devices)
+
+
+needs_cuda_torch = pytest.mark.skipif(
+    torch.version.cuda is None,
+    reason="autograd of a torch without CUDA ends the process on a CUDA tensor, a traced one too",
+)
+
+
+@pytest.mark.parametrize("returns", [(), ("tau", "support_size", "entropy", "maximum")])
+def test_traced_tensors_stay_on_their_device(returns):
+    with FakeTensorMode():
+        q, k, v = (x.detach() for x in draw("cuda:0"))
+        out = tsallis.attention(q, k, v, causal=True, returns=returns)
+        if returns:
+            out, extra = out
+            assert all(x.device == q.device for x in extra if x is not None)
+        assert (out.device, out.dtype, out.shape) == (q.device, q.dtype, q.shape)
+
+
+@needs_cuda_torch
+def test_traced_gradients_stay_on_their_device():
+    with FakeTensorMode():
+        q, k, v = draw("cuda:0")
+        out = tsallis.attention(q, k, v, causal=True)
+        gradients = torch.autograd.grad(out.sum(), (q, k, v))
+        for x, gradient in zip((q, k, v), gradients, strict=True):
+            assert (gradient.device, gradient.dtype, gradient.shape) == (x.device, x.dtype, x.shape)
+
+
+@needs_cuda_torch
+def test_nothing_is_saved_for_a_device():
+    seen = []
+
+    def pack(tensor):
+        seen.append(tensor)
+        return tensor
+
+    with FakeTensorMode(), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        tsallis.attention(*draw("cuda:0"), causal=True)
+    assert sum(x.numel() for x in seen if x.dtype == torch.uint8) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: tsallis.entmax(x),
+        lambda x: tsallis.softmax(x),
+        lambda x: tsallis.entmax_loss(x[0, 0], torch.zeros(40, dtype=torch.long, device=x.device)),
+    ],
+)
+@needs_device
+def test_row_maps_have_no_kernels(call):
+    with pytest.raises(ValueError, match=r"expected a dense tensor on the CPU.*cuda:0"):
+        call(draw("cuda:0")[0])
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+def test_the_same_as_on_the_cpu(dtype, alpha):
+    ours, theirs = draw("cuda:0", dtype), draw("cpu", dtype)
+    results = []
+    for inputs in (ours, theirs):
+        out, extra = tsallis.attention(
+            *inputs, alpha=alpha, causal=True, returns=("tau", "support_size", "entropy")
+        )
+        gradients = torch.autograd.grad(out.sum(), inputs)
+        results.append([out, *gradients, extra.tau, extra.entropy, extra.support_size])
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}[dtype]
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x.cpu(), y, rtol=tolerance, atol=tolerance)
+
+
+@needs_device
+def test_opcheck():
+    q, k, v = draw("cuda:0")
+    torch.library.opcheck(torch.ops.tsallis.attention.default, (q, k, v), {"causal": True})
+    torch.library.opcheck(torch.ops.tsallis.attention_stats.default, (q, k, v), {"causal": True})
+
+
+@needs_device
+def test_compile_and_autocast():
+    q, k, v = draw("cuda:0", torch.float32)
+
+    def step(q, k, v):
+        with torch.autocast("cuda", torch.bfloat16):
+            return tsallis.attention(q, k, v, causal=True)
+
+    out = step(q, k, v)
+    assert out.dtype == torch.bfloat16
+    compiled = torch.compile(step, fullgraph=True)(q, k, v)
+    assert torch.equal(out, compiled)
+    for x, y in zip(
+        torch.autograd.grad(out.sum(), (q, k, v)),
+        torch.autograd.grad(compiled.sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert torch.equal(x, y)
+
+
+@needs_device
+def test_streams_and_graphs():
+    q, k, v = (x.detach() for x in draw("cuda:0"))
+    expected = tsallis.attention(q, k, v, causal=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out = tsallis.attention(q, k, v, causal=True)
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = tsallis.attention(q, k, v, causal=True)
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+@needs_device
+def test_padded_and_packed_batches():
+    q, k, v = (x.detach() for x in draw("cuda:0"))
+    lengths = torch.tensor([7, 40])
+    settings = {"causal": True, "padding": "left"}
+    out = tsallis.attention(
+        q, k, v, lengths=lengths.cuda(), query_lengths=lengths.cuda(), **settings
+    )
+    expected = tsallis.attention(
+        q.cpu(), k.cpu(), v.cpu(), lengths=lengths, query_lengths=lengths, **settings
+    )
+    torch.testing.assert_close(out.cpu(), expected, rtol=3e-2, atol=3e-2)
+    offsets = torch.tensor([2, 9, 9, 38])
+    out = tsallis.attention(q[:1], k[:1], v[:1], causal=True, cu_seqlens_q=offsets.cuda())
+    expected = tsallis.attention(
+        q[:1].cpu(), k[:1].cpu(), v[:1].cpu(), causal=True, cu_seqlens_q=offsets
+    )
+    torch.testing.assert_close(out.cpu(), expected, rtol=3e-2, atol=3e-2)
+
+
+@needs_device
+def test_what_is_not_served_is_refused_by_name():
+    q, k, v = draw("cuda:0")
+    bias = torch.zeros(40, 40, device="cuda:0")
+    with pytest.raises(ValueError, match=r"^q: expected a tensor on the CPU, .*: a bias, got cuda"):
+        tsallis.attention(q, k, v, bias=bias)
+    with pytest.raises(ValueError, match="no weights as a sparse matrix, got cuda"):
+        tsallis.attention(q, k, v, returns="weights")
+    with pytest.raises(ValueError, match=r"alpha outside \[1\.1, 2\]"):
+        tsallis.attention(q, k, v, alpha=torch.tensor([1.5, 1.5, 1.5, 3.0], device="cuda:0"))
+
+
+@needs_device
+def test_modules():
+    module = tsallis.nn.MultiheadAttention(64, 4, device="cuda:0", dtype=torch.bfloat16)
+    x = torch.randn(2, 20, 64, device="cuda:0", dtype=torch.bfloat16, requires_grad=True)
+    out, _ = module(x, x, x, need_weights=False)
+    out.sum().backward()
+    assert x.grad.device == x.device
+    out = tsallis.sdpa_like(*draw("cuda:0", kv_heads=4), is_causal=True)
+    assert out.is_cuda

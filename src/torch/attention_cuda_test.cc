@@ -1,0 +1,134 @@
+// What the operators do with CUDA tensors, up to the kernels: CPU tensors stand for a device's, and
+// the kernels run on the emulation. Where no GPU is, no other tensors exist.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <string>
+
+#include "attention/cuda/testing/emulation.h"
+#include "torch/attention.h"
+#include "torch/attention_settings.h"
+
+namespace tsallis {
+namespace {
+
+using at::Tensor;
+
+AttentionPasses EmulatedPasses() {
+  return {.reader = Reader::kDevice,
+          .saves = false,
+          .forward =
+              [](const AttentionParams& params, const AttentionOutputs& outputs) {
+                cuda::EmulatedForward({}, params, outputs);
+              },
+          .backward =
+              [](const AttentionParams& params, const AttentionGradients& gradients) {
+                cuda::EmulatedBackward({}, params, gradients);
+              }};
+}
+
+struct Inputs {
+  Tensor q, k, v, d_out;
+
+  static Inputs Draw(std::int64_t batch, std::int64_t length) {
+    at::manual_seed(5);
+    const auto draw = [&](std::int64_t heads) {
+      return at::randn({batch, heads, length, 16}).to(at::kBFloat16);
+    };
+    return {2 * draw(4), draw(2), draw(2), draw(4)};
+  }
+};
+
+// The largest difference, relative to the largest number.
+double Difference(const Tensor& ours, const Tensor& theirs) {
+  const Tensor a = ours.to(at::kDouble), b = theirs.to(at::kDouble);
+  if (a.sizes() != b.sizes()) return 1e9;
+  if (a.numel() == 0) return 0.0;
+  const double size = b.abs().max().item<double>();
+  return (a - b).abs().max().item<double>() / (size > 0.0 ? size : 1.0);
+}
+
+// Everything that both passes return against the CPU kernels', on the same tensors.
+void Compare(const Inputs& in, const AttentionOptions& options) {
+  const AttentionRequest request = {.tau = true, .stats = true};
+  const AttentionPasses passes = EmulatedPasses();
+  const AttentionResults ours = AttentionForwardBy(passes, in.q, in.k, in.v, options, request);
+  const AttentionResults theirs = AttentionForwardCpu(in.q, in.k, in.v, options, request);
+  EXPECT_EQ(ours.out.strides(), theirs.out.strides());
+  EXPECT_LE(Difference(ours.out, theirs.out), 1e-2);
+  const Tensor seen = theirs.tau.isfinite();
+  EXPECT_TRUE(at::equal(ours.tau.isfinite(), seen));
+  EXPECT_LE(Difference(ours.tau.where(seen, 0.0), theirs.tau.where(seen, 0.0)), 1e-5);
+  EXPECT_LE(Difference(ours.entropy, theirs.entropy), 1e-4);
+  EXPECT_TRUE(at::equal(ours.support_size, theirs.support_size));
+  AttentionWanted wanted = {true, true, true};
+  ForEachGradientTensor(options, [&](std::size_t index, const OptionalTensor& tensor) {
+    wanted[kAlpha + index] = tensor.has_value();
+  });
+  const auto mine = AttentionBackwardBy(passes, in.d_out, in.q, in.k, in.v, ours.tau, ours.saved,
+                                        options, wanted);
+  const auto others =
+      AttentionBackwardCpu(in.d_out, in.q, in.k, in.v, theirs.tau, theirs.saved, options, wanted);
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    ASSERT_EQ(mine[i].defined(), wanted[i]) << i;
+    if (!wanted[i]) continue;
+    EXPECT_EQ(mine[i].scalar_type(), others[i].scalar_type()) << i;
+    EXPECT_LE(Difference(mine[i], others[i]), 1e-2) << "gradient " << i;
+  }
+}
+
+TEST(AttentionCuda, Causal) {
+  AttentionOptions options;
+  options.causal = true;
+  Compare(Inputs::Draw(2, 20), options);
+}
+
+TEST(AttentionCuda, TermsHaveTheirGradients) {
+  AttentionOptions options;
+  options.causal = true;
+  options.alpha_heads = at::tensor({1.5, 1.25, 2.0, 1.0});
+  options.length_scale = at::linspace(0.5, 1.5, 20);
+  options.alibi_slopes = at::tensor({0.1, 0.0, 0.3, 0.2});
+  options.sink = at::tensor({0.5, -0.5, 0.0, 1.0});
+  Compare(Inputs::Draw(2, 20), options);
+}
+
+// Contents of these tensors are not read by the host.
+TEST(AttentionCuda, PaddedBatchesOfBothSides) {
+  for (const Padding padding : {Padding::kRight, Padding::kLeft}) {
+    AttentionOptions options;
+    options.causal = true;
+    options.padding = padding;
+    options.lengths = at::tensor({7, 20}, at::kInt);
+    options.query_lengths = options.lengths;
+    Compare(Inputs::Draw(2, 20), options);
+  }
+}
+
+// Rows that belong to no sequence become 0.
+TEST(AttentionCuda, PackedSequencesWithGaps) {
+  AttentionOptions options;
+  options.causal = true;
+  options.cu_seqlens_q = at::tensor({2, 9, 9, 17}, at::kLong);
+  Compare(Inputs::Draw(1, 20), options);
+}
+
+// Autograd's gradient of a sum repeats one number; projections have rows before heads; a slice may
+// begin anywhere.
+TEST(AttentionCuda, AnyStrides) {
+  Inputs in = Inputs::Draw(2, 20);
+  in.q = in.q.transpose(1, 2).contiguous().transpose(1, 2);
+  in.k = at::cat({in.k.narrow(3, 0, 1), in.k}, 3).narrow(3, 1, 16);
+  in.v = in.v.transpose(2, 3).contiguous().transpose(2, 3);
+  in.d_out = at::ones({}, at::kBFloat16).expand(in.d_out.sizes());
+  AttentionOptions options;
+  options.causal = true;
+  Compare(in, options);
+}
+
+TEST(AttentionCuda, EmptyBatches) { Compare(Inputs::Draw(0, 20), {}); }
+
+}  // namespace
+}  // namespace tsallis
