@@ -120,6 +120,31 @@ def test_length_scales():
     assert adaptive.gamma.bias.grad.any()
 
 
+def test_a_learned_delta_begins_at_its_number():
+    x = torch.randn(2, 6, 7)
+    for plain, learned, arguments in (
+        (nn.ScalarScale(4, delta=0.5), nn.ScalarScale(4, delta=0.5, learn_delta=True), (6,)),
+        (
+            nn.ASEntmaxScale(7, 4, unscaled=1, delta=0.5),
+            nn.ASEntmaxScale(7, 4, unscaled=1, delta=0.5, learn_delta=True),
+            (x,),
+        ),
+    ):
+        assert not [name for name in plain.state_dict() if "delta" in name]
+        learned.load_state_dict(plain.state_dict(), strict=False)
+        torch.testing.assert_close(learned(*arguments), plain(*arguments))
+        c = learned(*arguments)
+        scaled = c[..., -learned.delta.learned.numel() :, :]
+        scaled.sum().backward()
+        gradient = learned.delta.learned.grad
+        torch.testing.assert_close(
+            gradient, torch.full_like(gradient, scaled.numel() / len(gradient))
+        )
+        torch.nn.init.constant_(learned.delta.learned, 2.0)
+        learned.reset_parameters()
+        assert (learned.delta.learned == 0.5).all()
+
+
 def test_slopes():
     torch.testing.assert_close(nn.ALiBi(8)(), 2.0 ** -torch.arange(1.0, 9))
     torch.testing.assert_close(nn.ALiBi(4, "slow")(), 2.0 ** (-torch.arange(1.0, 5) / 4))
@@ -143,6 +168,11 @@ def test_scale_invariance_is_attentions(q_len, k_len):
     module = nn.ScaleInvariant(3.0)
     p = tsallis.entmax(module(q @ k.mT / math.sqrt(8)))
     out = tsallis.attention(q, k, k, scale_invariant=module.length)
+    torch.testing.assert_close(out, p @ k)
+    module = nn.ScaleInvariant(3.0, alpha=0.5, beta=0.8)
+    p = tsallis.entmax(module(q @ k.mT / math.sqrt(8)))
+    shape = {"scale_invariant_alpha": module.alpha, "scale_invariant_beta": module.beta}
+    out = tsallis.attention(q, k, k, scale_invariant=module.length, **shape)
     torch.testing.assert_close(out, p @ k)
 
 
@@ -228,6 +258,8 @@ def test_mistakes():
         (lambda: nn.ALiBi(3, [1.0]), r"slopes: expected 3 numbers, got shape \[1\]"),
         (lambda: nn.NAPE(4, 0.0), r"share: .* got 0.0"),
         (lambda: nn.ScaleInvariant(0.0), "length: .* got 0.0"),
+        (lambda: nn.ScaleInvariant(alpha=0.0), "alpha: .* got 0.0"),
+        (lambda: nn.ScaleInvariant(alpha=3.0), "beta: .*= 3.29584 to 100 alpha, got 1.64"),
         (lambda: nn.Rotary(7), "dim: .* got 7"),
         (lambda: nn.Rotary(8, scaling="cubic"), "scaling: .* got 'cubic'"),
         (lambda: nn.Rotary(8, scaling="yarn"), "trained_length: .*yarn.* got None"),

@@ -37,6 +37,27 @@ def _with_unscaled(scale: Tensor, unscaled: int) -> Tensor:
     return torch.cat((ones, scale), -2)
 
 
+class _Delta(nn.Module):
+    """The additive term: a number, or a parameter [heads] that begins at it."""
+
+    def __init__(
+        self, value: float, learned: bool, heads: int, device: Device, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        self.value = value
+        self.learned = (
+            nn.Parameter(torch.empty(heads, device=device, dtype=dtype)) if learned else None
+        )
+
+    def reset_parameters(self) -> None:
+        if self.learned is not None:
+            nn.init.constant_(self.learned, self.value)
+
+    def forward(self) -> float | Tensor:
+        """A number, or [heads, 1]."""
+        return self.value if self.learned is None else self.learned[:, None]
+
+
 class SSMaxScale(nn.Module):
     """c_i = b_h ln n_i, b learned for each head.
 
@@ -77,6 +98,7 @@ class ScalarScale(nn.Module):
     Args:
         heads: number of heads.
         delta: what c is made of without its learned part.
+        learn_delta: whether delta is learned, one for each head, and begins at ``delta``.
         unscaled: first heads that keep c = 1: those with ALiBi under `NAPE`.
     """
 
@@ -85,13 +107,14 @@ class ScalarScale(nn.Module):
         heads: int,
         *,
         delta: float = 1.0,
+        learn_delta: bool = False,
         unscaled: int = 0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         _check_heads(heads, unscaled)
-        self.delta = delta
+        self.delta = _Delta(delta, learn_delta, heads - unscaled, device, dtype)
         self.unscaled = unscaled
         self.b = nn.Parameter(torch.empty(heads - unscaled, device=device, dtype=dtype))
         self.g = nn.Parameter(torch.empty(heads - unscaled, device=device, dtype=dtype))
@@ -100,11 +123,12 @@ class ScalarScale(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.b, 0.1, 1.0)
         nn.init.normal_(self.g, 0.0, 0.1)
+        self.delta.reset_parameters()
 
     def forward(self, positions: int | Tensor) -> Tensor:
         """As `SSMaxScale.forward`."""
         length = _log_length(positions, self.b.device).unsqueeze(-2)
-        scale = self.delta + self.b[:, None] * length ** self.g[:, None]
+        scale = self.delta() + self.b[:, None] * length ** self.g[:, None]
         return _with_unscaled(scale, self.unscaled)
 
 
@@ -119,6 +143,7 @@ class ASEntmaxScale(nn.Module):
         heads: number of heads.
         bias: whether there are b_beta and b_gamma.
         delta: what c is made of without its learned part.
+        learn_delta: whether delta is learned, one for each head, and begins at ``delta``.
         gamma_range: bound of \\|gamma\\|.
         unscaled: first heads that keep c = 1: those with ALiBi under `NAPE`.
     """
@@ -130,6 +155,7 @@ class ASEntmaxScale(nn.Module):
         *,
         bias: bool = True,
         delta: float = 1.0,
+        learn_delta: bool = False,
         gamma_range: float = 2.0,
         unscaled: int = 0,
         device: Device = None,
@@ -139,10 +165,10 @@ class ASEntmaxScale(nn.Module):
         _check_heads(heads, unscaled)
         if width < 1:
             raise ValueError(f"width: expected an integer >= 1, got {width}")
-        self.delta = delta
+        scaled = heads - unscaled
+        self.delta = _Delta(delta, learn_delta, scaled, device, dtype)
         self.gamma_range = gamma_range
         self.unscaled = unscaled
-        scaled = heads - unscaled
         self.beta = nn.Linear(width, scaled, bias=bias, device=device, dtype=dtype)
         self.gamma = nn.Linear(width, scaled, bias=bias, device=device, dtype=dtype)
         self.reset_parameters()
@@ -152,6 +178,7 @@ class ASEntmaxScale(nn.Module):
             nn.init.normal_(layer.weight, 0.0, 0.02)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+        self.delta.reset_parameters()
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Factors [batch, heads, q_len].
@@ -164,5 +191,5 @@ class ASEntmaxScale(nn.Module):
         # its input or result is a transposed view.
         beta = softplus(self.beta(x).mT.contiguous().float())  # [batch, heads, q_len]
         gamma = self.gamma_range * self.gamma(x).mT.float().tanh()
-        scale = self.delta + beta * length.unsqueeze(-2) ** gamma
+        scale = self.delta() + beta * length.unsqueeze(-2) ** gamma
         return _with_unscaled(scale, self.unscaled)

@@ -92,9 +92,15 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
     if (method.attention) {
       problems.Add(path + ".attention", "only has an effect with model \"decoder\"");
     }
+    if (method.map == "stick-breaking") {
+      problems.Add(path + ".map",
+                   "\"stick-breaking\" takes keys in their order, which a set has not");
+    }
+    if (method.map == "top-k-softmax" && method.top_k < 1) problems.AddMissing(path, "top_k");
     return;
   }
-  for (const char* key : {".map", ".alpha", ".theta", ".coefficients", ".length_scaling"}) {
+  for (const char* key : {".map", ".alpha", ".top_k", ".top_k_fraction", ".sigmoid_bias", ".theta",
+                          ".coefficients", ".length_scaling"}) {
     if (!problems.Given(path + key)) continue;
     problems.Add(path + key, "a decoder's methods say this in attention = { ... }");
   }
@@ -107,12 +113,16 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
 void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
   const std::string path = "method." + method.name;
   CheckMethodKind(recipe, method, path, problems);
-  if (method.map != "adaptive-temperature" && problems.Given(path + ".coefficients")) {
-    problems.Add(path + ".coefficients", "has no effect with map = \"" + method.map + "\"");
-  }
-  if (method.map != "entmax" && problems.Given(path + ".alpha")) {
-    problems.Add(path + ".alpha", "has no effect with map = \"" + method.map + "\"");
-  }
+  const auto belongs = [&](const char* key, const char* map) {
+    if (method.map != map && problems.Given(path + key)) {
+      problems.Add(path + key, "has no effect with map = \"" + method.map + "\"");
+    }
+  };
+  belongs(".coefficients", "adaptive-temperature");
+  belongs(".alpha", "entmax");
+  belongs(".top_k", "top-k-softmax");
+  belongs(".top_k_fraction", "top-k-softmax");
+  belongs(".sigmoid_bias", "sigmoid");
   if (method.length_scaling.kind != LengthScaling::Kind::kScalar) {
     for (const char* key : {".length_scaling.gamma", ".length_scaling.delta"}) {
       if (problems.Given(path + key)) {

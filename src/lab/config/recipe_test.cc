@@ -174,6 +174,60 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
                  "gamma: only has an effect with kind = \"scalar\"");
 }
 
+TEST_F(RecipeTest, BaselinesAreMapsOfSetsThatNeedNoOrder) {
+  const std::string map = "map = \"softmax\"";
+  ExpectContains(ErrorOf(map, "map = \"stick-breaking\""),
+                 "method.softmax.map: \"stick-breaking\" takes keys in their order");
+  ExpectContains(ErrorOf(map, "map = \"top-k-softmax\""), "method.softmax.top_k: missing");
+  ExpectContains(ErrorOf(map, "map = \"top-k-softmax\"\ntop_k = 0"), "top_k: expected 1 <= top_k");
+  ExpectContains(ErrorOf(map, map + "\ntop_k = 3"),
+                 "method.softmax.top_k: has no effect with map = \"softmax\"");
+  ExpectContains(ErrorOf(map, map + "\nsigmoid_bias = 1.0"),
+                 "method.softmax.sigmoid_bias: has no effect with map = \"softmax\"");
+  ExpectContains(ErrorOf(map, map + "\nsink = \"zero\""), "method.softmax.sink: unknown key");
+  const RowMapParams top =
+      MapOf(Load(Replaced(kGood, map, "map = \"top-k-softmax\"\ntop_k = 3\ntop_k_fraction = 0.5"))
+                .Method("softmax"));
+  EXPECT_EQ(top.map, RowMap::kTopKSoftmax);
+  EXPECT_EQ(top.top_k.k, 3);
+  EXPECT_EQ(top.top_k.fraction, 0.5);
+  const RowMapParams sigmoid =
+      MapOf(Load(Replaced(kGood, map, "map = \"sigmoid\"\nsigmoid_bias = -1")).Method("softmax"));
+  EXPECT_EQ(sigmoid.map, RowMap::kSigmoid);
+  EXPECT_EQ(sigmoid.sigmoid_bias, -1.0);
+}
+
+// The scales that reports are committed of have the methods that they had.
+TEST(Recipes, BaselinesHaveAScaleOfTheirOwn) {
+  for (const char* name : {"copy", "sort", "max-retrieval"}) {
+    const Recipe recipe = FindRecipe(name);
+    std::size_t baselines = 0;
+    for (const auto& [scale, config] : recipe.scales) {
+      ASSERT_FALSE(config.methods.empty()) << name << " " << scale;
+      for (const std::string& method : config.methods) {
+        const MethodConfig& one = recipe.Method(method);
+        const AttentionConfig head = recipe.Decoder(one).attention;
+        const std::string& map = recipe.task.sequence ? head.map : one.map;
+        const bool baseline =
+            (map != "softmax" && map != "entmax" && map != "adaptive-temperature") ||
+            head.sink != "none";
+        EXPECT_TRUE(!baseline || scale == "baselines") << name << " " << scale << " " << method;
+        baselines += baseline ? 1 : 0;
+      }
+    }
+    EXPECT_EQ(baselines, recipe.task.sequence ? 8U : 4U) << name;
+  }
+  const Recipe copy = AtScale(FindRecipe("copy"), "baselines");
+  EXPECT_EQ(copy.task.train_length_max, 32);  // as in the small scale
+  EXPECT_EQ(copy.train.lr_grid, (std::vector<double>{1e-3, 2e-3}));
+  const AttentionConfig top = copy.Decoder(copy.Method("top-k-nape")).attention;
+  EXPECT_EQ(top.map, "top-k-softmax");
+  EXPECT_EQ(top.top_k, 8);
+  EXPECT_EQ(top.positions.kind, "nape");
+  EXPECT_EQ(copy.Decoder(copy.Method("stick-breaking")).attention.positions.kind, "nope");
+  EXPECT_EQ(copy.Decoder(copy.Method("entmax-sink-nape")).attention.sink, "learned");
+}
+
 TEST_F(RecipeTest, BorrowedWeightsMustHaveAnOwner) {
   const std::string map = "map = \"softmax\"\n";
   const auto borrow = [&](const std::string& text) { return ErrorOf(map, map + text + "\n"); };

@@ -59,6 +59,13 @@ class JsonWriter {
   }
 };
 
+}  // namespace
+
+template <>
+inline constexpr bool kLeavesOut<JsonWriter> = true;
+
+namespace {
+
 class KeyLister {
  public:
   std::string prefix;
@@ -135,6 +142,50 @@ toml::array ToArray(const Json& json) {
   throw UsageError(key + ": " + what);
 }
 
+// What belongs to some maps alone.
+void CheckMap(const AttentionConfig& head, const std::string& path) {
+  if (head.map == "top-k-softmax" && head.top_k < 1) {
+    Refuse(path + ".top_k", "expected a number of keys >= 1 with map = \"top-k-softmax\"");
+  }
+  const auto belongs = [&](const char* key, const char* map, bool given) {
+    if (given && head.map != map) {
+      Refuse(path + key, fmt::format("only has an effect with map = \"{}\"", map));
+    }
+  };
+  belongs(".top_k", "top-k-softmax", head.top_k != 0);
+  belongs(".top_k_fraction", "top-k-softmax", head.top_k_fraction != 0.0);
+  belongs(".sigmoid_bias", "sigmoid", head.sigmoid_bias.has_value());
+  if (head.sink != "none" && !TakesSink(MapNamed(head.map))) {
+    Refuse(path + ".sink", "expected map \"softmax\" or \"entmax\", got \"" + head.map + "\"");
+  }
+}
+
+void CheckScaleInvariant(const AttentionConfig& head, const std::string& path) {
+  const std::string& positions = head.positions.kind;
+  if (head.scale_invariant && (positions == "alibi" || positions == "nape")) {
+    Refuse(path + ".scale_invariant",
+           "expected positions \"nope\" or \"rope\", got \"" + positions + "\"");
+  }
+  for (const auto& [key, value] : {std::pair(".scale_invariant_alpha", head.scale_invariant_alpha),
+                                   std::pair(".scale_invariant_beta", head.scale_invariant_beta)}) {
+    if (value && !head.scale_invariant) {
+      Refuse(path + key, "only has an effect beside scale_invariant");
+    }
+  }
+  if (!head.scale_invariant_alpha && !head.scale_invariant_beta) return;
+  const double alpha = head.scale_invariant_alpha.value_or(std::exp(0.5));
+  const double beta = head.scale_invariant_beta.value_or(std::exp(0.5));
+  if (!(alpha >= 1e-6 && alpha <= 1e6)) {
+    Refuse(path + ".scale_invariant_alpha", fmt::format("expected 1e-6 to 1e6, got {}", alpha));
+  }
+  const double least = alpha * std::log(alpha);
+  if (!(beta >= least * (1.0 - 1e-12) && beta <= 100.0 * alpha)) {
+    Refuse(path + ".scale_invariant_beta",
+           fmt::format("expected alpha ln alpha = {:.6g} to 100 alpha = {:.6g}, got {:.6g}", least,
+                       100.0 * alpha, beta));
+  }
+}
+
 void CheckHead(const DecoderConfig& config, const AttentionConfig& head, const std::string& path) {
   const Positions& positions = head.positions;
   const QueryScaling& scaling = head.length_scaling;
@@ -150,16 +201,21 @@ void CheckHead(const DecoderConfig& config, const AttentionConfig& head, const s
     Refuse(path + ".alpha",
            fmt::format("expected alpha > 1 with learn_alpha = \"free\", got {}", head.alpha));
   }
+  CheckMap(head, path);
+  if (const PatternProblem problem = CheckPattern(head.pattern); !problem.key.empty()) {
+    Refuse(path + ".pattern." + problem.key, problem.expected);
+  }
+  CheckScaleInvariant(head, path);
+  if (scaling.learn_delta && scaling.kind != "scalar" && scaling.kind != "adaptive") {
+    Refuse(path + ".length_scaling.learn_delta",
+           "only has an effect with kind = \"scalar\" or \"adaptive\"");
+  }
   if (scaling.kind == "table" && scaling.positions < 1) {
     Refuse(
         path + ".length_scaling.positions",
         "expected the number of positions that have an entry, at least 1, with kind = \"table\"");
   }
   const bool sloped = positions.kind == "alibi" || positions.kind == "nape";
-  if (head.scale_invariant && sloped) {
-    Refuse(path + ".scale_invariant",
-           "expected positions \"nope\" or \"rope\", got \"" + positions.kind + "\"");
-  }
   if (positions.kind == "rope" && config.HeadDim() % 2 != 0) {
     Refuse(
         path + ".positions.kind",
@@ -225,7 +281,8 @@ bool LearnAlike(const DecoderConfig& a, const DecoderConfig& b) {
       const bool scaled = IsScaled(one, a.heads, h);
       if (scaled != IsScaled(other, a.heads, h) ||
           (scaled && one.length_scaling != other.length_scaling) ||
-          one.learn_alpha != other.learn_alpha || learns_slope(one) != learns_slope(other)) {
+          one.learn_alpha != other.learn_alpha || learns_slope(one) != learns_slope(other) ||
+          (one.sink == "learned") != (other.sink == "learned")) {
         return false;
       }
     }
@@ -240,15 +297,30 @@ AttentionConfig DecoderConfig::Head(std::int64_t layer, std::int64_t head) const
   };
   for (const AttentionOverride& change : overrides) {
     if (!concerns(change.layers, layer) || !concerns(change.heads, head)) continue;
-    if (change.map) result.map = *change.map;
+    if (change.map && *change.map != result.map) {
+      result.map = *change.map;
+      result.top_k = 0;
+      result.top_k_fraction = 0.0;
+      result.sigmoid_bias = std::nullopt;
+    }
     if (change.alpha) result.alpha = *change.alpha;
     if (change.learn_alpha) result.learn_alpha = *change.learn_alpha;
+    if (change.top_k) result.top_k = *change.top_k;
+    if (change.top_k_fraction) result.top_k_fraction = *change.top_k_fraction;
+    if (change.sigmoid_bias) result.sigmoid_bias = change.sigmoid_bias;
+    if (change.sink) result.sink = *change.sink;
     if (change.length_scaling) result.length_scaling = *change.length_scaling;
     if (change.positions) result.positions = *change.positions;
+    if (change.pattern) result.pattern = *change.pattern;
     if (change.scale_invariant) {
       result.scale_invariant =
           *change.scale_invariant > 0.0 ? change.scale_invariant : std::nullopt;
+      if (!result.scale_invariant) {
+        result.scale_invariant_alpha = result.scale_invariant_beta = std::nullopt;
+      }
     }
+    if (change.scale_invariant_alpha) result.scale_invariant_alpha = change.scale_invariant_alpha;
+    if (change.scale_invariant_beta) result.scale_invariant_beta = change.scale_invariant_beta;
   }
   return result;
 }
@@ -297,16 +369,6 @@ Json ToJson(const DecoderConfig& config) {
   JsonWriter writer;
   DecoderConfig copy = config;  // Describe() takes what a reader may write to
   Describe(writer, copy);
-  // Keys that came later are left out at their defaults, so that older folders keep theirs.
-  const DecoderConfig defaults;
-  const auto leave_out = [&](const char* key, const auto& value, const auto& fallback) {
-    if (value == fallback) writer.json.erase(key);
-  };
-  leave_out("block", config.block, defaults.block);
-  leave_out("norm_gain", config.norm_gain, defaults.norm_gain);
-  leave_out("activation", config.activation, defaults.activation);
-  leave_out("qk_norm", config.qk_norm, defaults.qk_norm);
-  leave_out("embedding", config.embedding, defaults.embedding);
   return writer.json;
 }
 

@@ -19,7 +19,8 @@ namespace tsallis::lab {
 // 2, as in the ASEntmax reference.
 struct QueryScaling {
   std::string kind = "none";  // "none", "ssmax", "scalar", "adaptive", "table"
-  double delta = 1.0;         // scalar, adaptive: the additive term
+  double delta = 1.0;         // scalar, adaptive: the additive term; where it starts if learned
+  bool learn_delta = false;   // scalar, adaptive: one delta a head
   double gamma_range = 2.0;   // adaptive: gamma = gamma_range tanh(..)
   bool bias = true;           // adaptive: c_beta and c_gamma
   // adaptive: standard deviation of the projections' first values; 0 starts every row at the same
@@ -70,16 +71,42 @@ struct Positions {
   bool operator==(const Positions&) const = default;
 };
 
+// Which of the tokens so far a query sees (docs/definitions.md, A2; tsallis/patterns.h says what
+// the numbers mean). The same in all layers and heads that have it.
+struct PatternConfig {
+  std::string kind = "none";       // of Patterns()
+  std::int64_t window = 0;         // window, longformer, bigbird
+  std::int64_t global_tokens = 0;  // global, longformer, bigbird
+  std::int64_t random = 3;         // random, bigbird: blocks for every block of queries
+  std::int64_t random_block = 64;  // random, bigbird: tokens of a block
+  std::int64_t seed = 0;           // random, bigbird
+  std::int64_t stride = 0;         // strided
+  std::int64_t segment = 0;        // fixed
+  std::int64_t summary = 0;        // fixed: tokens at the end of a segment that all see
+
+  bool operator==(const PatternConfig&) const = default;
+};
+
 // How one head attends.
 struct AttentionConfig {
-  std::string map = "softmax";  // "softmax", "entmax", "adaptive-temperature"
+  std::string map = "softmax";  // of Maps()
   double alpha = 1.5;           // entmax; where learning starts if it is learned
   // entmax: "no"; "sigmoid": alpha = 1 + sigmoid(a); "free": alpha = 1 + softplus(a). One a head.
   std::string learn_alpha = "no";
+  // top-k-softmax: of n visible keys the max(top_k, floor(top_k_fraction n)) largest are kept.
+  std::int64_t top_k = 0;
+  double top_k_fraction = 0.0;
+  std::optional<double> sigmoid_bias;  // sigmoid; unset: -ln n of n visible keys
+  // softmax, entmax: one more key of every query, whose value is 0: "none", "zero" with the score
+  // 0, "learned" with one learned score a head, at first 0.
+  std::string sink = "none";
   QueryScaling length_scaling;
   Positions positions;
+  PatternConfig pattern;
   // Length scale (docs/definitions.md, P7); not with alibi or nape.
   std::optional<double> scale_invariant;
+  // The law's alpha and beta beside it (P8); unset: e^(1/2).
+  std::optional<double> scale_invariant_alpha, scale_invariant_beta;
 
   bool operator==(const AttentionConfig&) const = default;
 };
@@ -88,12 +115,19 @@ struct AttentionConfig {
 struct AttentionOverride {
   std::vector<std::int64_t> layers;  // from 0; empty: all
   std::vector<std::int64_t> heads;   // from 0; empty: all
+  // One that differs takes nothing of top_k, top_k_fraction and sigmoid_bias from before.
   std::optional<std::string> map;
   std::optional<double> alpha;
   std::optional<std::string> learn_alpha;
+  std::optional<std::int64_t> top_k;
+  std::optional<double> top_k_fraction;
+  std::optional<double> sigmoid_bias;
+  std::optional<std::string> sink;
   std::optional<QueryScaling> length_scaling;
   std::optional<Positions> positions;
-  std::optional<double> scale_invariant;  // 0: without
+  std::optional<PatternConfig> pattern;
+  std::optional<double> scale_invariant;  // 0: without, and without alpha and beta
+  std::optional<double> scale_invariant_alpha, scale_invariant_beta;
 
   bool operator==(const AttentionOverride&) const = default;
 };

@@ -43,11 +43,43 @@ TEST(DecoderConfig, GoesThroughJsonUnchanged) {
   change.learn_alpha = "sigmoid";
   change.length_scaling = QueryScaling{.kind = "table", .positions = 128};
   change.scale_invariant = 0.0;
-  config.overrides = {change, {}};
+  AttentionOverride other;
+  other.layers = {1};
+  other.heads = {3};
+  other.map = "top-k-softmax";
+  other.top_k = 7;
+  other.top_k_fraction = 0.25;
+  other.sink = "none";
+  other.pattern = PatternConfig{.kind = "window", .window = 9};
+  other.scale_invariant_alpha = 0.7;
+  config.overrides = {change, {}, other};
   const Json json = ToJson(config);
   EXPECT_EQ(DecoderFromJson(Json::parse(json.dump()), "x"), config);
   EXPECT_EQ(ToJson(DecoderFromJson(json, "x")), json);
   EXPECT_FALSE(json["attention"]["positions"].contains("given"));  // has no value
+}
+
+// What was written before a key was there is what is written without it.
+TEST(DecoderConfig, LeavesLaterKeysOutAtTheirDefaults) {
+  DecoderConfig config;
+  const Json json = ToJson(config);
+  for (const char* key : {"block", "norm_gain", "activation", "qk_norm", "embedding"}) {
+    EXPECT_FALSE(json.contains(key)) << key;
+  }
+  for (const char* key : {"top_k", "top_k_fraction", "sigmoid_bias", "sink", "pattern",
+                          "scale_invariant_alpha", "scale_invariant_beta"}) {
+    EXPECT_FALSE(json["attention"].contains(key)) << key;
+  }
+  EXPECT_FALSE(json["attention"]["length_scaling"].contains("learn_delta"));
+  config.attention.sink = "zero";
+  config.attention.length_scaling = {.kind = "scalar", .learn_delta = true};
+  config.attention.pattern = {.kind = "strided", .stride = 8};
+  config.attention.sigmoid_bias = 0.0;
+  const Json given = ToJson(config);
+  EXPECT_EQ(given["attention"]["sink"], "zero");
+  EXPECT_EQ(given["attention"]["length_scaling"]["learn_delta"], true);
+  EXPECT_EQ(given["attention"]["pattern"]["stride"], 8);
+  EXPECT_EQ(given["attention"]["sigmoid_bias"], 0.0);
 }
 
 TEST(DecoderConfig, ReadsTomlByTheSameDeclaration) {
@@ -87,6 +119,19 @@ TEST(DecoderConfig, LaterOverridesWinAndLeaveTheRest) {
   EXPECT_EQ(config.Head(1, 5).scale_invariant, 10.0);
 }
 
+// Numbers of a map go with it.
+TEST(DecoderConfig, AnotherMapTakesNothingOfTheOneBefore) {
+  const DecoderConfig config = Config(R"({"attention": {"map": "top-k-softmax", "top_k": 4,
+      "top_k_fraction": 0.5}, "override": [{"heads": [0], "map": "sigmoid", "sigmoid_bias": -1},
+      {"heads": [0, 1], "map": "softmax"}, {"heads": [2], "top_k": 6}]})");
+  EXPECT_EQ(config.Head(0, 0).top_k, 0);
+  EXPECT_FALSE(config.Head(0, 0).sigmoid_bias);
+  EXPECT_EQ(config.Head(0, 1).top_k_fraction, 0.0);
+  EXPECT_EQ(config.Head(0, 2).top_k, 6);
+  EXPECT_EQ(config.Head(0, 2).top_k_fraction, 0.5);
+  EXPECT_EQ(config.Head(0, 3).top_k, 4);
+}
+
 TEST(DecoderConfig, MistakesNameTheKey) {
   ExpectContains(ErrorOf(R"({"laiers": 2})"), "laiers: unknown key; did you mean \"layers\"?");
   ExpectContains(ErrorOf(R"({"layers": 0})"), "layers: expected 1 to 1024, got 0");
@@ -122,6 +167,36 @@ TEST(DecoderConfig, MistakesNameTheKey) {
                  "override.#2.heads: expected 0 to 7, got -1");
   ExpectContains(ErrorOf(R"({"override": [{"positions": {"kind": "sinusoidal"}}]})"),
                  "override.#1.positions.kind: \"sinusoidal\" is added to the embeddings");
+  const auto attention = [](const std::string& keys) {
+    return ErrorOf(R"({"attention": {)" + keys + "}}");
+  };
+  ExpectContains(attention(R"("map": "top-k-softmax")"),
+                 "attention.top_k: expected a number of keys >= 1 with map = \"top-k-softmax\"");
+  ExpectContains(attention(R"("map": "top-k-softmax", "top_k": 0)"), "top_k: expected 1 <= top_k");
+  ExpectContains(attention(R"("top_k": 4)"),
+                 "attention.top_k: only has an effect with map = \"top-k-softmax\"");
+  ExpectContains(attention(R"("sigmoid_bias": 1)"),
+                 "attention.sigmoid_bias: only has an effect with map = \"sigmoid\"");
+  ExpectContains(attention(R"("map": "softpick", "sink": "zero")"),
+                 "attention.sink: expected map \"softmax\" or \"entmax\", got \"softpick\"");
+  ExpectContains(attention(R"("sink": "some")"), "attention.sink: expected \"none\" or \"zero\"");
+  ExpectContains(attention(R"("scale_invariant_beta": 2)"),
+                 "attention.scale_invariant_beta: only has an effect beside scale_invariant");
+  ExpectContains(attention(R"("scale_invariant": 10, "scale_invariant_alpha": 3)"),
+                 "attention.scale_invariant_beta: expected alpha ln alpha = 3.29584 to 100 alpha");
+  ExpectContains(attention(R"("length_scaling": {"kind": "ssmax", "learn_delta": true})"),
+                 "attention.length_scaling.learn_delta: only has an effect with kind = \"scalar\"");
+  ExpectContains(attention(R"("pattern": {"kind": "bigbrid"})"), "pattern.kind: expected \"none\"");
+  ExpectContains(attention(R"("pattern": {"kind": "window"})"),
+                 "attention.pattern.window: expected a number of at least 1 with kind = "
+                 "\"window\", got 0");
+  ExpectContains(attention(R"("pattern": {"kind": "strided", "stride": 4, "window": 4})"),
+                 "attention.pattern.window: only has an effect with kind = \"window\" or "
+                 "\"longformer\" or \"bigbird\"");
+  ExpectContains(attention(R"("pattern": {"kind": "fixed", "segment": 4, "summary": 5})"),
+                 "attention.pattern.summary: expected at most segment = 4, got 5");
+  ExpectContains(attention(R"("pattern": {"kind": "random", "random_block": 0})"),
+                 "attention.pattern.random_block: expected a number of at least 1");
   // A head that only the second override of its layer spoils.
   ExpectContains(ErrorOf(R"({"override": [{"layers": [1], "scale_invariant": 10},
                              {"heads": [3], "positions": {"kind": "alibi"}}]})"),

@@ -8,15 +8,31 @@
 #include "lab/base/toml_reader.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/maps.h"
+#include "lab/nn/patterns.h"
 #include "lab/nn/row_stages.h"
 
 namespace tsallis::lab {
+
+// Of a visitor that writes: whether it leaves keys out that came later, so that what was written
+// before them stays as it was.
+template <class Visitor>
+inline constexpr bool kLeavesOut = false;
+
+// A key that came later than files that are still read.
+template <class Visitor, class T>
+void Later(Visitor& keys, const char* key, T& value, const T& fallback, const Check<T>& check,
+           const char* help) {
+  if (kLeavesOut<Visitor> && value == fallback) return;
+  keys.Optional(key, value, check, help);
+}
 
 template <class Visitor>
 void Describe(Visitor& keys, QueryScaling& scaling) {
   keys.Optional("kind", scaling.kind, OneOf(Names(QueryScalings())),
                 "what multiplies the query of a row");
   keys.Optional("delta", scaling.delta, {}, "scalar, adaptive: the additive term");
+  Later(keys, "learn_delta", scaling.learn_delta, false, {},
+        "scalar, adaptive: one delta a head is learned, and begins at delta");
   keys.Optional("gamma_range", scaling.gamma_range, Positive<double>(),
                 "adaptive: bound of the exponent gamma");
   keys.Optional("bias", scaling.bias, {}, "adaptive: whether beta and gamma have a bias");
@@ -69,20 +85,56 @@ void Describe(Visitor& keys, Positions& positions) {
                 "nape: share of heads with ALiBi, the first");
 }
 
+template <class Visitor>
+void Describe(Visitor& keys, PatternConfig& pattern) {
+  const auto number = [&](const char* key, std::int64_t& value, const char* help) {
+    keys.Optional(key, value, Within<std::int64_t>(0, 1 << 30, "0 to 2^30"), help);
+  };
+  keys.Optional("kind", pattern.kind, OneOf(Names(Patterns())), "which tokens a query sees");
+  number("window", pattern.window, "window, longformer, bigbird: the newest tokens that are seen");
+  number("global_tokens", pattern.global_tokens,
+         "global, longformer, bigbird: the first tokens that are seen");
+  number("random", pattern.random, "random, bigbird: blocks for every block of queries");
+  number("random_block", pattern.random_block, "random, bigbird: tokens of a block");
+  number("seed", pattern.seed, "random, bigbird: of the draw");
+  number("stride", pattern.stride, "strided: the window, and the distance of other tokens");
+  number("segment", pattern.segment, "fixed: tokens of a segment");
+  number("summary", pattern.summary, "fixed: tokens at its end that all later ones see");
+}
+
 inline Check<std::string> MapCheck() { return OneOf(Names(Maps())); }
 inline Check<std::string> LearnAlphaCheck() { return OneOf({"no", "sigmoid", "free"}); }
 inline Check<double> AlphaCheck() { return Within(1.0, 1e4, "1 <= alpha <= 10000"); }
+inline Check<std::int64_t> TopKCheck() {
+  return Within<std::int64_t>(1, 1 << 30, "1 <= top_k <= 2^30");
+}
+inline Check<double> FractionCheck() { return Within(0.0, 1.0, "0 <= top_k_fraction <= 1"); }
+inline Check<std::string> SinkCheck() { return OneOf({"none", "zero", "learned"}); }
 
 template <class Visitor>
 void Describe(Visitor& keys, AttentionConfig& attention) {
+  const AttentionConfig defaults;
   keys.Optional("map", attention.map, MapCheck(), "scores to weights");
   keys.Optional("alpha", attention.alpha, AlphaCheck(), "entmax; the first value if learned");
   keys.Optional("learn_alpha", attention.learn_alpha, LearnAlphaCheck(),
                 "entmax: one alpha a head, 1 + sigmoid(a) or 1 + softplus(a)");
+  Later(keys, "top_k", attention.top_k, defaults.top_k, TopKCheck(),
+        "top-k-softmax: scores that are kept");
+  Later(keys, "top_k_fraction", attention.top_k_fraction, defaults.top_k_fraction, FractionCheck(),
+        "top-k-softmax: at least this share of the visible keys is kept");
+  keys.Optional("sigmoid_bias", attention.sigmoid_bias, {},
+                "sigmoid: b; minus ln of the number of visible keys unless given");
+  Later(keys, "sink", attention.sink, defaults.sink, SinkCheck(),
+        "softmax, entmax: one more key of value 0, of the score 0 or of a learned one");
   keys.Optional("length_scaling", attention.length_scaling, {}, "scores against length");
   keys.Optional("positions", attention.positions, {}, "how positions enter");
+  Later(keys, "pattern", attention.pattern, defaults.pattern, {}, "which tokens a query sees");
   keys.Optional("scale_invariant", attention.scale_invariant, IfGiven(Positive<double>()),
                 "length scale of scale-invariant attention");
+  keys.Optional("scale_invariant_alpha", attention.scale_invariant_alpha,
+                IfGiven(Positive<double>()), "its alpha; e^(1/2) unless given");
+  keys.Optional("scale_invariant_beta", attention.scale_invariant_beta, IfGiven(Positive<double>()),
+                "its beta >= alpha ln alpha; e^(1/2) unless given");
 }
 
 template <class Visitor>
@@ -92,14 +144,25 @@ void Describe(Visitor& keys, AttentionOverride& change) {
   keys.Optional("map", change.map, IfGiven(MapCheck()), "scores to weights");
   keys.Optional("alpha", change.alpha, IfGiven(AlphaCheck()), "entmax");
   keys.Optional("learn_alpha", change.learn_alpha, IfGiven(LearnAlphaCheck()), "as in attention");
+  keys.Optional("top_k", change.top_k, IfGiven(TopKCheck()), "as in attention");
+  keys.Optional("top_k_fraction", change.top_k_fraction, IfGiven(FractionCheck()),
+                "as in attention");
+  keys.Optional("sigmoid_bias", change.sigmoid_bias, {}, "as in attention");
+  keys.Optional("sink", change.sink, IfGiven(SinkCheck()), "as in attention");
   keys.Optional("length_scaling", change.length_scaling, {}, "all of it anew");
   keys.Optional("positions", change.positions, {}, "all of it anew");
+  keys.Optional("pattern", change.pattern, {}, "all of it anew");
   keys.Optional("scale_invariant", change.scale_invariant,
                 IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")), "0: without");
+  keys.Optional("scale_invariant_alpha", change.scale_invariant_alpha, IfGiven(Positive<double>()),
+                "as in attention");
+  keys.Optional("scale_invariant_beta", change.scale_invariant_beta, IfGiven(Positive<double>()),
+                "as in attention");
 }
 
 template <class Visitor>
 void Describe(Visitor& keys, DecoderConfig& decoder) {
+  const DecoderConfig defaults;
   const auto size = [](std::int64_t most) {
     return Within<std::int64_t>(1, most, "1 to " + std::to_string(most));
   };
@@ -111,14 +174,16 @@ void Describe(Visitor& keys, DecoderConfig& decoder) {
   keys.Optional("head_dim", decoder.head_dim, Within<std::int64_t>(0, 512, "0 to 512"),
                 "0: width / heads");
   keys.Optional("feed_forward", decoder.feed_forward, size(1 << 20), "width of the hidden layer");
-  keys.Optional("block", decoder.block, OneOf({"sandwich", "pre"}),
-                "norms before and after attention and feed-forward, or before alone");
-  keys.Optional("norm_gain", decoder.norm_gain, {}, "norms have a learned gain");
-  keys.Optional("activation", decoder.activation, OneOf(Names(Activations())),
-                "of the feed-forward layer");
-  keys.Optional("qk_norm", decoder.qk_norm, {}, "queries and keys of every head are normed");
-  keys.Optional("embedding", decoder.embedding, OneOf({"scaled", "normed", "plain"}),
-                "what embeddings become: times sqrt(width), normed, as they are");
+  Later(keys, "block", decoder.block, defaults.block, OneOf({"sandwich", "pre"}),
+        "norms before and after attention and feed-forward, or before alone");
+  Later(keys, "norm_gain", decoder.norm_gain, defaults.norm_gain, {}, "norms have a learned gain");
+  Later(keys, "activation", decoder.activation, defaults.activation, OneOf(Names(Activations())),
+        "of the feed-forward layer");
+  Later(keys, "qk_norm", decoder.qk_norm, defaults.qk_norm, {},
+        "queries and keys of every head are normed");
+  Later(keys, "embedding", decoder.embedding, defaults.embedding,
+        OneOf({"scaled", "normed", "plain"}),
+        "what embeddings become: times sqrt(width), normed, as they are");
   keys.Optional("compute", decoder.compute, OneOf({"auto", "float32", "bfloat16"}),
                 "dtype of matrix products and attention");
   keys.Optional("attention", decoder.attention, {}, "how heads attend");

@@ -405,13 +405,12 @@ HWY_INLINE AdaptiveTerms TermsOf(const Part& part, const lab::AdaptiveScale& sca
 void AdaptiveForwardImpl(const lab::AdaptiveScale& scale, lab::Cells beta, lab::Cells gamma,
                          std::int64_t row_stride, const float* log_log, std::int64_t rows, float* c,
                          std::int64_t c_stride) {
-  const DF d;
   WithCells(beta, [&](auto* b) HWY_ATTR {
     auto* g = static_cast<decltype(b)>(gamma.data);
     for (std::int64_t r = 0; r < rows; ++r, b += row_stride, g += row_stride, c += c_stride) {
       ForRow(scale.heads, [&](const auto& part) HWY_ATTR {
         const AdaptiveTerms t = TermsOf(part, scale, b, g, log_log[r]);
-        part.Store(hn::MulAdd(t.softplus, t.power, hn::Set(d, scale.delta)), c);
+        part.Store(hn::MulAdd(t.softplus, t.power, part.Load(scale.delta)), c);
       });
     }
   });

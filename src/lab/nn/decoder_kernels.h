@@ -81,7 +81,8 @@ void Rotate(Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t he
 // biases may be null.
 struct AdaptiveScale {
   std::int64_t heads;
-  float delta, range;
+  const float* delta;  // [heads]
+  float range;
   const float* beta_bias;
   const float* gamma_bias;
 };

@@ -297,7 +297,10 @@ TEST(DecoderKernels, AdaptiveScaleAndItsGradient) {
       const std::vector<float> log_log = {-0.3665F, 0.9F, 2.3F};
       const std::vector<float> dc = Floats(Draw(kRows * c_stride, 12));
       std::vector<float> c(dc.size(), 0.0F), d_bias(bias.size(), 0.5F);
-      const AdaptiveScale scale{heads, 0.75F, 2.0F, biased ? bias.data() : nullptr,
+      std::vector<float> delta;
+      for (std::int64_t h = 0; h < heads; ++h)
+        delta.push_back(0.75F + 0.1F * static_cast<float>(h));
+      const AdaptiveScale scale{heads, delta.data(), 2.0F, biased ? bias.data() : nullptr,
                                 biased ? bias.data() + heads : nullptr};
       AdaptiveScaleForward(scale, in.cells(), in.cells() + heads, stride, log_log.data(), kRows,
                            c.data(), c_stride);
@@ -312,7 +315,7 @@ TEST(DecoderKernels, AdaptiveScaleAndItsGradient) {
           const double g = in[r * stride + heads + h] + (biased ? bias[heads + h] : 0.0);
           const double power = std::exp(2.0 * std::tanh(g) * log_log[r]);
           const double softplus = std::log1p(std::exp(b));
-          const double expected = 0.75 + softplus * power;
+          const double expected = delta[h] + softplus * power;
           EXPECT_NEAR(c[r * c_stride + h], expected, 4e-6 * expected);
           const double d = dc[r * c_stride + h];
           const double to_b = d * power / (1.0 + std::exp(-b));

@@ -15,6 +15,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/nn/parameters.h"
+#include "lab/nn/patterns.h"
 #include "lab/nn/positions.h"
 #include "lab/testing/decoder_variants.h"
 #include "lab/train/optimizer.h"
@@ -51,6 +52,35 @@ Tensor Rotated(const Tensor& x, const Positions& positions, std::int64_t length)
          at::cat({a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()}, 1);
 }
 
+// Maps that attention alone is tested with elsewhere, as weights of scores: [n, n], -inf where not
+// visible.
+Tensor TopK(const AttentionConfig& how, const Tensor& s) {
+  const std::int64_t n = s.size(0);
+  Tensor kept = at::zeros_like(s, s.options().dtype(at::kBool));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto share = static_cast<std::int64_t>(how.top_k_fraction * static_cast<double>(i + 1));
+    const std::int64_t k = std::min(i + 1, std::max(how.top_k, share));
+    const Tensor least = std::get<0>(at::topk(s[i].detach(), k))[k - 1];
+    kept[i] = s[i].detach() >= least;
+  }
+  return s.masked_fill(kept.logical_not(), -INFINITY).softmax(-1);
+}
+Tensor Softpick(const Tensor& s) {
+  const Tensor e = s.exp() - 1.0;
+  const Tensor size = e.abs().masked_fill(s == -INFINITY, 0.0).sum(-1, true);
+  return e.relu() / (size + kSoftpickEpsilon);
+}
+Tensor StickBreaking(const Tensor& s) {
+  std::vector<Tensor> weights(static_cast<std::size_t>(s.size(1)));
+  Tensor left = at::ones({s.size(0)}, at::kDouble);
+  for (std::int64_t j = s.size(1) - 1; j >= 0; --j) {
+    const Tensor score = s.select(1, j);
+    weights[static_cast<std::size_t>(j)] = left * score.sigmoid();
+    left = left * (-score).sigmoid();
+  }
+  return at::stack(weights, 1);
+}
+
 // One head's output: [n, d]. h: [n, width], the block's normalised input.
 Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t layer,
                   std::int64_t head, const Tensor& h, std::int64_t length) {
@@ -74,13 +104,17 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
                       (scaling.heads == "all" || how.positions.kind != "nape" || head >= sloped);
   const Tensor log_n = (at::arange(n, at::kDouble) + 2.0).log();
   const std::string scale = prefix + "scale.";
+  const auto delta = [&](std::int64_t own) {
+    return scaling.learn_delta ? w.at(scale + "delta")[own]
+                               : at::scalar_tensor(scaling.delta, at::kDouble);
+  };
   if (scaled && scaling.kind == "ssmax") {
     const Tensor& b = w.at(scale + "b");
     c = b[head - config.heads + b.numel()] * log_n;
   } else if (scaled && scaling.kind == "scalar") {
     const Tensor &b = w.at(scale + "b"), &g = w.at(scale + "g");
     const std::int64_t own = head - config.heads + b.numel();
-    c = scaling.delta + b[own] * log_n.pow(g[own]);
+    c = delta(own) + b[own] * log_n.pow(g[own]);
   } else if (scaled && scaling.kind == "table") {
     const Tensor& table = w.at(scale + "table");
     const Tensor entry = at::arange(n, at::kLong).clamp_max(scaling.positions - 1);
@@ -93,14 +127,17 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
       b = b + w.at(scale + "beta.bias")[own];
       g = g + w.at(scale + "gamma.bias")[own];
     }
-    c = scaling.delta + at::softplus(b) * log_n.pow(scaling.gamma_range * g.tanh());
+    c = delta(own) + at::softplus(b) * log_n.pow(scaling.gamma_range * g.tanh());
   }
   Tensor s = c.unsqueeze(1) * q.matmul(k.t()) / std::sqrt(static_cast<double>(q.size(1)));
   const Tensor at_i = at::arange(n, at::kDouble);
   const Tensor distance = at_i.unsqueeze(1) - at_i.unsqueeze(0);
   if (how.scale_invariant) {
-    const Tensor a2 = 2.0 * (distance.clamp_min(0.0) / *how.scale_invariant + 1.0).log() + 1.0;
-    s = a2.sqrt() * s + 1.0 - a2;
+    const double alpha = how.scale_invariant_alpha.value_or(std::exp(0.5));
+    const double ratio = how.scale_invariant_beta.value_or(std::exp(0.5)) / alpha;
+    const Tensor far = (distance.clamp_min(0.0) / *how.scale_invariant + 1.0).log();
+    const Tensor a2 = 2.0 * (far - std::log(alpha) + ratio);
+    s = a2.sqrt() * s + ratio - a2;
   }
   if (head < sloped) {
     const Tensor slope =
@@ -109,7 +146,29 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
             : at::scalar_tensor(AlibiSlopes(how.positions, config.heads)[head], at::kDouble);
     s = s - slope * distance;
   }
-  s = s.masked_fill(distance < 0, -INFINITY);
+  const std::int64_t nearest = how.map == "stick-breaking" ? 1 : 0;
+  s = s.masked_fill(distance < nearest, -INFINITY);
+  if (how.pattern.kind != "none") {
+    const PatternMask mask = MaskOf(PatternOf(how.pattern), n, n, 1, 1);
+    const Tensor visible =
+        at::tensor(std::vector<std::int64_t>(mask.blocks.begin(), mask.blocks.end()), at::kLong);
+    s = s.masked_fill(visible.view({n, n}) == 0, -INFINITY);
+  }
+  if (how.map == "top-k-softmax") return TopK(how, s).matmul(v);
+  if (how.map == "sigmoid") {
+    const Tensor keys = (s > -INFINITY).sum(1, true).to(at::kDouble);
+    return (s + (how.sigmoid_bias ? at::full_like(keys, *how.sigmoid_bias) : -keys.log()))
+        .sigmoid()
+        .matmul(v);
+  }
+  if (how.map == "softpick") return Softpick(s).matmul(v);
+  if (how.map == "stick-breaking") return StickBreaking(s).matmul(v);
+  if (how.sink != "none") {
+    const Tensor sink =
+        how.sink == "zero" ? at::zeros({1}, at::kDouble) : w.at(prefix + "sink").narrow(0, head, 1);
+    s = at::cat({s, sink.expand({n}).unsqueeze(1)}, 1);
+    v = at::cat({v, at::zeros({1, v.size(1)}, at::kDouble)});
+  }
   RowMapParams map;
   map.alpha = how.alpha;
   if (how.map == "softmax") map.map = RowMap::kSoftmax;

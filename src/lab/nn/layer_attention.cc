@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <utility>
+
+#include "lab/nn/maps.h"
 
 namespace tsallis::lab {
 namespace {
@@ -27,13 +30,26 @@ double AlphaSlope(const AttentionConfig& head, double a) {
 
 // Whether two heads can be attended in one call.
 bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
-  return a.map == b.map && a.scale_invariant == b.scale_invariant;
+  return a.map == b.map && a.top_k == b.top_k && a.top_k_fraction == b.top_k_fraction &&
+         a.sigmoid_bias == b.sigmoid_bias && a.pattern == b.pattern && SameDistances(a, b);
 }
 
 // Bytes of support lists that one call may keep for its backward pass.
 constexpr std::size_t kListBudget = std::size_t{1} << 28;
 
 }  // namespace
+
+bool SameDistances(const AttentionConfig& a, const AttentionConfig& b) {
+  return a.scale_invariant == b.scale_invariant &&
+         a.scale_invariant_alpha == b.scale_invariant_alpha &&
+         a.scale_invariant_beta == b.scale_invariant_beta;
+}
+
+void SetDistances(const AttentionConfig& head, AttentionTerms& terms) {
+  terms.scale_invariant = head.scale_invariant.value_or(0.0);
+  terms.scale_invariant_alpha = head.scale_invariant_alpha.value_or(0.0);
+  terms.scale_invariant_beta = head.scale_invariant_beta.value_or(0.0);
+}
 
 LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer)
     : heads_(config.heads),
@@ -52,10 +68,13 @@ LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer)
       learned_slopes_ = learned_slopes_ || head.positions.learn_slopes;
     }
     learned_alpha_ = learned_alpha_ || head.learn_alpha != "no";
+    learned_sinks_ = learned_sinks_ || head.sink == "learned";
   }
   slopes_ = fixed_slopes_;
   alphas_.resize(static_cast<std::size_t>(heads_));
+  sinks_.resize(static_cast<std::size_t>(heads_));
   PlanCalls();
+  PlanPatterns();
   PlanRotations();
   PlanScalings();
 }
@@ -145,6 +164,10 @@ void LayerAttention::Declare(const std::string& prefix, ParameterList& list) {
     };
     list.Add({{prefix + "alpha", {heads_}, first}}, heads_, &alpha_parameters_);
   }
+  if (learned_sinks_) {
+    const auto zero = [](RandomStream&) { return 0.0F; };
+    list.Add({{prefix + "sink", {heads_}, zero}}, heads_, &sink_parameters_);
+  }
 }
 
 bool LayerAttention::LearnsSlope(std::int64_t h) const {
@@ -175,10 +198,14 @@ void LayerAttention::Prepare(const SequenceRows& rows) {
     rotation.table = MakeRopeTable(rotation.positions, head_dim_, length);
     rotation.table_length = length;
   }
+  PreparePatterns(rows.length);
   for (std::int64_t h = 0; h < heads_; ++h) {
     const auto index = static_cast<std::size_t>(h);
     alphas_[index] = AlphaOf(h);
     if (LearnsSlope(h)) slopes_[index] = slope_parameters_.value.const_data_ptr<float>()[h];
+    const std::string& sink = head_[index].sink;
+    sinks_[index] = sink == "none" ? -std::numeric_limits<double>::infinity() : 0.0;
+    if (sink == "learned") sinks_[index] = sink_parameters_.value.const_data_ptr<float>()[h];
   }
 }
 
@@ -253,7 +280,6 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
     p.ranges = {(last ? rows.last_begin : rows.begin).data(), rows.end.data(), rows.begin.data(),
                 rows.end.data(), true};
   }
-  p.map = MapOf(call);
   p.terms = TermsOf(call, 0, rows.length, c);
   return p;
 }
@@ -261,7 +287,7 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
 AttentionTerms LayerAttention::TermsOf(const Call& call, std::int64_t begin, std::int64_t count,
                                        const at::Tensor& c) const {
   AttentionTerms terms;
-  terms.scale_invariant = head_[static_cast<std::size_t>(call.first)].scale_invariant.value_or(0.0);
+  SetDistances(head_[static_cast<std::size_t>(call.first)], terms);
   if (c.defined()) {
     terms.length_scale = {c.const_data_ptr<float>() + begin * heads_ + call.first,
                           DType::kFloat32,
@@ -273,25 +299,30 @@ AttentionTerms LayerAttention::TermsOf(const Call& call, std::int64_t begin, std
   return terms;
 }
 
-void LayerAttention::SetAlpha(AttentionParams& params, const std::vector<double>& alphas) {
-  params.alpha = alphas.front();
-  const bool equal = std::all_of(alphas.begin(), alphas.end(),
-                                 [&](double alpha) { return alpha == alphas.front(); });
-  if (!equal) params.alpha_per_head = alphas.data();
+void LayerAttention::SetMap(AttentionParams& params, const Call& call,
+                            const MapNumbers& numbers) const {
+  const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
+  params.map = MapNamed(head.map);
+  params.top_k = {head.top_k, head.top_k_fraction};
+  params.sigmoid_bias = head.sigmoid_bias;
+  params.alpha = numbers.alphas.front();
+  const bool equal = std::all_of(numbers.alphas.begin(), numbers.alphas.end(),
+                                 [&](double alpha) { return alpha == params.alpha; });
+  if (!equal) params.alpha_per_head = numbers.alphas.data();
+  if (!numbers.sinks.empty()) params.terms.sink = numbers.sinks.data();
 }
 
-RowMap LayerAttention::MapOf(const Call& call) const {
-  const std::string& map = head_[static_cast<std::size_t>(call.first)].map;
-  if (map == "softmax") return RowMap::kSoftmax;
-  return map == "adaptive-temperature" ? RowMap::kAdaptiveTemperature : RowMap::kEntmax;
-}
-
-std::vector<double> LayerAttention::AlphasOf(const Call& call) const {
-  std::vector<double> alphas;
+LayerAttention::MapNumbers LayerAttention::NumbersOf(const Call& call) const {
+  MapNumbers numbers;
+  bool any = false;
   for (std::int64_t h = 0; h < call.count; ++h) {
-    alphas.push_back(alphas_[static_cast<std::size_t>(call.first + h * call.step)]);
+    const auto head = static_cast<std::size_t>(call.first + h * call.step);
+    numbers.alphas.push_back(alphas_[head]);
+    numbers.sinks.push_back(sinks_[head]);
+    any = any || head_[head].sink != "none";
   }
-  return alphas;
+  if (!any) numbers.sinks.clear();
+  return numbers;
 }
 
 void LayerAttention::Scale(const SequenceRows& rows, const at::Tensor& projected,
@@ -318,8 +349,8 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Q
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
     AttentionParams p = ParamsOf(call, rows, queries, projected, kept.c);
-    const std::vector<double> alphas = AlphasOf(call);
-    SetAlpha(p, alphas);
+    const MapNumbers numbers = NumbersOf(call);
+    SetMap(p, call, numbers);
     AttentionOutputs outputs;
     outputs.out = {
         (CellsOf(out) + call.first * head_dim_).data,
@@ -331,7 +362,8 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Q
         kept.tau[i] = at::empty({count}, at::kDouble);
       }
       outputs.tau = kept.tau[i].mutable_data_ptr<double>();
-      const auto bytes = static_cast<std::int64_t>(AttentionSavedBytes(p, kListBudget));
+      const std::size_t budget = PatternOf(call) != nullptr ? 0 : kListBudget;
+      const auto bytes = static_cast<std::int64_t>(AttentionSavedBytes(p, budget));
       if (!kept.lists[i].defined() || kept.lists[i].numel() != bytes) {
         kept.lists[i] = at::empty({bytes}, at::kByte);
       }
@@ -345,7 +377,7 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Q
       outputs.entropy = statistics->entropy[i].data();
       outputs.support_size = statistics->support[i].data();
     }
-    AttentionForward(context, p, outputs);
+    Attend(context, call, p, outputs);
   }
 }
 
@@ -364,8 +396,8 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows, 
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
     AttentionParams p = ParamsOf(call, rows, queries, projected, kept.c);
-    const std::vector<double> alphas = AlphasOf(call);
-    SetAlpha(p, alphas);
+    const MapNumbers numbers = NumbersOf(call);
+    SetMap(p, call, numbers);
     AttentionGradients g;
     g.d_out = {(CellsOf(d_out) + call.first * head_dim_).data,
                DTypeOf(d_out),
@@ -390,7 +422,9 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows, 
     if (!d_slopes.empty()) g.d_slopes = d_slopes.data();
     const bool learns = learned_alpha_ && p.map == RowMap::kEntmax;
     if (learns) g.d_alpha = d_alpha.data();
-    AttentionBackward(context, p, g);
+    std::vector<double> d_sink(numbers.sinks.size());
+    if (learned_sinks_ && !d_sink.empty()) g.d_sink = d_sink.data();
+    AttendBackward(context, call, p, g);
 
     // [batch, heads, length] -> [rows, heads]
     const std::int64_t length = p.q_len;
@@ -410,6 +444,10 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows, 
           sum += d_slopes[static_cast<std::size_t>(b * call.count + h)];
         }
         slope_parameters_.gradient.mutable_data_ptr<float>()[head] += static_cast<float>(sum);
+      }
+      if (config.sink == "learned") {
+        sink_parameters_.gradient.mutable_data_ptr<float>()[head] +=
+            static_cast<float>(d_sink[static_cast<std::size_t>(h)]);
       }
       if (learns && config.learn_alpha != "no") {
         const double a = alpha_parameters_.value.const_data_ptr<float>()[head];

@@ -20,6 +20,7 @@
 #include "lab/nn/sequence_rows.h"
 #include "tsallis/attention.h"
 #include "tsallis/kv_cache.h"
+#include "tsallis/patterns.h"
 
 namespace tsallis::lab {
 
@@ -33,6 +34,10 @@ struct HeadArrays {
   at::Tensor c;        // [heads, n] float32; undefined without length scaling
   std::optional<double> scale_invariant;  // length scale
 };
+
+// Whether distances do the same to the scores of two heads, slopes aside, and what they do.
+bool SameDistances(const AttentionConfig& a, const AttentionConfig& b);
+void SetDistances(const AttentionConfig& head, AttentionTerms& terms);
 
 class LayerAttention {
  public:
@@ -103,13 +108,15 @@ class LayerAttention {
   //   support             weights > 0
   //   keys                that the row sees
   //   slope               of ALiBi ("learned slope" if it is), where the head has one
-  //   alpha               where it is learned
+  //   alpha, sink         where it is learned
   //   c                   the length scaling, where there is one, and its QueryScale::Terms()
   void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
                 const at::Tensor& projected, const Kept& kept, const Statistics& statistics,
                 std::vector<HeadQuantities>& heads) const;
+  // Of a head: how many tokens the query at a position sees.
+  std::int64_t VisibleKeys(std::int64_t head, std::int64_t position) const;
   // After Forward. What the heads are given of one sequence. UsageError where they differ in map,
-  // or in more than that would tell.
+  // or in more than that would tell, and where there is more to them.
   HeadArrays Arrays(const SequenceRows& rows, const at::Tensor& projected, const Kept& kept,
                     std::int64_t sequence) const;
   // After Forward. The weights of queries [begin, end) of a sequence.
@@ -124,11 +131,22 @@ class LayerAttention {
   struct Call {
     std::int64_t first, step, count;
   };
+  // What their maps need of each head in this pass: [heads of the call].
+  struct MapNumbers {
+    std::vector<double> alphas;
+    std::vector<double> sinks;  // empty where no head has one
+  };
   struct Rotation {
     std::int64_t first, count;
     Positions positions;
     RopeTable table;
     std::int64_t table_length = 0;  // that the frequencies are for
+  };
+  // Which keys heads see that have this pattern: the beginning of `mask` is that of shorter
+  // sequences.
+  struct PatternTable {
+    PatternConfig config;
+    PatternMask mask;
   };
   struct Scaling {
     std::int64_t first, count;
@@ -143,27 +161,37 @@ class LayerAttention {
     std::size_t first, last;
     std::int64_t begin, count;  // the first row, rows of each sequence
   };
+  // AttentionForward and AttentionBackward under the call's pattern: where sequences are packed,
+  // one by one, since masks count along the axes of queries and keys.
+  void Attend(const Context& context, const Call& call, const AttentionParams& params,
+              const AttentionOutputs& outputs) const;
+  void AttendBackward(const Context& context, const Call& call, const AttentionParams& params,
+                      const AttentionGradients& gradients) const;
+  const PatternTable* PatternOf(const Call& call) const;  // null without
+  // The call's pattern, if it has one, for queries at positions from `begin` on and keys from 0 on.
+  void SetPattern(const Call& call, std::int64_t begin, AttentionMask& mask) const;
   void ExtendOnPages(const Context& context, const Chunk& chunk, const Grown& grown,
                      const std::vector<Call>& calls, const at::Tensor& projected,
                      const at::Tensor& out, const at::Tensor& c) const;
   void ExtendOnCopy(const Context& context, const Chunk& chunk, const Grown& grown,
                     const Call& call, const at::Tensor& projected, const at::Tensor& out,
                     const at::Tensor& c) const;
-  // Of rows from `begin` on, `count` for each sequence.
+  // Of rows from `begin` on, `count` for each sequence; but for sinks.
   AttentionTerms TermsOf(const Call& call, std::int64_t begin, std::int64_t count,
                          const at::Tensor& c) const;
   AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, Queries queries,
                            const at::Tensor& projected, const at::Tensor& c) const;
   // Rotates queries and keys of a block of rows of the projection. `turn` 1, or -1 for gradients.
   void Rotate(const RowSpan& span, Cells projected, float turn) const;
-  RowMap MapOf(const Call& call) const;
-  // alphas: [heads of the call], which must outlive the params.
-  static void SetAlpha(AttentionParams& params, const std::vector<double>& alphas);
+  // numbers: must outlive the params.
+  void SetMap(AttentionParams& params, const Call& call, const MapNumbers& numbers) const;
   double AlphaOf(std::int64_t head) const;
-  std::vector<double> AlphasOf(const Call& call) const;  // [heads of the call]
+  MapNumbers NumbersOf(const Call& call) const;
   bool LearnsSlope(std::int64_t head) const;
   bool IsScaled(std::int64_t head) const;
   void PlanCalls();
+  void PlanPatterns();
+  void PreparePatterns(std::int64_t length);
   void PlanRotations();
   void PlanScalings();
 
@@ -173,13 +201,16 @@ class LayerAttention {
   std::vector<Call> calls_;
   std::vector<Rotation> rotations_;
   std::vector<Scaling> scalings_;
+  std::vector<PatternTable> patterns_;
+  std::vector<int> pattern_of_;      // [heads], in patterns_; -1: none
   std::vector<bool> has_slope_;      // [heads]
   std::vector<float> fixed_slopes_;  // [heads]
-  bool sloped_ = false, learned_slopes_ = false, learned_alpha_ = false;
+  bool sloped_ = false, learned_slopes_ = false, learned_alpha_ = false, learned_sinks_ = false;
   std::vector<double> alphas_;  // [heads], of this pass
+  std::vector<double> sinks_;   // likewise; -inf: none
   std::vector<float> slopes_;   // [heads], of this pass
   Parameter projection_;
-  Parameter slope_parameters_, alpha_parameters_;  // [1, heads]
+  Parameter slope_parameters_, alpha_parameters_, sink_parameters_;  // [1, heads]
 };
 
 }  // namespace tsallis::lab

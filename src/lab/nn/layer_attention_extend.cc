@@ -10,7 +10,9 @@ namespace tsallis::lab {
 namespace {
 
 // What Decode() takes.
-bool OnPages(const std::string& map, const std::vector<double>& alphas) {
+bool OnPages(const AttentionConfig& head, const std::vector<double>& alphas) {
+  const std::string& map = head.map;
+  if (head.pattern.kind != "none") return false;
   if (map == "softmax") return true;
   return map == "entmax" && std::all_of(alphas.begin(), alphas.end(), [](double alpha) {
            return alpha == 1.0 || (alpha >= 1.1 && alpha <= 4.0);
@@ -45,8 +47,8 @@ void LayerAttention::Extend(const Context& context, const SequenceRows& rows, co
   std::vector<Call> on_pages;
   std::vector<Call> on_copy;
   for (const Call& call : calls_) {
-    const std::string& map = head_[static_cast<std::size_t>(call.first)].map;
-    (OnPages(map, AlphasOf(call)) ? on_pages : on_copy).push_back(call);
+    const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
+    (OnPages(head, NumbersOf(call).alphas) ? on_pages : on_copy).push_back(call);
   }
   for (std::size_t b = 0; b < rows.begin.size();) {
     Chunk chunk{b, b + 1, rows.begin[b], rows.end[b] - rows.begin[b]};
@@ -70,26 +72,26 @@ void LayerAttention::ExtendOnPages(const Context& context, const Chunk& chunk, c
   const std::int64_t inner = heads_ * head_dim_;
   const auto sequences = static_cast<std::int64_t>(chunk.last - chunk.first);
   std::vector<double> alphas(static_cast<std::size_t>(heads_), 1.0);
-  std::vector<std::optional<double>> kinds;
+  std::vector<const AttentionConfig*> kinds;  // heads that differ in what distances do
   std::int64_t served = 0;
   for (const Call& call : calls) {
     const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
-    const std::vector<double> own = AlphasOf(call);
+    const std::vector<double> own = NumbersOf(call).alphas;
     for (std::int64_t h = 0; h < call.count && head.map != "softmax"; ++h) {
       alphas[static_cast<std::size_t>(call.first + h * call.step)] =
           own[static_cast<std::size_t>(h)];
     }
     served += call.count;
-    if (std::find(kinds.begin(), kinds.end(), head.scale_invariant) == kinds.end()) {
-      kinds.push_back(head.scale_invariant);
-    }
+    const auto same = [&](const AttentionConfig* kind) { return SameDistances(*kind, head); };
+    if (std::none_of(kinds.begin(), kinds.end(), same)) kinds.push_back(&head);
   }
   const bool softmax =
       std::all_of(alphas.begin(), alphas.end(), [](double alpha) { return alpha == 1.0; });
   const bool direct = kinds.size() == 1 && served == heads_;
   const at::Tensor target = direct ? out.narrow(0, chunk.begin, sequences * chunk.count)
                                    : at::empty({sequences * chunk.count, inner}, out.options());
-  for (const std::optional<double>& kind : kinds) {
+  const MapNumbers all = NumbersOf({0, 1, heads_});
+  for (const AttentionConfig* kind : kinds) {
     DecodeParams params;
     params.layer = grown.layer;
     params.sequences = grown.sequences.data() + chunk.first;
@@ -102,11 +104,12 @@ void LayerAttention::ExtendOnPages(const Context& context, const Chunk& chunk, c
     params.map = softmax ? RowMap::kSoftmax : RowMap::kEntmax;
     params.alpha_per_head = alphas.data();
     params.terms = TermsOf({0, 1, heads_}, chunk.begin, chunk.count, c);
-    params.terms.scale_invariant = kind.value_or(0.0);
+    SetDistances(*kind, params.terms);
+    if (!all.sinks.empty()) params.terms.sink = all.sinks.data();
     Decode(context, grown.cache, params,
            {.out = {target.data_ptr(), DTypeOf(out), {chunk.count * inner, head_dim_, inner, 1}}});
     for (const Call& call : calls) {
-      if (direct || head_[static_cast<std::size_t>(call.first)].scale_invariant != kind) continue;
+      if (direct || !SameDistances(head_[static_cast<std::size_t>(call.first)], *kind)) continue;
       for (std::int64_t h = 0; h < call.count; ++h) {
         const std::int64_t column = (call.first + h * call.step) * head_dim_;
         out.narrow(0, chunk.begin, sequences * chunk.count)
@@ -121,7 +124,7 @@ void LayerAttention::ExtendOnCopy(const Context& context, const Chunk& chunk, co
                                   const Call& call, const at::Tensor& projected,
                                   const at::Tensor& out, const at::Tensor& c) const {
   const std::int64_t inner = heads_ * head_dim_;
-  const std::vector<double> alphas = AlphasOf(call);
+  const MapNumbers numbers = NumbersOf(call);
   for (std::size_t b = chunk.first; b < chunk.last; ++b) {
     const auto index = static_cast<std::int64_t>(b - chunk.first);
     const std::int64_t begin = chunk.begin + index * chunk.count;
@@ -144,9 +147,9 @@ void LayerAttention::ExtendOnCopy(const Context& context, const Chunk& chunk, co
     p.k = rows(0, call.first, call.step);
     p.v = rows(1, call.first, call.step);
     p.mask.causal = true;
-    p.map = MapOf(call);
-    SetAlpha(p, alphas);
     p.terms = TermsOf(call, begin, chunk.count, c);
+    SetMap(p, call, numbers);
+    SetPattern(call, tokens - chunk.count, p.mask);
     AttentionForward(context, p,
                      {.out = {(CellsOf(out) + (begin * inner + call.first * head_dim_)).data,
                               DTypeOf(out),

@@ -42,7 +42,8 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
         const auto at =
             static_cast<std::size_t>((sequence * call.count + own) * length + row % length);
         const double entropy = statistics.entropy[i][at];
-        const double keys = rows.position[static_cast<std::size_t>(row)] + 1.0;
+        const auto keys =
+            static_cast<double>(VisibleKeys(h, rows.position[static_cast<std::size_t>(row)]));
         AddTo(head, "entropy", entropy);
         if (keys > 1.0) AddTo(head, "normalised entropy", entropy / std::log(keys));
         AddTo(head, "support", static_cast<double>(statistics.support[i][at]));
@@ -56,6 +57,7 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
       AddTo(heads[index], LearnsSlope(h) ? "learned slope" : "slope", slopes_[index]);
     }
     if (head_[index].learn_alpha != "no") AddTo(heads[index], "alpha", alphas_[index]);
+    if (head_[index].sink == "learned") AddTo(heads[index], "sink", sinks_[index]);
   }
   for (const Scaling& scaling : scalings_) {
     const std::vector<std::string> names = scaling.scale->Terms();
@@ -76,13 +78,19 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
 HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const at::Tensor& projected,
                                   const Kept& kept, std::int64_t sequence) const {
   const AttentionConfig& config = head_.front();
-  if (calls_.size() > 1 || config.map == "adaptive-temperature") {
-    throw UsageError(fmt::format(
+  const auto refuse_if = [](bool found, const std::string& what) {
+    if (!found) return;
+    throw UsageError(
         "arrays of attention: expected a layer whose heads all have softmax or entmax, got one "
-        "with "
-        "{}",
-        calls_.size() > 1 ? "heads that differ in map or in scale-invariant scores" : config.map));
-  }
+        "with " +
+        what);
+  };
+  refuse_if(calls_.size() > 1, "heads that differ in map or in scale-invariant scores");
+  refuse_if(config.map != "softmax" && config.map != "entmax", config.map);
+  refuse_if(!NumbersOf(calls_.front()).sinks.empty(), "a sink");
+  refuse_if(PatternOf(calls_.front()) != nullptr, "a pattern of the keys that they see");
+  refuse_if(config.scale_invariant_alpha || config.scale_invariant_beta,
+            "scale-invariant scores of another alpha or beta");
   const auto index = static_cast<std::size_t>(sequence);
   const std::int64_t first = rows.begin[index], n = rows.end[index] - first;
   const auto part = [&](std::int64_t i) {  // [n, heads * head_dim] -> [heads, n, head_dim]
@@ -114,8 +122,10 @@ SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& r
                                    const at::Tensor& projected, const Kept& kept,
                                    std::int64_t sequence, std::int64_t head, std::int64_t begin,
                                    std::int64_t end) const {
-  AttentionParams p = ParamsOf({head, 1, 1}, rows, Queries::kAll, projected, kept.c);
-  p.alpha = alphas_[static_cast<std::size_t>(head)];
+  const Call call{head, 1, 1};
+  AttentionParams p = ParamsOf(call, rows, Queries::kAll, projected, kept.c);
+  const MapNumbers numbers = NumbersOf(call);
+  SetMap(p, call, numbers);
   // One sequence by itself, with the keys that the last of the queries sees; queries stand at the
   // end of the keys.
   const std::int64_t first = rows.begin[static_cast<std::size_t>(sequence)];
@@ -133,6 +143,7 @@ SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& r
   from(p.k, first, bytes);
   from(p.v, first, bytes);
   from(p.terms.length_scale, first + begin, sizeof(float));
+  SetPattern(call, begin, p.mask);
   SparseRows out;
   const auto queries = static_cast<std::size_t>(p.q_len);
   out.offsets.resize(queries + 1);

@@ -52,7 +52,8 @@ class SsmaxScale : public QueryScale {
   Parameter b_;  // [1, heads]
 };
 
-// L2: c = delta + b (ln n)^g.
+// L2: c = delta + b (ln n)^g. Here and below delta may be learned (L5; Vasylenko et al. 2025, eq.
+// 9).
 class ScalarScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
@@ -61,14 +62,14 @@ class ScalarScale : public QueryScale {
     const auto uniform = [](RandomStream& random) { return 0.1F + 0.9F * random.Uniform(); };
     const auto normal = [](RandomStream& random) { return Normal(random, 0.1); };
     list.Add({{prefix + "b", {heads_}, uniform}, {prefix + "g", {heads_}, normal}}, heads_, &bg_);
+    DeclareDelta(prefix, list);
   }
   void Forward(const ScaleRows& rows, HeadCells, HeadFloats c) const override {
     const float* b = Values(bg_);
     const float* g = b + heads_;
     for (std::int64_t r = 0; r < rows.rows; ++r) {
       for (std::int64_t h = 0; h < heads_; ++h) {
-        c.data[r * c.stride + h] =
-            static_cast<float>(config_.delta) + b[h] * std::exp(g[h] * rows.log_log_n[r]);
+        c.data[r * c.stride + h] = Delta()[h] + b[h] * std::exp(g[h] * rows.log_log_n[r]);
       }
     }
   }
@@ -86,11 +87,13 @@ class ScalarScale : public QueryScale {
       Gradients(bg_)[h] += static_cast<float>(to_b);
       Gradients(bg_)[heads_ + h] += static_cast<float>(to_g);
     }
+    DeltaBackward(rows, dc);
   }
-  std::vector<std::string> Terms() const override { return {"b", "g"}; }
+  std::vector<std::string> Terms() const override { return WithDelta({"b", "g"}); }
   void ReadTerms(HeadCells, std::int64_t, std::int64_t head, double* values) const override {
     values[0] = Values(bg_)[head];
     values[1] = Values(bg_)[heads_ + head];
+    if (config_.learn_delta) values[2] = Delta()[head];
   }
 
  private:
@@ -113,6 +116,7 @@ class AdaptiveQueryScale : public QueryScale {
             {prefix + "gamma.weight", {heads_, width}, draw}};
   }
   void Declare(const std::string& prefix, ParameterList& list) override {
+    DeclareDelta(prefix, list);
     if (!config_.bias) return;
     const auto zero = [](RandomStream&) { return 0.0F; };
     list.Add({{prefix + "beta.bias", {heads_}, zero}, {prefix + "gamma.bias", {heads_}, zero}},
@@ -129,8 +133,9 @@ class AdaptiveQueryScale : public QueryScale {
                           rows.log_log_n, rows.rows, dc.data, dc.stride, d_projected.data,
                           d_projected.data + heads_, d_bias,
                           config_.bias ? d_bias + heads_ : nullptr);
+    DeltaBackward(rows, dc);
   }
-  std::vector<std::string> Terms() const override { return {"beta", "gamma"}; }
+  std::vector<std::string> Terms() const override { return WithDelta({"beta", "gamma"}); }
   void ReadTerms(HeadCells projected, std::int64_t row, std::int64_t head,
                  double* values) const override {
     const Cells cells = projected.data + (row * projected.stride + head);
@@ -142,13 +147,14 @@ class AdaptiveQueryScale : public QueryScale {
     }
     values[0] = std::max(b, 0.0) + std::log1p(std::exp(-std::abs(b)));
     values[1] = config_.gamma_range * std::tanh(g);
+    if (config_.learn_delta) values[2] = Delta()[head];
   }
 
  private:
   AdaptiveScale Settings() const {
     const float* bias = config_.bias ? Values(bias_) : nullptr;
-    return {heads_, static_cast<float>(config_.delta), static_cast<float>(config_.gamma_range),
-            bias, config_.bias ? bias + heads_ : nullptr};
+    return {heads_, Delta(), static_cast<float>(config_.gamma_range), bias,
+            config_.bias ? bias + heads_ : nullptr};
   }
 
   Parameter bias_;  // [2, heads]
@@ -187,6 +193,29 @@ class TableScale : public QueryScale {
 
 std::vector<ParameterList::Part> QueryScale::Projection(const std::string&, std::int64_t) const {
   return {};
+}
+
+void QueryScale::DeclareDelta(const std::string& prefix, ParameterList& list) {
+  if (!config_.learn_delta) return;
+  const auto start = [this](RandomStream&) { return static_cast<float>(config_.delta); };
+  list.Add({{prefix + "delta", {heads_}, start}}, heads_, &delta_);
+}
+
+const float* QueryScale::Delta() const {
+  return config_.learn_delta ? Values(delta_) : fixed_delta_.data();
+}
+
+void QueryScale::DeltaBackward(const ScaleRows& rows, HeadFloats dc) {
+  for (std::int64_t h = 0; config_.learn_delta && h < heads_; ++h) {
+    double sum = 0.0;
+    for (std::int64_t r = 0; r < rows.rows; ++r) sum += dc.data[r * dc.stride + h];
+    Gradients(delta_)[h] += static_cast<float>(sum);
+  }
+}
+
+std::vector<std::string> QueryScale::WithDelta(std::vector<std::string> terms) const {
+  if (config_.learn_delta) terms.emplace_back("delta");
+  return terms;
 }
 
 void QueryScale::ReadTerms(HeadCells, std::int64_t, std::int64_t, double*) const {}

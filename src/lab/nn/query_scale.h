@@ -35,7 +35,10 @@ struct HeadFloats {
 // The scaling of `heads` neighbouring heads of one layer.
 class QueryScale {
  public:
-  QueryScale(const QueryScaling& config, std::int64_t heads) : config_(config), heads_(heads) {}
+  QueryScale(const QueryScaling& config, std::int64_t heads)
+      : config_(config),
+        heads_(heads),
+        fixed_delta_(static_cast<std::size_t>(heads), static_cast<float>(config.delta)) {}
   virtual ~QueryScale() = default;
 
   // Rows of the attention block's projection that this scaling reads, with their first values: they
@@ -60,8 +63,19 @@ class QueryScale {
                          double* values) const;
 
  protected:
+  // L5: the additive term as a parameter, if the configuration says so.
+  void DeclareDelta(const std::string& prefix, ParameterList& list);
+  const float* Delta() const;  // [heads]
+  void DeltaBackward(const ScaleRows& rows, HeadFloats dc);
+  // The names of a scaling's own terms, and delta where it is learned.
+  std::vector<std::string> WithDelta(std::vector<std::string> terms) const;
+
   QueryScaling config_;
   std::int64_t heads_;
+
+ private:
+  std::vector<float> fixed_delta_;  // [heads]
+  Parameter delta_;                 // [1, heads]
 };
 
 // None for kind "none".

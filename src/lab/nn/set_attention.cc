@@ -9,6 +9,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/base/random.h"
+#include "lab/nn/maps.h"
 #include "lab/nn/set_kernels.h"
 
 namespace tsallis::lab {
@@ -51,17 +52,11 @@ const std::vector<CatalogueEntry>& SetLengthScalings() {
 
 RowMapParams MapOf(const SetAttentionConfig& config) {
   RowMapParams map;
-  if (config.map == "softmax") {
-    map.map = RowMap::kSoftmax;
-  } else if (config.map == "adaptive-temperature") {
-    map.map = RowMap::kAdaptiveTemperature;
-    if (config.coefficients) map.adaptive.coefficients = *config.coefficients;
-  } else if (config.map == "entmax") {
-    map.map = RowMap::kEntmax;
-    map.alpha = config.alpha;
-  } else {
-    throw UsageError("unknown map \"" + config.map + "\"");
-  }
+  map.map = MapNamed(config.map);
+  map.alpha = config.alpha;
+  if (config.coefficients) map.adaptive.coefficients = *config.coefficients;
+  map.top_k = {config.top_k, config.top_k_fraction};
+  map.sigmoid_bias = config.sigmoid_bias;
   return map;
 }
 

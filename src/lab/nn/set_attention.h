@@ -46,8 +46,13 @@ struct LengthScaling {
 
 // How scores become weights.
 struct SetAttentionConfig {
-  std::string map = "softmax";  // "softmax" | "entmax" | "adaptive-temperature"
+  std::string map = "softmax";  // of Maps(), but for stick-breaking: a set has no order
   double alpha = 1.5;           // entmax
+  // top-k-softmax: of n items the max(top_k, floor(top_k_fraction n)) with the largest scores
+  // count.
+  std::int64_t top_k = 0;
+  double top_k_fraction = 0.0;
+  std::optional<double> sigmoid_bias;  // sigmoid; unset: -ln n of n items
   // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
   // appendix A.3.
   std::optional<double> theta;

@@ -93,6 +93,11 @@ LoadedSetModel LoadSetModel(const fs::path& path) {
     SetAttentionConfig attention;
     attention.map = config.at("map").get<std::string>();
     attention.alpha = config.value("alpha", attention.alpha);
+    attention.top_k = config.value("top_k", attention.top_k);
+    attention.top_k_fraction = config.value("top_k_fraction", attention.top_k_fraction);
+    if (config.contains("sigmoid_bias")) {
+      attention.sigmoid_bias = config.at("sigmoid_bias").get<double>();
+    }
     if (config.contains("theta")) attention.theta = config.at("theta").get<double>();
     if (config.contains("coefficients")) {
       attention.coefficients = config.at("coefficients").get<std::vector<double>>();

@@ -17,6 +17,11 @@ nlohmann::ordered_json Settings(const TrainingJob& job) {
   settings["method"] = method.name;
   settings["map"] = method.map;
   if (method.map == "entmax") settings["alpha"] = method.alpha;
+  if (method.map == "top-k-softmax") {
+    settings["top_k"] = method.top_k;
+    settings["top_k_fraction"] = method.top_k_fraction;
+  }
+  if (method.sigmoid_bias) settings["sigmoid_bias"] = *method.sigmoid_bias;
   if (method.theta) settings["theta"] = *method.theta;
   if (method.coefficients) settings["coefficients"] = *method.coefficients;
   settings["length_scaling"] = {{"kind", static_cast<int>(method.length_scaling.kind)},

@@ -1,0 +1,210 @@
+// The parts of LayerAttention that concern fixed patterns.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+
+#include "lab/nn/layer_attention.h"
+#include "lab/nn/patterns.h"
+
+namespace tsallis::lab {
+namespace {
+
+constexpr std::int64_t kBlock = 64;  // of the masks
+
+// One sequence of a packed batch.
+struct Piece {
+  std::int64_t q_begin, q_len, k_begin, k_len;
+};
+
+template <class Array>
+Array From(Array array, std::int64_t row) {
+  if (array.data == nullptr) return array;
+  const auto bytes = row * array.strides[2] * static_cast<std::int64_t>(SizeOf(array.dtype));
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(array.data)>>,
+                                  const std::byte, std::byte>;
+  array.data = static_cast<Byte*>(array.data) + bytes;
+  return array;
+}
+
+AttentionParams Alone(AttentionParams params, const Piece& piece) {
+  params.batch = 1;
+  params.ranges = {};
+  params.q_len = piece.q_len;
+  params.k_len = piece.k_len;
+  params.q = From(params.q, piece.q_begin);
+  params.k = From(params.k, piece.k_begin);
+  params.v = From(params.v, piece.k_begin);
+  params.terms.length_scale = From(params.terms.length_scale, piece.q_begin);
+  return params;
+}
+
+// Numbers of a piece's queries, [heads, q_len], among those of all rows, [heads, rows].
+template <class T>
+class PieceNumbers {
+ public:
+  // all: may be null.
+  PieceNumbers(T* all, std::int64_t rows, std::int64_t heads, const Piece& piece)
+      : all_(all), rows_(rows), heads_(heads), piece_(piece) {
+    if (all != nullptr) own_.resize(static_cast<std::size_t>(heads * piece.q_len));
+  }
+  std::remove_const_t<T>* data() { return all_ == nullptr ? nullptr : own_.data(); }
+  void Read() {
+    Copy([](const T& all, auto& own) { own = all; });
+  }
+  void Write() {
+    Copy([](T& all, const auto& own) { all = own; });
+  }
+
+ private:
+  template <class Move>
+  void Copy(const Move& move) {
+    for (std::int64_t h = 0; all_ != nullptr && h < heads_; ++h) {
+      for (std::int64_t r = 0; r < piece_.q_len; ++r) {
+        move(all_[h * rows_ + piece_.q_begin + r],
+             own_[static_cast<std::size_t>(h * piece_.q_len + r)]);
+      }
+    }
+  }
+  T* all_;
+  std::int64_t rows_, heads_;
+  Piece piece_;
+  std::vector<std::remove_const_t<T>> own_;
+};
+
+}  // namespace
+
+void LayerAttention::PlanPatterns() {
+  for (const AttentionConfig& head : head_) {
+    const auto same = [&](const PatternTable& table) { return table.config == head.pattern; };
+    const auto found = std::find_if(patterns_.begin(), patterns_.end(), same);
+    pattern_of_.push_back(
+        head.pattern.kind == "none" ? -1 : static_cast<int>(found - patterns_.begin()));
+    if (head.pattern.kind != "none" && found == patterns_.end()) {
+      patterns_.push_back({.config = head.pattern, .mask = {}});
+    }
+  }
+}
+
+void LayerAttention::PreparePatterns(std::int64_t length) {
+  for (PatternTable& table : patterns_) {
+    if (table.mask.k_len >= length) continue;
+    // Longer than asked for, for sequences that grow by a token.
+    const std::int64_t n = std::max(length, std::min(2 * table.mask.k_len, length + 1024));
+    table.mask = MaskOf(lab::PatternOf(table.config), n, n, kBlock, kBlock);
+  }
+}
+
+const LayerAttention::PatternTable* LayerAttention::PatternOf(const Call& call) const {
+  const int index = pattern_of_[static_cast<std::size_t>(call.first)];
+  return index < 0 ? nullptr : &patterns_[static_cast<std::size_t>(index)];
+}
+
+std::int64_t LayerAttention::VisibleKeys(std::int64_t head, std::int64_t position) const {
+  const PatternTable* table = PatternOf({head, 1, 1});
+  if (table == nullptr || !table->mask.cut) return position + 1;
+  const std::uint8_t* row = table->mask.elements.data() + position * table->mask.k_len;
+  return std::count(row, row + position + 1, std::uint8_t{1});
+}
+
+void LayerAttention::SetPattern(const Call& call, std::int64_t begin, AttentionMask& mask) const {
+  const PatternTable* table = PatternOf(call);
+  if (table == nullptr) return;
+  Use(table->mask, mask);
+  if (mask.visible != nullptr) mask.visible += begin * table->mask.k_len;
+  // Blocks of rows begin elsewhere than those of the mask; what is left says all, causal masks
+  // included.
+  if (begin % kBlock == 0) {
+    mask.blocks += begin / kBlock * mask.block_strides[2];
+  } else {
+    mask.blocks = nullptr;
+  }
+}
+
+namespace {
+
+std::vector<Piece> PiecesOf(const AttentionParams& params) {
+  std::vector<Piece> pieces;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    const AttentionRanges& ranges = params.ranges;
+    pieces.push_back({ranges.q_begin[b], ranges.q_end[b] - ranges.q_begin[b], ranges.k_begin[b],
+                      ranges.k_end[b] - ranges.k_begin[b]});
+  }
+  return pieces;
+}
+
+}  // namespace
+
+void LayerAttention::Attend(const Context& context, const Call& call, const AttentionParams& params,
+                            const AttentionOutputs& outputs) const {
+  if (PatternOf(call) == nullptr) return AttentionForward(context, params, outputs);
+  if (!params.ranges.packed) {
+    AttentionParams masked = params;
+    SetPattern(call, 0, masked.mask);
+    return AttentionForward(context, masked, outputs);
+  }
+  for (const Piece& piece : PiecesOf(params)) {
+    AttentionParams alone = Alone(params, piece);
+    SetPattern(call, piece.k_len - piece.q_len, alone.mask);
+    const auto numbers = [&](auto* all) {
+      return PieceNumbers(all, params.q_len, params.heads, piece);
+    };
+    auto tau = numbers(outputs.tau);
+    auto support = numbers(outputs.support_size);
+    auto entropy = numbers(outputs.entropy);
+    AttentionForward(context, alone,
+                     {.out = From(outputs.out, piece.q_begin),
+                      .tau = tau.data(),
+                      .support_size = support.data(),
+                      .entropy = entropy.data()});
+    tau.Write();
+    support.Write();
+    entropy.Write();
+  }
+}
+
+void LayerAttention::AttendBackward(const Context& context, const Call& call,
+                                    const AttentionParams& params,
+                                    const AttentionGradients& gradients) const {
+  if (PatternOf(call) == nullptr) return AttentionBackward(context, params, gradients);
+  if (!params.ranges.packed) {
+    AttentionParams masked = params;
+    SetPattern(call, 0, masked.mask);
+    return AttentionBackward(context, masked, gradients);
+  }
+  // Gradients of heads are sums over the sequences.
+  const auto heads = static_cast<std::size_t>(params.heads);
+  std::vector<double> d_alpha(heads), d_slopes(heads), d_sink(heads);
+  const auto add = [&](double* sum, const std::vector<double>& own) {
+    for (std::size_t h = 0; sum != nullptr && h < heads; ++h) sum[h] += own[h];
+  };
+  for (double* sum : {gradients.d_alpha, gradients.d_slopes, gradients.d_sink}) {
+    if (sum != nullptr) std::fill(sum, sum + heads, 0.0);
+  }
+  for (const Piece& piece : PiecesOf(params)) {
+    AttentionParams alone = Alone(params, piece);
+    SetPattern(call, piece.k_len - piece.q_len, alone.mask);
+    PieceNumbers tau(gradients.tau, params.q_len, params.heads, piece);
+    PieceNumbers d_length_scale(gradients.d_length_scale, params.q_len, params.heads, piece);
+    tau.Read();
+    AttentionGradients own;
+    own.d_out = From(gradients.d_out, piece.q_begin);
+    own.tau = tau.data();
+    own.dq = From(gradients.dq, piece.q_begin);
+    own.dk = From(gradients.dk, piece.k_begin);
+    own.dv = From(gradients.dv, piece.k_begin);
+    own.d_length_scale = d_length_scale.data();
+    own.d_alpha = gradients.d_alpha == nullptr ? nullptr : d_alpha.data();
+    own.d_slopes = gradients.d_slopes == nullptr ? nullptr : d_slopes.data();
+    own.d_sink = gradients.d_sink == nullptr ? nullptr : d_sink.data();
+    AttentionBackward(context, alone, own);
+    d_length_scale.Write();
+    add(gradients.d_alpha, d_alpha);
+    add(gradients.d_slopes, d_slopes);
+    add(gradients.d_sink, d_sink);
+  }
+}
+
+}  // namespace tsallis::lab
