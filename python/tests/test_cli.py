@@ -326,7 +326,8 @@ def test_list_shows_recipes_tasks_and_maps():
     document = json.loads(run("list", "--json").stdout)
     assert "max-retrieval" in [recipe["name"] for recipe in document["recipes"]]
     assert "max-retrieval" in [task["name"] for task in document["tasks"]]
-    assert "entmax" in [entry["name"] for entry in document["maps"]]
+    assert {"entmax", "top-k-softmax", "softpick"} <= {e["name"] for e in document["maps"]}
+    assert "bigbird" in [entry["name"] for entry in document["patterns"]]
     text = run("list").stdout
     for word in ("max-retrieval", "entmax", "--scale paper"):
         assert word in text
@@ -714,6 +715,14 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
     looked = run(*read, "--lengths", "128", "--scores", "scores", cwd=tmp_path)
     assert looked.returncode == 0, looked.stderr
     assert (tmp_path / "scores" / "scores.png").exists()
+    looked = run(*read, "--lengths", "128", "--heads", "heads", cwd=tmp_path)
+    assert looked.returncode == 0, looked.stderr
+    assert (tmp_path / "heads" / "report.html").exists()
+    page = json.loads((tmp_path / "heads" / "study.json").read_text())
+    assert "weight above 0" in page["finding"]
+    shares = (tmp_path / "heads" / "data" / "density.csv").read_text().splitlines()
+    assert shares[0] == "of,layer,share"
+    assert any(line.startswith("blocks of 64²,0,") for line in shares)
     too_long = run(*read, "--lengths", "5000", "--scores", "scores", cwd=tmp_path)
     assert "--scores: expected --lengths up to 4096, got 5000" in too_long.stderr
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -16,11 +17,17 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/trained_model.h"
+#include "core/version.h"
 #include "lab/base/errors.h"
 #include "lab/base/paths.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
+#include "lab/eval/weight_statistics.h"
+#include "lab/report/analysis_io.h"
 #include "lab/report/render.h"
+#include "lab/report/weight_page.h"
+#include "lab/tasks/sequence_batch.h"
+#include "tsallis/cpu.h"
 
 namespace tsallis::cli {
 
@@ -67,6 +74,10 @@ class EvalCommand : public Command {
         "--scores", scores_,
         "Folder for what the heads' scores do on one sample of the longest length, up to "
         "4096 tokens: spread, normality, entropy, sparsity (scores.json, scores.png)");
+    app.add_option("--heads", heads_,
+                   "Folder for a page of the heads' weights on samples of the longest length: "
+                   "alpha, weights and blocks of weights above 0, how far the heads of a layer "
+                   "differ");
     app.add_flag("--json", json_, "Print one JSON document");
     app.add_flag("--quiet", quiet_, "Print the numbers only");
   }
@@ -127,6 +138,7 @@ class EvalCommand : public Command {
       if (!json_ && !quiet_) fmt::print("  attention's inputs at n = {}: {}\n", n, inputs_);
     }
     if (!scores_.empty()) DrawScores(loaded);
+    if (!heads_.empty()) DrawHeads(loaded, invocation);
     if (json_) {
       const nlohmann::ordered_json document = {{"task", loaded.task_name},
                                                {"weights", loaded.weights.string()},
@@ -164,6 +176,29 @@ class EvalCommand : public Command {
     }
   }
 
+  void DrawHeads(lab::LoadedModel& loaded, const Invocation& invocation) const {
+    const auto start = std::chrono::steady_clock::now();
+    const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
+    lab::AnalysisReport page;
+    page.name = "heads";
+    page.title = "The weights of a trained model's heads";
+    page.source = "adaptively-sparse-transformers, figures 11 to 14";
+    page.scale = "full";
+    page.seed = lab::kEvaluationSeed;
+    page.checkpoint = loaded.weights.string();
+    page.commit = GitCommit();
+    page.processor = QueryCpu().processor;
+    page.command = invocation.line;
+    page.result =
+        lab::WeightPage(lab::MeasureWeights(loaded.model, *loaded.task, n, *invocation.stop));
+    page.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    lab::WriteAnalysis(page, heads_);
+    lab::RenderReport(heads_, lab::PythonExecutable(), lab::SourceDir());
+    if (!json_ && !quiet_) {
+      fmt::print("  heads at n = {}: {}\n", n, (heads_ / "report.html").string());
+    }
+  }
+
   // The loss by position, as bars.
   static void PrintByPosition(const lab::SequenceLengthScore& score) {
     double most = 0.0;
@@ -193,6 +228,7 @@ class EvalCommand : public Command {
       CheckWritable("--scores", scores_);
       std::filesystem::create_directories(scores_);
     }
+    if (!heads_.empty()) CheckWritable("--heads", heads_);
     if (inputs_.empty()) return;
     const std::filesystem::path file(inputs_);
     const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
@@ -204,7 +240,7 @@ class EvalCommand : public Command {
 
   TrainedModelOptions trained_;
   std::string text_, split_ = "test", inputs_;
-  std::filesystem::path scores_;
+  std::filesystem::path scores_, heads_;
   std::vector<std::int64_t> lengths_;
   std::int64_t samples_ = 1000;
   bool json_ = false;

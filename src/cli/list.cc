@@ -13,6 +13,7 @@
 #include "lab/config/recipe.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/maps.h"
+#include "lab/nn/patterns.h"
 #include "lab/studies/analyses/catalogue.h"
 
 namespace tsallis::cli {
@@ -32,7 +33,8 @@ constexpr Section kSections[] = {
     {"maps", "Maps from scores to probabilities", lab::Maps},
     {"length_scalings", "Length scalings of the set model", lab::SetLengthScalings},
     {"query_scalings", "Length scalings of the decoder", lab::QueryScalings},
-    {"positions", "Positions of the decoder", lab::PositionKinds}};
+    {"positions", "Positions of the decoder", lab::PositionKinds},
+    {"patterns", "Patterns of the tokens that the decoder's queries see", lab::Patterns}};
 
 class ListCommand : public Command {
  public:

@@ -62,10 +62,13 @@ std::vector<std::int64_t> MapLengths(const SequenceTask& task,
   return chosen;
 }
 
+std::int64_t SamplesToObserve(const SequenceTask& task, std::int64_t n) {
+  return std::clamp<std::int64_t>(kTokens / TokensAt(task, n), 1,
+                                  std::min(kSamples, task.Available(Split::kTest, n)));
+}
+
 LengthHeads ObserveHeads(Decoder& model, const SequenceTask& task, std::int64_t n) {
-  LengthHeads found{.n = n, .samples = 0, .numbers = {}};
-  found.samples = std::clamp<std::int64_t>(kTokens / TokensAt(task, n), 1,
-                                           std::min(kSamples, task.Available(Split::kTest, n)));
+  LengthHeads found{.n = n, .samples = SamplesToObserve(task, n), .numbers = {}};
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, found.samples, n);
   model.Look(batch, [&](const LayerView& view) {
     std::vector<HeadQuantities> heads;

@@ -21,8 +21,11 @@ constexpr std::int64_t kMapTokens = 4096;
 std::vector<std::int64_t> MapLengths(const SequenceTask& task,
                                      const std::vector<std::int64_t>& lengths);
 
-// The heads on the first test samples of length n: as many as make 2^14 tokens, 1 to 32. UsageError
-// for a length that the task does not have.
+// Test samples of length n that heads are looked at on: as many as make 2^14 tokens, 1 to 32.
+// UsageError for a length that the task does not have.
+std::int64_t SamplesToObserve(const SequenceTask& task, std::int64_t n);
+
+// The heads on the first SamplesToObserve test samples of length n. Throws likewise.
 LengthHeads ObserveHeads(Decoder& model, const SequenceTask& task, std::int64_t n);
 
 // The heads that maps show: of the first, middle and last layer, of the heads with a slope and of
