@@ -103,4 +103,11 @@ void RunInstructionsOnDevice(const std::uint32_t* inputs, std::uint32_t* outputs
 // truncated: how matrix products add (testing/simt.h).
 void RunInstructionsEmulated(const std::uint32_t* inputs, bool truncated, std::uint32_t* outputs);
 
+// The kernels of attention on the emulation, for `device_test --emulated`: as AttentionForward and
+// AttentionBackward, with arrays of the host.
+void ForwardEmulated(const Context& context, const AttentionParams& params,
+                     const AttentionOutputs& outputs);
+void BackwardEmulated(const Context& context, const AttentionParams& params,
+                      const AttentionGradients& gradients);
+
 }  // namespace tsallis::cuda

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "attention/cuda/runtime.h"
+#include "attention/cuda/testing/emulation.h"
 #include "instructions.h"
 
 namespace tsallis::cuda {
@@ -16,6 +17,15 @@ void RunInstructionsEmulated(const std::uint32_t* inputs, bool truncated, std::u
   std::memcpy(outputs, out, kWarp * kOutputs * 4);
   stream.Free(in);
   stream.Free(out);
+}
+
+void ForwardEmulated(const Context& context, const AttentionParams& params,
+                     const AttentionOutputs& outputs) {
+  EmulatedForward(context, params, outputs);
+}
+void BackwardEmulated(const Context& context, const AttentionParams& params,
+                      const AttentionGradients& gradients) {
+  EmulatedBackward(context, params, gradients);
 }
 
 }  // namespace tsallis::cuda

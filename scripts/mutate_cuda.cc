@@ -1,0 +1,102 @@
+// What scripts/mutate_cuda.py runs on a faulty kernel: drawn problems of one dtype on the
+// emulation. Prints the first thing that is wrong and ends with 1; 0 if nothing is.
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "attention/cuda/run.h"
+#include "attention/cuda/testing/draw.h"
+#include "attention/cuda/testing/on_device.h"
+#include "attention/testing/compare.h"
+#include "attention/testing/problem.h"
+
+namespace tsallis::cuda {
+namespace {
+
+using Type = TSALLIS_MUTANT_TYPE;
+constexpr DType kDType = kIsFloat32<Type>     ? DType::kFloat32
+                         : Type::kNarrowRange ? DType::kFloat16
+                                              : DType::kBFloat16;
+
+struct Emulation {
+  static void* Allocate(std::size_t bytes) { return simt::AllocateDevice(bytes); }
+  static void Free(void* data) { simt::FreeDevice(data); }
+  static void ToDevice(void* to, const void* from, std::size_t n) { std::memcpy(to, from, n); }
+  static void ToHost(void* to, const void* from, std::size_t n) { std::memcpy(to, from, n); }
+};
+
+Results RunEmulated(const Problem& problem, const simt::Policy& policy) {
+  simt::machine.policy = policy;
+  return problem.RunBy(
+      [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+        OnDevice<Emulation> device;
+        const AttentionParams there = device.Params(params);
+        RunForward<Type>(context, there, device.Outputs(params, outputs));
+        device.CopyBack();
+      },
+      [](const Context& context, const AttentionParams& params,
+         const AttentionGradients& gradients) {
+        OnDevice<Emulation> device;
+        const AttentionParams there = device.Params(params);
+        RunBackward<Type>(context, there, device.Gradients(params, gradients));
+        device.CopyBack();
+      },
+      true, kWantAll);
+}
+
+std::string Check(const ProblemSpec& spec, std::uint64_t seed) {
+  const Problem problem(spec);
+  const AttentionParams& params = problem.params();
+  if (!Refusal(kServes, params, FeaturesOf(params), Pass::kForward).empty()) return {};
+  try {
+    const simt::Policy policy = simt::Policy::Draw(seed);
+    simt::machine.counters = {};
+    const Results results = RunEmulated(problem, policy);
+    if (simt::machine.counters.bank_conflicts > 0) return "bank conflicts";
+    std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
+    if (wrong.empty() && seed % 4 == 0) {
+      simt::Policy other = simt::Policy::Draw(seed / 4);
+      other.sum = policy.sum;
+      wrong = FirstDifference(results, RunEmulated(problem, other));
+      if (!wrong.empty()) wrong = "other bits under another order: " + wrong;
+    }
+    return wrong;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+std::string CheckAll() {
+  // As in emulated_test.cc: lists that fill and are solved, and rows that are dense.
+  for (const double spread : {0.3, 1.0, 3.0}) {
+    for (std::uint64_t seed = 4; seed < 6; ++seed) {
+      const std::string wrong = Check({.seed = seed,
+                                       .dtype = kDType,
+                                       .q_len = 150,
+                                       .k_len = 420,
+                                       .head_dim = 32,
+                                       .value_dim = 32,
+                                       .spread = spread,
+                                       .causal = true},
+                                      seed);
+      if (!wrong.empty()) return wrong;
+    }
+  }
+  for (std::uint64_t seed = 1; seed <= 160; ++seed) {
+    ProblemSpec spec = DrawServed(seed, seed % 8 == 0 ? 150 : 24);
+    spec.dtype = kDType;
+    const std::string wrong = Check(spec, seed);
+    if (!wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace tsallis::cuda
+
+int main() {
+  const std::string wrong = tsallis::cuda::CheckAll();
+  if (wrong.empty()) return 0;
+  std::printf("%s\n", wrong.c_str());
+  return 1;
+}

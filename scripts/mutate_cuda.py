@@ -1,0 +1,431 @@
+#!/usr/bin/env python3
+"""Plants faults in the CUDA kernels, one after the other: does the emulation find them?
+
+    scripts/mutate_cuda.py [WORDS...] [--library build-kernels/lib/libtsallis.a] [--json FILE]
+
+WORDS: only faults whose file or name holds one of them. Each fault is a replacement in a copy of
+src/attention/cuda, compiled with scripts/mutate_cuda.cc, which runs drawn problems. Ends with 1 if
+a fault is not found that is not known to be harmless (`harmless` says why), or the other way round,
+or if its text is no longer in the sources. docs/cuda.md has the table. Half an hour of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CUDA = ROOT / "src/attention/cuda"
+# A right kernel takes 8 s.
+SECONDS = 180
+
+
+class Fault(NamedTuple):
+    file: str
+    name: str
+    old: str
+    new: str
+    type: str = "BFloat16"
+    harmless: str = ""  # why it changes nothing that a test may ask for
+
+
+FAULTS = [
+    Fault(
+        "sweep.h",
+        "no barrier before keys are read",
+        "    WaitForCopies<1>();\n    SyncBlock();\n",
+        "    WaitForCopies<1>();\n",
+    ),
+    Fault(
+        "sweep.h",
+        "no barrier before a stage is filled again",
+        "    SyncBlock();  // the stage may be filled again\n",
+        "",
+    ),
+    Fault("sweep.h", "waits for a group too few", "WaitForCopies<1>();", "WaitForCopies<2>();"),
+    Fault("sweep.h", "does not wait for copies", "    WaitForCopies<1>();\n", ""),
+    Fault(
+        "sweep.h",
+        "no __syncwarp before lists are solved at the end",
+        "  WaitForCopies<0>();\n  SyncWarp();\n",
+        "  WaitForCopies<0>();\n",
+    ),
+    Fault(
+        "sweep.h",
+        "no __syncwarp before full lists are solved",
+        "row.count : 0;\n  SyncWarp();\n",
+        "row.count : 0;\n",
+    ),
+    Fault(
+        "sweep.h",
+        "no __syncwarp between reading and writing weights",
+        "    largest = fmaxf(largest, z);\n    SyncWarp();\n",
+        "    largest = fmaxf(largest, z);\n",
+    ),
+    Fault(
+        "sweep.h",
+        "no __syncwarp before the output reads weights",
+        "  SyncWarp();  // all lanes read what this quad wrote\n",
+        "",
+    ),
+    Fault("sweep.h", "a bound above the threshold", "(1.0f + kSolveSlack)", "(1.0f - 2e-2f)"),
+    Fault(
+        "list.h",
+        "a bound without its error",
+        "kScoreSlack = 4e-6f, kSolveSlack = 1e-5f",
+        "kScoreSlack = 0.0f, kSolveSlack = 0.0f",
+        harmless="a key that close to the threshold weighs less than float32's own rounding moves",
+    ),
+    Fault(
+        "list.h",
+        "a bound above the threshold by ten times its error",
+        "kSolveSlack = 1e-5f",
+        "kSolveSlack = -1e-4f",
+        "Float32",
+    ),
+    Fault(
+        "sweep.h",
+        "distances of a tile the wrong way round",
+        "nearest, a < b ? b : a, kScoreSlack",
+        "a < b ? b : a, nearest, kScoreSlack",
+    ),
+    Fault(
+        "sweep.h",
+        "a prefix forgets a lane",
+        "if (t >= 2) upto += before;",
+        "if (t >= 3) upto += before;",
+    ),
+    Fault(
+        "sweep.h",
+        "a list is full too late",
+        "row.count + all > kList",
+        "row.count + all > kList + 4",
+    ),
+    Fault(
+        "sweep.h",
+        "one key too many is visible",
+        "key >= row.begin && key < row.end",
+        "key >= row.begin && key <= row.end",
+    ),
+    Fault(
+        "sweep.h",
+        "negative length scales keep their sign",
+        "negative = factor < 0.0f;",
+        "negative = false;",
+    ),
+    Fault(
+        "sweep.h",
+        "keys' fragments from the wrong lanes",
+        "2 * c + lane / 8 % 2",
+        "2 * c + lane / 16 % 2",
+    ),
+    Fault("sweep.h", "operands exchanged", "q_[m][c], b[0], b[1]", "q_[m][c], b[1], b[0]"),
+    Fault(
+        "sweep.h",
+        "the sum of hits from the wrong lane",
+        "Shuffle(upto, lane | 3)",
+        "Shuffle(upto, lane)",
+    ),
+    Fault(
+        "sweep.h",
+        "NaN is dropped by the filter",
+        "most = MaxOrNaN(most, MaxOrNaN(x[j][e0], x[j][e0 + 1]));",
+        "most = fmaxf(most, fmaxf(x[j][e0], x[j][e0 + 1]));",
+    ),
+    Fault(
+        "sweep.h",
+        "the sink is left out of the threshold",
+        "SolveList(list, have, head.sink,",
+        "SolveList(list, have, -kInfinity,",
+    ),
+    Fault("sweep.h", "the second half of a tile is not looked at", "half < kKeys / 32", "half < 1"),
+    Fault(
+        "list.h",
+        "Newton's method stops early",
+        "next < threshold.top;",
+        "next < threshold.top * 0.99f;",
+    ),
+    Fault(
+        "list.h",
+        "compacting forgets a lane",
+        "kept += CountBits(quad);\n  }\n  return kept;",
+        "kept += CountBits(quad & 7u);\n  }\n  return kept;",
+    ),
+    Fault(
+        "list.h",
+        "compacting without __syncwarp",
+        "    SyncWarp();\n    if (keep) {",
+        "    if (keep) {",
+    ),
+    Fault("tile.h", "pieces of a tile are not exchanged", "((piece ^ row) & 7)", "(piece & 7)"),
+    Fault(
+        "tile.h",
+        "weights keep 8 digits",
+        "        MultiplyMatrices<Type>(total[j], low, b[0], b[1]);\n"
+        "        MultiplyMatrices<Type>(total[j + 1], low, b[2], b[3]);\n",
+        "",
+    ),
+    Fault("tile.h", "a weight of 0 meets NaN", "else if (finite) {", "else if (finite || true) {"),
+    Fault(
+        "tile.h",
+        "the flags' barrier is missing",
+        "no ? 1 : 0);\n  SyncBlock();\n",
+        "no ? 1 : 0);\n",
+    ),
+    Fault(
+        "tile.h",
+        "the total is not divided with the weights",
+        "          total[j][2 * half] *= change;\n",
+        "",
+        "Float16",
+    ),
+    Fault(
+        "tile.h",
+        "float32: a tile's rows in another order",
+        "8 * j + 2 * t + e, piece",
+        "8 * j + t + 4 * e, piece",
+        "Float32",
+    ),
+    Fault(
+        "tile.h",
+        "float32: weights of the wrong lane",
+        "Shuffle(w[i][2 + e], (lane & ~3) + from)",
+        "Shuffle(w[i][2 + e], lane)",
+        "Float32",
+    ),
+    Fault(
+        "tile.h",
+        "float32: the sign is ignored",
+        "sign * FloatOf(words.w[i])",
+        "FloatOf(words.w[i])",
+        "Float32",
+    ),
+    Fault(
+        "dense.h",
+        "no barrier before a tile is filled again",
+        "      SyncBlock();  // the last tile has been read\n",
+        "",
+    ),
+    Fault(
+        "dense.h",
+        "no barrier behind the flags",
+        "      SyncBlock();  // the flags have been read\n",
+        "",
+    ),
+    Fault(
+        "dense.h",
+        "Newton's method stops early",
+        "row.Lives() && next < row.top;",
+        "row.Lives() && next < row.top * 0.99f;",
+    ),
+    Fault("dense.h", "the sum is not rescaled", "        row.top *= change;\n", ""),
+    Fault(
+        "dense.h",
+        "the sweep's bound is taken for the threshold's distance",
+        "if (top > 0.0f && top < 1.0f) row.top = top;",
+        "if (top > 0.0f && top < 1.0f) row.top = 0.5f * top;",
+    ),
+    Fault(
+        "dense_backward.h",
+        "no barrier before a tile is filled again",
+        "      SyncBlock();  // the last tile has been read\n",
+        "",
+    ),
+    Fault(
+        "dense_backward.h",
+        "the mean of the other row",
+        "weight.u * (dp[j][e] - mean[half])",
+        "weight.u * (dp[j][e] - mean[0])",
+    ),
+    Fault(
+        "dense_backward.h",
+        "empty rows have weights",
+        "          if (tau == -static_cast<double>(kInfinity)) view.end = view.begin;\n",
+        "",
+        harmless="a row without keys has begin = end already, and one whose scores are all -inf "
+        "has no weight: -inf - (-inf) is NaN, which no comparison passes",
+    ),
+    Fault(
+        "dense_backward.h",
+        "a key's row is off",
+        "half * 8 + Lane() / 4;\n            const float",
+        "half * 4 + Lane() / 4;\n            const float",
+    ),
+    Fault(
+        "list_backward.h",
+        "no __syncwarp before dp is read",
+        "sum_dp / sum_u : 0.0f;\n  SyncWarp();\n",
+        "sum_dp / sum_u : 0.0f;\n",
+    ),
+    Fault(
+        "list_backward.h",
+        "sorting: no __syncwarp before counts are written",
+        "      SyncWarp();\n      const int rank",
+        "      const int rank",
+    ),
+    Fault(
+        "list_backward.h",
+        "sorting: no __syncwarp behind an entry",
+        "      }\n      SyncWarp();\n    }\n  }\n  if (kPut) return;",
+        "      }\n    }\n  }\n  if (kPut) return;",
+    ),
+    Fault(
+        "list_backward.h",
+        "sorting: a rank counts its own lane",
+        "CountBits(same & ((1u << lane) - 1u));\n      if (in && rank == 0)",
+        "CountBits(same & ((2u << lane) - 1u));\n      if (in && rank == 1)",
+    ),
+    Fault(
+        "list_backward.h",
+        "scan: no barrier before sums are written",
+        "    SyncBlock();  // the sums have been read\n",
+        "",
+    ),
+    Fault(
+        "list_backward.h",
+        "scan: no barrier before sums are read",
+        "sums.Store(WarpIndex(), upto);\n    SyncBlock();\n",
+        "sums.Store(WarpIndex(), upto);\n",
+    ),
+    Fault(
+        "list_backward.h",
+        "keys: parts are not added up",
+        "bit = kLanes; bit < kWarp; bit *= 2) {\n        dk[x]",
+        "bit = 2 * kLanes; bit < kWarp; bit *= 2) {\n        dk[x]",
+    ),
+    Fault(
+        "list_backward.h",
+        "keys: the last bucket is left out",
+        "(static_cast<std::int64_t>(last - 1) / kBucket + 1) * tasks",
+        "(static_cast<std::int64_t>(last - 1) / kBucket) * tasks",
+    ),
+    Fault(
+        "gradients.h",
+        "the sink has no gradient",
+        "return {weight.p, weight.u};",
+        "return {weight.p, 0.0f};",
+    ),
+    Fault(
+        "gradients.h",
+        "sums over rows: no barrier before a part is read",
+        "    SyncBlock();\n    double other",
+        "    double other",
+    ),
+    Fault(
+        "gradients.h",
+        "sums over rows: no barrier before a part is written",
+        "    SyncBlock();\n    if (ThreadIndex() < half) parts.Store",
+        "    if (ThreadIndex() < half) parts.Store",
+    ),
+    Fault(
+        "gradients.h",
+        "a term of the gradient in alpha is missing",
+        "(r * dp_p - dp_r - eps * (r * dp_l - l * dp_r))",
+        "(r * dp_p - dp_r - eps * r * dp_l)",
+    ),
+    Fault(
+        "rows.h",
+        "a dense row is listed in another's place",
+        "count + CountBits(found & ((1u << Lane()) - 1u))",
+        "count + Lane()",
+    ),
+    Fault(
+        "rows.h",
+        "padding keeps a row that is not its own",
+        "row < inside.end)) return;",
+        "row <= inside.end)) return;",
+    ),
+    Fault(
+        "call.h", "groups take turns", "head.kv = h / call.group();", "head.kv = h % call.kv_heads;"
+    ),
+    Fault(
+        "call.h",
+        "a block belongs to the sequence before",
+        "begins[middle] / rows + middle <= block",
+        "begins[middle] / rows + middle < block",
+    ),
+    Fault(
+        "call.h",
+        "two columns exchanged",
+        "static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16",
+        "static_cast<std::uint32_t>(high) | static_cast<std::uint32_t>(low) << 16",
+    ),
+    Fault(
+        "run.h",
+        "counts of lists are not cleared",
+        "    if (counts_ != nullptr) {\n      const auto blocks",
+        "    if (false) {\n      const auto blocks",
+    ),
+]
+
+
+def compile_and_run(fault: Fault | None, library: Path) -> str:
+    """What the check said; empty if it found nothing. ``fault`` None: the sources as they are."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "attention/cuda"
+        shutil.copytree(CUDA, copy)
+        kind = "BFloat16"
+        if fault is not None:
+            kind = fault.type
+            path = copy / fault.file
+            text = path.read_text()
+            if fault.old not in text:
+                return f"NOT PLANTED: {fault.old!r} is not in {fault.file}"
+            path.write_text(text.replace(fault.old, fault.new))
+        program = Path(folder) / "check"
+        command = ["g++", "-std=c++20", "-O1", "-w", "-fopenmp", "-ffp-contract=off"]
+        command += [f"-DTSALLIS_MUTANT_TYPE={kind}", f"-I{folder}", f"-I{ROOT}/src"]
+        command += [f"-I{ROOT}/include", "-DHWY_SHARED_DEFINE", "-DHWY_COMPILE_ALL_ATTAINABLE"]
+        command += [str(ROOT / "scripts/mutate_cuda.cc"), str(library), "-lhwy", "-o", str(program)]
+        cudart = Path("/usr/local/cuda/lib64/libcudart_static.a")
+        if cudart.is_file():
+            command += [str(cudart), "-ldl", "-lrt", "-lpthread"]
+        built = subprocess.run(command, capture_output=True, text=True)
+        if built.returncode != 0:
+            return f"NOT COMPILED: {built.stderr.strip().splitlines()[0]}"
+        try:
+            ran = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return "never ends"
+        if ran.returncode < 0:
+            return f"ended by signal {-ran.returncode}"
+        return ran.stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("words", nargs="*", help="only faults whose file or name holds one")
+    parser.add_argument("--library", type=Path, default=ROOT / "build-kernels/lib/libtsallis.a")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    chosen = [
+        fault
+        for fault in FAULTS
+        if not given.words or any(word in fault.file + " " + fault.name for word in given.words)
+    ]
+    if wrong := compile_and_run(None, given.library):
+        print(f"the kernels as they are: {wrong}")
+        return 1
+    rows, failures = [], 0
+    for fault in chosen:
+        said = compile_and_run(fault, given.library)
+        planted = not said.startswith("NOT ")
+        good = planted and (said == "") == (fault.harmless != "")
+        failures += not good
+        state = "found" if said else "harmless" if fault.harmless else "NOT FOUND"
+        print(f"{state if planted else said:<9} {fault.file}: {fault.name}: {said}", flush=True)
+        rows.append({"file": fault.file, "fault": fault.name, "said": said})
+        if given.json:
+            given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"{len(chosen)} faults, {failures} not as they should be")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
