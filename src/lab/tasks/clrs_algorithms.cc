@@ -43,7 +43,8 @@ struct Run {
 
 ClrsText Write(const char* name, const Run& run, bool with_trace) {
   if (!with_trace) return {fmt::format("{}:\n{}\n{}:\n", name, run.inputs, run.asked), run.answer};
-  const std::vector<std::string> between(run.states.begin() + 1, run.states.end() - 1);
+  std::vector<std::string> between;  // none where a run ends as it begins
+  for (std::size_t i = 1; i + 1 < run.states.size(); ++i) between.push_back(run.states[i]);
   return {fmt::format("{}:\n{}, initial_trace: {}\ntrace | {}:\n", name, run.inputs,
                       run.states.front(), run.traced),
           fmt::format("{} | {}", fmt::join(between, ", "), run.outcome)};
