@@ -495,7 +495,8 @@ TEST(Decoder, BatchesAccumulateAndGradientsAreReportedFromTheBack) {
   std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
   for (const std::int64_t half : {0, 1}) {
     const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, 4 * half, 4); };
-    GradientOptions options{.denominator = scored, .accumulate = half == 1, .ready = {}};
+    GradientOptions options{
+        .denominator = scored, .accumulate = half == 1, .ready = {}, .flow = {}};
     options.ready = [&](std::int64_t begin, std::int64_t end) { ranges.emplace_back(begin, end); };
     ranges.clear();
     model.LossAndGradient({part(whole.tokens), part(whole.labels), part(whole.lengths)}, options);
@@ -519,7 +520,7 @@ TEST(Decoder, AHeadThatGoesPieceByPieceIsTheSameHead) {
   ASSERT_GT(whole.scored, 4 * 1024);
   const Tensor expected = model.FlatGradients().clone();
   const SequenceScore pieces = model.LossAndGradient(
-      batch, {.denominator = 0, .accumulate = false, .logits = 1, .ready = {}});
+      batch, {.denominator = 0, .accumulate = false, .logits = 1, .ready = {}, .flow = {}});
   EXPECT_EQ(pieces.losses, whole.losses);
   EXPECT_EQ(pieces.hits, whole.hits);
   EXPECT_FALSE(model.FlatGradients().equal(expected)) << "it went in one piece";
