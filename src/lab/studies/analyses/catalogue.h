@@ -24,7 +24,7 @@ const Analysis& FindAnalysis(const std::string& name);
 struct AnalysisOptions {
   bool quick = false;
   std::uint64_t seed = 1;
-  int threads = 0;                   // 0: all of the machine; results do not depend on it
+  int threads = 0;                            // 0: all of the machine; results do not depend on it
   std::filesystem::path checkpoint, decoder;  // see AnalysisContext
   // Leaves out what the folder of an analysis already has by the same commit, scale, seed and
   // checkpoint.
