@@ -83,13 +83,6 @@ FAULTS = [
         harmless="a key that close to the threshold weighs less than float32's own rounding moves",
     ),
     Fault(
-        "list.h",
-        "a bound above the threshold by ten times its error",
-        "kSolveSlack = 1e-5f",
-        "kSolveSlack = -1e-4f",
-        "Float32",
-    ),
-    Fault(
         "sweep.h",
         "distances of a tile the wrong way round",
         "nearest, a < b ? b : a, kScoreSlack",
