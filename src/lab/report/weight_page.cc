@@ -127,8 +127,8 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
       .name = "heads",
       .title = "What the weights of the heads look like",
       .caption =
-          "Density by layer, of single weights and of blocks that a kernel could leave out "
-          "otherwise. "
+          "Density by layer, of single weights and of blocks: a kernel may leave out a block "
+          "without one. "
           "Divergence: how far the heads of a layer attend to different tokens. α by layer where "
           "heads have their own. Heads one by one below.",
       .columns = 2,
@@ -144,13 +144,10 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
                            .y_label = "Jensen–Shannon divergence, nats",
                            .curves = {{.table = "divergence", .x = "layer", .y = "divergence"}}});
   AddAlphas(statistics, result, figure);
-  AnalysisFigure single{
-      .name = "densities",
-      .title = "Weights above 0, head by head",
-      .caption =
-          "A point is a head. On tasks with few heads of each kind, spread says more than "
-          "means.",
-      .panels = {}};
+  AnalysisFigure single{.name = "densities",
+                        .title = "Weights above 0, head by head",
+                        .caption = "A point is a head.",
+                        .panels = {}};
   single.panels.push_back({.title = "",
                            .x_label = "head",
                            .y_label = "share of the keys so far",
@@ -159,7 +156,7 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
                                        .x = "head",
                                        .y = "density",
                                        .by = "layer",
-                                       .label = "layer",
+                                       .label = "layer ",
                                        .look = "points"}}});
   result.figures = {std::move(figure), std::move(single)};
   result.tables.insert(result.tables.begin(),
