@@ -543,8 +543,9 @@ def test_tensorboard_reads_what_metrics_say(tmp_path, from_the_start):
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
         numbers = {name: entry[name] for name in ("loss", "accuracy") if name in entry}
-        for length, accuracy in entry.get("validation", {}).items():
-            numbers[f"validation/{length}"] = accuracy
+        for name in ("validation", "observed"):
+            for key, number in entry.get(name, {}).items():
+                numbers[f"{name}/{key}"] = number
         for tag, value in numbers.items():
             wanted.setdefault(tag, []).append((entry["step"], value))
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()

@@ -154,10 +154,11 @@ def _of_study(study: Study) -> tuple[str, str]:
     compared = [row for row in study.rows if row.difference is not None]
     if not compared:
         return study.finding, "smaller scale"
-    n = max(row.n for row in compared)
-    at = [row for row in compared if row.n == n]
-    shown = [row for row in at if row.method == study.baseline]
-    shown += [max((r for r in at if r not in shown), key=lambda r: r.paper or 0.0)]
+    others = [row for row in compared if row.method != study.baseline] or compared
+    n = max(row.n for row in others)
+    shown = [row for row in compared if row.n == n and row.method == study.baseline]
+    rest = [row for row in compared if row.n == n and row not in shown]
+    shown += [max(rest, key=lambda row: row.paper or 0.0)] if rest else []
     number = study.metric.number
     figures = "; ".join(
         f"{study.labels[row.method]} {study.metric.spread(row)} (paper {number(row.paper or 0.0)})"
@@ -265,7 +266,7 @@ def markdown(root: Path) -> str:
                 first = [item.name, item.shows, commands] if i == 0 else ["", "", ""]
                 ours = f"{where}: {figures}" if where else ""
                 table.append([*first, ours.replace("|", "\\|"), status.replace("|", "\\|")])
-        text += markdown_table(table, left=5)
+        text += markdown_table(table, left=5, widest=72)
     return text
 
 

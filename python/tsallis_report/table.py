@@ -9,7 +9,6 @@ _RESET, _BOLD, _DIM = "\033[0m", "\033[1m", "\033[2m"
 _GREEN, _YELLOW, _RED = "\033[32m", "\033[33m", "\033[31m"
 
 _GAP = 2  # columns between cells
-_WIDEST = 72  # columns of Markdown cells that are filled up
 _MARK = 6  # columns of "ours", "paper" and a space
 
 
@@ -52,13 +51,13 @@ def probability(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
-def markdown_table(rows: Sequence[Sequence[str]], left: int = 2) -> str:
+def markdown_table(rows: Sequence[Sequence[str]], left: int = 2, widest: int | None = None) -> str:
     """A table whose raw text is aligned too: ``left`` columns to the left, the rest to the right.
 
-    Columns of sentences are as wide as their texts: only short ones are filled up.
+    Columns with a cell of more than ``widest`` are not filled up.
     """
     widths = [max(3, *(width(row[i]) for row in rows)) for i in range(len(rows[0]))]
-    widths = [room if room <= _WIDEST else 3 for room in widths]
+    widths = [3 if widest is not None and room > widest else room for room in widths]
 
     def line(cells: Sequence[str]) -> str:
         return "|" + "".join(f" {cell} |" for cell in cells) + "\n"
