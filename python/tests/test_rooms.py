@@ -73,7 +73,7 @@ def test_kernels_do_not_know_each_other(kernel):
             ], file
 
 
-# What kernels for GPUs are written in: nvcc's names or, where only tests compile them, an emulation's.
+# Kernels for GPUs are written in nvcc's names or, where only tests compile them, an emulation's.
 DEVICE = SOURCES / "attention/cuda/device.h"
 
 
