@@ -3,11 +3,12 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -375,16 +376,24 @@ def load(directory: str | Path) -> Study:
         about=about,
         rows=rows,
         metric=metric,
-        positions=_load_positions(directory / "data" / "positions.csv"),
-        groups=_load_groups(directory / "data" / "groups.csv"),
-        spreads=_load_spreads(directory / "data" / "spread.csv"),
-        flows=_load_flows(directory / "data" / "flow.csv"),
-        entropies=_load_entropies(directory / "data" / "entropy.csv"),
+        positions=_load_rows(directory / "data" / "positions.csv", PositionLoss),
+        groups=_load_rows(directory / "data" / "groups.csv", Group),
+        spreads=_load_rows(directory / "data" / "spread.csv", LogitSpread),
+        flows=_load_rows(directory / "data" / "flow.csv", Flow),
+        entropies=_load_rows(directory / "data" / "entropy.csv", Entropy, _ENTROPY),
         heat_maps=_load_heat_maps(directory / "data" / "heatmap.csv"),
-        heads=_load_heads(directory / "data" / "heads.csv"),
+        heads=_load_rows(directory / "data" / "heads.csv", HeadNumber),
         maps=_load_maps(directory / "data" / "attention.csv"),
         samples=_load_samples(directory / "data" / "samples.csv"),
     )
+
+
+_ENTROPY = {
+    "mean": "entropy_mean",
+    "std": "entropy_std",
+    "normalised": "normalised_entropy",
+    "support": "support_mean",
+}
 
 
 def _number(value: float | None) -> float:
@@ -428,77 +437,18 @@ def _records(path: Path) -> Iterator[dict[str, str]]:
             raise StudyError(f"{path}:{reader.line_num}: {error}") from error
 
 
-def _load_positions(path: Path) -> list[PositionLoss]:
+Loaded = TypeVar("Loaded")
+
+
+def _load_rows(
+    path: Path, kind: type[Loaded], columns: Mapping[str, str] = MappingProxyType({})
+) -> list[Loaded]:
+    """One of ``kind`` for each record; ``columns`` are those that the file calls otherwise."""
+    numbers: Any = kind  # a dataclass of texts and numbers
+    read = {field.name: field.type for field in fields(numbers)}
     try:
         return [
-            PositionLoss(
-                method=record["method"],
-                n=int(record["n"]),
-                begin=int(record["begin"]),
-                end=int(record["end"]),
-                mean=float(record["mean"]),
-                std=float(record["std"]),
-            )
-            for record in _records(path)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
-
-
-def _load_spreads(path: Path) -> list[LogitSpread]:
-    numbers = ("mean", "least", "most", "bound_mean", "bound_least", "bound_most")
-    try:
-        return [
-            LogitSpread(record["method"], int(record["step"]), *(float(record[n]) for n in numbers))
-            for record in _records(path)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
-
-
-def _load_flows(path: Path) -> list[Flow]:
-    try:
-        return [
-            Flow(
-                method=record["method"],
-                step=int(record["step"]),
-                layer=int(record["layer"]),
-                gradient=float(record["gradient"]),
-                keys=float(record["keys"]),
-            )
-            for record in _records(path)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
-
-
-def _load_groups(path: Path) -> list[Group]:
-    try:
-        return [
-            Group(
-                method=record["method"],
-                n=int(record["n"]),
-                group=record["group"],
-                mean=float(record["mean"]),
-                std=float(record["std"]),
-            )
-            for record in _records(path)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
-
-
-def _load_entropies(path: Path) -> list[Entropy]:
-    try:
-        return [
-            Entropy(
-                method=record["method"],
-                n=int(record["n"]),
-                mean=float(record["entropy_mean"]),
-                std=float(record["entropy_std"]),
-                normalised=float(record["normalised_entropy"]),
-                support=float(record["support_mean"]),
-            )
+            kind(**{name: cast(record[columns.get(name, name)]) for name, cast in read.items()})
             for record in _records(path)
         ]
     except (KeyError, TypeError, ValueError) as error:
@@ -527,24 +477,6 @@ def _load_heat_maps(path: Path) -> dict[tuple[str, int], Array]:
             weights[index, items - rank] = weight  # rank 1, the largest item, comes last
         maps[key] = weights
     return maps
-
-
-def _load_heads(path: Path) -> list[HeadNumber]:
-    try:
-        return [
-            HeadNumber(
-                method=record["method"],
-                n=int(record["n"]),
-                layer=int(record["layer"]),
-                head=int(record["head"]),
-                quantity=record["quantity"],
-                mean=float(record["mean"]),
-                std=float(record["std"]),
-            )
-            for record in _records(path)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def _load_maps(path: Path) -> list[AttentionMap]:
