@@ -75,6 +75,16 @@ def test_status_follows_from_the_figures(tmp_path):
     assert papers._of_study(study)[1] == "smaller scale"
 
 
+def test_a_tables_status_is_not_that_of_a_figure():
+    covered = papers.gather(ROOT)
+    table = covered["asentmax", "table 5"].lines
+    figure = covered["asentmax", "figure 5"].lines
+    assert len(table) == len(figure) > 1
+    assert any(status.startswith("differs") for _, _, status in table)
+    assert {status for _, _, status in figure} == {"drawn", "trained otherwise"}
+    assert covered["asentmax", "figure 13"].lines[0][2] == "smaller scale"
+
+
 def test_a_recipe_without_a_report_says_so(tmp_path):
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.toml").write_text(

@@ -221,12 +221,19 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         if study.scale == "quick":
             continue
         figures, status = _of_study(study)
+        drawn = "drawn" if study.has_paper else status
         if study.has_paper and (study.study, study.scale) in own_training:
-            status = "trained otherwise"
+            status = drawn = "trained otherwise"
         command = f"tsallis reproduce {study.study} --scale {study.scale}"
-        where = f"[{study.study}, {study.scale}](../results/{results.parent.name}/report.md)"
+        where = (
+            f"[{study.study}, {study.scale}](../results/{results.parent.name}/report.md), "
+            f"{study.seed_text}"
+        )
         for key in named(sources.get((study.study, study.scale), study.source)):
-            of(key).lines.append((where, figures, status))
+            # A study's numbers are those of its tables; of a figure the report has a drawing.
+            is_figure = key[1].startswith("figure")
+            line = (where, study.finding, drawn) if is_figure else (where, figures, status)
+            of(key).lines.append(line)
             of(key).commands.append(command)
     for path in sorted((root / "results" / "studies").glob("*/study.json")):
         about = analysis.load_numbers(path.parent)
