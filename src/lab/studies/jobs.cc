@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -63,15 +62,13 @@ std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskCon
 
 std::vector<Observed> LoadObserved(const fs::path& folder) {
   std::vector<Observed> all;
-  std::ifstream in(folder / "metrics.jsonl");
-  for (std::string line; std::getline(in, line);) {
-    const auto entry = nlohmann::json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("observed")) continue;
+  RunFolder(folder).ForEachMetrics([&](const nlohmann::json& entry) {
+    if (!entry.contains("observed")) return;
     Observed& one = all.emplace_back(Observed{entry.value("step", std::int64_t{0}), {}});
     for (const auto& [name, value] : entry["observed"].items()) {
       if (value.is_number()) one.values[name] = value;
     }
-  }
+  });
   return all;
 }
 
@@ -203,21 +200,19 @@ bool LoadWhatIsFinished(const TaskConfig& task, Job& job) {
 }
 
 std::optional<double> ValidationRank(const Job& job) {
-  std::ifstream in(job.folder / "metrics.jsonl");
   const TrainConfig& train = job.recipe->train;
   const std::vector<std::int64_t> lengths = ValidationLengths(*job.recipe);
   double best = -std::numeric_limits<double>::infinity();
   bool trained = false;
-  for (std::string line; std::getline(in, line);) {
-    const auto entry = nlohmann::json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("validation")) continue;
+  RunFolder(job.folder).ForEachMetrics([&](const nlohmann::json& entry) {
+    if (!entry.contains("validation")) return;
     const auto at = [&](std::int64_t n) {
       return entry["validation"].value(std::to_string(n), 0.0);
     };
     best = std::max(best, CheckpointRank(train, job.recipe->task.GetMetric(), at(lengths.front()),
                                          at(lengths.back())));
     trained = trained || entry.value("step", std::int64_t{0}) == job.steps;
-  }
+  });
   return trained ? std::optional(best) : std::nullopt;
 }
 

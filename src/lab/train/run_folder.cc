@@ -69,16 +69,22 @@ std::string Differences(const nlohmann::ordered_json& found,
 
 }  // namespace
 
-double RunFolder::Seconds() const {
+void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>& look) const {
   std::ifstream in(path_ / "metrics.jsonl");
-  double total = 0.0;
-  double last = 0.0;
   for (std::string line; std::getline(in, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
-    const double seconds = entry.is_object() ? entry.value("seconds", 0.0) : 0.0;
+    if (entry.is_object()) look(entry);
+  }
+}
+
+double RunFolder::Seconds() const {
+  double total = 0.0;
+  double last = 0.0;
+  ForEachMetrics([&](const nlohmann::json& entry) {
+    const double seconds = entry.value("seconds", 0.0);
     if (seconds < last) total += last;
     last = seconds;
-  }
+  });
   return total + last;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -34,6 +35,10 @@ class RunFolder {
 
   // What config.json says; null if there is none, or one that is damaged.
   nlohmann::ordered_json Settings() const;
+
+  // Calls `look` with the lines of metrics.jsonl that are JSON objects, in order: a killed run may
+  // leave half a line.
+  void ForEachMetrics(const std::function<void(const nlohmann::json&)>& look) const;
 
   // That training took over all its sessions, by metrics.jsonl: the last line of each counts from
   // its start, so what remains after a restart is a lower bound.
