@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from . import heads, style
-from .data import Flow, Metric, Study
+from .data import Metric, Study
 from .parts import (
     MAX_TOGETHER,
     headline_methods,
@@ -134,24 +134,18 @@ def plot_groups(study: Study) -> Figure | None:
     names = list(dict.fromkeys(row.group for row in study.groups))
     if not names:
         return None
-    methods = headline_methods(study)
-    palette, marks = style.colors(study.of(study.methods)), style.markers(study.of(study.methods))
     columns = min(4, len(names))
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(3.6 * columns, 2.9 * rows + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axes, name in zip(panels, names, strict=False):
-        for method in methods:
+
+        def accuracy(method: str, name: str = name) -> Series:
             found = [r for r in study.groups if r.method == method and r.group == name]
             found.sort(key=lambda row: row.n)
-            x, mean, std = ([getattr(r, key) for r in found] for key in ("n", "mean", "std"))
-            low = [m - s for m, s in zip(mean, std, strict=True)]
-            high = [m + s for m, s in zip(mean, std, strict=True)]
-            axes.fill_between(x, low, high, color=palette[method], alpha=0.16, lw=0)
-            axes.plot(
-                x, mean, color=palette[method], marker=marks[method], ms=3.5, lw=1.5,
-                label=study.labels[method],
-            )  # fmt: skip
+            return [r.n for r in found], [r.mean for r in found], [r.std for r in found]
+
+        _plot_series(axes, study, headline_methods(study), accuracy)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("Size")
         axes.set_ylim(0, 102)
@@ -159,8 +153,7 @@ def plot_groups(study: Study) -> Figure | None:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel("Right (%)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    _legend_of(figure, panels[0])
     return figure
 
 
@@ -170,39 +163,26 @@ def plot_flow(study: Study) -> Figure | None:
     if not methods or max(r.layer for r in study.flows) + 1 < _DEEP:
         return None
     steps = sorted({r.step for r in study.flows})
-    panels: list[tuple[str, int, Callable[[Flow], float], str]] = [
-        (f"after {steps[0]} step{'s' if steps[0] > 1 else ''}", steps[0], _gradient, "gradient"),
-        (f"after {steps[-1]} steps", steps[-1], _gradient, "gradient"),
-        (f"after {steps[-1]} steps", steps[-1], lambda row: row.keys, "keys"),
-    ]
-    names = {"gradient": "Norm of a token's gradient", "keys": "Keys with weight"}
-    palette, marks = style.colors(study.of(study.methods)), style.markers(study.of(study.methods))
-    every = style.variants(study.about.values())
+    first = f"after {steps[0]} step{'s' if steps[0] > 1 else ''}"
+    last = f"after {steps[-1]} steps"
+    gradient, keys = "Norm of a token's gradient", "Keys with weight"
+    panels = [(first, steps[0], gradient), (last, steps[-1], gradient), (last, steps[-1], keys)]
     figure = Figure(figsize=(13.2, 4.6), layout="constrained")
-    for axes, (title, step, value, name) in zip(figure.subplots(1, 3), panels, strict=True):
-        for method in methods:
+    for axes, (title, step, quantity) in zip(figure.subplots(1, 3), panels, strict=True):
+
+        def by_layer(method: str, step: int = step, quantity: str = quantity) -> Series:
             rows = [r for r in study.flows if r.method == method and r.step == step]
             rows.sort(key=lambda row: row.layer)
-            axes.plot(
-                [r.layer + 1 for r in rows],
-                [value(r) for r in rows],
-                color=palette[method],
-                ls=style.line(study.about[method].variant, every),
-                marker=marks[method],
-                markersize=5.0,
-                label=study.labels[method],
-            )
+            values = [r.gradient if quantity == gradient else r.keys for r in rows]
+            return [r.layer + 1 for r in rows], values, [0.0] * len(rows)
+
+        _plot_series(axes, study, methods, by_layer)
         axes.set_yscale("log")
         axes.set_xlabel("Layer")
-        axes.set_ylabel(names[name])
+        axes.set_ylabel(quantity)
         axes.set_title(title)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    _legend_of(figure, axes)
     return figure
-
-
-def _gradient(row: Flow) -> float:
-    return row.gradient
 
 
 def plot_entropy(study: Study) -> Figure | None:
@@ -465,7 +445,14 @@ def _plot_series(
             markeredgewidth=0.5,
             markersize=5.0,
             zorder=3,
+            label=study.labels[method],
         )
+
+
+def _legend_of(figure: Figure, axes: Axes) -> None:
+    """Below the figure, the lines of a panel by their labels."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
 
 
 def _variant_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
