@@ -200,6 +200,19 @@ TSALLIS_DEVICE void SplitPair(float x, float y, std::uint32_t* high, std::uint32
   *low = static_cast<std::uint32_t>(lx) | static_cast<std::uint32_t>(ly) << 16;
 }
 
+// Adds two columns x, y of a row to the sums of the two rows that a lane has, by the row's weights
+// for them. A weight of 0 adds nothing, as 0 times NaN would not.
+TSALLIS_DEVICE void AddWeightedPair(float (&total)[4], float above, float below, float x, float y) {
+  if (above != 0.0f) {
+    total[0] = fmaf(above, x, total[0]);
+    total[1] = fmaf(above, y, total[1]);
+  }
+  if (below != 0.0f) {
+    total[2] = fmaf(below, x, total[2]);
+    total[3] = fmaf(below, y, total[3]);
+  }
+}
+
 // AddWeighted in float32: every lane of a quad gets a row's two weights, and adds to its columns.
 template <int D, int kRows, int kBlocks>
 TSALLIS_DEVICE void AddWeightedFloats(float (&total)[kBlocks][4], const float (&w)[kRows / 8][4],
@@ -220,15 +233,7 @@ TSALLIS_DEVICE void AddWeightedFloats(float (&total)[kBlocks][4], const float (&
           const int column = first + 8 * j + 2 * t;
           const Words2 pair = pairs.Load(PieceAt<Float32, D>(row, column / 4) * 2 + column / 2 % 2);
           const float x = FloatOf(pair.w[0]), y = FloatOf(pair.w[1]);
-          // 0 times NaN is none.
-          if (above != 0.0f) {
-            total[j][0] = fmaf(above, x, total[j][0]);
-            total[j][1] = fmaf(above, y, total[j][1]);
-          }
-          if (below != 0.0f) {
-            total[j][2] = fmaf(below, x, total[j][2]);
-            total[j][3] = fmaf(below, y, total[j][3]);
-          }
+          AddWeightedPair(total[j], above, below, x, y);
         }
       }
     }
@@ -284,14 +289,7 @@ TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], const float (&w)[kRo
         const std::uint32_t pair = pairs.Load(PieceAt<Type, D>(row, first / 8 + j) * 4 + lane % 4);
         const float x = Type::ToFloat(static_cast<std::uint16_t>(pair));
         const float y = Type::ToFloat(static_cast<std::uint16_t>(pair >> 16));
-        if (above != 0.0f) {
-          total[j][0] = fmaf(above, x, total[j][0]);
-          total[j][1] = fmaf(above, y, total[j][1]);
-        }
-        if (below != 0.0f) {
-          total[j][2] = fmaf(below, x, total[j][2]);
-          total[j][3] = fmaf(below, y, total[j][3]);
-        }
+        AddWeightedPair(total[j], above, below, x, y);
       }
     }
   }
