@@ -86,7 +86,12 @@ class EvalCommand : public Command {
     trained_.Check();
     CheckInputs();
     if (text_.empty() && lengths_.empty()) throw lab::UsageError("--lengths is required");
-    lab::LoadedModel loaded = trained_.Load();
+    lab::LoadedSequenceModel loaded = trained_.Load();
+    for (const auto& [option, wanted] :
+         {std::pair("--inputs", !inputs_.empty()), std::pair("--scores", !scores_.empty()),
+          std::pair("--heads", !heads_.empty())}) {
+      if (wanted) DecoderOf(loaded, option);
+    }
     const lab::Split split = split_ == "test" ? lab::Split::kTest : lab::Split::kValidation;
     if (!text_.empty()) {
       loaded.task = lab::MakeFileText(text_, *loaded.task);
@@ -105,7 +110,7 @@ class EvalCommand : public Command {
       const std::int64_t samples =
           text_.empty() ? samples_ : std::min(samples_, loaded.task->Available(split, n));
       const lab::SequenceLengthScore score =
-          lab::EvaluateLength(loaded.model, *loaded.task, split, n, samples, *invocation.stop);
+          lab::EvaluateLength(*loaded.model, *loaded.task, split, n, samples, *invocation.stop);
       const double value = score.answers.Value(loaded.task->GetScoring());
       if (!json_) {
         fmt::print(
@@ -134,7 +139,8 @@ class EvalCommand : public Command {
     }
     if (!inputs_.empty()) {
       const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
-      lab::WriteTensors(inputs_, lab::AttentionInputs(loaded.model, *loaded.task, n));
+      lab::WriteTensors(inputs_,
+                        lab::AttentionInputs(DecoderOf(loaded, "--inputs"), *loaded.task, n));
       if (!json_ && !quiet_) fmt::print("  attention's inputs at n = {}: {}\n", n, inputs_);
     }
     if (!scores_.empty()) DrawScores(loaded);
@@ -163,9 +169,9 @@ class EvalCommand : public Command {
                        score.tokens.asked);
   }
 
-  void DrawScores(lab::LoadedModel& loaded) const {
+  void DrawScores(lab::LoadedSequenceModel& loaded) const {
     const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
-    lab::TensorFile inputs = lab::AttentionInputs(loaded.model, *loaded.task, n);
+    lab::TensorFile inputs = lab::AttentionInputs(DecoderOf(loaded, "--scores"), *loaded.task, n);
     for (auto& [name, tensor] : inputs.tensors) {
       if (tensor.scalar_type() == at::kBFloat16) tensor = tensor.to(at::kFloat);
     }
@@ -176,7 +182,7 @@ class EvalCommand : public Command {
     }
   }
 
-  void DrawHeads(lab::LoadedModel& loaded, const Invocation& invocation) const {
+  void DrawHeads(lab::LoadedSequenceModel& loaded, const Invocation& invocation) const {
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
     lab::AnalysisReport page;
@@ -189,8 +195,8 @@ class EvalCommand : public Command {
     page.commit = GitCommit();
     page.processor = QueryCpu().processor;
     page.command = invocation.line;
-    page.result =
-        lab::WeightPage(lab::MeasureWeights(loaded.model, *loaded.task, n, *invocation.stop));
+    page.result = lab::WeightPage(
+        lab::MeasureWeights(DecoderOf(loaded, "--heads"), *loaded.task, n, *invocation.stop));
     page.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     lab::WriteAnalysis(page, heads_);
     lab::RenderReport(heads_, lab::PythonExecutable(), lab::SourceDir());

@@ -79,7 +79,7 @@ class GenerateCommand : public Command {
   int Run(const Invocation& invocation) override {
     trained_.Check();
     CheckBeams();
-    lab::LoadedModel loaded = trained_.Load();
+    lab::LoadedSequenceModel loaded = trained_.Load();
     CheckVocabulary(loaded, "--task", "task");
     options_.sampler = sampler_;
     options_.beams = beams_;
@@ -118,7 +118,7 @@ class GenerateCommand : public Command {
 
   // ---- texts
 
-  void WriteTexts(lab::LoadedModel& loaded) {
+  void WriteTexts(lab::LoadedSequenceModel& loaded) {
     std::optional<lab::TextCodec> codec = loaded.task->Codec(trained_.path);
     if (!codec) {
       throw lab::UsageError(fmt::format(
@@ -154,7 +154,7 @@ class GenerateCommand : public Command {
       };
     }
     const Clock::time_point begin = Clock::now();
-    const std::vector<lab::Written> texts = lab::Generate(loaded.model, prompts, options_);
+    const std::vector<lab::Written> texts = lab::Generate(*loaded.model, prompts, options_);
     const double seconds = SecondsSince(begin);
     if (streams) {
       show(stream.End() + "\n");
@@ -214,7 +214,7 @@ class GenerateCommand : public Command {
 
   // ---- tasks
 
-  void AnswerTask(lab::LoadedModel& loaded) {
+  void AnswerTask(lab::LoadedSequenceModel& loaded) {
     if (loaded.task->GetScoring() == lab::Scoring::kLoss) {
       throw lab::UsageError("--prompt or --prompt-file is required: the model goes on from a text");
     }
@@ -239,7 +239,7 @@ class GenerateCommand : public Command {
     const auto* generated = dynamic_cast<const lab::GeneratedTask*>(loaded.task.get());
     if (generated != nullptr) options_.end = generated->Eos();
     const Clock::time_point begin = Clock::now();
-    std::vector<lab::Written> texts = lab::Generate(loaded.model, prompts, options_);
+    std::vector<lab::Written> texts = lab::Generate(*loaded.model, prompts, options_);
     const double seconds = SecondsSince(begin);
     std::int64_t right = 0;
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();

@@ -128,8 +128,8 @@ class TrainCommand : public Command {
     std::optional<lab::FolderLock> lock;
     if (job.processes.First()) lock.emplace(job.folder);
     if (job.recipe->task.sequence) {
-      lab::Decoder model(lab::ModelOf(job), job.seed);
-      lab::TrainSequences(job, model, report, stop);
+      const std::unique_ptr<lab::SequenceModel> model = lab::MakeModel(job);
+      lab::TrainSequences(job, *model, report, stop);
     } else {
       lab::TrainSet(job, report, stop);
     }

@@ -25,10 +25,10 @@ void TrainedModelOptions::Check() const {
   }
 }
 
-lab::LoadedModel TrainedModelOptions::Load() const {
+lab::LoadedSequenceModel TrainedModelOptions::Load() const {
   if (threads) at::set_num_threads(*threads);
   lab::FlushDenormals();  // as where it was trained
-  lab::LoadedModel loaded = lab::LoadModel(path);
+  lab::LoadedSequenceModel loaded = lab::LoadSequenceModel(path);
   if (!task.empty()) {
     loaded.task = lab::MakeSequenceTask(task, settings);
     loaded.task_name = task;
@@ -36,13 +36,19 @@ lab::LoadedModel TrainedModelOptions::Load() const {
   return loaded;
 }
 
-void CheckVocabulary(const lab::LoadedModel& loaded, const std::string& option,
+void CheckVocabulary(const lab::LoadedSequenceModel& loaded, const std::string& option,
                      const std::string& kind) {
-  const std::int64_t vocabulary = loaded.model.Config().vocabulary;
+  const std::int64_t vocabulary = loaded.model->Config().vocabulary;
   if (loaded.task->Vocabulary() == vocabulary) return;
   throw lab::UsageError(fmt::format("{} {}: expected a {} of the model's {} tokens, it has {}",
                                     option, loaded.task_name, kind, vocabulary,
                                     loaded.task->Vocabulary()));
+}
+
+lab::Decoder& DecoderOf(const lab::LoadedSequenceModel& loaded, const std::string& option) {
+  if (auto* decoder = dynamic_cast<lab::Decoder*>(loaded.model.get())) return *decoder;
+  throw lab::UsageError(fmt::format("{}: expected a decoder, {} is of an {}", option,
+                                    loaded.weights.string(), loaded.model->Architecture()));
 }
 
 }  // namespace tsallis::cli

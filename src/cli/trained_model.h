@@ -21,12 +21,15 @@ struct TrainedModelOptions {
   // UsageError for settings without the task that they are for.
   void Check() const;
   // The model with its task, or with the one that was asked for. Sets the number of threads.
-  lab::LoadedModel Load() const;
+  lab::LoadedSequenceModel Load() const;
 };
 
 // UsageError, which begins with `option`, unless the task has the model's tokens. `kind`: "task" or
 // "text".
-void CheckVocabulary(const lab::LoadedModel& loaded, const std::string& option,
+void CheckVocabulary(const lab::LoadedSequenceModel& loaded, const std::string& option,
                      const std::string& kind);
+
+// The model as a decoder; UsageError, which begins with `option`, if it is another.
+lab::Decoder& DecoderOf(const lab::LoadedSequenceModel& loaded, const std::string& option);
 
 }  // namespace tsallis::cli

@@ -19,7 +19,8 @@ const std::vector<CatalogueEntry>& Tasks() {
 const std::vector<CatalogueEntry>& Models() {
   static const std::vector<CatalogueEntry> entries = {
       {"set-attention", "two-layer GeLU MLPs around one attention head"},
-      {"decoder", "causal transformer, sandwich or pre-norm, for sequences and language"}};
+      {"decoder", "causal transformer, sandwich or pre-norm, for sequences and language"},
+      {"encoder-decoder", "transformer that reads a source and writes a target, for translation"}};
   return entries;
 }
 

@@ -158,7 +158,7 @@ void Describe(TableReader& table, TaskConfig& task) {
 
 void Describe(TableReader& table, ModelConfig& model) {
   table.Required("name", model.name, OneOf(Names(Models())));
-  if (model.name == "decoder") {
+  if (model.OfSequences()) {
     Describe<TableReader>(table, model.decoder);
   } else {
     table.Optional("width", model.width, UpTo(1 << 16));

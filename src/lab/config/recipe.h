@@ -13,6 +13,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/models.h"
 #include "lab/nn/set_attention.h"
 #include "lab/tasks/max_retrieval.h"
 #include "lab/tasks/sequence.h"
@@ -104,9 +105,11 @@ struct TaskConfig : MaxRetrievalConfig {
 };
 
 struct ModelConfig {
-  std::string name;          // "set-attention", "decoder"
+  std::string name;          // "set-attention", "decoder", "encoder-decoder"
   std::int64_t width = 128;  // set-attention
-  DecoderConfig decoder;     // decoder; its vocabulary is the task's
+  DecoderConfig decoder;     // the others; its vocabulary is the task's
+
+  bool OfSequences() const { return IsSequenceModel(name); }
 };
 
 struct ScaleConfig {

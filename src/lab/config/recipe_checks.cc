@@ -61,7 +61,7 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
   } else if (owner->weights_of) {
     problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
                           "\" itself; name that one");
-  } else if (recipe.model.name == "decoder") {
+  } else if (recipe.model.OfSequences()) {
     if (!LearnAlike(recipe.Decoder(*owner), recipe.Decoder(method))) {
       problems.Add(key, "the heads of \"" + owner->name +
                             "\" learn other tensors: expected the same length scaling, learned "
@@ -77,7 +77,7 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
 // What is wrong with the decoder of a method, or nothing.
 std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
   try {
-    CheckDecoder(recipe.Decoder(method));
+    CheckSequenceModel(recipe.model.name, recipe.Decoder(method));
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -87,10 +87,10 @@ std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
 // Methods of a decoder differ in their attention; those of the set model have keys of their own.
 void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std::string& path,
                      TomlProblems& problems) {
-  if (recipe.model.name != "decoder") {
+  if (!recipe.model.OfSequences()) {
     if (!problems.Given(path + ".map")) problems.AddMissing(path, "map");
     if (method.attention) {
-      problems.Add(path + ".attention", "only has an effect with model \"decoder\"");
+      problems.Add(path + ".attention", "only has an effect with a model of sequences");
     }
     if (method.map == "stick-breaking") {
       problems.Add(path + ".map",
@@ -102,7 +102,7 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
   for (const char* key : {".map", ".alpha", ".top_k", ".top_k_fraction", ".sigmoid_bias", ".theta",
                           ".coefficients", ".length_scaling"}) {
     if (!problems.Given(path + key)) continue;
-    problems.Add(path + key, "a decoder's methods say this in attention = { ... }");
+    problems.Add(path + key, "methods of a model of sequences say this in attention = { ... }");
   }
   if (const std::string problem = DecoderProblem(recipe, method); !problem.empty()) {
     // What is wrong without the method's attention too is the model's, and said once.
@@ -146,10 +146,19 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
 }
 
 void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
-  const bool decoder = recipe.model.name == "decoder";
-  if (decoder != (recipe.task.sequence != nullptr) && !recipe.task.name.empty()) {
+  const bool of_sequences = recipe.model.OfSequences();
+  if (of_sequences != (recipe.task.sequence != nullptr) && !recipe.task.name.empty()) {
     problems.Add("model.name", fmt::format("\"{}\" does not fit the task \"{}\"", recipe.model.name,
                                            recipe.task.name));
+  }
+  if (recipe.model.name == "encoder-decoder" && recipe.task.sequence) {
+    const Scoring scoring = recipe.task.sequence->GetScoring();
+    if (scoring == Scoring::kTokens || scoring == Scoring::kLoss) {
+      problems.Add("model.name",
+                   fmt::format("\"encoder-decoder\" takes a task with a question and an answer to "
+                               "write, \"{}\" has none",
+                               recipe.task.name));
+    }
   }
   const auto exists = [&](const std::string& key, std::int64_t length) {
     if (!recipe.task.sequence) return;
@@ -190,10 +199,10 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
   if (!train.lr_grid.empty() && train.validate_every == 0) {
     problems.Add("train.lr_grid", "is chosen from on validation samples: needs validate_every");
   }
-  if (!decoder && !train.start.empty()) {
+  if (!of_sequences && !train.start.empty()) {
     problems.Add("train.start", "has no effect with this model");
   }
-  if (!decoder && train.accumulate > 1) {
+  if (!of_sequences && train.accumulate > 1) {
     problems.Add("train.accumulate", "has no effect with this model");
   }
 }
@@ -250,7 +259,7 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
     problems.Add("study.finding_length",
                  "expected one of task.eval_lengths, got " + std::to_string(recipe.finding_length));
   }
-  if (recipe.model.name == "decoder") {
+  if (recipe.model.OfSequences()) {
     const std::string problem = DecoderProblem(recipe, MethodConfig());
     if (!problem.empty()) problems.Add("model", problem);
   }

@@ -456,7 +456,7 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
                  "model.name: \"set-attention\" does not fit the task \"flip-flop\"");
   ExpectContains(ErrorOf("[8, 16]", "[2, 16]"), "task.train_length: length: expected 4 to");
   ExpectContains(ErrorOf("name = \"softmax\"", "name = \"softmax\"\nmap = \"softmax\""),
-                 "method.softmax.map: a decoder's methods say this in attention");
+                 "method.softmax.map: methods of a model of sequences say this in attention");
   ExpectContains(ErrorOf("kind = \"adaptive\"", "kind = \"adaptiv\""),
                  "method.entmax.attention.length_scaling.kind: expected");
   ExpectContains(ErrorOf("map = \"entmax\"", "learn_alpha = \"free\""), "learn_alpha: only has");

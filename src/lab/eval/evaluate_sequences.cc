@@ -39,7 +39,7 @@ std::int64_t PositionBin(std::size_t bin) {
   return bin % 2 == 0 ? octave : octave + octave / 2;
 }
 
-SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Split split,
+SequenceLengthScore EvaluateSamples(SequenceModel& model, const SequenceTask& task, Split split,
                                     std::int64_t n, std::int64_t first, std::int64_t samples,
                                     const std::atomic<bool>& stop) {
   SequenceLengthScore score{.n = n, .samples = samples};
@@ -66,7 +66,7 @@ SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Sp
   return score;
 }
 
-SequenceLengthScore EvaluateLength(Decoder& model, const SequenceTask& task, Split split,
+SequenceLengthScore EvaluateLength(SequenceModel& model, const SequenceTask& task, Split split,
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop) {
   return EvaluateSamples(model, task, split, n, 0, samples, stop);

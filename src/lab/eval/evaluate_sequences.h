@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "lab/nn/decoder.h"
+#include "lab/nn/sequence_model.h"
 #include "lab/tasks/metric.h"
 #include "lab/tasks/sequence.h"
 
@@ -31,12 +31,12 @@ std::int64_t PositionBin(std::size_t bin);
 
 // Samples [first, first + samples) of a split at length n. Throws Interrupted when `stop` becomes
 // true, UsageError for a length that the task does not have.
-SequenceLengthScore EvaluateSamples(Decoder& model, const SequenceTask& task, Split split,
+SequenceLengthScore EvaluateSamples(SequenceModel& model, const SequenceTask& task, Split split,
                                     std::int64_t n, std::int64_t first, std::int64_t samples,
                                     const std::atomic<bool>& stop);
 
 // The first `samples` of them.
-SequenceLengthScore EvaluateLength(Decoder& model, const SequenceTask& task, Split split,
+SequenceLengthScore EvaluateLength(SequenceModel& model, const SequenceTask& task, Split split,
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop);
 

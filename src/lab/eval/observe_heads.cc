@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lab/base/errors.h"
+#include "lab/eval/observe_packed.h"
 #include "lab/nn/layer_view.h"
 #include "lab/tasks/sequence_batch.h"
 
@@ -142,22 +143,27 @@ TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_
   return file;
 }
 
-void ObserveMissing(Decoder& model, const SequenceTask& task,
+void ObserveMissing(SequenceModel& model, const SequenceTask& task,
                     const std::vector<std::int64_t>& lengths,
                     const std::vector<std::int64_t>& map_lengths, const std::filesystem::path& path,
                     const std::atomic<bool>& stop) {
   HeadObservations known = LoadHeads(path);
+  auto* encoder_decoder = dynamic_cast<EncoderDecoder*>(&model);
   for (const std::int64_t n : lengths) {
     if (known.At(n) != nullptr) continue;
     if (stop) throw Interrupted("evaluation stopped");
-    known.lengths.push_back(ObserveHeads(model, task, n));
+    known.lengths.push_back(encoder_decoder != nullptr
+                                ? ObservePacked(*encoder_decoder, task, n, stop)
+                                : ObserveHeads(dynamic_cast<Decoder&>(model), task, n));
     SaveHeads(path, known);
   }
+  if (map_lengths.empty()) return;
+  auto& decoder = dynamic_cast<Decoder&>(model);
   const std::vector<HeadPlace> places =
       ChooseHeads(*known.At(*std::min_element(lengths.begin(), lengths.end())));
   for (const std::int64_t n : map_lengths) {
     if (known.HasMaps(n)) continue;
-    for (AttentionMap& map : DrawMaps(model, task, n, places, stop)) {
+    for (AttentionMap& map : DrawMaps(decoder, task, n, places, stop)) {
       known.maps.push_back(std::move(map));
     }
     SaveHeads(path, known);

@@ -50,9 +50,9 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
 TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n);
 
 // Observes what is not in the file yet, which is kept up to date: heads at each of `lengths`, maps
-// at each of `map_lengths`, of the heads chosen at the shortest of `lengths`. Throws as above, and
-// std::runtime_error if the file cannot be written.
-void ObserveMissing(Decoder& model, const SequenceTask& task,
+// at each of `map_lengths` (of decoders alone), of the heads chosen at the shortest of `lengths`.
+// Throws as above, and std::runtime_error if the file cannot be written.
+void ObserveMissing(SequenceModel& model, const SequenceTask& task,
                     const std::vector<std::int64_t>& lengths,
                     const std::vector<std::int64_t>& map_lengths, const std::filesystem::path& path,
                     const std::atomic<bool>& stop);

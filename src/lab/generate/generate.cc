@@ -10,12 +10,11 @@
 #include <utility>
 
 #include "lab/base/errors.h"
-#include "tsallis/kv_cache.h"
 
 namespace tsallis::lab {
 namespace {
 
-using Sequence = KvCache::Sequence;
+using Sequence = GrowingSequences::Sequence;
 
 bool Stopped(const GenerateOptions& options) {
   return options.stop != nullptr && options.stop->load();
@@ -34,7 +33,7 @@ struct Read {
   at::Tensor logits;
 };
 
-Read ReadPrompts(Decoder& model, KvCache& cache, const std::vector<Prompt>& prompts) {
+Read ReadPrompts(GrowingSequences& cache, const std::vector<Prompt>& prompts) {
   std::map<std::vector<std::int64_t>, std::int64_t> distinct;
   std::vector<std::vector<std::int64_t>> texts;
   std::vector<Sequence> first;
@@ -52,7 +51,7 @@ Read ReadPrompts(Decoder& model, KvCache& cache, const std::vector<Prompt>& prom
   // One at a time, so that the bits behind a prompt do not depend on the others.
   std::vector<at::Tensor> logits;
   for (std::size_t i = 0; i < first.size(); ++i) {
-    logits.push_back(model.Extend(cache, {first[i]}, {texts[i]}));
+    logits.push_back(cache.Extend({first[i]}, {texts[i]}));
   }
   Read read;
   std::vector<bool> taken(first.size(), false);
@@ -65,10 +64,10 @@ Read ReadPrompts(Decoder& model, KvCache& cache, const std::vector<Prompt>& prom
   return read;
 }
 
-std::vector<Written> Sampled(Decoder& model, KvCache& cache, const std::vector<Prompt>& prompts,
+std::vector<Written> Sampled(GrowingSequences& cache, const std::vector<Prompt>& prompts,
                              const GenerateOptions& options) {
-  const std::int64_t vocabulary = model.Config().vocabulary;
-  Read read = ReadPrompts(model, cache, prompts);
+  Read read = ReadPrompts(cache, prompts);
+  const std::int64_t vocabulary = read.logits.size(1);
   std::vector<Written> texts(prompts.size());
   std::vector<std::size_t> alive(prompts.size());  // the prompt of each row of logits
   std::iota(alive.begin(), alive.end(), std::size_t{0});
@@ -105,7 +104,7 @@ std::vector<Written> Sampled(Decoder& model, KvCache& cache, const std::vector<P
     }
     alive = std::move(next_alive);
     if (step + 1 == options.steps || alive.empty() || Stopped(options)) break;
-    read.logits = model.Extend(cache, sequences, tokens);
+    read.logits = cache.Extend(sequences, tokens);
   }
   return texts;
 }
@@ -119,11 +118,10 @@ struct Beam {
 };
 
 // The beams of one prompt: a search over the `width` likeliest texts of every length.
-Written Searched(Decoder& model, KvCache& cache, const Prompt& prompt,
-                 const GenerateOptions& options) {
-  const std::int64_t vocabulary = model.Config().vocabulary;
+Written Searched(GrowingSequences& cache, const Prompt& prompt, const GenerateOptions& options) {
   const auto width = static_cast<std::size_t>(options.beams);
-  Read read = ReadPrompts(model, cache, {prompt});
+  Read read = ReadPrompts(cache, {prompt});
+  const std::int64_t vocabulary = read.logits.size(1);
   std::vector<Beam> beams(1), finished;
   beams[0].sequence = read.sequences[0];
   struct Candidate {
@@ -179,7 +177,7 @@ Written Searched(Decoder& model, KvCache& cache, const Prompt& prompt,
       sequences.push_back(beam.sequence);
       tokens.push_back({beam.text.tokens.back()});
     }
-    read.logits = model.Extend(cache, sequences, tokens);
+    read.logits = cache.Extend(sequences, tokens);
   }
   for (const Beam& beam : beams) cache.Free(beam.sequence);
   // Texts that go on count where the steps ran out.
@@ -192,13 +190,13 @@ Written Searched(Decoder& model, KvCache& cache, const Prompt& prompt,
 
 }  // namespace
 
-std::vector<Written> Generate(Decoder& model, const std::vector<Prompt>& prompts,
+std::vector<Written> Generate(SequenceModel& model, const std::vector<Prompt>& prompts,
                               const GenerateOptions& options) {
-  const std::unique_ptr<KvCache> cache = model.MakeCache(options.max_bytes);
+  const std::unique_ptr<GrowingSequences> cache = model.Grow(options.max_bytes);
   if (prompts.empty()) return {};
   if (options.beams <= 1) {
     CheckSampler(options.sampler);
-    return Sampled(model, *cache, prompts, options);
+    return Sampled(*cache, prompts, options);
   }
   std::vector<Written> texts;
   for (const Prompt& prompt : prompts) {
@@ -206,7 +204,7 @@ std::vector<Written> Generate(Decoder& model, const std::vector<Prompt>& prompts
                     [](std::int64_t token) { return token != kFree; })) {
       throw UsageError("--beams: expected 1 where parts of the answer are given");
     }
-    texts.push_back(Searched(model, *cache, prompt, options));
+    texts.push_back(Searched(*cache, prompt, options));
     if (Stopped(options)) break;
   }
   texts.resize(prompts.size());

@@ -1,4 +1,4 @@
-// Texts that a decoder writes, token by token, on a cache of keys and values.
+// Texts that a model writes, token by token, on what it keeps of those before.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lab/generate/sampler.h"
-#include "lab/nn/decoder.h"
+#include "lab/nn/sequence_model.h"
 
 namespace tsallis::lab {
 
@@ -42,7 +42,7 @@ struct Written {
 // sampler's seed and i, not on what else is written beside it. With beams, the text of the largest
 // log-likelihood a token among those that a search of so many beams finds. Throws UsageError, and
 // CacheFull if max_bytes are too few.
-std::vector<Written> Generate(Decoder& model, const std::vector<Prompt>& prompts,
+std::vector<Written> Generate(SequenceModel& model, const std::vector<Prompt>& prompts,
                               const GenerateOptions& options);
 
 }  // namespace tsallis::lab

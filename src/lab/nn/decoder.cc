@@ -1,6 +1,7 @@
 #include "lab/nn/decoder.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +9,7 @@
 #include "lab/base/errors.h"
 #include "lab/base/sequential_products.h"
 #include "lab/nn/decoder_state.h"
+#include "lab/nn/layer_view.h"
 #include "tsallis/cpu.h"
 #include "tsallis/error.h"
 
@@ -317,6 +319,53 @@ at::Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>&
   }
   state.Head(rows, logits);
   return logits.narrow(0, 0, count);
+}
+
+namespace {
+
+class CachedSequences : public GrowingSequences {
+ public:
+  CachedSequences(Decoder& model, std::int64_t max_bytes)
+      : model_(model), cache_(model.MakeCache(max_bytes)) {}
+
+  Sequence Create() override { return cache_->Create(); }
+  Sequence Fork(Sequence sequence) override { return cache_->Fork(sequence); }
+  void Free(Sequence sequence) override { cache_->Free(sequence); }
+  at::Tensor Extend(const std::vector<Sequence>& sequences,
+                    const std::vector<std::vector<std::int64_t>>& tokens) override {
+    return model_.Extend(*cache_, sequences, tokens);
+  }
+
+ private:
+  Decoder& model_;
+  std::unique_ptr<KvCache> cache_;
+};
+
+}  // namespace
+
+std::unique_ptr<GrowingSequences> Decoder::Grow(std::int64_t max_bytes) {
+  return std::make_unique<CachedSequences>(*this, max_bytes);
+}
+
+std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& batch) {
+  std::vector<std::pair<std::string, double>> observed;
+  GradientOptions options;
+  options.flow = [&](std::int64_t layer, double norm) {
+    observed.insert(observed.begin(), {fmt::format("gradient {}", layer), norm});
+  };
+  LossAndGradient(batch, options);
+  Look(batch, [&](const LayerView& view) {
+    std::vector<HeadQuantities> heads;
+    view.Describe(heads);
+    double keys = 0.0;
+    for (const HeadQuantities& head : heads) {
+      for (const auto& [name, moments] : head) {
+        if (name == "support") keys += moments.Mean() / static_cast<double>(heads.size());
+      }
+    }
+    observed.emplace_back(fmt::format("keys {}", view.layer), keys);
+  });
+  return observed;
 }
 
 void Decoder::Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look) {

@@ -24,68 +24,27 @@
 #include <utility>
 #include <vector>
 
-#include "lab/nn/decoder_config.h"
-#include "lab/tasks/metric.h"
-#include "lab/tasks/token_batch.h"
+#include "lab/nn/sequence_model.h"
 #include "tsallis/kv_cache.h"
 
 namespace tsallis::lab {
 
-// Sums over the scored positions of a batch.
-struct SequenceScore {
-  double loss = 0.0;        // cross-entropy, nats: a sum; Mean() is what training minimises
-  std::int64_t scored = 0;  // positions
-  std::int64_t hits = 0;    // positions whose label has the largest logit (the first of equals)
-  std::int64_t sequences = 0;
-  std::int64_t exact = 0;  // sequences with a hit at every scored position
-  // Of every sequence, whether it is exact.
-  std::vector<bool> is_exact;
-  std::vector<float> losses;  // [scored], nats
-
-  // As a task counts.
-  Answers Of(Scoring scoring) const {
-    return scoring == Scoring::kExact ? Answers{sequences, exact, loss}
-                                      : Answers{scored, hits, loss};
-  }
-
-  double Mean() const { return scored == 0 ? 0.0 : loss / static_cast<double>(scored); }
-};
-
-struct GradientOptions {
-  // What the sum of the loss is divided by; 0: the scored positions of this batch. With several
-  // batches or processes a step, the scored positions of all of them.
-  std::int64_t denominator = 0;
-  bool accumulate = false;  // adds to FlatGradients() instead of replacing it
-  // Logits that stand in memory at a time, at least those of 4 096 rows. Where the batch has more,
-  // the head goes forward and back piece by piece.
-  std::int64_t logits = std::int64_t{1} << 28;
-  // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the
-  // front, on the calling thread.
-  std::function<void(std::int64_t begin, std::int64_t end)> ready;
-  // Called from the last layer to the first, on the calling thread: the Euclidean norm of the
-  // loss's gradient with respect to a token's residual stream where layer `layer` reads it, mean
-  // over the tokens of the batch.
-  std::function<void(std::int64_t layer, double norm)> flow;
-};
-
 struct LayerView;
 
-class Decoder {
+class Decoder : public SequenceModel {
  public:
   // Parameters drawn from `seed`, each from a stream of its own. Throws UsageError (CheckDecoder).
   Decoder(const DecoderConfig& config, std::uint64_t seed);
   Decoder(Decoder&&) noexcept;
-  ~Decoder();
+  ~Decoder() override;
 
-  // As given, but with `compute` and `head_dim` settled.
-  const DecoderConfig& Config() const;
-
-  // Loss and its gradient, which replaces or joins FlatGradients().
-  SequenceScore LossAndGradient(const TokenBatch& batch, const GradientOptions& options = {});
-
-  // The loss alone, in memory that grows with the longest sequence by little more than keys,
-  // values and the residual stream.
-  SequenceScore Evaluate(const TokenBatch& batch);
+  const char* Architecture() const override { return "decoder"; }
+  const DecoderConfig& Config() const override;
+  SequenceScore LossAndGradient(const TokenBatch& batch,
+                                const GradientOptions& options = {}) override;
+  // In memory that grows with the longest sequence by little more than keys, values and the
+  // residual stream.
+  SequenceScore Evaluate(const TokenBatch& batch) override;
 
   // Logits of the scored positions, in order: [scored, vocabulary] float32. Without labels, of all
   // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
@@ -102,20 +61,21 @@ class Decoder {
   // CacheFull and InvalidArgument, and then no sequence has changed.
   at::Tensor Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
                     const std::vector<std::vector<std::int64_t>>& tokens);
+  // The two as one: MakeCache() throws, and a sequence's logits have their bits, as there.
+  std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes = 0) override;
 
   // Runs the layers and shows the attention of each, in order, while its queries and keys are
   // there: `look` is called on the calling thread, and what it gets is gone afterwards.
   void Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look);
 
-  // All parameters, and their gradients, in one piece of memory each; a parameter starts at a
-  // multiple of 64 bytes, the gaps stay zero. Who writes parameters through a pointer tells
-  // MarkChanged() (parameters.h).
-  const at::Tensor& FlatParameters() const;
-  const at::Tensor& FlatGradients() const;
+  // By layer: "gradient L", how much of the loss's gradient arrives (GradientOptions::flow), and
+  // "keys L", keys that have weight, mean over heads and scored tokens (ASEntmax, figures 3 and 7).
+  std::vector<std::pair<std::string, double>> Observe(const TokenBatch& batch) override;
 
-  // Named views into FlatParameters, and the same of the gradients.
-  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const;
-  const std::vector<at::Tensor>& Gradients() const;
+  const at::Tensor& FlatParameters() const override;
+  const at::Tensor& FlatGradients() const override;
+  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override;
+  const std::vector<at::Tensor>& Gradients() const;  // as Parameters()
   // Numbers that are learned (without the gaps).
   std::int64_t ParameterCount() const;
 

@@ -46,23 +46,6 @@ double MeanNorm(const Tensor& rows) {
   return rows.size(0) == 0 ? 0.0 : rows.norm(2, {1}).mean(at::kDouble).item<double>();
 }
 
-SequenceScore ScoreOf(const DecoderRows& rows, const std::vector<float>& loss,
-                      const std::vector<std::int64_t>& best) {
-  SequenceScore score;
-  score.sequences = rows.Sequences();
-  score.is_exact.assign(rows.begin.size(), true);
-  for (std::size_t i = 0; i < loss.size(); ++i) {
-    const bool hit = best[i] == rows.label[i];
-    score.loss += loss[i];
-    score.hits += hit ? 1 : 0;
-    if (!hit) score.is_exact[static_cast<std::size_t>(rows.sequence[i])] = false;
-  }
-  score.scored = static_cast<std::int64_t>(loss.size());
-  score.losses = loss;
-  for (const bool exact : score.is_exact) score.exact += exact ? 1 : 0;
-  return score;
-}
-
 }  // namespace
 
 void Decoder::State::Embed(const DecoderRows& rows, const Tensor& x) {
@@ -186,7 +169,7 @@ SequenceScore Decoder::State::Head(const DecoderRows& rows, const Tensor& wanted
   std::vector<std::int64_t> best(rows.label.size());
   loss->Prepare(rows.label.empty() ? nullptr : rows.label.data(), 0.0F, losses.data(), best.data());
   last->Forward(PassOf(rows, scored), final_x, {}, {}, wanted, nullptr);
-  return ScoreOf(rows, losses, best);
+  return SequenceScore::Of(rows.Sequences(), std::move(losses), best, rows.label, rows.sequence);
 }
 
 SequenceScore Decoder::State::HeadAndGradient(const DecoderRows& rows, float weight,
@@ -208,7 +191,7 @@ SequenceScore Decoder::State::HeadAndGradient(const DecoderRows& rows, float wei
     last->Backward(PassOf(rows, count), x, {}, of_piece, d_x.narrow(0, begin, count), of_piece, {},
                    last_kept, backward.last);
   }
-  return ScoreOf(rows, losses, best);
+  return SequenceScore::Of(rows.Sequences(), std::move(losses), best, rows.label, rows.sequence);
 }
 
 void Decoder::State::BackwardLayers(const DecoderRows& rows, const GradientOptions& options,

@@ -16,13 +16,7 @@ namespace {
 double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 double Softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
-// The learned number that gives this alpha, and the slope of alpha in it.
-double AlphaParameter(const AttentionConfig& head) {
-  const double above = head.alpha - 1.0;
-  return head.learn_alpha == "sigmoid" ? std::log(above / (1.0 - above))
-                                       : above + std::log(-std::expm1(-above));
-}
-
+// The slope of alpha in the learned number.
 double AlphaSlope(const AttentionConfig& head, double a) {
   const double s = Sigmoid(a);
   return head.learn_alpha == "sigmoid" ? s * (1.0 - s) : s;
@@ -38,6 +32,12 @@ bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
 constexpr std::size_t kListBudget = std::size_t{1} << 28;
 
 }  // namespace
+
+double AlphaParameter(const AttentionConfig& head) {
+  const double above = head.alpha - 1.0;
+  return head.learn_alpha == "sigmoid" ? std::log(above / (1.0 - above))
+                                       : above + std::log(-std::expm1(-above));
+}
 
 bool SameDistances(const AttentionConfig& a, const AttentionConfig& b) {
   return a.scale_invariant == b.scale_invariant &&

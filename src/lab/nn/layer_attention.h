@@ -35,6 +35,9 @@ struct HeadArrays {
   std::optional<double> scale_invariant;  // length scale
 };
 
+// The learned number that gives a head its first alpha (AttentionConfig::learn_alpha).
+double AlphaParameter(const AttentionConfig& head);
+
 // Whether distances do the same to the scores of two heads, slopes aside, and what they do.
 bool SameDistances(const AttentionConfig& a, const AttentionConfig& b);
 void SetDistances(const AttentionConfig& head, AttentionTerms& terms);

@@ -15,6 +15,7 @@
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
+#include "lab/nn/models.h"
 #include "lab/studies/cores.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/train/memory.h"
@@ -98,7 +99,7 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
 }
 
 // Long lengths take long: each is kept as soon as it is there.
-void EvaluateMissing(const TaskConfig& task, Decoder& model, const fs::path& path,
+void EvaluateMissing(const TaskConfig& task, SequenceModel& model, const fs::path& path,
                      const std::atomic<bool>& stop) {
   std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
   for (const std::int64_t n : task.eval_lengths) {
@@ -109,8 +110,8 @@ void EvaluateMissing(const TaskConfig& task, Decoder& model, const fs::path& pat
   }
 }
 
-// Between decoders that LearnAlike().
-void CopyParameters(const Decoder& from, Decoder& to) {
+// Between models that LearnAlike().
+void CopyParameters(const SequenceModel& from, SequenceModel& to) {
   for (std::size_t i = 0; i < from.Parameters().size(); ++i) {
     const auto& [name, value] = from.Parameters()[i];
     const auto& [other_name, other] = to.Parameters().at(i);
@@ -122,7 +123,8 @@ void CopyParameters(const Decoder& from, Decoder& to) {
 void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
                   const Report& report, const std::function<void()>& evaluating,
                   const std::atomic<bool>& stop) {
-  Decoder model(ModelOf(training), training.seed);
+  const std::unique_ptr<SequenceModel> made = MakeModel(training);
+  SequenceModel& model = *made;
   ClaimSequenceFolder(training, model);
   if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
   const FolderLock lock(job.folder);
@@ -139,9 +141,10 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
     } else if (!Load(ScoresPath(job, *method), task)) {
       DecoderConfig config = job.recipe->Decoder(*method);
       config.compute = model.Config().compute;
-      Decoder borrower(config, training.seed);
-      CopyParameters(model, borrower);
-      EvaluateMissing(task, borrower, ScoresPath(job, *method), stop);
+      const std::unique_ptr<SequenceModel> borrower =
+          MakeSequenceModel(model.Architecture(), config, training.seed);
+      CopyParameters(model, *borrower);
+      EvaluateMissing(task, *borrower, ScoresPath(job, *method), stop);
     }
   }
   ObserveMissing(model, *task.sequence, task.eval_lengths, job.map_lengths, HeadsPath(job), stop);

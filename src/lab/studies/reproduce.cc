@@ -296,8 +296,13 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
     const std::vector<std::int64_t> drawn = options.map_lengths.empty()
                                                 ? MapLengths(*task.sequence, task.eval_lengths)
                                                 : options.map_lengths;
+    // Of the others a map would be one of a target against a source: `tsallis translate --show`.
+    const bool is_drawn = recipe.model.name == "decoder";
+    if (!is_drawn && !options.map_lengths.empty()) {
+      throw UsageError("--maps: expected a study of decoders, got one of an " + recipe.model.name);
+    }
     for (Job& job : jobs) {
-      if (job.draws) job.map_lengths = drawn;
+      if (job.draws && is_drawn) job.map_lengths = drawn;
     }
   } else if (!options.map_lengths.empty()) {
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");

@@ -48,6 +48,11 @@ void AddSequenceEntropy(const std::string& method, std::int64_t n,
   for (const Job* job : jobs) {
     const LengthHeads* heads = job->heads.At(n);
     if (heads == nullptr) continue;
+    const auto& numbers = heads->numbers;
+    if (std::none_of(numbers.begin(), numbers.end(),
+                     [](const HeadNumber& number) { return number.quantity == "entropy"; })) {
+      continue;
+    }
     const auto mean = [&](const char* quantity) {
       std::vector<double> values;
       for (const HeadNumber& number : heads->numbers) {

@@ -26,7 +26,7 @@ inline DecoderConfig Tiny() {
 }
 
 // Weights far from their first values, where every term shows.
-inline void Shake(Decoder& model) {
+inline void Shake(SequenceModel& model) {
   RandomStream random(11, Purpose::kInit, 3);
   for (const auto& [name, value] : model.Parameters()) {
     const double by = name.find("slopes") != std::string::npos ? 0.02 : 0.2;

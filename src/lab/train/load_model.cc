@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lab/base/errors.h"
+#include "lab/nn/models.h"
 #include "lab/train/run_folder.h"
 
 namespace tsallis::lab {
@@ -56,7 +57,7 @@ Found Find(const fs::path& path) {
 
 }  // namespace
 
-void StartFrom(const fs::path& path, Decoder& model) {
+void StartFrom(const fs::path& path, SequenceModel& model) {
   const fs::path weights = fs::is_directory(path) ? WeightsIn(path) : path;
   try {
     LoadParameters(weights, model.Parameters());
@@ -65,7 +66,7 @@ void StartFrom(const fs::path& path, Decoder& model) {
   }
 }
 
-LoadedModel LoadModel(const fs::path& path) {
+LoadedSequenceModel LoadSequenceModel(const fs::path& path) {
   const Found found = Find(path);
   if (FindSequenceTask(found.task_name) == nullptr) {
     throw UsageError(fmt::format("{}: expected a run on a sequence task, got one on \"{}\"",
@@ -76,10 +77,30 @@ LoadedModel LoadModel(const fs::path& path) {
     if (key == "name" || key == "train_length") continue;
     settings.push_back(key + "=" + value.dump());
   }
-  LoadedModel loaded{Decoder(DecoderFromJson(found.config.at("model"), found.config_path), 1),
-                     MakeSequenceTask(found.task_name, settings), found.task_name, found.weights};
-  LoadParameters(found.weights, loaded.model.Parameters());
+  nlohmann::ordered_json config = found.config.at("model");
+  std::string architecture = "decoder";
+  if (const auto name = config.find("name"); name != config.end()) {
+    if (!IsSequenceModel(*name)) {
+      throw std::runtime_error(found.config_path + ": no model of sequences: " + name->dump());
+    }
+    architecture = *name;
+    config.erase("name");
+  }
+  LoadedSequenceModel loaded{
+      MakeSequenceModel(architecture, DecoderFromJson(config, found.config_path), 1),
+      MakeSequenceTask(found.task_name, settings), found.task_name, found.weights};
+  LoadParameters(found.weights, loaded.model->Parameters());
   return loaded;
+}
+
+LoadedModel LoadModel(const fs::path& path) {
+  LoadedSequenceModel loaded = LoadSequenceModel(path);
+  auto* decoder = dynamic_cast<Decoder*>(loaded.model.get());
+  if (decoder == nullptr) {
+    throw UsageError(fmt::format("{}: expected weights of a decoder, got those of an {}",
+                                 loaded.weights.string(), loaded.model->Architecture()));
+  }
+  return {std::move(*decoder), std::move(loaded.task), loaded.task_name, loaded.weights};
 }
 
 LoadedSetModel LoadSetModel(const fs::path& path) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
+#include <string>
 
 #include "lab/nn/decoder.h"
 #include "lab/nn/set_attention.h"
@@ -10,16 +12,22 @@
 
 namespace tsallis::lab {
 
-struct LoadedModel {
-  Decoder model;
+template <class Model>
+struct Loaded {
+  Model model;
   TaskPointer task;  // as in training
   std::string task_name;
   std::filesystem::path weights;  // the file they come from
 };
+using LoadedModel = Loaded<Decoder>;
+using LoadedSequenceModel = Loaded<std::unique_ptr<SequenceModel>>;
 
 // `path`: the folder of a run, of which the best weights are taken, else the last, else the newest
 // checkpoint; or a file of weights in it. The run's config.json says what model they belong to.
 // UsageError if there is no such thing, std::runtime_error if it is damaged.
+LoadedSequenceModel LoadSequenceModel(const std::filesystem::path& path);
+
+// The same of a decoder; UsageError for a run of another model.
 LoadedModel LoadModel(const std::filesystem::path& path);
 
 struct LoadedSetModel {
@@ -34,6 +42,6 @@ LoadedSetModel LoadSetModel(const std::filesystem::path& path);
 
 // The weights that a run begins with, where they are not those of its seed: those of `path`, as
 // above, which must be of the same shapes. UsageError if there are none or they do not fit.
-void StartFrom(const std::filesystem::path& path, Decoder& model);
+void StartFrom(const std::filesystem::path& path, SequenceModel& model);
 
 }  // namespace tsallis::lab

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lab/base/errors.h"
+#include "lab/nn/decoder.h"
 #include "lab/tasks/sequence_tasks.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/train/gradient_sum.h"

@@ -8,7 +8,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
-#include "lab/nn/layer_view.h"
+#include "lab/nn/models.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/train/load_model.h"
 #include "lab/train/run_folder.h"
@@ -17,8 +17,7 @@ namespace tsallis::lab {
 
 namespace {
 
-// `model` as it is with `compute` and `head_dim` settled.
-nlohmann::ordered_json Settings(const TrainingJob& job, const DecoderConfig& model) {
+nlohmann::ordered_json Settings(const TrainingJob& job, const SequenceModel& model) {
   const Recipe& recipe = *job.recipe;
   const TaskConfig& task = recipe.task;
   nlohmann::ordered_json settings;
@@ -31,7 +30,9 @@ nlohmann::ordered_json Settings(const TrainingJob& job, const DecoderConfig& mod
   for (const auto& [key, text] : task.settings) {
     settings["task"][key] = nlohmann::ordered_json::parse(text);
   }
-  settings["model"] = ToJson(model);
+  settings["model"] = ToJson(model.Config());
+  // Folders of before there were others keep theirs.
+  if (recipe.model.name != "decoder") settings["model"]["name"] = model.Architecture();
   settings["train"] = ToJson(recipe.train);
   if (!job.start.empty() && recipe.train.start.empty()) settings["start"] = job.start.string();
   return settings;
@@ -55,7 +56,7 @@ std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, 
   return parts;
 }
 
-SequenceTraining::SequenceTraining(const TrainingJob& job, Decoder& model)
+SequenceTraining::SequenceTraining(const TrainingJob& job, SequenceModel& model)
     : recipe_(*job.recipe), seed_(job.seed), processes_(job.processes), model_(model) {
   CheckShares(recipe_.train, processes_);
 }
@@ -91,25 +92,7 @@ Trainable::Observation SequenceTraining::Observe() {
   const std::int64_t samples = std::min({kMost, recipe_.train.batch / recipe_.train.accumulate,
                                          task.Available(Split::kValidation, n)});
   if (samples < 1) return {};
-  const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kValidation, 0, samples, n);
-  Observation observed;
-  GradientOptions options;
-  options.flow = [&](std::int64_t layer, double norm) {
-    observed.insert(observed.begin(), {fmt::format("gradient {}", layer), norm});
-  };
-  model_.LossAndGradient(batch, options);
-  model_.Look(batch, [&](const LayerView& view) {
-    std::vector<HeadQuantities> heads;
-    view.Describe(heads);
-    double keys = 0.0;
-    for (const HeadQuantities& head : heads) {
-      for (const auto& [name, moments] : head) {
-        if (name == "support") keys += moments.Mean() / static_cast<double>(heads.size());
-      }
-    }
-    observed.emplace_back(fmt::format("keys {}", view.layer), keys);
-  });
-  return observed;
+  return model_.Observe(DrawBatch(task, kEvaluationSeed, Split::kValidation, 0, samples, n));
 }
 
 Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {
@@ -154,11 +137,15 @@ DecoderConfig ModelOf(const TrainingJob& job) {
   return config;
 }
 
-void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model) {
-  RunFolder(job.folder).Claim(Settings(job, model.Config()));
+std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job) {
+  return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed);
 }
 
-void TrainSequences(const TrainingJob& job, Decoder& model,
+void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model) {
+  RunFolder(job.folder).Claim(Settings(job, model));
+}
+
+void TrainSequences(const TrainingJob& job, SequenceModel& model,
                     const std::function<void(const JobStatus&)>& report,
                     const std::atomic<bool>& stop) {
   const RunFolder folder(job.folder);
@@ -175,7 +162,7 @@ void TrainSequences(const TrainingJob& job, Decoder& model,
     StartFrom(job.start, model);
   }
   SequenceTraining training(job, model);
-  Train(training, PlanOf(job, Settings(job, model.Config())), report, stop);
+  Train(training, PlanOf(job, Settings(job, model)), report, stop);
   if (job.recipe->train.validate_every == 0) return;
   if (job.processes.First()) LoadParameters(folder.BestPath(), model.Parameters());
   job.processes.Broadcast(model.FlatParameters());

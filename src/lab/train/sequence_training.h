@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "lab/nn/decoder.h"
+#include "lab/nn/sequence_model.h"
 #include "lab/train/trainer.h"
 
 namespace tsallis::lab {
@@ -17,13 +18,15 @@ namespace tsallis::lab {
 // What the folder's run computes in, by its config.json; empty if there is none.
 std::string ComputeOf(const std::filesystem::path& folder);
 
-// The job's model. A run goes on in the precision that it began in, whatever the machine: "auto"
-// is that of the folder's config.json where there is one.
+// The configuration of the job's model. A run goes on in the precision that it began in, whatever
+// the machine: "auto" is that of the folder's config.json where there is one.
 DecoderConfig ModelOf(const TrainingJob& job);
+// With the weights of the job's seed.
+std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job);
 
 // Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
 // other settings.
-void ClaimSequenceFolder(const TrainingJob& job, const Decoder& model);
+void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model);
 
 // The batch of training step `step`: samples [step * batch, (step + 1) * batch) of the seed's
 // training split, in train.accumulate parts; of every part what is this process's share.
@@ -34,7 +37,7 @@ class SequenceTraining : public Trainable {
  public:
   // `model` and the job's recipe are kept by reference. UsageError if there are more processes than
   // samples to share.
-  SequenceTraining(const TrainingJob& job, Decoder& model);
+  SequenceTraining(const TrainingJob& job, SequenceModel& model);
 
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override {
     return model_.Parameters();
@@ -42,24 +45,22 @@ class SequenceTraining : public Trainable {
   const at::Tensor& FlatParameters() const override { return model_.FlatParameters(); }
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
   StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override;
-  // At the longest length of training and at train.best_length.
-  // Of the validation samples at the longest length of training, by layer: "gradient L", how much
-  // of the loss's gradient arrives (GradientOptions::flow), and "keys L", keys that have weight,
-  // mean over heads and scored tokens (ASEntmax, figures 3 and 7).
+  // Of the model on validation samples at the longest length of training.
   Observation Observe() override;
+  // At the longest length of training and at train.best_length.
   Values Validate(const std::atomic<bool>& stop) override;
 
  private:
   const Recipe& recipe_;
   std::uint64_t seed_;
   Processes processes_;
-  Decoder& model_;
+  SequenceModel& model_;
 };
 
 // Trains the job, or goes on from its last checkpoint. `model` is the job's, with the weights of
 // its seed; it is left with the weights that count: the best where train.validate_every asks for
 // it, else the last. Throws as Train; collective as that is.
-void TrainSequences(const TrainingJob& job, Decoder& model,
+void TrainSequences(const TrainingJob& job, SequenceModel& model,
                     const std::function<void(const JobStatus&)>& report,
                     const std::atomic<bool>& stop);
 

@@ -1,0 +1,154 @@
+#include "lab/nn/blocks.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "lab/nn/decoder_kernels.h"
+#include "lab/nn/layer_attention.h"
+#include "lab/nn/maps.h"
+#include "lab/nn/row_stages.h"
+#include "tsallis/error.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+float Weight(RandomStream& random) { return Normal(random, 0.02); }
+float Zero(RandomStream&) { return 0.0F; }
+
+Tensor Normed(const Tensor& x, std::int64_t width, const Tensor& gain) {
+  return at::rms_norm(x, {width}, gain.defined() ? std::optional(1.0 + gain) : std::nullopt,
+                      kNormEpsilon);
+}
+
+}  // namespace
+
+Packed Packed::Of(const std::vector<std::vector<std::int64_t>>& sequences, std::int64_t vocabulary,
+                  const std::vector<std::int64_t>& past) {
+  std::vector<std::int64_t> tokens, positions, begins = {0};
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    std::int64_t position = past.empty() ? 0 : past[s];
+    for (const std::int64_t token : sequences[s]) {
+      if (token < 0 || token >= vocabulary) {
+        throw InvalidArgument("tokens", "0 to " + std::to_string(vocabulary - 1),
+                              std::to_string(token));
+      }
+      tokens.push_back(token);
+      positions.push_back(position++);
+    }
+    begins.push_back(static_cast<std::int64_t>(tokens.size()));
+  }
+  return {at::tensor(tokens, at::kLong), at::tensor(positions, at::kLong),
+          at::tensor(begins, at::kLong)};
+}
+
+void LeafParameters::Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw,
+                         Tensor* leaf) {
+  Leaf& made = leaves_.emplace_back(Leaf{{}, std::move(shape), leaf});
+  list_.Add({{name, made.shape, std::move(draw)}}, made.shape.back(), &made.parameter);
+}
+
+void LeafParameters::Allocate(std::uint64_t seed) {
+  list_.Allocate(seed, false);
+  for (Leaf& leaf : leaves_) {
+    *leaf.tensor = leaf.parameter.value.view(leaf.shape).detach().requires_grad_(true);
+    leaf.tensor->mutable_grad() = leaf.parameter.gradient.view(leaf.shape);
+  }
+}
+
+NormBlock::NormBlock(const DecoderConfig& config, const std::string& name,
+                     LeafParameters& parameters)
+    : width_(config.width) {
+  if (config.norm_gain) parameters.Add(name + ".weight", {width_}, Zero, &gain_);
+}
+
+Tensor NormBlock::operator()(const Tensor& x) const { return Normed(x, width_, gain_); }
+
+Residual::Residual(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
+    : before_(config, name + "norm", parameters) {
+  if (config.block == "sandwich") after_.emplace(config, name + "out_norm", parameters);
+}
+
+Tensor Residual::operator()(const Tensor& x, const std::function<Tensor(const Tensor&)>& f) const {
+  const Tensor branch = f(before_(x));
+  return x + (after_ ? (*after_)(branch) : branch);
+}
+
+FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, const std::string& name,
+                                   LeafParameters& parameters)
+    : activation_(config.activation) {
+  const std::int64_t inputs = ActivationInputs(activation_) * config.feed_forward;
+  parameters.Add(name + "up.weight", {inputs, config.width}, Weight, &up_);
+  parameters.Add(name + "down.weight", {config.width, config.feed_forward}, Weight, &down_);
+}
+
+Tensor FeedForwardBlock::operator()(const Tensor& x) const {
+  const Tensor up = at::linear(x, up_);
+  if (activation_ == "relu2") return at::linear(at::relu(up).square(), down_);
+  const std::vector<Tensor> halves = up.chunk(2, 1);
+  const Tensor gate =
+      activation_ == "silu-gated" ? at::silu(halves[0]) : at::gelu(halves[0], "tanh");
+  return at::linear(gate * halves[1], down_);
+}
+
+AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& name, bool causal,
+                               LeafParameters& parameters)
+    : config_(config.attention),
+      heads_(config.heads),
+      head_dim_(config.HeadDim()),
+      causal_(causal),
+      qk_norm_(config.qk_norm) {
+  const std::int64_t inner = heads_ * head_dim_;
+  parameters.Add(name + "query.weight", {inner, config.width}, Weight, &query_);
+  parameters.Add(name + "key_value.weight", {2 * inner, config.width}, Weight, &key_value_);
+  parameters.Add(name + "out.weight", {config.width, inner}, Weight, &out_);
+  if (config_.learn_alpha != "no") {
+    const auto first = static_cast<float>(AlphaParameter(config_));
+    parameters.Add(
+        name + "alpha", {heads_}, [first](RandomStream&) { return first; }, &alpha_);
+  }
+  if (config_.sink == "learned") parameters.Add(name + "sink", {heads_}, Zero, &sink_);
+}
+
+Tensor AttentionBlock::Heads(const Tensor& rows) const {
+  return rows.view({1, rows.size(0), heads_, head_dim_}).transpose(1, 2);
+}
+
+Tensor AttentionBlock::Queries(const Tensor& x) const {
+  const Tensor q = Heads(at::linear(x, query_));
+  return qk_norm_ ? Normed(q, head_dim_, {}) : q;
+}
+
+std::pair<Tensor, Tensor> AttentionBlock::Memory(const Tensor& memory) const {
+  const std::vector<Tensor> halves = at::linear(memory, key_value_).chunk(2, 1);
+  const Tensor k = Heads(halves[0].contiguous());
+  return {qk_norm_ ? Normed(k, head_dim_, {}) : k, Heads(halves[1].contiguous())};
+}
+
+Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor& values,
+                              const Tensor& queries_begin, const Tensor& keys_begin,
+                              const std::function<void(const Seen&)>& look) const {
+  AttentionOptions options;
+  options.map = MapNamed(config_.map);
+  options.alpha = config_.alpha;
+  if (alpha_.defined()) {
+    options.alpha_heads =
+        1.0 + (config_.learn_alpha == "sigmoid" ? at::sigmoid(alpha_) : at::softplus(alpha_));
+  }
+  options.top_k = {.k = config_.top_k, .fraction = config_.top_k_fraction};
+  options.sigmoid_bias = config_.sigmoid_bias;
+  if (config_.sink == "zero") options.sink = at::zeros({heads_});
+  if (sink_.defined()) options.sink = sink_;
+  options.causal = causal_;
+  options.cu_seqlens_q = queries_begin;
+  options.cu_seqlens_k = keys_begin;
+  if (look) look({q, keys, values, options});
+  const Tensor attended = tsallis::Attention(q, keys, values, options);
+  return at::linear(attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_);
+}
+
+}  // namespace tsallis::lab

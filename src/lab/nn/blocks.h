@@ -1,0 +1,135 @@
+// The parts of models whose gradients torch's autograd records: each is some lines over tensors of
+// rows, [rows, width], and new architectures are made of them (encoder_decoder.cc). The decoder
+// has the same parts as stages with gradients of their own, which are faster (row_chain.h).
+//
+// A block stays where it is made: its parameters are filled in by address.
+//
+// Rows of several sequences lie behind each other, without padding; `Packed` says where each
+// begins.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lab/nn/decoder_config.h"
+#include "lab/nn/parameters.h"
+#include "torch/operators.h"
+
+namespace tsallis::lab {
+
+// Sequences behind each other.
+struct Packed {
+  at::Tensor tokens;     // [rows] int64
+  at::Tensor positions;  // [rows] int64, in the row's sequence, from 0
+  at::Tensor begins;     // [sequences + 1] int64: the rows of each
+
+  // One list of tokens for each sequence, the first of which stands at position `past`[i]; `past`
+  // empty: 0. InvalidArgument for a token that `vocabulary` does not have.
+  static Packed Of(const std::vector<std::vector<std::int64_t>>& sequences, std::int64_t vocabulary,
+                   const std::vector<std::int64_t>& past = {});
+};
+
+// Learned tensors that autograd sees. Blocks declare theirs, then all are made at once.
+class LeafParameters {
+ public:
+  using Draw = std::function<float(RandomStream&)>;
+
+  // `leaf` becomes a leaf of this shape whose gradient is that of the list; it must live until
+  // Allocate().
+  void Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw, at::Tensor* leaf);
+  void Allocate(std::uint64_t seed);
+
+  const ParameterList& List() const { return list_; }
+
+ private:
+  struct Leaf {
+    Parameter parameter;
+    std::vector<std::int64_t> shape;
+    at::Tensor* tensor;
+  };
+  ParameterList list_;
+  std::deque<Leaf> leaves_;
+};
+
+// Neither copied nor moved.
+struct Fixed {
+  Fixed() = default;
+  Fixed(const Fixed&) = delete;
+  Fixed& operator=(const Fixed&) = delete;
+};
+
+// x / rms(x) (1 + gain), RMSNorm (Zhang and Sennrich 2019).
+class NormBlock : Fixed {
+ public:
+  NormBlock(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
+  at::Tensor operator()(const at::Tensor& x) const;
+
+ private:
+  std::int64_t width_;
+  at::Tensor gain_;  // [width]; undefined: none
+};
+
+// x + f(norm(x)), or x + norm(f(norm(x))) where config.block is "sandwich".
+class Residual : Fixed {
+ public:
+  Residual(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
+  at::Tensor operator()(const at::Tensor& x,
+                        const std::function<at::Tensor(const at::Tensor&)>& f) const;
+
+ private:
+  NormBlock before_;
+  std::optional<NormBlock> after_;
+};
+
+// W_d activation(W_u x), config.activation.
+class FeedForwardBlock : Fixed {
+ public:
+  FeedForwardBlock(const DecoderConfig& config, const std::string& name,
+                   LeafParameters& parameters);
+  at::Tensor operator()(const at::Tensor& x) const;
+
+ private:
+  std::string activation_;
+  at::Tensor up_, down_;  // [1 or 2 hidden, width], [width, hidden]
+};
+
+// Heads of attention: queries of x, keys and values of a memory, which is x itself or another's
+// output. How they attend is config.attention.
+class AttentionBlock : Fixed {
+ public:
+  // What one call computes, for who looks: [1, heads, rows, head_dim] each.
+  struct Seen {
+    at::Tensor q, k, v;
+    AttentionOptions options;
+  };
+
+  AttentionBlock(const DecoderConfig& config, const std::string& name, bool causal,
+                 LeafParameters& parameters);
+
+  at::Tensor Queries(const at::Tensor& x) const;  // [1, heads, rows, head_dim]
+  // Keys and values of a memory, as Queries().
+  std::pair<at::Tensor, at::Tensor> Memory(const at::Tensor& memory) const;
+  // q: of Queries(); keys, values: of Memory(). queries, keys: Packed::begins of both. [rows,
+  // width]. Causal heads see the keys up to their own place from the end of a sequence.
+  at::Tensor Attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                    const at::Tensor& queries_begin, const at::Tensor& keys_begin,
+                    const std::function<void(const Seen&)>& look = nullptr) const;
+
+ private:
+  at::Tensor Heads(const at::Tensor& rows) const;
+
+  AttentionConfig config_;
+  std::int64_t heads_, head_dim_;
+  bool causal_, qk_norm_;
+  at::Tensor query_, key_value_, out_;  // [inner, width], [2 inner, width], [width, inner]
+  at::Tensor alpha_, sink_;             // [heads] each, where they are learned
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,479 @@
+#include "lab/nn/encoder_decoder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <optional>
+
+#include "lab/base/errors.h"
+#include "lab/base/sequential_products.h"
+#include "lab/nn/decoder_kernels.h"
+#include "lab/nn/positions.h"
+#include "tsallis/error.h"
+#include "tsallis/kv_cache.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+// Rows whose logits are in memory at a time where no gradient is wanted.
+constexpr std::int64_t kLogitRows = 2048;
+
+DecoderConfig Settled(DecoderConfig config) {
+  CheckEncoderDecoder(config);
+  config.head_dim = config.HeadDim();
+  config.compute = "float32";
+  return config;
+}
+
+struct EncoderLayer {
+  EncoderLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
+      : self_residual(config, name + "attention.", parameters),
+        self(config, name + "attention.", false, parameters),
+        feed_forward_residual(config, name + "feed_forward.", parameters),
+        feed_forward(config, name + "feed_forward.", parameters) {}
+
+  Residual self_residual;
+  AttentionBlock self;
+  Residual feed_forward_residual;
+  FeedForwardBlock feed_forward;
+};
+
+struct TargetLayer {
+  TargetLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
+      : self_residual(config, name + "attention.", parameters),
+        self(config, name + "attention.", true, parameters),
+        context_residual(config, name + "context.", parameters),
+        context(config, name + "context.", false, parameters),
+        feed_forward_residual(config, name + "feed_forward.", parameters),
+        feed_forward(config, name + "feed_forward.", parameters) {}
+
+  Residual self_residual;
+  AttentionBlock self;
+  Residual context_residual;
+  AttentionBlock context;
+  Residual feed_forward_residual;
+  FeedForwardBlock feed_forward;
+};
+
+// A batch as the model reads it.
+struct Samples {
+  Packed source, target;
+  std::vector<std::int64_t> label;     // [rows of target], or kNotScored
+  std::vector<std::int64_t> sequence;  // [rows of target]
+};
+
+Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary) {
+  const Tensor tokens = batch.tokens.contiguous(), labels = batch.labels.contiguous();
+  const std::int64_t count = tokens.size(0), n = tokens.size(1);
+  std::vector<std::vector<std::int64_t>> sources, targets;
+  Samples samples;
+  for (std::int64_t b = 0; b < count; ++b) {
+    const std::int64_t length =
+        batch.lengths.defined() ? batch.lengths.const_data_ptr<std::int64_t>()[b] : n;
+    const std::int64_t* token = tokens.const_data_ptr<std::int64_t>() + b * n;
+    const std::int64_t* label = labels.const_data_ptr<std::int64_t>() + b * n;
+    const std::int64_t* first =
+        std::find_if(label, label + length, [](std::int64_t l) { return l != kNotScored; });
+    const std::int64_t split = first - label;
+    if (split == 0 || split == length) {
+      throw InvalidArgument("labels",
+                            "samples that begin with tokens that are not scored, the source, and "
+                            "go on with some that are",
+                            split == 0 ? "one whose first is" : "one where none is");
+    }
+    sources.emplace_back(token, token + split);
+    targets.emplace_back(token + split, token + length);
+    samples.label.insert(samples.label.end(), label + split, label + length);
+    samples.sequence.insert(samples.sequence.end(), static_cast<std::size_t>(length - split), b);
+  }
+  samples.source = Packed::Of(sources, vocabulary);
+  samples.target = Packed::Of(targets, vocabulary);
+  return samples;
+}
+
+[[noreturn]] void Refuse(const std::string& key, const std::string& what) {
+  throw UsageError(key + ": " + what);
+}
+
+}  // namespace
+
+void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path) {
+  CheckDecoder(config, path);
+  const AttentionConfig& attention = config.attention;
+  const std::string key = path + ".attention";
+  const std::string of = " with model \"encoder-decoder\"";
+  const std::string& positions = attention.positions.kind;
+  if (positions != "nope" && positions != "sinusoidal") {
+    Refuse(key + ".positions.kind",
+           "expected \"nope\" or \"sinusoidal\"" + of + ", got \"" + positions + "\"");
+  }
+  if (attention.map == "stick-breaking") {
+    Refuse(key + ".map",
+           "expected a map that needs no order of keys" + of + ", got \"stick-breaking\"");
+  }
+  if (attention.length_scaling.kind != "none") {
+    Refuse(key + ".length_scaling.kind",
+           "expected \"none\"" + of + ", got \"" + attention.length_scaling.kind + "\"");
+  }
+  if (attention.pattern.kind != "none") {
+    Refuse(key + ".pattern.kind",
+           "expected \"none\"" + of + ", got \"" + attention.pattern.kind + "\"");
+  }
+  if (attention.scale_invariant) Refuse(key + ".scale_invariant", "expected none" + of);
+  if (!config.overrides.empty()) Refuse(path + ".override", "expected none" + of);
+  if (config.compute == "bfloat16") {
+    Refuse(path + ".compute", "expected \"auto\" or \"float32\"" + of + ", got \"bfloat16\"");
+  }
+}
+
+struct EncoderDecoder::State {
+  using Look = std::function<void(const PackedAttention&)>;
+  using SeenLook = std::function<void(const AttentionBlock::Seen&)>;
+
+  State(const DecoderConfig& given, std::uint64_t seed) : config(Settled(given)) {
+    const std::int64_t width = config.width;
+    parameters.Add(
+        "embedding.weight", {config.vocabulary, width},
+        [](RandomStream& random) { return Normal(random, 0.02); }, &embedding);
+    for (std::int64_t l = 0; l < config.layers; ++l) {
+      encoder.emplace_back(config, fmt::format("encoder.{}.", l), parameters);
+    }
+    memory_norm.emplace(config, "encoder.norm", parameters);
+    for (std::int64_t l = 0; l < config.layers; ++l) {
+      decoder.emplace_back(config, fmt::format("decoder.{}.", l), parameters);
+    }
+    norm.emplace(config, "norm", parameters);
+    parameters.Allocate(seed);
+  }
+
+  Tensor Embed(const Packed& rows) {
+    Tensor x = at::embedding(embedding, rows.tokens);
+    if (config.embedding == "scaled") x = x * std::sqrt(static_cast<double>(config.width));
+    if (config.embedding == "normed") x = at::rms_norm(x, {config.width}, {}, kNormEpsilon);
+    if (config.attention.positions.kind != "sinusoidal" || rows.tokens.size(0) == 0) return x;
+    const std::int64_t length = rows.positions.max().item<std::int64_t>() + 1;
+    if (!sinusoids.defined() || sinusoids.size(0) < length) {
+      sinusoids = Sinusoids(2 * length, config.width, config.attention.positions.base);
+    }
+    return x + sinusoids.index_select(0, rows.positions);
+  }
+
+  // What shows a layer's attention, where somebody looks.
+  static SeenLook Shown(const Look& look, const char* kind, std::size_t layer,
+                        const Tensor& queries_begin, const Tensor& keys_begin) {
+    if (!look) return nullptr;
+    return [=, &look, &queries_begin, &keys_begin](const AttentionBlock::Seen& seen) {
+      look({kind, static_cast<std::int64_t>(layer), seen, queries_begin, keys_begin});
+    };
+  }
+
+  Tensor Encode(const Packed& source, const Look& look) {
+    Tensor x = Embed(source);
+    for (std::size_t l = 0; l < encoder.size(); ++l) {
+      const EncoderLayer& layer = encoder[l];
+      x = layer.self_residual(x, [&](const Tensor& in) {
+        const auto [k, v] = layer.self.Memory(in);
+        return layer.self.Attend(layer.self.Queries(in), k, v, source.begins, source.begins,
+                                 Shown(look, "encoder", l, source.begins, source.begins));
+      });
+      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+    }
+    return (*memory_norm)(x);
+  }
+
+  // Of every row of the target, before the last norm.
+  Tensor Decode(const Packed& target, const Packed& source, const Tensor& memory,
+                const Look& look) {
+    Tensor x = Embed(target);
+    for (std::size_t l = 0; l < decoder.size(); ++l) {
+      const TargetLayer& layer = decoder[l];
+      x = layer.self_residual(x, [&](const Tensor& in) {
+        const auto [k, v] = layer.self.Memory(in);
+        return layer.self.Attend(layer.self.Queries(in), k, v, target.begins, target.begins,
+                                 Shown(look, "decoder", l, target.begins, target.begins));
+      });
+      x = layer.context_residual(x, [&](const Tensor& in) {
+        const auto [k, v] = layer.context.Memory(memory);
+        return layer.context.Attend(layer.context.Queries(in), k, v, target.begins, source.begins,
+                                    Shown(look, "context", l, target.begins, source.begins));
+      });
+      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+    }
+    return x;
+  }
+
+  Tensor Logits(const Tensor& x) const { return at::linear((*norm)(x), embedding); }
+
+  Tensor Run(const Samples& samples, const Look& look = nullptr) {
+    const Tensor memory = Encode(samples.source, look);
+    return Decode(samples.target, samples.source, memory, look);
+  }
+
+  DecoderConfig config;
+  LeafParameters parameters;
+  Tensor embedding;
+  std::deque<EncoderLayer> encoder;
+  std::optional<NormBlock> memory_norm;
+  std::deque<TargetLayer> decoder;
+  std::optional<NormBlock> norm;
+  Tensor sinusoids;  // [positions so far, width]
+};
+
+namespace {
+
+// Of the scored rows alone; losses and best tokens stand at theirs.
+SequenceScore ScoreOf(const Samples& samples, std::int64_t sequences, const Tensor& losses,
+                      const Tensor& best) {
+  std::vector<float> loss;
+  std::vector<std::int64_t> said, label, sequence;
+  for (std::size_t i = 0; i < samples.label.size(); ++i) {
+    if (samples.label[i] == kNotScored) continue;
+    loss.push_back(losses.const_data_ptr<float>()[i]);
+    said.push_back(best.const_data_ptr<std::int64_t>()[i]);
+    label.push_back(samples.label[i]);
+    sequence.push_back(samples.sequence[i]);
+  }
+  return SequenceScore::Of(sequences, std::move(loss), said, label, sequence);
+}
+
+// Cross-entropy of each row, 0 where it is not scored.
+Tensor Losses(const Tensor& logits, const Tensor& labels) {
+  return at::cross_entropy_loss(logits, labels, {}, at::Reduction::None, kNotScored);
+}
+
+}  // namespace
+
+EncoderDecoder::EncoderDecoder(const DecoderConfig& config, std::uint64_t seed)
+    : state_(std::make_unique<State>(config, seed)) {}
+EncoderDecoder::~EncoderDecoder() = default;
+
+const DecoderConfig& EncoderDecoder::Config() const { return state_->config; }
+const Tensor& EncoderDecoder::FlatParameters() const { return state_->parameters.List().Flat(); }
+const Tensor& EncoderDecoder::FlatGradients() const {
+  return state_->parameters.List().FlatGradients();
+}
+const std::vector<std::pair<std::string, Tensor>>& EncoderDecoder::Parameters() const {
+  return state_->parameters.List().Named();
+}
+
+SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
+                                              const GradientOptions& options) {
+  const SequentialProducts guard;
+  const Samples samples = SamplesOf(batch, state_->config.vocabulary);
+  if (!options.accumulate) FlatGradients().zero_();
+  const Tensor logits = state_->Logits(state_->Run(samples));
+  const Tensor losses = Losses(logits, at::tensor(samples.label, at::kLong));
+  SequenceScore score = ScoreOf(samples, batch.tokens.size(0), losses.detach().contiguous(),
+                                logits.detach().argmax(1));
+  const std::int64_t denominator = options.denominator > 0 ? options.denominator : score.scored;
+  (losses.sum() / static_cast<double>(std::max<std::int64_t>(1, denominator))).backward();
+  if (options.ready) options.ready(0, FlatGradients().numel());
+  return score;
+}
+
+SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) {
+  const SequentialProducts guard;
+  const c10::NoGradGuard no_gradient;
+  const Samples samples = SamplesOf(batch, state_->config.vocabulary);
+  const Tensor x = state_->Run(samples);
+  const Tensor labels = at::tensor(samples.label, at::kLong);
+  std::vector<Tensor> losses, best;
+  for (std::int64_t begin = 0; begin < x.size(0); begin += kLogitRows) {
+    const std::int64_t count = std::min(kLogitRows, x.size(0) - begin);
+    const Tensor logits = state_->Logits(x.narrow(0, begin, count));
+    losses.push_back(Losses(logits, labels.narrow(0, begin, count)));
+    best.push_back(logits.argmax(1));
+  }
+  return ScoreOf(samples, batch.tokens.size(0), at::cat(losses), at::cat(best));
+}
+
+void EncoderDecoder::Look(const TokenBatch& batch,
+                          const std::function<void(const PackedAttention&)>& look) {
+  const SequentialProducts guard;
+  const c10::NoGradGuard no_gradient;
+  state_->Run(SamplesOf(batch, state_->config.vocabulary), look);
+}
+
+// Keys and values of every layer: of the source once, for all that is forked from it; of the target
+// in tensors that are never written to, so that forks share them.
+class EncoderDecoder::Growing : public GrowingSequences {
+ public:
+  Growing(State& state, std::int64_t max_bytes) : state_(state), max_bytes_(max_bytes) {}
+
+  Sequence Create() override {
+    sequences_.emplace(next_, Text());
+    return next_++;
+  }
+  Sequence Fork(Sequence sequence) override {
+    const Text& text = At(sequence);
+    sequences_.emplace(next_, text);
+    return next_++;
+  }
+  void Free(Sequence sequence) override {
+    At(sequence);
+    sequences_.erase(sequence);
+  }
+
+  Tensor Extend(const std::vector<Sequence>& sequences,
+                const std::vector<std::vector<std::int64_t>>& tokens) override {
+    const SequentialProducts guard;
+    const c10::NoGradGuard no_gradient;
+    if (tokens.size() != sequences.size()) {
+      throw InvalidArgument("tokens", std::to_string(sequences.size()) + " lists, one a sequence",
+                            std::to_string(tokens.size()));
+    }
+    if (sequences.empty()) return at::empty({0, state_.config.vocabulary});
+    std::vector<Text> grown;
+    std::vector<std::vector<std::int64_t>> target = tokens;
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+      if (std::count(sequences.begin(), sequences.end(), sequences[s]) > 1) {
+        throw InvalidArgument("sequences", "each once", std::to_string(sequences[s]) + " again");
+      }
+      grown.push_back(At(sequences[s]));
+      if (target[s].empty()) {
+        throw InvalidArgument(fmt::format("tokens[{}]", s), "one token or more", "none");
+      }
+      if (grown[s].source) continue;
+      if (target[s].size() < 2) {
+        throw InvalidArgument(fmt::format("tokens[{}]", s),
+                              "a source and the token that the target begins with",
+                              std::to_string(target[s].size()) + " tokens");
+      }
+      grown[s].source = Read({target[s].begin(), target[s].end() - 1});
+      target[s] = {target[s].back()};
+    }
+    const Tensor logits = Decode(grown, target);
+    CheckBytes(sequences, grown);
+    for (std::size_t s = 0; s < sequences.size(); ++s) At(sequences[s]) = std::move(grown[s]);
+    return logits;
+  }
+
+ private:
+  struct KeysValues {
+    Tensor k, v;  // [1, heads, tokens, head_dim]
+  };
+  using Layers = std::vector<KeysValues>;
+  struct Text {
+    std::shared_ptr<const Layers> source;  // null: nothing is read yet
+    Layers target;                         // empty before the first token
+    std::int64_t tokens = 0;               // of the target
+  };
+
+  Text& At(Sequence sequence) {
+    const auto found = sequences_.find(sequence);
+    if (found == sequences_.end()) {
+      throw InvalidArgument("sequence", "one that is there", std::to_string(sequence));
+    }
+    return found->second;
+  }
+
+  std::shared_ptr<const Layers> Read(const std::vector<std::int64_t>& source) {
+    const Tensor memory = state_.Encode(Packed::Of({source}, state_.config.vocabulary), nullptr);
+    auto layers = std::make_shared<Layers>();
+    for (const TargetLayer& layer : state_.decoder) {
+      const auto [k, v] = layer.context.Memory(memory);
+      layers->push_back({k, v});
+    }
+    return layers;
+  }
+
+  // One tensor of all sequences' tokens behind each other, and where each begins.
+  static std::pair<KeysValues, Tensor> Joined(const std::vector<KeysValues>& parts) {
+    std::vector<Tensor> k, v;
+    std::vector<std::int64_t> begins = {0};
+    for (const KeysValues& part : parts) {
+      k.push_back(part.k);
+      v.push_back(part.v);
+      begins.push_back(begins.back() + part.k.size(2));
+    }
+    return {{at::cat(k, 2), at::cat(v, 2)}, at::tensor(begins, at::kLong)};
+  }
+
+  // Adds the tokens to the texts; the logits behind the last of each.
+  Tensor Decode(std::vector<Text>& texts, const std::vector<std::vector<std::int64_t>>& tokens) {
+    std::vector<std::int64_t> past;
+    for (const Text& text : texts) past.push_back(text.tokens);
+    const Packed rows = Packed::Of(tokens, state_.config.vocabulary, past);
+    const std::int64_t* begins = rows.begins.const_data_ptr<std::int64_t>();
+    Tensor x = state_.Embed(rows);
+    for (std::size_t l = 0; l < state_.decoder.size(); ++l) {
+      const TargetLayer& layer = state_.decoder[l];
+      x = layer.self_residual(x, [&](const Tensor& in) {
+        const auto [k, v] = layer.self.Memory(in);
+        std::vector<KeysValues> all;
+        for (std::size_t s = 0; s < texts.size(); ++s) {
+          const std::int64_t count = begins[s + 1] - begins[s];
+          KeysValues own = {k.narrow(2, begins[s], count), v.narrow(2, begins[s], count)};
+          Layers& target = texts[s].target;
+          if (target.size() > l) {
+            own = {at::cat({target[l].k, own.k}, 2), at::cat({target[l].v, own.v}, 2)};
+            target[l] = own;
+          } else {
+            target.push_back(own);
+          }
+          all.push_back(own);
+        }
+        const auto [joined, keys_begin] = Joined(all);
+        return layer.self.Attend(layer.self.Queries(in), joined.k, joined.v, rows.begins,
+                                 keys_begin);
+      });
+      x = layer.context_residual(x, [&](const Tensor& in) {
+        std::vector<KeysValues> all;
+        for (const Text& text : texts) all.push_back((*text.source)[l]);
+        const auto [joined, keys_begin] = Joined(all);
+        return layer.context.Attend(layer.context.Queries(in), joined.k, joined.v, rows.begins,
+                                    keys_begin);
+      });
+      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+    }
+    for (std::size_t s = 0; s < texts.size(); ++s) {
+      texts[s].tokens += static_cast<std::int64_t>(tokens[s].size());
+    }
+    return state_.Logits(x.index_select(0, rows.begins.slice(0, 1) - 1));
+  }
+
+  static std::int64_t Bytes(const Layers& layers) {
+    std::int64_t bytes = 0;
+    for (const KeysValues& layer : layers) {
+      bytes += static_cast<std::int64_t>(layer.k.nbytes() + layer.v.nbytes());
+    }
+    return bytes;
+  }
+
+  // With the grown texts in place of what they were.
+  void CheckBytes(const std::vector<Sequence>& sequences, const std::vector<Text>& grown) const {
+    if (max_bytes_ == 0) return;
+    std::map<const Layers*, std::int64_t> sources;
+    std::int64_t bytes = 0;
+    const auto add = [&](const Text& text) {
+      bytes += Bytes(text.target);
+      if (text.source) sources[text.source.get()] = Bytes(*text.source);
+    };
+    for (const auto& [sequence, text] : sequences_) {
+      const auto at = std::find(sequences.begin(), sequences.end(), sequence);
+      add(at == sequences.end() ? text : grown[static_cast<std::size_t>(at - sequences.begin())]);
+    }
+    for (const auto& [source, count] : sources) bytes += count;
+    if (bytes > max_bytes_)
+      throw CacheFull(
+          fmt::format("the texts need {} bytes, expected at most {}", bytes, max_bytes_));
+  }
+
+  State& state_;
+  std::int64_t max_bytes_;
+  std::map<Sequence, Text> sequences_;
+  Sequence next_ = 0;
+};
+
+std::unique_ptr<GrowingSequences> EncoderDecoder::Grow(std::int64_t max_bytes) {
+  return std::make_unique<Growing>(*state_, max_bytes);
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,22 @@
+// Models of sequences by the names that recipes have for them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "lab/nn/sequence_model.h"
+
+namespace tsallis::lab {
+
+// Whether recipes have a model of sequences of this name.
+bool IsSequenceModel(const std::string& name);
+
+// `architecture`: "decoder" or "encoder-decoder". UsageError as the models' own checks;
+// std::logic_error for another name.
+void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
+                        const std::string& path = "model");
+std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
+                                                 const DecoderConfig& config, std::uint64_t seed);
+
+}  // namespace tsallis::lab

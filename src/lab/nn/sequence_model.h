@@ -1,0 +1,117 @@
+// A model of sequences: what is trained on batches of tokens, asked about them, and writes on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lab/nn/decoder_config.h"
+#include "lab/tasks/metric.h"
+#include "lab/tasks/token_batch.h"
+
+namespace tsallis::lab {
+
+// Sums over the scored positions of a batch.
+struct SequenceScore {
+  double loss = 0.0;        // cross-entropy, nats: a sum; Mean() is what training minimises
+  std::int64_t scored = 0;  // positions
+  std::int64_t hits = 0;    // positions whose label has the largest logit (the first of equals)
+  std::int64_t sequences = 0;
+  std::int64_t exact = 0;  // sequences with a hit at every scored position
+  // Of every sequence, whether it is exact.
+  std::vector<bool> is_exact;
+  std::vector<float> losses;  // [scored], nats
+
+  // Of rows in the order of their sequences: the loss of each, the token of its largest logit, its
+  // label, and its sequence.
+  static SequenceScore Of(std::int64_t sequences, std::vector<float> losses,
+                          const std::vector<std::int64_t>& best,
+                          const std::vector<std::int64_t>& label,
+                          const std::vector<std::int64_t>& sequence);
+
+  // As a task counts.
+  Answers Of(Scoring scoring) const {
+    return scoring == Scoring::kExact ? Answers{sequences, exact, loss}
+                                      : Answers{scored, hits, loss};
+  }
+
+  double Mean() const { return scored == 0 ? 0.0 : loss / static_cast<double>(scored); }
+};
+
+struct GradientOptions {
+  // What the sum of the loss is divided by; 0: the scored positions of this batch. With several
+  // batches or processes a step, the scored positions of all of them.
+  std::int64_t denominator = 0;
+  bool accumulate = false;  // adds to FlatGradients() instead of replacing it
+  // Logits that stand in memory at a time, at least those of 4 096 rows. Where the batch has more,
+  // the decoder's head goes forward and back piece by piece.
+  std::int64_t logits = std::int64_t{1} << 28;
+  // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the
+  // front, on the calling thread.
+  std::function<void(std::int64_t begin, std::int64_t end)> ready;
+  // The decoder: called from the last layer to the first, on the calling thread: the Euclidean norm
+  // of the loss's gradient with respect to a token's residual stream where layer `layer` reads it,
+  // mean over the tokens of the batch.
+  std::function<void(std::int64_t layer, double norm)> flow;
+};
+
+// Sequences that a model has read and goes on from: what it needs of their tokens is kept.
+class GrowingSequences {
+ public:
+  using Sequence = std::int64_t;
+
+  virtual ~GrowingSequences() = default;
+
+  // One without tokens.
+  virtual Sequence Create() = 0;
+  // One with the tokens of another.
+  virtual Sequence Fork(Sequence sequence) = 0;
+  virtual void Free(Sequence sequence) = 0;
+
+  // Adds tokens to sequences, one list of one or more for each; [sequences, vocabulary] float32:
+  // the logits behind the last token of each. Throws CacheFull and InvalidArgument, and then no
+  // sequence has changed.
+  virtual at::Tensor Extend(const std::vector<Sequence>& sequences,
+                            const std::vector<std::vector<std::int64_t>>& tokens) = 0;
+};
+
+class SequenceModel {
+ public:
+  virtual ~SequenceModel() = default;
+
+  // Of Models() in lab/config/catalogue.h.
+  virtual const char* Architecture() const = 0;
+  // As given, but with `compute` and `head_dim` settled.
+  virtual const DecoderConfig& Config() const = 0;
+
+  // Loss and its gradient, which replaces or joins FlatGradients().
+  virtual SequenceScore LossAndGradient(const TokenBatch& batch,
+                                        const GradientOptions& options) = 0;
+  // The loss alone.
+  virtual SequenceScore Evaluate(const TokenBatch& batch) = 0;
+
+  // max_bytes: of all sequences together at most; 0: no limit. UsageError for a model that cannot
+  // go on from what it has read.
+  virtual std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes) = 0;
+
+  // Numbers that show how the model grows, on a batch of validation samples, by name; none: there
+  // is nothing to see. Leaves no trace but in FlatGradients().
+  virtual std::vector<std::pair<std::string, double>> Observe(const TokenBatch& /*batch*/) {
+    return {};
+  }
+
+  // All parameters, and their gradients, in one piece of memory each; a parameter starts at a
+  // multiple of 64 bytes, the gaps stay zero. Who writes parameters through a pointer tells
+  // MarkChanged() (parameters.h).
+  virtual const at::Tensor& FlatParameters() const = 0;
+  virtual const at::Tensor& FlatGradients() const = 0;
+  // Named views into FlatParameters.
+  virtual const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const = 0;
+};
+
+}  // namespace tsallis::lab
