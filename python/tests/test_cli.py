@@ -248,6 +248,18 @@ def test_version():
         (["eval", "/dev", "--lengths", "8"], "/dev: no weights in this folder"),
         (["task", "sort", "--length", "0"], "length: expected 1 to"),
         (["task", "sort", "symbol=3"], 'symbol: unknown key; did you mean "symbols"?'),
+        (["data", "prepare", "x", "--from", "none", "--pairs", "en,de"], "none: no such file or"),
+        *(
+            (["data", "prepare", "x", "--from", ".", "--pairs", pairs], "--pairs: expected two")
+            for pairs in ("en", "en,", ",de", "en,en", "en,de,fr", ".en,.de")
+        ),
+        (["data", "prepare", "linux", "--pairs", "en,de"], "--pairs: linux is no parallel text"),
+        (["data", "prepare", "german", "--skip-bad"], "--skip-bad: german is parallel text"),
+        (["data", "prepare", "x", "--from", ".", "--pairs", "en,de", "--skip-bad"], "--skip-bad:"),
+        (
+            ["data", "prepare", "x", "--from", ".", "--pairs", "en,de", "--extension", ".en"],
+            "--extension: with --pairs the endings are en,de, got .en",
+        ),
         (["train", "copy", "train.lrr=1"], 'train.lrr: unknown key; did you mean "lr"?'),
         (["train", "copy", "--method", "sofmax-nape"], 'did you mean "softmax-nape"?'),
         (["eval", "no-such-folder", "--lengths", "8"], "no-such-folder: no such file or folder"),
@@ -937,6 +949,37 @@ def test_the_papers_language_models_take_ten_steps_at_a_small_width(tmp_path):
     assert len(rows) == 4
     # Ten steps are enough to leave the loss of equal tokens, ln 50304.
     assert all(3.0 < row["mean"] < 10.0 for row in rows)
+
+
+def test_parallel_text_becomes_a_task(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for part in ("train", "dev", "test"):
+        lines = [f"the word {i} of {part}" for i in range(40)]
+        (texts / f"{part}.en").write_text("\n".join(lines))
+        (texts / f"{part}.de").write_text("\n".join(line[::-1] for line in lines))
+    prepare = ("data", "prepare", "words", "--from", "texts", "--folder", "corpus")
+    made = run(*prepare, "--pairs", "en,de", "--tokenizer", "bpe:300", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "3 files, 0 left out" in made.stdout
+    assert "pairs of en and de: 40 train, 40 validation, 40 test" in made.stdout
+    again = run(*prepare, "--pairs", "en,de", "--tokenizer", "bpe:300", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["pairs"] == [40, 40, 40]
+    assert not json.loads(again.stdout)["made"]
+
+    ask = ("task", "translation", "corpus=./corpus", "vocabulary=300", "--length", "40")
+    shown = run(*ask, "--split", "test", "--samples", "2", cwd=tmp_path)
+    assert "  reads <bos>the word 1 of test<sep>\n" in shown.stdout
+    assert f"  says  {'the word 1 of test'[::-1]}<eos>\n" in shown.stdout
+    export = run(*ask, "--samples", "4", "--export", "pairs.txt", cwd=tmp_path)
+    assert export.returncode == 0, export.stderr
+    rows = (tmp_path / "pairs.txt").read_text().splitlines()
+    assert [row.count("\t") for row in rows] == [1] * 4
+
+    text = ("task", "text", "corpus=./corpus", "vocabulary=300", "--length", "8")
+    running = run(*text, cwd=tmp_path)
+    assert running.returncode == 2
+    assert "expected text that runs on, got pairs of sentences, en and de" in running.stderr
 
 
 def test_study_writes_data_figures_and_pages(tmp_path):

@@ -1,4 +1,4 @@
-"""``tsallis data prepare linux`` and ``english``: files that come in packages."""
+"""``tsallis data prepare linux``, ``english`` and ``german``: files that come in packages."""
 
 import gzip
 import io
@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 
 import pytest
+from test_catalogues import OPEN, SAVE, mo
 
 from tsallis_text import sources
 
@@ -19,16 +20,22 @@ def tar(files, mode="w"):
     with tarfile.open(fileobj=memory, mode=mode) as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                member.type, member.linkname, content = tarfile.SYMTYPE, content, b""
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return memory.getvalue()
 
 
 def write_deb(path, files):
-    """A package as dpkg-deb reads it: an archive of ar with two of tar."""
+    """A package as dpkg-deb reads it: an archive of ar with two of tar.
+
+    Text in the place of a file's content is where a link points.
+    """
+    control = "Package: p\nVersion: 1:2.0-1\nArchitecture: all\nMaintainer: m\nDescription: d\n"
     parts = {
         "debian-binary": b"2.0\n",
-        "control.tar": tar({"./control": b"Package: p\nVersion: 1\n"}),
+        "control.tar": tar({"./control": control.encode()}),
         "data.tar": tar({f"./{name}": content for name, content in files.items()}),
     }
     with path.open("wb") as out:
@@ -105,6 +112,80 @@ def test_english_is_cut_into_documents(archives, tmp_path):
     assert text == "".join(f"{i} good\n" for i in range(60_000))
     assert (tmp_path / "english" / pieces[1]).read_text().split("\n")[0].endswith(" good")
     assert "\r" not in (tmp_path / "english/shakespeare/a_gut.txt").read_text()
+
+
+DE = "usr/share/locale/de/LC_MESSAGES"
+GERMAN = {
+    # The catalogue of gcc stands for those that are trained on.
+    "coreutils": {f"{DE}/coreutils.mo": mo(dict([OPEN]), "ISO-8859-1")},
+    "gawk": {f"{DE}/gawk.mo": mo(dict([SAVE]))},
+    "gcc-12-locales": {
+        f"{DE}/gcc-12.mo": mo({**dict([OPEN, SAVE]), "This one is new here": "Das hier ist neu"}),
+        f"{DE}/bad.mo": mo(dict([OPEN]), "UTF-8", "ISO-8859-1"),
+        "usr/share/locale/fr/LC_MESSAGES/gcc-12.mo": b"French",
+        "usr/share/doc/gcc-12-locales": "gcc-12-base",
+    },
+}
+
+
+@pytest.fixture
+def german_archives(monkeypatch):
+    packages = {**GERMAN, "gcc-12-base": {}}
+
+    def debian(package, folder):
+        path = folder / f"{package}_1_all.deb"
+        terms = {f"usr/share/doc/{package}/copyright": f"terms of {package}".encode()}
+        write_deb(path, (terms if package != "gcc-12-locales" else {}) | packages[package])
+        return path
+
+    real = sources._run
+
+    def run(arguments, folder):
+        if arguments[0] == "apt-cache":
+            return "gcc\n  Depends: cpp\n  Depends: gcc-12\n  Suggests: gcc-doc\n"
+        return real(arguments, folder)
+
+    monkeypatch.setattr(sources, "GERMAN", ("coreutils", "gawk", "gcc-*-locales"))
+    monkeypatch.setattr(sources, "debian", debian)
+    monkeypatch.setattr(sources, "_run", run)
+    return packages
+
+
+def test_german_holds_catalogues_out(german_archives, tmp_path, capsys):
+    folder = tmp_path / "german"
+    sources.fetch("german", folder)
+    assert "left out: gcc-12-locales's bad.mo: its text is not utf-8" in capsys.readouterr().out
+    text = {name: (folder / name).read_text() for name in files_of(folder)}
+    licences = text.pop("LICENCES")
+    assert text == {
+        "test/coreutils.en": OPEN[0] + "\n",
+        "test/coreutils.de": OPEN[1] + "\n",
+        "validation/gawk.en": SAVE[0] + "\n",
+        "validation/gawk.de": SAVE[1] + "\n",
+        "train/gcc-12.en": "This one is new here\n",
+        "train/gcc-12.de": "Das hier ist neu\n",
+        "copyright/coreutils": "terms of coreutils",
+        "copyright/gawk": "terms of gawk",
+        "copyright/gcc-12-locales": "terms of gcc-12-base",
+    }
+    assert "gcc-12-locales 1:2.0-1: copyright/gcc-12-locales\n" in licences
+    made_of = json.loads((tmp_path / "german.json").read_text())
+    assert "gcc-12-base_1_all.deb" in [package["file"] for package in made_of]
+
+
+def test_a_package_without_its_catalogue_or_terms_is_named(german_archives, tmp_path):
+    catalogue = german_archives.pop("gawk")
+    german_archives["gawk"] = {"usr/share/locale/fr/LC_MESSAGES/gawk.mo": b"French"}
+    with pytest.raises(sources.SourceError, match="gawk: expected German catalogues"):
+        sources.fetch("german", tmp_path / "german")
+    german_archives["gawk"] = catalogue | {f"{DE}/coreutils.mo": mo(dict([OPEN]))}
+    with pytest.raises(sources.SourceError, match="gawk: its catalogue coreutils is in another"):
+        sources.fetch("german", tmp_path / "german")
+    german_archives["gawk"] = catalogue
+    german_archives["gcc-12-base"]["usr/share/doc/gcc-12-base"] = "gcc"
+    with pytest.raises(sources.SourceError, match="gcc-12-locales: its copyright file is in none"):
+        sources.fetch("german", tmp_path / "german")
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_cannot_be_had_is_named(monkeypatch, tmp_path):

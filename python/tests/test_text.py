@@ -1,6 +1,8 @@
 """``tsallis_text``: what the program's tokens are made by."""
 
 import io
+import json
+import math
 import struct
 import subprocess
 import sys
@@ -8,10 +10,11 @@ from array import array
 from pathlib import Path
 
 import pytest
+import sacrebleu
 import sentencepiece
 from tokenizers import Tokenizer
 
-from tsallis_text.__main__ import Refused, decode, encode, train
+from tsallis_text.__main__ import Refused, decode, encode, score, train
 
 PYTHON = Path(__file__).resolve().parents[1]
 TEXTS = ["Sharp attention.\n", "", "Aufmerksamkeit läßt nach – oder nicht?\n", "1234567\n" * 9]
@@ -88,6 +91,35 @@ def test_what_is_no_tokenizer_is_named(tmp_path):
             (tmp_path / name).write_text(content)
         with pytest.raises(Refused, match=why):
             encoded(tmp_path / name)
+
+
+def scored(hypotheses: list[str], references: list[str]) -> dict:
+    target = io.BytesIO()
+    asked = json.dumps({"hypotheses": hypotheses, "references": references})
+    score(io.BytesIO(message(asked)), target)
+    nothing, scores = answers(target.getvalue())
+    assert nothing == b""
+    return json.loads(scores)
+
+
+def test_translations_are_scored_as_sacrebleu_does():
+    perfect = scored(["Aufmerksamkeit läßt nicht nach ."], ["Aufmerksamkeit läßt nicht nach ."])
+    assert perfect["bleu"] == pytest.approx(100)
+    assert perfect["chrf"] == pytest.approx(100)
+    version = f"version:{sacrebleu.__version__}"
+    assert perfect["signature"] == (
+        f"BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|{version}, "
+        f"chrF2|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|{version}"
+    )
+    # All n-grams are there, of six words for eight: the penalty of length alone.
+    short = scored(["a b c d e f"], ["a b c d e f g h"])
+    assert short["bleu"] == pytest.approx(100 * math.exp(1 - 8 / 6))
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
+    with pytest.raises(Refused, match="BLEU needs the Python package sacrebleu"):
+        score(io.BytesIO(), io.BytesIO())
 
 
 def test_errors_reach_the_other_end(tmp_path):

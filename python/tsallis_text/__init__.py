@@ -1,1 +1,1 @@
-"""Text as tokens, for ``tsallis data prepare --tokenizer`` (src/lab/text/tokenizer.h)."""
+"""Text as tokens, and what translations are worth, for the program (src/lab/text/)."""

@@ -1,9 +1,12 @@
-"""Encodes texts, or trains a tokenizer on them, for the program on the other end of a socket.
+"""Encodes texts, trains a tokenizer on them or scores translations, for the program on the other
+end of a socket.
 
 ``python -m tsallis_text encode FILE`` answers with the number of tokens in the vocabulary, then
 every text with its tokens (uint32); ``python -m tsallis_text decode FILE`` answers tokens with
 their text in the same way. ``python -m tsallis_text train SIZE FILE`` answers with
-nothing, reads texts up to an empty one, writes FILE and answers once more. A message is its length
+nothing, reads texts up to an empty one, writes FILE and answers once more. ``python -m tsallis_text
+score`` answers with nothing, reads {"hypotheses": [...], "references": [...]} and answers with
+{"bleu": ..., "chrf": ..., "signature": ...}. A message is its length
 (four bytes, little-endian) and its bytes; an answer begins with one byte, 0, or 1 before an error.
 
 ``python -m tsallis_text fetch NAME FOLDER`` makes the files of a corpus (sources.py).
@@ -11,6 +14,7 @@ nothing, reads texts up to an empty one, writes FILE and answers once more. A me
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import sys
@@ -123,6 +127,24 @@ def train(source: BinaryIO, target: BinaryIO, size: int, path: Path) -> None:
     answer(target, b"")
 
 
+def score(source: BinaryIO, target: BinaryIO) -> None:
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError as error:
+        raise Refused("BLEU needs the Python package sacrebleu") from error
+    answer(target, b"")
+    while (content := receive(source)) is not None:
+        asked = json.loads(content)
+        scores = {}
+        signatures = []
+        for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+            result = metric.corpus_score(asked["hypotheses"], [asked["references"]])
+            scores[name] = result.score
+            signatures.append(f"{result.name}|{metric.get_signature()}")
+        answer(target, json.dumps({**scores, "signature": ", ".join(signatures)}).encode())
+
+
 def fetch(name: str, folder: Path) -> int:
     try:
         sources.fetch(name, folder)
@@ -142,6 +164,8 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments[0] == "train":
             train(source, target, int(arguments[1]), Path(arguments[2]))
+        elif arguments[0] == "score":
+            score(source, target)
         else:
             work = decode if arguments[0] == "decode" else encode
             work(source, target, Path(arguments[1]))

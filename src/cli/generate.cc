@@ -236,8 +236,8 @@ class GenerateCommand : public Command {
     }
     if (most_) options_.steps = std::min(options_.steps, *most_);
     options_.sampler.temperature = temperature_.value_or(0.0);
-    const auto* generated = dynamic_cast<const lab::GeneratedTask*>(loaded.task.get());
-    if (generated != nullptr) options_.end = generated->Eos();
+    const auto* framed = dynamic_cast<const lab::FramedTask*>(loaded.task.get());
+    if (framed != nullptr) options_.end = framed->Eos();
     const Clock::time_point begin = Clock::now();
     std::vector<lab::Written> texts = lab::Generate(*loaded.model, prompts, options_);
     const double seconds = SecondsSince(begin);

@@ -73,13 +73,13 @@ class TaskCommand : public Command {
 
  private:
   void Export(const lab::SequenceTask& task, lab::Split split) const {
-    const auto* generated = dynamic_cast<const lab::GeneratedTask*>(&task);
-    if (generated == nullptr) {
+    const auto* framed = dynamic_cast<const lab::FramedTask*>(&task);
+    if (framed == nullptr) {
       throw lab::UsageError("--export: expected a task with sources and targets, got " + name_);
     }
     std::ofstream out(export_);
     for (std::int64_t i = 0; out && i < samples_; ++i) {
-      const lab::Text text = generated->DrawText(*seed_, split, i, length_);
+      const lab::Text text = framed->DrawText(*seed_, split, i, length_);
       out << fmt::format("{}\t{}\n", fmt::join(text.source, " "), fmt::join(text.target, " "));
     }
     out.close();
@@ -111,24 +111,30 @@ class TaskCommand : public Command {
       if (task.GetScoring() == lab::Scoring::kLoss) {
         for (const std::int64_t token : sample.tokens) fmt::print("{}", task.Word(token));
         fmt::print("\n");
-      } else if (task.GetScoring() == lab::Scoring::kExact) {
-        PrintGenerated(task, sample);
-      } else {
+      } else if (task.GetScoring() == lab::Scoring::kTokens) {
         PrintLabelled(task, sample);
+      } else {
+        PrintGenerated(task, sample);
       }
     }
   }
 
-  // Source and target behind one another: what is asked stands in the labels.
+  // Source and target behind one another: what is asked stands in the labels. Text stands without
+  // spaces between its tokens.
   static void PrintGenerated(const lab::SequenceTask& task, const lab::Sample& sample) {
+    const bool text = dynamic_cast<const lab::GeneratedTask*>(&task) == nullptr;
     std::string source;
     std::string target;
+    const auto add = [&](std::string& words, std::int64_t token) {
+      if (!text && !words.empty()) words += ' ';
+      words += task.Word(token);
+    };
     for (std::size_t i = 0; i < sample.tokens.size(); ++i) {
       const bool asked = sample.labels[i] != lab::kNotScored;
-      if (target.empty()) source += " " + task.Word(sample.tokens[i]);
-      if (asked) target += " " + task.Word(sample.labels[i]);
+      if (target.empty()) add(source, sample.tokens[i]);
+      if (asked) add(target, sample.labels[i]);
     }
-    fmt::print("  reads {}\n  says  {}\n", source.substr(1), target.substr(1));
+    fmt::print("  reads {}\n  says  {}\n", source, target);
   }
 
   // Labels below their tokens.

@@ -10,6 +10,7 @@ enum class Scoring : std::uint8_t {
   kExact,   // a sample is right if all of its answers are
   kTokens,  // every answer counts by itself
   kLoss,    // the mean cross-entropy of the answers
+  kBleu,    // BLEU of all texts that are written (lab/text/translation_scores.h)
 };
 
 struct Metric {
@@ -25,6 +26,8 @@ struct Answers {
   std::int64_t asked = 0;
   std::int64_t hits = 0;
   double loss = 0.0;  // nats
+  // Of what is no sum: the score itself, which Add() leaves as it is.
+  double score = 0.0;
 
   void Add(const Answers& more) {
     asked += more.asked;
@@ -34,6 +37,7 @@ struct Answers {
   bool operator==(const Answers&) const = default;
 
   double Value(Scoring scoring) const {
+    if (scoring == Scoring::kBleu) return score;
     if (asked == 0) return 0.0;
     const double sum = scoring == Scoring::kLoss ? loss : 100.0 * static_cast<double>(hits);
     return sum / static_cast<double>(asked);
@@ -42,6 +46,7 @@ struct Answers {
 
 inline Metric MetricOf(Scoring scoring, const std::string& answer) {
   if (scoring == Scoring::kLoss) return {"loss", "nats a " + answer, false, 3, 0.02};
+  if (scoring == Scoring::kBleu) return {"BLEU", "", true, 1, 1.0};
   return {"accuracy", "%", true, 1, 5.0};
 }
 

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
-
 #include "lab/base/errors.h"
 
 namespace tsallis::lab {
@@ -24,8 +22,8 @@ Text GeneratedTask::DrawText(std::uint64_t seed, Split split, std::int64_t index
   return Fill(random, length);
 }
 
-Sample GeneratedTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
-                           std::int64_t length) const {
+Sample FramedTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
+                        std::int64_t length) const {
   const Text text = DrawText(seed, split, index, length);
   Sample sample;
   const auto add = [&](std::int64_t token, std::int64_t label) {
@@ -51,10 +49,8 @@ Sample GeneratedTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
   return sample;
 }
 
-std::string GeneratedTask::Word(std::int64_t token) const {
-  constexpr std::array<const char*, 5> kSpecial = {"<pad>", "<bos>", "<eos>", "<mask>", "<sep>"};
-  if (token < data_tokens_) return DataWord(token);
-  return kSpecial.at(static_cast<std::size_t>(token - data_tokens_));
+std::string FramedTask::Word(std::int64_t token) const {
+  return token < special_.data ? DataWord(token) : special_.Name(token);
 }
 
 std::string GeneratedTask::DataWord(std::int64_t token) const { return std::to_string(token); }

@@ -1,7 +1,8 @@
-// What sequence models are trained on and asked. A task that is generated (docs/definitions.md,
-// T2-T9) draws a source and a target from a stream of random numbers; framing them with special
-// tokens, shifting and marking what is scored is the same for all. A language task (text.cc) reads
-// a corpus.
+// What sequence models are trained on and asked. A task with a source and a target draws both;
+// framing them with special tokens, shifting and marking what is scored is the same for all. One
+// that is generated (docs/definitions.md, T2-T9) draws them from a stream of random numbers,
+// translation (translation.cc) from a corpus of pairs. A language task (text.cc) has windows of a
+// corpus alone.
 //
 // Format of generated sequences: Vasylenko et al. 2025, appendix G.1, and the code published with
 // it.
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "lab/base/random.h"
+#include "lab/base/special_tokens.h"
 #include "lab/tasks/metric.h"
 #include "lab/tasks/token_batch.h"
 #include "lab/text/codec.h"
@@ -88,7 +90,35 @@ class SequenceTask {
   virtual std::string Answer() const { return "token"; }  // one of them
 };
 
-class GeneratedTask : public SequenceTask {
+// A task whose samples are a source and a target between special tokens.
+class FramedTask : public SequenceTask {
+ public:
+  FramedTask(Framing framing, std::int64_t data_tokens)
+      : framing_(framing), special_{data_tokens} {}
+
+  std::int64_t Vocabulary() const override { return special_.All(); }
+  std::int64_t Pad() const override { return special_.Pad(); }
+  std::int64_t Bos() const { return special_.Bos(); }
+  std::int64_t Eos() const { return special_.Eos(); }
+  std::int64_t Sep() const { return special_.Sep(); }
+  Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
+              std::int64_t length) const override;
+  std::string Word(std::int64_t token) const override;
+
+  // What Draw() frames; under the same promises.
+  virtual Text DrawText(std::uint64_t seed, Split split, std::int64_t index,
+                        std::int64_t length) const = 0;
+
+ protected:
+  Framing GetFraming() const { return framing_; }
+  virtual std::string DataWord(std::int64_t token) const = 0;
+
+ private:
+  Framing framing_;
+  SpecialTokens special_;
+};
+
+class GeneratedTask : public FramedTask {
  public:
   struct Lengths {
     std::int64_t min = 1;
@@ -96,37 +126,24 @@ class GeneratedTask : public SequenceTask {
   };
   static constexpr std::int64_t kLongest = (1 << 20) - 1;
 
-  // Special tokens follow the data tokens 0 ... data_tokens - 1 in the order pad, bos, eos, mask,
-  // sep; mask is never drawn, it keeps the numbering of the published code.
   GeneratedTask(Framing framing, std::int64_t data_tokens, Lengths lengths)
-      : framing_(framing), data_tokens_(data_tokens), lengths_(lengths) {}
+      : FramedTask(framing, data_tokens), lengths_(lengths) {}
 
-  std::int64_t Vocabulary() const override { return data_tokens_ + 5; }
-  std::int64_t Pad() const override { return data_tokens_; }
-  std::int64_t Bos() const { return data_tokens_ + 1; }
-  std::int64_t Eos() const { return data_tokens_ + 2; }
-  std::int64_t Sep() const { return data_tokens_ + 4; }
   // Where the labels are the tokens that follow, a sample is right if all its answers are, which is
   // when greedy decoding gives the target and its eos.
   Scoring GetScoring() const override {
-    return framing_ == Framing::kLabelled ? Scoring::kTokens : Scoring::kExact;
+    return GetFraming() == Framing::kLabelled ? Scoring::kTokens : Scoring::kExact;
   }
   void CheckLength(std::int64_t length) const override;
-  Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
-              std::int64_t length) const override;
-  std::string Word(std::int64_t token) const override;
-
-  // What Draw() frames.
-  Text DrawText(std::uint64_t seed, Split split, std::int64_t index, std::int64_t length) const;
+  Text DrawText(std::uint64_t seed, Split split, std::int64_t index,
+                std::int64_t length) const override;
 
  protected:
   // `length` is within the task's range.
   virtual Text Fill(RandomStream& random, std::int64_t length) const = 0;
-  virtual std::string DataWord(std::int64_t token) const;
+  std::string DataWord(std::int64_t token) const override;
 
  private:
-  Framing framing_;
-  std::int64_t data_tokens_;
   Lengths lengths_;
 };
 

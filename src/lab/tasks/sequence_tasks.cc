@@ -17,7 +17,8 @@ const std::vector<SequenceTaskEntry>& SequenceTasks() {
       {"delayed-copy", "the first half of the sequence again, after a delay", MakeDelayedCopy},
       {"clrs-text", "the runs of algorithms, written as text", MakeClrsText},
       {"needle", "sentences that are hidden in real text", MakeNeedle},
-      {"text", "every byte of real text from those before it", MakeText}};
+      {"text", "every byte of real text from those before it", MakeText},
+      {"translation", "sentences of one language in another", MakeTranslation}};
   return entries;
 }
 

@@ -26,6 +26,7 @@ TaskPointer MakeNeedle(TableReader& table);
 TaskPointer MakeReverse(TableReader& table);
 TaskPointer MakeSort(TableReader& table);
 TaskPointer MakeText(TableReader& table);
+TaskPointer MakeTranslation(TableReader& table);
 
 // The text of one file, every token from those before it: windows of any length that fits, one
 // after the other. Tokens are those of `trained`, what a model was trained on, if it is a text

@@ -342,7 +342,7 @@ TEST_F(TextTest, ShardsOfOthersAreReadWhereTheyLie) {
                Interrupted);
   WriteShard(files_ / "web_more.bin", false, Counting(0, 10));
   ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),
-                 "web_more.bin: expected a shard with train, val or test in its name");
+                 "web_more.bin: expected a shard with train, val (or dev) or test in the name");
   fs::remove(files_ / "web_more.bin");
   Write(files_ / "notes.txt", "text");
   ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),

@@ -126,6 +126,16 @@ Corpus::Corpus(const fs::path& folder) {
                  tokens.dump());
     }
   }
+  if (manifest.contains("pairs")) {
+    const Json& pairs = manifest["pairs"];
+    const auto is_text = [&](const char* side) {
+      return pairs.is_object() && pairs.contains(side) && pairs[side].is_string();
+    };
+    if (!is_text("source") || !is_text("target")) {
+      Refuse(path, "expected \"pairs\" with \"source\" and \"target\", got " + pairs.dump());
+    }
+    pairs_ = Sides{pairs["source"].get<std::string>(), pairs["target"].get<std::string>()};
+  }
   for (const Json& file : manifest["files"]) {
     const std::string name = file.is_object() ? file.value("part", "") : "";
     const auto found = std::find(kPartNames.begin(), kPartNames.end(), name);
@@ -161,6 +171,30 @@ double Corpus::BytesPerToken(Split split) const {
 
 fs::path CorpusFolder(const std::string& name) {
   return name.find('/') != std::string::npos ? fs::path(name) : SourceDir() / "data" / name;
+}
+
+std::unique_ptr<Corpus> OpenCorpus(const std::string& name, std::int64_t vocabulary, bool pairs) {
+  auto corpus = std::make_unique<Corpus>(CorpusFolder(name));
+  const std::optional<Sides>& sides = corpus->Pairs();
+  if (sides.has_value() != pairs) {
+    throw UsageError(
+        pairs ? fmt::format("corpus {}: expected pairs of sentences, which `tsallis data prepare "
+                            "{} --pairs SOURCE,TARGET` makes, got text that runs on",
+                            name, name)
+              : fmt::format("corpus {}: expected text that runs on, got pairs of sentences, {} and "
+                            "{}, which the task \"translation\" reads",
+                            name, sides->source, sides->target));
+  }
+  if (corpus->Vocabulary() > vocabulary || (vocabulary == kBytes) != corpus->IsBytes()) {
+    const std::string maker = corpus->TokenizerFile().filename().string();
+    throw UsageError(
+        fmt::format("corpus {}: its tokens are {}; expected task.vocabulary {}, got {}", name,
+                    corpus->IsBytes() ? "bytes"
+                    : maker.empty()   ? "of shards"
+                                      : maker + "'s",
+                    corpus->Vocabulary(), vocabulary));
+  }
+  return corpus;
 }
 
 }  // namespace tsallis::lab

@@ -9,6 +9,10 @@
 // 2^30 tokens has several shards, train_000001.bin and so on; the manifest lists them under
 // "shards", by their names or, where they lie elsewhere, by absolute paths. Numbers are
 // little-endian. Tokens are bytes, or those of a tokenizer whose file lies in the folder.
+//
+// A corpus of parallel text says so under "pairs", with the names of its two sides. Its documents
+// are pairs of sentences one after the other, `source... sep target... eos`; "vocabulary" does not
+// count these two special tokens (lab/base/special_tokens.h).
 #pragma once
 
 #include <array>
@@ -16,6 +20,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +42,11 @@ struct ShardHeader {
   std::int32_t magic, version, tokens;
 
   static ShardHeader Of(bool wide, std::int64_t tokens);
+};
+
+// The two sides of parallel text, as its files end: "en" and "de".
+struct Sides {
+  std::string source, target;
 };
 
 // A file of tokens, mapped into memory.
@@ -85,6 +95,8 @@ class Corpus {
   // Throws UsageError: for a folder without a corpus it says how one is made.
   explicit Corpus(const std::filesystem::path& folder);
 
+  // Of parallel text; none: it is text that runs on.
+  const std::optional<Sides>& Pairs() const { return pairs_; }
   std::int64_t Vocabulary() const { return vocabulary_; }
   bool IsBytes() const { return is_bytes_; }
   // What made the tokens; empty: they are bytes, or shards that came without their tokenizer.
@@ -100,9 +112,14 @@ class Corpus {
   bool is_bytes_ = true;
   std::filesystem::path tokenizer_;
   std::int64_t bytes_[3] = {0, 0, 0};
+  std::optional<Sides> pairs_;
 };
 
 // Where a corpus of this name is: <source>/data/NAME, or NAME itself if it has a slash.
 std::filesystem::path CorpusFolder(const std::string& name);
+
+// The corpus of this name, for a task whose tokens are below `vocabulary` (kBytes: bytes), of pairs
+// or not. UsageError if there is none, or one of more tokens or of the other kind.
+std::unique_ptr<Corpus> OpenCorpus(const std::string& name, std::int64_t vocabulary, bool pairs);
 
 }  // namespace tsallis::lab

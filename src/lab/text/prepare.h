@@ -1,13 +1,15 @@
-// Making a corpus (corpus.h) of text files, or of shards that others wrote.
+// Making a corpus (corpus.h) of text files, of parallel text, or of shards that others wrote.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lab/base/random.h"
+#include "lab/text/corpus.h"
 
 namespace tsallis::lab {
 
@@ -27,6 +29,9 @@ struct PrepareOptions {
   // What makes the tokens: a file that Tokenizer takes, or "bpe:SIZE" for byte-level BPE of SIZE
   // tokens, trained on the training part; empty: they are bytes. Of shards: what made them.
   std::string tokenizer;
+  // Files are parallel text, NAME.source and NAME.target with a sentence on each line; none: text
+  // that runs on.
+  std::optional<Sides> pairs;
   bool skip_bad = false;                // leaves out files that are not UTF-8 text
   std::filesystem::path folder;         // what is made
   std::int64_t shard_tokens = 1 << 30;  // that a shard holds at most, unless one document is longer
@@ -34,19 +39,23 @@ struct PrepareOptions {
 
 struct Prepared {
   bool made = false;                   // false: the folder already held just this
-  std::int64_t files = 0;              // taken
-  std::int64_t skipped = 0;            // not UTF-8 text, or empty
+  std::int64_t files = 0;              // taken; the two of parallel text are one
+  std::int64_t skipped = 0;            // not UTF-8 text, or empty; lines that are, of parallel text
+  std::int64_t pairs[3] = {0, 0, 0};   // of sentences, of each Split
   std::int64_t tokens[3] = {0, 0, 0};  // of each Split
 };
 
 // Reads the files in the order of their paths. `progress(done, all)` counts bytes, twice where a
 // tokenizer is trained.
 // Inputs that end in ".bin" are shards, which stay where they are: "train" in the name of a file
-// says that it is trained on, "val" and "test" that it is read; validation is test as well where
-// there is no other. The vocabulary is the tokenizer's, or else ends with the largest token.
+// says that it is trained on, "val" or "dev" and "test" that it is read; validation is test as well
+// where there is no other. The vocabulary is the tokenizer's, or else ends with the largest token.
+// Names of parallel text say their part in the same way, where no folder is held out; it follows
+// from the hash where they do not.
 // The folder is complete or not there: parts are written aside and the manifest last. Throws
-// UsageError for what cannot be read, is not text (naming file and byte), or leaves a part without
-// tokens; Interrupted when `progress` returns false.
+// UsageError for what cannot be read, is not text (naming file and byte), lacks its translation
+// (naming file and line), or leaves a part without tokens; Interrupted when `progress` returns
+// false.
 Prepared PrepareCorpus(const PrepareOptions& options,
                        const std::function<bool(std::int64_t, std::int64_t)>& progress);
 

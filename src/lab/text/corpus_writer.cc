@@ -1,0 +1,266 @@
+#include "lab/text/corpus_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+#include "lab/base/errors.h"
+#include "lab/base/files.h"
+#include "lab/text/corpus.h"
+#include "lab/text/inputs.h"
+
+namespace tsallis::lab {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+bool SameBytes(const fs::path& a, const fs::path& b) {
+  std::error_code error;
+  if (fs::file_size(a) != fs::file_size(b, error) || error) return false;
+  std::ifstream of_a(a, std::ios::binary), of_b(b, std::ios::binary);
+  std::vector<char> part_a(1 << 20), part_b(1 << 20);
+  while (of_a && of_b) {
+    of_a.read(part_a.data(), static_cast<std::streamsize>(part_a.size()));
+    of_b.read(part_b.data(), static_cast<std::streamsize>(part_b.size()));
+    if (of_a.gcount() != of_b.gcount() ||
+        !std::equal(part_a.begin(), part_a.begin() + of_a.gcount(), part_b.begin())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<std::uint32_t> BytesOf(const std::string& text) {
+  std::vector<std::uint32_t> tokens(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<unsigned char>(text[i]);
+  return tokens;
+}
+
+// Of options.tokenizer, which is given.
+TokenizerSource SourceOfTokens(const PrepareOptions& options,
+                               const std::function<bool(std::string&)>& next) {
+  const std::string& wanted = options.tokenizer;
+  if (!wanted.starts_with(kTrained)) return {.file = wanted};
+  const std::string number = wanted.substr(kTrained.size());
+  const bool digits = !number.empty() && number.size() < 6 &&
+                      number.find_first_not_of("0123456789") == std::string::npos;
+  const std::int64_t size = digits ? std::stoll(number) : 0;
+  if (size < 257 || size > kNarrowVocabulary) {
+    throw UsageError("--tokenizer: expected bpe:SIZE with a size of 257 to 65536, got " + wanted);
+  }
+  TokenizerSource source{.file = options.folder / "tokenizer.json.tmp", .trained = true};
+  Tokenizer::Train(size, source.file, next);
+  return source;
+}
+
+}  // namespace
+
+fs::path TokenizerSource::Place(const fs::path& folder) const {
+  return folder / (file.extension() == ".model" ? "tokenizer.model" : "tokenizer.json");
+}
+
+bool TokenizerSource::IsIn(const fs::path& folder) const { return SameBytes(file, Place(folder)); }
+
+void TokenizerSource::Keep(const fs::path& folder) const {
+  const fs::path to = Place(folder);
+  std::error_code error;
+  if (trained) {
+    fs::rename(file, to, error);
+  } else if (!fs::equivalent(file, to, error)) {
+    fs::copy_file(file, to, fs::copy_options::overwrite_existing, error);
+  }
+  if (error) RefuseFile(to, "cannot be written: " + error.message());
+}
+
+void TokenizerSource::Discard() const {
+  if (trained) fs::remove(file);
+}
+
+TokenMaker::TokenMaker(const PrepareOptions& options,
+                       const std::function<bool(std::string&)>& next) {
+  if (options.tokenizer.empty()) return;
+  source_ = SourceOfTokens(options, next);
+  tokenizer_.emplace(source_->file);
+}
+
+std::vector<std::uint32_t> TokenMaker::Encode(const std::string& text) {
+  return tokenizer_ ? tokenizer_->Encode(text) : BytesOf(text);
+}
+
+std::int64_t TokenMaker::Vocabulary() const {
+  return tokenizer_ ? tokenizer_->Vocabulary() : kBytes;
+}
+
+Json TokenMaker::Described(const fs::path& folder) const {
+  if (!tokenizer_) return "bytes";
+  return {{"tokenizer", source_->Place(folder).filename().string()},
+          {"vocabulary", tokenizer_->Vocabulary()}};
+}
+
+Json ReadManifest(const fs::path& folder) {
+  std::ifstream in(folder / "manifest.json");
+  return in ? Json::parse(in, nullptr, false) : Json();
+}
+
+// Of a corpus that is made anew: files of the one before it.
+void RemoveShards(const fs::path& folder, const Json& manifest) {
+  std::vector<std::string> names;
+  for (const char* part : kPartNames) names.push_back(std::string(part) + ".bin");
+  if (manifest.is_object() && manifest.contains("shards") && manifest["shards"].is_object()) {
+    for (const auto& [part, shards] : manifest["shards"].items()) {
+      for (const Json& name : shards) {
+        if (name.is_string()) names.push_back(name.get<std::string>());
+      }
+    }
+  }
+  for (const std::string& name : names) {
+    if (!name.empty() && name.find('/') == std::string::npos) fs::remove(folder / name);
+  }
+}
+
+void RequireTokens(const PrepareOptions& options, const Prepared& prepared) {
+  for (std::size_t i = 0; i < kPartNames.size(); ++i) {
+    if (prepared.tokens[i] > 0) continue;
+    throw UsageError(fmt::format("{}: of {} files none fell to the part \"{}\"; {}", options.name,
+                                 prepared.files, kPartNames[i],
+                                 options.pairs
+                                     ? std::string("a file says its part by ") + kNamedParts
+                                     : "more or smaller files are needed"));
+  }
+}
+
+// Writes the shards of a part beside their places until they are closed and renamed.
+class CorpusWriter::Part {
+ public:
+  Part(fs::path folder, const char* part, bool wide, std::int64_t most)
+      : folder_(std::move(folder)), part_(part), wide_(wide), most_(most) {
+    Begin();
+  }
+  // A document.
+  void Add(const std::vector<std::uint32_t>& tokens) {
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    if (count > INT32_MAX) RefuseFile(folder_, "a document has more than 2^31 - 1 tokens");
+    if (shards_.back() > 0 && shards_.back() + count > most_) {
+      End();
+      Begin();
+    }
+    if (wide_) {
+      Write(tokens.data(), 4 * tokens.size());
+    } else {
+      const std::vector<std::uint16_t> narrow(tokens.begin(), tokens.end());
+      Write(narrow.data(), 2 * narrow.size());
+    }
+    shards_.back() += count;
+  }
+  std::int64_t count() const {
+    std::int64_t sum = 0;
+    for (const std::int64_t tokens : shards_) sum += tokens;
+    return sum;
+  }
+  // Whether the files are there already, byte for byte.
+  bool Close() {
+    End();
+    bool same = true;
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      same = same && SameBytes(Aside(i), folder_ / Name(i));
+    }
+    return same;
+  }
+  // After Close().
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < shards_.size(); ++i) names.push_back(Name(i));
+    return names;
+  }
+  void Rename() {
+    for (std::size_t i = 0; i < shards_.size(); ++i) fs::rename(Aside(i), folder_ / Name(i));
+  }
+  void Discard() {
+    for (std::size_t i = 0; i < shards_.size(); ++i) fs::remove(Aside(i));
+  }
+
+ private:
+  std::string Name(std::size_t i) const {
+    return shards_.size() == 1 ? part_ + ".bin" : fmt::format("{}_{:06}.bin", part_, i + 1);
+  }
+  fs::path Aside(std::size_t i) const {
+    return folder_ / fmt::format("{}_{:06}.bin.tmp", part_, i + 1);
+  }
+  void Begin() {
+    shards_.push_back(0);
+    out_.open(Aside(shards_.size() - 1), std::ios::binary);
+    const std::array<char, ShardHeader::kBytes> empty = {};
+    Write(empty.data(), empty.size());
+  }
+  void End() {
+    const ShardHeader header = ShardHeader::Of(wide_, shards_.back());
+    out_.seekp(0);
+    Write(&header, sizeof header);
+    out_.close();
+    Check();
+  }
+  void Write(const void* data, std::size_t bytes) {
+    out_.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+    Check();
+  }
+  void Check() {
+    if (!out_) RefuseErrno(Aside(shards_.size() - 1), "cannot be written");
+  }
+
+  fs::path folder_;
+  std::string part_;
+  bool wide_;
+  std::int64_t most_;
+  std::ofstream out_;
+  std::vector<std::int64_t> shards_;  // tokens of each so far
+};
+
+CorpusWriter::CorpusWriter(const PrepareOptions& options, std::int64_t vocabulary)
+    : options_(options) {
+  for (std::size_t i = 0; i < kPartNames.size(); ++i) {
+    parts_[i] = std::make_unique<Part>(options.folder, kPartNames[i],
+                                       vocabulary > kNarrowVocabulary, options.shard_tokens);
+  }
+}
+
+CorpusWriter::~CorpusWriter() = default;
+
+void CorpusWriter::Add(Split part, const std::vector<std::uint32_t>& tokens) {
+  parts_[static_cast<std::size_t>(part)]->Add(tokens);
+}
+
+void CorpusWriter::Finish(Json manifest, const std::optional<TokenizerSource>& source,
+                          Prepared& prepared) {
+  for (std::size_t i = 0; i < kPartNames.size(); ++i) prepared.tokens[i] = parts_[i]->count();
+  RequireTokens(options_, prepared);
+  bool same = true, several = false;
+  for (const auto& part : parts_) {
+    same = part->Close() && same;
+    several = several || part->Names().size() > 1;
+  }
+  if (several) {
+    for (std::size_t i = 0; i < kPartNames.size(); ++i) {
+      manifest["shards"][kPartNames[i]] = parts_[i]->Names();
+    }
+  }
+  const fs::path& folder = options_.folder;
+  const Json before = ReadManifest(folder);
+  same = same && before == manifest && (!source || source->IsIn(folder));
+  if (same) {
+    if (source) source->Discard();
+    for (const auto& part : parts_) part->Discard();
+    return;
+  }
+  fs::remove(folder / "manifest.json");
+  RemoveShards(folder, before);
+  for (const auto& part : parts_) part->Rename();
+  if (source) source->Keep(folder);
+  WriteFileAtomically(folder / "manifest.json", manifest.dump(1) + "\n");
+  prepared.made = true;
+}
+
+}  // namespace tsallis::lab

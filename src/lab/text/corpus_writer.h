@@ -1,0 +1,86 @@
+// Writing a corpus (corpus.h) so that its folder is complete or not there.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lab/base/random.h"
+#include "lab/text/prepare.h"
+#include "lab/text/tokenizer.h"
+
+namespace tsallis::lab {
+
+// PrepareOptions::tokenizer begins so where it is to be trained.
+inline constexpr std::string_view kTrained = "bpe:";
+
+// The file of a tokenizer: the user's, or one that was trained into the folder, aside.
+struct TokenizerSource {
+  std::filesystem::path file;
+  bool trained = false;
+
+  std::filesystem::path Place(const std::filesystem::path& folder) const;
+  // Whether the folder has just this one.
+  bool IsIn(const std::filesystem::path& folder) const;
+  void Keep(const std::filesystem::path& folder) const;
+  void Discard() const;
+};
+
+// What makes the tokens of a corpus out of text.
+class TokenMaker {
+ public:
+  // `next` gives the texts that a tokenizer is trained on, until it gives false. UsageError for a
+  // tokenizer that cannot be had.
+  TokenMaker(const PrepareOptions& options, const std::function<bool(std::string&)>& next);
+
+  std::vector<std::uint32_t> Encode(const std::string& text);
+  // Without special tokens.
+  std::int64_t Vocabulary() const;
+  // "tokens" of the manifest in this folder.
+  nlohmann::ordered_json Described(const std::filesystem::path& folder) const;
+  // None: bytes.
+  const std::optional<TokenizerSource>& Source() const { return source_; }
+
+ private:
+  std::optional<TokenizerSource> source_;
+  std::optional<Tokenizer> tokenizer_;
+};
+
+// What the folder holds; null: nothing that can be read.
+nlohmann::ordered_json ReadManifest(const std::filesystem::path& folder);
+
+// Of a corpus that is made anew: files of the one before it.
+void RemoveShards(const std::filesystem::path& folder, const nlohmann::ordered_json& manifest);
+
+// UsageError unless every part has tokens.
+void RequireTokens(const PrepareOptions& options, const Prepared& prepared);
+
+class CorpusWriter {
+ public:
+  // Tokens are below `vocabulary`.
+  CorpusWriter(const PrepareOptions& options, std::int64_t vocabulary);
+  ~CorpusWriter();
+
+  // A document.
+  void Add(Split part, const std::vector<std::uint32_t>& tokens);
+
+  // Puts parts, tokenizer and manifest, to which it adds the names of shards, into the folder,
+  // unless they are there byte for byte. `prepared` gets the tokens of the parts and whether it was
+  // made. UsageError for a part without tokens.
+  void Finish(nlohmann::ordered_json manifest, const std::optional<TokenizerSource>& source,
+              Prepared& prepared);
+
+ private:
+  class Part;
+  const PrepareOptions& options_;
+  std::array<std::unique_ptr<Part>, 3> parts_;
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,57 @@
+// What a corpus is made of (prepare.h): files in an order of their own, their text and their parts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lab/base/random.h"
+#include "lab/text/prepare.h"
+
+namespace tsallis::lab {
+
+[[noreturn]] void RefuseFile(const std::filesystem::path& path, const std::string& why);
+// With what errno says.
+[[noreturn]] void RefuseErrno(const std::filesystem::path& path, const std::string& what);
+
+struct Input {
+  std::filesystem::path path;
+  std::string name;  // below its folder, which decides the part
+  std::int64_t bytes = 0;
+};
+
+// By name, so that the order does not depend on the file system. Of folders those that end as
+// options.extension or options.pairs say.
+std::vector<Input> FilesOf(const PrepareOptions& options);
+
+// The part of a file, or of the two of parallel text by the name that they share.
+Split PartOf(const std::string& name, const PrepareOptions& options);
+// That rule, for people.
+std::string RuleOf(const PrepareOptions& options);
+
+// As its writer named a file: fineweb_train_000001.bin, newstest2014. None: it does not say.
+std::optional<Split> NamedPart(const std::string& name);
+// How names say it, for errors and rules.
+inline constexpr const char* kNamedParts = "train, val (or dev) or test in the name";
+
+// All bytes of a file.
+std::string ReadAll(const std::filesystem::path& path);
+
+// Counts bytes that have been read, and stops.
+class Reading {
+ public:
+  Reading(std::int64_t all, const std::function<bool(std::int64_t, std::int64_t)>& progress)
+      : all_(all), progress_(progress) {}
+  // Throws Interrupted.
+  void Before() const;
+  void After(const Input& file) { done_ += file.bytes; }
+
+ private:
+  std::int64_t done_ = 0, all_;
+  const std::function<bool(std::int64_t, std::int64_t)>& progress_;
+};
+
+}  // namespace tsallis::lab

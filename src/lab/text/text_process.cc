@@ -1,0 +1,97 @@
+#include "lab/text/text_process.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+
+#include "lab/base/errors.h"
+#include "lab/base/paths.h"
+#include "lab/base/python.h"
+
+namespace tsallis::lab {
+namespace {
+
+[[noreturn]] void Fail(const char* what) {
+  throw std::runtime_error(std::string("tsallis_text: ") + what + ": " + std::strerror(errno));
+}
+
+}  // namespace
+
+TextProcess::TextProcess(std::vector<std::string> arguments) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) Fail("socketpair");
+  socket_ = ends[0];
+  const std::string python = PythonExecutable().string();
+  arguments.insert(arguments.begin(), {python, "-m", "tsallis_text"});
+  std::vector<std::string> environment = PythonEnvironment(SourceDir());
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  const int failure = posix_spawnp(&child_, python.c_str(), &actions, nullptr,
+                                   Pointers(arguments).data(), Pointers(environment).data());
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  if (failure == 0) return;
+  close(socket_);
+  throw std::runtime_error(python + ": cannot be run: " + std::strerror(failure));
+}
+
+TextProcess::~TextProcess() {
+  close(socket_);
+  while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void TextProcess::Send(const std::string& message) {
+  const auto size = static_cast<std::uint32_t>(message.size());
+  if (size != message.size()) throw UsageError("a text of 4 GiB or more cannot be sent");
+  SendAll(reinterpret_cast<const char*>(&size), sizeof size);
+  SendAll(message.data(), message.size());
+}
+
+std::string TextProcess::Receive() {
+  std::uint32_t size = 0;
+  ReceiveAll(reinterpret_cast<char*>(&size), sizeof size);
+  std::string message(size, '\0');
+  ReceiveAll(message.data(), message.size());
+  if (message.empty()) throw std::runtime_error("tsallis_text: an empty answer");
+  const bool failed = message.front() != 0;
+  message.erase(0, 1);
+  if (failed) throw UsageError(message);
+  return message;
+}
+
+// What stands in the way of sending is told by the answer that is waiting.
+void TextProcess::SendAll(const char* data, std::size_t size) {
+  while (size > 0) {
+    const ssize_t sent = send(socket_, data, size, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) {
+      Receive();
+      Fail("send");
+    }
+    data += sent;
+    size -= static_cast<std::size_t>(sent);
+  }
+}
+
+void TextProcess::ReceiveAll(char* data, std::size_t size) {
+  while (size > 0) {
+    const ssize_t got = recv(socket_, data, size, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) Fail("recv");
+    if (got == 0) throw std::runtime_error("tsallis_text: ended without an answer");
+    data += got;
+    size -= static_cast<std::size_t>(got);
+  }
+}
+
+}  // namespace tsallis::lab

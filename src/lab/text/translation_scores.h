@@ -1,0 +1,21 @@
+// How close translations are to those of people: BLEU and chrF of sacrebleu, in the Python process
+// (python/tsallis_text).
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tsallis::lab {
+
+struct TranslationScores {
+  double bleu = 0.0, chrf = 0.0;  // of the whole corpus, 0 ... 100
+  std::string signature;          // sacrebleu's, of both: what makes scores comparable
+};
+
+// hypotheses[i] is what a model says, references[i] the translation that was given. Bytes that are
+// no UTF-8 count as U+FFFD. UsageError where the library is not installed, where the numbers of
+// lines differ, and for none.
+TranslationScores ScoreTranslations(const std::vector<std::string>& hypotheses,
+                                    const std::vector<std::string>& references);
+
+}  // namespace tsallis::lab
