@@ -28,7 +28,7 @@ def numbers(pattern, text):
 def test_every_example_is_tested_and_short():
     files = {path.name: path for path in EXAMPLES.glob("*.py")}
     source = Path(__file__).read_text()
-    assert len(files) == 5
+    assert len(files) == 6
     for name, path in files.items():
         assert f'run("{name}"' in source
         assert len(path.read_text().splitlines()) <= 80
@@ -54,6 +54,15 @@ def test_hugging_face():
     shares = numbers(r"(\d+) % of the visible weights are exactly 0", text)
     assert len(shares) == 2
     assert max(shares) > 50  # sparsity is shown
+
+
+@pytest.mark.slow
+def test_translate():
+    text = run("translate.py", "--steps", "200")
+    assert "30712 -> two one seven zero three" in text
+    alphas = re.findall(r"(\w+)\.layers\.\d\.\w+: alpha ([\d. ]+)", text)
+    assert [stack for stack, _ in alphas] == ["encoder"] * 2 + ["decoder"] * 4
+    assert len({alpha for _, row in alphas for alpha in row.split()}) > 1  # they have moved
 
 
 def test_generate():

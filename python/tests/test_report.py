@@ -19,14 +19,15 @@ from fixtures.fake_study import (
 )
 from matplotlib.colors import to_rgb
 
-from tsallis_report import data, figures, heads, markdown, page, style, table
+from tsallis_report import data, figures, heads, kinds, markdown, page, style, table
 from tsallis_report.__main__ import main, render
 
 HEADS = {name for name, _, _ in heads.FIGURES}
 LOSSES = {"positions"}
 DEEP = {"flow"}
 KINDS = {"groups"}
-SETS = {name for name, _, _ in figures.FIGURES} - HEADS - LOSSES - DEEP - KINDS
+BY_PLACE = {name for name, _, _ in kinds.FIGURES}  # of an encoder-decoder
+SETS = {name for name, _, _ in figures.FIGURES} - HEADS - LOSSES - DEEP - KINDS - BY_PLACE
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +207,51 @@ def test_histograms_count_every_head(tmp_path: Path) -> None:
         assert len(axes.patches) == 2
     alphas = figure.axes[3].containers[0]
     assert sum(bar.get_height() for bar in alphas) == 12
+
+
+def test_heads_of_an_encoder_decoder_are_counted_by_kind(tmp_path: Path) -> None:
+    write_fake_sequences(tmp_path)
+    study = data.load(tmp_path)
+    assert kinds.plot_kinds(study) is None
+    assert kinds.plot_kinds_by_layer(study) is None
+    study.heads = [
+        data.HeadNumber(
+            method, 32, layer, head, f"{kind} {quantity}", value + 0.01 * layer + 0.1 * head, 0.0
+        )
+        for method in study.methods
+        for kind in ("encoder", "decoder", "context")
+        for quantity, value in (("alpha", 1.2), ("density", 0.3), ("divergence", 0.5))
+        for layer in range(3)
+        for head in range(4)
+    ]
+    assert heads.plot_histograms(study) is None
+    figure = kinds.plot_kinds(study)
+    assert figure is not None
+    assert len(figure.axes) == 2 * len(study.methods)
+    for axes in figure.axes:
+        bars = [bar for container in axes.containers for bar in container]
+        assert sum(bar.get_height() for bar in bars) == 36
+    figure = kinds.plot_kinds_by_layer(study)
+    assert figure is not None
+    first = figure.axes[0].lines[0]
+    assert list(first.get_xdata()) == [1, 2, 3]
+    assert list(first.get_ydata()) == pytest.approx([0.65, 0.66, 0.67])
+    study.heads = [h for h in study.heads if not h.quantity.endswith("alpha")]
+    figure = kinds.plot_kinds(study)
+    assert figure is not None
+    assert len(figure.axes) == len(study.methods)
+
+
+def test_measures_beside_the_metric_have_a_table(tmp_path: Path) -> None:
+    write_fake_sequences(tmp_path)
+    (tmp_path / "data" / "measures.csv").write_text(
+        "method,n,measure,mean,std\nasentmax,8,chrF,51.25,0.5\nasentmax,32,chrF,4.125,0\n"
+    )
+    render(tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Beside accuracy" in text
+    assert "<td>51.2 <small>± 0.5</small></td>" in text
+    assert "<td>4.125</td>" in text
 
 
 def test_learned_numbers_stand_in_their_cells(tmp_path: Path) -> None:

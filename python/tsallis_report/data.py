@@ -158,6 +158,17 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What else is measured of one method at one length, beside the study's metric."""
+
+    method: str
+    n: int
+    measure: str
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
 class Flow:
     """Gradient that arrives at a layer after a step of training, and keys with weight there."""
 
@@ -235,6 +246,7 @@ class Study:
     metric: Metric = field(default_factory=Metric)
     positions: list[PositionLoss] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
+    measures: list[Measure] = field(default_factory=list)
     spreads: list[LogitSpread] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
     entropies: list[Entropy] = field(default_factory=list)
@@ -378,6 +390,7 @@ def load(directory: str | Path) -> Study:
         metric=metric,
         positions=_load_rows(directory / "data" / "positions.csv", PositionLoss),
         groups=_load_rows(directory / "data" / "groups.csv", Group),
+        measures=_load_rows(directory / "data" / "measures.csv", Measure),
         spreads=_load_rows(directory / "data" / "spread.csv", LogitSpread),
         flows=_load_rows(directory / "data" / "flow.csv", Flow),
         entropies=_load_rows(directory / "data" / "entropy.csv", Entropy, _ENTROPY),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from . import heads, style
+from . import heads, kinds, style
 from .data import Metric, Study
 from .parts import (
     MAX_TOGETHER,
@@ -383,6 +383,7 @@ FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
     ("entropy", plot_entropy, "Entropy of the attention weights against length"),
     ("support", plot_support, "Support size of the attention weights against length"),
     *heads.FIGURES,
+    *kinds.FIGURES,
 ]
 
 

@@ -152,7 +152,8 @@ def plot_histograms(study: Study) -> Figure | None:
 
     Figures 11 and 12 of Adaptively Sparse Transformers (Correia et al. 2019).
     """
-    methods = [m for m in headline_methods(study) if any(h.method == m for h in study.heads)]
+    counted = {h.method for h in study.heads if h.quantity == "support"}
+    methods = [m for m in headline_methods(study) if m in counted]
     if not methods:
         return None
     lengths = sorted({number.n for number in study.heads})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .data import Metric, Row, Study
+from .data import Measure, Metric, Row, Study
 from .figures import FIGURES, signed
 from .files import replace_text
 from .table import probability
@@ -54,6 +54,16 @@ _CAPTIONS = {
     "heads-histograms": (
         "Of the first seed: how many heads give weight to which share of the keys that a query "
         "sees, at the shortest and the longest length; right, where a method learns it, their α."
+    ),
+    "kinds": (
+        "Of the first seed, on up to 256 test pairs of the longest length: how many heads give "
+        "weight to which share of the keys that a query sees; right, where a method learns it, "
+        "their α. Stacked: encoder, context (target to source) and decoder."
+    ),
+    "kinds-layers": (
+        "Of the first seed. Above: the Jensen–Shannon divergence of a layer's heads, mean over "
+        "queries; 0 says that all heads look at the same. Below: the share of the keys with "
+        "weight, mean over queries and heads."
     ),
     "attention": (
         "Of the first seed, on the first test sample. Shown of the first, middle and last layer: "
@@ -104,6 +114,8 @@ PAPERS = {
 _WORDS = [
     ("n", "the length: items of a set, symbols of a sequence, or pairs that are asked for"),
     ("Max retrieval", "name the class of the item with the largest number in a set of n items"),
+    ("Translation", "write a sentence in another language"),
+    ("BLEU", "n-grams of a translation that stand in the reference, 0 to 100 (sacrebleu)"),
     ("Copy", "write the sequence once more"),
     ("Reverse", "write the sequence backwards"),
     ("Sort", "write the sequence in ascending order"),
@@ -193,6 +205,7 @@ def page(study: Study, figures: Path) -> str:
 {first}<h2>{escape(study.metric.title)}</h2>
 {_table(study)}
 {_baseline_table(study)}
+{_measures(study)}
 {_words(study)}
 {steps(study.protocol.split("; ") if study.protocol else [])}
 {_facts(study)}
@@ -312,6 +325,29 @@ def _baseline_table(study: Study) -> str:
         f"pale: within two standard errors, or of one seed.{test}"
     )
     return f"<h2>Against {baseline}</h2>{_grid(study, body, note)}"
+
+
+def _measures(study: Study) -> str:
+    """A table for each thing that is measured beside the metric; empty without any."""
+    tables = ""
+    for measure in dict.fromkeys(row.measure for row in study.measures):
+        found = {(r.method, r.n): r for r in study.measures if r.measure == measure}
+        body = {
+            method: [_measure_cell(found.get((method, n))) for n in study.lengths]
+            for method in study.methods
+            if any((method, n) in found for n in study.lengths)
+        }
+        spread = " Mean ± standard deviation over seeds." if study.max_seeds > 1 else ""
+        tables += _grid(study, body, f"{escape(measure[:1].upper() + measure[1:])}.{spread}")
+    return tables and f"<h2>Beside {escape(study.metric.name)}</h2>{tables}"
+
+
+def _measure_cell(row: Measure | None) -> str:
+    if row is None or not np.isfinite(row.mean):
+        return "<td>–</td>"
+    digits = 1 if abs(row.mean) >= 9.995 else 3
+    spread = f" <small>± {row.std:.{digits}f}</small>" if row.std > 0 else ""
+    return f"<td>{row.mean:.{digits}f}{spread}</td>"
 
 
 def _grid(study: Study, body: dict[str, list[str]], note: str) -> str:

@@ -9,6 +9,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeTrain());
   commands.push_back(MakeEval());
   commands.push_back(MakeGenerate());
+  commands.push_back(MakeTranslate());
   commands.push_back(MakeReport());
   commands.push_back(MakeTask());
   commands.push_back(MakeData());

@@ -17,5 +17,6 @@ std::unique_ptr<Command> MakeReproduce();
 std::unique_ptr<Command> MakeStudy();
 std::unique_ptr<Command> MakeTask();
 std::unique_ptr<Command> MakeTrain();
+std::unique_ptr<Command> MakeTranslate();
 
 }  // namespace tsallis::cli

@@ -6,6 +6,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/base/files.h"
+#include "lab/eval/evaluate_translation.h"
 #include "lab/tasks/sequence_batch.h"
 
 namespace tsallis::lab {
@@ -41,8 +42,10 @@ std::int64_t PositionBin(std::size_t bin) {
 
 SequenceLengthScore EvaluateSamples(SequenceModel& model, const SequenceTask& task, Split split,
                                     std::int64_t n, std::int64_t first, std::int64_t samples,
-                                    const std::atomic<bool>& stop) {
+                                    const std::atomic<bool>& stop, std::int64_t beams) {
   SequenceLengthScore score{.n = n, .samples = samples};
+  const bool is_bleu = task.GetScoring() == Scoring::kBleu;
+  if (is_bleu) samples = std::min(samples, task.Available(split, n) - first);
   const auto tokens =
       static_cast<std::int64_t>(task.Draw(kEvaluationSeed, split, 0, n).tokens.size());
   const std::int64_t chunk = std::max<std::int64_t>(1, kTokens / tokens);
@@ -53,8 +56,10 @@ SequenceLengthScore EvaluateSamples(SequenceModel& model, const SequenceTask& ta
     const std::int64_t count = std::min(chunk, samples - done);
     const TokenBatch batch = DrawBatch(task, kEvaluationSeed, split, first + done, count, n);
     const SequenceScore part = model.Evaluate(batch);
-    score.answers.Add(part.Of(task.GetScoring()));
-    if (task.GetScoring() == Scoring::kExact) score.tokens.Add(part.Of(Scoring::kTokens));
+    score.answers.Add(part.Of(is_bleu ? Scoring::kExact : task.GetScoring()));
+    if (is_bleu || task.GetScoring() == Scoring::kExact) {
+      score.tokens.Add(part.Of(Scoring::kTokens));
+    }
     if (groups > 0) AddGroups(task, batch, part, score.by_group);
     if (task.GetScoring() != Scoring::kLoss) continue;
     for (std::size_t i = 0; i < part.losses.size(); ++i) {
@@ -63,13 +68,27 @@ SequenceLengthScore EvaluateSamples(SequenceModel& model, const SequenceTask& ta
       score.by_position[bin].Add({1, 0, part.losses[i]});
     }
   }
+  if (is_bleu) {
+    const TranslationScores written =
+        ScoreOf(TranslateSamples(model, task, split, n, first, samples, beams, stop));
+    score.answers.score = written.bleu;
+    score.chrf = written.chrf;
+  }
   return score;
 }
 
 SequenceLengthScore EvaluateLength(SequenceModel& model, const SequenceTask& task, Split split,
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop) {
-  return EvaluateSamples(model, task, split, n, 0, samples, stop);
+  return EvaluateSamples(model, task, split, n, 0, samples, stop, kTestBeams);
+}
+
+std::vector<std::pair<std::string, double>> MeasuresOf(const SequenceLengthScore& score) {
+  if (!score.chrf) return {};
+  const Answers& tokens = score.tokens;
+  return {{"chrF", *score.chrf},
+          {"loss (nats a token)", score.answers.loss / static_cast<double>(tokens.asked)},
+          {"tokens right (%)", tokens.Value(Scoring::kTokens)}};
 }
 
 void SaveSequenceScores(const std::filesystem::path& path,
@@ -83,6 +102,11 @@ void SaveSequenceScores(const std::filesystem::path& path,
     if (score.tokens.asked > 0) {
       rows.back()["token_hits"] = score.tokens.hits;
       rows.back()["tokens"] = score.tokens.asked;
+    }
+    if (score.chrf) {
+      rows.back()["loss"] = score.answers.loss;
+      rows.back()["bleu"] = score.answers.score;
+      rows.back()["chrf"] = *score.chrf;
     }
     for (const Answers& answers : score.by_group) {
       rows.back()["by_group"].push_back({answers.asked, answers.hits});
@@ -109,7 +133,9 @@ std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path&
     score.samples = row.value("samples", std::int64_t{0});
     score.answers = {.asked = row.value("asked", std::int64_t{0}),
                      .hits = row.value("hits", std::int64_t{0}),
-                     .loss = row.value("loss", 0.0)};
+                     .loss = row.value("loss", 0.0),
+                     .score = row.value("bleu", 0.0)};
+    if (row.contains("chrf")) score.chrf = row.value("chrf", 0.0);
     score.tokens = {.asked = row.value("tokens", std::int64_t{0}),
                     .hits = row.value("token_hits", std::int64_t{0})};
     for (const nlohmann::json& group : row.value("by_group", nlohmann::json::array())) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "lab/nn/sequence_model.h"
@@ -16,12 +18,16 @@ namespace tsallis::lab {
 // Of the samples at one length, as the task scores them.
 struct SequenceLengthScore {
   std::int64_t n = 0;
-  std::int64_t samples = 0;
+  std::int64_t samples = 0;  // that were asked for; of sentences there may be fewer
   Answers answers{};
   Answers tokens{};  // of tasks scored by whole answers: their tokens, one by one
   // Tasks scored by their loss: of the positions [PositionBin(i), PositionBin(i + 1)) of all
   // samples, [bins]; the last ends with the samples.
   std::vector<Answers> by_position{};
+  // Tasks scored by BLEU: chrF of the same texts, 0 to 100. Their `answers` are sentences, of which
+  // those that are right word by word are hits, and `tokens` their tokens, each with the reference
+  // before it.
+  std::optional<double> chrf{};
   // Of tasks with kinds of samples: of each, in the order of SequenceTask::Groups().
   std::vector<Answers> by_group{};
 };
@@ -30,15 +36,19 @@ struct SequenceLengthScore {
 std::int64_t PositionBin(std::size_t bin);
 
 // Samples [first, first + samples) of a split at length n. Throws Interrupted when `stop` becomes
-// true, UsageError for a length that the task does not have.
+// true, UsageError for a length that the task does not have. beams: of the search that texts are
+// written by, where they are scored.
 SequenceLengthScore EvaluateSamples(SequenceModel& model, const SequenceTask& task, Split split,
                                     std::int64_t n, std::int64_t first, std::int64_t samples,
-                                    const std::atomic<bool>& stop);
+                                    const std::atomic<bool>& stop, std::int64_t beams = 1);
 
-// The first `samples` of them.
+// The first `samples` of them, texts by kTestBeams (evaluate_translation.h).
 SequenceLengthScore EvaluateLength(SequenceModel& model, const SequenceTask& task, Split split,
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop);
+
+// What else there is to tell of a score, by name; none: its value says all.
+std::vector<std::pair<std::string, double>> MeasuresOf(const SequenceLengthScore& score);
 
 // What has been evaluated, on disk. Loading gives nothing if there is no such file, or if it is not
 // one of scores.

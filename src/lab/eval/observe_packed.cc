@@ -32,6 +32,13 @@ Tensor Visible(const PackedAttention& attention, const Tensor& weights) {
   return at::arange(keys - queries + 1, keys + 1, at::kDouble);
 }
 
+// Of softmax (1) and entmax, learned or not.
+std::optional<double> AlphaOf(const AttentionOptions& options, std::int64_t head) {
+  if (options.alpha_heads) return (*options.alpha_heads)[head].item<double>();
+  if (options.map == RowMap::kSoftmax) return 1.0;
+  return options.map == RowMap::kEntmax ? std::optional(options.alpha) : std::nullopt;
+}
+
 // p ln(p / q), 0 where p is.
 Tensor Divergence(const Tensor& p, const Tensor& q) {
   return at::where(p > 0, p * (p / q).log(), at::zeros({}, at::kDouble)).sum(-1);
@@ -68,6 +75,19 @@ Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample) {
   return at::cat(weights, 2);
 }
 
+std::vector<ContextWeights> ContextOf(EncoderDecoder& model, const TokenBatch& sample) {
+  std::vector<ContextWeights> found;
+  model.Look(sample, [&](const PackedAttention& attention) {
+    if (std::string(attention.kind) != "context") return;
+    const Tensor weights = WeightsOf(attention, 0);
+    for (std::int64_t head = 0; head < weights.size(0); ++head) {
+      found.push_back({attention.layer, head, AlphaOf(attention.seen.options, head),
+                       (weights[head] > 0).to(at::kDouble).mean().item<double>(), weights[head]});
+    }
+  });
+  return found;
+}
+
 LengthHeads ObservePacked(EncoderDecoder& model, const SequenceTask& task, std::int64_t n,
                           const std::atomic<bool>& stop) {
   LengthHeads found{
@@ -91,11 +111,7 @@ LengthHeads ObservePacked(EncoderDecoder& model, const SequenceTask& task, std::
         const Tensor visible = Visible(attention, weights);
         for (std::size_t h = 0; h < heads.size(); ++h) {
           const auto head = static_cast<std::int64_t>(h);
-          if (options.alpha_heads) {
-            heads[h]["alpha"].Add((*options.alpha_heads)[head].item<double>());
-          } else if (options.map == RowMap::kSoftmax || options.map == RowMap::kEntmax) {
-            heads[h]["alpha"].Add(options.map == RowMap::kSoftmax ? 1.0 : options.alpha);
-          }
+          if (const auto alpha = AlphaOf(options, head)) heads[h]["alpha"].Add(*alpha);
           Add((weights[head] > 0).sum(-1).to(at::kDouble) / visible, heads[h]["density"]);
           Add(Divergence(weights[head], mean), heads[h]["divergence"]);
         }

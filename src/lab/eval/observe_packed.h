@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "lab/eval/head_data.h"
 #include "lab/nn/encoder_decoder.h"
@@ -13,6 +15,18 @@ namespace tsallis::lab {
 
 // Weights of one sample, of the kernels that the model attends with: [heads, queries, keys].
 at::Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample);
+
+// What one head of the context attends to: how a target's tokens look at its source's.
+struct ContextWeights {
+  std::int64_t layer = 0, head = 0;
+  std::optional<double> alpha;  // of softmax (1) and entmax
+  double density = 0.0;         // weights above 0, as a share of all
+  at::Tensor weights;           // [target, source] float32
+};
+
+// Of every head, on one sample: the batch has no other. Rows are where the target's tokens are
+// said, columns the tokens of the source, its first special token included.
+std::vector<ContextWeights> ContextOf(EncoderDecoder& model, const TokenBatch& sample);
 
 // On the first test samples of length n, 256 if there are as many. Of every head, under the names
 // "encoder X", "decoder X" and "context X" by where it stands:

@@ -16,6 +16,13 @@ namespace {
 
 using Sequence = GrowingSequences::Sequence;
 
+// Prompts whose beams grow together.
+constexpr std::size_t kTogether = 32;
+
+std::int64_t StepsOf(const Prompt& prompt, const GenerateOptions& options) {
+  return prompt.steps > 0 ? std::min(prompt.steps, options.steps) : options.steps;
+}
+
 bool Stopped(const GenerateOptions& options) {
   return options.stop != nullptr && options.stop->load();
 }
@@ -92,6 +99,7 @@ std::vector<Written> Sampled(GrowingSequences& cache, const std::vector<Prompt>&
         ++texts[i].said;
         ended = options.end && token == *options.end;
       }
+      ended = ended || step + 1 >= StepsOf(prompts[i], options);
       texts[i].tokens.push_back(token);
       if (options.each) options.each(i, token);
       if (ended) {
@@ -117,75 +125,141 @@ struct Beam {
   }
 };
 
-// The beams of one prompt: a search over the `width` likeliest texts of every length.
-Written Searched(GrowingSequences& cache, const Prompt& prompt, const GenerateOptions& options) {
-  const auto width = static_cast<std::size_t>(options.beams);
-  Read read = ReadPrompts(cache, {prompt});
-  const std::int64_t vocabulary = read.logits.size(1);
-  std::vector<Beam> beams(1), finished;
-  beams[0].sequence = read.sequences[0];
-  struct Candidate {
-    double log_likelihood;
-    std::size_t beam;
-    std::int64_t token;
-  };
-  for (std::int64_t step = 0; step < options.steps; ++step) {
-    std::vector<Candidate> candidates;
-    for (std::size_t b = 0; b < beams.size(); ++b) {
-      const float* logits =
-          read.logits.const_data_ptr<float>() + static_cast<std::int64_t>(b) * vocabulary;
-      const double total = LogSumExp(logits, vocabulary);
-      for (std::int64_t token = 0; token < vocabulary; ++token) {
-        candidates.push_back(
-            {beams[b].text.log_likelihood + static_cast<double>(logits[token]) - total, b, token});
+// A token behind a beam.
+struct Candidate {
+  double log_likelihood;
+  std::size_t beam;
+  std::int64_t token;
+};
+bool Likelier(const Candidate& a, const Candidate& b) {
+  return a.log_likelihood > b.log_likelihood;
+}
+
+// The `wanted` likeliest of all, the likeliest first. logits: of each beam, [beams, vocabulary].
+std::vector<Candidate> Likeliest(const std::vector<Beam>& beams, const float* logits,
+                                 std::int64_t vocabulary, std::size_t wanted) {
+  std::vector<Candidate> kept;  // a heap: the least likely is in front
+  for (std::size_t b = 0; b < beams.size(); ++b, logits += vocabulary) {
+    const double before = beams[b].text.log_likelihood - LogSumExp(logits, vocabulary);
+    for (std::int64_t token = 0; token < vocabulary; ++token) {
+      const Candidate candidate{before + static_cast<double>(logits[token]), b, token};
+      if (kept.size() == wanted) {
+        if (!Likelier(candidate, kept.front())) continue;
+        std::pop_heap(kept.begin(), kept.end(), Likelier);
+        kept.pop_back();
       }
+      kept.push_back(candidate);
+      std::push_heap(kept.begin(), kept.end(), Likelier);
     }
-    // Enough that as many go on if all that could end do.
-    const std::size_t wanted = std::min(candidates.size(), 2 * width);
-    std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(wanted),
-                      candidates.end(), [](const Candidate& a, const Candidate& b) {
-                        return a.log_likelihood > b.log_likelihood;
-                      });
+  }
+  std::sort_heap(kept.begin(), kept.end(), Likelier);
+  return kept;
+}
+
+// The beams of one prompt: a search over the likeliest texts of every length.
+class Search {
+ public:
+  Search(Sequence sequence, std::int64_t steps, const GenerateOptions& options)
+      : options_(options),
+        steps_(steps),
+        width_(static_cast<std::size_t>(options.beams)),
+        beams_(1) {
+    beams_[0].sequence = sequence;
+  }
+
+  // Texts that go on.
+  const std::vector<Beam>& Beams() const { return beams_; }
+
+  // Step `step` from the logits behind every beam.
+  void Advance(GrowingSequences& cache, const float* logits, std::int64_t vocabulary,
+               std::int64_t step) {
     std::vector<Beam> next;
-    for (std::size_t i = 0; i < wanted && next.size() < width; ++i) {
+    // Enough that as many go on if all that could end do.
+    const std::vector<Candidate> candidates = Likeliest(beams_, logits, vocabulary, 2 * width_);
+    for (std::size_t i = 0; i < candidates.size() && next.size() < width_; ++i) {
       const Candidate& candidate = candidates[i];
-      Beam beam{beams[candidate.beam].text, -1};
+      Beam beam{beams_[candidate.beam].text, -1};
       beam.text.tokens.push_back(candidate.token);
       beam.text.log_likelihood = candidate.log_likelihood;
       ++beam.text.said;
-      if (options.end && candidate.token == *options.end) {
-        if (i < width) finished.push_back(std::move(beam));
+      if (options_.end && candidate.token == *options_.end) {
+        if (i < width_) finished_.push_back(std::move(beam));
         continue;
       }
-      beam.sequence = cache.Fork(beams[candidate.beam].sequence);
+      beam.sequence = cache.Fork(beams_[candidate.beam].sequence);
       next.push_back(std::move(beam));
     }
-    for (const Beam& beam : beams) cache.Free(beam.sequence);
-    beams = std::move(next);
-    if (beams.empty() || step + 1 == options.steps || Stopped(options)) break;
-    if (finished.size() >= width) {
-      // No beam can end better than the worst that is kept: a token's likelihood is at most 1.
-      std::stable_sort(finished.begin(), finished.end(),
-                       [](const Beam& a, const Beam& b) { return a.PerToken() > b.PerToken(); });
-      finished.resize(width);
-      const double best = beams.front().text.log_likelihood / static_cast<double>(options.steps);
-      if (finished.back().PerToken() >= best) break;
-    }
+    for (const Beam& beam : beams_) cache.Free(beam.sequence);
+    beams_ = std::move(next);
+    if (step + 1 >= steps_ || Settled()) End(cache);
+  }
+
+  // Texts that go on count where the steps ran out.
+  void End(GrowingSequences& cache) {
+    for (const Beam& beam : beams_) cache.Free(beam.sequence);
+    finished_.insert(finished_.end(), beams_.begin(), beams_.end());
+    beams_.clear();
+  }
+
+  // The likeliest by token; after the end.
+  Written Best() const {
+    if (finished_.empty()) return {};
+    return std::max_element(
+               finished_.begin(), finished_.end(),
+               [](const Beam& a, const Beam& b) { return a.PerToken() < b.PerToken(); })
+        ->text;
+  }
+
+ private:
+  // As many texts have ended as there are beams, and each is as likely by token as those that go
+  // on, which seldom become likelier.
+  bool Settled() {
+    if (beams_.empty() || finished_.size() < width_) return false;
+    std::stable_sort(finished_.begin(), finished_.end(),
+                     [](const Beam& a, const Beam& b) { return a.PerToken() > b.PerToken(); });
+    finished_.resize(width_);
+    return finished_.back().PerToken() >= beams_.front().PerToken();
+  }
+
+  const GenerateOptions& options_;
+  std::int64_t steps_;
+  std::size_t width_;
+  std::vector<Beam> beams_, finished_;
+};
+
+// Searches for the prompts that grow together.
+std::vector<Written> Searched(GrowingSequences& cache, const std::vector<Prompt>& prompts,
+                              const GenerateOptions& options) {
+  Read read = ReadPrompts(cache, prompts);
+  const std::int64_t vocabulary = read.logits.size(1);
+  std::vector<Search> searches;
+  searches.reserve(prompts.size());
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    searches.emplace_back(read.sequences[i], StepsOf(prompts[i], options), options);
+  }
+  for (std::int64_t step = 0; step < options.steps; ++step) {
+    const float* logits = read.logits.const_data_ptr<float>();
     std::vector<Sequence> sequences;
     std::vector<std::vector<std::int64_t>> tokens;
-    for (const Beam& beam : beams) {
-      sequences.push_back(beam.sequence);
-      tokens.push_back({beam.text.tokens.back()});
+    for (Search& search : searches) {
+      const auto rows = static_cast<std::int64_t>(search.Beams().size());
+      if (rows == 0) continue;
+      search.Advance(cache, logits, vocabulary, step);
+      logits += rows * vocabulary;
+      for (const Beam& beam : search.Beams()) {
+        sequences.push_back(beam.sequence);
+        tokens.push_back({beam.text.tokens.back()});
+      }
     }
-    read.logits = cache.Extend(sequences, tokens);
+    if (sequences.empty() || Stopped(options)) break;
+    read.logits = cache.Extend(sequences, tokens).contiguous();
   }
-  for (const Beam& beam : beams) cache.Free(beam.sequence);
-  // Texts that go on count where the steps ran out.
-  finished.insert(finished.end(), beams.begin(), beams.end());
-  if (finished.empty()) return {};
-  return std::max_element(finished.begin(), finished.end(),
-                          [](const Beam& a, const Beam& b) { return a.PerToken() < b.PerToken(); })
-      ->text;
+  std::vector<Written> texts;
+  for (Search& search : searches) {
+    search.End(cache);
+    texts.push_back(search.Best());
+  }
+  return texts;
 }
 
 }  // namespace
@@ -204,8 +278,15 @@ std::vector<Written> Generate(SequenceModel& model, const std::vector<Prompt>& p
                     [](std::int64_t token) { return token != kFree; })) {
       throw UsageError("--beams: expected 1 where parts of the answer are given");
     }
-    texts.push_back(Searched(*cache, prompt, options));
-    if (Stopped(options)) break;
+  }
+  // Where memory is short, one at a time.
+  const std::size_t together = options.max_bytes > 0 ? 1 : kTogether;
+  for (std::size_t first = 0; first < prompts.size() && !Stopped(options); first += together) {
+    const auto begin = prompts.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(together, prompts.size() - first));
+    for (Written& text : Searched(*cache, {begin, begin + count}, options)) {
+      texts.push_back(std::move(text));
+    }
   }
   texts.resize(prompts.size());
   return texts;

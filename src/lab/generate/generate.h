@@ -17,6 +17,7 @@ struct Prompt {
   // What follows them where it is not the model's to say: [steps]; kFree: the model says it. Steps
   // beyond are free.
   std::vector<std::int64_t> given;
+  std::int64_t steps = 0;  // as GenerateOptions::steps, where this prompt has fewer; 0: those
 };
 inline constexpr std::int64_t kFree = -1;
 
@@ -39,9 +40,9 @@ struct Written {
 
 // One text for each prompt. Equal prompts are read once; the texts grow together, without padding,
 // and share the pages of what they have in common. The text of prompt i depends on its tokens, the
-// sampler's seed and i, not on what else is written beside it. With beams, the text of the largest
-// log-likelihood a token among those that a search of so many beams finds. Throws UsageError, and
-// CacheFull if max_bytes are too few.
+// sampler's seed and i, not on what else is written beside it (an encoder-decoder's: up to
+// rounding). With beams, the text of the largest log-likelihood a token among those that a search
+// of so many beams finds. Throws UsageError, and CacheFull if max_bytes are too few.
 std::vector<Written> Generate(SequenceModel& model, const std::vector<Prompt>& prompts,
                               const GenerateOptions& options);
 

@@ -40,6 +40,15 @@ std::string SpreadCsv(const StudyResults& results) {
   return csv;
 }
 
+std::string MeasuresCsv(const StudyResults& results) {
+  std::string csv = "method,n,measure,mean,std\n";
+  for (const MeasureRow& row : results.measures) {
+    csv += fmt::format("{},{},{},{:.6g},{:.6g}\n", Quoted(row.method), row.n, Quoted(row.measure),
+                       row.mean, row.deviation);
+  }
+  return csv;
+}
+
 std::string GroupsCsv(const StudyResults& results) {
   std::string csv = "method,n,group,mean,std\n";
   for (const GroupRow& row : results.groups) {
@@ -129,7 +138,7 @@ std::vector<std::pair<fs::path, std::string>> DataFiles(const StudyResults& resu
       {"data/positions.csv", PositionsCsv(results)}, {"data/heads.csv", HeadsCsv(results)},
       {"data/attention.csv", AttentionCsv(results)}, {"data/samples.csv", SamplesCsv(results)},
       {"data/spread.csv", SpreadCsv(results)},       {"data/flow.csv", FlowCsv(results)},
-      {"data/groups.csv", GroupsCsv(results)}};
+      {"data/groups.csv", GroupsCsv(results)},       {"data/measures.csv", MeasuresCsv(results)}};
   for (auto& [path, text] : files) {
     if (text.find('\n') + 1 == text.size()) text.clear();  // column names alone
   }

@@ -35,4 +35,10 @@ void RenderScores(const std::filesystem::path& dir, const std::filesystem::path&
             source_dir);
 }
 
+void RenderAlignments(const std::filesystem::path& dir, const std::filesystem::path& python,
+                      const std::filesystem::path& source_dir) {
+  RunPython("tsallis_report.alignment", {std::filesystem::absolute(dir).string()}, false, python,
+            source_dir);
+}
+
 }  // namespace tsallis::lab

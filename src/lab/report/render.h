@@ -31,4 +31,9 @@ void RenderReports(const std::vector<std::filesystem::path>& dirs,
 void RenderScores(const std::filesystem::path& dir, const std::filesystem::path& python,
                   const std::filesystem::path& source_dir);
 
+// Runs `python -m tsallis_report.alignment dir` likewise, which reads dir/alignment.json and writes
+// alignment-1.png and so on beside it, a picture for each sentence.
+void RenderAlignments(const std::filesystem::path& dir, const std::filesystem::path& python,
+                      const std::filesystem::path& source_dir);
+
 }  // namespace tsallis::lab

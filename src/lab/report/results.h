@@ -73,6 +73,15 @@ struct GroupRow {
   double deviation = 0.0;  // over seeds
 };
 
+// What else is measured of one method at one length, beside the study's metric, over seeds.
+struct MeasureRow {
+  std::string method;
+  std::int64_t n = 0;
+  std::string measure;  // for people, with its unit: "chrF", "loss (nats a token)"
+  double mean = 0.0;
+  double deviation = 0.0;  // over seeds
+};
+
 // Attention weights on the `items` largest items of each of `samples` sets, ascending: the last
 // column belongs to the largest item, where a sharp head puts all its weight.
 struct HeatMap {
@@ -127,6 +136,7 @@ struct StudyResults {
   std::vector<EntropyRow> entropies;
   std::vector<PositionRow> positions;
   std::vector<GroupRow> groups;
+  std::vector<MeasureRow> measures;
   std::vector<SpreadRow> spreads;
   std::vector<FlowRow> flows;
   std::vector<HeatMap> heat_maps;

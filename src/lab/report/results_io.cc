@@ -124,6 +124,13 @@ Json ToJson(const StudyResults& results) {
       }
     }
   }
+  for (const MeasureRow& row : results.measures) {
+    json["measures"].push_back({{"method", row.method},
+                                {"n", row.n},
+                                {"measure", row.measure},
+                                {"mean", row.mean},
+                                {"std", row.deviation}});
+  }
   json["entropies"] = Json::array();
   for (const EntropyRow& row : results.entropies) {
     json["entropies"].push_back({{"method", row.method},

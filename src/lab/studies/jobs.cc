@@ -57,6 +57,8 @@ std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskCon
     one.loss = score->answers.loss;
     one.by_position = score->by_position;
     one.by_group = score->by_group;
+    one.score = score->answers.score;
+    one.measures = MeasuresOf(*score);
   }
   return scores;
 }
@@ -130,7 +132,9 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   const FolderLock lock(job.folder);
   // Before the hours of training: a corpus may have too few long documents.
   for (const std::int64_t n : task.eval_lengths) {
-    task.sequence->Draw(kEvaluationSeed, Split::kTest, task.Samples(task.eval_samples, n) - 1, n);
+    std::int64_t samples = task.Samples(task.eval_samples, n);
+    if (task.GetScoring() == Scoring::kBleu) samples = 1;  // then all that there are
+    task.sequence->Draw(kEvaluationSeed, Split::kTest, samples - 1, n);
   }
   TrainSequences(training, model, report, stop);
   if (goal == JobGoal::kTrain) return;

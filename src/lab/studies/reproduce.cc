@@ -13,6 +13,7 @@
 
 #include "core/version.h"
 #include "lab/eval/evaluate_sets.h"
+#include "lab/eval/evaluate_translation.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/report/finding.h"
 #include "lab/report/results.h"
@@ -218,6 +219,11 @@ std::string Asked(const TaskConfig& task) {
     case Scoring::kLoss:
       return fmt::format("the same {} test tokens at every length",
                          task.eval_samples * task.train_length_max);
+    case Scoring::kBleu:
+      return fmt::format(
+          "the first {} test pairs of up to n source tokens, written by {} beams, scored by "
+          "sacrebleu",
+          task.eval_samples, kTestBeams);
   }
   return "";
 }
@@ -259,8 +265,10 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
   }
   const DecoderConfig& decoder = recipe.model.decoder;
   return fmt::format(
-      "{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of length "
+      "{}{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of "
+      "length "
       "{} to {}, {}, {} steps of warm-up, {}{}; {} are evaluated, on {}",
+      recipe.model.name == "encoder-decoder" ? fmt::format("{} + ", decoder.layers) : "",
       decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
       task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, seeds,
       OwnUpdates(jobs), weights, Asked(task));

@@ -95,6 +95,15 @@ void AddGroups(const std::string& method, std::int64_t n, const std::vector<std:
   }
 }
 
+void AddMeasures(const std::string& method, std::int64_t n,
+                 const std::vector<const LengthScore*>& scores, std::vector<MeasureRow>& rows) {
+  for (std::size_t i = 0; i < scores[0]->measures.size(); ++i) {
+    std::vector<double> values;
+    for (const LengthScore* score : scores) values.push_back(score->measures.at(i).second);
+    rows.push_back({method, n, scores[0]->measures[i].first, Mean(values), Deviation(values)});
+  }
+}
+
 // A value that the jobs observed, by step, of those that have it.
 std::map<std::int64_t, std::vector<double>> ObservedValues(const std::vector<const Job*>& jobs,
                                                            const std::string& name) {
@@ -223,7 +232,8 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
       for (std::size_t j = 0; j < own.size(); ++j) {
         scores.push_back(&own[j]->scores[places[j]][l]);
         values.push_back(
-            Answers{scores[j]->sets, scores[j]->hits, scores[j]->loss}.Value(task.GetScoring()));
+            Answers{scores[j]->sets, scores[j]->hits, scores[j]->loss, scores[j]->score}.Value(
+                task.GetScoring()));
       }
       ResultRow row{method->name,
                     n,
@@ -244,6 +254,7 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
       }
       results.rows.push_back(row);
       AddPositions(method->name, n, scores, results.positions);
+      AddMeasures(method->name, n, scores, results.measures);
       if (task.sequence)
         AddGroups(method->name, n, task.sequence->Groups(), scores, results.groups);
       if (task.sequence) {

@@ -24,7 +24,10 @@ Text GeneratedTask::DrawText(std::uint64_t seed, Split split, std::int64_t index
 
 Sample FramedTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
                         std::int64_t length) const {
-  const Text text = DrawText(seed, split, index, length);
+  return Frame(DrawText(seed, split, index, length));
+}
+
+Sample FramedTask::Frame(const Text& text) const {
   Sample sample;
   const auto add = [&](std::int64_t token, std::int64_t label) {
     sample.tokens.push_back(token);

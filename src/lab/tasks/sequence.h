@@ -105,6 +105,9 @@ class FramedTask : public SequenceTask {
               std::int64_t length) const override;
   std::string Word(std::int64_t token) const override;
 
+  // A source and a target of data tokens as Draw() gives them.
+  Sample Frame(const Text& text) const;
+
   // What Draw() frames; under the same promises.
   virtual Text DrawText(std::uint64_t seed, Split split, std::int64_t index,
                         std::int64_t length) const = 0;

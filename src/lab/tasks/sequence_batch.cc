@@ -10,11 +10,16 @@ TokenBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split, 
                      std::int64_t count, std::int64_t length) {
   std::vector<Sample> samples;
   samples.reserve(static_cast<std::size_t>(count));
-  std::size_t longest = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     samples.push_back(task.Draw(seed, split, first + i, length));
-    longest = std::max(longest, samples.back().tokens.size());
   }
+  return BatchOf(task, samples);
+}
+
+TokenBatch BatchOf(const SequenceTask& task, const std::vector<Sample>& samples) {
+  std::size_t longest = 0;
+  for (const Sample& sample : samples) longest = std::max(longest, sample.tokens.size());
+  const auto count = static_cast<std::int64_t>(samples.size());
   const auto n = static_cast<std::int64_t>(longest);
   TokenBatch batch{at::full({count, n}, task.Pad(), at::kLong),
                    at::full({count, n}, kNotScored, at::kLong), at::empty({count}, at::kLong)};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "lab/tasks/sequence.h"
 
@@ -12,6 +13,9 @@ namespace tsallis::lab {
 // that the task does not have.
 TokenBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split, std::int64_t first,
                      std::int64_t count, std::int64_t length);
+
+// Such samples, whatever they are of, one or more.
+TokenBatch BatchOf(const SequenceTask& task, const std::vector<Sample>& samples);
 
 // The length parameter of training step `step`, uniform in [min, max]. All samples of a batch share
 // it: no position is padding (a batch of lengths 32 to 64 padded to its longest would be one

@@ -89,6 +89,11 @@ LoadedSequenceModel LoadSequenceModel(const fs::path& path) {
   LoadedSequenceModel loaded{
       MakeSequenceModel(architecture, DecoderFromJson(config, found.config_path), 1),
       MakeSequenceTask(found.task_name, settings), found.task_name, found.weights};
+  const auto lengths = found.config.at("task").find("train_length");
+  if (lengths != found.config.at("task").end() && lengths->is_array() && lengths->size() == 2 &&
+      lengths->at(1).is_number_integer()) {
+    loaded.longest = lengths->at(1).get<std::int64_t>();
+  }
   LoadParameters(found.weights, loaded.model->Parameters());
   return loaded;
 }
@@ -100,7 +105,8 @@ LoadedModel LoadModel(const fs::path& path) {
     throw UsageError(fmt::format("{}: expected weights of a decoder, got those of an {}",
                                  loaded.weights.string(), loaded.model->Architecture()));
   }
-  return {std::move(*decoder), std::move(loaded.task), loaded.task_name, loaded.weights};
+  return {std::move(*decoder), std::move(loaded.task), loaded.task_name, loaded.weights,
+          loaded.longest};
 }
 
 LoadedSetModel LoadSetModel(const fs::path& path) {

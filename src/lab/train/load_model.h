@@ -1,6 +1,7 @@
 // A trained model and its task from the folder of its run.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@ struct Loaded {
   TaskPointer task;  // as in training
   std::string task_name;
   std::filesystem::path weights;  // the file they come from
+  std::int64_t longest = 0;       // task.train_length's upper end
 };
 using LoadedModel = Loaded<Decoder>;
 using LoadedSequenceModel = Loaded<std::unique_ptr<SequenceModel>>;

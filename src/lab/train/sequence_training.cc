@@ -98,16 +98,20 @@ Trainable::Observation SequenceTraining::Observe() {
 Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {
   const Scoring scoring = recipe_.task.sequence->GetScoring();
   Values values;
+  const bool is_sum = scoring != Scoring::kBleu;  // else each process reads all samples
   for (const std::int64_t n : ValidationLengths(recipe_)) {
+    const std::int64_t samples = recipe_.task.Samples(recipe_.train.validate_samples, n);
     const auto [first, own] =
-        processes_.Share(recipe_.task.Samples(recipe_.train.validate_samples, n));
+        is_sum ? processes_.Share(samples) : std::pair(std::int64_t{0}, samples);
     // Hits, of, the loss in steps of 2^-20 nats, which sum alike in any order; processes that were
     // stopped.
     const at::Tensor sums = at::zeros({4}, at::kLong);
     auto* sum = sums.mutable_data_ptr<std::int64_t>();
+    Answers answers;
     try {
       const SequenceLengthScore score =
           EvaluateSamples(model_, *recipe_.task.sequence, Split::kValidation, n, first, own, stop);
+      answers = score.answers;
       sum[0] = score.answers.hits;
       sum[1] = score.answers.asked;
       sum[2] = static_cast<std::int64_t>(std::llround(score.answers.loss * 0x1p20));
@@ -116,7 +120,7 @@ Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {
     }
     processes_.Sum(sums);
     if (sum[3] > 0) throw Interrupted("validation stopped");
-    const Answers answers{sum[1], sum[0], static_cast<double>(sum[2]) * 0x1p-20};
+    if (is_sum) answers = {sum[1], sum[0], static_cast<double>(sum[2]) * 0x1p-20};
     values.emplace_back(n, answers.Value(scoring));
   }
   return values;

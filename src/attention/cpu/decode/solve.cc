@@ -11,21 +11,21 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// u^b and u^(b - 1) of u > 0, b = 1 / (alpha - 1).
+// u^b of u > 0 and, from that, u^(b - 1), b = 1 / (alpha - 1).
 struct Square {
   double Value(double u) const { return u * u; }
-  double Slope(double u) const { return u; }
+  double Slope(double u, double) const { return u; }
   double Root(double sum) const { return std::sqrt(sum); }
 };
 struct Identity {
   double Value(double u) const { return u; }
-  double Slope(double) const { return 1.0; }
+  double Slope(double, double) const { return 1.0; }
   double Root(double) const { return 1.0; }
 };
 struct General {
   double b;
   double Value(double u) const { return std::pow(u, b); }
-  double Slope(double u) const { return std::pow(u, b - 1.0); }
+  double Slope(double u, double value) const { return value / u; }
   double Root(double sum) const { return std::pow(sum, 1.0 - 1.0 / b); }
 };
 
@@ -47,8 +47,9 @@ double Threshold(const Power& power, const std::vector<double>& z, double least)
     for (const double value : z) {
       const double u = value - tau;
       if (value < least || u <= 0.0) continue;
-      sum += power.Value(u);
-      slope += power.Slope(u);
+      const double raised = power.Value(u);
+      sum += raised;
+      slope += power.Slope(u, raised);
     }
     (sum >= 1.0 ? low : high) = tau;
     double next = tau + (sum - power.Root(sum)) / slope;

@@ -1,0 +1,39 @@
+// Translations that a model writes, and how good they are.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lab/nn/sequence_model.h"
+#include "lab/tasks/sequence.h"
+#include "lab/text/translation_scores.h"
+
+namespace tsallis::lab {
+
+// Beams of the search that test samples are translated by.
+constexpr std::int64_t kTestBeams = 4;
+
+// A sentence, what the model makes of it and what stands in the corpus.
+struct Translation {
+  std::string source, hypothesis, reference;
+};
+
+// Translations of sources, which are tokens of `task` without special ones; at most 2 n + 16 tokens
+// for one of n. beams: 1 writes the likeliest token each time. UsageError for a task without text
+// or without a source and a target; Interrupted when `stop` becomes true.
+std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& task,
+                                   const std::vector<std::vector<std::int64_t>>& sources,
+                                   std::int64_t beams, const std::atomic<bool>& stop);
+
+// Samples [first, first + samples) of a split at length n. Throws as Translate(), and UsageError
+// for a length that the task does not have.
+std::vector<Translation> TranslateSamples(SequenceModel& model, const SequenceTask& task,
+                                          Split split, std::int64_t n, std::int64_t first,
+                                          std::int64_t samples, std::int64_t beams,
+                                          const std::atomic<bool>& stop);
+
+TranslationScores ScoreOf(const std::vector<Translation>& translations);
+
+}  // namespace tsallis::lab
