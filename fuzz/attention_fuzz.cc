@@ -286,6 +286,12 @@ void Input::DrawRanges() {
 void Input::DrawTerms() {
   const double scale = Chance(20) ? static_cast<double>(Pick(1, 300)) / 100.0 : 0.0;
   const double length = Chance(15) ? static_cast<double>(Pick(1, 100)) : 0.0;
+  // Of the general law, alpha and a beta that it allows.
+  const bool has_law = length > 0.0 && Chance(40);
+  const double law_alpha = has_law ? static_cast<double>(Pick(5, 400)) / 100.0 : 0.0;
+  const double law_beta = has_law ? std::max(1e-3, law_alpha * std::log(law_alpha)) +
+                                        static_cast<double>(Pick(1, 300)) / 100.0
+                                  : 0.0;
   const double softcap = Chance(15) ? static_cast<double>(Pick(1, 60)) : 0.0;
   const bool has_c = Chance(20), has_slopes = Chance(20), has_bias = Chance(15);
   const auto dtype = static_cast<DType>(Pick(0, 3));
@@ -296,6 +302,8 @@ void Input::DrawTerms() {
     tsallis::AttentionTerms& terms = (in_double ? wide_ : typed_).terms;
     terms.scale = scale;
     terms.scale_invariant = length;
+    terms.scale_invariant_alpha = law_alpha;
+    terms.scale_invariant_beta = law_beta;
     terms.softcap = softcap;
     if (has_c) terms.length_scale = length_scale_.View(dtype, in_double);
     if (has_slopes) terms.alibi_slopes = slopes_.View(dtype, in_double);
@@ -309,7 +317,7 @@ void Input::DrawTerms() {
 // One argument that is out of its range, in a way that cannot lead outside of the arrays if
 // accepted.
 void Input::Spoil() {
-  const auto mistake = Pick(0, 16);
+  const auto mistake = Pick(0, 18);
   Both([&](AttentionParams& p) {
     switch (mistake) {
       case 0: p.batch = -1; break;
@@ -328,6 +336,8 @@ void Input::Spoil() {
       case 13: p.top_k.k = -p.top_k.k; break;
       case 14: p.top_k.fraction = NAN; break;
       case 15: p.terms.softcap = -1.0; break;
+      case 16: p.terms.scale_invariant_alpha = -1.0; break;
+      case 17: p.terms.scale_invariant_beta = NAN; break;
       default: p.q.dtype = static_cast<DType>(77); break;
     }
   });

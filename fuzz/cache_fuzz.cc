@@ -216,6 +216,12 @@ void History::Decode(KvCache::Sequence sequence, std::int64_t layer) {
   if (Chance(20)) params.terms.sink = sinks.data();
   if (Chance(20)) params.terms.softcap = static_cast<double>(Pick(1, 60));
   if (Chance(20)) params.terms.scale_invariant = static_cast<double>(Pick(1, 100));
+  if (params.terms.scale_invariant > 0.0 && Chance(40)) {
+    const double alpha = static_cast<double>(Pick(5, 400)) / 100.0;
+    params.terms.scale_invariant_alpha = alpha;
+    params.terms.scale_invariant_beta =
+        std::max(1e-3, alpha * std::log(alpha)) + static_cast<double>(Pick(1, 300)) / 100.0;
+  }
   if (Chance(50)) params.mode.keys = static_cast<DecodeKeys>(Pick(0, 4));
   params.mode.epsilon = static_cast<double>(Pick(1, 999)) / 1000.0;
   params.mode.budget = Pick(1, kMost);
