@@ -76,8 +76,13 @@ LoadedModel LoadModel(const fs::path& path) {
     if (key == "name" || key == "train_length") continue;
     settings.push_back(key + "=" + value.dump());
   }
+  const nlohmann::json lengths = found.config.at("task").value("train_length", nlohmann::json());
+  if (!lengths.is_array() || lengths.size() != 2 || !lengths[1].is_number_integer()) {
+    throw std::runtime_error(found.config_path + ": damaged: no task.train_length");
+  }
   LoadedModel loaded{Decoder(DecoderFromJson(found.config.at("model"), found.config_path), 1),
-                     MakeSequenceTask(found.task_name, settings), found.task_name, found.weights};
+                     MakeSequenceTask(found.task_name, settings), found.task_name,
+                     lengths[1].get<std::int64_t>(), found.weights};
   LoadParameters(found.weights, loaded.model.Parameters());
   return loaded;
 }

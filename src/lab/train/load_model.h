@@ -1,7 +1,9 @@
 // A trained model and its task from the folder of its run.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "lab/nn/decoder.h"
 #include "lab/nn/set_attention.h"
@@ -14,6 +16,7 @@ struct LoadedModel {
   Decoder model;
   TaskPointer task;  // as in training
   std::string task_name;
+  std::int64_t train_length;      // the longest of training
   std::filesystem::path weights;  // the file they come from
 };
 
