@@ -126,8 +126,12 @@ TEST(VisibleKeysOfOne, HeadOfOneSequence) {
   const SequenceScore last = run(1);
   EXPECT_TRUE(at::equal(below, free));
   run(0);
-  EXPECT_TRUE(at::equal(below.narrow(0, 0, kLength), free.narrow(0, 0, kLength)));
-  EXPECT_FALSE(at::equal(below.narrow(0, kLength, kLength), free.narrow(0, kLength, kLength)));
+  // Another kernel serves masks: other rounding.
+  const auto close = [&](std::int64_t row) {
+    return at::allclose(below.narrow(0, row, kLength), free.narrow(0, row, kLength), 1e-4, 1e-5);
+  };
+  EXPECT_TRUE(close(0));
+  EXPECT_FALSE(close(kLength));
   const auto half = static_cast<std::ptrdiff_t>(plain.losses.size() / 2);
   const auto middle = plain.losses.begin() + half;
   for (std::ptrdiff_t i = 0; i < half; ++i) {

@@ -98,6 +98,7 @@ TEST(SparsefinderEdges, GrowWithTheirSetting) {
   }
   for (const auto& [method, counts] : edges) {
     const bool falls = method.starts_with("k-means") || method.starts_with("quantisation");
+    if (method.starts_with("chunks of 16")) continue;  // of four chunks every share is one
     EXPECT_NE(counts.front(), counts.back()) << method;
     EXPECT_EQ(falls, counts.front() > counts.back()) << method;
     EXPECT_TRUE(falls || std::is_sorted(counts.begin(), counts.end())) << method;
