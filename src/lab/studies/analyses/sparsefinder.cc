@@ -321,7 +321,8 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
       "three random blocks of 16 keys for every 16 queries (BigBird)",
       "chunks: each of 8 centres of k-means picks the share of the chunks of queries and of keys "
       "whose means are nearest, among all chunks or among those of its own cluster",
-      "time: medians of the same heads in the same run, one thread; the window on blocks of 64, "
+      "time: of the processor, medians of the same heads in the same run, one thread; the window "
+      "on blocks of 64, "
       "without the time to make its mask; exact attention computes every score and skips what has "
       "no weight; the error is that of attention's output; nothing is timed where samples have "
       "fewer than 64 tokens",

@@ -102,7 +102,8 @@ RestrictedRun RunFree(Decoder& model, const Samples& samples);
 struct Timing {
   std::string kernel, masked_kernel;  // of the last layer
   double sparsity = 0.0;              // share of the pairs in blocks that were left out
-  double exact = 0.0, foretelling = 0.0, masked = 0.0;  // milliseconds, all layers
+  // Milliseconds of the processor, all layers.
+  double exact = 0.0, foretelling = 0.0, masked = 0.0;
   double error = 0.0;  // |out - exact out| / |exact out|, mean over layers
 };
 
