@@ -160,11 +160,11 @@ class TranslateCommand : public Command {
     }
     const std::vector<std::uint32_t> tokens = codec.Encode(read_[line], name);
     const auto count = static_cast<std::int64_t>(tokens.size());
-    if (loaded.longest > 0 && count > loaded.longest) {
+    if (count > loaded.train_length) {
       throw lab::UsageError(
           fmt::format("{}: expected a sentence of at most {} tokens, as the model was trained on, "
                       "got {}",
-                      name, loaded.longest, count));
+                      name, loaded.train_length, count));
     }
     return {tokens.begin(), tokens.end()};
   }

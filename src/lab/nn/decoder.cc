@@ -229,11 +229,12 @@ DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
   return rows;
 }
 
-DecoderRows Decoder::State::Run(const TokenBatch& batch, int team, bool keep, const Look& look) {
+DecoderRows Decoder::State::Run(const TokenBatch& batch, int team, bool keep,
+                                const Visitors& visitors) {
   workers.SetThreads(team);
   DecoderRows rows = RowsOf(batch);
   parameters.Refresh();
-  ForwardLayers(rows, keep, look);
+  ForwardLayers(rows, keep, visitors);
   return rows;
 }
 
@@ -255,7 +256,7 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  const DecoderRows rows = state.Run(batch, guard.threads(), true);
+  const DecoderRows rows = state.Run(batch, guard.threads(), true, {});
   if (!options.accumulate) state.parameters.FlatGradients().zero_();
   const std::int64_t denominator =
       options.denominator > 0 ? options.denominator : static_cast<std::int64_t>(rows.label.size());
@@ -267,11 +268,13 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   return score;
 }
 
-SequenceScore Decoder::Evaluate(const TokenBatch& batch) {
+SequenceScore Decoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
+
+SequenceScore Decoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visible) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  const DecoderRows rows = state.Run(batch, guard.threads(), false);
+  const DecoderRows rows = state.Run(batch, guard.threads(), false, {.visible = visible});
   return state.Head(rows, {});
 }
 
@@ -310,7 +313,7 @@ at::Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>&
   state.parameters.Refresh();
   const State::Grown grown{cache, sequences};
   try {
-    state.ForwardLayers(rows, false, nullptr, &grown);
+    state.ForwardLayers(rows, false, {}, &grown);
   } catch (...) {
     for (std::size_t b = 0; b < sequences.size(); ++b) {
       cache.Truncate(sequences[b], rows.position[static_cast<std::size_t>(rows.begin[b])]);
@@ -371,14 +374,14 @@ std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& b
 void Decoder::Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
-  state_->Run(batch, guard.threads(), false, look);
+  state_->Run(batch, guard.threads(), false, {.look = look});
 }
 
 at::Tensor Decoder::Forward(const TokenBatch& batch) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  DecoderRows rows = state.Run(batch, guard.threads(), false);
+  DecoderRows rows = state.Run(batch, guard.threads(), false, {});
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   at::Tensor logits = at::empty({scored, state.config.vocabulary});
   rows.label.clear();  // logits are wanted, no losses

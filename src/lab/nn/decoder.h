@@ -29,6 +29,7 @@
 
 namespace tsallis::lab {
 
+struct LayerInput;
 struct LayerView;
 
 class Decoder : public SequenceModel {
@@ -45,6 +46,16 @@ class Decoder : public SequenceModel {
   // In memory that grows with the longest sequence by little more than keys, values and the
   // residual stream.
   SequenceScore Evaluate(const TokenBatch& batch) override;
+
+  // Which keys the queries of a layer see among those so far, from what it is about to attend with:
+  // bool [sequences, heads, n, n], n tokens of the longest sequence, contiguous; undefined: all.
+  using VisibleKeys = std::function<at::Tensor(const LayerInput&)>;
+  // The same of a model whose queries see no other keys: called layer by layer on the calling
+  // thread, so a layer's queries and keys are those that the layers before it give under their own
+  // restriction. A query that sees nothing takes nothing from attention. Where all keys are
+  // visible the score has the bits of Evaluate(batch). InvalidArgument for a tensor of another kind
+  // or shape, UsageError for a layer that has fixed patterns already.
+  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
 
   // Logits of the scored positions, in order: [scored, vocabulary] float32. Without labels, of all
   // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.

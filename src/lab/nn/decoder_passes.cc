@@ -112,8 +112,9 @@ void Decoder::State::BackwardEmbedding(const DecoderRows& rows, const Tensor& d_
   });
 }
 
-void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Look& look,
+void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Visitors& visitors,
                                    const Grown* grown) {
+  const Context threads = Threads();
   const std::int64_t width = config.width;
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   Tensor x = activations[0].x.Rows(rows.rows, width, at::kFloat);
@@ -129,19 +130,25 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Loo
     // From the last attention on only rows whose logits are wanted matter.
     const bool last_layer = l + 1 == layers.size();
     const bool fewer = last_layer && scored < rows.rows;
+    const LayerInput input{
+        static_cast<std::int64_t>(l), threads, layer.attention, rows, projected, a.kept};
     LayerAttention::Statistics statistics;
     if (grown != nullptr) {
-      layer.attention.Extend(Threads(), rows,
+      layer.attention.Extend(threads, rows,
                              {grown->cache, grown->sequences, static_cast<std::int64_t>(l)},
                              projected, attended, a.kept);
     } else {
-      layer.attention.Forward(Threads(), rows, fewer && !look ? Queries::kLast : Queries::kAll,
-                              projected, attended, keep, a.kept, look ? &statistics : nullptr);
+      Tensor visible;
+      if (visitors.visible) {
+        layer.attention.Scale(rows, projected, a.kept);
+        visible = visitors.visible(input);
+      }
+      const bool fewer_queries = fewer && !visitors.look;
+      layer.attention.Forward(threads, rows, fewer_queries ? Queries::kLast : Queries::kAll,
+                              projected, attended, keep, a.kept,
+                              visitors.look ? &statistics : nullptr, visible);
     }
-    if (look) {
-      look({static_cast<std::int64_t>(l), Threads(), layer.attention, rows, rows.scored, projected,
-            a.kept, statistics});
-    }
+    if (visitors.look) visitors.look({input, rows.scored, statistics});
     const std::int64_t after = last_layer ? scored : rows.rows;
     Tensor next = x;
     if (last_layer) {

@@ -56,8 +56,12 @@ struct Decoder::State {
   void BuildChains();
   DecoderRows RowsOf(const TokenBatch& batch) const;
   // Checks the batch and runs the layers on it with `team` threads, weights as they are now.
-  using Look = std::function<void(const LayerView&)>;
-  DecoderRows Run(const TokenBatch& batch, int team, bool keep, const Look& look = nullptr);
+  // Who is called at every layer; null: nobody.
+  struct Visitors {
+    std::function<void(const LayerView&)> look = nullptr;  // after its attention
+    VisibleKeys visible = nullptr;                         // before it
+  };
+  DecoderRows Run(const TokenBatch& batch, int team, bool keep, const Visitors& visitors);
 
   DecoderRows RowsOf(const KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
                      const std::vector<std::vector<std::int64_t>>& tokens) const;
@@ -65,13 +69,13 @@ struct Decoder::State {
 
   // ---- decoder_passes.cc
   // Runs the layers; what leaves the last one stands in final_x: [scored, width] float32. `keep`:
-  // activations stay for the backward pass; otherwise one layer's memory serves all. `look` may be
-  // null. `grown`: whose tokens these rows go on from; null: none.
+  // activations stay for the backward pass; otherwise one layer's memory serves all. `grown`: whose
+  // tokens these rows go on from; null: none.
   struct Grown {
     KvCache& cache;
     const std::vector<KvCache::Sequence>& sequences;
   };
-  void ForwardLayers(const DecoderRows& rows, bool keep, const Look& look,
+  void ForwardLayers(const DecoderRows& rows, bool keep, const Visitors& visitors,
                      const Grown* grown = nullptr);
   void Embed(const DecoderRows& rows, const at::Tensor& x);
   // Cross-entropy of the scored rows; without labels there is none. logits: receives them unless

@@ -338,7 +338,8 @@ void LayerAttention::Scale(const SequenceRows& rows, const at::Tensor& projected
 
 void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Queries queries,
                              const at::Tensor& projected, const at::Tensor& out, bool keep,
-                             Kept& kept, Statistics* statistics) const {
+                             Kept& kept, Statistics* statistics, const at::Tensor& visible) const {
+  const at::Tensor mask = Checked(rows, visible);
   Scale(rows, projected, kept);
   kept.tau.resize(calls_.size());
   kept.lists.resize(calls_.size());
@@ -377,7 +378,7 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Q
       outputs.entropy = statistics->entropy[i].data();
       outputs.support_size = statistics->support[i].data();
     }
-    Attend(context, call, p, outputs);
+    Attend(context, call, p, mask, outputs);
   }
 }
 

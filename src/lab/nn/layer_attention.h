@@ -79,11 +79,17 @@ class LayerAttention {
     kLast,  // of each sequence those from SequenceRows::last_begin on; all rows are attended to
   };
 
+  // Length scalings of all rows, into `kept`: Forward begins with it. For who wants to know
+  // before, what will attend (Arrays, Weights).
+  void Scale(const SequenceRows& rows, const at::Tensor& projected, Kept& kept) const;
+
   // out: [rows, heads * head_dim], of the dtype of `projected`; rows that do not attend stay as
   // they are. `keep`: for Backward. `statistics`: filled if not null, of all rows only.
+  // `visible`: where defined, the keys that queries see among those so far (Decoder::VisibleKeys
+  // says how, and what is thrown); not with `keep`.
   void Forward(const Context& context, const SequenceRows& rows, Queries queries,
                const at::Tensor& projected, const at::Tensor& out, bool keep, Kept& kept,
-               Statistics* statistics = nullptr) const;
+               Statistics* statistics = nullptr, const at::Tensor& visible = {}) const;
 
   // Sequences that grow: whose tokens so far a cache holds.
   struct Grown {
@@ -157,22 +163,25 @@ class LayerAttention {
     std::unique_ptr<QueryScale> scale;
   };
 
-  // Length scalings of all rows.
-  void Scale(const SequenceRows& rows, const at::Tensor& projected, Kept& kept) const;
   // New queries of sequences [first, last), which have the same number of rows, on the cache.
   struct Chunk {
     std::size_t first, last;
     std::int64_t begin, count;  // the first row, rows of each sequence
   };
-  // AttentionForward and AttentionBackward under the call's pattern: where sequences are packed,
-  // one by one, since masks count along the axes of queries and keys.
+  // What is thrown of `visible`; undefined where it hides nothing: then every kernel serves.
+  at::Tensor Checked(const SequenceRows& rows, const at::Tensor& visible) const;
+  // AttentionForward and AttentionBackward under the call's pattern, or on `visible` keys alone:
+  // where sequences are packed, one by one, since masks count along the axes of queries and keys.
   void Attend(const Context& context, const Call& call, const AttentionParams& params,
-              const AttentionOutputs& outputs) const;
+              const at::Tensor& visible, const AttentionOutputs& outputs) const;
   void AttendBackward(const Context& context, const Call& call, const AttentionParams& params,
                       const AttentionGradients& gradients) const;
   const PatternTable* PatternOf(const Call& call) const;  // null without
   // The call's pattern, if it has one, for queries at positions from `begin` on and keys from 0 on.
   void SetPattern(const Call& call, std::int64_t begin, AttentionMask& mask) const;
+  // The same of `visible`, where it is defined, from a sequence on.
+  void SetMask(const Call& call, const at::Tensor& visible, std::int64_t sequence,
+               std::int64_t begin, AttentionMask& mask) const;
   void ExtendOnPages(const Context& context, const Chunk& chunk, const Grown& grown,
                      const std::vector<Call>& calls, const at::Tensor& projected,
                      const at::Tensor& out, const at::Tensor& c) const;

@@ -1,13 +1,18 @@
-// The parts of LayerAttention that concern fixed patterns.
+// The parts of LayerAttention that concern which keys a query sees.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <type_traits>
 #include <vector>
 
+#include "lab/base/errors.h"
 #include "lab/nn/layer_attention.h"
 #include "lab/nn/patterns.h"
+#include "tsallis/error.h"
 
 namespace tsallis::lab {
 namespace {
@@ -123,6 +128,36 @@ void LayerAttention::SetPattern(const Call& call, std::int64_t begin, AttentionM
   }
 }
 
+void LayerAttention::SetMask(const Call& call, const at::Tensor& visible, std::int64_t sequence,
+                             std::int64_t begin, AttentionMask& mask) const {
+  if (!visible.defined()) return SetPattern(call, begin, mask);
+  const std::int64_t n = visible.size(3), heads = visible.size(1);
+  static_assert(sizeof(bool) == sizeof(std::uint8_t));
+  mask.visible = reinterpret_cast<const std::uint8_t*>(visible.const_data_ptr<bool>()) +
+                 ((sequence * heads + call.first) * n + begin) * n;
+  const std::int64_t strides[] = {heads * n * n, call.step * n * n, n, 1};
+  std::copy(std::begin(strides), std::end(strides), mask.visible_strides);
+}
+
+at::Tensor LayerAttention::Checked(const SequenceRows& rows, const at::Tensor& visible) const {
+  if (!visible.defined()) return {};
+  if (!patterns_.empty()) {
+    throw UsageError(
+        "visible keys: expected a layer whose heads see all tokens so far, got one with a fixed "
+        "pattern");
+  }
+  const std::vector<std::int64_t> shape = {rows.Sequences(), heads_, rows.length, rows.length};
+  if (visible.scalar_type() != at::kBool || visible.sizes() != at::IntArrayRef(shape) ||
+      !visible.is_contiguous()) {
+    throw InvalidArgument("visible keys",
+                          fmt::format("bool [{}], contiguous", fmt::join(shape, ", ")),
+                          fmt::format("{} [{}]{}", at::toString(visible.scalar_type()),
+                                      fmt::join(visible.sizes(), ", "),
+                                      visible.is_contiguous() ? "" : ", not contiguous"));
+  }
+  return visible.all().item<bool>() ? at::Tensor() : visible;
+}
+
 namespace {
 
 std::vector<Piece> PiecesOf(const AttentionParams& params) {
@@ -138,16 +173,20 @@ std::vector<Piece> PiecesOf(const AttentionParams& params) {
 }  // namespace
 
 void LayerAttention::Attend(const Context& context, const Call& call, const AttentionParams& params,
-                            const AttentionOutputs& outputs) const {
-  if (PatternOf(call) == nullptr) return AttentionForward(context, params, outputs);
+                            const at::Tensor& visible, const AttentionOutputs& outputs) const {
+  if (!visible.defined() && PatternOf(call) == nullptr) {
+    return AttentionForward(context, params, outputs);
+  }
   if (!params.ranges.packed) {
     AttentionParams masked = params;
-    SetPattern(call, 0, masked.mask);
+    SetMask(call, visible, 0, 0, masked.mask);
     return AttentionForward(context, masked, outputs);
   }
-  for (const Piece& piece : PiecesOf(params)) {
+  const std::vector<Piece> pieces = PiecesOf(params);
+  for (std::size_t b = 0; b < pieces.size(); ++b) {
+    const Piece& piece = pieces[b];
     AttentionParams alone = Alone(params, piece);
-    SetPattern(call, piece.k_len - piece.q_len, alone.mask);
+    SetMask(call, visible, static_cast<std::int64_t>(b), piece.k_len - piece.q_len, alone.mask);
     const auto numbers = [&](auto* all) {
       return PieceNumbers(all, params.q_len, params.heads, piece);
     };

@@ -1,5 +1,6 @@
-// What the attention of one layer does on a batch, for people: numbers of every head, and the
-// weights of chosen ones. Decoder::Look() hands it out, layer by layer.
+// What the attention of one layer reads and does on a batch, for people and for who chooses what it
+// sees: numbers of every head, and the weights of chosen ones. Decoder hands it out, layer by
+// layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,22 +12,16 @@
 
 namespace tsallis::lab {
 
-// All by reference, alive for the time of one call of Decoder::Look()'s visitor.
-struct LayerView {
+// What a layer is about to attend with. All by reference, alive for the time of one call of a
+// visitor.
+struct LayerInput {
   std::int64_t layer = 0;
   const Context& context;
   const LayerAttention& attention;
   const SequenceRows& rows;
-  const std::vector<std::int64_t>& scored;  // rows whose logits are wanted
-  const at::Tensor& projected;              // [rows, columns], rotated
+  const at::Tensor& projected;  // [rows, columns], rotated
   const LayerAttention::Kept& kept;
-  const LayerAttention::Statistics& statistics;
 
-  // Adds the scored rows to the quantities of each head: [heads]; names in the order in which the
-  // head's first row adds them.
-  void Describe(std::vector<HeadQuantities>& heads) const {
-    attention.Describe(rows, scored, projected, kept, statistics, heads);
-  }
   HeadArrays Arrays(std::int64_t sequence) const {
     return attention.Arrays(rows, projected, kept, sequence);
   }
@@ -34,6 +29,18 @@ struct LayerView {
   SparseRows Weights(std::int64_t sequence, std::int64_t head, std::int64_t begin,
                      std::int64_t end) const {
     return attention.Weights(context, rows, projected, kept, sequence, head, begin, end);
+  }
+};
+
+// The same after attention, with what it did: Decoder::Look().
+struct LayerView : LayerInput {
+  const std::vector<std::int64_t>& scored;  // rows whose logits are wanted
+  const LayerAttention::Statistics& statistics;
+
+  // Adds the scored rows to the quantities of each head: [heads]; names in the order in which the
+  // head's first row adds them.
+  void Describe(std::vector<HeadQuantities>& heads) const {
+    attention.Describe(rows, scored, projected, kept, statistics, heads);
   }
 };
 

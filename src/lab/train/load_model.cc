@@ -77,23 +77,24 @@ LoadedSequenceModel LoadSequenceModel(const fs::path& path) {
     if (key == "name" || key == "train_length") continue;
     settings.push_back(key + "=" + value.dump());
   }
+  const nlohmann::json lengths = found.config.at("task").value("train_length", nlohmann::json());
+  if (!lengths.is_array() || lengths.size() != 2 || !lengths[1].is_number_integer()) {
+    throw std::runtime_error(found.config_path + ": damaged: no task.train_length");
+  }
   nlohmann::ordered_json config = found.config.at("model");
   std::string architecture = "decoder";
   if (const auto name = config.find("name"); name != config.end()) {
-    if (!IsSequenceModel(*name)) {
-      throw std::runtime_error(found.config_path + ": no model of sequences: " + name->dump());
+    if (!name->is_string() || !IsSequenceModel(*name)) {
+      throw std::runtime_error(found.config_path +
+                               ": damaged: model.name is no model of sequences");
     }
     architecture = *name;
     config.erase("name");
   }
   LoadedSequenceModel loaded{
       MakeSequenceModel(architecture, DecoderFromJson(config, found.config_path), 1),
-      MakeSequenceTask(found.task_name, settings), found.task_name, found.weights};
-  const auto lengths = found.config.at("task").find("train_length");
-  if (lengths != found.config.at("task").end() && lengths->is_array() && lengths->size() == 2 &&
-      lengths->at(1).is_number_integer()) {
-    loaded.longest = lengths->at(1).get<std::int64_t>();
-  }
+      MakeSequenceTask(found.task_name, settings), found.task_name, lengths[1].get<std::int64_t>(),
+      found.weights};
   LoadParameters(found.weights, loaded.model->Parameters());
   return loaded;
 }
@@ -105,8 +106,8 @@ LoadedModel LoadModel(const fs::path& path) {
     throw UsageError(fmt::format("{}: expected weights of a decoder, got those of an {}",
                                  loaded.weights.string(), loaded.model->Architecture()));
   }
-  return {std::move(*decoder), std::move(loaded.task), loaded.task_name, loaded.weights,
-          loaded.longest};
+  return {std::move(*decoder), std::move(loaded.task), loaded.task_name, loaded.train_length,
+          loaded.weights};
 }
 
 LoadedSetModel LoadSetModel(const fs::path& path) {

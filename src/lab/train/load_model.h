@@ -18,8 +18,8 @@ struct Loaded {
   Model model;
   TaskPointer task;  // as in training
   std::string task_name;
+  std::int64_t train_length;      // the longest of training
   std::filesystem::path weights;  // the file they come from
-  std::int64_t longest = 0;       // task.train_length's upper end
 };
 using LoadedModel = Loaded<Decoder>;
 using LoadedSequenceModel = Loaded<std::unique_ptr<SequenceModel>>;

@@ -77,7 +77,7 @@ const std::vector<Analysis>& Analyses() {
       {"sparsity-time", "What zeros buy: time of attention against sparsity",
        "adasplash, time against sparsity", 5, SparsityTime},
       {"sparsefinder", "Keys with weight foretold from four numbers, against fixed patterns",
-       "sparsefinder, recall against sparsity", 60, Sparsefinder},
+       "sparsefinder, recall against sparsity", 190, Sparsefinder},
   };
   return analyses;
 }

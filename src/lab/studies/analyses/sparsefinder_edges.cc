@@ -1,0 +1,209 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "lab/studies/analyses/sparsefinder.h"
+#include "tsallis/patterns.h"
+
+namespace tsallis::lab::sparsefinder {
+namespace {
+
+using at::Tensor;
+using Edges = std::function<Tensor(const Tensor& q, const Tensor& k)>;
+
+constexpr std::int64_t kFirst = 4;          // keys for all, of the family "global"
+constexpr std::int64_t kBlockClusters = 8;  // of the family "blocks"
+constexpr std::int64_t kChunks[] = {1, 8, 16, 64};
+
+Tensor NearKeys(std::int64_t n) {
+  return Visible(n).logical_and(at::ones({n, n}, at::kBool).triu(1 - kNear));
+}
+
+Tensor FirstKeys(std::int64_t n) {
+  return Visible(n).logical_and(at::arange(n).lt(kFirst).unsqueeze(0));
+}
+
+// Of points, the centre that each is nearest to.
+Tensor Nearest(const Tensor& points, const Tensor& centres) {
+  return at::cdist(points, centres).argmin(1);
+}
+
+// Centres of k-means, [clusters, numbers], from points: Lloyd's steps from drawn points. Our own,
+// since these lines on points of four numbers need no index and no other start, and the libraries
+// of Debian that have k-means bring OpenCV and X11 (dlib) or MPI and Boost (FLANN) into the build.
+Tensor KMeans(const Tensor& points, std::int64_t clusters, RandomStream random) {
+  Tensor picked = at::empty({clusters}, at::kLong);
+  for (std::int64_t c = 0; c < clusters; ++c) {
+    picked.mutable_data_ptr<std::int64_t>()[c] = random.Below(points.size(0));
+  }
+  Tensor centres = points.index_select(0, picked);
+  for (int step = 0; step < 12; ++step) {
+    const Tensor nearest = Nearest(points, centres);
+    const Tensor sums = at::zeros_like(centres).index_add(0, nearest, points);
+    const Tensor counts =
+        at::zeros({clusters}).index_add(0, nearest, at::ones({points.size(0)})).unsqueeze(1);
+    centres = at::where(counts > 0, sums / counts.clamp_min(1.0), centres);
+  }
+  return centres;
+}
+
+// ---- chunks of tokens
+
+Tensor ChunkOf(std::int64_t n, std::int64_t chunk) { return at::arange(n).floor_divide(chunk); }
+
+// Means of rows, chunk by chunk; the last may be shorter.
+Tensor ChunkMeans(const Tensor& rows, std::int64_t chunk) {
+  const std::int64_t n = rows.size(0), chunks = (n + chunk - 1) / chunk;
+  const Tensor ids = ChunkOf(n, chunk);
+  const Tensor counts = at::zeros({chunks}).index_add(0, ids, at::ones({n}));
+  return at::zeros({chunks, rows.size(1)}).index_add(0, ids, rows) / counts.unsqueeze(1);
+}
+
+// Of each centre, the `count` nearest chunks: [chunks, centres] float32, 1 or 0. `own`: only among
+// the chunks that have no nearer centre.
+Tensor Picked(const Tensor& means, const Tensor& centres, std::int64_t count, bool own) {
+  Tensor distances = at::cdist(means, centres);
+  const Tensor belongs =
+      own ? distances.argmin(1).unsqueeze(1).eq(at::arange(centres.size(0)).unsqueeze(0))
+          : at::ones_like(distances, at::kBool);
+  distances = distances.masked_fill(belongs.logical_not(), INFINITY);
+  const Tensor nearest =
+      std::get<1>(distances.topk(std::min(count, means.size(0)), 0, /*largest=*/false));
+  return at::zeros_like(distances).scatter(0, nearest, 1.0) * belongs;
+}
+
+// Blocks that hold a near key of a query.
+Tensor NearBlocks(std::int64_t n, std::int64_t chunk) {
+  const std::int64_t chunks = (n + chunk - 1) / chunk;
+  const std::int64_t back = (kNear - 1 + chunk - 1) / chunk;
+  return Visible(chunks).logical_and(at::ones({chunks, chunks}, at::kBool).triu(-back));
+}
+
+}  // namespace
+
+Tensor Visible(std::int64_t n) { return at::ones({n, n}, at::kBool).tril(); }
+
+std::vector<Predictor> PatternsOf(std::int64_t n, std::uint64_t seed) {
+  constexpr std::int64_t kBlock = 16;
+  std::vector<Predictor> predictors;
+  const auto add = [&](const char* method, std::int64_t width, const AttentionPattern& pattern) {
+    // The mask of the last length: nearly all samples have the same.
+    const auto last = std::make_shared<Tensor>();
+    const Edges edges = [pattern, last](const Tensor& q, const Tensor&) {
+      const std::int64_t tokens = q.size(0);
+      if (last->defined() && last->size(0) == tokens) return *last;
+      const PatternMask mask = MaskOf(pattern, tokens, tokens, 1, 1);
+      *last = at::zeros({tokens, tokens}, at::kBool);
+      std::copy(mask.blocks.begin(), mask.blocks.end(), last->mutable_data_ptr<bool>());
+      return *last;
+    };
+    predictors.push_back({"tokens", method, static_cast<double>(width), edges, /*fixed=*/true});
+  };
+  const auto sweep = [&](const char* method, const auto& pattern_of) {
+    for (std::int64_t width = 4; width < n; width *= 2) add(method, width, pattern_of(width));
+  };
+  sweep("window",
+        [](std::int64_t width) { return AttentionPattern{.causal = true, .window = width}; });
+  sweep("Longformer", [](std::int64_t width) { return Longformer(width, width / 4, true); });
+  sweep("BigBird",
+        [&](std::int64_t width) { return BigBird(width, width / 4, true, 3, kBlock, seed); });
+  return predictors;
+}
+
+std::vector<Predictor> LearnedOf(const std::vector<HeadSample>& training, const Tensor& projection,
+                                 bool quick, const RandomStream& random) {
+  std::vector<Predictor> tokens, global, blocks;
+  const auto add = [&](const std::string& method, double setting, const Edges& joined) {
+    const Edges edges = [joined](const Tensor& q, const Tensor& k) {
+      const std::int64_t n = q.size(0);
+      return joined(q, k).logical_and(Visible(n)).logical_or(NearKeys(n));
+    };
+    tokens.push_back({"tokens", method, setting, edges});
+    global.push_back({"global", fmt::format("{}, first {} for all", method, kFirst), setting,
+                      [edges](const Tensor& q, const Tensor& k) {
+                        return edges(q, k).logical_or(FirstKeys(q.size(0)));
+                      }});
+  };
+  // Thresholds at shares of the pairs of training.
+  const HeadSample& first = training[0];
+  const Tensor seen =
+      Distances(first.q, first.k, projection).masked_select(Visible(first.q.size(0)));
+  const Tensor sorted = std::get<0>(seen.sort());
+  for (const double share : {0.01, 0.02, 0.05, 0.1, 0.2, 0.4}) {
+    const double limit =
+        sorted[static_cast<std::int64_t>(share * static_cast<double>(sorted.numel() - 1))]
+            .item<double>();
+    add("distance", share,
+        [=](const Tensor& q, const Tensor& k) { return Distances(q, k, projection) <= limit; });
+  }
+  std::vector<Tensor> parts;
+  for (const HeadSample& sample : training) {
+    parts.push_back(sample.q.matmul(projection.t()));
+    parts.push_back(sample.k.matmul(projection.t()));
+  }
+  const Tensor points = at::cat(parts);
+  for (std::int64_t clusters = 2; clusters <= (quick ? 8 : 64); clusters *= 2) {
+    const Tensor centres = KMeans(points, clusters, random);
+    add("k-means", static_cast<double>(clusters), [=](const Tensor& q, const Tensor& k) {
+      return Nearest(q.matmul(projection.t()), centres).unsqueeze(1) ==
+             Nearest(k.matmul(projection.t()), centres).unsqueeze(0);
+    });
+  }
+  for (std::int64_t buckets = 4; buckets <= (quick ? 16 : 256); buckets *= 2) {
+    // Ends of buckets that hold equally many points of training.
+    const Tensor ranks = (at::arange(1, buckets) * points.size(0)).floor_divide(buckets);
+    const Tensor ends = std::get<0>(points.sort(0)).index_select(0, ranks).t().contiguous();
+    add("quantisation", static_cast<double>(buckets), [=](const Tensor& q, const Tensor& k) {
+      const auto bucket = [&](const Tensor& rows) {
+        return at::searchsorted(ends, rows.matmul(projection.t()).t().contiguous());
+      };
+      return (bucket(q).unsqueeze(2) == bucket(k).unsqueeze(1)).any(0);
+    });
+  }
+  // The paper's two block versions: every centre picks the nearest chunks of queries and of keys,
+  // among all or among those of its cluster, and joins each with each.
+  const Tensor centres = KMeans(points, kBlockClusters, random);
+  for (const bool own : {false, true}) {
+    for (const std::int64_t chunk : kChunks) {
+      if (4 * chunk > first.q.size(0)) continue;
+      for (const double share : {1.0 / 32, 1.0 / 16, 1.0 / 8, 1.0 / 4}) {
+        const Edges joined = [=](const Tensor& q, const Tensor& k) {
+          const auto picked = [&](const Tensor& rows) {
+            const Tensor means = ChunkMeans(rows.matmul(projection.t()), chunk);
+            const auto count =
+                std::max<std::int64_t>(1, std::llround(share * static_cast<double>(means.size(0))));
+            return Picked(means, centres, count, own);
+          };
+          return picked(q).matmul(picked(k).t()) > 0;
+        };
+        const Edges edges = [=](const Tensor& q, const Tensor& k) {
+          const std::int64_t n = q.size(0);
+          const Tensor ids = ChunkOf(n, chunk);
+          return joined(q, k)
+              .index_select(0, ids)
+              .index_select(1, ids)
+              .logical_and(Visible(n))
+              .logical_or(NearKeys(n));
+        };
+        const Edges of_blocks = [=](const Tensor& q, const Tensor& k) {
+          const Tensor chunks = joined(q, k);
+          return chunks.logical_and(Visible(chunks.size(0)))
+              .logical_or(NearBlocks(q.size(0), chunk));
+        };
+        blocks.push_back({"blocks",
+                          fmt::format("chunks of {}, {}", chunk, own ? "in clusters" : "nearest"),
+                          share, edges, /*fixed=*/false, chunk, of_blocks});
+      }
+    }
+  }
+  for (std::vector<Predictor>* more : {&global, &blocks}) {
+    tokens.insert(tokens.end(), more->begin(), more->end());
+  }
+  return tokens;
+}
+
+}  // namespace tsallis::lab::sparsefinder

@@ -1,0 +1,141 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "lab/base/errors.h"
+#include "lab/nn/layer_view.h"
+#include "lab/studies/analyses/sparsefinder.h"
+#include "lab/tasks/sequence_batch.h"
+#include "lab/train/optimizer.h"
+
+namespace tsallis::lab::sparsefinder {
+namespace {
+
+using at::Tensor;
+
+constexpr std::int64_t kNumbers = 4;    // of a projected query or key
+constexpr std::int64_t kQueries = 128;  // of a step of training
+
+Tensor DenseWeights(const SparseRows& rows, std::int64_t n) {
+  Tensor dense = at::zeros({n, n});
+  auto* to = dense.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (auto e = rows.offsets[static_cast<std::size_t>(i)];
+         e < rows.offsets[static_cast<std::size_t>(i + 1)]; ++e) {
+      to[i * n + rows.keys[static_cast<std::size_t>(e)]] =
+          rows.weights[static_cast<std::size_t>(e)];
+    }
+  }
+  return dense;
+}
+
+// As many pairs without weight as there are with, of every query, drawn among those that it sees.
+Tensor Negatives(const Tensor& positive, const Tensor& visible, RandomStream& random) {
+  Tensor negative = at::zeros_like(positive);
+  const auto* has = positive.const_data_ptr<bool>();
+  const auto* sees = visible.const_data_ptr<bool>();
+  auto* to = negative.mutable_data_ptr<bool>();
+  const std::int64_t n = positive.size(1);
+  std::vector<std::int64_t> others;
+  for (std::int64_t i = 0; i < positive.size(0); ++i) {
+    others.clear();
+    std::int64_t wanted = 0;
+    for (std::int64_t j = 0; j < n; ++j) {
+      wanted += has[i * n + j] ? 1 : 0;
+      if (sees[i * n + j] && !has[i * n + j]) others.push_back(j);
+    }
+    const auto all = static_cast<std::int64_t>(others.size());
+    for (std::int64_t c = 0; c < std::min(wanted, all); ++c) {
+      std::swap(others[static_cast<std::size_t>(c)],
+                others[static_cast<std::size_t>(c + random.Below(all - c))]);
+      to[i * n + others[static_cast<std::size_t>(c)]] = true;
+    }
+  }
+  return negative;
+}
+
+}  // namespace
+
+TokenBatch Samples::Draw(std::int64_t first, std::int64_t count) const {
+  return DrawBatch(task, kEvaluationSeed, Split::kTest, first, count, length);
+}
+
+std::vector<std::vector<HeadData>> Collect(Decoder& model, const Samples& samples) {
+  std::vector<std::vector<HeadData>> heads(static_cast<std::size_t>(model.Config().layers));
+  for (std::int64_t s = 0; s < samples.training + samples.test; ++s) {
+    model.Look(samples.Draw(s, 1), [&](const LayerView& view) {
+      const HeadArrays arrays = view.Arrays(0);
+      if (!arrays.alpha.defined() || arrays.alpha.min().item<double>() <= 1.0) {
+        throw UsageError(fmt::format(
+            "--decoder: expected a model whose heads have entmax with alpha above 1, got {} in "
+            "layer {}: every pair has weight there",
+            arrays.alpha.defined() ? "a smaller alpha" : arrays.map, view.layer + 1));
+      }
+      auto& layer = heads[static_cast<std::size_t>(view.layer)];
+      layer.resize(static_cast<std::size_t>(arrays.q.size(0)));
+      for (std::size_t h = 0; h < layer.size(); ++h) {
+        const auto head = static_cast<std::int64_t>(h);
+        const std::int64_t tokens = arrays.q.size(1);
+        const Tensor weights = DenseWeights(view.Weights(0, head, 0, tokens), tokens);
+        const bool training = s < samples.training;
+        (training ? layer[h].training : layer[h].test)
+            .push_back({arrays.q[head].to(at::kFloat).contiguous(),
+                        arrays.k[head].to(at::kFloat).contiguous(), weights > 0,
+                        training ? Tensor() : weights});
+      }
+    });
+  }
+  return heads;
+}
+
+Tensor Distances(const Tensor& q, const Tensor& k, const Tensor& projection) {
+  const Tensor a = q.matmul(projection.t());
+  const Tensor b = k.matmul(projection.t());
+  return (a.square().sum(1, true) + b.square().sum(1).unsqueeze(0) - 2.0 * a.matmul(b.t()))
+      .clamp_min(0.0);
+}
+
+// The loss is a sum of |W (q - k)|^2 with factors, so its gradient is 2 W C with C = sum of factor
+// (q - k)(q - k)^T over pairs.
+Tensor TrainProjection(const std::vector<HeadSample>& training, std::int64_t steps,
+                       RandomStream random) {
+  const std::int64_t dim = training[0].q.size(1);
+  Tensor projection = at::empty({kNumbers, dim});
+  auto* values = projection.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < projection.numel(); ++i) {
+    values[i] = static_cast<float>(Normal(random, 1.0 / std::sqrt(static_cast<double>(dim))));
+  }
+  const Tensor flat = projection.view(-1);
+  const Tensor gradient = at::zeros_like(flat);
+  TrainConfig train;
+  train.optimizer = "adam";
+  train.lr = 1e-2;
+  train.l2 = 0.0;
+  train.schedule = "cosine";
+  Optimizer optimizer(train, steps, flat, gradient);
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const HeadSample& sample = training[static_cast<std::size_t>(
+        random.Below(static_cast<std::int64_t>(training.size())))];
+    const std::int64_t n = sample.q.size(0);
+    const std::int64_t first = random.Below(std::max<std::int64_t>(1, n - kQueries + 1));
+    const std::int64_t count = std::min(kQueries, n - first);
+    const Tensor q = sample.q.narrow(0, first, count);
+    const Tensor positive = sample.support.narrow(0, first, count).contiguous();
+    const Tensor negative =
+        Negatives(positive, Visible(n).narrow(0, first, count).contiguous(), random);
+    const Tensor factor = positive.to(at::kFloat) - negative.to(at::kFloat);
+    const Tensor loss = (Distances(q, sample.k, projection) * factor).sum(1) + 1.0;
+    const Tensor active = (loss > 0).to(at::kFloat).unsqueeze(1) * factor / (loss.numel() * 8.0);
+    const Tensor cross = q.t().matmul(active).matmul(sample.k);
+    const Tensor second = (q * active.sum(1, true)).t().matmul(q) +
+                          (sample.k * active.sum(0).unsqueeze(1)).t().matmul(sample.k) - cross -
+                          cross.t();
+    gradient.copy_((2.0 * projection.matmul(second)).view(-1));
+    optimizer.Step(step);
+  }
+  return projection;
+}
+
+}  // namespace tsallis::lab::sparsefinder
