@@ -101,9 +101,7 @@ TEST_P(VisibleKeys, ThoseOfAPatternAreThePattern) {
 INSTANTIATE_TEST_SUITE_P(Decoder, VisibleKeys,
                          testing::Values(std::vector<std::int64_t>{kLength, kLength},
                                          std::vector<std::int64_t>{kLength, 4, 13}),
-                         [](const auto& of) {
-                           return of.param.size() == 2 ? "Same" : "Ragged";
-                         });
+                         [](const auto& of) { return of.param.size() == 2 ? "Same" : "Ragged"; });
 
 // A head and a sequence see what is said of them, and a layer's queries are those of a run whose
 // layers below are restricted.
