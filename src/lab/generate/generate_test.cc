@@ -171,6 +171,30 @@ TEST(Generate, BeamsFindTheLikeliestText) {
   EXPECT_EQ(std::count(narrow.tokens.begin(), narrow.tokens.end() - 1, 4), 0);
 }
 
+// More prompts than grow together, with as many steps as each of them has.
+TEST(Generate, BeamsOfAPromptDoNotSeeTheOthers) {
+  Decoder model = Model(11);
+  GenerateOptions options;
+  options.beams = 3;
+  options.steps = 9;
+  options.end = 4;
+  std::vector<Prompt> prompts;
+  for (std::int64_t i = 0; i < 40; ++i) prompts.push_back({{i % 11, i % 7, i % 5}, {}, 1 + i % 9});
+  const std::vector<Written> together = Generate(model, prompts, options);
+  ASSERT_EQ(together.size(), prompts.size());
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const Written alone = Generate(model, {prompts[i]}, options)[0];
+    EXPECT_EQ(together[i].tokens, alone.tokens) << i;
+    EXPECT_EQ(together[i].log_likelihood, alone.log_likelihood) << i;
+    EXPECT_LE(alone.said, prompts[i].steps);
+  }
+  // Drawing ends there, too.
+  options.beams = 1;
+  options.end.reset();
+  const std::vector<Written> drawn = Generate(model, prompts, options);
+  for (std::size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(drawn[i].said, prompts[i].steps);
+}
+
 TEST(Generate, MistakesAreNamed) {
   Decoder model = Model(12);
   GenerateOptions options;

@@ -9,6 +9,12 @@
 #include "lab/base/special_tokens.h"
 
 namespace tsallis::lab {
+namespace {
+
+// Orders of epochs that are kept: four bytes a pair each.
+constexpr std::size_t kEpochs = 8;
+
+}  // namespace
 
 const Corpus& TextPairs::Opened() const {
   std::call_once(once_, [&] {
@@ -80,7 +86,9 @@ std::shared_ptr<const TextPairs::Order> TextPairs::Shuffled(
     const std::shared_ptr<const Order>& pairs, const Epoch& epoch) const {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (last_ == epoch) return shuffled_;
+    for (const auto& [known, order] : shuffled_) {
+      if (known == epoch) return order;
+    }
   }
   auto order = std::make_shared<Order>(*pairs);
   RandomStream random(epoch.seed, Purpose::kTrain, static_cast<std::uint64_t>(epoch.epoch));
@@ -89,8 +97,8 @@ std::shared_ptr<const TextPairs::Order> TextPairs::Shuffled(
               (*order)[static_cast<std::size_t>(random.Below(left))]);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  last_ = epoch;
-  shuffled_ = order;
+  shuffled_.emplace_front(epoch, order);
+  if (shuffled_.size() > kEpochs) shuffled_.pop_back();
   return order;
 }
 

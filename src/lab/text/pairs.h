@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,8 +70,8 @@ class TextPairs {
 
   mutable std::mutex mutex_;  // of what follows, which is kept to be found faster
   mutable std::map<std::array<std::int64_t, 3>, std::shared_ptr<const Order>> within_;
-  mutable Epoch last_ = {0, -1, 0, 0};
-  mutable std::shared_ptr<const Order> shuffled_;  // of the last epoch
+  // Of the last epochs: models of several seeds, at different steps, train beside each other.
+  mutable std::deque<std::pair<Epoch, std::shared_ptr<const Order>>> shuffled_;
 };
 
 }  // namespace tsallis::lab
