@@ -17,7 +17,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
-    *("reproduce", "study", "train", "eval", "generate", "report", "task", "data", "list", "info"),
+    *(
+        "reproduce",
+        "study",
+        "train",
+        "eval",
+        "generate",
+        "translate",
+        "report",
+        "task",
+        "data",
+        "list",
+        "info",
+    ),
     *("convert", "bench"),
 ]
 MODELS = ROOT / "bench" / "models"

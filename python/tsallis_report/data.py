@@ -35,7 +35,7 @@ class Metric:
     @property
     def title(self) -> str:
         """The name with its unit: ``Accuracy (%)``."""
-        return f"{self.name.capitalize()} ({self.unit})"
+        return f"{self.name.capitalize()} ({self.unit})" if self.unit else self.name
 
     @property
     def points(self) -> str:
@@ -45,6 +45,8 @@ class Metric:
     @property
     def in_unit(self) -> str:
         """The name with its unit, and what a loss is in bits: ``Accuracy in %``."""
+        if not self.unit:
+            return self.name
         bits = " (a nat is 1.443 bits)" if self.unit.startswith("nats") else ""
         return f"{self.name.capitalize()} in {self.unit}{bits}"
 
