@@ -306,7 +306,7 @@ def test_a_process_that_hangs_ends_the_other_in_time(tmp_path):
         second.kill()
         second.communicate()
     assert first.returncode == 1
-    assert re.search(r"rank 1 was lost \((Timed out|Application timeout)", stderr)
+    assert "rank 1 was lost (Timed out" in stderr
 
 
 @pytest.mark.parametrize(

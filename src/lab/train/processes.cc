@@ -68,6 +68,10 @@ std::string Reason(const std::exception& error) {
   }
   text = text.substr(0, std::min(text.find(". "), text.find('\n')));
   if (text.ends_with('.')) text.pop_back();
+  // What gloo says of an operation that another one's timeout has closed.
+  if (text == "Application timeout caused pair closure") {
+    return "Timed out waiting for another process";
+  }
   return text;
 }
 
