@@ -33,9 +33,14 @@ class Metric:
     digits: int = 1  # behind the point
 
     @property
+    def heading(self) -> str:
+        """The name as a line begins with it: ``Accuracy``, ``BLEU``."""
+        return self.name[:1].upper() + self.name[1:]
+
+    @property
     def title(self) -> str:
         """The name with its unit: ``Accuracy (%)``."""
-        return f"{self.name.capitalize()} ({self.unit})" if self.unit else self.name
+        return f"{self.heading} ({self.unit})"
 
     @property
     def points(self) -> str:
@@ -45,10 +50,8 @@ class Metric:
     @property
     def in_unit(self) -> str:
         """The name with its unit, and what a loss is in bits: ``Accuracy in %``."""
-        if not self.unit:
-            return self.name
         bits = " (a nat is 1.443 bits)" if self.unit.startswith("nats") else ""
-        return f"{self.name.capitalize()} in {self.unit}{bits}"
+        return f"{self.heading} in {self.unit}{bits}"
 
     @property
     def full_tint(self) -> float:

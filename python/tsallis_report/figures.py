@@ -15,8 +15,11 @@ from . import heads, kinds, style
 from .data import Metric, Study
 from .parts import (
     MAX_TOGETHER,
+    Series,
     headline_methods,
+    legend_below,
     length_axis,
+    plot_series,
     save_figure,
     weight_bar,
     weight_norm,
@@ -24,9 +27,6 @@ from .parts import (
 )
 
 _DEEP = 4  # layers from which on it is worth while to draw what arrives at each
-
-# method, lengths, values, spread
-Series = tuple[Sequence[int], Sequence[float], Sequence[float]]
 
 
 def plot_accuracy(study: Study) -> Figure:
@@ -85,7 +85,7 @@ def plot_positions(study: Study) -> Figure | None:
     figure = Figure(figsize=(8.2, 4.9), layout="constrained")
     axes = figure.subplots()
     methods = headline_methods(study)
-    _plot_series(axes, study, methods, loss)
+    plot_series(axes, study, methods, loss)
     axes.set_xscale("log", base=2)
     axes.set_xlabel(f"Position within samples of n = {longest} (log scale)")
     axes.set_ylabel("Loss (nats)")
@@ -145,7 +145,7 @@ def plot_groups(study: Study) -> Figure | None:
             found.sort(key=lambda row: row.n)
             return [r.n for r in found], [r.mean for r in found], [r.std for r in found]
 
-        _plot_series(axes, study, headline_methods(study), accuracy)
+        plot_series(axes, study, headline_methods(study), accuracy)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("Size")
         axes.set_ylim(0, 102)
@@ -153,7 +153,7 @@ def plot_groups(study: Study) -> Figure | None:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel("Right (%)")
-    _legend_of(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -176,12 +176,12 @@ def plot_flow(study: Study) -> Figure | None:
             values = [r.gradient if quantity == gradient else r.keys for r in rows]
             return [r.layer + 1 for r in rows], values, [0.0] * len(rows)
 
-        _plot_series(axes, study, methods, by_layer)
+        plot_series(axes, study, methods, by_layer)
         axes.set_yscale("log")
         axes.set_xlabel("Layer")
         axes.set_ylabel(quantity)
         axes.set_title(title)
-    _legend_of(figure, axes)
+    legend_below(figure, axes)
     return figure
 
 
@@ -205,11 +205,11 @@ def plot_entropy(study: Study) -> Figure | None:
     top = 1.08 * float(np.log(keys[-1])) if keys[-1] > 1 else 1.0
     for axes, members in grid[0]:
         axes.axhline(1.0, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
-        _plot_series(axes, study, members, normalised)
+        plot_series(axes, study, members, normalised)
         axes.set_ylim(-0.03, 1.05)
     for axes, members in grid[1]:
         axes.plot(lengths, np.log(keys), color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
-        _plot_series(axes, study, members, nats)
+        plot_series(axes, study, members, nats)
         axes.set_ylim(-0.03 * top, top)
     seen = "keys" if study.heads else "n"
     uniform = f"uniform: H = ln {seen}"
@@ -239,7 +239,7 @@ def plot_support(study: Study) -> Figure | None:
     keys = [study.keys(n) for n in lengths]
     for axes, members in grid[0]:
         axes.plot(lengths, keys, color=style.FAINT, lw=1.0, ls=(0, (1, 2)), zorder=1)
-        _plot_series(axes, study, members, support)
+        plot_series(axes, study, members, support)
         axes.set_yscale("log", base=2)
         axes.set_ylim(0.8, 1.5 * keys[-1])
         ticks = [2**k for k in range(0, 40, 2) if 2**k <= 1.5 * keys[-1]]
@@ -358,7 +358,7 @@ def plot_difference(study: Study) -> Figure | None:
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("Length n")
-    axes.set_title(f"{study.metric.name.capitalize()}, ours − paper ({study.metric.points})")
+    axes.set_title(f"{study.metric.heading}, ours − paper ({study.metric.points})")
     extend = "both" if largest > limit else "neither"
     bar = figure.colorbar(image, ax=axes, fraction=0.04, aspect=26, pad=0.02, extend=extend)
     bar.set_label(study.metric.points.capitalize())
@@ -412,7 +412,7 @@ def _accuracy_panel(axes: Axes, study: Study, methods: Sequence[str]) -> None:
         if published:
             x, y = zip(*published, strict=True)
             axes.plot(x, y, color=palette[method], lw=1.2, ls=(0, (4, 2)), zorder=2)
-    _plot_series(axes, study, methods, accuracy)
+    plot_series(axes, study, methods, accuracy)
     if study.metric.unit == "%":
         axes.set_ylim(0, 102)
         axes.set_yticks(range(0, 101, 20))
@@ -424,36 +424,6 @@ def _accuracy_end(study: Study) -> Callable[[str], Series]:
         return [r.n for r in rows], [r.mean for r in rows], []
 
     return end
-
-
-def _plot_series(
-    axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]
-) -> None:
-    """A line with markers per method, and a band of ± its spread."""
-    palette, marks = style.colors(study.of(study.methods)), style.markers(study.of(study.methods))
-    every = style.variants(study.about.values())
-    for method in methods:
-        x, y, spread = (np.asarray(part, dtype=float) for part in series(method))
-        if spread.any():
-            axes.fill_between(x, y - spread, y + spread, color=palette[method], alpha=0.16, lw=0)
-        axes.plot(
-            x,
-            y,
-            color=palette[method],
-            ls=style.line(study.about[method].variant, every),
-            marker=marks[method],
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            markersize=5.0,
-            zorder=3,
-            label=study.labels[method],
-        )
-
-
-def _legend_of(figure: Figure, axes: Axes) -> None:
-    """Below the figure, the lines of a panel by their labels."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
 
 
 def _variant_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:

@@ -12,7 +12,15 @@ from matplotlib.lines import Line2D
 
 from . import style
 from .data import Array, AttentionMap, HeadNumber, Study
-from .parts import headline_methods, length_axis, weight_bar, weight_norm, wrapped
+from .parts import (
+    headline_methods,
+    histogram_panels,
+    legend_below,
+    length_axis,
+    weight_bar,
+    weight_norm,
+    wrapped,
+)
 
 # What a head learns, as data/heads.csv names it, and for people.
 _LEARNED = {
@@ -158,32 +166,26 @@ def plot_histograms(study: Study) -> Figure | None:
         return None
     lengths = sorted({number.n for number in study.heads})
     ends = dict.fromkeys((lengths[0], lengths[-1]))
-    alphas = {m: _values(study, m, lengths[0], "alpha") for m in methods}
+    alphas = {m: head_values(study, m, lengths[0], "alpha") for m in methods}
     columns = 2 if any(alphas.values()) else 1
-    figure = Figure(figsize=(1.2 + 4.2 * columns, 0.9 + 1.5 * len(methods)), layout="constrained")
-    panels = figure.subplots(len(methods), columns, squeeze=False, sharex="col")
+    figure, panels = histogram_panels(study, methods, columns)
     colors = dict(zip(ends, ("#8a8a8a", "#0072b2"), strict=False))
     for row, method in zip(panels, methods, strict=True):
         for n in ends:
-            support = _values(study, method, n, "support")
-            keys = _values(study, method, n, "keys")
+            support = head_values(study, method, n, "support")
+            keys = head_values(study, method, n, "keys")
             shares = [support[at] / keys[at] for at in support if at in keys]
             row[0].hist(
                 shares, bins=20, range=(0.0, 1.0), histtype="stepfilled", alpha=0.55,
                 color=colors[n], label=f"n = {n}",
             )  # fmt: skip
-        row[0].set_ylabel(f"{wrapped(study.labels[method])}\nHeads", fontsize=9)
         if columns > 1:
             row[1].hist(list(alphas[method].values()), bins=20, color="#d55e00", alpha=0.7)
-    panels[-1, 0].set_xlabel("Density: keys with weight, of those seen")
-    if columns > 1:
-        panels[-1, 1].set_xlabel("α")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    legend_below(figure, panels[0, 0])
     return figure
 
 
-def _values(study: Study, method: str, n: int, quantity: str) -> dict[tuple[int, int], float]:
+def head_values(study: Study, method: str, n: int, quantity: str) -> dict[tuple[int, int], float]:
     """Of each head, by layer and head."""
     return {
         (h.layer, h.head): h.mean

@@ -23,7 +23,7 @@ def markdown(study: Study) -> str:
     return (
         f"# {study.title}\n\n"
         f"{finding}"
-        f"![{metric.name.capitalize()} against length](figures/accuracy.png)\n\n"
+        f"![{metric.heading} against length](figures/accuracy.png)\n\n"
         f"{metric.in_unit}, {study.seed_text}: "
         f"mean{spread}{paper if study.has_paper else ''}.\n\n"
         f"{_table(study)}\n"
@@ -85,7 +85,7 @@ def _baseline_section(study: Study) -> str:
     tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
     test = "; p of the paired t-test over seeds" if tested else ""
     return (
-        f"{study.metric.name.capitalize()} minus that of {baseline}, in {study.metric.points}, "
+        f"{study.metric.heading} minus that of {baseline}, in {study.metric.points}, "
         f"± the standard error of the difference{test}:"
         f"\n\n{markdown_table(table)}\n"
     )

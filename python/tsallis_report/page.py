@@ -320,7 +320,7 @@ def _baseline_table(study: Study) -> str:
     tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
     test = " p: the two-sided paired t-test over the seeds." if tested else ""
     note = (
-        f"{study.metric.name.capitalize()} minus that of {baseline}, in {study.metric.points}"
+        f"{study.metric.heading} minus that of {baseline}, in {study.metric.points}"
         f"{error}. Blue: better; red: worse; "
         f"pale: within two standard errors, or of one seed.{test}"
     )

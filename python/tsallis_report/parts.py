@@ -1,18 +1,26 @@
 """What figures of several modules share."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from PIL import Image
 
+from . import style
 from .data import Study
 
 _FEW_LENGTHS = 6  # that all fit below a small panel
+
+# lengths or layers, values, spread
+Series = tuple[Sequence[int], Sequence[float], Sequence[float]]
+Panels = npt.NDArray[Any]  # of Axes: [rows, columns]
 
 MAX_TOGETHER = 6  # methods that one panel carries
 
@@ -47,6 +55,49 @@ def wrapped(label: str, width: int = 14) -> str:
         else:
             lines[-1] = f"{lines[-1]} {word}".strip()
     return "\n".join(lines)
+
+
+def plot_series(
+    axes: Axes, study: Study, methods: Sequence[str], series: Callable[[str], Series]
+) -> None:
+    """A line with markers per method, and a band of ± its spread."""
+    palette, marks = style.colors(study.of(study.methods)), style.markers(study.of(study.methods))
+    every = style.variants(study.about.values())
+    for method in methods:
+        x, y, spread = (np.asarray(part, dtype=float) for part in series(method))
+        if spread.any():
+            axes.fill_between(x, y - spread, y + spread, color=palette[method], alpha=0.16, lw=0)
+        axes.plot(
+            x,
+            y,
+            color=palette[method],
+            ls=style.line(study.about[method].variant, every),
+            marker=marks[method],
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            markersize=5.0,
+            zorder=3,
+            label=study.labels[method],
+        )
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Below the figure, the lines of a panel by their labels."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+
+
+def histogram_panels(study: Study, methods: Sequence[str], columns: int) -> tuple[Figure, Panels]:
+    """A row for each method: how many heads have which density and, in a second column, which α."""
+    figure = Figure(figsize=(1.2 + 4.2 * columns, 0.9 + 1.5 * len(methods)), layout="constrained")
+    panels: Panels = figure.subplots(len(methods), columns, squeeze=False, sharex="col")
+    for row, method in zip(panels, methods, strict=True):
+        row[0].set_ylabel(f"{wrapped(study.labels[method])}\nHeads", fontsize=9)
+    for axes, text in zip(
+        panels[-1], ("Density: keys with weight, of those seen", "α"), strict=False
+    ):
+        axes.set_xlabel(text)
+    return figure, panels
 
 
 def weight_norm() -> PowerNorm:

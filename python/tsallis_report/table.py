@@ -94,7 +94,7 @@ def terminal_table(study: Study, columns: int, color: bool) -> str:
         for begin in range(0, len(lengths), even)
     ]
     spread = ", mean ± standard deviation over seeds" if study.max_seeds > 1 else ""
-    legend = f"{study.metric.name.capitalize()} in {study.metric.unit}{spread}."
+    legend = f"{study.metric.heading} in {study.metric.unit}{spread}."
     if study.has_paper:
         legend += f"\nBelow it the paper's, and ours minus the paper's in {study.metric.points}."
     return "\n".join(parts) + _painted(legend, _DIM, color) + "\n"

@@ -94,7 +94,7 @@ class TranslateCommand : public Command {
         sources.push_back(TokensOf(i, *codec, loaded));
       }
       const std::vector<std::string> texts =
-          lab::Translate(*loaded.model, *loaded.task, sources, beams_, *invocation.stop);
+          lab::Translate(*loaded.model, *loaded.task, *codec, sources, beams_, *invocation.stop);
       for (std::size_t i = 0; i < texts.size(); ++i) {
         if (!json_) fmt::print("{}\n", texts[i]);
         if (!show_.empty() && shown_.size() < 20) {

@@ -36,7 +36,7 @@ LengthScore EvaluateSetsAt(SetAttention& model, const MaxRetrieval& task, Split 
                            std::int64_t n, std::int64_t sets, const std::atomic<bool>& stop) {
   LengthScore score;
   score.n = n;
-  score.sets = sets;
+  score.answers.asked = sets;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkItems / n);
   for (std::int64_t first = 0; first < sets; first += chunk) {
     if (stop) throw Interrupted("evaluation stopped");
@@ -44,7 +44,7 @@ LengthScore EvaluateSetsAt(SetAttention& model, const MaxRetrieval& task, Split 
     const SetBatch batch = task.EvalBatch(split, n, first, count);
     AttentionView view;
     const at::Tensor scores = model.Forward(batch, &view);
-    score.hits += scores.argmax(1).eq(batch.target).sum().item<std::int64_t>();
+    score.answers.hits += scores.argmax(1).eq(batch.target).sum().item<std::int64_t>();
     score.entropy += view.entropy.sum().item<double>();
     score.support += view.support_size.sum().item<double>();
     if (n >= kHeatItems && static_cast<std::int64_t>(score.heat.size()) < kHeatSets * kHeatItems) {
@@ -72,8 +72,8 @@ void SaveScores(const std::filesystem::path& path, const std::vector<LengthScore
   for (const LengthScore& score : scores) {
     nlohmann::ordered_json& row = rows.emplace_back();
     row = {{"n", score.n},
-           {"sets", score.sets},
-           {"hits", score.hits},
+           {"sets", score.answers.asked},
+           {"hits", score.answers.hits},
            {"entropy", score.entropy},
            {"support", score.support}};
     if (score.heat.empty()) continue;
@@ -94,12 +94,11 @@ std::optional<std::vector<LengthScore>> LoadScores(const std::filesystem::path& 
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const nlohmann::json& row = rows[i];
     LengthScore score{.n = row.at("n"),
-                      .sets = row.at("sets"),
-                      .hits = row.at("hits"),
+                      .answers = {.asked = row.at("sets"), .hits = row.at("hits")},
                       .entropy = row.at("entropy"),
                       .support = row.at("support"),
                       .heat = row.value("heat", std::vector<float>())};
-    if (score.n != task.eval_lengths[i] || score.sets != EvalSets(task, score.n))
+    if (score.n != task.eval_lengths[i] || score.answers.asked != EvalSets(task, score.n))
       return std::nullopt;
     scores.push_back(std::move(score));
   }

@@ -14,15 +14,14 @@ namespace tsallis::lab {
 
 struct LengthScore {
   std::int64_t n = 0;
-  std::int64_t sets = 0;
-  std::int64_t hits = 0;
-  double loss = 0.0;  // nats, a sum; sequences alone, as what follows:
+  Answers answers{};
+  // Of sequences:
   std::vector<Answers> by_position{};
   std::vector<Answers> by_group{};                         // see SequenceLengthScore
-  double score = 0.0;                                      // see Answers
   std::vector<std::pair<std::string, double>> measures{};  // see MeasuresOf()
-  double entropy = 0.0;                                    // nats, mean over sets
-  double support = 0.0;                                    // weights > 0, mean over sets
+  // Of sets:
+  double entropy = 0.0;  // nats, mean over sets
+  double support = 0.0;  // weights > 0, mean over sets
   std::vector<float>
       heat{};  // [kHeatSets, kHeatItems]: weights of the largest items, ascending priority
 };

@@ -34,11 +34,10 @@ std::string TextOf(TextCodec& codec, const FramedTask& task,
 
 }  // namespace
 
-std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& task,
+std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& task, TextCodec& codec,
                                    const std::vector<std::vector<std::int64_t>>& sources,
                                    std::int64_t beams, const std::atomic<bool>& stop) {
   const FramedTask& framed = FramedOf(task);
-  std::optional<TextCodec> codec = framed.Codec("translation");
   GenerateOptions options;
   options.sampler.temperature = 0.0;
   options.end = framed.Eos();
@@ -54,7 +53,7 @@ std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& tas
       options.steps = std::max(options.steps, steps);
     }
     for (const Written& written : Generate(model, prompts, options)) {
-      texts.push_back(TextOf(*codec, framed, written.tokens));
+      texts.push_back(TextOf(codec, framed, written.tokens));
     }
     if (stop) throw Interrupted("translation stopped");
   }
@@ -75,7 +74,7 @@ std::vector<Translation> TranslateSamples(SequenceModel& model, const SequenceTa
         {TextOf(*codec, framed, text.source), "", TextOf(*codec, framed, text.target)});
     sources.push_back(std::move(text.source));
   }
-  const std::vector<std::string> texts = Translate(model, task, sources, beams, stop);
+  const std::vector<std::string> texts = Translate(model, task, *codec, sources, beams, stop);
   for (std::size_t i = 0; i < texts.size(); ++i) translations[i].hypothesis = texts[i];
   return translations;
 }

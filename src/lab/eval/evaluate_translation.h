@@ -21,9 +21,9 @@ struct Translation {
 };
 
 // Translations of sources, which are tokens of `task` without special ones; at most 2 n + 16 tokens
-// for one of n. beams: 1 writes the likeliest token each time. UsageError for a task without text
-// or without a source and a target; Interrupted when `stop` becomes true.
-std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& task,
+// for one of n. codec: the task's. beams: 1 writes the likeliest token each time. UsageError for a
+// task that is no translation; Interrupted when `stop` becomes true.
+std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& task, TextCodec& codec,
                                    const std::vector<std::vector<std::int64_t>>& sources,
                                    std::int64_t beams, const std::atomic<bool>& stop);
 

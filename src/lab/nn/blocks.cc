@@ -146,7 +146,7 @@ Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor&
   options.causal = causal_;
   options.cu_seqlens_q = queries_begin;
   options.cu_seqlens_k = keys_begin;
-  if (look) look({q, keys, values, options});
+  if (look) look({q, keys, options});
   const Tensor attended = tsallis::Attention(q, keys, values, options);
   return at::linear(attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_);
 }

@@ -104,9 +104,9 @@ class FeedForwardBlock : Fixed {
 // output. How they attend is config.attention.
 class AttentionBlock : Fixed {
  public:
-  // What one call computes, for who looks: [1, heads, rows, head_dim] each.
+  // What one call computes its weights from, for who looks: [1, heads, rows, head_dim] each.
   struct Seen {
-    at::Tensor q, k, v;
+    at::Tensor q, k;
     AttentionOptions options;
   };
 

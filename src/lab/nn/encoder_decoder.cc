@@ -21,6 +21,7 @@ namespace tsallis::lab {
 namespace {
 
 using at::Tensor;
+using SeenLook = std::function<void(const AttentionBlock::Seen&)>;
 
 // Rows whose logits are in memory at a time where no gradient is wanted.
 constexpr std::int64_t kLogitRows = 2048;
@@ -32,34 +33,51 @@ DecoderConfig Settled(DecoderConfig config) {
   return config;
 }
 
+struct AttentionPart {
+  AttentionPart(const DecoderConfig& config, const std::string& name, bool causal,
+                LeafParameters& parameters)
+      : residual(config, name, parameters), heads(config, name, causal, parameters) {}
+
+  // Behind x what its tokens find in `memory`; undefined: in themselves.
+  Tensor operator()(const Tensor& x, const Tensor& memory, const Tensor& queries_begin,
+                    const Tensor& keys_begin, const SeenLook& look) const {
+    return residual(x, [&](const Tensor& in) {
+      const auto [k, v] = heads.Memory(memory.defined() ? memory : in);
+      return heads.Attend(heads.Queries(in), k, v, queries_begin, keys_begin, look);
+    });
+  }
+
+  Residual residual;
+  AttentionBlock heads;
+};
+
+struct FeedForwardPart {
+  FeedForwardPart(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
+      : residual(config, name, parameters), hidden(config, name, parameters) {}
+
+  Tensor operator()(const Tensor& x) const { return residual(x, std::cref(hidden)); }
+
+  Residual residual;
+  FeedForwardBlock hidden;
+};
+
 struct EncoderLayer {
   EncoderLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
-      : self_residual(config, name + "attention.", parameters),
-        self(config, name + "attention.", false, parameters),
-        feed_forward_residual(config, name + "feed_forward.", parameters),
+      : self(config, name + "attention.", false, parameters),
         feed_forward(config, name + "feed_forward.", parameters) {}
 
-  Residual self_residual;
-  AttentionBlock self;
-  Residual feed_forward_residual;
-  FeedForwardBlock feed_forward;
+  AttentionPart self;
+  FeedForwardPart feed_forward;
 };
 
 struct TargetLayer {
   TargetLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
-      : self_residual(config, name + "attention.", parameters),
-        self(config, name + "attention.", true, parameters),
-        context_residual(config, name + "context.", parameters),
+      : self(config, name + "attention.", true, parameters),
         context(config, name + "context.", false, parameters),
-        feed_forward_residual(config, name + "feed_forward.", parameters),
         feed_forward(config, name + "feed_forward.", parameters) {}
 
-  Residual self_residual;
-  AttentionBlock self;
-  Residual context_residual;
-  AttentionBlock context;
-  Residual feed_forward_residual;
-  FeedForwardBlock feed_forward;
+  AttentionPart self, context;
+  FeedForwardPart feed_forward;
 };
 
 // A batch as the model reads it.
@@ -135,7 +153,6 @@ void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path) {
 
 struct EncoderDecoder::State {
   using Look = std::function<void(const PackedAttention&)>;
-  using SeenLook = std::function<void(const AttentionBlock::Seen&)>;
 
   State(const DecoderConfig& given, std::uint64_t seed) : config(Settled(given)) {
     const std::int64_t width = config.width;
@@ -177,13 +194,9 @@ struct EncoderDecoder::State {
   Tensor Encode(const Packed& source, const Look& look) {
     Tensor x = Embed(source);
     for (std::size_t l = 0; l < encoder.size(); ++l) {
-      const EncoderLayer& layer = encoder[l];
-      x = layer.self_residual(x, [&](const Tensor& in) {
-        const auto [k, v] = layer.self.Memory(in);
-        return layer.self.Attend(layer.self.Queries(in), k, v, source.begins, source.begins,
-                                 Shown(look, "encoder", l, source.begins, source.begins));
-      });
-      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+      x = encoder[l].self(x, {}, source.begins, source.begins,
+                          Shown(look, "encoder", l, source.begins, source.begins));
+      x = encoder[l].feed_forward(x);
     }
     return (*memory_norm)(x);
   }
@@ -193,18 +206,11 @@ struct EncoderDecoder::State {
                 const Look& look) {
     Tensor x = Embed(target);
     for (std::size_t l = 0; l < decoder.size(); ++l) {
-      const TargetLayer& layer = decoder[l];
-      x = layer.self_residual(x, [&](const Tensor& in) {
-        const auto [k, v] = layer.self.Memory(in);
-        return layer.self.Attend(layer.self.Queries(in), k, v, target.begins, target.begins,
-                                 Shown(look, "decoder", l, target.begins, target.begins));
-      });
-      x = layer.context_residual(x, [&](const Tensor& in) {
-        const auto [k, v] = layer.context.Memory(memory);
-        return layer.context.Attend(layer.context.Queries(in), k, v, target.begins, source.begins,
-                                    Shown(look, "context", l, target.begins, source.begins));
-      });
-      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+      x = decoder[l].self(x, {}, target.begins, target.begins,
+                          Shown(look, "decoder", l, target.begins, target.begins));
+      x = decoder[l].context(x, memory, target.begins, source.begins,
+                             Shown(look, "context", l, target.begins, source.begins));
+      x = decoder[l].feed_forward(x);
     }
     return x;
   }
@@ -378,7 +384,7 @@ class EncoderDecoder::Growing : public GrowingSequences {
     const Tensor memory = state_.Encode(Packed::Of({source}, state_.config.vocabulary), nullptr);
     auto layers = std::make_shared<Layers>();
     for (const TargetLayer& layer : state_.decoder) {
-      const auto [k, v] = layer.context.Memory(memory);
+      const auto [k, v] = layer.context.heads.Memory(memory);
       layers->push_back({k, v});
     }
     return layers;
@@ -405,8 +411,8 @@ class EncoderDecoder::Growing : public GrowingSequences {
     Tensor x = state_.Embed(rows);
     for (std::size_t l = 0; l < state_.decoder.size(); ++l) {
       const TargetLayer& layer = state_.decoder[l];
-      x = layer.self_residual(x, [&](const Tensor& in) {
-        const auto [k, v] = layer.self.Memory(in);
+      x = layer.self.residual(x, [&](const Tensor& in) {
+        const auto [k, v] = layer.self.heads.Memory(in);
         std::vector<KeysValues> all;
         for (std::size_t s = 0; s < texts.size(); ++s) {
           const std::int64_t count = begins[s + 1] - begins[s];
@@ -421,17 +427,17 @@ class EncoderDecoder::Growing : public GrowingSequences {
           all.push_back(own);
         }
         const auto [joined, keys_begin] = Joined(all);
-        return layer.self.Attend(layer.self.Queries(in), joined.k, joined.v, rows.begins,
-                                 keys_begin);
+        return layer.self.heads.Attend(layer.self.heads.Queries(in), joined.k, joined.v,
+                                       rows.begins, keys_begin);
       });
-      x = layer.context_residual(x, [&](const Tensor& in) {
+      x = layer.context.residual(x, [&](const Tensor& in) {
         std::vector<KeysValues> all;
         for (const Text& text : texts) all.push_back((*text.source)[l]);
         const auto [joined, keys_begin] = Joined(all);
-        return layer.context.Attend(layer.context.Queries(in), joined.k, joined.v, rows.begins,
-                                    keys_begin);
+        return layer.context.heads.Attend(layer.context.heads.Queries(in), joined.k, joined.v,
+                                          rows.begins, keys_begin);
       });
-      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+      x = layer.feed_forward(x);
     }
     for (std::size_t s = 0; s < texts.size(); ++s) {
       texts[s].tokens += static_cast<std::int64_t>(tokens[s].size());

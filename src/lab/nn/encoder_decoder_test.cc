@@ -35,12 +35,8 @@ using at::Tensor;
 std::atomic<bool> never{false};
 
 DecoderConfig Small() {
-  DecoderConfig config;
+  DecoderConfig config = Tiny();
   config.vocabulary = 13;
-  config.layers = 2;
-  config.width = 16;
-  config.heads = 2;
-  config.feed_forward = 24;
   config.attention.positions.kind = "sinusoidal";
   config.attention.map = "entmax";
   return config;
@@ -275,7 +271,7 @@ TEST(EncoderDecoder, RefusesWhatItDoesNotHave) {
   ExpectContains(error([](auto& c) { c.compute = "bfloat16"; }), "model.compute");
   ExpectContains(error([](auto& c) { c.overrides.emplace_back().map = "softmax"; }),
                  "model.override");
-  ExpectContains(error([](auto& c) { c.heads = 3; }), "model.head_dim");
+  ExpectContains(error([](auto& c) { c.head_dim = 513; }), "model.head_dim");
   EncoderDecoder model(Small(), 1);
   TokenBatch batch = Batch();
   batch.labels = batch.tokens.clone();
@@ -297,7 +293,7 @@ TEST(EncoderDecoder, HeadsAreDescribedByKind) {
   Shake(model);
   const LengthHeads heads = ObservePacked(model, *task, 6, never);
   EXPECT_EQ(heads.samples, 256);
-  EXPECT_EQ(heads.numbers.size(), 3U * 2U * 2U * 3U);  // kinds, layers, heads, quantities
+  EXPECT_EQ(heads.numbers.size(), 3U * 2U * 4U * 3U);  // kinds, layers, heads, quantities
   std::map<std::string, double> found;
   for (const HeadNumber& number : heads.numbers) {
     found[number.quantity + " " + std::to_string(number.layer) + "." +
@@ -311,7 +307,7 @@ TEST(EncoderDecoder, HeadsAreDescribedByKind) {
     if (std::string(attention.kind) != "decoder" || attention.layer != 0) return;
     for (std::int64_t s = 0; s < 256; ++s) {
       const Tensor p = WeightsOf(attention, s).to(at::kDouble);
-      ASSERT_EQ(p.sizes(), (std::vector<std::int64_t>{2, 7, 7}));
+      ASSERT_EQ(p.sizes(), (std::vector<std::int64_t>{4, 7, 7}));
       EXPECT_NEAR((p.sum(-1) - 1.0).abs().max().item<double>(), 0.0, 1e-5);
       EXPECT_EQ(p.triu(1).abs().max().item<double>(), 0.0);
       const Tensor alphas = *attention.seen.options.alpha_heads;
@@ -337,29 +333,21 @@ TEST(EncoderDecoder, HeadsAreDescribedByKind) {
 }
 
 Recipe CopyRecipe() {
-  Recipe recipe;
-  recipe.name = "small";
-  recipe.task.name = "copy";
-  recipe.task.sequence = MakeSequenceTask("copy", {"symbols=4"});
-  recipe.task.settings = {{"symbols", "4"}};
-  recipe.task.train_length_min = 1;
+  Recipe recipe = SmallSequences();
   recipe.task.train_length_max = 1;
-  recipe.task.eval_lengths = {1};
   recipe.model.name = "encoder-decoder";
-  recipe.model.decoder = Small();
-  recipe.model.decoder.vocabulary = 0;
-  recipe.model.decoder.width = 32;
-  recipe.train.optimizer = "adamw";
+  recipe.model.decoder.attention.positions.kind = "sinusoidal";
+  recipe.train.schedule = "constant";
   recipe.train.lr = 5e-3;
   recipe.train.batch = 32;
-  recipe.methods.emplace_back().name = "entmax";
+  recipe.train.validate_every = 0;
   return recipe;
 }
 
 TEST(EncoderDecoder, LearnsToCopyAndIsLoadedAgain) {
   const Recipe recipe = CopyRecipe();
   const TemporaryFolder folder;
-  const TrainingJob job{&recipe, &recipe.methods[0], 5, 400, folder.Path() / "run"};
+  const TrainingJob job{&recipe, &recipe.methods[1], 5, 400, folder.Path() / "run"};
   const std::unique_ptr<SequenceModel> model = MakeModel(job);
   TrainSequences(
       job, *model, [](const JobStatus&) {}, never);
@@ -396,7 +384,7 @@ TEST(EncoderDecoder, IsTheSameForAnyNumberOfThreads) {
     at::set_num_threads(threads);
     const Recipe recipe = CopyRecipe();
     const TemporaryFolder folder;
-    const TrainingJob job{&recipe, &recipe.methods[0], 5, 5, folder.Path() / "run"};
+    const TrainingJob job{&recipe, &recipe.methods[1], 5, 5, folder.Path() / "run"};
     const std::unique_ptr<SequenceModel> model = MakeModel(job);
     TrainSequences(
         job, *model, [](const JobStatus&) {}, never);

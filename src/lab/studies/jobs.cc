@@ -52,12 +52,9 @@ std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskCon
     if (!score) return std::nullopt;
     LengthScore& one = scores.emplace_back();
     one.n = n;
-    one.sets = score->answers.asked;
-    one.hits = score->answers.hits;
-    one.loss = score->answers.loss;
+    one.answers = score->answers;
     one.by_position = score->by_position;
     one.by_group = score->by_group;
-    one.score = score->answers.score;
     one.measures = MeasuresOf(*score);
   }
   return scores;

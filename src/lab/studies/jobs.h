@@ -36,8 +36,8 @@ struct Job {
   // Whether weights are kept to be drawn: of the first seed alone, which is what pages show.
   bool draws = false;
   std::vector<std::int64_t> map_lengths;  // sequences that draw: where
-  // As `evaluates`, at every length; empty until the job is finished. Of sequences, `sets` are what
-  // was asked, `hits` what was right, and the rest stays empty.
+  // As `evaluates`, at every length; empty until the job is finished. Of
+  // sequences, what LengthScore has of sets stays empty.
   std::vector<std::vector<LengthScore>> scores;
   HeadObservations heads;          // sequences: what there is when the job is finished
   std::vector<Observed> observed;  // of runs that wrote it

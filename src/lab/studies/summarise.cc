@@ -48,18 +48,18 @@ void AddSequenceEntropy(const std::string& method, std::int64_t n,
   for (const Job* job : jobs) {
     const LengthHeads* heads = job->heads.At(n);
     if (heads == nullptr) continue;
-    const auto& numbers = heads->numbers;
-    if (std::none_of(numbers.begin(), numbers.end(),
-                     [](const HeadNumber& number) { return number.quantity == "entropy"; })) {
-      continue;
-    }
-    const auto mean = [&](const char* quantity) {
-      std::vector<double> values;
+    const auto values = [&](const char* quantity) {
+      std::vector<double> found;
       for (const HeadNumber& number : heads->numbers) {
-        if (number.quantity == quantity) values.push_back(number.mean);
+        if (number.quantity == quantity) found.push_back(number.mean);
       }
-      return values.empty() ? 0.0 : Mean(values);
+      return found;
     };
+    const auto mean = [&](const char* quantity) {
+      const std::vector<double> found = values(quantity);
+      return found.empty() ? 0.0 : Mean(found);
+    };
+    if (values("entropy").empty()) continue;  // heads that are described by other numbers
     entropy.push_back(mean("entropy"));
     normalised.push_back(mean("normalised entropy"));
     support.push_back(mean("support"));
@@ -231,9 +231,7 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
       std::vector<double> values;
       for (std::size_t j = 0; j < own.size(); ++j) {
         scores.push_back(&own[j]->scores[places[j]][l]);
-        values.push_back(
-            Answers{scores[j]->sets, scores[j]->hits, scores[j]->loss, scores[j]->score}.Value(
-                task.GetScoring()));
+        values.push_back(scores[j]->answers.Value(task.GetScoring()));
       }
       ResultRow row{method->name,
                     n,

@@ -46,7 +46,7 @@ struct Answers {
 
 inline Metric MetricOf(Scoring scoring, const std::string& answer) {
   if (scoring == Scoring::kLoss) return {"loss", "nats a " + answer, false, 3, 0.02};
-  if (scoring == Scoring::kBleu) return {"BLEU", "", true, 1, 1.0};
+  if (scoring == Scoring::kBleu) return {"BLEU", "points", true, 1, 1.0};
   return {"accuracy", "%", true, 1, 5.0};
 }
 

@@ -28,49 +28,6 @@ namespace fs = std::filesystem;
 
 std::atomic<bool> never{false};
 
-// A decoder that trains in a moment on copying one to three of two symbols.
-Recipe SmallSequences() {
-  Recipe recipe;
-  recipe.name = "small";
-  recipe.task.name = "copy";
-  recipe.task.sequence = MakeSequenceTask("copy", {"symbols=2"});
-  recipe.task.settings = {{"symbols", "2"}};
-  recipe.task.train_length_min = 1;
-  recipe.task.train_length_max = 3;
-  recipe.task.eval_lengths = {3, 5};
-  recipe.task.eval_samples = 20;
-  recipe.model.name = "decoder";
-  DecoderConfig& decoder = recipe.model.decoder;
-  decoder.layers = 2;
-  decoder.width = 32;
-  decoder.heads = 2;
-  decoder.feed_forward = 32;
-  decoder.compute = "float32";
-  decoder.attention.positions.kind = "nape";
-  TrainConfig& train = recipe.train;
-  train.optimizer = "adamw";
-  train.lr = 3e-3;
-  train.weight_decay = 1e-3;
-  train.clip = 1.0;
-  train.schedule = "cosine";
-  train.warmup = 5;
-  train.batch = 16;
-  train.log_every = 4;
-  train.checkpoint_every = 7;
-  train.validate_every = 5;
-  train.best_length = 4;
-  train.validate_samples = 10;
-  MethodConfig softmax;
-  softmax.name = softmax.label = "softmax";
-  MethodConfig entmax;
-  entmax.name = entmax.label = "entmax";
-  entmax.attention.emplace().map = "entmax";
-  recipe.methods = {softmax, entmax};
-  recipe.scales["quick"].steps = 20;
-  recipe.scales["quick"].seeds = 2;
-  return recipe;
-}
-
 TrainingJob JobOf(const Recipe& recipe, const fs::path& folder, std::int64_t steps = 20) {
   return {&recipe, &recipe.methods[0], 5, steps, folder};
 }

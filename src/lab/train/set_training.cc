@@ -82,7 +82,7 @@ class SetTraining : public Trainable {
       for (const std::int64_t n : ValidationLengths(recipe_)) {
         const std::int64_t sets = recipe_.train.validate_samples;
         const LengthScore score = EvaluateSetsAt(model_, task_, Split::kValidation, n, sets, stop);
-        values.emplace_back(n, 100.0 * static_cast<double>(score.hits) / static_cast<double>(sets));
+        values.emplace_back(n, score.answers.Value(Scoring::kExact));
       }
     } catch (const Interrupted&) {
       stopped.fill_(1);

@@ -130,7 +130,7 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
           std::clamp<std::int64_t>((1 << 19) / n, 256, context.quick ? 256 : 2048);
       const LengthScore score = EvaluateSetsAt(trained.model, trained.task, Split::kTest, n, asked,
                                                context.stop != nullptr ? *context.stop : never);
-      accuracy.Add({name, n, 100.0 * static_cast<double>(score.hits) / static_cast<double>(asked)});
+      accuracy.Add({name, n, score.answers.Value(Scoring::kExact)});
       context.Done(0.8 + 0.2 * (done += 1.0) / (3.0 * std::log2(static_cast<double>(most) / 8.0)));
     }
   }
