@@ -24,7 +24,7 @@ def plot_alignment(sentence: dict[str, Any]) -> Figure:
     source, target = sentence["source"], sentence["target"]
     columns = min(_COLUMNS, len(heads))
     rows = -(-len(heads) // columns)
-    width = 0.9 + 0.19 * max(len(source), 8)
+    width = 0.9 + 0.19 * max(len(source), 12)
     height = 0.9 + 0.19 * max(len(target), 6)
     figure = Figure(figsize=(0.6 + width * columns, 0.6 + height * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()

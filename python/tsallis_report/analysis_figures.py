@@ -94,6 +94,8 @@ def _draw_panel(
     for curve in panel.curves:
         for label, rows in _lines(study, curve):
             pairs = [(float(row[curve.x]), float(row[curve.y])) for row in rows]
+            if curve.look == "reference":  # a function of x, whatever order its rows have
+                pairs.sort()
             x, y = np.array(pairs).T if pairs else (np.array([]), np.array([]))
             look = _look(curve, label, colors, len(pairs))
             axes.plot(x, y, **look)
