@@ -39,8 +39,7 @@ class TranslateCommand : public Command {
   std::string Name() const override { return "translate"; }
   std::string Summary() const override { return "Translate lines of text with a trained model"; }
   std::string Example() const override {
-    return "  echo 'cannot open file' | tsallis translate "
-           "results/runs/translation/small/learned/seed-1\n"
+    return "  echo 'cannot open file' | tsallis translate runs/translation/quick/learned/seed-1\n"
            "  tsallis translate runs/translation/quick/softmax/seed-1 --input sentences.en "
            "--show attention";
   }
