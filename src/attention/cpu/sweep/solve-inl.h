@@ -67,17 +67,19 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
 template <class Engine, ScoreEngine kEngine>
 bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
   SweepScratch::Row& row = s_.rows[r];
+  row.guess = row.guessed ? row.bound : -kInfinityF;
+  if (approximate_ && row.count > 32) {
+    // Fewer to compute again. Drops what cannot be in the support, and all that lies below a guess.
+    Raise(r);
+    if (row.dense) return false;
+  }
   if (row.count == 0) {  // the guess lay above all entries
     row.guessed = false;
     row.raise_at = kFirstRaise;
     SetBound(r, -kInfinityF);
     return false;
   }
-  row.guess = row.guessed ? row.bound : -kInfinityF;
   if (approximate_) {
-    // Fewer to compute again; only drops what cannot be in the support.
-    if (row.count > 32) Raise(r);
-    if (row.dense) return false;
     Rescore(r);
   } else {
     Settle(r);

@@ -89,7 +89,9 @@ ProblemSpec Long(std::int64_t n, DType dtype) {
 // Replaces the elements of an input of one head by value(row, column, as drawn).
 void Replace(Problem* problem, ConstArray4 AttentionParams::*array,
              const std::function<double(std::int64_t, std::int64_t, double)>& value) {
-  for (std::int64_t i = 0; i < problem->spec().k_len; ++i) {
+  const bool keys = array == &AttentionParams::k;
+  const std::int64_t rows = keys ? problem->spec().k_len : problem->spec().q_len;
+  for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t x = 0; x < problem->spec().head_dim; ++x) {
       const ConstArray4& from = problem->params().*array;
       const double before =
@@ -175,6 +177,34 @@ TEST(Sweep, ScoresUnlikeAnyGuess) {
       spec.head_dim = spec.value_dim = 16;
       const Problem problem(spec);
       CheckRows(problem, problem.Run(&kernel, 2, 0, false), values == V::kDominant ? 2e-4 : 1e-5);
+    }
+  });
+}
+
+// Guesses above all that a row has by no more than the rounding that bounds allow for: the row's
+// largest scores are listed, many that tie, and the guess leaves none of them. Queries whose other
+// scores spread a little more from each to the next, so that guesses pass the ties in steps of that
+// rounding; those that guesses are learned from, the last of each quarter, have normal scores.
+TEST(Sweep, GuessesJustAboveManyTies) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    for (const double least : {14.5, 15.07}) {
+      ProblemSpec spec = Long(1500, DType::kFloat32);
+      spec.q_len = 8192;
+      spec.causal = false;
+      spec.value_dim = 4;
+      Problem problem(spec);
+      Replace(&problem, &AttentionParams::k, [](std::int64_t i, std::int64_t x, double value) {
+        const bool ties = i % 20 == 0;
+        if (x == 32) return ties ? 1.0 : 0.0;
+        if (x == 33 && ties) return 0.0;
+        return value < 0.0 ? -1.0 : 1.0;
+      });
+      Replace(&problem, &AttentionParams::q, [&](std::int64_t i, std::int64_t x, double value) {
+        if (i % 2048 >= 2000) return x < 32 ? 1.5 * value : 0.0;
+        const double others = least + 7e-5 * static_cast<double>(i);
+        return x == 32 ? 40.0 : x == 33 ? others : 0.0;
+      });
+      CheckRows(problem, problem.Run(&kernel, 1, 0, false), 2e-5);
     }
   });
 }
