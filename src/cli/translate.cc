@@ -63,6 +63,7 @@ class TranslateCommand : public Command {
     app.add_option("--threads", model_.threads, "Threads; default: one per core")
         ->check(IntegerFrom(1, 4096));
     app.add_flag("--json", json_, "Print one JSON document");
+    app.add_flag("--quiet", quiet_, "Do not say where pictures are");
   }
 
   int Run(const Invocation& invocation) override {
@@ -239,7 +240,7 @@ class TranslateCommand : public Command {
       fmt::print(stderr, "BLEU {:.1f}, chrF {:.1f} ({})\n", scores->bleu, scores->chrf,
                  scores->signature);
     }
-    if (!show_.empty()) {
+    if (!show_.empty() && !quiet_) {
       fmt::print(stderr, "Pictures of {} sentences: {}\n", shown_.size(), show_.string());
     }
   }
@@ -249,7 +250,7 @@ class TranslateCommand : public Command {
   std::filesystem::path show_;
   std::vector<std::string> heads_;
   std::int64_t beams_ = lab::kTestBeams;
-  bool json_ = false;
+  bool json_ = false, quiet_ = false;
   lab::EncoderDecoder* encoder_decoder_ = nullptr;
   std::vector<std::string> read_, done_;
   std::vector<Json> shown_;
