@@ -67,6 +67,8 @@ class Run {
                      : "there was no checkpoint yet";
   }
 
+  std::string Stopped() const { return fmt::format("{} stopped at step {}", plan_.name, step); }
+
   Optimizer& Optimise() { return optimizer_; }
 
   // Takes possession of the folder and reads what is in it. Collective.
@@ -191,7 +193,7 @@ void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool
     values = model.Validate(stop);
   } catch (const Interrupted&) {
     run.Save();
-    throw;
+    throw Interrupted(run.Stopped());
   }
   run.validates = false;
   if (values.empty()) return;
@@ -297,7 +299,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
       run.seconds = seconds();
       run.Save();
     }
-    if (stopping) throw Interrupted(fmt::format("{} stopped at step {}", plan.name, run.step));
+    if (stopping) throw Interrupted(run.Stopped());
   }
   run.Finish();
 }
