@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+import tsallis
 from tsallis.bench import attention, cases, decode_modes, figure, peers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,23 +27,27 @@ TEXTS = {"case", "map", "dtype", "pass", "peer"}
 SINGLE = ["--threads", "1"]
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "tsallis.bench", "attention", *map(str, arguments)]
+def command(*arguments, what="attention"):
+    return [sys.executable, "-m", "tsallis.bench", what, *map(str, arguments)]
 
 
 def environment(**more):
     return os.environ | {"PYTHONPATH": str(ROOT / "python"), **more}
 
 
-def run(*arguments, **more):
+def run(*arguments, what="attention", **more):
     return subprocess.run(
-        command(*arguments),
+        command(*arguments, what=what),
         env=environment(**more),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+def decode(*arguments):
+    return run(*arguments, what="decode")
 
 
 @pytest.fixture(scope="module")
@@ -269,13 +274,14 @@ def test_cases_are_found_by_parts_of_names_and_patterns():
     ]
 
 
-def trained(path, metadata=None):
+def trained(path, metadata=None, kv_heads=3):
     """Two layers of three heads, as ``tsallis eval --inputs`` writes them."""
     generator = torch.Generator().manual_seed(3)
     layers = {}
     for layer in range(2):
         for name in "qkv":
-            layers[f"layers.{layer}.{name}"] = torch.randn(3, 40, 8, generator=generator)
+            heads = 3 if name == "q" else kv_heads
+            layers[f"layers.{layer}.{name}"] = torch.randn(heads, 40, 8, generator=generator)
         layers[f"layers.{layer}.alpha"] = torch.tensor([1.5, 1.5, 1.5 + 0.1 * layer])
     layers["layers.1.slopes"] = torch.tensor([1.0, 0.5, 0.0])
     maps = {"layers.0.map": "entmax", "layers.1.map": "entmax"} if metadata is None else metadata
@@ -305,6 +311,42 @@ def test_inputs_of_a_trained_model(tmp_path):
     assert {row["spread"] for row in rows} == {None}
 
 
+def test_inputs_whose_keys_several_heads_share(tmp_path):
+    file = tmp_path / "inputs.safetensors"
+    layers = trained(file, kv_heads=1)
+    case = cases.trained_cases(file)[0]
+    assert case.grouped
+    inputs = attention.draw(case, 0)
+    assert [x.shape[1] for x in inputs] == [3, 1, 1, 3]
+    q, k, v, _ = inputs
+    repeated = peers.ours(case).attend(q, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1))
+    for name in ("sdpa", "entmax", "flex"):
+        found = peers.peer(name, case, inputs, False, 4096)
+        assert isinstance(found, peers.Runner), found
+        expected = repeated
+        if name != "entmax":
+            softmax = replace(case, map="softmax", alpha=None)
+            expected = peers.ours(softmax).attend(q, k, v)
+        assert torch.allclose(found.attend(q, k, v), expected, atol=1e-5)
+    done = decode("--inputs", file, "--dtype", "float32", "--budget", "0.02", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "decode.json").read_text())["rows"]
+    assert {row["case"] for row in rows} == {f"trained-{i}-float32-n40-d8-3/1" for i in (0, 1)}
+    # The support is that of the last token's query.
+    q, k = layers["layers.0.q"][:, -1:], layers["layers.0.k"]
+    weights = tsallis.entmax(q @ k.transpose(-2, -1) * 8**-0.5, 1.5)
+    assert rows[0]["support"] == pytest.approx((weights > 0).sum().item() / 3)
+    assert decode("--models", "--inputs", file, "--out", tmp_path).returncode == 0
+    found = json.loads((tmp_path / "decode-models.json").read_text())["models"]
+    assert found[0]["mode"] == "exact"
+    assert found[0]["mass"] == pytest.approx(1.0)
+    softmax = {"layers.0.map": "softmax"}
+    trained(file, softmax)
+    refused = decode("--inputs", file)
+    assert refused.returncode == 2
+    assert "expected a model with entmax, got one with softmax" in refused.stderr
+
+
 def test_models_of_the_tree(monkeypatch, tmp_path):
     monkeypatch.setattr(cases, "MODEL_KEYS", 64)
     text = tmp_path / "text.py"
@@ -328,19 +370,8 @@ def test_models_of_the_tree(monkeypatch, tmp_path):
 
 
 def test_decode(tmp_path):
-    command = [sys.executable, "-m", "tsallis.bench", "decode"]
-
-    def decode(*arguments):
-        return subprocess.run(
-            [*command, *arguments],
-            env=environment(),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    done = decode("--quick", "--repeat", "2", "--threads", "1", "--out", "out", "--json")
+    out = tmp_path / "out"
+    done = decode("--quick", "--repeat", "2", "--threads", "1", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "decode.json").read_text())
     assert (tmp_path / "out" / "decode.png").stat().st_size > 10_000

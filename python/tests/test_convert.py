@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tsallis.bench.cases import trained_cases
+from tsallis_convert import report
 from tsallis_convert.tokens import Corpus, TokensError, corpus_of
 from tsallis_convert.train import Plan, Run, TrainError, soften, softening
 
@@ -82,6 +84,12 @@ def test_every_method_and_its_page(made):
         loss = sum(results["runs"][name]["loss"]) / 16
         assert f"**{loss:.3f}**" in page
     assert (made / "out" / "convert.png").stat().st_size > 10_000
+    # What attention gets is kept, with what it needs to be read: here attention again.
+    for name, map_name in (("softmax", "softmax"), ("learned", "entmax")):
+        (first, second) = trained_cases(made / "out" / name / "inputs.safetensors")
+        assert (first.map, first.n, first.heads, first.grouped) == (map_name, 100, 3, True)
+        assert (second.alpha is None) == (name == "softmax")
+        assert not torch.equal(first.inputs[0], second.inputs[0])
     learned = made / "out" / "learned" / "model"
     assert json.loads((learned / "config.json").read_text())["tsallis_learned_alpha"]["heads"] == 3
     # Once more: nothing is trained again.
@@ -91,6 +99,14 @@ def test_every_method_and_its_page(made):
     other = convert(made, "--methods", "entmax", "--tokens", "96")
     assert other.returncode == 2
     assert "expected a run with tokens = 96, got one with 640" in other.stderr
+
+
+def test_the_committed_page_is_that_of_its_data():
+    folder = ROOT / "results" / "convert" / "smollm2"
+    assert (
+        report.markdown(json.loads((folder / "results.json").read_text()))
+        == (folder / "report.md").read_text()
+    )
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(made):

@@ -28,15 +28,18 @@ ABOUT = f"""Fine-tune a softmax language model to entmax, beside the same tokens
 MODEL is {SMOLLM2} (SmolLM2-135M-Instruct out of a Python package, 93 MB), or a folder that
 save_pretrained wrote. Its queries are multiplied by (1/4)^(alpha - 1), with which entmax begins
 close to softmax, and everything is trained on. Measured afterwards: the loss on held-out text, the
-keys that heads keep, the time of a token behind a long prompt, and a sample of text.
+keys that heads keep, the time of a token behind a long prompt, and a sample of text. What the
+attention of some layers gets from that prompt is kept for tsallis bench.
 
 Example:
   tsallis convert smollm2
   tsallis convert smollm2 --methods entmax,softmax,learned --tokens 1000000 --corpus linux
   tsallis convert ~/models/my-llama --corpus english --alpha 1.25
+  tsallis bench decode --inputs runs/convert/smollm2/entmax/inputs.safetensors
 
-Written into the folder of --out: METHOD/model (save_pretrained), results.json, report.md and a
-figure. Ctrl-C ends with code 130 and keeps what was trained; the same command goes on."""
+Written into the folder of --out: METHOD/model (save_pretrained), METHOD/inputs.safetensors,
+results.json, report.md and a figure. Ctrl-C ends with code 130 and keeps what was trained; the same
+command goes on."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,6 +174,7 @@ def _measured(
             "heads": measure.heads(read, held[0]),
             "text": tokenizer.decode(measure.text(read, short, 96)),
         }
+        measure.inputs(read, long_text, run.folder / "inputs.safetensors")
         if name != "softmax":
             results["speed"].append(
                 {

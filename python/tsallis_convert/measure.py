@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tsallis.integrations import transformers as tsallis_transformers
 
@@ -68,6 +70,48 @@ def heads(model: PreTrainedModel, tokens: Tensor) -> dict[str, list[float]]:
     with tsallis_transformers.observe(look):
         model(input_ids=tokens[None], use_cache=False)
     return found
+
+
+LAYERS = 4  # of which `inputs` keeps what attention gets, from the first to the last
+
+
+@torch.no_grad()
+def inputs(model: PreTrainedModel, tokens: Tensor, file: Path) -> None:
+    """Writes q, k and v of some layers that read tokens [length], as ``tsallis eval --inputs``.
+
+    In bfloat16: layers.L.q is [heads, length, head_dim], k and v have the key heads.
+    """
+    last = model.config.num_hidden_layers - 1
+    wanted = {round(i * last / (LAYERS - 1)) for i in range(LAYERS)}
+    name = model.config._attn_implementation
+    attend = ALL_ATTENTION_FUNCTIONS[name]
+    tensors: dict[str, Tensor] = {}
+    about: dict[str, str] = {}
+
+    def keep(module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any) -> Any:
+        if module.layer_idx in wanted:
+            layer = f"layers.{module.layer_idx}"
+            # A model's own scale goes into the queries: who reads the file scales by 1 / sqrt(d).
+            scale = more.get("scaling")
+            scaled = q if scale is None else q * (scale * q.shape[-1] ** 0.5)
+            for part, x in (("q", scaled), ("k", k), ("v", v)):
+                tensors[f"{layer}.{part}"] = x[0].to(torch.bfloat16).contiguous()
+            about[f"{layer}.map"] = "softmax" if name == SOFTMAX else "entmax"
+            if name != SOFTMAX:
+                own = getattr(module, "tsallis_alpha", None)
+                alpha = module.config.tsallis_alpha if own is None else own()
+                alphas = torch.as_tensor(alpha, dtype=torch.float32).expand(q.shape[1])
+                tensors[f"{layer}.alpha"] = alphas.contiguous()
+        return attend(module, q, k, v, *rest, **more)
+
+    ALL_ATTENTION_FUNCTIONS.register(name, keep)
+    try:
+        model(input_ids=tokens[None], use_cache=False, logits_to_keep=1)
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register(name, attend)
+    aside = file.with_suffix(".new")
+    save_file(tensors, aside, about)
+    aside.replace(file)
 
 
 @torch.no_grad()

@@ -42,6 +42,7 @@ Example:
   tsallis eval runs/copy/quick/asentmax-nape/seed-1 --lengths 2048 --inputs runs/copy.safetensors
   tsallis bench attention --inputs runs/copy.safetensors
   tsallis bench attention --models
+  tsallis bench attention --inputs runs/convert/smollm2/entmax/inputs.safetensors
 
 Written into the folder of --out: attention.json, and as a figure attention.svg, .png and .csv.
 Ctrl-C ends with code 130 and keeps what was measured."""
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="measure on q, k and v of a trained model instead, which tsallis eval CHECKPOINT "
-        "--lengths N --inputs FILE wrote: a case a layer",
+        "--lengths N --inputs FILE or tsallis convert wrote: a case a layer",
     )
     command.add_argument("--list", action="store_true", help="print the cases' names and stop")
     command.add_argument(

@@ -33,7 +33,8 @@ class Case:
     spread: float = 1.0  # of q, k and v are standard normal; 0: all scores equal
     slopes: tuple[float, ...] | None = None  # ALiBi's, one for each head
     scale_invariant: float | None = None
-    # q, k and v of a trained model, [heads, n, d] each, in place of normal ones.
+    # q, k and v of a trained model, [heads, n, d] each, in place of normal ones; k and v may have
+    # fewer heads, which groups of q's share.
     inputs: tuple[Tensor, Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -42,6 +43,25 @@ class Case:
         if (self.batch, self.heads) != (1, 2):
             parts.append(f"{self.batch}x{self.heads}")
         return "-".join(parts)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `tsallis.attention` and `tsallis.decode` for map and positions."""
+        found: dict[str, Any] = {"map": self.map}
+        if isinstance(self.alpha, tuple):
+            found["alpha"] = torch.tensor(self.alpha)
+        elif self.alpha is not None:
+            found["alpha"] = self.alpha
+        if self.slopes is not None:
+            found["alibi_slopes"] = torch.tensor(self.slopes)
+        if self.scale_invariant is not None:
+            found["scale_invariant"] = self.scale_invariant
+        return found
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several query heads share a head of keys."""
+        return self.inputs is not None and self.inputs[1].shape[0] != self.heads
 
     @property
     def forward_flops(self) -> float:
@@ -125,7 +145,8 @@ def model_cases(source: Path, text: Path) -> list[Case]:
 
 
 def trained_cases(path: Path, kind: str = "trained") -> list[Case]:
-    """A case for each layer of a file that ``tsallis eval CHECKPOINT --inputs FILE`` wrote.
+    """A case for each layer of a file that ``tsallis eval CHECKPOINT --inputs FILE`` or
+    ``tsallis convert`` wrote.
 
     Raises ImportError without the safetensors package, OSError and ValueError for a file that
     cannot be read or is not of that kind.
@@ -169,7 +190,8 @@ def trained_cases(path: Path, kind: str = "trained") -> list[Case]:
         raise ValueError(f"{path}: {error}") from error
     if not cases:
         raise ValueError(
-            f"{path}: no inputs of attention in it (tsallis eval --inputs writes them)"
+            f"{path}: no inputs of attention in it (tsallis eval --inputs writes them, and tsallis "
+            "convert)"
         )
     return cases
 

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from torch import Tensor
 
 import tsallis
 from tsallis.bench import decode_modes, document
-from tsallis.bench.cases import MODEL_KEYS, MODEL_TEXT, SOURCE, model_cases
+from tsallis.bench.cases import MODEL_TEXT, SOURCE, model_cases, trained_cases
+from tsallis.bench.cases import Case as AttentionCase
 from tsallis.bench.command import INTERRUPTED, require_positive
 from tsallis.bench.timing import Sample, clocked, compared, in_turns
 
@@ -38,9 +39,12 @@ processor's caches hold the bytes. The file has what one append to the cache tak
 Example:
   tsallis bench decode --quick
   tsallis bench decode --keys 16384,65536 --dtype float32 --threads 2
+  tsallis bench decode --inputs runs/convert/smollm2/entmax/inputs.safetensors
+      on the keys of a trained model, and the query of its last token: a case a layer
   tsallis bench decode --models
       what exact decoding, softmax within epsilon and approximations read and lose on the heads of
-      the language models in bench/models of the source tree; decode-models.json
+      the language models in bench/models of the source tree, or with --inputs FILE on those of the
+      file; decode-models.json
 
 Written into the folder of --out: decode.json, and as a figure decode.svg and .png.
 Ctrl-C ends with code 130 and keeps what was measured."""
@@ -60,10 +64,13 @@ class Case:
     batch: int = 1
     spread: float = 1.0  # of queries; keys and values are standard normal
     slopes: bool = False  # ALiBi's, geometric
+    # A layer of a trained model, whose q, k and v are taken in place of normal ones.
+    trained: AttentionCase | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
-        parts = [self.dtype, f"n{self.n}", f"d{self.d}", f"{self.heads}/{self.kv_heads}"]
+        kind = [] if self.trained is None else [self.trained.kind]
+        parts = [*kind, self.dtype, f"n{self.n}", f"d{self.d}", f"{self.heads}/{self.kv_heads}"]
         if self.batch > 1:
             parts.append(f"batch{self.batch}")
         if self.spread != 1.0:
@@ -91,6 +98,26 @@ def cases(keys: list[int], dtypes: list[str], *, quick: bool) -> list[Case]:
     return found
 
 
+def trained_cases_of(file: Path, dtypes: list[str]) -> list[Case]:
+    """A case for each layer with entmax of a file of `trained_cases`, which raises."""
+    found = []
+    for layer in trained_cases(file):
+        if layer.inputs is None or layer.map != "entmax":
+            raise ValueError(f"{file}: expected a model with entmax, got one with {layer.map}")
+        for dtype in dtypes:
+            found.append(
+                Case(
+                    layer.n,
+                    dtype,
+                    d=layer.d,
+                    heads=layer.heads,
+                    kv_heads=layer.inputs[1].shape[0],
+                    trained=layer,
+                )
+            )
+    return found
+
+
 def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]:
     """A row for each pair of "bytes" and another contender."""
     dtype: torch.dtype = getattr(torch, case.dtype)
@@ -100,11 +127,16 @@ def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]
         numbers = torch.randn(case.batch, heads, n, case.d, generator=generator)
         return (spread * numbers).to(dtype)
 
-    q = draw(case.heads, 1, case.spread)
-    k, v = draw(case.kv_heads, case.n), draw(case.kv_heads, case.n)
+    settings: dict[str, Any] = {}
+    if case.trained is not None and case.trained.inputs is not None:
+        q, k, v = (x.unsqueeze(0).to(dtype) for x in case.trained.inputs)
+        q = q[:, :, -1:].contiguous()
+        settings = case.trained.settings
+    else:
+        q = draw(case.heads, 1, case.spread)
+        k, v = draw(case.kv_heads, case.n), draw(case.kv_heads, case.n)
     new_k, new_v = draw(case.kv_heads, 1), draw(case.kv_heads, 1)
     group = case.heads // case.kv_heads
-    settings: dict[str, Any] = {}
     if case.slopes:
         settings["alibi_slopes"] = 2.0 ** -(8.0 * torch.arange(1, case.heads + 1) / case.heads)
 
@@ -183,9 +215,12 @@ def bandwidth() -> float:
 
 def _models(arguments: argparse.Namespace) -> int:
     try:
-        known = model_cases(SOURCE, MODEL_TEXT)
+        if arguments.inputs is not None:
+            known = trained_cases(arguments.inputs)
+        else:
+            known = model_cases(SOURCE, MODEL_TEXT)
     except (ImportError, OSError, ValueError) as error:
-        arguments.mistake(f"--models: {error}")
+        arguments.mistake(f"--{'models' if arguments.inputs is None else 'inputs'}: {error}")
     out: Path = arguments.out / "decode-models.json"
     rows: list[dict[str, Any]] = []
     status = 0
@@ -200,7 +235,7 @@ def _models(arguments: argparse.Namespace) -> int:
     table = sys.stderr if arguments.json else sys.stdout
     print("\n".join([decode_modes.TITLE, *map(decode_modes.line, found)]), file=table)
     document.write(
-        out, document.build(rows, threads=arguments.threads, keys=MODEL_KEYS, models=found)
+        out, document.build(rows, threads=arguments.threads, keys=known[0].n, models=found)
     )
     print(f"numbers: {out}", file=sys.stderr)
     if arguments.json:
@@ -235,6 +270,13 @@ def parser(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="what modes read and lose on the heads of trained models, in place of times",
     )
+    command.add_argument(
+        "--inputs",
+        type=Path,
+        metavar="FILE",
+        help="keys of a trained model in place of normal ones: what tsallis convert wrote, or "
+        "tsallis eval CHECKPOINT --lengths N --inputs FILE",
+    )
     command.add_argument("--quick", action="store_true", help="one small case, a second")
     command.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     command.add_argument("--repeat", type=int, default=21, metavar="N", help="most calls")
@@ -257,6 +299,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _models(arguments)
     dtypes = arguments.dtype or ["bfloat16", "float32"]
     keys = [512] if arguments.quick else [int(word) for word in words]
+    try:
+        chosen = (
+            cases(keys, dtypes, quick=arguments.quick)
+            if arguments.inputs is None
+            else trained_cases_of(arguments.inputs, dtypes)
+        )
+    except (ImportError, OSError, ValueError) as error:
+        arguments.mistake(f"--inputs: {error}")
     out: Path = arguments.out / "decode.json"
     table = sys.stderr if arguments.json else sys.stdout
     titles = "".join(f"{name:>16}" for name in CONTENDERS[1:])
@@ -266,7 +316,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     status = 0
     try:
-        for case in cases(keys, dtypes, quick=arguments.quick):
+        for case in chosen:
             found = measure(case, repeat=arguments.repeat, budget_s=arguments.budget)
             rows += found
             whole = document.build(rows, threads=arguments.threads, memory_bytes_per_s=memory)

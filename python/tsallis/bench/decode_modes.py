@@ -31,23 +31,16 @@ def measure(case: Case) -> Iterable[dict[str, Any]]:
         raise ValueError(f"{case.name}: expected inputs of a model with entmax or softmax")
     q, k, v = (x.unsqueeze(0) for x in case.inputs)
     heads, n, d = q.shape[1:]
+    kv_heads = k.shape[1]
     cache = tsallis.KVCache(
-        1, heads, d, value_dim=v.shape[-1], dtype=q.dtype, ranges=True, moments=True
+        1, kv_heads, d, value_dim=v.shape[-1], dtype=q.dtype, ranges=True, moments=True
     )
     sequence = cache.sequence()
     cache.append(0, [sequence], k, v)
     lengths = torch.linspace(n // 2, n, QUERIES).long().tolist()
     forks = [sequence.fork(length) for length in lengths]
     newest = torch.cat([q[:, :, length - 1 : length] for length in lengths])
-    settings: dict[str, Any] = {"map": case.map}
-    if case.alpha is not None:
-        several = isinstance(case.alpha, tuple)
-        settings["alpha"] = torch.tensor(case.alpha) if several else case.alpha
-    if case.slopes is not None:
-        settings["alibi_slopes"] = torch.tensor(case.slopes)
-    if case.scale_invariant is not None:
-        settings["scale_invariant"] = case.scale_invariant
-    dense = heads * (d + v.shape[-1]) * q.element_size() * sum(lengths)
+    dense = kv_heads * (d + v.shape[-1]) * q.element_size() * sum(lengths)
     softmax = case.map == "softmax"
     for name, mode in MODES.items():
         if isinstance(mode, tsallis.Within) and not softmax:
@@ -59,7 +52,7 @@ def measure(case: Case) -> Iterable[dict[str, Any]]:
             forks,
             mode=mode,
             returns=("certificate", "lost", "scored", "bytes_read"),
-            **settings,
+            **case.settings,
         )
         proved = told.certificate <= (WHOLE if softmax else 0.0)
         yield {

@@ -27,7 +27,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Runner:
-    """One way to attend. q, k, v: [batch, heads, n, d]."""
+    """One way to attend. q, k, v: [batch, heads, n, d], k and v of fewer heads where they are
+    shared."""
 
     name: str
     attend: Attend
@@ -45,15 +46,7 @@ class Absent:
 
 def ours(case: Case) -> Runner:
     """`tsallis.attention` with the case's settings."""
-    settings: dict[str, Any] = {"map": case.map}
-    if isinstance(case.alpha, tuple):
-        settings["alpha"] = torch.tensor(case.alpha)
-    elif case.alpha is not None:
-        settings["alpha"] = case.alpha
-    if case.slopes is not None:
-        settings["alibi_slopes"] = torch.tensor(case.slopes)
-    if case.scale_invariant is not None:
-        settings["scale_invariant"] = case.scale_invariant
+    settings = case.settings
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = tsallis.attention(q, k, v, causal=case.causal, **settings)
@@ -64,7 +57,9 @@ def ours(case: Case) -> Runner:
 
 def _sdpa(case: Case) -> Runner:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=case.causal, enable_gqa=case.grouped
+        )
 
     return Runner("sdpa", attend)
 
@@ -83,6 +78,8 @@ def _entmax(case: Case, most_plain: int) -> Runner | Absent:
     solve = entmax.entmax15 if case.alpha == 1.5 else entmax.sparsemax
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if case.grouped:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = (q @ k.transpose(-2, -1)).float() * case.d**-0.5
         if case.causal:
             n = scores.shape[-1]
@@ -122,7 +119,7 @@ def _flex(case: Case, inputs: list[Tensor], backward: bool) -> Runner | Absent:
         from torch.nn.attention.flex_attention import flex_attention
     except ImportError:
         return Absent("flex", f"not in torch {torch.__version__}")
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"enable_gqa": case.grouped}
     if case.causal:
         settings["block_mask"] = _causal_blocks(case.n)
     if case.slopes is not None:
