@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import tsallis
-from tsallis.bench import attention, cases, decode_modes, figure, peers
+from tsallis.bench import attention, cases, decode_modes, figure, llama, peers
+from tsallis.bench import decode as bench_decode
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("ours", "peer")
@@ -311,7 +312,9 @@ def test_inputs_of_a_trained_model(tmp_path):
     assert {row["spread"] for row in rows} == {None}
 
 
-def test_inputs_whose_keys_several_heads_share(tmp_path):
+def test_inputs_whose_keys_several_heads_share(tmp_path, monkeypatch):
+    # Eager: another test compiles.
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     file = tmp_path / "inputs.safetensors"
     layers = trained(file, kv_heads=1)
     case = cases.trained_cases(file)[0]
@@ -328,20 +331,15 @@ def test_inputs_whose_keys_several_heads_share(tmp_path):
             softmax = replace(case, map="softmax", alpha=None)
             expected = peers.ours(softmax).attend(q, k, v)
         assert torch.allclose(found.attend(q, k, v), expected, atol=1e-5)
-    done = decode("--inputs", file, "--dtype", "float32", "--budget", "0.02", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "decode.json").read_text())["rows"]
-    assert {row["case"] for row in rows} == {f"trained-{i}-float32-n40-d8-3/1" for i in (0, 1)}
+    found = bench_decode.trained_cases_of(file, ["float32"])
+    assert [c.name for c in found] == [f"trained-{i}-float32-n40-d8-3/1" for i in (0, 1)]
+    rows = bench_decode.measure(found[0], repeat=1, budget_s=0.01)
     # The support is that of the last token's query.
     q, k = layers["layers.0.q"][:, -1:], layers["layers.0.k"]
     weights = tsallis.entmax(q @ k.transpose(-2, -1) * 8**-0.5, 1.5)
     assert rows[0]["support"] == pytest.approx((weights > 0).sum().item() / 3)
-    assert decode("--models", "--inputs", file, "--out", tmp_path).returncode == 0
-    found = json.loads((tmp_path / "decode-models.json").read_text())["models"]
-    assert found[0]["mode"] == "exact"
-    assert found[0]["mass"] == pytest.approx(1.0)
-    softmax = {"layers.0.map": "softmax"}
-    trained(file, softmax)
+    assert next(iter(decode_modes.measure(case)))["mass"] == pytest.approx(1.0)
+    trained(file, {"layers.0.map": "softmax"})
     refused = decode("--inputs", file)
     assert refused.returncode == 2
     assert "expected a model with entmax, got one with softmax" in refused.stderr
@@ -391,6 +389,35 @@ def test_decode(tmp_path):
         refused = decode(*arguments)
         assert refused.returncode == 2
         assert why in refused.stderr
+
+
+def test_llama_cpp_as_a_peer_of_decoding(tmp_path):
+    pytest.importorskip("xllamacpp")
+    done = decode(
+        *("--keys", "256", "--dtype", "float32", "--llama", "--repeat", "2", "--budget", "0.2"),
+        *("--out", tmp_path, *SINGLE),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "decode.json").read_text())
+    assert found["llama"].startswith("xllamacpp ")
+    plain = "float32-n256-d64-32/8"
+    measured = {row["case"] for row in found["rows"] if row["peer"] in llama.CACHES}
+    assert measured == {plain, "float32-n256-d128-32/8"}
+    assert {row["peer"] for row in found["rows"] if row["case"] == plain} >= set(llama.CACHES)
+    # A model of one layer has read what it was given: more keys take longer.
+    few, many = (llama.Writer("llama f16", n, 32, 8, 64, 1) for n in (256, 2048))
+    try:
+        assert min(many.turn()[0].wall_s for _ in range(5)) > min(
+            few.turn()[0].wall_s for _ in range(5)
+        )
+    finally:
+        few.close()
+        many.close()
+
+
+def test_llama_cpp_that_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    assert "pip install xllamacpp" in llama.why_absent()
 
 
 def test_modes_of_decoding_on_trained_heads():

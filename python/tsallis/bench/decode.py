@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
-from tsallis.bench import decode_modes, document
+from tsallis.bench import decode_modes, document, llama
 from tsallis.bench.cases import MODEL_TEXT, SOURCE, model_cases, trained_cases
 from tsallis.bench.cases import Case as AttentionCase
 from tsallis.bench.command import INTERRUPTED, require_positive
@@ -32,12 +32,16 @@ Contenders, all in the same process and in turns, medians reported:
   gqa       torch's scaled_dot_product_attention with enable_gqa
   repeated  the same with keys and values repeated for every query head
   cat       gqa after torch.cat of the new key and value, as transformers' DynamicCache does
+  llama f16, llama q8_0
+            with --llama: llama.cpp on a cache of these types, with softmax, up to 16384 normal
+            keys: the time of a token of a model of one layer, less that of a token behind few keys
 The table also has keys that were scored from their rows, bytes that "bytes" reads as a rate, and
 that rate's share of the memory's, which is measured before; it can be above 100 % where the
 processor's caches hold the bytes. The file has what one append to the cache takes as well.
 
 Example:
   tsallis bench decode --quick
+  tsallis bench decode --keys 4096,16384 --llama
   tsallis bench decode --keys 16384,65536 --dtype float32 --threads 2
   tsallis bench decode --inputs runs/convert/smollm2/entmax/inputs.safetensors
       on the keys of a trained model, and the query of its last token: a case a layer
@@ -118,7 +122,22 @@ def trained_cases_of(file: Path, dtypes: list[str]) -> list[Case]:
     return found
 
 
-def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]:
+def _llama(case: Case) -> dict[str, llama.Writer]:
+    """Writers of llama.cpp that serve a case: with ordinary heads and keys of its own."""
+    if case.trained is not None or case.slopes or case.batch > 1 or case.spread != 1.0:
+        return {}
+    if case.n > llama.MOST_KEYS:
+        return {}
+    threads = torch.get_num_threads()
+    return {
+        name: llama.Writer(name, case.n, case.heads, case.kv_heads, case.d, threads)
+        for name in llama.CACHES
+    }
+
+
+def measure(
+    case: Case, *, repeat: int, budget_s: float, with_llama: bool = False
+) -> list[dict[str, Any]]:
     """A row for each pair of "bytes" and another contender."""
     dtype: torch.dtype = getattr(torch, case.dtype)
     generator = torch.Generator().manual_seed(1)
@@ -179,9 +198,16 @@ def measure(case: Case, *, repeat: int, budget_s: float) -> list[dict[str, Any]]
         )
         if not torch.equal(out, calls["tensors"]()):
             raise RuntimeError(f"{case.name}: the cache and the tensors differ")
-        timings = in_turns(
-            {name: turn(call) for name, call in calls.items()}, most=repeat, budget_s=budget_s
-        )
+        writers = _llama(case) if with_llama else {}
+        try:
+            turns: dict[str, Callable[[], list[Sample]]] = {
+                **{name: turn(call) for name, call in calls.items()},
+                **{name: writer.turn for name, writer in writers.items()},
+            }
+            timings = in_turns(turns, most=repeat, budget_s=budget_s)
+        finally:
+            for writer in writers.values():
+                writer.close()
         appended = clocked(lambda: with_bytes.append(0, screened, new_k, new_v)).wall_s
     scored = int(told.scored.sum())
     support = int(told.support_size.sum())
@@ -243,6 +269,12 @@ def _models(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return f"{'-':>16}"
+    return f"{row['peer_s'] * 1e3:>9.2f}{row['speedup']:>6.1f}x"
+
+
 def _figure(source: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print("no figure: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
@@ -277,6 +309,11 @@ def parser(command: argparse.ArgumentParser) -> None:
         help="keys of a trained model in place of normal ones: what tsallis convert wrote, or "
         "tsallis eval CHECKPOINT --lengths N --inputs FILE",
     )
+    command.add_argument(
+        "--llama",
+        action="store_true",
+        help="llama.cpp too, through the package xllamacpp; minutes at 16384 keys",
+    )
     command.add_argument("--quick", action="store_true", help="one small case, a second")
     command.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     command.add_argument("--repeat", type=int, default=21, metavar="N", help="most calls")
@@ -295,6 +332,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.mistake(f"--keys: expected numbers > 1 separated by commas, got {arguments.keys}")
     require_positive(arguments, "threads", "repeat", "budget")
     torch.set_num_threads(arguments.threads)
+    if arguments.llama and (reason := llama.why_absent()) is not None:
+        arguments.mistake(f"--llama: {reason}")
     if arguments.models:
         return _models(arguments)
     dtypes = arguments.dtype or ["bfloat16", "float32"]
@@ -309,7 +348,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.mistake(f"--inputs: {error}")
     out: Path = arguments.out / "decode.json"
     table = sys.stderr if arguments.json else sys.stdout
-    titles = "".join(f"{name:>16}" for name in CONTENDERS[1:])
+    contenders = (*CONTENDERS, *llama.CACHES) if arguments.llama else CONTENDERS
+    titles = "".join(f"{name:>16}" for name in contenders[1:])
     print(f"{'case':40}{'bytes ms':>10}{titles}{'scored':>8}{'GB/s':>7}{'share':>7}", file=table)
     memory = bandwidth()
     print(f"memory: {memory / 1e9:.1f} GB/s read by {arguments.threads} threads", file=table)
@@ -317,11 +357,22 @@ def run(arguments: argparse.Namespace) -> int:
     status = 0
     try:
         for case in chosen:
-            found = measure(case, repeat=arguments.repeat, budget_s=arguments.budget)
+            found = measure(
+                case,
+                repeat=arguments.repeat,
+                budget_s=arguments.budget,
+                with_llama=arguments.llama,
+            )
             rows += found
-            whole = document.build(rows, threads=arguments.threads, memory_bytes_per_s=memory)
+            whole = document.build(
+                rows,
+                threads=arguments.threads,
+                memory_bytes_per_s=memory,
+                **({"llama": llama.build()} if arguments.llama else {}),
+            )
             document.write(out, whole)
-            cells = "".join(f"{r['peer_s'] * 1e3:>9.2f}{r['speedup']:>6.1f}x" for r in found)
+            by_peer = {row["peer"]: row for row in found}
+            cells = "".join(map(_cell, map(by_peer.get, contenders[1:])))
             first = found[0]
             rate = first["bytes_read"] / first["ours_s"]
             ours = f"{first['ours_s'] * 1e3:>10.3f}"

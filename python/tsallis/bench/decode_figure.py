@@ -13,7 +13,7 @@ from tsallis_report import style
 
 __all__ = ["write"]
 
-OURS, SOFTMAX = PALETTE["entmax-1.5"], PALETTE["softmax"]
+OURS, SOFTMAX, LLAMA = PALETTE["entmax-1.5"], PALETTE["softmax"], "#009E73"
 # name in the data: label, colour, marker, line
 SERIES: dict[str, tuple[str, str, str, Any]] = {
     "bytes": ("entmax, cache with bytes", OURS, "o", "-"),
@@ -22,6 +22,8 @@ SERIES: dict[str, tuple[str, str, str, Any]] = {
     "gqa": ("softmax, SDPA with enable_gqa", SOFTMAX, "o", "-"),
     "repeated": ("softmax, SDPA, keys repeated", SOFTMAX, "s", (0, (4, 2))),
     "cat": ("softmax, torch.cat and SDPA", SOFTMAX, "^", (0, (1, 1.5))),
+    "llama f16": ("softmax, llama.cpp, float16", LLAMA, "o", "-"),
+    "llama q8_0": ("softmax, llama.cpp, 8 bits", LLAMA, "s", (0, (4, 2))),
 }
 
 
