@@ -131,8 +131,9 @@ std::pair<Tensor, Tensor> AttentionBlock::Memory(const Tensor& memory) const {
 
 Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor& values,
                               const Tensor& queries_begin, const Tensor& keys_begin,
-                              const std::function<void(const Seen&)>& look) const {
-  AttentionOptions options;
+                              const std::function<void(Seen&)>& look) const {
+  Seen seen{q, keys, {}};
+  AttentionOptions& options = seen.options;
   options.map = MapNamed(config_.map);
   options.alpha = config_.alpha;
   if (alpha_.defined()) {
@@ -146,7 +147,7 @@ Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor&
   options.causal = causal_;
   options.cu_seqlens_q = queries_begin;
   options.cu_seqlens_k = keys_begin;
-  if (look) look({q, keys, options});
+  if (look) look(seen);
   const Tensor attended = tsallis::Attention(q, keys, values, options);
   return at::linear(attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_);
 }

@@ -104,7 +104,8 @@ class FeedForwardBlock : Fixed {
 // output. How they attend is config.attention.
 class AttentionBlock : Fixed {
  public:
-  // What one call computes its weights from, for who looks: [1, heads, rows, head_dim] each.
+  // What one call computes its weights from: [1, heads, rows, head_dim] each. Who looks may set
+  // options.mask.
   struct Seen {
     at::Tensor q, k;
     AttentionOptions options;
@@ -120,7 +121,7 @@ class AttentionBlock : Fixed {
   // width]. Causal heads see the keys up to their own place from the end of a sequence.
   at::Tensor Attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                     const at::Tensor& queries_begin, const at::Tensor& keys_begin,
-                    const std::function<void(const Seen&)>& look = nullptr) const;
+                    const std::function<void(Seen&)>& look = nullptr) const;
 
  private:
   at::Tensor Heads(const at::Tensor& rows) const;

@@ -21,7 +21,7 @@ namespace tsallis::lab {
 namespace {
 
 using at::Tensor;
-using SeenLook = std::function<void(const AttentionBlock::Seen&)>;
+using SeenLook = std::function<void(AttentionBlock::Seen&)>;
 
 // Rows whose logits are in memory at a time where no gradient is wanted.
 constexpr std::int64_t kLogitRows = 2048;
@@ -186,7 +186,7 @@ struct EncoderDecoder::State {
   static SeenLook Shown(const Look& look, const char* kind, std::size_t layer,
                         const Tensor& queries_begin, const Tensor& keys_begin) {
     if (!look) return nullptr;
-    return [=, &look, &queries_begin, &keys_begin](const AttentionBlock::Seen& seen) {
+    return [=, &look, &queries_begin, &keys_begin](AttentionBlock::Seen& seen) {
       look({kind, static_cast<std::int64_t>(layer), seen, queries_begin, keys_begin});
     };
   }
@@ -284,11 +284,20 @@ SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
   return score;
 }
 
-SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) {
+SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
+
+SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visible) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
   const Samples samples = SamplesOf(batch, state_->config.vocabulary);
-  const Tensor x = state_->Run(samples);
+  State::Look restrict;
+  if (visible) {
+    restrict = [&](const PackedAttention& attention) {
+      const Tensor mask = visible(attention);
+      if (mask.defined()) attention.seen.options.mask = mask.unsqueeze(0);
+    };
+  }
+  const Tensor x = state_->Run(samples, restrict);
   const Tensor labels = at::tensor(samples.label, at::kLong);
   std::vector<Tensor> losses, best;
   for (std::int64_t begin = 0; begin < x.size(0); begin += kLogitRows) {

@@ -35,7 +35,7 @@ void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path = 
 struct PackedAttention {
   const char* kind = "";  // "encoder", "decoder", "context"
   std::int64_t layer = 0;
-  const AttentionBlock::Seen& seen;
+  AttentionBlock::Seen& seen;
   const at::Tensor& queries_begin;  // [samples + 1]: of every sample
   const at::Tensor& keys_begin;
 };
@@ -55,6 +55,13 @@ class EncoderDecoder : public SequenceModel {
   SequenceScore LossAndGradient(const TokenBatch& batch,
                                 const GradientOptions& options = {}) override;
   SequenceScore Evaluate(const TokenBatch& batch) override;
+
+  // Which keys the queries of a layer see, from what it is about to attend with: bool, to be
+  // broadcast to [heads, rows of queries, rows of keys]; undefined: those of the layer itself, of
+  // which it can only leave some out. Rows of all samples lie behind each other.
+  using VisibleKeys = std::function<at::Tensor(const PackedAttention&)>;
+  // The same of a model whose queries see no other keys, as Decoder::Evaluate.
+  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
 
   // The first tokens that a sequence is extended by are its source and, the last of them, where
   // its target begins; InvalidArgument for fewer than two.

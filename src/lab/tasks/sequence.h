@@ -53,7 +53,9 @@ class SequenceTask {
   // What stands behind the end of a sequence that is shorter than others of its batch.
   virtual std::int64_t Pad() const = 0;
   virtual Scoring GetScoring() const = 0;
-  Metric GetMetric() const { return MetricOf(GetScoring(), Answer()); }
+  Metric GetMetric() const { return GetMetric(GetScoring()); }
+  // Of answers that are counted in another way.
+  Metric GetMetric(Scoring scoring) const { return MetricOf(scoring, Answer()); }
 
   // UsageError unless the task exists at this length.
   virtual void CheckLength(std::int64_t length) const = 0;

@@ -243,7 +243,7 @@ TEST(Analyses, LearnedEdgesFindMoreThanChanceAndPatternsAreWhatTheyAre) {
       EXPECT_GT(recall, 100.0 - sparsity);
     }
   }
-  EXPECT_EQ(methods.size(), 6U + 3U + 6U);         // pairs, with first keys, chunks of 1, 8 and 16
+  EXPECT_EQ(methods.size(), 8U + 5U + 6U);         // pairs, with first keys, chunks of 1, 8 and 16
   EXPECT_EQ(result.figures[1].panels.size(), 4U);  // of four layers
   // The model under these pairs: the same ones for a pattern, and less is known under fewer.
   const DataTable& answers = result.Table("answers");

@@ -7,7 +7,8 @@
 // as many pairs without. Then an edge joins a query and a key that are near each other (distance),
 // that are in one cluster (k-means), or that share a bucket in one of the four numbers
 // (quantisation); the nearest keys before a query are always joined, and in a second family the
-// first keys. Blocks: centres of clusters pick chunks of queries and of keys by their means. An
+// first keys. Beside them stand patterns and the groups of Reformer and of Routing Transformers.
+// Blocks: centres of clusters pick chunks of queries and of keys by their means. An
 // answer of entmax is exact where all keys with weight are joined; the model is also run with
 // nothing but the joined pairs, and attention on their blocks is timed beside exact attention.
 //
@@ -32,11 +33,14 @@ using Done = std::function<void(double share)>;  // of a part of the work
 
 using sparsefinder::HeadData;
 using sparsefinder::HeadSample;
+using sparsefinder::Layer;
 using sparsefinder::MethodValue;
 using sparsefinder::Predictor;
 using sparsefinder::Predictors;
 using sparsefinder::RestrictedRun;
 using sparsefinder::Samples;
+using sparsefinder::Sight;
+using sparsefinder::Subject;
 using sparsefinder::Timing;
 
 // Sums over heads and samples.
@@ -45,12 +49,13 @@ struct Score {
   double count = 0.0;
 };
 
-void Judge(const Predictor& predictor, const HeadSample& sample, Score& score) {
+void Judge(Sight sight, const Predictor& predictor, const HeadSample& sample, Score& score) {
   const std::int64_t n = sample.q.size(0);
+  const double seen = sparsefinder::Visible(sight, n, sample.k.size(0)).sum().item<double>();
   const at::Tensor edges = predictor.edges(sample.q, sample.k);
   const at::Tensor found = edges.logical_and(sample.support);
   const at::Tensor row = found.sum(1), wanted = sample.support.sum(1);
-  score.sparsity += 1.0 - edges.sum().item<double>() / (0.5 * static_cast<double>(n * (n + 1)));
+  score.sparsity += 1.0 - edges.sum().item<double>() / seen;
   score.recall += row.sum().item<double>() / wanted.sum().item<double>();
   score.mass += (sample.weights * found).sum().item<double>() / static_cast<double>(n);
   score.exact += (row == wanted).to(at::kDouble).mean().item<double>();
@@ -65,7 +70,8 @@ struct Plan {
   std::int64_t long_text;  // the length of a second sample whose attention is timed
 };
 
-Plan PlanOf(const AnalysisContext& context, const LoadedModel& loaded, const SequenceTask& task) {
+Plan PlanOf(const AnalysisContext& context, const LoadedSequenceModel& loaded,
+            const SequenceTask& task) {
   const std::int64_t n = std::min<std::int64_t>(loaded.train_length, context.quick ? 128 : 512);
   Plan plan{{task, n, 0, 0}, context.quick ? 40 : 300, 0, n * (context.quick ? 2 : 8)};
   plan.tokens = plan.samples.Draw(0, 1).tokens.size(1);
@@ -73,7 +79,7 @@ Plan PlanOf(const AnalysisContext& context, const LoadedModel& loaded, const Seq
     return std::clamp(tokens / plan.tokens, least, std::max(least, most));
   };
   // Whole answers are counted one a sample, so there are more of them.
-  const bool loss = task.GetScoring() == Scoring::kLoss;
+  const bool loss = sparsefinder::ScoringOf(task) == Scoring::kLoss;
   plan.samples.training = samples_of(context.quick ? 256 : 8192, 2, 64);
   plan.samples.test = loss ? samples_of(context.quick ? 128 : 4096, 1, 64)
                            : samples_of(context.quick ? 512 : 16384, 8, 200);
@@ -91,17 +97,20 @@ Plan PlanOf(const AnalysisContext& context, const LoadedModel& loaded, const Seq
 const std::vector<Predictor>& WaysOf(const Predictors& predictors) { return predictors[0][0]; }
 
 // Projections of every head, and all ways to foretell its pairs.
-Predictors Train(const AnalysisContext& context, const Plan& plan,
+Predictors Train(const AnalysisContext& context, const Plan& plan, const std::vector<Layer>& layers,
                  const std::vector<std::vector<HeadData>>& heads, const Done& done) {
-  const std::vector<Predictor> patterns = sparsefinder::PatternsOf(plan.tokens, context.seed);
   Predictors predictors(heads.size());
   for (std::size_t l = 0; l < heads.size(); ++l) {
+    const Sight sight = layers[l].sight;
+    const std::vector<Predictor> patterns =
+        sparsefinder::PatternsOf(sight, plan.tokens, context.seed);
     for (std::size_t h = 0; h < heads[l].size(); ++h) {
       const auto stream = static_cast<std::uint64_t>(l * 1000 + h);
-      const at::Tensor projection = sparsefinder::TrainProjection(
-          heads[l][h].training, plan.steps, RandomStream(context.seed, Purpose::kInit, 2 * stream));
+      const at::Tensor projection =
+          sparsefinder::TrainProjection(sight, heads[l][h].training, plan.steps,
+                                        RandomStream(context.seed, Purpose::kInit, 2 * stream));
       predictors[l].push_back(
-          sparsefinder::LearnedOf(heads[l][h].training, projection, context.quick,
+          sparsefinder::LearnedOf(sight, heads[l][h].training, projection, context.quick,
                                   RandomStream(context.seed, Purpose::kInit, 2 * stream + 1)));
       std::vector<Predictor>& ways = predictors[l].back();
       ways.insert(ways.begin(), patterns.begin(), patterns.end());
@@ -111,7 +120,8 @@ Predictors Train(const AnalysisContext& context, const Plan& plan,
   return predictors;
 }
 
-DataTable JudgeAll(const std::vector<std::vector<HeadData>>& heads, const Predictors& predictors,
+DataTable JudgeAll(const std::vector<Layer>& layers,
+                   const std::vector<std::vector<HeadData>>& heads, const Predictors& predictors,
                    const Done& done) {
   const std::vector<Predictor>& ways = WaysOf(predictors);
   // All layers, then each.
@@ -121,7 +131,7 @@ DataTable JudgeAll(const std::vector<std::vector<HeadData>>& heads, const Predic
       for (std::size_t w = 0; w < ways.size(); ++w) {
         for (const HeadSample& sample : heads[l][h].test) {
           Score one;
-          Judge(predictors[l][h][w], sample, one);
+          Judge(layers[l].sight, predictors[l][h][w], sample, one);
           for (Score* sum : {&scores[0][w], &scores[l + 1][w]}) {
             sum->sparsity += one.sparsity;
             sum->recall += one.recall;
@@ -139,7 +149,7 @@ DataTable JudgeAll(const std::vector<std::vector<HeadData>>& heads, const Predic
   for (std::size_t l = 0; l < scores.size(); ++l) {
     for (std::size_t w = 0; w < ways.size(); ++w) {
       const Score& score = scores[l][w];
-      table.Add({l == 0 ? "all" : std::to_string(l), ways[w].family, ways[w].method,
+      table.Add({l == 0 ? "all" : layers[l - 1].name, ways[w].family, ways[w].method,
                  ways[w].setting, 100.0 * score.sparsity / score.count,
                  100.0 * score.recall / score.count, 100.0 * score.mass / score.count,
                  100.0 * score.exact / score.count});
@@ -149,14 +159,13 @@ DataTable JudgeAll(const std::vector<std::vector<HeadData>>& heads, const Predic
 }
 
 // The model under the pairs of every way.
-DataTable RunAll(LoadedModel& loaded, const Plan& plan, const Predictors& predictors,
+DataTable RunAll(Subject& subject, const Plan& plan, const Predictors& predictors,
                  const Done& done) {
-  const Scoring scoring = plan.samples.task.GetScoring();
+  const Scoring scoring = sparsefinder::ScoringOf(plan.samples.task);
   const std::vector<Predictor>& ways = WaysOf(predictors);
   DataTable table("answers", {"family", "method", "setting", "sparsity", "value", "tokens"});
   for (std::size_t w = 0; w < ways.size(); ++w) {
-    const RestrictedRun run =
-        sparsefinder::RunRestricted(loaded.model, plan.samples, predictors, w);
+    const RestrictedRun run = sparsefinder::RunRestricted(subject, plan.samples, predictors, w);
     table.Add({ways[w].family, ways[w].method, ways[w].setting, 100.0 * run.sparsity,
                run.answers.Value(scoring), run.tokens.Value(Scoring::kTokens)});
     done(1.0 / static_cast<double>(ways.size()));
@@ -181,7 +190,8 @@ bool Has(const SequenceTask& task, std::int64_t length) {
   }
 }
 
-DataTable TimeAll(LoadedModel& loaded, const Plan& plan, const Predictors& predictors, bool quick) {
+// model: null: nothing is timed.
+DataTable TimeAll(Decoder* model, const Plan& plan, const Predictors& predictors, bool quick) {
   const std::vector<Predictor>& ways = WaysOf(predictors);
   std::vector<std::size_t> timed;
   std::vector<std::int64_t> blocks;
@@ -195,13 +205,13 @@ DataTable TimeAll(LoadedModel& loaded, const Plan& plan, const Predictors& predi
                "both", "ratio", "error", "exact_kernel", "masked_kernel"});
   const SequenceTask& task = plan.samples.task;
   for (const std::int64_t length : {plan.samples.length, plan.long_text}) {
-    if (!Has(task, length)) continue;
+    if (model == nullptr || !Has(task, length)) continue;
     // Behind the samples of training, if there is something.
     const std::int64_t index =
         std::min(task.Available(Split::kTest, length) - 1, plan.samples.training);
     const TokenBatch sample = Samples{task, length}.Draw(index, 1);
     const std::vector<Timing> timings =
-        sparsefinder::TimeBlocks(loaded.model, sample, predictors, timed, blocks, quick ? 1 : 5);
+        sparsefinder::TimeBlocks(*model, sample, predictors, timed, blocks, quick ? 1 : 5);
     for (std::size_t i = 0; i < timed.size(); ++i) {
       const Timing& timing = timings[i];
       const double both = timing.foretelling + timing.masked;
@@ -250,36 +260,38 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
   const SequentialProducts one_thread;
   const std::filesystem::path run =
       context.decoder.empty() ? SourceDir() / "bench/models/asentmax-nape" : context.decoder;
-  LoadedModel loaded = LoadModel(run);
+  LoadedSequenceModel loaded = LoadSequenceModel(run);
+  const std::unique_ptr<Subject> subject = sparsefinder::SubjectOf(*loaded.model);
+  const std::vector<Layer>& layers = subject->Layers();
   const std::filesystem::path file = SourceDir() / "python/tsallis_report/figures.py";
   const TaskPointer text = loaded.task_name == "text" ? MakeFileText(file, *loaded.task) : nullptr;
   const SequenceTask& task = text ? *text : *loaded.task;
-  const Metric metric = task.GetMetric();
+  const Metric metric = task.GetMetric(sparsefinder::ScoringOf(task));
   const Plan plan = PlanOf(context, loaded, task);
 
   double share = 0.0;
   const auto part = [&](double of_all) {
     return [&context, &share, of_all](double more) { context.Done(share += of_all * more); };
   };
-  const std::vector<std::vector<HeadData>> heads =
-      sparsefinder::Collect(loaded.model, plan.samples);
+  const std::vector<std::vector<HeadData>> heads = sparsefinder::Collect(*subject, plan.samples);
   context.Done(share += 0.05);
-  const Predictors predictors = Train(context, plan, heads, part(0.1));
-  DataTable edges = JudgeAll(heads, predictors, part(0.25));
+  const Predictors predictors = Train(context, plan, layers, heads, part(0.1));
+  DataTable edges = JudgeAll(layers, heads, predictors, part(0.25));
   DataTable full("full", {"sparsity", "value"});
-  const RestrictedRun unrestricted = sparsefinder::RunFree(loaded.model, plan.samples);
-  const double whole = unrestricted.answers.Value(task.GetScoring());
+  const RestrictedRun unrestricted = sparsefinder::RunFree(*subject, plan.samples);
+  const double whole = unrestricted.answers.Value(sparsefinder::ScoringOf(task));
   for (const double x : {0.0, 100.0}) full.Add({x, whole});
-  DataTable answers = RunAll(loaded, plan, predictors, part(0.5));
-  DataTable time = TimeAll(loaded, plan, predictors, context.quick);
+  DataTable answers = RunAll(*subject, plan, predictors, part(0.5));
+  DataTable time = TimeAll(subject->AsDecoder(), plan, predictors, context.quick);
 
   double kept = 0.0, pairs = 0.0;
-  for (const auto& layer : heads) {
-    for (const HeadData& head : layer) {
+  for (std::size_t l = 0; l < heads.size(); ++l) {
+    for (const HeadData& head : heads[l]) {
       for (const HeadSample& sample : head.test) {
-        const auto n = static_cast<double>(sample.q.size(0));
         kept += sample.support.sum().item<double>();
-        pairs += 0.5 * n * (n + 1.0);
+        pairs += sparsefinder::Visible(layers[l].sight, sample.q.size(0), sample.k.size(0))
+                     .sum()
+                     .item<double>();
       }
     }
   }
@@ -315,8 +327,13 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
       fmt::format("{} samples of {} tokens to train the projections, {} others to judge; {} steps "
                   "of Adam at 0.01 for each head, 128 queries a step",
                   plan.samples.training, plan.tokens, plan.samples.test, plan.steps),
-      fmt::format("the {} nearest keys are always joined by the learned methods",
+      fmt::format("the {} nearest keys are always joined by all methods that look at keys, but in "
+                  "heads that look at another sequence",
                   sparsefinder::kNear),
+      "Reformer: queries and keys that one of two drawn hashes puts together; Routing: every "
+      "centre "
+      "of k-means on whole queries and keys takes equally many; neither was there when the model "
+      "was trained",
       "patterns: a window; the same and a quarter as many first keys for all (Longformer); and "
       "three random blocks of 16 keys for every 16 queries (BigBird)",
       "chunks: each of 8 centres of k-means picks the share of the chunks of queries and of keys "
@@ -325,9 +342,9 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
       "on blocks of 64, "
       "without the time to make its mask; exact attention computes every score and skips what has "
       "no weight; the error is that of attention's output; nothing is timed where samples have "
-      "fewer than 64 tokens",
+      "fewer than 64 tokens, nor in an encoder-decoder",
       "where a method does not reach the share that is left out, its line is missing"};
-  result.figures = sparsefinder::FiguresOf(heads.size(), metric, time);
+  result.figures = sparsefinder::FiguresOf(layers, metric, time);
   for (DataTable* table : {&edges, &full, &answers, &time}) {
     result.tables.push_back(std::move(*table));
   }

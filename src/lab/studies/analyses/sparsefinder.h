@@ -1,5 +1,6 @@
-// The parts of the study sparsefinder: heads and their projections (sparsefinder_heads.cc), which
-// pairs are foretold (sparsefinder_edges.cc), what the model makes of them and how long it takes
+// The parts of the study sparsefinder: the models whose heads it looks at (sparsefinder_models.cc),
+// heads and their projections (sparsefinder_heads.cc), which pairs are foretold
+// (sparsefinder_edges.cc), what the model makes of them and how long it takes
 // (sparsefinder_runs.cc), what of it the page shows (sparsefinder_page.cc). The study:
 // sparsefinder.cc.
 #pragma once
@@ -8,12 +9,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lab/base/random.h"
 #include "lab/nn/decoder.h"
+#include "lab/nn/sequence_model.h"
 #include "lab/report/analysis.h"
 #include "lab/studies/analyses/analysis.h"
 #include "lab/tasks/metric.h"
@@ -21,13 +24,60 @@
 
 namespace tsallis::lab::sparsefinder {
 
+// ---- models
+
+// What queries may see.
+enum class Sight : std::uint8_t {
+  kBefore,  // the keys of their own sequence up to themselves
+  kAll,     // all keys of their own sequence
+  kOther,   // all keys of another sequence
+};
+
+at::Tensor Visible(Sight sight, std::int64_t queries, std::int64_t keys);  // bool
+
+// The heads of a layer that see the same.
+struct Layer {
+  std::string name;  // "layer 1", "encoder 1"
+  Sight sight = Sight::kBefore;
+};
+
+// A layer on one sample: [heads, tokens, head_dim] float32.
+struct LayerQueriesKeys {
+  std::size_t layer = 0;
+  at::Tensor q, k;
+};
+
+// A model as the study needs it.
+class Subject {
+ public:
+  // Of queries and keys of one sample, the pairs that are left: [heads, queries, keys] bool.
+  using Joined = std::function<at::Tensor(const LayerQueriesKeys&)>;
+  // The same with the weights of head h: [queries, keys] float32.
+  using Weights = std::function<at::Tensor(std::int64_t head)>;
+
+  virtual ~Subject() = default;
+
+  virtual const std::vector<Layer>& Layers() const = 0;
+  // Layer by layer of one sample. UsageError for heads whose map gives weight to every pair, and
+  // for those that LayerInput::Arrays does not serve.
+  virtual void Look(const TokenBatch& sample,
+                    const std::function<void(const LayerQueriesKeys&, const Weights&)>& look) = 0;
+  // The score of a model whose heads see the joined pairs alone, from the queries and keys that it
+  // has then; null: all pairs.
+  virtual SequenceScore Evaluate(const TokenBatch& batch, const Joined& joined) = 0;
+  // Null: another model.
+  virtual Decoder* AsDecoder() { return nullptr; }
+};
+
+std::unique_ptr<Subject> SubjectOf(SequenceModel& model);
+
 // ---- heads
 
-// One head on one sample of n tokens.
+// One head on one sample.
 struct HeadSample {
-  at::Tensor q, k;     // [n, head_dim] float32
-  at::Tensor support;  // [n, n] bool: pairs that have weight
-  at::Tensor weights;  // [n, n] float32; undefined in samples for training
+  at::Tensor q, k;     // [queries, head_dim], [keys, head_dim] float32
+  at::Tensor support;  // [queries, keys] bool: pairs that have weight
+  at::Tensor weights;  // [queries, keys] float32; undefined in samples for training
 };
 
 struct HeadData {
@@ -42,43 +92,43 @@ struct Samples {
   TokenBatch Draw(std::int64_t first, std::int64_t count) const;
 };
 
-// [layers][heads]. UsageError for heads whose map gives weight to every pair, and for those that
-// LayerInput::Arrays does not serve.
-std::vector<std::vector<HeadData>> Collect(Decoder& model, const Samples& samples);
+// [layers][heads].
+std::vector<std::vector<HeadData>> Collect(Subject& subject, const Samples& samples);
 
 // Squared distances of projected queries and keys, [queries, keys].
 at::Tensor Distances(const at::Tensor& q, const at::Tensor& k, const at::Tensor& projection);
 
 // W, [4, head_dim]: near each other are W q and W k where the pair has weight.
-at::Tensor TrainProjection(const std::vector<HeadSample>& training, std::int64_t steps,
+at::Tensor TrainProjection(Sight sight, const std::vector<HeadSample>& training, std::int64_t steps,
                            RandomStream random);
 
 // ---- edges
 
-// The keys before a query, itself among them, that every learned method joins with it.
+// The keys before a query, itself among them, that every method that looks at keys joins with it;
+// of heads that see all of their sequence those on the other side too, of heads that see another
+// sequence none.
 constexpr std::int64_t kNear = 3;
-
-at::Tensor Visible(std::int64_t n);  // [n, n] bool: j <= i
 
 // One way to foretell which keys get weight in a head, at one setting.
 struct Predictor {
   std::string family;  // "tokens"; "global": with first keys for all; "blocks": of `chunk` tokens
   std::string method;
   double setting = 0.0;
-  // q, k: [n, head_dim] float32 -> [n, n] bool, true: joined; no key behind its query.
+  // q, k: [queries, head_dim], [keys, head_dim] float32 -> [queries, keys] bool, true: joined; none
+  // that the query does not see.
   std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k)> edges;
   bool fixed = false;  // a pattern: known before queries and keys are
   std::int64_t chunk = 0;
-  // blocks: [ceil(n / chunk), the same] bool, the blocks that hold all edges; else null.
+  // blocks: [ceil(queries / chunk), ceil(keys / chunk)] bool, those that hold all edges; else null.
   std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k)> blocks = nullptr;
 };
 
 // Patterns that look at no key; the same of every head. n: tokens, about.
-std::vector<Predictor> PatternsOf(std::int64_t n, std::uint64_t seed);
+std::vector<Predictor> PatternsOf(Sight sight, std::int64_t n, std::uint64_t seed);
 
-// Those that a projection gives, from the queries and keys of training; the same methods and
-// settings, in the same order, for every head.
-std::vector<Predictor> LearnedOf(const std::vector<HeadSample>& training,
+// Those that a projection gives, from the queries and keys of training, and two known ones that
+// group whole queries and keys; the same methods and settings, in the same order, for every head.
+std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& training,
                                  const at::Tensor& projection, bool quick,
                                  const RandomStream& random);
 
@@ -87,17 +137,23 @@ std::vector<Predictor> LearnedOf(const std::vector<HeadSample>& training,
 // Of every head and way: [layers][heads][ways], the same ways everywhere.
 using Predictors = std::vector<std::vector<std::vector<Predictor>>>;
 
+// How answers under restricted attention are counted: as the task counts, but texts that are
+// written by the loss of the right ones.
+inline Scoring ScoringOf(const SequenceTask& task) {
+  return task.GetScoring() == Scoring::kBleu ? Scoring::kLoss : task.GetScoring();
+}
+
 struct RestrictedRun {
-  Answers answers, tokens;  // as the task scores them; the same token by token
+  Answers answers, tokens;  // by ScoringOf(); the same token by token
   double sparsity = 0.0;    // share of the pairs that were left out
 };
 
 // The model on the test samples where every head sees what way `way` joins, from the queries and
 // keys of this very run.
-RestrictedRun RunRestricted(Decoder& model, const Samples& samples, const Predictors& predictors,
+RestrictedRun RunRestricted(Subject& subject, const Samples& samples, const Predictors& predictors,
                             std::size_t way);
 // The same with all pairs.
-RestrictedRun RunFree(Decoder& model, const Samples& samples);
+RestrictedRun RunFree(Subject& subject, const Samples& samples);
 
 struct Timing {
   std::string kernel, masked_kernel;  // of the last layer
@@ -132,7 +188,7 @@ double CommonSparsity(const DataTable& edges);
 // Exact attention's time at the longest length, and the fastest of every method there; nothing of
 // samples that are too short to be timed by blocks.
 std::vector<Fact> TimeFacts(const DataTable& time);
-std::vector<AnalysisFigure> FiguresOf(std::size_t layers, const Metric& metric,
+std::vector<AnalysisFigure> FiguresOf(const std::vector<Layer>& layers, const Metric& metric,
                                       const DataTable& time);
 
 }  // namespace tsallis::lab::sparsefinder

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "lab/nn/parameters.h"
 #include "lab/studies/analyses/sparsefinder.h"
 #include "tsallis/patterns.h"
 
@@ -19,12 +20,15 @@ constexpr std::int64_t kFirst = 4;          // keys for all, of the family "glob
 constexpr std::int64_t kBlockClusters = 8;  // of the family "blocks"
 constexpr std::int64_t kChunks[] = {1, 8, 16, 64};
 
-Tensor NearKeys(std::int64_t n) {
-  return Visible(n).logical_and(at::ones({n, n}, at::kBool).triu(1 - kNear));
+// Keys fewer than `near` places from a query.
+Tensor NearKeys(Sight sight, std::int64_t queries, std::int64_t keys, std::int64_t near = kNear) {
+  if (sight == Sight::kOther) return at::zeros({queries, keys}, at::kBool);
+  return Visible(sight, queries, keys)
+      .logical_and(at::ones({queries, keys}, at::kBool).triu(1 - near).tril(near - 1));
 }
 
-Tensor FirstKeys(std::int64_t n) {
-  return Visible(n).logical_and(at::arange(n).lt(kFirst).unsqueeze(0));
+Tensor FirstKeys(Sight sight, std::int64_t queries, std::int64_t keys) {
+  return Visible(sight, queries, keys).logical_and(at::arange(keys).lt(kFirst).unsqueeze(0));
 }
 
 // Of points, the centre that each is nearest to.
@@ -76,28 +80,30 @@ Tensor Picked(const Tensor& means, const Tensor& centres, std::int64_t count, bo
   return at::zeros_like(distances).scatter(0, nearest, 1.0) * belongs;
 }
 
-// Blocks that hold a near key of a query.
-Tensor NearBlocks(std::int64_t n, std::int64_t chunk) {
-  const std::int64_t chunks = (n + chunk - 1) / chunk;
-  const std::int64_t back = (kNear - 1 + chunk - 1) / chunk;
-  return Visible(chunks).logical_and(at::ones({chunks, chunks}, at::kBool).triu(-back));
+// Of rows [n, head_dim], the sides that each lies on after `rounds` drawn rotations to half as many
+// numbers as there are buckets: [rounds, n], the largest of the numbers and their negatives, as
+// Reformer hashes (Kitaev, Kaiser and Levskaya 2020).
+Tensor HashesOf(const Tensor& rows, const Tensor& rotations) {
+  const Tensor unit = rows / rows.norm(2, {1}, true).clamp_min(1e-12);
+  const Tensor sides = unit.matmul(rotations);  // [rounds, n, buckets / 2]
+  return at::cat({sides, -sides}, 2).argmax(2);
 }
 
 }  // namespace
 
-Tensor Visible(std::int64_t n) { return at::ones({n, n}, at::kBool).tril(); }
-
-std::vector<Predictor> PatternsOf(std::int64_t n, std::uint64_t seed) {
+std::vector<Predictor> PatternsOf(Sight sight, std::int64_t n, std::uint64_t seed) {
+  const bool causal = sight == Sight::kBefore;
   constexpr std::int64_t kBlock = 16;
   std::vector<Predictor> predictors;
   const auto add = [&](const char* method, std::int64_t width, const AttentionPattern& pattern) {
     // The mask of the last length: nearly all samples have the same.
     const auto last = std::make_shared<Tensor>();
-    const Edges edges = [pattern, last](const Tensor& q, const Tensor&) {
-      const std::int64_t tokens = q.size(0);
-      if (last->defined() && last->size(0) == tokens) return *last;
-      const PatternMask mask = MaskOf(pattern, tokens, tokens, 1, 1);
-      *last = at::zeros({tokens, tokens}, at::kBool);
+    const Edges edges = [pattern, last](const Tensor& q, const Tensor& k) {
+      const std::int64_t queries = q.size(0), keys = k.size(0);
+      if (last->defined() && last->size(0) == queries && last->size(1) == keys) return *last;
+      // Another sequence is read from its first token on, too.
+      const PatternMask mask = MaskOf(pattern, queries, keys, 1, 1, Alignment::kStart);
+      *last = at::zeros({queries, keys}, at::kBool);
       std::copy(mask.blocks.begin(), mask.blocks.end(), last->mutable_data_ptr<bool>());
       return *last;
     };
@@ -107,31 +113,33 @@ std::vector<Predictor> PatternsOf(std::int64_t n, std::uint64_t seed) {
     for (std::int64_t width = 4; width < n; width *= 2) add(method, width, pattern_of(width));
   };
   sweep("window",
-        [](std::int64_t width) { return AttentionPattern{.causal = true, .window = width}; });
-  sweep("Longformer", [](std::int64_t width) { return Longformer(width, width / 4, true); });
+        [=](std::int64_t width) { return AttentionPattern{.causal = causal, .window = width}; });
+  sweep("Longformer", [=](std::int64_t width) { return Longformer(width, width / 4, causal); });
   sweep("BigBird",
-        [&](std::int64_t width) { return BigBird(width, width / 4, true, 3, kBlock, seed); });
+        [=](std::int64_t width) { return BigBird(width, width / 4, causal, 3, kBlock, seed); });
   return predictors;
 }
 
-std::vector<Predictor> LearnedOf(const std::vector<HeadSample>& training, const Tensor& projection,
-                                 bool quick, const RandomStream& random) {
+std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& training,
+                                 const Tensor& projection, bool quick, const RandomStream& random) {
   std::vector<Predictor> tokens, global, blocks;
   const auto add = [&](const std::string& method, double setting, const Edges& joined) {
-    const Edges edges = [joined](const Tensor& q, const Tensor& k) {
-      const std::int64_t n = q.size(0);
-      return joined(q, k).logical_and(Visible(n)).logical_or(NearKeys(n));
+    const Edges edges = [joined, sight](const Tensor& q, const Tensor& k) {
+      const std::int64_t queries = q.size(0), keys = k.size(0);
+      return joined(q, k)
+          .logical_and(Visible(sight, queries, keys))
+          .logical_or(NearKeys(sight, queries, keys));
     };
     tokens.push_back({"tokens", method, setting, edges});
     global.push_back({"global", fmt::format("{}, first {} for all", method, kFirst), setting,
-                      [edges](const Tensor& q, const Tensor& k) {
-                        return edges(q, k).logical_or(FirstKeys(q.size(0)));
+                      [edges, sight](const Tensor& q, const Tensor& k) {
+                        return edges(q, k).logical_or(FirstKeys(sight, q.size(0), k.size(0)));
                       }});
   };
   // Thresholds at shares of the pairs of training.
   const HeadSample& first = training[0];
-  const Tensor seen =
-      Distances(first.q, first.k, projection).masked_select(Visible(first.q.size(0)));
+  const Tensor seen = Distances(first.q, first.k, projection)
+                          .masked_select(Visible(sight, first.q.size(0), first.k.size(0)));
   const Tensor sorted = std::get<0>(seen.sort());
   for (const double share : {0.01, 0.02, 0.05, 0.1, 0.2, 0.4}) {
     const double limit =
@@ -164,6 +172,40 @@ std::vector<Predictor> LearnedOf(const std::vector<HeadSample>& training, const 
       return (bucket(q).unsqueeze(2) == bucket(k).unsqueeze(1)).any(0);
     });
   }
+  // The two known methods that the paper compares with. Neither was part of this model's training,
+  // and both see whole queries and keys.
+  constexpr std::int64_t kRounds = 2;
+  RandomStream drawn = random;
+  for (std::int64_t buckets = 4; buckets <= (quick ? 16 : 64); buckets *= 2) {
+    Tensor rotations = at::empty({kRounds, first.q.size(1), buckets / 2});
+    auto* values = rotations.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < rotations.numel(); ++i) {
+      values[i] = static_cast<float>(Normal(drawn, 1.0));
+    }
+    add("Reformer", static_cast<double>(buckets), [=](const Tensor& q, const Tensor& k) {
+      return HashesOf(q, rotations).unsqueeze(2).eq(HashesOf(k, rotations).unsqueeze(1)).any(0);
+    });
+  }
+  const auto unit = [](const Tensor& rows) {
+    return rows / rows.norm(2, {1}, true).clamp_min(1e-12);
+  };
+  std::vector<Tensor> directions;
+  for (const HeadSample& sample : training) {
+    directions.push_back(unit(sample.q));
+    directions.push_back(unit(sample.k));
+  }
+  const Tensor all_directions = at::cat(directions);
+  for (std::int64_t clusters = 2; clusters <= (quick ? 8 : 32); clusters *= 2) {
+    const Tensor centres = KMeans(all_directions, clusters, random);
+    // Every centre takes equally many queries, and keys (Roy, Saffar, Vaswani and Grangier 2021).
+    add("Routing", static_cast<double>(clusters), [=](const Tensor& q, const Tensor& k) {
+      const auto routed = [&](const Tensor& rows) {
+        const std::int64_t most = (rows.size(0) + clusters - 1) / clusters;
+        return Picked(unit(rows), centres, most, /*own=*/false);
+      };
+      return routed(q).matmul(routed(k).t()) > 0;
+    });
+  }
   // The paper's two block versions: every centre picks the nearest chunks of queries and of keys,
   // among all or among those of its cluster, and joins each with each.
   const Tensor centres = KMeans(points, kBlockClusters, random);
@@ -181,18 +223,19 @@ std::vector<Predictor> LearnedOf(const std::vector<HeadSample>& training, const 
           return picked(q).matmul(picked(k).t()) > 0;
         };
         const Edges edges = [=](const Tensor& q, const Tensor& k) {
-          const std::int64_t n = q.size(0);
-          const Tensor ids = ChunkOf(n, chunk);
+          const std::int64_t queries = q.size(0), keys = k.size(0);
           return joined(q, k)
-              .index_select(0, ids)
-              .index_select(1, ids)
-              .logical_and(Visible(n))
-              .logical_or(NearKeys(n));
+              .index_select(0, ChunkOf(queries, chunk))
+              .index_select(1, ChunkOf(keys, chunk))
+              .logical_and(Visible(sight, queries, keys))
+              .logical_or(NearKeys(sight, queries, keys));
         };
         const Edges of_blocks = [=](const Tensor& q, const Tensor& k) {
           const Tensor chunks = joined(q, k);
-          return chunks.logical_and(Visible(chunks.size(0)))
-              .logical_or(NearBlocks(q.size(0), chunk));
+          // Blocks that hold a near key of a query lie this near to each other.
+          const std::int64_t near = 1 + (kNear - 1 + chunk - 1) / chunk;
+          return chunks.logical_and(Visible(sight, chunks.size(0), chunks.size(1)))
+              .logical_or(NearKeys(sight, chunks.size(0), chunks.size(1), near));
         };
         blocks.push_back({"blocks",
                           fmt::format("chunks of {}, {}", chunk, own ? "in clusters" : "nearest"),

@@ -1,11 +1,9 @@
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "lab/base/errors.h"
-#include "lab/nn/layer_view.h"
+#include "lab/nn/parameters.h"
 #include "lab/studies/analyses/sparsefinder.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/train/optimizer.h"
@@ -17,19 +15,6 @@ using at::Tensor;
 
 constexpr std::int64_t kNumbers = 4;    // of a projected query or key
 constexpr std::int64_t kQueries = 128;  // of a step of training
-
-Tensor DenseWeights(const SparseRows& rows, std::int64_t n) {
-  Tensor dense = at::zeros({n, n});
-  auto* to = dense.mutable_data_ptr<float>();
-  for (std::int64_t i = 0; i < n; ++i) {
-    for (auto e = rows.offsets[static_cast<std::size_t>(i)];
-         e < rows.offsets[static_cast<std::size_t>(i + 1)]; ++e) {
-      to[i * n + rows.keys[static_cast<std::size_t>(e)]] =
-          rows.weights[static_cast<std::size_t>(e)];
-    }
-  }
-  return dense;
-}
 
 // As many pairs without weight as there are with, of every query, drawn among those that it sees.
 Tensor Negatives(const Tensor& positive, const Tensor& visible, RandomStream& random) {
@@ -62,30 +47,22 @@ TokenBatch Samples::Draw(std::int64_t first, std::int64_t count) const {
   return DrawBatch(task, kEvaluationSeed, Split::kTest, first, count, length);
 }
 
-std::vector<std::vector<HeadData>> Collect(Decoder& model, const Samples& samples) {
-  std::vector<std::vector<HeadData>> heads(static_cast<std::size_t>(model.Config().layers));
+std::vector<std::vector<HeadData>> Collect(Subject& subject, const Samples& samples) {
+  std::vector<std::vector<HeadData>> heads(subject.Layers().size());
   for (std::int64_t s = 0; s < samples.training + samples.test; ++s) {
-    model.Look(samples.Draw(s, 1), [&](const LayerView& view) {
-      const HeadArrays arrays = view.Arrays(0);
-      if (!arrays.alpha.defined() || arrays.alpha.min().item<double>() <= 1.0) {
-        throw UsageError(fmt::format(
-            "--decoder: expected a model whose heads have entmax with alpha above 1, got {} in "
-            "layer {}: every pair has weight there",
-            arrays.alpha.defined() ? "a smaller alpha" : arrays.map, view.layer + 1));
-      }
-      auto& layer = heads[static_cast<std::size_t>(view.layer)];
-      layer.resize(static_cast<std::size_t>(arrays.q.size(0)));
-      for (std::size_t h = 0; h < layer.size(); ++h) {
-        const auto head = static_cast<std::int64_t>(h);
-        const std::int64_t tokens = arrays.q.size(1);
-        const Tensor weights = DenseWeights(view.Weights(0, head, 0, tokens), tokens);
-        const bool training = s < samples.training;
-        (training ? layer[h].training : layer[h].test)
-            .push_back({arrays.q[head].to(at::kFloat).contiguous(),
-                        arrays.k[head].to(at::kFloat).contiguous(), weights > 0,
-                        training ? Tensor() : weights});
-      }
-    });
+    const bool training = s < samples.training;
+    subject.Look(samples.Draw(s, 1),
+                 [&](const LayerQueriesKeys& own, const Subject::Weights& weights_of) {
+                   std::vector<HeadData>& layer = heads[own.layer];
+                   layer.resize(static_cast<std::size_t>(own.q.size(0)));
+                   for (std::size_t h = 0; h < layer.size(); ++h) {
+                     const auto head = static_cast<std::int64_t>(h);
+                     const Tensor weights = weights_of(head).contiguous();
+                     (training ? layer[h].training : layer[h].test)
+                         .push_back({own.q[head].contiguous(), own.k[head].contiguous(),
+                                     weights > 0, training ? Tensor() : weights});
+                   }
+                 });
   }
   return heads;
 }
@@ -99,7 +76,7 @@ Tensor Distances(const Tensor& q, const Tensor& k, const Tensor& projection) {
 
 // The loss is a sum of |W (q - k)|^2 with factors, so its gradient is 2 W C with C = sum of factor
 // (q - k)(q - k)^T over pairs.
-Tensor TrainProjection(const std::vector<HeadSample>& training, std::int64_t steps,
+Tensor TrainProjection(Sight sight, const std::vector<HeadSample>& training, std::int64_t steps,
                        RandomStream random) {
   const std::int64_t dim = training[0].q.size(1);
   Tensor projection = at::empty({kNumbers, dim});
@@ -123,8 +100,8 @@ Tensor TrainProjection(const std::vector<HeadSample>& training, std::int64_t ste
     const std::int64_t count = std::min(kQueries, n - first);
     const Tensor q = sample.q.narrow(0, first, count);
     const Tensor positive = sample.support.narrow(0, first, count).contiguous();
-    const Tensor negative =
-        Negatives(positive, Visible(n).narrow(0, first, count).contiguous(), random);
+    const Tensor negative = Negatives(
+        positive, Visible(sight, n, sample.k.size(0)).narrow(0, first, count).contiguous(), random);
     const Tensor factor = positive.to(at::kFloat) - negative.to(at::kFloat);
     const Tensor loss = (Distances(q, sample.k, projection) * factor).sum(1) + 1.0;
     const Tensor active = (loss > 0).to(at::kFloat).unsqueeze(1) * factor / (loss.numel() * 8.0);

@@ -67,18 +67,18 @@ AnalysisFigure EdgesFigure(const char* name, const char* family, const char* tit
   return figure;
 }
 
-AnalysisFigure LayersFigure(std::size_t layers) {
+AnalysisFigure LayersFigure(const std::vector<Layer>& layers) {
   AnalysisFigure figure{.name = "recall",
                         .title = "Found pairs against sparsity, layer by layer",
                         .caption =
                             "Of the pairs of query and key that have weight, the share that each "
                             "way to foretell them joins. Further up and to the right is better.",
                         .columns = 2};
-  for (std::size_t l = 1; l <= layers; ++l) {
-    figure.panels.push_back({.title = fmt::format("layer {}", l),
+  for (const Layer& layer : layers) {
+    figure.panels.push_back({.title = layer.name,
                              .x_label = kLeftOut,
                              .y_label = "pairs with weight that are joined (%)",
-                             .curves = CurvesOf("edges", "recall", "tokens", std::to_string(l))});
+                             .curves = CurvesOf("edges", "recall", "tokens", layer.name)});
   }
   return figure;
 }
@@ -208,7 +208,7 @@ std::vector<Fact> TimeFacts(const DataTable& time) {
   return facts;
 }
 
-std::vector<AnalysisFigure> FiguresOf(std::size_t layers, const Metric& metric,
+std::vector<AnalysisFigure> FiguresOf(const std::vector<Layer>& layers, const Metric& metric,
                                       const DataTable& time) {
   std::vector<AnalysisFigure> figures = {
       EdgesFigure("all", "tokens", "Found pairs, found weight and exact rows against sparsity",

@@ -17,15 +17,15 @@ using at::Tensor;
 // Tokens that are read at a time, about: masks of all heads stand in memory.
 constexpr std::int64_t kTokens = 2048;
 
-RestrictedRun Run(Decoder& model, const Samples& samples, const Decoder::VisibleKeys& visible) {
+RestrictedRun Run(Subject& subject, const Samples& samples, const Subject::Joined& joined) {
   RestrictedRun run;
   const std::int64_t tokens = samples.Draw(samples.training, 1).tokens.size(1);
   const std::int64_t chunk = std::max<std::int64_t>(1, kTokens / tokens);
   for (std::int64_t done = 0; done < samples.test; done += chunk) {
     const std::int64_t count = std::min(chunk, samples.test - done);
     const SequenceScore score =
-        model.Evaluate(samples.Draw(samples.training + done, count), visible);
-    run.answers.Add(score.Of(samples.task.GetScoring()));
+        subject.Evaluate(samples.Draw(samples.training + done, count), joined);
+    run.answers.Add(score.Of(ScoringOf(samples.task)));
     run.tokens.Add(score.Of(Scoring::kTokens));
   }
   return run;
@@ -92,41 +92,37 @@ Tensor BlocksOf(const Predictor& way, const Tensor& q, const Tensor& k, std::int
 // Of the pairs j <= i of n tokens, those in blocks that are not there; mean over heads.
 double LeftOut(const Tensor& mask, std::int64_t n, std::int64_t block) {
   const Tensor ids = at::arange(n).floor_divide(block);
-  const Tensor pairs = mask.index_select(1, ids).index_select(2, ids).logical_and(Visible(n));
+  const Tensor pairs =
+      mask.index_select(1, ids).index_select(2, ids).logical_and(Visible(Sight::kBefore, n, n));
   const double all = 0.5 * static_cast<double>(n * (n + 1)) * static_cast<double>(mask.size(0));
   return 1.0 - static_cast<double>(pairs.sum().item<std::int64_t>()) / all;
 }
 
 }  // namespace
 
-RestrictedRun RunRestricted(Decoder& model, const Samples& samples, const Predictors& predictors,
+RestrictedRun RunRestricted(Subject& subject, const Samples& samples, const Predictors& predictors,
                             std::size_t way) {
   double joined = 0.0, pairs = 0.0;
-  RestrictedRun run = Run(model, samples, [&](const LayerInput& input) {
-    const auto& heads = predictors[static_cast<std::size_t>(input.layer)];
-    const std::int64_t n = input.rows.length;
-    Tensor visible = at::zeros(
-        {input.rows.Sequences(), static_cast<std::int64_t>(heads.size()), n, n}, at::kBool);
-    for (std::int64_t s = 0; s < input.rows.Sequences(); ++s) {
-      const HeadArrays arrays = input.Arrays(s);
-      const Tensor q = arrays.q.to(at::kFloat), k = arrays.k.to(at::kFloat);
-      const std::int64_t tokens = q.size(1);
-      for (std::size_t h = 0; h < heads.size(); ++h) {
-        const auto head = static_cast<std::int64_t>(h);
-        const Tensor edges = heads[h][way].edges(q[head], k[head]);
-        visible[s][head].narrow(0, 0, tokens).narrow(1, 0, tokens).copy_(edges);
-        pairs += 0.5 * static_cast<double>(tokens * (tokens + 1));
-      }
+  RestrictedRun run = Run(subject, samples, [&](const LayerQueriesKeys& own) {
+    const auto& heads = predictors[own.layer];
+    const Sight sight = subject.Layers()[own.layer].sight;
+    const double seen = Visible(sight, own.q.size(1), own.k.size(1)).sum().item<double>();
+    std::vector<Tensor> of_heads;
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      const auto head = static_cast<std::int64_t>(h);
+      of_heads.push_back(heads[h][way].edges(own.q[head], own.k[head]));
+      pairs += seen;
     }
-    joined += static_cast<double>(visible.sum().item<std::int64_t>());
+    Tensor visible = at::stack(of_heads);
+    joined += visible.sum().item<double>();
     return visible;
   });
   run.sparsity = 1.0 - joined / pairs;
   return run;
 }
 
-RestrictedRun RunFree(Decoder& model, const Samples& samples) {
-  return Run(model, samples, nullptr);
+RestrictedRun RunFree(Subject& subject, const Samples& samples) {
+  return Run(subject, samples, nullptr);
 }
 
 std::vector<Timing> TimeBlocks(Decoder& model, const TokenBatch& sample,
