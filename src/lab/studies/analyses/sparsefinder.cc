@@ -324,9 +324,9 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
   result.finding = Finding(at, density, whole, metric, recall, valued);
   result.setup = {
       fmt::format("model: {}", loaded.weights.lexically_proximate(SourceDir()).string()),
-      fmt::format("{} samples of {} tokens to train the projections, {} others to judge; {} steps "
+      fmt::format("{} samples of length {} to train the projections, {} others to judge; {} steps "
                   "of Adam at 0.01 for each head, 128 queries a step",
-                  plan.samples.training, plan.tokens, plan.samples.test, plan.steps),
+                  plan.samples.training, plan.samples.length, plan.samples.test, plan.steps),
       fmt::format("the {} nearest keys are always joined by all methods that look at keys, but in "
                   "heads that look at another sequence",
                   sparsefinder::kNear),
