@@ -109,5 +109,7 @@ void ForwardEmulated(const Context& context, const AttentionParams& params,
                      const AttentionOutputs& outputs);
 void BackwardEmulated(const Context& context, const AttentionParams& params,
                       const AttentionGradients& gradients);
+void OnPagesEmulated(const Context& context, const AttentionParams& params,
+                     const AttentionPages& pages, const AttentionOutputs& outputs);
 
 }  // namespace tsallis::cuda

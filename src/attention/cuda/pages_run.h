@@ -70,14 +70,14 @@ class PagesRunner : private Runner<Type> {
   using Runner<Type>::workspace_;
   using Runner<Type>::Size;
 
-  // Four blocks for each multiprocessor of the largest GPUs, of two tiles at least. Sizes alone
+  // Four blocks for each multiprocessor of the largest GPUs, of four tiles at least. Sizes alone
   // decide, so that results have the same bits on every device.
   void SetRuns() {
     if (rows_ == 0) return;
     constexpr std::int64_t kBlocks = 528;
     const std::int64_t others = std::int64_t{call_.batch} * call_.kv_heads * pages_.blocks();
     const std::int64_t wanted = (kBlocks + others - 1) / others;
-    const std::int64_t most = (pages_.tiles + 1) / 2;
+    const std::int64_t most = (pages_.tiles + 3) / 4;
     const std::int64_t runs = std::max<std::int64_t>(1, std::min(wanted, most));
     pages_.run = static_cast<int>(std::max<std::int64_t>(1, (pages_.tiles + runs - 1) / runs));
     pages_.runs = std::max(1, (pages_.tiles + pages_.run - 1) / pages_.run);

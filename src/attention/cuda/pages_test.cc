@@ -179,7 +179,7 @@ TEST(CudaOnPages, ScoresCostWhatTheModelSays) {
   EXPECT_GT(results.support_size[0], 0);
   // 16 rows a product, each key once; the queries once a run.
   EXPECT_EQ(simt::machine.counters.products, 1024u * 64 * 16 / 2048);
-  EXPECT_EQ(simt::machine.counters.copied_bytes, 1024u * 64 * 2 + 8u * 4 * 64 * 2);
+  EXPECT_EQ(simt::machine.counters.copied_bytes, 1024u * 64 * 2 + 4u * 4 * 64 * 2);
   EXPECT_EQ(simt::machine.counters.bank_conflicts, 0u);
 }
 
