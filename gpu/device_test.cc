@@ -100,11 +100,11 @@ Results RunOnDevice(const Problem& problem, bool emulated) {
 
 // Forward alone, on pages in the order of a seed.
 Results RunOnPagesOfDevice(const Problem& problem, std::uint64_t seed, bool emulated) {
-  const Context context = {.device = DeviceKind::kCuda, .stream = MyStream()};
   return problem.RunBy(
       [&](const Context&, const AttentionParams& params, const AttentionOutputs& outputs) {
         const InPages memory(params, DrawPageSize(seed), seed);
-        if (emulated) return OnPagesEmulated(context, params, memory.pages(), outputs);
+        if (emulated) return OnPagesEmulated({}, params, memory.pages(), outputs);
+        const Context context = {.device = DeviceKind::kCuda, .stream = MyStream()};
         OnDevice<Device> device;
         const AttentionPages pages = PagesOn(device, params, memory.pages());
         AttentionOnPages(context, QueriesOn(device, params), pages,

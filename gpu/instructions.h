@@ -7,6 +7,7 @@
 
 #include "attention/cuda/call.h"
 #include "attention/cuda/device.h"
+#include "tsallis/pages.h"
 
 namespace tsallis::cuda {
 

@@ -298,7 +298,8 @@ struct PageRow {
       for (int x = 0; x < 4; ++x) z[4 * i + x] = FloatOf(words.w[x]);
     }
   }
-  // Fills the list; whether a part of it is too short. Keys ascend within a part.
+  // Fills the list; whether the warp's part of it is long enough. Keys ascend in it. All lanes may
+  // read it behind the block's next barrier.
   TSALLIS_DEVICE bool Fill() {
     bool fits = true;
     TSALLIS_LOOP
@@ -332,7 +333,6 @@ struct PageRow {
       }
       count += more;
     }
-    SyncWarp();  // all lanes read the warp's part
     return fits;
   }
   // visit(z) for the thread's share of the scores that may have a weight.

@@ -99,6 +99,15 @@ TEST(CudaOnPages, RowsThatKeepManyAreAddedRunByRun) {
   spec.values = ProblemSpec::Values::kNormal;
   spec.map = RowMap::kSoftmax;
   EXPECT_EQ(CheckPaged(spec, 64), "");
+  // Some 300 of 512 keys are near enough to the largest: the parts of a list are a little short.
+  spec.map = RowMap::kEntmax;
+  spec.alpha = 1.3;
+  spec.k_len = 1100;
+  EXPECT_EQ(CheckPaged(spec), "");
+  // A list in the parts of several warps.
+  spec.alpha = 2.0;
+  spec.k_len = 2500;
+  EXPECT_EQ(CheckPaged(spec), "");
 }
 
 // Lengths differ, down to none; queries before the first key see nothing.
@@ -148,11 +157,12 @@ TEST(CudaOnPages, EmptyAxes) {
 // memory beyond the pages is not touched.
 TEST(CudaOnPages, PagesThatDoNotExistGiveNaN) {
   const Problem problem({.dtype = DType::kBFloat16, .batch = 2, .k_len = 40});
-  for (const std::int64_t page : {std::int64_t{-1}, std::int64_t{1} << 30}) {
+  for (const std::int64_t page : {std::int64_t{-1}, std::int64_t{8}, std::int64_t{1} << 30}) {
     const Results results = problem.RunBy(
         [&](const Context& context, const AttentionParams& params,
             const AttentionOutputs& outputs) {
           InPages memory(params, 16, 2);
+          ASSERT_EQ(memory.pages().pages, 8);
           memory.SetEntry(1, 1, page);
           EmulatedOnPages(context, params, memory.pages(), outputs);
         },
