@@ -462,12 +462,6 @@ FAULTS = [
     ),
     Fault(
         "pages.h",
-        "scores that are not there are read",
-        "peak - LoadDevice(pages.most + unit) < 1.0f",
-        "true",
-    ),
-    Fault(
-        "pages.h",
         "no barrier before weights are written again",
         "    SyncBlock();  // the last weights have been read\n",
         "",

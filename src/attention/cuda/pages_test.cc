@@ -96,6 +96,10 @@ TEST(CudaOnPages, RowsThatKeepManyAreAddedRunByRun) {
                       .causal = true};
   spec.values = ProblemSpec::Values::kFlat;
   EXPECT_EQ(CheckPaged(spec), "");
+  // Many keys of a row, and units without any.
+  spec.slopes = spec.negative_slopes = true;
+  EXPECT_EQ(CheckPaged(spec), "");
+  spec.slopes = spec.negative_slopes = false;
   spec.values = ProblemSpec::Values::kNormal;
   spec.map = RowMap::kSoftmax;
   EXPECT_EQ(CheckPaged(spec, 64), "");
