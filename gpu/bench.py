@@ -4,8 +4,10 @@
 
 Forward and both passes, causal, bfloat16, normal inputs, 64 query heads and 8 key heads. Peers:
 scaled_dot_product_attention with its FlashAttention and cuDNN backends, and FlexAttention compiled.
-Every number is written to bench.json as soon as it is known, beside what docs/cuda.md predicted for
-an H200; TFLOP/s count the products of dense attention, so that equal times are equal rates.
+Decoding: one query a sequence, keys in pages of 16, beside scaled_dot_product_attention on the same
+keys in one tensor. Every number is written to bench.json as soon as it is known, beside what
+docs/cuda.md predicted for an H200; TFLOP/s count the products of dense attention, so that equal
+times are equal rates.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from torch.nn.functional import scaled_dot_product_attention
 HEADS, KV_HEADS = 64, 8
 # Milliseconds on an H200 at d = 128, by docs/cuda.md: forward, both passes.
 PREDICTED = {16384: (16.0, 39.0), 65536: (84.0, 195.0)}
+# Milliseconds of decoding entmax 1.5 there, 8 sequences.
+PREDICTED_DECODE = {8192: 0.056, 65536: 0.313}
 BFLOAT16 = 1  # tsallis/types.h's DType
 
 _INTEGERS = ["backward", "dtype", "batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"]
@@ -100,6 +104,71 @@ class Ours:
         self._run(0)
         self.call.support_size = None
         return float(sizes.double().mean())
+
+
+class PagesCall(ctypes.Structure):
+    """gpu/library.cc's TsallisPagesCall."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in ("dtype", "batch", "heads", "kv_heads", "head_dim", "softmax")
+        ),
+        *((name, ctypes.c_int64) for name in ("pages", "page_size", "table_width")),
+        ("alpha", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "table", "lengths", "out")),
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+    ]
+
+
+class OursOnPages:
+    """Decoding by the library: the keys and values of [batch, kv_heads, n, d] in mixed pages."""
+
+    PAGE = 16
+
+    def __init__(self, library: Path, q: Tensor, k: Tensor, v: Tensor, alpha: float) -> None:
+        self.function = ctypes.CDLL(str(library)).tsallis_attention_on_pages
+        batch, kv_heads, n, d = k.shape
+        width = n // self.PAGE
+        table = torch.randperm(batch * width, device=q.device)
+
+        def pages(of: Tensor) -> Tensor:
+            rows = of.transpose(1, 2).reshape(batch * width, self.PAGE, kv_heads, d)
+            mixed = torch.empty_like(rows)
+            mixed[table] = rows
+            return mixed
+
+        lengths = torch.full((batch,), n, dtype=torch.int32, device=q.device)
+        self.tensors = {"q": q.contiguous(), "k": pages(k), "v": pages(v), "lengths": lengths}
+        self.tensors |= {"table": table.int(), "out": torch.empty_like(q)}
+        self.call = PagesCall(
+            dtype=BFLOAT16,
+            batch=batch,
+            heads=q.shape[1],
+            kv_heads=kv_heads,
+            head_dim=d,
+            softmax=1 if alpha == 1.0 else 0,
+            pages=batch * width,
+            page_size=self.PAGE,
+            table_width=width,
+            alpha=alpha,
+            **{name: tensor.data_ptr() for name, tensor in self.tensors.items()},
+        )
+        self._run()
+        self.bytes = int(self.call.workspace_bytes)
+        self.workspace = torch.empty(self.bytes, dtype=torch.uint8, device=q.device)
+        self.call.workspace = self.workspace.data_ptr()
+
+    def _run(self) -> None:
+        self.call.stream = torch.cuda.current_stream().cuda_stream
+        message = ctypes.create_string_buffer(500)
+        if self.function(ctypes.byref(self.call), message, ctypes.c_int64(len(message))):
+            raise RuntimeError(message.value.decode())
+
+    def forward(self) -> None:
+        self._run()
 
 
 def milliseconds(run: Callable[[], object], budget: float = 2.0) -> float:
@@ -220,6 +289,47 @@ def measure(table: Table, library: Path, n: int, d: int) -> None:
         torch.cuda.empty_cache()
 
 
+def measure_decode(table: Table, library: Path, n: int) -> None:
+    batch, d = 8, 128
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def draw(heads: int, length: int) -> Tensor:
+        shape = (batch, heads, length, d)
+        return torch.randn(shape, device="cuda", generator=generator).bfloat16()
+
+    q, k, v = draw(HEADS, 1), draw(KV_HEADS, n), draw(KV_HEADS, n)
+    about = {"n": n, "d": d, "batch": batch}
+
+    def add(name: str, time: float, **more: object) -> None:
+        # What a dense pass reads, by the time.
+        rate = 2 * k.numel() * 2 / time / 1e9
+        table.add({**about, "name": name, "decode_ms": round(time, 4), "tb_s": rate, **more})
+
+    for alpha in (1.5, 2.0, 1.0):
+        name = "softmax on pages, ours" if alpha == 1.0 else f"entmax {alpha} on pages"
+        try:
+            ours = OursOnPages(library, q, k, v, alpha)
+            more: dict[str, object] = {"workspace": ours.bytes}
+            if alpha == 1.5 and n in PREDICTED_DECODE:
+                more["predicted_h200_ms"] = PREDICTED_DECODE[n]
+            add(name, milliseconds(ours.forward), **more)
+        except RuntimeError as error:
+            table.add({**about, "name": name, "error": str(error).splitlines()[0]})
+        ours = None  # type: ignore[assignment]
+    backends = {"FlashAttention": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+    for name, backend in backends.items():
+        try:
+
+            def decode(one: SDPBackend = backend) -> None:
+                with torch.no_grad(), sdpa_kernel(one):
+                    scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+            add(f"{name}, decoding", milliseconds(decode))
+        except Exception as error:  # a peer that is not there must not end the rest
+            table.add({**about, "name": name, "error": str(error).splitlines()[0]})
+    torch.cuda.empty_cache()
+
+
 def draw_figure(table: Table, out: Path) -> None:
     try:
         import matplotlib
@@ -259,6 +369,9 @@ def main() -> None:
         while n <= given.longest:
             measure(table, library.resolve(), n, d)
             n *= 2
+    for n in (8192, 65536):
+        if n <= given.longest:
+            measure_decode(table, library.resolve(), n)
     draw_figure(table, given.out)
 
 

@@ -22,6 +22,7 @@
 #include "attention/cuda/cuda.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/on_device.h"
+#include "attention/cuda/testing/paged.h"
 #include "attention/testing/compare.h"
 #include "instructions.h"
 #include "tsallis/cuda.h"
@@ -97,6 +98,22 @@ Results RunOnDevice(const Problem& problem, bool emulated) {
       true, kWantAll);
 }
 
+// Forward alone, on pages in the order of a seed.
+Results RunOnPagesOfDevice(const Problem& problem, std::uint64_t seed, bool emulated) {
+  return problem.RunBy(
+      [&](const Context&, const AttentionParams& params, const AttentionOutputs& outputs) {
+        const InPages memory(params, DrawPageSize(seed), seed);
+        if (emulated) return OnPagesEmulated({}, params, memory.pages(), outputs);
+        const Context context = {.device = DeviceKind::kCuda, .stream = MyStream()};
+        OnDevice<Device> device;
+        const AttentionPages pages = PagesOn(device, params, memory.pages());
+        AttentionOnPages(context, QueriesOn(device, params), pages,
+                         device.Outputs(params, outputs));
+        device.CopyBack();
+      },
+      AttentionBackward, false, kWantAll);
+}
+
 // Empty, or what differs. Sums of matrix products may be either model's, or neither's: then they
 // must be near.
 std::string CheckInstructions(bool emulated, std::string* sums) {
@@ -145,12 +162,13 @@ struct Report {
   std::map<std::string, std::uint64_t> dtypes;
 };
 
-// One problem; empty, or what is wrong.
-std::string CheckProblem(const Problem& problem, bool emulated) {
+// One problem, run twice by run(); empty, or what is wrong.
+template <class Run>
+std::string CheckProblem(const Problem& problem, const Run& run) {
   try {
-    const Results results = RunOnDevice(problem, emulated);
+    const Results results = run();
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
-    if (wrong.empty()) wrong = FirstDifference(results, RunOnDevice(problem, emulated));
+    if (wrong.empty()) wrong = FirstDifference(results, run());
     return wrong;
   } catch (const std::exception& error) {
     return error.what();
@@ -164,11 +182,23 @@ void CheckProblems(const Options& options, Report* report) {
     for (;;) {
       const std::uint64_t seed = next++;
       if (seed >= options.seed + options.cases) return;
-      const std::int64_t drawn = seed % 16 == 0 ? 700 : seed % 4 == 0 ? 200 : 40;
-      const Problem problem(DrawServed(seed, options.most > 0 ? options.most : drawn));
+      // Every fourth is one of few queries, on pages.
+      const bool paged = seed % 4 == 1;
+      const std::int64_t drawn = paged            ? (seed % 16 == 1 ? 9000 : 700)
+                                 : seed % 16 == 0 ? 700
+                                 : seed % 4 == 0  ? 200
+                                                  : 40;
+      const std::int64_t most = options.most > 0 ? options.most : drawn;
+      const Problem problem(paged ? DrawPaged(seed, most) : DrawServed(seed, most));
       const AttentionParams& params = problem.params();
-      const bool served = Refusal(kServes, params, FeaturesOf(params), Pass::kForward).empty();
-      const std::string wrong = served ? CheckProblem(problem, options.emulated) : "";
+      const bool served =
+          Refusal(paged ? kServesOnPages : kServes, params, FeaturesOf(params), Pass::kForward)
+              .empty();
+      const auto run = [&] {
+        return paged ? RunOnPagesOfDevice(problem, seed, options.emulated)
+                     : RunOnDevice(problem, options.emulated);
+      };
+      const std::string wrong = served ? CheckProblem(problem, run) : "";
       const std::lock_guard lock(mutex);
       ++(served ? report->served : report->refused);
       if (served) ++report->dtypes[Name(problem.spec().dtype)];

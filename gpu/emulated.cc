@@ -27,5 +27,9 @@ void BackwardEmulated(const Context& context, const AttentionParams& params,
                       const AttentionGradients& gradients) {
   EmulatedBackward(context, params, gradients);
 }
+void OnPagesEmulated(const Context& context, const AttentionParams& params,
+                     const AttentionPages& pages, const AttentionOutputs& outputs) {
+  EmulatedOnPages(context, params, pages, outputs);
+}
 
 }  // namespace tsallis::cuda

@@ -7,6 +7,7 @@
 
 #include "attention/cuda/call.h"
 #include "attention/cuda/device.h"
+#include "tsallis/pages.h"
 
 namespace tsallis::cuda {
 
@@ -109,5 +110,7 @@ void ForwardEmulated(const Context& context, const AttentionParams& params,
                      const AttentionOutputs& outputs);
 void BackwardEmulated(const Context& context, const AttentionParams& params,
                       const AttentionGradients& gradients);
+void OnPagesEmulated(const Context& context, const AttentionParams& params,
+                     const AttentionPages& pages, const AttentionOutputs& outputs);
 
 }  // namespace tsallis::cuda

@@ -1,10 +1,11 @@
-// Attention on a device for the benchmark, which has no more than ctypes: one function, plain data.
-// bench.py has the same struct.
+// Attention on a device for the benchmark, which has no more than ctypes: plain data. bench.py has
+// the same structs.
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 
 #include "tsallis/attention.h"
+#include "tsallis/pages.h"
 
 extern "C" {
 
@@ -72,6 +73,63 @@ __attribute__((visibility("default"))) int tsallis_attention(TsallisCall* call, 
       gradients.dv = array(call->dv, call->kv_heads, call->k_len);
       AttentionBackward(context, params, gradients);
     }
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(message, static_cast<std::size_t>(length), "%s", error.what());
+    return 1;
+  }
+}
+
+struct TsallisPagesCall {
+  std::int64_t dtype, batch, heads, kv_heads, head_dim, softmax, pages, page_size, table_width;
+  double alpha;
+  // Contiguous: q, out [batch, heads, 1, head_dim]; k, v [pages, page_size, kv_heads, head_dim];
+  // int32: table [batch, table_width], lengths [batch].
+  void *q, *k, *v, *table, *lengths, *out;
+  void* stream;
+  void* workspace;
+  std::int64_t workspace_bytes;
+};
+
+// As above.
+__attribute__((visibility("default"))) int tsallis_attention_on_pages(TsallisPagesCall* call,
+                                                                      char* message,
+                                                                      std::int64_t length) {
+  using namespace tsallis;
+  try {
+    const auto dtype = static_cast<DType>(call->dtype);
+    const std::int64_t d = call->head_dim, row = call->kv_heads * d;
+    AttentionParams params;
+    params.batch = call->batch;
+    params.heads = call->heads;
+    params.kv_heads = call->kv_heads;
+    params.q_len = 1;
+    params.head_dim = params.value_dim = d;
+    params.q = {call->q, dtype, {call->heads * d, d, d, 1}};
+    params.map = call->softmax != 0 ? RowMap::kSoftmax : RowMap::kEntmax;
+    params.alpha = call->alpha;
+    params.mask.causal = true;
+    AttentionPages pages;
+    pages.pages = call->pages;
+    pages.page_size = call->page_size;
+    pages.k = {call->k, dtype, {call->page_size * row, d, row, 1}};
+    pages.v = {call->v, dtype, {call->page_size * row, d, row, 1}};
+    pages.table = {call->table, false};
+    pages.table_width = pages.table_stride = call->table_width;
+    pages.lengths = {call->lengths, false};
+    Context context;
+    context.device = DeviceKind::kCuda;
+    context.stream = call->stream;
+    if (call->workspace_bytes == 0) {
+      call->workspace_bytes =
+          static_cast<std::int64_t>(AttentionOnPagesWorkspaceBytes(context, params, pages));
+      return 0;
+    }
+    context.workspace = call->workspace;
+    context.workspace_bytes = static_cast<std::size_t>(call->workspace_bytes);
+    AttentionOutputs outputs;
+    outputs.out = {call->out, dtype, {call->heads * d, d, d, 1}};
+    AttentionOnPages(context, params, pages, outputs);
     return 0;
   } catch (const std::exception& error) {
     std::snprintf(message, static_cast<std::size_t>(length), "%s", error.what());

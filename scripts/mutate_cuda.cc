@@ -4,9 +4,11 @@
 #include <exception>
 #include <string>
 
+#include "attention/cuda/pages_run.h"
 #include "attention/cuda/run.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/on_device.h"
+#include "attention/cuda/testing/paged.h"
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
 
@@ -66,7 +68,87 @@ std::string Check(const ProblemSpec& spec, std::uint64_t seed) {
   }
 }
 
+Results RunPaged(const Problem& problem, std::int64_t page_size, std::uint64_t seed,
+                 const simt::Policy& policy) {
+  simt::machine.policy = policy;
+  return problem.RunBy(
+      [&](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+        const InPages memory(params, page_size, seed);
+        OnDevice<Emulation> device;
+        const AttentionPages pages = PagesOn(device, params, memory.pages());
+        const AttentionParams there = CheckedOnPages(QueriesOn(device, params), pages);
+        // Memory that another call has used.
+        Context used = context;
+        used.workspace_bytes = RunOnPagesWorkspaceBytes<Type>(there, pages);
+        used.workspace = Emulation::Allocate(used.workspace_bytes);
+        std::memset(used.workspace, 0x7E, used.workspace_bytes);
+        RunOnPages<Type>(used, there, pages, device.Outputs(params, outputs));
+        Emulation::Free(used.workspace);
+        device.CopyBack();
+      },
+      AttentionBackward, false, kWantAll);
+}
+
+// As in pages_test.cc.
+std::string CheckPaged(const ProblemSpec& spec, std::uint64_t seed) {
+  const Problem problem(spec);
+  const AttentionParams& params = problem.params();
+  if (!Refusal(kServesOnPages, params, FeaturesOf(params), Pass::kForward).empty()) return {};
+  try {
+    const simt::Policy policy = simt::Policy::Draw(seed);
+    simt::machine.counters = {};
+    const Results results = RunPaged(problem, DrawPageSize(seed), seed, policy);
+    if (simt::machine.counters.bank_conflicts > 0) return "bank conflicts";
+    std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
+    if (wrong.empty() && seed % 4 == 1) {
+      simt::Policy other = simt::Policy::Draw(seed / 4);
+      other.sum = policy.sum;
+      wrong = FirstDifference(results, RunPaged(problem, 7, seed + 1, other));
+      if (!wrong.empty()) wrong = "other bits in other pages: " + wrong;
+    }
+    return wrong;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+std::string CheckAllPaged() {
+  using Values = ProblemSpec::Values;
+  ProblemSpec many = {.dtype = kDType,
+                      .group = 3,
+                      .q_len = 2,
+                      .k_len = 2500,
+                      .head_dim = 8,
+                      .value_dim = 16,
+                      .alpha = 1.1,
+                      .sink = true,
+                      .causal = true,
+                      .values = Values::kFlat};
+  if (const std::string wrong = CheckPaged(many, 3); !wrong.empty()) return wrong;
+  ProblemSpec near = many;  // many keys of a row, and units without any
+  near.slopes = near.negative_slopes = true;
+  if (const std::string wrong = CheckPaged(near, 3); !wrong.empty()) return wrong;
+  many.values = Values::kNormal;
+  many.alpha = 1.3;
+  many.k_len = 1100;
+  if (const std::string wrong = CheckPaged(many, 3); !wrong.empty()) return wrong;
+  ProblemSpec few = many;  // in the parts of several warps
+  few.alpha = 2.0;
+  few.k_len = 2500;
+  if (const std::string wrong = CheckPaged(few, 3); !wrong.empty()) return wrong;
+  many.map = RowMap::kSoftmax;
+  if (const std::string wrong = CheckPaged(many, 3); !wrong.empty()) return wrong;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    ProblemSpec spec = DrawPaged(seed, seed % 4 == 0 ? 420 : 70);
+    spec.dtype = kDType;
+    const std::string wrong = CheckPaged(spec, seed);
+    if (!wrong.empty()) return wrong;
+  }
+  return {};
+}
+
 std::string CheckAll() {
+  if (const std::string wrong = CheckAllPaged(); !wrong.empty()) return wrong;
   // As in emulated_test.cc: lists that fill and are solved, and rows that are dense.
   for (const double spread : {0.3, 1.0, 3.0}) {
     for (std::uint64_t seed = 4; seed < 6; ++seed) {

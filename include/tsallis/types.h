@@ -20,15 +20,15 @@ enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
 // How a call may use the machine. There are no globals: every entry point takes one.
 //
-// kCuda: attention alone (attention.h); everything else refuses it. Arrays are in the memory of the
-// device, and a call returns when its work is in the stream, not when it is done.
+// kCuda: attention alone (attention.h, pages.h); everything else refuses it. Arrays are in the
+// memory of the device, and a call returns when its work is in the stream, not when it is done.
 struct Context {
   int threads = 0;  // 0: as many as OpenMP offers; results do not depend on it
   DeviceKind device = DeviceKind::kCpu;
   int device_index = 0;    // kCuda: which one
   void* stream = nullptr;  // kCuda: a cudaStream_t of that device; null: the default stream
-  // kCuda: memory of that device, AttentionWorkspaceBytes() of it, aligned to 256 bytes, which
-  // nobody else touches before the work is done. Null: the call allocates its own in the stream.
+  // kCuda: memory of that device, aligned to 256 bytes, as much as ...WorkspaceBytes() says,
+  // which nobody else touches before the work is done. Null: the call allocates its own there.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };

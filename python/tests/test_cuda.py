@@ -101,6 +101,38 @@ def test_the_same_as_on_the_cpu(dtype, alpha):
         torch.testing.assert_close(x.cpu(), y, rtol=tolerance, atol=tolerance)
 
 
+def draw_pages(device, dtype=torch.bfloat16):
+    """q, pages of keys and values, table and lengths of two sequences."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(2, 4, 3, 32, generator=generator)
+    k, v = torch.randn(2, 12, 16, 2, 32, generator=generator)
+    table = torch.randperm(12, generator=generator).reshape(2, 6).int()
+    lengths = torch.tensor([90, 41], dtype=torch.int32)
+    return [*(x.to(dtype).to(device) for x in (q, k, v)), table.to(device), lengths.to(device)]
+
+
+def test_traced_decoding_stays_on_its_device():
+    with FakeTensorMode():
+        arguments = draw_pages("cuda:0")
+        out, extra = tsallis.decode_paged(*arguments, returns="tau")
+        assert (out.device, out.dtype) == (arguments[0].device, torch.bfloat16)
+        assert extra.tau.device == out.device
+
+
+@needs_device
+@pytest.mark.parametrize("settings", [{}, {"map": "softmax"}, {"alpha": 2.0, "window": 50}])
+def test_decoding_on_pages(settings):
+    here = tsallis.decode_paged(*draw_pages("cpu"), **settings)
+    arguments = draw_pages("cuda:0")
+    there = tsallis.decode_paged(*arguments, **settings)
+    torch.testing.assert_close(there.cpu(), here, rtol=3e-2, atol=3e-2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = tsallis.decode_paged(*arguments, **settings)
+    graph.replay()
+    assert torch.equal(again, there)
+
+
 @needs_device
 def test_opcheck():
     q, k, v = draw("cuda:0")

@@ -9,6 +9,7 @@ from tsallis import _ops, _vmap, functional, nn, patterns
 from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 from tsallis._ops import CudaInfo, cpu_target, cuda_info, library_path
+from tsallis._paged import decode_paged
 from tsallis.functional import (
     AdaptiveTemperatureFit,
     AttentionExtras,
@@ -56,6 +57,7 @@ __all__ = [
     "cpu_target",
     "cuda_info",
     "decode",
+    "decode_paged",
     "entmax",
     "entmax_loss",
     "fit_adaptive_temperature",

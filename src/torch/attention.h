@@ -86,6 +86,9 @@ struct AttentionPasses {
   std::function<void(const AttentionParams&, const AttentionOutputs&)> forward;
   std::function<void(const AttentionParams&, const AttentionGradients&)> backward;
 };
+// A device's kernels load 16 bytes at once: a copy of rows that do not begin at multiples, as
+// autograd's expanded gradients do not.
+at::Tensor Readable(const at::Tensor& tensor, Reader reader);
 AttentionResults AttentionForwardBy(const AttentionPasses& passes, const at::Tensor& q,
                                     const at::Tensor& k, const at::Tensor& v,
                                     const AttentionOptions& options,
@@ -109,6 +112,12 @@ std::array<at::Tensor, kInputs> AttentionBackwardCpu(const at::Tensor& d_out, co
 std::tuple<at::Tensor, at::Tensor, at::Tensor> AttentionWeightsCpu(const at::Tensor& q,
                                                                    const at::Tensor& k,
                                                                    const AttentionOptions& options);
+
+// Calls run(context) in the current stream of a CUDA device, with so much of torch's memory as its
+// workspace. Errors of the kernel library that are about the device name q.
+void RunOnCuda(const at::Device& device,
+               const std::function<std::size_t(const Context&)>& workspace_bytes,
+               const std::function<void(const Context&)>& run);
 
 // On CUDA devices, in the current stream of the tensors' own; memory is torch's.
 AttentionResults AttentionForwardCuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

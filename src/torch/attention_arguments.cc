@@ -16,7 +16,10 @@ std::string ArgumentOf(const std::string& member) {
   if (member.starts_with("alpha_per_head")) return "alpha" + member.substr(14);
   if (member == "top_k.k") return "top_k";
   if (member == "top_k.fraction") return "top_k_fraction";
-  for (const std::string prefix : {"terms.", "mask.", "ranges."}) {
+  if (member == "pages.k" || member == "pages.v") return member.substr(6) + "_pages";
+  if (member.starts_with("pages.table")) return "block_table" + member.substr(11);
+  if (member == "pages.page_size" || member == "pages.pages") return "k_pages";
+  for (const std::string prefix : {"pages.", "terms.", "mask.", "ranges."}) {
     if (member.starts_with(prefix)) return member.substr(prefix.size());
   }
   return member;

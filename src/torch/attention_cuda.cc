@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <functional>
 #include <string>
 
 #include "torch/attention.h"
@@ -45,25 +46,12 @@ void OnDevice(const at::Device& device, const Body& body) {
 }
 
 AttentionPasses CudaPasses(const at::Device& device) {
-  // Runs run(context) with the workspace of a pass. Freed when it returns, which is right: what
-  // torch allocates next from that memory is used behind it in the stream.
   const auto with_context = [device](const AttentionParams& params, bool backward,
-                                     const auto& run) {
-    OnDevice(device, [&] {
-      Context context;
-      context.device = DeviceKind::kCuda;
-      context.device_index = device.index();
-      const auto bytes =
-          static_cast<std::int64_t>(AttentionWorkspaceBytes(context, params, backward));
-      context.stream = CurrentStream(device);
-      Tensor workspace;
-      if (bytes > 0) {
-        workspace = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-        context.workspace = workspace.mutable_data_ptr();
-        context.workspace_bytes = static_cast<std::size_t>(bytes);
-      }
-      run(context);
-    });
+                                     const std::function<void(const Context&)>& run) {
+    RunOnCuda(
+        device,
+        [&](const Context& context) { return AttentionWorkspaceBytes(context, params, backward); },
+        run);
   };
   return {.reader = Reader::kDevice,
           .saves = false,
@@ -82,6 +70,27 @@ AttentionPasses CudaPasses(const at::Device& device) {
 }
 
 }  // namespace
+
+void RunOnCuda(const at::Device& device,
+               const std::function<std::size_t(const Context&)>& workspace_bytes,
+               const std::function<void(const Context&)>& run) {
+  OnDevice(device, [&] {
+    Context context;
+    context.device = DeviceKind::kCuda;
+    context.device_index = device.index();
+    const auto bytes = static_cast<std::int64_t>(workspace_bytes(context));
+    context.stream = CurrentStream(device);
+    // Freed at the end, which is right: what torch allocates next from that memory is used behind
+    // it in the stream.
+    Tensor workspace;
+    if (bytes > 0) {
+      workspace = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+      context.workspace = workspace.mutable_data_ptr();
+      context.workspace_bytes = static_cast<std::size_t>(bytes);
+    }
+    run(context);
+  });
+}
 
 AttentionResults AttentionForwardCuda(const Tensor& q, const Tensor& k, const Tensor& v,
                                       const AttentionOptions& options,

@@ -9,6 +9,7 @@
 
 #include "attention/cuda/testing/emulation.h"
 #include "torch/attention.h"
+#include "torch/attention_pages.h"
 #include "torch/attention_settings.h"
 
 namespace tsallis {
@@ -126,6 +127,34 @@ TEST(AttentionCuda, AnyStrides) {
   AttentionOptions options;
   options.causal = true;
   Compare(in, options);
+}
+
+// Pages of either layout, a table of either type, terms of either device's.
+TEST(AttentionCuda, Pages) {
+  at::manual_seed(5);
+  const Tensor q = 2 * at::randn({3, 4, 2, 16}).to(at::kBFloat16).transpose(0, 1).contiguous();
+  const Tensor rows = q.transpose(0, 1);  // strides in another order
+  const Tensor k = at::randn({9, 2, 8, 16}).to(at::kBFloat16).transpose(1, 2);
+  const Tensor v = at::randn({9, 8, 2, 24}).to(at::kBFloat16);
+  const Tensor table = at::randperm(9).view({3, 3});
+  AttentionOptions options;
+  options.causal = true;
+  options.lengths = at::tensor({17, 0, 24}, at::kInt);
+  options.alpha_heads = at::tensor({1.5, 1.25, 2.0, 1.0});
+  options.length_scale = at::linspace(0.5, 1.5, 2);
+  options.alibi_slopes = at::tensor({0.1, 0.0, 0.3, 0.2});
+  options.sink = at::tensor({0.5, -0.5, 0.0, 1.0});
+  const auto emulated = [](const auto&... call) { cuda::EmulatedOnPages({}, call...); };
+  const auto on_cpu = [](const auto&... call) { AttentionOnPages({}, call...); };
+  const auto ours = AttentionOnPagesBy(Reader::kDevice, emulated, rows, k, v, table, options, true);
+  const auto theirs =
+      AttentionOnPagesBy(Reader::kHost, on_cpu, rows, k, v, table.to(at::kInt), options, true);
+  EXPECT_EQ(ours.out.strides(), theirs.out.strides());
+  EXPECT_LE(Difference(ours.out, theirs.out), 1e-2);
+  const Tensor seen = theirs.tau.isfinite();
+  EXPECT_TRUE(at::equal(ours.tau.isfinite(), seen));
+  EXPECT_LE(Difference(ours.tau.where(seen, 0.0), theirs.tau.where(seen, 0.0)), 1e-5);
+  EXPECT_TRUE(at::equal(ours.support_size, theirs.support_size));
 }
 
 TEST(AttentionCuda, EmptyBatches) { Compare(Inputs::Draw(0, 20), {}); }

@@ -43,8 +43,8 @@ Tensor Output(const Sizes4& sizes, const Tensor& like, bool has_gaps) {
   return tensor;
 }
 
-// A device's kernels load 16 bytes at once: rows that do not begin at multiples are copied, as
-// autograd's expanded gradients are.
+}  // namespace
+
 Tensor Readable(const Tensor& tensor, Reader reader) {
   if (reader == Reader::kHost || !tensor.defined()) return tensor;
   const auto size = static_cast<std::int64_t>(tensor.element_size());
@@ -55,8 +55,6 @@ Tensor Readable(const Tensor& tensor, Reader reader) {
   }
   return aligned ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
 }
-
-}  // namespace
 
 AttentionResults AttentionForwardBy(const AttentionPasses& passes, const Tensor& q, const Tensor& k,
                                     const Tensor& v, const AttentionOptions& options,

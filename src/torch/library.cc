@@ -76,6 +76,11 @@ TORCH_LIBRARY(tsallis, m) {
       "bool[" +
           std::to_string(kInputs) + "] wanted",
       gradients + ")");
+  // lengths is needed; the last four have no elements unless want_stats. Without autograd.
+  define(
+      "attention_on_pages(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
+      "bool want_stats",
+      "(Tensor out, Tensor tau, Tensor support_size, Tensor entropy, Tensor maximum)");
   // The weights > 0 as CSR with batch heads q_len rows. Their number depends on the data.
   define("attention_weights(Tensor q, Tensor k",
          "(Tensor row_offsets, Tensor columns, Tensor values)");

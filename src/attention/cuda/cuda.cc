@@ -17,8 +17,9 @@ void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
 }
 
 // The passes for the call's dtype.
-const Launches& Served(const AttentionParams& params, const Features& asked, Pass pass) {
-  const std::string refusal = Refusal(kServes, params, asked, pass);
+const Launches& Served(const AttentionParams& params, const Features& asked, Pass pass,
+                       const Serves& serves = kServes) {
+  const std::string refusal = Refusal(serves, params, asked, pass);
   if (!refusal.empty()) {
     throw InvalidArgument("context.device",
                           "kCpu, as the CUDA kernels do not serve this: " + refusal, "kCuda");
@@ -49,6 +50,31 @@ void CheckSaved(std::size_t bytes) {
   throw InvalidArgument("saved_bytes", "0, as CUDA kernels save no lists", std::to_string(bytes));
 }
 
+void CheckPageRows(const char* name, const ConstArray4& array, const std::int64_t (&sizes)[4]) {
+  const auto size = static_cast<std::int64_t>(SizeOf(array.dtype));
+  bool served = reinterpret_cast<std::uintptr_t>(array.data) % 16 == 0 && array.strides[3] == 1;
+  for (int i = 0; i < 3; ++i) {
+    served =
+        served && (sizes[i] <= 1 || (array.strides[i] >= 0 && array.strides[i] * size % 16 == 0));
+  }
+  if (served) return;
+  throw InvalidArgument(name,
+                        "rows that begin at multiples of 16 bytes, columns side by side and no "
+                        "negative strides, on a CUDA device",
+                        "others");
+}
+
+const Launches& ServedOnPages(const AttentionParams& params, const AttentionPages& pages) {
+  CheckPageRows("q", params.q, {params.batch, params.heads, params.q_len, params.head_dim});
+  CheckPageRows("pages.k", pages.k,
+                {pages.pages, params.kv_heads, pages.page_size, params.head_dim});
+  CheckPageRows("pages.v", pages.v,
+                {pages.pages, params.kv_heads, pages.page_size, params.value_dim});
+  CheckSize("pages.pages", pages.pages, 0x7FFFFFFF);
+  return Served(params, FeaturesOf(params).Without({Feature::kUnalignedRows}), Pass::kForward,
+                kServesOnPages);
+}
+
 }  // namespace
 
 void Forward(const Context& context, const AttentionParams& params,
@@ -72,6 +98,16 @@ std::size_t WorkspaceBytes(const AttentionParams& params, bool backward) {
   CheckAttention(params, DeviceKind::kCuda);
   const Pass pass = backward ? Pass::kBackward : Pass::kForward;
   return Served(params, FeaturesOf(params), pass).workspace_bytes(params, backward);
+}
+
+void ForwardOnPages(const Context& context, const AttentionParams& params,
+                    const AttentionPages& pages, const AttentionOutputs& outputs) {
+  CheckSaved(outputs.saved_bytes);
+  ServedOnPages(params, pages).on_pages(context, params, pages, outputs);
+}
+
+std::size_t OnPagesWorkspaceBytes(const AttentionParams& params, const AttentionPages& pages) {
+  return ServedOnPages(params, pages).on_pages_workspace_bytes(params, pages);
 }
 
 }  // namespace tsallis::cuda

@@ -6,6 +6,7 @@
 
 #include "attention/features.h"
 #include "tsallis/attention.h"
+#include "tsallis/pages.h"
 
 namespace tsallis::cuda {
 
@@ -21,6 +22,17 @@ inline constexpr Serves kServes = {
     .most_columns = 256,
     .column_step = 8};
 
+// The same on pages, whose rows are looked at on their own.
+inline constexpr Serves kServesOnPages = {
+    .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
+                 Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,
+                 Feature::kVastScale, Feature::kLengthScale, Feature::kAlibi,
+                 Feature::kScaleInvariant, Feature::kSoftcap, Feature::kSink},
+    .least_alpha = 1.1,
+    .most_alpha = 2.0,
+    .most_columns = 256,
+    .column_step = 8};
+
 // Throw InvalidArgument for what is not served, or if the library was built without the kernels,
 // and DeviceError if CUDA's runtime fails.
 void Forward(const Context& context, const AttentionParams& params,
@@ -29,5 +41,9 @@ void Backward(const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients);
 // Bytes that a call allocates on the device.
 std::size_t WorkspaceBytes(const AttentionParams& params, bool backward);
+// On pages. params: with the pages' k and v, and k_len as what a table has room for; checked.
+void ForwardOnPages(const Context& context, const AttentionParams& params,
+                    const AttentionPages& pages, const AttentionOutputs& outputs);
+std::size_t OnPagesWorkspaceBytes(const AttentionParams& params, const AttentionPages& pages);
 
 }  // namespace tsallis::cuda

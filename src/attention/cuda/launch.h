@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "tsallis/attention.h"
+#include "tsallis/pages.h"
 
 namespace tsallis::cuda {
 
@@ -13,6 +14,10 @@ struct Launches {
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients);
   std::size_t (*workspace_bytes)(const AttentionParams& params, bool backward);
+  void (*on_pages)(const Context& context, const AttentionParams& params,
+                   const AttentionPages& pages, const AttentionOutputs& outputs);
+  std::size_t (*on_pages_workspace_bytes)(const AttentionParams& params,
+                                          const AttentionPages& pages);
 };
 
 // Defined where TSALLIS_HAS_CUDA is.

@@ -167,7 +167,7 @@ class Runner {
   // Bytes of the memory that the pass would take.
   std::size_t bytes() const { return workspace_.bytes(); }
 
- private:
+ protected:
   static std::size_t Size(int size) { return static_cast<std::size_t>(size); }
   int Group() const { return call_.kv_heads > 0 ? call_.heads / call_.kv_heads : 0; }
 
@@ -177,10 +177,21 @@ class Runner {
     stream_->Launch(name, kernel, grid, threads, shared_bytes, arguments...);
   }
 
-  // Memory, and what the host knows in it. False: there is no work, or nobody to do it.
+  // Memory, and what is known beforehand in it. False: there is nobody to do the work.
   bool Begin() {
     if (stream_ == nullptr) return false;
     workspace_.Allocate();
+    SetKnown();
+    if (counts_ != nullptr) {
+      const auto blocks = static_cast<int>((rows_ + kThreads - 1) / kThreads);
+      Launch("ZeroCountsKernel", ZeroCountsKernel<>, {blocks}, kThreads, 0, counts_,
+             static_cast<std::int64_t>(rows_));
+    }
+    return true;
+  }
+
+  // What the host knows, in the workspace.
+  void SetKnown() {
     if (alphas_ != nullptr) {
       call_.alphas = alphas_;
       for (int first = 0; first < call_.heads; first += Floats::kMost) {
@@ -198,12 +209,6 @@ class Runner {
       Launch("DistancesKernel", DistancesKernel<>, {(reach_ + kThreads) / kThreads}, kThreads, 0,
              DistanceLaw::Of(params_.terms), reach_, a_, m_);
     }
-    if (counts_ != nullptr) {
-      const auto blocks = static_cast<int>((rows_ + kThreads - 1) / kThreads);
-      Launch("ZeroCountsKernel", ZeroCountsKernel<>, {blocks}, kThreads, 0, counts_,
-             static_cast<std::int64_t>(rows_));
-    }
-    return true;
   }
 
   bool HasOutside() const {

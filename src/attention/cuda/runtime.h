@@ -122,7 +122,7 @@ class Workspace {
     if (bytes_ == 0) return;
     if (given_ != nullptr && given_bytes_ < bytes_) {
       throw InvalidArgument("context.workspace_bytes",
-                            "AttentionWorkspaceBytes(), here " + std::to_string(bytes_),
+                            "what the call's ...WorkspaceBytes() says, " + std::to_string(bytes_),
                             std::to_string(given_bytes_));
     }
     data_ = given_ != nullptr ? given_ : stream_->Allocate(bytes_);

@@ -73,7 +73,13 @@ TSALLIS_DEVICE bool AllThreads(const Shared<int>& flags, bool yes) {
   return count == 0;
 }
 
-// The rows on a product's left side, 16 of them a warp: a tile, from which a lane takes fragments.
+// The first of the 16 rows that a warp has on a product's left side; of 16 rows every warp has all.
+template <int kRows>
+TSALLIS_DEVICE int FirstLeftRow() {
+  return kRows == 16 ? 0 : WarpIndex() * 16;
+}
+
+// The rows on a product's left side: a tile, from which a lane takes fragments.
 template <class Type, int D, int kRows>
 class LeftRows {
  public:
@@ -93,7 +99,8 @@ class LeftRows {
     TSALLIS_UNROLL
     for (int c = 0; c < D / 16; ++c) {
       std::uint32_t a[4];
-      LoadMatrices(a, tile_, PieceAt<Type, D>(WarpIndex() * 16 + lane % 16, 2 * c + lane / 16));
+      LoadMatrices(a, tile_,
+                   PieceAt<Type, D>(FirstLeftRow<kRows>() + lane % 16, 2 * c + lane / 16));
       TSALLIS_UNROLL
       for (int j = 0; j < kBlocks; j += 2) {
         std::uint32_t b[4];
@@ -163,7 +170,7 @@ class LeftRows<Float32, D, kRows> {
       : columns_(columns) {
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const std::int64_t row = row_of(WarpIndex() * 16 + half * 8 + Lane() / 4);
+      const std::int64_t row = row_of(FirstLeftRow<kRows>() + half * 8 + Lane() / 4);
       rows_[half] = row >= 0 ? rows.At(row) : nullptr;
     }
   }

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstring>
 
+#include "attention/cuda/pages_run.h"
 #include "attention/cuda/run.h"
 #include "attention/cuda/testing/on_device.h"
+#include "attention/cuda/testing/paged.h"
 #include "tsallis/attention.h"
 
 namespace tsallis::cuda {
@@ -44,6 +46,17 @@ inline void EmulatedBackward(const Context& context, const AttentionParams& para
   const AttentionParams there = device.Params(params);
   const AttentionGradients results = device.Gradients(params, gradients);
   ForType(params, [&]<class Type>() { RunBackward<Type>(context, there, results); });
+  device.CopyBack();
+}
+
+// As AttentionOnPages.
+inline void EmulatedOnPages(const Context& context, const AttentionParams& params,
+                            const AttentionPages& pages, const AttentionOutputs& outputs) {
+  OnDevice<Emulation> device;
+  const AttentionPages pages_there = PagesOn(device, params, pages);
+  const AttentionParams there = CheckedOnPages(QueriesOn(device, params), pages_there);
+  const AttentionOutputs results = device.Outputs(params, outputs);
+  ForType(params, [&]<class Type>() { RunOnPages<Type>(context, there, pages_there, results); });
   device.CopyBack();
 }
 

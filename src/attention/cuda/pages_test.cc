@@ -1,0 +1,277 @@
+// The kernels on pages, on the emulation: drawn problems against the reference in double.
+//
+//   TSALLIS_CASES, TSALLIS_SEED, TSALLIS_SHOW   as in emulated_test.cc
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "attention/cuda/testing/emulation.h"
+#include "attention/testing/compare.h"
+#include "attention/testing/problem.h"
+#include "tsallis/error.h"
+
+namespace tsallis::cuda {
+namespace {
+
+Results RunPaged(const Problem& problem, std::int64_t page_size, std::uint64_t seed,
+                 const simt::Policy& policy) {
+  simt::machine.policy = policy;
+  return problem.RunBy(
+      [&](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+        const InPages memory(params, page_size, seed);
+        EmulatedOnPages(context, params, memory.pages(), outputs);
+      },
+      AttentionBackward, false, kWantAll);
+}
+
+std::string RefusalOf(const Problem& problem) {
+  return Refusal(kServesOnPages, problem.params(), FeaturesOf(problem.params()), Pass::kForward);
+}
+
+std::string CheckPaged(const ProblemSpec& spec, std::int64_t page_size = 16,
+                       std::uint64_t seed = 3) {
+  const Problem problem(spec);
+  const std::string refusal = RefusalOf(problem);
+  if (!refusal.empty()) return "refused: " + refusal;
+  try {
+    return Expectation(problem).Check(RunPaged(problem, page_size, seed, simt::Policy::Draw(seed)));
+  } catch (const simt::Fault& fault) {
+    return fault.what();
+  }
+}
+
+std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+TEST(CudaOnPages, DrawnProblemsMatchTheReference) {
+  const std::uint64_t first = FromEnvironment("TSALLIS_SEED", 1);
+  constexpr std::uint64_t kCases = 100;
+  const std::uint64_t cases = FromEnvironment("TSALLIS_CASES", kCases);
+  const double floor = cases > kCases ? Expectation::kRareMeanFloor : Expectation::kMeanFloor;
+  int failures = 0;
+  std::uint64_t served = 0;
+  for (std::uint64_t seed = first; seed < first + cases && failures < 10; ++seed) {
+    const Problem problem(DrawPaged(seed, seed % 4 == 0 ? 420 : 70));
+    const std::string description =
+        "TSALLIS_SEED=" + std::to_string(seed) + " TSALLIS_CASES=1  # " + problem.spec().Describe();
+    if (std::getenv("TSALLIS_SHOW") != nullptr) std::cout << description << std::endl;
+    if (!RefusalOf(problem).empty()) continue;
+    ++served;
+    std::string wrong;
+    try {
+      const simt::Policy policy = simt::Policy::Draw(seed);
+      const Results results = RunPaged(problem, DrawPageSize(seed), seed, policy);
+      wrong = Expectation(problem, floor).Check(results);
+      if (wrong.empty() && seed % 4 == 1) {
+        // The bits are those of the keys, wherever they lie, under every order of threads.
+        simt::Policy other = simt::Policy::Draw(seed / 4);
+        other.sum = policy.sum;
+        wrong = FirstDifference(results, RunPaged(problem, 7, seed + 1, other));
+      }
+    } catch (const simt::Fault& fault) {
+      wrong = fault.what();
+    }
+    if (wrong.empty()) continue;
+    ++failures;
+    ADD_FAILURE() << wrong << "\n  " << description;
+  }
+  EXPECT_GT(served, cases / 2);
+}
+
+// More than a list holds, softmax, and both with several runs.
+TEST(CudaOnPages, RowsThatKeepManyAreAddedRunByRun) {
+  ProblemSpec spec = {.dtype = DType::kBFloat16,
+                      .group = 3,
+                      .q_len = 2,
+                      .k_len = 2500,
+                      .head_dim = 8,
+                      .value_dim = 16,
+                      .alpha = 1.1,
+                      .sink = true,
+                      .causal = true};
+  spec.values = ProblemSpec::Values::kFlat;
+  EXPECT_EQ(CheckPaged(spec), "");
+  // Many keys of a row, and units without any.
+  spec.slopes = spec.negative_slopes = true;
+  EXPECT_EQ(CheckPaged(spec), "");
+  spec.slopes = spec.negative_slopes = false;
+  spec.values = ProblemSpec::Values::kNormal;
+  spec.map = RowMap::kSoftmax;
+  EXPECT_EQ(CheckPaged(spec, 64), "");
+  // Some 300 of 512 keys are near enough to the largest: the parts of a list are a little short.
+  spec.map = RowMap::kEntmax;
+  spec.alpha = 1.3;
+  spec.k_len = 1100;
+  EXPECT_EQ(CheckPaged(spec), "");
+  // A list in the parts of several warps.
+  spec.alpha = 2.0;
+  spec.k_len = 2500;
+  EXPECT_EQ(CheckPaged(spec), "");
+}
+
+// Lengths differ, down to none; queries before the first key see nothing.
+TEST(CudaOnPages, EverySequenceHasItsLength) {
+  Problem problem({.dtype = DType::kFloat32,
+                   .batch = 5,
+                   .kv_heads = 2,
+                   .group = 2,
+                   .q_len = 3,
+                   .k_len = 130,
+                   .causal = true});
+  const std::vector<std::int64_t> begins(5, 0), ends = {130, 0, 2, 64, 65};
+  for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
+    params->ranges.k_begin = begins.data();
+    params->ranges.k_end = ends.data();
+  }
+  EXPECT_EQ(Expectation(problem).Check(RunPaged(problem, 16, 2, simt::Policy::Draw(5))), "");
+}
+
+TEST(CudaOnPages, HeadsHaveTheirOwnAlphas) {
+  Problem problem({.dtype = DType::kBFloat16,
+                   .kv_heads = 2,
+                   .group = 2,
+                   .q_len = 2,
+                   .k_len = 200,
+                   .alpha_per_head = true,
+                   .causal = true});
+  const double alphas[] = {1.0, 1.5, 2.0, 1.2};
+  problem.Wide("alpha").assign(alphas, alphas + 4);
+  problem.params().alpha_per_head = problem.wide().alpha_per_head = problem.Wide("alpha").data();
+  EXPECT_EQ(Expectation(problem).Check(RunPaged(problem, 16, 3, simt::Policy::Draw(1))), "");
+}
+
+TEST(CudaOnPages, EmptyAxes) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    ProblemSpec spec = {.dtype = DType::kBFloat16, .q_len = 0, .k_len = 9, .map = map};
+    EXPECT_EQ(CheckPaged(spec), "");
+    spec.q_len = 2;
+    spec.k_len = 0;
+    EXPECT_EQ(CheckPaged(spec), "");
+    spec.batch = 0;
+    EXPECT_EQ(CheckPaged(spec), "");
+  }
+}
+
+// Nobody has looked at the table: a page that does not exist makes NaN of those that see it, and
+// memory beyond the pages is not touched.
+TEST(CudaOnPages, PagesThatDoNotExistGiveNaN) {
+  const Problem problem({.dtype = DType::kBFloat16, .batch = 2, .k_len = 40});
+  for (const std::int64_t page : {std::int64_t{-1}, std::int64_t{8}, std::int64_t{1} << 30}) {
+    const Results results = problem.RunBy(
+        [&](const Context& context, const AttentionParams& params,
+            const AttentionOutputs& outputs) {
+          InPages memory(params, 16, 2);
+          ASSERT_EQ(memory.pages().pages, 8);
+          memory.SetEntry(1, 1, page);
+          EmulatedOnPages(context, params, memory.pages(), outputs);
+        },
+        AttentionBackward, false, kWantAll);
+    EXPECT_EQ(results.support_size[8], -1);
+    EXPECT_TRUE(std::isnan(results.out[8 * 16]) && std::isnan(results.tau[8]));
+    EXPECT_GT(results.support_size[0], 0);
+    EXPECT_FALSE(std::isnan(results.out[0]));
+  }
+}
+
+// Entmax writes the scores of few units and reads the values of few keys.
+TEST(CudaOnPages, ScoresCostWhatTheModelSays) {
+  const Problem problem({.dtype = DType::kBFloat16,
+                         .group = 4,
+                         .q_len = 1,
+                         .k_len = 1024,
+                         .head_dim = 64,
+                         .value_dim = 64,
+                         .spread = 8.0,
+                         .causal = true});
+  simt::machine.counters = {};
+  const Results results = RunPaged(problem, 64, 3, {});
+  EXPECT_GT(results.support_size[0], 0);
+  // 16 rows a product, each key once; the queries once a run.
+  EXPECT_EQ(simt::machine.counters.products, 1024u * 64 * 16 / 2048);
+  EXPECT_EQ(simt::machine.counters.copied_bytes, 1024u * 64 * 2 + 4u * 4 * 64 * 2);
+  EXPECT_EQ(simt::machine.counters.bank_conflicts, 0u);
+}
+
+TEST(CudaOnPages, SharedMemoryFits) {
+  EXPECT_EQ((PageScoresShape<BFloat16, 64>::kSharedBytes), 26624u);
+  EXPECT_EQ((PageScoresShape<BFloat16, 128>::kSharedBytes), 53248u);
+  EXPECT_EQ((PageScoresShape<BFloat16, 256>::kSharedBytes), 73728u);
+  EXPECT_EQ((PageScoresShape<Float32, 256>::kSharedBytes), 65536u);
+  EXPECT_LE((PageSolveShape<256>::kSharedBytes), 48u * 1024);
+}
+
+// On CPUs the same call gathers, and the checks name what is wrong.
+TEST(OnPages, CpusGatherThem) {
+  for (std::uint64_t seed = 1; seed < 40; ++seed) {
+    const Problem problem(DrawPaged(seed, 70));
+    const auto run = [&](bool in_pages) {
+      return problem.RunBy(
+          [&](const Context& context, const AttentionParams& params,
+              const AttentionOutputs& outputs) {
+            const InPages memory(params, DrawPageSize(seed), seed);
+            if (in_pages) {
+              AttentionOnPages(context, params, memory.pages(), outputs);
+            } else {
+              AttentionForward(context, params, outputs);
+            }
+          },
+          AttentionBackward, false, kWantAll);
+    };
+    EXPECT_EQ(Expectation(problem).Check(run(true)), "") << problem.spec().Describe();
+  }
+}
+
+TEST(OnPages, WhatIsWrongIsNamed) {
+  const Problem problem({.batch = 2, .q_len = 1, .k_len = 40});
+  const AttentionParams& params = problem.params();
+  std::vector<float> out(2 * 16);
+  const AttentionOutputs outputs = {.out = {out.data(), DType::kFloat32, {16, 16, 16, 1}}};
+  InPages memory(params, 16, 2);
+  const auto error = [&](const AttentionPages& pages, const Context& context = {},
+                         const AttentionParams* other = nullptr) -> std::string {
+    try {
+      AttentionOnPages(context, other != nullptr ? *other : params, pages, outputs);
+    } catch (const InvalidArgument& invalid) {
+      return invalid.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error(memory.pages()), "");
+  AttentionPages pages = memory.pages();
+  pages.page_size = 0;
+  EXPECT_EQ(error(pages), "pages.page_size: expected a size from 1 to 1048576, got 0");
+  pages = memory.pages();
+  pages.table.data = nullptr;
+  EXPECT_EQ(error(pages), "pages.table: expected data of 6 integers, got null");
+  pages = memory.pages();
+  pages.k.dtype = DType::kFloat16;
+  EXPECT_EQ(error(pages), "pages.k: expected the dtype of q, float32, got float16");
+  const std::int64_t lengths[] = {40, 49};
+  pages = memory.pages();
+  pages.lengths = {lengths, true};
+  EXPECT_EQ(error(pages),
+            "pages.lengths[1]: expected 0 to 48, as many keys as a sequence's pages have room for, "
+            "got 49");
+  AttentionParams biased = params;
+  biased.terms.bias = params.q;
+  EXPECT_EQ(error(memory.pages(), {}, &biased), "terms.bias: expected none on pages, got a bias");
+  const Context cuda = {.device = DeviceKind::kCuda};
+  pages = memory.pages();
+  pages.k.strides[3] = 2;
+  EXPECT_EQ(error(pages, cuda).rfind("pages.k: expected rows that begin at multiples", 0), 0u);
+  AttentionParams other = params;
+  other.map = RowMap::kSoftpick;
+  EXPECT_EQ(error(memory.pages(), cuda, &other),
+            "context.device: expected kCpu, as the CUDA kernels do not serve this: softpick, got "
+            "kCuda");
+  memory.SetEntry(1, 2, 99);
+  EXPECT_EQ(error(memory.pages()), "pages.table[1, 2]: expected one of 8 pages, got 99");
+}
+
+}  // namespace
+}  // namespace tsallis::cuda

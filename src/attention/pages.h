@@ -1,0 +1,20 @@
+// What every device does for attention on pages (tsallis/pages.h).
+#pragma once
+
+#include <cstdint>
+
+#include "tsallis/attention.h"
+#include "tsallis/pages.h"
+
+namespace tsallis {
+
+inline std::int64_t IntegerAt(const ConstIntegers& integers, std::int64_t i) {
+  if (integers.wide) return static_cast<const std::int64_t*>(integers.data)[i];
+  return static_cast<const std::int32_t*>(integers.data)[i];
+}
+
+// The call with the pages' k and v in place of its own, no ranges, and k_len as what a table has
+// room for. Throws InvalidArgument for what is wrong on every device; looks at no contents.
+AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pages);
+
+}  // namespace tsallis
