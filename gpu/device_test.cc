@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "attention/cuda/cuda.h"
+#include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/on_device.h"
 #include "attention/testing/compare.h"
@@ -97,6 +98,23 @@ Results RunOnDevice(const Problem& problem, bool emulated) {
       true, kWantAll);
 }
 
+// Of weights as CSR.
+std::string CheckMatrix(const Problem& problem, bool emulated) {
+  constexpr double kFloor = Expectation::kRareMeanFloor;
+  if (emulated) return CheckWeights(problem, WeightCountsEmulated, WeightsEmulated, kFloor);
+  const Context context = {.device = DeviceKind::kCuda, .stream = MyStream()};
+  const auto count = [&](const AttentionParams& params, std::int64_t* counts) {
+    CountWeights<Device>(params, counts,
+                         [&](const auto&... there) { AttentionWeightCounts(context, there...); });
+  };
+  const auto put = [&](const AttentionParams& params, const std::int64_t* row_offsets,
+                       std::int64_t entries, std::int64_t* columns, float* values) {
+    PutWeights<Device>(params, row_offsets, entries, columns, values,
+                       [&](const auto&... there) { AttentionWeights(context, there...); });
+  };
+  return CheckWeights(problem, count, put, kFloor);
+}
+
 // Empty, or what differs. Sums of matrix products may be either model's, or neither's: then they
 // must be near.
 std::string CheckInstructions(bool emulated, std::string* sums) {
@@ -151,6 +169,7 @@ std::string CheckProblem(const Problem& problem, bool emulated) {
     const Results results = RunOnDevice(problem, emulated);
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
     if (wrong.empty()) wrong = FirstDifference(results, RunOnDevice(problem, emulated));
+    if (wrong.empty()) wrong = CheckMatrix(problem, emulated);
     return wrong;
   } catch (const std::exception& error) {
     return error.what();

@@ -27,5 +27,12 @@ void BackwardEmulated(const Context& context, const AttentionParams& params,
                       const AttentionGradients& gradients) {
   EmulatedBackward(context, params, gradients);
 }
+void WeightCountsEmulated(const AttentionParams& params, std::int64_t* counts) {
+  EmulatedWeightCounts(params, counts);
+}
+void WeightsEmulated(const AttentionParams& params, const std::int64_t* row_offsets,
+                     std::int64_t entries, std::int64_t* columns, float* values) {
+  EmulatedWeights(params, row_offsets, entries, columns, values);
+}
 
 }  // namespace tsallis::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "tsallis/attention.h"
 
@@ -13,6 +14,10 @@ struct Launches {
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients);
   std::size_t (*workspace_bytes)(const AttentionParams& params, bool backward);
+  void (*weight_counts)(const Context& context, const AttentionParams& params,
+                        std::int64_t* counts);
+  void (*weights)(const Context& context, const AttentionParams& params,
+                  const std::int64_t* row_offsets, std::int64_t* columns, float* values);
 };
 
 // Defined where TSALLIS_HAS_CUDA is.

@@ -4,6 +4,7 @@
 namespace tsallis::cuda {
 
 constinit const Launches kBFloat16Launches = {RunForward<BFloat16>, RunBackward<BFloat16>,
-                                              RunWorkspaceBytes<BFloat16>};
+                                              RunWorkspaceBytes<BFloat16>,
+                                              RunWeightCounts<BFloat16>, RunWeights<BFloat16>};
 
 }  // namespace tsallis::cuda

@@ -4,6 +4,7 @@
 namespace tsallis::cuda {
 
 constinit const Launches kFloat16Launches = {RunForward<Float16>, RunBackward<Float16>,
-                                             RunWorkspaceBytes<Float16>};
+                                             RunWorkspaceBytes<Float16>, RunWeightCounts<Float16>,
+                                             RunWeights<Float16>};
 
 }  // namespace tsallis::cuda

@@ -4,6 +4,7 @@
 namespace tsallis::cuda {
 
 constinit const Launches kFloat32Launches = {RunForward<Float32>, RunBackward<Float32>,
-                                             RunWorkspaceBytes<Float32>};
+                                             RunWorkspaceBytes<Float32>, RunWeightCounts<Float32>,
+                                             RunWeights<Float32>};
 
 }  // namespace tsallis::cuda
