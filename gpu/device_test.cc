@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "attention/cuda/cuda.h"
+#include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/on_device.h"
 #include "attention/cuda/testing/paged.h"
@@ -114,6 +115,23 @@ Results RunOnPagesOfDevice(const Problem& problem, std::uint64_t seed, bool emul
       AttentionBackward, false, kWantAll);
 }
 
+// Of weights as CSR.
+std::string CheckMatrix(const Problem& problem, bool emulated) {
+  constexpr double kFloor = Expectation::kRareMeanFloor;
+  if (emulated) return CheckWeights(problem, WeightCountsEmulated, WeightsEmulated, kFloor);
+  const Context context = {.device = DeviceKind::kCuda, .stream = MyStream()};
+  const auto count = [&](const AttentionParams& params, std::int64_t* counts) {
+    CountWeights<Device>(params, counts,
+                         [&](const auto&... there) { AttentionWeightCounts(context, there...); });
+  };
+  const auto put = [&](const AttentionParams& params, const std::int64_t* row_offsets,
+                       std::int64_t entries, std::int64_t* columns, float* values) {
+    PutWeights<Device>(params, row_offsets, entries, columns, values,
+                       [&](const auto&... there) { AttentionWeights(context, there...); });
+  };
+  return CheckWeights(problem, count, put, kFloor);
+}
+
 // Empty, or what differs. Sums of matrix products may be either model's, or neither's: then they
 // must be near.
 std::string CheckInstructions(bool emulated, std::string* sums) {
@@ -162,14 +180,14 @@ struct Report {
   std::map<std::string, std::uint64_t> dtypes;
 };
 
-// One problem, run twice by run(); empty, or what is wrong.
-template <class Run>
-std::string CheckProblem(const Problem& problem, const Run& run) {
+// One problem, run twice by run(), and what more() says; empty, or what is wrong.
+template <class Run, class More>
+std::string CheckProblem(const Problem& problem, const Run& run, const More& more) {
   try {
     const Results results = run();
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
     if (wrong.empty()) wrong = FirstDifference(results, run());
-    return wrong;
+    return wrong.empty() ? more() : wrong;
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -198,7 +216,8 @@ void CheckProblems(const Options& options, Report* report) {
         return paged ? RunOnPagesOfDevice(problem, seed, options.emulated)
                      : RunOnDevice(problem, options.emulated);
       };
-      const std::string wrong = served ? CheckProblem(problem, run) : "";
+      const auto more = [&] { return paged ? "" : CheckMatrix(problem, options.emulated); };
+      const std::string wrong = served ? CheckProblem(problem, run, more) : "";
       const std::lock_guard lock(mutex);
       ++(served ? report->served : report->refused);
       if (served) ++report->dtypes[Name(problem.spec().dtype)];

@@ -31,5 +31,12 @@ void OnPagesEmulated(const Context& context, const AttentionParams& params,
                      const AttentionPages& pages, const AttentionOutputs& outputs) {
   EmulatedOnPages(context, params, pages, outputs);
 }
+void WeightCountsEmulated(const AttentionParams& params, std::int64_t* counts) {
+  EmulatedWeightCounts(params, counts);
+}
+void WeightsEmulated(const AttentionParams& params, const std::int64_t* row_offsets,
+                     std::int64_t entries, std::int64_t* columns, float* values) {
+  EmulatedWeights(params, row_offsets, entries, columns, values);
+}
 
 }  // namespace tsallis::cuda

@@ -105,12 +105,15 @@ void RunInstructionsOnDevice(const std::uint32_t* inputs, std::uint32_t* outputs
 void RunInstructionsEmulated(const std::uint32_t* inputs, bool truncated, std::uint32_t* outputs);
 
 // The kernels of attention on the emulation, for `device_test --emulated`: as AttentionForward and
-// AttentionBackward, with arrays of the host.
+// the like, with arrays of the host.
 void ForwardEmulated(const Context& context, const AttentionParams& params,
                      const AttentionOutputs& outputs);
 void BackwardEmulated(const Context& context, const AttentionParams& params,
                       const AttentionGradients& gradients);
 void OnPagesEmulated(const Context& context, const AttentionParams& params,
                      const AttentionPages& pages, const AttentionOutputs& outputs);
+void WeightCountsEmulated(const AttentionParams& params, std::int64_t* counts);
+void WeightsEmulated(const AttentionParams& params, const std::int64_t* row_offsets,
+                     std::int64_t entries, std::int64_t* columns, float* values);
 
 }  // namespace tsallis::cuda

@@ -3,9 +3,11 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "attention/cuda/pages_run.h"
 #include "attention/cuda/run.h"
+#include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/on_device.h"
 #include "attention/cuda/testing/paged.h"
@@ -46,8 +48,25 @@ Results RunEmulated(const Problem& problem, const simt::Policy& policy) {
       true, kWantAll);
 }
 
-std::string Check(const ProblemSpec& spec, std::uint64_t seed) {
-  const Problem problem(spec);
+// Weights, and rows that have less room than they need.
+std::string CheckMatrix(const Problem& problem) {
+  const auto count = [](const AttentionParams& params, std::int64_t* counts) {
+    CountWeights<Emulation>(params, counts,
+                            [](const auto&... there) { RunWeightCounts<Type>({}, there...); });
+  };
+  const auto put = [](const AttentionParams& params, const std::int64_t* row_offsets,
+                      std::int64_t entries, std::int64_t* columns, float* values) {
+    PutWeights<Emulation>(params, row_offsets, entries, columns, values,
+                          [](const auto&... there) { RunWeights<Type>({}, there...); });
+  };
+  const AttentionParams& params = problem.params();
+  const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
+  const std::vector<std::int64_t> no_room(static_cast<std::size_t>(rows) + 1, 0);
+  put(params, no_room.data(), 0, nullptr, nullptr);
+  return CheckWeights(problem, count, put, Expectation::kRareMeanFloor);
+}
+
+std::string Check(const Problem& problem, std::uint64_t seed) {
   const AttentionParams& params = problem.params();
   if (!Refusal(kServes, params, FeaturesOf(params), Pass::kForward).empty()) return {};
   try {
@@ -56,6 +75,7 @@ std::string Check(const ProblemSpec& spec, std::uint64_t seed) {
     const Results results = RunEmulated(problem, policy);
     if (simt::machine.counters.bank_conflicts > 0) return "bank conflicts";
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
+    if (wrong.empty() && seed % 4 == 0) wrong = CheckMatrix(problem);
     if (wrong.empty() && seed % 4 == 0) {
       simt::Policy other = simt::Policy::Draw(seed / 4);
       other.sum = policy.sum;
@@ -147,6 +167,10 @@ std::string CheckAllPaged() {
   return {};
 }
 
+std::string Check(const ProblemSpec& spec, std::uint64_t seed) {
+  return Check(Problem(spec), seed);
+}
+
 std::string CheckAll() {
   if (const std::string wrong = CheckAllPaged(); !wrong.empty()) return wrong;
   // As in emulated_test.cc: lists that fill and are solved, and rows that are dense.
@@ -164,6 +188,10 @@ std::string CheckAll() {
       if (!wrong.empty()) return wrong;
     }
   }
+  Problem few({.dtype = kDType, .q_len = 256, .k_len = 512});
+  std::vector<std::uint8_t> blocks;
+  LeaveFewBlocks(&few, &blocks);
+  if (const std::string wrong = Check(few, 1); !wrong.empty()) return wrong;
   for (std::uint64_t seed = 1; seed <= 160; ++seed) {
     ProblemSpec spec = DrawServed(seed, seed % 8 == 0 ? 150 : 24);
     spec.dtype = kDType;

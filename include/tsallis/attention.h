@@ -199,11 +199,11 @@ std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParam
 //   counts: [batch heads q_len] (no batch axis if packed)
 void AttentionWeightCounts(const Context& context, const AttentionParams& params,
                            std::int64_t* counts);
-// Columns and values of a row begin at its entry of row_offsets; columns ascend and count along k's
-// axis.
+// Columns and values of a row begin at its entry of row_offsets; columns ascend, along k's axis.
 //   row_offsets: [batch heads q_len + 1], prefix sums of the counts
 //   columns, values: [row_offsets.back()]
-// Throws InvalidArgument if row_offsets do not fit.
+// Throws InvalidArgument if row_offsets do not fit. For a CUDA device they are not looked at, as
+// they lie there: what has no room in its row is left out.
 void AttentionWeights(const Context& context, const AttentionParams& params,
                       const std::int64_t* row_offsets, std::int64_t* columns, float* values);
 

@@ -200,15 +200,37 @@ def test_padded_and_packed_batches():
 
 
 @needs_device
+def test_masks_biases_and_any_alpha():
+    q, k, v = (x.detach() for x in draw("cuda:0", torch.float32))
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.rand(2, 1, 40, 40, generator=generator) < 0.6
+    bias = torch.randn(4, 40, 40, generator=generator)
+    alpha = torch.tensor([0.7, 1.0, 1.5, 3.0])
+    results = []
+    for device in ("cuda:0", "cpu"):
+        inputs = [x.to(device).requires_grad_() for x in (q, k, v, bias)]
+        out, extra = tsallis.attention(
+            *inputs[:3],
+            bias=inputs[3],
+            mask=mask.to(device),
+            alpha=alpha,
+            returns=("support_size", "weights"),
+        )
+        gradients = torch.autograd.grad(out.sum(), inputs)
+        results.append([out, *gradients, extra.support_size, extra.weights.to_dense()])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x.cpu(), y, rtol=1e-3, atol=1e-3)
+
+
+@needs_device
 def test_what_is_not_served_is_refused_by_name():
     q, k, v = draw("cuda:0")
-    bias = torch.zeros(40, 40, device="cuda:0")
-    with pytest.raises(ValueError, match=r"^q: expected a tensor on the CPU, .*: a bias, got cuda"):
-        tsallis.attention(q, k, v, bias=bias)
-    with pytest.raises(ValueError, match="no weights as a sparse matrix, got cuda"):
-        tsallis.attention(q, k, v, returns="weights")
-    with pytest.raises(ValueError, match=r"alpha outside \[1\.1, 2\]"):
-        tsallis.attention(q, k, v, alpha=torch.tensor([1.5, 1.5, 1.5, 3.0], device="cuda:0"))
+    with pytest.raises(
+        ValueError, match=r"^q: expected a tensor on the CPU, .*: sigmoid, got cuda"
+    ):
+        tsallis.attention(q, k, v, map="sigmoid")
+    with pytest.raises(ValueError, match=r"alpha outside \[0, 4\]"):
+        tsallis.attention(q, k, v, alpha=torch.tensor([1.5, 1.5, 1.5, 5.0], device="cuda:0"))
 
 
 @needs_device

@@ -347,11 +347,6 @@ void WeightReceiver::Put(std::int64_t row, std::int64_t first, const std::uint32
 
 namespace {
 
-void CheckCpu(const Context& context) {
-  if (context.device == DeviceKind::kCpu) return;
-  throw InvalidArgument("context.device", "kCpu, for weights as a sparse matrix", "kCuda");
-}
-
 void RunWeights(const Context& context, const AttentionParams& params,
                 const WeightReceiver& receiver) {
   const AttentionKernel& first = ChooseKernel(params, Pass::kForward, nullptr);
@@ -368,23 +363,25 @@ void RunWeights(const Context& context, const AttentionParams& params,
 
 void AttentionWeightCounts(const Context& context, const AttentionParams& params,
                            std::int64_t* counts) {
-  CheckCpu(context);
+  if (context.device == DeviceKind::kCuda) {
+    cuda::WeightCounts(context, params, counts);
+    return;
+  }
   CheckAttention(params);
+  CheckWeightCounts(params, counts);
   const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
-  if (rows > 0 && counts == nullptr) throw InvalidArgument("counts", "data", "null");
   std::fill_n(counts, rows, std::int64_t{0});  // rows of no sequence
   RunWeights(context, params, {.counts = counts});
 }
 
 void AttentionWeights(const Context& context, const AttentionParams& params,
                       const std::int64_t* row_offsets, std::int64_t* columns, float* values) {
-  CheckCpu(context);
-  CheckAttention(params);
-  const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
-  if (rows > 0 && row_offsets == nullptr) throw InvalidArgument("row_offsets", "data", "null");
-  if (rows > 0 && row_offsets[rows] > row_offsets[0] && (columns == nullptr || values == nullptr)) {
-    throw InvalidArgument(columns == nullptr ? "columns" : "values", "data", "null");
+  if (context.device == DeviceKind::kCuda) {
+    cuda::Weights(context, params, row_offsets, columns, values);
+    return;
   }
+  CheckAttention(params);
+  CheckWeights(params, row_offsets, columns, values);
   RunWeights(context, params, {.row_offsets = row_offsets, .columns = columns, .values = values});
 }
 

@@ -165,6 +165,22 @@ void CheckOutputs(const AttentionParams& params, const AttentionOutputs& outputs
   }
 }
 
+void CheckWeightCounts(const AttentionParams& params, const std::int64_t* counts) {
+  if (counts != nullptr || ArrayBatch(params) * params.heads * params.q_len == 0) return;
+  throw InvalidArgument("counts", "data", "null");
+}
+
+void CheckWeights(const AttentionParams& params, const std::int64_t* row_offsets,
+                  const std::int64_t* columns, const float* values, DeviceKind device) {
+  const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
+  if (rows == 0) return;
+  if (row_offsets == nullptr) throw InvalidArgument("row_offsets", "data", "null");
+  if (device == DeviceKind::kCuda || row_offsets[rows] == row_offsets[0]) return;
+  if (columns == nullptr || values == nullptr) {
+    throw InvalidArgument(columns == nullptr ? "columns" : "values", "data", "null");
+  }
+}
+
 void CheckGradients(const AttentionParams& params, const AttentionGradients& gradients) {
   const std::int64_t batch = ArrayBatch(params), q_len = params.q_len, k_len = params.k_len;
   const std::int64_t rows = batch * params.heads * q_len;

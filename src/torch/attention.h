@@ -85,6 +85,11 @@ struct AttentionPasses {
   bool saves = false;  // lists of the support; else they get no memory for them
   std::function<void(const AttentionParams&, const AttentionOutputs&)> forward;
   std::function<void(const AttentionParams&, const AttentionGradients&)> backward;
+  // tsallis/attention.h: AttentionWeightCounts, AttentionWeights.
+  std::function<void(const AttentionParams&, std::int64_t* counts)> weight_counts;
+  std::function<void(const AttentionParams&, const std::int64_t* row_offsets, std::int64_t* columns,
+                     float* values)>
+      weights;
 };
 // A device's kernels load 16 bytes at once: a copy of rows that do not begin at multiples, as
 // autograd's expanded gradients do not.
@@ -100,6 +105,11 @@ std::array<at::Tensor, kInputs> AttentionBackwardBy(const AttentionPasses& passe
                                                     const AttentionOptions& options,
                                                     const AttentionWanted& wanted);
 
+// row_offsets: [batch heads q_len + 1], columns, values: [entries]. Waits for a device: how much
+// memory the entries take nobody knows before.
+Tensors<3> AttentionWeightsBy(const AttentionPasses& passes, const at::Tensor& q,
+                              const at::Tensor& k, const AttentionOptions& options);
+
 AttentionResults AttentionForwardCpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const AttentionOptions& options,
                                      const AttentionRequest& request);
@@ -108,10 +118,8 @@ std::array<at::Tensor, kInputs> AttentionBackwardCpu(const at::Tensor& d_out, co
                                                      const at::Tensor& tau, const at::Tensor& saved,
                                                      const AttentionOptions& options,
                                                      const AttentionWanted& wanted);
-// row_offsets: [batch heads q_len + 1], columns, values: [entries].
-std::tuple<at::Tensor, at::Tensor, at::Tensor> AttentionWeightsCpu(const at::Tensor& q,
-                                                                   const at::Tensor& k,
-                                                                   const AttentionOptions& options);
+Tensors<3> AttentionWeightsCpu(const at::Tensor& q, const at::Tensor& k,
+                               const AttentionOptions& options);
 
 // Calls run(context) in the current stream of a CUDA device, with so much of torch's memory as its
 // workspace. Errors of the kernel library that are about the device name q.
@@ -129,6 +137,8 @@ std::array<at::Tensor, kInputs> AttentionBackwardCuda(const at::Tensor& d_out, c
                                                       const at::Tensor& saved,
                                                       const AttentionOptions& options,
                                                       const AttentionWanted& wanted);
+Tensors<3> AttentionWeightsCuda(const at::Tensor& q, const at::Tensor& k,
+                                const AttentionOptions& options);
 
 // Statistics as callers get them: floats for inputs other than float64.
 AttentionStatTensors StatsOf(const AttentionResults& results, at::ScalarType dtype);

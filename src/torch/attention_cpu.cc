@@ -24,6 +24,15 @@ const AttentionPasses& CpuPasses() {
       .backward =
           [](const AttentionParams& params, const AttentionGradients& gradients) {
             AttentionBackward(TorchContext(), params, gradients);
+          },
+      .weight_counts =
+          [](const AttentionParams& params, std::int64_t* counts) {
+            AttentionWeightCounts(TorchContext(), params, counts);
+          },
+      .weights =
+          [](const AttentionParams& params, const std::int64_t* row_offsets, std::int64_t* columns,
+             float* values) {
+            AttentionWeights(TorchContext(), params, row_offsets, columns, values);
           }};
   return passes;
 }
@@ -44,27 +53,8 @@ std::array<Tensor, kInputs> AttentionBackwardCpu(const Tensor& d_out, const Tens
   return AttentionBackwardBy(CpuPasses(), d_out, q, k, v, tau, saved, options, wanted);
 }
 
-std::tuple<Tensor, Tensor, Tensor> AttentionWeightsCpu(const Tensor& q, const Tensor& k,
-                                                       const AttentionOptions& options) {
-  const KernelArguments call(q, k, Tensor(), options, Reader::kHost);
-  const AttentionParams& params = call.params();
-  const std::int64_t rows =
-      (params.ranges.packed ? std::min<std::int64_t>(params.batch, 1) : params.batch) *
-      params.heads * params.q_len;
-  const Tensor counts = at::empty({rows}, at::kLong);
-  const Tensor row_offsets = at::zeros({rows + 1}, at::kLong);
-  Tensor columns, values;
-  Renamed([&] {
-    AttentionWeightCounts(TorchContext(), params, counts.mutable_data_ptr<std::int64_t>());
-    auto* offsets = row_offsets.mutable_data_ptr<std::int64_t>();
-    const auto* sizes = counts.const_data_ptr<std::int64_t>();
-    for (std::int64_t row = 0; row < rows; ++row) offsets[row + 1] = offsets[row] + sizes[row];
-    columns = at::empty({offsets[rows]}, at::kLong);
-    values = at::empty({offsets[rows]}, at::kFloat);
-    AttentionWeights(TorchContext(), params, offsets, columns.mutable_data_ptr<std::int64_t>(),
-                     values.mutable_data_ptr<float>());
-  });
-  return {row_offsets, columns, values};
+Tensors<3> AttentionWeightsCpu(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
+  return AttentionWeightsBy(CpuPasses(), q, k, options);
 }
 
 }  // namespace tsallis

@@ -45,6 +45,14 @@ void OnDevice(const at::Device& device, const Body& body) {
   }
 }
 
+Context ContextOf(const at::Device& device) {
+  Context context;
+  context.device = DeviceKind::kCuda;
+  context.device_index = device.index();
+  context.stream = CurrentStream(device);
+  return context;
+}
+
 AttentionPasses CudaPasses(const at::Device& device) {
   const auto with_context = [device](const AttentionParams& params, bool backward,
                                      const std::function<void(const Context&)>& run) {
@@ -66,6 +74,18 @@ AttentionPasses CudaPasses(const at::Device& device) {
                 with_context(params, true, [&](const Context& context) {
                   AttentionBackward(context, params, gradients);
                 });
+              },
+          // Their memory is the stream's own: these calls wait for it anyhow.
+          .weight_counts =
+              [=](const AttentionParams& params, std::int64_t* counts) {
+                OnDevice(device, [&] { AttentionWeightCounts(ContextOf(device), params, counts); });
+              },
+          .weights =
+              [=](const AttentionParams& params, const std::int64_t* row_offsets,
+                  std::int64_t* columns, float* values) {
+                OnDevice(device, [&] {
+                  AttentionWeights(ContextOf(device), params, row_offsets, columns, values);
+                });
               }};
 }
 
@@ -75,11 +95,8 @@ void RunOnCuda(const at::Device& device,
                const std::function<std::size_t(const Context&)>& workspace_bytes,
                const std::function<void(const Context&)>& run) {
   OnDevice(device, [&] {
-    Context context;
-    context.device = DeviceKind::kCuda;
-    context.device_index = device.index();
+    Context context = ContextOf(device);
     const auto bytes = static_cast<std::int64_t>(workspace_bytes(context));
-    context.stream = CurrentStream(device);
     // Freed at the end, which is right: what torch allocates next from that memory is used behind
     // it in the stream.
     Tensor workspace;
@@ -97,6 +114,11 @@ AttentionResults AttentionForwardCuda(const Tensor& q, const Tensor& k, const Te
                                       const AttentionRequest& request) {
   const c10::DeviceGuard guard(q.device());
   return AttentionForwardBy(CudaPasses(q.device()), q, k, v, options, request);
+}
+
+Tensors<3> AttentionWeightsCuda(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
+  const c10::DeviceGuard guard(q.device());
+  return AttentionWeightsBy(CudaPasses(q.device()), q, k, options);
 }
 
 std::array<Tensor, kInputs> AttentionBackwardCuda(const Tensor& d_out, const Tensor& q,

@@ -6,8 +6,10 @@
 #include <array>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "attention/cuda/testing/emulation.h"
+#include "attention/geometry.h"
 #include "torch/attention.h"
 #include "torch/attention_pages.h"
 #include "torch/attention_settings.h"
@@ -27,6 +29,14 @@ AttentionPasses EmulatedPasses() {
           .backward =
               [](const AttentionParams& params, const AttentionGradients& gradients) {
                 cuda::EmulatedBackward({}, params, gradients);
+              },
+          .weight_counts = [](const AttentionParams& params,
+                              std::int64_t* counts) { cuda::EmulatedWeightCounts(params, counts); },
+          .weights =
+              [](const AttentionParams& params, const std::int64_t* row_offsets,
+                 std::int64_t* columns, float* values) {
+                const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
+                cuda::EmulatedWeights(params, row_offsets, row_offsets[rows], columns, values);
               }};
 }
 
@@ -78,6 +88,11 @@ void Compare(const Inputs& in, const AttentionOptions& options) {
     EXPECT_EQ(mine[i].scalar_type(), others[i].scalar_type()) << i;
     EXPECT_LE(Difference(mine[i], others[i]), 1e-2) << "gradient " << i;
   }
+  const auto [row_offsets, columns, values] = AttentionWeightsBy(passes, in.q, in.k, options);
+  const auto [cpu_offsets, cpu_columns, cpu_values] = AttentionWeightsCpu(in.q, in.k, options);
+  EXPECT_TRUE(at::equal(row_offsets, cpu_offsets));
+  EXPECT_TRUE(at::equal(columns, cpu_columns));
+  EXPECT_LE(Difference(values, cpu_values), 1e-4);
 }
 
 TEST(AttentionCuda, Causal) {
@@ -155,6 +170,30 @@ TEST(AttentionCuda, Pages) {
   EXPECT_TRUE(at::equal(ours.tau.isfinite(), seen));
   EXPECT_LE(Difference(ours.tau.where(seen, 0.0), theirs.tau.where(seen, 0.0)), 1e-5);
   EXPECT_TRUE(at::equal(ours.support_size, theirs.support_size));
+}
+
+// Masks and a bias in the shapes that callers give them.
+TEST(AttentionCuda, MasksAndABias) {
+  const Inputs in = Inputs::Draw(2, 20);
+  AttentionOptions options;
+  options.mask = at::rand({2, 1, 1, 20}) < 0.7;
+  options.block_mask = at::tensor({1, 0, 1, 1}).reshape({2, 2}).to(at::kBool);
+  options.block_q = options.block_k = 10;
+  options.alpha = 1.25;
+  Compare(in, options);
+  const std::vector<std::vector<std::int64_t>> shapes = {
+      {4, 20, 20}, {1, 4, 1, 20}, {2, 1, 20, 20}};
+  for (const std::vector<std::int64_t>& shape : shapes) {
+    options.bias = at::randn(shape);
+    Compare(in, options);
+  }
+}
+
+TEST(AttentionCuda, AlphasOfAllKinds) {
+  AttentionOptions options;
+  options.causal = true;
+  options.alpha_heads = at::tensor({0.7, 1.0, 1.5, 3.0});
+  Compare(Inputs::Draw(2, 20), options);
 }
 
 TEST(AttentionCuda, EmptyBatches) { Compare(Inputs::Draw(0, 20), {}); }

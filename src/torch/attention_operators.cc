@@ -21,10 +21,12 @@ using at::Tensor;
 struct Cpu {
   static constexpr auto Forward = AttentionForwardCpu;
   static constexpr auto Backward = AttentionBackwardCpu;
+  static constexpr auto Weights = AttentionWeightsCpu;
 };
 struct Cuda {
   static constexpr auto Forward = AttentionForwardCuda;
   static constexpr auto Backward = AttentionBackwardCuda;
+  static constexpr auto Weights = AttentionWeightsCuda;
 };
 
 template <class Device>
@@ -93,17 +95,10 @@ Tensors<kInputs> OpBackward(const AttentionOptions& options, const Tensor& d_out
   return Filled(Device::Backward(d_out, q, k, v, tau, saved, options, wanted), q);
 }
 
-Tensors<3> OpWeightsCpu(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
+template <class Device>
+Tensors<3> OpWeights(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
   CheckAttentionTensors(q, k, Tensor(), options);
-  return AttentionWeightsCpu(q, k, options);
-}
-
-Tensors<3> OpWeightsCuda(const AttentionOptions& options, const Tensor& q, const Tensor& k) {
-  CheckAttentionTensors(q, k, Tensor(), options);
-  TORCH_CHECK_VALUE(false,
-                    "q: expected a tensor on the CPU, as the CUDA kernels give no weights as a "
-                    "sparse matrix, got ",
-                    q.device());
+  return Device::Weights(q, k, options);
 }
 
 Tensor EmptyLayout(const c10::SymInt& d0, const c10::SymInt& d1, const c10::SymInt& d2,
@@ -181,7 +176,7 @@ TORCH_LIBRARY_IMPL(tsallis, CPU, m) {
   m.impl("attention_stats", AttentionOperator<OpStats<Cpu>>::Call);
   m.impl("attention_forward", AttentionOperator<OpForward<Cpu>>::Call);
   m.impl("attention_backward", AttentionOperator<OpBackward<Cpu>>::Call);
-  m.impl("attention_weights", AttentionOperator<OpWeightsCpu>::Call);
+  m.impl("attention_weights", AttentionOperator<OpWeights<Cpu>>::Call);
 }
 
 TORCH_LIBRARY_IMPL(tsallis, CUDA, m) {
@@ -189,7 +184,7 @@ TORCH_LIBRARY_IMPL(tsallis, CUDA, m) {
   m.impl("attention_stats", AttentionOperator<OpStats<Cuda>>::Call);
   m.impl("attention_forward", AttentionOperator<OpForward<Cuda>>::Call);
   m.impl("attention_backward", AttentionOperator<OpBackward<Cuda>>::Call);
-  m.impl("attention_weights", AttentionOperator<OpWeightsCuda>::Call);
+  m.impl("attention_weights", AttentionOperator<OpWeights<Cuda>>::Call);
 }
 
 TORCH_LIBRARY_IMPL(tsallis, Meta, m) {

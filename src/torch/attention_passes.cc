@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -159,6 +160,29 @@ std::array<Tensor, kInputs> AttentionBackwardBy(const AttentionPasses& passes, c
   finish(kBias, options.bias);
   finish(kSink, options.sink);
   return results;
+}
+
+Tensors<3> AttentionWeightsBy(const AttentionPasses& passes, const Tensor& q, const Tensor& k,
+                              const AttentionOptions& options) {
+  const Tensor q_rows = Readable(q, passes.reader), k_rows = Readable(k, passes.reader);
+  const KernelArguments call(q_rows, k_rows, Tensor(), options, passes.reader);
+  const AttentionParams& params = call.params();
+  const std::int64_t rows =
+      (params.ranges.packed ? std::min<std::int64_t>(params.batch, 1) : params.batch) *
+      params.heads * params.q_len;
+  const Tensor counts = Empty({rows}, at::kLong, q);
+  const Tensor row_offsets = Empty({rows + 1}, at::kLong, q).zero_();
+  Tensor columns, values;
+  Renamed([&] {
+    passes.weight_counts(params, counts.mutable_data_ptr<std::int64_t>());
+    row_offsets.narrow(0, 1, rows).copy_(counts.cumsum(0));
+    const auto entries = row_offsets[rows].item<std::int64_t>();
+    columns = Empty({entries}, at::kLong, q);
+    values = Empty({entries}, at::kFloat, q);
+    passes.weights(params, row_offsets.const_data_ptr<std::int64_t>(),
+                   columns.mutable_data_ptr<std::int64_t>(), values.mutable_data_ptr<float>());
+  });
+  return {row_offsets, columns, values};
 }
 
 AttentionStatTensors StatsOf(const AttentionResults& results, at::ScalarType dtype) {

@@ -32,8 +32,8 @@ struct Call {
   AttentionRanges ranges;
   AttentionTerms terms;
   double scale = 1.0;
-  float alpha = 1.5f;             // 1: softmax
-  const float* alphas = nullptr;  // [heads] or null
+  double alpha = 1.5;              // 1: softmax
+  const double* alphas = nullptr;  // [heads] or null
   DistanceFactors distances;
 
   TSALLIS_HOST_DEVICE int group() const { return heads / kv_heads; }
@@ -64,6 +64,10 @@ struct Weight {
     const float u = powf(x, power - 1.0f);
     return {u * x, u};
   }
+  // Below alpha = 1 a slope is smaller than its weight, elsewhere no slope is.
+  TSALLIS_DEVICE bool IsZero(bool any_alpha) const {
+    return u == 0.0f && (!any_alpha || p == 0.0f);
+  }
   // u from p.
   TSALLIS_DEVICE static float Slope(float p, float alpha) {
     if (alpha == 1.5f) return sqrtf(p);
@@ -72,17 +76,38 @@ struct Weight {
   }
 };
 
+// Element `at` of a bias, of any dtype.
+TSALLIS_DEVICE float LoadBias(const ConstArray4& bias, std::int64_t at) {
+  const auto half = [&] { return LoadDevice(static_cast<const std::uint16_t*>(bias.data) + at); };
+  switch (bias.dtype) {
+    case DType::kBFloat16: return BFloat16::ToFloat(half());
+    case DType::kFloat16: return Float16::ToFloat(half());
+    case DType::kFloat32: return LoadDevice(static_cast<const float*>(bias.data) + at);
+    case DType::kFloat64: break;
+  }
+  return static_cast<float>(LoadDevice(static_cast<const double*>(bias.data) + at));
+}
+
+// What a block mask leaves of some rows and keys.
+struct BlocksLeft {
+  bool any = true, all = true;
+};
+
 // A query head of a sequence.
 struct Head {
   Sequence sequence;
   int h = 0, kv = 0;
   float alpha = 1.5f;
-  float power = 2.0f;       // 1 / (alpha - 1)
-  float unit = 0.5f;        // z = unit s: alpha - 1, for softmax 1
+  float power = 2.0f;  // 1 / (alpha - 1)
+  float unit = 0.5f;   // z = unit s: alpha - 1, for softmax and wide heads 1
+  // Whether thresholds need more digits than float32 has: of these alphas they are found in double,
+  // as the logarithm of the largest weight (simplex/solve.h).
+  bool wide = false;
+  double eps = 0.5;         // alpha - 1; of a wide head
   float sink = -kInfinity;  // its z; -inf: none
   BasicTerms<float> terms;
 
-  TSALLIS_DEVICE bool softmax() const { return alpha == 1.0f; }
+  TSALLIS_DEVICE bool softmax() const { return !wide && alpha == 1.0f; }
 
   TSALLIS_DEVICE static Span Clip(Span span, std::int64_t most) {
     if (span.begin < 0) span.begin = 0;
@@ -98,13 +123,21 @@ struct Head {
     sequence.k = Clip(sequence.k, call.k_len);
     return sequence;
   }
+  TSALLIS_HOST_DEVICE static bool IsWide(double alpha) {
+    return alpha != 1.0 && (alpha < kLeastFloatAlpha || alpha > kMostFloatAlpha);
+  }
+  // kGeneral: a wide head is seen as one; else there is none, or nobody looks at what it is.
+  template <bool kGeneral = false>
   TSALLIS_DEVICE static Head Of(const Call& call, std::int64_t b, int h) {
     Head head;
     head.sequence = SequenceOf(call, b);
     head.h = h;
     head.kv = h / call.group();
-    head.alpha = call.alphas != nullptr ? call.alphas[h] : call.alpha;
-    head.unit = head.softmax() ? 1.0f : head.alpha - 1.0f;
+    const double alpha = call.alphas != nullptr ? call.alphas[h] : call.alpha;
+    head.alpha = static_cast<float>(alpha);
+    head.wide = kGeneral && IsWide(alpha);
+    head.eps = alpha - 1.0;
+    head.unit = head.wide || head.softmax() ? 1.0f : head.alpha - 1.0f;
     head.power = 1.0f / head.unit;
     if (call.terms.sink != nullptr) head.sink = head.unit * static_cast<float>(call.terms.sink[h]);
     const ConstArray4& slopes = call.terms.alibi_slopes;
@@ -125,6 +158,56 @@ struct Head {
     Span keys = {sequence.VisibleKeys(mask, first).begin, sequence.VisibleKeys(mask, last).end};
     if (keys.end > sequence.k.end) keys.end = sequence.k.end;
     return keys;
+  }
+  // Of rows from `first` to `last` and keys from `key` to before `end`: at least one pair. The warp
+  // calls it, for the same rows and keys.
+  TSALLIS_DEVICE BlocksLeft LeftOf(const AttentionMask& mask, int first, int last, int key,
+                                   int end) const {
+    BlocksLeft left;
+    if (mask.blocks == nullptr) return left;
+    // Runner keeps block sizes within an int.
+    const int block_q = static_cast<int>(mask.block_q), block_k = static_cast<int>(mask.block_k);
+    const int row = first / block_q, column = key / block_k;
+    const int columns = (end - 1) / block_k - column + 1;
+    const std::int64_t blocks = static_cast<std::int64_t>(last / block_q - row + 1) * columns;
+    // So many take longer than the tile that they might spare.
+    constexpr int kMost = 1024;
+    if (blocks > kMost) return {true, false};
+    left.any = false;
+    for (int i = 0; i < blocks && (left.all || !left.any); i += kWarp) {
+      const int at = i + Lane();
+      const bool in = at < blocks;
+      const bool visible =
+          in && LoadDevice(mask.blocks + Offset(mask.block_strides, sequence.array_batch, h,
+                                                row + at / columns, column + at % columns)) != 0;
+      left.any = Any(visible) || left.any;
+      left.all = !Any(in && !visible) && left.all;
+    }
+    return left;
+  }
+  // Whether the masks leave a key to a query, beside the causal rule and the window. blocks:
+  // whether to look at the block mask.
+  TSALLIS_DEVICE bool Sees(const AttentionMask& mask, bool blocks, int row, int key) const {
+    const std::int64_t b = sequence.array_batch;
+    if (blocks && mask.blocks != nullptr &&
+        LoadDevice(mask.blocks + Offset(mask.block_strides, b, h,
+                                        row / static_cast<int>(mask.block_q),
+                                        key / static_cast<int>(mask.block_k))) == 0) {
+      return false;
+    }
+    return mask.visible == nullptr ||
+           LoadDevice(mask.visible + Offset(mask.visible_strides, b, h, row, key)) != 0;
+  }
+  // Whether masks and a bias leave a key to a query; then *bias is unit times the pair's. left: of
+  // a tile that holds the pair.
+  TSALLIS_DEVICE bool Leaves(const Call& call, const BlocksLeft& left, int row, int key,
+                             float* bias) const {
+    *bias = 0.0f;
+    if (!Sees(call.mask, !left.all, row, key)) return false;
+    const ConstArray4& biases = call.terms.bias;
+    if (biases.data == nullptr) return true;
+    *bias = unit * LoadBias(biases, Offset(biases.strides, sequence.array_batch, h, row, key));
+    return *bias != -kInfinity;
   }
   // By which a product is multiplied to give unit x.
   TSALLIS_DEVICE float Factor(const Call& call, std::int64_t q_row) const {

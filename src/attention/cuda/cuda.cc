@@ -1,9 +1,11 @@
 #include "attention/cuda/cuda.h"
 
+#include <cmath>
 #include <string>
 
 #include "attention/check.h"
 #include "attention/cuda/launch.h"
+#include "attention/geometry.h"
 #include "tsallis/cuda.h"
 #include "tsallis/error.h"
 
@@ -16,6 +18,24 @@ void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
                         std::to_string(size));
 }
 
+// The backward pass finds weights again by a threshold in double, which says less and less of them
+// the closer alpha is to 1.
+void CheckAlpha(const AttentionParams& params, std::int64_t h) {
+  const double alpha = AlphaOf(params, h);
+  if (alpha == 1.0 || std::abs(alpha - 1.0) >= 1e-9) return;
+  const bool per_head = params.alpha_per_head != nullptr;
+  throw InvalidArgument(per_head ? "alpha_per_head[" + std::to_string(h) + "]" : "alpha",
+                        "1, or a number at least 1e-9 away from it, on a CUDA device",
+                        "1 + " + std::to_string((alpha - 1.0) * 1e9) + "e-9");
+}
+
+// What weights are asked for, without values: they need none.
+AttentionParams WithoutValues(AttentionParams params) {
+  params.v = params.k;
+  params.value_dim = params.head_dim;
+  return params;
+}
+
 // The passes for the call's dtype.
 const Launches& Served(const AttentionParams& params, const Features& asked, Pass pass,
                        const Serves& serves = kServes) {
@@ -23,6 +43,10 @@ const Launches& Served(const AttentionParams& params, const Features& asked, Pas
   if (!refusal.empty()) {
     throw InvalidArgument("context.device",
                           "kCpu, as the CUDA kernels do not serve this: " + refusal, "kCuda");
+  }
+  for (std::int64_t h = 0; params.map == RowMap::kEntmax && h < params.heads; ++h) {
+    CheckAlpha(params, h);
+    if (params.alpha_per_head == nullptr) break;
   }
   // Sizes of grids.
   CheckSize("batch", params.batch, 65535);
@@ -92,6 +116,22 @@ void Backward(const Context& context, const AttentionParams& params,
   CheckSaved(gradients.saved_bytes);
   Served(params, FeaturesOf(params, gradients), Pass::kBackward)
       .backward(context, params, gradients);
+}
+
+void WeightCounts(const Context& context, const AttentionParams& params, std::int64_t* counts) {
+  CheckAttention(params, DeviceKind::kCuda);
+  CheckWeightCounts(params, counts);
+  const AttentionParams here = WithoutValues(params);
+  Served(here, FeaturesOf(here), Pass::kForward).weight_counts(context, here, counts);
+}
+
+void Weights(const Context& context, const AttentionParams& params, const std::int64_t* row_offsets,
+             std::int64_t* columns, float* values) {
+  CheckAttention(params, DeviceKind::kCuda);
+  CheckWeights(params, row_offsets, columns, values, DeviceKind::kCuda);
+  const AttentionParams here = WithoutValues(params);
+  Served(here, FeaturesOf(here), Pass::kForward)
+      .weights(context, here, row_offsets, columns, values);
 }
 
 std::size_t WorkspaceBytes(const AttentionParams& params, bool backward) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "attention/features.h"
 #include "tsallis/attention.h"
@@ -14,11 +15,10 @@ namespace tsallis::cuda {
 inline constexpr Serves kServes = {
     .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
                  Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,
-                 Feature::kRanges, Feature::kPacked, Feature::kLengthScale, Feature::kAlibi,
-                 Feature::kScaleInvariant, Feature::kSoftcap, Feature::kSink,
-                 Feature::kAlphaGradient},
-    .least_alpha = 1.1,
-    .most_alpha = 2.0,
+                 Feature::kBooleanMask, Feature::kBlockMask, Feature::kRanges, Feature::kPacked,
+                 Feature::kLengthScale, Feature::kAlibi, Feature::kScaleInvariant,
+                 Feature::kSoftcap, Feature::kBias, Feature::kSink, Feature::kAlphaGradient},
+    .most_alpha = 4.0,
     .most_columns = 256,
     .column_step = 8};
 
@@ -39,7 +39,11 @@ void Forward(const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs);
 void Backward(const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients);
-// Bytes that a call allocates on the device.
+// As AttentionWeightCounts and AttentionWeights. Their memory is the stream's, or the context's.
+void WeightCounts(const Context& context, const AttentionParams& params, std::int64_t* counts);
+void Weights(const Context& context, const AttentionParams& params, const std::int64_t* row_offsets,
+             std::int64_t* columns, float* values);
+// Bytes that a pass allocates on the device.
 std::size_t WorkspaceBytes(const AttentionParams& params, bool backward);
 // On pages. params: with the pages' k and v, and k_len as what a table has room for; checked.
 void ForwardOnPages(const Context& context, const AttentionParams& params,

@@ -40,9 +40,9 @@ std::string ForwardError(const Problem& problem) {
 
 TEST(Cuda, WhatTheKernelsDoNotServeIsNamed) {
   ProblemSpec spec = {.dtype = DType::kBFloat16};
-  spec.bias = true;
+  spec.map = RowMap::kSigmoid;
   EXPECT_EQ(ForwardError(Problem(spec)),
-            "context.device: expected kCpu, as the CUDA kernels do not serve this: a bias, got "
+            "context.device: expected kCpu, as the CUDA kernels do not serve this: sigmoid, got "
             "kCuda");
 }
 
@@ -58,17 +58,34 @@ TEST(Cuda, WithoutADeviceThereIsATypedError) {
 }
 
 TEST(Cuda, OtherEntryPointsRefuseTheDevice) {
-  const Problem problem({.dtype = DType::kBFloat16});
-  std::vector<std::int64_t> counts(64);
-  EXPECT_NE(ErrorOf([&] {
-              AttentionWeightCounts(kCuda, problem.params(), counts.data());
-            }).find("context.device"),
-            std::string::npos);
   std::vector<float> row(8, 1.0f);
   const ConstRows scores = {.data = row.data(), .rows = 1, .length = 8};
   const MutableRows p = {.data = row.data(), .rows = 1, .length = 8};
   EXPECT_NE(ErrorOf([&] { RowsForward(kCuda, {}, scores, p); }).find("context.device"),
             std::string::npos);
+}
+
+TEST(Cuda, AlphasBeside1AreNamed) {
+  Problem problem({.dtype = DType::kBFloat16, .alpha = 1.0 + 1e-10});
+  EXPECT_EQ(ForwardError(problem),
+            "alpha: expected 1, or a number at least 1e-9 away from it, on a CUDA device, got 1 + "
+            "0.100000e-9");
+  const double alphas[] = {1.0 - 1e-10};
+  problem.params().alpha_per_head = alphas;
+  EXPECT_EQ(ForwardError(problem).rfind("alpha_per_head[0]: expected 1, or", 0), 0u);
+}
+
+TEST(Cuda, WeightsHaveTheSameRefusals) {
+  Problem problem({.dtype = DType::kBFloat16, .map = RowMap::kSigmoid});
+  std::vector<std::int64_t> numbers(64);
+  const auto counts = [&](std::int64_t* to) {
+    return ErrorOf([&] { AttentionWeightCounts(kCuda, problem.params(), to); });
+  };
+  EXPECT_NE(counts(numbers.data()).find("do not serve this: sigmoid"), std::string::npos);
+  EXPECT_EQ(counts(nullptr), "counts: expected data, got null");
+  EXPECT_EQ(
+      ErrorOf([&] { AttentionWeights(kCuda, problem.params(), nullptr, numbers.data(), nullptr); }),
+      "row_offsets: expected data, got null");
 }
 
 TEST(Cuda, ListsAreNotSaved) {

@@ -3,9 +3,11 @@
 // A block owns 64 rows, a warp 16. Softmax: one pass with the running rescale of Milakov and
 // Gimelshein (arXiv 1805.02867, algorithm 3) as in FlashAttention. Entmax: a pass for the largest
 // score, passes of Newton's method from below until no row moves, a pass for the weights; it starts
-// from the bound that the sweep proved. Statistics of softmax take another pass.
+// from the bound that the sweep proved. Statistics of softmax take another pass. Alphas below 1.1
+// or above 2 have the same passes, with thresholds and weights in double.
 //
-// Rows come as a compact list (of those that the sweep left), or are all rows of a sequence.
+// Rows come as a compact list (of those that the sweep left), or are all rows of a sequence: those
+// of softmax, and those with a bias, of which the sweep has no bound.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +71,7 @@ struct DenseRow {
 template <int kRows>
 struct DenseBlock {
   DenseRow rows[2];
+  int first_row = 0, last_row = 0;  // of the block
   int keys_begin = 0, keys_end = 0;
 
   // first: of the block, in the list of `count` rows.
@@ -76,8 +79,9 @@ struct DenseBlock {
                                       int first, int count) {
     DenseBlock block;
     const int last = first + kRows < count ? first + kRows - 1 : count - 1;
-    const Span keys =
-        head.KeysOf(call.mask, dense.At(call, head, first), dense.At(call, head, last));
+    block.first_row = dense.At(call, head, first);
+    block.last_row = dense.At(call, head, last);
+    const Span keys = head.KeysOf(call.mask, block.first_row, block.last_row);
     block.keys_begin = static_cast<int>(keys.begin);
     block.keys_end = static_cast<int>(keys.end);
     TSALLIS_UNROLL
@@ -93,24 +97,88 @@ struct DenseBlock {
     }
     return block;
   }
+  // Of the tile of `keys` keys from `key` on, a block mask's. The warp calls it.
+  template <bool kGeneral>
+  TSALLIS_DEVICE BlocksLeft LeftOf(const Call& call, const Head& head, int key, int keys) const {
+    if (!kGeneral) return {};
+    return head.LeftOf(call.mask, first_row, last_row, key,
+                       key + keys < keys_end ? key + keys : keys_end);
+  }
 };
 
-// Products of a tile become z; -inf where a row does not see the key.
-template <int kColumns>
-TSALLIS_DEVICE void ToScores(const Head& head, const DenseRow (&rows)[2], int key0,
-                             float (&s)[kColumns / 8][4]) {
+// Products of a tile become z; -inf where a row does not see the key. left: of the tile.
+template <bool kGeneral, int kColumns>
+TSALLIS_DEVICE void ToScores(const Call& call, const Head& head, const BlocksLeft& left,
+                             const DenseRow (&rows)[2], int key0, float (&s)[kColumns / 8][4]) {
   TSALLIS_UNROLL
   for (int j = 0; j < kColumns / 8; ++j) {
     TSALLIS_UNROLL
     for (int e = 0; e < 4; ++e) {
       const DenseRow& row = rows[e / 2];
       const int key = key0 + 8 * j + Lane() % 4 * 2 + e % 2;
-      const bool seen = key >= row.begin && key < row.end;
+      float bias = 0.0f;
+      const bool seen = key >= row.begin && key < row.end &&
+                        (!kGeneral || head.Leaves(call, left, row.row, key, &bias));
       s[j][e] =
           seen ? head.Score(row.factor, s[j][e], head.sequence.Distance(row.row, key)) : -kInfinity;
+      if (kGeneral && seen) s[j][e] += bias;
     }
   }
 }
+
+// What is known of the logarithm w of a wide row's largest weight. Its weights are
+//   e^w [1 - r]^(1 / eps),  r = eps depth e^(-eps w),
+// for eps = alpha - 1 of either sign and a score's depth below the largest: simplex/solve.h has
+// why.
+struct WideRow {
+  double w = 0.0, low = 0.0, high = 0.0;
+  double error = 0.0;   // of the logarithm of the sum, one step before
+  double shrink = 1.0;  // e^(-eps w)
+
+  // keys: at most so many have a weight.
+  TSALLIS_DEVICE static WideRow Of(const Head& head, int keys) {
+    WideRow row;
+    row.low = -log(static_cast<double>(keys)) * (1.0 + 1e-15) - 1e-15;
+    row.error = static_cast<double>(kInfinity);
+    row.MoveTo(head, row.low);
+    return row;
+  }
+  TSALLIS_DEVICE void MoveTo(const Head& head, double next) {
+    w = next;
+    shrink = exp(-head.eps * w);
+  }
+  // A weight, its logarithm, and its ratio to its derivative in w: 1 - r. 0 if there is none.
+  TSALLIS_DEVICE double Weight(const Head& head, float peak, float score, double* log_weight,
+                               double* ratio) const {
+    const double depth = static_cast<double>(peak) - static_cast<double>(score);
+    const double r = head.eps * depth * shrink;
+    if (!(r < 1.0)) return 0.0;
+    *ratio = 1.0 - r;
+    *log_weight = w + log1p(-r) / head.eps;
+    return exp(*log_weight);
+  }
+  // From the sums of weights and of their derivatives; whether w moves.
+  TSALLIS_DEVICE bool Step(const Head& head, double sum, double slope) {
+    const double log_sum = log(sum);
+    if (fabs(log_sum) <= 1e-12) return false;
+    if (log_sum < 0.0) {
+      low = fmax(low, w);
+    } else {
+      high = fmin(high, w);
+    }
+    const double middle = low + 0.5 * (high - low);
+    if (!(middle > low && middle < high)) return false;
+    // Newton's step where it stays inside and the last one was worth it, else half of the bracket.
+    double next = w - log_sum * sum / slope;
+    if (!(next > low && next < high) || fabs(log_sum) > 0.5 * error) next = middle;
+    error = fabs(log_sum);
+    MoveTo(head, next);
+    return true;
+  }
+  TSALLIS_DEVICE double Tau(const Head& head, float peak) const {
+    return head.eps * static_cast<double>(peak) - exp(head.eps * w);
+  }
+};
 
 // What a pass over the keys is for.
 enum class DensePass : std::uint8_t {
@@ -135,10 +203,10 @@ struct DenseSums {
 };
 
 // Scores of a tile become weights, or what else the pass wants.
-template <int kBlocks, int kColumnBlocks>
+template <bool kGeneral, int kBlocks, int kColumnBlocks>
 TSALLIS_DEVICE void TakeTile(DensePass pass, const Head& head, bool counts, DenseRow (&rows)[2],
-                             float (&s)[kBlocks][4], float (&total)[kColumnBlocks][4],
-                             DenseSums& sums) {
+                             const WideRow (&wide)[2], float (&s)[kBlocks][4],
+                             float (&total)[kColumnBlocks][4], DenseSums& sums) {
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
     DenseRow& row = rows[half];
@@ -160,6 +228,23 @@ TSALLIS_DEVICE void TakeTile(DensePass pass, const Head& head, bool counts, Dens
       }
       row.peak = peak;
       if (pass == DensePass::kLargest) continue;
+    }
+    if (kGeneral && head.wide) {
+      TSALLIS_UNROLL
+      for (int j = 0; j < kBlocks; ++j) {
+        TSALLIS_UNROLL
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          double log_weight = 0.0, ratio = 1.0;
+          const double weight = wide[half].Weight(head, row.peak, s[j][e], &log_weight, &ratio);
+          s[j][e] = static_cast<float>(weight);
+          sums.p[half] += weight;
+          sums.u[half] += weight / ratio;
+          if (counts && pass == DensePass::kWeights) {
+            sums.Count(half, s[j][e], static_cast<float>(log_weight));
+          }
+        }
+      }
+      continue;
     }
     const float log_sum = pass == DensePass::kCount ? logf(row.top) : 0.0f;
     float p_sum = 0.0f, u_sum = 0.0f;
@@ -194,11 +279,18 @@ TSALLIS_DEVICE void TakeTile(DensePass pass, const Head& head, bool counts, Dens
 }
 
 // Whether the row's threshold moves: a step of Newton's method from below.
-TSALLIS_DEVICE bool MoveThreshold(const Head& head, double p, double u, DenseRow& row) {
+template <bool kGeneral>
+TSALLIS_DEVICE bool MoveThreshold(const Head& head, double p, double u, DenseRow& row,
+                                  WideRow& wide) {
   p += ShuffleXor(p, 1);
   p += ShuffleXor(p, 2);
   u += ShuffleXor(u, 1);
   u += ShuffleXor(u, 2);
+  if (kGeneral && head.wide) {
+    double log_weight = 0.0, ratio = 1.0;
+    const double weight = wide.Weight(head, row.peak, head.sink, &log_weight, &ratio);
+    return row.Lives() && wide.Step(head, p + weight, u + weight / ratio);
+  }
   const float x = row.top - (row.peak - head.sink);
   if (x > 0.0f) {
     const Weight weight = Weight::Of(x, head.alpha, head.power);
@@ -213,10 +305,10 @@ TSALLIS_DEVICE bool MoveThreshold(const Head& head, double p, double u, DenseRow
 }
 
 // The output and the statistics of one of a lane's rows. The warp calls it.
-template <class Type, int D>
+template <class Type, int D, bool kGeneral>
 TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const DenseRow& row,
-                             int half, float largest, float scale, const float (&total)[D / 8][4],
-                             const DenseSums& sums) {
+                             const WideRow& wide_row, int half, float largest, float scale,
+                             const float (&total)[D / 8][4], const DenseSums& sums) {
   const Call& call = dense.call;
   const int t = Lane() % 4;
   const float entropy = QuadSum(sums.entropy[half]);
@@ -244,8 +336,9 @@ TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const Den
   const auto wide = [&](double x) { return broken ? static_cast<double>(nan) : x; };
   if (statistics.tau != nullptr) {
     const double top = head.softmax() ? -log(static_cast<double>(row.top)) : row.top;
-    StoreDevice(statistics.tau + index, wide(lives ? static_cast<double>(row.peak) - top
-                                                   : -static_cast<double>(kInfinity)));
+    double tau = static_cast<double>(row.peak) - top;
+    if (kGeneral && head.wide) tau = wide_row.Tau(head, row.peak);
+    StoreDevice(statistics.tau + index, wide(lives ? tau : -static_cast<double>(kInfinity)));
   }
   if (statistics.support_size != nullptr) {
     StoreDevice(statistics.support_size + index, static_cast<std::int64_t>(broken  ? -1
@@ -261,13 +354,14 @@ TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const Den
   }
 }
 
-template <class Type, int D>
+// kGeneral: with masks, a bias and any alpha.
+template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 DenseKernel(const DenseCall dense) {
   using Shape = DenseShape<Type, D>;
   constexpr int kKeys = Shape::kKeys;
   const Call& call = dense.call;
-  const Head head = Head::Of(call, BlockZ(), BlockY());
+  const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
   const Sequence& sequence = head.sequence;
   const int count = dense.dense.Count(call, head);
   const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
@@ -291,6 +385,7 @@ DenseKernel(const DenseCall dense) {
   Clear(total);
   RowScale<Type> scale;
   DenseSums sums;
+  WideRow wide[2];
   float largest[2] = {-kInfinity, -kInfinity};
   TSALLIS_LOOP
   for (bool more = true; more;) {
@@ -298,6 +393,8 @@ DenseKernel(const DenseCall dense) {
     sums.p[0] = sums.p[1] = sums.u[0] = sums.u[1] = 0.0;
     TSALLIS_LOOP
     for (int key0 = block.keys_begin; key0 < block.keys_end; key0 += kKeys) {
+      const BlocksLeft left = block.template LeftOf<kGeneral>(call, head, key0, kKeys);
+      if (!left.any) continue;
       const auto row_of = [&](int i) { return key0 + i < block.keys_end ? key0 + i : -1; };
       SyncBlock();  // the last tile has been read
       FetchTile<Type, D, kKeys>(k_tile, k_rows, call.head_dim, row_of);
@@ -308,8 +405,8 @@ DenseKernel(const DenseCall dense) {
       float s[kKeys / 8][4];
       Clear(s);
       queries.Multiply(s, k_tile);
-      ToScores<kKeys>(head, rows, key0, s);
-      TakeTile(pass, head, counts, rows, s, total, sums);
+      ToScores<kGeneral, kKeys>(call, head, left, rows, key0, s);
+      TakeTile<kGeneral>(pass, head, counts, rows, wide, s, total, sums);
       if (values) {
         scale.Divide(s, total);
         AddWeighted<Type, D, kKeys>(total, s, v_tile, Shape::kValuesAt, 0, finite);
@@ -331,6 +428,9 @@ DenseKernel(const DenseCall dense) {
             total[j][2 * half] *= change;
             total[j][2 * half + 1] *= change;
           }
+        } else if (kGeneral && head.wide) {
+          // The sink is one of them.
+          wide[half] = WideRow::Of(head, row.end - row.begin + 1);
         } else {
           row.top = 1.0f;
           if (dense.bounds != nullptr) {
@@ -342,8 +442,8 @@ DenseKernel(const DenseCall dense) {
       more = !softmax || counts;
       pass = softmax ? DensePass::kCount : DensePass::kNewton;
     } else if (pass == DensePass::kNewton) {
-      bool moves = MoveThreshold(head, sums.p[0], sums.u[0], rows[0]);
-      moves = MoveThreshold(head, sums.p[1], sums.u[1], rows[1]) || moves;
+      bool moves = MoveThreshold<kGeneral>(head, sums.p[0], sums.u[0], rows[0], wide[0]);
+      moves = MoveThreshold<kGeneral>(head, sums.p[1], sums.u[1], rows[1], wide[1]) || moves;
       SyncBlock();  // the flags have been read
       if (AllThreads(flags, !moves)) pass = DensePass::kWeights;
     } else {
@@ -354,7 +454,8 @@ DenseKernel(const DenseCall dense) {
 
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
-    WriteRow<Type, D>(dense, head, rows[half], half, largest[half], scale.scale[half], total, sums);
+    WriteRow<Type, D, kGeneral>(dense, head, rows[half], wide[half], half, largest[half],
+                                scale.scale[half], total, sums);
   }
 }
 

@@ -28,13 +28,14 @@ struct DenseRowsShape {
   static constexpr std::size_t kSharedBytes = kFlagsAt + kWarps * 4;
 };
 
-template <class Type, int D>
+// kGeneral: with masks, a bias and any alpha.
+template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 DenseRowsKernel(const BackwardCall backward) {
   using Shape = DenseRowsShape<Type, D>;
   const Call& call = backward.call;
   const int t = Lane() % 4;
-  const Head head = Head::Of(call, BlockZ(), BlockY());
+  const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
   const std::int64_t b = head.sequence.array_batch;
   const int count = backward.dense.Count(call, head);
   const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
@@ -75,6 +76,8 @@ DenseRowsKernel(const BackwardCall backward) {
   for (int pass = 0; pass < 2; ++pass) {
     TSALLIS_LOOP
     for (int key0 = block.keys_begin; key0 < block.keys_end; key0 += kInner) {
+      const BlocksLeft left = block.template LeftOf<kGeneral>(call, head, key0, kInner);
+      if (!left.any) continue;
       const auto row_of = [&](int i) { return key0 + i < block.keys_end ? key0 + i : -1; };
       SyncBlock();  // the last tile has been read
       FetchTile<Type, D, kInner>(k_tile, k_rows, call.head_dim, row_of);
@@ -100,14 +103,18 @@ DenseRowsKernel(const BackwardCall backward) {
             const float product = s[j][e];
             s[j][e] = 0.0f;
             if (key < row.begin || key >= row.end) continue;
-            const float z = head.Score(row.factor, product, distance);
-            const Weight weight = split[half].WeightOf(head, z);
-            if (weight.u == 0.0f) continue;
+            float bias = 0.0f;
+            if (kGeneral && !head.Leaves(call, left, row.row, key, &bias)) continue;
+            float z = head.Score(row.factor, product, distance);
+            if (kGeneral) z += bias;
+            const Weight weight = split[half].template WeightOf<kGeneral>(head, z);
+            if (weight.IsZero(kGeneral)) continue;
             if (pass == 0) {
               tile_u += weight.u;
               tile_dp = fmaf(weight.u, dp[j][e], tile_dp);
               if (backward.sums.d_alpha != nullptr) {
-                alpha_sums[half].Add(head, weight.p, static_cast<double>(dp[j][e]));
+                alpha_sums[half].template Add<kGeneral>(head, weight.p,
+                                                        static_cast<double>(dp[j][e]));
               }
               continue;
             }
@@ -134,7 +141,7 @@ DenseRowsKernel(const BackwardCall backward) {
         sum_dp[half] += ShuffleXor(sum_dp[half], bit);
       }
       alpha_sums[half].Reduce(1, 4);
-      sinks[half] = SinkPart::Of(head, tau[half]);
+      sinks[half] = SinkPart::Of<kGeneral>(head, tau[half]);
       sum_u[half] += static_cast<double>(sinks[half].u);
       if (sum_u[half] != 0.0) mean[half] = static_cast<float>(sum_dp[half] / sum_u[half]);
     }
@@ -176,7 +183,7 @@ DenseRowsKernel(const BackwardCall backward) {
                   -static_cast<double>(sinks[half].u) * static_cast<double>(mean[half]));
     }
     if (sums.d_alpha != nullptr) {
-      alpha_sums[half].Add(head, sinks[half].p, 0.0);
+      alpha_sums[half].template Add<kGeneral>(head, sinks[half].p, 0.0);
       StoreDevice(sums.d_alpha + index,
                   sum_u[half] != 0.0 ? alpha_sums[half].Gradient(head, sum_u[half]) : 0.0);
     }
@@ -206,7 +213,7 @@ struct DenseKeysShape {
   static constexpr std::size_t kSharedBytes = kFlagsAt + kWarps * 4;
 };
 
-template <class Type, int D>
+template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 DenseKeysKernel(const BackwardCall backward) {
   using Shape = DenseKeysShape<Type, D>;
@@ -236,7 +243,7 @@ DenseKeysKernel(const BackwardCall backward) {
   Clear(dv);
   RowScale<Type> dk_scale, dv_scale;
   for (int h = kv * call.group(); h < (kv + 1) * call.group(); ++h) {
-    const Head head = Head::Of(call, place.b, h);
+    const Head head = Head::Of<kGeneral>(call, place.b, h);
     const int count = backward.dense.Count(call, head);
     const auto q_rows = Rows<Type>::Of(call.q, b, h);
     const auto d_out_rows = Rows<Type>::Of(backward.d_out, b, h);
@@ -244,9 +251,13 @@ DenseKeysKernel(const BackwardCall backward) {
     for (int first = 0; first < count; first += kInner) {
       // Rows ascend, and so do both ends of what they see.
       const int last = first + kInner < count ? first + kInner - 1 : count - 1;
-      const Span seen = head.KeysOf(call.mask, backward.dense.At(call, head, first),
-                                    backward.dense.At(call, head, last));
+      const int first_row = backward.dense.At(call, head, first);
+      const int last_row = backward.dense.At(call, head, last);
+      const Span seen = head.KeysOf(call.mask, first_row, last_row);
       if (seen.end <= key0 || seen.begin >= behind) continue;
+      BlocksLeft left;
+      if (kGeneral) left = head.LeftOf(call.mask, first_row, last_row, key0, behind);
+      if (!left.any) continue;
       const auto row_of = [&](int i) {
         return first + i < count ? backward.dense.At(call, head, first + i) : -1;
       };
@@ -292,10 +303,13 @@ DenseKeysKernel(const BackwardCall backward) {
             const float product = s[j][at], here = dp[j][at];
             s[j][at] = dp[j][at] = 0.0f;
             if (key < view.begin || key >= view.end) continue;
+            float bias = 0.0f;
+            if (kGeneral && !head.Leaves(call, left, view.row, key, &bias)) continue;
             const std::int64_t distance = head.sequence.Distance(view.row, key);
-            const float z = head.Score(view.factor, product, distance);
-            const Weight weight = view.tau.WeightOf(head, z);
-            if (weight.u == 0.0f) continue;
+            float z = head.Score(view.factor, product, distance);
+            if (kGeneral) z += bias;
+            const Weight weight = view.tau.template WeightOf<kGeneral>(head, z);
+            if (weight.IsZero(kGeneral)) continue;
             const float ds = weight.u * (here - view.mean);
             const float dx = ThroughTerms(head, ds, view.factor * product, distance);
             s[j][at] = weight.p;

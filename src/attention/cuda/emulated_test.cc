@@ -7,12 +7,14 @@
 //   TSALLIS_SHOW    print every case before it is run
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <map>
 #include <string>
 
+#include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/emulation.h"
 #include "attention/testing/compare.h"
@@ -83,6 +85,46 @@ std::string CheckEmulated(const ProblemSpec& spec, std::uint64_t policy = 3) {
   }
 }
 
+std::string CheckEmulatedWeights(const Problem& problem, std::uint64_t policy) {
+  simt::machine.policy = simt::Policy::Draw(policy);
+  try {
+    return CheckWeights(problem, EmulatedWeightCounts, EmulatedWeights);
+  } catch (const simt::Fault& fault) {
+    return fault.what();
+  }
+}
+
+TEST(CudaEmulated, WeightsAsAMatrix) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const Problem problem(DrawServed(seed, seed % 8 == 0 ? 100 : 24));
+    if (!RefusalOf(problem).empty()) continue;
+    EXPECT_EQ(CheckEmulatedWeights(problem, seed), "") << problem.spec().Describe();
+  }
+  // Rows of both kinds.
+  EXPECT_EQ(CheckEmulatedWeights(Problem({.seed = 5,
+                                          .dtype = DType::kBFloat16,
+                                          .q_len = 150,
+                                          .k_len = 420,
+                                          .head_dim = 32,
+                                          .value_dim = 32,
+                                          .causal = true}),
+                                 3),
+            "");
+}
+
+// What has no room is left out.
+TEST(CudaEmulated, WeightsStayInTheirRows) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    const Problem problem({.dtype = DType::kBFloat16, .q_len = 9, .k_len = 30, .map = map});
+    std::vector<std::int64_t> offsets(10), columns(9, -1);
+    for (int i = 0; i < 10; ++i) offsets[i] = i;
+    std::vector<float> values(9);
+    EmulatedWeights(problem.params(), offsets.data(), 9, columns.data(), values.data());
+    for (const std::int64_t column : columns) EXPECT_GE(column, 0);
+    for (const float value : values) EXPECT_GT(value, 0.0f);
+  }
+}
+
 // Lists fill, are solved and go on; some rows stay full and are dense.
 TEST(CudaEmulated, LongRowsRaiseTheirBounds) {
   for (const double spread : {0.3, 1.0, 3.0}) {
@@ -95,6 +137,105 @@ TEST(CudaEmulated, LongRowsRaiseTheirBounds) {
                               .spread = spread,
                               .causal = true};
     EXPECT_EQ(CheckEmulated(spec), "") << "spread " << spread;
+  }
+}
+
+// Masks in front of lists that fill, of dense rows and of softmax; blocks that are no multiple of a
+// tile.
+TEST(CudaEmulated, MasksTakePairsAway) {
+  for (const double spread : {0.3, 3.0}) {
+    for (const std::int64_t block : {0, 24, 130}) {
+      ProblemSpec spec = {.seed = 6,
+                          .dtype = DType::kBFloat16,
+                          .group = 2,
+                          .q_len = 150,
+                          .k_len = 300,
+                          .spread = spread,
+                          .causal = true,
+                          .visible = block == 24 ? 1.0 : 0.6,
+                          .block = block,
+                          .block_k = block / 2};
+      EXPECT_EQ(CheckEmulated(spec), "") << "spread " << spread << " block " << block;
+      spec.map = RowMap::kSoftmax;
+      EXPECT_EQ(CheckEmulated(spec), "") << "spread " << spread << " block " << block;
+    }
+  }
+}
+
+// Of tiles without a visible block nothing is read.
+TEST(CudaEmulated, EmptyBlocksCostNothing) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    Problem problem({.dtype = DType::kBFloat16,
+                     .q_len = 256,
+                     .k_len = 512,
+                     .head_dim = 64,
+                     .value_dim = 64,
+                     .spread = 8.0,
+                     .map = map});
+    std::vector<std::uint8_t> blocks;
+    LeaveFewBlocks(&problem, &blocks);
+    simt::machine.counters = {};
+    const Results results = RunEmulated(problem, simt::Policy::Draw(0), false, 0);
+    // Three tiles of 128 queries and 64 keys; of 64 queries in softmax, which multiplies with
+    // values twice, too.
+    const std::uint64_t products = 3 * 128 * 64 * 64 / 2048;
+    EXPECT_EQ(simt::machine.counters.products,
+              map == RowMap::kSoftmax ? 3 * products / 2 : products);
+    EXPECT_EQ(Expectation(problem).Check(results), "");
+  }
+}
+
+// Every way in which a bias may repeat, and its gradient in either dtype.
+TEST(CudaEmulated, ABiasRepeatsAlongAnyAxis) {
+  for (int axes = 0; axes < 8; ++axes) {
+    const ProblemSpec spec = {.seed = 7,
+                              .dtype = DType::kFloat32,
+                              .batch = 2,
+                              .kv_heads = 2,
+                              .group = 2,
+                              .q_len = 70,
+                              .k_len = 40,
+                              .head_dim = 8,
+                              .value_dim = 8,
+                              .map = axes % 3 == 0 ? RowMap::kSoftmax : RowMap::kEntmax,
+                              .causal = true,
+                              .bias = true,
+                              .bias_broadcast = axes,
+                              .bias_minus_infinity = 0.2};
+    EXPECT_EQ(CheckEmulated(spec), "") << "axes " << axes;
+  }
+}
+
+// The same for keys, which share a bias only where they have a sink beside them: else a row's
+// gradients have a sum of 0.
+TEST(CudaEmulated, ABiasMayRepeatAlongKeys) {
+  for (const bool along_rows : {false, true}) {
+    Problem problem({.seed = 8,
+                     .dtype = DType::kFloat32,
+                     .group = 2,
+                     .q_len = 70,
+                     .k_len = 70,
+                     .sink = true,
+                     .causal = true,
+                     .bias = true,
+                     .bias_broadcast = along_rows ? 4 : 0});
+    for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
+      params->terms.bias.strides[3] = 0;
+    }
+    const std::size_t rows = along_rows ? 1 : 70, keys = 70;
+    std::vector<double> sums(2 * rows, Problem::kMark), expected(2 * rows, 0.0);
+    const auto backward = [&](const Context& context, const AttentionParams& params,
+                              AttentionGradients gradients) {
+      const auto stride = static_cast<std::int64_t>(rows);
+      gradients.d_bias = {
+          sums.data(), DType::kFloat64, {2 * stride, stride, along_rows ? 0 : 1, 0}};
+      EmulatedBackward(context, params, gradients);
+    };
+    simt::machine.policy = simt::Policy::Draw(5);
+    problem.RunBy(EmulatedForward, backward, true, kWantTerms);
+    const std::vector<double> exact = problem.Run(nullptr).d_bias;
+    for (std::size_t i = 0; i < exact.size(); ++i) expected[i / keys] += exact[i];
+    for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], expected[i], 1e-5) << i;
   }
 }
 
@@ -113,6 +254,22 @@ TEST(CudaEmulated, FlatRowsAreDense) {
   }
 }
 
+// Alphas on either side of 1 and above 2: thresholds in double, with a sink above and below.
+TEST(CudaEmulated, AnyAlphaUpToFour) {
+  for (const double alpha : {0.05, 0.9, 0.9999, 1.00000001, 1.0001, 1.05, 2.2, 3.0, 4.0}) {
+    for (const bool sink : {false, true}) {
+      const ProblemSpec spec = {.seed = 9,
+                                .dtype = sink ? DType::kFloat32 : DType::kBFloat16,
+                                .q_len = 70,
+                                .k_len = 90,
+                                .alpha = alpha,
+                                .sink = sink,
+                                .causal = true};
+      EXPECT_EQ(CheckEmulated(spec), "") << "alpha " << alpha << " sink " << sink;
+    }
+  }
+}
+
 // Heads with an alpha each, of which one is softmax.
 TEST(CudaEmulated, HeadsHaveTheirOwnAlphas) {
   ProblemSpec spec = {.dtype = DType::kBFloat16,
@@ -123,12 +280,14 @@ TEST(CudaEmulated, HeadsHaveTheirOwnAlphas) {
                       .alpha_per_head = true,
                       .causal = true};
   Problem problem(spec);
-  const double alphas[] = {1.0, 1.5, 2.0, 1.2};
-  problem.Wide("alpha").assign(alphas, alphas + 4);
-  problem.params().alpha_per_head = problem.wide().alpha_per_head = problem.Wide("alpha").data();
-  EXPECT_EQ(Expectation(problem).Check(RunEmulated(problem, simt::Policy::Draw(1))), "");
-  problem.Wide("alpha")[1] = 2.5;
-  EXPECT_EQ(RefusalOf(problem), "alpha outside [1.1, 2] and not 1");
+  for (const std::array<double, 4> alphas :
+       {std::array{1.0, 1.5, 2.0, 1.2}, {1.0, 0.7, 1.5, 3.0}}) {
+    problem.Wide("alpha").assign(alphas.begin(), alphas.end());
+    problem.params().alpha_per_head = problem.wide().alpha_per_head = problem.Wide("alpha").data();
+    EXPECT_EQ(Expectation(problem).Check(RunEmulated(problem, simt::Policy::Draw(1))), "");
+  }
+  problem.Wide("alpha")[1] = 4.5;
+  EXPECT_EQ(RefusalOf(problem), "alpha outside [0, 4]");
 }
 
 // No queries, no keys, no sequences: what there is gets zeros.
@@ -284,11 +443,8 @@ TEST(CudaEmulated, WhatIsNotServedIsRefusedByName) {
   spec.padding = 4;
   EXPECT_EQ(refusal(spec), "a head size that is not a multiple of 8");
   spec = served;
-  spec.alpha = 1.05;
-  EXPECT_EQ(refusal(spec), "alpha outside [1.1, 2] and not 1");
-  spec = served;
-  spec.bias = true;
-  EXPECT_EQ(refusal(spec), "a bias");
+  spec.alpha = 4.5;
+  EXPECT_EQ(refusal(spec), "alpha outside [0, 4]");
   spec = served;
   spec.strided = true;
   EXPECT_EQ(refusal(spec), "rows that do not begin at multiples of 16 bytes");

@@ -44,6 +44,18 @@ struct BackwardCall {
 struct AlphaSums {
   double r = 0.0, l = 0.0, dp_p = 0.0, dp_r = 0.0, dp_l = 0.0;
 
+  // (e^x - 1 - x) / x^2, without cancellation.
+  TSALLIS_DEVICE static double Phi(double x) {
+    if (fabs(x) > 0.5) return (exp(x) - 1.0 - x) / (x * x);
+    double term = 0.5, sum = 0.5;
+    TSALLIS_LOOP
+    for (int i = 3; i < 16; ++i) {
+      term *= x / static_cast<double>(i);
+      sum += term;
+    }
+    return sum;
+  }
+  template <bool kGeneral>
   TSALLIS_DEVICE void Add(const Head& head, float p, double dp) {
     if (!(p > 0.0f)) {
       if (p != p) r = static_cast<double>(p);
@@ -51,9 +63,12 @@ struct AlphaSums {
     }
     const double wide = static_cast<double>(p), log_p = log(wide);
     const double eps = static_cast<double>(head.alpha) - 1.0;
-    const double here = head.softmax()
-                            ? 0.5 * wide * log_p * log_p
-                            : (exp((1.0 - eps) * log_p) - wide + eps * wide * log_p) / (eps * eps);
+    double here = 0.5 * wide * log_p * log_p;
+    if (kGeneral && head.wide) {
+      here = wide * log_p * log_p * Phi(-head.eps * log_p);
+    } else if (!head.softmax()) {
+      here = (exp((1.0 - eps) * log_p) - wide + eps * wide * log_p) / (eps * eps);
+    }
     r += here;
     l += wide * log_p;
     dp_p += dp * wide;
@@ -71,7 +86,7 @@ struct AlphaSums {
     }
   }
   TSALLIS_DEVICE double Gradient(const Head& head, double sum_u) const {
-    const double eps = static_cast<double>(head.alpha) - 1.0;
+    const double eps = head.wide ? head.eps : static_cast<double>(head.alpha) - 1.0;
     return (r * dp_p - dp_r - eps * (r * dp_l - l * dp_r)) / sum_u;
   }
 };
@@ -85,7 +100,17 @@ struct SplitTau {
     return {high, static_cast<float>(tau - static_cast<double>(high))};
   }
   // NaN if z or tau is.
+  template <bool kGeneral>
   TSALLIS_DEVICE Weight WeightOf(const Head& head, float z) const {
+    if (kGeneral && head.wide) {
+      const double tau = static_cast<double>(high) + static_cast<double>(low);
+      const double above = head.eps * static_cast<double>(z) - tau;
+      if (above <= 0.0) return {};
+      // Where a score's unit in the last place is no longer small, one may seem to exceed 1.
+      double log_p = log(above) / head.eps;
+      if (log_p > 0.0) log_p = 0.0;
+      return {static_cast<float>(exp(log_p)), static_cast<float>(exp((1.0 - head.eps) * log_p))};
+    }
     const float x = (z - high) - low;
     if (head.softmax()) {
       const float p = expf(x);
@@ -106,10 +131,11 @@ TSALLIS_DEVICE float ThroughTerms(const Head& head, float ds, float x, std::int6
 struct SinkPart {
   float p = 0.0f, u = 0.0f;
 
+  template <bool kGeneral>
   TSALLIS_DEVICE static SinkPart Of(const Head& head, double tau) {
     // A row without keys has no sink.
     if (head.sink == -kInfinity || tau == -static_cast<double>(kInfinity)) return {};
-    const Weight weight = SplitTau::Of(tau).WeightOf(head, head.sink);
+    const Weight weight = SplitTau::Of(tau).WeightOf<kGeneral>(head, head.sink);
     return {weight.p, weight.u};
   }
 };

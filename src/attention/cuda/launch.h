@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "tsallis/attention.h"
 #include "tsallis/pages.h"
@@ -18,6 +19,10 @@ struct Launches {
                    const AttentionPages& pages, const AttentionOutputs& outputs);
   std::size_t (*on_pages_workspace_bytes)(const AttentionParams& params,
                                           const AttentionPages& pages);
+  void (*weight_counts)(const Context& context, const AttentionParams& params,
+                        std::int64_t* counts);
+  void (*weights)(const Context& context, const AttentionParams& params,
+                  const std::int64_t* row_offsets, std::int64_t* columns, float* values);
 };
 
 // Defined where TSALLIS_HAS_CUDA is.

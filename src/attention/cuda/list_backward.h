@@ -72,13 +72,13 @@ ListRowsKernel(const BackwardCall backward) {
     const float p = LoadDevice(weights + i), u = Weight::Slope(p, head.alpha);
     sum_u += u;
     sum_dp = fmaf(u, dp, sum_dp);
-    if (backward.sums.d_alpha != nullptr) alpha_sums.Add(head, p, static_cast<double>(dp));
+    if (backward.sums.d_alpha != nullptr) alpha_sums.Add<false>(head, p, static_cast<double>(dp));
     if (column == 0) dps.Store(i, dp);
   }
   sum_u = over_parts(sum_u);
   sum_dp = over_parts(sum_dp);
   alpha_sums.Reduce(kLanes, kWarp);
-  const SinkPart sink = SinkPart::Of(head, tau);
+  const SinkPart sink = SinkPart::Of<false>(head, tau);
   sum_u += sink.u;
   const float mean = sum_u > 0.0f ? sum_dp / sum_u : 0.0f;
   SyncWarp();
@@ -127,7 +127,7 @@ ListRowsKernel(const BackwardCall backward) {
     StoreDevice(sums.d_sink + index, -static_cast<double>(sink.u) * static_cast<double>(mean));
   }
   if (sums.d_alpha != nullptr) {
-    alpha_sums.Add(head, sink.p, 0.0);
+    alpha_sums.Add<false>(head, sink.p, 0.0);
     const double gradient = alpha_sums.Gradient(head, static_cast<double>(sum_u));
     StoreDevice(sums.d_alpha + index, sum_u > 0.0f ? gradient : 0.0);
   }

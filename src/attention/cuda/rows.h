@@ -78,14 +78,14 @@ ClearKernel(const ClearCall clear) {
 
 // Numbers that the host knows, as an argument: no copy that a stream or a graph would have to wait
 // for.
-struct Floats {
+struct Doubles {
   static constexpr int kMost = 128;
-  float values[kMost];
+  double values[kMost];
 };
 template <int kOnly = 0>
 TSALLIS_KERNEL(kThreads)
-SetFloatsKernel(float* to, const Floats floats, int count) {
-  if (ThreadIndex() < count) StoreDevice(to + ThreadIndex(), floats.values[ThreadIndex()]);
+SetDoublesKernel(double* to, const Doubles doubles, int count) {
+  if (ThreadIndex() < count) StoreDevice(to + ThreadIndex(), doubles.values[ThreadIndex()]);
 }
 
 // a_d and m_d for distances -reach ... reach. a, m: [2 reach + 1]

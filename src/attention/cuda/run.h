@@ -3,8 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 
+#include "attention/cuda/bias.h"
 #include "attention/cuda/call.h"
 #include "attention/cuda/cuda.h"
 #include "attention/cuda/dense.h"
@@ -14,6 +16,7 @@
 #include "attention/cuda/rows.h"
 #include "attention/cuda/runtime.h"
 #include "attention/cuda/sweep.h"
+#include "attention/cuda/weights.h"
 #include "tsallis/attention.h"
 
 namespace tsallis::cuda {
@@ -42,18 +45,29 @@ class Runner {
     call_.k = params.k;
     call_.v = params.v;
     call_.mask = params.mask;
+    for (std::int64_t* size : {&call_.mask.block_q, &call_.mask.block_k}) {
+      *size = std::min<std::int64_t>(*size, INT_MAX);  // beyond any axis
+    }
+    const bool biased = params.terms.bias.data != nullptr;
+    general_ = biased || params.mask.visible != nullptr || params.mask.blocks != nullptr;
+    const auto look_at = [&](double alpha) {
+      sparse_ = sparse_ || (alpha != 1.0 && !Head::IsWide(alpha));
+      general_ = general_ || Head::IsWide(alpha);
+    };
     call_.ranges = params.ranges;
     call_.terms = params.terms;
     call_.scale = ScaleOf(params);
-    call_.alpha = params.map == RowMap::kSoftmax ? 1.0f : static_cast<float>(params.alpha);
+    call_.alpha = params.map == RowMap::kSoftmax ? 1.0 : params.alpha;
     rows_ = Size(call_.array_batch()) * Size(call_.heads) * Size(call_.q_len);
     const bool per_head = params.map == RowMap::kEntmax && params.alpha_per_head != nullptr;
     workspace_.Want(&alphas_, Size(call_.heads), per_head);
     if (params.terms.scale_invariant != 0.0) reach_ = call_.q_len + call_.k_len;
     workspace_.Want(&a_, Size(2 * reach_ + 1), reach_ > 0);
     workspace_.Want(&m_, Size(2 * reach_ + 1), reach_ > 0);
-    // Softmax has dense rows alone.
-    sparse_ = per_head || call_.alpha != 1.0f;
+    if (!per_head) look_at(call_.alpha);
+    for (int h = 0; per_head && h < call_.heads; ++h) look_at(params.alpha_per_head[h]);
+    // Of scores with a bias the sweep has no bound.
+    sparse_ = sparse_ && !biased;
     workspace_.Want(&counts_, rows_, sparse_);
     workspace_.Want(&dense_rows_, rows_, sparse_);
     workspace_.Want(&dense_counts_, Size(call_.batch) * Size(call_.heads), sparse_);
@@ -72,14 +86,14 @@ class Runner {
       clear.statistics = statistics;
       Clear(clear, false);
     }
-    ForShape([&]<int D>() {
+    ForShape([&]<int D, bool kGeneral>() {
       SweepCall sweep;
       sweep.call = call_;
       sweep.out = outputs.out;
       sweep.statistics = statistics;
       sweep.lists.counts = counts_;
       sweep.bounds = bounds;
-      if (sparse_) Sweep<D>(sweep);
+      if (sparse_) Sweep<D, kGeneral>(sweep);
       DenseCall dense;
       dense.call = call_;
       dense.dense = {dense_rows_, dense_counts_};
@@ -87,8 +101,8 @@ class Runner {
       dense.statistics = statistics;
       dense.bounds = bounds;
       using Shape = DenseShape<Type, D>;
-      Launch("DenseKernel", DenseKernel<Type, D>, Blocks(call_.q_len, Shape::kRows), kThreads,
-             Shape::kSharedBytes, dense);
+      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>, Blocks(call_.q_len, Shape::kRows),
+             kThreads, Shape::kSharedBytes, dense);
     });
   }
 
@@ -137,31 +151,84 @@ class Runner {
       of_keys.columns[1] = call_.value_dim;
       Clear(of_keys, true);
     }
-    ForShape([&]<int D>() {
+    ForShape([&]<int D, bool kGeneral>() {
       if (sparse_) {
         SweepCall sweep;
         sweep.call = call_;
         sweep.lists = backward.lists;
         sweep.from_tau = gradients.tau;
-        Sweep<D>(sweep);
+        Sweep<D, kGeneral>(sweep);
         Launch("ListRowsKernel", ListRowsKernel<Type, D>, Places(call_.q_len, kWarps, call_.heads),
                kThreads, kRowsSharedBytes, backward);
         Sort(sort);
       }
       using RowsShape = DenseRowsShape<Type, D>;
-      Launch("DenseRowsKernel", DenseRowsKernel<Type, D>, Blocks(call_.q_len, RowsShape::kRows),
-             kThreads, RowsShape::kSharedBytes, backward);
+      Launch("DenseRowsKernel", DenseRowsKernel<Type, D, kGeneral>,
+             Blocks(call_.q_len, RowsShape::kRows), kThreads, RowsShape::kSharedBytes, backward);
       using KeysShape = DenseKeysShape<Type, D>;
       Grid grid = Places(call_.k_len, KeysShape::kKeys, call_.kv_heads);
       grid.x *= KeysShape::kParts;
-      Launch("DenseKeysKernel", DenseKeysKernel<Type, D>, grid, kThreads, KeysShape::kSharedBytes,
-             backward);
+      Launch("DenseKeysKernel", DenseKeysKernel<Type, D, kGeneral>, grid, kThreads,
+             KeysShape::kSharedBytes, backward);
       Launch("ListKeysKernel", ListKeysKernel<Type, D>,
              Places(call_.k_len, kBucket, call_.kv_heads), kThreads, 0, backward, sort);
     });
+    if (gradients.d_bias.data != nullptr) BiasGradient(backward, gradients.d_bias);
     AddRows(backward.sums.d_alpha, gradients.d_alpha, true);
     AddRows(backward.sums.d_sink, gradients.d_sink, true);
     AddRows(backward.sums.d_slope, gradients.d_slopes, false);
+  }
+
+  // Counts, or columns and values: the others are null. The params' values are not read.
+  void Weights(std::int64_t* counts, const std::int64_t* offsets, std::int64_t* columns,
+               float* values) {
+    WeightsCall weights;
+    DenseCall dense;
+    float* bounds = nullptr;
+    const std::size_t entries = rows_ * kList;
+    workspace_.Want(&weights.lists.keys, entries, sparse_);
+    workspace_.Want(&weights.lists.weights, entries, sparse_);
+    workspace_.Want(&bounds, rows_, sparse_);
+    workspace_.Want(&dense.statistics.tau, rows_);
+    // No values and no output: the kernels of the forward pass have no columns of them to look at.
+    call_.v = call_.k;
+    call_.value_dim = 0;
+    if (!Begin()) return;
+    weights.call = call_;
+    weights.lists.counts = counts_;
+    weights.dense = {dense_rows_, dense_counts_};
+    weights.tau = dense.statistics.tau;
+    weights.counts = counts;
+    weights.offsets = offsets;
+    weights.columns = columns;
+    weights.values = values;
+    ForShape([&]<int D, bool kGeneral>() {
+      if (sparse_) {
+        SweepCall sweep;
+        sweep.call = call_;
+        sweep.lists = weights.lists;
+        sweep.bounds = bounds;
+        Sweep<D, kGeneral>(sweep);
+      }
+      dense.call = call_;
+      dense.dense = weights.dense;
+      dense.bounds = bounds;
+      using Shape = DenseShape<Type, D>;
+      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>, Blocks(call_.q_len, Shape::kRows),
+             kThreads, Shape::kSharedBytes, dense);
+    });
+    const auto rows = static_cast<std::int64_t>(rows_);
+    const Grid four_rows = {static_cast<int>((rows + kWarps - 1) / kWarps)};
+    const auto list_weights =
+        counts != nullptr ? ListWeightsKernel<false> : ListWeightsKernel<true>;
+    Launch("ListWeightsKernel", list_weights, four_rows, kThreads, 0, weights, rows);
+    ForColumns([&]<int D>() {
+      using Shape = WeightsShape<Type, D>;
+      const auto dense_weights = counts != nullptr ? DenseWeightsKernel<Type, D, false>
+                                                   : DenseWeightsKernel<Type, D, true>;
+      Launch("DenseWeightsKernel", dense_weights, Blocks(call_.q_len, Shape::kRows), kThreads,
+             Shape::kSharedBytes, weights);
+    });
   }
 
   // Bytes of the memory that the pass would take.
@@ -194,13 +261,11 @@ class Runner {
   void SetKnown() {
     if (alphas_ != nullptr) {
       call_.alphas = alphas_;
-      for (int first = 0; first < call_.heads; first += Floats::kMost) {
-        Floats floats = {};
-        const int count = std::min(Floats::kMost, call_.heads - first);
-        for (int i = 0; i < count; ++i) {
-          floats.values[i] = static_cast<float>(params_.alpha_per_head[first + i]);
-        }
-        Launch("SetFloatsKernel", SetFloatsKernel<>, {}, kThreads, 0, alphas_ + first, floats,
+      for (int first = 0; first < call_.heads; first += Doubles::kMost) {
+        Doubles doubles = {};
+        const int count = std::min(Doubles::kMost, call_.heads - first);
+        std::copy_n(params_.alpha_per_head + first, count, doubles.values);
+        Launch("SetDoublesKernel", SetDoublesKernel<>, {}, kThreads, 0, alphas_ + first, doubles,
                count);
       }
     }
@@ -236,11 +301,11 @@ class Runner {
   }
 
   // Lists of all rows, and which rows are dense.
-  template <int D>
+  template <int D, bool kGeneral>
   void Sweep(const SweepCall& sweep) {
     using Shape = SweepShape<Type, D>;
-    Launch("SweepKernel", SweepKernel<Type, D>, Places(call_.q_len, Shape::kRows, call_.heads),
-           kThreads, Shape::kSharedBytes, sweep);
+    Launch("SweepKernel", SweepKernel<Type, D, kGeneral>,
+           Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, sweep);
     Launch("FindDenseKernel", FindDenseKernel<>, {1, call_.heads, call_.batch}, kWarp, 0, call_,
            static_cast<const int*>(counts_), dense_rows_, dense_counts_);
   }
@@ -257,6 +322,22 @@ class Runner {
     Launch("SortKernel", SortKernel<true>, tasks, kWarp, bytes, sort);
   }
 
+  void BiasGradient(const BackwardCall& backward, const MutableArray4& d_bias) {
+    BiasCall bias;
+    bias.backward = backward;
+    bias.d_bias = d_bias;
+    ForColumns([&]<int D>() {
+      using Shape = BiasShape<Type, D>;
+      const auto tiles = [&](int axis, int size, int tile) {
+        return bias.Sums(axis) ? std::min(size, 1) : (size + tile - 1) / tile;
+      };
+      Launch("BiasKernel", BiasKernel<Type, D>,
+             {tiles(3, call_.k_len, Shape::kKeys) * tiles(2, call_.q_len, Shape::kRows),
+              tiles(1, call_.heads, 1), tiles(0, call_.array_batch(), 1)},
+             kThreads, Shape::kSharedBytes, bias);
+    });
+  }
+
   // Sums over rows, for each head.
   void AddRows(const double* from, double* to, bool over_batch) {
     if (to == nullptr) return;
@@ -271,12 +352,19 @@ class Runner {
 
   // body<D>() for the least D that holds head and value size.
   template <class Body>
-  void ForShape(const Body& body) {
+  void ForColumns(const Body& body) const {
     const int columns = std::max(call_.head_dim, call_.value_dim);
     if (columns <= 32) return body.template operator()<32>();
     if (columns <= 64) return body.template operator()<64>();
     if (columns <= 128) return body.template operator()<128>();
     return body.template operator()<256>();
+  }
+  // body<D, general_>()
+  template <class Body>
+  void ForShape(const Body& body) const {
+    ForColumns([&]<int D>() {
+      general_ ? body.template operator()<D, true>() : body.template operator()<D, false>();
+    });
   }
 
   const Stream* stream_;
@@ -285,8 +373,12 @@ class Runner {
   Call call_;
   std::size_t rows_ = 0;  // of the statistics
   int reach_ = 0;         // greatest distance of the scale-invariant term
-  bool sparse_ = false;
-  float *alphas_ = nullptr, *a_ = nullptr, *m_ = nullptr;
+  bool sparse_ = false;   // whether any row may have a list
+  // Whether the kernels are those that know more than the usual calls need, in registers that these
+  // would miss: masks, a bias, wide heads.
+  bool general_ = false;
+  double* alphas_ = nullptr;
+  float *a_ = nullptr, *m_ = nullptr;
   int *counts_ = nullptr, *dense_rows_ = nullptr, *dense_counts_ = nullptr;
 };
 
@@ -302,6 +394,17 @@ void RunBackward(const Context& context, const AttentionParams& params,
                  const AttentionGradients& gradients) {
   const Stream stream(context);
   Runner<Type>(&stream, context, params).Backward(gradients);
+}
+template <class Type>
+void RunWeightCounts(const Context& context, const AttentionParams& params, std::int64_t* counts) {
+  const Stream stream(context);
+  Runner<Type>(&stream, context, params).Weights(counts, nullptr, nullptr, nullptr);
+}
+template <class Type>
+void RunWeights(const Context& context, const AttentionParams& params,
+                const std::int64_t* row_offsets, std::int64_t* columns, float* values) {
+  const Stream stream(context);
+  Runner<Type>(&stream, context, params).Weights(nullptr, row_offsets, columns, values);
 }
 template <class Type>
 std::size_t RunWorkspaceBytes(const AttentionParams& params, bool backward) {

@@ -6,7 +6,8 @@
 // threshold of what the list held when it was last full: the threshold of a part of a row never
 // exceeds that of the whole (docs/attention.md), so no key of the support is lost. What remains is
 // solved at the end. A row whose list stays full, or that has a score that is not finite, is left
-// to the dense kernel.
+// to the dense kernel. Masks are looked at for scores above the bound: what they take away never
+// comes into a list, so that bounds are those of what a row sees.
 //
 // With thresholds that are known (the backward pass) the same kernel makes the lists alone.
 #pragma once
@@ -261,7 +262,8 @@ TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const 
   StoreColumns<Type>(sweep.out, start, column, sum, 8);
 }
 
-template <class Type, int D>
+// kGeneral: with masks, and beside heads of any alpha, which are dense.
+template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 SweepKernel(const SweepCall sweep) {
   using Shape = SweepShape<Type, D>;
@@ -272,7 +274,7 @@ SweepKernel(const SweepCall sweep) {
   const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
                                           BlockZ(), Shape::kRows);
   if (!place.any) return;
-  const Head head = Head::Of(call, place.b, BlockY());
+  const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
   const Sequence& sequence = head.sequence;
   const int first = static_cast<int>(place.first);
   const Rows<Type> keys = Rows<Type>::Of(call.k, sequence.array_batch, head.kv);
@@ -297,7 +299,7 @@ SweepKernel(const SweepCall sweep) {
       negative = factor < 0.0f;
       row.factor = fabsf(factor);
       from = Rows<Type>::Of(call.q, sequence.array_batch, head.h).At(at);
-      bool dense = head.softmax() || !(row.factor >= 1e-30f && row.factor <= 1e30f);
+      bool dense = head.softmax() || head.wide || !(row.factor >= 1e-30f && row.factor <= 1e30f);
       if (sweep.from_tau != nullptr) {
         const double tau = LoadDevice(sweep.from_tau + head.Index(call, at));
         dense = dense || tau != tau;
@@ -333,12 +335,27 @@ SweepKernel(const SweepCall sweep) {
     return ListRow{Shared<float>(begin).From(at), Shared<int>(begin + Shape::kListBytes).From(at)};
   };
 
+  // The newest tile up to `tile` of which a block mask leaves anything; below 0: none.
+  const auto newest = [&](int tile) {
+    while (kGeneral && tile >= 0) {
+      const int key = keys_begin + tile * kKeys;
+      const int end = key + kKeys < keys_end ? key + kKeys : keys_end;
+      if (head.LeftOf(call.mask, first, static_cast<int>(last_row), key, end).any) break;
+      --tile;
+    }
+    return tile;
+  };
+
   // The newest tile first: a causal row's largest scores are often there, and ALiBi's always.
-  if (tiles > 0) fetch(tiles - 1, 0);
+  int tile = newest(tiles - 1);
+  if (tile >= 0) fetch(tile, 0);
   CommitCopies();
   for (int step = 0; step < tiles; ++step) {
-    const int tile = tiles - 1 - step, stage = step % Shape::kStages;
-    if (tile > 0) fetch(tile - 1, (step + 1) % Shape::kStages);
+    // Without masks a tile follows from its step, which saves a register.
+    if (!kGeneral) tile = tiles - 1 - step;
+    if (kGeneral && tile < 0) break;
+    const int stage = step % Shape::kStages, next = newest(tile - 1);
+    if (next >= 0) fetch(next, (step + 1) % Shape::kStages);
     CommitCopies();
     WaitForCopies<1>();
     SyncBlock();
@@ -349,6 +366,7 @@ SweepKernel(const SweepCall sweep) {
     queries.Multiply(s, k);
     SyncBlock();  // the stage may be filled again
     const int key0 = keys_begin + tile * kKeys;
+    tile = next;
     TSALLIS_UNROLL
     for (int r = 0; r < kOwn; ++r) {
       SweepRow& row = rows[r];
@@ -374,7 +392,8 @@ SweepKernel(const SweepCall sweep) {
             const float product = x[half * 4 + i / 2][e0 + i % 2];
             const int key = key0 + half * 32 + i / 2 * 8 + 2 * t + i % 2;
             z[i] = 0.0f;
-            if (!(product <= row.product) && key >= row.begin && key < row.end) {
+            if (!(product <= row.product) && key >= row.begin && key < row.end &&
+                (!kGeneral || head.Sees(call.mask, true, row.row, key))) {
               z[i] = head.Score(row.factor, product, sequence.Distance(row.row, key));
               if (!(z[i] <= row.bound)) hits |= 1u << i;
               broken = broken || !(z[i] <= kMostFloat);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "attention/testing/problem.h"
 #include "attention/testing/problem_spec.h"
 
 namespace tsallis::cuda {
@@ -24,15 +26,29 @@ inline ProblemSpec DrawServed(std::uint64_t seed, std::int64_t most) {
     }
   }
   if (spec.map != RowMap::kSoftmax) spec.map = RowMap::kEntmax;
-  const double alphas[] = {1.0, 1.1, 1.25, 1.5, 1.5, 1.5, 1.75, 2.0};
-  spec.alpha = alphas[seed / 2 % 8];
-  spec.alpha_per_head = false;
-  spec.visible = 1.0;
-  spec.block = 0;
-  spec.bias = false;
+  const double alphas[] = {1.0, 1.1,  1.25,   1.5, 1.5, 1.5,    1.75, 2.0,
+                           1.5, 1.01, 1.0001, 0.5, 1.5, 0.9999, 2.5,  4.0};
+  spec.alpha = alphas[seed / 2 % 16];
   spec.padding = 8;
   if (spec.odd == ProblemSpec::Odd::kTransposed) spec.odd = ProblemSpec::Odd::kNone;
   return spec;
+}
+
+// A problem of 256 queries and 512 keys whose mask of blocks of 8 x 8 leaves something of three of
+// its tiles of 128 queries and 64 keys: one block, the tile's last. `blocks` outlives it.
+inline void LeaveFewBlocks(Problem* problem, std::vector<std::uint8_t>* blocks) {
+  constexpr int kColumns = 512 / 8;
+  blocks->assign(256 / 8 * kColumns, 0);
+  const int tiles[][2] = {{0, 1}, {0, 6}, {1, 3}};
+  for (const auto& [row, column] : tiles) {
+    (*blocks)[static_cast<std::size_t>((16 * row + 15) * kColumns + 8 * column + 7)] = 1;
+  }
+  for (AttentionParams* params : {&problem->params(), &problem->wide()}) {
+    AttentionMask& mask = params->mask;
+    mask.blocks = blocks->data();
+    mask.block_q = mask.block_k = 8;
+    mask.block_strides[2] = kColumns;
+  }
 }
 
 }  // namespace tsallis::cuda

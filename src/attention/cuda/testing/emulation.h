@@ -60,4 +60,17 @@ inline void EmulatedOnPages(const Context& context, const AttentionParams& param
   device.CopyBack();
 }
 
+// As AttentionWeightCounts and AttentionWeights, for `entries` entries.
+inline void EmulatedWeightCounts(const AttentionParams& params, std::int64_t* counts) {
+  CountWeights<Emulation>(params, counts, [&](const auto&... there) {
+    ForType(params, [&]<class Type>() { RunWeightCounts<Type>({}, there...); });
+  });
+}
+inline void EmulatedWeights(const AttentionParams& params, const std::int64_t* row_offsets,
+                            std::int64_t entries, std::int64_t* columns, float* values) {
+  PutWeights<Emulation>(params, row_offsets, entries, columns, values, [&](const auto&... there) {
+    ForType(params, [&]<class Type>() { RunWeights<Type>({}, there...); });
+  });
+}
+
 }  // namespace tsallis::cuda

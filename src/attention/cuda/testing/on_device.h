@@ -35,21 +35,13 @@ class OnDevice {
   // The bytes between an array's first and its last element.
   template <class Array>
   Array Elements(Array array, const std::int64_t (&sizes)[4], bool written) {
-    if (array.data == nullptr) return array;
-    std::int64_t low = 0, high = 0;
-    bool empty = false;
-    for (int i = 0; i < 4; ++i) {
-      empty = empty || sizes[i] == 0;
-      const std::int64_t reach = (sizes[i] - 1) * array.strides[i];
-      (reach < 0 ? low : high) += reach;
-    }
-    const auto size = static_cast<std::int64_t>(SizeOf(array.dtype));
-    auto* data = const_cast<char*>(static_cast<const char*>(array.data));
-    const std::int64_t bytes = empty ? 0 : (high - low + 1) * size;
-    auto* memory = static_cast<char*>(
-        Place(data + (empty ? 0 : low * size), static_cast<std::size_t>(bytes), written));
-    array.data = memory - (empty ? 0 : low * size);
+    array.data = Stretch(array.data, static_cast<std::int64_t>(SizeOf(array.dtype)), array.strides,
+                         sizes, written);
     return array;
+  }
+  const std::uint8_t* Bytes(const std::uint8_t* data, const std::int64_t (&strides)[4],
+                            const std::int64_t (&sizes)[4]) {
+    return static_cast<const std::uint8_t*>(Stretch(data, 1, strides, sizes, false));
   }
 
   AttentionParams Params(AttentionParams p) {
@@ -61,9 +53,17 @@ class OnDevice {
          {&p.ranges.q_begin, &p.ranges.q_end, &p.ranges.k_begin, &p.ranges.k_end}) {
       *span = Numbers(*span, p.batch, false);
     }
+    AttentionMask& mask = p.mask;
+    mask.visible = Bytes(mask.visible, mask.visible_strides, {batch, p.heads, p.q_len, p.k_len});
+    if (mask.blocks != nullptr) {
+      const std::int64_t rows = (p.q_len + mask.block_q - 1) / mask.block_q;
+      const std::int64_t columns = (p.k_len + mask.block_k - 1) / mask.block_k;
+      mask.blocks = Bytes(mask.blocks, mask.block_strides, {batch, p.heads, rows, columns});
+    }
     AttentionTerms& terms = p.terms;
     terms.length_scale = Elements(terms.length_scale, {batch, p.heads, p.q_len, 1}, false);
     terms.alibi_slopes = Elements(terms.alibi_slopes, {batch, p.heads, 1, 1}, false);
+    terms.bias = Elements(terms.bias, {batch, p.heads, p.q_len, p.k_len}, false);
     terms.sink = Numbers(terms.sink, p.heads, false);
     return p;
   }
@@ -91,6 +91,7 @@ class OnDevice {
     g.d_alpha = Numbers(g.d_alpha, p.heads, true);
     g.d_slopes = Numbers(g.d_slopes, batch * p.heads, true);
     g.d_sink = Numbers(g.d_sink, p.heads, true);
+    g.d_bias = Elements(g.d_bias, {batch, p.heads, p.q_len, p.k_len}, true);
     return g;
   }
   void CopyBack() {
@@ -108,6 +109,24 @@ class OnDevice {
     bool written = false;
   };
 
+  // size: of an element.
+  void* Stretch(const void* data, std::int64_t size, const std::int64_t (&strides)[4],
+                const std::int64_t (&sizes)[4], bool written) {
+    if (data == nullptr) return nullptr;
+    std::int64_t low = 0, high = 0;
+    bool empty = false;
+    for (int i = 0; i < 4; ++i) {
+      empty = empty || sizes[i] == 0;
+      const std::int64_t reach = (sizes[i] - 1) * strides[i];
+      (reach < 0 ? low : high) += reach;
+    }
+    const std::int64_t bytes = empty ? 0 : (high - low + 1) * size;
+    auto* from = const_cast<char*>(static_cast<const char*>(data));
+    auto* memory = static_cast<char*>(
+        Place(from + (empty ? 0 : low * size), static_cast<std::size_t>(bytes), written));
+    return memory - (empty ? 0 : low * size);
+  }
+
   // Aligned to 16 as it was, and no more.
   void* Place(void* host, std::size_t bytes, bool written) {
     const std::size_t offset = reinterpret_cast<std::uintptr_t>(host) % 16;
@@ -120,5 +139,26 @@ class OnDevice {
 
   std::vector<Copy> copies_;
 };
+
+// run(params, counts) and run(params, row_offsets, columns, values) on arrays of a device: what
+// AttentionWeightCounts and AttentionWeights do, for arrays of the host.
+template <class Device, class Run>
+void CountWeights(const AttentionParams& params, std::int64_t* counts, const Run& run) {
+  OnDevice<Device> device;
+  const AttentionParams there = device.Params(params);
+  run(there, device.Numbers(counts, ArrayBatch(params) * params.heads * params.q_len, true));
+  device.CopyBack();
+}
+template <class Device, class Run>
+void PutWeights(const AttentionParams& params, const std::int64_t* row_offsets,
+                std::int64_t entries, std::int64_t* columns, float* values, const Run& run) {
+  OnDevice<Device> device;
+  const AttentionParams there = device.Params(params);
+  const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
+  const std::int64_t* offsets = device.Numbers(row_offsets, rows + 1, false);
+  std::int64_t* to_columns = device.Numbers(columns, entries, true);
+  run(there, offsets, to_columns, device.Numbers(values, entries, true));
+  device.CopyBack();
+}
 
 }  // namespace tsallis::cuda
