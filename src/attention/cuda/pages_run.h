@@ -52,7 +52,7 @@ class PagesRunner : private Runner<Type> {
     pages_.call.distances = call_.distances;
     const Grid runs = {pages_.runs * pages_.blocks(), call_.kv_heads, call_.batch};
     const Grid rows = {call_.q_len, call_.heads, call_.batch};
-    this->ForShape([&]<int D>() {
+    this->ForColumns([&]<int D>() {
       using Scores = PageScoresShape<Type, D>;
       this->Launch("PageScoresKernel", PageScoresKernel<Type, D>, runs, kThreads,
                    Scores::kSharedBytes, pages_);
