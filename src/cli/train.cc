@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
+#include "cli/trained_model.h"
 #include "lab/progress/progress.h"
 #include "lab/train/memory.h"
 #include "lab/train/sequence_training.h"
@@ -32,6 +33,8 @@ class TrainCommand : public Command {
            "Other heads (docs/decoder.md lists the keys):\n"
            "  tsallis train copy --method softmax-nape model.attention.pattern.kind=strided "
            "model.attention.pattern.stride=8\n"
+           "On a GPU, with a torch that has CUDA:\n"
+           "  tsallis train copy train.device=cuda\n"
            "Several processes, each with its share of every batch (docs/training.md):\n"
            "  torchrun --nproc-per-node 2 -m tsallis train copy";
   }
@@ -129,6 +132,7 @@ class TrainCommand : public Command {
     if (job.processes.First()) lock.emplace(job.folder);
     if (job.recipe->task.sequence) {
       const std::unique_ptr<lab::SequenceModel> model = lab::MakeModel(job);
+      if (!progress_.quiet) PrintNote(*model);
       lab::TrainSequences(job, *model, report, stop);
     } else {
       lab::TrainSet(job, report, stop);

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <cstdio>
 
 #include "cli/options.h"
 #include "lab/base/denormals.h"
+#include "lab/base/device.h"
 #include "lab/base/errors.h"
 
 namespace tsallis::cli {
@@ -16,6 +18,8 @@ CLI::Option* TrainedModelOptions::Declare(CLI::App& app, const std::string& task
   app.add_option("SETTING", settings, "Settings of --task, key=value");
   app.add_option("--threads", threads, "Threads; default: one per core. The result is the same")
       ->check(IntegerFrom(1, 4096));
+  app.add_option("--device", device, "Where the model computes: cpu, cuda or cuda:N")
+      ->capture_default_str();
   return app.add_option("--task", task, task_help);
 }
 
@@ -28,12 +32,17 @@ void TrainedModelOptions::Check() const {
 lab::LoadedSequenceModel TrainedModelOptions::Load() const {
   if (threads) at::set_num_threads(*threads);
   lab::FlushDenormals();  // as where it was trained
-  lab::LoadedSequenceModel loaded = lab::LoadSequenceModel(path);
+  lab::LoadedSequenceModel loaded = lab::LoadSequenceModel(path, lab::DeviceNamed(device));
+  PrintNote(*loaded.model);
   if (!task.empty()) {
     loaded.task = lab::MakeSequenceTask(task, settings);
     loaded.task_name = task;
   }
   return loaded;
+}
+
+void PrintNote(const lab::SequenceModel& model) {
+  if (const std::string note = model.Note(); !note.empty()) fmt::print(stderr, "{}\n", note);
 }
 
 void CheckVocabulary(const lab::LoadedSequenceModel& loaded, const std::string& option,
@@ -47,6 +56,9 @@ void CheckVocabulary(const lab::LoadedSequenceModel& loaded, const std::string& 
 
 lab::Decoder& DecoderOf(const lab::LoadedSequenceModel& loaded, const std::string& option) {
   if (auto* decoder = dynamic_cast<lab::Decoder*>(loaded.model.get())) return *decoder;
+  if (!loaded.model->FlatParameters().is_cpu()) {
+    throw lab::UsageError(option + ": expected a model on the CPU, without --device");
+  }
   throw lab::UsageError(fmt::format("{}: expected a decoder, {} is of an {}", option,
                                     loaded.weights.string(), loaded.model->Architecture()));
 }

@@ -14,15 +14,20 @@ struct TrainedModelOptions {
   std::string path, task;  // no task: the one that it was trained on
   std::vector<std::string> settings;
   std::optional<int> threads;
+  std::string device = "cpu";
 
-  // CHECKPOINT, SETTING, --task with this help, and --threads.
+  // CHECKPOINT, SETTING, --task with this help, --threads and --device.
   CLI::Option* Declare(CLI::App& app, const std::string& task_help);
 
   // UsageError for settings without the task that they are for.
   void Check() const;
-  // The model with its task, or with the one that was asked for. Sets the number of threads.
+  // The model with its task, or with the one that was asked for. Sets the number of threads, and
+  // says on stderr what people should know of how the model computes.
   lab::LoadedSequenceModel Load() const;
 };
+
+// Says on stderr what people should know of how a model computes, if there is something.
+void PrintNote(const lab::SequenceModel& model);
 
 // UsageError, which begins with `option`, unless the task has the model's tokens. `kind`: "task" or
 // "text".

@@ -84,7 +84,7 @@ void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   std::vector<at::Tensor> contents;
   std::size_t offset = 0;
   for (const auto& [name, tensor] : file.tensors) {
-    contents.push_back(tensor.detach().contiguous());
+    contents.push_back(tensor.detach().cpu().contiguous());
     const std::size_t size = contents.back().nbytes();
     header[name] = {{"dtype", NameOf(tensor.scalar_type(), path)},
                     {"shape", tensor.sizes().vec()},

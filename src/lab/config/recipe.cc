@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "lab/base/device.h"
 #include "lab/base/key_value.h"
 #include "lab/base/paths.h"
 #include "lab/base/suggest.h"
@@ -169,6 +170,7 @@ void Describe(TableReader& table, TrainConfig& train) {
   const Check<double> decay = [](const double& beta) {
     return beta >= 0.0 && beta < 1.0 ? "" : "0 <= beta < 1";
   };
+  table.Optional("device", train.device, Check<std::string>(CheckDeviceName));
   table.Optional("optimizer", train.optimizer, OneOf(Names(Optimizers())));
   table.Optional("lr", train.lr, Positive<double>());
   table.Optional("adam_lr", train.adam_lr, Positive<double>());

@@ -21,6 +21,9 @@
 namespace tsallis::lab {
 
 struct TrainConfig {
+  // Where a model of sequences is trained and evaluated: "cpu", "cuda", "cuda:N"
+  // (lab/base/device.h). No setting of a run: another device may go on with it.
+  std::string device = "cpu";
   std::string optimizer = "adam";  // "adam", "adamw", "muon"
   double lr = 1e-3;                // muon: of hidden matrices
   // muon: of all other parameters, which Adam trains; of embeddings, unless given as the others.

@@ -77,7 +77,8 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
 // What is wrong with the decoder of a method, or nothing.
 std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
   try {
-    CheckSequenceModel(recipe.model.name, recipe.Decoder(method));
+    CheckSequenceModel(recipe.model.name, recipe.Decoder(method),
+                       recipe.TrainedBy(method).train.device == "cpu");
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -189,6 +190,10 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
     if (train.lr_grid.empty() && problems.Given("scale." + scale + key)) {
       problems.Add("scale." + scale + key, "has no effect without train.lr_grid");
     }
+  }
+  if (train.device != "cpu" && !recipe.model.OfSequences()) {
+    problems.Add("train.device", "expected \"cpu\" with model \"" + recipe.model.name +
+                                     "\", got \"" + train.device + "\"");
   }
   if (train.validate_every > 0) {
     exists("train.best_length", train.best_length);

@@ -354,6 +354,23 @@ class SequenceRecipeTest : public RecipeTest {
   }
 };
 
+TEST_F(SequenceRecipeTest, NamesTheDeviceThatItTrainsOn) {
+  EXPECT_EQ(Load(kSequences).train.device, "cpu");
+  const std::string given = "optimizer = \"adamw\"\ndevice = ";
+  EXPECT_EQ(Load(Replaced(kSequences, "optimizer = \"adamw\"", given + "\"cuda:1\"")).train.device,
+            "cuda:1");
+  ExpectContains(ErrorOf("optimizer = \"adamw\"", given + "\"gpu\""),
+                 "train.device: expected \"cpu\"");
+  const std::string windows =
+      Replaced(kSequences, "{ kind = \"nape\" }",
+               "{ kind = \"nape\" }, pattern = { kind = \"window\", window = 4 }");
+  EXPECT_EQ(Load(windows).train.device, "cpu");
+  ExpectContains(RecipeTest::ErrorOf("optimizer = \"adamw\"", given + "\"cuda\"", windows),
+                 "model.attention.pattern.kind: expected \"none\" on a device other than the CPU");
+  ExpectContains(RecipeTest::ErrorOf("[train]", "[train]\ndevice = \"cuda\"", kGood),
+                 "train.device: expected \"cpu\" with model");
+}
+
 TEST_F(SequenceRecipeTest, DescribesTaskModelAndMethods) {
   const Recipe recipe = Load(kSequences);
   ASSERT_TRUE(recipe.task.sequence);

@@ -1,4 +1,5 @@
 #include "lab/eval/observe_heads.h"
+#include "lab/nn/models.h"
 
 #include <fmt/format.h>
 
@@ -147,6 +148,11 @@ void ObserveMissing(SequenceModel& model, const SequenceTask& task,
                     const std::vector<std::int64_t>& lengths,
                     const std::vector<std::int64_t>& map_lengths, const std::filesystem::path& path,
                     const std::atomic<bool>& stop) {
+  if (!model.FlatParameters().is_cpu()) {  // heads are looked into by the CPU's kernels
+    const std::unique_ptr<SequenceModel> copy = CopyOnCpu(model);
+    ObserveMissing(*copy, task, lengths, map_lengths, path, stop);
+    return;
+  }
   HeadObservations known = LoadHeads(path);
   auto* encoder_decoder = dynamic_cast<EncoderDecoder*>(&model);
   for (const std::int64_t n : lengths) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "lab/nn/decoder_kernels.h"
 #include "lab/nn/layer_attention.h"
 #include "lab/nn/maps.h"
+#include "lab/nn/positions.h"
 #include "lab/nn/row_stages.h"
 #include "tsallis/error.h"
 
@@ -28,8 +30,10 @@ Tensor Normed(const Tensor& x, std::int64_t width, const Tensor& gain) {
 }  // namespace
 
 Packed Packed::Of(const std::vector<std::vector<std::int64_t>>& sequences, std::int64_t vocabulary,
-                  const std::vector<std::int64_t>& past) {
-  std::vector<std::int64_t> tokens, positions, begins = {0};
+                  const c10::Device& device, const std::vector<std::int64_t>& past) {
+  Packed packed;
+  packed.begin = {0};
+  std::vector<std::int64_t> tokens, positions;
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     std::int64_t position = past.empty() ? 0 : past[s];
     for (const std::int64_t token : sequences[s]) {
@@ -40,10 +44,17 @@ Packed Packed::Of(const std::vector<std::vector<std::int64_t>>& sequences, std::
       tokens.push_back(token);
       positions.push_back(position++);
     }
-    begins.push_back(static_cast<std::int64_t>(tokens.size()));
+    packed.begin.push_back(static_cast<std::int64_t>(tokens.size()));
+    packed.longest = std::max(packed.longest, static_cast<std::int64_t>(sequences[s].size()));
+    packed.length = std::max(packed.length, position);
   }
-  return {at::tensor(tokens, at::kLong), at::tensor(positions, at::kLong),
-          at::tensor(begins, at::kLong)};
+  const auto there = [&](const std::vector<std::int64_t>& numbers) {
+    return at::tensor(numbers, at::kLong).to(device);
+  };
+  packed.tokens = there(tokens);
+  packed.positions = there(positions);
+  packed.begins = there(packed.begin);
+  return packed;
 }
 
 void LeafParameters::Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw,
@@ -53,11 +64,33 @@ void LeafParameters::Add(const std::string& name, std::vector<std::int64_t> shap
 }
 
 void LeafParameters::Allocate(std::uint64_t seed) {
-  list_.Allocate(seed, false);
+  list_.Allocate(seed, false, device_);
   for (Leaf& leaf : leaves_) {
     *leaf.tensor = leaf.parameter.value.view(leaf.shape).detach().requires_grad_(true);
     leaf.tensor->mutable_grad() = leaf.parameter.gradient.view(leaf.shape);
   }
+}
+
+Tensor Product(const Tensor& x, const Tensor& weight, at::ScalarType dtype) {
+  return at::linear(x.to(dtype), weight.to(dtype));
+}
+
+EmbeddingBlock::EmbeddingBlock(const DecoderConfig& config)
+    : width_(config.width), kind_(config.embedding) {
+  const Positions& positions = config.attention.positions;
+  if (positions.kind == "sinusoidal") base_ = positions.base;
+}
+
+Tensor EmbeddingBlock::operator()(const Tensor& weight, const Tensor& tokens,
+                                  const Tensor& positions, std::int64_t length) {
+  Tensor x = at::embedding(weight, tokens);
+  if (kind_ == "scaled") x = x * std::sqrt(static_cast<double>(width_));
+  if (kind_ == "normed") x = at::rms_norm(x, {width_}, {}, kNormEpsilon);
+  if (!base_ || length == 0) return x;
+  if (!sinusoids_.defined() || sinusoids_.size(0) < length) {
+    sinusoids_ = Sinusoids(2 * length, width_, *base_).to(weight.device());
+  }
+  return x + sinusoids_.index_select(0, positions);
 }
 
 NormBlock::NormBlock(const DecoderConfig& config, const std::string& name,
@@ -66,16 +99,28 @@ NormBlock::NormBlock(const DecoderConfig& config, const std::string& name,
   if (config.norm_gain) parameters.Add(name + ".weight", {width_}, Zero, &gain_);
 }
 
-Tensor NormBlock::operator()(const Tensor& x) const { return Normed(x, width_, gain_); }
+Tensor NormBlock::operator()(const Tensor& x) const {
+  return Normed(x.to(at::kFloat), width_, gain_);
+}
 
 Residual::Residual(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
     : before_(config, name + "norm", parameters) {
   if (config.block == "sandwich") after_.emplace(config, name + "out_norm", parameters);
 }
 
+Residual::Residual(std::int64_t width, const Tensor& before, const std::optional<Tensor>& after)
+    : before_(width, before) {
+  if (after) after_.emplace(width, *after);
+}
+
 Tensor Residual::operator()(const Tensor& x, const std::function<Tensor(const Tensor&)>& f) const {
+  return Split(x, f, {});
+}
+
+Tensor Residual::Split(const Tensor& x, const std::function<Tensor(const Tensor&)>& f,
+                       const Tensor& picked) const {
   const Tensor branch = f(before_(x));
-  return x + (after_ ? (*after_)(branch) : branch);
+  return (picked.defined() ? x.index_select(0, picked) : x) + (after_ ? (*after_)(branch) : branch);
 }
 
 FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, const std::string& name,
@@ -87,12 +132,12 @@ FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, const std::strin
 }
 
 Tensor FeedForwardBlock::operator()(const Tensor& x) const {
-  const Tensor up = at::linear(x, up_);
-  if (activation_ == "relu2") return at::linear(at::relu(up).square(), down_);
+  const Tensor up = Product(x, up_, products_);
+  if (activation_ == "relu2") return Product(at::relu(up).square(), down_, products_);
   const std::vector<Tensor> halves = up.chunk(2, 1);
   const Tensor gate =
       activation_ == "silu-gated" ? at::silu(halves[0]) : at::gelu(halves[0], "tanh");
-  return at::linear(gate * halves[1], down_);
+  return Product(gate * halves[1], down_, products_);
 }
 
 AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& name, bool causal,
@@ -101,7 +146,8 @@ AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& n
       heads_(config.heads),
       head_dim_(config.HeadDim()),
       causal_(causal),
-      qk_norm_(config.qk_norm) {
+      qk_norm_(config.qk_norm),
+      attend_(config.attention, head_dim_, at::kFloat, false, false, parameters.Device()) {
   const std::int64_t inner = heads_ * head_dim_;
   parameters.Add(name + "query.weight", {inner, config.width}, Weight, &query_);
   parameters.Add(name + "key_value.weight", {2 * inner, config.width}, Weight, &key_value_);
@@ -131,6 +177,7 @@ std::pair<Tensor, Tensor> AttentionBlock::Memory(const Tensor& memory) const {
 
 Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor& values,
                               const Tensor& queries_begin, const Tensor& keys_begin,
+                              const LongestSequence& longest,
                               const std::function<void(Seen&)>& look) const {
   Seen seen{q, keys, {}};
   AttentionOptions& options = seen.options;
@@ -142,13 +189,13 @@ Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor&
   }
   options.top_k = {.k = config_.top_k, .fraction = config_.top_k_fraction};
   options.sigmoid_bias = config_.sigmoid_bias;
-  if (config_.sink == "zero") options.sink = at::zeros({heads_});
+  if (config_.sink == "zero") options.sink = at::zeros({heads_}, q.options().dtype(at::kFloat));
   if (sink_.defined()) options.sink = sink_;
   options.causal = causal_;
   options.cu_seqlens_q = queries_begin;
   options.cu_seqlens_k = keys_begin;
   if (look) look(seen);
-  const Tensor attended = tsallis::Attention(q, keys, values, options);
+  const Tensor attended = attend_(q, keys, values, options, longest);
   return at::linear(attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_);
 }
 

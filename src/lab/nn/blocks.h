@@ -1,6 +1,7 @@
 // The parts of models whose gradients torch's autograd records: each is some lines over tensors of
 // rows, [rows, width], and new architectures are made of them (encoder_decoder.cc). The decoder
-// has the same parts as stages with gradients of their own, which are faster (row_chain.h).
+// has the same parts as stages with gradients of their own, which are faster (row_chain.h) and the
+// CPU's alone. Blocks compute where their parameters are, and take what they read from there.
 //
 // A block stays where it is made: its parameters are filled in by address.
 //
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/device_attention.h"
 #include "lab/nn/parameters.h"
 #include "torch/operators.h"
 
@@ -26,19 +28,26 @@ namespace tsallis::lab {
 
 // Sequences behind each other.
 struct Packed {
-  at::Tensor tokens;     // [rows] int64
-  at::Tensor positions;  // [rows] int64, in the row's sequence, from 0
-  at::Tensor begins;     // [sequences + 1] int64: the rows of each
+  at::Tensor tokens;                // [rows] int64
+  at::Tensor positions;             // [rows] int64, in the row's sequence, from 0
+  at::Tensor begins;                // [sequences + 1] int64: the rows of each
+  std::vector<std::int64_t> begin;  // the same for the host
+  std::int64_t longest = 0;         // rows of the longest sequence
+  std::int64_t length = 0;          // above all positions
 
   // One list of tokens for each sequence, the first of which stands at position `past`[i]; `past`
-  // empty: 0. InvalidArgument for a token that `vocabulary` does not have.
+  // empty: 0. The tensors are of `device`. InvalidArgument for a token that `vocabulary` does not
+  // have.
   static Packed Of(const std::vector<std::vector<std::int64_t>>& sequences, std::int64_t vocabulary,
-                   const std::vector<std::int64_t>& past = {});
+                   const c10::Device& device, const std::vector<std::int64_t>& past = {});
 };
 
 // Learned tensors that autograd sees. Blocks declare theirs, then all are made at once.
 class LeafParameters {
  public:
+  explicit LeafParameters(const c10::Device& device) : device_(device) {}
+  const c10::Device& Device() const { return device_; }
+
   using Draw = std::function<float(RandomStream&)>;
 
   // `leaf` becomes a leaf of this shape whose gradient is that of the list; it must live until
@@ -54,6 +63,7 @@ class LeafParameters {
     std::vector<std::int64_t> shape;
     at::Tensor* tensor;
   };
+  c10::Device device_;
   ParameterList list_;
   std::deque<Leaf> leaves_;
 };
@@ -65,11 +75,32 @@ struct Fixed {
   Fixed& operator=(const Fixed&) = delete;
 };
 
+// x W^T, computed in a dtype. weight: [out, in].
+at::Tensor Product(const at::Tensor& x, const at::Tensor& weight,
+                   at::ScalarType dtype = at::kFloat);
+
+// What tokens are before the first layer: config.embedding, and sinusoids where positions are.
+class EmbeddingBlock : Fixed {
+ public:
+  explicit EmbeddingBlock(const DecoderConfig& config);
+  // weight: [vocabulary, width]; tokens, positions: [rows] int64, positions below `length`.
+  at::Tensor operator()(const at::Tensor& weight, const at::Tensor& tokens,
+                        const at::Tensor& positions, std::int64_t length);
+
+ private:
+  std::int64_t width_;
+  std::string kind_;
+  std::optional<double> base_;  // of sinusoids
+  at::Tensor sinusoids_;        // [positions so far, width]
+};
+
 // x / rms(x) (1 + gain), RMSNorm (Zhang and Sennrich 2019).
 class NormBlock : Fixed {
  public:
   NormBlock(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
-  at::Tensor operator()(const at::Tensor& x) const;
+  // gain: [width], undefined: none.
+  NormBlock(std::int64_t width, at::Tensor gain) : width_(width), gain_(std::move(gain)) {}
+  at::Tensor operator()(const at::Tensor& x) const;  // float32
 
  private:
   std::int64_t width_;
@@ -80,8 +111,13 @@ class NormBlock : Fixed {
 class Residual : Fixed {
  public:
   Residual(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
+  // The gains of norms, as NormBlock's; none: no norm there.
+  Residual(std::int64_t width, const at::Tensor& before, const std::optional<at::Tensor>& after);
   at::Tensor operator()(const at::Tensor& x,
                         const std::function<at::Tensor(const at::Tensor&)>& f) const;
+  // The same where f gives the rows `picked` ([n] int64) alone, as the result has; undefined: all.
+  at::Tensor Split(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& f,
+                   const at::Tensor& picked) const;
 
  private:
   NormBlock before_;
@@ -93,11 +129,18 @@ class FeedForwardBlock : Fixed {
  public:
   FeedForwardBlock(const DecoderConfig& config, const std::string& name,
                    LeafParameters& parameters);
+  // up, down: as below.
+  FeedForwardBlock(std::string activation, at::Tensor up, at::Tensor down, at::ScalarType products)
+      : activation_(std::move(activation)),
+        products_(products),
+        up_(std::move(up)),
+        down_(std::move(down)) {}
   at::Tensor operator()(const at::Tensor& x) const;
 
  private:
   std::string activation_;
-  at::Tensor up_, down_;  // [1 or 2 hidden, width], [width, hidden]
+  at::ScalarType products_ = at::kFloat;  // what they are computed in
+  at::Tensor up_, down_;                  // [1 or 2 hidden, width], [width, hidden]
 };
 
 // Heads of attention: queries of x, keys and values of a memory, which is x itself or another's
@@ -117,11 +160,15 @@ class AttentionBlock : Fixed {
   at::Tensor Queries(const at::Tensor& x) const;  // [1, heads, rows, head_dim]
   // Keys and values of a memory, as Queries().
   std::pair<at::Tensor, at::Tensor> Memory(const at::Tensor& memory) const;
-  // q: of Queries(); keys, values: of Memory(). queries, keys: Packed::begins of both. [rows,
-  // width]. Causal heads see the keys up to their own place from the end of a sequence.
+  // q: of Queries(); keys, values: of Memory(). queries, keys: Packed::begins of both; longest: of
+  // both. [rows, width]. Causal heads see the keys up to their own place from the end of a
+  // sequence.
   at::Tensor Attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                     const at::Tensor& queries_begin, const at::Tensor& keys_begin,
+                    const LongestSequence& longest,
                     const std::function<void(Seen&)>& look = nullptr) const;
+  // What people should know of how they attend; empty: nothing.
+  const std::string& Note() const { return attend_.Note(); }
 
  private:
   at::Tensor Heads(const at::Tensor& rows) const;
@@ -129,6 +176,7 @@ class AttentionBlock : Fixed {
   AttentionConfig config_;
   std::int64_t heads_, head_dim_;
   bool causal_, qk_norm_;
+  DeviceAttention attend_;
   at::Tensor query_, key_value_, out_;  // [inner, width], [2 inner, width], [width, inner]
   at::Tensor alpha_, sink_;             // [heads] each, where they are learned
 };

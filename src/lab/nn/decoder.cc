@@ -31,16 +31,6 @@ DecoderConfig Settled(DecoderConfig config) {
   return config;
 }
 
-void CheckTensor(const at::Tensor& tensor, const char* name, const TokenBatch& batch) {
-  if (tensor.dim() == 2 && tensor.scalar_type() == at::kLong &&
-      tensor.sizes() == batch.tokens.sizes()) {
-    return;
-  }
-  throw InvalidArgument(name, "int64 [batch, n]",
-                        std::string(c10::toString(tensor.scalar_type())) + " of rank " +
-                            std::to_string(tensor.dim()));
-}
-
 }  // namespace
 
 Decoder::State::State(const DecoderConfig& given, std::uint64_t seed)
@@ -183,24 +173,17 @@ DecoderRows Decoder::State::RowsOf(const KvCache& cache,
 
 DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
   const bool labelled = batch.labels.defined();
-  CheckTensor(batch.tokens, "tokens", batch);
-  if (labelled) CheckTensor(batch.labels, "labels", batch);
+  CheckBatch(batch, config.vocabulary);
   const std::int64_t sequences = batch.tokens.size(0);
   const std::int64_t n = batch.tokens.size(1);
   const at::Tensor tokens = batch.tokens.contiguous();
   const at::Tensor labels = labelled ? batch.labels.contiguous() : at::Tensor();
   const at::Tensor lengths =
       batch.lengths.defined() ? batch.lengths.to(at::kLong).contiguous() : at::Tensor();
-  if (lengths.defined() && (lengths.dim() != 1 || lengths.size(0) != sequences)) {
-    throw InvalidArgument("lengths", "[batch]", "another shape");
-  }
   DecoderRows rows;
   std::int64_t shortest = n;
   for (std::int64_t b = 0; b < sequences; ++b) {
     const std::int64_t length = lengths.defined() ? lengths.const_data_ptr<std::int64_t>()[b] : n;
-    if (length < 1 || length > n) {
-      throw InvalidArgument("lengths", "1 to " + std::to_string(n), std::to_string(length));
-    }
     shortest = std::min(shortest, length);
     rows.length = std::max(rows.length, length);
     rows.begin.push_back(rows.rows);
@@ -208,12 +191,6 @@ DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
     for (std::int64_t i = 0; i < length; ++i) {
       const std::int64_t label =
           labelled ? labels.const_data_ptr<std::int64_t>()[b * n + i] : kNotScored;
-      if (label != kNotScored && (label < 0 || label >= config.vocabulary)) {
-        throw InvalidArgument(
-            "labels",
-            "0 to " + std::to_string(config.vocabulary - 1) + ", or " + std::to_string(kNotScored),
-            std::to_string(label));
-      }
       AddRow(rows, tokens.const_data_ptr<std::int64_t>()[b * n + i], i);
       if (!labelled || label != kNotScored) {
         rows.scored.push_back(rows.rows - 1);

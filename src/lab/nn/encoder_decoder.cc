@@ -13,7 +13,6 @@
 #include "lab/base/errors.h"
 #include "lab/base/sequential_products.h"
 #include "lab/nn/decoder_kernels.h"
-#include "lab/nn/positions.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
 
@@ -39,11 +38,12 @@ struct AttentionPart {
       : residual(config, name, parameters), heads(config, name, causal, parameters) {}
 
   // Behind x what its tokens find in `memory`; undefined: in themselves.
-  Tensor operator()(const Tensor& x, const Tensor& memory, const Tensor& queries_begin,
-                    const Tensor& keys_begin, const SeenLook& look) const {
+  Tensor operator()(const Tensor& x, const Tensor& memory, const Packed& queries,
+                    const Packed& keys, const SeenLook& look) const {
     return residual(x, [&](const Tensor& in) {
       const auto [k, v] = heads.Memory(memory.defined() ? memory : in);
-      return heads.Attend(heads.Queries(in), k, v, queries_begin, keys_begin, look);
+      return heads.Attend(heads.Queries(in), k, v, queries.begins, keys.begins,
+                          {queries.longest, keys.longest}, look);
     });
   }
 
@@ -87,7 +87,7 @@ struct Samples {
   std::vector<std::int64_t> sequence;  // [rows of target]
 };
 
-Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary) {
+Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary, const c10::Device& device) {
   const Tensor tokens = batch.tokens.contiguous(), labels = batch.labels.contiguous();
   const std::int64_t count = tokens.size(0), n = tokens.size(1);
   std::vector<std::vector<std::int64_t>> sources, targets;
@@ -111,8 +111,8 @@ Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary) {
     samples.label.insert(samples.label.end(), label + split, label + length);
     samples.sequence.insert(samples.sequence.end(), static_cast<std::size_t>(length - split), b);
   }
-  samples.source = Packed::Of(sources, vocabulary);
-  samples.target = Packed::Of(targets, vocabulary);
+  samples.source = Packed::Of(sources, vocabulary, device);
+  samples.target = Packed::Of(targets, vocabulary, device);
   return samples;
 }
 
@@ -154,7 +154,8 @@ void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path) {
 struct EncoderDecoder::State {
   using Look = std::function<void(const PackedAttention&)>;
 
-  State(const DecoderConfig& given, std::uint64_t seed) : config(Settled(given)) {
+  State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
+      : config(Settled(given)), device(on), parameters(on), embed(config) {
     const std::int64_t width = config.width;
     parameters.Add(
         "embedding.weight", {config.vocabulary, width},
@@ -171,15 +172,7 @@ struct EncoderDecoder::State {
   }
 
   Tensor Embed(const Packed& rows) {
-    Tensor x = at::embedding(embedding, rows.tokens);
-    if (config.embedding == "scaled") x = x * std::sqrt(static_cast<double>(config.width));
-    if (config.embedding == "normed") x = at::rms_norm(x, {config.width}, {}, kNormEpsilon);
-    if (config.attention.positions.kind != "sinusoidal" || rows.tokens.size(0) == 0) return x;
-    const std::int64_t length = rows.positions.max().item<std::int64_t>() + 1;
-    if (!sinusoids.defined() || sinusoids.size(0) < length) {
-      sinusoids = Sinusoids(2 * length, config.width, config.attention.positions.base);
-    }
-    return x + sinusoids.index_select(0, rows.positions);
+    return embed(embedding, rows.tokens, rows.positions, rows.length);
   }
 
   // What shows a layer's attention, where somebody looks.
@@ -194,7 +187,7 @@ struct EncoderDecoder::State {
   Tensor Encode(const Packed& source, const Look& look) {
     Tensor x = Embed(source);
     for (std::size_t l = 0; l < encoder.size(); ++l) {
-      x = encoder[l].self(x, {}, source.begins, source.begins,
+      x = encoder[l].self(x, {}, source, source,
                           Shown(look, "encoder", l, source.begins, source.begins));
       x = encoder[l].feed_forward(x);
     }
@@ -206,9 +199,9 @@ struct EncoderDecoder::State {
                 const Look& look) {
     Tensor x = Embed(target);
     for (std::size_t l = 0; l < decoder.size(); ++l) {
-      x = decoder[l].self(x, {}, target.begins, target.begins,
+      x = decoder[l].self(x, {}, target, target,
                           Shown(look, "decoder", l, target.begins, target.begins));
-      x = decoder[l].context(x, memory, target.begins, source.begins,
+      x = decoder[l].context(x, memory, target, source,
                              Shown(look, "context", l, target.begins, source.begins));
       x = decoder[l].feed_forward(x);
     }
@@ -223,20 +216,22 @@ struct EncoderDecoder::State {
   }
 
   DecoderConfig config;
+  c10::Device device;
   LeafParameters parameters;
+  EmbeddingBlock embed;
   Tensor embedding;
   std::deque<EncoderLayer> encoder;
   std::optional<NormBlock> memory_norm;
   std::deque<TargetLayer> decoder;
   std::optional<NormBlock> norm;
-  Tensor sinusoids;  // [positions so far, width]
 };
 
 namespace {
 
 // Of the scored rows alone; losses and best tokens stand at theirs.
-SequenceScore ScoreOf(const Samples& samples, std::int64_t sequences, const Tensor& losses,
-                      const Tensor& best) {
+SequenceScore ScoreOf(const Samples& samples, std::int64_t sequences, const Tensor& row_losses,
+                      const Tensor& row_best) {
+  const Tensor losses = row_losses.cpu().contiguous(), best = row_best.cpu().contiguous();
   std::vector<float> loss;
   std::vector<std::int64_t> said, label, sequence;
   for (std::size_t i = 0; i < samples.label.size(); ++i) {
@@ -256,11 +251,13 @@ Tensor Losses(const Tensor& logits, const Tensor& labels) {
 
 }  // namespace
 
-EncoderDecoder::EncoderDecoder(const DecoderConfig& config, std::uint64_t seed)
-    : state_(std::make_unique<State>(config, seed)) {}
+EncoderDecoder::EncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
+                               const c10::Device& device)
+    : state_(std::make_unique<State>(config, seed, device)) {}
 EncoderDecoder::~EncoderDecoder() = default;
 
 const DecoderConfig& EncoderDecoder::Config() const { return state_->config; }
+std::string EncoderDecoder::Note() const { return state_->encoder.front().self.heads.Note(); }
 const Tensor& EncoderDecoder::FlatParameters() const { return state_->parameters.List().Flat(); }
 const Tensor& EncoderDecoder::FlatGradients() const {
   return state_->parameters.List().FlatGradients();
@@ -272,16 +269,17 @@ const std::vector<std::pair<std::string, Tensor>>& EncoderDecoder::Parameters() 
 SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
                                               const GradientOptions& options) {
   const SequentialProducts guard;
-  const Samples samples = SamplesOf(batch, state_->config.vocabulary);
+  const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
   if (!options.accumulate) FlatGradients().zero_();
   const Tensor logits = state_->Logits(state_->Run(samples));
-  const Tensor losses = Losses(logits, at::tensor(samples.label, at::kLong));
-  SequenceScore score = ScoreOf(samples, batch.tokens.size(0), losses.detach().contiguous(),
-                                logits.detach().argmax(1));
-  const std::int64_t denominator = options.denominator > 0 ? options.denominator : score.scored;
+  const Tensor losses = Losses(logits, at::tensor(samples.label, at::kLong).to(state_->device));
+  const auto scored = static_cast<std::int64_t>(samples.label.size()) -
+                      std::count(samples.label.begin(), samples.label.end(), kNotScored);
+  const std::int64_t denominator = options.denominator > 0 ? options.denominator : scored;
   (losses.sum() / static_cast<double>(std::max<std::int64_t>(1, denominator))).backward();
   if (options.ready) options.ready(0, FlatGradients().numel());
-  return score;
+  // The host waits for the device here alone.
+  return ScoreOf(samples, batch.tokens.size(0), losses.detach(), logits.detach().argmax(1));
 }
 
 SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
@@ -289,7 +287,7 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) { return Evaluat
 SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visible) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
-  const Samples samples = SamplesOf(batch, state_->config.vocabulary);
+  const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
   State::Look restrict;
   if (visible) {
     restrict = [&](const PackedAttention& attention) {
@@ -298,7 +296,7 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKey
     };
   }
   const Tensor x = state_->Run(samples, restrict);
-  const Tensor labels = at::tensor(samples.label, at::kLong);
+  const Tensor labels = at::tensor(samples.label, at::kLong).to(state_->device);
   std::vector<Tensor> losses, best;
   for (std::int64_t begin = 0; begin < x.size(0); begin += kLogitRows) {
     const std::int64_t count = std::min(kLogitRows, x.size(0) - begin);
@@ -313,7 +311,7 @@ void EncoderDecoder::Look(const TokenBatch& batch,
                           const std::function<void(const PackedAttention&)>& look) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
-  state_->Run(SamplesOf(batch, state_->config.vocabulary), look);
+  state_->Run(SamplesOf(batch, state_->config.vocabulary, state_->device), look);
 }
 
 // Keys and values of every layer: of the source once, for all that is forked from it; of the target
@@ -364,7 +362,7 @@ class EncoderDecoder::Growing : public GrowingSequences {
       grown[s].source = Read({target[s].begin(), target[s].end() - 1});
       target[s] = {target[s].back()};
     }
-    const Tensor logits = Decode(grown, target);
+    const Tensor logits = Decode(grown, target).cpu();
     CheckBytes(sequences, grown);
     for (std::size_t s = 0; s < sequences.size(); ++s) At(sequences[s]) = std::move(grown[s]);
     return logits;
@@ -390,7 +388,8 @@ class EncoderDecoder::Growing : public GrowingSequences {
   }
 
   std::shared_ptr<const Layers> Read(const std::vector<std::int64_t>& source) {
-    const Tensor memory = state_.Encode(Packed::Of({source}, state_.config.vocabulary), nullptr);
+    const Tensor memory =
+        state_.Encode(Packed::Of({source}, state_.config.vocabulary, state_.device), nullptr);
     auto layers = std::make_shared<Layers>();
     for (const TargetLayer& layer : state_.decoder) {
       const auto [k, v] = layer.context.heads.Memory(memory);
@@ -399,24 +398,33 @@ class EncoderDecoder::Growing : public GrowingSequences {
     return layers;
   }
 
-  // One tensor of all sequences' tokens behind each other, and where each begins.
-  static std::pair<KeysValues, Tensor> Joined(const std::vector<KeysValues>& parts) {
+  // One tensor of all sequences' tokens behind each other, where each begins, and how long the
+  // longest is.
+  struct Memory {
+    KeysValues all;
+    Tensor begins;
+    std::int64_t longest = 0;
+  };
+  static Memory Joined(const std::vector<KeysValues>& parts) {
     std::vector<Tensor> k, v;
     std::vector<std::int64_t> begins = {0};
+    std::int64_t longest = 0;
     for (const KeysValues& part : parts) {
+      longest = std::max(longest, part.k.size(2));
       k.push_back(part.k);
       v.push_back(part.v);
       begins.push_back(begins.back() + part.k.size(2));
     }
-    return {{at::cat(k, 2), at::cat(v, 2)}, at::tensor(begins, at::kLong)};
+    const Tensor all = at::cat(k, 2);
+    return {{all, at::cat(v, 2)}, at::tensor(begins, at::kLong).to(all.device()), longest};
   }
 
   // Adds the tokens to the texts; the logits behind the last of each.
   Tensor Decode(std::vector<Text>& texts, const std::vector<std::vector<std::int64_t>>& tokens) {
     std::vector<std::int64_t> past;
     for (const Text& text : texts) past.push_back(text.tokens);
-    const Packed rows = Packed::Of(tokens, state_.config.vocabulary, past);
-    const std::int64_t* begins = rows.begins.const_data_ptr<std::int64_t>();
+    const Packed rows = Packed::Of(tokens, state_.config.vocabulary, state_.device, past);
+    const std::vector<std::int64_t>& begins = rows.begin;
     Tensor x = state_.Embed(rows);
     for (std::size_t l = 0; l < state_.decoder.size(); ++l) {
       const TargetLayer& layer = state_.decoder[l];
@@ -435,16 +443,17 @@ class EncoderDecoder::Growing : public GrowingSequences {
           }
           all.push_back(own);
         }
-        const auto [joined, keys_begin] = Joined(all);
-        return layer.self.heads.Attend(layer.self.heads.Queries(in), joined.k, joined.v,
-                                       rows.begins, keys_begin);
+        const Memory memory = Joined(all);
+        return layer.self.heads.Attend(layer.self.heads.Queries(in), memory.all.k, memory.all.v,
+                                       rows.begins, memory.begins, {rows.longest, memory.longest});
       });
       x = layer.context.residual(x, [&](const Tensor& in) {
         std::vector<KeysValues> all;
         for (const Text& text : texts) all.push_back((*text.source)[l]);
-        const auto [joined, keys_begin] = Joined(all);
-        return layer.context.heads.Attend(layer.context.heads.Queries(in), joined.k, joined.v,
-                                          rows.begins, keys_begin);
+        const Memory memory = Joined(all);
+        return layer.context.heads.Attend(layer.context.heads.Queries(in), memory.all.k,
+                                          memory.all.v, rows.begins, memory.begins,
+                                          {rows.longest, memory.longest});
       });
       x = layer.feed_forward(x);
     }

@@ -44,11 +44,13 @@ class EncoderDecoder : public SequenceModel {
  public:
   // Parameters drawn from `seed`, each from a stream of its own. Throws UsageError as
   // CheckEncoderDecoder.
-  EncoderDecoder(const DecoderConfig& config, std::uint64_t seed);
+  EncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
+                 const c10::Device& device = c10::kCPU);
   ~EncoderDecoder() override;
 
   const char* Architecture() const override { return "encoder-decoder"; }
   const DecoderConfig& Config() const override;
+  std::string Note() const override;
 
   // GradientOptions::logits and flow are not asked. InvalidArgument for a batch with a sample that
   // has no source, or nothing that is scored.

@@ -22,12 +22,6 @@ double AlphaSlope(const AttentionConfig& head, double a) {
   return head.learn_alpha == "sigmoid" ? s * (1.0 - s) : s;
 }
 
-// Whether two heads can be attended in one call.
-bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
-  return a.map == b.map && a.top_k == b.top_k && a.top_k_fraction == b.top_k_fraction &&
-         a.sigmoid_bias == b.sigmoid_bias && a.pattern == b.pattern && SameDistances(a, b);
-}
-
 // Bytes of support lists that one call may keep for its backward pass.
 constexpr std::size_t kListBudget = std::size_t{1} << 28;
 
@@ -37,6 +31,29 @@ double AlphaParameter(const AttentionConfig& head) {
   const double above = head.alpha - 1.0;
   return head.learn_alpha == "sigmoid" ? std::log(above / (1.0 - above))
                                        : above + std::log(-std::expm1(-above));
+}
+
+bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
+  return a.map == b.map && a.top_k == b.top_k && a.top_k_fraction == b.top_k_fraction &&
+         a.sigmoid_bias == b.sigmoid_bias && a.pattern == b.pattern && SameDistances(a, b);
+}
+
+std::vector<ScaledHeads> ScaledHeadsOf(const DecoderConfig& config, std::int64_t layer) {
+  std::vector<ScaledHeads> runs;
+  const auto scaled = [&](std::int64_t h) {
+    return h < config.heads && IsScaled(config.Head(layer, h), config.heads, h);
+  };
+  for (std::int64_t h = 0; h < config.heads; ++h) {
+    if (!scaled(h)) continue;
+    const QueryScaling scaling = config.Head(layer, h).length_scaling;
+    std::int64_t end = h + 1;
+    while (scaled(end) && config.Head(layer, end).length_scaling == scaling) ++end;
+    runs.push_back({h, end - h, "scale."});
+    h = end - 1;
+  }
+  if (runs.size() < 2) return runs;
+  for (ScaledHeads& run : runs) run.prefix += std::to_string(run.first) + ".";
+  return runs;
 }
 
 bool SameDistances(const AttentionConfig& a, const AttentionConfig& b) {
@@ -76,7 +93,7 @@ LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer)
   PlanCalls();
   PlanPatterns();
   PlanRotations();
-  PlanScalings();
+  PlanScalings(config, layer);
 }
 
 // Heads of one kind at equal distances make a call; torch's usual case is one call of all heads.
@@ -113,23 +130,12 @@ void LayerAttention::PlanRotations() {
   }
 }
 
-void LayerAttention::PlanScalings() {
+void LayerAttention::PlanScalings(const DecoderConfig& config, std::int64_t layer) {
   columns_ = 3 * heads_ * head_dim_;
-  std::int64_t h = 0;
-  while (h < heads_) {
-    const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
-    if (!IsScaled(h)) {
-      ++h;
-      continue;
-    }
-    std::int64_t end = h + 1;
-    while (end < heads_ && IsScaled(end) &&
-           head_[static_cast<std::size_t>(end)].length_scaling == head.length_scaling) {
-      ++end;
-    }
-    scalings_.push_back({h, end - h, columns_, MakeQueryScale(head.length_scaling, end - h)});
+  for (const ScaledHeads& run : ScaledHeadsOf(config, layer)) {
+    const QueryScaling& scaling = head_[static_cast<std::size_t>(run.first)].length_scaling;
+    scalings_.push_back({run, columns_, MakeQueryScale(scaling, run.count)});
     columns_ += scalings_.back().scale->Columns();
-    h = end;
   }
 }
 
@@ -139,18 +145,14 @@ void LayerAttention::Declare(const std::string& prefix, ParameterList& list) {
   for (const char* name : {"query", "key", "value"}) {
     parts.push_back({prefix + name + ".weight", {heads_, head_dim_, width_}, draw});
   }
-  // Named by its first head where there are several.
-  const auto scale_prefix = [&](const Scaling& scaling) {
-    return prefix + "scale." +
-           (scalings_.size() > 1 ? std::to_string(scaling.first) + "." : std::string());
-  };
   for (const Scaling& scaling : scalings_) {
-    for (auto& part : scaling.scale->Projection(scale_prefix(scaling), width_)) {
+    for (auto& part : scaling.scale->Projection(prefix + scaling.heads.prefix, width_)) {
       parts.push_back(std::move(part));
     }
   }
   list.Add(std::move(parts), width_, &projection_);
-  for (const Scaling& scaling : scalings_) scaling.scale->Declare(scale_prefix(scaling), list);
+  for (const Scaling& scaling : scalings_)
+    scaling.scale->Declare(prefix + scaling.heads.prefix, list);
   if (learned_slopes_) {
     const auto first = [this, h = std::size_t{0}](RandomStream&) mutable {
       return fixed_slopes_[h++];
@@ -173,10 +175,6 @@ void LayerAttention::Declare(const std::string& prefix, ParameterList& list) {
 bool LayerAttention::LearnsSlope(std::int64_t h) const {
   const auto index = static_cast<std::size_t>(h);
   return has_slope_[index] && head_[index].positions.learn_slopes;
-}
-
-bool LayerAttention::IsScaled(std::int64_t h) const {
-  return lab::IsScaled(head_[static_cast<std::size_t>(h)], heads_, h);
 }
 
 double LayerAttention::AlphaOf(std::int64_t h) const {
@@ -332,7 +330,7 @@ void LayerAttention::Scale(const SequenceRows& rows, const at::Tensor& projected
   kept.c.fill_(1.0);
   for (const Scaling& scaling : scalings_) {
     scaling.scale->Forward(rows.ForScales(), {CellsOf(projected) + scaling.column, columns_},
-                           {kept.c.mutable_data_ptr<float>() + scaling.first, heads_});
+                           {kept.c.mutable_data_ptr<float>() + scaling.heads.first, heads_});
   }
 }
 
@@ -459,7 +457,7 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows, 
   }
   for (Scaling& scaling : scalings_) {
     scaling.scale->Backward(rows.ForScales(), {CellsOf(projected) + scaling.column, columns_},
-                            {dc.data() + scaling.first, heads_},
+                            {dc.data() + scaling.heads.first, heads_},
                             {CellsOf(d_projected) + scaling.column, columns_});
   }
 }

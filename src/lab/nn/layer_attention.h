@@ -38,6 +38,17 @@ struct HeadArrays {
 // The learned number that gives a head its first alpha (AttentionConfig::learn_alpha).
 double AlphaParameter(const AttentionConfig& head);
 
+// Whether two heads can be attended in one call of attention.
+bool SameCall(const AttentionConfig& a, const AttentionConfig& b);
+
+// Neighbouring heads of a layer that share a length scaling, and where the names of its parameters
+// begin: below the layer's attention, by the first head where there are several.
+struct ScaledHeads {
+  std::int64_t first, count;
+  std::string prefix;
+};
+std::vector<ScaledHeads> ScaledHeadsOf(const DecoderConfig& config, std::int64_t layer);
+
 // Whether distances do the same to the scores of two heads, slopes aside, and what they do.
 bool SameDistances(const AttentionConfig& a, const AttentionConfig& b);
 void SetDistances(const AttentionConfig& head, AttentionTerms& terms);
@@ -158,7 +169,7 @@ class LayerAttention {
     PatternMask mask;
   };
   struct Scaling {
-    std::int64_t first, count;
+    ScaledHeads heads;
     std::int64_t column;  // where its part of the projection begins
     std::unique_ptr<QueryScale> scale;
   };
@@ -200,12 +211,11 @@ class LayerAttention {
   double AlphaOf(std::int64_t head) const;
   MapNumbers NumbersOf(const Call& call) const;
   bool LearnsSlope(std::int64_t head) const;
-  bool IsScaled(std::int64_t head) const;
   void PlanCalls();
   void PlanPatterns();
   void PreparePatterns(std::int64_t length);
   void PlanRotations();
-  void PlanScalings();
+  void PlanScalings(const DecoderConfig& config, std::int64_t layer);
 
   std::int64_t heads_, head_dim_, width_, columns_;
   bool qk_norm_;

@@ -62,8 +62,8 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
   for (const Scaling& scaling : scalings_) {
     const std::vector<std::string> names = scaling.scale->Terms();
     std::vector<double> values(names.size());
-    for (std::int64_t own = 0; own < scaling.count; ++own) {
-      const std::int64_t h = scaling.first + own;
+    for (std::int64_t own = 0; own < scaling.heads.count; ++own) {
+      const std::int64_t h = scaling.heads.first + own;
       HeadQuantities& head = heads[static_cast<std::size_t>(h)];
       for (const std::int64_t row : scored) {
         AddTo(head, "c", kept.c.const_data_ptr<float>()[row * heads_ + h]);

@@ -1,7 +1,10 @@
 #include "lab/nn/models.h"
 
+#include <ATen/ATen.h>
+
 #include <stdexcept>
 
+#include "lab/nn/block_decoder.h"
 #include "lab/nn/decoder.h"
 #include "lab/nn/encoder_decoder.h"
 
@@ -11,18 +14,26 @@ namespace {
 struct Entry {
   const char* name;
   void (*check)(const DecoderConfig& config, const std::string& path);
-  std::unique_ptr<SequenceModel> (*make)(const DecoderConfig& config, std::uint64_t seed);
+  void (*check_device)(const DecoderConfig& config, const std::string& path);
+  std::unique_ptr<SequenceModel> (*make)(const DecoderConfig& config, std::uint64_t seed,
+                                         const c10::Device& device);
 };
 
-template <class Model>
-std::unique_ptr<SequenceModel> Make(const DecoderConfig& config, std::uint64_t seed) {
-  return std::make_unique<Model>(config, seed);
+std::unique_ptr<SequenceModel> MakeDecoder(const DecoderConfig& config, std::uint64_t seed,
+                                           const c10::Device& device) {
+  if (device.is_cpu()) return std::make_unique<Decoder>(config, seed);
+  return std::make_unique<BlockDecoder>(config, seed, device);
+}
+
+std::unique_ptr<SequenceModel> MakeEncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
+                                                  const c10::Device& device) {
+  return std::make_unique<EncoderDecoder>(config, seed, device);
 }
 
 const Entry* FindOrNull(const std::string& architecture) {
   static const Entry entries[] = {
-      {"decoder", CheckDecoder, Make<Decoder>},
-      {"encoder-decoder", CheckEncoderDecoder, Make<EncoderDecoder>},
+      {"decoder", CheckDecoder, CheckBlockDecoder, MakeDecoder},
+      {"encoder-decoder", CheckEncoderDecoder, CheckEncoderDecoder, MakeEncoderDecoder},
   };
   for (const Entry& entry : entries) {
     if (architecture == entry.name) return &entry;
@@ -39,14 +50,22 @@ const Entry& Find(const std::string& architecture) {
 
 bool IsSequenceModel(const std::string& name) { return FindOrNull(name) != nullptr; }
 
-void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
+void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config, bool on_cpu,
                         const std::string& path) {
-  Find(architecture).check(config, path);
+  const Entry& entry = Find(architecture);
+  (on_cpu ? entry.check : entry.check_device)(config, path);
 }
 
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
-                                                 const DecoderConfig& config, std::uint64_t seed) {
-  return Find(architecture).make(config, seed);
+                                                 const DecoderConfig& config, std::uint64_t seed,
+                                                 const c10::Device& device) {
+  return Find(architecture).make(config, seed, device);
+}
+
+std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model) {
+  std::unique_ptr<SequenceModel> copy = MakeSequenceModel(model.Architecture(), model.Config(), 1);
+  at::Tensor(copy->FlatParameters()).copy_(model.FlatParameters());
+  return copy;
 }
 
 }  // namespace tsallis::lab

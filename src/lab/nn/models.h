@@ -1,6 +1,8 @@
 // Models of sequences by the names that recipes have for them.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,11 +14,15 @@ namespace tsallis::lab {
 // Whether recipes have a model of sequences of this name.
 bool IsSequenceModel(const std::string& name);
 
-// `architecture`: "decoder" or "encoder-decoder". UsageError as the models' own checks;
-// std::logic_error for another name.
-void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
+// `architecture`: "decoder" or "encoder-decoder", on a CPU or another device. UsageError as the
+// models' own checks; std::logic_error for another name.
+void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config, bool on_cpu,
                         const std::string& path = "model");
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
-                                                 const DecoderConfig& config, std::uint64_t seed);
+                                                 const DecoderConfig& config, std::uint64_t seed,
+                                                 const c10::Device& device = c10::kCPU);
+
+// The same model on the CPU, with the weights that it has now.
+std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model);
 
 }  // namespace tsallis::lab

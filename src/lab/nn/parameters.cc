@@ -30,34 +30,49 @@ void ParameterList::Add(std::vector<Part> parts, std::int64_t columns, Parameter
   groups_.push_back({std::move(parts), columns, whole});
 }
 
-void ParameterList::Allocate(std::uint64_t seed, bool half) {
+void ParameterList::Allocate(std::uint64_t seed, bool half, const c10::Device& device) {
   std::int64_t total = 0;
   for (const Group& group : groups_) {
     for (const Part& part : group.parts) total += c10::multiply_integers(part.shape);
     total = (total + kAlign - 1) / kAlign * kAlign;
   }
-  flat_ = at::zeros({total});
-  flat_gradients_ = at::zeros({total});
-  flat_products_ = half ? at::zeros({total}, at::kBFloat16) : flat_;
-  std::int64_t offset = 0;
-  for (const Group& group : groups_) {
-    const std::int64_t begin = offset;
-    for (const Part& part : group.parts) {
-      const std::int64_t count = c10::multiply_integers(part.shape);
-      RandomStream random(seed, Purpose::kInit, StreamOf(part.name));
-      float* values = flat_.mutable_data_ptr<float>() + offset;
-      for (std::int64_t k = 0; k < count; ++k) values[k] = part.draw(random);
-      named_.emplace_back(part.name, flat_.narrow(0, offset, count).view(part.shape));
-      gradients_.push_back(flat_gradients_.narrow(0, offset, count).view(part.shape));
-      offset += count;
-      count_ += count;
+  const at::Tensor drawn = at::zeros({total});
+  const auto for_each = [&](const auto& part_at, const auto& group_at) {
+    std::int64_t offset = 0;
+    for (const Group& group : groups_) {
+      const std::int64_t begin = offset;
+      for (const Part& part : group.parts) {
+        part_at(part, offset);
+        offset += c10::multiply_integers(part.shape);
+      }
+      group_at(group, begin, offset);
+      offset = (offset + kAlign - 1) / kAlign * kAlign;
     }
-    const auto view = [&](const at::Tensor& flat) {
-      return flat.narrow(0, begin, offset - begin).view({-1, group.columns});
-    };
-    *group.whole = {view(flat_), view(flat_gradients_), view(flat_products_)};
-    offset = (offset + kAlign - 1) / kAlign * kAlign;
-  }
+  };
+  for_each(
+      [&](const Part& part, std::int64_t offset) {
+        RandomStream random(seed, Purpose::kInit, StreamOf(part.name));
+        float* values = drawn.mutable_data_ptr<float>() + offset;
+        const std::int64_t count = c10::multiply_integers(part.shape);
+        for (std::int64_t k = 0; k < count; ++k) values[k] = part.draw(random);
+      },
+      [](const Group&, std::int64_t, std::int64_t) {});
+  flat_ = drawn.to(device);
+  flat_gradients_ = at::zeros_like(flat_);
+  flat_products_ = half ? at::zeros_like(flat_, at::kBFloat16) : flat_;
+  for_each(
+      [&](const Part& part, std::int64_t offset) {
+        const std::int64_t count = c10::multiply_integers(part.shape);
+        named_.emplace_back(part.name, flat_.narrow(0, offset, count).view(part.shape));
+        gradients_.push_back(flat_gradients_.narrow(0, offset, count).view(part.shape));
+        count_ += count;
+      },
+      [&](const Group& group, std::int64_t begin, std::int64_t end) {
+        const auto view = [&](const at::Tensor& flat) {
+          return flat.narrow(0, begin, end - begin).view({-1, group.columns});
+        };
+        *group.whole = {view(flat_), view(flat_gradients_), view(flat_products_)};
+      });
 }
 
 void ParameterList::Refresh() {

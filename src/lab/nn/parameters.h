@@ -39,8 +39,9 @@ class ParameterList {
   void Add(std::vector<Part> parts, std::int64_t columns, Parameter* whole);
 
   // Makes the memory and the first values, each part's from a stream of its name: what is added or
-  // left out leaves the others as they are. `half`: products are made in bfloat16.
-  void Allocate(std::uint64_t seed, bool half);
+  // left out leaves the others as they are, wherever the memory is. `half`: products are made in
+  // bfloat16.
+  void Allocate(std::uint64_t seed, bool half, const c10::Device& device = c10::kCPU);
   // Renews the rounded copies if the values have changed since the last time.
   void Refresh();
 

@@ -43,6 +43,10 @@ struct SequenceScore {
   double Mean() const { return scored == 0 ? 0.0 : loss / static_cast<double>(scored); }
 };
 
+// InvalidArgument for what is no batch of a model with this vocabulary: shapes and dtypes, tokens,
+// labels and lengths. Labels may be missing.
+void CheckBatch(const TokenBatch& batch, std::int64_t vocabulary);
+
 struct GradientOptions {
   // What the sum of the loss is divided by; 0: the scored positions of this batch. With several
   // batches or processes a step, the scored positions of all of them.
@@ -73,9 +77,9 @@ class GrowingSequences {
   virtual Sequence Fork(Sequence sequence) = 0;
   virtual void Free(Sequence sequence) = 0;
 
-  // Adds tokens to sequences, one list of one or more for each; [sequences, vocabulary] float32:
-  // the logits behind the last token of each. Throws CacheFull and InvalidArgument, and then no
-  // sequence has changed.
+  // Adds tokens to sequences, one list of one or more for each; [sequences, vocabulary] float32
+  // on the CPU: the logits behind the last token of each. Throws CacheFull and InvalidArgument, and
+  // then no sequence has changed.
   virtual at::Tensor Extend(const std::vector<Sequence>& sequences,
                             const std::vector<std::vector<std::int64_t>>& tokens) = 0;
 };
@@ -88,6 +92,8 @@ class SequenceModel {
   virtual const char* Architecture() const = 0;
   // As given, but with `compute` and `head_dim` settled.
   virtual const DecoderConfig& Config() const = 0;
+  // What people should know of how it computes, in a line; empty: nothing.
+  virtual std::string Note() const { return ""; }
 
   // Loss and its gradient, which replaces or joins FlatGradients().
   virtual SequenceScore LossAndGradient(const TokenBatch& batch,
@@ -105,9 +111,9 @@ class SequenceModel {
     return {};
   }
 
-  // All parameters, and their gradients, in one piece of memory each; a parameter starts at a
-  // multiple of 64 bytes, the gaps stay zero. Who writes parameters through a pointer tells
-  // MarkChanged() (parameters.h).
+  // All parameters, and their gradients, in one piece of memory each, on the model's device; a
+  // parameter starts at a multiple of 64 bytes, the gaps stay zero. Who writes parameters through a
+  // pointer tells MarkChanged() (parameters.h).
   virtual const at::Tensor& FlatParameters() const = 0;
   virtual const at::Tensor& FlatGradients() const = 0;
   // Named views into FlatParameters.

@@ -119,6 +119,16 @@ void CopyParameters(const SequenceModel& from, SequenceModel& to) {
   }
 }
 
+// Reports with what there is to know of how the model computes.
+Report Noted(const std::string& note, const Report& report) {
+  if (note.empty()) return report;
+  return [=](const JobStatus& status) {
+    JobStatus noted = status;
+    noted.note += (noted.note.empty() ? "" : "; ") + note;
+    report(noted);
+  };
+}
+
 void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
                   const Report& report, const std::function<void()>& evaluating,
                   const std::atomic<bool>& stop) {
@@ -133,7 +143,7 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
     if (task.GetScoring() == Scoring::kBleu) samples = 1;  // then all that there are
     task.sequence->Draw(kEvaluationSeed, Split::kTest, samples - 1, n);
   }
-  TrainSequences(training, model, report, stop);
+  TrainSequences(training, model, Noted(model.Note(), report), stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
   for (const MethodConfig* method : job.evaluates) {
@@ -142,8 +152,8 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
     } else if (!Load(ScoresPath(job, *method), task)) {
       DecoderConfig config = job.recipe->Decoder(*method);
       config.compute = model.Config().compute;
-      const std::unique_ptr<SequenceModel> borrower =
-          MakeSequenceModel(model.Architecture(), config, training.seed);
+      const std::unique_ptr<SequenceModel> borrower = MakeSequenceModel(
+          model.Architecture(), config, training.seed, model.FlatParameters().device());
       CopyParameters(model, *borrower);
       EvaluateMissing(task, *borrower, ScoresPath(job, *method), stop);
     }

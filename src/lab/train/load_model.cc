@@ -66,7 +66,7 @@ void StartFrom(const fs::path& path, SequenceModel& model) {
   }
 }
 
-LoadedSequenceModel LoadSequenceModel(const fs::path& path) {
+LoadedSequenceModel LoadSequenceModel(const fs::path& path, const c10::Device& device) {
   const Found found = Find(path);
   if (FindSequenceTask(found.task_name) == nullptr) {
     throw UsageError(fmt::format("{}: expected a run on a sequence task, got one on \"{}\"",
@@ -92,7 +92,7 @@ LoadedSequenceModel LoadSequenceModel(const fs::path& path) {
     config.erase("name");
   }
   LoadedSequenceModel loaded{
-      MakeSequenceModel(architecture, DecoderFromJson(config, found.config_path), 1),
+      MakeSequenceModel(architecture, DecoderFromJson(config, found.config_path), 1, device),
       MakeSequenceTask(found.task_name, settings), found.task_name, lengths[1].get<std::int64_t>(),
       found.weights};
   LoadParameters(found.weights, loaded.model->Parameters());

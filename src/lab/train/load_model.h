@@ -27,7 +27,8 @@ using LoadedSequenceModel = Loaded<std::unique_ptr<SequenceModel>>;
 // `path`: the folder of a run, of which the best weights are taken, else the last, else the newest
 // checkpoint; or a file of weights in it. The run's config.json says what model they belong to.
 // UsageError if there is no such thing, std::runtime_error if it is damaged.
-LoadedSequenceModel LoadSequenceModel(const std::filesystem::path& path);
+LoadedSequenceModel LoadSequenceModel(const std::filesystem::path& path,
+                                      const c10::Device& device = c10::kCPU);
 
 // The same of a decoder; UsageError for a run of another model.
 LoadedModel LoadModel(const std::filesystem::path& path);

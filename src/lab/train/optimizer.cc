@@ -49,6 +49,7 @@ double LearningRate(const TrainConfig& config, std::int64_t step, std::int64_t s
 }
 
 double GlobalNorm(const at::Tensor& gradient) {
+  if (!gradient.is_cpu()) return at::norm(gradient, 2, at::kDouble).item<double>();
   const std::int64_t size = gradient.numel();
   const float* g = gradient.const_data_ptr<float>();
   std::vector<double> parts(static_cast<std::size_t>((size + kChunk - 1) / kChunk));
@@ -68,7 +69,7 @@ at::Tensor Orthogonalised(const at::Tensor& update) {
   // Of the shorter side, whose products are the smaller.
   const bool tall = update.size(0) > update.size(1);
   at::Tensor x = tall ? update.t().contiguous() : update.clone();
-  x.div_(x.norm().item<double>() + 1e-7);
+  x.div_(x.norm().to(at::kDouble).add_(1e-7).to(x.scalar_type()));
   for (int i = 0; i < 5; ++i) {
     const at::Tensor a = x.mm(x.t());
     const at::Tensor b = at::addmm(a, a, a, -4.7750, 2.0315);
@@ -121,6 +122,20 @@ double Optimizer::Step(std::int64_t step) {
   return norm;
 }
 
+namespace {
+
+// AdamStep (set_kernels.h) by torch's operations.
+void AdamOnDevice(const AdamConstants& c, const at::Tensor& g, const at::Tensor& w,
+                  const at::Tensor& first, const at::Tensor& second) {
+  const at::Tensor gradient = c.l2 > 0.0F ? g + c.l2 * w : g;
+  first.mul_(c.beta1).add_(gradient, 1.0F - c.beta1);
+  second.mul_(c.beta2).addcmul_(gradient, gradient, 1.0F - c.beta2);
+  const at::Tensor denominator = (second * (1.0F / c.correction2)).sqrt_().add_(c.epsilon);
+  w.addcdiv_(first, denominator, -c.lr / c.correction1);
+}
+
+}  // namespace
+
 void Optimizer::AdamUpdate(std::int64_t step, double lr) {
   const auto t = static_cast<double>(step + 1);
   AdamConstants constants{.lr = static_cast<float>(lr),
@@ -130,6 +145,16 @@ void Optimizer::AdamUpdate(std::int64_t step, double lr) {
                           .l2 = config_.optimizer == "adam" ? static_cast<float>(config_.l2) : 0.0F,
                           .correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, t)),
                           .correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, t))};
+  if (!parameters_.is_cpu()) {
+    for (const Range& range : ranges_) {
+      constants.lr = static_cast<float>(lr * range.factor);
+      const auto part = [&](const at::Tensor& flat) {
+        return flat.narrow(0, range.begin, range.end - range.begin);
+      };
+      AdamOnDevice(constants, part(gradients_), part(parameters_), part(first_), part(second_));
+    }
+    return;
+  }
   const float* g = gradients_.const_data_ptr<float>();
   auto* w = parameters_.mutable_data_ptr<float>();
   auto* first = first_.mutable_data_ptr<float>();
@@ -146,7 +171,8 @@ void Optimizer::AdamUpdate(std::int64_t step, double lr) {
 void Optimizer::MuonUpdate(double lr) {
   const SequentialProducts guard;
   const auto count = static_cast<std::int64_t>(matrices_.size());
-  ParallelTasks({.threads = guard.threads()}, count, [&](std::int64_t i, int) {
+  const int threads = parameters_.is_cpu() ? guard.threads() : 1;  // a device has its own
+  ParallelTasks({.threads = threads}, count, [&](std::int64_t i, int) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     const auto [begin, rows, columns] = matrices_[static_cast<std::size_t>(i)];
     const auto view = [&, begin = begin, rows = rows, columns = columns](const at::Tensor& flat) {

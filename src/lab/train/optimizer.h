@@ -1,6 +1,6 @@
 // Adam with either L2 in the gradient or AdamW's decoupled decay (Loshchilov and Hutter 2019),
 // Muon, clipping by the global norm, and learning-rate schedules, over parameters in one piece of
-// memory. Nothing here depends on the number of threads.
+// memory, on any device. Nothing here depends on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +21,8 @@ namespace tsallis::lab {
 // last.
 double LearningRate(const TrainConfig& config, std::int64_t step, std::int64_t steps);
 
-// sqrt(sum g^2), summed in double in an order that depends on the size alone. g: [size] float32,
-// contiguous.
+// sqrt(sum g^2), summed in double; on the CPU in an order that depends on the size alone. The host
+// waits for a device. g: [size] float32, contiguous.
 double GlobalNorm(const at::Tensor& gradient);
 
 // O of U = O S, the nearest matrix with orthonormal rows or columns, roughly: five Newton-Schulz

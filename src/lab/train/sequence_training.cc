@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lab/base/device.h"
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/nn/models.h"
@@ -142,7 +143,14 @@ DecoderConfig ModelOf(const TrainingJob& job) {
 }
 
 std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job) {
-  return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed);
+  const std::string& device = job.recipe->train.device;
+  if (device != "cpu" && job.processes.Size() > 1) {
+    throw UsageError(fmt::format(
+        "train.device: expected \"cpu\" with {} processes, whose gradients are summed there, got "
+        "\"{}\"",
+        job.processes.Size(), device));
+  }
+  return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed, DeviceNamed(device));
 }
 
 void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model) {

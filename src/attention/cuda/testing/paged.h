@@ -145,6 +145,12 @@ inline ProblemSpec DrawPaged(std::uint64_t seed, std::int64_t most) {
   spec.group = 1 + static_cast<std::int64_t>(seed / 7 % 6);
   spec.kv_heads = 1 + static_cast<std::int64_t>(seed / 5 % 2);
   spec.batch = most > 100 ? 1 : 1 + static_cast<std::int64_t>(seed / 2 % 2);
+  const double alphas[] = {1.0, 1.1, 1.25, 1.5, 1.5, 1.5, 1.75, 2.0};
+  spec.alpha = alphas[seed / 2 % 8];
+  spec.alpha_per_head = false;
+  spec.visible = 1.0;
+  spec.block = 0;
+  spec.bias = false;
   spec.ragged = ProblemSpec::Ragged::kNone;
   spec.garbage = false;
   spec.odd = ProblemSpec::Odd::kNone;

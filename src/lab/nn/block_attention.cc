@@ -1,0 +1,282 @@
+#include "lab/nn/block_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+
+#include "lab/nn/blocks.h"
+#include "lab/nn/decoder_kernels.h"
+#include "lab/nn/maps.h"
+#include "lab/nn/positions.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+Tensor Leaf(const Tensor& value, const Tensor& gradient) {
+  Tensor leaf = value.detach().requires_grad_(true);
+  leaf.mutable_grad() = gradient;
+  return leaf;
+}
+
+// Heads that agree in more than LayerAttention asks for: alphas that are not learned are numbers.
+bool SameGroup(const AttentionConfig& a, const AttentionConfig& b) {
+  return SameCall(a, b) && a.learn_alpha == b.learn_alpha &&
+         (a.learn_alpha != "no" || a.alpha == b.alpha);
+}
+
+}  // namespace
+
+DecoderLeaves::DecoderLeaves(const Decoder& decoder, const c10::Device& device)
+    : flat_(decoder.FlatParameters().to(device, at::kFloat, false, true)),
+      gradients_(at::zeros_like(flat_)) {
+  for (const auto& [name, value] : decoder.Parameters()) {
+    const auto view = [&, &value = value](const Tensor& flat) {
+      return flat.narrow(0, value.storage_offset(), value.numel()).view(value.sizes());
+    };
+    named_.emplace_back(name, view(flat_));
+    leaves_[name] = Leaf(named_.back().second, view(gradients_));
+  }
+}
+
+Tensor DecoderLeaves::Find(const std::string& name) const {
+  const auto found = leaves_.find(name);
+  return found == leaves_.end() ? Tensor() : found->second;
+}
+
+Tensor DecoderLeaves::From(const std::string& name, const std::vector<std::int64_t>& shape) const {
+  const std::int64_t begin = leaves_.at(name).storage_offset();
+  const auto view = [&](const Tensor& flat) {
+    return flat.narrow(0, begin, c10::multiply_integers(shape)).view(shape);
+  };
+  return Leaf(view(flat_), view(gradients_));
+}
+
+GridAttention::GridAttention(const DecoderConfig& config, std::int64_t layer,
+                             at::ScalarType products, const DecoderLeaves& leaves)
+    : heads_(config.heads),
+      head_dim_(config.HeadDim()),
+      qk_norm_(config.qk_norm),
+      products_(products) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".attention.";
+  const std::int64_t inner = heads_ * head_dim_;
+  projection_ = leaves.From(prefix + "query.weight", {3 * inner, config.width});
+  out_ = leaves.At(prefix + "out.weight");
+  slopes_ = leaves.Find(prefix + "slopes");
+  alpha_ = leaves.Find(prefix + "alpha");
+  sink_ = leaves.Find(prefix + "sink");
+  std::vector<double> slopes, sinks;
+  std::vector<std::int64_t> learns_slope, learns_sink;
+  for (std::int64_t h = 0; h < heads_; ++h) {
+    const AttentionConfig& head = head_.emplace_back(config.Head(layer, h));
+    const bool sloped = HasSlope(head, heads_, h);
+    slopes.push_back(sloped ? AlibiSlopes(head.positions, heads_)[static_cast<std::size_t>(h)]
+                            : 0.0);
+    learns_slope.push_back(sloped && head.positions.learn_slopes ? 1 : 0);
+    sinks.push_back(head.sink == "none" ? -std::numeric_limits<double>::infinity() : 0.0);
+    learns_sink.push_back(head.sink == "learned" ? 1 : 0);
+  }
+  const c10::Device device = out_.device();
+  const auto there = [&](const auto& numbers, at::ScalarType dtype) {
+    return at::tensor(numbers).to(dtype).to(device);
+  };
+  const bool any_slope = std::any_of(head_.begin(), head_.end(), [&](const AttentionConfig& head) {
+    return SlopedHeads(head.positions, heads_) > 0;
+  });
+  if (any_slope) {
+    fixed_slopes_ = there(slopes, at::kFloat);
+    learns_slope_ = there(learns_slope, at::kBool);
+  }
+  const bool any_sink = std::any_of(
+      head_.begin(), head_.end(), [](const AttentionConfig& head) { return head.sink != "none"; });
+  if (any_sink) {
+    fixed_sinks_ = there(sinks, at::kFloat);
+    learns_sink_ = there(learns_sink, at::kBool);
+  }
+  for (const ScaledHeads& run : ScaledHeadsOf(config, layer)) {
+    Scaling& scaling = scalings_.emplace_back();
+    scaling.heads = run;
+    scaling.config = head_[static_cast<std::size_t>(run.first)].length_scaling;
+    if (scaling.config.kind == "adaptive") {
+      scaling.projection =
+          leaves.From(prefix + run.prefix + "beta.weight", {2 * run.count, config.width});
+    }
+    for (const char* name : {"b", "g", "delta", "beta.bias", "gamma.bias", "table"}) {
+      const Tensor leaf = leaves.Find(prefix + run.prefix + name);
+      if (leaf.defined()) scaling.leaves[name] = leaf;
+    }
+  }
+  PlanGroups(config, device);
+}
+
+void GridAttention::PlanGroups(const DecoderConfig& config, const c10::Device& device) {
+  std::vector<std::pair<AttentionConfig, std::vector<std::int64_t>>> plan;
+  for (std::int64_t h = 0; h < heads_; ++h) {
+    const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
+    const auto same = std::find_if(plan.begin(), plan.end(),
+                                   [&](const auto& group) { return SameGroup(group.first, head); });
+    if (same == plan.end()) {
+      plan.push_back({head, {h}});
+    } else {
+      same->second.push_back(h);
+      if (head.sink != "none") same->first.sink = head.sink;
+    }
+  }
+  for (const auto& [head, heads] : plan) {
+    const Tensor index = plan.size() == 1 ? Tensor() : at::tensor(heads, at::kLong).to(device);
+    groups_.push_back({heads, head, index,
+                       DeviceAttention(head, config.HeadDim(), products_, fixed_slopes_.defined(),
+                                       !scalings_.empty(), device)});
+  }
+}
+
+std::vector<std::string> GridAttention::Notes() const {
+  std::vector<std::string> notes;
+  for (const Group& group : groups_) {
+    if (!group.attend.Note().empty()) notes.push_back(group.attend.Note());
+  }
+  return notes;
+}
+
+void GridAttention::PrepareRotation(std::int64_t length, const c10::Device& device) {
+  bool any = false, equal = true, by_length = false;
+  for (const AttentionConfig& head : head_) {
+    any = any || head.positions.kind == "rope";
+    equal = equal && head.positions == head_.front().positions;
+    by_length = by_length || head.positions.scaling.kind == "ntk";
+  }
+  if (!any || (by_length ? table_length_ == length : table_length_ >= length)) return;
+  std::vector<Tensor> cosine, sine;
+  for (std::size_t h = 0; h < (equal ? 1 : head_.size()); ++h) {
+    const Positions& positions = head_[h].positions;
+    const bool turns = positions.kind == "rope";
+    const RopeTable table = turns ? MakeRopeTable(positions, head_dim_, length) : RopeTable();
+    cosine.push_back(turns ? table.cosine : at::ones({length, head_dim_ / 2}));
+    sine.push_back(turns ? table.sine : at::zeros({length, head_dim_ / 2}));
+  }
+  cosine_ = at::stack(cosine).to(device);
+  sine_ = at::stack(sine).to(device);
+  table_length_ = length;
+}
+
+Tensor GridAttention::Rotated(const Tensor& x) const {
+  if (!cosine_.defined()) return x;
+  const Tensor cosine = cosine_.narrow(1, 0, x.size(2)), sine = sine_.narrow(1, 0, x.size(2));
+  const std::vector<Tensor> halves = x.chunk(2, 3);
+  return at::cat({halves[0] * cosine - halves[1] * sine, halves[0] * sine + halves[1] * cosine}, 3)
+      .to(x.scalar_type());
+}
+
+Tensor GridAttention::ScaleOf(const Scaling& scaling, const Tensor& in, std::int64_t sequences,
+                              std::int64_t length) const {
+  const QueryScaling& config = scaling.config;
+  const std::int64_t count = scaling.heads.count;
+  const Tensor place = at::arange(length, in.options().dtype(at::kLong));
+  const Tensor log_n = (place.to(at::kDouble) + 2.0).log();
+  const auto leaf = [&](const char* name) { return scaling.leaves.at(name).unsqueeze(1); };
+  const auto delta = [&](const Tensor& rest) {
+    return config.learn_delta ? leaf("delta") + rest : config.delta + rest;
+  };
+  const auto of_all = [&](const Tensor& c) {
+    return c.unsqueeze(0).expand({sequences, count, length});
+  };
+  if (config.kind == "ssmax") return of_all(leaf("b") * log_n.to(at::kFloat));
+  if (config.kind == "table") {
+    const Tensor entry = place.clamp_max(config.positions - 1);
+    return of_all(scaling.leaves.at("table").index_select(0, entry).t());
+  }
+  const Tensor log_log_n = log_n.log().to(at::kFloat);
+  if (config.kind == "scalar") return of_all(delta(leaf("b") * (leaf("g") * log_log_n).exp()));
+  const Tensor projected = Product(in, scaling.projection, products_)
+                               .to(at::kFloat)
+                               .view({sequences, length, 2 * count})
+                               .transpose(1, 2);
+  Tensor beta = projected.narrow(1, 0, count), gamma = projected.narrow(1, count, count);
+  if (config.bias) {
+    beta = beta + leaf("beta.bias");
+    gamma = gamma + leaf("gamma.bias");
+  }
+  return delta(at::softplus(beta) * (config.gamma_range * gamma.tanh() * log_log_n).exp());
+}
+
+Tensor GridAttention::Scales(const Tensor& in, std::int64_t sequences, std::int64_t length) const {
+  std::vector<Tensor> parts;
+  std::int64_t next = 0;
+  const auto plain = [&](std::int64_t upto) {
+    if (upto > next) {
+      parts.push_back(at::ones({sequences, upto - next, length}, in.options().dtype(at::kFloat)));
+    }
+  };
+  for (const Scaling& scaling : scalings_) {
+    plain(scaling.heads.first);
+    parts.push_back(ScaleOf(scaling, in, sequences, length));
+    next = scaling.heads.first + scaling.heads.count;
+  }
+  plain(heads_);
+  return at::cat(parts, 1);
+}
+
+Tensor GridAttention::operator()(const Tensor& in, std::int64_t sequences, const Tensor& picked) {
+  const std::int64_t length = in.size(0) / sequences;
+  PrepareRotation(length, in.device());
+  const std::vector<Tensor> parts = Product(in, projection_, products_)
+                                        .view({sequences, length, 3, heads_, head_dim_})
+                                        .permute({2, 0, 3, 1, 4})
+                                        .unbind(0);  // each [sequences, heads, length, head_dim]
+  const auto ready = [&](const Tensor& x) {
+    return Rotated(qk_norm_ ? at::rms_norm(x, {head_dim_}, {}, kNormEpsilon) : x);
+  };
+  const Tensor q = ready(parts[0]), k = ready(parts[1]), &v = parts[2];
+  const Tensor c = scalings_.empty() ? Tensor() : Scales(in, sequences, length);
+  const auto learned = [](const Tensor& which, const Tensor& leaf, const Tensor& fixed) {
+    return leaf.defined() ? at::where(which, leaf, fixed) : fixed;
+  };
+  const Tensor slopes =
+      fixed_slopes_.defined() ? learned(learns_slope_, slopes_, fixed_slopes_) : Tensor();
+  const Tensor sinks =
+      fixed_sinks_.defined() ? learned(learns_sink_, sink_, fixed_sinks_) : Tensor();
+  std::vector<Tensor> outputs;
+  std::vector<std::int64_t> order;
+  for (const Group& group : groups_) {
+    const auto own = [&](const Tensor& x, std::int64_t dim) {
+      return group.index.defined() ? x.index_select(dim, group.index) : x;
+    };
+    const AttentionConfig& config = group.config;
+    AttentionOptions options;
+    options.map = MapNamed(config.map);
+    options.alpha = config.alpha;
+    if (config.learn_alpha != "no") {
+      const Tensor a = own(alpha_, 0);
+      options.alpha_heads =
+          1.0 + (config.learn_alpha == "sigmoid" ? at::sigmoid(a) : at::softplus(a));
+    }
+    options.top_k = {.k = config.top_k, .fraction = config.top_k_fraction};
+    options.sigmoid_bias = config.sigmoid_bias;
+    SetDistances(config, options.terms);
+    options.causal = true;
+    if (c.defined()) options.length_scale = own(c, 1);
+    // Beside scale-invariant scores there are none.
+    if (slopes.defined() && !config.scale_invariant) options.alibi_slopes = own(slopes, 0);
+    if (config.sink != "none") options.sink = own(sinks, 0);
+    outputs.push_back(group.attend(own(q, 1), own(k, 1), own(v, 1), options));
+    order.insert(order.end(), group.heads.begin(), group.heads.end());
+  }
+  Tensor out = outputs.front();
+  if (outputs.size() > 1) {
+    std::vector<std::int64_t> back(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      back[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
+    }
+    out = at::cat(outputs, 1).index_select(1, at::tensor(back, at::kLong).to(in.device()));
+  }
+  Tensor rows = out.transpose(1, 2).reshape({sequences * length, heads_ * head_dim_});
+  if (picked.defined()) rows = rows.index_select(0, picked);
+  return Product(rows, out_, products_);
+}
+
+}  // namespace tsallis::lab

@@ -1,0 +1,288 @@
+#include "lab/nn/block_decoder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "lab/base/errors.h"
+#include "lab/base/sequential_products.h"
+#include "lab/nn/block_attention.h"
+#include "lab/nn/blocks.h"
+#include "lab/nn/row_stages.h"
+#include "tsallis/error.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+DecoderConfig Settled(DecoderConfig config) {
+  CheckBlockDecoder(config);
+  config.head_dim = config.HeadDim();
+  if (config.compute == "auto") config.compute = "float32";
+  return config;
+}
+
+// A batch as rows of equal length, and what is scored of it.
+struct Rows {
+  Tensor tokens;  // [sequences length] int64, 0 behind a sequence's end
+  std::int64_t sequences = 0;
+  std::int64_t length = 0;             // of the longest sequence
+  std::vector<std::int64_t> scored;    // rows
+  std::vector<std::int64_t> label;     // [scored]
+  std::vector<std::int64_t> sequence;  // [scored]
+  std::int64_t counted = 0;            // tokens that are no padding
+  Tensor counts;                       // [sequences length] bool: which
+};
+
+Rows RowsOf(const TokenBatch& batch, std::int64_t vocabulary) {
+  CheckBatch(batch, vocabulary);
+  Rows rows;
+  rows.sequences = batch.tokens.size(0);
+  const std::int64_t n = batch.tokens.size(1);
+  const Tensor lengths = batch.lengths.defined() ? batch.lengths.to(at::kLong)
+                                                 : at::full({rows.sequences}, n, at::kLong);
+  rows.length = rows.sequences == 0 ? 0 : lengths.max().item<std::int64_t>();
+  const Tensor counts = at::arange(rows.length, at::kLong) < lengths.unsqueeze(1);
+  rows.counts = counts.flatten();
+  rows.counted = lengths.sum().item<std::int64_t>();
+  const auto part = [&](const Tensor& tensor, std::int64_t elsewhere) {
+    return tensor.narrow(1, 0, rows.length)
+        .masked_fill(counts.logical_not(), elsewhere)
+        .flatten()
+        .contiguous();
+  };
+  rows.tokens = part(batch.tokens, 0);
+  const Tensor labels = part(batch.labels, kNotScored);
+  for (std::int64_t r = 0; r < labels.numel(); ++r) {
+    const std::int64_t label = labels.const_data_ptr<std::int64_t>()[r];
+    if (label == kNotScored) continue;
+    rows.scored.push_back(r);
+    rows.label.push_back(label);
+    rows.sequence.push_back(r / rows.length);
+  }
+  return rows;
+}
+
+// One layer, x of its rows.
+struct Layer {
+  Layer(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
+        const DecoderLeaves& leaves)
+      : prefix("layers." + std::to_string(layer) + "."),
+        attention_residual(config.width, Gain(leaves, "attention.norm"),
+                           OutGain(config, leaves, "attention.out_norm")),
+        feed_forward_residual(config.width, Gain(leaves, "feed_forward.norm"),
+                              OutGain(config, leaves, "feed_forward.out_norm")),
+        attention(config, layer, products, leaves),
+        feed_forward(config.activation, Up(config, leaves),
+                     leaves.At(prefix + "feed_forward.down.weight"), products) {}
+
+  Tensor Gain(const DecoderLeaves& leaves, const std::string& name) const {
+    return leaves.Find(prefix + name + ".weight");
+  }
+  std::optional<Tensor> OutGain(const DecoderConfig& config, const DecoderLeaves& leaves,
+                                const std::string& name) const {
+    if (config.block != "sandwich") return std::nullopt;
+    return Gain(leaves, name);
+  }
+  // Gate and up lie behind each other.
+  Tensor Up(const DecoderConfig& config, const DecoderLeaves& leaves) const {
+    const std::int64_t parts = ActivationInputs(config.activation);
+    return leaves.From(
+        prefix + (parts == 2 ? "feed_forward.gate.weight" : "feed_forward.up.weight"),
+        {parts * config.feed_forward, config.width});
+  }
+
+  std::string prefix;
+  Residual attention_residual, feed_forward_residual;
+  GridAttention attention;
+  FeedForwardBlock feed_forward;
+};
+
+}  // namespace
+
+void CheckBlockDecoder(const DecoderConfig& config, const std::string& path) {
+  CheckDecoder(config, path);
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    for (std::int64_t head = 0; head < config.heads; ++head) {
+      const std::string kind = config.Head(layer, head).pattern.kind;
+      if (kind == "none") continue;
+      throw UsageError(
+          fmt::format("{}.attention.pattern.kind: expected \"none\" on a device other than the "
+                      "CPU, got \"{}\" (layer {}, head {})",
+                      path, kind, layer, head));
+    }
+  }
+}
+
+struct BlockDecoder::State {
+  State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
+      : config(Settled(given)),
+        device(on),
+        products(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
+        host(config, seed),
+        leaves(host, device),
+        embed(config),
+        norm(config.width, leaves.Find("norm.weight")) {
+    for (std::int64_t l = 0; l < config.layers; ++l) {
+      layers.emplace_back(config, l, products, leaves);
+    }
+  }
+
+  // The last layer's output at the scored rows, [scored, width]. `streams`: filled with the
+  // residual stream before each layer, whose gradients are kept.
+  Tensor Run(const Rows& rows, std::vector<Tensor>* streams) {
+    const at::TensorOptions integers = at::TensorOptions().dtype(at::kLong).device(device);
+    const Tensor positions = at::arange(rows.length, integers).repeat({rows.sequences});
+    Tensor x = embed(leaves.At("embedding.weight"), rows.tokens.to(device), positions, rows.length);
+    const Tensor scored = at::tensor(rows.scored, at::kLong).to(device);
+    for (Layer& layer : layers) {
+      if (streams != nullptr) {
+        x.retain_grad();
+        streams->push_back(x);
+      }
+      Tensor picked;  // from the last attention on only rows whose logits are wanted matter
+      if (&layer == &layers.back()) picked = scored;
+      x = layer.attention_residual.Split(
+          x, [&](const Tensor& in) { return layer.attention(in, rows.sequences, picked); }, picked);
+      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+    }
+    return x;
+  }
+
+  // Cross-entropy of rows, and their best tokens.
+  std::pair<Tensor, Tensor> Judge(const Tensor& x, const Tensor& labels) const {
+    const Tensor logits = at::linear(norm(x), leaves.At("head.weight"));
+    return {at::cross_entropy_loss(logits, labels, {}, at::Reduction::None),
+            logits.detach().argmax(1)};
+  }
+
+  // Calls `take` with the first row and the number of rows whose logits are in memory at a time.
+  void InPieces(std::int64_t rows, std::int64_t most_logits,
+                const std::function<void(std::int64_t, std::int64_t)>& take) const {
+    const std::int64_t piece = std::max(kLeastRows, most_logits / config.vocabulary);
+    for (std::int64_t begin = 0; begin < rows; begin += piece) {
+      take(begin, std::min(piece, rows - begin));
+    }
+  }
+
+  // Reads what the device has found: here the host waits for it.
+  static SequenceScore ScoreOf(const Rows& rows, const std::vector<Tensor>& losses,
+                               const std::vector<Tensor>& best) {
+    if (losses.empty()) return SequenceScore::Of(rows.sequences, {}, {}, {}, {});
+    const Tensor loss = at::cat(losses).cpu(), said = at::cat(best).cpu();
+    const float* numbers = loss.const_data_ptr<float>();
+    const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
+    return SequenceScore::Of(rows.sequences, {numbers, numbers + loss.numel()},
+                             {tokens, tokens + said.numel()}, rows.label, rows.sequence);
+  }
+
+  // GradientOptions::logits: at least those of so many rows.
+  static constexpr std::int64_t kLeastRows = 4096;
+  static constexpr std::int64_t kEvaluatedLogits = std::int64_t{1} << 28;
+
+  DecoderConfig config;
+  c10::Device device;
+  at::ScalarType products;
+  Decoder host;  // names, shapes and first values of the parameters; what texts grow by
+  DecoderLeaves leaves;
+  EmbeddingBlock embed;
+  std::deque<Layer> layers;
+  NormBlock norm;
+};
+
+BlockDecoder::BlockDecoder(const DecoderConfig& config, std::uint64_t seed,
+                           const c10::Device& device)
+    : state_(std::make_unique<State>(config, seed, device)) {}
+BlockDecoder::~BlockDecoder() = default;
+
+const DecoderConfig& BlockDecoder::Config() const { return state_->config; }
+const Tensor& BlockDecoder::FlatParameters() const { return state_->leaves.Flat(); }
+const Tensor& BlockDecoder::FlatGradients() const { return state_->leaves.FlatGradients(); }
+const std::vector<std::pair<std::string, Tensor>>& BlockDecoder::Parameters() const {
+  return state_->leaves.Named();
+}
+
+std::string BlockDecoder::Note() const {
+  std::vector<std::string> notes;
+  for (const Layer& layer : state_->layers) {
+    for (const std::string& note : layer.attention.Notes()) {
+      if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
+    }
+  }
+  return fmt::format("{}", fmt::join(notes, "; "));
+}
+
+SequenceScore BlockDecoder::LossAndGradient(const TokenBatch& batch,
+                                            const GradientOptions& options) {
+  const SequentialProducts guard;
+  State& state = *state_;
+  const Rows rows = RowsOf(batch, state.config.vocabulary);
+  if (!options.accumulate) FlatGradients().zero_();
+  const auto scored = static_cast<std::int64_t>(rows.scored.size());
+  std::vector<Tensor> streams, losses, best;
+  if (scored > 0) {
+    const Tensor x = state.Run(rows, options.flow ? &streams : nullptr);
+    const Tensor end = x.detach().requires_grad_(true);
+    const Tensor labels = at::tensor(rows.label, at::kLong).to(state.device);
+    const auto denominator =
+        static_cast<double>(options.denominator > 0 ? options.denominator : scored);
+    state.InPieces(scored, options.logits, [&](std::int64_t begin, std::int64_t count) {
+      auto [loss, said] = state.Judge(end.narrow(0, begin, count), labels.narrow(0, begin, count));
+      (loss.sum() / denominator).backward();
+      losses.push_back(loss.detach());
+      best.push_back(said);
+    });
+    x.backward(end.grad());
+  }
+  const Tensor counts = options.flow ? rows.counts.to(state.device) : Tensor();
+  for (std::size_t l = streams.size(); l-- > 0;) {
+    const Tensor norms = streams[l].grad().norm(2, {1}).masked_fill(counts.logical_not(), 0.0);
+    options.flow(static_cast<std::int64_t>(l),
+                 norms.sum().item<double>() / static_cast<double>(rows.counted));
+  }
+  if (options.ready) options.ready(0, FlatGradients().numel());
+  return State::ScoreOf(rows, losses, best);
+}
+
+SequenceScore BlockDecoder::Evaluate(const TokenBatch& batch) {
+  const SequentialProducts guard;
+  const c10::NoGradGuard no_gradient;
+  State& state = *state_;
+  const Rows rows = RowsOf(batch, state.config.vocabulary);
+  std::vector<Tensor> losses, best;
+  if (rows.scored.empty()) return State::ScoreOf(rows, losses, best);
+  const Tensor x = state.Run(rows, nullptr);
+  const Tensor labels = at::tensor(rows.label, at::kLong).to(state.device);
+  state.InPieces(x.size(0), State::kEvaluatedLogits, [&](std::int64_t begin, std::int64_t count) {
+    auto [loss, said] = state.Judge(x.narrow(0, begin, count), labels.narrow(0, begin, count));
+    losses.push_back(loss);
+    best.push_back(said);
+  });
+  return State::ScoreOf(rows, losses, best);
+}
+
+std::unique_ptr<GrowingSequences> BlockDecoder::Grow(std::int64_t max_bytes) {
+  Tensor(state_->host.FlatParameters()).copy_(FlatParameters());
+  return state_->host.Grow(max_bytes);
+}
+
+std::vector<std::pair<std::string, double>> BlockDecoder::Observe(const TokenBatch& batch) {
+  std::vector<std::pair<std::string, double>> observed;
+  GradientOptions options;
+  options.flow = [&](std::int64_t layer, double norm) {
+    observed.insert(observed.begin(), {fmt::format("gradient {}", layer), norm});
+  };
+  LossAndGradient(batch, options);
+  return observed;
+}
+
+}  // namespace tsallis::lab

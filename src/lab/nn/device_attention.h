@@ -1,0 +1,52 @@
+// Attention of models that may stand on any device: our kernels where they serve, else torch's
+// operations.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+
+#include "lab/nn/decoder_config.h"
+#include "torch/operators.h"
+
+namespace tsallis::lab {
+
+// The longest of packed sequences: sizes of what is computed for each, known to the host.
+struct LongestSequence {
+  std::int64_t queries = 0, keys = 0;
+};
+
+// tsallis::Attention by torch's operations alone, with autograd, on any device: weights of all
+// pairs are formed, for some queries at a time. An alpha of entmax between 1 and 1.001 counts
+// as 1.001. InvalidArgument for what no model of the lab asks for (a bias, masks, windows, padded
+// batches, grouped heads, slopes or scale-invariant scores without `causal`), for stick-breaking
+// without `causal`, and for statistics there is no way to ask. `longest`: of options.cu_seqlens_q,
+// _k.
+at::Tensor PlainAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionOptions& options, const LongestSequence& longest = {});
+
+// Attention for heads of one kind (SameCall), by the best there is on a device.
+class DeviceAttention {
+ public:
+  // heads: how they attend; head_dim, dtype: of queries, keys and values. scaled: a length scale
+  // comes beside.
+  DeviceAttention(const AttentionConfig& heads, std::int64_t head_dim, at::ScalarType dtype,
+                  bool sloped, bool scaled, const c10::Device& device);
+
+  // As PlainAttention.
+  at::Tensor operator()(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const AttentionOptions& options, const LongestSequence& longest = {}) const;
+
+  // What runs in place of our kernels and why, for people; empty: they run.
+  const std::string& Note() const { return note_; }
+
+ private:
+  enum class Way : std::uint8_t { kKernels, kSdpa, kPlain };
+
+  Way way_ = Way::kKernels;
+  std::string note_;
+};
+
+}  // namespace tsallis::lab

@@ -1,0 +1,159 @@
+// Attention of torch's operations against the kernels' own, values and gradients.
+#include "lab/nn/device_attention.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lab/testing/decoder_variants.h"
+#include "tsallis/error.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+constexpr std::int64_t kHeads = 3, kDim = 8;
+
+struct Case {
+  const char* name;
+  RowMap map;
+  // Sets more, of sequences of a number of rows; [batch, heads, rows].
+  std::function<void(AttentionOptions&, std::int64_t batch, std::int64_t rows)> set = nullptr;
+};
+
+Tensor Leaf(const Tensor& values) { return values.to(at::kFloat).requires_grad_(true); }
+
+const std::vector<Case>& Cases() {
+  static const std::vector<Case> cases = {
+      {"softmax", RowMap::kSoftmax},
+      {"entmax", RowMap::kEntmax},
+      {"sparsemax", RowMap::kEntmax, [](auto& o, auto, auto) { o.alpha = 2.0; }},
+      {"entmax-1", RowMap::kEntmax, [](auto& o, auto, auto) { o.alpha = 1.0; }},
+      {"entmax-3", RowMap::kEntmax, [](auto& o, auto, auto) { o.alpha = 3.0; }},
+      {"entmax-1.05", RowMap::kEntmax, [](auto& o, auto, auto) { o.alpha = 1.05; }},
+      {"alphas", RowMap::kEntmax,
+       [](auto& o, auto, auto) {
+         o.alpha_heads = Leaf(at::tensor({1.2, 1.5, 1.9}));
+       }},
+      {"adaptive-temperature", RowMap::kAdaptiveTemperature},
+      {"top-k", RowMap::kTopKSoftmax,
+       [](auto& o, auto, auto) {
+         o.top_k = {3, 0.4};
+       }},
+      {"sigmoid", RowMap::kSigmoid},
+      {"sigmoid-bias", RowMap::kSigmoid, [](auto& o, auto, auto) { o.sigmoid_bias = -1.5; }},
+      {"softpick", RowMap::kSoftpick},
+      {"sink", RowMap::kEntmax,
+       [](auto& o, auto, auto) {
+         o.sink = Leaf(at::tensor({0.5, -1.0, 1.0}));
+       }},
+      {"no-sink", RowMap::kSoftmax,
+       [](auto& o, auto, auto) {
+         o.sink = Leaf(at::tensor({0.5, -INFINITY, 1.0}));
+       }},
+  };
+  return cases;
+}
+
+const std::vector<Case>& CausalCases() {
+  static const std::vector<Case> cases = {
+      {"stick-breaking", RowMap::kStickBreaking},
+      {"slopes", RowMap::kEntmax,
+       [](auto& o, auto, auto) {
+         o.alibi_slopes = Leaf(at::tensor({1.0, 0.3, 0.0}));
+       }},
+      {"scale-invariant", RowMap::kSoftmax,
+       [](auto& o, auto, auto) {
+         o.terms.scale_invariant = 3.0;
+         o.terms.scale_invariant_alpha = 2.0;
+         o.terms.scale_invariant_beta = 3.0;
+       }},
+      {"length-scale", RowMap::kEntmax,
+       [](auto& o, auto batch, auto rows) {
+         o.length_scale = Leaf(at::rand({batch, kHeads, rows}) + 0.5);
+       }},
+  };
+  return cases;
+}
+
+void ExpectAlike(const Case& one, std::int64_t batch, std::int64_t rows, std::int64_t keys,
+                 const std::function<void(AttentionOptions&)>& set,
+                 const LongestSequence& longest) {
+  SCOPED_TRACE(one.name);
+  at::manual_seed(3);
+  std::vector<Tensor> inputs = {Leaf(2.0 * at::randn({batch, kHeads, rows, kDim})),
+                                Leaf(2.0 * at::randn({batch, kHeads, keys, kDim})),
+                                Leaf(at::randn({batch, kHeads, keys, kDim}))};
+  AttentionOptions options;
+  options.map = one.map;
+  if (one.set) one.set(options, batch, rows);
+  set(options);
+  for (const auto& tensor :
+       {options.alpha_heads, options.length_scale, options.alibi_slopes, options.sink}) {
+    if (tensor) inputs.push_back(*tensor);
+  }
+  const Tensor by = at::randn({batch, kHeads, rows, kDim});
+  const auto run = [&](const Tensor& out) {
+    (out * by).sum().backward();
+    std::vector<Tensor> results = {out.detach()};
+    for (Tensor& input : inputs) {
+      results.push_back(input.grad().clone());
+      input.mutable_grad().reset();
+    }
+    return results;
+  };
+  const auto expected = run(Attention(inputs[0], inputs[1], inputs[2], options));
+  const auto plain = run(PlainAttention(inputs[0], inputs[1], inputs[2], options, longest));
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double size = std::max(1e-3, expected[i].abs().max().item<double>());
+    EXPECT_LT((plain[i] - expected[i]).abs().max().item<double>(), 2e-5 * size) << "result " << i;
+  }
+}
+
+TEST(DeviceAttention, PlainIsTheKernelsAttention) {
+  const OneThread one_thread;
+  for (const Case& one : Cases()) {
+    ExpectAlike(one, 2, 9, 9, [](AttentionOptions&) {}, {});
+  }
+  for (const auto* cases : {&Cases(), &CausalCases()}) {
+    for (const Case& one : *cases) {
+      ExpectAlike(one, 2, 9, 9, [](AttentionOptions& options) { options.causal = true; }, {});
+    }
+  }
+}
+
+TEST(DeviceAttention, AndSoItIsOfPackedSequences) {
+  const OneThread one_thread;
+  const Tensor queries = at::tensor({0, 4, 5, 12}, at::kLong);
+  const Tensor keys = at::tensor({0, 6, 7, 14}, at::kLong);
+  for (const bool causal : {false, true}) {
+    for (const Case& one : Cases()) {
+      ExpectAlike(one, 1, 12, 14,
+                  [&](AttentionOptions& options) {
+                    options.causal = causal;
+                    options.cu_seqlens_q = queries;
+                    options.cu_seqlens_k = keys;
+                  },
+                  {7, 7});
+    }
+  }
+}
+
+TEST(DeviceAttention, RefusesWhatNoModelAsksFor) {
+  const Tensor x = at::randn({1, 2, 4, 8});
+  AttentionOptions options;
+  options.left = 2;
+  EXPECT_THROW(PlainAttention(x, x, x, options), InvalidArgument);
+  options = {};
+  options.map = RowMap::kStickBreaking;
+  EXPECT_THROW(PlainAttention(x, x, x, options), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tsallis::lab
