@@ -19,7 +19,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from tsallis._call import call, number, numbers
+from tsallis._call import call, chosen, number, numbers
 
 __all__ = ["AttentionExtras", "AttentionMap", "AttentionSettings", "Statistic", "attention"]
 
@@ -104,17 +104,6 @@ class AttentionExtras(NamedTuple):
     entropy: Tensor | None = None
     maximum: Tensor | None = None
     weights: Tensor | None = None
-
-
-def _names(returns: Sequence[str]) -> tuple[str, ...]:
-    if returns == ():
-        return ()
-    names = (returns,) if isinstance(returns, str) else tuple(returns)
-    for name in names:
-        if name not in _STATISTICS:
-            known = ", ".join(_STATISTICS)
-            raise ValueError(f"returns: expected names out of {known}, got {name!r}")
-    return names
 
 
 def _pair(value: Sequence[int], argument: str) -> tuple[int, int]:
@@ -285,7 +274,7 @@ def attention(
     Gupta et al. 2021; sigmoid, Ramapuram et al. 2024; softpick, Zuhri et al. 2025; stick-breaking,
     Tan et al. 2024; sinks, OpenAI 2025 (gpt-oss). Soft-capping: Gemma 2, Gemma Team 2024.
     """
-    names = _names(returns)
+    names = chosen(returns, _STATISTICS)
     arguments = _operator_settings(settings)  # type: ignore[arg-type]
     out: Tensor
     if not names:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tsallis._call import number
+from tsallis._call import chosen, number
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 
 __all__ = ["CacheFull", "CacheUse", "CachedSequence", "DecodeExtras", "KVCache", "decode"]
@@ -352,11 +352,7 @@ def decode(
         ValueError: names the argument, what was expected and what came.
         TypeError: likewise, for a value of the wrong type.
     """
-    names = (returns,) if isinstance(returns, str) else tuple(dict.fromkeys(returns))
-    for name in names:
-        if name not in _STATISTICS:
-            known = ", ".join(_STATISTICS)
-            raise ValueError(f"returns: expected names out of {known}, got {name!r}")
+    names = chosen(returns, _STATISTICS)
     _tensor(q, "q")
     heads = alpha if isinstance(alpha, Tensor) else None
     if window is not None:

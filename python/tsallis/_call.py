@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["call", "number", "numbers"]
+__all__ = ["call", "chosen", "number", "numbers"]
 
 _TYPE = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)'.* found type '(.+?)'")
 _BACKEND = re.compile(r"Could not run '.+?' with arguments from the '(\w+)' backend")
@@ -75,6 +75,15 @@ def call(operator: Any, *arguments: Any, **settings: Any) -> Any:
         if mistake is None:
             raise
         raise mistake from None
+
+
+def chosen(returns: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The names of what a call should return, each once; ValueError for one that is not known."""
+    names = (returns,) if isinstance(returns, str) else tuple(dict.fromkeys(returns))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"returns: expected names out of {', '.join(known)}, got {name!r}")
+    return names
 
 
 def number(value: Any, name: str) -> float:

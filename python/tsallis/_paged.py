@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tsallis._cache import DecodeExtras
-from tsallis._call import call, number
+from tsallis._call import call, chosen, number
 
 __all__ = ["decode_paged"]
 
@@ -85,11 +85,7 @@ def decode_paged(
     Pages and block tables: Kwon et al. 2023 (PagedAttention). Maps: Peters, Niculae and Martins
     2019.
     """
-    names = (returns,) if isinstance(returns, str) else tuple(dict.fromkeys(returns))
-    for name in names:
-        if name not in _STATISTICS:
-            known = ", ".join(_STATISTICS)
-            raise ValueError(f"returns: expected names out of {known}, got {name!r}")
+    names = chosen(returns, _STATISTICS)
     if map not in ("entmax", "softmax"):
         raise ValueError(f"map: expected 'entmax' or 'softmax', got {map!r}")
     if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
