@@ -10,7 +10,6 @@
 
 #include "lab/nn/blocks.h"
 #include "lab/nn/decoder_kernels.h"
-#include "lab/nn/maps.h"
 #include "lab/nn/positions.h"
 
 namespace tsallis::lab {
@@ -248,15 +247,7 @@ Tensor GridAttention::operator()(const Tensor& in, std::int64_t sequences, const
     };
     const AttentionConfig& config = group.config;
     AttentionOptions options;
-    options.map = MapNamed(config.map);
-    options.alpha = config.alpha;
-    if (config.learn_alpha != "no") {
-      const Tensor a = own(alpha_, 0);
-      options.alpha_heads =
-          1.0 + (config.learn_alpha == "sigmoid" ? at::sigmoid(a) : at::softplus(a));
-    }
-    options.top_k = {.k = config.top_k, .fraction = config.top_k_fraction};
-    options.sigmoid_bias = config.sigmoid_bias;
+    SetMap(config, config.learn_alpha == "no" ? Tensor() : own(alpha_, 0), options);
     SetDistances(config, options.terms);
     options.causal = true;
     if (c.defined()) options.length_scale = own(c, 1);

@@ -160,6 +160,17 @@ AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& n
   if (config_.sink == "learned") parameters.Add(name + "sink", {heads_}, Zero, &sink_);
 }
 
+void SetMap(const AttentionConfig& config, const Tensor& alpha, AttentionOptions& options) {
+  options.map = MapNamed(config.map);
+  options.alpha = config.alpha;
+  if (config.learn_alpha != "no") {
+    options.alpha_heads =
+        1.0 + (config.learn_alpha == "sigmoid" ? at::sigmoid(alpha) : at::softplus(alpha));
+  }
+  options.top_k = {.k = config.top_k, .fraction = config.top_k_fraction};
+  options.sigmoid_bias = config.sigmoid_bias;
+}
+
 Tensor AttentionBlock::Heads(const Tensor& rows) const {
   return rows.view({1, rows.size(0), heads_, head_dim_}).transpose(1, 2);
 }
@@ -181,14 +192,7 @@ Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor&
                               const std::function<void(Seen&)>& look) const {
   Seen seen{q, keys, {}};
   AttentionOptions& options = seen.options;
-  options.map = MapNamed(config_.map);
-  options.alpha = config_.alpha;
-  if (alpha_.defined()) {
-    options.alpha_heads =
-        1.0 + (config_.learn_alpha == "sigmoid" ? at::sigmoid(alpha_) : at::softplus(alpha_));
-  }
-  options.top_k = {.k = config_.top_k, .fraction = config_.top_k_fraction};
-  options.sigmoid_bias = config_.sigmoid_bias;
+  SetMap(config_, alpha_, options);
   if (config_.sink == "zero") options.sink = at::zeros({heads_}, q.options().dtype(at::kFloat));
   if (sink_.defined()) options.sink = sink_;
   options.causal = causal_;

@@ -143,6 +143,10 @@ class FeedForwardBlock : Fixed {
   at::Tensor up_, down_;                  // [1 or 2 hidden, width], [width, hidden]
 };
 
+// How scores become weights in heads of one configuration. alpha: [heads], what is learned of
+// theirs; undefined where they learn none.
+void SetMap(const AttentionConfig& config, const at::Tensor& alpha, AttentionOptions& options);
+
 // Heads of attention: queries of x, keys and values of a memory, which is x itself or another's
 // output. How they attend is config.attention.
 class AttentionBlock : Fixed {

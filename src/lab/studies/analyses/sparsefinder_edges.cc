@@ -80,12 +80,14 @@ Tensor Picked(const Tensor& means, const Tensor& centres, std::int64_t count, bo
   return at::zeros_like(distances).scatter(0, nearest, 1.0) * belongs;
 }
 
+// Rows of length 1.
+Tensor Directions(const Tensor& rows) { return rows / rows.norm(2, {1}, true).clamp_min(1e-12); }
+
 // Of rows [n, head_dim], the sides that each lies on after `rounds` drawn rotations to half as many
 // numbers as there are buckets: [rounds, n], the largest of the numbers and their negatives, as
 // Reformer hashes (Kitaev, Kaiser and Levskaya 2020).
 Tensor HashesOf(const Tensor& rows, const Tensor& rotations) {
-  const Tensor unit = rows / rows.norm(2, {1}, true).clamp_min(1e-12);
-  const Tensor sides = unit.matmul(rotations);  // [rounds, n, buckets / 2]
+  const Tensor sides = Directions(rows).matmul(rotations);  // [rounds, n, buckets / 2]
   return at::cat({sides, -sides}, 2).argmax(2);
 }
 
@@ -186,13 +188,10 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
       return HashesOf(q, rotations).unsqueeze(2).eq(HashesOf(k, rotations).unsqueeze(1)).any(0);
     });
   }
-  const auto unit = [](const Tensor& rows) {
-    return rows / rows.norm(2, {1}, true).clamp_min(1e-12);
-  };
   std::vector<Tensor> directions;
   for (const HeadSample& sample : training) {
-    directions.push_back(unit(sample.q));
-    directions.push_back(unit(sample.k));
+    directions.push_back(Directions(sample.q));
+    directions.push_back(Directions(sample.k));
   }
   const Tensor all_directions = at::cat(directions);
   for (std::int64_t clusters = 2; clusters <= (quick ? 8 : 32); clusters *= 2) {
@@ -201,7 +200,7 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
     add("Routing", static_cast<double>(clusters), [=](const Tensor& q, const Tensor& k) {
       const auto routed = [&](const Tensor& rows) {
         const std::int64_t most = (rows.size(0) + clusters - 1) / clusters;
-        return Picked(unit(rows), centres, most, /*own=*/false);
+        return Picked(Directions(rows), centres, most, /*own=*/false);
       };
       return routed(q).matmul(routed(k).t()) > 0;
     });
