@@ -133,31 +133,9 @@ std::string CheckPaged(const ProblemSpec& spec, std::uint64_t seed) {
 }
 
 std::string CheckAllPaged() {
-  using Values = ProblemSpec::Values;
-  ProblemSpec many = {.dtype = kDType,
-                      .group = 3,
-                      .q_len = 2,
-                      .k_len = 2500,
-                      .head_dim = 8,
-                      .value_dim = 16,
-                      .alpha = 1.1,
-                      .sink = true,
-                      .causal = true,
-                      .values = Values::kFlat};
-  if (const std::string wrong = CheckPaged(many, 3); !wrong.empty()) return wrong;
-  ProblemSpec near = many;  // many keys of a row, and units without any
-  near.slopes = near.negative_slopes = true;
-  if (const std::string wrong = CheckPaged(near, 3); !wrong.empty()) return wrong;
-  many.values = Values::kNormal;
-  many.alpha = 1.3;
-  many.k_len = 1100;
-  if (const std::string wrong = CheckPaged(many, 3); !wrong.empty()) return wrong;
-  ProblemSpec few = many;  // in the parts of several warps
-  few.alpha = 2.0;
-  few.k_len = 2500;
-  if (const std::string wrong = CheckPaged(few, 3); !wrong.empty()) return wrong;
-  many.map = RowMap::kSoftmax;
-  if (const std::string wrong = CheckPaged(many, 3); !wrong.empty()) return wrong;
+  for (const ProblemSpec& spec : RowsThatKeepMany(kDType)) {
+    if (const std::string wrong = CheckPaged(spec, 3); !wrong.empty()) return wrong;
+  }
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     ProblemSpec spec = DrawPaged(seed, seed % 4 == 0 ? 420 : 70);
     spec.dtype = kDType;

@@ -83,35 +83,10 @@ TEST(CudaOnPages, DrawnProblemsMatchTheReference) {
   EXPECT_GT(served, cases / 2);
 }
 
-// More than a list holds, softmax, and both with several runs.
 TEST(CudaOnPages, RowsThatKeepManyAreAddedRunByRun) {
-  ProblemSpec spec = {.dtype = DType::kBFloat16,
-                      .group = 3,
-                      .q_len = 2,
-                      .k_len = 2500,
-                      .head_dim = 8,
-                      .value_dim = 16,
-                      .alpha = 1.1,
-                      .sink = true,
-                      .causal = true};
-  spec.values = ProblemSpec::Values::kFlat;
-  EXPECT_EQ(CheckPaged(spec), "");
-  // Many keys of a row, and units without any.
-  spec.slopes = spec.negative_slopes = true;
-  EXPECT_EQ(CheckPaged(spec), "");
-  spec.slopes = spec.negative_slopes = false;
-  spec.values = ProblemSpec::Values::kNormal;
-  spec.map = RowMap::kSoftmax;
-  EXPECT_EQ(CheckPaged(spec, 64), "");
-  // Some 300 of 512 keys are near enough to the largest: the parts of a list are a little short.
-  spec.map = RowMap::kEntmax;
-  spec.alpha = 1.3;
-  spec.k_len = 1100;
-  EXPECT_EQ(CheckPaged(spec), "");
-  // A list in the parts of several warps.
-  spec.alpha = 2.0;
-  spec.k_len = 2500;
-  EXPECT_EQ(CheckPaged(spec), "");
+  for (const ProblemSpec& spec : RowsThatKeepMany(DType::kBFloat16)) {
+    EXPECT_EQ(CheckPaged(spec, spec.map == RowMap::kSoftmax ? 64 : 16), "") << spec.Describe();
+  }
 }
 
 // Lengths differ, down to none; queries before the first key see nothing.

@@ -157,6 +157,38 @@ inline ProblemSpec DrawPaged(std::uint64_t seed, std::int64_t most) {
   return spec;
 }
 
+// Rows of several runs that keep more than a list holds, or nearly.
+inline std::vector<ProblemSpec> RowsThatKeepMany(DType dtype) {
+  ProblemSpec spec = {.dtype = dtype,
+                      .group = 3,
+                      .q_len = 2,
+                      .k_len = 2500,
+                      .head_dim = 8,
+                      .value_dim = 16,
+                      .alpha = 1.1,
+                      .sink = true,
+                      .causal = true,
+                      .values = ProblemSpec::Values::kFlat};
+  std::vector<ProblemSpec> specs = {spec};
+  // Many keys of a row, and units without any.
+  spec.slopes = spec.negative_slopes = true;
+  specs.push_back(spec);
+  spec.slopes = spec.negative_slopes = false;
+  spec.values = ProblemSpec::Values::kNormal;
+  spec.map = RowMap::kSoftmax;
+  specs.push_back(spec);
+  // Some 300 of 512 keys are near enough to the largest: the parts of a list are a little short.
+  spec.map = RowMap::kEntmax;
+  spec.alpha = 1.3;
+  spec.k_len = 1100;
+  specs.push_back(spec);
+  // A list in the parts of several warps.
+  spec.alpha = 2.0;
+  spec.k_len = 2500;
+  specs.push_back(spec);
+  return specs;
+}
+
 inline std::int64_t DrawPageSize(std::uint64_t seed) {
   const std::int64_t sizes[] = {16, 64, 1, 3, 100, 32};
   return sizes[seed / 11 % 6];
