@@ -17,6 +17,7 @@
 #include <string>
 
 #include "attention/testing/compare.h"
+#include "attention/testing/environment.h"
 #include "attention/testing/problem.h"
 #include "core/every_target.h"
 
@@ -24,11 +25,6 @@ namespace tsallis {
 namespace {
 
 constexpr std::uint64_t kCases = 2000;
-
-std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 struct RandomCase {
   explicit RandomCase(std::uint64_t case_seed)

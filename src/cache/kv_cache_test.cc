@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "attention/testing/environment.h"
 #include "cache/testing/cases.h"
 #include "core/every_target.h"
 
@@ -149,11 +149,8 @@ TEST(KvCacheDecode, AChunkOfQueriesIsThatManyQueries) {
 TEST(KvCache, HistoriesMatchPlainVectors) {
   constexpr std::int64_t kLayers = 2;
   const Case c{.head_dim = 4, .value_dim = 3, .kv_heads = 1, .group = 2};
-  std::uint64_t first = 1, histories = 400;  // of 250 operations
-  if (const char* text = std::getenv("TSALLIS_SEED")) first = std::strtoull(text, nullptr, 10);
-  if (const char* text = std::getenv("TSALLIS_HISTORIES")) {
-    histories = std::strtoull(text, nullptr, 10);
-  }
+  const std::uint64_t first = FromEnvironment("TSALLIS_SEED", 1);
+  const std::uint64_t histories = FromEnvironment("TSALLIS_HISTORIES", 400);  // of 250 operations
   for (std::uint64_t seed = first; seed < first + histories; ++seed) {
     SCOPED_TRACE("TSALLIS_SEED=" + std::to_string(seed) +
                  " TSALLIS_HISTORIES=1 tsallis_tests --gtest_filter='KvCache.Histories*'");

@@ -1,21 +1,18 @@
 // The kernels for GPUs on the emulation: drawn problems against the reference in double, the same
 // bits under every order of threads.
 //
-//   TSALLIS_CASES   how many problems (default 100)
-//   TSALLIS_SEED    the first one's (default 1)
 //   TSALLIS_MOST    greatest q_len and k_len (default 24, every 8th case 150)
-//   TSALLIS_SHOW    print every case before it is run
+//   TSALLIS_CASES, TSALLIS_SEED, TSALLIS_SHOW   as in testing/drawn_test.h
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
 #include <map>
 #include <string>
 
 #include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
+#include "attention/cuda/testing/drawn_test.h"
 #include "attention/cuda/testing/emulation.h"
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
@@ -33,56 +30,21 @@ std::string RefusalOf(const Problem& problem) {
   return Refusal(kServes, problem.params(), FeaturesOf(problem.params()), Pass::kForward);
 }
 
-std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 TEST(CudaEmulated, DrawnProblemsMatchTheReference) {
-  const std::uint64_t first = FromEnvironment("TSALLIS_SEED", 1);
-  constexpr std::uint64_t kCases = 100;
-  const std::uint64_t cases = FromEnvironment("TSALLIS_CASES", kCases);
-  const double floor = cases > kCases ? Expectation::kRareMeanFloor : Expectation::kMeanFloor;
-  int failures = 0;
-  std::uint64_t served = 0;
-  for (std::uint64_t seed = first; seed < first + cases && failures < 10; ++seed) {
-    const auto most =
-        static_cast<std::int64_t>(FromEnvironment("TSALLIS_MOST", seed % 8 == 0 ? 150 : 24));
-    const Problem problem(DrawServed(seed, most));
-    const std::string description =
-        "TSALLIS_SEED=" + std::to_string(seed) + " TSALLIS_CASES=1  # " + problem.spec().Describe();
-    if (std::getenv("TSALLIS_SHOW") != nullptr) std::cout << description << std::endl;
-    if (!RefusalOf(problem).empty()) continue;
-    ++served;
-    std::string wrong;
-    try {
-      const simt::Policy policy = simt::Policy::Draw(seed);
-      const Results results = RunEmulated(problem, policy);
-      wrong = Expectation(problem, floor).Check(results);
-      if (wrong.empty() && seed % 4 == 0) {
-        simt::Policy other = simt::Policy::Draw(seed / 4);
-        other.sum = policy.sum;
-        wrong = FirstDifference(results, RunEmulated(problem, other));
-      }
-    } catch (const simt::Fault& fault) {
-      wrong = fault.what();
-    }
-    if (wrong.empty()) continue;
-    ++failures;
-    ADD_FAILURE() << wrong << "\n  " << description;
-  }
-  EXPECT_GT(served, cases / 2);
+  const auto spec_of = [](std::uint64_t seed) {
+    return DrawServed(
+        seed, static_cast<std::int64_t>(FromEnvironment("TSALLIS_MOST", seed % 8 == 0 ? 150 : 24)));
+  };
+  const auto run = [](const Problem& problem, std::uint64_t, const simt::Policy& policy) {
+    return RunEmulated(problem, policy);
+  };
+  ExpectDrawnProblemsMatch(spec_of, RefusalOf, run, 0, run);
 }
 
 std::string CheckEmulated(const ProblemSpec& spec, std::uint64_t policy = 3) {
   const Problem problem(spec);
-  const std::string refusal = RefusalOf(problem);
-  if (!refusal.empty()) return "refused: " + refusal;
-  try {
-    return Expectation(problem).Check(RunEmulated(problem, simt::Policy::Draw(policy)));
-  } catch (const simt::Fault& fault) {
-    return fault.what();
-  }
+  return CheckRun(problem, RefusalOf(problem),
+                  [&] { return RunEmulated(problem, simt::Policy::Draw(policy)); });
 }
 
 std::string CheckEmulatedWeights(const Problem& problem, std::uint64_t policy) {

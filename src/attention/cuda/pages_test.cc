@@ -1,13 +1,12 @@
 // The kernels on pages, on the emulation: drawn problems against the reference in double.
 //
-//   TSALLIS_CASES, TSALLIS_SEED, TSALLIS_SHOW   as in emulated_test.cc
+//   TSALLIS_CASES, TSALLIS_SEED, TSALLIS_SHOW   as in testing/drawn_test.h
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <iostream>
 #include <string>
 #include <vector>
 
+#include "attention/cuda/testing/drawn_test.h"
 #include "attention/cuda/testing/emulation.h"
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
@@ -34,53 +33,21 @@ std::string RefusalOf(const Problem& problem) {
 std::string CheckPaged(const ProblemSpec& spec, std::int64_t page_size = 16,
                        std::uint64_t seed = 3) {
   const Problem problem(spec);
-  const std::string refusal = RefusalOf(problem);
-  if (!refusal.empty()) return "refused: " + refusal;
-  try {
-    return Expectation(problem).Check(RunPaged(problem, page_size, seed, simt::Policy::Draw(seed)));
-  } catch (const simt::Fault& fault) {
-    return fault.what();
-  }
-}
-
-std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+  return CheckRun(problem, RefusalOf(problem),
+                  [&] { return RunPaged(problem, page_size, seed, simt::Policy::Draw(seed)); });
 }
 
 TEST(CudaOnPages, DrawnProblemsMatchTheReference) {
-  const std::uint64_t first = FromEnvironment("TSALLIS_SEED", 1);
-  constexpr std::uint64_t kCases = 100;
-  const std::uint64_t cases = FromEnvironment("TSALLIS_CASES", kCases);
-  const double floor = cases > kCases ? Expectation::kRareMeanFloor : Expectation::kMeanFloor;
-  int failures = 0;
-  std::uint64_t served = 0;
-  for (std::uint64_t seed = first; seed < first + cases && failures < 10; ++seed) {
-    const Problem problem(DrawPaged(seed, seed % 4 == 0 ? 420 : 70));
-    const std::string description =
-        "TSALLIS_SEED=" + std::to_string(seed) + " TSALLIS_CASES=1  # " + problem.spec().Describe();
-    if (std::getenv("TSALLIS_SHOW") != nullptr) std::cout << description << std::endl;
-    if (!RefusalOf(problem).empty()) continue;
-    ++served;
-    std::string wrong;
-    try {
-      const simt::Policy policy = simt::Policy::Draw(seed);
-      const Results results = RunPaged(problem, DrawPageSize(seed), seed, policy);
-      wrong = Expectation(problem, floor).Check(results);
-      if (wrong.empty() && seed % 4 == 1) {
-        // The bits are those of the keys, wherever they lie, under every order of threads.
-        simt::Policy other = simt::Policy::Draw(seed / 4);
-        other.sum = policy.sum;
-        wrong = FirstDifference(results, RunPaged(problem, 7, seed + 1, other));
-      }
-    } catch (const simt::Fault& fault) {
-      wrong = fault.what();
-    }
-    if (wrong.empty()) continue;
-    ++failures;
-    ADD_FAILURE() << wrong << "\n  " << description;
-  }
-  EXPECT_GT(served, cases / 2);
+  const auto spec_of = [](std::uint64_t seed) { return DrawPaged(seed, seed % 4 == 0 ? 420 : 70); };
+  const auto run = [](const Problem& problem, std::uint64_t seed, const simt::Policy& policy) {
+    return RunPaged(problem, DrawPageSize(seed), seed, policy);
+  };
+  // The bits are those of the keys, wherever they lie.
+  const auto elsewhere = [](const Problem& problem, std::uint64_t seed,
+                            const simt::Policy& policy) {
+    return RunPaged(problem, 7, seed + 1, policy);
+  };
+  ExpectDrawnProblemsMatch(spec_of, RefusalOf, run, 1, elsewhere);
 }
 
 TEST(CudaOnPages, RowsThatKeepManyAreAddedRunByRun) {
