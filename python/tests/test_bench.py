@@ -383,6 +383,9 @@ def test_decode(tmp_path):
         assert row["speedup"] > 0
         assert row["bytes_read"] > 512 * 8 * 64
     for arguments, why in [
+        (["--models", "--llama"], "--llama: expected without --models"),
+        (["--inputs", "x", "--keys", "64"], "--keys: expected without --inputs"),
+        (["--inputs", "x", "--quick"], "--quick: expected without --inputs"),
         (["--keys", "12,x"], "--keys: expected numbers > 1"),
         (["--threads", "0"], "--threads: expected a number > 0, got 0"),
     ]:

@@ -289,7 +289,7 @@ def _figure(source: Path) -> None:
 def parser(command: argparse.ArgumentParser) -> None:
     """The options of ``tsallis bench decode``."""
     command.add_argument(
-        "--keys", default="4096,16384,65536", metavar="N,...", help="(default: 4096,16384,65536)"
+        "--keys", metavar="N,...", help="of normal ones (default: 4096,16384,65536)"
     )
     command.add_argument(
         "--dtype",
@@ -327,7 +327,13 @@ def parser(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code: 0, or 130 if interrupted."""
-    words = arguments.keys.split(",")
+    for of in ("models", "inputs"):
+        for option in ("keys", "quick", "llama"):
+            if getattr(arguments, of) and getattr(arguments, option):
+                arguments.mistake(
+                    f"--{option}: expected without --{of}, whose keys are what they are"
+                )
+    words = (arguments.keys or "4096,16384,65536").split(",")
     if not all(word.isdecimal() and int(word) > 1 for word in words):
         arguments.mistake(f"--keys: expected numbers > 1 separated by commas, got {arguments.keys}")
     require_positive(arguments, "threads", "repeat", "budget")
