@@ -31,30 +31,16 @@ std::string BrandString() {
 }
 #endif
 
-// Highway numbers better instruction sets with lower bits, those of other processors than x86 above
-// them all.
-std::int64_t TargetInUse() {
-  const std::int64_t usable = HWY_TARGETS & hwy::SupportedTargets();
-  return usable & -usable;
-}
-
 }  // namespace
-
-bool RunsAvx2() { return TargetInUse() <= HWY_AVX2; }
-
-bool RunsAvx3() { return TargetInUse() <= HWY_AVX3; }
 
 CpuInfo QueryCpu() {
   CpuInfo info;
-  // Highway numbers better instruction sets with lower bits.
   const auto compiled = static_cast<std::uint64_t>(HWY_TARGETS);
-  const auto usable = compiled & static_cast<std::uint64_t>(hwy::SupportedTargets());
   for (std::uint64_t bit = 1; bit != 0; bit <<= 1) {
     if ((compiled & bit) == 0) continue;
-    const char* name = hwy::TargetName(static_cast<std::int64_t>(bit));
-    info.compiled_targets.emplace_back(name);
-    if ((usable & bit) != 0 && info.chosen_target.empty()) info.chosen_target = name;
+    info.compiled_targets.emplace_back(hwy::TargetName(static_cast<std::int64_t>(bit)));
   }
+  info.chosen_target = TargetInUse();
 #if HWY_ARCH_X86
   info.processor = BrandString();
   unsigned a = 0, b = 0, c = 0, d = 0;

@@ -8,4 +8,7 @@ namespace tsallis {
 bool RunsAvx2();
 bool RunsAvx3();
 
+// Highway's name for it.
+const char* TargetInUse();
+
 }  // namespace tsallis

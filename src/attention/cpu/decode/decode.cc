@@ -19,6 +19,10 @@ constexpr float kVast = 0x1p24f;
 // The newest keys, whose scores say which distances are too large.
 constexpr std::int64_t kNear = kPage;
 
+// Pages lie apart, and the processor's own prefetchers stop at their ends: bytes of a page are asked
+// for so many pages before they are needed.
+constexpr std::int64_t kAhead = 2;
+
 // The query heads that share a key head.
 class Group {
  public:
@@ -221,9 +225,9 @@ class Group {
   void BytesOfRun(const ByteQuery* bytes, std::int64_t begin, std::int64_t end, float* x) const {
     alignas(64) float page_bounds[kRows * kPage];
     for (std::int64_t page = begin / kPage; page * kPage < end; ++page) {
-      const bool more = (page + 1) * kPage < all_.end;
+      const bool more = (page + kAhead) * kPage < all_.end;
       f_.byte_bounds(query_.keys->pages[page] + query_.byte_offset,
-                     more ? query_.keys->pages[page + 1] + query_.byte_offset : nullptr,
+                     more ? query_.keys->pages[page + kAhead] + query_.byte_offset : nullptr,
                      query_.head_dim, bytes, query_.rows, page_bounds, kPage);
       const std::int64_t from = std::max(begin, page * kPage);
       const std::int64_t to = std::min(end, (page + 1) * kPage);

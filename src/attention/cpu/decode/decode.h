@@ -90,9 +90,9 @@ struct Functions {
   // dot[i] = <keys.At(index[i]), q>: the same bits.
   void (*gather_dots)(const HeadRows& keys, const std::uint32_t* index, std::size_t n,
                       const float* q, std::int64_t columns, float* dot) = nullptr;
-  // bound[r * pitch + j] >= <key j, query r> of the 64 keys of a page. next: the page to come, or
-  // null.
-  void (*byte_bounds)(const std::byte* page, const std::byte* next, std::int64_t columns,
+  // bound[r * pitch + j] >= <key j, query r> of the 64 keys of a page. ahead: bytes of a page that
+  // comes soon, which this asks memory for, or null.
+  void (*byte_bounds)(const std::byte* page, const std::byte* ahead, std::int64_t columns,
                       const ByteQuery* queries, std::int64_t rows, float* bound,
                       std::int64_t pitch) = nullptr;
   // Products become scores, but for roundings of float32. Returns the largest |product|. distance:

@@ -121,10 +121,11 @@ void DecodeGatherDots(const HeadRows& keys, const std::uint32_t* index, std::siz
 }
 
 #if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-// sum[r * 16 + j] of a group of 16 keys.
+// sum[r * 16 + j] of a group of 16 keys. Asks for as many bytes from `ahead` on, unless it is null.
 template <int kQueries>
-HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, std::int64_t columns,
-                          const decode::ByteQuery* queries, std::int32_t* HWY_RESTRICT sum) {
+HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* ahead,
+                          std::int64_t columns, const decode::ByteQuery* queries,
+                          std::int32_t* HWY_RESTRICT sum) {
   const hn::RebindToSigned<DF> di;
   constexpr std::size_t kVector = hn::MaxLanes(DF()), kParts = 16 / kVector;
   VBytes total[kQueries][kParts];
@@ -133,6 +134,7 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, std::int64_t colum
   }
   const auto* words = reinterpret_cast<const std::int32_t*>(keys);
   for (std::int64_t x = 0; x < columns / 4; ++x) {
+    if (ahead != nullptr) PrefetchFar(ahead + x * 64);
     VBytes key[kParts];
     for (std::size_t p = 0; p < kParts; ++p) {
       key[p] = hn::LoadU(di, words + x * 16 + static_cast<std::int64_t>(p * kVector));
@@ -168,7 +170,7 @@ HWY_INLINE void GroupDotsPlain(const std::byte* HWY_RESTRICT keys, std::int64_t 
 }
 
 template <bool kVnni>
-void DecodeByteBounds(const std::byte* page, const std::byte* next, std::int64_t columns,
+void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_t columns,
                       const decode::ByteQuery* queries, std::int64_t rows, float* bound,
                       std::int64_t pitch) {
   const DF d;
@@ -178,20 +180,27 @@ void DecodeByteBounds(const std::byte* page, const std::byte* next, std::int64_t
   const auto* tail = reinterpret_cast<const float*>(page + decode::ByteTailAt(columns));
   for (std::int64_t group = 0; group < 4; ++group) {
     const std::byte* keys = page + group * 16 * width;
-    // Pages lie apart, and the processor's own prefetchers stop at their ends.
-    if (next != nullptr) {
-      PrefetchRow(next + group * 16 * width, 16 * width);
-      if (group == 3) PrefetchRow(next + decode::ByteTailAt(columns), 3 * decode::kPage * 4);
-    }
+    const std::byte* group_ahead = ahead == nullptr ? nullptr : ahead + group * 16 * width;
     HWY_ALIGN std::int32_t sums[decode::kRows * 16];
     std::int64_t r = 0;
 #if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
     if constexpr (kVnni) {
-      for (; r + 4 <= rows; r += 4) GroupDots<4>(keys, width, queries + r, sums + r * 16);
-      for (; r < rows; ++r) GroupDots<1>(keys, width, queries + r, sums + r * 16);
+      for (; r + 4 <= rows; r += 4) {
+        GroupDots<4>(keys, r == 0 ? group_ahead : nullptr, width, queries + r, sums + r * 16);
+      }
+      for (; r < rows; ++r) {
+        GroupDots<1>(keys, r == 0 ? group_ahead : nullptr, width, queries + r, sums + r * 16);
+      }
     }
 #endif
+    if (r == 0 && ahead != nullptr) {
+      for (std::int64_t x = 0; x < 16 * width; x += 64) PrefetchFar(group_ahead + x);
+    }
     for (; r < rows; ++r) GroupDotsPlain(keys, width, queries[r], sums + r * 16);
+    if (ahead != nullptr) {
+      const std::byte* tail_ahead = ahead + decode::ByteTailAt(columns) + group * 16 * 4;
+      for (int part = 0; part < 3; ++part) PrefetchFar(tail_ahead + part * decode::kPage * 4);
+    }
     const float* step = tail + group * 16;
     const float* lost = step + decode::kPage;
     const float* norm = lost + decode::kPage;

@@ -124,7 +124,7 @@ std::string WithByteDots() {
 // AVX-512 has no version of its own: nearly every processor with it has VNNI.
 std::string WithBytePairs() { return RunsAvx2() && !RunsAvx3() ? "AVX2" : ""; }
 
-std::string Any() { return QueryCpu().chosen_target; }
+std::string Any() { return TargetInUse(); }
 
 constexpr Serves kSweepServes = {
     .features =
