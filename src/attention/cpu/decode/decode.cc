@@ -19,8 +19,8 @@ constexpr float kVast = 0x1p24f;
 // The newest keys, whose scores say which distances are too large.
 constexpr std::int64_t kNear = kPage;
 
-// Pages lie apart, and the processor's own prefetchers stop at their ends: bytes of a page are asked
-// for so many pages before they are needed.
+// Pages lie apart, and the processor's own prefetchers stop at their ends: bytes of a page are
+// asked for so many pages before they are needed.
 constexpr std::int64_t kAhead = 2;
 
 // The query heads that share a key head.
@@ -59,6 +59,7 @@ class Group {
       }
       answers[r].vast = own.product >= kVast && static_cast<double>(own.product) < kInfinity;
     }
+    SumValues(context, answers);
     ShareBytes(answers);
     if (std::any_of(flat, flat + query_.rows, [](bool is) { return is; })) {
       ReadAll(context, flat, answers);
@@ -88,8 +89,44 @@ class Group {
       answers[r] = Row(f_, query_, r, s_, answers[r].out, keys_[r], -kInfinity).Exact(BoundsOf(r));
       answers[r].bytes_read += before;
     }
+    SumValues(context, answers);
     const std::int64_t rows = all_.size() * RowBytes();
     for (std::int64_t r = 0; r < query_.rows; ++r) answers[r].bytes_read += PartOf(rows, r);
+  }
+
+  // The outputs of the rows that lack them, which have a weight for every visible key. Sums of runs
+  // of keys are added in their order.
+  void SumValues(const Context& context, Answer* answers) {
+    std::int64_t row[kRows], rows = 0;
+    for (std::int64_t r = 0; r < query_.rows; ++r) {
+      if (answers[r].unsummed != 0.0) row[rows++] = r;
+    }
+    if (rows == 0) return;
+    const std::int64_t columns = query_.value_dim, padded = Padded(columns);
+    float* sums = s_.sums.Reserve(runs_ * rows * padded);
+    ParallelTasks(context, runs_, [&](std::int64_t run, int) {
+      const std::int64_t begin = std::max(all_.begin, (first_run_ + run) * kRun);
+      const std::int64_t end = std::min(all_.end, (first_run_ + run + 1) * kRun);
+      const float* weight[kRows] = {};
+      float* sum[kRows] = {};
+      for (std::int64_t i = 0; i < rows; ++i) {
+        weight[i] = bounds_ + row[i] * pitch_ + begin - all_.begin;
+        sum[i] = sums + (run * rows + i) * padded;
+        std::fill_n(sum[i], padded, 0.0f);
+      }
+      f_.sums(*query_.values, begin, end - begin, weight, rows, columns, sum);
+    });
+    for (std::int64_t i = 0; i < rows; ++i) {
+      Answer& answer = answers[row[i]];
+      for (std::int64_t x = 0; x < columns; ++x) {
+        double total = 0.0;
+        for (std::int64_t run = 0; run < runs_; ++run) {
+          total += static_cast<double>(sums[(run * rows + i) * padded + x]);
+        }
+        answer.out[x] = static_cast<float>(total * answer.unsummed);
+      }
+      answer.unsummed = 0.0;
+    }
   }
 
   // A product is at most the product of the norms, and the terms of a score may take so much away

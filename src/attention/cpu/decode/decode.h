@@ -107,6 +107,11 @@ struct Functions {
                           std::uint32_t* index) = nullptr;
   // x becomes exp(x - top); returns the sum.
   double (*exponentials)(float* x, std::size_t n, float top) = nullptr;
+  // sum[r][c] += sum_j weight[r][j] values.At(begin + j)[c] for `count` keys. sum[r]:
+  // [Padded(columns)].
+  void (*sums)(const HeadRows& values, std::int64_t begin, std::int64_t count,
+               const float* const* weight, std::int64_t rows, std::int64_t columns,
+               float* const* sum) = nullptr;
   // sum[c] = sum_i weight[i] values.At(index[i])[c].
   void (*gather_sum)(const HeadRows& values, const std::uint32_t* index, const float* weight,
                      std::size_t n, std::int64_t columns, float* sum) = nullptr;
@@ -165,6 +170,9 @@ struct Answer {
   std::int64_t bytes_read = 0;
   // Scores so large that their roundings decide: another kernel's differ.
   bool vast = false;
+  // Not 0: `out` is still to come, as this times the sum of all values with the weights that stand
+  // in place of the row's bounds.
+  double unsummed = 0.0;
 };
 
 // Where the keys and values of a call lie if not in its params.
@@ -199,6 +207,7 @@ inline constexpr double kLeastAlpha = kLeastFloatAlpha, kMostAlpha = 4.0;
 struct Scratch {
   Growing<float> bounds;          // [rows][keys]
   Growing<float> largest;         // [rows][runs] scores, then products
+  Growing<float> sums;            // [runs][rows][Padded(value_dim)]
   Growing<std::uint32_t> listed;  // [keys]
   Growing<float> dots, weights;   // [keys]
   Growing<std::int8_t> bytes;     // [rows][ByteColumns]
@@ -208,9 +217,10 @@ struct Scratch {
   std::vector<float> solved;
 
   // At most, for so many keys, without DecodeMode.
-  static std::size_t Bytes(std::int64_t rows, std::int64_t keys) {
+  static std::size_t Bytes(std::int64_t rows, std::int64_t keys, std::int64_t value_dim) {
     return static_cast<std::size_t>(keys + kRun) *
-           (static_cast<std::size_t>(rows) * 4 + 4 + 4 + 4 + 8 + 4 + 16);
+               (static_cast<std::size_t>(rows) * 4 + 4 + 4 + 4 + 8 + 4 + 16) +
+           static_cast<std::size_t>((keys / kRun + 2) * rows * Padded(value_dim)) * sizeof(float);
   }
 };
 

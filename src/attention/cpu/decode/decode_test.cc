@@ -65,6 +65,24 @@ TEST(Decode, LengthsAroundRuns) {
   }
 }
 
+// Heads that share keys pass over them together, four, two or one at a time.
+TEST(Decode, GroupsOfAnySize) {
+  for (const std::int64_t group : {1, 2, 4, 5, 8, 9}) {
+    for (const double alpha : {1.0, 1.5}) {
+      for (const std::int64_t value_dim : {16, 72}) {
+        ProblemSpec spec = OneQuery(1100);
+        spec.group = group;
+        spec.alpha = alpha;
+        spec.value_dim = value_dim;
+        spec.sink = group == 4;
+        Check(spec);
+        spec.dtype = DType::kBFloat16;
+        Check(spec);
+      }
+    }
+  }
+}
+
 TEST(Decode, TermsOverManyKeys) {
   for (const double alpha : {1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0}) {
     ProblemSpec spec = OneQuery(1500);

@@ -57,8 +57,33 @@ HWY_INLINE void KeyDots(const void* row, const float* HWY_RESTRICT q, std::int64
   }
 }
 
-// How far ahead rows are asked for, in keys.
-constexpr std::int64_t kAhead = 12;
+// Rows of a page, or of an array: side by side but for `pitch`.
+struct Block {
+  const std::byte* at = nullptr;
+  std::int64_t count = 0, pitch = 0;
+  const std::byte* ahead = nullptr;  // those of the next block, or null
+
+  const std::byte* Row(std::int64_t j) const { return at + j * pitch; }
+  // Asks for columns of a row of the next block.
+  HWY_INLINE void Ask(std::int64_t j, std::int64_t from, std::int64_t bytes) const {
+    if (ahead != nullptr) PrefetchFar(ahead + j * pitch + from, bytes);
+  }
+};
+
+// Calls body(block, first) for the rows [begin, begin + count), page by page; first counts from
+// `begin`.
+template <class Body>
+HWY_INLINE void ForBlocks(const HeadRows& rows, std::int64_t begin, std::int64_t count,
+                          const Body& body) {
+  const std::int64_t end = begin + count;
+  for (std::int64_t at = begin; at < end;) {
+    const std::int64_t next = HWY_MIN((at / HeadRows::kPage + 1) * HeadRows::kPage, end);
+    const auto* ahead = next < end ? static_cast<const std::byte*>(rows.At(next)) : nullptr;
+    body(Block{static_cast<const std::byte*>(rows.At(at)), next - at, rows.row_bytes, ahead},
+         at - begin);
+    at = next;
+  }
+}
 
 template <DType kType, int kQueries>
 HWY_INLINE void RunDots(const HeadRows& keys, std::int64_t begin, std::int64_t count,
@@ -66,10 +91,12 @@ HWY_INLINE void RunDots(const HeadRows& keys, std::int64_t begin, std::int64_t c
                         std::int64_t pitch) {
   const std::int64_t q_pitch = decode::Padded(columns);
   const auto bytes = columns * static_cast<std::int64_t>(SizeOf(kType));
-  for (std::int64_t j = 0; j < count; ++j) {
-    if (j + kAhead < count) PrefetchRow(keys.At(begin + j + kAhead), bytes);
-    KeyDots<kType, kQueries>(keys.At(begin + j), q, q_pitch, columns, dot + j, pitch);
-  }
+  ForBlocks(keys, begin, count, [&](const Block& block, std::int64_t first) HWY_ATTR {
+    for (std::int64_t j = 0; j < block.count; ++j) {
+      block.Ask(j, 0, bytes);
+      KeyDots<kType, kQueries>(block.Row(j), q, q_pitch, columns, dot + first + j, pitch);
+    }
+  });
 }
 
 template <DType kType>
@@ -100,13 +127,97 @@ void DecodeDots(const HeadRows& keys, std::int64_t begin, std::int64_t count, co
   }
 }
 
+// Adds kVectors vectors of columns from x on. Whatever kRows is, each has the same order of sums.
+template <DType kType, int kRows, int kVectors>
+HWY_INLINE void BlockSums(const Block& values, const float* const* weight, std::int64_t first,
+                          std::int64_t x, float* const* sum) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto size = static_cast<std::int64_t>(SizeOf(kType));
+  VF total[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < kVectors; ++p) total[r][p] = hn::LoadU(d, sum[r] + x + p * lanes);
+  }
+  for (std::int64_t j = 0; j < values.count; ++j) {
+    const std::byte* row = values.Row(j);
+    values.Ask(j, x * size, kVectors * lanes * size);
+    VF value[kVectors];
+    for (int p = 0; p < kVectors; ++p) value[p] = LoadAs<kType>(d, row, x + p * lanes);
+    for (int r = 0; r < kRows; ++r) {
+      const VF w = hn::Set(d, weight[r][first + j]);
+      for (int p = 0; p < kVectors; ++p) total[r][p] = hn::MulAdd(w, value[p], total[r][p]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < kVectors; ++p) hn::StoreU(total[r][p], d, sum[r] + x + p * lanes);
+  }
+}
+
+// The same of the last columns, which do not fill a vector.
+template <DType kType>
+HWY_INLINE void RestSums(const Block& values, const float* weight, std::int64_t x,
+                         std::int64_t columns, float* sum) {
+  const DF d;
+  VF total = hn::LoadU(d, sum + x);
+  for (std::int64_t j = 0; j < values.count; ++j) {
+    total = hn::MulAdd(hn::Set(d, weight[j]), LoadRest<kType>(d, values.Row(j), x, columns), total);
+  }
+  hn::StoreU(total, d, sum + x);
+}
+
+// Vectors of columns that are summed at a time: four rows of them fit the registers.
+constexpr int kParts = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+
+template <DType kType, int kRows>
+HWY_INLINE void RowsSums(const HeadRows& values, std::int64_t begin, std::int64_t count,
+                         const float* const* weight, std::int64_t columns, float* const* sum) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(DF()));
+  ForBlocks(values, begin, count, [&](const Block& block, std::int64_t first) HWY_ATTR {
+    std::int64_t x = 0;
+    for (; x + kParts * lanes <= columns; x += kParts * lanes) {
+      BlockSums<kType, kRows, kParts>(block, weight, first, x, sum);
+    }
+    for (; x + lanes <= columns; x += lanes) {
+      BlockSums<kType, kRows, 1>(block, weight, first, x, sum);
+    }
+    if (x == columns) return;
+    for (int r = 0; r < kRows; ++r) {
+      RestSums<kType>(block, weight[r] + first, x, columns, sum[r]);
+    }
+  });
+}
+
+template <DType kType>
+HWY_INLINE void SumsOf(const HeadRows& values, std::int64_t begin, std::int64_t count,
+                       const float* const* weight, std::int64_t rows, std::int64_t columns,
+                       float* const* sum) {
+  std::int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    RowsSums<kType, 4>(values, begin, count, weight + r, columns, sum + r);
+  }
+  for (; r < rows; ++r) RowsSums<kType, 1>(values, begin, count, weight + r, columns, sum + r);
+}
+
+void DecodeSums(const HeadRows& values, std::int64_t begin, std::int64_t count,
+                const float* const* weight, std::int64_t rows, std::int64_t columns,
+                float* const* sum) {
+  switch (values.dtype) {
+    case DType::kFloat32:
+      return SumsOf<DType::kFloat32>(values, begin, count, weight, rows, columns, sum);
+    case DType::kBFloat16:
+      return SumsOf<DType::kBFloat16>(values, begin, count, weight, rows, columns, sum);
+    default: return SumsOf<DType::kFloat16>(values, begin, count, weight, rows, columns, sum);
+  }
+}
+
 template <DType kType>
 HWY_INLINE void GatherDotsOf(const HeadRows& keys, const std::uint32_t* index, std::size_t n,
                              const float* q, std::int64_t columns, float* dot) {
   const auto bytes = columns * static_cast<std::int64_t>(SizeOf(kType));
-  constexpr std::size_t kSoon = 8;
+  constexpr std::size_t kSoon = 16;
+  for (std::size_t i = 0; i < HWY_MIN(n, kSoon); ++i) PrefetchFar(keys.At(index[i]), bytes);
   for (std::size_t i = 0; i < n; ++i) {
-    if (i + kSoon < n) PrefetchRow(keys.At(index[i + kSoon]), bytes);
+    if (i + kSoon < n) PrefetchFar(keys.At(index[i + kSoon]), bytes);
     KeyDots<kType, 1>(keys.At(index[i]), q, 0, columns, dot + i, 0);
   }
 }
@@ -134,7 +245,7 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* a
   }
   const auto* words = reinterpret_cast<const std::int32_t*>(keys);
   for (std::int64_t x = 0; x < columns / 4; ++x) {
-    if (ahead != nullptr) PrefetchFar(ahead + x * 64);
+    if (ahead != nullptr) PrefetchFar(ahead + x * 64, 64);
     VBytes key[kParts];
     for (std::size_t p = 0; p < kParts; ++p) {
       key[p] = hn::LoadU(di, words + x * 16 + static_cast<std::int64_t>(p * kVector));
@@ -193,13 +304,11 @@ void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_
       }
     }
 #endif
-    if (r == 0 && ahead != nullptr) {
-      for (std::int64_t x = 0; x < 16 * width; x += 64) PrefetchFar(group_ahead + x);
-    }
+    if (r == 0 && ahead != nullptr) PrefetchFar(group_ahead, 16 * width);
     for (; r < rows; ++r) GroupDotsPlain(keys, width, queries[r], sums + r * 16);
     if (ahead != nullptr) {
       const std::byte* tail_ahead = ahead + decode::ByteTailAt(columns) + group * 16 * 4;
-      for (int part = 0; part < 3; ++part) PrefetchFar(tail_ahead + part * decode::kPage * 4);
+      for (int part = 0; part < 3; ++part) PrefetchFar(tail_ahead + part * decode::kPage * 4, 64);
     }
     const float* step = tail + group * 16;
     const float* lost = step + decode::kPage;
@@ -279,6 +388,10 @@ double DecodeExponentials(float* HWY_RESTRICT x, std::size_t n, float top) {
 
 void DecodeGatherSum(const HeadRows& values, const std::uint32_t* index, const float* weight,
                      std::size_t n, std::int64_t columns, float* sum) {
+  // Few rows, as a support mostly is, are all on their way before the first is added.
+  constexpr std::size_t kFew = 64;
+  const auto bytes = columns * static_cast<std::int64_t>(SizeOf(values.dtype));
+  for (std::size_t i = 0; i < HWY_MIN(n, kFew); ++i) PrefetchFar(values.At(index[i]), bytes);
   GatherSum(values, index, weight, n, columns, sum);
 }
 
@@ -294,6 +407,7 @@ void BindDecode(bool vnni, decode::Functions* functions) {
                 .maximum = DecodeMaximum,
                 .at_least = DecodeAtLeast,
                 .exponentials = DecodeExponentials,
+                .sums = DecodeSums,
                 .gather_sum = DecodeGatherSum,
                 .load = DecodeLoad,
                 .store = StoreFloats};

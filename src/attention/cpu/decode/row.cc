@@ -35,23 +35,22 @@ Answer Row::Exact(const Bounds& bounds) {
 
 Answer Row::Softmax(float* x, float top) {
   const std::int64_t n = keys_.size();
-  std::uint32_t* index = s_.listed.Reserve(n + 16);
-  for (std::int64_t j = 0; j < n; ++j) index[j] = static_cast<std::uint32_t>(keys_.begin + j);
   const auto most = static_cast<float>(std::max(static_cast<double>(top), map_.sink));
   const double keys = f_.exponentials(x, static_cast<std::size_t>(n), most);
   const double sum = keys + std::exp(map_.sink - static_cast<double>(most));
-  Answer answer{.out = out_, .maximum = static_cast<double>(top), .scored = n, .certificate = 0.0};
-  double entropy = 0.0;
-  for (std::int64_t j = 0; j < n; ++j) {
-    const double p = static_cast<double>(x[j]) / sum;
-    x[j] = static_cast<float>(p);
-    if (!(x[j] > 0.0f)) continue;
-    ++answer.support;
-    if (query_.wants_entropy) entropy -= p * std::log(p);
+  Answer answer{.out = out_,
+                .maximum = static_cast<double>(top),
+                .scored = n,
+                .certificate = 0.0,
+                .unsummed = 1.0 / sum};
+  for (std::int64_t j = 0; j < n; ++j) answer.support += x[j] > 0.0f ? 1 : 0;
+  if (query_.wants_entropy) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      const double p = static_cast<double>(x[j]) / sum;
+      if (p > 0.0) answer.entropy -= p * std::log(p);
+    }
   }
-  answer.entropy = entropy;
   answer.tau = static_cast<double>(most) + std::log(sum);
-  f_.gather_sum(*query_.values, index, x, static_cast<std::size_t>(n), query_.value_dim, out_);
   answer.bytes_read = BytesOfRows(0, static_cast<std::size_t>(n));
   return answer;
 }

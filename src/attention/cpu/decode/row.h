@@ -35,7 +35,8 @@ class Row {
         keys_(keys),
         beyond_(beyond) {}
 
-  // Every key that has a weight.
+  // Every key that has a weight. Of softmax without its output: values are read for all heads
+  // together (Answer::unsummed).
   Answer Exact(const Bounds& bounds);
   // Softmax on keys that hold at least 1 - epsilon of the mass. Nothing: all keys should be read.
   std::optional<Answer> Within(const Bounds& bounds);

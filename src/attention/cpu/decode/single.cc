@@ -182,7 +182,7 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
   const auto threads = static_cast<std::size_t>(Threads(context));
   const auto rows = std::min<std::int64_t>(decode::kRows, params.heads);
   const auto floats = decode::kRows * (Padded(params.head_dim) + params.value_dim + 16);
-  return threads * (decode::Scratch::Bytes(rows, MostKeys(params)) +
+  return threads * (decode::Scratch::Bytes(rows, MostKeys(params), params.value_dim) +
                     static_cast<std::size_t>(floats) * sizeof(float)) +
          DistanceTable::Bytes(params) +
          static_cast<std::size_t>(params.batch * params.heads * params.q_len) * sizeof(Item);
