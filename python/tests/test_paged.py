@@ -50,6 +50,7 @@ SETTINGS = [
     {"alibi_slopes": torch.rand(6), "sink": torch.randn(6), "scale": 0.7},
     {"alibi_slopes": torch.rand(4, 6), "length_scale": 1 + torch.rand(4, 6, 1)},
     {"scale_invariant": 8.0, "softcap": 5.0},
+    {"scale_invariant": 8.0, "scale_invariant_alpha": 2.0, "scale_invariant_beta": 2.0},
 ]
 
 

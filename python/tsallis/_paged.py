@@ -67,8 +67,8 @@ def decode_paged(
         scale: > 0; None: 1 / sqrt(head_dim).
         softcap: as in `tsallis.attention`, and so the following.
         scale_invariant: length scale.
-        scale_invariant_alpha: A beside it, on CPUs.
-        scale_invariant_beta: B beside it, on CPUs.
+        scale_invariant_alpha: A beside it.
+        scale_invariant_beta: B beside it.
         alibi_slopes: [heads] or [batch, heads].
         length_scale: broadcasts to [batch, heads, q_len].
         sink: broadcasts to [heads].

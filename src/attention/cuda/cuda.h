@@ -13,11 +13,16 @@ namespace tsallis::cuda {
 
 // What the kernels serve; the rest is refused by name.
 inline constexpr Serves kServes = {
-    .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
-                 Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,
-                 Feature::kBooleanMask, Feature::kBlockMask, Feature::kRanges, Feature::kPacked,
-                 Feature::kLengthScale, Feature::kAlibi, Feature::kScaleInvariant,
-                 Feature::kSoftcap, Feature::kBias, Feature::kSink, Feature::kAlphaGradient},
+    .features = {Feature::kFloat32,        Feature::kBFloat16,
+                 Feature::kFloat16,        Feature::kSoftmax,
+                 Feature::kEntmax,         Feature::kCausal,
+                 Feature::kWindow,         Feature::kStartAlignment,
+                 Feature::kBooleanMask,    Feature::kBlockMask,
+                 Feature::kRanges,         Feature::kPacked,
+                 Feature::kLengthScale,    Feature::kAlibi,
+                 Feature::kScaleInvariant, Feature::kScaleInvariantShape,
+                 Feature::kSoftcap,        Feature::kBias,
+                 Feature::kSink,           Feature::kAlphaGradient},
     .most_alpha = 4.0,
     .most_columns = 256,
     .column_step = 8};
@@ -27,7 +32,8 @@ inline constexpr Serves kServesOnPages = {
     .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
                  Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,
                  Feature::kVastScale, Feature::kLengthScale, Feature::kAlibi,
-                 Feature::kScaleInvariant, Feature::kSoftcap, Feature::kSink},
+                 Feature::kScaleInvariant, Feature::kScaleInvariantShape, Feature::kSoftcap,
+                 Feature::kSink},
     .least_alpha = 1.1,
     .most_alpha = 2.0,
     .most_columns = 256,

@@ -252,6 +252,25 @@ TEST(CudaEmulated, HeadsHaveTheirOwnAlphas) {
   EXPECT_EQ(RefusalOf(problem), "alpha outside [0, 4]");
 }
 
+TEST(CudaEmulated, ScaleInvariantScoresOfAnyShape) {
+  for (const auto& [a, b] : kScaleInvariantShapes) {
+    for (const double alpha : {1.0, 1.5, 3.0}) {
+      for (const bool causal : {false, true}) {
+        const ProblemSpec spec = {.seed = 4,
+                                  .dtype = DType::kFloat32,
+                                  .q_len = 70,
+                                  .k_len = 150,
+                                  .alpha = alpha,
+                                  .causal = causal,
+                                  .scale_invariant = 10.0,
+                                  .scale_invariant_alpha = a,
+                                  .scale_invariant_beta = b};
+        EXPECT_EQ(CheckEmulated(spec), "") << spec.Describe();
+      }
+    }
+  }
+}
+
 // No queries, no keys, no sequences: what there is gets zeros.
 TEST(CudaEmulated, EmptyAxes) {
   for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {

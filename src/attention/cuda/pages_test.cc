@@ -87,6 +87,22 @@ TEST(CudaOnPages, HeadsHaveTheirOwnAlphas) {
   EXPECT_EQ(Expectation(problem).Check(RunPaged(problem, 16, 3, simt::Policy::Draw(1))), "");
 }
 
+TEST(CudaOnPages, ScaleInvariantScoresOfAnyShape) {
+  for (const auto& [a, b] : kScaleInvariantShapes) {
+    for (const double alpha : {1.0, 1.5}) {
+      const ProblemSpec spec = {.dtype = DType::kFloat32,
+                                .q_len = 3,
+                                .k_len = 200,
+                                .alpha = alpha,
+                                .causal = true,
+                                .scale_invariant = 10.0,
+                                .scale_invariant_alpha = a,
+                                .scale_invariant_beta = b};
+      EXPECT_EQ(CheckPaged(spec, 16), "") << spec.Describe();
+    }
+  }
+}
+
 TEST(CudaOnPages, EmptyAxes) {
   for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
     ProblemSpec spec = {.dtype = DType::kBFloat16, .q_len = 0, .k_len = 9, .map = map};

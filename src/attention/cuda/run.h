@@ -270,9 +270,10 @@ class Runner {
       }
     }
     if (reach_ > 0) {
-      call_.distances = {a_ + reach_, m_ + reach_};
+      const DistanceLaw law = DistanceLaw::Of(params_.terms);
+      call_.distances = {a_ + reach_, m_ + reach_, law.sum, DistanceFactor::At(law, reach_).a};
       Launch("DistancesKernel", DistancesKernel<>, {(reach_ + kThreads) / kThreads}, kThreads, 0,
-             DistanceLaw::Of(params_.terms), reach_, a_, m_);
+             law, reach_, a_, m_);
     }
   }
 

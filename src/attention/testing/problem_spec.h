@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -120,6 +121,10 @@ inline std::string ProblemSpec::Describe() const {
 
 // Draws a spec from the whole space of finite inputs and, if `broken`, of others too; `most` bounds
 // q_len and k_len.
+// A and B of scale-invariant scores, 0 for e^0.5: from a_0 = 0 on, and shifts above 0 and below.
+inline const std::array<std::array<double, 2>, 4> kScaleInvariantShapes = {
+    {{0.5, 0.0}, {1.0, 3.0}, {2.0, 2.0 * std::log(2.0)}, {0.05, 0.2}}};
+
 inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken = false) {
   std::mt19937_64 engine(seed);
   const auto chance = [&](double p) {
@@ -198,12 +203,10 @@ inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken =
   if (spec.map == RowMap::kTopKSoftmax && spec.softcap != 0.0) spec.softcap = 50.0;
   // Softpick jumps where all scores are 0.
   spec.any_length_scale = chance(0.4) && spec.map != RowMap::kSoftpick;
-  // From a_0 = 0 on, and shifts above 0 and below.
-  const double shapes[][2] = {{0.5, 0.0}, {1.0, 3.0}, {2.0, 2.0 * std::log(2.0)}, {0.05, 0.2}};
   if (spec.scale_invariant != 0.0 && chance(0.5)) {
-    const double(&shape)[2] = shapes[pick(0, 3)];
-    spec.scale_invariant_alpha = shape[0];
-    spec.scale_invariant_beta = shape[1];
+    const auto [a, b] = kScaleInvariantShapes[static_cast<std::size_t>(pick(0, 3))];
+    spec.scale_invariant_alpha = a;
+    spec.scale_invariant_beta = b;
   }
   return spec;
 }
