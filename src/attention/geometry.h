@@ -110,10 +110,13 @@ struct HeadRows {
   DType dtype = DType::kFloat32;
   std::int64_t row_bytes = 0;  // from a row to the next
   std::int64_t step = 1;       // elements from a column to the next
-  // Rows in pages: row i is row i % kPage of the one at pages[i / kPage] + page_offset.
-  static constexpr std::int64_t kPage = 64;
+  // Rows in pages of 2^page_shift: row i is a row of the one at pages[i >> page_shift] +
+  // page_offset.
+  static constexpr int kPageShift = 6;
+  static constexpr std::int64_t kPage = std::int64_t{1} << kPageShift;  // of our own cache
   const std::byte* const* pages = nullptr;
   std::int64_t page_offset = 0;
+  int page_shift = kPageShift;
 
   // Those of (b, h), counted from row `first` and column `column` of the array.
   static HeadRows Of(const ConstArray4& array, std::int64_t b, std::int64_t h,
@@ -127,16 +130,16 @@ struct HeadRows {
             nullptr,
             0};
   }
-  // Those of `columns` numbers side by side, in pages.
+  // Those in pages, of columns side by side.
   static HeadRows InPages(const std::byte* const* pages, std::int64_t page_offset, DType dtype,
-                          std::int64_t columns) {
-    const auto size = static_cast<std::int64_t>(SizeOf(dtype));
-    return {nullptr, dtype, columns * size, 1, pages, page_offset};
+                          std::int64_t row_bytes, int page_shift) {
+    return {nullptr, dtype, row_bytes, 1, pages, page_offset, page_shift};
   }
+  // Rows that lie row_bytes apart: of a page, or any part of an array.
+  std::int64_t page_rows() const { return std::int64_t{1} << page_shift; }
   const void* At(std::int64_t row) const {
     if (pages != nullptr) {
-      const auto at = static_cast<std::uint64_t>(row);
-      return pages[at / kPage] + page_offset + static_cast<std::int64_t>(at % kPage) * row_bytes;
+      return pages[row >> page_shift] + page_offset + (row & (page_rows() - 1)) * row_bytes;
     }
     return data + row * row_bytes;
   }

@@ -1,15 +1,20 @@
-// Attention on pages: checks, and CPUs, which gather the pages of every sequence into one array.
+// Attention on pages: checks, and CPUs, which read few queries' pages where they lie and else
+// gather those of every sequence into one array.
 #include "attention/pages.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "attention/check.h"
+#include "attention/cpu/decode/decode.h"
 #include "attention/cuda/cuda.h"
+#include "attention/features.h"
 #include "attention/geometry.h"
+#include "attention/kernels.h"
 #include "core/parallel.h"
 #include "tsallis/error.h"
 
@@ -86,6 +91,61 @@ ConstArray4 Gather(const Context& context, const AttentionParams& params,
           {params.kv_heads * gathered.most * columns, gathered.most * columns, columns, 1}};
 }
 
+// Queries of a sequence for which every one may read all keys, at most: gathering reads them once,
+// writes them and reads them again.
+constexpr std::int64_t kFewQueries = 16;
+
+// Whether the decode kernel reads these pages.
+bool InPlace(const AttentionParams& params, const AttentionPages& pages) {
+  return params.q_len <= kFewQueries &&
+         std::has_single_bit(static_cast<std::uint64_t>(pages.page_size)) &&
+         pages.k.strides[3] == 1 && pages.v.strides[3] == 1 &&
+         Refusal(kDecodeAttention.serves, params, FeaturesOf(params), Pass::kForward).empty();
+}
+
+// Addresses of the pages of every sequence: [batch] tables.
+class PageTables {
+ public:
+  PageTables(const AttentionParams& params, const AttentionPages& pages, const ConstArray4& of,
+             const Gathered& lengths) {
+    const auto page_bytes = of.strides[0] * static_cast<std::int64_t>(SizeOf(of.dtype));
+    std::vector<std::size_t> begins;
+    for (std::int64_t b = 0; b < params.batch; ++b) {
+      begins.push_back(addresses_.size());
+      for (std::int64_t i = 0; i * pages.page_size < lengths.ends[static_cast<std::size_t>(b)];
+           ++i) {
+        const std::int64_t page = IntegerAt(pages.table, b * pages.table_stride + i);
+        addresses_.push_back(static_cast<const std::byte*>(of.data) + page * page_bytes);
+      }
+    }
+    for (const std::size_t begin : begins) tables_.push_back(addresses_.data() + begin);
+  }
+  const std::byte* const* const* data() const { return tables_.data(); }
+
+ private:
+  std::vector<const std::byte*> addresses_;
+  std::vector<const std::byte* const*> tables_;
+};
+
+void ReadInPlace(const Context& context, const AttentionParams& params, const AttentionPages& pages,
+                 const Gathered& lengths, const AttentionOutputs& outputs) {
+  const PageTables keys(params, pages, pages.k, lengths), values(params, pages, pages.v, lengths);
+  const auto size = static_cast<std::int64_t>(SizeOf(params.q.dtype));
+  const decode::Pages in_place{
+      .tables = keys.data(),
+      .value_tables = values.data(),
+      .page_shift = std::countr_zero(static_cast<std::uint64_t>(pages.page_size)),
+      .key_bytes = pages.k.strides[2] * size,
+      .value_bytes = pages.v.strides[2] * size,
+      .key_head = pages.k.strides[1] * size,
+      .value_head = pages.v.strides[1] * size};
+  std::vector<RowBlock> rows;
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    for (std::int64_t h = 0; h < params.heads; ++h) rows.push_back({b, h, {0, params.q_len}});
+  }
+  decode::Forward(context, params, &in_place, outputs, {}, rows, nullptr);
+}
+
 }  // namespace
 
 AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pages) {
@@ -143,11 +203,16 @@ void AttentionOnPages(const Context& context, const AttentionParams& params,
   }
   Gathered gathered;
   SetLengths(call, pages, gathered);
-  call.k = Gather(context, call, pages, pages.k, call.head_dim, gathered, gathered.k);
-  call.v = Gather(context, call, pages, pages.v, call.value_dim, gathered, gathered.v);
+  const bool in_place = InPlace(call, pages);
   call.k_len = gathered.most;
   call.ranges.k_begin = gathered.begins.data();
   call.ranges.k_end = gathered.ends.data();
+  if (in_place) {
+    ReadInPlace(context, call, pages, gathered, outputs);
+    return;
+  }
+  call.k = Gather(context, call, pages, pages.k, call.head_dim, gathered, gathered.k);
+  call.v = Gather(context, call, pages, pages.v, call.value_dim, gathered, gathered.v);
   AttentionForward(context, call, outputs);
 }
 
@@ -155,7 +220,7 @@ std::size_t AttentionOnPagesWorkspaceBytes(const Context& context, const Attenti
                                            const AttentionPages& pages) {
   const AttentionParams call = CheckedOnPages(params, pages);
   if (context.device == DeviceKind::kCuda) return cuda::OnPagesWorkspaceBytes(call, pages);
-  return Gathered::Bytes(call, call.k_len);
+  return InPlace(call, pages) ? 0 : Gathered::Bytes(call, call.k_len);
 }
 
 }  // namespace tsallis

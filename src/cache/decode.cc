@@ -132,7 +132,11 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   if (params.batch == 0 || params.q_len == 0) return;
   const CacheLayout layout = CacheLayout::Of(shape, cache.options());
   const std::int64_t layer = params.layer * layout.layer;
+  const auto size = static_cast<std::int64_t>(SizeOf(shape.dtype));
   const decode::Pages pages{.tables = tables.data(),
+                            .value_tables = tables.data(),
+                            .key_bytes = shape.head_dim * size,
+                            .value_bytes = shape.value_dim * size,
                             .key_offset = layer + layout.keys,
                             .key_head = layout.key_head,
                             .value_offset = layer + layout.values,

@@ -32,15 +32,19 @@ class CacheReader {
   // [kv_heads]: no key of the layer has a larger norm.
   const float* key_norms() const { return key_norms_; }
   HeadRows Keys(std::int64_t head) const {
-    return HeadRows::InPages(pages_, layer_ + layout_.keys + head * layout_.key_head, shape_.dtype,
-                             shape_.head_dim);
+    return Rows(layer_ + layout_.keys + head * layout_.key_head, shape_.head_dim);
   }
   HeadRows Values(std::int64_t head) const {
-    return HeadRows::InPages(pages_, layer_ + layout_.values + head * layout_.value_head,
-                             shape_.dtype, shape_.value_dim);
+    return Rows(layer_ + layout_.values + head * layout_.value_head, shape_.value_dim);
   }
 
  private:
+  HeadRows Rows(std::int64_t offset, std::int64_t columns) const {
+    return HeadRows::InPages(pages_, offset, shape_.dtype,
+                             columns * static_cast<std::int64_t>(SizeOf(shape_.dtype)),
+                             HeadRows::kPageShift);
+  }
+
   const CacheLayout& layout_;
   const KvCacheShape& shape_;
   const std::byte* const* pages_ = nullptr;

@@ -177,12 +177,15 @@ struct Answer {
 
 // Where the keys and values of a call lie if not in its params.
 struct Pages {
-  const std::byte* const* const* tables = nullptr;  // [batch]
+  const std::byte* const* const* tables = nullptr;        // [batch]
+  const std::byte* const* const* value_tables = nullptr;  // likewise
+  int page_shift = HeadRows::kPageShift;
+  std::int64_t key_bytes = 0, value_bytes = 0;  // from a row of a page to the next
   // Of key head 0, and from one to the next.
   std::int64_t key_offset = 0, key_head = 0, value_offset = 0, value_head = 0;
   std::int64_t byte_offset = -1, byte_head = 0;
   std::int64_t range_offset = -1, moment_offset = -1, fact_head = 0;
-  const float* const* key_norms = nullptr;  // [batch][kv_heads]
+  const float* const* key_norms = nullptr;  // [batch][kv_heads], or null
 };
 
 // How a call chooses keys, and what it can tell beside AttentionOutputs: [rows of the statistics],

@@ -82,7 +82,9 @@ class Driver {
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
                         .q = q};
-    if (pages_ != nullptr) query.key_norm = pages_->key_norms[batch][kv];
+    if (pages_ != nullptr && pages_->key_norms != nullptr) {
+      query.key_norm = pages_->key_norms[batch][kv];
+    }
     Answer answers[decode::kRows];
     for (std::int64_t r = 0; r < item.count; ++r) {
       const std::int64_t h = item.h + r;
@@ -125,12 +127,13 @@ class Driver {
   HeadRows Keys(std::int64_t batch, std::int64_t kv) const {
     if (pages_ == nullptr) return HeadRows::Of(params_.k, batch, kv);
     return HeadRows::InPages(pages_->tables[batch], pages_->key_offset + kv * pages_->key_head,
-                             params_.q.dtype, params_.head_dim);
+                             params_.q.dtype, pages_->key_bytes, pages_->page_shift);
   }
   HeadRows Values(std::int64_t batch, std::int64_t kv) const {
     if (pages_ == nullptr) return HeadRows::Of(params_.v, batch, kv);
-    return HeadRows::InPages(pages_->tables[batch], pages_->value_offset + kv * pages_->value_head,
-                             params_.q.dtype, params_.value_dim);
+    return HeadRows::InPages(pages_->value_tables[batch],
+                             pages_->value_offset + kv * pages_->value_head, params_.q.dtype,
+                             pages_->value_bytes, pages_->page_shift);
   }
 
   decode::Functions functions_;
