@@ -40,6 +40,7 @@ class Growing {
     return memory_.get();
   }
   T* get() const { return memory_.get(); }
+  std::size_t bytes() const { return static_cast<std::size_t>(size_) * sizeof(T); }
 
  private:
   void Free() {

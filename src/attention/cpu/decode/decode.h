@@ -219,6 +219,11 @@ struct Scratch {
   std::vector<double> scores;
   std::vector<float> solved;
 
+  std::size_t bytes_held() const {
+    return bounds.bytes() + largest.bytes() + sums.bytes() + listed.bytes() + dots.bytes() +
+           weights.bytes() + bytes.bytes() + order.bytes() + chunk.bytes() +
+           scores.capacity() * sizeof(double) + solved.capacity() * sizeof(float);
+  }
   // At most, for so many keys, without DecodeMode.
   static std::size_t Bytes(std::int64_t rows, std::int64_t keys, std::int64_t value_dim) {
     return static_cast<std::size_t>(keys + kRun) *

@@ -1,7 +1,9 @@
 // Decoding as a kernel of the list: calls of one query a sequence.
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/cpu/decode/decode.h"
@@ -43,6 +45,41 @@ struct Worker {
   decode::Scratch scratch;
   Growing<float> q, out;
   std::vector<RowBlock> left;
+};
+
+// Workers between calls. A token is many short calls, one a layer, and memory that is given back
+// after each comes anew with a page fault every 4 KB: behind 4 096 keys that takes as long as the
+// rest.
+class Idle {
+ public:
+  static Idle& Shared() {
+    static Idle shared;
+    return shared;
+  }
+  std::unique_ptr<Worker> Take() {
+    const std::lock_guard lock(mutex_);
+    if (workers_.empty()) return std::make_unique<Worker>();
+    std::unique_ptr<Worker> worker = std::move(workers_.back());
+    workers_.pop_back();
+    bytes_ -= worker->scratch.bytes_held();
+    return worker;
+  }
+  // Keeps it unless all would hold more than kMostBytes then.
+  void Give(std::unique_ptr<Worker> worker) {
+    const std::lock_guard lock(mutex_);
+    const std::size_t bytes = worker->scratch.bytes_held();
+    if (bytes_ + bytes > kMostBytes) return;
+    worker->left.clear();
+    bytes_ += bytes;
+    workers_.push_back(std::move(worker));
+  }
+
+ private:
+  static constexpr std::size_t kMostBytes = std::size_t{32} << 20;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::size_t bytes_ = 0;
 };
 
 class Driver {
@@ -154,20 +191,26 @@ void Forward(const Context& context, const AttentionParams& params, const Pages*
   const std::vector<Item> items = ItemsOf(params, rows);
   const Driver driver(params, pages, outputs, account);
   const auto count = static_cast<std::int64_t>(items.size());
-  if (count >= 2 * Threads(context)) {
-    std::vector<Worker> workers(static_cast<std::size_t>(Workers(context, count)));
+  // Enough items for a thread each, or the threads share the keys of an item.
+  const bool apart = count >= 2 * Threads(context);
+  std::vector<std::unique_ptr<Worker>> workers(
+      static_cast<std::size_t>(apart ? Workers(context, count) : 1));
+  for (std::unique_ptr<Worker>& worker : workers) worker = Idle::Shared().Take();
+  const auto run = [&](const Context& own, std::int64_t i, Worker& worker) {
+    driver.Run(own, items[static_cast<std::size_t>(i)], worker,
+               left != nullptr ? &worker.left : nullptr);
+  };
+  if (apart) {
     ParallelTasks(context, count, [&](std::int64_t i, int worker) {
-      Worker& own = workers[static_cast<std::size_t>(worker)];
-      driver.Run({.threads = 1}, items[static_cast<std::size_t>(i)], own,
-                 left != nullptr ? &own.left : nullptr);
+      run({.threads = 1}, i, *workers[static_cast<std::size_t>(worker)]);
     });
-    for (const Worker& worker : workers) {
-      if (left != nullptr) left->insert(left->end(), worker.left.begin(), worker.left.end());
-    }
-    return;
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) run(context, i, *workers.front());
   }
-  Worker worker;
-  for (const Item& item : items) driver.Run(context, item, worker, left);
+  for (std::unique_ptr<Worker>& worker : workers) {
+    if (left != nullptr) left->insert(left->end(), worker->left.begin(), worker->left.end());
+    Idle::Shared().Give(std::move(worker));
+  }
 }
 
 }  // namespace decode
