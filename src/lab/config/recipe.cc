@@ -1,7 +1,6 @@
 #include "lab/config/recipe.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <fstream>
@@ -46,13 +45,6 @@ std::string CheckRates(const std::vector<double>& rates) {
   const std::set<double> distinct(rates.begin(), rates.end());
   const bool fine = !rates.empty() && distinct.size() == rates.size() && *distinct.begin() > 0.0;
   return fine ? "" : "different learning rates > 0";
-}
-
-std::string CheckCoefficients(const std::vector<double>& coefficients) {
-  const bool finite = std::all_of(coefficients.begin(), coefficients.end(),
-                                  [](double c) { return std::isfinite(c); });
-  const bool fine = finite && !coefficients.empty() && coefficients.size() <= 17;
-  return fine ? "" : "1 to 17 finite numbers, lowest degree first";
 }
 
 // train_length = [min, max]: one key, two fields.
@@ -128,8 +120,7 @@ void Describe(TableReader& table, MethodConfig& method) {
   table.Optional("top_k_fraction", method.top_k_fraction, FractionCheck());
   table.Optional("sigmoid_bias", method.sigmoid_bias);
   table.Optional("theta", method.theta, IfGiven(Positive<double>()));
-  table.Optional("coefficients", method.coefficients,
-                 IfGiven(Check<std::vector<double>>(CheckCoefficients)));
+  table.Optional("coefficients", method.coefficients, IfGiven(CoefficientsCheck()));
   table.Optional("length_scaling", method.length_scaling);
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);

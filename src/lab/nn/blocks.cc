@@ -169,6 +169,7 @@ void SetMap(const AttentionConfig& config, const Tensor& alpha, AttentionOptions
   }
   options.top_k = {.k = config.top_k, .fraction = config.top_k_fraction};
   options.sigmoid_bias = config.sigmoid_bias;
+  if (config.coefficients) options.adaptive.coefficients = *config.coefficients;
 }
 
 Tensor AttentionBlock::Heads(const Tensor& rows) const {

@@ -97,6 +97,8 @@ struct AttentionConfig {
   std::int64_t top_k = 0;
   double top_k_fraction = 0.0;
   std::optional<double> sigmoid_bias;  // sigmoid; unset: -ln n of n visible keys
+  // adaptive-temperature: its polynomial, lowest degree first; unset: the published one.
+  std::optional<std::vector<double>> coefficients;
   // softmax, entmax: one more key of every query, whose value is 0: "none", "zero" with the score
   // 0, "learned" with one learned score a head, at first 0.
   std::string sink = "none";
@@ -115,13 +117,15 @@ struct AttentionConfig {
 struct AttentionOverride {
   std::vector<std::int64_t> layers;  // from 0; empty: all
   std::vector<std::int64_t> heads;   // from 0; empty: all
-  // One that differs takes nothing of top_k, top_k_fraction and sigmoid_bias from before.
+  // One that differs takes nothing of top_k, top_k_fraction, sigmoid_bias and coefficients from
+  // before.
   std::optional<std::string> map;
   std::optional<double> alpha;
   std::optional<std::string> learn_alpha;
   std::optional<std::int64_t> top_k;
   std::optional<double> top_k_fraction;
   std::optional<double> sigmoid_bias;
+  std::optional<std::vector<double>> coefficients;
   std::optional<std::string> sink;
   std::optional<QueryScaling> length_scaling;
   std::optional<Positions> positions;

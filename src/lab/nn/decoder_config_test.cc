@@ -66,8 +66,8 @@ TEST(DecoderConfig, LeavesLaterKeysOutAtTheirDefaults) {
   for (const char* key : {"block", "norm_gain", "activation", "qk_norm", "embedding"}) {
     EXPECT_FALSE(json.contains(key)) << key;
   }
-  for (const char* key : {"top_k", "top_k_fraction", "sigmoid_bias", "sink", "pattern",
-                          "scale_invariant_alpha", "scale_invariant_beta"}) {
+  for (const char* key : {"top_k", "top_k_fraction", "sigmoid_bias", "coefficients", "sink",
+                          "pattern", "scale_invariant_alpha", "scale_invariant_beta"}) {
     EXPECT_FALSE(json["attention"].contains(key)) << key;
   }
   EXPECT_FALSE(json["attention"]["length_scaling"].contains("learn_delta"));
@@ -123,13 +123,17 @@ TEST(DecoderConfig, LaterOverridesWinAndLeaveTheRest) {
 TEST(DecoderConfig, AnotherMapTakesNothingOfTheOneBefore) {
   const DecoderConfig config = Config(R"({"attention": {"map": "top-k-softmax", "top_k": 4,
       "top_k_fraction": 0.5}, "override": [{"heads": [0], "map": "sigmoid", "sigmoid_bias": -1},
-      {"heads": [0, 1], "map": "softmax"}, {"heads": [2], "top_k": 6}]})");
+      {"heads": [3], "map": "adaptive-temperature", "coefficients": [1.5]},
+      {"heads": [0, 1], "map": "softmax"}, {"heads": [2], "top_k": 6},
+      {"heads": [3], "layers": [1], "map": "softmax"}]})");
   EXPECT_EQ(config.Head(0, 0).top_k, 0);
   EXPECT_FALSE(config.Head(0, 0).sigmoid_bias);
   EXPECT_EQ(config.Head(0, 1).top_k_fraction, 0.0);
   EXPECT_EQ(config.Head(0, 2).top_k, 6);
   EXPECT_EQ(config.Head(0, 2).top_k_fraction, 0.5);
-  EXPECT_EQ(config.Head(0, 3).top_k, 4);
+  EXPECT_EQ(config.Head(0, 3).coefficients, std::vector<double>{1.5});
+  EXPECT_FALSE(config.Head(1, 3).coefficients);
+  EXPECT_EQ(config.Head(0, 4).top_k, 4);
 }
 
 TEST(DecoderConfig, MistakesNameTheKey) {
@@ -177,6 +181,10 @@ TEST(DecoderConfig, MistakesNameTheKey) {
                  "attention.top_k: only has an effect with map = \"top-k-softmax\"");
   ExpectContains(attention(R"("sigmoid_bias": 1)"),
                  "attention.sigmoid_bias: only has an effect with map = \"sigmoid\"");
+  ExpectContains(attention(R"("coefficients": [1])"),
+                 "attention.coefficients: only has an effect with map = \"adaptive-temperature\"");
+  ExpectContains(attention(R"("map": "adaptive-temperature", "coefficients": [])"),
+                 "attention.coefficients: expected 1 to 17 finite numbers, lowest degree first");
   ExpectContains(attention(R"("map": "softpick", "sink": "zero")"),
                  "attention.sink: expected map \"softmax\" or \"entmax\", got \"softpick\"");
   ExpectContains(attention(R"("sink": "some")"), "attention.sink: expected \"none\" or \"zero\"");

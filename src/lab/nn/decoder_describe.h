@@ -2,6 +2,8 @@
 // (TableReader), writes them as JSON or lists them (decoder_config.cc).
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -109,6 +111,14 @@ inline Check<std::int64_t> TopKCheck() {
   return Within<std::int64_t>(1, 1 << 30, "1 <= top_k <= 2^30");
 }
 inline Check<double> FractionCheck() { return Within(0.0, 1.0, "0 <= top_k_fraction <= 1"); }
+inline Check<std::vector<double>> CoefficientsCheck() {
+  return [](const std::vector<double>& coefficients) -> std::string {
+    const bool finite = std::all_of(coefficients.begin(), coefficients.end(),
+                                    [](double c) { return std::isfinite(c); });
+    const bool fine = finite && !coefficients.empty() && coefficients.size() <= 17;
+    return fine ? "" : "1 to 17 finite numbers, lowest degree first";
+  };
+}
 inline Check<std::string> SinkCheck() { return OneOf({"none", "zero", "learned"}); }
 
 template <class Visitor>
@@ -124,6 +134,8 @@ void Describe(Visitor& keys, AttentionConfig& attention) {
         "top-k-softmax: at least this share of the visible keys is kept");
   keys.Optional("sigmoid_bias", attention.sigmoid_bias, {},
                 "sigmoid: b; minus ln of the number of visible keys unless given");
+  keys.Optional("coefficients", attention.coefficients, IfGiven(CoefficientsCheck()),
+                "adaptive-temperature: its polynomial, lowest degree first");
   Later(keys, "sink", attention.sink, defaults.sink, SinkCheck(),
         "softmax, entmax: one more key of value 0, of the score 0 or of a learned one");
   keys.Optional("length_scaling", attention.length_scaling, {}, "scores against length");
@@ -148,6 +160,8 @@ void Describe(Visitor& keys, AttentionOverride& change) {
   keys.Optional("top_k_fraction", change.top_k_fraction, IfGiven(FractionCheck()),
                 "as in attention");
   keys.Optional("sigmoid_bias", change.sigmoid_bias, {}, "as in attention");
+  keys.Optional("coefficients", change.coefficients, IfGiven(CoefficientsCheck()),
+                "as in attention");
   keys.Optional("sink", change.sink, IfGiven(SinkCheck()), "as in attention");
   keys.Optional("length_scaling", change.length_scaling, {}, "all of it anew");
   keys.Optional("positions", change.positions, {}, "all of it anew");

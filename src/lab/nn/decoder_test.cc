@@ -173,6 +173,7 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
   map.alpha = how.alpha;
   if (how.map == "softmax") map.map = RowMap::kSoftmax;
   if (how.map == "adaptive-temperature") map.map = RowMap::kAdaptiveTemperature;
+  if (how.coefficients) map.adaptive.coefficients = *how.coefficients;
   std::optional<Tensor> alpha;
   if (how.learn_alpha != "no") {
     const Tensor a = w.at(prefix + "alpha")[head];

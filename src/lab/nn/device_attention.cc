@@ -301,7 +301,7 @@ std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at:
                         bool sloped, bool scaled, const c10::Device& device) {
   // 1 + sigmoid(a) stays between 1 and 2, whose alphas are served, at the price of a copy to the
   // host for every layer.
-  if (heads.learn_alpha == "softplus") return "a learned alpha without an upper bound";
+  if (heads.learn_alpha == "free") return "a learned alpha without an upper bound";
   // Addresses of the device, which the host never reads.
   alignas(64) static std::byte there[64];
   const DType type = dtype == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;

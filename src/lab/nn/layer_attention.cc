@@ -35,7 +35,8 @@ double AlphaParameter(const AttentionConfig& head) {
 
 bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
   return a.map == b.map && a.top_k == b.top_k && a.top_k_fraction == b.top_k_fraction &&
-         a.sigmoid_bias == b.sigmoid_bias && a.pattern == b.pattern && SameDistances(a, b);
+         a.sigmoid_bias == b.sigmoid_bias && a.coefficients == b.coefficients &&
+         a.pattern == b.pattern && SameDistances(a, b);
 }
 
 std::vector<ScaledHeads> ScaledHeadsOf(const DecoderConfig& config, std::int64_t layer) {
@@ -303,6 +304,7 @@ void LayerAttention::SetMap(AttentionParams& params, const Call& call,
   params.map = MapNamed(head.map);
   params.top_k = {head.top_k, head.top_k_fraction};
   params.sigmoid_bias = head.sigmoid_bias;
+  if (head.coefficients) params.adaptive.coefficients = *head.coefficients;
   params.alpha = numbers.alphas.front();
   const bool equal = std::all_of(numbers.alphas.begin(), numbers.alphas.end(),
                                  [&](double alpha) { return alpha == params.alpha; });

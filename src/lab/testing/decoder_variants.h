@@ -70,6 +70,8 @@ inline constexpr Variant kVariants[] = {
                     "positions": {"kind": "rope"}}})"},
     {"Sigmoid", R"({"attention": {"map": "sigmoid", "positions": {"kind": "nape"}}})"},
     {"SigmoidBias", R"({"attention": {"map": "sigmoid", "sigmoid_bias": -1.5}})"},
+    {"RefittedTemperature", R"({"attention": {"map": "adaptive-temperature",
+                                "coefficients": [0.5, 0.8], "positions": {"kind": "rope"}}})"},
     {"Softpick", R"({"attention": {"map": "softpick", "positions": {"kind": "rope"}}})"},
     {"StickBreaking", R"({"attention": {"map": "stick-breaking"}})"},
     {"StickBreakingAdaptive", R"({"attention": {"map": "stick-breaking",
