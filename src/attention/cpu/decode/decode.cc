@@ -116,8 +116,11 @@ class Group {
       }
       f_.sums(*query_.values, begin, end - begin, weight, rows, columns, sum);
     });
+    const std::int64_t bytes =
+        all_.size() * columns * static_cast<std::int64_t>(SizeOf(query_.values->dtype));
     for (std::int64_t i = 0; i < rows; ++i) {
       Answer& answer = answers[row[i]];
+      answer.bytes_read += Part(bytes, i, rows);
       for (std::int64_t x = 0; x < columns; ++x) {
         double total = 0.0;
         for (std::int64_t run = 0; run < runs_; ++run) {
@@ -308,7 +311,11 @@ class Group {
     return query_.head_dim * static_cast<std::int64_t>(SizeOf(query_.keys->dtype));
   }
   std::int64_t PartOf(std::int64_t bytes, std::int64_t r) const {
-    return bytes / query_.rows + (r < bytes % query_.rows ? 1 : 0);
+    return Part(bytes, r, query_.rows);
+  }
+  // Part i of so many parts, which sum to `bytes`.
+  static std::int64_t Part(std::int64_t bytes, std::int64_t i, std::int64_t parts) {
+    return bytes / parts + (i < bytes % parts ? 1 : 0);
   }
 
   const Functions& f_;

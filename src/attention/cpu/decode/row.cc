@@ -51,7 +51,6 @@ Answer Row::Softmax(float* x, float top) {
     }
   }
   answer.tau = static_cast<double>(most) + std::log(sum);
-  answer.bytes_read = BytesOfRows(0, static_cast<std::size_t>(n));
   return answer;
 }
 
