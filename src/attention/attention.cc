@@ -18,6 +18,16 @@
 
 namespace tsallis {
 
+std::vector<RowBlock> AllRows(const AttentionParams& params) {
+  std::vector<RowBlock> rows;
+  rows.reserve(static_cast<std::size_t>(params.batch * params.heads));
+  for (std::int64_t b = 0; b < params.batch; ++b) {
+    const Span q = Sequence::Of(params, b).q;
+    for (std::int64_t h = 0; q.size() > 0 && h < params.heads; ++h) rows.push_back({b, h, q});
+  }
+  return rows;
+}
+
 namespace {
 
 // Why a kernel is not for these params; empty if it is.
@@ -69,16 +79,6 @@ void Walk(KernelList kernels, const AttentionParams& params, const Features& ask
     left = true;
   }
   if (!work.empty()) throw std::logic_error("the last attention kernel left work");
-}
-
-std::vector<RowBlock> AllRows(const AttentionParams& params) {
-  std::vector<RowBlock> rows;
-  rows.reserve(static_cast<std::size_t>(params.batch * params.heads));
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    const Span q = Sequence::Of(params, b).q;
-    for (std::int64_t h = 0; q.size() > 0 && h < params.heads; ++h) rows.push_back({b, h, q});
-  }
-  return rows;
 }
 
 std::vector<KeyHead> AllKeyHeads(const AttentionParams& params) {

@@ -24,6 +24,9 @@ struct RowBlock {
   Span q;
 };
 
+// All of a call, by sequences, then heads.
+std::vector<RowBlock> AllRows(const AttentionParams& params);
+
 // A key head with all its query heads: sequence b.
 struct KeyHead {
   std::int64_t b = 0, kv = 0;

@@ -139,11 +139,7 @@ void ReadInPlace(const Context& context, const AttentionParams& params, const At
       .value_bytes = pages.v.strides[2] * size,
       .key_head = pages.k.strides[1] * size,
       .value_head = pages.v.strides[1] * size};
-  std::vector<RowBlock> rows;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    for (std::int64_t h = 0; h < params.heads; ++h) rows.push_back({b, h, {0, params.q_len}});
-  }
-  decode::Forward(context, params, &in_place, outputs, {}, rows, nullptr);
+  decode::Forward(context, params, &in_place, outputs, {}, AllRows(params), nullptr);
 }
 
 }  // namespace

@@ -147,17 +147,13 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
                             .moment_offset = layout.moments < 0 ? -1 : layer + layout.moments,
                             .fact_head = layout.fact_head,
                             .key_norms = norms.data()};
-  std::vector<RowBlock> rows;
-  for (std::int64_t b = 0; b < params.batch; ++b) {
-    for (std::int64_t h = 0; h < params.heads; ++h) rows.push_back({b, h, {0, params.q_len}});
-  }
   decode::Forward(context, call, &pages, results,
                   {.mode = params.mode,
                    .certificate = outputs.certificate,
                    .lost = outputs.lost,
                    .scored = outputs.scored,
                    .bytes_read = outputs.bytes_read},
-                  rows, nullptr);
+                  AllRows(call), nullptr);
 }
 
 }  // namespace tsallis

@@ -107,10 +107,7 @@ HWY_INLINE void PrefetchRows(const HeadRows& rows, std::int64_t count, std::size
     bytes *= count;
     count = 1;
   }
-  for (std::int64_t row = 0; row < count; ++row) {
-    const auto* at = static_cast<const std::byte*>(rows.At(row));
-    for (std::int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(at + x, 0, 2);
-  }
+  for (std::int64_t row = 0; row < count; ++row) PrefetchFar(rows.At(row), bytes);
 }
 
 // The 128-bit blocks at p, p + 4 stride, p + 8 stride ... side by side.

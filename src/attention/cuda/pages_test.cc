@@ -88,16 +88,12 @@ TEST(CudaOnPages, HeadsHaveTheirOwnAlphas) {
 }
 
 TEST(CudaOnPages, ScaleInvariantScoresOfAnyShape) {
-  for (const auto& [a, b] : kScaleInvariantShapes) {
-    for (const double alpha : {1.0, 1.5}) {
-      const ProblemSpec spec = {.dtype = DType::kFloat32,
-                                .q_len = 3,
-                                .k_len = 200,
-                                .alpha = alpha,
-                                .causal = true,
-                                .scale_invariant = 10.0,
-                                .scale_invariant_alpha = a,
-                                .scale_invariant_beta = b};
+  for (const double alpha : {1.0, 1.5}) {
+    for (const ProblemSpec& spec : OfEachShape({.dtype = DType::kFloat32,
+                                   .q_len = 3,
+                                   .k_len = 200,
+                                   .alpha = alpha,
+                                   .causal = true})) {
       EXPECT_EQ(CheckPaged(spec, 16), "") << spec.Describe();
     }
   }

@@ -125,6 +125,18 @@ inline std::string ProblemSpec::Describe() const {
 inline const std::array<std::array<double, 2>, 4> kScaleInvariantShapes = {
     {{0.5, 0.0}, {1.0, 3.0}, {2.0, 2.0 * std::log(2.0)}, {0.05, 0.2}}};
 
+// Those of scale-invariant scores of every shape, with what else `spec` has.
+inline std::vector<ProblemSpec> OfEachShape(ProblemSpec spec) {
+  std::vector<ProblemSpec> specs;
+  spec.scale_invariant = 10.0;
+  for (const auto& [a, b] : kScaleInvariantShapes) {
+    spec.scale_invariant_alpha = a;
+    spec.scale_invariant_beta = b;
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
 inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken = false) {
   std::mt19937_64 engine(seed);
   const auto chance = [&](double p) {
