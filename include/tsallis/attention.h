@@ -119,6 +119,8 @@ struct AttentionTerms {
   const double* sink = nullptr;
 };
 
+struct KeyValuePages;  // of the library's own
+
 struct AttentionParams {
   // Sizes. heads is a multiple of kv_heads: query head h reads key head h / (heads / kv_heads).
   std::int64_t batch = 0;
@@ -143,6 +145,9 @@ struct AttentionParams {
   AttentionMask mask;
   AttentionRanges ranges;
   AttentionTerms terms;
+  // For the library: keys and values in pages in place of those of k and v, which
+  // AttentionOnPages() (pages.h) and Decode() (kv_cache.h) fill in. Null for everybody else.
+  const KeyValuePages* pages = nullptr;
 };
 
 // What the forward pass writes. Everything but `out` is optional (null). The statistics are

@@ -175,10 +175,12 @@ struct DecodeOutputs {
   std::int64_t* bytes_read = nullptr;
 };
 
-// With DecodeKeys::kExact the output has the same bits as AttentionForward's for one query on the
-// same keys in one array, whatever pages they lie in, however they were screened, whoever shares
-// the call, and for any number of threads; but where a product of a query and a key is 2^24 or
-// more. Throws InvalidArgument.
+// With DecodeKeys::kExact the output of a query has the same bits as AttentionForward's for one
+// query on the same keys in one array, whatever pages they lie in, however they were screened,
+// whoever shares the call, and for any number of threads; but where a product of a query and a key
+// is 2^24 or more. More than 64 queries of a sequence, or 8 of softmax or without bytes, have those
+// of AttentionForward on the same queries, if none of the last four outputs is asked for. Throws
+// InvalidArgument.
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
             const DecodeOutputs& outputs);
 

@@ -47,8 +47,7 @@ struct AttentionPages {
 void AttentionOnPages(const Context& context, const AttentionParams& params,
                       const AttentionPages& pages, const AttentionOutputs& outputs);
 
-// Bytes that a call allocates on a CUDA device; for a CPU those of the keys and values that it
-// gathers: none where up to 16 queries a sequence read pages of a power of two of keys.
+// Bytes that a call allocates at most.
 std::size_t AttentionOnPagesWorkspaceBytes(const Context& context, const AttentionParams& params,
                                            const AttentionPages& pages);
 

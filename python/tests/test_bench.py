@@ -388,10 +388,28 @@ def test_decode(tmp_path):
         (["--inputs", "x", "--quick"], "--quick: expected without --inputs"),
         (["--keys", "12,x"], "--keys: expected numbers > 1"),
         (["--threads", "0"], "--threads: expected a number > 0, got 0"),
+        (["--queries", "1"], "--queries: expected numbers > 1"),
+        (["--queries", "600", "--quick"], "--queries: expected at most 512"),
+        (["--queries", "8", "--llama"], "--llama: expected without --queries"),
+        (["--models", "--queries", "8"], "--queries: expected without --models"),
     ]:
         refused = decode(*arguments)
         assert refused.returncode == 2
         assert why in refused.stderr
+
+
+def test_chunks_of_new_tokens(tmp_path):
+    done = decode(
+        *("--keys", "300", "--queries", "5,100", "--dtype", "float32", "--repeat", "2"),
+        *("--out", tmp_path, *SINGLE),
+    )
+    assert done.returncode == 0, done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["decode-chunks.json"]
+    found = json.loads((tmp_path / "decode-chunks.json").read_text())
+    assert {row["queries"] for row in found["rows"]} == {5, 100}
+    assert {row["peer"] for row in found["rows"]} == {"rows", "tensors", "gqa", "repeated"}
+    for row in found["rows"]:
+        assert 0 < row["support"] <= row["scored"] <= 300
 
 
 def test_llama_cpp_as_a_peer_of_decoding(tmp_path):

@@ -319,7 +319,9 @@ def decode(
 
     Query i of q_len stands at token len - q_len + i and sees no later one. Without a ``mode`` the
     output has the same bits as `tsallis.attention` of one query with the same keys in one tensor.
-    No gradients.
+    More than 64 queries, or 8 of softmax or without a screen, have those of `tsallis.attention` of
+    the same queries, if ``returns`` asks for nothing but "tau", "support_size", "entropy" and
+    "maximum". No gradients.
 
     Args:
         q: [sequences, heads, q_len, head_dim] of the cache's dtype; heads is a multiple of

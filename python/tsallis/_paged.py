@@ -47,13 +47,13 @@ def decode_paged(
 
     On a CUDA device nothing waits for the device, and a call can be captured into a graph, unless
     ``alpha`` is a tensor. The device's contents are not checked there: a length is cut off at what
-    the table has room for, and a query that sees a page that does not exist gets NaN. On a CPU up
-    to 16 queries of entmax or softmax read pages where they lie if a page has a power of two of
-    keys; other pages are gathered first. With entmax `KVCache` is faster there, which keeps what it
-    needs to skip keys.
+    the table has room for, and a query that sees a page that does not exist gets NaN. On a CPU the
+    output has the same bits as that of `tsallis.attention` on one tensor. With entmax `KVCache` is
+    faster there, which keeps what it needs to skip keys.
 
     Args:
-        q: [batch, heads, q_len, head_dim]; q_len is 1, or a few (speculative decoding).
+        q: [batch, heads, q_len, head_dim]; q_len is 1, or a few on a CUDA device (speculative
+            decoding), or any number on a CPU (a prompt in chunks).
         k_pages: [pages, page_size, kv_heads, head_dim] of q's dtype; heads is a multiple of
             kv_heads. Any strides: pages with heads before tokens are ``.transpose(1, 2)`` of this.
             On a CUDA device rows begin at multiples of 16 bytes and head_dim is a multiple of 8.

@@ -241,6 +241,11 @@ void RunBackward(KernelList kernels, const Context& context, const AttentionPara
   AddHeads(params, heads, gradients);
 }
 
+void RunForward(const Context& context, const AttentionParams& params,
+                const AttentionOutputs& outputs) {
+  RunForward(KernelsFrom(ChooseKernel(params, Pass::kForward, nullptr)), context, params, outputs);
+}
+
 void AttentionForward(const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs) {
   if (context.device == DeviceKind::kCuda) {
@@ -251,7 +256,7 @@ void AttentionForward(const Context& context, const AttentionParams& params,
   CheckOutputs(params, outputs);
   // Memory without lists must not look as if it had some of an earlier call.
   if (outputs.saved_bytes >= 64) std::memset(outputs.saved, 0, 64);
-  RunForward(KernelsFrom(ChooseKernel(params, Pass::kForward, nullptr)), context, params, outputs);
+  RunForward(context, params, outputs);
 }
 
 void AttentionBackward(const Context& context, const AttentionParams& params,
@@ -290,19 +295,22 @@ std::vector<const AttentionKernel*> Chain(const AttentionParams& params, Pass pa
 
 }  // namespace
 
-std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParams& params,
-                                    bool backward) {
-  if (context.device == DeviceKind::kCuda) return cuda::WorkspaceBytes(params, backward);
-  CheckAttention(params);
+std::size_t RunBytes(const Context& context, const AttentionParams& params, Pass pass) {
   std::size_t bytes = 0;
-  for (const AttentionKernel* kernel :
-       Chain(params, backward ? Pass::kBackward : Pass::kForward, nullptr)) {
-    bytes = std::max(bytes, kernel->workspace_bytes(context, params, backward));
+  for (const AttentionKernel* kernel : Chain(params, pass, nullptr)) {
+    bytes = std::max(bytes, kernel->workspace_bytes(context, params, pass == Pass::kBackward));
   }
   // Lists of work, in pieces of 32 rows and in memory that grows by doubling.
   const auto heads = static_cast<std::size_t>(params.batch * params.heads);
   const auto pieces = static_cast<std::size_t>(params.q_len / 32 + 2);
   return bytes + heads * (4 * pieces * sizeof(RowBlock) + sizeof(HeadSums));
+}
+
+std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParams& params,
+                                    bool backward) {
+  if (context.device == DeviceKind::kCuda) return cuda::WorkspaceBytes(params, backward);
+  CheckAttention(params);
+  return RunBytes(context, params, backward ? Pass::kBackward : Pass::kForward);
 }
 
 std::vector<AttentionKernelInfo> AttentionKernels() {

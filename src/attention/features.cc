@@ -35,6 +35,7 @@ constexpr const char* kNames[] = {"float32",
                                   "a sink",
                                   "columns that are not contiguous",
                                   "rows that do not begin at multiples of 16 bytes",
+                                  "keys in pages",
                                   "the gradient of alpha"};
 static_assert(std::size(kNames) == static_cast<std::size_t>(Feature::kFeatures));
 
@@ -106,7 +107,7 @@ Features FeaturesOf(const AttentionParams& params) {
   // Every field has a name here: where one is added, these lines do not compile until somebody says
   // which feature it is, so that no kernel passes over it in silence.
   const auto& [batch, heads, kv_heads, q_len, k_len, head_dim, value_dim, q, k, v, map, alpha,
-               alpha_per_head, adaptive, top_k, sigmoid_bias, mask, ranges, terms] = params;
+               alpha_per_head, adaptive, top_k, sigmoid_bias, mask, ranges, terms, pages] = params;
   const auto& [causal, alignment, left, right, visible, visible_strides, blocks, block_strides,
                block_q, block_k] = mask;
   const auto& [q_begin, q_end, k_begin, k_end, packed] = ranges;
@@ -137,6 +138,7 @@ Features FeaturesOf(const AttentionParams& params) {
   const std::int64_t k_sizes[] = {packed ? 1 : batch, kv_heads, k_len};
   asked.Add(Feature::kUnalignedRows, HasUnalignedRows(q, q_sizes) || HasUnalignedRows(k, k_sizes) ||
                                          HasUnalignedRows(v, k_sizes));
+  asked.Add(Feature::kPages, pages != nullptr);
   return asked;
 }
 

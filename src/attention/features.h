@@ -45,6 +45,7 @@ enum class Feature : std::uint8_t {
   // memory
   kStridedColumns,  // the elements of a row of q, k or v do not lie side by side
   kUnalignedRows,   // rows of q, k, v or d_out that do not begin at multiples of 16 bytes
+  kPages,           // keys and values in pages
   // results
   kAlphaGradient,
   kFeatures  // their number
@@ -86,7 +87,7 @@ inline constexpr Features kCommonFeatures = {
     Feature::kCausal,  Feature::kWindow,         Feature::kStartAlignment,
     Feature::kRanges,  Feature::kPacked,         Feature::kLengthScale,
     Feature::kAlibi,   Feature::kScaleInvariant, Feature::kScaleInvariantShape,
-    Feature::kSoftcap, Feature::kUnalignedRows};
+    Feature::kSoftcap, Feature::kUnalignedRows,  Feature::kPages};
 
 struct Serves {
   Features features;

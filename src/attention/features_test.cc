@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/kernels.h"
+#include "attention/testing/paged_rows.h"
 #include "attention/testing/problem.h"
 
 namespace tsallis {
@@ -32,13 +33,15 @@ TEST(Features, WhatAKernelLacksIsNamed) {
     ProblemSpec spec = DrawSpec(seed, 8, /*broken=*/true);
     if (seed == 600) spec.scale = 1e31;  // which no draw has
     const Problem problem(spec);
-    const Features asked = FeaturesOf(problem.params());
+    const PagedRows paged(problem.params(), 2, seed);
+    const AttentionParams params = seed % 2 == 0 ? paged.Call(problem.params()) : problem.params();
+    const Features asked = FeaturesOf(params);
     met = met | asked;
-    EXPECT_EQ(Refused({.features = Features::All()}, problem.params()), "");
+    EXPECT_EQ(Refused({.features = Features::All()}, params), "");
     for (int i = 0; i < static_cast<int>(Feature::kFeatures); ++i) {
       const auto feature = static_cast<Feature>(i);
       const Serves serves = {.features = Features::All().Without({feature})};
-      EXPECT_EQ(Refused(serves, problem.params()), asked.Has(feature) ? Name(feature) : "");
+      EXPECT_EQ(Refused(serves, params), asked.Has(feature) ? Name(feature) : "");
     }
   }
   const Features drawn = met | Features{Feature::kFloat64, Feature::kAlphaGradient};

@@ -110,13 +110,14 @@ struct HeadRows {
   DType dtype = DType::kFloat32;
   std::int64_t row_bytes = 0;  // from a row to the next
   std::int64_t step = 1;       // elements from a column to the next
-  // Rows in pages of 2^page_shift: row i is a row of the one at pages[i >> page_shift] +
-  // page_offset.
+  // Rows in pages of 2^page_shift: row i is row first + i of all pages, each of which begins
+  // page_offset behind its address.
   static constexpr int kPageShift = 6;
   static constexpr std::int64_t kPage = std::int64_t{1} << kPageShift;  // of our own cache
   const std::byte* const* pages = nullptr;
   std::int64_t page_offset = 0;
   int page_shift = kPageShift;
+  std::int64_t first = 0;  // the place of row 0 in the pages
 
   // Those of (b, h), counted from row `first` and column `column` of the array.
   static HeadRows Of(const ConstArray4& array, std::int64_t b, std::int64_t h,
@@ -130,20 +131,56 @@ struct HeadRows {
             nullptr,
             0};
   }
-  // Those in pages, of columns side by side.
   static HeadRows InPages(const std::byte* const* pages, std::int64_t page_offset, DType dtype,
-                          std::int64_t row_bytes, int page_shift) {
-    return {nullptr, dtype, row_bytes, 1, pages, page_offset, page_shift};
+                          std::int64_t row_bytes, int page_shift, std::int64_t step = 1,
+                          std::int64_t first = 0) {
+    return {nullptr, dtype, row_bytes, step, pages, page_offset, page_shift, first};
   }
-  // Rows that lie row_bytes apart: of a page, or any part of an array.
-  std::int64_t page_rows() const { return std::int64_t{1} << page_shift; }
   const void* At(std::int64_t row) const {
-    if (pages != nullptr) {
-      return pages[row >> page_shift] + page_offset + (row & (page_rows() - 1)) * row_bytes;
-    }
-    return data + row * row_bytes;
+    if (pages == nullptr) return data + row * row_bytes;
+    row += first;
+    const std::int64_t in_page = row & ((std::int64_t{1} << page_shift) - 1);
+    return pages[row >> page_shift] + page_offset + in_page * row_bytes;
+  }
+  // The first row behind `row` that lies on another page; arrays are cut likewise.
+  std::int64_t PageEnd(std::int64_t row) const {
+    return ((((row + first) >> page_shift) + 1) << page_shift) - first;
+  }
+  // Whether rows [begin, begin + count) lie row_bytes apart.
+  bool Adjacent(std::int64_t begin, std::int64_t count) const {
+    return pages == nullptr || begin + count <= PageEnd(begin);
   }
 };
+
+// Where the keys and values of a call lie if not in its arrays.
+struct KeyValuePages {
+  struct Rows {
+    const std::byte* const* const* tables = nullptr;  // [batch]: the addresses of its pages
+    std::int64_t row_bytes = 0;                       // from a row of a page to the next
+    std::int64_t offset = 0, head = 0;  // bytes to key head 0 in a page, and from one to the next
+    std::int64_t step = 1;              // elements from a column to the next
+
+    HeadRows Of(std::int64_t b, std::int64_t kv, DType dtype, int page_shift,
+                std::int64_t first) const {
+      return HeadRows::InPages(tables[b], offset + kv * head, dtype, row_bytes, page_shift, step,
+                               first);
+    }
+  };
+  int page_shift = HeadRows::kPageShift;
+  Rows keys, values;
+};
+
+// The keys and values of a head, counted from row `first`. b: Sequence::array_batch.
+inline HeadRows KeyRows(const AttentionParams& params, std::int64_t b, std::int64_t kv,
+                        std::int64_t first = 0) {
+  if (params.pages == nullptr) return HeadRows::Of(params.k, b, kv, first);
+  return params.pages->keys.Of(b, kv, params.q.dtype, params.pages->page_shift, first);
+}
+inline HeadRows ValueRows(const AttentionParams& params, std::int64_t b, std::int64_t kv,
+                          std::int64_t first = 0) {
+  if (params.pages == nullptr) return HeadRows::Of(params.v, b, kv, first);
+  return params.pages->values.Of(b, kv, params.q.dtype, params.pages->page_shift, first);
+}
 
 // Index of a query row in the statistics of AttentionOutputs.
 inline std::int64_t RowIndex(const AttentionParams& params, const Sequence& sequence,

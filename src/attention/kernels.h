@@ -102,6 +102,11 @@ KernelList KernelsFrom(const AttentionKernel& kernel);
 // reasons.
 const AttentionKernel& ChooseKernel(const AttentionParams& params, Pass pass, std::string* why);
 
+// A call that is checked, on the kernels that are for it, and bytes that this allocates at most.
+void RunForward(const Context& context, const AttentionParams& params,
+                const AttentionOutputs& outputs);
+std::size_t RunBytes(const Context& context, const AttentionParams& params, Pass pass);
+
 // The passes on a given list, whose first kernel takes part whatever it declines.
 void RunForward(KernelList kernels, const Context& context, const AttentionParams& params,
                 const AttentionOutputs& outputs);

@@ -1,21 +1,16 @@
-// Attention on pages: checks, and CPUs, which read few queries' pages where they lie and else
-// gather those of every sequence into one array.
+// Attention on pages: checks, and the addresses that CPU kernels read them by.
 #include "attention/pages.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "attention/check.h"
-#include "attention/cpu/decode/decode.h"
 #include "attention/cuda/cuda.h"
-#include "attention/features.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
-#include "core/parallel.h"
 #include "tsallis/error.h"
 
 namespace tsallis {
@@ -25,21 +20,15 @@ using std::to_string;
 
 constexpr std::int64_t kMostPageSize = std::int64_t{1} << 20;
 
-// Rows of all sequences, one after the other: [batch, kv_heads, most, columns].
-struct Gathered {
-  std::int64_t most = 0;  // of a sequence
+// Keys of every sequence, from the first of its pages on.
+struct Lengths {
+  std::int64_t most = 0;
   std::vector<std::int64_t> begins, ends;
-  std::vector<std::byte> k, v;
-
-  static std::size_t Bytes(const AttentionParams& params, std::int64_t keys) {
-    return static_cast<std::size_t>(params.batch * params.kv_heads * keys *
-                                    (params.head_dim + params.value_dim)) *
-           SizeOf(params.q.dtype);
-  }
 };
 
 // Checks lengths, and the entries of the table that are read.
-void SetLengths(const AttentionParams& params, const AttentionPages& pages, Gathered& gathered) {
+Lengths LengthsOf(const AttentionParams& params, const AttentionPages& pages) {
+  Lengths lengths;
   for (std::int64_t b = 0; b < params.batch; ++b) {
     const std::int64_t length = IntegerAt(pages.lengths, b);
     if (length < 0 || length > params.k_len) {
@@ -54,92 +43,57 @@ void SetLengths(const AttentionParams& params, const AttentionPages& pages, Gath
       throw InvalidArgument("pages.table[" + to_string(b) + ", " + to_string(i) + "]",
                             "one of " + to_string(pages.pages) + " pages", to_string(page));
     }
-    gathered.begins.push_back(0);
-    gathered.ends.push_back(length);
-    gathered.most = std::max(gathered.most, length);
+    lengths.begins.push_back(0);
+    lengths.ends.push_back(length);
+    lengths.most = std::max(lengths.most, length);
   }
+  return lengths;
 }
 
-ConstArray4 Gather(const Context& context, const AttentionParams& params,
-                   const AttentionPages& pages, const ConstArray4& from, std::int64_t columns,
-                   const Gathered& gathered, std::vector<std::byte>& memory) {
-  const auto size = static_cast<std::int64_t>(SizeOf(from.dtype));
-  const std::int64_t row = columns * size, head = gathered.most * row;
-  memory.resize(static_cast<std::size_t>(params.batch * params.kv_heads * head));
-  ParallelFor(context, params.batch * params.kv_heads, 1, [&](std::int64_t i, std::int64_t end) {
-    for (; i < end; ++i) {
-      const std::int64_t b = i / params.kv_heads, kv = i % params.kv_heads;
-      for (std::int64_t key = 0; key < gathered.ends[static_cast<std::size_t>(b)]; ++key) {
-        const std::int64_t place = b * pages.table_stride + key / pages.page_size;
-        const auto* source =
-            static_cast<const std::byte*>(from.data) +
-            Offset(from.strides, IntegerAt(pages.table, place), kv, key % pages.page_size) * size;
-        std::byte* to = memory.data() + i * head + key * row;
-        if (from.strides[3] == 1) {
-          std::memcpy(to, source, static_cast<std::size_t>(row));
-          continue;
-        }
-        for (std::int64_t c = 0; c < columns; ++c) {
-          std::memcpy(to + c * size, source + c * from.strides[3] * size,
-                      static_cast<std::size_t>(size));
-        }
-      }
-    }
-  });
-  return {memory.data(),
-          from.dtype,
-          {params.kv_heads * gathered.most * columns, gathered.most * columns, columns, 1}};
-}
+// Kernels read pages of a power of two of keys: the largest of which a page is made.
+std::int64_t PartOf(std::int64_t page_size) { return page_size & -page_size; }
 
-// Queries of a sequence for which every one may read all keys, at most: gathering reads them once,
-// writes them and reads them again.
-constexpr std::int64_t kFewQueries = 16;
-
-// Whether the decode kernel reads these pages.
-bool InPlace(const AttentionParams& params, const AttentionPages& pages) {
-  return params.q_len <= kFewQueries &&
-         std::has_single_bit(static_cast<std::uint64_t>(pages.page_size)) &&
-         pages.k.strides[3] == 1 && pages.v.strides[3] == 1 &&
-         Refusal(kDecodeAttention.serves, params, FeaturesOf(params), Pass::kForward).empty();
-}
-
-// Addresses of the pages of every sequence: [batch] tables.
+// Addresses of the parts of every sequence's pages.
 class PageTables {
  public:
   PageTables(const AttentionParams& params, const AttentionPages& pages, const ConstArray4& of,
-             const Gathered& lengths) {
+             const Lengths& lengths)
+      : rows_({.row_bytes = of.strides[2] * static_cast<std::int64_t>(SizeOf(of.dtype)),
+               .head = of.strides[1] * static_cast<std::int64_t>(SizeOf(of.dtype)),
+               .step = of.strides[3]}) {
     const auto page_bytes = of.strides[0] * static_cast<std::int64_t>(SizeOf(of.dtype));
+    const std::int64_t part = PartOf(pages.page_size), parts = pages.page_size / part;
     std::vector<std::size_t> begins;
     for (std::int64_t b = 0; b < params.batch; ++b) {
       begins.push_back(addresses_.size());
-      for (std::int64_t i = 0; i * pages.page_size < lengths.ends[static_cast<std::size_t>(b)];
-           ++i) {
-        const std::int64_t page = IntegerAt(pages.table, b * pages.table_stride + i);
-        addresses_.push_back(static_cast<const std::byte*>(of.data) + page * page_bytes);
+      const std::int64_t length = lengths.ends[static_cast<std::size_t>(b)];
+      for (std::int64_t i = 0; i * part < length; ++i) {
+        const std::int64_t page = IntegerAt(pages.table, b * pages.table_stride + i / parts);
+        addresses_.push_back(static_cast<const std::byte*>(of.data) + page * page_bytes +
+                             i % parts * part * rows_.row_bytes);
       }
     }
     for (const std::size_t begin : begins) tables_.push_back(addresses_.data() + begin);
+    rows_.tables = tables_.data();
   }
-  const std::byte* const* const* data() const { return tables_.data(); }
+  PageTables(const PageTables&) = delete;
+  PageTables& operator=(const PageTables&) = delete;
+
+  const KeyValuePages::Rows& rows() const { return rows_; }
+  static std::size_t Bytes(const AttentionParams& params, const AttentionPages& pages) {
+    const std::int64_t parts = pages.page_size / PartOf(pages.page_size);
+    return static_cast<std::size_t>(params.batch * (pages.table_width * parts + 1)) *
+           sizeof(const std::byte*);
+  }
 
  private:
   std::vector<const std::byte*> addresses_;
   std::vector<const std::byte* const*> tables_;
+  KeyValuePages::Rows rows_;
 };
 
-void ReadInPlace(const Context& context, const AttentionParams& params, const AttentionPages& pages,
-                 const Gathered& lengths, const AttentionOutputs& outputs) {
-  const PageTables keys(params, pages, pages.k, lengths), values(params, pages, pages.v, lengths);
-  const auto size = static_cast<std::int64_t>(SizeOf(params.q.dtype));
-  const decode::Pages in_place{
-      .tables = keys.data(),
-      .value_tables = values.data(),
-      .page_shift = std::countr_zero(static_cast<std::uint64_t>(pages.page_size)),
-      .key_bytes = pages.k.strides[2] * size,
-      .value_bytes = pages.v.strides[2] * size,
-      .key_head = pages.k.strides[1] * size,
-      .value_head = pages.v.strides[1] * size};
-  decode::Forward(context, params, &in_place, outputs, {}, AllRows(params), nullptr);
+int ShiftOf(const AttentionPages& pages) {
+  return std::countr_zero(static_cast<std::uint64_t>(PartOf(pages.page_size)));
 }
 
 }  // namespace
@@ -197,26 +151,25 @@ void AttentionOnPages(const Context& context, const AttentionParams& params,
     cuda::ForwardOnPages(context, call, pages, outputs);
     return;
   }
-  Gathered gathered;
-  SetLengths(call, pages, gathered);
-  const bool in_place = InPlace(call, pages);
-  call.k_len = gathered.most;
-  call.ranges.k_begin = gathered.begins.data();
-  call.ranges.k_end = gathered.ends.data();
-  if (in_place) {
-    ReadInPlace(context, call, pages, gathered, outputs);
-    return;
-  }
-  call.k = Gather(context, call, pages, pages.k, call.head_dim, gathered, gathered.k);
-  call.v = Gather(context, call, pages, pages.v, call.value_dim, gathered, gathered.v);
-  AttentionForward(context, call, outputs);
+  const Lengths lengths = LengthsOf(call, pages);
+  call.k_len = lengths.most;
+  call.ranges.k_begin = lengths.begins.data();
+  call.ranges.k_end = lengths.ends.data();
+  const PageTables keys(call, pages, pages.k, lengths), values(call, pages, pages.v, lengths);
+  const KeyValuePages in_place{
+      .page_shift = ShiftOf(pages), .keys = keys.rows(), .values = values.rows()};
+  call.pages = &in_place;
+  RunForward(context, call, outputs);
 }
 
 std::size_t AttentionOnPagesWorkspaceBytes(const Context& context, const AttentionParams& params,
                                            const AttentionPages& pages) {
-  const AttentionParams call = CheckedOnPages(params, pages);
+  AttentionParams call = CheckedOnPages(params, pages);
   if (context.device == DeviceKind::kCuda) return cuda::OnPagesWorkspaceBytes(call, pages);
-  return InPlace(call, pages) ? 0 : Gathered::Bytes(call, call.k_len);
+  KeyValuePages in_place;
+  in_place.page_shift = ShiftOf(pages);
+  call.pages = &in_place;
+  return 2 * PageTables::Bytes(call, pages) + RunBytes(context, call, Pass::kForward);
 }
 
 }  // namespace tsallis

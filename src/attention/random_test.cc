@@ -1,6 +1,6 @@
 // Every kernel on problems drawn from the whole space of attention.h: outputs, statistics and
-// gradients against the reference in double, the same bits for every number of threads and amount
-// of saved memory, nothing written outside of the results.
+// gradients against the reference in double, the same bits for every number of threads, amount of
+// saved memory and place of keys, nothing written outside of the results.
 //
 //   TSALLIS_CASES   how many, each on every instruction set (default: 2 000 on one instruction set
 //                   each, by turns)
@@ -18,6 +18,7 @@
 
 #include "attention/testing/compare.h"
 #include "attention/testing/environment.h"
+#include "attention/testing/paged_rows.h"
 #include "attention/testing/problem.h"
 #include "core/every_target.h"
 
@@ -49,6 +50,18 @@ struct RandomCase {
   ProblemSpec spec;
 };
 
+// The forward pass on keys in pages must give the same bits.
+std::string InPages(const AttentionKernel& kernel, const Problem& problem) {
+  const std::uint64_t seed = problem.spec().seed;
+  const PagedRows paged(problem.params(), static_cast<int>((seed / 4 + seed / 32) % 8), seed);
+  const Results on_pages = problem.RunBy(
+      [&](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
+        RunForward(TestedFrom(kernel), context, paged.Call(params), outputs);
+      },
+      AttentionBackward, /*wants_backward=*/false, kWantAll);
+  return FirstDifference(problem.Run(&kernel, 1, 0, /*backward=*/false), on_pages);
+}
+
 // What is wrong with `kernel` on a problem; empty: nothing.
 std::string Try(const AttentionKernel& kernel, const Problem& problem,
                 const Expectation& expectation, ErrorShares& shares) {
@@ -63,6 +76,10 @@ std::string Try(const AttentionKernel& kernel, const Problem& problem,
   const std::size_t plenty = kernel.saved_bytes != nullptr ? kernel.saved_bytes(params) : 4096;
   wrong = FirstDifference(plain, problem.Run(&kernel, 3, plenty));
   if (!wrong.empty()) return "3 threads with saved lists: " + wrong;
+  if (seed % 4 == 2 || seed % 32 == 0) {  // long ones too
+    wrong = InPages(kernel, problem);
+    if (!wrong.empty()) return "keys in pages: " + wrong;
+  }
   if (seed % 4 == 0) {
     wrong = FirstDifference(plain, problem.Run(&kernel, 1, plenty / 3));
     if (!wrong.empty()) return "a third of the lists saved: " + wrong;

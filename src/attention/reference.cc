@@ -16,10 +16,10 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // A row of an array as doubles. values: [columns].
-void LoadColumns(const ConstArray4& array, std::int64_t start, std::int64_t columns,
-                 double* values) {
+void LoadColumns(const HeadRows& rows, std::int64_t row, std::int64_t columns, double* values) {
+  const void* from = rows.At(row);
   for (std::int64_t x = 0; x < columns; ++x) {
-    values[x] = LoadElement<double>(array.data, array.dtype, start + x * array.strides[3]);
+    values[x] = LoadElement<double>(from, rows.dtype, x * rows.step);
   }
 }
 
@@ -63,12 +63,13 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
   v.resize(e);
   d_out.resize(e);
   dp.assign(row.scores.size(), 0.0);  // a sink's is 0
-  LoadColumns(params.q, Offset(params.q.strides, b, h, q_row), d, q.data());
-  LoadColumns(gradients.d_out, Offset(gradients.d_out.strides, b, h, q_row), e, d_out.data());
+  const HeadRows keys = KeyRows(params, b, kv), values = ValueRows(params, b, kv);
+  LoadColumns(HeadRows::Of(params.q, b, h), q_row, d, q.data());
+  LoadColumns(HeadRows::Of(gradients.d_out, b, h), q_row, e, d_out.data());
   for (std::int64_t j = 0; j < n; ++j) {
     if (row.p[j] == 0.0) continue;
     const std::int64_t k_row = row.keys.begin + j;
-    LoadColumns(params.v, Offset(params.v.strides, b, kv, k_row), e, v.data());
+    LoadColumns(values, k_row, e, v.data());
     dp[j] = Dot(d_out.data(), v.data(), e);
     for (std::int64_t x = 0; x < e; ++x) dv[k_row * e + x] += row.p[j] * d_out[x];
   }
@@ -93,7 +94,7 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
     }
     // An infinite product at its cap has no influence either.
     if (dx != 0.0) {
-      LoadColumns(params.k, Offset(params.k.strides, b, kv, k_row), d, k.data());
+      LoadColumns(keys, k_row, d, k.data());
       const double factor = dx * row.c * scale;
       for (std::int64_t x = 0; x < d; ++x) {
         dq[x] += factor * k[x];
@@ -146,7 +147,8 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
   c = load(terms.length_scale, q_row, 0, 1.0);
   slope = load(terms.alibi_slopes, 0, 0, 0.0);
   const double scale = ScaleOf(params);
-  const std::int64_t q_start = Offset(params.q.strides, b, h, q_row);
+  const HeadRows query_rows = HeadRows::Of(params.q, b, h), key_rows = KeyRows(params, b, kv);
+  const void* query = query_rows.At(q_row);
   maximum = -kInfinity;
   const DistanceLaw law = DistanceLaw::Of(terms);
   for (std::int64_t j = 0; j < keys.size(); ++j) {
@@ -156,11 +158,11 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
     if (IsMasked(params.mask, b, h, q_row, k_row)) continue;
     const double bias = load(terms.bias, q_row, k_row, 0.0);
     if (bias == -kInfinity) continue;
-    const std::int64_t k_start = Offset(params.k.strides, b, kv, k_row);
+    const void* key = key_rows.At(k_row);
     double sum = 0.0;
     for (std::int64_t x = 0; x < params.head_dim; ++x) {
-      sum += LoadElement<double>(params.q.data, params.q.dtype, q_start + x * params.q.strides[3]) *
-             LoadElement<double>(params.k.data, params.k.dtype, k_start + x * params.k.strides[3]);
+      sum += LoadElement<double>(query, query_rows.dtype, x * query_rows.step) *
+             LoadElement<double>(key, key_rows.dtype, x * key_rows.step);
     }
     product[j] = scale * sum;
     const DistanceFactor factor = DistanceFactor::At(law, distance);
@@ -193,13 +195,13 @@ void Forward(const Context& context, const AttentionParams& params, const Attent
                   const auto& [number, h, q] = rows[static_cast<std::size_t>(i)];
                   const Sequence sequence = Sequence::Of(params, number);
                   const std::int64_t b = sequence.array_batch, kv = KvHead(params, h);
+                  const HeadRows values = ValueRows(params, b, kv);
                   for (std::int64_t q_row = q.begin; q_row < q.end; ++q_row) {
                     row.Compute(params, sequence, h, q_row);
                     std::fill(out.begin(), out.end(), 0.0);
                     for (std::int64_t j = 0; j < row.keys.size(); ++j) {
                       if (row.p[j] == 0.0) continue;
-                      LoadColumns(params.v, Offset(params.v.strides, b, kv, row.keys.begin + j), e,
-                                  v.data());
+                      LoadColumns(values, row.keys.begin + j, e, v.data());
                       for (std::int64_t x = 0; x < e; ++x) out[x] += row.p[j] * v[x];
                     }
                     StoreColumns(out.data(), outputs.out, Offset(outputs.out.strides, b, h, q_row),

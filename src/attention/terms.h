@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
-#include <vector>
+#include <memory>
 
 #include "attention/geometry.h"
 #include "core/host_device.h"
@@ -40,6 +40,7 @@ struct DistanceLaw {
     law.nearest = std::max(0.0, 2.0 * (law.sum - std::log(alpha)));
     return law;
   }
+  bool operator==(const DistanceLaw&) const = default;
 };
 
 // a_d and m_d of the scale-invariant term; (1, 0) without it.
@@ -70,57 +71,24 @@ struct DistanceFactors {
   TSALLIS_HOST_DEVICE const float* m(std::int64_t distance) const { return m_of_0 + distance; }
 };
 
+// The factors of a call's distances. Tables are kept between calls: up to four, of up to 32 MB.
 class DistanceTable {
  public:
   // Blocks of queries and tiles of keys may reach that far beyond what is visible.
   static constexpr std::int64_t kBeyond = 160;
+  struct Entries;
 
   DistanceTable() = default;
-  explicit DistanceTable(const AttentionParams& params) {
-    if (params.terms.scale_invariant == 0.0) return;
-    law_ = DistanceLaw::Of(params.terms);
-    reach_ = Reach(params);
-    a_.resize(static_cast<std::size_t>(2 * reach_ + 1));
-    m_.resize(a_.size());
-    for (std::int64_t distance = 0; distance <= reach_; ++distance) {
-      const DistanceFactor factor = DistanceFactor::At(law_, distance);
-      for (const std::int64_t at : {reach_ - distance, reach_ + distance}) {
-        a_[static_cast<std::size_t>(at)] = static_cast<float>(factor.a);
-        m_[static_cast<std::size_t>(at)] = static_cast<float>(factor.m);
-      }
-    }
-  }
-  static std::size_t Bytes(const AttentionParams& params) {
-    if (params.terms.scale_invariant == 0.0) return 0;
-    return 2 * sizeof(float) * static_cast<std::size_t>(2 * Reach(params) + 1);
-  }
+  explicit DistanceTable(const AttentionParams& params);
+  // At most.
+  static std::size_t Bytes(const AttentionParams& params);
 
   // While the table lives.
-  DistanceFactors factors() const {
-    if (a_.empty()) return {};
-    return {a_.data() + reach_, m_.data() + reach_, law_.sum, static_cast<double>(a_.back())};
-  }
+  DistanceFactors factors() const { return factors_; }
 
  private:
-  // The largest |i - j| of a visible key, and more.
-  static std::int64_t Reach(const AttentionParams& params) {
-    const AttentionMask& mask = params.mask;
-    std::int64_t behind = 0, ahead = 0;
-    for (std::int64_t b = 0; b < params.batch; ++b) {
-      const Sequence sequence = Sequence::Of(params, b);
-      if (sequence.q.size() == 0 || sequence.k.size() == 0) continue;
-      behind = std::max(behind, sequence.Distance(sequence.q.end - 1, sequence.k.begin));
-      ahead = std::max(ahead, -sequence.Distance(sequence.q.begin, sequence.k.end - 1));
-    }
-    if (mask.causal) ahead = 0;
-    if (mask.right >= 0) ahead = std::min(ahead, mask.right);
-    if (mask.left >= 0) behind = std::min(behind, mask.left);
-    return std::max(behind, ahead) + kBeyond;
-  }
-
-  DistanceLaw law_;
-  std::int64_t reach_ = 0;
-  std::vector<float> a_, m_;
+  std::shared_ptr<const Entries> entries_;
+  DistanceFactors factors_;
 };
 
 // The ranges of the terms that are numbers. Throws InvalidArgument.

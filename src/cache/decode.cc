@@ -75,6 +75,38 @@ void CheckDecode(const KvCache& cache, const DecodeParams& params) {
   }
 }
 
+ConstArray4 From(ConstArray4 array, std::int64_t b) {
+  if (array.data == nullptr) return array;
+  array.data = static_cast<const std::byte*>(array.data) +
+               b * array.strides[0] * static_cast<std::int64_t>(SizeOf(array.dtype));
+  return array;
+}
+
+// Sequence b of a call, by the kernels that attend to many queries together.
+void RunSequence(const Context& context, AttentionParams call, AttentionOutputs outputs,
+                 std::int64_t b) {
+  KeyValuePages pages = *call.pages;
+  pages.keys.tables += b;
+  pages.values.tables += b;
+  call.pages = &pages;
+  call.batch = 1;
+  call.q = From(call.q, b);
+  call.terms.length_scale = From(call.terms.length_scale, b);
+  call.terms.alibi_slopes = From(call.terms.alibi_slopes, b);
+  if (call.ranges.k_begin != nullptr) call.ranges.k_begin += b;
+  call.ranges.k_end += b;
+  call.k_len = *call.ranges.k_end;
+  const auto rows = b * call.heads * call.q_len;
+  outputs.out.data =
+      static_cast<std::byte*>(outputs.out.data) +
+      b * outputs.out.strides[0] * static_cast<std::int64_t>(SizeOf(outputs.out.dtype));
+  if (outputs.tau != nullptr) outputs.tau += rows;
+  if (outputs.support_size != nullptr) outputs.support_size += rows;
+  if (outputs.entropy != nullptr) outputs.entropy += rows;
+  if (outputs.maximum != nullptr) outputs.maximum += rows;
+  RunForward(context, call, outputs);
+}
+
 }  // namespace
 
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
@@ -133,27 +165,32 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   const CacheLayout layout = CacheLayout::Of(shape, cache.options());
   const std::int64_t layer = params.layer * layout.layer;
   const auto size = static_cast<std::int64_t>(SizeOf(shape.dtype));
-  const decode::Pages pages{.tables = tables.data(),
-                            .value_tables = tables.data(),
-                            .key_bytes = shape.head_dim * size,
-                            .value_bytes = shape.value_dim * size,
-                            .key_offset = layer + layout.keys,
-                            .key_head = layout.key_head,
-                            .value_offset = layer + layout.values,
-                            .value_head = layout.value_head,
-                            .byte_offset = layout.byte_head > 0 ? layer + layout.bytes : -1,
-                            .byte_head = layout.byte_head,
-                            .range_offset = layout.ranges < 0 ? -1 : layer + layout.ranges,
-                            .moment_offset = layout.moments < 0 ? -1 : layer + layout.moments,
-                            .fact_head = layout.fact_head,
-                            .key_norms = norms.data()};
-  decode::Forward(context, call, &pages, results,
-                  {.mode = params.mode,
-                   .certificate = outputs.certificate,
-                   .lost = outputs.lost,
-                   .scored = outputs.scored,
-                   .bytes_read = outputs.bytes_read},
-                  AllRows(call), nullptr);
+  const KeyValuePages pages{.keys = {.tables = tables.data(),
+                                     .row_bytes = shape.head_dim * size,
+                                     .offset = layer + layout.keys,
+                                     .head = layout.key_head},
+                            .values = {.tables = tables.data(),
+                                       .row_bytes = shape.value_dim * size,
+                                       .offset = layer + layout.values,
+                                       .head = layout.value_head}};
+  call.pages = &pages;
+  const decode::Screens screens{.byte_offset = layout.byte_head > 0 ? layer + layout.bytes : -1,
+                                .byte_head = layout.byte_head,
+                                .range_offset = layout.ranges < 0 ? -1 : layer + layout.ranges,
+                                .moment_offset = layout.moments < 0 ? -1 : layer + layout.moments,
+                                .fact_head = layout.fact_head,
+                                .key_norms = norms.data()};
+  const decode::Account account{.mode = params.mode,
+                                .certificate = outputs.certificate,
+                                .lost = outputs.lost,
+                                .scored = outputs.scored,
+                                .bytes_read = outputs.bytes_read};
+  if (account.asked() || params.q_len <= decode::MostQueries(params.map, screens.bytes())) {
+    decode::Forward(context, call, screens, results, account, AllRows(call), nullptr);
+    return;
+  }
+  // One by one: a kernel is chosen by a sequence's own keys, whoever shares the call.
+  for (std::int64_t b = 0; b < params.batch; ++b) RunSequence(context, call, results, b);
 }
 
 }  // namespace tsallis

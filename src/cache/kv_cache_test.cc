@@ -145,6 +145,95 @@ TEST(KvCacheDecode, AChunkOfQueriesIsThatManyQueries) {
   }
 }
 
+// As many as other kernels attend to together.
+TEST(KvCacheDecode, ManyQueriesHaveTheBitsOfAttentionOnArrays) {
+  const auto check = [](const Case& c, std::int64_t queries) {
+    const Rows q = Normal(1, c.dtype, c.kv_heads * c.group, queries, c.head_dim, c.spread);
+    const Rows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
+    const Rows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
+    KvCache cache(ShapeOf(c));
+    const KvCache::Sequence sequence = cache.Create();
+    cache.Append({}, sequence, 0, k.Array(), v.Array(), c.tokens);
+    ForEachTarget([&](const std::string& target) {
+      SCOPED_TRACE(target);
+      const Answers expected = OnArrays(c, q, k, v);
+      for (const int threads : {1, 3}) {
+        EXPECT_TRUE(OnCache(c, cache, sequence, q, 0, threads, /*account=*/false).Same(expected));
+      }
+    });
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    check({.dtype = dtype}, 65);
+    check({.dtype = dtype, .tokens = 200}, 200);
+    check({.dtype = dtype, .head_dim = 64, .value_dim = 64, .softmax = true}, 9);
+    check({.dtype = dtype, .softmax = true}, 130);
+  }
+  check({.alpha = 3.0}, 70);
+  check({.slopes = true, .length_scale = true, .sink = true, .begin = 301}, 70);
+  check({.softmax = true, .scale_invariant = 10.0, .softcap = 4.0, .left = 100, .begin = 33}, 90);
+}
+
+// A chunk's answers are the same bits whoever shares the call, here one with too few keys for the
+// kernel of the other.
+TEST(KvCacheDecode, ManyQueriesOfSeveralSequences) {
+  const Case c{.slopes = true, .length_scale = true};
+  constexpr std::int64_t kQueries = 70;
+  const std::int64_t tokens[] = {100, 700}, begin[] = {3, 0};
+  KvCache cache(ShapeOf(c));
+  std::vector<KvCache::Sequence> sequences;
+  for (const std::int64_t n : tokens) {
+    sequences.push_back(cache.Create());
+    const Rows k = Normal(2, c.dtype, 2, n, 24), v = Normal(3, c.dtype, 2, n, 16);
+    cache.Append({}, sequences.back(), 0, k.Array(), v.Array(), n);
+  }
+  // Both in one array.
+  Case both = c;
+  both.kv_heads = 4;
+  Rows q = Normal(1, c.dtype, 12, kQueries, 24, 2.0);
+  Rows scales(DType::kFloat32, 12, kQueries, 1), slopes(DType::kFloat32, 12, 1, 1);
+  for (std::int64_t i = 0; i < 12 * kQueries; ++i) scales.Set(i, 0.5 + 0.001 * i);
+  for (std::int64_t i = 0; i < 12; ++i) slopes.Set(i, 0.01 * i);
+  const auto run = [&](std::int64_t first, std::int64_t batch) {
+    Answers answers(both, kQueries);
+    const auto from = [&](const Rows& rows) {
+      ConstArray4 array = rows.Array(first * 6 * rows.tokens);
+      array.strides[0] = 6 * array.strides[1];
+      return array;
+    };
+    DecodeParams params;
+    params.sequences = sequences.data() + first;
+    params.batch = batch;
+    params.heads = 6;
+    params.q_len = kQueries;
+    params.q = from(q);
+    params.begin = begin + first;
+    params.terms.length_scale = from(scales);
+    params.terms.alibi_slopes = from(slopes);
+    const std::int64_t at = first * 6 * kQueries;
+    MutableArray4 out = answers.out.Out();
+    out.data = static_cast<std::byte*>(out.data) + at * 16 * 4;
+    out.strides[0] = 6 * out.strides[1];
+    Decode({}, cache, params,
+           {.out = out,
+            .tau = answers.tau.data() + at,
+            .support_size = answers.support.data() + at,
+            .entropy = answers.entropy.data() + at,
+            .maximum = answers.maximum.data() + at});
+    return answers;
+  };
+  const Answers together = run(0, 2), first = run(0, 1), second = run(1, 1);
+  const auto half = static_cast<std::ptrdiff_t>(together.tau.size() / 2);
+  for (const auto& of : {&Answers::tau, &Answers::entropy, &Answers::maximum}) {
+    EXPECT_TRUE(
+        std::equal((together.*of).begin(), (together.*of).begin() + half, (first.*of).begin()));
+    EXPECT_TRUE(std::equal((together.*of).begin() + half, (together.*of).end(),
+                           (second.*of).begin() + half));
+  }
+  for (std::int64_t i = 0; i < 12 * kQueries * 16; ++i) {
+    ASSERT_EQ(together.out.At(i), (i < 6 * kQueries * 16 ? first : second).out.At(i)) << i;
+  }
+}
+
 // What a sequence holds, kept in vectors: every token is one number.
 TEST(KvCache, HistoriesMatchPlainVectors) {
   constexpr std::int64_t kLayers = 2;

@@ -323,10 +323,6 @@ def _shown(module: nn.Module, found: Any) -> Tensor:
     return out  # type: ignore[no-any-return]
 
 
-# Chunks of more queries than this take less time on a copy of the keys in one tensor.
-_MOST_DECODED = 32
-
-
 def _decodable(alpha: float | Tensor, heads: int) -> float | Tensor | None:
     """An alpha as `decode` takes it; None if it does not."""
     values = [alpha] if isinstance(alpha, float) else torch.as_tensor(alpha).flatten().tolist()
@@ -350,7 +346,7 @@ def _decoded(
     """Attention on pages; None if `decode` does not serve it."""
     cache, q_len = key.layer.cache, query.shape[2]
     allowed = _decodable(1.0 if map == "softmax" else alpha, query.shape[1])
-    if map == "adaptive_temperature" or allowed is None or q_len > _MOST_DECODED:
+    if map == "adaptive_temperature" or allowed is None:
         return None
     if cache.pages is None or query.dtype != key.dtype or query.requires_grad:
         return None

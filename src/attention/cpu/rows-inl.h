@@ -103,7 +103,7 @@ inline HWY_NOINLINE float PackRows(const HeadRows& rows, std::size_t count, std:
 HWY_INLINE void PrefetchRows(const HeadRows& rows, std::int64_t count, std::size_t columns) {
   auto bytes = static_cast<std::int64_t>(columns * SizeOf(rows.dtype));
   if (rows.step != 1 || count <= 0) return;
-  if (rows.row_bytes == bytes) {
+  if (rows.row_bytes == bytes && rows.Adjacent(0, count)) {
     bytes *= count;
     count = 1;
   }

@@ -175,17 +175,14 @@ struct Answer {
   double unsummed = 0.0;
 };
 
-// Where the keys and values of a call lie if not in its params.
-struct Pages {
-  const std::byte* const* const* tables = nullptr;        // [batch]
-  const std::byte* const* const* value_tables = nullptr;  // likewise
-  int page_shift = HeadRows::kPageShift;
-  std::int64_t key_bytes = 0, value_bytes = 0;  // from a row of a page to the next
-  // Of key head 0, and from one to the next.
-  std::int64_t key_offset = 0, key_head = 0, value_offset = 0, value_head = 0;
+// What a cache keeps beside the keys of its pages: where it begins for key head 0, -1 for what it
+// does not keep, and the bytes from one head to the next.
+struct Screens {
   std::int64_t byte_offset = -1, byte_head = 0;
   std::int64_t range_offset = -1, moment_offset = -1, fact_head = 0;
   const float* const* key_norms = nullptr;  // [batch][kv_heads], or null
+
+  bool bytes() const { return byte_offset >= 0; }
 };
 
 // How a call chooses keys, and what it can tell beside AttentionOutputs: [rows of the statistics],
@@ -196,12 +193,24 @@ struct Account {
   double* lost = nullptr;
   std::int64_t* scored = nullptr;
   std::int64_t* bytes_read = nullptr;
+
+  // Whether another kernel has no answer to this.
+  bool asked() const {
+    return mode.keys != DecodeKeys::kExact || certificate != nullptr || lost != nullptr ||
+           scored != nullptr || bytes_read != nullptr;
+  }
 };
 
 // Outputs and statistics of `rows`; adds those of vast scores to `left`, unless that is null.
-void Forward(const Context& context, const AttentionParams& params, const Pages* pages,
+void Forward(const Context& context, const AttentionParams& params, const Screens& screens,
              const AttentionOutputs& outputs, const Account& account,
              const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+
+// Queries of a sequence up to which this takes less time than the kernels that pack keys, or tiles
+// of them, for all queries together (docs/log.md).
+inline std::int64_t MostQueries(RowMap map, bool bytes) {
+  return bytes && map == RowMap::kEntmax ? 64 : 8;
+}
 
 // What Forward() serves.
 inline constexpr double kLeastAlpha = kLeastFloatAlpha, kMostAlpha = 4.0;

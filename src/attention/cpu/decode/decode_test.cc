@@ -42,13 +42,18 @@ void Check(const ProblemSpec& spec) {
   });
 }
 
-TEST(Decode, IsWhatOneQueryRunsOn) {
+TEST(Decode, IsWhatFewQueriesRunOn) {
   ProblemSpec spec = OneQuery(100);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     spec.dtype = dtype;
     EXPECT_EQ(ChooseAttentionKernel(Problem(spec).params()).forward, "decode");
   }
   spec.q_len = 2;
+  EXPECT_NE(ChooseAttentionKernel(Problem(spec).params()).forward, "decode");
+  spec.k_len = 1024;
+  spec.q_len = 8;
+  EXPECT_EQ(ChooseAttentionKernel(Problem(spec).params()).forward, "decode");
+  spec.q_len = 9;
   EXPECT_NE(ChooseAttentionKernel(Problem(spec).params()).forward, "decode");
   spec = OneQuery(100);
   spec.map = RowMap::kSigmoid;

@@ -77,7 +77,7 @@ HWY_INLINE void ForBlocks(const HeadRows& rows, std::int64_t begin, std::int64_t
                           const Body& body) {
   const std::int64_t end = begin + count;
   for (std::int64_t at = begin; at < end;) {
-    const std::int64_t next = HWY_MIN(((at >> rows.page_shift) + 1) << rows.page_shift, end);
+    const std::int64_t next = HWY_MIN(rows.PageEnd(at), end);
     const auto* ahead = next < end ? static_cast<const std::byte*>(rows.At(next)) : nullptr;
     body(Block{static_cast<const std::byte*>(rows.At(at)), next - at, rows.row_bytes, ahead},
          at - begin);

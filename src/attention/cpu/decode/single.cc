@@ -1,4 +1,4 @@
-// Decoding as a kernel of the list: calls of one query a sequence.
+// Decoding as a kernel of the list: calls of few queries a sequence.
 #include <algorithm>
 #include <memory>
 #include <mutex>
@@ -83,11 +83,11 @@ class Idle {
 
 class Driver {
  public:
-  Driver(const AttentionParams& params, const decode::Pages* pages, const AttentionOutputs& outputs,
-         const decode::Account& account)
+  Driver(const AttentionParams& params, const decode::Screens& screens,
+         const AttentionOutputs& outputs, const decode::Account& account)
       : functions_(decode::GetFunctions()),
         params_(params),
-        pages_(pages),
+        screens_(screens),
         outputs_(outputs),
         account_(account),
         distances_(params) {}
@@ -97,7 +97,7 @@ class Driver {
            std::vector<RowBlock>* left) const {
     const Sequence sequence = Sequence::Of(params_, item.b);
     const std::int64_t batch = sequence.array_batch, kv = KvHead(params_, item.h);
-    const HeadRows keys = Keys(batch, kv), values = Values(batch, kv);
+    const HeadRows keys = KeyRows(params_, batch, kv), values = ValueRows(params_, batch, kv);
     const std::int64_t padded = Padded(params_.head_dim);
     float* q = worker.q.Reserve(decode::kRows * padded);
     float* out = worker.out.Reserve(decode::kRows * (params_.value_dim + 16));
@@ -105,11 +105,9 @@ class Driver {
                         .values = &values,
                         .visible = sequence.VisibleKeys(params_.mask, item.row),
                         .position = item.row + sequence.shift,
-                        .byte_offset = pages_ == nullptr || pages_->byte_offset < 0
-                                           ? -1
-                                           : pages_->byte_offset + kv * pages_->byte_head,
-                        .range_offset = InPage(pages_ == nullptr ? -1 : pages_->range_offset, kv),
-                        .moment_offset = InPage(pages_ == nullptr ? -1 : pages_->moment_offset, kv),
+                        .byte_offset = At(screens_.byte_offset, screens_.byte_head, kv),
+                        .range_offset = At(screens_.range_offset, screens_.fact_head, kv),
+                        .moment_offset = At(screens_.moment_offset, screens_.fact_head, kv),
                         .mode = account_.mode,
                         .wants_entropy = outputs_.entropy != nullptr,
                         .wants_certificate = account_.certificate != nullptr,
@@ -118,9 +116,7 @@ class Driver {
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
                         .q = q};
-    if (pages_ != nullptr && pages_->key_norms != nullptr) {
-      query.key_norm = pages_->key_norms[batch][kv];
-    }
+    if (screens_.key_norms != nullptr) query.key_norm = screens_.key_norms[batch][kv];
     Answer answers[decode::kRows];
     for (std::int64_t r = 0; r < item.count; ++r) {
       const std::int64_t h = item.h + r;
@@ -157,24 +153,13 @@ class Driver {
 
  private:
   // Of key head `kv`; -1: none.
-  std::int64_t InPage(std::int64_t fact_offset, std::int64_t kv) const {
-    return fact_offset < 0 ? -1 : fact_offset + kv * pages_->fact_head;
-  }
-  HeadRows Keys(std::int64_t batch, std::int64_t kv) const {
-    if (pages_ == nullptr) return HeadRows::Of(params_.k, batch, kv);
-    return HeadRows::InPages(pages_->tables[batch], pages_->key_offset + kv * pages_->key_head,
-                             params_.q.dtype, pages_->key_bytes, pages_->page_shift);
-  }
-  HeadRows Values(std::int64_t batch, std::int64_t kv) const {
-    if (pages_ == nullptr) return HeadRows::Of(params_.v, batch, kv);
-    return HeadRows::InPages(pages_->value_tables[batch],
-                             pages_->value_offset + kv * pages_->value_head, params_.q.dtype,
-                             pages_->value_bytes, pages_->page_shift);
+  static std::int64_t At(std::int64_t offset, std::int64_t head, std::int64_t kv) {
+    return offset < 0 ? -1 : offset + kv * head;
   }
 
   decode::Functions functions_;
   const AttentionParams& params_;
-  const decode::Pages* pages_;
+  const decode::Screens& screens_;
   const AttentionOutputs& outputs_;
   const decode::Account& account_;
   DistanceTable distances_;
@@ -184,11 +169,11 @@ class Driver {
 
 namespace decode {
 
-void Forward(const Context& context, const AttentionParams& params, const Pages* pages,
+void Forward(const Context& context, const AttentionParams& params, const Screens& screens,
              const AttentionOutputs& outputs, const Account& account,
              const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
   const std::vector<Item> items = ItemsOf(params, rows);
-  const Driver driver(params, pages, outputs, account);
+  const Driver driver(params, screens, outputs, account);
   const auto count = static_cast<std::int64_t>(items.size());
   // Enough items for a thread each, or the threads share the keys of an item.
   const bool apart = count >= 2 * Threads(context);
@@ -217,8 +202,12 @@ void Forward(const Context& context, const AttentionParams& params, const Pages*
 namespace {
 
 std::string Declines(const AttentionParams& params, bool) {
+  // With few keys little is packed.
+  constexpr std::int64_t kKeysOfEach = 128;
+  const std::int64_t most = std::clamp<std::int64_t>(
+      MostKeys(params) / kKeysOfEach, 1, decode::MostQueries(params.map, /*bytes=*/false));
   for (std::int64_t b = 0; b < params.batch; ++b) {
-    if (Sequence::Of(params, b).q.size() > 1) return "more than one query a sequence";
+    if (Sequence::Of(params, b).q.size() > most) return "many queries a sequence, or few keys";
   }
   return {};
 }
@@ -237,7 +226,7 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
 
 constinit const AttentionKernel kDecodeAttention = {
     .name = "decode",
-    .summary = "one query a sequence: keys are read once for all heads that share them",
+    .summary = "few queries a sequence: keys are read once for all heads that share them",
     .instruction_set =
         [] {
           return std::string(RunsAvx3() ? "AVX3" : RunsAvx2() ? "AVX2" : "baseline");
@@ -254,7 +243,7 @@ constinit const AttentionKernel kDecodeAttention = {
     .forward =
         [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
            const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
-          decode::Forward(context, params, nullptr, outputs, {}, rows, left);
+          decode::Forward(context, params, {}, outputs, {}, rows, left);
         },
     .backward = nullptr,
     .weights = nullptr,

@@ -83,8 +83,8 @@ class PanelCache {
   PanelCache(std::int64_t columns, bool transposed, std::int64_t most_keys, std::int64_t most_rows);
   static std::size_t Bytes(std::int64_t columns, std::int64_t most_keys, std::int64_t most_rows);
 
-  // From now on: this key head of this sequence.
-  void Point(const ConstArray4& array, const Sequence& sequence, std::int64_t kv);
+  // From now on: key head kv of this sequence, whose rows these are.
+  void Point(const HeadRows& rows, const Sequence& sequence, std::int64_t kv);
 
   // Filled by the vector code. In place: nothing is copied, only looked at for NaN.
   HeadRows source;  // from the sequence's first key on

@@ -80,8 +80,8 @@ HWY_INLINE PanelView ViewPanel(dense::PanelCache& cache, std::int64_t p, float* 
     if (cache.in_place) {
       finite = AllFinite(plain, rows * columns);
     } else if (cache.transposed) {
-      const bool direct =
-          cache.source.dtype == DType::kFloat32 && cache.source.step == 1 && rows == dense::kPanel;
+      const bool direct = cache.source.dtype == DType::kFloat32 && cache.source.step == 1 &&
+                          rows == dense::kPanel && cache.source.Adjacent(begin, rows);
       const std::int64_t pitch = Padded(columns);
       for (std::int64_t j = 0; !direct && j < rows; ++j) {
         LoadFloats(cache.source, begin + j, columns, line + j * pitch);

@@ -42,6 +42,12 @@ std::int64_t Slots(std::int64_t columns, std::int64_t most_keys) {
   return panels * PanelFloats(columns) <= kCacheFloats ? panels : 1;
 }
 
+// Whether the rows of a panel always lie one after the other.
+bool PanelsLieAdjacent(const HeadRows& rows) {
+  const std::int64_t page = std::int64_t{1} << rows.page_shift;
+  return rows.pages == nullptr || (page % kPanel == 0 && rows.first % kPanel == 0);
+}
+
 }  // namespace
 
 RowGroup GroupAt(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
@@ -103,15 +109,16 @@ std::size_t PanelCache::Bytes(std::int64_t columns, std::int64_t most_keys,
          static_cast<std::size_t>(std::max(slots, Panels(most_rows))) * 5;
 }
 
-void PanelCache::Point(const ConstArray4& array, const Sequence& sequence, std::int64_t kv) {
+void PanelCache::Point(const HeadRows& rows, const Sequence& sequence, std::int64_t kv) {
   if (sequence.batch == batch_ && kv == kv_) return;
   batch_ = sequence.batch;
   kv_ = kv;
-  source = HeadRows::Of(array, sequence.array_batch, kv, sequence.k.begin);
+  source = rows;
   keys = sequence.k.size();
   // Rows a power of two apart would meet in the same sets of the first-level cache.
-  in_place = !transposed && array.dtype == DType::kFloat32 && array.strides[3] == 1 &&
-             array.strides[2] == columns && columns == Padded(columns);
+  in_place = !transposed && rows.dtype == DType::kFloat32 && rows.step == 1 &&
+             rows.row_bytes == columns * static_cast<std::int64_t>(sizeof(float)) &&
+             PanelsLieAdjacent(rows) && columns == Padded(columns);
   pitch = in_place ? columns : transposed ? kPanel : Padded(columns);
   slots = in_place ? std::max<std::int64_t>(1, Panels(keys)) : most_slots_;
   held.assign(static_cast<std::size_t>(slots), -1);
@@ -170,10 +177,12 @@ std::size_t Thread::Bytes(const AttentionParams& params, const Most& most, bool 
 }
 
 void Thread::Point(const AttentionParams& params, const Sequence& sequence, std::int64_t kv) {
-  k_columns.Point(params.k, sequence, kv);
-  v_rows.Point(params.v, sequence, kv);
-  v_columns.Point(params.v, sequence, kv);
-  k_rows.Point(params.k, sequence, kv);
+  const HeadRows keys = KeyRows(params, sequence.array_batch, kv, sequence.k.begin);
+  const HeadRows values = ValueRows(params, sequence.array_batch, kv, sequence.k.begin);
+  k_columns.Point(keys, sequence, kv);
+  v_rows.Point(values, sequence, kv);
+  v_columns.Point(values, sequence, kv);
+  k_rows.Point(keys, sequence, kv);
 }
 
 }  // namespace dense

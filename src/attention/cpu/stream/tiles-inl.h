@@ -243,12 +243,12 @@ void StreamPack(const AttentionParams& params, const stream::PackedKv& head, std
   for (std::int64_t key = begin; key < end; key += kDepth) {
     const std::int64_t count = std::min(kDepth, head.keys - key), step = key / kDepth;
     const std::int64_t row = head.sequence.k.begin + key;
-    RaiseBound(k_bound, StreamLoad(HeadRows::Of(params.k, b, head.kv, row), count, params.head_dim,
+    RaiseBound(k_bound, StreamLoad(KeyRows(params, b, head.kv, row), count, params.head_dim,
                                    widths.d_depth, rows));
     StreamPackTiles(rows, widths.d_depth, widths.d_padded,
                     tiles(head.k_rows, 2 * widths.d_depth / kDepth, step),
                     backward ? tiles(head.k_columns, widths.d_padded / 16, step) : nullptr);
-    RaiseBound(v_bound, StreamLoad(HeadRows::Of(params.v, b, head.kv, row), count, params.value_dim,
+    RaiseBound(v_bound, StreamLoad(ValueRows(params, b, head.kv, row), count, params.value_dim,
                                    widths.e_depth, rows));
     StreamPackTiles(rows, widths.e_depth, widths.e_padded,
                     backward ? tiles(head.v_rows, 2 * widths.e_depth / kDepth, step) : nullptr,

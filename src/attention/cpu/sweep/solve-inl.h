@@ -56,7 +56,7 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
   const float* q = s_.query_rows.get() + r * dim_;
   const std::int64_t d = params_.head_dim;
   const HeadRows keys =
-      HeadRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
+      KeyRows(params_, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
   GatherDot(keys, key, static_cast<std::size_t>(row.count), q, d, z);
   row.settled = 0;
   Settle(r);
@@ -245,7 +245,7 @@ template <class Engine, ScoreEngine kEngine>
 float BlockSweep<Engine, kEngine>::ScoreOf(std::int64_t r, std::uint32_t key) const {
   const SweepScratch::Row& row = s_.rows[r];
   const HeadRows keys =
-      HeadRows::Of(params_.k, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
+      KeyRows(params_, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
   float product = 0.0f;
   GatherDot(keys, &key, 1, s_.query_rows.get() + r * dim_, params_.head_dim, &product);
   return static_cast<float>(head_.score_terms.Score(row.score_factor * static_cast<double>(product),
