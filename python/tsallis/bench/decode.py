@@ -39,7 +39,8 @@ The table also has keys that were scored from their rows, bytes that "bytes" rea
 that rate's share of the memory's, which is measured before; it can be above 100 % where the
 processor's caches hold the bytes. The file has what one append to the cache takes as well.
 Several new tokens in one call (--queries) are a guess that a model verifies, or a piece of a
-prompt; torch's calls have a mask then, and cat and llama.cpp are left out.
+prompt; torch's calls have a mask then, cat and llama.cpp are left out, and so is the rate, for more
+than 64 are not answered one by one.
 
 Example:
   tsallis bench decode --quick
@@ -252,7 +253,8 @@ def measure(
             "kv_heads": case.kv_heads,
             "scored": scored / answers,
             "support": support / answers,
-            "bytes_read": int(told.bytes_read.sum()),
+            # Of queries that are answered one by one.
+            "bytes_read": None if many else int(told.bytes_read.sum()),
             "bytes_of_keys_and_values": 2 * k.numel() * k.element_size(),
             "append_s": appended,
             **compared(ours, peer, timing),
@@ -429,11 +431,13 @@ def run(arguments: argparse.Namespace) -> int:
             by_peer = {row["peer"]: row for row in found}
             cells = "".join(map(_cell, map(by_peer.get, contenders[1:])))
             first = found[0]
-            rate = first["bytes_read"] / first["ours_s"]
             ours = f"{first['ours_s'] * 1e3:>10.3f}"
+            read = f"{'-':>7}{'-':>7}"
+            if first["bytes_read"] is not None:
+                rate = first["bytes_read"] / first["ours_s"]
+                read = f"{rate / 1e9:>7.1f}{100 * rate / memory:>6.0f}%"
             print(
-                f"{case.name:40}{ours}{cells}{math.ceil(first['scored']):>8}"
-                f"{rate / 1e9:>7.1f}{100 * rate / memory:>6.0f}%",
+                f"{case.name:40}{ours}{cells}{math.ceil(first['scored']):>8}{read}",
                 file=table,
                 flush=True,
             )
