@@ -201,7 +201,7 @@ void History::Decode(KvCache::Sequence sequence, std::int64_t layer) {
   params.map = Chance(50) ? tsallis::RowMap::kEntmax : tsallis::RowMap::kSoftmax;
   const double alphas[] = {1.5, 2.0, 1.1, 1.7, 4.0, 1.0};
   params.alpha = alphas[Pick(0, 5)];
-  if (Chance(30)) params.left = Pick(0, kMost);
+  if (Chance(30)) params.mask.left = Pick(0, kMost);
   const std::int64_t begin = Chance(30) ? Pick(0, own.tokens - 1) : 0;
   params.begin = &begin;
   std::vector<float> slopes(rows), scales(rows);

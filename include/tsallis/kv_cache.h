@@ -133,21 +133,19 @@ struct DecodeMode {
 };
 
 // Attention of the newest tokens of sequences on all their tokens: query i of q_len stands at token
-// Length - q_len + i, and sees no later one.
-struct DecodeParams {
+// Length - q_len + i, and sees no later one. The keys are the cache's, so k_len, head_dim,
+// value_dim, k, v, ranges, mask.causal and mask.alignment are not used. Masks and a bias count
+// tokens from 0 along their last axis.
+struct DecodeParams : AttentionParams {
   std::int64_t layer = 0;
   const KvCache::Sequence* sequences = nullptr;  // [batch]
-  std::int64_t batch = 0;
-  std::int64_t heads = 0;  // a multiple of the cache's kv_heads
-  std::int64_t q_len = 1;
-  ConstArray4 q;                           // [batch, heads, q_len, head_dim], of the cache's dtype
-  RowMap map = RowMap::kEntmax;            // or kSoftmax
-  double alpha = 1.5;                      // kEntmax: 1, or from 1.1 to 4
-  const double* alpha_per_head = nullptr;  // [heads], in place of alpha
-  std::int64_t left = -1;                  // window: keys from i - left on; negative: all
+  // Of the cache's key heads, kv_first, kv_first + kv_step, ...: kv_heads of them; kv_heads = 0:
+  // all.
+  std::int64_t kv_first = 0, kv_step = 1;
   // [batch]: tokens before this one are not seen (padding on the left); null: all are.
   const std::int64_t* begin = nullptr;
-  AttentionTerms terms;  // without a bias
+  // Others than kExact, and the last four outputs, serve softmax and entmax with alphas of 1 and
+  // from 1.1 to 4, without a boolean mask, a block mask and a bias.
   DecodeMode mode;
 };
 
@@ -179,8 +177,8 @@ struct DecodeOutputs {
 // query on the same keys in one array, whatever pages they lie in, however they were screened,
 // whoever shares the call, and for any number of threads; but where a product of a query and a key
 // is 2^24 or more. More than 64 queries of a sequence, or 8 of softmax or without bytes, have those
-// of AttentionForward on the same queries, if none of the last four outputs is asked for. Throws
-// InvalidArgument.
+// of AttentionForward on the same queries, and so has what lists do not serve (DecodeParams::mode),
+// if none of the last four outputs is asked for. Throws InvalidArgument.
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
             const DecodeOutputs& outputs);
 

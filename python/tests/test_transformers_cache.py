@@ -97,13 +97,13 @@ def test_other_implementations_read_it_too(implementation):
     assert ours == write(model, None, {"do_sample": False})
 
 
-def test_alphas_of_heads_and_those_that_pages_do_not_serve():
+def test_alphas_of_heads_and_any_other():
     model = build("llama", "tsallis_entmax")
-    for alpha, served in [([[1.0, 1.1, 1.5, 2.0], 1.3], True), (1.05, False), (5.0, False)]:
+    for alpha in [[1.0, 1.1, 1.5, 2.0], 1.3], 1.05, 5.0:
         model.config.tsallis_alpha = alpha
         with mock.patch.object(integration, "decode", wraps=integration.decode) as decode:
             ours = write(model, integration.TsallisCache(model.config), {"do_sample": False})
-        assert decode.called == served
+        assert decode.called
         assert ours == write(model, None, {"do_sample": False})
 
 

@@ -300,7 +300,7 @@ def decode(
     layer: int,
     sequences: SequenceOf[CachedSequence],
     *,
-    map: Literal["entmax", "softmax"] = "entmax",
+    map: Literal["entmax", "softmax", "adaptive_temperature"] = "entmax",
     alpha: float | Tensor = 1.5,
     mode: DecodeMode | None = None,
     window: int | None = None,
@@ -329,8 +329,10 @@ def decode(
         cache: holds the keys and values.
         layer: from 0.
         sequences: of the cache; their lengths may differ.
-        map: "entmax" or "softmax".
-        alpha: of entmax: 1, or from 1.1 to 4; a tensor [heads]: one for each.
+        map: "entmax", "softmax" or, without a ``mode``, "adaptive_temperature" with the published
+            coefficients.
+        alpha: of entmax: > 0; a tensor [heads]: one for each. With a ``mode`` or statistics of
+            `DecodeExtras` from certificate on: 1, or from 1.1 to 4.
         mode: `Within`, for softmax with a proved bound of what is lost; or an approximation,
             `TopPages`, `GaussianPages` or `FirstAndLast`. None: exact.
         window: keys from i - window on are visible; None: all before.

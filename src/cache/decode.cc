@@ -1,5 +1,4 @@
 // Attention on a cache: checks, and the call of the kernel.
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -14,11 +13,6 @@ namespace tsallis {
 namespace {
 
 using std::to_string;
-
-void CheckAlpha(const std::string& name, double alpha) {
-  if (alpha == 1.0 || (alpha >= decode::kLeastAlpha && alpha <= decode::kMostAlpha)) return;
-  throw InvalidArgument(name, "1, or a number from 1.1 to 4", to_string(alpha));
-}
 
 void CheckMode(const KvCacheOptions& options, const DecodeMode& mode) {
   const auto number = [](const char* name, double value) {
@@ -47,32 +41,57 @@ void CheckMode(const KvCacheOptions& options, const DecodeMode& mode) {
   }
 }
 
-void CheckDecode(const KvCache& cache, const DecodeParams& params) {
-  if (params.map != RowMap::kEntmax && params.map != RowMap::kSoftmax) {
-    throw InvalidArgument("map", "entmax or softmax", Name(params.map));
+// Whether the kernel of lists answers; what only it can do is refused otherwise.
+bool ByLists(const AttentionParams& call, const decode::Account& account, bool bytes) {
+  // Strided columns can only be those of queries, which it reads as they come.
+  const Features asked = FeaturesOf(call).Without({Feature::kStridedColumns});
+  const std::string why = Refusal(kDecodeAttention.serves, call, asked, Pass::kForward);
+  if (!account.asked()) {
+    return why.empty() && call.q_len <= decode::MostQueries(call.map, bytes);
   }
-  if (params.map == RowMap::kEntmax) {
-    if (params.alpha_per_head == nullptr) CheckAlpha("alpha", params.alpha);
-    for (std::int64_t h = 0; params.alpha_per_head != nullptr && h < params.heads; ++h) {
-      CheckAlpha("alpha_per_head[" + to_string(h) + "]", params.alpha_per_head[h]);
-    }
+  if (why.empty()) return true;
+  if (account.mode.keys != DecodeKeys::kExact) {
+    throw InvalidArgument("mode.keys", "kExact with " + why, "another mode");
   }
-  if (params.terms.bias.data != nullptr) {
-    throw InvalidArgument("terms.bias", "none when decoding", "a bias");
+  throw InvalidArgument("outputs", "no certificate, lost, scored or bytes_read with " + why,
+                        "one of them");
+}
+
+// The call without its keys.
+AttentionParams CallOf(const KvCache& cache, const DecodeParams& params) {
+  const KvCacheShape& shape = cache.shape();
+  AttentionParams call = params;
+  if (call.kv_heads == 0) call.kv_heads = shape.kv_heads;
+  const std::int64_t last = params.kv_first + (call.kv_heads - 1) * params.kv_step;
+  if (params.kv_first < 0 || params.kv_step < 1 || call.kv_heads < 1 || last >= shape.kv_heads) {
+    throw InvalidArgument("kv_heads",
+                          "some of the cache's " + to_string(shape.kv_heads) + " key heads",
+                          to_string(call.kv_heads) + " from " + to_string(params.kv_first) +
+                              " on, " + to_string(params.kv_step) + " apart");
   }
-  if (params.heads < 1 || params.heads % cache.shape().kv_heads != 0) {
-    throw InvalidArgument(
-        "heads", "a multiple of the cache's " + to_string(cache.shape().kv_heads) + " key heads",
-        to_string(params.heads));
+  if (params.heads < 1 || params.heads % call.kv_heads != 0) {
+    const bool all = params.kv_heads == 0;
+    throw InvalidArgument("heads",
+                          std::string("a multiple of the ") + (all ? "cache's " : "") +
+                              to_string(call.kv_heads) + " key heads",
+                          to_string(params.heads));
   }
-  if (params.q.dtype != cache.shape().dtype) {
-    throw InvalidArgument("q", std::string("the dtype of the cache, ") + Name(cache.shape().dtype),
+  if (params.q.dtype != shape.dtype) {
+    throw InvalidArgument("q", std::string("the dtype of the cache, ") + Name(shape.dtype),
                           Name(params.q.dtype));
   }
-  CheckMode(cache.options(), params.mode);
   if (params.batch > 0 && params.sequences == nullptr) {
     throw InvalidArgument("sequences", to_string(params.batch) + " of them", "null");
   }
+  call.head_dim = shape.head_dim;
+  call.value_dim = shape.value_dim;
+  call.k_len = 0;
+  call.mask.causal = true;
+  call.mask.alignment = Alignment::kEnd;
+  call.ranges = {};
+  // What the checks see in place of keys and values is not read.
+  call.k = call.v = call.q;
+  return call;
 }
 
 ConstArray4 From(ConstArray4 array, std::int64_t b) {
@@ -93,6 +112,9 @@ void RunSequence(const Context& context, AttentionParams call, AttentionOutputs 
   call.q = From(call.q, b);
   call.terms.length_scale = From(call.terms.length_scale, b);
   call.terms.alibi_slopes = From(call.terms.alibi_slopes, b);
+  call.terms.bias = From(call.terms.bias, b);
+  if (call.mask.visible != nullptr) call.mask.visible += b * call.mask.visible_strides[0];
+  if (call.mask.blocks != nullptr) call.mask.blocks += b * call.mask.block_strides[0];
   if (call.ranges.k_begin != nullptr) call.ranges.k_begin += b;
   call.ranges.k_end += b;
   call.k_len = *call.ranges.k_end;
@@ -111,22 +133,9 @@ void RunSequence(const Context& context, AttentionParams call, AttentionOutputs 
 
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
             const DecodeOutputs& outputs) {
-  CheckDecode(cache, params);
+  CheckMode(cache.options(), params.mode);
   const KvCacheShape& shape = cache.shape();
-  AttentionParams call;
-  call.batch = params.batch;
-  call.heads = params.heads;
-  call.kv_heads = shape.kv_heads;
-  call.q_len = params.q_len;
-  call.head_dim = shape.head_dim;
-  call.value_dim = shape.value_dim;
-  call.q = params.q;
-  call.map = params.map;
-  call.alpha = params.alpha;
-  call.alpha_per_head = params.alpha_per_head;
-  call.mask.causal = true;
-  call.mask.left = params.left;
-  call.terms = params.terms;
+  AttentionParams call = CallOf(cache, params);
   std::vector<const std::byte* const*> tables;
   std::vector<const float*> norms;
   std::vector<std::int64_t> ends;
@@ -152,8 +161,6 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   }
   call.ranges.k_begin = params.begin;
   call.ranges.k_end = ends.data();
-  // Keys and values are in pages: what the checks see in their place is not read.
-  call.k = call.v = call.q;
   CheckAttention(call);
   const AttentionOutputs results{.out = outputs.out,
                                  .tau = outputs.tau,
@@ -165,27 +172,34 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   const CacheLayout layout = CacheLayout::Of(shape, cache.options());
   const std::int64_t layer = params.layer * layout.layer;
   const auto size = static_cast<std::int64_t>(SizeOf(shape.dtype));
-  const KeyValuePages pages{.keys = {.tables = tables.data(),
-                                     .row_bytes = shape.head_dim * size,
-                                     .offset = layer + layout.keys,
-                                     .head = layout.key_head},
-                            .values = {.tables = tables.data(),
-                                       .row_bytes = shape.value_dim * size,
-                                       .offset = layer + layout.values,
-                                       .head = layout.value_head}};
+  const auto rows = [&](std::int64_t columns, std::int64_t offset, std::int64_t head) {
+    return KeyValuePages::Rows{.tables = tables.data(),
+                               .row_bytes = columns * size,
+                               .offset = layer + offset + params.kv_first * head,
+                               .head = params.kv_step * head};
+  };
+  KeyValuePages pages;
+  pages.keys = rows(shape.head_dim, layout.keys, layout.key_head);
+  pages.values = rows(shape.value_dim, layout.values, layout.value_head);
   call.pages = &pages;
-  const decode::Screens screens{.byte_offset = layout.byte_head > 0 ? layer + layout.bytes : -1,
-                                .byte_head = layout.byte_head,
-                                .range_offset = layout.ranges < 0 ? -1 : layer + layout.ranges,
-                                .moment_offset = layout.moments < 0 ? -1 : layer + layout.moments,
-                                .fact_head = layout.fact_head,
-                                .key_norms = norms.data()};
+  const auto beside = [&](bool there, std::int64_t offset, std::int64_t head) {
+    return there ? layer + offset + params.kv_first * head : -1;
+  };
+  const decode::Screens screens{
+      .byte_offset = beside(layout.byte_head > 0, layout.bytes, layout.byte_head),
+      .byte_head = params.kv_step * layout.byte_head,
+      .range_offset = beside(layout.ranges >= 0, layout.ranges, layout.fact_head),
+      .moment_offset = beside(layout.moments >= 0, layout.moments, layout.fact_head),
+      .fact_head = params.kv_step * layout.fact_head,
+      .key_norms = norms.data(),
+      .norm_first = params.kv_first,
+      .norm_step = params.kv_step};
   const decode::Account account{.mode = params.mode,
                                 .certificate = outputs.certificate,
                                 .lost = outputs.lost,
                                 .scored = outputs.scored,
                                 .bytes_read = outputs.bytes_read};
-  if (account.asked() || params.q_len <= decode::MostQueries(params.map, screens.bytes())) {
+  if (ByLists(call, account, screens.bytes())) {
     decode::Forward(context, call, screens, results, account, AllRows(call), nullptr);
     return;
   }

@@ -173,6 +173,65 @@ TEST(KvCacheDecode, ManyQueriesHaveTheBitsOfAttentionOnArrays) {
   check({.softmax = true, .scale_invariant = 10.0, .softcap = 4.0, .left = 100, .begin = 33}, 90);
 }
 
+// Whatever the kernels of arrays serve, for one query too, and some of the cache's key heads.
+TEST(KvCacheDecode, EveryMapAndMaskOnSomeKeyHeads) {
+  constexpr std::int64_t kTokens = 300, kDim = 16;
+  const Rows k = Normal(2, DType::kFloat32, 5, kTokens, kDim);
+  const Rows v = Normal(3, DType::kFloat32, 5, kTokens, kDim);
+  const Rows bias = Normal(4, DType::kFloat32, 4, 70, kTokens);
+  std::vector<std::uint8_t> visible(4 * 70 * kTokens), blocks(4 * 9 * 10);
+  for (std::size_t i = 0; i < visible.size(); ++i) visible[i] = i % 3 != 1;
+  for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = i % 4 != 2;
+  KvCache cache({.kv_heads = 5, .head_dim = kDim, .value_dim = kDim, .dtype = DType::kFloat32});
+  const KvCache::Sequence sequence = cache.Create();
+  cache.Append({}, sequence, 0, k.Array(), v.Array(), kTokens);
+  const auto check = [&](std::int64_t queries, const auto& set) {
+    const Rows q = Normal(1, DType::kFloat32, 4, queries, kDim);
+    DecodeParams params;
+    params.batch = 1;
+    params.heads = 4;
+    params.kv_heads = 2;
+    params.kv_first = 1;
+    params.kv_step = 3;
+    params.q_len = queries;
+    params.q = q.Array();
+    params.sequences = &sequence;
+    set(params);
+    AttentionParams arrays = params;
+    arrays.k_len = kTokens;
+    arrays.head_dim = arrays.value_dim = kDim;
+    arrays.k = k.Array(kTokens);
+    arrays.v = v.Array(kTokens);
+    arrays.k.strides[1] = arrays.v.strides[1] = 3 * kTokens * kDim;
+    arrays.mask.causal = true;
+    Rows found(DType::kFloat32, 4, queries, kDim), expected = found;
+    Decode({}, cache, params, {.out = found.Out()});
+    AttentionForward({}, arrays, {.out = expected.Out()});
+    EXPECT_EQ(found.bytes, expected.bytes);
+  };
+  for (const std::int64_t queries : {1, 70}) {
+    for (const RowMap map : AttentionMaps()) {
+      check(queries, [&](DecodeParams& params) {
+        params.map = map;
+        params.top_k.k = 7;
+      });
+    }
+    check(queries, [&](DecodeParams& params) { params.alpha = 0.7; });
+    check(queries, [&](DecodeParams& params) {
+      params.mask.visible = visible.data();
+      std::copy_n(std::vector<std::int64_t>{0, 70 * kTokens, kTokens, 1}.begin(), 4,
+                  params.mask.visible_strides);
+    });
+    check(queries, [&](DecodeParams& params) {
+      params.mask.blocks = blocks.data();
+      params.mask.block_q = 8;
+      params.mask.block_k = 32;
+      std::copy_n(std::vector<std::int64_t>{0, 90, 10, 1}.begin(), 4, params.mask.block_strides);
+    });
+    check(queries, [&](DecodeParams& params) { params.terms.bias = bias.Array(); });
+  }
+}
+
 // A chunk's answers are the same bits whoever shares the call, here one with too few keys for the
 // kernel of the other.
 TEST(KvCacheDecode, ManyQueriesOfSeveralSequences) {
@@ -390,9 +449,25 @@ TEST(KvCache, MistakesAreNamed) {
             "tokens: expected 0 <= begin <= end <= 10, got [4, 11)");
   const Rows q = Normal(3, c.dtype, 6, 1, 8), many = Normal(3, c.dtype, 6, 11, 8);
   Case wrong = c;
+  wrong.alpha = -1.0;
+  EXPECT_EQ(ErrorOf([&] { OnCache(wrong, cache, a, q); }),
+            "alpha: expected a finite number > 0, got -1.000000");
   wrong.alpha = 5.0;
   EXPECT_EQ(ErrorOf([&] { OnCache(wrong, cache, a, q); }),
-            "alpha: expected 1, or a number from 1.1 to 4, got 5.000000");
+            "outputs: expected no certificate, lost, scored or bytes_read with alpha outside [1.1, "
+            "4] and not 1, got one of them");
+  DecodeParams heads;
+  heads.batch = 1;
+  heads.sequences = &a;
+  heads.q = q.Array();
+  heads.q_len = 1;
+  heads.heads = 6;
+  heads.kv_heads = heads.kv_step = 2;
+  EXPECT_EQ(ErrorOf([&] { Decode({}, cache, heads, {}); }),
+            "kv_heads: expected some of the cache's 2 key heads, got 2 from 0 on, 2 apart");
+  wrong.mode.keys = DecodeKeys::kFirstAndLast;
+  EXPECT_EQ(ErrorOf([&] { OnCache(wrong, cache, a, q, 0, 1, false); }),
+            "mode.keys: expected kExact with alpha outside [1.1, 4] and not 1, got another mode");
   EXPECT_EQ(ErrorOf([&] { OnCache(c, cache, a, many); }),
             "q_len: expected at most the 10 tokens of sequences[0], got 11");
   EXPECT_EQ(ErrorOf([&] { OnCache(c, cache, a, half); }),

@@ -56,6 +56,13 @@ DecodeKeys KeysOf(const std::string& name) {
   throw InvalidArgument("mode", "a known one", "'" + name + "'");
 }
 
+RowMap MapOf(const std::string& name) {
+  for (const RowMap map : {RowMap::kEntmax, RowMap::kSoftmax, RowMap::kAdaptiveTemperature}) {
+    if (name == Name(map)) return map;
+  }
+  throw InvalidArgument("map", "'entmax', 'softmax' or 'adaptive_temperature'", "'" + name + "'");
+}
+
 class TorchKvCache : public torch::CustomClassHolder {
  public:
   TorchKvCache(std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim,
@@ -156,13 +163,10 @@ class TorchKvCache : public torch::CustomClassHolder {
       params.heads = heads;
       params.q_len = q_len;
       params.q = View(q);
-      if (map != "entmax" && map != "softmax") {
-        throw InvalidArgument("map", "'entmax' or 'softmax'", "'" + map + "'");
-      }
-      params.map = map == "softmax" ? RowMap::kSoftmax : RowMap::kEntmax;
+      params.map = MapOf(map);
       params.mode = {KeysOf(keys), epsilon, budget, first, quantile};
       params.alpha = alpha;
-      params.left = left;
+      params.mask.left = left;
       params.terms.scale = scale;
       params.terms.softcap = softcap;
       params.terms.scale_invariant = scale_invariant;

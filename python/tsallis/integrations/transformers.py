@@ -323,14 +323,6 @@ def _shown(module: nn.Module, found: Any) -> Tensor:
     return out  # type: ignore[no-any-return]
 
 
-def _decodable(alpha: float | Tensor, heads: int) -> float | Tensor | None:
-    """An alpha as `decode` takes it; None if it does not."""
-    values = [alpha] if isinstance(alpha, float) else torch.as_tensor(alpha).flatten().tolist()
-    if not all(value == 1.0 or 1.1 <= value <= 4.0 for value in values):
-        return None
-    return float(values[0]) if len(values) == 1 else torch.tensor(values, dtype=torch.float64)
-
-
 def _decoded(
     module: nn.Module,
     query: Tensor,
@@ -345,9 +337,6 @@ def _decoded(
 ) -> Tensor | None:
     """Attention on pages; None if `decode` does not serve it."""
     cache, q_len = key.layer.cache, query.shape[2]
-    allowed = _decodable(1.0 if map == "softmax" else alpha, query.shape[1])
-    if map == "adaptive_temperature" or allowed is None:
-        return None
     if cache.pages is None or query.dtype != key.dtype or query.requires_grad:
         return None
     begin = cache.first_seen(attention_mask, q_len, key.shape[2])
@@ -358,8 +347,8 @@ def _decoded(
         cache.pages,
         key.layer.index,
         cache.sequences,
-        map="softmax" if map == "softmax" else "entmax",
-        alpha=allowed,
+        map=map,
+        alpha=torch.as_tensor(alpha).flatten().expand(query.shape[1]),
         begin=begin,
         scale=scaling,
         softcap=softcap,

@@ -156,7 +156,7 @@ inline Answers OnCache(const Case& c, const KvCache& cache, KvCache::Sequence se
   params.q = q.Array();
   params.map = c.softmax ? RowMap::kSoftmax : RowMap::kEntmax;
   params.alpha = c.alpha;
-  params.left = c.left;
+  params.mask.left = c.left;
   params.begin = &c.begin;
   params.terms = *terms;
   params.mode = c.mode;

@@ -193,12 +193,8 @@ class LayerAttention {
   // The same of `visible`, where it is defined, from a sequence on.
   void SetMask(const Call& call, const at::Tensor& visible, std::int64_t sequence,
                std::int64_t begin, AttentionMask& mask) const;
-  void ExtendOnPages(const Context& context, const Chunk& chunk, const Grown& grown,
-                     const std::vector<Call>& calls, const at::Tensor& projected,
-                     const at::Tensor& out, const at::Tensor& c) const;
-  void ExtendOnCopy(const Context& context, const Chunk& chunk, const Grown& grown,
-                    const Call& call, const at::Tensor& projected, const at::Tensor& out,
-                    const at::Tensor& c) const;
+  void ExtendCall(const Context& context, const Chunk& chunk, const Grown& grown, const Call& call,
+                  const at::Tensor& projected, const at::Tensor& out, const at::Tensor& c) const;
   // Of rows from `begin` on, `count` for each sequence; but for sinks.
   AttentionTerms TermsOf(const Call& call, std::int64_t begin, std::int64_t count,
                          const at::Tensor& c) const;

@@ -180,7 +180,8 @@ struct Answer {
 struct Screens {
   std::int64_t byte_offset = -1, byte_head = 0;
   std::int64_t range_offset = -1, moment_offset = -1, fact_head = 0;
-  const float* const* key_norms = nullptr;  // [batch][kv_heads], or null
+  const float* const* key_norms = nullptr;  // [batch][norm_first + kv norm_step], or null
+  std::int64_t norm_first = 0, norm_step = 1;
 
   bool bytes() const { return byte_offset >= 0; }
 };

@@ -116,7 +116,9 @@ class Driver {
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
                         .q = q};
-    if (screens_.key_norms != nullptr) query.key_norm = screens_.key_norms[batch][kv];
+    if (screens_.key_norms != nullptr) {
+      query.key_norm = screens_.key_norms[batch][screens_.norm_first + kv * screens_.norm_step];
+    }
     Answer answers[decode::kRows];
     for (std::int64_t r = 0; r < item.count; ++r) {
       const std::int64_t h = item.h + r;
