@@ -14,19 +14,19 @@
 // a causal mask, whose rule is j < i then.
 //
 // Edges: a query that sees no key, or only scores of -inf, has output 0, gradients 0, tau -inf and
-// support 0, with a sink as well. NaN or +inf among a query's visible scores gives NaN in that
+// support 0, even if it has a sink. NaN or +inf among a query's visible scores gives NaN in that
 // query's output (and in the gradients it reaches), nowhere else. Keys that are not visible may
 // hold anything. Where |v| k_len exceeds 3.4e38, float32's largest number, an output may overflow:
 // some kernels multiply values with softmax's weights before these are divided by their sum, which
 // is up to k_len. (PyTorch's SDPA overflows on such values too.)
 //
-// For a context of a CUDA device (types.h) every pointer is of that device's memory, but for
-// alpha_per_head, which the host reads. What the CUDA kernels do not serve is refused by name
-// (docs/cuda.md); contents of arrays on the device are not checked: a range beyond its axis is cut
-// off there. `saved` is not used.
+// With a context of a CUDA device (types.h) every pointer is to that device's memory, except
+// alpha_per_head, which the host reads. A call that the CUDA kernels do not serve throws
+// InvalidArgument, which names the reason (docs/cuda.md). Contents of arrays on the device are not
+// checked: a range beyond its axis is cut off there. `saved` is not used.
 //
-// Results do not depend on the number of threads, to the bit. Nothing here keeps state between
-// calls, so any number of threads may call at once.
+// Results do not depend on the number of threads, to the bit. Calls share only caches behind locks,
+// which change no result, so any number of threads may call at once.
 #pragma once
 
 #include <cstddef>
@@ -86,7 +86,7 @@ struct AttentionMask {
 //
 // `packed`: all sequences lie behind each other in one array; batch strides are ignored (also those
 // of every other part), `batch` counts sequences, and only rows inside the ranges are written.
-// Query ranges must not overlap, and key ranges neither if gradients are wanted.
+// All four arrays are needed then, and query ranges and key ranges each ascend without overlap.
 struct AttentionRanges {
   const std::int64_t* q_begin = nullptr;
   const std::int64_t* q_end = nullptr;
@@ -107,8 +107,8 @@ struct AttentionTerms {
   double scale_invariant = 0.0;  // l of P7, > 0; 0: without
   // A and B beside l: for normal scores before the term, a key at distance d has the expected
   // weight E[e^s] = A / (d / l + 1) and E[s e^s] = B / (d / l + 1) before they are divided by their
-  // sum (Anson et al. 2025, eq. 12, 13 and 16). A from 1e-6 to 1e6, A ln A <= B <= 100 A. 0:
-  // e^(1/2), both of which leave scores at distance 0 as they are: a_d^2 = 2 ln(d / l + 1) + 1.
+  // sum (Anson et al. 2025, eq. 12, 13 and 16). A from 1e-6 to 1e6, A ln A <= B <= 100 A. 0 stands
+  // for e^(1/2). If both are 0, a_d^2 = 2 ln(d / l + 1) + 1: scores at distance 0 stay as they are.
   double scale_invariant_alpha = 0.0;
   double scale_invariant_beta = 0.0;
   ConstArray4 bias;  // [batch, heads, q_len, k_len]; null: 0. May hold -inf
@@ -145,8 +145,8 @@ struct AttentionParams {
   AttentionMask mask;
   AttentionRanges ranges;
   AttentionTerms terms;
-  // For the library: keys and values in pages in place of those of k and v, which
-  // AttentionOnPages() (pages.h) and Decode() (kv_cache.h) fill in. Null for everybody else.
+  // Internal: keys and values in pages, in place of k and v. AttentionOnPages() (pages.h) and
+  // Decode() (kv_cache.h) set it. Callers leave it null.
   const KeyValuePages* pages = nullptr;
 };
 
@@ -167,13 +167,13 @@ struct AttentionOutputs {
 
 // What the backward pass reads and writes.
 struct AttentionGradients {
-  ConstArray4 d_out;  // [batch, heads, q_len, value_dim], any dtype strides
+  ConstArray4 d_out;  // [batch, heads, q_len, value_dim], the dtype of q, any strides
   // From the forward pass of the same params: tau is needed, saved lists may be null.
   const double* tau = nullptr;
   const void* saved = nullptr;
   std::size_t saved_bytes = 0;
-  // Any may be null: not wanted. dq, dk, dv have the dtype of q and distinct strides; rows outside
-  // of all ranges get 0 unless packed.
+  // Any may be null: not wanted. dq, dk, dv have the dtype of q, and strides under which no two
+  // elements share a place. Rows outside of all ranges get 0 unless packed.
   MutableArray4 dq, dk, dv;
   double* d_length_scale = nullptr;  // [batch, heads, q_len] (no batch axis if packed)
   double* d_alpha = nullptr;         // [heads]: kEntmax only
@@ -207,8 +207,8 @@ void AttentionWeightCounts(const Context& context, const AttentionParams& params
 // Columns and values of a row begin at its entry of row_offsets; columns ascend, along k's axis.
 //   row_offsets: [batch heads q_len + 1], prefix sums of the counts
 //   columns, values: [row_offsets.back()]
-// Throws InvalidArgument if row_offsets do not fit. For a CUDA device they are not looked at, as
-// they lie there: what has no room in its row is left out.
+// Throws InvalidArgument if row_offsets disagree with the counts. On a CUDA device they are not
+// checked: entries that have no room in their row are left out.
 void AttentionWeights(const Context& context, const AttentionParams& params,
                       const std::int64_t* row_offsets, std::int64_t* columns, float* values);
 
@@ -226,8 +226,8 @@ struct AttentionChoice {
   std::string forward;
   std::string backward;
   std::string reason;
-  // Kernels that take the rows that the forward pass's leaves, one after the other: rows that keep
-  // many keys, say.
+  // Kernels that take, each in turn, the rows that the kernel before them leaves in the forward
+  // pass: rows that keep many keys, for example.
   std::vector<std::string> leftovers;
 };
 AttentionChoice ChooseAttentionKernel(const AttentionParams& params);

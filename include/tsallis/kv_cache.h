@@ -44,8 +44,8 @@ enum class KeyScreen : std::uint8_t {
 
 struct KvCacheOptions {
   KeyScreen screen = KeyScreen::kBytes;
-  // What DecodeKeys::kTopPages and kGaussianPages choose pages by: 8 (head_dim + 1) bytes each a
-  // page and key head.
+  // DecodeKeys::kTopPages chooses pages by ranges, kGaussianPages by moments. Each takes
+  // 8 (head_dim + 1) bytes a page, layer and key head, rounded up to a multiple of 64.
   bool ranges = false;         // least and largest number of every column of a page's keys
   bool moments = false;        // mean and variance of every column
   std::int64_t max_bytes = 0;  // of pages; 0: no limit
@@ -116,8 +116,8 @@ class KvCache {
 enum class DecodeKeys : std::uint8_t {
   kExact,   // every key that has one
   kWithin,  // softmax: keys that hold at least 1 - epsilon of the mass, which is proved
-  // Approximations, which prove nothing by themselves. Pages of 64 keys are chosen for each query
-  // head, the newest one always.
+  // Approximations, which prove nothing by themselves. kTopPages and kGaussianPages choose pages of
+  // 64 keys for each query head, always with the newest page.
   kTopPages,       // the largest bounds by ranges (Quest: Tang et al. 2024, section 3.2)
   kGaussianPages,  // the largest quantiles of a page's best score by moments (EntmaxKV, 2026)
   kFirstAndLast,   // the first tokens and the newest (StreamingLLM: Xiao et al. 2024)
@@ -125,11 +125,10 @@ enum class DecodeKeys : std::uint8_t {
 
 struct DecodeMode {
   DecodeKeys keys = DecodeKeys::kExact;
-  double epsilon = 1e-3;  // kWithin: between 0 and 1. Entmax is exact
-  std::int64_t budget =
-      1024;                // the approximations: tokens, >= 1, of whole pages; at least one page
-  std::int64_t first = 4;  // kFirstAndLast: of the budget, tokens at the beginning
-  double quantile = 0.5;   // kGaussianPages: between 0 and 1, of the largest of 64 scores
+  double epsilon = 1e-3;       // kWithin: between 0 and 1. Entmax is exact
+  std::int64_t budget = 1024;  // tokens, >= 1; kTopPages, kGaussianPages: whole pages, at least one
+  std::int64_t first = 4;      // kFirstAndLast: of the budget, tokens at the beginning
+  double quantile = 0.5;       // kGaussianPages: between 0 and 1, of the largest of 64 scores
 };
 
 // Attention of the newest tokens of sequences on all their tokens: query i of q_len stands at token
@@ -144,8 +143,8 @@ struct DecodeParams : AttentionParams {
   std::int64_t kv_first = 0, kv_step = 1;
   // [batch]: tokens before this one are not seen (padding on the left); null: all are.
   const std::int64_t* begin = nullptr;
-  // Others than kExact, and the last four outputs, serve softmax and entmax with alphas of 1 and
-  // from 1.1 to 4, without a boolean mask, a block mask and a bias.
+  // Modes other than kExact, and the last four outputs, need softmax, or entmax with alphas of 1 or
+  // from 1.1 to 4. They refuse a boolean mask, a block mask and a bias.
   DecodeMode mode;
 };
 
@@ -159,9 +158,9 @@ struct DecodeOutputs {
   double* entropy = nullptr;
   double* maximum = nullptr;
   // Entmax: the largest bound of a key that was not scored, minus tau, in z = (alpha - 1) s; 0 or
-  // less proves that the output is exact, and -inf says that every key was scored. Softmax: no
-  // larger part of the mass lies on keys that were not scored; 0 if there are none. An
-  // approximation reads the bytes of all keys for it (the rows in a cache without).
+  // less proves that the output is exact, and -inf says that every key was scored. Softmax: an
+  // upper bound of the part of the mass on keys that were not scored; 0 if there are none. An
+  // approximation reads the bytes of all keys for it (in a cache without bytes, their rows).
   double* certificate = nullptr;
   // The part of the weights that the exact answer gives to keys that were not scored: costs a pass
   // over all rows of keys.
@@ -173,12 +172,13 @@ struct DecodeOutputs {
   std::int64_t* bytes_read = nullptr;
 };
 
-// With DecodeKeys::kExact the output of a query has the same bits as AttentionForward's for one
-// query on the same keys in one array, whatever pages they lie in, however they were screened,
-// whoever shares the call, and for any number of threads; but where a product of a query and a key
-// is 2^24 or more. More than 64 queries of a sequence, or 8 of softmax or without bytes, have those
-// of AttentionForward on the same queries, and so has what lists do not serve (DecodeParams::mode),
-// if none of the last four outputs is asked for. Throws InvalidArgument.
+// With DecodeKeys::kExact the output of a query has the same bits as AttentionForward's for that
+// query alone, on the same keys in one array. Pages, the screen, other queries and sequences of the
+// call and the number of threads change no bit, unless a product of a query and a key is 2^24 or
+// more. Some calls have the bits of AttentionForward on all queries of a sequence together instead:
+// those that ask for none of the last four outputs, and have more than 64 queries of a sequence (8
+// for softmax or without bytes) or something that DecodeParams::mode excludes. Throws
+// InvalidArgument.
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
             const DecodeOutputs& outputs);
 

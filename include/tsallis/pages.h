@@ -10,9 +10,9 @@
 // see nothing and get 0.
 //
 // Entries of the table behind a sequence's last page are not read. The CPU checks lengths and the
-// entries that it reads. On a CUDA device both are the device's and not looked at beforehand: a
-// length is cut off at what the table has room for, and queries that see a page that does not exist
-// get NaN and the support -1.
+// entries that it reads. On a CUDA device both lie in its memory and are not checked: a length is
+// cut off at what the table has room for, and a query that sees a page that does not exist gets NaN
+// as its output and -1 as its support size.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,8 @@ struct ConstIntegers {
 };
 
 struct AttentionPages {
-  std::int64_t pages = 0;      // that there are
-  std::int64_t page_size = 0;  // keys of one, 1 ... 2^20
+  std::int64_t pages = 0;      // number of pages in k and v
+  std::int64_t page_size = 0;  // keys of a page, 1 ... 2^20
   // Of q's dtype. Strides may be anything on CPUs. On a CUDA device they are not negative, columns
   // lie side by side, and rows begin at multiples of 16 bytes.
   ConstArray4 k;                  // [pages, kv_heads, page_size, head_dim]

@@ -12,9 +12,9 @@
 //                  many of the blocks that no other part shows to i's block (Zaheer et al. 2020:
 //                  BigBird), all if there are fewer. Causal: of the blocks up to i's own
 //
-// and, causal, only if j <= i. What is drawn follows from the seed, the block and the other parts,
-// and non-causal from the number of keys' blocks: it is the same on every machine, and a causal
-// pattern shows the same to a query however many keys come after it.
+// and, causal, only if j <= i. The seed, the block and the other parts decide what is drawn; if not
+// causal, the number of key blocks does, too. The draw is the same on every machine, and a causal
+// pattern shows a query the same keys however many come after it.
 #pragma once
 
 #include <cstdint>

@@ -141,8 +141,10 @@ bool BackwardReadsScores(const RowMapParams& params, DType dtype);
 
 // Vector-Jacobian product of RowsForward: d_scores = J^T d_probabilities.
 //   scores          the input of the forward pass (read where p alone does not determine the
-//   gradient) probabilities   its output d_alpha         [rows] or null: the gradient in each row's
-//   alpha (kEntmax only; continuous at alpha = 1)
+//                   gradient)
+//   probabilities   its output
+//   d_alpha         [rows] or null: the gradient in each row's alpha (kEntmax only; continuous at
+//                   alpha = 1)
 // All matrices share one shape and dtype. `d_scores` may be the memory of `d_probabilities`.
 void RowsBackward(const Context& context, const RowMapParams& params, const ConstRows& scores,
                   const ConstRows& probabilities, const ConstRows& d_probabilities,
@@ -151,8 +153,9 @@ void RowsBackward(const Context& context, const RowMapParams& params, const Cons
 // Fenchel-Young loss of one row each (M6): losses[i] = H(p*) + <p* - e_y, s>, p* = map(s), for
 // kSoftmax, kEntmax and kNormmax (Blondel, Martins and Niculae 2020). targets: [rows], in [0,
 // length) or equal to `ignore_index` (any value, also a valid class), whose rows get loss 0 and
-// gradient 0. d_scores (data null: not wanted) receives p* - e_y; it is float32 for 16-bit scores,
-// else their dtype. losses: [rows]. Throws InvalidArgument, also for a target out of range.
+// gradient 0. s are the scores divided by the temperature. d_scores (data null: not wanted) gets
+// (p* - e_y) / temperature; it is float32 for 16-bit scores, else their dtype. losses: [rows].
+// Throws InvalidArgument, also for a target out of range.
 void FenchelYoungLoss(const Context& context, const RowMapParams& params, const ConstRows& scores,
                       const std::int64_t* targets, std::int64_t ignore_index, double* losses,
                       const MutableRows& d_scores = {});

@@ -18,7 +18,7 @@ const char* Name(DType dtype);
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
-// How a call may use the machine. There are no globals: every entry point takes one.
+// How a call may use the machine. No such setting is global: every entry point takes a Context.
 //
 // kCuda: attention alone (attention.h, pages.h); everything else refuses it. Arrays are in the
 // memory of the device, and a call returns when its work is in the stream, not when it is done.
@@ -27,8 +27,8 @@ struct Context {
   DeviceKind device = DeviceKind::kCpu;
   int device_index = 0;    // kCuda: which one
   void* stream = nullptr;  // kCuda: a cudaStream_t of that device; null: the default stream
-  // kCuda: memory of that device, aligned to 256 bytes, as much as ...WorkspaceBytes() says,
-  // which nobody else touches before the work is done. Null: the call allocates its own there.
+  // kCuda: memory of that device, aligned to 256 bytes, of the size that ...WorkspaceBytes() says.
+  // It must stay untouched until the work is done. Null: the call allocates its own there.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };

@@ -186,7 +186,9 @@ def attention(
 
     For query i and key j at positions i and j, and their distance d = |i - j|::
 
-        s_ij = m_d + a_d (c_i scale <q_i, k_j>) - slope d + bias_ij    where j is visible, else -inf
+        s_ij = m_d + a_d cap(c_i scale <q_i, k_j>) - slope d + bias_ij    (-inf if j is not visible)
+
+    cap is the identity unless ``softcap`` is given.
 
     A query that sees no key, or only scores of -inf, has output 0 and gradient 0. A NaN or +inf
     among the visible scores of a query makes its own output NaN. Keys that are not visible may hold

@@ -32,7 +32,7 @@ _STATISTICS = get_args(Statistic)
 
 
 class CacheFull(RuntimeError):
-    """What should be appended does not fit into ``max_bytes``; nothing was appended."""
+    """An append or a load does not fit into ``max_bytes`` of the cache; nothing was added."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class CacheUse:
     """What a cache holds.
 
     Attributes:
-        sequences: that are alive.
-        pages: of 64 tokens that are in use.
-        shared_pages: of them, by more than one sequence.
-        page_bytes: of one, with all layers.
-        bytes: of memory, free pages too.
+        sequences: number of sequences that are alive.
+        pages: number of pages (64 tokens each) in use.
+        shared_pages: number of these pages that more than one sequence uses.
+        page_bytes: size of one page, with all layers.
+        bytes: memory of all pages, free ones too.
     """
 
     sequences: int

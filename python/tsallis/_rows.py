@@ -356,10 +356,10 @@ def fit_adaptive_temperature(
 ) -> AdaptiveTemperatureFit:
     """Fit the polynomial of `adaptive_temperature_softmax` to scores of a trained model.
 
-    Of every row whose target does not have the largest score, the theta of the grid
-    ``theta_step``, ``2 theta_step``, ..., ``theta_max`` that gives the target its largest weight;
-    then least squares of 1/theta on powers of the entropy of softmax(scores). Velickovic et al.
-    2024, appendix F.
+    Rows whose target does not have the largest score count. For each of them the theta is found,
+    out of ``theta_step``, ``2 theta_step``, ..., ``theta_max``, that gives the target its largest
+    weight. Then 1/theta is fitted by least squares to powers of the entropy of softmax(scores).
+    Velickovic et al. 2024, appendix F.
 
     Args:
         scores: [..., n], on the CPU; rows that are shorter end with -inf.

@@ -46,9 +46,10 @@ class Pattern:
         stride: \\|i - j\\| is a multiple of it.
         segment: i // segment == j // segment.
         summary: the last keys of every segment, which all queries see; at most ``segment``.
-        random: as many blocks of keys for every block of queries, out of those that no other part
-            shows to it; causal: of the blocks up to its own. What is drawn follows from the seed,
-            the block and the other parts, and, if not causal, from the number of keys.
+        random: number of blocks of keys that are drawn for every block of queries, out of those
+            that no other part shows to it; causal: out of the blocks up to its own. The draw
+            depends on the seed, the block and the other parts, and, if not causal, on the number of
+            keys.
         random_block: tokens of such a block, >= 1.
         seed: of the random blocks, >= 0.
     """

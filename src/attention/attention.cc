@@ -117,7 +117,7 @@ void ClearRow(const MutableArray4& array, std::int64_t b, std::int64_t h, std::i
   }
 }
 
-// 0, and the statistics of a row without keys.
+// Gives rows outside of every sequence the output 0 and the statistics of a row without keys.
 void ClearRowsOutside(const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs) {
   if (!HasOutside(params)) return;
@@ -167,7 +167,7 @@ void ClearGradientsOutside(const Context& context, const AttentionParams& params
 
 // ---- what rows and heads share ------------------------------------------------------------------
 
-// Visits every element of the bias's gradient once (axes of stride 0 are summed over): 0.
+// Sets the bias's gradient to 0, every element once (it has one element along an axis of stride 0).
 void ClearBiasGradient(const AttentionParams& params, const MutableArray4& bias) {
   if (bias.data == nullptr) return;
   const std::int64_t* s = bias.strides;
@@ -185,7 +185,7 @@ void ClearBiasGradient(const AttentionParams& params, const MutableArray4& bias)
   }
 }
 
-// The gradients of what all sequences share, or the rows of one. heads: [batch heads]
+// Adds the sums of heads up to the gradients in alpha, sink and slopes. heads: [batch heads]
 void AddHeads(const AttentionParams& params, const std::vector<HeadSums>& heads,
               const AttentionGradients& gradients) {
   const std::int64_t count = params.heads;

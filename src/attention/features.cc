@@ -104,8 +104,8 @@ std::string AlphaRefusal(const Serves& serves, const AttentionParams& params) {
 const char* Name(Feature feature) { return kNames[static_cast<int>(feature)]; }
 
 Features FeaturesOf(const AttentionParams& params) {
-  // Every field has a name here: where one is added, these lines do not compile until somebody says
-  // which feature it is, so that no kernel passes over it in silence.
+  // Every field has a name here, so that these lines do not compile if a field is added: its author
+  // must say which feature it is, and no kernel ignores it in silence.
   const auto& [batch, heads, kv_heads, q_len, k_len, head_dim, value_dim, q, k, v, map, alpha,
                alpha_per_head, adaptive, top_k, sigmoid_bias, mask, ranges, terms, pages] = params;
   const auto& [causal, alignment, left, right, visible, visible_strides, blocks, block_strides,

@@ -79,7 +79,7 @@ inline std::int64_t MostKeys(const AttentionParams& params) {
   return most;
 }
 
-// Offsets of the optional masks at (b, h, q_row, k_row).
+// Whether the boolean mask or the block mask hides key row k_row from query row q_row.
 inline bool IsMasked(const AttentionMask& mask, std::int64_t b, std::int64_t h, std::int64_t q_row,
                      std::int64_t k_row) {
   if (mask.visible != nullptr) {
@@ -110,8 +110,8 @@ struct HeadRows {
   DType dtype = DType::kFloat32;
   std::int64_t row_bytes = 0;  // from a row to the next
   std::int64_t step = 1;       // elements from a column to the next
-  // Rows in pages of 2^page_shift: row i is row first + i of all pages, each of which begins
-  // page_offset behind its address.
+  // With `pages`: rows lie in pages of 2^page_shift rows, and row i is row first + i of all pages
+  // together. A page's first row lies page_offset bytes behind the page's address.
   static constexpr int kPageShift = 6;
   static constexpr std::int64_t kPage = std::int64_t{1} << kPageShift;  // of our own cache
   const std::byte* const* pages = nullptr;
@@ -188,7 +188,7 @@ inline std::int64_t RowIndex(const AttentionParams& params, const Sequence& sequ
   return (sequence.array_batch * params.heads + h) * params.q_len + q_row;
 }
 
-// Rows of the statistics, and batch entries of the arrays.
+// Length of the batch axis of arrays and statistics: at most 1 if packed.
 inline std::int64_t ArrayBatch(const AttentionParams& params) {
   return params.ranges.packed ? std::min<std::int64_t>(params.batch, 1) : params.batch;
 }

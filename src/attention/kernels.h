@@ -64,8 +64,8 @@ struct AttentionKernel {
   // Instruction set it would run on here; empty if this machine has none for it.
   std::string (*instruction_set)();
   Serves serves;
-  // Empty if it is the best so far for what it can serve; else why a later kernel of the list is
-  // better. Null: it always is. `left`: whether the work is what an earlier kernel left.
+  // Why a later kernel of the list is better for these params; empty: none is. A null pointer: none
+  // ever is. `left`: whether the work is what an earlier kernel left.
   std::string (*declines)(const AttentionParams& params, bool left);
   // What it leaves to later kernels; null: nothing.
   const char* leaves;
@@ -73,9 +73,9 @@ struct AttentionKernel {
   void (*forward)(const Context& context, const AttentionParams& params,
                   const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
                   std::vector<RowBlock>* left);
-  // dq, dk, dv and d_length_scale of `key_heads`; adds to d_bias. heads: [batch heads], 0 when it
-  // is called; those of `key_heads` are set. What stands there for one that it leaves means
-  // nothing.
+  // dq, dk, dv and d_length_scale of `key_heads`; adds to d_bias. heads: [batch heads], 0 at the
+  // call, receives the sums of the query heads of `key_heads`. The driver discards the sums of key
+  // heads in `left`.
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
                    HeadSums* heads, std::vector<KeyHead>* left);
@@ -102,7 +102,7 @@ KernelList KernelsFrom(const AttentionKernel& kernel);
 // reasons.
 const AttentionKernel& ChooseKernel(const AttentionParams& params, Pass pass, std::string* why);
 
-// A call that is checked, on the kernels that are for it, and bytes that this allocates at most.
+// Runs a checked call on the kernels that serve it. RunBytes(): bytes that it allocates at most.
 void RunForward(const Context& context, const AttentionParams& params,
                 const AttentionOutputs& outputs);
 std::size_t RunBytes(const Context& context, const AttentionParams& params, Pass pass);

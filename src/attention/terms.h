@@ -152,13 +152,13 @@ struct BasicTerms {
     return terms;
   }
 
-  // Whether a score is more than a product times a factor. Under NAPE half of the heads have slope
-  // 0: theirs are not.
+  // Whether a score is more than a product times a factor. Under NAPE it is not in half of the
+  // heads: their slope is 0.
   TSALLIS_HOST_DEVICE bool any() const {
     return slope != T(0) || softcap != T(0) || distances.any();
   }
 
-  // z from unit x.
+  // The score z of a key at this distance. The argument z is unit x.
   TSALLIS_HOST_DEVICE T Score(T z, std::int64_t distance) const {
     if (softcap != T(0)) z = softcap * std::tanh(z / softcap);
     if (distances.any()) {
@@ -192,8 +192,8 @@ struct BasicTerms {
   TSALLIS_HOST_DEVICE T Stretch(std::int64_t farthest) const {
     return distances.any() ? static_cast<T>(*distances.a(farthest)) : T(1);
   }
-  // How large the numbers may be that a score is summed of, at distances up to `farthest`, beside
-  // slopes: x is `product` at most.
+  // For |x| <= product, a bound of the magnitude of a score's terms at distances up to `farthest`,
+  // ALiBi's excepted.
   double Size(double product, std::int64_t farthest) const {
     const double stretch = Stretch(farthest);
     // What m_d comes to where a_d is small.

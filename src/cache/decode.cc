@@ -41,7 +41,7 @@ void CheckMode(const KvCacheOptions& options, const DecodeMode& mode) {
   }
 }
 
-// Whether the kernel of lists answers; what only it can do is refused otherwise.
+// Whether the decode kernel runs the call. Throws if it cannot, and the call needs it.
 bool ByLists(const AttentionParams& call, const decode::Account& account, bool bytes) {
   // Strided columns can only be those of queries, which it reads as they come.
   const Features asked = FeaturesOf(call).Without({Feature::kStridedColumns});
@@ -62,8 +62,11 @@ AttentionParams CallOf(const KvCache& cache, const DecodeParams& params) {
   const KvCacheShape& shape = cache.shape();
   AttentionParams call = params;
   if (call.kv_heads == 0) call.kv_heads = shape.kv_heads;
-  const std::int64_t last = params.kv_first + (call.kv_heads - 1) * params.kv_step;
-  if (params.kv_first < 0 || params.kv_step < 1 || call.kv_heads < 1 || last >= shape.kv_heads) {
+  const auto within = [&](std::int64_t number, std::int64_t least) {
+    return number >= least && number <= shape.kv_heads;
+  };
+  if (!within(params.kv_first, 0) || !within(params.kv_step, 1) || !within(call.kv_heads, 1) ||
+      params.kv_first + (call.kv_heads - 1) * params.kv_step >= shape.kv_heads) {
     throw InvalidArgument("kv_heads",
                           "some of the cache's " + to_string(shape.kv_heads) + " key heads",
                           to_string(call.kv_heads) + " from " + to_string(params.kv_first) +

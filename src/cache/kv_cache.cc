@@ -253,7 +253,7 @@ void KvCache::State::Put(Tokens& tokens, std::int64_t layer, std::int64_t head,
     const auto note = [&](std::int64_t at, const auto& put) {
       if (at < 0) return;
       std::byte* facts = page + at + head * layout.fact_head;
-      // Those of a page that was cut are of keys that are gone.
+      // After Truncate() the facts of a page count keys that are gone: they are computed again.
       if (slot > 0 && decode::CountAt(facts) != slot) {
         for (std::int64_t row = 0; row < slot; ++row) {
           load(row);

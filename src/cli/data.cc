@@ -58,14 +58,16 @@ class DataCommand : public Command {
         "Parallel text, as in en,de: of every NAME.en and NAME.de, a sentence on each line, the "
         "first is the source and the second its translation. train, val (or dev) or test in NAME "
         "says the part; without, its path does");
-    app.add_option("--extension", extension_, "Of the files that are taken from folders: .md");
+    app.add_option("--extension", extension_,
+                   "Take only files with this extension from folders, as in .md");
     app.add_option("--tokenizer", tokenizer_,
                    "A tokenizer.json of Hugging Face or a .model of SentencePiece; or bpe:SIZE, "
                    "which trains byte-level BPE of SIZE tokens on the training files. Default: "
-                   "tokens are bytes; of german bpe:4096. Of shards: what made them. A recipe says "
-                   "task.vocabulary=SIZE");
+                   "tokens are bytes, for german bpe:4096. With shards: the tokenizer that made "
+                   "them. A recipe says task.vocabulary=SIZE");
     app.add_flag("--skip-bad", skip_bad_, "Leave out files that are not UTF-8 text");
-    app.add_option("--folder", folder_, "Where to; default: data/NAME of the source tree");
+    app.add_option("--folder", folder_,
+                   "Folder of the corpus; default: data/NAME of the source tree");
     app.add_flag("--json", json_, "Print what was made as one JSON document");
     app.add_flag("--quiet", quiet_, "Print nothing");
   }
@@ -116,7 +118,8 @@ class DataCommand : public Command {
   }
 
  private:
-  // Of --pairs. UsageError where it is not two endings, or goes with what is of other text.
+  // The two endings that --pairs gives. UsageError if it gives anything else, or stands beside an
+  // option that is not for parallel text.
   std::optional<lab::Sides> SidesAskedFor() const {
     if (pairs_.empty()) return {};
     const std::size_t comma = pairs_.find(',');

@@ -43,7 +43,7 @@ class EvalCommand : public Command {
  public:
   std::string Name() const override { return "eval"; }
   std::string Summary() const override {
-    return "Read how right a trained model is, against length";
+    return "Measure how right a trained model is, against length";
   }
   std::string Example() const override {
     return "  tsallis eval runs/copy/quick/softmax/seed-1 --lengths 64,128,256\n"

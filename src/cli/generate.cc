@@ -45,7 +45,7 @@ class GenerateCommand : public Command {
                                   "if that is no language task");
     auto* length =
         app.add_option("--length", length_, "Length of the task's samples")->capture_default_str();
-    auto* prompt = app.add_option("--prompt", prompts_, "Text to go on from; again for another")
+    auto* prompt = app.add_option("--prompt", prompts_, "Text to continue; may be repeated")
                        ->allow_extra_args(false)
                        ->excludes(task)
                        ->excludes(length);
@@ -59,15 +59,17 @@ class GenerateCommand : public Command {
     app.add_option("--max-new", most_, "Tokens to write at most; of a text, default: 256")
         ->check(IntegerFrom(1, 1 << 30));
     sampling_ = {
-        app.add_option("--temperature", temperature_,
-                       "Divides the logits; 0: the likeliest token. Default: 1, for a task 0"),
+        app.add_option(
+            "--temperature", temperature_,
+            "Divides the logits; 0: the likeliest token. Default: 1 for text, 0 for a task"),
         app.add_option("--top-k", sampler_.top_k, "Only the k likeliest tokens; 0: all"),
-        app.add_option("--top-p", sampler_.top_p, "Only the fewest tokens that weigh P together"),
+        app.add_option("--top-p", sampler_.top_p,
+                       "Only the fewest likeliest tokens whose probabilities sum to P"),
         app.add_option("--min-p", sampler_.min_p, "Only tokens of P times the likeliest's weight"),
         app.add_option("--entmax", sampler_.entmax,
                        "Draw from entmax of this alpha: its zeros are the cut")};
-    app.add_option("--seed", sampler_.seed, "Of what is drawn")->capture_default_str();
-    app.add_option("--beams", beams_, "Search over so many texts at once instead of drawing")
+    app.add_option("--seed", sampler_.seed, "Seed of the sampling")->capture_default_str();
+    app.add_option("--beams", beams_, "Beam search with so many beams instead of sampling")
         ->check(IntegerFrom(1, 1 << 10))
         ->capture_default_str();
     app.add_option("--cache-mb", cache_mb_, "Most memory of keys and values; default: no limit")

@@ -91,12 +91,12 @@ int ReportInterrupted(const std::string& what, const tsallis::cli::Invocation& i
   return kInterrupted;
 }
 
-// What torchrun started: the processes of one command, if that is one for several.
+// UsageError if torchrun started several processes of a command that runs as one.
 void CheckTogether(const tsallis::cli::Command& command, const tsallis::lab::Launch& launch) {
   if (launch.size == 1 || command.RunsTogether()) return;
-  throw tsallis::lab::UsageError(
-      fmt::format("{} runs as one process, and torchrun started {}: only train is for several",
-                  command.Name(), launch.size));
+  throw tsallis::lab::UsageError(fmt::format(
+      "{} runs as one process, and torchrun started {}: only the command train runs as several",
+      command.Name(), launch.size));
 }
 
 // Exit code of a command that has printed all it had to: a full disk is an error, too.

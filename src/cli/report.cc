@@ -61,7 +61,7 @@ class ReportCommand : public Command {
   }
 
  private:
-  // What the folder's results or those of a study without training are in.
+  // The file of the folder's results: study.json of a study without training, else results.json.
   static std::filesystem::path DocumentIn(const std::filesystem::path& folder) {
     const std::filesystem::path study = folder / "study.json";
     return std::filesystem::is_regular_file(study) ? study : folder / "results.json";

@@ -51,8 +51,8 @@ class StudyCommand : public Command {
                    "Studies of a trained model of max retrieval: the folder of its run, or a file "
                    "of weights in one; default: they train one");
     app.add_option("--decoder", options_.decoder,
-                   "Studies of a trained sequence model: the same of one; default: "
-                   "bench/models/asentmax-nape");
+                   "Studies of a trained sequence model: the folder of its run, or a file of "
+                   "weights in one; default: bench/models/asentmax-nape");
     app.add_option("--out", out_,
                    "Folder of the page; default: runs/studies/<name>. With several studies: its "
                    "parent, which gets the page of all of them");

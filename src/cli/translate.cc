@@ -48,10 +48,10 @@ class TranslateCommand : public Command {
     app.add_option("CHECKPOINT", model_.path, "Folder of a run, or a file of weights in one")
         ->required();
     app.add_option("--input", input_,
-                   "File of one sentence a line; default: standard input, as it comes");
+                   "File of one sentence a line; default: standard input, line by line");
     app.add_option("--reference", reference_,
                    "File of the right translations, one a line: prints BLEU and chrF at the end");
-    app.add_option("--beams", beams_, "Of the search; 1: the likeliest token each time")
+    app.add_option("--beams", beams_, "Beams of the search; 1: the likeliest token each time")
         ->check(IntegerFrom(1, 64))
         ->capture_default_str();
     app.add_option("--show", show_,
@@ -112,7 +112,7 @@ class TranslateCommand : public Command {
     if (!reference_.empty()) {
       if (references.size() != done_.size()) {
         throw lab::UsageError(
-            fmt::format("--reference: expected {} lines, as were translated, "
+            fmt::format("--reference: expected {} lines, one for each translated line, "
                         "got {}",
                         done_.size(), references.size()));
       }

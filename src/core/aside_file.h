@@ -6,8 +6,8 @@
 
 namespace tsallis {
 
-// Contents of `path` that are written to `aside` beside it, and get its name when they are complete
-// and on the disk. Without Commit() nothing is left. Throws std::system_error with path and reason.
+// Writes the contents of `path` to `aside` beside it. Commit() renames `aside` to `path` once they
+// are on the disk. Without Commit() nothing is left. Throws std::system_error with path and reason.
 class AsideFile {
  public:
   // An `aside` that is there, of a writer that was killed, is written over.

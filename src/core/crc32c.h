@@ -7,7 +7,7 @@
 
 namespace tsallis {
 
-// Of `size` bytes behind those whose checksum is `before`; 0 for the first.
+// The checksum of earlier bytes and these. before: the checksum of the earlier ones; 0 if none.
 std::uint32_t Crc32c(const void* data, std::size_t size, std::uint32_t before = 0);
 
 }  // namespace tsallis

@@ -14,14 +14,14 @@ namespace tsallis {
 // device.
 int Threads(const Context& context);
 
-// Calls body(begin, end) on disjoint pieces that cover [0, count), at least `grain` long each but
-// for the last. Runs in the calling thread if one piece suffices. An exception from any piece is
-// rethrown here.
+// Calls body(begin, end) on disjoint pieces of about equal length that cover [0, count): one for
+// each thread, but at most ceil(count / grain). A single piece runs in the calling thread, and so
+// does the whole range inside a parallel region. An exception from any piece is rethrown here.
 void ParallelFor(const Context& context, std::int64_t count, std::int64_t grain,
                  const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
-// Calls body(task, worker) for every task in [0, count), in ascending order of their start, with
-// worker in [0, Workers(context, count)): for tasks of unequal cost that share nothing but a
+// Calls body(task, worker) for every task in [0, count), with worker in [0, Workers(context,
+// count)). Tasks begin in ascending order. Their costs may differ, and they share nothing but a
 // worker's scratch memory. Exceptions as above; tasks not yet begun are then dropped.
 int Workers(const Context& context, std::int64_t count);
 void ParallelTasks(const Context& context, std::int64_t count,

@@ -86,8 +86,8 @@ HWY_INLINE float FloatAt(std::int64_t order) {
   return std::bit_cast<float>(static_cast<std::int32_t>(order >= 0 ? order : kLeast - order));
 }
 
-// A number that exactly the `kept` largest finite entries of x reach, and what ties with the last
-// of them: by halving the range of floats, at most 32 counts. x: [n].
+// A number that the `kept` largest finite entries of x reach, and no entry that is less than all of
+// them. Bisects the floats in their order: at most 32 counts. x: [n].
 HWY_INLINE float LeastKept(const float* x, std::size_t n, std::int64_t kept, float maximum) {
   std::int64_t low = OrderOf(std::numeric_limits<float>::lowest()), high = OrderOf(maximum);
   while (low < high) {

@@ -1,5 +1,5 @@
-// Reading and writing single elements of any storage type. The fast path converts whole vectors
-// (row_io-inl.h); this serves the reference, strided rows and kernels for GPUs.
+// Reading and writing single elements of any storage type, for the row maps, the reference, strided
+// rows and kernels for GPUs. Attention on CPUs converts whole vectors (attention/cpu/load-inl.h).
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// What a map is to the drivers (rows.cc, losses.cc), and the list of maps. docs/adding-a-map.md
+// What a map is to the drivers (reference.cc, rows.cc), and the list of maps. docs/adding-a-map.md
 // walks through it.
 #pragma once
 

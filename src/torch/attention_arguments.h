@@ -16,7 +16,7 @@
 
 namespace tsallis {
 
-// What a caller of the operators knows a member of the kernel library's structs as.
+// The operators' argument that a member of the kernel library's structs comes from, for errors.
 std::string ArgumentOf(const std::string& member);
 
 // Runs `body`; errors name arguments instead of members.

@@ -41,8 +41,8 @@ void CheckInteger(const Tensor& tensor, const char* argument, const char* shape,
                     tensor.sym_sizes());
 }
 
-// What stands for keys and values where their pages do not matter: queries, a head for each of
-// theirs.
+// A tensor in the place of keys and values for checks that do not read pages: queries, with as many
+// heads as the pages have.
 Tensor StandIn(const Tensor& q, const Tensor& k_pages) {
   return q.narrow_symint(1, 0, k_pages.sym_size(2));
 }

@@ -493,10 +493,11 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
 
 
 def register() -> tuple[str, ...]:
-    """Makes `NAMES` known to transformers, with boolean masks; returns them. Again is harmless.
+    """Makes `NAMES` known to transformers, with boolean masks, and returns `NAMES`.
 
-    Models that would not use them, or not with the right mask, raise ValueError when one of `NAMES`
-    is requested: transformers itself would go on with softmax, or without a mask.
+    It may be called more than once. When one of `NAMES` is requested for a model that would not use
+    it, or would not give it the right mask, ValueError is raised: transformers itself would go on
+    with softmax, or without a mask.
     """
     for name, (map, alpha) in _IMPLEMENTATIONS.items():
         ALL_ATTENTION_FUNCTIONS.register(name, _implementation(map, alpha))

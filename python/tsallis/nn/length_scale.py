@@ -97,7 +97,7 @@ class ScalarScale(nn.Module):
 
     Args:
         heads: number of heads.
-        delta: what c is made of without its learned part.
+        delta: the additive term, which does not depend on the length.
         learn_delta: whether delta is learned, one for each head, and begins at ``delta``.
         unscaled: first heads that keep c = 1: those with ALiBi under `NAPE`.
     """
@@ -142,7 +142,7 @@ class ASEntmaxScale(nn.Module):
         width: size of x_i.
         heads: number of heads.
         bias: whether there are b_beta and b_gamma.
-        delta: what c is made of without its learned part.
+        delta: the additive term, which does not depend on the length.
         learn_delta: whether delta is learned, one for each head, and begins at ``delta``.
         gamma_range: bound of \\|gamma\\|.
         unscaled: first heads that keep c = 1: those with ALiBi under `NAPE`.

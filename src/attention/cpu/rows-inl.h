@@ -189,9 +189,8 @@ HWY_INLINE void StoreRowsOf(const float* HWY_RESTRICT from, std::size_t padded,
   }
 }
 
-// Rows `row` ... of (b, h) = factors[i] from[i]. from: [count][padded]; factors: [count], or null
-// for
-// 1. `stream`: past the caches, where the memory's alignment allows.
+// Stores factors[i] from[i] as row `row` + i of (b, h). from: [count][padded]; factors: [count], or
+// null for 1. `stream`: past the caches, where the memory's alignment allows.
 inline HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const float* factors,
                                    std::size_t count, std::size_t columns,
                                    const MutableArray4& array, std::int64_t b, std::int64_t h,

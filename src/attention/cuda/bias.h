@@ -2,8 +2,8 @@
 //
 // A block owns a tile of 64 queries and 32 keys and goes through what adds to it, one sequence, one
 // head, one tile after the other, so that every sum has one order. Scores and dp are computed
-// again; what a row's sums are, DenseRowsKernel has left. An axis of stride 0 is summed over; a
-// tile stands for all of it.
+// again; DenseRowsKernel has stored each row's sums. Along an axis of stride 0 one block goes
+// through the whole axis and adds it up.
 #pragma once
 
 #include <algorithm>

@@ -126,7 +126,7 @@ struct Head {
   TSALLIS_HOST_DEVICE static bool IsWide(double alpha) {
     return alpha != 1.0 && (alpha < kLeastFloatAlpha || alpha > kMostFloatAlpha);
   }
-  // kGeneral: a wide head is seen as one; else there is none, or nobody looks at what it is.
+  // kGeneral: sets `wide`. Without it, no head is wide or the caller does not need to know.
   template <bool kGeneral = false>
   TSALLIS_DEVICE static Head Of(const Call& call, std::int64_t b, int h) {
     Head head;

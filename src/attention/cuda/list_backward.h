@@ -3,7 +3,7 @@
 //
 // Entries are sorted in one pass: tasks of kTaskRows rows count their entries for each bucket of
 // kBucket keys, a scan turns the counts into places, and the tasks put their entries there. Within
-// a bucket entries stand by rows; which of its keys they are for, the warp that owns the key picks.
+// a bucket entries ascend by row, and the warp that owns a key picks that key's entries.
 #pragma once
 
 #include <cstdint>

@@ -3,14 +3,14 @@
 //   scores  a block for each run of keys, key head and sequence. The query heads that share the key
 //           head, times the queries, are the 16 rows of its matrix products. Scores go to memory in
 //           units of 16 keys with the largest of each. No threshold lies further than 1 below the
-//           largest z (alpha - 1 times the score), so entmax leaves out the scores of a unit that
-//           lies deeper below the largest one that its warp has seen.
+//           largest z (alpha - 1 times the score), so entmax does not store a unit whose largest z
+//           lies further below the largest that its warp has seen.
 //   solve   a block for each query and head: the scores that may have a weight into a list in
 //           shared memory, Newton's method from below until nothing moves, the values of the
-//           support. Whatever keeps more than the list holds, and softmax, is solved on the
-//           scores in memory.
-//   values  of those rows: a block for each run, as above
-//   sum     of their runs, in order
+//           support. Rows of softmax, and rows that keep more than the list holds, are solved on
+//           the scores in memory.
+//   values  for those rows, the weighted values of a run: a block for each run, as above
+//   sum     for those rows, the sum of their runs, in order
 //
 // The bits of a score depend on key and query alone, and the list ascends. So a row of the list has
 // the same bits whatever pages its keys lie in and however many runs there are; the sums of the

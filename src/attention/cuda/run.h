@@ -1,5 +1,5 @@
-// From a call to launches: which kernels, on which memory. Included by launch.cu, and by tests for
-// the emulation.
+// From a call to launches: which kernels, on which memory. Included by launch_*.cu, and by tests
+// for the emulation.
 #pragma once
 
 #include <algorithm>
@@ -244,7 +244,7 @@ class Runner {
     stream_->Launch(name, kernel, grid, threads, shared_bytes, arguments...);
   }
 
-  // Memory, and what is known beforehand in it. False: there is nobody to do the work.
+  // Allocates memory and fills in what the host knows. False: no stream, so bytes are only counted.
   bool Begin() {
     if (stream_ == nullptr) return false;
     workspace_.Allocate();

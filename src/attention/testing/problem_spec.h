@@ -119,8 +119,6 @@ inline std::string ProblemSpec::Describe() const {
   return text.str();
 }
 
-// Draws a spec from the whole space of finite inputs and, if `broken`, of others too; `most` bounds
-// q_len and k_len.
 // A and B of scale-invariant scores, 0 for e^0.5: from a_0 = 0 on, and shifts above 0 and below.
 inline const std::array<std::array<double, 2>, 4> kScaleInvariantShapes = {
     {{0.5, 0.0}, {1.0, 3.0}, {2.0, 2.0 * std::log(2.0)}, {0.05, 0.2}}};
@@ -137,6 +135,8 @@ inline std::vector<ProblemSpec> OfEachShape(ProblemSpec spec) {
   return specs;
 }
 
+// Draws a spec from the whole space of finite inputs and, if `broken`, of others too; `most` bounds
+// q_len and k_len.
 inline ProblemSpec DrawSpec(std::uint64_t seed, std::int64_t most, bool broken = false) {
   std::mt19937_64 engine(seed);
   const auto chance = [&](double p) {

@@ -26,7 +26,7 @@ struct TrainConfig {
   std::string device = "cpu";
   std::string optimizer = "adam";  // "adam", "adamw", "muon"
   double lr = 1e-3;                // muon: of hidden matrices
-  // muon: of all other parameters, which Adam trains; of embeddings, unless given as the others.
+  // muon: learning rates of the other parameters, which Adam trains; of embeddings, if not adam_lr.
   double adam_lr = 2e-3;
   std::optional<double> embedding_lr;
   double momentum = 0.95;  // muon

@@ -95,7 +95,7 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
     }
     if (method.map == "stick-breaking") {
       problems.Add(path + ".map",
-                   "\"stick-breaking\" takes keys in their order, which a set has not");
+                   "\"stick-breaking\" needs an order of the keys, and a set has none");
     }
     if (method.map == "top-k-softmax" && method.top_k < 1) problems.AddMissing(path, "top_k");
     return;
@@ -202,7 +202,7 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
     problems.Add("train.best_floor", "has no effect without validate_every");
   }
   if (!train.lr_grid.empty() && train.validate_every == 0) {
-    problems.Add("train.lr_grid", "is chosen from on validation samples: needs validate_every");
+    problems.Add("train.lr_grid", "needs validate_every: rates are chosen by validation samples");
   }
   if (!of_sequences && !train.start.empty()) {
     problems.Add("train.start", "has no effect with this model");

@@ -177,7 +177,7 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
 TEST_F(RecipeTest, BaselinesAreMapsOfSetsThatNeedNoOrder) {
   const std::string map = "map = \"softmax\"";
   ExpectContains(ErrorOf(map, "map = \"stick-breaking\""),
-                 "method.softmax.map: \"stick-breaking\" takes keys in their order");
+                 "method.softmax.map: \"stick-breaking\" needs an order of the keys");
   ExpectContains(ErrorOf(map, "map = \"top-k-softmax\""), "method.softmax.top_k: missing");
   ExpectContains(ErrorOf(map, "map = \"top-k-softmax\"\ntop_k = 0"), "top_k: expected 1 <= top_k");
   ExpectContains(ErrorOf(map, map + "\ntop_k = 3"),

@@ -52,7 +52,7 @@ struct HeadObservations {
   bool HasMaps(std::int64_t n) const;
 };
 
-// Weights are kept to four decimals. Loading gives nothing if there is no such file, or if it is
+// Weights are kept to three decimals. Loading gives nothing if there is no such file, or if it is
 // not one of these; saving throws std::runtime_error.
 void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads);
 HeadObservations LoadHeads(const std::filesystem::path& path);

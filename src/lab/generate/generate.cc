@@ -174,7 +174,7 @@ class Search {
   void Advance(GrowingSequences& cache, const float* logits, std::int64_t vocabulary,
                std::int64_t step) {
     std::vector<Beam> next;
-    // Enough that as many go on if all that could end do.
+    // Each beam has one candidate that ends it, so twice the width leaves enough that go on.
     const std::vector<Candidate> candidates = Likeliest(beams_, logits, vocabulary, 2 * width_);
     for (std::size_t i = 0; i < candidates.size() && next.size() < width_; ++i) {
       const Candidate& candidate = candidates[i];

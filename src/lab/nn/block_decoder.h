@@ -1,7 +1,6 @@
 // The decoder (decoder.h) as blocks whose gradients torch records: the same architecture,
-// parameters and results up to rounding, on any device. It is the decoder of devices. On the CPU
-// the decoder of stages trains, since it is faster (docs/decoder.md says by how much): there this
-// one is made by tests alone.
+// parameters and results up to rounding, on any device. Models on a GPU use it. On the CPU only
+// tests do: there the decoder of decoder.h is faster (docs/decoder.md says by how much).
 #pragma once
 
 #include <c10/core/Device.h>

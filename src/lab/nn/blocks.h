@@ -151,7 +151,7 @@ void SetMap(const AttentionConfig& config, const at::Tensor& alpha, AttentionOpt
 // output. How they attend is config.attention.
 class AttentionBlock : Fixed {
  public:
-  // What one call computes its weights from: [1, heads, rows, head_dim] each. Who looks may set
+  // Queries and keys of one call, [1, heads, rows, head_dim] each, and its options. `look` may set
   // options.mask.
   struct Seen {
     at::Tensor q, k;
@@ -164,9 +164,9 @@ class AttentionBlock : Fixed {
   at::Tensor Queries(const at::Tensor& x) const;  // [1, heads, rows, head_dim]
   // Keys and values of a memory, as Queries().
   std::pair<at::Tensor, at::Tensor> Memory(const at::Tensor& memory) const;
-  // q: of Queries(); keys, values: of Memory(). queries, keys: Packed::begins of both; longest: of
-  // both. [rows, width]. Causal heads see the keys up to their own place from the end of a
-  // sequence.
+  // q: of Queries(); keys, values: of Memory(). queries_begin, keys_begin: Packed::begins of both;
+  // longest: of both. Returns [rows, width]. Causal: a sequence's last query stands at its last
+  // key, and no query sees a later key than its own.
   at::Tensor Attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                     const at::Tensor& queries_begin, const at::Tensor& keys_begin,
                     const LongestSequence& longest,

@@ -160,8 +160,8 @@ DecoderRows Decoder::State::RowsOf(const KvCache& cache,
   }
   rows.packed = shortest < longest;
   if (longest == 1) {
-    // Products of as many rows at a time, whoever else is there: torch's sums depend on their
-    // number.
+    // Every product has kStepRows rows, however many sequences share the call: torch's sums depend
+    // on the number of rows.
     rows.block = kStepRows;
     while (rows.rows % kStepRows != 0) {
       rows.scored.push_back(rows.rows);

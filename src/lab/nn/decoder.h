@@ -1,4 +1,4 @@
-// A decoder for the sequence tasks T2-T9 and for language (docs/definitions.md). As configured
+// A decoder for every task but max retrieval and translation (docs/definitions.md). As configured
 // unless told otherwise it is Gemma-2-like (ASEntmax, appendix G). For a token t at position i:
 //
 //   x = E[t] sqrt(width)                                             (+ sinusoids)
@@ -47,12 +47,12 @@ class Decoder : public SequenceModel {
   // residual stream.
   SequenceScore Evaluate(const TokenBatch& batch) override;
 
-  // Which keys the queries of a layer see among those so far, from what it is about to attend with:
+  // Given what a layer is about to attend with, returns which of the keys so far its queries see:
   // bool [sequences, heads, n, n], n tokens of the longest sequence, contiguous; undefined: all.
   using VisibleKeys = std::function<at::Tensor(const LayerInput&)>;
-  // The same of a model whose queries see no other keys: called layer by layer on the calling
-  // thread, so a layer's queries and keys are those that the layers before it give under their own
-  // restriction. A query that sees nothing takes nothing from attention. Where all keys are
+  // Evaluate with queries that see only the keys that `visible` returns. It is called layer by
+  // layer on the calling thread, so a layer's queries and keys come from layers that were
+  // restricted before it. A query that sees no key takes nothing from attention. Where all keys are
   // visible the score has the bits of Evaluate(batch). InvalidArgument for a tensor of another kind
   // or shape, UsageError for a layer that has fixed patterns already.
   SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
@@ -72,7 +72,7 @@ class Decoder : public SequenceModel {
   // CacheFull and InvalidArgument, and then no sequence has changed.
   at::Tensor Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
                     const std::vector<std::vector<std::int64_t>>& tokens);
-  // The two as one: MakeCache() throws, and a sequence's logits have their bits, as there.
+  // MakeCache() and Extend() as one object, with the errors and the promises of both.
   std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes = 0) override;
 
   // Runs the layers and shows the attention of each, in order, while its queries and keys are

@@ -115,7 +115,7 @@ void AddValue(const Json& value, const Add& add) {
   } else if (value.is_string()) {
     add(value.get<std::string>());
   } else {
-    throw UsageError("no value for a decoder: " + value.dump());
+    throw UsageError("expected a value that a key of a decoder can hold, got " + value.dump());
   }
 }
 

@@ -117,7 +117,7 @@ struct AttentionConfig {
 struct AttentionOverride {
   std::vector<std::int64_t> layers;  // from 0; empty: all
   std::vector<std::int64_t> heads;   // from 0; empty: all
-  // One that differs takes nothing of top_k, top_k_fraction, sigmoid_bias and coefficients from
+  // A different map drops the top_k, top_k_fraction, sigmoid_bias and coefficients that were set
   // before.
   std::optional<std::string> map;
   std::optional<double> alpha;

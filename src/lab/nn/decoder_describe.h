@@ -15,12 +15,12 @@
 
 namespace tsallis::lab {
 
-// Of a visitor that writes: whether it leaves keys out that came later, so that what was written
-// before them stays as it was.
+// Whether a visitor that writes leaves out later keys at their defaults, so that it still writes
+// older configurations as they were.
 template <class Visitor>
 inline constexpr bool kLeavesOut = false;
 
-// A key that came later than files that are still read.
+// A key that was added later: older files, which are still read, do not have it.
 template <class Visitor, class T>
 void Later(Visitor& keys, const char* key, T& value, const T& fallback, const Check<T>& check,
            const char* help) {
@@ -98,7 +98,7 @@ void Describe(Visitor& keys, PatternConfig& pattern) {
          "global, longformer, bigbird: the first tokens that are seen");
   number("random", pattern.random, "random, bigbird: blocks for every block of queries");
   number("random_block", pattern.random_block, "random, bigbird: tokens of a block");
-  number("seed", pattern.seed, "random, bigbird: of the draw");
+  number("seed", pattern.seed, "random, bigbird: seed of the drawn blocks");
   number("stride", pattern.stride, "strided: the window, and the distance of other tokens");
   number("segment", pattern.segment, "fixed: tokens of a segment");
   number("summary", pattern.summary, "fixed: tokens at its end that all later ones see");
@@ -163,11 +163,12 @@ void Describe(Visitor& keys, AttentionOverride& change) {
   keys.Optional("coefficients", change.coefficients, IfGiven(CoefficientsCheck()),
                 "as in attention");
   keys.Optional("sink", change.sink, IfGiven(SinkCheck()), "as in attention");
-  keys.Optional("length_scaling", change.length_scaling, {}, "all of it anew");
-  keys.Optional("positions", change.positions, {}, "all of it anew");
-  keys.Optional("pattern", change.pattern, {}, "all of it anew");
+  keys.Optional("length_scaling", change.length_scaling, {}, "replaces the whole table");
+  keys.Optional("positions", change.positions, {}, "replaces the whole table");
+  keys.Optional("pattern", change.pattern, {}, "replaces the whole table");
   keys.Optional("scale_invariant", change.scale_invariant,
-                IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")), "0: without");
+                IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")),
+                "0: no scale-invariant scores");
   keys.Optional("scale_invariant_alpha", change.scale_invariant_alpha, IfGiven(Positive<double>()),
                 "as in attention");
   keys.Optional("scale_invariant_beta", change.scale_invariant_beta, IfGiven(Positive<double>()),
@@ -181,7 +182,7 @@ void Describe(Visitor& keys, DecoderConfig& decoder) {
     return Within<std::int64_t>(1, most, "1 to " + std::to_string(most));
   };
   keys.Optional("vocabulary", decoder.vocabulary, Within<std::int64_t>(0, 1 << 24, "0 to 2^24"),
-                "tokens; the task knows");
+                "number of tokens; given by the task");
   keys.Optional("layers", decoder.layers, size(1024), "attention and feed-forward each");
   keys.Optional("width", decoder.width, size(1 << 16), "of the residual stream");
   keys.Optional("heads", decoder.heads, size(4096), "of every layer");
@@ -201,7 +202,8 @@ void Describe(Visitor& keys, DecoderConfig& decoder) {
   keys.Optional("compute", decoder.compute, OneOf({"auto", "float32", "bfloat16"}),
                 "dtype of matrix products and attention");
   keys.Optional("attention", decoder.attention, {}, "how heads attend");
-  keys.Optional("override", decoder.overrides, {}, "other ways for some layers and heads");
+  keys.Optional("override", decoder.overrides, {},
+                "changes to attention for some layers and heads");
 }
 
 }  // namespace tsallis::lab

@@ -55,12 +55,12 @@ struct Decoder::State {
   void DeclareParameters();
   void BuildChains();
   DecoderRows RowsOf(const TokenBatch& batch) const;
-  // Checks the batch and runs the layers on it with `team` threads, weights as they are now.
-  // Who is called at every layer; null: nobody.
+  // Functions that every layer calls; null: none.
   struct Visitors {
     std::function<void(const LayerView&)> look = nullptr;  // after its attention
     VisibleKeys visible = nullptr;                         // before it
   };
+  // Checks the batch and runs the layers on it with `team` threads, weights as they are now.
   DecoderRows Run(const TokenBatch& batch, int team, bool keep, const Visitors& visitors);
 
   DecoderRows RowsOf(const KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
@@ -68,9 +68,9 @@ struct Decoder::State {
   void AddRow(DecoderRows& rows, std::int64_t token, std::int64_t position) const;
 
   // ---- decoder_passes.cc
-  // Runs the layers; what leaves the last one stands in final_x: [scored, width] float32. `keep`:
-  // activations stay for the backward pass; otherwise one layer's memory serves all. `grown`: whose
-  // tokens these rows go on from; null: none.
+  // Runs the layers; the last one's output stands in final_x: [scored, width] float32. `keep`:
+  // activations stay for the backward pass; otherwise one layer's memory serves all. `grown`: the
+  // cached sequences that these rows continue; null: none.
   struct Grown {
     KvCache& cache;
     const std::vector<KvCache::Sequence>& sequences;

@@ -25,10 +25,11 @@ constexpr std::int64_t kMostScores = std::int64_t{1} << 27;
 constexpr double kNone = -1e30;
 constexpr double kLeastAlpha = 1.001;
 
-// What attention of this form does not serve; each of it is in AttentionOptions.
+// Refuses the options that torch's operations do not serve here.
 void CheckServed(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
   const auto refuse = [](const char* name, const char* expected) {
-    throw InvalidArgument(name, std::string(expected) + " where torch's operations attend",
+    throw InvalidArgument(name,
+                          std::string(expected) + ", which attention by torch's operations needs",
                           "something else");
   };
   if (options.bias) refuse("bias", "none");
@@ -211,7 +212,7 @@ struct Sight {
     return ahead - (keys->Lengths() - queries->Lengths()).view({-1, 1, 1, 1});
   }
 
-  // Padding sees all, so that no row is without a key; its output is nobody's.
+  // Rows of padding see every key, so that no row is without one; their output is dropped.
   Tensor Visible(const Tensor& ahead, std::int64_t begin, bool causal, RowMap map) const {
     const std::int64_t count = ahead.size(2);
     Tensor visible;
@@ -296,7 +297,7 @@ Tensor Unpacked(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
   return queries.Packed(attend(queries.Padded(q), keys.Padded(k), keys.Padded(v), options, sight));
 }
 
-// Why the CUDA kernels do not attend so, asked of themselves; empty: they do.
+// Why the CUDA kernels refuse such a call, in their own words; empty: they run it.
 std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at::ScalarType dtype,
                         bool sloped, bool scaled, const c10::Device& device) {
   // 1 + sigmoid(a) stays between 1 and 2, whose alphas are served, at the price of a copy to the

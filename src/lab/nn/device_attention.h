@@ -20,18 +20,17 @@ struct LongestSequence {
 
 // tsallis::Attention by torch's operations alone, with autograd, on any device: weights of all
 // pairs are formed, for some queries at a time. An alpha of entmax between 1 and 1.001 counts
-// as 1.001. InvalidArgument for what no model of the lab asks for (a bias, masks, windows, padded
-// batches, grouped heads, slopes or scale-invariant scores without `causal`), for stick-breaking
-// without `causal`, and for statistics there is no way to ask. `longest`: of options.cu_seqlens_q,
-// _k.
+// as 1.001. It gives no statistics. InvalidArgument for a bias, masks, windows, padded batches and
+// grouped heads, and for slopes, scale-invariant scores or stick-breaking without `causal`.
+// `longest`: of options.cu_seqlens_q, _k.
 at::Tensor PlainAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options, const LongestSequence& longest = {});
 
 // Attention for heads of one kind (SameCall), by the best there is on a device.
 class DeviceAttention {
  public:
-  // heads: how they attend; head_dim, dtype: of queries, keys and values. scaled: a length scale
-  // comes beside.
+  // heads: how they attend; head_dim, dtype: of queries, keys and values. sloped, scaled: whether
+  // calls have ALiBi slopes and a length scale.
   DeviceAttention(const AttentionConfig& heads, std::int64_t head_dim, at::ScalarType dtype,
                   bool sloped, bool scaled, const c10::Device& device);
 

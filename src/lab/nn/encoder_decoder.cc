@@ -37,7 +37,7 @@ struct AttentionPart {
                 LeafParameters& parameters)
       : residual(config, name, parameters), heads(config, name, causal, parameters) {}
 
-  // Behind x what its tokens find in `memory`; undefined: in themselves.
+  // x plus attention of its tokens to `memory`; undefined: to x itself.
   Tensor operator()(const Tensor& x, const Tensor& memory, const Packed& queries,
                     const Packed& keys, const SeenLook& look) const {
     return residual(x, [&](const Tensor& in) {
@@ -101,10 +101,11 @@ Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary, const c10::D
         std::find_if(label, label + length, [](std::int64_t l) { return l != kNotScored; });
     const std::int64_t split = first - label;
     if (split == 0 || split == length) {
-      throw InvalidArgument("labels",
-                            "samples that begin with tokens that are not scored, the source, and "
-                            "go on with some that are",
-                            split == 0 ? "one whose first is" : "one where none is");
+      throw InvalidArgument(
+          "labels",
+          "samples that begin with tokens that are not scored, the source, and "
+          "go on with some that are",
+          split == 0 ? "one whose first token is scored" : "one without scored tokens");
     }
     sources.emplace_back(token, token + split);
     targets.emplace_back(token + split, token + length);
@@ -175,7 +176,7 @@ struct EncoderDecoder::State {
     return embed(embedding, rows.tokens, rows.positions, rows.length);
   }
 
-  // What shows a layer's attention, where somebody looks.
+  // A function that passes one layer's attention to `look`; null if there is no `look`.
   static SeenLook Shown(const Look& look, const char* kind, std::size_t layer,
                         const Tensor& queries_begin, const Tensor& keys_begin) {
     if (!look) return nullptr;
@@ -228,7 +229,7 @@ struct EncoderDecoder::State {
 
 namespace {
 
-// Of the scored rows alone; losses and best tokens stand at theirs.
+// The score of the scored rows; row_losses and row_best have an entry for every row of the target.
 SequenceScore ScoreOf(const Samples& samples, std::int64_t sequences, const Tensor& row_losses,
                       const Tensor& row_best) {
   const Tensor losses = row_losses.cpu().contiguous(), best = row_best.cpu().contiguous();

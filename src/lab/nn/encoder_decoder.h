@@ -10,8 +10,8 @@
 // E is one matrix for source, target and logits. Blocks, norms, activations and f are those of the
 // decoder's configuration; every head, of all three kinds, attends as config.attention says.
 //
-// Batches are those of the decoder: in a sample, all before its first label is the source, and the
-// token of that label is where the target begins. Results do not depend on the number of threads:
+// Batches are those of the decoder. In a sample, the tokens before the first scored one are the
+// source, and the target begins with that token. Results do not depend on the number of threads:
 // there is one.
 #pragma once
 
@@ -58,11 +58,11 @@ class EncoderDecoder : public SequenceModel {
                                 const GradientOptions& options = {}) override;
   SequenceScore Evaluate(const TokenBatch& batch) override;
 
-  // Which keys the queries of a layer see, from what it is about to attend with: bool, to be
-  // broadcast to [heads, rows of queries, rows of keys]; undefined: those of the layer itself, of
-  // which it can only leave some out. Rows of all samples lie behind each other.
+  // Given what a layer is about to attend with, returns which keys its queries see: bool, broadcast
+  // to [heads, rows of queries, rows of keys]; undefined: all that the layer shows by itself. The
+  // tensor can only hide some of these. Rows of all samples follow one another.
   using VisibleKeys = std::function<at::Tensor(const PackedAttention&)>;
-  // The same of a model whose queries see no other keys, as Decoder::Evaluate.
+  // Evaluate with queries that see only the keys that `visible` returns, as Decoder::Evaluate.
   SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
 
   // The first tokens that a sequence is extended by are its source and, the last of them, where

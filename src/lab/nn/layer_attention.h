@@ -41,15 +41,17 @@ double AlphaParameter(const AttentionConfig& head);
 // Whether two heads can be attended in one call of attention.
 bool SameCall(const AttentionConfig& a, const AttentionConfig& b);
 
-// Neighbouring heads of a layer that share a length scaling, and where the names of its parameters
-// begin: below the layer's attention, by the first head where there are several.
+// Neighbouring heads of a layer that share a length scaling. The names of its parameters, below
+// those of the layer's attention, begin with `prefix`. If a layer has several such runs of heads,
+// `prefix` holds the number of the first head.
 struct ScaledHeads {
   std::int64_t first, count;
   std::string prefix;
 };
 std::vector<ScaledHeads> ScaledHeadsOf(const DecoderConfig& config, std::int64_t layer);
 
-// Whether distances do the same to the scores of two heads, slopes aside, and what they do.
+// Whether two heads have the same scale-invariant scores. SetDistances writes a head's own into
+// `terms`.
 bool SameDistances(const AttentionConfig& a, const AttentionConfig& b);
 void SetDistances(const AttentionConfig& head, AttentionTerms& terms);
 
@@ -90,14 +92,14 @@ class LayerAttention {
     kLast,  // of each sequence those from SequenceRows::last_begin on; all rows are attended to
   };
 
-  // Length scalings of all rows, into `kept`: Forward begins with it. For who wants to know
-  // before, what will attend (Arrays, Weights).
+  // Writes the length scalings of all rows into `kept`. Forward does this itself; a caller that
+  // uses Arrays or Weights before Forward calls it first.
   void Scale(const SequenceRows& rows, const at::Tensor& projected, Kept& kept) const;
 
   // out: [rows, heads * head_dim], of the dtype of `projected`; rows that do not attend stay as
   // they are. `keep`: for Backward. `statistics`: filled if not null, of all rows only.
-  // `visible`: where defined, the keys that queries see among those so far (Decoder::VisibleKeys
-  // says how, and what is thrown); not with `keep`.
+  // `visible`: where defined, the keys that queries see among those so far, in the form of
+  // Decoder::VisibleKeys; not with `keep`. Throws as Decoder::Evaluate(batch, visible).
   void Forward(const Context& context, const SequenceRows& rows, Queries queries,
                const at::Tensor& projected, const at::Tensor& out, bool keep, Kept& kept,
                Statistics* statistics = nullptr, const at::Tensor& visible = {}) const;
@@ -109,10 +111,10 @@ class LayerAttention {
     std::int64_t layer;
   };
 
-  // Adds the rows' keys and values to the cache; the rows attend to all tokens of their sequence.
-  // Positions of the rows go on from the cache's length; rows behind those of the last sequence
-  // belong to none, and their output is 0. `out` and `kept` as in Forward; throws
-  // CacheFull, and then some sequences may have grown in this layer.
+  // Adds the rows' keys and values to the cache. Each row attends to the tokens of its sequence up
+  // to its own. Positions go on from the cache's length. Rows after those of the last sequence
+  // belong to no sequence, and their output is 0. `out` and `kept` as in Forward. Throws CacheFull;
+  // then some sequences may have grown in this layer.
   void Extend(const Context& context, const SequenceRows& rows, const Grown& grown,
               const at::Tensor& projected, const at::Tensor& out, Kept& kept) const;
 
@@ -135,8 +137,9 @@ class LayerAttention {
                 std::vector<HeadQuantities>& heads) const;
   // Of a head: how many tokens the query at a position sees.
   std::int64_t VisibleKeys(std::int64_t head, std::int64_t position) const;
-  // After Forward. What the heads are given of one sequence. UsageError where they differ in map,
-  // or in more than that would tell, and where there is more to them.
+  // After Scale or Forward. The heads' arrays for one sequence. UsageError for heads that
+  // HeadArrays cannot describe: of several kinds, of maps other than softmax and entmax, with sinks
+  // or patterns.
   HeadArrays Arrays(const SequenceRows& rows, const at::Tensor& projected, const Kept& kept,
                     std::int64_t sequence) const;
   // After Forward. The weights of queries [begin, end) of a sequence.
@@ -179,7 +182,8 @@ class LayerAttention {
     std::size_t first, last;
     std::int64_t begin, count;  // the first row, rows of each sequence
   };
-  // What is thrown of `visible`; undefined where it hides nothing: then every kernel serves.
+  // Checks `visible` as Forward says and returns it, or an undefined tensor if it hides no key:
+  // without a mask every kernel serves.
   at::Tensor Checked(const SequenceRows& rows, const at::Tensor& visible) const;
   // AttentionForward and AttentionBackward under the call's pattern, or on `visible` keys alone:
   // where sequences are packed, one by one, since masks count along the axes of queries and keys.

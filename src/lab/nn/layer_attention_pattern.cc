@@ -119,8 +119,8 @@ void LayerAttention::SetPattern(const Call& call, std::int64_t begin, AttentionM
   if (table == nullptr) return;
   Use(table->mask, mask);
   if (mask.visible != nullptr) mask.visible += begin * table->mask.k_len;
-  // Blocks of rows begin elsewhere than those of the mask; what is left says all, causal masks
-  // included.
+  // Rows that do not begin at a block of the mask cannot use its blocks. Its elements suffice: they
+  // hide later keys too.
   if (begin % kBlock == 0) {
     mask.blocks += begin / kBlock * mask.block_strides[2];
   } else {

@@ -1,6 +1,6 @@
-// What the attention of one layer reads and does on a batch, for people and for who chooses what it
-// sees: numbers of every head, and the weights of chosen ones. Decoder hands it out, layer by
-// layer.
+// A view of one layer's attention on a batch: numbers of every head, and the weights of chosen
+// heads. Reports show them, and a Decoder::VisibleKeys chooses keys by them. Decoder hands a view
+// to its visitors, layer by layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

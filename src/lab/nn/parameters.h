@@ -17,7 +17,7 @@ namespace tsallis::lab {
 // Normal with the given deviation; Box and Muller 1958.
 float Normal(RandomStream& random, double deviation);
 
-// What writes to parameters through a pointer says so here; torch's own operations need not.
+// To be called after writing to parameters through a pointer; torch's own operations need not.
 void MarkChanged(const at::Tensor& tensor);
 
 struct Parameter {

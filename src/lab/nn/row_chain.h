@@ -112,10 +112,10 @@ class RowStage {
   };
   virtual void Forward(const Forwards& block) const = 0;
 
-  // value: what Forward took (kInPlace: what it gave); x: the stream that it read. d_value: what
-  // it is to write the gradient of `value` to, kInPlace: holds that of `out` and becomes it.
-  // d_out: the gradient of `out`. kFromStream adds to d_x, kToStream reads it as d_out. `out`, if
-  // defined: where it writes what it made, once more, because nobody kept it.
+  // value: the input of Forward (kInPlace: its result); x: the stream that it read. d_out: the
+  // gradient of `out`. d_value: receives the gradient of `value`; kInPlace: it holds the gradient
+  // of `out` on entry. kFromStream adds to d_x, kToStream reads it as d_out. `out`, if defined:
+  // receives the result of Forward again, because it was not kept.
   struct Backwards {
     RowSpan span;
     at::Tensor x, value, d_x, d_value, d_out, out;

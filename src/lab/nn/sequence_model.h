@@ -1,4 +1,4 @@
-// A model of sequences: what is trained on batches of tokens, asked about them, and writes on.
+// A model of sequences: it is trained and evaluated on batches of tokens, and continues texts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -105,15 +105,15 @@ class SequenceModel {
   // go on from what it has read.
   virtual std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes) = 0;
 
-  // Numbers that show how the model grows, on a batch of validation samples, by name; none: there
-  // is nothing to see. Leaves no trace but in FlatGradients().
+  // Numbers by name that show how training goes, on a batch of validation samples; none: there is
+  // nothing to see. Changes nothing but FlatGradients().
   virtual std::vector<std::pair<std::string, double>> Observe(const TokenBatch& /*batch*/) {
     return {};
   }
 
   // All parameters, and their gradients, in one piece of memory each, on the model's device; a
-  // parameter starts at a multiple of 64 bytes, the gaps stay zero. Who writes parameters through a
-  // pointer tells MarkChanged() (parameters.h).
+  // parameter starts at a multiple of 64 bytes, the gaps stay zero. Code that writes parameters
+  // through a pointer calls MarkChanged() (parameters.h).
   virtual const at::Tensor& FlatParameters() const = 0;
   virtual const at::Tensor& FlatGradients() const = 0;
   // Named views into FlatParameters.

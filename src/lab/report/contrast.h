@@ -1,4 +1,4 @@
-// What one method is ahead of another, with its uncertainty.
+// By how much one method is ahead of another, with the uncertainty.
 #pragma once
 
 #include <cstdint>

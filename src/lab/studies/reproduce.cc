@@ -40,7 +40,7 @@ std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
       if (method.train && !recipe.train.lr_grid.empty()) {
         throw UsageError(fmt::format(
             "method \"{}\" is trained in its own way, and this scale chooses learning rates for "
-            "every method (train.lr_grid): leave the method out, or set train.lr_grid aside",
+            "every method (train.lr_grid): leave the method out, or remove train.lr_grid",
             method.name));
       }
     }

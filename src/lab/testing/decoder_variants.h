@@ -62,8 +62,8 @@ inline constexpr Variant kVariants[] = {
     {"AlphaOfEveryHead", R"({"attention": {"map": "entmax", "learn_alpha": "sigmoid"}})"},
     {"FreeAlpha", R"({"attention": {"map": "entmax", "alpha": 1.7, "learn_alpha": "free"}})"},
     {"AdaptiveTemperature", R"({"attention": {"map": "adaptive-temperature"}})"},
-    // Where positions tell equal tokens apart: which of scores that tie are the largest is
-    // rounding's.
+    // With positions, so that equal tokens differ in their scores: rounding would decide which of
+    // tied scores are the largest.
     {"TopK", R"({"attention": {"map": "top-k-softmax", "top_k": 3,
                  "positions": {"kind": "alibi", "slopes": "geometric"}}})"},
     {"TopHalf", R"({"attention": {"map": "top-k-softmax", "top_k": 2, "top_k_fraction": 0.5,

@@ -93,7 +93,7 @@ Prepared PrepareShards(const PrepareOptions& options, const std::vector<Input>& 
                        const Progress& progress) {
   if (options.tokenizer.starts_with(kTrained)) {
     throw UsageError(
-        "--tokenizer: shards are tokens already; expected the file of what made them, "
+        "--tokenizer: shards are tokens already; expected the tokenizer that made them, "
         "or nothing, got " +
         options.tokenizer);
   }

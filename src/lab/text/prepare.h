@@ -47,11 +47,11 @@ struct Prepared {
 
 // Reads the files in the order of their paths. `progress(done, all)` counts bytes, twice where a
 // tokenizer is trained.
-// Inputs that end in ".bin" are shards, which stay where they are: "train" in the name of a file
-// says that it is trained on, "val" or "dev" and "test" that it is read; validation is test as well
-// where there is no other. The vocabulary is the tokenizer's, or else ends with the largest token.
-// Names of parallel text say their part in the same way, where no folder is held out; it follows
-// from the hash where they do not.
+// Inputs that end in ".bin" are shards, which stay where they are. The name of a shard tells its
+// part: "train", "val" or "dev", or "test". If validation or test has no shard, it takes those of
+// the other. The vocabulary is the tokenizer's, or else ends with the largest token.
+// Where no folder is held out, names of parallel text tell their part in the same way; without such
+// a word the hash decides.
 // The folder is complete or not there: parts are written aside and the manifest last. Throws
 // UsageError for what cannot be read, is not text (naming file and byte), lacks its translation
 // (naming file and line), or leaves a part without tokens; Interrupted when `progress` returns

@@ -69,7 +69,7 @@ std::string TextProcess::Receive() {
   return message;
 }
 
-// What stands in the way of sending is told by the answer that is waiting.
+// If sending fails, the other process has usually answered already: Receive() throws its reason.
 void TextProcess::SendAll(const char* data, std::size_t size) {
   while (size > 0) {
     const ssize_t sent = send(socket_, data, size, MSG_NOSIGNAL);

@@ -56,11 +56,12 @@ void CheckMemory(const TrainingJob& job, double limit) {
   if (job.recipe->train.device != "cpu") return;  // of which the limit is
   const double least = LeastMemory(job);
   if (least <= limit) return;
-  throw UsageError(fmt::format(
-      "a training step of this size needs more than {}, and {} are there: lower {}train.batch, or "
-      "raise train.accumulate",
-      Bytes(least), Bytes(limit),
-      job.recipe->task.sequence ? "model.layers, model.width, " : "model.width, "));
+  throw UsageError(
+      fmt::format("a training step of this size needs more than {}, but only {} are available: "
+                  "lower {}train.batch, or "
+                  "raise train.accumulate",
+                  Bytes(least), Bytes(limit),
+                  job.recipe->task.sequence ? "model.layers, model.width, " : "model.width, "));
 }
 
 }  // namespace tsallis::lab

@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{20};
-// Within this all that still live have noticed that one does not.
+// Within this time every process that still runs has noticed that another one has ended.
 constexpr milliseconds kRollCall{2000};
 
 // Of the processes, those whose key is not in the store. What is in it stays in it.

@@ -32,7 +32,7 @@ nlohmann::ordered_json Settings(const TrainingJob& job, const SequenceModel& mod
     settings["task"][key] = nlohmann::ordered_json::parse(text);
   }
   settings["model"] = ToJson(model.Config());
-  // Folders of before there were others keep theirs.
+  // A decoder's settings have no name: folders that are older than the other models stay valid.
   if (recipe.model.name != "decoder") settings["model"]["name"] = model.Architecture();
   settings["train"] = ToJson(recipe.train);
   if (!job.start.empty() && recipe.train.start.empty()) settings["start"] = job.start.string();
@@ -104,8 +104,8 @@ Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {
     const std::int64_t samples = recipe_.task.Samples(recipe_.train.validate_samples, n);
     const auto [first, own] =
         is_sum ? processes_.Share(samples) : std::pair(std::int64_t{0}, samples);
-    // Hits, of, the loss in steps of 2^-20 nats, which sum alike in any order; processes that were
-    // stopped.
+    // Right answers, all answers, the loss in steps of 2^-20 nats (integers have the same sum in
+    // any order), and the number of processes that were stopped.
     const at::Tensor sums = at::zeros({4}, at::kLong);
     auto* sum = sums.mutable_data_ptr<std::int64_t>();
     Answers answers;

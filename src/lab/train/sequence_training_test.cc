@@ -739,7 +739,8 @@ TEST(Memory, WhatNoMachineHasIsRefusedWithTheKeysThatDecide) {
     CheckMemory(job, 1e6);
     FAIL() << "a step that needs more than there is was let through";
   } catch (const UsageError& error) {
-    ExpectContains(error.what(), "1 MB are there: lower model.layers, model.width, train.batch");
+    ExpectContains(error.what(),
+                   "only 1 MB are available: lower model.layers, model.width, train.batch");
   }
   recipe.train.accumulate = 4;
   EXPECT_DOUBLE_EQ(LeastMemory(job), weights + kept / 4.0);

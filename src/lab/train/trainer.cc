@@ -135,8 +135,8 @@ class Run {
     return {{"step", std::to_string(step)}, {"method", plan_.method}};
   }
 
-  // Processes add the same sums to the same weights; that they keep the same is what the next step
-  // relies on, and a machine of another kind may be among them.
+  // Every process adds the same sums to the same weights, and the next step needs equal weights. A
+  // machine of another kind may round differently.
   void CheckAgreement() const {
     if (plan_.processes.Agree(model_.FlatParameters())) return;
     throw std::runtime_error(
@@ -192,6 +192,7 @@ void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool
   try {
     values = model.Validate(stop);
   } catch (const Interrupted&) {
+    run.seconds = seconds;
     run.Save();
     throw Interrupted(run.Stopped());
   }

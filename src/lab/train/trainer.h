@@ -23,8 +23,8 @@ class Trainable {
   // Of one step's batch.
   struct StepScore {
     double loss = 0.0;       // mean, what the gradient is of
-    std::int64_t hits = 0;   // what was right, of
-    std::int64_t count = 0;  // what was asked
+    std::int64_t hits = 0;   // right answers
+    std::int64_t count = 0;  // all answers
   };
   // Of the task's metric, at lengths.
   using Values = std::vector<std::pair<std::int64_t, double>>;
@@ -75,8 +75,8 @@ struct TrainingJob {
   std::filesystem::path start{};
 };
 
-// The run whose weights one of this method and seed begins with, in the folder of all runs; empty
-// where train.start is.
+// The folder, below `runs`, of the run whose weights a run of this method and seed begins with.
+// Empty if train.start is empty.
 std::filesystem::path StartOf(const TrainConfig& train, const std::filesystem::path& runs,
                               const std::string& method, std::uint64_t seed);
 

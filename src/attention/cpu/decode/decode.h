@@ -170,8 +170,8 @@ struct Answer {
   std::int64_t bytes_read = 0;
   // Scores so large that their roundings decide: another kernel's differ.
   bool vast = false;
-  // Not 0: `out` is still to come, as this times the sum of all values with the weights that stand
-  // in place of the row's bounds.
+  // Not 0: `out` is not set yet. It is `unsummed` times the sum of all values, weighted by the
+  // numbers that stand in place of the row's bounds.
   double unsummed = 0.0;
 };
 

@@ -35,10 +35,10 @@ class Row {
         keys_(keys),
         beyond_(beyond) {}
 
-  // Every key that has a weight. Of softmax without its output: values are read for all heads
-  // together (Answer::unsummed).
+  // The answer from every key that has a weight. Softmax leaves its output to the caller, who reads
+  // values for all heads together (Answer::unsummed).
   Answer Exact(const Bounds& bounds);
-  // Softmax on keys that hold at least 1 - epsilon of the mass. Nothing: all keys should be read.
+  // Softmax on keys that hold at least 1 - epsilon of the mass. nullopt: all keys should be read.
   std::optional<Answer> Within(const Bounds& bounds);
   // The keys that an approximation chooses. bounds: for a certificate, or null.
   Answer Selected(const Bounds* bounds);

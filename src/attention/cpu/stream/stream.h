@@ -121,7 +121,7 @@ struct WaveBlock {
   std::uint32_t* d_out_columns = nullptr;  // the same of d_out, [kGroups][e_depth / 32]
   std::uint32_t* q_pairs = nullptr;        // pairs of queries: [16][d_padded]
   std::uint32_t* d_out_pairs = nullptr;    // [16][e_padded]
-  float* tau = nullptr;                    // in base 2, [2 parts][kRows]; +inf where no weight is
+  float* tau = nullptr;                    // in units of z, [2 parts][kRows]; +inf: no weight
   float* mean = nullptr;                   // sum_j p_j dp_j: [kRows]
 };
 

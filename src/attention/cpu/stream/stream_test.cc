@@ -1,5 +1,5 @@
 // The streamed softmax on the tile unit and without one: several strips of keys, waves of queries
-// and ranges of keys, which drawn key_heads (random_test.cc) are too short for.
+// and ranges of keys, which drawn problems (random_test.cc) are too short for.
 #include "attention/cpu/stream/stream.h"
 
 #include <gtest/gtest.h>

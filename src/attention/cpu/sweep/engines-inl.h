@@ -1,7 +1,7 @@
 // Score engines: 16 queries x 64 keys at a time, and the filter that finds the few worth listing.
 // Included once per instruction set.
 //
-// An engine says in which type, its Scores, it leaves those of a unit. Most leave float32, in the
+// An engine stores the scores of a unit in its own type, Engine::Scores. Most store float32, in the
 // order in which a matrix unit stores its tiles.
 #if defined(TSALLIS_ATTENTION_CPU_SWEEP_ENGINES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_SWEEP_ENGINES_INL_H_

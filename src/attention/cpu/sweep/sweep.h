@@ -93,9 +93,9 @@ inline std::int64_t WordParts(std::int64_t dim) { return (dim + kWordDims - 1) /
 inline int WordShift(std::int64_t dim) {
   return std::bit_width(static_cast<std::uint64_t>(WordParts(dim) - 1));
 }
-// Steps in a unit of a byte engine's sums, and the units that they are raised by beyond the bound
-// of what rounding to bytes took: one for float32 on the way out, one for what shifting a part
-// takes.
+// SumUnit(): steps in a unit of a byte engine's sums. SumSlack(): units that are added to a sum
+// beyond the bound of the rounding to bytes: one for rounding in float32, and one for each part
+// that is shifted.
 inline std::int64_t SumUnit(ScoreEngine engine, std::int64_t dim) {
   return engine == ScoreEngine::kInt7 ? std::int64_t{1} << WordShift(dim) : 1;
 }

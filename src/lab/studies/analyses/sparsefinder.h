@@ -137,8 +137,8 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
 // Of every head and way: [layers][heads][ways], the same ways everywhere.
 using Predictors = std::vector<std::vector<std::vector<Predictor>>>;
 
-// How answers under restricted attention are counted: as the task counts, but texts that are
-// written by the loss of the right ones.
+// How answers under restricted attention are counted: as the task does, but translations by the
+// loss of their references.
 inline Scoring ScoringOf(const SequenceTask& task) {
   return task.GetScoring() == Scoring::kBleu ? Scoring::kLoss : task.GetScoring();
 }
