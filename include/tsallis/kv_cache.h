@@ -134,8 +134,10 @@ struct DecodeMode {
 // Attention of the newest tokens of sequences on all their tokens: query i of q_len stands at token
 // Length - q_len + i, and sees no later one. The keys are the cache's, so k_len, head_dim,
 // value_dim, k, v, ranges, mask.causal and mask.alignment are not used. Masks and a bias count
-// tokens from 0 along their last axis.
+// tokens from 0 along their last axis. q_len is 1 unless it is set.
 struct DecodeParams : AttentionParams {
+  DecodeParams() { q_len = 1; }
+
   std::int64_t layer = 0;
   const KvCache::Sequence* sequences = nullptr;  // [batch]
   // Of the cache's key heads, kv_first, kv_first + kv_step, ...: kv_heads of them; kv_heads = 0:

@@ -457,6 +457,7 @@ TEST(KvCache, MistakesAreNamed) {
             "outputs: expected no certificate, lost, scored or bytes_read with alpha outside [1.1, "
             "4] and not 1, got one of them");
   DecodeParams heads;
+  EXPECT_EQ(heads.q_len, 1);
   heads.batch = 1;
   heads.sequences = &a;
   heads.q = q.Array();

@@ -342,13 +342,15 @@ def _decoded(
     begin = cache.first_seen(attention_mask, q_len, key.shape[2])
     if begin is None:
         return None
+    if not isinstance(alpha, float):  # which is not rounded to a tensor's dtype
+        alpha = torch.as_tensor(alpha).flatten().expand(query.shape[1])
     found = decode(
         query,
         cache.pages,
         key.layer.index,
         cache.sequences,
         map=map,
-        alpha=torch.as_tensor(alpha).flatten().expand(query.shape[1]),
+        alpha=alpha,
         begin=begin,
         scale=scaling,
         softcap=softcap,
