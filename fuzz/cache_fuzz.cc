@@ -299,7 +299,7 @@ void History::Decode(KvCache::Sequence sequence, std::int64_t layer) {
     arrays.map = params.map;
     arrays.alpha = params.alpha;
     arrays.mask.causal = true;
-    arrays.mask.left = params.left;
+    arrays.mask.left = params.mask.left;
     arrays.ranges.k_begin = &begin;
     arrays.ranges.k_end = &own.tokens;
     arrays.terms = params.terms;
