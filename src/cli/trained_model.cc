@@ -14,13 +14,17 @@
 namespace tsallis::cli {
 
 CLI::Option* TrainedModelOptions::Declare(CLI::App& app, const std::string& task_help) {
-  app.add_option("CHECKPOINT", path, "Folder of a run, or a file of weights in one")->required();
+  DeclareModel(app);
   app.add_option("SETTING", settings, "Settings of --task, key=value");
+  return app.add_option("--task", task, task_help);
+}
+
+void TrainedModelOptions::DeclareModel(CLI::App& app) {
+  app.add_option("CHECKPOINT", path, "Folder of a run, or a file of weights in one")->required();
   app.add_option("--threads", threads, "Threads; default: one per core. The result is the same")
       ->check(IntegerFrom(1, 4096));
   app.add_option("--device", device, "Where the model computes: cpu, cuda or cuda:N")
       ->capture_default_str();
-  return app.add_option("--task", task, task_help);
 }
 
 void TrainedModelOptions::Check() const {

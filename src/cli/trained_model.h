@@ -18,6 +18,8 @@ struct TrainedModelOptions {
 
   // CHECKPOINT, SETTING, --task with this help, --threads and --device.
   CLI::Option* Declare(CLI::App& app, const std::string& task_help);
+  // CHECKPOINT, --threads and --device alone.
+  void DeclareModel(CLI::App& app);
 
   // UsageError for settings without the task that they are for.
   void Check() const;

@@ -45,8 +45,7 @@ class TranslateCommand : public Command {
   }
 
   void Declare(CLI::App& app) override {
-    app.add_option("CHECKPOINT", model_.path, "Folder of a run, or a file of weights in one")
-        ->required();
+    model_.DeclareModel(app);
     app.add_option("--input", input_,
                    "File of one sentence a line; default: standard input, line by line");
     app.add_option("--reference", reference_,
@@ -60,8 +59,6 @@ class TranslateCommand : public Command {
     AddList(app, "--heads", heads_,
             "Heads that --show draws, LAYER.HEAD from 1: 1.4,3.2; default: of every layer the "
             "sparsest and the densest");
-    app.add_option("--threads", model_.threads, "Threads; default: one per core")
-        ->check(IntegerFrom(1, 4096));
     app.add_flag("--json", json_, "Print one JSON document");
     app.add_flag("--quiet", quiet_, "Do not say where pictures are");
   }

@@ -56,13 +56,17 @@ void Add(const Tensor& of_queries, Moments& moments) {
 Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample) {
   const auto part = [&](const Tensor& rows, const Tensor& begins) {
     const std::int64_t begin = begins[sample].item<std::int64_t>();
-    return rows.narrow(2, begin, begins[sample + 1].item<std::int64_t>() - begin);
+    return rows.narrow(2, begin, begins[sample + 1].item<std::int64_t>() - begin).cpu();
   };
   const Tensor q = part(attention.seen.q, attention.queries_begin);
   const Tensor k = part(attention.seen.k, attention.keys_begin);
   AttentionOptions options = attention.seen.options;
   options.cu_seqlens_q.reset();
   options.cu_seqlens_k.reset();
+  for (auto* setting : {&options.alpha_heads, &options.length_scale, &options.alibi_slopes,
+                        &options.bias, &options.sink, &options.mask, &options.block_mask}) {
+    if (*setting) *setting = (*setting)->cpu();
+  }
   // What a query gives to values that are the rows of the identity are its weights.
   const std::int64_t keys = k.size(2);
   const Tensor identity = at::eye(keys);

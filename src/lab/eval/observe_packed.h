@@ -13,7 +13,8 @@
 
 namespace tsallis::lab {
 
-// Weights of one sample, of the kernels that the model attends with: [heads, queries, keys].
+// Weights of one sample, [heads, queries, keys] on the CPU, of its kernels: those that a model on
+// the CPU attends with.
 at::Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample);
 
 // What one head of the context attends to: how a target's tokens look at its source's.
@@ -21,7 +22,7 @@ struct ContextWeights {
   std::int64_t layer = 0, head = 0;
   std::optional<double> alpha;  // of softmax (1) and entmax
   double density = 0.0;         // weights above 0, as a share of all
-  at::Tensor weights;           // [target, source] float32
+  at::Tensor weights;           // [target, source] float32, on the CPU
 };
 
 // Of every head, on one sample: the batch has no other. Rows are where the target's tokens are

@@ -11,6 +11,12 @@
 
 #include "lab/base/device.h"
 #include "lab/eval/evaluate_sequences.h"
+#include "lab/eval/observe_packed.h"
+#include "lab/generate/generate.h"
+#include "lab/generate/question.h"
+#include "lab/nn/models.h"
+#include "lab/tasks/sequence_batch.h"
+#include "lab/tasks/sequence_tasks.h"
 #include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/testing/pretend_device.h"
@@ -140,6 +146,46 @@ INSTANTIATE_TEST_SUITE_P(PretendDevice, TrainsOnADevice,
                                                                           : "EncoderDecoder") +
                                   (muon ? "Muon" : "Adam");
                          });
+
+// Searched with beams, as `translate` does, and what the heads of the context look at.
+TEST(PretendDevice, AnEncoderDecoderWritesAsOnTheCpu) {
+  const TaskPointer task = MakeSequenceTask("copy", {"symbols=8"});
+  DecoderConfig config = Tiny();
+  config.vocabulary = task->Vocabulary();
+  config.attention.positions.kind = "sinusoidal";
+  config.attention.map = "entmax";
+  config.attention.learn_alpha = "sigmoid";
+  EncoderDecoder host(config, 3), away(config, 3, DeviceNamed("pretend"));
+  Shake(host);
+  away.FlatParameters().copy_(host.FlatParameters());
+  MarkChanged(away.FlatParameters());
+
+  std::vector<Prompt> prompts;
+  for (std::int64_t i = 0; i < 5; ++i) {
+    prompts.push_back(QuestionOf(task->Draw(kEvaluationSeed, Split::kTest, i, 6)).prompt);
+  }
+  GenerateOptions options;
+  options.sampler.temperature = 0.0;
+  options.steps = 12;
+  for (const std::int64_t beams : {1, 3}) {
+    options.beams = beams;
+    const std::vector<Written> expected = Generate(host, prompts, options);
+    const std::vector<Written> found = Generate(away, prompts, options);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(found[i].tokens, expected[i].tokens) << beams;
+      EXPECT_NEAR(found[i].log_likelihood, expected[i].log_likelihood, 1e-3);
+    }
+  }
+
+  const TokenBatch sample = DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 1, 6);
+  const std::vector<ContextWeights> expected = ContextOf(host, sample);
+  const std::vector<ContextWeights> found = ContextOf(away, sample);
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(at::allclose(found[i].weights, expected[i].weights, 1e-3, 1e-4));
+    EXPECT_NEAR(found[i].alpha.value(), expected[i].alpha.value(), 1e-6);
+  }
+}
 
 }  // namespace
 }  // namespace tsallis::lab

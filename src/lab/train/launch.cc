@@ -46,6 +46,9 @@ Launch ReadLaunch(const std::function<const char*(const char*)>& variable) {
   if (text("RANK").empty() && text("WORLD_SIZE").empty()) return launch;
   launch.size = static_cast<int>(Integer("WORLD_SIZE", needed("WORLD_SIZE"), 1, kMost));
   launch.rank = static_cast<int>(Integer("RANK", needed("RANK"), 0, launch.size - 1));
+  if (const std::string given = text("LOCAL_RANK"); !given.empty()) {
+    launch.local_rank = static_cast<int>(Integer("LOCAL_RANK", given, 0, launch.size - 1));
+  }
   launch.host = needed("MASTER_ADDR");
   launch.port = static_cast<std::uint16_t>(Integer("MASTER_PORT", needed("MASTER_PORT"), 1, 65535));
   launch.store_is_there = text("TORCHELASTIC_USE_AGENT_STORE") == "True";

@@ -16,7 +16,8 @@ inline constexpr std::chrono::seconds kProcessTimeout{300};
 struct Launch {
   int rank = 0;
   int size = 1;
-  std::string host;  // of the store that the processes find each other in
+  int local_rank = 0;  // among the processes of this machine
+  std::string host;    // of the store that the processes find each other in
   std::uint16_t port = 0;
   bool store_is_there = false;  // torchrun keeps the store; otherwise the first process does
   std::string attempt = "0";    // torchrun starts all processes again, --max-restarts times
@@ -24,10 +25,10 @@ struct Launch {
   std::chrono::milliseconds timeout = kProcessTimeout;
 };
 
-// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, what torchrun adds to them,
-// GLOO_SOCKET_IFNAME and TSALLIS_PROCESS_TIMEOUT. Without RANK and WORLD_SIZE the process is alone.
-// UsageError if variables are missing or make no sense. `variable` gives the value of one; null if
-// it is not set.
+// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, what torchrun adds to them (LOCAL_RANK and
+// its store), GLOO_SOCKET_IFNAME and TSALLIS_PROCESS_TIMEOUT. Without RANK and WORLD_SIZE the
+// process is alone. UsageError if variables are missing or make no sense. `variable` gives the
+// value of one; null if it is not set.
 Launch ReadLaunch(const std::function<const char*(const char*)>& variable);
 
 }  // namespace tsallis::lab

@@ -78,7 +78,7 @@ std::string Reason(const std::exception& error) {
 }  // namespace
 
 struct Processes::Group {
-  int rank, size;
+  int rank, size, local_rank;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
 
@@ -105,15 +105,19 @@ struct Processes::Group {
   }
 };
 
+// What gloo does with a tensor; it reaches the memory of the host alone, so of one on a device a
+// copy takes part.
 class Processes::Work : public Processes::Pending {
  public:
-  Work(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Work> work)
-      : group_(std::move(group)), work_(std::move(work)) {}
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>(std::vector<at::Tensor>&)>;
+  Work(std::shared_ptr<Group> group, const at::Tensor& tensor, const Start& start)
+      : group_(std::move(group)), tensor_(tensor), host_{tensor.cpu()}, work_(start(host_)) {}
 
   void Wait() override {
     std::string reason;
     try {
       work_->wait();
+      if (!tensor_.is_cpu()) tensor_.copy_(host_[0]);
       return;
     } catch (const std::exception& error) {
       reason = Reason(error);
@@ -123,6 +127,8 @@ class Processes::Work : public Processes::Pending {
 
  private:
   std::shared_ptr<Group> group_;
+  at::Tensor tensor_;
+  std::vector<at::Tensor> host_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
@@ -145,7 +151,7 @@ Processes Processes::Connect(const Launch& launch, const std::atomic<bool>& stop
                                         ? Gloo::createDefaultDevice()
                                         : Gloo::createDeviceForInterface(launch.interface));
     processes.group_ = std::make_shared<Group>(
-        Group{launch.rank, launch.size, store,
+        Group{launch.rank, launch.size, launch.local_rank, store,
               c10::make_intrusive<Gloo>(store, launch.rank, launch.size, gloo_options)});
     WaitForAll(*store, "there/", launch, stop);
   } catch (const Interrupted&) {
@@ -159,6 +165,7 @@ Processes Processes::Connect(const Launch& launch, const std::atomic<bool>& stop
 
 int Processes::Rank() const { return group_ ? group_->rank : 0; }
 int Processes::Size() const { return group_ ? group_->size : 1; }
+int Processes::LocalRank() const { return group_ ? group_->local_rank : 0; }
 
 std::pair<std::int64_t, std::int64_t> Processes::Share(std::int64_t count) const {
   const std::int64_t begin = count * Rank() / Size();
@@ -167,22 +174,24 @@ std::pair<std::int64_t, std::int64_t> Processes::Share(std::int64_t count) const
 
 std::unique_ptr<Processes::Pending> Processes::StartSum(const at::Tensor& tensor) const {
   if (!group_) return std::make_unique<Pending>();
-  std::vector<at::Tensor> tensors = {tensor};
-  return std::make_unique<Work>(group_, group_->gloo->allreduce(tensors));
+  return std::make_unique<Work>(
+      group_, tensor, [&](std::vector<at::Tensor>& host) { return group_->gloo->allreduce(host); });
 }
 
 void Processes::Sum(const at::Tensor& tensor) const { StartSum(tensor)->Wait(); }
 
 void Processes::Broadcast(const at::Tensor& tensor) const {
   if (!group_) return;
-  std::vector<at::Tensor> tensors = {tensor};
-  Work(group_, group_->gloo->broadcast(tensors)).Wait();
+  Work(group_, tensor, [&](std::vector<at::Tensor>& host) {
+    return group_->gloo->broadcast(host);
+  }).Wait();
   MarkChanged(tensor);  // Gloo writes past torch's count of changes
 }
 
 bool Processes::Agree(const at::Tensor& tensor) const {
   if (!group_) return true;
-  const float* values = tensor.const_data_ptr<float>();
+  const at::Tensor host = tensor.cpu();
+  const float* values = host.const_data_ptr<float>();
   std::uint64_t hash = 14695981039346656037U;  // FNV-1a
   for (std::int64_t i = 0; i < tensor.numel(); ++i) {
     hash = (hash ^ std::bit_cast<std::uint32_t>(values[i])) * 1099511628211U;

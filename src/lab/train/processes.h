@@ -45,6 +45,8 @@ class Processes {
 
   int Rank() const;
   int Size() const;
+  // Among the processes of this machine.
+  int LocalRank() const;
   // The one that reads and writes files and speaks to the user.
   bool First() const { return Rank() == 0; }
 
@@ -62,7 +64,7 @@ class Processes {
 
   // Collective. Replaces every element by its sum over all processes, to the same bits in each, in
   // an order that depends on the number of processes and the tensor's size alone. tensor:
-  // contiguous float32, float64 or int64 in memory.
+  // contiguous float32, float64 or int64 in memory. One on a device is summed on the host.
   void Sum(const at::Tensor& tensor) const;
   std::unique_ptr<Pending> StartSum(const at::Tensor& tensor) const;
 

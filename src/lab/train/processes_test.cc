@@ -15,8 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "lab/base/device.h"
 #include "lab/base/errors.h"
 #include "lab/nn/decoder.h"
+#include "lab/nn/sequence_model.h"
 #include "lab/tasks/sequence_tasks.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/train/gradient_sum.h"
@@ -100,11 +102,14 @@ TEST(Launch, ReadsWhatTorchrunSets) {
   EXPECT_EQ(launch.attempt, "4");
   EXPECT_EQ(launch.timeout, kProcessTimeout);
   EXPECT_FALSE(launch.store_is_there);
+  EXPECT_EQ(launch.local_rank, 0);
   set.insert({{"TORCHELASTIC_USE_AGENT_STORE", "True"},
               {"TSALLIS_PROCESS_TIMEOUT", "7"},
+              {"LOCAL_RANK", "1"},
               {"GLOO_SOCKET_IFNAME", "lo"}});
   launch = ReadLaunch(variable);
   EXPECT_TRUE(launch.store_is_there);
+  EXPECT_EQ(launch.local_rank, 1);
   EXPECT_EQ(launch.timeout, std::chrono::seconds(7));
   EXPECT_EQ(launch.interface, "lo");
 }
@@ -125,6 +130,9 @@ TEST(Launch, NamesTheVariableThatIsWrong) {
   set["RANK"] = "2";
   expect("RANK: expected an integer from 0 to 1, got \"2\"");
   set["RANK"] = "1";
+  set["LOCAL_RANK"] = "-1";
+  expect("LOCAL_RANK: expected an integer from 0 to 1, got \"-1\"");
+  set.erase("LOCAL_RANK");
   set["TSALLIS_PROCESS_TIMEOUT"] = "1.5";
   expect("TSALLIS_PROCESS_TIMEOUT: expected an integer from 1 to");
   set.erase("TSALLIS_PROCESS_TIMEOUT");
@@ -132,6 +140,20 @@ TEST(Launch, NamesTheVariableThatIsWrong) {
   expect("GLOO_SOCKET_IFNAME: expected a network interface of this machine");
   set.erase("GLOO_SOCKET_IFNAME");
   EXPECT_EQ(LaunchError(set), "no error");
+}
+
+TEST(Processes, TensorsOnADevice) {
+  ExpectNoErrors(Together(3, [](const Processes& processes) {
+    const at::Device device = DeviceNamed("pretend");
+    const at::Tensor x = (at::arange(1000, at::kFloat) * (processes.Rank() + 1)).to(device);
+    EXPECT_FALSE(processes.Agree(x));
+    processes.Sum(x);
+    EXPECT_TRUE(at::equal(x.cpu(), at::arange(1000, at::kFloat) * 6));
+    EXPECT_TRUE(processes.Agree(x));
+    x.fill_(processes.Rank() + 5);
+    processes.Broadcast(x);
+    EXPECT_TRUE(at::equal(x.cpu(), at::full({1000}, 5.0F)));
+  }));
 }
 
 TEST(Processes, SumBroadcastShareAndAgree) {
@@ -294,9 +316,9 @@ std::vector<at::Tensor> TrainedBy(int size, const Recipe& recipe,
     const std::atomic<bool> stop{stops && processes.Rank() + 1 == size};
     at::Tensor& own = weights[static_cast<std::size_t>(processes.Rank())];
     if (recipe.task.sequence) {
-      Decoder model(recipe.Decoder(*job.method), job.seed);
-      TrainSequences(job, model, silent, stop);
-      own = model.FlatParameters().clone();
+      const std::unique_ptr<SequenceModel> model = MakeModel(job);
+      TrainSequences(job, *model, silent, stop);
+      own = model->FlatParameters().cpu().clone();
     } else {
       own = TrainSet(job, silent, stop).FlatParameters().clone();
     }
@@ -312,9 +334,11 @@ std::vector<at::Tensor> TrainedBy(int size, const Recipe& recipe,
 }
 
 TEST(Training, SeveralProcessesGiveOnesWeightsUpToRounding) {
-  for (const Recipe& recipe : {SharedSequences(), SmallRecipe()}) {
+  Recipe away = SharedSequences();
+  away.train.device = "pretend";
+  for (const Recipe& recipe : {SharedSequences(), away, SmallRecipe()}) {
     const TemporaryFolder folder;
-    const std::string name = recipe.task.name;
+    const std::string name = recipe.task.name + " on " + recipe.train.device;
     const at::Tensor one = TrainedBy(1, recipe, folder.Path() / "one", 12)[0];
     const at::Tensor start = TrainedBy(1, recipe, folder.Path() / "start", 1)[0];
     const float moved = (one - start).abs().max().item<float>();

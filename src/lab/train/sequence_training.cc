@@ -143,13 +143,8 @@ DecoderConfig ModelOf(const TrainingJob& job) {
 }
 
 std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job) {
-  const std::string& device = job.recipe->train.device;
-  if (device != "cpu" && job.processes.Size() > 1) {
-    throw UsageError(fmt::format(
-        "train.device: expected \"cpu\" with {} processes, whose gradients are summed there, got "
-        "\"{}\"",
-        job.processes.Size(), device));
-  }
+  std::string device = job.recipe->train.device;
+  if (device == "cuda") device = fmt::format("cuda:{}", job.processes.LocalRank());
   return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed, DeviceNamed(device));
 }
 
