@@ -222,8 +222,9 @@ def test_mistakes_are_named():
         (lambda: tsallis.decode(q, cache, 0, [a], alpha=-1.0), "alpha: expected a finite number"),
         (
             lambda: tsallis.decode(q, cache, 0, [a], alpha=7.0, mode=tsallis.FirstAndLast(64)),
-            r"mode.keys: expected kExact with alpha outside \[1.1, 4\]",
+            r"mode: expected the exact one with alpha outside \[1.1, 4\] and not 1, got another",
         ),
+        (lambda: tell(alpha=7.0, returns=("scored",)), r"scored: expected none of this statistic"),
         (lambda: tsallis.decode(q, cache, 0, [a], map="sigmoid"), "map: expected 'entmax', "),
         (lambda: tsallis.decode(q[:, :5], cache, 0, [a]), "heads: expected a multiple of"),
         (lambda: tsallis.decode(q.bfloat16(), cache, 0, [a]), "q: expected the dtype of the cache"),

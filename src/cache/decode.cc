@@ -51,10 +51,13 @@ bool ByLists(const AttentionParams& call, const decode::Account& account, bool b
   }
   if (why.empty()) return true;
   if (account.mode.keys != DecodeKeys::kExact) {
-    throw InvalidArgument("mode.keys", "kExact with " + why, "another mode");
+    throw InvalidArgument("mode", "the exact one with " + why, "another");
   }
-  throw InvalidArgument("outputs", "no certificate, lost, scored or bytes_read with " + why,
-                        "one of them");
+  const char* statistic = account.certificate != nullptr ? "certificate"
+                          : account.lost != nullptr      ? "lost"
+                          : account.scored != nullptr    ? "scored"
+                                                         : "bytes_read";
+  throw InvalidArgument(statistic, "none of this statistic with " + why, "a call for it");
 }
 
 // The call without its keys.

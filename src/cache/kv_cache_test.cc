@@ -454,8 +454,8 @@ TEST(KvCache, MistakesAreNamed) {
             "alpha: expected a finite number > 0, got -1.000000");
   wrong.alpha = 5.0;
   EXPECT_EQ(ErrorOf([&] { OnCache(wrong, cache, a, q); }),
-            "outputs: expected no certificate, lost, scored or bytes_read with alpha outside [1.1, "
-            "4] and not 1, got one of them");
+            "certificate: expected none of this statistic with alpha outside [1.1, 4] and not 1, "
+            "got a call for it");
   DecodeParams heads;
   EXPECT_EQ(heads.q_len, 1);
   heads.batch = 1;
@@ -468,7 +468,7 @@ TEST(KvCache, MistakesAreNamed) {
             "kv_heads: expected some of the cache's 2 key heads, got 2 from 0 on, 2 apart");
   wrong.mode.keys = DecodeKeys::kFirstAndLast;
   EXPECT_EQ(ErrorOf([&] { OnCache(wrong, cache, a, q, 0, 1, false); }),
-            "mode.keys: expected kExact with alpha outside [1.1, 4] and not 1, got another mode");
+            "mode: expected the exact one with alpha outside [1.1, 4] and not 1, got another");
   EXPECT_EQ(ErrorOf([&] { OnCache(c, cache, a, many); }),
             "q_len: expected at most the 10 tokens of sequences[0], got 11");
   EXPECT_EQ(ErrorOf([&] { OnCache(c, cache, a, half); }),
