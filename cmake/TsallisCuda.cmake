@@ -51,14 +51,19 @@ find_package(CUDAToolkit REQUIRED)
 message(STATUS "CUDA kernels: nvcc ${found}, for ${TSALLIS_CUDA_ARCHITECTURES}")
 set(TSALLIS_HAS_CUDA ON)
 set(TSALLIS_NVCC_VERSION ${found})
+# What sources are told of it.
+list(JOIN TSALLIS_CUDA_ARCHITECTURES "," architectures)
+set(TSALLIS_CUDA_DEFINITIONS TSALLIS_HAS_CUDA "TSALLIS_CUDA_ARCHITECTURES=\"${architectures}\""
+    "TSALLIS_NVCC_VERSION=\"${TSALLIS_NVCC_VERSION}\"")
 
-# tsallis_cuda_sources(target file...): compiles them into the target. Rules of our own and not CMake's language:
-# CMake 3.25 does not know that nvcc speaks C++20. What ptxas says of registers and spills stays beside the objects,
-# in NAME.ptxas, for the test that compares it with src/attention/cuda/limits.json.
+# tsallis_cuda_sources(target file...): compiles them into the target; a file of several targets is compiled once.
+# Rules of our own and not CMake's language: CMake 3.25 does not know that nvcc speaks C++20. What ptxas says of
+# registers and spills stays beside the objects, in NAME.ptxas, for the test that compares it with
+# src/attention/cuda/limits.json.
 function(tsallis_cuda_sources target)
   # A multiplication and an addition become one where the source says so and nowhere else, as in the emulation: a
   # score has the same bits in every kernel.
-  set(flags -std=c++20 -O3 --expt-relaxed-constexpr -fmad=false -Xptxas -v -Xcompiler=-fPIC)
+  set(flags -std=c++20 -O3 --expt-relaxed-constexpr -fmad=false -Xptxas -v -Xcompiler=-fPIC --threads=2)
   foreach(architecture IN LISTS TSALLIS_CUDA_ARCHITECTURES)
     list(APPEND flags -gencode=arch=compute_${architecture},code=sm_${architecture})
   endforeach()
@@ -71,14 +76,22 @@ function(tsallis_cuda_sources target)
   endif()
   foreach(source IN LISTS ARGN)
     get_filename_component(name ${source} NAME_WE)
-    set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
-    add_custom_command(
-      OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM
-      COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-      COMMAND ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../scripts/compile_cuda.sh ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.ptxas
-              ${launcher} ${TSALLIS_NVCC} ${flags} -I${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../src -I${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include
-              -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
-      COMMENT "Compiling CUDA kernels: ${name}")
+    set(compiled tsallis_cuda_${name})
+    if(TARGET ${compiled})
+      get_target_property(object ${compiled} TSALLIS_OBJECT)
+    else()
+      set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
+      add_custom_command(
+        OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM
+        COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
+        COMMAND ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../scripts/compile_cuda.sh ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.ptxas
+                ${launcher} ${TSALLIS_NVCC} ${flags} -I${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../src -I${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include
+                -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
+        COMMENT "Compiling CUDA kernels: ${name}")
+      add_custom_target(${compiled} DEPENDS ${object})
+      set_target_properties(${compiled} PROPERTIES TSALLIS_OBJECT ${object})
+    endif()
+    add_dependencies(${target} ${compiled})
     target_sources(${target} PRIVATE ${object})
     set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   endforeach()

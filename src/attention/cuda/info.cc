@@ -22,11 +22,11 @@ std::string Describe(const CudaDevice& device) {
 #if defined(TSALLIS_HAS_CUDA)
 namespace {
 
-// "80;90a;100" in parts.
+// "80,90a,100" in parts.
 std::vector<std::string> Parts(const std::string& list) {
   std::vector<std::string> parts;
   for (std::size_t from = 0; from <= list.size();) {
-    const std::size_t end = std::min(list.find(';', from), list.size());
+    const std::size_t end = std::min(list.find(',', from), list.size());
     if (end > from) parts.push_back(list.substr(from, end - from));
     from = end + 1;
   }
