@@ -570,8 +570,21 @@ def test_layers_show_gradients_and_keys(full: Path) -> None:
         "after 100 steps",
         "after 100 steps",
     ]
+    study.figure = "flow"  # a study of gradients begins with them
+    text = markdown.markdown(study)
+    assert text.index("](figures/flow.png)") < text.index("gradient, after 1 step") < len(text)
+    assert "keys, after 100 steps" in text
+    assert "figures/accuracy.png" not in text
     study.flows = [row for row in study.flows if row.layer < 2]  # two layers show nothing
     assert figures.plot_flow(study) is None
+    assert "figures/accuracy.png" in markdown.markdown(study)
+
+
+def test_a_page_begins_with_a_figure_that_there_is(full: Path, tmp_path: Path) -> None:
+    results = json.loads((full / "results.json").read_text())
+    (tmp_path / "results.json").write_text(json.dumps(results | {"figure": "flaw"}))
+    with pytest.raises(data.StudyError, match="figure: expected one of accuracy, flow, got 'flaw'"):
+        data.load(tmp_path)
 
 
 def test_spread_is_drawn_for_each_training_with_its_bound(full: Path) -> None:

@@ -231,6 +231,10 @@ class Method:
     headline: bool = False  # whether the first figure shows it where all are too many
 
 
+# Figures that a page may begin with.
+FIRST = ("accuracy", "flow")
+
+
 @dataclass
 class Study:
     """A finished study, in the recipe's order of methods."""
@@ -243,6 +247,7 @@ class Study:
     processor: str
     command: str
     finding: str  # one sentence
+    figure: str  # what the page begins with, one of ``FIRST``
     protocol: str  # parted by "; "
     baseline: str  # method that the others are held against; "": none
     train_seconds: float
@@ -374,6 +379,9 @@ def load(directory: str | Path) -> Study:
         metric = Metric(**raw["metric"]) if "metric" in raw else Metric()
     except (KeyError, TypeError, ValueError) as error:
         raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+    figure = str(raw.get("figure", FIRST[0]))
+    if figure not in FIRST:
+        raise StudyError(f"{path}: figure: expected one of {', '.join(FIRST)}, got {figure!r}")
     ran = {row.method for row in rows}
     about = {method.name: method for method in methods if method.name in ran}
     for row in rows:
@@ -387,6 +395,7 @@ def load(directory: str | Path) -> Study:
         processor=str(raw.get("processor", "")),
         command=str(raw.get("command", "")),
         finding=str(raw.get("finding", "")),
+        figure=figure,
         protocol=str(raw.get("protocol", "")),
         baseline=str(raw.get("baseline", "")),
         train_seconds=_number(raw.get("train_seconds", 0.0)),

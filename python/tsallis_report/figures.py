@@ -157,11 +157,17 @@ def plot_groups(study: Study) -> Figure | None:
     return figure
 
 
+def has_flow(study: Study) -> bool:
+    """Whether there are layers enough to draw what arrives at each."""
+    shown = headline_methods(study)
+    return any(row.method in shown and row.layer + 1 >= _DEEP for row in study.flows)
+
+
 def plot_flow(study: Study) -> Figure | None:
     """Gradient and keys with weight by layer: figures 3 (right) and 7 of ASEntmax."""
-    methods = [m for m in headline_methods(study) if any(r.method == m for r in study.flows)]
-    if not methods or max(r.layer for r in study.flows) + 1 < _DEEP:
+    if not has_flow(study):
         return None
+    methods = [m for m in headline_methods(study) if any(r.method == m for r in study.flows)]
     steps = sorted({r.step for r in study.flows})
     first = f"after {steps[0]} step{'s' if steps[0] > 1 else ''}"
     last = f"after {steps[-1]} steps"
@@ -385,6 +391,11 @@ FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
     *heads.FIGURES,
     *kinds.FIGURES,
 ]
+
+
+def first_figure(study: Study) -> str:
+    """The name of the figure that a page begins with."""
+    return study.figure if study.figure != "flow" or has_flow(study) else "accuracy"
 
 
 def write_figures(study: Study, directory: Path) -> list[Path]:

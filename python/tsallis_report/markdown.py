@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from .data import Contrast, Study
+from .figures import first_figure
 from .files import replace_text
 from .table import markdown_table, probability
 
@@ -19,11 +20,15 @@ def markdown(study: Study) -> str:
     metric = study.metric
     paper = f"; below it the paper's figure and ours minus the paper's, in {metric.points}"
     parts = study.protocol.split("; ") if study.protocol else []
+    figure = first_figure(study)
+    of_layers = figure == "flow"
+    text = "Gradients and keys by layer" if of_layers else f"{metric.heading} against length"
     steps = "How it was done:\n\n" + "".join(f"- {part}\n" for part in parts) + "\n"
     return (
         f"# {study.title}\n\n"
         f"{finding}"
-        f"![{metric.heading} against length](figures/accuracy.png)\n\n"
+        f"![{text}](figures/{figure}.png)\n\n"
+        f"{_flow_table(study) if of_layers else ''}"
         f"{metric.in_unit}, {study.seed_text}: "
         f"mean{spread}{paper if study.has_paper else ''}.\n\n"
         f"{_table(study)}\n"
@@ -33,6 +38,29 @@ def markdown(study: Study) -> str:
         "All figures are in `report.html` in the same folder, their data in `results.csv` and "
         "`data/`. Of a report that came without them, `make pages` draws them again.\n\n"
         f"{_facts(study)}"
+    )
+
+
+def _flow_table(study: Study) -> str:
+    """Gradient and keys with weight by layer, after the first and the last step."""
+    layers = sorted({row.layer for row in study.flows})
+    steps = sorted({row.step for row in study.flows})
+    table = [["method", "", *(f"layer {layer + 1}" for layer in layers)]]
+    at = {(row.method, row.step, row.layer): row for row in study.flows}
+    for method in study.methods:
+        name = _escaped(study.labels[method])
+        for step in (steps[0], steps[-1]):
+            rows = [at.get((method, step, layer)) for layer in layers]
+            after = f"after {step} step{'s' if step > 1 else ''}"
+            gradients = ["–" if row is None else f"{row.gradient:.1e}" for row in rows]
+            keys = ["–" if row is None else f"{row.keys:.1f}" for row in rows]
+            table.append([name, f"gradient, {after}", *gradients])
+            table.append(["", f"keys, {after}", *keys])
+            name = ""
+    return (
+        "Norm of a token's gradient where a layer reads it, and keys that heads give weight: "
+        f"validation samples at the longest length of training, {study.seed_text}.\n\n"
+        f"{markdown_table(table)}\n"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .data import Measure, Metric, Row, Study
-from .figures import FIGURES, signed
+from .figures import FIGURES, first_figure, signed
 from .files import replace_text
 from .table import probability
 
@@ -196,7 +196,8 @@ def write_page(study: Study, directory: Path) -> Path:
 
 def page(study: Study, figures: Path) -> str:
     """The page's text."""
-    sections = [_figure(name, text, study, figures) for name, _, text in FIGURES]
+    in_order = sorted(FIGURES, key=lambda figure: figure[0] != first_figure(study))
+    sections = [_figure(name, text, study, figures) for name, _, text in in_order]
     finding = study.finding if study.rows else "No results yet."
     first, *others = [section for section in sections if section] or [""]
     return document(

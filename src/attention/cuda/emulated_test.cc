@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "attention/cuda/testing/check_weights.h"
@@ -100,6 +101,10 @@ TEST(CudaEmulated, LongRowsRaiseTheirBounds) {
                               .causal = true};
     EXPECT_EQ(CheckEmulated(spec), "") << "spread " << spread;
   }
+}
+
+TEST(CudaEmulated, PlacesOfManyTasksAndBuckets) {
+  EXPECT_EQ(CheckEmulated(ManyPlaces(DType::kBFloat16)), "");
 }
 
 // Masks in front of lists that fill, of dense rows and of softmax; blocks that are no multiple of a
@@ -383,9 +388,10 @@ TEST(CudaEmulated, AWorkspaceMayBeGiven) {
       OnDevice<Emulation> device;
       const AttentionParams there = device.Params(params);
       const std::size_t bytes = RunWorkspaceBytes<BFloat16>(there, backward);
-      void* memory = Emulation::Allocate(bytes);
-      run(device, Context{.workspace = memory, .workspace_bytes = bytes - missing}, there, results);
-      Emulation::Free(memory);
+      const std::unique_ptr<void, void (*)(void*)> memory(Emulation::Allocate(bytes),
+                                                          Emulation::Free);
+      run(device, Context{.workspace = memory.get(), .workspace_bytes = bytes - missing}, there,
+          results);
       device.CopyBack();
     };
   };

@@ -166,11 +166,11 @@ SumKernel(const SumCall sum) {
   parts.Store(ThreadIndex(), total);
   for (int half = kThreads / 2; half > 0; half /= 2) {
     SyncBlock();
-    double other = 0.0;
-    if (ThreadIndex() < half) other = parts.Load(ThreadIndex() + half);
-    total += other;
-    SyncBlock();
-    if (ThreadIndex() < half) parts.Store(ThreadIndex(), total);
+    // Parts are written below those that are read.
+    if (ThreadIndex() < half) {
+      total += parts.Load(ThreadIndex() + half);
+      parts.Store(ThreadIndex(), total);
+    }
   }
   if (ThreadIndex() == 0) StoreDevice(sum.to + BlockZ() * call.heads + BlockY(), total);
 }

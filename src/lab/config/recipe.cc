@@ -85,6 +85,7 @@ void Describe(TableReader& table, StudySection& study) {
   table.Optional("source", study.recipe.source);
   table.Optional("baseline", study.recipe.baseline);
   table.Optional("finding_length", study.recipe.finding_length);
+  table.Optional("figure", study.recipe.figure);
   table.Optional("headline", study.recipe.headline);
 }
 

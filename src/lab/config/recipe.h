@@ -139,6 +139,7 @@ struct Recipe {
   std::string source;
   std::string baseline;  // the method that a report holds the others against; empty: none
   std::int64_t finding_length = 0;  // what a page's first sentence speaks of; 0: see Finding()
+  std::string figure = "accuracy";  // what a report is of and begins with: that, or "flow"
   // The methods that a report's first figure shows of a scale with more than fit into it; empty:
   // the first ones.
   std::vector<std::string> headline;

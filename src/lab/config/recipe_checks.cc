@@ -258,6 +258,12 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   };
   if (!recipe.baseline.empty()) check_method("study.baseline", recipe.baseline);
   for (const std::string& method : recipe.headline) check_method("study.headline", method);
+  if (recipe.figure != "accuracy" && recipe.figure != "flow") {
+    problems.Add("study.figure", "expected \"accuracy\" or \"flow\", got \"" + recipe.figure + '"');
+  }
+  if (recipe.figure == "flow" && !recipe.model.OfSequences()) {
+    problems.Add("study.figure", "\"flow\" is of a model of sequences");
+  }
   const std::vector<std::int64_t>& lengths = recipe.task.eval_lengths;
   if (recipe.finding_length != 0 &&
       std::find(lengths.begin(), lengths.end(), recipe.finding_length) == lengths.end()) {

@@ -164,6 +164,10 @@ TEST_F(RecipeTest, ChecksAcrossKeys) {
                  "study.headline: unknown method \"sofmax\"; did you mean \"softmax\"?");
   ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nfinding_length = 17\n"),
                  "study.finding_length: expected one of task.eval_lengths, got 17");
+  ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nfigure = \"flaw\"\n"),
+                 "study.figure: expected \"accuracy\" or \"flow\", got \"flaw\"");
+  ExpectContains(ErrorOf("title = \"A study\"\n", "title = \"A study\"\nfigure = \"flow\"\n"),
+                 "study.figure: \"flow\" is of a model of sequences");
   ExpectContains(ErrorOf("map = \"softmax\"", "map = \"softmax\"\nalpha = 1.5"),
                  "alpha: has no effect with map = \"softmax\"");
   ExpectContains(ErrorOf("map = \"softmax\"", "map = \"softmax\"\ncoefficients = [1.0]"),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -96,6 +97,44 @@ std::string Finding(const StudyResults& results, std::int64_t train_length, std:
       results.metric.unit == "%" ? "right in %"
                                  : results.metric.name + " in " + results.metric.unit,
       scores);
+}
+
+std::string FlowFinding(const StudyResults& results) {
+  const auto find = [&](const std::string& method, std::int64_t step, std::int64_t layer) {
+    return std::find_if(results.flows.begin(), results.flows.end(), [&](const FlowRow& row) {
+      return row.method == method && row.step == step && row.layer == layer;
+    });
+  };
+  const auto end = results.flows.end();
+  std::map<std::string, std::int64_t> last;  // step of a method
+  std::int64_t layers = 0;
+  for (const FlowRow& row : results.flows) {
+    last[row.method] = std::max(last[row.method], row.step);
+    layers = std::max(layers, row.layer + 1);
+  }
+  if (!last.contains(results.baseline)) return "";
+  std::int64_t step = last[results.baseline];
+  for (const auto& [method, of_method] : last) step = std::min(step, of_method);
+  auto most = end, beside = end;
+  double factor = 1.0;  // 1 or more: of the larger of two gradients
+  for (auto row = results.flows.begin(); row != end; ++row) {
+    const auto baseline = find(results.baseline, step, row->layer);
+    if (row->step != step || row->method == results.baseline || baseline == end) continue;
+    const double ratio = row->gradient / baseline->gradient;
+    const double larger = std::max(ratio, 1.0 / ratio);
+    if (!std::isfinite(larger) || (most != end && larger <= factor)) continue;
+    most = row;
+    beside = baseline;
+    factor = larger;
+  }
+  if (most == end) return "";
+  return fmt::format(
+      "After {} steps a token's gradient at layer {} of {} is {:.2g} times as large with {} as "
+      "with "
+      "{}; a query gives weight to {:.3g} keys there, with {} to {:.3g}.",
+      step, most->layer + 1, layers, most->gradient / beside->gradient,
+      Label(results, most->method), Label(results, results.baseline), most->keys,
+      Label(results, results.baseline), beside->keys);
 }
 
 }  // namespace tsallis::lab

@@ -16,4 +16,9 @@ namespace tsallis::lab {
 // the only length to speak of, if the baseline and another method were measured there; 0: any.
 std::string Finding(const StudyResults& results, std::int64_t train_length, std::int64_t at = 0);
 
+// The method and the layer whose gradient differs most from that of results.baseline by its factor,
+// after the last step that every method with results.flows has, and the keys with weight there.
+// Empty without the baseline or another method.
+std::string FlowFinding(const StudyResults& results);
+
 }  // namespace tsallis::lab

@@ -127,7 +127,8 @@ struct StudyResults {
   std::string processor;
   std::string command;              // what regenerates it
   std::string baseline;             // the method that others are held against; empty: none
-  std::string finding;              // one sentence; see Finding()
+  std::string figure = "accuracy";  // what the report begins with; see Recipe
+  std::string finding;              // one sentence; see Finding(), FlowFinding()
   std::string protocol;             // model, training, seeds, evaluation; parted by "; "
   double train_seconds = 0.0;       // summed over jobs
   Metric metric;                    // of every row

@@ -86,6 +86,7 @@ Json ToJson(const StudyResults& results) {
   json["processor"] = results.processor;
   json["command"] = results.command;
   if (!results.baseline.empty()) json["baseline"] = results.baseline;
+  if (results.figure != "accuracy") json["figure"] = results.figure;
   if (!results.finding.empty()) json["finding"] = results.finding;
   json["protocol"] = results.protocol;
   json["train_seconds"] = results.train_seconds;

@@ -330,5 +330,25 @@ TEST(Finding, NamesTheSurestDifference) {
   EXPECT_EQ(Finding(results, 32), "");
 }
 
+TEST(Finding, NamesTheLayerWhoseGradientDiffersMost) {
+  StudyResults results;
+  results.methods = {{"softmax", "Softmax"}, {"a", "A"}, {"b", "B"}};
+  results.baseline = "softmax";
+  const auto add = [&](const char* method, std::int64_t step, double first, double second) {
+    results.flows.push_back({method, step, 0, first, 30.0});
+    results.flows.push_back({method, step, 1, second, method == results.baseline ? 192.5 : 8.0});
+  };
+  EXPECT_EQ(FlowFinding(results), "");
+  add("softmax", 1, 1.0, 1.0);
+  add("softmax", 10, 4.0, 2.0);
+  EXPECT_EQ(FlowFinding(results), "");
+  add("a", 1, 100.0, 1.0);  // not the last step
+  add("a", 10, 5.0, 0.5);
+  add("b", 10, 4.0, 6.0);
+  EXPECT_EQ(FlowFinding(results),
+            "After 10 steps a token's gradient at layer 2 of 2 is 0.25 times as large with A as "
+            "with Softmax; a query gives weight to 8 keys there, with Softmax to 192.");
+}
+
 }  // namespace
 }  // namespace tsallis::lab

@@ -374,7 +374,10 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   for (const Job& job : jobs) results.train_seconds += job.seconds;
   Summarise(recipe, task, scale.compare, methods, jobs, results);
   results.protocol = Protocol(recipe, task, study, grid, choices, jobs, SeedText(results));
-  results.finding = Finding(results, task.train_length_max, recipe.finding_length);
+  results.figure = recipe.figure;
+  results.finding = recipe.figure == "flow"
+                        ? FlowFinding(results)
+                        : Finding(results, task.train_length_max, recipe.finding_length);
   return results;
 }
 

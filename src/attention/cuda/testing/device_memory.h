@@ -1,9 +1,9 @@
 // Device memory of the emulation: what was allocated, and who wrote which address in a launch.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <new>
 #include <unordered_map>
@@ -21,12 +21,14 @@ struct DeviceMemory {
 };
 inline DeviceMemory device_memory;
 
-// As cudaMalloc: aligned to 256, filled with NaN. Throws std::bad_alloc beyond the limit.
+// As cudaMalloc: aligned to 256. Every word is 0x7FFFFFFF, a NaN of each floating-point type and as
+// a count of entries beyond all memory. Throws std::bad_alloc beyond the limit.
 inline void* AllocateDevice(std::size_t bytes) {
   DeviceMemory& memory = device_memory;
   if (bytes > memory.limit - memory.used) throw std::bad_alloc();
-  void* data = ::operator new(bytes > 0 ? bytes : 1, std::align_val_t(256));
-  std::memset(data, 0xFF, bytes);
+  const std::size_t words = bytes / 4 + 1;
+  void* data = ::operator new(4 * words, std::align_val_t(256));
+  std::fill_n(static_cast<std::uint32_t*>(data), words, 0x7FFFFFFFu);
   memory.pieces[reinterpret_cast<std::uintptr_t>(data)] = bytes;
   memory.used += bytes;
   return data;

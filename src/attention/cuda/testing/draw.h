@@ -34,6 +34,18 @@ inline ProblemSpec DrawServed(std::uint64_t seed, std::int64_t most) {
   return spec;
 }
 
+// A problem whose backward pass has more places (tasks of rows times buckets of keys) to add up
+// than a block has threads: ScanKernel goes round twice. A window keeps it small.
+inline ProblemSpec ManyPlaces(DType dtype) {
+  return {.seed = 7,
+          .dtype = dtype,
+          .group = 8,
+          .q_len = 256,
+          .k_len = 640,
+          .causal = true,
+          .left = 20};
+}
+
 // A problem of 256 queries and 512 keys whose mask of blocks of 8 x 8 leaves something of three of
 // its tiles of 128 queries and 64 keys: one block, the tile's last. `blocks` outlives it.
 inline void LeaveFewBlocks(Problem* problem, std::vector<std::uint8_t>* blocks) {
