@@ -73,7 +73,17 @@ class Fault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-struct SharedWord;
+// What is known of a word of shared memory (shared_memory.h).
+struct SharedWord {
+  // The last write: epoch 0 means none.
+  std::uint32_t write_epoch = 0, write_warp_epoch = 0;
+  unsigned writer = 0;
+  // Reads since the last barrier with any: which warps, and of the last warp which lanes.
+  std::uint32_t read_epoch = 0, read_warps = 0;
+  std::uint32_t read_warp_epoch = 0, read_lanes = 0;
+  unsigned read_warp = 0;
+  bool pending = false;
+};
 
 // One lane's part in a collective of its warp.
 struct Warp {
