@@ -85,6 +85,13 @@ def test_a_tables_status_is_not_that_of_a_figure():
     assert covered["asentmax", "figure 13"].lines[0][2] == "smaller scale"
 
 
+def test_a_scale_trains_as_the_one_that_it_is_like():
+    lines = papers.gather(ROOT)["asentmax", "table 5"].lines
+    status = {where.split("]")[0]: said for where, _, said in lines}
+    assert status["[max-retrieval, weight-decay"] == "trained otherwise"
+    assert status["[max-retrieval, baselines"] == "trained otherwise"  # like weight-decay
+
+
 def test_a_recipe_without_a_report_says_so(tmp_path):
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.toml").write_text(

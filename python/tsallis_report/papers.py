@@ -12,6 +12,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import analysis
 from .data import Row, Study, load
@@ -194,6 +195,13 @@ def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
     )
 
 
+def _train_changes(scales: dict[str, Any], scale: str) -> set[str]:
+    """Keys of the training that a scale sets, itself or by the scales that it is like."""
+    settings = scales[scale]
+    like = _train_changes(scales, settings["like"]) if "like" in settings else set()
+    return like | set(settings.get("set", {}).get("train", {}))
+
+
 def gather(root: Path) -> dict[tuple[str, str], Covered]:
     """What recipes and committed results under ``root`` have of every item."""
     covered: dict[tuple[str, str], Covered] = {}
@@ -211,7 +219,7 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         for scale, settings in recipe.get("scale", {}).items():
             changes = settings.get("set", {})
             other = changes.get("study", {}).get("source")
-            if not other and changes.get("train", {}).keys() - {"lr_grid"}:
+            if not other and _train_changes(recipe["scale"], scale) - {"lr_grid"}:
                 own_training.add((path.stem, scale))
             sources[path.stem, scale] = str(other or own)
             if other:
