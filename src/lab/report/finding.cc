@@ -130,8 +130,7 @@ std::string FlowFinding(const StudyResults& results) {
   if (most == end) return "";
   return fmt::format(
       "After {} steps a token's gradient at layer {} of {} is {:.2g} times as large with {} as "
-      "with "
-      "{}; a query gives weight to {:.3g} keys there, with {} to {:.3g}.",
+      "with {}; a query gives weight to {:.3g} keys there, with {} to {:.3g}.",
       step, most->layer + 1, layers, most->gradient / beside->gradient,
       Label(results, most->method), Label(results, results.baseline), most->keys,
       Label(results, results.baseline), beside->keys);
