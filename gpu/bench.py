@@ -1,12 +1,15 @@
 """Times the CUDA kernels against torch's on the same device: gpu/run.py bench.
 
-    gpu/bench.py [--out build-gpu] [--longest 131072]
+    gpu/bench.py [--out build-gpu] [--lengths N...] [--head-dims D...] [--peers NAME...]
+                 [--decode N...] [--budget SECONDS]
 
-Forward and both passes, causal, bfloat16, normal inputs, 64 query heads and 8 key heads. Peers:
-scaled_dot_product_attention with its FlashAttention and cuDNN backends, and FlexAttention compiled.
-Decoding: one query a sequence, keys in pages of 16, beside scaled_dot_product_attention on the same
-keys in one tensor. Every number is written to bench.json as soon as it is known, beside what
-docs/cuda.md predicted for an H200; TFLOP/s count the products of dense attention, so that equal
+First the ceilings that the predictions assume: a copy, torch's product of matrices, this library's
+matrix instruction by itself, and rows gathered from the second cache. Then forward and both passes,
+causal, bfloat16, normal inputs, 64 query heads and 8 key heads, with the time of each kernel. The
+peers: scaled_dot_product_attention with its FlashAttention and cuDNN backends, and FlexAttention
+compiled. Decoding: one query a sequence, keys in pages of 16, beside scaled_dot_product_attention
+on the same keys in one tensor. Every number is written to bench.json as soon as it is known, beside
+docs/cuda.md's prediction for an H200; TFLOP/s count the products of dense attention, so that equal
 times are equal rates.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import re
 import statistics
 import subprocess
 import time
@@ -31,6 +35,7 @@ HEADS, KV_HEADS = 64, 8
 PREDICTED = {16384: (16.0, 39.0), 65536: (84.0, 195.0)}
 # Milliseconds of decoding entmax 1.5 there, 8 sequences.
 PREDICTED_DECODE = {8192: 0.056, 65536: 0.313}
+PEERS = ["FlashAttention", "cuDNN", "FlexAttention"]
 BFLOAT16 = 1  # tsallis/types.h's DType
 
 _INTEGERS = ["backward", "dtype", "batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"]
@@ -171,8 +176,12 @@ class OursOnPages:
         self._run()
 
 
-def milliseconds(run: Callable[[], object], budget: float = 2.0) -> float:
-    """The median of calls until `budget` seconds have passed, 3 to 50 of them."""
+BUDGET = [0.4]  # seconds of one measurement; --budget
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """The median of calls until the budget is spent, 3 to 50 of them."""
+    budget = BUDGET[0]
     run()
     torch.cuda.synchronize()
     times: list[float] = []
@@ -185,6 +194,53 @@ def milliseconds(run: Callable[[], object], budget: float = 2.0) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
     return statistics.median(times)
+
+
+def kernels(run: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds of each kernel of one call, by its name without arguments."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in profiler.events():
+        if str(event.device_type).endswith("CUDA"):
+            name = re.sub(r"^(void )?(\w+::)*", "", event.name).split("<")[0].split("(")[0]
+            times[name] = times.get(name, 0.0) + event.device_time_total / 1000
+    return {name: round(time, 4) for name, time in times.items() if time >= 0.0005}
+
+
+def ceilings(library: Path) -> dict[str, object]:
+    """What the device reaches by itself: TB/s and TFLOP/s."""
+    functions = ctypes.CDLL(str(library))
+    out = torch.zeros(1, device="cuda")
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    result = ctypes.c_void_p(out.data_ptr())
+
+    def integers(*values: int) -> list[ctypes.c_int64]:
+        return [ctypes.c_int64(value) for value in values]
+
+    found: dict[str, object] = {}
+    source, target = torch.empty(2, 1 << 31, dtype=torch.uint8, device="cuda")
+    found["copy_tb_s"] = 2 * source.numel() / milliseconds(lambda: target.copy_(source)) / 1e9
+    a, b = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
+    found["matmul_tflops"] = 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9
+    blocks = 132 * 16
+    time = milliseconds(lambda: functions.tsallis_multiply(*integers(blocks, 2000), result, stream))
+    found["mma_tflops"] = blocks * 4 * 8 * 2000 * 2 * 16 * 8 * 16 / time / 1e9
+    for megabytes in (8, 32):
+        arguments = [ctypes.c_void_p(source.data_ptr())]
+        arguments += [*integers(megabytes * 4096, blocks, 500), result, stream]  # type: ignore[list-item]
+
+        def gather(given: list[ctypes.c_void_p] = arguments) -> None:
+            functions.tsallis_gather(*given)
+
+        time = milliseconds(gather)
+        found[f"gather_{megabytes}_mb_tb_s"] = blocks * 4 * 8 * 500 * 256 / time / 1e9
+    return {name: round(float(str(value)), 2) for name, value in found.items()}
 
 
 def peer(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -235,7 +291,7 @@ class Table:
         print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
-def measure(table: Table, library: Path, n: int, d: int) -> None:
+def measure(table: Table, library: Path, n: int, d: int, peers: list[str]) -> None:
     batch = 2 if n <= 16384 else 1
     generator = torch.Generator("cuda").manual_seed(1)
 
@@ -261,9 +317,11 @@ def measure(table: Table, library: Path, n: int, d: int) -> None:
         name = "softmax, ours" if alpha == 1.0 else f"entmax {alpha}"
         try:
             ours = Ours(library, q, k, v, alpha)
-            kept = {"kept": round(ours.kept(), 1), "workspace": ours.bytes}
+            kept: dict[str, object] = {"kept": round(ours.kept(), 1), "workspace": ours.bytes}
             if alpha == 1.5 and d == 128 and n in PREDICTED:
                 kept["predicted_h200_ms"] = PREDICTED[n]
+            if alpha in (1.0, 1.5):
+                kept["kernels_ms"] = kernels(ours.both)
             add(name, milliseconds(ours.forward), milliseconds(ours.both), **kept)
         except RuntimeError as error:
             table.add({**about, "name": name, "error": str(error).splitlines()[0]})
@@ -272,7 +330,7 @@ def measure(table: Table, library: Path, n: int, d: int) -> None:
     for tensor in (q, k, v):
         tensor.requires_grad_(True)
     d_out = torch.randn_like(q)
-    for name in ("FlashAttention", "cuDNN", "FlexAttention"):
+    for name in peers:
         try:
             attention = peer(name)
 
@@ -312,6 +370,7 @@ def measure_decode(table: Table, library: Path, n: int) -> None:
             more: dict[str, object] = {"workspace": ours.bytes}
             if alpha == 1.5 and n in PREDICTED_DECODE:
                 more["predicted_h200_ms"] = PREDICTED_DECODE[n]
+            more["kernels_ms"] = kernels(ours.forward)
             add(name, milliseconds(ours.forward), **more)
         except RuntimeError as error:
             table.add({**about, "name": name, "error": str(error).splitlines()[0]})
@@ -358,20 +417,26 @@ def draw_figure(table: Table, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("build-gpu"))
-    parser.add_argument("--longest", type=int, default=131072)
+    parser.add_argument(
+        "--lengths", type=int, nargs="*", default=[2048 << i for i in range(7)], help="of prefill"
+    )
+    parser.add_argument("--head-dims", type=int, nargs="*", default=[128, 64])
+    parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS, metavar="NAME")
+    parser.add_argument("--decode", type=int, nargs="*", default=[8192, 65536], help="keys")
+    parser.add_argument("--budget", type=float, default=BUDGET[0], help="seconds a measurement")
     given = parser.parse_args()
     library = given.out / "lib" / "libtsallis_gpu.so"
     if not library.is_file():
         parser.error(f"{library} is not built: gpu/run.py build")
+    BUDGET[0] = given.budget
     table = Table(given.out)
-    for d in (128, 64):
-        n = 2048
-        while n <= given.longest:
-            measure(table, library.resolve(), n, d)
-            n *= 2
-    for n in (8192, 65536):
-        if n <= given.longest:
-            measure_decode(table, library.resolve(), n)
+    table.document["ceilings"] = ceilings(library.resolve())
+    print(table.document["ceilings"], flush=True)
+    for n in given.decode:
+        measure_decode(table, library.resolve(), n)
+    for d in given.head_dims:
+        for n in given.lengths:
+            measure(table, library.resolve(), n, d, given.peers)
     draw_figure(table, given.out)
 
 

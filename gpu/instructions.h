@@ -9,7 +9,7 @@
 #include "attention/cuda/device.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // What lanes begin with, and what they have at the end: [kWarp, kInputs] and [kWarp, kOutputs].
 inline constexpr int kInputs = 16, kOutputs = 64;
@@ -98,6 +98,10 @@ InstructionsKernel(const std::uint32_t* inputs, std::uint32_t* outputs) {
 
 // Bytes of shared memory that the kernel takes.
 inline constexpr std::size_t kInstructionsSharedBytes = 2 * kWarp * sizeof(Words4);
+
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+
+namespace tsallis::cuda {
 
 // The kernel on a device, and on the emulation: [kWarp, kInputs] to [kWarp, kOutputs].
 void RunInstructionsOnDevice(const std::uint32_t* inputs, std::uint32_t* outputs);

@@ -176,7 +176,8 @@ def bench(out: Path, longest: int) -> str:
     gpu()
     with_torch()
     command = [sys.executable, str(ROOT / "gpu/bench.py"), "--out", str(out)]
-    if shown([*command, "--longest", str(longest)]):
+    lengths = [str(2048 << i) for i in range(7) if 2048 << i <= longest]
+    if shown([*command, "--lengths", *lengths]):
         raise Part("gpu/bench.py failed", wrong=True)
     return f"times are in {out / 'bench.json'}"
 

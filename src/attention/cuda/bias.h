@@ -14,7 +14,7 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 struct BiasCall {
   BackwardCall backward;
@@ -171,4 +171,4 @@ BiasKernel(const BiasCall bias) {
   bias.Store(BlockZ(), BlockY(), own_row + i / keys, own_key + i % keys, sum);
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -16,7 +16,7 @@
 #include "attention/cuda/sweep.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // Rows that the dense kernels take: those of sequence b and head h are the first counts[b heads +
 // h] of rows + Index(first row of the sequence). rows null: all.
@@ -459,4 +459,4 @@ DenseKernel(const DenseCall dense) {
   }
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

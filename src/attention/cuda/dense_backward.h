@@ -12,7 +12,7 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 inline constexpr int kInner = 32;  // rows of the tiles that pass by
 
@@ -348,4 +348,4 @@ DenseKeysKernel(const BackwardCall backward) {
   }
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -37,6 +37,9 @@ struct alignas(8) Words2 {
 // ---- on a GPU -----------------------------------------------------------------------------------
 // PTX ISA 8.5: cp.async 9.7.9.25.3, ldmatrix 9.7.14.5.15, mma 9.7.14.5.14, max 9.7.3.13.
 
+// What depends on these names lies in a namespace of its own: one program may have both sides, and
+// their inline functions and kernels must not be taken for one another.
+#define TSALLIS_SIDE gpu
 #define TSALLIS_DEVICE __device__ __forceinline__
 #define TSALLIS_RARE inline __device__ __noinline__
 // Kernels are templates: several files may hold the same one.
@@ -44,8 +47,7 @@ struct alignas(8) Words2 {
 #define TSALLIS_UNROLL _Pragma("unroll")
 #define TSALLIS_LOOP _Pragma("unroll 1")
 
-namespace tsallis::cuda {
-inline namespace gpu {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 TSALLIS_DEVICE int ThreadIndex() { return static_cast<int>(threadIdx.x); }
 TSALLIS_DEVICE int BlockX() { return static_cast<int>(blockIdx.x); }
@@ -189,20 +191,19 @@ TSALLIS_DEVICE int LowestBit(std::uint32_t bits) { return __ffs(static_cast<int>
 TSALLIS_DEVICE std::uint32_t BitsOf(float value) { return __float_as_uint(value); }
 TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits); }
 
-}  // namespace gpu
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE
 
 #else
 // ---- emulated -----------------------------------------------------------------------------------
 
+#define TSALLIS_SIDE emulated
 #define TSALLIS_DEVICE inline
 #define TSALLIS_RARE inline
 #define TSALLIS_KERNEL(threads) void
 #define TSALLIS_UNROLL
 #define TSALLIS_LOOP
 
-namespace tsallis::cuda {
-inline namespace emulated {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 inline int ThreadIndex() { return static_cast<int>(simt::machine.self->id); }
 inline int BlockX() { return static_cast<int>(simt::machine.block_index.x); }
@@ -306,11 +307,10 @@ inline int LowestBit(std::uint32_t bits) { return std::countr_zero(bits); }
 inline std::uint32_t BitsOf(float value) { return std::bit_cast<std::uint32_t>(value); }
 inline float FloatOf(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-}  // namespace emulated
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE
 #endif
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // What the elements of arrays are. Products of 16-bit ones go through the tensor cores; float32's
 // are made of single multiplications and additions, in the order of the columns, since no matrix
@@ -337,4 +337,4 @@ TSALLIS_DEVICE float QuadMax(float x) {
   return MaxOrNaN(x, ShuffleXor(x, 2));
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

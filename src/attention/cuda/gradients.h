@@ -12,7 +12,7 @@
 #include "attention/cuda/dense.h"
 #include "attention/cuda/sweep.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // What rows add to the gradients of their head: [rows] each, null: not wanted.
 struct RowSums {
@@ -175,4 +175,4 @@ SumKernel(const SumCall sum) {
   if (ThreadIndex() == 0) StoreDevice(sum.to + BlockZ() * call.heads + BlockY(), total);
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

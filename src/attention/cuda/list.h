@@ -6,7 +6,7 @@
 
 #include "attention/cuda/call.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // Relative errors that a bound allows for: of z as float32, and of a solution.
 inline constexpr float kScoreSlack = 4e-6f, kSolveSlack = 1e-5f;
@@ -72,4 +72,4 @@ TSALLIS_DEVICE int CompactList(const ListRow& list, int count, float bound) {
   return kept;
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

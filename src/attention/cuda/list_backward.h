@@ -11,7 +11,7 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/gradients.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 inline constexpr int kTaskRows = 128, kBucket = 64;
 
@@ -325,4 +325,4 @@ ZeroCountsKernel(int* counts, std::int64_t rows) {
   if (i < rows) StoreDevice(counts + i, 0);
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

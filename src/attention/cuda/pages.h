@@ -24,7 +24,7 @@
 #include "attention/cuda/tile.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 inline constexpr int kPageRows = 16, kPageTile = 64, kPageUnit = kPageTile / kWarps;
 // Threads that solve a row, and entries of each warp's part of its list.
@@ -607,4 +607,4 @@ PageSumKernel(const PagesCall pages) {
                      pair, 2);
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -9,12 +9,7 @@
 #include "attention/cuda/run.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda {
-#if defined(__CUDACC__)
-inline namespace gpu {
-#else
-inline namespace emulated {
-#endif
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 template <class Type>
 class PagesRunner : private Runner<Type> {
@@ -98,5 +93,4 @@ std::size_t RunOnPagesWorkspaceBytes(const AttentionParams& params, const Attent
   return PagesRunner<Type>(nullptr, {}, params, pages, {}).bytes();
 }
 
-}  // namespace gpu or emulated
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -7,7 +7,7 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/dense.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // The rows of a sequence and head whose count is kDenseRow, ascending. One warp for each.
 // rows: [rows], counts: [batch heads]
@@ -102,4 +102,4 @@ DistancesKernel(DistanceLaw law, int reach, float* a, float* m) {
   }
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -19,12 +19,7 @@
 #include "attention/cuda/weights.h"
 #include "tsallis/attention.h"
 
-namespace tsallis::cuda {
-#if defined(__CUDACC__)
-inline namespace gpu {
-#else
-inline namespace emulated {
-#endif
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // A call's arguments and the memory that all its kernels share.
 template <class Type>
@@ -421,5 +416,4 @@ std::size_t RunWorkspaceBytes(const AttentionParams& params, bool backward) {
   return runner.bytes();
 }
 
-}  // namespace gpu or emulated
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

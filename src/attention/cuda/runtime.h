@@ -9,7 +9,7 @@
 #include "tsallis/error.h"
 #include "tsallis/types.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 struct Grid {
   int x = 1, y = 1, z = 1;
@@ -18,8 +18,6 @@ struct Grid {
 };
 
 #if defined(__CUDACC__)
-inline namespace gpu {
-
 // Throws DeviceError unless a call of the runtime succeeded.
 inline void Check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
@@ -68,10 +66,7 @@ class Stream {
   int before_ = 0;
 };
 
-}  // namespace gpu
 #else
-inline namespace emulated {
-
 class Stream {
  public:
   explicit Stream(const Context&) {}
@@ -94,7 +89,6 @@ class Stream {
   }
 };
 
-}  // namespace emulated
 #endif
 
 // A call's memory on the device: the context's, or allocated at once and freed at the end.
@@ -146,4 +140,4 @@ class Workspace {
   void* data_ = nullptr;
 };
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -18,7 +18,7 @@
 #include "attention/cuda/list.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // What a row keeps: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
 // count along k's axis.
@@ -453,4 +453,4 @@ SweepKernel(const SweepCall sweep) {
   }
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -11,7 +11,7 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/device.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 // Elements of a piece.
 template <class Type>
@@ -345,4 +345,4 @@ struct RowScale {
   }
 };
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE

@@ -12,7 +12,7 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda {
+namespace tsallis::cuda::inline TSALLIS_SIDE {
 
 struct WeightsCall {
   Call call;
@@ -158,4 +158,4 @@ DenseWeightsKernel(const WeightsCall weights) {
   }
 }
 
-}  // namespace tsallis::cuda
+}  // namespace tsallis::cuda::inline TSALLIS_SIDE
