@@ -43,7 +43,8 @@ struct alignas(8) Words2 {
 #define TSALLIS_DEVICE __device__ __forceinline__
 #define TSALLIS_RARE inline __device__ __noinline__
 // Kernels are templates: several files may hold the same one.
-#define TSALLIS_KERNEL(threads) __global__ void __launch_bounds__(threads)
+// Of a block's threads, and of the blocks that a multiprocessor has to have registers for.
+#define TSALLIS_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
 #define TSALLIS_UNROLL _Pragma("unroll")
 #define TSALLIS_LOOP _Pragma("unroll 1")
 
@@ -199,7 +200,7 @@ TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits);
 #define TSALLIS_SIDE emulated
 #define TSALLIS_DEVICE inline
 #define TSALLIS_RARE inline
-#define TSALLIS_KERNEL(threads) void
+#define TSALLIS_KERNEL(...) void
 #define TSALLIS_UNROLL
 #define TSALLIS_LOOP
 

@@ -35,12 +35,20 @@ struct Pieces {
 // Eight elements side by side, as they were loaded: the next loads need not wait for them.
 template <class Type>
 struct Piece8 {
-  Words4 words[kIsFloat32<Type> ? 2 : 1] = {};
+  Words4 words[kIsFloat32<Type> ? 2 : 1];
 
   TSALLIS_DEVICE void Load(const typename Type::Element* from) {
     const auto* pieces = reinterpret_cast<const Words4*>(from);
     words[0] = LoadDevice(pieces);
     if constexpr (kIsFloat32<Type>) words[1] = LoadDevice(pieces + 1);
+  }
+  // Zeros unless `used`.
+  TSALLIS_DEVICE void Keep(bool used) {
+    TSALLIS_UNROLL
+    for (Words4& four : words) {
+      TSALLIS_UNROLL
+      for (std::uint32_t& word : four.w) word &= used ? 0xFFFFFFFFu : 0u;
+    }
   }
   TSALLIS_DEVICE float At(int i) const {
     if constexpr (kIsFloat32<Type>) {
@@ -54,17 +62,15 @@ struct Piece8 {
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-inline constexpr std::uint32_t kNoKey = 0xFFFFFFFFu;
-
 // <own, the row of its key> for each of `count` entries, in the entry's lane. own: the lane's
-// columns. key: the lane's entry's, kNoKey for none. The warp calls it.
+// columns. key: the lane's entry's, of lanes without one another's. The warp calls it.
 template <class Type, int D>
 TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], bool has_column,
                                 std::uint32_t key, int count) {
   using Lanes = Pieces<Type, D>;
   constexpr int kLanes = Lanes::kLanes, kTurns = Lanes::kTurns;
   const int lane = Lane(), part = lane / kLanes, column = lane % kLanes;
-  const typename Type::Element* from = rows.data + column * 8;
+  const typename Type::Element* from = rows.data + (has_column ? column * 8 : 0);
   // Where the batch leaves the product of this lane's entry.
   const int mine = lane % Lanes::kBatch;
   const int source = mine % Lanes::kAtOnce * kLanes + mine / Lanes::kAtOnce * (kLanes / kTurns);
@@ -75,15 +81,15 @@ TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], b
     TSALLIS_UNROLL
     for (int turn = 0; turn < kTurns; ++turn) {
       const std::uint32_t row = Shuffle(key, first + turn * Lanes::kAtOnce + part);
-      if (has_column && row != kNoKey) {
-        pieces[turn].Load(from + static_cast<std::int64_t>(row) * rows.stride);
-      }
+      pieces[turn].Load(from + static_cast<std::int64_t>(row) * rows.stride);
     }
+    SyncWarp();
     float sums[kTurns] = {};
     TSALLIS_UNROLL
     for (int turn = 0; turn < kTurns; ++turn) {
       TSALLIS_UNROLL
       for (int x = 0; x < 8; ++x) sums[turn] = fmaf(own[x], pieces[turn].At(x), sums[turn]);
+      sums[turn] = has_column ? sums[turn] : 0.0f;
     }
     // Over a row's lanes: half of them go on with half of the four sums, then a quarter with one.
     static_assert(kTurns == 4 && kLanes >= 4);
@@ -96,18 +102,20 @@ TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], b
     TSALLIS_UNROLL
     for (int bit = kLanes / 8; bit > 0; bit /= 2) sum += ShuffleXor(sum, bit);
     const float here = Shuffle(sum, source);
-    if (lane / Lanes::kBatch == first / Lanes::kBatch) product = here;
+    if (lane / Lanes::kBatch == first / Lanes::kBatch && lane < count) product = here;
   }
   return product;
 }
 
-// totals += w times the row of its key, over `count` entries; of a weight of 0 nothing is read.
+// totals += w times the row of its key, over `count` entries. Lanes without an entry have another's
+// key and a weight of 0: rows of a list's keys have no infinity, which 0 would make a NaN, unless
+// the row's weights are NaN.
 template <class Type, int D>
 TSALLIS_DEVICE void AddRowsOf(float (&totals)[8], const Rows<Type>& rows, bool has_column,
                               std::uint32_t key, float w, int count) {
   using Lanes = Pieces<Type, D>;
   const int part = Lane() / Lanes::kLanes;
-  const typename Type::Element* from = rows.data + Lane() % Lanes::kLanes * 8;
+  const typename Type::Element* from = rows.data + (has_column ? Lane() % Lanes::kLanes * 8 : 0);
   TSALLIS_LOOP
   for (int first = 0; first < count; first += Lanes::kBatch) {
     Piece8<Type> pieces[Lanes::kTurns];
@@ -117,9 +125,7 @@ TSALLIS_DEVICE void AddRowsOf(float (&totals)[8], const Rows<Type>& rows, bool h
       const int i = first + turn * Lanes::kAtOnce + part;
       const std::uint32_t row = Shuffle(key, i);
       weights[turn] = Shuffle(w, i);
-      if (has_column && weights[turn] != 0.0f) {
-        pieces[turn].Load(from + static_cast<std::int64_t>(row) * rows.stride);
-      }
+      pieces[turn].Load(from + static_cast<std::int64_t>(row) * rows.stride);
     }
     TSALLIS_UNROLL
     for (int turn = 0; turn < Lanes::kTurns; ++turn) {
@@ -153,8 +159,13 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
   for (int half = 0; half < 2; ++half) {
     const int i = half * kWarp + lane;
     const bool in = i < count;
-    keys[half] = in ? LoadDevice(backward.lists.keys + index * kList + i) : kNoKey;
+    keys[half] = in ? LoadDevice(backward.lists.keys + index * kList + i) : 0;
     p[half] = in ? LoadDevice(backward.lists.weights + index * kList + i) : 0.0f;
+  }
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const std::uint32_t key = Shuffle(keys[0], 0);
+    if (half * kWarp + lane >= count) keys[half] = key;
   }
   float d_out[8] = {};
   if (has_v) LoadColumns<Type>(Rows<Type>::Of(backward.d_out, b, head.h).At(row) + column, d_out);
@@ -170,7 +181,7 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
     u[half] = Weight::Slope(p[half], head.alpha);
-    if (keys[half] == kNoKey) continue;
+    if (half * kWarp + lane >= count) continue;
     sum_u += u[half];
     sum_dp = fmaf(u[half], dp[half], sum_dp);
   }
@@ -192,7 +203,7 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
     float product = 0.0f;
     if (wants_product) product = ProductsOf<Type, D>(k, q, has_k, key, here);
     float w = 0.0f;
-    if (key != kNoKey) {
+    if (lane < here) {
       const float ds = (half == 0 ? u[0] : u[1]) * ((half == 0 ? dp[0] : dp[1]) - mean);
       const std::int64_t distance = head.sequence.Distance(row, key);
       const float dx = ThroughTerms(head, ds, factor * product, distance);
@@ -241,9 +252,13 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
   }
 }
 
+// Blocks that a multiprocessor has registers for: many warps hide the time that loads take.
+template <class Type>
+inline constexpr int kRowsBlocks = kIsFloat32<Type> ? 5 : 6;
+
 // A warp takes a row after the other: what a head is made of is computed once for them.
 template <class Type, int D>
-TSALLIS_KERNEL(kThreads)
+TSALLIS_KERNEL(kThreads, kRowsBlocks<Type>)
 ListRowsKernel(const BackwardCall backward) {
   const Call& call = backward.call;
   const BlockPlace place =
@@ -539,8 +554,7 @@ class EntriesOfKeys {
 
   // Adds entries [begin, end), 32 of every `step`. The warp calls it.
   TSALLIS_DEVICE void Add(KeySums* sums, int begin, int end, int step) const {
-    const int lane = Lane(), part = lane / Lanes::kLanes;
-    const std::int64_t column = lane % Lanes::kLanes * 8 * sizeof(typename Type::Element);
+    const int lane = Lane();
     const Shared<Words4> addresses = Shared<Words4>(Shape::kAddressesAt).From(WarpIndex() * kWarp);
     const Shared<Words2> weights = Shared<Words2>(Shape::kWeightsAt).From(WarpIndex() * kWarp);
     const auto place_of = [&](int from) {
@@ -566,34 +580,12 @@ class EntriesOfKeys {
       entry = entry_at(place);
       place = place_of(from + 2 * step);
       const int count = end - from < kWarp ? end - from : kWarp;
+      int first = 0;
       TSALLIS_LOOP
-      for (int first = 0; first < count; first += Lanes::kBatch) {
-        Piece8<Type> of_q[Lanes::kTurns], of_d_out[Lanes::kTurns];
-        float w[Lanes::kTurns], p[Lanes::kTurns];
-        TSALLIS_UNROLL
-        for (int turn = 0; turn < Lanes::kTurns; ++turn) {
-          const int i = first + turn * Lanes::kAtOnce + part;
-          const Words4 address = addresses.Load(i);
-          const Words2 weight = weights.Load(i);
-          w[turn] = FloatOf(weight.w[0]);
-          p[turn] = FloatOf(weight.w[1]);
-          // A weight of 0 adds nothing, as 0 times NaN would not; what is no entry has no other.
-          if (has_k_ && w[turn] != 0.0f) {
-            of_q[turn].Load(RowAt(address.w[0], address.w[1], column));
-          }
-          if (has_v_ && p[turn] != 0.0f) {
-            of_d_out[turn].Load(RowAt(address.w[2], address.w[3], column));
-          }
-        }
-        TSALLIS_UNROLL
-        for (int turn = 0; turn < Lanes::kTurns; ++turn) {
-          TSALLIS_UNROLL
-          for (int x = 0; x < 8; ++x) {
-            sums->dk[x] = fmaf(w[turn], of_q[turn].At(x), sums->dk[x]);
-            sums->dv[x] = fmaf(p[turn], of_d_out[turn].At(x), sums->dv[x]);
-          }
-        }
+      for (; first + Lanes::kBatch <= count; first += Lanes::kBatch) {
+        AddBatch<false>(sums, addresses, weights, first, count);
       }
+      if (first < count) AddBatch<true>(sums, addresses, weights, first, count);
     }
   }
 
@@ -601,13 +593,44 @@ class EntriesOfKeys {
   using Element = typename Type::Element;
   static constexpr std::uint32_t kNone = 0xFFFFFFFFu;
 
+  // Adds the kBatch entries from `first` on. kCut: those before `count`; the others have addresses
+  // that may be read, and weights of 0, which infinities would make a NaN.
+  template <bool kCut>
+  TSALLIS_DEVICE void AddBatch(KeySums* sums, const Shared<Words4>& addresses,
+                               const Shared<Words2>& weights, int first, int count) const {
+    const int part = Lane() / Lanes::kLanes, column = Lane() % Lanes::kLanes * 8;
+    const int k_column = has_k_ ? column : 0, v_column = has_v_ ? column : 0;
+    Piece8<Type> of_q[Lanes::kTurns], of_d_out[Lanes::kTurns];
+    float w[Lanes::kTurns], p[Lanes::kTurns];
+    TSALLIS_UNROLL
+    for (int turn = 0; turn < Lanes::kTurns; ++turn) {
+      const int i = first + turn * Lanes::kAtOnce + part;
+      const Words4 address = addresses.Load(i);
+      const Words2 weight = weights.Load(i);
+      w[turn] = FloatOf(weight.w[0]);
+      p[turn] = FloatOf(weight.w[1]);
+      of_q[turn].Load(RowAt(address.w[0], address.w[1]) + k_column);
+      of_d_out[turn].Load(RowAt(address.w[2], address.w[3]) + v_column);
+      if (kCut) of_q[turn].Keep(i < count);
+      if (kCut) of_d_out[turn].Keep(i < count);
+    }
+    SyncWarp();  // else ptxas moves loads behind sums, one by one, to save registers
+    TSALLIS_UNROLL
+    for (int turn = 0; turn < Lanes::kTurns; ++turn) {
+      TSALLIS_UNROLL
+      for (int x = 0; x < 8; ++x) {
+        sums->dk[x] = fmaf(w[turn], of_q[turn].At(x), sums->dk[x]);
+        sums->dv[x] = fmaf(p[turn], of_d_out[turn].At(x), sums->dv[x]);
+      }
+    }
+  }
+
   TSALLIS_DEVICE static std::uint64_t Address(const Element* row) {
     return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(row));
   }
-  TSALLIS_DEVICE static const Element* RowAt(std::uint32_t low, std::uint32_t high,
-                                             std::int64_t column) {
+  TSALLIS_DEVICE static const Element* RowAt(std::uint32_t low, std::uint32_t high) {
     const std::uint64_t row = static_cast<std::uint64_t>(high) << 32 | low;
-    return reinterpret_cast<const Element*>(static_cast<std::uintptr_t>(row) + column);
+    return reinterpret_cast<const Element*>(static_cast<std::uintptr_t>(row));
   }
 
   const Words4* entries_;
