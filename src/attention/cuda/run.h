@@ -300,7 +300,11 @@ class Runner {
   template <int D, bool kGeneral>
   void Sweep(const SweepCall& sweep) {
     using Shape = SweepShape<Type, D>;
-    Launch("SweepKernel", SweepKernel<Type, D, kGeneral>,
+    // Terms beside the product are among what the simple kernel does not know.
+    const auto& terms = params_.terms;
+    const bool simple =
+        !kGeneral && terms.alibi_slopes.data == nullptr && terms.softcap == 0.0 && reach_ == 0;
+    Launch("SweepKernel", simple ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
            Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, sweep);
     Launch("FindDenseKernel", FindDenseKernel<>, {1, call_.heads, call_.batch}, kWarp, 0, call_,
            static_cast<const int*>(counts_), dense_rows_, dense_counts_);
