@@ -177,31 +177,40 @@ class PageUnits {
         begin_(place.keys_begin),
         end_(place.keys_end),
         one_page_(keys.page_size % kPageUnit == 0) {
-    own_ = static_cast<const Element*>(array.data) + keys.kv * array.strides[1] +
-           row_of(0) * array.strides[2] + piece_of(0) * kPiece<Type>;
+    const int row = Lane() / kAcross, piece = Lane() % kAcross;
+    from_ = static_cast<const Element*>(array.data) + keys.kv * array.strides[1] +
+            row * array.strides[2] + piece * kPiece<Type>;
+    to_ = PieceAt<Type, D>(row, piece);
+    table_ = static_cast<const std::uint32_t*>(keys.table.data) + (keys.first << Wide());
   }
   static TSALLIS_DEVICE std::size_t StageByte(int stage) {
     return WarpIndex() * Shape::kWarpBytes + stage * Shape::kUnitBytes;
   }
-  // Reads the table ahead of the unit's copies, so that these do not wait for it.
+  // Reads the table ahead of the unit's copies, so that these do not wait for it: the two words of
+  // an integer as they are.
   TSALLIS_DEVICE void Find(int unit) {
-    if (one_page_) page_ = keys_.PageOf(keys_.PlaceOf(unit * kPageUnit));
+    if (!one_page_) return;
+    const int place = keys_.PlaceOf(unit * kPageUnit);
+    const std::uint32_t* at = table_ + (std::int64_t{place} << Wide());
+    low_ = LoadDevice(at);
+    if (Wide() == 1) high_ = LoadDevice(at + 1);
   }
   // Begins to copy the unit that was found last.
   TSALLIS_DEVICE void Fetch(int unit, int stage) const {
     const Shared<Words4> to(StageByte(stage));
     const int key = unit * kPageUnit;
-    if (one_page_ && page_ >= 0 && key >= begin_ && key + kPageUnit <= end_) {
+    const bool exists =
+        (Wide() == 0 || high_ == 0) && low_ < static_cast<std::uint32_t>(keys_.pages);
+    if (one_page_ && exists && key >= begin_ && key + kPageUnit <= end_) {
       const int in_page = key - keys_.PlaceOf(key) * keys_.page_size;
-      const Element* from = own_ + page_ * array_.strides[0] + in_page * array_.strides[2];
+      const Element* from =
+          from_ + static_cast<int>(low_) * array_.strides[0] + in_page * array_.strides[2];
       const std::int64_t step = kDown * array_.strides[2];
       TSALLIS_UNROLL
       for (int r = 0; r < kPageUnit; r += kDown) {
         TSALLIS_UNROLL
         for (int p = 0; p < kPieces; p += kAcross) {
-          const bool used = (piece_of(p)) * kPiece<Type> < columns_;
-          CopyAsync(to, PieceAt<Type, D>(row_of(r), piece_of(p)),
-                    used ? from + p * kPiece<Type> : nowhere(), used);
+          CopyAsync(to, PlaceOf(r, p), from + p * kPiece<Type>, Uses(p));
         }
         from += step;
       }
@@ -211,30 +220,29 @@ class PageUnits {
   }
 
  private:
-  // Of a lane's pieces: kDown is a power of two, and r a multiple of it.
-  static TSALLIS_DEVICE int row_of(int r) { return r | Lane() / kAcross; }
-  static TSALLIS_DEVICE int piece_of(int p) { return p | Lane() % kAcross; }
-  TSALLIS_DEVICE const Element* nowhere() const {
-    return static_cast<const Element*>(array_.data);
-  }
+  TSALLIS_DEVICE int Wide() const { return keys_.table.wide ? 1 : 0; }
+  // Where a lane's piece p of its row r lies, as PieceAt says: r is a multiple of kDown and p of
+  // kAcross, so that neither meets the lane's own bits.
+  TSALLIS_DEVICE int PlaceOf(int r, int p) const { return (to_ ^ (r & 7)) + r * kPieces + p; }
+  TSALLIS_DEVICE bool Uses(int p) const { return (p + Lane() % kAcross) * kPiece<Type> < columns_; }
   // Looks up each key's page: a lane those of one key.
   TSALLIS_DEVICE void FetchSingly(const Shared<Words4>& to, int first) const {
     const int key = first + Lane() % kPageUnit;
     const bool seen = key >= begin_ && key < end_;
     const std::int64_t at = seen ? keys_.At(array_.strides, key) : -2;
+    const auto* data = static_cast<const Element*>(array_.data);
     TSALLIS_LOOP
     for (int r = 0; r < kPageUnit; r += kDown) {
-      const int row = row_of(r);
-      const std::int64_t start = Shuffle(at, row);
+      const std::int64_t start = Shuffle(at, r + Lane() / kAcross);
       TSALLIS_UNROLL
       for (int p = 0; p < kPieces; p += kAcross) {
-        const int piece = piece_of(p), i = PieceAt<Type, D>(row, piece);
-        const bool used = start >= 0 && piece * kPiece<Type> < columns_;
         if (kNaN && start == -1) {
-          to.Store(i, Words4{{~0u, ~0u, ~0u, ~0u}});
-        } else {
-          CopyAsync(to, i, used ? nowhere() + start + piece * kPiece<Type> : nowhere(), used);
+          to.Store(PlaceOf(r, p), Words4{{~0u, ~0u, ~0u, ~0u}});
+          continue;
         }
+        const bool used = start >= 0 && Uses(p);
+        const int column = (p + Lane() % kAcross) * kPiece<Type>;
+        CopyAsync(to, PlaceOf(r, p), used ? data + start + column : data, used);
       }
     }
   }
@@ -242,9 +250,12 @@ class PageUnits {
   PageKeys keys_;
   const ConstArray4& array_;
   int columns_, begin_, end_;
-  bool one_page_;  // every unit lies in one
-  int page_ = -1;  // of the unit that was found last
-  const Element* own_;
+  bool one_page_;                         // every unit lies in one
+  const std::uint32_t* table_;            // the sequence's row
+  std::uint32_t low_ = ~0u, high_ = ~0u;  // the page of the unit that was found last
+  // Where a lane's first piece of a unit begins in page 0, and lies in a stage.
+  const Element* from_;
+  int to_;
 };
 
 // The rows of a block's queries in registers, as the left side of products takes them.
@@ -321,48 +332,56 @@ PageScoresKernel(const PagesCall pages) {
                    : std::int64_t{-1};
       });
 
-  // A lane's rows, quad and quad + 8.
+  // A lane finds out about one row, and asks others for its two, quad and quad + 8.
   struct Row {
-    BasicTerms<float> terms;
-    bool used = false, all = false;  // all: softmax
-    int begin = 0, end = 0;
-    std::int64_t here = 0;  // the key at distance 0
-    float factor = 0.0f, peak = -kInfinity;
-    float *most = nullptr, *scores = nullptr;
+    bool used = false, all = false;    // all: softmax
+    int begin = 0, end = 0, here = 0;  // here: the key at distance 0
+    float factor = 0.0f, unit = 1.0f, slope = 0.0f, softcap = 0.0f, peak = -kInfinity;
+
+    TSALLIS_DEVICE Row Of(int lane) const {
+      Row row;
+      const int bits = Shuffle((used ? 1 : 0) + (all ? 2 : 0), lane);
+      row.used = (bits & 1) != 0;
+      row.all = (bits & 2) != 0;
+      row.begin = Shuffle(begin, lane);
+      row.end = Shuffle(end, lane);
+      row.here = Shuffle(here, lane);
+      row.factor = Shuffle(factor, lane);
+      row.unit = Shuffle(unit, lane);
+      row.slope = Shuffle(slope, lane);
+      row.softcap = Shuffle(softcap, lane);
+      return row;
+    }
   };
-  Row rows[2];
+  Row own;
   // Keys that all rows see, and whether a score is its product times the factor.
   int all_begin = 0, all_end = 0x7FFFFFFF;
-  bool plain = true;
-  TSALLIS_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    Row& row = rows[half];
-    const int i = half * 8 + quad;
-    if (i < place.count) {
-      const Head head = PageHead(pages, place.b, place.HeadOf(call, i));
-      const int query = place.QueryOf(call, i);
-      const Span seen = head.sequence.VisibleKeys(call.mask, query);
-      row.terms = head.terms;
-      row.used = true;
-      row.all = head.softmax();
-      row.begin = static_cast<int>(seen.begin);
-      row.end = static_cast<int>(seen.end);
-      row.here = query + head.sequence.shift;
-      row.factor = head.Factor(call, query);
-      row.most = pages.most + (place.index + i) * pages.units();
-      row.scores = pages.scores + (place.index + i) * pages.units() * kPageUnit + 2 * t;
-      all_begin = row.begin > all_begin ? row.begin : all_begin;
-      all_end = row.end < all_end ? row.end : all_end;
-      plain = plain && !row.terms.any();
-    }
+  bool terms = false;
+  if (Lane() % kPageRows < place.count) {
+    const int i = Lane() % kPageRows, query = place.QueryOf(call, i);
+    const Head head = PageHead(pages, place.b, place.HeadOf(call, i));
+    const Span seen = head.sequence.VisibleKeys(call.mask, query);
+    own.used = true;
+    own.all = head.softmax();
+    own.begin = all_begin = static_cast<int>(seen.begin);
+    own.end = all_end = static_cast<int>(seen.end);
+    own.here = static_cast<int>(query + head.sequence.shift);
+    own.factor = head.Factor(call, query);
+    own.unit = head.terms.unit;
+    own.slope = head.terms.slope;
+    own.softcap = head.terms.softcap;
+    terms = head.terms.any();
   }
-  plain = !Any(!plain);
+  const bool plain = !Any(terms);
   TSALLIS_UNROLL
-  for (int bits = 4; bits < kWarp; bits *= 2) {
+  for (int bits = 1; bits < kPageRows; bits *= 2) {
     const int begin = ShuffleXor(all_begin, bits), end = ShuffleXor(all_end, bits);
     all_begin = begin > all_begin ? begin : all_begin;
     all_end = end < all_end ? end : all_end;
   }
+  Row rows[2] = {own.Of(quad), own.Of(8 + quad)};
+  const std::int64_t at = (place.index + quad) * pages.units(),
+                     at_next = std::int64_t{8} * pages.units();
 
   int stage = 0, free = kStages - 1;
   TSALLIS_LOOP
@@ -397,7 +416,11 @@ PageScoresKernel(const PagesCall pages) {
           float& z = s[x / 2][2 * half + x % 2];
           const int key = key0 + x / 2 * 8 + 2 * t + x % 2;
           z = row.factor * z;
-          if (!plain && row.terms.any()) z = row.terms.Score(z, row.here - key);
+          // Without terms of its own a row's score is z all the same.
+          if (!plain) {
+            const BasicTerms<float> of_row = {row.unit, row.slope, row.softcap, call.distances};
+            z = of_row.Score(z, row.here - key);
+          }
           if (key < row.begin || key >= row.end) z = -kInfinity;
           most = MaxOrNaN(most, z);
         }
@@ -405,13 +428,14 @@ PageScoresKernel(const PagesCall pages) {
       most = QuadMax(most);
       row.peak = MaxOrNaN(row.peak, most);
       if (!row.used) continue;
-      if (t == 0) StoreDevice(row.most + unit, most);
+      const std::int64_t to = at + half * at_next + unit;
+      if (t == 0) StoreDevice(pages.most + to, most);
       // Rounding is the same here and where a row is solved, with a peak that is no smaller.
       if (!row.all && row.peak - most >= 1.0f) continue;
       TSALLIS_UNROLL
       for (int j = 0; j < kBlocks; ++j) {
         const Words2 pair = {{BitsOf(s[j][2 * half]), BitsOf(s[j][2 * half + 1])}};
-        StoreDevice(reinterpret_cast<Words2*>(row.scores + unit * kPageUnit + 8 * j), pair);
+        StoreDevice(reinterpret_cast<Words2*>(pages.scores + to * kPageUnit + 8 * j + 2 * t), pair);
       }
     }
   }
@@ -457,6 +481,12 @@ struct PageSolveShape {
 // The largest score of each thread, a lane's share of them: every warp has them all.
 struct PageMaxima {
   float z[kSolveWarps];
+  Shared<float> room;  // of all
+
+  TSALLIS_DEVICE explicit PageMaxima(const Shared<float>& all) : room(all) {
+    TSALLIS_UNROLL
+    for (int i = 0; i < kSolveWarps; ++i) z[i] = room.Load(i * kWarp + Lane());
+  }
 
   TSALLIS_DEVICE float Largest() const {
     float largest = -kInfinity;
@@ -475,17 +505,29 @@ struct PageMaxima {
     TSALLIS_LOOP
     for (bool moves = true; moves;) {
       float p = 0.0f, u = 0.0f;
-      const auto add = [&](float depth) {
-        const float x = top - depth;
-        if (!(x > 0.0f)) return;
-        const Weight weight = Weight::Of(x, head.alpha, head.power);
-        p += weight.p;
-        u += weight.u;
-      };
-      // One more than there are: lane 0's last is the sink.
-      TSALLIS_UNROLL
-      for (int i = 0; i < kSolveWarps; ++i) add(peak - z[i]);
-      if (Lane() == 0) add(peak - head.sink);
+      if (head.alpha == 1.5f || head.alpha == 2.0f) {
+        // Weight::Of without branches.
+        const auto add = [&](float depth) {
+          const float x = fmaxf(top - depth, 0.0f);
+          p += head.alpha == 2.0f ? x : x * x;
+          u += head.alpha == 2.0f ? (x > 0.0f ? 1.0f : 0.0f) : x;
+        };
+        TSALLIS_UNROLL
+        for (int i = 0; i < kSolveWarps; ++i) add(peak - z[i]);
+        add(Lane() == 0 ? peak - head.sink : kInfinity);
+      } else {
+        // Powers are long: one place for them.
+        TSALLIS_LOOP
+        for (int i = 0; i <= kSolveWarps; ++i) {
+          const float of_sink = Lane() == 0 ? head.sink : -kInfinity;
+          const float x =
+              top - (peak - (i < kSolveWarps ? room.Load(i * kWarp + Lane()) : of_sink));
+          if (!(x > 0.0f)) continue;
+          const Weight weight = Weight::Of(x, head.alpha, head.power);
+          p += weight.p;
+          u += weight.u;
+        }
+      }
       TSALLIS_UNROLL
       for (int bits = 1; bits < kWarp; bits *= 2) {
         p += ShuffleXor(p, bits);
@@ -685,9 +727,7 @@ PageSolveKernel(const PagesCall pages) {
   }
   sums.Store(ThreadIndex(), own);
   SyncBlock();
-  PageMaxima maxima;
-  TSALLIS_UNROLL
-  for (int i = 0; i < kSolveWarps; ++i) maxima.z[i] = sums.Load(i * kWarp + Lane());
+  const PageMaxima maxima(sums);
   const float largest = maxima.Largest();
   // Without a z above -inf a row is empty, and broken with one that is NaN or inf.
   const bool lives = largest > -kInfinity && largest <= kMostFloat;
@@ -834,8 +874,9 @@ PageValuesKernel(const PagesCall pages) {
       all = all || row.all;
     }
   }
-  // With a row of softmax every unit has weights.
+  // With a row of softmax every unit has weights, and mostly all rows are of softmax.
   all = Any(all);
+  const bool only = !Any((rows[0].weighs && !rows[0].all) || (rows[1].weighs && !rows[1].all));
   const int newest = place.units_end - 1 - WarpIndex();
   const int steps = newest < place.units_begin ? 0 : (newest - place.units_begin) / kWarps + 1;
   Units units(PageKeys::Of(pages, place.b, place.kv), call.v, call.value_dim, place);
@@ -892,19 +933,30 @@ PageValuesKernel(const PagesCall pages) {
     for (int step = 0; step < steps; ++step) {
       fetch(step + kStages - 1, free);
       float w[kBlocks][4];
+      if (only) {
+        TSALLIS_UNROLL
+        for (int x = 0; x < 4 * kBlocks; ++x) {
+          w[x / 4][x % 4] = expf(next[x / 4][x % 4] - rows[x / 2 % 2].peak);
+        }
+      } else {
+        TSALLIS_UNROLL
+        for (int x = 0; x < 4 * kBlocks; ++x) {
+          const Row& row = rows[x / 2 % 2];
+          const float depth = row.peak - next[x / 4][x % 4], above = row.top - depth;
+          float& p = w[x / 4][x % 4];
+          p = 0.0f;
+          if (row.all) {
+            p = expf(-depth);
+          } else if (above > 0.0f) {
+            p = Weight::Of(above, row.alpha, row.power).p;
+          }
+        }
+      }
       bool any = false;
       TSALLIS_UNROLL
       for (int x = 0; x < 4 * kBlocks; ++x) {
-        const Row& row = rows[x / 2 % 2];
-        const float depth = row.peak - next[x / 4][x % 4];
-        float p = 0.0f;
-        if (row.all) {
-          p = expf(-depth);
-        } else if (row.top - depth > 0.0f) {
-          p = Weight::Of(row.top - depth, row.alpha, row.power).p;
-        }
-        w[x / 4][x % 4] = kScale * p;
-        any = any || p > 0.0f;
+        any = any || w[x / 4][x % 4] > 0.0f;
+        w[x / 4][x % 4] *= kScale;
       }
       load(step + 1, next);
       WaitForCopies<kStages - 1>();
@@ -924,7 +976,6 @@ PageValuesKernel(const PagesCall pages) {
     if (kIsFloat32<Type> || careful || !Any(!finite)) break;
   }
   // The warps' sums in place of their stages, then the block's.
-  SyncWarp();
   const Shared<Words2> pairs(Units::StageByte(0));
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
