@@ -535,14 +535,27 @@ FAULTS = [
     Fault(
         "pages.h",
         "no barrier before keys are read",
-        "    WaitForCopies<kStages - 1>();\n    SyncBlock();\n",
-        "    WaitForCopies<kStages - 1>();\n",
+        "    SyncWarp();\n    const int unit",
+        "    const int unit",
     ),
     Fault(
         "pages.h",
-        "no barrier before a stage is filled again",
-        "    SyncBlock();  // the stage may be filled again\n",
-        "",
+        "no barrier before values are read",
+        "      SyncWarp();\n      if (Any(any))",
+        "      if (Any(any))",
+    ),
+    Fault(
+        "pages.h",
+        "no barrier before a stage of keys is filled again",
+        "SyncWarp();  // the stage may be filled again\n    free",
+        "free",
+    ),
+    Fault(
+        "pages.h",
+        "no barrier before a stage of values is filled again",
+        "SyncWarp();  // the stage may be filled again\n      free",
+        "free",
+        harmless="all lanes have voted on the next unit's weights by then",
     ),
     Fault(
         "pages.h",
@@ -559,8 +572,8 @@ FAULTS = [
     Fault(
         "pages.h",
         "a page too many exists",
-        "page >= pages) return -1;",
-        "page > pages) return -1;",
+        "page < 0 || page >= pages ?",
+        "page < 0 || page > pages ?",
         harmless="no table here names the page behind the last; pages_test.cc has one",
     ),
     Fault(
@@ -569,7 +582,33 @@ FAULTS = [
         "row.peak - most >= 1.0f",
         "row.peak - most >= 0.5f",
     ),
-    Fault("pages.h", "candidates too near", "peak - z < 1.0f", "peak - z < 0.9f"),
+    Fault("pages.h", "candidates too near", "peak - z < reach", "peak - z < reach * 0.9f"),
+    Fault(
+        "pages.h",
+        "a bound above that of all keys",
+        "fminf(1.0f, top + kSolveSlack)",
+        "fminf(1.0f, top * 0.95f)",
+    ),
+    Fault(
+        "pages.h",
+        "no barrier before the threads' largest are read",
+        "sums.Store(ThreadIndex(), own);\n  SyncBlock();\n",
+        "sums.Store(ThreadIndex(), own);\n",
+    ),
+    Fault(
+        "pages.h",
+        "a key that no query sees is copied",
+        "key >= begin_ && key + kPageUnit <= end_",
+        "key >= begin_",
+    ),
+    Fault(
+        "pages.h",
+        "units beside those in one page",
+        "keys.page_size % kPageUnit == 0",
+        "keys.page_size % 4 == 0",
+    ),
+    Fault("pages.h", "a lane's pieces exchanged", "(to_ ^ (r & 7))", "(to_ ^ (r & 3))"),
+    Fault("pages.h", "a wide table read as a narrow one", "keys_.table.wide ? 1 : 0", "0"),
     Fault(
         "pages.h",
         "the sequence's length forgotten",
@@ -591,14 +630,14 @@ FAULTS = [
     Fault(
         "pages.h",
         "a run without its last tile",
-        "place.tiles_begin + pages.run;",
-        "place.tiles_begin + pages.run - 1;",
+        "place.units_begin + pages.run * kTileUnits;",
+        "place.units_begin + pages.run * kTileUnits - 1;",
     ),
     Fault(
         "pages.h",
-        "another warp's unit of keys",
-        "tile.From(warp * kPageUnit",
-        "tile.From((warp ^ 1) * kPageUnit",
+        "another stage's unit of keys",
+        "Shared<Words4>(Units::StageByte(stage))",
+        "Shared<Words4>(Units::StageByte(free))",
     ),
     Fault(
         "pages.h",
@@ -609,8 +648,8 @@ FAULTS = [
     Fault(
         "pages.h",
         "a list counts as full too late",
-        "count + more <= kSolveEntries;",
-        "count + more <= kSolveEntries + 64;",
+        "count + more > kSolveEntries)",
+        "count + more > kSolveEntries + 64)",
     ),
     Fault(
         "pages.h",
@@ -639,15 +678,27 @@ FAULTS = [
     ),
     Fault(
         "pages.h",
-        "no barrier before weights are written again",
-        "    SyncBlock();  // the last weights have been read\n",
-        "",
+        "no barrier before the warps' sums are added",
+        "  SyncBlock();\n  TSALLIS_LOOP\n  for (int i = ThreadIndex(); i < place.count",
+        "  TSALLIS_LOOP\n  for (int i = ThreadIndex(); i < place.count",
+    ),
+    Fault(
+        "pages.h",
+        "softmax without its sum",
+        "if (alpha == 1.0) {",
+        "if (alpha == 0.0) {",
+    ),
+    Fault(
+        "pages.h",
+        "sums that are not finite stay",
+        "careful || !Any(!finite)) break;",
+        "careful || !Any(!finite) || true) break;",
     ),
     Fault(
         "pages.h",
         "a run is not added",
-        "const int parts = pages.runs * kWarps;",
-        "const int parts = (pages.runs > 1 ? pages.runs - 1 : 1) * kWarps;",
+        "i < pages.runs; ++i",
+        "i < (pages.runs > 1 ? pages.runs - 1 : 1); ++i",
     ),
 ]
 
