@@ -420,7 +420,6 @@ DenseRowsKernel(const BackwardCall backward) {
   Clear(total);
   RowScale<Type> scale;
   RowFindings found;
-  SinkPart sinks[2];
 
   const auto fetch = [&](int key0, int stage) {
     const std::size_t at = Shape::kKeysAt + static_cast<std::size_t>(stage) * Shape::kStageBytes;
@@ -499,9 +498,25 @@ DenseRowsKernel(const BackwardCall backward) {
       sum_dp += ShuffleXor(sum_dp, bit);
     }
     found.alpha_sums[half].Reduce(1, 4);
-    sinks[half] = SinkPart::Of<kGeneral>(head, tau[half]);
-    sum_u += static_cast<double>(sinks[half].u);
+    const auto sink = SinkPart::Of<kGeneral>(head, tau[half]);
+    sum_u += static_cast<double>(sink.u);
     if (sum_u != 0.0) found.mean[half] = static_cast<float>(sum_dp / sum_u);
+    // What is known is written now, so that the second pass has its registers.
+    if (t != 0 || rows[half].row < 0) continue;
+    const std::int64_t index = head.Index(call, rows[half].row);
+    StoreDevice(backward.means + index, found.mean[half]);
+    StoreDevice(backward.views + index,
+                Words4{{BitsOf(split[half].high), BitsOf(split[half].low), BitsOf(found.mean[half]),
+                        BitsOf(rows[half].factor)}});
+    if (sums.d_sink != nullptr) {
+      StoreDevice(sums.d_sink + index,
+                  -static_cast<double>(sink.u) * static_cast<double>(found.mean[half]));
+    }
+    if (sums.d_alpha != nullptr) {
+      found.alpha_sums[half].template Add<kGeneral>(head, sink.p, 0.0);
+      StoreDevice(sums.d_alpha + index,
+                  sum_u != 0.0 ? found.alpha_sums[half].Gradient(head, sum_u) : 0.0);
+    }
   }
   pass_over_keys.template operator()<1>();
 
@@ -527,25 +542,12 @@ DenseRowsKernel(const BackwardCall backward) {
       StoreColumns<Type>(backward.dq, start, 8 * j + 2 * t, pair, 2);
     }
     if (t != 0) continue;
-    StoreDevice(backward.means + index, found.mean[half]);
-    StoreDevice(backward.views + index, Words4{{BitsOf(split[half].high), BitsOf(split[half].low),
-                                                BitsOf(found.mean[half]), BitsOf(row.factor)}});
     if (backward.d_length_scale != nullptr) {
       StoreDevice(backward.d_length_scale + index,
                   call.scale * static_cast<double>(found.d_scale[half]));
     }
     if (sums.d_slope != nullptr) {
       StoreDevice(sums.d_slope + index, static_cast<double>(found.d_slope[half]));
-    }
-    if (sums.d_sink != nullptr) {
-      StoreDevice(sums.d_sink + index,
-                  -static_cast<double>(sinks[half].u) * static_cast<double>(found.mean[half]));
-    }
-    if (sums.d_alpha != nullptr) {
-      found.alpha_sums[half].template Add<kGeneral>(head, sinks[half].p, 0.0);
-      StoreDevice(sums.d_alpha + index, found.sum_u[half] != 0.0 ? found.alpha_sums[half].Gradient(
-                                                                       head, found.sum_u[half])
-                                                                 : 0.0);
     }
   }
 }
