@@ -37,7 +37,7 @@ struct BiasShape {
   using Rows = DenseRowsShape<Type, D>;
   static constexpr int kRows = Rows::kRows, kKeys = kInner;
   static constexpr std::size_t kSharedBytes =
-      std::max(Rows::kFlagsAt, sizeof(double) * kRows * kKeys);
+      std::max(Rows::kKeysAt + Rows::kStageBytes, sizeof(double) * kRows * kKeys);
 };
 
 template <class Type, int D>

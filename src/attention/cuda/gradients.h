@@ -31,6 +31,8 @@ struct BackwardCall {
   Lists lists;
   float* w = nullptr;      // [rows, kList], beside the lists' weights
   float* means = nullptr;  // [rows]: of dense rows
+  // [rows]: of dense rows, what DenseKeysKernel must know (QueryView)
+  Words4* views = nullptr;
   DenseRows dense;
   // What dense rows add to dk and dv: [array batch, kv_heads, k_len, head_dim or value_dim]
   float* dense_dk = nullptr;

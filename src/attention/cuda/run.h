@@ -117,6 +117,7 @@ class Runner {
     workspace_.Want(&sort.entries, entries, sparse_);
     workspace_.Want(&sort.places, places, sparse_ && rows_ > 0);
     workspace_.Want(&backward.means, rows_);
+    workspace_.Want(&backward.views, rows_);
     workspace_.Want(&backward.dense_dk, keys * Size(call_.head_dim));
     workspace_.Want(&backward.dense_dv, keys * Size(call_.value_dim));
     workspace_.Want(&backward.sums.d_alpha, rows_, gradients.d_alpha != nullptr);
