@@ -116,7 +116,7 @@ class OwnRows {
 // SplitPair in fewer steps for bfloat16: the first number is cut off, so that the second has one
 // digit less; both together keep 16.
 template <class Type>
-TSALLIS_DEVICE void SplitWeights(float x, float y, std::uint32_t* high, std::uint32_t* low) {
+TSALLIS_DEVICE void SplitGradients(float x, float y, std::uint32_t* high, std::uint32_t* low) {
   if constexpr (Type::kNarrowRange) {
     SplitPair<Type>(x, y, high, low);
   } else {
@@ -142,8 +142,8 @@ TSALLIS_DEVICE void AddFinite(float (&total)[kBlocks][4], const float (&w)[kInne
     std::uint32_t high[4], low[4];
     TSALLIS_UNROLL
     for (int i = 0; i < 4; ++i) {
-      SplitWeights<Type>(w[2 * c + i / 2][i % 2 * 2], w[2 * c + i / 2][i % 2 * 2 + 1], &high[i],
-                         &low[i]);
+      SplitGradients<Type>(w[2 * c + i / 2][i % 2 * 2], w[2 * c + i / 2][i % 2 * 2 + 1], &high[i],
+                           &low[i]);
     }
     TSALLIS_UNROLL
     for (int j = 0; j < kBlocks; j += 4) {
