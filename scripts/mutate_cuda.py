@@ -183,13 +183,13 @@ FAULTS = [
     Fault(
         "dense_backward.h",
         "rows: a masked key has a gradient",
-        "            if (kGeneral && !head.Leaves(call, left, row.row, key, &bias)) continue;\n",
+        "      if (kGeneral && !head.Leaves(backward.call, left, row.row, key, &bias)) continue;\n",
         "",
     ),
     Fault(
         "dense_backward.h",
         "keys: a masked key has a gradient",
-        "            if (kGeneral && !head.Leaves(call, left, view.row, key, &bias)) continue;\n",
+        "        if (kGeneral && !head.Leaves(call, left, row, key, &bias)) continue;\n",
         "",
     ),
     Fault(
@@ -281,9 +281,9 @@ FAULTS = [
     Fault(
         "dense_backward.h",
         "keys: the bias is left out",
-        "            float z = head.Score(view.factor, product, distance);\n"
-        "            if (kGeneral) z += bias;\n",
-        "            const float z = head.Score(view.factor, product, distance);\n",
+        "        float z = head.Score(view.factor, product, distance);\n"
+        "        if (kGeneral) z += bias;\n",
+        "        const float z = head.Score(view.factor, product, distance);\n",
     ),
     Fault(
         "bias.h",
@@ -409,29 +409,83 @@ FAULTS = [
     ),
     Fault(
         "dense_backward.h",
-        "no barrier before a tile is filled again",
-        "      SyncBlock();  // the last tile has been read\n",
+        "no barrier before a tile is read",
+        "      SyncBlock();  // the tile is there, and the last one has been read\n",
+        "",
+    ),
+    Fault(
+        "dense_backward.h",
+        "a tile is filled again while it is read",
+        "fetch(next, stage ^ 1);",
+        "fetch(next, stage);",
+    ),
+    Fault(
+        "dense_backward.h",
+        "large heads: no barrier before a tile is filled again",
+        "        SyncBlock();  // the tile has been read\n",
+        "",
+    ),
+    Fault(
+        "dense_backward.h",
+        "keys: no barrier between heads",
+        "    SyncBlock();  // the last head's tiles have been read\n",
         "",
     ),
     Fault(
         "dense_backward.h",
         "the mean of the other row",
-        "weight.u * (dp[j][e] - mean[half])",
-        "weight.u * (dp[j][e] - mean[0])",
+        "weight.u * (here - found.mean[half])",
+        "weight.u * (here - found.mean[0])",
+    ),
+    Fault(
+        "dense_backward.h",
+        "short code: the mean of the other row",
+        "weight.u * (dp[j][e] - found.mean[half])",
+        "weight.u * (dp[j][e] - found.mean[0])",
+    ),
+    Fault(
+        "dense_backward.h",
+        "rows: a tile is whole for some rows of a warp",
+        "    if (row.end < whole_end) whole_end = row.end;\n",
+        "    if (row.end > whole_begin) whole_end = row.end;\n",
+    ),
+    Fault(
+        "dense_backward.h",
+        "keys: a tile is whole for its last row",
+        "of_first.end >= warp_behind",
+        "of_last.end >= warp_behind",
+    ),
+    Fault(
+        "dense_backward.h",
+        "keys: the search for the first row passes it",
+        "KeysOf(call.mask, row, row).end <= key0;",
+        "KeysOf(call.mask, row, row).end <= key0 + 1;",
+    ),
+    Fault(
+        "dense_backward.h",
+        "numbers of any size are moderate",
+        "return !Any(!(fabsf(sum) <= kMostFloat));",
+        "return true;",
+    ),
+    Fault(
+        "dense_backward.h",
+        "numbers of one lane are moderate",
+        "return !Any(!(fabsf(sum) <= kMostFloat));",
+        "return fabsf(sum) <= kMostFloat;",
     ),
     Fault(
         "dense_backward.h",
         "empty rows have weights",
-        "          if (tau == -static_cast<double>(kInfinity)) view.end = view.begin;\n",
-        "",
+        "row >= 0 && view.Lives()",
+        "row >= 0",
         harmless="a row without keys has begin = end already, and one whose scores are all -inf "
-        "has no weight: -inf - (-inf) is NaN, which no comparison passes",
+        "has no weight beside a threshold of inf",
     ),
     Fault(
         "dense_backward.h",
         "a key's row is off",
-        "half * 8 + Lane() / 4;\n            const float",
-        "half * 4 + Lane() / 4;\n            const float",
+        "half * 8 + Lane() / 4;\n        const float",
+        "half * 4 + Lane() / 4;\n        const float",
     ),
     Fault(
         "list_backward.h",
