@@ -429,10 +429,10 @@ struct DenseWork {
   // product times a factor.
   int all_begin = 0, all_end = 0;
   bool plain = false, counts = false;
-  float total[D / 8][4];
-  RowScale<Type> scale;
-  DenseSums sums;
-  WideRow wide[2];
+  float total[D / 8][4] = {};
+  RowScale<Type> scale = {};
+  DenseSums sums = {};
+  WideRow wide[2] = {};
 
   TSALLIS_DEVICE void SetPlain() {
     const Call& call = dense.call;
