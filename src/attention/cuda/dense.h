@@ -21,7 +21,8 @@
 #include "attention/cuda/sweep.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // Rows that the dense kernels take: those of sequence b and head h are the first counts[b heads +
 // h] of rows + Index(first row of the sequence). rows null: all.
@@ -682,4 +683,5 @@ DenseKernel(const DenseCall dense) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -17,7 +17,8 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 inline constexpr int kInner = 32;  // rows of the tiles that pass by
 
@@ -804,4 +805,5 @@ DenseKeysKernel(const BackwardCall backward) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -12,7 +12,8 @@
 #include "attention/cuda/dense.h"
 #include "attention/cuda/sweep.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // What rows add to the gradients of their head: [rows] each, null: not wanted.
 struct RowSums {
@@ -177,4 +178,5 @@ SumKernel(const SumCall sum) {
   if (ThreadIndex() == 0) StoreDevice(sum.to + BlockZ() * call.heads + BlockY(), total);
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -6,7 +6,8 @@
 
 #include "attention/cuda/call.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // Relative errors that a bound allows for: of z as float32, and of a solution.
 inline constexpr float kScoreSlack = 4e-6f, kSolveSlack = 1e-5f;
@@ -112,4 +113,5 @@ TSALLIS_DEVICE int CompactList(const RowList<kStride>& list, int mine, float bou
   return kept;
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -29,7 +29,8 @@
 #include "attention/cuda/tile.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 inline constexpr int kPageRows = 16, kPageTile = 64, kPageUnit = 16;
 inline constexpr int kTileUnits = kPageTile / kPageUnit;
@@ -1035,4 +1036,5 @@ PageSumKernel(const PagesCall pages) {
                      pair, 2);
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -9,7 +9,8 @@
 #include "attention/cuda/run.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 template <class Type>
 class PagesRunner : private Runner<Type> {
@@ -96,4 +97,5 @@ std::size_t RunOnPagesWorkspaceBytes(const AttentionParams& params, const Attent
   return PagesRunner<Type>(nullptr, {}, params, pages, {}).bytes();
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

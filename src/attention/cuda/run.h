@@ -19,7 +19,8 @@
 #include "attention/cuda/weights.h"
 #include "tsallis/attention.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // A call's arguments and the memory that all its kernels share.
 template <class Type>
@@ -428,4 +429,5 @@ std::size_t RunWorkspaceBytes(const AttentionParams& params, bool backward) {
   return runner.bytes();
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

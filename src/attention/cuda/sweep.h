@@ -18,7 +18,8 @@
 #include "attention/cuda/list.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // What a row keeps: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
 // count along k's axis.
@@ -562,4 +563,5 @@ SweepKernel(const SweepCall sweep) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
