@@ -6,6 +6,11 @@
 // from the bound that the sweep proved. Statistics of softmax take another pass. Alphas below 1.1
 // or above 2 have the same passes, with thresholds and weights in double.
 //
+// A GPU's cache of instructions holds little more than the products of a tile when these are
+// unrolled. So each pass is a loop of its own, usual tiles (all keys visible, no terms; softmax,
+// alpha 1.5 and 2) have short code without branches, and everything else is in loops that are not
+// unrolled. Copies of the next tile are under way while the products of one are computed.
+//
 // Rows come as a compact list (of those that the sweep left), or are all rows of a sequence: those
 // of softmax, and those with a bias, of which the sweep has no bound.
 #pragma once
@@ -16,7 +21,8 @@
 #include "attention/cuda/sweep.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // Rows that the dense kernels take: those of sequence b and head h are the first counts[b heads +
 // h] of rows + Index(first row of the sequence). rows null: all.
@@ -49,10 +55,13 @@ struct DenseShape {
   static constexpr int kRows = kWarps * 16;
   static constexpr int kKeys = D <= 128 && !kIsFloat32<Type> ? 64 : 32;
   static constexpr std::size_t kKeyBytes = kKeys * D * sizeof(typename Type::Element);
+  // One where two would exceed what a block may have.
+  static constexpr int kStages = kKeyBytes <= 16384 ? 2 : 1;
+  static constexpr std::size_t kStageBytes = 2 * kKeyBytes;  // keys, values
   static constexpr std::size_t kKeysAt = LeftRows<Type, D, kRows>::kBytes;
   static constexpr std::size_t kValuesAt = kKeysAt + kKeyBytes;
-  static constexpr std::size_t kFlagsAt = kValuesAt + kKeyBytes;
-  static constexpr std::size_t kSharedBytes = kFlagsAt + kWarps * 4;
+  static constexpr std::size_t kFlagsAt = kKeysAt + kStages * kStageBytes;
+  static constexpr std::size_t kSharedBytes = kFlagsAt + 2 * kWarps * 4;
 };
 
 // One of a lane's two rows.
@@ -104,14 +113,24 @@ struct DenseBlock {
     return head.LeftOf(call.mask, first_row, last_row, key,
                        key + keys < keys_end ? key + keys : keys_end);
   }
+  // The first tile from `key` on of which a block mask leaves something. The warp calls it.
+  template <bool kGeneral>
+  TSALLIS_DEVICE int NextTile(const Call& call, const Head& head, int key, int keys,
+                              BlocksLeft* left) const {
+    TSALLIS_LOOP
+    for (; key < keys_end; key += keys) {
+      *left = LeftOf<kGeneral>(call, head, key, keys);
+      if (left->any) break;
+    }
+    return key;
+  }
 };
 
 // Products of a tile become z; -inf where a row does not see the key. left: of the tile.
 template <bool kGeneral, int kColumns>
 TSALLIS_DEVICE void ToScores(const Call& call, const Head& head, const BlocksLeft& left,
                              const DenseRow (&rows)[2], int key0, float (&s)[kColumns / 8][4]) {
-  TSALLIS_UNROLL
-  for (int j = 0; j < kColumns / 8; ++j) {
+  ForBlocks(s, [&](int j, float(&block)[4]) {
     TSALLIS_UNROLL
     for (int e = 0; e < 4; ++e) {
       const DenseRow& row = rows[e / 2];
@@ -119,11 +138,11 @@ TSALLIS_DEVICE void ToScores(const Call& call, const Head& head, const BlocksLef
       float bias = 0.0f;
       const bool seen = key >= row.begin && key < row.end &&
                         (!kGeneral || head.Leaves(call, left, row.row, key, &bias));
-      s[j][e] =
-          seen ? head.Score(row.factor, s[j][e], head.sequence.Distance(row.row, key)) : -kInfinity;
-      if (kGeneral && seen) s[j][e] += bias;
+      block[e] = seen ? head.Score(row.factor, block[e], head.sequence.Distance(row.row, key))
+                      : -kInfinity;
+      if (kGeneral && seen) block[e] += bias;
     }
-  }
+  });
 }
 
 // What is known of the logarithm w of a wide row's largest weight. Its weights are
@@ -202,79 +221,120 @@ struct DenseSums {
   }
 };
 
-// Scores of a tile become weights, or what else the pass wants.
-template <bool kGeneral, int kBlocks, int kColumnBlocks>
-TSALLIS_DEVICE void TakeTile(DensePass pass, const Head& head, bool counts, DenseRow (&rows)[2],
-                             const WideRow (&wide)[2], float (&s)[kBlocks][4],
-                             float (&total)[kColumnBlocks][4], DenseSums& sums) {
+// The largest z so far, with those of a tile.
+template <int kBlocks>
+TSALLIS_DEVICE float PeakOf(const float (&s)[kBlocks][4], int half, float peak) {
+  TSALLIS_UNROLL
+  for (int j = 0; j < kBlocks; ++j) {
+    peak = MaxOrNaN(peak, MaxOrNaN(s[j][2 * half], s[j][2 * half + 1]));
+  }
+  return QuadMax(peak);
+}
+
+// Scores of a tile become exp(z - peak), which a lane adds to its own part of top; totals of before
+// are brought to the new peak.
+template <int kBlocks, int kColumnBlocks>
+TSALLIS_DEVICE void RescaleTile(DenseRow (&rows)[2], float (&s)[kBlocks][4],
+                                float (&total)[kColumnBlocks][4]) {
+  constexpr float kLog2E = 1.44269504f;
+  float changes[2];
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
     DenseRow& row = rows[half];
-    if (pass == DensePass::kRescale || pass == DensePass::kLargest) {
-      float peak = row.peak;
-      TSALLIS_UNROLL
-      for (int j = 0; j < kBlocks; ++j) {
-        peak = MaxOrNaN(peak, MaxOrNaN(s[j][2 * half], s[j][2 * half + 1]));
-      }
-      peak = QuadMax(peak);
-      if (pass == DensePass::kRescale) {
-        const float change = row.peak == -kInfinity ? 0.0f : expf(row.peak - peak);
-        TSALLIS_UNROLL
-        for (int j = 0; j < kColumnBlocks; ++j) {
-          total[j][2 * half] *= change;
-          total[j][2 * half + 1] *= change;
-        }
-        row.top *= change;
-      }
-      row.peak = peak;
-      if (pass == DensePass::kLargest) continue;
-    }
-    if (kGeneral && head.wide) {
-      TSALLIS_UNROLL
-      for (int j = 0; j < kBlocks; ++j) {
-        TSALLIS_UNROLL
-        for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          double log_weight = 0.0, ratio = 1.0;
-          const double weight = wide[half].Weight(head, row.peak, s[j][e], &log_weight, &ratio);
-          s[j][e] = static_cast<float>(weight);
-          sums.p[half] += weight;
-          sums.u[half] += weight / ratio;
-          if (counts && pass == DensePass::kWeights) {
-            sums.Count(half, s[j][e], static_cast<float>(log_weight));
-          }
-        }
-      }
-      continue;
-    }
-    const float log_sum = pass == DensePass::kCount ? logf(row.top) : 0.0f;
-    float p_sum = 0.0f, u_sum = 0.0f;
+    const float peak = PeakOf(s, half, row.peak);
+    const float change = row.peak == peak ? 1.0f : Exp2((row.peak - peak) * kLog2E);
+    changes[half] = change;
+    row.peak = peak;
+    // Where nothing is seen at all every z is -inf, and no difference may be NaN.
+    const float base = peak == -kInfinity ? 0.0f : peak;
+    float sum = 0.0f;
     TSALLIS_UNROLL
     for (int j = 0; j < kBlocks; ++j) {
       TSALLIS_UNROLL
       for (int e = 2 * half; e < 2 * half + 2; ++e) {
-        const float depth = row.peak - s[j][e];  // NaN where nothing is seen at all
-        if (pass == DensePass::kRescale) {
-          s[j][e] = s[j][e] == -kInfinity ? 0.0f : expf(-depth);
-          p_sum += s[j][e];
-        } else if (pass == DensePass::kCount) {
-          const float log_p = -depth - log_sum;
-          sums.Count(half, expf(log_p), log_p);
-        } else {
-          const float x = row.top - depth;
-          Weight weight;
-          if (x > 0.0f) weight = Weight::Of(x, head.alpha, head.power);
+        s[j][e] = Exp2((s[j][e] - base) * kLog2E);
+        sum += s[j][e];
+      }
+    }
+    row.top = row.top * change + sum;
+  }
+  // Peaks seldom rise after the first tiles.
+  if (!Any(changes[0] != 1.0f || changes[1] != 1.0f)) return;
+  TSALLIS_UNROLL
+  for (int j = 0; j < kColumnBlocks; ++j) {
+    TSALLIS_UNROLL
+    for (int e = 0; e < 4; ++e) total[j][e] *= changes[e / 2];
+  }
+}
+
+// Adds weights and slopes of a tile's scores, or puts weights in their place if kPut. weight_of:
+// from x >= 0, the distance to the threshold.
+template <bool kPut, int kBlocks, class WeightOf>
+TSALLIS_DEVICE void WeighTile(const DenseRow (&rows)[2], float (&s)[kBlocks][4], DenseSums& sums,
+                              const WeightOf& weight_of) {
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const DenseRow& row = rows[half];
+    float p = 0.0f, u = 0.0f;
+    TSALLIS_UNROLL
+    for (int j = 0; j < kBlocks; ++j) {
+      TSALLIS_UNROLL
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        // NaN, where nothing is seen at all, becomes 0.
+        const float x = fmaxf(row.top - (row.peak - s[j][e]), 0.0f);
+        const Weight weight = weight_of(x);
+        if (kPut) {
           s[j][e] = weight.p;
-          p_sum += weight.p;
-          u_sum += weight.u;
-          if (counts && pass == DensePass::kWeights) {
-            sums.Count(half, weight.p, weight.p > 0.0f ? logf(weight.p) : 0.0f);
-          }
+        } else {
+          p += weight.p;
+          u += weight.u;
         }
       }
     }
-    if (pass == DensePass::kRescale) row.top += QuadSum(p_sum);
-    sums.p[half] += static_cast<double>(p_sum);
-    sums.u[half] += static_cast<double>(u_sum);
+    if (kPut) continue;
+    sums.p[half] += static_cast<double>(p);
+    sums.u[half] += static_cast<double>(u);
+  }
+}
+
+// The same for any alpha.
+template <bool kGeneral, bool kPut, int kBlocks>
+TSALLIS_DEVICE void WeighAnyTile(const Head& head, const DenseRow (&rows)[2],
+                                 const WideRow (&wide)[2], bool counts, float (&s)[kBlocks][4],
+                                 DenseSums& sums) {
+  float p[2] = {0.0f, 0.0f}, u[2] = {0.0f, 0.0f};
+  ForBlocks(s, [&](int, float(&block)[4]) {
+    TSALLIS_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const int half = e / 2;
+      const DenseRow& row = rows[half];
+      if (kGeneral && head.wide) {
+        double log_weight = 0.0, ratio = 1.0;
+        const double weight = wide[half].Weight(head, row.peak, block[e], &log_weight, &ratio);
+        if (kPut) {
+          block[e] = static_cast<float>(weight);
+          if (counts) sums.Count(half, block[e], static_cast<float>(log_weight));
+        } else {
+          sums.p[half] += weight;
+          sums.u[half] += weight / ratio;
+        }
+        continue;
+      }
+      const float x = row.top - (row.peak - block[e]);
+      Weight weight;
+      if (x > 0.0f) weight = Weight::Of(x, head.alpha, head.power);
+      if (kPut) {
+        block[e] = weight.p;
+      } else {
+        p[half] += weight.p;
+        u[half] += weight.u;
+      }
+    }
+  });
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    sums.p[half] += static_cast<double>(p[half]);
+    sums.u[half] += static_cast<double>(u[half]);
   }
 }
 
@@ -354,12 +414,235 @@ TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const Den
   }
 }
 
+// What the passes of a block work on.
+template <class Type, int D, bool kGeneral>
+struct DenseWork {
+  using Shape = DenseShape<Type, D>;
+  static constexpr int kKeys = Shape::kKeys;
+
+  const DenseCall& dense;
+  const Head& head;
+  const HeldRows<Type, D, Shape::kRows>& queries;
+  const TileRun<Type, D, kKeys>& keys;
+  const TileRun<Type, D, kKeys>& values;
+  DenseBlock<Shape::kRows>& block;
+  // Keys [all_begin, all_end) are visible to all rows of the warp; without terms a score is a
+  // product times a factor.
+  int all_begin = 0, all_end = 0;
+  bool plain = false, counts = false;
+  float total[D / 8][4] = {};
+  RowScale<Type> scale = {};
+  DenseSums sums = {};
+  WideRow wide[2] = {};
+
+  TSALLIS_DEVICE void SetPlain() {
+    const Call& call = dense.call;
+    plain = !head.terms.any() &&
+            (!kGeneral || (call.mask.visible == nullptr && call.terms.bias.data == nullptr));
+    const DenseRow(&rows)[2] = block.rows;
+    all_begin = rows[0].begin > rows[1].begin ? rows[0].begin : rows[1].begin;
+    all_end = rows[0].end < rows[1].end ? rows[0].end : rows[1].end;
+    TSALLIS_UNROLL
+    for (int bits = 4; bits < kWarp; bits *= 2) {
+      const int begin = ShuffleXor(all_begin, bits), end = ShuffleXor(all_end, bits);
+      all_begin = begin > all_begin ? begin : all_begin;
+      all_end = end < all_end ? end : all_end;
+    }
+  }
+  template <bool kValues>
+  TSALLIS_DEVICE void Fetch(std::size_t stage_byte, int key) const {
+    keys.Fetch(Shared<Words4>(Shape::kKeysAt + stage_byte), key, block.keys_end);
+    if (kValues) {
+      values.Fetch(Shared<Words4>(Shape::kValuesAt + stage_byte), key, block.keys_end);
+    }
+  }
+
+  // Goes through all keys. checks: whether tiles are looked at for values that are not finite. All
+  // threads call it.
+  template <DensePass kPass>
+  TSALLIS_DEVICE void Pass(bool checks) {
+    constexpr bool kValues = kPass == DensePass::kRescale || kPass == DensePass::kWeights;
+    const Call& call = dense.call;
+    DenseRow(&rows)[2] = block.rows;
+    const Shared<int> flags(Shape::kFlagsAt);
+    // Of softmax's weights, once more.
+    float log_sum[2];
+    TSALLIS_UNROLL
+    for (int half = 0; kPass == DensePass::kCount && half < 2; ++half) {
+      log_sum[half] = logf(rows[half].top);
+    }
+    sums.p[0] = sums.p[1] = sums.u[0] = sums.u[1] = 0.0;
+    BlocksLeft left, next_left;
+    int turn = 0;
+    int key0 = block.template NextTile<kGeneral>(call, head, block.keys_begin, kKeys, &left);
+    if (key0 < block.keys_end) Fetch<kValues>(0, key0);
+    CommitCopies();
+    TSALLIS_LOOP
+    while (key0 < block.keys_end) {
+      const std::size_t stage = Shape::kStages == 2 && turn != 0 ? Shape::kStageBytes : 0;
+      const Shared<Words4> k_tile(Shape::kKeysAt + stage), v_tile(Shape::kValuesAt + stage);
+      WaitForCopies<0>();
+      bool finite = true;
+      if (kValues && checks) {
+        finite = AllThreads(flags.From(turn * kWarps), IsFinite<Type, D, kKeys>(v_tile));
+      } else {
+        SyncBlock();  // the tile is there, and the last one has been read
+      }
+      const int next =
+          block.template NextTile<kGeneral>(call, head, key0 + kKeys, kKeys, &next_left);
+      if (Shape::kStages == 2) {
+        if (next < block.keys_end) Fetch<kValues>(Shape::kStageBytes - stage, next);
+        CommitCopies();
+      }
+      float s[kKeys / 8][4];
+      Clear(s);
+      queries.Multiply(s, k_tile);
+      if (plain && left.all && key0 >= all_begin && key0 + kKeys <= all_end) {
+        TSALLIS_UNROLL
+        for (int j = 0; j < kKeys / 8; ++j) {
+          TSALLIS_UNROLL
+          for (int e = 0; e < 4; ++e) s[j][e] *= rows[e / 2].factor;
+        }
+      } else {
+        ToScores<kGeneral, kKeys>(call, head, left, rows, key0, s);
+      }
+      if constexpr (kPass == DensePass::kRescale) {
+        RescaleTile(rows, s, total);
+      } else if constexpr (kPass == DensePass::kLargest) {
+        TSALLIS_UNROLL
+        for (int half = 0; half < 2; ++half) rows[half].peak = PeakOf(s, half, rows[half].peak);
+      } else if constexpr (kPass == DensePass::kCount) {
+        ForBlocks(s, [&](int, float(&scores)[4]) {
+          TSALLIS_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            const float log_p = -(rows[e / 2].peak - scores[e]) - log_sum[e / 2];
+            sums.Count(e / 2, expf(log_p), log_p);
+          }
+        });
+      } else {
+        const bool is_wide = kGeneral && head.wide;
+        if (!is_wide && head.alpha == 1.5f) {
+          WeighTile<kValues>(rows, s, sums, [](float x) { return Weight{x * x, x}; });
+        } else if (!is_wide && head.alpha == 2.0f) {
+          WeighTile<kValues>(rows, s, sums, [](float x) {
+            return Weight{x, x > 0.0f ? 1.0f : 0.0f};
+          });
+        } else {
+          WeighAnyTile<kGeneral, kValues>(head, rows, wide, counts, s, sums);
+        }
+        if (kValues && counts && !is_wide) {
+          ForBlocks(s, [&](int, float(&weights)[4]) {
+            TSALLIS_UNROLL
+            for (int e = 0; e < 4; ++e) {
+              sums.Count(e / 2, weights[e], weights[e] > 0.0f ? logf(weights[e]) : 0.0f);
+            }
+          });
+        }
+      }
+      if constexpr (kValues) {
+        scale.Divide(s, total);
+        if constexpr (kIsFloat32<Type>) {
+          AddWeightedFloats<D, kKeys>(total, s, Shape::kValuesAt + stage, 0);
+        } else if (finite) {
+          AddFiniteWeighted<Type, D, kKeys>(total, s, v_tile);
+        } else {
+          AddTouchyWeighted<Type, D>(total, s, Shape::kValuesAt + stage);
+        }
+      }
+      if (Shape::kStages == 1) {
+        SyncBlock();  // the only stage has been read
+        if (next < block.keys_end) Fetch<kValues>(0, next);
+        CommitCopies();
+      }
+      key0 = next;
+      left = next_left;
+      turn ^= 1;
+    }
+    WaitForCopies<0>();
+    SyncBlock();  // the last tile has been read
+  }
+
+  // A pass that adds values. Products with the tiles are right while these are finite; if a sum is
+  // not, because a weight of 0 may have met NaN, the pass is done again, more carefully.
+  template <DensePass kPass>
+  TSALLIS_DEVICE void AddValues() {
+    TSALLIS_LOOP
+    for (int turn = 0; turn < 2; ++turn) {
+      Clear(total);
+      scale = RowScale<Type>();
+      sums = DenseSums();
+      TSALLIS_UNROLL
+      for (int half = 0; kPass == DensePass::kRescale && half < 2; ++half) {
+        block.rows[half].peak = -kInfinity;
+        block.rows[half].top = 0.0f;
+      }
+      Pass<kPass>(turn != 0);
+      if (kIsFloat32<Type> || turn != 0) break;
+      bool finite = true;
+      TSALLIS_UNROLL
+      for (int j = 0; j < D / 8; ++j) {
+        TSALLIS_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          finite = finite && (!block.rows[e / 2].Lives() || fabsf(total[j][e]) <= kMostFloat);
+        }
+      }
+      if (AllThreads(Shared<int>(Shape::kFlagsAt), finite)) break;
+      SyncBlock();  // the flags have been read
+    }
+  }
+
+  // The sink is one more key; it counts where there is another.
+  TSALLIS_DEVICE void AddSink(bool softmax, DenseRow& row, int half) {
+    const float change = head.sink > row.peak ? expf(row.peak - head.sink) : 1.0f;
+    row.peak = fmaxf(row.peak, head.sink);
+    if (softmax) {
+      row.top = row.top * change + expf(head.sink - row.peak);
+      TSALLIS_UNROLL
+      for (int j = 0; j < D / 8; ++j) {
+        total[j][2 * half] *= change;
+        total[j][2 * half + 1] *= change;
+      }
+    } else if (kGeneral && head.wide) {
+      // The sink is one of them.
+      wide[half] = WideRow::Of(head, row.end - row.begin + 1);
+    } else {
+      row.top = 1.0f;
+      if (dense.bounds != nullptr) {
+        const float top = row.peak - LoadDevice(dense.bounds + head.Index(dense.call, row.row));
+        if (top > 0.0f && top < 1.0f) row.top = top;
+      }
+    }
+  }
+  // largest: receives the rows' largest z, without the sink.
+  TSALLIS_DEVICE void AddSinks(bool softmax, float (&largest)[2]) {
+    TSALLIS_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      DenseRow& row = block.rows[half];
+      largest[half] = row.peak;
+      if (softmax) row.top = QuadSum(row.top);
+      if (row.Lives()) AddSink(softmax, row, half);
+    }
+  }
+  // Thresholds of all rows.
+  TSALLIS_DEVICE void Solve() {
+    const Shared<int> flags(Shape::kFlagsAt);
+    TSALLIS_LOOP
+    for (bool more = true; more;) {
+      Pass<DensePass::kNewton>(false);
+      DenseRow(&rows)[2] = block.rows;
+      bool moves = MoveThreshold<kGeneral>(head, sums.p[0], sums.u[0], rows[0], wide[0]);
+      moves = MoveThreshold<kGeneral>(head, sums.p[1], sums.u[1], rows[1], wide[1]) || moves;
+      more = !AllThreads(flags, !moves);
+      SyncBlock();  // the flags have been read
+    }
+  }
+};
+
 // kGeneral: with masks, a bias and any alpha.
 template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 DenseKernel(const DenseCall dense) {
   using Shape = DenseShape<Type, D>;
-  constexpr int kKeys = Shape::kKeys;
   const Call& call = dense.call;
   const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
   const Sequence& sequence = head.sequence;
@@ -367,96 +650,38 @@ DenseKernel(const DenseCall dense) {
   const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, dense.dense, head, first, count);
-  DenseRow(&rows)[2] = block.rows;
-  const auto k_rows = Rows<Type>::Of(call.k, sequence.array_batch, head.kv);
-  const auto v_rows = Rows<Type>::Of(call.v, sequence.array_batch, head.kv);
-  const Shared<Words4> k_tile(Shape::kKeysAt), v_tile(Shape::kValuesAt);
-  const Shared<int> flags(Shape::kFlagsAt);
-  const LeftRows<Type, D, Shape::kRows> queries(
+  const LeftRows<Type, D, Shape::kRows> query_rows(
       0, Rows<Type>::Of(call.q, sequence.array_batch, head.h), call.head_dim,
       [&](int i) { return first + i < count ? dense.dense.At(call, head, first + i) : -1; });
   CommitCopies();
+  const TileRun<Type, D, Shape::kKeys> keys(Rows<Type>::Of(call.k, sequence.array_batch, head.kv),
+                                            call.head_dim);
+  const TileRun<Type, D, Shape::kKeys> values(Rows<Type>::Of(call.v, sequence.array_batch, head.kv),
+                                              call.value_dim);
+  WaitForCopies<0>();
+  SyncBlock();  // the queries are there
+  const HeldRows<Type, D, Shape::kRows> queries(query_rows);
 
-  const bool softmax = head.softmax();
-  const bool counts =
-      dense.statistics.entropy != nullptr || dense.statistics.support_size != nullptr;
-  DensePass pass = softmax ? DensePass::kRescale : DensePass::kLargest;
-  float total[D / 8][4];
-  Clear(total);
-  RowScale<Type> scale;
-  DenseSums sums;
-  WideRow wide[2];
-  float largest[2] = {-kInfinity, -kInfinity};
-  TSALLIS_LOOP
-  for (bool more = true; more;) {
-    const bool values = pass == DensePass::kRescale || pass == DensePass::kWeights;
-    sums.p[0] = sums.p[1] = sums.u[0] = sums.u[1] = 0.0;
-    TSALLIS_LOOP
-    for (int key0 = block.keys_begin; key0 < block.keys_end; key0 += kKeys) {
-      const BlocksLeft left = block.template LeftOf<kGeneral>(call, head, key0, kKeys);
-      if (!left.any) continue;
-      const auto row_of = [&](int i) { return key0 + i < block.keys_end ? key0 + i : -1; };
-      SyncBlock();  // the last tile has been read
-      FetchTile<Type, D, kKeys>(k_tile, k_rows, call.head_dim, row_of);
-      if (values) FetchTile<Type, D, kKeys>(v_tile, v_rows, call.value_dim, row_of);
-      CommitCopies();
-      WaitForCopies<0>();
-      const bool finite = AllThreads(flags, !values || IsFinite<Type, D, kKeys>(v_tile));
-      float s[kKeys / 8][4];
-      Clear(s);
-      queries.Multiply(s, k_tile);
-      ToScores<kGeneral, kKeys>(call, head, left, rows, key0, s);
-      TakeTile<kGeneral>(pass, head, counts, rows, wide, s, total, sums);
-      if (values) {
-        scale.Divide(s, total);
-        AddWeighted<Type, D, kKeys>(total, s, v_tile, Shape::kValuesAt, 0, finite);
-      }
-    }
-    if (pass == DensePass::kRescale || pass == DensePass::kLargest) {
-      TSALLIS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        DenseRow& row = rows[half];
-        largest[half] = row.peak;
-        if (!row.Lives()) continue;
-        // The sink is one more key; it counts where there is another.
-        const float change = head.sink > row.peak ? expf(row.peak - head.sink) : 1.0f;
-        row.peak = fmaxf(row.peak, head.sink);
-        if (softmax) {
-          row.top = row.top * change + expf(head.sink - row.peak);
-          TSALLIS_UNROLL
-          for (int j = 0; j < D / 8; ++j) {
-            total[j][2 * half] *= change;
-            total[j][2 * half + 1] *= change;
-          }
-        } else if (kGeneral && head.wide) {
-          // The sink is one of them.
-          wide[half] = WideRow::Of(head, row.end - row.begin + 1);
-        } else {
-          row.top = 1.0f;
-          if (dense.bounds != nullptr) {
-            const float top = row.peak - LoadDevice(dense.bounds + head.Index(call, row.row));
-            if (top > 0.0f && top < 1.0f) row.top = top;
-          }
-        }
-      }
-      more = !softmax || counts;
-      pass = softmax ? DensePass::kCount : DensePass::kNewton;
-    } else if (pass == DensePass::kNewton) {
-      bool moves = MoveThreshold<kGeneral>(head, sums.p[0], sums.u[0], rows[0], wide[0]);
-      moves = MoveThreshold<kGeneral>(head, sums.p[1], sums.u[1], rows[1], wide[1]) || moves;
-      SyncBlock();  // the flags have been read
-      if (AllThreads(flags, !moves)) pass = DensePass::kWeights;
-    } else {
-      more = false;
-    }
+  DenseWork<Type, D, kGeneral> work{dense, head, queries, keys, values, block};
+  work.SetPlain();
+  work.counts = dense.statistics.entropy != nullptr || dense.statistics.support_size != nullptr;
+  float largest[2];
+  if (head.softmax()) {
+    work.template AddValues<DensePass::kRescale>();
+    work.AddSinks(true, largest);
+    if (work.counts) work.template Pass<DensePass::kCount>(false);
+  } else {
+    work.template Pass<DensePass::kLargest>(false);
+    work.AddSinks(false, largest);
+    work.Solve();
+    work.template AddValues<DensePass::kWeights>();
   }
-  WaitForCopies<0>();  // the queries', where no tile came
-
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
-    WriteRow<Type, D, kGeneral>(dense, head, rows[half], wide[half], half, largest[half],
-                                scale.scale[half], total, sums);
+    WriteRow<Type, D, kGeneral>(dense, head, block.rows[half], work.wide[half], half, largest[half],
+                                work.scale.scale[half], work.total, work.sums);
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -35,7 +35,8 @@ struct alignas(8) Words2 {
 
 #if defined(__CUDACC__)
 // ---- on a GPU -----------------------------------------------------------------------------------
-// PTX ISA 8.5: cp.async 9.7.9.25.3, ldmatrix 9.7.14.5.15, mma 9.7.14.5.14, max 9.7.3.13.
+// PTX ISA 8.5: cp.async 9.7.9.25.3, ldmatrix 9.7.14.5.15, mma 9.7.14.5.14, max 9.7.3.13,
+// ex2 9.7.3.21.
 
 // What depends on these names lies in a namespace of its own: one program may have both sides, and
 // their inline functions and kernels must not be taken for one another.
@@ -48,7 +49,8 @@ struct alignas(8) Words2 {
 #define TSALLIS_UNROLL _Pragma("unroll")
 #define TSALLIS_LOOP _Pragma("unroll 1")
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 TSALLIS_DEVICE int ThreadIndex() { return static_cast<int>(threadIdx.x); }
 TSALLIS_DEVICE int BlockX() { return static_cast<int>(blockIdx.x); }
@@ -187,12 +189,19 @@ TSALLIS_DEVICE float MaxOrNaN(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(larger) : "f"(a), "f"(b));
   return larger;
 }
+// 2^x within 2^-22 of it, 0 for what is below 2^-126. exp2f has a comparison around each of them.
+TSALLIS_DEVICE float Exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(power) : "f"(x));
+  return power;
+}
 TSALLIS_DEVICE int CountBits(std::uint32_t bits) { return __popc(bits); }
 TSALLIS_DEVICE int LowestBit(std::uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 TSALLIS_DEVICE std::uint32_t BitsOf(float value) { return __float_as_uint(value); }
 TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits); }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
 
 #else
 // ---- emulated -----------------------------------------------------------------------------------
@@ -204,7 +213,8 @@ TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits);
 #define TSALLIS_UNROLL
 #define TSALLIS_LOOP
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 inline int ThreadIndex() { return static_cast<int>(simt::machine.self->id); }
 inline int BlockX() { return static_cast<int>(simt::machine.block_index.x); }
@@ -303,15 +313,21 @@ void MultiplyMatrices(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t 
 }
 
 inline float MaxOrNaN(float a, float b) { return a != a || a > b ? a : b; }
+inline float Exp2(float x) {
+  const float power = std::exp2(x);
+  return power < 0x1p-126f ? 0.0f : power;
+}
 inline int CountBits(std::uint32_t bits) { return std::popcount(bits); }
 inline int LowestBit(std::uint32_t bits) { return std::countr_zero(bits); }
 inline std::uint32_t BitsOf(float value) { return std::bit_cast<std::uint32_t>(value); }
 inline float FloatOf(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
 #endif
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // What the elements of arrays are. Products of 16-bit ones go through the tensor cores; float32's
 // are made of single multiplications and additions, in the order of the columns, since no matrix
@@ -338,4 +354,5 @@ TSALLIS_DEVICE float QuadMax(float x) {
   return MaxOrNaN(x, ShuffleXor(x, 2));
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

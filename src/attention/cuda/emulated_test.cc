@@ -341,14 +341,14 @@ TEST(CudaEmulated, SharedMemoryFits) {
         SweepShape<Type, D>::kSharedBytes, DenseShape<Type, D>::kSharedBytes,
         DenseRowsShape<Type, D>::kSharedBytes, DenseKeysShape<Type, D>::kSharedBytes};
   };
-  const std::vector<std::size_t> expected[] = {{73728, 12304, 12304, 13328},
-                                               {81920, 24592, 24592, 25616},
-                                               {98304, 49168, 49168, 50192},
-                                               {98304, 65552, 98320, 99344}};
-  const std::vector<std::size_t> of_float32[] = {{73728, 8208, 8208, 9232},
-                                                 {81920, 16400, 16400, 17424},
-                                                 {98304, 32784, 32784, 33808},
-                                                 {98304, 65552, 65552, 66576}};
+  const std::vector<std::size_t> expected[] = {{73728, 20512, 16384, 17408},
+                                               {81920, 40992, 32768, 33792},
+                                               {98304, 81952, 65536, 66560},
+                                               {98304, 98336, 98304, 98816}};
+  const std::vector<std::size_t> of_float32[] = {{73728, 16416, 16384, 17408},
+                                                 {81920, 32800, 32768, 33792},
+                                                 {98304, 65568, 65536, 66560},
+                                                 {98304, 65568, 65536, 66048}};
   EXPECT_EQ((sizes.operator()<BFloat16, 32>()), expected[0]);
   EXPECT_EQ((sizes.operator()<BFloat16, 64>()), expected[1]);
   EXPECT_EQ((sizes.operator()<BFloat16, 128>()), expected[2]);

@@ -16,7 +16,8 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/gradients.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 inline constexpr int kBucket = 64;
 // Blocks of list rows and list keys, and entries from which on a key is the whole block's.
@@ -731,4 +732,5 @@ ZeroCountsKernel(int* counts, std::int64_t rows) {
   if (i < rows) StoreDevice(counts + i, 0);
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

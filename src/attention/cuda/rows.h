@@ -7,7 +7,8 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/dense.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // The rows of a sequence and head whose count is kDenseRow, ascending. One block for each, whose
 // threads look at eight rows at once. rows: [rows], counts: [batch heads]
@@ -131,4 +132,5 @@ DistancesKernel(DistanceLaw law, int reach, float* a, float* m) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

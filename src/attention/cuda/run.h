@@ -19,7 +19,8 @@
 #include "attention/cuda/weights.h"
 #include "tsallis/attention.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // A call's arguments and the memory that all its kernels share.
 template <class Type>
@@ -117,6 +118,7 @@ class Runner {
     workspace_.Want(&sort.bases, key_heads * (buckets + 1), sorts);
     workspace_.Want(&sort.begins, key_heads * (buckets * kBucket + 1), sorts);
     workspace_.Want(&backward.means, rows_);
+    workspace_.Want(&backward.views, rows_);
     workspace_.Want(&backward.dense_dk, keys * Size(call_.head_dim));
     workspace_.Want(&backward.dense_dv, keys * Size(call_.value_dim));
     workspace_.Want(&backward.sums.d_alpha, rows_, gradients.d_alpha != nullptr);
@@ -303,7 +305,11 @@ class Runner {
   template <int D, bool kGeneral>
   void Sweep(const SweepCall& sweep) {
     using Shape = SweepShape<Type, D>;
-    Launch("SweepKernel", SweepKernel<Type, D, kGeneral>,
+    // Terms beside the product are among what the simple kernel does not know.
+    const auto& terms = params_.terms;
+    const bool simple =
+        !kGeneral && terms.alibi_slopes.data == nullptr && terms.softcap == 0.0 && reach_ == 0;
+    Launch("SweepKernel", simple ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
            Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, sweep);
     Launch("FindDenseKernel", FindDenseKernel<>, {1, call_.heads, call_.batch}, kThreads,
            kWarps * sizeof(int), call_, static_cast<const int*>(counts_), dense_rows_,
@@ -423,4 +429,5 @@ std::size_t RunWorkspaceBytes(const AttentionParams& params, bool backward) {
   return runner.bytes();
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -11,7 +11,8 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/device.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // Elements of a piece.
 template <class Type>
@@ -40,6 +41,48 @@ TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const Rows<Type>& rows
               used ? rows.At(row) + piece * kPiece<Type> : rows.data, used);
   }
 }
+
+// A thread's share of tiles that are runs of rows of one array: what FetchTile copies, with
+// addresses that are computed once and move along.
+template <class Type, int D, int kRows>
+class TileRun {
+ public:
+  TSALLIS_DEVICE TileRun(const Rows<Type>& rows, int columns) : rows_(rows) {
+    const int piece = ThreadIndex() % kPieces;
+    used_ = piece * kPiece<Type> < columns;
+    own_ = rows.At(Place()) + (used_ ? piece * kPiece<Type> : 0);
+  }
+  // Begins to copy rows [first, first + kRows), with zeros for those from `end` on.
+  TSALLIS_DEVICE void Fetch(const Shared<Words4>& tile, int first, int end) const {
+    const int piece = ThreadIndex() % kPieces;
+    const typename Type::Element* from = own_ + first * rows_.stride;
+    if (first + kRows <= end) {
+      TSALLIS_UNROLL
+      for (int i = 0; i < kRows / kStep; ++i) {
+        CopyAsync(tile, PieceAt<Type, D>(Place() + i * kStep, piece), from, used_);
+        from += kStep * rows_.stride;
+      }
+    } else {
+      TSALLIS_LOOP
+      for (int i = 0; i < kRows / kStep; ++i) {
+        const bool used = used_ && first + Place() + i * kStep < end;
+        CopyAsync(tile, PieceAt<Type, D>(Place() + i * kStep, piece), used ? from : rows_.data,
+                  used);
+        from += kStep * rows_.stride;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kPieces = D / kPiece<Type>, kStep = kThreads / kPieces;
+  static_assert(kRows % kStep == 0);
+
+  TSALLIS_DEVICE static int Place() { return ThreadIndex() / kPieces; }
+
+  Rows<Type> rows_;
+  const typename Type::Element* own_;
+  bool used_;
+};
 
 // Whether what the running thread copied holds neither NaN nor an infinity, which matters to matrix
 // instructions alone (AddWeighted). After its wait.
@@ -91,6 +134,11 @@ class LeftRows {
                           const RowOf& row_of)
       : tile_(byte) {
     FetchTile<Type, D, kRows>(tile_, rows, columns, row_of);
+  }
+  // The fragment of columns [16 c, 16 c + 16). After the copies.
+  TSALLIS_DEVICE void Load(std::uint32_t (&a)[4], int c) const {
+    LoadMatrices(a, tile_,
+                 PieceAt<Type, D>(FirstLeftRow<kRows>() + Lane() % 16, 2 * c + Lane() / 16));
   }
   // sums[j] += left times rows [8 j, 8 j + 8) of `tile`: products of rows with rows.
   template <int kBlocks>
@@ -185,6 +233,49 @@ class LeftRows<Float32, D, kRows> {
  private:
   const float* rows_[2];
   int columns_;
+};
+
+// LeftRows whose fragments stay in registers, where these are enough, for rows that many tiles
+// pass. Products are in the same order: the same bits.
+template <class Type, int D, int kRows>
+class HeldRows {
+ public:
+  static constexpr bool kHolds = !kIsFloat32<Type> && D <= 128;
+
+  // After the copies of `rows`, and the barrier behind.
+  TSALLIS_DEVICE explicit HeldRows(const LeftRows<Type, D, kRows>& rows) : rows_(rows) {
+    if constexpr (kHolds) {
+      TSALLIS_UNROLL
+      for (int c = 0; c < D / 16; ++c) rows.Load(a_[c], c);
+    }
+  }
+  // sums[j] += left times rows [8 j, 8 j + 8) of `tile`.
+  template <int kBlocks>
+  TSALLIS_DEVICE void Multiply(float (&sums)[kBlocks][4], const Shared<Words4>& tile) const {
+    if constexpr (kHolds) {
+      const int lane = Lane();
+      TSALLIS_UNROLL
+      for (int c = 0; c < D / 16; ++c) {
+        std::uint32_t b[kBlocks / 2][4];
+        TSALLIS_UNROLL
+        for (int j = 0; j < kBlocks; j += 2) {
+          LoadMatrices(b[j / 2], tile,
+                       PieceAt<Type, D>(8 * j + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2));
+        }
+        TSALLIS_UNROLL
+        for (int j = 0; j < kBlocks; j += 2) {
+          MultiplyMatrices<Type>(sums[j], a_[c], b[j / 2][0], b[j / 2][1]);
+          MultiplyMatrices<Type>(sums[j + 1], a_[c], b[j / 2][2], b[j / 2][3]);
+        }
+      }
+    } else {
+      rows_.Multiply(sums, tile);
+    }
+  }
+
+ private:
+  const LeftRows<Type, D, kRows>& rows_;
+  std::uint32_t a_[kHolds ? D / 16 : 1][4];
 };
 
 template <int kBlocks>
@@ -302,6 +393,97 @@ TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], const float (&w)[kRo
   }
 }
 
+// SplitPair for weights, numbers between -2^100 and 2^100 or NaN: of bfloat16 without comparisons.
+// A product with 2^16 + 1 drops the last 16 of 24 digits (Veltkamp's splitting; Dekker 1971).
+template <class Type>
+TSALLIS_DEVICE void SplitWeights(float x, float y, std::uint32_t* high, std::uint32_t* low) {
+  if constexpr (Type::kNarrowRange) {
+    SplitPair<Type>(x, y, high, low);
+  } else {
+    const float hx = fmaf(x, -0x1p16f, fmaf(x, 0x1p16f, x));
+    const float hy = fmaf(y, -0x1p16f, fmaf(y, 0x1p16f, y));
+    // The last digit is rounded away from 0 where two are as near.
+    const std::uint32_t lx = BitsOf(x - hx) + 0x8000u, ly = BitsOf(y - hy) + 0x8000u;
+    *high = BitsOf(hx) >> 16 | (BitsOf(hy) & 0xFFFF0000u);
+    *low = lx >> 16 | (ly & 0xFFFF0000u);
+  }
+}
+
+// AddWeighted for finite tiles, in the same order. Four blocks of columns at a time: between two
+// products that add to the same sums lie three others, so that none waits.
+template <class Type, int D, int kRows, int kBlocks>
+TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&w)[kRows / 8][4],
+                                      const Shared<Words4>& tile) {
+  const int lane = Lane();
+  static_assert(kBlocks % 4 == 0);
+  TSALLIS_UNROLL
+  for (int c = 0; c < kRows / 16; ++c) {
+    std::uint32_t high[4], low[4];
+    TSALLIS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &w[2 * c + i / 2][i % 2 * 2];
+      SplitWeights<Type>(pair[0], pair[1], &high[i], &low[i]);
+    }
+    TSALLIS_UNROLL
+    for (int j = 0; j < kBlocks; j += 4) {
+      std::uint32_t b[2][4];
+      TSALLIS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        LoadTransposed(b[i], tile, PieceAt<Type, D>(16 * c + lane % 16, j + 2 * i + lane / 16));
+      }
+      TSALLIS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        MultiplyMatrices<Type>(total[j + i], low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+      }
+      TSALLIS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        MultiplyMatrices<Type>(total[j + i], high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+      }
+    }
+  }
+}
+
+// Gives body(j, w[j]) one block after the other, in a loop that is not unrolled: for long bodies.
+// An index of registers would put them into memory, so the first block is the one at hand, and goes
+// to the end.
+template <int kBlocks, class Body>
+TSALLIS_DEVICE void ForBlocks(float (&w)[kBlocks][4], const Body& body) {
+  TSALLIS_LOOP
+  for (int j = 0; j < kBlocks; ++j) {
+    body(j, w[0]);
+    TSALLIS_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const float first = w[0][e];
+      TSALLIS_UNROLL
+      for (int i = 0; i + 1 < kBlocks; ++i) w[i][e] = w[i + 1][e];
+      w[kBlocks - 1][e] = first;
+    }
+  }
+}
+
+// AddWeighted for tiles that are not finite: a weight of 0 leaves its row alone.
+template <class Type, int D, int kRowBlocks, int kBlocks>
+TSALLIS_DEVICE void AddTouchyWeighted(float (&total)[kBlocks][4], float (&w)[kRowBlocks][4],
+                                      std::size_t tile_byte) {
+  const int lane = Lane();
+  const Shared<std::uint32_t> pairs(tile_byte);
+  ForBlocks(w, [&](int i, float(&block)[4]) {
+    TSALLIS_LOOP
+    for (int row = 0; row < 8; ++row) {
+      const int owner = (lane & ~3) + row / 2;
+      const float above = Shuffle(row % 2 == 0 ? block[0] : block[1], owner);
+      const float below = Shuffle(row % 2 == 0 ? block[2] : block[3], owner);
+      TSALLIS_UNROLL
+      for (int j = 0; j < kBlocks; ++j) {
+        const std::uint32_t pair = pairs.Load(PieceAt<Type, D>(8 * i + row, j) * 4 + lane % 4);
+        const float x = Type::ToFloat(static_cast<std::uint16_t>(pair));
+        const float y = Type::ToFloat(static_cast<std::uint16_t>(pair >> 16));
+        AddWeightedPair(total[j], above, below, x, y);
+      }
+    }
+  });
+}
+
 // Powers of two by which weights are divided before they become 16-bit numbers, one for each of a
 // lane's two rows: float16 has no exponents for gradients as they come. bfloat16 has, and needs
 // none. What weights are added to is divided by the same.
@@ -345,4 +527,5 @@ struct RowScale {
   }
 };
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
