@@ -167,6 +167,7 @@ std::string CheckAll() {
     }
   }
   if (const std::string wrong = Check(ManyPlaces(kDType), 1); !wrong.empty()) return wrong;
+  if (std::string wrong = Check(KeysOfManyRows(kDType, 21), 1); !wrong.empty()) return wrong;
   Problem few({.dtype = kDType, .q_len = 256, .k_len = 512});
   std::vector<std::uint8_t> blocks;
   LeaveFewBlocks(&few, &blocks);

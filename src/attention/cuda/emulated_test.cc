@@ -110,17 +110,7 @@ TEST(CudaEmulated, PlacesOfManyTasksAndBuckets) {
 // Keys that most rows keep are added up by all warps of a block, at several places of a block.
 TEST(CudaEmulated, KeysOfManyRows) {
   for (const std::int64_t k_len : {2, 21}) {
-    EXPECT_EQ(CheckEmulated({.seed = 11,
-                             .dtype = DType::kBFloat16,
-                             .kv_heads = 2,
-                             .group = 8,
-                             .q_len = k_len == 2 ? 90 : 300,
-                             .k_len = k_len,
-                             .head_dim = 32,
-                             .value_dim = 24,
-                             .spread = 0.5}),
-              "")
-        << k_len;
+    EXPECT_EQ(CheckEmulated(KeysOfManyRows(DType::kBFloat16, k_len)), "") << k_len;
   }
 }
 

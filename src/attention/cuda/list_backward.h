@@ -256,6 +256,7 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
 // Blocks that a multiprocessor has registers for: many warps hide the time that loads take.
 template <class Type>
 inline constexpr int kRowsBlocks = kIsFloat32<Type> ? 5 : 6;
+inline constexpr int kKeysBlocks = 5;
 
 // A warp takes a row after the other: what a head is made of is computed once for them.
 template <class Type, int D>
@@ -645,7 +646,7 @@ class EntriesOfKeys {
 // A warp takes a key after the other. Of a key with many entries every warp of the block takes a
 // part, and the first adds the parts up. Dense rows' part is added.
 template <class Type, int D>
-TSALLIS_KERNEL(kThreads)
+TSALLIS_KERNEL(kThreads, kKeysBlocks)
 ListKeysKernel(const BackwardCall backward, const SortCall sort) {
   using Entries = EntriesOfKeys<Type, D>;
   constexpr int kLanes = Entries::Lanes::kLanes;

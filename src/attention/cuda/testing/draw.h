@@ -41,9 +41,22 @@ inline ProblemSpec ManyPlaces(DType dtype) {
           .dtype = dtype,
           .group = 8,
           .q_len = 256,
-          .k_len = 640,
+          .k_len = 8320,
           .causal = true,
           .left = 20};
+}
+
+// Keys that most rows keep, more than a warp adds up alone.
+inline ProblemSpec KeysOfManyRows(DType dtype, std::int64_t k_len) {
+  return {.seed = 11,
+          .dtype = dtype,
+          .kv_heads = 2,
+          .group = 8,
+          .q_len = k_len == 2 ? 90 : 300,
+          .k_len = k_len,
+          .head_dim = 32,
+          .value_dim = 24,
+          .spread = 0.5};
 }
 
 // A problem of 256 queries and 512 keys whose mask of blocks of 8 x 8 leaves something of three of
