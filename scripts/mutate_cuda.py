@@ -501,12 +501,6 @@ FAULTS = [
     ),
     Fault(
         "list_backward.h",
-        "rows: an entry that is none adds its product",
-        "first / Lanes::kBatch && lane < count) product",
-        "first / Lanes::kBatch) product",
-    ),
-    Fault(
-        "list_backward.h",
         "sorting: no __syncwarp before counts are written",
         "  SyncWarp();\n  const int rank",
         "  const int rank",
@@ -556,7 +550,7 @@ FAULTS = [
     Fault(
         "list_backward.h",
         "keys: no __syncwarp before entries are written",
-        "      SyncWarp();  // the last entries have been read\n",
+        "    // sums, one by one, to save registers.\n    SyncWarp();\n",
         "",
     ),
     Fault(

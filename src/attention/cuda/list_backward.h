@@ -84,7 +84,7 @@ TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], b
       const std::uint32_t row = Shuffle(key, first + turn * Lanes::kAtOnce + part);
       pieces[turn].Load(from + static_cast<std::int64_t>(row) * rows.stride);
     }
-    SyncWarp();
+    SyncWarp();  // as in AddBatch: for ptxas
     float sums[kTurns] = {};
     TSALLIS_UNROLL
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -103,7 +103,7 @@ TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], b
     TSALLIS_UNROLL
     for (int bit = kLanes / 8; bit > 0; bit /= 2) sum += ShuffleXor(sum, bit);
     const float here = Shuffle(sum, source);
-    if (lane / Lanes::kBatch == first / Lanes::kBatch && lane < count) product = here;
+    if (lane / Lanes::kBatch == first / Lanes::kBatch) product = here;
   }
   return product;
 }
@@ -573,7 +573,6 @@ class EntriesOfKeys {
       const int row = static_cast<int>(entry.w[KeyEntry::kRow]), h = row / q_len_;
       const auto q = Address(q_.At(row - h * q_len_) + h * q_head_);
       const auto d_out = Address(d_out_.At(row - h * q_len_) + h * d_out_head_);
-      SyncWarp();  // the last entries have been read
       addresses.Store(
           lane, {{static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q >> 32),
                   static_cast<std::uint32_t>(d_out), static_cast<std::uint32_t>(d_out >> 32)}});
@@ -616,7 +615,9 @@ class EntriesOfKeys {
       if (kCut) of_q[turn].Keep(i < count);
       if (kCut) of_d_out[turn].Keep(i < count);
     }
-    SyncWarp();  // else ptxas moves loads behind sums, one by one, to save registers
+    // The entries have been read: others may be written. And without it ptxas moves loads behind
+    // sums, one by one, to save registers.
+    SyncWarp();
     TSALLIS_UNROLL
     for (int turn = 0; turn < Lanes::kTurns; ++turn) {
       TSALLIS_UNROLL
