@@ -26,6 +26,13 @@ TSALLIS_DEVICE int PieceAt(int row, int piece) {
   return row * kPieces + ((piece & ~7) | ((piece ^ row) & 7));
 }
 
+// PieceAt(row, piece + more) from `at`, PieceAt(row, piece); piece: 0 or 1, more: even. With `more`
+// known when it is compiled, all pieces of a row are near four places.
+template <class Type, int D>
+TSALLIS_DEVICE int PieceBehind(int at, int more) {
+  return D / kPiece<Type> == 4 ? at ^ more : (at ^ (more & 7)) + (more & ~7);
+}
+
 // Begins to copy kRows rows. row_of(i): the row for place i, below 0 for none. All threads call it.
 template <class Type, int D, int kRows, class RowOf>
 TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const Rows<Type>& rows, int columns,
@@ -252,15 +259,15 @@ class HeldRows {
   template <int kBlocks>
   TSALLIS_DEVICE void Multiply(float (&sums)[kBlocks][4], const Shared<Words4>& tile) const {
     if constexpr (kHolds) {
+      constexpr int kPieces = D / kPiece<Type>;
       const int lane = Lane();
+      const int own = PieceAt<Type, D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
       TSALLIS_UNROLL
       for (int c = 0; c < D / 16; ++c) {
+        const int at = PieceBehind<Type, D>(own, 2 * c);
         std::uint32_t b[kBlocks / 2][4];
         TSALLIS_UNROLL
-        for (int j = 0; j < kBlocks; j += 2) {
-          LoadMatrices(b[j / 2], tile,
-                       PieceAt<Type, D>(8 * j + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2));
-        }
+        for (int j = 0; j < kBlocks; j += 2) LoadMatrices(b[j / 2], tile, 8 * j * kPieces + at);
         TSALLIS_UNROLL
         for (int j = 0; j < kBlocks; j += 2) {
           MultiplyMatrices<Type>(sums[j], a_[c], b[j / 2][0], b[j / 2][1]);
@@ -413,7 +420,7 @@ TSALLIS_DEVICE void SplitWeights(float x, float y, std::uint32_t* high, std::uin
 template <class Type, int D, int kRows, int kBlocks>
 TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&w)[kRows / 8][4],
                                       const Shared<Words4>& tile) {
-  const int lane = Lane();
+  const int own = PieceAt<Type, D>(Lane() % 16, Lane() / 16);
   static_assert(kBlocks % 4 == 0);
   TSALLIS_UNROLL
   for (int c = 0; c < kRows / 16; ++c) {
@@ -428,7 +435,7 @@ TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&
       std::uint32_t b[2][4];
       TSALLIS_UNROLL
       for (int i = 0; i < 2; ++i) {
-        LoadTransposed(b[i], tile, PieceAt<Type, D>(16 * c + lane % 16, j + 2 * i + lane / 16));
+        LoadTransposed(b[i], tile, 2 * D * c + PieceBehind<Type, D>(own, j + 2 * i));
       }
       TSALLIS_UNROLL
       for (int i = 0; i < 4; ++i) {
