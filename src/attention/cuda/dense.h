@@ -585,8 +585,8 @@ struct DenseWork {
           finite = finite && (!block.rows[e / 2].Lives() || fabsf(total[j][e]) <= kMostFloat);
         }
       }
-      if (AllThreads(Shared<int>(Shape::kFlagsAt), finite)) break;
-      SyncBlock();  // the flags have been read
+      // Not where the next pass puts its first flags, which no barrier holds back.
+      if (AllThreads(Shared<int>(Shape::kFlagsAt).From(kWarps), finite)) break;
     }
   }
 
@@ -632,7 +632,6 @@ struct DenseWork {
       bool moves = MoveThreshold<kGeneral>(head, sums.p[0], sums.u[0], rows[0], wide[0]);
       moves = MoveThreshold<kGeneral>(head, sums.p[1], sums.u[1], rows[1], wide[1]) || moves;
       more = !AllThreads(flags, !moves);
-      SyncBlock();  // the flags have been read
     }
   }
 };

@@ -143,8 +143,8 @@ class LeftRows {
   }
   // The fragment of columns [16 c, 16 c + 16). After the copies.
   TSALLIS_DEVICE void Load(std::uint32_t (&a)[4], int c) const {
-    LoadMatrices(a, tile_,
-                 PieceAt<Type, D>(FirstLeftRow<kRows>() + Lane() % 16, 2 * c + Lane() / 16));
+    const int own = PieceAt<Type, D>(FirstLeftRow<kRows>() + Lane() % 16, Lane() / 16);
+    LoadMatrices(a, tile_, PieceBehind<Type, D>(own, 2 * c));
   }
   // sums[j] += left times rows [8 j, 8 j + 8) of `tile`: products of rows with rows.
   template <int kBlocks>
@@ -258,24 +258,27 @@ class HeldRows {
   // sums[j] += left times rows [8 j, 8 j + 8) of `tile`.
   template <int kBlocks>
   TSALLIS_DEVICE void Multiply(float (&sums)[kBlocks][4], const Shared<Words4>& tile) const {
-    if constexpr (kHolds) {
+    if constexpr (kIsFloat32<Type>) {
+      rows_.Multiply(sums, tile);
+    } else {
       constexpr int kPieces = D / kPiece<Type>;
       const int lane = Lane();
       const int own = PieceAt<Type, D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
       TSALLIS_UNROLL
       for (int c = 0; c < D / 16; ++c) {
         const int at = PieceBehind<Type, D>(own, 2 * c);
-        std::uint32_t b[kBlocks / 2][4];
+        std::uint32_t a[4], b[kBlocks / 2][4];
         TSALLIS_UNROLL
         for (int j = 0; j < kBlocks; j += 2) LoadMatrices(b[j / 2], tile, 8 * j * kPieces + at);
+        if (!kHolds) rows_.Load(a, c);
+        TSALLIS_UNROLL
+        for (int i = 0; kHolds && i < 4; ++i) a[i] = a_[kHolds ? c : 0][i];
         TSALLIS_UNROLL
         for (int j = 0; j < kBlocks; j += 2) {
-          MultiplyMatrices<Type>(sums[j], a_[c], b[j / 2][0], b[j / 2][1]);
-          MultiplyMatrices<Type>(sums[j + 1], a_[c], b[j / 2][2], b[j / 2][3]);
+          MultiplyMatrices<Type>(sums[j], a, b[j / 2][0], b[j / 2][1]);
+          MultiplyMatrices<Type>(sums[j + 1], a, b[j / 2][2], b[j / 2][3]);
         }
       }
-    } else {
-      rows_.Multiply(sums, tile);
     }
   }
 
