@@ -9,7 +9,8 @@
 #include "attention/cuda/device.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // What lanes begin with, and what they have at the end: [kWarp, kInputs] and [kWarp, kOutputs].
 inline constexpr int kInputs = 16, kOutputs = 64;
@@ -104,7 +105,8 @@ InstructionsKernel(const std::uint32_t* inputs, std::uint32_t* outputs) {
 // Bytes of shared memory that the kernel takes.
 inline constexpr std::size_t kInstructionsSharedBytes = 2 * kWarp * sizeof(Words4);
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
 
 namespace tsallis::cuda {
 

@@ -183,13 +183,13 @@ FAULTS = [
     Fault(
         "dense_backward.h",
         "rows: a masked key has a gradient",
-        "            if (kGeneral && !head.Leaves(call, left, row.row, key, &bias)) continue;\n",
+        "      if (kGeneral && !head.Leaves(backward.call, left, row.row, key, &bias)) continue;\n",
         "",
     ),
     Fault(
         "dense_backward.h",
         "keys: a masked key has a gradient",
-        "            if (kGeneral && !head.Leaves(call, left, view.row, key, &bias)) continue;\n",
+        "        if (kGeneral && !head.Leaves(call, left, row, key, &bias)) continue;\n",
         "",
     ),
     Fault(
@@ -281,9 +281,9 @@ FAULTS = [
     Fault(
         "dense_backward.h",
         "keys: the bias is left out",
-        "            float z = head.Score(view.factor, product, distance);\n"
-        "            if (kGeneral) z += bias;\n",
-        "            const float z = head.Score(view.factor, product, distance);\n",
+        "        float z = head.Score(view.factor, product, distance);\n"
+        "        if (kGeneral) z += bias;\n",
+        "        const float z = head.Score(view.factor, product, distance);\n",
     ),
     Fault(
         "bias.h",
@@ -433,29 +433,83 @@ FAULTS = [
     ),
     Fault(
         "dense_backward.h",
-        "no barrier before a tile is filled again",
-        "      SyncBlock();  // the last tile has been read\n",
+        "no barrier before a tile is read",
+        "      SyncBlock();  // the tile is there, and the last one has been read\n",
+        "",
+    ),
+    Fault(
+        "dense_backward.h",
+        "a tile is filled again while it is read",
+        "fetch(next, stage ^ 1);",
+        "fetch(next, stage);",
+    ),
+    Fault(
+        "dense_backward.h",
+        "large heads: no barrier before a tile is filled again",
+        "        SyncBlock();  // the tile has been read\n",
+        "",
+    ),
+    Fault(
+        "dense_backward.h",
+        "keys: no barrier between heads",
+        "    SyncBlock();  // the last head's tiles have been read\n",
         "",
     ),
     Fault(
         "dense_backward.h",
         "the mean of the other row",
-        "weight.u * (dp[j][e] - mean[half])",
-        "weight.u * (dp[j][e] - mean[0])",
+        "weight.u * (here - found.mean[half])",
+        "weight.u * (here - found.mean[0])",
+    ),
+    Fault(
+        "dense_backward.h",
+        "short code: the mean of the other row",
+        "weight.u * (dp[j][e] - found.mean[half])",
+        "weight.u * (dp[j][e] - found.mean[0])",
+    ),
+    Fault(
+        "dense_backward.h",
+        "rows: a tile is whole for some rows of a warp",
+        "    if (row.end < whole_end) whole_end = row.end;\n",
+        "    if (row.end > whole_begin) whole_end = row.end;\n",
+    ),
+    Fault(
+        "dense_backward.h",
+        "keys: a tile is whole for its last row",
+        "of_first.end >= warp_behind",
+        "of_last.end >= warp_behind",
+    ),
+    Fault(
+        "dense_backward.h",
+        "keys: the search for the first row passes it",
+        "KeysOf(call.mask, row, row).end <= key0;",
+        "KeysOf(call.mask, row, row).end <= key0 + 1;",
+    ),
+    Fault(
+        "dense_backward.h",
+        "numbers of any size are moderate",
+        "return !Any(!(fabsf(sum) <= kMostFloat));",
+        "return true;",
+    ),
+    Fault(
+        "dense_backward.h",
+        "numbers of one lane are moderate",
+        "return !Any(!(fabsf(sum) <= kMostFloat));",
+        "return fabsf(sum) <= kMostFloat;",
     ),
     Fault(
         "dense_backward.h",
         "empty rows have weights",
-        "          if (tau == -static_cast<double>(kInfinity)) view.end = view.begin;\n",
-        "",
+        "row >= 0 && view.Lives()",
+        "row >= 0",
         harmless="a row without keys has begin = end already, and one whose scores are all -inf "
-        "has no weight: -inf - (-inf) is NaN, which no comparison passes",
+        "has no weight beside a threshold of inf",
     ),
     Fault(
         "dense_backward.h",
         "a key's row is off",
-        "half * 8 + Lane() / 4;\n            const float",
-        "half * 4 + Lane() / 4;\n            const float",
+        "half * 8 + Lane() / 4;\n        const float",
+        "half * 4 + Lane() / 4;\n        const float",
     ),
     Fault(
         "list_backward.h",
@@ -559,14 +613,27 @@ FAULTS = [
     Fault(
         "pages.h",
         "no barrier before keys are read",
-        "    WaitForCopies<kStages - 1>();\n    SyncBlock();\n",
-        "    WaitForCopies<kStages - 1>();\n",
+        "    SyncWarp();\n    const int unit",
+        "    const int unit",
     ),
     Fault(
         "pages.h",
-        "no barrier before a stage is filled again",
-        "    SyncBlock();  // the stage may be filled again\n",
-        "",
+        "no barrier before values are read",
+        "      SyncWarp();\n      if (Any(any))",
+        "      if (Any(any))",
+    ),
+    Fault(
+        "pages.h",
+        "no barrier before a stage of keys is filled again",
+        "SyncWarp();  // the stage may be filled again\n    free",
+        "free",
+    ),
+    Fault(
+        "pages.h",
+        "no barrier before a stage of values is filled again",
+        "SyncWarp();  // the stage may be filled again\n      free",
+        "free",
+        harmless="all lanes have voted on the next unit's weights by then",
     ),
     Fault(
         "pages.h",
@@ -583,8 +650,8 @@ FAULTS = [
     Fault(
         "pages.h",
         "a page too many exists",
-        "page >= pages) return -1;",
-        "page > pages) return -1;",
+        "page < 0 || page >= pages ?",
+        "page < 0 || page > pages ?",
         harmless="no table here names the page behind the last; pages_test.cc has one",
     ),
     Fault(
@@ -593,7 +660,33 @@ FAULTS = [
         "row.peak - most >= 1.0f",
         "row.peak - most >= 0.5f",
     ),
-    Fault("pages.h", "candidates too near", "peak - z < 1.0f", "peak - z < 0.9f"),
+    Fault("pages.h", "candidates too near", "peak - z < reach", "peak - z < reach * 0.9f"),
+    Fault(
+        "pages.h",
+        "a bound above that of all keys",
+        "fminf(1.0f, top + kSolveSlack)",
+        "fminf(1.0f, top * 0.95f)",
+    ),
+    Fault(
+        "pages.h",
+        "no barrier before the threads' largest are read",
+        "sums.Store(ThreadIndex(), own);\n  SyncBlock();\n",
+        "sums.Store(ThreadIndex(), own);\n",
+    ),
+    Fault(
+        "pages.h",
+        "a key that no query sees is copied",
+        "key >= begin_ && key + kPageUnit <= end_",
+        "key >= begin_",
+    ),
+    Fault(
+        "pages.h",
+        "units beside those in one page",
+        "keys.page_size % kPageUnit == 0",
+        "keys.page_size % 4 == 0",
+    ),
+    Fault("pages.h", "a lane's pieces exchanged", "(to_ ^ (r & 7))", "(to_ ^ (r & 3))"),
+    Fault("pages.h", "a wide table read as a narrow one", "keys_.table.wide ? 1 : 0", "0"),
     Fault(
         "pages.h",
         "the sequence's length forgotten",
@@ -615,14 +708,14 @@ FAULTS = [
     Fault(
         "pages.h",
         "a run without its last tile",
-        "place.tiles_begin + pages.run;",
-        "place.tiles_begin + pages.run - 1;",
+        "place.units_begin + pages.run * kTileUnits;",
+        "place.units_begin + pages.run * kTileUnits - 1;",
     ),
     Fault(
         "pages.h",
-        "another warp's unit of keys",
-        "tile.From(warp * kPageUnit",
-        "tile.From((warp ^ 1) * kPageUnit",
+        "another stage's unit of keys",
+        "Shared<Words4>(Units::StageByte(stage))",
+        "Shared<Words4>(Units::StageByte(free))",
     ),
     Fault(
         "pages.h",
@@ -633,8 +726,8 @@ FAULTS = [
     Fault(
         "pages.h",
         "a list counts as full too late",
-        "count + more <= kSolveEntries;",
-        "count + more <= kSolveEntries + 64;",
+        "count + more > kSolveEntries)",
+        "count + more > kSolveEntries + 64)",
     ),
     Fault(
         "pages.h",
@@ -663,15 +756,27 @@ FAULTS = [
     ),
     Fault(
         "pages.h",
-        "no barrier before weights are written again",
-        "    SyncBlock();  // the last weights have been read\n",
-        "",
+        "no barrier before the warps' sums are added",
+        "  SyncBlock();\n  TSALLIS_LOOP\n  for (int i = ThreadIndex(); i < place.count",
+        "  TSALLIS_LOOP\n  for (int i = ThreadIndex(); i < place.count",
+    ),
+    Fault(
+        "pages.h",
+        "softmax without its sum",
+        "if (alpha == 1.0) {",
+        "if (alpha == 0.0) {",
+    ),
+    Fault(
+        "pages.h",
+        "sums that are not finite stay",
+        "careful || !Any(!finite)) break;",
+        "careful || !Any(!finite) || true) break;",
     ),
     Fault(
         "pages.h",
         "a run is not added",
-        "const int parts = pages.runs * kWarps;",
-        "const int parts = (pages.runs > 1 ? pages.runs - 1 : 1) * kWarps;",
+        "i < pages.runs; ++i",
+        "i < (pages.runs > 1 ? pages.runs - 1 : 1); ++i",
     ),
 ]
 

@@ -213,7 +213,7 @@ def test_masks_biases_and_any_alpha():
             *inputs[:3],
             bias=inputs[3],
             mask=mask.to(device),
-            alpha=alpha,
+            alpha=alpha.to(device),
             returns=("support_size", "weights"),
         )
         gradients = torch.autograd.grad(out.sum(), inputs)

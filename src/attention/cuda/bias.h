@@ -14,7 +14,8 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 struct BiasCall {
   BackwardCall backward;
@@ -37,7 +38,7 @@ struct BiasShape {
   using Rows = DenseRowsShape<Type, D>;
   static constexpr int kRows = Rows::kRows, kKeys = kInner;
   static constexpr std::size_t kSharedBytes =
-      std::max(Rows::kFlagsAt, sizeof(double) * kRows * kKeys);
+      std::max(Rows::kKeysAt + Rows::kStageBytes, sizeof(double) * kRows * kKeys);
 };
 
 template <class Type, int D>
@@ -171,4 +172,5 @@ BiasKernel(const BiasCall bias) {
   bias.Store(BlockZ(), BlockY(), own_row + i / keys, own_key + i % keys, sum);
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

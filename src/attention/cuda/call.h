@@ -12,7 +12,8 @@
 #include "simplex/elements.h"
 #include "tsallis/attention.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // Entries of a row's list. With 32 keys at a time there is room for those of a list that has just
 // been solved and all that come next.
@@ -308,4 +309,5 @@ TSALLIS_DEVICE void LoadColumns(const typename Type::Element* from, float (&valu
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -21,7 +21,8 @@
 #include "attention/cuda/sweep.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // Rows that the dense kernels take: those of sequence b and head h are the first counts[b heads +
 // h] of rows + Index(first row of the sequence). rows null: all.
@@ -429,10 +430,10 @@ struct DenseWork {
   // product times a factor.
   int all_begin = 0, all_end = 0;
   bool plain = false, counts = false;
-  float total[D / 8][4];
-  RowScale<Type> scale;
-  DenseSums sums;
-  WideRow wide[2];
+  float total[D / 8][4] = {};
+  RowScale<Type> scale = {};
+  DenseSums sums = {};
+  WideRow wide[2] = {};
 
   TSALLIS_DEVICE void SetPlain() {
     const Call& call = dense.call;
@@ -681,4 +682,5 @@ DenseKernel(const DenseCall dense) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

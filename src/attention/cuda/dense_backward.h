@@ -3,6 +3,11 @@
 // DenseRowsKernel: a block owns 64 rows; one pass over the keys for the sums of dp, one for dq.
 // DenseKeysKernel: a block owns 64 keys of a key head and goes through the dense rows of its group,
 // so that dk and dv are sums in one order.
+//
+// Tiles pass by in two stages of cp.async. What is usual (all pairs of a warp visible, no terms,
+// alpha 1, 1.5 or 2, numbers of moderate size) has short code without branches: a loop that does
+// not fit the instruction cache waits for instructions most of its time. All else takes the careful
+// code, which is a loop over the columns.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +17,355 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 inline constexpr int kInner = 32;  // rows of the tiles that pass by
+
+// ---- tiles that pass by -------------------------------------------------------------------------
+
+// Begins to copy rows [first, first + count) of at most kInner; zeros behind them. All threads call
+// it. FetchTile's addresses with less arithmetic.
+template <class Type, int D>
+TSALLIS_DEVICE void FetchAdjacent(const Shared<Words4>& tile, const Rows<Type>& rows, int columns,
+                                  int first, int count) {
+  constexpr int kPieces = D / kPiece<Type>, kStep = kThreads / kPieces;
+  static_assert(kInner % kStep == 0);
+  const int place = ThreadIndex() / kPieces, piece = ThreadIndex() % kPieces;
+  const bool in_columns = piece * kPiece<Type> < columns;
+  const typename Type::Element* from = rows.At(first + place) + piece * kPiece<Type>;
+  TSALLIS_UNROLL
+  for (int i = 0; i < kInner; i += kStep) {
+    const bool used = in_columns && place + i < count;
+    CopyAsync(tile, PieceAt<Type, D>(place + i, piece), used ? from : rows.data, used);
+    from += kStep * rows.stride;
+  }
+}
+
+// PieceAt(row, piece + more) from PieceAt(row, piece), for a piece below 2 and an even `more`.
+TSALLIS_DEVICE int PiecesOn(int at, int more) { return (at ^ (more & 7)) + (more & ~7); }
+
+// A warp's rows on the left side of two products, q or k and d_out or v. kHold: in registers; else
+// fragments come from shared memory each time.
+template <class Type, int D, int kRows, bool kHold>
+class OwnRows {
+ public:
+  using Left = LeftRows<Type, D, kRows>;
+
+  template <class RowOf>
+  TSALLIS_DEVICE OwnRows(const Rows<Type>& x, int x_columns, const Rows<Type>& y, int y_columns,
+                         const RowOf& row_of)
+      : x_(0, x, x_columns, row_of), y_(Left::kBytes, y, y_columns, row_of) {}
+  // When the rows have arrived.
+  TSALLIS_DEVICE void Take() {
+    if constexpr (kHold) {
+      TSALLIS_UNROLL
+      for (int c = 0; c < D / 16; ++c) Load(c, held_x_[c], held_y_[c]);
+    }
+  }
+  // s += x times a tile's rows, dp += y times another's. The two take turns, so that a product
+  // need not wait for the one before it.
+  TSALLIS_DEVICE void Multiply(float (&s)[kInner / 8][4], float (&dp)[kInner / 8][4],
+                               const Shared<Words4>& x_tile, const Shared<Words4>& y_tile) const {
+    if constexpr (kIsFloat32<Type>) {
+      x_.Multiply(s, x_tile);
+      y_.Multiply(dp, y_tile);
+    } else {
+      const int lane = Lane();
+      const int at = PieceAt<Type, D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+      TSALLIS_UNROLL
+      for (int c = 0; c < D / 16; ++c) {
+        std::uint32_t read_x[4], read_y[4];
+        if constexpr (!kHold) Load(c, read_x, read_y);
+        const std::uint32_t(&x)[4] = *(kHold ? &held_x_[kHold ? c : 0] : &read_x);
+        const std::uint32_t(&y)[4] = *(kHold ? &held_y_[kHold ? c : 0] : &read_y);
+        std::uint32_t b[2][4], d[2][4];
+        TSALLIS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          LoadMatrices(b[i], x_tile, PiecesOn(at, 2 * c) + i * 2 * D);
+          LoadMatrices(d[i], y_tile, PiecesOn(at, 2 * c) + i * 2 * D);
+        }
+        TSALLIS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          MultiplyMatrices<Type>(s[2 * i], x, b[i][0], b[i][1]);
+          MultiplyMatrices<Type>(s[2 * i + 1], x, b[i][2], b[i][3]);
+        }
+        TSALLIS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          MultiplyMatrices<Type>(dp[2 * i], y, d[i][0], d[i][1]);
+          MultiplyMatrices<Type>(dp[2 * i + 1], y, d[i][2], d[i][3]);
+        }
+      }
+    }
+  }
+
+ private:
+  static_assert(kInner == 32);
+  static constexpr int kHeld = kHold ? D / 16 : 1;
+
+  TSALLIS_DEVICE static void Load(int c, std::uint32_t (&x)[4], std::uint32_t (&y)[4]) {
+    const int lane = Lane();
+    const int at = PieceAt<Type, D>(WarpIndex() * 16 + lane % 16, lane / 16);
+    LoadMatrices(x, Shared<Words4>(0), PiecesOn(at, 2 * c));
+    LoadMatrices(y, Shared<Words4>(Left::kBytes), PiecesOn(at, 2 * c));
+  }
+
+  Left x_, y_;
+  std::uint32_t held_x_[kHeld][4], held_y_[kHeld][4];
+};
+
+// SplitPair in fewer steps for bfloat16: the first number is cut off, so that the second has one
+// digit less; both together keep 16.
+template <class Type>
+TSALLIS_DEVICE void SplitGradients(float x, float y, std::uint32_t* high, std::uint32_t* low) {
+  if constexpr (Type::kNarrowRange) {
+    SplitPair<Type>(x, y, high, low);
+  } else {
+    constexpr std::uint32_t kUpper = 0xFFFF0000u;
+    const std::uint32_t hx = BitsOf(x) & kUpper, hy = BitsOf(y) & kUpper;
+    const std::uint32_t lx = BitsOf(x - FloatOf(hx)) + 0x8000u;
+    const std::uint32_t ly = BitsOf(y - FloatOf(hy)) + 0x8000u;
+    *high = hx >> 16 | hy;
+    *low = lx >> 16 | (ly & kUpper);
+  }
+}
+
+// AddWeighted for a tile that is finite. Four sums at a time, so that a product need not wait for
+// the one before it.
+template <class Type, int D, int kBlocks>
+TSALLIS_DEVICE void AddFinite(float (&total)[kBlocks][4], const float (&w)[kInner / 8][4],
+                              std::size_t tile_byte, int first) {
+  const int lane = Lane();
+  const Shared<Words4> tile(tile_byte);
+  const int at = PieceAt<Type, D>(lane % 16, lane / 16);
+  TSALLIS_UNROLL
+  for (int c = 0; c < kInner / 16; ++c) {
+    std::uint32_t high[4], low[4];
+    TSALLIS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      SplitGradients<Type>(w[2 * c + i / 2][i % 2 * 2], w[2 * c + i / 2][i % 2 * 2 + 1], &high[i],
+                           &low[i]);
+    }
+    TSALLIS_UNROLL
+    for (int j = 0; j < kBlocks; j += 4) {
+      std::uint32_t b[2][4];
+      LoadTransposed(b[0], tile, PiecesOn(at, first / 8 + j) + c * 2 * D);
+      LoadTransposed(b[1], tile, PiecesOn(at, first / 8 + j + 2) + c * 2 * D);
+      TSALLIS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        MultiplyMatrices<Type>(total[j + i], low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+      }
+      TSALLIS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        MultiplyMatrices<Type>(total[j + i], high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+      }
+    }
+  }
+}
+
+// Brings the next eight columns to the front: the careful code is a loop over them.
+template <int kBlocks>
+TSALLIS_DEVICE void Rotate(float (&s)[kBlocks][4]) {
+  TSALLIS_UNROLL
+  for (int e = 0; e < 4; ++e) {
+    const float front = s[0][e];
+    TSALLIS_UNROLL
+    for (int j = 1; j < kBlocks; ++j) s[j - 1][e] = s[j][e];
+    s[kBlocks - 1][e] = front;
+  }
+}
+
+// total[j] += w times columns of the tile. finite: whether the tile is; else row by row, so that a
+// weight of 0 does not meet NaN.
+template <class Type, int D, int kBlocks>
+TSALLIS_DEVICE void AddTile(float (&total)[kBlocks][4], const float (&w)[kInner / 8][4],
+                            std::size_t tile_byte, int first, bool finite) {
+  if constexpr (kIsFloat32<Type>) {
+    AddWeightedFloats<D, kInner>(total, w, tile_byte, first);
+  } else if (finite) {
+    AddFinite<Type, D>(total, w, tile_byte, first);
+  } else {
+    const int lane = Lane();
+    const Shared<std::uint32_t> pairs(tile_byte);
+    float rest[kInner / 8][4];
+    TSALLIS_UNROLL
+    for (int j = 0; j < kInner / 8; ++j) {
+      TSALLIS_UNROLL
+      for (int e = 0; e < 4; ++e) rest[j][e] = w[j][e];
+    }
+    TSALLIS_LOOP
+    for (int row = 0; row < kInner; ++row) {
+      const int owner = (lane & ~3) + row % 8 / 2;
+      const float above = Shuffle(row % 2 == 0 ? rest[0][0] : rest[0][1], owner);
+      const float below = Shuffle(row % 2 == 0 ? rest[0][2] : rest[0][3], owner);
+      TSALLIS_UNROLL
+      for (int j = 0; j < kBlocks; ++j) {
+        const std::uint32_t pair = pairs.Load(PieceAt<Type, D>(row, first / 8 + j) * 4 + lane % 4);
+        AddWeightedPair(total[j], above, below, Type::ToFloat(static_cast<std::uint16_t>(pair)),
+                        Type::ToFloat(static_cast<std::uint16_t>(pair >> 16)));
+      }
+      if (row % 8 == 7) Rotate(rest);
+    }
+  }
+}
+
+// Whether all numbers of a warp's tile are of moderate size, below 2^60: then neither a sum of two
+// nor 0 times a number is NaN, and no branch need spare what has a weight of 0. And the tiles are
+// finite: a row with NaN or an infinity leaves it in all of its products.
+class Moderate {
+ public:
+  TSALLIS_DEVICE void Look(int place, float x) {
+    sums_[place % 4] = fmaf(x, 0x1p66f, sums_[place % 4]);
+  }
+  // The warp calls it.
+  TSALLIS_DEVICE bool All() const {
+    const float sum = (sums_[0] + sums_[1]) + (sums_[2] + sums_[3]);
+    return !Any(!(fabsf(sum) <= kMostFloat));
+  }
+
+ private:
+  float sums_[4] = {};
+};
+
+// Maps from z - tau to a weight in a few instructions.
+enum class Short : std::uint8_t { kNone, kExp, kSquare, kLinear };
+
+TSALLIS_DEVICE Short ShortOf(const Head& head) {
+  if (head.wide || head.terms.any()) return Short::kNone;
+  if (head.alpha == 1.0f) return Short::kExp;
+  if (head.alpha == 1.5f) return Short::kSquare;
+  return head.alpha == 2.0f ? Short::kLinear : Short::kNone;
+}
+// The same weight as SplitTau::WeightOf's.
+template <Short kShort>
+TSALLIS_DEVICE Weight ShortWeight(float z, float high, float low) {
+  const float x = (z - high) - low;
+  if (kShort == Short::kExp) {
+    const float p = expf(x);
+    return {p, p};
+  }
+  const float above = x <= 0.0f ? 0.0f : x;  // NaN stays
+  if (kShort == Short::kSquare) return {above * above, above};
+  return {above, x > 0.0f ? 1.0f : above};
+}
+// body<how>(), where `how` is not kNone.
+template <class Body>
+TSALLIS_DEVICE void ForShort(Short how, const Body& body) {
+  if (how == Short::kExp) {
+    body.template operator()<Short::kExp>();
+  } else if (how == Short::kSquare) {
+    body.template operator()<Short::kSquare>();
+  } else {
+    body.template operator()<Short::kLinear>();
+  }
+}
+
+// Whether masks and a bias leave every pair as it is.
+TSALLIS_DEVICE bool IsPlain(const Call& call) {
+  return call.mask.visible == nullptr && call.terms.bias.data == nullptr;
+}
 
 // ---- rows ---------------------------------------------------------------------------------------
 
 template <class Type, int D>
 struct DenseRowsShape {
   static constexpr int kRows = kWarps * 16;
+  static constexpr int kStages = D <= 128 ? 2 : 1;  // of tiles; shared memory has no room for more
   static constexpr std::size_t kRowBytes = LeftRows<Type, D, kRows>::kBytes;
   static constexpr std::size_t kKeyBytes = kInner * D * sizeof(typename Type::Element);
   static constexpr std::size_t kGradientsAt = kRowBytes, kKeysAt = 2 * kRowBytes;
-  static constexpr std::size_t kValuesAt = kKeysAt + kKeyBytes, kFlagsAt = kValuesAt + kKeyBytes;
-  static constexpr std::size_t kSharedBytes = kFlagsAt + kWarps * 4;
+  static constexpr std::size_t kValuesAt = kKeysAt + kKeyBytes;
+  static constexpr std::size_t kStageBytes = 2 * kKeyBytes;
+  static constexpr std::size_t kSharedBytes = kKeysAt + kStages * kStageBytes;
 };
+
+// What the passes over the keys find out about a lane's two rows.
+struct RowFindings {
+  double sum_u[2] = {0.0, 0.0}, sum_dp[2] = {0.0, 0.0};
+  float mean[2] = {0.0f, 0.0f}, d_scale[2] = {0.0f, 0.0f}, d_slope[2] = {0.0f, 0.0f};
+  AlphaSums alpha_sums[2];
+};
+
+// Weights of a tile's products, for any map, terms and masks: what pass 0 sums, and the gradients
+// of the products in pass 1, which take the products' place.
+template <int kPass, bool kGeneral>
+TSALLIS_DEVICE void CarefulRows(const BackwardCall& backward, const Head& head,
+                                const BlocksLeft& left, const DenseRow (&rows)[2],
+                                const SplitTau (&split)[2], int key0, float (&s)[kInner / 8][4],
+                                float (&dp)[kInner / 8][4], RowFindings& found) {
+  const int t = Lane() % 4;
+  float tile_u[2] = {0.0f, 0.0f}, tile_dp[2] = {0.0f, 0.0f};
+  TSALLIS_LOOP
+  for (int j = 0; j < kInner / 8; ++j) {
+    TSALLIS_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const int half = e / 2;
+      const DenseRow& row = rows[half];
+      const int key = key0 + 8 * j + 2 * t + e % 2;
+      const std::int64_t distance = head.sequence.Distance(row.row, key);
+      const float product = s[0][e], here = dp[0][e];
+      s[0][e] = 0.0f;
+      if (key < row.begin || key >= row.end) continue;
+      float bias = 0.0f;
+      if (kGeneral && !head.Leaves(backward.call, left, row.row, key, &bias)) continue;
+      float z = head.Score(row.factor, product, distance);
+      if (kGeneral) z += bias;
+      const Weight weight = split[half].template WeightOf<kGeneral>(head, z);
+      if (weight.IsZero(kGeneral)) continue;
+      if (kPass == 0) {
+        tile_u[half] += weight.u;
+        tile_dp[half] = fmaf(weight.u, here, tile_dp[half]);
+        if (backward.sums.d_alpha != nullptr) {
+          found.alpha_sums[half].template Add<kGeneral>(head, weight.p, static_cast<double>(here));
+        }
+        continue;
+      }
+      const float ds = weight.u * (here - found.mean[half]);
+      const float dx = ThroughTerms(head, ds, row.factor * product, distance);
+      s[0][e] = dx;
+      if (dx != 0.0f) found.d_scale[half] = fmaf(dx, product, found.d_scale[half]);
+      found.d_slope[half] -= ds * static_cast<float>(distance < 0 ? -distance : distance);
+    }
+    Rotate(s);
+    Rotate(dp);
+  }
+  TSALLIS_UNROLL
+  for (int half = 0; kPass == 0 && half < 2; ++half) {
+    found.sum_u[half] += static_cast<double>(tile_u[half]);
+    found.sum_dp[half] += static_cast<double>(tile_dp[half]);
+  }
+}
+
+// The same for moderate numbers of which every pair is visible.
+template <int kPass, Short kShort>
+TSALLIS_DEVICE void ShortRows(const DenseRow (&rows)[2], const SplitTau (&split)[2],
+                              float (&s)[kInner / 8][4], const float (&dp)[kInner / 8][4],
+                              RowFindings& found) {
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    float tile_u = 0.0f, tile_dp = 0.0f;
+    TSALLIS_UNROLL
+    for (int j = 0; j < kInner / 8; ++j) {
+      TSALLIS_UNROLL
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        const float product = s[j][e];
+        const Weight weight =
+            ShortWeight<kShort>(rows[half].factor * product, split[half].high, split[half].low);
+        if (kPass == 0) {
+          tile_u += weight.u;
+          tile_dp = fmaf(weight.u, dp[j][e], tile_dp);
+        } else {
+          s[j][e] = weight.u * (dp[j][e] - found.mean[half]);
+          found.d_scale[half] = fmaf(s[j][e], product, found.d_scale[half]);
+        }
+      }
+    }
+    if (kPass == 0) {
+      found.sum_u[half] += static_cast<double>(tile_u);
+      found.sum_dp[half] += static_cast<double>(tile_dp);
+    }
+  }
+}
 
 // kGeneral: with masks, a bias and any alpha.
 template <class Type, int D, bool kGeneral>
@@ -42,117 +381,151 @@ DenseRowsKernel(const BackwardCall backward) {
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, backward.dense, head, first, count);
   DenseRow(&rows)[2] = block.rows;
-  const Shared<Words4> k_tile(Shape::kKeysAt), v_tile(Shape::kValuesAt);
-  const Shared<int> flags(Shape::kFlagsAt);
-  const auto own_row = [&](int i) {
-    return first + i < count ? backward.dense.At(call, head, first + i) : -1;
-  };
-  using Left = LeftRows<Type, D, Shape::kRows>;
-  const Left queries(0, Rows<Type>::Of(call.q, b, head.h), call.head_dim, own_row);
-  const Left d_outs(Shape::kGradientsAt, Rows<Type>::Of(backward.d_out, b, head.h), call.value_dim,
-                    own_row);
+  OwnRows<Type, D, Shape::kRows, !kIsFloat32<Type> && D <= 128> own(
+      Rows<Type>::Of(call.q, b, head.h), call.head_dim, Rows<Type>::Of(backward.d_out, b, head.h),
+      call.value_dim,
+      [&](int i) { return first + i < count ? backward.dense.At(call, head, first + i) : -1; });
   CommitCopies();
   const auto k_rows = Rows<Type>::Of(call.k, b, head.kv);
   const auto v_rows = Rows<Type>::Of(call.v, b, head.kv);
 
   double tau[2] = {-static_cast<double>(kInfinity), -static_cast<double>(kInfinity)};
   SplitTau split[2];
+  // Keys that all of the warp's rows see.
+  int whole_begin = 0, whole_end = INT32_MAX;
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
     DenseRow& row = rows[half];
+    split[half].high = kInfinity;  // no weights
     if (row.row < 0) continue;
     tau[half] = LoadDevice(backward.tau + head.Index(call, row.row));
-    split[half] = SplitTau::Of(tau[half]);
-    if (tau[half] == -static_cast<double>(kInfinity)) row.end = row.begin;
+    if (tau[half] == -static_cast<double>(kInfinity)) {
+      row.end = row.begin;
+    } else {
+      split[half] = SplitTau::Of(tau[half]);
+    }
+    if (row.begin > whole_begin) whole_begin = row.begin;
+    if (row.end < whole_end) whole_end = row.end;
   }
+  for (int bit = 4; bit < kWarp; bit *= 2) {
+    const int begin = ShuffleXor(whole_begin, bit), end = ShuffleXor(whole_end, bit);
+    if (begin > whole_begin) whole_begin = begin;
+    if (end < whole_end) whole_end = end;
+  }
+  const RowSums& sums = backward.sums;
+  const Short how =
+      sums.d_alpha != nullptr || sums.d_slope != nullptr || (kGeneral && !IsPlain(call))
+          ? Short::kNone
+          : ShortOf(head);
   float total[D / 8][4];
   Clear(total);
   RowScale<Type> scale;
-  double sum_u[2] = {0.0, 0.0}, sum_dp[2] = {0.0, 0.0};
-  float mean[2] = {0.0f, 0.0f}, d_scale[2] = {0.0f, 0.0f}, d_slope[2] = {0.0f, 0.0f};
-  AlphaSums alpha_sums[2];
-  SinkPart sinks[2];
-  TSALLIS_LOOP
-  for (int pass = 0; pass < 2; ++pass) {
-    TSALLIS_LOOP
-    for (int key0 = block.keys_begin; key0 < block.keys_end; key0 += kInner) {
-      const BlocksLeft left = block.template LeftOf<kGeneral>(call, head, key0, kInner);
-      if (!left.any) continue;
-      const auto row_of = [&](int i) { return key0 + i < block.keys_end ? key0 + i : -1; };
-      SyncBlock();  // the last tile has been read
-      FetchTile<Type, D, kInner>(k_tile, k_rows, call.head_dim, row_of);
-      FetchTile<Type, D, kInner>(v_tile, v_rows, call.value_dim, row_of);
-      CommitCopies();
+  RowFindings found;
+
+  const auto fetch = [&](int key0, int stage) {
+    const std::size_t at = Shape::kKeysAt + static_cast<std::size_t>(stage) * Shape::kStageBytes;
+    const int keys = block.keys_end - key0;
+    FetchAdjacent<Type, D>(Shared<Words4>(at), k_rows, call.head_dim, key0, keys);
+    FetchAdjacent<Type, D>(Shared<Words4>(at + Shape::kKeyBytes), v_rows, call.value_dim, key0,
+                           keys);
+    CommitCopies();
+  };
+  // The first tile from key0 on of which masks leave something.
+  BlocksLeft next_left;
+  const auto next_tile = [&](int key0) {
+    for (; kGeneral && key0 < block.keys_end; key0 += kInner) {
+      next_left = block.template LeftOf<kGeneral>(call, head, key0, kInner);
+      if (next_left.any) break;
+    }
+    return key0;
+  };
+  const auto pass_over_keys = [&]<int kPass>() {
+    int next = next_tile(block.keys_begin), stage = 0;
+    SyncBlock();  // the last tile has been read
+    if (next < block.keys_end) fetch(next, stage);
+    if (kPass == 0) {
       WaitForCopies<0>();
-      const bool finite = AllThreads(flags, pass == 0 || IsFinite<Type, D, kInner>(k_tile));
+      SyncBlock();
+      own.Take();
+    }
+    TSALLIS_LOOP
+    while (next < block.keys_end) {
+      const int key0 = next;
+      const BlocksLeft left = next_left;
+      const std::size_t keys_at =
+          Shape::kKeysAt + static_cast<std::size_t>(stage) * Shape::kStageBytes;
+      next = next_tile(key0 + kInner);
+      WaitForCopies<0>();
+      SyncBlock();  // the tile is there, and the last one has been read
+      if (Shape::kStages == 2 && next < block.keys_end) fetch(next, stage ^ 1);
       float s[kInner / 8][4], dp[kInner / 8][4];
       Clear(s);
       Clear(dp);
-      queries.Multiply(s, k_tile);
-      d_outs.Multiply(dp, v_tile);
+      own.Multiply(s, dp, Shared<Words4>(keys_at), Shared<Words4>(keys_at + Shape::kKeyBytes));
+      Moderate numbers;
       TSALLIS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const DenseRow& row = rows[half];
-        float tile_u = 0.0f, tile_dp = 0.0f;
+      for (int j = 0; j < kInner / 8; ++j) {
         TSALLIS_UNROLL
-        for (int j = 0; j < kInner / 8; ++j) {
-          TSALLIS_UNROLL
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            const int key = key0 + 8 * j + 2 * t + e % 2;
-            const std::int64_t distance = head.sequence.Distance(row.row, key);
-            const float product = s[j][e];
-            s[j][e] = 0.0f;
-            if (key < row.begin || key >= row.end) continue;
-            float bias = 0.0f;
-            if (kGeneral && !head.Leaves(call, left, row.row, key, &bias)) continue;
-            float z = head.Score(row.factor, product, distance);
-            if (kGeneral) z += bias;
-            const Weight weight = split[half].template WeightOf<kGeneral>(head, z);
-            if (weight.IsZero(kGeneral)) continue;
-            if (pass == 0) {
-              tile_u += weight.u;
-              tile_dp = fmaf(weight.u, dp[j][e], tile_dp);
-              if (backward.sums.d_alpha != nullptr) {
-                alpha_sums[half].template Add<kGeneral>(head, weight.p,
-                                                        static_cast<double>(dp[j][e]));
-              }
-              continue;
-            }
-            const float ds = weight.u * (dp[j][e] - mean[half]);
-            const float dx = ThroughTerms(head, ds, row.factor * product, distance);
-            s[j][e] = dx;
-            if (dx != 0.0f) d_scale[half] = fmaf(dx, product, d_scale[half]);
-            d_slope[half] -= ds * static_cast<float>(distance < 0 ? -distance : distance);
-          }
+        for (int e = 0; e < 4; ++e) {
+          numbers.Look(e, rows[e / 2].factor * s[j][e]);
+          numbers.Look(e + 1, dp[j][e] - found.mean[e / 2]);
         }
-        sum_u[half] += static_cast<double>(tile_u);
-        sum_dp[half] += static_cast<double>(tile_dp);
       }
-      if (pass == 1) {
+      const bool moderate = numbers.All();
+      if (moderate && how != Short::kNone && (!kGeneral || left.all) && key0 >= whole_begin &&
+          key0 + kInner <= whole_end) {
+        ForShort(how, [&]<Short kShort>() { ShortRows<kPass, kShort>(rows, split, s, dp, found); });
+      } else {
+        CarefulRows<kPass, kGeneral>(backward, head, left, rows, split, key0, s, dp, found);
+      }
+      if (kPass == 1) {
         scale.Divide(s, total);
-        AddWeighted<Type, D, kInner>(total, s, k_tile, Shape::kKeysAt, 0, finite);
+        AddTile<Type, D>(total, s, keys_at, 0, moderate);
+      }
+      if (Shape::kStages == 2) {
+        stage ^= 1;
+      } else if (next < block.keys_end) {
+        SyncBlock();  // the tile has been read
+        fetch(next, stage);
       }
     }
-    if (pass == 1) break;
-    TSALLIS_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      for (int bit = 1; bit < 4; bit *= 2) {
-        sum_u[half] += ShuffleXor(sum_u[half], bit);
-        sum_dp[half] += ShuffleXor(sum_dp[half], bit);
-      }
-      alpha_sums[half].Reduce(1, 4);
-      sinks[half] = SinkPart::Of<kGeneral>(head, tau[half]);
-      sum_u[half] += static_cast<double>(sinks[half].u);
-      if (sum_u[half] != 0.0) mean[half] = static_cast<float>(sum_dp[half] / sum_u[half]);
+  };
+  pass_over_keys.template operator()<0>();
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    double &sum_u = found.sum_u[half], &sum_dp = found.sum_dp[half];
+    for (int bit = 1; bit < 4; bit *= 2) {
+      sum_u += ShuffleXor(sum_u, bit);
+      sum_dp += ShuffleXor(sum_dp, bit);
+    }
+    found.alpha_sums[half].Reduce(1, 4);
+    const auto sink = SinkPart::Of<kGeneral>(head, tau[half]);
+    sum_u += static_cast<double>(sink.u);
+    if (sum_u != 0.0) found.mean[half] = static_cast<float>(sum_dp / sum_u);
+    // What is known is written now, so that the second pass has its registers.
+    if (t != 0 || rows[half].row < 0) continue;
+    const std::int64_t index = head.Index(call, rows[half].row);
+    StoreDevice(backward.means + index, found.mean[half]);
+    StoreDevice(backward.views + index,
+                Words4{{BitsOf(split[half].high), BitsOf(split[half].low), BitsOf(found.mean[half]),
+                        BitsOf(rows[half].factor)}});
+    if (sums.d_sink != nullptr) {
+      StoreDevice(sums.d_sink + index,
+                  -static_cast<double>(sink.u) * static_cast<double>(found.mean[half]));
+    }
+    if (sums.d_alpha != nullptr) {
+      found.alpha_sums[half].template Add<kGeneral>(head, sink.p, 0.0);
+      StoreDevice(sums.d_alpha + index,
+                  sum_u != 0.0 ? found.alpha_sums[half].Gradient(head, sum_u) : 0.0);
     }
   }
-  WaitForCopies<0>();  // the rows', where no tile came
+  pass_over_keys.template operator()<1>();
 
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
     const DenseRow& row = rows[half];
-    d_scale[half] = QuadSum(d_scale[half]);
-    d_slope[half] = QuadSum(d_slope[half]);
+    found.d_scale[half] = QuadSum(found.d_scale[half]);
+    found.d_slope[half] = QuadSum(found.d_slope[half]);
     if (row.row < 0) continue;
     const std::int64_t index = head.Index(call, row.row);
     const float factor = scale.scale[half] * row.factor * head.power;
@@ -170,33 +543,29 @@ DenseRowsKernel(const BackwardCall backward) {
       StoreColumns<Type>(backward.dq, start, 8 * j + 2 * t, pair, 2);
     }
     if (t != 0) continue;
-    StoreDevice(backward.means + index, mean[half]);
     if (backward.d_length_scale != nullptr) {
-      StoreDevice(backward.d_length_scale + index, call.scale * static_cast<double>(d_scale[half]));
+      StoreDevice(backward.d_length_scale + index,
+                  call.scale * static_cast<double>(found.d_scale[half]));
     }
-    const RowSums& sums = backward.sums;
     if (sums.d_slope != nullptr) {
-      StoreDevice(sums.d_slope + index, static_cast<double>(d_slope[half]));
-    }
-    if (sums.d_sink != nullptr) {
-      StoreDevice(sums.d_sink + index,
-                  -static_cast<double>(sinks[half].u) * static_cast<double>(mean[half]));
-    }
-    if (sums.d_alpha != nullptr) {
-      alpha_sums[half].template Add<kGeneral>(head, sinks[half].p, 0.0);
-      StoreDevice(sums.d_alpha + index,
-                  sum_u[half] != 0.0 ? alpha_sums[half].Gradient(head, sum_u[half]) : 0.0);
+      StoreDevice(sums.d_slope + index, static_cast<double>(found.d_slope[half]));
     }
   }
 }
 
 // ---- keys ---------------------------------------------------------------------------------------
 
-// What the block's threads know of a query that passes by.
+// What the block's threads know of a query that passes by: BackwardCall::views. Without a query
+// zeros, of which nothing comes, since its rows are zeros too.
 struct QueryView {
   SplitTau tau;
   float mean = 0.0f, factor = 0.0f;
-  int row = 0, begin = 0, end = 0, padding = 0;
+
+  TSALLIS_DEVICE static QueryView Of(const Words4& words) {
+    return {{FloatOf(words.w[0]), FloatOf(words.w[1])}, FloatOf(words.w[2]), FloatOf(words.w[3])};
+  }
+  // Whether it has weights at all.
+  TSALLIS_DEVICE bool Lives() const { return tau.high != kInfinity; }
 };
 
 template <class Type, int D>
@@ -204,14 +573,77 @@ struct DenseKeysShape {
   static constexpr int kKeys = kWarps * 16;
   // Columns of dk and dv that a block computes: registers hold no more.
   static constexpr int kColumns = D <= 128 ? D : 128, kParts = D / kColumns;
+  static constexpr int kStages = D <= 128 ? 2 : 1;
   static constexpr std::size_t kKeyBytes = LeftRows<Type, D, kKeys>::kBytes;
   static constexpr std::size_t kQueryBytes = kInner * D * sizeof(typename Type::Element);
-  static constexpr std::size_t kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes;
-  static constexpr std::size_t kGradientsAt = kQueriesAt + kQueryBytes;
-  static constexpr std::size_t kViewsAt = kGradientsAt + kQueryBytes;
-  static constexpr std::size_t kFlagsAt = kViewsAt + kInner * sizeof(QueryView);
-  static constexpr std::size_t kSharedBytes = kFlagsAt + kWarps * 4;
+  // A stage: queries, gradients, views.
+  static constexpr std::size_t kStagesAt = 2 * kKeyBytes;
+  static constexpr std::size_t kGradientsBehind = kQueryBytes, kViewsBehind = 2 * kQueryBytes;
+  static constexpr std::size_t kStageBytes = kViewsBehind + kInner * sizeof(Words4);
+  static constexpr std::size_t kSharedBytes = kStagesAt + kStages * kStageBytes;
 };
+
+// Products of keys (rows) and queries (columns) and their dp become weights and gradients of the
+// products, for any map, terms and masks. row_of(i): the row of the tile's query i, or below 0.
+template <bool kGeneral, class RowOf>
+TSALLIS_DEVICE void CarefulKeys(const Call& call, const Head& head, const BlocksLeft& left,
+                                const RowOf& row_of, const Shared<Words4>& views, int key0,
+                                float (&s)[kInner / 8][4], float (&dp)[kInner / 8][4]) {
+  const int t = Lane() % 4;
+  TSALLIS_LOOP
+  for (int j = 0; j < kInner / 8; ++j) {
+    TSALLIS_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const QueryView view = QueryView::Of(views.Load(8 * j + 2 * t + e));
+      const int row = row_of(8 * j + 2 * t + e);
+      Span seen;
+      if (row >= 0 && view.Lives()) seen = head.sequence.VisibleKeys(call.mask, row);
+      TSALLIS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int at = 2 * half + e;
+        const int key = key0 + WarpIndex() * 16 + half * 8 + Lane() / 4;
+        const float product = s[0][at], here = dp[0][at];
+        s[0][at] = dp[0][at] = 0.0f;
+        if (key < seen.begin || key >= seen.end) continue;
+        float bias = 0.0f;
+        if (kGeneral && !head.Leaves(call, left, row, key, &bias)) continue;
+        const std::int64_t distance = head.sequence.Distance(row, key);
+        float z = head.Score(view.factor, product, distance);
+        if (kGeneral) z += bias;
+        const Weight weight = view.tau.template WeightOf<kGeneral>(head, z);
+        if (weight.IsZero(kGeneral)) continue;
+        const float ds = weight.u * (here - view.mean);
+        const float dx = ThroughTerms(head, ds, view.factor * product, distance);
+        s[0][at] = weight.p;
+        dp[0][at] = dx == 0.0f ? 0.0f : dx * view.factor * head.power;
+      }
+    }
+    Rotate(s);
+    Rotate(dp);
+  }
+}
+
+// The same for moderate numbers of which every pair is visible.
+template <Short kShort>
+TSALLIS_DEVICE void ShortKeys(float power, const Shared<Words4>& views, float (&s)[kInner / 8][4],
+                              float (&dp)[kInner / 8][4]) {
+  const int t = Lane() % 4;
+  TSALLIS_UNROLL
+  for (int j = 0; j < kInner / 8; ++j) {
+    TSALLIS_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const QueryView view = QueryView::Of(views.Load(8 * j + 2 * t + e));
+      const float factor = view.factor * power;
+      TSALLIS_UNROLL
+      for (int at = e; at < 4; at += 2) {
+        const Weight weight =
+            ShortWeight<kShort>(view.factor * s[j][at], view.tau.high, view.tau.low);
+        s[j][at] = weight.p;
+        dp[j][at] = weight.u * (dp[j][at] - view.mean) * factor;
+      }
+    }
+  }
+}
 
 template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
@@ -229,98 +661,123 @@ DenseKeysKernel(const BackwardCall backward) {
   const std::int64_t b = sequence.array_batch;
   const int behind = static_cast<int>(
       sequence.k.end < place.first + Shape::kKeys ? sequence.k.end : place.first + Shape::kKeys);
-  const Shared<Words4> q_tile(Shape::kQueriesAt), d_out_tile(Shape::kGradientsAt);
-  const Shared<QueryView> views(Shape::kViewsAt);
-  const Shared<int> flags(Shape::kFlagsAt);
-  const auto own_key = [&](int i) { return key0 + i < behind ? key0 + i : -1; };
-  using Left = LeftRows<Type, D, Shape::kKeys>;
-  const Left own_keys(0, Rows<Type>::Of(call.k, b, kv), call.head_dim, own_key);
-  const Left own_values(Shape::kValuesAt, Rows<Type>::Of(call.v, b, kv), call.value_dim, own_key);
+  // The warp's keys.
+  const int warp_key = key0 + WarpIndex() * 16;
+  const int warp_behind = warp_key + 16 < behind ? warp_key + 16 : behind;
+  OwnRows<Type, D, Shape::kKeys, false> own(
+      Rows<Type>::Of(call.k, b, kv), call.head_dim, Rows<Type>::Of(call.v, b, kv), call.value_dim,
+      [&](int i) { return key0 + i < behind ? key0 + i : -1; });
   CommitCopies();
 
   float dk[kBlocks][4], dv[kBlocks][4];
   Clear(dk);
   Clear(dv);
   RowScale<Type> dk_scale, dv_scale;
+  TSALLIS_LOOP
   for (int h = kv * call.group(); h < (kv + 1) * call.group(); ++h) {
     const Head head = Head::Of<kGeneral>(call, place.b, h);
     const int count = backward.dense.Count(call, head);
     const auto q_rows = Rows<Type>::Of(call.q, b, h);
     const auto d_out_rows = Rows<Type>::Of(backward.d_out, b, h);
-    TSALLIS_LOOP
-    for (int first = 0; first < count; first += kInner) {
-      // Rows ascend, and so do both ends of what they see.
-      const int last = first + kInner < count ? first + kInner - 1 : count - 1;
-      const int first_row = backward.dense.At(call, head, first);
-      const int last_row = backward.dense.At(call, head, last);
-      const Span seen = head.KeysOf(call.mask, first_row, last_row);
-      if (seen.end <= key0 || seen.begin >= behind) continue;
-      BlocksLeft left;
-      if (kGeneral) left = head.LeftOf(call.mask, first_row, last_row, key0, behind);
-      if (!left.any) continue;
-      const auto row_of = [&](int i) {
-        return first + i < count ? backward.dense.At(call, head, first + i) : -1;
-      };
-      SyncBlock();  // the last tile has been read
-      FetchTile<Type, D, kInner>(q_tile, q_rows, call.head_dim, row_of);
-      FetchTile<Type, D, kInner>(d_out_tile, d_out_rows, call.value_dim, row_of);
-      CommitCopies();
-      if (ThreadIndex() < kInner) {
-        QueryView view;
-        view.row = row_of(ThreadIndex());
-        if (view.row >= 0) {
-          const std::int64_t index = head.Index(call, view.row);
-          const double tau = LoadDevice(backward.tau + index);
-          const Span keys = head.sequence.VisibleKeys(call.mask, view.row);
-          view.tau = SplitTau::Of(tau);
-          view.mean = LoadDevice(backward.means + index);
-          view.factor = head.Factor(call, view.row);
-          view.begin = static_cast<int>(keys.begin);
-          view.end = static_cast<int>(keys.end);
-          if (tau == -static_cast<double>(kInfinity)) view.end = view.begin;
-        }
-        views.Store(ThreadIndex(), view);
+    const Short how = kGeneral && !IsPlain(call) ? Short::kNone : ShortOf(head);
+    const auto row_at = [&](int i) { return backward.dense.At(call, head, i); };
+    // Rows ascend, and so do both ends of what they see: the first row that sees keys of the block,
+    // or ones behind it, is searched for.
+    int low = 0, high = count;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      const std::int64_t row = row_at(middle);
+      const bool before = head.KeysOf(call.mask, row, row).end <= key0;
+      low = before ? middle + 1 : low;
+      high = before ? high : middle;
+    }
+    // Of the tile at `first`: the rows at its ends, and whether the warp's keys are all visible.
+    int first_row = 0, last_row = 0;
+    bool whole = false, next_whole = false;
+    BlocksLeft left, next_left;
+    // The first tile from `first` on that has visible pairs; count without one.
+    const auto next_tile = [&](int first) {
+      for (; first < count; first += kInner) {
+        first_row = row_at(first);
+        last_row = row_at(first + kInner < count ? first + kInner - 1 : count - 1);
+        const Span of_first = head.sequence.VisibleKeys(call.mask, first_row);
+        const Span of_last = head.sequence.VisibleKeys(call.mask, last_row);
+        if (of_first.begin >= behind) return count;
+        next_whole = of_last.begin <= warp_key && of_first.end >= warp_behind;
+        if (kGeneral) next_left = head.LeftOf(call.mask, first_row, last_row, key0, behind);
+        if (next_left.any) break;
       }
+      return first;
+    };
+    const auto fetch = [&](int first, int stage) {
+      const std::size_t at =
+          Shape::kStagesAt + static_cast<std::size_t>(stage) * Shape::kStageBytes;
+      const Shared<Words4> queries(at), d_outs(at + Shape::kGradientsBehind);
+      const auto row_of = [&](int i) { return first + i < count ? row_at(first + i) : -1; };
+      if (backward.dense.rows == nullptr) {
+        FetchAdjacent<Type, D>(queries, q_rows, call.head_dim, first_row, count - first);
+        FetchAdjacent<Type, D>(d_outs, d_out_rows, call.value_dim, first_row, count - first);
+      } else {
+        FetchTile<Type, D, kInner>(queries, q_rows, call.head_dim, row_of);
+        FetchTile<Type, D, kInner>(d_outs, d_out_rows, call.value_dim, row_of);
+      }
+      if (ThreadIndex() < kInner) {
+        const int row = row_of(ThreadIndex());
+        const Words4* view = backward.views + head.Index(call, row >= 0 ? row : first_row);
+        CopyAsync(Shared<Words4>(at + Shape::kViewsBehind), ThreadIndex(), view, row >= 0);
+      }
+      CommitCopies();
+    };
+    int next = next_tile(low), stage = 0;
+    SyncBlock();  // the last head's tiles have been read
+    if (next < count) fetch(next, stage);
+    TSALLIS_LOOP
+    while (next < count) {
+      const int first = next;
+      const std::size_t queries_at =
+          Shape::kStagesAt + static_cast<std::size_t>(stage) * Shape::kStageBytes;
+      const std::size_t d_outs_at = queries_at + Shape::kGradientsBehind;
+      const Shared<Words4> views(queries_at + Shape::kViewsBehind);
+      whole = next_whole;
+      left = next_left;
+      next = next_tile(first + kInner);
       WaitForCopies<0>();
-      bool finite = IsFinite<Type, D, kInner>(q_tile);
-      finite = IsFinite<Type, D, kInner>(d_out_tile) && finite;
-      finite = AllThreads(flags, finite);
+      SyncBlock();  // the tile is there, and the last one has been read
+      if (Shape::kStages == 2 && next < count) fetch(next, stage ^ 1);
       // Scores and dp of keys (rows) and queries (columns).
       float s[kInner / 8][4], dp[kInner / 8][4];
       Clear(s);
       Clear(dp);
-      own_keys.Multiply(s, q_tile);
-      own_values.Multiply(dp, d_out_tile);
+      own.Multiply(s, dp, Shared<Words4>(queries_at), Shared<Words4>(d_outs_at));
+      Moderate numbers;
       TSALLIS_UNROLL
       for (int j = 0; j < kInner / 8; ++j) {
         TSALLIS_UNROLL
         for (int e = 0; e < 2; ++e) {
-          const QueryView view = views.Load(8 * j + 2 * t + e);
-          TSALLIS_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            const int at = 2 * half + e;
-            const int key = key0 + WarpIndex() * 16 + half * 8 + Lane() / 4;
-            const float product = s[j][at], here = dp[j][at];
-            s[j][at] = dp[j][at] = 0.0f;
-            if (key < view.begin || key >= view.end) continue;
-            float bias = 0.0f;
-            if (kGeneral && !head.Leaves(call, left, view.row, key, &bias)) continue;
-            const std::int64_t distance = head.sequence.Distance(view.row, key);
-            float z = head.Score(view.factor, product, distance);
-            if (kGeneral) z += bias;
-            const Weight weight = view.tau.template WeightOf<kGeneral>(head, z);
-            if (weight.IsZero(kGeneral)) continue;
-            const float ds = weight.u * (here - view.mean);
-            const float dx = ThroughTerms(head, ds, view.factor * product, distance);
-            s[j][at] = weight.p;
-            dp[j][at] = dx == 0.0f ? 0.0f : dx * view.factor * head.power;
-          }
+          const QueryView view = QueryView::Of(views.Load(8 * j + 2 * t + e));
+          numbers.Look(e, view.factor * s[j][e]);
+          numbers.Look(2 + e, dp[j][e] - view.mean);
+          numbers.Look(e, dp[j][2 + e] - view.mean);
         }
       }
+      const bool moderate = numbers.All();
+      if (moderate && how != Short::kNone && whole && (!kGeneral || left.all)) {
+        ForShort(how, [&]<Short kShort>() { ShortKeys<kShort>(head.power, views, s, dp); });
+      } else {
+        CarefulKeys<kGeneral>(
+            call, head, left, [&](int i) { return first + i < count ? row_at(first + i) : -1; },
+            views, key0, s, dp);
+      }
       dv_scale.Divide(s, dv);
-      AddWeighted<Type, D, kInner>(dv, s, d_out_tile, Shape::kGradientsAt, first_column, finite);
+      AddTile<Type, D>(dv, s, d_outs_at, first_column, moderate);
       dk_scale.Divide(dp, dk);
-      AddWeighted<Type, D, kInner>(dk, dp, q_tile, Shape::kQueriesAt, first_column, finite);
+      AddTile<Type, D>(dk, dp, queries_at, first_column, moderate);
+      if (Shape::kStages == 2) {
+        stage ^= 1;
+      } else if (next < count) {
+        SyncBlock();  // the tile has been read
+        fetch(next, stage);
+      }
     }
   }
   WaitForCopies<0>();  // the keys', where no tile came
@@ -348,4 +805,5 @@ DenseKeysKernel(const BackwardCall backward) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

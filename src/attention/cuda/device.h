@@ -48,7 +48,8 @@ struct alignas(8) Words2 {
 #define TSALLIS_UNROLL _Pragma("unroll")
 #define TSALLIS_LOOP _Pragma("unroll 1")
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 TSALLIS_DEVICE int ThreadIndex() { return static_cast<int>(threadIdx.x); }
 TSALLIS_DEVICE int BlockX() { return static_cast<int>(blockIdx.x); }
@@ -198,7 +199,8 @@ TSALLIS_DEVICE int LowestBit(std::uint32_t bits) { return __ffs(static_cast<int>
 TSALLIS_DEVICE std::uint32_t BitsOf(float value) { return __float_as_uint(value); }
 TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits); }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
 
 #else
 // ---- emulated -----------------------------------------------------------------------------------
@@ -210,7 +212,8 @@ TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits);
 #define TSALLIS_UNROLL
 #define TSALLIS_LOOP
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 inline int ThreadIndex() { return static_cast<int>(simt::machine.self->id); }
 inline int BlockX() { return static_cast<int>(simt::machine.block_index.x); }
@@ -318,10 +321,12 @@ inline int LowestBit(std::uint32_t bits) { return std::countr_zero(bits); }
 inline std::uint32_t BitsOf(float value) { return std::bit_cast<std::uint32_t>(value); }
 inline float FloatOf(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
 #endif
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // What the elements of arrays are. Products of 16-bit ones go through the tensor cores; float32's
 // are made of single multiplications and additions, in the order of the columns, since no matrix
@@ -348,4 +353,5 @@ TSALLIS_DEVICE float QuadMax(float x) {
   return MaxOrNaN(x, ShuffleXor(x, 2));
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

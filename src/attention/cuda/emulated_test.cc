@@ -324,14 +324,14 @@ TEST(CudaEmulated, SharedMemoryFits) {
         SweepShape<Type, D>::kSharedBytes, DenseShape<Type, D>::kSharedBytes,
         DenseRowsShape<Type, D>::kSharedBytes, DenseKeysShape<Type, D>::kSharedBytes};
   };
-  const std::vector<std::size_t> expected[] = {{73728, 20512, 12304, 13328},
-                                               {81920, 40992, 24592, 25616},
-                                               {98304, 81952, 49168, 50192},
-                                               {98304, 98336, 98320, 99344}};
-  const std::vector<std::size_t> of_float32[] = {{73728, 16416, 8208, 9232},
-                                                 {81920, 32800, 16400, 17424},
-                                                 {98304, 65568, 32784, 33808},
-                                                 {98304, 65568, 65552, 66576}};
+  const std::vector<std::size_t> expected[] = {{73728, 20512, 16384, 17408},
+                                               {81920, 40992, 32768, 33792},
+                                               {98304, 81952, 65536, 66560},
+                                               {98304, 98336, 98304, 98816}};
+  const std::vector<std::size_t> of_float32[] = {{73728, 16416, 16384, 17408},
+                                                 {81920, 32800, 32768, 33792},
+                                                 {98304, 65568, 65536, 66560},
+                                                 {98304, 65568, 65536, 66048}};
   EXPECT_EQ((sizes.operator()<BFloat16, 32>()), expected[0]);
   EXPECT_EQ((sizes.operator()<BFloat16, 64>()), expected[1]);
   EXPECT_EQ((sizes.operator()<BFloat16, 128>()), expected[2]);

@@ -12,7 +12,8 @@
 #include "attention/cuda/dense.h"
 #include "attention/cuda/sweep.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // What rows add to the gradients of their head: [rows] each, null: not wanted.
 struct RowSums {
@@ -31,6 +32,8 @@ struct BackwardCall {
   Lists lists;
   float* w = nullptr;      // [rows, kList], beside the lists' weights
   float* means = nullptr;  // [rows]: of dense rows
+  // [rows]: of dense rows, what DenseKeysKernel must know (QueryView)
+  Words4* views = nullptr;
   DenseRows dense;
   // What dense rows add to dk and dv: [array batch, kv_heads, k_len, head_dim or value_dim]
   float* dense_dk = nullptr;
@@ -175,4 +178,5 @@ SumKernel(const SumCall sum) {
   if (ThreadIndex() == 0) StoreDevice(sum.to + BlockZ() * call.heads + BlockY(), total);
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

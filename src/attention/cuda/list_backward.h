@@ -1,9 +1,14 @@
 // Backward on lists: rows first (dp, ds, dq), then keys (dk, dv) over the lists sorted by key. No
 // atomics, and every sum has one order.
 //
-// Entries are sorted in one pass: tasks of kTaskRows rows count their entries for each bucket of
-// kBucket keys, a scan turns the counts into places, and the tasks put their entries there. Within
-// a bucket entries ascend by row, and the warp that owns a key picks that key's entries.
+// Rows of arrays are read by pieces of 16 bytes, D / 8 lanes a row, four rows a lane at once: only
+// many loads under way hide the time that one takes. What belongs to an entry alone, its key, its
+// weights and addresses, is loaded and computed by one lane of 32 and handed to the others.
+//
+// Entries are sorted in two steps, by buckets of kBucket keys and by the keys of a bucket. Tasks of
+// some rows count their entries for each bucket, scans turn the counts into places, and the tasks
+// put their entries there, with all that keys need of them. Then a block counts its bucket's
+// entries for each key. Both steps are stable: a key's entries ascend by row.
 #pragma once
 
 #include <cstdint>
@@ -11,210 +16,384 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/gradients.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
-inline constexpr int kTaskRows = 128, kBucket = 64;
+inline constexpr int kBucket = 64;
+// Blocks of list rows and list keys, and entries from which on a key is the whole block's.
+inline constexpr int kRowsOfBlock = 16, kKeysOfBlock = 16, kLongKey = 512;
+static_assert(kList == 2 * kWarp);
 
-TSALLIS_DEVICE int DivideUp(int a, int b) { return (a + b - 1) / b; }
+TSALLIS_HOST_DEVICE inline int DivideUp(int a, int b) { return (a + b - 1) / b; }
+
+// Who reads which part of rows: D / 8 lanes a row, kTurns rows a lane.
+template <class Type, int D, int kTurnsOf = 4>
+struct Pieces {
+  static constexpr int kTurns = kTurnsOf;
+  static constexpr int kLanes = D / 8, kAtOnce = kWarp / kLanes, kBatch = kAtOnce * kTurns;
+};
+
+// Eight elements side by side, as they were loaded: the next loads need not wait for them.
+template <class Type>
+struct Piece8 {
+  Words4 words[kIsFloat32<Type> ? 2 : 1] = {};
+
+  TSALLIS_DEVICE void Load(const typename Type::Element* from) {
+    const auto* pieces = reinterpret_cast<const Words4*>(from);
+    words[0] = LoadDevice(pieces);
+    if constexpr (kIsFloat32<Type>) words[1] = LoadDevice(pieces + 1);
+  }
+  TSALLIS_DEVICE float At(int i) const {
+    if constexpr (kIsFloat32<Type>) {
+      return FloatOf(words[i / 4].w[i % 4]);
+    } else {
+      const std::uint32_t pair = words[0].w[i / 2];
+      return Type::ToFloat(static_cast<std::uint16_t>(i % 2 == 0 ? pair : pair >> 16));
+    }
+  }
+};
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-inline constexpr std::size_t kRowsSharedBytes = kWarps * kList * 4;
+inline constexpr std::uint32_t kNoKey = 0xFFFFFFFFu;
 
-// A warp takes a row; D / 8 lanes an entry, 256 / D entries at once.
+// <own, the row of its key> for each of `count` entries, in the entry's lane. own: the lane's
+// columns. key: the lane's entry's, kNoKey for none. The warp calls it.
 template <class Type, int D>
-TSALLIS_KERNEL(kThreads)
-ListRowsKernel(const BackwardCall backward) {
-  constexpr int kLanes = D / 8, kAtOnce = kWarp / kLanes;
+TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], bool has_column,
+                                std::uint32_t key, int count) {
+  using Lanes = Pieces<Type, D>;
+  constexpr int kLanes = Lanes::kLanes, kTurns = Lanes::kTurns;
+  const int lane = Lane(), part = lane / kLanes, column = lane % kLanes;
+  const typename Type::Element* from = rows.data + column * 8;
+  // Where the batch leaves the product of this lane's entry.
+  const int mine = lane % Lanes::kBatch;
+  const int source = mine % Lanes::kAtOnce * kLanes + mine / Lanes::kAtOnce * (kLanes / kTurns);
+  float product = 0.0f;
+  TSALLIS_LOOP
+  for (int first = 0; first < count; first += Lanes::kBatch) {
+    Piece8<Type> pieces[kTurns];
+    TSALLIS_UNROLL
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const std::uint32_t row = Shuffle(key, first + turn * Lanes::kAtOnce + part);
+      if (has_column && row != kNoKey) {
+        pieces[turn].Load(from + static_cast<std::int64_t>(row) * rows.stride);
+      }
+    }
+    float sums[kTurns] = {};
+    TSALLIS_UNROLL
+    for (int turn = 0; turn < kTurns; ++turn) {
+      TSALLIS_UNROLL
+      for (int x = 0; x < 8; ++x) sums[turn] = fmaf(own[x], pieces[turn].At(x), sums[turn]);
+    }
+    // Over a row's lanes: half of them go on with half of the four sums, then a quarter with one.
+    static_assert(kTurns == 4 && kLanes >= 4);
+    const bool upper = (column & (kLanes / 2)) != 0, odd = (column & (kLanes / 4)) != 0;
+    const float low =
+        (upper ? sums[2] : sums[0]) + ShuffleXor(upper ? sums[0] : sums[2], kLanes / 2);
+    const float high =
+        (upper ? sums[3] : sums[1]) + ShuffleXor(upper ? sums[1] : sums[3], kLanes / 2);
+    float sum = (odd ? high : low) + ShuffleXor(odd ? low : high, kLanes / 4);
+    TSALLIS_UNROLL
+    for (int bit = kLanes / 8; bit > 0; bit /= 2) sum += ShuffleXor(sum, bit);
+    const float here = Shuffle(sum, source);
+    if (lane / Lanes::kBatch == first / Lanes::kBatch) product = here;
+  }
+  return product;
+}
+
+// totals += w times the row of its key, over `count` entries; of a weight of 0 nothing is read.
+template <class Type, int D>
+TSALLIS_DEVICE void AddRowsOf(float (&totals)[8], const Rows<Type>& rows, bool has_column,
+                              std::uint32_t key, float w, int count) {
+  using Lanes = Pieces<Type, D>;
+  const int part = Lane() / Lanes::kLanes;
+  const typename Type::Element* from = rows.data + Lane() % Lanes::kLanes * 8;
+  TSALLIS_LOOP
+  for (int first = 0; first < count; first += Lanes::kBatch) {
+    Piece8<Type> pieces[Lanes::kTurns];
+    float weights[Lanes::kTurns];
+    TSALLIS_UNROLL
+    for (int turn = 0; turn < Lanes::kTurns; ++turn) {
+      const int i = first + turn * Lanes::kAtOnce + part;
+      const std::uint32_t row = Shuffle(key, i);
+      weights[turn] = Shuffle(w, i);
+      if (has_column && weights[turn] != 0.0f) {
+        pieces[turn].Load(from + static_cast<std::int64_t>(row) * rows.stride);
+      }
+    }
+    TSALLIS_UNROLL
+    for (int turn = 0; turn < Lanes::kTurns; ++turn) {
+      TSALLIS_UNROLL
+      for (int x = 0; x < 8; ++x) totals[x] = fmaf(weights[turn], pieces[turn].At(x), totals[x]);
+    }
+  }
+}
+
+TSALLIS_DEVICE float SumOverLanes(float x) {
+  TSALLIS_UNROLL
+  for (int bit = 1; bit < kWarp; bit *= 2) x += ShuffleXor(x, bit);
+  return x;
+}
+
+// What a row's warp does: a lane has entries `lane` and kWarp + `lane`.
+template <class Type, int D>
+TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, std::int64_t row) {
+  using Lanes = Pieces<Type, D>;
   const Call& call = backward.call;
-  const int warp = WarpIndex(), part = Lane() / kLanes, column = Lane() % kLanes * 8;
-  const BlockPlace place =
-      BlockPlace::Of(call, call.ranges.q_begin, false, BlockX(), BlockZ(), kWarps);
-  if (!place.any) return;
-  const Head head = Head::Of(call, place.b, BlockY());
-  const std::int64_t row = place.first + warp;
-  if (row >= head.sequence.q.end) return;
+  const int lane = Lane(), column = lane % Lanes::kLanes * 8;
   const std::int64_t index = head.Index(call, row), b = head.sequence.array_batch;
   const int count = LoadDevice(backward.lists.counts + index);
   if (count < 0) return;
   const double tau = LoadDevice(backward.tau + index);
-  const std::uint32_t* keys = backward.lists.keys + index * kList;
-  const float* weights = backward.lists.weights + index * kList;
-  const Shared<float> dps = Shared<float>(0).From(warp * kList);
-  const auto k = Rows<Type>::Of(call.k, b, head.kv), v = Rows<Type>::Of(call.v, b, head.kv);
   const bool has_k = column < call.head_dim, has_v = column < call.value_dim;
-  float d_out[8] = {}, q[8] = {};
-  if (has_v) LoadColumns<Type>(Rows<Type>::Of(backward.d_out, b, head.h).At(row) + column, d_out);
-  if (has_k) LoadColumns<Type>(Rows<Type>::Of(call.q, b, head.h).At(row) + column, q);
-
-  const auto over_lanes = [](float x) {
-    for (int bit = 1; bit < kLanes; bit *= 2) x += ShuffleXor(x, bit);
-    return x;
-  };
-  const auto over_parts = [](float x) {
-    for (int bit = kLanes; bit < kWarp; bit *= 2) x += ShuffleXor(x, bit);
-    return x;
-  };
-  float sum_u = 0.0f, sum_dp = 0.0f;
-  AlphaSums alpha_sums;
-  for (int first = 0; first < count; first += kAtOnce) {
-    const int i = first + part;
+  const auto k = Rows<Type>::Of(call.k, b, head.kv), v = Rows<Type>::Of(call.v, b, head.kv);
+  std::uint32_t keys[2];
+  float p[2], dp[2] = {};
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int i = half * kWarp + lane;
     const bool in = i < count;
-    float dp = 0.0f;
-    if (in && has_v) {
-      float values[8];
-      LoadColumns<Type>(v.At(LoadDevice(keys + i)) + column, values);
-      TSALLIS_UNROLL
-      for (int x = 0; x < 8; ++x) dp = fmaf(d_out[x], values[x], dp);
-    }
-    dp = over_lanes(dp);
-    if (!in) continue;
-    const float p = LoadDevice(weights + i), u = Weight::Slope(p, head.alpha);
-    sum_u += u;
-    sum_dp = fmaf(u, dp, sum_dp);
-    if (backward.sums.d_alpha != nullptr) alpha_sums.Add<false>(head, p, static_cast<double>(dp));
-    if (column == 0) dps.Store(i, dp);
+    keys[half] = in ? LoadDevice(backward.lists.keys + index * kList + i) : kNoKey;
+    p[half] = in ? LoadDevice(backward.lists.weights + index * kList + i) : 0.0f;
   }
-  sum_u = over_parts(sum_u);
-  sum_dp = over_parts(sum_dp);
-  alpha_sums.Reduce(kLanes, kWarp);
+  float d_out[8] = {};
+  if (has_v) LoadColumns<Type>(Rows<Type>::Of(backward.d_out, b, head.h).At(row) + column, d_out);
+  TSALLIS_LOOP
+  for (int half = 0; half * kWarp < count; ++half) {
+    const int left = count - half * kWarp;
+    const float products = ProductsOf<Type, D>(v, d_out, has_v, half == 0 ? keys[0] : keys[1],
+                                               left < kWarp ? left : kWarp);
+    (half == 0 ? dp[0] : dp[1]) = products;
+  }
+
+  float u[2], sum_u = 0.0f, sum_dp = 0.0f;
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    u[half] = Weight::Slope(p[half], head.alpha);
+    if (keys[half] == kNoKey) continue;
+    sum_u += u[half];
+    sum_dp = fmaf(u[half], dp[half], sum_dp);
+  }
   const SinkPart sink = SinkPart::Of<false>(head, tau);
-  sum_u += sink.u;
+  sum_u = SumOverLanes(sum_u) + sink.u;
+  sum_dp = SumOverLanes(sum_dp);
   const float mean = sum_u > 0.0f ? sum_dp / sum_u : 0.0f;
-  SyncWarp();
 
   const float factor = head.Factor(call, row), to_product = factor * head.power;
   const bool wants_product = head.terms.softcap != 0.0f || backward.d_length_scale != nullptr;
-  float dq[8] = {}, d_scale = 0.0f, d_slope = 0.0f;
-  for (int first = 0; first < count; first += kAtOnce) {
-    const int i = first + part;
-    const bool in = i < count;
-    const std::uint32_t key = in ? LoadDevice(keys + i) : 0;
-    float values[8] = {}, product = 0.0f;
-    if (in && has_k) LoadColumns<Type>(k.At(key) + column, values);
-    if (wants_product) {
-      TSALLIS_UNROLL
-      for (int x = 0; x < 8; ++x) product = fmaf(q[x], values[x], product);
-      product = over_lanes(product);
+  float q[8] = {}, dq[8] = {}, d_scale = 0.0f, d_slope = 0.0f;
+  if (wants_product && has_k) {
+    LoadColumns<Type>(Rows<Type>::Of(call.q, b, head.h).At(row) + column, q);
+  }
+  TSALLIS_LOOP
+  for (int half = 0; half * kWarp < count; ++half) {
+    const int left = count - half * kWarp, here = left < kWarp ? left : kWarp;
+    const std::uint32_t key = half == 0 ? keys[0] : keys[1];
+    float product = 0.0f;
+    if (wants_product) product = ProductsOf<Type, D>(k, q, has_k, key, here);
+    float w = 0.0f;
+    if (key != kNoKey) {
+      const float ds = (half == 0 ? u[0] : u[1]) * ((half == 0 ? dp[0] : dp[1]) - mean);
+      const std::int64_t distance = head.sequence.Distance(row, key);
+      const float dx = ThroughTerms(head, ds, factor * product, distance);
+      w = dx * to_product;
+      StoreDevice(backward.w + index * kList + half * kWarp + lane, w);
+      d_scale = fmaf(dx, product, d_scale);
+      d_slope -= ds * static_cast<float>(distance < 0 ? -distance : distance);
     }
-    if (!in) continue;
-    const float ds = Weight::Slope(LoadDevice(weights + i), head.alpha) * (dps.Load(i) - mean);
-    const std::int64_t distance = head.sequence.Distance(row, key);
-    const float dx = ThroughTerms(head, ds, factor * product, distance);
-    const float w = dx * to_product;
+    AddRowsOf<Type, D>(dq, k, has_k, key, w, here);
+  }
+  if (backward.dq.data != nullptr) {
     TSALLIS_UNROLL
-    for (int x = 0; x < 8; ++x) dq[x] = fmaf(w, values[x], dq[x]);
-    if (column != 0) continue;
-    StoreDevice(backward.w + index * kList + i, w);
-    d_scale = fmaf(dx, product, d_scale);
-    d_slope -= ds * static_cast<float>(distance < 0 ? -distance : distance);
+    for (int x = 0; x < 8; ++x) {
+      for (int bit = Lanes::kLanes; bit < kWarp; bit *= 2) dq[x] += ShuffleXor(dq[x], bit);
+    }
+    if (has_k && lane < Lanes::kLanes) {
+      StoreColumns<Type>(backward.dq, Offset(backward.dq.strides, b, head.h, row), column, dq, 8);
+    }
   }
-  TSALLIS_UNROLL
-  for (int x = 0; x < 8; ++x) dq[x] = over_parts(dq[x]);
-  d_scale = over_parts(d_scale);
-  d_slope = over_parts(d_slope);
-  if (part != 0) return;
-  if (has_k && backward.dq.data != nullptr) {
-    StoreColumns<Type>(backward.dq, Offset(backward.dq.strides, b, head.h, row), column, dq, 8);
-  }
-  if (column != 0) return;
   if (backward.d_length_scale != nullptr) {
-    StoreDevice(backward.d_length_scale + index, call.scale * static_cast<double>(d_scale));
+    d_scale = SumOverLanes(d_scale);
+    if (lane == 0) {
+      StoreDevice(backward.d_length_scale + index, call.scale * static_cast<double>(d_scale));
+    }
   }
   const RowSums& sums = backward.sums;
-  if (sums.d_slope != nullptr) StoreDevice(sums.d_slope + index, static_cast<double>(d_slope));
-  if (sums.d_sink != nullptr) {
+  if (sums.d_slope != nullptr) {
+    d_slope = SumOverLanes(d_slope);
+    if (lane == 0) StoreDevice(sums.d_slope + index, static_cast<double>(d_slope));
+  }
+  if (sums.d_sink != nullptr && lane == 0) {
     StoreDevice(sums.d_sink + index, -static_cast<double>(sink.u) * static_cast<double>(mean));
   }
   if (sums.d_alpha != nullptr) {
-    alpha_sums.Add<false>(head, sink.p, 0.0);
+    AlphaSums alpha_sums;
+    // The lane's two entries, and lane 0 the sink.
+    TSALLIS_LOOP
+    for (int turn = 0; turn < 3; ++turn) {
+      const float weight = turn == 0 ? p[0] : turn == 1 ? p[1] : lane == 0 ? sink.p : 0.0f;
+      const float product = turn == 0 ? dp[0] : turn == 1 ? dp[1] : 0.0f;
+      alpha_sums.Add<false>(head, weight, static_cast<double>(product));
+    }
+    alpha_sums.Reduce(1, kWarp);
     const double gradient = alpha_sums.Gradient(head, static_cast<double>(sum_u));
-    StoreDevice(sums.d_alpha + index, sum_u > 0.0f ? gradient : 0.0);
+    if (lane == 0) StoreDevice(sums.d_alpha + index, sum_u > 0.0f ? gradient : 0.0);
+  }
+}
+
+// A warp takes a row after the other: what a head is made of is computed once for them.
+template <class Type, int D>
+TSALLIS_KERNEL(kThreads)
+ListRowsKernel(const BackwardCall backward) {
+  const Call& call = backward.call;
+  const BlockPlace place =
+      BlockPlace::Of(call, call.ranges.q_begin, false, BlockX(), BlockZ(), kRowsOfBlock);
+  if (!place.any) return;
+  const Head head = Head::Of(call, place.b, BlockY());
+  TSALLIS_LOOP
+  for (int i = WarpIndex(); i < kRowsOfBlock; i += kWarps) {
+    if (place.first + i >= head.sequence.q.end) return;
+    RowBackward<Type, D>(backward, head, place.first + i);
   }
 }
 
 // ---- entries by key -----------------------------------------------------------------------------
 
-// For each array batch and key head: places [buckets, tasks], and one more, the end; entries
-// [group q_len kList], of which each is a place among the group's lists and a key.
+// An entry of a list, for its key: the row among the group's.
+struct KeyEntry {
+  enum { kRow, kKey, kWeight, kW };
+};
+
+// For each array batch and key head: places [buckets, tasks], within their bucket; bases [buckets +
+// 1], of the buckets; begins [buckets kBucket + 1], of the keys; entries [group q_len kList] by
+// bucket, and order, the entries' places by key.
 struct SortCall {
   Call call;
   Lists lists;
+  const float* w = nullptr;
   int* places = nullptr;
-  Words2* entries = nullptr;
+  int* bases = nullptr;
+  int* begins = nullptr;
+  Words4* entries = nullptr;
+  std::uint32_t* order = nullptr;  // in place of the lists' keys, which nobody needs any more
 
-  TSALLIS_DEVICE static int Buckets(const Call& call) { return DivideUp(call.k_len, kBucket); }
-  TSALLIS_DEVICE static int Tasks(const Call& call) {
-    return DivideUp(call.group() * call.q_len, kTaskRows);
+  TSALLIS_HOST_DEVICE static int Buckets(const Call& call) { return DivideUp(call.k_len, kBucket); }
+  // A multiple of a warp. The more keys, the more rows, so that there are no more counts than some
+  // for each entry.
+  TSALLIS_HOST_DEVICE static int TaskRows(const Call& call) {
+    const int rows = DivideUp(call.k_len, 128 * kWarp) * kWarp;
+    return rows < 128 ? 128 : rows;
+  }
+  TSALLIS_HOST_DEVICE static int Tasks(const Call& call) {
+    return DivideUp(call.group() * call.q_len, TaskRows(call));
   }
   TSALLIS_DEVICE int* PlacesOf(std::int64_t b, int kv) const {
-    const std::int64_t size = static_cast<std::int64_t>(Buckets(call)) * Tasks(call) + 1;
+    const std::int64_t size = static_cast<std::int64_t>(Buckets(call)) * Tasks(call);
     return places + (b * call.kv_heads + kv) * size;
+  }
+  TSALLIS_DEVICE int* BasesOf(std::int64_t b, int kv) const {
+    return bases + (b * call.kv_heads + kv) * (Buckets(call) + 1);
+  }
+  TSALLIS_DEVICE int* BeginsOf(std::int64_t b, int kv) const {
+    const std::int64_t size = static_cast<std::int64_t>(Buckets(call)) * kBucket + 1;
+    return begins + (b * call.kv_heads + kv) * size;
   }
   TSALLIS_DEVICE std::int64_t FirstRow(std::int64_t b, int kv) const {
     return (b * call.heads + static_cast<std::int64_t>(kv) * call.group()) * call.q_len;
   }
 };
 
+// Places of the lanes' entries, by the next place of each digit; those of one digit in the order of
+// lanes. The warp calls it.
+TSALLIS_DEVICE int TakePlace(const Shared<int>& next, bool in, std::uint32_t digit) {
+  const std::uint32_t same = MatchAny(in ? digit : 0xFFFFFFFFu);
+  const int at = in ? next.Load(static_cast<int>(digit)) : 0;
+  SyncWarp();
+  const int rank = CountBits(same & ((1u << Lane()) - 1u));
+  if (in && rank == 0) next.Store(static_cast<int>(digit), at + CountBits(same));
+  SyncWarp();
+  return at + rank;
+}
+
 // A warp takes a task. kPut: entries go to their places; else they are counted.
 template <bool kPut>
 TSALLIS_KERNEL(kWarp)
 SortKernel(const SortCall sort) {
+  constexpr int kAhead = 4;  // rows that are loaded at once
   const Call& call = sort.call;
   const int lane = Lane(), task = BlockX();
   const int buckets = SortCall::Buckets(call), tasks = SortCall::Tasks(call);
   int* places = sort.PlacesOf(BlockZ(), BlockY());
+  const int* bases = sort.BasesOf(BlockZ(), BlockY());
   const std::int64_t first_row = sort.FirstRow(BlockZ(), BlockY());
+  Words4* entries = sort.entries + first_row * kList;
   const Shared<int> next(0);
+  TSALLIS_LOOP
   for (int i = lane; i < buckets; i += kWarp) {
-    next.Store(i, kPut ? LoadDevice(places + static_cast<std::int64_t>(i) * tasks + task) : 0);
+    const std::int64_t at = static_cast<std::int64_t>(i) * tasks + task;
+    next.Store(i, kPut ? LoadDevice(bases + i) + LoadDevice(places + at) : 0);
   }
   SyncWarp();
-  const int rows = call.group() * call.q_len;
-  for (int i = 0; i < kTaskRows; ++i) {
-    const int row = task * kTaskRows + i;
-    if (row >= rows) break;
-    const std::int64_t index = first_row + row;
+  const int rows = call.group() * call.q_len, task_rows = SortCall::TaskRows(call);
+  TSALLIS_LOOP
+  for (int i = 0; i < task_rows; i += kWarp) {
+    const int first = task * task_rows + i;
+    if (first >= rows) break;
     // Rows of no sequence have counts of 0 (ZeroCountsKernel).
-    const int count = LoadDevice(sort.lists.counts + index);
-    for (int begin = 0; begin < count; begin += kWarp) {
-      const bool in = begin + lane < count;
-      const std::uint32_t key =
-          in ? LoadDevice(sort.lists.keys + index * kList + begin + lane) : 0xFFFFFFFFu;
-      const std::uint32_t bucket = in ? key / kBucket : 0xFFFFFFFFu;
-      const std::uint32_t same = MatchAny(bucket);
-      const int at = in ? next.Load(static_cast<int>(bucket)) : 0;
-      SyncWarp();
-      const int rank = CountBits(same & ((1u << lane) - 1u));
-      if (in && rank == 0) next.Store(static_cast<int>(bucket), at + CountBits(same));
-      if (kPut && in) {
-        const std::int64_t place = first_row * kList + at + rank;
-        const auto entry =
-            static_cast<std::uint32_t>(row) * kList + static_cast<std::uint32_t>(begin + lane);
-        StoreDevice(sort.entries + place, Words2{{entry, key}});
+    const int counts =
+        first + lane < rows ? LoadDevice(sort.lists.counts + first_row + first + lane) : 0;
+    TSALLIS_LOOP
+    for (int j = 0; j < kWarp; j += kAhead) {
+      int count[kAhead];
+      std::uint32_t key[kAhead][2];
+      float p[kAhead][2], w[kAhead][2];
+      TSALLIS_UNROLL
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        count[ahead] = Shuffle(counts, j + ahead);
+        TSALLIS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          key[ahead][half] = 0;
+          p[ahead][half] = w[ahead][half] = 0.0f;
+          if (half * kWarp + lane >= count[ahead]) continue;
+          const std::int64_t at = (first_row + first + j + ahead) * kList + half * kWarp + lane;
+          key[ahead][half] = LoadDevice(sort.lists.keys + at);
+          if (!kPut) continue;
+          p[ahead][half] = LoadDevice(sort.lists.weights + at);
+          w[ahead][half] = LoadDevice(sort.w + at);
+        }
       }
-      SyncWarp();
+      TSALLIS_UNROLL
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        TSALLIS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          if (half * kWarp >= count[ahead]) continue;
+          const bool in = half * kWarp + lane < count[ahead];
+          const int place = TakePlace(next, in, key[ahead][half] / kBucket);
+          if (!kPut || !in) continue;
+          StoreDevice(entries + place,
+                      Words4{{static_cast<std::uint32_t>(first + j + ahead), key[ahead][half],
+                              BitsOf(p[ahead][half]), BitsOf(w[ahead][half])}});
+        }
+      }
     }
   }
-  if (kPut) return;
-  for (int i = lane; i < buckets; i += kWarp) {
+  TSALLIS_LOOP
+  for (int i = kPut ? buckets : lane; i < buckets; i += kWarp) {
     StoreDevice(places + static_cast<std::int64_t>(i) * tasks + task, next.Load(i));
   }
 }
 
-// Counts become places: their sums so far. A block takes a key head.
-template <int kOnly = 0>
-TSALLIS_KERNEL(kThreads)
-ScanKernel(const SortCall sort) {
-  const int buckets = SortCall::Buckets(sort.call), tasks = SortCall::Tasks(sort.call);
-  int* places = sort.PlacesOf(BlockZ(), BlockY());
-  const std::int64_t size = static_cast<std::int64_t>(buckets) * tasks;
-  const Shared<int> sums(0);  // [kWarps]
+// Numbers become the sums of those before them; what the sum of all is. The block calls it. sums:
+// [kWarps]
+TSALLIS_DEVICE int ScanNumbers(const Shared<int>& sums, int* numbers, int size) {
   int before = 0;
-  for (std::int64_t first = 0; first < size; first += kThreads) {
-    const std::int64_t i = first + ThreadIndex();
-    const int here = i < size ? LoadDevice(places + i) : 0;
+  TSALLIS_LOOP
+  for (int first = 0; first < size; first += kThreads) {
+    const int i = first + ThreadIndex();
+    const int here = i < size ? LoadDevice(numbers + i) : 0;
     int upto = here;
+    TSALLIS_UNROLL
     for (int by = 1; by < kWarp; by *= 2) {
       const int below = ShuffleUp(upto, by, kWarp);
       if (Lane() >= by) upto += below;
@@ -223,96 +402,301 @@ ScanKernel(const SortCall sort) {
     if (Lane() == kWarp - 1) sums.Store(WarpIndex(), upto);
     SyncBlock();
     int all = 0, of_warps = 0;
+    TSALLIS_UNROLL
     for (int warp = 0; warp < kWarps; ++warp) {
       const int sum = sums.Load(warp);
       if (warp < WarpIndex()) of_warps += sum;
       all += sum;
     }
-    if (i < size) StoreDevice(places + i, before + of_warps + upto - here);
+    if (i < size) StoreDevice(numbers + i, before + of_warps + upto - here);
     before += all;
   }
-  if (ThreadIndex() == 0) StoreDevice(places + size, before);
+  return before;
+}
+
+// A block takes a bucket's counts; or, behind that, the buckets' sums.
+template <bool kOfBuckets>
+TSALLIS_KERNEL(kThreads)
+ScanKernel(const SortCall sort) {
+  const int buckets = SortCall::Buckets(sort.call), tasks = SortCall::Tasks(sort.call);
+  int* bases = sort.BasesOf(BlockZ(), BlockY());
+  int* places = sort.PlacesOf(BlockZ(), BlockY()) + static_cast<std::int64_t>(BlockX()) * tasks;
+  const int sum =
+      ScanNumbers(Shared<int>(0), kOfBuckets ? bases : places, kOfBuckets ? buckets : tasks);
+  if (ThreadIndex() == 0) StoreDevice(bases + (kOfBuckets ? buckets : BlockX()), sum);
+}
+
+inline constexpr std::size_t kOrderSharedBytes = kWarps * kBucket * sizeof(int);
+
+// A block takes a bucket, a warp a run of its entries: it counts them for each key, and behind the
+// sums over keys and warps puts their places there.
+template <int kOnly = 0>
+TSALLIS_KERNEL(kThreads)
+OrderKernel(const SortCall sort) {
+  constexpr int kAhead = 4;
+  static_assert(kBucket == 2 * kWarp);
+  const int lane = Lane(), warp = WarpIndex(), bucket = BlockX();
+  const int* bases = sort.BasesOf(BlockZ(), BlockY());
+  const int begin = LoadDevice(bases + bucket), end = LoadDevice(bases + bucket + 1);
+  const std::int64_t first = sort.FirstRow(BlockZ(), BlockY()) * kList;
+  const auto* words = reinterpret_cast<const std::uint32_t*>(sort.entries + first);
+  std::uint32_t* order = sort.order + first;
+  const Shared<int> all(0);  // [kWarps, kBucket]
+  const Shared<int> next = all.From(warp * kBucket);
+  next.Store(lane, 0);
+  next.Store(kWarp + lane, 0);
+  SyncWarp();
+  const int each = DivideUp(end - begin, kWarps), from = begin + warp * each;
+  const int to = from + each < end ? from + each : end;
+  TSALLIS_LOOP
+  for (int put = 0; put < 2; ++put) {
+    TSALLIS_LOOP
+    for (int i = from; i < to; i += kAhead * kWarp) {
+      std::uint32_t digits[kAhead];
+      TSALLIS_UNROLL
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        const int at = i + ahead * kWarp + lane;
+        digits[ahead] =
+            at < to ? LoadDevice(words + std::int64_t{at} * 4 + KeyEntry::kKey) % kBucket : 0;
+      }
+      TSALLIS_UNROLL
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        if (i + ahead * kWarp >= to) break;
+        const int at = i + ahead * kWarp + lane;
+        const int place = TakePlace(next, at < to, digits[ahead]);
+        if (put != 0 && at < to) StoreDevice(order + place, static_cast<std::uint32_t>(at));
+      }
+    }
+    if (put != 0) return;
+    SyncBlock();
+    if (warp == 0) {
+      // A lane takes two keys.
+      int sums[2] = {0, 0};
+      TSALLIS_UNROLL
+      for (int i = 0; i < 2 * kWarps; ++i)
+        sums[i % 2] += all.Load(i / 2 * kBucket + 2 * lane + i % 2);
+      int upto = sums[0] + sums[1];
+      TSALLIS_UNROLL
+      for (int by = 1; by < kWarp; by *= 2) {
+        const int below = ShuffleUp(upto, by, kWarp);
+        if (lane >= by) upto += below;
+      }
+      int places[2] = {begin + upto - sums[0] - sums[1], begin + upto - sums[1]};
+      int* begins = sort.BeginsOf(BlockZ(), BlockY()) + bucket * kBucket;
+      TSALLIS_UNROLL
+      for (int i = 0; i < 2; ++i) StoreDevice(begins + 2 * lane + i, places[i]);
+      if (bucket == Blocks() - 1 && lane == 0) StoreDevice(begins + kBucket, end);
+      TSALLIS_UNROLL
+      for (int i = 0; i < 2 * kWarps; ++i) {
+        const int at = i / 2 * kBucket + 2 * lane + i % 2, counted = all.Load(at);
+        all.Store(at, places[i % 2]);
+        places[i % 2] += counted;
+      }
+    }
+    SyncBlock();
+  }
 }
 
 // ---- keys ---------------------------------------------------------------------------------------
 
-// A block takes 64 keys of a sequence, a warp one after the other; dense rows' part is added.
+// A warp's 32 entries (where their rows of q and d_out begin, w and p), and for keys of the whole
+// block the warps' sums.
+template <int D>
+struct ListKeysShape {
+  static constexpr std::size_t kAddressesAt = 0, kWeightsAt = kThreads * sizeof(Words4);
+  static constexpr std::size_t kSumsAt = kWeightsAt + kThreads * sizeof(Words2);
+  static constexpr std::size_t kSharedBytes = kSumsAt + kWarps * 2 * D * sizeof(float);
+};
+
+// One key's sums: a lane's columns of dk and dv, over every kAtOnce-th entry.
+struct KeySums {
+  float dk[8], dv[8];
+
+  TSALLIS_DEVICE void Clear() {
+    TSALLIS_UNROLL
+    for (int x = 0; x < 8; ++x) dk[x] = dv[x] = 0.0f;
+  }
+};
+
+// The entries of one key head's keys.
+template <class Type, int D>
+class EntriesOfKeys {
+ public:
+  // Two rows an entry: of float32 half as many entries at once.
+  using Lanes = Pieces<Type, D, kIsFloat32<Type> ? 2 : 4>;
+  using Shape = ListKeysShape<D>;
+
+  TSALLIS_DEVICE EntriesOfKeys(const BackwardCall& backward, const SortCall& sort, std::int64_t b,
+                               int kv)
+      : entries_(sort.entries + sort.FirstRow(b, kv) * kList),
+        order_(sort.order + sort.FirstRow(b, kv) * kList),
+        q_(Rows<Type>::Of(backward.call.q, b, kv * backward.call.group())),
+        d_out_(Rows<Type>::Of(backward.d_out, b, kv * backward.call.group())),
+        q_head_(backward.call.q.strides[1]),
+        d_out_head_(backward.d_out.strides[1]),
+        q_len_(backward.call.q_len),
+        has_k_(Lane() % Lanes::kLanes * 8 < backward.call.head_dim),
+        has_v_(Lane() % Lanes::kLanes * 8 < backward.call.value_dim) {}
+
+  // Adds entries [begin, end), 32 of every `step`. The warp calls it.
+  TSALLIS_DEVICE void Add(KeySums* sums, int begin, int end, int step) const {
+    const int lane = Lane(), part = lane / Lanes::kLanes;
+    const std::int64_t column = lane % Lanes::kLanes * 8 * sizeof(typename Type::Element);
+    const Shared<Words4> addresses = Shared<Words4>(Shape::kAddressesAt).From(WarpIndex() * kWarp);
+    const Shared<Words2> weights = Shared<Words2>(Shape::kWeightsAt).From(WarpIndex() * kWarp);
+    const auto place_of = [&](int from) {
+      return from + lane < end ? LoadDevice(order_ + from + lane) : kNone;
+    };
+    const auto entry_at = [&](std::uint32_t place) {
+      return place != kNone ? LoadDevice(entries_ + place) : Words4{{0, 0, 0, 0}};
+    };
+    // Entries are loaded while those before them are added.
+    Words4 entry = entry_at(place_of(begin));
+    std::uint32_t place = place_of(begin + step);
+    TSALLIS_LOOP
+    for (int from = begin; from < end; from += step) {
+      const int row = static_cast<int>(entry.w[KeyEntry::kRow]), h = row / q_len_;
+      const auto q = Address(q_.At(row - h * q_len_) + h * q_head_);
+      const auto d_out = Address(d_out_.At(row - h * q_len_) + h * d_out_head_);
+      SyncWarp();  // the last entries have been read
+      addresses.Store(
+          lane, {{static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q >> 32),
+                  static_cast<std::uint32_t>(d_out), static_cast<std::uint32_t>(d_out >> 32)}});
+      weights.Store(lane, {{entry.w[KeyEntry::kW], entry.w[KeyEntry::kWeight]}});
+      SyncWarp();
+      entry = entry_at(place);
+      place = place_of(from + 2 * step);
+      const int count = end - from < kWarp ? end - from : kWarp;
+      TSALLIS_LOOP
+      for (int first = 0; first < count; first += Lanes::kBatch) {
+        Piece8<Type> of_q[Lanes::kTurns], of_d_out[Lanes::kTurns];
+        float w[Lanes::kTurns], p[Lanes::kTurns];
+        TSALLIS_UNROLL
+        for (int turn = 0; turn < Lanes::kTurns; ++turn) {
+          const int i = first + turn * Lanes::kAtOnce + part;
+          const Words4 address = addresses.Load(i);
+          const Words2 weight = weights.Load(i);
+          w[turn] = FloatOf(weight.w[0]);
+          p[turn] = FloatOf(weight.w[1]);
+          // A weight of 0 adds nothing, as 0 times NaN would not; what is no entry has no other.
+          if (has_k_ && w[turn] != 0.0f) {
+            of_q[turn].Load(RowAt(address.w[0], address.w[1], column));
+          }
+          if (has_v_ && p[turn] != 0.0f) {
+            of_d_out[turn].Load(RowAt(address.w[2], address.w[3], column));
+          }
+        }
+        TSALLIS_UNROLL
+        for (int turn = 0; turn < Lanes::kTurns; ++turn) {
+          TSALLIS_UNROLL
+          for (int x = 0; x < 8; ++x) {
+            sums->dk[x] = fmaf(w[turn], of_q[turn].At(x), sums->dk[x]);
+            sums->dv[x] = fmaf(p[turn], of_d_out[turn].At(x), sums->dv[x]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  using Element = typename Type::Element;
+  static constexpr std::uint32_t kNone = 0xFFFFFFFFu;
+
+  TSALLIS_DEVICE static std::uint64_t Address(const Element* row) {
+    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(row));
+  }
+  TSALLIS_DEVICE static const Element* RowAt(std::uint32_t low, std::uint32_t high,
+                                             std::int64_t column) {
+    const std::uint64_t row = static_cast<std::uint64_t>(high) << 32 | low;
+    return reinterpret_cast<const Element*>(static_cast<std::uintptr_t>(row) + column);
+  }
+
+  const Words4* entries_;
+  const std::uint32_t* order_;
+  Rows<Type> q_, d_out_;
+  std::int64_t q_head_, d_out_head_;
+  int q_len_;
+  bool has_k_, has_v_;
+};
+
+// A warp takes a key after the other. Of a key with many entries every warp of the block takes a
+// part, and the first adds the parts up. Dense rows' part is added.
 template <class Type, int D>
 TSALLIS_KERNEL(kThreads)
 ListKeysKernel(const BackwardCall backward, const SortCall sort) {
-  constexpr int kLanes = D / 8, kAtOnce = kWarp / kLanes;
+  using Entries = EntriesOfKeys<Type, D>;
+  constexpr int kLanes = Entries::Lanes::kLanes;
   const Call& call = backward.call;
-  const int lane = Lane(), part = lane / kLanes, column = lane % kLanes * 8;
+  const int lane = Lane(), warp = WarpIndex(), column = lane % kLanes * 8, kv = BlockY();
   const BlockPlace place =
-      BlockPlace::Of(call, call.ranges.k_begin, true, BlockX(), BlockZ(), kBucket);
+      BlockPlace::Of(call, call.ranges.k_begin, true, BlockX(), BlockZ(), kKeysOfBlock);
   if (!place.any) return;
   const Sequence sequence = Head::SequenceOf(call, place.b);
   const std::int64_t b = sequence.array_batch;
-  const int kv = BlockY();
-  const std::int64_t first_row = sort.FirstRow(b, kv);
-  const int last = static_cast<int>(place.first + kBucket < sequence.k.end ? place.first + kBucket
-                                                                           : sequence.k.end);
-  // A sequence's keys need not begin with a bucket.
-  int begin = 0, end = 0;
-  if (sort.places != nullptr) {
-    const int tasks = SortCall::Tasks(call);
-    const int* places = sort.PlacesOf(b, kv);
-    begin = LoadDevice(places + place.first / kBucket * tasks);
-    end = LoadDevice(places + (static_cast<std::int64_t>(last - 1) / kBucket + 1) * tasks);
-  }
+  const int first = static_cast<int>(place.first);
+  const int last = static_cast<int>(first + kKeysOfBlock < sequence.k.end ? first + kKeysOfBlock
+                                                                          : sequence.k.end);
   const bool has_k = column < call.head_dim, has_v = column < call.value_dim;
-  for (int key = static_cast<int>(place.first) + WarpIndex(); key < last; key += kWarps) {
-    float dk[8] = {}, dv[8] = {};
-    for (int from = begin; from < end; from += kWarp) {
-      Words2 entry = {{0, 0xFFFFFFFFu}};
-      if (from + lane < end) entry = LoadDevice(sort.entries + first_row * kList + from + lane);
-      std::uint32_t hits = Ballot(entry.w[1] == static_cast<std::uint32_t>(key));
-      while (hits != 0) {
-        int mine = -1;
+  const bool sparse = sort.places != nullptr;
+  const Entries entries(backward, sort, b, kv);
+  const int* begins = sparse ? sort.BeginsOf(b, kv) : nullptr;
+  const Shared<float> parts = Shared<float>(ListKeysShape<D>::kSumsAt).From(column);
+  // First the warps' keys, then the block's.
+  TSALLIS_LOOP
+  for (int whole = 0; whole < (sparse ? 2 : 1); ++whole) {
+    TSALLIS_LOOP
+    for (int key = first + (whole != 0 ? 0 : warp); key < last; key += whole != 0 ? 1 : kWarps) {
+      const int begin = sparse ? LoadDevice(begins + key) : 0;
+      const int end = sparse ? LoadDevice(begins + key + 1) : 0;
+      if ((end - begin > kLongKey) != (whole != 0)) continue;
+      KeySums sums;
+      sums.Clear();
+      entries.Add(&sums, begin + (whole != 0 ? warp * kWarp : 0), end,
+                  whole != 0 ? kThreads : kWarp);
+      TSALLIS_UNROLL
+      for (int x = 0; x < 8; ++x) {
+        for (int bit = kLanes; bit < kWarp; bit *= 2) {
+          sums.dk[x] += ShuffleXor(sums.dk[x], bit);
+          sums.dv[x] += ShuffleXor(sums.dv[x], bit);
+        }
+      }
+      if (whole != 0) {
         TSALLIS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int lowest = hits != 0 ? LowestBit(hits) : -1;
-          if (i == part) mine = lowest;
-          hits &= hits - 1u;
+        for (int x = 0; x < 8 && lane < kLanes; ++x) {
+          parts.Store(2 * warp * D + x, sums.dk[x]);
+          parts.Store((2 * warp + 1) * D + x, sums.dv[x]);
         }
-        const std::uint32_t at = Shuffle(entry.w[0], mine < 0 ? 0 : mine);
-        if (mine < 0) continue;
-        const std::int64_t list = first_row * kList + at;
-        const float p = LoadDevice(backward.lists.weights + list);
-        const float w = LoadDevice(backward.w + list);
-        const int row = static_cast<int>(at / kList);
-        const int h = kv * call.group() + row / call.q_len;
-        if (has_k && w != 0.0f) {
-          float q[8];
-          LoadColumns<Type>(Rows<Type>::Of(call.q, b, h).At(row % call.q_len) + column, q);
+        SyncBlock();
+        sums.Clear();
+        TSALLIS_UNROLL
+        for (int i = 0; i < kWarps && warp == 0; ++i) {
           TSALLIS_UNROLL
-          for (int x = 0; x < 8; ++x) dk[x] = fmaf(w, q[x], dk[x]);
+          for (int x = 0; x < 8; ++x) {
+            sums.dk[x] += parts.Load(2 * i * D + x);
+            sums.dv[x] += parts.Load((2 * i + 1) * D + x);
+          }
         }
-        if (has_v) {
-          float d_out[8];
-          LoadColumns<Type>(Rows<Type>::Of(backward.d_out, b, h).At(row % call.q_len) + column,
-                            d_out);
-          TSALLIS_UNROLL
-          for (int x = 0; x < 8; ++x) dv[x] = fmaf(p, d_out[x], dv[x]);
-        }
+        SyncBlock();  // the next key's parts may be written
+        if (warp != 0) continue;
       }
-    }
-    const std::int64_t row = (b * call.kv_heads + kv) * call.k_len + key;
-    TSALLIS_UNROLL
-    for (int x = 0; x < 8; ++x) {
-      for (int bit = kLanes; bit < kWarp; bit *= 2) {
-        dk[x] += ShuffleXor(dk[x], bit);
-        dv[x] += ShuffleXor(dv[x], bit);
+      if (lane >= kLanes) continue;
+      const std::int64_t row = (b * call.kv_heads + kv) * call.k_len + key;
+      if (has_k && backward.dk.data != nullptr) {
+        Piece8<Float32> dense;
+        dense.Load(backward.dense_dk + row * call.head_dim + column);
+        TSALLIS_UNROLL
+        for (int x = 0; x < 8; ++x) sums.dk[x] += dense.At(x);
+        StoreColumns<Type>(backward.dk, Offset(backward.dk.strides, b, kv, key), column, sums.dk,
+                           8);
       }
-      if (has_k) dk[x] += LoadDevice(backward.dense_dk + row * call.head_dim + column + x);
-      if (has_v) dv[x] += LoadDevice(backward.dense_dv + row * call.value_dim + column + x);
-    }
-    if (part != 0) continue;
-    if (has_k && backward.dk.data != nullptr) {
-      StoreColumns<Type>(backward.dk, Offset(backward.dk.strides, b, kv, key), column, dk, 8);
-    }
-    if (has_v && backward.dv.data != nullptr) {
-      StoreColumns<Type>(backward.dv, Offset(backward.dv.strides, b, kv, key), column, dv, 8);
+      if (has_v && backward.dv.data != nullptr) {
+        Piece8<Float32> dense;
+        dense.Load(backward.dense_dv + row * call.value_dim + column);
+        TSALLIS_UNROLL
+        for (int x = 0; x < 8; ++x) sums.dv[x] += dense.At(x);
+        StoreColumns<Type>(backward.dv, Offset(backward.dv.strides, b, kv, key), column, sums.dv,
+                           8);
+      }
     }
   }
 }
@@ -325,4 +709,5 @@ ZeroCountsKernel(int* counts, std::int64_t rows) {
   if (i < rows) StoreDevice(counts + i, 0);
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

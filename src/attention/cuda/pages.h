@@ -5,12 +5,17 @@
 //           units of 16 keys with the largest of each. No threshold lies further than 1 below the
 //           largest z (alpha - 1 times the score), so entmax does not store a unit whose largest z
 //           lies further below the largest that its warp has seen.
-//   solve   a block for each query and head: the scores that may have a weight into a list in
-//           shared memory, Newton's method from below until nothing moves, the values of the
-//           support. Rows of softmax, and rows that keep more than the list holds, are solved on
-//           the scores in memory.
+//   solve   a block for each query and head. The threshold of some keys never exceeds that of all:
+//           of one key for each thread, the largest that it has read, it is a bound, and only units
+//           that reach it are read. What reaches it goes into a list in shared memory; Newton's
+//           method from below until nothing moves, and the values of the support. Rows of softmax,
+//           and rows that keep more than the list holds, are solved on the scores in memory.
 //   values  for those rows, the weighted values of a run: a block for each run, as above
 //   sum     for those rows, the sum of their runs, in order
+//
+// Warps go through keys and values in units of 16 rows, each with stages of its own in shared
+// memory: no warp waits for another. All that a lane needs for its pieces of a unit in one page is
+// one pointer and a step.
 //
 // The bits of a score depend on key and query alone, and the list ascends. So a row of the list has
 // the same bits whatever pages its keys lie in and however many runs there are; the sums of the
@@ -24,9 +29,11 @@
 #include "attention/cuda/tile.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
-inline constexpr int kPageRows = 16, kPageTile = 64, kPageUnit = kPageTile / kWarps;
+inline constexpr int kPageRows = 16, kPageTile = 64, kPageUnit = 16;
+inline constexpr int kTileUnits = kPageTile / kPageUnit;
 // Threads that solve a row, and entries of each warp's part of its list.
 inline constexpr int kSolveThreads = 256, kSolveWarps = kSolveThreads / kWarp;
 inline constexpr int kSolveEntries = 256;
@@ -46,9 +53,9 @@ struct PagesCall {
   float* most = nullptr;      // [rows, units]
   float* solved = nullptr;    // [rows, 2]: the largest z, sink too, and DenseRow's top
   int* many = nullptr;        // [rows]: whether the row is left to the last two kernels
-  float* partials = nullptr;  // [rows, runs, kWarps, value_dim]
+  float* partials = nullptr;  // [rows, runs, value_dim]; of softmax not divided by its sum
 
-  TSALLIS_HOST_DEVICE int units() const { return tiles * (kPageTile / kPageUnit); }
+  TSALLIS_HOST_DEVICE int units() const { return tiles * kTileUnits; }
   TSALLIS_HOST_DEVICE int rows() const { return call.group() * call.q_len; }  // of a key head
   TSALLIS_HOST_DEVICE int blocks() const { return (rows() + kPageRows - 1) / kPageRows; }
 };
@@ -67,12 +74,19 @@ struct PageKeys {
   TSALLIS_DEVICE static PageKeys Of(const PagesCall& pages, int b, int kv) {
     return {pages.table, b * pages.table_stride, pages.pages, pages.page_size, pages.page_bits, kv};
   }
+  // Of a key in the sequence's row of the table.
+  TSALLIS_DEVICE int PlaceOf(int key) const {
+    return page_bits >= 0 ? key >> page_bits : key / page_size;
+  }
+  // -1: it does not exist.
+  TSALLIS_DEVICE int PageOf(int place) const {
+    const std::int64_t page = LoadInteger(table, first + place);
+    return page < 0 || page >= pages ? -1 : static_cast<int>(page);
+  }
   // Where a key's row begins in an array, in elements; -1: its page does not exist.
   TSALLIS_DEVICE std::int64_t At(const std::int64_t (&strides)[4], int key) const {
-    const int place = page_bits >= 0 ? key >> page_bits : key / page_size;
-    const std::int64_t page = LoadInteger(table, first + place);
-    if (page < 0 || page >= pages) return -1;
-    return Offset(strides, page, kv, key - place * page_size);
+    const int place = PlaceOf(key), page = PageOf(place);
+    return page < 0 ? -1 : Offset(strides, page, kv, key - place * page_size);
   }
 };
 
@@ -93,9 +107,10 @@ struct PageRun {
   int first = 0, count = 0;          // of the key head's rows
   std::int64_t index = 0;            // of its first row in the statistics
   int keys_begin = 0, keys_end = 0;  // that any query sees
-  int tiles_begin = 0, tiles_end = 0;
+  int units_begin = 0, units_end = 0;
 
-  TSALLIS_DEVICE static PageRun Of(const PagesCall& pages) {
+  // Without keys and units, for which lengths have to be read.
+  TSALLIS_DEVICE static PageRun RowsOf(const PagesCall& pages) {
     const Call& call = pages.call;
     PageRun place;
     place.run = BlockX() / pages.blocks();
@@ -104,18 +119,25 @@ struct PageRun {
     place.first = BlockX() % pages.blocks() * kPageRows;
     place.count = pages.rows() - place.first;
     if (place.count > kPageRows) place.count = kPageRows;
+    const std::int64_t head =
+        static_cast<std::int64_t>(place.b) * call.heads + place.kv * call.group();
+    place.index = head * call.q_len + place.first;
+    return place;
+  }
+  TSALLIS_DEVICE static PageRun Of(const PagesCall& pages) {
+    const Call& call = pages.call;
+    PageRun place = RowsOf(pages);
     const Head head = PageHead(pages, place.b, place.kv * call.group());
-    place.index = head.Index(call, 0) + place.first;
     const Span seen = head.KeysOf(call.mask, 0, call.q_len - 1);
+    if (seen.size() == 0) return place;
     place.keys_begin = static_cast<int>(seen.begin);
     place.keys_end = static_cast<int>(seen.begin + seen.size());
-    place.tiles_begin = place.run * pages.run;
-    place.tiles_end = place.tiles_begin + pages.run;
-    const int from = place.keys_begin / kPageTile;
-    const int upto = (place.keys_end + kPageTile - 1) / kPageTile;
-    if (place.tiles_begin < from) place.tiles_begin = from;
-    if (place.tiles_end > upto) place.tiles_end = upto;
-    if (seen.size() == 0) place.tiles_end = place.tiles_begin;
+    place.units_begin = place.run * pages.run * kTileUnits;
+    place.units_end = place.units_begin + pages.run * kTileUnits;
+    const int from = place.keys_begin / kPageUnit;
+    const int upto = (place.keys_end - 1) / kPageUnit + 1;
+    if (place.units_begin < from) place.units_begin = from;
+    if (place.units_end > upto) place.units_end = upto;
     return place;
   }
   // The head and the query of row i.
@@ -125,168 +147,417 @@ struct PageRun {
   TSALLIS_DEVICE int QueryOf(const Call& call, int i) const { return (first + i) % call.q_len; }
 };
 
+// A warp's stages in shared memory. With three to four of them some 100 KB are on their way to a
+// multiprocessor, more than its share of what memory needs to be busy.
 template <class Type, int D>
-struct PageScoresShape {
-  static constexpr std::size_t kTileBytes = kPageTile * D * sizeof(typename Type::Element);
-  static constexpr int kStages = kTileBytes > 32768 ? 1 : kTileBytes > 16384 ? 2 : 3;
-  static constexpr std::size_t kKeysAt = LeftRows<Type, D, kPageRows>::kBytes;
-  static constexpr std::size_t kSharedBytes = kKeysAt + kStages * kTileBytes;
+struct PageUnitsShape {
+  static constexpr std::size_t kUnitBytes = kPageUnit * D * sizeof(typename Type::Element);
+  static constexpr int kStages = kUnitBytes > 8192   ? 1
+                                 : kUnitBytes > 4096 ? 2
+                                 : kUnitBytes > 2048 ? 3
+                                                     : 4;
+  static constexpr std::size_t kWarpBytes = kStages * kUnitBytes;
+  static constexpr std::size_t kSharedBytes = kWarps * kWarpBytes;
+};
+
+// Copies units of keys or values of a sequence and key head to stages of the warp. Rows that no
+// query sees are 0. kNaN: those of pages that do not exist are NaN, else 0.
+template <class Type, int D, bool kNaN>
+class PageUnits {
+  using Element = typename Type::Element;
+  using Shape = PageUnitsShape<Type, D>;
+  static constexpr int kPieces = D / kPiece<Type>;
+  static constexpr int kAcross = kPieces < kWarp ? kPieces : kWarp, kDown = kWarp / kAcross;
+
+ public:
+  TSALLIS_DEVICE PageUnits(const PageKeys& keys, const ConstArray4& array, int columns,
+                           const PageRun& place)
+      : keys_(keys),
+        array_(array),
+        columns_(columns),
+        begin_(place.keys_begin),
+        end_(place.keys_end),
+        one_page_(keys.page_size % kPageUnit == 0) {
+    const int row = Lane() / kAcross, piece = Lane() % kAcross;
+    from_ = static_cast<const Element*>(array.data) + keys.kv * array.strides[1] +
+            row * array.strides[2] + piece * kPiece<Type>;
+    to_ = PieceAt<Type, D>(row, piece);
+    table_ = static_cast<const std::uint32_t*>(keys.table.data) + (keys.first << Wide());
+  }
+  static TSALLIS_DEVICE std::size_t StageByte(int stage) {
+    return WarpIndex() * Shape::kWarpBytes + stage * Shape::kUnitBytes;
+  }
+  // Reads the table ahead of the unit's copies, so that these do not wait for it: the two words of
+  // an integer as they are.
+  TSALLIS_DEVICE void Find(int unit) {
+    if (!one_page_) return;
+    const int place = keys_.PlaceOf(unit * kPageUnit);
+    const std::uint32_t* at = table_ + (std::int64_t{place} << Wide());
+    low_ = LoadDevice(at);
+    if (Wide() == 1) high_ = LoadDevice(at + 1);
+  }
+  // Begins to copy the unit that was found last.
+  TSALLIS_DEVICE void Fetch(int unit, int stage) const {
+    const Shared<Words4> to(StageByte(stage));
+    const int key = unit * kPageUnit;
+    const bool exists =
+        (Wide() == 0 || high_ == 0) && low_ < static_cast<std::uint32_t>(keys_.pages);
+    if (one_page_ && exists && key >= begin_ && key + kPageUnit <= end_) {
+      const int in_page = key - keys_.PlaceOf(key) * keys_.page_size;
+      const Element* from =
+          from_ + static_cast<int>(low_) * array_.strides[0] + in_page * array_.strides[2];
+      const std::int64_t step = kDown * array_.strides[2];
+      TSALLIS_UNROLL
+      for (int r = 0; r < kPageUnit; r += kDown) {
+        TSALLIS_UNROLL
+        for (int p = 0; p < kPieces; p += kAcross) {
+          CopyAsync(to, PlaceOf(r, p), from + p * kPiece<Type>, Uses(p));
+        }
+        from += step;
+      }
+      return;
+    }
+    FetchSingly(to, key);
+  }
+
+ private:
+  TSALLIS_DEVICE int Wide() const { return keys_.table.wide ? 1 : 0; }
+  // Where a lane's piece p of its row r lies, as PieceAt says: r is a multiple of kDown and p of
+  // kAcross, so that neither meets the lane's own bits.
+  TSALLIS_DEVICE int PlaceOf(int r, int p) const { return (to_ ^ (r & 7)) + r * kPieces + p; }
+  TSALLIS_DEVICE bool Uses(int p) const { return (p + Lane() % kAcross) * kPiece<Type> < columns_; }
+  // Looks up each key's page: a lane those of one key.
+  TSALLIS_DEVICE void FetchSingly(const Shared<Words4>& to, int first) const {
+    const int key = first + Lane() % kPageUnit;
+    const bool seen = key >= begin_ && key < end_;
+    const std::int64_t at = seen ? keys_.At(array_.strides, key) : -2;
+    const auto* data = static_cast<const Element*>(array_.data);
+    TSALLIS_LOOP
+    for (int r = 0; r < kPageUnit; r += kDown) {
+      const std::int64_t start = Shuffle(at, r + Lane() / kAcross);
+      TSALLIS_UNROLL
+      for (int p = 0; p < kPieces; p += kAcross) {
+        if (kNaN && start == -1) {
+          to.Store(PlaceOf(r, p), Words4{{~0u, ~0u, ~0u, ~0u}});
+          continue;
+        }
+        const bool used = start >= 0 && Uses(p);
+        const int column = (p + Lane() % kAcross) * kPiece<Type>;
+        CopyAsync(to, PlaceOf(r, p), used ? data + start + column : data, used);
+      }
+    }
+  }
+
+  PageKeys keys_;
+  const ConstArray4& array_;
+  int columns_, begin_, end_;
+  bool one_page_;                         // every unit lies in one
+  const std::uint32_t* table_;            // the sequence's row
+  std::uint32_t low_ = ~0u, high_ = ~0u;  // the page of the unit that was found last
+  // Where a lane's first piece of a unit begins in page 0, and lies in a stage.
+  const Element* from_;
+  int to_;
+};
+
+// The rows of a block's queries in registers, as the left side of products takes them.
+template <class Type, int D>
+class PageQueries {
+ public:
+  template <class RowOf>
+  TSALLIS_DEVICE PageQueries(const Rows<Type>& rows, int columns, const RowOf& row_of) {
+    const int quad = Lane() / 4, t = Lane() % 4;
+    TSALLIS_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t row = row_of(half * 8 + quad);
+      TSALLIS_UNROLL
+      for (int c = 0; c < D / 8; ++c) {
+        const int column = 8 * c + 2 * t;
+        const bool used = row >= 0 && column < columns;
+        a_[c / 2][half + c % 2 * 2] =
+            used ? LoadDevice(reinterpret_cast<const std::uint32_t*>(rows.At(row) + column)) : 0u;
+      }
+    }
+  }
+  // sums[j] += queries times rows [8 j, 8 j + 8) of a unit; the order of LeftRows::Multiply.
+  TSALLIS_DEVICE void Multiply(float (&sums)[2][4], const Shared<Words4>& unit) const {
+    const int lane = Lane(), row = lane / 16 * 8 + lane % 8;
+    TSALLIS_UNROLL
+    for (int c = 0; c < D / 16; ++c) {
+      std::uint32_t b[4];
+      LoadMatrices(b, unit, PieceAt<Type, D>(row, 2 * c + lane / 8 % 2));
+      MultiplyMatrices<Type>(sums[0], a_[c], b[0], b[1]);
+      MultiplyMatrices<Type>(sums[1], a_[c], b[2], b[3]);
+    }
+  }
+
+ private:
+  std::uint32_t a_[D / 16][4];
+};
+template <int D>
+class PageQueries<Float32, D> : public LeftRows<Float32, D, kPageRows> {
+ public:
+  template <class RowOf>
+  TSALLIS_DEVICE PageQueries(const Rows<Float32>& rows, int columns, const RowOf& row_of)
+      : LeftRows<Float32, D, kPageRows>(0, rows, columns, row_of) {}
 };
 
 template <class Type, int D>
 TSALLIS_KERNEL(kThreads)
 PageScoresKernel(const PagesCall pages) {
-  using Shape = PageScoresShape<Type, D>;
   using Element = typename Type::Element;
-  constexpr int kStages = Shape::kStages, kBlocks = kPageUnit / 8;
+  using Units = PageUnits<Type, D, true>;
+  constexpr int kStages = PageUnitsShape<Type, D>::kStages, kBlocks = kPageUnit / 8;
   const Call& call = pages.call;
-  const int warp = WarpIndex(), quad = Lane() / 4, t = Lane() % 4;
+  const int quad = Lane() / 4, t = Lane() % 4;
   const PageRun place = PageRun::Of(pages);
-  const int tiles = place.tiles_end - place.tiles_begin;
-  if (tiles <= 0) return;
-  const PageKeys keys = PageKeys::Of(pages, place.b, place.kv);
-  const Rows<Type> k_rows = {static_cast<const Element*>(call.k.data), 1};
-  const Rows<Type> q_rows = {static_cast<const Element*>(call.q.data), 1};
-  const LeftRows<Type, D, kPageRows> queries(0, q_rows, call.head_dim, [&](int i) {
-    return i < place.count
-               ? Offset(call.q.strides, place.b, place.HeadOf(call, i), place.QueryOf(call, i))
-               : std::int64_t{-1};
-  });
   // The newest keys first: their scores are often the largest.
-  const auto fetch = [&](int step) {
-    if (step < tiles) {
-      const int key0 = (place.tiles_end - 1 - step) * kPageTile;
-      const Shared<Words4> to(Shape::kKeysAt + step % kStages * Shape::kTileBytes);
-      FetchTile<Type, D, kPageTile>(to, k_rows, call.head_dim, [&](int i) {
-        const int key = key0 + i;
-        return key >= place.keys_begin && key < place.keys_end ? keys.At(call.k.strides, key)
-                                                               : std::int64_t{-1};
-      });
+  const int newest = place.units_end - 1 - WarpIndex();
+  const int steps = (newest - place.units_begin) / kWarps + 1;
+  if (newest < place.units_begin) return;
+  Units units(PageKeys::Of(pages, place.b, place.kv), call.k, call.head_dim, place);
+  const auto fetch = [&](int step, int stage) {
+    if (step < steps) {
+      const int unit = newest - step * kWarps;
+      units.Fetch(unit, stage);
+      if (step + 1 < steps) units.Find(unit - kWarps);
     }
     CommitCopies();
   };
+  units.Find(newest);
+  TSALLIS_UNROLL
+  for (int step = 0; step < kStages - 1; ++step) fetch(step, step);
+  const PageQueries<Type, D> queries(
+      {static_cast<const Element*>(call.q.data), 1}, call.head_dim, [&](int i) {
+        return i < place.count
+                   ? Offset(call.q.strides, place.b, place.HeadOf(call, i), place.QueryOf(call, i))
+                   : std::int64_t{-1};
+      });
 
-  // A lane's rows, quad and quad + 8.
+  // A lane finds out about one row, and asks others for its two, quad and quad + 8.
   struct Row {
-    Head head;
-    bool used = false;
-    int query = 0, begin = 0, end = 0;
-    float factor = 0.0f, peak = -kInfinity;
-  };
-  Row rows[2];
-  TSALLIS_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    Row& row = rows[half];
-    const int i = half * 8 + quad;
-    if (i >= place.count) continue;
-    row.used = true;
-    row.head = PageHead(pages, place.b, place.HeadOf(call, i));
-    row.query = place.QueryOf(call, i);
-    const Span seen = row.head.sequence.VisibleKeys(call.mask, row.query);
-    row.begin = static_cast<int>(seen.begin);
-    row.end = static_cast<int>(seen.end);
-    row.factor = row.head.Factor(call, row.query);
-  }
+    bool used = false, all = false;    // all: softmax
+    int begin = 0, end = 0, here = 0;  // here: the key at distance 0
+    float factor = 0.0f, unit = 1.0f, slope = 0.0f, softcap = 0.0f, peak = -kInfinity;
 
+    TSALLIS_DEVICE Row Of(int lane) const {
+      Row row;
+      const int bits = Shuffle((used ? 1 : 0) + (all ? 2 : 0), lane);
+      row.used = (bits & 1) != 0;
+      row.all = (bits & 2) != 0;
+      row.begin = Shuffle(begin, lane);
+      row.end = Shuffle(end, lane);
+      row.here = Shuffle(here, lane);
+      row.factor = Shuffle(factor, lane);
+      row.unit = Shuffle(unit, lane);
+      row.slope = Shuffle(slope, lane);
+      row.softcap = Shuffle(softcap, lane);
+      return row;
+    }
+  };
+  Row own;
+  // Keys that all rows see, and whether a score is its product times the factor.
+  int all_begin = 0, all_end = 0x7FFFFFFF;
+  bool terms = false;
+  if (Lane() % kPageRows < place.count) {
+    const int i = Lane() % kPageRows, query = place.QueryOf(call, i);
+    const Head head = PageHead(pages, place.b, place.HeadOf(call, i));
+    const Span seen = head.sequence.VisibleKeys(call.mask, query);
+    own.used = true;
+    own.all = head.softmax();
+    own.begin = all_begin = static_cast<int>(seen.begin);
+    own.end = all_end = static_cast<int>(seen.end);
+    own.here = static_cast<int>(query + head.sequence.shift);
+    own.factor = head.Factor(call, query);
+    own.unit = head.terms.unit;
+    own.slope = head.terms.slope;
+    own.softcap = head.terms.softcap;
+    terms = head.terms.any();
+  }
+  const bool plain = !Any(terms);
   TSALLIS_UNROLL
-  for (int step = 0; step < kStages - 1; ++step) fetch(step);
+  for (int bits = 1; bits < kPageRows; bits *= 2) {
+    const int begin = ShuffleXor(all_begin, bits), end = ShuffleXor(all_end, bits);
+    all_begin = begin > all_begin ? begin : all_begin;
+    all_end = end < all_end ? end : all_end;
+  }
+  Row rows[2] = {own.Of(quad), own.Of(8 + quad)};
+  const std::int64_t at = (place.index + quad) * pages.units(),
+                     at_next = std::int64_t{8} * pages.units();
+
+  int stage = 0, free = kStages - 1;
   TSALLIS_LOOP
-  for (int step = 0; step < tiles; ++step) {
-    fetch(step + kStages - 1);
+  for (int step = 0; step < steps; ++step) {
+    fetch(step + kStages - 1, free);
     WaitForCopies<kStages - 1>();
-    SyncBlock();
-    const int unit = (place.tiles_end - 1 - step) * kWarps + warp;
-    const Shared<Words4> tile(Shape::kKeysAt + step % kStages * Shape::kTileBytes);
+    SyncWarp();
+    const int unit = newest - step * kWarps, key0 = unit * kPageUnit;
     float s[kBlocks][4];
     Clear(s);
-    queries.Multiply(s, tile.From(warp * kPageUnit * (D / kPiece<Type>)));
-    SyncBlock();  // the stage may be filled again
-    bool exists[2 * kBlocks];
-    TSALLIS_UNROLL
-    for (int x = 0; x < 2 * kBlocks; ++x) {
-      const int key = unit * kPageUnit + x / 2 * 8 + 2 * t + x % 2;
-      exists[x] =
-          key < place.keys_begin || key >= place.keys_end || keys.At(call.k.strides, key) >= 0;
-    }
+    queries.Multiply(s, Shared<Words4>(Units::StageByte(stage)));
+    SyncWarp();  // the stage may be filled again
+    free = stage;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    // What most units need has no branches: z is the product times the row's factor.
+    const bool simple = plain && key0 >= all_begin && key0 + kPageUnit <= all_end;
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
       Row& row = rows[half];
+      if (half * 8 >= place.count) continue;
       float most = -kInfinity;
-      TSALLIS_UNROLL
-      for (int x = 0; x < 2 * kBlocks; ++x) {
-        float& z = s[x / 2][2 * half + x % 2];
-        const int key = unit * kPageUnit + x / 2 * 8 + 2 * t + x % 2;
-        if (key < row.begin || key >= row.end) {
-          z = -kInfinity;
-        } else if (!exists[x]) {
-          z = kInfinity - kInfinity;
-        } else {
-          z = row.head.Score(row.factor, z, row.head.sequence.Distance(row.query, key));
+      if (simple) {
+        TSALLIS_UNROLL
+        for (int x = 0; x < 2 * kBlocks; ++x) {
+          float& z = s[x / 2][2 * half + x % 2];
+          z = row.factor * z;
+          most = MaxOrNaN(most, z);
         }
-        most = MaxOrNaN(most, z);
+      } else {
+        TSALLIS_UNROLL
+        for (int x = 0; x < 2 * kBlocks; ++x) {
+          float& z = s[x / 2][2 * half + x % 2];
+          const int key = key0 + x / 2 * 8 + 2 * t + x % 2;
+          z = row.factor * z;
+          if (key < row.begin || key >= row.end) {
+            z = -kInfinity;
+          } else if (!plain) {
+            // Of keys that the row sees alone: there are factors for no other distances. Without
+            // terms of its own a row's score is z all the same.
+            const BasicTerms<float> of_row = {row.unit, row.slope, row.softcap, call.distances};
+            z = of_row.Score(z, row.here - key);
+          }
+          most = MaxOrNaN(most, z);
+        }
       }
       most = QuadMax(most);
       row.peak = MaxOrNaN(row.peak, most);
       if (!row.used) continue;
-      const std::int64_t at = (place.index + half * 8 + quad) * pages.units() + unit;
-      if (t == 0) StoreDevice(pages.most + at, most);
+      const std::int64_t to = at + half * at_next + unit;
+      if (t == 0) StoreDevice(pages.most + to, most);
       // Rounding is the same here and where a row is solved, with a peak that is no smaller.
-      if (!row.head.softmax() && row.peak - most >= 1.0f) continue;
+      if (!row.all && row.peak - most >= 1.0f) continue;
       TSALLIS_UNROLL
       for (int j = 0; j < kBlocks; ++j) {
         const Words2 pair = {{BitsOf(s[j][2 * half]), BitsOf(s[j][2 * half + 1])}};
-        StoreDevice(reinterpret_cast<Words2*>(pages.scores + at * kPageUnit + 8 * j + 2 * t), pair);
+        StoreDevice(reinterpret_cast<Words2*>(pages.scores + to * kPageUnit + 8 * j + 2 * t), pair);
       }
     }
   }
   WaitForCopies<0>();
 }
 
-// Sums and maxima of the threads that solve a row, in one order. room: [kSolveWarps].
-TSALLIS_DEVICE double SolveSum(const Shared<double>& room, double x) {
-  TSALLIS_UNROLL
-  for (int bits = 1; bits < kWarp; bits *= 2) x += ShuffleXor(x, bits);
-  if (Lane() == 0) room.Store(WarpIndex(), x);
-  SyncBlock();
-  double sum = 0.0;
-  TSALLIS_UNROLL
-  for (int i = 0; i < kSolveWarps; ++i) sum += room.Load(i);
-  SyncBlock();  // the room may be used again
-  return sum;
-}
-TSALLIS_DEVICE float SolveMax(const Shared<float>& room, float x) {
-  TSALLIS_UNROLL
-  for (int bits = 1; bits < kWarp; bits *= 2) x = MaxOrNaN(x, ShuffleXor(x, bits));
-  if (Lane() == 0) room.Store(WarpIndex(), x);
-  SyncBlock();
-  float most = -kInfinity;
-  TSALLIS_UNROLL
-  for (int i = 0; i < kSolveWarps; ++i) most = MaxOrNaN(most, room.Load(i));
-  SyncBlock();
-  return most;
-}
+// The sum of two numbers over the threads that solve a row, in one order. room: [2 kSolveWarps].
+struct SolveSums {
+  double x = 0.0, y = 0.0;
+
+  TSALLIS_DEVICE void Add(const Shared<double>& room) {
+    TSALLIS_UNROLL
+    for (int bits = 1; bits < kWarp; bits *= 2) {
+      x += ShuffleXor(x, bits);
+      y += ShuffleXor(y, bits);
+    }
+    if (Lane() == 0) {
+      room.Store(2 * WarpIndex(), x);
+      room.Store(2 * WarpIndex() + 1, y);
+    }
+    SyncBlock();
+    x = y = 0.0;
+    TSALLIS_UNROLL
+    for (int i = 0; i < kSolveWarps; ++i) {
+      x += room.Load(2 * i);
+      y += room.Load(2 * i + 1);
+    }
+    SyncBlock();  // the room may be used again
+  }
+};
 
 template <int D>
 struct PageSolveShape {
-  static constexpr std::size_t kKeysAt = kSolveThreads / kWarp * kSolveEntries * 4;
-  static constexpr std::size_t kRoomAt = 2 * kKeysAt;
-  static constexpr std::size_t kOutAt = kRoomAt + kSolveWarps * 8;
+  static constexpr std::size_t kKeysAt = kSolveWarps * kSolveEntries * 4;
+  static constexpr std::size_t kUnitsAt = 2 * kKeysAt;
+  static constexpr std::size_t kRoomAt = 3 * kKeysAt;
+  static constexpr std::size_t kOutAt = kRoomAt + 2 * kSolveWarps * 8;
+  // The threads' largest scores lie where the sums of values will.
   static constexpr std::size_t kSharedBytes = kOutAt + kSolveWarps * D * 4;
+  static_assert(D >= kWarp);
+};
+
+// The largest score of each thread, a lane's share of them: every warp has them all.
+struct PageMaxima {
+  float z[kSolveWarps];
+  Shared<float> room;  // of all
+
+  TSALLIS_DEVICE explicit PageMaxima(const Shared<float>& all) : room(all) {
+    TSALLIS_UNROLL
+    for (int i = 0; i < kSolveWarps; ++i) z[i] = room.Load(i * kWarp + Lane());
+  }
+
+  TSALLIS_DEVICE float Largest() const {
+    float largest = -kInfinity;
+    TSALLIS_UNROLL
+    for (int i = 0; i < kSolveWarps; ++i) largest = MaxOrNaN(largest, z[i]);
+    TSALLIS_UNROLL
+    for (int bits = 1; bits < kWarp; bits *= 2) {
+      largest = MaxOrNaN(largest, ShuffleXor(largest, bits));
+    }
+    return largest;
+  }
+  // How far below the peak the threshold of all keys may lie. Newton's method from below on these
+  // and the sink; any of its steps is a bound, so that the last, short ones need not be made.
+  TSALLIS_DEVICE float Reach(float peak, const Head& head) const {
+    float top = 1.0f;
+    TSALLIS_LOOP
+    for (bool moves = true; moves;) {
+      float p = 0.0f, u = 0.0f;
+      if (head.alpha == 1.5f || head.alpha == 2.0f) {
+        // Weight::Of without branches.
+        const auto add = [&](float depth) {
+          const float x = fmaxf(top - depth, 0.0f);
+          p += head.alpha == 2.0f ? x : x * x;
+          u += head.alpha == 2.0f ? (x > 0.0f ? 1.0f : 0.0f) : x;
+        };
+        TSALLIS_UNROLL
+        for (int i = 0; i < kSolveWarps; ++i) add(peak - z[i]);
+        add(Lane() == 0 ? peak - head.sink : kInfinity);
+      } else {
+        // Powers are long: one place for them.
+        TSALLIS_LOOP
+        for (int i = 0; i <= kSolveWarps; ++i) {
+          const float of_sink = Lane() == 0 ? head.sink : -kInfinity;
+          const float x =
+              top - (peak - (i < kSolveWarps ? room.Load(i * kWarp + Lane()) : of_sink));
+          if (!(x > 0.0f)) continue;
+          const Weight weight = Weight::Of(x, head.alpha, head.power);
+          p += weight.p;
+          u += weight.u;
+        }
+      }
+      TSALLIS_UNROLL
+      for (int bits = 1; bits < kWarp; bits *= 2) {
+        p += ShuffleXor(p, bits);
+        u += ShuffleXor(u, bits);
+      }
+      const float next = top - (p - 1.0f) / (u * head.power);
+      moves = next < top * 0.998f;
+      if (next < top) top = next;
+    }
+    return fminf(1.0f, top + kSolveSlack);
+  }
 };
 
 // The scores that a row is solved from: a warp's part of the list, or, of a row that has too many,
 // those in memory.
 struct PageRow {
   ListRow list;
-  int count = 0;  // of the warp's part
+  Shared<int> units;  // of the warp's part, before their scores are read
+  int count = 0;      // of the warp's part
   bool many = false;
   bool all = false;  // softmax: no score is too small
-  float peak = -kInfinity;
+  float peak = -kInfinity, reach = 1.0f;
   const float *scores = nullptr, *most = nullptr;  // of the row
   int units_begin = 0, units_end = 0;
 
-  // Whether a z may have a weight: 0 < top <= 1.
-  TSALLIS_DEVICE bool Reaches(float z) const { return all || peak - z < 1.0f; }
+  // Whether a z may have a weight.
+  TSALLIS_DEVICE bool Reaches(float z) const { return all || peak - z < reach; }
 
   TSALLIS_DEVICE void LoadUnit(int unit, float (&z)[kPageUnit]) const {
     TSALLIS_UNROLL
@@ -297,14 +568,38 @@ struct PageRow {
       for (int x = 0; x < 4; ++x) z[4 * i + x] = FloatOf(words.w[x]);
     }
   }
-  // Fills the list; whether the warp's part of it is long enough. Keys ascend in it. All lanes may
-  // read it behind the block's next barrier.
+  // Fills the list; whether the warp's part of it is long enough. Keys ascend in it. The warp may
+  // read its part behind its next barrier.
   TSALLIS_DEVICE bool Fill() {
-    bool fits = true;
+    // First the units, so that their scores are read together. Each has an entry at least.
+    constexpr int kAtOnce = 4;
+    int found = 0;
     TSALLIS_LOOP
-    for (int first = units_begin + WarpIndex() * kWarp; first < units_end; first += kSolveThreads) {
-      const int unit = first + Lane();
-      const bool takes = unit < units_end && Reaches(LoadDevice(most + unit));
+    for (int first = units_begin + WarpIndex() * kWarp; first < units_end;
+         first += kAtOnce * kSolveThreads) {
+      float largest[kAtOnce];
+      TSALLIS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int unit = first + i * kSolveThreads + Lane();
+        largest[i] = unit < units_end ? LoadDevice(most + unit) : -kInfinity;
+      }
+      TSALLIS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const bool takes = Reaches(largest[i]);
+        const std::uint32_t hits = Ballot(takes);
+        const int to = found + CountBits(hits & ((1u << Lane()) - 1u));
+        if (takes && to < kSolveEntries) {
+          units.Store(to, first + i * kSolveThreads + Lane());
+        }
+        found += CountBits(hits);
+      }
+    }
+    SyncWarp();
+    if (found > kSolveEntries) return false;
+    TSALLIS_LOOP
+    for (int first = 0; first < found; first += kWarp) {
+      const bool takes = first + Lane() < found;
+      const int unit = takes ? units.Load(first + Lane()) : 0;
       float z[kPageUnit];
       std::uint32_t hits = 0;
       if (takes) {
@@ -320,8 +615,7 @@ struct PageRow {
         if (Lane() >= by) upto += before;
       }
       const int more = Shuffle(upto, kWarp - 1);
-      fits = fits && count + more <= kSolveEntries;
-      if (!fits) continue;
+      if (count + more > kSolveEntries) return false;
       int to = count + upto - mine;
       TSALLIS_UNROLL
       for (int x = 0; x < kPageUnit; ++x) {
@@ -332,7 +626,7 @@ struct PageRow {
       }
       count += more;
     }
-    return fits;
+    return true;
   }
   // visit(z) for the thread's share of the scores that may have a weight.
   template <class Visit>
@@ -344,10 +638,13 @@ struct PageRow {
     TSALLIS_LOOP
     for (int unit = units_begin + ThreadIndex(); unit < units_end; unit += kSolveThreads) {
       if (!Reaches(LoadDevice(most + unit))) continue;
-      float z[kPageUnit];
-      LoadUnit(unit, z);
-      TSALLIS_UNROLL
-      for (int x = 0; x < kPageUnit; ++x) visit(z[x]);
+      const auto* words = reinterpret_cast<const Words4*>(scores + unit * kPageUnit);
+      TSALLIS_LOOP
+      for (int i = 0; i < kPageUnit / 4; ++i) {
+        const Words4 four = LoadDevice(words + i);
+        TSALLIS_UNROLL
+        for (int x = 0; x < 4; ++x) visit(FloatOf(four.w[x]));
+      }
     }
   }
 };
@@ -358,19 +655,45 @@ template <class Type, int D>
 TSALLIS_DEVICE void AddValues(const PagesCall& pages, const PageKeys& keys, const Head& head,
                               const PageRow& row, float top, const Shared<float>& sums) {
   constexpr int kLanes = D / 8, kAtOnce = kWarp / kLanes;
+  // Rows that are under way together.
+  constexpr int kDeep = kIsFloat32<Type> || kLanes == 4 ? 2 : 4;
+  static_assert(kWarp % (kDeep * kAtOnce) == 0);
   const ConstArray4& v = pages.call.v;
+  const auto* data = static_cast<const typename Type::Element*>(v.data);
   const int part = Lane() / kLanes, column = Lane() % kLanes * 8;
+  const bool used = column < pages.call.value_dim;
   float sum[8] = {};
-  for (int i = part; i < row.count && column < pages.call.value_dim; i += kAtOnce) {
-    const float x = top - (row.peak - row.list.z.Load(i));
-    if (!(x > 0.0f)) continue;
-    const float p = Weight::Of(x, head.alpha, head.power).p;
-    float values[8];
-    LoadColumns<Type>(static_cast<const typename Type::Element*>(v.data) +
-                          keys.At(v.strides, row.list.key.Load(i)) + column,
-                      values);
-    TSALLIS_UNROLL
-    for (int c = 0; c < 8; ++c) sum[c] = fmaf(p, values[c], sum[c]);
+  TSALLIS_LOOP
+  for (int first = 0; first < row.count; first += kWarp) {
+    // A lane has an entry: its weight, and where its values lie.
+    float own = 0.0f;
+    std::int64_t at = 0;
+    if (first + Lane() < row.count) {
+      const float x = top - (row.peak - row.list.z.Load(first + Lane()));
+      if (x > 0.0f) {
+        own = Weight::Of(x, head.alpha, head.power).p;
+        at = keys.At(v.strides, row.list.key.Load(first + Lane()));
+      }
+    }
+    const int count = row.count - first < kWarp ? row.count - first : kWarp;
+    TSALLIS_LOOP
+    for (int i = 0; i < count; i += kDeep * kAtOnce) {
+      float p[kDeep], values[kDeep][8];
+      TSALLIS_UNROLL
+      for (int j = 0; j < kDeep; ++j) {
+        const int from = i + j * kAtOnce + part;
+        p[j] = Shuffle(own, from);
+        const std::int64_t start = Shuffle(at, from);
+        LoadColumns<Type>(p[j] > 0.0f && used ? data + start + column : data, values[j]);
+      }
+      TSALLIS_UNROLL
+      for (int j = 0; j < kDeep; ++j) {
+        // A weight of 0 adds nothing, as 0 times NaN would not.
+        if (!(p[j] > 0.0f)) continue;
+        TSALLIS_UNROLL
+        for (int c = 0; c < 8; ++c) sum[c] = fmaf(p[j], values[j][c], sum[c]);
+      }
+    }
   }
   TSALLIS_UNROLL
   for (int c = 0; c < 8; ++c) {
@@ -389,10 +712,11 @@ PageSolveKernel(const PagesCall pages) {
   const Head head = PageHead(pages, BlockZ(), BlockY());
   const Span seen = head.sequence.VisibleKeys(call.mask, query);
   const std::int64_t index = head.Index(call, query);
-  const Shared<float> float_room(Shape::kRoomAt), sums(Shape::kOutAt);
+  const Shared<float> sums(Shape::kOutAt);
   const Shared<double> room(Shape::kRoomAt);
   PageRow row = {{Shared<float>(0).From(warp * kSolveEntries),
-                  Shared<int>(Shape::kKeysAt).From(warp * kSolveEntries)}};
+                  Shared<int>(Shape::kKeysAt).From(warp * kSolveEntries)},
+                 Shared<int>(Shape::kUnitsAt).From(warp * kSolveEntries)};
   row.all = head.softmax();
   row.most = pages.most + index * pages.units();
   row.scores = pages.scores + index * pages.units() * kPageUnit;
@@ -400,11 +724,14 @@ PageSolveKernel(const PagesCall pages) {
     row.units_begin = static_cast<int>(seen.begin) / kPageUnit;
     row.units_end = static_cast<int>(seen.end - 1) / kPageUnit + 1;
   }
-  float largest = -kInfinity;
+  float own = -kInfinity;
   for (int unit = row.units_begin + ThreadIndex(); unit < row.units_end; unit += kSolveThreads) {
-    largest = MaxOrNaN(largest, LoadDevice(row.most + unit));
+    own = MaxOrNaN(own, LoadDevice(row.most + unit));
   }
-  largest = SolveMax(float_room, largest);
+  sums.Store(ThreadIndex(), own);
+  SyncBlock();
+  const PageMaxima maxima(sums);
+  const float largest = maxima.Largest();
   // Without a z above -inf a row is empty, and broken with one that is NaN or inf.
   const bool lives = largest > -kInfinity && largest <= kMostFloat;
   const bool broken = !lives && largest != -kInfinity;
@@ -414,29 +741,35 @@ PageSolveKernel(const PagesCall pages) {
   int support = 0;
   if (lives) {
     row.many = row.all;
-    if (!row.all) row.many = SolveMax(float_room, row.Fill() ? 0.0f : 1.0f) > 0.0f;
-    if (row.all) {
-      double sum = 0.0;
-      row.ForEach([&](float z) { sum += static_cast<double>(expf(z - row.peak)); });
-      top = SolveSum(room, sum) + static_cast<double>(expf(head.sink - row.peak));
+    if (!row.all) {
+      row.reach = maxima.Reach(row.peak, head);
+      top = static_cast<double>(row.reach);
+      SolveSums short_parts = {row.Fill() ? 0.0 : 1.0};
+      short_parts.Add(room);
+      row.many = short_parts.x > 0.0;
+    } else {
+      SolveSums sum;
+      row.ForEach([&](float z) { sum.x += static_cast<double>(expf(z - row.peak)); });
+      sum.Add(room);
+      top = sum.x + static_cast<double>(expf(head.sink - row.peak));
     }
     const float of_sink = row.peak - head.sink;
     TSALLIS_LOOP
     for (bool moves = !row.all; moves;) {
       const float here = static_cast<float>(top);
-      double p = 0.0, u = 0.0;
+      SolveSums sums_here;  // of weights and slopes
       const auto add = [&](float depth) {
         const float x = here - depth;
         if (!(x > 0.0f)) return;
         const Weight weight = Weight::Of(x, head.alpha, head.power);
-        p += static_cast<double>(weight.p);
-        u += static_cast<double>(weight.u);
+        sums_here.x += static_cast<double>(weight.p);
+        sums_here.y += static_cast<double>(weight.u);
       };
       row.ForEach([&](float z) { add(row.peak - z); });
       if (ThreadIndex() == 0) add(of_sink);
-      p = SolveSum(room, p);
-      u = SolveSum(room, u);
-      const auto next = static_cast<float>(top - (p - 1.0) / (u * static_cast<double>(head.power)));
+      sums_here.Add(room);
+      const auto next = static_cast<float>(
+          top - (sums_here.x - 1.0) / (sums_here.y * static_cast<double>(head.power)));
       moves = next < here;
       if (moves) top = static_cast<double>(next);
     }
@@ -458,8 +791,10 @@ PageSolveKernel(const PagesCall pages) {
         ++support;
         entropy -= static_cast<double>(p * log_p);
       });
-      support = static_cast<int>(SolveSum(room, static_cast<double>(support)));
-      entropy = SolveSum(room, entropy);
+      SolveSums counted = {static_cast<double>(support), entropy};
+      counted.Add(room);
+      support = static_cast<int>(counted.x);
+      entropy = counted.y;
     }
   }
   const float nan = kInfinity - kInfinity;
@@ -502,87 +837,175 @@ PageSolveKernel(const PagesCall pages) {
   }
 }
 
-inline constexpr std::size_t kPageValuesBytes = kPageRows * kPageTile * 4;
-
 template <class Type, int D>
 TSALLIS_KERNEL(kThreads)
 PageValuesKernel(const PagesCall pages) {
-  constexpr int kLanes = D / 8, kAtOnce = kThreads / kLanes;
+  using Units = PageUnits<Type, D, false>;
+  constexpr int kStages = PageUnitsShape<Type, D>::kStages, kBlocks = kPageUnit / 8;
+  static_assert(kPageRows * D * 4 <= PageUnitsShape<Type, D>::kWarpBytes);
+  // float16 has few exponents: small weights keep their digits as larger numbers.
+  constexpr float kScale = Type::kNarrowRange ? 0x1p15f : 1.0f;
   const Call& call = pages.call;
+  const int quad = Lane() / 4, t = Lane() % 4, own = Lane() % kPageRows;
+  const PageRun rows_here = PageRun::RowsOf(pages);
+  if (!Any(own < rows_here.count && LoadDevice(pages.many + rows_here.index + own) != 0)) return;
   const PageRun place = PageRun::Of(pages);
-  const int own = Lane() % kPageRows;
-  if (!Any(own < place.count && LoadDevice(pages.many + place.index + own) != 0)) return;
-  const PageKeys keys = PageKeys::Of(pages, place.b, place.kv);
-  const auto* v = static_cast<const typename Type::Element*>(call.v.data);
-  const Shared<float> weights(0);  // [kPageTile, kPageRows]
-  const int part = ThreadIndex() / kLanes, column = ThreadIndex() % kLanes * 8;
-  const bool used = column < call.value_dim;
-  // A thread's weights are all of one row.
-  const int mine = ThreadIndex() % kPageRows;
-  const bool weighs = mine < place.count && LoadDevice(pages.many + place.index + mine) != 0;
-  const std::int64_t at = (place.index + mine) * pages.units();
-  Head head;
-  float peak = 0.0f, top = 0.0f;
-  if (weighs) {
-    head = PageHead(pages, place.b, place.HeadOf(call, mine));
-    peak = LoadDevice(pages.solved + 2 * (place.index + mine));
-    top = LoadDevice(pages.solved + 2 * (place.index + mine) + 1);
+
+  // A lane's rows, quad and quad + 8.
+  struct Row {
+    bool weighs = false, all = false;
+    float alpha = 1.5f, power = 2.0f, peak = 0.0f, top = 0.0f;
+    const float *most = nullptr, *scores = nullptr;
+  };
+  Row rows[2];
+  bool all = false;
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    Row& row = rows[half];
+    const int i = half * 8 + quad;
+    const std::int64_t index = place.index + i;
+    if (i < place.count && LoadDevice(pages.many + index) != 0) {
+      const Head head = PageHead(pages, place.b, place.HeadOf(call, i));
+      row.weighs = true;
+      row.all = head.softmax();
+      row.alpha = head.alpha;
+      row.power = head.power;
+      row.peak = LoadDevice(pages.solved + 2 * index);
+      row.top = LoadDevice(pages.solved + 2 * index + 1);
+      row.most = pages.most + index * pages.units();
+      row.scores = pages.scores + index * pages.units() * kPageUnit + 2 * t;
+      all = all || row.all;
+    }
   }
-  float sum[kPageRows][8] = {};
+  // With a row of softmax every unit has weights, and mostly all rows are of softmax.
+  all = Any(all);
+  const bool only = !Any((rows[0].weighs && !rows[0].all) || (rows[1].weighs && !rows[1].all));
+  const int newest = place.units_end - 1 - WarpIndex();
+  const int steps = newest < place.units_begin ? 0 : (newest - place.units_begin) / kWarps + 1;
+  Units units(PageKeys::Of(pages, place.b, place.kv), call.v, call.value_dim, place);
+  const auto fetch = [&](int step, int stage) {
+    if (step < steps) {
+      const int unit = newest - step * kWarps;
+      bool takes = all;
+      if (!all) {
+        TSALLIS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const Row& row = rows[half];
+          takes = takes || (row.weighs && row.peak - LoadDevice(row.most + unit) < row.top);
+        }
+        takes = Any(takes);
+      }
+      if (takes) units.Fetch(unit, stage);
+      if (step + 1 < steps) units.Find(unit - kWarps);
+    }
+    CommitCopies();
+  };
+  // A lane's scores of a unit; -inf where they have no weight and may not be there.
+  const auto load = [&](int step, float(&z)[kBlocks][4]) {
+    const int unit = newest - step * kWarps;
+    TSALLIS_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Row& row = rows[half];
+      const bool stored = step < steps && row.weighs &&
+                          (row.all || row.peak - LoadDevice(row.most + unit) < row.top);
+      TSALLIS_UNROLL
+      for (int j = 0; j < kBlocks; ++j) {
+        z[j][2 * half] = z[j][2 * half + 1] = -kInfinity;
+        if (!stored) continue;
+        const Words2 pair =
+            LoadDevice(reinterpret_cast<const Words2*>(row.scores + unit * kPageUnit + 8 * j));
+        z[j][2 * half] = FloatOf(pair.w[0]);
+        z[j][2 * half + 1] = FloatOf(pair.w[1]);
+      }
+    }
+  };
+
+  float total[D / 8][4];
+  // A weight of 0 must not meet NaN. Matrix products let it, and then the sums are not finite:
+  // these are made again, row by row.
   TSALLIS_LOOP
-  for (int tile = place.tiles_begin; tile < place.tiles_end; ++tile) {
-    SyncBlock();  // the last weights have been read
-    for (int i = ThreadIndex() / kPageRows; i < kPageTile; i += kThreads / kPageRows) {
-      const int key = tile * kPageTile + i;
-      float p = 0.0f;
-      if (weighs) {
-        const std::int64_t unit = at + key / kPageUnit;
-        // Scores of a unit without a weight may not be there.
-        if (head.softmax() || peak - LoadDevice(pages.most + unit) < 1.0f) {
-          const float depth = peak - LoadDevice(pages.scores + unit * kPageUnit + key % kPageUnit);
-          if (head.softmax()) {
-            p = expf(-depth) / top;
-          } else if (top - depth > 0.0f) {
-            p = Weight::Of(top - depth, head.alpha, head.power).p;
+  for (bool careful = false;; careful = true) {
+    Clear(total);
+    float next[kBlocks][4];
+    load(0, next);
+    if (steps > 0) units.Find(newest);
+    TSALLIS_UNROLL
+    for (int step = 0; step < kStages - 1; ++step) fetch(step, step);
+    int stage = 0, free = kStages - 1;
+    TSALLIS_LOOP
+    for (int step = 0; step < steps; ++step) {
+      fetch(step + kStages - 1, free);
+      float w[kBlocks][4];
+      if (only) {
+        TSALLIS_UNROLL
+        for (int x = 0; x < 4 * kBlocks; ++x) {
+          w[x / 4][x % 4] = expf(next[x / 4][x % 4] - rows[x / 2 % 2].peak);
+        }
+      } else {
+        TSALLIS_UNROLL
+        for (int x = 0; x < 4 * kBlocks; ++x) {
+          const Row& row = rows[x / 2 % 2];
+          const float depth = row.peak - next[x / 4][x % 4], above = row.top - depth;
+          float& p = w[x / 4][x % 4];
+          p = 0.0f;
+          if (row.all) {
+            p = expf(-depth);
+          } else if (above > 0.0f) {
+            p = Weight::Of(above, row.alpha, row.power).p;
           }
         }
       }
-      weights.Store(i * kPageRows + mine, p);
-    }
-    SyncBlock();
-    TSALLIS_LOOP
-    for (int i = part; i < kPageTile && used; i += kAtOnce) {
-      float p[kPageRows];
       bool any = false;
       TSALLIS_UNROLL
-      for (int r = 0; r < kPageRows; ++r) {
-        p[r] = weights.Load(i * kPageRows + r);
-        any = any || p[r] > 0.0f;
+      for (int x = 0; x < 4 * kBlocks; ++x) {
+        any = any || w[x / 4][x % 4] > 0.0f;
+        w[x / 4][x % 4] *= kScale;
       }
-      if (!any) continue;
-      float values[8];
-      LoadColumns<Type>(v + keys.At(call.v.strides, tile * kPageTile + i) + column, values);
-      TSALLIS_UNROLL
-      for (int r = 0; r < kPageRows; ++r) {
-        // A weight of 0 adds nothing, as 0 times NaN would not.
-        if (!(p[r] > 0.0f)) continue;
-        TSALLIS_UNROLL
-        for (int c = 0; c < 8; ++c) sum[r][c] = fmaf(p[r], values[c], sum[r][c]);
+      load(step + 1, next);
+      WaitForCopies<kStages - 1>();
+      SyncWarp();
+      if (Any(any)) {
+        const std::size_t byte = Units::StageByte(stage);
+        AddWeighted<Type, D, kPageUnit>(total, w, Shared<Words4>(byte), byte, 0, !careful);
       }
+      SyncWarp();  // the stage may be filled again
+      free = stage;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    WaitForCopies<0>();
+    bool finite = true;
+    TSALLIS_UNROLL
+    for (int x = 0; x < D / 2; ++x) finite = finite && fabsf(total[x / 4][x % 4]) <= kMostFloat;
+    if (kIsFloat32<Type> || careful || !Any(!finite)) break;
+  }
+  // The warps' sums in place of their stages, then the block's.
+  const Shared<Words2> pairs(Units::StageByte(0));
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    TSALLIS_UNROLL
+    for (int j = 0; j < D / 8; ++j) {
+      pairs.Store(((half * 8 + quad) * D + 8 * j + 2 * t) / 2,
+                  Words2{{BitsOf(total[j][2 * half]), BitsOf(total[j][2 * half + 1])}});
     }
   }
-  TSALLIS_UNROLL
-  for (int r = 0; r < kPageRows; ++r) {
-    const std::int64_t to =
-        (((place.index + r) * pages.runs + place.run) * kWarps + WarpIndex()) * call.value_dim;
+  SyncBlock();
+  TSALLIS_LOOP
+  for (int i = ThreadIndex(); i < place.count * (D / 4); i += kThreads) {
+    const int r = i / (D / 4), column = i % (D / 4) * 4;
+    if (column >= call.value_dim) continue;
+    float sum[4] = {};
     TSALLIS_UNROLL
-    for (int c = 0; c < 8; ++c) {
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const Words4 part =
+          Shared<Words4>(warp * PageUnitsShape<Type, D>::kWarpBytes).Load(r * (D / 4) + column / 4);
       TSALLIS_UNROLL
-      for (int bits = kLanes; bits < kWarp; bits *= 2) sum[r][c] += ShuffleXor(sum[r][c], bits);
-      if (Lane() < kLanes && used && r < place.count) {
-        StoreDevice(pages.partials + to + column + c, sum[r][c]);
-      }
+      for (int c = 0; c < 4; ++c) sum[c] += FloatOf(part.w[c]);
     }
+    Words4 words;
+    TSALLIS_UNROLL
+    for (int c = 0; c < 4; ++c) words.w[c] = BitsOf(sum[c] * (1.0f / kScale));
+    const std::int64_t to = ((place.index + r) * pages.runs + place.run) * call.value_dim + column;
+    StoreDevice(reinterpret_cast<Words4*>(pages.partials + to), words);
   }
 }
 
@@ -595,16 +1018,23 @@ PageSumKernel(const PagesCall pages) {
       (static_cast<std::int64_t>(BlockZ()) * call.heads + BlockY()) * call.q_len + BlockX();
   const int column = ThreadIndex() * 2;
   if (column >= call.value_dim || LoadDevice(pages.many + index) == 0) return;
-  const int parts = pages.runs * kWarps;
+  const float* partials = pages.partials + index * pages.runs * call.value_dim + column;
   float pair[2] = {};
-  for (int i = 0; i < parts; ++i) {
+  for (int i = 0; i < pages.runs; ++i) {
+    const Words2 part =
+        LoadDevice(reinterpret_cast<const Words2*>(partials + std::int64_t{i} * call.value_dim));
     TSALLIS_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      pair[e] += LoadDevice(pages.partials + (index * parts + i) * call.value_dim + column + e);
-    }
+    for (int e = 0; e < 2; ++e) pair[e] += FloatOf(part.w[e]);
+  }
+  const double alpha = call.alphas != nullptr ? call.alphas[BlockY()] : call.alpha;
+  if (alpha == 1.0) {
+    const float sum = LoadDevice(pages.solved + 2 * index + 1);
+    TSALLIS_UNROLL
+    for (int e = 0; e < 2; ++e) pair[e] /= sum;
   }
   StoreColumns<Type>(pages.out, Offset(pages.out.strides, BlockZ(), BlockY(), BlockX()), column,
                      pair, 2);
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -9,7 +9,8 @@
 #include "attention/cuda/run.h"
 #include "tsallis/pages.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 template <class Type>
 class PagesRunner : private Runner<Type> {
@@ -35,7 +36,7 @@ class PagesRunner : private Runner<Type> {
     workspace_.Want(&pages_.most, rows_ * Size(pages_.units()));
     workspace_.Want(&pages_.solved, 2 * rows_);
     workspace_.Want(&pages_.many, rows_);
-    workspace_.Want(&pages_.partials, rows_ * Size(pages_.runs) * kWarps * Size(call_.value_dim));
+    workspace_.Want(&pages_.partials, rows_ * Size(pages_.runs) * Size(call_.value_dim));
   }
   using Runner<Type>::bytes;
 
@@ -48,13 +49,13 @@ class PagesRunner : private Runner<Type> {
     const Grid runs = {pages_.runs * pages_.blocks(), call_.kv_heads, call_.batch};
     const Grid rows = {call_.q_len, call_.heads, call_.batch};
     this->ForColumns([&]<int D>() {
-      using Scores = PageScoresShape<Type, D>;
+      using Units = PageUnitsShape<Type, D>;
       this->Launch("PageScoresKernel", PageScoresKernel<Type, D>, runs, kThreads,
-                   Scores::kSharedBytes, pages_);
+                   Units::kSharedBytes, pages_);
       this->Launch("PageSolveKernel", PageSolveKernel<Type, D>, rows, kSolveThreads,
                    PageSolveShape<D>::kSharedBytes, pages_);
-      this->Launch("PageValuesKernel", PageValuesKernel<Type, D>, runs, kThreads, kPageValuesBytes,
-                   pages_);
+      this->Launch("PageValuesKernel", PageValuesKernel<Type, D>, runs, kThreads,
+                   Units::kSharedBytes, pages_);
     });
     this->Launch("PageSumKernel", PageSumKernel<Type>, rows, kThreads, 0, pages_);
   }
@@ -65,16 +66,19 @@ class PagesRunner : private Runner<Type> {
   using Runner<Type>::workspace_;
   using Runner<Type>::Size;
 
-  // Four blocks for each multiprocessor of the largest GPUs, of four tiles at least. Sizes alone
-  // decide, so that results have the same bits on every device.
+  // No more blocks than the largest GPUs have at once, four for each multiprocessor, of four tiles
+  // at least: a few that come behind all others would take as long as these. Where runs would be
+  // longer than 32 tiles there are several times as many, whose ends even out. Sizes alone decide,
+  // so that results have the same bits on every device.
   void SetRuns() {
     if (rows_ == 0) return;
-    constexpr std::int64_t kBlocks = 528;
+    constexpr std::int64_t kBlocks = 528, kLongest = 32;
     const std::int64_t others = std::int64_t{call_.batch} * call_.kv_heads * pages_.blocks();
-    const std::int64_t wanted = (kBlocks + others - 1) / others;
-    const std::int64_t most = (pages_.tiles + 3) / 4;
-    const std::int64_t runs = std::max<std::int64_t>(1, std::min(wanted, most));
-    pages_.run = static_cast<int>(std::max<std::int64_t>(1, (pages_.tiles + runs - 1) / runs));
+    const std::int64_t tiles = pages_.tiles;
+    const std::int64_t least = std::max<std::int64_t>(1, kBlocks / others);
+    const std::int64_t times = (tiles + least * kLongest - 1) / (least * kLongest);
+    const std::int64_t runs = std::max<std::int64_t>(1, std::min(least * times, (tiles + 3) / 4));
+    pages_.run = static_cast<int>(std::max<std::int64_t>(1, (tiles + runs - 1) / runs));
     pages_.runs = std::max(1, (pages_.tiles + pages_.run - 1) / pages_.run);
   }
 
@@ -93,4 +97,5 @@ std::size_t RunOnPagesWorkspaceBytes(const AttentionParams& params, const Attent
   return PagesRunner<Type>(nullptr, {}, params, pages, {}).bytes();
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

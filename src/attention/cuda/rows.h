@@ -7,28 +7,58 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/dense.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
-// The rows of a sequence and head whose count is kDenseRow, ascending. One warp for each.
-// rows: [rows], counts: [batch heads]
+// The rows of a sequence and head whose count is kDenseRow, ascending. One block for each, whose
+// threads look at eight rows at once. rows: [rows], counts: [batch heads]
 template <int kOnly = 0>
-TSALLIS_KERNEL(kWarp)
+TSALLIS_KERNEL(kThreads)
 FindDenseKernel(const Call call, const int* list_counts, int* rows, int* counts) {
+  constexpr int kOwn = 8;
   const Head head = Head::Of(call, BlockZ(), BlockY());
   const Span& q = head.sequence.q;
   const std::int64_t begin = head.Index(call, q.begin);
+  const Shared<int> sums(0);  // [kWarps]
   int count = 0;
-  for (std::int64_t first = 0; first < q.size(); first += kWarp) {
-    const std::int64_t i = first + Lane();
-    const bool is_dense = i < q.size() && LoadDevice(list_counts + begin + i) == kDenseRow;
-    const std::uint32_t found = Ballot(is_dense);
-    if (is_dense) {
-      StoreDevice(rows + begin + count + CountBits(found & ((1u << Lane()) - 1u)),
-                  static_cast<int>(q.begin + i));
+  TSALLIS_LOOP
+  for (std::int64_t first = 0; first < q.size(); first += kOwn * kThreads) {
+    const std::int64_t mine = first + WarpIndex() * kOwn * kWarp + Lane();
+    int of_lists[kOwn];
+    TSALLIS_UNROLL
+    for (int j = 0; j < kOwn; ++j) {
+      const std::int64_t i = mine + j * kWarp;
+      of_lists[j] = i < q.size() ? LoadDevice(list_counts + begin + i) : 0;
     }
-    count += CountBits(found);
+    std::uint32_t found[kOwn];
+    int sum = 0;
+    TSALLIS_UNROLL
+    for (int j = 0; j < kOwn; ++j) {
+      found[j] = Ballot(of_lists[j] == kDenseRow);
+      sum += CountBits(found[j]);
+    }
+    SyncBlock();  // the sums have been read
+    if (Lane() == 0) sums.Store(WarpIndex(), sum);
+    SyncBlock();
+    int before = count;
+    TSALLIS_UNROLL
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const int of_warp = sums.Load(warp);
+      if (warp < WarpIndex()) before += of_warp;
+      count += of_warp;
+    }
+    TSALLIS_UNROLL
+    for (int j = 0; j < kOwn; ++j) {
+      if (of_lists[j] == kDenseRow) {
+        StoreDevice(rows + begin + before + CountBits(found[j] & ((1u << Lane()) - 1u)),
+                    static_cast<int>(q.begin + mine + j * kWarp));
+      }
+      before += CountBits(found[j]);
+    }
   }
-  if (Lane() == 0) StoreDevice(counts + head.sequence.batch * call.heads + head.h, count);
+  if (ThreadIndex() == 0) {
+    StoreDevice(counts + head.sequence.batch * call.heads + head.h, count);
+  }
 }
 
 // What rows of a padded batch that belong to no sequence get. A warp a row.
@@ -102,4 +132,5 @@ DistancesKernel(DistanceLaw law, int reach, float* a, float* m) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

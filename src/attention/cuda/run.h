@@ -19,7 +19,8 @@
 #include "attention/cuda/weights.h"
 #include "tsallis/attention.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // A call's arguments and the memory that all its kernels share.
 template <class Type>
@@ -106,17 +107,18 @@ class Runner {
     SortCall sort;
     const std::size_t entries = rows_ * kList;
     const std::size_t keys = Size(call_.array_batch()) * Size(call_.kv_heads) * Size(call_.k_len);
-    const std::size_t places =
-        Size(call_.array_batch()) * Size(call_.kv_heads) *
-        (Size((call_.k_len + kBucket - 1) / kBucket) *
-             ((Size(Group()) * Size(call_.q_len) + kTaskRows - 1) / kTaskRows) +
-         1);
+    const std::size_t key_heads = Size(call_.array_batch()) * Size(call_.kv_heads);
+    const std::size_t buckets = Size(SortCall::Buckets(call_));
+    const bool sorts = sparse_ && rows_ > 0;
     workspace_.Want(&backward.lists.keys, entries, sparse_);
     workspace_.Want(&backward.lists.weights, entries, sparse_);
     workspace_.Want(&backward.w, entries, sparse_);
     workspace_.Want(&sort.entries, entries, sparse_);
-    workspace_.Want(&sort.places, places, sparse_ && rows_ > 0);
+    workspace_.Want(&sort.places, sorts ? key_heads * buckets * Size(SortCall::Tasks(call_)) : 0);
+    workspace_.Want(&sort.bases, key_heads * (buckets + 1), sorts);
+    workspace_.Want(&sort.begins, key_heads * (buckets * kBucket + 1), sorts);
     workspace_.Want(&backward.means, rows_);
+    workspace_.Want(&backward.views, rows_);
     workspace_.Want(&backward.dense_dk, keys * Size(call_.head_dim));
     workspace_.Want(&backward.dense_dv, keys * Size(call_.value_dim));
     workspace_.Want(&backward.sums.d_alpha, rows_, gradients.d_alpha != nullptr);
@@ -134,6 +136,8 @@ class Runner {
     backward.dense = {dense_rows_, dense_counts_};
     sort.call = call_;
     sort.lists = backward.lists;
+    sort.w = backward.w;
+    sort.order = backward.lists.keys;
     if (HasOutside()) {
       ClearCall of_queries, of_keys;
       of_queries.arrays[0] = gradients.dq;
@@ -153,8 +157,8 @@ class Runner {
         sweep.lists = backward.lists;
         sweep.from_tau = gradients.tau;
         Sweep<D, kGeneral>(sweep);
-        Launch("ListRowsKernel", ListRowsKernel<Type, D>, Places(call_.q_len, kWarps, call_.heads),
-               kThreads, kRowsSharedBytes, backward);
+        Launch("ListRowsKernel", ListRowsKernel<Type, D>,
+               Places(call_.q_len, kRowsOfBlock, call_.heads), kThreads, 0, backward);
         Sort(sort);
       }
       using RowsShape = DenseRowsShape<Type, D>;
@@ -166,7 +170,8 @@ class Runner {
       Launch("DenseKeysKernel", DenseKeysKernel<Type, D, kGeneral>, grid, kThreads,
              KeysShape::kSharedBytes, backward);
       Launch("ListKeysKernel", ListKeysKernel<Type, D>,
-             Places(call_.k_len, kBucket, call_.kv_heads), kThreads, 0, backward, sort);
+             Places(call_.k_len, kKeysOfBlock, call_.kv_heads), kThreads,
+             ListKeysShape<D>::kSharedBytes, backward, sort);
     });
     if (gradients.d_bias.data != nullptr) BiasGradient(backward, gradients.d_bias);
     AddRows(backward.sums.d_alpha, gradients.d_alpha, true);
@@ -300,22 +305,30 @@ class Runner {
   template <int D, bool kGeneral>
   void Sweep(const SweepCall& sweep) {
     using Shape = SweepShape<Type, D>;
-    Launch("SweepKernel", SweepKernel<Type, D, kGeneral>,
+    // Terms beside the product are among what the simple kernel does not know.
+    const auto& terms = params_.terms;
+    const bool simple =
+        !kGeneral && terms.alibi_slopes.data == nullptr && terms.softcap == 0.0 && reach_ == 0;
+    Launch("SweepKernel", simple ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
            Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, sweep);
-    Launch("FindDenseKernel", FindDenseKernel<>, {1, call_.heads, call_.batch}, kWarp, 0, call_,
-           static_cast<const int*>(counts_), dense_rows_, dense_counts_);
+    Launch("FindDenseKernel", FindDenseKernel<>, {1, call_.heads, call_.batch}, kThreads,
+           kWarps * sizeof(int), call_, static_cast<const int*>(counts_), dense_rows_,
+           dense_counts_);
   }
 
   // The lists' entries by key.
   void Sort(const SortCall& sort) {
     if (sort.places == nullptr) return;
     const Grid heads = {1, call_.kv_heads, call_.array_batch()};
-    Grid tasks = heads;
-    tasks.x = (Group() * call_.q_len + kTaskRows - 1) / kTaskRows;
-    const std::size_t bytes = Size((call_.k_len + kBucket - 1) / kBucket) * sizeof(int);
+    Grid tasks = heads, buckets = heads;
+    tasks.x = SortCall::Tasks(call_);
+    buckets.x = SortCall::Buckets(call_);
+    const std::size_t bytes = Size(buckets.x) * sizeof(int), scan_bytes = kWarps * sizeof(int);
     Launch("SortKernel", SortKernel<false>, tasks, kWarp, bytes, sort);
-    Launch("ScanKernel", ScanKernel<>, heads, kThreads, kWarps * sizeof(int), sort);
+    Launch("ScanKernel", ScanKernel<false>, buckets, kThreads, scan_bytes, sort);
+    Launch("ScanKernel", ScanKernel<true>, heads, kThreads, scan_bytes, sort);
     Launch("SortKernel", SortKernel<true>, tasks, kWarp, bytes, sort);
+    Launch("OrderKernel", OrderKernel<>, buckets, kThreads, kOrderSharedBytes, sort);
   }
 
   void BiasGradient(const BackwardCall& backward, const MutableArray4& d_bias) {
@@ -416,4 +429,5 @@ std::size_t RunWorkspaceBytes(const AttentionParams& params, bool backward) {
   return runner.bytes();
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -9,7 +9,8 @@
 #include "tsallis/error.h"
 #include "tsallis/types.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 struct Grid {
   int x = 1, y = 1, z = 1;
@@ -140,4 +141,5 @@ class Workspace {
   void* data_ = nullptr;
 };
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

@@ -18,7 +18,8 @@
 #include "attention/cuda/list.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // What a row keeps: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
 // count along k's axis.
@@ -125,32 +126,20 @@ class SweepQueries<Float32, D> {
 struct SweepRow {
   int row = -1;                 // on q's axis; -1: none
   int begin = 0, end = 0;       // keys it sees
-  int count = 0;                // of its list; kDenseRow
+  int mine = 0;                 // entries of its list that are the lane's; kDenseLane
   float factor = 0.0f;          // unit x from a product; > 0
   float bound = -kMostFloat;    // of z
   float product = -kMostFloat;  // of <q, k>, in the tile at hand
 };
 
-// Full lists: their thresholds become bounds, and what is not above is dropped.
-TSALLIS_RARE void RaiseBound(const ListRow& list, bool full, const Head& head, SweepRow& row) {
-  const int count = full && row.count > 0 ? row.count : 0;
-  SyncWarp();
-  // Without the sink: the largest z must stay in the list, and a sink may lie above all of them.
-  const Threshold solved = SolveList(list, count, -kInfinity, head.alpha, head.power);
-  float bound = solved.peak - solved.top * (1.0f + kSolveSlack) - fabsf(solved.peak) * kScoreSlack;
-  bound = fmaxf(bound, row.bound);
-  const int kept = CompactList(list, count, bound);
-  if (count > 0) {
-    row.count = kept;
-    row.bound = bound;
-  }
-}
+// The lane's entries of a row that is left to the dense kernel: more than any list holds.
+inline constexpr int kDenseLane = 1 << 20, kLaneList = kList / 4;
 
 // The product below which no key of [key, key + keys) has a z above the row's bound. Where any may
 // have: below all finite ones, or under a soft cap NaN, which nothing is below: there a product of
 // -inf has a score, too.
 TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& row) {
-  if (row.count < 0) return;
+  if (row.mine == kDenseLane) return;
   const float none = head.terms.softcap != 0.0f ? kInfinity - kInfinity : -kMostFloat;
   row.product = none;
   if (row.bound == -kMostFloat) return;
@@ -167,12 +156,112 @@ TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& ro
   if (product > -kMostFloat) row.product = fminf(product, kMostFloat);
 }
 
+// What a list has become.
+struct Listed {
+  int mine = 0;
+  float bound = -kMostFloat;
+};
+
+// Full lists: their thresholds become bounds, and what is not above is dropped; what stays is
+// spread over the quad's lanes. `raise`: whether the quad's list is one of them. known: the bound
+// is the row's threshold already.
+template <int kStride>
+TSALLIS_RARE Listed RaiseBound(const RowList<kStride> list, Listed listed, bool raise, bool known,
+                               float alpha, float power) {
+  const int mine = raise && listed.mine != kDenseLane ? listed.mine : 0;
+  float bound = listed.bound;
+  SyncWarp();
+  if (!known) {
+    // Without the sink: the largest z must stay in the list, and a sink may lie above all of them.
+    const Threshold solved = SolveList(list, mine, -kInfinity, listed.bound, alpha, power);
+    const float least =
+        solved.peak - solved.top * (1.0f + kSolveSlack) - fabsf(solved.peak) * kScoreSlack;
+    bound = fmaxf(least, listed.bound);
+    if (raise && !(solved.peak <= kMostFloat)) listed.mine = kDenseLane;
+  }
+  const int kept = CompactList(list, mine, bound);
+  SyncWarp();
+  if (raise && listed.mine != kDenseLane) {
+    listed.mine = (kept - Lane() % 4 + 3) / 4;
+    listed.bound = bound;
+  }
+  return listed;
+}
+
+// A lane's products of one of its rows with the keys of a tile, for AddHits.
+template <int kKeys>
+struct Hits {
+  Head head;
+  AttentionMask mask;
+  SweepRow row;
+  int key0 = 0;
+  bool known = false;
+  float x[kKeys / 4];  // 2 j + e: column 8 j + 2 t + e
+};
+
+// Adds the scores above the bound to lists that may be full, two a lane at a time. The warp calls
+// it.
+template <int kKeys, int kStride, bool kGeneral>
+TSALLIS_RARE Listed AddHits(const RowList<kStride> list, const Hits<kKeys>& tile) {
+  const Head& head = tile.head;
+  const SweepRow& row = tile.row;
+  const int lane = Lane(), t = lane % 4;
+  Listed listed = {row.mine, row.bound};
+  TSALLIS_LOOP
+  for (int j = 0; j < kKeys / 8; ++j) {
+    for (bool again = false;; again = true) {
+      bool hit[2];
+      float value[2];
+      TSALLIS_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const float product = tile.x[2 * j + e];
+        const int key = tile.key0 + 8 * j + 2 * t + e;
+        hit[e] = false;
+        value[e] = product;
+        if (listed.mine != kDenseLane && !(product <= row.product) && key >= row.begin &&
+            key < row.end && (!kGeneral || head.Sees(tile.mask, true, row.row, key))) {
+          if (kGeneral) {
+            value[e] = head.Score(row.factor, product, head.sequence.Distance(row.row, key));
+          }
+          hit[e] = !(list.unit * value[e] <= listed.bound);
+        }
+      }
+      const int count = (hit[0] ? 1 : 0) + (hit[1] ? 1 : 0);
+      const bool lacks = count > 0 && listed.mine + count > kLaneList;
+      const bool full = (Ballot(lacks) >> (lane & 28) & 15u) != 0;
+      if (Any(full) && !again) {
+        // Others that are more than half full come along: the warp takes the same time.
+        const float most = QuadMax(static_cast<float>(listed.mine));
+        listed = RaiseBound(list, listed, full || most > kLaneList / 2 + 2, tile.known, head.alpha,
+                            head.power);
+        continue;
+      }
+      if (full) listed.mine = kDenseLane;
+      if (listed.mine != kDenseLane) {
+        TSALLIS_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          if (!hit[e]) continue;
+          const int to = listed.mine * kStride + t;
+          list.value.Store(to, value[e]);
+          list.key.Store(to, tile.key0 + 8 * j + 2 * t + e);
+          ++listed.mine;
+        }
+      }
+      break;
+    }
+  }
+  return listed;
+}
+
 // Weights in place of the z of a quad's list, which keeps what has any; statistics and the list go
 // to memory. The warp calls it; row.count becomes the size of the support.
-TSALLIS_DEVICE void WriteList(const SweepCall& sweep, const Head& head, const ListRow& list,
-                              SweepRow& row) {
+template <int kStride>
+TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const RowList<kStride>& list,
+                             const SweepRow& row) {
   const Call& call = sweep.call;
-  const int lane = Lane(), t = lane % 4, have = row.count > 0 ? row.count : 0;
+  const int lane = Lane(), t = lane % 4;
+  bool dense = row.mine == kDenseLane;
+  int mine = dense ? 0 : row.mine;
   const std::int64_t index = row.row >= 0 ? head.Index(call, row.row) : 0;
   // z - tau = (z - high) - low: near the threshold the difference is exact.
   Threshold solved;
@@ -183,18 +272,24 @@ TSALLIS_DEVICE void WriteList(const SweepCall& sweep, const Head& head, const Li
     high = static_cast<float>(tau);
     low = static_cast<float>(tau - static_cast<double>(high));
   } else {
-    solved = SolveList(list, have, head.sink, head.alpha, head.power);
+    solved = SolveList(list, mine, head.sink, row.bound, head.alpha, head.power);
+    if (!(solved.peak <= kMostFloat)) {
+      dense = true;
+      mine = 0;
+    }
     high = solved.peak;
     low = -solved.top;
-    if (have > 0) tau = static_cast<double>(solved.peak) - static_cast<double>(solved.top);
+    if (QuadSum(static_cast<float>(mine)) > 0.0f)
+      tau = static_cast<double>(solved.peak) - static_cast<double>(solved.top);
   }
   const bool writes = row.row >= 0 && sweep.lists.keys != nullptr;
   float entropy = 0.0f, largest = -kInfinity;
   int kept = 0;
-  for (int i = 0; Any(i < have); i += 4) {
-    const bool in = i + t < have;
-    const float z = in ? list.z.Load(i + t) : -kInfinity;
-    const int key = in ? list.key.Load(i + t) : 0;
+  TSALLIS_LOOP
+  for (int i = 0; Any(i < mine); ++i) {
+    const bool in = i < mine;
+    const float z = in ? list.Z(i) : -kInfinity;
+    const int key = in ? list.key.Load(i * kStride + t) : 0;
     const float x = in ? (z - high) - low : 0.0f;
     const float p = x > 0.0f ? Weight::Of(x, head.alpha, head.power).p : 0.0f;
     const std::uint32_t quad = Ballot(p > 0.0f) >> (lane & 28) & 15u;
@@ -202,8 +297,8 @@ TSALLIS_DEVICE void WriteList(const SweepCall& sweep, const Head& head, const Li
     SyncWarp();
     if (p > 0.0f) {
       const int to = kept + CountBits(quad & ((1u << t) - 1u));
-      list.z.Store(to, p);
-      list.key.Store(to, key);
+      list.value.Store(list.At(to), p);
+      list.key.Store(list.At(to), key);
       if (writes) {
         StoreDevice(sweep.lists.keys + index * kList + to, static_cast<std::uint32_t>(key));
         StoreDevice(sweep.lists.weights + index * kList + to, p);
@@ -215,12 +310,11 @@ TSALLIS_DEVICE void WriteList(const SweepCall& sweep, const Head& head, const Li
   SyncWarp();  // all lanes read what this quad wrote
   entropy = QuadSum(entropy);
   largest = QuadMax(largest);
-  const bool dense = row.count < 0;
-  if (!dense) row.count = kept;
-  if (t != 0 || row.row < 0) return;
-  StoreDevice(sweep.lists.counts + index, row.count);
+  const int size = dense ? kDenseRow : kept;
+  if (t != 0 || row.row < 0) return size;
+  StoreDevice(sweep.lists.counts + index, size);
   if (dense && sweep.bounds != nullptr) StoreDevice(sweep.bounds + index, row.bound);
-  if (dense || sweep.from_tau != nullptr) return;
+  if (dense || sweep.from_tau != nullptr) return size;
   const Statistics& statistics = sweep.statistics;
   if (statistics.tau != nullptr) StoreDevice(statistics.tau + index, tau);
   if (statistics.support_size != nullptr) {
@@ -233,24 +327,40 @@ TSALLIS_DEVICE void WriteList(const SweepCall& sweep, const Head& head, const Li
     StoreDevice(statistics.maximum + index,
                 static_cast<double>(largest) / static_cast<double>(head.unit));
   }
+  return size;
 }
 
 // out = sum of p v of a row whose list holds weights: D / 8 lanes read a row of v, 256 / D entries
 // at once. The warp calls it for one row after the other.
-template <class Type, int D>
+template <class Type, int D, int kStride>
 TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const Rows<Type>& v,
-                                const ListRow& list, int count, int row) {
+                                const RowList<kStride>& list, int count, int row) {
   constexpr int kLanes = D / 8, kAtOnce = kWarp / kLanes;
   const Call& call = sweep.call;
   const int part = Lane() / kLanes, column = Lane() % kLanes * 8;
   const bool used = column < call.value_dim;
   float sum[8] = {};
-  for (int i = part; i < count && used; i += kAtOnce) {
-    const float p = list.z.Load(i);
-    float values[8];
-    LoadColumns<Type>(v.At(list.key.Load(i)) + column, values);
+  // Several rows of v are under way at once: each is a wait for the second cache.
+  constexpr int kAhead = 4;
+  TSALLIS_LOOP
+  for (int i = part; i < count && used; i += kAhead * kAtOnce) {
+    float p[kAhead], values[kAhead][8];
     TSALLIS_UNROLL
-    for (int x = 0; x < 8; ++x) sum[x] = fmaf(p, values[x], sum[x]);
+    for (int a = 0; a < kAhead; ++a) {
+      const int at = i + a * kAtOnce;
+      p[a] = 0.0f;
+      TSALLIS_UNROLL
+      for (int x = 0; x < 8; ++x) values[a][x] = 0.0f;
+      if (at < count) {
+        p[a] = list.value.Load(list.At(at));
+        LoadColumns<Type>(v.At(list.key.Load(list.At(at))) + column, values[a]);
+      }
+    }
+    TSALLIS_UNROLL
+    for (int a = 0; a < kAhead; ++a) {
+      TSALLIS_UNROLL
+      for (int x = 0; x < 8; ++x) sum[x] = fmaf(p[a], values[a][x], sum[x]);
+    }
   }
   TSALLIS_UNROLL
   for (int x = 0; x < 8; ++x) {
@@ -278,7 +388,7 @@ SweepKernel(const SweepCall sweep) {
   const Sequence& sequence = head.sequence;
   const int first = static_cast<int>(place.first);
   const Rows<Type> keys = Rows<Type>::Of(call.k, sequence.array_batch, head.kv);
-  const bool has_terms = head.terms.any();
+  const bool has_terms = kGeneral && head.terms.any();
 
   // A lane's rows: 16 m + 8 half + quad of the warp at 2 m + half.
   SweepRow rows[kOwn];
@@ -307,10 +417,13 @@ SweepKernel(const SweepCall sweep) {
         row.bound = static_cast<float>(tau) - kScoreSlack * (1.0f + fabsf(static_cast<float>(tau)));
       }
       if (dense) {
-        row.count = kDenseRow;
+        row.mine = kDenseLane;
         row.product = kMostFloat;
         row.end = row.begin;
       }
+    } else {
+      row.mine = kDenseLane;
+      row.product = kMostFloat;
     }
     queries.Set(r, from, negative, call.head_dim);
     if (!has_terms) SetProduct(head, row.begin, 1, row);
@@ -329,10 +442,14 @@ SweepKernel(const SweepCall sweep) {
     });
   };
   // The list of row 16 m + 8 half + group of the warp.
+  constexpr int kStride = 4 * 16 * kTiles;
   const auto list_of = [&](int r, int group) {
-    const int at = (warp * 16 * kTiles + r * 8 + group) * kList;
+    const int at = warp * 16 * kTiles * kList + (r * 8 + group) * 4;
     const std::size_t begin = Shape::kStages * Shape::kTileBytes;
-    return ListRow{Shared<float>(begin).From(at), Shared<int>(begin + Shape::kListBytes).From(at)};
+    RowList<kStride> list = {Shared<float>(begin).From(at),
+                             Shared<int>(begin + Shape::kListBytes).From(at)};
+    if (!kGeneral) list.unit = rows[r].factor;
+    return list;
   };
 
   // The newest tile up to `tile` of which a block mask leaves anything; below 0: none.
@@ -355,102 +472,96 @@ SweepKernel(const SweepCall sweep) {
     if (!kGeneral) tile = tiles - 1 - step;
     if (kGeneral && tile < 0) break;
     const int stage = step % Shape::kStages, next = newest(tile - 1);
+    WaitForCopies<0>();
+    SyncBlock();  // the tile is there, and nobody reads the one before
     if (next >= 0) fetch(next, (step + 1) % Shape::kStages);
     CommitCopies();
-    WaitForCopies<1>();
-    SyncBlock();
     const Shared<Words4> k(stage * Shape::kTileBytes);
     float s[kTiles][kKeys / 8][4];
     TSALLIS_UNROLL
     for (int m = 0; m < kTiles; ++m) Clear(s[m]);
     queries.Multiply(s, k);
-    SyncBlock();  // the stage may be filled again
     const int key0 = keys_begin + tile * kKeys;
     tile = next;
+    // What a row does not see is no score. Only tiles at the ends of what the lane's rows see have
+    // such keys.
+    bool inside = true;
+    TSALLIS_UNROLL
+    for (int r = 0; r < kOwn; ++r) {
+      inside = inside && (rows[r].mine == kDenseLane ||
+                          (key0 >= rows[r].begin && key0 + kKeys <= rows[r].end));
+    }
+    if (Any(!inside)) {
+      TSALLIS_UNROLL
+      for (int r = 0; r < kOwn; ++r) {
+        TSALLIS_UNROLL
+        for (int i = 0; i < kKeys / 4; ++i) {
+          const int key = key0 + i / 2 * 8 + 2 * t + i % 2;
+          float& x = s[r / 2][i / 2][r % 2 * 2 + i % 2];
+          if (key < rows[r].begin || key >= rows[r].end) x = -kInfinity;
+        }
+      }
+    }
     TSALLIS_UNROLL
     for (int r = 0; r < kOwn; ++r) {
       SweepRow& row = rows[r];
-      float(*x)[4] = s[r / 2];
-      const int e0 = r % 2 * 2;
       if (has_terms) SetProduct(head, key0, kKeys, row);
-      float most = MaxOrNaN(x[0][e0], x[0][e0 + 1]);
+      const auto product = [&](int i) { return s[r / 2][i / 2][r % 2 * 2 + i % 2]; };
+      std::uint32_t hits = 0;  // bit i: column i / 2 * 8 + 2 t + i % 2
       TSALLIS_UNROLL
-      for (int j = 1; j < kKeys / 8; ++j) {
-        most = MaxOrNaN(most, MaxOrNaN(x[j][e0], x[j][e0 + 1]));
-      }
-      if (!Any(!(most <= row.product))) continue;
-      const ListRow list = list_of(r, quad);
-      TSALLIS_UNROLL
-      for (int half = 0; half < kKeys / 32; ++half) {
-        // 32 keys at a time: a list that has just been solved has room for so many.
-        for (bool again = false;; again = true) {
-          std::uint32_t hits = 0;  // bit 2 j + e: column 8 j + 2 t + e of the half
-          bool broken = false;
-          float z[8];
-          TSALLIS_UNROLL
-          for (int i = 0; i < 8; ++i) {
-            const float product = x[half * 4 + i / 2][e0 + i % 2];
-            const int key = key0 + half * 32 + i / 2 * 8 + 2 * t + i % 2;
-            z[i] = 0.0f;
-            if (!(product <= row.product) && key >= row.begin && key < row.end &&
-                (!kGeneral || head.Sees(call.mask, true, row.row, key))) {
-              z[i] = head.Score(row.factor, product, sequence.Distance(row.row, key));
-              if (!(z[i] <= row.bound)) hits |= 1u << i;
-              broken = broken || !(z[i] <= kMostFloat);
-            }
-          }
-          const int mine = CountBits(hits) + (broken ? 1 << 16 : 0);
-          int upto = mine;
-          int before = ShuffleUp(upto, 1, 4);
-          if (t >= 1) upto += before;
-          before = ShuffleUp(upto, 2, 4);
-          if (t >= 2) upto += before;
-          const int all = Shuffle(upto, lane | 3);
-          const bool full = row.count + all > kList;
-          if (Any(full)) {
-            if (!again) {
-              // Nothing is gained for rows that are broken, and nothing harmed.
-              RaiseBound(list, full && all <= kList, head, row);
-              SetProduct(head, has_terms ? key0 : row.begin, has_terms ? kKeys : 1, row);
-              continue;
-            }
-            if (full) {
-              row.count = kDenseRow;
-              row.product = kMostFloat;
-              row.end = row.begin;
-              hits = 0;
-            }
-          }
-          if (row.count >= 0) {
-            int to = row.count + upto - mine;
-            TSALLIS_UNROLL
-            for (int i = 0; i < 8; ++i) {
-              if ((hits >> i & 1u) == 0) continue;
-              list.z.Store(to, z[i]);
-              list.key.Store(to, key0 + half * 32 + i / 2 * 8 + 2 * t + i % 2);
-              ++to;
-            }
-            row.count += all;
-          }
-          break;
+      for (int i = 0; i < kKeys / 4; ++i) hits |= !(product(i) <= row.product) ? 1u << i : 0u;
+      if (!Any(hits != 0)) continue;
+      const int count = CountBits(hits);
+      const RowList<kStride> list = list_of(r, quad);
+      if (kGeneral || Any(count > 0 && row.mine + count > kLaneList)) {
+        // Copies: what a function that is not inlined is given the address of lies in memory.
+        Hits<kKeys> tile_hits;
+        tile_hits.head = head;
+        if (kGeneral) tile_hits.mask = call.mask;
+        tile_hits.row = row;
+        tile_hits.key0 = key0;
+        tile_hits.known = sweep.from_tau != nullptr;
+        TSALLIS_UNROLL
+        for (int i = 0; i < kKeys / 4; ++i) tile_hits.x[i] = product(i);
+        const Listed listed = AddHits<kKeys, kStride, kGeneral>(list, tile_hits);
+        row.mine = listed.mine;
+        row.bound = listed.bound;
+        if (listed.mine == kDenseLane) {
+          row.product = kMostFloat;
+          row.end = row.begin;
+        } else if (!has_terms) {
+          SetProduct(head, row.begin, 1, row);
         }
+        continue;
       }
+      int to = row.mine * kStride + t;
+      TSALLIS_UNROLL
+      for (int i = 0; i < kKeys / 4; ++i) {
+        if ((hits >> i & 1u) == 0) continue;
+        list.value.Store(to, product(i));
+        list.key.Store(to, key0 + i / 2 * 8 + 2 * t + i % 2);
+        to += kStride;
+      }
+      row.mine += count;
     }
   }
   WaitForCopies<0>();
   SyncWarp();
+  int sizes[kOwn];
   TSALLIS_UNROLL
-  for (int r = 0; r < kOwn; ++r) WriteList(sweep, head, list_of(r, quad), rows[r]);
+  for (int r = 0; r < kOwn; ++r) sizes[r] = WriteList(sweep, head, list_of(r, quad), rows[r]);
   if (sweep.from_tau != nullptr) return;
   const Rows<Type> v = Rows<Type>::Of(call.v, sequence.array_batch, head.kv);
   TSALLIS_UNROLL
   for (int r = 0; r < kOwn; ++r) {
+    TSALLIS_LOOP
     for (int g = 0; g < 8; ++g) {
-      const int count = Shuffle(rows[r].count, 4 * g), row = Shuffle(rows[r].row, 4 * g);
+      const int count = Shuffle(sizes[r], 4 * g), row = Shuffle(rows[r].row, 4 * g);
       if (count < 0 || row < 0) continue;
       WriteOutput<Type, D>(sweep, head, v, list_of(r, g), count, row);
     }
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

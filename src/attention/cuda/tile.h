@@ -11,7 +11,8 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/device.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 // Elements of a piece.
 template <class Type>
@@ -536,4 +537,5 @@ struct RowScale {
   }
 };
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda

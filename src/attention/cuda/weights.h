@@ -12,7 +12,8 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/tile.h"
 
-namespace tsallis::cuda::inline TSALLIS_SIDE {
+namespace tsallis::cuda {
+inline namespace TSALLIS_SIDE {
 
 struct WeightsCall {
   Call call;
@@ -158,4 +159,5 @@ DenseWeightsKernel(const WeightsCall weights) {
   }
 }
 
-}  // namespace tsallis::cuda::inline TSALLIS_SIDE
+}  // namespace TSALLIS_SIDE
+}  // namespace tsallis::cuda
