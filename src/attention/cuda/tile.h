@@ -403,20 +403,13 @@ TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], const float (&w)[kRo
   }
 }
 
-// SplitPair for weights, numbers between -2^100 and 2^100 or NaN: of bfloat16 without comparisons.
-// A product with 2^16 + 1 drops the last 16 of 24 digits (Veltkamp's splitting; Dekker 1971).
+// SplitPair, without its comparisons for what is NaN.
 template <class Type>
 TSALLIS_DEVICE void SplitWeights(float x, float y, std::uint32_t* high, std::uint32_t* low) {
-  if constexpr (Type::kNarrowRange) {
-    SplitPair<Type>(x, y, high, low);
-  } else {
-    const float hx = fmaf(x, -0x1p16f, fmaf(x, 0x1p16f, x));
-    const float hy = fmaf(y, -0x1p16f, fmaf(y, 0x1p16f, y));
-    // The last digit is rounded away from 0 where two are as near.
-    const std::uint32_t lx = BitsOf(x - hx) + 0x8000u, ly = BitsOf(y - hy) + 0x8000u;
-    *high = BitsOf(hx) >> 16 | (BitsOf(hy) & 0xFFFF0000u);
-    *low = lx >> 16 | (ly & 0xFFFF0000u);
-  }
+  const std::uint32_t pair = PairOf<Type>(x, y);
+  *high = pair;
+  *low = PairOf<Type>(x - Type::ToFloat(static_cast<std::uint16_t>(pair)),
+                      y - Type::ToFloat(static_cast<std::uint16_t>(pair >> 16)));
 }
 
 // AddWeighted for finite tiles, in the same order. Four blocks of columns at a time: between two
