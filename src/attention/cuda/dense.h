@@ -320,14 +320,14 @@ TSALLIS_DEVICE void WeighAnyTile(const Head& head, const DenseRow (&rows)[2],
         }
         continue;
       }
-      const float x = row.top - (row.peak - block[e]);
-      Weight weight;
-      if (x > 0.0f) weight = Weight::Of(x, head.alpha, head.power);
+      // powf has branches, for arguments that are not among these: x <= 1, exponents from 0 to 9.
+      const float x = fmaxf(row.top - (row.peak - block[e]), 0.0f);
+      const float slope = Exp2((head.power - 1.0f) * log2f(x));
       if (kPut) {
-        block[e] = weight.p;
+        block[e] = slope * x;
       } else {
-        p[half] += weight.p;
-        u[half] += weight.u;
+        p[half] += slope * x;
+        u[half] += slope;
       }
     }
   });
