@@ -37,7 +37,15 @@ InstructionsKernel(const std::uint32_t* inputs, std::uint32_t* outputs) {
   out[at++] = BitsOf(MaxOrNaN(x, y));
   out[at++] = MaxOrNaN(nan, y) != MaxOrNaN(nan, y) ? 1 : 0;
   out[at++] = MaxOrNaN(x, nan) != MaxOrNaN(x, nan) ? 1 : 0;
+  // Powers have an error: to the nearest 2^-10, of whole numbers.
+  out[at++] =
+      static_cast<std::uint32_t>(Exp2(static_cast<float>(in[3] % 16) - 6.0f) * 1024.0f + 0.5f);
+  out[at++] = BitsOf(Exp2(y < 0.0f ? -kInfinity : -150.0f));
+  out[at++] = Exp2(nan) != Exp2(nan) ? 1 : 0;
   out[at++] = BFloat16::FromFloat(x);
+  out[at++] = PairOf<BFloat16>(x, y);
+  out[at++] = PairOf<Float16>(FloatOf((in[3] & 0x807FFFFFu) | (100 + in[3] % 48) << 23),
+                              FloatOf((in[4] & 0x807FFFFFu) | (100 + in[4] % 48) << 23));
   out[at++] = BitsOf(BFloat16::ToFloat(static_cast<std::uint16_t>(in[5])));
   out[at++] = Float16::FromFloat(FloatOf((in[3] & 0x807FFFFFu) | (100 + in[3] % 48) << 23));
   out[at++] = BitsOf(Float16::ToFloat(static_cast<std::uint16_t>(in[5] & 0xBFFFu)));

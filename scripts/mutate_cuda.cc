@@ -168,6 +168,11 @@ std::string CheckAll() {
   }
   if (const std::string wrong = Check(ManyPlaces(kDType), 1); !wrong.empty()) return wrong;
   if (std::string wrong = Check(KeysOfManyRows(kDType, 21), 1); !wrong.empty()) return wrong;
+  // Rows that a value of NaN in a later tile leaves alone.
+  ProblemSpec nan = {
+      .dtype = kDType, .q_len = 200, .k_len = 200, .map = RowMap::kSoftmax, .causal = true};
+  nan.values = ProblemSpec::Values::kNaN;
+  if (const std::string wrong = Check(nan, 1); !wrong.empty()) return wrong;
   Problem few({.dtype = kDType, .q_len = 256, .k_len = 512});
   std::vector<std::uint8_t> blocks;
   LeaveFewBlocks(&few, &blocks);

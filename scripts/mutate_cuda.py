@@ -384,15 +384,39 @@ FAULTS = [
     ),
     Fault(
         "dense.h",
-        "no barrier before a tile is filled again",
-        "      SyncBlock();  // the last tile has been read\n",
+        "no barrier before a tile is read, or filled again",
+        "        SyncBlock();  // the tile is there, and the last one has been read\n",
         "",
     ),
     Fault(
         "dense.h",
-        "no barrier behind the flags",
-        "      SyncBlock();  // the flags have been read\n",
+        "no barrier between passes",
+        "    SyncBlock();  // the last tile has been read\n",
         "",
+    ),
+    Fault(
+        "dense.h",
+        "no barrier before the queries are read",
+        "  SyncBlock();  // the queries are there\n",
+        "",
+    ),
+    Fault(
+        "dense.h",
+        "flags of two tiles at one place",
+        "flags.From(turn * kWarps)",
+        "flags",
+    ),
+    Fault(
+        "dense.h",
+        "sums that are not finite are not looked at again",
+        "if (kIsFloat32<Type> || turn != 0) break;",
+        "break;",
+    ),
+    Fault(
+        "dense.h",
+        "a tile of which a row sees a part counts as visible",
+        "key0 + kKeys <= all_end",
+        "key0 < all_end",
     ),
     Fault(
         "dense.h",
@@ -400,7 +424,7 @@ FAULTS = [
         "row.Lives() && next < row.top;",
         "row.Lives() && next < row.top * 0.99f;",
     ),
-    Fault("dense.h", "the sum is not rescaled", "        row.top *= change;\n", ""),
+    Fault("dense.h", "the sum is not rescaled", "row.top * change + sum;", "row.top + sum;"),
     Fault(
         "dense.h",
         "the sweep's bound is taken for the threshold's distance",

@@ -320,14 +320,14 @@ TSALLIS_DEVICE void WeighAnyTile(const Head& head, const DenseRow (&rows)[2],
         }
         continue;
       }
-      const float x = row.top - (row.peak - block[e]);
-      Weight weight;
-      if (x > 0.0f) weight = Weight::Of(x, head.alpha, head.power);
+      // powf has branches, for arguments that are not among these: x <= 1, exponents from 0 to 9.
+      const float x = fmaxf(row.top - (row.peak - block[e]), 0.0f);
+      const float slope = Exp2((head.power - 1.0f) * log2f(x));
       if (kPut) {
-        block[e] = weight.p;
+        block[e] = slope * x;
       } else {
-        p[half] += weight.p;
-        u[half] += weight.u;
+        p[half] += slope * x;
+        u[half] += slope;
       }
     }
   });
@@ -586,8 +586,8 @@ struct DenseWork {
           finite = finite && (!block.rows[e / 2].Lives() || fabsf(total[j][e]) <= kMostFloat);
         }
       }
-      if (AllThreads(Shared<int>(Shape::kFlagsAt), finite)) break;
-      SyncBlock();  // the flags have been read
+      // Not where the next pass puts its first flags, which no barrier holds back.
+      if (AllThreads(Shared<int>(Shape::kFlagsAt).From(kWarps), finite)) break;
     }
   }
 
@@ -633,7 +633,6 @@ struct DenseWork {
       bool moves = MoveThreshold<kGeneral>(head, sums.p[0], sums.u[0], rows[0], wide[0]);
       moves = MoveThreshold<kGeneral>(head, sums.p[1], sums.u[1], rows[1], wide[1]) || moves;
       more = !AllThreads(flags, !moves);
-      SyncBlock();  // the flags have been read
     }
   }
 };

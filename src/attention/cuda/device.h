@@ -36,7 +36,7 @@ struct alignas(8) Words2 {
 #if defined(__CUDACC__)
 // ---- on a GPU -----------------------------------------------------------------------------------
 // PTX ISA 8.5: cp.async 9.7.9.25.3, ldmatrix 9.7.14.5.15, mma 9.7.14.5.14, max 9.7.3.13,
-// ex2 9.7.3.21.
+// ex2 9.7.3.21, cvt 9.7.9.21.
 
 // What depends on these names lies in a namespace of its own: one program may have both sides, and
 // their inline functions and kernels must not be taken for one another.
@@ -163,6 +163,18 @@ struct Float16 {
     return __half_as_ushort(__float2half_rn(value));
   }
 };
+
+// Two 16-bit numbers, the first one in the lower half.
+template <class Type>
+TSALLIS_DEVICE std::uint32_t PairOf(float x, float y) {
+  std::uint32_t pair;
+  if constexpr (Type::kNarrowRange) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(y), "f"(x));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(y), "f"(x));
+  }
+  return pair;
+}
 
 // d += a b, [16, 16] times [16, 8]; instructions.h has the layouts of the registers.
 template <class Type>
@@ -305,6 +317,12 @@ struct Float16 {
   static float ToFloat(std::uint16_t bits) { return FloatFromFloat16(bits); }
   static std::uint16_t FromFloat(float value) { return Float16FromFloat(value); }
 };
+
+template <class Type>
+std::uint32_t PairOf(float x, float y) {
+  return static_cast<std::uint32_t>(Type::FromFloat(x)) |
+         static_cast<std::uint32_t>(Type::FromFloat(y)) << 16;
+}
 
 template <class Type>
 void MultiplyMatrices(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,

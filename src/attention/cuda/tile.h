@@ -27,6 +27,13 @@ TSALLIS_DEVICE int PieceAt(int row, int piece) {
   return row * kPieces + ((piece & ~7) | ((piece ^ row) & 7));
 }
 
+// PieceAt(row, piece + more) from `at`, PieceAt(row, piece); piece: 0 or 1, more: even. With `more`
+// known when it is compiled, all pieces of a row are near four places.
+template <class Type, int D>
+TSALLIS_DEVICE int PieceBehind(int at, int more) {
+  return D / kPiece<Type> == 4 ? at ^ more : (at ^ (more & 7)) + (more & ~7);
+}
+
 // Begins to copy kRows rows. row_of(i): the row for place i, below 0 for none. All threads call it.
 template <class Type, int D, int kRows, class RowOf>
 TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const Rows<Type>& rows, int columns,
@@ -137,8 +144,8 @@ class LeftRows {
   }
   // The fragment of columns [16 c, 16 c + 16). After the copies.
   TSALLIS_DEVICE void Load(std::uint32_t (&a)[4], int c) const {
-    LoadMatrices(a, tile_,
-                 PieceAt<Type, D>(FirstLeftRow<kRows>() + Lane() % 16, 2 * c + Lane() / 16));
+    const int own = PieceAt<Type, D>(FirstLeftRow<kRows>() + Lane() % 16, Lane() / 16);
+    LoadMatrices(a, tile_, PieceBehind<Type, D>(own, 2 * c));
   }
   // sums[j] += left times rows [8 j, 8 j + 8) of `tile`: products of rows with rows.
   template <int kBlocks>
@@ -252,24 +259,27 @@ class HeldRows {
   // sums[j] += left times rows [8 j, 8 j + 8) of `tile`.
   template <int kBlocks>
   TSALLIS_DEVICE void Multiply(float (&sums)[kBlocks][4], const Shared<Words4>& tile) const {
-    if constexpr (kHolds) {
+    if constexpr (kIsFloat32<Type>) {
+      rows_.Multiply(sums, tile);
+    } else {
+      constexpr int kPieces = D / kPiece<Type>;
       const int lane = Lane();
+      const int own = PieceAt<Type, D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
       TSALLIS_UNROLL
       for (int c = 0; c < D / 16; ++c) {
-        std::uint32_t b[kBlocks / 2][4];
+        const int at = PieceBehind<Type, D>(own, 2 * c);
+        std::uint32_t a[4], b[kBlocks / 2][4];
+        TSALLIS_UNROLL
+        for (int j = 0; j < kBlocks; j += 2) LoadMatrices(b[j / 2], tile, 8 * j * kPieces + at);
+        if (!kHolds) rows_.Load(a, c);
+        TSALLIS_UNROLL
+        for (int i = 0; kHolds && i < 4; ++i) a[i] = a_[kHolds ? c : 0][i];
         TSALLIS_UNROLL
         for (int j = 0; j < kBlocks; j += 2) {
-          LoadMatrices(b[j / 2], tile,
-                       PieceAt<Type, D>(8 * j + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2));
-        }
-        TSALLIS_UNROLL
-        for (int j = 0; j < kBlocks; j += 2) {
-          MultiplyMatrices<Type>(sums[j], a_[c], b[j / 2][0], b[j / 2][1]);
-          MultiplyMatrices<Type>(sums[j + 1], a_[c], b[j / 2][2], b[j / 2][3]);
+          MultiplyMatrices<Type>(sums[j], a, b[j / 2][0], b[j / 2][1]);
+          MultiplyMatrices<Type>(sums[j + 1], a, b[j / 2][2], b[j / 2][3]);
         }
       }
-    } else {
-      rows_.Multiply(sums, tile);
     }
   }
 
@@ -393,20 +403,13 @@ TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], const float (&w)[kRo
   }
 }
 
-// SplitPair for weights, numbers between -2^100 and 2^100 or NaN: of bfloat16 without comparisons.
-// A product with 2^16 + 1 drops the last 16 of 24 digits (Veltkamp's splitting; Dekker 1971).
+// SplitPair, without its comparisons for what is NaN.
 template <class Type>
 TSALLIS_DEVICE void SplitWeights(float x, float y, std::uint32_t* high, std::uint32_t* low) {
-  if constexpr (Type::kNarrowRange) {
-    SplitPair<Type>(x, y, high, low);
-  } else {
-    const float hx = fmaf(x, -0x1p16f, fmaf(x, 0x1p16f, x));
-    const float hy = fmaf(y, -0x1p16f, fmaf(y, 0x1p16f, y));
-    // The last digit is rounded away from 0 where two are as near.
-    const std::uint32_t lx = BitsOf(x - hx) + 0x8000u, ly = BitsOf(y - hy) + 0x8000u;
-    *high = BitsOf(hx) >> 16 | (BitsOf(hy) & 0xFFFF0000u);
-    *low = lx >> 16 | (ly & 0xFFFF0000u);
-  }
+  const std::uint32_t pair = PairOf<Type>(x, y);
+  *high = pair;
+  *low = PairOf<Type>(x - Type::ToFloat(static_cast<std::uint16_t>(pair)),
+                      y - Type::ToFloat(static_cast<std::uint16_t>(pair >> 16)));
 }
 
 // AddWeighted for finite tiles, in the same order. Four blocks of columns at a time: between two
@@ -414,7 +417,7 @@ TSALLIS_DEVICE void SplitWeights(float x, float y, std::uint32_t* high, std::uin
 template <class Type, int D, int kRows, int kBlocks>
 TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&w)[kRows / 8][4],
                                       const Shared<Words4>& tile) {
-  const int lane = Lane();
+  const int own = PieceAt<Type, D>(Lane() % 16, Lane() / 16);
   static_assert(kBlocks % 4 == 0);
   TSALLIS_UNROLL
   for (int c = 0; c < kRows / 16; ++c) {
@@ -429,7 +432,7 @@ TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&
       std::uint32_t b[2][4];
       TSALLIS_UNROLL
       for (int i = 0; i < 2; ++i) {
-        LoadTransposed(b[i], tile, PieceAt<Type, D>(16 * c + lane % 16, j + 2 * i + lane / 16));
+        LoadTransposed(b[i], tile, 2 * D * c + PieceBehind<Type, D>(own, j + 2 * i));
       }
       TSALLIS_UNROLL
       for (int i = 0; i < 4; ++i) {
