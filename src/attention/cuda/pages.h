@@ -416,12 +416,14 @@ PageScoresKernel(const PagesCall pages) {
           float& z = s[x / 2][2 * half + x % 2];
           const int key = key0 + x / 2 * 8 + 2 * t + x % 2;
           z = row.factor * z;
-          // Without terms of its own a row's score is z all the same.
-          if (!plain) {
+          if (key < row.begin || key >= row.end) {
+            z = -kInfinity;
+          } else if (!plain) {
+            // Of keys that the row sees alone: there are factors for no other distances. Without
+            // terms of its own a row's score is z all the same.
             const BasicTerms<float> of_row = {row.unit, row.slope, row.softcap, call.distances};
             z = of_row.Score(z, row.here - key);
           }
-          if (key < row.begin || key >= row.end) z = -kInfinity;
           most = MaxOrNaN(most, z);
         }
       }
