@@ -39,28 +39,35 @@ FAULTS = [
     Fault(
         "sweep.h",
         "no barrier before keys are read",
-        "    WaitForCopies<1>();\n    SyncBlock();\n",
-        "    WaitForCopies<1>();\n",
-    ),
-    Fault(
-        "sweep.h",
-        "no barrier before a stage is filled again",
-        "    SyncBlock();  // the stage may be filled again\n",
+        "    SyncBlock();  // the tile is there, and nobody reads the one before\n",
         "",
     ),
-    Fault("sweep.h", "waits for a group too few", "WaitForCopies<1>();", "WaitForCopies<2>();"),
-    Fault("sweep.h", "does not wait for copies", "    WaitForCopies<1>();\n", ""),
     Fault(
         "sweep.h",
-        "no __syncwarp before lists are solved at the end",
-        "  WaitForCopies<0>();\n  SyncWarp();\n",
-        "  WaitForCopies<0>();\n",
+        "a stage is filled again before the barrier",
+        "    WaitForCopies<0>();\n"
+        "    SyncBlock();  // the tile is there, and nobody reads the one before\n"
+        "    if (next >= 0) fetch(next, (step + 1) % Shape::kStages);\n    CommitCopies();\n",
+        "    WaitForCopies<0>();\n    if (next >= 0) fetch(next, (step + 1) % Shape::kStages);\n"
+        "    CommitCopies();\n    SyncBlock();\n",
     ),
     Fault(
         "sweep.h",
-        "no __syncwarp before full lists are solved",
-        "row.count : 0;\n  SyncWarp();\n",
-        "row.count : 0;\n",
+        "does not wait for copies",
+        "    WaitForCopies<0>();\n    SyncBlock();",
+        "    SyncBlock();",
+    ),
+    Fault(
+        "sweep.h",
+        "no __syncwarp behind a list that has been compacted",
+        "CompactList(list, mine, bound);\n  SyncWarp();\n",
+        "CompactList(list, mine, bound);\n",
+    ),
+    Fault(
+        "sweep.h",
+        "a compacted list is not spread evenly",
+        "(kept - Lane() % 4 + 3) / 4",
+        "(kept - Lane() % 4 + 2) / 4",
     ),
     Fault(
         "sweep.h",
@@ -90,21 +97,21 @@ FAULTS = [
     ),
     Fault(
         "sweep.h",
-        "a prefix forgets a lane",
-        "if (t >= 2) upto += before;",
-        "if (t >= 3) upto += before;",
+        "a list is full too late",
+        "row.mine + count > kLaneList",
+        "row.mine + count > kLaneList + 2",
     ),
     Fault(
         "sweep.h",
-        "a list is full too late",
-        "row.count + all > kList",
-        "row.count + all > kList + 4",
+        "a full list takes more scores",
+        "listed.mine + count > kLaneList",
+        "listed.mine + count > kLaneList + 2",
     ),
     Fault(
         "sweep.h",
         "one key too many is visible",
-        "key >= row.begin && key < row.end",
-        "key >= row.begin && key <= row.end",
+        "key >= rows[r].end) x = -kInfinity",
+        "key > rows[r].end) x = -kInfinity",
     ),
     Fault(
         "sweep.h",
@@ -121,28 +128,27 @@ FAULTS = [
     Fault("sweep.h", "operands exchanged", "q_[m][c], b[0], b[1]", "q_[m][c], b[1], b[0]"),
     Fault(
         "sweep.h",
-        "the sum of hits from the wrong lane",
-        "Shuffle(upto, lane | 3)",
-        "Shuffle(upto, lane)",
-    ),
-    Fault(
-        "sweep.h",
         "NaN is dropped by the filter",
-        "most = MaxOrNaN(most, MaxOrNaN(x[j][e0], x[j][e0 + 1]));",
-        "most = fmaxf(most, fmaxf(x[j][e0], x[j][e0 + 1]));",
+        "hits |= !(product(i) <= row.product)",
+        "hits |= product(i) > row.product",
     ),
     Fault(
         "sweep.h",
         "the sink is left out of the threshold",
-        "SolveList(list, have, head.sink,",
-        "SolveList(list, have, -kInfinity,",
+        "SolveList(list, mine, head.sink,",
+        "SolveList(list, mine, -kInfinity,",
     ),
-    Fault("sweep.h", "the second half of a tile is not looked at", "half < kKeys / 32", "half < 1"),
+    Fault(
+        "sweep.h",
+        "the second half of a tile is not looked at",
+        "i < kKeys / 4; ++i) hits |=",
+        "i < kKeys / 8; ++i) hits |=",
+    ),
     Fault(
         "sweep.h",
         "a masked key comes into a list",
-        "head.Sees(call.mask, true, row.row, key)",
-        "head.Sees(call.mask, true, row.row, row.begin)",
+        "head.Sees(tile.mask, true, row.row, key)",
+        "head.Sees(tile.mask, true, row.row, row.begin)",
     ),
     Fault(
         "sweep.h",
@@ -343,9 +349,8 @@ FAULTS = [
     Fault(
         "tile.h",
         "weights keep 8 digits",
-        "        MultiplyMatrices<Type>(total[j], low, b[0], b[1]);\n"
-        "        MultiplyMatrices<Type>(total[j + 1], low, b[2], b[3]);\n",
-        "",
+        "for (int i = 0; i < 4; ++i) {\n        MultiplyMatrices<Type>(total[j + i], low,",
+        "for (int i = 0; i < 0; ++i) {\n        MultiplyMatrices<Type>(total[j + i], low,",
     ),
     Fault("tile.h", "a weight of 0 meets NaN", "else if (finite) {", "else if (finite || true) {"),
     Fault(

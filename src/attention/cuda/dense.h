@@ -541,13 +541,7 @@ struct DenseWork {
       }
       if constexpr (kValues) {
         scale.Divide(s, total);
-        if constexpr (kIsFloat32<Type>) {
-          AddWeightedFloats<D, kKeys>(total, s, Shape::kValuesAt + stage, 0);
-        } else if (finite) {
-          AddFiniteWeighted<Type, D, kKeys>(total, s, v_tile);
-        } else {
-          AddTouchyWeighted<Type, D>(total, s, Shape::kValuesAt + stage);
-        }
+        AddWeighted<Type, D, kKeys>(total, s, Shape::kValuesAt + stage, 0, finite);
       }
       if (Shape::kStages == 1) {
         SyncBlock();  // the only stage has been read

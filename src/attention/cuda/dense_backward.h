@@ -24,27 +24,6 @@ inline constexpr int kInner = 32;  // rows of the tiles that pass by
 
 // ---- tiles that pass by -------------------------------------------------------------------------
 
-// Begins to copy rows [first, first + count) of at most kInner; zeros behind them. All threads call
-// it. FetchTile's addresses with less arithmetic.
-template <class Type, int D>
-TSALLIS_DEVICE void FetchAdjacent(const Shared<Words4>& tile, const Rows<Type>& rows, int columns,
-                                  int first, int count) {
-  constexpr int kPieces = D / kPiece<Type>, kStep = kThreads / kPieces;
-  static_assert(kInner % kStep == 0);
-  const int place = ThreadIndex() / kPieces, piece = ThreadIndex() % kPieces;
-  const bool in_columns = piece * kPiece<Type> < columns;
-  const typename Type::Element* from = rows.At(first + place) + piece * kPiece<Type>;
-  TSALLIS_UNROLL
-  for (int i = 0; i < kInner; i += kStep) {
-    const bool used = in_columns && place + i < count;
-    CopyAsync(tile, PieceAt<Type, D>(place + i, piece), used ? from : rows.data, used);
-    from += kStep * rows.stride;
-  }
-}
-
-// PieceAt(row, piece + more) from PieceAt(row, piece), for a piece below 2 and an even `more`.
-TSALLIS_DEVICE int PiecesOn(int at, int more) { return (at ^ (more & 7)) + (more & ~7); }
-
 // A warp's rows on the left side of two products, q or k and d_out or v. kHold: in registers; else
 // fragments come from shared memory each time.
 template <class Type, int D, int kRows, bool kHold>
@@ -82,8 +61,8 @@ class OwnRows {
         std::uint32_t b[2][4], d[2][4];
         TSALLIS_UNROLL
         for (int i = 0; i < 2; ++i) {
-          LoadMatrices(b[i], x_tile, PiecesOn(at, 2 * c) + i * 2 * D);
-          LoadMatrices(d[i], y_tile, PiecesOn(at, 2 * c) + i * 2 * D);
+          LoadMatrices(b[i], x_tile, PieceBehind<Type, D>(at, 2 * c) + i * 2 * D);
+          LoadMatrices(d[i], y_tile, PieceBehind<Type, D>(at, 2 * c) + i * 2 * D);
         }
         TSALLIS_UNROLL
         for (int i = 0; i < 2; ++i) {
@@ -106,108 +85,13 @@ class OwnRows {
   TSALLIS_DEVICE static void Load(int c, std::uint32_t (&x)[4], std::uint32_t (&y)[4]) {
     const int lane = Lane();
     const int at = PieceAt<Type, D>(WarpIndex() * 16 + lane % 16, lane / 16);
-    LoadMatrices(x, Shared<Words4>(0), PiecesOn(at, 2 * c));
-    LoadMatrices(y, Shared<Words4>(Left::kBytes), PiecesOn(at, 2 * c));
+    LoadMatrices(x, Shared<Words4>(0), PieceBehind<Type, D>(at, 2 * c));
+    LoadMatrices(y, Shared<Words4>(Left::kBytes), PieceBehind<Type, D>(at, 2 * c));
   }
 
   Left x_, y_;
   std::uint32_t held_x_[kHeld][4], held_y_[kHeld][4];
 };
-
-// SplitPair in fewer steps for bfloat16: the first number is cut off, so that the second has one
-// digit less; both together keep 16.
-template <class Type>
-TSALLIS_DEVICE void SplitGradients(float x, float y, std::uint32_t* high, std::uint32_t* low) {
-  if constexpr (Type::kNarrowRange) {
-    SplitPair<Type>(x, y, high, low);
-  } else {
-    constexpr std::uint32_t kUpper = 0xFFFF0000u;
-    const std::uint32_t hx = BitsOf(x) & kUpper, hy = BitsOf(y) & kUpper;
-    const std::uint32_t lx = BitsOf(x - FloatOf(hx)) + 0x8000u;
-    const std::uint32_t ly = BitsOf(y - FloatOf(hy)) + 0x8000u;
-    *high = hx >> 16 | hy;
-    *low = lx >> 16 | (ly & kUpper);
-  }
-}
-
-// AddWeighted for a tile that is finite. Four sums at a time, so that a product need not wait for
-// the one before it.
-template <class Type, int D, int kBlocks>
-TSALLIS_DEVICE void AddFinite(float (&total)[kBlocks][4], const float (&w)[kInner / 8][4],
-                              std::size_t tile_byte, int first) {
-  const int lane = Lane();
-  const Shared<Words4> tile(tile_byte);
-  const int at = PieceAt<Type, D>(lane % 16, lane / 16);
-  TSALLIS_UNROLL
-  for (int c = 0; c < kInner / 16; ++c) {
-    std::uint32_t high[4], low[4];
-    TSALLIS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      SplitGradients<Type>(w[2 * c + i / 2][i % 2 * 2], w[2 * c + i / 2][i % 2 * 2 + 1], &high[i],
-                           &low[i]);
-    }
-    TSALLIS_UNROLL
-    for (int j = 0; j < kBlocks; j += 4) {
-      std::uint32_t b[2][4];
-      LoadTransposed(b[0], tile, PiecesOn(at, first / 8 + j) + c * 2 * D);
-      LoadTransposed(b[1], tile, PiecesOn(at, first / 8 + j + 2) + c * 2 * D);
-      TSALLIS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        MultiplyMatrices<Type>(total[j + i], low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
-      }
-      TSALLIS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        MultiplyMatrices<Type>(total[j + i], high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
-      }
-    }
-  }
-}
-
-// Brings the next eight columns to the front: the careful code is a loop over them.
-template <int kBlocks>
-TSALLIS_DEVICE void Rotate(float (&s)[kBlocks][4]) {
-  TSALLIS_UNROLL
-  for (int e = 0; e < 4; ++e) {
-    const float front = s[0][e];
-    TSALLIS_UNROLL
-    for (int j = 1; j < kBlocks; ++j) s[j - 1][e] = s[j][e];
-    s[kBlocks - 1][e] = front;
-  }
-}
-
-// total[j] += w times columns of the tile. finite: whether the tile is; else row by row, so that a
-// weight of 0 does not meet NaN.
-template <class Type, int D, int kBlocks>
-TSALLIS_DEVICE void AddTile(float (&total)[kBlocks][4], const float (&w)[kInner / 8][4],
-                            std::size_t tile_byte, int first, bool finite) {
-  if constexpr (kIsFloat32<Type>) {
-    AddWeightedFloats<D, kInner>(total, w, tile_byte, first);
-  } else if (finite) {
-    AddFinite<Type, D>(total, w, tile_byte, first);
-  } else {
-    const int lane = Lane();
-    const Shared<std::uint32_t> pairs(tile_byte);
-    float rest[kInner / 8][4];
-    TSALLIS_UNROLL
-    for (int j = 0; j < kInner / 8; ++j) {
-      TSALLIS_UNROLL
-      for (int e = 0; e < 4; ++e) rest[j][e] = w[j][e];
-    }
-    TSALLIS_LOOP
-    for (int row = 0; row < kInner; ++row) {
-      const int owner = (lane & ~3) + row % 8 / 2;
-      const float above = Shuffle(row % 2 == 0 ? rest[0][0] : rest[0][1], owner);
-      const float below = Shuffle(row % 2 == 0 ? rest[0][2] : rest[0][3], owner);
-      TSALLIS_UNROLL
-      for (int j = 0; j < kBlocks; ++j) {
-        const std::uint32_t pair = pairs.Load(PieceAt<Type, D>(row, first / 8 + j) * 4 + lane % 4);
-        AddWeightedPair(total[j], above, below, Type::ToFloat(static_cast<std::uint16_t>(pair)),
-                        Type::ToFloat(static_cast<std::uint16_t>(pair >> 16)));
-      }
-      if (row % 8 == 7) Rotate(rest);
-    }
-  }
-}
 
 // Whether all numbers of a warp's tile are of moderate size, below 2^60: then neither a sum of two
 // nor 0 times a number is NaN, and no branch need spare what has a weight of 0. And the tiles are
@@ -424,10 +308,9 @@ DenseRowsKernel(const BackwardCall backward) {
 
   const auto fetch = [&](int key0, int stage) {
     const std::size_t at = Shape::kKeysAt + static_cast<std::size_t>(stage) * Shape::kStageBytes;
-    const int keys = block.keys_end - key0;
-    FetchAdjacent<Type, D>(Shared<Words4>(at), k_rows, call.head_dim, key0, keys);
-    FetchAdjacent<Type, D>(Shared<Words4>(at + Shape::kKeyBytes), v_rows, call.value_dim, key0,
-                           keys);
+    TileRun<Type, D, kInner>(k_rows, call.head_dim).Fetch(Shared<Words4>(at), key0, block.keys_end);
+    TileRun<Type, D, kInner>(v_rows, call.value_dim)
+        .Fetch(Shared<Words4>(at + Shape::kKeyBytes), key0, block.keys_end);
     CommitCopies();
   };
   // The first tile from key0 on of which masks leave something.
@@ -480,7 +363,7 @@ DenseRowsKernel(const BackwardCall backward) {
       }
       if (kPass == 1) {
         scale.Divide(s, total);
-        AddTile<Type, D>(total, s, keys_at, 0, moderate);
+        AddWeighted<Type, D, kInner>(total, s, keys_at, 0, moderate);
       }
       if (Shape::kStages == 2) {
         stage ^= 1;
@@ -715,8 +598,9 @@ DenseKeysKernel(const BackwardCall backward) {
       const Shared<Words4> queries(at), d_outs(at + Shape::kGradientsBehind);
       const auto row_of = [&](int i) { return first + i < count ? row_at(first + i) : -1; };
       if (backward.dense.rows == nullptr) {
-        FetchAdjacent<Type, D>(queries, q_rows, call.head_dim, first_row, count - first);
-        FetchAdjacent<Type, D>(d_outs, d_out_rows, call.value_dim, first_row, count - first);
+        const int rows_end = first_row + count - first;
+        TileRun<Type, D, kInner>(q_rows, call.head_dim).Fetch(queries, first_row, rows_end);
+        TileRun<Type, D, kInner>(d_out_rows, call.value_dim).Fetch(d_outs, first_row, rows_end);
       } else {
         FetchTile<Type, D, kInner>(queries, q_rows, call.head_dim, row_of);
         FetchTile<Type, D, kInner>(d_outs, d_out_rows, call.value_dim, row_of);
@@ -769,9 +653,9 @@ DenseKeysKernel(const BackwardCall backward) {
             views, key0, s, dp);
       }
       dv_scale.Divide(s, dv);
-      AddTile<Type, D>(dv, s, d_outs_at, first_column, moderate);
+      AddWeighted<Type, D, kInner>(dv, s, d_outs_at, first_column, moderate);
       dk_scale.Divide(dp, dk);
-      AddTile<Type, D>(dk, dp, queries_at, first_column, moderate);
+      AddWeighted<Type, D, kInner>(dk, dp, queries_at, first_column, moderate);
       if (Shape::kStages == 2) {
         stage ^= 1;
       } else if (next < count) {

@@ -12,12 +12,6 @@ inline namespace TSALLIS_SIDE {
 // Relative errors that a bound allows for: of z as float32, and of a solution.
 inline constexpr float kScoreSlack = 4e-6f, kSolveSlack = 1e-5f;
 
-// A row's list, read and written by the row's quad.
-struct ListRow {
-  Shared<float> z;
-  Shared<int> key;
-};
-
 // A threshold as its distance below the largest z: tau = peak - top, 0 < top <= 1.
 struct Threshold {
   float peak = -kInfinity, top = 1.0f;

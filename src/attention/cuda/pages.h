@@ -544,10 +544,16 @@ struct PageMaxima {
   }
 };
 
+// A warp's part of a row's list.
+struct PageList {
+  Shared<float> z;
+  Shared<int> key;
+};
+
 // The scores that a row is solved from: a warp's part of the list, or, of a row that has too many,
 // those in memory.
 struct PageRow {
-  ListRow list;
+  PageList list;
   Shared<int> units;  // of the warp's part, before their scores are read
   int count = 0;      // of the warp's part
   bool many = false;
@@ -966,7 +972,7 @@ PageValuesKernel(const PagesCall pages) {
       SyncWarp();
       if (Any(any)) {
         const std::size_t byte = Units::StageByte(stage);
-        AddWeighted<Type, D, kPageUnit>(total, w, Shared<Words4>(byte), byte, 0, !careful);
+        AddWeighted<Type, D, kPageUnit>(total, w, byte, 0, !careful);
       }
       SyncWarp();  // the stage may be filled again
       free = stage;

@@ -170,7 +170,6 @@ TSALLIS_RARE Listed RaiseBound(const RowList<kStride> list, Listed listed, bool 
                                float alpha, float power) {
   const int mine = raise && listed.mine != kDenseLane ? listed.mine : 0;
   float bound = listed.bound;
-  SyncWarp();
   if (!known) {
     // Without the sink: the largest z must stay in the list, and a sink may lie above all of them.
     const Threshold solved = SolveList(list, mine, -kInfinity, listed.bound, alpha, power);
@@ -254,7 +253,7 @@ TSALLIS_RARE Listed AddHits(const RowList<kStride> list, const Hits<kKeys>& tile
 }
 
 // Weights in place of the z of a quad's list, which keeps what has any; statistics and the list go
-// to memory. The warp calls it; row.count becomes the size of the support.
+// to memory. The warp calls it; the size of the support, or kDenseRow.
 template <int kStride>
 TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const RowList<kStride>& list,
                              const SweepRow& row) {
@@ -279,8 +278,9 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
     }
     high = solved.peak;
     low = -solved.top;
-    if (QuadSum(static_cast<float>(mine)) > 0.0f)
+    if ((Ballot(mine > 0) >> (lane & 28) & 15u) != 0) {
       tau = static_cast<double>(solved.peak) - static_cast<double>(solved.top);
+    }
   }
   const bool writes = row.row >= 0 && sweep.lists.keys != nullptr;
   float entropy = 0.0f, largest = -kInfinity;
@@ -372,7 +372,7 @@ TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const 
   StoreColumns<Type>(sweep.out, start, column, sum, 8);
 }
 
-// kGeneral: with masks, and beside heads of any alpha, which are dense.
+// kGeneral: with masks, terms beside the product, and heads of any alpha, which are dense.
 template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 SweepKernel(const SweepCall sweep) {
@@ -387,7 +387,8 @@ SweepKernel(const SweepCall sweep) {
   const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
   const Sequence& sequence = head.sequence;
   const int first = static_cast<int>(place.first);
-  const Rows<Type> keys = Rows<Type>::Of(call.k, sequence.array_batch, head.kv);
+  const TileRun<Type, D, kKeys> key_tiles(Rows<Type>::Of(call.k, sequence.array_batch, head.kv),
+                                          call.head_dim);
   const bool has_terms = kGeneral && head.terms.any();
 
   // A lane's rows: 16 m + 8 half + quad of the warp at 2 m + half.
@@ -435,11 +436,7 @@ SweepKernel(const SweepCall sweep) {
   const int keys_begin = static_cast<int>(span.begin), keys_end = static_cast<int>(span.end);
   const int tiles = static_cast<int>((span.size() + kKeys - 1) / kKeys);
   const auto fetch = [&](int tile, int stage) {
-    const Shared<Words4> to(stage * Shape::kTileBytes);
-    FetchTile<Type, D, kKeys>(to, keys, call.head_dim, [&](int i) {
-      const int key = keys_begin + tile * kKeys + i;
-      return key < keys_end ? key : -1;
-    });
+    key_tiles.Fetch(Shared<Words4>(stage * Shape::kTileBytes), keys_begin + tile * kKeys, keys_end);
   };
   // The list of row 16 m + 8 half + group of the warp.
   constexpr int kStride = 4 * 16 * kTiles;
@@ -545,8 +542,6 @@ SweepKernel(const SweepCall sweep) {
       row.mine += count;
     }
   }
-  WaitForCopies<0>();
-  SyncWarp();
   int sizes[kOwn];
   TSALLIS_UNROLL
   for (int r = 0; r < kOwn; ++r) sizes[r] = WriteList(sweep, head, list_of(r, quad), rows[r]);

@@ -301,11 +301,10 @@ TSALLIS_DEVICE void Clear(float (&sums)[kBlocks][4]) {
 // float16.
 template <class Type>
 TSALLIS_DEVICE void SplitPair(float x, float y, std::uint32_t* high, std::uint32_t* low) {
-  const std::uint16_t hx = Type::FromFloat(x), hy = Type::FromFloat(y);
-  const std::uint16_t lx = Type::FromFloat(x - Type::ToFloat(hx));
-  const std::uint16_t ly = Type::FromFloat(y - Type::ToFloat(hy));
-  *high = static_cast<std::uint32_t>(hx) | static_cast<std::uint32_t>(hy) << 16;
-  *low = static_cast<std::uint32_t>(lx) | static_cast<std::uint32_t>(ly) << 16;
+  const std::uint32_t pair = PairOf<Type>(x, y);
+  *high = pair;
+  *low = PairOf<Type>(x - Type::ToFloat(static_cast<std::uint16_t>(pair)),
+                      y - Type::ToFloat(static_cast<std::uint16_t>(pair >> 16)));
 }
 
 // Adds two columns x, y of a row to the sums of the two rows that a lane has, by the row's weights
@@ -348,75 +347,12 @@ TSALLIS_DEVICE void AddWeightedFloats(float (&total)[kBlocks][4], const float (&
   }
 }
 
-// total[j] += w times columns [first + 8 j, first + 8 j + 8) of the tile's kRows rows, for weights
-// w [16, kRows] as a product leaves them. Two products each: weights keep more digits than a 16-bit
-// number has. `finite`: whether the tile is; else a weight of 0 leaves its row alone, as 0 times
-// NaN would not.
-template <class Type, int D, int kRows, int kBlocks>
-TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], const float (&w)[kRows / 8][4],
-                                const Shared<Words4>& tile, std::size_t tile_byte, int first,
-                                bool finite) {
-  const int lane = Lane();
-  if constexpr (kIsFloat32<Type>) {
-    AddWeightedFloats<D, kRows>(total, w, tile_byte, first);
-  } else if (finite) {
-    TSALLIS_UNROLL
-    for (int c = 0; c < kRows / 16; ++c) {
-      std::uint32_t high[4], low[4];
-      TSALLIS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = &w[2 * c + i / 2][i % 2 * 2];
-        SplitPair<Type>(pair[0], pair[1], &high[i], &low[i]);
-      }
-      TSALLIS_UNROLL
-      for (int j = 0; j < kBlocks; j += 2) {
-        std::uint32_t b[4];
-        LoadTransposed(b, tile, PieceAt<Type, D>(16 * c + lane % 16, first / 8 + j + lane / 16));
-        MultiplyMatrices<Type>(total[j], low, b[0], b[1]);
-        MultiplyMatrices<Type>(total[j + 1], low, b[2], b[3]);
-        MultiplyMatrices<Type>(total[j], high, b[0], b[1]);
-        MultiplyMatrices<Type>(total[j + 1], high, b[2], b[3]);
-      }
-    }
-  } else {
-    // Rare, and short: the row's weights are picked instead of unrolled.
-    const Shared<std::uint32_t> pairs(tile_byte);
-    TSALLIS_LOOP
-    for (int row = 0; row < kRows; ++row) {
-      float pick[4] = {};
-      TSALLIS_UNROLL
-      for (int j = 0; j < kRows / 8; ++j) {
-        TSALLIS_UNROLL
-        for (int e = 0; e < 4; ++e) pick[e] = row / 8 == j ? w[j][e] : pick[e];
-      }
-      const int owner = (lane & ~3) + row % 8 / 2;
-      const float above = Shuffle(row % 2 == 0 ? pick[0] : pick[1], owner);
-      const float below = Shuffle(row % 2 == 0 ? pick[2] : pick[3], owner);
-      TSALLIS_UNROLL
-      for (int j = 0; j < kBlocks; ++j) {
-        const std::uint32_t pair = pairs.Load(PieceAt<Type, D>(row, first / 8 + j) * 4 + lane % 4);
-        const float x = Type::ToFloat(static_cast<std::uint16_t>(pair));
-        const float y = Type::ToFloat(static_cast<std::uint16_t>(pair >> 16));
-        AddWeightedPair(total[j], above, below, x, y);
-      }
-    }
-  }
-}
-
-// SplitPair, without its comparisons for what is NaN.
-template <class Type>
-TSALLIS_DEVICE void SplitWeights(float x, float y, std::uint32_t* high, std::uint32_t* low) {
-  const std::uint32_t pair = PairOf<Type>(x, y);
-  *high = pair;
-  *low = PairOf<Type>(x - Type::ToFloat(static_cast<std::uint16_t>(pair)),
-                      y - Type::ToFloat(static_cast<std::uint16_t>(pair >> 16)));
-}
-
-// AddWeighted for finite tiles, in the same order. Four blocks of columns at a time: between two
-// products that add to the same sums lie three others, so that none waits.
+// AddWeighted for finite tiles. Two products each: weights keep more digits than a 16-bit number
+// has. Four blocks of columns at a time: between two products that add to the same sums lie three
+// others, so that none waits.
 template <class Type, int D, int kRows, int kBlocks>
 TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&w)[kRows / 8][4],
-                                      const Shared<Words4>& tile) {
+                                      const Shared<Words4>& tile, int first) {
   const int own = PieceAt<Type, D>(Lane() % 16, Lane() / 16);
   static_assert(kBlocks % 4 == 0);
   TSALLIS_UNROLL
@@ -425,14 +361,14 @@ TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&
     TSALLIS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const float* pair = &w[2 * c + i / 2][i % 2 * 2];
-      SplitWeights<Type>(pair[0], pair[1], &high[i], &low[i]);
+      SplitPair<Type>(pair[0], pair[1], &high[i], &low[i]);
     }
     TSALLIS_UNROLL
     for (int j = 0; j < kBlocks; j += 4) {
       std::uint32_t b[2][4];
       TSALLIS_UNROLL
       for (int i = 0; i < 2; ++i) {
-        LoadTransposed(b[i], tile, 2 * D * c + PieceBehind<Type, D>(own, j + 2 * i));
+        LoadTransposed(b[i], tile, 2 * D * c + PieceBehind<Type, D>(own, first / 8 + j + 2 * i));
       }
       TSALLIS_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -446,28 +382,34 @@ TSALLIS_DEVICE void AddFiniteWeighted(float (&total)[kBlocks][4], const float (&
   }
 }
 
-// Gives body(j, w[j]) one block after the other, in a loop that is not unrolled: for long bodies.
-// An index of registers would put them into memory, so the first block is the one at hand, and goes
-// to the end.
+// Brings the next block to the front, and the first to the end. An index of registers would put
+// them into memory: in loops that are not unrolled, for long bodies, the block at hand is the
+// first.
+template <int kBlocks>
+TSALLIS_DEVICE void Rotate(float (&w)[kBlocks][4]) {
+  TSALLIS_UNROLL
+  for (int e = 0; e < 4; ++e) {
+    const float first = w[0][e];
+    TSALLIS_UNROLL
+    for (int i = 0; i + 1 < kBlocks; ++i) w[i][e] = w[i + 1][e];
+    w[kBlocks - 1][e] = first;
+  }
+}
+
+// Gives body(j, w[j]) one block after the other.
 template <int kBlocks, class Body>
 TSALLIS_DEVICE void ForBlocks(float (&w)[kBlocks][4], const Body& body) {
   TSALLIS_LOOP
   for (int j = 0; j < kBlocks; ++j) {
     body(j, w[0]);
-    TSALLIS_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      const float first = w[0][e];
-      TSALLIS_UNROLL
-      for (int i = 0; i + 1 < kBlocks; ++i) w[i][e] = w[i + 1][e];
-      w[kBlocks - 1][e] = first;
-    }
+    Rotate(w);
   }
 }
 
 // AddWeighted for tiles that are not finite: a weight of 0 leaves its row alone.
 template <class Type, int D, int kRowBlocks, int kBlocks>
 TSALLIS_DEVICE void AddTouchyWeighted(float (&total)[kBlocks][4], float (&w)[kRowBlocks][4],
-                                      std::size_t tile_byte) {
+                                      std::size_t tile_byte, int first) {
   const int lane = Lane();
   const Shared<std::uint32_t> pairs(tile_byte);
   ForBlocks(w, [&](int i, float(&block)[4]) {
@@ -478,13 +420,29 @@ TSALLIS_DEVICE void AddTouchyWeighted(float (&total)[kBlocks][4], float (&w)[kRo
       const float below = Shuffle(row % 2 == 0 ? block[2] : block[3], owner);
       TSALLIS_UNROLL
       for (int j = 0; j < kBlocks; ++j) {
-        const std::uint32_t pair = pairs.Load(PieceAt<Type, D>(8 * i + row, j) * 4 + lane % 4);
+        const int piece = PieceAt<Type, D>(8 * i + row, first / 8 + j);
+        const std::uint32_t pair = pairs.Load(piece * 4 + lane % 4);
         const float x = Type::ToFloat(static_cast<std::uint16_t>(pair));
         const float y = Type::ToFloat(static_cast<std::uint16_t>(pair >> 16));
         AddWeightedPair(total[j], above, below, x, y);
       }
     }
   });
+}
+
+// total[j] += w times columns [first + 8 j, first + 8 j + 8) of the kRows rows of the tile at
+// `tile_byte`, for weights w [16, kRows] as a product leaves them. `finite`: whether the tile is;
+// else a weight of 0 leaves its row alone, as 0 times NaN would not.
+template <class Type, int D, int kRows, int kBlocks>
+TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], float (&w)[kRows / 8][4],
+                                std::size_t tile_byte, int first, bool finite) {
+  if constexpr (kIsFloat32<Type>) {
+    AddWeightedFloats<D, kRows>(total, w, tile_byte, first);
+  } else if (finite) {
+    AddFiniteWeighted<Type, D, kRows>(total, w, Shared<Words4>(tile_byte), first);
+  } else {
+    AddTouchyWeighted<Type, D>(total, w, tile_byte, first);
+  }
 }
 
 // Powers of two by which weights are divided before they become 16-bit numbers, one for each of a
