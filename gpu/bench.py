@@ -407,8 +407,14 @@ def draw_figure(table: Table, out: Path) -> None:
                 point = (n, float(str(row[f"{pass_name}_ms"])) / batch)
                 lines.setdefault(str(row["name"]), []).append(point)
         for name, points in lines.items():
-            axis.loglog(*zip(*sorted(points), strict=True), marker="o", label=name, base=2)
-        axis.set(xlabel="keys", ylabel="ms a sequence", title=f"{pass_name}, d = 128")
+            axis.loglog(*zip(*sorted(points), strict=True), marker="o", label=name)
+        lengths = sorted({n for points in lines.values() for n, _ in points})
+        axis.set_xticks(lengths, [f"{n // 1024}K" for n in lengths], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.yaxis.set_major_formatter("{x:g}")
+        title = "forward" if pass_name == "forward" else "forward and backward"
+        axis.set(xlabel="keys", ylabel="ms a sequence", title=f"{title}, d = 128")
+        axis.grid(alpha=0.3)
     axes[0].legend()
     for kind in ("svg", "png"):
         figure.savefig(out / f"bench.{kind}", dpi=150)
