@@ -176,12 +176,8 @@ class OursOnPages:
         self._run()
 
 
-BUDGET = [0.4]  # seconds of one measurement; --budget
-
-
-def milliseconds(run: Callable[[], object]) -> float:
-    """The median of calls until the budget is spent, 3 to 50 of them."""
-    budget = BUDGET[0]
+def milliseconds(run: Callable[[], object], budget: float) -> float:
+    """The median of calls until `budget` seconds have passed, 3 to 50 of them."""
     run()
     torch.cuda.synchronize()
     times: list[float] = []
@@ -213,7 +209,7 @@ def kernels(run: Callable[[], object]) -> dict[str, float]:
     return {name: round(time, 4) for name, time in times.items() if time >= 0.0005}
 
 
-def ceilings(library: Path) -> dict[str, object]:
+def ceilings(library: Path, budget: float) -> dict[str, object]:
     """What the device reaches by itself: TB/s and TFLOP/s."""
     functions = ctypes.CDLL(str(library))
     out = torch.zeros(1, device="cuda")
@@ -225,11 +221,15 @@ def ceilings(library: Path) -> dict[str, object]:
 
     found: dict[str, object] = {}
     source, target = torch.empty(2, 1 << 31, dtype=torch.uint8, device="cuda")
-    found["copy_tb_s"] = 2 * source.numel() / milliseconds(lambda: target.copy_(source)) / 1e9
+    found["copy_tb_s"] = (
+        2 * source.numel() / milliseconds(lambda: target.copy_(source), budget) / 1e9
+    )
     a, b = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
-    found["matmul_tflops"] = 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9
-    blocks = 132 * 16
-    time = milliseconds(lambda: functions.tsallis_multiply(*integers(blocks, 2000), result, stream))
+    found["matmul_tflops"] = 2 * 8192**3 / milliseconds(lambda: a @ b, budget) / 1e9
+    blocks = 16 * torch.cuda.get_device_properties(0).multi_processor_count
+    time = milliseconds(
+        lambda: functions.tsallis_multiply(*integers(blocks, 2000), result, stream), budget
+    )
     found["mma_tflops"] = blocks * 4 * 8 * 2000 * 2 * 16 * 8 * 16 / time / 1e9
     for megabytes in (8, 32):
         arguments = [ctypes.c_void_p(source.data_ptr())]
@@ -238,7 +238,7 @@ def ceilings(library: Path) -> dict[str, object]:
         def gather(given: list[ctypes.c_void_p] = arguments) -> None:
             functions.tsallis_gather(*given)
 
-        time = milliseconds(gather)
+        time = milliseconds(gather, budget)
         found[f"gather_{megabytes}_mb_tb_s"] = blocks * 4 * 8 * 500 * 256 / time / 1e9
     return {name: round(float(str(value)), 2) for name, value in found.items()}
 
@@ -268,7 +268,8 @@ def peer(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 class Table:
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, budget: float) -> None:
+        self.budget = budget  # seconds of a measurement
         self.path = out / "bench.json"
         commit = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
@@ -322,7 +323,12 @@ def measure(table: Table, library: Path, n: int, d: int, peers: list[str]) -> No
                 kept["predicted_h200_ms"] = PREDICTED[n]
             if alpha in (1.0, 1.5):
                 kept["kernels_ms"] = kernels(ours.both)
-            add(name, milliseconds(ours.forward), milliseconds(ours.both), **kept)
+            add(
+                name,
+                milliseconds(ours.forward, table.budget),
+                milliseconds(ours.both, table.budget),
+                **kept,
+            )
         except RuntimeError as error:
             table.add({**about, "name": name, "error": str(error).splitlines()[0]})
         ours = None  # type: ignore[assignment]
@@ -341,7 +347,7 @@ def measure(table: Table, library: Path, n: int, d: int, peers: list[str]) -> No
                 with torch.no_grad():
                     run(q, k, v)
 
-            add(name, milliseconds(forward), milliseconds(both))
+            add(name, milliseconds(forward, table.budget), milliseconds(both, table.budget))
         except Exception as error:  # a peer that is not there must not end the rest
             table.add({**about, "name": name, "error": str(error).splitlines()[0]})
         torch.cuda.empty_cache()
@@ -371,7 +377,7 @@ def measure_decode(table: Table, library: Path, n: int) -> None:
             if alpha == 1.5 and n in PREDICTED_DECODE:
                 more["predicted_h200_ms"] = PREDICTED_DECODE[n]
             more["kernels_ms"] = kernels(ours.forward)
-            add(name, milliseconds(ours.forward), **more)
+            add(name, milliseconds(ours.forward, table.budget), **more)
         except RuntimeError as error:
             table.add({**about, "name": name, "error": str(error).splitlines()[0]})
         ours = None  # type: ignore[assignment]
@@ -383,7 +389,7 @@ def measure_decode(table: Table, library: Path, n: int) -> None:
                 with torch.no_grad(), sdpa_kernel(one):
                     scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
-            add(f"{name}, decoding", milliseconds(decode))
+            add(f"{name}, decoding", milliseconds(decode, table.budget))
         except Exception as error:  # a peer that is not there must not end the rest
             table.add({**about, "name": name, "error": str(error).splitlines()[0]})
     torch.cuda.empty_cache()
@@ -429,14 +435,13 @@ def main() -> None:
     parser.add_argument("--head-dims", type=int, nargs="*", default=[128, 64])
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS, metavar="NAME")
     parser.add_argument("--decode", type=int, nargs="*", default=[8192, 65536], help="keys")
-    parser.add_argument("--budget", type=float, default=BUDGET[0], help="seconds a measurement")
+    parser.add_argument("--budget", type=float, default=0.4, help="seconds a measurement")
     given = parser.parse_args()
     library = given.out / "lib" / "libtsallis_gpu.so"
     if not library.is_file():
         parser.error(f"{library} is not built: gpu/run.py build")
-    BUDGET[0] = given.budget
-    table = Table(given.out)
-    table.document["ceilings"] = ceilings(library.resolve())
+    table = Table(given.out, given.budget)
+    table.document["ceilings"] = ceilings(library.resolve(), given.budget)
     print(table.document["ceilings"], flush=True)
     for n in given.decode:
         measure_decode(table, library.resolve(), n)
