@@ -173,6 +173,10 @@ std::string CheckAll() {
       .dtype = kDType, .q_len = 200, .k_len = 200, .map = RowMap::kSoftmax, .causal = true};
   nan.values = ProblemSpec::Values::kNaN;
   if (const std::string wrong = Check(nan, 1); !wrong.empty()) return wrong;
+  // A tile of keys that some rows of a warp see the whole of, and others not.
+  const std::string uneven = Check(
+      {.dtype = kDType, .q_len = 64, .k_len = 91, .map = RowMap::kSoftmax, .causal = true}, 1);
+  if (!uneven.empty()) return uneven;
   Problem few({.dtype = kDType, .q_len = 256, .k_len = 512});
   std::vector<std::uint8_t> blocks;
   LeaveFewBlocks(&few, &blocks);

@@ -692,7 +692,6 @@ FAULTS = [
         "no barrier before a stage of values is filled again",
         "SyncWarp();  // the stage may be filled again\n      free",
         "free",
-        harmless="all lanes have voted on the next unit's weights by then",
     ),
     Fault(
         "pages.h",
