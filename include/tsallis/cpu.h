@@ -8,6 +8,7 @@ namespace tsallis {
 
 struct CpuInfo {
   std::string processor;  // as the processor names itself; empty if it does not
+  std::string vendor;     // "GenuineIntel", "AuthenticAMD", ...; empty if there is none
   // Highway's names of the instruction sets in this build, best first, and the one in use here.
   std::vector<std::string> compiled_targets;
   std::string chosen_target;
@@ -19,5 +20,10 @@ struct CpuInfo {
 };
 
 CpuInfo QueryCpu();
+
+// Whether matrix products of bfloat16 take half the time of float32's or less: on tiles (AMX), and
+// by dot products (AVX-512 BF16) on AMD's processors. Intel's processors without tiles take longer
+// for bfloat16 than for float32.
+bool FastBfloat16(const CpuInfo& cpu);
 
 }  // namespace tsallis

@@ -58,13 +58,19 @@ class InfoCommand : public Command {
     const int threads = Threads(Context{});
     const CpuInfo cpu = QueryCpu();
     if (json_) {
-      nlohmann::ordered_json document = {
-          {"version", Version()},           {"commit", GitCommit()},
-          {"processor", cpu.processor},     {"isa_compiled", cpu.compiled_targets},
-          {"isa", cpu.chosen_target},       {"avx_vnni", cpu.avx_vnni},
-          {"avx512_vnni", cpu.avx512_vnni}, {"avx512_bf16", cpu.avx512_bf16},
-          {"amx_bf16", cpu.amx_bf16},       {"threads", threads},
-          {"torch", TORCH_VERSION}};
+      nlohmann::ordered_json document = {{"version", Version()},
+                                         {"commit", GitCommit()},
+                                         {"processor", cpu.processor},
+                                         {"isa_compiled", cpu.compiled_targets},
+                                         {"isa", cpu.chosen_target},
+                                         {"avx_vnni", cpu.avx_vnni},
+                                         {"avx512_vnni", cpu.avx512_vnni},
+                                         {"avx512_bf16", cpu.avx512_bf16},
+                                         {"amx_bf16", cpu.amx_bf16},
+                                         {"vendor", cpu.vendor},
+                                         {"fast_bfloat16", FastBfloat16(cpu)},
+                                         {"threads", threads},
+                                         {"torch", TORCH_VERSION}};
       const CudaInfo cuda = QueryCuda();
       nlohmann::ordered_json devices = nlohmann::json::array();
       for (const CudaDevice& device : cuda.devices) {
@@ -92,6 +98,8 @@ class InfoCommand : public Command {
       fmt::print("processor          {}\n", cpu.processor.empty() ? "unknown" : cpu.processor);
       fmt::print("instruction sets   {} (chosen: {})\n", Join(cpu.compiled_targets),
                  cpu.chosen_target);
+      fmt::print("decoders compute   in {} unless told otherwise\n",
+                 FastBfloat16(cpu) ? "bfloat16" : "float32");
       fmt::print("threads            {}\n", threads);
       fmt::print("torch              {}\n", TORCH_VERSION);
       PrintCuda();

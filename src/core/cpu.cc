@@ -29,6 +29,15 @@ std::string BrandString() {
   const std::size_t first = brand.find_first_not_of(' '), last = brand.find_last_not_of(' ');
   return first == std::string::npos ? std::string() : brand.substr(first, last - first + 1);
 }
+
+// Twelve letters: four each in EBX, EDX and ECX.
+std::string Vendor() {
+  unsigned a = 0, words[3] = {};
+  if (!__get_cpuid(0, &a, words, words + 2, words + 1)) return {};
+  char text[sizeof(words) + 1] = {};
+  std::memcpy(text, words, sizeof(words));
+  return text;
+}
 #endif
 
 }  // namespace
@@ -43,6 +52,7 @@ CpuInfo QueryCpu() {
   info.chosen_target = TargetInUse();
 #if HWY_ARCH_X86
   info.processor = BrandString();
+  info.vendor = Vendor();
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
     info.avx512_vnni = ((c >> 11) & 1u) != 0;
@@ -54,6 +64,10 @@ CpuInfo QueryCpu() {
   }
 #endif
   return info;
+}
+
+bool FastBfloat16(const CpuInfo& cpu) {
+  return cpu.amx_bf16 || (cpu.avx512_bf16 && cpu.vendor == "AuthenticAMD");
 }
 
 }  // namespace tsallis

@@ -16,5 +16,27 @@ TEST(Cpu, TheChosenTargetIsCompiled) {
       << info.chosen_target;
 }
 
+// Measured: docs/log.md, "bfloat16 without tiles" and "On AMD's processors".
+TEST(Cpu, BfloatIsFastOnTilesAndByDotProductsOfAmd) {
+  CpuInfo cpu;
+  EXPECT_FALSE(FastBfloat16(cpu));
+  cpu.vendor = "AuthenticAMD";
+  EXPECT_FALSE(FastBfloat16(cpu));
+  cpu.avx512_bf16 = true;
+  EXPECT_TRUE(FastBfloat16(cpu));
+  cpu.vendor = "GenuineIntel";
+  EXPECT_FALSE(FastBfloat16(cpu));
+  cpu.amx_bf16 = true;
+  EXPECT_TRUE(FastBfloat16(cpu));
+}
+
+TEST(Cpu, AMachineOfX86NamesItsVendor) {
+#if defined(__x86_64__)
+  EXPECT_EQ(QueryCpu().vendor.size(), 12U);
+#else
+  EXPECT_EQ(QueryCpu().vendor, "");
+#endif
+}
+
 }  // namespace
 }  // namespace tsallis

@@ -24,9 +24,7 @@ DecoderConfig Settled(DecoderConfig config) {
   CheckDecoder(config);
   config.head_dim = config.HeadDim();
   if (config.compute == "auto") {
-    // Without tiles, bfloat16's dot products are no faster than float32's and rounding comes on
-    // top.
-    config.compute = QueryCpu().amx_bf16 ? "bfloat16" : "float32";
+    config.compute = FastBfloat16(QueryCpu()) ? "bfloat16" : "float32";
   }
   return config;
 }

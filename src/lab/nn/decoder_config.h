@@ -153,7 +153,7 @@ struct DecoderConfig {
   // or as they are ("plain").
   std::string embedding = "scaled";
   // What matrix products and attention compute in; weights, gradients, the residual stream and all
-  // sums are float32. "auto": bfloat16 where the processor multiplies it on tiles (AMX).
+  // sums are float32. "auto": bfloat16 where FastBfloat16 (tsallis/cpu.h) says so.
   std::string compute = "auto";  // "auto", "float32", "bfloat16"
   AttentionConfig attention;
   std::vector<AttentionOverride> overrides;
