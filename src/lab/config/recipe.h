@@ -95,15 +95,19 @@ struct TaskConfig : MaxRetrievalConfig {
   // At every length; tasks that are scored by their loss: at the longest length of training, and as
   // many at others as have as many tokens.
   std::int64_t eval_samples = 1000;
+  // The others: fewer samples, one at least, where length times samples would exceed this.
+  std::optional<std::int64_t> eval_tokens;
 
   Scoring GetScoring() const { return sequence ? sequence->GetScoring() : Scoring::kExact; }
   Metric GetMetric() const {
     return sequence ? sequence->GetMetric() : MetricOf(Scoring::kExact, "set");
   }
-  // Samples at length n where `asked` are wanted, as eval_samples says.
+  // Samples at length n where `asked` are wanted, as eval_samples and eval_tokens say.
   std::int64_t Samples(std::int64_t asked, std::int64_t n) const {
-    if (GetScoring() != Scoring::kLoss) return asked;
-    return std::max<std::int64_t>(1, asked * train_length_max / n);
+    const std::int64_t most = GetScoring() == Scoring::kLoss ? asked * train_length_max / n
+                              : eval_tokens                  ? std::min(asked, *eval_tokens / n)
+                                                             : asked;
+    return std::max<std::int64_t>(1, most);
   }
 };
 

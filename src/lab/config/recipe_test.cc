@@ -358,6 +358,17 @@ class SequenceRecipeTest : public RecipeTest {
   }
 };
 
+TEST_F(SequenceRecipeTest, FewerSamplesAreReadAtLengthsWithTooManyTokens) {
+  const TaskConfig all = Load(kSequences).task;
+  EXPECT_EQ(all.Samples(1000, 1 << 20), 1000);
+  const TaskConfig some = Load(Replaced(kSequences, "[task]", "[task]\neval_tokens = 64_000")).task;
+  EXPECT_EQ(some.Samples(1000, 64), 1000);
+  EXPECT_EQ(some.Samples(1000, 128), 500);
+  EXPECT_EQ(some.Samples(300, 128), 300);
+  EXPECT_EQ(some.Samples(1000, 1 << 20), 1);
+  ExpectContains(ErrorOf("[task]", "[task]\neval_tokens = 0"), "task.eval_tokens");
+}
+
 TEST_F(SequenceRecipeTest, NamesTheDeviceThatItTrainsOn) {
   EXPECT_EQ(Load(kSequences).train.device, "cpu");
   const std::string given = "optimizer = \"adamw\"\ndevice = ";
@@ -535,7 +546,7 @@ TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
     EXPECT_EQ(small.eval_lengths->front(), recipe.task.train_length_max);
     EXPECT_GE(small.eval_lengths->back(), 16 * recipe.task.train_length_max);
     EXPECT_EQ(small.seeds, 3);
-    EXPECT_GE(small.methods.size(), 6U);
+    EXPECT_TRUE(small.methods.empty() || small.methods.size() >= 10);  // empty: all
   }
 }
 

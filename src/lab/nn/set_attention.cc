@@ -250,11 +250,13 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   // Items with a weight or a score gradient; every other item's gradient is exactly zero.
   w.support.resize(static_cast<std::size_t>(sets * n));
   std::int64_t kept = 0;
+  std::int64_t* support = w.support.data();
+  const float* weight = Read(weights);
+  const float* d_score = Read(d_scores);
   for (std::int64_t i = 0; i < sets * n; ++i) {
-    w.support[static_cast<std::size_t>(kept)] = i;
-    kept += static_cast<std::int64_t>(Read(weights)[i] != 0.0F || Read(d_scores)[i] != 0.0F);
+    support[kept] = i;
+    kept += static_cast<std::int64_t>(weight[i] != 0.0F || d_score[i] != 0.0F);
   }
-  const std::int64_t* support = w.support.data();
   const Tensor dz2 = room(w.dz2, kept);
   SupportGradient(support, kept, n, width_, Read(weights), Read(d_scores), Read(w.d_pooled),
                   Read(w.u), Read(w.slope2), Data(dz2));
@@ -281,8 +283,9 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   const QueryScale scale = ScaleFor(n);
   if (length_scale_.weight.defined()) {
     double sum = 0.0;
-    for (std::int64_t i = 0; i < sets * width_; ++i)
-      sum += double{Read(d_u)[i]} * Read(w.folded)[i];
+    const float* d = Read(d_u);
+    const float* folded = Read(w.folded);
+    for (std::int64_t i = 0; i < sets * width_; ++i) sum += double{d[i]} * folded[i];
     Data(length_scale_.d_weight)[0] = static_cast<float>(sum * scale.slope);
   }
   d_u.mul_(scale.value);
