@@ -30,6 +30,8 @@ InstructionsKernel(const std::uint32_t* inputs, std::uint32_t* outputs) {
   out[at++] = Any(in[0] % 64 == 0) ? 1 : 0;
   out[at++] = Ballot(in[0] % 3 == 0);
   out[at++] = MatchAny(in[0] % 5);
+  out[at++] = OrOfWarp(in[0] & in[1] & in[2]);
+  out[at++] = static_cast<std::uint32_t>(SyncBlockCount(in[0] % 4 == 1));
   out[at++] = static_cast<std::uint32_t>(CountBits(in[2]));
   out[at++] = static_cast<std::uint32_t>(LowestBit(in[2] | 1u << 31));
   const float nan = kInfinity - kInfinity;
@@ -37,6 +39,11 @@ InstructionsKernel(const std::uint32_t* inputs, std::uint32_t* outputs) {
   out[at++] = BitsOf(MaxOrNaN(x, y));
   out[at++] = MaxOrNaN(nan, y) != MaxOrNaN(nan, y) ? 1 : 0;
   out[at++] = MaxOrNaN(x, nan) != MaxOrNaN(x, nan) ? 1 : 0;
+  std::uint32_t less = in[2];
+  const float pairs[][2] = {{x, y}, {y, x}, {x, x}, {nan, x}, {x, -nan}, {-kInfinity, x}};
+  for (const auto& [a, b] : pairs) less = PushLess(less, a, b);
+  for (const auto& [a, b] : pairs) less = PushLess(less, -a, b);
+  out[at++] = PushLess(PushLess(less, kInfinity, kInfinity), -kInfinity, kInfinity);
   // Powers have an error: to the nearest 2^-10, of whole numbers.
   out[at++] =
       static_cast<std::uint32_t>(Exp2(static_cast<float>(in[3] % 16) - 6.0f) * 1024.0f + 0.5f);

@@ -39,29 +39,39 @@ FAULTS = [
     Fault(
         "sweep.h",
         "no barrier before keys are read",
-        "    SyncBlock();  // the tile is there, and nobody reads the one before\n",
-        "",
+        "SyncBlockCount(full) >= kFullLanes;",
+        "OrOfWarp(full ? 1 : 0) != 0;",
     ),
     Fault(
         "sweep.h",
         "a stage is filled again before the barrier",
         "    WaitForCopies<0>();\n"
-        "    SyncBlock();  // the tile is there, and nobody reads the one before\n"
-        "    if (next >= 0) fetch(next, (step + 1) % Shape::kStages);\n    CommitCopies();\n",
-        "    WaitForCopies<0>();\n    if (next >= 0) fetch(next, (step + 1) % Shape::kStages);\n"
-        "    CommitCopies();\n    SyncBlock();\n",
+        "    // The tile is there, and nobody reads the one before.\n",
+        "    WaitForCopies<0>();\n    if (next >= 0) fetch(next, (step + 1) % Shape::kStages);\n",
     ),
     Fault(
         "sweep.h",
         "does not wait for copies",
-        "    WaitForCopies<0>();\n    SyncBlock();",
-        "    SyncBlock();",
+        "    WaitForCopies<0>();\n    // The tile is there",
+        "    // The tile is there",
     ),
     Fault(
         "sweep.h",
-        "no __syncwarp behind a list that has been compacted",
-        "CompactList(list, mine, bound);\n  SyncWarp();\n",
-        "CompactList(list, mine, bound);\n",
+        "no __syncwarp behind lists that have been compacted",
+        "    raised.bound[r] = lists.bound[r];\n  }\n  SyncWarp();\n",
+        "    raised.bound[r] = lists.bound[r];\n  }\n",
+    ),
+    Fault(
+        "sweep.h",
+        "what is kept has no more places in memory",
+        "(kept > kList && sweep.lists.keys != nullptr)",
+        "false",
+    ),
+    Fault(
+        "sweep.h",
+        "a place is passed over behind a hit",
+        "rows[r].mine += CountBits(hits[r]);",
+        "rows[r].mine += 1 + CountBits(hits[r]);",
     ),
     Fault(
         "sweep.h",
@@ -81,7 +91,7 @@ FAULTS = [
         "  SyncWarp();  // all lanes read what this quad wrote\n",
         "",
     ),
-    Fault("sweep.h", "a bound above the threshold", "(1.0f + kSolveSlack)", "(1.0f - 2e-2f)"),
+    Fault("sweep.h", "a bound above the threshold", "- kSolveSlack * (1.0f + fabsf(top))", "+ 2e-2f"),
     Fault(
         "list.h",
         "a bound without its error",
@@ -98,14 +108,14 @@ FAULTS = [
     Fault(
         "sweep.h",
         "a list is full too late",
-        "row.mine + count > kLaneList",
-        "row.mine + count > kLaneList + 2",
+        "rows[r].mine + CountBits(hits[r]) > room);",
+        "rows[r].mine + CountBits(hits[r]) > room + 2);",
     ),
     Fault(
         "sweep.h",
         "a full list takes more scores",
-        "listed.mine + count > kLaneList",
-        "listed.mine + count > kLaneList + 2",
+        "mine + count > tile.room;",
+        "mine + count > tile.room + 2;",
     ),
     Fault(
         "sweep.h",
@@ -127,28 +137,28 @@ FAULTS = [
     ),
     Fault("sweep.h", "operands exchanged", "q_[m][c], b[0], b[1]", "q_[m][c], b[1], b[0]"),
     Fault(
-        "sweep.h",
+        "device.h",
         "NaN is dropped by the filter",
-        "hits |= !(product(i) <= row.product)",
-        "hits |= product(i) > row.product",
+        "(x < y ? 1u : 0u)",
+        "(x >= y ? 0u : 1u)",
     ),
     Fault(
         "sweep.h",
         "the sink is left out of the threshold",
-        "SolveList(list, mine, head.sink,",
-        "SolveList(list, mine, -kInfinity,",
+        "SolveLists(lists, head.sink,",
+        "SolveLists(lists, -kInfinity,",
     ),
     Fault(
         "sweep.h",
         "the second half of a tile is not looked at",
-        "i < kKeys / 4; ++i) hits |=",
-        "i < kKeys / 8; ++i) hits |=",
+        "four < kOfLane; four += 4",
+        "four < kOfLane / 2; four += 4",
     ),
     Fault(
         "sweep.h",
         "a masked key comes into a list",
-        "head.Sees(tile.mask, true, row.row, key)",
-        "head.Sees(tile.mask, true, row.row, row.begin)",
+        "head->Sees(*mask, true, row.row, key)",
+        "head->Sees(*mask, true, row.row, row.begin)",
     ),
     Fault(
         "sweep.h",
@@ -330,20 +340,20 @@ FAULTS = [
     Fault(
         "list.h",
         "Newton's method stops early",
-        "next < threshold.top;",
-        "next < threshold.top * 0.99f;",
+        "if (!(next < top)) continue;",
+        "if (!(next < top * 0.99f)) continue;",
     ),
     Fault(
         "list.h",
         "compacting forgets a lane",
-        "kept += CountBits(quad);\n  }\n  return kept;",
-        "kept += CountBits(quad & 7u);\n  }\n  return kept;",
+        "return Shuffle(before, Lane() | 3);",
+        "return Shuffle(before, Lane() | 2);",
     ),
     Fault(
         "list.h",
         "compacting without __syncwarp",
-        "    SyncWarp();\n    if (keep) {",
-        "    if (keep) {",
+        "    int place = before - kept;\n    SyncWarp();\n",
+        "    int place = before - kept;\n",
     ),
     Fault("tile.h", "pieces of a tile are not exchanged", "((piece ^ row) & 7)", "(piece & 7)"),
     Fault(

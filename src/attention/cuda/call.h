@@ -288,25 +288,37 @@ TSALLIS_DEVICE void StoreColumns(const MutableArray4& array, std::int64_t start,
   }
 }
 
-// Eight elements side by side.
+// Eight elements side by side, as they lie in memory.
 template <class Type>
-TSALLIS_DEVICE void LoadColumns(const typename Type::Element* from, float (&values)[8]) {
-  const auto* pieces = reinterpret_cast<const Words4*>(from);
-  const Words4 words = LoadDevice(pieces);
-  if constexpr (kIsFloat32<Type>) {
-    const Words4 behind = LoadDevice(pieces + 1);
+struct Columns {
+  static constexpr int kPieces = kIsFloat32<Type> ? 2 : 1;
+
+  TSALLIS_DEVICE void Load(const typename Type::Element* from) {
     TSALLIS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      values[i] = FloatOf(words.w[i]);
-      values[4 + i] = FloatOf(behind.w[i]);
-    }
-  } else {
-    TSALLIS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      values[2 * i] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i]));
-      values[2 * i + 1] = Type::ToFloat(static_cast<std::uint16_t>(words.w[i] >> 16));
+    for (int i = 0; i < kPieces; ++i) {
+      pieces[i] = LoadDevice(reinterpret_cast<const Words4*>(from) + i);
     }
   }
+  TSALLIS_DEVICE void ToFloats(float (&values)[8]) const {
+    TSALLIS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kIsFloat32<Type>) {
+        values[i] = FloatOf(pieces[0].w[i]);
+        values[4 + i] = FloatOf(pieces[1].w[i]);
+      } else {
+        values[2 * i] = Type::ToFloat(static_cast<std::uint16_t>(pieces[0].w[i]));
+        values[2 * i + 1] = Type::ToFloat(static_cast<std::uint16_t>(pieces[0].w[i] >> 16));
+      }
+    }
+  }
+
+  Words4 pieces[kPieces] = {};
+};
+template <class Type>
+TSALLIS_DEVICE void LoadColumns(const typename Type::Element* from, float (&values)[8]) {
+  Columns<Type> columns;
+  columns.Load(from);
+  columns.ToFloats(values);
 }
 
 }  // namespace TSALLIS_SIDE

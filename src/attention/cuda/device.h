@@ -31,6 +31,12 @@ struct alignas(8) Words2 {
   std::uint32_t w[2];
 };
 
+// Bytes of shared memory that a device has.
+struct SharedMemory {
+  std::size_t multiprocessor_bytes = 0;  // for all blocks that are on one at a time
+  std::size_t block_bytes = 0;           // at most for one block
+};
+
 }  // namespace tsallis::cuda
 
 #if defined(__CUDACC__)
@@ -59,6 +65,8 @@ TSALLIS_DEVICE int BlockZ() { return static_cast<int>(blockIdx.z); }
 TSALLIS_DEVICE int Blocks() { return static_cast<int>(gridDim.x); }
 
 TSALLIS_DEVICE void SyncBlock() { __syncthreads(); }
+// The same barrier; the number of threads whose vote is true.
+TSALLIS_DEVICE int SyncBlockCount(bool vote) { return __syncthreads_count(vote ? 1 : 0); }
 TSALLIS_DEVICE void SyncWarp() { __syncwarp(); }
 template <typename T>
 TSALLIS_DEVICE T Shuffle(T value, int from) {
@@ -77,6 +85,10 @@ TSALLIS_DEVICE bool Any(bool vote) { return __any_sync(0xFFFFFFFFu, vote); }
 TSALLIS_DEVICE std::uint32_t Ballot(bool vote) { return __ballot_sync(0xFFFFFFFFu, vote); }
 TSALLIS_DEVICE std::uint32_t MatchAny(std::uint32_t value) {
   return __match_any_sync(0xFFFFFFFFu, value);
+}
+// The lanes' bits, or'ed.
+TSALLIS_DEVICE std::uint32_t OrOfWarp(std::uint32_t bits) {
+  return __reduce_or_sync(0xFFFFFFFFu, bits);
 }
 
 extern __shared__ Words4 shared_memory[];
@@ -211,6 +223,11 @@ TSALLIS_DEVICE int CountBits(std::uint32_t bits) { return __popc(bits); }
 TSALLIS_DEVICE int LowestBit(std::uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 TSALLIS_DEVICE std::uint32_t BitsOf(float value) { return __float_as_uint(value); }
 TSALLIS_DEVICE float FloatOf(std::uint32_t bits) { return __uint_as_float(bits); }
+// `bits` moved up by one, below them whether x < y: neither may be a NaN for it to be. Two
+// instructions where a comparison takes three; a NaN that the device computes has no sign.
+TSALLIS_DEVICE std::uint32_t PushLess(std::uint32_t bits, float x, float y) {
+  return __funnelshift_l(__float_as_uint(x - y), bits, 1);
+}
 
 }  // namespace TSALLIS_SIDE
 }  // namespace tsallis::cuda
@@ -235,6 +252,9 @@ inline int BlockZ() { return static_cast<int>(simt::machine.block_index.z); }
 inline int Blocks() { return static_cast<int>(simt::machine.grid.x); }
 
 inline void SyncBlock(int line = __builtin_LINE()) { simt::SyncBlock(line); }
+inline int SyncBlockCount(bool vote, int line = __builtin_LINE()) {
+  return simt::SyncBlockCount(vote, line);
+}
 inline void SyncWarp(int line = __builtin_LINE()) { simt::SyncWarp(line); }
 template <typename T>
 T Shuffle(T value, int from, int line = __builtin_LINE()) {
@@ -259,6 +279,9 @@ inline std::uint32_t Ballot(bool vote, int line = __builtin_LINE()) {
 }
 inline std::uint32_t MatchAny(std::uint32_t value, int line = __builtin_LINE()) {
   return simt::MatchAny(value, line);
+}
+inline std::uint32_t OrOfWarp(std::uint32_t bits, int line = __builtin_LINE()) {
+  return simt::OrOfWarp(bits, line);
 }
 
 template <typename T>
@@ -339,6 +362,9 @@ inline int CountBits(std::uint32_t bits) { return std::popcount(bits); }
 inline int LowestBit(std::uint32_t bits) { return std::countr_zero(bits); }
 inline std::uint32_t BitsOf(float value) { return std::bit_cast<std::uint32_t>(value); }
 inline float FloatOf(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+inline std::uint32_t PushLess(std::uint32_t bits, float x, float y) {
+  return bits << 1 | (x < y ? 1u : 0u);
+}
 
 }  // namespace TSALLIS_SIDE
 }  // namespace tsallis::cuda

@@ -323,13 +323,13 @@ TEST(CudaEmulated, TheSweepCostsWhatTheModelSays) {
   EXPECT_EQ(simt::machine.counters.bank_conflicts, 0u);
 }
 
-// 99 KB are what a block may have on every GPU from sm_80 on; two blocks of the sweep fit into the
-// 227 KB of an sm_90.
+// 99 KB are what a block may have on every GPU from sm_80 on.
 TEST(CudaEmulated, SharedMemoryFits) {
   const auto sizes = []<class Type, int D>() {
     return std::vector<std::size_t>{
-        SweepShape<Type, D>::kSharedBytes, DenseShape<Type, D>::kSharedBytes,
-        DenseRowsShape<Type, D>::kSharedBytes, DenseKeysShape<Type, D>::kSharedBytes};
+        SweepShape<Type, D>::SharedBytes(SweepShape<Type, D>::kLeastRoom),
+        DenseShape<Type, D>::kSharedBytes, DenseRowsShape<Type, D>::kSharedBytes,
+        DenseKeysShape<Type, D>::kSharedBytes};
   };
   const std::vector<std::size_t> expected[] = {{73728, 20512, 16384, 17408},
                                                {81920, 40992, 32768, 33792},
@@ -351,6 +351,20 @@ TEST(CudaEmulated, SharedMemoryFits) {
     for (const std::size_t bytes : expected[i]) EXPECT_LE(bytes, 99u * 1024);
     for (const std::size_t bytes : of_float32[i]) EXPECT_LE(bytes, 99u * 1024);
   }
+}
+
+// Lists get what a device has beside the tiles: two blocks on a multiprocessor of sm_90, one on
+// those that had no room for two anyway.
+TEST(CudaEmulated, ListsGetTheRoomThatIsThere) {
+  const auto rooms = [](std::size_t multiprocessor, std::size_t block) {
+    const SharedMemory shared = {multiprocessor * 1024, block * 1024};
+    return std::vector<int>{
+        SweepShape<BFloat16, 32>::Room(shared), SweepShape<BFloat16, 64>::Room(shared),
+        SweepShape<BFloat16, 128>::Room(shared), SweepShape<BFloat16, 256>::Room(shared)};
+  };
+  EXPECT_EQ(rooms(228, 227), (std::vector<int>{24, 24, 20, 24}));  // sm_90, sm_100
+  EXPECT_EQ(rooms(164, 163), (std::vector<int>{18, 16, 20, 24}));  // sm_80
+  EXPECT_EQ(rooms(100, 99), (std::vector<int>{22, 20, 16, 17}));   // sm_86, sm_89, sm_120
 }
 
 TEST(CudaEmulated, NoTileHasBankConflicts) {

@@ -12,64 +12,160 @@ inline namespace TSALLIS_SIDE {
 // Relative errors that a bound allows for: of z as float32, and of a solution.
 inline constexpr float kScoreSlack = 4e-6f, kSolveSlack = 1e-5f;
 
-// A threshold as its distance below the largest z: tau = peak - top, 0 < top <= 1.
+// A threshold as its distance below another z: tau = from - top. `from` is the largest z, or, of
+// bounds, the bound so far.
 struct Threshold {
-  float peak = -kInfinity, top = 1.0f;
+  float from = -kInfinity, top = 1.0f;
 };
 
-// A row's list of kList places. Its quad's lanes have a quarter each: place s belongs to lane s %
-// 4, which fills its own one after the other, so that nothing is shared while keys pass. A lane's
-// places lie kStride words apart, so that each lane of a warp has a bank of its own. z = unit *
-// value.
+// A row's list in shared memory: entries of a value, z = unit * value, and a key. Its quad's lanes
+// have a quarter each: place s belongs to lane s % 4, which fills its own one after the other, so
+// that nothing is shared while keys pass. A lane's places lie kStride entries apart, so that each
+// lane of a half warp has banks of its own.
 template <int kStride>
 struct RowList {
-  Shared<float> value;
-  Shared<int> key;
+  int begin = 0;  // byte: a function that is not inlined sees that the memory is shared
   float unit = 1.0f;
 
-  TSALLIS_DEVICE static int At(int place) { return place / 4 * kStride + place % 4; }
-  // The lane's entry i.
-  TSALLIS_DEVICE float Z(int i) const { return unit * value.Load(i * kStride + Lane() % 4); }
+  TSALLIS_DEVICE static int At(int place) {
+    const auto at = static_cast<unsigned>(place);
+    return static_cast<int>(at / 4 * kStride + at % 4);
+  }
+  TSALLIS_DEVICE Words2 Load(int at) const { return Entries().Load(at); }
+  TSALLIS_DEVICE void Store(int at, float value, int key) const {
+    StoreAt(begin + at * static_cast<int>(sizeof(Words2)), value, key);
+  }
+  // Where the lane's entry i lies, and how far behind it the next.
+  static constexpr int kStepBytes = kStride * static_cast<int>(sizeof(Words2));
+  TSALLIS_DEVICE int ByteOf(int i) const {
+    return begin + i * kStepBytes + Lane() % 4 * static_cast<int>(sizeof(Words2));
+  }
+  TSALLIS_DEVICE static void StoreAt(int byte, float value, int key) {
+    Shared<Words2>(static_cast<std::size_t>(byte))
+        .Store(0, Words2{{BitsOf(value), static_cast<std::uint32_t>(key)}});
+  }
+  // A word of the lane's entry i, and of the list's entry `place`: 0: the value, 1: the key.
+  TSALLIS_DEVICE std::uint32_t Word(int i, int word) const {
+    return Words().Load(2 * (i * kStride + Lane() % 4) + word);
+  }
+  TSALLIS_DEVICE void StoreWord(int place, int word, std::uint32_t bits) const {
+    Words().Store(2 * At(place) + word, bits);
+  }
+  // z of the lane's entry i.
+  TSALLIS_DEVICE float Z(int i) const { return unit * FloatOf(Word(i, 0)); }
+
+ private:
+  TSALLIS_DEVICE Shared<std::uint32_t> Words() const {
+    return Shared<std::uint32_t>(static_cast<std::size_t>(begin));
+  }
+  TSALLIS_DEVICE Shared<Words2> Entries() const {
+    return Shared<Words2>(static_cast<std::size_t>(begin));
+  }
 };
 
-// The threshold of a list of which the lane has `mine` entries, by Newton's method from below; sums
-// have one order. The warp calls it, each quad with its own list. sink: one more z; -inf: none.
-// bound: a z that the threshold exceeds. A peak that is not finite: the list has no threshold.
-template <int kStride>
-TSALLIS_RARE Threshold SolveList(const RowList<kStride> list, int mine, float sink, float bound,
-                                 float alpha, float power) {
-  Threshold threshold;
-  TSALLIS_LOOP
-  for (int i = 0; i < mine; ++i) threshold.peak = MaxOrNaN(threshold.peak, list.Z(i));
-  threshold.peak = MaxOrNaN(QuadMax(threshold.peak), sink);
-  const float peak = threshold.peak;
-  // A little more than the bound's distance, since both are rounded.
-  const float start = (peak - bound) * 1.001f + 1e-5f * fabsf(peak);
-  threshold.top = start < 1.0f ? start : 1.0f;
-  // Sums of the weights and slopes, of four entries at once.
-  const auto newton = [&](const auto& add) {
-    for (bool moves = true; Any(moves);) {
-      float sum = 0.0f, slope = 0.0f;
-      if (Lane() % 4 == 0) add(fmaxf(threshold.top - (peak - sink), 0.0f), sum, slope);
-      TSALLIS_LOOP
-      for (int i = 0; i < mine; i += 4) {
+// Lists of several of the lane's rows, gone through together: while one waits for memory or for
+// the quad, another computes.
+template <int kCount, int kStride>
+struct RowLists {
+  RowList<kStride> list[kCount];
+  int mine[kCount];     // entries that are the lane's
+  float bound[kCount];  // a z that the threshold exceeds; -kMostFloat: none is known
+
+  TSALLIS_DEVICE int MostOfLane() const {
+    int most = mine[0];
+    TSALLIS_UNROLL
+    for (int r = 1; r < kCount; ++r) most = mine[r] > most ? mine[r] : most;
+    return most;
+  }
+};
+
+template <int kCount>
+struct Thresholds {
+  Threshold of[kCount];
+};
+
+// The thresholds of lists, by Newton's method from below, until a step is no longer than
+// least_step; 0: until nothing moves. Each step's result lies below the threshold. Sums have one
+// order. The warp calls it, each quad with its own lists. sink: one more z; -inf: none.
+// from_bounds: all lists have bounds, and the thresholds' distances from these will do. A threshold
+// that is not from a finite number: the list has none.
+template <int kCount, int kStride>
+TSALLIS_RARE Thresholds<kCount> SolveLists(const RowLists<kCount, kStride> lists, float sink,
+                                           float alpha, float power, bool from_bounds,
+                                           float least_step) {
+  constexpr int kAtOnce = kCount > 1 ? 2 : 4;
+  Thresholds<kCount> solved;
+  const int most = lists.MostOfLane();
+  const auto z_of = [&](int r, int i) {
+    return i < lists.mine[r] ? lists.list[r].Z(i) : -kInfinity;
+  };
+  if (from_bounds) {
+    TSALLIS_UNROLL
+    for (int r = 0; r < kCount; ++r) solved.of[r] = {lists.bound[r], 0.0f};
+  } else {
+    TSALLIS_LOOP
+    for (int i = 0; i < most; i += kAtOnce) {
+      TSALLIS_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
         TSALLIS_UNROLL
-        for (int k = 0; k < 4; ++k) {
-          const float z = i + k < mine ? list.Z(i + k) : -kInfinity;
-          add(fmaxf(threshold.top - (peak - z), 0.0f), sum, slope);
+        for (int r = 0; r < kCount; ++r) {
+          solved.of[r].from = MaxOrNaN(solved.of[r].from, z_of(r, i + k));
         }
       }
-      sum = QuadSum(sum);
-      slope = QuadSum(slope) * power;
-      const float next = threshold.top - (sum - 1.0f) / slope;
-      moves = next < threshold.top;
-      if (moves) threshold.top = next;
+    }
+    TSALLIS_UNROLL
+    for (int r = 0; r < kCount; ++r) {
+      const float peak = MaxOrNaN(QuadMax(solved.of[r].from), sink);
+      // A little more than the bound's distance, since both are rounded.
+      const float start = (peak - lists.bound[r]) * 1.001f + 1e-5f * fabsf(peak);
+      solved.of[r] = {peak, start < 1.0f ? start : 1.0f};
+    }
+  }
+  // Sums of the weights and slopes.
+  const auto newton = [&](const auto& add) {
+    for (bool moves = true; Any(moves);) {
+      float sum[kCount] = {}, slope[kCount] = {};
+      const auto add_to = [&](int r, float z) {
+        add(fmaxf(solved.of[r].top - (solved.of[r].from - z), 0.0f), sum[r], slope[r]);
+      };
+      if (Lane() % 4 == 0) {
+        TSALLIS_UNROLL
+        for (int r = 0; r < kCount; ++r) add_to(r, sink);
+      }
+      TSALLIS_LOOP
+      for (int i = 0; i < most; i += kAtOnce) {
+        TSALLIS_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          TSALLIS_UNROLL
+          for (int r = 0; r < kCount; ++r) add_to(r, z_of(r, i + k));
+        }
+      }
+      moves = false;
+      TSALLIS_UNROLL
+      for (int r = 0; r < kCount; ++r) {
+        sum[r] = QuadSum(sum[r]);
+        slope[r] = QuadSum(slope[r]) * power;
+      }
+      TSALLIS_UNROLL
+      for (int r = 0; r < kCount; ++r) {
+        if (sum[r] > kMostFloat) solved.of[r].from = kInfinity;
+        float& top = solved.of[r].top;
+        const float next = top - (sum[r] - 1.0f) / slope[r];
+        if (!(next < top)) continue;
+        moves = moves || top - next > least_step;
+        top = next;
+      }
     }
   };
   if (alpha == 1.5f) {
     newton([](float x, float& sum, float& slope) {
       sum = fmaf(x, x, sum);
       slope += x;
+    });
+  } else if (alpha == 2.0f) {
+    newton([](float x, float& sum, float& slope) {
+      sum += x;
+      slope += x > 0.0f ? 1.0f : 0.0f;
     });
   } else {
     newton([&](float x, float& sum, float& slope) {
@@ -79,32 +175,63 @@ TSALLIS_RARE Threshold SolveList(const RowList<kStride> list, int mine, float si
       slope += weight.u;
     });
   }
-  return threshold;
+  return solved;
 }
 
-// Keeps the entries of the quad's list whose z exceeds `bound`, spread evenly over its lanes; the
-// number of them. The warp calls it.
-template <int kStride>
-TSALLIS_DEVICE int CompactList(const RowList<kStride>& list, int mine, float bound) {
-  const int lane = Lane(), t = lane % 4;
-  int kept = 0;
-  TSALLIS_LOOP
-  for (int i = 0; Any(i < mine); ++i) {
-    const bool in = i < mine;
-    const float value = in ? list.value.Load(i * kStride + t) : 0.0f;
-    const int key = in ? list.key.Load(i * kStride + t) : 0;
-    const bool keep = in && list.unit * value > bound;
-    const std::uint32_t quad = Ballot(keep) >> (lane & 28) & 15u;
-    SyncWarp();
-    if (keep) {
-      const int to = list.At(kept + CountBits(quad & ((1u << t) - 1u)));
-      list.value.Store(to, value);
-      list.key.Store(to, key);
+// Keeps the entries of the quad's list whose z is not below `bound`, NaN among them, and spreads
+// them evenly over its lanes; the number of them. The warp calls it. kMostRoom: for a lane's
+// entries. Values move first and keys then, in half the registers: what the function takes is
+// missing in the loop that it is called from.
+template <int kMostRoom, int kStride>
+TSALLIS_RARE int CompactList(const RowList<kStride> list, int mine, float bound) {
+  constexpr int kAtOnce = 4;
+  const int t = Lane() % 4;
+  // Of the warp's lanes the one that has most says how far to look.
+  const std::uint32_t sizes = OrOfWarp(mine > 0 ? 1u << (mine - 1) : 0u);
+  std::uint32_t keep = 0;
+  int kept = 0, before = 0;
+  TSALLIS_UNROLL
+  for (int word = 0; word < 2; ++word) {
+    std::uint32_t words[kMostRoom];
+    TSALLIS_UNROLL
+    for (int i = 0; i < kMostRoom; i += kAtOnce) {
+      if (sizes >> i == 0) continue;
+      TSALLIS_UNROLL
+      for (int k = i; k < i + kAtOnce; ++k) words[k] = k < mine ? list.Word(k, word) : 0u;
     }
-    // No barrier: what the next round reads lies behind all that has been written.
-    kept += CountBits(quad);
+    if (word == 0) {
+      std::uint32_t less = 0;
+      TSALLIS_UNROLL
+      for (int i = kMostRoom - kAtOnce; i >= 0; i -= kAtOnce) {
+        if (sizes >> i == 0) continue;
+        TSALLIS_UNROLL
+        for (int k = i + kAtOnce - 1; k >= i; --k) {
+          less = PushLess(less, list.unit * FloatOf(words[k]), bound);
+        }
+      }
+      keep = ~less & ((1u << mine) - 1u);
+      // Places in the order of the lanes.
+      kept = before = CountBits(keep);
+      TSALLIS_UNROLL
+      for (int by = 1; by < 4; by *= 2) {
+        const int more = ShuffleUp(before, by, 4);
+        if (t >= by) before += more;
+      }
+    }
+    int place = before - kept;
+    SyncWarp();
+    TSALLIS_UNROLL
+    for (int i = 0; i < kMostRoom; i += kAtOnce) {
+      if (sizes >> i == 0) continue;
+      TSALLIS_UNROLL
+      for (int k = i; k < i + kAtOnce; ++k) {
+        if ((keep >> k & 1u) == 0) continue;
+        list.StoreWord(place, word, words[k]);
+        ++place;
+      }
+    }
   }
-  return kept;
+  return Shuffle(before, Lane() | 3);
 }
 
 }  // namespace TSALLIS_SIDE

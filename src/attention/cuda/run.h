@@ -303,14 +303,16 @@ class Runner {
 
   // Lists of all rows, and which rows are dense.
   template <int D, bool kGeneral>
-  void Sweep(const SweepCall& sweep) {
+  void Sweep(SweepCall sweep) {
     using Shape = SweepShape<Type, D>;
+    sweep.room = Shape::Room(stream_->Shared());
     // Terms beside the product are among what the simple kernel does not know.
     const auto& terms = params_.terms;
     const bool simple =
         !kGeneral && terms.alibi_slopes.data == nullptr && terms.softcap == 0.0 && reach_ == 0;
     Launch("SweepKernel", simple ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
-           Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, sweep);
+           Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::SharedBytes(sweep.room),
+           sweep);
     Launch("FindDenseKernel", FindDenseKernel<>, {1, call_.heads, call_.batch}, kThreads,
            kWarps * sizeof(int), call_, static_cast<const int*>(counts_), dense_rows_,
            dense_counts_);

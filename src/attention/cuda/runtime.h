@@ -38,6 +38,16 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
+  SharedMemory Shared() const {
+    int device = 0, multiprocessor = 0, block = 0;
+    Check(cudaGetDevice(&device), "cudaGetDevice");
+    Check(cudaDeviceGetAttribute(&multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                 device),
+          "cudaDeviceGetAttribute");
+    Check(cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "cudaDeviceGetAttribute");
+    return {static_cast<std::size_t>(multiprocessor), static_cast<std::size_t>(block)};
+  }
   // Memory in the order of the stream: it may be freed before the work that uses it is done.
   void* Allocate(std::size_t bytes) const {
     void* data = nullptr;
@@ -71,6 +81,11 @@ class Stream {
 class Stream {
  public:
   explicit Stream(const Context&) {}
+  SharedMemory Shared() const {
+    constexpr std::size_t kKilobyte = 1024;
+    return simt::machine.policy.much_shared ? SharedMemory{228 * kKilobyte, 227 * kKilobyte}
+                                            : SharedMemory{100 * kKilobyte, 99 * kKilobyte};
+  }
   void* Allocate(std::size_t bytes) const {
     try {
       return simt::AllocateDevice(bytes);

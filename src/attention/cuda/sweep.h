@@ -2,12 +2,14 @@
 //
 // A block owns 64 or 128 queries of a head, a warp 16 or 32 of them, a quad of lanes two or four.
 // Scores stay in registers; those above a row's bound go to the row's list in shared memory, which
-// belongs to its quad, so that it needs no atomics and fills in one order. The bound is the
-// threshold of what the list held when it was last full: the threshold of a part of a row never
-// exceeds that of the whole (docs/attention.md), so no key of the support is lost. What remains is
-// solved at the end. A row whose list stays full, or that has a score that is not finite, is left
-// to the dense kernel. Masks are looked at for scores above the bound: what they take away never
-// comes into a list, so that bounds are those of what a row sees.
+// belongs to its quad, so that it needs no atomics and fills in one order. The bound lies below the
+// threshold of what the list held when bounds were last raised: the threshold of a part of a row
+// never exceeds that of the whole (docs/attention.md), so no key of the support is lost. When a
+// list of the block is nearly full, all its warps raise the bounds of all their rows between two
+// tiles, so that none waits for another that does. What remains is solved at the end. A row whose
+// list stays full, or that has a score that is not finite, is left to the dense kernel. Masks are
+// looked at for scores above the bound: what they take away never comes into a list, so that bounds
+// are those of what a row sees.
 //
 // With thresholds that are known (the backward pass) the same kernel makes the lists alone.
 #pragma once
@@ -42,6 +44,7 @@ struct SweepCall {
   Statistics statistics;
   Lists lists;                       // keys and weights may be null: not wanted
   const double* from_tau = nullptr;  // thresholds; out and statistics are not written then
+  int room = 0;                      // entries that a lane has for each of its rows
   float* bounds = nullptr;           // [rows] or null: of dense rows, a z below their threshold
 };
 
@@ -51,8 +54,26 @@ struct SweepShape {
   static constexpr int kRows = kWarps * 16 * kTiles;
   static constexpr int kKeys = kIsFloat32<Type> ? 32 : 64, kStages = 2;
   static constexpr std::size_t kTileBytes = kKeys * D * sizeof(typename Type::Element);
-  static constexpr std::size_t kListBytes = kRows * kList * 4;
-  static constexpr std::size_t kSharedBytes = kStages * kTileBytes + 2 * kListBytes;
+  // For entries of a lane. CompactList's registers for more would be missing at head size 128.
+  static constexpr int kLeastRoom = kList / 4, kMostRoom = D == 128 ? 20 : 24;
+
+  static constexpr std::size_t SharedBytes(int room) {
+    return kStages * kTileBytes + kRows * 4 * sizeof(Words2) * static_cast<std::size_t>(room);
+  }
+  // The more room, the fewer times bounds are raised. Two blocks have to fit on a multiprocessor
+  // if they do with the least room.
+  static constexpr int Room(const SharedMemory& shared) {
+    constexpr std::size_t kOfSystem = 1024;  // that CUDA takes of each block's
+    int room = kLeastRoom;
+    const bool two = 2 * (SharedBytes(room) + kOfSystem) <= shared.multiprocessor_bytes;
+    const auto fits = [&](int entries) {
+      const std::size_t bytes = SharedBytes(entries);
+      return bytes <= shared.block_bytes &&
+             (!two || 2 * (bytes + kOfSystem) <= shared.multiprocessor_bytes);
+    };
+    while (room < kMostRoom && fits(room + 1)) ++room;
+    return room;
+  }
 };
 
 // A warp's queries: fragments that stay in registers.
@@ -133,13 +154,27 @@ struct SweepRow {
 };
 
 // The lane's entries of a row that is left to the dense kernel: more than any list holds.
-inline constexpr int kDenseLane = 1 << 20, kLaneList = kList / 4;
+inline constexpr int kDenseLane = 1 << 20;
+// A bound need not be the threshold itself: Newton's method goes on if its last step was longer.
+// Usually one step is taken.
+inline constexpr float kBoundStep = 0.1f;
+// Lanes of a block with lists that are nearly full, for all of the block's bounds to be raised. A
+// single row that keeps many raises its own, when there is no more room.
+inline constexpr int kFullLanes = 2;
 
 // The product below which no key of [key, key + keys) has a z above the row's bound. Where any may
 // have: below all finite ones, or under a soft cap NaN, which nothing is below: there a product of
 // -inf has a score, too.
+template <bool kGeneral>
 TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& row) {
   if (row.mine == kDenseLane) return;
+  if constexpr (!kGeneral) {
+    if (row.bound == -kMostFloat) return;
+    const float product =
+        BasicTerms<float>().LeastProduct(row.bound, 0, 0, kScoreSlack) / row.factor;
+    row.product = fminf(fmaxf(product, -kMostFloat), kMostFloat);
+    return;
+  }
   const float none = head.terms.softcap != 0.0f ? kInfinity - kInfinity : -kMostFloat;
   row.product = none;
   if (row.bound == -kMostFloat) return;
@@ -156,56 +191,63 @@ TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& ro
   if (product > -kMostFloat) row.product = fminf(product, kMostFloat);
 }
 
-// What a list has become.
-struct Listed {
-  int mine = 0;
-  float bound = -kMostFloat;
-};
-
-// Full lists: their thresholds become bounds, and what is not above is dropped; what stays is
-// spread over the quad's lanes. `raise`: whether the quad's list is one of them. known: the bound
-// is the row's threshold already.
-template <int kStride>
-TSALLIS_RARE Listed RaiseBound(const RowList<kStride> list, Listed listed, bool raise, bool known,
-                               float alpha, float power) {
-  const int mine = raise && listed.mine != kDenseLane ? listed.mine : 0;
-  float bound = listed.bound;
+// Thresholds of what lists hold become their bounds, and what is not above is dropped; what stays
+// is spread over the quad's lanes. `raise`: whether the quad's lists are to change. known: bounds
+// are the rows' thresholds already.
+template <int kMostRoom, int kCount, int kStride>
+TSALLIS_RARE RowLists<kCount, kStride> RaiseBounds(RowLists<kCount, kStride> lists, bool raise,
+                                                   bool known, float alpha, float power) {
+  RowLists<kCount, kStride> raised = lists;
+  TSALLIS_UNROLL
+  for (int r = 0; r < kCount; ++r) {
+    if (!raise || lists.mine[r] == kDenseLane) lists.mine[r] = 0;
+  }
   if (!known) {
     // Without the sink: the largest z must stay in the list, and a sink may lie above all of them.
-    const Threshold solved = SolveList(list, mine, -kInfinity, listed.bound, alpha, power);
-    const float least =
-        solved.peak - solved.top * (1.0f + kSolveSlack) - fabsf(solved.peak) * kScoreSlack;
-    bound = fmaxf(least, listed.bound);
-    if (raise && !(solved.peak <= kMostFloat)) listed.mine = kDenseLane;
+    bool bounded = true;
+    TSALLIS_UNROLL
+    for (int r = 0; r < kCount; ++r) bounded = bounded && lists.bound[r] != -kMostFloat;
+    const Thresholds<kCount> solved =
+        SolveLists(lists, -kInfinity, alpha, power, !Any(!bounded), kBoundStep);
+    TSALLIS_UNROLL
+    for (int r = 0; r < kCount; ++r) {
+      const auto [from, top] = solved.of[r];
+      const float least =
+          from - top - kSolveSlack * (1.0f + fabsf(top)) - kScoreSlack * fabsf(from);
+      lists.bound[r] = fmaxf(least, lists.bound[r]);
+      if (raise && !(from <= kMostFloat)) raised.mine[r] = kDenseLane;
+    }
   }
-  const int kept = CompactList(list, mine, bound);
+  TSALLIS_UNROLL
+  for (int r = 0; r < kCount; ++r) {
+    const int kept = CompactList<kMostRoom>(lists.list[r], lists.mine[r], lists.bound[r]);
+    if (!raise || raised.mine[r] == kDenseLane) continue;
+    raised.mine[r] = (kept - Lane() % 4 + 3) / 4;
+    raised.bound[r] = lists.bound[r];
+  }
   SyncWarp();
-  if (raise && listed.mine != kDenseLane) {
-    listed.mine = (kept - Lane() % 4 + 3) / 4;
-    listed.bound = bound;
-  }
-  return listed;
+  return raised;
 }
 
 // A lane's products of one of its rows with the keys of a tile, for AddHits.
 template <int kKeys>
 struct Hits {
-  Head head;
-  AttentionMask mask;
+  float alpha = 1.5f, power = 2.0f;
   SweepRow row;
-  int key0 = 0;
+  int key0 = 0, room = 0;
   bool known = false;
   float x[kKeys / 4];  // 2 j + e: column 8 j + 2 t + e
 };
 
 // Adds the scores above the bound to lists that may be full, two a lane at a time. The warp calls
-// it.
-template <int kKeys, int kStride, bool kGeneral>
-TSALLIS_RARE Listed AddHits(const RowList<kStride> list, const Hits<kKeys>& tile) {
-  const Head& head = tile.head;
+// it. head, mask: of general kernels, else null.
+template <int kMostRoom, int kKeys, int kStride, bool kGeneral>
+TSALLIS_RARE RowLists<1, kStride> AddHits(const RowList<kStride> list, const Hits<kKeys>& tile,
+                                          const Head* head, const AttentionMask* mask) {
   const SweepRow& row = tile.row;
   const int lane = Lane(), t = lane % 4;
-  Listed listed = {row.mine, row.bound};
+  RowLists<1, kStride> listed = {{list}, {row.mine}, {row.bound}};
+  int& mine = listed.mine[0];
   TSALLIS_LOOP
   for (int j = 0; j < kKeys / 8; ++j) {
     for (bool again = false;; again = true) {
@@ -217,33 +259,33 @@ TSALLIS_RARE Listed AddHits(const RowList<kStride> list, const Hits<kKeys>& tile
         const int key = tile.key0 + 8 * j + 2 * t + e;
         hit[e] = false;
         value[e] = product;
-        if (listed.mine != kDenseLane && !(product <= row.product) && key >= row.begin &&
-            key < row.end && (!kGeneral || head.Sees(tile.mask, true, row.row, key))) {
+        if (mine != kDenseLane && !(product <= row.product) && key >= row.begin && key < row.end &&
+            (!kGeneral || head->Sees(*mask, true, row.row, key))) {
           if (kGeneral) {
-            value[e] = head.Score(row.factor, product, head.sequence.Distance(row.row, key));
+            value[e] = head->Score(row.factor, product, head->sequence.Distance(row.row, key));
           }
-          hit[e] = !(list.unit * value[e] <= listed.bound);
+          hit[e] = !(list.unit * value[e] <= listed.bound[0]);
         }
       }
       const int count = (hit[0] ? 1 : 0) + (hit[1] ? 1 : 0);
-      const bool lacks = count > 0 && listed.mine + count > kLaneList;
+      const bool lacks = count > 0 && mine + count > tile.room;
       const bool full = (Ballot(lacks) >> (lane & 28) & 15u) != 0;
       if (Any(full) && !again) {
         // Others that are more than half full come along: the warp takes the same time.
-        const float most = QuadMax(static_cast<float>(listed.mine));
-        listed = RaiseBound(list, listed, full || most > kLaneList / 2 + 2, tile.known, head.alpha,
-                            head.power);
+        const float most = QuadMax(static_cast<float>(mine));
+        listed =
+            RaiseBounds<kMostRoom>(listed, full || most > static_cast<float>(tile.room / 2 + 2),
+                                   tile.known, tile.alpha, tile.power);
         continue;
       }
-      if (full) listed.mine = kDenseLane;
-      if (listed.mine != kDenseLane) {
+      if (full) mine = kDenseLane;
+      if (mine != kDenseLane) {
         TSALLIS_UNROLL
         for (int e = 0; e < 2; ++e) {
           if (!hit[e]) continue;
-          const int to = listed.mine * kStride + t;
-          list.value.Store(to, value[e]);
-          list.key.Store(to, tile.key0 + 8 * j + 2 * t + e);
-          ++listed.mine;
+          const int to = mine * kStride + t;
+          list.Store(to, value[e], tile.key0 + 8 * j + 2 * t + e);
+          ++mine;
         }
       }
       break;
@@ -253,17 +295,17 @@ TSALLIS_RARE Listed AddHits(const RowList<kStride> list, const Hits<kKeys>& tile
 }
 
 // Weights in place of the z of a quad's list, which keeps what has any; statistics and the list go
-// to memory. The warp calls it; the size of the support, or kDenseRow.
+// to memory. solved: its threshold, unless thresholds are known. The warp calls it; the size of the
+// support, or kDenseRow.
 template <int kStride>
 TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const RowList<kStride>& list,
-                             const SweepRow& row) {
+                             const SweepRow& row, const Threshold& solved) {
   const Call& call = sweep.call;
   const int lane = Lane(), t = lane % 4;
   bool dense = row.mine == kDenseLane;
   int mine = dense ? 0 : row.mine;
   const std::int64_t index = row.row >= 0 ? head.Index(call, row.row) : 0;
   // z - tau = (z - high) - low: near the threshold the difference is exact.
-  Threshold solved;
   double tau = -static_cast<double>(kInfinity);
   float high = 0.0f, low = 0.0f;
   if (sweep.from_tau != nullptr) {
@@ -271,15 +313,14 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
     high = static_cast<float>(tau);
     low = static_cast<float>(tau - static_cast<double>(high));
   } else {
-    solved = SolveList(list, mine, head.sink, row.bound, head.alpha, head.power);
-    if (!(solved.peak <= kMostFloat)) {
+    if (!(solved.from <= kMostFloat)) {
       dense = true;
       mine = 0;
     }
-    high = solved.peak;
+    high = solved.from;
     low = -solved.top;
     if ((Ballot(mine > 0) >> (lane & 28) & 15u) != 0) {
-      tau = static_cast<double>(solved.peak) - static_cast<double>(solved.top);
+      tau = static_cast<double>(solved.from) - static_cast<double>(solved.top);
     }
   }
   const bool writes = row.row >= 0 && sweep.lists.keys != nullptr;
@@ -288,8 +329,9 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
   TSALLIS_LOOP
   for (int i = 0; Any(i < mine); ++i) {
     const bool in = i < mine;
-    const float z = in ? list.Z(i) : -kInfinity;
-    const int key = in ? list.key.Load(i * kStride + t) : 0;
+    const Words2 entry = in ? list.Load(i * kStride + t) : Words2{};
+    const float z = in ? list.unit * FloatOf(entry.w[0]) : -kInfinity;
+    const int key = static_cast<int>(entry.w[1]);
     const float x = in ? (z - high) - low : 0.0f;
     const float p = x > 0.0f ? Weight::Of(x, head.alpha, head.power).p : 0.0f;
     const std::uint32_t quad = Ballot(p > 0.0f) >> (lane & 28) & 15u;
@@ -297,9 +339,8 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
     SyncWarp();
     if (p > 0.0f) {
       const int to = kept + CountBits(quad & ((1u << t) - 1u));
-      list.value.Store(list.At(to), p);
-      list.key.Store(list.At(to), key);
-      if (writes) {
+      list.Store(list.At(to), p, key);
+      if (writes && to < kList) {
         StoreDevice(sweep.lists.keys + index * kList + to, static_cast<std::uint32_t>(key));
         StoreDevice(sweep.lists.weights + index * kList + to, p);
       }
@@ -310,6 +351,8 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
   SyncWarp();  // all lanes read what this quad wrote
   entropy = QuadSum(entropy);
   largest = QuadMax(largest);
+  // What others read of lists has no more places.
+  dense = dense || (kept > kList && sweep.lists.keys != nullptr);
   const int size = dense ? kDenseRow : kept;
   if (t != 0 || row.row < 0) return size;
   StoreDevice(sweep.lists.counts + index, size);
@@ -330,51 +373,44 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
   return size;
 }
 
-// out = sum of p v of a row whose list holds weights: D / 8 lanes read a row of v, 256 / D entries
-// at once. The warp calls it for one row after the other.
+// out = sum of p v of rows whose lists hold weights: D / 8 lanes have a row, and each of them eight
+// columns. The warp calls it; count: of the lane's row, below 0 without one.
 template <class Type, int D, int kStride>
 TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const Rows<Type>& v,
                                 const RowList<kStride>& list, int count, int row) {
-  constexpr int kLanes = D / 8, kAtOnce = kWarp / kLanes;
-  const Call& call = sweep.call;
-  const int part = Lane() / kLanes, column = Lane() % kLanes * 8;
-  const bool used = column < call.value_dim;
+  const int column = Lane() % (D / 8) * 8;
+  if (count < 0 || column >= sweep.call.value_dim) return;
   float sum[8] = {};
-  // Several rows of v are under way at once: each is a wait for the second cache.
-  constexpr int kAhead = 4;
+  // Many rows of v are under way at once: each is a wait for the second cache.
+  constexpr int kAhead = kIsFloat32<Type> ? 8 : 16;
   TSALLIS_LOOP
-  for (int i = part; i < count && used; i += kAhead * kAtOnce) {
-    float p[kAhead], values[kAhead][8];
+  for (int i = 0; i < count; i += kAhead) {
+    float p[kAhead];
+    Columns<Type> columns[kAhead];
     TSALLIS_UNROLL
     for (int a = 0; a < kAhead; ++a) {
-      const int at = i + a * kAtOnce;
       p[a] = 0.0f;
-      TSALLIS_UNROLL
-      for (int x = 0; x < 8; ++x) values[a][x] = 0.0f;
-      if (at < count) {
-        p[a] = list.value.Load(list.At(at));
-        LoadColumns<Type>(v.At(list.key.Load(list.At(at))) + column, values[a]);
+      if (i + a < count) {
+        const Words2 entry = list.Load(list.At(i + a));
+        p[a] = FloatOf(entry.w[0]);
+        columns[a].Load(v.At(static_cast<int>(entry.w[1])) + column);
       }
     }
     TSALLIS_UNROLL
     for (int a = 0; a < kAhead; ++a) {
+      float values[8];
+      columns[a].ToFloats(values);
       TSALLIS_UNROLL
-      for (int x = 0; x < 8; ++x) sum[x] = fmaf(p[a], values[a][x], sum[x]);
+      for (int x = 0; x < 8; ++x) sum[x] = fmaf(p[a], values[x], sum[x]);
     }
   }
-  TSALLIS_UNROLL
-  for (int x = 0; x < 8; ++x) {
-    TSALLIS_UNROLL
-    for (int bits = kLanes; bits < kWarp; bits *= 2) sum[x] += ShuffleXor(sum[x], bits);
-  }
-  if (part != 0 || !used) return;
   const std::int64_t start = Offset(sweep.out.strides, head.sequence.array_batch, head.h, row);
   StoreColumns<Type>(sweep.out, start, column, sum, 8);
 }
 
 // kGeneral: with masks, terms beside the product, and heads of any alpha, which are dense.
 template <class Type, int D, bool kGeneral>
-TSALLIS_KERNEL(kThreads)
+TSALLIS_KERNEL(kThreads, 2)
 SweepKernel(const SweepCall sweep) {
   using Shape = SweepShape<Type, D>;
   constexpr int kKeys = Shape::kKeys, kTiles = Shape::kTiles, kOwn = 2 * kTiles;
@@ -427,7 +463,7 @@ SweepKernel(const SweepCall sweep) {
       row.product = kMostFloat;
     }
     queries.Set(r, from, negative, call.head_dim);
-    if (!has_terms) SetProduct(head, row.begin, 1, row);
+    if (!has_terms) SetProduct<kGeneral>(head, row.begin, 1, row);
   }
 
   const std::int64_t behind = first + Shape::kRows;
@@ -440,14 +476,42 @@ SweepKernel(const SweepCall sweep) {
   };
   // The list of row 16 m + 8 half + group of the warp.
   constexpr int kStride = 4 * 16 * kTiles;
+  const int room = sweep.room;
   const auto list_of = [&](int r, int group) {
-    const int at = warp * 16 * kTiles * kList + (r * 8 + group) * 4;
-    const std::size_t begin = Shape::kStages * Shape::kTileBytes;
-    RowList<kStride> list = {Shared<float>(begin).From(at),
-                             Shared<int>(begin + Shape::kListBytes).From(at)};
+    constexpr auto kBegin = static_cast<int>(Shape::kStages * Shape::kTileBytes);
+    constexpr auto kEntryBytes = static_cast<int>(sizeof(Words2));
+    return RowList<kStride>{kBegin + kEntryBytes * (warp * kStride * room + (r * 8 + group) * 4)};
+  };
+  // The quad's own.
+  const auto own_list = [&](int r) {
+    RowList<kStride> list = list_of(r, quad);
     if (!kGeneral) list.unit = rows[r].factor;
     return list;
   };
+  const auto lists_of = [&] {
+    RowLists<kOwn, kStride> lists;
+    TSALLIS_UNROLL
+    for (int r = 0; r < kOwn; ++r) {
+      lists.list[r] = own_list(r);
+      lists.mine[r] = rows[r].mine;
+      lists.bound[r] = rows[r].bound;
+    }
+    return lists;
+  };
+  const auto set_listed = [&](SweepRow& row, int mine, float bound) {
+    row.mine = mine;
+    row.bound = bound;
+    if (mine == kDenseLane) {
+      row.product = kMostFloat;
+      row.end = row.begin;
+    } else if (!has_terms) {
+      SetProduct<kGeneral>(head, row.begin, 1, row);
+    }
+  };
+  // More of the lane's entries of a row than this are nearly too many. As many as a tile's keys
+  // are, since the first tile's all go to the lists, unless there is no room for more behind them.
+  const int usual = room - 4 < 15 ? room - 4 : 15;
+  int limit = sweep.from_tau != nullptr ? kDenseLane : usual;
 
   // The newest tile up to `tile` of which a block mask leaves anything; below 0: none.
   const auto newest = [&](int tile) {
@@ -469,10 +533,28 @@ SweepKernel(const SweepCall sweep) {
     if (!kGeneral) tile = tiles - 1 - step;
     if (kGeneral && tile < 0) break;
     const int stage = step % Shape::kStages, next = newest(tile - 1);
+    bool full = false;
+    TSALLIS_UNROLL
+    for (int r = 0; r < kOwn; ++r) {
+      full = full || (rows[r].mine > limit && rows[r].mine != kDenseLane);
+    }
     WaitForCopies<0>();
-    SyncBlock();  // the tile is there, and nobody reads the one before
+    // The tile is there, and nobody reads the one before.
+    const bool raise = SyncBlockCount(full) >= kFullLanes;
     if (next >= 0) fetch(next, (step + 1) % Shape::kStages);
     CommitCopies();
+    if (raise) {
+      const RowLists<kOwn, kStride> raised =
+          RaiseBounds<Shape::kMostRoom>(lists_of(), true, false, head.alpha, head.power);
+      // A row that keeps many must not ask at every tile.
+      limit = usual;
+      TSALLIS_UNROLL
+      for (int r = 0; r < kOwn; ++r) {
+        set_listed(rows[r], raised.mine[r], raised.bound[r]);
+        const int wanted = raised.mine[r] + room / 4;
+        if (raised.mine[r] != kDenseLane && wanted > limit) limit = wanted;
+      }
+    }
     const Shared<Words4> k(stage * Shape::kTileBytes);
     float s[kTiles][kKeys / 8][4];
     TSALLIS_UNROLL
@@ -499,62 +581,102 @@ SweepKernel(const SweepCall sweep) {
         }
       }
     }
+    constexpr int kOfLane = kKeys / 4;
+    const auto product = [&](int r, int i) { return s[r / 2][i / 2][r % 2 * 2 + i % 2]; };
+    const auto add_hits = [&](int r) {
+      // Copies: what a function that is not inlined is given the address of lies in memory.
+      Hits<kKeys> tile_hits;
+      tile_hits.alpha = head.alpha;
+      tile_hits.power = head.power;
+      tile_hits.row = rows[r];
+      tile_hits.key0 = key0;
+      tile_hits.room = room;
+      tile_hits.known = sweep.from_tau != nullptr;
+      TSALLIS_UNROLL
+      for (int i = 0; i < kOfLane; ++i) tile_hits.x[i] = product(r, i);
+      RowLists<1, kStride> listed;
+      if constexpr (kGeneral) {
+        const Head copy = head;
+        const AttentionMask mask = call.mask;
+        listed =
+            AddHits<Shape::kMostRoom, kKeys, kStride, true>(own_list(r), tile_hits, &copy, &mask);
+      } else {
+        listed = AddHits<Shape::kMostRoom, kKeys, kStride, false>(own_list(r), tile_hits, nullptr,
+                                                                  nullptr);
+      }
+      set_listed(rows[r], listed.mine[0], listed.bound[0]);
+    };
+    // What exceeds bounds: bit i for column i / 2 * 8 + 2 t + i % 2.
+    std::uint32_t hits[kOwn], any = 0;
+    bool lacks = false;
     TSALLIS_UNROLL
     for (int r = 0; r < kOwn; ++r) {
-      SweepRow& row = rows[r];
-      if (has_terms) SetProduct(head, key0, kKeys, row);
-      const auto product = [&](int i) { return s[r / 2][i / 2][r % 2 * 2 + i % 2]; };
-      std::uint32_t hits = 0;  // bit i: column i / 2 * 8 + 2 t + i % 2
+      if (has_terms) SetProduct<kGeneral>(head, key0, kKeys, rows[r]);
+      std::uint32_t less = 0;
       TSALLIS_UNROLL
-      for (int i = 0; i < kKeys / 4; ++i) hits |= !(product(i) <= row.product) ? 1u << i : 0u;
-      if (!Any(hits != 0)) continue;
-      const int count = CountBits(hits);
-      const RowList<kStride> list = list_of(r, quad);
-      if (kGeneral || Any(count > 0 && row.mine + count > kLaneList)) {
-        // Copies: what a function that is not inlined is given the address of lies in memory.
-        Hits<kKeys> tile_hits;
-        tile_hits.head = head;
-        if (kGeneral) tile_hits.mask = call.mask;
-        tile_hits.row = row;
-        tile_hits.key0 = key0;
-        tile_hits.known = sweep.from_tau != nullptr;
-        TSALLIS_UNROLL
-        for (int i = 0; i < kKeys / 4; ++i) tile_hits.x[i] = product(i);
-        const Listed listed = AddHits<kKeys, kStride, kGeneral>(list, tile_hits);
-        row.mine = listed.mine;
-        row.bound = listed.bound;
-        if (listed.mine == kDenseLane) {
-          row.product = kMostFloat;
-          row.end = row.begin;
-        } else if (!has_terms) {
-          SetProduct(head, row.begin, 1, row);
-        }
-        continue;
-      }
-      int to = row.mine * kStride + t;
-      TSALLIS_UNROLL
-      for (int i = 0; i < kKeys / 4; ++i) {
-        if ((hits >> i & 1u) == 0) continue;
-        list.value.Store(to, product(i));
-        list.key.Store(to, key0 + i / 2 * 8 + 2 * t + i % 2);
-        to += kStride;
-      }
-      row.mine += count;
+      for (int i = kOfLane - 1; i >= 0; --i) less = PushLess(less, product(r, i), rows[r].product);
+      hits[r] = ~less & ((1u << kOfLane) - 1u);
+      if (kGeneral && Any(hits[r] != 0)) add_hits(r);
+      any |= hits[r];
+      lacks = lacks || (hits[r] != 0 && rows[r].mine + CountBits(hits[r]) > room);
     }
+    if (kGeneral) continue;
+    if (Any(lacks)) {
+      TSALLIS_UNROLL
+      for (int r = 0; r < kOwn; ++r) {
+        if (Any(hits[r] != 0)) add_hits(r);
+      }
+      continue;
+    }
+    // Far from the first tile few keys have a hit: what the warp has none of is passed over. A
+    // lane's rows go side by side, since each waits for its own last place.
+    const std::uint32_t of_warp = OrOfWarp(any);
+    if (of_warp == 0) continue;
+    int to[kOwn];  // bytes
+    TSALLIS_UNROLL
+    for (int r = 0; r < kOwn; ++r) {
+      to[r] = own_list(r).ByteOf(rows[r].mine);
+      rows[r].mine += CountBits(hits[r]);
+    }
+    const int first_key = key0 + 2 * t;
+    TSALLIS_UNROLL
+    for (int four = 0; four < kOfLane; four += 4) {
+      if ((of_warp >> four & 15u) == 0) continue;
+      TSALLIS_UNROLL
+      for (int i = four; i < four + 4; ++i) {
+        TSALLIS_UNROLL
+        for (int r = 0; r < kOwn; ++r) {
+          if ((hits[r] >> i & 1u) == 0) continue;
+          RowList<kStride>::StoreAt(to[r], product(r, i), first_key + i / 2 * 8 + i % 2);
+          to[r] += RowList<kStride>::kStepBytes;
+        }
+      }
+    }
+  }
+  Thresholds<kOwn> solved;
+  if (sweep.from_tau == nullptr) {
+    RowLists<kOwn, kStride> lists = lists_of();
+    TSALLIS_UNROLL
+    for (int& mine : lists.mine) mine = mine == kDenseLane ? 0 : mine;
+    solved = SolveLists(lists, head.sink, head.alpha, head.power, false, 0.0f);
   }
   int sizes[kOwn];
   TSALLIS_UNROLL
-  for (int r = 0; r < kOwn; ++r) sizes[r] = WriteList(sweep, head, list_of(r, quad), rows[r]);
+  for (int r = 0; r < kOwn; ++r) {
+    sizes[r] = WriteList(sweep, head, own_list(r), rows[r], solved.of[r]);
+  }
   if (sweep.from_tau != nullptr) return;
   const Rows<Type> v = Rows<Type>::Of(call.v, sequence.array_batch, head.kv);
-  TSALLIS_UNROLL
-  for (int r = 0; r < kOwn; ++r) {
-    TSALLIS_LOOP
-    for (int g = 0; g < 8; ++g) {
-      const int count = Shuffle(sizes[r], 4 * g), row = Shuffle(rows[r].row, 4 * g);
-      if (count < 0 || row < 0) continue;
-      WriteOutput<Type, D>(sweep, head, v, list_of(r, g), count, row);
-    }
+  constexpr int kRowsAtOnce = kWarp / (D / 8);
+  const int part = lane / (D / 8);
+  TSALLIS_LOOP
+  for (int at = 0; at < 8 * kOwn; at += kRowsAtOnce) {
+    const int r = at / 8, group = at % 8 + part;
+    int size = sizes[0];
+    TSALLIS_UNROLL
+    for (int other = 1; other < kOwn; ++other) size = r == other ? sizes[other] : size;
+    WriteOutput<Type, D>(sweep, head, v, list_of(r, group), Shuffle(size, 4 * group),
+                         first + warp * 16 * kTiles + at + part);
   }
 }
 

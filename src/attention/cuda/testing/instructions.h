@@ -40,6 +40,16 @@ inline std::uint32_t Ballot(bool vote, const char* name, int line) {
   return argument.out;
 }
 
+inline std::uint32_t OrOfWarp(std::uint32_t bits, int line) {
+  std::uint32_t argument = bits;
+  Meet(argument, "__reduce_or_sync", line, [](std::uint32_t** lanes) {
+    std::uint32_t all = 0;
+    for (unsigned i = 0; i < kWarpSize; ++i) all |= *lanes[i];
+    for (unsigned i = 0; i < kWarpSize; ++i) *lanes[i] = all;
+  });
+  return argument;
+}
+
 // The lanes with the same value.
 inline std::uint32_t MatchAny(std::uint32_t value, int line) {
   struct Argument {

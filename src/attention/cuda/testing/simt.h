@@ -51,12 +51,14 @@ struct Policy {
   Order order = Order::kForward;
   CopyTime copies = CopyTime::kLate;
   MatrixSum sum = MatrixSum::kTruncated;
-  std::uint64_t seed = 1;  // of Order::kRandom
+  std::uint64_t seed = 1;    // of Order::kRandom
+  bool much_shared = false;  // memory: as sm_90 has, else as sm_86
 
-  // Every combination comes up within 12 seeds.
+  // Every combination of the first three comes up within 12 seeds, and each with either memory
+  // within 24.
   static Policy Draw(std::uint64_t seed) {
     return {static_cast<Order>(seed % 3), static_cast<CopyTime>(seed / 3 % 2),
-            static_cast<MatrixSum>(seed / 6 % 2), seed};
+            static_cast<MatrixSum>(seed / 6 % 2), seed, (seed + seed / 12) % 2 == 1};
   }
 };
 
@@ -130,7 +132,8 @@ struct Machine {
   // The block's barrier.
   unsigned waiting = 0;
   int barrier_line = 0;
-  std::uint32_t epoch = 0;  // barriers so far
+  int votes = 0, voted = 0;  // of those that wait, and of all at the last one
+  std::uint32_t epoch = 0;   // barriers so far
   // Dynamic shared memory: words and what is known of them.
   std::vector<std::uint32_t> shared;
   std::vector<SharedWord> shadow;
@@ -278,6 +281,8 @@ inline void SyncBlock(int line) {
   }
   if (++m.waiting == m.threads) {
     m.waiting = 0;
+    m.voted = m.votes;
+    m.votes = 0;
     ++m.epoch;
     ++m.counters.barriers;
     for (unsigned i = 0; i < m.warps; ++i) m.warp[i].ready = kAllLanes;
@@ -288,6 +293,12 @@ inline void SyncBlock(int line) {
   }
 }
 
+inline int SyncBlockCount(bool vote, int line) {
+  machine.votes += vote ? 1 : 0;
+  SyncBlock(line);
+  return machine.voted;
+}
+
 inline void ResetShared();        // shared_memory.h
 inline void BeginDeviceLaunch();  // device_memory.h
 
@@ -296,6 +307,7 @@ inline void RunBlock(Dim3 index) {
   m.block_index = index;
   m.running = m.threads;
   m.waiting = 0;
+  m.votes = 0;
   m.epoch = 1;
   ++m.counters.blocks;
   ResetShared();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/call.h"
 #include "attention/cuda/device.h"
 
 namespace tsallis::cuda {
@@ -226,6 +227,29 @@ TEST(Simt, VotesAndShuffles) {
               if (!right) simt::Fail("a wrong number");
             }),
             "");
+  EXPECT_EQ(FaultOf([] {
+              // Of two warps: a barrier counts both, an or is each warp's own.
+              const int thread = ThreadIndex();
+              if (SyncBlockCount(thread % 3 == 0) != 22 || SyncBlockCount(false) != 0 ||
+                  SyncBlockCount(thread == 63) != 1) {
+                simt::Fail("a wrong count");
+              }
+              if (OrOfWarp(1u << thread % 32 & 0xF0u) != 0xF0u ||
+                  OrOfWarp(thread == 40 ? 2u : 0u) != (thread < 32 ? 0u : 2u)) {
+                simt::Fail("a wrong or");
+              }
+            }),
+            "");
+}
+
+TEST(Simt, ComparisonsAsBits) {
+  const float nan = kInfinity - kInfinity;
+  EXPECT_EQ(PushLess(5u, 1.0f, 2.0f), 11u);
+  EXPECT_EQ(PushLess(5u, 2.0f, 2.0f), 10u);
+  EXPECT_EQ(PushLess(0u, -kInfinity, -kMostFloat), 1u);
+  EXPECT_EQ(PushLess(0u, kInfinity, kMostFloat), 0u);
+  EXPECT_EQ(PushLess(0u, nan, 1.0f), 0u);
+  EXPECT_EQ(PushLess(0u, -1.0f, nan), 0u);
 }
 
 // ---- matrix products ----------------------------------------------------------------------------
