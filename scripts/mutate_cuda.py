@@ -91,7 +91,12 @@ FAULTS = [
         "  SyncWarp();  // all lanes read what this quad wrote\n",
         "",
     ),
-    Fault("sweep.h", "a bound above the threshold", "- kSolveSlack * (1.0f + fabsf(top))", "+ 2e-2f"),
+    Fault(
+        "sweep.h",
+        "a bound above the threshold",
+        "- kSolveSlack * (1.0f + fabsf(top))",
+        "+ 2e-2f",
+    ),
     Fault(
         "list.h",
         "a bound without its error",
