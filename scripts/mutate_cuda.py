@@ -45,8 +45,7 @@ FAULTS = [
     Fault(
         "sweep.h",
         "a stage is filled again before the barrier",
-        "    WaitForCopies<0>();\n"
-        "    // The tile is there, and nobody reads the one before.\n",
+        "    WaitForCopies<0>();\n    // The tile is there, and nobody reads the one before.\n",
         "    WaitForCopies<0>();\n    if (next >= 0) fetch(next, (step + 1) % Shape::kStages);\n",
     ),
     Fault(
