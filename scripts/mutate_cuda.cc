@@ -77,8 +77,7 @@ std::string Check(const Problem& problem, std::uint64_t seed) {
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
     if (wrong.empty() && seed % 4 == 0) wrong = CheckMatrix(problem);
     if (wrong.empty() && seed % 4 == 0) {
-      simt::Policy other = simt::Policy::Draw(seed / 4);
-      other.sum = policy.sum;
+      const simt::Policy other = policy.InOrderOf(seed / 4);
       wrong = FirstDifference(results, RunEmulated(problem, other));
       if (!wrong.empty()) wrong = "other bits under another order: " + wrong;
     }
@@ -121,8 +120,7 @@ std::string CheckPaged(const ProblemSpec& spec, std::uint64_t seed) {
     if (simt::machine.counters.bank_conflicts > 0) return "bank conflicts";
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
     if (wrong.empty() && seed % 4 == 1) {
-      simt::Policy other = simt::Policy::Draw(seed / 4);
-      other.sum = policy.sum;
+      const simt::Policy other = policy.InOrderOf(seed / 4);
       wrong = FirstDifference(results, RunPaged(problem, 7, seed + 1, other));
       if (!wrong.empty()) wrong = "other bits in other pages: " + wrong;
     }

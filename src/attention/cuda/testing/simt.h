@@ -60,6 +60,13 @@ struct Policy {
     return {static_cast<Order>(seed % 3), static_cast<CopyTime>(seed / 3 % 2),
             static_cast<MatrixSum>(seed / 6 % 2), seed, (seed + seed / 12) % 2 == 1};
   }
+  // The same device, whose threads and copies come in another order: bits are to be the same.
+  Policy InOrderOf(std::uint64_t other_seed) const {
+    Policy other = Draw(other_seed);
+    other.sum = sum;
+    other.much_shared = much_shared;
+    return other;
+  }
 };
 
 // What launches did, since somebody set it to 0: tests of a kernel's cost read it.
