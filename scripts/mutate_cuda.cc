@@ -166,6 +166,9 @@ std::string CheckAll() {
   }
   if (const std::string wrong = Check(ManyPlaces(kDType), 1); !wrong.empty()) return wrong;
   if (std::string wrong = Check(KeysOfManyRows(kDType, 21), 1); !wrong.empty()) return wrong;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    if (std::string wrong = Check(RisingScores(kDType), seed); !wrong.empty()) return wrong;
+  }
   // Rows that a value of NaN in a later tile leaves alone.
   ProblemSpec nan = {
       .dtype = kDType, .q_len = 200, .k_len = 200, .map = RowMap::kSoftmax, .causal = true};

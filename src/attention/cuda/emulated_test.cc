@@ -114,6 +114,13 @@ TEST(CudaEmulated, KeysOfManyRows) {
   }
 }
 
+// Lists that are full within a tile, the last one too, on devices of either memory.
+TEST(CudaEmulated, RisingScores) {
+  for (std::uint64_t policy = 0; policy < 4; ++policy) {
+    EXPECT_EQ(CheckEmulated(RisingScores(DType::kBFloat16), policy), "") << policy;
+  }
+}
+
 // Masks in front of lists that fill, of dense rows and of softmax; blocks that are no multiple of a
 // tile.
 TEST(CudaEmulated, MasksTakePairsAway) {

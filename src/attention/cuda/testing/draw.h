@@ -59,6 +59,13 @@ inline ProblemSpec KeysOfManyRows(DType dtype, std::int64_t k_len) {
           .spread = 0.5};
 }
 
+// The farther a key, the larger its score: lists are full within every tile, the last one too.
+inline ProblemSpec RisingScores(DType dtype) {
+  ProblemSpec spec = {.seed = 5, .dtype = dtype, .q_len = 40, .k_len = 320, .causal = true};
+  spec.slopes = spec.negative_slopes = true;
+  return spec;
+}
+
 // A problem of 256 queries and 512 keys whose mask of blocks of 8 x 8 leaves something of three of
 // its tiles of 128 queries and 64 keys: one block, the tile's last. `blocks` outlives it.
 inline void LeaveFewBlocks(Problem* problem, std::vector<std::uint8_t>* blocks) {
