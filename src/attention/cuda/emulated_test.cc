@@ -114,7 +114,7 @@ TEST(CudaEmulated, KeysOfManyRows) {
   }
 }
 
-// Lists that are full within a tile, the last one too, on devices of either memory.
+// Every tile brings scores above all bounds, on devices of either memory.
 TEST(CudaEmulated, RisingScores) {
   for (std::uint64_t policy = 0; policy < 4; ++policy) {
     EXPECT_EQ(CheckEmulated(RisingScores(DType::kBFloat16), policy), "") << policy;

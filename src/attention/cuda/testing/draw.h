@@ -59,7 +59,7 @@ inline ProblemSpec KeysOfManyRows(DType dtype, std::int64_t k_len) {
           .spread = 0.5};
 }
 
-// The farther a key, the larger its score: lists are full within every tile, the last one too.
+// The farther a key, the larger its score: every tile brings scores above all bounds.
 inline ProblemSpec RisingScores(DType dtype) {
   ProblemSpec spec = {.seed = 5, .dtype = dtype, .q_len = 40, .k_len = 320, .causal = true};
   spec.slopes = spec.negative_slopes = true;
