@@ -85,6 +85,17 @@ def test_a_tables_status_is_not_that_of_a_figure():
     assert covered["asentmax", "figure 13"].lines[0][2] == "smaller scale"
 
 
+def test_times_on_gpus_are_those_that_were_measured():
+    ((where, figures, status),) = papers.gather(ROOT)["adasplash", "time on GPUs"].lines
+    measured = json.loads((ROOT / "docs/figures/cuda-h200.json").read_text(encoding="utf-8"))
+    row = {r["name"]: r for r in measured["rows"] if r["n"] == 65536 and r["d"] == 128}
+    ratio = row["FlashAttention"]["both_ms"] / row["entmax 1.5"]["both_ms"]
+    assert where == f"[{measured['device']}](figures/cuda-h200.svg)"
+    assert figures.endswith("entmax 2.0 3.1 times")
+    assert f"as fast as FlashAttention: entmax 1.5 {ratio:.1f} times, " in figures
+    assert status == "drawn"
+
+
 def test_a_scale_trains_as_the_one_that_it_is_like():
     lines = papers.gather(ROOT)["asentmax", "table 5"].lines
     status = {where.split("]")[0]: said for where, _, said in lines}

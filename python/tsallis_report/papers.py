@@ -8,6 +8,7 @@ only the list of what the papers contain is here.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ _FACT_TOLERANCE = 0.05  # relative, of numbers of studies without training
 NO_DATA = "nothing to measure"
 NEEDS_GPU = "needs a GPU"
 NOT_YET = "not there yet"
+
+_GPU_TIMES = "time on GPUs"
+_GPU_PEER = "FlashAttention"  # among the rows of gpu/bench.py
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ CONTENTS: dict[str, list[Item]] = {
     "adasplash": [
         Item("steps of the solver", "Passes until the threshold of a row is found"),
         Item("time against sparsity", "Time of attention against the share of empty blocks"),
-        Item("time on GPUs", "Time against length beside FlashAttention-2", NEEDS_GPU),
+        Item(_GPU_TIMES, "Time against length beside FlashAttention-2", NEEDS_GPU),
     ],
     "sparsefinder": [
         Item("recall against sparsity", "Predicted edges against fixed patterns, by layer"),
@@ -195,6 +199,29 @@ def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
     )
 
 
+def _of_gpu_times(root: Path) -> list[tuple[str, str, str]]:
+    """Lines of what ``gpu/bench.py`` measured at the greatest length, one for each device."""
+    lines = []
+    for path in sorted((root / "docs" / "figures").glob("cuda-*.json")):
+        measured = json.loads(path.read_text(encoding="utf-8"))
+        drawing = path.with_suffix(".svg")
+        if not drawing.exists():  # an earlier state, which docs/cuda.md compares in words
+            continue
+        both = [row for row in measured["rows"] if "both_ms" in row]
+        d = max(row["d"] for row in both)
+        n = max(row["n"] for row in both if row["d"] == d)
+        times = {row["name"]: row["both_ms"] for row in both if (row["n"], row["d"]) == (n, d)}
+        peer = times.pop(_GPU_PEER)
+        ours = [name for name in times if name.startswith("entmax")]
+        figures = ", ".join(f"{name} {peer / times[name]:.1f} times" for name in ours)
+        where = f"[{measured['device']}](figures/{drawing.name})"
+        shown = (
+            f"n = {n}, head size {d}, causal, forward and backward, as fast as {_GPU_PEER}: {figures}"
+        )
+        lines.append((where, shown, "drawn"))
+    return lines
+
+
 def _train_changes(scales: dict[str, Any], scale: str) -> set[str]:
     """Keys of the training that a scale sets, itself or by the scales that it is like."""
     settings = scales[scale]
@@ -251,6 +278,9 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         for key in named(about.source):
             of(key).lines.append((where, figures, status))
             of(key).commands.append(f"tsallis study {about.study}")
+    for line in _of_gpu_times(root):
+        of(("adasplash", _GPU_TIMES)).lines.append(line)
+        of(("adasplash", _GPU_TIMES)).commands.append("make gpu")
     return covered
 
 
