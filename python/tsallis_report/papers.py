@@ -216,7 +216,8 @@ def _of_gpu_times(root: Path) -> list[tuple[str, str, str]]:
         figures = ", ".join(f"{name} {peer / times[name]:.1f} times" for name in ours)
         where = f"[{measured['device']}](figures/{drawing.name})"
         shown = (
-            f"n = {n}, head size {d}, causal, forward and backward, as fast as {_GPU_PEER}: {figures}"
+            f"n = {n}, head size {d}, causal, forward and backward, "
+            f"as fast as {_GPU_PEER}: {figures}"
         )
         lines.append((where, shown, "drawn"))
     return lines
