@@ -136,6 +136,7 @@ void Describe(TableReader& table, TaskConfig& task) {
     table.Required("eval_lengths", task.eval_lengths, CheckLengths);
     table.Optional("eval_samples", task.eval_samples, UpTo(kMostSamples));
     table.Optional("eval_tokens", task.eval_tokens, IfGiven(Positive<std::int64_t>()));
+    table.Optional("eval_samples_lost", task.eval_samples_lost, IfGiven(Positive<std::int64_t>()));
     const std::size_t shared = table.Scalars().size();
     task.sequence = entry->make(table);
     task.settings.assign(table.Scalars().begin() + static_cast<std::ptrdiff_t>(shared),

@@ -97,6 +97,9 @@ struct TaskConfig : MaxRetrievalConfig {
   std::int64_t eval_samples = 1000;
   // The others: fewer samples, one at least, where length times samples would exceed this.
   std::optional<std::int64_t> eval_tokens;
+  // Tasks whose answers are right or wrong as a whole: at most so many behind two lengths in a row
+  // at which no answer was right.
+  std::optional<std::int64_t> eval_samples_lost;
 
   Scoring GetScoring() const { return sequence ? sequence->GetScoring() : Scoring::kExact; }
   Metric GetMetric() const {

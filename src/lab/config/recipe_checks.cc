@@ -161,6 +161,11 @@ void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems
                                recipe.task.name));
     }
   }
+  if (recipe.task.eval_samples_lost && recipe.task.GetScoring() != Scoring::kExact) {
+    problems.Add(
+        "task.eval_samples_lost",
+        fmt::format("\"{}\" has no answers that are right or wrong as a whole", recipe.task.name));
+  }
   const auto exists = [&](const std::string& key, std::int64_t length) {
     if (!recipe.task.sequence) return;
     try {

@@ -367,6 +367,11 @@ TEST_F(SequenceRecipeTest, FewerSamplesAreReadAtLengthsWithTooManyTokens) {
   EXPECT_EQ(some.Samples(300, 128), 300);
   EXPECT_EQ(some.Samples(1000, 1 << 20), 1);
   ExpectContains(ErrorOf("[task]", "[task]\neval_tokens = 0"), "task.eval_tokens");
+  ExpectContains(ErrorOf("[task]", "[task]\neval_samples_lost = 0"), "task.eval_samples_lost");
+  EXPECT_EQ(ErrorOf("[task]", "[task]\neval_samples_lost = 4"), "no error");
+  ExpectContains(ErrorOf("name = \"flip-flop\"\nwrite_probability = 0.2",
+                         "name = \"local-count\"\neval_samples_lost = 4"),
+                 "\"local-count\" has no answers that are right or wrong as a whole");
 }
 
 TEST_F(SequenceRecipeTest, NamesTheDeviceThatItTrainsOn) {

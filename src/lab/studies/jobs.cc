@@ -43,13 +43,31 @@ bool HeadsSeen(const TaskConfig& task, const Job& job) {
                      [&](std::int64_t n) { return job.heads.HasMaps(n); });
 }
 
+// How many samples a model is read on at each length, one after the other.
+class SampleCounts {
+ public:
+  explicit SampleCounts(const TaskConfig& task) : task_(task) {}
+
+  std::int64_t At(std::int64_t n) const {
+    const std::int64_t samples = task_.Samples(task_.eval_samples, n);
+    return lost_ >= 2 ? std::min(samples, task_.eval_samples_lost.value_or(samples)) : samples;
+  }
+  void Add(const Answers& answers) { lost_ = answers.hits == 0 ? lost_ + 1 : 0; }
+
+ private:
+  const TaskConfig& task_;
+  int lost_ = 0;  // lengths in a row, the last, at which nothing was right
+};
+
 std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskConfig& task) {
   if (!task.sequence) return LoadScores(path, task);
   const std::vector<SequenceLengthScore> all = LoadSequenceScores(path);
   std::vector<LengthScore> scores;
+  SampleCounts samples(task);
   for (const std::int64_t n : task.eval_lengths) {
-    const auto score = FindScore(all, n, task.Samples(task.eval_samples, n));
+    const auto score = FindScore(all, n, samples.At(n));
     if (!score) return std::nullopt;
+    samples.Add(score->answers);
     LengthScore& one = scores.emplace_back();
     one.n = n;
     one.answers = score->answers;
@@ -101,11 +119,15 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
 void EvaluateMissing(const TaskConfig& task, SequenceModel& model, const fs::path& path,
                      const std::atomic<bool>& stop) {
   std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
+  SampleCounts samples(task);
   for (const std::int64_t n : task.eval_lengths) {
-    const std::int64_t samples = task.Samples(task.eval_samples, n);
-    if (FindScore(scores, n, samples)) continue;
-    scores.push_back(EvaluateLength(model, *task.sequence, Split::kTest, n, samples, stop));
-    SaveSequenceScores(path, scores);
+    auto score = FindScore(scores, n, samples.At(n));
+    if (!score) {
+      score = EvaluateLength(model, *task.sequence, Split::kTest, n, samples.At(n), stop);
+      scores.push_back(*score);
+      SaveSequenceScores(path, scores);
+    }
+    samples.Add(score->answers);
   }
 }
 

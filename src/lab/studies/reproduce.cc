@@ -209,13 +209,26 @@ std::string OwnUpdates(const std::vector<Job>& jobs) {
   return text;
 }
 
+// Where they are asked less.
+std::string Fewer(const TaskConfig& task) {
+  std::string text;
+  if (task.eval_tokens) text += fmt::format(", at most {} tokens", *task.eval_tokens);
+  if (task.eval_samples_lost) {
+    text += fmt::format(", at most {} samples behind two lengths with nothing right",
+                        *task.eval_samples_lost);
+  }
+  return text;
+}
+
 // What sequence models are asked.
 std::string Asked(const TaskConfig& task) {
   switch (task.GetScoring()) {
     case Scoring::kExact:
-      return fmt::format("{} test samples a length (right if every token is)", task.eval_samples);
+      return fmt::format("{} test samples a length (right if every token is){}", task.eval_samples,
+                         Fewer(task));
     case Scoring::kTokens:
-      return fmt::format("{} test samples a length (token by token)", task.eval_samples);
+      return fmt::format("{} test samples a length (token by token){}", task.eval_samples,
+                         Fewer(task));
     case Scoring::kLoss:
       return fmt::format("the same {} test tokens at every length",
                          task.eval_samples * task.train_length_max);

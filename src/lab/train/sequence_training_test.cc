@@ -591,6 +591,39 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_TRUE(Reproduce(recipe, options, never).heads.empty());
 }
 
+TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
+  Recipe recipe = SmallSequences();
+  recipe.methods.pop_back();
+  recipe.train.lr = 1e-9;  // nothing is learned
+  recipe.scales["quick"].seeds = 1;
+  recipe.task.eval_lengths = {20, 30, 40, 50};
+  recipe.task.eval_samples_lost = 2;
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  options.workers = 1;
+  const StudyResults results = Reproduce(recipe, options, never);
+  ExpectContains(results.protocol, ", at most 2 samples behind two lengths with nothing right");
+  const fs::path path =
+      folder.Path() / "small" / "quick" / "softmax" / "seed-1" / "eval-softmax.json";
+  std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
+  ASSERT_EQ(scores.size(), 4U);
+  ASSERT_EQ(scores[0].answers.hits + scores[1].answers.hits, 0);
+  EXPECT_EQ(scores[1].samples, recipe.task.eval_samples);
+  EXPECT_EQ(scores[2].samples, 2);
+  EXPECT_EQ(scores[3].samples, 2);
+  // One right answer, and the next length is read in full.
+  scores[1].answers.hits = 1;
+  SaveSequenceScores(path, {scores[0], scores[1]});
+  options.resume = true;
+  Reproduce(recipe, options, never);
+  scores = LoadSequenceScores(path);
+  ASSERT_EQ(scores.size(), 4U);
+  EXPECT_EQ(scores[2].samples, recipe.task.eval_samples);
+  EXPECT_EQ(scores[3].samples, recipe.task.eval_samples);
+}
+
 // Two machines, in turn and at once, do what one does.
 TEST(SequenceStudy, ShardsDivideTheJobs) {
   const Recipe recipe = SmallSequences();  // two methods, two seeds
