@@ -166,6 +166,18 @@ def tiny(tmp_path) -> Path:
     return path
 
 
+def test_the_recipe_of_the_page_trains(tmp_path):
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    recipe = tmp_path / "short-copy.toml"
+    recipe.write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])
+    scales = ["scale.quick.steps=2", "scale.long.steps=2"]
+    for scale in ("quick", "long"):
+        settings = ["train.batch=2", "train.warmup=0", *scales]
+        arguments = ["--scale", scale, "--method", "asentmax", "--folder", tmp_path / scale]
+        done = run("train", recipe, *arguments, "--quiet", *settings)
+        assert done.returncode == 0, done.stderr
+
+
 def test_help_of_the_program_names_every_command():
     done = run("--help")
     assert done.returncode == 0

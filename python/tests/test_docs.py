@@ -76,7 +76,8 @@ def test_commands_name_methods_that_the_recipe_has():
     seen = 0
     for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
         for name, methods in re.findall(
-            r"tsallis (?:train|reproduce) ([\w-]+)[^\n`#]*? --methods? ([\w.,-]+)", page.read_text()
+            r"tsallis (?:train|reproduce) ([\w-]+)(?![\w-]|\.toml)[^\n`#]*? --methods? ([\w.,-]+)",
+            page.read_text(),
         ):
             recipe = tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())
             known = {method["name"] for method in recipe["method"]}
@@ -160,3 +161,19 @@ def test_names_on_the_page_of_definitions_exist():
         member = tsallis
         for part in name.split("."):
             member = getattr(member, part)
+
+
+def test_every_key_of_a_recipe_is_on_its_page():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    reader = (ROOT / "src" / "lab" / "config" / "recipe.cc").read_text()
+    tasks = [path.read_text() for path in (ROOT / "src" / "lab" / "tasks").glob("*.cc")]
+    named = r'table\.(?:Required|Optional)\("(\w+)"'
+    keys = set(re.findall(named, reader))
+    assert len(keys) > 60
+    own = {key for text in tasks for key in re.findall(named, text)}
+    assert len(own) > 12
+    sections = {"study", "task", "model", "train", "method", "scale"}
+    missing = {key for key in (keys | own) - sections if f"`{key}`" not in page}
+    assert not missing
+    for section in sections:
+        assert f"[{section}" in page
