@@ -524,6 +524,15 @@ TEST(SequenceTraining, ALossThatIsNotFiniteEndsTheRun) {
   EXPECT_FALSE(RunFolder(job.folder).Finished());
 }
 
+// workers 0: as many as there are cores.
+ReproduceOptions QuietIn(const TemporaryFolder& folder, int workers = 0) {
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  options.workers = workers;
+  return options;
+}
+
 TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   Recipe recipe = SmallSequences();
   recipe.train.lr_grid = {1e-9, 3e-3};
@@ -534,10 +543,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   recipe.methods.pop_back();
   recipe.methods[0].paper = {99.0};
   const TemporaryFolder folder;
-  ReproduceOptions options;
-  options.progress.quiet = true;
-  options.runs = folder.Path();
-  options.workers = 2;
+  ReproduceOptions options = QuietIn(folder, 2);
   const StudyResults results = Reproduce(recipe, options, never);
   EXPECT_TRUE(results.failures.empty());
   ASSERT_EQ(results.rows.size(), 2U);
@@ -599,10 +605,7 @@ TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
   recipe.task.eval_lengths = {20, 30, 40, 50};
   recipe.task.eval_samples_lost = 2;
   const TemporaryFolder folder;
-  ReproduceOptions options;
-  options.progress.quiet = true;
-  options.runs = folder.Path();
-  options.workers = 1;
+  ReproduceOptions options = QuietIn(folder, 1);
   const StudyResults results = Reproduce(recipe, options, never);
   ExpectContains(results.protocol, ", at most 2 samples behind two lengths with nothing right");
   const fs::path path =
@@ -628,10 +631,7 @@ TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
 TEST(SequenceStudy, ShardsDivideTheJobs) {
   const Recipe recipe = SmallSequences();  // two methods, two seeds
   const TemporaryFolder whole_folder, folder;
-  ReproduceOptions options;
-  options.progress.quiet = true;
-  options.workers = 1;
-  options.runs = whole_folder.Path();
+  ReproduceOptions options = QuietIn(whole_folder, 1);
   const StudyResults whole = Reproduce(recipe, options, never);
   EXPECT_EQ(whole.unfinished, 0U);
   options.runs = folder.Path();
@@ -664,9 +664,7 @@ TEST(SequenceStudy, ARunThatAnotherProcessWorksOnIsLeftAlone) {
   recipe.methods.pop_back();
   recipe.scales["quick"].seeds = 2;
   const TemporaryFolder folder;
-  ReproduceOptions options;
-  options.progress.quiet = true;
-  options.runs = folder.Path();
+  ReproduceOptions options = QuietIn(folder);
   const fs::path run = folder.Path() / "small" / "quick" / "softmax" / "seed-2";
   {
     const FolderLock lock(run);
@@ -686,9 +684,7 @@ TEST(SequenceStudy, AStudyMayStartFromTheWeightsOfAnother) {
   recipe.methods.pop_back();
   recipe.scales["quick"].seeds = 1;
   const TemporaryFolder folder;
-  ReproduceOptions options;
-  options.progress.quiet = true;
-  options.runs = folder.Path();
+  ReproduceOptions options = QuietIn(folder);
   Reproduce(recipe, options, never);
   Recipe tuned = recipe;
   tuned.name = "tuned";
@@ -734,9 +730,7 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   ntk.weights_of = "rope";
   recipe.methods = {ntk, rope};
   const TemporaryFolder folder;
-  ReproduceOptions options;
-  options.progress.quiet = true;
-  options.runs = folder.Path();
+  ReproduceOptions options = QuietIn(folder);
   const StudyResults results = Reproduce(recipe, options, never);
   ASSERT_TRUE(results.failures.empty());
   ASSERT_EQ(results.methods.size(), 2U);
