@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import entmax as peer_package
 import torch
@@ -63,8 +64,8 @@ def compare(
     return timing.in_turns(turns, most=most, budget_s=budget_s)
 
 
-def measure(shapes: list[tuple[int, int]], budget_s: float, most: int) -> list[dict]:
-    rows_out: list[dict] = []
+def measure(shapes: list[tuple[int, int]], budget_s: float, most: int) -> list[dict[str, Any]]:
+    rows_out: list[dict[str, Any]] = []
     print(
         f"{'rows x length':>16} {'alpha':>5} {'pass':>8} {'peer':>14} {'ours ms':>10} "
         f"{'peer ms':>10} {'speedup':>8}",

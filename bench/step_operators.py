@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from common import ROOT
 
@@ -41,7 +42,7 @@ def operator(place: str) -> str:
 
 def _samples(command: list[str]) -> collections.Counter[str]:
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "perf.data"
+        data = str(Path(folder) / "perf.data")
         record = ["perf", "record", "-q", "-e", "task-clock", "-F", "999", "-o", data, *command]
         subprocess.run(record, check=True, stdout=subprocess.DEVNULL)
         script = ["perf", "script", "-i", data, "-F", "ip,sym,dso"]
@@ -51,7 +52,7 @@ def _samples(command: list[str]) -> collections.Counter[str]:
     )
 
 
-def shares(config: dict, shape: tuple[int, int]) -> dict[str, float]:
+def shares(config: dict[str, Any], shape: tuple[int, int]) -> dict[str, float]:
     """Share in % of each operator of a step of this decoder, largest first.
 
     Raises FileNotFoundError without perf (Debian: linux-perf).

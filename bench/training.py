@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +107,7 @@ def main() -> int:
     torch.set_num_threads(1)
     # Ours does; without it the plain model slows down as its weights decay.
     torch.set_flush_denormal(True)
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     steps = arguments.steps
     cases: list[tuple[str, str, Map]] = [
         ("softmax", "torch", lambda x, dim: x.softmax(dim)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ COLORS = {
 }
 
 
-def draw(rows: list[dict], shares: list[dict], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], shares: list[dict[str, Any]], path: Path) -> None:
     """Write path.svg and path.png. rows, shares: of the JSON document; shares may be empty."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     with style.styled():
@@ -36,7 +37,7 @@ def draw(rows: list[dict], shares: list[dict], path: Path) -> None:
         figure.savefig(path.with_suffix(".png"), dpi=160, metadata={"Software": None})
 
 
-def _rates(axes: Axes, rows: list[dict], cases: list[str]) -> None:
+def _rates(axes: Axes, rows: list[dict[str, Any]], cases: list[str]) -> None:
     labelled = set()
     for at, case in enumerate(cases):
         own = [row for row in rows if row["case"] == case]
@@ -57,9 +58,9 @@ def _rates(axes: Axes, rows: list[dict], cases: list[str]) -> None:
     axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4)
 
 
-def _operators(axes: Axes, shares: list[dict], cases: list[str]) -> None:
+def _operators(axes: Axes, shares: list[dict[str, Any]], cases: list[str]) -> None:
     names = list(dict.fromkeys(row["operator"] for row in shares))
-    colors = mpl.colormaps["tab20"].colors
+    colors = mpl.color_sequences["tab20"]
     left = dict.fromkeys(cases, 0.0)
     for index, name in enumerate(names):
         own = {row["case"]: row["percent"] for row in shares if row["operator"] == name}

@@ -17,7 +17,9 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +54,7 @@ SHAPES: dict[str, Shape] = {
     "T10-4096": (2, 4096),
 }
 # Peers of each method, and the map that they use.
-PEERS = {
+PEERS: dict[str, dict[str, Map | None]] = {
     "softmax": {"torch": None},
     "asentmax": {
         "torch + entmax15": lambda scores: entmax15(scores, dim=-1),
@@ -98,6 +100,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
         half = heads // 2
         slopes = torch.cat([1 / torch.arange(1, half + 1), torch.zeros(heads - half)])
+        self.slopes: torch.Tensor
         self.register_buffer("slopes", slopes)
         if entmax is not None:
             self.beta, self.gamma = nn.Linear(width, half), nn.Linear(width, half)
@@ -235,7 +238,7 @@ class Peer:
         return [self.step() for _ in range(count)]
 
 
-def our_config(model: str, method: str, compute: str) -> dict:
+def our_config(model: str, method: str, compute: str) -> dict[str, Any]:
     """The decoder's configuration."""
     name = model_of(model)
     kind = MODIFIED if name == "T10" else {}
@@ -248,7 +251,7 @@ def our_steps(
     """Steps of bench/decoder_steps.cc, which warms up by itself."""
     program = ROOT / "build" / "bin" / "decoder_steps"
     config = json.dumps(our_config(model, method, compute))
-    command = [program, config, *map(str, shape), str(steps), "1"]
+    command = [str(program), config, *map(str, shape), str(steps), "1"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     taken = json.loads(done.stdout)
     return [
@@ -257,7 +260,7 @@ def our_steps(
     ]
 
 
-def operators(computes: list[str], shapes: dict[str, Shape]) -> list[dict]:
+def operators(computes: list[str], shapes: dict[str, Shape]) -> list[dict[str, Any]]:
     """Shares of our steps by operator; none without perf, which is said."""
     rows = []
     for compute in computes:
@@ -276,7 +279,7 @@ def operators(computes: list[str], shapes: dict[str, Shape]) -> list[dict]:
     return rows
 
 
-def goals(rows: list[dict]) -> list[dict]:
+def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What was set out for, case by case, and whether it is reached."""
     seconds = {row["case"]: row["ours_process_s"] for row in rows}
     found = []
@@ -330,13 +333,10 @@ def main() -> int:
                     name: Peer(model, entmax, compute, shape)
                     for name, entmax in PEERS[method].items()
                 }
-                turns = {
-                    "tsallis": lambda which=(model, method, compute, shape): our_steps(
-                        *which, arguments.steps
-                    )
-                }
+                our_turn = partial(our_steps, model, method, compute, shape, arguments.steps)
+                turns = {"tsallis": our_turn}
                 for name, peer in peers.items():
-                    turns[name] = lambda peer=peer: peer.steps(arguments.steps)
+                    turns[name] = partial(peer.steps, arguments.steps)
                 timings = timing.in_turns(turns, most=arguments.rounds)
                 ours = timings.pop("tsallis")
                 for name, theirs in timings.items():

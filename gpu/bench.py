@@ -246,10 +246,10 @@ def ceilings(library: Path, budget: float) -> dict[str, object]:
 
 def peer(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     if name == "FlexAttention":
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
         compiled = torch.compile(flex_attention)
-        masks: dict[int, object] = {}
+        masks: dict[int, BlockMask] = {}
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             n = q.shape[2]

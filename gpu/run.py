@@ -19,7 +19,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -66,9 +68,10 @@ def git_commit() -> str:
     return answer.stdout.strip()
 
 
-def shown(command: list[str], **settings: object) -> int:
+def shown(command: list[str], **settings: Any) -> int:
     print("+", " ".join(command), flush=True)
-    return subprocess.run(command, **settings).returncode  # type: ignore[call-overload]
+    status: int = subprocess.run(command, **settings).returncode
+    return status
 
 
 def write(out: Path, name: str, document: dict[str, object]) -> None:
@@ -196,7 +199,7 @@ def main() -> int:
             parser.error(f"PART: expected names out of {', '.join(parts)}, got {name!r}")
     out: Path = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    runs = {
+    runs: dict[str, Callable[[], str]] = {
         "build": lambda: build(out, given.architectures or architectures()),
         "test": lambda: test(out, given.cases),
         "sanitize": lambda: sanitize(out),

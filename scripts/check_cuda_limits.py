@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 TABLE = Path(__file__).resolve().parent.parent / "src/attention/cuda/limits.json"
 FIELDS = ("registers", "spill_bytes", "stack_bytes")
@@ -58,7 +59,9 @@ def main() -> int:
     if not found:
         print(f"no *.ptxas file with kernels below {sys.argv[1]}")
         return 1
-    table = json.loads(TABLE.read_text()) if TABLE.exists() else {"fields": list(FIELDS)}
+    table: dict[str, Any] = {"fields": list(FIELDS)}
+    if TABLE.exists():
+        table = json.loads(TABLE.read_text())
     if "--write" in sys.argv:
         if table.get("nvcc") != version:
             table = {"fields": list(FIELDS), "nvcc": version}

@@ -9,13 +9,15 @@ import os
 import re
 from pathlib import Path
 
-from mkdocs.structure.files import File
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((\.\./[^)#]*)(#[^)]*)?\)")
 
 
-def _outside(source, link):
+def _outside(source: str, link: str) -> Path | None:
     """The file of the repository that a page's link means, from its root; None: a page."""
     target = Path(os.path.normpath((ROOT / "docs" / source).parent / link))
     if target.is_relative_to(ROOT / "docs"):
@@ -25,8 +27,8 @@ def _outside(source, link):
     return target.relative_to(ROOT)
 
 
-def on_files(files, config):
-    pictures = set()
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    pictures: set[Path] = set()
     for page in files.documentation_pages():
         for match in _LINK.finditer((ROOT / "docs" / page.src_uri).read_text()):
             target = _outside(page.src_uri, match[3]) if match[1] else None
@@ -37,10 +39,10 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, page, **_):
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     source = page.file.src_uri
 
-    def replace(match):
+    def replace(match: re.Match[str]) -> str:
         target = _outside(source, match[3])
         if target is None:
             return match[0]

@@ -34,8 +34,8 @@ def run_ctest(tree: Path, seconds: int) -> tuple[int, int, bool]:
     reports.mkdir(parents=True)
     summary = reports / "ctest.xml"
     print(f"== {tree}", flush=True)
-    command = ["ctest", "--test-dir", tree, "--output-on-failure", "--no-tests=error"]
-    command += ["--timeout", str(seconds), "--output-junit", summary]
+    command = ["ctest", "--test-dir", str(tree), "--output-on-failure", "--no-tests=error"]
+    command += ["--timeout", str(seconds), "--output-junit", str(summary)]
     environment = {**os.environ, "GTEST_OUTPUT": f"xml:{reports}/gtest/", "GTEST_BRIEF": "1"}
     status = subprocess.run(command, env=environment, check=False).returncode
     if not summary.exists():
@@ -60,7 +60,7 @@ def run_pytest(folder: Path, report: Path) -> tuple[int, int, bool]:
         return 0, 0, True
     report.unlink(missing_ok=True)
     print(f"== {folder}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", folder, f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", str(folder), f"--junitxml={report}"]
     status = subprocess.run(command, check=False).returncode
     if not report.exists():
         return 0, 1, False

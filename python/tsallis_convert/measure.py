@@ -41,7 +41,8 @@ def load(reading: Reading, alpha: float) -> PreTrainedModel:
         model.config.tsallis_alpha = alpha
     if reading.softened:
         soften(model, softening(alpha))
-    return model.eval()
+    model.eval()
+    return model
 
 
 @torch.no_grad()
@@ -138,7 +139,8 @@ def speed(model: PreTrainedModel, prompt: Tensor, steps: int, paged: bool) -> di
 def text(model: PreTrainedModel, prompt: Tensor, count: int) -> Tensor:
     """What the model writes behind a prompt [length], greedily: [count]."""
     cache = tsallis_transformers.TsallisCache(model.config)
-    out = model.generate(
+    writer: Any = model  # PreTrainedModel does not declare generate
+    out = writer.generate(
         prompt[None],
         attention_mask=torch.ones_like(prompt[None]),
         past_key_values=cache,

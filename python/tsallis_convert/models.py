@@ -69,7 +69,7 @@ def _unpack(aside: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(aside, gguf_file=GGUF)
     # transformers writes no model that it read from 4 bits: the same weights in a plain one.
     del model.config.quantization_config
-    plain = type(model)(model.config)
-    plain.load_state_dict(model.state_dict())
-    plain.save_pretrained(aside / "model")
+    copy = type(model)(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy.save_pretrained(aside / "model")
     AutoTokenizer.from_pretrained(aside, gguf_file=GGUF).save_pretrained(aside / "model")

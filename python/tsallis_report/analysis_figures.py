@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -136,7 +137,7 @@ def _lines(study: Analysis, curve: Curve) -> Iterator[tuple[str, list[Record]]]:
         yield curve.label + value, [row for row in rows if row[curve.by] == value]
 
 
-def _look(curve: Curve, label: str, colors: dict[str, str], points: int) -> dict[str, object]:
+def _look(curve: Curve, label: str, colors: dict[str, str], points: int) -> dict[str, Any]:
     if curve.look == "reference":
         return {"color": style.FAINT, "lw": 1.1, "ls": (0, (2, 2)), "zorder": 1.5}
     color = colors.get(label, _PALETTE[0])

@@ -472,7 +472,7 @@ def _load_rows(
 ) -> list[Loaded]:
     """One of ``kind`` for each record; ``columns`` are those that the file calls otherwise."""
     numbers: Any = kind  # a dataclass of texts and numbers
-    read = {field.name: field.type for field in fields(numbers)}
+    read: dict[str, Any] = {field.name: field.type for field in fields(numbers)}
     try:
         return [
             kind(**{name: cast(record[columns.get(name, name)]) for name, cast in read.items()})

@@ -63,12 +63,15 @@ def entmax(z: Array, alpha: float) -> Array:
             too_low = above.sum(-1, keepdims=True) >= 1.0
             low, high = np.where(too_low, middle, low), np.where(too_low, high, middle)
         weights = np.clip(scaled - low, 0.0, None) ** (1.0 / (alpha - 1.0))
-    return weights / weights.sum(-1, keepdims=True)
+    normal: Array = weights / weights.sum(-1, keepdims=True)
+    return normal
 
 
 def entropy(weights: Array) -> Array:
     """In nats, of the last dimension."""
-    return -np.sum(weights * np.log(np.where(weights > 0.0, weights, 1.0)), -1)
+    each: Array = weights * np.log(np.where(weights > 0.0, weights, 1.0))
+    total: Array = -each.sum(-1)
+    return total
 
 
 def causal(z: Array) -> Array:
@@ -136,12 +139,13 @@ def fits(n: Array, c: Array) -> dict[str, dict[str, Any]]:
             b = (x @ y) / np.maximum(np.square(x).sum(-1), 1e-12)
             left = np.square(y - b[:, None] * x).sum(-1)
             best = int(left.argmin())
-            fit = {"b": float(b[best]), "left": float(left[best])}
+            missed = float(left[best])
+            fit: dict[str, float | None] = {"b": float(b[best]), "left": missed}
             if name == "power":
                 fit["g"] = float(POWERS[best])
             if constant:
                 fit["d"] = float(c.mean() - b[best] * shapes[best].mean())
-            fit["r2"] = 1.0 - fit["left"] / total if total > 1e-12 * len(c) else None
+            fit["r2"] = 1.0 - missed / total if total > 1e-12 * len(c) else None
             found[f"d + {name}" if constant else name] = fit
     return found
 
@@ -219,7 +223,7 @@ def _layers(path: Path) -> list[dict[str, Any]]:
         with safe_open(str(path), framework="np") as file:
             metadata = file.metadata() or {}
             names = set(file.keys())
-            layers = []
+            layers: list[dict[str, Any]] = []
             while f"layers.{len(layers)}.q" in names:
                 prefix = f"layers.{len(layers)}."
                 layer: dict[str, Any] = {"map": metadata.get(prefix + "map", "softmax")}

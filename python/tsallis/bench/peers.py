@@ -73,7 +73,7 @@ def _entmax(case: Case, most_plain: int) -> Runner | Absent:
         return Absent("entmax", f"stores every score: left out beyond {most_plain} keys")
     if importlib.util.find_spec("entmax") is None:
         return Absent("entmax", "not installed (pip install entmax)")
-    import entmax  # type: ignore[import-untyped]
+    import entmax
 
     solve = entmax.entmax15 if case.alpha == 1.5 else entmax.sparsemax
 

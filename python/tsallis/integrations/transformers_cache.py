@@ -56,7 +56,7 @@ class PagedRows(Tensor):
         return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class _Layer(CacheLayerMixin):
     """One layer of a `TsallisCache`. What concerns sequences, the cache does for all layers."""
 
     is_sliding = False  # windows are said by masks: every token stays
