@@ -24,7 +24,8 @@ def tracked(folder):
 def test_committed_results_are_small():
     sizes = {path: path.stat().st_size for path in tracked("results")}
     assert sizes
-    assert sum(sizes.values()) <= 22 * MEGABYTE
+    # Some 0.2 MB for three seeds of a method, a hundred methods over all studies.
+    assert sum(sizes.values()) <= 27 * MEGABYTE
     assert {path: size for path, size in sizes.items() if size > 0.4 * MEGABYTE} == {}
 
 
