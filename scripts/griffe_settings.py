@@ -17,8 +17,8 @@ class Settings(griffe.Extension):
                 parameter.kind is griffe.ParameterKind.var_keyword
                 and isinstance(unpack, griffe.ExprSubscript)
                 and unpack.canonical_path == "typing.Unpack"
-                and isinstance(unpack.slice, griffe.Expr)
             ):
+                assert isinstance(unpack.slice, griffe.Expr)
                 settings = func.modules_collection[unpack.slice.canonical_path]
                 break
         else:
