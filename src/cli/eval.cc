@@ -46,8 +46,8 @@ class EvalCommand : public Command {
     return "Measure how right a trained model is, against length";
   }
   std::string Example() const override {
-    return "  tsallis eval runs/copy/quick/softmax/seed-1 --lengths 64,128,256\n"
-           "  tsallis eval runs/flip-flop/quick/softmax/seed-1 --lengths 64 --task flip-flop "
+    return "  tsallis eval runs/copy/quick/softmax-nape/seed-1 --lengths 64,128,256\n"
+           "  tsallis eval runs/flip-flop/quick/softmax-nape/seed-1 --lengths 64 --task flip-flop "
            "write_probability=0.8\n"
            "Loss by position on a file of one's own, of a model of bytes:\n"
            "  tsallis eval runs/language/quick/rope/seed-1 --text ~/notes.txt";

@@ -36,7 +36,7 @@ class GenerateCommand : public Command {
            "--temperature 0.7\n"
            "  tsallis generate runs/language/quick/rope/seed-1 --prompt 'def f(' --samples 3 "
            "--entmax 1.5\n"
-           "  tsallis generate runs/copy/quick/softmax/seed-1 --length 64 --samples 5";
+           "  tsallis generate runs/copy/quick/softmax-nape/seed-1 --length 64 --samples 5";
   }
 
   void Declare(CLI::App& app) override {

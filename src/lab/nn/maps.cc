@@ -10,7 +10,7 @@ namespace tsallis::lab {
 const std::vector<CatalogueEntry>& Maps() {
   static const std::vector<CatalogueEntry> entries = {
       {"softmax", "dense; temperature theta"},
-      {"entmax", "alpha-entmax, alpha >= 1: sparse above 1 (2 is sparsemax)"},
+      {"entmax", "alpha-entmax, alpha > 0: sparse above 1 (2 is sparsemax), dense from 1 down"},
       {"adaptive-temperature", "softmax, sharpened where its entropy is large"},
       {"top-k-softmax", "softmax of the largest scores, all that tie with the least included"},
       {"sigmoid", "each score by itself: 1 / (1 + e^-(s + b)); rows do not sum to 1"},

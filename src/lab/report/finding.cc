@@ -34,6 +34,21 @@ std::string Score(const StudyResults& results, const ResultRow& row) {
   return text;
 }
 
+// Whether `method` attends as the baseline does and differs from it as `other` does, or the other
+// way round: of two methods that differ in both it tells which of the two makes the difference.
+bool Between(const StudyResults& results, const std::string& method, const std::string& other) {
+  const auto find = [&](const std::string& name) {
+    return std::find_if(results.methods.begin(), results.methods.end(),
+                        [&](const MethodInfo& info) { return info.name == name; });
+  };
+  const auto here = find(method), base = find(results.baseline), far = find(other);
+  const auto end = results.methods.end();
+  if (here == end || base == end || far == end) return false;
+  if (base->like == far->like || base->variant == far->variant) return false;
+  return (here->like == base->like && here->variant == far->variant) ||
+         (here->like == far->like && here->variant == base->variant);
+}
+
 // What differences are counted in.
 std::string Points(const Metric& metric) { return metric.unit == "%" ? "points" : metric.unit; }
 
@@ -71,13 +86,16 @@ std::string Finding(const StudyResults& results, std::int64_t train_length, std:
                                       : behind && behind->sure >= sure ? behind
                                                                        : ahead;
   if (!place || place->sure < sure) {
-    return fmt::format("No method differs surely from {} by {:g} {} or more, {} n = {}.",
-                       Label(results, results.baseline), sure, Points(results.metric),
+    return fmt::format("No method is {:g} {} or more from {}{}, {} n = {}.", sure,
+                       sure == 1.0 && results.metric.unit == "%" ? "point" : Points(results.metric),
+                       Label(results, results.baseline),
+                       errors ? " once two standard errors are allowed for" : "",
                        only ? "at" : "up to", longest);
   }
   std::vector<const ResultRow*> shown;
   for (const ResultRow& row : results.rows) {
-    const bool named = row.method == place->method || row.method == results.baseline;
+    const bool named = row.method == place->method || row.method == results.baseline ||
+                       Between(results, row.method, place->method);
     if (row.n == place->n && (named || results.methods.size() <= 4)) shown.push_back(&row);
   }
   std::stable_sort(shown.begin(), shown.end(), [&](const ResultRow* a, const ResultRow* b) {

@@ -314,11 +314,13 @@ TEST(Finding, NamesTheSurestDifference) {
             "At n = 64, 2 times the longest length of training, right in %: A 97.0 ± 0.5; Softmax "
             "90.0 ± 1.0.");
   EXPECT_EQ(Finding(results, 32, 32),
-            "No method differs surely from Softmax by 5 points or more, at n = 32.");
+            "No method is 5 points or more from Softmax once two standard errors are allowed for, "
+            "at n = 32.");
   EXPECT_EQ(Finding(results, 32, 256), Finding(results, 32));  // not measured
   std::erase_if(results.rows, [](const ResultRow& row) { return row.n > 32; });
   EXPECT_EQ(Finding(results, 32),
-            "No method differs surely from Softmax by 5 points or more, up to n = 32.");
+            "No method is 5 points or more from Softmax once two standard errors are allowed for, "
+            "up to n = 32.");
   // One that is behind is a finding, too.
   results.rows.back().mean = 50.0;
   EXPECT_EQ(Finding(results, 32), "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3.");
@@ -328,6 +330,26 @@ TEST(Finding, NamesTheSurestDifference) {
             "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3; B 5.0.");
   results.baseline = "";
   EXPECT_EQ(Finding(results, 32), "");
+}
+
+TEST(Finding, NamesTheMethodsBetweenTwoThatDifferInMapAndPositions) {
+  StudyResults results;
+  results.baseline = "softmax-nape";
+  for (const char* map : {"softmax", "entmax", "sigmoid"}) {
+    for (const char* positions : {"nape", "nope", "rope"}) {
+      MethodInfo info{fmt::format("{}-{}", map, positions), fmt::format("{} {}", map, positions)};
+      info.like = fmt::format("{}-nape", map);
+      info.variant = positions;
+      results.methods.push_back(info);
+      // The positions alone make the difference.
+      const double right = info.variant == "nape" ? 99.0 : info.variant == "rope" ? 90.0 : 10.0;
+      results.rows.push_back({info.name, 64, right, 1.0, right, 3, std::nullopt});
+    }
+  }
+  results.rows[4].mean = 9.0;  // entmax-nope
+  EXPECT_EQ(Finding(results, 32),
+            "At n = 64, 2 times the longest length of training, right in %: softmax nape 99.0 ± "
+            "1.0; entmax nape 99.0 ± 1.0; softmax nope 10.0 ± 1.0; entmax nope 9.0 ± 1.0.");
 }
 
 TEST(Finding, NamesTheLayerWhoseGradientDiffersMost) {
