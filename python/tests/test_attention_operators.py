@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch.library import opcheck
@@ -345,6 +346,8 @@ def ones(*shape, dtype=torch.float32):
         ({"window": (-1, 2)}, "window: expected integers .*, or None for an open side, got -1"),
         ({"window": (None, -5)}, "window: expected.* got -5"),
         ({"window": (1, 2, 3)}, "window: expected a pair"),
+        ({"window": (np.int64(-5), 0)}, "window: expected.* got -5"),
+        ({"window": (0, torch.tensor(-3))}, "window: expected.* got -3"),
         ({"window": (2**70, 0)}, r"^window: expected integers from 0 to 2\^63 - 1"),
         ({"saved_budget": 2**70}, r"^saved_budget: expected an integer from .* to 2\^63 - 1"),
         ({"mask": ones(5, 6)}, "mask: expected dtype bool.*Float"),
@@ -404,7 +407,7 @@ def test_mistakes(change, message):
         ({"scale": "large"}, "^scale: expected a number or None, got str"),
         ({"causal": "no"}, "^causal: expected True or False, got str"),
         ({"map": 2}, "^map: expected a name, got int"),
-        ({"window": (1.5, 2)}, "^window: expected an integer, got float"),
+        ({"window": (1.5, 2)}, "^window: expected an integer or None, got float"),
         ({"top_k": 2.5, "map": "top_k_softmax"}, "^top_k: expected an integer, got float"),
         (
             {"block_mask": ones(1, 1, dtype=torch.bool), "block_size": (2.0, 3.0)},

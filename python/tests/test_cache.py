@@ -155,6 +155,47 @@ def test_modes_say_what_they_lose(mode, map_):
     assert (found.bytes_read > 0).all()
 
 
+@pytest.mark.parametrize("sink", [math.nan, math.inf])
+@pytest.mark.parametrize("map_", ["entmax", "softmax"])
+@pytest.mark.parametrize("mode", [None, tsallis.Within(0.01), tsallis.FirstAndLast(64)])
+def test_a_broken_sink_breaks_its_head(sink, map_, mode):
+    cache, (a,), _ = filled([100])
+    q = drawn(1, 1, HEADS, 1, DIM)
+    sinks = torch.zeros(HEADS)
+    sinks[2] = sink
+    if mode is not None and map_ == "entmax" and isinstance(mode, tsallis.Within):
+        mode = None
+    out, extras = tsallis.decode(
+        q, cache, 0, [a], map=map_, mode=mode, sink=sinks, returns=("tau", "support_size")
+    )
+    broken = torch.arange(HEADS) == 2
+    assert torch.equal(out[0, :, 0].isnan().all(-1), broken)
+    assert torch.equal(extras.tau[0, :, 0].isnan(), broken)
+    assert torch.equal(extras.support_size[0, :, 0] == -1, broken)
+
+
+def test_views_that_negate_are_read_as_what_they_say():
+    k = drawn(1, 1, KV_HEADS, 5, DIM)
+    view = torch.complex(torch.zeros_like(k), -k).conj().imag
+    assert view.is_neg()
+    cache = tsallis.KVCache(1, KV_HEADS, DIM, dtype=torch.float32)
+    sequence = cache.sequence()
+    cache.append(0, [sequence], view, view)
+    assert torch.equal(sequence.read(0)[0], k)
+    q = view[:, :, -1:].repeat_interleave(HEADS // KV_HEADS, 1)
+    scales = torch.complex(torch.zeros(HEADS, 1), -torch.full((HEADS, 1), 2.0)).conj().imag[None]
+    assert scales.is_neg()
+    told = tsallis.decode(q, cache, 0, [sequence], length_scale=scales)
+    plain = tsallis.decode(q.resolve_neg(), cache, 0, [sequence], length_scale=scales.resolve_neg())
+    assert torch.equal(told, plain)
+
+
+def test_no_query_is_an_empty_answer():
+    cache, (a,), _ = filled([5])
+    out = tsallis.decode(drawn(1, 1, HEADS, 0, DIM), cache, 0, [a])
+    assert out.shape == (1, HEADS, 0, VALUE_DIM)
+
+
 def test_mistakes_about_modes_are_named():
     cache, (a,), _ = filled([5])
     q = drawn(1, 1, HEADS, 1, DIM)
@@ -211,7 +252,13 @@ def test_mistakes_are_named():
         return tsallis.decode(q, cache, 0, [a], **settings)
 
     for call, why in [
-        (lambda: tsallis.KVCache(1, 2, 600), "shape.head_dim: expected a size from 1 to 512"),
+        (lambda: tsallis.KVCache(1, 2, 600), "^head_dim: expected a size from 1 to 512"),
+        (lambda: tell(scale=0.0), "^scale: expected a finite number > 0 or None, got 0"),
+        (lambda: tell(softcap=-1.0), "^softcap: expected a finite number > 0 or None, got -1"),
+        (lambda: tell(scale_invariant=0.0), "^scale_invariant: expected a finite number > 0"),
+        (lambda: tell(alpha=torch.tensor([1.5, -1.0] * 3)), r"^alpha\[1\]: expected a finite"),
+        (lambda: tell(window=2**63), r"^window: expected at most 2\^63 - 1, got"),
+        (lambda: a.fork(2**64), r"^length: expected at most 2\^63 - 1, got"),
         (lambda: tsallis.KVCache(1, 2, 8, dtype=torch.float64), "dtype: expected one of"),
         (lambda: tsallis.KVCache(1, 2, 8, screen="bits"), "screen: expected one of bytes, none"),
         (lambda: tsallis.KVCache(0, 2, 8), "layers: expected a size from 1"),
@@ -235,6 +282,7 @@ def test_mistakes_are_named():
         (lambda: tell(begin=[0, 0]), "begin: expected 1 tokens, one for each sequence, got 2"),
         (lambda: tell(length_scale=torch.ones(3, 7)), "length_scale: expected a shape that broadc"),
         (lambda: tell(length_scale=torch.ones(1, dtype=torch.int64)), "length_scale: expected dty"),
+        (lambda: tell(length_scale=torch.ones(1, device="meta")), "length_scale: expected a dense"),
         (lambda: tell(sink=torch.ones(HEADS, dtype=torch.int32)), "sink: expected dtype float32"),
         (lambda: a.fork(6), "length: expected at most the 5 tokens"),
         (lambda: a.truncate(-1), "length: expected 0 or more, got -1"),

@@ -123,6 +123,16 @@ def test_entmax_attention(is_causal, padding, q_len, with_slopes):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_slopes_of_16_bits_round_no_positions(dtype):
+    q, k, v = (torch.randn(1, 2, 2048, 8) for _ in range(3))
+    slopes = torch.tensor([64.0, 0.0625])
+    varlen = torch.tensor([700])
+    wide = ours.entmax_attention(q, k, v, varlen=varlen, alibi_slopes=slopes)
+    narrow = ours.entmax_attention(q, k, v, varlen=varlen, alibi_slopes=slopes.to(dtype))
+    assert torch.equal(narrow, wide)
+
+
 def test_row_maps():
     x = torch.randn(3, 4, 50, dtype=torch.float64)
     for function in (ours.triton_entmax, ours.triton_entmax_v1, ours.triton_entmax_v2):

@@ -343,9 +343,26 @@ def test_large_alpha():
     torch.testing.assert_close(p.double(), exact, atol=1e-4, rtol=0)
 
 
+def test_no_rows_with_a_number_for_each():
+    assert ours.budget_bisect(torch.randn(0, 4), torch.tensor(2.0)).shape == (0, 4)
+    none = torch.zeros(0, dtype=torch.int64)
+    assert ours.entmax_bisect_loss(torch.randn(0, 4), none, torch.ones(0) * 1.5).shape == (0,)
+
+
+@pytest.mark.parametrize("loss", [ours.Entmax15Loss, ours.SparsemaxLoss])
+def test_a_batch_of_ignored_targets_spoils_no_weights(loss):
+    x = scores(4, 3).requires_grad_()
+    mean = loss(ignore_index=2)(x, torch.full((4,), 2))
+    assert mean.isnan()
+    mean.backward()
+    assert (x.grad == 0).all()
+
+
 def test_mistakes():
     x = scores(4, 3)
     target = torch.tensor([0, 1, 2, 1])
+    with pytest.raises(IndexError, match="dim: expected an integer in"):
+        ours.budget_bisect(x, torch.tensor(2.0), dim=5)
     for call, words in (
         (lambda: ours.sparsemax(x, k=0), "k: expected an integer >= 1 or None, got 0"),
         (lambda: ours.entmax_bisect(x, n_iter=0), "n_iter: expected an integer >= 1, got 0"),
@@ -354,6 +371,11 @@ def test_mistakes():
         (lambda: ours.entmax15_loss(x[0], target[0]), r"X: expected shape \[rows, classes\]"),
         (lambda: ours.entmax_bisect_loss(x, target, torch.ones(3)), r"alpha: .*\[4\].*\[3\]"),
         (lambda: ours.Entmax15Loss(reduction="mean"), "reduction: .* got 'mean'"),
+        (lambda: ours.budget_bisect(x, torch.tensor([[1.0], [math.nan]] * 2)), "budget: .* got nan"),
+        (
+            lambda: ours.entmax_bisect_loss(x, target, torch.tensor([1.5, math.nan] * 2)),
+            "alpha: .* got nan",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -1,5 +1,7 @@
 """Fenchel-Young losses: values, gradients, what is ignored, reductions."""
 
+import math
+
 import entmax as peer
 import pytest
 import torch
@@ -86,10 +88,22 @@ def test_ignored_rows(loss, ignore_index):
 
 
 def test_nothing_kept_is_nan_as_in_torch():
-    logits = torch.randn(2, 3)
+    logits = torch.randn(2, 3, requires_grad=True)
     target = torch.full((2,), -100)
-    assert tsallis.entmax_loss(logits, target).isnan()
+    loss = tsallis.entmax_loss(logits, target)
+    assert loss.isnan()
+    loss.backward()
+    assert (logits.grad == 0).all()
     assert tsallis.entmax_loss(logits, target, reduction="sum") == 0
+
+
+def test_the_mean_counts_the_rows_of_narrow_targets_that_the_rows_count():
+    logits = torch.zeros(2, 256)
+    bytes_ = torch.tensor([156, 0], dtype=torch.uint8)  # 156 is -100 in eight bits
+    assert tsallis.softmax_loss(logits, bytes_).item() == pytest.approx(math.log(256))
+    few = torch.tensor([0, 1], dtype=torch.int8)
+    loss = tsallis.softmax_loss(logits[:, :3], few, ignore_index=257)
+    assert loss.item() == pytest.approx(math.log(3))
 
 
 def test_zero_beyond_the_margin():

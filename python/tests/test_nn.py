@@ -66,6 +66,12 @@ def test_learned_alpha_stays_inside(low, high):
             assert p.isfinite().all()
     single = nn.LearnedAlpha()
     assert single().shape == ()
+
+    class Number(torch.nn.Module):
+        def forward(self):
+            return 1.3
+
+    assert torch.equal(nn.Entmax(Number())(x), tsallis.entmax(x, 1.3))
     torch.testing.assert_close(nn.Entmax(single)(x), tsallis.entmax(x, 1.5))
 
 
@@ -231,12 +237,29 @@ def test_rotary_positions_and_fraction():
     # scores depend on distances alone
     scores = [r @ r.mT for r in (rotary(x, torch.arange(5) + shift) for shift in (0, 100))]
     torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-4)
-    # cast to bfloat16, far neighbours still differ
-    low = nn.Rotary(8).bfloat16()
-    ones = torch.ones(1, 1, 2, 8, dtype=torch.bfloat16)
-    far = low(ones, torch.tensor([100000, 100001]))
-    assert far.dtype == torch.bfloat16
-    assert not torch.equal(far[0, 0, 0], far[0, 0, 1])
+    # cast to 16 bits, the angles stay those of float32
+    ones = torch.ones(1, 1, 2, 64)
+    places = torch.tensor([100000, 100001])
+    for dtype in (torch.bfloat16, torch.float16):
+        low = nn.Rotary(64).to(dtype)
+        assert torch.equal(low(ones, places), nn.Rotary(64)(ones, places))
+        assert low(ones.to(dtype), places).dtype == dtype
+
+
+def test_modules_made_on_meta_get_their_values_back():
+    with torch.device("meta"):
+        made = [nn.Rotary(8), nn.ALiBi(4), nn.NAPE(4), nn.LearnedAlpha(3, 1.3)]
+    rotary, alibi, nape, alpha = (module.to_empty(device="cpu") for module in made)
+    assert torch.equal(rotary.inverse, nn.Rotary(8).inverse)
+    assert torch.equal(alibi(), nn.ALiBi(4)())
+    assert torch.equal(nape(), nn.NAPE(4)())
+    alpha.reset_parameters()
+    torch.testing.assert_close(alpha(), torch.full((3,), 1.3))
+    # A buffer that was written to keeps what was written.
+    alibi.slopes.fill_(0.25)
+    assert (alibi.double()() == 0.25).all()
+    far = nn.LearnedAlpha(initial=900.0, high=None)
+    assert far().item() == 900.0
 
 
 def test_stretching_starts_beyond_the_trained_length():
@@ -264,6 +287,11 @@ def test_mistakes():
         (lambda: nn.Rotary(8, scaling="cubic"), "scaling: .* got 'cubic'"),
         (lambda: nn.Rotary(8, scaling="yarn"), "trained_length: .*yarn.* got None"),
         (lambda: nn.Rotary(8)(torch.ones(3, 6)), "x: expected size 8 .* got 6"),
+        (
+            lambda: nn.Rotary(8)(torch.ones(2, 3, 8), torch.zeros(2, 3)),
+            r"positions: expected shape \[q_len\], or .* got \[2, 3\] for x \[2, 3, 8\]",
+        ),
+        (lambda: nn.Entmax(torch.tensor([1.5, 2.0]))(torch.ones(2, 3)), "x: expected a dimension"),
     ):
         with pytest.raises(ValueError, match=words):
             call()
@@ -272,5 +300,5 @@ def test_mistakes():
         def forward(self):
             return 1.0, 2.0
 
-    with pytest.raises(TypeError, match="alpha: expected a module that returns a tensor"):
+    with pytest.raises(TypeError, match="alpha: expected a module that returns a number or a tensor"):
         nn.Entmax(Two())(torch.ones(2, 2, 2))

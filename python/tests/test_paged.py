@@ -66,6 +66,19 @@ def test_is_attention_on_the_same_keys(settings, q_len):
     assert (out[1] == 0).all()  # no key
 
 
+def test_bits_do_not_depend_on_who_shares_the_call():
+    torch.manual_seed(0)
+    lengths = (130, 1100)  # which different kernels serve best
+    q = torch.randn(2, 2, 9, 8)
+    k_pages, v_pages = torch.randn(2, 80, 16, 1, 8)
+    table = torch.arange(160).reshape(2, 80) % 80
+    both = tsallis.decode_paged(q, k_pages, v_pages, table, torch.tensor(lengths))
+    for b, length in enumerate(lengths):
+        k, v = gathered(k_pages, table, b, length), gathered(v_pages, table, b, length)
+        alone = tsallis.attention(q[b : b + 1], k, v, causal=True)
+        assert torch.equal(both[b : b + 1], alone), length
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
 @pytest.mark.parametrize("heads_first", [False, True])

@@ -104,17 +104,44 @@ def test_attention_of_a_pattern_is_attention_of_its_pairs(pattern, map):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+def test_random_blocks_much_longer_than_the_sequence():
+    for pattern in (
+        Pattern(random=1, random_block=2**40, stride=2, causal=True),
+        Pattern(random=1, random_block=2**40, causal=True),
+    ):
+        masks = pattern.masks(4, block_size=(1, 1))
+        seen = masks["block_mask"]
+        assert seen.any(1).all()
+        assert not seen.triu(1).any()
+
+
+def test_a_pattern_inside_a_compiled_function():
+    pattern = longformer(4, 1)
+
+    @torch.compile(backend="aot_eager")
+    def run(q):
+        return tsallis.attention(q, q, q, **pattern.masks(q.shape[2]))
+
+    q = torch.randn(1, 2, 9, 4)
+    torch.testing.assert_close(run(q), tsallis.attention(q, q, q, **pattern.masks(9)))
+
+
 def test_mistakes_name_the_argument():
     for pattern, words in (
         (Pattern(window=-1), "window: expected an integer from 0 .* got -1"),
         (fixed(4, 5), "summary: expected an integer from 0 to 4, got 5"),
         (Pattern(random=1, random_block=0), "random_block: expected an integer from 1 .* got 0"),
+        (Pattern(seed=-1), "seed: expected an integer >= 0, got -1"),
     ):
         with pytest.raises(ValueError, match=f"^{words}"):
             pattern.masks(8)
     pattern = longformer(4, 1)
     with pytest.raises(ValueError, match=r"^q_len: expected at most k_len = 8 .* got 9"):
         pattern.masks(9, 8)
+    with pytest.raises(ValueError, match=r"^q_len: expected at most 256 beside k_len = 4294967296"):
+        pattern.masks(2**32, 2**32)
+    with pytest.raises(ValueError, match=r"^block_size: expected a pair, got 3"):
+        pattern.masks(8, block_size=3)
     with pytest.raises(ValueError, match=r"^alignment: expected \"end\" or \"start\""):
         pattern.masks(8, alignment="middle")
     with pytest.raises(ValueError, match=r"^block_size: expected an integer from 1 .* got 0"):

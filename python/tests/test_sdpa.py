@@ -85,6 +85,15 @@ def test_grouped_heads(causal):
     check(inputs, enable_gqa=True, is_causal=causal)
 
 
+@pytest.mark.parametrize(("q_shape", "k_len"), [((2, 3, 2, 0, 4), 5), ((2, 3, 2, 5, 4), 0)])
+def test_empty_axes_of_five_dimensions(q_shape, k_len):
+    q, k = torch.randn(q_shape), torch.randn(*q_shape[:3], k_len, 4)
+    for mask in (None, torch.ones(2, 1, 1, q_shape[3], k_len, dtype=torch.bool)[0]):
+        out = tsallis.sdpa_like(q, k, k, mask)
+        assert out.shape == q_shape
+        assert not out.any()
+
+
 def test_rows_that_see_nothing():
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2] = False
@@ -133,7 +142,11 @@ def test_mistakes():
         (lambda: tsallis.sdpa_like(q, q, q, full, is_causal=True), "is_causal: expected False"),
         (lambda: tsallis.sdpa_like(q, q, q, full.int()), "attn_mask: .* got torch.int32"),
         (lambda: tsallis.sdpa_like(q, q, q, full[None, None, None]), "attn_mask: expected at most"),
-        (lambda: tsallis.sdpa_like(q, q, q, full[:3]), r"mask: .*broadcasts"),
+        (lambda: tsallis.sdpa_like(q, q, q, full[:3]), r"^attn_mask: .*broadcasts"),
+        (lambda: tsallis.sdpa_like(q, q[..., :4], q), r"^key: expected"),
+        (lambda: tsallis.sdpa_like(q, q, q.int()), r"^value: expected"),
+        (lambda: tsallis.sdpa_like(q, q, q, dropout_p=0.5, scale=-1.0), "^scale: expected a finite"),
+        (lambda: tsallis.sdpa_like(q, q, q, map="sigmoid"), '^map: expected "entmax", "softmax" or'),
         (lambda: tsallis.sdpa_like(q, q, q, map="normmax"), "map: .*normmax"),
         (lambda: tsallis.sdpa_like(q, q, q, dropout_p=0.5, map="top"), "map: .* got 'top'"),
         (lambda: tsallis.sdpa_like(q, q, q, dropout_p=0.5, alpha=torch.ones(3)), "alpha: .*4.*3"),
@@ -152,5 +165,9 @@ def test_mistakes():
             call()
     with pytest.raises(TypeError, match=r"^key: expected a tensor, got NoneType"):
         tsallis.sdpa_like(q, None, q)
+    with pytest.raises(TypeError, match=r"^attn_mask: expected a tensor or None, got list"):
+        tsallis.sdpa_like(q, q, q, [[True]])
+    with pytest.raises(TypeError, match=r"^dropout_p: expected a number, got 'a'"):
+        tsallis.sdpa_like(q, q, q, dropout_p="a")
     with pytest.raises(TypeError, match=r"^alpha: expected a number, got '2'"):
         tsallis.sdpa_like(q, q, q, alpha="2")

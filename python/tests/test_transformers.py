@@ -229,6 +229,26 @@ def test_alpha_from_config_and_module():
     assert all(layer.self_attn.tsallis_alpha.raw.grad.any() for layer in model.model.layers)
 
 
+def test_alphas_that_a_checkpoint_lacks_begin_at_their_start(tmp_path):
+    model = build("llama")
+    model.config.tsallis_learned_alpha = {
+        "modules": ["LlamaAttention"],
+        "heads": 4,
+        "initial": 1.3,
+        "low": 1.0,
+        "high": 2.0,
+    }
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation="tsallis_entmax")
+    for layer in loaded.model.layers:
+        torch.testing.assert_close(layer.self_attn.tsallis_alpha(), torch.full((4,), 1.3))
+        torch.nn.init.zeros_(layer.self_attn.tsallis_alpha.raw)
+    loaded.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="tsallis_entmax")
+    for layer in again.model.layers:
+        torch.testing.assert_close(layer.self_attn.tsallis_alpha(), torch.full((4,), 1.5))
+
+
 def test_what_has_to_store_weights():
     model = build("llama", attention_dropout=0.5).train()
     model.set_attn_implementation("tsallis_entmax15")

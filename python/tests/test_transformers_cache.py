@@ -107,6 +107,36 @@ def test_alphas_of_heads_and_any_other():
         assert ours == write(model, None, {"do_sample": False})
 
 
+def test_an_alpha_of_a_module_may_be_an_integer():
+    model = build("llama", "tsallis_entmax")
+    for layer in model.model.layers:
+        layer.self_attn.tsallis_alpha = 2
+    ours = write(model, integration.TsallisCache(model.config), {"do_sample": False})
+    assert ours == write(model, None, {"do_sample": False})
+
+
+def test_a_mask_that_was_written_to_is_read_again():
+    model = build("llama")
+    tokens, _ = prompt(batch=1, length=20, padding=0)
+    mask = torch.ones(1, 1, 1, 20, dtype=torch.bool)
+
+    def last(mask, cache):
+        with torch.no_grad():
+            return model(
+                input_ids=tokens[:, -1:], attention_mask=mask, past_key_values=cache
+            ).logits
+
+    cache = integration.TsallisCache(model.config)
+    with torch.no_grad():
+        model(input_ids=tokens[:, :-1], past_key_values=cache)
+    last(mask, cache)
+    cache.crop(-1)
+    mask[..., :5] = False
+    stale = last(mask, cache)
+    cache.crop(-1)
+    assert torch.equal(stale, last(mask.clone(), cache))
+
+
 def test_a_prompt_is_kept_once():
     model = build("llama")
     tokens, _ = prompt(batch=1, length=130, padding=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 from collections.abc import Sequence
 from typing import (
     Any,
@@ -115,14 +116,25 @@ def _pair(value: Sequence[int], argument: str) -> tuple[int, int]:
 
 def _sides(window: Sequence[int | None]) -> tuple[int, int]:
     """The operator's left and right, where a negative number leaves a side open."""
-    left, right = _pair(window, "window")  # type: ignore[arg-type]
-    for side in (left, right):
-        if isinstance(side, int) and not 0 <= side < 2**63:
+    sides = []
+    for side in _pair(window, "window"):  # type: ignore[arg-type]
+        keys: Any = side
+        if side is None:
+            keys = -1
+        elif not isinstance(side, int | torch.SymInt):  # of numpy, or a tensor
+            try:
+                keys = operator.index(side)
+            except TypeError:
+                raise TypeError(
+                    f"window: expected an integer or None, got {type(side).__name__}"
+                ) from None
+        if side is not None and not 0 <= keys < 2**63:
             raise ValueError(
                 "window: expected integers from 0 to 2^63 - 1, or None for an open side, got "
-                f"{side}"
+                f"{keys}"
             )
-    return -1 if left is None else left, -1 if right is None else right
+        sides.append(keys)
+    return sides[0], sides[1]
 
 
 def _operator_settings(settings: dict[str, Any]) -> dict[str, Any]:

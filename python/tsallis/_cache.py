@@ -147,6 +147,8 @@ def _index(value: Any, name: str) -> int:
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     if value < 0:
         raise ValueError(f"{name}: expected 0 or more, got {value}")
+    if value >= 2**63:
+        raise ValueError(f"{name}: expected at most 2^63 - 1, got {value}")
     return value
 
 
@@ -358,6 +360,8 @@ def decode(
     """
     names = chosen(returns, _STATISTICS)
     _tensor(q, "q")
+    if not isinstance(map, str):
+        raise TypeError(f"map: expected a name, got {map!r}")
     heads = alpha if isinstance(alpha, Tensor) else None
     if window is not None:
         _index(window, "window")
@@ -374,7 +378,7 @@ def decode(
         heads,
         -1 if window is None else window,
         *(
-            0.0 if value is None else number(value, name)
+            None if value is None else number(value, name)
             for name, value in (
                 ("scale", scale),
                 ("softcap", softcap),

@@ -20,6 +20,7 @@ expected and what came; ``IndexError`` for ``dim`` out of range.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
@@ -400,7 +401,14 @@ def _loss(
     total = losses.sum()
     if reduction == "sum":
         return total
-    return total / (target != ignore_index).sum()
+    return mean_of_counted(total, target, ignore_index)
+
+
+def mean_of_counted(total: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """``total`` over the rows that count; NaN with gradient 0 where none does, as torch has it."""
+    # In int64, as the kernel compares: -100 would become 156 beside targets of bytes.
+    counted = (target.long() != ignore_index).sum()
+    return torch.where(counted > 0, total / counted.clamp(min=1), math.nan)
 
 
 def entmax_loss(

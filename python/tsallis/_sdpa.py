@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,9 +10,18 @@ import torch
 from torch import Tensor
 
 from tsallis._attention import attention
+from tsallis._call import number
 from tsallis._dense import dense_attention
 
 __all__ = ["sdpa_like"]
+
+# Arguments of `attention` that have other names here.
+_NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask"}
+
+
+def _renamed(error: ValueError | TypeError) -> ValueError | TypeError:
+    name, colon, rest = str(error).partition(":")
+    return type(error)(_NAMES.get(name, name) + colon + rest)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -49,7 +59,7 @@ def _four(x: Tensor, batch: Sequence[int]) -> Tensor:
         return x[None, None] if x.dim() == 2 else x[:, None]
     if x.dim() == 4 and list(x.shape[:1]) == list(batch):
         return x
-    return x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+    return x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:])
 
 
 def _four_mask(mask: Tensor, batch: Sequence[int], dims: int) -> Tensor:
@@ -65,7 +75,7 @@ def _four_mask(mask: Tensor, batch: Sequence[int], dims: int) -> Tensor:
     lead = [1] * (dims - mask.dim()) + list(mask.shape[:-3])
     if all(size == 1 for size in lead):
         return mask.reshape(1, *mask.shape[-3:])
-    return mask.expand(*batch, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+    return mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
 
 
 def sdpa_like(
@@ -110,8 +120,17 @@ def sdpa_like(
         TypeError: likewise, for a value of the wrong type.
     """
     _check_shapes(query, key, value, enable_gqa)
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask: expected a tensor or None, got {type(attn_mask).__name__}")
+    if map not in ("softmax", "entmax", "adaptive_temperature"):
+        raise ValueError(
+            f'map: expected "entmax", "softmax" or "adaptive_temperature", got {map!r}'
+        )
+    dropout_p = number(dropout_p, "dropout_p")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
+    if scale is not None and not 0.0 < (scale := number(scale, "scale")) < math.inf:
+        raise ValueError(f"scale: expected a finite number > 0 or None, got {scale}")
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal: expected False with attn_mask, got True")
     if (
@@ -137,18 +156,21 @@ def sdpa_like(
         mask = _four_mask(attn_mask, batch, dims)
         bias, visible = (None, mask) if mask.dtype == torch.bool else (mask, None)
     if dropout_p == 0:
-        out = attention(
-            q,
-            k,
-            v,
-            map=map,
-            alpha=alpha,
-            causal=is_causal,
-            alignment="start",
-            mask=visible,
-            bias=bias,
-            scale=scale,
-        )
+        try:
+            out = attention(
+                q,
+                k,
+                v,
+                map=map,
+                alpha=alpha,
+                causal=is_causal,
+                alignment="start",
+                mask=visible,
+                bias=bias,
+                scale=scale,
+            )
+        except (ValueError, TypeError) as error:
+            raise _renamed(error) from None
     else:
         if is_causal:
             visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()

@@ -64,6 +64,7 @@ class Pattern:
     random_block: int = 64
     seed: int = 0
 
+    @torch.compiler.disable  # masks are memory of the CPU, which no traced operator may make
     def masks(
         self,
         q_len: int,
@@ -73,6 +74,8 @@ class Pattern:
         alignment: Literal["end", "start"] = "end",
     ) -> PatternMasks:
         """The masks for queries and keys of these numbers; takes memory in proportion to both.
+
+        ``torch.compile`` leaves the call out of its graph.
 
         Args:
             q_len: of the queries.
@@ -86,7 +89,7 @@ class Pattern:
             TypeError: likewise, for a value of the wrong type.
         """
         k_len = q_len if k_len is None else k_len
-        if len(block_size) != 2:
+        if not isinstance(block_size, tuple | list) or len(block_size) != 2:
             raise ValueError(f"block_size: expected a pair, got {block_size!r}")
         blocks, elements = call(
             torch.ops.tsallis.pattern_masks, q_len, k_len, *block_size, alignment, *astuple(self)

@@ -447,7 +447,7 @@ def _contrast(value: dict[str, Any] | None) -> Contrast | None:
         return None
     error, p = value.get("error"), value.get("p")
     return Contrast(
-        float(value["difference"]),
+        _number(value["difference"]),
         None if error is None else float(error),
         None if p is None else float(p),
     )

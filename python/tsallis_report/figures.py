@@ -372,19 +372,19 @@ def plot_difference(study: Study) -> Figure | None:
     return figure
 
 
-# Name, plot, what a reader who does not see it is told.
+# Name, plot, what a reader who does not see it is told; "{heading}": what the study measures.
 FIGURES: list[tuple[str, Callable[[Study], Figure | None], str]] = [
-    ("accuracy", plot_accuracy, "Accuracy against length"),
+    ("accuracy", plot_accuracy, "{heading} against length"),
     (
         "accuracy-families",
         plot_accuracy_families,
-        "Accuracy against length, every method, by family",
+        "{heading} against length, every method, by family",
     ),
     ("positions", plot_positions, "Loss against the position within a sample"),
     ("spread", plot_spread, "How far scores lie apart through training, and their bound"),
-    ("groups", plot_groups, "Accuracy against size, by kind of samples"),
+    ("groups", plot_groups, "{heading} against size, by kind of samples"),
     ("flow", plot_flow, "Gradient that arrives at each layer, and keys with weight there"),
-    ("difference", plot_difference, "Accuracy, ours minus the paper's, by method and length"),
+    ("difference", plot_difference, "{heading}, ours minus the paper's, by method and length"),
     ("heatmap", plot_heat_map, "Attention weights on the largest items, by method and length"),
     ("entropy", plot_entropy, "Entropy of the attention weights against length"),
     ("support", plot_support, "Support size of the attention weights against length"),
@@ -457,7 +457,7 @@ def _variant_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]
 def _line_styles(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
     """Legend entries that explain lines, band and dashed."""
     seeds = study.max_seeds
-    mean = f"ours, mean of {seeds} seeds" if seeds > 1 else "ours, one seed"
+    mean = f"ours, mean of {study.seed_text}" if seeds > 1 else "ours, one seed"
     handles: list[Line2D | Patch] = [Line2D([], [], color="#555555", marker="o", ms=4, label=mean)]
     handles += _variant_lines(study, methods)
     if seeds > 1:

@@ -111,10 +111,10 @@ def _baseline_section(study: Study) -> str:
             table.append(["", "p", *("–" if p is None else probability(p) for p in values)])
     baseline = _escaped(study.labels[study.baseline])
     tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
-    test = "; p of the paired t-test over seeds" if tested else ""
+    test = "; p of the paired t-test, which also uses what runs of a seed share" if tested else ""
     return (
         f"{study.metric.heading} minus that of {baseline}, in {study.metric.points}, "
-        f"± the standard error of the difference{test}:"
+        f"± the standard error of the difference of independent runs{test}:"
         f"\n\n{markdown_table(table)}\n"
     )
 

@@ -197,7 +197,10 @@ def write_page(study: Study, directory: Path) -> Path:
 def page(study: Study, figures: Path) -> str:
     """The page's text."""
     in_order = sorted(FIGURES, key=lambda figure: figure[0] != first_figure(study))
-    sections = [_figure(name, text, study, figures) for name, _, text in in_order]
+    heading = study.metric.heading
+    sections = [
+        _figure(name, text.format(heading=heading), study, figures) for name, _, text in in_order
+    ]
     finding = study.finding if study.rows else "No results yet."
     first, *others = [section for section in sections if section] or [""]
     return document(
@@ -317,9 +320,11 @@ def _baseline_table(study: Study) -> str:
         if method != study.baseline
     }
     baseline = escape(study.labels[study.baseline])
-    error = " ± the standard error of the difference" if study.max_seeds > 1 else ""
+    of_runs = " ± the standard error of the difference of independent runs"
+    error = of_runs if study.max_seeds > 1 else ""
     tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
-    test = " p: the two-sided paired t-test over the seeds." if tested else ""
+    paired = " p: the two-sided paired t-test, which also uses what runs of a seed share."
+    test = paired if tested else ""
     note = (
         f"{study.metric.heading} minus that of {baseline}, in {study.metric.points}"
         f"{error}. Blue: better; red: worse; "

@@ -96,7 +96,41 @@ int ShiftOf(const AttentionPages& pages) {
   return std::countr_zero(static_cast<std::uint64_t>(PartOf(pages.page_size)));
 }
 
+ConstArray4 From(ConstArray4 array, std::int64_t b) {
+  if (array.data == nullptr) return array;
+  array.data = static_cast<const std::byte*>(array.data) +
+               b * array.strides[0] * static_cast<std::int64_t>(SizeOf(array.dtype));
+  return array;
+}
+
 }  // namespace
+
+void RunForwardOfSequence(const Context& context, AttentionParams call, AttentionOutputs outputs,
+                          std::int64_t b) {
+  KeyValuePages pages = *call.pages;
+  pages.keys.tables += b;
+  pages.values.tables += b;
+  call.pages = &pages;
+  call.batch = 1;
+  call.q = From(call.q, b);
+  call.terms.length_scale = From(call.terms.length_scale, b);
+  call.terms.alibi_slopes = From(call.terms.alibi_slopes, b);
+  call.terms.bias = From(call.terms.bias, b);
+  if (call.mask.visible != nullptr) call.mask.visible += b * call.mask.visible_strides[0];
+  if (call.mask.blocks != nullptr) call.mask.blocks += b * call.mask.block_strides[0];
+  if (call.ranges.k_begin != nullptr) call.ranges.k_begin += b;
+  call.ranges.k_end += b;
+  call.k_len = *call.ranges.k_end;
+  const auto rows = b * call.heads * call.q_len;
+  outputs.out.data =
+      static_cast<std::byte*>(outputs.out.data) +
+      b * outputs.out.strides[0] * static_cast<std::int64_t>(SizeOf(outputs.out.dtype));
+  if (outputs.tau != nullptr) outputs.tau += rows;
+  if (outputs.support_size != nullptr) outputs.support_size += rows;
+  if (outputs.entropy != nullptr) outputs.entropy += rows;
+  if (outputs.maximum != nullptr) outputs.maximum += rows;
+  RunForward(context, call, outputs);
+}
 
 AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pages) {
   const auto size = [](const char* name, std::int64_t value, std::int64_t least,
@@ -159,7 +193,11 @@ void AttentionOnPages(const Context& context, const AttentionParams& params,
   const KeyValuePages in_place{
       .page_shift = ShiftOf(pages), .keys = keys.rows(), .values = values.rows()};
   call.pages = &in_place;
-  RunForward(context, call, outputs);
+  if (call.q_len == 1) {  // one kernel has them all, at every length
+    RunForward(context, call, outputs);
+    return;
+  }
+  for (std::int64_t b = 0; b < call.batch; ++b) RunForwardOfSequence(context, call, outputs, b);
 }
 
 std::size_t AttentionOnPagesWorkspaceBytes(const Context& context, const AttentionParams& params,

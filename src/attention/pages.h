@@ -17,4 +17,9 @@ inline std::int64_t IntegerAt(const ConstIntegers& integers, std::int64_t i) {
 // room for. Throws InvalidArgument for what is wrong on every device; looks at no contents.
 AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pages);
 
+// Sequence b of a CPU's call on pages (call.pages and call.ranges are there), by a kernel that is
+// chosen by that sequence's own keys: its bits do not depend on who shares the call.
+void RunForwardOfSequence(const Context& context, AttentionParams call, AttentionOutputs outputs,
+                          std::int64_t b);
+
 }  // namespace tsallis

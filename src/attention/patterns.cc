@@ -94,10 +94,15 @@ std::vector<std::int64_t> DrawBlocks(const AttentionPattern& pattern, std::int64
   const std::int64_t last = (block + 1) * size;
   const std::int64_t count = pattern.causal ? block + 1 : Blocks(k_len, size);
   std::vector<bool> shown(static_cast<std::size_t>(count), false);
-  for (std::int64_t i = block * size; i < last; ++i) {
+  std::int64_t hidden = count;
+  const bool alone = pattern.window == 0 && pattern.global_tokens == 0 && pattern.stride == 0 &&
+                     pattern.segment == 0;
+  // A block may be much longer than the sequence: no position is looked at for nothing.
+  for (std::int64_t i = block * size; i < last && hidden > 0 && !alone; ++i) {
     const std::int64_t limit = pattern.causal ? i + 1 : k_len;
     ForEachRange(pattern, i, limit, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t b = begin / size; begin < end && b <= (end - 1) / size; ++b) {
+        hidden -= shown[static_cast<std::size_t>(b)] ? 0 : 1;
         shown[static_cast<std::size_t>(b)] = true;
       }
     });
@@ -148,6 +153,12 @@ PatternMask MaskOf(const AttentionPattern& pattern, std::int64_t q_len, std::int
   CheckSize("k_len", k_len, 0, kMost);
   CheckSize("block_q", block_q, 1, kMost);
   CheckSize("block_k", block_k, 1, kMost);
+  if (k_len > 0 && q_len > kMost / k_len) {
+    throw InvalidArgument("q_len",
+                          "at most " + std::to_string(kMost / k_len) +
+                              " beside k_len = " + std::to_string(k_len) + ", 2^40 pairs",
+                          std::to_string(q_len));
+  }
   if (alignment == Alignment::kEnd && q_len > k_len) {
     throw InvalidArgument(
         "q_len",

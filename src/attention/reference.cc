@@ -67,7 +67,8 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
   LoadColumns(HeadRows::Of(params.q, b, h), q_row, d, q.data());
   LoadColumns(HeadRows::Of(gradients.d_out, b, h), q_row, e, d_out.data());
   for (std::int64_t j = 0; j < n; ++j) {
-    if (row.p[j] == 0.0) continue;
+    // A row of NaN reaches the values of keys that it sees alone.
+    if (row.p[j] == 0.0 || row.scores[j] == -kInfinity) continue;
     const std::int64_t k_row = row.keys.begin + j;
     LoadColumns(values, k_row, e, v.data());
     dp[j] = Dot(d_out.data(), v.data(), e);

@@ -4,7 +4,7 @@
 
 #include "attention/check.h"
 #include "attention/cpu/decode/decode.h"
-#include "attention/kernels.h"
+#include "attention/pages.h"
 #include "cache/reader.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
@@ -100,41 +100,6 @@ AttentionParams CallOf(const KvCache& cache, const DecodeParams& params) {
   return call;
 }
 
-ConstArray4 From(ConstArray4 array, std::int64_t b) {
-  if (array.data == nullptr) return array;
-  array.data = static_cast<const std::byte*>(array.data) +
-               b * array.strides[0] * static_cast<std::int64_t>(SizeOf(array.dtype));
-  return array;
-}
-
-// Sequence b of a call, by the kernels that attend to many queries together.
-void RunSequence(const Context& context, AttentionParams call, AttentionOutputs outputs,
-                 std::int64_t b) {
-  KeyValuePages pages = *call.pages;
-  pages.keys.tables += b;
-  pages.values.tables += b;
-  call.pages = &pages;
-  call.batch = 1;
-  call.q = From(call.q, b);
-  call.terms.length_scale = From(call.terms.length_scale, b);
-  call.terms.alibi_slopes = From(call.terms.alibi_slopes, b);
-  call.terms.bias = From(call.terms.bias, b);
-  if (call.mask.visible != nullptr) call.mask.visible += b * call.mask.visible_strides[0];
-  if (call.mask.blocks != nullptr) call.mask.blocks += b * call.mask.block_strides[0];
-  if (call.ranges.k_begin != nullptr) call.ranges.k_begin += b;
-  call.ranges.k_end += b;
-  call.k_len = *call.ranges.k_end;
-  const auto rows = b * call.heads * call.q_len;
-  outputs.out.data =
-      static_cast<std::byte*>(outputs.out.data) +
-      b * outputs.out.strides[0] * static_cast<std::int64_t>(SizeOf(outputs.out.dtype));
-  if (outputs.tau != nullptr) outputs.tau += rows;
-  if (outputs.support_size != nullptr) outputs.support_size += rows;
-  if (outputs.entropy != nullptr) outputs.entropy += rows;
-  if (outputs.maximum != nullptr) outputs.maximum += rows;
-  RunForward(context, call, outputs);
-}
-
 }  // namespace
 
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
@@ -167,6 +132,7 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   }
   call.ranges.k_begin = params.begin;
   call.ranges.k_end = ends.data();
+  if (params.q_len == 0) return;  // no rows that could stand in for the keys in these checks
   CheckAttention(call);
   const AttentionOutputs results{.out = outputs.out,
                                  .tau = outputs.tau,
@@ -174,7 +140,7 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
                                  .entropy = outputs.entropy,
                                  .maximum = outputs.maximum};
   CheckOutputs(call, results);
-  if (params.batch == 0 || params.q_len == 0) return;
+  if (params.batch == 0) return;
   const CacheLayout layout = CacheLayout::Of(shape, cache.options());
   const std::int64_t layer = params.layer * layout.layer;
   const auto size = static_cast<std::int64_t>(SizeOf(shape.dtype));
@@ -210,7 +176,7 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
     return;
   }
   // One by one: a kernel is chosen by a sequence's own keys, whoever shares the call.
-  for (std::int64_t b = 0; b < params.batch; ++b) RunSequence(context, call, results, b);
+  for (std::int64_t b = 0; b < params.batch; ++b) RunForwardOfSequence(context, call, results, b);
 }
 
 }  // namespace tsallis

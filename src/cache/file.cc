@@ -52,9 +52,9 @@ static_assert(sizeof(Start) == 48);
 }
 
 // Two threads may save to one path: the last one stays.
-std::string NameBeside(const std::string& path) {
+std::string OwnSuffix() {
   static std::atomic<int> count = 0;
-  return path + "." + to_string(getpid()) + "." + to_string(count++) + ".tmp";
+  return "." + to_string(getpid()) + "." + to_string(count++) + ".tmp";
 }
 
 // An open file, closed with the object.
@@ -184,7 +184,7 @@ void KvCache::Save(Sequence sequence, const std::string& path) const {
   const std::size_t lengths_size = lengths.size() * sizeof lengths[0];
   const std::uint32_t of_header =
       Crc32c(lengths.data(), lengths_size, Crc32c(&start, sizeof start));
-  AsideFile out(path, NameBeside(path));
+  AsideFile out(path, OwnSuffix());
   out.Write(&start, sizeof start);
   out.Write(lengths.data(), lengths_size);
   out.Write(&of_header, sizeof of_header);

@@ -81,6 +81,17 @@ TEST(KvCacheDecode, TermsBoundTheScoresTheyMake) {
   Check({.begin = 699});
   Check({.slopes = true, .length_scale = true, .sink = true, .softcap = 4.0, .left = 333});
   Check({.softmax = true, .length_scale = true, .sink = true, .scale_invariant = 3.0});
+  // The sink leaves no key a weight, and the largest score is that of a key far back.
+  for (const double scale_invariant : {0.0, 10.0}) {
+    Case c{.spread = 0.1, .slopes = true, .sink = true, .scale_invariant = scale_invariant};
+    c.sink_shift = 50.0;
+    Check(c, [](Rows& q, Rows& k, Rows&) {
+      for (std::int64_t x = 0; x < 24; ++x) {
+        for (std::int64_t h = 0; h < 6; ++h) q.Set(h * 24 + x, 3.0);
+        for (std::int64_t h = 0; h < 2; ++h) k.Set((h * 700 + 300) * 24 + x, 3.0);
+      }
+    });
+  }
 }
 
 TEST(KvCacheDecode, ScoresFewKeys) {

@@ -39,7 +39,9 @@ struct Plain {
   double Slope() const {
     return c.slopes && h % 2 == 0 ? static_cast<double>(0.05F * static_cast<float>(h + 1)) : 0.0;
   }
-  double Sink() const { return c.sink ? 0.7 * static_cast<double>(h) - 1.0 : -kInfinity; }
+  double Sink() const {
+    return c.sink ? 0.7 * static_cast<double>(h) - 1.0 + c.sink_shift : -kInfinity;
+  }
   double Query(std::int64_t x) const { return q.At(h * c.head_dim + x); }
   double Key(std::int64_t j, std::int64_t x) const {
     return k.At((h / c.group * k.tokens + j) * c.head_dim + x);
@@ -337,6 +339,24 @@ TEST(KvCacheModes, WithinEpsilonHolds) {
   sharp.mode = {.keys = DecodeKeys::kWithin, .epsilon = 1e-2};
   CheckWithin(sharp, &few);
   EXPECT_GT(few, 0);
+}
+
+// Nothing has to be read where the sink has nearly all: the rest is the sink's, as it is exactly.
+TEST(KvCacheModes, WithinEpsilonOfASinkThatHasNearlyAll) {
+  Case c{.spread = 0.3, .softmax = true, .sink = true, .sink_shift = 20.0};
+  const Rows q = Normal(1, c.dtype, 6, 1, c.head_dim, c.spread);
+  const Rows k = Normal(2, c.dtype, 2, c.tokens, c.head_dim);
+  const Rows v = Normal(3, c.dtype, 2, c.tokens, c.value_dim);
+  const Answers exact = OnArrays(c, q, k, v);
+  c.mode = {.keys = DecodeKeys::kWithin, .epsilon = 0.1};
+  KvCache cache(ShapeOf(c));
+  const Answers found = OnCache(c, cache, Build(cache, k, v), q);
+  for (std::size_t h = 0; h < 6; ++h) {
+    EXPECT_EQ(found.scored[h], 0);
+    EXPECT_GT(found.certificate[h], 0.0);
+    EXPECT_NEAR(found.tau[h], exact.tau[h], 1e-4);
+    EXPECT_EQ(found.out.At(static_cast<std::int64_t>(h) * c.value_dim), 0.0);
+  }
 }
 
 TEST(KvCacheModes, WithinEpsilonReadsFewKeysOfASharpHead) {

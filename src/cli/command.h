@@ -17,6 +17,7 @@ struct Invocation {
   std::string line;               // the command line as it could be typed again
   const std::atomic<bool>* stop;  // becomes true on SIGINT or SIGTERM
   lab::Launch launch;             // alone, or one of several processes
+  bool resumes = false;           // the command has --resume
 };
 
 class Command {

@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/terminal.h"
 #include "lab/base/catalogue.h"
 #include "lab/base/errors.h"
 #include "lab/base/suggest.h"
@@ -104,7 +105,7 @@ class DataCommand : public Command {
                                          {"validation", made.tokens[1]},
                                          {"test", made.tokens[2]}};
       if (options.pairs) document["pairs"] = made.pairs;
-      fmt::print("{}\n", document.dump(2));
+      PrintJson(document);
     } else if (shows) {
       fmt::print("{}{}: {} files, {} left out; tokens: {} train, {} validation, {} test\n",
                  options.folder.string(), made.made ? "" : " (was there)", made.files, made.skipped,

@@ -16,6 +16,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/terminal.h"
 #include "cli/trained_model.h"
 #include "core/version.h"
 #include "lab/base/errors.h"
@@ -150,7 +151,7 @@ class EvalCommand : public Command {
                                                {"weights", loaded.weights.string()},
                                                {"split", split_},
                                                {"rows", rows}};
-      fmt::print("{}\n", document.dump(2));
+      PrintJson(document);
     }
     return 0;
   }

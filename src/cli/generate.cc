@@ -15,6 +15,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/terminal.h"
 #include "cli/trained_model.h"
 #include "lab/base/errors.h"
 #include "lab/generate/generate.h"
@@ -192,12 +193,6 @@ class GenerateCommand : public Command {
     return text;
   }
 
-  // Bytes of text may be no UTF-8.
-  static void PrintJson(const nlohmann::ordered_json& document) {
-    fmt::print("{}\n",
-               document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
-  }
-
   static void PrintRate(const std::vector<lab::Written>& texts, double seconds) {
     std::size_t tokens = 0;
     double likelihood = 0.0;
@@ -233,8 +228,8 @@ class GenerateCommand : public Command {
       questions.push_back(
           lab::QuestionOf(loaded.task->Draw(lab::kEvaluationSeed, lab::Split::kTest, i, length_)));
       prompts.push_back(questions.back().prompt);
-      options_.steps =
-          std::max(options_.steps, static_cast<std::int64_t>(questions.back().answer.size()));
+      prompts.back().steps = static_cast<std::int64_t>(questions.back().answer.size());
+      options_.steps = std::max(options_.steps, prompts.back().steps);
     }
     if (most_) options_.steps = std::min(options_.steps, *most_);
     options_.sampler.temperature = temperature_.value_or(0.0);
@@ -250,8 +245,7 @@ class GenerateCommand : public Command {
       if (most_ && answer.size() > static_cast<std::size_t>(*most_)) {
         answer.resize(static_cast<std::size_t>(*most_));
       }
-      std::vector<std::int64_t>& tokens = texts[i].tokens;
-      if (tokens.size() > answer.size()) tokens.resize(answer.size());
+      const std::vector<std::int64_t>& tokens = texts[i].tokens;
       const bool is_right = tokens == answer;
       right += is_right ? 1 : 0;
       if (json_) {

@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/info_kernels.h"
+#include "cli/terminal.h"
 #include "core/parallel.h"
 #include "core/version.h"
 #include "tsallis/cpu.h"
@@ -85,7 +86,7 @@ class InfoCommand : public Command {
                           {"devices", devices},
                           {"why_no_devices", cuda.why_no_devices}};
       if (kernels_) document.update(AttentionKernelsJson());
-      fmt::print("{}\n", document.dump(2));
+      PrintJson(document);
     } else if (quiet_) {
       if (kernels_) {
         PrintAttentionKernelNames();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/terminal.h"
 #include "lab/config/catalogue.h"
 #include "lab/config/recipe.h"
 #include "lab/nn/decoder_config.h"
@@ -59,7 +60,7 @@ class ListCommand : public Command {
       }
     }
     if (json_) {
-      PrintJson(recipes, names);
+      PrintLists(recipes, names);
     } else if (quiet_) {
       for (const std::string& name : names) fmt::print("{}\n", name);
     } else {
@@ -69,8 +70,8 @@ class ListCommand : public Command {
   }
 
  private:
-  static void PrintJson(const std::vector<lab::Recipe>& recipes,
-                        const std::vector<std::string>& names) {
+  static void PrintLists(const std::vector<lab::Recipe>& recipes,
+                         const std::vector<std::string>& names) {
     nlohmann::ordered_json document;
     document["recipes"] = nlohmann::ordered_json::array();
     for (std::size_t i = 0; i < recipes.size(); ++i) {
@@ -96,7 +97,7 @@ class ListCommand : public Command {
         document[section.key].push_back({{"name", entry.name}, {"description", entry.description}});
       }
     }
-    fmt::print("{}\n", document.dump(2));
+    PrintJson(document);
   }
 
   static void PrintText(const std::vector<lab::Recipe>& recipes,

@@ -80,9 +80,14 @@ int Report(const std::string& what, int code) {
   return code;
 }
 
-// How to go on with a run that was interrupted. Of several processes the first says it.
+// How to go on with a run that was interrupted, if there is a way. Of several processes the first
+// says it.
 int ReportInterrupted(const std::string& what, const tsallis::cli::Invocation& invocation) {
   if (rank > 0) return kInterrupted;
+  if (!invocation.resumes) {
+    fmt::print(stderr, "tsallis: {}\n", what);
+    return kInterrupted;
+  }
   const bool resumes = invocation.line.find(" --resume") != std::string::npos;
   const char* start = invocation.launch.size > 1 ? "torchrun ... -m " : "";
   fmt::print(stderr, "tsallis: {}\nTo go on: {}{}{}{}\n", what, start, invocation.line,
@@ -153,6 +158,7 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < commands.size(); ++i) {
       if (!subcommands[i]->parsed()) continue;
       CheckTogether(*commands[i], invocation.launch);
+      invocation.resumes = subcommands[i]->get_option_no_throw("--resume") != nullptr;
       return Flushed(commands[i]->Run(invocation));
     }
     return kDone;

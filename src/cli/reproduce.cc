@@ -113,7 +113,7 @@ class ReproduceCommand : public Command {
       std::fflush(stdout);
     }
     // One recipe, one object; several, an array: either way one document.
-    if (json_) fmt::print("{}\n", (documents.size() == 1 ? documents[0] : documents).dump(2));
+    if (json_) PrintJson(documents.size() == 1 ? documents[0] : documents);
     return failed ? 1 : 0;
   }
 

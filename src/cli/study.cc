@@ -89,7 +89,7 @@ class StudyCommand : public Command {
                      *invocation.stop);
     lab::RenderReports(folders, several ? root : "", lab::PythonExecutable(), lab::SourceDir(),
                        {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
-    if (json_) PrintJson(folders);
+    if (json_) PrintFolders(folders);
     fmt::print(json_ ? stderr : stdout, "Page: {}\n",
                ((several ? root : folders.front()) / "report.html").string());
     return 0;
@@ -103,7 +103,7 @@ class StudyCommand : public Command {
         list.push_back(
             {{"name", analysis.name}, {"title", analysis.title}, {"source", analysis.source}});
       }
-      fmt::print("{}\n", list.dump(2));
+      PrintJson(list);
       return 0;
     }
     for (const lab::CatalogueEntry& entry : lab::AnalysisEntries()) {
@@ -129,12 +129,12 @@ class StudyCommand : public Command {
     return selected;
   }
 
-  static void PrintJson(const std::vector<std::filesystem::path>& folders) {
+  static void PrintFolders(const std::vector<std::filesystem::path>& folders) {
     nlohmann::ordered_json documents = nlohmann::ordered_json::array();
     for (const std::filesystem::path& folder : folders) {
       documents.push_back(lab::ReadAnalysis(folder));
     }
-    fmt::print("{}\n", (documents.size() == 1 ? documents[0] : documents).dump(2));
+    PrintJson(documents.size() == 1 ? documents[0] : documents);
   }
 
   std::vector<std::string> names_;

@@ -1,5 +1,6 @@
 #include "cli/terminal.h"
 
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -26,6 +27,11 @@ int Width(std::FILE* stream) {
     if (const int given = std::atoi(columns); given > 0) return given;
   }
   return 100;
+}
+
+void PrintJson(const nlohmann::ordered_json& document) {
+  fmt::print("{}\n",
+             document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace tsallis::cli

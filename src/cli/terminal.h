@@ -1,7 +1,8 @@
-// What a stream is connected to.
+// What a stream is connected to, and documents for programs on it.
 #pragma once
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 namespace tsallis::cli {
 
@@ -9,5 +10,8 @@ bool IsTerminal(std::FILE* stream);
 bool UseColor(
     std::FILE* stream);  // a terminal that can, and NO_COLOR is not set (https://no-color.org)
 int Width(std::FILE* stream);  // columns; COLUMNS or 100 where there is no terminal to ask
+
+// On standard output. Bytes that are no UTF-8, of texts or paths, become U+FFFD.
+void PrintJson(const nlohmann::ordered_json& document);
 
 }  // namespace tsallis::cli

@@ -167,7 +167,7 @@ class TrainCommand : public Command {
         document["validation_length"] = std::stoll(metadata.at("length"));
         document["validation_" + metric.name] = std::stod(metadata.at(metric.name));
       }
-      fmt::print("{}\n", document.dump(2));
+      PrintJson(document);
       return;
     }
     fmt::print("Weights of step {}: {}\n", metadata.at("step"), path.string());

@@ -15,6 +15,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/terminal.h"
 #include "cli/trained_model.h"
 #include "lab/base/errors.h"
 #include "lab/base/files.h"
@@ -230,7 +231,7 @@ class TranslateCommand : public Command {
         document["chrf"] = scores->chrf;
         document["signature"] = scores->signature;
       }
-      fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+      PrintJson(document);
       return;
     }
     if (scores) {

@@ -1,10 +1,13 @@
 #include "core/aside_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -15,12 +18,26 @@ namespace {
   throw std::system_error(error, std::generic_category(), path + ": " + what);
 }
 
+// The file that is replaced: links are followed.
+std::string Target(const std::string& path) {
+  struct stat state;
+  if (stat(path.c_str(), &state) != 0) {
+    if (lstat(path.c_str(), &state) == 0) Fail(path, "is a link to nothing", ENOENT);
+    return path;  // not there yet, or open() says why
+  }
+  if (S_ISDIR(state.st_mode)) Fail(path, "cannot be replaced", EISDIR);
+  if (!S_ISREG(state.st_mode)) Fail(path, "is no regular file", EINVAL);
+  const std::unique_ptr<char, decltype(&std::free)> whole(realpath(path.c_str(), nullptr),
+                                                          &std::free);
+  return whole ? std::string(whole.get()) : path;
+}
+
 }  // namespace
 
-AsideFile::AsideFile(const std::string& path, const std::string& aside)
-    : path_(path),
-      aside_(aside),
-      fd_(open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+AsideFile::AsideFile(const std::string& path, const std::string& suffix)
+    : path_(Target(path)),
+      aside_(path_ + suffix),
+      fd_(open(aside_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
   if (fd_ < 0) Fail(path_, "cannot be written");
 }
 

@@ -6,12 +6,14 @@
 
 namespace tsallis {
 
-// Writes the contents of `path` to `aside` beside it. Commit() renames `aside` to `path` once they
-// are on the disk. Without Commit() nothing is left. Throws std::system_error with path and reason.
+// Writes the contents of `path` to `path + suffix`. Commit() renames that to `path` once they are
+// on the disk. Without Commit() nothing is left. Where `path` is a symbolic link, its target is
+// replaced. Throws std::system_error with path and reason, also where `path` is there and is no
+// regular file: a rename would destroy a device.
 class AsideFile {
  public:
-  // An `aside` that is there, of a writer that was killed, is written over.
-  AsideFile(const std::string& path, const std::string& aside);
+  // A file aside that is there, of a writer that was killed, is written over.
+  explicit AsideFile(const std::string& path, const std::string& suffix = ".tmp");
   AsideFile(const AsideFile&) = delete;
   AsideFile& operator=(const AsideFile&) = delete;
   ~AsideFile();

@@ -1,12 +1,14 @@
 #include "core/aside_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <utility>
 
 namespace tsallis {
 namespace {
@@ -33,7 +35,7 @@ TEST_F(AsideFileTest, IsThereWholeOrNotAtAll) {
   const std::string path = folder_ / "file", aside = folder_ / "file.tmp";
   std::ofstream(aside) << "of a writer that was killed";
   {
-    AsideFile out(path, aside);
+    AsideFile out(path);
     out.Write("abc", 3);
     EXPECT_FALSE(fs::exists(path));
     out.Write("def", 3);
@@ -42,7 +44,7 @@ TEST_F(AsideFileTest, IsThereWholeOrNotAtAll) {
   EXPECT_EQ(Read(path), "abcdef");
   EXPECT_FALSE(fs::exists(aside));
   {
-    AsideFile out(path, aside);
+    AsideFile out(path);
     out.Write("gh", 2);
   }
   EXPECT_EQ(Read(path), "abcdef");
@@ -59,20 +61,48 @@ TEST_F(AsideFileTest, SaysWhatCannotBeWritten) {
     return "no error";
   };
   const std::string missing = folder_ / "none" / "file";
-  EXPECT_EQ(message([&] { AsideFile(missing, missing + ".tmp"); }),
+  EXPECT_EQ(message([&] { AsideFile{missing}; }),
             missing + ": cannot be written: No such file or directory");
   const std::string folder = folder_ / "folder";
   fs::create_directory(folder);
-  EXPECT_EQ(message([&] { AsideFile(folder, folder + ".tmp").Commit(); }),
+  EXPECT_EQ(message([&] { AsideFile(folder).Commit(); }),
             folder + ": cannot be replaced: Is a directory");
   EXPECT_FALSE(fs::exists(folder + ".tmp"));
   // The aside is a link, for it goes away with the object.
   if (fs::exists("/dev/full")) {
-    const std::string path = folder_ / "full", aside = folder_ / "aside";
-    fs::create_symlink("/dev/full", aside);
-    EXPECT_EQ(message([&] { AsideFile(path, aside).Write("x", 1); }),
+    const std::string path = folder_ / "full";
+    fs::create_symlink("/dev/full", path + ".tmp");
+    EXPECT_EQ(message([&] { AsideFile(path).Write("x", 1); }),
               path + ": writing failed: No space left on device");
   }
+}
+
+TEST_F(AsideFileTest, FollowsLinksAndReplacesNothingButFiles) {
+  const fs::path there = folder_ / "there", target = there / "file", link = folder_ / "link";
+  fs::create_directory(there);
+  std::ofstream(target) << "old";
+  fs::create_symlink("there/file", link);
+  {
+    AsideFile out(link);
+    out.Write("new", 3);
+    out.Commit();
+  }
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(Read(target), "new");
+
+  const std::string pipe = folder_ / "pipe", dead = folder_ / "dead";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_symlink("nowhere", dead);
+  for (const auto& [path, why] : {std::pair<std::string, std::string>{pipe, "is no regular file"},
+                                  {dead, "is a link to nothing"}}) {
+    try {
+      AsideFile out(path);
+      ADD_FAILURE() << path;
+    } catch (const std::system_error& error) {
+      EXPECT_EQ(std::string(error.what()).rfind(path + ": " + why, 0), 0) << error.what();
+    }
+  }
+  EXPECT_TRUE(fs::is_fifo(pipe));
 }
 
 }  // namespace

@@ -177,6 +177,7 @@ const ReferenceMap kAdaptiveTemperatureReference = {
     .d_alpha = nullptr,
     .generator = nullptr,
     .backward_needs_scores = true,
+    .gradient_off_support = true,  // of the entropy, where a sharpened weight has vanished
     .in_attention = true,
 };
 

@@ -12,6 +12,8 @@
 
 #include "torch/array_view.h"
 #include "torch/attention.h"
+#include "torch/attention_arguments.h"
+#include "torch/attention_settings.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
 
@@ -23,7 +25,7 @@ using at::Tensor;
 template <typename Body>
 auto Named(Body&& body) {
   try {
-    return Translated(body);
+    return Translated([&] { return Renamed(body); });
   } catch (const CacheFull& error) {
     // The Python side gives these their types.
     TORCH_CHECK(false, error.what());
@@ -98,9 +100,11 @@ class TorchKvCache : public torch::CustomClassHolder {
   }
 
   // k, v: [sequences, kv_heads, tokens, head_dim or value_dim].
-  void Append(std::int64_t layer, const std::vector<std::int64_t>& sequences, const Tensor& k,
-              const Tensor& v) {
+  void Append(std::int64_t layer, const std::vector<std::int64_t>& sequences, const Tensor& given_k,
+              const Tensor& given_v) {
     Named([&] {
+      // Methods of a class have no dispatcher that does this for them.
+      const Tensor k = given_k.resolve_neg(), v = given_v.resolve_neg();
       const KvCacheShape& shape = cache_->shape();
       const auto count = static_cast<std::int64_t>(sequences.size());
       const std::int64_t tokens = k.dim() == 4 ? k.size(2) : 0;
@@ -137,15 +141,17 @@ class TorchKvCache : public torch::CustomClassHolder {
 
   // out, and the statistics of these names.
   std::vector<Tensor> Decode(
-      const Tensor& q, std::int64_t layer, const std::vector<std::int64_t>& sequences,
+      const Tensor& given_q, std::int64_t layer, const std::vector<std::int64_t>& sequences,
       const std::optional<std::vector<std::int64_t>>& begin,
       const std::vector<std::string>& returns, const std::string& keys, double epsilon,
       std::int64_t budget, std::int64_t first, double quantile, const std::string& map,
-      double alpha, const std::optional<Tensor>& alpha_heads, std::int64_t left, double scale,
-      double softcap, double scale_invariant, double scale_invariant_alpha,
-      double scale_invariant_beta, const std::optional<Tensor>& slopes,
+      double alpha, const std::optional<Tensor>& alpha_heads, std::int64_t left,
+      std::optional<double> scale, std::optional<double> softcap,
+      std::optional<double> scale_invariant, std::optional<double> scale_invariant_alpha,
+      std::optional<double> scale_invariant_beta, const std::optional<Tensor>& slopes,
       const std::optional<Tensor>& length_scale, const std::optional<Tensor>& sink) const {
     return Named([&] {
+      const Tensor q = given_q.resolve_neg();
       const KvCacheShape& shape = cache_->shape();
       const auto batch = static_cast<std::int64_t>(sequences.size());
       const std::int64_t heads = q.dim() == 4 ? q.size(1) : 0, q_len = q.dim() == 4 ? q.size(2) : 0;
@@ -167,11 +173,15 @@ class TorchKvCache : public torch::CustomClassHolder {
       params.mode = {KeysOf(keys), epsilon, budget, first, quantile};
       params.alpha = alpha;
       params.mask.left = left;
-      params.terms.scale = scale;
-      params.terms.softcap = softcap;
-      params.terms.scale_invariant = scale_invariant;
-      params.terms.scale_invariant_alpha = scale_invariant_alpha;
-      params.terms.scale_invariant_beta = scale_invariant_beta;
+      const auto term = [](const char* name, std::optional<double> given, double& member) {
+        TermSetting::Check(name, given);
+        TermSetting::Take(given, member);
+      };
+      term("scale", scale, params.terms.scale);
+      term("softcap", softcap, params.terms.softcap);
+      term("scale_invariant", scale_invariant, params.terms.scale_invariant);
+      term("scale_invariant_alpha", scale_invariant_alpha, params.terms.scale_invariant_alpha);
+      term("scale_invariant_beta", scale_invariant_beta, params.terms.scale_invariant_beta);
       const auto of_heads = [&](const char* name, const std::optional<Tensor>& tensor) {
         if (!tensor) return Tensor();
         CheckScores(*tensor, name);
@@ -190,7 +200,11 @@ class TorchKvCache : public torch::CustomClassHolder {
         CheckScores(*length_scale, "length_scale");
         CheckBroadcasts(*length_scale, "length_scale", "[sequences, heads, q_len]",
                         {batch, heads, q_len});
-        scales = length_scale->detach().expand({batch, heads, q_len}).unsqueeze(-1);
+        if (!length_scale->device().is_cpu() || length_scale->layout() != at::kStrided) {
+          throw InvalidArgument("length_scale", "a dense tensor on the CPU",
+                                "one on " + length_scale->device().str());
+        }
+        scales = length_scale->detach().resolve_neg().expand({batch, heads, q_len}).unsqueeze(-1);
         params.terms.length_scale = View(scales);
       }
       Tensor out = at::empty({batch, heads, q_len, shape.value_dim}, dtype_);

@@ -31,6 +31,7 @@ std::tuple<Tensor, Tensor> Masks(std::int64_t q_len, std::int64_t k_len, std::in
                                  std::int64_t stride, std::int64_t segment, std::int64_t summary,
                                  std::int64_t random, std::int64_t random_block,
                                  std::int64_t seed) {
+  TORCH_CHECK_VALUE(seed >= 0, "seed: expected an integer >= 0, got ", seed);
   AttentionPattern pattern;
   pattern.causal = causal;
   pattern.window = window;

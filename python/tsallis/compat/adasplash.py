@@ -165,9 +165,11 @@ def entmax_attention(
                 f"{list(alibi_slopes.shape)}"
             )
         if not is_causal:
-            # No map sees what a whole row gains, so slope * key does for slope * (key - query).
+            # No map sees what a whole row gains, so slope * key does for slope * (key - query). In
+            # float32 at least: 16 bits would round the positions.
+            slopes = alibi_slopes.to(torch.promote_types(alibi_slopes.dtype, torch.float32))
             keys = torch.arange(k_len, device=q.device) - (k_len - 1)
-            bias = alibi_slopes[:, None, None] * keys  # [heads, 1, k_len]
+            bias = slopes[:, None, None] * keys  # [heads, 1, k_len]
     return attention(
         q,
         k,

@@ -146,6 +146,14 @@ def _add_alphas(model: PreTrainedModel) -> None:
             module.tsallis_alpha = LearnedAlpha(record["heads"], **bounds)
 
 
+def _reset_alphas(module: Any) -> None:
+    """Gives alphas that a checkpoint lacks their start, which transformers does not know."""
+    if not isinstance(module, LearnedAlpha):
+        return
+    if not any(getattr(part, "_is_hf_initialized", False) for part in (module, module.raw)):
+        module.reset_parameters()
+
+
 def learn_alpha(
     model: PreTrainedModel, initial: float = 1.5, low: float = 1.0, high: float | None = 2.0
 ) -> None:
@@ -342,8 +350,8 @@ def _decoded(
     begin = cache.first_seen(attention_mask, q_len, key.shape[2])
     if begin is None:
         return None
-    if not isinstance(alpha, float):  # which is not rounded to a tensor's dtype
-        alpha = torch.as_tensor(alpha).flatten().expand(query.shape[1])
+    # A number is not rounded to a tensor's dtype.
+    alpha = alpha.flatten().expand(query.shape[1]) if isinstance(alpha, Tensor) else float(alpha)
     found = decode(
         query,
         cache.pages,
@@ -512,4 +520,5 @@ def register() -> tuple[str, ...]:
     _watch("get_correct_attn_implementation", check_one)  # also when a model is made
     _watch("set_attn_implementation", _check_requested)
     _watch("post_init", lambda model, _: _add_alphas(model))  # before weights are loaded
+    _watch("_initialize_weights", lambda _, module: _reset_alphas(module))
     return NAMES

@@ -19,6 +19,15 @@ _SERVED = ("full_attention", "sliding_attention", "chunked_attention")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+_Seen = tuple[Tensor | None, int, int, list[int] | None]
+_NOTHING_SEEN: _Seen = (None, 0, 0, None)
+
+
+def _version(mask: Tensor) -> int:
+    """Rises when the mask is written to; tensors of inference mode do not count."""
+    return -1 if mask.is_inference() else mask._version
+
+
 class PagedRows(Tensor):
     """Keys or values of one layer, [batch, kv_heads, tokens, dim], that lie in pages.
 
@@ -139,7 +148,7 @@ class TsallisCache(Cache):
         KVCache(1, 1, 1, **self._settings)  # names a wrong setting before the first token
         self._cache: KVCache | None = None
         self.sequences: list[CachedSequence] = []
-        self._seen: tuple[Tensor | None, int, list[int] | None] = (None, 0, None)
+        self._seen: _Seen = _NOTHING_SEEN
 
     def _append(self, layer: int, k: Tensor, v: Tensor) -> None:
         if k.device.type != "cpu" or k.dtype not in _DTYPES:
@@ -181,8 +190,9 @@ class TsallisCache(Cache):
             return [0] * batch if q_len == 1 else None
         if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1:
             return None
-        known, length, found = self._seen  # the same for every layer of a step
-        if known is mask and length == k_len:
+        # The same for every layer of a step; the version tells a mask that was written to since.
+        known, version, length, found = self._seen
+        if known is mask and version == _version(mask) and length == k_len:
             return found
         rows = mask[:, 0, :, :k_len]
         begin = rows[:, 0].to(torch.uint8).argmax(-1)
@@ -193,7 +203,7 @@ class TsallisCache(Cache):
         found = None
         if torch.equal(rows, expected) and int(begin.max()) <= k_len - q_len:
             found = begin.tolist() * (batch if len(rows) == 1 else 1)
-        self._seen = (mask, k_len, found)
+        self._seen = (mask, _version(mask), k_len, found)
         return found
 
     def _take(self, sequences: SequenceOf[int]) -> None:
@@ -251,7 +261,7 @@ class TsallisCache(Cache):
         Cache.__init__(made, layers=list(made._rows))
         for own, layer in zip(made._rows, self._rows, strict=True):
             own.tokens, own.is_initialized = layer.tokens, layer.is_initialized
-        made._settings, made._cache, made._seen = self._settings, self._cache, (None, 0, None)
+        made._settings, made._cache, made._seen = self._settings, self._cache, _NOTHING_SEEN
         made.sequences = [sequence.fork() for sequence in self.sequences]
         return made
 

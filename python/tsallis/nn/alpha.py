@@ -49,14 +49,21 @@ class LearnedAlpha(nn.Module):
             raise ValueError(f"high: expected None or a finite number > low = {low}, got {high}")
         if not low < initial < (math.inf if high is None else high):
             raise ValueError(f"initial: expected a number inside ({low}, {high}), got {initial}")
+        self.initial = initial
         self.low = low
         self.high = high
-        if high is None:
-            start = math.log(math.expm1(initial - low))
-        else:
-            start = math.log((initial - low) / (high - initial))
         shape = () if heads is None else (heads,)
-        self.raw = nn.Parameter(torch.full(shape, start, device=device, dtype=dtype))
+        self.raw = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets every alpha to ``initial``."""
+        above = self.initial - self.low
+        if self.high is None:
+            start = above + math.log(-math.expm1(-above))  # the inverse of softplus
+        else:
+            start = math.log(above / (self.high - self.initial))
+        nn.init.constant_(self.raw, start)
 
     def forward(self) -> Tensor:
         """The alphas: [heads], or [] if there is a single one."""
@@ -73,9 +80,10 @@ def alpha_value(alpha: AlphaLike) -> float | Tensor:
     """The number or tensor behind an alpha that may be a module."""
     if isinstance(alpha, nn.Module):
         value = alpha()
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor | float | int):
             raise TypeError(
-                f"alpha: expected a module that returns a tensor, got {type(value).__name__}"
+                "alpha: expected a module that returns a number or a tensor, got "
+                f"{type(value).__name__}"
             )
         return value
     return alpha

@@ -83,6 +83,11 @@ class Entmax(_RowMap):
     def forward(self, x: Tensor) -> Tensor:
         alpha = alpha_value(self.alpha)
         if isinstance(alpha, Tensor) and alpha.dim() == 1 and alpha.numel() > 1:
+            if not -x.dim() <= self.heads_dim < x.dim():
+                raise ValueError(
+                    f"x: expected a dimension {self.heads_dim} of {alpha.numel()} heads (heads_dim)"
+                    f", got shape {list(x.shape)}"
+                )
             shape = [1] * x.dim()
             shape[self.heads_dim] = alpha.numel()
             alpha = alpha.reshape(shape)

@@ -213,6 +213,11 @@ class MultiheadAttention(nn.MultiheadAttention):
                     f"{name}: expected shape [length, {width}] or [.., .., {width}] with as many "
                     f"dimensions as query, got {list(x.shape)}"
                 )
+        batch = 0 if self.batch_first else 1
+        if query.dim() == 3 and query.shape[batch] != key.shape[batch]:
+            raise ValueError(
+                f"key: expected the batch of query, {query.shape[batch]}, got {key.shape[batch]}"
+            )
         if key.shape[:-1] != value.shape[:-1]:
             raise ValueError(
                 f"value: expected the length and batch of key, {list(key.shape[:-1])}, got "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ SlopeFamily = Literal["exponential", "slow", "harmonic"]
 
 def _slopes(heads: int, slopes: SlopeFamily | Sequence[float]) -> Tensor:
     """float64 [heads]; h counts from 1."""
-    h = torch.arange(1, heads + 1, dtype=torch.float64)
+    h = torch.arange(1, heads + 1, dtype=torch.float64, device="cpu")
     if isinstance(slopes, str):
         families = {
             "exponential": 2.0 ** (-8.0 * h / max(heads, 1)),
@@ -26,7 +26,7 @@ def _slopes(heads: int, slopes: SlopeFamily | Sequence[float]) -> Tensor:
         if slopes not in families:
             raise ValueError(f"slopes: expected {', '.join(families)} or numbers, got {slopes!r}")
         return families[slopes]
-    given = torch.tensor(list(slopes), dtype=torch.float64)
+    given = torch.tensor(list(slopes), dtype=torch.float64, device="cpu")
     if list(given.shape) != [heads]:
         raise ValueError(f"slopes: expected {heads} numbers, got shape {list(given.shape)}")
     return given
@@ -67,11 +67,26 @@ class ALiBi(nn.Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        values = values.to(device=device, dtype=dtype or torch.get_default_dtype())
+        self._initial = values.tolist()
+        here = torch.empty(0, device=device).device  # also the one of a `with torch.device(…)`
+        values = values.to(device=here, dtype=dtype or torch.get_default_dtype())
         if learned:
             self.slopes = nn.Parameter(values)
         else:
             self.register_buffer("slopes", values, persistent=False)
+
+    def reset_parameters(self) -> None:
+        """Sets the slopes to those that the module was made with."""
+        with torch.no_grad():
+            self.slopes.copy_(torch.tensor(self._initial, dtype=torch.float64, device="cpu"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves to another device or dtype; slopes that are a buffer have their values there."""
+        empty = self.slopes.is_meta
+        super()._apply(fn, recurse)
+        if empty and not self.slopes.is_meta and not isinstance(self.slopes, nn.Parameter):
+            self.reset_parameters()  # `to_empty` leaves memory without values
+        return self
 
     def forward(self) -> Tensor:
         """Slopes [heads]."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,16 @@ class Rotary(nn.Module):
         self.attention_factor = attention_factor
         self.register_buffer("inverse", self._frequencies(base), persistent=False)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves to another device or dtype; the frequencies stay as exact as float32 has them."""
+        before = self.inverse
+        super()._apply(fn, recurse)
+        if before.is_meta and not self.inverse.is_meta:  # `to_empty` leaves memory without values
+            before = self._frequencies(self.base)
+        if before is not self.inverse:
+            self.inverse = before.to(self.inverse.device)
+        return self
+
     def _frequencies(self, base: float) -> Tensor:
         """float32 [dim / 2], worked out in float64."""
         i = torch.arange(self.dim // 2, dtype=torch.float64)
@@ -124,18 +135,25 @@ class Rotary(nn.Module):
             raise ValueError(
                 f"x: expected size {self.dim} in the last dimension, got {x.shape[-1]}"
             )
+        if positions is not None and (
+            positions.dim() not in (1, 2) or (positions.dim() == 2 and x.dim() != 4)
+        ):
+            raise ValueError(
+                "positions: expected shape [q_len], or [batch, q_len] for x [batch, heads, q_len, "
+                f"dim], got {list(positions.shape)} for x {list(x.shape)}"
+            )
         if positions is None:
             positions = torch.arange(x.shape[-2], device=x.device)
             length = x.shape[-2] if length is None else length
         inverse = self.inverse
         if self.scaling == "ntk" and self.trained_length is not None:
             if length is None:
-                length = int(positions.max()) + 1
+                length = int(positions.max()) + 1 if positions.numel() else 0
             if length > self.trained_length:
                 stretch = (length / self.trained_length) ** (self.dim / (self.dim - 2))
                 inverse = self._frequencies(self.base * stretch).to(x.device)
         # Angles in float32 whatever the module was cast to: in bfloat16 positions past 256 merge.
-        angles = positions[..., None].to(torch.float32) * inverse.float()
+        angles = positions[..., None].to(torch.float32) * inverse
         if positions.dim() == 2:
             angles = angles[:, None]  # [batch, 1, q_len, dim / 2]
         cos = (angles.cos() * self.attention_factor).to(x.dtype)

@@ -59,7 +59,7 @@ struct Case {
   std::int64_t tokens = 700, head_dim = 24, value_dim = 16, kv_heads = 2, group = 3;
   double alpha = 1.5, spread = 2.0;
   bool softmax = false, slopes = false, length_scale = false, sink = false;
-  double scale_invariant = 0.0, softcap = 0.0;
+  double scale_invariant = 0.0, softcap = 0.0, sink_shift = 0.0;
   std::int64_t left = -1, begin = 0;
   DecodeMode mode = {};
 };
@@ -94,7 +94,7 @@ class Terms {
     for (std::int64_t h = 0; h < c.kv_heads * c.group; ++h) {
       slopes_.push_back(h % 2 == 0 ? 0.05F * static_cast<float>(h + 1) : 0.0F);
       scales_.push_back(h % 3 == 2 ? -1.5F : 0.5F + 0.3F * static_cast<float>(h));
-      sinks_.push_back(0.7 * static_cast<double>(h) - 1.0);
+      sinks_.push_back(0.7 * static_cast<double>(h) - 1.0 + c.sink_shift);
     }
     if (c.slopes) terms_.alibi_slopes = {slopes_.data(), DType::kFloat32, {0, 1, 0, 1}};
     if (c.length_scale) terms_.length_scale = {scales_.data(), DType::kFloat32, {0, 1, 0, 1}};

@@ -14,10 +14,8 @@ void MakeFolder(const std::filesystem::path& folder) {
   throw std::runtime_error(folder.string() + ": cannot make the folder: " + error.message());
 }
 
-std::string AsideOf(const std::filesystem::path& path) { return path.string() + ".tmp"; }
-
 void WriteFileAtomically(const std::filesystem::path& path, const std::string& text) {
-  AsideFile out(path.string(), AsideOf(path));
+  AsideFile out(path.string());
   out.Write(text.data(), text.size());
   out.Commit();
 }

@@ -9,9 +9,6 @@ namespace tsallis::lab {
 // Makes a folder and those above it, where they are not there. Throws std::runtime_error.
 void MakeFolder(const std::filesystem::path& folder);
 
-// Where a file is written before it gets its name.
-std::string AsideOf(const std::filesystem::path& path);
-
 // Writes `text` aside, flushes it to the disk and renames it to `path`. Throws std::runtime_error.
 void WriteFileAtomically(const std::filesystem::path& path, const std::string& text);
 

@@ -42,10 +42,15 @@ class RandomStream {
   // Uniform in [0, 1), on a grid of 2^-24.
   float Uniform() { return static_cast<float>(Next() >> 8) * 0x1.0p-24F; }
 
-  // Uniform in [0, bound), bound < 2^32.
+  // Uniform in [0, bound), bound > 0; takes one number of the stream where bound < 2^32, else two.
   std::int64_t Below(std::int64_t bound) {
-    return static_cast<std::int64_t>(
-        (static_cast<std::uint64_t>(Next()) * static_cast<std::uint64_t>(bound)) >> 32);
+    const auto wide = static_cast<std::uint64_t>(bound);
+    if (wide >> 32 == 0) {
+      return static_cast<std::int64_t>((static_cast<std::uint64_t>(Next()) * wide) >> 32);
+    }
+    const std::uint64_t high = Next();
+    const std::uint64_t number = high << 32 | Next();
+    return static_cast<std::int64_t>((static_cast<unsigned __int128>(number) * wide) >> 64);
   }
 
  private:

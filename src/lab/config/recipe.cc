@@ -195,7 +195,7 @@ void Describe(TableReader& table, TrainConfig& train) {
 void Describe(TableReader& table, ScaleConfig& scale) {
   table.Optional("like", scale.like);
   table.Required("steps", scale.steps, UpTo(kMostSteps));
-  table.Optional("seeds", scale.seeds, Positive<int>());
+  table.Optional("seeds", scale.seeds, Within(1, kMostSeeds, "1 to 100000 seeds"));
   table.Optional("grid_steps", scale.grid_steps, IfGiven(Positive<std::int64_t>()));
   table.Optional("grid_seeds", scale.grid_seeds, IfGiven(Positive<int>()));
   table.Optional("methods", scale.methods);

@@ -122,6 +122,8 @@ struct ModelConfig {
   bool OfSequences() const { return IsSequenceModel(name); }
 };
 
+inline constexpr int kMostSeeds = 100000;  // of a scale
+
 struct ScaleConfig {
   // Every key that this scale does not give is this other scale's, but for what chooses learning
   // rates: grid_steps, grid_seeds, and train.lr_grid in `set`.

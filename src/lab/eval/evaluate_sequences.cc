@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "lab/base/errors.h"
@@ -120,6 +121,15 @@ void SaveSequenceScores(const std::filesystem::path& path,
   WriteFileAtomically(path, rows.dump() + "\n");
 }
 
+namespace {
+
+// JSON has null for what is no number.
+double NumberOf(const nlohmann::json& value) {
+  return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace
+
 std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path& path) {
   std::ifstream in(path);
   if (!in) return {};
@@ -133,7 +143,7 @@ std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path&
     score.samples = row.value("samples", std::int64_t{0});
     score.answers = {.asked = row.value("asked", std::int64_t{0}),
                      .hits = row.value("hits", std::int64_t{0}),
-                     .loss = row.value("loss", 0.0),
+                     .loss = row.contains("loss") ? NumberOf(row["loss"]) : 0.0,
                      .score = row.value("bleu", 0.0)};
     if (row.contains("chrf")) score.chrf = row.value("chrf", 0.0);
     score.tokens = {.asked = row.value("tokens", std::int64_t{0}),
@@ -144,7 +154,7 @@ std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path&
     }
     for (const nlohmann::json& bin : row.value("by_position", nlohmann::json::array())) {
       if (!bin.is_array() || bin.size() != 2) return {};
-      score.by_position.push_back({bin[0].get<std::int64_t>(), 0, bin[1].get<double>()});
+      score.by_position.push_back({bin[0].get<std::int64_t>(), 0, NumberOf(bin[1])});
     }
   }
   return scores;

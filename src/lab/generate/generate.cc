@@ -140,6 +140,7 @@ std::vector<Candidate> Likeliest(const std::vector<Beam>& beams, const float* lo
                                  std::int64_t vocabulary, std::size_t wanted) {
   std::vector<Candidate> kept;  // a heap: the least likely is in front
   for (std::size_t b = 0; b < beams.size(); ++b, logits += vocabulary) {
+    CheckLogits(logits, vocabulary);
     const double before = beams[b].text.log_likelihood - LogSumExp(logits, vocabulary);
     for (std::int64_t token = 0; token < vocabulary; ++token) {
       const Candidate candidate{before + static_cast<double>(logits[token]), b, token};

@@ -206,6 +206,13 @@ TEST(Generate, MistakesAreNamed) {
                  "a prompt: expected one token or more");
   options.beams = 2;
   ExpectContains(UsageErrorOf([&] { Generate(model, {{{1}, {2}}}, options); }), "--beams");
+  // A model that was trained to pieces says nothing, by whatever search.
+  Decoder broken = Model(12);
+  broken.Parameters().front().second.fill_(std::nan(""));
+  for (const std::int64_t beams : {1, 2}) {
+    options.beams = beams;
+    EXPECT_THROW(Generate(broken, {{{1}, {}}}, options), std::runtime_error) << beams;
+  }
   options.beams = 1;
   options.max_bytes = model.MakeCache()->Use().page_bytes;
   options.steps = 100;

@@ -61,14 +61,18 @@ void CheckSampler(const SamplerOptions& options) {
         options.temperature);
 }
 
+void CheckLogits(const float* logits, std::int64_t vocabulary) {
+  for (std::int64_t i = 0; i < vocabulary; ++i) {
+    if (logits[i] < std::numeric_limits<float>::infinity()) continue;
+    throw std::runtime_error(
+        fmt::format("the model's logit of token {} is {}: nothing can be chosen", i, logits[i]));
+  }
+}
+
 std::vector<double> TokenWeights(const float* logits, std::int64_t vocabulary,
                                  const SamplerOptions& options) {
+  CheckLogits(logits, vocabulary);
   std::vector<double> p(logits, logits + vocabulary);
-  for (std::size_t i = 0; i < p.size(); ++i) {
-    if (p[i] < std::numeric_limits<double>::infinity()) continue;
-    throw std::runtime_error(
-        fmt::format("the model's logit of token {} is {}: nothing can be chosen", i, p[i]));
-  }
   const auto best = std::max_element(p.begin(), p.end());
   if (options.temperature == 0.0) {
     const auto index = static_cast<std::size_t>(best - p.begin());

@@ -23,8 +23,11 @@ struct SamplerOptions {
 // UsageError that names the option of the command line.
 void CheckSampler(const SamplerOptions& options);
 
-// Weights of all tokens: [vocabulary], they sum to 1. temperature 0: one token's is 1. Logits that
-// are not numbers, and +inf, are refused with std::runtime_error.
+// Refuses logits that are not numbers, and +inf, with std::runtime_error.
+void CheckLogits(const float* logits, std::int64_t vocabulary);
+
+// Weights of all tokens: [vocabulary], they sum to 1. temperature 0: one token's is 1. Logits as
+// CheckLogits() wants them.
 std::vector<double> TokenWeights(const float* logits, std::int64_t vocabulary,
                                  const SamplerOptions& options);
 

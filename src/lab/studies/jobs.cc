@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -13,6 +15,7 @@
 
 #include "lab/base/denormals.h"
 #include "lab/base/errors.h"
+#include "lab/base/files.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/nn/models.h"
@@ -90,6 +93,40 @@ std::vector<Observed> LoadObserved(const fs::path& folder) {
   return all;
 }
 
+// What a method reads the weights of another one with, which no config.json says; empty for the
+// method that was trained.
+std::string BorrowersSettings(const Job& job, const MethodConfig& method) {
+  if (method.name == job.trains->name) return "";
+  const nlohmann::ordered_json settings =
+      job.recipe->task.sequence ? ToJson(job.recipe->Decoder(method)) : MapSettings(method);
+  return settings.dump() + "\n";
+}
+
+fs::path SettingsPath(const Job& job, const MethodConfig& method) {
+  return job.folder / ("settings-" + method.name + ".json");
+}
+
+// Whether the scores there were read with other settings. Scores from before these were kept are
+// taken as they are.
+bool IsOutdated(const Job& job, const MethodConfig& method) {
+  const std::string settings = BorrowersSettings(job, method);
+  std::ifstream in(SettingsPath(job, method), std::ios::binary);
+  if (settings.empty() || !in) return false;
+  return std::string(std::istreambuf_iterator<char>(in), {}) != settings;
+}
+
+// Before a borrower is evaluated.
+void KeepSettings(const Job& job, const MethodConfig& method) {
+  if (IsOutdated(job, method)) fs::remove(ScoresPath(job, method));
+  WriteFileAtomically(SettingsPath(job, method), BorrowersSettings(job, method));
+}
+
+std::optional<std::vector<LengthScore>> LoadOf(const TaskConfig& task, const Job& job,
+                                               const MethodConfig& method) {
+  if (IsOutdated(job, method)) return std::nullopt;
+  return Load(ScoresPath(job, method), task);
+}
+
 bool IsFinished(const TaskConfig& task, Job& job, JobGoal goal) {
   return LoadFinished(task, job) || (goal == JobGoal::kTrain && ValidationRank(job));
 }
@@ -109,7 +146,8 @@ void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& 
   if (goal == JobGoal::kTrain) return;
   evaluating();
   for (const MethodConfig* method : job.evaluates) {
-    if (Load(ScoresPath(job, *method), task)) continue;
+    if (LoadOf(task, job, *method)) continue;
+    if (method->name != job.trains->name) KeepSettings(job, *method);
     model.Attend(*method);
     SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, job.draws, stop));
   }
@@ -171,7 +209,8 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   for (const MethodConfig* method : job.evaluates) {
     if (method->name == job.trains->name) {
       EvaluateMissing(task, model, ScoresPath(job, *method), stop);
-    } else if (!Load(ScoresPath(job, *method), task)) {
+    } else if (!LoadOf(task, job, *method)) {
+      KeepSettings(job, *method);
       DecoderConfig config = job.recipe->Decoder(*method);
       config.compute = model.Config().compute;
       const std::unique_ptr<SequenceModel> borrower = MakeSequenceModel(
@@ -218,7 +257,7 @@ std::string Job::Name() const {
 bool LoadFinished(const TaskConfig& task, Job& job) {
   std::vector<std::vector<LengthScore>> scores;
   for (const MethodConfig* method : job.evaluates) {
-    std::optional<std::vector<LengthScore>> loaded = Load(ScoresPath(job, *method), task);
+    std::optional<std::vector<LengthScore>> loaded = LoadOf(task, job, *method);
     if (!loaded) return false;
     scores.push_back(std::move(*loaded));
   }
@@ -231,7 +270,7 @@ bool LoadFinished(const TaskConfig& task, Job& job) {
 
 bool LoadWhatIsFinished(const TaskConfig& task, Job& job) {
   std::erase_if(job.evaluates,
-                [&](const MethodConfig* method) { return !Load(ScoresPath(job, *method), task); });
+                [&](const MethodConfig* method) { return !LoadOf(task, job, *method); });
   return !job.evaluates.empty() && LoadFinished(task, job);
 }
 

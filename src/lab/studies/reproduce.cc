@@ -37,11 +37,14 @@ std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
   for (const MethodConfig& method : recipe.methods) {
     if (names.empty() || std::find(names.begin(), names.end(), method.name) != names.end()) {
       methods.push_back(&method);
-      if (method.train && !recipe.train.lr_grid.empty()) {
+      const MethodConfig& trained = method.weights_of ? recipe.Method(*method.weights_of) : method;
+      if (trained.train && !recipe.train.lr_grid.empty()) {
         throw UsageError(fmt::format(
             "method \"{}\" is trained in its own way, and this scale chooses learning rates for "
-            "every method (train.lr_grid): leave the method out, or remove train.lr_grid",
-            method.name));
+            "every method (train.lr_grid): leave {} out, or remove train.lr_grid",
+            trained.name,
+            method.weights_of ? fmt::format("\"{}\", which has its weights,", method.name)
+                              : std::string("the method")));
       }
     }
   }
@@ -230,7 +233,7 @@ std::string Asked(const TaskConfig& task) {
       return fmt::format("{} test samples a length (token by token){}", task.eval_samples,
                          Fewer(task));
     case Scoring::kLoss:
-      return fmt::format("the same {} test tokens at every length",
+      return fmt::format("some {} test tokens at every length, the same where lengths divide",
                          task.eval_samples * task.train_length_max);
     case Scoring::kBleu:
       return fmt::format(

@@ -15,8 +15,6 @@
 
 namespace tsallis::lab {
 
-inline constexpr std::int64_t kMostSeeds = 100000;
-
 struct ReproduceOptions {
   std::string scale = "quick";
   int seeds = 0;                        // 0: as the scale says; at most kMostSeeds

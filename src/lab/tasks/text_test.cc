@@ -349,6 +349,52 @@ TEST_F(TextTest, ShardsOfOthersAreReadWhereTheyLie) {
                  "notes.txt: expected a shard (.bin)");
 }
 
+TEST_F(TextTest, FilesThatWereNotMadeByItStay) {
+  const auto asides = [&] {
+    int count = 0;
+    for (const auto& entry : fs::directory_iterator(corpus_)) {
+      count += entry.path().extension() == ".tmp" ? 1 : 0;
+    }
+    return count;
+  };
+  fs::create_directories(corpus_);
+  WriteShard(corpus_ / "train.bin", false, Counting(0, 900));
+  WriteShard(corpus_ / "val.bin", false, Counting(0, 100));
+  PrepareOptions shards;
+  shards.name = "web";
+  shards.inputs = {corpus_ / "train.bin", corpus_ / "val.bin"};
+  shards.folder = corpus_;
+  EXPECT_TRUE(PrepareCorpus(shards, kGoOn).made);
+  EXPECT_TRUE(fs::exists(corpus_ / "train.bin"));
+  EXPECT_EQ(Corpus(corpus_).Of(Split::kTrain).size(), 900);
+  // A corpus of text would have files of that name.
+  WriteFiles();
+  for (const bool has_manifest : {true, false}) {
+    if (!has_manifest) fs::remove(corpus_ / "manifest.json");
+    ExpectContains(UsageErrorOf([&] { PrepareCorpus(Options(), kGoOn); }),
+                   "train.bin: would be written over");
+    EXPECT_EQ(Shard(corpus_ / "train.bin").size(), 900);
+    EXPECT_EQ(asides(), 0);
+  }
+  fs::remove(corpus_ / "train.bin");
+  EXPECT_TRUE(PrepareCorpus(Options(), kGoOn).made);
+  // A process that was killed while it put its files into their places.
+  fs::rename(corpus_ / "manifest.json", corpus_ / "manifest.json.new");
+  EXPECT_TRUE(PrepareCorpus(Options(), kGoOn).made);
+  EXPECT_FALSE(fs::exists(corpus_ / "manifest.json.new"));
+  // What it made itself stays where it is read from.
+  shards.inputs = {corpus_ / "train.bin", corpus_ / "test.bin"};
+  EXPECT_TRUE(PrepareCorpus(shards, kGoOn).made);
+  EXPECT_TRUE(fs::exists(corpus_ / "train.bin"));
+  EXPECT_FALSE(fs::exists(corpus_ / "validation.bin"));
+  // Nor is anything left of a refusal.
+  Write(files_ / "bad.txt", "\xff");
+  PrepareOptions again = Options();
+  again.folder = folder_.Path() / "again";
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(again, kGoOn); }), "expected UTF-8");
+  EXPECT_TRUE(fs::is_empty(again.folder));
+}
+
 TEST_F(TextTest, AFileIsReadInWindowsOfAnyLength) {
   Write(files_ / "one.txt", "abcdefghij");
   Write(files_ / "short.txt", "a");

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -77,7 +79,8 @@ void TokenizerSource::Keep(const fs::path& folder) const {
 }
 
 void TokenizerSource::Discard() const {
-  if (trained) fs::remove(file);
+  std::error_code ignored;  // also while another error is on its way
+  if (trained) fs::remove(file, ignored);
 }
 
 TokenMaker::TokenMaker(const PrepareOptions& options,
@@ -106,30 +109,89 @@ Json ReadManifest(const fs::path& folder) {
   return in ? Json::parse(in, nullptr, false) : Json();
 }
 
-// Of a corpus that is made anew: files of the one before it.
-void RemoveShards(const fs::path& folder, const Json& manifest) {
-  std::vector<std::string> names;
-  for (const char* part : kPartNames) names.push_back(std::string(part) + ".bin");
-  if (manifest.is_object() && manifest.contains("shards") && manifest["shards"].is_object()) {
-    for (const auto& [part, shards] : manifest["shards"].items()) {
-      for (const Json& name : shards) {
-        if (name.is_string()) names.push_back(name.get<std::string>());
-      }
+namespace {
+
+// The manifest of a corpus whose files are being put into their places.
+fs::path ManifestAside(const fs::path& folder) { return folder / "manifest.json.new"; }
+
+// The shards of a manifest that lie in its folder, where they were made.
+std::set<std::string> ShardsMadeIn(const Json& manifest) {
+  std::set<std::string> names;
+  if (!manifest.is_object()) return names;
+  if (!manifest.contains("shards")) {
+    for (const char* part : kPartNames) names.insert(std::string(part) + ".bin");
+    return names;
+  }
+  if (!manifest["shards"].is_object()) return names;
+  for (const auto& [part, shards] : manifest["shards"].items()) {
+    for (const Json& name : shards) {
+      if (!name.is_string()) continue;
+      const auto text = name.get<std::string>();
+      if (!text.empty() && text.find('/') == std::string::npos) names.insert(text);
     }
   }
-  for (const std::string& name : names) {
-    if (!name.empty() && name.find('/') == std::string::npos) fs::remove(folder / name);
+  return names;
+}
+
+// Also those of a corpus whose making was cut off.
+std::set<std::string> ShardsMadeHere(const fs::path& folder) {
+  std::set<std::string> names = ShardsMadeIn(ReadManifest(folder));
+  std::ifstream aside(ManifestAside(folder));
+  if (aside) names.merge(ShardsMadeIn(Json::parse(aside, nullptr, false)));
+  return names;
+}
+
+// Whether a shard of a corpus has such a name: "train.bin", "test_000012.bin".
+bool NamesShard(const std::string& name) {
+  for (const std::string part : kPartNames) {
+    if (!name.starts_with(part) || !name.ends_with(".bin")) continue;
+    const std::string number = name.substr(part.size(), name.size() - part.size() - 4);
+    if (number.empty()) return true;
+    if (number.size() == 7 && number.front() == '_' &&
+        number.find_first_not_of("0123456789", 1) == std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void RefuseFilesInTheWay(const fs::path& folder) {
+  const std::set<std::string> made = ShardsMadeHere(folder);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!NamesShard(name) || made.contains(name)) continue;
+    RefuseFile(entry.path(),
+               "would be written over, and no manifest.json says that it was made here; expected "
+               "another --folder, or move the file");
   }
 }
 
-void RequireTokens(const PrepareOptions& options, const Prepared& prepared) {
+}  // namespace
+
+void ReplaceCorpus(const fs::path& folder, const Json& manifest, const std::vector<fs::path>& keep,
+                   const std::function<void()>& put) {
+  const std::set<std::string> made = ShardsMadeHere(folder);
+  WriteFileAtomically(ManifestAside(folder), manifest.dump(1) + "\n");
+  fs::remove(folder / "manifest.json");
+  for (const std::string& name : made) {
+    const fs::path file = folder / name;
+    const bool is_input = std::any_of(keep.begin(), keep.end(), [&](const fs::path& input) {
+      std::error_code error;
+      return fs::equivalent(file, input, error) && !error;
+    });
+    if (!is_input) fs::remove(file);
+  }
+  put();
+  fs::rename(ManifestAside(folder), folder / "manifest.json");
+}
+
+void RequireTokens(const PrepareOptions& options, const Prepared& prepared, bool named) {
   for (std::size_t i = 0; i < kPartNames.size(); ++i) {
     if (prepared.tokens[i] > 0) continue;
     throw UsageError(fmt::format("{}: of {} files none fell to the part \"{}\"; {}", options.name,
                                  prepared.files, kPartNames[i],
-                                 options.pairs
-                                     ? std::string("a file says its part by ") + kNamedParts
-                                     : "more or smaller files are needed"));
+                                 named ? std::string("a file says its part by ") + kNamedParts
+                                       : "more or smaller files are needed"));
   }
 }
 
@@ -180,7 +242,8 @@ class CorpusWriter::Part {
     for (std::size_t i = 0; i < shards_.size(); ++i) fs::rename(Aside(i), folder_ / Name(i));
   }
   void Discard() {
-    for (std::size_t i = 0; i < shards_.size(); ++i) fs::remove(Aside(i));
+    std::error_code ignored;  // also while another error is on its way
+    for (std::size_t i = 0; i < shards_.size(); ++i) fs::remove(Aside(i), ignored);
   }
 
  private:
@@ -221,13 +284,18 @@ class CorpusWriter::Part {
 
 CorpusWriter::CorpusWriter(const PrepareOptions& options, std::int64_t vocabulary)
     : options_(options) {
+  RefuseFilesInTheWay(options.folder);
   for (std::size_t i = 0; i < kPartNames.size(); ++i) {
     parts_[i] = std::make_unique<Part>(options.folder, kPartNames[i],
                                        vocabulary > kNarrowVocabulary, options.shard_tokens);
   }
 }
 
-CorpusWriter::~CorpusWriter() = default;
+CorpusWriter::~CorpusWriter() {
+  for (const auto& part : parts_) {
+    if (part) part->Discard();
+  }
+}
 
 void CorpusWriter::Add(Split part, const std::vector<std::uint32_t>& tokens) {
   parts_[static_cast<std::size_t>(part)]->Add(tokens);
@@ -236,7 +304,7 @@ void CorpusWriter::Add(Split part, const std::vector<std::uint32_t>& tokens) {
 void CorpusWriter::Finish(Json manifest, const std::optional<TokenizerSource>& source,
                           Prepared& prepared) {
   for (std::size_t i = 0; i < kPartNames.size(); ++i) prepared.tokens[i] = parts_[i]->count();
-  RequireTokens(options_, prepared);
+  RequireTokens(options_, prepared, options_.pairs.has_value());
   bool same = true, several = false;
   for (const auto& part : parts_) {
     same = part->Close() && same;
@@ -250,16 +318,11 @@ void CorpusWriter::Finish(Json manifest, const std::optional<TokenizerSource>& s
   const fs::path& folder = options_.folder;
   const Json before = ReadManifest(folder);
   same = same && before == manifest && (!source || source->IsIn(folder));
-  if (same) {
-    if (source) source->Discard();
-    for (const auto& part : parts_) part->Discard();
-    return;
-  }
-  fs::remove(folder / "manifest.json");
-  RemoveShards(folder, before);
-  for (const auto& part : parts_) part->Rename();
-  if (source) source->Keep(folder);
-  WriteFileAtomically(folder / "manifest.json", manifest.dump(1) + "\n");
+  if (same) return;
+  ReplaceCorpus(folder, manifest, {}, [&] {
+    for (const auto& part : parts_) part->Rename();
+    if (source) source->Keep(folder);
+  });
   prepared.made = true;
 }
 

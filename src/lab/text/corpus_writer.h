@@ -39,6 +39,11 @@ class TokenMaker {
   // `next` gives the texts that a tokenizer is trained on, until it gives false. UsageError for a
   // tokenizer that cannot be had.
   TokenMaker(const PrepareOptions& options, const std::function<bool(std::string&)>& next);
+  TokenMaker(const TokenMaker&) = delete;
+  TokenMaker& operator=(const TokenMaker&) = delete;
+  ~TokenMaker() {
+    if (source_) source_->Discard();  // one that was trained, and kept by nobody
+  }
 
   std::vector<std::uint32_t> Encode(const std::string& text);
   // Without special tokens.
@@ -56,17 +61,24 @@ class TokenMaker {
 // What the folder holds; null: nothing that can be read.
 nlohmann::ordered_json ReadManifest(const std::filesystem::path& folder);
 
-// Of a corpus that is made anew: files of the one before it.
-void RemoveShards(const std::filesystem::path& folder, const nlohmann::ordered_json& manifest);
+// Replaces a corpus. Only files that its manifest says were made in the folder are removed: others
+// are the user's. `keep` are inputs, which stay whoever made them. `put` moves the new shards to
+// their places. A process that is killed in between leaves a folder that can be made again.
+void ReplaceCorpus(const std::filesystem::path& folder, const nlohmann::ordered_json& manifest,
+                   const std::vector<std::filesystem::path>& keep,
+                   const std::function<void()>& put);
 
-// UsageError unless every part has tokens.
-void RequireTokens(const PrepareOptions& options, const Prepared& prepared);
+// UsageError unless every part has tokens. `named`: files say their part by their names.
+void RequireTokens(const PrepareOptions& options, const Prepared& prepared, bool named);
 
 class CorpusWriter {
  public:
-  // Tokens are below `vocabulary`.
+  // Tokens are below `vocabulary`. Throws, and writes nothing, where a file of the user's would be
+  // written over.
   CorpusWriter(const PrepareOptions& options, std::int64_t vocabulary);
-  ~CorpusWriter();
+  CorpusWriter(const CorpusWriter&) = delete;
+  CorpusWriter& operator=(const CorpusWriter&) = delete;
+  ~CorpusWriter();  // removes what Finish() did not put into its place
 
   // A document.
   void Add(Split part, const std::vector<std::uint32_t>& tokens);

@@ -11,7 +11,6 @@
 
 #include "core/crc32c.h"
 #include "lab/base/errors.h"
-#include "lab/base/files.h"
 #include "lab/text/corpus.h"
 #include "lab/text/corpus_writer.h"
 #include "lab/text/inputs.h"
@@ -138,7 +137,7 @@ Prepared PrepareShards(const PrepareOptions& options, const std::vector<Input>& 
     documents[empty] = documents[other];
     for (Json& document : documents[empty]) document["part"] = kPartNames[empty];
   }
-  RequireTokens(options, prepared);
+  RequireTokens(options, prepared, true);
   const std::int64_t vocabulary = tokenizer ? tokenizer->Vocabulary() : largest + 1;
   if (largest >= vocabulary) {
     throw UsageError(
@@ -161,10 +160,11 @@ Prepared PrepareShards(const PrepareOptions& options, const std::vector<Input>& 
   if (before == manifest && (!source || source->IsIn(options.folder))) {
     return prepared;
   }
-  fs::remove(options.folder / "manifest.json");
-  RemoveShards(options.folder, before);
-  if (source) source->Keep(options.folder);
-  WriteFileAtomically(options.folder / "manifest.json", manifest.dump(1) + "\n");
+  std::vector<fs::path> inputs;
+  for (const Input& file : files) inputs.push_back(file.path);
+  ReplaceCorpus(options.folder, manifest, inputs, [&] {
+    if (source) source->Keep(options.folder);
+  });
   prepared.made = true;
   return prepared;
 }

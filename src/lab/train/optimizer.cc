@@ -78,6 +78,16 @@ at::Tensor Orthogonalised(const at::Tensor& update) {
   return tall ? x.t() : x;
 }
 
+namespace {
+
+// A decoder's layers, and those of an encoder-decoder.
+bool IsOfLayer(const std::string& name) {
+  return name.starts_with("layers.") || name.starts_with("encoder.") ||
+         name.starts_with("decoder.");
+}
+
+}  // namespace
+
 Optimizer::Optimizer(const TrainConfig& config, std::int64_t steps, const at::Tensor& parameters,
                      const at::Tensor& gradients, const Named& named)
     : config_(config),
@@ -93,7 +103,7 @@ Optimizer::Optimizer(const TrainConfig& config, std::int64_t steps, const at::Te
   for (const auto& [name, value] : named) {
     const std::int64_t begin = value.storage_offset() - parameters.storage_offset();
     const bool scale = name.find(".scale.") != std::string::npos;
-    if (name.starts_with("layers.") && value.dim() >= 2 && !scale) {
+    if (IsOfLayer(name) && value.dim() >= 2 && !scale) {
       const std::int64_t columns = value.size(-1);
       matrices_.push_back({begin, value.numel() / columns, columns});
     } else {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "lab/base/device.h"
 #include "lab/base/errors.h"
@@ -105,8 +106,8 @@ Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {
     const auto [first, own] =
         is_sum ? processes_.Share(samples) : std::pair(std::int64_t{0}, samples);
     // Right answers, all answers, the loss in steps of 2^-20 nats (integers have the same sum in
-    // any order), and the number of processes that were stopped.
-    const at::Tensor sums = at::zeros({4}, at::kLong);
+    // any order), the number of processes that were stopped, and of those whose loss is no number.
+    const at::Tensor sums = at::zeros({5}, at::kLong);
     auto* sum = sums.mutable_data_ptr<std::int64_t>();
     Answers answers;
     try {
@@ -115,13 +116,17 @@ Trainable::Values SequenceTraining::Validate(const std::atomic<bool>& stop) {
       answers = score.answers;
       sum[0] = score.answers.hits;
       sum[1] = score.answers.asked;
-      sum[2] = static_cast<std::int64_t>(std::llround(score.answers.loss * 0x1p20));
+      const double steps = score.answers.loss * 0x1p20;
+      const bool fits = std::abs(steps) < 0x1p62;
+      sum[2] = fits ? static_cast<std::int64_t>(std::llround(steps)) : 0;
+      sum[4] = fits ? 0 : 1;
     } catch (const Interrupted&) {
       sum[3] = 1;
     }
     processes_.Sum(sums);
     if (sum[3] > 0) throw Interrupted("validation stopped");
     if (is_sum) answers = {sum[1], sum[0], static_cast<double>(sum[2]) * 0x1p-20};
+    if (sum[4] > 0) answers.loss = std::numeric_limits<double>::quiet_NaN();
     values.emplace_back(n, answers.Value(scoring));
   }
   return values;
@@ -152,6 +157,23 @@ void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model) {
   RunFolder(job.folder).Claim(Settings(job, model));
 }
 
+namespace {
+
+// Before hours of training, and before the folder is taken: a corpus may be missing, or have too
+// few long documents.
+void CheckSamples(const Recipe& recipe) {
+  const TaskConfig& task = recipe.task;
+  task.sequence->Draw(1, Split::kTrain, 0, task.train_length_max);
+  if (recipe.train.validate_every == 0) return;
+  for (const std::int64_t n : ValidationLengths(recipe)) {
+    std::int64_t samples = task.Samples(recipe.train.validate_samples, n);
+    if (task.GetScoring() == Scoring::kBleu) samples = 1;  // then all that there are
+    task.sequence->Draw(kEvaluationSeed, Split::kValidation, samples - 1, n);
+  }
+}
+
+}  // namespace
+
 void TrainSequences(const TrainingJob& job, SequenceModel& model,
                     const std::function<void(const JobStatus&)>& report,
                     const std::atomic<bool>& stop) {
@@ -168,6 +190,7 @@ void TrainSequences(const TrainingJob& job, SequenceModel& model,
     }
     StartFrom(job.start, model);
   }
+  if (!folder.Finished()) CheckSamples(*job.recipe);
   SequenceTraining training(job, model);
   Train(training, PlanOf(job, Settings(job, model)), report, stop);
   if (job.recipe->train.validate_every == 0) return;

@@ -13,9 +13,11 @@
 
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
+#include "lab/nn/models.h"
 #include "lab/studies/reproduce.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/train/load_model.h"
 #include "lab/train/memory.h"
@@ -98,6 +100,23 @@ TEST(Optimizer, OrthogonalisedIsNearTheOrthogonalFactor) {
   }
 }
 
+TEST(Optimizer, MuonTrainsTheMatricesOfEveryArchitecture) {
+  TrainConfig config;
+  config.optimizer = "muon";
+  config.adam_lr = 0.0;  // nothing else moves
+  for (const std::string architecture : {"decoder", "encoder-decoder"}) {
+    DecoderConfig sizes = Tiny();
+    const std::unique_ptr<SequenceModel> model =
+        MakeSequenceModel(architecture, sizes, 1, at::Device(at::kCPU));
+    const at::Tensor before = model->FlatParameters().clone();
+    const at::Tensor gradient = at::randn_like(before);
+    Optimizer optimizer(config, 10, model->FlatParameters(), gradient, model->Parameters());
+    optimizer.Step(0);
+    const at::Tensor moved = model->FlatParameters().ne(before);
+    EXPECT_GT(moved.sum().item<std::int64_t>(), before.numel() / 2) << architecture;
+  }
+}
+
 TEST(Optimizer, IsMuonForMatricesOfLayersAndAdamForTheRest) {
   TrainConfig config;
   config.optimizer = "muon";
@@ -112,7 +131,7 @@ TEST(Optimizer, IsMuonForMatricesOfLayersAndAdamForTheRest) {
       {"embedding.weight", w.narrow(0, 0, 80).view({10, 8})},
       {"layers.0.attention.query.weight", w.narrow(0, 80, 256).view({4, 8, 8})},
       {"layers.0.attention.scale.b", w.narrow(0, 336, 4)},
-      {"layers.0.feed_forward.down.weight", w.narrow(0, 352, 128).view({8, 16})},
+      {"decoder.0.feed_forward.down.weight", w.narrow(0, 352, 128).view({8, 16})},
       {"head.weight", w.narrow(0, 480, 80).view({10, 8})}};
   const at::Tensor before = w.clone();
   std::vector<at::Tensor> drawn;
@@ -139,7 +158,7 @@ TEST(Optimizer, IsMuonForMatricesOfLayersAndAdamForTheRest) {
     for (const auto& [name, value] : named) {
       const std::int64_t begin = value.storage_offset(), size = value.numel();
       const auto part = [&](const at::Tensor& flat) { return flat.narrow(0, begin, size); };
-      if (value.dim() >= 2 && name.starts_with("layers.")) {
+      if (value.dim() >= 2 && (name.starts_with("layers.") || name.starts_with("decoder."))) {
         part(average).mul_(0.95).add_(part(d), 0.05);
         const at::Tensor u =
             (part(d) * 0.05 + part(average) * 0.95).view({-1, value.size(-1)}).to(at::kFloat);
@@ -524,6 +543,18 @@ TEST(SequenceTraining, ALossThatIsNotFiniteEndsTheRun) {
   EXPECT_FALSE(RunFolder(job.folder).Finished());
 }
 
+TEST(SequenceTraining, WeightsThatAreNotFiniteEndTheRun) {
+  Recipe recipe = SmallSequences();
+  recipe.train.lr = 1e38;
+  recipe.train.clip = 0.0;
+  recipe.train.warmup = 0;
+  recipe.train.validate_every = 0;
+  const TemporaryFolder folder;
+  const TrainingJob job = JobOf(recipe, folder.Path() / "a", 1);  // no step sees the weights
+  ExpectContains(ErrorOf([&] { Trained(job); }), "training diverged: the ");
+  EXPECT_FALSE(RunFolder(job.folder).Finished());
+}
+
 // workers 0: as many as there are cores.
 ReproduceOptions QuietIn(const TemporaryFolder& folder, int workers = 0) {
   ReproduceOptions options;
@@ -744,6 +775,24 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
       EvaluateLength(model, *recipe.task.sequence, Split::kTest, own.n, own.samples, never);
   EXPECT_EQ(borrowed.answers.hits, expected.answers.hits);
   EXPECT_NE(borrowed.answers.hits, own.answers.hits);  // longer than in training
+  // Weights that are read otherwise have other scores; what was kept does not stand for them.
+  Recipe changed = recipe;
+  changed.methods[0].attention->positions->scaling.kind = "linear";
+  changed.methods[0].attention->positions->scaling.factor = 8.0;
+  options.resume = true;
+  ASSERT_TRUE(Reproduce(changed, options, never).failures.empty());
+  Decoder other(changed.Decoder(changed.methods[0]), 9);
+  LoadParameters(run / "model.safetensors", other.Parameters());
+  EXPECT_EQ(LoadSequenceScores(run / "eval-ntk.json").back().answers.hits,
+            EvaluateLength(other, *recipe.task.sequence, Split::kTest, own.n, own.samples, never)
+                .answers.hits);
+  // A rate cannot be chosen for weights whose training has its own.
+  Recipe chosen = recipe;
+  chosen.methods[1].train = recipe.train;
+  chosen.train.lr_grid = {1e-3, 3e-3};
+  options.methods = {"ntk"};
+  ExpectContains(UsageErrorOf([&] { Reproduce(chosen, options, never); }),
+                 "method \"rope\" is trained in its own way");
   // Heads are looked at once, under the positions of the training.
   ASSERT_EQ(results.heads.size(), 1U);
   EXPECT_EQ(results.heads[0].method, "rope");

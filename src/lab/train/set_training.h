@@ -3,11 +3,15 @@
 
 #include <atomic>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "lab/nn/set_attention.h"
 #include "lab/train/trainer.h"
 
 namespace tsallis::lab {
+
+// How a method attends, as config.json has it.
+nlohmann::ordered_json MapSettings(const MethodConfig& method);
 
 // Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
 // other settings.

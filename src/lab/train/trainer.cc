@@ -125,8 +125,18 @@ class Run {
     folder_.SaveBest(file);
   }
 
+  [[noreturn]] void Diverged(const std::string& what) const {
+    throw std::runtime_error(
+        fmt::format("{}: training diverged: the {} is not finite; {}. A smaller train.lr may help",
+                    plan_.name, what, Kept()));
+  }
+
   void Finish() {
     CheckAgreement();
+    // The last step's norm was of the gradient, or none was computed.
+    if (!at::isfinite(model_.FlatParameters().sum()).item<bool>()) {
+      Diverged(fmt::format("sum of the weights after step {}", step));
+    }
     if (plan_.processes.First()) folder_.Finish({model_.Parameters(), Metadata()});
   }
 
@@ -200,6 +210,7 @@ void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool
   if (values.empty()) return;
   std::string text;
   for (const auto& [length, value] : values) {
+    if (!std::isfinite(value)) run.Diverged(fmt::format("validation loss at length {}", length));
     text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, value);
   }
   run.KeepIfBest(values);
@@ -213,7 +224,8 @@ void Observe(Trainable& model, Run& run, double seconds) {
   if (observed.empty()) return;
   std::string text;
   for (const auto& [name, value] : observed) {
-    text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", name, value);
+    const std::string number = std::isfinite(value) ? fmt::format("{:.6g}", value) : "null";
+    text += fmt::format("{}\"{}\": {}", text.empty() ? "" : ", ", name, number);
   }
   run.Log(fmt::format(R"({{"step": {}, "observed": {{{}}}, "seconds": {:.3f}}})", run.step, text,
                       seconds));
@@ -261,9 +273,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
   };
   auto reported = start;
   const auto fail = [&](const char* what) {
-    throw std::runtime_error(fmt::format(
-        "{}: training diverged: the {} of step {} is not finite; {}. A smaller train.lr may help",
-        plan.name, what, run.step + 1, run.Kept()));
+    run.Diverged(fmt::format("{} of step {}", what, run.step + 1));
   };
   GradientSum gradient(plan.processes, model.FlatGradients());
   Trainable::StepScore score;

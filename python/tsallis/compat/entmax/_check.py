@@ -30,6 +30,11 @@ def by_value(numbers: Tensor, apply: Callable[[Tensor, float], Tensor]) -> Tenso
     numbers: [rows]; ``rows``: int64 indices. For settings that the kernels take one of in a call.
     """
     numbers = numbers.detach()
-    chosen = [(numbers == value).nonzero().squeeze(1) for value in numbers.unique()]
-    parts = [apply(rows, numbers[rows[0]].item()) for rows in chosen]
+    # One call also where there are no rows, for the shape; NaN equals nothing, and has a call that
+    # refuses it.
+    distinct = numbers.unique().tolist() if len(numbers) else [1.0]
+    of_nan = [numbers.isnan()] if bool(numbers.isnan().any()) else []
+    masks = [numbers == value for value in distinct if value == value] + of_nan
+    chosen = [mask.nonzero().squeeze(1) for mask in masks]
+    parts = [apply(r, numbers[r[0]].item() if len(r) else 1.0) for r in chosen]
     return torch.cat(parts)[torch.cat(chosen).argsort()]

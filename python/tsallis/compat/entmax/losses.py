@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from tsallis import functional
+from tsallis._rows import mean_of_counted
 from tsallis.compat.entmax import _check
 
 __all__ = [
@@ -148,7 +149,7 @@ class _GenericLoss(nn.Module):
         if self.reduction != "none":
             losses = losses.sum()
         if self.reduction == "elementwise_mean":
-            losses = losses / (target != self.ignore_index).sum()
+            losses = mean_of_counted(losses, target, self.ignore_index)
         return losses if support is None else (losses, support)
 
 

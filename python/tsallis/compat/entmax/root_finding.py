@@ -67,6 +67,8 @@ def budget_bisect(X: Tensor, budget: float | Tensor = 2, dim: int = -1, n_iter: 
 
     if not isinstance(budget, Tensor):
         return _budget(X, budget, dim)
+    if not -X.dim() <= dim < X.dim():
+        return _budget(X, 1.0, dim)  # which says so
     shape = list(X.shape)
     shape[dim] = 1
     try:

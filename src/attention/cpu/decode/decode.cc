@@ -192,7 +192,10 @@ class Group {
       bar = most + std::log(z * 0.25 * epsilon / (1.0 - epsilon)) -
             std::log(static_cast<double>(visible.size()));
     } else {
-      bar = LeastThreshold(map, s_.scores);
+      // The key of the largest score is read also where a sink leaves it no weight, as in
+      // Row::Entmax.
+      bar = std::min(LeastThreshold(map, s_.scores),
+                     *std::max_element(s_.scores.begin(), s_.scores.end()));
     }
     bar -= slack;
     const auto ceiling = [&](std::int64_t key) {

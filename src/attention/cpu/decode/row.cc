@@ -30,6 +30,7 @@ Answer Row::Exact(const Bounds& bounds) {
   // A bound may be infinite where the key is not a number, and that is found out.
   if (!Screened() && (std::isnan(bounds.top) || bounds.top == kInfinity)) return Broken();
   if (keys_.size() == 0 || bounds.top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
+  if (BrokenSink()) return Broken();
   return map_.softmax() ? Softmax(bounds.x, bounds.top) : Entmax(bounds);
 }
 

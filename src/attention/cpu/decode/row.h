@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -49,6 +50,8 @@ class Row {
 
   bool Screened() const { return query_.byte_offset >= 0; }
   Answer Broken() const { return Nothing(out_, query_.value_dim, std::nan("")); }
+  // A score that is NaN or +inf breaks its row, and so does a sink.
+  bool BrokenSink() const { return !(map_.sink < std::numeric_limits<double>::infinity()); }
   double LargestScore() const;
   // How far a bound in float32 may lie below the score, at most.
   double Slack(float top, float product) const;

@@ -141,6 +141,7 @@ std::size_t Row::Choose() {
 
 Answer Row::Selected(const Bounds* bounds) {
   if (query_.visible.size() == 0) return Nothing(out_, query_.value_dim, 0.0);
+  if (BrokenSink()) return Broken();
   const std::size_t count = Choose();
   std::vector<std::uint32_t> read;
   if (bounds != nullptr || query_.wants_lost) {

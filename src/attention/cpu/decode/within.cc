@@ -39,6 +39,7 @@ constexpr double kVanished = 1.3e-38;
 std::optional<Answer> Row::Within(const Bounds& bounds) {
   const std::int64_t n = keys_.size();
   if (n == 0 || bounds.top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
+  if (BrokenSink()) return Broken();
   float* e = bounds.x;
   const double top = static_cast<double>(bounds.top), slack = Slack(bounds.top, bounds.product);
   // The bound of a key that is not finite says nothing, nor do those of vast scores. A soft cap may
@@ -128,8 +129,9 @@ std::optional<Answer> Row::Within(const Bounds& bounds) {
   s_.scores.resize(read);
   std::vector<std::uint32_t> kept;
   if (query_.wants_lost) kept.assign(index, index + read);
-  Answer answer =
-      LargestScore() == -kInfinity ? Nothing(out_, query_.value_dim, 0.0) : SolvedSoftmax(read);
+  // A sink may leave so little that no key is read: then the rest is the sink's.
+  const bool nothing = LargestScore() == -kInfinity && (read > 0 || map_.sink == -kInfinity);
+  Answer answer = nothing ? Nothing(out_, query_.value_dim, 0.0) : SolvedSoftmax(read);
   answer.scored = static_cast<std::int64_t>(read);
   // Without bytes the rows of all keys were read for their bounds.
   if (!Screened()) answer.bytes_read -= BytesOfRows(read, 0);

@@ -308,6 +308,11 @@ void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
         BackwardScores(call, spec, place, x, weights + skipped, entries, derivatives, ds + skipped,
                        group, thread);
       }
+      if (std::isnan(weights[skipped])) {  // reaches the values of keys that it sees alone
+        for (std::int64_t j = 0; j < place.n(); ++j) {
+          if (x[j] == -kInfinityF) weights[skipped + j] = 0.0f;
+        }
+      }
     }
     CloseRow(group, place, weights);
     MarkRow(group, r, weights);

@@ -238,6 +238,24 @@ TEST(Sweep, OutliersDoNotHideTheSupport) {
   });
 }
 
+// Distance stretches a product, and with it what a sum of bytes may be off by.
+TEST(Sweep, AnOutlierAmongScoresThatDistanceStretches) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    for (const std::int64_t head_dim : {1, 2, 20}) {
+      ProblemSpec spec = Long(600, DType::kFloat32);
+      spec.q_len = 66;
+      spec.head_dim = head_dim;
+      spec.value_dim = 8;
+      spec.scale_invariant = 1.0;
+      Problem problem(spec);
+      Replace(&problem, &AttentionParams::k,
+              [&](std::int64_t i, std::int64_t, double value) { return i == 300 ? 1e5 : value; });
+      SCOPED_TRACE(head_dim);
+      CheckRows(problem, problem.Run(&kernel, 2, 0, false), 3e-5);
+    }
+  });
+}
+
 // Products as large as norms allow, of either sign, where sums of few bits would overflow first:
 // queries along and against keys whose norm lies in all dimensions, in some or in one.
 TEST(Sweep, SumsAsLargeAsTheirNormsAllow) {
