@@ -5,11 +5,15 @@
 //   TSALLIS_CASES, TSALLIS_SEED, TSALLIS_SHOW   as in testing/drawn_test.h
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
@@ -296,6 +300,41 @@ TEST(CudaEmulated, EmptyAxes) {
     EXPECT_EQ(CheckEmulated(spec), "");
     spec.batch = 0;
     EXPECT_EQ(CheckEmulated(spec), "");
+  }
+}
+
+// Nobody looks at the contents of ranges. What lies beyond an axis is as if it were not there:
+// positions count from the cut, and no distance has a factor beyond the table.
+TEST(CudaEmulated, RangesBeyondTheirAxisAreCutOff) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  struct Beyond {
+    std::int64_t q_begin, q_end, k_begin, k_end;
+  };
+  const Beyond beyonds[] = {{0, 16, 0, 20},       {0, 16, 0, 60},      {0, 16, 0, kFar},
+                            {0, kFar, 0, 16},     {-5, 16, -9, 16},    {-kFar, 16, 0, 16},
+                            {0, 16, -kFar, kFar}, {0, 16, kFar, kFar}, {kFar, kFar, 3, 90}};
+  const auto cut = [](std::int64_t at) { return std::clamp<std::int64_t>(at, 0, 16); };
+  for (const Alignment alignment : {Alignment::kEnd, Alignment::kStart}) {
+    for (const double scale_invariant : {0.0, 3.0}) {
+      for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+        Problem problem({.dtype = DType::kFloat32,
+                         .q_len = 16,
+                         .k_len = 16,
+                         .map = map,
+                         .causal = true,
+                         .alignment = alignment,
+                         .scale_invariant = scale_invariant});
+        const auto run = [&](const Beyond& at) {
+          problem.params().ranges = {&at.q_begin, &at.q_end, &at.k_begin, &at.k_end};
+          return RunEmulated(problem, simt::Policy::Draw(2));
+        };
+        for (const Beyond& at : beyonds) {
+          const Beyond inside = {cut(at.q_begin), cut(at.q_end), cut(at.k_begin), cut(at.k_end)};
+          EXPECT_EQ(FirstDifference(run(inside), run(at)), "")
+              << at.q_begin << ":" << at.q_end << " " << at.k_begin << ":" << at.k_end;
+        }
+      }
+    }
   }
 }
 

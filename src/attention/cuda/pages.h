@@ -95,9 +95,7 @@ TSALLIS_DEVICE Head PageHead(const PagesCall& pages, int b, int h) {
   Sequence& sequence = head.sequence;
   const std::int64_t length = LoadInteger(pages.lengths, b);
   sequence.k = Head::Clip({0, length}, pages.call.k_len);
-  if (pages.call.mask.alignment == Alignment::kEnd) {
-    sequence.shift = sequence.k.end - sequence.q.end;
-  }
+  sequence.Align(pages.call.mask);
   return head;
 }
 
@@ -422,7 +420,7 @@ PageScoresKernel(const PagesCall pages) {
           } else if (!plain) {
             // Of keys that the row sees alone: there are factors for no other distances. Without
             // terms of its own a row's score is z all the same.
-            const BasicTerms<float> of_row = {row.unit, row.slope, row.softcap, call.distances};
+            const DeviceTerms of_row = {row.unit, row.slope, row.softcap, call.distances};
             z = of_row.Score(z, row.here - key);
           }
           most = MaxOrNaN(most, z);
