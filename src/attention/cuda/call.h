@@ -49,7 +49,7 @@ struct Call {
   DeviceFactors distances;
 
   TSALLIS_HOST_DEVICE int group() const { return heads / kv_heads; }
-  TSALLIS_HOST_DEVICE int array_batch() const { return ranges.packed ? 1 : batch; }
+  TSALLIS_HOST_DEVICE int array_batch() const { return ranges.packed && batch > 1 ? 1 : batch; }
 };
 
 // Rows of one head of an array.

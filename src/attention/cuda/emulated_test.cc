@@ -303,6 +303,27 @@ TEST(CudaEmulated, EmptyAxes) {
   }
 }
 
+// A packed batch may have no sequences: its rows, and memory that it has none of, are left alone.
+TEST(CudaEmulated, PackedBatchesMayHaveNoSequences) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    Problem problem({.dtype = DType::kBFloat16,
+                     .batch = 0,
+                     .map = map,
+                     .sink = true,
+                     .causal = true,
+                     .ragged = ProblemSpec::Ragged::kPacked,
+                     .bias = map == RowMap::kSoftmax,
+                     .scale_invariant = 3.0});
+    for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
+      params->q_len = params->k_len = 200;
+    }
+    EXPECT_EQ(CheckRun(problem, RefusalOf(problem), [&] { return RunEmulated(problem, {}); }), "");
+    EXPECT_EQ(CheckEmulatedWeights(problem, 3), "");
+    problem.params().ranges = {.packed = true};
+    EXPECT_EQ(CheckRun(problem, RefusalOf(problem), [&] { return RunEmulated(problem, {}); }), "");
+  }
+}
+
 // Nobody looks at the contents of ranges. What lies beyond an axis is as if it were not there:
 // positions count from the cut, and no distance has a factor beyond the table.
 TEST(CudaEmulated, RangesBeyondTheirAxisAreCutOff) {

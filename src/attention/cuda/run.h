@@ -298,7 +298,7 @@ class Runner {
   // The same for kernels that find their sequence by BlockPlace.
   Grid Places(int length, int rows, int heads) const {
     const bool packed = call_.ranges.packed;
-    return {BlockPlace::Count(packed, length, call_.batch, rows), heads, packed ? 1 : call_.batch};
+    return {BlockPlace::Count(packed, length, call_.batch, rows), heads, call_.array_batch()};
   }
 
   // Lists of all rows, and which rows are dense.
