@@ -409,8 +409,10 @@ TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const Den
     StoreDevice(statistics.entropy + index, wide(lives ? static_cast<double>(entropy) : 0.0));
   }
   if (statistics.maximum != nullptr) {
+    // Of the scores alone: a sink does not break it.
+    const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
-                wide(static_cast<double>(largest) / static_cast<double>(head.unit)));
+                static_cast<double>(most) / static_cast<double>(head.unit));
   }
 }
 
@@ -585,10 +587,12 @@ struct DenseWork {
     }
   }
 
-  // The sink is one more key; it counts where there is another.
+  // The sink is one more key; it counts where there is another. One that is NaN or inf breaks the
+  // row.
   TSALLIS_DEVICE void AddSink(bool softmax, DenseRow& row, int half) {
     const float change = head.sink > row.peak ? expf(row.peak - head.sink) : 1.0f;
-    row.peak = fmaxf(row.peak, head.sink);
+    row.peak = MaxOrNaN(row.peak, head.sink);
+    if (!row.Lives()) return;
     if (softmax) {
       row.top = row.top * change + expf(head.sink - row.peak);
       TSALLIS_UNROLL

@@ -359,6 +359,27 @@ TEST(CudaEmulated, RangesBeyondTheirAxisAreCutOff) {
   }
 }
 
+// A sink of NaN or infinity makes NaN of every row of its head that has a key, as a score would,
+// and of none without.
+TEST(CudaEmulated, SinksThatAreNotFinite) {
+  for (const double alpha : {1.0, 1.5, 0.7, 3.0}) {
+    for (const float sink : {NAN, INFINITY, -INFINITY}) {
+      Problem problem({.seed = 3,
+                       .dtype = DType::kFloat32,
+                       .kv_heads = 2,
+                       .q_len = 24,
+                       .k_len = 20,
+                       .alpha = alpha,
+                       .sink = true,
+                       .causal = true});
+      problem.Wide("sink")[1] = sink;
+      const auto run = [&] { return RunEmulated(problem, simt::Policy::Draw(1)); };
+      EXPECT_EQ(CheckRun(problem, RefusalOf(problem), run), "") << alpha << " " << sink;
+      EXPECT_EQ(CheckEmulatedWeights(problem, 1), "") << alpha << " " << sink;
+    }
+  }
+}
+
 // A row that sees a score of NaN is NaN, its neighbours in the tile are not.
 TEST(CudaEmulated, NaNStaysInItsRow) {
   for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {

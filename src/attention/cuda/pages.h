@@ -736,11 +736,11 @@ PageSolveKernel(const PagesCall pages) {
   SyncBlock();
   const PageMaxima maxima(sums);
   const float largest = maxima.Largest();
-  // Without a z above -inf a row is empty, and broken with one that is NaN or inf.
-  const bool lives = largest > -kInfinity && largest <= kMostFloat;
-  const bool broken = !lives && largest != -kInfinity;
   // The sink is one more key; it counts where there is another.
-  row.peak = fmaxf(largest, head.sink);
+  row.peak = MaxOrNaN(largest, head.sink);
+  // Without a z above -inf a row is empty, and broken with one that is NaN or inf, the sink's too.
+  const bool empty = largest == -kInfinity;
+  const bool lives = !empty && row.peak <= kMostFloat, broken = !empty && !lives;
   double top = 1.0, entropy = 0.0;
   int support = 0;
   if (lives) {
@@ -836,8 +836,10 @@ PageSolveKernel(const PagesCall pages) {
   }
   if (statistics.entropy != nullptr) StoreDevice(statistics.entropy + index, wide(entropy));
   if (statistics.maximum != nullptr) {
+    // Of the scores alone: a sink does not break it.
+    const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
-                wide(static_cast<double>(largest) / static_cast<double>(head.unit)));
+                static_cast<double>(most) / static_cast<double>(head.unit));
   }
 }
 
