@@ -540,6 +540,23 @@ TEST(CudaEmulated, WhatIsNotServedIsRefusedByName) {
   spec = served;
   spec.strided = true;
   EXPECT_EQ(refusal(spec), "rows that do not begin at multiples of 16 bytes");
+  // Rows of such a size begin anywhere: the size is what a caller has to change.
+  spec = served;
+  spec.head_dim = spec.value_dim = 20;
+  EXPECT_EQ(refusal(spec), "a head size that is not a multiple of 8");
+}
+
+// Its rows are read as they lie, and expanded gradients have columns of stride 0.
+TEST(CudaEmulated, AGradientWithStridedColumnsIsRefused) {
+  const Problem problem({.dtype = DType::kBFloat16});
+  const AttentionParams& params = problem.params();
+  AttentionGradients gradients;
+  gradients.d_out = params.q;
+  for (const std::int64_t stride : {1, 0, 2}) {
+    gradients.d_out.strides[3] = stride;
+    EXPECT_EQ(Refusal(kServes, params, FeaturesOf(params, gradients), Pass::kBackward),
+              stride == 1 ? "" : "columns of d_out that are not contiguous");
+  }
 }
 
 }  // namespace
