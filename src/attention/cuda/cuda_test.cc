@@ -77,6 +77,20 @@ TEST(Cuda, AlphasBeside1AreNamed) {
   EXPECT_EQ(ForwardError(problem).rfind("alpha_per_head[0]: expected 1, or", 0), 0u);
 }
 
+// Places among the entries of their lists are an int.
+TEST(Cuda, RowsOfAKeyHeadAreLimited) {
+  for (const std::int64_t group : {1, 4}) {
+    const auto error_of = [&](std::int64_t q_len) {
+      Problem problem({.dtype = DType::kBFloat16, .group = group});
+      problem.params().q_len = q_len;
+      return ErrorOf([&] { AttentionWorkspaceBytes(kCuda, problem.params(), true); });
+    };
+    EXPECT_EQ(error_of((1 << 25) / group),
+              "q_len heads / kv_heads: expected at most 33554431 on a CUDA device, got 33554432");
+    EXPECT_EQ(error_of((1 << 25) / group - 1).find("q_len"), std::string::npos);
+  }
+}
+
 TEST(Cuda, WhichGpusTheKernelsRunOn) {
   const std::vector<std::string> all = {"80", "90a", "100", "120"};
   for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 0}, {10, 0}, {13, 0}}) {
