@@ -519,6 +519,48 @@ TEST(CudaEmulated, AWorkspaceMayBeGiven) {
                InvalidArgument);
 }
 
+// Weights and their counts take no more than a backward pass.
+TEST(CudaEmulated, WeightsTakeAGivenWorkspace) {
+  for (const std::int64_t q_len : {1, 3, 70}) {
+    for (const int kind : {0, 1, 2}) {
+      const Problem problem({.dtype = DType::kBFloat16,
+                             .kv_heads = 2,
+                             .q_len = q_len,
+                             .k_len = 33,
+                             .head_dim = 8,
+                             .value_dim = 8,
+                             .map = kind == 0 ? RowMap::kSoftmax : RowMap::kEntmax,
+                             .alpha_per_head = kind == 2,
+                             .causal = true,
+                             .scale_invariant = kind == 1 ? 3.0 : 0.0});
+      const auto with_workspace = [](const AttentionParams& params, const auto& run) {
+        const std::size_t bytes = RunWorkspaceBytes<BFloat16>(params, true);
+        const std::unique_ptr<void, void (*)(void*)> memory(Emulation::Allocate(bytes),
+                                                            Emulation::Free);
+        run(Context{.workspace = memory.get(), .workspace_bytes = bytes});
+      };
+      const auto count = [&](const AttentionParams& params, std::int64_t* counts) {
+        CountWeights<Emulation>(params, counts,
+                                [&](const AttentionParams& there, std::int64_t* to) {
+                                  with_workspace(there, [&](const Context& context) {
+                                    RunWeightCounts<BFloat16>(context, there, to);
+                                  });
+                                });
+      };
+      const auto put = [&](const AttentionParams& params, const std::int64_t* offsets,
+                           std::int64_t entries, std::int64_t* columns, float* values) {
+        PutWeights<Emulation>(params, offsets, entries, columns, values,
+                              [&](const AttentionParams& there, const auto&... to) {
+                                with_workspace(there, [&](const Context& context) {
+                                  RunWeights<BFloat16>(context, there, to...);
+                                });
+                              });
+      };
+      EXPECT_EQ(CheckWeights(problem, count, put), "") << q_len << " " << kind;
+    }
+  }
+}
+
 // Other dtypes, sizes, maps and masks are refused, each by its name.
 TEST(CudaEmulated, WhatIsNotServedIsRefusedByName) {
   const auto refusal = [](const ProblemSpec& spec) { return RefusalOf(Problem(spec)); };
