@@ -561,6 +561,17 @@ TEST(CudaEmulated, WeightsTakeAGivenWorkspace) {
   }
 }
 
+// Host threads share a kernel's limit of shared memory, so it is the same for any number of keys.
+TEST(CudaEmulated, LimitsOfSharedMemoryDoNotDependOnTheCall) {
+  for (const std::int64_t k_len : {30, 300}) {
+    EXPECT_EQ(CheckEmulated({.dtype = DType::kBFloat16, .q_len = 30, .k_len = k_len}), "");
+  }
+  const auto kernel = reinterpret_cast<std::uintptr_t>(SortKernel<false>);
+  EXPECT_EQ(simt::machine.shared_limits.at({kernel, simt::machine.policy.much_shared}),
+            kMostKeys / kBucket * sizeof(int));
+  EXPECT_THROW(simt::LimitShared(kernel, 20, 20), simt::Fault);
+}
+
 // Other dtypes, sizes, maps and masks are refused, each by its name.
 TEST(CudaEmulated, WhatIsNotServedIsRefusedByName) {
   const auto refusal = [](const ProblemSpec& spec) { return RefusalOf(Problem(spec)); };

@@ -240,8 +240,8 @@ class Runner {
 
   template <class... Parameters, class... Arguments>
   void Launch(const char* name, void (*kernel)(Parameters...), Grid grid, int threads,
-              std::size_t shared_bytes, const Arguments&... arguments) const {
-    stream_->Launch(name, kernel, grid, threads, shared_bytes, arguments...);
+              const SharedBytes& shared, const Arguments&... arguments) const {
+    stream_->Launch(name, kernel, grid, threads, shared, arguments...);
   }
 
   // Allocates memory and fills in what the host knows. False: no stream, so bytes are only counted.
@@ -325,7 +325,10 @@ class Runner {
     Grid tasks = heads, buckets = heads;
     tasks.x = SortCall::Tasks(call_);
     buckets.x = SortCall::Buckets(call_);
-    const std::size_t bytes = Size(buckets.x) * sizeof(int), scan_bytes = kWarps * sizeof(int);
+    // The counts of a task: for each bucket.
+    static_assert(kMostKeys % kBucket == 0 && kMostRows * kList <= INT_MAX);
+    const SharedBytes bytes(Size(buckets.x) * sizeof(int), kMostKeys / kBucket * sizeof(int));
+    const std::size_t scan_bytes = kWarps * sizeof(int);
     Launch("SortKernel", SortKernel<false>, tasks, kWarp, bytes, sort);
     Launch("ScanKernel", ScanKernel<false>, buckets, kThreads, scan_bytes, sort);
     Launch("ScanKernel", ScanKernel<true>, heads, kThreads, scan_bytes, sort);
