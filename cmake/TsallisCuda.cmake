@@ -51,10 +51,16 @@ find_package(CUDAToolkit REQUIRED)
 message(STATUS "CUDA kernels: nvcc ${found}, for ${TSALLIS_CUDA_ARCHITECTURES}")
 set(TSALLIS_HAS_CUDA ON)
 set(TSALLIS_NVCC_VERSION ${found})
+# Newer GPUs than these compile the code of the oldest one themselves. That of an architecture with a letter (90a) runs
+# on no other.
+set(TSALLIS_CUDA_INTERMEDIATE ${TSALLIS_CUDA_ARCHITECTURES})
+list(FILTER TSALLIS_CUDA_INTERMEDIATE INCLUDE REGEX "^[0-9]+$")
+list(SORT TSALLIS_CUDA_INTERMEDIATE COMPARE NATURAL)
+list(SUBLIST TSALLIS_CUDA_INTERMEDIATE 0 1 TSALLIS_CUDA_INTERMEDIATE)
 # What sources are told of it.
 list(JOIN TSALLIS_CUDA_ARCHITECTURES "," architectures)
 set(TSALLIS_CUDA_DEFINITIONS TSALLIS_HAS_CUDA "TSALLIS_CUDA_ARCHITECTURES=\"${architectures}\""
-    "TSALLIS_NVCC_VERSION=\"${TSALLIS_NVCC_VERSION}\"")
+    "TSALLIS_CUDA_INTERMEDIATE=\"${TSALLIS_CUDA_INTERMEDIATE}\"" "TSALLIS_NVCC_VERSION=\"${TSALLIS_NVCC_VERSION}\"")
 
 # tsallis_cuda_sources(target file...): compiles them into the target; a file of several targets is compiled once.
 # Rules of our own and not CMake's language: CMake 3.25 does not know that nvcc speaks C++20. What ptxas says of
@@ -67,9 +73,9 @@ function(tsallis_cuda_sources target)
   foreach(architecture IN LISTS TSALLIS_CUDA_ARCHITECTURES)
     list(APPEND flags -gencode=arch=compute_${architecture},code=sm_${architecture})
   endforeach()
-  # Newer GPUs than these compile the oldest one's code themselves.
-  list(GET TSALLIS_CUDA_ARCHITECTURES 0 oldest)
-  list(APPEND flags -gencode=arch=compute_${oldest},code=compute_${oldest})
+  if(TSALLIS_CUDA_INTERMEDIATE)
+    list(APPEND flags -gencode=arch=compute_${TSALLIS_CUDA_INTERMEDIATE},code=compute_${TSALLIS_CUDA_INTERMEDIATE})
+  endif()
   set(launcher)
   if(CCACHE_PROGRAM)
     set(launcher ${CMAKE_CXX_COMPILER_LAUNCHER})

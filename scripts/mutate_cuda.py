@@ -769,8 +769,8 @@ FAULTS = [
     Fault(
         "pages.h",
         "queries at the wrong end",
-        "sequence.shift = sequence.k.end - sequence.q.end;",
-        "sequence.shift = pages.call.k_len - sequence.q.end;",
+        "  sequence.Align(pages.call.mask);\n",
+        "  sequence.shift = pages.call.k_len - sequence.q.end;\n",
     ),
     Fault(
         "pages.h",

@@ -36,6 +36,7 @@ constexpr const char* kNames[] = {"float32",
                                   "columns that are not contiguous",
                                   "rows that do not begin at multiples of 16 bytes",
                                   "keys in pages",
+                                  "columns of d_out that are not contiguous",
                                   "the gradient of alpha"};
 static_assert(std::size(kNames) == static_cast<std::size_t>(Feature::kFeatures));
 
@@ -80,6 +81,17 @@ std::string Number(double number) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g", number);
   return text;
+}
+
+// Sizes that the kernel does not serve: why it cannot run; empty if it can.
+std::string SizeRefusal(const Serves& serves, const AttentionParams& params) {
+  if (params.head_dim > serves.most_columns || params.value_dim > serves.most_columns) {
+    return "head size above " + std::to_string(serves.most_columns);
+  }
+  if (params.head_dim % serves.column_step != 0 || params.value_dim % serves.column_step != 0) {
+    return "a head size that is not a multiple of " + std::to_string(serves.column_step);
+  }
+  return {};
 }
 
 // Of heads whose alphas the kernel does not serve: why it cannot run; empty if it can.
@@ -148,6 +160,7 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
                d_sink, d_bias] = gradients;
   Features asked = FeaturesOf(params);
   asked.Add(Feature::kAlphaGradient, d_alpha != nullptr);
+  asked.Add(Feature::kStridedGradient, HasStridedColumns(d_out));
   const std::int64_t sizes[] = {params.ranges.packed ? 1 : params.batch, params.heads,
                                 params.q_len};
   asked.Add(Feature::kUnalignedRows, HasUnalignedRows(d_out, sizes));
@@ -162,16 +175,15 @@ std::string Refusal(const Serves& serves, const AttentionParams& params, const F
   for (int i = 0; i < static_cast<int>(Feature::kFeatures); ++i) {
     const auto feature = static_cast<Feature>(i);
     if (!lacking.Has(feature)) continue;
+    // Where rows begin follows from their size: that is what a caller has to change.
+    if (feature == Feature::kUnalignedRows) {
+      if (std::string text = SizeRefusal(serves, params); !text.empty()) return text;
+    }
     const bool later = serves.features.Has(feature);  // it has the forward pass
     return std::string(Name(feature)) + (later ? ", backward" : "");
   }
   if (std::string text = AlphaRefusal(serves, params); !text.empty()) return text;
-  if (params.head_dim > serves.most_columns || params.value_dim > serves.most_columns) {
-    return "head size above " + std::to_string(serves.most_columns);
-  }
-  if (params.head_dim % serves.column_step != 0 || params.value_dim % serves.column_step != 0) {
-    return "a head size that is not a multiple of " + std::to_string(serves.column_step);
-  }
+  if (std::string text = SizeRefusal(serves, params); !text.empty()) return text;
   if (serves.most_keys < params.k_len && MostKeys(params) > serves.most_keys) {
     return "more than " + std::to_string(serves.most_keys) + " keys";
   }

@@ -43,9 +43,10 @@ enum class Feature : std::uint8_t {
   kBias,
   kSink,
   // memory
-  kStridedColumns,  // the elements of a row of q, k or v do not lie side by side
-  kUnalignedRows,   // rows of q, k, v or d_out that do not begin at multiples of 16 bytes
-  kPages,           // keys and values in pages
+  kStridedColumns,   // the elements of a row of q, k or v do not lie side by side
+  kUnalignedRows,    // rows of q, k, v or d_out that do not begin at multiples of 16 bytes
+  kPages,            // keys and values in pages
+  kStridedGradient,  // the elements of a row of d_out do not lie side by side
   // results
   kAlphaGradient,
   kFeatures  // their number
@@ -84,10 +85,11 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
 
 // What every kernel here serves: they differ in the rest.
 inline constexpr Features kCommonFeatures = {
-    Feature::kCausal,  Feature::kWindow,         Feature::kStartAlignment,
-    Feature::kRanges,  Feature::kPacked,         Feature::kLengthScale,
-    Feature::kAlibi,   Feature::kScaleInvariant, Feature::kScaleInvariantShape,
-    Feature::kSoftcap, Feature::kUnalignedRows,  Feature::kPages};
+    Feature::kCausal,         Feature::kWindow,         Feature::kStartAlignment,
+    Feature::kRanges,         Feature::kPacked,         Feature::kLengthScale,
+    Feature::kAlibi,          Feature::kScaleInvariant, Feature::kScaleInvariantShape,
+    Feature::kSoftcap,        Feature::kUnalignedRows,  Feature::kPages,
+    Feature::kStridedGradient};
 
 struct Serves {
   Features features;

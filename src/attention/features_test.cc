@@ -44,10 +44,25 @@ TEST(Features, WhatAKernelLacksIsNamed) {
       EXPECT_EQ(Refused(serves, params), asked.Has(feature) ? Name(feature) : "");
     }
   }
-  const Features drawn = met | Features{Feature::kFloat64, Feature::kAlphaGradient};
+  const Features drawn =
+      met | Features{Feature::kFloat64, Feature::kAlphaGradient, Feature::kStridedGradient};
   EXPECT_EQ(Refusal({.features = drawn}, Problem(ProblemSpec()).params(), Features::All(),
                     Pass::kForward),
             "");
+}
+
+// Every kernel for CPUs reads d_out column by column where it has to.
+TEST(Features, ColumnsOfDOutMayLieAnywhere) {
+  const Problem problem{ProblemSpec()};
+  AttentionGradients gradients;
+  for (const std::int64_t stride : {1, 0, 2}) {
+    gradients.d_out.strides[3] = stride;
+    const Features asked = FeaturesOf(problem.params(), gradients);
+    EXPECT_EQ(asked.Has(Feature::kStridedGradient), stride != 1);
+    for (const AttentionKernel* kernel : AllAttentionKernels()) {
+      EXPECT_TRUE(kernel->serves.features.Has(Feature::kStridedGradient)) << kernel->name;
+    }
+  }
 }
 
 TEST(Features, ABackwardPassMayServeLess) {

@@ -46,10 +46,14 @@ struct Sequence {
     sequence.array_batch = ranges.packed ? 0 : b;
     sequence.q = q;
     sequence.k = k;
-    const bool at_end = mask.alignment == Alignment::kEnd;
-    sequence.shift = at_end ? k.end - q.end : k.begin - q.begin;
     sequence.nearest = map == RowMap::kStickBreaking ? 1 : 0;
+    sequence.Align(mask);
     return sequence;
+  }
+
+  // Sets the shift, which follows from both spans: again if one of them changes.
+  TSALLIS_HOST_DEVICE void Align(const AttentionMask& mask) {
+    shift = mask.alignment == Alignment::kEnd ? k.end - q.end : k.begin - q.begin;
   }
 
   // i - j, for rows of the arrays.

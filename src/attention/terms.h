@@ -69,6 +69,8 @@ struct DistanceFactors {
   TSALLIS_HOST_DEVICE bool any() const { return a_of_0 != nullptr; }
   TSALLIS_HOST_DEVICE const float* a(std::int64_t distance) const { return a_of_0 + distance; }
   TSALLIS_HOST_DEVICE const float* m(std::int64_t distance) const { return m_of_0 + distance; }
+  TSALLIS_HOST_DEVICE float a_at(std::int64_t distance) const { return *a(distance); }
+  TSALLIS_HOST_DEVICE float m_at(std::int64_t distance) const { return *m(distance); }
 };
 
 // The factors of a call's distances. Tables are kept between calls: up to four, of up to 32 MB.
@@ -134,8 +136,9 @@ inline double RowFactor(const AttentionParams& params, const Sequence& sequence,
          LoadElement<double>(c.data, c.dtype, Offset(c.strides, sequence.array_batch, h, q_row));
 }
 
-// The terms of one query head of one sequence, in units of z. T: double, on GPUs float.
-template <typename T>
+// The terms of one query head of one sequence, in units of z. T: double, on GPUs float. Factors:
+// what reads a_d and m_d.
+template <typename T, class Factors = DistanceFactors>
 struct BasicTerms {
   // `table` outlives it.
   static BasicTerms Of(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
@@ -162,8 +165,8 @@ struct BasicTerms {
   TSALLIS_HOST_DEVICE T Score(T z, std::int64_t distance) const {
     if (softcap != T(0)) z = softcap * std::tanh(z / softcap);
     if (distances.any()) {
-      z = static_cast<T>(*distances.a(distance)) * z +
-          unit * static_cast<T>(*distances.m(distance));
+      z = static_cast<T>(distances.a_at(distance)) * z +
+          unit * static_cast<T>(distances.m_at(distance));
     }
     return z - slope * static_cast<T>(distance < 0 ? -distance : distance);
   }
@@ -174,7 +177,7 @@ struct BasicTerms {
       const T t = std::tanh(z / softcap);
       derivative = T(1) - t * t;
     }
-    return distances.any() ? derivative * static_cast<T>(*distances.a(distance)) : derivative;
+    return distances.any() ? derivative * static_cast<T>(distances.a_at(distance)) : derivative;
   }
   // The largest score of a key at a distance in [nearest, farthest], 0 <= nearest, whose unit x is
   // `x` at most.
@@ -182,15 +185,15 @@ struct BasicTerms {
     if (softcap != 0.0) x = softcap * std::tanh(x / softcap);
     if (distances.any()) {
       // a x + unit (sum - a^2) rises until a = x / (2 unit).
-      const double a = std::clamp(x / (2.0 * unit), static_cast<double>(*distances.a(nearest)),
-                                  static_cast<double>(*distances.a(farthest)));
+      const double a = std::clamp(x / (2.0 * unit), static_cast<double>(distances.a_at(nearest)),
+                                  static_cast<double>(distances.a_at(farthest)));
       x = a * x + unit * (distances.sum - a * a);
     }
     return x - slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
   }
   // How much further than x a score may move, at distances up to `farthest`.
   TSALLIS_HOST_DEVICE T Stretch(std::int64_t farthest) const {
-    return distances.any() ? static_cast<T>(*distances.a(farthest)) : T(1);
+    return distances.any() ? static_cast<T>(distances.a_at(farthest)) : T(1);
   }
   // For |x| <= product, a bound of the magnitude of a score's terms at distances up to `farthest`,
   // ALiBi's excepted.
@@ -206,7 +209,7 @@ struct BasicTerms {
                                      T slack) const {
     const T best = -slope * static_cast<T>(slope >= T(0) ? nearest : farthest);
     // a_d rises with d, and m_d falls.
-    const T m = distances.any() ? unit * static_cast<T>(*distances.m(nearest)) : T(0);
+    const T m = distances.any() ? unit * static_cast<T>(distances.m_at(nearest)) : T(0);
     const T rest = z - best - m;
     const T size = std::abs(z) + std::abs(best) + std::abs(m) + T(1);
     constexpr T kInfinity = std::numeric_limits<T>::infinity();
@@ -223,7 +226,7 @@ struct BasicTerms {
   T unit = 1;
   T slope = 0;    // unit times ALiBi's
   T softcap = 0;  // unit times its own; 0: none
-  DistanceFactors distances;
+  Factors distances;
 };
 using HeadTerms = BasicTerms<double>;
 

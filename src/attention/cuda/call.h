@@ -23,6 +23,17 @@ inline constexpr int kDenseRow = -1;
 // Threads of the kernels on tiles.
 inline constexpr int kThreads = 128, kWarps = kThreads / kWarp;
 
+#if defined(__CUDACC__)
+using DeviceFactors = DistanceFactors;
+#else
+// The factors of distances, read so that the emulation sees it.
+struct DeviceFactors : DistanceFactors {
+  float a_at(std::int64_t distance) const { return LoadDevice(a(distance)); }
+  float m_at(std::int64_t distance) const { return LoadDevice(m(distance)); }
+};
+#endif
+using DeviceTerms = BasicTerms<float, DeviceFactors>;
+
 inline constexpr float kMostFloat = 3.4028234e38f;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -35,10 +46,10 @@ struct Call {
   double scale = 1.0;
   double alpha = 1.5;              // 1: softmax
   const double* alphas = nullptr;  // [heads] or null
-  DistanceFactors distances;
+  DeviceFactors distances;
 
   TSALLIS_HOST_DEVICE int group() const { return heads / kv_heads; }
-  TSALLIS_HOST_DEVICE int array_batch() const { return ranges.packed ? 1 : batch; }
+  TSALLIS_HOST_DEVICE int array_batch() const { return ranges.packed && batch > 1 ? 1 : batch; }
 };
 
 // Rows of one head of an array.
@@ -106,12 +117,13 @@ struct Head {
   bool wide = false;
   double eps = 0.5;         // alpha - 1; of a wide head
   float sink = -kInfinity;  // its z; -inf: none
-  BasicTerms<float> terms;
+  DeviceTerms terms;
 
   TSALLIS_DEVICE bool softmax() const { return !wide && alpha == 1.0f; }
 
   TSALLIS_DEVICE static Span Clip(Span span, std::int64_t most) {
     if (span.begin < 0) span.begin = 0;
+    if (span.begin > most) span.begin = most;
     if (span.end > most) span.end = most;
     if (span.end < span.begin) span.end = span.begin;
     return span;
@@ -119,9 +131,11 @@ struct Head {
   TSALLIS_DEVICE static Sequence SequenceOf(const Call& call, std::int64_t b) {
     const Span all_q = {0, call.q_len}, all_k = {0, call.k_len};
     Sequence sequence = Sequence::Of(call.ranges, call.mask, RowMap::kEntmax, all_q, all_k, b);
-    // Nobody has looked at the ranges: what lies beyond the arrays is cut off.
+    // Nobody has looked at the ranges: what lies beyond the arrays is cut off, and does not count
+    // for positions either.
     sequence.q = Clip(sequence.q, call.q_len);
     sequence.k = Clip(sequence.k, call.k_len);
+    sequence.Align(call.mask);
     return sequence;
   }
   TSALLIS_HOST_DEVICE static bool IsWide(double alpha) {

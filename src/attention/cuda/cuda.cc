@@ -51,10 +51,9 @@ const Launches& Served(const AttentionParams& params, const Features& asked, Pas
   // Sizes of grids.
   CheckSize("batch", params.batch, 65535);
   CheckSize("heads", params.heads, 65535);
-  // Entries of lists have 32-bit numbers, a warp holds a number for every 64 keys.
   const std::int64_t group = params.kv_heads > 0 ? params.heads / params.kv_heads : 1;
-  CheckSize("q_len heads / kv_heads", params.q_len * group, std::int64_t{1} << 26);
-  CheckSize("k_len", params.k_len, std::int64_t{1} << 20);
+  CheckSize("q_len heads / kv_heads", params.q_len * group, kMostRows);
+  CheckSize("k_len", params.k_len, kMostKeys);
 #if defined(TSALLIS_HAS_CUDA)
   switch (params.q.dtype) {
     case DType::kFloat32: return kFloat32Launches;

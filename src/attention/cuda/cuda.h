@@ -11,6 +11,11 @@
 
 namespace tsallis::cuda {
 
+// At most: queries times heads of a group, whose lists' entries have places that are an int, and
+// keys, of which a warp holds a number for every 64.
+inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 25) - 1;
+inline constexpr std::int64_t kMostKeys = std::int64_t{1} << 20;
+
 // What the kernels serve; the rest is refused by name.
 inline constexpr Serves kServes = {
     .features = {Feature::kFloat32,        Feature::kBFloat16,

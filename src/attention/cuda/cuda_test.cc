@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "attention/cuda/architectures.h"
 #include "attention/testing/problem.h"
 #include "tsallis/attention.h"
 #include "tsallis/error.h"
@@ -73,6 +75,35 @@ TEST(Cuda, AlphasBeside1AreNamed) {
   const double alphas[] = {1.0 - 1e-10};
   problem.params().alpha_per_head = alphas;
   EXPECT_EQ(ForwardError(problem).rfind("alpha_per_head[0]: expected 1, or", 0), 0u);
+}
+
+// Places among the entries of their lists are an int.
+TEST(Cuda, RowsOfAKeyHeadAreLimited) {
+  for (const std::int64_t group : {1, 4}) {
+    const auto error_of = [&](std::int64_t q_len) {
+      Problem problem({.dtype = DType::kBFloat16, .group = group});
+      problem.params().q_len = q_len;
+      return ErrorOf([&] { AttentionWorkspaceBytes(kCuda, problem.params(), true); });
+    };
+    EXPECT_EQ(error_of((1 << 25) / group),
+              "q_len heads / kv_heads: expected at most 33554431 on a CUDA device, got 33554432");
+    EXPECT_EQ(error_of((1 << 25) / group - 1).find("q_len"), std::string::npos);
+  }
+}
+
+TEST(Cuda, WhichGpusTheKernelsRunOn) {
+  const std::vector<std::string> all = {"80", "90a", "100", "120"};
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 0}, {10, 0}, {13, 0}}) {
+    EXPECT_EQ(cuda::WhyUnusable(all, "80", major, minor), "") << major << minor;
+  }
+  EXPECT_EQ(
+      cuda::WhyUnusable(all, "80", 7, 5),
+      "the kernels were compiled for sm_80, sm_90a, sm_100, sm_120 and what comes after sm_80");
+  // Code of an "a" runs on its own GPU alone, and nothing compiles it for a later one.
+  EXPECT_EQ(cuda::WhyUnusable({"90a"}, "", 9, 0), "");
+  EXPECT_EQ(cuda::WhyUnusable({"90a"}, "", 10, 0), "the kernels were compiled for sm_90a");
+  EXPECT_EQ(cuda::WhyUnusable({"120", "80"}, "80", 8, 6), "");
+  EXPECT_NE(cuda::WhyUnusable({"90a", "100"}, "100", 8, 0), "");
 }
 
 TEST(Cuda, WeightsHaveTheSameRefusals) {

@@ -34,6 +34,11 @@ struct DenseRows {
     if (rows == nullptr) return static_cast<int>(head.sequence.q.size());
     return LoadDevice(counts + head.sequence.batch * call.heads + head.h);
   }
+  // What number a block's first row has among the sequence's dense rows, of which there are at most
+  // as many as the sequence has rows.
+  TSALLIS_DEVICE static int FirstOf(const BlockPlace& place, const Head& head) {
+    return static_cast<int>(place.first - head.sequence.q.begin);
+  }
   // i: below Count.
   TSALLIS_DEVICE int At(const Call& call, const Head& head, int i) const {
     const std::int64_t begin = head.sequence.q.begin;
@@ -409,8 +414,10 @@ TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const Den
     StoreDevice(statistics.entropy + index, wide(lives ? static_cast<double>(entropy) : 0.0));
   }
   if (statistics.maximum != nullptr) {
+    // Of the scores alone: a sink does not break it.
+    const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
-                wide(static_cast<double>(largest) / static_cast<double>(head.unit)));
+                static_cast<double>(most) / static_cast<double>(head.unit));
   }
 }
 
@@ -585,10 +592,12 @@ struct DenseWork {
     }
   }
 
-  // The sink is one more key; it counts where there is another.
+  // The sink is one more key; it counts where there is another. One that is NaN or inf breaks the
+  // row.
   TSALLIS_DEVICE void AddSink(bool softmax, DenseRow& row, int half) {
     const float change = head.sink > row.peak ? expf(row.peak - head.sink) : 1.0f;
-    row.peak = fmaxf(row.peak, head.sink);
+    row.peak = MaxOrNaN(row.peak, head.sink);
+    if (!row.Lives()) return;
     if (softmax) {
       row.top = row.top * change + expf(head.sink - row.peak);
       TSALLIS_UNROLL
@@ -637,10 +646,13 @@ TSALLIS_KERNEL(kThreads)
 DenseKernel(const DenseCall dense) {
   using Shape = DenseShape<Type, D>;
   const Call& call = dense.call;
-  const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
+  const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
+                                          BlockZ(), Shape::kRows);
+  if (!place.any) return;
+  const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
   const Sequence& sequence = head.sequence;
   const int count = dense.dense.Count(call, head);
-  const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
+  const int first = DenseRows::FirstOf(place, head);
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, dense.dense, head, first, count);
   const LeftRows<Type, D, Shape::kRows> query_rows(

@@ -5,11 +5,15 @@
 //   TSALLIS_CASES, TSALLIS_SEED, TSALLIS_SHOW   as in testing/drawn_test.h
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
@@ -299,6 +303,115 @@ TEST(CudaEmulated, EmptyAxes) {
   }
 }
 
+// A packed batch may have no sequences: its rows, and memory that it has none of, are left alone.
+TEST(CudaEmulated, PackedBatchesMayHaveNoSequences) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    Problem problem({.dtype = DType::kBFloat16,
+                     .batch = 0,
+                     .map = map,
+                     .sink = true,
+                     .causal = true,
+                     .ragged = ProblemSpec::Ragged::kPacked,
+                     .bias = map == RowMap::kSoftmax,
+                     .scale_invariant = 3.0});
+    for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
+      params->q_len = params->k_len = 200;
+    }
+    EXPECT_EQ(CheckRun(problem, RefusalOf(problem), [&] { return RunEmulated(problem, {}); }), "");
+    EXPECT_EQ(CheckEmulatedWeights(problem, 3), "");
+    problem.params().ranges = {.packed = true};
+    EXPECT_EQ(CheckRun(problem, RefusalOf(problem), [&] { return RunEmulated(problem, {}); }), "");
+  }
+}
+
+// Nobody looks at the contents of ranges. What lies beyond an axis is as if it were not there:
+// positions count from the cut, and no distance has a factor beyond the table.
+TEST(CudaEmulated, RangesBeyondTheirAxisAreCutOff) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  struct Beyond {
+    std::int64_t q_begin, q_end, k_begin, k_end;
+  };
+  const Beyond beyonds[] = {{0, 16, 0, 20},       {0, 16, 0, 60},      {0, 16, 0, kFar},
+                            {0, kFar, 0, 16},     {-5, 16, -9, 16},    {-kFar, 16, 0, 16},
+                            {0, 16, -kFar, kFar}, {0, 16, kFar, kFar}, {kFar, kFar, 3, 90}};
+  const auto cut = [](std::int64_t at) { return std::clamp<std::int64_t>(at, 0, 16); };
+  for (const Alignment alignment : {Alignment::kEnd, Alignment::kStart}) {
+    for (const double scale_invariant : {0.0, 3.0}) {
+      for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+        Problem problem({.dtype = DType::kFloat32,
+                         .q_len = 16,
+                         .k_len = 16,
+                         .map = map,
+                         .causal = true,
+                         .alignment = alignment,
+                         .scale_invariant = scale_invariant});
+        const auto run = [&](const Beyond& at) {
+          problem.params().ranges = {&at.q_begin, &at.q_end, &at.k_begin, &at.k_end};
+          return RunEmulated(problem, simt::Policy::Draw(2));
+        };
+        for (const Beyond& at : beyonds) {
+          const Beyond inside = {cut(at.q_begin), cut(at.q_end), cut(at.k_begin), cut(at.k_end)};
+          EXPECT_EQ(FirstDifference(run(inside), run(at)), "")
+              << at.q_begin << ":" << at.q_end << " " << at.k_begin << ":" << at.k_end;
+        }
+      }
+    }
+  }
+}
+
+// A sink of NaN or infinity makes NaN of every row of its head that has a key, as a score would,
+// and of none without.
+TEST(CudaEmulated, SinksThatAreNotFinite) {
+  for (const double alpha : {1.0, 1.5, 0.7, 3.0}) {
+    for (const float sink : {NAN, INFINITY, -INFINITY}) {
+      Problem problem({.seed = 3,
+                       .dtype = DType::kFloat32,
+                       .kv_heads = 2,
+                       .q_len = 24,
+                       .k_len = 20,
+                       .alpha = alpha,
+                       .sink = true,
+                       .causal = true});
+      problem.Wide("sink")[1] = sink;
+      const auto run = [&] { return RunEmulated(problem, simt::Policy::Draw(1)); };
+      EXPECT_EQ(CheckRun(problem, RefusalOf(problem), run), "") << alpha << " " << sink;
+      EXPECT_EQ(CheckEmulatedWeights(problem, 1), "") << alpha << " " << sink;
+    }
+  }
+}
+
+// Of a packed batch no kernel has more blocks than its rows and sequences need.
+TEST(CudaEmulated, BlocksRiseWithThePackedRows) {
+  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
+    const auto blocks_of = [&](std::int64_t sequences) {
+      constexpr std::int64_t kRows = 16;
+      Problem problem({.dtype = DType::kFloat32,
+                       .q_len = sequences * kRows,
+                       .k_len = sequences * kRows,
+                       .head_dim = 8,
+                       .value_dim = 8,
+                       .map = map});
+      std::vector<std::int64_t> begins, ends;
+      for (std::int64_t b = 0; b < sequences; ++b) {
+        begins.push_back(b * kRows);
+        ends.push_back((b + 1) * kRows);
+      }
+      for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
+        params->batch = sequences;
+        params->ranges = {begins.data(), ends.data(), begins.data(), ends.data(), true};
+      }
+      simt::machine.counters = {};
+      const Results results = RunEmulated(problem, {});
+      std::vector<std::int64_t> counts(static_cast<std::size_t>(sequences * kRows));
+      EmulatedWeightCounts(problem.params(), counts.data());
+      const std::uint64_t blocks = simt::machine.counters.blocks;
+      EXPECT_EQ(Expectation(problem).Check(results), "");
+      return blocks;
+    };
+    EXPECT_LE(blocks_of(24), 2 * blocks_of(12));
+  }
+}
+
 // A row that sees a score of NaN is NaN, its neighbours in the tile are not.
 TEST(CudaEmulated, NaNStaysInItsRow) {
   for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
@@ -438,6 +551,59 @@ TEST(CudaEmulated, AWorkspaceMayBeGiven) {
                InvalidArgument);
 }
 
+// Weights and their counts take no more than a backward pass.
+TEST(CudaEmulated, WeightsTakeAGivenWorkspace) {
+  for (const std::int64_t q_len : {1, 3, 70}) {
+    for (const int kind : {0, 1, 2}) {
+      const Problem problem({.dtype = DType::kBFloat16,
+                             .kv_heads = 2,
+                             .q_len = q_len,
+                             .k_len = 33,
+                             .head_dim = 8,
+                             .value_dim = 8,
+                             .map = kind == 0 ? RowMap::kSoftmax : RowMap::kEntmax,
+                             .alpha_per_head = kind == 2,
+                             .causal = true,
+                             .scale_invariant = kind == 1 ? 3.0 : 0.0});
+      const auto with_workspace = [](const AttentionParams& params, const auto& run) {
+        const std::size_t bytes = RunWorkspaceBytes<BFloat16>(params, true);
+        const std::unique_ptr<void, void (*)(void*)> memory(Emulation::Allocate(bytes),
+                                                            Emulation::Free);
+        run(Context{.workspace = memory.get(), .workspace_bytes = bytes});
+      };
+      const auto count = [&](const AttentionParams& params, std::int64_t* counts) {
+        CountWeights<Emulation>(params, counts,
+                                [&](const AttentionParams& there, std::int64_t* to) {
+                                  with_workspace(there, [&](const Context& context) {
+                                    RunWeightCounts<BFloat16>(context, there, to);
+                                  });
+                                });
+      };
+      const auto put = [&](const AttentionParams& params, const std::int64_t* offsets,
+                           std::int64_t entries, std::int64_t* columns, float* values) {
+        PutWeights<Emulation>(params, offsets, entries, columns, values,
+                              [&](const AttentionParams& there, const auto&... to) {
+                                with_workspace(there, [&](const Context& context) {
+                                  RunWeights<BFloat16>(context, there, to...);
+                                });
+                              });
+      };
+      EXPECT_EQ(CheckWeights(problem, count, put), "") << q_len << " " << kind;
+    }
+  }
+}
+
+// Host threads share a kernel's limit of shared memory, so it is the same for any number of keys.
+TEST(CudaEmulated, LimitsOfSharedMemoryDoNotDependOnTheCall) {
+  for (const std::int64_t k_len : {30, 300}) {
+    EXPECT_EQ(CheckEmulated({.dtype = DType::kBFloat16, .q_len = 30, .k_len = k_len}), "");
+  }
+  const auto kernel = reinterpret_cast<std::uintptr_t>(SortKernel<false>);
+  EXPECT_EQ(simt::machine.shared_limits.at({kernel, simt::machine.policy.much_shared}),
+            kMostKeys / kBucket * sizeof(int));
+  EXPECT_THROW(simt::LimitShared(kernel, 20, 20), simt::Fault);
+}
+
 // Other dtypes, sizes, maps and masks are refused, each by its name.
 TEST(CudaEmulated, WhatIsNotServedIsRefusedByName) {
   const auto refusal = [](const ProblemSpec& spec) { return RefusalOf(Problem(spec)); };
@@ -459,6 +625,23 @@ TEST(CudaEmulated, WhatIsNotServedIsRefusedByName) {
   spec = served;
   spec.strided = true;
   EXPECT_EQ(refusal(spec), "rows that do not begin at multiples of 16 bytes");
+  // Rows of such a size begin anywhere: the size is what a caller has to change.
+  spec = served;
+  spec.head_dim = spec.value_dim = 20;
+  EXPECT_EQ(refusal(spec), "a head size that is not a multiple of 8");
+}
+
+// Its rows are read as they lie, and expanded gradients have columns of stride 0.
+TEST(CudaEmulated, AGradientWithStridedColumnsIsRefused) {
+  const Problem problem({.dtype = DType::kBFloat16});
+  const AttentionParams& params = problem.params();
+  AttentionGradients gradients;
+  gradients.d_out = params.q;
+  for (const std::int64_t stride : {1, 0, 2}) {
+    gradients.d_out.strides[3] = stride;
+    EXPECT_EQ(Refusal(kServes, params, FeaturesOf(params, gradients), Pass::kBackward),
+              stride == 1 ? "" : "columns of d_out that are not contiguous");
+  }
 }
 
 }  // namespace

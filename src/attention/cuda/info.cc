@@ -6,6 +6,8 @@
 
 #if defined(TSALLIS_HAS_CUDA)
 #include <cuda_runtime_api.h>
+
+#include "attention/cuda/architectures.h"
 #endif
 
 namespace tsallis {
@@ -37,14 +39,6 @@ std::string Said(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + ": " + cudaGetErrorString(status);
 }
 
-// Whether code for `architecture` runs on a GPU of that capability: within a generation forward,
-// with an "a" on itself alone.
-bool Runs(const std::string& architecture, int major, int minor) {
-  const int number = std::stoi(architecture);
-  if (architecture.back() == 'a') return number == 10 * major + minor;
-  return number / 10 == major && number % 10 <= minor;
-}
-
 }  // namespace
 
 CudaInfo QueryCuda() {
@@ -72,15 +66,8 @@ CudaInfo QueryCuda() {
       device.major = found.major;
       device.minor = found.minor;
       device.memory = found.totalGlobalMem;
-      // The oldest architecture's intermediate code is there, too, for GPUs that come after it.
-      bool runs = 10 * found.major + found.minor >= std::stoi(info.architectures.front());
-      for (const std::string& architecture : info.architectures) {
-        runs = runs || Runs(architecture, found.major, found.minor);
-      }
-      if (!runs) {
-        device.why_unusable = "older than sm_" + info.architectures.front() +
-                              ", the oldest that the kernels were compiled for";
-      }
+      device.why_unusable = cuda::WhyUnusable(info.architectures, TSALLIS_CUDA_INTERMEDIATE,
+                                              found.major, found.minor);
     }
     info.devices.push_back(std::move(device));
   }

@@ -95,9 +95,7 @@ TSALLIS_DEVICE Head PageHead(const PagesCall& pages, int b, int h) {
   Sequence& sequence = head.sequence;
   const std::int64_t length = LoadInteger(pages.lengths, b);
   sequence.k = Head::Clip({0, length}, pages.call.k_len);
-  if (pages.call.mask.alignment == Alignment::kEnd) {
-    sequence.shift = sequence.k.end - sequence.q.end;
-  }
+  sequence.Align(pages.call.mask);
   return head;
 }
 
@@ -422,7 +420,7 @@ PageScoresKernel(const PagesCall pages) {
           } else if (!plain) {
             // Of keys that the row sees alone: there are factors for no other distances. Without
             // terms of its own a row's score is z all the same.
-            const BasicTerms<float> of_row = {row.unit, row.slope, row.softcap, call.distances};
+            const DeviceTerms of_row = {row.unit, row.slope, row.softcap, call.distances};
             z = of_row.Score(z, row.here - key);
           }
           most = MaxOrNaN(most, z);
@@ -738,11 +736,11 @@ PageSolveKernel(const PagesCall pages) {
   SyncBlock();
   const PageMaxima maxima(sums);
   const float largest = maxima.Largest();
-  // Without a z above -inf a row is empty, and broken with one that is NaN or inf.
-  const bool lives = largest > -kInfinity && largest <= kMostFloat;
-  const bool broken = !lives && largest != -kInfinity;
   // The sink is one more key; it counts where there is another.
-  row.peak = fmaxf(largest, head.sink);
+  row.peak = MaxOrNaN(largest, head.sink);
+  // Without a z above -inf a row is empty, and broken with one that is NaN or inf, the sink's too.
+  const bool empty = largest == -kInfinity;
+  const bool lives = !empty && row.peak <= kMostFloat, broken = !empty && !lives;
   double top = 1.0, entropy = 0.0;
   int support = 0;
   if (lives) {
@@ -838,8 +836,10 @@ PageSolveKernel(const PagesCall pages) {
   }
   if (statistics.entropy != nullptr) StoreDevice(statistics.entropy + index, wide(entropy));
   if (statistics.maximum != nullptr) {
+    // Of the scores alone: a sink does not break it.
+    const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
-                wide(static_cast<double>(largest) / static_cast<double>(head.unit)));
+                static_cast<double>(most) / static_cast<double>(head.unit));
   }
 }
 

@@ -3,6 +3,7 @@
 //   TSALLIS_CASES, TSALLIS_SEED, TSALLIS_SHOW   as in testing/drawn_test.h
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -108,6 +109,27 @@ TEST(CudaOnPages, EmptyAxes) {
     EXPECT_EQ(CheckPaged(spec), "");
     spec.batch = 0;
     EXPECT_EQ(CheckPaged(spec), "");
+  }
+}
+
+// As in emulated_test.cc.
+TEST(CudaOnPages, SinksThatAreNotFinite) {
+  for (const double alpha : {1.0, 1.5}) {
+    for (const float sink : {NAN, INFINITY, -INFINITY}) {
+      Problem problem({.seed = 3,
+                       .dtype = DType::kFloat32,
+                       .kv_heads = 2,
+                       .q_len = 5,
+                       .k_len = 3,
+                       .alpha = alpha,
+                       .sink = true,
+                       .causal = true});
+      problem.Wide("sink")[1] = sink;
+      EXPECT_EQ(CheckRun(problem, RefusalOf(problem),
+                         [&] { return RunPaged(problem, 16, 2, simt::Policy::Draw(1)); }),
+                "")
+          << alpha << " " << sink;
+    }
   }
 }
 

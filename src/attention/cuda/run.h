@@ -97,8 +97,8 @@ class Runner {
       dense.statistics = statistics;
       dense.bounds = bounds;
       using Shape = DenseShape<Type, D>;
-      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>, Blocks(call_.q_len, Shape::kRows),
-             kThreads, Shape::kSharedBytes, dense);
+      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>,
+             Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, dense);
     });
   }
 
@@ -163,7 +163,8 @@ class Runner {
       }
       using RowsShape = DenseRowsShape<Type, D>;
       Launch("DenseRowsKernel", DenseRowsKernel<Type, D, kGeneral>,
-             Blocks(call_.q_len, RowsShape::kRows), kThreads, RowsShape::kSharedBytes, backward);
+             Places(call_.q_len, RowsShape::kRows, call_.heads), kThreads, RowsShape::kSharedBytes,
+             backward);
       using KeysShape = DenseKeysShape<Type, D>;
       Grid grid = Places(call_.k_len, KeysShape::kKeys, call_.kv_heads);
       grid.x *= KeysShape::kParts;
@@ -214,8 +215,8 @@ class Runner {
       dense.dense = weights.dense;
       dense.bounds = bounds;
       using Shape = DenseShape<Type, D>;
-      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>, Blocks(call_.q_len, Shape::kRows),
-             kThreads, Shape::kSharedBytes, dense);
+      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>,
+             Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, dense);
     });
     const auto rows = static_cast<std::int64_t>(rows_);
     const Grid four_rows = {static_cast<int>((rows + kWarps - 1) / kWarps)};
@@ -226,8 +227,8 @@ class Runner {
       using Shape = WeightsShape<Type, D>;
       const auto dense_weights = counts != nullptr ? DenseWeightsKernel<Type, D, false>
                                                    : DenseWeightsKernel<Type, D, true>;
-      Launch("DenseWeightsKernel", dense_weights, Blocks(call_.q_len, Shape::kRows), kThreads,
-             Shape::kSharedBytes, weights);
+      Launch("DenseWeightsKernel", dense_weights, Places(call_.q_len, Shape::kRows, call_.heads),
+             kThreads, Shape::kSharedBytes, weights);
     });
   }
 
@@ -240,8 +241,8 @@ class Runner {
 
   template <class... Parameters, class... Arguments>
   void Launch(const char* name, void (*kernel)(Parameters...), Grid grid, int threads,
-              std::size_t shared_bytes, const Arguments&... arguments) const {
-    stream_->Launch(name, kernel, grid, threads, shared_bytes, arguments...);
+              const SharedBytes& shared, const Arguments&... arguments) const {
+    stream_->Launch(name, kernel, grid, threads, shared, arguments...);
   }
 
   // Allocates memory and fills in what the host knows. False: no stream, so bytes are only counted.
@@ -291,14 +292,10 @@ class Runner {
            {(length + kWarps - 1) / kWarps, clear.heads, call_.batch}, kThreads, 0, clear);
   }
 
-  // Blocks of rows of every sequence and head.
-  Grid Blocks(int length, int rows) const {
-    return {(length + rows - 1) / rows, call_.heads, call_.batch};
-  }
-  // The same for kernels that find their sequence by BlockPlace.
+  // Blocks of rows of every sequence and head, for kernels that find their sequence by BlockPlace.
   Grid Places(int length, int rows, int heads) const {
     const bool packed = call_.ranges.packed;
-    return {BlockPlace::Count(packed, length, call_.batch, rows), heads, packed ? 1 : call_.batch};
+    return {BlockPlace::Count(packed, length, call_.batch, rows), heads, call_.array_batch()};
   }
 
   // Lists of all rows, and which rows are dense.
@@ -325,7 +322,10 @@ class Runner {
     Grid tasks = heads, buckets = heads;
     tasks.x = SortCall::Tasks(call_);
     buckets.x = SortCall::Buckets(call_);
-    const std::size_t bytes = Size(buckets.x) * sizeof(int), scan_bytes = kWarps * sizeof(int);
+    // The counts of a task: for each bucket.
+    static_assert(kMostKeys % kBucket == 0 && kMostRows * kList <= INT_MAX);
+    const SharedBytes bytes(Size(buckets.x) * sizeof(int), kMostKeys / kBucket * sizeof(int));
+    const std::size_t scan_bytes = kWarps * sizeof(int);
     Launch("SortKernel", SortKernel<false>, tasks, kWarp, bytes, sort);
     Launch("ScanKernel", ScanKernel<false>, buckets, kThreads, scan_bytes, sort);
     Launch("ScanKernel", ScanKernel<true>, heads, kThreads, scan_bytes, sort);

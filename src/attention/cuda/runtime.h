@@ -18,6 +18,17 @@ struct Grid {
   bool empty() const { return x <= 0 || y <= 0 || z <= 0; }
 };
 
+// Dynamic shared memory of a launch.
+struct SharedBytes {
+  std::size_t bytes;
+  // What any launch of the kernel may have. A launch sets the kernel's limit, which the launches of
+  // all host threads share: so it must not depend on the call.
+  std::size_t most;
+
+  SharedBytes(std::size_t of_all) : bytes(of_all), most(of_all) {}
+  SharedBytes(std::size_t of_this, std::size_t of_any) : bytes(of_this), most(of_any) {}
+};
+
 #if defined(__CUDACC__)
 // Throws DeviceError unless a call of the runtime succeeded.
 inline void Check(cudaError_t status, const char* call) {
@@ -58,17 +69,17 @@ class Stream {
 
   template <class... Parameters, class... Arguments>
   void Launch(const char* name, void (*kernel)(Parameters...), Grid grid, int threads,
-              std::size_t shared_bytes, const Arguments&... arguments) const {
+              const SharedBytes& shared, const Arguments&... arguments) const {
     if (grid.empty()) return;
-    if (shared_bytes > 48 * 1024) {
+    if (shared.most > 48 * 1024) {
       Check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_bytes)),
+                                 static_cast<int>(shared.most)),
             name);
     }
     const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                       static_cast<unsigned>(grid.z));
-    kernel<<<blocks, static_cast<unsigned>(threads), shared_bytes, stream_>>>(arguments...);
+    kernel<<<blocks, static_cast<unsigned>(threads), shared.bytes, stream_>>>(arguments...);
     Check(cudaGetLastError(), name);
   }
 
@@ -96,12 +107,13 @@ class Stream {
   void Free(void* data) const noexcept { simt::FreeDevice(data); }
   template <class... Parameters, class... Arguments>
   void Launch(const char*, void (*kernel)(Parameters...), Grid grid, int threads,
-              std::size_t shared_bytes, const Arguments&... arguments) const {
+              const SharedBytes& shared, const Arguments&... arguments) const {
     if (grid.empty()) return;
+    simt::LimitShared(reinterpret_cast<std::uintptr_t>(kernel), shared.bytes, shared.most);
     simt::Launch(kernel,
                  {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                   static_cast<unsigned>(grid.z)},
-                 static_cast<unsigned>(threads), shared_bytes, arguments...);
+                 static_cast<unsigned>(threads), shared.bytes, arguments...);
   }
 };
 

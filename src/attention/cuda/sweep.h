@@ -170,8 +170,7 @@ TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& ro
   if (row.mine == kDenseLane) return;
   if constexpr (!kGeneral) {
     if (row.bound == -kMostFloat) return;
-    const float product =
-        BasicTerms<float>().LeastProduct(row.bound, 0, 0, kScoreSlack) / row.factor;
+    const float product = DeviceTerms().LeastProduct(row.bound, 0, 0, kScoreSlack) / row.factor;
     row.product = fminf(fmaxf(product, -kMostFloat), kMostFloat);
     return;
   }

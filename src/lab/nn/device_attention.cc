@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
+#include "attention/terms.h"
 #include "lab/nn/layer_attention.h"
 #include "lab/nn/maps.h"
 #include "tsallis/attention.h"
+#include "tsallis/cuda.h"
 #include "tsallis/error.h"
 
 namespace tsallis::lab {
@@ -231,11 +234,9 @@ Tensor Distances(const Tensor& scores, const Tensor& ahead, const AttentionOptio
   Tensor terms = scores;
   const Tensor distance = ahead.neg().clamp_min(0).to(scores.scalar_type());
   if (const double length = options.terms.scale_invariant; length > 0.0) {
-    const auto given = [](double value) { return value > 0.0 ? value : std::exp(0.5); };
-    const double alpha = given(options.terms.scale_invariant_alpha);
-    const double ratio = given(options.terms.scale_invariant_beta) / alpha;
-    const Tensor square = 2.0 * ((distance / length + 1.0).log() + (ratio - std::log(alpha)));
-    terms = square.sqrt() * terms + (ratio - square);
+    const DistanceLaw law = DistanceLaw::Of(options.terms);
+    const Tensor square = 2.0 * (distance / length + 1.0).log() + law.nearest;
+    terms = square.sqrt() * terms + (law.sum - square);
   }
   if (options.alibi_slopes) {
     terms = terms - options.alibi_slopes->to(scores.scalar_type()).view({1, -1, 1, 1}) * distance;
@@ -335,7 +336,10 @@ std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at:
                ? what
                : what.substr(from + as.size(), upto - from - as.size());
   }
-  return "";
+  // The kernels serve the call; whether they were compiled for this GPU is another matter.
+  const CudaInfo info = QueryCuda();
+  const auto index = static_cast<std::size_t>(std::max<int>(0, device.index()));
+  return index < info.devices.size() ? info.devices[index].why_unusable : info.why_no_devices;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <string>
@@ -73,6 +74,13 @@ const std::vector<Case>& CausalCases() {
          o.terms.scale_invariant = 3.0;
          o.terms.scale_invariant_alpha = 2.0;
          o.terms.scale_invariant_beta = 3.0;
+       }},
+      // B = A ln A, which may be missed by rounding: a_0 is 0.
+      {"scale-invariant-from-0", RowMap::kSoftmax,
+       [](auto& o, auto, auto) {
+         o.terms.scale_invariant = 3.0;
+         o.terms.scale_invariant_alpha = 2.0;
+         o.terms.scale_invariant_beta = 2.0 * std::log(2.0) * (1.0 - 5e-13);
        }},
       {"length-scale", RowMap::kEntmax,
        [](auto& o, auto batch, auto rows) {

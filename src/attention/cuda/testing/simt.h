@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -145,6 +146,8 @@ struct Machine {
   std::vector<std::uint32_t> shared;
   std::vector<SharedWord> shadow;
   std::uint32_t launch = 0;  // its number
+  // Of kernels, on devices of either memory: the most bytes that a launch may have.
+  std::map<std::pair<std::uintptr_t, bool>, std::size_t> shared_limits;
   void (*invoke)(void*) = nullptr;
   void* closure = nullptr;
   char fault[1024] = {};
@@ -340,6 +343,17 @@ inline void RunBlock(Dim3 index) {
     const std::string text = m.fault;
     m.fault[0] = 0;
     throw Fault(text);
+  }
+}
+
+// A launch sets its kernel's limit of dynamic shared memory. Two host threads at once must not set
+// different ones, so all launches set the same.
+inline void LimitShared(std::uintptr_t kernel, std::size_t bytes, std::size_t most) {
+  if (bytes > most) throw Fault("a launch with more shared memory than its kernel's limit");
+  Machine& m = machine;
+  const auto [limit, fresh] = m.shared_limits.try_emplace({kernel, m.policy.much_shared}, most);
+  if (!fresh && limit->second != most) {
+    throw Fault("launches of a kernel set different limits of shared memory");
   }
 }
 
