@@ -64,7 +64,8 @@ class Pattern:
     random_block: int = 64
     seed: int = 0
 
-    @torch.compiler.disable  # masks are memory of the CPU, which no traced operator may make
+    # Masks are memory of the CPU, which no traced operator may make.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def masks(
         self,
         q_len: int,

@@ -83,7 +83,7 @@ class ALiBi(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves to another device or dtype; slopes that are a buffer have their values there."""
         empty = self.slopes.is_meta
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if empty and not self.slopes.is_meta and not isinstance(self.slopes, nn.Parameter):
             self.reset_parameters()  # `to_empty` leaves memory without values
         return self

@@ -92,7 +92,7 @@ class Rotary(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves to another device or dtype; the frequencies stay as exact as float32 has them."""
         before = self.inverse
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if before.is_meta and not self.inverse.is_meta:  # `to_empty` leaves memory without values
             before = self._frequencies(self.base)
         if before is not self.inverse:
