@@ -34,11 +34,6 @@ struct DenseRows {
     if (rows == nullptr) return static_cast<int>(head.sequence.q.size());
     return LoadDevice(counts + head.sequence.batch * call.heads + head.h);
   }
-  // What number a block's first row has among the sequence's dense rows, of which there are at most
-  // as many as the sequence has rows.
-  TSALLIS_DEVICE static int FirstOf(const BlockPlace& place, const Head& head) {
-    return static_cast<int>(place.first - head.sequence.q.begin);
-  }
   // i: below Count.
   TSALLIS_DEVICE int At(const Call& call, const Head& head, int i) const {
     const std::int64_t begin = head.sequence.q.begin;
@@ -646,13 +641,10 @@ TSALLIS_KERNEL(kThreads)
 DenseKernel(const DenseCall dense) {
   using Shape = DenseShape<Type, D>;
   const Call& call = dense.call;
-  const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
-                                          BlockZ(), Shape::kRows);
-  if (!place.any) return;
-  const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
+  const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
   const Sequence& sequence = head.sequence;
   const int count = dense.dense.Count(call, head);
-  const int first = DenseRows::FirstOf(place, head);
+  const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, dense.dense, head, first, count);
   const LeftRows<Type, D, Shape::kRows> query_rows(

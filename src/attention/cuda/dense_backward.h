@@ -258,13 +258,10 @@ DenseRowsKernel(const BackwardCall backward) {
   using Shape = DenseRowsShape<Type, D>;
   const Call& call = backward.call;
   const int t = Lane() % 4;
-  const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
-                                          BlockZ(), Shape::kRows);
-  if (!place.any) return;
-  const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
+  const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
   const std::int64_t b = head.sequence.array_batch;
   const int count = backward.dense.Count(call, head);
-  const int first = DenseRows::FirstOf(place, head);
+  const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, backward.dense, head, first, count);
   DenseRow(&rows)[2] = block.rows;

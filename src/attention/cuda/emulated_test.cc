@@ -380,38 +380,6 @@ TEST(CudaEmulated, SinksThatAreNotFinite) {
   }
 }
 
-// Of a packed batch no kernel has more blocks than its rows and sequences need.
-TEST(CudaEmulated, BlocksRiseWithThePackedRows) {
-  for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
-    const auto blocks_of = [&](std::int64_t sequences) {
-      constexpr std::int64_t kRows = 16;
-      Problem problem({.dtype = DType::kFloat32,
-                       .q_len = sequences * kRows,
-                       .k_len = sequences * kRows,
-                       .head_dim = 8,
-                       .value_dim = 8,
-                       .map = map});
-      std::vector<std::int64_t> begins, ends;
-      for (std::int64_t b = 0; b < sequences; ++b) {
-        begins.push_back(b * kRows);
-        ends.push_back((b + 1) * kRows);
-      }
-      for (AttentionParams* params : {&problem.params(), &problem.wide()}) {
-        params->batch = sequences;
-        params->ranges = {begins.data(), ends.data(), begins.data(), ends.data(), true};
-      }
-      simt::machine.counters = {};
-      const Results results = RunEmulated(problem, {});
-      std::vector<std::int64_t> counts(static_cast<std::size_t>(sequences * kRows));
-      EmulatedWeightCounts(problem.params(), counts.data());
-      const std::uint64_t blocks = simt::machine.counters.blocks;
-      EXPECT_EQ(Expectation(problem).Check(results), "");
-      return blocks;
-    };
-    EXPECT_LE(blocks_of(24), 2 * blocks_of(12));
-  }
-}
-
 // A row that sees a score of NaN is NaN, its neighbours in the tile are not.
 TEST(CudaEmulated, NaNStaysInItsRow) {
   for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {

@@ -97,8 +97,8 @@ class Runner {
       dense.statistics = statistics;
       dense.bounds = bounds;
       using Shape = DenseShape<Type, D>;
-      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>,
-             Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, dense);
+      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>, Blocks(call_.q_len, Shape::kRows),
+             kThreads, Shape::kSharedBytes, dense);
     });
   }
 
@@ -163,8 +163,7 @@ class Runner {
       }
       using RowsShape = DenseRowsShape<Type, D>;
       Launch("DenseRowsKernel", DenseRowsKernel<Type, D, kGeneral>,
-             Places(call_.q_len, RowsShape::kRows, call_.heads), kThreads, RowsShape::kSharedBytes,
-             backward);
+             Blocks(call_.q_len, RowsShape::kRows), kThreads, RowsShape::kSharedBytes, backward);
       using KeysShape = DenseKeysShape<Type, D>;
       Grid grid = Places(call_.k_len, KeysShape::kKeys, call_.kv_heads);
       grid.x *= KeysShape::kParts;
@@ -215,8 +214,8 @@ class Runner {
       dense.dense = weights.dense;
       dense.bounds = bounds;
       using Shape = DenseShape<Type, D>;
-      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>,
-             Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::kSharedBytes, dense);
+      Launch("DenseKernel", DenseKernel<Type, D, kGeneral>, Blocks(call_.q_len, Shape::kRows),
+             kThreads, Shape::kSharedBytes, dense);
     });
     const auto rows = static_cast<std::int64_t>(rows_);
     const Grid four_rows = {static_cast<int>((rows + kWarps - 1) / kWarps)};
@@ -227,8 +226,8 @@ class Runner {
       using Shape = WeightsShape<Type, D>;
       const auto dense_weights = counts != nullptr ? DenseWeightsKernel<Type, D, false>
                                                    : DenseWeightsKernel<Type, D, true>;
-      Launch("DenseWeightsKernel", dense_weights, Places(call_.q_len, Shape::kRows, call_.heads),
-             kThreads, Shape::kSharedBytes, weights);
+      Launch("DenseWeightsKernel", dense_weights, Blocks(call_.q_len, Shape::kRows), kThreads,
+             Shape::kSharedBytes, weights);
     });
   }
 
@@ -292,7 +291,11 @@ class Runner {
            {(length + kWarps - 1) / kWarps, clear.heads, call_.batch}, kThreads, 0, clear);
   }
 
-  // Blocks of rows of every sequence and head, for kernels that find their sequence by BlockPlace.
+  // Blocks of rows of every sequence and head.
+  Grid Blocks(int length, int rows) const {
+    return {(length + rows - 1) / rows, call_.heads, call_.batch};
+  }
+  // The same for kernels that find their sequence by BlockPlace.
   Grid Places(int length, int rows, int heads) const {
     const bool packed = call_.ranges.packed;
     return {BlockPlace::Count(packed, length, call_.batch, rows), heads, call_.array_batch()};

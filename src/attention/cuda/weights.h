@@ -74,12 +74,9 @@ DenseWeightsKernel(const WeightsCall weights) {
   constexpr int kKeys = Shape::kKeys;
   const Call& call = weights.call;
   const int lane = Lane(), t = lane % 4;
-  const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
-                                          BlockZ(), Shape::kRows);
-  if (!place.any) return;
-  const Head head = Head::Of<true>(call, place.b, BlockY());
+  const Head head = Head::Of<true>(call, BlockZ(), BlockY());
   const int count = weights.dense.Count(call, head);
-  const int first = DenseRows::FirstOf(place, head);
+  const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, weights.dense, head, first, count);
   const auto k_rows = Rows<Type>::Of(call.k, head.sequence.array_batch, head.kv);
