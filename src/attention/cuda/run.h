@@ -292,8 +292,8 @@ class Runner {
 
   bool HasRanges() const {
     const AttentionRanges& ranges = call_.ranges;
-    return !ranges.packed && (ranges.q_begin != nullptr || ranges.q_end != nullptr ||
-                              ranges.k_begin != nullptr || ranges.k_end != nullptr);
+    return ranges.q_begin != nullptr || ranges.q_end != nullptr || ranges.k_begin != nullptr ||
+           ranges.k_end != nullptr;
   }
   bool HasOutside() const { return !call_.ranges.packed && HasRanges(); }
   void Clear(ClearCall& clear, bool of_keys) {
@@ -305,7 +305,10 @@ class Runner {
            {(length + kWarps - 1) / kWarps, clear.heads, call_.batch}, kThreads, 0, clear);
   }
 
-  // Blocks of rows of every sequence and head.
+  // Blocks of rows of every sequence and head. Those of a packed batch are as many as if each
+  // sequence had all rows, and nearly all return at once. With BlockPlace there would be none of
+  // these, but then the compiler no longer knows that a block has one sequence: what follows from
+  // it takes registers of every lane, which these kernels lack (docs/log.md).
   Grid Blocks(int length, int rows) const {
     return {(length + rows - 1) / rows, call_.heads, call_.batch};
   }
