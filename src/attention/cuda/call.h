@@ -41,7 +41,7 @@ struct Call {
   int batch = 0, heads = 0, kv_heads = 0, q_len = 0, k_len = 0, head_dim = 0, value_dim = 0;
   ConstArray4 q, k, v;
   AttentionMask mask;
-  AttentionRanges ranges;
+  AttentionRanges ranges;  // within the axes: CutRangesKernel
   AttentionTerms terms;
   double scale = 1.0;
   double alpha = 1.5;              // 1: softmax
@@ -130,13 +130,7 @@ struct Head {
   }
   TSALLIS_DEVICE static Sequence SequenceOf(const Call& call, std::int64_t b) {
     const Span all_q = {0, call.q_len}, all_k = {0, call.k_len};
-    Sequence sequence = Sequence::Of(call.ranges, call.mask, RowMap::kEntmax, all_q, all_k, b);
-    // Nobody has looked at the ranges: what lies beyond the arrays is cut off, and does not count
-    // for positions either.
-    sequence.q = Clip(sequence.q, call.q_len);
-    sequence.k = Clip(sequence.k, call.k_len);
-    sequence.Align(call.mask);
-    return sequence;
+    return Sequence::Of(call.ranges, call.mask, RowMap::kEntmax, all_q, all_k, b);
   }
   TSALLIS_HOST_DEVICE static bool IsWide(double alpha) {
     return alpha != 1.0 && (alpha < kLeastFloatAlpha || alpha > kMostFloatAlpha);

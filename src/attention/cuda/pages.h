@@ -739,8 +739,8 @@ PageSolveKernel(const PagesCall pages) {
   // The sink is one more key; it counts where there is another.
   row.peak = MaxOrNaN(largest, head.sink);
   // Without a z above -inf a row is empty, and broken with one that is NaN or inf, the sink's too.
-  const bool empty = largest == -kInfinity;
-  const bool lives = !empty && row.peak <= kMostFloat, broken = !empty && !lives;
+  const bool lives = largest > -kInfinity && row.peak <= kMostFloat;
+  const bool broken = !lives && largest != -kInfinity;
   double top = 1.0, entropy = 0.0;
   int support = 0;
   if (lives) {

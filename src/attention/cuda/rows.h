@@ -1,5 +1,5 @@
-// Small kernels on rows: lists of the rows that the sweep left, zeros for what belongs to no
-// sequence, values that the host knows.
+// Small kernels: lists of the rows that the sweep left, zeros for what belongs to no sequence,
+// ranges within their axes, values that the host knows.
 #pragma once
 
 #include <cstdint>
@@ -104,6 +104,27 @@ ClearKernel(const ClearCall clear) {
   if (statistics.entropy != nullptr) StoreDevice(statistics.entropy + index, 0.0);
   if (statistics.maximum != nullptr) StoreDevice(statistics.maximum + index, minus_infinity);
   if (clear.d_length_scale != nullptr) StoreDevice(clear.d_length_scale + index, 0.0);
+}
+
+// Ranges of sequences, which nobody has looked at, without what lies beyond their axis: positions
+// must not count from there. Once for all kernels. cut: [4, batch], begins and ends of q, then of
+// k.
+template <int kOnly = 0>
+TSALLIS_KERNEL(kThreads)
+CutRangesKernel(const Call call, std::int64_t* cut) {
+  const std::int64_t b = static_cast<std::int64_t>(BlockX()) * kThreads + ThreadIndex();
+  if (b >= call.batch) return;
+  const auto store = [&](const std::int64_t* begins, const std::int64_t* ends, int length,
+                         std::int64_t* to) {
+    const Span span = Head::Clip({begins != nullptr ? LoadDevice(begins + b) : 0,
+                                  ends != nullptr ? LoadDevice(ends + b) : length},
+                                 length);
+    StoreDevice(to + b, span.begin);
+    StoreDevice(to + call.batch + b, span.end);
+  };
+  const AttentionRanges& ranges = call.ranges;
+  store(ranges.q_begin, ranges.q_end, call.q_len, cut);
+  store(ranges.k_begin, ranges.k_end, call.k_len, cut + 2 * static_cast<std::int64_t>(call.batch));
 }
 
 // Numbers that the host knows, as an argument: no copy that a stream or a graph would have to wait

@@ -57,6 +57,7 @@ class Runner {
     rows_ = Size(call_.array_batch()) * Size(call_.heads) * Size(call_.q_len);
     const bool per_head = params.map == RowMap::kEntmax && params.alpha_per_head != nullptr;
     workspace_.Want(&alphas_, Size(call_.heads), per_head);
+    workspace_.Want(&ranges_, 4 * Size(call_.batch), HasRanges());
     if (params.terms.scale_invariant != 0.0) reach_ = call_.q_len + call_.k_len;
     workspace_.Want(&a_, Size(2 * reach_ + 1), reach_ > 0);
     workspace_.Want(&m_, Size(2 * reach_ + 1), reach_ > 0);
@@ -244,7 +245,8 @@ class Runner {
     stream_->Launch(name, kernel, grid, threads, shared, arguments...);
   }
 
-  // Allocates memory and fills in what the host knows. False: no stream, so bytes are only counted.
+  // Allocates memory and fills in what all kernels know. False: no stream, so bytes are only
+  // counted.
   bool Begin() {
     if (stream_ == nullptr) return false;
     workspace_.Allocate();
@@ -257,8 +259,19 @@ class Runner {
     return true;
   }
 
-  // What the host knows, in the workspace.
+  // What all kernels know, in the workspace.
   void SetKnown() {
+    if (ranges_ != nullptr) {
+      Launch("CutRangesKernel", CutRangesKernel<>, {(call_.batch + kThreads - 1) / kThreads},
+             kThreads, 0, call_, ranges_);
+      AttentionRanges& ranges = call_.ranges;
+      const std::int64_t* next = ranges_;
+      for (const std::int64_t** of :
+           {&ranges.q_begin, &ranges.q_end, &ranges.k_begin, &ranges.k_end}) {
+        *of = next;
+        next += call_.batch;
+      }
+    }
     if (alphas_ != nullptr) {
       call_.alphas = alphas_;
       for (int first = 0; first < call_.heads; first += Doubles::kMost) {
@@ -277,11 +290,12 @@ class Runner {
     }
   }
 
-  bool HasOutside() const {
+  bool HasRanges() const {
     const AttentionRanges& ranges = call_.ranges;
-    return !ranges.packed && (ranges.q_begin != nullptr || ranges.q_end != nullptr ||
-                              ranges.k_begin != nullptr || ranges.k_end != nullptr);
+    return ranges.q_begin != nullptr || ranges.q_end != nullptr || ranges.k_begin != nullptr ||
+           ranges.k_end != nullptr;
   }
+  bool HasOutside() const { return !call_.ranges.packed && HasRanges(); }
   void Clear(ClearCall& clear, bool of_keys) {
     clear.call = call_;
     clear.of_keys = of_keys;
@@ -291,7 +305,10 @@ class Runner {
            {(length + kWarps - 1) / kWarps, clear.heads, call_.batch}, kThreads, 0, clear);
   }
 
-  // Blocks of rows of every sequence and head.
+  // Blocks of rows of every sequence and head. Those of a packed batch are as many as if each
+  // sequence had all rows, and nearly all return at once. With BlockPlace there would be none of
+  // these, but then the compiler no longer knows that a block has one sequence: what follows from
+  // it takes registers of every lane, which these kernels lack (docs/log.md).
   Grid Blocks(int length, int rows) const {
     return {(length + rows - 1) / rows, call_.heads, call_.batch};
   }
@@ -392,6 +409,7 @@ class Runner {
   // would miss: masks, a bias, wide heads.
   bool general_ = false;
   double* alphas_ = nullptr;
+  std::int64_t* ranges_ = nullptr;
   float *a_ = nullptr, *m_ = nullptr;
   int *counts_ = nullptr, *dense_rows_ = nullptr, *dense_counts_ = nullptr;
 };
