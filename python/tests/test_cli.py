@@ -697,7 +697,7 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
     without = run("train", "r.toml", "--quiet", "--folder", "run", cwd=tmp_path)
     assert without.returncode == 2
     assert "./corpus: no corpus there; `tsallis data prepare corpus` makes it" in without.stderr
-    assert not (tmp_path / "run").exists(), "nothing is there that would be in the way"
+    assert not (tmp_path / "run" / "config.json").exists(), "nothing is there that would be in the way"
     prepare = ("data", "prepare", "pages", "--from", "pages", "--folder", "corpus")
     made = run(*prepare, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
@@ -706,7 +706,7 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
     refused = run("train", "r.toml", "--quiet", *many, cwd=tmp_path)
     assert refused.returncode == 2
     assert "its validation part has" in refused.stderr
-    assert not (tmp_path / "run").exists(), "before the first step"
+    assert not (tmp_path / "run" / "config.json").exists(), "before the first step"
 
     # Two shards, and then what a single run gives.
     shard = ("reproduce", "r.toml", "--quiet", "--job-shard")
