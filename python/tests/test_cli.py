@@ -697,12 +697,15 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
     without = run("train", "r.toml", "--quiet", "--folder", "run", cwd=tmp_path)
     assert without.returncode == 2
     assert "./corpus: no corpus there; `tsallis data prepare corpus` makes it" in without.stderr
-    assert not (tmp_path / "run" / "config.json").exists(), "nothing is there that would be in the way"
+    assert not (tmp_path / "run" / "config.json").exists(), (
+        "nothing is there that would be in the way"
+    )
     prepare = ("data", "prepare", "pages", "--from", "pages", "--folder", "corpus")
     made = run(*prepare, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert "60 files, 0 left out" in made.stdout
-    many = ("train.validate_every=10", "train.validate_samples=100000", "--folder", "run")
+    every = ("train.validate_every=10", "train.best_length=64")
+    many = (*every, "train.validate_samples=100000", "--folder", "run")
     refused = run("train", "r.toml", "--quiet", *many, cwd=tmp_path)
     assert refused.returncode == 2
     assert "its validation part has" in refused.stderr
