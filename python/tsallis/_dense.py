@@ -8,18 +8,23 @@ from torch.nn.functional import dropout
 
 from tsallis import _rows
 
-__all__ = ["dense_attention", "row_map"]
+__all__ = ["check_map", "dense_attention", "row_map"]
+
+
+def check_map(map: str) -> None:
+    """Refuses a map that `row_map` does not have."""
+    if map not in ("entmax", "softmax", "adaptive_temperature"):
+        known = '"entmax", "softmax" or "adaptive_temperature"'
+        raise ValueError(f"map: expected {known}, got {map!r}")
 
 
 def row_map(scores: Tensor, map: str, alpha: float | Tensor) -> Tensor:
     """The weights of scores [batch, heads, q_len, k_len]; alpha: a number, or it fits [heads]."""
+    check_map(map)
     if map == "softmax":
         return _rows.softmax(scores)
     if map == "adaptive_temperature":
         return _rows.adaptive_temperature_softmax(scores)
-    if map != "entmax":
-        known = '"entmax", "softmax" or "adaptive_temperature"'
-        raise ValueError(f"map: expected {known}, got {map!r}")
     if isinstance(alpha, Tensor):
         if alpha.dim() > 1 or alpha.numel() not in (1, scores.shape[1]):
             raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsallis._attention import attention
 from tsallis._call import number
-from tsallis._dense import dense_attention
+from tsallis._dense import check_map, dense_attention
 
 __all__ = ["sdpa_like"]
 
@@ -122,10 +122,7 @@ def sdpa_like(
     _check_shapes(query, key, value, enable_gqa)
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask: expected a tensor or None, got {type(attn_mask).__name__}")
-    if map not in ("softmax", "entmax", "adaptive_temperature"):
-        raise ValueError(
-            f'map: expected "entmax", "softmax" or "adaptive_temperature", got {map!r}'
-        )
+    check_map(map)
     dropout_p = number(dropout_p, "dropout_p")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")

@@ -54,9 +54,8 @@ static_assert(sizeof(Start) == 48);
 // Two threads may save to one path: the last one stays.
 std::string OwnSuffix() {
   static std::atomic<int> count = 0;
-  const std::string suffix(
-      1, '.');  // a sum that begins with "." warns of a copy that is none (GCC 12)
-  return suffix + to_string(getpid()) + "." + to_string(count++) + ".tmp";
+  // GCC 12 warns of a copy that is none where a sum begins with ".".
+  return std::string(1, '.') + to_string(getpid()) + "." + to_string(count++) + ".tmp";
 }
 
 // An open file, closed with the object.

@@ -197,12 +197,7 @@ void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const Training
   ClaimSequenceFolder(training, model);
   if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
   const FolderLock lock(job.folder);
-  // Before the hours of training: a corpus may have too few long documents.
-  for (const std::int64_t n : task.eval_lengths) {
-    std::int64_t samples = task.Samples(task.eval_samples, n);
-    if (task.GetScoring() == Scoring::kBleu) samples = 1;  // then all that there are
-    task.sequence->Draw(kEvaluationSeed, Split::kTest, samples - 1, n);
-  }
+  RequireSamples(task, Split::kTest, task.eval_lengths, task.eval_samples);
   TrainSequences(training, model, Noted(model.Note(), report), stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();

@@ -104,12 +104,12 @@ Json TokenMaker::Described(const fs::path& folder) const {
           {"vocabulary", tokenizer_->Vocabulary()}};
 }
 
-Json ReadManifest(const fs::path& folder) {
-  std::ifstream in(folder / "manifest.json");
+namespace {
+
+Json ReadJson(const fs::path& file) {
+  std::ifstream in(file);
   return in ? Json::parse(in, nullptr, false) : Json();
 }
-
-namespace {
 
 // The manifest of a corpus whose files are being put into their places.
 fs::path ManifestAside(const fs::path& folder) { return folder / "manifest.json.new"; }
@@ -136,8 +136,7 @@ std::set<std::string> ShardsMadeIn(const Json& manifest) {
 // Also those of a corpus whose making was cut off.
 std::set<std::string> ShardsMadeHere(const fs::path& folder) {
   std::set<std::string> names = ShardsMadeIn(ReadManifest(folder));
-  std::ifstream aside(ManifestAside(folder));
-  if (aside) names.merge(ShardsMadeIn(Json::parse(aside, nullptr, false)));
+  names.merge(ShardsMadeIn(ReadJson(ManifestAside(folder))));
   return names;
 }
 
@@ -155,6 +154,10 @@ bool NamesShard(const std::string& name) {
   return false;
 }
 
+}  // namespace
+
+Json ReadManifest(const fs::path& folder) { return ReadJson(folder / "manifest.json"); }
+
 void RefuseFilesInTheWay(const fs::path& folder) {
   const std::set<std::string> made = ShardsMadeHere(folder);
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
@@ -165,8 +168,6 @@ void RefuseFilesInTheWay(const fs::path& folder) {
                "another --folder, or move the file");
   }
 }
-
-}  // namespace
 
 void ReplaceCorpus(const fs::path& folder, const Json& manifest, const std::vector<fs::path>& keep,
                    const std::function<void()>& put) {
@@ -284,7 +285,6 @@ class CorpusWriter::Part {
 
 CorpusWriter::CorpusWriter(const PrepareOptions& options, std::int64_t vocabulary)
     : options_(options) {
-  RefuseFilesInTheWay(options.folder);
   for (std::size_t i = 0; i < kPartNames.size(); ++i) {
     parts_[i] = std::make_unique<Part>(options.folder, kPartNames[i],
                                        vocabulary > kNarrowVocabulary, options.shard_tokens);

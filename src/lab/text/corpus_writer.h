@@ -61,6 +61,9 @@ class TokenMaker {
 // What the folder holds; null: nothing that can be read.
 nlohmann::ordered_json ReadManifest(const std::filesystem::path& folder);
 
+// Throws where a CorpusWriter would write over a file of the user's: before a tokenizer is trained.
+void RefuseFilesInTheWay(const std::filesystem::path& folder);
+
 // Replaces a corpus. Only files that its manifest says were made in the folder are removed: others
 // are the user's. `keep` are inputs, which stay whoever made them. `put` moves the new shards to
 // their places. A process that is killed in between leaves a folder that can be made again.
@@ -73,8 +76,7 @@ void RequireTokens(const PrepareOptions& options, const Prepared& prepared, bool
 
 class CorpusWriter {
  public:
-  // Tokens are below `vocabulary`. Throws, and writes nothing, where a file of the user's would be
-  // written over.
+  // Tokens are below `vocabulary`.
   CorpusWriter(const PrepareOptions& options, std::int64_t vocabulary);
   CorpusWriter(const CorpusWriter&) = delete;
   CorpusWriter& operator=(const CorpusWriter&) = delete;

@@ -203,10 +203,11 @@ Prepared PrepareCorpus(const PrepareOptions& options, const Progress& progress) 
   std::error_code error;
   fs::create_directories(options.folder, error);
   if (error) RefuseFile(options.folder, "cannot be made: " + error.message());
-  if (options.pairs) return PreparePairs(options, files, progress);
   const auto is_shard = [](const Input& file) { return file.path.extension() == kShardExtension; };
-  if (!std::any_of(files.begin(), files.end(), is_shard)) {
-    return PrepareText(options, files, progress);
+  if (options.pairs || !std::any_of(files.begin(), files.end(), is_shard)) {
+    RefuseFilesInTheWay(options.folder);
+    return options.pairs ? PreparePairs(options, files, progress)
+                         : PrepareText(options, files, progress);
   }
   const auto text = std::find_if_not(files.begin(), files.end(), is_shard);
   if (text != files.end()) {

@@ -157,19 +157,24 @@ void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model) {
   RunFolder(job.folder).Claim(Settings(job, model));
 }
 
+void RequireSamples(const TaskConfig& task, Split split, const std::vector<std::int64_t>& lengths,
+                    std::int64_t samples) {
+  const bool takes_all = task.GetScoring() == Scoring::kBleu;
+  for (const std::int64_t n : lengths) {
+    const std::int64_t last = takes_all ? 0 : task.Samples(samples, n) - 1;
+    task.sequence->Draw(kEvaluationSeed, split, last, n);
+  }
+}
+
 namespace {
 
-// Before hours of training, and before the folder is taken: a corpus may be missing, or have too
-// few long documents.
+// Before the folder is taken.
 void CheckSamples(const Recipe& recipe) {
   const TaskConfig& task = recipe.task;
   task.sequence->Draw(1, Split::kTrain, 0, task.train_length_max);
   if (recipe.train.validate_every == 0) return;
-  for (const std::int64_t n : ValidationLengths(recipe)) {
-    std::int64_t samples = task.Samples(recipe.train.validate_samples, n);
-    if (task.GetScoring() == Scoring::kBleu) samples = 1;  // then all that there are
-    task.sequence->Draw(kEvaluationSeed, Split::kValidation, samples - 1, n);
-  }
+  RequireSamples(task, Split::kValidation, ValidationLengths(recipe),
+                 recipe.train.validate_samples);
 }
 
 }  // namespace

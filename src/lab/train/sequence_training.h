@@ -24,6 +24,12 @@ DecoderConfig ModelOf(const TrainingJob& job);
 // With the weights of the job's seed.
 std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job);
 
+// Throws UsageError unless a split has so many samples at every length: a corpus may be missing, or
+// have too few long documents, and that must not cost the hours of a training. `samples`: as the
+// task says for a length of training, at other lengths as many tokens.
+void RequireSamples(const TaskConfig& task, Split split, const std::vector<std::int64_t>& lengths,
+                    std::int64_t samples);
+
 // Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
 // other settings.
 void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model);

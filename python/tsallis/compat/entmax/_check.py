@@ -29,12 +29,8 @@ def by_value(numbers: Tensor, apply: Callable[[Tensor, float], Tensor]) -> Tenso
 
     numbers: [rows]; ``rows``: int64 indices. For settings that the kernels take one of in a call.
     """
-    numbers = numbers.detach()
-    # One call also where there are no rows, for the shape; NaN equals nothing, and has a call that
-    # refuses it.
-    distinct = numbers.unique().tolist() if len(numbers) else [1.0]
-    of_nan = [numbers.isnan()] if bool(numbers.isnan().any()) else []
-    masks = [numbers == value for value in distinct if value == value] + of_nan
-    chosen = [mask.nonzero().squeeze(1) for mask in masks]
-    parts = [apply(r, numbers[r[0]].item() if len(r) else 1.0) for r in chosen]
+    distinct, which = numbers.detach().unique(return_inverse=True)
+    values = distinct.tolist() or [1.0]  # one call also without rows, for the shape
+    chosen = [(which == i).nonzero().squeeze(1) for i in range(len(values))]
+    parts = [apply(rows, value) for rows, value in zip(chosen, values, strict=True)]
     return torch.cat(parts)[torch.cat(chosen).argsort()]
