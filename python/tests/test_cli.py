@@ -768,7 +768,7 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
     assert "weight above 0" in page["finding"]
     shares = (tmp_path / "heads" / "data" / "density.csv").read_text().splitlines()
     assert shares[0] == "of,layer,share"
-    assert any(line.startswith("blocks of 64²,0,") for line in shares)
+    assert any(line.startswith("blocks of 64²,1,") for line in shares)
     too_long = run(*read, "--lengths", "5000", "--scores", "scores", cwd=tmp_path)
     assert "--scores: expected --lengths up to 4096, got 5000" in too_long.stderr
 
@@ -893,6 +893,38 @@ def test_task_shows_and_exports_the_same_samples(tmp_path):
     unwritable = run(*arguments, "--export", "no-folder/s.tsv", cwd=tmp_path)
     assert unwritable.returncode == 1
     assert "no-folder/s.tsv: cannot be written" in unwritable.stderr
+
+
+def test_task_stops_when_it_is_told_to(tmp_path):
+    file = tmp_path / "many.tsv"
+    process = subprocess.Popen(
+        [program(), "task", "sort", "--samples", "1000000000", "--export", file],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.stat().st_size > 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    stopped = re.search(r"stopped after (\d+) samples", errors)
+    assert len(file.read_text().splitlines()) == int(stopped[1])
+
+
+def test_reproduce_checks_every_study_before_it_runs_one(tmp_path):
+    for name in ("one", "two"):
+        text = TINY_SEQUENCES.replace('"tiny-copy"', f'"{name}"')
+        (tmp_path / f"{name}.toml").write_text(text)
+    assert run("train", "two.toml", "--quiet", cwd=tmp_path).returncode == 0
+    refused = run("reproduce", "one.toml", "two.toml", "--quiet", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "two/quick/softmax/seed-1 already holds a run" in refused.stderr
+    assert not (tmp_path / "runs" / "one").exists()
+    twice = run("reproduce", "one.toml", "one.toml", cwd=tmp_path)
+    assert twice.returncode == 2
+    assert "NAME: expected each study once, got one twice" in twice.stderr
 
 
 @pytest.mark.parametrize(

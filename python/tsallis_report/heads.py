@@ -84,8 +84,8 @@ def plot_learned(study: Study) -> Figure | None:
         for axes, quantity in zip(row, columns[method], strict=False):
             _number_panel(axes, *tables[method, quantity], norms[quantity])
             axes.set_title(_LEARNED[quantity], loc="center", pad=4)
-            axes.set_xticks(range(heads), [str(head) for head in range(heads)])
-            axes.set_yticks(range(layers), [str(layer) for layer in range(layers)])
+            axes.set_xticks(range(heads), style.from_one(heads))
+            axes.set_yticks(range(layers), style.from_one(layers))
             axes.set_xlabel("Head", labelpad=2)
             axes.set_ylabel("Layer")
         for axes in row[len(columns[method]) :]:
@@ -237,7 +237,7 @@ def _by_head(
             if i < len(methods) - 1:
                 axes.set_xlabel("")
             if i == 0:
-                axes.set_title(f"Layer {layer}")
+                axes.set_title(f"Layer {layer + 1}")
         panels[i, 0].set_ylabel(f"{wrapped(study.labels[method])}\n{label}", fontsize=9)
     handles = [
         Line2D(
@@ -246,7 +246,7 @@ def _by_head(
             color=colors[head],
             marker=style.MARKERS[head % len(style.MARKERS)],
             ms=4,
-            label=f"head {head}",
+            label=f"head {head + 1}",
         )
         for head in range(heads)
     ]
@@ -318,7 +318,7 @@ def _maps(study: Study, lengths: Sequence[int]) -> Figure | None:
                 continue
             attention = drawn[method, n][j]
             image = _map_panel(axes, attention)
-            place = f"layer {attention.layer}, head {attention.head}"
+            place = f"layer {attention.layer + 1}, head {attention.head + 1}"
             if (method, attention.layer, attention.head) in sloped:
                 place += ", ALiBi"
             axes.set_title(place, fontsize=8.5, fontweight="normal", pad=4)

@@ -332,7 +332,7 @@ def _draw_normality(axes: Axes, heads: list[dict[str, Any]]) -> None:
     normal = np.quantile(np.random.default_rng(0).standard_normal(400_000), levels)
     for layer, color in enumerate(_colors(heads)):
         own = [head["quantiles"] for head in heads if head["layer"] == layer]
-        axes.plot(normal, np.mean(own, 0), color=color, lw=1.4, label=f"layer {layer}")
+        axes.plot(normal, np.mean(own, 0), color=color, lw=1.4, label=f"layer {layer + 1}")
     axes.plot(normal, normal, color=style.FAINT, lw=1.0, ls=":")
     axes.set_title("Are scores normal? (dotted: yes)")
     axes.set_xlabel("quantile of a normal distribution")
@@ -377,7 +377,8 @@ def _draw_divergence(axes: Axes, numbers: dict[str, Any]) -> None:
         color=_colors(numbers["heads"]),
         width=0.6,
     )
-    axes.set_xticks(range(len(numbers["divergence"])))
+    layers = len(numbers["divergence"])
+    axes.set_xticks(range(layers), style.from_one(layers))
     axes.set_title("How far a layer's heads differ")
     axes.set_xlabel("layer")
     axes.set_ylabel("Jensen-Shannon divergence, nats")
@@ -444,7 +445,7 @@ def draw_length_scales(scales: dict[str, Any]) -> Figure:
             [c[a - 1 : b - 1].mean() for a, b in bins],
             color=colors[head["layer"]],
             lw=1.2,
-            label=None if head["layer"] in seen else f"layer {head['layer']}",
+            label=None if head["layer"] in seen else f"layer {head['layer'] + 1}",
         )
         seen.add(head["layer"])
     curves.set_xscale("log")
@@ -477,8 +478,8 @@ def draw_length_scales(scales: dict[str, Any]) -> Figure:
                     color="white" if dark else "black",
                 )
         axes.grid(visible=False)
-        axes.set_xticks(range(columns))
-        axes.set_yticks(range(rows))
+        axes.set_xticks(range(columns), style.from_one(columns))
+        axes.set_yticks(range(rows), style.from_one(rows))
         axes.set_title(title)
         axes.set_xlabel("head")
         axes.set_ylabel("layer")

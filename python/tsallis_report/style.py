@@ -78,12 +78,18 @@ _RC: dict[Any, Any] = {  # matplotlib's own type lists every name
     "lines.markersize": 4.0,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
+    "legend.handlelength": 3.0,  # dotted and dashed lines need room to look so
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "svg.fonttype": "path",  # glyphs travel with the file: the same look everywhere
     "svg.hashsalt": "tsallis",  # the same data gives the same bytes
     "path.simplify": True,
 }
+
+
+def from_one(count: int) -> list[str]:
+    """Names of layers or heads on an axis: people count from 1, data and code from 0."""
+    return [str(number + 1) for number in range(count)]
 
 
 @contextmanager

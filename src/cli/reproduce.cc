@@ -73,25 +73,21 @@ class ReproduceCommand : public Command {
 
   int Run(const Invocation& invocation) override {
     ReadShard();
-    // All recipes are read before the first one runs: a mistake in the last must not cost the hours
-    // of the others.
-    std::vector<lab::Recipe> recipes;
-    for (const std::string& name : names_) recipes.push_back(lab::FindRecipe(name));
-    for (lab::Recipe& recipe : recipes) {
-      recipe = lab::AtScale(recipe, options_.scale);
-      for (const std::string& method : options_.methods) recipe.Method(method);
-    }
+    const std::vector<lab::Recipe> recipes = ReadRecipes();
     if (!out_.empty()) CheckWritable("--out", out_);
     options_.command = invocation.line;
     options_.progress.terminal = IsTerminal(stderr);
     options_.progress.color = UseColor(stderr);
+    std::vector<lab::Reproduction> studies;
+    for (const lab::Recipe& recipe : recipes) studies.emplace_back(recipe, options_);
     nlohmann::ordered_json documents = nlohmann::ordered_json::array();
     bool failed = false;
-    for (const lab::Recipe& recipe : recipes) {
+    for (lab::Reproduction& study : studies) {
+      const lab::Recipe& recipe = study.GetRecipe();
       if (!options_.progress.quiet) {
         fmt::print(stderr, "{}, scale {}\n", recipe.title, options_.scale);
       }
-      const lab::StudyResults results = lab::Reproduce(recipe, options_, *invocation.stop);
+      const lab::StudyResults results = study.Run(*invocation.stop);
       for (const std::string& failure : results.failures) {
         fmt::print(stderr, "tsallis: failed: {}\n", failure);
         failed = true;
@@ -118,6 +114,24 @@ class ReproduceCommand : public Command {
   }
 
  private:
+  // At the scale that is asked for. UsageError for a recipe that is named twice.
+  std::vector<lab::Recipe> ReadRecipes() const {
+    std::vector<lab::Recipe> recipes;
+    for (const std::string& name : names_) {
+      lab::Recipe recipe = lab::FindRecipe(name);
+      const auto same = [&](const lab::Recipe& other) { return other.name == recipe.name; };
+      if (std::any_of(recipes.begin(), recipes.end(), same)) {
+        throw lab::UsageError("NAME: expected each study once, got " + recipe.name + " twice");
+      }
+      recipes.push_back(std::move(recipe));
+    }
+    for (lab::Recipe& recipe : recipes) {
+      recipe = lab::AtScale(recipe, options_.scale);
+      for (const std::string& method : options_.methods) recipe.Method(method);
+    }
+    return recipes;
+  }
+
   void ReadShard() {
     if (shard_.empty()) return;
     const std::size_t slash = shard_.find('/');

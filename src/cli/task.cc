@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -54,7 +55,8 @@ class TaskCommand : public Command {
     app.add_flag("--quiet", quiet_, "Print the samples without a line above each");
   }
 
-  int Run(const Invocation&) override {
+  int Run(const Invocation& invocation) override {
+    stop_ = invocation.stop;
     const lab::TaskPointer task = lab::MakeSequenceTask(name_, settings_);
     task->CheckLength(length_);
     const std::map<std::string, lab::Split> splits = {{"train", lab::Split::kTrain},
@@ -72,6 +74,11 @@ class TaskCommand : public Command {
   }
 
  private:
+  // Called before the sample of that number. Throws Interrupted.
+  void CheckStop(std::int64_t sample) const {
+    if (*stop_) throw lab::Interrupted(fmt::format("stopped after {} samples", sample));
+  }
+
   void Export(const lab::SequenceTask& task, lab::Split split) const {
     const auto* framed = dynamic_cast<const lab::FramedTask*>(&task);
     if (framed == nullptr) {
@@ -79,6 +86,7 @@ class TaskCommand : public Command {
     }
     std::ofstream out(export_);
     for (std::int64_t i = 0; out && i < samples_; ++i) {
+      CheckStop(i);
       const lab::Text text = framed->DrawText(*seed_, split, i, length_);
       out << fmt::format("{}\t{}\n", fmt::join(text.source, " "), fmt::join(text.target, " "));
     }
@@ -96,6 +104,7 @@ class TaskCommand : public Command {
                                        {"not_scored", lab::kNotScored}};
     document["samples"] = nlohmann::ordered_json::array();
     for (std::int64_t i = 0; i < samples_; ++i) {
+      CheckStop(i);
       const lab::Sample sample = task.Draw(*seed_, split, i, length_);
       document["samples"].push_back({{"tokens", sample.tokens}, {"labels", sample.labels}});
     }
@@ -104,6 +113,7 @@ class TaskCommand : public Command {
 
   void PrintText(const lab::SequenceTask& task, lab::Split split) const {
     for (std::int64_t i = 0; i < samples_; ++i) {
+      CheckStop(i);
       const lab::Sample sample = task.Draw(*seed_, split, i, length_);
       if (i > 0) fmt::print("\n");
       if (!quiet_)
@@ -159,6 +169,7 @@ class TaskCommand : public Command {
   std::optional<std::uint64_t> seed_;
   bool json_ = false;
   bool quiet_ = false;
+  const std::atomic<bool>* stop_ = nullptr;  // of the invocation
 };
 
 }  // namespace

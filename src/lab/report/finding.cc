@@ -54,7 +54,7 @@ std::string Points(const Metric& metric) { return metric.unit == "%" ? "points" 
 
 }  // namespace
 
-std::string Finding(const StudyResults& results, std::int64_t train_length, std::int64_t at) {
+Found Finding(const StudyResults& results, std::int64_t train_length, std::int64_t at) {
   const auto compared = [&](const ResultRow& row) {
     return row.n == at && row.method != results.baseline && std::isfinite(row.mean) &&
            AgainstBaseline(results, row.method, row.n);
@@ -80,17 +80,19 @@ std::string Finding(const StudyResults& results, std::int64_t train_length, std:
     std::optional<Place>& best = better ? ahead : behind;
     if (!best || sure > best->sure) best = Place{row.method, row.n, sure};
   }
-  if (longest == 0) return "";
+  if (longest == 0) return {};
   const double sure = results.metric.notable;
   const std::optional<Place>& place = ahead && ahead->sure >= sure     ? ahead
                                       : behind && behind->sure >= sure ? behind
                                                                        : ahead;
   if (!place || place->sure < sure) {
-    return fmt::format("No method is {:g} {} or more from {}{}, {} n = {}.", sure,
-                       sure == 1.0 && results.metric.unit == "%" ? "point" : Points(results.metric),
-                       Label(results, results.baseline),
-                       errors ? " once two standard errors are allowed for" : "",
-                       only ? "at" : "up to", longest);
+    return {
+        fmt::format("No method is {:g} {} or more from {}{}, {} n = {}.", sure,
+                    sure == 1.0 && results.metric.unit == "%" ? "point" : Points(results.metric),
+                    Label(results, results.baseline),
+                    errors ? " once two standard errors are allowed for" : "",
+                    only ? "at" : "up to", longest),
+        {results.baseline}};
   }
   std::vector<const ResultRow*> shown;
   for (const ResultRow& row : results.rows) {
@@ -101,12 +103,14 @@ std::string Finding(const StudyResults& results, std::int64_t train_length, std:
   std::stable_sort(shown.begin(), shown.end(), [&](const ResultRow* a, const ResultRow* b) {
     return results.metric.higher_is_better ? a->mean > b->mean : a->mean < b->mean;
   });
+  Found found;
   std::string scores;
   for (const ResultRow* row : shown) {
     scores += (scores.empty() ? "" : "; ") + Score(results, *row);
+    found.methods.push_back(row->method);
   }
   const double times = static_cast<double>(place->n) / static_cast<double>(train_length);
-  return fmt::format(
+  found.sentence = fmt::format(
       "At n = {}{}, {}: {}.", place->n,
       place->n > train_length
           ? fmt::format(", {} times the longest length of training",
@@ -115,9 +119,10 @@ std::string Finding(const StudyResults& results, std::int64_t train_length, std:
       results.metric.unit == "%" ? "right in %"
                                  : results.metric.name + " in " + results.metric.unit,
       scores);
+  return found;
 }
 
-std::string FlowFinding(const StudyResults& results) {
+Found FlowFinding(const StudyResults& results) {
   const auto find = [&](const std::string& method, std::int64_t step, std::int64_t layer) {
     return std::find_if(results.flows.begin(), results.flows.end(), [&](const FlowRow& row) {
       return row.method == method && row.step == step && row.layer == layer;
@@ -130,7 +135,7 @@ std::string FlowFinding(const StudyResults& results) {
     last[row.method] = std::max(last[row.method], row.step);
     layers = std::max(layers, row.layer + 1);
   }
-  if (!last.contains(results.baseline)) return "";
+  if (!last.contains(results.baseline)) return {};
   std::int64_t step = last[results.baseline];
   for (const auto& [method, of_method] : last) step = std::min(step, of_method);
   auto most = end, beside = end;
@@ -145,13 +150,15 @@ std::string FlowFinding(const StudyResults& results) {
     beside = baseline;
     factor = larger;
   }
-  if (most == end) return "";
-  return fmt::format(
-      "After {} steps a token's gradient at layer {} of {} is {:.2g} times as large with {} as "
-      "with {}; a query gives weight to {:.3g} keys there, with {} to {:.3g}.",
-      step, most->layer + 1, layers, most->gradient / beside->gradient,
-      Label(results, most->method), Label(results, results.baseline), most->keys,
-      Label(results, results.baseline), beside->keys);
+  if (most == end) return {};
+  return {
+      fmt::format(
+          "After {} steps a token's gradient at layer {} of {} is {:.2g} times as large with {} as "
+          "with {}; a query gives weight to {:.3g} keys there, with {} to {:.3g}.",
+          step, most->layer + 1, layers, most->gradient / beside->gradient,
+          Label(results, most->method), Label(results, results.baseline), most->keys,
+          Label(results, results.baseline), beside->keys),
+      {results.baseline, most->method}};
 }
 
 }  // namespace tsallis::lab

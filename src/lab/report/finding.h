@@ -3,10 +3,16 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "lab/report/results.h"
 
 namespace tsallis::lab {
+
+struct Found {
+  std::string sentence;              // empty: nothing can be said
+  std::vector<std::string> methods;  // that it names
+};
 
 // The length at which a method differs most surely from results.baseline, and the scores there: of
 // every method if there are at most four, else of these two and, where they differ both in how they
@@ -16,11 +22,11 @@ namespace tsallis::lab {
 // metric.notable or more. Empty without a baseline or another method. `train_length` is the longest
 // length of training. `at` is the only length to speak of, if the baseline and another method were
 // measured there; 0: any.
-std::string Finding(const StudyResults& results, std::int64_t train_length, std::int64_t at = 0);
+Found Finding(const StudyResults& results, std::int64_t train_length, std::int64_t at = 0);
 
 // The method and the layer whose gradient differs most from that of results.baseline by its factor,
 // after the last step that every method with results.flows has, and the keys with weight there.
 // Empty without the baseline or another method.
-std::string FlowFinding(const StudyResults& results);
+Found FlowFinding(const StudyResults& results);
 
 }  // namespace tsallis::lab

@@ -303,33 +303,35 @@ TEST(Finding, NamesTheSurestDifference) {
   add("a", 128, 86.3, 5.2);
   add("a", 512, 6.8, 4.3);
   add("b", 128, 88.0, 60.0);  // more, but not surely
-  EXPECT_EQ(Finding(results, 32),
+  EXPECT_EQ(Finding(results, 32).sentence,
             "At n = 128, 4 times the longest length of training, right in %: A 86.3 ± 5.2; Softmax "
             "1.8 ± 3.0.");
+  EXPECT_EQ(Finding(results, 32).methods, (std::vector<std::string>{"a", "softmax"}));
   results.methods.resize(3);  // few enough to name all
-  EXPECT_EQ(Finding(results, 32),
+  EXPECT_EQ(Finding(results, 32).sentence,
             "At n = 128, 4 times the longest length of training, right in %: B 88.0 ± 60.0; A 86.3 "
             "± 5.2; Softmax 1.8 ± 3.0.");
-  EXPECT_EQ(Finding(results, 32, 64),
+  EXPECT_EQ(Finding(results, 32, 64).sentence,
             "At n = 64, 2 times the longest length of training, right in %: A 97.0 ± 0.5; Softmax "
             "90.0 ± 1.0.");
-  EXPECT_EQ(Finding(results, 32, 32),
+  EXPECT_EQ(Finding(results, 32, 32).sentence,
             "No method is 5 points or more from Softmax once two standard errors are allowed for, "
             "at n = 32.");
-  EXPECT_EQ(Finding(results, 32, 256), Finding(results, 32));  // not measured
+  EXPECT_EQ(Finding(results, 32, 256).sentence, Finding(results, 32).sentence);  // not measured
   std::erase_if(results.rows, [](const ResultRow& row) { return row.n > 32; });
-  EXPECT_EQ(Finding(results, 32),
+  EXPECT_EQ(Finding(results, 32).sentence,
             "No method is 5 points or more from Softmax once two standard errors are allowed for, "
             "up to n = 32.");
   // One that is behind is a finding, too.
   results.rows.back().mean = 50.0;
-  EXPECT_EQ(Finding(results, 32), "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3.");
+  EXPECT_EQ(Finding(results, 32).sentence,
+            "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3.");
   // One run proves nothing beside others that were repeated.
   results.rows.push_back({"b", 32, 5.0, 0.0, 5.0, 1, std::nullopt});
-  EXPECT_EQ(Finding(results, 32),
+  EXPECT_EQ(Finding(results, 32).sentence,
             "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3; B 5.0.");
   results.baseline = "";
-  EXPECT_EQ(Finding(results, 32), "");
+  EXPECT_EQ(Finding(results, 32).sentence, "");
 }
 
 TEST(Finding, NamesTheMethodsBetweenTwoThatDifferInMapAndPositions) {
@@ -347,7 +349,7 @@ TEST(Finding, NamesTheMethodsBetweenTwoThatDifferInMapAndPositions) {
     }
   }
   results.rows[4].mean = 9.0;  // entmax-nope
-  EXPECT_EQ(Finding(results, 32),
+  EXPECT_EQ(Finding(results, 32).sentence,
             "At n = 64, 2 times the longest length of training, right in %: softmax nape 99.0 ± "
             "1.0; entmax nape 99.0 ± 1.0; softmax nope 10.0 ± 1.0; entmax nope 9.0 ± 1.0.");
 }
@@ -360,16 +362,17 @@ TEST(Finding, NamesTheLayerWhoseGradientDiffersMost) {
     results.flows.push_back({method, step, 0, first, 30.0});
     results.flows.push_back({method, step, 1, second, method == results.baseline ? 192.5 : 8.0});
   };
-  EXPECT_EQ(FlowFinding(results), "");
+  EXPECT_EQ(FlowFinding(results).sentence, "");
   add("softmax", 1, 1.0, 1.0);
   add("softmax", 10, 4.0, 2.0);
-  EXPECT_EQ(FlowFinding(results), "");
+  EXPECT_EQ(FlowFinding(results).sentence, "");
   add("a", 1, 100.0, 1.0);  // not the last step
   add("a", 10, 5.0, 0.5);
   add("b", 10, 4.0, 6.0);
-  EXPECT_EQ(FlowFinding(results),
+  EXPECT_EQ(FlowFinding(results).sentence,
             "After 10 steps a token's gradient at layer 2 of 2 is 0.25 times as large with A as "
             "with Softmax; a query gives weight to 8 keys there, with Softmax to 192.");
+  EXPECT_EQ(FlowFinding(results).methods, (std::vector<std::string>{"softmax", "a"}));
 }
 
 }  // namespace

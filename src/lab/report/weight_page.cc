@@ -35,7 +35,7 @@ void AddAlphas(const WeightStatistics& statistics, AnalysisResult& result, Analy
   double least = INFINITY, most = -INFINITY;
   for (const HeadWeights& head : statistics.heads) {
     if (!head.alpha) continue;
-    alphas.Add({head.layer, head.head, *head.alpha});
+    alphas.Add({head.layer + 1, head.head + 1, *head.alpha});
     ++bins[head.layer][static_cast<std::int64_t>(std::floor(*head.alpha / kBin + 1e-9))];
     least = std::min(least, *head.alpha);
     most = std::max(most, *head.alpha);
@@ -46,8 +46,8 @@ void AddAlphas(const WeightStatistics& statistics, AnalysisResult& result, Analy
   DataTable histogram("histogram", {"layer", "alpha", "heads"});
   for (auto& [layer, counts] : bins) {
     for (std::int64_t bin = first - 1; bin <= last + 1; ++bin) {
-      histogram.Add(
-          {fmt::format("layer {}", layer), (static_cast<double>(bin) + 0.5) * kBin, counts[bin]});
+      histogram.Add({fmt::format("layer {}", layer + 1), (static_cast<double>(bin) + 0.5) * kBin,
+                     counts[bin]});
     }
   }
   figure.panels.push_back(
@@ -70,21 +70,21 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
   DataTable divergence("divergence", {"layer", "divergence"});
   double least = 1.0, most = 0.0, sum = 0.0;
   for (const HeadWeights& head : statistics.heads) {
-    heads.Add({head.layer, head.head, head.density});
+    heads.Add({head.layer + 1, head.head + 1, head.density});
     least = std::min(least, head.density);
     most = std::max(most, head.density);
     sum += head.density;
   }
   const double mean = sum / static_cast<double>(statistics.heads.size());
   for (const LayerWeights& layer : statistics.layers) {
-    divergence.Add({layer.layer, layer.divergence});
+    divergence.Add({layer.layer + 1, layer.divergence});
     const auto own = [](const HeadWeights& head) { return std::optional(head.density); };
-    density.Add({BlockLabel(1), layer.layer, LayerMean(statistics, layer.layer, own)});
+    density.Add({BlockLabel(1), layer.layer + 1, LayerMean(statistics, layer.layer, own)});
     for (std::size_t s = 0; s < kWeightBlocks.size(); ++s) {
       const auto blocks = [&](const HeadWeights& head) { return head.blocks[s]; };
       const double share = LayerMean(statistics, layer.layer, blocks);
       if (std::isnan(share)) continue;
-      density.Add({BlockLabel(kWeightBlocks[s]), layer.layer, share});
+      density.Add({BlockLabel(kWeightBlocks[s]), layer.layer + 1, share});
     }
   }
   result.facts = {{"weights above 0, of the keys so far, mean over heads", mean, std::nullopt, ""},
@@ -108,14 +108,14 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
   const auto [alike, apart] =
       std::minmax_element(statistics.layers.begin(), statistics.layers.end(), by_divergence);
   result.facts.push_back(
-      {fmt::format("Jensen–Shannon divergence of the heads of layer {}, nats", apart->layer),
+      {fmt::format("Jensen–Shannon divergence of the heads of layer {}, nats", apart->layer + 1),
        apart->divergence, std::nullopt, ""});
   result.finding = fmt::format(
       "A head gives {:.1f} % of the keys so far a weight above 0 (from {:.1f} to {:.1f} % by "
       "head); "
       "the heads of a layer differ by {:.2f} nats (layer {}) to {:.2f} (layer {}).",
-      100.0 * mean, 100.0 * least, 100.0 * most, alike->divergence, alike->layer, apart->divergence,
-      apart->layer);
+      100.0 * mean, 100.0 * least, 100.0 * most, alike->divergence, alike->layer + 1,
+      apart->divergence, apart->layer + 1);
   result.setup = {
       fmt::format("the first {} test samples of length {}, up to {} tokens each",
                   statistics.samples, statistics.n, statistics.tokens),

@@ -292,54 +292,95 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
 
 }  // namespace
 
-StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
-                       const std::atomic<bool>& stop) {
-  const ScaleConfig& scale = recipe.Scale(options.scale);
+// Jobs point into the recipe and its trainings: a plan stays where it was made.
+struct Reproduction::Plan {
+  Plan(const Recipe& recipe, const ReproduceOptions& options);
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  const Recipe recipe;
+  const ReproduceOptions options;
+  const ScaleConfig& scale;
+  const Runs study, grid;
+  TaskConfig task;
+  const std::vector<const MethodConfig*> methods;
+  const fs::path root;
+  const Trainings trainings;
+  std::vector<Job> grid_jobs, jobs, others;  // `others`: of other shards
+  std::size_t expected = 0;                  // jobs that are evaluated, of all shards
+
+ private:
+  void DrawMaps();
+};
+
+Reproduction::Plan::Plan(const Recipe& the_recipe, const ReproduceOptions& the_options)
+    : recipe(the_recipe),
+      options(the_options),
+      scale(recipe.Scale(options.scale)),
+      study{scale.steps, options.first_seed, options.seeds > 0 ? options.seeds : scale.seeds, ""},
+      grid(GridRuns(scale, study)),
+      task(recipe.task),
+      methods(SelectMethods(recipe, options.methods.empty() ? scale.methods : options.methods)),
+      root(options.runs / recipe.name / options.scale),
+      trainings(recipe) {
   constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max() - kMostSeeds;
   if (options.first_seed > kLast) {
     throw UsageError(
         fmt::format("--seed: expected at most {}, so that every seed after it exists, got {}",
                     kLast, options.first_seed));
   }
-  const Runs study{scale.steps, options.first_seed, options.seeds > 0 ? options.seeds : scale.seeds,
-                   ""};
-  const Runs grid = GridRuns(scale, study);
-  TaskConfig task = recipe.task;
   if (scale.eval_lengths) task.eval_lengths = *scale.eval_lengths;
   if (scale.eval_items) task.eval_items = *scale.eval_items;
-  const std::vector<const MethodConfig*> methods =
-      SelectMethods(recipe, options.methods.empty() ? scale.methods : options.methods);
-  const fs::path root = options.runs / recipe.name / options.scale;
-  const Trainings trainings(recipe);
-  std::vector<Job> grid_jobs;
-  if (trainings.rates.size() > 1)
-    grid_jobs = MakeJobs(trainings, methods, grid, options.runs, root);
-  std::vector<Job> jobs = MakeJobs(trainings, methods, study, options.runs, root);
-  if (task.sequence) {
-    for (const std::int64_t n : options.map_lengths) task.sequence->CheckLength(n);
-    const std::vector<std::int64_t> drawn = options.map_lengths.empty()
-                                                ? MapLengths(*task.sequence, task.eval_lengths)
-                                                : options.map_lengths;
-    // Of the others a map would be one of a target against a source: `tsallis translate --show`.
-    const bool is_drawn = recipe.model.name == "decoder";
-    if (!is_drawn && !options.map_lengths.empty()) {
-      throw UsageError("--maps: expected a study of decoders, got one of an " + recipe.model.name);
-    }
-    for (Job& job : jobs) {
-      if (job.draws && is_drawn) job.map_lengths = drawn;
-    }
-  } else if (!options.map_lengths.empty()) {
+  const bool chooses = trainings.rates.size() > 1;
+  if (chooses) grid_jobs = MakeJobs(trainings, methods, grid, options.runs, root);
+  jobs = MakeJobs(trainings, methods, study, options.runs, root);
+  DrawMaps();
+  expected = jobs.size() / trainings.rates.size();  // of several rates of a training one
+  OfOtherShards(grid_jobs, options.shard, chooses);
+  others = OfOtherShards(jobs, options.shard, chooses);
+  if (options.finished_only) return;
+  if (jobs.empty()) {
+    throw UsageError(
+        fmt::format("--job-shard: expected at most as many shards as the study has "
+                    "jobs to divide, got {}",
+                    options.shard.count));
+  }
+  if (options.resume) return;
+  for (const std::vector<Job>* all : {&grid_jobs, &jobs}) RefuseExisting(*all);
+}
+
+// Says which jobs draw attention, and at which lengths.
+void Reproduction::Plan::DrawMaps() {
+  const std::vector<std::int64_t>& asked = options.map_lengths;
+  if (!task.sequence) {
+    if (asked.empty()) return;
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
   }
-  const bool chooses = !grid_jobs.empty();
-  // Of several rates of a training one is evaluated.
-  const std::size_t expected = jobs.size() / trainings.rates.size();
-  std::size_t unfinished = 0;
-  OfOtherShards(grid_jobs, options.shard, chooses);
-  std::vector<Job> others = OfOtherShards(jobs, options.shard, chooses);
-  if (!options.resume && !options.finished_only) {
-    for (const std::vector<Job>* all : {&grid_jobs, &jobs}) RefuseExisting(*all);
+  for (const std::int64_t n : asked) task.sequence->CheckLength(n);
+  // Of others a map would be one of a target against a source: `tsallis translate --show`.
+  if (recipe.model.name != "decoder") {
+    if (asked.empty()) return;
+    throw UsageError("--maps: expected a study of decoders, got one of an " + recipe.model.name);
   }
+  for (Job& job : jobs) {
+    if (!job.draws) continue;
+    job.map_lengths = asked.empty() ? MapLengths(*task.sequence, task.eval_lengths) : asked;
+  }
+}
+
+Reproduction::Reproduction(const Recipe& recipe, const ReproduceOptions& options)
+    : plan_(std::make_unique<Plan>(recipe, options)) {}
+Reproduction::Reproduction(Reproduction&&) noexcept = default;
+Reproduction::~Reproduction() = default;
+
+const Recipe& Reproduction::GetRecipe() const { return plan_->recipe; }
+
+StudyResults Reproduction::Run(const std::atomic<bool>& stop) {
+  const Recipe& recipe = plan_->recipe;
+  const ReproduceOptions& options = plan_->options;
+  const TaskConfig& task = plan_->task;
+  std::vector<Job>& grid_jobs = plan_->grid_jobs;
+  std::vector<Job>& jobs = plan_->jobs;
   const auto machine = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   const int cores = options.workers > 0 ? options.workers : machine;
   const auto run = [&](std::vector<Job>& all, JobGoal goal) {
@@ -353,23 +394,20 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
     std::erase_if(jobs, [&](const Job& job) { return chosen.at(job.trains->name) != job.recipe; });
   }
   std::vector<std::string> failures;
+  std::size_t unfinished = 0;
   if (options.finished_only) {
     std::erase_if(jobs, [&](Job& job) { return !LoadWhatIsFinished(task, job); });
-    if (jobs.empty())
-      throw UsageError(root.string() + " holds no finished job of these methods and seeds yet");
-  } else {
     if (jobs.empty()) {
-      throw UsageError(
-          fmt::format("--job-shard: expected at most as many shards as the study has "
-                      "jobs to divide, got {}",
-                      options.shard.count));
+      throw UsageError(plan_->root.string() +
+                       " holds no finished job of these methods and seeds yet");
     }
+  } else {
     failures = run(jobs, JobGoal::kEvaluate);
-    for (Job& job : others) {
+    for (Job& job : plan_->others) {
       if (LoadFinished(task, job)) jobs.push_back(std::move(job));
     }
     std::erase_if(jobs, [](const Job& job) { return job.scores.empty(); });
-    unfinished = expected - jobs.size();
+    unfinished = plan_->expected - jobs.size();
     std::stable_sort(jobs.begin(), jobs.end(),
                      [](const Job& a, const Job& b) { return a.seed < b.seed; });
     if (jobs.empty()) throw std::runtime_error("every job failed: " + failures.front());
@@ -388,12 +426,19 @@ StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
   results.baseline = recipe.baseline;
   results.metric = recipe.task.GetMetric();
   for (const Job& job : jobs) results.train_seconds += job.seconds;
-  Summarise(recipe, task, scale.compare, methods, jobs, results);
-  results.protocol = Protocol(recipe, task, study, grid, choices, jobs, SeedText(results));
+  Summarise(recipe, task, plan_->scale.compare, plan_->methods, jobs, results);
+  results.protocol =
+      Protocol(recipe, task, plan_->study, plan_->grid, choices, jobs, SeedText(results));
   results.figure = recipe.figure;
-  results.finding = recipe.figure == "flow"
-                        ? FlowFinding(results)
-                        : Finding(results, task.train_length_max, recipe.finding_length);
+  const Found found = recipe.figure == "flow"
+                          ? FlowFinding(results)
+                          : Finding(results, task.train_length_max, recipe.finding_length);
+  results.finding = found.sentence;
+  // The first figure shows the methods that the first sentence names.
+  for (MethodInfo& method : results.methods) {
+    method.headline = method.headline || std::find(found.methods.begin(), found.methods.end(),
+                                                   method.name) != found.methods.end();
+  }
   return results;
 }
 

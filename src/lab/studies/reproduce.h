@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,10 +39,26 @@ struct ReproduceOptions {
   std::string command;  // recorded in the results
 };
 
-// A job that fails (its loss is not finite, the disk is full) does not stop the others; it is named
-// in the results' failures. Throws UsageError, Interrupted (when `stop` becomes true), or
-// std::runtime_error if no job succeeds.
-StudyResults Reproduce(const Recipe& recipe, const ReproduceOptions& options,
-                       const std::atomic<bool>& stop);
+// A recipe that is about to run: its jobs are listed, and every mistake that shows without running
+// one is found. Whoever runs several recipes plans them all first, so that a mistake in the last
+// does not cost the hours of the others.
+class Reproduction {
+ public:
+  // Throws UsageError.
+  Reproduction(const Recipe& recipe, const ReproduceOptions& options);
+  Reproduction(Reproduction&&) noexcept;
+  ~Reproduction();
+
+  const Recipe& GetRecipe() const;
+
+  // Once. A job that fails (its loss is not finite, the disk is full) does not stop the others; it
+  // is named in the results' failures. Throws UsageError, Interrupted (when `stop` becomes true),
+  // or std::runtime_error if no job succeeds.
+  StudyResults Run(const std::atomic<bool>& stop);
+
+ private:
+  struct Plan;
+  std::unique_ptr<Plan> plan_;
+};
 
 }  // namespace tsallis::lab

@@ -292,7 +292,7 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   const auto run = [&](const fs::path& folder, int workers) {
     options.runs = folder;
     options.workers = workers;
-    return Reproduce(recipe, options, never);
+    return Reproduction(recipe, options).Run(never);
   };
   const TemporaryFolder one;
   const TemporaryFolder two;
@@ -333,15 +333,15 @@ TEST(Reproduce, ReportsWhatIsFinishedEvaluationByEvaluation) {
   ReproduceOptions options;
   options.progress.quiet = true;
   options.runs = folder.Path();
-  const StudyResults all = Reproduce(recipe, options, never);
+  const StudyResults all = Reproduction(recipe, options).Run(never);
   options.finished_only = true;
-  EXPECT_EQ(Reproduce(recipe, options, never).rows.size(), all.rows.size());
+  EXPECT_EQ(Reproduction(recipe, options).Run(never).rows.size(), all.rows.size());
   // Of weights that two methods share, one has not been evaluated yet.
   const fs::path study = folder.Path() / "small" / "quick";
   fs::remove(study / "softmax" / "seed-2" / "eval-adaptive-temperature.json");
   fs::remove(study / "asentmax-3" / "seed-1" / "eval-asentmax-3.json");
   fs::remove(study / "asentmax-3" / "seed-2" / "eval-asentmax-3.json");
-  const StudyResults some = Reproduce(recipe, options, never);
+  const StudyResults some = Reproduction(recipe, options).Run(never);
   ASSERT_EQ(some.rows.size(), 4U);
   for (const ResultRow& row : some.rows) EXPECT_EQ(row.seeds, row.method == "softmax" ? 2 : 1);
   EXPECT_EQ(some.rows[0].mean, all.rows[0].mean);
@@ -362,7 +362,7 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   ReproduceOptions options;
   options.progress.quiet = true;
   options.runs = folder.Path();
-  const StudyResults results = Reproduce(recipe, options, never);
+  const StudyResults results = Reproduction(recipe, options).Run(never);
   EXPECT_NE(results.protocol.find("{1e-09, 0.003} chosen on 64 validation samples of length 16 for "
                                   "each method by runs of 400 steps, 1 seed"),
             std::string::npos)
@@ -379,13 +379,13 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   fs::remove(grid / "model.safetensors");
   fs::remove_all(grid / "best");
   options.resume = true;
-  const StudyResults again = Reproduce(recipe, options, never);
+  const StudyResults again = Reproduction(recipe, options).Run(never);
   EXPECT_EQ(again.protocol, results.protocol);
   EXPECT_EQ(again.rows[0].mean, results.rows[0].mean);
   EXPECT_FALSE(fs::exists(grid / "model.safetensors"));
   // One rate needs no choice.
   recipe.train.lr_grid = {3e-3};
-  EXPECT_NE(Reproduce(recipe, options, never).protocol.find("learning rate 0.003, L2"),
+  EXPECT_NE(Reproduction(recipe, options).Run(never).protocol.find("learning rate 0.003, L2"),
             std::string::npos);
 }
 
@@ -397,7 +397,7 @@ TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {
   options.runs = folder.Path();
   options.seeds = 1;
   recipe.methods[2].theta = 1e-300;  // scores beyond float: NaN
-  const StudyResults results = Reproduce(recipe, options, never);
+  const StudyResults results = Reproduction(recipe, options).Run(never);
   ASSERT_EQ(results.failures.size(), 1U);
   EXPECT_NE(results.failures[0].find("asentmax-3 seed 1: training diverged: the loss of step 1"),
             std::string::npos)

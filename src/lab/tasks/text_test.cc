@@ -166,12 +166,14 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   WriteFiles();
   PrepareOptions options = Options();
   options.tokenizer = "bpe:300";
-  std::int64_t all = 0;
+  std::int64_t all = 0, halfway = 0;
   const Prepared made = PrepareCorpus(options, [&](std::int64_t done, std::int64_t bytes) {
     all = bytes;
+    halfway += 2 * done == bytes;
     return done <= bytes;
   });
   EXPECT_TRUE(made.made);
+  EXPECT_GE(halfway, 2) << "asked while the tokenizer is trained, and before the first text";
   EXPECT_TRUE(fs::exists(corpus_ / "tokenizer.json"));
   EXPECT_FALSE(fs::exists(corpus_ / "tokenizer.json.tmp"));
   EXPECT_FALSE(PrepareCorpus(options, kGoOn).made) << "training gives the same again";
@@ -216,6 +218,9 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   EXPECT_DOUBLE_EQ(file->BytesPerToken(Split::kTest), 40.0 / static_cast<double>(first.size()));
 
   options.folder = folder_.Path() / "other";
+  const auto until_trained = [](std::int64_t done, std::int64_t bytes) { return 2 * done < bytes; };
+  EXPECT_THROW(PrepareCorpus(options, until_trained), Interrupted);
+  EXPECT_FALSE(fs::exists(options.folder / "tokenizer.json.tmp"));
   for (const auto& [tokenizer_name, why] : std::map<std::string, std::string>{
            {"bpe:256", "expected bpe:SIZE with a size of 257 to 65536"},
            {"bpe:", "expected bpe:SIZE"},

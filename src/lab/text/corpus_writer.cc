@@ -44,7 +44,8 @@ std::vector<std::uint32_t> BytesOf(const std::string& text) {
 
 // Of options.tokenizer, which is given.
 TokenizerSource SourceOfTokens(const PrepareOptions& options,
-                               const std::function<bool(std::string&)>& next) {
+                               const std::function<bool(std::string&)>& next,
+                               const std::function<void()>& waiting) {
   const std::string& wanted = options.tokenizer;
   if (!wanted.starts_with(kTrained)) return {.file = wanted};
   const std::string number = wanted.substr(kTrained.size());
@@ -55,7 +56,12 @@ TokenizerSource SourceOfTokens(const PrepareOptions& options,
     throw UsageError("--tokenizer: expected bpe:SIZE with a size of 257 to 65536, got " + wanted);
   }
   TokenizerSource source{.file = options.folder / "tokenizer.json.tmp", .trained = true};
-  Tokenizer::Train(size, source.file, next);
+  try {
+    Tokenizer::Train(size, source.file, next, waiting);
+  } catch (...) {
+    source.Discard();
+    throw;
+  }
   return source;
 }
 
@@ -83,10 +89,10 @@ void TokenizerSource::Discard() const {
   if (trained) fs::remove(file, ignored);
 }
 
-TokenMaker::TokenMaker(const PrepareOptions& options,
-                       const std::function<bool(std::string&)>& next) {
+TokenMaker::TokenMaker(const PrepareOptions& options, const std::function<bool(std::string&)>& next,
+                       const std::function<void()>& waiting) {
   if (options.tokenizer.empty()) return;
-  source_ = SourceOfTokens(options, next);
+  source_ = SourceOfTokens(options, next, waiting);
   tokenizer_.emplace(source_->file);
 }
 

@@ -36,9 +36,10 @@ struct TokenizerSource {
 // What makes the tokens of a corpus out of text.
 class TokenMaker {
  public:
-  // `next` gives the texts that a tokenizer is trained on, until it gives false. UsageError for a
-  // tokenizer that cannot be had.
-  TokenMaker(const PrepareOptions& options, const std::function<bool(std::string&)>& next);
+  // `next` gives the texts that a tokenizer is trained on, until it gives false; `waiting` may
+  // throw to end the training (Tokenizer::Train). UsageError for a tokenizer that cannot be had.
+  TokenMaker(const PrepareOptions& options, const std::function<bool(std::string&)>& next,
+             const std::function<void()>& waiting);
   TokenMaker(const TokenMaker&) = delete;
   TokenMaker& operator=(const TokenMaker&) = delete;
   ~TokenMaker() {

@@ -45,7 +45,7 @@ Prepared PrepareText(const PrepareOptions& options, const std::vector<Input>& fi
   for (const Input& file : files) all += file.bytes;
   Reading reading(options.tokenizer.starts_with(kTrained) ? 2 * all : all, progress);
   auto next = files.begin();
-  TokenMaker maker(options, [&](std::string& text) {
+  const auto train_text = [&](std::string& text) {
     while (next != files.end() && PartOf(next->name, options) != Split::kTrain)
       reading.After(*next++);
     if (next == files.end()) return false;
@@ -53,7 +53,8 @@ Prepared PrepareText(const PrepareOptions& options, const std::vector<Input>& fi
     text = TextOf(*next, options);
     reading.After(*next++);
     return true;
-  });
+  };
+  TokenMaker maker(options, train_text, [&] { reading.Before(); });
   CorpusWriter writer(options, maker.Vocabulary());
   Prepared prepared;
   Json list = Json::array();

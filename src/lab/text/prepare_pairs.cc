@@ -117,7 +117,7 @@ Prepared PreparePairs(const PrepareOptions& options, const std::vector<Input>& f
     reading.After(text.target);
   };
   auto next = texts.begin();
-  TokenMaker maker(options, [&](std::string& joint) {
+  const auto train_text = [&](std::string& joint) {
     for (; next != texts.end() && PartOf(next->name, options) != Split::kTrain; ++next) {
       after(*next);
     }
@@ -128,7 +128,8 @@ Prepared PreparePairs(const PrepareOptions& options, const std::vector<Input>& f
     for (const auto& [source, target] : sentences.pairs) joint += source + '\n' + target + '\n';
     after(*next++);
     return true;
-  });
+  };
+  TokenMaker maker(options, train_text, [&] { reading.Before(); });
   const SpecialTokens special{maker.Vocabulary()};
   CorpusWriter writer(options, special.All());
   Prepared prepared;

@@ -1,12 +1,14 @@
 #include "lab/text/text_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -35,8 +37,12 @@ TextProcess::TextProcess(std::vector<std::string> arguments) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  const int failure = posix_spawnp(&child_, python.c_str(), &actions, nullptr,
+  posix_spawnattr_t attributes;  // a group of processes of its own
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  const int failure = posix_spawnp(&child_, python.c_str(), &actions, &attributes,
                                    Pointers(arguments).data(), Pointers(environment).data());
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   close(ends[1]);
   if (failure == 0) return;
@@ -46,6 +52,7 @@ TextProcess::TextProcess(std::vector<std::string> arguments) {
 
 TextProcess::~TextProcess() {
   close(socket_);
+  kill(child_, SIGTERM);
   while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
@@ -57,7 +64,14 @@ void TextProcess::Send(const std::string& message) {
   SendAll(message.data(), message.size());
 }
 
-std::string TextProcess::Receive() {
+std::string TextProcess::Receive(const std::function<void()>& waiting) {
+  constexpr int kMilliseconds = 200;
+  pollfd answer{.fd = socket_, .events = POLLIN, .revents = 0};
+  if (waiting) {
+    do {
+      waiting();
+    } while (poll(&answer, 1, kMilliseconds) <= 0);
+  }
   std::uint32_t size = 0;
   ReceiveAll(reinterpret_cast<char*>(&size), sizeof size);
   std::string message(size, '\0');

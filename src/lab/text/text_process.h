@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,17 +14,19 @@ namespace tsallis::lab {
 // byte more: 0, or 1 and what went wrong.
 class TextProcess {
  public:
-  // `arguments` of python -m tsallis_text.
+  // `arguments` of python -m tsallis_text. Signals of the terminal do not reach it: this process
+  // says when it ends.
   explicit TextProcess(std::vector<std::string> arguments);
   TextProcess(const TextProcess&) = delete;
   TextProcess& operator=(const TextProcess&) = delete;
-  ~TextProcess();
+  ~TextProcess();  // ends it, whatever it is at
 
   // UsageError for 4 GiB or more.
   void Send(const std::string& message);
 
-  // UsageError with what the other side says went wrong.
-  std::string Receive();
+  // UsageError with what the other side says went wrong. `waiting` is called at once and a few
+  // times a second until an answer comes; what it throws ends the wait.
+  std::string Receive(const std::function<void()>& waiting = {});
 
  private:
   void SendAll(const char* data, std::size_t size);

@@ -32,16 +32,17 @@ std::string Tokenizer::Decode(const std::vector<std::uint32_t>& tokens) {
 }
 
 void Tokenizer::Train(std::int64_t vocabulary, const std::filesystem::path& file,
-                      const std::function<bool(std::string&)>& next) {
+                      const std::function<bool(std::string&)>& next,
+                      const std::function<void()>& waiting) {
   TextProcess process(
       {"train", std::to_string(vocabulary), std::filesystem::absolute(file).string()});
-  process.Receive();  // the library is there
+  process.Receive(waiting);  // the library is there
   std::string text;
   while (next(text)) {
     if (!text.empty()) process.Send(text);
   }
   process.Send("");
-  process.Receive();
+  process.Receive(waiting);
 }
 
 }  // namespace tsallis::lab

@@ -30,9 +30,12 @@ class Tokenizer {
   std::string Decode(const std::vector<std::uint32_t>& tokens);
 
   // Trains byte-level BPE of `vocabulary` tokens on what `next` gives until it gives false, and
-  // writes it to `file` (tokenizer.json). UsageError where the library is not installed or refuses.
+  // writes it to `file` (tokenizer.json). `waiting` is called a few times a second while the
+  // library trains; what it throws ends the training. UsageError where the library is not installed
+  // or refuses.
   static void Train(std::int64_t vocabulary, const std::filesystem::path& file,
-                    const std::function<bool(std::string&)>& next);
+                    const std::function<bool(std::string&)>& next,
+                    const std::function<void()>& waiting);
 
  private:
   std::filesystem::path file_;

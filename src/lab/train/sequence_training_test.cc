@@ -575,7 +575,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   recipe.methods[0].paper = {99.0};
   const TemporaryFolder folder;
   ReproduceOptions options = QuietIn(folder, 2);
-  const StudyResults results = Reproduce(recipe, options, never);
+  const StudyResults results = Reproduction(recipe, options).Run(never);
   EXPECT_TRUE(results.failures.empty());
   ASSERT_EQ(results.rows.size(), 2U);
   EXPECT_EQ(results.rows[0].n, 3);
@@ -600,7 +600,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   more.methods.push_back(SmallSequences().methods.back());
   ReproduceOptions finished = options;
   finished.finished_only = true;
-  ExpectContains(Reproduce(more, finished, never).protocol, "(softmax 0.003)");
+  ExpectContains(Reproduction(more, finished).Run(never).protocol, "(softmax 0.003)");
   ExpectContains(results.protocol, "2 layers of width 32, 2 heads, products in float32; ");
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
   EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
@@ -614,7 +614,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   options.resume = true;
   recipe.task.eval_lengths = {3, 4, 5};
   options.map_lengths = {4};
-  const StudyResults again = Reproduce(recipe, options, never);
+  const StudyResults again = Reproduction(recipe, options).Run(never);
   EXPECT_EQ(again.heads.at(0).heads.lengths.size(), 3U);
   ASSERT_EQ(again.samples.size(), 1U);
   EXPECT_EQ(again.samples[0].n, 4);
@@ -625,7 +625,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   fs::remove(method / "lr-0.003" / "seed-1" / "heads-softmax.json");
   fs::remove(method / "lr-0.003" / "seed-1" / "model.safetensors");
   options.finished_only = true;
-  EXPECT_TRUE(Reproduce(recipe, options, never).heads.empty());
+  EXPECT_TRUE(Reproduction(recipe, options).Run(never).heads.empty());
 }
 
 TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
@@ -637,7 +637,7 @@ TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
   recipe.task.eval_samples_lost = 2;
   const TemporaryFolder folder;
   ReproduceOptions options = QuietIn(folder, 1);
-  const StudyResults results = Reproduce(recipe, options, never);
+  const StudyResults results = Reproduction(recipe, options).Run(never);
   ExpectContains(results.protocol, ", at most 2 samples behind two lengths with nothing right");
   const fs::path path =
       folder.Path() / "small" / "quick" / "softmax" / "seed-1" / "eval-softmax.json";
@@ -651,7 +651,7 @@ TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
   scores[1].answers.hits = 1;
   SaveSequenceScores(path, {scores[0], scores[1]});
   options.resume = true;
-  Reproduce(recipe, options, never);
+  Reproduction(recipe, options).Run(never);
   scores = LoadSequenceScores(path);
   ASSERT_EQ(scores.size(), 4U);
   EXPECT_EQ(scores[2].samples, recipe.task.eval_samples);
@@ -663,7 +663,7 @@ TEST(SequenceStudy, ShardsDivideTheJobs) {
   const Recipe recipe = SmallSequences();  // two methods, two seeds
   const TemporaryFolder whole_folder, folder;
   ReproduceOptions options = QuietIn(whole_folder, 1);
-  const StudyResults whole = Reproduce(recipe, options, never);
+  const StudyResults whole = Reproduction(recipe, options).Run(never);
   EXPECT_EQ(whole.unfinished, 0U);
   options.runs = folder.Path();
   std::size_t unfinished[2];
@@ -672,13 +672,13 @@ TEST(SequenceStudy, ShardsDivideTheJobs) {
     machines.emplace_back([&, i] {
       ReproduceOptions own = options;
       own.shard = {i, 2};
-      unfinished[i] = Reproduce(recipe, own, never).unfinished;
+      unfinished[i] = Reproduction(recipe, own).Run(never).unfinished;
     });
   }
   for (std::thread& machine : machines) machine.join();
   EXPECT_EQ(std::min(unfinished[0], unfinished[1]), 0U) << "the last one has all";
   options.finished_only = true;
-  const StudyResults shared = Reproduce(recipe, options, never);
+  const StudyResults shared = Reproduction(recipe, options).Run(never);
   ASSERT_EQ(shared.rows.size(), whole.rows.size());
   for (std::size_t i = 0; i < whole.rows.size(); ++i) {
     EXPECT_EQ(shared.rows[i].mean, whole.rows[i].mean);
@@ -687,7 +687,7 @@ TEST(SequenceStudy, ShardsDivideTheJobs) {
   options.finished_only = false;
   options.resume = true;
   options.shard = {4, 5};
-  ExpectContains(UsageErrorOf([&] { Reproduce(recipe, options, never); }), "got 5");
+  ExpectContains(UsageErrorOf([&] { Reproduction(recipe, options).Run(never); }), "got 5");
 }
 
 TEST(SequenceStudy, ARunThatAnotherProcessWorksOnIsLeftAlone) {
@@ -701,12 +701,12 @@ TEST(SequenceStudy, ARunThatAnotherProcessWorksOnIsLeftAlone) {
     const FolderLock lock(run);
     EXPECT_THROW(FolderLock second(run), std::runtime_error);
     options.resume = true;
-    const StudyResults results = Reproduce(recipe, options, never);
+    const StudyResults results = Reproduction(recipe, options).Run(never);
     ASSERT_EQ(results.failures.size(), 1U);
     ExpectContains(results.failures[0], "seed-2: another process is at work on this run");
     EXPECT_EQ(results.unfinished, 1U);
   }
-  EXPECT_TRUE(Reproduce(recipe, options, never).failures.empty());
+  EXPECT_TRUE(Reproduction(recipe, options).Run(never).failures.empty());
 }
 
 TEST(SequenceStudy, AStudyMayStartFromTheWeightsOfAnother) {
@@ -716,12 +716,12 @@ TEST(SequenceStudy, AStudyMayStartFromTheWeightsOfAnother) {
   recipe.scales["quick"].seeds = 1;
   const TemporaryFolder folder;
   ReproduceOptions options = QuietIn(folder);
-  Reproduce(recipe, options, never);
+  Reproduction(recipe, options).Run(never);
   Recipe tuned = recipe;
   tuned.name = "tuned";
   tuned.train.start = "small/quick";
   tuned.train.lr = 1e-9;
-  Reproduce(tuned, options, never);
+  Reproduction(tuned, options).Run(never);
   const auto weights = [&](const char* study) {
     const fs::path path = folder.Path() / study / "quick" / "softmax" / "seed-1";
     return ReadTensors(path / "model.safetensors").tensors;
@@ -735,9 +735,9 @@ TEST(SequenceStudy, AStudyMayStartFromTheWeightsOfAnother) {
   // A finished run needs them no longer; another one does.
   fs::remove_all(folder.Path() / "small");
   options.resume = true;
-  EXPECT_TRUE(Reproduce(tuned, options, never).failures.empty());
+  EXPECT_TRUE(Reproduction(tuned, options).Run(never).failures.empty());
   options.first_seed = 2;
-  ExpectContains(UsageErrorOf([&] { Reproduce(tuned, options, never); }),
+  ExpectContains(UsageErrorOf([&] { Reproduction(tuned, options).Run(never); }),
                  "small/quick/softmax/seed-2: no weights to start from; `tsallis reproduce small "
                  "--scale quick` makes them");
 }
@@ -762,7 +762,7 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   recipe.methods = {ntk, rope};
   const TemporaryFolder folder;
   ReproduceOptions options = QuietIn(folder);
-  const StudyResults results = Reproduce(recipe, options, never);
+  const StudyResults results = Reproduction(recipe, options).Run(never);
   ASSERT_TRUE(results.failures.empty());
   ASSERT_EQ(results.methods.size(), 2U);
   EXPECT_FALSE(fs::exists(folder.Path() / "small" / "quick" / "ntk"));
@@ -780,7 +780,7 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   changed.methods[0].attention->positions->scaling.kind = "linear";
   changed.methods[0].attention->positions->scaling.factor = 8.0;
   options.resume = true;
-  ASSERT_TRUE(Reproduce(changed, options, never).failures.empty());
+  ASSERT_TRUE(Reproduction(changed, options).Run(never).failures.empty());
   Decoder other(changed.Decoder(changed.methods[0]), 9);
   LoadParameters(run / "model.safetensors", other.Parameters());
   EXPECT_EQ(LoadSequenceScores(run / "eval-ntk.json").back().answers.hits,
@@ -791,7 +791,7 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   chosen.methods[1].train = recipe.train;
   chosen.train.lr_grid = {1e-3, 3e-3};
   options.methods = {"ntk"};
-  ExpectContains(UsageErrorOf([&] { Reproduce(chosen, options, never); }),
+  ExpectContains(UsageErrorOf([&] { Reproduction(chosen, options).Run(never); }),
                  "method \"rope\" is trained in its own way");
   // Heads are looked at once, under the positions of the training.
   ASSERT_EQ(results.heads.size(), 1U);
