@@ -39,9 +39,10 @@ struct ReproduceOptions {
   std::string command;  // recorded in the results
 };
 
-// A recipe that is about to run: its jobs are listed, and every mistake that shows without running
-// one is found. Whoever runs several recipes plans them all first, so that a mistake in the last
-// does not cost the hours of the others.
+// A recipe that is about to run, with its jobs listed: methods, seeds, shards and lengths of maps
+// are there, and without `resume` no folder holds a run. Whoever runs several recipes plans them
+// all first, so that such a mistake in the last does not cost the hours of the others. A missing
+// corpus, or a run of other settings that is to be resumed, shows only when a job begins.
 class Reproduction {
  public:
   // Throws UsageError.
