@@ -218,6 +218,8 @@ def test_version():
         (["reproduce", "copy", "--maps", "8,x"], "expected integers separated by commas, got 8,x"),
         (["reproduce", "copy", "--runs", ""], "--runs: expected a value, got nothing"),
         (["reproduce", "copy", "--out", "/dev/null/x"], "--out: expected a folder that can be"),
+        (["reproduce", "copy", "--device", "gpu"], 'train.device: expected "cpu", "cuda" or'),
+        (["reproduce", "max-retrieval", "--device", "cuda"], 'train.device: expected "cpu" with'),
         (["reproduce", "copy", "--workers", "0"], "--workers: expected an integer from 1 to 4096"),
         (["reproduce", "copy", "--seed", f"{2**64 - 1}"], "so that every seed after it exists"),
         (["list", "everything"], '"everything" was not expected'),

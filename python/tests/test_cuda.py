@@ -1,5 +1,9 @@
 """Attention on CUDA tensors: what a machine without a device tells, and the rest where one is."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -242,3 +246,44 @@ def test_modules():
     assert x.grad.device == x.device
     out = tsallis.sdpa_like(*draw("cuda:0", kv_heads=4), is_causal=True)
     assert out.is_cuda
+
+
+def trained(folder, method, device, *settings):
+    """What `tsallis train` writes of copy's small model: each logged loss, by step."""
+    command = [sys.executable, "-m", "tsallis", "train", "copy", "--scale", "small", "--quiet"]
+    command += ["--method", method, "--folder", str(folder), "--threads", "1", "--resume"]
+    command += ["steps=12", "train.warmup=3", "train.log_every=4", "train.validate_every=12"]
+    command += ["train.validate_samples=40", "model.compute=float32", f"train.device={device}"]
+    subprocess.run([*command, *settings], check=True)
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+# Maps that our kernels serve, and those that torch's operations compute on a device.
+@needs_device
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("softmax-nape", []),
+        ("softmax-nape", ["train.optimizer=muon"]),
+        ("entmax-rope", []),
+        ("asentmax-nape", []),
+        ("entmax-sink-nape", []),
+        ("top-k-nape", []),
+        ("softpick-nape", []),
+        ("stick-breaking", []),
+    ],
+)
+def test_the_lab_trains_as_on_the_cpu(method, settings, tmp_path):
+    here = trained(tmp_path / "cpu", method, "cpu", *settings)
+    there = trained(tmp_path / "cuda", method, "cuda", *settings)
+    assert list(here) == [4, 8, 12]
+    assert there == pytest.approx(here, rel=1e-4)
+
+    def evaluated(device):
+        command = [sys.executable, "-m", "tsallis", "eval", str(tmp_path / "cuda"), "--json"]
+        command += ["--lengths", "16,64", "--samples", "40", "--device", device]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True)
+        return [row["token_accuracy"] for row in json.loads(answer.stdout)["rows"]]
+
+    assert evaluated("cuda") == pytest.approx(evaluated("cpu"), abs=0.5)

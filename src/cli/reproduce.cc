@@ -54,6 +54,9 @@ class ReproduceCommand : public Command {
                    "Jobs at a time, one core each; default: one per core. When fewer jobs than "
                    "that are left, they share the cores")
         ->check(IntegerFrom(1, 4096));
+    app.add_option("--device", device_,
+                   "Where models of sequences train and are evaluated: cpu, cuda or cuda:N; "
+                   "default: as train.device says");
     app.add_option("--job-shard", shard_,
                    "I/N: run every N-th job only, from the I-th on, so that N machines that share "
                    "the folder of runs divide the study. The one that ends last reports");
@@ -125,8 +128,10 @@ class ReproduceCommand : public Command {
       }
       recipes.push_back(std::move(recipe));
     }
+    std::vector<std::string> settings;
+    if (!device_.empty()) settings.push_back("train.device=" + device_);
     for (lab::Recipe& recipe : recipes) {
-      recipe = lab::AtScale(recipe, options_.scale);
+      recipe = lab::AtScale(recipe, options_.scale, settings);
       for (const std::string& method : options_.methods) recipe.Method(method);
     }
     return recipes;
@@ -157,7 +162,7 @@ class ReproduceCommand : public Command {
   std::vector<std::string> names_;
   lab::ReproduceOptions options_;
   std::filesystem::path out_;
-  std::string shard_;
+  std::string shard_, device_;
   bool json_ = false;
 };
 

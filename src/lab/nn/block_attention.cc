@@ -132,6 +132,13 @@ void GridAttention::PlanGroups(const DecoderConfig& config, const c10::Device& d
                        DeviceAttention(head, config.HeadDim(), products_, fixed_slopes_.defined(),
                                        !scalings_.empty(), device)});
   }
+  if (plan.size() == 1) return;
+  std::vector<std::int64_t> back(static_cast<std::size_t>(heads_));
+  std::int64_t place = 0;
+  for (const Group& group : groups_) {
+    for (const std::int64_t h : group.heads) back[static_cast<std::size_t>(h)] = place++;
+  }
+  back_ = at::tensor(back, at::kLong).to(device);
 }
 
 std::vector<std::string> GridAttention::Notes() const {
@@ -240,7 +247,6 @@ Tensor GridAttention::operator()(const Tensor& in, std::int64_t sequences, const
   const Tensor sinks =
       fixed_sinks_.defined() ? learned(learns_sink_, sink_, fixed_sinks_) : Tensor();
   std::vector<Tensor> outputs;
-  std::vector<std::int64_t> order;
   for (const Group& group : groups_) {
     const auto own = [&](const Tensor& x, std::int64_t dim) {
       return group.index.defined() ? x.index_select(dim, group.index) : x;
@@ -255,16 +261,8 @@ Tensor GridAttention::operator()(const Tensor& in, std::int64_t sequences, const
     if (slopes.defined() && !config.scale_invariant) options.alibi_slopes = own(slopes, 0);
     if (config.sink != "none") options.sink = own(sinks, 0);
     outputs.push_back(group.attend(own(q, 1), own(k, 1), own(v, 1), options));
-    order.insert(order.end(), group.heads.begin(), group.heads.end());
   }
-  Tensor out = outputs.front();
-  if (outputs.size() > 1) {
-    std::vector<std::int64_t> back(order.size());
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      back[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
-    }
-    out = at::cat(outputs, 1).index_select(1, at::tensor(back, at::kLong).to(in.device()));
-  }
+  const Tensor out = back_.defined() ? at::cat(outputs, 1).index_select(1, back_) : outputs.front();
   Tensor rows = out.transpose(1, 2).reshape({sequences * length, heads_ * head_dim_});
   if (picked.defined()) rows = rows.index_select(0, picked);
   return Product(rows, out_, products_);

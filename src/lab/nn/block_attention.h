@@ -78,6 +78,8 @@ class GridAttention {
   at::ScalarType products_;
   std::vector<AttentionConfig> head_;  // [heads]
   std::vector<Group> groups_;
+  // [heads] int64: where a head stands among the outputs of the groups; undefined: one group
+  at::Tensor back_;
   std::vector<Scaling> scalings_;
   at::Tensor projection_, out_;             // [3 inner, width], [width, inner]
   at::Tensor slopes_, alpha_, sink_;        // [heads] leaves, where some are learned
