@@ -244,7 +244,7 @@ class Study:
     source: str
     scale: str
     commit: str
-    processor: str
+    processor: str  # of the machine that made the report; runs may be from others
     command: str
     finding: str  # one sentence
     figure: str  # what the page begins with, one of ``FIRST``

@@ -132,7 +132,7 @@ def _facts(study: Study) -> str:
         ("paper's figures", study.source if study.has_paper else ""),
         ("command", f"`{study.command}`" if study.command else ""),
         ("commit", f"`{study.commit}`" if study.commit else ""),
-        ("processor", study.processor),
+        ("reported on", study.processor),
         ("training time", study.training_time),
     ]
     return markdown_table([["", ""], *([name, _escaped(value)] for name, value in facts if value)])

@@ -286,7 +286,7 @@ def _facts(study: Study) -> str:
         ("Paper's figures", study.has_paper and cited(study.source)),
         ("Command", study.command and f"<code>{escape(study.command)}</code>"),
         ("Commit", study.commit and f"<code>{escape(study.commit)}</code>"),
-        ("Processor", escape(study.processor)),
+        ("Reported on", escape(study.processor)),
         ("Training time", study.training_time),
     ]
     return definitions(facts)
