@@ -734,6 +734,29 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
         assert f"--job-shard: expected I/N with 1 <= I <= N, as 2/4, got {bad}" in refused.stderr
 
     weights = "runs/pages/quick/rope/seed-1"
+    config = tmp_path / weights / "config.json"
+    assert len(json.loads(config.read_text())["corpus_checksum"]) == 8
+    # The corpus made anew of other pages, and one page less: another run.
+    again = ("reproduce", "r.toml", "--quiet", "--resume")
+    assert run(*again, cwd=tmp_path).returncode == 0
+    (tmp_path / "corpus").rename(tmp_path / "kept")
+    assert "./corpus: no corpus there" in run(*again, cwd=tmp_path).stderr
+    write_pages(tmp_path / "others")
+    next((tmp_path / "others").iterdir()).unlink()
+    anew = ("data", "prepare", "pages", "--from", "others", "--folder", "corpus")
+    assert run(*anew, cwd=tmp_path).returncode == 0
+    refused = run(*again, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "holds a run with other settings (corpus_checksum was" in refused.stderr
+    configs = {path: path.read_text() for path in (tmp_path / "runs").rglob("config.json")}
+    for path, written in configs.items():
+        path.write_text(re.sub(r',\s*"corpus_checksum": "\w+"', "", written))
+    older = run(*again, cwd=tmp_path)
+    assert older.returncode == 0, "runs from before checksums were kept are taken as they are"
+    for path, written in configs.items():
+        path.write_text(written)
+    shutil.rmtree(tmp_path / "corpus")
+    (tmp_path / "kept").rename(tmp_path / "corpus")
     read = ("eval", weights, "--text", "pages/7.txt")
     shown = run(*read, cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr

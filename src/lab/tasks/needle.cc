@@ -65,6 +65,7 @@ class NeedleTask : public SequenceTask {
   std::int64_t Vocabulary() const override { return kBytes; }
   std::int64_t Pad() const override { return 0; }
   Scoring GetScoring() const override { return Scoring::kExact; }
+  std::string CorpusChecksum() const override { return windows_.Opened().Checksum(); }
 
   void CheckLength(std::int64_t length) const override {
     windows_.CheckLength(length);

@@ -84,6 +84,10 @@ class SequenceTask {
   // Of a split: bytes of text for each token; 0 where tokens are no text.
   virtual double BytesPerToken(Split) const { return 0.0; }
 
+  // Of the corpus that samples come from (lab/text/corpus.h); empty: they come from none.
+  // UsageError where it is not there.
+  virtual std::string CorpusChecksum() const { return {}; }
+
   // How text becomes the task's tokens; none where tokens are no text. UsageError, which begins
   // with `name`, where it is not known.
   virtual std::optional<TextCodec> Codec(const std::string& /*name*/) const { return {}; }

@@ -52,6 +52,7 @@ class TextTask : public SequenceTask {
   double BytesPerToken(Split split) const override {
     return windows_.Opened().BytesPerToken(split);
   }
+  std::string CorpusChecksum() const override { return windows_.Opened().Checksum(); }
 
  private:
   std::string Answer() const override { return vocabulary_ == kBytes ? "byte" : "token"; }

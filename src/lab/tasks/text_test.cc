@@ -104,6 +104,15 @@ TEST_F(TextTest, AFileIsInOnePartWholeAndTheSameWhereverItsFolderIs) {
   PrepareOptions moved = Options();
   moved.inputs = {folder_.Path() / "elsewhere"};
   EXPECT_FALSE(PrepareCorpus(moved, kGoOn).made);
+
+  moved.folder = folder_.Path() / "again";
+  ASSERT_TRUE(PrepareCorpus(moved, kGoOn).made);
+  EXPECT_EQ(Corpus(moved.folder).Checksum(), corpus.Checksum());
+  EXPECT_EQ(corpus.Checksum().size(), 8U);
+  Write(folder_.Path() / "elsewhere" / "a" / "file0.txt", Numbered("file0", 41));
+  moved.folder = folder_.Path() / "other";
+  ASSERT_TRUE(PrepareCorpus(moved, kGoOn).made);
+  EXPECT_NE(Corpus(moved.folder).Checksum(), corpus.Checksum());
 }
 
 TEST_F(TextTest, BadFilesAreNamedOrLeftOut) {

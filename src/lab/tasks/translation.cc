@@ -50,6 +50,7 @@ class Translation : public FramedTask {
   }
 
   double BytesPerToken(Split split) const override { return pairs_.Opened().BytesPerToken(split); }
+  std::string CorpusChecksum() const override { return pairs_.Opened().Checksum(); }
 
  protected:
   std::string DataWord(std::int64_t token) const override {

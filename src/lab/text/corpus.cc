@@ -12,6 +12,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/crc32c.h"
 #include "lab/base/errors.h"
 #include "lab/base/paths.h"
 
@@ -136,6 +137,7 @@ Corpus::Corpus(const fs::path& folder) {
     }
     pairs_ = Sides{pairs["source"].get<std::string>(), pairs["target"].get<std::string>()};
   }
+  std::uint32_t checksum = 0;
   for (const Json& file : manifest["files"]) {
     const std::string name = file.is_object() ? file.value("part", "") : "";
     const auto found = std::find(kPartNames.begin(), kPartNames.end(), name);
@@ -147,7 +149,10 @@ Corpus::Corpus(const fs::path& folder) {
     const auto tokens = file["tokens"].get<std::int64_t>();
     parts_[part].documents_.push_back(tokens);
     bytes_[part] += file.value("bytes", is_bytes_ ? tokens : 0);
+    const std::string line = fmt::format("{} {} {}\n", name, tokens, file.value("crc32c", ""));
+    checksum = Crc32c(line.data(), line.size(), checksum);
   }
+  checksum_ = fmt::format("{:08x}", checksum);
   for (std::size_t i = 0; i < kPartNames.size(); ++i) {
     Part& part = parts_[i];
     const std::vector<std::string> names = ShardsOf(manifest, path, kPartNames[i]);

@@ -103,6 +103,9 @@ class Corpus {
   const std::filesystem::path& TokenizerFile() const { return tokenizer_; }
   // Bytes of a part's text for each of its tokens; 0: not known.
   double BytesPerToken(Split split) const;
+  // CRC-32C, in eight hexadecimal digits, of what the manifest says of every document's part,
+  // tokens and checksum: two corpora of the same tokens share it, wherever they were made.
+  const std::string& Checksum() const { return checksum_; }
 
   const Part& Of(Split split) const { return parts_[static_cast<std::size_t>(split)]; }
 
@@ -112,6 +115,7 @@ class Corpus {
   bool is_bytes_ = true;
   std::filesystem::path tokenizer_;
   std::int64_t bytes_[3] = {0, 0, 0};
+  std::string checksum_;
   std::optional<Sides> pairs_;
 };
 

@@ -19,6 +19,19 @@ namespace tsallis::lab {
 
 namespace {
 
+// What the settings of a run say of its corpus, so that one made anew under its name is noticed.
+// Runs from before that have nothing to compare with, and neither has a machine without the corpus.
+std::string CorpusChecksum(const TrainingJob& job) {
+  const nlohmann::ordered_json found = RunFolder(job.folder).Settings();
+  const std::string kept = found.is_object() ? found.value("corpus_checksum", "") : "";
+  if (found.is_object() && kept.empty()) return "";
+  try {
+    return job.recipe->task.sequence->CorpusChecksum();
+  } catch (const UsageError&) {
+    return kept;
+  }
+}
+
 nlohmann::ordered_json Settings(const TrainingJob& job, const SequenceModel& model) {
   const Recipe& recipe = *job.recipe;
   const TaskConfig& task = recipe.task;
@@ -37,6 +50,9 @@ nlohmann::ordered_json Settings(const TrainingJob& job, const SequenceModel& mod
   if (recipe.model.name != "decoder") settings["model"]["name"] = model.Architecture();
   settings["train"] = ToJson(recipe.train);
   if (!job.start.empty() && recipe.train.start.empty()) settings["start"] = job.start.string();
+  if (const std::string checksum = CorpusChecksum(job); !checksum.empty()) {
+    settings["corpus_checksum"] = checksum;
+  }
   return settings;
 }
 
