@@ -699,6 +699,9 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
     without = run("train", "r.toml", "--quiet", "--folder", "run", cwd=tmp_path)
     assert without.returncode == 2
     assert "./corpus: no corpus there; `tsallis data prepare corpus` makes it" in without.stderr
+    without = run("reproduce", "r.toml", "--quiet", cwd=tmp_path)
+    assert "./corpus: no corpus there" in without.stderr
+    assert not list((tmp_path / "runs").rglob("config.json"))
     assert not (tmp_path / "run" / "config.json").exists(), (
         "nothing is there that would be in the way"
     )

@@ -251,7 +251,7 @@ def test_modules():
 def trained(folder, method, device, *settings):
     """What `tsallis train` writes of copy's small model: each logged loss, by step."""
     command = [sys.executable, "-m", "tsallis", "train", "copy", "--scale", "small", "--quiet"]
-    command += ["--method", method, "--folder", str(folder), "--threads", "1", "--resume"]
+    command += ["--method", method, "--folder", str(folder), "--threads", "1"]
     command += ["steps=12", "train.warmup=3", "train.log_every=4", "train.validate_every=12"]
     command += ["train.validate_samples=40", "model.compute=float32", f"train.device={device}"]
     subprocess.run([*command, *settings], check=True)

@@ -19,14 +19,17 @@ namespace tsallis::lab {
 
 namespace {
 
-// What the settings of a run say of its corpus, so that one made anew under its name is noticed.
-// Runs from before that have nothing to compare with, and neither has a machine without the corpus.
+// What the settings of a run say of its corpus, so that one made anew under its name is noticed. A
+// run that begins needs the corpus. Runs from before that have nothing to compare with, and neither
+// has a run that is there on a machine without the corpus.
 std::string CorpusChecksum(const TrainingJob& job) {
+  const SequenceTask& task = *job.recipe->task.sequence;
   const nlohmann::ordered_json found = RunFolder(job.folder).Settings();
-  const std::string kept = found.is_object() ? found.value("corpus_checksum", "") : "";
-  if (found.is_object() && kept.empty()) return "";
+  if (!found.is_object()) return task.CorpusChecksum();
+  const std::string kept = found.value("corpus_checksum", "");
+  if (kept.empty()) return "";
   try {
-    return job.recipe->task.sequence->CorpusChecksum();
+    return task.CorpusChecksum();
   } catch (const UsageError&) {
     return kept;
   }
