@@ -214,8 +214,8 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   EXPECT_EQ(task->Vocabulary(), 320);
   EXPECT_EQ(task->GetMetric().unit, "nats a token");
   EXPECT_LT(task->Draw(1, Split::kTest, 0, 8).tokens[0], 300);
-  for (const char* wrong : {"vocabulary=256", "vocabulary=299"}) {
-    const TaskPointer refused = MakeSequenceTask("text", {name, wrong, "chunk=8"});
+  for (const char* vocabulary : {"vocabulary=256", "vocabulary=299"}) {
+    const TaskPointer refused = MakeSequenceTask("text", {name, vocabulary, "chunk=8"});
     ExpectContains(UsageErrorOf([&] { refused->Draw(1, Split::kTest, 0, 8); }),
                    "its tokens are tokenizer.json's; expected task.vocabulary 300, got");
   }
