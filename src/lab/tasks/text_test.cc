@@ -227,7 +227,7 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   EXPECT_DOUBLE_EQ(file->BytesPerToken(Split::kTest), 40.0 / static_cast<double>(first.size()));
 
   options.folder = folder_.Path() / "other";
-  const auto until_trained = [](std::int64_t done, std::int64_t bytes) { return 2 * done < bytes; };
+  const auto until_trained = [](std::int64_t done, std::int64_t total) { return 2 * done < total; };
   EXPECT_THROW(PrepareCorpus(options, until_trained), Interrupted);
   EXPECT_FALSE(fs::exists(options.folder / "tokenizer.json.tmp"));
   for (const auto& [tokenizer_name, why] : std::map<std::string, std::string>{
