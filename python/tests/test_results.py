@@ -24,9 +24,8 @@ def tracked(folder):
 def test_committed_results_are_small():
     sizes = {path: path.stat().st_size for path in tracked("results")}
     assert sizes
-    # Some 0.12 MB for the runs of a method: 260 methods of all studies, when the papers' tables
-    # are complete.
-    assert sum(sizes.values()) <= 31 * MEGABYTE
+    # Some 0.11 MB for the runs of a method, 242 methods over all studies.
+    assert sum(sizes.values()) <= 27.5 * MEGABYTE
     assert {path: size for path, size in sizes.items() if size > 0.4 * MEGABYTE} == {}
 
 
