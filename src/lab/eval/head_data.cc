@@ -9,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <utility>
 
 #include "lab/base/files.h"
 
@@ -25,6 +26,36 @@ Json Short(double value) {
 
 double Number(const Json& json) {
   return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
+}
+
+// Quantities in the order of their first appearance.
+std::vector<std::string> Quantities(const std::vector<HeadNumber>& numbers) {
+  std::vector<std::string> found;
+  for (const HeadNumber& number : numbers) {
+    if (std::find(found.begin(), found.end(), number.quantity) == found.end()) {
+      found.push_back(number.quantity);
+    }
+  }
+  return found;
+}
+
+std::vector<HeadNumber> NumbersOf(const Json& tables) {
+  std::vector<HeadNumber> numbers;
+  for (const Json& table : tables) {
+    const Json& means = table.at("mean");
+    for (std::size_t layer = 0; layer < means.size(); ++layer) {
+      for (std::size_t head = 0; head < means[layer].size(); ++head) {
+        if (means[layer][head].is_null()) continue;
+        numbers.push_back({static_cast<std::int64_t>(layer), static_cast<std::int64_t>(head),
+                           table.at("quantity"), means[layer][head],
+                           Number(table.at("std").at(layer).at(head))});
+      }
+    }
+  }
+  std::stable_sort(numbers.begin(), numbers.end(), [](const HeadNumber& a, const HeadNumber& b) {
+    return std::pair(a.layer, a.head) < std::pair(b.layer, b.head);
+  });
+  return numbers;
 }
 
 // Weights that are not 0, as [cells since the last, thousandths, ...]: a picture needs three
@@ -72,15 +103,34 @@ bool HeadObservations::HasMaps(std::int64_t n) const {
   return std::any_of(maps.begin(), maps.end(), [&](const AttentionMap& map) { return map.n == n; });
 }
 
+Json HeadTables(const std::vector<HeadNumber>& numbers) {
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;
+  for (const HeadNumber& number : numbers) {
+    layers = std::max(layers, number.layer + 1);
+    heads = std::max(heads, number.head + 1);
+  }
+  const Json nothing(std::vector<Json>(static_cast<std::size_t>(layers),
+                                       std::vector<Json>(static_cast<std::size_t>(heads))));
+  Json tables = Json::array();
+  for (const std::string& quantity : Quantities(numbers)) {
+    Json mean = nothing;
+    Json spread = nothing;
+    for (const HeadNumber& number : numbers) {
+      if (number.quantity != quantity) continue;
+      mean[number.layer][number.head] = Short(number.mean);
+      spread[number.layer][number.head] = Short(number.deviation);
+    }
+    tables.push_back({{"quantity", quantity}, {"mean", mean}, {"std", spread}});
+  }
+  return tables;
+}
+
 void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads) {
   Json json = {{"lengths", Json::array()}, {"maps", Json::array()}};
   for (const LengthHeads& at : heads.lengths) {
-    Json numbers = Json::array();
-    for (const HeadNumber& number : at.numbers) {
-      numbers.push_back({number.layer, number.head, number.quantity, Short(number.mean),
-                         Short(number.deviation)});
-    }
-    json["lengths"].push_back({{"n", at.n}, {"samples", at.samples}, {"numbers", numbers}});
+    json["lengths"].push_back(
+        {{"n", at.n}, {"samples", at.samples}, {"tables", HeadTables(at.numbers)}});
   }
   for (const AttentionMap& map : heads.maps) {
     json["maps"].push_back({{"n", map.n},
@@ -100,12 +150,8 @@ HeadObservations LoadHeads(const std::filesystem::path& path) {
   HeadObservations heads;
   try {
     for (const Json& at : json.at("lengths")) {
-      LengthHeads& one = heads.lengths.emplace_back(
-          LengthHeads{.n = at.at("n"), .samples = at.at("samples"), .numbers = {}});
-      for (const Json& number : at.at("numbers")) {
-        one.numbers.push_back(
-            {number.at(0), number.at(1), number.at(2), Number(number.at(3)), Number(number.at(4))});
-      }
+      heads.lengths.push_back(
+          {.n = at.at("n"), .samples = at.at("samples"), .numbers = NumbersOf(at.at("tables"))});
     }
     for (const Json& map : json.at("maps")) heads.maps.push_back(MapOf(map));
   } catch (const Json::exception&) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,13 @@ struct HeadObservations {
   bool HasMaps(std::int64_t n) const;
 };
 
-// Weights are kept to three decimals. Loading gives nothing if there is no such file, or if it is
-// not one of these; saving throws std::runtime_error.
+// Of each quantity one object: "quantity", and "mean" and "std" as [layers][heads] of six digits,
+// null where a head has no such quantity or where it is not finite.
+nlohmann::ordered_json HeadTables(const std::vector<HeadNumber>& numbers);
+
+// Numbers are kept as HeadTables, sorted by layer and head; weights to three decimals. Loading
+// gives nothing if there is no such file, or if it is not one of these; saving throws
+// std::runtime_error.
 void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads);
 HeadObservations LoadHeads(const std::filesystem::path& path);
 

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -100,6 +102,31 @@ TEST(ObserveHeads, DrawsTheShortestAndTheLongestOfAffordableLengths) {
   EXPECT_EQ(MapLengths(*task, {8192, 4096}), (Lengths{4096}));
 }
 
+TEST(ObserveHeads, NumbersComeBackByLayerAndHead) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder.Path() / "heads.json";
+  const HeadNumber slope = {0, 1, "slope", 0.25, 0.0};
+  const HeadNumber first = {0, 0, "entropy", 1.23456789, 0.5};
+  const HeadNumber second = {0, 1, "entropy", -2e-7, kNan};
+  const HeadNumber deep = {2, 0, "entropy", 0.0, 3e9};
+  const HeadNumber lost = {1, 0, "entropy", kNan, 1.0};
+  SaveHeads(path,
+            {.lengths = {{.n = 8, .samples = 2, .numbers = {deep, slope, first, second, lost}},
+                         {.n = 9, .samples = 1, .numbers = {}}},
+             .maps = {}});
+  const HeadObservations seen = LoadHeads(path);
+  ASSERT_EQ(seen.lengths.size(), 2U);
+  EXPECT_TRUE(seen.lengths[1].numbers.empty());
+  const std::vector<HeadNumber>& found = seen.lengths[0].numbers;
+  ASSERT_EQ(found.size(), 4U);  // a number that is not finite is not there
+  EXPECT_EQ(found[0], (HeadNumber{0, 0, "entropy", 1.23457, 0.5}));
+  EXPECT_EQ(found[1].mean, second.mean);
+  EXPECT_TRUE(std::isnan(found[1].deviation));
+  EXPECT_EQ(found[2], slope);
+  EXPECT_EQ(found[3], deep);
+}
+
 TEST(ObserveHeads, KeepsWhatItHasSeen) {
   const TaskPointer task = MakeSequenceTask("copy", {"symbols=4"});
   Decoder model = Model(*task);
@@ -139,6 +166,9 @@ TEST(ObserveHeads, KeepsWhatItHasSeen) {
 
   // A file of something else is nothing.
   for (const char* text : {"{", "[]", R"({"lengths": [], "maps": [{"n": 1}]})",
+                           R"({"lengths": [{"n": 1, "samples": 1, "numbers": []}], "maps": []})",
+                           R"({"lengths": [{"n": 1, "samples": 1, "tables": [{"quantity": "keys",
+                               "mean": [[1.0]], "std": [[]]}]}], "maps": []})",
                            R"({"lengths": [], "maps": [{"n": 1, "layer": 0, "head": 0, "tokens": 2,
                                "cell": 0, "thousandths": []}]})",
                            R"({"lengths": [], "maps": [{"n": 1, "layer": 0, "head": 0, "tokens": 2,

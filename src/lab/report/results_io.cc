@@ -42,35 +42,11 @@ std::string ResultsCsv(const StudyResults& results) {
 
 // ---- JSON -----------------------------------------------------------------------------------
 
-// Of each quantity at a length one object: mean and spread as [layers][heads], null where a head
-// has no such quantity.
+// Tables of heads at a length, each with its method.
 void AddHeads(const std::string& method, const LengthHeads& at, Json& json) {
-  std::vector<std::string> quantities;
-  std::int64_t layers = 0;
-  std::int64_t heads = 0;
-  for (const HeadNumber& number : at.numbers) {
-    if (std::find(quantities.begin(), quantities.end(), number.quantity) == quantities.end()) {
-      quantities.push_back(number.quantity);
-    }
-    layers = std::max(layers, number.layer + 1);
-    heads = std::max(heads, number.head + 1);
-  }
-  const Json nothing(std::vector<Json>(static_cast<std::size_t>(layers),
-                                       std::vector<Json>(static_cast<std::size_t>(heads))));
-  for (const std::string& quantity : quantities) {
-    Json mean = nothing;
-    Json spread = nothing;
-    for (const HeadNumber& number : at.numbers) {
-      if (number.quantity != quantity) continue;
-      mean[number.layer][number.head] = number.mean;
-      spread[number.layer][number.head] = number.deviation;
-    }
-    json.push_back({{"method", method},
-                    {"n", at.n},
-                    {"samples", at.samples},
-                    {"quantity", quantity},
-                    {"mean", mean},
-                    {"std", spread}});
+  for (Json& table : HeadTables(at.numbers)) {
+    json.push_back({{"method", method}, {"n", at.n}, {"samples", at.samples}});
+    json.back().update(table);
   }
 }
 
