@@ -188,6 +188,25 @@ def test_missing_library_says_what_to_do(tmp_path):
     assert named.stdout.strip() == str(tsallis.library_path)
 
 
+# A build in another folder, and an installed package: the program is that of the named library.
+@pytest.mark.parametrize(("library", "program"), [("lib", "bin"), (".", "bin")])
+def test_the_program_is_that_of_the_named_library(library, program, tmp_path):
+    (tmp_path / library).mkdir(exist_ok=True)
+    path = tmp_path / library / tsallis.library_path.name
+    path.symlink_to(tsallis.library_path)
+    (tmp_path / program).mkdir()
+    script = tmp_path / program / "tsallis"
+    script.write_text('#!/bin/sh\necho "this one: $@"\n')
+    script.chmod(0o755)
+    answer = subprocess.run(
+        [sys.executable, "-m", "tsallis", "list"],
+        env=os.environ | {"TSALLIS_LIBRARY": str(path)},
+        capture_output=True,
+        text=True,
+    )
+    assert answer.stdout == "this one: list\n", answer.stderr
+
+
 def test_reports():
     assert tsallis.__version__.count(".") == 2
     assert tsallis.cpu_target()

@@ -2,7 +2,8 @@
 
 Importing the package loads the operators (``torch.ops.tsallis.*``) from a shared library, looked
 for in the file that the environment variable ``TSALLIS_LIBRARY`` names, then in this package, then
-in ``build/lib`` of the repository that holds it.
+in ``build/lib`` of the repository that holds it. The program of ``python -m tsallis`` is looked for
+in the same places, first beside the library that the variable names.
 """
 
 from tsallis import _ops, _vmap, functional, nn, patterns

@@ -26,10 +26,15 @@ def locate(installed: str, built: str) -> tuple[Path | None, list[Path]]:
     """A file of the build, and where it was looked for.
 
     installed: its path in the installed package; built: in the build folder of the repository. An
-    editable install has two package folders: the sources, and what was built for them.
+    editable install has two package folders: the sources, and what was built for them. Those that
+    hold the library that ``TSALLIS_LIBRARY`` names come first: files of two builds do not mix.
     """
-    folders = [Path(folder) for folder in sys.modules["tsallis"].__path__]
-    candidates = [folder / installed for folder in folders]
+    candidates = []
+    named = os.environ.get(_VARIABLE)
+    if named:
+        library = Path(named).absolute()
+        candidates += [library.parent / installed, library.parent.parent / built]
+    candidates += [Path(folder) / installed for folder in sys.modules["tsallis"].__path__]
     candidates.append(Path(__file__).resolve().parents[2] / "build" / built)
     return next((path for path in candidates if path.is_file()), None), candidates
 
