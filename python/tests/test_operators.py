@@ -189,13 +189,13 @@ def test_missing_library_says_what_to_do(tmp_path):
 
 
 # A build in another folder, and an installed package: the program is that of the named library.
-@pytest.mark.parametrize(("library", "program"), [("lib", "bin"), (".", "bin")])
-def test_the_program_is_that_of_the_named_library(library, program, tmp_path):
-    (tmp_path / library).mkdir(exist_ok=True)
-    path = tmp_path / library / tsallis.library_path.name
+@pytest.mark.parametrize("folder", ["lib", "."])
+def test_the_program_is_that_of_the_named_library(folder, tmp_path):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    path = tmp_path / folder / tsallis.library_path.name
     path.symlink_to(tsallis.library_path)
-    (tmp_path / program).mkdir()
-    script = tmp_path / program / "tsallis"
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "tsallis"
     script.write_text('#!/bin/sh\necho "this one: $@"\n')
     script.chmod(0o755)
     answer = subprocess.run(

@@ -26,8 +26,8 @@ def locate(installed: str, built: str) -> tuple[Path | None, list[Path]]:
     """A file of the build, and where it was looked for.
 
     installed: its path in the installed package; built: in the build folder of the repository. An
-    editable install has two package folders: the sources, and what was built for them. Those that
-    hold the library that ``TSALLIS_LIBRARY`` names come first: files of two builds do not mix.
+    editable install has two package folders: the sources, and what was built for them. The
+    folders of the library that ``TSALLIS_LIBRARY`` names come first: two builds do not mix.
     """
     candidates = []
     named = os.environ.get(_VARIABLE)
