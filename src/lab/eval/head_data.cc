@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
@@ -26,17 +27,6 @@ Json Short(double value) {
 
 double Number(const Json& json) {
   return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
-}
-
-// Quantities in the order of their first appearance.
-std::vector<std::string> Quantities(const std::vector<HeadNumber>& numbers) {
-  std::vector<std::string> found;
-  for (const HeadNumber& number : numbers) {
-    if (std::find(found.begin(), found.end(), number.quantity) == found.end()) {
-      found.push_back(number.quantity);
-    }
-  }
-  return found;
 }
 
 std::vector<HeadNumber> NumbersOf(const Json& tables) {
@@ -112,16 +102,16 @@ Json HeadTables(const std::vector<HeadNumber>& numbers) {
   }
   const Json nothing(std::vector<Json>(static_cast<std::size_t>(layers),
                                        std::vector<Json>(static_cast<std::size_t>(heads))));
-  Json tables = Json::array();
-  for (const std::string& quantity : Quantities(numbers)) {
-    Json mean = nothing;
-    Json spread = nothing;
-    for (const HeadNumber& number : numbers) {
-      if (number.quantity != quantity) continue;
-      mean[number.layer][number.head] = Short(number.mean);
-      spread[number.layer][number.head] = Short(number.deviation);
+  Json tables = Json::array();  // in the order of their first number
+  std::map<std::string, std::size_t> place;
+  for (const HeadNumber& number : numbers) {
+    const auto [found, is_new] = place.try_emplace(number.quantity, tables.size());
+    if (is_new) {
+      tables.push_back({{"quantity", number.quantity}, {"mean", nothing}, {"std", nothing}});
     }
-    tables.push_back({{"quantity", quantity}, {"mean", mean}, {"std", spread}});
+    Json& table = tables[found->second];
+    table["mean"][number.layer][number.head] = Short(number.mean);
+    table["std"][number.layer][number.head] = Short(number.deviation);
   }
   return tables;
 }
