@@ -180,7 +180,7 @@ TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
       return found;
     };
     EXPECT_EQ(lines(whole.Path()), lines(parts.Path()));
-    EXPECT_EQ(lines(whole.Path()).size(), 9U);  // three of loss, six of what is observed
+    EXPECT_EQ(lines(whole.Path()).size(), 10U);  // three of loss, seven of what is observed
   }
 }
 

@@ -301,7 +301,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
                       run.step, run.window.Loss(), run.window.Accuracy(), seconds()));
       run.window = {};
     }
-    if (plan.processes.First() && IsObserved(run.step)) Observe(model, run, seconds());
+    if (plan.processes.First() && (IsObserved(run.step) || end)) Observe(model, run, seconds());
     if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
       Validate(model, run, seconds(), stop);
     }

@@ -52,8 +52,8 @@ class Trainable {
   virtual Values Validate(const std::atomic<bool>& stop) = 0;
 
   // Numbers that show how the model grows, by name; none: there is nothing to see. Asked for after
-  // the steps of IsObserved() in the first process alone, and written to metrics.jsonl as
-  // "observed". Must leave no trace in what is trained.
+  // the steps of IsObserved() and the last, in the first process alone, and written to
+  // metrics.jsonl as "observed". Must leave no trace in what is trained.
   using Observation = std::vector<std::pair<std::string, double>>;
   virtual Observation Observe() { return {}; }
 };
