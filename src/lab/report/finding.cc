@@ -138,11 +138,18 @@ Found FlowFinding(const StudyResults& results) {
   if (!last.contains(results.baseline)) return {};
   std::int64_t step = last[results.baseline];
   for (const auto& [method, of_method] : last) step = std::min(step, of_method);
+  // Other positions change the gradients, too: only the map may differ.
+  const auto variant = [&](const std::string& method) {
+    const auto info = std::find_if(results.methods.begin(), results.methods.end(),
+                                   [&](const MethodInfo& one) { return one.name == method; });
+    return info == results.methods.end() ? std::string() : info->variant;
+  };
   auto most = end, beside = end;
   double factor = 1.0;  // 1 or more: of the larger of two gradients
   for (auto row = results.flows.begin(); row != end; ++row) {
     const auto baseline = find(results.baseline, step, row->layer);
     if (row->step != step || row->method == results.baseline || baseline == end) continue;
+    if (variant(row->method) != variant(results.baseline)) continue;
     const double ratio = row->gradient / baseline->gradient;
     const double larger = std::max(ratio, 1.0 / ratio);
     if (!std::isfinite(larger) || (most != end && larger <= factor)) continue;

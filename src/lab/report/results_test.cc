@@ -373,6 +373,9 @@ TEST(Finding, NamesTheLayerWhoseGradientDiffersMost) {
             "After 10 steps a token's gradient at layer 2 of 2 is 0.25 times as large with A as "
             "with Softmax; a query gives weight to 8 keys there, with Softmax to 192.");
   EXPECT_EQ(FlowFinding(results).methods, (std::vector<std::string>{"softmax", "a"}));
+  results.methods.push_back({.name = "a-nape", .label = "A, NAPE", .variant = "nape"});
+  add("a-nape", 10, 400.0, 6.0);  // not the map alone makes the difference
+  EXPECT_EQ(FlowFinding(results).methods, (std::vector<std::string>{"softmax", "a"}));
 }
 
 }  // namespace
