@@ -19,11 +19,21 @@ struct Place {
   double sure = 0.0;  // points
 };
 
+// Null for a method that the results do not describe.
+const MethodInfo* InfoOf(const StudyResults& results, const std::string& method) {
+  const auto found = std::find_if(results.methods.begin(), results.methods.end(),
+                                  [&](const MethodInfo& info) { return info.name == method; });
+  return found == results.methods.end() ? nullptr : &*found;
+}
+
 std::string Label(const StudyResults& results, const std::string& method) {
-  for (const MethodInfo& info : results.methods) {
-    if (info.name == method && !info.label.empty()) return info.label;
-  }
-  return method;
+  const MethodInfo* info = InfoOf(results, method);
+  return info == nullptr || info->label.empty() ? method : info->label;
+}
+
+std::string Variant(const StudyResults& results, const std::string& method) {
+  const MethodInfo* info = InfoOf(results, method);
+  return info == nullptr ? "" : info->variant;
 }
 
 // "Softmax 1.8 ± 3.0".
@@ -37,13 +47,10 @@ std::string Score(const StudyResults& results, const ResultRow& row) {
 // Whether `method` attends as the baseline does and differs from it as `other` does, or the other
 // way round: of two methods that differ in both it tells which of the two makes the difference.
 bool Between(const StudyResults& results, const std::string& method, const std::string& other) {
-  const auto find = [&](const std::string& name) {
-    return std::find_if(results.methods.begin(), results.methods.end(),
-                        [&](const MethodInfo& info) { return info.name == name; });
-  };
-  const auto here = find(method), base = find(results.baseline), far = find(other);
-  const auto end = results.methods.end();
-  if (here == end || base == end || far == end) return false;
+  const MethodInfo* here = InfoOf(results, method);
+  const MethodInfo* base = InfoOf(results, results.baseline);
+  const MethodInfo* far = InfoOf(results, other);
+  if (here == nullptr || base == nullptr || far == nullptr) return false;
   if (base->like == far->like || base->variant == far->variant) return false;
   return (here->like == base->like && here->variant == far->variant) ||
          (here->like == far->like && here->variant == base->variant);
@@ -138,18 +145,13 @@ Found FlowFinding(const StudyResults& results) {
   if (!last.contains(results.baseline)) return {};
   std::int64_t step = last[results.baseline];
   for (const auto& [method, of_method] : last) step = std::min(step, of_method);
-  // Other positions change the gradients, too: only the map may differ.
-  const auto variant = [&](const std::string& method) {
-    const auto info = std::find_if(results.methods.begin(), results.methods.end(),
-                                   [&](const MethodInfo& one) { return one.name == method; });
-    return info == results.methods.end() ? std::string() : info->variant;
-  };
   auto most = end, beside = end;
   double factor = 1.0;  // 1 or more: of the larger of two gradients
   for (auto row = results.flows.begin(); row != end; ++row) {
     const auto baseline = find(results.baseline, step, row->layer);
     if (row->step != step || row->method == results.baseline || baseline == end) continue;
-    if (variant(row->method) != variant(results.baseline)) continue;
+    // Other positions change the gradients, too: only the map may differ.
+    if (Variant(results, row->method) != Variant(results, results.baseline)) continue;
     const double ratio = row->gradient / baseline->gradient;
     const double larger = std::max(ratio, 1.0 / ratio);
     if (!std::isfinite(larger) || (most != end && larger <= factor)) continue;
