@@ -169,8 +169,11 @@ def expect_same_curve(found: Path, wanted: Path):
     for one, other in zip(metrics(found), metrics(wanted), strict=True):
         one.pop("seconds")
         other.pop("seconds")
+        # Several processes add gradients in another order; means over them differ by rounding.
         if "loss" in one:
             assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=2e-5)
+        if "observed" in one:
+            assert one.pop("observed") == pytest.approx(other.pop("observed"), rel=1e-4)
         assert one == other  # step and accuracies
 
 

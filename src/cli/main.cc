@@ -17,6 +17,7 @@
 #include <iostream>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
@@ -104,12 +105,16 @@ void CheckTogether(const tsallis::cli::Command& command, const tsallis::lab::Lau
       command.Name(), launch.size));
 }
 
+int ReportOutputError(int error) {
+  return Report(fmt::format("standard output: {}", std::strerror(error)), kFailed);
+}
+
 // Exit code of a command that has printed all it had to: a full disk is an error, too.
 int Flushed(int code) {
   std::cout.flush();
   if (std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  fmt::print(stderr, "tsallis: standard output: {}\n", std::strerror(errno));
-  return code == kDone ? kFailed : code;
+  const int failed = ReportOutputError(errno);
+  return code == kDone ? failed : code;
 }
 
 // --help and --version end here too, with code 0.
@@ -174,6 +179,9 @@ int main(int argc, char** argv) {
     return Report("out of memory", kFailed);
   } catch (const c10::Error& error) {
     return Report(error.what_without_backtrace(), kFailed);
+  } catch (const std::system_error& error) {
+    if (std::ferror(stdout) != 0) return ReportOutputError(error.code().value());
+    return Report(error.what(), kFailed);
   } catch (const std::exception& error) {
     return Report(error.what(), kFailed);
   }

@@ -1,6 +1,11 @@
 // fmt's functions, compiled here once: header-only, every file that formats a text would compile
 // them again, for half of its time. Debian's library of them is older than the headers that
 // LibTorch ships.
+
+// fmt writes into the buffer of a FILE by itself, and writes before its first byte once the FILE
+// could not be flushed (seen with fmt 12.1 and glibc 2.36, standard output on a full disk). With
+// this, it formats aside and calls fwrite, and throws std::system_error where that fails.
+#define FMT_USE_FALLBACK_FILE 1
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE
