@@ -161,6 +161,20 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "KeyError: 'n'" in capsys.readouterr().err
 
 
+def test_a_full_disk_behind_standard_output_is_an_error(quick: Path) -> None:
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "tsallis_report", str(quick), "--table"],
+            cwd=Path(data.__file__).parent.parent,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert answer.returncode != 0
+    assert "tsallis_report: [Errno 28] No space left on device" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
 def test_heat_map_columns_ascend_and_gaps_are_refused(quick: Path) -> None:
     weights = data.load(quick).heat_maps[("softmax", 16)]
     assert weights.shape == (32, 16)

@@ -31,6 +31,23 @@ def _table(directory: Path, columns: int, color: bool, several: bool) -> str:
     return terminal_table(load(directory), columns, color)
 
 
+def _write(options: argparse.Namespace) -> None:
+    """Draws what `options` name and prints the files' names, or a table of each folder."""
+    several = len(options.directory) > 1
+    for directory in options.directory:
+        written = render(directory)
+        if options.table:
+            print(_table(directory, options.width, options.color, several), end="")
+        elif not options.quiet:
+            for path in written:
+                print(path)
+    if options.together is not None:
+        studies = [(analysis.load(folder), folder) for folder in options.directory]
+        for path in analysis_page.write_together(studies, options.together):
+            if not (options.quiet or options.table):
+                print(path)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0, or 1 with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="tsallis_report", description=__doc__)
@@ -45,23 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=100, help="columns of the table")
     parser.add_argument("--color", action="store_true", help="colours of a terminal in the table")
     options = parser.parse_args(arguments)
-    for directory in options.directory:
-        try:
-            written = render(directory)
-        except (StudyError, OSError) as error:
-            print(f"tsallis_report: {error}", file=sys.stderr)
-            return 1
-        if options.table:
-            several = len(options.directory) > 1
-            print(_table(directory, options.width, options.color, several), end="")
-        elif not options.quiet:
-            for path in written:
-                print(path)
-    if options.together is not None:
-        studies = [(analysis.load(folder), folder) for folder in options.directory]
-        for path in analysis_page.write_together(studies, options.together):
-            if not (options.quiet or options.table):
-                print(path)
+    try:
+        _write(options)
+        sys.stdout.flush()
+    except (StudyError, OSError) as error:
+        print(f"tsallis_report: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
