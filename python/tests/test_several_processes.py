@@ -173,7 +173,7 @@ def expect_same_curve(found: Path, wanted: Path):
         if "loss" in one:
             assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=2e-5)
         if "observed" in one:
-            assert one.pop("observed") == pytest.approx(other.pop("observed"), rel=1e-4)
+            assert one.pop("observed") == pytest.approx(other.pop("observed"), rel=1e-3)
         assert one == other  # step and accuracies
 
 
