@@ -170,7 +170,7 @@ def test_a_full_disk_behind_standard_output_is_an_error(quick: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert answer.returncode != 0
+    assert answer.returncode == 1
     assert "tsallis_report: [Errno 28] No space left on device" in answer.stderr
     assert "Traceback" not in answer.stderr
 
@@ -587,6 +587,7 @@ def test_layers_show_gradients_and_keys(full: Path) -> None:
     study.figure = "flow"  # a study of gradients begins with them
     text = markdown.markdown(study)
     assert text.index("](figures/flow.png)") < text.index("gradient, after 1 step") < len(text)
+    assert figures.FLOW_NOTE in text
     assert "keys, after 100 steps" in text
     assert "figures/accuracy.png" not in text
     study.flows = [row for row in study.flows if row.layer < 2]  # two layers show nothing

@@ -157,6 +157,13 @@ def plot_groups(study: Study) -> Figure | None:
     return figure
 
 
+# Beside every figure and table of gradients after the last step.
+FLOW_NOTE = (
+    "A method that still answers wrong has larger gradients after the last step: read them beside "
+    "its accuracy."
+)
+
+
 def has_flow(study: Study) -> bool:
     """Whether there are layers enough to draw what arrives at each."""
     shown = headline_methods(study)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .data import Contrast, Study
-from .figures import first_figure
+from .figures import FLOW_NOTE, first_figure
 from .files import replace_text
 from .table import markdown_table, probability
 
@@ -59,7 +59,8 @@ def _flow_table(study: Study) -> str:
             name = ""
     return (
         "Norm of a token's gradient where a layer reads it, and keys that heads give weight: "
-        f"validation samples at the longest length of training, {study.seed_text}.\n\n"
+        f"validation samples at the longest length of training, {study.seed_text}. "
+        f"{FLOW_NOTE}\n\n"
         f"{markdown_table(table)}\n"
     )
 

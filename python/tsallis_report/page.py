@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .data import Measure, Metric, Row, Study
-from .figures import FIGURES, first_figure, signed
+from .figures import FIGURES, FLOW_NOTE, first_figure, signed
 from .files import replace_text
 from .table import probability
 
@@ -21,7 +21,7 @@ _CAPTIONS = {
     "groups": "Right answers on samples of each kind alone; of those shown together above.",
     "flow": "Left and middle: how much of the loss's gradient reaches the residual stream where a "
     "layer reads it. Right: keys that heads give weight, mean over heads and scored tokens. "
-    "Validation samples at the longest length of training, mean over seeds.",
+    f"Validation samples at the longest length of training, mean over seeds. {FLOW_NOTE}",
     "accuracy-families": "Every method, by family. The grey line repeats the method that others "
     "are held against.",
     "difference": "Blue: ours is above the paper's figure; red: below.",
