@@ -5,7 +5,7 @@
 torch.nn.Transformer learns to say numbers backwards ("307" becomes "seven zero three"). Each of its
 attention modules is replaced by Tsallis's, whose weights load from it and whose rest stays the same
 (Correia, Niculae and Martins 2019). The lab trains such models on real sentences:
-docs/translation.md.
+docs/guide/translation.md.
 """
 
 import argparse

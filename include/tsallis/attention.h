@@ -22,8 +22,8 @@
 //
 // With a context of a CUDA device (types.h) every pointer is to that device's memory, except
 // alpha_per_head, which the host reads. A call that the CUDA kernels do not serve throws
-// InvalidArgument, which names the reason (docs/cuda.md). Contents of arrays on the device are not
-// checked: a range beyond its axis is cut off there. `saved` is not used.
+// InvalidArgument, which names the reason (docs/guide/cuda.md). Contents of arrays on the device
+// are not checked: a range beyond its axis is cut off there. `saved` is not used.
 //
 // Results do not depend on the number of threads, to the bit. Calls share only caches behind locks,
 // which change no result, so any number of threads may call at once.

@@ -1,5 +1,5 @@
 // What there is for attention on NVIDIA's GPUs: the kernels of this library, the devices of this
-// machine. docs/cuda.md says what was run on which hardware.
+// machine. docs/guide/cuda.md says what was run on which hardware.
 #pragma once
 
 #include <cstddef>

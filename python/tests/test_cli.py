@@ -32,7 +32,7 @@ COMMANDS = [
     ),
     *("convert", "bench"),
 ]
-MODELS = ROOT / "bench" / "models"
+MODELS = ROOT / "models"
 
 # A recipe that trains in seconds.
 TINY = """
@@ -167,7 +167,7 @@ def tiny(tmp_path) -> Path:
 
 
 def test_the_recipe_of_the_page_trains(tmp_path):
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "guide" / "recipes.md").read_text()
     recipe = tmp_path / "short-copy.toml"
     recipe.write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])
     scales = ["scale.quick.steps=2", "scale.long.steps=2"]
@@ -816,7 +816,7 @@ def test_language_from_files_to_the_loss_on_another_file(tmp_path):
 
 
 def test_small_language_models_come_with_the_tree():
-    """What README of bench/models says: RoPE breaks beyond its training length, the others hold."""
+    """What README of models says: RoPE breaks beyond its training length, the others hold."""
     text = str(Path(torch.__file__).parent / "_refs" / "__init__.py")
     losses = {}
     for folder in sorted(path for path in MODELS.iterdir() if path.is_dir()):

@@ -49,7 +49,7 @@ def test_every_public_name_is_there():
 
 def test_what_its_files_define_is_there_or_named_in_the_documentation():
     """Also what is private, in the file where it is defined."""
-    text = (Path(__file__).resolve().parents[2] / "docs" / "entmax.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "entmax.md").read_text()
     missing = []
     for file in ("activations", "root_finding", "losses"):
         theirs, mine = getattr(peer, file), getattr(ours, file)

@@ -44,13 +44,13 @@ def test_every_public_name_has_an_entry(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("link", ["nowhere.md", "../src/nowhere.h", "attention.md#nowhere"])
+@pytest.mark.parametrize("link", ["nowhere.md", "../src/nowhere.h", "explain/attention.md#nowhere"])
 def test_a_broken_link_is_an_error(tmp_path, link):
     for name in ("docs", "python", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("tests"))
     for name in ("README.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("src", "include", "examples", "results", "bench"):
+    for name in ("src", "include", "examples", "results", "bench", "models"):
         (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "docs" / "index.md").open("a") as page:
         page.write(f"\n[see]({link})\n")
@@ -60,11 +60,11 @@ def test_a_broken_link_is_an_error(tmp_path, link):
 
 
 def test_figures_of_a_table_are_in_what_its_section_links_to():
-    page = (ROOT / "docs" / "what-decides.md").read_text()
+    page = ROOT / "docs" / "explain" / "what-decides.md"
     seen = 0
-    for section in page.split("\n## "):
-        links = re.findall(r"\((\.\./results/[a-z-]+/report\.md|log\.md)", section)
-        sources = "".join((ROOT / "docs" / link).read_text() for link in links)
+    for section in page.read_text().split("\n## "):
+        links = re.findall(r"\(([./]+/results/[a-z-]+/\w+\.md|\.\./log\.md)", section)
+        sources = "".join((page.parent / link).read_text() for link in links)
         for row in (line for line in section.splitlines() if line.startswith("|")):
             for figure in re.findall(r"[+-]?\d+\.\d ± \d+\.\d", row):
                 seen += 1
@@ -74,7 +74,7 @@ def test_figures_of_a_table_are_in_what_its_section_links_to():
 
 def test_commands_name_methods_that_the_recipe_has():
     seen = 0
-    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
         for name, methods in re.findall(
             r"tsallis (?:train|reproduce) ([\w-]+)(?![\w-]|\.toml)[^\n`#]*? --methods? ([\w.,-]+)",
             page.read_text(),
@@ -164,7 +164,7 @@ def test_names_on_the_page_of_definitions_exist():
 
 
 def test_every_key_of_a_recipe_is_on_its_page():
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "guide" / "recipes.md").read_text()
     reader = (ROOT / "src" / "lab" / "config" / "recipe.cc").read_text()
     tasks = [path.read_text() for path in (ROOT / "src" / "lab" / "tasks").glob("*.cc")]
     named = r'table\.(?:Required|Optional)\("(\w+)"'

@@ -1,1 +1,1 @@
-"""Softmax language models made sparse, for ``tsallis convert`` (docs/real-model.md)."""
+"""Softmax language models made sparse, for ``tsallis convert`` (docs/guide/real-model.md)."""

@@ -205,7 +205,7 @@ def _of_gpu_times(root: Path) -> list[tuple[str, str, str]]:
     for path in sorted((root / "docs" / "figures").glob("cuda-*.json")):
         measured = json.loads(path.read_text(encoding="utf-8"))
         drawing = path.with_suffix(".svg")
-        if not drawing.exists():  # an earlier state, which docs/cuda.md compares in words
+        if not drawing.exists():  # an earlier state, which docs/guide/cuda.md compares in words
             continue
         both = [row for row in measured["rows"] if "both_ms" in row]
         d = max(row["d"] for row in both)
@@ -275,7 +275,7 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
     for path in sorted((root / "results" / "studies").glob("*/study.json")):
         about = analysis.load_numbers(path.parent)
         figures, status = _of_analysis(about)
-        where = f"[study {about.study}](studies.md)"
+        where = f"[study {about.study}](guide/studies.md)"
         for key in named(about.source):
             of(key).lines.append((where, figures, status))
             of(key).commands.append(f"tsallis study {about.study}")

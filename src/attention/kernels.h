@@ -1,5 +1,5 @@
 // What a kernel is to the driver (attention.cc), and the one list of kernels: dispatch, tests and
-// `tsallis info --kernels` read it. docs/adding-a-kernel.md walks through it.
+// `tsallis info --kernels` read it. docs/change/adding-a-kernel.md walks through it.
 //
 // Work comes as lists: blocks of query rows forward, key heads backward. The driver hands the first
 // kernel that serves a call all of it; what that kernel leaves goes to the next one of the list,

@@ -52,7 +52,7 @@ class StudyCommand : public Command {
                    "of weights in one; default: they train one");
     app.add_option("--decoder", options_.decoder,
                    "Studies of a trained sequence model: the folder of its run, or a file of "
-                   "weights in one; default: bench/models/asentmax-nape");
+                   "weights in one; default: models/asentmax-nape");
     app.add_option("--out", out_,
                    "Folder of the page; default: runs/studies/<name>. With several studies: its "
                    "parent, which gets the page of all of them");

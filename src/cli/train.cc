@@ -30,12 +30,12 @@ class TrainCommand : public Command {
   std::string Example() const override {
     return "  tsallis train copy --method asentmax-nape train.lr=1e-3 --folder runs/copy-1e-3\n"
            "  tsallis eval runs/copy-1e-3 --lengths 64,128,256\n"
-           "Other heads (docs/decoder.md lists the keys):\n"
+           "Other heads (docs/explain/decoder.md lists the keys):\n"
            "  tsallis train copy --method softmax-nape model.attention.pattern.kind=strided "
            "model.attention.pattern.stride=8\n"
            "On a GPU, with a torch that has CUDA:\n"
            "  tsallis train copy train.device=cuda\n"
-           "Several processes, each with its share of every batch (docs/training.md):\n"
+           "Several processes, each with its share of every batch (docs/guide/training.md):\n"
            "  torchrun --nproc-per-node 2 -m tsallis train copy";
   }
 

@@ -1,5 +1,5 @@
-// What a map is to the drivers (reference.cc, rows.cc), and the list of maps. docs/adding-a-map.md
-// walks through it.
+// What a map is to the drivers (reference.cc, rows.cc), and the list of maps.
+// docs/change/adding-a-map.md walks through it.
 #pragma once
 
 #include <algorithm>

@@ -118,14 +118,14 @@ MODEL_TEXT = Path(torch.__file__).parent / "_refs" / "__init__.py"
 
 
 def model_cases(source: Path, text: Path) -> list[Case]:
-    """A case for each layer of the language models in ``source/bench/models``, reading ``text``.
+    """A case for each layer of the language models in ``source/models``, reading ``text``.
 
     Raises OSError without the program of that source tree, ValueError if it fails.
     """
     program = source / "tsallis"
-    folders = sorted(path.parent for path in source.glob("bench/models/*/config.json"))
+    folders = sorted(path.parent for path in source.glob("models/*/config.json"))
     if not program.is_file() or not folders:
-        raise FileNotFoundError(f"{source}: expected a source tree of tsallis with bench/models")
+        raise FileNotFoundError(f"{source}: expected a source tree of tsallis with models")
     cases = []
     with tempfile.TemporaryDirectory() as aside:
         for folder in folders:

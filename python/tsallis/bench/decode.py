@@ -51,7 +51,7 @@ Example:
   tsallis bench decode --keys 8192 --queries 16,64,512
   tsallis bench decode --models
       what exact decoding, softmax within epsilon and approximations read and lose on the heads of
-      the language models in bench/models of the source tree, or with --inputs FILE on those of the
+      the language models in models of the source tree, or with --inputs FILE on those of the
       file; decode-models.json
 
 Written into the folder of --out: decode.json, and as a figure decode.svg and .png; with --queries

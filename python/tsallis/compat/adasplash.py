@@ -2,8 +2,8 @@
 
 ``import tsallis.compat.adasplash as adasplash`` runs a program written for it. Thresholds are found
 to a tolerance, so the two versions, with and without a block mask, are one function; ``niter``,
-``use_histogram`` and ``fast_math`` are checked and then have nothing to decide. docs/adasplash.md
-lists where results differ on purpose.
+``use_histogram`` and ``fast_math`` are checked and then have nothing to decide.
+docs/guide/adasplash.md lists where results differ on purpose.
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ class TsallisCache(Cache):
     """Keys and values of a model in pages, for ``generate(past_key_values=...)`` and by hand.
 
     With the implementations of `register` a new token reads the pages where they lie: under entmax
-    it screens all keys by bytes and scores only those that may have a weight (docs/decoding.md).
+    it screens all keys by bytes and scores only those that may have a weight
+    (docs/guide/decoding.md).
     Beams, assisted decoding and several answers to one prompt share pages. Other implementations
     get a copy of all keys and values for every token.
 

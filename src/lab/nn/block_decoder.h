@@ -1,6 +1,6 @@
 // The decoder (decoder.h) as blocks whose gradients torch records: the same architecture,
 // parameters and results up to rounding, on any device. Models on a GPU use it. On the CPU only
-// tests do: there the decoder of decoder.h is faster (docs/decoder.md says by how much).
+// tests do: there the decoder of decoder.h is faster (docs/explain/decoder.md says by how much).
 #pragma once
 
 #include <c10/core/Device.h>

@@ -8,8 +8,8 @@
 // without biases, soft-capping or windows; gelu in its tanh form; E and W_h are not tied. Attention
 // is causal, 1 / sqrt(head_dim) scaled, with as many key heads as query heads; what a head does
 // beyond that is its AttentionConfig. Weights and embeddings start at N(0, 0.02^2), norms at w = 0.
-// DecoderConfig has other norms, activations and embeddings. docs/decoder.md lists how this departs
-// from the reference implementation.
+// DecoderConfig has other norms, activations and embeddings. docs/explain/decoder.md lists how this
+// departs from the reference implementation.
 //
 // Between attentions a model is a chain of stages that treat every row alone, each with its
 // gradient (row_chain.h). Results do not depend on the number of threads, to the bit.

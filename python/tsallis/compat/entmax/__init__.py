@@ -2,7 +2,7 @@
 
 ``import tsallis.compat.entmax as entmax`` runs a program written for it. Every map is solved to a
 tolerance, so ``k``, ``n_iter`` and ``ensure_sum_one`` are checked and then have nothing to decide.
-docs/entmax.md lists where results differ on purpose.
+docs/guide/entmax.md lists where results differ on purpose.
 """
 
 from tsallis.compat.entmax.activations import Entmax15, Sparsemax, entmax15, sparsemax

@@ -1,5 +1,6 @@
 // Attention on long rows for alpha in (1, 2]: one sweep over the keys finds every entry that can be
-// in a row's support, and the rest of the work follows the support. docs/attention.md explains it.
+// in a row's support, and the rest of the work follows the support. docs/explain/attention.md
+// explains it.
 //
 // The keys of a head are packed once, in tiles of 64. A block of queries passes over the tiles; a
 // score engine computes 16 x 64 scores at a time into a buffer that stays in the first-level cache,

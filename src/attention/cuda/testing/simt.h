@@ -13,7 +13,7 @@
 // Kernels hold nothing that needs a destructor, so the fibres of an ended launch are left as they
 // are.
 //
-// What cannot be seen here: docs/cuda.md.
+// What cannot be seen here: docs/guide/cuda.md.
 #pragma once
 
 #include <algorithm>

@@ -22,7 +22,7 @@ struct AnalysisContext {
   // Those that look at a trained model of max retrieval: the folder of a run, or a file of weights
   // in one; empty: they train one in `models`.
   std::filesystem::path checkpoint;
-  // Those that look at a trained sequence model: the same; empty: one of bench/models.
+  // Those that look at a trained sequence model: the same; empty: one of models.
   std::filesystem::path decoder;
   std::filesystem::path models;
   std::function<void(double share)> progress;  // done so far, in [0, 1]

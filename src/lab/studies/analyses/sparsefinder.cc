@@ -259,7 +259,7 @@ std::string Finding(double at, double density, double whole, const Metric& metri
 AnalysisResult Sparsefinder(const AnalysisContext& context) {
   const SequentialProducts one_thread;
   const std::filesystem::path run =
-      context.decoder.empty() ? SourceDir() / "bench/models/asentmax-nape" : context.decoder;
+      context.decoder.empty() ? SourceDir() / "models/asentmax-nape" : context.decoder;
   LoadedSequenceModel loaded = LoadSequenceModel(run);
   const std::unique_ptr<Subject> subject = sparsefinder::SubjectOf(*loaded.model);
   const std::vector<Layer>& layers = subject->Layers();

@@ -244,7 +244,7 @@ TEST(SparsefinderValues, LieBetweenSettings) {
 TEST(Sparsefinder, RefusesAModelWithoutZeros) {
   AnalysisContext context;
   context.quick = true;
-  context.decoder = SourceDir() / "bench/models/rope";
+  context.decoder = SourceDir() / "models/rope";
   ExpectContains(UsageErrorOf([&] { lab::Sparsefinder(context); }),
                  "--decoder: expected a model whose heads have entmax with alpha above 1, got "
                  "softmax in layer 1");
