@@ -17,6 +17,7 @@ from typing import Any
 
 from . import analysis
 from .data import Row, Study, load
+from .drawn import BY_COMMAND, SCORES_COMMAND, SENTENCES, Runs
 from .files import replace_text
 from .page import PAPERS
 from .table import markdown_table
@@ -30,6 +31,7 @@ _FACT_TOLERANCE = 0.05  # relative, of numbers of studies without training
 NO_DATA = "nothing to measure"
 NEEDS_GPU = "needs a GPU"
 NOT_YET = "not there yet"
+_THEORY = "checked against theory"
 
 _GPU_TIMES = "time on GPUs"
 _GPU_PEER = "FlashAttention"  # among the rows of gpu/bench.py
@@ -181,6 +183,15 @@ def _of_study(study: Study) -> tuple[str, str]:
     return f"n = {n}: {figures}", status
 
 
+def _shown(figure: tuple[str, str], runs: Runs) -> str:
+    """A sentence on what a figure shows; where that is the study's metric, the report's own."""
+    if figure in BY_COMMAND:
+        return f"{BY_COMMAND[figure]} `{SCORES_COMMAND}`."
+    if figure in SENTENCES:
+        return SENTENCES[figure](runs)
+    return runs.study.finding
+
+
 def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
     off = [
         fact
@@ -190,7 +201,7 @@ def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
     ]
     expected = [fact for fact in about.facts if fact.expected is not None]
     if not off:
-        agrees = "reproduced" if expected else "drawn"
+        agrees = _THEORY if expected else "drawn"
         return about.finding, agrees if about.scale == "full" else "smaller scale"
     worst = max(off, key=lambda fact: abs(fact.value / (fact.expected or 1.0) - 1.0))
     return about.finding, (
@@ -266,10 +277,11 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
             f"[{study.study}, {study.scale}](../results/{results.parent.name}/report.md), "
             f"{study.seed_text}"
         )
+        runs = Runs(root, study)
         for key in named(sources.get((study.study, study.scale), study.source)):
             # A study's numbers are those of its tables; of a figure the report has a drawing.
             is_figure = key[1].startswith("figure")
-            line = (where, study.finding, drawn) if is_figure else (where, figures, status)
+            line = (where, _shown(key, runs), drawn) if is_figure else (where, figures, status)
             of(key).lines.append(line)
             of(key).commands.append(command)
     for path in sorted((root / "results" / "studies").glob("*/study.json")):
@@ -297,7 +309,8 @@ def markdown(root: Path) -> str:
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
         "otherwise*: by our own optimiser and schedule, which is no repetition. *Drawn*: the "
-        "paper has a figure without numbers to hold ours against. A study appears "
+        "paper has a figure without numbers to hold ours against. *Checked against theory*: so, "
+        "too, but our numbers agree with a closed form or with draws of NumPy. A study appears "
         "once for each scale whose report is kept in `results/`.\n"
     )
     for paper, items in CONTENTS.items():

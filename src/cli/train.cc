@@ -75,7 +75,7 @@ class TrainCommand : public Command {
     const lab::Recipe recipe = all.TrainedBy(*job.method);
     job.recipe = &recipe;
     job.seed = seed_;
-    job.steps = recipe.Scale(scale_).steps;
+    job.steps = recipe.Steps(*job.method, scale_);
     job.folder = folder_;
     job.tensorboard = tensorboard_;
     if (folder_.empty()) {

@@ -126,6 +126,7 @@ void Describe(TableReader& table, MethodConfig& method) {
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);
   table.Optional("train", AnyTable{});  // read once [train] is known
+  table.Optional("steps", method.steps, IfGiven(UpTo(kMostSteps)));
   table.Optional("paper", method.paper, CheckPaper);
 }
 
@@ -261,6 +262,10 @@ Recipe Recipe::TrainedBy(const MethodConfig& method) const {
   return recipe;
 }
 
+std::int64_t Recipe::Steps(const MethodConfig& method, const std::string& scale) const {
+  return method.steps.value_or(Scale(scale).steps);
+}
+
 namespace {
 
 toml::table ParseToml(const std::string& text, const std::filesystem::path& path) {
@@ -373,6 +378,15 @@ void SetOwnTraining(toml::table& root, const std::string& setting) {
   }
 }
 
+// The same for steps.
+void ForgetOwnSteps(toml::table& root) {
+  toml::array* methods = root["method"].as_array();
+  if (methods == nullptr) return;
+  for (toml::node& method : *methods) {
+    if (toml::table* table = method.as_table()) table->erase("steps");
+  }
+}
+
 }  // namespace
 
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
@@ -389,6 +403,7 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     for (const char* key : {"steps=", "train.steps="}) {
       if (setting.starts_with(key)) {
         setting = "scale." + scale + ".steps=" + setting.substr(std::string(key).size());
+        ForgetOwnSteps(root);
       }
     }
     SetKeyValue(root, setting);

@@ -76,6 +76,8 @@ struct MethodConfig : SetAttentionConfig {
   // How this method is trained, where that is not the recipe's [train]: all of it, with the keys of
   // the method's own `train` table in place of the recipe's.
   std::optional<TrainConfig> train;
+  // With `train`: how many steps, where that is not the scale's number.
+  std::optional<std::int64_t> steps;
   std::vector<double> paper;  // the task's metric, at the first lengths of eval_lengths
 };
 
@@ -166,14 +168,16 @@ struct Recipe {
 
   // The recipe that a method is trained by: with the method's own `train`, if it has one.
   Recipe TrainedBy(const MethodConfig& method) const;
+  // Steps of a method's training at a scale.
+  std::int64_t Steps(const MethodConfig& method, const std::string& scale) const;
 };
 
 // Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name
 // file, line, key, what was expected, and the nearest known key.
 Recipe LoadRecipe(const std::filesystem::path& path);
 
-// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train`
-// also goes before a method's own. UsageError as above.
+// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train` or
+// of the steps also goes before a method's own. UsageError as above.
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings = {});
 

@@ -137,6 +137,9 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
                                       std::to_string(recipe.task.eval_lengths.size()) + " lengths");
   }
   CheckBorrowing(recipe, method, path, problems);
+  if (method.steps && !method.train) {
+    problems.Add(path + ".steps", "only has an effect beside the method's own `train`");
+  }
   if (!method.train) return;
   CheckTraining(*method.train, path + ".train", problems);
   if (problems.Given(path + ".train.lr_grid")) {

@@ -282,6 +282,13 @@ TEST_F(RecipeTest, AMethodMayBeTrainedInItsOwnWay) {
     EXPECT_EQ(set.TrainedBy(set.Method(method)).train.weight_decay, 0.5) << method;
     EXPECT_EQ(set.TrainedBy(set.Method(method)).train.batch, 7) << method;
   }
+  const Recipe shorter = Load(with(own + " }\nsteps = 500 #"));
+  EXPECT_EQ(shorter.Steps(shorter.Method("softmax"), "quick"), 500);
+  EXPECT_EQ(shorter.Steps(shorter.Method("ase"), "quick"), 10000);
+  const Recipe told = AtScale(shorter, "quick", {"steps=70"});
+  EXPECT_EQ(told.Steps(told.Method("softmax"), "quick"), 70);
+  ExpectContains(RecipeTest::ErrorOf(map, map + "steps = 500\n"),
+                 "method.softmax.steps: only has an effect beside");
   const auto error = [&](const std::string& keys) {
     return RecipeTest::ErrorOf(map, map + "train = { " + keys + " }\n");
   };

@@ -23,6 +23,9 @@ struct ResultRow {
   int seeds = 0;
   std::optional<double> paper;
   std::vector<std::pair<std::uint64_t, double>> by_seed = {};  // seed and value
+  // Test samples of a seed that asked one question each, the same samples for every seed; 0 where
+  // the value is no share of right answers.
+  std::int64_t samples = 0;
 };
 
 // How far the scores of a head lie apart after some steps of training, and what they cannot exceed

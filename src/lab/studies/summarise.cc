@@ -244,6 +244,12 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
                     std::nullopt};
       for (std::size_t j = 0; j < own.size(); ++j)
         row.by_seed.emplace_back(own[j]->seed, values[j]);
+      if (task.GetScoring() == Scoring::kExact) {
+        row.samples = scores[0]->answers.asked;
+        for (const LengthScore* score : scores) {
+          row.samples = std::min(row.samples, score->answers.asked);
+        }
+      }
       // The papers' figures stand at the recipe's own lengths; a scale may evaluate fewer of them.
       const auto& lengths = recipe.task.eval_lengths;
       const auto column = std::find(lengths.begin(), lengths.end(), n) - lengths.begin();
