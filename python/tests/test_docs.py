@@ -59,17 +59,17 @@ def test_a_broken_link_is_an_error(tmp_path, link):
     assert "nowhere" in answer.stderr
 
 
-def test_figures_of_a_table_are_in_what_its_section_links_to():
+def test_figures_with_a_spread_are_in_what_their_section_links_to():
     page = ROOT / "docs" / "explain" / "what-decides.md"
     seen = 0
     for section in page.read_text().split("\n## "):
-        links = re.findall(r"\(([./]+/results/[a-z-]+/\w+\.md|\.\./log\.md)", section)
+        links = set(re.findall(r"\((\.\./[^)#]+\.(?:md|json|toml))[)#]", section))
         sources = "".join((page.parent / link).read_text() for link in links)
-        for row in (line for line in section.splitlines() if line.startswith("|")):
-            for figure in re.findall(r"[+-]?\d+\.\d ± \d+\.\d", row):
+        for line in section.splitlines():
+            for figure in re.findall(r"[+-]?\d+(?:\.\d+)? ± \d+(?:\.\d+)?", line):
                 seen += 1
-                assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", sources), row
-    assert seen > 100  # of a page that says what its figures are worth
+                assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\.?\d)", sources), line
+    assert seen > 60  # of a page that says what its figures are worth
 
 
 def test_commands_name_methods_that_the_recipe_has():
