@@ -74,11 +74,11 @@ def test_settings_and_scores_are_kept_to_the_byte(folder):
 def test_the_rest_is_kept_as_exactly_as_pages_show_it(folder):
     kept = read(pack(folder))
     heads = json.loads(kept["entmax/lr-0.001/seed-1/heads-entmax.json"])
-    assert heads["lengths"][0]["tables"][0]["mean"] == [[0.1235, None]]
+    assert heads["lengths"][0]["tables"][0]["mean"] == [[0.123, None]]
     assert heads["lengths"][0]["tables"][0]["std"] == [[2.5e-7, None]]
     entries = heads["maps"][0]["thousandths"]
     assert entries[::2] == [0, 2, 1]
-    assert entries[1::2] == pytest.approx([1000, 503, 497], abs=32)  # a step of the colours
+    assert entries[1::2] == pytest.approx([1000, 503, 497], abs=43)  # a step of the colours
     lines = [json.loads(line) for line in kept["entmax/lr-0.001/seed-2/metrics.jsonl"].splitlines()]
     assert lines[0] == {"step": 10, "loss": 0.9877}
     assert lines[1] == {"step": 10, "validation": {"64": 49.4321}}  # by which rates were chosen

@@ -8,8 +8,8 @@ from that folder. ``tsallis reproduce --runs results/runs`` unpacks what it need
     python -m tsallis_report.runs pack results/runs/copy/small
 
 An archive keeps the settings and the scores of a run as they are. It keeps what a page draws as
-exactly as a page shows it: means of heads with four digits, their spreads with three, attention
-weights on the 32 steps of the figures' scale of colours, losses and accuracies of training with
+exactly as a page shows it: means and spreads of heads with three digits, attention weights on
+24 steps of the figures' scale of colours, and 40 points of a training's losses and accuracies with
 four digits. The time of a run is that of its last line.
 """
 
@@ -27,9 +27,10 @@ from typing import Any
 
 SUFFIX = ".tar.xz"
 _STAMP = ".archive"  # in an unpacked folder: the checksum of the archive that it agrees with
-_STEPS = 32  # of a weight's square root, on which the figures' colours are even
+_STEPS = 24  # of a weight's square root, on which the figures' colours are even
 
-_MEAN_DIGITS, _SPREAD_DIGITS, _TRAINING_DIGITS = 4, 3, 4
+_POINTS = 40  # of a curve of training
+_HEAD_DIGITS, _TRAINING_DIGITS = 3, 4
 
 
 class ArchiveError(Exception):
@@ -47,6 +48,10 @@ def _rounded(value: Any, digits: int) -> Any:
 
 def _metrics(text: str) -> str:
     lines = [json.loads(line) for line in text.splitlines()]
+    curve = [i for i, entry in enumerate(lines) if "loss" in entry]
+    every = -(-len(curve) // _POINTS) or 1
+    left_out = set(curve) - set(curve[::-every])  # the last one stays
+    lines = [entry for i, entry in enumerate(lines) if i not in left_out]
     for entry in lines:
         for key in ("loss", "accuracy"):
             if key in entry:
@@ -73,8 +78,8 @@ def _heads(text: str) -> str:
     heads = json.loads(text)
     for length in heads["lengths"]:
         for table in length["tables"]:
-            table["mean"] = _rounded(table["mean"], _MEAN_DIGITS)
-            table["std"] = _rounded(table["std"], _SPREAD_DIGITS)
+            for key in ("mean", "std"):
+                table[key] = _rounded(table[key], _HEAD_DIGITS)
     for attention in heads["maps"]:
         attention["thousandths"] = _coarser(attention["thousandths"])
     return json.dumps(heads, separators=(",", ":")) + "\n"

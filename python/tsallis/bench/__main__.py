@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     trained.add_argument(
         "--models",
         action="store_true",
-        help="measure on q, k and v of the three small language models in models of the "
+        help="measure on q, k and v of the small language models in models of the "
         "source tree, which read 8192 bytes of torch's Python: a case a layer",
     )
     trained.add_argument(

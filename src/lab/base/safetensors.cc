@@ -20,9 +20,10 @@ struct DTypeName {
   c10::ScalarType type;
   const char* name;
 };
-constexpr std::array<DTypeName, 5> kDTypes = {{{c10::kFloat, "F32"},
+constexpr std::array<DTypeName, 6> kDTypes = {{{c10::kFloat, "F32"},
                                                {c10::kDouble, "F64"},
                                                {c10::kBFloat16, "BF16"},
+                                               {c10::kFloat8_e4m3fn, "F8_E4M3"},
                                                {c10::kHalf, "F16"},
                                                {c10::kLong, "I64"}}};
 

@@ -174,9 +174,11 @@ void CopyParameters(const TensorFile& file, const fs::path& path,
       throw std::runtime_error(path.string() + ": has no tensor \"" + name +
                                "\": weights of another model");
     }
-    // Weights may be kept in half the size; what goes on training has all bits.
+    // Weights may be kept in a half or a quarter of the size; what goes on training has all bits.
+    const bool is_short =
+        stored->scalar_type() == at::kBFloat16 || stored->scalar_type() == at::kFloat8_e4m3fn;
     const bool type = stored->scalar_type() == parameter.scalar_type() ||
-                      (stored->scalar_type() == at::kBFloat16 && parameter.is_floating_point());
+                      (is_short && parameter.is_floating_point());
     if (stored->sizes() != parameter.sizes() || !type) {
       throw std::runtime_error(path.string() + ": tensor \"" + name +
                                "\" has another shape or type than the model's");
