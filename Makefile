@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test style bench bench-maps bench-training bench-attention bench-attention-memory gpu mutate-cuda check-wheel docs pages papers lint format sanitize fuzz weekly clean setup setup-lint setup-clang
+.PHONY: build reproduce test style bench bench-maps bench-training bench-attention bench-attention-memory gpu mutate-cuda check-wheel docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -96,6 +96,10 @@ pages: build
 # docs/papers.md: every table and figure of the papers, from recipes and results.
 papers: setup
 	PYTHONPATH=python $(PYTHON) -m tsallis_report.papers
+
+# The index of docs/log.md, from the headings of its entries.
+log:
+	@scripts/log_index.py
 
 # The package's pages, in build/docs.
 docs: setup

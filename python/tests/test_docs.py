@@ -1,6 +1,7 @@
 """The pages are built as `make docs` does it: what is missing or leads nowhere is an error. What
 they say of figures and commands is held against reports and recipes."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -86,19 +87,45 @@ def test_commands_name_methods_that_the_recipe_has():
     assert seen > 2
 
 
-def test_every_entry_of_the_log_has_a_date_and_a_tag_and_is_found_by_subject():
+def log_index():
+    path = ROOT / "scripts" / "log_index.py"
+    spec = importlib.util.spec_from_file_location("log_index", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_index_of_the_log_is_that_of_its_entries():
+    """`make log` writes it from headings, dates, tags and subjects."""
+    made = log_index()
     page = (ROOT / "docs" / "log.md").read_text()
-    index, *entries = page.split("\n## ")[1:]
-    assert index.startswith("Index by subject\n")
-    dates = []
-    for entry in entries:
-        title, _, text = entry.partition("\n")
-        found = re.match(r"\n\*(\d{4}-\d\d-\d\d), (study|kernel|tool)\.\* ", text)
-        assert found, title
-        assert f"- [{title}](#" in index, title
-        dates.append(found[1])
-    assert len(entries) > 40
-    assert dates == sorted(dates, reverse=True)
+    assert len(made.entries(page)) > 30
+    assert page == made.with_index(page)
+
+
+@pytest.mark.parametrize(
+    ("changed", "to", "error"),
+    [
+        ("2026-01-02, kernel: decoding", "2026-01-02", "no date, tag and subject"),
+        ("kernel: decoding", "kernel: cooking", "unknown tag or subject"),
+        ("kernel: decoding", "study: decoding", "unknown tag or subject"),
+        ("2026-01-02", "2026-01-04", "newer than the entry above"),
+    ],
+)
+def test_a_wrong_entry_of_the_log_is_an_error(changed, to, error):
+    made = log_index()
+    log = (
+        f"# Log\n\n{made.BEGIN}\n{made.END}\n\n"
+        "## Newer: 1.5 times\n\n*2026-01-03, tool: tests.*  Text.\n\n"
+        "## Older\n\n*2026-01-02, kernel: decoding.* Text.\n"
+    )
+    indexed = made.with_index(log)
+    assert indexed.index("- [Older](#older)") < indexed.index(
+        "- [Newer: 1.5 times](#newer-15-times)"
+    )
+    assert made.with_index(indexed) == indexed
+    with pytest.raises(ValueError, match=error):
+        made.with_index(log.replace(changed, to))
 
 
 def files_of_the_project():
