@@ -44,7 +44,7 @@ _INTEGERS += ["causal", "softmax"]
 _ARRAYS = ["q", "k", "v", "out", "tau", "support_size", "d_out", "dq", "dk", "dv"]
 
 
-class Call(ctypes.Structure):
+class TsallisCall(ctypes.Structure):
     """gpu/library.cc's TsallisCall."""
 
     _fields_ = [
@@ -68,7 +68,7 @@ class Ours:
         self.tensors |= {"dv": torch.empty_like(v), "d_out": torch.randn_like(q)}
         rows = (batch, heads, q_len)
         self.tensors["tau"] = torch.empty(rows, dtype=torch.float64, device=q.device)
-        self.call = Call(
+        self.call = TsallisCall(
             dtype=BFLOAT16,
             batch=batch,
             heads=heads,

@@ -201,8 +201,8 @@ std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParam
 
 // The weights p_ij > 0 of every row as CSR, for any length and without n^2 memory, in two calls:
 // first the sizes of the rows, then, with room for their sum, the rows. A row of NaN has no entry.
-// On a CUDA device what AttentionWorkspaceBytes() says of a backward pass is enough of a workspace
-// for either. Values are not read there: k may stand for v.
+// On a CUDA device both calls need at most the AttentionWorkspaceBytes() of a backward pass, and do
+// not read v: pass k.
 //   counts: [batch heads q_len] (no batch axis if packed)
 void AttentionWeightCounts(const Context& context, const AttentionParams& params,
                            std::int64_t* counts);

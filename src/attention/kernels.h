@@ -65,24 +65,24 @@ struct AttentionKernel {
   std::string (*instruction_set)();
   Serves serves;
   // Why a later kernel of the list is better for these params; empty: none is. A null pointer: none
-  // ever is. `left`: whether the work is what an earlier kernel left.
-  std::string (*declines)(const AttentionParams& params, bool left);
+  // ever is. `remaining`: whether an earlier kernel has left this work.
+  std::string (*declines)(const AttentionParams& params, bool remaining);
   // What it leaves to later kernels; null: nothing.
   const char* leaves;
-  // Outputs and statistics of `rows`. Adds to `left` those that it leaves.
+  // Computes outputs and statistics of `rows`. Adds the rows that it leaves to `remaining`.
   void (*forward)(const Context& context, const AttentionParams& params,
                   const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-                  std::vector<RowBlock>* left);
+                  std::vector<RowBlock>* remaining);
   // dq, dk, dv and d_length_scale of `key_heads`; adds to d_bias. heads: [batch heads], 0 at the
   // call, receives the sums of the query heads of `key_heads`. The driver discards the sums of key
-  // heads in `left`.
+  // heads in `remaining`.
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-                   HeadSums* heads, std::vector<KeyHead>* left);
+                   HeadSums* heads, std::vector<KeyHead>* remaining);
   // The supports of `rows`; null: a later kernel finds them.
   void (*weights)(const Context& context, const AttentionParams& params,
                   const WeightReceiver& receiver, const std::vector<RowBlock>& rows,
-                  std::vector<RowBlock>* left);
+                  std::vector<RowBlock>* remaining);
   // Bytes of lists that the backward pass can use; null: none.
   std::size_t (*saved_bytes)(const AttentionParams& params);
   // Bytes a call allocates at most, without what its leftovers take.

@@ -244,9 +244,9 @@ class TsallisCache(Cache):
             )
         for layer in self._rows:
             layer.tokens = max(0, layer.tokens + tokens_to_remove)
-        left = max((layer.tokens for layer in self._rows), default=0)
+        remaining = max((layer.tokens for layer in self._rows), default=0)
         for sequence in self.sequences:
-            sequence.truncate(left)
+            sequence.truncate(remaining)
 
     def reset(self) -> None:
         """Forgets all tokens, and how many sequences there were."""

@@ -32,7 +32,7 @@ inline constexpr Serves kServes = {
     .most_columns = 256,
     .column_step = 8};
 
-// The same on pages, whose rows are looked at on their own.
+// The paged kernels serve these features; they process each query row separately.
 inline constexpr Serves kServesOnPages = {
     .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
                  Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,

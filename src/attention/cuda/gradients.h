@@ -23,7 +23,7 @@ struct RowSums {
 };
 
 struct BackwardCall {
-  Call call;
+  DeviceCall call;
   ConstArray4 d_out;
   const double* tau = nullptr;  // [rows]
   MutableArray4 dq, dk, dv;     // data may be null
@@ -146,7 +146,7 @@ struct SinkPart {
 // Sums over the rows of one head of a sequence, or of all sequences: one block for each, in one
 // order. from: [rows]
 struct SumCall {
-  Call call;
+  DeviceCall call;
   bool over_batch = false;  // to: [heads], else [array batch, heads]
   const double* from = nullptr;
   double* to = nullptr;
@@ -155,7 +155,7 @@ struct SumCall {
 template <int kOnly = 0>
 TSALLIS_KERNEL(kThreads)
 SumKernel(const SumCall sum) {
-  const Call& call = sum.call;
+  const DeviceCall& call = sum.call;
   const Shared<double> parts(0);
   double total = 0.0;
   for (int b = 0; b < call.batch; ++b) {

@@ -39,7 +39,7 @@ inline constexpr int kSolveThreads = 256, kSolveWarps = kSolveThreads / kWarp;
 inline constexpr int kSolveEntries = 256;
 
 struct PagesCall {
-  Call call;  // k and v are those of the pages, k_len what a table has room for
+  DeviceCall call;  // k and v are those of the pages, k_len what a table has room for
   int pages = 0, page_size = 1;
   int page_bits = -1;  // page_size = 2^page_bits; -1: it is no power of two
   ConstIntegers table, lengths;
@@ -109,7 +109,7 @@ struct PageRun {
 
   // Without keys and units, for which lengths have to be read.
   TSALLIS_DEVICE static PageRun RowsOf(const PagesCall& pages) {
-    const Call& call = pages.call;
+    const DeviceCall& call = pages.call;
     PageRun place;
     place.run = BlockX() / pages.blocks();
     place.b = BlockZ();
@@ -123,7 +123,7 @@ struct PageRun {
     return place;
   }
   TSALLIS_DEVICE static PageRun Of(const PagesCall& pages) {
-    const Call& call = pages.call;
+    const DeviceCall& call = pages.call;
     PageRun place = RowsOf(pages);
     const Head head = PageHead(pages, place.b, place.kv * call.group());
     const Span seen = head.KeysOf(call.mask, 0, call.q_len - 1);
@@ -139,10 +139,12 @@ struct PageRun {
     return place;
   }
   // The head and the query of row i.
-  TSALLIS_DEVICE int HeadOf(const Call& call, int i) const {
+  TSALLIS_DEVICE int HeadOf(const DeviceCall& call, int i) const {
     return kv * call.group() + (first + i) / call.q_len;
   }
-  TSALLIS_DEVICE int QueryOf(const Call& call, int i) const { return (first + i) % call.q_len; }
+  TSALLIS_DEVICE int QueryOf(const DeviceCall& call, int i) const {
+    return (first + i) % call.q_len;
+  }
 };
 
 // A warp's stages in shared memory. With three to four of them some 100 KB are on their way to a
@@ -262,7 +264,7 @@ template <class Type, int D>
 class PageQueries {
  public:
   template <class RowOf>
-  TSALLIS_DEVICE PageQueries(const Rows<Type>& rows, int columns, const RowOf& row_of) {
+  TSALLIS_DEVICE PageQueries(const ArrayRows<Type>& rows, int columns, const RowOf& row_of) {
     const int quad = Lane() / 4, t = Lane() % 4;
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -295,7 +297,7 @@ template <int D>
 class PageQueries<Float32, D> : public LeftRows<Float32, D, kPageRows> {
  public:
   template <class RowOf>
-  TSALLIS_DEVICE PageQueries(const Rows<Float32>& rows, int columns, const RowOf& row_of)
+  TSALLIS_DEVICE PageQueries(const ArrayRows<Float32>& rows, int columns, const RowOf& row_of)
       : LeftRows<Float32, D, kPageRows>(0, rows, columns, row_of) {}
 };
 
@@ -305,7 +307,7 @@ PageScoresKernel(const PagesCall pages) {
   using Element = typename Type::Element;
   using Units = PageUnits<Type, D, true>;
   constexpr int kStages = PageUnitsShape<Type, D>::kStages, kBlocks = kPageUnit / 8;
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const int quad = Lane() / 4, t = Lane() % 4;
   const PageRun place = PageRun::Of(pages);
   // The newest keys first: their scores are often the largest.
@@ -711,7 +713,7 @@ template <class Type, int D>
 TSALLIS_KERNEL(kSolveThreads)
 PageSolveKernel(const PagesCall pages) {
   using Shape = PageSolveShape<D>;
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const int query = BlockX(), warp = WarpIndex();
   const Head head = PageHead(pages, BlockZ(), BlockY());
   const Span seen = head.sequence.VisibleKeys(call.mask, query);
@@ -851,7 +853,7 @@ PageValuesKernel(const PagesCall pages) {
   static_assert(kPageRows * D * 4 <= PageUnitsShape<Type, D>::kWarpBytes);
   // float16 has few exponents: small weights keep their digits as larger numbers.
   constexpr float kScale = Type::kNarrowRange ? 0x1p15f : 1.0f;
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const int quad = Lane() / 4, t = Lane() % 4, own = Lane() % kPageRows;
   const PageRun rows_here = PageRun::RowsOf(pages);
   if (!Any(own < rows_here.count && LoadDevice(pages.many + rows_here.index + own) != 0)) return;
@@ -1019,7 +1021,7 @@ PageValuesKernel(const PagesCall pages) {
 template <class Type>
 TSALLIS_KERNEL(kThreads)
 PageSumKernel(const PagesCall pages) {
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const std::int64_t index =
       (static_cast<std::int64_t>(BlockZ()) * call.heads + BlockY()) * call.q_len + BlockX();
   const int column = ThreadIndex() * 2;

@@ -401,7 +401,7 @@ class Runner {
   const Stream* stream_;
   Workspace workspace_;
   const AttentionParams& params_;
-  Call call_;
+  DeviceCall call_;
   std::size_t rows_ = 0;  // of the statistics
   int reach_ = 0;         // greatest distance of the scale-invariant term
   bool sparse_ = false;   // whether any row may have a list

@@ -36,7 +36,7 @@ TSALLIS_DEVICE int PieceBehind(int at, int more) {
 
 // Begins to copy kRows rows. row_of(i): the row for place i, below 0 for none. All threads call it.
 template <class Type, int D, int kRows, class RowOf>
-TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const Rows<Type>& rows, int columns,
+TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const ArrayRows<Type>& rows, int columns,
                               const RowOf& row_of) {
   constexpr int kPieces = D / kPiece<Type>;
   TSALLIS_UNROLL
@@ -54,7 +54,7 @@ TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const Rows<Type>& rows
 template <class Type, int D, int kRows>
 class TileRun {
  public:
-  TSALLIS_DEVICE TileRun(const Rows<Type>& rows, int columns) : rows_(rows) {
+  TSALLIS_DEVICE TileRun(const ArrayRows<Type>& rows, int columns) : rows_(rows) {
     const int piece = ThreadIndex() % kPieces;
     used_ = piece * kPiece<Type> < columns;
     own_ = rows.At(Place()) + (used_ ? piece * kPiece<Type> : 0);
@@ -86,7 +86,7 @@ class TileRun {
 
   TSALLIS_DEVICE static int Place() { return ThreadIndex() / kPieces; }
 
-  Rows<Type> rows_;
+  ArrayRows<Type> rows_;
   const typename Type::Element* own_;
   bool used_;
 };
@@ -137,7 +137,7 @@ class LeftRows {
 
   // Begins to copy the block's rows to byte `byte`; row_of as for FetchTile.
   template <class RowOf>
-  TSALLIS_DEVICE LeftRows(std::size_t byte, const Rows<Type>& rows, int columns,
+  TSALLIS_DEVICE LeftRows(std::size_t byte, const ArrayRows<Type>& rows, int columns,
                           const RowOf& row_of)
       : tile_(byte) {
     FetchTile<Type, D, kRows>(tile_, rows, columns, row_of);
@@ -221,7 +221,8 @@ class LeftRows<Float32, D, kRows> {
   static constexpr std::size_t kBytes = 0;
 
   template <class RowOf>
-  TSALLIS_DEVICE LeftRows(std::size_t, const Rows<Float32>& rows, int columns, const RowOf& row_of)
+  TSALLIS_DEVICE LeftRows(std::size_t, const ArrayRows<Float32>& rows, int columns,
+                          const RowOf& row_of)
       : columns_(columns) {
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "core/aside_file.h"
+#include "core/atomic_file.h"
 #include "core/crc32c.h"
 
 namespace tsallis::lab {
@@ -98,7 +98,7 @@ void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   }
   text.replace(text.find(kChecksum) + kChecksum.size(), kDigits, fmt::format("{:08x}", checksum));
   const std::uint64_t length = text.size();
-  AsideFile out(path.string());
+  AtomicFile out(path.string());
   out.Write(&length, sizeof(length));
   out.Write(text.data(), text.size());
   for (const at::Tensor& tensor : contents) out.Write(tensor.const_data_ptr(), tensor.nbytes());

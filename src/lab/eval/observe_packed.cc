@@ -81,7 +81,7 @@ Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample) {
 
 std::vector<ContextWeights> ContextOf(EncoderDecoder& model, const TokenBatch& sample) {
   std::vector<ContextWeights> found;
-  model.Look(sample, [&](const PackedAttention& attention) {
+  model.VisitLayers(sample, [&](const PackedAttention& attention) {
     if (std::string(attention.kind) != "context") return;
     const Tensor weights = WeightsOf(attention, 0);
     for (std::int64_t head = 0; head < weights.size(0); ++head) {
@@ -102,7 +102,7 @@ LengthHeads ObservePacked(EncoderDecoder& model, const SequenceTask& task, std::
   for (std::int64_t first = 0; first < found.samples; first += kChunk) {
     const std::int64_t count = std::min(kChunk, found.samples - first);
     const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, first, count, n);
-    model.Look(batch, [&](const PackedAttention& attention) {
+    model.VisitLayers(batch, [&](const PackedAttention& attention) {
       if (stop) throw Interrupted("evaluation stopped");
       const std::pair<std::string, std::int64_t> place{attention.kind, attention.layer};
       if (!all.contains(place)) places.push_back(place);

@@ -103,7 +103,7 @@ WeightStatistics MeasureWeights(Decoder& model, const SequenceTask& task, std::i
   WeightStatistics found{
       .n = n, .samples = SamplesToObserve(task, n), .tokens = 0, .heads = {}, .layers = {}};
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, found.samples, n);
-  model.Look(batch, [&](const LayerView& view) {
+  model.VisitLayers(batch, [&](const LayerView& view) {
     std::vector<HeadQuantities> seen;
     view.Describe(seen);
     LayerCounts counts;

@@ -38,10 +38,10 @@ class DecoderLeaves {
   std::map<std::string, at::Tensor> leaves_;
 };
 
-class GridAttention {
+class PaddedAttention {
  public:
-  GridAttention(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
-                const DecoderLeaves& leaves);
+  PaddedAttention(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
+                  const DecoderLeaves& leaves);
 
   // in: [sequences length, width], sequences of equal length, causal. Those rows of the output that
   // `picked` ([n] int64) names; undefined: all.

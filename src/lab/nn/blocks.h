@@ -151,7 +151,7 @@ void SetMap(const AttentionConfig& config, const at::Tensor& alpha, AttentionOpt
 // output. How they attend is config.attention.
 class AttentionBlock : Fixed {
  public:
-  // Queries and keys of one call, [1, heads, rows, head_dim] each, and its options. `look` may set
+  // Queries and keys of one call, [1, heads, rows, head_dim] each, and its options. `visit` may set
   // options.mask.
   struct Seen {
     at::Tensor q, k;
@@ -170,7 +170,7 @@ class AttentionBlock : Fixed {
   at::Tensor Attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                     const at::Tensor& queries_begin, const at::Tensor& keys_begin,
                     const LongestSequence& longest,
-                    const std::function<void(Seen&)>& look = nullptr) const;
+                    const std::function<void(Seen&)>& visit = nullptr) const;
   // What people should know of how they attend; empty: nothing.
   const std::string& Note() const { return attend_.Note(); }
 

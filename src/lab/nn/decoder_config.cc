@@ -368,6 +368,15 @@ void CheckDecoder(const DecoderConfig& config, const std::string& path) {
   }
 }
 
+DecoderConfig WithDefaults(DecoderConfig config,
+                           void (*check)(const DecoderConfig& config, const std::string& path),
+                           const std::string& automatic_compute) {
+  check(config, "model");
+  config.head_dim = config.HeadDim();
+  if (config.compute == "auto") config.compute = automatic_compute;
+  return config;
+}
+
 Json ToJson(const DecoderConfig& config) {
   JsonWriter writer;
   DecoderConfig copy = config;  // Describe() takes what a reader may write to

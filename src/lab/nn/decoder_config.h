@@ -179,6 +179,12 @@ bool LearnAlike(const DecoderConfig& a, const DecoderConfig& b);
 // Throws UsageError naming the key (`path` before it) if the values do not fit each other.
 void CheckDecoder(const DecoderConfig& config, const std::string& path = "model");
 
+// Fills in head_dim and `compute` of a configuration that `check` accepts. automatic_compute: the
+// value that "auto" stands for in this model.
+DecoderConfig WithDefaults(DecoderConfig config,
+                           void (*check)(const DecoderConfig& config, const std::string& path),
+                           const std::string& automatic_compute);
+
 // Every key with its value; what has no value is left out.
 nlohmann::ordered_json ToJson(const DecoderConfig& config);
 // The opposite, checked. Throws UsageError that names `source` and the key.

@@ -32,7 +32,7 @@ struct LayerInput {
   }
 };
 
-// The same after attention, with what it did: Decoder::Look().
+// A layer after its attention, with its statistics: Decoder::VisitLayers() shows it.
 struct LayerView : LayerInput {
   const std::vector<std::int64_t>& scored;  // rows whose logits are wanted
   const LayerAttention::Statistics& statistics;

@@ -40,8 +40,8 @@ double LearningRate(const TrainConfig& config, std::int64_t step, std::int64_t s
   if (config.schedule == "constant") return config.lr;
   if (config.schedule == "linear") {
     const double cooling = config.cooldown * static_cast<double>(steps);
-    const double left = static_cast<double>(steps - step);
-    return config.lr * std::min(1.0, cooling > 0.0 ? left / cooling : 1.0);
+    const double remaining = static_cast<double>(steps - step);
+    return config.lr * std::min(1.0, cooling > 0.0 ? remaining / cooling : 1.0);
   }
   const double done = static_cast<double>(step - config.warmup) /
                       static_cast<double>(std::max<std::int64_t>(1, steps - config.warmup));

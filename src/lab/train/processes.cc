@@ -39,9 +39,9 @@ std::string Named(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// Before connections are made, which can neither be interrupted nor say who is missing; and again
-// when they are ("there/"), lest one fails while another still connects to it and cannot be told
-// why.
+// Called before connecting, since connecting can neither be interrupted nor name the missing
+// processes. A second barrier ("there/") follows it: a process that fails earlier would leave its
+// peers hanging without a reason.
 void WaitForAll(c10d::Store& store, const std::string& prefix, const Launch& launch,
                 const std::atomic<bool>& stop) {
   store.set(prefix + std::to_string(launch.rank), "");

@@ -69,11 +69,11 @@ std::string Differences(const nlohmann::ordered_json& found,
 
 }  // namespace
 
-void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>& look) const {
+void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>& visit) const {
   std::ifstream in(path_ / "metrics.jsonl");
   for (std::string line; std::getline(in, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
-    if (entry.is_object()) look(entry);
+    if (entry.is_object()) visit(entry);
   }
 }
 

@@ -106,7 +106,7 @@ class Run {
     notes["seconds"] = fmt::format("{:a}", seconds);
     notes["validates"] = std::to_string(static_cast<int>(validates));
     notes["best.step"] = std::to_string(best.step);
-    notes["best.accuracy"] = fmt::format("{:a}", best.rank);
+    notes["best.rank"] = fmt::format("{:a}", best.rank);
     folder_.Save(checkpoint);
     saved = step;
   }
@@ -169,7 +169,10 @@ class Run {
     window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
               std::atoll(note("window.count")), std::atoll(note("window.steps"))};
     validates = std::atoll(note("validates")) != 0;
-    best = {std::atoll(note("best.step")), std::strtod(note("best.accuracy"), nullptr)};
+    // Checkpoints written before this note was renamed have it as "best.accuracy".
+    const bool renamed = checkpoint->state.metadata.contains("best.rank");
+    best = {std::atoll(note("best.step")),
+            std::strtod(note(renamed ? "best.rank" : "best.accuracy"), nullptr)};
   }
 
   // What the first process has read becomes all processes'.

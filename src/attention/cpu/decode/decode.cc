@@ -57,7 +57,8 @@ class Group {
       } else {
         answers[r] = row.Exact(own);
       }
-      answers[r].vast = own.product >= kVast && static_cast<double>(own.product) < kInfinity;
+      answers[r].rounding_decides =
+          own.product >= kVast && static_cast<double>(own.product) < kInfinity;
     }
     SumValues(context, answers);
     ShareBytes(answers);
@@ -99,7 +100,7 @@ class Group {
   void SumValues(const Context& context, Answer* answers) {
     std::int64_t row[kRows], rows = 0;
     for (std::int64_t r = 0; r < query_.rows; ++r) {
-      if (answers[r].unsummed != 0.0) row[rows++] = r;
+      if (answers[r].pending_scale != 0.0) row[rows++] = r;
     }
     if (rows == 0) return;
     const std::int64_t columns = query_.value_dim, padded = Padded(columns);
@@ -126,9 +127,9 @@ class Group {
         for (std::int64_t run = 0; run < runs_; ++run) {
           total += static_cast<double>(sums[(run * rows + i) * padded + x]);
         }
-        answer.out[x] = static_cast<float>(total * answer.unsummed);
+        answer.out[x] = static_cast<float>(total * answer.pending_scale);
       }
-      answer.unsummed = 0.0;
+      answer.pending_scale = 0.0;
     }
   }
 

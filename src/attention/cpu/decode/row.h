@@ -37,7 +37,7 @@ class Row {
         beyond_(beyond) {}
 
   // The answer from every key that has a weight. Softmax leaves its output to the caller, who reads
-  // values for all heads together (Answer::unsummed).
+  // values for all heads together (Answer::pending_scale).
   Answer Exact(const Bounds& bounds);
   // Softmax on keys that hold at least 1 - epsilon of the mass. nullopt: all keys should be read.
   std::optional<Answer> Within(const Bounds& bounds);

@@ -62,9 +62,9 @@ struct Most {
 };
 
 // One call; shared by its threads.
-struct Call {
-  Call(const AttentionParams& params, const AttentionOutputs* outputs,
-       const AttentionGradients* gradients);
+struct PanelCall {
+  PanelCall(const AttentionParams& params, const AttentionOutputs* outputs,
+            const AttentionGradients* gradients);
 
   const AttentionParams& params;
   const AttentionOutputs* outputs;
@@ -152,11 +152,11 @@ struct KeySums {
 // The vector code, chosen for this machine at the time of the call.
 struct VectorCode {
   const char* target;
-  void (*forward)(const Call& call, GroupBuffers& group, Thread& thread);
+  void (*forward)(const PanelCall& call, GroupBuffers& group, Thread& thread);
   // Weights and gradients of the group's rows; writes dq and what belongs to rows.
-  void (*backward_rows)(const Call& call, GroupBuffers& group, Thread& thread);
+  void (*backward_rows)(const PanelCall& call, GroupBuffers& group, Thread& thread);
   // Adds the groups' parts to the sums of one panel of keys, in their order.
-  void (*backward_keys)(const Call& call, const std::vector<GroupBuffers*>& groups,
+  void (*backward_keys)(const PanelCall& call, const std::vector<GroupBuffers*>& groups,
                         std::int64_t panel, const KeySums& sums);
 };
 VectorCode ChooseVectorCode();

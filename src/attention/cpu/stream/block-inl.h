@@ -48,7 +48,7 @@ HWY_INLINE std::int64_t PairOffset(std::int64_t j, std::int64_t group) {
 
 // Scores are z, in units of StreamUnit().
 struct StreamBlock {
-  StreamBlock(const stream::Call& stream_call, const stream::PackedKv& packed,
+  StreamBlock(const stream::StreamCall& stream_call, const stream::PackedKv& packed,
               std::int64_t query_head, std::int64_t q_begin, std::int64_t rows)
       : call(stream_call),
         params(call.params),
@@ -142,7 +142,7 @@ struct StreamBlock {
     }
   }
 
-  const stream::Call& call;
+  const stream::StreamCall& call;
   const AttentionParams& params;
   const stream::PackedKv& head;
   std::int64_t h, row, count;

@@ -176,11 +176,11 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
                     1e-6f * (shift + reach + row.factor * packed.norm * keys_.packed_norm);
       const std::int64_t farthest =
           HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
-      const auto stretch = static_cast<float>(std::max(1.0, head_.terms.Stretch(farthest)));
-      error *= stretch;
+      const auto lipschitz = static_cast<float>(std::max(1.0, head_.terms.Lipschitz(farthest)));
+      error *= lipschitz;
       if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
         const std::int64_t steps = (2 + SumSlack(kEngine, dim_)) * SumUnit(kEngine, dim_);
-        row.over = 2.0f * error + stretch * static_cast<float>(steps) * packed.step *
+        row.over = 2.0f * error + lipschitz * static_cast<float>(steps) * packed.step *
                                       keys_.largest_step * row.factor;
       } else {
         row.under = row.over = error;

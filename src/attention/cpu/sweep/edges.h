@@ -52,8 +52,8 @@ class BlockEdges {
 
  private:
   // Memory stays from block to block.
-  Growing<std::uint32_t> keys_;
-  Growing<float> p_, ds_;
+  GrowingBuffer<std::uint32_t> keys_;
+  GrowingBuffer<float> p_, ds_;
   std::size_t size_ = 0;
   std::vector<EdgeRun> runs_, sorted_;
   std::vector<std::size_t> starts_;

@@ -297,13 +297,13 @@ SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);
 // The kernel's passes with given functions; kernels and tests choose them.
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const AttentionOutputs& outputs,
-                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining);
 void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const WeightReceiver& receiver,
-                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining);
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
                    const AttentionParams& params, const AttentionGradients& gradients,
                    const std::vector<KeyHead>& key_heads, HeadSums* heads,
-                   std::vector<KeyHead>* left);
+                   std::vector<KeyHead>* remaining);
 
 }  // namespace tsallis

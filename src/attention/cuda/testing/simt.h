@@ -102,7 +102,7 @@ struct Warp {
   unsigned arrived = 0;
   void* arguments[kWarpSize] = {};
   unsigned ready = 0;       // lanes that can go on
-  unsigned left = 0;        // lanes that have ended
+  unsigned ended = 0;       // lanes that have ended
   std::uint32_t epoch = 0;  // __syncwarp so far
 };
 
@@ -234,7 +234,7 @@ inline void ThreadMain() {
   if (m.waiting > 0) Fail("a thread ends while others wait for it at a barrier");
   me.place = "its end";
   me.warp->ready &= ~(1u << me.lane);
-  me.warp->left |= 1u << me.lane;
+  me.warp->ended |= 1u << me.lane;
   --m.running;
   GoOn();
   std::abort();
@@ -247,7 +247,7 @@ void Meet(Argument& argument, const char* name, int line, const Finish& finish) 
   Thread& me = *machine.self;
   Warp& warp = *me.warp;
   me.place = name;
-  if (warp.left != 0) Fail("%s: lanes of the warp have ended", name);
+  if (warp.ended != 0) Fail("%s: lanes of the warp have ended", name);
   if (warp.arrived == 0) {
     warp.name = name;
     warp.line = line;

@@ -1,6 +1,6 @@
-// A11: which keys a head will give weight, foretold from short projections of its queries and keys
-// (Treviso et al. 2022, "Predicting attention sparsity in transformers", Sparsefinder; the slides
-// name it beside AdaSplash), held against patterns that look at no key.
+// A11: predicts the keys to which a head will give weight, from short projections of its queries
+// and keys (Treviso et al. 2022, "Predicting attention sparsity in transformers", Sparsefinder; the
+// slides name it beside AdaSplash), held against patterns that look at no key.
 //
 // Of every head: a projection W to four numbers, trained so that q W is near k W exactly where
 // entmax gives weight: hinge of one plus the squared distances of pairs with weight minus those of

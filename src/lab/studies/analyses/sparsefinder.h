@@ -1,8 +1,7 @@
-// The parts of the study sparsefinder: the models whose heads it looks at (sparsefinder_models.cc),
-// heads and their projections (sparsefinder_heads.cc), which pairs are foretold
-// (sparsefinder_edges.cc), what the model makes of them and how long it takes
-// (sparsefinder_runs.cc), what of it the page shows (sparsefinder_page.cc). The study:
-// sparsefinder.cc.
+// The parts of the study sparsefinder: models (sparsefinder_models.cc), their heads and the
+// projections of these (sparsefinder_heads.cc), the predicted pairs (sparsefinder_edges.cc), scores
+// and times of the model under them (sparsefinder_runs.cc), and the page (sparsefinder_page.cc).
+// The study itself is sparsefinder.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,8 +59,9 @@ class Subject {
   virtual const std::vector<Layer>& Layers() const = 0;
   // Layer by layer of one sample. UsageError for heads whose map gives weight to every pair, and
   // for those that LayerInput::Arrays does not serve.
-  virtual void Look(const TokenBatch& sample,
-                    const std::function<void(const LayerQueriesKeys&, const Weights&)>& look) = 0;
+  virtual void VisitLayers(
+      const TokenBatch& sample,
+      const std::function<void(const LayerQueriesKeys&, const Weights&)>& visit) = 0;
   // The score of a model whose heads see the joined pairs alone, from the queries and keys that it
   // has then; null: all pairs.
   virtual SequenceScore Evaluate(const TokenBatch& batch, const Joined& joined) = 0;

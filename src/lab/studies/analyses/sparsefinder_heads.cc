@@ -51,18 +51,18 @@ std::vector<std::vector<HeadData>> Collect(Subject& subject, const Samples& samp
   std::vector<std::vector<HeadData>> heads(subject.Layers().size());
   for (std::int64_t s = 0; s < samples.training + samples.test; ++s) {
     const bool training = s < samples.training;
-    subject.Look(samples.Draw(s, 1),
-                 [&](const LayerQueriesKeys& own, const Subject::Weights& weights_of) {
-                   std::vector<HeadData>& layer = heads[own.layer];
-                   layer.resize(static_cast<std::size_t>(own.q.size(0)));
-                   for (std::size_t h = 0; h < layer.size(); ++h) {
-                     const auto head = static_cast<std::int64_t>(h);
-                     const Tensor weights = weights_of(head).contiguous();
-                     (training ? layer[h].training : layer[h].test)
-                         .push_back({own.q[head].contiguous(), own.k[head].contiguous(),
-                                     weights > 0, training ? Tensor() : weights});
-                   }
-                 });
+    subject.VisitLayers(samples.Draw(s, 1),
+                        [&](const LayerQueriesKeys& own, const Subject::Weights& weights_of) {
+                          std::vector<HeadData>& layer = heads[own.layer];
+                          layer.resize(static_cast<std::size_t>(own.q.size(0)));
+                          for (std::size_t h = 0; h < layer.size(); ++h) {
+                            const auto head = static_cast<std::int64_t>(h);
+                            const Tensor weights = weights_of(head).contiguous();
+                            (training ? layer[h].training : layer[h].test)
+                                .push_back({own.q[head].contiguous(), own.k[head].contiguous(),
+                                            weights > 0, training ? Tensor() : weights});
+                          }
+                        });
   }
   return heads;
 }

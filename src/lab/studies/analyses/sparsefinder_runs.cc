@@ -130,7 +130,7 @@ std::vector<Timing> TimeBlocks(Decoder& model, const TokenBatch& sample,
                                const std::vector<std::int64_t>& block, int times) {
   std::vector<Timing> timings(ways.size());
   const Context one{.threads = 1};
-  model.Look(sample, [&](const LayerView& view) {
+  model.VisitLayers(sample, [&](const LayerView& view) {
     const HeadArrays arrays = view.Arrays(0);
     const Tensor q = arrays.q.to(at::kFloat), k = arrays.k.to(at::kFloat);
     const auto& heads = predictors[static_cast<std::size_t>(view.layer)];

@@ -206,7 +206,7 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   one.tokens = batch.tokens.narrow(0, 0, 1);
   one.labels = batch.labels.narrow(0, 0, 1);
   int seen = 0;
-  subject->Look(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
+  subject->VisitLayers(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
     ++seen;
     for (const std::int64_t h : {0, 1}) {
       const Tensor scores = own.q[h].matmul(own.k[h].t()) / std::sqrt(8.0);
