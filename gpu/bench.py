@@ -369,7 +369,7 @@ def measure_decode(table: Table, library: Path, n: int) -> None:
     about = {"n": n, "d": d, "batch": batch}
 
     def add(name: str, time: float, **more: object) -> None:
-        # What a dense pass reads, by the time.
+        # The rate at which a dense pass would read.
         rate = 2 * k.numel() * 2 / time / 1e9
         table.add({**about, "name": name, "decode_ms": round(time, 4), "tb_s": rate, **more})
 

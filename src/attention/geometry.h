@@ -156,7 +156,7 @@ struct HeadRows {
   }
 };
 
-// Where the keys and values of a call lie if not in its arrays.
+// The place of a call's keys and values if they do not lie in its arrays.
 struct KeyValuePages {
   struct RowPages {
     const std::byte* const* const* tables = nullptr;  // [batch]: the addresses of its pages

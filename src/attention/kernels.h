@@ -1,5 +1,5 @@
-// What a kernel is to the driver (attention.cc), and the one list of kernels: dispatch, tests and
-// `tsallis info --kernels` read it. docs/change/adding-a-kernel.md walks through it.
+// Describes a kernel to the driver (attention.cc), and declares the one list of kernels: dispatch,
+// tests and `tsallis info --kernels` read it. docs/change/adding-a-kernel.md walks through it.
 //
 // Work comes as lists: blocks of query rows forward, key heads backward. The driver hands the first
 // kernel that serves a call all of it; what that kernel leaves goes to the next one of the list,
@@ -43,7 +43,7 @@ struct HeadSums {
   }
 };
 
-// Where a kernel writes the supports of rows: their sizes alone, or their columns and weights.
+// Receives the supports of rows from a kernel: their sizes alone, or their columns and weights.
 struct WeightReceiver {
   std::int64_t* counts = nullptr;  // [rows] sizes; if set, the other members are null
   const std::int64_t* row_offsets = nullptr;
@@ -67,7 +67,7 @@ struct AttentionKernel {
   // Why a later kernel of the list is better for these params; empty: none is. A null pointer: none
   // ever is. `remaining`: whether an earlier kernel has left this work.
   std::string (*declines)(const AttentionParams& params, bool remaining);
-  // What it leaves to later kernels; null: nothing.
+  // Names the work that it leaves to later kernels; null: nothing.
   const char* leaves;
   // Computes outputs and statistics of `rows`. Adds the rows that it leaves to `remaining`.
   void (*forward)(const Context& context, const AttentionParams& params,

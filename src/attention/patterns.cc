@@ -39,7 +39,7 @@ class Draws {
   Draws(std::uint64_t seed, std::int64_t block) : state_(seed) {
     state_ = Next() ^ static_cast<std::uint64_t>(block);
   }
-  // Of 0 ... count - 1.
+  // Draws from 0 ... count - 1.
   std::size_t Below(std::size_t count) { return Next() % count; }
 
  private:

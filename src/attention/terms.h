@@ -58,8 +58,8 @@ struct DistanceFactor {
   }
 };
 
-// Where a_d and m_d of a call lie as float32, for every distance that occurs and its negative:
-// queries and keys that ascend find theirs side by side.
+// Holds a_d and m_d of a call as float32, for every distance that occurs and its negative: queries
+// and keys that ascend find theirs side by side.
 struct DistanceFactors {
   const float* a_of_0 = nullptr;  // null: no scale-invariant scores
   const float* m_of_0 = nullptr;
@@ -199,7 +199,7 @@ struct BasicTerms {
   // ALiBi's excepted.
   double Size(double product, std::int64_t farthest) const {
     const double lipschitz = Lipschitz(farthest);
-    // What m_d comes to where a_d is small.
+    // The bound of m_d where a_d is small.
     const double shift = distances.any() ? 1.0 + unit * std::max(0.0, distances.sum - 1.0) : 1.0;
     return lipschitz * product + std::max(lipschitz * lipschitz, shift);
   }

@@ -95,7 +95,7 @@ AttentionParams CallOf(const KvCache& cache, const DecodeParams& params) {
   call.mask.causal = true;
   call.mask.alignment = Alignment::kEnd;
   call.ranges = {};
-  // What the checks see in place of keys and values is not read.
+  // The checks see q in place of keys and values, and do not read it.
   call.k = call.v = call.q;
   return call;
 }

@@ -23,7 +23,7 @@ namespace {
 
 using namespace cache_testing;
 
-// The same bits from arrays and from a cache, screened or not, and a proof.
+// Arrays and a cache give the same bits, screened or not, and a proof.
 void Check(const Case& c,
            const std::function<void(TokenRows&, TokenRows&, TokenRows&)>& change = {}) {
   TokenRows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
@@ -157,7 +157,7 @@ TEST(KvCacheDecode, AChunkOfQueriesIsThatManyQueries) {
   }
 }
 
-// As many as other kernels attend to together.
+// Covers as many queries as other kernels attend to together.
 TEST(KvCacheDecode, ManyQueriesHaveTheBitsOfAttentionOnArrays) {
   const auto check = [](const Case& c, std::int64_t queries) {
     const TokenRows q = Normal(1, c.dtype, c.kv_heads * c.group, queries, c.head_dim, c.spread);
@@ -305,7 +305,7 @@ TEST(KvCacheDecode, ManyQueriesOfSeveralSequences) {
   }
 }
 
-// What a sequence holds, kept in vectors: every token is one number.
+// Vectors keep the content of each sequence, too: every token is one number.
 TEST(KvCache, HistoriesMatchPlainVectors) {
   constexpr std::int64_t kLayers = 2;
   const Case c{.head_dim = 4, .value_dim = 3, .kv_heads = 1, .group = 2};

@@ -56,7 +56,7 @@ enum AttentionInput : std::uint8_t {
 };
 using AttentionWanted = std::array<bool, kInputs>;
 
-// What operators return: so many tensors.
+// The type that operators return: a tuple of so many tensors.
 template <std::size_t kCount>
 using Tensors = decltype(std::tuple_cat(std::declval<std::array<at::Tensor, kCount>>()));
 

@@ -26,8 +26,8 @@ namespace tsallis {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// What autograd keeps of the settings that are not tensors, as values that compiled autograd can
-// compare: one list of each type.
+// Settings that are no tensors, as autograd keeps them: as values that compiled autograd can
+// compare, one list of each type.
 struct KeptSettings {
   std::vector<double> numbers;
   std::vector<std::int64_t> integers;

@@ -191,7 +191,8 @@ class TsallisCache(Cache):
             return [0] * batch if q_len == 1 else None
         if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1:
             return None
-        # The same for every layer of a step; the version tells a mask that was written to since.
+        # Every layer of a step has the same answer; the version tells a mask that was written to
+        # since.
         known, version, length, found = self._seen
         if known is mask and version == _version(mask) and length == k_len:
             return found
@@ -267,7 +268,7 @@ class TsallisCache(Cache):
         return made
 
     def __deepcopy__(self, memo: Any) -> TsallisCache:
-        # As transformers' pages on prefix caching copy a cache.
+        # Transformers' pages on prefix caching copy a cache so.
         return self.fork()
 
     @property

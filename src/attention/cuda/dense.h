@@ -146,7 +146,7 @@ TSALLIS_DEVICE void ToScores(const DeviceCall& call, const Head& head, const Til
   });
 }
 
-// What is known of the logarithm w of a wide row's largest weight. Its weights are
+// The bounds of the logarithm w of a wide row's largest weight. Its weights are
 //   e^w [1 - r]^(1 / eps),  r = eps depth e^(-eps w),
 // for eps = alpha - 1 of either sign and a score's depth below the largest: simplex/solve.h has
 // why.
@@ -200,7 +200,7 @@ struct WideRow {
   }
 };
 
-// What a pass over the keys is for.
+// The purpose of a pass over the keys.
 enum class DensePass : std::uint8_t {
   kRescale,  // softmax: largest z, sums, values
   kLargest,  // entmax: largest z
@@ -298,7 +298,7 @@ TSALLIS_DEVICE void WeighTile(const DenseRow (&rows)[2], float (&s)[kBlocks][4],
   }
 }
 
-// The same for any alpha.
+// Weighs a tile for any alpha.
 template <bool kGeneral, bool kPut, int kBlocks>
 TSALLIS_DEVICE void WeighAnyTile(const Head& head, const DenseRow (&rows)[2],
                                  const WideRow (&wide)[2], bool counts, float (&s)[kBlocks][4],
@@ -410,14 +410,14 @@ TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const Den
     StoreDevice(statistics.entropy + index, wide(lives ? static_cast<double>(entropy) : 0.0));
   }
   if (statistics.maximum != nullptr) {
-    // Of the scores alone: a sink does not break it.
+    // The maximum is that of the scores alone: a sink does not break it.
     const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
                 static_cast<double>(most) / static_cast<double>(head.unit));
   }
 }
 
-// What the passes of a block work on.
+// The data that the passes of a block work on.
 template <class Type, int D, bool kGeneral>
 struct DenseWork {
   using Shape = DenseShape<Type, D>;
@@ -468,7 +468,7 @@ struct DenseWork {
     const DeviceCall& call = dense.call;
     DenseRow(&rows)[2] = block.rows;
     const Shared<int> flags(Shape::kFlagsAt);
-    // Of softmax's weights, once more.
+    // The logarithms of the sums of softmax's weights, once more.
     float log_sum[2];
     TSALLIS_UNROLL
     for (int half = 0; kPass == DensePass::kCount && half < 2; ++half) {

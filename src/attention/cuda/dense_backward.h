@@ -120,7 +120,7 @@ TSALLIS_DEVICE Short ShortOf(const Head& head) {
   if (head.alpha == 1.5f) return Short::kSquare;
   return head.alpha == 2.0f ? Short::kLinear : Short::kNone;
 }
-// The same weight as SplitTau::WeightOf's.
+// Gives the weight of SplitTau::WeightOf.
 template <Short kShort>
 TSALLIS_DEVICE Weight ShortWeight(float z, float high, float low) {
   const float x = (z - high) - low;
@@ -163,7 +163,7 @@ struct DenseRowsShape {
   static constexpr std::size_t kSharedBytes = kKeysAt + kStages * kStageBytes;
 };
 
-// What the passes over the keys find out about a lane's two rows.
+// The findings of the passes over the keys about a lane's two rows.
 struct RowFindings {
   double sum_u[2] = {0.0, 0.0}, sum_dp[2] = {0.0, 0.0};
   float mean[2] = {0.0f, 0.0f}, d_scale[2] = {0.0f, 0.0f}, d_slope[2] = {0.0f, 0.0f};
@@ -220,7 +220,7 @@ TSALLIS_DEVICE void CarefulRows(const BackwardCall& backward, const Head& head,
   }
 }
 
-// The same for moderate numbers of which every pair is visible.
+// Does this for moderate numbers of which every pair is visible.
 template <int kPass, Short kShort>
 TSALLIS_DEVICE void ShortRows(const DenseRow (&rows)[2], const SplitTau (&split)[2],
                               float (&s)[kInner / 8][4], const float (&dp)[kInner / 8][4],
@@ -385,7 +385,7 @@ DenseRowsKernel(const BackwardCall backward) {
     const auto sink = SinkPart::Of<kGeneral>(head, tau[half]);
     sum_u += static_cast<double>(sink.u);
     if (sum_u != 0.0) found.mean[half] = static_cast<float>(sum_dp / sum_u);
-    // What is known is written now, so that the second pass has its registers.
+    // These results are written now, so that the second pass has their registers.
     if (t != 0 || rows[half].row < 0) continue;
     const std::int64_t index = head.Index(call, rows[half].row);
     StoreDevice(backward.means + index, found.mean[half]);
@@ -438,7 +438,7 @@ DenseRowsKernel(const BackwardCall backward) {
 
 // ---- keys ---------------------------------------------------------------------------------------
 
-// What the block's threads know of a query that passes by: BackwardCall::views. Without a query
+// A query that passes by, as the block's threads see it: BackwardCall::views. Without a query
 // zeros, of which nothing comes, since its rows are zeros too.
 struct QueryView {
   SplitTau tau;
@@ -506,7 +506,7 @@ TSALLIS_DEVICE void CarefulKeys(const DeviceCall& call, const Head& head, const 
   }
 }
 
-// The same for moderate numbers of which every pair is visible.
+// Does this for moderate numbers of which every pair is visible.
 template <Short kShort>
 TSALLIS_DEVICE void ShortKeys(float power, const Shared<Words4>& views, float (&s)[kInner / 8][4],
                               float (&dp)[kInner / 8][4]) {
@@ -574,7 +574,7 @@ DenseKeysKernel(const BackwardCall backward) {
       low = before ? middle + 1 : low;
       high = before ? high : middle;
     }
-    // Of the tile at `first`: the rows at its ends, and whether the warp's keys are all visible.
+    // The rows at the ends of the tile at `first`, and whether the warp's keys are all visible.
     int first_row = 0, last_row = 0;
     bool whole = false, next_whole = false;
     TileMasks masks, next_masks;

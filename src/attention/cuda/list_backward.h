@@ -26,7 +26,7 @@ static_assert(kList == 2 * kWarp);
 
 TSALLIS_HOST_DEVICE inline int DivideUp(int a, int b) { return (a + b - 1) / b; }
 
-// Who reads which part of rows: D / 8 lanes a row, kTurns rows a lane.
+// Says which lane reads which part of rows: D / 8 lanes a row, kTurns rows a lane.
 template <class Type, int D, int kTurnsOf = 4>
 struct Pieces {
   static constexpr int kTurns = kTurnsOf;
@@ -72,7 +72,7 @@ TSALLIS_DEVICE float ProductsOf(const ArrayRows<Type>& rows, const float (&own)[
   constexpr int kLanes = Lanes::kLanes, kTurns = Lanes::kTurns;
   const int lane = Lane(), part = lane / kLanes, column = lane % kLanes;
   const typename Type::Element* from = rows.data + (has_column ? column * 8 : 0);
-  // Where the batch leaves the product of this lane's entry.
+  // The lane in which the batch leaves the product of this lane's entry.
   const int mine = lane % Lanes::kBatch;
   const int source = mine % Lanes::kAtOnce * kLanes + mine / Lanes::kAtOnce * (kLanes / kTurns);
   float product = 0.0f;
@@ -142,7 +142,7 @@ TSALLIS_DEVICE float SumOverLanes(float x) {
   return x;
 }
 
-// What a row's warp does: a lane has entries `lane` and kWarp + `lane`.
+// The work of a row's warp: a lane has entries `lane` and kWarp + `lane`.
 template <class Type, int D>
 TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, std::int64_t row) {
   using Lanes = Pieces<Type, D>;

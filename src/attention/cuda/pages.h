@@ -74,7 +74,7 @@ struct PageKeys {
   TSALLIS_DEVICE static PageKeys Of(const PagesCall& pages, int b, int kv) {
     return {pages.table, b * pages.table_stride, pages.pages, pages.page_size, pages.page_bits, kv};
   }
-  // Of a key in the sequence's row of the table.
+  // The place of a key in the sequence's row of the table.
   TSALLIS_DEVICE int PlaceOf(int key) const {
     return page_bits >= 0 ? key >> page_bits : key / page_size;
   }
@@ -83,7 +83,7 @@ struct PageKeys {
     const std::int64_t page = LoadInteger(table, first + place);
     return page < 0 || page >= pages ? -1 : static_cast<int>(page);
   }
-  // Where a key's row begins in an array, in elements; -1: its page does not exist.
+  // The begin of a key's row in an array, in elements; -1: its page does not exist.
   TSALLIS_DEVICE std::int64_t At(const std::int64_t (&strides)[4], int key) const {
     const int place = PlaceOf(key), page = PageOf(place);
     return page < 0 ? -1 : Offset(strides, page, kv, key - place * page_size);
@@ -99,7 +99,7 @@ TSALLIS_DEVICE Head PageHead(const PagesCall& pages, int b, int h) {
   return head;
 }
 
-// What a block for a run of keys has to do.
+// The work of a block for a run of keys.
 struct PageRun {
   int run = 0, b = 0, kv = 0;
   int first = 0, count = 0;          // of the key head's rows
@@ -222,7 +222,7 @@ class PageUnits {
 
  private:
   TSALLIS_DEVICE int Wide() const { return keys_.table.wide ? 1 : 0; }
-  // Where a lane's piece p of its row r lies, as PieceAt says: r is a multiple of kDown and p of
+  // The place of a lane's piece p of its row r, as PieceAt says: r is a multiple of kDown and p of
   // kAcross, so that neither meets the lane's own bits.
   TSALLIS_DEVICE int PlaceOf(int r, int p) const { return (to_ ^ (r & 7)) + r * kPieces + p; }
   TSALLIS_DEVICE bool Uses(int p) const { return (p + Lane() % kAcross) * kPiece<Type> < columns_; }
@@ -254,7 +254,7 @@ class PageUnits {
   bool one_page_;                         // every unit lies in one
   const std::uint32_t* table_;            // the sequence's row
   std::uint32_t low_ = ~0u, high_ = ~0u;  // the page of the unit that was found last
-  // Where a lane's first piece of a unit begins in page 0, and lies in a stage.
+  // The begin of a lane's first piece of a unit in page 0, and its place in a stage.
   const Element* from_;
   int to_;
 };
@@ -397,7 +397,7 @@ PageScoresKernel(const PagesCall pages) {
     SyncWarp();  // the stage may be filled again
     free = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    // What most units need has no branches: z is the product times the row's factor.
+    // Most units need no branches: z is the product times the row's factor.
     const bool simple = plain && key0 >= all_begin && key0 + kPageUnit <= all_end;
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -420,7 +420,7 @@ PageScoresKernel(const PagesCall pages) {
           if (key < row.begin || key >= row.end) {
             z = -kInfinity;
           } else if (!plain) {
-            // Of keys that the row sees alone: there are factors for no other distances. Without
+            // Only for keys that the row sees: there are factors for no other distances. Without
             // terms of its own a row's score is z all the same.
             const DeviceTerms of_row = {row.unit, row.slope, row.softcap, call.distances};
             z = of_row.Score(z, row.here - key);
@@ -501,8 +501,8 @@ struct PageMaxima {
     }
     return largest;
   }
-  // How far below the peak the threshold of all keys may lie. Newton's method from below on these
-  // and the sink; any of its steps is a bound, so that the last, short ones need not be made.
+  // The largest distance of the threshold of all keys below the peak. Newton's method from below on
+  // these and the sink; any of its steps is a bound, so that the last, short ones need not be made.
   TSALLIS_DEVICE float Reach(float peak, const Head& head) const {
     float top = 1.0f;
     TSALLIS_LOOP
@@ -838,7 +838,7 @@ PageSolveKernel(const PagesCall pages) {
   }
   if (statistics.entropy != nullptr) StoreDevice(statistics.entropy + index, wide(entropy));
   if (statistics.maximum != nullptr) {
-    // Of the scores alone: a sink does not break it.
+    // The maximum is that of the scores alone: a sink does not break it.
     const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
                 static_cast<double>(most) / static_cast<double>(head.unit));

@@ -61,7 +61,7 @@ FindDenseKernel(const DeviceCall call, const int* list_counts, int* rows, int* c
   }
 }
 
-// What rows of a padded batch that belong to no sequence get. A warp a row.
+// Fills rows of a padded batch that belong to no sequence. A warp a row.
 struct ClearCall {
   DeviceCall call;
   bool of_keys = false;     // rows of k's axis

@@ -23,7 +23,7 @@
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
 
-// What a row keeps: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
+// The lists of rows: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
 // count along k's axis.
 struct Lists {
   int* counts = nullptr;
@@ -350,7 +350,7 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
   SyncWarp();  // all lanes read what this quad wrote
   entropy = QuadSum(entropy);
   largest = QuadMax(largest);
-  // What others read of lists has no more places.
+  // The lists that other kernels read have no more places.
   dense = dense || (kept > kList && sweep.lists.keys != nullptr);
   const int size = dense ? kDenseRow : kept;
   if (t != 0 || row.row < 0) return size;
@@ -561,8 +561,8 @@ SweepKernel(const SweepCall sweep) {
     queries.Multiply(s, k);
     const int key0 = keys_begin + tile * kKeys;
     tile = next;
-    // What a row does not see is no score. Only tiles at the ends of what the lane's rows see have
-    // such keys.
+    // Keys that a row does not see have no score. Only tiles at the ends of the keys that the
+    // lane's rows see have such keys.
     bool inside = true;
     TSALLIS_UNROLL
     for (int r = 0; r < kOwn; ++r) {
@@ -605,7 +605,7 @@ SweepKernel(const SweepCall sweep) {
       }
       set_listed(rows[r], listed.mine[0], listed.bound[0]);
     };
-    // What exceeds bounds: bit i for column i / 2 * 8 + 2 t + i % 2.
+    // Marks scores that exceed bounds: bit i for column i / 2 * 8 + 2 t + i % 2.
     std::uint32_t hits[kOwn], any = 0;
     bool lacks = false;
     TSALLIS_UNROLL

@@ -18,7 +18,7 @@ inline namespace TSALLIS_SIDE {
 template <class Type>
 inline constexpr int kPiece = 16 / static_cast<int>(sizeof(typename Type::Element));
 
-// Where piece `piece` of row `row` lies.
+// The place of piece `piece` of row `row`.
 template <class Type, int D>
 TSALLIS_DEVICE int PieceAt(int row, int piece) {
   constexpr int kPieces = D / kPiece<Type>;

@@ -134,7 +134,7 @@ DenseWeightsKernel(const WeightsCall weights) {
         TSALLIS_UNROLL
         for (int e = 0; e < 2; ++e) {
           if ((mine >> (2 * j + e) & 1u) == 0) continue;
-          // Of the lanes to the left the columns of this piece, too.
+          // Counts the columns of this piece of the lanes to the left, too.
           int before = 0;
           TSALLIS_UNROLL
           for (int i = 0; i < 4; ++i) {

@@ -25,7 +25,7 @@ class PagedRows {
   PagedRows(const PagedRows&) = delete;
   PagedRows& operator=(const PagedRows&) = delete;
 
-  // The same call on the copies.
+  // The call on the copies.
   AttentionParams Call(AttentionParams params) const {
     params.k.data = params.v.data = nullptr;
     params.pages = &pages_;

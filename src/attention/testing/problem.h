@@ -172,7 +172,7 @@ class Problem {
                 unsigned wanted) const {
     return RunWith(false, 1, 0, wants_backward, wanted, forward, backward);
   }
-  // As a user does: through the checks, on the kernels that are chosen.
+  // Runs as a user does: through the checks, on the kernels that are chosen.
   Results RunAsUser(int threads) const {
     return RunWith(false, threads, 0, true, kWantAll, AttentionForward, AttentionBackward);
   }
@@ -348,7 +348,7 @@ class Problem {
     return values;
   }
 
-  // What depends on the ranges and masks, or on more than one array.
+  // Adjusts what depends on the ranges and masks, or on more than one array.
   void Adjust(std::vector<double>& k, std::vector<double>& v, std::vector<double>& d_out,
               std::vector<double>& q) {
     const std::int64_t d = spec_.head_dim, e = spec_.value_dim, heads = typed_.heads;

@@ -1,4 +1,4 @@
-// What the cache's tests share: rows of any dtype, answers from arrays or from a cache.
+// Shared by the cache's tests: rows of any dtype, answers from arrays or from a cache.
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,7 @@ constexpr std::string_view kChecksum = "\"crc32c\":\"";
 constexpr std::size_t kDigits = 8;
 constexpr const char* kNoDigits = "00000000";
 
-// Of the rest of `in` behind the bytes of `before`, in pieces.
+// Continues the checksum `before` with the rest of `in`, in pieces.
 std::uint32_t ChecksumOf(std::ifstream& in, std::uint32_t before) {
   std::vector<char> piece(1 << 20);
   while (in.read(piece.data(), static_cast<std::streamsize>(piece.size())), in.gcount() > 0) {

@@ -296,8 +296,8 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   return root;
 }
 
-// What a method's attention leaves out of a table of its own (positions, length_scaling) is as in
-// the model's.
+// Tables of a method's attention (positions, length_scaling) inherit the keys that they leave out
+// from the model's.
 void Inherit(toml::table& root) {
   const toml::table* model = root["model"]["attention"].as_table();
   toml::array* methods = root["method"].as_array();

@@ -32,7 +32,7 @@ Tensor Visible(const PackedAttention& attention, const Tensor& weights) {
   return at::arange(keys - queries + 1, keys + 1, at::kDouble);
 }
 
-// Of softmax (1) and entmax, learned or not.
+// The alpha of softmax (1) and entmax, learned or not.
 std::optional<double> AlphaOf(const AttentionOptions& options, std::int64_t head) {
   if (options.alpha_heads) return (*options.alpha_heads)[head].item<double>();
   if (options.map == RowMap::kSoftmax) return 1.0;
@@ -67,7 +67,7 @@ Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample) {
                         &options.bias, &options.sink, &options.mask, &options.block_mask}) {
     if (*setting) *setting = (*setting)->cpu();
   }
-  // What a query gives to values that are the rows of the identity are its weights.
+  // With the rows of the identity as values, the output of a query is its weights.
   const std::int64_t keys = k.size(2);
   const Tensor identity = at::eye(keys);
   std::vector<Tensor> weights;

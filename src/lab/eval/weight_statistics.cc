@@ -25,7 +25,7 @@ struct Counts {
   std::array<std::int64_t, 3> blocks = {}, all_blocks = {};
 };
 
-// Of one layer, over all samples.
+// The counts of one layer, over all samples.
 struct LayerCounts {
   std::vector<Counts> heads;
   double divergence = 0.0;

@@ -16,7 +16,7 @@ namespace {
 
 using Sequence = DecodingState::Sequence;
 
-// Prompts whose beams grow together.
+// Prompts whose beams are decoded together.
 constexpr std::size_t kTogether = 32;
 
 std::int64_t StepsOf(const Prompt& prompt, const GenerateOptions& options) {
@@ -212,8 +212,8 @@ class Search {
   }
 
  private:
-  // As many texts have ended as there are beams, and each is as likely by token as those that go
-  // on, which seldom become likelier.
+  // Whether as many texts have ended as there are beams, and each is as likely by token as those
+  // that go on, which seldom become likelier.
   bool IsDecided() {
     if (beams_.empty() || finished_.size() < width_) return false;
     std::stable_sort(finished_.begin(), finished_.end(),
@@ -228,7 +228,7 @@ class Search {
   std::vector<Beam> beams_, finished_;
 };
 
-// Searches for the prompts that grow together.
+// Searches for the prompts that are decoded together.
 std::vector<Written> Searched(DecodingState& decoding, const std::vector<Prompt>& prompts,
                               const GenerateOptions& options) {
   Read read = ReadPrompts(decoding, prompts);

@@ -142,7 +142,7 @@ toml::array ToArray(const Json& json) {
   throw UsageError(key + ": " + what);
 }
 
-// What belongs to some maps alone.
+// Checks the settings that belong to some maps alone.
 void CheckMap(const AttentionConfig& head, const std::string& path) {
   if (head.map == "top-k-softmax" && head.top_k < 1) {
     Refuse(path + ".top_k", "expected a number of keys >= 1 with map = \"top-k-softmax\"");

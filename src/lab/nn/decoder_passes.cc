@@ -41,7 +41,7 @@ void Scatter(const Tensor& from, const std::vector<std::int64_t>& rows, const Te
   }
 }
 
-// Of the rows of a matrix.
+// The mean norm of the rows of a matrix.
 double MeanNorm(const Tensor& rows) {
   return rows.size(0) == 0 ? 0.0 : rows.norm(2, {1}).mean(at::kDouble).item<double>();
 }

@@ -81,8 +81,8 @@ struct Decoder::State {
   // Cross-entropy of the scored rows; without labels there is none. logits: receives them unless
   // undefined, [scored, vocabulary] float32.
   SequenceScore Head(const DecoderRows& rows, const at::Tensor& logits);
-  // The same, and the gradient of weight times the sum of the losses: the head's is added, d_x
-  // receives that of final_x.
+  // Computes the same, and the gradient of weight times the sum of the losses: the head's is added,
+  // d_x receives that of final_x.
   SequenceScore HeadAndGradient(const DecoderRows& rows, float weight, std::int64_t most_logits,
                                 const at::Tensor& d_x);
   // From there to the gradients of all parameters. d_x: of final_x.

@@ -191,7 +191,7 @@ struct EncoderDecoder::State {
     return (*memory_norm)(x);
   }
 
-  // Of every row of the target, before the last norm.
+  // The output for every row of the target, before the last norm.
   Tensor Decode(const Packed& target, const Packed& source, const Tensor& memory,
                 const Visitor& visit) {
     Tensor x = Embed(target);

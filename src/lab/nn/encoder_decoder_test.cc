@@ -242,7 +242,7 @@ TEST(EncoderDecoder, WhatItWritesIsWhatItReads) {
     EXPECT_THROW(decoding->Extend({a}, {{}}), InvalidArgument);
     EXPECT_THROW(decoding->Extend({a}, {{13}}), InvalidArgument);
     EXPECT_THROW(decoding->Extend({decoding->Create()}, {{12}}), InvalidArgument);
-    // What failed has changed nothing.
+    // The calls that failed have changed nothing.
     EXPECT_NEAR(loss(decoding->Extend({a}, {{5}}), 0, 10), expected[2], 1e-5);
     const auto little = model.StartDecoding(1000);
     EXPECT_THROW(little->Extend({little->Create()}, {{9, 1, 2, 3, 12}}), CacheFull);

@@ -69,18 +69,18 @@ class LayerAttention {
   // Builds what depends on lengths; before the rest, once a batch.
   void Prepare(const SequenceRows& rows);
 
-  // What happens to queries and keys between the projection and attention: QK-norm, rotation. Must
-  // not outlive this.
+  // The stage between the projection and attention: QK-norm and rotation of queries and keys. It
+  // must not outlive this.
   std::unique_ptr<RowStage> InputStage() const;
 
-  // What the forward pass leaves for the backward pass.
+  // The forward pass keeps these for the backward pass.
   struct Kept {
     std::vector<at::Tensor> tau;  // of every call: [batch, heads, length] or [heads, rows], float64
     std::vector<at::Tensor> lists;  // bytes
     at::Tensor c;                   // [rows, heads] float32; undefined without length scaling
   };
 
-  // Of the weights of every row.
+  // Statistics of the weights of every row.
   struct Statistics {
     std::vector<std::vector<double>> entropy;        // of every call, as tau; nats
     std::vector<std::vector<std::int64_t>> support;  // weights > 0
@@ -135,7 +135,7 @@ class LayerAttention {
   void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
                 const at::Tensor& projected, const Kept& kept, const Statistics& statistics,
                 std::vector<HeadQuantities>& heads) const;
-  // Of a head: how many tokens the query at a position sees.
+  // The number of tokens that a head's query at a position sees.
   std::int64_t VisibleKeys(std::int64_t head, std::int64_t position) const;
   // After Scale or Forward. The heads' arrays for one sequence. UsageError for heads that
   // HeadArrays cannot describe: of several kinds, of maps other than softmax and entmax, with sinks
@@ -154,7 +154,7 @@ class LayerAttention {
   struct CallHeads {
     std::int64_t first, step, count;
   };
-  // What their maps need of each head in this pass: [heads of the call].
+  // Numbers that their maps need in this pass: [heads of the call].
   struct MapNumbers {
     std::vector<double> alphas;
     std::vector<double> sinks;  // empty where no head has one
@@ -194,13 +194,13 @@ class LayerAttention {
   const PatternTable* PatternOf(const CallHeads& call) const;  // null without
   // The call's pattern, if it has one, for queries at positions from `begin` on and keys from 0 on.
   void SetPattern(const CallHeads& call, std::int64_t begin, AttentionMask& mask) const;
-  // The same of `visible`, where it is defined, from a sequence on.
+  // Sets the mask to `visible`, where it is defined, from a sequence on.
   void SetMask(const CallHeads& call, const at::Tensor& visible, std::int64_t sequence,
                std::int64_t begin, AttentionMask& mask) const;
   void ExtendCall(const Context& context, const Chunk& chunk, const CacheLayer& cached,
                   const CallHeads& call, const at::Tensor& projected, const at::Tensor& out,
                   const at::Tensor& c) const;
-  // Of rows from `begin` on, `count` for each sequence; but for sinks.
+  // The terms, but for sinks, of rows from `begin` on, `count` for each sequence.
   AttentionTerms TermsOf(const CallHeads& call, std::int64_t begin, std::int64_t count,
                          const at::Tensor& c) const;
   AttentionParams ParamsOf(const CallHeads& call, const SequenceRows& rows, Queries queries,

@@ -47,7 +47,7 @@ void LayerAttention::ExtendCall(const Context& context, const Chunk& chunk,
                                 const at::Tensor& c) const {
   const std::int64_t inner = heads_ * head_dim_;
   const MapNumbers numbers = NumbersOf(call);
-  // What a pattern hides depends on how many tokens a sequence has.
+  // The keys that a pattern hides depend on the number of a sequence's tokens.
   const bool apart = PatternOf(call) != nullptr;
   for (std::size_t b = chunk.first; b < chunk.last; b = apart ? b + 1 : chunk.last) {
     const std::int64_t begin =

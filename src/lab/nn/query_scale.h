@@ -14,7 +14,7 @@
 
 namespace tsallis::lab {
 
-// What a scaling knows of the rows of a batch. All: [rows].
+// The numbers that a scaling reads of the rows of a batch. All: [rows].
 struct ScaleRows {
   std::int64_t rows = 0;
   const std::int32_t* position = nullptr;  // i
@@ -56,8 +56,8 @@ class QueryScale {
   virtual void Backward(const ScaleRows& rows, HeadMatrix projected, HeadFloats dc,
                         HeadMatrix d_projected) = 0;
 
-  // What c is made of beside ln n, as reports name it, and its values for one row and head: values:
-  // [Terms().size()].
+  // The terms of c beside ln n, by their names in reports, and their values for one row and head.
+  // values: [Terms().size()].
   virtual std::vector<std::string> Terms() const { return {}; }
   virtual void ReadTerms(HeadMatrix projected, std::int64_t row, std::int64_t head,
                          double* values) const;

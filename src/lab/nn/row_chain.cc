@@ -38,7 +38,7 @@ class OutputGradient {
     }
   }
 
-  // Where rows [begin, begin + count) stand, or are written before Done(): [count, columns].
+  // The memory of rows [begin, begin + count), to read or to write before Done(): [count, columns].
   Tensor At(std::int64_t begin, std::int64_t count, Buffer& scratch) const {
     return given_.defined() ? given_.narrow(0, begin, count)
                             : scratch.Rows(count, columns_, at::kBFloat16);
@@ -76,7 +76,7 @@ class GainSums {
     partial_.zero_();
   }
 
-  // Of the block that begins at row `begin`: [columns].
+  // The sums of the block that begins at row `begin`: [columns].
   float* Of(std::int64_t begin) const {
     return partial_.defined() ? Data(partial_) + begin / kRowBlock * partial_.size(1) : nullptr;
   }
@@ -242,8 +242,8 @@ void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
   memory.d_values.resize(count);
   memory.inputs.resize(count);
   memory.gains.resize(count);
-  // Of all rows: the stream that a stage reads, the value that it takes (defined where it is kept),
-  // and, of products, the input made again and the gradient of the output.
+  // For all rows: the stream that a stage reads, the value that it takes (defined where it is
+  // kept), and, of products, the input made again and the gradient of the output.
   std::vector<Tensor> streams(count), taken(count), inputs(count);
   std::vector<OutputGradient> d_out(count);
   std::vector<GainSums> gains(count);
@@ -279,7 +279,7 @@ void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
       [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch& scratch) {
         const std::int64_t size = end - begin;
         scratch.gradients.resize(std::max(scratch.gradients.size(), 2 * count));
-        // Where the gradient of what stage s makes stands.
+        // The memory of the gradient of stage s's output.
         const auto room = [&](std::size_t s) {
           return stages_[s]->Weight() != nullptr
                      ? d_out[s].At(begin, size, scratch.gradients[s])

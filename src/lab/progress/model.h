@@ -1,5 +1,5 @@
-// What the progress display knows and says, without clock, thread or terminal: time is passed in,
-// text comes out.
+// The model of the progress display, without clock, thread or terminal: time is passed in, text
+// comes out.
 #pragma once
 
 #include <cstddef>

@@ -178,7 +178,7 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
 
 std::string Seeds(int seeds) { return fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s"); }
 
-// What the runs computed in: "bfloat16", or "bfloat16 and float32" where machines differed.
+// The precisions of the runs: "bfloat16", or "bfloat16 and float32" where machines differed.
 std::string Precisions(const std::vector<Job>& jobs) {
   std::set<std::string> found;
   for (const Job& job : jobs) found.insert(ComputeOf(job.folder));
@@ -199,7 +199,7 @@ std::string Updates(const TrainConfig& train, std::string rate) {
   return fmt::format("{}, {}, {}", train.optimizer, rate, decay);
 }
 
-// Of the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
+// Lists the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
 std::string OwnUpdates(const std::vector<Job>& jobs) {
   std::string text;
   std::set<std::string> seen;
@@ -212,7 +212,7 @@ std::string OwnUpdates(const std::vector<Job>& jobs) {
   return text;
 }
 
-// Where they are asked less.
+// Says where they are asked less.
 std::string Fewer(const TaskConfig& task) {
   std::string text;
   if (task.eval_tokens) text += fmt::format(", at most {} tokens", *task.eval_tokens);
@@ -223,7 +223,7 @@ std::string Fewer(const TaskConfig& task) {
   return text;
 }
 
-// What sequence models are asked.
+// Says how sequence models are tested.
 std::string Asked(const TaskConfig& task) {
   switch (task.GetScoring()) {
     case Scoring::kExact:
@@ -357,7 +357,7 @@ void Reproduction::Plan::DrawMaps() {
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
   }
   for (const std::int64_t n : asked) task.sequence->CheckLength(n);
-  // Of others a map would be one of a target against a source: `tsallis translate --show`.
+  // A map of another model would be one of a target against a source: `tsallis translate --show`.
   if (recipe.model.name != "decoder") {
     if (asked.empty()) return;
     throw UsageError("--maps: expected a study of decoders, got one of an " + recipe.model.name);

@@ -144,7 +144,7 @@ void AddFlows(const std::string& method, const std::vector<const Job*>& jobs,
   }
 }
 
-// What is known of the heads at these lengths, in their order.
+// The observations of the heads at these lengths, in their order.
 HeadObservations Known(const HeadObservations& all, const std::vector<std::int64_t>& lengths,
                        const std::vector<std::int64_t>& map_lengths) {
   HeadObservations known;

@@ -16,7 +16,7 @@ using Indices = std::vector<std::int64_t>;
 // ---- text
 // -----------------------------------------------------------------------------------------
 
-// As Python writes a float of three decimals: 0.5, 0.0, -0.0.
+// Writes a float of three decimals as Python does: 0.5, 0.0, -0.0.
 std::string Text(double value) {
   std::string text = fmt::format("{}", value);
   return text.find('.') == std::string::npos ? text + ".0" : text;
@@ -128,7 +128,7 @@ ClrsInputs DrawGraph(RandomStream& random, std::int64_t n) {
 
 std::string Keys(const ClrsInputs& inputs) { return "key: " + List(inputs.key); }
 
-// Of a sort: the keys in the order that they have.
+// The run of a sort: the keys in the order that they have.
 Run Sorting(const ClrsInputs& inputs) {
   return {Keys(inputs), "pred", "", "pred", "", {List(inputs.key)}};
 }
@@ -143,7 +143,7 @@ ClrsText ActivitySelector(const ClrsInputs& inputs, bool traced) {
   const Numbers& finish = inputs.finish;
   Indices order(start.size());
   std::iota(order.begin(), order.end(), 0);
-  // Of equal ends the first comes first; the benchmark leaves their order to its library.
+  // The first of equal ends comes first; the benchmark leaves their order to its library.
   std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
     return finish[static_cast<std::size_t>(a)] < finish[static_cast<std::size_t>(b)];
   });

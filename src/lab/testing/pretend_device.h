@@ -82,7 +82,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// The same memory as a tensor of the CPU.
+// The tensor's memory as a tensor of the CPU.
 inline at::Tensor OnHost(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
@@ -128,7 +128,7 @@ inline const at::Tensor& Resize(const at::Tensor& self, c10::IntArrayRef sizes,
   return self;
 }
 
-// As CUDA's operations: all tensors are of the device; numbers of the CPU may join them.
+// Behaves as CUDA's operations: all tensors are of the device; numbers of the CPU may join them.
 inline void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto check = [&](const at::Tensor& tensor) {
     TORCH_CHECK(

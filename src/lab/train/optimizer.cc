@@ -66,7 +66,7 @@ double GlobalNorm(const at::Tensor& gradient) {
 }
 
 at::Tensor Orthogonalised(const at::Tensor& update) {
-  // Of the shorter side, whose products are the smaller.
+  // Takes products of the shorter side, which are the smaller.
   const bool tall = update.size(0) > update.size(1);
   at::Tensor x = tall ? update.t().contiguous() : update.clone();
   x.div_(x.norm().to(at::kDouble).add_(1e-7).to(x.scalar_type()));

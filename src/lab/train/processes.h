@@ -1,8 +1,8 @@
 // Processes that train together: each works on its share of every batch, and gradients are summed
 // over all of them by c10d (Gloo: the lab computes on processors).
 //
-// What is collective has to be called by all processes in the same order. It throws LostProcess
-// when another one does not answer.
+// All processes have to call a collective function in the same order. It throws LostProcess when
+// another one does not answer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

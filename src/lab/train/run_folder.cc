@@ -97,7 +97,8 @@ FolderLock::FolderLock(const fs::path& folder) {
   if (file_ < 0) {
     throw std::runtime_error(path.string() + ": cannot be written: " + std::strerror(errno));
   }
-  // Of the open file, not of the process: jobs of one process exclude each other too.
+  // The lock belongs to the open file, not to the process: jobs of one process exclude each other
+  // too.
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;

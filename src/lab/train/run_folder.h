@@ -33,7 +33,7 @@ class RunFolder {
   bool Begun() const { return std::filesystem::exists(path_ / "last"); }
   bool Finished() const { return std::filesystem::exists(FinalPath()); }
 
-  // What config.json says; null if there is none, or one that is damaged.
+  // Reads config.json; null if there is none, or one that is damaged.
   nlohmann::ordered_json Settings() const;
 
   // Calls `visit` with the lines of metrics.jsonl that are JSON objects, in order: a killed run may

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// What has been summed since the last line of metrics.jsonl.
+// Sums since the last line of metrics.jsonl.
 struct Window {
   double loss = 0.0;
   std::int64_t hits = 0;
@@ -61,7 +61,7 @@ class Run {
   std::int64_t saved = 0;  // the step of the last checkpoint, in the first process
   double seconds = 0.0;    // trained so far, earlier sessions included
 
-  // What is left of a run that cannot go on.
+  // Says what remains of a run that cannot go on.
   std::string Kept() const {
     return saved > 0 ? fmt::format("the checkpoint of step {} is kept", saved)
                      : "there was no checkpoint yet";
@@ -175,7 +175,7 @@ class Run {
             std::strtod(note(renamed ? "best.rank" : "best.accuracy"), nullptr)};
   }
 
-  // What the first process has read becomes all processes'.
+  // Gives all processes the values that the first one has read.
   void Spread() {
     const Processes& processes = plan_.processes;
     const auto spread = [&](auto& value) {

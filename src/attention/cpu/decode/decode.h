@@ -62,7 +62,7 @@ ByteQuery PutQuery(const float* values, std::int64_t columns, std::int8_t* bytes
 float NormOf(const float* values, std::int64_t columns);
 
 // ---- ranges and moments of a page --------------------------------------------------------------
-// Of the first keys of a page, by columns: two floats a column and how many keys they are of.
+// Describes the first keys of a page by columns: two floats a column, and the number of keys.
 // Ranges hold the least and the largest number, moments the mean and the sum of squares about it.
 // NaN in a column makes both NaN.
 

@@ -1,4 +1,4 @@
-// What is kept beside the keys of a page: bytes, ranges, moments.
+// Computes what a page keeps beside its keys: bytes, ranges, moments.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

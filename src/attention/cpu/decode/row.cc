@@ -148,7 +148,7 @@ double Row::Slack(float top, float product) const {
 std::size_t Row::List(const float* bounds, double bar) {
   const std::int64_t n = keys_.size();
   std::uint32_t* index = s_.listed.Reserve(n + 16);
-  // What is no number is not below anything.
+  // NaN is not below anything.
   const float least = std::isnan(bar) ? -std::numeric_limits<float>::infinity() : Below(bar);
   return f_.at_least(bounds, static_cast<std::size_t>(n), least,
                      static_cast<std::uint32_t>(keys_.begin), index);

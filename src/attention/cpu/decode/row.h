@@ -61,7 +61,7 @@ class Row {
   double Unscored(const float* bounds, double bar) const;
   // The scores of keys, into `scores`. False: one is NaN or infinite.
   bool Score(const std::uint32_t* index, std::size_t count, double* scores);
-  // Of the first `count` that are listed.
+  // Scores the first `count` listed keys.
   bool Score(std::size_t count) {
     s_.scores.resize(count);
     return Score(s_.listed.get(), count, s_.scores.data());
@@ -75,7 +75,7 @@ class Row {
   // The keys that an approximation chooses are listed.
   std::size_t Choose();
   std::size_t ChoosePages();
-  // What is known of the keys that were not read; `read` ascends.
+  // Bound what the keys that were not read can change; `read` ascends.
   double Certificate(const Bounds& bounds, const std::vector<std::uint32_t>& read,
                      const Answer& answer) const;
   double Lost(const std::vector<std::uint32_t>& read);

@@ -154,7 +154,7 @@ class Driver {
   }
 
  private:
-  // Of key head `kv`; -1: none.
+  // The offset for key head `kv`; -1: none.
   static std::int64_t At(std::int64_t offset, std::int64_t head, std::int64_t kv) {
     return offset < 0 ? -1 : offset + kv * head;
   }

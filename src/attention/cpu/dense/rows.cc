@@ -132,7 +132,7 @@ HWY_INLINE std::int64_t MarkRow(GroupBuffers& group, std::int64_t r, const float
   return count;
 }
 
-// The same where the gradient of the scores is not 0 although the weight is.
+// Marks keys whose gradient of the score is not 0 although the weight is.
 HWY_INLINE void MarkGradients(GroupBuffers& group, std::int64_t r, const float* ds) {
   for (std::int64_t p = 0; p < group.panels; ++p) {
     group.bits[r * group.panels + p] |= NonZeroBits(ds + p * kPanel);

@@ -1,5 +1,5 @@
-// What stands between a product and a score: distance terms, bias, masks. Included once per
-// instruction set; the plain loops vectorize.
+// Turns products into scores: distance terms, bias, masks. Included once per instruction set; the
+// plain loops vectorize.
 #if defined(TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_
 #undef TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_

@@ -1,4 +1,4 @@
-// What streams as a kernel of the list: what it serves, the memory it takes.
+// The streaming kernel as an entry of the list: what it serves, the memory it takes.
 #include <algorithm>
 #include <string>
 

@@ -105,7 +105,7 @@ struct Scratch {
   float* gradients;      // the same: of the weights
   float* products;       // the same: of queries and keys
   std::uint32_t* pairs;  // of weights: [2 parts][kStrip / 32][kGroups] tiles of 16 pairs x 16 lanes
-  // Of weights and of the gradients of scores: each [2 parts][kStrip / 16] tiles of 16 keys x 32
+  // Holds weights and the gradients of scores: each [2 parts][kStrip / 16] tiles of 16 keys x 32
   // lanes.
   std::uint16_t* rows;
   std::uint16_t* halves;   // rows on their way in: [kRows][largest depth]
@@ -125,7 +125,7 @@ struct WaveBlock {
   float* mean = nullptr;                   // sum_j p_j dp_j: [kRows]
 };
 
-// What one instruction set provides; null where it cannot.
+// Functions that one instruction set provides; null where it cannot.
 struct Functions {
   // Packs keys [begin, end), a multiple of 32 from the first on.
   void (*pack)(const AttentionParams& params, const PackedKv& head, std::int64_t begin,

@@ -166,7 +166,7 @@ TSALLIS_STREAM_TILES void RunSteps(Steps steps) {
   while (steps.remaining() > 0) steps.Step();
 }
 
-// What the tile unit has to do beside a strip of weights.
+// The work of the tile unit while a strip of weights is computed.
 template <class Tiles>
 class TileWork {
  public:

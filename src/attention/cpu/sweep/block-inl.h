@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 constexpr float kSlack = 4e-6f;
 // The candidates of a row that trigger a first, safe bound.
 constexpr std::int64_t kFirstRaise = 96;
-// The same where a threshold was guessed, at least.
+// The least number where a threshold was guessed.
 constexpr std::int64_t kLeastListed = 256;
 // Standard deviations below its expectation at which a threshold is guessed: one more lists more
 // candidates, one less sweeps more rows twice.
@@ -60,7 +60,7 @@ class BlockSweep {
   template <class Emit>
   void Solve(const Emit& emit);
 
-  // The same for rows whose tau is known and whose bound follows from it (KnownThreshold).
+  // Solves rows whose tau is known and whose bound follows from it (KnownThreshold).
   template <class Emit>
   void Recall(const Emit& emit);
 

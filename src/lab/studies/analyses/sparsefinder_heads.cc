@@ -16,7 +16,7 @@ using at::Tensor;
 constexpr std::int64_t kNumbers = 4;    // of a projected query or key
 constexpr std::int64_t kQueries = 128;  // of a step of training
 
-// As many pairs without weight as there are with, of every query, drawn among those that it sees.
+// Draws as many pairs without weight as every query has with weight, among those that it sees.
 Tensor Negatives(const Tensor& positive, const Tensor& visible, RandomStream& random) {
   Tensor negative = at::zeros_like(positive);
   const auto* has = positive.const_data_ptr<bool>();
