@@ -28,7 +28,6 @@ namespace {
 using at::Tensor;
 
 // ---- the model by its definition, in double, one sequence at a time, gradients recorded
-// ----------
 
 using Weights = std::map<std::string, Tensor>;
 
@@ -220,7 +219,6 @@ Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tens
 }
 
 // ---- batches and models
-// --------------------------------------------------------------------------
 
 // `ragged`: lengths differ. Labels at the second half of each sequence.
 TokenBatch Draw(std::int64_t batch, std::int64_t n, std::int64_t vocabulary, bool ragged) {

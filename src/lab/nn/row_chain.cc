@@ -103,7 +103,6 @@ Tensor Buffer::Rows(std::int64_t rows, std::int64_t columns, at::ScalarType dtyp
 }
 
 // ---- threads
-// --------------------------------------------------------------------------------------
 
 void RowWorkers::ForTasks(std::int64_t count,
                           const std::function<void(std::int64_t, Scratch&)>& body) {
@@ -146,7 +145,6 @@ void RowWorkers::AddWeightGradients(const std::vector<WeightGradient>& gradients
 }
 
 // ---- chains
-// ---------------------------------------------------------------------------------------
 
 RowChain::RowChain(std::vector<std::unique_ptr<RowStage>> stages, at::ScalarType dtype)
     : stages_(std::move(stages)), dtype_(dtype) {}

@@ -14,7 +14,6 @@ using Numbers = std::vector<double>;
 using Indices = std::vector<std::int64_t>;
 
 // ---- text
-// -----------------------------------------------------------------------------------------
 
 // Writes a float of three decimals as Python does: 0.5, 0.0, -0.0.
 std::string Text(double value) {
@@ -51,7 +50,6 @@ ClrsText Write(const char* name, const Run& run, bool with_trace) {
 }
 
 // ---- inputs
-// ---------------------------------------------------------------------------------------
 
 // Uniform in [0, 1), cut to three decimals.
 double Fraction(RandomStream& random) { return static_cast<double>(random.Below(1000)) / 1e3; }
@@ -124,7 +122,6 @@ ClrsInputs DrawGraph(RandomStream& random, std::int64_t n) {
 }
 
 // ---- runs
-// -----------------------------------------------------------------------------------------
 
 std::string Keys(const ClrsInputs& inputs) { return "key: " + List(inputs.key); }
 
