@@ -240,7 +240,7 @@ Tensors<3> OpWeightsAutograd(const AttentionOptions& options, const Tensor& q, c
   return CallWithSettings(WeightsOperator(), options, q, k);
 }
 
-// Casts as torch's own attention does: the products are in autocast's dtype. What is small is kept
+// Casts as torch's own attention does: the products are in autocast's dtype. Small tensors are kept
 // exact.
 Tensor Cast(const Tensor& tensor) {
   const at::DeviceType device = tensor.device().type();

@@ -4,7 +4,7 @@
 // DenseKeysKernel: a block owns 64 keys of a key head and goes through the dense rows of its group,
 // so that dk and dv are sums in one order.
 //
-// Tiles pass by in two stages of cp.async. What is usual (all pairs of a warp visible, no terms,
+// Tiles pass by in two stages of cp.async. The usual case (all pairs of a warp visible, no terms,
 // alpha 1, 1.5 or 2, numbers of moderate size) has short code without branches: a loop that does
 // not fit the instruction cache waits for instructions most of its time. All else takes the careful
 // code, which is a loop over the columns.

@@ -324,7 +324,7 @@ TEST(CudaEmulated, PackedBatchesMayHaveNoSequences) {
   }
 }
 
-// Nobody looks at the contents of ranges. What lies beyond an axis is as if it were not there:
+// Nobody looks at the contents of ranges. Parts beyond an axis are as if they were not there:
 // positions count from the cut, and no distance has a factor beyond the table.
 TEST(CudaEmulated, RangesBeyondTheirAxisAreCutOff) {
   constexpr std::int64_t kFar = std::int64_t{1} << 40;

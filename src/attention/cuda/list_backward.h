@@ -2,7 +2,7 @@
 // atomics, and every sum has one order.
 //
 // Rows of arrays are read by pieces of 16 bytes, D / 8 lanes a row, four rows a lane at once: only
-// many loads under way hide the time that one takes. What belongs to an entry alone, its key, its
+// many loads under way hide the time that one takes. The data of an entry alone, its key, its
 // weights and addresses, is loaded and computed by one lane of 32 and handed to the others.
 //
 // Entries are sorted in two steps, by buckets of kBucket keys and by the keys of a bucket. Tasks of

@@ -7,7 +7,7 @@
 //           lies further below the largest that its warp has seen.
 //   solve   a block for each query and head. The threshold of some keys never exceeds that of all:
 //           of one key for each thread, the largest that it has read, it is a bound, and only units
-//           that reach it are read. What reaches it goes into a list in shared memory; Newton's
+//           that reach it are read. Keys that reach it go into a list in shared memory; Newton's
 //           method from below until nothing moves, and the values of the support. Rows of softmax,
 //           and rows that keep more than the list holds, are solved on the scores in memory.
 //   values  for those rows, the weighted values of a run: a block for each run, as above

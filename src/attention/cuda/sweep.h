@@ -6,10 +6,10 @@
 // threshold of what the list held when bounds were last raised: the threshold of a part of a row
 // never exceeds that of the whole (docs/explain/attention.md), so no key of the support is lost.
 // When a list of the block is nearly full, all its warps raise the bounds of all their rows between
-// two tiles, so that none waits for another that does. What remains is solved at the end. A row
-// whose list stays full, or that has a score that is not finite, is left to the dense kernel. Masks
-// are looked at for scores above the bound: what they take away never comes into a list, so that
-// bounds are those of what a row sees.
+// two tiles, so that none waits for another that does. The rest is solved at the end. A row whose
+// list stays full, or that has a score that is not finite, is left to the dense kernel. Masks are
+// looked at for scores above the bound: what they take away never comes into a list, so that bounds
+// are those of what a row sees.
 //
 // With thresholds that are known (the backward pass) the same kernel makes the lists alone.
 #pragma once

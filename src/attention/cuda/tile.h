@@ -1,7 +1,7 @@
 // Tiles of rows in shared memory, and products with them.
 //
 // A tile holds rows of D elements as pieces of 16 bytes, exchanged within groups of eight so that
-// eight rows at one column lie in eight banks. What lies beyond a row's columns, or is no row, is
+// eight rows at one column lie in eight banks. Elements beyond a row's columns, or of no row, are
 // 0. Products are m16n8k16: a warp has 16 rows of sums, a lane those at rows lane / 4 and lane / 4
 // + 8, two columns of each piece of eight. float32's have the same sums in the same lanes.
 #pragma once
@@ -448,7 +448,7 @@ TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], float (&w)[kRows / 8
 
 // Powers of two by which weights are divided before they become 16-bit numbers, one for each of a
 // lane's two rows: float16 has no exponents for gradients as they come. bfloat16 has, and needs
-// none. What weights are added to is divided by the same.
+// none. The sums that weights are added to are divided by the same.
 template <class Type>
 struct RowScale {
   float scale[2], inverse[2];

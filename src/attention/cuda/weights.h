@@ -25,8 +25,8 @@ struct WeightsCall {
   std::int64_t* columns = nullptr;
   float* values = nullptr;
 
-  // Entry `i` of a row that begins at `begin`. What has no room is left out: nobody has looked at
-  // the offsets.
+  // Entry `i` of a row that begins at `begin`. An entry that has no room is left out: nobody has
+  // looked at the offsets.
   TSALLIS_DEVICE void Put(std::int64_t begin, std::int64_t end, std::int64_t i, std::int64_t column,
                           float value) const {
     if (begin + i >= end) return;

@@ -466,8 +466,8 @@ class Problem {
   }
 
   // Puts [batch, heads, rows, columns] contiguous values into memory, rounded to `dtype` in both
-  // versions. Strided: rows before heads, unused columns between rows. What no axis reaches is
-  // NaN, so that reading it shows.
+  // versions. Strided: rows before heads, unused columns between rows. Memory that no axis reaches
+  // is NaN, so that reading it shows.
   void Place(Input& input, const std::vector<double>& values, const std::int64_t (&sizes)[4],
              ConstArray4* wide, ConstArray4* typed, DType dtype, int broadcast) {
     const std::int64_t columns = sizes[3] + (spec_.strided ? spec_.padding : 0);

@@ -274,7 +274,7 @@ toml::table ParseToml(const std::string& text, const std::filesystem::path& path
   }
 }
 
-// A recipe's tables. What a scale leaves out is as in the scale that it is like, but for what
+// A recipe's tables. Keys that a scale leaves out are as in the scale that it is like, but for what
 // chooses learning rates.
 toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   toml::table root = ParseToml(text, path);

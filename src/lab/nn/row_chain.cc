@@ -52,8 +52,8 @@ class OutputGradient {
   Tensor Transposed() const { return half_ ? transposed_.narrow(1, 0, rows_) : given_.t(); }
 
  private:
-  // Rows of a multiple of 4 KB would share a few sets of the cache. What lies between them has to
-  // be numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by
+  // Rows of a multiple of 4 KB would share a few sets of the cache. The memory between them has to
+  // hold numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by
   // 0.
   Tensor Room(Buffer& buffer) const {
     const std::int64_t stride = (rows_ + 63) / 64 * 64 + 32;

@@ -50,7 +50,7 @@ struct Job {
 enum class JobGoal : std::uint8_t { kTrain, kEvaluate };
 
 // Reads the job's evaluations if they are all there: it is finished, and its weights need not be
-// kept. What its heads do is read as far as it is there.
+// kept. Observations of its heads are read as far as they are there.
 bool LoadFinished(const TaskConfig& task, Job& job);
 
 // Loads those evaluations that are there; the job keeps no other. False: none is.

@@ -1,7 +1,7 @@
 // A device that is none: torch's PrivateUse1 as the memory of the host, for one test file of a
 // program. Tensors of it do not mix with those of the CPU, as CUDA's do not: an operation that is
-// given both throws. Operations themselves are the CPU's. What it
-// does not find: a pointer into a tensor that the host follows.
+// given both throws. Operations themselves are the CPU's. It does not find a pointer into a tensor
+// that the host follows.
 //
 // Include it in one file alone: it registers the backend, which models know by its name, "pretend"
 // (lab/base/device.h).

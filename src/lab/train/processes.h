@@ -75,7 +75,7 @@ class Processes {
   // tensor: contiguous float32.
   bool Agree(const at::Tensor& tensor) const;
 
-  // Runs `body`. What it throws, other than LostProcess and Interrupted (which all throw alike), is
+  // Runs `body`. Its exceptions, other than LostProcess and Interrupted (which all throw alike), is
   // told to the others: what they throw then is a FailedProcess.
   void Together(const std::function<void()>& body) const;
 

@@ -134,8 +134,8 @@ class Group {
   }
 
   // A product is at most the product of the norms, and the terms of a score may take so much away
-  // at a distance that no key there has a weight: then none is read. What is needed for that are a
-  // few scores of near keys, whose threshold is not above that of all.
+  // at a distance that no key there has a weight: then none is read. That takes a few scores of
+  // near keys, whose threshold is not above that of all.
   void LeaveOutTheFar() {
     const Span visible = query_.visible;
     bool any = false;

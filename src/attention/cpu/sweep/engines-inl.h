@@ -29,7 +29,7 @@ HWY_INLINE std::uint32_t MaskBits(hn::Mask<DF> mask) {
 #endif
 }
 
-// A unit's scores in float32. What an engine calls its Scores has these functions, except for
+// A unit's scores in float32. The Scores of every engine have these functions, except for
 // FilterRows and Vector, which only engines of float32 scores are asked for.
 struct FloatScores {
   HWY_ALIGN float scores[kUnitScores];  // [4 groups of 16 keys][16 rows][16 keys]
