@@ -44,7 +44,7 @@ _INTEGERS += ["causal", "softmax"]
 _ARRAYS = ["q", "k", "v", "out", "tau", "support_size", "d_out", "dq", "dk", "dv"]
 
 
-class Call(ctypes.Structure):
+class TsallisCall(ctypes.Structure):
     """gpu/library.cc's TsallisCall."""
 
     _fields_ = [
@@ -68,7 +68,7 @@ class Ours:
         self.tensors |= {"dv": torch.empty_like(v), "d_out": torch.randn_like(q)}
         rows = (batch, heads, q_len)
         self.tensors["tau"] = torch.empty(rows, dtype=torch.float64, device=q.device)
-        self.call = Call(
+        self.call = TsallisCall(
             dtype=BFLOAT16,
             batch=batch,
             heads=heads,
@@ -369,7 +369,7 @@ def measure_decode(table: Table, library: Path, n: int) -> None:
     about = {"n": n, "d": d, "batch": batch}
 
     def add(name: str, time: float, **more: object) -> None:
-        # What a dense pass reads, by the time.
+        # The rate at which a dense pass would read.
         rate = 2 * k.numel() * 2 / time / 1e9
         table.add({**about, "name": name, "decode_ms": round(time, 4), "tb_s": rate, **more})
 

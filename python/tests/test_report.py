@@ -501,7 +501,7 @@ def test_a_study_of_losses_says_so_and_lower_is_better(tmp_path: Path) -> None:
     assert f'<span class="best">{least.mean:.3f}</span>' in text
     assert "Loss in nats a byte" in table.terminal_table(study, 120, color=False)
     assert "Loss minus that of Softmax, in nats a byte" in markdown.markdown(study)
-    # What is lower than the baseline is blue.
+    # A value below the baseline is blue.
     assert "--up" in page._tinted(study.metric, -0.5, 0.1)
     figure = figures.plot_positions(study)
     assert figure is not None

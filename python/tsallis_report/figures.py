@@ -543,7 +543,7 @@ def _direct_labels(
     for axes, methods in panels:
         height = axes.get_window_extent().height / figure.dpi * 72.0  # points
         to_axes = axes.transData + axes.transAxes.inverted()
-        # Of lines that end at one place the best over all lengths has the highest name.
+        # Where lines end at one place, the best over all lengths has the highest name.
         ends: list[tuple[float, float, float, float, str]] = []
         for method in methods:
             x, y = series(method)[:2]

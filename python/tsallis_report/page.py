@@ -76,7 +76,7 @@ _CAPTIONS = {
     ),
 }
 
-# Of what recipes call their source.
+# The papers that recipes name as their source.
 PAPERS = {
     "softmax-is-not-enough": (
         "Veličković, Perivolaropoulos, Barbero and Pascanu 2024",
@@ -424,7 +424,7 @@ def embedded(name: str, text: str, caption: str, figures: Path) -> str:
     svg = figures / f"{name}.svg"
     if not svg.exists():
         return ""
-    # As an image rather than inline: the ids inside cannot clash with another figure's.
+    # The figure is an image rather than inline: its ids cannot clash with another figure's.
     data = base64.b64encode(svg.read_bytes()).decode("ascii")
     return (
         f'<h2>{escape(text)}</h2><figure class="{name}"><div><img alt="{escape(text)}" '

@@ -279,7 +279,7 @@ toml::table ParseToml(const std::string& text, const std::filesystem::path& path
   }
 }
 
-// A recipe's tables. What a scale leaves out is as in the scale that it is like, but for what
+// A recipe's tables. Keys that a scale leaves out are as in the scale that it is like, but for what
 // chooses learning rates.
 toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   toml::table root = ParseToml(text, path);
@@ -301,8 +301,8 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   return root;
 }
 
-// What a method's attention leaves out of a table of its own (positions, length_scaling) is as in
-// the model's.
+// Tables of a method's attention (positions, length_scaling) inherit the keys that they leave out
+// from the model's.
 void Inherit(toml::table& root) {
   const toml::table* model = root["model"]["attention"].as_table();
   toml::array* methods = root["method"].as_array();

@@ -56,7 +56,7 @@ bool Between(const StudyResults& results, const std::string& method, const std::
          (here->like == far->like && here->variant == base->variant);
 }
 
-// What differences are counted in.
+// The unit of differences.
 std::string Points(const Metric& metric) { return metric.unit == "%" ? "points" : metric.unit; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a study found, in one sentence.
+// Words the finding of a study in one sentence.
 #pragma once
 
 #include <cstdint>

@@ -178,7 +178,7 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
 
 std::string Seeds(int seeds) { return fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s"); }
 
-// What the runs computed in: "bfloat16", or "bfloat16 and float32" where machines differed.
+// The precisions of the runs: "bfloat16", or "bfloat16 and float32" where machines differed.
 std::string Precisions(const std::vector<Job>& jobs) {
   std::set<std::string> found;
   for (const Job& job : jobs) found.insert(ComputeOf(job.folder));
@@ -199,7 +199,7 @@ std::string Updates(const TrainConfig& train, std::string rate) {
   return fmt::format("{}, {}, {}", train.optimizer, rate, decay);
 }
 
-// Which weights of a run are evaluated: "the last weights".
+// Names the weights of a run that are evaluated: "the last weights".
 std::string Weights(const TrainConfig& train, std::int64_t steps, std::int64_t train_length) {
   if (train.validate_every == 0 || train.validate_every >= steps) return "the last weights";
   const std::string floor = train.best_floor > 0.0 ? fmt::format(" with {:g} % or more at {}",
@@ -210,7 +210,7 @@ std::string Weights(const TrainConfig& train, std::int64_t steps, std::int64_t t
       train.validate_every, floor, train.best_length, train.validate_samples);
 }
 
-// Of the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
+// Lists the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
 std::string OwnUpdates(const std::vector<Job>& jobs, const Recipe& recipe, const Runs& study) {
   const std::int64_t length = recipe.task.train_length_max;
   const std::string usual = Weights(recipe.train, study.steps, length);
@@ -231,7 +231,7 @@ std::string OwnUpdates(const std::vector<Job>& jobs, const Recipe& recipe, const
   return text;
 }
 
-// Where they are asked less.
+// Says where they are asked less.
 std::string Fewer(const TaskConfig& task) {
   std::string text;
   if (task.eval_tokens) text += fmt::format(", at most {} tokens", *task.eval_tokens);
@@ -242,7 +242,7 @@ std::string Fewer(const TaskConfig& task) {
   return text;
 }
 
-// What sequence models are asked.
+// Says how sequence models are tested.
 std::string Asked(const TaskConfig& task) {
   switch (task.GetScoring()) {
     case Scoring::kExact:
@@ -366,7 +366,7 @@ void Reproduction::Plan::DrawMaps() {
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
   }
   for (const std::int64_t n : asked) task.sequence->CheckLength(n);
-  // Of others a map would be one of a target against a source: `tsallis translate --show`.
+  // A map of another model would be one of a target against a source: `tsallis translate --show`.
   if (recipe.model.name != "decoder") {
     if (asked.empty()) return;
     throw UsageError("--maps: expected a study of decoders, got one of an " + recipe.model.name);

@@ -25,7 +25,6 @@ double Deviation(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
-// Of sets.
 EntropyRow SetEntropy(const std::string& method, std::int64_t n,
                       const std::vector<const LengthScore*>& scores) {
   std::vector<double> entropy;
@@ -39,7 +38,7 @@ EntropyRow SetEntropy(const std::string& method, std::int64_t n,
   return {method, n, Mean(entropy), Deviation(entropy), normalised, Mean(support)};
 }
 
-// Of sequences: a job's mean over its heads is one value.
+// A job's mean over its heads is one value.
 void AddSequenceEntropy(const std::string& method, std::int64_t n,
                         const std::vector<const Job*>& jobs, std::vector<EntropyRow>& rows) {
   std::vector<double> entropy;
@@ -145,7 +144,7 @@ void AddFlows(const std::string& method, const std::vector<const Job*>& jobs,
   }
 }
 
-// What is known of the heads at these lengths, in their order.
+// The observations of the heads at these lengths, in their order.
 HeadObservations Known(const HeadObservations& all, const std::vector<std::int64_t>& lengths,
                        const std::vector<std::int64_t>& map_lengths) {
   HeadObservations known;

@@ -69,11 +69,11 @@ std::string Differences(const nlohmann::ordered_json& found,
 
 }  // namespace
 
-void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>& look) const {
+void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>& visit) const {
   std::ifstream in(path_ / "metrics.jsonl");
   for (std::string line; std::getline(in, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
-    if (entry.is_object()) look(entry);
+    if (entry.is_object()) visit(entry);
   }
 }
 
@@ -97,7 +97,8 @@ FolderLock::FolderLock(const fs::path& folder) {
   if (file_ < 0) {
     throw std::runtime_error(path.string() + ": cannot be written: " + std::strerror(errno));
   }
-  // Of the open file, not of the process: jobs of one process exclude each other too.
+  // The lock belongs to the open file, not to the process: jobs of one process exclude each other
+  // too.
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;

@@ -1,4 +1,4 @@
-#include "core/aside_file.h"
+#include "core/atomic_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -20,22 +20,22 @@ std::string Read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-class AsideFileTest : public testing::Test {
+class AtomicFileTest : public testing::Test {
  protected:
-  AsideFileTest() {
+  AtomicFileTest() {
     std::string name = (fs::temp_directory_path() / "tsallis-aside-XXXXXX").string();
     folder_ = mkdtemp(name.data());
   }
-  ~AsideFileTest() override { fs::remove_all(folder_); }
+  ~AtomicFileTest() override { fs::remove_all(folder_); }
 
   fs::path folder_;
 };
 
-TEST_F(AsideFileTest, IsThereWholeOrNotAtAll) {
+TEST_F(AtomicFileTest, IsThereWholeOrNotAtAll) {
   const std::string path = folder_ / "file", aside = folder_ / "file.tmp";
   std::ofstream(aside) << "of a writer that was killed";
   {
-    AsideFile out(path);
+    AtomicFile out(path);
     out.Write("abc", 3);
     EXPECT_FALSE(fs::exists(path));
     out.Write("def", 3);
@@ -44,14 +44,14 @@ TEST_F(AsideFileTest, IsThereWholeOrNotAtAll) {
   EXPECT_EQ(Read(path), "abcdef");
   EXPECT_FALSE(fs::exists(aside));
   {
-    AsideFile out(path);
+    AtomicFile out(path);
     out.Write("gh", 2);
   }
   EXPECT_EQ(Read(path), "abcdef");
   EXPECT_FALSE(fs::exists(aside));
 }
 
-TEST_F(AsideFileTest, SaysWhatCannotBeWritten) {
+TEST_F(AtomicFileTest, SaysWhatCannotBeWritten) {
   const auto message = [](const auto& act) -> std::string {
     try {
       act();
@@ -61,29 +61,29 @@ TEST_F(AsideFileTest, SaysWhatCannotBeWritten) {
     return "no error";
   };
   const std::string missing = folder_ / "none" / "file";
-  EXPECT_EQ(message([&] { AsideFile{missing}; }),
+  EXPECT_EQ(message([&] { AtomicFile{missing}; }),
             missing + ": cannot be written: No such file or directory");
   const std::string folder = folder_ / "folder";
   fs::create_directory(folder);
-  EXPECT_EQ(message([&] { AsideFile(folder).Commit(); }),
+  EXPECT_EQ(message([&] { AtomicFile(folder).Commit(); }),
             folder + ": cannot be replaced: Is a directory");
   EXPECT_FALSE(fs::exists(folder + ".tmp"));
   // The aside is a link, for it goes away with the object.
   if (fs::exists("/dev/full")) {
     const std::string path = folder_ / "full";
     fs::create_symlink("/dev/full", path + ".tmp");
-    EXPECT_EQ(message([&] { AsideFile(path).Write("x", 1); }),
+    EXPECT_EQ(message([&] { AtomicFile(path).Write("x", 1); }),
               path + ": writing failed: No space left on device");
   }
 }
 
-TEST_F(AsideFileTest, FollowsLinksAndReplacesNothingButFiles) {
+TEST_F(AtomicFileTest, FollowsLinksAndReplacesNothingButFiles) {
   const fs::path there = folder_ / "there", target = there / "file", link = folder_ / "link";
   fs::create_directory(there);
   std::ofstream(target) << "old";
   fs::create_symlink("there/file", link);
   {
-    AsideFile out(link);
+    AtomicFile out(link);
     out.Write("new", 3);
     out.Commit();
   }
@@ -96,7 +96,7 @@ TEST_F(AsideFileTest, FollowsLinksAndReplacesNothingButFiles) {
   for (const auto& [path, why] : {std::pair<std::string, std::string>{pipe, "is no regular file"},
                                   {dead, "is a link to nothing"}}) {
     try {
-      AsideFile out(path);
+      AtomicFile out(path);
       ADD_FAILURE() << path;
     } catch (const std::system_error& error) {
       EXPECT_EQ(std::string(error.what()).rfind(path + ": " + why, 0), 0) << error.what();

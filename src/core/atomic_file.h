@@ -1,4 +1,4 @@
-// Files that are whole or not there.
+// A file that other programs see whole or not at all.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@ namespace tsallis {
 // on the disk. Without Commit() nothing is left. Where `path` is a symbolic link, its target is
 // replaced. Throws std::system_error with path and reason, also where `path` is there and is no
 // regular file: a rename would destroy a device.
-class AsideFile {
+class AtomicFile {
  public:
-  // A file aside that is there, of a writer that was killed, is written over.
-  explicit AsideFile(const std::string& path, const std::string& suffix = ".tmp");
-  AsideFile(const AsideFile&) = delete;
-  AsideFile& operator=(const AsideFile&) = delete;
-  ~AsideFile();
+  // Overwrites the temporary file of a writer that was killed.
+  explicit AtomicFile(const std::string& path, const std::string& suffix = ".tmp");
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
 
   void Write(const void* data, std::size_t size);
   void Commit();

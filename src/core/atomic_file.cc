@@ -1,4 +1,4 @@
-#include "core/aside_file.h"
+#include "core/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -34,20 +34,20 @@ std::string Target(const std::string& path) {
 
 }  // namespace
 
-AsideFile::AsideFile(const std::string& path, const std::string& suffix)
+AtomicFile::AtomicFile(const std::string& path, const std::string& suffix)
     : path_(Target(path)),
       aside_(path_ + suffix),
       fd_(open(aside_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
   if (fd_ < 0) Fail(path_, "cannot be written");
 }
 
-AsideFile::~AsideFile() {
+AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   close(fd_);
   unlink(aside_.c_str());
 }
 
-void AsideFile::Write(const void* data, std::size_t size) {
+void AtomicFile::Write(const void* data, std::size_t size) {
   const char* from = static_cast<const char*>(data);
   while (size > 0) {
     const ssize_t count = write(fd_, from, size);
@@ -58,7 +58,7 @@ void AsideFile::Write(const void* data, std::size_t size) {
   }
 }
 
-void AsideFile::Commit() {
+void AtomicFile::Commit() {
   if (fsync(fd_) != 0) Fail(path_, "flushing failed");
   if (close(std::exchange(fd_, -1)) != 0 || std::rename(aside_.c_str(), path_.c_str()) != 0) {
     const int error = errno;
