@@ -1,4 +1,4 @@
-// What the device reaches by itself, for the model of docs/guide/cuda.md: matrix instructions
+// What the device reaches by itself, for the model of src/attention/cuda/README.md: matrix instructions
 // without anything around them, and rows of values gathered from the second cache.
 #include <cstdint>
 

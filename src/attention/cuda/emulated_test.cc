@@ -390,7 +390,7 @@ TEST(CudaEmulated, NaNStaysInItsRow) {
   }
 }
 
-// What a pass costs, in products of 16 x 8 x 16 and bytes: docs/guide/cuda.md's model.
+// What a pass costs, in products of 16 x 8 x 16 and bytes: src/attention/cuda/README.md's model.
 TEST(CudaEmulated, TheSweepCostsWhatTheModelSays) {
   ProblemSpec spec = {.dtype = DType::kBFloat16,
                       .q_len = 256,

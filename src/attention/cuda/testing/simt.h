@@ -13,7 +13,7 @@
 // Kernels hold nothing that needs a destructor, so the fibres of an ended launch are left as they
 // are.
 //
-// What cannot be seen here: docs/guide/cuda.md.
+// README.md lists the defects that cannot be seen here.
 #pragma once
 
 #include <algorithm>
