@@ -80,10 +80,10 @@ bench-training: build
 	$(PYTHON) bench/training.py --out build/bench/training.json
 	$(PYTHON) bench/training_sequences.py --out build/bench/training-sequences.json --figure build/bench/training-sequences
 
-# Some half an hour, and the README's figure; BENCH="--cases n4096" and the like measure less and leave that alone.
+# Some half an hour, and the figure of docs/index.md; BENCH="--cases n4096" and the like measure less and leave that alone.
 bench-attention: build
 	./tsallis bench attention --out build/bench $(BENCH)
-	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg png csv json) docs/figures/)
+	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg csv json) docs/figures/)
 
 # What a call of attention takes beyond its arguments, in a few minutes.
 bench-attention-memory: build

@@ -1,5 +1,5 @@
-// Measures the device's own ceilings, for the model of docs/guide/cuda.md: matrix instructions
-// without anything around them, and rows of values gathered from the second cache.
+// Measures the device's own ceilings, for the model of src/attention/cuda/README.md: matrix
+// instructions without anything around them, and rows of values gathered from the second cache.
 #include <cstdint>
 
 #include "attention/cuda/device.h"

@@ -216,7 +216,7 @@ def _of_gpu_times(root: Path) -> list[tuple[str, str, str]]:
     for path in sorted((root / "docs" / "figures").glob("cuda-*.json")):
         measured = json.loads(path.read_text(encoding="utf-8"))
         drawing = path.with_suffix(".svg")
-        if not drawing.exists():  # an earlier state, which docs/guide/cuda.md compares in words
+        if not drawing.exists():  # an earlier state, which docs/benchmark.md compares in words
             continue
         both = [row for row in measured["rows"] if "both_ms" in row]
         d = max(row["d"] for row in both)

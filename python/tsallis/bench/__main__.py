@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -274,7 +273,7 @@ def _attention(arguments: argparse.Namespace) -> int:
         screen.say(f"numbers: {out}")
         _figure(out, screen)
         if arguments.json:
-            print(json.dumps(found, indent=1))
+            print(document.text(found), end="")
     return status
 
 

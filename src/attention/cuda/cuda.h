@@ -1,5 +1,5 @@
 // Attention on NVIDIA's GPUs: what attention.cc calls for a context of such a device.
-// docs/guide/cuda.md has the design.
+// README.md has the design.
 #pragma once
 
 #include <cstddef>

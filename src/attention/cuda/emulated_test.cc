@@ -390,7 +390,8 @@ TEST(CudaEmulated, NaNStaysInItsRow) {
   }
 }
 
-// The costs of a pass, in products of 16 x 8 x 16 and bytes: docs/guide/cuda.md's model.
+// The costs of a pass, in products of 16 x 8 x 16 and bytes: the model of
+// src/attention/cuda/README.md.
 TEST(CudaEmulated, TheSweepCostsWhatTheModelSays) {
   ProblemSpec spec = {.dtype = DType::kBFloat16,
                       .q_len = 256,

@@ -13,7 +13,7 @@
 // Kernels hold nothing that needs a destructor, so the fibres of an ended launch are left as they
 // are.
 //
-// docs/guide/cuda.md lists what the emulation cannot see.
+// src/attention/cuda/README.md lists what the emulation cannot see.
 #pragma once
 
 #include <algorithm>
