@@ -102,7 +102,7 @@ def main() -> int:
     arguments = parser.parse_args()
     program = ROOT / "build" / "bin" / "training_steps"
     if not program.exists():
-        print(f"{program} is not built: run make", file=sys.stderr)
+        print(f"{program} is not built: run make bench-training", file=sys.stderr)
         return 1
     torch.set_num_threads(1)
     # Ours does; without it the plain model slows down as its weights decay.

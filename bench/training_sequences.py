@@ -316,7 +316,7 @@ def main() -> int:
     parser.add_argument("--figure", type=Path, help="draw it as FIGURE.svg and FIGURE.png")
     arguments = parser.parse_args()
     if not (ROOT / "build" / "bin" / "decoder_steps").exists():
-        print("build/bin/decoder_steps is not built: run make", file=sys.stderr)
+        print("build/bin/decoder_steps is not built: run make bench-training", file=sys.stderr)
         return 1
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

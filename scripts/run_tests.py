@@ -2,8 +2,12 @@
 """Runs the C++ tests of some build trees and the Python tests, and sums them in one closing line.
 
 Every test case counts once: GoogleTest programs report their cases, a CTest test that is no
-GoogleTest program is one case, and a program that dies without a report is one failure.
+GoogleTest program is one case, and a program that dies without a report is one failure. Tests run
+beside each other on every core; Python tests with the mark `alone` run afterwards. The slowest are
+named at the end.
 """
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -12,12 +16,26 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import NamedTuple
+
+SLOWEST = 10
+NO_TESTS = 5  # pytest's exit code
 
 
-def count_cases(report: Path) -> tuple[int, int]:
-    """(passed, failed) of a JUnit-like report; skipped cases are neither."""
+class Outcome(NamedTuple):
+    passed: int = 0
+    failed: int = 0
+    ok: bool = True  # what the runner said; it may fail where no case does
+    seconds: tuple[tuple[float, str], ...] = ()  # of every case, with its name
+
+
+def read_report(report: Path) -> Outcome:
+    """Of a JUnit-like report; skipped cases are neither passed nor failed."""
     passed = failed = 0
+    seconds = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        seconds.append((float(case.get("time") or 0.0), name))
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
         elif case.find("skipped") is None and case.get("status", "run") not in (
@@ -25,47 +43,79 @@ def count_cases(report: Path) -> tuple[int, int]:
             "disabled",
         ):
             passed += 1
-    return passed, failed
+    return Outcome(passed, failed, True, tuple(seconds))
 
 
-def run_ctest(tree: Path, seconds: int) -> tuple[int, int, bool]:
+def total(outcomes: list[Outcome]) -> Outcome:
+    return Outcome(
+        sum(outcome.passed for outcome in outcomes),
+        sum(outcome.failed for outcome in outcomes),
+        all(outcome.ok for outcome in outcomes),
+        tuple(pair for outcome in outcomes for pair in outcome.seconds),
+    )
+
+
+def run_ctest(tree: Path, seconds: int, jobs: int) -> Outcome:
     reports = (tree / "test-reports").resolve()
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     summary = reports / "ctest.xml"
     print(f"== {tree}", flush=True)
     command = ["ctest", "--test-dir", str(tree), "--output-on-failure", "--no-tests=error"]
-    command += ["--timeout", str(seconds), "--output-junit", str(summary)]
-    environment = {**os.environ, "GTEST_OUTPUT": f"xml:{reports}/gtest/", "GTEST_BRIEF": "1"}
+    command += ["--timeout", str(seconds), "--output-junit", str(summary), "-j", str(jobs)]
+    environment = {**os.environ, "GTEST_BRIEF": "1"}
+    if jobs > 1:
+        # A thread that waits leaves its core to another program.
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
     status = subprocess.run(command, env=environment, check=False).returncode
     if not summary.exists():
-        return 0, 1, False
-    passed = failed = 0
+        return Outcome(failed=1, ok=False)
+    outcomes = [Outcome(ok=status == 0)]
     for test in ElementTree.parse(summary).getroot().iter("testcase"):
         ok = test.get("status") == "run"
-        report = reports / "gtest" / f"{test.get('name')}.xml"
+        name = str(test.get("name"))
+        report = reports / "gtest" / f"{name}.xml"
         if report.exists():
-            cases = count_cases(report)
-            passed += cases[0]
+            cases = read_report(report)
             # A program may also fail outside its cases, as in a leak found at exit.
-            failed += cases[1] if ok else max(cases[1], 1)
+            outcomes.append(cases._replace(failed=cases.failed if ok else max(cases.failed, 1)))
         else:
-            passed, failed = (passed + 1, failed) if ok else (passed, failed + 1)
-    return passed, failed, status == 0
+            took = ((float(test.get("time") or 0.0), name),)
+            outcomes.append(Outcome(int(ok), int(not ok), True, took))
+    return total(outcomes)
 
 
-def run_pytest(folder: Path, report: Path) -> tuple[int, int, bool]:
+def python_environment() -> dict[str, str]:
+    """Keeps bytecode even where the machine is set not to: tests start Python hundreds of times,
+    and without it every import of torch takes twice as long."""
+    environment = dict(os.environ)
+    if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
+        environment["PYTHONPYCACHEPREFIX"] = str(Path("build", "bytecode").resolve())
+    return environment
+
+
+def run_pytest(folder: Path, report: Path, jobs: int) -> Outcome:
     if not folder.is_dir():
         print(f"== {folder}: not there")
-        return 0, 0, True
-    report.unlink(missing_ok=True)
-    print(f"== {folder}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", str(folder), f"--junitxml={report}"]
-    status = subprocess.run(command, check=False).returncode
-    if not report.exists():
-        return 0, 1, False
-    passed, failed = count_cases(report)
-    return passed, failed, status == 0
+        return Outcome()
+    # Part, what pytest is told of it, and whether it may be empty.
+    parts: list[tuple[str, list[str], bool]] = [("all", [], False)]
+    if jobs > 1:
+        workers = ["-n", str(jobs), "--dist", "worksteal"]
+        parts = [("many", ["-m", "not alone", *workers], False), ("alone", ["-m", "alone"], True)]
+    outcomes = []
+    for part, choice, may_be_empty in parts:
+        print(f"== {folder}{', one at a time' if part == 'alone' else ''}", flush=True)
+        written = report.with_name(f"{report.stem}-{part}.xml")
+        written.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-q", str(folder), f"--junitxml={written}"]
+        status = subprocess.run([*command, *choice], env=python_environment()).returncode
+        if not written.exists():
+            outcomes.append(Outcome(failed=1, ok=False))
+            continue
+        ok = status == 0 or (may_be_empty and status == NO_TESTS)
+        outcomes.append(read_report(written)._replace(ok=ok))
+    return total(outcomes)
 
 
 def main() -> int:
@@ -77,16 +127,21 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=int, default=900, metavar="S", help="seconds a C++ program may take"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="default: every core"
+    )
     arguments = parser.parse_args()
-    outcomes = [run_ctest(tree, arguments.timeout) for tree in arguments.ctest]
+    outcomes = [run_ctest(tree, arguments.timeout, arguments.jobs) for tree in arguments.ctest]
     for index, folder in enumerate(arguments.pytest):
-        outcomes.append(run_pytest(folder, Path("build") / f"pytest-{index}.xml"))
-    passed = sum(outcome[0] for outcome in outcomes)
-    failed = sum(outcome[1] for outcome in outcomes)
-    if not failed and not all(outcome[2] for outcome in outcomes):
-        failed = 1
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed or not passed else 0
+        report = Path("build") / f"pytest-{index}.xml"
+        outcomes.append(run_pytest(folder, report, arguments.jobs))
+    found = total(outcomes)
+    print("== slowest")
+    for seconds, name in sorted(found.seconds, reverse=True)[:SLOWEST]:
+        print(f"{seconds:8.1f} s  {name}")
+    failed = found.failed if found.ok else max(found.failed, 1)
+    print(f"{found.passed} passed, {failed} failed")
+    return 1 if failed or not found.passed else 0
 
 
 if __name__ == "__main__":

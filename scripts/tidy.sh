@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # clang knows no malloc attribute with arguments.
 openmp=$(g++ -print-file-name=include)
 grep -oE '"file": "[^"]+"' "$tree/compile_commands.json" | cut -d'"' -f4 | grep -F "$PWD/src/" |
-  grep -vE '_test\.cc$' | grep -E "$pattern" | sort -u |
+  grep -vE '_test\.cc$|/src/.*/testing/' | grep -E "$pattern" | sort -u |
   xargs -r -P "${JOBS:-2}" -n 1 clang-tidy -p "$tree" --quiet --extra-arg=-idirafter"$openmp" \
     --extra-arg='-D__malloc__(...)=__malloc__' \
     2> >(grep -vE '^[0-9]+ warnings? generated' >&2)

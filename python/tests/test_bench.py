@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import tsallis
 from tsallis.bench import attention, cases, decode_modes, figure, llama, peers
 from tsallis.bench import decode as bench_decode
+from tsallis.bench.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("ours", "peer")
@@ -49,6 +50,34 @@ def run(*arguments, what="attention", **more):
 
 def decode(*arguments):
     return run(*arguments, what="decode")
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Runs the program in this process, as another one first imports torch; the exit code."""
+
+    def here(*arguments, what="attention"):
+        monkeypatch.setattr(sys, "argv", ["tsallis bench", what, *map(str, arguments)])
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # of all tests
+        try:
+            return main()
+        except SystemExit as end:
+            return end.code
+
+    return here
+
+
+@pytest.fixture
+def refused(here, capsys):
+    """What the program says to a mistake."""
+
+    def refused(*arguments, what="attention"):
+        assert here(*arguments, what=what) == 2
+        out, error = capsys.readouterr()
+        assert not out
+        return error
+
+    return refused
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +290,7 @@ def test_time_left():
     assert attention.minutes_left([60], 1, 50.0) == 0
 
 
-def test_cases_are_found_by_parts_of_names_and_patterns():
+def test_cases_are_found_by_parts_of_names_and_patterns(capsys, here):
     everything = cases.all_cases()
     names = [case.name for case in everything]
     assert len(set(names)) == len(names)
@@ -270,9 +299,8 @@ def test_cases_are_found_by_parts_of_names_and_patterns():
     assert cases.matching(everything, ["no-such-case"]) == []
     chosen = cases.matching(everything, ["alibi", "flat-*-d64"])
     assert {case.kind for case in chosen} == {"alibi", "flat"}
-    assert run("--list", "--cases", "alibi").stdout.splitlines() == [
-        name for name in names if "alibi" in name
-    ]
+    assert here("--list", "--cases", "alibi") == 0
+    assert capsys.readouterr().out.splitlines() == [name for name in names if "alibi" in name]
 
 
 def trained(path, metadata=None, kv_heads=3):
@@ -312,7 +340,7 @@ def test_inputs_of_a_trained_model(tmp_path):
     assert {row["spread"] for row in rows} == {None}
 
 
-def test_inputs_whose_keys_several_heads_share(tmp_path, monkeypatch):
+def test_inputs_whose_keys_several_heads_share(tmp_path, monkeypatch, refused):
     # Eager: another test compiles.
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     file = tmp_path / "inputs.safetensors"
@@ -340,12 +368,11 @@ def test_inputs_whose_keys_several_heads_share(tmp_path, monkeypatch):
     assert rows[0]["support"] == pytest.approx((weights > 0).sum().item() / 3)
     assert next(iter(decode_modes.measure(case)))["mass"] == pytest.approx(1.0)
     trained(file, {"layers.0.map": "softmax"})
-    refused = decode("--inputs", file)
-    assert refused.returncode == 2
-    assert "expected a model with entmax, got one with softmax" in refused.stderr
+    said = refused("--inputs", file, what="decode")
+    assert "expected a model with entmax, got one with softmax" in said
 
 
-def test_models_of_the_tree(monkeypatch, tmp_path):
+def test_models_of_the_tree(monkeypatch, tmp_path, capsys, here, refused):
     monkeypatch.setattr(cases, "MODEL_KEYS", 64)
     text = tmp_path / "text.py"
     text.write_text("import torch\n" * 20)
@@ -360,11 +387,9 @@ def test_models_of_the_tree(monkeypatch, tmp_path):
         cases.model_cases(ROOT, text)
     with pytest.raises(OSError, match="expected a source tree"):
         cases.model_cases(tmp_path, text)
-    listed = run("--models", "--list")
-    assert len(listed.stdout.split()) == 12
-    both = run("--models", "--inputs", "x")
-    assert both.returncode == 2
-    assert "not allowed with argument" in both.stderr
+    assert here("--models", "--list") == 0
+    assert len(capsys.readouterr().out.split()) == 12
+    assert "not allowed with argument" in refused("--models", "--inputs", "x")
 
 
 def test_decode(tmp_path):
@@ -382,7 +407,11 @@ def test_decode(tmp_path):
         assert 0 < row["support"] <= row["scored"] <= row["n"] == 512
         assert row["speedup"] > 0
         assert row["bytes_read"] > 512 * 8 * 64
-    for arguments, why in [
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
         (["--models", "--llama"], "--llama: expected without --models"),
         (["--inputs", "x", "--keys", "64"], "--keys: expected without --inputs"),
         (["--inputs", "x", "--quick"], "--quick: expected without --inputs"),
@@ -392,10 +421,10 @@ def test_decode(tmp_path):
         (["--queries", "600", "--quick"], "--queries: expected at most 512"),
         (["--queries", "8", "--llama"], "--llama: expected without --queries"),
         (["--models", "--queries", "8"], "--queries: expected without --models"),
-    ]:
-        refused = decode(*arguments)
-        assert refused.returncode == 2
-        assert why in refused.stderr
+    ],
+)
+def test_mistakes_in_decoding_are_named(arguments, why, refused):
+    assert why in refused(*arguments, what="decode")
 
 
 def test_chunks_of_new_tokens(tmp_path):
@@ -464,12 +493,10 @@ def test_modes_of_decoding_on_trained_heads():
     assert found["soft", "within 0.1"]["scored"] < found["soft", "within 0.001"]["scored"]
 
 
-def test_inputs_that_are_not_there(tmp_path):
+def test_inputs_that_are_not_there(tmp_path, refused):
     (tmp_path / "text").write_text("something else")
     trained(tmp_path / "weights.safetensors", metadata={})
     for name in ("missing", "text", "weights.safetensors"):
-        done = run("--inputs", tmp_path / name)
-        assert done.returncode == 2
-        assert "--inputs: " in done.stderr
-        assert name in done.stderr
-        assert "Traceback" not in done.stderr
+        said = refused("--inputs", tmp_path / name)
+        assert "--inputs: " in said
+        assert name in said

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from pages import write_pages
 
+pytestmark = pytest.mark.alone  # two processes at a time
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "bin" / "tsallis"
 

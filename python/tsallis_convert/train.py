@@ -18,12 +18,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tsallis.integrations import transformers as tsallis_transformers
 from tsallis_report.files import replace_text
 
+from . import ConvertError
 from .tokens import Corpus
 
-# entmax: one alpha, and queries softened (`softening`). softmax: the same tokens with softmax.
-# learned: as entmax, and every head learns its own alpha between 1 and 2. annealed: alpha rises
-# from 1, and queries stay as they are.
-METHODS = ("entmax", "softmax", "learned", "annealed")
 WARM_UP = 10  # steps
 FALL = 0.4  # the share of steps over which the learning rate falls to 0
 RISE = 0.5  # the share of steps over which alpha rises, where it does
@@ -32,7 +29,7 @@ CLIP = 1.0  # the largest norm of a gradient
 SAVE_EVERY = 300.0  # seconds
 
 
-class TrainError(Exception):
+class TrainError(ConvertError):
     """A run does not fit what was asked; the text goes to the user."""
 
 

@@ -4,8 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "attention/cuda/pages_run.h"
-#include "attention/cuda/run.h"
+#include "attention/cuda/testing/emulated_runs.h"
 #include "attention/cuda/testing/on_device.h"
 #include "attention/cuda/testing/paged.h"
 #include "tsallis/attention.h"

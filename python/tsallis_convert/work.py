@@ -1,0 +1,157 @@
+"""What ``tsallis convert`` does once its arguments are checked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from tsallis.bench import document
+
+from . import measure, report
+from .models import SMOLLM2
+from .tokens import Corpus, corpus_of
+from .train import Plan, Run, fast_bfloat16, softening
+
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+def _name(model: str) -> str:
+    return Path(model).resolve().name if model != SMOLLM2 else SMOLLM2
+
+
+class Screen:
+    """Lines of progress on standard error: in place on a terminal, else now and then."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.live = sys.stderr.isatty()
+        self.lines = 0
+
+    def step(self, line: str) -> None:
+        self.lines += 1
+        if self.quiet or not (self.live or self.lines % 10 == 1):
+            return
+        end = "\r" if self.live else "\n"
+        print(f"\x1b[K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        if not self.quiet:
+            print(f"\x1b[K{line}" if self.live else line, file=sys.stderr, flush=True)
+
+
+def _untouched(model: Path, alpha: float, held: torch.Tensor, say: Any) -> list[dict[str, Any]]:
+    rows = []
+    factor = softening(alpha)
+    for map_name, weights, softened, label in (
+        (measure.SOFTMAX, "untouched", False, "softmax"),
+        (measure.ENTMAX, "untouched", False, f"entmax, α = {alpha:g}"),
+        (measure.ENTMAX, f"untouched, queries × {factor:.2g}", True, f"entmax, α = {alpha:g}"),
+    ):
+        say(f"loss of {weights}, {label}")
+        read = measure.load(measure.Reading(weights, model, map_name, softened), alpha)
+        rows.append({"weights": weights, "map": label, "loss": measure.loss(read, held)})
+    return rows
+
+
+def _measured(
+    options: argparse.Namespace, model: Path, runs: dict[str, Run], corpus: Corpus, say: Any
+) -> dict[str, Any]:
+    held = corpus.held_out(options.length, 16)
+    longest = min(options.prompt, len(corpus.test) - 512)
+    long_text = torch.from_numpy(corpus.test[:longest].astype("int64"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    results: dict[str, Any] = {
+        "model": _name(options.model),
+        "corpus": corpus.name,
+        "tokens": options.tokens,
+        "length": options.length,
+        "step_tokens": options.length,
+        "held_out": len(held),
+        "heads_tokens": options.length,
+        "prompt_tokens": longest,
+        "untouched": _untouched(model, options.alpha, held, say),
+        "runs": {},
+        "speed": [],
+    }
+    short = held[len(held) // 2][:96]
+    results["prompt"] = tokenizer.decode(short)
+    for name, run in runs.items():
+        say(f"measuring {name}")
+        map_name = measure.SOFTMAX if name == "softmax" else measure.ENTMAX
+        read = measure.load(measure.Reading(name, run.model, map_name), options.alpha)
+        log = json.loads((run.folder / "log.json").read_text())
+        results["runs"][name] = {
+            "losses": log["losses"],
+            "seconds": log["seconds"],
+            "loss": measure.loss(read, held),
+            "heads": measure.heads(read, held[0]),
+            "text": tokenizer.decode(measure.text(read, short, 96)),
+        }
+        measure.inputs(read, long_text, run.folder / "inputs.safetensors")
+        if name != "softmax":
+            results["speed"].append(
+                {
+                    "weights": name,
+                    "attention": "TsallisCache, exact and sparse",
+                    **measure.speed(read, long_text, 12, True),
+                }
+            )
+        read.set_attn_implementation("sdpa")
+        if name == "softmax":
+            results["speed"].append(
+                {
+                    "weights": name,
+                    "attention": "DynamicCache, torch's SDPA",
+                    **measure.speed(read, long_text, 12, False),
+                }
+            )
+    return results
+
+
+def run(options: argparse.Namespace, model: Path) -> int:
+    """model: the folder of options.model. Returns the exit code.
+
+    Raises:
+        ConvertError: a text or a run is not as it was asked for.
+    """
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    screen = Screen(options.quiet)
+    name = _name(options.model)
+    corpus = corpus_of(options.corpus, model, SOURCE / "data")
+    out: Path = options.out or Path("runs") / "convert" / name
+    runs: dict[str, Run] = {}
+    for method in options.methods:
+        plan = Plan(
+            method=method,
+            corpus=corpus.name,
+            tokens=options.tokens,
+            length=options.length,
+            alpha=options.alpha,
+            rate=options.rate,
+            seed=options.seed,
+            bfloat16=fast_bfloat16(),
+        )
+        fine_tuned = runs[method] = Run(out / method, model, plan, options.threads)
+        fine_tuned.begin()
+        if not fine_tuned.finished:
+            fine_tuned.train(corpus, screen.step)
+    torch.set_num_threads(options.threads)
+    results = _measured(options, model, runs, corpus, screen.say)
+    found = document.build([], threads=options.threads, **results)
+    del found["rows"]
+    document.write(out / "results.json", found)
+    report.write(found, out)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(report.markdown(found))
+        screen.say(f"page: {out / 'report.md'}")
+    return 0
