@@ -32,6 +32,7 @@ NO_DATA = "nothing to measure"
 NEEDS_GPU = "needs a GPU"
 NOT_YET = "not there yet"
 _THEORY = "checked against theory"
+_OTHERWISE = "trained otherwise"
 
 _GPU_TIMES = "time on GPUs"
 _GPU_PEER = "FlashAttention"  # among the rows of gpu/bench.py
@@ -271,7 +272,7 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         figures, status = _of_study(study)
         drawn = "drawn" if study.has_paper else status
         if study.has_paper and (study.study, study.scale) in own_training:
-            status = drawn = "trained otherwise"
+            status = drawn = _OTHERWISE
         command = f"tsallis reproduce {study.study} --scale {study.scale}"
         where = (
             f"[{study.study}, {study.scale}](../results/{results.parent.name}/report.md), "
@@ -308,8 +309,8 @@ def markdown(root: Path) -> str:
         "is no percentage) or two standard errors of the paper's. *Differs*: how many are not, "
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
-        "otherwise*: by our own optimiser and schedule, which is no repetition. *Drawn*: the "
-        "paper has a figure without numbers to hold ours against. *Checked against theory*: so, "
+        "otherwise*: by our own optimiser and schedule; left out where there is a repetition. "
+        "*Drawn*: the paper has a figure without numbers to hold ours against. *Checked against theory*: so, "
         "too, but our numbers agree with a closed form or with draws of NumPy. A study appears "
         "once for each scale whose report is kept in `results/`.\n"
     )
@@ -321,7 +322,9 @@ def markdown(root: Path) -> str:
             there = covered.get((paper, item.name), Covered())
             known = there.commands or there.recipes
             commands = "; ".join(f"`{command}`" for command in dict.fromkeys(known))
-            lines = there.lines or [("", "", "no report yet" if there.recipes else item.absent)]
+            # Where there is a repetition, runs that no paper has are left to their reports.
+            lines = [line for line in there.lines if line[2] != _OTHERWISE] or there.lines
+            lines = lines or [("", "", "no report yet" if there.recipes else item.absent)]
             for i, (where, figures, status) in enumerate(lines):
                 first = [item.name, item.shows, commands] if i == 0 else ["", "", ""]
                 ours = f"{where}: {figures}" if where else ""
