@@ -310,8 +310,8 @@ def markdown(root: Path) -> str:
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
         "otherwise*: by our own optimiser and schedule; left out where there is a repetition. "
-        "*Drawn*: the paper has a figure without numbers to hold ours against. *Checked against theory*: so, "
-        "too, but our numbers agree with a closed form or with draws of NumPy. A study appears "
+        "*Drawn*: the paper has a figure without numbers to hold ours against. *Checked against "
+        "theory*: so, too, but our numbers agree with a closed form or with draws of NumPy. A study appears "
         "once for each scale whose report is kept in `results/`.\n"
     )
     for paper, items in CONTENTS.items():
