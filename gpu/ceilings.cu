@@ -1,5 +1,5 @@
-// What the device reaches by itself, for the model of src/attention/cuda/README.md: matrix instructions
-// without anything around them, and rows of values gathered from the second cache.
+// Rates that the device reaches by itself, for the model of src/attention/cuda/README.md: matrix
+// instructions without anything around them, and rows of values gathered from the second cache.
 #include <cstdint>
 
 #include "attention/cuda/device.h"
