@@ -10,8 +10,8 @@ keys also with scores as small as those of a model in its first steps. The peers
 scaled_dot_product_attention with its FlashAttention and cuDNN backends, and FlexAttention compiled.
 Decoding: one query a sequence, keys in pages of 16, beside scaled_dot_product_attention on the same
 keys in one tensor. Every number is written to bench.json as soon as it is known, beside
-src/attention/cuda/README.md's prediction for an H200; TFLOP/s count the products of dense attention, so that
-equal times are equal rates.
+the prediction of src/attention/cuda/README.md for an H200; TFLOP/s count the products of dense
+attention, so that equal times are equal rates.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 WORDS: only faults whose file or name holds one of them. Each fault is a replacement in a copy of
 src/attention/cuda, compiled with scripts/mutate_cuda.cc, which runs drawn problems. Ends with 1 if
 a fault is not found that is not known to be harmless (`harmless` says why), or the other way round,
-or if its text is no longer in the sources. src/attention/cuda/testing/README.md has the table. Half an hour of a
-core.
+or if its text is no longer in the sources. src/attention/cuda/testing/README.md has the table. It
+takes half an hour of a core.
 """
 
 from __future__ import annotations

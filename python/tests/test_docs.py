@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,9 @@ def test_a_broken_link_is_an_error(tmp_path):
     links = ["nowhere.md", "../src/nowhere.h", "explain/attention.md#nowhere"]
     for name in ("docs", "python", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("tests"))
-    for name in ("README.md", "mkdocs.yml"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("src", "include", "examples", "results", "bench", "models"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    for path in ROOT.glob("*"):
+        if path.name not in ("docs", "python", "scripts", "build"):
+            (tmp_path / path.name).symlink_to(path)
     with (tmp_path / "docs" / "index.md").open("a") as page:
         page.writelines(f"\n[see]({link})\n" for link in links)
     answer = build(tmp_path, tmp_path / "site")
@@ -160,6 +160,59 @@ def test_paths_that_pages_name_exist():
             assert path in known, f"{page}: {path}"
             seen += 1
     assert seen > 100
+
+
+def test_the_readme_is_read_at_one_sitting():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 90
+    assert {line: len(line) for line in lines if len(line) > 120} == {}
+
+
+def prose(page):
+    """The lines of a page outside of its code blocks."""
+    return re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.S | re.M)
+
+
+def anchors(page):
+    """The places of a page that links may name: its headings as GitHub names them, and <a id>."""
+    text = prose(page)
+    found = set(re.findall(r'<a id="([^"]+)"', text))
+    seen = Counter()
+    for heading in re.findall(r"^#{1,6} (.+?)\s*#*$", text, flags=re.M):
+        words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", words.strip().lower()).replace(" ", "-")
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def test_anchors_are_those_of_github(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# `tsallis.decode`: a *cache*, 2.5 times\n\n## Same\n\n```sh\n# no heading\n```\n\n"
+        "## Same\n\n### [Why](x.md) α-entmax?\n\n<a id='m1'></a>".replace("'", '"')
+    )
+    names = {"tsallisdecode-a-cache-25-times", "same", "same-1", "why-α-entmax", "m1"}
+    assert anchors(page) == names
+
+
+def test_links_between_files_lead_to_headings_that_exist():
+    lost = []
+    seen = 0
+    for name in files_of_the_project():
+        page = ROOT / name
+        if page.suffix != ".md":
+            continue
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            seen += 1
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                lost.append((name, link))
+    assert lost == []
+    assert seen > 300
 
 
 def test_rows_that_files_cite_are_defined():
