@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test test-cuda style bench bench-maps bench-training bench-attention bench-attention-memory gpu mutate-cuda check-wheel docs pages papers lint format sanitize fuzz weekly clean setup setup-lint setup-clang
+.PHONY: build reproduce test test-cuda style bench bench-maps bench-training bench-attention bench-attention-memory gpu mutate-cuda check-wheel docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -94,10 +94,10 @@ bench-training: build
 	$(PYTHON) bench/training.py --out build/bench/training.json
 	$(PYTHON) bench/training_sequences.py --out build/bench/training-sequences.json --figure build/bench/training-sequences
 
-# Some half an hour, and the README's figure; BENCH="--cases n4096" and the like measure less and leave that alone.
+# Some half an hour, and the figure of docs/index.md; BENCH="--cases n4096" and the like measure less and leave that alone.
 bench-attention: build
 	./tsallis bench attention --out build/bench $(BENCH)
-	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg png csv json) docs/figures/)
+	$(if $(BENCH),,cp $(addprefix build/bench/attention.,svg csv json) docs/figures/)
 
 # What a call of attention takes beyond its arguments, in a few minutes.
 bench-attention-memory: build
@@ -110,6 +110,10 @@ pages: build
 # docs/papers.md: every table and figure of the papers, from recipes and results.
 papers: setup
 	PYTHONPATH=python $(PYTHON) -m tsallis_report.papers
+
+# The index of docs/log.md, from the headings of its entries.
+log:
+	@scripts/log_index.py
 
 # The package's pages, in build/docs.
 docs: setup

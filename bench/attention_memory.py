@@ -90,7 +90,7 @@ def main() -> int:
         "plain": plain,
     }
     most = {"plain": arguments.most_plain, "sdpa": arguments.most_sdpa}
-    # What the first call of each allocates for good is not a call's memory.
+    # Memory that the first call of each keeps for good does not count as a call's.
     for attend in contenders.values():
         measure(attend, 1024, torch.float32, backward=True)
     rows = []

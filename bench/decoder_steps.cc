@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: decoder_steps CONFIG BATCH LENGTH STEPS THREADS\n");
     return 2;
   }
-  // As the program does: keep big blocks instead of returning them to the system.
+  // Keeps big blocks instead of returning them to the system, as the program does.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   at::set_num_threads(std::atoi(argv[5]));

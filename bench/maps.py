@@ -55,7 +55,7 @@ def compare(
     """Every runner's calls, all taking turns."""
     gradient = torch.randn_like(x)
     for apply in runners.values():
-        # What happens once a process (autograd starting up took 1.2 s) is nobody's time.
+        # Work that happens once a process (autograd starting up took 1.2 s) is not timed.
         timed(apply, x[:1, :16], gradient[:1, :16], backward)
     turns = {
         name: lambda apply=apply: [timed(apply, x, gradient, backward)]

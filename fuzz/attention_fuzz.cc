@@ -286,7 +286,7 @@ void Input::DrawRanges() {
 void Input::DrawTerms() {
   const double scale = Chance(20) ? static_cast<double>(Pick(1, 300)) / 100.0 : 0.0;
   const double length = Chance(15) ? static_cast<double>(Pick(1, 100)) : 0.0;
-  // Of the general law, alpha and a beta that it allows.
+  // The alpha of the general law and a beta that it allows.
   const bool has_law = length > 0.0 && Chance(40);
   const double law_alpha = has_law ? static_cast<double>(Pick(5, 400)) / 100.0 : 0.0;
   const double law_beta = has_law ? std::max(1e-3, law_alpha * std::log(law_alpha)) +
@@ -459,7 +459,7 @@ void RequireAsSpecified(const Input& input, const Outcome& ours, const Outcome& 
   for (std::int64_t row = 0; row < exact.batch * p.heads * p.q_len; ++row) {
     if (has_infinite_c(row)) return;
   }
-  // What NaN reaches from a row of NaN is not specified for its keys with scores of -inf.
+  // A row of NaN may or may not spread NaN to its keys with scores of -inf: that is not specified.
   if (std::find(exact.support.begin(), exact.support.end(), -1) != exact.support.end()) return;
   const std::pair<const Result*, const Result*> pairs[] = {
       {&ours.dq, &exact.dq}, {&ours.dk, &exact.dk}, {&ours.dv, &exact.dv}};

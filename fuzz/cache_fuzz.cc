@@ -284,7 +284,7 @@ void History::Decode(KvCache::Sequence sequence, std::int64_t layer) {
                 "a certificate promises what is not so");
       }
     }
-    // The same keys in one array.
+    // Puts the same keys into one array.
     tsallis::AttentionParams arrays;
     arrays.batch = 1;
     arrays.heads = params.heads;

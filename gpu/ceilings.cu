@@ -1,5 +1,5 @@
-// What the device reaches by itself, for the model of docs/guide/cuda.md: matrix instructions
-// without anything around them, and rows of values gathered from the second cache.
+// Measures the device's own ceilings, for the model of src/attention/cuda/README.md: matrix
+// instructions without anything around them, and rows of values gathered from the second cache.
 #include <cstdint>
 
 #include "attention/cuda/device.h"
@@ -63,7 +63,7 @@ __attribute__((visibility("default"))) void tsallis_multiply(std::int64_t blocks
               static_cast<int>(rounds), out);
 }
 
-// The same of 8 `rounds` rows of 256 bytes each, out of `rows`, a power of two.
+// Gathers 8 `rounds` rows of 256 bytes each, out of `rows`, a power of two.
 __attribute__((visibility("default"))) void tsallis_gather(const void* from, std::int64_t rows,
                                                            std::int64_t blocks, std::int64_t rounds,
                                                            float* out, void* stream) {

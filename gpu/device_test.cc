@@ -115,7 +115,7 @@ Results RunOnPagesOfDevice(const Problem& problem, std::uint64_t seed, bool emul
       AttentionBackward, false, kWantAll);
 }
 
-// Of weights as CSR.
+// Checks weights as CSR.
 std::string CheckMatrix(const Problem& problem, bool emulated) {
   constexpr double kFloor = Expectation::kRareMeanFloor;
   if (emulated) return CheckWeights(problem, WeightCountsEmulated, WeightsEmulated, kFloor);

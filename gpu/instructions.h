@@ -12,7 +12,7 @@
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
 
-// What lanes begin with, and what they have at the end: [kWarp, kInputs] and [kWarp, kOutputs].
+// Sizes of the inputs and outputs of lanes: [kWarp, kInputs] and [kWarp, kOutputs].
 inline constexpr int kInputs = 16, kOutputs = 64;
 // Outputs from here on are sums of matrix products as bits of float32: bfloat16's, then float16's.
 inline constexpr int kFirstSum = 48;

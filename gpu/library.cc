@@ -91,7 +91,7 @@ struct TsallisPagesCall {
   std::int64_t workspace_bytes;
 };
 
-// As above.
+// Does the same for keys and values in pages.
 __attribute__((visibility("default"))) int tsallis_attention_on_pages(TsallisPagesCall* call,
                                                                       char* message,
                                                                       std::int64_t length) {

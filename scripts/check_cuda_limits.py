@@ -34,7 +34,7 @@ def measure(tree: Path) -> dict[str, dict[str, list[int]]]:
     found: dict[str, dict[str, list[int]]] = {}
     for log in sorted(tree.glob("**/*.ptxas")):
         text = log.read_text()
-        # Of several threads' words only the function's name says what a line is about.
+        # Several threads print at once: only the function's name tells what a line is about.
         for entry in re.finditer(
             r"Compiling entry function '(\w+)' for '(sm_\w+)'(.*?)Used (\d+) registers", text, re.S
         ):

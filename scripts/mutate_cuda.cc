@@ -1,4 +1,4 @@
-// What scripts/mutate_cuda.py runs on a faulty kernel: drawn problems of one dtype on the
+// Tests a faulty kernel for scripts/mutate_cuda.py: runs drawn problems of one dtype on the
 // emulation. Prints the first thing that is wrong and ends with 1; 0 if nothing is.
 #include <cstdio>
 #include <exception>
@@ -108,7 +108,7 @@ Results RunPaged(const Problem& problem, std::int64_t page_size, std::uint64_t s
       AttentionBackward, false, kWantAll);
 }
 
-// As in pages_test.cc.
+// Checks a problem on pages as pages_test.cc does.
 std::string CheckPaged(const ProblemSpec& spec, std::uint64_t seed) {
   const Problem problem(spec);
   const AttentionParams& params = problem.params();
@@ -149,7 +149,7 @@ std::string Check(const ProblemSpec& spec, std::uint64_t seed) {
 
 std::string CheckAll() {
   if (const std::string wrong = CheckAllPaged(); !wrong.empty()) return wrong;
-  // As in emulated_test.cc: lists that fill and are solved, and rows that are dense.
+  // Runs the problems of emulated_test.cc: lists that fill and are solved, and rows that are dense.
   for (const double spread : {0.3, 1.0, 3.0}) {
     for (std::uint64_t seed = 4; seed < 6; ++seed) {
       const std::string wrong = Check({.seed = seed,

@@ -6,8 +6,8 @@
 WORDS: only faults whose file or name holds one of them. Each fault is a replacement in a copy of
 src/attention/cuda, compiled with scripts/mutate_cuda.cc, which runs drawn problems. Ends with 1 if
 a fault is not found that is not known to be harmless (`harmless` says why), or the other way round,
-or if its text is no longer in the sources. docs/guide/cuda.md has the table. Half an hour of a
-core.
+or if its text is no longer in the sources. src/attention/cuda/testing/README.md has the table. It
+takes half an hour of a core.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ FAULTS = [
     Fault(
         "call.h",
         "only as many blocks as a warp has lanes are looked at",
-        "left.all || !left.any); i += kWarp",
-        "left.all || !left.any); i += 1024",
+        "masks.all || !masks.any); i += kWarp",
+        "masks.all || !masks.any); i += 1024",
     ),
     Fault(
         "call.h",
@@ -199,19 +199,19 @@ FAULTS = [
     Fault(
         "dense.h",
         "masks are not looked at where a block has gaps",
-        "head.Leaves(call, left, row.row, key, &bias)",
-        "head.Leaves(call, {}, row.row, key, &bias)",
+        "head.IsVisible(call, masks, row.row, key, &bias)",
+        "head.IsVisible(call, {}, row.row, key, &bias)",
     ),
     Fault(
         "dense_backward.h",
         "rows: a masked key has a gradient",
-        "      if (kGeneral && !head.Leaves(backward.call, left, row.row, key, &bias)) continue;\n",
+        "if (kGeneral && !head.IsVisible(backward.call, masks, row.row, key, &bias)) continue;",
         "",
     ),
     Fault(
         "dense_backward.h",
         "keys: a masked key has a gradient",
-        "        if (kGeneral && !head.Leaves(call, left, row, key, &bias)) continue;\n",
+        "        if (kGeneral && !head.IsVisible(call, masks, row, key, &bias)) continue;\n",
         "",
     ),
     Fault(

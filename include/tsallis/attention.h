@@ -57,7 +57,7 @@ struct MutableArray4 {
   }
 };
 
-// Where a sequence's first query stands if it has fewer or more queries than keys.
+// Position of a sequence's first query if it has fewer or more queries than keys.
 enum class Alignment : std::uint8_t {
   kEnd,    // the last query at the last key: position i + k_len - q_len (decoding, FlashAttention)
   kStart,  // the first query at the first key: position i (PyTorch's is_causal)
@@ -150,7 +150,7 @@ struct AttentionParams {
   const KeyValuePages* pages = nullptr;
 };
 
-// What the forward pass writes. Everything but `out` is optional (null). The statistics are
+// The forward pass writes these. Everything but `out` is optional (null). The statistics are
 // [batch, heads, q_len], without the batch axis if packed; their meaning is that of RowStats.
 struct AttentionOutputs {
   MutableArray4 out;  // [batch, heads, q_len, value_dim], the dtype of q
@@ -165,7 +165,7 @@ struct AttentionOutputs {
   std::size_t saved_bytes = 0;
 };
 
-// What the backward pass reads and writes.
+// The backward pass reads the first four and writes the rest.
 struct AttentionGradients {
   ConstArray4 d_out;  // [batch, heads, q_len, value_dim], the dtype of q, any strides
   // From the forward pass of the same params: tau is needed, saved lists may be null.
@@ -201,8 +201,8 @@ std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParam
 
 // The weights p_ij > 0 of every row as CSR, for any length and without n^2 memory, in two calls:
 // first the sizes of the rows, then, with room for their sum, the rows. A row of NaN has no entry.
-// On a CUDA device what AttentionWorkspaceBytes() says of a backward pass is enough of a workspace
-// for either. Values are not read there: k may stand for v.
+// On a CUDA device both calls need at most the AttentionWorkspaceBytes() of a backward pass, and do
+// not read v: pass k.
 //   counts: [batch heads q_len] (no batch axis if packed)
 void AttentionWeightCounts(const Context& context, const AttentionParams& params,
                            std::int64_t* counts);

@@ -1,4 +1,5 @@
-// What the kernels were compiled for and what this machine offers, for `tsallis info`.
+// Lists the instruction sets that kernels were compiled for and that this machine offers, for
+// `tsallis info`.
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@ struct CpuInfo {
   // Highway's names of the instruction sets in this build, best first, and the one in use here.
   std::vector<std::string> compiled_targets;
   std::string chosen_target;
-  // What the processor reports. Using AMX also takes the kernel's permission.
+  // Reported by the processor. Using AMX also takes the kernel's permission.
   bool avx_vnni = false;
   bool avx512_vnni = false;
   bool avx512_bf16 = false;

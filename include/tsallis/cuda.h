@@ -1,4 +1,4 @@
-// What there is for attention on NVIDIA's GPUs: the kernels of this library, the devices of this
+// Reports what attention has on NVIDIA's GPUs: the kernels of this library, the devices of this
 // machine. docs/guide/cuda.md says what was run on which hardware.
 #pragma once
 

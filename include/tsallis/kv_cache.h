@@ -140,8 +140,7 @@ struct DecodeParams : AttentionParams {
 
   std::int64_t layer = 0;
   const KvCache::Sequence* sequences = nullptr;  // [batch]
-  // Of the cache's key heads, kv_first, kv_first + kv_step, ...: kv_heads of them; kv_heads = 0:
-  // all.
+  // Uses kv_heads of the cache's key heads: kv_first, kv_first + kv_step, ...; kv_heads = 0: all.
   std::int64_t kv_first = 0, kv_step = 1;
   // [batch]: tokens before this one are not seen (padding on the left); null: all are.
   const std::int64_t* begin = nullptr;
@@ -150,8 +149,8 @@ struct DecodeParams : AttentionParams {
   DecodeMode mode;
 };
 
-// As AttentionOutputs; everything but `out` may be null. Where a mode leaves keys out, tau,
-// support, entropy and maximum are those of the keys that were read.
+// Has the members of AttentionOutputs; everything but `out` may be null. Where a mode leaves keys
+// out, tau, support, entropy and maximum are those of the keys that were read.
 struct DecodeOutputs {
   MutableArray4 out;  // [batch, heads, q_len, value_dim], the dtype of q
   // [batch, heads, q_len] each

@@ -31,8 +31,8 @@ struct ConstIntegers {
 struct AttentionPages {
   std::int64_t pages = 0;      // number of pages in k and v
   std::int64_t page_size = 0;  // keys of a page, 1 ... 2^20
-  // Of q's dtype. Strides may be anything on CPUs. On a CUDA device they are not negative, columns
-  // lie side by side, and rows begin at multiples of 16 bytes.
+  // The dtype is that of q. Strides may be anything on CPUs. On a CUDA device they are not
+  // negative, columns lie side by side, and rows begin at multiples of 16 bytes.
   ConstArray4 k;                  // [pages, kv_heads, page_size, head_dim]
   ConstArray4 v;                  // [pages, kv_heads, page_size, value_dim]
   ConstIntegers table;            // [batch, table_width]

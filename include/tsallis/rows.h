@@ -74,8 +74,7 @@ struct AdaptiveTemperature {
   double threshold = 0.5;
 };
 
-// What kTopKSoftmax keeps of n finite scores: the max(k, floor(fraction n)) largest, all if that is
-// more.
+// kTopKSoftmax keeps the max(k, floor(fraction n)) largest of n finite scores; all if that is more.
 struct TopK {
   std::int64_t k = 0;     // >= 1
   double fraction = 0.0;  // in [0, 1]

@@ -86,11 +86,11 @@ def largest(s, k, fraction):
 
 def stick_breaking(s):
     """One key after the other, from the last. s: [..., n], -inf where not visible."""
-    left = torch.ones_like(s[..., 0])
+    rest = torch.ones_like(s[..., 0])
     weights = []
     for score in reversed(s.unbind(-1)):
-        weights.append(left * score.sigmoid())
-        left = left * (-score).sigmoid()
+        weights.append(rest * score.sigmoid())
+        rest = rest * (-score).sigmoid()
     return torch.stack(weights[::-1], -1)
 
 

@@ -56,7 +56,7 @@ def test_several_studies_have_one_page(folder: Path, capsys: pytest.CaptureFixtu
     text = (folder.parent / "report.html").read_text()
     assert text.count("data:image/svg+xml;base64,") == 4
     assert 'href="#other"' in text
-    assert "other/figures/lines.png" in (folder.parent / "report.md").read_text()
+    assert "other/figures/lines.svg" in (folder.parent / "report.md").read_text()
     shown = capsys.readouterr().out
     assert "A fake study" in shown
     assert "Another" in shown

@@ -86,7 +86,7 @@ def test_opcheck_parts():
         name: value.detach() if isinstance(value, torch.Tensor) else value
         for name, value in settings_with_gradients().items()
     }
-    # What `saved` holds beyond the lists is left over from anything, so two calls are not compared.
+    # Beyond the lists `saved` holds arbitrary bytes, so two calls are not compared.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for want_stats in (False, True):
         opcheck(OPS.attention_forward, (q, k, v, want_stats), options, test_utils=tests)

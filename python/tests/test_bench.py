@@ -112,7 +112,7 @@ def test_schema(quick):
         assert all(isinstance(row[key], float) and row[key] >= 0 for key in numbers)
         for key in QUARTILES:
             assert row[key][0] <= row[key.removesuffix("_quartiles")] <= row[key][1]
-        assert row["speedup"] == pytest.approx(row["peer_s"] / row["ours_s"])
+        assert row["speedup"] == pytest.approx(row["peer_s"] / row["ours_s"], rel=1e-3)
     seen = {(row["case"], row["pass"], row["peer"]) for row in document["rows"]}
     names = {case for case, _, _ in seen}
     assert len(names) >= 15
@@ -161,7 +161,7 @@ def test_no_share_of_dense_where_a_call_costs_more_than_its_products(n, shown):
         assert row["roofline"] is None
 
 
-def test_the_readme_figure_can_be_drawn_from_its_points(tmp_path):
+def test_the_figure_of_the_start_page_can_be_drawn_from_its_points(tmp_path):
     source = ROOT / "docs/figures/attention.csv"
     assert figure.write(source, tmp_path / "attention")
     assert (tmp_path / "attention.csv").read_text() == source.read_text()

@@ -99,7 +99,7 @@ def test_a_model_writes_token_by_token():
     assert torch.equal(values[0, :, 100], v[1, :, 0])
     forks[1].truncate(100)
     assert torch.equal(forks[1].read(0)[0], prompt.read(0)[0])
-    # What nobody holds is given back.
+    # Pages that nobody holds are given back.
     used = cache.use().sequences
     del forks, short
     gc.collect()

@@ -84,7 +84,8 @@ def test_every_method_and_its_page(made):
         loss = sum(results["runs"][name]["loss"]) / 16
         assert f"**{loss:.3f}**" in page
     assert (made / "out" / "convert.png").stat().st_size > 10_000
-    # What attention gets is kept, with what it needs to be read: here attention again.
+    # The inputs of attention are kept, with the numbers that it takes to read them: here attention
+    # again.
     for name, map_name in (("softmax", "softmax"), ("learned", "entmax")):
         (first, second) = trained_cases(made / "out" / name / "inputs.safetensors")
         assert (first.map, first.n, first.heads, first.grouped) == (map_name, 100, 3, True)

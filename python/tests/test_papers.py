@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tsallis_report import papers
+from tsallis_report import drawn, papers
 from tsallis_report.data import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +85,34 @@ def test_a_tables_status_is_not_that_of_a_figure():
     assert covered["asentmax", "figure 13"].lines[0][2] == "smaller scale"
 
 
+def test_a_figures_sentence_is_about_what_it_shows():
+    covered = papers.gather(ROOT)
+    told = {}
+    for (paper, item), there in covered.items():
+        for where, sentence, _ in there.lines:
+            if item.startswith("figure") and "results/" in where:
+                told.setdefault((paper, item), []).append(sentence)
+    assert drawn.SENTENCES.keys() | drawn.BY_COMMAND.keys() <= told.keys()
+    # The rest shows accuracies or losses against length, as the reports' own sentences do.
+    rest = told.keys() - drawn.SENTENCES.keys() - drawn.BY_COMMAND.keys()
+    assert rest == {
+        ("softmax-is-not-enough", "figure 8"),
+        ("asentmax", "figure 1"),
+        ("asentmax", "figure 3"),  # gradients and paths: of delayed copy's report
+        ("asentmax", "figure 5"),
+        ("asentmax", "figure 7"),
+        ("scale-invariant-attention", "figure 8"),
+    }
+    gradients = told["asentmax", "figure 7"]
+    assert all("gradient" in sentence and "keys" in sentence for sentence in gradients)
+    copy = next(s for s in told["asentmax", "figure 13"] if "16 scaled heads" in s)
+    assert "γ is negative in 12 of 16 scaled heads, from -1.98 to 1.97 (the paper: in all)" in copy
+    (alpha,) = told["adaptively-sparse-transformers", "figure 11"]
+    assert "encoder 1.29 to 1.44" in alpha
+    (spread,) = told["softmax-is-not-enough", "figure 9"]
+    assert "spread over 116, and the bound is 246" in spread
+
+
 def test_times_on_gpus_are_those_that_were_measured():
     ((where, figures, status),) = papers.gather(ROOT)["adasplash", "time on GPUs"].lines
     measured = json.loads((ROOT / "docs/figures/cuda-h200.json").read_text(encoding="utf-8"))
@@ -137,7 +165,7 @@ def test_a_recipe_without_a_report_says_so(tmp_path):
     (folder / "study.json").write_text(json.dumps(about))
     row = next(line for line in papers.markdown(tmp_path).splitlines() if "It vanishes" in line)
     assert "differs: 1 of 1 numbers, most the t: 1 instead of 1.2" in row
-    for value, expected, status in ((1.19, 1.2, "reproduced"), (1.0, None, "drawn")):
+    for value, expected, status in ((1.19, 1.2, "checked against theory"), (1.0, None, "drawn")):
         about["facts"] = [{"quantity": "t", "value": value, "expected": expected, "source": ""}]
         (folder / "study.json").write_text(json.dumps(about))
         page = papers.markdown(tmp_path)

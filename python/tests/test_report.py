@@ -501,7 +501,7 @@ def test_a_study_of_losses_says_so_and_lower_is_better(tmp_path: Path) -> None:
     assert f'<span class="best">{least.mean:.3f}</span>' in text
     assert "Loss in nats a byte" in table.terminal_table(study, 120, color=False)
     assert "Loss minus that of Softmax, in nats a byte" in markdown.markdown(study)
-    # What is lower than the baseline is blue.
+    # A value below the baseline is blue.
     assert "--up" in page._tinted(study.metric, -0.5, 0.1)
     figure = figures.plot_positions(study)
     assert figure is not None
@@ -586,13 +586,13 @@ def test_layers_show_gradients_and_keys(full: Path) -> None:
     ]
     study.figure = "flow"  # a study of gradients begins with them
     text = markdown.markdown(study)
-    assert text.index("](figures/flow.png)") < text.index("gradient, after 1 step") < len(text)
+    assert text.index("](figures/flow.svg)") < text.index("gradient, after 1 step") < len(text)
     assert figures.FLOW_NOTE in text
     assert "keys, after 100 steps" in text
-    assert "figures/accuracy.png" not in text
+    assert "figures/accuracy.svg" not in text
     study.flows = [row for row in study.flows if row.layer < 2]  # two layers show nothing
     assert figures.plot_flow(study) is None
-    assert "figures/accuracy.png" in markdown.markdown(study)
+    assert "figures/accuracy.svg" in markdown.markdown(study)
 
 
 def test_a_page_begins_with_a_figure_that_there_is(full: Path, tmp_path: Path) -> None:

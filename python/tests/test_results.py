@@ -1,13 +1,16 @@
 """What is kept of the committed studies: enough to draw everything again, and no more."""
 
+import json
 import re
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
 
 from tsallis_report.data import load
 from tsallis_report.markdown import markdown
+from tsallis_report.runs import SUFFIX, read
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1_000_000
@@ -24,9 +27,26 @@ def tracked(folder):
 def test_committed_results_are_small():
     sizes = {path: path.stat().st_size for path in tracked("results")}
     assert sizes
-    # Some 0.1 MB for the runs of a method, 257 methods over all studies.
-    assert sum(sizes.values()) <= 28.5 * MEGABYTE
-    assert {path: size for path, size in sizes.items() if size > 0.4 * MEGABYTE} == {}
+    archives = {path: size for path, size in sizes.items() if path.name.endswith(SUFFIX)}
+    assert sum(archives.values()) <= 2.6 * MEGABYTE
+    assert {path: size for path, size in sizes.items() if size > 0.3 * MEGABYTE} == {}
+
+
+def test_a_clone_is_small():
+    """What `git clone --depth 1` fetches, as git compresses it, and how many files it writes."""
+    names = [path for path in tracked(".") if path.is_file() and not path.is_symlink()]
+    assert len(names) <= 1100
+    compressed = sum(len(zlib.compress(path.read_bytes())) for path in names)
+    assert compressed <= 6.0 * MEGABYTE
+
+
+def test_archives_hold_the_runs_of_every_report():
+    for study in STUDIES:
+        results = json.loads((ROOT / "results" / study / "results.json").read_text("utf-8"))
+        archive = ROOT / "results" / "runs" / results["study"] / (results["scale"] + SUFFIX)
+        scored = {name.rsplit("/", 1)[1] for name in read(archive) if "/eval-" in name}
+        methods = {f"eval-{method['name']}.json" for method in results["methods"]}
+        assert methods <= scored, study
 
 
 def test_committed_pictures_are_shown_and_shown_pictures_are_committed():

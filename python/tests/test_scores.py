@@ -97,7 +97,7 @@ def test_learned_length_scales_are_fitted(tmp_path):
     assert log["log"]["b"] == pytest.approx(0.3)
     assert log["power"]["g"] == pytest.approx(1.0, abs=0.01)
     assert [linear["d + linear"][key] for key in "db"] == pytest.approx([2.0, -0.004])
-    # What falls is no multiple of ln n: worse than its own mean.
+    # A falling curve is no multiple of ln n: the fit is worse than the curve's own mean.
     assert linear["log"]["r2"] < 0.0
     assert found["overall"]["d + power"] > found["overall"]["log"]
     assert scores.main([str(tmp_path)]) == 0

@@ -167,7 +167,7 @@ def attend(seed=0):
     return tsallis.attention(q, q, q, causal=True)
 
 
-class Rows(torch.utils.data.Dataset):
+class RowDataset(torch.utils.data.Dataset):
     """Maps and attention inside the workers of a loader."""
 
     def __len__(self):
@@ -183,7 +183,7 @@ def test_workers_of_a_loader(method):
     attend()
     context = multiprocessing.get_context(method)
     loader = torch.utils.data.DataLoader(
-        Rows(), batch_size=None, num_workers=2, multiprocessing_context=context, timeout=120
+        RowDataset(), batch_size=None, num_workers=2, multiprocessing_context=context, timeout=120
     )
     seen = set()
     for index, (process, out, p) in enumerate(loader):

@@ -72,7 +72,7 @@ class AttentionSettings(TypedDict, total=False):
 
 _TYPES = get_type_hints(AttentionSettings)
 # None stands for the operator's own default.
-# What the operator is given otherwise, or only beside something else.
+# Settings that the operator takes in another form, or only beside another one.
 _TRANSLATED = frozenset({"map", "block_size", "block_mask", "coefficients", "window"})
 # Looking it up takes as long as the arithmetic of a call on a few tokens.
 _ATTENTION = torch.ops.tsallis.attention

@@ -14,7 +14,7 @@ __all__ = ["call", "chosen", "number", "numbers"]
 _TYPE = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)'.* found type '(.+?)'")
 _BACKEND = re.compile(r"Could not run '.+?' with arguments from the '(\w+)' backend")
 _TRANSFORM = "torch::autograd::Function with functorch transforms"
-# What an operator calls an argument of ours by another name.
+# Arguments that an operator knows by another name than ours.
 _NAMES = {
     "left": "window",
     "right": "window",

@@ -63,7 +63,7 @@ def heads(model: PreTrainedModel, tokens: Tensor) -> dict[str, list[float]]:
     def look(module: Any, support_size: Tensor, entropy: Tensor) -> None:
         support = support_size.double()
         found["support"].append(support.mean().item())
-        # Of all pairs of a query and a key that it sees.
+        # The share is that of all pairs of a query and a key that it sees.
         share = support.sum() / (visible.sum() * support.shape[0] * support.shape[1])
         found["share"].append(share.item())
         found["entropy"].append(entropy.mean().item())

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from .analysis import Analysis, Fact
+from .data import commit_text
 from .files import replace_text
 from .page import cited, definitions, document, embedded, steps
 from .table import ellipsized, markdown_table, pad_left, pad_right, width
@@ -89,7 +90,7 @@ def _about(study: Analysis) -> str:
             ("Seed", str(study.seed)),
             ("Trained model", escape(study.checkpoint)),
             ("Command", f"<code>{escape(study.command)}</code>"),
-            ("Commit", f"<code>{escape(study.commit)}</code>"),
+            ("Commit", commit_text(escape(study.commit), "<code>{}</code>".format)),
             ("Processor", escape(study.processor)),
             ("Time", f"{study.seconds:.1f} s"),
         ]
@@ -116,14 +117,15 @@ def _fact_table(study: Analysis) -> str:
 def _markdown(study: Analysis, figures: str) -> str:
     text = f"{study.finding}\n"
     for figure in study.figures:
-        text += f"\n![{figure.title}]({figures}/{figure.name}.png)\n\n{figure.caption}\n"
+        text += f"\n![{figure.title}]({figures}/{figure.name}.svg)\n\n{figure.caption}\n"
     if study.facts:
         rows = [["", "by", "ours", "expected"]]
         rows += [[fact.quantity, fact.source, *_numbers(fact)] for fact in study.facts]
         text += f"\n{markdown_table([[_cell(cell) for cell in row] for row in rows])}"
     text += "\n" + "".join(f"- {step}\n" for step in study.setup)
     return text + (
-        f"\nPaper: {study.source}. Command: `{study.command}`. Commit: `{study.commit}`.\n"
+        f"\nPaper: {study.source}. Command: `{study.command}`. Commit: "
+        f"{commit_text(study.commit, '`{}`'.format)}.\n"
     )
 
 

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,12 @@ Array = npt.NDArray[np.float64]
 
 
 _MOST_CELLS = 4096  # of a side of a map; the lab writes 96 at most
+_NOTABLE_TEST_ERROR = 0.5  # points
+
+TEST_ERROR = (
+    "test error: standard error of the share of right answers on the test samples, which all seeds "
+    "share, so that it comes on top"
+)
 
 
 class StudyError(Exception):
@@ -106,11 +112,24 @@ class Row:
     seeds: int
     paper: float | None
     ahead: Contrast | None = None  # of the baseline; the baseline's own rows have none
+    samples: int = 0  # of a seed, the same for all; 0: the value is no share of right answers
 
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's."""
         return None if self.paper is None else self.mean - self.paper
+
+    @property
+    def test_error(self) -> float | None:
+        """Standard error of a share of right answers from its samples, in points.
+
+        Laplace's estimate of the share keeps it above 0 where all or no answers are right. More
+        seeds do not make it smaller, since all of them answer the same samples.
+        """
+        if self.samples == 0:
+            return None
+        share = (self.mean / 100.0 * self.samples + 1.0) / (self.samples + 2.0)
+        return 100.0 * math.sqrt(share * (1.0 - share) / self.samples)
 
 
 @dataclass(frozen=True)
@@ -303,6 +322,11 @@ class Study:
         return f"{first}{seeds[-1]} seeds"
 
     @property
+    def test_errors(self) -> bool:
+        """Whether the test samples are so few at some length that their error is worth a line."""
+        return any((row.test_error or 0.0) >= _NOTABLE_TEST_ERROR for row in self.rows)
+
+    @property
     def training_time(self) -> str:
         """Of all jobs together; empty where it is not known."""
         seconds = self.train_seconds
@@ -344,6 +368,16 @@ class Study:
         return sorted((e for e in self.entropies if e.method == method), key=lambda e: e.n)
 
 
+_DIRTY = "-dirty"  # behind the commit that a tree with uncommitted changes stands on
+
+
+def commit_text(commit: str, code: Callable[[str], str]) -> str:
+    """The commit of a report for people; ``code`` sets a checksum in the type of code."""
+    if not commit.endswith(_DIRTY):
+        return code(commit)
+    return f"{code(commit.removesuffix(_DIRTY))} with uncommitted changes"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; ``StudyError`` names the file if it cannot be read."""
     try:
@@ -371,6 +405,7 @@ def load(directory: str | Path) -> Study:
                 seeds=int(row.get("seeds", 1)),
                 paper=None if row.get("paper") is None else float(row["paper"]),
                 ahead=_contrast(row.get("against_baseline")),
+                samples=int(row.get("samples", 0)),
             )
             for row in raw["rows"]
         ]

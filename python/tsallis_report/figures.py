@@ -468,7 +468,9 @@ def _line_styles(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
     handles: list[Line2D | Patch] = [Line2D([], [], color="#555555", marker="o", ms=4, label=mean)]
     handles += _variant_lines(study, methods)
     if seeds > 1:
-        handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation"))
+        handles.append(
+            Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds")
+        )
     if study.has_paper:
         handles.append(Line2D([], [], color="#555555", lw=1.2, ls=(0, (4, 2)), label="paper"))
     return handles
@@ -541,7 +543,7 @@ def _direct_labels(
     for axes, methods in panels:
         height = axes.get_window_extent().height / figure.dpi * 72.0  # points
         to_axes = axes.transData + axes.transAxes.inverted()
-        # Of lines that end at one place the best over all lengths has the highest name.
+        # Where lines end at one place, the best over all lengths has the highest name.
         ends: list[tuple[float, float, float, float, str]] = []
         for method in methods:
             x, y = series(method)[:2]

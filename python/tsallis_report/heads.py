@@ -22,7 +22,7 @@ from .parts import (
     wrapped,
 )
 
-# What a head learns, as data/heads.csv names it, and for people.
+# The numbers that a head learns: their names in data/heads.csv, and those for people.
 _LEARNED = {
     "alpha": "α",
     "learned slope": "slope",

@@ -12,7 +12,7 @@ from .data import Study
 from .heads import head_values
 from .parts import Series, headline_methods, histogram_panels, legend_below, plot_series
 
-# Where heads stand, as data/heads.csv begins their quantities, and for people.
+# The places of heads: how data/heads.csv begins their quantities, and their names for people.
 _KINDS = {
     "encoder": ("Encoder, self", "#0072b2"),
     "context": ("Decoder, context", "#d55e00"),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .data import Contrast, Study
+from .data import TEST_ERROR, Contrast, Study, commit_text
 from .figures import FLOW_NOTE, first_figure
 from .files import replace_text
 from .table import markdown_table, probability
@@ -17,6 +17,7 @@ def markdown(study: Study) -> str:
     """The page's text: finding, figure, tables, how it was done, facts."""
     finding = f"{_escaped(study.finding)}\n\n" if study.finding else ""
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
+    test = f"; {TEST_ERROR}" if study.test_errors else ""
     metric = study.metric
     paper = f"; below it the paper's figure and ours minus the paper's, in {metric.points}"
     parts = study.protocol.split("; ") if study.protocol else []
@@ -27,10 +28,10 @@ def markdown(study: Study) -> str:
     return (
         f"# {study.title}\n\n"
         f"{finding}"
-        f"![{text}](figures/{figure}.png)\n\n"
+        f"![{text}](figures/{figure}.svg)\n\n"
         f"{_flow_table(study) if of_layers else ''}"
         f"{metric.in_unit}, {study.seed_text}: "
-        f"mean{spread}{paper if study.has_paper else ''}.\n\n"
+        f"mean{spread}{test}{paper if study.has_paper else ''}.\n\n"
         f"{_table(study)}\n"
         f"{_baseline_section(study)}"
         f"{steps if parts else ''}"
@@ -81,6 +82,9 @@ def _table(study: Study) -> str:
         if any(row.seeds > 1 for row in present):
             best = ["–" if row is None else metric.number(row.best) for row in rows]
             table.append(["", "best seed", *best])
+        if study.test_errors:
+            errors = [None if row is None else row.test_error for row in rows]
+            table.append(["", "test error", *("–" if e is None else f"{e:.1f}" for e in errors)])
         if any(row.paper is not None for row in present):
             papers = [None if row is None else row.paper for row in rows]
             differences = [None if row is None else row.difference for row in rows]
@@ -132,7 +136,7 @@ def _facts(study: Study) -> str:
         ("scale", study.scale),
         ("paper's figures", study.source if study.has_paper else ""),
         ("command", f"`{study.command}`" if study.command else ""),
-        ("commit", f"`{study.commit}`" if study.commit else ""),
+        ("commit", commit_text(study.commit, "`{}`".format) if study.commit else ""),
         ("reported on", study.processor),
         ("training time", study.training_time),
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .data import Measure, Metric, Row, Study
+from .data import TEST_ERROR, Measure, Metric, Row, Study, commit_text
 from .figures import FIGURES, FLOW_NOTE, first_figure, signed
 from .files import replace_text
 from .table import probability
@@ -76,7 +76,7 @@ _CAPTIONS = {
     ),
 }
 
-# Of what recipes call their source.
+# The papers that recipes name as their source.
 PAPERS = {
     "softmax-is-not-enough": (
         "Veličković, Perivolaropoulos, Barbero and Pascanu 2024",
@@ -285,7 +285,7 @@ def _facts(study: Study) -> str:
         ("Seeds", study.seed_text),
         ("Paper's figures", study.has_paper and cited(study.source)),
         ("Command", study.command and f"<code>{escape(study.command)}</code>"),
-        ("Commit", study.commit and f"<code>{escape(study.commit)}</code>"),
+        ("Commit", study.commit and commit_text(escape(study.commit), "<code>{}</code>".format)),
         ("Reported on", escape(study.processor)),
         ("Training time", study.training_time),
     ]
@@ -306,7 +306,8 @@ def _table(study: Study) -> str:
         if study.has_paper
         else ""
     )
-    ours = f"Ours: mean{spread}; the best of each length is bold."
+    test = f" In brackets the {TEST_ERROR}." if study.test_errors else ""
+    ours = f"Ours: mean{spread}; the best of each length is bold.{test}"
     return _grid(study, body, f"{study.metric.in_unit}. {ours}{paper}")
 
 
@@ -375,6 +376,8 @@ def _cell(study: Study, row: Row | None, best: float | None) -> str:
     number = study.metric.number
     mark = ' class="best"' if study.metric.is_best(row.mean, best) else ""
     spread = f" <small>± {number(row.std)}</small>" if row.seeds > 1 else ""
+    if study.test_errors and row.test_error is not None:
+        spread += f" <small>({row.test_error:.1f})</small>"
     text = f"<span{mark}>{number(row.mean)}</span>{spread}"
     if row.paper is not None and row.difference is not None:
         tinted = _tinted(study.metric, row.difference, _error(row))
@@ -421,7 +424,7 @@ def embedded(name: str, text: str, caption: str, figures: Path) -> str:
     svg = figures / f"{name}.svg"
     if not svg.exists():
         return ""
-    # As an image rather than inline: the ids inside cannot clash with another figure's.
+    # The figure is an image rather than inline: its ids cannot clash with another figure's.
     data = base64.b64encode(svg.read_bytes()).decode("ascii")
     return (
         f'<h2>{escape(text)}</h2><figure class="{name}"><div><img alt="{escape(text)}" '

@@ -17,6 +17,7 @@ from typing import Any
 
 from . import analysis
 from .data import Row, Study, load
+from .drawn import BY_COMMAND, SCORES_COMMAND, SENTENCES, Runs
 from .files import replace_text
 from .page import PAPERS
 from .table import markdown_table
@@ -30,6 +31,8 @@ _FACT_TOLERANCE = 0.05  # relative, of numbers of studies without training
 NO_DATA = "nothing to measure"
 NEEDS_GPU = "needs a GPU"
 NOT_YET = "not there yet"
+_THEORY = "checked against theory"
+_OTHERWISE = "trained otherwise"
 
 _GPU_TIMES = "time on GPUs"
 _GPU_PEER = "FlashAttention"  # among the rows of gpu/bench.py
@@ -181,6 +184,15 @@ def _of_study(study: Study) -> tuple[str, str]:
     return f"n = {n}: {figures}", status
 
 
+def _shown(figure: tuple[str, str], runs: Runs) -> str:
+    """A sentence on what a figure shows; where that is the study's metric, the report's own."""
+    if figure in BY_COMMAND:
+        return f"{BY_COMMAND[figure]} `{SCORES_COMMAND}`."
+    if figure in SENTENCES:
+        return SENTENCES[figure](runs)
+    return runs.study.finding
+
+
 def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
     off = [
         fact
@@ -190,7 +202,7 @@ def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
     ]
     expected = [fact for fact in about.facts if fact.expected is not None]
     if not off:
-        agrees = "reproduced" if expected else "drawn"
+        agrees = _THEORY if expected else "drawn"
         return about.finding, agrees if about.scale == "full" else "smaller scale"
     worst = max(off, key=lambda fact: abs(fact.value / (fact.expected or 1.0) - 1.0))
     return about.finding, (
@@ -205,7 +217,7 @@ def _of_gpu_times(root: Path) -> list[tuple[str, str, str]]:
     for path in sorted((root / "docs" / "figures").glob("cuda-*.json")):
         measured = json.loads(path.read_text(encoding="utf-8"))
         drawing = path.with_suffix(".svg")
-        if not drawing.exists():  # an earlier state, which docs/guide/cuda.md compares in words
+        if not drawing.exists():  # an earlier state, which docs/benchmark.md compares in words
             continue
         both = [row for row in measured["rows"] if "both_ms" in row]
         d = max(row["d"] for row in both)
@@ -260,16 +272,17 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         figures, status = _of_study(study)
         drawn = "drawn" if study.has_paper else status
         if study.has_paper and (study.study, study.scale) in own_training:
-            status = drawn = "trained otherwise"
+            status = drawn = _OTHERWISE
         command = f"tsallis reproduce {study.study} --scale {study.scale}"
         where = (
             f"[{study.study}, {study.scale}](../results/{results.parent.name}/report.md), "
             f"{study.seed_text}"
         )
+        runs = Runs(root, study)
         for key in named(sources.get((study.study, study.scale), study.source)):
             # A study's numbers are those of its tables; of a figure the report has a drawing.
             is_figure = key[1].startswith("figure")
-            line = (where, study.finding, drawn) if is_figure else (where, figures, status)
+            line = (where, _shown(key, runs), drawn) if is_figure else (where, figures, status)
             of(key).lines.append(line)
             of(key).commands.append(command)
     for path in sorted((root / "results" / "studies").glob("*/study.json")):
@@ -296,9 +309,10 @@ def markdown(root: Path) -> str:
         "is no percentage) or two standard errors of the paper's. *Differs*: how many are not, "
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
-        "otherwise*: by our own optimiser and schedule, which is no repetition. *Drawn*: the "
-        "paper has a figure without numbers to hold ours against. A study appears "
-        "once for each scale whose report is kept in `results/`.\n"
+        "otherwise*: by our own optimiser and schedule; left out where there is a repetition. "
+        "*Drawn*: the paper has a figure without numbers to hold ours against. *Checked against "
+        "theory*: so, too, but our numbers agree with a closed form or with draws of NumPy. A study "
+        "appears once for each scale whose report is kept in `results/`.\n"
     )
     for paper, items in CONTENTS.items():
         authors, title, url = PAPERS[paper]
@@ -308,7 +322,9 @@ def markdown(root: Path) -> str:
             there = covered.get((paper, item.name), Covered())
             known = there.commands or there.recipes
             commands = "; ".join(f"`{command}`" for command in dict.fromkeys(known))
-            lines = there.lines or [("", "", "no report yet" if there.recipes else item.absent)]
+            # Where there is a repetition, runs that no paper has are left to their reports.
+            lines = [line for line in there.lines if line[2] != _OTHERWISE] or there.lines
+            lines = lines or [("", "", "no report yet" if there.recipes else item.absent)]
             for i, (where, figures, status) in enumerate(lines):
                 first = [item.name, item.shows, commands] if i == 0 else ["", "", ""]
                 ours = f"{where}: {figures}" if where else ""

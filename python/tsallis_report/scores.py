@@ -137,9 +137,9 @@ def fits(n: Array, c: Array) -> dict[str, dict[str, Any]]:
             y = c - c.mean() if constant else c
             # A power of 0 is a constant itself.
             b = (x @ y) / np.maximum(np.square(x).sum(-1), 1e-12)
-            left = np.square(y - b[:, None] * x).sum(-1)
-            best = int(left.argmin())
-            missed = float(left[best])
+            residual = np.square(y - b[:, None] * x).sum(-1)
+            best = int(residual.argmin())
+            missed = float(residual[best])
             fit: dict[str, float | None] = {"b": float(b[best]), "left": missed}
             if name == "power":
                 fit["g"] = float(POWERS[best])

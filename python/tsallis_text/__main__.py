@@ -157,7 +157,7 @@ def fetch(name: str, folder: Path) -> int:
 def main(arguments: list[str]) -> int:
     if arguments[0] == "fetch":
         return fetch(arguments[1], Path(arguments[2]))
-    # What a library prints goes to the terminal, not into the answers.
+    # Output of libraries goes to the terminal, not into the answers.
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     source = sys.stdin.buffer

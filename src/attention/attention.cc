@@ -32,9 +32,9 @@ namespace {
 
 // Why a kernel is not for these params; empty if it is.
 std::string Reason(const AttentionKernel& kernel, const AttentionParams& params,
-                   const Features& asked, Pass pass, bool left) {
+                   const Features& asked, Pass pass, bool remaining) {
   std::string reason = Refusal(kernel.serves, params, asked, pass);
-  if (reason.empty() && kernel.declines != nullptr) reason = kernel.declines(params, left);
+  if (reason.empty() && kernel.declines != nullptr) reason = kernel.declines(params, remaining);
   if (reason.empty() && kernel.instruction_set().empty()) reason = "not on this machine";
   return reason;
 }
@@ -42,7 +42,7 @@ std::string Reason(const AttentionKernel& kernel, const AttentionParams& params,
 const AttentionKernel& Choose(const AttentionParams& params, const Features& asked, Pass pass,
                               std::string* why) {
   for (const AttentionKernel* kernel : AllAttentionKernels()) {
-    const std::string reason = Reason(*kernel, params, asked, pass, /*left=*/false);
+    const std::string reason = Reason(*kernel, params, asked, pass, /*remaining=*/false);
     if (reason.empty()) {
       if (why != nullptr) *why += std::string(kernel->name) + ": " + kernel->summary;
       return *kernel;
@@ -59,24 +59,24 @@ bool Precedes(const KeyHead& a, const KeyHead& b) {
   return std::tie(a.b, a.kv) < std::tie(b.b, b.kv);
 }
 
-// Calls run(kernel, work, left) for the first kernel, and for those behind it as long as work is
-// left.
+// Calls run(kernel, work, remaining) for the first kernel, and for those behind it as long as work
+// remains.
 template <class Item, class Run>
 void Walk(KernelList kernels, const AttentionParams& params, const Features& asked, Pass pass,
           std::vector<Item> work, const Run& run) {
-  bool left = false;
+  bool remaining = false;
   for (const AttentionKernel* kernel : kernels) {
     if (work.empty()) return;
     const std::string reason = kernel == kernels.front()
                                    ? Refusal(kernel->serves, params, asked, pass)
-                                   : Reason(*kernel, params, asked, pass, left);
+                                   : Reason(*kernel, params, asked, pass, remaining);
     if (!reason.empty()) continue;
     std::vector<Item> rest;
     if (!run(*kernel, work, &rest)) continue;
     std::sort(rest.begin(), rest.end(),
               [](const Item& a, const Item& b) { return Precedes(a, b); });
     work = std::move(rest);
-    left = true;
+    remaining = true;
   }
   if (!work.empty()) throw std::logic_error("the last attention kernel left work");
 }
@@ -216,8 +216,8 @@ void RunForward(KernelList kernels, const Context& context, const AttentionParam
   ClearRowsOutside(context, params, outputs);
   Walk(kernels, params, FeaturesOf(params), Pass::kForward, AllRows(params),
        [&](const AttentionKernel& kernel, const std::vector<RowBlock>& rows,
-           std::vector<RowBlock>* left) {
-         kernel.forward(context, params, outputs, rows, left);
+           std::vector<RowBlock>* remaining) {
+         kernel.forward(context, params, outputs, rows, remaining);
          return true;
        });
 }
@@ -229,10 +229,10 @@ void RunBackward(KernelList kernels, const Context& context, const AttentionPara
   std::vector<HeadSums> heads(static_cast<std::size_t>(params.batch * params.heads));
   Walk(kernels, params, FeaturesOf(params, gradients), Pass::kBackward, AllKeyHeads(params),
        [&](const AttentionKernel& kernel, const std::vector<KeyHead>& key_heads,
-           std::vector<KeyHead>* left) {
-         kernel.backward(context, params, gradients, key_heads, heads.data(), left);
+           std::vector<KeyHead>* remaining) {
+         kernel.backward(context, params, gradients, key_heads, heads.data(), remaining);
          const std::int64_t group = params.heads / params.kv_heads;
-         for (const KeyHead& key_head : *left) {
+         for (const KeyHead& key_head : *remaining) {
            std::fill_n(heads.begin() + key_head.b * params.heads + key_head.kv * group, group,
                        HeadSums());
          }
@@ -288,7 +288,7 @@ std::vector<const AttentionKernel*> Chain(const AttentionParams& params, Pass pa
   std::vector<const AttentionKernel*> chain = {kernels.front()};
   for (const AttentionKernel* kernel : kernels.subspan(1)) {
     if (chain.back()->leaves == nullptr) break;
-    if (Reason(*kernel, params, asked, pass, /*left=*/true).empty()) chain.push_back(kernel);
+    if (Reason(*kernel, params, asked, pass, /*remaining=*/true).empty()) chain.push_back(kernel);
   }
   return chain;
 }
@@ -360,9 +360,9 @@ void RunWeights(const Context& context, const AttentionParams& params,
   const AttentionKernel& first = ChooseKernel(params, Pass::kForward, nullptr);
   Walk(KernelsFrom(first), params, FeaturesOf(params), Pass::kForward, AllRows(params),
        [&](const AttentionKernel& kernel, const std::vector<RowBlock>& rows,
-           std::vector<RowBlock>* left) {
+           std::vector<RowBlock>* remaining) {
          if (kernel.weights == nullptr) return false;
-         kernel.weights(context, params, receiver, rows, left);
+         kernel.weights(context, params, receiver, rows, remaining);
          return true;
        });
 }

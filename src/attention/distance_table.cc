@@ -100,7 +100,7 @@ DistanceTable::DistanceTable(const AttentionParams& params) {
     Kept::Shared().Add(entries_);
   }
   const float* a_of_0 = entries_->a.data() + entries_->reach;
-  // What lies beyond the call's own reach tells it nothing.
+  // Entries beyond the call's own reach tell it nothing.
   factors_ = {a_of_0, entries_->m.data() + entries_->reach, law.sum,
               static_cast<double>(a_of_0[reach])};
 }

@@ -94,7 +94,7 @@ std::string SizeRefusal(const Serves& serves, const AttentionParams& params) {
   return {};
 }
 
-// Of heads whose alphas the kernel does not serve: why it cannot run; empty if it can.
+// Says which alphas keep the kernel from running; empty if none does.
 std::string AlphaRefusal(const Serves& serves, const AttentionParams& params) {
   if (params.map != RowMap::kEntmax) return {};
   bool all = true, any = params.heads == 0;
@@ -155,7 +155,8 @@ Features FeaturesOf(const AttentionParams& params) {
 }
 
 Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gradients) {
-  // As above. The other gradients are those of features of the call.
+  // These lines do not compile if a field is added, as above. The other gradients belong to
+  // features of the call.
   const auto& [d_out, tau, saved, saved_bytes, dq, dk, dv, d_length_scale, d_alpha, d_slopes,
                d_sink, d_bias] = gradients;
   Features asked = FeaturesOf(params);
@@ -175,7 +176,7 @@ std::string Refusal(const Serves& serves, const AttentionParams& params, const F
   for (int i = 0; i < static_cast<int>(Feature::kFeatures); ++i) {
     const auto feature = static_cast<Feature>(i);
     if (!lacking.Has(feature)) continue;
-    // Where rows begin follows from their size: that is what a caller has to change.
+    // The begin of rows follows from their size: a caller has to change the size.
     if (feature == Feature::kUnalignedRows) {
       if (std::string text = SizeRefusal(serves, params); !text.empty()) return text;
     }

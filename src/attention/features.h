@@ -1,5 +1,6 @@
-// What a call asks of a kernel, and what a kernel serves. Both are sets of the same features. Their
-// difference is the reason why a kernel cannot run: no list says what a kernel lacks.
+// A call asks features of a kernel, and a kernel serves features. Both are sets of the same
+// features. Their difference is the reason why a kernel cannot run: no list says what a kernel
+// lacks.
 #pragma once
 
 #include <cstdint>
@@ -78,12 +79,13 @@ static_assert(static_cast<int>(Feature::kFeatures) <= 64);
 // In words, as in "not lanes: a bias".
 const char* Name(Feature feature);
 
-// What these params ask for. Sizes and alphas are limits of a kernel (Serves) and not features.
+// The features that these params ask for. Sizes and alphas are limits of a kernel (Serves) and not
+// features.
 Features FeaturesOf(const AttentionParams& params);
-// The same of a backward pass.
+// The features that a backward pass asks for.
 Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gradients);
 
-// What every kernel here serves: they differ in the rest.
+// Every kernel here serves these features: they differ in the rest.
 inline constexpr Features kCommonFeatures = {
     Feature::kCausal,         Feature::kWindow,         Feature::kStartAlignment,
     Feature::kRanges,         Feature::kPacked,         Feature::kLengthScale,
@@ -93,9 +95,9 @@ inline constexpr Features kCommonFeatures = {
 
 struct Serves {
   Features features;
-  // What of them it lacks in the backward pass.
+  // Those of them that it lacks in the backward pass.
   Features forward_only = {};
-  // Of entmax: alphas from `least_alpha` to `most_alpha`, and 1 if `alpha_one`.
+  // Serves alphas of entmax from `least_alpha` to `most_alpha`, and 1 if `alpha_one`.
   double least_alpha = 0.0, most_alpha = std::numeric_limits<double>::infinity();
   bool alpha_one = true;
   // Whether it leaves heads with other alphas to later kernels; else it serves all heads or none.

@@ -1,4 +1,4 @@
-// What a kernel refuses is what a problem asks beyond what the kernel serves, in words.
+// A kernel refuses the features that a problem asks for and that it does not serve, in words.
 #include "attention/features.h"
 
 #include <gtest/gtest.h>

@@ -156,9 +156,9 @@ struct HeadRows {
   }
 };
 
-// Where the keys and values of a call lie if not in its arrays.
+// The place of a call's keys and values if they do not lie in its arrays.
 struct KeyValuePages {
-  struct Rows {
+  struct RowPages {
     const std::byte* const* const* tables = nullptr;  // [batch]: the addresses of its pages
     std::int64_t row_bytes = 0;                       // from a row of a page to the next
     std::int64_t offset = 0, head = 0;  // bytes to key head 0 in a page, and from one to the next
@@ -171,7 +171,7 @@ struct KeyValuePages {
     }
   };
   int page_shift = HeadRows::kPageShift;
-  Rows keys, values;
+  RowPages keys, values;
 };
 
 // The keys and values of a head, counted from row `first`. b: Sequence::array_batch.

@@ -1,5 +1,5 @@
-// What a kernel is to the driver (attention.cc), and the one list of kernels: dispatch, tests and
-// `tsallis info --kernels` read it. docs/change/adding-a-kernel.md walks through it.
+// Describes a kernel to the driver (attention.cc), and declares the one list of kernels: dispatch,
+// tests and `tsallis info --kernels` read it. docs/change/adding-a-kernel.md walks through it.
 //
 // Work comes as lists: blocks of query rows forward, key heads backward. The driver hands the first
 // kernel that serves a call all of it; what that kernel leaves goes to the next one of the list,
@@ -43,7 +43,7 @@ struct HeadSums {
   }
 };
 
-// Where a kernel writes the supports of rows: their sizes alone, or their columns and weights.
+// Receives the supports of rows from a kernel: their sizes alone, or their columns and weights.
 struct WeightReceiver {
   std::int64_t* counts = nullptr;  // [rows] sizes; if set, the other members are null
   const std::int64_t* row_offsets = nullptr;
@@ -65,24 +65,24 @@ struct AttentionKernel {
   std::string (*instruction_set)();
   Serves serves;
   // Why a later kernel of the list is better for these params; empty: none is. A null pointer: none
-  // ever is. `left`: whether the work is what an earlier kernel left.
-  std::string (*declines)(const AttentionParams& params, bool left);
-  // What it leaves to later kernels; null: nothing.
+  // ever is. `remaining`: whether an earlier kernel has left this work.
+  std::string (*declines)(const AttentionParams& params, bool remaining);
+  // Names the work that it leaves to later kernels; null: nothing.
   const char* leaves;
-  // Outputs and statistics of `rows`. Adds to `left` those that it leaves.
+  // Computes outputs and statistics of `rows`. Adds the rows that it leaves to `remaining`.
   void (*forward)(const Context& context, const AttentionParams& params,
                   const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-                  std::vector<RowBlock>* left);
+                  std::vector<RowBlock>* remaining);
   // dq, dk, dv and d_length_scale of `key_heads`; adds to d_bias. heads: [batch heads], 0 at the
   // call, receives the sums of the query heads of `key_heads`. The driver discards the sums of key
-  // heads in `left`.
+  // heads in `remaining`.
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-                   HeadSums* heads, std::vector<KeyHead>* left);
+                   HeadSums* heads, std::vector<KeyHead>* remaining);
   // The supports of `rows`; null: a later kernel finds them.
   void (*weights)(const Context& context, const AttentionParams& params,
                   const WeightReceiver& receiver, const std::vector<RowBlock>& rows,
-                  std::vector<RowBlock>* left);
+                  std::vector<RowBlock>* remaining);
   // Bytes of lists that the backward pass can use; null: none.
   std::size_t (*saved_bytes)(const AttentionParams& params);
   // Bytes a call allocates at most, without what its leftovers take.

@@ -79,7 +79,7 @@ class PageTables {
   PageTables(const PageTables&) = delete;
   PageTables& operator=(const PageTables&) = delete;
 
-  const KeyValuePages::Rows& rows() const { return rows_; }
+  const KeyValuePages::RowPages& rows() const { return rows_; }
   static std::size_t Bytes(const AttentionParams& params, const AttentionPages& pages) {
     const std::int64_t parts = pages.page_size / PartOf(pages.page_size);
     return static_cast<std::size_t>(params.batch * (pages.table_width * parts + 1)) *
@@ -89,7 +89,7 @@ class PageTables {
  private:
   std::vector<const std::byte*> addresses_;
   std::vector<const std::byte* const*> tables_;
-  KeyValuePages::Rows rows_;
+  KeyValuePages::RowPages rows_;
 };
 
 int ShiftOf(const AttentionPages& pages) {

@@ -1,4 +1,4 @@
-// What every device does for attention on pages (tsallis/pages.h).
+// Attention on pages (tsallis/pages.h), as far as all devices share it.
 #pragma once
 
 #include <cstdint>

@@ -39,7 +39,7 @@ class Draws {
   Draws(std::uint64_t seed, std::int64_t block) : state_(seed) {
     state_ = Next() ^ static_cast<std::uint64_t>(block);
   }
-  // Of 0 ... count - 1.
+  // Draws from 0 ... count - 1.
   std::size_t Below(std::size_t count) { return Next() % count; }
 
  private:
@@ -107,17 +107,17 @@ std::vector<std::int64_t> DrawBlocks(const AttentionPattern& pattern, std::int64
       }
     });
   }
-  std::vector<std::int64_t> left;
+  std::vector<std::int64_t> remaining;
   for (std::int64_t b = 0; b < count; ++b) {
-    if (!shown[static_cast<std::size_t>(b)]) left.push_back(b);
+    if (!shown[static_cast<std::size_t>(b)]) remaining.push_back(b);
   }
   Draws draws(pattern.seed, block);
   std::vector<std::int64_t> drawn;
-  while (!left.empty() && static_cast<std::int64_t>(drawn.size()) < pattern.random) {
-    const std::size_t at = draws.Below(left.size());
-    drawn.push_back(left[at]);
-    left[at] = left.back();
-    left.pop_back();
+  while (!remaining.empty() && static_cast<std::int64_t>(drawn.size()) < pattern.random) {
+    const std::size_t at = draws.Below(remaining.size());
+    drawn.push_back(remaining[at]);
+    remaining[at] = remaining.back();
+    remaining.pop_back();
   }
   return drawn;
 }

@@ -159,8 +159,8 @@ TEST(Patterns, DrawsFollowTheSeedAndAreSpread) {
   EXPECT_LT(*std::max_element(counts.begin(), counts.end()), 30);
 }
 
-// What a causal pattern shows to a query does not depend on the keys that come later: a model may
-// write token by token.
+// The keys that a causal pattern shows to a query do not depend on later keys: a model may write
+// token by token.
 TEST(Patterns, CausalPatternsOfAPrefixAreTheirBeginning) {
   std::vector<AttentionPattern> patterns = Patterns(true);
   patterns.push_back(BigBird(5, 1, true, 2, 4, 9));

@@ -62,7 +62,7 @@ std::string InPages(const AttentionKernel& kernel, const Problem& problem) {
   return FirstDifference(problem.Run(&kernel, 1, 0, /*backward=*/false), on_pages);
 }
 
-// What is wrong with `kernel` on a problem; empty: nothing.
+// Describes what is wrong with `kernel` on a problem; empty: nothing.
 std::string Try(const AttentionKernel& kernel, const Problem& problem,
                 const Expectation& expectation, ErrorShares& shares) {
   const AttentionParams& params = problem.params();

@@ -58,8 +58,8 @@ struct DistanceFactor {
   }
 };
 
-// Where a_d and m_d of a call lie as float32, for every distance that occurs and its negative:
-// queries and keys that ascend find theirs side by side.
+// Holds a_d and m_d of a call as float32, for every distance that occurs and its negative: queries
+// and keys that ascend find theirs side by side.
 struct DistanceFactors {
   const float* a_of_0 = nullptr;  // null: no scale-invariant scores
   const float* m_of_0 = nullptr;
@@ -191,17 +191,17 @@ struct BasicTerms {
     }
     return x - slope * static_cast<double>(slope >= 0.0 ? nearest : farthest);
   }
-  // How much further than x a score may move, at distances up to `farthest`.
-  TSALLIS_HOST_DEVICE T Stretch(std::int64_t farthest) const {
+  // Bound of |d score / d x| at distances up to `farthest`.
+  TSALLIS_HOST_DEVICE T Lipschitz(std::int64_t farthest) const {
     return distances.any() ? static_cast<T>(distances.a_at(farthest)) : T(1);
   }
   // For |x| <= product, a bound of the magnitude of a score's terms at distances up to `farthest`,
   // ALiBi's excepted.
   double Size(double product, std::int64_t farthest) const {
-    const double stretch = Stretch(farthest);
-    // What m_d comes to where a_d is small.
+    const double lipschitz = Lipschitz(farthest);
+    // The bound of m_d where a_d is small.
     const double shift = distances.any() ? 1.0 + unit * std::max(0.0, distances.sum - 1.0) : 1.0;
-    return stretch * product + std::max(stretch * stretch, shift);
+    return lipschitz * product + std::max(lipschitz * lipschitz, shift);
   }
   // A bound of a tile: below this unit x no key at a distance in [nearest, farthest], 0 <= nearest,
   // has a z of `z` or more. slack: relative, for rounding. -inf: any may; inf: none.
@@ -214,9 +214,10 @@ struct BasicTerms {
     const T size = std::abs(z) + std::abs(best) + std::abs(m) + T(1);
     constexpr T kInfinity = std::numeric_limits<T>::infinity();
     const T least = rest - slack * size;
-    const T stretch = Stretch(rest >= T(0) ? farthest : nearest);
+    const T lipschitz = Lipschitz(rest >= T(0) ? farthest : nearest);
     // a_0 may be 0.
-    const T product = stretch > T(0) ? least / stretch : (least > T(0) ? kInfinity : -kInfinity);
+    const T product =
+        lipschitz > T(0) ? least / lipschitz : (least > T(0) ? kInfinity : -kInfinity);
     if (softcap == T(0)) return product;
     const T capped = product / softcap;
     if (capped >= T(1)) return kInfinity;

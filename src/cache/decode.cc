@@ -95,7 +95,7 @@ AttentionParams CallOf(const KvCache& cache, const DecodeParams& params) {
   call.mask.causal = true;
   call.mask.alignment = Alignment::kEnd;
   call.ranges = {};
-  // What the checks see in place of keys and values is not read.
+  // The checks see q in place of keys and values, and do not read it.
   call.k = call.v = call.q;
   return call;
 }
@@ -145,10 +145,10 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
   const std::int64_t layer = params.layer * layout.layer;
   const auto size = static_cast<std::int64_t>(SizeOf(shape.dtype));
   const auto rows = [&](std::int64_t columns, std::int64_t offset, std::int64_t head) {
-    return KeyValuePages::Rows{.tables = tables.data(),
-                               .row_bytes = columns * size,
-                               .offset = layer + offset + params.kv_first * head,
-                               .head = params.kv_step * head};
+    return KeyValuePages::RowPages{.tables = tables.data(),
+                                   .row_bytes = columns * size,
+                                   .offset = layer + offset + params.kv_first * head,
+                                   .head = params.kv_step * head};
   };
   KeyValuePages pages;
   pages.keys = rows(shape.head_dim, layout.keys, layout.key_head);

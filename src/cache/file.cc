@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "cache/reader.h"
-#include "core/aside_file.h"
+#include "core/atomic_file.h"
 #include "core/crc32c.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
@@ -80,14 +80,14 @@ class Input {
     struct stat status {};
     if (fstat(file_.fd(), &status) != 0) Fail(path);
     if (!S_ISREG(status.st_mode)) Damaged(path, "which is no file");
-    left_ = status.st_size;
+    remaining_ = status.st_size;
   }
 
-  std::int64_t left() const { return left_; }
+  std::int64_t remaining() const { return remaining_; }
   void Read(void* data, std::size_t size) {
-    if (static_cast<std::int64_t>(size) > left_) Damaged(path_, "which is cut short");
+    if (static_cast<std::int64_t>(size) > remaining_) Damaged(path_, "which is cut short");
     auto* to = static_cast<std::byte*>(data);
-    left_ -= static_cast<std::int64_t>(size);
+    remaining_ -= static_cast<std::int64_t>(size);
     while (size > 0) {
       const ssize_t count = read(file_.fd(), to, size);
       if (count < 0 && errno == EINTR) continue;
@@ -110,7 +110,7 @@ class Input {
  private:
   const std::string& path_;
   File file_;
-  std::int64_t left_ = 0;
+  std::int64_t remaining_ = 0;
 };
 
 std::string Describe(std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim,
@@ -128,7 +128,7 @@ std::int64_t TokenBytes(const KvCacheShape& shape) {
 std::vector<std::int64_t> ReadHeader(const std::string& path, const KvCacheShape& shape,
                                      Input& in) {
   Start start{};
-  if (in.left() < static_cast<std::int64_t>(sizeof start)) Damaged(path, "which is cut short");
+  if (in.remaining() < static_cast<std::int64_t>(sizeof start)) Damaged(path, "which is cut short");
   in.Read(&start, sizeof start);
   if (std::memcmp(start.magic, kMagic, sizeof kMagic) != 0) {
     Damaged(path, "which does not begin like one");
@@ -137,7 +137,7 @@ std::vector<std::int64_t> ReadHeader(const std::string& path, const KvCacheShape
     throw InvalidArgument("path", "a saved sequence of version " + to_string(kVersion),
                           path + " of version " + to_string(start.version));
   }
-  if (start.layers < 1 || start.layers > in.left() / 8)
+  if (start.layers < 1 || start.layers > in.remaining() / 8)
     Damaged(path, "which is damaged or cut short");
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(start.layers));
   in.Read(lengths.data(), lengths.size() * sizeof lengths[0]);
@@ -155,7 +155,7 @@ std::vector<std::int64_t> ReadHeader(const std::string& path, const KvCacheShape
         path + " (" +
             Describe(start.layers, start.kv_heads, start.head_dim, start.value_dim, dtype) + ")");
   }
-  std::int64_t rest = in.left() - static_cast<std::int64_t>(sizeof(std::uint32_t));
+  std::int64_t rest = in.remaining() - static_cast<std::int64_t>(sizeof(std::uint32_t));
   for (const std::int64_t length : lengths) {
     if (length < 0 || length > std::max<std::int64_t>(rest, 0) / TokenBytes(shape)) {
       Damaged(path, "which is cut short");
@@ -185,7 +185,7 @@ void KvCache::Save(Sequence sequence, const std::string& path) const {
   const std::size_t lengths_size = lengths.size() * sizeof lengths[0];
   const std::uint32_t of_header =
       Crc32c(lengths.data(), lengths_size, Crc32c(&start, sizeof start));
-  AsideFile out(path, OwnSuffix());
+  AtomicFile out(path, OwnSuffix());
   out.Write(&start, sizeof start);
   out.Write(lengths.data(), lengths_size);
   out.Write(&of_header, sizeof of_header);
@@ -220,9 +220,9 @@ KvCache::Sequence KvCache::Load(const Context& context, const std::string& path)
   try {
     std::uint32_t of_rows = 0;
     for (std::int64_t layer = 0; layer < of.layers; ++layer) {
-      std::int64_t left = lengths[static_cast<std::size_t>(layer)];
-      while (left > 0) {
-        const std::int64_t count = std::min(kPage, left);
+      std::int64_t remaining = lengths[static_cast<std::size_t>(layer)];
+      while (remaining > 0) {
+        const std::int64_t count = std::min(kPage, remaining);
         const auto size = static_cast<std::size_t>(count * TokenBytes(of));
         in.Read(chunk.data(), size);
         of_rows = Crc32c(chunk.data(), size, of_rows);
@@ -231,7 +231,7 @@ KvCache::Sequence KvCache::Load(const Context& context, const std::string& path)
         };
         Append(context, sequence, layer, rows(0, of.head_dim),
                rows(of.kv_heads * count * of.head_dim * element, of.value_dim), count);
-        left -= count;
+        remaining -= count;
       }
     }
     in.Check(of_rows);

@@ -72,7 +72,7 @@ TEST(KvCacheFile, ComesBackWithTheSameBits) {
       const KvCache::Sequence sequence = Fill(c, cache);
       cache.Save(sequence, folder.At("sequence"));
       EXPECT_EQ(folder.Files(), 1) << "nothing is left beside it";
-      const Rows q = Normal(3, dtype, 6, 1, c.head_dim, 2.0);
+      const TokenRows q = Normal(3, dtype, 6, 1, c.head_dim, 2.0);
       for (KvCache* to : {&cache, &other}) {
         const KvCache::Sequence loaded = to->Load({}, folder.At("sequence"));
         for (std::int64_t layer = 0; layer < 2; ++layer) {

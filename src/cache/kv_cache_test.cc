@@ -23,11 +23,12 @@ namespace {
 
 using namespace cache_testing;
 
-// The same bits from arrays and from a cache, screened or not, and a proof.
-void Check(const Case& c, const std::function<void(Rows&, Rows&, Rows&)>& change = {}) {
-  Rows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
-  Rows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
-  Rows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
+// Arrays and a cache give the same bits, screened or not, and a proof.
+void Check(const Case& c,
+           const std::function<void(TokenRows&, TokenRows&, TokenRows&)>& change = {}) {
+  TokenRows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
+  TokenRows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
+  TokenRows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
   if (change) change(q, k, v);
   ForEachTarget([&](const std::string& target) {
     SCOPED_TRACE(target);
@@ -85,7 +86,7 @@ TEST(KvCacheDecode, TermsBoundTheScoresTheyMake) {
   for (const double scale_invariant : {0.0, 10.0}) {
     Case c{.spread = 0.1, .slopes = true, .sink = true, .scale_invariant = scale_invariant};
     c.sink_shift = 50.0;
-    Check(c, [](Rows& q, Rows& k, Rows&) {
+    Check(c, [](TokenRows& q, TokenRows& k, TokenRows&) {
       for (std::int64_t x = 0; x < 24; ++x) {
         for (std::int64_t h = 0; h < 6; ++h) q.Set(h * 24 + x, 3.0);
         for (std::int64_t h = 0; h < 2; ++h) k.Set((h * 700 + 300) * 24 + x, 3.0);
@@ -96,8 +97,8 @@ TEST(KvCacheDecode, TermsBoundTheScoresTheyMake) {
 
 TEST(KvCacheDecode, ScoresFewKeys) {
   const Case c{.dtype = DType::kBFloat16, .tokens = 8000, .head_dim = 64, .value_dim = 64};
-  const Rows q = Normal(1, c.dtype, 6, 1, 64, 2.0), k = Normal(2, c.dtype, 2, c.tokens, 64);
-  const Rows v = Normal(3, c.dtype, 2, c.tokens, 64);
+  const TokenRows q = Normal(1, c.dtype, 6, 1, 64, 2.0), k = Normal(2, c.dtype, 2, c.tokens, 64);
+  const TokenRows v = Normal(3, c.dtype, 2, c.tokens, 64);
   KvCache cache(ShapeOf(c));
   const KvCache::Sequence sequence = cache.Create();
   cache.Append({}, sequence, 0, k.Array(), v.Array(), c.tokens);
@@ -112,37 +113,37 @@ TEST(KvCacheDecode, ScoresFewKeys) {
 TEST(KvCacheDecode, ValuesOfAnyKind) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const Case c{.tokens = 300};
-  const auto all = [](Rows& rows, double value) {
+  const auto all = [](TokenRows& rows, double value) {
     const std::int64_t n = rows.heads * rows.tokens * rows.columns;
     for (std::int64_t i = 0; i < n; ++i) rows.Set(i, value);
   };
-  Check(c, [&](Rows&, Rows& k, Rows&) { all(k, 1.0); });  // flat: every key is kept
-  Check(c, [&](Rows&, Rows& k, Rows&) { all(k, 0.0); });
-  Check(c, [&](Rows& q, Rows&, Rows&) { all(q, 0.0); });
-  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, 300.0); });  // one key wins
-  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, std::nan("")); });
-  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, kInfinity); });
-  Check(c, [&](Rows&, Rows& k, Rows&) { k.Set(77, -kInfinity); });
-  Check(c, [&](Rows& q, Rows&, Rows&) { q.Set(5, std::nan("")); });
-  Check(c, [&](Rows& q, Rows&, Rows&) { q.Set(5, kInfinity); });
-  Check(c, [&](Rows&, Rows& k, Rows&) {  // ties
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) { all(k, 1.0); });  // flat: every key is kept
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) { all(k, 0.0); });
+  Check(c, [&](TokenRows& q, TokenRows&, TokenRows&) { all(q, 0.0); });
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) { k.Set(77, 300.0); });  // one key wins
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) { k.Set(77, std::nan("")); });
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) { k.Set(77, kInfinity); });
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) { k.Set(77, -kInfinity); });
+  Check(c, [&](TokenRows& q, TokenRows&, TokenRows&) { q.Set(5, std::nan("")); });
+  Check(c, [&](TokenRows& q, TokenRows&, TokenRows&) { q.Set(5, kInfinity); });
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) {  // ties
     for (std::int64_t i = 0; i < 2 * 300 * 24; ++i) k.Set(i, std::round(k.At(i)));
   });
-  Check(c, [&](Rows&, Rows& k, Rows&) {  // far below each other
+  Check(c, [&](TokenRows&, TokenRows& k, TokenRows&) {  // far below each other
     for (std::int64_t i = 0; i < 2 * 300 * 24; ++i) k.Set(i, 1e-20 * k.At(i));
   });
 }
 
 TEST(KvCacheDecode, AChunkOfQueriesIsThatManyQueries) {
   const Case c{.dtype = DType::kBFloat16, .tokens = 200, .left = 90};
-  const Rows k = Normal(2, c.dtype, 2, c.tokens, 24), v = Normal(3, c.dtype, 2, c.tokens, 16);
-  const Rows q = Normal(1, c.dtype, 6, 5, 24, 2.0);
+  const TokenRows k = Normal(2, c.dtype, 2, c.tokens, 24), v = Normal(3, c.dtype, 2, c.tokens, 16);
+  const TokenRows q = Normal(1, c.dtype, 6, 5, 24, 2.0);
   KvCache cache(ShapeOf(c));
   const KvCache::Sequence sequence = cache.Create();
   cache.Append({}, sequence, 0, k.Array(), v.Array(), c.tokens);
   const Answers together = OnCache(c, cache, sequence, q);
   for (std::int64_t i = 4; i >= 0; --i) {
-    Rows one(c.dtype, 6, 1, 24);
+    TokenRows one(c.dtype, 6, 1, 24);
     for (std::int64_t h = 0; h < 6; ++h) {
       for (std::int64_t x = 0; x < 24; ++x) one.Set(h * 24 + x, q.At((h * 5 + i) * 24 + x));
     }
@@ -156,12 +157,12 @@ TEST(KvCacheDecode, AChunkOfQueriesIsThatManyQueries) {
   }
 }
 
-// As many as other kernels attend to together.
+// Covers as many queries as other kernels attend to together.
 TEST(KvCacheDecode, ManyQueriesHaveTheBitsOfAttentionOnArrays) {
   const auto check = [](const Case& c, std::int64_t queries) {
-    const Rows q = Normal(1, c.dtype, c.kv_heads * c.group, queries, c.head_dim, c.spread);
-    const Rows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
-    const Rows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
+    const TokenRows q = Normal(1, c.dtype, c.kv_heads * c.group, queries, c.head_dim, c.spread);
+    const TokenRows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
+    const TokenRows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
     KvCache cache(ShapeOf(c));
     const KvCache::Sequence sequence = cache.Create();
     cache.Append({}, sequence, 0, k.Array(), v.Array(), c.tokens);
@@ -187,9 +188,9 @@ TEST(KvCacheDecode, ManyQueriesHaveTheBitsOfAttentionOnArrays) {
 // Whatever the kernels of arrays serve, for one query too, and some of the cache's key heads.
 TEST(KvCacheDecode, EveryMapAndMaskOnSomeKeyHeads) {
   constexpr std::int64_t kTokens = 300, kDim = 16;
-  const Rows k = Normal(2, DType::kFloat32, 5, kTokens, kDim);
-  const Rows v = Normal(3, DType::kFloat32, 5, kTokens, kDim);
-  const Rows bias = Normal(4, DType::kFloat32, 4, 70, kTokens);
+  const TokenRows k = Normal(2, DType::kFloat32, 5, kTokens, kDim);
+  const TokenRows v = Normal(3, DType::kFloat32, 5, kTokens, kDim);
+  const TokenRows bias = Normal(4, DType::kFloat32, 4, 70, kTokens);
   std::vector<std::uint8_t> visible(4 * 70 * kTokens), blocks(4 * 9 * 10);
   for (std::size_t i = 0; i < visible.size(); ++i) visible[i] = i % 3 != 1;
   for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = i % 4 != 2;
@@ -197,7 +198,7 @@ TEST(KvCacheDecode, EveryMapAndMaskOnSomeKeyHeads) {
   const KvCache::Sequence sequence = cache.Create();
   cache.Append({}, sequence, 0, k.Array(), v.Array(), kTokens);
   const auto check = [&](std::int64_t queries, const auto& set) {
-    const Rows q = Normal(1, DType::kFloat32, 4, queries, kDim);
+    const TokenRows q = Normal(1, DType::kFloat32, 4, queries, kDim);
     DecodeParams params;
     params.batch = 1;
     params.heads = 4;
@@ -215,7 +216,7 @@ TEST(KvCacheDecode, EveryMapAndMaskOnSomeKeyHeads) {
     arrays.v = v.Array(kTokens);
     arrays.k.strides[1] = arrays.v.strides[1] = 3 * kTokens * kDim;
     arrays.mask.causal = true;
-    Rows found(DType::kFloat32, 4, queries, kDim), expected = found;
+    TokenRows found(DType::kFloat32, 4, queries, kDim), expected = found;
     Decode({}, cache, params, {.out = found.Out()});
     AttentionForward({}, arrays, {.out = expected.Out()});
     EXPECT_EQ(found.bytes, expected.bytes);
@@ -253,19 +254,19 @@ TEST(KvCacheDecode, ManyQueriesOfSeveralSequences) {
   std::vector<KvCache::Sequence> sequences;
   for (const std::int64_t n : tokens) {
     sequences.push_back(cache.Create());
-    const Rows k = Normal(2, c.dtype, 2, n, 24), v = Normal(3, c.dtype, 2, n, 16);
+    const TokenRows k = Normal(2, c.dtype, 2, n, 24), v = Normal(3, c.dtype, 2, n, 16);
     cache.Append({}, sequences.back(), 0, k.Array(), v.Array(), n);
   }
   // Both in one array.
   Case both = c;
   both.kv_heads = 4;
-  Rows q = Normal(1, c.dtype, 12, kQueries, 24, 2.0);
-  Rows scales(DType::kFloat32, 12, kQueries, 1), slopes(DType::kFloat32, 12, 1, 1);
+  TokenRows q = Normal(1, c.dtype, 12, kQueries, 24, 2.0);
+  TokenRows scales(DType::kFloat32, 12, kQueries, 1), slopes(DType::kFloat32, 12, 1, 1);
   for (std::int64_t i = 0; i < 12 * kQueries; ++i) scales.Set(i, 0.5 + 0.001 * i);
   for (std::int64_t i = 0; i < 12; ++i) slopes.Set(i, 0.01 * i);
   const auto run = [&](std::int64_t first, std::int64_t batch) {
     Answers answers(both, kQueries);
-    const auto from = [&](const Rows& rows) {
+    const auto from = [&](const TokenRows& rows) {
       ConstArray4 array = rows.Array(first * 6 * rows.tokens);
       array.strides[0] = 6 * array.strides[1];
       return array;
@@ -304,7 +305,7 @@ TEST(KvCacheDecode, ManyQueriesOfSeveralSequences) {
   }
 }
 
-// What a sequence holds, kept in vectors: every token is one number.
+// Vectors keep the content of each sequence, too: every token is one number.
 TEST(KvCache, HistoriesMatchPlainVectors) {
   constexpr std::int64_t kLayers = 2;
   const Case c{.head_dim = 4, .value_dim = 3, .kv_heads = 1, .group = 2};
@@ -327,7 +328,7 @@ TEST(KvCache, HistoriesMatchPlainVectors) {
       } else if (what <= 5) {
         const KvCache::Sequence sequence = any();
         const std::int64_t count = below(3) == 0 ? below(150) : below(4);
-        Rows k(c.dtype, 1, count, 4), v(c.dtype, 1, count, 3);
+        TokenRows k(c.dtype, 1, count, 4), v(c.dtype, 1, count, 3);
         for (std::int64_t i = 0; i < count; ++i, next += 0.25) {
           plain[sequence].push_back(next);
           for (std::int64_t x = 0; x < 4; ++x) k.Set(i * 4 + x, next + static_cast<double>(x));
@@ -355,7 +356,7 @@ TEST(KvCache, HistoriesMatchPlainVectors) {
         const KvCache::Sequence sequence = any();
         const auto length = static_cast<std::int64_t>(plain[sequence].size());
         ASSERT_EQ(cache.Length(sequence), length);
-        Rows k(c.dtype, 1, length, 4), v(c.dtype, 1, length, 3);
+        TokenRows k(c.dtype, 1, length, 4), v(c.dtype, 1, length, 3);
         cache.Read(sequence, below(kLayers), 0, length, k.Out(), v.Out());
         for (std::int64_t i = 0; i < length; ++i) {
           const double token = plain[sequence][static_cast<std::size_t>(i)];
@@ -363,7 +364,7 @@ TEST(KvCache, HistoriesMatchPlainVectors) {
           ASSERT_EQ(v.At(i * 3 + 1), -token);
         }
         if (length == 0) continue;
-        const Rows q = Normal(seed, c.dtype, 2, 1, 4, 0.1);
+        const TokenRows q = Normal(seed, c.dtype, 2, 1, 4, 0.1);
         ASSERT_TRUE(OnCache(c, cache, sequence, q, 1).Same(OnArrays(c, q, k, v)));
       }
     }
@@ -381,7 +382,7 @@ TEST(KvCache, AForkSharesPagesAndABudgetHolds) {
   const KvCache probe(ShapeOf(c));
   const std::int64_t page = probe.Use().page_bytes;
   KvCache cache(ShapeOf(c), {.screen = KeyScreen::kBytes, .max_bytes = 4 * page + 5});
-  const Rows k = Normal(1, c.dtype, 1, 300, 8), v = Normal(2, c.dtype, 1, 300, 8);
+  const TokenRows k = Normal(1, c.dtype, 1, 300, 8), v = Normal(2, c.dtype, 1, 300, 8);
   const KvCache::Sequence a = cache.Create();
   cache.Append({}, a, 0, k.Array(), v.Array(), 150);
   std::vector<KvCache::Sequence> forks;
@@ -391,7 +392,7 @@ TEST(KvCache, AForkSharesPagesAndABudgetHolds) {
   // The page that both would write to is copied.
   cache.Append({}, forks[0], 0, k.Array(150), v.Array(150), 1);
   EXPECT_EQ(cache.Use().pages, 4);
-  const Rows q = Normal(3, c.dtype, 1, 1, 8);
+  const TokenRows q = Normal(3, c.dtype, 1, 1, 8);
   const Answers before = OnCache(c, cache, a, q);
   EXPECT_THROW(cache.Append({}, a, 0, k.Array(150), v.Array(150), 1), CacheFull);
   EXPECT_THROW(cache.Append({}, forks[0], 0, k.Array(151), v.Array(151), 100), CacheFull);
@@ -406,8 +407,8 @@ TEST(KvCache, AForkSharesPagesAndABudgetHolds) {
 
 TEST(KvCache, SequencesAreUsedAtTheSameTime) {
   const Case c{.tokens = 400, .head_dim = 16, .value_dim = 16};
-  const Rows q = Normal(1, c.dtype, 6, 1, 16), k = Normal(2, c.dtype, 2, 600, 16);
-  const Rows v = Normal(3, c.dtype, 2, 600, 16);
+  const TokenRows q = Normal(1, c.dtype, 6, 1, 16), k = Normal(2, c.dtype, 2, 600, 16);
+  const TokenRows v = Normal(3, c.dtype, 2, 600, 16);
   KvCache cache(ShapeOf(c));
   const KvCache::Sequence prompt = cache.Create();
   cache.Append({.threads = 1}, prompt, 0, k.Array(), v.Array(), 400);
@@ -444,8 +445,8 @@ TEST(KvCache, MistakesAreNamed) {
             std::string::npos);
   KvCache cache(ShapeOf(c));
   const KvCache::Sequence a = cache.Create();
-  const Rows k = Normal(1, c.dtype, 2, 20, 8), v = Normal(2, c.dtype, 2, 20, 8);
-  const Rows half = Normal(1, DType::kBFloat16, 2, 20, 8);
+  const TokenRows k = Normal(1, c.dtype, 2, 20, 8), v = Normal(2, c.dtype, 2, 20, 8);
+  const TokenRows half = Normal(1, DType::kBFloat16, 2, 20, 8);
   cache.Append({}, a, 0, k.Array(), v.Array(), 10);
   EXPECT_EQ(ErrorOf([&] { cache.Append({}, 77, 0, k.Array(), v.Array(), 1); }),
             "sequence: expected one that was created and not freed, got 77");
@@ -458,7 +459,7 @@ TEST(KvCache, MistakesAreNamed) {
   EXPECT_EQ(ErrorOf([&] { cache.Truncate(a, -1); }), "length: expected 0 or more, got -1");
   EXPECT_EQ(ErrorOf([&] { cache.Read(a, 0, 4, 11, {}, {}); }),
             "tokens: expected 0 <= begin <= end <= 10, got [4, 11)");
-  const Rows q = Normal(3, c.dtype, 6, 1, 8), many = Normal(3, c.dtype, 6, 11, 8);
+  const TokenRows q = Normal(3, c.dtype, 6, 1, 8), many = Normal(3, c.dtype, 6, 11, 8);
   Case wrong = c;
   wrong.alpha = -1.0;
   EXPECT_EQ(ErrorOf([&] { OnCache(wrong, cache, a, q); }),

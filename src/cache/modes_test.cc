@@ -24,9 +24,9 @@ constexpr std::int64_t kPage = KvCache::kPage;
 // One query head, written out in double.
 struct Plain {
   const Case& c;
-  const Rows& q;
-  const Rows& k;
-  const Rows& v;
+  const TokenRows& q;
+  const TokenRows& k;
+  const TokenRows& v;
   std::int64_t h;
 
   std::int64_t Position() const { return k.tokens - 1; }
@@ -171,14 +171,14 @@ struct Plain {
 };
 
 // The tokens of k and v, after a history of wrong tokens, forks and truncations.
-KvCache::Sequence Build(KvCache& cache, const Rows& k, const Rows& v) {
+KvCache::Sequence Build(KvCache& cache, const TokenRows& k, const TokenRows& v) {
   const Context one{.threads = 1};
   const KvCache::Sequence first = cache.Create();
   const std::int64_t cut = k.tokens / 2;
   cache.Append(one, first, 0, k.Array(), v.Array(), cut);
   // Keys that are gone later: 100 times as large.
-  const Rows wrong = Normal(99, k.dtype, k.heads, 90, k.columns, 100.0);
-  const Rows values = Normal(98, k.dtype, k.heads, 90, v.columns, 100.0);
+  const TokenRows wrong = Normal(99, k.dtype, k.heads, 90, k.columns, 100.0);
+  const TokenRows values = Normal(98, k.dtype, k.heads, 90, v.columns, 100.0);
   cache.Append(one, first, 0, wrong.Array(), values.Array(), 90);
   const KvCache::Sequence fork = cache.Fork(first, cut);
   cache.Append(one, fork, 0, wrong.Array(), values.Array(), 20);
@@ -201,9 +201,9 @@ struct Checked {
 void CheckSelection(const Case& c, Checked* checked) {
   SCOPED_TRACE("keys " + std::to_string(static_cast<int>(c.mode.keys)) + " budget " +
                std::to_string(c.mode.budget));
-  const Rows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
-  const Rows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
-  const Rows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
+  const TokenRows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
+  const TokenRows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
+  const TokenRows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
   KvCacheOptions options = kAll;
   Case exact = c;
   exact.mode = {};
@@ -284,9 +284,9 @@ TEST(KvCacheModes, PagesAreThoseOfThePlainDefinition) {
 
 void CheckWithin(const Case& c, std::int64_t* scored) {
   SCOPED_TRACE("epsilon " + std::to_string(c.mode.epsilon));
-  const Rows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
-  const Rows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
-  const Rows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
+  const TokenRows q = Normal(1, c.dtype, c.kv_heads * c.group, 1, c.head_dim, c.spread);
+  const TokenRows k = Normal(2, c.dtype, c.kv_heads, c.tokens, c.head_dim);
+  const TokenRows v = Normal(3, c.dtype, c.kv_heads, c.tokens, c.value_dim);
   const double rounding = c.dtype == DType::kFloat32 ? 1e-4 : 2e-2;
   double largest = 0.0;
   for (std::int64_t i = 0; i < c.kv_heads * c.tokens * c.value_dim; ++i) {
@@ -344,9 +344,9 @@ TEST(KvCacheModes, WithinEpsilonHolds) {
 // Nothing has to be read where the sink has nearly all: the rest is the sink's, as it is exactly.
 TEST(KvCacheModes, WithinEpsilonOfASinkThatHasNearlyAll) {
   Case c{.spread = 0.3, .softmax = true, .sink = true, .sink_shift = 20.0};
-  const Rows q = Normal(1, c.dtype, 6, 1, c.head_dim, c.spread);
-  const Rows k = Normal(2, c.dtype, 2, c.tokens, c.head_dim);
-  const Rows v = Normal(3, c.dtype, 2, c.tokens, c.value_dim);
+  const TokenRows q = Normal(1, c.dtype, 6, 1, c.head_dim, c.spread);
+  const TokenRows k = Normal(2, c.dtype, 2, c.tokens, c.head_dim);
+  const TokenRows v = Normal(3, c.dtype, 2, c.tokens, c.value_dim);
   const Answers exact = OnArrays(c, q, k, v);
   c.mode = {.keys = DecodeKeys::kWithin, .epsilon = 0.1};
   KvCache cache(ShapeOf(c));
@@ -362,8 +362,9 @@ TEST(KvCacheModes, WithinEpsilonOfASinkThatHasNearlyAll) {
 TEST(KvCacheModes, WithinEpsilonReadsFewKeysOfASharpHead) {
   Case c{.dtype = DType::kBFloat16, .tokens = 8000, .head_dim = 64, .value_dim = 64, .spread = 8.0};
   c.softmax = true;
-  const Rows q = Normal(1, c.dtype, 6, 1, 64, c.spread), k = Normal(2, c.dtype, 2, c.tokens, 64);
-  const Rows v = Normal(3, c.dtype, 2, c.tokens, 64);
+  const TokenRows q = Normal(1, c.dtype, 6, 1, 64, c.spread),
+                  k = Normal(2, c.dtype, 2, c.tokens, 64);
+  const TokenRows v = Normal(3, c.dtype, 2, c.tokens, 64);
   KvCache cache(ShapeOf(c));
   const KvCache::Sequence sequence = Build(cache, k, v);
   const Answers all = OnCache(c, cache, sequence, q);
@@ -387,8 +388,8 @@ TEST(KvCacheModes, WithinEpsilonReadsFewKeysOfASharpHead) {
 TEST(KvCacheModes, KeysThatAreNotFinite) {
   const auto answers = [](DecodeMode mode, bool softmax, double value, double softcap = 0.0) {
     Case c{.tokens = 900, .softmax = softmax, .softcap = softcap, .mode = mode};
-    const Rows q = Normal(1, c.dtype, 6, 1, 24), v = Normal(3, c.dtype, 2, 900, 16);
-    Rows k = Normal(2, c.dtype, 2, 900, 24);
+    const TokenRows q = Normal(1, c.dtype, 6, 1, 24), v = Normal(3, c.dtype, 2, 900, 16);
+    TokenRows k = Normal(2, c.dtype, 2, 900, 24);
     k.Set(300 * 24 + 5, value);  // of key head 0
     KvCache cache(ShapeOf(c), kAll);
     return OnCache(c, cache, Build(cache, k, v), q);
@@ -429,8 +430,8 @@ TEST(KvCacheModes, DistanceLeavesKeysUnread) {
   std::vector<std::int64_t> bytes;
   for (const std::int64_t tokens : {4000, 16000}) {
     const Case c{.tokens = tokens, .kv_heads = 6, .group = 1, .slopes = true};
-    const Rows q = Normal(1, c.dtype, 6, 1, 24, 2.0), k = Normal(2, c.dtype, 6, tokens, 24);
-    const Rows v = Normal(3, c.dtype, 6, tokens, 16);
+    const TokenRows q = Normal(1, c.dtype, 6, 1, 24, 2.0), k = Normal(2, c.dtype, 6, tokens, 24);
+    const TokenRows v = Normal(3, c.dtype, 6, tokens, 16);
     KvCache cache(ShapeOf(c));
     const KvCache::Sequence sequence = cache.Create();
     cache.Append({.threads = 1}, sequence, 0, k.Array(), v.Array(), tokens);
@@ -444,7 +445,7 @@ TEST(KvCacheModes, DistanceLeavesKeysUnread) {
       if (h % 2 == 0) bytes.push_back(found.bytes_read[h]);
     }
     // The norm of the largest key counts, and one that is not finite is found.
-    Rows broken = Normal(2, c.dtype, 6, tokens, 24);
+    TokenRows broken = Normal(2, c.dtype, 6, tokens, 24);
     broken.Set(3 * 24, std::nan(""));
     const Answers nan = OnCache(c, cache, Build(cache, broken, v), q);
     EXPECT_TRUE(std::isnan(nan.out.At(0)));
@@ -464,8 +465,8 @@ TEST(KvCacheModes, DistanceLeavesNoKeyOutThatHasAWeight) {
       c.alpha = 1.1;
       c.slopes = true;
       c.scale_invariant = scale_invariant;
-      Rows q = Normal(1, c.dtype, 1, 1, 1), k = Normal(2, c.dtype, 1, tokens, 1);
-      const Rows v = Normal(3, c.dtype, 1, tokens, 4);
+      TokenRows q = Normal(1, c.dtype, 1, 1, 1), k = Normal(2, c.dtype, 1, tokens, 1);
+      const TokenRows v = Normal(3, c.dtype, 1, tokens, 4);
       q.Set(0, 1.0);
       for (std::int64_t j = 0; j < tokens; ++j) k.Set(j, 1.0);
       KvCache cache(ShapeOf(c));
@@ -482,8 +483,8 @@ TEST(KvCacheModes, DistanceLeavesNoKeyOutThatHasAWeight) {
 
 TEST(KvCacheModes, BytesReadAreWhatThePagesSay) {
   const Case c{.dtype = DType::kBFloat16, .tokens = 700, .head_dim = 16, .value_dim = 8};
-  const Rows q = Normal(1, c.dtype, 6, 1, 16), k = Normal(2, c.dtype, 2, 700, 16);
-  const Rows v = Normal(3, c.dtype, 2, 700, 8);
+  const TokenRows q = Normal(1, c.dtype, 6, 1, 16), k = Normal(2, c.dtype, 2, 700, 16);
+  const TokenRows v = Normal(3, c.dtype, 2, 700, 8);
   const auto sum = [](const std::vector<std::int64_t>& x) {
     std::int64_t total = 0;
     for (const std::int64_t value : x) total += value;
@@ -511,8 +512,8 @@ TEST(KvCacheModes, BytesReadAreWhatThePagesSay) {
 
 TEST(KvCacheModes, MistakesAreNamed) {
   const Case c{.tokens = 10};
-  const Rows q = Normal(1, c.dtype, 6, 1, 24), k = Normal(2, c.dtype, 2, 10, 24);
-  const Rows v = Normal(3, c.dtype, 2, 10, 16);
+  const TokenRows q = Normal(1, c.dtype, 6, 1, 24), k = Normal(2, c.dtype, 2, 10, 24);
+  const TokenRows v = Normal(3, c.dtype, 2, 10, 16);
   const auto error = [&](const KvCacheOptions& options, const DecodeMode& mode) {
     KvCache cache(ShapeOf(c), options);
     Case with = c;

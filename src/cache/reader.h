@@ -1,4 +1,4 @@
-// Where the keys and values of a sequence lie in a cache.
+// Finds the keys and values of a sequence in a cache.
 #pragma once
 
 #include <cstddef>

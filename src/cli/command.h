@@ -12,7 +12,7 @@
 
 namespace tsallis::cli {
 
-// What every command gets from main.
+// Every command gets these from main.
 struct Invocation {
   std::string line;               // the command line as it could be typed again
   const std::atomic<bool>* stop;  // becomes true on SIGINT or SIGTERM

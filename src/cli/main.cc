@@ -81,8 +81,8 @@ int Report(const std::string& what, int code) {
   return code;
 }
 
-// How to go on with a run that was interrupted, if there is a way. Of several processes the first
-// says it.
+// Says how to go on with a run that was interrupted, if there is a way. Only the first of several
+// processes says it.
 int ReportInterrupted(const std::string& what, const tsallis::cli::Invocation& invocation) {
   if (rank > 0) return kInterrupted;
   if (!invocation.resumes) {

@@ -111,7 +111,7 @@ std::string DescribeExtras(const CLI::App& app) {
   return "";
 }
 
-// What an option takes, in words; its check says so of integers.
+// Says in words which values an option takes; its check says so of integers.
 std::string Takes(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (type.starts_with("UINT")) return AnInteger<std::uint64_t>();

@@ -30,7 +30,7 @@ void CheckValues(CLI::App& command);
 // yet: to be called before work that takes hours.
 void CheckWritable(const std::string& option, const std::filesystem::path& folder);
 
-// What was wrong with the command line, and for a misspelt word what was meant.
+// Describes the error of a command line; for a misspelt word it suggests the right one.
 std::string DescribeParseError(const CLI::App& app, const CLI::ParseError& error);
 
 }  // namespace tsallis::cli

@@ -15,6 +15,7 @@
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "lab/base/paths.h"
+#include "lab/base/python.h"
 #include "lab/report/render.h"
 #include "lab/report/results_io.h"
 
@@ -81,6 +82,7 @@ class ReproduceCommand : public Command {
     options_.command = invocation.line;
     options_.progress.terminal = IsTerminal(stderr);
     options_.progress.color = UseColor(stderr);
+    for (const lab::Recipe& recipe : recipes) UnpackRuns(options_.runs / recipe.name);
     std::vector<lab::Reproduction> studies;
     for (const lab::Recipe& recipe : recipes) studies.emplace_back(recipe, options_);
     nlohmann::ordered_json documents = nlohmann::ordered_json::array();
@@ -117,6 +119,17 @@ class ReproduceCommand : public Command {
   }
 
  private:
+  // Finished runs that lie in archives (results/runs) are laid out beside them, so that none of
+  // them is trained again.
+  static void UnpackRuns(const std::filesystem::path& study) {
+    std::error_code absent;
+    for (const auto& entry : std::filesystem::directory_iterator(study, absent)) {
+      if (!entry.path().filename().string().ends_with(".tar.xz")) continue;
+      lab::RunPython("tsallis_report.runs", {"unpack", study.string()}, false);
+      return;
+    }
+  }
+
   // At the scale that is asked for. UsageError for a recipe that is named twice.
   std::vector<lab::Recipe> ReadRecipes() const {
     std::vector<lab::Recipe> recipes;

@@ -1,4 +1,4 @@
-// What a stream is connected to, and documents for programs on it.
+// Tells whether a stream is a terminal, and prints documents for programs.
 #pragma once
 
 #include <cstdio>

@@ -75,7 +75,7 @@ class TrainCommand : public Command {
     const lab::Recipe recipe = all.TrainedBy(*job.method);
     job.recipe = &recipe;
     job.seed = seed_;
-    job.steps = recipe.Scale(scale_).steps;
+    job.steps = recipe.Steps(*job.method, scale_);
     job.folder = folder_;
     job.tensorboard = tensorboard_;
     if (folder_.empty()) {
@@ -139,7 +139,7 @@ class TrainCommand : public Command {
     }
   }
 
-  // Of language: what a process has trained on, over all sessions of the run; 0 for other tasks.
+  // Tokens a second of a process on language, over all sessions of the run; 0 for other tasks.
   static double TokensPerSecond(const lab::TrainingJob& job) {
     const lab::TaskConfig& task = job.recipe->task;
     const double seconds = lab::RunFolder(job.folder).Seconds();

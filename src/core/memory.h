@@ -20,7 +20,7 @@ hwy::AlignedFreeUniquePtr<T[]> Aligned(std::int64_t n) {
 }
 
 template <typename T>
-class Growing {
+class GrowingBuffer {
  public:
   // Room for `count`; what was there is lost if it has to grow.
   T* Reserve(std::int64_t count) {

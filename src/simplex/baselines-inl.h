@@ -243,29 +243,29 @@ HWY_INLINE double StickRow(const float* x, std::size_t n, double scale, float* y
   const std::size_t lanes = hn::Lanes(d);
   const VF factor = hn::Set(d, static_cast<float>(scale)), zero = hn::Zero(d);
   HWY_ALIGN float pieces[hn::MaxLanes(d)];
-  double left = 0.0;
+  double rest = 0.0;
   std::size_t end = n;
-  while (end > 0 && left > kUsedUp) {
+  while (end > 0 && rest > kUsedUp) {
     const std::size_t count = HWY_MIN(lanes, end), begin = end - count;
     const VF z = hn::Mul(LoadSome(x + begin, count, -kInfinityF), factor);
     const VF part = LogOnePlus(z);
     hn::Store(hn::Add(hn::Max(z, zero), part), d, pieces);
     for (std::size_t j = count; j-- > 0;) {
       const float piece = pieces[j];
-      pieces[j] = static_cast<float>(left);
-      left -= static_cast<double>(piece);
+      pieces[j] = static_cast<float>(rest);
+      rest -= static_cast<double>(piece);
     }
     const VF log_p = hn::Add(hn::Sub(hn::Min(z, zero), part), hn::Load(d, pieces));
     StoreSome(ExpNonPositive(log_p), y + begin, count);
     end = begin;
   }
   std::fill(y, y + end, 0.0f);
-  double rest, unused;
-  SumTwo(x, end, -kInfinityF, &rest, &unused, [&](VF v, VF& a, VF&) HWY_ATTR {
+  double unread, unused;
+  SumTwo(x, end, -kInfinityF, &unread, &unused, [&](VF v, VF& a, VF&) HWY_ATTR {
     const VF z = hn::Mul(v, factor);
     a = hn::Add(a, hn::Add(hn::Max(z, zero), LogOnePlus(z)));
   });
-  return left - rest;
+  return rest - unread;
 }
 
 // See simplex/sigmoid.cc for the formula.

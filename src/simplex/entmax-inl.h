@@ -147,7 +147,7 @@ class EntmaxSolver {
     return Finish(x, n, tau, y);
   }
 
-  // The same from a `tau` that may be the root already.
+  // Solves from a `tau` that may be the root already.
   HWY_INLINE double Finish(const float* x, std::size_t n, double tau, float* y) const {
     double previous_error = 1e30;
     for (;;) {
@@ -324,7 +324,7 @@ HWY_INLINE void Compact(CandidateScratch& list, double bar) {
   list.count = kept;
 }
 
-// What a caller may know of a row before it is solved. A wrong guess costs time only.
+// A caller's guesses about a row before it is solved. A wrong guess costs time only.
 struct RowHint {
   double tau = NAN;    // the threshold, as RowStats reports it (kEntmax only)
   bool dense = false;  // much of the row is in the support, so that lists save nothing

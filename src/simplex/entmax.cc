@@ -37,7 +37,7 @@ double Scaled(double value, double log_factor) {
 //
 // For alpha > 2, u explodes as p -> 0 (0.01^{-62} at alpha = 64) and dp_k - <u, dp>/sum u cancels
 // to nothing for the entry k with the largest u. Measuring dp from dp_k, and ds_k = -(the others'
-// sum), removes both: u_k itself is never needed. What is left may still be beyond double (scores
+// sum), removes both: u_k itself is never needed. The result may still be beyond double (scores
 // that differ by less than 1e-300): the product is formed in logarithms and stops at the largest
 // finite number, so that 0 times a huge u is 0 and never NaN.
 void Backward(const RowSpec& spec, const double*, double, const double* p, const double* dp,

@@ -63,7 +63,7 @@ Floats Forward32(const RowMapParams& params, const Floats& scores, const RowStat
   return p;
 }
 
-// What a row of n sums to; 0: the map does not say.
+// The sum of the weights of a row of n; 0: the map does not fix it.
 double SumGoal(const RowMapParams& params, std::size_t n) {
   if (SumsToOne(params.map)) return 1.0;
   return params.map == RowMap::kBudget ? std::min(params.budget, static_cast<double>(n)) : 0.0;

@@ -1,4 +1,4 @@
-// What a map is to the drivers (reference.cc, rows.cc), and the list of maps.
+// Describes a map to the drivers (reference.cc, rows.cc), and declares the list of maps.
 // docs/change/adding-a-map.md walks through it.
 #pragma once
 

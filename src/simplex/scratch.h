@@ -55,7 +55,7 @@ struct RowScratch {
   ReferenceScratch reference;
   std::vector<double> wide_scores, wide_p, wide_dp;
 
-  // What one for rows up to n holds at most: four floats a column, the lists, and seven arrays in
+  // The most that one for rows up to n holds: four floats a column, the lists, and seven arrays in
   // double, which may have doubled once too often.
   static constexpr std::size_t Bytes(std::size_t n) {
     return (3 * RowsAtOnce(n) + 1) * (n + 1) * sizeof(float) +

@@ -37,13 +37,13 @@ void Backward(const RowSpec&, const double*, double, const double* p, const doub
 // ln p_j = -softplus(-s_j) - sum_{m > j} softplus(s_m): sums of logarithms keep the digits of a
 // stick that is nearly used up.
 double StickForward(const RowSpec&, const double* depth, double offset, std::int64_t n, double* p) {
-  double left = 0.0;  // ln of what is left
+  double rest = 0.0;  // ln of the rest of the stick
   for (std::int64_t j = n - 1; j >= 0; --j) {
     const double s = offset - depth[j];
-    p[j] = std::exp(left - Softplus(-s));
-    left -= Softplus(s);
+    p[j] = std::exp(rest - Softplus(-s));
+    rest -= Softplus(s);
   }
-  return left;
+  return rest;
 }
 
 // A larger s_j takes more of what is left, and leaves less to the entries before it:

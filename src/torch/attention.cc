@@ -240,7 +240,8 @@ Tensors<3> OpWeightsAutograd(const AttentionOptions& options, const Tensor& q, c
   return CallWithSettings(WeightsOperator(), options, q, k);
 }
 
-// As torch's own attention: the products in autocast's dtype. What is small is kept exact.
+// Casts as torch's own attention does: the products are in autocast's dtype. Small tensors are kept
+// exact.
 Tensor Cast(const Tensor& tensor) {
   const at::DeviceType device = tensor.device().type();
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);

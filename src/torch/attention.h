@@ -56,7 +56,7 @@ enum AttentionInput : std::uint8_t {
 };
 using AttentionWanted = std::array<bool, kInputs>;
 
-// What operators return: so many tensors.
+// The type that operators return: a tuple of so many tensors.
 template <std::size_t kCount>
 using Tensors = decltype(std::tuple_cat(std::declval<std::array<at::Tensor, kCount>>()));
 
@@ -75,7 +75,7 @@ struct AttentionRequest {
   std::int64_t saved_bytes = 0;
 };
 
-// Who looks into the tensors. The host checks the contents of ranges; of a device's tensors it
+// Says who may read the tensors. The host checks the contents of ranges; of a device's tensors it
 // reads nothing but alphas, since reading waits for the device.
 enum class Reader : std::uint8_t { kHost, kDevice };
 
@@ -105,8 +105,8 @@ std::array<at::Tensor, kInputs> AttentionBackwardBy(const AttentionPasses& passe
                                                     const AttentionOptions& options,
                                                     const AttentionWanted& wanted);
 
-// row_offsets: [batch heads q_len + 1], columns, values: [entries]. Waits for a device: how much
-// memory the entries take nobody knows before.
+// row_offsets: [batch heads q_len + 1], columns, values: [entries]. Synchronises with the device,
+// since the number of entries must be counted first.
 Tensors<3> AttentionWeightsBy(const AttentionPasses& passes, const at::Tensor& q,
                               const at::Tensor& k, const AttentionOptions& options);
 

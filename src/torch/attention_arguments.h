@@ -57,7 +57,7 @@ class KernelArguments {
   std::vector<std::int64_t> Rows() const { return {array_batch_, params_.heads, params_.q_len}; }
 
  private:
-  // Where the sequences begin and end along an axis, [batch] each: numbers of the host, or tensors
+  // Begins and ends of the sequences along an axis, [batch] each: numbers of the host, or tensors
   // of a device.
   struct Axis {
     std::vector<std::int64_t> begin, end;

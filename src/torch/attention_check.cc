@@ -1,4 +1,4 @@
-// What can be said about a call of attention before any element is read.
+// Checks a call of attention as far as this needs no element of a tensor.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 

@@ -1,5 +1,5 @@
-// What the operators do with CUDA tensors, up to the kernels: CPU tensors stand for a device's, and
-// the kernels run on the emulation. Where no GPU is, no other tensors exist.
+// Tests the operators on CUDA tensors, up to the kernels: CPU tensors stand for a device's, and the
+// kernels run on the emulation. Without a GPU there are no other tensors.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -17,7 +17,7 @@ namespace {
 
 using at::Tensor;
 
-// How the kernels of a device are called (attention.h).
+// The functions that call the kernels of a device (attention.h).
 struct Cpu {
   static constexpr auto Forward = AttentionForwardCpu;
   static constexpr auto Backward = AttentionBackwardCpu;

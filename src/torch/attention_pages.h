@@ -10,7 +10,7 @@
 
 namespace tsallis {
 
-// How the kernels that run where the tensors are are called.
+// Calls the kernels that run on the tensors' device.
 using PagesPass = std::function<void(const AttentionParams& params, const AttentionPages& pages,
                                      const AttentionOutputs& outputs)>;
 

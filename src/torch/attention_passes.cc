@@ -21,7 +21,7 @@ using Sizes4 = std::array<std::int64_t, 4>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Where `like` is.
+// An empty tensor on the device of `like`.
 Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype, const Tensor& like) {
   if (like.is_cpu()) return at::Tensor(at::detail::empty_cpu(sizes, dtype));
   return at::empty(sizes, like.options().dtype(dtype));

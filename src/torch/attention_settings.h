@@ -26,8 +26,8 @@ namespace tsallis {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// What autograd keeps of the settings that are not tensors, as values that compiled autograd can
-// compare: one list of each type.
+// Settings that are no tensors, as autograd keeps them: as values that compiled autograd can
+// compare, one list of each type.
 struct KeptSettings {
   std::vector<double> numbers;
   std::vector<std::int64_t> integers;
@@ -81,7 +81,6 @@ void FromName(std::string_view name, Padding* padding);
 void CheckPositive(const char* argument, double number);
 
 // ---- kinds: how a member of AttentionOptions stands in a schema and in a signature
-// ---------------
 
 struct PlainSetting {
   static constexpr bool kTensor = false, kGradient = false;
@@ -158,7 +157,6 @@ struct NameSetting : PlainSetting {
 };
 
 // ---- the table
-// -----------------------------------------------------------------------------------
 
 template <typename KindType, typename Member>
 struct AttentionSetting {
@@ -209,7 +207,6 @@ inline constexpr auto kAttentionSettings = std::tuple{
 #undef TSALLIS_MEMBER
 
 // ---- what follows from it
-// ------------------------------------------------------------------------
 
 // Calls visit(setting) for every one.
 template <typename Visit>
@@ -265,7 +262,6 @@ std::string AttentionSettingsSchema();
 std::array<std::string, kGradientSettings> AttentionGradientNames();
 
 // ---- operators
-// -----------------------------------------------------------------------------------
 
 template <typename... Types>
 struct TypeList {};

@@ -32,7 +32,7 @@ struct RowStatTensors {
 at::Tensor MapRows(const at::Tensor& scores, const RowMapParams& params,
                    const std::optional<at::Tensor>& alpha = std::nullopt, std::int64_t dim = -1);
 
-// The same, filling `stats`.
+// Does the same, and fills `stats`.
 at::Tensor MapRows(const at::Tensor& scores, const RowMapParams& params,
                    const std::optional<at::Tensor>& alpha, std::int64_t dim, RowStatTensors* stats);
 
@@ -49,10 +49,10 @@ at::Tensor FenchelYoungLosses(const at::Tensor& scores, const at::Tensor& target
 
 enum class Padding : std::uint8_t { kRight, kLeft };
 
-// What attention takes beside q, k and v. "Broadcastable" is torch's: missing leading dimensions
-// and sizes of 1 repeat. Gradients go to the tensors marked (g), in their own shape and dtype.
-// Floating tensors may have any of the four dtypes. For packed sequences `batch` is 1 in every
-// shape.
+// The arguments of attention beside q, k and v. "Broadcastable" is torch's: missing leading
+// dimensions and sizes of 1 repeat. Gradients go to the tensors marked (g), in their own shape and
+// dtype. Floating tensors may have any of the four dtypes. For packed sequences `batch` is 1 in
+// every shape.
 struct AttentionOptions {
   RowMap map = RowMap::kEntmax;  // one of AttentionMaps()
   double alpha = 1.5;

@@ -89,8 +89,8 @@ Tensor Forward(const Tensor& scores, const OptionalTensor& alpha_rows, const Row
 
 // ---- autograd -----------------------------------------------------------------------------------
 
-// What backward needs of the call, as values that autograd can keep (and compiled autograd can
-// compare).
+// Saves what backward needs of the call, as values that autograd can keep (and compiled autograd
+// can compare).
 void Save(AutogradContext* context, const RowMapCall& call) {
   const RowMapParams& params = call.params;
   std::vector<double> numbers = {params.alpha,          params.temperature,

@@ -1,4 +1,4 @@
-// What lies between a tensor and the kernels: row views, checks, errors, threads.
+// Connects a tensor with the kernels: row views, checks, errors, threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -70,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     trained.add_argument(
         "--models",
         action="store_true",
-        help="measure on q, k and v of the three small language models in models of the "
+        help="measure on q, k and v of the small language models in models of the "
         "source tree, which read 8192 bytes of torch's Python: a case a layer",
     )
     trained.add_argument(
@@ -274,7 +273,7 @@ def _attention(arguments: argparse.Namespace) -> int:
         screen.say(f"numbers: {out}")
         _figure(out, screen)
         if arguments.json:
-            print(json.dumps(found, indent=1))
+            print(document.text(found), end="")
     return status
 
 

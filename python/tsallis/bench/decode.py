@@ -188,7 +188,7 @@ def measure(
     with_bytes, screened = filled("bytes")
     with_rows, plain = filled("none")
     repeated_k, repeated_v = (x.repeat_interleave(group, 1) for x in (k, v))
-    # What the last key is taken off from: DynamicCache holds all but the new ones.
+    # DynamicCache holds all keys but the new ones.
     before_k, before_v = k[:, :, :-1].contiguous(), v[:, :, :-1].contiguous()
 
     def cat() -> Tensor:
@@ -222,7 +222,7 @@ def measure(
             returns=("scored", "support_size", "bytes_read"),
             **settings,
         )
-        # Of one query the same bits. Several are for kernels with other roundings.
+        # One query has the same bits. Several go to kernels with other roundings.
         most = 0.0 if not many else 1e-4 if dtype == torch.float32 else 0.02
         for found in (out, calls["bytes"]()):
             error = (found - calls["tensors"]()).abs().max().item()
@@ -255,7 +255,7 @@ def measure(
             "kv_heads": case.kv_heads,
             "scored": scored / answers,
             "support": support / answers,
-            # Of queries that are answered one by one.
+            # Counted for queries that are answered one by one.
             "bytes_read": None if many else int(told.bytes_read.sum()),
             "bytes_of_keys_and_values": 2 * k.numel() * k.element_size(),
             "append_s": appended,

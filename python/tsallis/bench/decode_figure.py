@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from tsallis.bench.figure import PALETTE
+from tsallis.bench.figure import PALETTE, SVG
 from tsallis_report import style
 
 __all__ = ["write"]
@@ -45,18 +46,22 @@ def write(source: Path, target: Path) -> bool:
     dtypes = sorted({dtype for dtype, _ in found})
     if not dtypes:
         return False
-    with style.styled():
+    with style.styled(), mpl.rc_context(SVG):
         figure = Figure(figsize=(4.6 * len(dtypes), 4.4), layout="constrained")
         panels = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
         for axes, dtype in zip(panels, dtypes, strict=True):
             for name, (label, color, marker, line) in SERIES.items():
-                times = sorted(found.get((dtype, name), {}).items())
-                if not times:
+                line_points = sorted(found.get((dtype, name), {}).items())
+                if not line_points:
                     continue
-                keys, ms = zip(*times, strict=True)
+                keys, ms = zip(*line_points, strict=True)
                 axes.plot(keys, ms, color=color, marker=marker, ls=line, label=label)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            lengths = sorted({n for key, times in found.items() if key[0] == dtype for n in times})
+            axes.set_xticks(lengths, [f"{n:,}".replace(",", " ") for n in lengths])
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
             axes.set_title(dtype)
             axes.set_xlabel("keys")
         panels[0].set_ylabel("ms a token, 32 query heads, 8 key heads")

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from tsallis import _ops
 from tsallis.bench import timing
 
-__all__ = ["build", "write"]
+__all__ = ["build", "text", "write"]
 
 
 def build(rows: list[dict[str, Any]], *, threads: int, **more: Any) -> dict[str, Any]:
@@ -37,9 +38,32 @@ def build(rows: list[dict[str, Any]], *, threads: int, **more: Any) -> dict[str,
     }
 
 
+def _rounded(value: Any) -> Any:
+    """Numbers with five digits: times spread by more than that."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(entry) for entry in value]
+    return value
+
+
+def text(document: dict[str, Any]) -> str:
+    """JSON with one line for each key and one for each row."""
+    dense = partial(json.dumps, separators=(",", ":"))
+    lines = []
+    for name, value in _rounded(document).items():
+        entry = dense(value)
+        if value and isinstance(value, list):
+            entry = "[\n" + ",\n".join(map(dense, value)) + "\n]"
+        lines.append(f"{json.dumps(name)}: {entry}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def write(path: Path, document: dict[str, Any]) -> None:
-    """JSON, written aside and renamed: whoever interrupts finds the last whole one."""
+    """Writes the JSON aside and renames it: an interrupted program leaves the last whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.write_text(text(document))
     os.replace(aside, path)

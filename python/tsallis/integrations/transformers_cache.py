@@ -191,7 +191,8 @@ class TsallisCache(Cache):
             return [0] * batch if q_len == 1 else None
         if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1:
             return None
-        # The same for every layer of a step; the version tells a mask that was written to since.
+        # Every layer of a step has the same answer; the version tells a mask that was written to
+        # since.
         known, version, length, found = self._seen
         if known is mask and version == _version(mask) and length == k_len:
             return found
@@ -244,9 +245,9 @@ class TsallisCache(Cache):
             )
         for layer in self._rows:
             layer.tokens = max(0, layer.tokens + tokens_to_remove)
-        left = max((layer.tokens for layer in self._rows), default=0)
+        remaining = max((layer.tokens for layer in self._rows), default=0)
         for sequence in self.sequences:
-            sequence.truncate(left)
+            sequence.truncate(remaining)
 
     def reset(self) -> None:
         """Forgets all tokens, and how many sequences there were."""
@@ -267,7 +268,7 @@ class TsallisCache(Cache):
         return made
 
     def __deepcopy__(self, memo: Any) -> TsallisCache:
-        # As transformers' pages on prefix caching copy a cache.
+        # Transformers' pages on prefix caching copy a cache so.
         return self.fork()
 
     @property

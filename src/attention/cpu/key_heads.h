@@ -13,11 +13,11 @@ namespace tsallis {
 // Calls run(context, worker, key_head, memory) once a key head. With `heads_per_thread` of them or
 // more for every thread of `context`, a thread takes whole key heads and `run` gets a context of
 // one thread; with fewer, all threads work on one after the other. The order of every sum is the
-// same either way. `run` returns false for a key head that it leaves: those are added to `left`,
-// in their order.
+// same either way. `run` returns false for a key head that it leaves: those are added to
+// `remaining`, in their order.
 template <class Memory, class Run>
 void ForEachKeyHead(const Context& context, std::int64_t heads_per_thread,
-                    const std::vector<KeyHead>& key_heads, std::vector<KeyHead>* left,
+                    const std::vector<KeyHead>& key_heads, std::vector<KeyHead>* remaining,
                     const Run& run) {
   const auto count = static_cast<std::int64_t>(key_heads.size());
   std::vector<std::uint8_t> served(key_heads.size(), 0);
@@ -35,7 +35,7 @@ void ForEachKeyHead(const Context& context, std::int64_t heads_per_thread,
     for (std::int64_t i = 0; i < count; ++i) run_one(context, 0, i, memory);
   }
   for (std::size_t i = 0; i < key_heads.size(); ++i) {
-    if (served[i] == 0) left->push_back(key_heads[i]);
+    if (served[i] == 0) remaining->push_back(key_heads[i]);
   }
 }
 

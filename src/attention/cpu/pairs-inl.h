@@ -20,8 +20,8 @@ namespace HWY_NAMESPACE {
 // Tiles need vectors of 16 floats beside them.
 constexpr bool kWithTiles = HWY_TARGET <= HWY_AVX3 && kLanes == 16;
 
-// As PackRows, without conversion: the first `count` rows. to: [count][padded], padded a multiple
-// of 32. Returns the largest |value|.
+// Packs the first `count` rows as PackRows does, without conversion. to: [count][padded], padded a
+// multiple of 32. Returns the largest |value|.
 inline HWY_NOINLINE float PackHalves(const HeadRows& rows, std::size_t count, std::size_t columns,
                                      std::size_t padded, std::uint16_t* HWY_RESTRICT to) {
   const hn::ScalableTag<std::uint16_t> dh;

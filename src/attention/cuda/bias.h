@@ -35,10 +35,10 @@ struct BiasCall {
 
 template <class Type, int D>
 struct BiasShape {
-  using Rows = DenseRowsShape<Type, D>;
-  static constexpr int kRows = Rows::kRows, kKeys = kInner;
+  using RowsShape = DenseRowsShape<Type, D>;
+  static constexpr int kRows = RowsShape::kRows, kKeys = kInner;
   static constexpr std::size_t kSharedBytes =
-      std::max(Rows::kKeysAt + Rows::kStageBytes, sizeof(double) * kRows * kKeys);
+      std::max(RowsShape::kKeysAt + RowsShape::kStageBytes, sizeof(double) * kRows * kKeys);
 };
 
 template <class Type, int D>
@@ -47,7 +47,7 @@ BiasKernel(const BiasCall bias) {
   using Shape = BiasShape<Type, D>;
   constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys;
   const BackwardCall& backward = bias.backward;
-  const Call& call = backward.call;
+  const DeviceCall& call = backward.call;
   const int t = Lane() % 4;
   const bool sums_keys = bias.Sums(3), sums_rows = bias.Sums(2);
   const int key_tiles = sums_keys ? 1 : (call.k_len + kKeys - 1) / kKeys;
@@ -57,7 +57,7 @@ BiasKernel(const BiasCall bias) {
   const int rows_end = sums_rows ? call.q_len : own_row + 1;
   const int first_head = bias.Sums(1) ? 0 : BlockY();
   const int heads_end = bias.Sums(1) ? call.heads : first_head + 1;
-  const Shared<Words4> k_tile(Shape::Rows::kKeysAt), v_tile(Shape::Rows::kValuesAt);
+  const Shared<Words4> k_tile(Shape::RowsShape::kKeysAt), v_tile(Shape::RowsShape::kValuesAt);
   using Left = LeftRows<Type, D, kRows>;
 
   double total[kKeys / 8][4] = {};
@@ -79,8 +79,8 @@ BiasKernel(const BiasCall bias) {
           const auto first_key = static_cast<int>(seen.begin > key0 ? seen.begin : key0);
           const auto behind = static_cast<int>(seen.end < key0 + kKeys ? seen.end : key0 + kKeys);
           if (first_key >= behind) continue;
-          const BlocksLeft left = head.LeftOf(call.mask, first_row, last_row, first_key, behind);
-          if (!left.any) continue;
+          const TileMasks masks = head.MasksOf(call.mask, first_row, last_row, first_key, behind);
+          if (!masks.any) continue;
           const auto row_of = [&](int i) {
             return row0 + i >= first_row && row0 + i <= last_row ? row0 + i : -1;
           };
@@ -88,12 +88,12 @@ BiasKernel(const BiasCall bias) {
             return key0 + i >= first_key && key0 + i < behind ? key0 + i : -1;
           };
           SyncBlock();  // the last tile has been read
-          const Left queries(0, Rows<Type>::Of(call.q, b, h), call.head_dim, row_of);
-          const Left d_outs(Shape::Rows::kGradientsAt, Rows<Type>::Of(backward.d_out, b, h),
-                            call.value_dim, row_of);
-          FetchTile<Type, D, kKeys>(k_tile, Rows<Type>::Of(call.k, b, head.kv), call.head_dim,
+          const Left queries(0, ArrayRows<Type>::Of(call.q, b, h), call.head_dim, row_of);
+          const Left d_outs(Shape::RowsShape::kGradientsAt,
+                            ArrayRows<Type>::Of(backward.d_out, b, h), call.value_dim, row_of);
+          FetchTile<Type, D, kKeys>(k_tile, ArrayRows<Type>::Of(call.k, b, head.kv), call.head_dim,
                                     key_of);
-          FetchTile<Type, D, kKeys>(v_tile, Rows<Type>::Of(call.v, b, head.kv), call.value_dim,
+          FetchTile<Type, D, kKeys>(v_tile, ArrayRows<Type>::Of(call.v, b, head.kv), call.value_dim,
                                     key_of);
           CommitCopies();
           WaitForCopies<0>();
@@ -121,7 +121,7 @@ BiasKernel(const BiasCall bias) {
                 const int key = key0 + 8 * j + 2 * t + e % 2;
                 float own = 0.0f;
                 if (key < keys.begin || key >= keys.end) continue;
-                if (!head.Leaves(call, left, row, key, &own)) continue;
+                if (!head.IsVisible(call, masks, row, key, &own)) continue;
                 const float z = head.Score(factor, s[j][e], sequence.Distance(row, key)) + own;
                 const Weight weight = split.WeightOf<true>(head, z);
                 if (weight.u == 0.0f) continue;

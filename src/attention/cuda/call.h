@@ -1,5 +1,5 @@
-// What kernels for GPUs are told: the arguments of a call as plain data, passed by value, and from
-// these what a head and a row are. All pointers are of the device's memory.
+// The arguments of a call as kernels for GPUs receive them: plain data, passed by value, with the
+// description of a head and a row. All pointers point to the device's memory.
 #pragma once
 
 #include <cmath>
@@ -37,7 +37,7 @@ using DeviceTerms = BasicTerms<float, DeviceFactors>;
 inline constexpr float kMostFloat = 3.4028234e38f;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-struct Call {
+struct DeviceCall {
   int batch = 0, heads = 0, kv_heads = 0, q_len = 0, k_len = 0, head_dim = 0, value_dim = 0;
   ConstArray4 q, k, v;
   AttentionMask mask;
@@ -54,12 +54,12 @@ struct Call {
 
 // Rows of one head of an array.
 template <class Type>
-struct Rows {
+struct ArrayRows {
   using Element = typename Type::Element;
   const Element* data = nullptr;
   std::int64_t stride = 0;
 
-  TSALLIS_DEVICE static Rows Of(const ConstArray4& array, std::int64_t b, std::int64_t h) {
+  TSALLIS_DEVICE static ArrayRows Of(const ConstArray4& array, std::int64_t b, std::int64_t h) {
     return {static_cast<const Element*>(array.data) + Offset(array.strides, b, h, 0),
             array.strides[2]};
   }
@@ -100,8 +100,8 @@ TSALLIS_DEVICE float LoadBias(const ConstArray4& bias, std::int64_t at) {
   return static_cast<float>(LoadDevice(static_cast<const double*>(bias.data) + at));
 }
 
-// What a block mask leaves of some rows and keys.
-struct BlocksLeft {
+// Whether the masks of a tile show any, and all, of its pairs of a row and a key.
+struct TileMasks {
   bool any = true, all = true;
 };
 
@@ -128,7 +128,7 @@ struct Head {
     if (span.end < span.begin) span.end = span.begin;
     return span;
   }
-  TSALLIS_DEVICE static Sequence SequenceOf(const Call& call, std::int64_t b) {
+  TSALLIS_DEVICE static Sequence SequenceOf(const DeviceCall& call, std::int64_t b) {
     const Span all_q = {0, call.q_len}, all_k = {0, call.k_len};
     return Sequence::Of(call.ranges, call.mask, RowMap::kEntmax, all_q, all_k, b);
   }
@@ -137,7 +137,7 @@ struct Head {
   }
   // kGeneral: sets `wide`. Without it, no head is wide or the caller does not need to know.
   template <bool kGeneral = false>
-  TSALLIS_DEVICE static Head Of(const Call& call, std::int64_t b, int h) {
+  TSALLIS_DEVICE static Head Of(const DeviceCall& call, std::int64_t b, int h) {
     Head head;
     head.sequence = SequenceOf(call, b);
     head.h = h;
@@ -168,12 +168,12 @@ struct Head {
     if (keys.end > sequence.k.end) keys.end = sequence.k.end;
     return keys;
   }
-  // Of rows from `first` to `last` and keys from `key` to before `end`: at least one pair. The warp
-  // calls it, for the same rows and keys.
-  TSALLIS_DEVICE BlocksLeft LeftOf(const AttentionMask& mask, int first, int last, int key,
+  // The block mask of rows from `first` to `last` and keys from `key` to before `end`: at least one
+  // pair. The warp calls it, for the same rows and keys.
+  TSALLIS_DEVICE TileMasks MasksOf(const AttentionMask& mask, int first, int last, int key,
                                    int end) const {
-    BlocksLeft left;
-    if (mask.blocks == nullptr) return left;
+    TileMasks masks;
+    if (mask.blocks == nullptr) return masks;
     // Runner keeps block sizes within an int.
     const int block_q = static_cast<int>(mask.block_q), block_k = static_cast<int>(mask.block_k);
     const int row = first / block_q, column = key / block_k;
@@ -182,19 +182,19 @@ struct Head {
     // So many take longer than the tile that they might spare.
     constexpr int kMost = 1024;
     if (blocks > kMost) return {true, false};
-    left.any = false;
-    for (int i = 0; i < blocks && (left.all || !left.any); i += kWarp) {
+    masks.any = false;
+    for (int i = 0; i < blocks && (masks.all || !masks.any); i += kWarp) {
       const int at = i + Lane();
       const bool in = at < blocks;
       const bool visible =
           in && LoadDevice(mask.blocks + Offset(mask.block_strides, sequence.array_batch, h,
                                                 row + at / columns, column + at % columns)) != 0;
-      left.any = Any(visible) || left.any;
-      left.all = !Any(in && !visible) && left.all;
+      masks.any = Any(visible) || masks.any;
+      masks.all = !Any(in && !visible) && masks.all;
     }
-    return left;
+    return masks;
   }
-  // Whether the masks leave a key to a query, beside the causal rule and the window. blocks:
+  // Whether the masks show the key to the query, beside the causal rule and the window. blocks:
   // whether to look at the block mask.
   TSALLIS_DEVICE bool Sees(const AttentionMask& mask, bool blocks, int row, int key) const {
     const std::int64_t b = sequence.array_batch;
@@ -207,19 +207,19 @@ struct Head {
     return mask.visible == nullptr ||
            LoadDevice(mask.visible + Offset(mask.visible_strides, b, h, row, key)) != 0;
   }
-  // Whether masks and a bias leave a key to a query; then *bias is unit times the pair's. left: of
-  // a tile that holds the pair.
-  TSALLIS_DEVICE bool Leaves(const Call& call, const BlocksLeft& left, int row, int key,
-                             float* bias) const {
+  // Whether the query sees the key by masks and bias. Sets *bias to unit times the pair's bias.
+  // tile: the masks of the tile that holds the pair.
+  TSALLIS_DEVICE bool IsVisible(const DeviceCall& call, const TileMasks& tile, int row, int key,
+                                float* bias) const {
     *bias = 0.0f;
-    if (!Sees(call.mask, !left.all, row, key)) return false;
+    if (!Sees(call.mask, !tile.all, row, key)) return false;
     const ConstArray4& biases = call.terms.bias;
     if (biases.data == nullptr) return true;
     *bias = unit * LoadBias(biases, Offset(biases.strides, sequence.array_batch, h, row, key));
     return *bias != -kInfinity;
   }
-  // By which a product is multiplied to give unit x.
-  TSALLIS_DEVICE float Factor(const Call& call, std::int64_t q_row) const {
+  // Multiplies a product to give unit x.
+  TSALLIS_DEVICE float Factor(const DeviceCall& call, std::int64_t q_row) const {
     const ConstArray4& c = call.terms.length_scale;
     double factor = static_cast<double>(unit) * call.scale;
     if (c.data != nullptr) {
@@ -232,8 +232,8 @@ struct Head {
     const float x = factor * product;
     return terms.any() ? terms.Score(x, distance) : x;
   }
-  // Of a query row in the statistics.
-  TSALLIS_DEVICE std::int64_t Index(const Call& call, std::int64_t q_row) const {
+  // Index of a query row in the statistics.
+  TSALLIS_DEVICE std::int64_t Index(const DeviceCall& call, std::int64_t q_row) const {
     return (sequence.array_batch * call.heads + h) * call.q_len + q_row;
   }
 };
@@ -249,8 +249,8 @@ struct BlockPlace {
     return static_cast<int>(packed ? length / rows + batch : (length + rows - 1) / rows);
   }
   // block: below Count(); b: of a batch that is not packed. begins: [batch], the axis's.
-  TSALLIS_DEVICE static BlockPlace Of(const Call& call, const std::int64_t* begins, bool of_keys,
-                                      int block, int b, int rows) {
+  TSALLIS_DEVICE static BlockPlace Of(const DeviceCall& call, const std::int64_t* begins,
+                                      bool of_keys, int block, int b, int rows) {
     std::int64_t low = b, first_block = 0;
     if (call.ranges.packed) {
       std::int64_t high = call.batch;

@@ -29,7 +29,7 @@ void CheckAlpha(const AttentionParams& params, std::int64_t h) {
                         "1 + " + std::to_string((alpha - 1.0) * 1e9) + "e-9");
 }
 
-// What weights are asked for, without values: they need none.
+// The params of a call for weights, which needs no values.
 AttentionParams WithoutValues(AttentionParams params) {
   params.v = params.k;
   params.value_dim = params.head_dim;

@@ -1,5 +1,5 @@
 // Attention on NVIDIA's GPUs: what attention.cc calls for a context of such a device.
-// docs/guide/cuda.md has the design.
+// README.md has the design.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace tsallis::cuda {
 inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 25) - 1;
 inline constexpr std::int64_t kMostKeys = std::int64_t{1} << 20;
 
-// What the kernels serve; the rest is refused by name.
+// The kernels serve these features; the rest is refused by name.
 inline constexpr Serves kServes = {
     .features = {Feature::kFloat32,        Feature::kBFloat16,
                  Feature::kFloat16,        Feature::kSoftmax,
@@ -32,7 +32,7 @@ inline constexpr Serves kServes = {
     .most_columns = 256,
     .column_step = 8};
 
-// The same on pages, whose rows are looked at on their own.
+// The paged kernels serve these features; they process each query row separately.
 inline constexpr Serves kServesOnPages = {
     .features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16, Feature::kSoftmax,
                  Feature::kEntmax, Feature::kCausal, Feature::kWindow, Feature::kStartAlignment,
@@ -50,7 +50,8 @@ void Forward(const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs);
 void Backward(const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients);
-// As AttentionWeightCounts and AttentionWeights. Their memory is the stream's, or the context's.
+// Compute AttentionWeightCounts and AttentionWeights. Their memory is the stream's, or the
+// context's.
 void WeightCounts(const Context& context, const AttentionParams& params, std::int64_t* counts);
 void Weights(const Context& context, const AttentionParams& params, const std::int64_t* row_offsets,
              std::int64_t* columns, float* values);

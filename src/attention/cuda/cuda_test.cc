@@ -1,5 +1,5 @@
 // Calls with a context of a CUDA device, through the public interface: refusals, and errors where
-// no device is. What kernels compute is tested on the emulation (emulated_test.cc).
+// no device is. The results of kernels are tested on the emulation (emulated_test.cc).
 #include "attention/cuda/cuda.h"
 
 #include <gtest/gtest.h>

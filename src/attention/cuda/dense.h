@@ -30,12 +30,12 @@ struct DenseRows {
   const int* rows = nullptr;
   const int* counts = nullptr;
 
-  TSALLIS_DEVICE int Count(const Call& call, const Head& head) const {
+  TSALLIS_DEVICE int Count(const DeviceCall& call, const Head& head) const {
     if (rows == nullptr) return static_cast<int>(head.sequence.q.size());
     return LoadDevice(counts + head.sequence.batch * call.heads + head.h);
   }
   // i: below Count.
-  TSALLIS_DEVICE int At(const Call& call, const Head& head, int i) const {
+  TSALLIS_DEVICE int At(const DeviceCall& call, const Head& head, int i) const {
     const std::int64_t begin = head.sequence.q.begin;
     if (rows == nullptr) return static_cast<int>(begin) + i;
     return LoadDevice(rows + head.Index(call, begin) + i);
@@ -43,7 +43,7 @@ struct DenseRows {
 };
 
 struct DenseCall {
-  Call call;
+  DeviceCall call;
   DenseRows dense;
   MutableArray4 out;
   Statistics statistics;
@@ -84,8 +84,8 @@ struct DenseBlock {
   int keys_begin = 0, keys_end = 0;
 
   // first: of the block, in the list of `count` rows.
-  TSALLIS_DEVICE static DenseBlock Of(const Call& call, const DenseRows& dense, const Head& head,
-                                      int first, int count) {
+  TSALLIS_DEVICE static DenseBlock Of(const DeviceCall& call, const DenseRows& dense,
+                                      const Head& head, int first, int count) {
     DenseBlock block;
     const int last = first + kRows < count ? first + kRows - 1 : count - 1;
     block.first_row = dense.At(call, head, first);
@@ -106,29 +106,30 @@ struct DenseBlock {
     }
     return block;
   }
-  // Of the tile of `keys` keys from `key` on, a block mask's. The warp calls it.
+  // The block mask of the tile of `keys` keys from `key` on. The warp calls it.
   template <bool kGeneral>
-  TSALLIS_DEVICE BlocksLeft LeftOf(const Call& call, const Head& head, int key, int keys) const {
+  TSALLIS_DEVICE TileMasks MasksOf(const DeviceCall& call, const Head& head, int key,
+                                   int keys) const {
     if (!kGeneral) return {};
-    return head.LeftOf(call.mask, first_row, last_row, key,
-                       key + keys < keys_end ? key + keys : keys_end);
+    return head.MasksOf(call.mask, first_row, last_row, key,
+                        key + keys < keys_end ? key + keys : keys_end);
   }
-  // The first tile from `key` on of which a block mask leaves something. The warp calls it.
+  // The first tile from `key` on with a pair that the block mask shows. The warp calls it.
   template <bool kGeneral>
-  TSALLIS_DEVICE int NextTile(const Call& call, const Head& head, int key, int keys,
-                              BlocksLeft* left) const {
+  TSALLIS_DEVICE int NextTile(const DeviceCall& call, const Head& head, int key, int keys,
+                              TileMasks* masks) const {
     TSALLIS_LOOP
     for (; key < keys_end; key += keys) {
-      *left = LeftOf<kGeneral>(call, head, key, keys);
-      if (left->any) break;
+      *masks = MasksOf<kGeneral>(call, head, key, keys);
+      if (masks->any) break;
     }
     return key;
   }
 };
 
-// Products of a tile become z; -inf where a row does not see the key. left: of the tile.
+// Turns products of a tile into z; -inf where a row does not see the key. masks: of the tile.
 template <bool kGeneral, int kColumns>
-TSALLIS_DEVICE void ToScores(const Call& call, const Head& head, const BlocksLeft& left,
+TSALLIS_DEVICE void ToScores(const DeviceCall& call, const Head& head, const TileMasks& masks,
                              const DenseRow (&rows)[2], int key0, float (&s)[kColumns / 8][4]) {
   ForBlocks(s, [&](int j, float(&block)[4]) {
     TSALLIS_UNROLL
@@ -137,7 +138,7 @@ TSALLIS_DEVICE void ToScores(const Call& call, const Head& head, const BlocksLef
       const int key = key0 + 8 * j + Lane() % 4 * 2 + e % 2;
       float bias = 0.0f;
       const bool seen = key >= row.begin && key < row.end &&
-                        (!kGeneral || head.Leaves(call, left, row.row, key, &bias));
+                        (!kGeneral || head.IsVisible(call, masks, row.row, key, &bias));
       block[e] = seen ? head.Score(row.factor, block[e], head.sequence.Distance(row.row, key))
                       : -kInfinity;
       if (kGeneral && seen) block[e] += bias;
@@ -145,7 +146,7 @@ TSALLIS_DEVICE void ToScores(const Call& call, const Head& head, const BlocksLef
   });
 }
 
-// What is known of the logarithm w of a wide row's largest weight. Its weights are
+// The bounds of the logarithm w of a wide row's largest weight. Its weights are
 //   e^w [1 - r]^(1 / eps),  r = eps depth e^(-eps w),
 // for eps = alpha - 1 of either sign and a score's depth below the largest: simplex/solve.h has
 // why.
@@ -199,7 +200,7 @@ struct WideRow {
   }
 };
 
-// What a pass over the keys is for.
+// The purpose of a pass over the keys.
 enum class DensePass : std::uint8_t {
   kRescale,  // softmax: largest z, sums, values
   kLargest,  // entmax: largest z
@@ -297,7 +298,7 @@ TSALLIS_DEVICE void WeighTile(const DenseRow (&rows)[2], float (&s)[kBlocks][4],
   }
 }
 
-// The same for any alpha.
+// Weighs a tile for any alpha.
 template <bool kGeneral, bool kPut, int kBlocks>
 TSALLIS_DEVICE void WeighAnyTile(const Head& head, const DenseRow (&rows)[2],
                                  const WideRow (&wide)[2], bool counts, float (&s)[kBlocks][4],
@@ -369,7 +370,7 @@ template <class Type, int D, bool kGeneral>
 TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const DenseRow& row,
                              const WideRow& wide_row, int half, float largest, float scale,
                              const float (&total)[D / 8][4], const DenseSums& sums) {
-  const Call& call = dense.call;
+  const DeviceCall& call = dense.call;
   const int t = Lane() % 4;
   const float entropy = QuadSum(sums.entropy[half]);
   int support = sums.support[half] + ShuffleXor(sums.support[half], 1);
@@ -409,14 +410,14 @@ TSALLIS_DEVICE void WriteRow(const DenseCall& dense, const Head& head, const Den
     StoreDevice(statistics.entropy + index, wide(lives ? static_cast<double>(entropy) : 0.0));
   }
   if (statistics.maximum != nullptr) {
-    // Of the scores alone: a sink does not break it.
+    // The maximum is that of the scores alone: a sink does not break it.
     const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
                 static_cast<double>(most) / static_cast<double>(head.unit));
   }
 }
 
-// What the passes of a block work on.
+// The data that the passes of a block work on.
 template <class Type, int D, bool kGeneral>
 struct DenseWork {
   using Shape = DenseShape<Type, D>;
@@ -438,7 +439,7 @@ struct DenseWork {
   WideRow wide[2] = {};
 
   TSALLIS_DEVICE void SetPlain() {
-    const Call& call = dense.call;
+    const DeviceCall& call = dense.call;
     plain = !head.terms.any() &&
             (!kGeneral || (call.mask.visible == nullptr && call.terms.bias.data == nullptr));
     const DenseRow(&rows)[2] = block.rows;
@@ -464,19 +465,19 @@ struct DenseWork {
   template <DensePass kPass>
   TSALLIS_DEVICE void Pass(bool checks) {
     constexpr bool kValues = kPass == DensePass::kRescale || kPass == DensePass::kWeights;
-    const Call& call = dense.call;
+    const DeviceCall& call = dense.call;
     DenseRow(&rows)[2] = block.rows;
     const Shared<int> flags(Shape::kFlagsAt);
-    // Of softmax's weights, once more.
+    // The logarithms of the sums of softmax's weights, once more.
     float log_sum[2];
     TSALLIS_UNROLL
     for (int half = 0; kPass == DensePass::kCount && half < 2; ++half) {
       log_sum[half] = logf(rows[half].top);
     }
     sums.p[0] = sums.p[1] = sums.u[0] = sums.u[1] = 0.0;
-    BlocksLeft left, next_left;
+    TileMasks masks, next_masks;
     int turn = 0;
-    int key0 = block.template NextTile<kGeneral>(call, head, block.keys_begin, kKeys, &left);
+    int key0 = block.template NextTile<kGeneral>(call, head, block.keys_begin, kKeys, &masks);
     if (key0 < block.keys_end) Fetch<kValues>(0, key0);
     CommitCopies();
     TSALLIS_LOOP
@@ -491,7 +492,7 @@ struct DenseWork {
         SyncBlock();  // the tile is there, and the last one has been read
       }
       const int next =
-          block.template NextTile<kGeneral>(call, head, key0 + kKeys, kKeys, &next_left);
+          block.template NextTile<kGeneral>(call, head, key0 + kKeys, kKeys, &next_masks);
       if (Shape::kStages == 2) {
         if (next < block.keys_end) Fetch<kValues>(Shape::kStageBytes - stage, next);
         CommitCopies();
@@ -499,14 +500,14 @@ struct DenseWork {
       float s[kKeys / 8][4];
       Clear(s);
       queries.Multiply(s, k_tile);
-      if (plain && left.all && key0 >= all_begin && key0 + kKeys <= all_end) {
+      if (plain && masks.all && key0 >= all_begin && key0 + kKeys <= all_end) {
         TSALLIS_UNROLL
         for (int j = 0; j < kKeys / 8; ++j) {
           TSALLIS_UNROLL
           for (int e = 0; e < 4; ++e) s[j][e] *= rows[e / 2].factor;
         }
       } else {
-        ToScores<kGeneral, kKeys>(call, head, left, rows, key0, s);
+        ToScores<kGeneral, kKeys>(call, head, masks, rows, key0, s);
       }
       if constexpr (kPass == DensePass::kRescale) {
         RescaleTile(rows, s, total);
@@ -551,7 +552,7 @@ struct DenseWork {
         CommitCopies();
       }
       key0 = next;
-      left = next_left;
+      masks = next_masks;
       turn ^= 1;
     }
     WaitForCopies<0>();
@@ -640,7 +641,7 @@ template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 DenseKernel(const DenseCall dense) {
   using Shape = DenseShape<Type, D>;
-  const Call& call = dense.call;
+  const DeviceCall& call = dense.call;
   const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
   const Sequence& sequence = head.sequence;
   const int count = dense.dense.Count(call, head);
@@ -648,13 +649,13 @@ DenseKernel(const DenseCall dense) {
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, dense.dense, head, first, count);
   const LeftRows<Type, D, Shape::kRows> query_rows(
-      0, Rows<Type>::Of(call.q, sequence.array_batch, head.h), call.head_dim,
+      0, ArrayRows<Type>::Of(call.q, sequence.array_batch, head.h), call.head_dim,
       [&](int i) { return first + i < count ? dense.dense.At(call, head, first + i) : -1; });
   CommitCopies();
-  const TileRun<Type, D, Shape::kKeys> keys(Rows<Type>::Of(call.k, sequence.array_batch, head.kv),
-                                            call.head_dim);
-  const TileRun<Type, D, Shape::kKeys> values(Rows<Type>::Of(call.v, sequence.array_batch, head.kv),
-                                              call.value_dim);
+  const TileRun<Type, D, Shape::kKeys> keys(
+      ArrayRows<Type>::Of(call.k, sequence.array_batch, head.kv), call.head_dim);
+  const TileRun<Type, D, Shape::kKeys> values(
+      ArrayRows<Type>::Of(call.v, sequence.array_batch, head.kv), call.value_dim);
   WaitForCopies<0>();
   SyncBlock();  // the queries are there
   const HeldRows<Type, D, Shape::kRows> queries(query_rows);

@@ -4,7 +4,7 @@
 // DenseKeysKernel: a block owns 64 keys of a key head and goes through the dense rows of its group,
 // so that dk and dv are sums in one order.
 //
-// Tiles pass by in two stages of cp.async. What is usual (all pairs of a warp visible, no terms,
+// Tiles pass by in two stages of cp.async. The usual case (all pairs of a warp visible, no terms,
 // alpha 1, 1.5 or 2, numbers of moderate size) has short code without branches: a loop that does
 // not fit the instruction cache waits for instructions most of its time. All else takes the careful
 // code, which is a loop over the columns.
@@ -32,8 +32,8 @@ class OwnRows {
   using Left = LeftRows<Type, D, kRows>;
 
   template <class RowOf>
-  TSALLIS_DEVICE OwnRows(const Rows<Type>& x, int x_columns, const Rows<Type>& y, int y_columns,
-                         const RowOf& row_of)
+  TSALLIS_DEVICE OwnRows(const ArrayRows<Type>& x, int x_columns, const ArrayRows<Type>& y,
+                         int y_columns, const RowOf& row_of)
       : x_(0, x, x_columns, row_of), y_(Left::kBytes, y, y_columns, row_of) {}
   // When the rows have arrived.
   TSALLIS_DEVICE void Take() {
@@ -120,7 +120,7 @@ TSALLIS_DEVICE Short ShortOf(const Head& head) {
   if (head.alpha == 1.5f) return Short::kSquare;
   return head.alpha == 2.0f ? Short::kLinear : Short::kNone;
 }
-// The same weight as SplitTau::WeightOf's.
+// Gives the weight of SplitTau::WeightOf.
 template <Short kShort>
 TSALLIS_DEVICE Weight ShortWeight(float z, float high, float low) {
   const float x = (z - high) - low;
@@ -144,8 +144,8 @@ TSALLIS_DEVICE void ForShort(Short how, const Body& body) {
   }
 }
 
-// Whether masks and a bias leave every pair as it is.
-TSALLIS_DEVICE bool IsPlain(const Call& call) {
+// Whether neither masks nor a bias change any pair.
+TSALLIS_DEVICE bool IsPlain(const DeviceCall& call) {
   return call.mask.visible == nullptr && call.terms.bias.data == nullptr;
 }
 
@@ -163,7 +163,7 @@ struct DenseRowsShape {
   static constexpr std::size_t kSharedBytes = kKeysAt + kStages * kStageBytes;
 };
 
-// What the passes over the keys find out about a lane's two rows.
+// The findings of the passes over the keys about a lane's two rows.
 struct RowFindings {
   double sum_u[2] = {0.0, 0.0}, sum_dp[2] = {0.0, 0.0};
   float mean[2] = {0.0f, 0.0f}, d_scale[2] = {0.0f, 0.0f}, d_slope[2] = {0.0f, 0.0f};
@@ -174,7 +174,7 @@ struct RowFindings {
 // of the products in pass 1, which take the products' place.
 template <int kPass, bool kGeneral>
 TSALLIS_DEVICE void CarefulRows(const BackwardCall& backward, const Head& head,
-                                const BlocksLeft& left, const DenseRow (&rows)[2],
+                                const TileMasks& masks, const DenseRow (&rows)[2],
                                 const SplitTau (&split)[2], int key0, float (&s)[kInner / 8][4],
                                 float (&dp)[kInner / 8][4], RowFindings& found) {
   const int t = Lane() % 4;
@@ -191,7 +191,7 @@ TSALLIS_DEVICE void CarefulRows(const BackwardCall& backward, const Head& head,
       s[0][e] = 0.0f;
       if (key < row.begin || key >= row.end) continue;
       float bias = 0.0f;
-      if (kGeneral && !head.Leaves(backward.call, left, row.row, key, &bias)) continue;
+      if (kGeneral && !head.IsVisible(backward.call, masks, row.row, key, &bias)) continue;
       float z = head.Score(row.factor, product, distance);
       if (kGeneral) z += bias;
       const Weight weight = split[half].template WeightOf<kGeneral>(head, z);
@@ -220,7 +220,7 @@ TSALLIS_DEVICE void CarefulRows(const BackwardCall& backward, const Head& head,
   }
 }
 
-// The same for moderate numbers of which every pair is visible.
+// Does this for moderate numbers of which every pair is visible.
 template <int kPass, Short kShort>
 TSALLIS_DEVICE void ShortRows(const DenseRow (&rows)[2], const SplitTau (&split)[2],
                               float (&s)[kInner / 8][4], const float (&dp)[kInner / 8][4],
@@ -256,7 +256,7 @@ template <class Type, int D, bool kGeneral>
 TSALLIS_KERNEL(kThreads)
 DenseRowsKernel(const BackwardCall backward) {
   using Shape = DenseRowsShape<Type, D>;
-  const Call& call = backward.call;
+  const DeviceCall& call = backward.call;
   const int t = Lane() % 4;
   const Head head = Head::Of<kGeneral>(call, BlockZ(), BlockY());
   const std::int64_t b = head.sequence.array_batch;
@@ -266,12 +266,12 @@ DenseRowsKernel(const BackwardCall backward) {
   auto block = DenseBlock<Shape::kRows>::Of(call, backward.dense, head, first, count);
   DenseRow(&rows)[2] = block.rows;
   OwnRows<Type, D, Shape::kRows, !kIsFloat32<Type> && D <= 128> own(
-      Rows<Type>::Of(call.q, b, head.h), call.head_dim, Rows<Type>::Of(backward.d_out, b, head.h),
-      call.value_dim,
+      ArrayRows<Type>::Of(call.q, b, head.h), call.head_dim,
+      ArrayRows<Type>::Of(backward.d_out, b, head.h), call.value_dim,
       [&](int i) { return first + i < count ? backward.dense.At(call, head, first + i) : -1; });
   CommitCopies();
-  const auto k_rows = Rows<Type>::Of(call.k, b, head.kv);
-  const auto v_rows = Rows<Type>::Of(call.v, b, head.kv);
+  const auto k_rows = ArrayRows<Type>::Of(call.k, b, head.kv);
+  const auto v_rows = ArrayRows<Type>::Of(call.v, b, head.kv);
 
   double tau[2] = {-static_cast<double>(kInfinity), -static_cast<double>(kInfinity)};
   SplitTau split[2];
@@ -313,12 +313,12 @@ DenseRowsKernel(const BackwardCall backward) {
         .Fetch(Shared<Words4>(at + Shape::kKeyBytes), key0, block.keys_end);
     CommitCopies();
   };
-  // The first tile from key0 on of which masks leave something.
-  BlocksLeft next_left;
+  // The first tile from key0 on with a pair that the masks show.
+  TileMasks next_masks;
   const auto next_tile = [&](int key0) {
     for (; kGeneral && key0 < block.keys_end; key0 += kInner) {
-      next_left = block.template LeftOf<kGeneral>(call, head, key0, kInner);
-      if (next_left.any) break;
+      next_masks = block.template MasksOf<kGeneral>(call, head, key0, kInner);
+      if (next_masks.any) break;
     }
     return key0;
   };
@@ -334,7 +334,7 @@ DenseRowsKernel(const BackwardCall backward) {
     TSALLIS_LOOP
     while (next < block.keys_end) {
       const int key0 = next;
-      const BlocksLeft left = next_left;
+      const TileMasks masks = next_masks;
       const std::size_t keys_at =
           Shape::kKeysAt + static_cast<std::size_t>(stage) * Shape::kStageBytes;
       next = next_tile(key0 + kInner);
@@ -355,11 +355,11 @@ DenseRowsKernel(const BackwardCall backward) {
         }
       }
       const bool moderate = numbers.All();
-      if (moderate && how != Short::kNone && (!kGeneral || left.all) && key0 >= whole_begin &&
+      if (moderate && how != Short::kNone && (!kGeneral || masks.all) && key0 >= whole_begin &&
           key0 + kInner <= whole_end) {
         ForShort(how, [&]<Short kShort>() { ShortRows<kPass, kShort>(rows, split, s, dp, found); });
       } else {
-        CarefulRows<kPass, kGeneral>(backward, head, left, rows, split, key0, s, dp, found);
+        CarefulRows<kPass, kGeneral>(backward, head, masks, rows, split, key0, s, dp, found);
       }
       if (kPass == 1) {
         scale.Divide(s, total);
@@ -385,7 +385,7 @@ DenseRowsKernel(const BackwardCall backward) {
     const auto sink = SinkPart::Of<kGeneral>(head, tau[half]);
     sum_u += static_cast<double>(sink.u);
     if (sum_u != 0.0) found.mean[half] = static_cast<float>(sum_dp / sum_u);
-    // What is known is written now, so that the second pass has its registers.
+    // These results are written now, so that the second pass has their registers.
     if (t != 0 || rows[half].row < 0) continue;
     const std::int64_t index = head.Index(call, rows[half].row);
     StoreDevice(backward.means + index, found.mean[half]);
@@ -438,7 +438,7 @@ DenseRowsKernel(const BackwardCall backward) {
 
 // ---- keys ---------------------------------------------------------------------------------------
 
-// What the block's threads know of a query that passes by: BackwardCall::views. Without a query
+// A query that passes by, as the block's threads see it: BackwardCall::views. Without a query
 // zeros, of which nothing comes, since its rows are zeros too.
 struct QueryView {
   SplitTau tau;
@@ -469,7 +469,7 @@ struct DenseKeysShape {
 // Products of keys (rows) and queries (columns) and their dp become weights and gradients of the
 // products, for any map, terms and masks. row_of(i): the row of the tile's query i, or below 0.
 template <bool kGeneral, class RowOf>
-TSALLIS_DEVICE void CarefulKeys(const Call& call, const Head& head, const BlocksLeft& left,
+TSALLIS_DEVICE void CarefulKeys(const DeviceCall& call, const Head& head, const TileMasks& masks,
                                 const RowOf& row_of, const Shared<Words4>& views, int key0,
                                 float (&s)[kInner / 8][4], float (&dp)[kInner / 8][4]) {
   const int t = Lane() % 4;
@@ -489,7 +489,7 @@ TSALLIS_DEVICE void CarefulKeys(const Call& call, const Head& head, const Blocks
         s[0][at] = dp[0][at] = 0.0f;
         if (key < seen.begin || key >= seen.end) continue;
         float bias = 0.0f;
-        if (kGeneral && !head.Leaves(call, left, row, key, &bias)) continue;
+        if (kGeneral && !head.IsVisible(call, masks, row, key, &bias)) continue;
         const std::int64_t distance = head.sequence.Distance(row, key);
         float z = head.Score(view.factor, product, distance);
         if (kGeneral) z += bias;
@@ -506,7 +506,7 @@ TSALLIS_DEVICE void CarefulKeys(const Call& call, const Head& head, const Blocks
   }
 }
 
-// The same for moderate numbers of which every pair is visible.
+// Does this for moderate numbers of which every pair is visible.
 template <Short kShort>
 TSALLIS_DEVICE void ShortKeys(float power, const Shared<Words4>& views, float (&s)[kInner / 8][4],
                               float (&dp)[kInner / 8][4]) {
@@ -533,7 +533,7 @@ TSALLIS_KERNEL(kThreads)
 DenseKeysKernel(const BackwardCall backward) {
   using Shape = DenseKeysShape<Type, D>;
   constexpr int kBlocks = Shape::kColumns / 8;
-  const Call& call = backward.call;
+  const DeviceCall& call = backward.call;
   const int t = Lane() % 4;
   const int first_column = BlockX() % Shape::kParts * Shape::kColumns;
   const BlockPlace place = BlockPlace::Of(call, call.ranges.k_begin, true, BlockX() / Shape::kParts,
@@ -548,8 +548,8 @@ DenseKeysKernel(const BackwardCall backward) {
   const int warp_key = key0 + WarpIndex() * 16;
   const int warp_behind = warp_key + 16 < behind ? warp_key + 16 : behind;
   OwnRows<Type, D, Shape::kKeys, false> own(
-      Rows<Type>::Of(call.k, b, kv), call.head_dim, Rows<Type>::Of(call.v, b, kv), call.value_dim,
-      [&](int i) { return key0 + i < behind ? key0 + i : -1; });
+      ArrayRows<Type>::Of(call.k, b, kv), call.head_dim, ArrayRows<Type>::Of(call.v, b, kv),
+      call.value_dim, [&](int i) { return key0 + i < behind ? key0 + i : -1; });
   CommitCopies();
 
   float dk[kBlocks][4], dv[kBlocks][4];
@@ -560,8 +560,8 @@ DenseKeysKernel(const BackwardCall backward) {
   for (int h = kv * call.group(); h < (kv + 1) * call.group(); ++h) {
     const Head head = Head::Of<kGeneral>(call, place.b, h);
     const int count = backward.dense.Count(call, head);
-    const auto q_rows = Rows<Type>::Of(call.q, b, h);
-    const auto d_out_rows = Rows<Type>::Of(backward.d_out, b, h);
+    const auto q_rows = ArrayRows<Type>::Of(call.q, b, h);
+    const auto d_out_rows = ArrayRows<Type>::Of(backward.d_out, b, h);
     const Short how = kGeneral && !IsPlain(call) ? Short::kNone : ShortOf(head);
     const auto row_at = [&](int i) { return backward.dense.At(call, head, i); };
     // Rows ascend, and so do both ends of what they see: the first row that sees keys of the block,
@@ -574,10 +574,10 @@ DenseKeysKernel(const BackwardCall backward) {
       low = before ? middle + 1 : low;
       high = before ? high : middle;
     }
-    // Of the tile at `first`: the rows at its ends, and whether the warp's keys are all visible.
+    // The rows at the ends of the tile at `first`, and whether the warp's keys are all visible.
     int first_row = 0, last_row = 0;
     bool whole = false, next_whole = false;
-    BlocksLeft left, next_left;
+    TileMasks masks, next_masks;
     // The first tile from `first` on that has visible pairs; count without one.
     const auto next_tile = [&](int first) {
       for (; first < count; first += kInner) {
@@ -587,8 +587,8 @@ DenseKeysKernel(const BackwardCall backward) {
         const Span of_last = head.sequence.VisibleKeys(call.mask, last_row);
         if (of_first.begin >= behind) return count;
         next_whole = of_last.begin <= warp_key && of_first.end >= warp_behind;
-        if (kGeneral) next_left = head.LeftOf(call.mask, first_row, last_row, key0, behind);
-        if (next_left.any) break;
+        if (kGeneral) next_masks = head.MasksOf(call.mask, first_row, last_row, key0, behind);
+        if (next_masks.any) break;
       }
       return first;
     };
@@ -623,7 +623,7 @@ DenseKeysKernel(const BackwardCall backward) {
       const std::size_t d_outs_at = queries_at + Shape::kGradientsBehind;
       const Shared<Words4> views(queries_at + Shape::kViewsBehind);
       whole = next_whole;
-      left = next_left;
+      masks = next_masks;
       next = next_tile(first + kInner);
       WaitForCopies<0>();
       SyncBlock();  // the tile is there, and the last one has been read
@@ -645,11 +645,11 @@ DenseKeysKernel(const BackwardCall backward) {
         }
       }
       const bool moderate = numbers.All();
-      if (moderate && how != Short::kNone && whole && (!kGeneral || left.all)) {
+      if (moderate && how != Short::kNone && whole && (!kGeneral || masks.all)) {
         ForShort(how, [&]<Short kShort>() { ShortKeys<kShort>(head.power, views, s, dp); });
       } else {
         CarefulKeys<kGeneral>(
-            call, head, left, [&](int i) { return first + i < count ? row_at(first + i) : -1; },
+            call, head, masks, [&](int i) { return first + i < count ? row_at(first + i) : -1; },
             views, key0, s, dp);
       }
       dv_scale.Divide(s, dv);

@@ -1,7 +1,7 @@
-// What kernels for GPUs are written in: names for a thread's place, collectives of a warp and a
-// block, shared and device memory, asynchronous copies and matrix products. nvcc compiles them to
-// CUDA and PTX; every other compiler to an emulation on the host (testing/simt.h), which checks
-// what kernels do. So a kernel is one source, and its tests need no GPU.
+// The language of kernels for GPUs: names for a thread's place, collectives of a warp and a block,
+// shared and device memory, asynchronous copies and matrix products. nvcc compiles them to CUDA and
+// PTX; every other compiler to an emulation on the host (testing/simt.h), which checks what kernels
+// do. So a kernel is one source, and its tests need no GPU.
 //
 // Collectives of a warp are of all its lanes. Shared memory goes through Shared<T>, device memory
 // through LoadDevice and StoreDevice, so that the emulation sees every access.
@@ -44,13 +44,14 @@ struct SharedMemory {
 // PTX ISA 8.5: cp.async 9.7.9.25.3, ldmatrix 9.7.14.5.15, mma 9.7.14.5.14, max 9.7.3.13,
 // ex2 9.7.3.21, cvt 9.7.9.21.
 
-// What depends on these names lies in a namespace of its own: one program may have both sides, and
-// their inline functions and kernels must not be taken for one another.
+// Code that depends on these names lies in a namespace of its own: one program may have both sides,
+// and their inline functions and kernels must not be taken for one another.
 #define TSALLIS_SIDE gpu
 #define TSALLIS_DEVICE __device__ __forceinline__
 #define TSALLIS_RARE inline __device__ __noinline__
 // Kernels are templates: several files may hold the same one.
-// Of a block's threads, and of the blocks that a multiprocessor has to have registers for.
+// Takes the number of a block's threads, and of the blocks that a multiprocessor must have
+// registers for.
 #define TSALLIS_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
 #define TSALLIS_UNROLL _Pragma("unroll")
 #define TSALLIS_LOOP _Pragma("unroll 1")
@@ -65,7 +66,7 @@ TSALLIS_DEVICE int BlockZ() { return static_cast<int>(blockIdx.z); }
 TSALLIS_DEVICE int Blocks() { return static_cast<int>(gridDim.x); }
 
 TSALLIS_DEVICE void SyncBlock() { __syncthreads(); }
-// The same barrier; the number of threads whose vote is true.
+// The same barrier; returns the number of threads whose vote is true.
 TSALLIS_DEVICE int SyncBlockCount(bool vote) { return __syncthreads_count(vote ? 1 : 0); }
 TSALLIS_DEVICE void SyncWarp() { __syncwarp(); }
 template <typename T>
@@ -112,7 +113,7 @@ class Shared {
   T* data_;
 };
 
-// What no thread of the launch writes.
+// Loads memory that no thread of the launch writes.
 template <typename T>
 TSALLIS_DEVICE T LoadDevice(const T* data) {
   return *data;
@@ -373,9 +374,9 @@ inline std::uint32_t PushLess(std::uint32_t bits, float x, float y) {
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
 
-// What the elements of arrays are. Products of 16-bit ones go through the tensor cores; float32's
-// are made of single multiplications and additions, in the order of the columns, since no matrix
-// instruction keeps its digits.
+// The types of the elements of arrays. Products of 16-bit ones go through the tensor cores;
+// float32's are made of single multiplications and additions, in the order of the columns, since no
+// matrix instruction keeps its digits.
 struct Float32 {
   using Element = float;
   static constexpr bool kNarrowRange = false;

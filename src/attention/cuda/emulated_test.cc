@@ -79,7 +79,7 @@ TEST(CudaEmulated, WeightsAsAMatrix) {
             "");
 }
 
-// What has no room is left out.
+// Weights that have no room are left out.
 TEST(CudaEmulated, WeightsStayInTheirRows) {
   for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
     const Problem problem({.dtype = DType::kBFloat16, .q_len = 9, .k_len = 30, .map = map});
@@ -147,7 +147,7 @@ TEST(CudaEmulated, MasksTakePairsAway) {
   }
 }
 
-// Of tiles without a visible block nothing is read.
+// Nothing is read of tiles without a visible block.
 TEST(CudaEmulated, EmptyBlocksCostNothing) {
   for (const RowMap map : {RowMap::kSoftmax, RowMap::kEntmax}) {
     Problem problem({.dtype = DType::kBFloat16,
@@ -191,8 +191,8 @@ TEST(CudaEmulated, ABiasRepeatsAlongAnyAxis) {
   }
 }
 
-// The same for keys, which share a bias only where they have a sink beside them: else a row's
-// gradients have a sum of 0.
+// Keys may share a bias too, but only where they have a sink beside them: else a row's gradients
+// have a sum of 0.
 TEST(CudaEmulated, ABiasMayRepeatAlongKeys) {
   for (const bool along_rows : {false, true}) {
     Problem problem({.seed = 8,
@@ -324,7 +324,7 @@ TEST(CudaEmulated, PackedBatchesMayHaveNoSequences) {
   }
 }
 
-// Nobody looks at the contents of ranges. What lies beyond an axis is as if it were not there:
+// Nobody looks at the contents of ranges. Parts beyond an axis are as if they were not there:
 // positions count from the cut, and no distance has a factor beyond the table.
 TEST(CudaEmulated, RangesBeyondTheirAxisAreCutOff) {
   constexpr std::int64_t kFar = std::int64_t{1} << 40;
@@ -390,7 +390,8 @@ TEST(CudaEmulated, NaNStaysInItsRow) {
   }
 }
 
-// What a pass costs, in products of 16 x 8 x 16 and bytes: docs/guide/cuda.md's model.
+// The costs of a pass, in products of 16 x 8 x 16 and bytes: the model of
+// src/attention/cuda/README.md.
 TEST(CudaEmulated, TheSweepCostsWhatTheModelSays) {
   ProblemSpec spec = {.dtype = DType::kBFloat16,
                       .q_len = 256,

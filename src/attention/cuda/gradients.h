@@ -1,4 +1,4 @@
-// What the kernels of the backward pass share: their arguments, and sums over a row.
+// Shared by the kernels of the backward pass: their arguments, and sums over a row.
 //
 // With weights p, u = p^(2 - alpha) and dp = <d_out, v>:
 //   ds = u (dp - mean),  mean = sum u dp / sum u         (Peters, Niculae and Martins 2019, eq. 13)
@@ -15,7 +15,7 @@
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
 
-// What rows add to the gradients of their head: [rows] each, null: not wanted.
+// Rows add these to the gradients of their head: [rows] each, null: not wanted.
 struct RowSums {
   double* d_alpha = nullptr;
   double* d_slope = nullptr;
@@ -23,7 +23,7 @@ struct RowSums {
 };
 
 struct BackwardCall {
-  Call call;
+  DeviceCall call;
   ConstArray4 d_out;
   const double* tau = nullptr;  // [rows]
   MutableArray4 dq, dk, dv;     // data may be null
@@ -35,7 +35,7 @@ struct BackwardCall {
   // [rows]: of dense rows, what DenseKeysKernel must know (QueryView)
   Words4* views = nullptr;
   DenseRows dense;
-  // What dense rows add to dk and dv: [array batch, kv_heads, k_len, head_dim or value_dim]
+  // Dense rows add these to dk and dv: [array batch, kv_heads, k_len, head_dim or value_dim]
   float* dense_dk = nullptr;
   float* dense_dv = nullptr;
 };
@@ -130,7 +130,7 @@ TSALLIS_DEVICE float ThroughTerms(const Head& head, float ds, float x, std::int6
   return ds == 0.0f || !head.terms.any() ? ds : ds * head.terms.Derivative(x, distance);
 }
 
-// What a row's sink does: its u, the gradient of its score, and its part of the sums for alpha.
+// The part of a row's sink: its u, the gradient of its score, and its part of the sums for alpha.
 struct SinkPart {
   float p = 0.0f, u = 0.0f;
 
@@ -146,7 +146,7 @@ struct SinkPart {
 // Sums over the rows of one head of a sequence, or of all sequences: one block for each, in one
 // order. from: [rows]
 struct SumCall {
-  Call call;
+  DeviceCall call;
   bool over_batch = false;  // to: [heads], else [array batch, heads]
   const double* from = nullptr;
   double* to = nullptr;
@@ -155,7 +155,7 @@ struct SumCall {
 template <int kOnly = 0>
 TSALLIS_KERNEL(kThreads)
 SumKernel(const SumCall sum) {
-  const Call& call = sum.call;
+  const DeviceCall& call = sum.call;
   const Shared<double> parts(0);
   double total = 0.0;
   for (int b = 0; b < call.batch; ++b) {

@@ -1,4 +1,5 @@
-// What nvcc compiles, seen from the host: the passes for one dtype. Arguments are checked.
+// The code that nvcc compiles, as the host calls it: the passes for one dtype. Arguments are
+// checked.
 #pragma once
 
 #include <cstddef>

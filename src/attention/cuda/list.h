@@ -35,7 +35,7 @@ struct RowList {
   TSALLIS_DEVICE void Store(int at, float value, int key) const {
     StoreAt(begin + at * static_cast<int>(sizeof(Words2)), value, key);
   }
-  // Where the lane's entry i lies, and how far behind it the next.
+  // The place of the lane's entry i, and the distance to the next.
   static constexpr int kStepBytes = kStride * static_cast<int>(sizeof(Words2));
   TSALLIS_DEVICE int ByteOf(int i) const {
     return begin + i * kStepBytes + Lane() % 4 * static_cast<int>(sizeof(Words2));
@@ -186,7 +186,7 @@ template <int kMostRoom, int kStride>
 TSALLIS_RARE int CompactList(const RowList<kStride> list, int mine, float bound) {
   constexpr int kAtOnce = 4;
   const int t = Lane() % 4;
-  // Of the warp's lanes the one that has most says how far to look.
+  // The lane with the most entries of the warp says how far to look.
   const std::uint32_t sizes = OrOfWarp(mine > 0 ? 1u << (mine - 1) : 0u);
   std::uint32_t keep = 0;
   int kept = 0, before = 0;

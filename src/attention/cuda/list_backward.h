@@ -2,7 +2,7 @@
 // atomics, and every sum has one order.
 //
 // Rows of arrays are read by pieces of 16 bytes, D / 8 lanes a row, four rows a lane at once: only
-// many loads under way hide the time that one takes. What belongs to an entry alone, its key, its
+// many loads under way hide the time that one takes. The data of an entry alone, its key, its
 // weights and addresses, is loaded and computed by one lane of 32 and handed to the others.
 //
 // Entries are sorted in two steps, by buckets of kBucket keys and by the keys of a bucket. Tasks of
@@ -26,7 +26,7 @@ static_assert(kList == 2 * kWarp);
 
 TSALLIS_HOST_DEVICE inline int DivideUp(int a, int b) { return (a + b - 1) / b; }
 
-// Who reads which part of rows: D / 8 lanes a row, kTurns rows a lane.
+// Says which lane reads which part of rows: D / 8 lanes a row, kTurns rows a lane.
 template <class Type, int D, int kTurnsOf = 4>
 struct Pieces {
   static constexpr int kTurns = kTurnsOf;
@@ -66,13 +66,13 @@ struct Piece8 {
 // <own, the row of its key> for each of `count` entries, in the entry's lane. own: the lane's
 // columns. key: the lane's entry's, of lanes without one another's. The warp calls it.
 template <class Type, int D>
-TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], bool has_column,
+TSALLIS_DEVICE float ProductsOf(const ArrayRows<Type>& rows, const float (&own)[8], bool has_column,
                                 std::uint32_t key, int count) {
   using Lanes = Pieces<Type, D>;
   constexpr int kLanes = Lanes::kLanes, kTurns = Lanes::kTurns;
   const int lane = Lane(), part = lane / kLanes, column = lane % kLanes;
   const typename Type::Element* from = rows.data + (has_column ? column * 8 : 0);
-  // Where the batch leaves the product of this lane's entry.
+  // The lane in which the batch leaves the product of this lane's entry.
   const int mine = lane % Lanes::kBatch;
   const int source = mine % Lanes::kAtOnce * kLanes + mine / Lanes::kAtOnce * (kLanes / kTurns);
   float product = 0.0f;
@@ -112,7 +112,7 @@ TSALLIS_DEVICE float ProductsOf(const Rows<Type>& rows, const float (&own)[8], b
 // key and a weight of 0: rows of a list's keys have no infinity, which 0 would make a NaN, unless
 // the row's weights are NaN.
 template <class Type, int D>
-TSALLIS_DEVICE void AddRowsOf(float (&totals)[8], const Rows<Type>& rows, bool has_column,
+TSALLIS_DEVICE void AddRowsOf(float (&totals)[8], const ArrayRows<Type>& rows, bool has_column,
                               std::uint32_t key, float w, int count) {
   using Lanes = Pieces<Type, D>;
   const int part = Lane() / Lanes::kLanes;
@@ -142,18 +142,19 @@ TSALLIS_DEVICE float SumOverLanes(float x) {
   return x;
 }
 
-// What a row's warp does: a lane has entries `lane` and kWarp + `lane`.
+// The work of a row's warp: a lane has entries `lane` and kWarp + `lane`.
 template <class Type, int D>
 TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, std::int64_t row) {
   using Lanes = Pieces<Type, D>;
-  const Call& call = backward.call;
+  const DeviceCall& call = backward.call;
   const int lane = Lane(), column = lane % Lanes::kLanes * 8;
   const std::int64_t index = head.Index(call, row), b = head.sequence.array_batch;
   const int count = LoadDevice(backward.lists.counts + index);
   if (count < 0) return;
   const double tau = LoadDevice(backward.tau + index);
   const bool has_k = column < call.head_dim, has_v = column < call.value_dim;
-  const auto k = Rows<Type>::Of(call.k, b, head.kv), v = Rows<Type>::Of(call.v, b, head.kv);
+  const auto k = ArrayRows<Type>::Of(call.k, b, head.kv),
+             v = ArrayRows<Type>::Of(call.v, b, head.kv);
   std::uint32_t keys[2];
   float p[2], dp[2] = {};
   TSALLIS_UNROLL
@@ -169,12 +170,13 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
     if (half * kWarp + lane >= count) keys[half] = key;
   }
   float d_out[8] = {};
-  if (has_v) LoadColumns<Type>(Rows<Type>::Of(backward.d_out, b, head.h).At(row) + column, d_out);
+  if (has_v)
+    LoadColumns<Type>(ArrayRows<Type>::Of(backward.d_out, b, head.h).At(row) + column, d_out);
   TSALLIS_LOOP
   for (int half = 0; half * kWarp < count; ++half) {
-    const int left = count - half * kWarp;
+    const int rest = count - half * kWarp;
     const float products = ProductsOf<Type, D>(v, d_out, has_v, half == 0 ? keys[0] : keys[1],
-                                               left < kWarp ? left : kWarp);
+                                               rest < kWarp ? rest : kWarp);
     (half == 0 ? dp[0] : dp[1]) = products;
   }
 
@@ -195,11 +197,11 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
   const bool wants_product = head.terms.softcap != 0.0f || backward.d_length_scale != nullptr;
   float q[8] = {}, dq[8] = {}, d_scale = 0.0f, d_slope = 0.0f;
   if (wants_product && has_k) {
-    LoadColumns<Type>(Rows<Type>::Of(call.q, b, head.h).At(row) + column, q);
+    LoadColumns<Type>(ArrayRows<Type>::Of(call.q, b, head.h).At(row) + column, q);
   }
   TSALLIS_LOOP
   for (int half = 0; half * kWarp < count; ++half) {
-    const int left = count - half * kWarp, here = left < kWarp ? left : kWarp;
+    const int rest = count - half * kWarp, here = rest < kWarp ? rest : kWarp;
     const std::uint32_t key = half == 0 ? keys[0] : keys[1];
     float product = 0.0f;
     if (wants_product) product = ProductsOf<Type, D>(k, q, has_k, key, here);
@@ -262,7 +264,7 @@ inline constexpr int kKeysBlocks = 5;
 template <class Type, int D>
 TSALLIS_KERNEL(kThreads, kRowsBlocks<Type>)
 ListRowsKernel(const BackwardCall backward) {
-  const Call& call = backward.call;
+  const DeviceCall& call = backward.call;
   const BlockPlace place =
       BlockPlace::Of(call, call.ranges.q_begin, false, BlockX(), BlockZ(), kRowsOfBlock);
   if (!place.any) return;
@@ -285,7 +287,7 @@ struct KeyEntry {
 // 1], of the buckets; begins [buckets kBucket + 1], of the keys; entries [group q_len kList] by
 // bucket, and order, the entries' places by key.
 struct SortCall {
-  Call call;
+  DeviceCall call;
   Lists lists;
   const float* w = nullptr;
   int* places = nullptr;
@@ -294,14 +296,16 @@ struct SortCall {
   Words4* entries = nullptr;
   std::uint32_t* order = nullptr;  // in place of the lists' keys, which nobody needs any more
 
-  TSALLIS_HOST_DEVICE static int Buckets(const Call& call) { return DivideUp(call.k_len, kBucket); }
+  TSALLIS_HOST_DEVICE static int Buckets(const DeviceCall& call) {
+    return DivideUp(call.k_len, kBucket);
+  }
   // A multiple of a warp. The more keys, the more rows, so that there are no more counts than some
   // for each entry.
-  TSALLIS_HOST_DEVICE static int TaskRows(const Call& call) {
+  TSALLIS_HOST_DEVICE static int TaskRows(const DeviceCall& call) {
     const int rows = DivideUp(call.k_len, 128 * kWarp) * kWarp;
     return rows < 128 ? 128 : rows;
   }
-  TSALLIS_HOST_DEVICE static int Tasks(const Call& call) {
+  TSALLIS_HOST_DEVICE static int Tasks(const DeviceCall& call) {
     return DivideUp(call.group() * call.q_len, TaskRows(call));
   }
   TSALLIS_DEVICE int* PlacesOf(std::int64_t b, int kv) const {
@@ -337,7 +341,7 @@ template <bool kPut>
 TSALLIS_KERNEL(kWarp)
 SortKernel(const SortCall sort) {
   constexpr int kAhead = 4;  // rows that are loaded at once
-  const Call& call = sort.call;
+  const DeviceCall& call = sort.call;
   const int lane = Lane(), task = BlockX();
   const int buckets = SortCall::Buckets(call), tasks = SortCall::Tasks(call);
   int* places = sort.PlacesOf(BlockZ(), BlockY());
@@ -546,8 +550,8 @@ class EntriesOfKeys {
                                int kv)
       : entries_(sort.entries + sort.FirstRow(b, kv) * kList),
         order_(sort.order + sort.FirstRow(b, kv) * kList),
-        q_(Rows<Type>::Of(backward.call.q, b, kv * backward.call.group())),
-        d_out_(Rows<Type>::Of(backward.d_out, b, kv * backward.call.group())),
+        q_(ArrayRows<Type>::Of(backward.call.q, b, kv * backward.call.group())),
+        d_out_(ArrayRows<Type>::Of(backward.d_out, b, kv * backward.call.group())),
         q_head_(backward.call.q.strides[1]),
         d_out_head_(backward.d_out.strides[1]),
         q_len_(backward.call.q_len),
@@ -638,7 +642,7 @@ class EntriesOfKeys {
 
   const Words4* entries_;
   const std::uint32_t* order_;
-  Rows<Type> q_, d_out_;
+  ArrayRows<Type> q_, d_out_;
   std::int64_t q_head_, d_out_head_;
   int q_len_;
   bool has_k_, has_v_;
@@ -651,7 +655,7 @@ TSALLIS_KERNEL(kThreads, kKeysBlocks)
 ListKeysKernel(const BackwardCall backward, const SortCall sort) {
   using Entries = EntriesOfKeys<Type, D>;
   constexpr int kLanes = Entries::Lanes::kLanes;
-  const Call& call = backward.call;
+  const DeviceCall& call = backward.call;
   const int lane = Lane(), warp = WarpIndex(), column = lane % kLanes * 8, kv = BlockY();
   const BlockPlace place =
       BlockPlace::Of(call, call.ranges.k_begin, true, BlockX(), BlockZ(), kKeysOfBlock);

@@ -7,7 +7,7 @@
 //           lies further below the largest that its warp has seen.
 //   solve   a block for each query and head. The threshold of some keys never exceeds that of all:
 //           of one key for each thread, the largest that it has read, it is a bound, and only units
-//           that reach it are read. What reaches it goes into a list in shared memory; Newton's
+//           that reach it are read. Keys that reach it go into a list in shared memory; Newton's
 //           method from below until nothing moves, and the values of the support. Rows of softmax,
 //           and rows that keep more than the list holds, are solved on the scores in memory.
 //   values  for those rows, the weighted values of a run: a block for each run, as above
@@ -39,7 +39,7 @@ inline constexpr int kSolveThreads = 256, kSolveWarps = kSolveThreads / kWarp;
 inline constexpr int kSolveEntries = 256;
 
 struct PagesCall {
-  Call call;  // k and v are those of the pages, k_len what a table has room for
+  DeviceCall call;  // k and v are those of the pages, k_len what a table has room for
   int pages = 0, page_size = 1;
   int page_bits = -1;  // page_size = 2^page_bits; -1: it is no power of two
   ConstIntegers table, lengths;
@@ -74,7 +74,7 @@ struct PageKeys {
   TSALLIS_DEVICE static PageKeys Of(const PagesCall& pages, int b, int kv) {
     return {pages.table, b * pages.table_stride, pages.pages, pages.page_size, pages.page_bits, kv};
   }
-  // Of a key in the sequence's row of the table.
+  // The place of a key in the sequence's row of the table.
   TSALLIS_DEVICE int PlaceOf(int key) const {
     return page_bits >= 0 ? key >> page_bits : key / page_size;
   }
@@ -83,7 +83,7 @@ struct PageKeys {
     const std::int64_t page = LoadInteger(table, first + place);
     return page < 0 || page >= pages ? -1 : static_cast<int>(page);
   }
-  // Where a key's row begins in an array, in elements; -1: its page does not exist.
+  // The begin of a key's row in an array, in elements; -1: its page does not exist.
   TSALLIS_DEVICE std::int64_t At(const std::int64_t (&strides)[4], int key) const {
     const int place = PlaceOf(key), page = PageOf(place);
     return page < 0 ? -1 : Offset(strides, page, kv, key - place * page_size);
@@ -99,7 +99,7 @@ TSALLIS_DEVICE Head PageHead(const PagesCall& pages, int b, int h) {
   return head;
 }
 
-// What a block for a run of keys has to do.
+// The work of a block for a run of keys.
 struct PageRun {
   int run = 0, b = 0, kv = 0;
   int first = 0, count = 0;          // of the key head's rows
@@ -109,7 +109,7 @@ struct PageRun {
 
   // Without keys and units, for which lengths have to be read.
   TSALLIS_DEVICE static PageRun RowsOf(const PagesCall& pages) {
-    const Call& call = pages.call;
+    const DeviceCall& call = pages.call;
     PageRun place;
     place.run = BlockX() / pages.blocks();
     place.b = BlockZ();
@@ -123,7 +123,7 @@ struct PageRun {
     return place;
   }
   TSALLIS_DEVICE static PageRun Of(const PagesCall& pages) {
-    const Call& call = pages.call;
+    const DeviceCall& call = pages.call;
     PageRun place = RowsOf(pages);
     const Head head = PageHead(pages, place.b, place.kv * call.group());
     const Span seen = head.KeysOf(call.mask, 0, call.q_len - 1);
@@ -139,10 +139,12 @@ struct PageRun {
     return place;
   }
   // The head and the query of row i.
-  TSALLIS_DEVICE int HeadOf(const Call& call, int i) const {
+  TSALLIS_DEVICE int HeadOf(const DeviceCall& call, int i) const {
     return kv * call.group() + (first + i) / call.q_len;
   }
-  TSALLIS_DEVICE int QueryOf(const Call& call, int i) const { return (first + i) % call.q_len; }
+  TSALLIS_DEVICE int QueryOf(const DeviceCall& call, int i) const {
+    return (first + i) % call.q_len;
+  }
 };
 
 // A warp's stages in shared memory. With three to four of them some 100 KB are on their way to a
@@ -220,7 +222,7 @@ class PageUnits {
 
  private:
   TSALLIS_DEVICE int Wide() const { return keys_.table.wide ? 1 : 0; }
-  // Where a lane's piece p of its row r lies, as PieceAt says: r is a multiple of kDown and p of
+  // The place of a lane's piece p of its row r, as PieceAt says: r is a multiple of kDown and p of
   // kAcross, so that neither meets the lane's own bits.
   TSALLIS_DEVICE int PlaceOf(int r, int p) const { return (to_ ^ (r & 7)) + r * kPieces + p; }
   TSALLIS_DEVICE bool Uses(int p) const { return (p + Lane() % kAcross) * kPiece<Type> < columns_; }
@@ -252,7 +254,7 @@ class PageUnits {
   bool one_page_;                         // every unit lies in one
   const std::uint32_t* table_;            // the sequence's row
   std::uint32_t low_ = ~0u, high_ = ~0u;  // the page of the unit that was found last
-  // Where a lane's first piece of a unit begins in page 0, and lies in a stage.
+  // The begin of a lane's first piece of a unit in page 0, and its place in a stage.
   const Element* from_;
   int to_;
 };
@@ -262,7 +264,7 @@ template <class Type, int D>
 class PageQueries {
  public:
   template <class RowOf>
-  TSALLIS_DEVICE PageQueries(const Rows<Type>& rows, int columns, const RowOf& row_of) {
+  TSALLIS_DEVICE PageQueries(const ArrayRows<Type>& rows, int columns, const RowOf& row_of) {
     const int quad = Lane() / 4, t = Lane() % 4;
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -295,7 +297,7 @@ template <int D>
 class PageQueries<Float32, D> : public LeftRows<Float32, D, kPageRows> {
  public:
   template <class RowOf>
-  TSALLIS_DEVICE PageQueries(const Rows<Float32>& rows, int columns, const RowOf& row_of)
+  TSALLIS_DEVICE PageQueries(const ArrayRows<Float32>& rows, int columns, const RowOf& row_of)
       : LeftRows<Float32, D, kPageRows>(0, rows, columns, row_of) {}
 };
 
@@ -305,7 +307,7 @@ PageScoresKernel(const PagesCall pages) {
   using Element = typename Type::Element;
   using Units = PageUnits<Type, D, true>;
   constexpr int kStages = PageUnitsShape<Type, D>::kStages, kBlocks = kPageUnit / 8;
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const int quad = Lane() / 4, t = Lane() % 4;
   const PageRun place = PageRun::Of(pages);
   // The newest keys first: their scores are often the largest.
@@ -395,7 +397,7 @@ PageScoresKernel(const PagesCall pages) {
     SyncWarp();  // the stage may be filled again
     free = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    // What most units need has no branches: z is the product times the row's factor.
+    // Most units need no branches: z is the product times the row's factor.
     const bool simple = plain && key0 >= all_begin && key0 + kPageUnit <= all_end;
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -418,7 +420,7 @@ PageScoresKernel(const PagesCall pages) {
           if (key < row.begin || key >= row.end) {
             z = -kInfinity;
           } else if (!plain) {
-            // Of keys that the row sees alone: there are factors for no other distances. Without
+            // Only for keys that the row sees: there are factors for no other distances. Without
             // terms of its own a row's score is z all the same.
             const DeviceTerms of_row = {row.unit, row.slope, row.softcap, call.distances};
             z = of_row.Score(z, row.here - key);
@@ -499,8 +501,8 @@ struct PageMaxima {
     }
     return largest;
   }
-  // How far below the peak the threshold of all keys may lie. Newton's method from below on these
-  // and the sink; any of its steps is a bound, so that the last, short ones need not be made.
+  // The largest distance of the threshold of all keys below the peak. Newton's method from below on
+  // these and the sink; any of its steps is a bound, so that the last, short ones need not be made.
   TSALLIS_DEVICE float Reach(float peak, const Head& head) const {
     float top = 1.0f;
     TSALLIS_LOOP
@@ -711,7 +713,7 @@ template <class Type, int D>
 TSALLIS_KERNEL(kSolveThreads)
 PageSolveKernel(const PagesCall pages) {
   using Shape = PageSolveShape<D>;
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const int query = BlockX(), warp = WarpIndex();
   const Head head = PageHead(pages, BlockZ(), BlockY());
   const Span seen = head.sequence.VisibleKeys(call.mask, query);
@@ -836,7 +838,7 @@ PageSolveKernel(const PagesCall pages) {
   }
   if (statistics.entropy != nullptr) StoreDevice(statistics.entropy + index, wide(entropy));
   if (statistics.maximum != nullptr) {
-    // Of the scores alone: a sink does not break it.
+    // The maximum is that of the scores alone: a sink does not break it.
     const float most = largest <= kMostFloat ? largest : nan;
     StoreDevice(statistics.maximum + index,
                 static_cast<double>(most) / static_cast<double>(head.unit));
@@ -851,7 +853,7 @@ PageValuesKernel(const PagesCall pages) {
   static_assert(kPageRows * D * 4 <= PageUnitsShape<Type, D>::kWarpBytes);
   // float16 has few exponents: small weights keep their digits as larger numbers.
   constexpr float kScale = Type::kNarrowRange ? 0x1p15f : 1.0f;
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const int quad = Lane() / 4, t = Lane() % 4, own = Lane() % kPageRows;
   const PageRun rows_here = PageRun::RowsOf(pages);
   if (!Any(own < rows_here.count && LoadDevice(pages.many + rows_here.index + own) != 0)) return;
@@ -1019,7 +1021,7 @@ PageValuesKernel(const PagesCall pages) {
 template <class Type>
 TSALLIS_KERNEL(kThreads)
 PageSumKernel(const PagesCall pages) {
-  const Call& call = pages.call;
+  const DeviceCall& call = pages.call;
   const std::int64_t index =
       (static_cast<std::int64_t>(BlockZ()) * call.heads + BlockY()) * call.q_len + BlockX();
   const int column = ThreadIndex() * 2;

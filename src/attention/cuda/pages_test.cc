@@ -112,7 +112,7 @@ TEST(CudaOnPages, EmptyAxes) {
   }
 }
 
-// As in emulated_test.cc.
+// Repeats the test of emulated_test.cc on pages.
 TEST(CudaOnPages, SinksThatAreNotFinite) {
   for (const double alpha : {1.0, 1.5}) {
     for (const float sink : {NAN, INFINITY, -INFINITY}) {
@@ -181,7 +181,7 @@ TEST(CudaOnPages, SharedMemoryFits) {
   EXPECT_LE((PageSolveShape<256>::kSharedBytes), 48u * 1024);
 }
 
-// Where keys lie changes no bit.
+// The place of keys changes no bit.
 TEST(OnPages, CpusReadThem) {
   for (std::uint64_t seed = 1; seed < 200; ++seed) {
     const Problem problem(DrawPaged(seed, 70));

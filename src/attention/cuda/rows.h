@@ -14,7 +14,7 @@ inline namespace TSALLIS_SIDE {
 // threads look at eight rows at once. rows: [rows], counts: [batch heads]
 template <int kOnly = 0>
 TSALLIS_KERNEL(kThreads)
-FindDenseKernel(const Call call, const int* list_counts, int* rows, int* counts) {
+FindDenseKernel(const DeviceCall call, const int* list_counts, int* rows, int* counts) {
   constexpr int kOwn = 8;
   const Head head = Head::Of(call, BlockZ(), BlockY());
   const Span& q = head.sequence.q;
@@ -61,9 +61,9 @@ FindDenseKernel(const Call call, const int* list_counts, int* rows, int* counts)
   }
 }
 
-// What rows of a padded batch that belong to no sequence get. A warp a row.
+// Fills rows of a padded batch that belong to no sequence. A warp a row.
 struct ClearCall {
-  Call call;
+  DeviceCall call;
   bool of_keys = false;     // rows of k's axis
   int heads = 0;            // of the arrays
   MutableArray4 arrays[2];  // data null: none
@@ -75,7 +75,7 @@ struct ClearCall {
 template <class Type>
 TSALLIS_KERNEL(kThreads)
 ClearKernel(const ClearCall clear) {
-  const Call& call = clear.call;
+  const DeviceCall& call = clear.call;
   const std::int64_t row = static_cast<std::int64_t>(BlockX()) * kWarps + WarpIndex();
   const Sequence sequence = Head::SequenceOf(call, BlockZ());
   const Span& inside = clear.of_keys ? sequence.k : sequence.q;
@@ -111,7 +111,7 @@ ClearKernel(const ClearCall clear) {
 // k.
 template <int kOnly = 0>
 TSALLIS_KERNEL(kThreads)
-CutRangesKernel(const Call call, std::int64_t* cut) {
+CutRangesKernel(const DeviceCall call, std::int64_t* cut) {
   const std::int64_t b = static_cast<std::int64_t>(BlockX()) * kThreads + ThreadIndex();
   if (b >= call.batch) return;
   const auto store = [&](const std::int64_t* begins, const std::int64_t* ends, int length,

@@ -63,7 +63,7 @@ class Runner {
     workspace_.Want(&m_, Size(2 * reach_ + 1), reach_ > 0);
     if (!per_head) look_at(call_.alpha);
     for (int h = 0; per_head && h < call_.heads; ++h) look_at(params.alpha_per_head[h]);
-    // Of scores with a bias the sweep has no bound.
+    // The sweep has no bound of scores with a bias.
     sparse_ = sparse_ && !biased;
     workspace_.Want(&counts_, rows_, sparse_);
     workspace_.Want(&dense_rows_, rows_, sparse_);
@@ -259,7 +259,7 @@ class Runner {
     return true;
   }
 
-  // What all kernels know, in the workspace.
+  // Puts the data that all kernels share into the workspace.
   void SetKnown() {
     if (ranges_ != nullptr) {
       Launch("CutRangesKernel", CutRangesKernel<>, {(call_.batch + kThreads - 1) / kThreads},
@@ -312,7 +312,7 @@ class Runner {
   Grid Blocks(int length, int rows) const {
     return {(length + rows - 1) / rows, call_.heads, call_.batch};
   }
-  // The same for kernels that find their sequence by BlockPlace.
+  // The grid for kernels that find their sequence by BlockPlace.
   Grid Places(int length, int rows, int heads) const {
     const bool packed = call_.ranges.packed;
     return {BlockPlace::Count(packed, length, call_.batch, rows), heads, call_.array_batch()};
@@ -401,7 +401,7 @@ class Runner {
   const Stream* stream_;
   Workspace workspace_;
   const AttentionParams& params_;
-  Call call_;
+  DeviceCall call_;
   std::size_t rows_ = 0;  // of the statistics
   int reach_ = 0;         // greatest distance of the scale-invariant term
   bool sparse_ = false;   // whether any row may have a list

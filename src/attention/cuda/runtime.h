@@ -1,5 +1,5 @@
-// What the host does to a device: memory and launches, in a stream. CUDA's runtime for nvcc, else
-// the emulation.
+// The host's calls to a device: memory and launches, in a stream. They go to CUDA's runtime for
+// nvcc, else to the emulation.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ struct Grid {
 // Dynamic shared memory of a launch.
 struct SharedBytes {
   std::size_t bytes;
-  // What any launch of the kernel may have. A launch sets the kernel's limit, which the launches of
-  // all host threads share: so it must not depend on the call.
+  // The most that any launch of the kernel may have. A launch sets the kernel's limit, which the
+  // launches of all host threads share: so it must not depend on the call.
   std::size_t most;
 
   SharedBytes(std::size_t of_all) : bytes(of_all), most(of_all) {}

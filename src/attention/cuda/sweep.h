@@ -6,10 +6,10 @@
 // threshold of what the list held when bounds were last raised: the threshold of a part of a row
 // never exceeds that of the whole (docs/explain/attention.md), so no key of the support is lost.
 // When a list of the block is nearly full, all its warps raise the bounds of all their rows between
-// two tiles, so that none waits for another that does. What remains is solved at the end. A row
-// whose list stays full, or that has a score that is not finite, is left to the dense kernel. Masks
-// are looked at for scores above the bound: what they take away never comes into a list, so that
-// bounds are those of what a row sees.
+// two tiles, so that none waits for another that does. The rest is solved at the end. A row whose
+// list stays full, or that has a score that is not finite, is left to the dense kernel. Masks are
+// looked at for scores above the bound: what they take away never comes into a list, so that bounds
+// are those of what a row sees.
 //
 // With thresholds that are known (the backward pass) the same kernel makes the lists alone.
 #pragma once
@@ -23,7 +23,7 @@
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
 
-// What a row keeps: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
+// The lists of rows: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
 // count along k's axis.
 struct Lists {
   int* counts = nullptr;
@@ -39,7 +39,7 @@ struct Statistics {
 };
 
 struct SweepCall {
-  Call call;
+  DeviceCall call;
   MutableArray4 out;
   Statistics statistics;
   Lists lists;                       // keys and weights may be null: not wanted
@@ -299,7 +299,7 @@ TSALLIS_RARE RowLists<1, kStride> AddHits(const RowList<kStride> list, const Hit
 template <int kStride>
 TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const RowList<kStride>& list,
                              const SweepRow& row, const Threshold& solved) {
-  const Call& call = sweep.call;
+  const DeviceCall& call = sweep.call;
   const int lane = Lane(), t = lane % 4;
   bool dense = row.mine == kDenseLane;
   int mine = dense ? 0 : row.mine;
@@ -350,7 +350,7 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
   SyncWarp();  // all lanes read what this quad wrote
   entropy = QuadSum(entropy);
   largest = QuadMax(largest);
-  // What others read of lists has no more places.
+  // The lists that other kernels read have no more places.
   dense = dense || (kept > kList && sweep.lists.keys != nullptr);
   const int size = dense ? kDenseRow : kept;
   if (t != 0 || row.row < 0) return size;
@@ -375,7 +375,7 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
 // out = sum of p v of rows whose lists hold weights: D / 8 lanes have a row, and each of them eight
 // columns. The warp calls it; count: of the lane's row, below 0 without one.
 template <class Type, int D, int kStride>
-TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const Rows<Type>& v,
+TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const ArrayRows<Type>& v,
                                 const RowList<kStride>& list, int count, int row) {
   const int column = Lane() % (D / 8) * 8;
   if (count < 0 || column >= sweep.call.value_dim) return;
@@ -413,7 +413,7 @@ TSALLIS_KERNEL(kThreads, 2)
 SweepKernel(const SweepCall sweep) {
   using Shape = SweepShape<Type, D>;
   constexpr int kKeys = Shape::kKeys, kTiles = Shape::kTiles, kOwn = 2 * kTiles;
-  const Call& call = sweep.call;
+  const DeviceCall& call = sweep.call;
   const int lane = Lane(), warp = WarpIndex(), quad = lane / 4, t = lane % 4;
   // The longest rows of a causal mask first.
   const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
@@ -422,8 +422,8 @@ SweepKernel(const SweepCall sweep) {
   const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
   const Sequence& sequence = head.sequence;
   const int first = static_cast<int>(place.first);
-  const TileRun<Type, D, kKeys> key_tiles(Rows<Type>::Of(call.k, sequence.array_batch, head.kv),
-                                          call.head_dim);
+  const TileRun<Type, D, kKeys> key_tiles(
+      ArrayRows<Type>::Of(call.k, sequence.array_batch, head.kv), call.head_dim);
   const bool has_terms = kGeneral && head.terms.any();
 
   // A lane's rows: 16 m + 8 half + quad of the warp at 2 m + half.
@@ -444,7 +444,7 @@ SweepKernel(const SweepCall sweep) {
       // Bounds are of products, so the factor must not turn them round: the query does.
       negative = factor < 0.0f;
       row.factor = fabsf(factor);
-      from = Rows<Type>::Of(call.q, sequence.array_batch, head.h).At(at);
+      from = ArrayRows<Type>::Of(call.q, sequence.array_batch, head.h).At(at);
       bool dense = head.softmax() || head.wide || !(row.factor >= 1e-30f && row.factor <= 1e30f);
       if (sweep.from_tau != nullptr) {
         const double tau = LoadDevice(sweep.from_tau + head.Index(call, at));
@@ -512,12 +512,12 @@ SweepKernel(const SweepCall sweep) {
   const int usual = room - 4 < 15 ? room - 4 : 15;
   int limit = sweep.from_tau != nullptr ? kDenseLane : usual;
 
-  // The newest tile up to `tile` of which a block mask leaves anything; below 0: none.
+  // The newest tile up to `tile` with a pair that the block mask shows; below 0: none.
   const auto newest = [&](int tile) {
     while (kGeneral && tile >= 0) {
       const int key = keys_begin + tile * kKeys;
       const int end = key + kKeys < keys_end ? key + kKeys : keys_end;
-      if (head.LeftOf(call.mask, first, static_cast<int>(last_row), key, end).any) break;
+      if (head.MasksOf(call.mask, first, static_cast<int>(last_row), key, end).any) break;
       --tile;
     }
     return tile;
@@ -561,8 +561,8 @@ SweepKernel(const SweepCall sweep) {
     queries.Multiply(s, k);
     const int key0 = keys_begin + tile * kKeys;
     tile = next;
-    // What a row does not see is no score. Only tiles at the ends of what the lane's rows see have
-    // such keys.
+    // Keys that a row does not see have no score. Only tiles at the ends of the keys that the
+    // lane's rows see have such keys.
     bool inside = true;
     TSALLIS_UNROLL
     for (int r = 0; r < kOwn; ++r) {
@@ -605,7 +605,7 @@ SweepKernel(const SweepCall sweep) {
       }
       set_listed(rows[r], listed.mine[0], listed.bound[0]);
     };
-    // What exceeds bounds: bit i for column i / 2 * 8 + 2 t + i % 2.
+    // Marks scores that exceed bounds: bit i for column i / 2 * 8 + 2 t + i % 2.
     std::uint32_t hits[kOwn], any = 0;
     bool lacks = false;
     TSALLIS_UNROLL
@@ -665,7 +665,7 @@ SweepKernel(const SweepCall sweep) {
     sizes[r] = WriteList(sweep, head, own_list(r), rows[r], solved.of[r]);
   }
   if (sweep.from_tau != nullptr) return;
-  const Rows<Type> v = Rows<Type>::Of(call.v, sequence.array_batch, head.kv);
+  const ArrayRows<Type> v = ArrayRows<Type>::Of(call.v, sequence.array_batch, head.kv);
   constexpr int kRowsAtOnce = kWarp / (D / 8);
   const int part = lane / (D / 8);
   TSALLIS_LOOP

@@ -1,7 +1,7 @@
 // Tiles of rows in shared memory, and products with them.
 //
 // A tile holds rows of D elements as pieces of 16 bytes, exchanged within groups of eight so that
-// eight rows at one column lie in eight banks. What lies beyond a row's columns, or is no row, is
+// eight rows at one column lie in eight banks. Elements beyond a row's columns, or of no row, are
 // 0. Products are m16n8k16: a warp has 16 rows of sums, a lane those at rows lane / 4 and lane / 4
 // + 8, two columns of each piece of eight. float32's have the same sums in the same lanes.
 #pragma once
@@ -18,7 +18,7 @@ inline namespace TSALLIS_SIDE {
 template <class Type>
 inline constexpr int kPiece = 16 / static_cast<int>(sizeof(typename Type::Element));
 
-// Where piece `piece` of row `row` lies.
+// The place of piece `piece` of row `row`.
 template <class Type, int D>
 TSALLIS_DEVICE int PieceAt(int row, int piece) {
   constexpr int kPieces = D / kPiece<Type>;
@@ -36,7 +36,7 @@ TSALLIS_DEVICE int PieceBehind(int at, int more) {
 
 // Begins to copy kRows rows. row_of(i): the row for place i, below 0 for none. All threads call it.
 template <class Type, int D, int kRows, class RowOf>
-TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const Rows<Type>& rows, int columns,
+TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const ArrayRows<Type>& rows, int columns,
                               const RowOf& row_of) {
   constexpr int kPieces = D / kPiece<Type>;
   TSALLIS_UNROLL
@@ -54,7 +54,7 @@ TSALLIS_DEVICE void FetchTile(const Shared<Words4>& tile, const Rows<Type>& rows
 template <class Type, int D, int kRows>
 class TileRun {
  public:
-  TSALLIS_DEVICE TileRun(const Rows<Type>& rows, int columns) : rows_(rows) {
+  TSALLIS_DEVICE TileRun(const ArrayRows<Type>& rows, int columns) : rows_(rows) {
     const int piece = ThreadIndex() % kPieces;
     used_ = piece * kPiece<Type> < columns;
     own_ = rows.At(Place()) + (used_ ? piece * kPiece<Type> : 0);
@@ -86,7 +86,7 @@ class TileRun {
 
   TSALLIS_DEVICE static int Place() { return ThreadIndex() / kPieces; }
 
-  Rows<Type> rows_;
+  ArrayRows<Type> rows_;
   const typename Type::Element* own_;
   bool used_;
 };
@@ -137,7 +137,7 @@ class LeftRows {
 
   // Begins to copy the block's rows to byte `byte`; row_of as for FetchTile.
   template <class RowOf>
-  TSALLIS_DEVICE LeftRows(std::size_t byte, const Rows<Type>& rows, int columns,
+  TSALLIS_DEVICE LeftRows(std::size_t byte, const ArrayRows<Type>& rows, int columns,
                           const RowOf& row_of)
       : tile_(byte) {
     FetchTile<Type, D, kRows>(tile_, rows, columns, row_of);
@@ -221,7 +221,8 @@ class LeftRows<Float32, D, kRows> {
   static constexpr std::size_t kBytes = 0;
 
   template <class RowOf>
-  TSALLIS_DEVICE LeftRows(std::size_t, const Rows<Float32>& rows, int columns, const RowOf& row_of)
+  TSALLIS_DEVICE LeftRows(std::size_t, const ArrayRows<Float32>& rows, int columns,
+                          const RowOf& row_of)
       : columns_(columns) {
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -447,7 +448,7 @@ TSALLIS_DEVICE void AddWeighted(float (&total)[kBlocks][4], float (&w)[kRows / 8
 
 // Powers of two by which weights are divided before they become 16-bit numbers, one for each of a
 // lane's two rows: float16 has no exponents for gradients as they come. bfloat16 has, and needs
-// none. What weights are added to is divided by the same.
+// none. The sums that weights are added to are divided by the same.
 template <class Type>
 struct RowScale {
   float scale[2], inverse[2];

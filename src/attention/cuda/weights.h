@@ -16,7 +16,7 @@ namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
 
 struct WeightsCall {
-  Call call;
+  DeviceCall call;
   Lists lists;
   DenseRows dense;
   const double* tau = nullptr;            // [rows]: of dense rows
@@ -25,8 +25,8 @@ struct WeightsCall {
   std::int64_t* columns = nullptr;
   float* values = nullptr;
 
-  // Entry `i` of a row that begins at `begin`. What has no room is left out: nobody has looked at
-  // the offsets.
+  // Entry `i` of a row that begins at `begin`. An entry that has no room is left out: nobody has
+  // looked at the offsets.
   TSALLIS_DEVICE void Put(std::int64_t begin, std::int64_t end, std::int64_t i, std::int64_t column,
                           float value) const {
     if (begin + i >= end) return;
@@ -72,17 +72,17 @@ TSALLIS_KERNEL(kThreads)
 DenseWeightsKernel(const WeightsCall weights) {
   using Shape = WeightsShape<Type, D>;
   constexpr int kKeys = Shape::kKeys;
-  const Call& call = weights.call;
+  const DeviceCall& call = weights.call;
   const int lane = Lane(), t = lane % 4;
   const Head head = Head::Of<true>(call, BlockZ(), BlockY());
   const int count = weights.dense.Count(call, head);
   const int first = (Blocks() - 1 - BlockX()) * Shape::kRows;
   if (first >= count) return;
   auto block = DenseBlock<Shape::kRows>::Of(call, weights.dense, head, first, count);
-  const auto k_rows = Rows<Type>::Of(call.k, head.sequence.array_batch, head.kv);
+  const auto k_rows = ArrayRows<Type>::Of(call.k, head.sequence.array_batch, head.kv);
   const Shared<Words4> k_tile(Shape::Dense::kKeysAt);
   const LeftRows<Type, D, Shape::kRows> queries(
-      0, Rows<Type>::Of(call.q, head.sequence.array_batch, head.h), call.head_dim,
+      0, ArrayRows<Type>::Of(call.q, head.sequence.array_batch, head.h), call.head_dim,
       [&](int i) { return first + i < count ? weights.dense.At(call, head, first + i) : -1; });
   CommitCopies();
   SplitTau tau[2];
@@ -101,8 +101,8 @@ DenseWeightsKernel(const WeightsCall weights) {
   }
   TSALLIS_LOOP
   for (int key0 = block.keys_begin; key0 < block.keys_end; key0 += kKeys) {
-    const BlocksLeft left = block.template LeftOf<true>(call, head, key0, kKeys);
-    if (!left.any) continue;
+    const TileMasks masks = block.template MasksOf<true>(call, head, key0, kKeys);
+    if (!masks.any) continue;
     SyncBlock();  // the last tile has been read
     FetchTile<Type, D, kKeys>(k_tile, k_rows, call.head_dim,
                               [&](int i) { return key0 + i < block.keys_end ? key0 + i : -1; });
@@ -112,7 +112,7 @@ DenseWeightsKernel(const WeightsCall weights) {
     float s[kKeys / 8][4];
     Clear(s);
     queries.Multiply(s, k_tile);
-    ToScores<true, kKeys>(call, head, left, block.rows, key0, s);
+    ToScores<true, kKeys>(call, head, masks, block.rows, key0, s);
     TSALLIS_UNROLL
     for (int half = 0; half < 2; ++half) {
       // Bit 2 j + e of a lane: column 8 j + 2 t + e of the tile.
@@ -134,7 +134,7 @@ DenseWeightsKernel(const WeightsCall weights) {
         TSALLIS_UNROLL
         for (int e = 0; e < 2; ++e) {
           if ((mine >> (2 * j + e) & 1u) == 0) continue;
-          // Of the lanes to the left the columns of this piece, too.
+          // Counts the columns of this piece of the lanes to the left, too.
           int before = 0;
           TSALLIS_UNROLL
           for (int i = 0; i < 4; ++i) {

@@ -39,7 +39,7 @@ class Expectation {
   // One problem's plain error may be well below the usual; a random rounding of every
   // operation, 1.4 times as wrong, stays below this on 1 500 problems.
   static constexpr double kMeanFloor = 0.012;
-  // The same for the rarest of 50 000.
+  // The floor for the rarest of 50 000.
   static constexpr double kRareMeanFloor = 0.03;
   // Kernels may carry bfloat16 problems' weights with 16 significant bits instead of 24 through a
   // product (two bfloat16 numbers each); a row whose sum cancels to 0 keeps 2^-17 of its terms.

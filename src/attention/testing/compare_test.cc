@@ -20,7 +20,7 @@ ProblemSpec Spec() {
   return spec;
 }
 
-// What the comparison says of exact results after `spoil` has been at them.
+// The comparison's answer to exact results that `spoil` has changed.
 template <typename Spoil>
 std::string Verdict(const ProblemSpec& spec, const Spoil& spoil) {
   const Problem problem(spec);

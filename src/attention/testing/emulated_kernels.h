@@ -40,15 +40,15 @@ inline AttentionKernel EmulatedSweep() {
   };
   kernel.forward = [](const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-                      std::vector<RowBlock>* left) {
+                      std::vector<RowBlock>* remaining) {
     SweepForward(GetSweepFunctions(ScoreEngine::kAmx, true), true, context, params, outputs, rows,
-                 left);
+                 remaining);
   };
   kernel.backward = [](const Context& context, const AttentionParams& params,
                        const AttentionGradients& gradients, const std::vector<KeyHead>& problems,
-                       HeadSums* heads, std::vector<KeyHead>* left) {
+                       HeadSums* heads, std::vector<KeyHead>* remaining) {
     SweepBackward(GetSweepFunctions(ScoreEngine::kAmx, true), true, context, params, gradients,
-                  problems, heads, left);
+                  problems, heads, remaining);
   };
   return kernel;
 }
@@ -61,13 +61,13 @@ inline AttentionKernel EmulatedStream() {
   };
   kernel.forward = [](const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-                      std::vector<RowBlock>* left) {
-    stream::Forward(true, context, params, outputs, rows, left);
+                      std::vector<RowBlock>* remaining) {
+    stream::Forward(true, context, params, outputs, rows, remaining);
   };
   kernel.backward = [](const Context& context, const AttentionParams& params,
                        const AttentionGradients& gradients, const std::vector<KeyHead>& problems,
-                       HeadSums* heads, std::vector<KeyHead>* left) {
-    stream::Backward(true, context, params, gradients, problems, heads, left);
+                       HeadSums* heads, std::vector<KeyHead>* remaining) {
+    stream::Backward(true, context, params, gradients, problems, heads, remaining);
   };
   return kernel;
 }

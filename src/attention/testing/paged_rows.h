@@ -25,7 +25,7 @@ class PagedRows {
   PagedRows(const PagedRows&) = delete;
   PagedRows& operator=(const PagedRows&) = delete;
 
-  // The same call on the copies.
+  // The call on the copies.
   AttentionParams Call(AttentionParams params) const {
     params.k.data = params.v.data = nullptr;
     params.pages = &pages_;
@@ -40,7 +40,7 @@ class PagedRows {
   };
 
   void Fill(const ConstArray4& from, std::int64_t batch, const AttentionParams& params,
-            std::int64_t columns, KeyValuePages::Rows& rows, Memory& memory) {
+            std::int64_t columns, KeyValuePages::RowPages& rows, Memory& memory) {
     const auto size = static_cast<std::int64_t>(SizeOf(from.dtype));
     const std::int64_t count = std::int64_t{1} << pages_.page_shift, heads = params.kv_heads;
     const std::int64_t each = (params.k_len + count - 1) / count;

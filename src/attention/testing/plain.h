@@ -20,7 +20,7 @@ namespace tsallis {
 
 template <typename T>
 struct PlainResults {
-  // As in Results. Rows that are not written hold Problem::kMark.
+  // The members of Results. Rows that are not written hold Problem::kMark.
   std::vector<T> out, tau, entropy, maximum;
   std::vector<std::int64_t> support_low, support_high;  // what rounding leaves open
   std::vector<T> dq, dk, dv, d_length_scale, d_alpha, d_slopes, d_sink, d_bias;
@@ -54,7 +54,7 @@ struct PlainRow {
   void TopKSoftmax(const TopK& top_k);
   void Softpick();
   void StickBreaking();
-  // Of softpick, relative to e^top, top = max(0, peak).
+  // Numbers of softpick, relative to e^top, top = max(0, peak).
   T Top() const { return A::Value(peak) > 0.0 ? peak : A::Of(0.0); }
   T Exponential(std::size_t j) const;
   T Excess(std::size_t j) const;
@@ -152,7 +152,7 @@ double PlainRow<T>::ThresholdMoves(double eps, double top) const {
   return moved;
 }
 
-// The same for alpha = 1 - g, where every score matters, by its share u/sum u, u = (top + g
+// The bound for alpha = 1 - g, where every score matters, by its share u/sum u, u = (top + g
 // depth)^{-1/g - 1}: each share at its largest, the sum at its smallest.
 template <typename T>
 double PlainRow<T>::FullSupportMoves(double g, double top) const {

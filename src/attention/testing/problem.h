@@ -172,7 +172,7 @@ class Problem {
                 unsigned wanted) const {
     return RunWith(false, 1, 0, wants_backward, wanted, forward, backward);
   }
-  // As a user does: through the checks, on the kernels that are chosen.
+  // Runs as a user does: through the checks, on the kernels that are chosen.
   Results RunAsUser(int threads) const {
     return RunWith(false, threads, 0, true, kWantAll, AttentionForward, AttentionBackward);
   }
@@ -348,7 +348,7 @@ class Problem {
     return values;
   }
 
-  // What depends on the ranges and masks, or on more than one array.
+  // Adjusts what depends on the ranges and masks, or on more than one array.
   void Adjust(std::vector<double>& k, std::vector<double>& v, std::vector<double>& d_out,
               std::vector<double>& q) {
     const std::int64_t d = spec_.head_dim, e = spec_.value_dim, heads = typed_.heads;
@@ -466,8 +466,8 @@ class Problem {
   }
 
   // Puts [batch, heads, rows, columns] contiguous values into memory, rounded to `dtype` in both
-  // versions. Strided: rows before heads, unused columns between rows. What no axis reaches is
-  // NaN, so that reading it shows.
+  // versions. Strided: rows before heads, unused columns between rows. Memory that no axis reaches
+  // is NaN, so that reading it shows.
   void Place(Input& input, const std::vector<double>& values, const std::int64_t (&sizes)[4],
              ConstArray4* wide, ConstArray4* typed, DType dtype, int broadcast) {
     const std::int64_t columns = sizes[3] + (spec_.strided ? spec_.padding : 0);

@@ -1,5 +1,5 @@
-// What an attention problem of the tests looks like: a few numbers that one line describes, and the
-// draw of such problems from the whole space of attention.h.
+// Describes an attention problem of the tests by a few numbers, which fit into one line, and draws
+// such problems from the whole space of attention.h.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct ProblemSpec {
   bool any_length_scale = false;  // also in (0, 1), 0 and below 0; else from 1 on
   bool negative_slopes = false;
   bool zero_slopes = false;  // some are 0, as half of NAPE's
-  // Of length_scale and slopes, and of the bias; they need not be q's.
+  // The dtypes of length_scale and slopes, and of the bias; they need not be q's.
   DType term_dtype = DType::kFloat32, bias_dtype = DType::kFloat32;
   int bias_broadcast = 0;            // bits: 1 batch, 2 heads, 4 queries have stride 0
   double bias_minus_infinity = 0.0;  // share

@@ -1,4 +1,4 @@
-// What the cache's tests share: rows of any dtype, answers from arrays or from a cache.
+// Shared by the cache's tests: rows of any dtype, answers from arrays or from a cache.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 namespace tsallis::cache_testing {
 
 // [heads][tokens][columns] of any dtype.
-struct Rows {
-  Rows(DType of, std::int64_t h, std::int64_t n, std::int64_t c)
+struct TokenRows {
+  TokenRows(DType of, std::int64_t h, std::int64_t n, std::int64_t c)
       : dtype(of), heads(h), tokens(n), columns(c) {
     bytes.resize(static_cast<std::size_t>(h * n * c) * SizeOf(of));
   }
@@ -36,9 +36,9 @@ struct Rows {
   std::vector<std::byte> bytes;
 };
 
-inline Rows Normal(std::uint64_t seed, DType dtype, std::int64_t heads, std::int64_t tokens,
-                   std::int64_t columns, double spread = 1.0) {
-  Rows rows(dtype, heads, tokens, columns);
+inline TokenRows Normal(std::uint64_t seed, DType dtype, std::int64_t heads, std::int64_t tokens,
+                        std::int64_t columns, double spread = 1.0) {
+  TokenRows rows(dtype, heads, tokens, columns);
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal(0.0, spread);
   for (std::int64_t i = 0; i < heads * tokens * columns; ++i) rows.Set(i, normal(random));
@@ -75,7 +75,7 @@ struct Answers {
         support(tau.size()),
         scored(tau.size()),
         bytes_read(tau.size()) {}
-  Rows out;
+  TokenRows out;
   std::vector<double> tau, entropy, maximum, certificate, lost;
   std::vector<std::int64_t> support, scored, bytes_read;
 
@@ -110,7 +110,7 @@ class Terms {
   std::vector<double> sinks_;
 };
 
-inline Answers OnArrays(const Case& c, const Rows& q, const Rows& k, const Rows& v) {
+inline Answers OnArrays(const Case& c, const TokenRows& q, const TokenRows& k, const TokenRows& v) {
   const Terms terms(c);
   Answers answers(c, q.tokens);
   AttentionParams params;
@@ -143,7 +143,7 @@ inline Answers OnArrays(const Case& c, const Rows& q, const Rows& k, const Rows&
 
 // account: whether it asks for what only decoding knows.
 inline Answers OnCache(const Case& c, const KvCache& cache, KvCache::Sequence sequence,
-                       const Rows& q, std::int64_t layer = 0, int threads = 1,
+                       const TokenRows& q, std::int64_t layer = 0, int threads = 1,
                        bool account = true) {
   const Terms terms(c);
   Answers answers(c, q.tokens);

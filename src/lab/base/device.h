@@ -1,4 +1,4 @@
-// Where models compute, by the names that recipes and commands have for it.
+// The devices on which models compute, by their names in recipes and commands.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,7 +7,7 @@
 
 namespace tsallis::lab {
 
-// What is expected of a name: "" if it is "cpu", "cuda" or "cuda:N". A Check of recipes' keys.
+// Says what a name has to be; "" if it is "cpu", "cuda" or "cuda:N". A Check of recipes' keys.
 std::string CheckDeviceName(const std::string& name);
 
 // The device of a name; "cuda" is "cuda:0". Loads the CUDA half of torch when it is first asked

@@ -1,4 +1,4 @@
-// What ends a command of the program other than success and failure.
+// Exceptions that end a command of the program, beside its failures.
 #pragma once
 
 #include <stdexcept>

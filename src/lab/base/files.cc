@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "core/aside_file.h"
+#include "core/atomic_file.h"
 
 namespace tsallis::lab {
 
@@ -15,7 +15,7 @@ void MakeFolder(const std::filesystem::path& folder) {
 }
 
 void WriteFileAtomically(const std::filesystem::path& path, const std::string& text) {
-  AsideFile out(path.string());
+  AtomicFile out(path.string());
   out.Write(text.data(), text.size());
   out.Commit();
 }

@@ -10,7 +10,7 @@ namespace tsallis::lab {
 // This process's environment with `source_dir`/python before whatever PYTHONPATH there is.
 std::vector<std::string> PythonEnvironment(const std::filesystem::path& source_dir);
 
-// As exec takes strings: pointers into them, and a null behind the last.
+// Turns strings into the form that exec takes: pointers into them, and a null behind the last.
 std::vector<char*> Pointers(std::vector<std::string>& strings);
 
 // Runs `python -m module arguments` with `source_dir`/python at the head of PYTHONPATH. `show`:

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "core/aside_file.h"
+#include "core/atomic_file.h"
 #include "core/crc32c.h"
 
 namespace tsallis::lab {
@@ -20,9 +20,10 @@ struct DTypeName {
   c10::ScalarType type;
   const char* name;
 };
-constexpr std::array<DTypeName, 5> kDTypes = {{{c10::kFloat, "F32"},
+constexpr std::array<DTypeName, 6> kDTypes = {{{c10::kFloat, "F32"},
                                                {c10::kDouble, "F64"},
                                                {c10::kBFloat16, "BF16"},
+                                               {c10::kFloat8_e4m3fn, "F8_E4M3"},
                                                {c10::kHalf, "F16"},
                                                {c10::kLong, "I64"}}};
 
@@ -52,7 +53,7 @@ constexpr std::string_view kChecksum = "\"crc32c\":\"";
 constexpr std::size_t kDigits = 8;
 constexpr const char* kNoDigits = "00000000";
 
-// Of the rest of `in` behind the bytes of `before`, in pieces.
+// Continues the checksum `before` with the rest of `in`, in pieces.
 std::uint32_t ChecksumOf(std::ifstream& in, std::uint32_t before) {
   std::vector<char> piece(1 << 20);
   while (in.read(piece.data(), static_cast<std::streamsize>(piece.size())), in.gcount() > 0) {
@@ -98,7 +99,7 @@ void WriteTensors(const std::filesystem::path& path, const TensorFile& file) {
   }
   text.replace(text.find(kChecksum) + kChecksum.size(), kDigits, fmt::format("{:08x}", checksum));
   const std::uint64_t length = text.size();
-  AsideFile out(path.string());
+  AtomicFile out(path.string());
   out.Write(&length, sizeof(length));
   out.Write(text.data(), text.size());
   for (const at::Tensor& tensor : contents) out.Write(tensor.const_data_ptr(), tensor.nbytes());

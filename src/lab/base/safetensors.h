@@ -22,7 +22,7 @@ struct TensorFile {
 };
 
 // Writes aside, flushes to the disk and renames: a reader sees the old file or the whole new one.
-// float32, float64, bfloat16, float16 and int64 tensors of any device. Throws std::runtime_error
+// float32, float64, bfloat16, float8 (e4m3), float16 and int64 tensors of any device. Throws std::runtime_error
 // with path and reason.
 void WriteTensors(const std::filesystem::path& path, const TensorFile& file);
 

@@ -21,7 +21,7 @@ struct SpecialTokens {
   std::int64_t Sep() const { return data + 4; }
   // How many tokens there are with the special ones.
   std::int64_t All() const { return data + static_cast<std::int64_t>(kNames.size()); }
-  // Of a token from `data` on.
+  // The name of a token from `data` on.
   const char* Name(std::int64_t token) const {
     return kNames.at(static_cast<std::size_t>(token - data));
   }

@@ -9,7 +9,7 @@
 namespace tsallis::lab {
 
 void TomlProblems::Add(int line, const std::string& key, const std::string& what) {
-  // What was set on the command line stands in no line.
+  // A setting of the command line stands in no line.
   std::string text = line > 0 ? fmt::format("{}:{}: ", file_, line) : file_ + ": ";
   if (!key.empty()) text += key + ": ";
   problems_.emplace(line, text + what);

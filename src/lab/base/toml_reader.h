@@ -27,7 +27,7 @@
 
 namespace tsallis::lab {
 
-// What is wrong with a file, and on which line each of its keys stands.
+// Collects the mistakes of a file, and knows the line of each of its keys.
 class TomlProblems {
  public:
   explicit TomlProblems(std::string file) : file_(std::move(file)) {}

@@ -126,6 +126,7 @@ void Describe(TableReader& table, MethodConfig& method) {
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);
   table.Optional("train", AnyTable{});  // read once [train] is known
+  table.Optional("steps", method.steps, IfGiven(UpTo(kMostSteps)));
   table.Optional("paper", method.paper, CheckPaper);
 }
 
@@ -261,6 +262,10 @@ Recipe Recipe::TrainedBy(const MethodConfig& method) const {
   return recipe;
 }
 
+std::int64_t Recipe::Steps(const MethodConfig& method, const std::string& scale) const {
+  return method.steps.value_or(Scale(scale).steps);
+}
+
 namespace {
 
 toml::table ParseToml(const std::string& text, const std::filesystem::path& path) {
@@ -274,7 +279,7 @@ toml::table ParseToml(const std::string& text, const std::filesystem::path& path
   }
 }
 
-// A recipe's tables. What a scale leaves out is as in the scale that it is like, but for what
+// A recipe's tables. Keys that a scale leaves out are as in the scale that it is like, but for what
 // chooses learning rates.
 toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   toml::table root = ParseToml(text, path);
@@ -296,8 +301,8 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   return root;
 }
 
-// What a method's attention leaves out of a table of its own (positions, length_scaling) is as in
-// the model's.
+// Tables of a method's attention (positions, length_scaling) inherit the keys that they leave out
+// from the model's.
 void Inherit(toml::table& root) {
   const toml::table* model = root["model"]["attention"].as_table();
   toml::array* methods = root["method"].as_array();
@@ -373,6 +378,15 @@ void SetOwnTraining(toml::table& root, const std::string& setting) {
   }
 }
 
+// The same for steps.
+void ForgetOwnSteps(toml::table& root) {
+  toml::array* methods = root["method"].as_array();
+  if (methods == nullptr) return;
+  for (toml::node& method : *methods) {
+    if (toml::table* table = method.as_table()) table->erase("steps");
+  }
+}
+
 }  // namespace
 
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
@@ -389,6 +403,7 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     for (const char* key : {"steps=", "train.steps="}) {
       if (setting.starts_with(key)) {
         setting = "scale." + scale + ".steps=" + setting.substr(std::string(key).size());
+        ForgetOwnSteps(root);
       }
     }
     SetKeyValue(root, setting);

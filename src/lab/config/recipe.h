@@ -21,8 +21,8 @@
 namespace tsallis::lab {
 
 struct TrainConfig {
-  // Where a model of sequences is trained and evaluated: "cpu", "cuda", "cuda:N"
-  // (lab/base/device.h). No setting of a run: another device may go on with it.
+  // The device on which a model of sequences is trained and evaluated: "cpu", "cuda", "cuda:N"
+  // (lab/base/device.h). Not saved with a run: it may be resumed on another device.
   std::string device = "cpu";
   std::string optimizer = "adam";  // "adam", "adamw", "muon"
   double lr = 1e-3;                // muon: of hidden matrices
@@ -44,8 +44,8 @@ struct TrainConfig {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
-  // Where weights come from instead of a seed: "STUDY/SCALE", whose run of the same method and seed
-  // is in the same folder of runs. Sequence models.
+  // The source of the first weights instead of a seed: "STUDY/SCALE", whose run of the same method
+  // and seed is in the same folder of runs. Sequence models.
   std::string start;
   std::int64_t batch = 128;
   std::int64_t accumulate = 1;           // parts that a batch is worked on in, to need less memory
@@ -62,20 +62,23 @@ struct TrainConfig {
   std::int64_t validate_samples = 200;
 };
 
-// The set model's methods say with keys of their own how it attends, decoders' in `attention`.
+// Methods of the set model describe its attention with keys of their own; methods of decoders do it
+// in `attention`.
 struct MethodConfig : SetAttentionConfig {
   std::string name;   // identifies it everywhere: "asentmax-3"
   std::string label;  // for people; the name unless given
   // Tells methods apart that attend alike: figures give them one colour and lines of their own.
   // Decoders: the kind of their positions unless given.
   std::string variant;
-  // Decoders: what differs from the attention that [model] describes, for all layers and heads.
+  // Decoders: the differences from the attention that [model] describes, for all layers and heads.
   std::optional<AttentionOverride> attention;
   // Evaluates the weights that this other method trained instead of training its own.
   std::optional<std::string> weights_of;
-  // How this method is trained, where that is not the recipe's [train]: all of it, with the keys of
-  // the method's own `train` table in place of the recipe's.
+  // The whole training of this method, where it differs from the recipe's [train]: the keys of the
+  // method's own `train` table replace the recipe's.
   std::optional<TrainConfig> train;
+  // With `train`: how many steps, where that is not the scale's number.
+  std::optional<std::int64_t> steps;
   std::vector<double> paper;  // the task's metric, at the first lengths of eval_lengths
 };
 
@@ -166,14 +169,16 @@ struct Recipe {
 
   // The recipe that a method is trained by: with the method's own `train`, if it has one.
   Recipe TrainedBy(const MethodConfig& method) const;
+  // Steps of a method's training at a scale.
+  std::int64_t Steps(const MethodConfig& method, const std::string& scale) const;
 };
 
 // Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name
 // file, line, key, what was expected, and the nearest known key.
 Recipe LoadRecipe(const std::filesystem::path& path);
 
-// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train`
-// also goes before a method's own. UsageError as above.
+// The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train` or
+// of the steps also goes before a method's own. UsageError as above.
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings = {});
 

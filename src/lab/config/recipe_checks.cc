@@ -74,7 +74,7 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
   }
 }
 
-// What is wrong with the decoder of a method, or nothing.
+// Says what is wrong with the decoder of a method; empty: nothing.
 std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
   try {
     CheckSequenceModel(recipe.model.name, recipe.Decoder(method),
@@ -106,7 +106,7 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
     problems.Add(path + key, "methods of a model of sequences say this in attention = { ... }");
   }
   if (const std::string problem = DecoderProblem(recipe, method); !problem.empty()) {
-    // What is wrong without the method's attention too is the model's, and said once.
+    // A mistake that is there without the method's attention too is the model's, and reported once.
     if (problem != DecoderProblem(recipe, MethodConfig())) problems.Add(path, problem);
   }
 }
@@ -137,6 +137,9 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
                                       std::to_string(recipe.task.eval_lengths.size()) + " lengths");
   }
   CheckBorrowing(recipe, method, path, problems);
+  if (method.steps && !method.train) {
+    problems.Add(path + ".steps", "only has an effect beside the method's own `train`");
+  }
   if (!method.train) return;
   CheckTraining(*method.train, path + ".train", problems);
   if (problems.Given(path + ".train.lr_grid")) {

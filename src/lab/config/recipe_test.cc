@@ -282,6 +282,13 @@ TEST_F(RecipeTest, AMethodMayBeTrainedInItsOwnWay) {
     EXPECT_EQ(set.TrainedBy(set.Method(method)).train.weight_decay, 0.5) << method;
     EXPECT_EQ(set.TrainedBy(set.Method(method)).train.batch, 7) << method;
   }
+  const Recipe shorter = Load(with(own + " }\nsteps = 500 #"));
+  EXPECT_EQ(shorter.Steps(shorter.Method("softmax"), "quick"), 500);
+  EXPECT_EQ(shorter.Steps(shorter.Method("ase"), "quick"), 10000);
+  const Recipe told = AtScale(shorter, "quick", {"steps=70"});
+  EXPECT_EQ(told.Steps(told.Method("softmax"), "quick"), 70);
+  ExpectContains(RecipeTest::ErrorOf(map, map + "steps = 500\n"),
+                 "method.softmax.steps: only has an effect beside");
   const auto error = [&](const std::string& keys) {
     return RecipeTest::ErrorOf(map, map + "train = { " + keys + " }\n");
   };
@@ -418,7 +425,7 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
   EXPECT_EQ(paper.task.train_length_max, 16);
   EXPECT_EQ(paper.train.lr, 0.5);
   EXPECT_EQ(paper.model.decoder.attention.map, "entmax");
-  // What a method says of length scaling stays, and what it leaves out changes.
+  // A method's own keys of length scaling stay, and the keys that it leaves out change.
   const Recipe set = AtScale(
       recipe, "paper",
       {"model.attention.length_scaling.kind=ssmax", "model.attention.length_scaling.init=0.5"});
@@ -450,7 +457,7 @@ TEST_F(SequenceRecipeTest, AScaleMayBeLikeAnotherOne) {
   EXPECT_EQ(tiny.model.decoder.layers, 1);
   EXPECT_EQ(tiny.model.decoder.width, 32);
   EXPECT_EQ(AtScale(recipe, "quick").model.decoder.width, recipe.model.decoder.width);
-  // What chooses learning rates stays behind.
+  // The keys that choose learning rates are not inherited.
   const std::string grid =
       "steps = 10\ngrid_seeds = 1\nset.train = { lr_grid = [0.1, 0.2], batch = 3 }\n";
   std::string text = kSequences;

@@ -15,7 +15,7 @@
 
 namespace tsallis::lab {
 
-// Of the samples at one length, as the task scores them.
+// The score of the samples at one length, by the task's scoring rule.
 struct SequenceLengthScore {
   std::int64_t n = 0;
   std::int64_t samples = 0;  // that were asked for; of sentences there may be fewer
@@ -28,11 +28,11 @@ struct SequenceLengthScore {
   // those that are right word by word are hits, and `tokens` their tokens, each with the reference
   // before it.
   std::optional<double> chrf{};
-  // Of tasks with kinds of samples: of each, in the order of SequenceTask::Groups().
+  // Tasks with kinds of samples: the answers of each, in the order of SequenceTask::Groups().
   std::vector<Answers> by_group{};
 };
 
-// Where the bins of positions begin: 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: halves of octaves.
+// The first position of a bin: 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: halves of octaves.
 std::int64_t PositionBin(std::size_t bin);
 
 // Samples [first, first + samples) of a split at length n. Throws Interrupted when `stop` becomes
@@ -47,11 +47,11 @@ SequenceLengthScore EvaluateLength(SequenceModel& model, const SequenceTask& tas
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop);
 
-// What else there is to tell of a score, by name; none: its value says all.
+// Further measures of a score, by name; none: its value says all.
 std::vector<std::pair<std::string, double>> MeasuresOf(const SequenceLengthScore& score);
 
-// What has been evaluated, on disk. Loading gives nothing if there is no such file, or if it is not
-// one of scores.
+// Save and load the scores of lengths. Loading gives nothing if there is no such file, or if it is
+// not one of scores.
 void SaveSequenceScores(const std::filesystem::path& path,
                         const std::vector<SequenceLengthScore>& scores);
 std::vector<SequenceLengthScore> LoadSequenceScores(const std::filesystem::path& path);

@@ -1,4 +1,5 @@
-// What the heads of a sequence model did at a length, as data, in memory and on disk: no tensors.
+// Observations of the heads of a sequence model at a length, as data, in memory and on disk: no
+// tensors.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +45,7 @@ struct AttentionMap {
   std::int64_t Cells() const { return (tokens + cell - 1) / cell; }
 };
 
-// Of one trained model.
+// The observations of one trained model.
 struct HeadObservations {
   std::vector<LengthHeads> lengths;
   std::vector<AttentionMap> maps;
@@ -53,7 +54,7 @@ struct HeadObservations {
   bool HasMaps(std::int64_t n) const;
 };
 
-// Of each quantity one object: "quantity", and "mean" and "std" as [layers][heads] of six digits,
+// One object for each quantity: "quantity", and "mean" and "std" as [layers][heads] of six digits,
 // null where a head has no such quantity or where it is not finite.
 nlohmann::ordered_json HeadTables(const std::vector<HeadNumber>& numbers);
 

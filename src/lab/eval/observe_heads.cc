@@ -72,7 +72,7 @@ std::int64_t SamplesToObserve(const SequenceTask& task, std::int64_t n) {
 LengthHeads ObserveHeads(Decoder& model, const SequenceTask& task, std::int64_t n) {
   LengthHeads found{.n = n, .samples = SamplesToObserve(task, n), .numbers = {}};
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, found.samples, n);
-  model.Look(batch, [&](const LayerView& view) {
+  model.VisitLayers(batch, [&](const LayerView& view) {
     std::vector<HeadQuantities> heads;
     view.Describe(heads);
     for (std::size_t h = 0; h < heads.size(); ++h) {
@@ -115,7 +115,7 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
                                    const std::atomic<bool>& stop) {
   std::vector<AttentionMap> maps;
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, 1, n);
-  model.Look(batch, [&](const LayerView& view) {
+  model.VisitLayers(batch, [&](const LayerView& view) {
     for (const HeadPlace& place : places) {
       if (place.layer != view.layer) continue;
       maps.push_back(Draw(view, place.head, n, batch.tokens.size(1), stop));
@@ -127,7 +127,7 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
 TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n) {
   TensorFile file;
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, 1, n);
-  model.Look(batch, [&](const LayerView& view) {
+  model.VisitLayers(batch, [&](const LayerView& view) {
     const HeadArrays arrays = view.Arrays(0);
     const std::string prefix = "layers." + std::to_string(view.layer) + ".";
     file.metadata[prefix + "map"] = arrays.map;

@@ -1,5 +1,5 @@
-// What the heads of a trained sequence model do, length by length: entropy and support of their
-// weights, what they have learned, and attention maps of chosen ones.
+// Observes the heads of a trained sequence model, length by length: entropy and support of their
+// weights, their learned numbers, and attention maps of chosen ones.
 #pragma once
 
 #include <atomic>
@@ -43,9 +43,9 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
                                    const std::vector<HeadPlace>& places,
                                    const std::atomic<bool>& stop);
 
-// What every layer attends to on the first test sample of length n, for `tsallis bench attention
-// --inputs`: HeadArrays as "layers.<l>.q", ".k", ".v", ".alpha", ".slopes" and ".c", map and length
-// scale as metadata "layers.<l>.map" and ".scale_invariant". Throws as above, and as
+// The inputs of every layer's attention on the first test sample of length n, for `tsallis bench
+// attention --inputs`: HeadArrays as "layers.<l>.q", ".k", ".v", ".alpha", ".slopes" and ".c", map
+// and length scale as metadata "layers.<l>.map" and ".scale_invariant". Throws as above, and as
 // LayerAttention::Arrays.
 TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n);
 

@@ -62,18 +62,19 @@ TEST(ObserveHeads, DrawsShortSamplesByTokenAndLongOnesInCells) {
   EXPECT_EQ(small[1].head, 3);
   EXPECT_EQ(small[1].tokens, 12);  // bos, 5, sep, 5
   EXPECT_EQ(small[1].cell, 1);
-  model.Look(DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 1, 5), [&](const LayerView& view) {
-    if (view.layer != 2) return;
-    std::vector<float> weights(144, 0.0F);
-    const SparseRows rows = view.Weights(0, 3, 0, 12);
-    for (std::size_t i = 0; i < 12; ++i) {
-      for (auto e = static_cast<std::size_t>(rows.offsets[i]);
-           e < static_cast<std::size_t>(rows.offsets[i + 1]); ++e) {
-        weights[i * 12 + static_cast<std::size_t>(rows.keys[e])] = rows.weights[e];
-      }
-    }
-    EXPECT_EQ(weights, small[1].weights);
-  });
+  model.VisitLayers(
+      DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 1, 5), [&](const LayerView& view) {
+        if (view.layer != 2) return;
+        std::vector<float> weights(144, 0.0F);
+        const SparseRows rows = view.Weights(0, 3, 0, 12);
+        for (std::size_t i = 0; i < 12; ++i) {
+          for (auto e = static_cast<std::size_t>(rows.offsets[i]);
+               e < static_cast<std::size_t>(rows.offsets[i + 1]); ++e) {
+            weights[i * 12 + static_cast<std::size_t>(rows.keys[e])] = rows.weights[e];
+          }
+        }
+        EXPECT_EQ(weights, small[1].weights);
+      });
   // 202 tokens: 68 cells of three, the last of one.
   const AttentionMap large = DrawMaps(model, *task, 100, places, never).at(0);
   EXPECT_EQ(large.tokens, 202);
@@ -204,26 +205,29 @@ TEST(ObserveHeads, WritesWhatTheHeadsAttendTo) {
   const auto cell = [&](const char* name, std::int64_t h, std::int64_t i, std::int64_t x) {
     return file.At(std::string("layers.2.") + name)[h][i][x].item<double>();
   };
-  model.Look(DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 1, 5), [&](const LayerView& view) {
-    if (view.layer != 2) return;
-    for (const std::int64_t head : {0, 3}) {
-      EXPECT_EQ(file.At("layers.2.alpha")[head].item<double>(), 1.5);
-      const double slope = file.At("layers.2.slopes")[head].item<double>();
-      EXPECT_EQ(slope > 0.0, head == 0);
-      const SparseRows rows = view.Weights(0, head, 11, 12);
-      std::vector<double> found(12, 0.0), z;
-      for (std::size_t e = 0; e < rows.keys.size(); ++e) {
-        found[static_cast<std::size_t>(rows.keys[e])] = static_cast<double>(rows.weights[e]);
-      }
-      for (std::int64_t j = 0; j < 12; ++j) {
-        double s = 0.0;
-        for (std::int64_t x = 0; x < 4; ++x) s += cell("q", head, 11, x) * cell("k", head, j, x);
-        z.push_back((s / 2.0 - slope * static_cast<double>(11 - j)) / 2.0);
-      }
-      const std::vector<double> expected = Entmax15(z);
-      for (std::size_t j = 0; j < 12; ++j) EXPECT_NEAR(found[j], expected[j], 1e-5) << head << j;
-    }
-  });
+  model.VisitLayers(
+      DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 1, 5), [&](const LayerView& view) {
+        if (view.layer != 2) return;
+        for (const std::int64_t head : {0, 3}) {
+          EXPECT_EQ(file.At("layers.2.alpha")[head].item<double>(), 1.5);
+          const double slope = file.At("layers.2.slopes")[head].item<double>();
+          EXPECT_EQ(slope > 0.0, head == 0);
+          const SparseRows rows = view.Weights(0, head, 11, 12);
+          std::vector<double> found(12, 0.0), z;
+          for (std::size_t e = 0; e < rows.keys.size(); ++e) {
+            found[static_cast<std::size_t>(rows.keys[e])] = static_cast<double>(rows.weights[e]);
+          }
+          for (std::int64_t j = 0; j < 12; ++j) {
+            double s = 0.0;
+            for (std::int64_t x = 0; x < 4; ++x)
+              s += cell("q", head, 11, x) * cell("k", head, j, x);
+            z.push_back((s / 2.0 - slope * static_cast<double>(11 - j)) / 2.0);
+          }
+          const std::vector<double> expected = Entmax15(z);
+          for (std::size_t j = 0; j < 12; ++j)
+            EXPECT_NEAR(found[j], expected[j], 1e-5) << head << j;
+        }
+      });
 }
 
 TEST(ObserveHeads, RefusesToWriteWhatOneMapCannotTell) {

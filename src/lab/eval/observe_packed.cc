@@ -32,7 +32,7 @@ Tensor Visible(const PackedAttention& attention, const Tensor& weights) {
   return at::arange(keys - queries + 1, keys + 1, at::kDouble);
 }
 
-// Of softmax (1) and entmax, learned or not.
+// The alpha of softmax (1) and entmax, learned or not.
 std::optional<double> AlphaOf(const AttentionOptions& options, std::int64_t head) {
   if (options.alpha_heads) return (*options.alpha_heads)[head].item<double>();
   if (options.map == RowMap::kSoftmax) return 1.0;
@@ -67,7 +67,7 @@ Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample) {
                         &options.bias, &options.sink, &options.mask, &options.block_mask}) {
     if (*setting) *setting = (*setting)->cpu();
   }
-  // What a query gives to values that are the rows of the identity are its weights.
+  // With the rows of the identity as values, the output of a query is its weights.
   const std::int64_t keys = k.size(2);
   const Tensor identity = at::eye(keys);
   std::vector<Tensor> weights;
@@ -81,7 +81,7 @@ Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample) {
 
 std::vector<ContextWeights> ContextOf(EncoderDecoder& model, const TokenBatch& sample) {
   std::vector<ContextWeights> found;
-  model.Look(sample, [&](const PackedAttention& attention) {
+  model.VisitLayers(sample, [&](const PackedAttention& attention) {
     if (std::string(attention.kind) != "context") return;
     const Tensor weights = WeightsOf(attention, 0);
     for (std::int64_t head = 0; head < weights.size(0); ++head) {
@@ -102,7 +102,7 @@ LengthHeads ObservePacked(EncoderDecoder& model, const SequenceTask& task, std::
   for (std::int64_t first = 0; first < found.samples; first += kChunk) {
     const std::int64_t count = std::min(kChunk, found.samples - first);
     const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, first, count, n);
-    model.Look(batch, [&](const PackedAttention& attention) {
+    model.VisitLayers(batch, [&](const PackedAttention& attention) {
       if (stop) throw Interrupted("evaluation stopped");
       const std::pair<std::string, std::int64_t> place{attention.kind, attention.layer};
       if (!all.contains(place)) places.push_back(place);

@@ -1,4 +1,4 @@
-// What the heads of an encoder-decoder do, by the kind of their attention: the numbers behind
+// Observes the heads of an encoder-decoder, by the kind of their attention: the numbers behind
 // figures 11 to 14 of Adaptively Sparse Transformers (Correia, Niculae and Martins 2019).
 #pragma once
 
@@ -17,7 +17,7 @@ namespace tsallis::lab {
 // the CPU attends with.
 at::Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample);
 
-// What one head of the context attends to: how a target's tokens look at its source's.
+// The weights of one head of the context: those of a target's tokens on its source's.
 struct ContextWeights {
   std::int64_t layer = 0, head = 0;
   std::optional<double> alpha;  // of softmax (1) and entmax
@@ -25,8 +25,9 @@ struct ContextWeights {
   at::Tensor weights;           // [target, source] float32, on the CPU
 };
 
-// Of every head, on one sample: the batch has no other. Rows are where the target's tokens are
-// said, columns the tokens of the source, its first special token included.
+// The weights of every head on one sample: the batch has no other. Rows are the positions at which
+// the model says the target's tokens, columns the tokens of the source, its first special token
+// included.
 std::vector<ContextWeights> ContextOf(EncoderDecoder& model, const TokenBatch& sample);
 
 // On the first test samples of length n, 256 if there are as many. Of every head, under the names

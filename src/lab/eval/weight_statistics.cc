@@ -25,7 +25,7 @@ struct Counts {
   std::array<std::int64_t, 3> blocks = {}, all_blocks = {};
 };
 
-// Of one layer, over all samples.
+// The counts of one layer, over all samples.
 struct LayerCounts {
   std::vector<Counts> heads;
   double divergence = 0.0;
@@ -103,7 +103,7 @@ WeightStatistics MeasureWeights(Decoder& model, const SequenceTask& task, std::i
   WeightStatistics found{
       .n = n, .samples = SamplesToObserve(task, n), .tokens = 0, .heads = {}, .layers = {}};
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, found.samples, n);
-  model.Look(batch, [&](const LayerView& view) {
+  model.VisitLayers(batch, [&](const LayerView& view) {
     std::vector<HeadQuantities> seen;
     view.Describe(seen);
     LayerCounts counts;

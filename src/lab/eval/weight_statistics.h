@@ -1,5 +1,5 @@
-// What the weights of a trained sequence model's heads look like, over whole samples: how many are
-// above zero, alone and in blocks, and how far the heads of a layer differ (E8 and E11 in
+// Counts over the weights of a trained sequence model's heads, on whole samples: how many are above
+// zero, alone and in blocks, and how far the heads of a layer differ (E8 and E11 in
 // docs/definitions.md). For every map: the weights come from the kernels, sparse.
 #pragma once
 

@@ -58,7 +58,7 @@ TEST(WeightStatistics, AreThoseOfTheDenseWeights) {
     ASSERT_EQ(found.heads.size(), 8U);
     ASSERT_EQ(found.layers.size(), 2U);
     const TokenBatch batch = DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 32, kLength);
-    model.Look(batch, [&](const LayerView& view) {
+    model.VisitLayers(batch, [&](const LayerView& view) {
       Tensor density = at::zeros({4}, at::kDouble), blocks = at::zeros({4}, at::kDouble);
       double divergence = 0.0;
       Tensor alpha;

@@ -14,9 +14,9 @@
 namespace tsallis::lab {
 namespace {
 
-using Sequence = GrowingSequences::Sequence;
+using Sequence = DecodingState::Sequence;
 
-// Prompts whose beams grow together.
+// Prompts whose beams are decoded together.
 constexpr std::size_t kTogether = 32;
 
 std::int64_t StepsOf(const Prompt& prompt, const GenerateOptions& options) {
@@ -40,7 +40,7 @@ struct Read {
   at::Tensor logits;
 };
 
-Read ReadPrompts(GrowingSequences& cache, const std::vector<Prompt>& prompts) {
+Read ReadPrompts(DecodingState& decoding, const std::vector<Prompt>& prompts) {
   std::map<std::vector<std::int64_t>, std::int64_t> distinct;
   std::vector<std::vector<std::int64_t>> texts;
   std::vector<Sequence> first;
@@ -51,29 +51,29 @@ Read ReadPrompts(GrowingSequences& cache, const std::vector<Prompt>& prompts) {
         distinct.emplace(prompt.tokens, static_cast<std::int64_t>(texts.size()));
     if (is_new) {
       texts.push_back(prompt.tokens);
-      first.push_back(cache.Create());
+      first.push_back(decoding.Create());
     }
     of_prompt.push_back(at->second);
   }
   // One at a time, so that the bits behind a prompt do not depend on the others.
   std::vector<at::Tensor> logits;
   for (std::size_t i = 0; i < first.size(); ++i) {
-    logits.push_back(cache.Extend({first[i]}, {texts[i]}));
+    logits.push_back(decoding.Extend({first[i]}, {texts[i]}));
   }
   Read read;
   std::vector<bool> taken(first.size(), false);
   for (const std::int64_t i : of_prompt) {
     const auto index = static_cast<std::size_t>(i);
-    read.sequences.push_back(taken[index] ? cache.Fork(first[index]) : first[index]);
+    read.sequences.push_back(taken[index] ? decoding.Fork(first[index]) : first[index]);
     taken[index] = true;
   }
   read.logits = at::cat(logits).index_select(0, at::tensor(of_prompt, at::kLong));
   return read;
 }
 
-std::vector<Written> Sampled(GrowingSequences& cache, const std::vector<Prompt>& prompts,
+std::vector<Written> Sampled(DecodingState& decoding, const std::vector<Prompt>& prompts,
                              const GenerateOptions& options) {
-  Read read = ReadPrompts(cache, prompts);
+  Read read = ReadPrompts(decoding, prompts);
   const std::int64_t vocabulary = read.logits.size(1);
   std::vector<Written> texts(prompts.size());
   std::vector<std::size_t> alive(prompts.size());  // the prompt of each row of logits
@@ -103,7 +103,7 @@ std::vector<Written> Sampled(GrowingSequences& cache, const std::vector<Prompt>&
       texts[i].tokens.push_back(token);
       if (options.each) options.each(i, token);
       if (ended) {
-        cache.Free(read.sequences[i]);
+        decoding.Free(read.sequences[i]);
         continue;
       }
       next_alive.push_back(i);
@@ -112,7 +112,7 @@ std::vector<Written> Sampled(GrowingSequences& cache, const std::vector<Prompt>&
     }
     alive = std::move(next_alive);
     if (step + 1 == options.steps || alive.empty() || Stopped(options)) break;
-    read.logits = cache.Extend(sequences, tokens);
+    read.logits = decoding.Extend(sequences, tokens);
   }
   return texts;
 }
@@ -172,7 +172,7 @@ class Search {
   const std::vector<Beam>& Beams() const { return beams_; }
 
   // Step `step` from the logits behind every beam.
-  void Advance(GrowingSequences& cache, const float* logits, std::int64_t vocabulary,
+  void Advance(DecodingState& decoding, const float* logits, std::int64_t vocabulary,
                std::int64_t step) {
     std::vector<Beam> next;
     // Each beam has one candidate that ends it, so twice the width leaves enough that go on.
@@ -187,17 +187,17 @@ class Search {
         if (i < width_) finished_.push_back(std::move(beam));
         continue;
       }
-      beam.sequence = cache.Fork(beams_[candidate.beam].sequence);
+      beam.sequence = decoding.Fork(beams_[candidate.beam].sequence);
       next.push_back(std::move(beam));
     }
-    for (const Beam& beam : beams_) cache.Free(beam.sequence);
+    for (const Beam& beam : beams_) decoding.Free(beam.sequence);
     beams_ = std::move(next);
-    if (step + 1 >= steps_ || Settled()) End(cache);
+    if (step + 1 >= steps_ || IsDecided()) End(decoding);
   }
 
   // Texts that go on count where the steps ran out.
-  void End(GrowingSequences& cache) {
-    for (const Beam& beam : beams_) cache.Free(beam.sequence);
+  void End(DecodingState& decoding) {
+    for (const Beam& beam : beams_) decoding.Free(beam.sequence);
     finished_.insert(finished_.end(), beams_.begin(), beams_.end());
     beams_.clear();
   }
@@ -212,9 +212,9 @@ class Search {
   }
 
  private:
-  // As many texts have ended as there are beams, and each is as likely by token as those that go
-  // on, which seldom become likelier.
-  bool Settled() {
+  // Whether as many texts have ended as there are beams, and each is as likely by token as those
+  // that go on, which seldom become likelier.
+  bool IsDecided() {
     if (beams_.empty() || finished_.size() < width_) return false;
     std::stable_sort(finished_.begin(), finished_.end(),
                      [](const Beam& a, const Beam& b) { return a.PerToken() > b.PerToken(); });
@@ -228,10 +228,10 @@ class Search {
   std::vector<Beam> beams_, finished_;
 };
 
-// Searches for the prompts that grow together.
-std::vector<Written> Searched(GrowingSequences& cache, const std::vector<Prompt>& prompts,
+// Searches for the prompts that are decoded together.
+std::vector<Written> Searched(DecodingState& decoding, const std::vector<Prompt>& prompts,
                               const GenerateOptions& options) {
-  Read read = ReadPrompts(cache, prompts);
+  Read read = ReadPrompts(decoding, prompts);
   const std::int64_t vocabulary = read.logits.size(1);
   std::vector<Search> searches;
   searches.reserve(prompts.size());
@@ -245,7 +245,7 @@ std::vector<Written> Searched(GrowingSequences& cache, const std::vector<Prompt>
     for (Search& search : searches) {
       const auto rows = static_cast<std::int64_t>(search.Beams().size());
       if (rows == 0) continue;
-      search.Advance(cache, logits, vocabulary, step);
+      search.Advance(decoding, logits, vocabulary, step);
       logits += rows * vocabulary;
       for (const Beam& beam : search.Beams()) {
         sequences.push_back(beam.sequence);
@@ -253,11 +253,11 @@ std::vector<Written> Searched(GrowingSequences& cache, const std::vector<Prompt>
       }
     }
     if (sequences.empty() || Stopped(options)) break;
-    read.logits = cache.Extend(sequences, tokens).contiguous();
+    read.logits = decoding.Extend(sequences, tokens).contiguous();
   }
   std::vector<Written> texts;
   for (Search& search : searches) {
-    search.End(cache);
+    search.End(decoding);
     texts.push_back(search.Best());
   }
   return texts;
@@ -267,11 +267,11 @@ std::vector<Written> Searched(GrowingSequences& cache, const std::vector<Prompt>
 
 std::vector<Written> Generate(SequenceModel& model, const std::vector<Prompt>& prompts,
                               const GenerateOptions& options) {
-  const std::unique_ptr<GrowingSequences> cache = model.Grow(options.max_bytes);
+  const std::unique_ptr<DecodingState> decoding = model.StartDecoding(options.max_bytes);
   if (prompts.empty()) return {};
   if (options.beams <= 1) {
     CheckSampler(options.sampler);
-    return Sampled(*cache, prompts, options);
+    return Sampled(*decoding, prompts, options);
   }
   std::vector<Written> texts;
   for (const Prompt& prompt : prompts) {
@@ -285,7 +285,7 @@ std::vector<Written> Generate(SequenceModel& model, const std::vector<Prompt>& p
   for (std::size_t first = 0; first < prompts.size() && !Stopped(options); first += together) {
     const auto begin = prompts.begin() + static_cast<std::ptrdiff_t>(first);
     const auto count = static_cast<std::ptrdiff_t>(std::min(together, prompts.size() - first));
-    for (Written& text : Searched(*cache, {begin, begin + count}, options)) {
+    for (Written& text : Searched(*decoding, {begin, begin + count}, options)) {
       texts.push_back(std::move(text));
     }
   }

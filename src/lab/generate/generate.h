@@ -1,4 +1,4 @@
-// Texts that a model writes, token by token, on what it keeps of those before.
+// Writes texts with a model, token by token; the model keeps its state between them.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,7 @@ namespace tsallis::lab {
 
 struct Prompt {
   std::vector<std::int64_t> tokens;  // one or more
-  // What follows them where it is not the model's to say: [steps]; kFree: the model says it. Steps
-  // beyond are free.
+  // Forced tokens, one per step; kFree: the model chooses. Steps beyond are free.
   std::vector<std::int64_t> given;
   std::int64_t steps = 0;  // as GenerateOptions::steps, where this prompt has fewer; 0: those
 };

@@ -14,8 +14,9 @@ struct Question {
   std::vector<std::int64_t> answer;  // what is to follow, up to the last one: [steps]
 };
 
-// Of a task whose labels are the tokens that follow (Scoring::kExact): greedy writing on it gives
-// the answer where every argmax over the answers is right with the whole sample read at once.
+// For a task whose labels are the tokens that follow (Scoring::kExact): greedy decoding of the
+// question gives the answer where every argmax over the answers is right with the whole sample read
+// at once.
 Question QuestionOf(const Sample& sample);
 
 }  // namespace tsallis::lab

@@ -9,8 +9,8 @@ namespace tsallis::lab {
 
 struct SamplerOptions {
   double temperature = 1.0;  // 0: the largest logit
-  // What is cut off before a token is drawn, in this order; each looks at what the ones before
-  // left, as in Hugging Face's transformers.
+  // These cut tokens off before one is drawn, in this order; each looks at the tokens that the ones
+  // before kept, as in Hugging Face's transformers.
   std::int64_t top_k = 0;  // all but the k largest; 0: nothing
   double top_p = 1.0;      // all but the fewest tokens that weigh top_p together (Holtzman 2020)
   double min_p = 0.0;      // tokens that weigh less than min_p times the heaviest

@@ -56,8 +56,8 @@ Tensor DecoderLeaves::From(const std::string& name, const std::vector<std::int64
   return Leaf(view(flat_), view(gradients_));
 }
 
-GridAttention::GridAttention(const DecoderConfig& config, std::int64_t layer,
-                             at::ScalarType products, const DecoderLeaves& leaves)
+PaddedAttention::PaddedAttention(const DecoderConfig& config, std::int64_t layer,
+                                 at::ScalarType products, const DecoderLeaves& leaves)
     : heads_(config.heads),
       head_dim_(config.HeadDim()),
       qk_norm_(config.qk_norm),
@@ -113,7 +113,7 @@ GridAttention::GridAttention(const DecoderConfig& config, std::int64_t layer,
   PlanGroups(config, device);
 }
 
-void GridAttention::PlanGroups(const DecoderConfig& config, const c10::Device& device) {
+void PaddedAttention::PlanGroups(const DecoderConfig& config, const c10::Device& device) {
   std::vector<std::pair<AttentionConfig, std::vector<std::int64_t>>> plan;
   for (std::int64_t h = 0; h < heads_; ++h) {
     const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
@@ -141,7 +141,7 @@ void GridAttention::PlanGroups(const DecoderConfig& config, const c10::Device& d
   back_ = at::tensor(back, at::kLong).to(device);
 }
 
-std::vector<std::string> GridAttention::Notes() const {
+std::vector<std::string> PaddedAttention::Notes() const {
   std::vector<std::string> notes;
   for (const Group& group : groups_) {
     if (!group.attend.Note().empty()) notes.push_back(group.attend.Note());
@@ -149,7 +149,7 @@ std::vector<std::string> GridAttention::Notes() const {
   return notes;
 }
 
-void GridAttention::PrepareRotation(std::int64_t length, const c10::Device& device) {
+void PaddedAttention::PrepareRotation(std::int64_t length, const c10::Device& device) {
   bool any = false, equal = true, by_length = false;
   for (const AttentionConfig& head : head_) {
     any = any || head.positions.kind == "rope";
@@ -170,7 +170,7 @@ void GridAttention::PrepareRotation(std::int64_t length, const c10::Device& devi
   table_length_ = length;
 }
 
-Tensor GridAttention::Rotated(const Tensor& x) const {
+Tensor PaddedAttention::Rotated(const Tensor& x) const {
   if (!cosine_.defined()) return x;
   const Tensor cosine = cosine_.narrow(1, 0, x.size(2)), sine = sine_.narrow(1, 0, x.size(2));
   const std::vector<Tensor> halves = x.chunk(2, 3);
@@ -178,8 +178,8 @@ Tensor GridAttention::Rotated(const Tensor& x) const {
       .to(x.scalar_type());
 }
 
-Tensor GridAttention::ScaleOf(const Scaling& scaling, const Tensor& in, std::int64_t sequences,
-                              std::int64_t length) const {
+Tensor PaddedAttention::ScaleOf(const Scaling& scaling, const Tensor& in, std::int64_t sequences,
+                                std::int64_t length) const {
   const QueryScaling& config = scaling.config;
   const std::int64_t count = scaling.heads.count;
   const Tensor place = at::arange(length, in.options().dtype(at::kLong));
@@ -210,7 +210,8 @@ Tensor GridAttention::ScaleOf(const Scaling& scaling, const Tensor& in, std::int
   return delta(at::softplus(beta) * (config.gamma_range * gamma.tanh() * log_log_n).exp());
 }
 
-Tensor GridAttention::Scales(const Tensor& in, std::int64_t sequences, std::int64_t length) const {
+Tensor PaddedAttention::Scales(const Tensor& in, std::int64_t sequences,
+                               std::int64_t length) const {
   std::vector<Tensor> parts;
   std::int64_t next = 0;
   const auto plain = [&](std::int64_t upto) {
@@ -227,7 +228,7 @@ Tensor GridAttention::Scales(const Tensor& in, std::int64_t sequences, std::int6
   return at::cat(parts, 1);
 }
 
-Tensor GridAttention::operator()(const Tensor& in, std::int64_t sequences, const Tensor& picked) {
+Tensor PaddedAttention::operator()(const Tensor& in, std::int64_t sequences, const Tensor& picked) {
   const std::int64_t length = in.size(0) / sequences;
   PrepareRotation(length, in.device());
   const std::vector<Tensor> parts = Product(in, projection_, products_)

@@ -25,7 +25,7 @@ class DecoderLeaves {
 
   const at::Tensor& At(const std::string& name) const { return leaves_.at(name); }
   at::Tensor Find(const std::string& name) const;  // undefined if there is none
-  // What lies from a parameter on, as one leaf of this shape: parts that are multiplied together.
+  // The memory from a parameter on, as one leaf of this shape: parts that are multiplied together.
   at::Tensor From(const std::string& name, const std::vector<std::int64_t>& shape) const;
 
   const at::Tensor& Flat() const { return flat_; }
@@ -38,16 +38,16 @@ class DecoderLeaves {
   std::map<std::string, at::Tensor> leaves_;
 };
 
-class GridAttention {
+class PaddedAttention {
  public:
-  GridAttention(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
-                const DecoderLeaves& leaves);
+  PaddedAttention(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
+                  const DecoderLeaves& leaves);
 
   // in: [sequences length, width], sequences of equal length, causal. Those rows of the output that
   // `picked` ([n] int64) names; undefined: all.
   at::Tensor operator()(const at::Tensor& in, std::int64_t sequences, const at::Tensor& picked);
 
-  // What people should know of how heads attend.
+  // Lines that tell people how heads attend.
   std::vector<std::string> Notes() const;
 
  private:
@@ -85,7 +85,8 @@ class GridAttention {
   at::Tensor slopes_, alpha_, sink_;        // [heads] leaves, where some are learned
   at::Tensor fixed_slopes_, learns_slope_;  // [heads]; undefined where no head has a slope
   at::Tensor fixed_sinks_, learns_sink_;    // [heads]; likewise
-  // Of the positions so far: [heads or 1, positions, head_dim / 2]; undefined: no head turns.
+  // Tables of the positions so far: [heads or 1, positions, head_dim / 2]; undefined: no head
+  // turns.
   at::Tensor cosine_, sine_;
   std::int64_t table_length_ = 0;
 };

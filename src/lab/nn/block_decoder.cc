@@ -24,15 +24,8 @@ namespace {
 
 using at::Tensor;
 
-DecoderConfig Settled(DecoderConfig config) {
-  CheckBlockDecoder(config);
-  config.head_dim = config.HeadDim();
-  if (config.compute == "auto") config.compute = "float32";
-  return config;
-}
-
 // A batch as rows of equal length, and what is scored of it.
-struct Rows {
+struct PaddedBatch {
   Tensor tokens;  // [sequences length] int64, 0 behind a sequence's end
   std::int64_t sequences = 0;
   std::int64_t length = 0;             // of the longest sequence
@@ -43,9 +36,9 @@ struct Rows {
   Tensor counts;                       // [sequences length] bool: which
 };
 
-Rows RowsOf(const TokenBatch& batch, std::int64_t vocabulary) {
+PaddedBatch PaddedBatchOf(const TokenBatch& batch, std::int64_t vocabulary) {
   CheckBatch(batch, vocabulary);
-  Rows rows;
+  PaddedBatch rows;
   rows.sequences = batch.tokens.size(0);
   const std::int64_t n = batch.tokens.size(1);
   const Tensor lengths = batch.lengths.defined() ? batch.lengths.to(at::kLong)
@@ -103,7 +96,7 @@ struct Layer {
 
   std::string prefix;
   Residual attention_residual, feed_forward_residual;
-  GridAttention attention;
+  PaddedAttention attention;
   FeedForwardBlock feed_forward;
 };
 
@@ -125,7 +118,7 @@ void CheckBlockDecoder(const DecoderConfig& config, const std::string& path) {
 
 struct BlockDecoder::State {
   State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
-      : config(Settled(given)),
+      : config(WithDefaults(given, CheckBlockDecoder, "float32")),
         device(on),
         products(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
         host(config, seed),
@@ -139,7 +132,7 @@ struct BlockDecoder::State {
 
   // The last layer's output at the scored rows, [scored, width]. `streams`: filled with the
   // residual stream before each layer, whose gradients are kept.
-  Tensor Run(const Rows& rows, std::vector<Tensor>* streams) {
+  Tensor Run(const PaddedBatch& rows, std::vector<Tensor>* streams) {
     const at::TensorOptions integers = at::TensorOptions().dtype(at::kLong).device(device);
     const Tensor positions = at::arange(rows.length, integers).repeat({rows.sequences});
     Tensor x = embed(leaves.At("embedding.weight"), rows.tokens.to(device), positions, rows.length);
@@ -175,7 +168,7 @@ struct BlockDecoder::State {
   }
 
   // Reads what the device has found: here the host waits for it.
-  static SequenceScore ScoreOf(const Rows& rows, const std::vector<Tensor>& losses,
+  static SequenceScore ScoreOf(const PaddedBatch& rows, const std::vector<Tensor>& losses,
                                const std::vector<Tensor>& best) {
     if (losses.empty()) return SequenceScore::Of(rows.sequences, {}, {}, {}, {});
     const Tensor loss = at::cat(losses).cpu(), said = at::cat(best).cpu();
@@ -192,7 +185,7 @@ struct BlockDecoder::State {
   DecoderConfig config;
   c10::Device device;
   at::ScalarType products;
-  Decoder host;  // names, shapes and first values of the parameters; what texts grow by
+  Decoder host;  // names, shapes and first values of the parameters; decodes
   DecoderLeaves leaves;
   EmbeddingBlock embed;
   std::deque<Layer> layers;
@@ -225,7 +218,7 @@ SequenceScore BlockDecoder::LossAndGradient(const TokenBatch& batch,
                                             const GradientOptions& options) {
   const SequentialProducts guard;
   State& state = *state_;
-  const Rows rows = RowsOf(batch, state.config.vocabulary);
+  const PaddedBatch rows = PaddedBatchOf(batch, state.config.vocabulary);
   if (!options.accumulate) FlatGradients().zero_();
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   std::vector<Tensor> streams, losses, best;
@@ -257,7 +250,7 @@ SequenceScore BlockDecoder::Evaluate(const TokenBatch& batch) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
   State& state = *state_;
-  const Rows rows = RowsOf(batch, state.config.vocabulary);
+  const PaddedBatch rows = PaddedBatchOf(batch, state.config.vocabulary);
   std::vector<Tensor> losses, best;
   if (rows.scored.empty()) return State::ScoreOf(rows, losses, best);
   const Tensor x = state.Run(rows, nullptr);
@@ -270,9 +263,9 @@ SequenceScore BlockDecoder::Evaluate(const TokenBatch& batch) {
   return State::ScoreOf(rows, losses, best);
 }
 
-std::unique_ptr<GrowingSequences> BlockDecoder::Grow(std::int64_t max_bytes) {
+std::unique_ptr<DecodingState> BlockDecoder::StartDecoding(std::int64_t max_bytes) {
   Tensor(state_->host.FlatParameters()).copy_(FlatParameters());
-  return state_->host.Grow(max_bytes);
+  return state_->host.StartDecoding(max_bytes);
 }
 
 std::vector<std::pair<std::string, double>> BlockDecoder::Observe(const TokenBatch& batch) {

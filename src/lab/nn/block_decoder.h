@@ -36,8 +36,8 @@ class BlockDecoder : public SequenceModel {
                                 const GradientOptions& options = {}) override;
   SequenceScore Evaluate(const TokenBatch& batch) override;
 
-  // Texts grow on the CPU, with the weights that there are now.
-  std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes = 0) override;
+  // Decodes on the CPU, with a copy of the present weights.
+  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
   // By layer: "gradient L", as Decoder's.
   std::vector<std::pair<std::string, double>> Observe(const TokenBatch& batch) override;

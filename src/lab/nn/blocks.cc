@@ -190,7 +190,7 @@ std::pair<Tensor, Tensor> AttentionBlock::Memory(const Tensor& memory) const {
 Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor& values,
                               const Tensor& queries_begin, const Tensor& keys_begin,
                               const LongestSequence& longest,
-                              const std::function<void(Seen&)>& look) const {
+                              const std::function<void(Seen&)>& visit) const {
   Seen seen{q, keys, {}};
   AttentionOptions& options = seen.options;
   SetMap(config_, alpha_, options);
@@ -199,7 +199,7 @@ Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor&
   options.causal = causal_;
   options.cu_seqlens_q = queries_begin;
   options.cu_seqlens_k = keys_begin;
-  if (look) look(seen);
+  if (visit) visit(seen);
   const Tensor attended = attend_(q, keys, values, options, longest);
   return at::linear(attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_);
 }

@@ -79,7 +79,7 @@ struct Fixed {
 at::Tensor Product(const at::Tensor& x, const at::Tensor& weight,
                    at::ScalarType dtype = at::kFloat);
 
-// What tokens are before the first layer: config.embedding, and sinusoids where positions are.
+// The input of the first layer: embeddings by config.embedding, and sinusoids where positions are.
 class EmbeddingBlock : Fixed {
  public:
   explicit EmbeddingBlock(const DecoderConfig& config);
@@ -115,7 +115,7 @@ class Residual : Fixed {
   Residual(std::int64_t width, const at::Tensor& before, const std::optional<at::Tensor>& after);
   at::Tensor operator()(const at::Tensor& x,
                         const std::function<at::Tensor(const at::Tensor&)>& f) const;
-  // The same where f gives the rows `picked` ([n] int64) alone, as the result has; undefined: all.
+  // Does the same where f and the result have the rows `picked` ([n] int64) alone; undefined: all.
   at::Tensor Split(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& f,
                    const at::Tensor& picked) const;
 
@@ -151,7 +151,7 @@ void SetMap(const AttentionConfig& config, const at::Tensor& alpha, AttentionOpt
 // output. How they attend is config.attention.
 class AttentionBlock : Fixed {
  public:
-  // Queries and keys of one call, [1, heads, rows, head_dim] each, and its options. `look` may set
+  // Queries and keys of one call, [1, heads, rows, head_dim] each, and its options. `visit` may set
   // options.mask.
   struct Seen {
     at::Tensor q, k;
@@ -170,8 +170,8 @@ class AttentionBlock : Fixed {
   at::Tensor Attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                     const at::Tensor& queries_begin, const at::Tensor& keys_begin,
                     const LongestSequence& longest,
-                    const std::function<void(Seen&)>& look = nullptr) const;
-  // What people should know of how they attend; empty: nothing.
+                    const std::function<void(Seen&)>& visit = nullptr) const;
+  // Tells people how the heads attend; empty: nothing.
   const std::string& Note() const { return attend_.Note(); }
 
  private:

@@ -16,23 +16,14 @@
 namespace tsallis::lab {
 namespace {
 
-// Rows of a product when sequences grow by one token each: eight cost hardly more than one where
-// weights come from memory.
+// Rows of a product when sequences are extended by one token each: eight cost hardly more than one
+// where weights come from memory.
 constexpr std::int64_t kStepRows = 8;
-
-DecoderConfig Settled(DecoderConfig config) {
-  CheckDecoder(config);
-  config.head_dim = config.HeadDim();
-  if (config.compute == "auto") {
-    config.compute = FastBfloat16(QueryCpu()) ? "bfloat16" : "float32";
-  }
-  return config;
-}
 
 }  // namespace
 
 Decoder::State::State(const DecoderConfig& given, std::uint64_t seed)
-    : config(Settled(given)),
+    : config(WithDefaults(given, CheckDecoder, FastBfloat16(QueryCpu()) ? "bfloat16" : "float32")),
       dtype(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
       inner(config.heads * config.head_dim) {
   DeclareParameters();
@@ -286,9 +277,9 @@ at::Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>&
       at::empty({static_cast<std::int64_t>(rows.scored.size()), state.config.vocabulary});
   if (sequences.empty()) return logits;
   state.parameters.Refresh();
-  const State::Grown grown{cache, sequences};
+  const State::CacheSequences cached{cache, sequences};
   try {
-    state.ForwardLayers(rows, false, {}, &grown);
+    state.ForwardLayers(rows, false, {}, &cached);
   } catch (...) {
     for (std::size_t b = 0; b < sequences.size(); ++b) {
       cache.Truncate(sequences[b], rows.position[static_cast<std::size_t>(rows.begin[b])]);
@@ -301,9 +292,9 @@ at::Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>&
 
 namespace {
 
-class CachedSequences : public GrowingSequences {
+class CacheDecodingState : public DecodingState {
  public:
-  CachedSequences(Decoder& model, std::int64_t max_bytes)
+  CacheDecodingState(Decoder& model, std::int64_t max_bytes)
       : model_(model), cache_(model.MakeCache(max_bytes)) {}
 
   Sequence Create() override { return cache_->Create(); }
@@ -321,8 +312,8 @@ class CachedSequences : public GrowingSequences {
 
 }  // namespace
 
-std::unique_ptr<GrowingSequences> Decoder::Grow(std::int64_t max_bytes) {
-  return std::make_unique<CachedSequences>(*this, max_bytes);
+std::unique_ptr<DecodingState> Decoder::StartDecoding(std::int64_t max_bytes) {
+  return std::make_unique<CacheDecodingState>(*this, max_bytes);
 }
 
 std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& batch) {
@@ -332,7 +323,7 @@ std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& b
     observed.insert(observed.begin(), {fmt::format("gradient {}", layer), norm});
   };
   LossAndGradient(batch, options);
-  Look(batch, [&](const LayerView& view) {
+  VisitLayers(batch, [&](const LayerView& view) {
     std::vector<HeadQuantities> heads;
     view.Describe(heads);
     double keys = 0.0;
@@ -346,10 +337,11 @@ std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& b
   return observed;
 }
 
-void Decoder::Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look) {
+void Decoder::VisitLayers(const TokenBatch& batch,
+                          const std::function<void(const LayerView&)>& visit) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
-  state_->Run(batch, guard.threads(), false, {.look = look});
+  state_->Run(batch, guard.threads(), false, {.visit = visit});
 }
 
 at::Tensor Decoder::Forward(const TokenBatch& batch) {

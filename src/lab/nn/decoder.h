@@ -73,11 +73,11 @@ class Decoder : public SequenceModel {
   at::Tensor Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
                     const std::vector<std::vector<std::int64_t>>& tokens);
   // MakeCache() and Extend() as one object, with the errors and the promises of both.
-  std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes = 0) override;
+  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
-  // Runs the layers and shows the attention of each, in order, while its queries and keys are
-  // there: `look` is called on the calling thread, and what it gets is gone afterwards.
-  void Look(const TokenBatch& batch, const std::function<void(const LayerView&)>& look);
+  // Runs the layers and calls `visit` after the attention of each, in order, on the calling thread.
+  // The view is valid only during the call.
+  void VisitLayers(const TokenBatch& batch, const std::function<void(const LayerView&)>& visit);
 
   // By layer: "gradient L", how much of the loss's gradient arrives (GradientOptions::flow), and
   // "keys L", keys that have weight, mean over heads and scored tokens (ASEntmax, figures 3 and 7).

@@ -142,7 +142,7 @@ toml::array ToArray(const Json& json) {
   throw UsageError(key + ": " + what);
 }
 
-// What belongs to some maps alone.
+// Checks the settings that belong to some maps alone.
 void CheckMap(const AttentionConfig& head, const std::string& path) {
   if (head.map == "top-k-softmax" && head.top_k < 1) {
     Refuse(path + ".top_k", "expected a number of keys >= 1 with map = \"top-k-softmax\"");
@@ -366,6 +366,15 @@ void CheckDecoder(const DecoderConfig& config, const std::string& path) {
                 fmt::format("{}.override (layer {}, head {})", path, layer, head));
     }
   }
+}
+
+DecoderConfig WithDefaults(DecoderConfig config,
+                           void (*check)(const DecoderConfig& config, const std::string& path),
+                           const std::string& automatic_compute) {
+  check(config, "model");
+  config.head_dim = config.HeadDim();
+  if (config.compute == "auto") config.compute = automatic_compute;
+  return config;
 }
 
 Json ToJson(const DecoderConfig& config) {

@@ -1,4 +1,4 @@
-// What a decoder is: sizes, and for every layer and head the map, the length scaling and the
+// Describes a decoder: sizes, and for every layer and head the map, the length scaling and the
 // positions of its attention (docs/definitions.md, M, L, P, A10). The same keys stand in a recipe,
 // in config.json and in a checkpoint's metadata: Describe() in decoder_describe.h names each once,
 // with its check and its help.
@@ -143,16 +143,16 @@ struct DecoderConfig {
   std::int64_t heads = 8;
   std::int64_t head_dim = 0;  // 0: width / heads
   std::int64_t feed_forward = 1024;
-  // What a block is: x += n(f(n(x))) with norms of learned gain on both sides ("sandwich", Gemma
-  // 2), or x += f(n(x)) ("pre").
+  // The form of a block: x += n(f(n(x))) with norms of learned gain on both sides ("sandwich",
+  // Gemma 2), or x += f(n(x)) ("pre").
   std::string block = "sandwich";
   bool norm_gain = true;  // norms have a learned gain; without, they are divisions alone
   std::string activation = "gelu-gated";  // of Activations()
   bool qk_norm = false;  // queries and keys of every head are divided by their root mean square
-  // What tokens' embeddings become: times sqrt(width) ("scaled"), normed without a gain ("normed"),
-  // or as they are ("plain").
+  // The treatment of tokens' embeddings: times sqrt(width) ("scaled"), normed without a gain
+  // ("normed"), or as they are ("plain").
   std::string embedding = "scaled";
-  // What matrix products and attention compute in; weights, gradients, the residual stream and all
+  // The precision of matrix products and attention; weights, gradients, the residual stream and all
   // sums are float32. "auto": bfloat16 where FastBfloat16 (tsallis/cpu.h) says so.
   std::string compute = "auto";  // "auto", "float32", "bfloat16"
   AttentionConfig attention;
@@ -178,6 +178,12 @@ bool LearnAlike(const DecoderConfig& a, const DecoderConfig& b);
 
 // Throws UsageError naming the key (`path` before it) if the values do not fit each other.
 void CheckDecoder(const DecoderConfig& config, const std::string& path = "model");
+
+// Fills in head_dim and `compute` of a configuration that `check` accepts. automatic_compute: the
+// value that "auto" stands for in this model.
+DecoderConfig WithDefaults(DecoderConfig config,
+                           void (*check)(const DecoderConfig& config, const std::string& path),
+                           const std::string& automatic_compute);
 
 // Every key with its value; what has no value is left out.
 nlohmann::ordered_json ToJson(const DecoderConfig& config);

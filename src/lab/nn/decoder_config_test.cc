@@ -59,7 +59,7 @@ TEST(DecoderConfig, GoesThroughJsonUnchanged) {
   EXPECT_FALSE(json["attention"]["positions"].contains("given"));  // has no value
 }
 
-// What was written before a key was there is what is written without it.
+// A configuration without a later key is written as it was before the key existed.
 TEST(DecoderConfig, LeavesLaterKeysOutAtTheirDefaults) {
   DecoderConfig config;
   const Json json = ToJson(config);

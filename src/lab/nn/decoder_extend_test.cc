@@ -1,4 +1,4 @@
-// Sequences that grow on a cache: the same logits as when they are read at once.
+// Sequences that are extended on a cache have the same logits as those read at once.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -62,18 +62,18 @@ TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
     expected.push_back(AtOnce(model, text));
   }
   std::vector<std::size_t> at = {0, 0};
-  const auto grow = [&](std::size_t first, std::size_t second) {
+  const auto extend = [&](std::size_t first, std::size_t second) {
     const std::size_t counts[] = {first, second};
-    std::vector<KvCache::Sequence> grown;
+    std::vector<KvCache::Sequence> extended;
     std::vector<Tokens> tokens;
     for (std::size_t b = 0; b < 2; ++b) {
       if (counts[b] == 0) continue;
-      grown.push_back(sequences[b]);
+      extended.push_back(sequences[b]);
       const auto begin = texts[b].begin() + static_cast<std::ptrdiff_t>(at[b]);
       tokens.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(counts[b]));
       at[b] += counts[b];
     }
-    const Tensor logits = model.Extend(*cache, grown, tokens);
+    const Tensor logits = model.Extend(*cache, extended, tokens);
     std::int64_t row = 0;
     for (std::size_t b = 0; b < 2; ++b) {
       if (counts[b] == 0) continue;
@@ -81,12 +81,12 @@ TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
                    "sequence " + std::to_string(b) + " at " + std::to_string(at[b]));
     }
   };
-  grow(5, 9);
-  for (int i = 0; i < 4; ++i) grow(1, 1);
-  grow(3, 1);
-  grow(0, 2);
-  grow(70, 60);  // over the edge of a page
-  for (int i = 0; i < 8; ++i) grow(1, 1);
+  extend(5, 9);
+  for (int i = 0; i < 4; ++i) extend(1, 1);
+  extend(3, 1);
+  extend(0, 2);
+  extend(70, 60);  // over the edge of a page
+  for (int i = 0; i < 8; ++i) extend(1, 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariantGrows, testing::ValuesIn(kVariants),

@@ -378,7 +378,7 @@ void RotateImpl(lab::Cells x, std::int64_t row_stride, std::int64_t rows, std::i
 
 // ---- adaptive length scaling --------------------------------------------------------------------
 
-// What forward and backward share of one vector of heads.
+// Shared by forward and backward: numbers of one vector of heads.
 struct AdaptiveTerms {
   VF sigmoid, softplus, tanh, tanh_slope, power;
 };

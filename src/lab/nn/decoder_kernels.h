@@ -47,7 +47,7 @@ void GatedGelu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h);
 void GatedGeluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
                        Cells d_gate_up, Cells h);
 
-// The same with silu(g) = g / (1 + exp(-g)).
+// Compute the same with silu(g) = g / (1 + exp(-g)).
 void GatedSilu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h);
 void GatedSiluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
                        Cells d_gate_up, Cells h);

@@ -88,7 +88,7 @@ TEST(DecoderMemory, GrowsByOneLayersKeysAndValuesAndTheResidualStream) {
   at::set_num_threads(1);            // each has memory for a block of 1 024 rows
   const std::int64_t tokens = 2048;  // so that there is a whole block of scored rows, too
   const std::int64_t grown = PeakOf(2, 2 * tokens) - PeakOf(2, tokens);
-  // Of a token, in floats: the residual stream; queries, keys, values, beta and gamma; attention's
+  // The floats of a token: the residual stream; queries, keys, values, beta and gamma; attention's
   // output; c. Half of them are scored: their attention and residuals once more.
   const std::int64_t floats = 64 + (3 * 64 + 2 * 2) + 64 + 4 + (64 + 64) / 2;
   EXPECT_LE(grown, tokens * floats * 4);

@@ -41,7 +41,7 @@ void Scatter(const Tensor& from, const std::vector<std::int64_t>& rows, const Te
   }
 }
 
-// Of the rows of a matrix.
+// The mean norm of the rows of a matrix.
 double MeanNorm(const Tensor& rows) {
   return rows.size(0) == 0 ? 0.0 : rows.norm(2, {1}).mean(at::kDouble).item<double>();
 }
@@ -113,7 +113,7 @@ void Decoder::State::BackwardEmbedding(const DecoderRows& rows, const Tensor& d_
 }
 
 void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Visitors& visitors,
-                                   const Grown* grown) {
+                                   const CacheSequences* cached) {
   const Context threads = Threads();
   const std::int64_t width = config.width;
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
@@ -133,9 +133,9 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Vis
     const LayerInput input{
         static_cast<std::int64_t>(l), threads, layer.attention, rows, projected, a.kept};
     LayerAttention::Statistics statistics;
-    if (grown != nullptr) {
+    if (cached != nullptr) {
       layer.attention.Extend(threads, rows,
-                             {grown->cache, grown->sequences, static_cast<std::int64_t>(l)},
+                             {cached->cache, cached->sequences, static_cast<std::int64_t>(l)},
                              projected, attended, a.kept);
     } else {
       Tensor visible;
@@ -143,12 +143,12 @@ void Decoder::State::ForwardLayers(const DecoderRows& rows, bool keep, const Vis
         layer.attention.Scale(rows, projected, a.kept);
         visible = visitors.visible(input);
       }
-      const bool fewer_queries = fewer && !visitors.look;
+      const bool fewer_queries = fewer && !visitors.visit;
       layer.attention.Forward(threads, rows, fewer_queries ? Queries::kLast : Queries::kAll,
                               projected, attended, keep, a.kept,
-                              visitors.look ? &statistics : nullptr, visible);
+                              visitors.visit ? &statistics : nullptr, visible);
     }
-    if (visitors.look) visitors.look({input, rows.scored, statistics});
+    if (visitors.visit) visitors.visit({input, rows.scored, statistics});
     const std::int64_t after = last_layer ? scored : rows.rows;
     Tensor next = x;
     if (last_layer) {

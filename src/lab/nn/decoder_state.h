@@ -57,8 +57,8 @@ struct Decoder::State {
   DecoderRows RowsOf(const TokenBatch& batch) const;
   // Functions that every layer calls; null: none.
   struct Visitors {
-    std::function<void(const LayerView&)> look = nullptr;  // after its attention
-    VisibleKeys visible = nullptr;                         // before it
+    std::function<void(const LayerView&)> visit = nullptr;  // after its attention
+    VisibleKeys visible = nullptr;                          // before it
   };
   // Checks the batch and runs the layers on it with `team` threads, weights as they are now.
   DecoderRows Run(const TokenBatch& batch, int team, bool keep, const Visitors& visitors);
@@ -69,20 +69,20 @@ struct Decoder::State {
 
   // ---- decoder_passes.cc
   // Runs the layers; the last one's output stands in final_x: [scored, width] float32. `keep`:
-  // activations stay for the backward pass; otherwise one layer's memory serves all. `grown`: the
+  // activations stay for the backward pass; otherwise one layer's memory serves all. `cached`: the
   // cached sequences that these rows continue; null: none.
-  struct Grown {
+  struct CacheSequences {
     KvCache& cache;
     const std::vector<KvCache::Sequence>& sequences;
   };
   void ForwardLayers(const DecoderRows& rows, bool keep, const Visitors& visitors,
-                     const Grown* grown = nullptr);
+                     const CacheSequences* cached = nullptr);
   void Embed(const DecoderRows& rows, const at::Tensor& x);
   // Cross-entropy of the scored rows; without labels there is none. logits: receives them unless
   // undefined, [scored, vocabulary] float32.
   SequenceScore Head(const DecoderRows& rows, const at::Tensor& logits);
-  // The same, and the gradient of weight times the sum of the losses: the head's is added, d_x
-  // receives that of final_x.
+  // Computes the same, and the gradient of weight times the sum of the losses: the head's is added,
+  // d_x receives that of final_x.
   SequenceScore HeadAndGradient(const DecoderRows& rows, float weight, std::int64_t most_logits,
                                 const at::Tensor& d_x);
   // From there to the gradients of all parameters. d_x: of final_x.

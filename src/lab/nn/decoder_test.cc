@@ -28,7 +28,6 @@ namespace {
 using at::Tensor;
 
 // ---- the model by its definition, in double, one sequence at a time, gradients recorded
-// ----------
 
 using Weights = std::map<std::string, Tensor>;
 
@@ -72,11 +71,11 @@ Tensor Softpick(const Tensor& s) {
 }
 Tensor StickBreaking(const Tensor& s) {
   std::vector<Tensor> weights(static_cast<std::size_t>(s.size(1)));
-  Tensor left = at::ones({s.size(0)}, at::kDouble);
+  Tensor rest = at::ones({s.size(0)}, at::kDouble);
   for (std::int64_t j = s.size(1) - 1; j >= 0; --j) {
     const Tensor score = s.select(1, j);
-    weights[static_cast<std::size_t>(j)] = left * score.sigmoid();
-    left = left * (-score).sigmoid();
+    weights[static_cast<std::size_t>(j)] = rest * score.sigmoid();
+    rest = rest * (-score).sigmoid();
   }
   return at::stack(weights, 1);
 }
@@ -220,7 +219,6 @@ Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tens
 }
 
 // ---- batches and models
-// --------------------------------------------------------------------------
 
 // `ragged`: lengths differ. Labels at the second half of each sequence.
 TokenBatch Draw(std::int64_t batch, std::int64_t n, std::int64_t vocabulary, bool ragged) {

@@ -62,7 +62,7 @@ TEST_P(VisibleKeys, AllAreEvaluateToTheBit) {
   const SequenceScore plain = model.Evaluate(batch);
   EXPECT_EQ(model.Evaluate(batch, All).losses, plain.losses);
   EXPECT_EQ(model.Evaluate(batch, [](const LayerInput&) { return Tensor(); }).losses, plain.losses);
-  // The same through a mask that hides what causal attention hides anyway.
+  // A mask that hides what causal attention hides anyway changes nothing.
   const SequenceScore causal =
       model.Evaluate(batch, [](const LayerInput& input) { return All(input).tril().contiguous(); });
   for (std::size_t i = 0; i < plain.losses.size(); ++i) {

@@ -199,7 +199,7 @@ Tensor Weights(const Tensor& all_scores, const Tensor& visible, const AttentionO
   return weights.narrow(-1, 0, keys).masked_fill(visible.logical_not(), 0.0);
 }
 
-// What queries see of keys, of a batch of sequences that may be padded.
+// The keys that queries see, in a batch of sequences that may be padded.
 struct Sight {
   std::int64_t q_len, k_len;
   const Padding* queries = nullptr;  // both or none

@@ -34,11 +34,11 @@ class DeviceAttention {
   DeviceAttention(const AttentionConfig& heads, std::int64_t head_dim, at::ScalarType dtype,
                   bool sloped, bool scaled, const c10::Device& device);
 
-  // As PlainAttention.
+  // Computes what PlainAttention computes.
   at::Tensor operator()(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOptions& options, const LongestSequence& longest = {}) const;
 
-  // What runs in place of our kernels and why, for people; empty: they run.
+  // Tells people what runs in place of our kernels, and why; empty: they run.
   const std::string& Note() const { return note_; }
 
  private:

@@ -20,17 +20,10 @@ namespace tsallis::lab {
 namespace {
 
 using at::Tensor;
-using SeenLook = std::function<void(AttentionBlock::Seen&)>;
+using SeenVisitor = std::function<void(AttentionBlock::Seen&)>;
 
 // Rows whose logits are in memory at a time where no gradient is wanted.
 constexpr std::int64_t kLogitRows = 2048;
-
-DecoderConfig Settled(DecoderConfig config) {
-  CheckEncoderDecoder(config);
-  config.head_dim = config.HeadDim();
-  config.compute = "float32";
-  return config;
-}
 
 struct AttentionPart {
   AttentionPart(const DecoderConfig& config, const std::string& name, bool causal,
@@ -39,11 +32,11 @@ struct AttentionPart {
 
   // x plus attention of its tokens to `memory`; undefined: to x itself.
   Tensor operator()(const Tensor& x, const Tensor& memory, const Packed& queries,
-                    const Packed& keys, const SeenLook& look) const {
+                    const Packed& keys, const SeenVisitor& visit) const {
     return residual(x, [&](const Tensor& in) {
       const auto [k, v] = heads.Memory(memory.defined() ? memory : in);
       return heads.Attend(heads.Queries(in), k, v, queries.begins, keys.begins,
-                          {queries.longest, keys.longest}, look);
+                          {queries.longest, keys.longest}, visit);
     });
   }
 
@@ -153,10 +146,13 @@ void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path) {
 }
 
 struct EncoderDecoder::State {
-  using Look = std::function<void(const PackedAttention&)>;
+  using Visitor = std::function<void(const PackedAttention&)>;
 
   State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
-      : config(Settled(given)), device(on), parameters(on), embed(config) {
+      : config(WithDefaults(given, CheckEncoderDecoder, "float32")),
+        device(on),
+        parameters(on),
+        embed(config) {
     const std::int64_t width = config.width;
     parameters.Add(
         "embedding.weight", {config.vocabulary, width},
@@ -176,34 +172,34 @@ struct EncoderDecoder::State {
     return embed(embedding, rows.tokens, rows.positions, rows.length);
   }
 
-  // A function that passes one layer's attention to `look`; null if there is no `look`.
-  static SeenLook Shown(const Look& look, const char* kind, std::size_t layer,
-                        const Tensor& queries_begin, const Tensor& keys_begin) {
-    if (!look) return nullptr;
-    return [=, &look, &queries_begin, &keys_begin](AttentionBlock::Seen& seen) {
-      look({kind, static_cast<std::int64_t>(layer), seen, queries_begin, keys_begin});
+  // A function that passes one layer's attention to `visit`; null if there is no `visit`.
+  static SeenVisitor Shown(const Visitor& visit, const char* kind, std::size_t layer,
+                           const Tensor& queries_begin, const Tensor& keys_begin) {
+    if (!visit) return nullptr;
+    return [=, &visit, &queries_begin, &keys_begin](AttentionBlock::Seen& seen) {
+      visit({kind, static_cast<std::int64_t>(layer), seen, queries_begin, keys_begin});
     };
   }
 
-  Tensor Encode(const Packed& source, const Look& look) {
+  Tensor Encode(const Packed& source, const Visitor& visit) {
     Tensor x = Embed(source);
     for (std::size_t l = 0; l < encoder.size(); ++l) {
       x = encoder[l].self(x, {}, source, source,
-                          Shown(look, "encoder", l, source.begins, source.begins));
+                          Shown(visit, "encoder", l, source.begins, source.begins));
       x = encoder[l].feed_forward(x);
     }
     return (*memory_norm)(x);
   }
 
-  // Of every row of the target, before the last norm.
+  // The output for every row of the target, before the last norm.
   Tensor Decode(const Packed& target, const Packed& source, const Tensor& memory,
-                const Look& look) {
+                const Visitor& visit) {
     Tensor x = Embed(target);
     for (std::size_t l = 0; l < decoder.size(); ++l) {
       x = decoder[l].self(x, {}, target, target,
-                          Shown(look, "decoder", l, target.begins, target.begins));
+                          Shown(visit, "decoder", l, target.begins, target.begins));
       x = decoder[l].context(x, memory, target, source,
-                             Shown(look, "context", l, target.begins, source.begins));
+                             Shown(visit, "context", l, target.begins, source.begins));
       x = decoder[l].feed_forward(x);
     }
     return x;
@@ -211,9 +207,9 @@ struct EncoderDecoder::State {
 
   Tensor Logits(const Tensor& x) const { return at::linear((*norm)(x), embedding); }
 
-  Tensor Run(const Samples& samples, const Look& look = nullptr) {
-    const Tensor memory = Encode(samples.source, look);
-    return Decode(samples.target, samples.source, memory, look);
+  Tensor Run(const Samples& samples, const Visitor& visit = nullptr) {
+    const Tensor memory = Encode(samples.source, visit);
+    return Decode(samples.target, samples.source, memory, visit);
   }
 
   DecoderConfig config;
@@ -289,7 +285,7 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKey
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
   const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
-  State::Look restrict;
+  State::Visitor restrict;
   if (visible) {
     restrict = [&](const PackedAttention& attention) {
       const Tensor mask = visible(attention);
@@ -308,18 +304,19 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKey
   return ScoreOf(samples, batch.tokens.size(0), at::cat(losses), at::cat(best));
 }
 
-void EncoderDecoder::Look(const TokenBatch& batch,
-                          const std::function<void(const PackedAttention&)>& look) {
+void EncoderDecoder::VisitLayers(const TokenBatch& batch,
+                                 const std::function<void(const PackedAttention&)>& visit) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
-  state_->Run(SamplesOf(batch, state_->config.vocabulary, state_->device), look);
+  state_->Run(SamplesOf(batch, state_->config.vocabulary, state_->device), visit);
 }
 
 // Keys and values of every layer: of the source once, for all that is forked from it; of the target
 // in tensors that are never written to, so that forks share them.
-class EncoderDecoder::Growing : public GrowingSequences {
+class EncoderDecoder::TensorDecodingState : public DecodingState {
  public:
-  Growing(State& state, std::int64_t max_bytes) : state_(state), max_bytes_(max_bytes) {}
+  TensorDecodingState(State& state, std::int64_t max_bytes)
+      : state_(state), max_bytes_(max_bytes) {}
 
   Sequence Create() override {
     sequences_.emplace(next_, Text());
@@ -344,28 +341,28 @@ class EncoderDecoder::Growing : public GrowingSequences {
                             std::to_string(tokens.size()));
     }
     if (sequences.empty()) return at::empty({0, state_.config.vocabulary});
-    std::vector<Text> grown;
+    std::vector<Text> extended;
     std::vector<std::vector<std::int64_t>> target = tokens;
     for (std::size_t s = 0; s < sequences.size(); ++s) {
       if (std::count(sequences.begin(), sequences.end(), sequences[s]) > 1) {
         throw InvalidArgument("sequences", "each once", std::to_string(sequences[s]) + " again");
       }
-      grown.push_back(At(sequences[s]));
+      extended.push_back(At(sequences[s]));
       if (target[s].empty()) {
         throw InvalidArgument(fmt::format("tokens[{}]", s), "one token or more", "none");
       }
-      if (grown[s].source) continue;
+      if (extended[s].source) continue;
       if (target[s].size() < 2) {
         throw InvalidArgument(fmt::format("tokens[{}]", s),
                               "a source and the token that the target begins with",
                               std::to_string(target[s].size()) + " tokens");
       }
-      grown[s].source = Read({target[s].begin(), target[s].end() - 1});
+      extended[s].source = Read({target[s].begin(), target[s].end() - 1});
       target[s] = {target[s].back()};
     }
-    const Tensor logits = Decode(grown, target).cpu();
-    CheckBytes(sequences, grown);
-    for (std::size_t s = 0; s < sequences.size(); ++s) At(sequences[s]) = std::move(grown[s]);
+    const Tensor logits = Decode(extended, target).cpu();
+    CheckBytes(sequences, extended);
+    for (std::size_t s = 0; s < sequences.size(); ++s) At(sequences[s]) = std::move(extended[s]);
     return logits;
   }
 
@@ -472,8 +469,8 @@ class EncoderDecoder::Growing : public GrowingSequences {
     return bytes;
   }
 
-  // With the grown texts in place of what they were.
-  void CheckBytes(const std::vector<Sequence>& sequences, const std::vector<Text>& grown) const {
+  // Counts the extended texts in place of the earlier ones.
+  void CheckBytes(const std::vector<Sequence>& sequences, const std::vector<Text>& extended) const {
     if (max_bytes_ == 0) return;
     std::map<const Layers*, std::int64_t> sources;
     std::int64_t bytes = 0;
@@ -483,7 +480,8 @@ class EncoderDecoder::Growing : public GrowingSequences {
     };
     for (const auto& [sequence, text] : sequences_) {
       const auto at = std::find(sequences.begin(), sequences.end(), sequence);
-      add(at == sequences.end() ? text : grown[static_cast<std::size_t>(at - sequences.begin())]);
+      add(at == sequences.end() ? text
+                                : extended[static_cast<std::size_t>(at - sequences.begin())]);
     }
     for (const auto& [source, count] : sources) bytes += count;
     if (bytes > max_bytes_)
@@ -497,8 +495,8 @@ class EncoderDecoder::Growing : public GrowingSequences {
   Sequence next_ = 0;
 };
 
-std::unique_ptr<GrowingSequences> EncoderDecoder::Grow(std::int64_t max_bytes) {
-  return std::make_unique<Growing>(*state_, max_bytes);
+std::unique_ptr<DecodingState> EncoderDecoder::StartDecoding(std::int64_t max_bytes) {
+  return std::make_unique<TensorDecodingState>(*state_, max_bytes);
 }
 
 }  // namespace tsallis::lab

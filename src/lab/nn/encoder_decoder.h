@@ -67,11 +67,12 @@ class EncoderDecoder : public SequenceModel {
 
   // The first tokens that a sequence is extended by are its source and, the last of them, where
   // its target begins; InvalidArgument for fewer than two.
-  std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes = 0) override;
+  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
-  // Shows every layer's attention on a batch, the encoder's first; what `look` gets is gone
-  // afterwards.
-  void Look(const TokenBatch& batch, const std::function<void(const PackedAttention&)>& look);
+  // Runs a batch and calls `visit` with the attention of every layer, the encoder's first. The
+  // attention is valid only during the call.
+  void VisitLayers(const TokenBatch& batch,
+                   const std::function<void(const PackedAttention&)>& visit);
 
   const at::Tensor& FlatParameters() const override;
   const at::Tensor& FlatGradients() const override;
@@ -79,7 +80,7 @@ class EncoderDecoder : public SequenceModel {
 
  private:
   struct State;
-  class Growing;
+  class TensorDecodingState;
   std::unique_ptr<State> state_;
 };
 

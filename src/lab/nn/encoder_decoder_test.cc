@@ -219,32 +219,32 @@ TEST(EncoderDecoder, WhatItWritesIsWhatItReads) {
     config.attention.map = map;
     EncoderDecoder model(config, 3);
     Shake(model);
-    const auto grown = model.Grow();
-    const auto a = grown->Create(), b = grown->Create();
+    const auto decoding = model.StartDecoding();
+    const auto a = decoding->Create(), b = decoding->Create();
     // Source 9 1 2 3, target 12 4 5; source 9 6, target 12 7 1 0, two tokens at once.
     const auto loss = [](const Tensor& logits, std::int64_t row, std::int64_t label) {
       return -at::log_softmax(logits[row].to(at::kDouble), 0)[label].item<double>();
     };
     const std::vector<float> expected = model.Evaluate(Batch()).losses;
-    Tensor logits = grown->Extend({a, b}, {{9, 1, 2, 3, 12}, {9, 6, 12}});
+    Tensor logits = decoding->Extend({a, b}, {{9, 1, 2, 3, 12}, {9, 6, 12}});
     EXPECT_NEAR(loss(logits, 0, 4), expected[0], 1e-5);
     EXPECT_NEAR(loss(logits, 1, 7), expected[3], 1e-5);
-    const auto fork = grown->Fork(b);
-    logits = grown->Extend({b, a}, {{7, 1}, {4}});
+    const auto fork = decoding->Fork(b);
+    logits = decoding->Extend({b, a}, {{7, 1}, {4}});
     EXPECT_NEAR(loss(logits, 0, 0), expected[5], 1e-5);
     EXPECT_NEAR(loss(logits, 1, 5), expected[1], 1e-5);
     // The fork is where it was.
-    logits = grown->Extend({fork}, {{7}});
+    logits = decoding->Extend({fork}, {{7}});
     EXPECT_NEAR(loss(logits, 0, 1), expected[4], 1e-5);
-    grown->Free(b);
-    EXPECT_THROW(grown->Extend({b}, {{1}}), InvalidArgument);
-    EXPECT_THROW(grown->Extend({a, a}, {{1}, {1}}), InvalidArgument);
-    EXPECT_THROW(grown->Extend({a}, {{}}), InvalidArgument);
-    EXPECT_THROW(grown->Extend({a}, {{13}}), InvalidArgument);
-    EXPECT_THROW(grown->Extend({grown->Create()}, {{12}}), InvalidArgument);
-    // What failed has changed nothing.
-    EXPECT_NEAR(loss(grown->Extend({a}, {{5}}), 0, 10), expected[2], 1e-5);
-    const auto little = model.Grow(1000);
+    decoding->Free(b);
+    EXPECT_THROW(decoding->Extend({b}, {{1}}), InvalidArgument);
+    EXPECT_THROW(decoding->Extend({a, a}, {{1}, {1}}), InvalidArgument);
+    EXPECT_THROW(decoding->Extend({a}, {{}}), InvalidArgument);
+    EXPECT_THROW(decoding->Extend({a}, {{13}}), InvalidArgument);
+    EXPECT_THROW(decoding->Extend({decoding->Create()}, {{12}}), InvalidArgument);
+    // The calls that failed have changed nothing.
+    EXPECT_NEAR(loss(decoding->Extend({a}, {{5}}), 0, 10), expected[2], 1e-5);
+    const auto little = model.StartDecoding(1000);
     EXPECT_THROW(little->Extend({little->Create()}, {{9, 1, 2, 3, 12}}), CacheFull);
   }
 }
@@ -303,7 +303,7 @@ TEST(EncoderDecoder, HeadsAreDescribedByKind) {
   EXPECT_NEAR(found.at("context alpha 1.0"), 1.0 + at::sigmoid(a)[0].item<double>(), 1e-6);
   double density = 0.0, divergence = 0.0;
   const TokenBatch batch = DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 256, 6);
-  model.Look(batch, [&](const PackedAttention& attention) {
+  model.VisitLayers(batch, [&](const PackedAttention& attention) {
     if (std::string(attention.kind) != "decoder" || attention.layer != 0) return;
     for (std::int64_t s = 0; s < 256; ++s) {
       const Tensor p = WeightsOf(attention, s).to(at::kDouble);

@@ -108,7 +108,7 @@ void LayerAttention::PlanCalls() {
     };
     std::int64_t next = h + 1;
     while (next < heads_ && !joins(next)) ++next;
-    Call call{h, next < heads_ ? next - h : 1, 1};
+    CallHeads call{h, next < heads_ ? next - h : 1, 1};
     taken[static_cast<std::size_t>(h)] = true;
     for (std::int64_t other = h + call.step; joins(other); other += call.step) {
       taken[static_cast<std::size_t>(other)] = true;
@@ -254,7 +254,7 @@ std::unique_ptr<RowStage> LayerAttention::InputStage() const {
   return std::make_unique<Input>(*this);
 }
 
-AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& rows,
+AttentionParams LayerAttention::ParamsOf(const CallHeads& call, const SequenceRows& rows,
                                          Queries queries, const at::Tensor& projected,
                                          const at::Tensor& c) const {
   const std::int64_t inner = heads_ * head_dim_;
@@ -283,8 +283,8 @@ AttentionParams LayerAttention::ParamsOf(const Call& call, const SequenceRows& r
   return p;
 }
 
-AttentionTerms LayerAttention::TermsOf(const Call& call, std::int64_t begin, std::int64_t count,
-                                       const at::Tensor& c) const {
+AttentionTerms LayerAttention::TermsOf(const CallHeads& call, std::int64_t begin,
+                                       std::int64_t count, const at::Tensor& c) const {
   AttentionTerms terms;
   SetDistances(head_[static_cast<std::size_t>(call.first)], terms);
   if (c.defined()) {
@@ -298,7 +298,7 @@ AttentionTerms LayerAttention::TermsOf(const Call& call, std::int64_t begin, std
   return terms;
 }
 
-void LayerAttention::SetMap(AttentionParams& params, const Call& call,
+void LayerAttention::SetMap(AttentionParams& params, const CallHeads& call,
                             const MapNumbers& numbers) const {
   const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
   params.map = MapNamed(head.map);
@@ -312,7 +312,7 @@ void LayerAttention::SetMap(AttentionParams& params, const Call& call,
   if (!numbers.sinks.empty()) params.terms.sink = numbers.sinks.data();
 }
 
-LayerAttention::MapNumbers LayerAttention::NumbersOf(const Call& call) const {
+LayerAttention::MapNumbers LayerAttention::NumbersOf(const CallHeads& call) const {
   MapNumbers numbers;
   bool any = false;
   for (std::int64_t h = 0; h < call.count; ++h) {
@@ -348,7 +348,7 @@ void LayerAttention::Forward(const Context& context, const SequenceRows& rows, Q
     statistics->support.resize(calls_.size());
   }
   for (std::size_t i = 0; i < calls_.size(); ++i) {
-    const Call& call = calls_[i];
+    const CallHeads& call = calls_[i];
     AttentionParams p = ParamsOf(call, rows, queries, projected, kept.c);
     const MapNumbers numbers = NumbersOf(call);
     SetMap(p, call, numbers);
@@ -395,7 +395,7 @@ void LayerAttention::Backward(const Context& context, const SequenceRows& rows, 
   }
   std::vector<float> dc(scalings_.empty() ? 0 : static_cast<std::size_t>(rows.rows * heads_));
   for (std::size_t i = 0; i < calls_.size(); ++i) {
-    const Call& call = calls_[i];
+    const CallHeads& call = calls_[i];
     AttentionParams p = ParamsOf(call, rows, queries, projected, kept.c);
     const MapNumbers numbers = NumbersOf(call);
     SetMap(p, call, numbers);

@@ -69,18 +69,18 @@ class LayerAttention {
   // Builds what depends on lengths; before the rest, once a batch.
   void Prepare(const SequenceRows& rows);
 
-  // What happens to queries and keys between the projection and attention: QK-norm, rotation. Must
-  // not outlive this.
+  // The stage between the projection and attention: QK-norm and rotation of queries and keys. It
+  // must not outlive this.
   std::unique_ptr<RowStage> InputStage() const;
 
-  // What the forward pass leaves for the backward pass.
+  // The forward pass keeps these for the backward pass.
   struct Kept {
     std::vector<at::Tensor> tau;  // of every call: [batch, heads, length] or [heads, rows], float64
     std::vector<at::Tensor> lists;  // bytes
     at::Tensor c;                   // [rows, heads] float32; undefined without length scaling
   };
 
-  // Of the weights of every row.
+  // Statistics of the weights of every row.
   struct Statistics {
     std::vector<std::vector<double>> entropy;        // of every call, as tau; nats
     std::vector<std::vector<std::int64_t>> support;  // weights > 0
@@ -104,8 +104,8 @@ class LayerAttention {
                const at::Tensor& projected, const at::Tensor& out, bool keep, Kept& kept,
                Statistics* statistics = nullptr, const at::Tensor& visible = {}) const;
 
-  // Sequences that grow: whose tokens so far a cache holds.
-  struct Grown {
+  // One layer of a cache, and the sequences in it that the rows continue.
+  struct CacheLayer {
     KvCache& cache;
     const std::vector<KvCache::Sequence>& sequences;  // as the rows'
     std::int64_t layer;
@@ -114,8 +114,8 @@ class LayerAttention {
   // Adds the rows' keys and values to the cache. Each row attends to the tokens of its sequence up
   // to its own. Positions go on from the cache's length. Rows after those of the last sequence
   // belong to no sequence, and their output is 0. `out` and `kept` as in Forward. Throws CacheFull;
-  // then some sequences may have grown in this layer.
-  void Extend(const Context& context, const SequenceRows& rows, const Grown& grown,
+  // then some sequences may be longer in this layer.
+  void Extend(const Context& context, const SequenceRows& rows, const CacheLayer& cached,
               const at::Tensor& projected, const at::Tensor& out, Kept& kept) const;
 
   // Gradient of the projection (rotated still), and of the layer's parameters, which it adds.
@@ -135,7 +135,7 @@ class LayerAttention {
   void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
                 const at::Tensor& projected, const Kept& kept, const Statistics& statistics,
                 std::vector<HeadQuantities>& heads) const;
-  // Of a head: how many tokens the query at a position sees.
+  // The number of tokens that a head's query at a position sees.
   std::int64_t VisibleKeys(std::int64_t head, std::int64_t position) const;
   // After Scale or Forward. The heads' arrays for one sequence. UsageError for heads that
   // HeadArrays cannot describe: of several kinds, of maps other than softmax and entmax, with sinks
@@ -151,10 +151,10 @@ class LayerAttention {
   class Input;
 
   // Heads first, first + step, ... of one call.
-  struct Call {
+  struct CallHeads {
     std::int64_t first, step, count;
   };
-  // What their maps need of each head in this pass: [heads of the call].
+  // Numbers that their maps need in this pass: [heads of the call].
   struct MapNumbers {
     std::vector<double> alphas;
     std::vector<double> sinks;  // empty where no head has one
@@ -187,29 +187,30 @@ class LayerAttention {
   at::Tensor Checked(const SequenceRows& rows, const at::Tensor& visible) const;
   // AttentionForward and AttentionBackward under the call's pattern, or on `visible` keys alone:
   // where sequences are packed, one by one, since masks count along the axes of queries and keys.
-  void Attend(const Context& context, const Call& call, const AttentionParams& params,
+  void Attend(const Context& context, const CallHeads& call, const AttentionParams& params,
               const at::Tensor& visible, const AttentionOutputs& outputs) const;
-  void AttendBackward(const Context& context, const Call& call, const AttentionParams& params,
+  void AttendBackward(const Context& context, const CallHeads& call, const AttentionParams& params,
                       const AttentionGradients& gradients) const;
-  const PatternTable* PatternOf(const Call& call) const;  // null without
+  const PatternTable* PatternOf(const CallHeads& call) const;  // null without
   // The call's pattern, if it has one, for queries at positions from `begin` on and keys from 0 on.
-  void SetPattern(const Call& call, std::int64_t begin, AttentionMask& mask) const;
-  // The same of `visible`, where it is defined, from a sequence on.
-  void SetMask(const Call& call, const at::Tensor& visible, std::int64_t sequence,
+  void SetPattern(const CallHeads& call, std::int64_t begin, AttentionMask& mask) const;
+  // Sets the mask to `visible`, where it is defined, from a sequence on.
+  void SetMask(const CallHeads& call, const at::Tensor& visible, std::int64_t sequence,
                std::int64_t begin, AttentionMask& mask) const;
-  void ExtendCall(const Context& context, const Chunk& chunk, const Grown& grown, const Call& call,
-                  const at::Tensor& projected, const at::Tensor& out, const at::Tensor& c) const;
-  // Of rows from `begin` on, `count` for each sequence; but for sinks.
-  AttentionTerms TermsOf(const Call& call, std::int64_t begin, std::int64_t count,
+  void ExtendCall(const Context& context, const Chunk& chunk, const CacheLayer& cached,
+                  const CallHeads& call, const at::Tensor& projected, const at::Tensor& out,
+                  const at::Tensor& c) const;
+  // The terms, but for sinks, of rows from `begin` on, `count` for each sequence.
+  AttentionTerms TermsOf(const CallHeads& call, std::int64_t begin, std::int64_t count,
                          const at::Tensor& c) const;
-  AttentionParams ParamsOf(const Call& call, const SequenceRows& rows, Queries queries,
+  AttentionParams ParamsOf(const CallHeads& call, const SequenceRows& rows, Queries queries,
                            const at::Tensor& projected, const at::Tensor& c) const;
   // Rotates queries and keys of a block of rows of the projection. `turn` 1, or -1 for gradients.
   void Rotate(const RowSpan& span, Cells projected, float turn) const;
   // numbers: must outlive the params.
-  void SetMap(AttentionParams& params, const Call& call, const MapNumbers& numbers) const;
+  void SetMap(AttentionParams& params, const CallHeads& call, const MapNumbers& numbers) const;
   double AlphaOf(std::int64_t head) const;
-  MapNumbers NumbersOf(const Call& call) const;
+  MapNumbers NumbersOf(const CallHeads& call) const;
   bool LearnsSlope(std::int64_t head) const;
   void PlanCalls();
   void PlanPatterns();
@@ -220,7 +221,7 @@ class LayerAttention {
   std::int64_t heads_, head_dim_, width_, columns_;
   bool qk_norm_;
   std::vector<AttentionConfig> head_;  // [heads]
-  std::vector<Call> calls_;
+  std::vector<CallHeads> calls_;
   std::vector<Rotation> rotations_;
   std::vector<Scaling> scalings_;
   std::vector<PatternTable> patterns_;

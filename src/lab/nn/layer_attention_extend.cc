@@ -5,14 +5,15 @@
 
 namespace tsallis::lab {
 
-void LayerAttention::Extend(const Context& context, const SequenceRows& rows, const Grown& grown,
-                            const at::Tensor& projected, const at::Tensor& out, Kept& kept) const {
+void LayerAttention::Extend(const Context& context, const SequenceRows& rows,
+                            const CacheLayer& cached, const at::Tensor& projected,
+                            const at::Tensor& out, Kept& kept) const {
   const std::int64_t inner = heads_ * head_dim_;
   const std::int64_t counted = rows.end.back();
   if (counted < rows.rows) out.narrow(0, counted, rows.rows - counted).zero_();
   bool fresh = true;
-  for (const KvCache::Sequence sequence : grown.sequences) {
-    fresh = fresh && grown.cache.Length(sequence, grown.layer) == 0;
+  for (const KvCache::Sequence sequence : cached.sequences) {
+    fresh = fresh && cached.cache.Length(sequence, cached.layer) == 0;
   }
   for (std::size_t b = 0; b < rows.begin.size(); ++b) {
     const auto part = [&](std::int64_t index) {
@@ -20,8 +21,8 @@ void LayerAttention::Extend(const Context& context, const SequenceRows& rows, co
                          DTypeOf(projected),
                          {0, head_dim_, columns_, 1}};
     };
-    grown.cache.Append(context, grown.sequences[b], grown.layer, part(1), part(2),
-                       rows.end[b] - rows.begin[b]);
+    cached.cache.Append(context, cached.sequences[b], cached.layer, part(1), part(2),
+                        rows.end[b] - rows.begin[b]);
   }
   if (fresh) {  // the projection holds all there is
     Forward(context, rows, Queries::kAll, projected, out, false, kept);
@@ -34,24 +35,26 @@ void LayerAttention::Extend(const Context& context, const SequenceRows& rows, co
            rows.end[chunk.last] - rows.begin[chunk.last] == chunk.count) {
       ++chunk.last;
     }
-    for (const Call& call : calls_) ExtendCall(context, chunk, grown, call, projected, out, kept.c);
+    for (const CallHeads& call : calls_)
+      ExtendCall(context, chunk, cached, call, projected, out, kept.c);
     b = chunk.last;
   }
 }
 
-void LayerAttention::ExtendCall(const Context& context, const Chunk& chunk, const Grown& grown,
-                                const Call& call, const at::Tensor& projected,
-                                const at::Tensor& out, const at::Tensor& c) const {
+void LayerAttention::ExtendCall(const Context& context, const Chunk& chunk,
+                                const CacheLayer& cached, const CallHeads& call,
+                                const at::Tensor& projected, const at::Tensor& out,
+                                const at::Tensor& c) const {
   const std::int64_t inner = heads_ * head_dim_;
   const MapNumbers numbers = NumbersOf(call);
-  // What a pattern hides depends on how many tokens a sequence has.
+  // The keys that a pattern hides depend on the number of a sequence's tokens.
   const bool apart = PatternOf(call) != nullptr;
   for (std::size_t b = chunk.first; b < chunk.last; b = apart ? b + 1 : chunk.last) {
     const std::int64_t begin =
         chunk.begin + static_cast<std::int64_t>(b - chunk.first) * chunk.count;
     DecodeParams p;
-    p.layer = grown.layer;
-    p.sequences = grown.sequences.data() + b;
+    p.layer = cached.layer;
+    p.sequences = cached.sequences.data() + b;
     p.batch = apart ? 1 : static_cast<std::int64_t>(chunk.last - b);
     p.heads = p.kv_heads = call.count;
     p.kv_first = call.first;
@@ -62,8 +65,8 @@ void LayerAttention::ExtendCall(const Context& context, const Chunk& chunk, cons
            {chunk.count * columns_, call.step * head_dim_, columns_, 1}};
     p.terms = TermsOf(call, begin, chunk.count, c);
     SetMap(p, call, numbers);
-    SetPattern(call, grown.cache.Length(grown.sequences[b], grown.layer) - chunk.count, p.mask);
-    Decode(context, grown.cache, p,
+    SetPattern(call, cached.cache.Length(cached.sequences[b], cached.layer) - chunk.count, p.mask);
+    Decode(context, cached.cache, p,
            {.out = {(CellsOf(out) + (begin * inner + call.first * head_dim_)).data,
                     DTypeOf(out),
                     {chunk.count * inner, call.step * head_dim_, inner, 1}}});

@@ -102,7 +102,7 @@ void LayerAttention::PreparePatterns(std::int64_t length) {
   }
 }
 
-const LayerAttention::PatternTable* LayerAttention::PatternOf(const Call& call) const {
+const LayerAttention::PatternTable* LayerAttention::PatternOf(const CallHeads& call) const {
   const int index = pattern_of_[static_cast<std::size_t>(call.first)];
   return index < 0 ? nullptr : &patterns_[static_cast<std::size_t>(index)];
 }
@@ -114,7 +114,8 @@ std::int64_t LayerAttention::VisibleKeys(std::int64_t head, std::int64_t positio
   return std::count(row, row + position + 1, std::uint8_t{1});
 }
 
-void LayerAttention::SetPattern(const Call& call, std::int64_t begin, AttentionMask& mask) const {
+void LayerAttention::SetPattern(const CallHeads& call, std::int64_t begin,
+                                AttentionMask& mask) const {
   const PatternTable* table = PatternOf(call);
   if (table == nullptr) return;
   Use(table->mask, mask);
@@ -128,8 +129,8 @@ void LayerAttention::SetPattern(const Call& call, std::int64_t begin, AttentionM
   }
 }
 
-void LayerAttention::SetMask(const Call& call, const at::Tensor& visible, std::int64_t sequence,
-                             std::int64_t begin, AttentionMask& mask) const {
+void LayerAttention::SetMask(const CallHeads& call, const at::Tensor& visible,
+                             std::int64_t sequence, std::int64_t begin, AttentionMask& mask) const {
   if (!visible.defined()) return SetPattern(call, begin, mask);
   const std::int64_t n = visible.size(3), heads = visible.size(1);
   static_assert(sizeof(bool) == sizeof(std::uint8_t));
@@ -172,8 +173,9 @@ std::vector<Piece> PiecesOf(const AttentionParams& params) {
 
 }  // namespace
 
-void LayerAttention::Attend(const Context& context, const Call& call, const AttentionParams& params,
-                            const at::Tensor& visible, const AttentionOutputs& outputs) const {
+void LayerAttention::Attend(const Context& context, const CallHeads& call,
+                            const AttentionParams& params, const at::Tensor& visible,
+                            const AttentionOutputs& outputs) const {
   if (!visible.defined() && PatternOf(call) == nullptr) {
     return AttentionForward(context, params, outputs);
   }
@@ -204,7 +206,7 @@ void LayerAttention::Attend(const Context& context, const Call& call, const Atte
   }
 }
 
-void LayerAttention::AttendBackward(const Context& context, const Call& call,
+void LayerAttention::AttendBackward(const Context& context, const CallHeads& call,
                                     const AttentionParams& params,
                                     const AttentionGradients& gradients) const {
   if (PatternOf(call) == nullptr) return AttentionBackward(context, params, gradients);

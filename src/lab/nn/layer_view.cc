@@ -31,7 +31,7 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
                               std::vector<HeadQuantities>& heads) const {
   heads.resize(static_cast<std::size_t>(heads_));
   for (std::size_t i = 0; i < calls_.size(); ++i) {
-    const Call& call = calls_[i];
+    const CallHeads& call = calls_[i];
     for (std::int64_t own = 0; own < call.count; ++own) {
       const std::int64_t h = call.first + own * call.step;
       HeadQuantities& head = heads[static_cast<std::size_t>(h)];
@@ -122,7 +122,7 @@ SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& r
                                    const at::Tensor& projected, const Kept& kept,
                                    std::int64_t sequence, std::int64_t head, std::int64_t begin,
                                    std::int64_t end) const {
-  const Call call{head, 1, 1};
+  const CallHeads call{head, 1, 1};
   AttentionParams p = ParamsOf(call, rows, Queries::kAll, projected, kept.c);
   const MapNumbers numbers = NumbersOf(call);
   SetMap(p, call, numbers);

@@ -12,7 +12,7 @@
 
 namespace tsallis::lab {
 
-// What a layer is about to attend with. All by reference, alive for the time of one call of a
+// The inputs with which a layer is about to attend. All by reference, valid during one call of a
 // visitor.
 struct LayerInput {
   std::int64_t layer = 0;
@@ -25,14 +25,14 @@ struct LayerInput {
   HeadArrays Arrays(std::int64_t sequence) const {
     return attention.Arrays(rows, projected, kept, sequence);
   }
-  // Of queries [begin, end) of a sequence.
+  // The weights of queries [begin, end) of a sequence.
   SparseRows Weights(std::int64_t sequence, std::int64_t head, std::int64_t begin,
                      std::int64_t end) const {
     return attention.Weights(context, rows, projected, kept, sequence, head, begin, end);
   }
 };
 
-// The same after attention, with what it did: Decoder::Look().
+// A layer after its attention, with its statistics: Decoder::VisitLayers() shows it.
 struct LayerView : LayerInput {
   const std::vector<std::int64_t>& scored;  // rows whose logits are wanted
   const LayerAttention::Statistics& statistics;

@@ -63,7 +63,7 @@ void ExpectDescribesItsWeights(const std::vector<std::int64_t>& lengths) {
   }
   int layers = 0;
   bool any_zero = false;
-  model.Look(Batch(lengths), [&](const LayerView& view) {
+  model.VisitLayers(Batch(lengths), [&](const LayerView& view) {
     EXPECT_EQ(view.layer, layers++);
     std::vector<HeadQuantities> heads;
     view.Describe(heads);
@@ -118,7 +118,7 @@ TEST(LayerView, DescribesItsWeightsOfPackedSequences) { ExpectDescribesItsWeight
 
 TEST(LayerView, SaysWhatHeadsHaveLearned) {
   Decoder model(Model("adaptive"), 3);
-  model.Look(Batch({9, 9}), [&](const LayerView& view) {
+  model.VisitLayers(Batch({9, 9}), [&](const LayerView& view) {
     std::vector<HeadQuantities> heads;
     view.Describe(heads);
     for (std::size_t h = 0; h < 4; ++h) {
@@ -148,7 +148,7 @@ TEST(LayerView, SaysWhatHeadsHaveLearned) {
   for (std::int64_t i = 4; i < 9; ++i) {
     c += (1.0 + beta * std::pow(std::log(static_cast<double>(i + 2)), gamma)) / 5.0;
   }
-  model.Look(Batch({9}), [&](const LayerView& view) {
+  model.VisitLayers(Batch({9}), [&](const LayerView& view) {
     std::vector<HeadQuantities> heads;
     view.Describe(heads);
     EXPECT_NEAR(Find(heads[3], "beta").Mean(), beta, 1e-6);
@@ -169,7 +169,7 @@ TEST(LayerView, NamesTheTermsOfEveryScaling) {
       }
       return std::nan("");
     };
-    model.Look(Batch({5}), [&](const LayerView& view) {
+    model.VisitLayers(Batch({5}), [&](const LayerView& view) {
       if (view.layer != 0) return;
       std::vector<HeadQuantities> heads;
       view.Describe(heads);

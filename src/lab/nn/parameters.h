@@ -50,7 +50,7 @@ class ParameterList {
   const std::vector<std::pair<std::string, at::Tensor>>& Named() const { return named_; }
   const std::vector<at::Tensor>& Gradients() const { return gradients_; }
   std::int64_t Count() const { return count_; }
-  // Where the group that holds `whole` begins in the flat memory.
+  // The begin, in the flat memory, of the group that holds `whole`.
   std::int64_t Begin(const Parameter& whole) const;
 
  private:

@@ -13,13 +13,13 @@ namespace tsallis::lab {
 
 const std::vector<CatalogueEntry>& Patterns();
 
-// What is wrong with the numbers of a pattern: the key, and what was expected; nothing if they fit.
+// A mistake in the numbers of a pattern: the key, and what was expected; empty if they fit.
 struct PatternProblem {
   std::string key, expected;
 };
 PatternProblem CheckPattern(const PatternConfig& config);
 
-// Of a configuration that has passed the check, of another kind than "none".
+// The pattern of a configuration that has passed the check and is of another kind than "none".
 AttentionPattern PatternOf(const PatternConfig& config);
 
 }  // namespace tsallis::lab

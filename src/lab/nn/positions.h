@@ -23,7 +23,7 @@ namespace tsallis::lab {
 std::vector<double> RopeFrequencies(const Positions& positions, std::int64_t head_dim,
                                     std::int64_t length);
 
-// What multiplies cosines and sines.
+// The factor of cosines and sines.
 double RopeAttentionFactor(const RopeScaling& scaling);
 
 struct RopeTable {

@@ -38,7 +38,7 @@ TEST(RopeFrequencies, PlainLinearAndNtk) {
     EXPECT_DOUBLE_EQ(within[k], Plain(k));
     EXPECT_DOUBLE_EQ(beyond[k], Plain(k, 10000.0 * std::pow(8.0, 32.0 / 30.0)));
   }
-  // What the base is changed for: the slowest pair reaches as much further as the sequence does.
+  // The base changes so that the slowest pair reaches as much further as the sequence does.
   EXPECT_NEAR(beyond[15] * 8.0, plain[15], 1e-12);
 }
 

@@ -27,14 +27,14 @@ class SsmaxScale : public QueryScale {
     const auto draw = [](RandomStream& random) { return 1.0F + Normal(random, 0.01); };
     list.Add({{prefix + "b", {heads_}, draw}}, heads_, &b_);
   }
-  void Forward(const ScaleRows& rows, HeadCells, HeadFloats c) const override {
+  void Forward(const ScaleRows& rows, HeadMatrix, HeadFloats c) const override {
     for (std::int64_t r = 0; r < rows.rows; ++r) {
       for (std::int64_t h = 0; h < heads_; ++h) {
         c.data[r * c.stride + h] = Values(b_)[h] * rows.log_n[r];
       }
     }
   }
-  void Backward(const ScaleRows& rows, HeadCells, HeadFloats dc, HeadCells) override {
+  void Backward(const ScaleRows& rows, HeadMatrix, HeadFloats dc, HeadMatrix) override {
     for (std::int64_t h = 0; h < heads_; ++h) {
       double sum = 0.0;
       for (std::int64_t r = 0; r < rows.rows; ++r) {
@@ -44,7 +44,7 @@ class SsmaxScale : public QueryScale {
     }
   }
   std::vector<std::string> Terms() const override { return {"b"}; }
-  void ReadTerms(HeadCells, std::int64_t, std::int64_t head, double* values) const override {
+  void ReadTerms(HeadMatrix, std::int64_t, std::int64_t head, double* values) const override {
     values[0] = Values(b_)[head];
   }
 
@@ -64,7 +64,7 @@ class ScalarScale : public QueryScale {
     list.Add({{prefix + "b", {heads_}, uniform}, {prefix + "g", {heads_}, normal}}, heads_, &bg_);
     DeclareDelta(prefix, list);
   }
-  void Forward(const ScaleRows& rows, HeadCells, HeadFloats c) const override {
+  void Forward(const ScaleRows& rows, HeadMatrix, HeadFloats c) const override {
     const float* b = Values(bg_);
     const float* g = b + heads_;
     for (std::int64_t r = 0; r < rows.rows; ++r) {
@@ -73,7 +73,7 @@ class ScalarScale : public QueryScale {
       }
     }
   }
-  void Backward(const ScaleRows& rows, HeadCells, HeadFloats dc, HeadCells) override {
+  void Backward(const ScaleRows& rows, HeadMatrix, HeadFloats dc, HeadMatrix) override {
     const float* b = Values(bg_);
     const float* g = b + heads_;
     for (std::int64_t h = 0; h < heads_; ++h) {
@@ -90,7 +90,7 @@ class ScalarScale : public QueryScale {
     DeltaBackward(rows, dc);
   }
   std::vector<std::string> Terms() const override { return WithDelta({"b", "g"}); }
-  void ReadTerms(HeadCells, std::int64_t, std::int64_t head, double* values) const override {
+  void ReadTerms(HeadMatrix, std::int64_t, std::int64_t head, double* values) const override {
     values[0] = Values(bg_)[head];
     values[1] = Values(bg_)[heads_ + head];
     if (config_.learn_delta) values[2] = Delta()[head];
@@ -122,12 +122,12 @@ class AdaptiveQueryScale : public QueryScale {
     list.Add({{prefix + "beta.bias", {heads_}, zero}, {prefix + "gamma.bias", {heads_}, zero}},
              heads_, &bias_);
   }
-  void Forward(const ScaleRows& rows, HeadCells projected, HeadFloats c) const override {
+  void Forward(const ScaleRows& rows, HeadMatrix projected, HeadFloats c) const override {
     AdaptiveScaleForward(Settings(), projected.data, projected.data + heads_, projected.stride,
                          rows.log_log_n, rows.rows, c.data, c.stride);
   }
-  void Backward(const ScaleRows& rows, HeadCells projected, HeadFloats dc,
-                HeadCells d_projected) override {
+  void Backward(const ScaleRows& rows, HeadMatrix projected, HeadFloats dc,
+                HeadMatrix d_projected) override {
     float* d_bias = config_.bias ? Gradients(bias_) : nullptr;
     AdaptiveScaleBackward(Settings(), projected.data, projected.data + heads_, projected.stride,
                           rows.log_log_n, rows.rows, dc.data, dc.stride, d_projected.data,
@@ -136,7 +136,7 @@ class AdaptiveQueryScale : public QueryScale {
     DeltaBackward(rows, dc);
   }
   std::vector<std::string> Terms() const override { return WithDelta({"beta", "gamma"}); }
-  void ReadTerms(HeadCells projected, std::int64_t row, std::int64_t head,
+  void ReadTerms(HeadMatrix projected, std::int64_t row, std::int64_t head,
                  double* values) const override {
     const Cells cells = projected.data + (row * projected.stride + head);
     double b = NumberAt(cells);
@@ -169,12 +169,12 @@ class TableScale : public QueryScale {
     const auto one = [](RandomStream&) { return 1.0F; };
     list.Add({{prefix + "table", {config_.positions, heads_}, one}}, heads_, &table_);
   }
-  void Forward(const ScaleRows& rows, HeadCells, HeadFloats c) const override {
+  void Forward(const ScaleRows& rows, HeadMatrix, HeadFloats c) const override {
     for (std::int64_t r = 0; r < rows.rows; ++r) {
       std::copy_n(Values(table_) + Entry(rows, r), heads_, c.data + r * c.stride);
     }
   }
-  void Backward(const ScaleRows& rows, HeadCells, HeadFloats dc, HeadCells) override {
+  void Backward(const ScaleRows& rows, HeadMatrix, HeadFloats dc, HeadMatrix) override {
     for (std::int64_t r = 0; r < rows.rows; ++r) {
       float* to = Gradients(table_) + Entry(rows, r);
       for (std::int64_t h = 0; h < heads_; ++h) to[h] += dc.data[r * dc.stride + h];
@@ -218,7 +218,7 @@ std::vector<std::string> QueryScale::WithDelta(std::vector<std::string> terms) c
   return terms;
 }
 
-void QueryScale::ReadTerms(HeadCells, std::int64_t, std::int64_t, double*) const {}
+void QueryScale::ReadTerms(HeadMatrix, std::int64_t, std::int64_t, double*) const {}
 
 std::unique_ptr<QueryScale> MakeQueryScale(const QueryScaling& config, std::int64_t heads) {
   if (config.kind == "ssmax") return std::make_unique<SsmaxScale>(config, heads);

@@ -14,7 +14,7 @@
 
 namespace tsallis::lab {
 
-// What a scaling knows of the rows of a batch. All: [rows].
+// The numbers that a scaling reads of the rows of a batch. All: [rows].
 struct ScaleRows {
   std::int64_t rows = 0;
   const std::int32_t* position = nullptr;  // i
@@ -23,7 +23,7 @@ struct ScaleRows {
 };
 
 // Numbers of a head and row: element (row, head) is data[row * stride + head].
-struct HeadCells {
+struct HeadMatrix {
   Cells data;
   std::int64_t stride = 0;
 };
@@ -51,15 +51,15 @@ class QueryScale {
   virtual void Declare(const std::string& prefix, ParameterList& list) = 0;
 
   // c(row, head). projected: [rows, Columns()].
-  virtual void Forward(const ScaleRows& rows, HeadCells projected, HeadFloats c) const = 0;
+  virtual void Forward(const ScaleRows& rows, HeadMatrix projected, HeadFloats c) const = 0;
   // Adds to the gradients of its parameters and writes that of the projection.
-  virtual void Backward(const ScaleRows& rows, HeadCells projected, HeadFloats dc,
-                        HeadCells d_projected) = 0;
+  virtual void Backward(const ScaleRows& rows, HeadMatrix projected, HeadFloats dc,
+                        HeadMatrix d_projected) = 0;
 
-  // What c is made of beside ln n, as reports name it, and its values for one row and head: values:
-  // [Terms().size()].
+  // The terms of c beside ln n, by their names in reports, and their values for one row and head.
+  // values: [Terms().size()].
   virtual std::vector<std::string> Terms() const { return {}; }
-  virtual void ReadTerms(HeadCells projected, std::int64_t row, std::int64_t head,
+  virtual void ReadTerms(HeadMatrix projected, std::int64_t row, std::int64_t head,
                          double* values) const;
 
  protected:

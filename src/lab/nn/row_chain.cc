@@ -38,7 +38,7 @@ class OutputGradient {
     }
   }
 
-  // Where rows [begin, begin + count) stand, or are written before Done(): [count, columns].
+  // The memory of rows [begin, begin + count), to read or to write before Done(): [count, columns].
   Tensor At(std::int64_t begin, std::int64_t count, Buffer& scratch) const {
     return given_.defined() ? given_.narrow(0, begin, count)
                             : scratch.Rows(count, columns_, at::kBFloat16);
@@ -52,8 +52,8 @@ class OutputGradient {
   Tensor Transposed() const { return half_ ? transposed_.narrow(1, 0, rows_) : given_.t(); }
 
  private:
-  // Rows of a multiple of 4 KB would share a few sets of the cache. What lies between them has to
-  // be numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by
+  // Rows of a multiple of 4 KB would share a few sets of the cache. The memory between them has to
+  // hold numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by
   // 0.
   Tensor Room(Buffer& buffer) const {
     const std::int64_t stride = (rows_ + 63) / 64 * 64 + 32;
@@ -76,7 +76,7 @@ class GainSums {
     partial_.zero_();
   }
 
-  // Of the block that begins at row `begin`: [columns].
+  // The sums of the block that begins at row `begin`: [columns].
   float* Of(std::int64_t begin) const {
     return partial_.defined() ? Data(partial_) + begin / kRowBlock * partial_.size(1) : nullptr;
   }
@@ -103,7 +103,6 @@ Tensor Buffer::Rows(std::int64_t rows, std::int64_t columns, at::ScalarType dtyp
 }
 
 // ---- threads
-// --------------------------------------------------------------------------------------
 
 void RowWorkers::ForTasks(std::int64_t count,
                           const std::function<void(std::int64_t, Scratch&)>& body) {
@@ -146,7 +145,6 @@ void RowWorkers::AddWeightGradients(const std::vector<WeightGradient>& gradients
 }
 
 // ---- chains
-// ---------------------------------------------------------------------------------------
 
 RowChain::RowChain(std::vector<std::unique_ptr<RowStage>> stages, at::ScalarType dtype)
     : stages_(std::move(stages)), dtype_(dtype) {}
@@ -242,8 +240,8 @@ void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
   memory.d_values.resize(count);
   memory.inputs.resize(count);
   memory.gains.resize(count);
-  // Of all rows: the stream that a stage reads, the value that it takes (defined where it is kept),
-  // and, of products, the input made again and the gradient of the output.
+  // For all rows: the stream that a stage reads, the value that it takes (defined where it is
+  // kept), and, of products, the input made again and the gradient of the output.
   std::vector<Tensor> streams(count), taken(count), inputs(count);
   std::vector<OutputGradient> d_out(count);
   std::vector<GainSums> gains(count);
@@ -279,7 +277,7 @@ void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
       [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch& scratch) {
         const std::int64_t size = end - begin;
         scratch.gradients.resize(std::max(scratch.gradients.size(), 2 * count));
-        // Where the gradient of what stage s makes stands.
+        // The memory of the gradient of stage s's output.
         const auto room = [&](std::size_t s) {
           return stages_[s]->Weight() != nullptr
                      ? d_out[s].At(begin, size, scratch.gradients[s])

@@ -92,7 +92,7 @@ class RowStage {
   virtual ~RowStage() = default;
 
   Kind kind() const { return kind_; }
-  // Of the value that leaves it; kToStream: of the stream.
+  // Columns of the value that leaves it; kToStream: of the stream.
   std::int64_t columns() const { return columns_; }
 
   // The weight [columns, in] of a product, or null. The chain adds its gradient, from the values
@@ -103,8 +103,8 @@ class RowStage {
   // Numbers of a row that Forward leaves for Backward.
   virtual std::int64_t Kept() const { return 0; }
 
-  // What `kind` says. kFromStream: value is null. kToStream: `out` is the stream afterwards, may be
-  // x. kept: [count, Kept()].
+  // Computes what `kind` says. kFromStream: value is null. kToStream: `out` is the stream
+  // afterwards, may be x. kept: [count, Kept()].
   struct Forwards {
     RowSpan span;
     at::Tensor x, value, out;

@@ -21,7 +21,7 @@ class Gained : public RowStage {
 
  protected:
   const float* Factors() const { return Data(gain_ != nullptr ? gain_->value : zeros_); }
-  // Where the gain's gradient goes; without a gain, somewhere.
+  // Receives the gain's gradient; without a gain it is memory that nobody reads.
   float* Sums(const Backwards& block, std::vector<float>& unused) const {
     if (block.d_gain != nullptr) return block.d_gain;
     unused.resize(static_cast<std::size_t>(columns()));
@@ -95,7 +95,7 @@ class LinearStage : public RowStage {
   bool exact_;
 };
 
-// Of a kernel and its gradient: out = f(in), d_in and `out` again.
+// A kernel and its gradient: out = f(in); d_in and `out` again.
 struct Activation {
   CatalogueEntry entry;
   std::int64_t inputs;

@@ -23,18 +23,18 @@ struct SequenceScore {
   std::int64_t hits = 0;    // positions whose label has the largest logit (the first of equals)
   std::int64_t sequences = 0;
   std::int64_t exact = 0;  // sequences with a hit at every scored position
-  // Of every sequence, whether it is exact.
+  // [sequences]: whether each is exact.
   std::vector<bool> is_exact;
   std::vector<float> losses;  // [scored], nats
 
-  // Of rows in the order of their sequences: the loss of each, the token of its largest logit, its
-  // label, and its sequence.
+  // Sums over rows in the order of their sequences. Each row gives its loss, the token of its
+  // largest logit, its label and its sequence.
   static SequenceScore Of(std::int64_t sequences, std::vector<float> losses,
                           const std::vector<std::int64_t>& best,
                           const std::vector<std::int64_t>& label,
                           const std::vector<std::int64_t>& sequence);
 
-  // As a task counts.
+  // Correct answers under the task's scoring rule.
   Answers Of(Scoring scoring) const {
     return scoring == Scoring::kExact ? Answers{sequences, exact, loss}
                                       : Answers{scored, hits, loss};
@@ -48,12 +48,12 @@ struct SequenceScore {
 void CheckBatch(const TokenBatch& batch, std::int64_t vocabulary);
 
 struct GradientOptions {
-  // What the sum of the loss is divided by; 0: the scored positions of this batch. With several
-  // batches or processes a step, the scored positions of all of them.
+  // Divides the sum of the loss; 0: the scored positions of this batch. With several batches or
+  // processes a step, it is the scored positions of all of them.
   std::int64_t denominator = 0;
   bool accumulate = false;  // adds to FlatGradients() instead of replacing it
-  // Logits that stand in memory at a time, at least those of 4 096 rows. Where the batch has more,
-  // the decoder's head goes forward and back piece by piece.
+  // Limits the logits in memory at a time; those of 4 096 rows always fit. Where the batch has
+  // more, the decoder's head goes forward and back piece by piece.
   std::int64_t logits = std::int64_t{1} << 28;
   // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the
   // front, on the calling thread.
@@ -64,16 +64,16 @@ struct GradientOptions {
   std::function<void(std::int64_t layer, double norm)> flow;
 };
 
-// Sequences that a model has read and goes on from: what it needs of their tokens is kept.
-class GrowingSequences {
+// Sequences that a model has read. It keeps the part of their tokens that it needs to extend them.
+class DecodingState {
  public:
   using Sequence = std::int64_t;
 
-  virtual ~GrowingSequences() = default;
+  virtual ~DecodingState() = default;
 
-  // One without tokens.
+  // Makes a sequence without tokens.
   virtual Sequence Create() = 0;
-  // One with the tokens of another.
+  // Makes a sequence with the tokens of another.
   virtual Sequence Fork(Sequence sequence) = 0;
   virtual void Free(Sequence sequence) = 0;
 
@@ -88,11 +88,11 @@ class SequenceModel {
  public:
   virtual ~SequenceModel() = default;
 
-  // Of Models() in lab/config/catalogue.h.
+  // The name in Models() of lab/config/catalogue.h.
   virtual const char* Architecture() const = 0;
-  // As given, but with `compute` and `head_dim` settled.
+  // The given configuration, with `compute` and `head_dim` filled in.
   virtual const DecoderConfig& Config() const = 0;
-  // What people should know of how it computes, in a line; empty: nothing.
+  // One line that tells people how the model computes; empty: nothing.
   virtual std::string Note() const { return ""; }
 
   // Loss and its gradient, which replaces or joins FlatGradients().
@@ -101,9 +101,9 @@ class SequenceModel {
   // The loss alone.
   virtual SequenceScore Evaluate(const TokenBatch& batch) = 0;
 
-  // max_bytes: of all sequences together at most; 0: no limit. UsageError for a model that cannot
-  // go on from what it has read.
-  virtual std::unique_ptr<GrowingSequences> Grow(std::int64_t max_bytes) = 0;
+  // max_bytes: the limit of all sequences together; 0: none. UsageError for a model that cannot
+  // extend a text that it has read.
+  virtual std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes) = 0;
 
   // Numbers by name that show how training goes, on a batch of validation samples; none: there is
   // nothing to see. Changes nothing but FlatGradients().

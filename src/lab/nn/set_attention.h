@@ -66,7 +66,7 @@ struct SetAttentionConfig {
 // In the order of LengthScaling::Kind.
 const std::vector<CatalogueEntry>& SetLengthScalings();
 
-// What a caller may want to see of the attention itself.
+// A caller may ask for these to see the attention itself.
 struct AttentionView {
   at::Tensor weights;       // [sets, n] float32
   at::Tensor entropy;       // [sets] float64, nats
@@ -82,9 +82,9 @@ struct BatchScore {
 // How far the scores of a set lie apart, mean over the sets of a batch.
 struct LogitSpread {
   double spread = 0.0;  // max e_i - min e_i
-  // What it cannot exceed (Velickovic et al. 2024, proposition 3.1; here Q has a bias b and scores
-  // have a factor c): 2 |c| (s(Q) |y| + |b|) s(K) max |x_i|, s the largest singular value, y the
-  // input of the query projection and x_i those of the key projection.
+  // Its upper bound (Velickovic et al. 2024, proposition 3.1; here Q has a bias b and scores have a
+  // factor c): 2 |c| (s(Q) |y| + |b|) s(K) max |x_i|, s the largest singular value, y the input of
+  // the query projection and x_i those of the key projection.
   double bound = 0.0;
 };
 
@@ -98,7 +98,7 @@ class SetAttention {
   // Class scores, [sets, classes]. Valid until the next call.
   at::Tensor Forward(const SetBatch& batch, AttentionView* view = nullptr);
 
-  // Of the scores as the map sees them.
+  // The spread of the scores as the map sees them.
   LogitSpread Spread(const SetBatch& batch);
 
   // Forward, mean cross-entropy and its gradient, which replaces FlatGradients(). The mean is over
@@ -125,7 +125,7 @@ class SetAttention {
   };
   struct Workspace;
 
-  // What multiplies the folded query of sets of n items, and its derivative in the learned scale.
+  // The factor of the folded query of sets of n items, and its derivative in the learned scale.
   struct QueryScale {
     double value = 1.0;
     double slope = 0.0;

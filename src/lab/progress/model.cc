@@ -103,7 +103,7 @@ bool ProgressModel::Update(std::size_t index, const JobStatus& status, double no
   return changed;
 }
 
-std::optional<double> ProgressModel::SecondsLeft(double now) const {
+std::optional<double> ProgressModel::SecondsRemaining(double now) const {
   // Methods differ in speed; a job that has not begun is expected to be as fast as the mean of what
   // was measured.
   double train_seconds = 0.0;
@@ -126,18 +126,18 @@ std::optional<double> ProgressModel::SecondsLeft(double now) const {
   double longest = 0.0;
   for (const Job& job : jobs_) {
     const State state = job.status.state;
-    double left = 0.0;
+    double remaining = 0.0;
     if (state == State::kQueued || state == State::kTraining) {
       const auto steps = static_cast<double>(std::max<std::int64_t>(
           0, job.status.steps - std::max(job.status.step, job.status.first_step)));
       if (steps > 0.0 && train_steps <= 0.0) return std::nullopt;
       const double mean_rate = train_steps > 0.0 ? train_steps / train_seconds : 1.0;
-      left = steps / job.Rate().value_or(mean_rate) + eval_mean;
+      remaining = steps / job.Rate().value_or(mean_rate) + eval_mean;
     } else if (state == State::kEvaluating) {
-      left = std::max(0.0, eval_mean - (now - job.eval_start.value_or(now)));
+      remaining = std::max(0.0, eval_mean - (now - job.eval_start.value_or(now)));
     }
-    sum += left;
-    longest = std::max(longest, left);
+    sum += remaining;
+    longest = std::max(longest, remaining);
   }
   // No schedule beats these two bounds, and a queue of many jobs comes near them.
   return std::max(longest, sum / workers_);
@@ -160,8 +160,9 @@ std::string ProgressModel::Summary(double now) const {
   }
   text += fmt::format(", {} elapsed", FormatDuration(now));
   if (running + Count(State::kQueued) > 0) {
-    const std::optional<double> left = SecondsLeft(now);
-    text += left ? fmt::format(", {} left", FormatDuration(*left)) : ", estimating time left";
+    const std::optional<double> remaining = SecondsRemaining(now);
+    text +=
+        remaining ? fmt::format(", {} left", FormatDuration(*remaining)) : ", estimating time left";
   }
   return text;
 }
@@ -219,8 +220,8 @@ std::string ProgressModel::Row(const Job& job, std::size_t name_width, int width
     rest += rate ? fmt::format(" {:>5.0f}/s", *rate) : "        ";
     rest += fmt::format("  loss {:.4f}  acc {:>5.1f} %", status.loss, status.accuracy);
     if (rate) {
-      const double left = static_cast<double>(status.steps - status.step) / *rate;
-      rest += "  " + FormatDuration(left);
+      const double remaining = static_cast<double>(status.steps - status.step) / *rate;
+      rest += "  " + FormatDuration(remaining);
     }
   }
   // The bar gives way first: everything else is a number.

@@ -1,5 +1,5 @@
-// What the progress display knows and says, without clock, thread or terminal: time is passed in,
-// text comes out.
+// The model of the progress display, without clock, thread or terminal: time is passed in, text
+// comes out.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class ProgressModel {
   bool Update(std::size_t job, const JobStatus& status, double now);
 
   // Time until the queue is empty, from measured step rates; nothing while too little was measured.
-  std::optional<double> SecondsLeft(double now) const;
+  std::optional<double> SecondsRemaining(double now) const;
 
   // "3/48 jobs done, 2 running, 12m 30s left".
   std::string Summary(double now) const;

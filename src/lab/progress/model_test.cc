@@ -63,17 +63,17 @@ TEST(ProgressModel, WhatDoesNotLearnShowsAPercentage) {
 
 TEST(ProgressModel, TimeLeftComesFromMeasuredRates) {
   ProgressModel model(Queue(4, 1000), 2);
-  EXPECT_FALSE(model.SecondsLeft(0));
+  EXPECT_FALSE(model.SecondsRemaining(0));
   model.Update(0, Job("job 0", State::kTraining, 0, 1000), 1);
   model.Update(1, Job("job 1", State::kTraining, 0, 1000), 1);
   model.Update(0, Job("job 0", State::kTraining, 10, 1000), 1.1);
-  EXPECT_FALSE(model.SecondsLeft(1.1));  // too early to say
+  EXPECT_FALSE(model.SecondsRemaining(1.1));  // too early to say
   EXPECT_NE(model.Summary(1.1).find("estimating"), std::string::npos);
   model.Update(0, Job("job 0", State::kTraining, 500, 1000), 6);
   model.Update(1, Job("job 1", State::kTraining, 500, 1000), 6);
   // 100 steps/s each: (500 + 500 + 1000 + 1000) steps on two workers.
-  ASSERT_TRUE(model.SecondsLeft(6));
-  EXPECT_NEAR(*model.SecondsLeft(6), 15.0, 1e-9);
+  ASSERT_TRUE(model.SecondsRemaining(6));
+  EXPECT_NEAR(*model.SecondsRemaining(6), 15.0, 1e-9);
 }
 
 TEST(ProgressModel, ResumedStepsDoNotCountIntoTheRate) {
@@ -83,14 +83,14 @@ TEST(ProgressModel, ResumedStepsDoNotCountIntoTheRate) {
   model.Update(0, status, 0);
   status.step = 920;
   model.Update(0, status, 10);
-  EXPECT_NEAR(*model.SecondsLeft(10), 40.0, 1e-9);
+  EXPECT_NEAR(*model.SecondsRemaining(10), 40.0, 1e-9);
 }
 
 TEST(ProgressModel, TheLongestJobBoundsTheTimeLeft) {
   ProgressModel model(Queue(1, 1000), 8);
   model.Update(0, Job("job 0", State::kTraining, 0, 1000), 0);
   model.Update(0, Job("job 0", State::kTraining, 100, 1000), 10);
-  EXPECT_NEAR(*model.SecondsLeft(10), 90.0, 1e-9);
+  EXPECT_NEAR(*model.SecondsRemaining(10), 90.0, 1e-9);
 }
 
 TEST(ProgressModel, EvaluationCountsOnceItWasMeasured) {
@@ -98,7 +98,7 @@ TEST(ProgressModel, EvaluationCountsOnceItWasMeasured) {
   model.Update(0, Job("job 0", State::kTraining, 0, 100), 0);
   model.Update(0, Job("job 0", State::kEvaluating, 100, 100), 10);
   model.Update(0, Job("job 0", State::kDone, 100, 100), 15);
-  EXPECT_NEAR(*model.SecondsLeft(15), 15.0, 1e-9);  // 10 to train, 5 to evaluate
+  EXPECT_NEAR(*model.SecondsRemaining(15), 15.0, 1e-9);  // 10 to train, 5 to evaluate
 }
 
 TEST(ProgressModel, FinishedAndStoppedJobsNeedNoTime) {
@@ -106,7 +106,7 @@ TEST(ProgressModel, FinishedAndStoppedJobsNeedNoTime) {
   EXPECT_TRUE(model.Update(0, Job("job 0", State::kFailed, 3, 100), 1));
   model.Update(1, Job("job 1", State::kInterrupted, 3, 100), 1);
   model.Update(2, Job("job 2", State::kDone, 100, 100), 1);
-  EXPECT_EQ(*model.SecondsLeft(1), 0.0);
+  EXPECT_EQ(*model.SecondsRemaining(1), 0.0);
   EXPECT_EQ(model.Summary(1), "1/3 jobs done, 1 failed, 1 interrupted, 1s elapsed");
   EXPECT_FALSE(model.Update(2, Job("job 2", State::kDone, 100, 100), 2));
 }

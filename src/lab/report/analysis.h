@@ -1,5 +1,5 @@
-// What an analysis (`tsallis study NAME`) hands to its page: tables, figures described as data,
-// numbers beside what theory or a paper says of them.
+// An analysis (`tsallis study NAME`) hands these to its page: tables, figures described as data,
+// numbers beside those of theory or a paper.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tsallis::lab {
 
 using Cell = std::variant<std::string, std::int64_t, double>;
 
-// As it stands in CSV files and in Curve::where: doubles with six digits.
+// The text of a cell in CSV files and in Curve::where: doubles have six digits.
 std::string CellText(const Cell& cell);
 
 // The data of figures: one CSV file.
@@ -29,8 +29,8 @@ class DataTable {
   const std::vector<std::string>& Columns() const { return columns_; }
   const std::vector<std::vector<Cell>>& Rows() const { return rows_; }
 
-  // Of the first row whose first cells are `keys`, the number in `column`; std::logic_error if
-  // there is none.
+  // The number in `column` of the first row whose first cells are `keys`; std::logic_error if there
+  // is none.
   double At(const std::vector<Cell>& keys, const std::string& column) const;
 
  private:
@@ -90,7 +90,7 @@ struct Fact {
   std::string source;  // of what is expected: "closed form", "asentmax, appendix D"
 };
 
-// What one analysis found.
+// The result of one analysis.
 struct AnalysisResult {
   std::string finding;             // one sentence: what the reader sees
   std::vector<std::string> setup;  // how it was done
@@ -102,7 +102,7 @@ struct AnalysisResult {
   const DataTable& Table(const std::string& name) const;
 };
 
-// The same with what its page says beside it.
+// The result with the other data of its page.
 struct AnalysisReport {
   std::string name;    // "entmax-temperature"
   std::string title;   // one sentence

@@ -13,14 +13,14 @@
 
 namespace tsallis::lab {
 
-// What study.json holds and `--json` prints: everything but the rows of tables.
+// The content of study.json, which `--json` prints: everything but the rows of tables.
 nlohmann::ordered_json ToJson(const AnalysisReport& report);
 
 // Writes the folder, which is created if need be. Each file is written aside and renamed, and
 // study.json comes last, so that a folder with one is whole. Throws std::runtime_error.
 void WriteAnalysis(const AnalysisReport& report, const std::filesystem::path& dir);
 
-// What study.json in that folder says; null if there is none, or one that is damaged.
+// Reads study.json in that folder; null if there is none, or one that is damaged.
 nlohmann::ordered_json ReadAnalysis(const std::filesystem::path& dir);
 
 }  // namespace tsallis::lab

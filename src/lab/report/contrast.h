@@ -14,8 +14,8 @@ struct Contrast {
   // Its standard error, sqrt(s1^2 / k1 + s2^2 / k2) for standard deviations s over k seeds; nothing
   // if either has one seed only.
   std::optional<double> error;
-  // Of the two-sided paired t-test over the seeds that both have, which read the same samples; of
-  // fewer than three, or where all differences are equal, there is none.
+  // The p-value of the two-sided paired t-test over the seeds that both have, which read the same
+  // samples. Fewer than three seeds, or equal differences, have none.
   std::optional<double> p_value;
 };
 

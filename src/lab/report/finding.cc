@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -56,7 +56,7 @@ bool Between(const StudyResults& results, const std::string& method, const std::
          (here->like == far->like && here->variant == base->variant);
 }
 
-// What differences are counted in.
+// The unit of differences.
 std::string Points(const Metric& metric) { return metric.unit == "%" ? "points" : metric.unit; }
 
 }  // namespace
@@ -112,20 +112,22 @@ Found Finding(const StudyResults& results, std::int64_t train_length, std::int64
   });
   Found found;
   std::string scores;
+  bool repeats = false;
   for (const ResultRow* row : shown) {
     scores += (scores.empty() ? "" : "; ") + Score(results, *row);
     found.methods.push_back(row->method);
+    repeats = repeats || row->seeds > 1;
   }
   const double times = static_cast<double>(place->n) / static_cast<double>(train_length);
   found.sentence = fmt::format(
-      "At n = {}{}, {}: {}.", place->n,
+      "At n = {}{}, {}{}: {}.", place->n,
       place->n > train_length
           ? fmt::format(", {} times the longest length of training",
                         times < 10.0 ? fmt::format("{:.2g}", times) : fmt::format("{:.0f}", times))
           : "",
       results.metric.unit == "%" ? "right in %"
                                  : results.metric.name + " in " + results.metric.unit,
-      scores);
+      repeats ? " (± standard deviation over seeds)" : "", scores);
   return found;
 }
 
@@ -136,15 +138,14 @@ Found FlowFinding(const StudyResults& results) {
     });
   };
   const auto end = results.flows.end();
-  std::map<std::string, std::int64_t> last;  // step of a method
+  // Models that have learned differently well have other gradients for that reason alone. After the
+  // first step all of them are equally wrong.
+  std::int64_t step = std::numeric_limits<std::int64_t>::max();
   std::int64_t layers = 0;
   for (const FlowRow& row : results.flows) {
-    last[row.method] = std::max(last[row.method], row.step);
+    step = std::min(step, row.step);
     layers = std::max(layers, row.layer + 1);
   }
-  if (!last.contains(results.baseline)) return {};
-  std::int64_t step = last[results.baseline];
-  for (const auto& [method, of_method] : last) step = std::min(step, of_method);
   auto most = end, beside = end;
   double factor = 1.0;  // 1 or more: of the larger of two gradients
   for (auto row = results.flows.begin(); row != end; ++row) {
@@ -162,9 +163,11 @@ Found FlowFinding(const StudyResults& results) {
   if (most == end) return {};
   return {
       fmt::format(
-          "After {} steps a token's gradient at layer {} of {} is {:.2g} times as large with {} as "
-          "with {}; a query gives weight to {:.3g} keys there, with {} to {:.3g}.",
-          step, most->layer + 1, layers, most->gradient / beside->gradient,
+          "After {} step{}, when every method is still equally wrong, a token's gradient at layer "
+          "{} "
+          "of {} is {:.2g} times as large with {} as with {}; a query gives weight to {:.3g} keys "
+          "there, with {} to {:.3g}.",
+          step, step == 1 ? "" : "s", most->layer + 1, layers, most->gradient / beside->gradient,
           Label(results, most->method), Label(results, results.baseline), most->keys,
           Label(results, results.baseline), beside->keys),
       {results.baseline, most->method}};

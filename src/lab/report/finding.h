@@ -1,4 +1,4 @@
-// What a study found, in one sentence.
+// Words the finding of a study in one sentence.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ struct Found {
 Found Finding(const StudyResults& results, std::int64_t train_length, std::int64_t at = 0);
 
 // The method and the layer whose gradient differs most from that of results.baseline by its factor,
-// after the last step that every method with results.flows has, and the keys with weight there.
-// Looks at methods of the baseline's variant: other positions change gradients, too. Empty without
-// the baseline or another such method.
+// after the first step of results.flows, and the keys with weight there. Looks at methods of the
+// baseline's variant: other positions change gradients, too. Empty without the baseline or another
+// such method.
 Found FlowFinding(const StudyResults& results);
 
 }  // namespace tsallis::lab

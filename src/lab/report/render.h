@@ -20,8 +20,8 @@ struct TableOptions {
 void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
                   const std::filesystem::path& source_dir, const TableOptions& table = {});
 
-// The same of several folders in one process. `together`: a folder for one page of all of them,
-// which are analyses then; empty: none.
+// Renders the reports of several folders in one process. `together`: a folder for one page of all
+// of them, which are analyses then; empty: none.
 void RenderReports(const std::vector<std::filesystem::path>& dirs,
                    const std::filesystem::path& together, const std::filesystem::path& python,
                    const std::filesystem::path& source_dir, const TableOptions& table = {});

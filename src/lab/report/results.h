@@ -1,4 +1,4 @@
-// What a finished study hands to its report: plain data, no tensors.
+// A finished study hands these to its report: plain data, no tensors.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,9 @@ struct ResultRow {
   int seeds = 0;
   std::optional<double> paper;
   std::vector<std::pair<std::uint64_t, double>> by_seed = {};  // seed and value
+  // Test samples of a seed that asked one question each, the same samples for every seed; 0 where
+  // the value is no share of right answers.
+  std::int64_t samples = 0;
 };
 
 // How far the scores of a head lie apart after some steps of training, and what they cannot exceed
@@ -73,7 +76,7 @@ struct GroupRow {
   double deviation = 0.0;  // over seeds
 };
 
-// What else is measured of one method at one length, beside the study's metric, over seeds.
+// A further measure of one method at one length, beside the study's metric, over seeds.
 struct MeasureRow {
   std::string method;
   std::int64_t n = 0;
@@ -92,8 +95,8 @@ struct HeatMap {
   std::vector<float> weights;  // [samples, items]
 };
 
-// What the heads of a sequence model of one method do, of its first seed: heads of different seeds
-// have nothing in common.
+// Observations of the heads of one method's sequence model, of its first seed: heads of different
+// seeds have nothing in common.
 struct MethodHeads {
   std::string method;
   HeadObservations heads;
@@ -109,7 +112,7 @@ struct DrawnSample {
 struct MethodInfo {
   std::string name;   // as in the recipe: "asentmax-3"
   std::string label;  // for people: "ASEntmax, γ = 3"
-  // What figures group methods and colour them by, from the recipe.
+  // Figures group and colour methods by these, from the recipe.
   std::string map = {};             // "entmax"
   std::string length_scaling = {};  // "none", "scalar"
   // The recipe's first method that attends as this one does, but for positions and training.

@@ -42,14 +42,6 @@ std::string ResultsCsv(const StudyResults& results) {
 
 // ---- JSON -----------------------------------------------------------------------------------
 
-// Tables of heads at a length, each with its method.
-void AddHeads(const std::string& method, const LengthHeads& at, Json& json) {
-  for (Json& table : HeadTables(at.numbers)) {
-    json.push_back({{"method", method}, {"n", at.n}, {"samples", at.samples}});
-    json.back().update(table);
-  }
-}
-
 }  // namespace
 
 Json ToJson(const StudyResults& results) {
@@ -89,6 +81,7 @@ Json ToJson(const StudyResults& results) {
                             {"best", row.best},
                             {"seeds", row.seeds},
                             {"paper", row.paper ? Json(*row.paper) : Json(nullptr)}});
+    if (row.samples > 0) json["rows"].back()["samples"] = row.samples;
     if (row.method == results.baseline) continue;
     if (const std::optional<Contrast> contrast = AgainstBaseline(results, row.method, row.n)) {
       json["rows"].back()["against_baseline"] = {
@@ -116,10 +109,6 @@ Json ToJson(const StudyResults& results) {
                                  {"entropy_std", row.entropy_std},
                                  {"normalised_entropy", row.normalised_mean},
                                  {"support_mean", row.support_mean}});
-  }
-  json["heads"] = Json::array();
-  for (const auto& [method, heads] : results.heads) {
-    for (const LengthHeads& at : heads.lengths) AddHeads(method, at, json["heads"]);
   }
   return json;
 }

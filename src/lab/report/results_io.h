@@ -13,8 +13,8 @@
 
 namespace tsallis::lab {
 
-// What results.json holds and `--json` prints: everything but heat maps and attention maps, which
-// are data of figures alone and live in data/*.csv.
+// The content of results.json, which `--json` prints: everything but heat maps and attention maps,
+// which are data of figures alone and live in data/*.csv.
 nlohmann::ordered_json ToJson(const StudyResults& results);
 
 // Writes the folder, which is created if need be. Each file is written aside and renamed, and

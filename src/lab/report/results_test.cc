@@ -48,6 +48,7 @@ StudyResults Example() {
       row.deviation = 0.25;
       row.best = row.mean + 0.125;
       row.seeds = 3;
+      if (n == 16) row.samples = 256;
       if (n <= 4096) row.paper = row.mean + (n == 16 ? -0.5 : n < 1024 ? 0.5 : 4.0);
       results.rows.push_back(row);
       results.entropies.push_back(
@@ -118,19 +119,17 @@ TEST_F(ResultsIoTest, DataThatIsNotThereHasNoFile) {
   }
 }
 
-TEST_F(ResultsIoTest, JsonHasWhatEachHeadDoes) {
-  const auto json = ToJson(Example());
-  EXPECT_EQ(json["entropies"][0]["normalised_entropy"], 0.5);
-  ASSERT_EQ(json["heads"].size(),
-            2U * 3U);  // two methods; two quantities, one at the second length
-  EXPECT_EQ(json["heads"][1]["quantity"], "beta");
-  EXPECT_EQ(json["heads"][1]["mean"].dump(), "[[null,1.5]]");
-  EXPECT_EQ(json["heads"][1]["std"].dump(), "[[null,0.5]]");
+TEST_F(ResultsIoTest, WhatEachHeadDoesStandsInData) {
+  WriteResults(Example(), dir_);
+  EXPECT_EQ(ToJson(Example())["entropies"][0]["normalised_entropy"], 0.5);
+  EXPECT_TRUE(Contains(Slurp(dir_ / "data/heads.csv"), "softmax,8,32,0,1,beta,1.5,0.5\n"));
 }
 
 TEST_F(ResultsIoTest, JsonHasPercentagesAndNullForNoPaper) {
   const auto json = ToJson(Example());
   EXPECT_EQ(json["rows"][0]["n"], 16);
+  EXPECT_EQ(json["rows"][0]["samples"], 256);
+  EXPECT_FALSE(json["rows"][1].contains("samples"));
   EXPECT_TRUE(json["rows"][0]["paper"].is_number());
   EXPECT_TRUE(json["rows"][10]["paper"].is_null());
   EXPECT_EQ(json["methods"][0]["label"], "Softmax, θ = √d");
@@ -304,16 +303,16 @@ TEST(Finding, NamesTheSurestDifference) {
   add("a", 512, 6.8, 4.3);
   add("b", 128, 88.0, 60.0);  // more, but not surely
   EXPECT_EQ(Finding(results, 32).sentence,
-            "At n = 128, 4 times the longest length of training, right in %: A 86.3 ± 5.2; Softmax "
-            "1.8 ± 3.0.");
+            "At n = 128, 4 times the longest length of training, right in % (± standard "
+            "deviation over seeds): A 86.3 ± 5.2; Softmax 1.8 ± 3.0.");
   EXPECT_EQ(Finding(results, 32).methods, (std::vector<std::string>{"a", "softmax"}));
   results.methods.resize(3);  // few enough to name all
   EXPECT_EQ(Finding(results, 32).sentence,
-            "At n = 128, 4 times the longest length of training, right in %: B 88.0 ± 60.0; A 86.3 "
-            "± 5.2; Softmax 1.8 ± 3.0.");
+            "At n = 128, 4 times the longest length of training, right in % (± standard "
+            "deviation over seeds): B 88.0 ± 60.0; A 86.3 ± 5.2; Softmax 1.8 ± 3.0.");
   EXPECT_EQ(Finding(results, 32, 64).sentence,
-            "At n = 64, 2 times the longest length of training, right in %: A 97.0 ± 0.5; Softmax "
-            "90.0 ± 1.0.");
+            "At n = 64, 2 times the longest length of training, right in % (± standard deviation "
+            "over seeds): A 97.0 ± 0.5; Softmax 90.0 ± 1.0.");
   EXPECT_EQ(Finding(results, 32, 32).sentence,
             "No method is 5 points or more from Softmax once two standard errors are allowed for, "
             "at n = 32.");
@@ -325,11 +324,13 @@ TEST(Finding, NamesTheSurestDifference) {
   // One that is behind is a finding, too.
   results.rows.back().mean = 50.0;
   EXPECT_EQ(Finding(results, 32).sentence,
-            "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3.");
+            "At n = 32, right in % (± standard deviation over seeds): Softmax 99.0 ± 0.5; A 50.0 "
+            "± 0.3.");
   // One run proves nothing beside others that were repeated.
   results.rows.push_back({"b", 32, 5.0, 0.0, 5.0, 1, std::nullopt});
   EXPECT_EQ(Finding(results, 32).sentence,
-            "At n = 32, right in %: Softmax 99.0 ± 0.5; A 50.0 ± 0.3; B 5.0.");
+            "At n = 32, right in % (± standard deviation over seeds): Softmax 99.0 ± 0.5; A 50.0 "
+            "± 0.3; B 5.0.");
   results.baseline = "";
   EXPECT_EQ(Finding(results, 32).sentence, "");
 }
@@ -350,8 +351,9 @@ TEST(Finding, NamesTheMethodsBetweenTwoThatDifferInMapAndPositions) {
   }
   results.rows[4].mean = 9.0;  // entmax-nope
   EXPECT_EQ(Finding(results, 32).sentence,
-            "At n = 64, 2 times the longest length of training, right in %: softmax nape 99.0 ± "
-            "1.0; entmax nape 99.0 ± 1.0; softmax nope 10.0 ± 1.0; entmax nope 9.0 ± 1.0.");
+            "At n = 64, 2 times the longest length of training, right in % (± standard deviation "
+            "over seeds): softmax nape 99.0 ± 1.0; entmax nape 99.0 ± 1.0; softmax nope 10.0 ± "
+            "1.0; entmax nope 9.0 ± 1.0.");
 }
 
 TEST(Finding, NamesTheLayerWhoseGradientDiffersMost) {
@@ -366,15 +368,16 @@ TEST(Finding, NamesTheLayerWhoseGradientDiffersMost) {
   add("softmax", 1, 1.0, 1.0);
   add("softmax", 10, 4.0, 2.0);
   EXPECT_EQ(FlowFinding(results).sentence, "");
-  add("a", 1, 100.0, 1.0);  // not the last step
-  add("a", 10, 5.0, 0.5);
-  add("b", 10, 4.0, 6.0);
+  add("a", 10, 100.0, 1.0);  // not the first step
+  add("a", 1, 1.25, 0.25);
+  add("b", 1, 1.0, 3.0);
   EXPECT_EQ(FlowFinding(results).sentence,
-            "After 10 steps a token's gradient at layer 2 of 2 is 0.25 times as large with A as "
-            "with Softmax; a query gives weight to 8 keys there, with Softmax to 192.");
+            "After 1 step, when every method is still equally wrong, a token's gradient at layer 2 "
+            "of 2 is 0.25 times as large with A as with Softmax; a query gives weight to 8 keys "
+            "there, with Softmax to 192.");
   EXPECT_EQ(FlowFinding(results).methods, (std::vector<std::string>{"softmax", "a"}));
   results.methods.push_back({.name = "a-nape", .label = "A, NAPE", .variant = "nape"});
-  add("a-nape", 10, 400.0, 6.0);  // not the map alone makes the difference
+  add("a-nape", 1, 400.0, 6.0);  // not the map alone makes the difference
   EXPECT_EQ(FlowFinding(results).methods, (std::vector<std::string>{"softmax", "a"}));
 }
 

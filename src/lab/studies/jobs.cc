@@ -93,8 +93,8 @@ std::vector<Observed> LoadObserved(const fs::path& folder) {
   return all;
 }
 
-// What a method reads the weights of another one with, which no config.json says; empty for the
-// method that was trained.
+// The settings with which a method reads the weights of another one, which stand in no config.json;
+// empty for the method that was trained.
 std::string BorrowersSettings(const Job& job, const MethodConfig& method) {
   if (method.name == job.trains->name) return "";
   const nlohmann::ordered_json settings =

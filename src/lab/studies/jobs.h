@@ -18,7 +18,7 @@
 
 namespace tsallis::lab {
 
-// What training wrote after a step; see Trainable::Observe().
+// Numbers that training wrote after a step; see Trainable::Observe().
 struct Observed {
   std::int64_t step = 0;
   std::map<std::string, double> values;
@@ -36,8 +36,8 @@ struct Job {
   // Whether weights are kept to be drawn: of the first seed alone, which is what pages show.
   bool draws = false;
   std::vector<std::int64_t> map_lengths;  // sequences that draw: where
-  // As `evaluates`, at every length; empty until the job is finished. Of
-  // sequences, what LengthScore has of sets stays empty.
+  // One list for each of `evaluates`, at every length; empty until the job is finished. For
+  // sequences the members of LengthScore about sets stay empty.
   std::vector<std::vector<LengthScore>> scores;
   HeadObservations heads;          // sequences: what there is when the job is finished
   std::vector<Observed> observed;  // of runs that wrote it
@@ -50,10 +50,10 @@ struct Job {
 enum class JobGoal : std::uint8_t { kTrain, kEvaluate };
 
 // Reads the job's evaluations if they are all there: it is finished, and its weights need not be
-// kept. What its heads do is read as far as it is there.
+// kept. Observations of its heads are read as far as they are there.
 bool LoadFinished(const TaskConfig& task, Job& job);
 
-// The same of those evaluations that are there; the job keeps no other. False: none is.
+// Loads those evaluations that are there; the job keeps no other. False: none is.
 bool LoadWhatIsFinished(const TaskConfig& task, Job& job);
 
 // CheckpointRank() of the job's best checkpoint on validation data, once it is trained; from its

@@ -101,7 +101,7 @@ std::vector<Job> MakeJobs(const Trainings& trainings,
           made.trains = trains;
           made.seed = seed;
           made.draws = s == 0;
-          made.steps = runs.steps;
+          made.steps = trains->steps.value_or(runs.steps);
           made.folder = folder / runs.folder / fmt::format("seed-{}", seed);
           made.start = StartOf(made.recipe->train, runs_root, trains->name, seed);
           jobs.push_back(std::move(made));
@@ -178,7 +178,7 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
 
 std::string Seeds(int seeds) { return fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s"); }
 
-// What the runs computed in: "bfloat16", or "bfloat16 and float32" where machines differed.
+// The precisions of the runs: "bfloat16", or "bfloat16 and float32" where machines differed.
 std::string Precisions(const std::vector<Job>& jobs) {
   std::set<std::string> found;
   for (const Job& job : jobs) found.insert(ComputeOf(job.folder));
@@ -199,20 +199,39 @@ std::string Updates(const TrainConfig& train, std::string rate) {
   return fmt::format("{}, {}, {}", train.optimizer, rate, decay);
 }
 
-// Of the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
-std::string OwnUpdates(const std::vector<Job>& jobs) {
+// Names the weights of a run that are evaluated: "the last weights".
+std::string Weights(const TrainConfig& train, std::int64_t steps, std::int64_t train_length) {
+  if (train.validate_every == 0 || train.validate_every >= steps) return "the last weights";
+  const std::string floor = train.best_floor > 0.0 ? fmt::format(" with {:g} % or more at {}",
+                                                                 train.best_floor, train_length)
+                                                   : "";
+  return fmt::format(
+      "of weights read every {} steps{} the best at length {}, on {} validation samples,",
+      train.validate_every, floor, train.best_length, train.validate_samples);
+}
+
+// Lists the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
+std::string OwnUpdates(const std::vector<Job>& jobs, const Recipe& recipe, const Runs& study) {
+  const std::int64_t length = recipe.task.train_length_max;
+  const std::string usual = Weights(recipe.train, study.steps, length);
   std::string text;
   std::set<std::string> seen;
   for (const Job& job : jobs) {
     const std::optional<TrainConfig>& own = job.trains->train;
     if (!own || !seen.insert(job.trains->name).second) continue;
-    text += fmt::format("; {}: {}", job.trains->label,
-                        Updates(*own, fmt::format("learning rate {:g}", own->lr)));
+    text += fmt::format("; {}: ", job.trains->label);
+    if (job.steps != study.steps) text += fmt::format("{} steps, ", job.steps);
+    text += Updates(*own, fmt::format("learning rate {:g}", own->lr));
+    if (own->warmup != recipe.train.warmup) {
+      text += fmt::format(", {} steps of warm-up", own->warmup);
+    }
+    const std::string weights = Weights(*own, job.steps, length);
+    if (weights != usual) text += fmt::format(", {} are evaluated", weights);
   }
   return text;
 }
 
-// Where they are asked less.
+// Says where they are asked less.
 std::string Fewer(const TaskConfig& task) {
   std::string text;
   if (task.eval_tokens) text += fmt::format(", at most {} tokens", *task.eval_tokens);
@@ -223,7 +242,7 @@ std::string Fewer(const TaskConfig& task) {
   return text;
 }
 
-// What sequence models are asked.
+// Says how sequence models are tested.
 std::string Asked(const TaskConfig& task) {
   switch (task.GetScoring()) {
     case Scoring::kExact:
@@ -261,21 +280,11 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
         "({})",
         fmt::join(train.lr_grid, ", "), train.validate_samples, train.best_length, by, choices);
   }
-  std::string weights = "the last weights";
-  if (train.validate_every > 0 && train.validate_every < steps) {
-    const std::string floor =
-        train.best_floor > 0.0
-            ? fmt::format(" with {:g} % or more at {}", train.best_floor, task.train_length_max)
-            : "";
-    weights = fmt::format(
-        "of weights read every {} steps{} the best at length {}, on {} validation "
-        "samples,",
-        train.validate_every, floor, train.best_length, train.validate_samples);
-  }
+  const std::string weights = Weights(train, steps, task.train_length_max);
   if (!task.sequence) {
     return fmt::format(
         "{} training steps of {} sets, {}, {}{}; {} are evaluated, on {} to {} sets a length",
-        steps, train.batch, Updates(train, rate), seeds, OwnUpdates(jobs), weights,
+        steps, train.batch, Updates(train, rate), seeds, OwnUpdates(jobs, recipe, study), weights,
         EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
         EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
   }
@@ -287,7 +296,7 @@ std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& s
       recipe.model.name == "encoder-decoder" ? fmt::format("{} + ", decoder.layers) : "",
       decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
       task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, seeds,
-      OwnUpdates(jobs), weights, Asked(task));
+      OwnUpdates(jobs, recipe, study), weights, Asked(task));
 }
 
 }  // namespace
@@ -357,7 +366,7 @@ void Reproduction::Plan::DrawMaps() {
     throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
   }
   for (const std::int64_t n : asked) task.sequence->CheckLength(n);
-  // Of others a map would be one of a target against a source: `tsallis translate --show`.
+  // A map of another model would be one of a target against a source: `tsallis translate --show`.
   if (recipe.model.name != "decoder") {
     if (asked.empty()) return;
     throw UsageError("--maps: expected a study of decoders, got one of an " + recipe.model.name);

@@ -25,7 +25,6 @@ double Deviation(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
-// Of sets.
 EntropyRow SetEntropy(const std::string& method, std::int64_t n,
                       const std::vector<const LengthScore*>& scores) {
   std::vector<double> entropy;
@@ -39,7 +38,7 @@ EntropyRow SetEntropy(const std::string& method, std::int64_t n,
   return {method, n, Mean(entropy), Deviation(entropy), normalised, Mean(support)};
 }
 
-// Of sequences: a job's mean over its heads is one value.
+// A job's mean over its heads is one value.
 void AddSequenceEntropy(const std::string& method, std::int64_t n,
                         const std::vector<const Job*>& jobs, std::vector<EntropyRow>& rows) {
   std::vector<double> entropy;
@@ -145,7 +144,7 @@ void AddFlows(const std::string& method, const std::vector<const Job*>& jobs,
   }
 }
 
-// What is known of the heads at these lengths, in their order.
+// The observations of the heads at these lengths, in their order.
 HeadObservations Known(const HeadObservations& all, const std::vector<std::int64_t>& lengths,
                        const std::vector<std::int64_t>& map_lengths) {
   HeadObservations known;
@@ -244,6 +243,12 @@ void Summarise(const Recipe& recipe, const TaskConfig& task, bool compare,
                     std::nullopt};
       for (std::size_t j = 0; j < own.size(); ++j)
         row.by_seed.emplace_back(own[j]->seed, values[j]);
+      if (task.GetScoring() == Scoring::kExact) {
+        row.samples = scores[0]->answers.asked;
+        for (const LengthScore* score : scores) {
+          row.samples = std::min(row.samples, score->answers.asked);
+        }
+      }
       // The papers' figures stand at the recipe's own lengths; a scale may evaluate fewer of them.
       const auto& lengths = recipe.task.eval_lengths;
       const auto column = std::find(lengths.begin(), lengths.end(), n) - lengths.begin();

@@ -306,7 +306,7 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
     EXPECT_EQ(a.rows[i].seeds, 2);
     EXPECT_LE(a.rows[i].mean, a.rows[i].best);
   }
-  // Of each training the steps 1, 2, 3, 6, ...; the same for any number of workers.
+  // Each training has the steps 1, 2, 3, 6, ..., for any number of workers.
   ASSERT_GE(a.spreads.size(), 8U);
   EXPECT_EQ(a.spreads[3].step, 6);
   ASSERT_EQ(a.spreads.size(), b.spreads.size());
@@ -336,7 +336,7 @@ TEST(Reproduce, ReportsWhatIsFinishedEvaluationByEvaluation) {
   const StudyResults all = Reproduction(recipe, options).Run(never);
   options.finished_only = true;
   EXPECT_EQ(Reproduction(recipe, options).Run(never).rows.size(), all.rows.size());
-  // Of weights that two methods share, one has not been evaluated yet.
+  // Two methods share weights, and one of them has not been evaluated yet.
   const fs::path study = folder.Path() / "small" / "quick";
   fs::remove(study / "softmax" / "seed-2" / "eval-adaptive-temperature.json");
   fs::remove(study / "asentmax-3" / "seed-1" / "eval-asentmax-3.json");

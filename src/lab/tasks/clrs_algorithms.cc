@@ -14,9 +14,8 @@ using Numbers = std::vector<double>;
 using Indices = std::vector<std::int64_t>;
 
 // ---- text
-// -----------------------------------------------------------------------------------------
 
-// As Python writes a float of three decimals: 0.5, 0.0, -0.0.
+// Writes a float of three decimals as Python does: 0.5, 0.0, -0.0.
 std::string Text(double value) {
   std::string text = fmt::format("{}", value);
   return text.find('.') == std::string::npos ? text + ".0" : text;
@@ -51,7 +50,6 @@ ClrsText Write(const char* name, const Run& run, bool with_trace) {
 }
 
 // ---- inputs
-// ---------------------------------------------------------------------------------------
 
 // Uniform in [0, 1), cut to three decimals.
 double Fraction(RandomStream& random) { return static_cast<double>(random.Below(1000)) / 1e3; }
@@ -124,11 +122,10 @@ ClrsInputs DrawGraph(RandomStream& random, std::int64_t n) {
 }
 
 // ---- runs
-// -----------------------------------------------------------------------------------------
 
 std::string Keys(const ClrsInputs& inputs) { return "key: " + List(inputs.key); }
 
-// Of a sort: the keys in the order that they have.
+// The run of a sort: the keys in the order that they have.
 Run Sorting(const ClrsInputs& inputs) {
   return {Keys(inputs), "pred", "", "pred", "", {List(inputs.key)}};
 }
@@ -143,7 +140,7 @@ ClrsText ActivitySelector(const ClrsInputs& inputs, bool traced) {
   const Numbers& finish = inputs.finish;
   Indices order(start.size());
   std::iota(order.begin(), order.end(), 0);
-  // Of equal ends the first comes first; the benchmark leaves their order to its library.
+  // The first of equal ends comes first; the benchmark leaves their order to its library.
   std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
     return finish[static_cast<std::size_t>(a)] < finish[static_cast<std::size_t>(b)];
   });

@@ -12,7 +12,7 @@
 
 namespace tsallis::lab {
 
-// What an algorithm reads; each uses some of it.
+// The inputs of the algorithms; each reads some of them.
 struct ClrsInputs {
   std::vector<double> key;     // numbers, of three decimals; start times of activities
   std::vector<double> finish;  // of activities

@@ -1,4 +1,4 @@
-// T9, delayed copy (Vasylenko et al. 2025, appendix C.4): a prefix of random tokens, a
+// T9, delayed copy (Vasylenko et al. 2025, appendix C.3): a prefix of random tokens, a
 // separator, then the prefix again, `length` tokens in all with bos and separator: of the task the
 // paper says no more. With delay > 0, that many blanks (token `symbols`) stand between prefix and
 // separator and the prefix is as much shorter. For the study of gradients, so every sequence of a

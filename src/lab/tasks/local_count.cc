@@ -22,13 +22,13 @@ class LocalCount : public GeneratedTask {
   Text Fill(RandomStream& random, std::int64_t length) const override {
     Text text;
     std::int64_t token = random.Below(symbols_);
-    for (std::int64_t left = length; left > 0;) {
-      const std::int64_t run = std::min(left, 1 + random.Below(max_run_));
+    for (std::int64_t remaining = length; remaining > 0;) {
+      const std::int64_t run = std::min(remaining, 1 + random.Below(max_run_));
       for (std::int64_t i = 0; i < run; ++i) {
         text.source.push_back(token);
         text.target.push_back(i);
       }
-      left -= run;
+      remaining -= run;
       token = (token + 1 + random.Below(symbols_ - 1)) % symbols_;  // any other
     }
     return text;

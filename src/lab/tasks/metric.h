@@ -26,7 +26,7 @@ struct Answers {
   std::int64_t asked = 0;
   std::int64_t hits = 0;
   double loss = 0.0;  // nats
-  // Of what is no sum: the score itself, which Add() leaves as it is.
+  // The score itself, for metrics that are no sum; Add() leaves it as it is.
   double score = 0.0;
 
   void Add(const Answers& more) {

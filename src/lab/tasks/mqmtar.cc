@@ -102,8 +102,9 @@ class Mqmtar : public GeneratedTask {
     return ((words + 1) * 10 * kPairTokens - 1) / 8;  // the last with Pairs(length) <= words
   }
 
-  // Of the field - 6 spaces, those before the pair. They are dealt without replacement from field -
-  // 1 places before it and field - 3 behind it, as the published code does.
+  // The number of the field - 6 spaces that come before the pair. They are dealt without
+  // replacement from field - 1 places before it and field - 3 behind it, as the published code
+  // does.
   static std::int64_t SpaceBefore(RandomStream& random, std::int64_t field) {
     std::int64_t before = field - 1;
     std::int64_t behind = field - 3;

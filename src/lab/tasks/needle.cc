@@ -127,7 +127,7 @@ class NeedleTask : public SequenceTask {
   std::optional<TextCodec> Codec(const std::string&) const override { return TextCodec({}); }
 
  private:
-  // What follows the text, and the bytes [begin, end) of it that are scored.
+  // The question behind the text, and its bytes [begin, end) that are scored.
   struct Asked {
     std::string text;
     std::size_t begin = 0, end = 0;

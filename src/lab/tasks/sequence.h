@@ -1,6 +1,6 @@
-// What sequence models are trained on and asked. A task with a source and a target draws both;
-// framing them with special tokens, shifting and marking what is scored is the same for all. One
-// that is generated (docs/definitions.md, T2-T9) draws them from a stream of random numbers,
+// Tasks on which sequence models are trained and tested. A task with a source and a target draws
+// both; framing them with special tokens, shifting and marking what is scored is the same for all.
+// One that is generated (docs/definitions.md, T2-T9) draws them from a stream of random numbers,
 // translation (translation.cc) from a corpus of pairs. A language task (text.cc) has windows of a
 // corpus alone.
 //
@@ -22,7 +22,8 @@
 
 namespace tsallis::lab {
 
-// What a model reads and what it must say: labels[i] belongs to the output at tokens[i].
+// The tokens that a model reads and the labels that it must say: labels[i] belongs to the output at
+// tokens[i].
 struct Sample {
   std::vector<std::int64_t> tokens;  // [n], in [0, Vocabulary())
   std::vector<std::int64_t> labels;  // [n], a token or kNotScored
@@ -50,11 +51,11 @@ class SequenceTask {
   virtual ~SequenceTask() = default;
 
   virtual std::int64_t Vocabulary() const = 0;
-  // What stands behind the end of a sequence that is shorter than others of its batch.
+  // Fills the end of a sequence that is shorter than others of its batch.
   virtual std::int64_t Pad() const = 0;
   virtual Scoring GetScoring() const = 0;
   Metric GetMetric() const { return GetMetric(GetScoring()); }
-  // Of answers that are counted in another way.
+  // The metric of answers that are counted in another way.
   Metric GetMetric(Scoring scoring) const { return MetricOf(scoring, Answer()); }
 
   // UsageError unless the task exists at this length.
@@ -73,7 +74,7 @@ class SequenceTask {
   // Kinds of samples that are counted apart, too: names, in the order of GroupOf(). None: all
   // samples are of one kind.
   virtual std::vector<std::string> Groups() const { return {}; }
-  // Of a sample's tokens, as Draw() gives them.
+  // The group of a sample, by its tokens as Draw() gives them.
   virtual std::size_t GroupOf(const std::int64_t* /*tokens*/, std::int64_t /*count*/) const {
     return 0;
   }
@@ -81,11 +82,11 @@ class SequenceTask {
   // A token as people read it.
   virtual std::string Word(std::int64_t token) const = 0;
 
-  // Of a split: bytes of text for each token; 0 where tokens are no text.
+  // Bytes of text for each token of a split; 0 where tokens are no text.
   virtual double BytesPerToken(Split) const { return 0.0; }
 
-  // Of the corpus that samples come from (lab/text/corpus.h); empty: they come from none.
-  // UsageError where it is not there.
+  // The checksum of the corpus that samples come from (lab/text/corpus.h); empty: they come from
+  // none. UsageError where it is not there.
   virtual std::string CorpusChecksum() const { return {}; }
 
   // How text becomes the task's tokens; none where tokens are no text. UsageError, which begins
@@ -114,7 +115,7 @@ class FramedTask : public SequenceTask {
   // A source and a target of data tokens as Draw() gives them.
   Sample Frame(const Text& text) const;
 
-  // What Draw() frames; under the same promises.
+  // The text that Draw() frames; under the same promises.
   virtual Text DrawText(std::uint64_t seed, Split split, std::int64_t index,
                         std::int64_t length) const = 0;
 

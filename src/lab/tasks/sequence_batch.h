@@ -19,8 +19,8 @@ TokenBatch BatchOf(const SequenceTask& task, const std::vector<Sample>& samples)
 
 // The length parameter of training step `step`, uniform in [min, max]. All samples of a batch share
 // it: no position is padding (a batch of lengths 32 to 64 padded to its longest would be one
-// quarter padding), every sample's length is still uniform, and the kernels see one shape. What it
-// changes: the loss of a batch no longer weighs long samples more than short ones.
+// quarter padding), every sample's length is still uniform, and the kernels see one shape. It
+// changes one thing: the loss of a batch no longer weighs long samples more than short ones.
 std::int64_t TrainingLength(std::uint64_t seed, std::int64_t step, std::int64_t min,
                             std::int64_t max);
 

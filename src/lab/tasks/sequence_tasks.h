@@ -33,7 +33,7 @@ TaskPointer MakeTranslation(TableReader& table);
 // task, else bytes. UsageError for a file that cannot be read or has fewer than two tokens.
 TaskPointer MakeFileText(const std::filesystem::path& file, const SequenceTask& trained);
 
-// What a count of data symbols may be.
+// Checks a count of data symbols.
 inline Check<std::int64_t> SymbolCount() {
   return Within<std::int64_t>(2, 1 << 20, "at least two symbols (and at most 2^20)");
 }

@@ -232,7 +232,7 @@ TEST(SequenceTasks, SamplesAreAFunctionOfSeedSplitIndexAndLength) {
       std::vector<std::thread> threads;
       for (std::size_t t = 0; t < others.size(); ++t) {
         threads.emplace_back([&, t] {
-          // What a thread drew before must not matter.
+          // Earlier draws of a thread must not matter.
           for (std::size_t i = 0; i < t; ++i) task->Draw(t, Split::kTest, 9, 40);
           others[t] = MakeSequenceTask(entry.name)->Draw(1, Split::kTrain, 5, 48);
         });

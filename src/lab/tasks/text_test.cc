@@ -195,7 +195,7 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
         std::llround(corpus.BytesPerToken(split) * static_cast<double>(corpus.Of(split).size()));
   }
   EXPECT_EQ(2 * bytes, all);
-  // What is encoded in parts is what is encoded alone.
+  // A text that is encoded in parts has the tokens of one that is encoded alone.
   Tokenizer tokenizer(corpus_ / "tokenizer.json");
   EXPECT_EQ(tokenizer.Vocabulary(), 300);
   const Corpus::Part& part = corpus.Of(Split::kTrain);
@@ -258,7 +258,7 @@ TEST(TextCodec, SaysHowMuchOfATextIsSettled) {
       << "the rest is shown at the end";
 }
 
-// What a part holds, as bytes.
+// The text of a part, as bytes.
 std::string AllOf(const Corpus& corpus, Split split) {
   std::string text;
   const Corpus::Part& part = corpus.Of(split);
@@ -283,7 +283,7 @@ TEST_F(TextTest, APartMayHaveSeveralShards) {
   }
   // A piece that lies in three of them.
   EXPECT_EQ(corpus.Of(Split::kTrain).Read(900, 1500), whole.Of(Split::kTrain).Read(900, 1500));
-  // What was there goes.
+  // Files of the earlier corpus are removed.
   options.shard_tokens = 1 << 20;
   EXPECT_TRUE(PrepareCorpus(options, kGoOn).made);
   EXPECT_FALSE(fs::exists(options.folder / "train_000001.bin"));
@@ -302,7 +302,7 @@ TEST_F(TextTest, ATopFolderMayBeHeldOut) {
   EXPECT_EQ(corpus.Of(Split::kTrain).Documents().size(), 60U);
 }
 
-// As llm.c writes them.
+// Writes shards in the format of llm.c.
 void WriteShard(const fs::path& path, bool wide, const std::vector<std::uint32_t>& tokens) {
   std::vector<std::int32_t> header(256);
   header[0] = wide ? 20240801 : 20240520;
@@ -396,7 +396,7 @@ TEST_F(TextTest, FilesThatWereNotMadeByItStay) {
   fs::rename(corpus_ / "manifest.json", corpus_ / "manifest.json.new");
   EXPECT_TRUE(PrepareCorpus(Options(), kGoOn).made);
   EXPECT_FALSE(fs::exists(corpus_ / "manifest.json.new"));
-  // What it made itself stays where it is read from.
+  // Files that it made itself stay where they are read from.
   shards.inputs = {corpus_ / "train.bin", corpus_ / "test.bin"};
   EXPECT_TRUE(PrepareCorpus(shards, kGoOn).made);
   EXPECT_TRUE(fs::exists(corpus_ / "train.bin"));

@@ -1,4 +1,4 @@
-// What several lab tests need: a folder that goes away, texts, and a small study.
+// Shared by several lab tests: a folder that goes away, texts, and a small study.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ inline std::string Replaced(std::string text, const std::string& from, const std
   return text.replace(at, from.size(), to);
 }
 
-// What the UsageError says that `act` throws; any other exception passes.
+// The text of the UsageError that `act` throws; any other exception passes.
 inline std::string UsageErrorOf(const std::function<void()>& act) {
   try {
     act();

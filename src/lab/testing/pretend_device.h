@@ -1,7 +1,7 @@
 // A device that is none: torch's PrivateUse1 as the memory of the host, for one test file of a
 // program. Tensors of it do not mix with those of the CPU, as CUDA's do not: an operation that is
-// given both throws. Operations themselves are the CPU's. What it
-// does not find: a pointer into a tensor that the host follows.
+// given both throws. Operations themselves are the CPU's. It does not find a pointer into a tensor
+// that the host follows.
 //
 // Include it in one file alone: it registers the backend, which models know by its name, "pretend"
 // (lab/base/device.h).
@@ -82,7 +82,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// The same memory as a tensor of the CPU.
+// The tensor's memory as a tensor of the CPU.
 inline at::Tensor OnHost(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
@@ -128,7 +128,7 @@ inline const at::Tensor& Resize(const at::Tensor& self, c10::IntArrayRef sizes,
   return self;
 }
 
-// As CUDA's operations: all tensors are of the device; numbers of the CPU may join them.
+// Behaves as CUDA's operations: all tensors are of the device; numbers of the CPU may join them.
 inline void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto check = [&](const at::Tensor& tensor) {
     TORCH_CHECK(

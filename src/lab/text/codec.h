@@ -24,9 +24,9 @@ class TextCodec {
   std::unique_ptr<Tokenizer> tokenizer_;  // null: bytes
 };
 
-// The text of tokens as they come. What a token adds may depend on those right before it (a space,
-// a character in parts), so these are decoded with it; the cost of a token does not grow with the
-// text.
+// The text of tokens as they come. The text that a token adds may depend on those right before it
+// (a space, a character in parts), so these are decoded with it; the cost of a token does not grow
+// with the text.
 class TextStream {
  public:
   explicit TextStream(TextCodec& codec) : codec_(codec) {}

@@ -95,11 +95,12 @@ class Corpus {
   // Throws UsageError: for a folder without a corpus it says how one is made.
   explicit Corpus(const std::filesystem::path& folder);
 
-  // Of parallel text; none: it is text that runs on.
+  // The languages of parallel text; none: it is text that runs on.
   const std::optional<Sides>& Pairs() const { return pairs_; }
   std::int64_t Vocabulary() const { return vocabulary_; }
   bool IsBytes() const { return is_bytes_; }
-  // What made the tokens; empty: they are bytes, or shards that came without their tokenizer.
+  // The tokenizer that made the tokens; empty: they are bytes, or shards that came without their
+  // tokenizer.
   const std::filesystem::path& TokenizerFile() const { return tokenizer_; }
   // Bytes of a part's text for each of its tokens; 0: not known.
   double BytesPerToken(Split split) const;
@@ -119,7 +120,7 @@ class Corpus {
   std::optional<Sides> pairs_;
 };
 
-// Where a corpus of this name is: <source>/data/NAME, or NAME itself if it has a slash.
+// The folder of a corpus of this name: <source>/data/NAME, or NAME itself if it has a slash.
 std::filesystem::path CorpusFolder(const std::string& name);
 
 // The corpus of this name, for a task whose tokens are below `vocabulary` (kBytes: bytes), of pairs

@@ -42,7 +42,7 @@ std::vector<std::uint32_t> BytesOf(const std::string& text) {
   return tokens;
 }
 
-// Of options.tokenizer, which is given.
+// The source of options.tokenizer, which is given.
 TokenizerSource SourceOfTokens(const PrepareOptions& options,
                                const std::function<bool(std::string&)>& next,
                                const std::function<void()>& waiting) {

@@ -33,7 +33,7 @@ struct TokenizerSource {
   void Discard() const;
 };
 
-// What makes the tokens of a corpus out of text.
+// Makes the tokens of a corpus out of text.
 class TokenMaker {
  public:
   // `next` gives the texts that a tokenizer is trained on, until it gives false; `waiting` may
@@ -59,7 +59,7 @@ class TokenMaker {
   std::optional<Tokenizer> tokenizer_;
 };
 
-// What the folder holds; null: nothing that can be read.
+// Reads the folder's manifest; null: it has none that can be read.
 nlohmann::ordered_json ReadManifest(const std::filesystem::path& folder);
 
 // Throws where a CorpusWriter would write over a file of the user's: before a tokenizer is trained.

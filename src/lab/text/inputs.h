@@ -1,4 +1,4 @@
-// What a corpus is made of (prepare.h): files in an order of their own, their text and their parts.
+// The inputs of a corpus (prepare.h): files in an order of their own, their text and their parts.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ Split PartOf(const std::string& name, const PrepareOptions& options);
 // That rule, for people.
 std::string RuleOf(const PrepareOptions& options);
 
-// As its writer named a file: fineweb_train_000001.bin, newstest2014. None: it does not say.
+// The part that a file's name tells: fineweb_train_000001.bin, newstest2014. None: it does not say.
 std::optional<Split> NamedPart(const std::string& name);
 // How names say it, for errors and rules.
 inline constexpr const char* kNamedParts = "train, val (or dev) or test in the name";

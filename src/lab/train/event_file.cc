@@ -14,7 +14,6 @@ namespace tsallis::lab {
 namespace {
 
 // ---- protocol buffers: what these messages need of the wire format
-// -------------------------------
 
 void PutVarint(std::string& to, std::uint64_t value) {
   for (; value >= 128; value >>= 7) to += static_cast<char>((value & 127) | 128);

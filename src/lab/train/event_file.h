@@ -11,8 +11,8 @@ namespace tsallis::lab {
 
 class EventFile {
  public:
-  // A new file in `folder`. What earlier files say of steps after `step` runs again: TensorBoard is
-  // told to forget it. Throws std::runtime_error if it cannot be written.
+  // A new file in `folder`. The steps after `step` of earlier files run again: TensorBoard is told
+  // to forget it. Throws std::runtime_error if it cannot be written.
   EventFile(const std::filesystem::path& folder, std::int64_t step);
 
   // Visible to a running TensorBoard at once. Throws std::runtime_error if writing fails.

@@ -30,7 +30,7 @@ using LoadedSequenceModel = Loaded<std::unique_ptr<SequenceModel>>;
 LoadedSequenceModel LoadSequenceModel(const std::filesystem::path& path,
                                       const c10::Device& device = c10::kCPU);
 
-// The same of a decoder; UsageError for a run of another model.
+// Loads a decoder; UsageError for a run of another model.
 LoadedModel LoadModel(const std::filesystem::path& path);
 
 struct LoadedSetModel {
@@ -40,7 +40,7 @@ struct LoadedSetModel {
   std::filesystem::path weights;
 };
 
-// The same of a run on max retrieval.
+// Loads the model of a run on max retrieval.
 LoadedSetModel LoadSetModel(const std::filesystem::path& path);
 
 // The weights that a run begins with, where they are not those of its seed: those of `path`, as

@@ -40,8 +40,8 @@ double LearningRate(const TrainConfig& config, std::int64_t step, std::int64_t s
   if (config.schedule == "constant") return config.lr;
   if (config.schedule == "linear") {
     const double cooling = config.cooldown * static_cast<double>(steps);
-    const double left = static_cast<double>(steps - step);
-    return config.lr * std::min(1.0, cooling > 0.0 ? left / cooling : 1.0);
+    const double remaining = static_cast<double>(steps - step);
+    return config.lr * std::min(1.0, cooling > 0.0 ? remaining / cooling : 1.0);
   }
   const double done = static_cast<double>(step - config.warmup) /
                       static_cast<double>(std::max<std::int64_t>(1, steps - config.warmup));
@@ -66,7 +66,7 @@ double GlobalNorm(const at::Tensor& gradient) {
 }
 
 at::Tensor Orthogonalised(const at::Tensor& update) {
-  // Of the shorter side, whose products are the smaller.
+  // Takes products of the shorter side, which are the smaller.
   const bool tall = update.size(0) > update.size(1);
   at::Tensor x = tall ? update.t().contiguous() : update.clone();
   x.div_(x.norm().to(at::kDouble).add_(1e-7).to(x.scalar_type()));

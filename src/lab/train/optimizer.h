@@ -47,8 +47,9 @@ class Optimizer {
   // changes nothing.
   double Step(std::int64_t step);
 
-  // What has to be kept beside the parameters to go on, by names that stay: the exponential
-  // averages of the gradient (of matrices that Muon trains, its momentum) and of its square.
+  // Tensors that have to be kept beside the parameters to go on, by names that stay: the
+  // exponential averages of the gradient (of matrices that Muon trains, its momentum) and of its
+  // square.
   Named State() const { return {{"adam.first", first_}, {"adam.second", second_}}; }
 
  private:

@@ -26,7 +26,7 @@ constexpr milliseconds kPoll{20};
 // Within this time every process that still runs has noticed that another one has ended.
 constexpr milliseconds kRollCall{2000};
 
-// Of the processes, those whose key is not in the store. What is in it stays in it.
+// The processes whose key is not in the store. A key that is in it stays in it.
 std::vector<int> Missing(c10d::Store& store, const std::string& prefix, int size) {
   std::vector<int> missing;
   for (int rank = 0; rank < size; ++rank) {
@@ -39,9 +39,9 @@ std::string Named(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// Before connections are made, which can neither be interrupted nor say who is missing; and again
-// when they are ("there/"), lest one fails while another still connects to it and cannot be told
-// why.
+// Called before connecting, since connecting can neither be interrupted nor name the missing
+// processes. A second barrier ("there/") follows it: a process that fails earlier would leave its
+// peers hanging without a reason.
 void WaitForAll(c10d::Store& store, const std::string& prefix, const Launch& launch,
                 const std::atomic<bool>& stop) {
   store.set(prefix + std::to_string(launch.rank), "");
@@ -68,7 +68,7 @@ std::string Reason(const std::exception& error) {
   }
   text = text.substr(0, std::min(text.find(". "), text.find('\n')));
   if (text.ends_with('.')) text.pop_back();
-  // What gloo says of an operation that another one's timeout has closed.
+  // gloo says so of an operation that another one's timeout has closed.
   if (text == "Application timeout caused pair closure") {
     return "Timed out waiting for another process";
   }
@@ -82,7 +82,8 @@ struct Processes::Group {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
 
-  // What became of the others: their own words, or else those that do not answer a roll call.
+  // Throws the fate of the others: their own words, or else the names of those that do not answer a
+  // roll call.
   [[noreturn]] void ThrowLost(const std::string& reason) {
     std::string what = "another process was lost";
     try {
@@ -105,8 +106,8 @@ struct Processes::Group {
   }
 };
 
-// What gloo does with a tensor; it reaches the memory of the host alone, so of one on a device a
-// copy takes part.
+// An operation of gloo on a tensor. gloo reaches the memory of the host alone, so a copy stands for
+// a tensor on a device.
 class Processes::Work : public Processes::Pending {
  public:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(std::vector<at::Tensor>&)>;

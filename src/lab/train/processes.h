@@ -1,8 +1,8 @@
 // Processes that train together: each works on its share of every batch, and gradients are summed
 // over all of them by c10d (Gloo: the lab computes on processors).
 //
-// What is collective has to be called by all processes in the same order. It throws LostProcess
-// when another one does not answer.
+// All processes have to call a collective function in the same order. It throws LostProcess when
+// another one does not answer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -75,7 +75,7 @@ class Processes {
   // tensor: contiguous float32.
   bool Agree(const at::Tensor& tensor) const;
 
-  // Runs `body`. What it throws, other than LostProcess and Interrupted (which all throw alike), is
+  // Runs `body`. Its exceptions, other than LostProcess and Interrupted (which all throw alike), is
   // told to the others: what they throw then is a FailedProcess.
   void Together(const std::function<void()>& body) const;
 

@@ -69,11 +69,11 @@ std::string Differences(const nlohmann::ordered_json& found,
 
 }  // namespace
 
-void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>& look) const {
+void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>& visit) const {
   std::ifstream in(path_ / "metrics.jsonl");
   for (std::string line; std::getline(in, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
-    if (entry.is_object()) look(entry);
+    if (entry.is_object()) visit(entry);
   }
 }
 
@@ -97,7 +97,8 @@ FolderLock::FolderLock(const fs::path& folder) {
   if (file_ < 0) {
     throw std::runtime_error(path.string() + ": cannot be written: " + std::strerror(errno));
   }
-  // Of the open file, not of the process: jobs of one process exclude each other too.
+  // The lock belongs to the open file, not to the process: jobs of one process exclude each other
+  // too.
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
@@ -174,9 +175,11 @@ void CopyParameters(const TensorFile& file, const fs::path& path,
       throw std::runtime_error(path.string() + ": has no tensor \"" + name +
                                "\": weights of another model");
     }
-    // Weights may be kept in half the size; what goes on training has all bits.
+    // Weights may be kept in a half or a quarter of the size; what goes on training has all bits.
+    const bool is_short =
+        stored->scalar_type() == at::kBFloat16 || stored->scalar_type() == at::kFloat8_e4m3fn;
     const bool type = stored->scalar_type() == parameter.scalar_type() ||
-                      (stored->scalar_type() == at::kBFloat16 && parameter.is_floating_point());
+                      (is_short && parameter.is_floating_point());
     if (stored->sizes() != parameter.sizes() || !type) {
       throw std::runtime_error(path.string() + ": tensor \"" + name +
                                "\" has another shape or type than the model's");

@@ -33,12 +33,12 @@ class RunFolder {
   bool Begun() const { return std::filesystem::exists(path_ / "last"); }
   bool Finished() const { return std::filesystem::exists(FinalPath()); }
 
-  // What config.json says; null if there is none, or one that is damaged.
+  // Reads config.json; null if there is none, or one that is damaged.
   nlohmann::ordered_json Settings() const;
 
-  // Calls `look` with the lines of metrics.jsonl that are JSON objects, in order: a killed run may
+  // Calls `visit` with the lines of metrics.jsonl that are JSON objects, in order: a killed run may
   // leave half a line.
-  void ForEachMetrics(const std::function<void(const nlohmann::json&)>& look) const;
+  void ForEachMetrics(const std::function<void(const nlohmann::json&)>& visit) const;
 
   // Seconds of training over all sessions, by metrics.jsonl. Its lines count earlier sessions too.
   // Where the count falls, a session of an older version began again from 0: the parts are added.

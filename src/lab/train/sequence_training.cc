@@ -19,9 +19,9 @@ namespace tsallis::lab {
 
 namespace {
 
-// What the settings of a run say of its corpus, so that one made anew under its name is noticed. A
-// run that begins needs the corpus. Runs from before that have nothing to compare with, and neither
-// has a run that is there on a machine without the corpus.
+// The checksum of the corpus for the settings of a run, so that a corpus made anew under its name
+// is noticed. A run that begins needs the corpus. Runs from before that have nothing to compare
+// with, and neither has a run that is there on a machine without the corpus.
 std::string CorpusChecksum(const TrainingJob& job) {
   const SequenceTask& task = *job.recipe->task.sequence;
   const nlohmann::ordered_json found = RunFolder(job.folder).Settings();

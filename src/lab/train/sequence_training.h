@@ -15,7 +15,7 @@
 
 namespace tsallis::lab {
 
-// What the folder's run computes in, by its config.json; empty if there is none.
+// The precision of the folder's run, by its config.json; empty if there is none.
 std::string ComputeOf(const std::filesystem::path& folder);
 
 // The configuration of the job's model. A run goes on in the precision that it began in, whatever
@@ -51,9 +51,9 @@ class SequenceTraining : public Trainable {
   const at::Tensor& FlatParameters() const override { return model_.FlatParameters(); }
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
   StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override;
-  // Of the model on validation samples at the longest length of training.
+  // Observes the model on validation samples at the longest length of training.
   Observation Observe() override;
-  // At the longest length of training and at train.best_length.
+  // Scores at the longest length of training and at train.best_length.
   Values Validate(const std::atomic<bool>& stop) override;
 
  private:

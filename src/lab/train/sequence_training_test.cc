@@ -93,7 +93,7 @@ TEST(Optimizer, OrthogonalisedIsNearTheOrthogonalFactor) {
     const at::Tensor of_found = std::get<1>(at::linalg_svd(found, false));
     EXPECT_GT(of_found.min().item<double>(), 0.6);
     EXPECT_LT(of_found.max().item<double>(), 1.3);
-    // The same singular vectors: U^T found V is diagonal.
+    // The singular vectors are the same: U^T found V is diagonal.
     const at::Tensor turned = u.t().matmul(found).matmul(v.t());
     const at::Tensor off = turned - at::diag(turned.diagonal());
     EXPECT_LT(off.abs().max().item<double>(), 1e-4) << rows << " x " << columns;
@@ -372,7 +372,7 @@ TEST(SequenceTraining, WritesWhatArrivesAtEachLayerAndLeavesNoTrace) {
     EXPECT_EQ(observed.size(), 2 * static_cast<std::size_t>(model.Config().layers));
   }
   EXPECT_EQ(steps, (std::vector<std::int64_t>{1, 2, 3, 6, 10, 12}));
-  // The same steps by hand, unobserved.
+  // Takes the same steps by hand, unobserved.
   Decoder other(ModelOf(job), job.seed);
   Optimizer optimizer(recipe.train, job.steps, other.FlatParameters(), other.FlatGradients(),
                       other.Parameters());
@@ -399,7 +399,7 @@ TEST(SequenceTraining, KeepsTheBestOfValidation) {
   const SequenceLengthScore again =
       EvaluateLength(model, *recipe.task.sequence, Split::kValidation, 4, 10, never);
   EXPECT_NEAR(again.answers.Value(Scoring::kExact), highest.accuracy, 1e-3);
-  // The same model from the folder, with its task.
+  // The folder gives the same model, with its task.
   LoadedModel loaded = LoadModel(job.folder);
   EXPECT_EQ(loaded.task_name, "copy");
   EXPECT_EQ(loaded.task->Vocabulary(), 7);
@@ -586,7 +586,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   EXPECT_GT(results.entropies[1].normalised_mean, 0.0);
   EXPECT_LT(results.entropies[1].normalised_mean, 1.0);
   EXPECT_GT(results.entropies[1].entropy_std, 0.0);  // two seeds
-  // What the heads do, of the first seed; both lengths are short enough to be drawn.
+  // The heads of the first seed are observed; both lengths are short enough to be drawn.
   ASSERT_EQ(results.heads.size(), 1U);
   EXPECT_EQ(results.heads[0].heads.lengths.size(), 2U);
   ASSERT_EQ(results.samples.size(), 2U);
@@ -596,7 +596,7 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   ExpectContains(results.protocol, "{1e-09, 0.003} chosen on 10 validation samples of length 1");
   ExpectContains(results.protocol, "(softmax 0.003)");
   ExpectContains(results.protocol, "weight decay 0.001, ");
-  // Of a method that has not been trained, nothing was chosen.
+  // Nothing was chosen for a method that has not been trained.
   Recipe more = recipe;
   more.methods.push_back(SmallSequences().methods.back());
   ReproduceOptions finished = options;

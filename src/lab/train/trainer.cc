@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// What has been summed since the last line of metrics.jsonl.
+// Sums since the last line of metrics.jsonl.
 struct Window {
   double loss = 0.0;
   std::int64_t hits = 0;
@@ -61,7 +61,7 @@ class Run {
   std::int64_t saved = 0;  // the step of the last checkpoint, in the first process
   double seconds = 0.0;    // trained so far, earlier sessions included
 
-  // What is left of a run that cannot go on.
+  // Says what remains of a run that cannot go on.
   std::string Kept() const {
     return saved > 0 ? fmt::format("the checkpoint of step {} is kept", saved)
                      : "there was no checkpoint yet";
@@ -106,7 +106,7 @@ class Run {
     notes["seconds"] = fmt::format("{:a}", seconds);
     notes["validates"] = std::to_string(static_cast<int>(validates));
     notes["best.step"] = std::to_string(best.step);
-    notes["best.accuracy"] = fmt::format("{:a}", best.rank);
+    notes["best.rank"] = fmt::format("{:a}", best.rank);
     folder_.Save(checkpoint);
     saved = step;
   }
@@ -169,10 +169,13 @@ class Run {
     window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
               std::atoll(note("window.count")), std::atoll(note("window.steps"))};
     validates = std::atoll(note("validates")) != 0;
-    best = {std::atoll(note("best.step")), std::strtod(note("best.accuracy"), nullptr)};
+    // Checkpoints written before this note was renamed have it as "best.accuracy".
+    const bool renamed = checkpoint->state.metadata.contains("best.rank");
+    best = {std::atoll(note("best.step")),
+            std::strtod(note(renamed ? "best.rank" : "best.accuracy"), nullptr)};
   }
 
-  // What the first process has read becomes all processes'.
+  // Gives all processes the values that the first one has read.
   void Spread() {
     const Processes& processes = plan_.processes;
     const auto spread = [&](auto& value) {

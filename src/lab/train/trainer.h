@@ -17,16 +17,16 @@
 
 namespace tsallis::lab {
 
-// What training drives.
+// Training drives models through this interface.
 class Trainable {
  public:
-  // Of one step's batch.
+  // The score of one step's batch.
   struct StepScore {
     double loss = 0.0;       // mean, what the gradient is of
     std::int64_t hits = 0;   // right answers
     std::int64_t count = 0;  // all answers
   };
-  // Of the task's metric, at lengths.
+  // Values of the task's metric, at lengths.
   using Values = std::vector<std::pair<std::int64_t, double>>;
   // Takes ranges of FlatGradients() that are final, from the back to the front without a gap.
   using GradientReady = std::function<void(std::int64_t begin, std::int64_t end)>;
@@ -98,7 +98,7 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
 // UsageError if there are more processes than samples in a part of a batch: none may go without.
 void CheckShares(const TrainConfig& train, const Processes& processes);
 
-// Where the metric is read on validation data: the longest length of training, then
+// The lengths at which the metric is read on validation data: the longest length of training, then
 // train.best_length.
 std::vector<std::int64_t> ValidationLengths(const Recipe& recipe);
 

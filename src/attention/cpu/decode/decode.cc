@@ -57,7 +57,8 @@ class Group {
       } else {
         answers[r] = row.Exact(own);
       }
-      answers[r].vast = own.product >= kVast && static_cast<double>(own.product) < kInfinity;
+      answers[r].rounding_decides =
+          own.product >= kVast && static_cast<double>(own.product) < kInfinity;
     }
     SumValues(context, answers);
     ShareBytes(answers);
@@ -99,7 +100,7 @@ class Group {
   void SumValues(const Context& context, Answer* answers) {
     std::int64_t row[kRows], rows = 0;
     for (std::int64_t r = 0; r < query_.rows; ++r) {
-      if (answers[r].unsummed != 0.0) row[rows++] = r;
+      if (answers[r].pending_scale != 0.0) row[rows++] = r;
     }
     if (rows == 0) return;
     const std::int64_t columns = query_.value_dim, padded = Padded(columns);
@@ -126,15 +127,15 @@ class Group {
         for (std::int64_t run = 0; run < runs_; ++run) {
           total += static_cast<double>(sums[(run * rows + i) * padded + x]);
         }
-        answer.out[x] = static_cast<float>(total * answer.unsummed);
+        answer.out[x] = static_cast<float>(total * answer.pending_scale);
       }
-      answer.unsummed = 0.0;
+      answer.pending_scale = 0.0;
     }
   }
 
   // A product is at most the product of the norms, and the terms of a score may take so much away
-  // at a distance that no key there has a weight: then none is read. What is needed for that are a
-  // few scores of near keys, whose threshold is not above that of all.
+  // at a distance that no key there has a weight: then none is read. That takes a few scores of
+  // near keys, whose threshold is not above that of all.
   void LeaveOutTheFar() {
     const Span visible = query_.visible;
     bool any = false;

@@ -62,7 +62,7 @@ ByteQuery PutQuery(const float* values, std::int64_t columns, std::int8_t* bytes
 float NormOf(const float* values, std::int64_t columns);
 
 // ---- ranges and moments of a page --------------------------------------------------------------
-// Of the first keys of a page, by columns: two floats a column and how many keys they are of.
+// Describes the first keys of a page by columns: two floats a column, and the number of keys.
 // Ranges hold the least and the largest number, moments the mean and the sum of squares about it.
 // NaN in a column makes both NaN.
 
@@ -121,7 +121,7 @@ struct Functions {
 };
 Functions GetFunctions();
 
-// How scores of one query head become weights.
+// Turns the scores of one query head into weights.
 struct Map {
   double alpha = 1.5;              // 1: softmax
   double sink = -__builtin_inf();  // a further score without a value
@@ -165,18 +165,19 @@ struct Answer {
   double tau = 0.0, entropy = 0.0, maximum = 0.0;
   std::int64_t support = 0;
   std::int64_t scored = 0;  // keys that were scored exactly
-  // As DecodeOutputs has them. 0 bytes of what heads read together.
+  // The members of DecodeOutputs. Data that heads read together counts 0 bytes.
   double certificate = -__builtin_inf(), lost = 0.0;
   std::int64_t bytes_read = 0;
-  // Scores so large that their roundings decide: another kernel's differ.
-  bool vast = false;
-  // Not 0: `out` is not set yet. It is `unsummed` times the sum of all values, weighted by the
-  // numbers that stand in place of the row's bounds.
-  double unsummed = 0.0;
+  // Whether the scores are so large that their rounding errors decide. Those of another kernel
+  // differ.
+  bool rounding_decides = false;
+  // If not 0, the driver still has to compute out = pending_scale sum_j w_j v_j, with the weights w
+  // that stand in place of the row's bounds.
+  double pending_scale = 0.0;
 };
 
-// What a cache keeps beside the keys of its pages: where it begins for key head 0, -1 for what it
-// does not keep, and the bytes from one head to the next.
+// The data that a cache keeps beside the keys of its pages: its offset for key head 0 (-1: not
+// kept), and the bytes from one head to the next.
 struct Screens {
   std::int64_t byte_offset = -1, byte_head = 0;
   std::int64_t range_offset = -1, moment_offset = -1, fact_head = 0;
@@ -186,8 +187,8 @@ struct Screens {
   bool bytes() const { return byte_offset >= 0; }
 };
 
-// How a call chooses keys, and what it can tell beside AttentionOutputs: [rows of the statistics],
-// or null.
+// The way in which a call chooses keys, and the statistics that it gives beside AttentionOutputs:
+// [rows of the statistics], or null.
 struct Account {
   DecodeMode mode;
   double* certificate = nullptr;
@@ -202,10 +203,11 @@ struct Account {
   }
 };
 
-// Outputs and statistics of `rows`; adds those of vast scores to `left`, unless that is null.
+// Computes outputs and statistics of `rows`; adds rows of vast scores to `remaining`, unless that
+// is null.
 void Forward(const Context& context, const AttentionParams& params, const Screens& screens,
              const AttentionOutputs& outputs, const Account& account,
-             const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining);
 
 // Queries of a sequence up to which this takes less time than the kernels that pack keys, or tiles
 // of them, for all queries together (docs/log.md).
@@ -213,19 +215,19 @@ inline std::int64_t MostQueries(RowMap map, bool bytes) {
   return bytes && map == RowMap::kEntmax ? 64 : 8;
 }
 
-// What Forward() serves.
+// Forward() serves alphas in this range.
 inline constexpr double kLeastAlpha = kLeastFloatAlpha, kMostAlpha = 4.0;
 
 // Memory of one thread.
 struct Scratch {
-  Growing<float> bounds;          // [rows][keys]
-  Growing<float> largest;         // [rows][runs] scores, then products
-  Growing<float> sums;            // [runs][rows][Padded(value_dim)]
-  Growing<std::uint32_t> listed;  // [keys]
-  Growing<float> dots, weights;   // [keys]
-  Growing<std::int8_t> bytes;     // [rows][ByteColumns]
-  Growing<std::uint32_t> order;   // [keys] of softmax within epsilon
-  Growing<std::uint32_t> chunk;   // [keys] likewise
+  GrowingBuffer<float> bounds;          // [rows][keys]
+  GrowingBuffer<float> largest;         // [rows][runs] scores, then products
+  GrowingBuffer<float> sums;            // [runs][rows][Padded(value_dim)]
+  GrowingBuffer<std::uint32_t> listed;  // [keys]
+  GrowingBuffer<float> dots, weights;   // [keys]
+  GrowingBuffer<std::int8_t> bytes;     // [rows][ByteColumns]
+  GrowingBuffer<std::uint32_t> order;   // [keys] of softmax within epsilon
+  GrowingBuffer<std::uint32_t> chunk;   // [keys] likewise
   std::vector<double> scores;
   std::vector<float> solved;
 

@@ -124,7 +124,7 @@ TEST(Decode, RowsThatKeepAllKeysOrOne) {
   }
 }
 
-// What is listed beside the support leaves no trace in threshold and weights.
+// Keys that are listed beside the support do not change threshold and weights.
 TEST(Decode, TheSolutionDependsOnTheSupportAlone) {
   std::mt19937_64 random(7);
   std::normal_distribution<double> normal;

@@ -153,7 +153,7 @@ HWY_INLINE void BlockSums(const Block& values, const float* const* weight, std::
   }
 }
 
-// The same of the last columns, which do not fill a vector.
+// Sums the last columns, which do not fill a vector.
 template <DType kType>
 HWY_INLINE void RestSums(const Block& values, const float* weight, std::int64_t x,
                          std::int64_t columns, float* sum) {
@@ -265,7 +265,7 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* a
 }
 #endif
 
-// The same without instructions for it.
+// Computes the same without instructions for it.
 HWY_INLINE void GroupDotsPlain(const std::byte* HWY_RESTRICT keys, std::int64_t columns,
                                const decode::ByteQuery& query, std::int32_t* HWY_RESTRICT sum) {
   std::fill_n(sum, 16, 0);

@@ -1,4 +1,4 @@
-// What is kept beside the keys of a page: bytes, ranges, moments.
+// Computes what a page keeps beside its keys: bytes, ranges, moments.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -30,9 +30,9 @@ ByteQuery PutQuery(const float* values, std::int64_t columns, std::int8_t* bytes
     bytes[x] = scaled == scaled ? static_cast<std::int8_t>(scaled) : std::int8_t{0};
     query.sum += bytes[x];
     const double value = static_cast<double>(values[x]);
-    const double left = value - static_cast<double>(query.step) * bytes[x];
+    const double rest = value - static_cast<double>(query.step) * bytes[x];
     norm += value * value;
-    lost += left * left;
+    lost += rest * rest;
   }
   query.norm = Up(std::sqrt(norm));
   query.lost = Up(std::sqrt(lost));

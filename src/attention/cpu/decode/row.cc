@@ -43,7 +43,7 @@ Answer Row::Softmax(float* x, float top) {
                 .maximum = static_cast<double>(top),
                 .scored = n,
                 .certificate = 0.0,
-                .unsummed = 1.0 / sum};
+                .pending_scale = 1.0 / sum};
   for (std::int64_t j = 0; j < n; ++j) answer.support += x[j] > 0.0f ? 1 : 0;
   if (query_.wants_entropy) {
     for (std::int64_t j = 0; j < n; ++j) {
@@ -80,9 +80,9 @@ Answer Row::Entmax(const Bounds& bounds) {
   if (!Screened()) answer.bytes_read -= BytesOfRows(count, 0);  // they were read together
   if (Screened() && best > count) answer.bytes_read += BytesOfRows(best - count, 0);
   if (query_.wants_certificate && answer.scored < query_.visible.size()) {
-    const double left =
+    const double unscored =
         count < static_cast<std::size_t>(keys_.size()) ? Unscored(bounds.x, bar) : -kInfinity;
-    answer.certificate = (map_.alpha - 1.0) * (std::max(left, beyond_) + slack) - answer.tau;
+    answer.certificate = (map_.alpha - 1.0) * (std::max(unscored, beyond_) + slack) - answer.tau;
   }
   return answer;
 }
@@ -148,7 +148,7 @@ double Row::Slack(float top, float product) const {
 std::size_t Row::List(const float* bounds, double bar) {
   const std::int64_t n = keys_.size();
   std::uint32_t* index = s_.listed.Reserve(n + 16);
-  // What is no number is not below anything.
+  // NaN is not below anything.
   const float least = std::isnan(bar) ? -std::numeric_limits<float>::infinity() : Below(bar);
   return f_.at_least(bounds, static_cast<std::size_t>(n), least,
                      static_cast<std::uint32_t>(keys_.begin), index);

@@ -37,7 +37,7 @@ class Row {
         beyond_(beyond) {}
 
   // The answer from every key that has a weight. Softmax leaves its output to the caller, who reads
-  // values for all heads together (Answer::unsummed).
+  // values for all heads together (Answer::pending_scale).
   Answer Exact(const Bounds& bounds);
   // Softmax on keys that hold at least 1 - epsilon of the mass. nullopt: all keys should be read.
   std::optional<Answer> Within(const Bounds& bounds);
@@ -61,7 +61,7 @@ class Row {
   double Unscored(const float* bounds, double bar) const;
   // The scores of keys, into `scores`. False: one is NaN or infinite.
   bool Score(const std::uint32_t* index, std::size_t count, double* scores);
-  // Of the first `count` that are listed.
+  // Scores the first `count` listed keys.
   bool Score(std::size_t count) {
     s_.scores.resize(count);
     return Score(s_.listed.get(), count, s_.scores.data());
@@ -75,7 +75,7 @@ class Row {
   // The keys that an approximation chooses are listed.
   std::size_t Choose();
   std::size_t ChoosePages();
-  // What is known of the keys that were not read; `read` ascends.
+  // Bound what the keys that were not read can change; `read` ascends.
   double Certificate(const Bounds& bounds, const std::vector<std::uint32_t>& read,
                      const Answer& answer) const;
   double Lost(const std::vector<std::uint32_t>& read);

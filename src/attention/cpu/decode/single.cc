@@ -43,8 +43,8 @@ std::vector<Item> ItemsOf(const AttentionParams& params, const std::vector<RowBl
 
 struct Worker {
   decode::Scratch scratch;
-  Growing<float> q, out;
-  std::vector<RowBlock> left;
+  GrowingBuffer<float> q, out;
+  std::vector<RowBlock> remaining;
 };
 
 // Workers between calls. A token is many short calls, one a layer, and memory that is given back
@@ -68,7 +68,7 @@ class Idle {
     const std::lock_guard lock(mutex_);
     const std::size_t bytes = worker->scratch.bytes_held();
     if (bytes_ + bytes > kMostBytes) return;
-    worker->left.clear();
+    worker->remaining.clear();
     bytes_ += bytes;
     workers_.push_back(std::move(worker));
   }
@@ -92,9 +92,9 @@ class Driver {
         account_(account),
         distances_(params) {}
 
-  // Adds the rows that it leaves to `left`, unless that is null.
+  // Adds the rows that it leaves to `remaining`, unless that is null.
   void Run(const Context& context, const Item& item, Worker& worker,
-           std::vector<RowBlock>* left) const {
+           std::vector<RowBlock>* remaining) const {
     const Sequence sequence = Sequence::Of(params_, item.b);
     const std::int64_t batch = sequence.array_batch, kv = KvHead(params_, item.h);
     const HeadRows keys = KeyRows(params_, batch, kv), values = ValueRows(params_, batch, kv);
@@ -135,8 +135,8 @@ class Driver {
     for (std::int64_t r = 0; r < item.count; ++r) {
       const std::int64_t h = item.h + r;
       // A backward pass by another kernel must find the threshold of scores like its own.
-      if (answers[r].vast && left != nullptr) {
-        left->push_back({item.b, h, {item.row, item.row + 1}});
+      if (answers[r].rounding_decides && remaining != nullptr) {
+        remaining->push_back({item.b, h, {item.row, item.row + 1}});
         continue;
       }
       functions_.store(answers[r].out, outputs_.out,
@@ -154,7 +154,7 @@ class Driver {
   }
 
  private:
-  // Of key head `kv`; -1: none.
+  // The offset for key head `kv`; -1: none.
   static std::int64_t At(std::int64_t offset, std::int64_t head, std::int64_t kv) {
     return offset < 0 ? -1 : offset + kv * head;
   }
@@ -173,7 +173,7 @@ namespace decode {
 
 void Forward(const Context& context, const AttentionParams& params, const Screens& screens,
              const AttentionOutputs& outputs, const Account& account,
-             const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
   const std::vector<Item> items = ItemsOf(params, rows);
   const Driver driver(params, screens, outputs, account);
   const auto count = static_cast<std::int64_t>(items.size());
@@ -184,7 +184,7 @@ void Forward(const Context& context, const AttentionParams& params, const Screen
   for (std::unique_ptr<Worker>& worker : workers) worker = Idle::Shared().Take();
   const auto run = [&](const Context& own, std::int64_t i, Worker& worker) {
     driver.Run(own, items[static_cast<std::size_t>(i)], worker,
-               left != nullptr ? &worker.left : nullptr);
+               remaining != nullptr ? &worker.remaining : nullptr);
   };
   if (apart) {
     ParallelTasks(context, count, [&](std::int64_t i, int worker) {
@@ -194,7 +194,8 @@ void Forward(const Context& context, const AttentionParams& params, const Screen
     for (std::int64_t i = 0; i < count; ++i) run(context, i, *workers.front());
   }
   for (std::unique_ptr<Worker>& worker : workers) {
-    if (left != nullptr) left->insert(left->end(), worker->left.begin(), worker->left.end());
+    if (remaining != nullptr)
+      remaining->insert(remaining->end(), worker->remaining.begin(), worker->remaining.end());
     Idle::Shared().Give(std::move(worker));
   }
 }
@@ -244,8 +245,8 @@ constinit const AttentionKernel kDecodeAttention = {
     .leaves = "scores of 2^24 and more",
     .forward =
         [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
-           const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
-          decode::Forward(context, params, {}, outputs, {}, rows, left);
+           const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
+          decode::Forward(context, params, {}, outputs, {}, rows, remaining);
         },
     .backward = nullptr,
     .weights = nullptr,

@@ -45,7 +45,7 @@ std::optional<Answer> Row::Within(const Bounds& bounds) {
   // The bound of a key that is not finite says nothing, nor do those of vast scores. A soft cap may
   // make them finite, the product shows them.
   if (!std::isfinite(top) || !(slack < 1.0)) return std::nullopt;
-  // Of a bound, for the slack and for roundings of float32.
+  // Raises a bound, for the slack and for roundings of float32.
   const double inflate = std::exp(slack) * (1.0 + 1e-5);
   const double epsilon = query_.mode.epsilon;
   // U may be this times Z.
@@ -119,7 +119,7 @@ std::optional<Answer> Row::Within(const Bounds& bounds) {
 
   if (unread > ratio * z) return std::nullopt;
 
-  // What was read, in ascending order.
+  // Keeps the keys that were read, in ascending order.
   std::size_t read = 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (BinOf(bound_of(i)) >= bins) continue;

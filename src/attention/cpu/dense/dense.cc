@@ -101,7 +101,7 @@ struct BackwardMemory {
 // The backward pass of one key head. heads: [heads of the key head], of this sequence.
 class BackwardKeyHead {
  public:
-  BackwardKeyHead(const Call& call, const VectorCode& code, BackwardMemory& memory,
+  BackwardKeyHead(const PanelCall& call, const VectorCode& code, BackwardMemory& memory,
                   const KeyHead& key_head)
       : call_(call),
         code_(code),
@@ -199,7 +199,7 @@ class BackwardKeyHead {
     });
   }
 
-  const Call& call_;
+  const PanelCall& call_;
   const VectorCode& code_;
   BackwardMemory& memory_;
   const Sequence sequence_;
@@ -231,7 +231,7 @@ std::vector<RowBlock> Groups(const AttentionParams& params, const std::vector<Ro
 // (b, h) share the panels of their keys.
 void RunRows(const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
              const WeightReceiver* receiver, const std::vector<RowBlock>& rows) {
-  Call call(params, &outputs, nullptr);
+  PanelCall call(params, &outputs, nullptr);
   call.receiver = receiver;
   const VectorCode code = ChooseVectorCode();
   Most most;
@@ -276,7 +276,7 @@ void Weights(const Context& context, const AttentionParams& params, const Weight
 void Backward(const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
               HeadSums* heads, std::vector<KeyHead>*) {
-  const Call call(params, nullptr, &gradients);
+  const PanelCall call(params, nullptr, &gradients);
   const VectorCode code = ChooseVectorCode();
   const auto count = static_cast<std::int64_t>(key_heads.size());
   Most most;

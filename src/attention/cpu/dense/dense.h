@@ -1,4 +1,4 @@
-// What the dense kernel's drivers (dense.cc) and its vector code (rows.cc) share.
+// Shared by the dense kernel's drivers (dense.cc) and its vector code (rows.cc).
 //
 // Work comes in groups of query rows of one head, at most kMostRows, which meet the keys in panels
 // of kPanel. A group's scores are stored: (rows + 1) rows of one float per key, and room for a
@@ -53,7 +53,7 @@ struct RowGroup {
 RowGroup GroupAt(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
                  std::int64_t q_row, std::int64_t q_end);
 
-// What memory has to hold.
+// The sizes that memory has to hold.
 struct Most {
   std::int64_t keys = 0;  // that a group can meet
   std::int64_t rows = 0;  // keys of a sequence
@@ -62,9 +62,9 @@ struct Most {
 };
 
 // One call; shared by its threads.
-struct Call {
-  Call(const AttentionParams& params, const AttentionOutputs* outputs,
-       const AttentionGradients* gradients);
+struct PanelCall {
+  PanelCall(const AttentionParams& params, const AttentionOutputs* outputs,
+            const AttentionGradients* gradients);
 
   const AttentionParams& params;
   const AttentionOutputs* outputs;
@@ -123,7 +123,7 @@ struct GroupBuffers {
   HeadSums sums;  // over the rows
 };
 
-// What a thread keeps.
+// Memory of one thread.
 struct Thread {
   Thread(const AttentionParams& params, const Most& most, bool backward);
   static std::size_t Bytes(const AttentionParams& params, const Most& most, bool backward);
@@ -152,11 +152,11 @@ struct KeySums {
 // The vector code, chosen for this machine at the time of the call.
 struct VectorCode {
   const char* target;
-  void (*forward)(const Call& call, GroupBuffers& group, Thread& thread);
+  void (*forward)(const PanelCall& call, GroupBuffers& group, Thread& thread);
   // Weights and gradients of the group's rows; writes dq and what belongs to rows.
-  void (*backward_rows)(const Call& call, GroupBuffers& group, Thread& thread);
+  void (*backward_rows)(const PanelCall& call, GroupBuffers& group, Thread& thread);
   // Adds the groups' parts to the sums of one panel of keys, in their order.
-  void (*backward_keys)(const Call& call, const std::vector<GroupBuffers*>& groups,
+  void (*backward_keys)(const PanelCall& call, const std::vector<GroupBuffers*>& groups,
                         std::int64_t panel, const KeySums& sums);
 };
 VectorCode ChooseVectorCode();

@@ -51,9 +51,9 @@ double LargestDifference(const std::vector<double>& a, const std::vector<double>
   return largest;
 }
 
-// What float32 inputs can lose: the reference's results change by so much if q, k and v change by
-// `relative`. An ill-conditioned problem (scores of thousands, a steep map) earns its tolerance
-// here.
+// The loss from rounding inputs to float32: the reference's results change by so much if q, k and v
+// change by `relative`. An ill-conditioned problem (scores of thousands, a steep map) earns its
+// tolerance here.
 class Conditioning {
  public:
   explicit Conditioning(const ProblemSpec& spec) : spec_(spec) {}
@@ -98,8 +98,8 @@ void ExpectClose(const ProblemSpec& spec, const Field& field, const Results& got
   ASSERT_EQ(a.size(), e.size()) << field.name;
   const DType dtype = field.stored ? spec.dtype : DType::kFloat32;
   const double largest = Largest(e);
-  // What is not stored may be a sum that cancels: each row's part of d_alpha is a difference of
-  // terms the size of d_out . v, with few digits left of it.
+  // A result that is not stored may be a sum that cancels: each row's part of d_alpha is a
+  // difference of terms the size of d_out . v, with few digits left of it.
   double magnitude = largest;
   if (!field.stored) magnitude += 1e-3;
   // The gradient of a query is a multiple of sum ds = 0 if all keys are alike.

@@ -21,9 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-using dense::Call;
 using dense::GroupBuffers;
 using dense::kPanel;
+using dense::PanelCall;
 using dense::Thread;
 
 // Panel sums that are added to `total` at once: the error of a sum over n keys is that of
@@ -45,7 +45,7 @@ HWY_INLINE void LoadRows(const ConstArray4& array, const dense::RowGroup& at, st
   }
 }
 
-HWY_INLINE RowPlace PlaceOf(const Call& call, const GroupBuffers& group, std::int64_t r) {
+HWY_INLINE RowPlace PlaceOf(const PanelCall& call, const GroupBuffers& group, std::int64_t r) {
   const dense::RowGroup& at = group.at;
   const std::int64_t q_row = at.q.begin + r;
   Span keys = at.sequence.VisibleKeys(call.params.mask, q_row);
@@ -59,7 +59,7 @@ HWY_INLINE std::int64_t FirstKey(const GroupBuffers& group) {
 }
 
 // product[r][j] = left_r . column j of the panels. left: [rows][Padded(depth)].
-HWY_INLINE void Products(const Call& call, const GroupBuffers& group, const float* left,
+HWY_INLINE void Products(const PanelCall& call, const GroupBuffers& group, const float* left,
                          std::int64_t depth, dense::PanelCache& panels, float* line,
                          float* product) {
   for (std::int64_t p = 0; p < group.panels; ++p) {
@@ -132,7 +132,7 @@ HWY_INLINE std::int64_t MarkRow(GroupBuffers& group, std::int64_t r, const float
   return count;
 }
 
-// The same where the gradient of the scores is not 0 although the weight is.
+// Marks keys whose gradient of the score is not 0 although the weight is.
 HWY_INLINE void MarkGradients(GroupBuffers& group, std::int64_t r, const float* ds) {
   for (std::int64_t p = 0; p < group.panels; ++p) {
     group.bits[r * group.panels + p] |= NonZeroBits(ds + p * kPanel);
@@ -151,7 +151,7 @@ HWY_INLINE std::size_t WithSink(const AttentionParams& params, std::int64_t h, s
 }
 
 // Queries times their factors, and their products with every key: rows 1, 2, ... of the scores.
-HWY_INLINE void ScoreRows(const Call& call, GroupBuffers& group, Thread& thread) {
+HWY_INLINE void ScoreRows(const PanelCall& call, GroupBuffers& group, Thread& thread) {
   const AttentionParams& params = call.params;
   const dense::RowGroup& at = group.at;
   LoadRows(params.q, at, params.head_dim, group.q.get(), [&](std::int64_t q_row) {
@@ -161,7 +161,7 @@ HWY_INLINE void ScoreRows(const Call& call, GroupBuffers& group, Thread& thread)
            group.scores.get() + group.pitch);
 }
 
-void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
+void DenseForward(const PanelCall& call, GroupBuffers& group, Thread& thread) {
   const AttentionParams& params = call.params;
   const AttentionOutputs& outputs = *call.outputs;
   const dense::RowGroup& at = group.at;
@@ -221,7 +221,8 @@ void DenseForward(const Call& call, GroupBuffers& group, Thread& thread) {
 }
 
 // dq and the gradient of c from sum_j dx_j k_j in thread.total, where x = c scale <q, k>.
-HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group, Thread& thread) {
+HWY_INLINE void StoreQueryGradients(const PanelCall& call, const GroupBuffers& group,
+                                    Thread& thread) {
   const AttentionParams& params = call.params;
   const AttentionGradients& gradients = *call.gradients;
   const dense::RowGroup& at = group.at;
@@ -250,7 +251,7 @@ HWY_INLINE void StoreQueryGradients(const Call& call, const GroupBuffers& group,
 // From the gradient of a row's weights to that of its products, in place; adds what belongs to the
 // row as a whole. x, p, ds: [entries], the keys' and perhaps a sink's; derivatives: as FinishScores
 // returns them.
-HWY_INLINE void BackwardScores(const Call& call, const RowSpec& spec, const RowPlace& place,
+HWY_INLINE void BackwardScores(const PanelCall& call, const RowSpec& spec, const RowPlace& place,
                                const float* x, const float* p, std::size_t entries,
                                const float* HWY_RESTRICT derivatives, float* HWY_RESTRICT ds,
                                GroupBuffers& group, Thread& thread) {
@@ -273,7 +274,7 @@ HWY_INLINE void BackwardScores(const Call& call, const RowSpec& spec, const RowP
   for (std::size_t j = 0; j < n; ++j) ds[j] = ds[j] == 0.0f ? 0.0f : ds[j] * derivatives[j];
 }
 
-void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
+void DenseBackwardRows(const PanelCall& call, GroupBuffers& group, Thread& thread) {
   const AttentionParams& params = call.params;
   const AttentionGradients& gradients = *call.gradients;
   const dense::RowGroup& at = group.at;
@@ -325,7 +326,7 @@ void DenseBackwardRows(const Call& call, GroupBuffers& group, Thread& thread) {
   StoreQueryGradients(call, group, thread);
 }
 
-void DenseBackwardKeys(const Call& call, const std::vector<GroupBuffers*>& groups,
+void DenseBackwardKeys(const PanelCall& call, const std::vector<GroupBuffers*>& groups,
                        std::int64_t panel, const dense::KeySums& sums) {
   const AttentionParams& params = call.params;
   for (const GroupBuffers* group : groups) {

@@ -1,5 +1,5 @@
-// What stands between a product and a score: distance terms, bias, masks. Included once per
-// instruction set; the plain loops vectorize.
+// Turns products into scores: distance terms, bias, masks. Included once per instruction set; the
+// plain loops vectorize.
 #if defined(TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_
 #undef TSALLIS_ATTENTION_CPU_DENSE_SCORES_INL_H_
@@ -49,7 +49,7 @@ HWY_INLINE bool HiddenByBlocks(const AttentionMask& mask, std::int64_t b, std::i
 
 // From c scale <q, k_j> to scores. x: [n]; bias, derivatives: [n] to work in. Returns what RowTerms
 // does.
-HWY_INLINE const float* FinishScores(const dense::Call& call, const RowPlace& at,
+HWY_INLINE const float* FinishScores(const dense::PanelCall& call, const RowPlace& at,
                                      float* HWY_RESTRICT x, float* HWY_RESTRICT bias,
                                      float* HWY_RESTRICT derivatives) {
   const AttentionTerms& terms = call.params.terms;

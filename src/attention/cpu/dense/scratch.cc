@@ -75,8 +75,8 @@ void Most::Include(const AttentionParams& params, const Sequence& sequence) {
   keys = std::max(keys, here);
 }
 
-Call::Call(const AttentionParams& call_params, const AttentionOutputs* call_outputs,
-           const AttentionGradients* call_gradients)
+PanelCall::PanelCall(const AttentionParams& call_params, const AttentionOutputs* call_outputs,
+                     const AttentionGradients* call_gradients)
     : params(call_params),
       outputs(call_outputs),
       gradients(call_gradients),

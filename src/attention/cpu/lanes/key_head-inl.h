@@ -130,7 +130,7 @@ struct LanesKeyHead {
   }
   // The block from query `row` on, up to `rows_end`: its geometry, and q in scratch.
   Block Load(std::int64_t h, std::int64_t row, std::int64_t rows_end);
-  // What Scores needs of q.
+  // Prepares q for Scores.
   void PrepareColumns(const Block& block, std::int64_t h);
   // scratch.scores = z of the block, terms included, masks not. derivatives: if not null, those of
   // capped scores in their products, as the scores lie.

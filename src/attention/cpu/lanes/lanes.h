@@ -3,7 +3,7 @@
 // steps of all queries stay in their lanes, and the matrix products are dense tiles in registers.
 // At n = 64 ... 128 lists of a support of 10 ... 20 entries cost more than they spare.
 //
-// What follows is shared by the instruction sets: the call, and one thread's memory.
+// The instruction sets share the following: the call, and one thread's memory.
 #pragma once
 
 #include <hwy/aligned_allocator.h>
@@ -48,7 +48,7 @@ struct LanesCall {
 // One thread's memory. Widths: keys = Padded(most_keys), d and e = Padded(head_dim, value_dim).
 struct LanesScratch {
   explicit LanesScratch(const LanesCall& call);
-  // What a thread allocates.
+  // Bytes that a thread allocates.
   static std::size_t Bytes(const LanesCall& call);
 
   hwy::AlignedFreeUniquePtr<char[]> memory;

@@ -54,9 +54,9 @@ double Furthest(const std::vector<double>& a, const std::vector<double>& b) {
   return furthest;
 }
 
-// What rounding does to a plain float32 implementation, which depends on the problem's condition
-// (scores of 1000 have an error of 1e-4): the reference with every query component and key
-// component off by up to 2^-22 of itself.
+// Results as rounding changes them in a plain float32 implementation, which depends on the
+// problem's condition (scores of 1000 have an error of 1e-4): those of the reference with every
+// query component and key component off by up to 2^-22 of itself.
 Results Perturbed(Problem& problem, std::uint64_t seed) {
   std::mt19937_64 engine(seed);
   std::uniform_real_distribution<double> uniform(-0x1p-22, 0x1p-22);

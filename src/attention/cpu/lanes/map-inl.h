@@ -90,8 +90,8 @@ HWY_INLINE Maxima MaskAndMaximum(const Block& block, float* HWY_RESTRICT scores,
   return maxima;
 }
 
-// What a map found for each lane: tau = maximum + high + low, and the factor that makes the weights
-// sum to one.
+// The solution of a map for each lane: tau = maximum + high + low, and the factor that makes the
+// weights sum to one.
 struct Solution {
   VF high, low, factor;
 };

@@ -94,7 +94,7 @@ void StreamMeans(const StreamBlock& block, const Map& map, const stream::Scratch
 }
 
 template <class Tiles>
-bool StreamPrepare(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
+bool StreamPrepare(const stream::StreamCall& call, const stream::PackedKv& head, std::int64_t h,
                    std::int64_t q_begin, std::int64_t count, stream::Scratch& scratch,
                    const stream::WaveBlock& wave) {
   const AttentionParams& params = call.params;
@@ -238,7 +238,7 @@ double StreamRangeGradients(const StreamBlock& block, const Map& map, std::int64
 }
 
 template <class Tiles>
-double StreamGradients(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
+double StreamGradients(const stream::StreamCall& call, const stream::PackedKv& head, std::int64_t h,
                        std::int64_t q_begin, std::int64_t count, std::int64_t begin,
                        std::int64_t end, stream::Scratch& scratch, const stream::WaveBlock& wave,
                        float* dk, float* dv, float* dq, float* dc) {
@@ -248,7 +248,7 @@ double StreamGradients(const stream::Call& call, const stream::PackedKv& head, s
   });
 }
 
-void StreamFinish(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
+void StreamFinish(const stream::StreamCall& call, const stream::PackedKv& head, std::int64_t h,
                   std::int64_t q_begin, std::int64_t count, stream::Scratch& scratch,
                   const float* dq, std::int64_t parts, std::int64_t stride) {
   const DF d;

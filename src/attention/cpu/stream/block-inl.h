@@ -39,7 +39,7 @@ HWY_INLINE void StorePairs(const SplitWords& first, const SplitWords& second, st
   hn::Store(hn::Or(hn::ShiftRight<16>(first.low), second.low), du, to + kPartPairs);
 }
 
-// Where pairs of keys j and j + 1 go.
+// Offset of the pairs of keys j and j + 1.
 HWY_INLINE std::int64_t PairOffset(std::int64_t j, std::int64_t group) {
   return (j / kDepth * kGroups + group) * kTileFloats + j % kDepth / 2 * stream::kLanes;
 }
@@ -48,7 +48,7 @@ HWY_INLINE std::int64_t PairOffset(std::int64_t j, std::int64_t group) {
 
 // Scores are z, in units of StreamUnit().
 struct StreamBlock {
-  StreamBlock(const stream::Call& stream_call, const stream::PackedKv& packed,
+  StreamBlock(const stream::StreamCall& stream_call, const stream::PackedKv& packed,
               std::int64_t query_head, std::int64_t q_begin, std::int64_t rows)
       : call(stream_call),
         params(call.params),
@@ -116,7 +116,7 @@ struct StreamBlock {
   LaneTerms LaneTermsOf(std::int64_t group) const {
     return LaneTerms(terms, hn::Load(DF(), betas + group * stream::kLanes));
   }
-  // Of a group's first query from key j.
+  // Distance of a group's first query from key j.
   std::int64_t DistanceOf(std::int64_t group, std::int64_t j) const {
     return distance + group * stream::kLanes - j;
   }
@@ -142,7 +142,7 @@ struct StreamBlock {
     }
   }
 
-  const stream::Call& call;
+  const stream::StreamCall& call;
   const AttentionParams& params;
   const stream::PackedKv& head;
   std::int64_t h, row, count;
@@ -301,7 +301,7 @@ void StreamMix(const StreamBlock& block, const stream::Scratch& scratch, Tau& ta
   }
 }
 
-// What a block found, by row. tau: in units of z, two parts.
+// The results of a block, by row. tau: in units of z, two parts.
 struct StreamRows {
   HWY_ALIGN float tau[2 * stream::kRows], mass[stream::kRows], top[stream::kRows];
 };

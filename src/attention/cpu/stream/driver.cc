@@ -1,4 +1,5 @@
-// What streams, over all heads: packing, blocks, waves.
+// Driver of the streaming kernel: packs the keys of a head, then runs its query blocks on all
+// threads.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -18,10 +19,10 @@ constexpr std::int64_t kWaveBlocks = kWaveRows / kRows;
 
 // One key head's backward pass.
 struct KeyHeadMemory {
-  Growing<std::uint16_t> packed;
-  Growing<float> dk, dv, dq, dc;
-  Growing<std::uint32_t> operands;
-  Growing<float> rows;
+  GrowingBuffer<std::uint16_t> packed;
+  GrowingBuffer<float> dk, dv, dq, dc;
+  GrowingBuffer<std::uint32_t> operands;
+  GrowingBuffer<float> rows;
   std::vector<WaveBlock> blocks;
 };
 
@@ -40,9 +41,9 @@ class Driver {
   }
 
   void Forward(const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-               std::vector<RowBlock>* left);
+               std::vector<RowBlock>* remaining);
   void Backward(const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-                HeadSums* heads, std::vector<KeyHead>* left);
+                HeadSums* heads, std::vector<KeyHead>* remaining);
 
  private:
   // Runs body(task, scratch) with a worker's scratch and tiles. Inside of a task of worker `outer`
@@ -65,7 +66,7 @@ class Driver {
     return head;
   }
   void Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
-            Growing<std::uint16_t>& memory, bool backward);
+            GrowingBuffer<std::uint16_t>& memory, bool backward);
   bool BackwardKeyHead(const Context& context, int outer, const KeyHead& key_head,
                        KeyHeadMemory& memory, HeadSums* sums);
   bool BackwardWave(const Context& context, int outer, const PackedKv& head, std::int64_t h,
@@ -77,12 +78,12 @@ class Driver {
   const Context context_;
   const AttentionParams& params_;
   const Widths widths_;
-  Call call_;
+  StreamCall call_;
   std::vector<std::unique_ptr<Scratch>> scratch_;
 };
 
 void Driver::Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
-                  Growing<std::uint16_t>& memory, bool backward) {
+                  GrowingBuffer<std::uint16_t>& memory, bool backward) {
   std::int64_t words = 0;
   struct Task {
     std::size_t head;
@@ -119,9 +120,9 @@ void Driver::Pack(const Context& context, int outer, std::vector<PackedKv>& head
 }
 
 void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-                     std::vector<RowBlock>* left) {
+                     std::vector<RowBlock>* remaining) {
   call_.outputs = &outputs;
-  Growing<std::uint16_t> memory;
+  GrowingBuffer<std::uint16_t> memory;
   for (auto next = rows.begin(); next != rows.end();) {
     struct Task {
       std::size_t head;
@@ -162,7 +163,7 @@ void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const Task& task = tasks[i];
       if (unsafe[i] == 0) continue;
-      left->push_back(
+      remaining->push_back(
           {heads[task.head].sequence.batch, task.h, {task.q_begin, task.q_begin + task.count}});
     }
   }
@@ -265,7 +266,7 @@ bool Driver::BackwardKeyHead(const Context& context, int outer, const KeyHead& k
   const AttentionGradients& gradients = *call_.gradients;
   PointBlocks(memory);
   const std::int64_t padded = RoundUp(head.keys, kDepth);
-  const auto clear = [&](Growing<float>& sums, std::int64_t columns) {
+  const auto clear = [&](GrowingBuffer<float>& sums, std::int64_t columns) {
     std::fill_n(sums.Reserve(padded * columns), padded * columns, 0.0f);
   };
   if (gradients.dk.data != nullptr) clear(memory.dk, widths_.d_padded);
@@ -277,7 +278,7 @@ bool Driver::BackwardKeyHead(const Context& context, int outer, const KeyHead& k
       if (!BackwardWave(context, outer, head, h, row, memory, d_slope)) return false;
     }
   }
-  const auto store = [&](const MutableArray4& array, const Growing<float>& sums,
+  const auto store = [&](const MutableArray4& array, const GrowingBuffer<float>& sums,
                          std::int64_t columns) {
     if (array.data == nullptr) return;
     const std::int64_t width = RoundUp(columns, kLanes);
@@ -294,12 +295,12 @@ bool Driver::BackwardKeyHead(const Context& context, int outer, const KeyHead& k
 }
 
 void Driver::Backward(const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-                      HeadSums* heads, std::vector<KeyHead>* left) {
+                      HeadSums* heads, std::vector<KeyHead>* remaining) {
   call_.gradients = &gradients;
   call_.wants_scores = gradients.dq.data != nullptr || gradients.dk.data != nullptr ||
                        gradients.d_length_scale != nullptr || gradients.d_slopes != nullptr;
   ForEachKeyHead<KeyHeadMemory>(
-      context_, 2, key_heads, left,
+      context_, 2, key_heads, remaining,
       [&](const Context& context, int worker, const KeyHead& key_head, KeyHeadMemory& memory) {
         return BackwardKeyHead(context, worker, key_head, memory, heads);
       });
@@ -309,14 +310,14 @@ void Driver::Backward(const AttentionGradients& gradients, const std::vector<Key
 
 void Forward(bool emulated, const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-             std::vector<RowBlock>* left) {
-  Driver(emulated, context, params).Forward(outputs, rows, left);
+             std::vector<RowBlock>* remaining) {
+  Driver(emulated, context, params).Forward(outputs, rows, remaining);
 }
 
 void Backward(bool emulated, const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-              HeadSums* heads, std::vector<KeyHead>* left) {
-  Driver(emulated, context, params).Backward(gradients, key_heads, heads, left);
+              HeadSums* heads, std::vector<KeyHead>* remaining) {
+  Driver(emulated, context, params).Backward(gradients, key_heads, heads, remaining);
 }
 
 }  // namespace tsallis::stream

@@ -355,7 +355,7 @@ bool StreamEntmaxForward(const StreamBlock& block, const stream::Scratch& scratc
 }
 
 template <class Tiles>
-bool StreamForward(const stream::Call& call, const stream::PackedKv& head, std::int64_t h,
+bool StreamForward(const stream::StreamCall& call, const stream::PackedKv& head, std::int64_t h,
                    std::int64_t q_begin, std::int64_t count, stream::Scratch& scratch) {
   const AttentionParams& params = call.params;
   const stream::Widths widths(params);

@@ -1,4 +1,4 @@
-// What streams as a kernel of the list: what it serves, the memory it takes.
+// The streaming kernel as an entry of the list: what it serves, the memory it takes.
 #include <algorithm>
 #include <string>
 
@@ -37,8 +37,8 @@ Scratch::Scratch(const AttentionParams& params) : memory(Aligned<float>(Floats(p
 
 namespace {
 
-std::string Declines(const AttentionParams& params, bool left) {
-  if (left) return {};
+std::string Declines(const AttentionParams& params, bool remaining) {
+  if (remaining) return {};
   if (params.map == RowMap::kEntmax) return "a sweep leaves it the rows that keep many keys";
   return MostKeys(params) < kStrip ? "few keys" : "";
 }
@@ -90,14 +90,14 @@ constinit const AttentionKernel kStreamAmx = {
     .leaves = "what might not be finite",
     .forward =
         [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
-           const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
-          stream::Forward(false, context, params, outputs, rows, left);
+           const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
+          stream::Forward(false, context, params, outputs, rows, remaining);
         },
     .backward =
         [](const Context& context, const AttentionParams& params,
            const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-           HeadSums* heads, std::vector<KeyHead>* left) {
-          stream::Backward(false, context, params, gradients, key_heads, heads, left);
+           HeadSums* heads, std::vector<KeyHead>* remaining) {
+          stream::Backward(false, context, params, gradients, key_heads, heads, remaining);
         },
     .weights = nullptr,
     .saved_bytes = nullptr,

@@ -40,7 +40,7 @@ HWY_INLINE VF Exp2(VF x) {
 struct StreamSoftmax {
   static constexpr bool kSums = false;  // whether tau is the root of sum p = 1, to be solved for
   HWY_INLINE VF Weight(VF above) const { return Exp2(above); }
-  // What the mean of dp and the gradient of a score are weighted with, but for a factor of the row.
+  // Weighs the mean of dp and the gradient of a score, but for a factor of the row.
   HWY_INLINE VF Slope(VF, VF p) const { return p; }
   // ln p where p > 0.
   HWY_INLINE VF Log(VF above, VF) const {

@@ -87,7 +87,7 @@ struct PackedSizes {
 // Heads are packed in groups that fit.
 inline constexpr std::size_t kPackedBytes = std::size_t{64} << 20;
 
-struct Call {
+struct StreamCall {
   const AttentionParams& params;
   const AttentionOutputs* outputs = nullptr;      // forward
   const AttentionGradients* gradients = nullptr;  // backward
@@ -105,7 +105,7 @@ struct Scratch {
   float* gradients;      // the same: of the weights
   float* products;       // the same: of queries and keys
   std::uint32_t* pairs;  // of weights: [2 parts][kStrip / 32][kGroups] tiles of 16 pairs x 16 lanes
-  // Of weights and of the gradients of scores: each [2 parts][kStrip / 16] tiles of 16 keys x 32
+  // Holds weights and the gradients of scores: each [2 parts][kStrip / 16] tiles of 16 keys x 32
   // lanes.
   std::uint16_t* rows;
   std::uint16_t* halves;   // rows on their way in: [kRows][largest depth]
@@ -125,27 +125,29 @@ struct WaveBlock {
   float* mean = nullptr;                   // sum_j p_j dp_j: [kRows]
 };
 
-// What one instruction set provides; null where it cannot.
+// Functions that one instruction set provides; null where it cannot.
 struct Functions {
   // Packs keys [begin, end), a multiple of 32 from the first on.
   void (*pack)(const AttentionParams& params, const PackedKv& head, std::int64_t begin,
                std::int64_t end, bool backward, float* k_bound, float* v_bound) = nullptr;
   // Rows [q_begin, q_begin + count) of query head h. False: something might not be finite, or
   // a threshold was not found; nothing is written.
-  bool (*forward)(const Call& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
-                  std::int64_t count, Scratch& scratch) = nullptr;
+  bool (*forward)(const StreamCall& call, const PackedKv& head, std::int64_t h,
+                  std::int64_t q_begin, std::int64_t count, Scratch& scratch) = nullptr;
   // Fills `block` for the same rows. False as above.
-  bool (*prepare)(const Call& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
-                  std::int64_t count, Scratch& scratch, const WaveBlock& block) = nullptr;
+  bool (*prepare)(const StreamCall& call, const PackedKv& head, std::int64_t h,
+                  std::int64_t q_begin, std::int64_t count, Scratch& scratch,
+                  const WaveBlock& block) = nullptr;
   // Adds what keys [begin, end) and these rows give each other: dk: [keys][d_padded] and dv:
   // [keys][e_padded] from the sequence's first key on, dq: [d_padded / 16][kGroups] tiles as
   // Scratch::sums; dc, [kRows], is set to the gradient of c / scale; all may be null. Returns the
   // gradient of the head's slope.
-  double (*gradients)(const Call& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
-                      std::int64_t count, std::int64_t begin, std::int64_t end, Scratch& scratch,
-                      const WaveBlock& block, float* dk, float* dv, float* dq, float* dc) = nullptr;
+  double (*gradients)(const StreamCall& call, const PackedKv& head, std::int64_t h,
+                      std::int64_t q_begin, std::int64_t count, std::int64_t begin,
+                      std::int64_t end, Scratch& scratch, const WaveBlock& block, float* dk,
+                      float* dv, float* dq, float* dc) = nullptr;
   // Stores the sum of `parts` such dq, `stride` floats apart.
-  void (*finish)(const Call& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
+  void (*finish)(const StreamCall& call, const PackedKv& head, std::int64_t h, std::int64_t q_begin,
                  std::int64_t count, Scratch& scratch, const float* dq, std::int64_t parts,
                  std::int64_t stride) = nullptr;
   void (*store)(const float* values, std::int64_t padded, std::int64_t count, std::int64_t columns,
@@ -157,9 +159,9 @@ Functions GetFunctions(bool emulated);
 // The kernel's passes, on tiles of the processor or emulated ones.
 void Forward(bool emulated, const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-             std::vector<RowBlock>* left);
+             std::vector<RowBlock>* remaining);
 void Backward(bool emulated, const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-              HeadSums* heads, std::vector<KeyHead>* left);
+              HeadSums* heads, std::vector<KeyHead>* remaining);
 
 }  // namespace tsallis::stream

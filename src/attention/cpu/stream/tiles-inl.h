@@ -62,10 +62,10 @@ class ProductSteps {
       : rows_(rows),
         columns_(columns),
         chunks_(chunks),
-        left_(keys / 32 * chunks),
+        remaining_(keys / 32 * chunks),
         scores_(scores) {}
 
-  std::int64_t left() const { return left_; }
+  std::int64_t remaining() const { return remaining_; }
 
   TSALLIS_STREAM_TILES void Step() {
     if (chunk_ == 0) {
@@ -84,7 +84,7 @@ class ProductSteps {
     Tiles::template Multiply<2, 5, 6>();
     Tiles::template Multiply<3, 5, 7>();
     rows_ += kTileWords;
-    --left_;
+    --remaining_;
     if (++chunk_ < chunks_) return;
     chunk_ = 0;
     rows_ += chunks_ * kTileWords;
@@ -98,7 +98,7 @@ class ProductSteps {
  private:
   const std::uint16_t* rows_ = nullptr;
   const std::uint32_t* columns_ = nullptr;
-  std::int64_t chunks_ = 0, chunk_ = 0, left_ = 0;
+  std::int64_t chunks_ = 0, chunk_ = 0, remaining_ = 0;
   float* scores_ = nullptr;
 };
 
@@ -114,10 +114,10 @@ class MixSteps {
         pairs_(pairs),
         tiles_(tiles),
         depth_(keys / kDepth),
-        left_((tiles + 1) / 2 * depth_),
+        remaining_((tiles + 1) / 2 * depth_),
         sums_(sums) {}
 
-  std::int64_t left() const { return left_; }
+  std::int64_t remaining() const { return remaining_; }
 
   TSALLIS_STREAM_TILES void Step() {
     const bool two = tile_ + 2 <= tiles_;
@@ -141,7 +141,7 @@ class MixSteps {
       Tiles::template Multiply<1, 4, 7>();
       if (two) Tiles::template Multiply<3, 5, 7>();
     }
-    --left_;
+    --remaining_;
     if (++step_ < depth_) return;
     step_ = 0;
     tile_ += 2;
@@ -157,27 +157,30 @@ class MixSteps {
  private:
   const std::uint16_t* columns_ = nullptr;
   const std::uint32_t* pairs_ = nullptr;
-  std::int64_t tiles_ = 0, depth_ = 0, left_ = 0, tile_ = 0, step_ = 0;
+  std::int64_t tiles_ = 0, depth_ = 0, remaining_ = 0, tile_ = 0, step_ = 0;
   float* sums_ = nullptr;
 };
 
 template <class Steps>
 TSALLIS_STREAM_TILES void RunSteps(Steps steps) {
-  while (steps.left() > 0) steps.Step();
+  while (steps.remaining() > 0) steps.Step();
 }
 
-// What the tile unit has to do beside a strip of weights.
+// The work of the tile unit while a strip of weights is computed.
 template <class Tiles>
 class TileWork {
  public:
   TileWork(const ProductSteps<Tiles>& products, const MixSteps<Tiles>& mix, std::int64_t slots)
-      : products_(products), mix_(mix), slots_(slots), all_(products.left() + mix.left()) {}
+      : products_(products),
+        mix_(mix),
+        slots_(slots),
+        all_(products.remaining() + mix.remaining()) {}
 
   // Its share of one slot.
   TSALLIS_STREAM_TILES void Slot() {
     ++slot_;
     while (done_ * slots_ < all_ * slot_) {
-      if (products_.left() > 0) {
+      if (products_.remaining() > 0) {
         products_.Step();
       } else {
         mix_.Step();

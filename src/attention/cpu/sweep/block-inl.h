@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 constexpr float kSlack = 4e-6f;
 // The candidates of a row that trigger a first, safe bound.
 constexpr std::int64_t kFirstRaise = 96;
-// The same where a threshold was guessed, at least.
+// The least number where a threshold was guessed.
 constexpr std::int64_t kLeastListed = 256;
 // Standard deviations below its expectation at which a threshold is guessed: one more lists more
 // candidates, one less sweeps more rows twice.
@@ -60,7 +60,7 @@ class BlockSweep {
   template <class Emit>
   void Solve(const Emit& emit);
 
-  // The same for rows whose tau is known and whose bound follows from it (KnownThreshold).
+  // Solves rows whose tau is known and whose bound follows from it (KnownThreshold).
   template <class Emit>
   void Recall(const Emit& emit);
 
@@ -176,11 +176,11 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
                     1e-6f * (shift + reach + row.factor * packed.norm * keys_.packed_norm);
       const std::int64_t farthest =
           HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
-      const auto stretch = static_cast<float>(std::max(1.0, head_.terms.Stretch(farthest)));
-      error *= stretch;
+      const auto lipschitz = static_cast<float>(std::max(1.0, head_.terms.Lipschitz(farthest)));
+      error *= lipschitz;
       if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
         const std::int64_t steps = (2 + SumSlack(kEngine, dim_)) * SumUnit(kEngine, dim_);
-        row.over = 2.0f * error + stretch * static_cast<float>(steps) * packed.step *
+        row.over = 2.0f * error + lipschitz * static_cast<float>(steps) * packed.step *
                                       keys_.largest_step * row.factor;
       } else {
         row.under = row.over = error;

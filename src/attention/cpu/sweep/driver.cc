@@ -35,8 +35,8 @@ struct PackedHead {
 };
 
 struct PackedMemory {
-  Growing<std::byte> keys;
-  Growing<float> floats;  // means and scales
+  GrowingBuffer<std::byte> keys;
+  GrowingBuffer<float> floats;  // means and scales
 };
 
 // Everything of one call.
@@ -62,9 +62,9 @@ class SweepDriver {
 
   // The outputs or, if `receiver` is not null, the weights.
   void Forward(const AttentionOutputs& outputs, const WeightReceiver* receiver,
-               const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+               const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining);
   void Backward(const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-                HeadSums* heads, std::vector<KeyHead>* left);
+                HeadSums* heads, std::vector<KeyHead>* remaining);
 
  private:
   struct KvSums;
@@ -176,14 +176,14 @@ void SweepDriver::Pack(const Context& context, int outer, std::vector<PackedHead
 }
 
 void SweepDriver::Forward(const AttentionOutputs& outputs, const WeightReceiver* receiver,
-                          const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
+                          const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
   const SavedLists saved = SavedLists::Create(params_, outputs.saved, outputs.saved_bytes);
   const auto leave = [&](const RowBlock& block) {
     const Sequence sequence = Sequence::Of(params_, block.b);
     for (std::int64_t row = block.q.begin; row < block.q.end; ++row) {
       saved.Forget(RowIndex(params_, sequence, block.h, row));
     }
-    left->push_back(block);
+    remaining->push_back(block);
   };
   for (auto next = rows.begin(); next != rows.end();) {
     // Key heads that fit, and which rows each has.
@@ -249,7 +249,7 @@ void SweepDriver::Forward(const AttentionOutputs& outputs, const WeightReceiver*
                                block.q_begin, block.count, outputs, receiver, saved, scratch,
                                &dense[static_cast<std::size_t>(task)]);
           });
-    for (const auto& rest : dense) left->insert(left->end(), rest.begin(), rest.end());
+    for (const auto& rest : dense) remaining->insert(remaining->end(), rest.begin(), rest.end());
   }
 }
 
@@ -258,7 +258,7 @@ struct SweepDriver::KvSums {
   PackedMemory packed;
   // [keys, head_dim], [keys, value_dim]. Aligned: half of AddEdges was vectors across two lines of
   // the cache.
-  Growing<float> dk, dv;
+  GrowingBuffer<float> dk, dv;
   std::vector<BlockEdges> edges;
 };
 
@@ -282,7 +282,7 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
     }
   }
   if (!all_saved) Pack(context, worker, heads, sums.packed);
-  const auto cleared = [&](const MutableArray4& array, Growing<float>& buffer,
+  const auto cleared = [&](const MutableArray4& array, GrowingBuffer<float>& buffer,
                            std::int64_t columns) {
     if (array.data == nullptr) return static_cast<float*>(nullptr);
     const std::int64_t count = head.keys.count * columns;
@@ -365,9 +365,9 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
 
 void SweepDriver::Backward(const AttentionGradients& gradients,
                            const std::vector<KeyHead>& key_heads, HeadSums* heads,
-                           std::vector<KeyHead>* left) {
+                           std::vector<KeyHead>* remaining) {
   ForEachKeyHead<KvSums>(
-      context_, 4, key_heads, left,
+      context_, 4, key_heads, remaining,
       [&](const Context& context, int worker, const KeyHead& key_head, KvSums& sums) {
         HeadSums* totals = heads + key_head.b * params_.heads;
         return BackwardKeyHead(context, worker, gradients, key_head, sums, totals);
@@ -378,21 +378,22 @@ void SweepDriver::Backward(const AttentionGradients& gradients,
 
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const AttentionOutputs& outputs,
-                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
-  SweepDriver(functions, emulated, context, params).Forward(outputs, nullptr, rows, left);
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
+  SweepDriver(functions, emulated, context, params).Forward(outputs, nullptr, rows, remaining);
 }
 
 void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const WeightReceiver& receiver,
-                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left) {
-  SweepDriver(functions, emulated, context, params).Forward({}, &receiver, rows, left);
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
+  SweepDriver(functions, emulated, context, params).Forward({}, &receiver, rows, remaining);
 }
 
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
                    const AttentionParams& params, const AttentionGradients& gradients,
                    const std::vector<KeyHead>& key_heads, HeadSums* heads,
-                   std::vector<KeyHead>* left) {
-  SweepDriver(functions, emulated, context, params).Backward(gradients, key_heads, heads, left);
+                   std::vector<KeyHead>* remaining) {
+  SweepDriver(functions, emulated, context, params)
+      .Backward(gradients, key_heads, heads, remaining);
 }
 
 }  // namespace tsallis

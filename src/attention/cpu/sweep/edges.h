@@ -1,7 +1,7 @@
-// What a block of queries has for its keys: an edge for every weight that is not 0, row by row, and
-// where each row's edges with a bucket of keys lie. The threads that add up the keys' gradients
-// take a bucket each, and walk through the blocks in order: sums whose order no thread decides,
-// without atomics, and without a transposed copy of the lists.
+// Holds an edge for every weight of a block of queries that is not 0, row by row, and the place of
+// each row's edges with a bucket of keys. The threads that add up the keys' gradients take a bucket
+// each, and walk through the blocks in order: sums whose order no thread decides, without atomics,
+// and without a transposed copy of the lists.
 #pragma once
 
 #include <cstddef>
@@ -52,8 +52,8 @@ class BlockEdges {
 
  private:
   // Memory stays from block to block.
-  Growing<std::uint32_t> keys_;
-  Growing<float> p_, ds_;
+  GrowingBuffer<std::uint32_t> keys_;
+  GrowingBuffer<float> p_, ds_;
   std::size_t size_ = 0;
   std::vector<EdgeRun> runs_, sorted_;
   std::vector<std::size_t> starts_;

@@ -29,7 +29,7 @@ HWY_INLINE std::uint32_t MaskBits(hn::Mask<DF> mask) {
 #endif
 }
 
-// A unit's scores in float32. What an engine calls its Scores has these functions, except for
+// A unit's scores in float32. The Scores of every engine have these functions, except for
 // FilterRows and Vector, which only engines of float32 scores are asked for.
 struct FloatScores {
   HWY_ALIGN float scores[kUnitScores];  // [4 groups of 16 keys][16 rows][16 keys]
@@ -54,7 +54,7 @@ struct FloatScores {
       masks[r] = static_cast<std::uint16_t>(MaskBits(hn::Ge(most, hn::Set(d, bounds[r]))));
     }
   }
-  // The same for all rows.
+  // Filters all rows.
   HWY_INLINE void Filter(const float* HWY_RESTRICT bounds,
                          std::uint16_t* HWY_RESTRICT masks) const {
     FilterRows(bounds, masks, 0, kUnitRows);
@@ -86,7 +86,7 @@ struct FloatScores {
   }
 };
 
-// What the filter should look at while the next unit is computed; null scores: nothing.
+// A unit that the filter should look at while the next one is computed; null scores: none.
 template <class Scores>
 struct FilterJob {
   Scores* scores = nullptr;
@@ -108,7 +108,8 @@ struct FloatEngine {
     const auto* q = reinterpret_cast<const float*>(queries);
     const auto* k = reinterpret_cast<const float*>(keys);
     for (std::size_t group = 0; group < 4; ++group, k += dim * 16, scores += 256) {
-      // As many sums as registers take: all rows by one vector of keys, or 5 or 6 rows by two.
+      // Computes as many sums as registers take: all rows by one vector of keys, or 5 or 6 rows by
+      // two.
       if constexpr (kLanes == 16) {
         Rows<16>(q, k, dim, scores);
       } else if constexpr (kLanes == 8) {

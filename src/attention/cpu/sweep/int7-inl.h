@@ -106,7 +106,7 @@ struct WordEngine {
     scores->SetBounds(
         *reinterpret_cast<const ByteUnitTail*>(q + kUnitRows * QueryWords(ScoreEngine::kInt7, dim)),
         *reinterpret_cast<const ByteTileTail*>(keys + kTileKeys * dim), dim);
-    // As many sums as registers take.
+    // Computes as many sums as registers take.
     for (std::int64_t half = 0; half < 2; ++half) {
       const auto* k = reinterpret_cast<const std::int16_t*>(keys + half * 32 * dim);
       std::int16_t* sums = scores->sums + half * 32;

@@ -31,7 +31,7 @@ namespace HWY_NAMESPACE {
 // Float32 arithmetic in front of the integers, relative to the product of the norms.
 constexpr float kByteRounding = 1e-6f;
 
-// What rounding to bytes did to a vector.
+// The effect of rounding a vector to bytes.
 struct ByteRow {
   float norm = 0.0f;  // of the vector
   float lost = 0.0f;  // of the vector minus its rounded self
@@ -75,7 +75,7 @@ constexpr float kWordNorm = 176.5f;
 HWY_INLINE float ByteStep(ScoreEngine engine, const float* HWY_RESTRICT values, std::int64_t rows,
                           std::int64_t dim, int levels) {
   const float largest = LargestMagnitude(values, rows * dim);
-  // Of hardly anything (or NaN) nothing is kept; the bound has all of it.
+  // A vector of tiny numbers (or NaN) keeps nothing; the bound has all of it.
   if (!(largest > 1e-30f)) return 1.0f;
   const float step = largest / static_cast<float>(levels);
   if (engine != ScoreEngine::kInt7) return step;
@@ -127,7 +127,7 @@ HWY_INLINE std::uint32_t ByteQuad(const std::int32_t* bytes) {
   return BytePair(bytes) | BytePair(bytes + 2) << 16;
 }
 
-// What the bounds of a row need of its packed query.
+// Numbers of a packed query that the bounds of its row need.
 struct PackedQuery {
   float norm = 0.0f;  // as packed
   float lost = 0.0f;  // norm of what rounding took away
@@ -148,7 +148,7 @@ HWY_INLINE PackedQuery PackByteQuery(ScoreEngine engine, const float* HWY_RESTRI
     *word = value;
     word += kUnitRows;
   };
-  // What the keys' zero adds to a sum is where it starts from.
+  // A sum starts from the amount that the keys' zero adds to it.
   if (engine == ScoreEngine::kInt8) {
     put(static_cast<std::uint32_t>(-KeyZero(engine) * bytes.sum));
     for (std::int64_t x = 0; x < dim; x += 4) put(ByteQuad(rounded + x));
@@ -203,7 +203,7 @@ HWY_INLINE PackedBounds PackByteTile(ScoreEngine engine, std::int64_t dim, std::
 
 #if HWY_TARGET <= HWY_AVX2
 
-// Where a unit's sums start, and what a step of them is.
+// The start of a unit's sums, and the size of a step.
 struct ByteStart {
   HWY_ALIGN std::int32_t sum[kUnitRows];
   HWY_ALIGN float step[kUnitRows];
@@ -236,7 +236,8 @@ struct ByteEngine {
     const ByteStart start(offset, *reinterpret_cast<const ByteUnitTail*>(q + kUnitRows * dim / 4),
                           *reinterpret_cast<const ByteTileTail*>(keys + kTileKeys * dim));
     float* HWY_RESTRICT scores = unit->scores;
-    // As many sums as registers take, with every broadcast of queries used for all keys in reach.
+    // Computes as many sums as registers take, and uses every broadcast of queries for all keys in
+    // reach.
     constexpr std::size_t kGroups = HWY_TARGET <= HWY_AVX3 ? 4 : 1;
     for (std::size_t group = 0; group < 4; group += kGroups, scores += kGroups * 256) {
       Rows<6, kGroups>(q, keys, dim, start, 0, scores);
@@ -257,7 +258,7 @@ struct ByteEngine {
     const hn::RebindToSigned<DF> di;
     constexpr std::size_t kLanes = hn::MaxLanes(d), kPerGroup = 16 / kLanes;
     constexpr std::size_t kVectors = kGroups * kPerGroup;
-    // Where vector v of keys lies, in words.
+    // Offset of vector v of keys, in words.
     const auto key_at = [&](std::size_t v) {
       return static_cast<std::int64_t>(v / kPerGroup) * dim * 4 +
              static_cast<std::int64_t>(v % kPerGroup * kLanes);

@@ -56,31 +56,32 @@ SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64
 
 namespace {
 
-std::string Declines(const AttentionParams& params, bool left) {
-  if (left) return "rows that keep many keys are not for lists";
+std::string Declines(const AttentionParams& params, bool remaining) {
+  if (remaining) return "rows that keep many keys are not for lists";
   return MostKeys(params) < 512 ? "dense tiles are faster on short rows" : "";
 }
 
 template <ScoreEngine kEngine>
 void ForwardWith(const Context& context, const AttentionParams& params,
                  const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
-                 std::vector<RowBlock>* left) {
-  SweepForward(GetSweepFunctions(kEngine, false), false, context, params, outputs, rows, left);
+                 std::vector<RowBlock>* remaining) {
+  SweepForward(GetSweepFunctions(kEngine, false), false, context, params, outputs, rows, remaining);
 }
 
 template <ScoreEngine kEngine>
 void BackwardWith(const Context& context, const AttentionParams& params,
                   const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-                  HeadSums* heads, std::vector<KeyHead>* left) {
+                  HeadSums* heads, std::vector<KeyHead>* remaining) {
   SweepBackward(GetSweepFunctions(kEngine, false), false, context, params, gradients, key_heads,
-                heads, left);
+                heads, remaining);
 }
 
 template <ScoreEngine kEngine>
 void WeightsWith(const Context& context, const AttentionParams& params,
                  const WeightReceiver& receiver, const std::vector<RowBlock>& rows,
-                 std::vector<RowBlock>* left) {
-  SweepWeights(GetSweepFunctions(kEngine, false), false, context, params, receiver, rows, left);
+                 std::vector<RowBlock>* remaining) {
+  SweepWeights(GetSweepFunctions(kEngine, false), false, context, params, receiver, rows,
+               remaining);
 }
 
 std::size_t SavedBytes(const AttentionParams& params) { return SavedLists::Bytes(params, 64); }

@@ -1,4 +1,4 @@
-// What a block's sweep does with a tile: bounds, hits, lists. Included once per instruction set.
+// Sweeps a tile for a block: bounds, hits, lists. Included once per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_SWEEP_LISTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_SWEEP_LISTS_INL_H_
 #undef TSALLIS_ATTENTION_CPU_SWEEP_LISTS_INL_H_

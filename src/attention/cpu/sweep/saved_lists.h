@@ -61,7 +61,7 @@ class SavedLists {
     if (counts_ != nullptr) counts_[row] = kNotSaved;
   }
 
-  // The same lists, rows counted from `row`.
+  // These lists, with rows counted from `row`.
   SavedLists From(std::int64_t row) const {
     SavedLists from = *this;
     if (counts_ == nullptr) return from;

@@ -1,5 +1,5 @@
-// What becomes of a block's lists: bounds, exact scores, thresholds, supports. Included once per
-// instruction set.
+// Solves a block's lists: bounds, exact scores, thresholds, supports. Included once per instruction
+// set.
 #if defined(TSALLIS_ATTENTION_CPU_SWEEP_SOLVE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_SWEEP_SOLVE_INL_H_
 #undef TSALLIS_ATTENTION_CPU_SWEEP_SOLVE_INL_H_

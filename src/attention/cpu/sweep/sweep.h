@@ -82,7 +82,7 @@ inline std::int64_t PackedDim(ScoreEngine engine, std::int64_t head_dim) {
   const std::int64_t step = engine == ScoreEngine::kFloat ? 1 : (IsByteEngine(engine) ? 4 : 32);
   return (head_dim + step - 1) / step * step;
 }
-// Of a key.
+// Bytes of an element of a packed key.
 inline std::int64_t PackedElementBytes(ScoreEngine engine) {
   return engine == ScoreEngine::kFloat ? 4 : (IsByteEngine(engine) ? 1 : 2);
 }
@@ -157,7 +157,7 @@ inline std::size_t UnitBytes(ScoreEngine engine, std::int64_t head_dim) {
          (IsByteEngine(engine) ? sizeof(ByteUnitTail) : 0);
 }
 
-// What the pilot rows of a head told.
+// The findings of the pilot rows of a head.
 struct HeadGuess {
   bool usable = false;  // else every row starts from nothing
   bool dense = false;   // the head's rows keep most keys: not worth sweeping
@@ -166,7 +166,7 @@ struct HeadGuess {
   double kept = 0.0;    // share of its keys that a row keeps
 };
 
-// What does not change over the blocks of a head.
+// Data that all blocks of a head share.
 struct HeadContext {
   const AttentionParams* params = nullptr;
   const Sequence* sequence = nullptr;
@@ -221,7 +221,7 @@ struct SweepScratch {
   hwy::AlignedFreeUniquePtr<float[]> moments;
   hwy::AlignedFreeUniquePtr<float[]> row_buffer;  // [max(head_dim, value_dim) + 64] twice
 
-  // What a hit needs comes first: one line of the cache.
+  // The members that a hit needs come first: one line of the cache.
   struct alignas(64) Row {
     std::int64_t lo = 0, hi = 0;  // visible keys, from the sequence's first
     std::int64_t count = 0;       // listed
@@ -297,13 +297,13 @@ SweepFunctions GetSweepFunctions(ScoreEngine engine, bool emulated);
 // The kernel's passes with given functions; kernels and tests choose them.
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const AttentionOutputs& outputs,
-                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining);
 void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const WeightReceiver& receiver,
-                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* left);
+                  const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining);
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
                    const AttentionParams& params, const AttentionGradients& gradients,
                    const std::vector<KeyHead>& key_heads, HeadSums* heads,
-                   std::vector<KeyHead>* left);
+                   std::vector<KeyHead>* remaining);
 
 }  // namespace tsallis

@@ -15,14 +15,15 @@ namespace tsallis::simt {
 struct DeviceMemory {
   std::map<std::uintptr_t, std::size_t> pieces;  // address of the first byte: bytes
   std::uintptr_t begin = 0, end = 0;             // the piece that was asked for last
-  // Of the running launch, by pairs of bytes: the thread that wrote.
+  // The thread of the running launch that wrote each pair of bytes.
   std::unordered_map<std::uintptr_t, std::uint64_t> writers;
   std::size_t limit = SIZE_MAX, used = 0;  // bytes; beyond, allocations fail
 };
 inline DeviceMemory device_memory;
 
-// As cudaMalloc: aligned to 256. Every word is 0x7FFFFFFF, a NaN of each floating-point type and as
-// a count of entries beyond all memory. Throws std::bad_alloc beyond the limit.
+// Allocates as cudaMalloc does, aligned to 256. Every word is 0x7FFFFFFF, a NaN of each
+// floating-point type and as a count of entries beyond all memory. Throws std::bad_alloc beyond the
+// limit.
 inline void* AllocateDevice(std::size_t bytes) {
   DeviceMemory& memory = device_memory;
   if (bytes > memory.limit - memory.used) throw std::bad_alloc();

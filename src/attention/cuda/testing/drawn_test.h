@@ -1,4 +1,4 @@
-// What tests of the emulated kernels share: one problem, or many drawn ones, against the reference
+// Shared by tests of the emulated kernels: one problem, or many drawn ones, against the reference
 // in double.
 //
 //   TSALLIS_CASES   how many problems (default 100)

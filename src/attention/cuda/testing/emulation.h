@@ -30,7 +30,7 @@ void ForType(const AttentionParams& params, const Run& run) {
   run.template operator()<BFloat16>();
 }
 
-// As AttentionForward and AttentionBackward; throw simt::Fault for what a kernel does wrong.
+// Compute AttentionForward and AttentionBackward; throw simt::Fault for a kernel's mistakes.
 inline void EmulatedForward(const Context& context, const AttentionParams& params,
                             const AttentionOutputs& outputs) {
   OnDevice<Emulation> device;
@@ -48,7 +48,7 @@ inline void EmulatedBackward(const Context& context, const AttentionParams& para
   device.CopyBack();
 }
 
-// As AttentionOnPages.
+// Computes AttentionOnPages.
 inline void EmulatedOnPages(const Context& context, const AttentionParams& params,
                             const AttentionPages& pages, const AttentionOutputs& outputs) {
   OnDevice<Emulation> device;
@@ -59,7 +59,7 @@ inline void EmulatedOnPages(const Context& context, const AttentionParams& param
   device.CopyBack();
 }
 
-// As AttentionWeightCounts and AttentionWeights, for `entries` entries.
+// Compute AttentionWeightCounts and AttentionWeights, for `entries` entries.
 inline void EmulatedWeightCounts(const AttentionParams& params, std::int64_t* counts) {
   CountWeights<Emulation>(params, counts, [&](const auto&... there) {
     ForType(params, [&]<class Type>() { RunWeightCounts<Type>({}, there...); });

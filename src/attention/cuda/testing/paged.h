@@ -17,7 +17,8 @@
 namespace tsallis::cuda {
 
 // Memory for the pages of a call whose sequences begin at key 0 and end at ranges.k_end, if that is
-// given. What is no key holds NaN, entries of the table behind a sequence's pages hold anything.
+// given. Rows that are no keys hold NaN, entries of the table behind a sequence's pages hold
+// anything.
 class InPages {
  public:
   InPages(const AttentionParams& params, std::int64_t page_size, std::uint64_t seed) {

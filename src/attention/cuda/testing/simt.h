@@ -13,7 +13,7 @@
 // Kernels hold nothing that needs a destructor, so the fibres of an ended launch are left as they
 // are.
 //
-// What cannot be seen here: docs/guide/cuda.md.
+// src/attention/cuda/README.md lists what the emulation cannot see.
 #pragma once
 
 #include <algorithm>
@@ -70,7 +70,7 @@ struct Policy {
   }
 };
 
-// What launches did, since somebody set it to 0: tests of a kernel's cost read it.
+// Counts the work of launches since it was last set to 0: tests of a kernel's cost read it.
 struct Counters {
   std::uint64_t launches = 0, blocks = 0, barriers = 0, products = 0, matrix_loads = 0;
   std::uint64_t bank_conflicts = 0;  // of matrix loads: rows that wait for another of the eight
@@ -83,7 +83,7 @@ class Fault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What is known of a word of shared memory (shared_memory.h).
+// The accesses of a word of shared memory (shared_memory.h).
 struct SharedWord {
   // The last write: epoch 0 means none.
   std::uint32_t write_epoch = 0, write_warp_epoch = 0;
@@ -102,7 +102,7 @@ struct Warp {
   unsigned arrived = 0;
   void* arguments[kWarpSize] = {};
   unsigned ready = 0;       // lanes that can go on
-  unsigned left = 0;        // lanes that have ended
+  unsigned ended = 0;       // lanes that have ended
   std::uint32_t epoch = 0;  // __syncwarp so far
 };
 
@@ -146,7 +146,7 @@ struct Machine {
   std::vector<std::uint32_t> shared;
   std::vector<SharedWord> shadow;
   std::uint32_t launch = 0;  // its number
-  // Of kernels, on devices of either memory: the most bytes that a launch may have.
+  // The most bytes that a launch of each kernel may have, on devices of either memory.
   std::map<std::pair<std::uintptr_t, bool>, std::size_t> shared_limits;
   void (*invoke)(void*) = nullptr;
   void* closure = nullptr;
@@ -234,7 +234,7 @@ inline void ThreadMain() {
   if (m.waiting > 0) Fail("a thread ends while others wait for it at a barrier");
   me.place = "its end";
   me.warp->ready &= ~(1u << me.lane);
-  me.warp->left |= 1u << me.lane;
+  me.warp->ended |= 1u << me.lane;
   --m.running;
   GoOn();
   std::abort();
@@ -247,7 +247,7 @@ void Meet(Argument& argument, const char* name, int line, const Finish& finish) 
   Thread& me = *machine.self;
   Warp& warp = *me.warp;
   me.place = name;
-  if (warp.left != 0) Fail("%s: lanes of the warp have ended", name);
+  if (warp.ended != 0) Fail("%s: lanes of the warp have ended", name);
   if (warp.arrived == 0) {
     warp.name = name;
     warp.line = line;
@@ -265,7 +265,7 @@ void Meet(Argument& argument, const char* name, int line, const Finish& finish) 
     finish(arguments);
     warp.arrived = 0;
     warp.ready = kAllLanes;
-    // Who goes on first is the policy's to say.
+    // The policy decides who goes on first.
     if (machine.policy.order == Order::kRandom) GoOn();
   } else {
     warp.ready &= ~(1u << me.lane);

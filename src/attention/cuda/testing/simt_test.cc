@@ -16,8 +16,8 @@
 namespace tsallis::cuda {
 namespace {
 
-// What a launch of a block with 64 threads and 1 KB of shared memory dies of; empty: of nothing.
-// Under every order, which must agree.
+// The fault of a launch of a block with 64 threads and 1 KB of shared memory; empty: none. Every
+// order must give the same.
 template <class Kernel>
 std::string FaultOf(Kernel kernel, unsigned threads = 64) {
   std::string first;
@@ -96,7 +96,7 @@ TEST(Simt, SharedMemoryOutOfBoundsAndUnwritten) {
 
 TEST(Simt, Races) {
   const std::string unordered = "without a barrier";
-  // Of warps, after a barrier of the warp only.
+  // A race of warps, after a barrier of the warp only.
   ExpectFault(FaultOf([] {
                 Shared<int>(0).Store(ThreadIndex(), 1);
                 SyncBlock();
@@ -105,7 +105,7 @@ TEST(Simt, Races) {
                 Shared<int>(0).Load(63 - ThreadIndex());
               }),
               "race");
-  // Of lanes, with a shuffle between.
+  // A race of lanes, with a shuffle between.
   ExpectFault(FaultOf([] {
                 Shared<int>(0).Store(ThreadIndex(), 1);
                 SyncBlock();
@@ -228,7 +228,7 @@ TEST(Simt, VotesAndShuffles) {
             }),
             "");
   EXPECT_EQ(FaultOf([] {
-              // Of two warps: a barrier counts both, an or is each warp's own.
+              // Two warps: a barrier counts both, an or is each warp's own.
               const int thread = ThreadIndex();
               if (SyncBlockCount(thread % 3 == 0) != 22 || SyncBlockCount(false) != 0 ||
                   SyncBlockCount(thread == 63) != 1) {

@@ -238,7 +238,7 @@ TEST(Analyses, LearnedEdgesFindMoreThanChanceAndPatternsAreWhatTheyAre) {
       EXPECT_GE(share, -1e-9);
       EXPECT_LE(share, 100.0 + 1e-3);
     }
-    // Of the pairs that are joined at random, recall would be the share that is joined.
+    // With pairs joined at random, recall would be the share that is joined.
     if (std::get<std::string>(row[0]) == "all" && std::get<std::string>(row[2]) == "distance") {
       EXPECT_GT(recall, 100.0 - sparsity);
     }

@@ -14,7 +14,7 @@
 
 namespace tsallis::lab {
 
-// What an analysis gets.
+// Every analysis gets these.
 struct AnalysisContext {
   bool quick = false;  // smaller sizes and fewer draws: seconds at most
   std::uint64_t seed = 1;

@@ -50,7 +50,7 @@ double ConstantPrefix(const AnalysisContext& context, double alpha, std::int64_t
   return std::abs(first - second);
 }
 
-// As above with prefix tokens b_i / sqrt(phi), b_i in [0, 1), and all rows.
+// The same difference with prefix tokens b_i / sqrt(phi), b_i in [0, 1), and all rows.
 template <typename T>
 double RandomPrefix(const AnalysisContext& context, double alpha, const std::vector<double>& b) {
   const auto n = static_cast<std::int64_t>(b.size()) + 2;

@@ -28,7 +28,7 @@ double VanishesAt(double alpha, std::size_t entry) {
   return std::pow(sum, -(alpha - 1.0));
 }
 
-// The same of the map itself: the smallest 1/theta at which the entry has weight 0.
+// Measures it on the map itself: the smallest 1/theta at which the entry has weight 0.
 double MeasuredAt(const AnalysisContext& context, double alpha, std::size_t entry) {
   double low = 1e-6, high = 1e6;
   for (int i = 0; i < 80; ++i) {

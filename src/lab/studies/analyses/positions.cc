@@ -44,8 +44,8 @@ std::vector<double> DrawnScores(const AnalysisContext& context, std::int64_t hea
   return scores;
 }
 
-// The same with a rotated product of vectors in the place of the uniform part, of the same standard
-// deviation: the paper does not say how it rotates a number.
+// Draws them with a rotated product of vectors in the place of the uniform part, of the same
+// standard deviation: the paper does not say how it rotates a number.
 std::vector<double> RopeScores(const AnalysisContext& context, std::int64_t head, std::int64_t i) {
   const double deviation = (kHigh - kLow) / std::sqrt(12.0);
   std::vector<double> scores = Normals(context, 51, head * 1000 + i, i, kNoise);

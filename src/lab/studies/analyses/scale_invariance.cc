@@ -26,7 +26,7 @@ constexpr std::int64_t kLocal = 100;  // keys before the query, whose weight is 
 
 const char* Name(Law law) { return kNames[static_cast<int>(law)]; }
 
-// What becomes of a score at distance t of a row of n.
+// The terms of a score at distance t of a row of n.
 struct Terms {
   std::vector<double> a, m;  // [n], from distance 1
 
@@ -46,7 +46,7 @@ struct Terms {
   }
 };
 
-// Of scores at distances [begin, end), 1-based, as a distribution by itself.
+// The entropy of scores at distances [begin, end), 1-based, as a distribution by itself.
 double RangeEntropy(const std::vector<double>& scores, std::int64_t begin, std::int64_t end) {
   StreamedEntropy entropy;
   for (std::int64_t t = begin; t < end; ++t) entropy.Add(scores[static_cast<std::size_t>(t - 1)]);

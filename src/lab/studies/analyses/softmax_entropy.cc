@@ -30,7 +30,7 @@ double Sharpening(const AdaptiveTemperature& adaptive, double entropy) {
   return std::max(1.0, value);
 }
 
-// Where the sharpening begins (`from` < `to`) or ends, by bisection.
+// The entropy at which the sharpening begins (`off` < `on`) or ends, by bisection.
 double Boundary(const AdaptiveTemperature& adaptive, double off, double on) {
   for (int i = 0; i < 60; ++i) {
     const double middle = 0.5 * (off + on);

@@ -1,16 +1,16 @@
-// A11: which keys a head will give weight, foretold from short projections of its queries and keys
-// (Treviso et al. 2022, "Predicting attention sparsity in transformers", Sparsefinder; the slides
-// name it beside AdaSplash), held against patterns that look at no key.
+// A11: predicts the keys to which a head will give weight, from short projections of its queries
+// and keys (Treviso et al. 2022, "Predicting attention sparsity in transformers", Sparsefinder; the
+// slides name it beside AdaSplash), held against patterns that look at no key.
 //
-// Of every head: a projection W to four numbers, trained so that q W is near k W exactly where
+// Every head has a projection W to four numbers, trained so that q W is near k W exactly where
 // entmax gives weight: hinge of one plus the squared distances of pairs with weight minus those of
 // as many pairs without. Then an edge joins a query and a key that are near each other (distance),
 // that are in one cluster (k-means), or that share a bucket in one of the four numbers
 // (quantisation); the nearest keys before a query are always joined, and in a second family the
 // first keys. Beside them stand patterns and the groups of Reformer and of Routing Transformers.
-// Blocks: centres of clusters pick chunks of queries and of keys by their means. An
-// answer of entmax is exact where all keys with weight are joined; the model is also run with
-// nothing but the joined pairs, and attention on their blocks is timed beside exact attention.
+// Blocks: centres of clusters pick chunks of queries and of keys by their means. An answer of
+// entmax is exact where all keys with weight are joined; the model is also run with nothing but the
+// joined pairs, and attention on their blocks is timed beside exact attention.
 //
 // Trained here: 300 steps of Adam on the heads of one small model, on its own samples; the paper
 // trains three epochs on machine translation and masked language models.

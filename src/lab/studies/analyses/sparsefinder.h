@@ -1,8 +1,7 @@
-// The parts of the study sparsefinder: the models whose heads it looks at (sparsefinder_models.cc),
-// heads and their projections (sparsefinder_heads.cc), which pairs are foretold
-// (sparsefinder_edges.cc), what the model makes of them and how long it takes
-// (sparsefinder_runs.cc), what of it the page shows (sparsefinder_page.cc). The study:
-// sparsefinder.cc.
+// The parts of the study sparsefinder: models (sparsefinder_models.cc), their heads and the
+// projections of these (sparsefinder_heads.cc), the predicted pairs (sparsefinder_edges.cc), scores
+// and times of the model under them (sparsefinder_runs.cc), and the page (sparsefinder_page.cc).
+// The study itself is sparsefinder.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +25,7 @@ namespace tsallis::lab::sparsefinder {
 
 // ---- models
 
-// What queries may see.
+// The keys that queries may see.
 enum class Sight : std::uint8_t {
   kBefore,  // the keys of their own sequence up to themselves
   kAll,     // all keys of their own sequence
@@ -50,18 +49,19 @@ struct LayerQueriesKeys {
 // A model as the study needs it.
 class Subject {
  public:
-  // Of queries and keys of one sample, the pairs that are left: [heads, queries, keys] bool.
+  // Takes queries and keys of one sample, returns the visible pairs: [heads, queries, keys] bool.
   using Joined = std::function<at::Tensor(const LayerQueriesKeys&)>;
-  // The same with the weights of head h: [queries, keys] float32.
+  // Returns the weights of head h: [queries, keys] float32.
   using Weights = std::function<at::Tensor(std::int64_t head)>;
 
   virtual ~Subject() = default;
 
   virtual const std::vector<Layer>& Layers() const = 0;
-  // Layer by layer of one sample. UsageError for heads whose map gives weight to every pair, and
-  // for those that LayerInput::Arrays does not serve.
-  virtual void Look(const TokenBatch& sample,
-                    const std::function<void(const LayerQueriesKeys&, const Weights&)>& look) = 0;
+  // Goes through the layers of one sample. UsageError for heads whose map gives weight to every
+  // pair, and for those that LayerInput::Arrays does not serve.
+  virtual void VisitLayers(
+      const TokenBatch& sample,
+      const std::function<void(const LayerQueriesKeys&, const Weights&)>& visit) = 0;
   // The score of a model whose heads see the joined pairs alone, from the queries and keys that it
   // has then; null: all pairs.
   virtual SequenceScore Evaluate(const TokenBatch& batch, const Joined& joined) = 0;
@@ -134,7 +134,7 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
 
 // ---- runs
 
-// Of every head and way: [layers][heads][ways], the same ways everywhere.
+// The predictors of every head and way: [layers][heads][ways], the same ways everywhere.
 using Predictors = std::vector<std::vector<std::vector<Predictor>>>;
 
 // How answers under restricted attention are counted: as the task does, but translations by the
@@ -152,7 +152,7 @@ struct RestrictedRun {
 // keys of this very run.
 RestrictedRun RunRestricted(Subject& subject, const Samples& samples, const Predictors& predictors,
                             std::size_t way);
-// The same with all pairs.
+// Runs with all pairs.
 RestrictedRun RunFree(Subject& subject, const Samples& samples);
 
 struct Timing {
@@ -172,18 +172,18 @@ std::vector<Timing> TimeBlocks(Decoder& model, const TokenBatch& sample,
 
 // ---- page
 
-// What a table says of a method at a sparsity, between its settings; none where it does not go
-// there.
+// The value of a method at a sparsity, interpolated between its settings in a table; none where
+// these do not reach.
 struct MethodValue {
   std::string family, method;
   std::optional<double> value;
 };
 
-// Of every method, in the order of a table with the columns "family", "method" and "sparsity"; of
-// one with "layer" the rows "all". sparsity: %.
+// The values of every method, in the order of a table with the columns "family", "method" and
+// "sparsity"; a table with "layer" gives its rows "all". sparsity: %.
 std::vector<MethodValue> ValuesAt(const DataTable& table, const std::string& column,
                                   double sparsity);
-// Of 90, 80, ... % the one where most methods on single pairs have a value, the largest of equals.
+// The one of 90, 80, ... % where most methods on single pairs have a value, the largest of equals.
 double CommonSparsity(const DataTable& edges);
 // Exact attention's time at the longest length, and the fastest of every method there; nothing of
 // samples that are too short to be timed by blocks.

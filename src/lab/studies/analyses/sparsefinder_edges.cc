@@ -31,7 +31,7 @@ Tensor FirstKeys(Sight sight, std::int64_t queries, std::int64_t keys) {
   return Visible(sight, queries, keys).logical_and(at::arange(keys).lt(kFirst).unsqueeze(0));
 }
 
-// Of points, the centre that each is nearest to.
+// The centre to which each point is nearest.
 Tensor Nearest(const Tensor& points, const Tensor& centres) {
   return at::cdist(points, centres).argmin(1);
 }
@@ -67,7 +67,7 @@ Tensor ChunkMeans(const Tensor& rows, std::int64_t chunk) {
   return at::zeros({chunks, rows.size(1)}).index_add(0, ids, rows) / counts.unsqueeze(1);
 }
 
-// Of each centre, the `count` nearest chunks: [chunks, centres] float32, 1 or 0. `own`: only among
+// The `count` nearest chunks of each centre: [chunks, centres] float32, 1 or 0. `own`: only among
 // the chunks that have no nearer centre.
 Tensor Picked(const Tensor& means, const Tensor& centres, std::int64_t count, bool own) {
   Tensor distances = at::cdist(means, centres);
@@ -83,9 +83,9 @@ Tensor Picked(const Tensor& means, const Tensor& centres, std::int64_t count, bo
 // Rows of length 1.
 Tensor Directions(const Tensor& rows) { return rows / rows.norm(2, {1}, true).clamp_min(1e-12); }
 
-// Of rows [n, head_dim], the sides that each lies on after `rounds` drawn rotations to half as many
-// numbers as there are buckets: [rounds, n], the largest of the numbers and their negatives, as
-// Reformer hashes (Kitaev, Kaiser and Levskaya 2020).
+// The sides on which each of the rows [n, head_dim] lies after `rounds` drawn rotations to half as
+// many numbers as there are buckets: [rounds, n], the largest of the numbers and their negatives,
+// as Reformer hashes (Kitaev, Kaiser and Levskaya 2020).
 Tensor HashesOf(const Tensor& rows, const Tensor& rotations) {
   const Tensor sides = Directions(rows).matmul(rotations);  // [rounds, n, buckets / 2]
   return at::cat({sides, -sides}, 2).argmax(2);

@@ -16,7 +16,7 @@ using at::Tensor;
 constexpr std::int64_t kNumbers = 4;    // of a projected query or key
 constexpr std::int64_t kQueries = 128;  // of a step of training
 
-// As many pairs without weight as there are with, of every query, drawn among those that it sees.
+// Draws as many pairs without weight as every query has with weight, among those that it sees.
 Tensor Negatives(const Tensor& positive, const Tensor& visible, RandomStream& random) {
   Tensor negative = at::zeros_like(positive);
   const auto* has = positive.const_data_ptr<bool>();
@@ -51,18 +51,18 @@ std::vector<std::vector<HeadData>> Collect(Subject& subject, const Samples& samp
   std::vector<std::vector<HeadData>> heads(subject.Layers().size());
   for (std::int64_t s = 0; s < samples.training + samples.test; ++s) {
     const bool training = s < samples.training;
-    subject.Look(samples.Draw(s, 1),
-                 [&](const LayerQueriesKeys& own, const Subject::Weights& weights_of) {
-                   std::vector<HeadData>& layer = heads[own.layer];
-                   layer.resize(static_cast<std::size_t>(own.q.size(0)));
-                   for (std::size_t h = 0; h < layer.size(); ++h) {
-                     const auto head = static_cast<std::int64_t>(h);
-                     const Tensor weights = weights_of(head).contiguous();
-                     (training ? layer[h].training : layer[h].test)
-                         .push_back({own.q[head].contiguous(), own.k[head].contiguous(),
-                                     weights > 0, training ? Tensor() : weights});
-                   }
-                 });
+    subject.VisitLayers(samples.Draw(s, 1),
+                        [&](const LayerQueriesKeys& own, const Subject::Weights& weights_of) {
+                          std::vector<HeadData>& layer = heads[own.layer];
+                          layer.resize(static_cast<std::size_t>(own.q.size(0)));
+                          for (std::size_t h = 0; h < layer.size(); ++h) {
+                            const auto head = static_cast<std::int64_t>(h);
+                            const Tensor weights = weights_of(head).contiguous();
+                            (training ? layer[h].training : layer[h].test)
+                                .push_back({own.q[head].contiguous(), own.k[head].contiguous(),
+                                            weights > 0, training ? Tensor() : weights});
+                          }
+                        });
   }
   return heads;
 }

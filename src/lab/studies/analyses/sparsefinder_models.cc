@@ -47,14 +47,15 @@ class DecoderSubject : public Subject {
 
   const std::vector<Layer>& Layers() const override { return layers_; }
 
-  void Look(const TokenBatch& sample,
-            const std::function<void(const LayerQueriesKeys&, const Weights&)>& look) override {
-    model_.Look(sample, [&](const LayerView& view) {
+  void VisitLayers(
+      const TokenBatch& sample,
+      const std::function<void(const LayerQueriesKeys&, const Weights&)>& visit) override {
+    model_.VisitLayers(sample, [&](const LayerView& view) {
       const HeadArrays arrays = view.Arrays(0);
       const auto layer = static_cast<std::size_t>(view.layer);
       CheckZeros(layers_[layer].name, arrays.alpha, arrays.map);
       const std::int64_t tokens = arrays.q.size(1);
-      look(Of(layer, arrays), [&](std::int64_t head) {
+      visit(Of(layer, arrays), [&](std::int64_t head) {
         return DenseWeights(view.Weights(0, head, 0, tokens), tokens);
       });
     });
@@ -86,8 +87,8 @@ class DecoderSubject : public Subject {
   std::vector<Layer> layers_;
 };
 
-// Layers as the model goes through them: the encoder's, then the decoder's, each before its look at
-// the source.
+// Layers in the order of the model: the encoder's, then the decoder's, each followed by its
+// attention to the source.
 class EncoderDecoderSubject : public Subject {
  public:
   explicit EncoderDecoderSubject(EncoderDecoder& model)
@@ -103,9 +104,10 @@ class EncoderDecoderSubject : public Subject {
 
   const std::vector<Layer>& Layers() const override { return layers_; }
 
-  void Look(const TokenBatch& sample,
-            const std::function<void(const LayerQueriesKeys&, const Weights&)>& look) override {
-    model_.Look(sample, [&](const PackedAttention& attention) {
+  void VisitLayers(
+      const TokenBatch& sample,
+      const std::function<void(const LayerQueriesKeys&, const Weights&)>& visit) override {
+    model_.VisitLayers(sample, [&](const PackedAttention& attention) {
       const std::size_t layer = LayerOf(attention);
       const AttentionOptions& options = attention.seen.options;
       Tensor alpha;
@@ -114,7 +116,7 @@ class EncoderDecoderSubject : public Subject {
       }
       CheckZeros(layers_[layer].name, alpha, Name(options.map));
       const Tensor weights = WeightsOf(attention, 0);
-      look(Of(layer, attention, 0), [&](std::int64_t head) { return weights[head]; });
+      visit(Of(layer, attention, 0), [&](std::int64_t head) { return weights[head]; });
     });
   }
 

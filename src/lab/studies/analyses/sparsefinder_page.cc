@@ -183,7 +183,7 @@ std::vector<Fact> TimeFacts(const DataTable& time) {
                     both = Place(time, "both"), error = Place(time, "error");
   if (time.Rows().empty()) return {};
   const std::vector<Cell>& last = time.Rows().back();
-  // Of every method the fastest setting at the longest length.
+  // The fastest setting of every method at the longest length.
   std::map<std::string, const std::vector<Cell>*> best;
   for (const std::vector<Cell>& row : time.Rows()) {
     if (CellText(row[0]) != CellText(last[0])) continue;

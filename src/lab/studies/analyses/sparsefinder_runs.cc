@@ -36,7 +36,8 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Of the processor, not of the clock: calls of one thread, which others may share a core with.
+// Measures time of the processor, not of the clock: calls of one thread, which may share a core
+// with others.
 double Milliseconds(int times, const std::function<void()>& act) {
   const auto now = [] {
     timespec time{};
@@ -89,7 +90,7 @@ Tensor BlocksOf(const Predictor& way, const Tensor& q, const Tensor& k, std::int
   return padded.view({blocks, block, blocks, block}).amax({1, 3}).to(at::kBool);
 }
 
-// Of the pairs j <= i of n tokens, those in blocks that are not there; mean over heads.
+// The share of the pairs j <= i of n tokens in blocks that are not there; mean over heads.
 double LeftOut(const Tensor& mask, std::int64_t n, std::int64_t block) {
   const Tensor ids = at::arange(n).floor_divide(block);
   const Tensor pairs =
@@ -130,7 +131,7 @@ std::vector<Timing> TimeBlocks(Decoder& model, const TokenBatch& sample,
                                const std::vector<std::int64_t>& block, int times) {
   std::vector<Timing> timings(ways.size());
   const Context one{.threads = 1};
-  model.Look(sample, [&](const LayerView& view) {
+  model.VisitLayers(sample, [&](const LayerView& view) {
     const HeadArrays arrays = view.Arrays(0);
     const Tensor q = arrays.q.to(at::kFloat), k = arrays.k.to(at::kFloat);
     const auto& heads = predictors[static_cast<std::size_t>(view.layer)];

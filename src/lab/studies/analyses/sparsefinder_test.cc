@@ -69,7 +69,7 @@ TEST(SparsefinderEdges, JoinWhatIsAlike) {
   EXPECT_EQ(families["blocks"], 2 * 3 * 4);  // chunks of 64 make one block of 64 tokens
 }
 
-// Of four chunks each centre takes one of its kind: chunks of one kind are joined whole.
+// Each centre takes one of four chunks, of its own kind: chunks of one kind are joined whole.
 TEST(SparsefinderEdges, ChunksAreJoinedWhole) {
   const Tensor x = Turns();
   int seen = 0;
@@ -206,14 +206,14 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   one.tokens = batch.tokens.narrow(0, 0, 1);
   one.labels = batch.labels.narrow(0, 0, 1);
   int seen = 0;
-  subject->Look(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
+  subject->VisitLayers(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
     ++seen;
     for (const std::int64_t h : {0, 1}) {
       const Tensor scores = own.q[h].matmul(own.k[h].t()) / std::sqrt(8.0);
       const Tensor found = weights(h);
       ASSERT_EQ(found.sizes(), scores.sizes());
       EXPECT_TRUE(at::allclose(found.sum(1), at::ones({found.size(0)}), 1e-4, 1e-4));
-      // Of two keys of a row, the one with the larger score has the larger weight.
+      // The one of two keys of a row that has the larger score has the larger weight.
       const Tensor best = (scores.masked_fill(Visible(subject->Layers()[own.layer].sight,
                                                       scores.size(0), scores.size(1))
                                                   .logical_not(),

@@ -25,14 +25,14 @@ double Value(const std::vector<double>& coefficients, double entropy) {
 }
 
 // Rows of scores of sets of n items, the others -inf up to `width`, and where the largest item is.
-struct Rows {
+struct ScoreRows {
   std::vector<float> scores;          // [rows, width]
   std::vector<std::int64_t> lengths;  // [rows]
   std::vector<std::int64_t> targets;  // [rows]
 };
 
 void AddSets(TrainedModel& trained, std::int64_t n, std::int64_t sets, std::int64_t width,
-             Rows& rows) {
+             ScoreRows& rows) {
   const std::int64_t chunk = std::max<std::int64_t>(1, 4096 / n);
   for (std::int64_t first = 0; first < sets; first += chunk) {
     const std::int64_t count = std::min(chunk, sets - first);
@@ -63,7 +63,7 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
   TrainedModel trained = SoftmaxModel(context, 0.5);
   const std::int64_t width = context.quick ? 256 : 4096;
   const std::int64_t sets = context.quick ? 64 : 256;
-  Rows rows;
+  ScoreRows rows;
   for (std::int64_t n = 16; n <= width; n *= 2) {
     AddSets(trained, n, sets, width, rows);
     context.Done(0.5 + 0.1 * static_cast<double>(n) / static_cast<double>(width));
