@@ -63,6 +63,8 @@ function(tsallis_together target)
     return()
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # It warns of what would be wrong in a header, and takes each file that is not the joined one for a header.
+  target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   get_target_property(sources ${target} SOURCES)
   list(REMOVE_ITEM sources ${ARGN})
   set(last)
