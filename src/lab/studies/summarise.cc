@@ -171,7 +171,7 @@ DrawnSample SampleAt(const SequenceTask& task, std::int64_t n) {
 
 // Decoders: how they attend, without positions.
 DecoderConfig WithoutPositions(DecoderConfig decoder) {
-  decoder.attention.positions = {};
+  decoder.attention.positions = Positions();
   for (AttentionOverride& change : decoder.overrides) change.positions.reset();
   return decoder;
 }
