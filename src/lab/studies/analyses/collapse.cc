@@ -137,9 +137,10 @@ AnalysisResult Collapse(const AnalysisContext& context) {
   result.finding = fmt::format(
       "After a constant prefix of {} tokens one more last token changes the representation by "
       "{:.2g} "
-      "with softmax and by {:.2g} with entmax, α = 1.5: softmax collapses, entmax does not.",
+      "with softmax and by {:.2g} with entmax, α = 1.5: softmax collapses, entmax does not. Random "
+      "prefixes reach {} tokens here, 131 072 in the paper's text.",
       longest, constant.At({"softmax", longest}, "difference"),
-      constant.At({"α = 1.5", longest}, "difference"));
+      constant.At({"α = 1.5", longest}, "difference"), most);
   result.facts = {{"worked example: α = 2, one layer, φ = 0.5, n = 131 072",
                    WorkedExample(context, 131072), 0.5 * std::sqrt(0.5), "asentmax, appendix C.2"}};
   for (const double alpha : kAlphas) {

@@ -74,7 +74,7 @@ Fit Line(const std::vector<double>& x, const std::vector<double>& y) {
 
 // Figure 1 top.
 void AddRows(const AnalysisContext& context, AnalysisResult& result) {
-  DataTable rows("rows", {"law", "n", "entropy", "entropy_error", "last_100"});
+  DataTable rows("rows", {"law", "n", "entropy", "entropy_error", "last_100", "last_100_error"});
   DataTable ranges("ranges", {"law", "range", "begin", "entropy", "share"});
   const std::int64_t longest = context.quick ? 1000 : 100000;
   const std::vector<double> lengths =
@@ -100,8 +100,9 @@ void AddRows(const AnalysisContext& context, AnalysisResult& result) {
           local[static_cast<std::size_t>(d)] = sum;
         }
       });
-      rows.Add({Name(law), n, Mean(entropy),
-                StandardDeviation(entropy) / std::sqrt(static_cast<double>(draws)), Mean(local)});
+      const double root = std::sqrt(static_cast<double>(draws));
+      rows.Add({Name(law), n, Mean(entropy), StandardDeviation(entropy) / root, Mean(local),
+                StandardDeviation(local) / root});
       context.Done(0.5 * (static_cast<double>(law) + length / static_cast<double>(longest)) / 3.0);
     }
     const Terms terms(law, longest);
@@ -269,11 +270,12 @@ AnalysisResult ScaleInvariance(const AnalysisContext& context) {
   const std::int64_t n = context.quick ? 1000 : 100000;
   result.finding = fmt::format(
       "Of {} keys the last 100 have {:.1f} % of the weight when scores are plain, {:.1f} % under "
-      "LogN and {:.0f} % under scale-invariant attention, whose entropy still grows only from "
-      "{:.1f} "
-      "to {:.1f} nats.",
+      "LogN and {:.0f} ± {:.0f} % under scale-invariant attention (± the standard error over "
+      "draws), "
+      "whose entropy still grows only from {:.1f} to {:.1f} nats.",
       n, 100.0 * rows.At({"none", n}, "last_100"), 100.0 * rows.At({"LogN", n}, "last_100"),
       100.0 * rows.At({"scale-invariant", n}, "last_100"),
+      100.0 * rows.At({"scale-invariant", n}, "last_100_error"),
       rows.At({"scale-invariant", std::int64_t{10}}, "entropy"),
       rows.At({"scale-invariant", n}, "entropy"));
   result.setup = {
