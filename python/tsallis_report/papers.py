@@ -311,8 +311,8 @@ def markdown(root: Path) -> str:
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
         "otherwise*: by our own optimiser and schedule; left out where there is a repetition. "
         "*Drawn*: the paper has a figure without numbers to hold ours against. *Checked against "
-        "theory*: so, too, but our numbers agree with a closed form or with draws of NumPy. A study "
-        "appears once for each scale whose report is kept in `results/`.\n"
+        "theory*: so, too, but our numbers agree with a closed form or with draws of NumPy. A "
+        "study appears once for each scale whose report is kept in `results/`.\n"
     )
     for paper, items in CONTENTS.items():
         authors, title, url = PAPERS[paper]

@@ -22,8 +22,8 @@ struct TensorFile {
 };
 
 // Writes aside, flushes to the disk and renames: a reader sees the old file or the whole new one.
-// float32, float64, bfloat16, float8 (e4m3), float16 and int64 tensors of any device. Throws std::runtime_error
-// with path and reason.
+// float32, float64, bfloat16, float8 (e4m3), float16 and int64 tensors of any device. Throws
+// std::runtime_error with path and reason.
 void WriteTensors(const std::filesystem::path& path, const TensorFile& file);
 
 // Throws std::runtime_error for a file that is missing, cut short, not in the format or not what
