@@ -145,7 +145,6 @@ class Covered:
     """What there is of an item."""
 
     lines: list[tuple[str, str, str]] = field(default_factory=list)  # where, figures, status
-    commands: list[str] = field(default_factory=list)  # of what there is
     recipes: list[str] = field(default_factory=list)  # that name it
 
 
@@ -162,7 +161,7 @@ def _of_study(study: Study) -> tuple[str, str]:
     """Our figures beside the paper's, and the status."""
     compared = [row for row in study.rows if row.difference is not None]
     if not compared:
-        return study.finding, "smaller scale"
+        return _finding(study), "smaller scale"
     others = [row for row in compared if row.method != study.baseline] or compared
     n = max(row.n for row in others)
     shown = [row for row in compared if row.n == n and row.method == study.baseline]
@@ -190,7 +189,12 @@ def _shown(figure: tuple[str, str], runs: Runs) -> str:
         return f"{BY_COMMAND[figure]} `{SCORES_COMMAND}`."
     if figure in SENTENCES:
         return SENTENCES[figure](runs)
-    return runs.study.finding
+    return _finding(runs.study)
+
+
+def _finding(study: Study) -> str:
+    """The report's first sentence; the page says once what its ± is of."""
+    return study.finding.replace(" (± standard deviation over seeds)", "")
 
 
 def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
@@ -273,7 +277,6 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         drawn = "drawn" if study.has_paper else status
         if study.has_paper and (study.study, study.scale) in own_training:
             status = drawn = _OTHERWISE
-        command = f"tsallis reproduce {study.study} --scale {study.scale}"
         where = (
             f"[{study.study}, {study.scale}](../results/{results.parent.name}/report.md), "
             f"{study.seed_text}"
@@ -284,17 +287,14 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
             is_figure = key[1].startswith("figure")
             line = (where, _shown(key, runs), drawn) if is_figure else (where, figures, status)
             of(key).lines.append(line)
-            of(key).commands.append(command)
     for path in sorted((root / "results" / "studies").glob("*/study.json")):
         about = analysis.load_numbers(path.parent)
         figures, status = _of_analysis(about)
         where = f"[study {about.study}](guide/studies.md)"
         for key in named(about.source):
             of(key).lines.append((where, figures, status))
-            of(key).commands.append(f"tsallis study {about.study}")
     for line in _of_gpu_times(root):
         of(("adasplash", _GPU_TIMES)).lines.append(line)
-        of(("adasplash", _GPU_TIMES)).commands.append("make gpu")
     return covered
 
 
@@ -304,7 +304,8 @@ def markdown(root: Path) -> str:
     text = (
         "# The papers, table by table\n\n"
         "<!-- Made by `make papers` from recipes and results: changes by hand are lost. -->\n\n"
-        "Every table and figure of the papers, the command that repeats it, and what came out. "
+        "Every table and figure of the papers, and what came out; a report ends with the command "
+        "that repeats it, and ± is the standard deviation over seeds. "
         "*Reproduced*: every figure of ours is within 3 points (0.05 nats, 5 % of a number that "
         "is no percentage) or two standard errors of the paper's. *Differs*: how many are not, "
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
@@ -317,19 +318,19 @@ def markdown(root: Path) -> str:
     for paper, items in CONTENTS.items():
         authors, title, url = PAPERS[paper]
         text += f"\n## {title}\n\n{authors}. [{url.removeprefix('https://')}]({url})\n\n"
-        table = [["item", "shows", "command", "ours", "status"]]
+        table = [["item", "shows", "ours", "status"]]
         for item in items:
             there = covered.get((paper, item.name), Covered())
-            known = there.commands or there.recipes
-            commands = "; ".join(f"`{command}`" for command in dict.fromkeys(known))
             # Where there is a repetition, runs that no paper has are left to their reports.
             lines = [line for line in there.lines if line[2] != _OTHERWISE] or there.lines
-            lines = lines or [("", "", "no report yet" if there.recipes else item.absent)]
+            if not lines:
+                commands = "; ".join(f"`{command}`" for command in dict.fromkeys(there.recipes))
+                lines = [(commands, "", "no report yet" if there.recipes else item.absent)]
             for i, (where, figures, status) in enumerate(lines):
-                first = [item.name, item.shows, commands] if i == 0 else ["", "", ""]
-                ours = f"{where}: {figures}" if where else ""
+                first = [item.name, item.shows] if i == 0 else ["", ""]
+                ours = f"{where}: {figures}" if figures else where
                 table.append([*first, ours.replace("|", "\\|"), status.replace("|", "\\|")])
-        text += markdown_table(table, left=5, widest=72)
+        text += markdown_table(table, left=4, widest=72)
     return text
 
 
