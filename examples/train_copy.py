@@ -1,6 +1,5 @@
 """Train a small model to copy words of 4 to 16 symbols, with softmax and with ASEntmax, and read
-both at longer lengths. They are alike at this size and budget; docs/explain/what-decides.md has the
-study.
+both at longer lengths. They are alike at this size; docs/explain/what-decides.md has the study.
 
     python examples/train_copy.py --steps 600
 """
