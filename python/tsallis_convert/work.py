@@ -150,7 +150,7 @@ def run(options: argparse.Namespace, model: Path) -> int:
     document.write(out / "results.json", found)
     report.write(found, out)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(document.text(found), end="")
     else:
         print(report.markdown(found))
         screen.say(f"page: {out / 'report.md'}")
