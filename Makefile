@@ -22,8 +22,8 @@ setup-clang:
 	@scripts/setup.sh clang
 
 reproduce:
-	@echo "make reproduce: installs what is missing, builds (about 6 minutes on two cores the first time), and trains" \
-	  "four models (about 6 minutes more)"
+	@echo "make reproduce: installs what is missing, builds (the first time at most 10 minutes on two fast cores," \
+	  "half an hour on slow ones), and trains four models (at most 10 or 25 minutes more; it shows the time left)"
 	@$(MAKE) --no-print-directory build
 	./tsallis reproduce max-retrieval --scale quick --resume
 
