@@ -12,12 +12,16 @@ class InvalidArgument : public std::invalid_argument {
   InvalidArgument(const std::string& argument, const std::string& expected,
                   const std::string& actual)
       : std::invalid_argument(argument + ": expected " + expected + ", got " + actual),
-        argument_(argument) {}
+        argument_(argument),
+        expected_(expected),
+        actual_(actual) {}
 
   const std::string& argument() const { return argument_; }
+  const std::string& expected() const { return expected_; }
+  const std::string& actual() const { return actual_; }
 
  private:
-  std::string argument_;
+  std::string argument_, expected_, actual_;
 };
 
 // A call of a device's runtime failed: the message names the call and says what the runtime said.

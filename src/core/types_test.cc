@@ -22,6 +22,8 @@ TEST(ErrorTest, NamesTheArgumentAndWhatCame) {
   const InvalidArgument error("alpha", "a finite value >= 1", "0.5");
   EXPECT_STREQ(error.what(), "alpha: expected a finite value >= 1, got 0.5");
   EXPECT_EQ(error.argument(), "alpha");
+  EXPECT_EQ(error.expected(), "a finite value >= 1");
+  EXPECT_EQ(error.actual(), "0.5");
 }
 
 }  // namespace
