@@ -31,7 +31,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -121,7 +120,8 @@ struct AttentionTerms {
 
 struct KeyValuePages;  // of the library's own
 
-struct AttentionParams {
+// What attention takes beside its map.
+struct AttentionArguments {
   // Sizes. heads is a multiple of kv_heads: query head h reads key head h / (heads / kv_heads).
   std::int64_t batch = 0;
   std::int64_t heads = 0;
@@ -135,12 +135,7 @@ struct AttentionParams {
   ConstArray4 k;  // [batch, kv_heads, k_len, head_dim]
   ConstArray4 v;  // [batch, kv_heads, k_len, value_dim]
 
-  RowMap map = RowMap::kEntmax;            // one of AttentionMaps()
-  double alpha = 1.5;                      // kEntmax: finite and > 0
-  const double* alpha_per_head = nullptr;  // [heads], in place of alpha
-  AdaptiveTemperature adaptive;
-  TopK top_k;                          // kTopKSoftmax
-  std::optional<double> sigmoid_bias;  // kSigmoid; none: -ln of the number of visible keys
+  const double* alpha_per_head = nullptr;  // [heads], in place of MapSetting::alpha
 
   AttentionMask mask;
   AttentionRanges ranges;
@@ -149,6 +144,9 @@ struct AttentionParams {
   // Decode() (kv_cache.h) set it. Callers leave it null.
   const KeyValuePages* pages = nullptr;
 };
+
+// `map` is one of AttentionMaps().
+struct AttentionParams : MapSetting, AttentionArguments {};
 
 // The forward pass writes these. Everything but `out` is optional (null). The statistics are
 // [batch, heads, q_len], without the batch axis if packed; their meaning is that of RowStats.

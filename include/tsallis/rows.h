@@ -95,19 +95,30 @@ bool SumsToOne(RowMap map);
 // Whether attention may add a sink to the rows of this map (AttentionTerms::sink).
 bool TakesSink(RowMap map);
 
-struct RowMapParams {
+// A map and its numbers, for rows and for attention. Structs that have a map derive from this one.
+struct MapSetting {
   RowMap map = RowMap::kEntmax;
+  double alpha = 1.5;  // kEntmax: finite and > 0; kNormmax: finite and > 1
+  AdaptiveTemperature adaptive;
+  TopK top_k;  // kTopKSoftmax
+  // b of kSigmoid, finite; none: -ln n for n finite scores (in attention: n visible keys).
+  std::optional<double> sigmoid_bias;
+
+  // This part of a struct that derives from it: `params.setting() = options` copies all numbers.
+  MapSetting& setting() { return *this; }
+  const MapSetting& setting() const { return *this; }
+};
+
+// The map of one row.
+struct RowSpec : MapSetting {
   // Divides every score before the map; finite and > 0.
   double temperature = 1.0;
-  // kEntmax: finite and > 0; kNormmax: finite and > 1. `alpha_per_row` ([rows], or null) overrides
-  // `alpha`.
-  double alpha = 1.5;
-  const double* alpha_per_row = nullptr;
-  double budget = 2.0;
-  AdaptiveTemperature adaptive;
-  TopK top_k;
-  // b of kSigmoid, finite; none: -ln n for n finite scores.
-  std::optional<double> sigmoid_bias;
+  double budget = 2.0;  // kBudget: > 0
+};
+
+// The map of every row.
+struct RowMapParams : RowSpec {
+  const double* alpha_per_row = nullptr;  // [rows], in place of alpha; or null
 };
 
 // Optional outputs of the forward pass, each [rows] or null.

@@ -75,13 +75,8 @@ void CheckMap(const AttentionParams& params) {
     throw InvalidArgument("terms.sink", std::string("null for ") + map.name, "a pointer");
   }
   if (map.check == nullptr) return;
-  const RowSpec spec{.map = params.map,
-                     .alpha = params.alpha,
-                     .adaptive = &params.adaptive,
-                     .top_k = params.top_k,
-                     .sigmoid_bias = params.sigmoid_bias};
   if (params.alpha_per_head == nullptr || params.map != RowMap::kEntmax) {
-    map.check(spec);
+    map.check(RowSpec{params.setting()});
     return;
   }
   for (std::int64_t h = 0; h < params.heads; ++h) {

@@ -117,15 +117,16 @@ const char* Name(Feature feature) { return kNames[static_cast<int>(feature)]; }
 
 Features FeaturesOf(const AttentionParams& params) {
   // Every field has a name here, so that these lines do not compile if a field is added: its author
-  // must say which feature it is, and no kernel ignores it in silence.
-  const auto& [batch, heads, kv_heads, q_len, k_len, head_dim, value_dim, q, k, v, map, alpha,
-               alpha_per_head, adaptive, top_k, sigmoid_bias, mask, ranges, terms, pages] = params;
+  // must say which feature it is, and no kernel ignores it in silence. Numbers of a map have no
+  // feature but the map's.
+  const auto& [batch, heads, kv_heads, q_len, k_len, head_dim, value_dim, q, k, v, alpha_per_head,
+               mask, ranges, terms, pages] = static_cast<const AttentionArguments&>(params);
   const auto& [causal, alignment, left, right, visible, visible_strides, blocks, block_strides,
                block_q, block_k] = mask;
   const auto& [q_begin, q_end, k_begin, k_end, packed] = ranges;
   const auto& [scale, length_scale, softcap, alibi_slopes, scale_invariant, scale_invariant_alpha,
                scale_invariant_beta, bias, sink] = terms;
-  Features asked = {FeatureOf(q.dtype), FeatureOf(map)};
+  Features asked = {FeatureOf(q.dtype), FeatureOf(params.map)};
   asked.Add(Feature::kCausal, causal);
   asked.Add(Feature::kWindow, left >= 0 || right >= 0);
   asked.Add(Feature::kStartAlignment, alignment == Alignment::kStart);

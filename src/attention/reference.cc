@@ -123,11 +123,9 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
 }  // namespace
 
 RowSpec SpecOfHead(const AttentionParams& params, std::int64_t h) {
-  return {.map = params.map,
-          .alpha = AlphaOf(params, h),
-          .adaptive = &params.adaptive,
-          .top_k = params.top_k,
-          .sigmoid_bias = params.sigmoid_bias};
+  RowSpec spec{params.setting()};
+  spec.alpha = AlphaOf(params, h);
+  return spec;
 }
 
 void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequence, std::int64_t h,

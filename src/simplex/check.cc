@@ -14,16 +14,6 @@ std::string Shape(const ConstRows& rows) {
 
 }  // namespace
 
-RowSpec SpecOfRow(const RowMapParams& params, std::int64_t row) {
-  return {.map = params.map,
-          .temperature = params.temperature,
-          .alpha = params.alpha_per_row != nullptr ? params.alpha_per_row[row] : params.alpha,
-          .budget = params.budget,
-          .adaptive = &params.adaptive,
-          .top_k = params.top_k,
-          .sigmoid_bias = params.sigmoid_bias};
-}
-
 void CheckParams(const RowMapParams& params, std::int64_t rows) {
   const ReferenceMap& map = FindMap(params.map);
   if (!(std::isfinite(params.temperature) && params.temperature > 0.0)) {
@@ -31,12 +21,13 @@ void CheckParams(const RowMapParams& params, std::int64_t rows) {
   }
   if (map.check == nullptr) return;
   if (params.alpha_per_row == nullptr) {
-    map.check(SpecOfRow(params, 0));
+    map.check(params);
     return;
   }
+  RowSpecs specs(params);
   for (std::int64_t row = 0; row < rows; ++row) {
     try {
-      map.check(SpecOfRow(params, row));
+      map.check(specs[row]);
     } catch (const InvalidArgument& error) {
       if (error.argument() != "alpha") throw;
       throw InvalidArgument("alpha_per_row[" + std::to_string(row) + "]",

@@ -8,8 +8,21 @@
 
 namespace tsallis {
 
-// The parameters of row `row`, unchecked.
-RowSpec SpecOfRow(const RowMapParams& params, std::int64_t row);
+// The map of each row, unchecked.
+class RowSpecs {
+ public:
+  explicit RowSpecs(const RowMapParams& params) : spec_(params), alphas_(params.alpha_per_row) {}
+
+  // Valid until the next call.
+  const RowSpec& operator[](std::int64_t row) {
+    if (alphas_ != nullptr) spec_.alpha = alphas_[row];
+    return spec_;
+  }
+
+ private:
+  RowSpec spec_;
+  const double* alphas_;  // [rows] or null
+};
 
 // Everything about `params` that `rows` rows need.
 void CheckParams(const RowMapParams& params, std::int64_t rows);

@@ -56,7 +56,8 @@ HWY_INLINE void StoreFloatRow(const float* values, std::int64_t row, const Mutab
   }
 }
 
-void ForwardOne(const ForwardCall& call, std::int64_t row, RowScratch& scratch) {
+void ForwardOne(const ForwardCall& call, const RowSpec& spec, std::int64_t row,
+                RowScratch& scratch) {
   const std::size_t n = static_cast<std::size_t>(call.scores.length);
   const RowStats& stats = call.stats;
   const float* x = FloatRow(call.scores, row, scratch.a.get());
@@ -67,7 +68,7 @@ void ForwardOne(const ForwardCall& call, std::int64_t row, RowScratch& scratch) 
   }
   if (x == y && n > 0) x = static_cast<float*>(std::memcpy(scratch.a.get(), x, n * sizeof(float)));
   const bool describe = stats.support_size != nullptr || stats.entropy != nullptr;
-  const RowResult result = ForwardRow(SpecOfRow(*call.params, row), x, n, y, describe, scratch);
+  const RowResult result = ForwardRow(spec, x, n, y, describe, scratch);
   if (!plain) StoreFloatRow(y, row, call.probabilities);
   if (stats.tau != nullptr) stats.tau[row] = result.tau;
   if (stats.support_size != nullptr) stats.support_size[row] = result.support_size;
@@ -75,10 +76,9 @@ void ForwardOne(const ForwardCall& call, std::int64_t row, RowScratch& scratch) 
 }
 
 // Up to four short rows of one alpha, from `row` on; false, with nothing written: take another way.
-bool ForwardGroup(const ForwardCall& call, std::int64_t row, std::size_t count,
+bool ForwardGroup(const ForwardCall& call, const RowSpec& spec, std::int64_t row, std::size_t count,
                   RowScratch& scratch) {
   const std::size_t n = static_cast<std::size_t>(call.scores.length);
-  const RowSpec spec = SpecOfRow(*call.params, row);
   const double eps = spec.alpha - 1.0, scale = eps / spec.temperature;
   if (!kGroupsRows || spec.map != RowMap::kEntmax || n == 0 || n > kShortRow ||
       eps < kNearSoftmax || eps > 1.0 || !(scale > 1e-30 && scale < 1e30)) {
@@ -120,18 +120,20 @@ void ForwardRange(const ForwardCall& call, std::int64_t begin, std::int64_t end)
   RowScratch scratch(n);
   const std::int64_t group = static_cast<std::int64_t>(RowsAtOnce(n));
   const double* alphas = call.params->alpha_per_row;
+  RowSpecs specs(*call.params);
   for (std::int64_t row = begin; row < end;) {
     std::int64_t count = 1;
     while (count < HWY_MIN(group, end - row) &&
            (alphas == nullptr || alphas[row + count] == alphas[row])) {
       ++count;
     }
+    const RowSpec& spec = specs[row];
     // A row with NaN fails its group; the others take the same way without it, so that no row's
     // result depends on its neighbours.
-    if (!ForwardGroup(call, row, static_cast<std::size_t>(count), scratch)) {
+    if (!ForwardGroup(call, spec, row, static_cast<std::size_t>(count), scratch)) {
       for (std::int64_t k = 0; k < count; ++k) {
-        if (count > 1 && ForwardGroup(call, row + k, 1, scratch)) continue;
-        ForwardOne(call, row + k, scratch);
+        if (count > 1 && ForwardGroup(call, spec, row + k, 1, scratch)) continue;
+        ForwardOne(call, spec, row + k, scratch);
       }
     }
     row += count;
@@ -141,12 +143,13 @@ void ForwardRange(const ForwardCall& call, std::int64_t begin, std::int64_t end)
 void BackwardRange(const BackwardCall& call, std::int64_t begin, std::int64_t end) {
   const std::size_t n = static_cast<std::size_t>(call.scores.length);
   RowScratch scratch(n);
+  RowSpecs specs(*call.params);
   std::unique_ptr<float[]> exact_p(new float[n + 1]);
   const bool plain = IsPlain(call.d_scores);
   const bool recompute =
       SizeOf(call.scores.dtype) == 2 && BackwardReadsScores(*call.params, call.scores.dtype);
   for (std::int64_t row = begin; row < end; ++row) {
-    const RowSpec spec = SpecOfRow(*call.params, row);
+    const RowSpec& spec = specs[row];
     const float* x = FloatRow(call.scores, row, scratch.a.get());
     const float* p = exact_p.get();
     if (recompute) {

@@ -5,22 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 
 #include "tsallis/rows.h"
 
 namespace tsallis {
-
-// Parameters of one row: RowMapParams with `alpha_per_row` resolved.
-struct RowSpec {
-  RowMap map = RowMap::kEntmax;
-  double temperature = 1.0;
-  double alpha = 1.5;
-  double budget = 2.0;
-  const AdaptiveTemperature* adaptive = nullptr;
-  TopK top_k = {};
-  std::optional<double> sigmoid_bias = {};
-};
 
 // Statistics of one row, as RowStats reports them.
 struct RowResult {
@@ -69,9 +57,7 @@ inline std::int64_t KeptOf(const TopK& top_k, std::int64_t n) {
 }
 
 // b of kSigmoid for a row of n finite scores.
-inline double SigmoidBias(const RowSpec& spec, std::int64_t n) {
-  return spec.sigmoid_bias.value_or(-std::log(static_cast<double>(n)));
-}
+double SigmoidBias(const RowSpec& spec, std::int64_t n);
 
 // beta(H) of adaptive temperature and, unless null, its derivative (0 where beta is clamped to 1).
 double BetaOfEntropy(const AdaptiveTemperature& adaptive, double entropy, double* derivative);

@@ -13,10 +13,13 @@ namespace {
 
 using Row = std::vector<double>;
 
-const AdaptiveTemperature kAdaptive;
-
 RowSpec Spec(RowMap map, double alpha = 1.5, double temperature = 1.0, double budget = 2.0) {
-  return {map, temperature, alpha, budget, &kAdaptive};
+  RowSpec spec;
+  spec.map = map;
+  spec.alpha = alpha;
+  spec.temperature = temperature;
+  spec.budget = budget;
+  return spec;
 }
 
 Row Forward(const RowSpec& spec, const Row& s, RowResult* result = nullptr) {

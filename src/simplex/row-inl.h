@@ -126,7 +126,7 @@ inline RowResult ForwardRow(const RowSpec& spec, const float* x, std::size_t n, 
     result.tau = -std::exp(eps * NearSoftmaxRow(eps, x, n, maximum, inverse_temperature, y));
   } else if (spec.map == RowMap::kAdaptiveTemperature) {
     const double entropy = SoftmaxEntropy(x, n, maximum, scale, &result.tau);
-    SoftmaxRow(x, n, maximum, scale * BetaOfEntropy(*spec.adaptive, entropy, nullptr), y);
+    SoftmaxRow(x, n, maximum, scale * BetaOfEntropy(spec.adaptive, entropy, nullptr), y);
   } else if (IsBaseline(spec.map)) {
     result.tau = BaselineRow(spec, x, n, maximum, scale, y);
   } else if (!is_entmax) {

@@ -47,11 +47,12 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
   ParallelFor(context, scores.rows, RowGrain(scores.length),
               [&](std::int64_t begin, std::int64_t end) {
                 ReferenceScratch scratch;
+                RowSpecs specs(params);
                 std::vector<double> row_scores;
                 for (std::int64_t row = begin; row < end; ++row) {
                   LoadRow(scores, row, row_scores);
-                  StoreStats(ReferenceForward(SpecOfRow(params, row), row_scores.data(),
-                                              scores.length, row_scores.data(), scratch),
+                  StoreStats(ReferenceForward(specs[row], row_scores.data(), scores.length,
+                                              row_scores.data(), scratch),
                              row, stats);
                   StoreRow(row_scores, row, probabilities);
                 }
@@ -85,13 +86,14 @@ void RowsBackward(const Context& context, const RowMapParams& params, const Cons
   ParallelFor(
       context, scores.rows, RowGrain(scores.length), [&](std::int64_t begin, std::int64_t end) {
         ReferenceScratch scratch;
+        RowSpecs specs(params);
         std::vector<double> s, p, dp;
         for (std::int64_t row = begin; row < end; ++row) {
           LoadRow(scores, row, s);
           LoadRow(probabilities, row, p);
           LoadRow(d_probabilities, row, dp);
-          ReferenceBackward(SpecOfRow(params, row), s.data(), p.data(), dp.data(), scores.length,
-                            dp.data(), d_alpha != nullptr ? d_alpha + row : nullptr, scratch);
+          ReferenceBackward(specs[row], s.data(), p.data(), dp.data(), scores.length, dp.data(),
+                            d_alpha != nullptr ? d_alpha + row : nullptr, scratch);
           StoreRow(dp, row, d_scores);
         }
       });
@@ -126,13 +128,14 @@ void FenchelYoungLoss(const Context& context, const RowMapParams& params, const 
   ParallelFor(
       context, scores.rows, RowGrain(scores.length), [&](std::int64_t begin, std::int64_t end) {
         ReferenceScratch scratch;
+        RowSpecs specs(params);
         std::vector<double> s, p(scores.length);
         for (std::int64_t row = begin; row < end; ++row) {
           if (targets[row] == ignore_index) {
             losses[row] = 0.0;
             std::fill(p.begin(), p.end(), 0.0);
           } else {
-            const RowSpec spec = SpecOfRow(params, row);
+            const RowSpec& spec = specs[row];
             LoadRow(scores, row, s);
             ReferenceForward(spec, s.data(), scores.length, p.data(), scratch);
             losses[row] = ReferenceLoss(spec, s.data(), p.data(), scores.length, targets[row]);

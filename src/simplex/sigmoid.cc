@@ -60,6 +60,10 @@ void StickBackward(const RowSpec&, const double* depth, double offset, const dou
 
 }  // namespace
 
+double SigmoidBias(const RowSpec& spec, std::int64_t n) {
+  return spec.sigmoid_bias.value_or(-std::log(static_cast<double>(n)));
+}
+
 const ReferenceMap kSigmoidReference = {
     .map = RowMap::kSigmoid,
     .name = "sigmoid",

@@ -59,22 +59,22 @@ Beta FindBeta(const AdaptiveTemperature& adaptive, const double* depth, std::int
 }
 
 void CheckAdaptive(const RowSpec& spec) {
-  if (spec.adaptive->coefficients.empty()) {
+  if (spec.adaptive.coefficients.empty()) {
     throw InvalidArgument("adaptive.coefficients", "at least one coefficient", "none");
   }
-  for (double c : spec.adaptive->coefficients) {
+  for (double c : spec.adaptive.coefficients) {
     if (!std::isfinite(c)) {
       throw InvalidArgument("adaptive.coefficients", "finite values", std::to_string(c));
     }
   }
-  if (std::isnan(spec.adaptive->threshold)) {
+  if (std::isnan(spec.adaptive.threshold)) {
     throw InvalidArgument("adaptive.threshold", "a number", "nan");
   }
 }
 
 double AdaptiveForward(const RowSpec& spec, const double* depth, double offset, std::int64_t n,
                        double* p) {
-  const Beta beta = FindBeta(*spec.adaptive, depth, n);
+  const Beta beta = FindBeta(spec.adaptive, depth, n);
   Softmax(depth, beta.beta, n, p);
   return offset + beta.log_sum;
 }
@@ -83,7 +83,7 @@ double AdaptiveForward(const RowSpec& spec, const double* depth, double offset, 
 //   dp_j/dbeta = p_j (s_j - <p, s>),  dH/ds_j = -q_j (ln q_j + H).
 void AdaptiveBackward(const RowSpec& spec, const double* depth, double, const double* p,
                       const double* dp, std::int64_t n, double* ds) {
-  const Beta beta = FindBeta(*spec.adaptive, depth, n);
+  const Beta beta = FindBeta(spec.adaptive, depth, n);
   double mean = 0.0, mean_depth = 0.0;
   for (std::int64_t j = 0; j < n; ++j) {
     mean += p[j] * dp[j];

@@ -49,18 +49,13 @@ at::Tensor FenchelYoungLosses(const at::Tensor& scores, const at::Tensor& target
 
 enum class Padding : std::uint8_t { kRight, kLeft };
 
-// The arguments of attention beside q, k and v. "Broadcastable" is torch's: missing leading
-// dimensions and sizes of 1 repeat. Gradients go to the tensors marked (g), in their own shape and
-// dtype. Floating tensors may have any of the four dtypes. For packed sequences `batch` is 1 in
-// every shape.
-struct AttentionOptions {
-  RowMap map = RowMap::kEntmax;  // one of AttentionMaps()
-  double alpha = 1.5;
+// The arguments of attention beside q, k and v; `map` is one of AttentionMaps(). "Broadcastable" is
+// torch's: missing leading dimensions and sizes of 1 repeat. Gradients go to the tensors marked
+// (g), in their own shape and dtype. Floating tensors may have any of the four dtypes. For packed
+// sequences `batch` is 1 in every shape.
+struct AttentionOptions : MapSetting {
   std::optional<at::Tensor> alpha_heads;  // (g) in place of alpha; broadcastable to [heads]
-  AdaptiveTemperature adaptive;
-  TopK top_k;                          // kTopKSoftmax only
-  std::optional<double> sigmoid_bias;  // kSigmoid only; none: -ln of the number of visible keys
-  // Its numbers (scale, softcap, ...). Its arrays stay null: these tensors are in their place.
+  // Its numbers (scale, ...). Its arrays stay null: these tensors are in their place.
   AttentionTerms terms;
   std::optional<at::Tensor> length_scale;  // (g) broadcastable to [batch, heads, q_len]
   std::optional<at::Tensor> alibi_slopes;  // (g) [heads] or [batch, heads]

@@ -39,9 +39,9 @@ void BlockEdges::End(std::int64_t row, const std::uint32_t* keys, const float* p
 void BlockEdges::AddAlpha(double alpha, const float* p, const float* dp, std::size_t n) {
   wide_p_.assign(p, p + n);
   wide_dp_.assign(dp, dp + n);
-  const RowSpec spec{.map = RowMap::kEntmax, .alpha = alpha};
-  d_alpha +=
-      kEntmaxReference.d_alpha(spec, wide_p_.data(), wide_dp_.data(), static_cast<std::int64_t>(n));
+  entmax_.alpha = alpha;
+  d_alpha += kEntmaxReference.d_alpha(entmax_, wide_p_.data(), wide_dp_.data(),
+                                      static_cast<std::int64_t>(n));
 }
 
 void BlockEdges::Sort(std::int64_t keys) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "tsallis/rows.h"
 
 namespace tsallis {
 
@@ -58,6 +59,7 @@ class BlockEdges {
   std::vector<EdgeRun> runs_, sorted_;
   std::vector<std::size_t> starts_;
   std::vector<double> wide_p_, wide_dp_;
+  RowSpec entmax_;  // with the alpha of the newest row
 };
 
 }  // namespace tsallis
