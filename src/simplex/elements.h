@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "core/host_device.h"
 #include "tsallis/types.h"
@@ -44,6 +45,17 @@ inline TSALLIS_HOST_DEVICE std::uint16_t Float16FromFloat(float value) {
   }
   return static_cast<std::uint16_t>(sign |
                                     ((rest - 0x38000000 + 0xFFF + ((rest >> 13) & 1)) >> 13));
+}
+
+// Calls `body` with the storage type as a constant: an std::integral_constant<DType, ...>, whose
+// value may be a template's argument. Not for float64, which the reference alone computes.
+template <typename Body>
+[[gnu::always_inline]] inline decltype(auto) ForDType(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat32: return body(std::integral_constant<DType, DType::kFloat32>());
+    case DType::kBFloat16: return body(std::integral_constant<DType, DType::kBFloat16>());
+    default: return body(std::integral_constant<DType, DType::kFloat16>());
+  }
 }
 
 // data: base of a matrix, index: element offset.

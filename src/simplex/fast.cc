@@ -25,17 +25,11 @@ HWY_INLINE const float* FloatRow(const ConstRows& rows, std::int64_t row, float*
   if (rows.dtype == DType::kFloat32 && rows.stride == 1) {
     return static_cast<const float*>(rows.data) + start;
   }
-  const auto copy = [&](auto load) {
-    for (std::int64_t j = 0; j < rows.length; ++j) buffer[j] = load(start + j * rows.stride);
-  };
-  const auto* halves = static_cast<const std::uint16_t*>(rows.data);
-  switch (rows.dtype) {
-    case DType::kBFloat16:
-      copy([&](std::int64_t i) { return FloatFromBFloat16(halves[i]); });
-      break;
-    case DType::kFloat16: copy([&](std::int64_t i) { return FloatFromFloat16(halves[i]); }); break;
-    default: copy([&](std::int64_t i) { return static_cast<const float*>(rows.data)[i]; });
-  }
+  ForDType(rows.dtype, [&](auto type) HWY_ATTR {
+    for (std::int64_t j = 0; j < rows.length; ++j) {
+      buffer[j] = LoadElement<float>(rows.data, type.value, start + j * rows.stride);
+    }
+  });
   return buffer;
 }
 
@@ -45,15 +39,11 @@ HWY_INLINE bool IsPlain(const MutableRows& rows) {
 
 HWY_INLINE void StoreFloatRow(const float* values, std::int64_t row, const MutableRows& rows) {
   const std::int64_t start = row * rows.row_stride;
-  auto* halves = static_cast<std::uint16_t*>(rows.data);
-  for (std::int64_t j = 0; j < rows.length; ++j) {
-    const std::int64_t i = start + j * rows.stride;
-    switch (rows.dtype) {
-      case DType::kBFloat16: halves[i] = BFloat16FromFloat(values[j]); break;
-      case DType::kFloat16: halves[i] = Float16FromFloat(values[j]); break;
-      default: static_cast<float*>(rows.data)[i] = values[j];
+  ForDType(rows.dtype, [&](auto type) HWY_ATTR {
+    for (std::int64_t j = 0; j < rows.length; ++j) {
+      StoreElement(rows.data, type.value, start + j * rows.stride, values[j]);
     }
-  }
+  });
 }
 
 void ForwardOne(const ForwardCall& call, const RowSpec& spec, std::int64_t row,

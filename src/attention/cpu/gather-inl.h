@@ -83,13 +83,9 @@ HWY_INLINE void GatherSumTyped(const HeadRows& rows, const std::uint32_t* HWY_RE
 HWY_INLINE void GatherSum(const HeadRows& rows, const std::uint32_t* HWY_RESTRICT index,
                           const float* HWY_RESTRICT weight, std::size_t n, std::int64_t columns,
                           float* HWY_RESTRICT sum) {
-  switch (rows.dtype) {
-    case DType::kFloat32:
-      return GatherSumTyped<DType::kFloat32>(rows, index, weight, n, columns, sum);
-    case DType::kBFloat16:
-      return GatherSumTyped<DType::kBFloat16>(rows, index, weight, n, columns, sum);
-    default: return GatherSumTyped<DType::kFloat16>(rows, index, weight, n, columns, sum);
-  }
+  ForDType(rows.dtype, [&](auto type) HWY_ATTR {
+    GatherSumTyped<type.value>(rows, index, weight, n, columns, sum);
+  });
 }
 
 // dot[i] = <rows[index[i]], x>. x: [columns] float32.
@@ -125,11 +121,9 @@ HWY_INLINE void GatherDotTyped(const HeadRows& rows, const std::uint32_t* HWY_RE
 HWY_INLINE void GatherDot(const HeadRows& rows, const std::uint32_t* HWY_RESTRICT index,
                           std::size_t n, const float* HWY_RESTRICT x, std::int64_t columns,
                           float* HWY_RESTRICT dot) {
-  switch (rows.dtype) {
-    case DType::kFloat32: return GatherDotTyped<DType::kFloat32>(rows, index, n, x, columns, dot);
-    case DType::kBFloat16: return GatherDotTyped<DType::kBFloat16>(rows, index, n, x, columns, dot);
-    default: return GatherDotTyped<DType::kFloat16>(rows, index, n, x, columns, dot);
-  }
+  ForDType(rows.dtype, [&](auto type) HWY_ATTR {
+    GatherDotTyped<type.value>(rows, index, n, x, columns, dot);
+  });
 }
 
 // Starts fetching rows that a Gather will read.

@@ -89,12 +89,11 @@ HWY_INLINE float PackRowsOf(const HeadRows& rows, std::size_t count, std::size_t
 
 inline HWY_NOINLINE float PackRows(const HeadRows& rows, std::size_t count, std::size_t columns,
                                    std::size_t padded, float* to) {
-  switch (rows.dtype) {
-    case DType::kFloat32: return PackRowsOf<LoadFloat32>(rows, count, columns, padded, to);
-    case DType::kBFloat16:
-      return PackRowsOf<Load16<DType::kBFloat16>>(rows, count, columns, padded, to);
-    default: return PackRowsOf<Load16<DType::kFloat16>>(rows, count, columns, padded, to);
-  }
+  return ForDType(rows.dtype, [&](auto type) HWY_ATTR {
+    using Source =
+        std::conditional_t<type.value == DType::kFloat32, LoadFloat32, Load16<type.value>>;
+    return PackRowsOf<Source>(rows, count, columns, padded, to);
+  });
 }
 
 // Asks for `count` rows to come to the second-level cache. The processor's own prefetchers stop at
@@ -197,8 +196,9 @@ inline HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const 
                                    std::int64_t row, bool stream) {
   const std::int64_t start = Offset(array.strides, b, h, row);
   const std::int64_t row_stride = array.strides[2], step = array.strides[3];
-  const auto run = [&](auto target) HWY_ATTR {
-    using Target = decltype(target);
+  ForDType(array.dtype, [&](auto type) HWY_ATTR {
+    using Target =
+        std::conditional_t<type.value == DType::kFloat32, StoreFloat32, Store16<type.value>>;
     auto* to = static_cast<typename Target::Type*>(array.data) + start;
     constexpr std::size_t kBytes = kLanes * sizeof(*to);
     const auto stride_bytes = static_cast<std::size_t>(row_stride) * sizeof(*to);
@@ -208,12 +208,7 @@ inline HWY_NOINLINE void StoreRows(const float* from, std::size_t padded, const 
     } else {
       StoreRowsOf<Target, false>(from, padded, factors, count, columns, to, row_stride, step);
     }
-  };
-  switch (array.dtype) {
-    case DType::kFloat32: return run(StoreFloat32());
-    case DType::kBFloat16: return run(Store16<DType::kBFloat16>());
-    default: return run(Store16<DType::kFloat16>());
-  }
+  });
 }
 
 }  // namespace HWY_NAMESPACE

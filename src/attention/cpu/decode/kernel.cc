@@ -118,13 +118,9 @@ HWY_INLINE void DotsOf(const HeadRows& keys, std::int64_t begin, std::int64_t co
 
 void DecodeDots(const HeadRows& keys, std::int64_t begin, std::int64_t count, const float* q,
                 std::int64_t rows, std::int64_t columns, float* dot, std::int64_t pitch) {
-  switch (keys.dtype) {
-    case DType::kFloat32:
-      return DotsOf<DType::kFloat32>(keys, begin, count, q, rows, columns, dot, pitch);
-    case DType::kBFloat16:
-      return DotsOf<DType::kBFloat16>(keys, begin, count, q, rows, columns, dot, pitch);
-    default: return DotsOf<DType::kFloat16>(keys, begin, count, q, rows, columns, dot, pitch);
-  }
+  ForDType(keys.dtype, [&](auto type) HWY_ATTR {
+    DotsOf<type.value>(keys, begin, count, q, rows, columns, dot, pitch);
+  });
 }
 
 // Adds kVectors vectors of columns from x on. Whatever kRows is, each has the same order of sums.
@@ -201,13 +197,9 @@ HWY_INLINE void SumsOf(const HeadRows& values, std::int64_t begin, std::int64_t 
 void DecodeSums(const HeadRows& values, std::int64_t begin, std::int64_t count,
                 const float* const* weight, std::int64_t rows, std::int64_t columns,
                 float* const* sum) {
-  switch (values.dtype) {
-    case DType::kFloat32:
-      return SumsOf<DType::kFloat32>(values, begin, count, weight, rows, columns, sum);
-    case DType::kBFloat16:
-      return SumsOf<DType::kBFloat16>(values, begin, count, weight, rows, columns, sum);
-    default: return SumsOf<DType::kFloat16>(values, begin, count, weight, rows, columns, sum);
-  }
+  ForDType(values.dtype, [&](auto type) HWY_ATTR {
+    SumsOf<type.value>(values, begin, count, weight, rows, columns, sum);
+  });
 }
 
 template <DType kType>
@@ -224,11 +216,8 @@ HWY_INLINE void GatherDotsOf(const HeadRows& keys, const std::uint32_t* index, s
 
 void DecodeGatherDots(const HeadRows& keys, const std::uint32_t* index, std::size_t n,
                       const float* q, std::int64_t columns, float* dot) {
-  switch (keys.dtype) {
-    case DType::kFloat32: return GatherDotsOf<DType::kFloat32>(keys, index, n, q, columns, dot);
-    case DType::kBFloat16: return GatherDotsOf<DType::kBFloat16>(keys, index, n, q, columns, dot);
-    default: return GatherDotsOf<DType::kFloat16>(keys, index, n, q, columns, dot);
-  }
+  ForDType(keys.dtype,
+           [&](auto type) HWY_ATTR { GatherDotsOf<type.value>(keys, index, n, q, columns, dot); });
 }
 
 #if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
