@@ -127,6 +127,9 @@ inline void CheckNumbers(const AttentionTerms& terms) {
         "a number from A ln A to 100 A, where A is terms.scale_invariant_alpha");
 }
 
+// Whether the derivative of a score depends on its product, which a backward pass needs then.
+inline bool NeedsProducts(const AttentionTerms& terms) { return terms.softcap != 0.0; }
+
 // c scale of a query row.
 inline double RowFactor(const AttentionParams& params, const Sequence& sequence, std::int64_t h,
                         std::int64_t q_row) {
@@ -145,8 +148,7 @@ struct BasicTerms {
                        const DistanceTable& table, double unit) {
     const ConstArray4& slopes = params.terms.alibi_slopes;
     BasicTerms terms;
-    terms.unit = unit;
-    terms.softcap = unit * params.terms.softcap;
+    terms.SetNumbers(params.terms, unit);
     terms.distances = table.factors();
     if (slopes.data != nullptr) {
       terms.slope = unit * LoadElement<double>(slopes.data, slopes.dtype,
@@ -155,11 +157,22 @@ struct BasicTerms {
     return terms;
   }
 
+  // The terms that are one number for all heads.
+  TSALLIS_HOST_DEVICE void SetNumbers(const AttentionTerms& terms, T z_unit) {
+    unit = z_unit;
+    softcap = unit * static_cast<T>(terms.softcap);
+  }
+
   // Whether a score is more than a product times a factor. Under NAPE it is not in half of the
   // heads: their slope is 0.
   TSALLIS_HOST_DEVICE bool any() const {
     return slope != T(0) || softcap != T(0) || distances.any();
   }
+
+  // As NeedsProducts().
+  TSALLIS_HOST_DEVICE bool needs_products() const { return softcap != T(0); }
+  // Whether a product of -inf has a finite score.
+  TSALLIS_HOST_DEVICE bool bounded() const { return softcap != T(0); }
 
   // The score z of a key at this distance. The argument z is unit x.
   TSALLIS_HOST_DEVICE T Score(T z, std::int64_t distance) const {

@@ -150,8 +150,7 @@ struct Head {
     head.power = 1.0f / head.unit;
     if (call.terms.sink != nullptr) head.sink = head.unit * static_cast<float>(call.terms.sink[h]);
     const ConstArray4& slopes = call.terms.alibi_slopes;
-    head.terms.unit = head.unit;
-    head.terms.softcap = head.unit * static_cast<float>(call.terms.softcap);
+    head.terms.SetNumbers(call.terms, head.unit);
     head.terms.distances = call.distances;
     if (slopes.data != nullptr) {
       head.terms.slope =

@@ -194,7 +194,7 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
   const float mean = sum_u > 0.0f ? sum_dp / sum_u : 0.0f;
 
   const float factor = head.Factor(call, row), to_product = factor * head.power;
-  const bool wants_product = head.terms.softcap != 0.0f || backward.d_length_scale != nullptr;
+  const bool wants_product = head.terms.needs_products() || backward.d_length_scale != nullptr;
   float q[8] = {}, dq[8] = {}, d_scale = 0.0f, d_slope = 0.0f;
   if (wants_product && has_k) {
     LoadColumns<Type>(ArrayRows<Type>::Of(call.q, b, head.h).At(row) + column, q);

@@ -326,7 +326,7 @@ class Runner {
     // Terms beside the product are among what the simple kernel does not know.
     const auto& terms = params_.terms;
     const bool simple =
-        !kGeneral && terms.alibi_slopes.data == nullptr && terms.softcap == 0.0 && reach_ == 0;
+        !kGeneral && terms.alibi_slopes.data == nullptr && !NeedsProducts(terms) && reach_ == 0;
     Launch("SweepKernel", simple ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
            Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::SharedBytes(sweep.room),
            sweep);

@@ -174,7 +174,7 @@ TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& ro
     row.product = fminf(fmaxf(product, -kMostFloat), kMostFloat);
     return;
   }
-  const float none = head.terms.softcap != 0.0f ? kInfinity - kInfinity : -kMostFloat;
+  const float none = head.terms.bounded() ? kInfinity - kInfinity : -kMostFloat;
   row.product = none;
   if (row.bound == -kMostFloat) return;
   // Distances of keys that the row sees: there are factors for no others.

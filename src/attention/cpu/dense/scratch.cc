@@ -19,7 +19,7 @@ std::int64_t LineFloats(const AttentionParams& params, std::int64_t most_keys) {
 // The others are in a table, or 1.
 std::int64_t DerivativeFloats(const AttentionParams& params, std::int64_t most_keys,
                               bool backward) {
-  return backward && params.terms.softcap != 0.0 ? most_keys : 1;
+  return backward && NeedsProducts(params.terms) ? most_keys : 1;
 }
 
 std::int64_t SumFloats(const AttentionParams& params) {

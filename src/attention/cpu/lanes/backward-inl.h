@@ -115,7 +115,7 @@ HWY_NOINLINE void BackwardBlock(const LanesKeyHead& key_head, const Map& map, st
   const VF zero = hn::Zero(d);
 
   key_head.ahead->Step();
-  float* derivatives = key_head.terms.softcap != 0.0 ? scratch.derivatives : nullptr;
+  float* derivatives = key_head.terms.needs_products() ? scratch.derivatives : nullptr;
   key_head.Scores(block, derivatives);
   key_head.ahead->Step();
   MF nan;

@@ -62,7 +62,7 @@ std::size_t LanesScratch::Layout(const LanesCall& call, char* base) {
   take(scaled_q, backward * kMostLanes * d);
   take(d_out, backward * kMostLanes * e);
   take(slopes, backward * keys * kMostLanes);
-  take(derivatives, call.params.terms.softcap == 0.0 ? 0 : backward * keys * kMostLanes);
+  take(derivatives, NeedsProducts(call.params.terms) ? backward * keys * kMostLanes : 0);
   take(dk, backward * keys * d);
   take(dv, backward * keys * e);
   const std::size_t tiles = call.tiles != nullptr ? 1 : 0;

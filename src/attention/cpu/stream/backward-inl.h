@@ -209,7 +209,7 @@ double StreamRangeGradients(const StreamBlock& block, const Map& map, std::int64
   for (std::int64_t at = begin; at < end; at += kStrip) {
     const std::int64_t keys = std::min(kStrip, end - at);
     const bool plain = StreamStrip<Tiles>(block, at, keys, scratch, wave);
-    if (dc != nullptr || block.terms.softcap != 0.0) {
+    if (dc != nullptr || block.terms.needs_products()) {
       RunSteps(StreamProducts<Tiles>(block, wave.q_columns, at, keys, scratch.products));
     }
     StreamOperands(block, map, at, keys, plain, scratch, wave, &d_slope, d_c);

@@ -247,7 +247,7 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         const auto distance = [&](std::size_t i) {
           return position - static_cast<std::int64_t>(key[i]);
         };
-        if (terms.softcap != 0.0) {
+        if (terms.needs_products()) {
           // The products again. dq's memory is free until the sum.
           constexpr std::size_t kProducts = 64;
           float products[kProducts];
