@@ -117,11 +117,8 @@ void Describe(TableReader& table, MethodConfig& method) {
   // From 64 on the papers' own figures fall; far above, 1/(alpha - 1) leaves float32 nothing to
   // work with.
   table.Optional("alpha", method.alpha, Within(1.0, 1e4, "1 <= alpha <= 10000"));
-  table.Optional("top_k", method.top_k, TopKCheck());
-  table.Optional("top_k_fraction", method.top_k_fraction, FractionCheck());
-  table.Optional("sigmoid_bias", method.sigmoid_bias);
+  DescribeNumbers(table, method);
   table.Optional("theta", method.theta, IfGiven(Positive<double>()));
-  table.Optional("coefficients", method.coefficients, IfGiven(CoefficientsCheck()));
   table.Optional("length_scaling", method.length_scaling);
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);

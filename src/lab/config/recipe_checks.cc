@@ -7,6 +7,7 @@
 #include <set>
 
 #include "lab/base/suggest.h"
+#include "lab/nn/maps.h"
 
 namespace tsallis::lab {
 namespace {
@@ -100,10 +101,12 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
     if (method.map == "top-k-softmax" && method.top_k < 1) problems.AddMissing(path, "top_k");
     return;
   }
-  for (const char* key : {".map", ".alpha", ".top_k", ".top_k_fraction", ".sigmoid_bias", ".theta",
-                          ".coefficients", ".length_scaling"}) {
-    if (!problems.Given(path + key)) continue;
-    problems.Add(path + key, "methods of a model of sequences say this in attention = { ... }");
+  std::vector<std::string> keys = {"map", "alpha", "theta", "length_scaling"};
+  for (const MapNumber& number : MapNumbers()) keys.emplace_back(number.key);
+  for (const std::string& key : keys) {
+    if (!problems.Given(path + "." + key)) continue;
+    problems.Add(path + "." + key,
+                 "methods of a model of sequences say this in attention = { ... }");
   }
   if (const std::string problem = DecoderProblem(recipe, method); !problem.empty()) {
     // A mistake that is there without the method's attention too is the model's, and reported once.
@@ -114,16 +117,13 @@ void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std
 void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
   const std::string path = "method." + method.name;
   CheckMethodKind(recipe, method, path, problems);
-  const auto belongs = [&](const char* key, const char* map) {
-    if (method.map != map && problems.Given(path + key)) {
-      problems.Add(path + key, "has no effect with map = \"" + method.map + "\"");
+  const auto belongs = [&](const std::string& key, const char* map) {
+    if (method.map != map && problems.Given(path + "." + key)) {
+      problems.Add(path + "." + key, "has no effect with map = \"" + method.map + "\"");
     }
   };
-  belongs(".coefficients", "adaptive-temperature");
-  belongs(".alpha", "entmax");
-  belongs(".top_k", "top-k-softmax");
-  belongs(".top_k_fraction", "top-k-softmax");
-  belongs(".sigmoid_bias", "sigmoid");
+  belongs("alpha", "entmax");
+  for (const MapNumber& number : MapNumbers()) belongs(number.key, number.map);
   if (method.length_scaling.kind != LengthScaling::Kind::kScalar) {
     for (const char* key : {".length_scaling.gamma", ".length_scaling.delta"}) {
       if (problems.Given(path + key)) {

@@ -161,15 +161,11 @@ AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& n
 }
 
 void SetMap(const AttentionConfig& config, const Tensor& alpha, AttentionOptions& options) {
-  options.map = MapNamed(config.map);
-  options.alpha = config.alpha;
+  options.setting() = SettingOf(config);
   if (config.learn_alpha != "no") {
     options.alpha_heads =
         1.0 + (config.learn_alpha == "sigmoid" ? at::sigmoid(alpha) : at::softplus(alpha));
   }
-  options.top_k = {.k = config.top_k, .fraction = config.top_k_fraction};
-  options.sigmoid_bias = config.sigmoid_bias;
-  if (config.coefficients) options.adaptive.coefficients = *config.coefficients;
 }
 
 Tensor AttentionBlock::Heads(const Tensor& rows) const {

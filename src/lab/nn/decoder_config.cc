@@ -147,15 +147,11 @@ void CheckMap(const AttentionConfig& head, const std::string& path) {
   if (head.map == "top-k-softmax" && head.top_k < 1) {
     Refuse(path + ".top_k", "expected a number of keys >= 1 with map = \"top-k-softmax\"");
   }
-  const auto belongs = [&](const char* key, const char* map, bool given) {
-    if (given && head.map != map) {
-      Refuse(path + key, fmt::format("only has an effect with map = \"{}\"", map));
+  for (const auto& [key, map, given] : MapNumbers()) {
+    if (given(head) && head.map != map) {
+      Refuse(path + "." + key, fmt::format("only has an effect with map = \"{}\"", map));
     }
-  };
-  belongs(".top_k", "top-k-softmax", head.top_k != 0);
-  belongs(".top_k_fraction", "top-k-softmax", head.top_k_fraction != 0.0);
-  belongs(".sigmoid_bias", "sigmoid", head.sigmoid_bias.has_value());
-  belongs(".coefficients", "adaptive-temperature", head.coefficients.has_value());
+  }
   if (head.sink != "none" && !TakesSink(MapNamed(head.map))) {
     Refuse(path + ".sink", "expected map \"softmax\" or \"entmax\", got \"" + head.map + "\"");
   }
@@ -298,19 +294,8 @@ AttentionConfig DecoderConfig::Head(std::int64_t layer, std::int64_t head) const
   };
   for (const AttentionOverride& change : overrides) {
     if (!concerns(change.layers, layer) || !concerns(change.heads, head)) continue;
-    if (change.map && *change.map != result.map) {
-      result.map = *change.map;
-      result.top_k = 0;
-      result.top_k_fraction = 0.0;
-      result.sigmoid_bias = std::nullopt;
-      result.coefficients = std::nullopt;
-    }
-    if (change.alpha) result.alpha = *change.alpha;
+    change.ApplyTo(result);
     if (change.learn_alpha) result.learn_alpha = *change.learn_alpha;
-    if (change.top_k) result.top_k = *change.top_k;
-    if (change.top_k_fraction) result.top_k_fraction = *change.top_k_fraction;
-    if (change.sigmoid_bias) result.sigmoid_bias = change.sigmoid_bias;
-    if (change.coefficients) result.coefficients = change.coefficients;
     if (change.sink) result.sink = *change.sink;
     if (change.length_scaling) result.length_scaling = *change.length_scaling;
     if (change.positions) result.positions = *change.positions;

@@ -12,6 +12,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "lab/base/catalogue.h"
+#include "lab/nn/maps.h"
 
 namespace tsallis::lab {
 
@@ -88,17 +89,9 @@ struct PatternConfig {
 };
 
 // How one head attends.
-struct AttentionConfig {
-  std::string map = "softmax";  // of Maps()
-  double alpha = 1.5;           // entmax; where learning starts if it is learned
+struct AttentionConfig : MapConfig {
   // entmax: "no"; "sigmoid": alpha = 1 + sigmoid(a); "free": alpha = 1 + softplus(a). One a head.
   std::string learn_alpha = "no";
-  // top-k-softmax: of n visible keys the max(top_k, floor(top_k_fraction n)) largest are kept.
-  std::int64_t top_k = 0;
-  double top_k_fraction = 0.0;
-  std::optional<double> sigmoid_bias;  // sigmoid; unset: -ln n of n visible keys
-  // adaptive-temperature: its polynomial, lowest degree first; unset: the published one.
-  std::optional<std::vector<double>> coefficients;
   // softmax, entmax: one more key of every query, whose value is 0: "none", "zero" with the score
   // 0, "learned" with one learned score a head, at first 0.
   std::string sink = "none";
@@ -114,18 +107,10 @@ struct AttentionConfig {
 };
 
 // Changes some heads of some layers; what is not given stays. Later ones win.
-struct AttentionOverride {
+struct AttentionOverride : MapChange {
   std::vector<std::int64_t> layers;  // from 0; empty: all
   std::vector<std::int64_t> heads;   // from 0; empty: all
-  // A different map drops the top_k, top_k_fraction, sigmoid_bias and coefficients that were set
-  // before.
-  std::optional<std::string> map;
-  std::optional<double> alpha;
   std::optional<std::string> learn_alpha;
-  std::optional<std::int64_t> top_k;
-  std::optional<double> top_k_fraction;
-  std::optional<double> sigmoid_bias;
-  std::optional<std::vector<double>> coefficients;
   std::optional<std::string> sink;
   std::optional<QueryScaling> length_scaling;
   std::optional<Positions> positions;

@@ -121,6 +121,30 @@ inline Check<std::vector<double>> CoefficientsCheck() {
 }
 inline Check<std::string> SinkCheck() { return OneOf({"none", "zero", "learned"}); }
 
+// The numbers of single maps.
+template <class Visitor>
+void DescribeNumbers(Visitor& keys, MapConfig& config) {
+  const MapConfig defaults;
+  Later(keys, "top_k", config.top_k, defaults.top_k, TopKCheck(),
+        "top-k-softmax: scores that are kept");
+  Later(keys, "top_k_fraction", config.top_k_fraction, defaults.top_k_fraction, FractionCheck(),
+        "top-k-softmax: at least this share of the visible keys is kept");
+  keys.Optional("sigmoid_bias", config.sigmoid_bias, {},
+                "sigmoid: b; minus ln of the number of visible keys unless given");
+  keys.Optional("coefficients", config.coefficients, IfGiven(CoefficientsCheck()),
+                "adaptive-temperature: its polynomial, lowest degree first");
+}
+
+template <class Visitor>
+void DescribeNumbers(Visitor& keys, MapChange& change) {
+  keys.Optional("top_k", change.top_k, IfGiven(TopKCheck()), "as in attention");
+  keys.Optional("top_k_fraction", change.top_k_fraction, IfGiven(FractionCheck()),
+                "as in attention");
+  keys.Optional("sigmoid_bias", change.sigmoid_bias, {}, "as in attention");
+  keys.Optional("coefficients", change.coefficients, IfGiven(CoefficientsCheck()),
+                "as in attention");
+}
+
 template <class Visitor>
 void Describe(Visitor& keys, AttentionConfig& attention) {
   const AttentionConfig defaults;
@@ -128,14 +152,7 @@ void Describe(Visitor& keys, AttentionConfig& attention) {
   keys.Optional("alpha", attention.alpha, AlphaCheck(), "entmax; the first value if learned");
   keys.Optional("learn_alpha", attention.learn_alpha, LearnAlphaCheck(),
                 "entmax: one alpha a head, 1 + sigmoid(a) or 1 + softplus(a)");
-  Later(keys, "top_k", attention.top_k, defaults.top_k, TopKCheck(),
-        "top-k-softmax: scores that are kept");
-  Later(keys, "top_k_fraction", attention.top_k_fraction, defaults.top_k_fraction, FractionCheck(),
-        "top-k-softmax: at least this share of the visible keys is kept");
-  keys.Optional("sigmoid_bias", attention.sigmoid_bias, {},
-                "sigmoid: b; minus ln of the number of visible keys unless given");
-  keys.Optional("coefficients", attention.coefficients, IfGiven(CoefficientsCheck()),
-                "adaptive-temperature: its polynomial, lowest degree first");
+  DescribeNumbers(keys, attention);
   Later(keys, "sink", attention.sink, defaults.sink, SinkCheck(),
         "softmax, entmax: one more key of value 0, of the score 0 or of a learned one");
   keys.Optional("length_scaling", attention.length_scaling, {}, "scores against length");
@@ -156,12 +173,7 @@ void Describe(Visitor& keys, AttentionOverride& change) {
   keys.Optional("map", change.map, IfGiven(MapCheck()), "scores to weights");
   keys.Optional("alpha", change.alpha, IfGiven(AlphaCheck()), "entmax");
   keys.Optional("learn_alpha", change.learn_alpha, IfGiven(LearnAlphaCheck()), "as in attention");
-  keys.Optional("top_k", change.top_k, IfGiven(TopKCheck()), "as in attention");
-  keys.Optional("top_k_fraction", change.top_k_fraction, IfGiven(FractionCheck()),
-                "as in attention");
-  keys.Optional("sigmoid_bias", change.sigmoid_bias, {}, "as in attention");
-  keys.Optional("coefficients", change.coefficients, IfGiven(CoefficientsCheck()),
-                "as in attention");
+  DescribeNumbers(keys, change);
   keys.Optional("sink", change.sink, IfGiven(SinkCheck()), "as in attention");
   keys.Optional("length_scaling", change.length_scaling, {}, "replaces the whole table");
   keys.Optional("positions", change.positions, {}, "replaces the whole table");

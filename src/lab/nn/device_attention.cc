@@ -315,10 +315,7 @@ std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at:
   const ConstArray4 array{there, type, {rows * head_dim, rows * head_dim, head_dim, 1}};
   params.q = params.k = params.v = array;
   params.mask.causal = true;
-  params.map = MapNamed(heads.map);
-  params.alpha = heads.alpha;
-  params.top_k = {heads.top_k, heads.top_k_fraction};
-  params.sigmoid_bias = heads.sigmoid_bias;
+  params.setting() = SettingOf(heads);
   SetDistances(heads, params.terms);
   if (scaled) params.terms.length_scale = {there, DType::kFloat32, {rows, rows, 1, 1}};
   if (sloped) params.terms.alibi_slopes = {there, DType::kFloat32, {1, 1, 1, 1}};
@@ -330,11 +327,11 @@ std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at:
     AttentionWorkspaceBytes(context, params, false);
     AttentionWorkspaceBytes(context, params, true);
   } catch (const InvalidArgument& error) {
-    const std::string what = error.what(), as = ", as ", got = ", got kCuda";
-    const std::size_t from = what.find(as), upto = what.rfind(got);
-    return from == std::string::npos || upto == std::string::npos || upto < from
-               ? what
-               : what.substr(from + as.size(), upto - from - as.size());
+    // "kCpu, as ...", from the library's choice of a kernel.
+    const std::string as = ", as ";
+    const std::size_t from = error.expected().find(as);
+    if (error.actual() != "kCuda" || from == std::string::npos) return error.what();
+    return error.expected().substr(from + as.size());
   }
   // The kernels serve the call; whether they were compiled for this GPU is another matter.
   const CudaInfo info = QueryCuda();

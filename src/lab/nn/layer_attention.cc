@@ -34,9 +34,9 @@ double AlphaParameter(const AttentionConfig& head) {
 }
 
 bool SameCall(const AttentionConfig& a, const AttentionConfig& b) {
-  return a.map == b.map && a.top_k == b.top_k && a.top_k_fraction == b.top_k_fraction &&
-         a.sigmoid_bias == b.sigmoid_bias && a.coefficients == b.coefficients &&
-         a.pattern == b.pattern && SameDistances(a, b);
+  MapConfig map = a;
+  map.alpha = b.alpha;  // each head of a call may have its own
+  return map == b && a.pattern == b.pattern && SameDistances(a, b);
 }
 
 std::vector<ScaledHeads> ScaledHeadsOf(const DecoderConfig& config, std::int64_t layer) {
@@ -301,10 +301,7 @@ AttentionTerms LayerAttention::TermsOf(const CallHeads& call, std::int64_t begin
 void LayerAttention::SetMap(AttentionParams& params, const CallHeads& call,
                             const MapNumbers& numbers) const {
   const AttentionConfig& head = head_[static_cast<std::size_t>(call.first)];
-  params.map = MapNamed(head.map);
-  params.top_k = {head.top_k, head.top_k_fraction};
-  params.sigmoid_bias = head.sigmoid_bias;
-  if (head.coefficients) params.adaptive.coefficients = *head.coefficients;
+  params.setting() = SettingOf(head);
   params.alpha = numbers.alphas.front();
   const bool equal = std::all_of(numbers.alphas.begin(), numbers.alphas.end(),
                                  [&](double alpha) { return alpha == params.alpha; });

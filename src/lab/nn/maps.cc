@@ -28,4 +28,40 @@ RowMap MapNamed(const std::string& name) {
   throw UsageError("unknown map \"" + name + "\"" + Suggestion(name, Names(Maps())));
 }
 
+MapSetting SettingOf(const MapConfig& config) {
+  MapSetting setting;
+  setting.map = MapNamed(config.map);
+  setting.alpha = config.alpha;
+  if (config.coefficients) setting.adaptive.coefficients = *config.coefficients;
+  setting.top_k = {.k = config.top_k, .fraction = config.top_k_fraction};
+  setting.sigmoid_bias = config.sigmoid_bias;
+  return setting;
+}
+
+const std::vector<MapNumber>& MapNumbers() {
+  static const std::vector<MapNumber> numbers = {
+      {"top_k", "top-k-softmax", [](const MapConfig& config) { return config.top_k != 0; }},
+      {"top_k_fraction", "top-k-softmax",
+       [](const MapConfig& config) { return config.top_k_fraction != 0.0; }},
+      {"sigmoid_bias", "sigmoid",
+       [](const MapConfig& config) { return config.sigmoid_bias.has_value(); }},
+      {"coefficients", "adaptive-temperature",
+       [](const MapConfig& config) { return config.coefficients.has_value(); }}};
+  return numbers;
+}
+
+void MapChange::ApplyTo(MapConfig& config) const {
+  if (map && *map != config.map) {
+    MapConfig other;
+    other.map = *map;
+    other.alpha = config.alpha;
+    config = other;
+  }
+  if (alpha) config.alpha = *alpha;
+  if (top_k) config.top_k = *top_k;
+  if (top_k_fraction) config.top_k_fraction = *top_k_fraction;
+  if (sigmoid_bias) config.sigmoid_bias = sigmoid_bias;
+  if (coefficients) config.coefficients = coefficients;
+}
+
 }  // namespace tsallis::lab

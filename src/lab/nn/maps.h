@@ -1,6 +1,8 @@
-// The maps from scores to weights that the lab's models take, by name.
+// The maps from scores to weights that the lab's models take: by name, with their numbers.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,5 +16,46 @@ const std::vector<CatalogueEntry>& Maps();
 
 // UsageError if there is no such map.
 RowMap MapNamed(const std::string& name);
+
+// A map and its numbers, as recipes and config.json have them. Structs that have a map derive from
+// this one.
+struct MapConfig {
+  std::string map = "softmax";  // of Maps()
+  double alpha = 1.5;           // entmax; where learning starts if it is learned
+  // top-k-softmax: of n visible keys the max(top_k, floor(top_k_fraction n)) largest are kept.
+  std::int64_t top_k = 0;
+  double top_k_fraction = 0.0;
+  std::optional<double> sigmoid_bias;  // sigmoid; unset: -ln n of n visible keys
+  // adaptive-temperature: its polynomial, lowest degree first; unset: the published one.
+  std::optional<std::vector<double>> coefficients;
+
+  bool operator==(const MapConfig&) const = default;
+};
+
+// The same for the kernels. UsageError as MapNamed.
+MapSetting SettingOf(const MapConfig& config);
+
+// A number that belongs to one map, which is not the number's default where it is given.
+struct MapNumber {
+  const char* key;
+  const char* map;
+  bool (*given)(const MapConfig& config);
+};
+const std::vector<MapNumber>& MapNumbers();
+
+// What an override says of a map; what is not given stays.
+struct MapChange {
+  // A different map drops the MapNumbers() that were set before.
+  std::optional<std::string> map;
+  std::optional<double> alpha;
+  std::optional<std::int64_t> top_k;
+  std::optional<double> top_k_fraction;
+  std::optional<double> sigmoid_bias;
+  std::optional<std::vector<double>> coefficients;
+
+  void ApplyTo(MapConfig& config) const;
+
+  bool operator==(const MapChange&) const = default;
+};
 
 }  // namespace tsallis::lab

@@ -9,7 +9,6 @@
 
 #include "lab/base/errors.h"
 #include "lab/base/random.h"
-#include "lab/nn/maps.h"
 #include "lab/nn/set_kernels.h"
 
 namespace tsallis::lab {
@@ -52,11 +51,7 @@ const std::vector<CatalogueEntry>& SetLengthScalings() {
 
 RowMapParams MapOf(const SetAttentionConfig& config) {
   RowMapParams map;
-  map.map = MapNamed(config.map);
-  map.alpha = config.alpha;
-  if (config.coefficients) map.adaptive.coefficients = *config.coefficients;
-  map.top_k = {config.top_k, config.top_k_fraction};
-  map.sigmoid_bias = config.sigmoid_bias;
+  map.setting() = SettingOf(config);
   return map;
 }
 

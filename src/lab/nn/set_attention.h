@@ -27,7 +27,10 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "lab/base/catalogue.h"
+#include "lab/nn/maps.h"
 #include "lab/tasks/max_retrieval.h"
 #include "tsallis/rows.h"
 
@@ -44,24 +47,20 @@ struct LengthScaling {
   bool operator==(const LengthScaling&) const = default;
 };
 
-// How scores become weights.
-struct SetAttentionConfig {
-  std::string map = "softmax";  // of Maps(), but for stick-breaking: a set has no order
-  double alpha = 1.5;           // entmax
-  // top-k-softmax: of n items the max(top_k, floor(top_k_fraction n)) with the largest scores
-  // count.
-  std::int64_t top_k = 0;
-  double top_k_fraction = 0.0;
-  std::optional<double> sigmoid_bias;  // sigmoid; unset: -ln n of n items
+// How scores become weights. The keys are the items of a set, which have no order: no
+// stick-breaking.
+struct SetAttentionConfig : MapConfig {
   // Divides q.k (Velickovic et al. 2024, eq. 12); unset: sqrt(width), as in the listing of their
   // appendix A.3.
   std::optional<double> theta;
-  // adaptive-temperature: of the polynomial, lowest degree first; unset: the paper's.
-  std::optional<std::vector<double>> coefficients;
   LengthScaling length_scaling;
 
   bool operator==(const SetAttentionConfig&) const = default;
 };
+
+// As config.json has it, and the opposite. The latter throws what nlohmann::json throws.
+nlohmann::ordered_json ToJson(const SetAttentionConfig& config);
+SetAttentionConfig SetAttentionFromJson(const nlohmann::ordered_json& json);
 
 // In the order of LengthScaling::Kind.
 const std::vector<CatalogueEntry>& SetLengthScalings();

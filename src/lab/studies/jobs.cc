@@ -97,8 +97,9 @@ std::vector<Observed> LoadObserved(const fs::path& folder) {
 // empty for the method that was trained.
 std::string BorrowersSettings(const Job& job, const MethodConfig& method) {
   if (method.name == job.trains->name) return "";
+  const SetAttentionConfig& of_sets = method;
   const nlohmann::ordered_json settings =
-      job.recipe->task.sequence ? ToJson(job.recipe->Decoder(method)) : MapSettings(method);
+      job.recipe->task.sequence ? ToJson(job.recipe->Decoder(method)) : ToJson(of_sets);
   return settings.dump() + "\n";
 }
 

@@ -118,22 +118,7 @@ LoadedSetModel LoadSetModel(const fs::path& path) {
   }
   try {
     const auto& config = found.config;
-    SetAttentionConfig attention;
-    attention.map = config.at("map").get<std::string>();
-    attention.alpha = config.value("alpha", attention.alpha);
-    attention.top_k = config.value("top_k", attention.top_k);
-    attention.top_k_fraction = config.value("top_k_fraction", attention.top_k_fraction);
-    if (config.contains("sigmoid_bias")) {
-      attention.sigmoid_bias = config.at("sigmoid_bias").get<double>();
-    }
-    if (config.contains("theta")) attention.theta = config.at("theta").get<double>();
-    if (config.contains("coefficients")) {
-      attention.coefficients = config.at("coefficients").get<std::vector<double>>();
-    }
-    const auto& scaling = config.at("length_scaling");
-    attention.length_scaling = {static_cast<LengthScaling::Kind>(scaling.at("kind").get<int>()),
-                                scaling.at("gamma").get<double>(),
-                                scaling.at("delta").get<double>()};
+    const SetAttentionConfig attention = SetAttentionFromJson(config);
     MaxRetrievalConfig task;
     task.classes = config.at("task").at("classes").get<std::int64_t>();
     task.train_length_min = config.at("task").at("train_length").at(0).get<std::int64_t>();

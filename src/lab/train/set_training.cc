@@ -11,11 +11,12 @@ namespace {
 nlohmann::ordered_json Settings(const TrainingJob& job) {
   const Recipe& recipe = *job.recipe;
   const MethodConfig& method = *job.method;
+  const SetAttentionConfig& attention = method;
   const TaskConfig& task = recipe.task;
   nlohmann::ordered_json settings;
   settings["study"] = recipe.name;
   settings["method"] = method.name;
-  settings.update(MapSettings(method));
+  settings.update(ToJson(attention));
   settings["seed"] = job.seed;
   settings["steps"] = job.steps;
   settings["task"] = {{"name", task.name},
@@ -90,23 +91,6 @@ class SetTraining : public Trainable {
 };
 
 }  // namespace
-
-nlohmann::ordered_json MapSettings(const MethodConfig& method) {
-  nlohmann::ordered_json settings;
-  settings["map"] = method.map;
-  if (method.map == "entmax") settings["alpha"] = method.alpha;
-  if (method.map == "top-k-softmax") {
-    settings["top_k"] = method.top_k;
-    settings["top_k_fraction"] = method.top_k_fraction;
-  }
-  if (method.sigmoid_bias) settings["sigmoid_bias"] = *method.sigmoid_bias;
-  if (method.theta) settings["theta"] = *method.theta;
-  if (method.coefficients) settings["coefficients"] = *method.coefficients;
-  settings["length_scaling"] = {{"kind", static_cast<int>(method.length_scaling.kind)},
-                                {"gamma", method.length_scaling.gamma},
-                                {"delta", method.length_scaling.delta}};
-  return settings;
-}
 
 void ClaimSetFolder(const TrainingJob& job) { RunFolder(job.folder).Claim(Settings(job)); }
 

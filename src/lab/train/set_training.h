@@ -10,9 +10,6 @@
 
 namespace tsallis::lab {
 
-// How a method attends, as config.json has it.
-nlohmann::ordered_json MapSettings(const MethodConfig& method);
-
 // Makes the job's folder and writes its config.json; throws UsageError if the folder belongs to
 // other settings.
 void ClaimSetFolder(const TrainingJob& job);
