@@ -82,3 +82,21 @@ def test_only_tests_use_what_is_for_tests():
         if file != DEVICE:
             assert not [name for name in included(file) if "/testing/" in name], file
         assert not [name for name in included(file) if name.endswith("every_target.h")], file
+
+
+# A number of a map and a term of the scores, each named by few files: whoever adds another one
+# changes as many. The numbers may fall, and this list with them.
+@pytest.mark.parametrize(("name", "most"), [("sigmoid_bias", 16), ("softcap", 14)])
+def test_few_files_name_a_setting(name, most):
+    files = [
+        file.relative_to(ROOT)
+        for folder in ("src", "include", "python/tsallis")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in {".cc", ".h", ".cu", ".py"} and "_test." not in file.name
+    ]
+    found = [
+        str(file)
+        for file in files
+        if "testing" not in file.parts and name in (ROOT / file).read_text()
+    ]
+    assert len(found) <= most, sorted(found)
