@@ -91,7 +91,7 @@ void PlainRow<T>::Map(const RowSpec& spec, const double* sink) {
   if (spec.map == RowMap::kEntmax && spec.alpha != 1.0) {
     Entmax(spec.alpha - 1.0);
   } else if (spec.map == RowMap::kAdaptiveTemperature) {
-    Adaptive(*spec.adaptive);
+    Adaptive(spec.adaptive);
   } else if (spec.map == RowMap::kTopKSoftmax) {
     TopKSoftmax(spec.top_k);
   } else if (spec.map == RowMap::kSigmoid) {
