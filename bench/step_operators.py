@@ -17,7 +17,7 @@ from common import ROOT
 OPERATORS = {
     "matrix products": r"\[JIT\]|/tmp/perf-|\(inlined\)|dnnl|Xbyak|mkl|gemm|GEMM",
     "transposing gradients": r"TransposeImpl",
-    "attention": r"libtsallis",
+    "attention": r"tsallis::(?!lab::)",
     "gated GeLU": r"GatedGelu",
     "norms and residuals": r"RmsNorm",
     "length scaling": r"Adaptive",

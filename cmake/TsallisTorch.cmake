@@ -6,28 +6,17 @@ set(torch_root ${TSALLIS_TORCH_ROOT})
 # toolkit. We need headers and two libraries, and a program that does not load the CUDA half starts sooner.
 include(${torch_config}/TorchConfigVersion.cmake)
 set(torch_version ${PACKAGE_VERSION})
-if(torch_version VERSION_LESS 2.6)
-  message(FATAL_ERROR "tsallis needs torch 2.6 or newer, got ${torch_version} in ${torch_root}")
+if(torch_version VERSION_LESS 2.10)
+  message(FATAL_ERROR "tsallis needs torch 2.10 or newer, got ${torch_version} in ${torch_root}")
 endif()
 message(STATUS "torch ${torch_version} in ${torch_root}")
 add_library(tsallis_libtorch INTERFACE)
 target_include_directories(tsallis_libtorch SYSTEM INTERFACE ${torch_root}/include
                                                              ${torch_root}/include/torch/csrc/api/include)
 target_link_libraries(tsallis_libtorch INTERFACE ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so)
-# Some wheels up to 2.6 have the old std::string; then everything that meets torch must.
-file(STRINGS ${torch_config}/TorchConfig.cmake old_abi REGEX "^[^#]*_GLIBCXX_USE_CXX11_ABI=0")
-if(old_abi)
-  target_compile_definitions(tsallis_libtorch INTERFACE _GLIBCXX_USE_CXX11_ABI=0)
-  target_compile_definitions(tsallis PUBLIC _GLIBCXX_USE_CXX11_ABI=0)
-endif()
-
 # One OpenMP runtime, so one pool of threads: the wheel carries its own libgomp, the kernels link that one too.
 # Left to itself the compiler's libgomp has the same name and the search path alone decides which is loaded.
 file(GLOB torch_openmp ${torch_root}/lib/libgomp*.so*)
 if(torch_openmp)
   set_property(TARGET OpenMP::OpenMP_CXX PROPERTY INTERFACE_LINK_LIBRARIES ${torch_openmp})
 endif()
-
-# What python/tsallis/_ops.py compares with the torch that imports it.
-file(CONFIGURE OUTPUT ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/libtsallis_torch.json
-     CONTENT "{\"torch\": \"${torch_version}\"}\n")

@@ -23,7 +23,7 @@ if(NOT torch_config)
   endforeach()
   if(SKBUILD AND NOT status EQUAL 0)
     message(FATAL_ERROR "tsallis is built against the torch that will import it, and ${TSALLIS_PYTHON} has none. "
-                        "Install torch 2.6 or newer there, then: pip install --no-build-isolation .")
+                        "Install torch 2.10 or newer there, then: pip install --no-build-isolation .")
   elseif(NOT status EQUAL 0)
     message(FATAL_ERROR "no torch in ${TSALLIS_PYTHON}; scripts/setup.sh prepares it")
   endif()

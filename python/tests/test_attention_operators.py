@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tsallis
 from tsallis._call import call
+from tsallis._ops import MAPS
 
 OPS = torch.ops.tsallis
 
@@ -56,12 +57,10 @@ def settings_without():
 def test_opcheck(operator, dtype):
     tensors = draw(dtype=dtype)
     opcheck(operator, tensors, settings_without())
-    for tensor in tensors:
-        tensor.requires_grad_()
-    opcheck(operator, tensors, {"map": "softmax"})
-    opcheck(operator, tensors, settings_with_gradients() | settings_without())
+    opcheck(operator, tensors, {"map": MAPS.index("softmax")})
+    opcheck(operator, tensors, detached(settings_with_gradients()) | settings_without())
     packed = {"cu_seqlens_q": torch.tensor([0, 2, 5]), "cu_seqlens_k": torch.tensor([0, 4, 6])}
-    opcheck(operator, [tensor.detach()[:1].requires_grad_() for tensor in tensors], packed)
+    opcheck(operator, [tensor[:1] for tensor in tensors], packed)
     rows_first = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in draw()]
     opcheck(operator, rows_first, {"saved_budget": 100})
 
@@ -77,28 +76,40 @@ def test_opcheck(operator, dtype):
     ids=lambda settings: settings["map"],
 )
 def test_opcheck_baselines(settings):
-    opcheck(OPS.attention, [tensor.requires_grad_() for tensor in draw()], settings)
+    opcheck(OPS.attention, draw(), settings | {"map": MAPS.index(settings["map"])})
+
+
+def detached(settings):
+    return {
+        name: value.detach() if isinstance(value, torch.Tensor) else value
+        for name, value in settings.items()
+    }
 
 
 def test_opcheck_parts():
     q, k, v = draw()
-    options = {
-        name: value.detach() if isinstance(value, torch.Tensor) else value
-        for name, value in settings_with_gradients().items()
-    }
+    options = detached(settings_with_gradients())
     # Beyond the lists `saved` holds arbitrary bytes, so two calls are not compared.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for want_stats in (False, True):
-        opcheck(OPS.attention_forward, (q, k, v, want_stats), options, test_utils=tests)
-    out, tau, saved, *_ = OPS.attention_forward(q, k, v, False, **options)
+    for operator in (OPS.attention_forward, OPS.attention_forward_stats):
+        opcheck(operator, (q, k, v, 0), options)
+        opcheck(operator, (q, k, v, 2), options, test_utils=tests)
+        without_sink = {name: value for name, value in options.items() if name != "sink"}
+        for budget in (1000, 1 << 28):
+            reserved = without_sink | {"saved_budget": budget}
+            opcheck(operator, (q, k, v, 2), reserved, test_utils=tests)
+            assert operator(q, k, v, 2, **reserved)[2].numel() == min(budget, 2 * 4 * 5 * 512)
+    out, tau, saved = OPS.attention_forward(q, k, v, **options)
     assert saved.dtype == torch.uint8
     assert tau.dtype == torch.float64
-    for wanted in ([True] * 8, [False, True] * 4):
-        arguments = (torch.randn_like(out), q, k, v, tau, saved, wanted)
-        opcheck(OPS.attention_backward, arguments, options, test_utils=tests)
-        results = OPS.attention_backward(*arguments, **options)
-        for wants, result in zip(wanted, results, strict=True):
-            assert (result.numel() > 0) == wants
+    arguments = (torch.randn_like(out), q, k, v, tau, saved)
+    for wanted in (0b11111111, 0b10101010):
+        opcheck(OPS.attention_backward_terms, (*arguments, wanted), options, test_utils=tests)
+        results = OPS.attention_backward_terms(*arguments, wanted, **options)
+        for i, result in enumerate(results):
+            assert (result.numel() > 0) == bool(wanted >> i & 1)
+    for wanted in (0b111, 0b010):
+        opcheck(OPS.attention_backward, (*arguments, wanted), options, test_utils=tests)
     opcheck(OPS.attention_weights, (q, k), options, test_utils=tests[:2])
 
 
@@ -244,11 +255,10 @@ def test_changed_inputs_are_noticed():
         out.sum().backward()
 
 
-def test_vmap_is_refused():
+def test_vmap_of_weights_is_refused():
     q, k, v = (torch.stack((tensor, tensor)) for tensor in draw())
-    for returns in ((), ("tau",), ("weights",)):
-        with pytest.raises(NotImplementedError, match=r"vmap is not supported.*batch"):
-            torch.vmap(lambda q, k, v, r=returns: tsallis.attention(q, k, v, returns=r))(q, k, v)
+    with pytest.raises(NotImplementedError, match=r"weights .* cannot be traced or mapped"):
+        torch.vmap(lambda q, k, v: tsallis.attention(q, k, v, returns="weights"))(q, k, v)
 
 
 def gradients_of(tensors, **settings):
@@ -435,9 +445,8 @@ def test_a_device_without_kernels(device):
             "backend. This could be because ..."
         )
 
-    refuse.default = torch.ops.tsallis.attention.default
     with pytest.raises(ValueError, match=f"^q: expected a dense tensor on the CPU.*{device}"):
-        call(refuse, q, k, v)
+        call(refuse, q=q, k=k, v=v)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")

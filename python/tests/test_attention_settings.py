@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tsallis
+from tsallis import _autograd
 
 # Settings of `attention` that an operator has by other names.
 SPELLED = {
@@ -35,8 +36,18 @@ def test_every_operator_ends_with_the_same_settings():
         return [(a.name, str(a.type), a.default_value) for a in schema.arguments if a.kwarg_only]
 
     first = settings("attention")
-    for name in ("stats", "forward", "backward", "weights"):
+    for name in ("stats", "forward", "forward_stats", "backward", "backward_terms", "weights"):
         assert settings(f"attention_{name}") == first
+    for name in ("attention_on_pages", "attention_on_pages_stats", "decode", "decode_stats"):
+        assert settings(name) == first
+
+
+def test_autograd_knows_the_tensors_of_the_settings():
+    schema = torch.ops.tsallis.attention.default._schema
+    tensors = [a.name for a in schema.arguments if a.kwarg_only and "Tensor" in str(a.type)]
+    assert tuple(tensors) == _autograd.TENSOR_SETTINGS
+    results = torch.ops.tsallis.attention_backward_terms.default._schema.returns
+    assert [result.name for result in results[3:]] == [f"d_{name}" for name in tensors[:5]]
 
 
 def test_the_docstring_explains_every_setting():

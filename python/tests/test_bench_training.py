@@ -34,7 +34,7 @@ def test_training_is_held_against_its_goals():
             "tsallis::N_AVX3::TransposeImpl (build/bin/decoder_steps)",
             "transposing gradients",
         ),
-        ("tsallis::TileProducts (build/lib/libtsallis_torch.so)", "attention"),
+        ("tsallis::TileProducts (build/bin/decoder_steps)", "attention"),
         ("tsallis::lab::N_AVX3::AdamStepImpl (build/bin/decoder_steps)", "Adam"),
         ("clear_page_erms ([kernel.kallsyms])", "memory, from the system"),
         ("main (build/bin/decoder_steps)", step_operators.REST),

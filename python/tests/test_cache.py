@@ -1,7 +1,10 @@
 """`tsallis.KVCache` and `tsallis.decode`: the cache of keys and values, from Python."""
 
+import copy
 import gc
 import math
+import pickle
+import threading
 
 import pytest
 import torch
@@ -273,16 +276,22 @@ def test_mistakes_are_named():
         ),
         (lambda: tell(alpha=7.0, returns=("scored",)), r"scored: expected none of this statistic"),
         (lambda: tsallis.decode(q, cache, 0, [a], map="sigmoid"), "map: expected 'entmax', "),
-        (lambda: tsallis.decode(q[:, :5], cache, 0, [a]), "heads: expected a multiple of"),
+        (
+            lambda: tsallis.decode(q[:, :5], cache, 0, [a]),
+            "q: expected a multiple of kv_heads = 2 heads",
+        ),
         (lambda: tsallis.decode(q.bfloat16(), cache, 0, [a]), "q: expected the dtype of the cache"),
         (lambda: tsallis.decode(q, cache, 0, [a], returns=("w",)), "returns: expected names"),
-        (lambda: tsallis.decode(q, cache, 0, [a], sink=torch.zeros(2)), "sink: expected a dense"),
+        (lambda: tsallis.decode(q, cache, 0, [a], sink=torch.zeros(2)), "sink: expected a shape"),
         (lambda: tsallis.decode(q.expand(1, HEADS, 9, DIM), cache, 0, [a]), "q_len: expected at"),
         (lambda: tell(begin=[5]), r"begin\[0\]: expected a token from 0 to the first query's, 4"),
         (lambda: tell(begin=[0, 0]), "begin: expected 1 tokens, one for each sequence, got 2"),
         (lambda: tell(length_scale=torch.ones(3, 7)), "length_scale: expected a shape that broadc"),
         (lambda: tell(length_scale=torch.ones(1, dtype=torch.int64)), "length_scale: expected dty"),
-        (lambda: tell(length_scale=torch.ones(1, device="meta")), "length_scale: expected a dense"),
+        (
+            lambda: tell(length_scale=torch.ones(1, device="meta")),
+            "length_scale: expected the device of q, cpu",
+        ),
         (lambda: tell(sink=torch.ones(HEADS, dtype=torch.int32)), "sink: expected dtype float32"),
         (lambda: a.fork(6), "length: expected at most the 5 tokens"),
         (lambda: a.truncate(-1), "length: expected 0 or more, got -1"),
@@ -301,3 +310,67 @@ def test_mistakes_are_named():
     assert len(foreign) == 5
     assert other.use().sequences == 1
     assert math.isfinite(float(tsallis.decode(q, cache, 0, [a]).sum()))
+
+
+def test_one_sequence_is_not_changed_while_it_is_read():
+    """An error in one of the threads, and no crash."""
+    cache = tsallis.KVCache(1, 1, 64, dtype=torch.float32)
+    sequence = cache.sequence()
+    rows, q = torch.randn(1, 1, 16, 64), torch.randn(1, 1, 1, 64)
+    cache.append(0, [sequence], rows, rows)
+    refused = []
+
+    def work(call):
+        for _ in range(2000):
+            try:
+                call()
+            except ValueError as error:
+                refused.append(str(error))
+
+    calls = [
+        lambda: cache.append(0, [sequence], rows, rows),
+        lambda: tsallis.decode(q, cache, 0, [sequence]),
+    ]
+    threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(text.startswith("sequences: expected one that no other call") for text in refused)
+    assert len(sequence) % 16 == 0
+    assert math.isfinite(float(tsallis.decode(q, cache, 0, [sequence]).sum()))
+
+
+def test_caches_are_not_copied():
+    cache = tsallis.KVCache(1, 1, 8)
+    for thing in (cache, cache.sequence()):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                copied(thing)
+
+
+def test_a_cache_that_is_gone():
+    cache = tsallis.KVCache(1, 1, 8)
+    number = cache._cache.clone()
+    del cache
+    gc.collect()
+    with pytest.raises((ValueError, RuntimeError), match="cache: expected one that is alive"):
+        torch.ops.tsallis.cache_create(number)
+
+
+def test_compiled_calls_keep_their_order():
+    cache = tsallis.KVCache(1, 1, 8, dtype=torch.float32)
+    sequence = cache.sequence()
+
+    def step(q, k, v):
+        cache.append(0, [sequence], k, v)
+        return tsallis.decode(q, cache, 0, [sequence])
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    k, v = torch.randn(2, 3, 1, 1, 1, 8)
+    q = torch.randn(1, 1, 1, 8)
+    for i in range(3):
+        out = compiled(q, k[i], v[i])
+        keys, values = (x[: i + 1].permute(1, 2, 0, 3, 4).flatten(2, 3) for x in (k, v))
+        torch.testing.assert_close(out, tsallis.attention(q, keys, values))
+    assert len(sequence) == 3

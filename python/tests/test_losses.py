@@ -133,9 +133,9 @@ def test_dtypes_and_layouts():
 def test_mistakes():
     logits = torch.randn(4, 3)
     target = torch.tensor([0, 1, 2, 1])
-    with pytest.raises(ValueError, match=r"targets.*\[4\].*\[3\]"):
+    with pytest.raises(ValueError, match=r"target.*\[4\].*\[3\]"):
         tsallis.entmax_loss(logits, target[:3])
-    with pytest.raises(ValueError, match=r"targets.*integer"):
+    with pytest.raises(ValueError, match=r"target.*integer"):
         tsallis.entmax_loss(logits, target.float())
     with pytest.raises(ValueError, match=r"target.*3"):
         tsallis.entmax_loss(logits, target + 1)

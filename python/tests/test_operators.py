@@ -13,6 +13,7 @@ from attention_by_definition import baseline
 from torch.library import opcheck
 
 import tsallis
+from tsallis._ops import MAPS
 
 OPS = torch.ops.tsallis
 BASELINES = (
@@ -31,10 +32,9 @@ def test_opcheck_maps(dtype, dim):
     x = torch.randn(5, 4, dtype=dtype)
     a = torch.full((5, 1) if dim == -1 else (1, 4), 1.4)
     for operator in (OPS.row_map, OPS.row_map_stats):
-        opcheck(operator, (x,), {"map": "softmax", "dim": dim})
-        opcheck(operator, (x.requires_grad_(),), {"alpha": 1.5, "dim": dim})
-        opcheck(operator, (x, a.requires_grad_()), {"dim": dim})
-        x, a = x.detach(), a.detach()
+        opcheck(operator, (x,), {"map": MAPS.index("softmax"), "dim": dim})
+        opcheck(operator, (x,), {"alpha": 1.5, "dim": dim})
+        opcheck(operator, (x, a), {"dim": dim})
 
 
 @pytest.mark.parametrize(("apply", "settings"), BASELINES)
@@ -47,21 +47,20 @@ def test_baselines_follow_their_definition(apply, settings):
         results.append((p, *torch.autograd.grad((p * weight).sum(), x)))
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected)
-    opcheck(OPS.row_map, (x,), named)
+    opcheck(OPS.row_map, (x.detach(),), settings | {"map": MAPS.index(apply.__name__)})
 
 
 def test_opcheck_backward_and_losses():
     x, g = torch.randn(5, 4), torch.randn(5, 4)
     p = tsallis.entmax(x)
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    opcheck(OPS.row_map_backward, (g, x, p, None, False), test_utils=tests)
+    opcheck(OPS.row_map_backward, (g, x, p))
     a = torch.full((5, 1), 1.5)
-    opcheck(OPS.row_map_backward, (g, x, p, a, True), test_utils=tests)
+    opcheck(OPS.row_map_backward, (g, x, p, a))
+    opcheck(OPS.row_map_backward_alpha, (g, x, p, a))
     target = torch.tensor([0, 1, 2, 3, -100])
     opcheck(OPS.fenchel_young_loss, (x, target))
-    opcheck(OPS.fenchel_young_loss, (x.clone().requires_grad_(), target), {"alpha": 2.0})
-    opcheck(OPS.fenchel_young_loss_forward, (x, target, True))
-    opcheck(OPS.fenchel_young_loss_forward, (x, target, False))
+    opcheck(OPS.fenchel_young_loss, (x, target), {"alpha": 2.0})
+    opcheck(OPS.fenchel_young_loss_forward, (x, target))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -132,25 +131,25 @@ def test_autocast_computes_in_float32():
         (lambda x: tsallis.softmax(x, temperature=0.0), ValueError, "temperature.*0"),
         (lambda x: tsallis.softmax(x, dim=2), IndexError, r"dim.*\[-2, 1\].*2"),
         (lambda x: tsallis.softmax(x, dim=-3), IndexError, r"dim.*\[-2, 1\].*-3"),
-        (lambda x: tsallis.softmax(torch.tensor(1.0)), ValueError, "scores.*dimension.*0-d"),
-        (lambda x: tsallis.softmax(x.long()), ValueError, "scores.*float32.*Long"),
-        (lambda x: tsallis.softmax(x.to_sparse()), ValueError, "scores.*dense.*Sparse"),
+        (lambda x: tsallis.softmax(torch.tensor(1.0)), ValueError, "^x: .*dimension.*0-d"),
+        (lambda x: tsallis.softmax(x.long()), ValueError, "^x: .*float32.*Long"),
+        (lambda x: tsallis.softmax(x.to_sparse()), ValueError, "^x: .*dense.*Sparse"),
         (lambda x: tsallis.entmax(x, torch.ones(3)), ValueError, r"alpha.*\[4, 5\].*\[3\]"),
         (lambda x: tsallis.entmax(x, torch.ones(4, 5)), ValueError, "alpha.*size 1 in dimension 1"),
         (lambda x: tsallis.entmax(x, torch.ones(2, 1, 1)), ValueError, "alpha.*shape"),
-        (lambda x: tsallis.entmax(x, torch.tensor(2)), ValueError, "alpha.*floating"),
+        (lambda x: tsallis.entmax(x, torch.tensor(2)), ValueError, "alpha.*float32.*Long"),
         (
             lambda x: tsallis.normmax(x, torch.tensor(2.0, requires_grad=True)),
             ValueError,
             "alpha.*gradient.*normmax",
         ),
-        (lambda x: OPS.row_map(x, map="argmax"), ValueError, "map.*entmax.*argmax"),
-        (lambda x: tsallis.entmax(x.tolist()), TypeError, "scores: expected a tensor, got list"),
+        (lambda x: OPS.row_map(x.detach(), map=99), ValueError, "map: expected an integer.*99"),
+        (lambda x: tsallis.entmax(x.tolist()), TypeError, "x: expected a tensor, got list"),
         (lambda x: tsallis.entmax(x, "1.5"), TypeError, "alpha: expected a number, got '1.5'"),
         (lambda x: tsallis.entmax(x, 1.5, None), TypeError, "dim: expected an integer"),
         (lambda x: tsallis.budget(x, None), TypeError, "budget: expected a number, got None"),
         (lambda x: tsallis.top_k_softmax(x, 1.5), TypeError, "top_k: expected an integer"),
-        (lambda x: tsallis.sparsemax_loss(x, [0, 1]), TypeError, "targets: expected a tensor"),
+        (lambda x: tsallis.sparsemax_loss(x, [0, 1]), TypeError, "target: expected a tensor"),
         (
             lambda x: tsallis.sparsemax_loss(x, torch.zeros(4, dtype=torch.long), 1.5),
             TypeError,
@@ -180,7 +179,7 @@ def test_missing_library_says_what_to_do(tmp_path):
 
     missing = run()
     assert missing.returncode == 1
-    assert "pip install --no-build-isolation ." in missing.stderr
+    assert "pip install ." in missing.stderr
     assert "ImportError" in missing.stderr
     wrong = run(TSALLIS_LIBRARY="/nowhere.so")
     assert "/nowhere.so" in wrong.stderr

@@ -49,9 +49,17 @@ def upward(order: list[str], folder: Path, prefix: str) -> list[str]:
 
 
 def test_calls_go_one_way():
-    order = ["core", "simplex", "attention", "cache", "torch", "lab", "cli"]
+    order = ["core", "simplex", "attention", "cache", "stable", "torch", "lab", "cli"]
     assert set(order) == {path.name for path in SOURCES.iterdir() if path.is_dir()}
     assert not upward(order, SOURCES, "")
+
+
+def test_operators_know_the_stable_interface_alone():
+    """One binary runs in every torch only so."""
+    allowed = ("torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/c/", "torch/headeronly/")
+    for file in program_files(SOURCES / "stable"):
+        names = re.findall(r"#include <([^>]+/[^>]+)>", file.read_text())
+        assert not [name for name in names if not name.startswith(allowed)], file
 
 
 def test_the_lab_has_no_circles():
@@ -85,9 +93,12 @@ def test_only_tests_use_what_is_for_tests():
 
 
 # A number of a map and a term of the scores, each named by few files: whoever adds another one
-# changes as many. The numbers may fall, and this list with them.
-@pytest.mark.parametrize(("name", "most"), [("sigmoid_bias", 16), ("softcap", 14)])
-def test_few_files_name_a_setting(name, most):
+# changes as many, and the page that says how names each of them.
+@pytest.mark.parametrize(
+    ("name", "most", "page"),
+    [("sigmoid_bias", 12, "adding-a-map.md"), ("softcap", 13, "adding-a-score-term.md")],
+)
+def test_few_files_name_a_setting(name, most, page):
     files = [
         file.relative_to(ROOT)
         for folder in ("src", "include", "python/tsallis")
@@ -95,8 +106,9 @@ def test_few_files_name_a_setting(name, most):
         if file.suffix in {".cc", ".h", ".cu", ".py"} and "_test." not in file.name
     ]
     found = [
-        str(file)
-        for file in files
-        if "testing" not in file.parts and name in (ROOT / file).read_text()
+        file for file in files if "testing" not in file.parts and name in (ROOT / file).read_text()
     ]
-    assert len(found) <= most, sorted(found)
+    assert len(found) <= most, sorted(map(str, found))
+    text = (ROOT / "docs" / "change" / page).read_text()
+    own = {"sigmoid.cc"}  # the map's own definition
+    assert not [str(file) for file in found if file.name not in text and file.name not in own]

@@ -84,27 +84,130 @@ def test_forward_mode_is_refused(name):
         CALLS[name](torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
 
 
-TRANSFORMS = {
-    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
-    "vjp": torch.func.vjp,
-    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
-    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(x[None]),
+@pytest.mark.parametrize("name", CALLS)
+def test_functional_gradients(name):
+    """torch.func gives what torch.autograd gives."""
+    f = CALLS[name]
+    x = torch.randn(4, 5, dtype=torch.float64 if name != "alpha" else torch.float32)
+
+    def loss(x):
+        return f(x).square().sum()
+
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected)
+    out, pull = torch.func.vjp(f, x)
+    torch.testing.assert_close(pull(2 * out)[0], expected)
+    jacobian = torch.func.jacrev(f)(x)
+    wanted = torch.autograd.functional.jacobian(f, x)
+    torch.testing.assert_close(jacobian, wanted)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_of_samples(name):
+    samples = torch.randn(3, 4, 5)
+
+    def loss(x):
+        return CALLS[name](x).square().sum()
+
+    each = torch.stack([torch.func.grad(loss)(x) for x in samples])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(samples), each)
+    whole = torch.func.grad(lambda samples: torch.vmap(loss)(samples).sum())(samples)
+    torch.testing.assert_close(whole, each)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_second_functional_derivatives_are_refused(name):
+    def loss(x):
+        return CALLS[name](x).square().sum()
+
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(torch.randn(4, 5))
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.hessian(loss)(torch.randn(4, 5))
+
+
+# Every tensor of a call of attention: its shape for one slice of three.
+SLICES = {
+    "q": (2, 4, 5, 8),
+    "k": (2, 2, 6, 8),
+    "v": (2, 2, 6, 3),
+    "alpha": (4,),
+    "length_scale": (2, 1, 5),
+    "alibi_slopes": (4,),
+    "bias": (4, 1, 6),
+    "sink": (1,),
+    "mask": (5, 6),
+    "block_mask": (3, 2),
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_functional_gradients_are_refused(transform, name):
-    """In our words, with the call to make instead."""
-    words = r"torch\.func\.grad, vjp and jacrev .* torch\.autograd\.grad .*functional\.jacobian"
-    with pytest.raises(NotImplementedError, match=words):
-        TRANSFORMS[transform](CALLS[name], torch.randn(4, 5))
+def slices(names, mapped):
+    tensors = {}
+    for name in names:
+        shape = (3, *SLICES[name]) if name in mapped else SLICES[name]
+        tensors[name] = torch.rand(shape, dtype=torch.float64) + 0.2
+        if "mask" in name:
+            tensors[name] = tensors[name] > 0.4
+        elif name == "alpha":
+            tensors[name] = tensors[name] + 1
+    return tensors
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_hessians_are_refused(name):
-    with pytest.raises(NotImplementedError, match="jacrev are not supported"):
-        torch.func.hessian(lambda x: CALLS[name](x).sum())(torch.randn(4, 5))
+@pytest.mark.parametrize(
+    "mapped",
+    [tuple(SLICES), ("q",), ("k", "v"), ("alpha", "sink"), ("bias", "mask"), ("length_scale",)],
+    ids=" ".join,
+)
+def test_vmap_of_attention(mapped, capfd):
+    tensors = slices(SLICES, mapped)
+    names = [name for name in tensors if "mask" not in name]
+
+    def call(**tensors):
+        out, extras = tsallis.attention(
+            **tensors, block_size=(2, 3), causal=True, returns=("tau", "support_size")
+        )
+        return out, extras.tau, extras.support_size
+
+    def gradients(tensors):
+        plain = {name: tensors[name] for name in names}
+        rest = {name: x for name, x in tensors.items() if name not in plain}
+        return torch.func.grad(lambda plain: call(**plain, **rest)[0].square().sum())(plain)
+
+    dims = {name: 0 if name in mapped else None for name in tensors}
+    for f in (lambda tensors: call(**tensors), gradients):
+        together = torch.vmap(f, in_dims=(dims,))(tensors)
+        for i in range(3):
+            one = {name: x[i] if name in mapped else x for name, x in tensors.items()}
+            expected = f(one)
+            if isinstance(expected, dict):
+                for name in names:
+                    torch.testing.assert_close(together[name][i], expected[name])
+            else:
+                for ours, other in zip(together, expected, strict=True):
+                    torch.testing.assert_close(ours[i], other)
+    assert "performance drop" not in capfd.readouterr().err
+
+
+def test_vmap_of_attention_over_lengths():
+    q, k, v = (torch.randn(3, *SLICES[name]) for name in "qkv")
+    lengths = torch.tensor([[6, 4], [1, 5], [3, 3]])
+    bias = torch.randn(4, 1, 6)
+
+    def call(q, k, v, lengths):
+        return tsallis.attention(q, k, v, lengths=lengths, bias=bias)
+
+    together = torch.vmap(call)(q, k, v, lengths)
+    for i in range(3):
+        torch.testing.assert_close(together[i], call(q[i], k[i], v[i], lengths[i]))
+    with pytest.raises(NotImplementedError, match=r"alpha: torch\.vmap over it beside lengths"):
+        torch.vmap(
+            lambda q, lengths, alpha: tsallis.attention(q, k[0], v[0], lengths=lengths, alpha=alpha)
+        )(q, lengths, torch.full((3, 4), 1.5))
+    with pytest.raises(NotImplementedError, match=r"cu_seqlens_q: torch\.vmap over it is not"):
+        torch.vmap(lambda cu: tsallis.attention(q[0, :1], k[0, :1], v[0, :1], cu_seqlens_q=cu))(
+            torch.tensor([[0, 2, 5], [0, 1, 5]])
+        )
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

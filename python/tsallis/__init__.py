@@ -6,7 +6,7 @@ in ``build/lib`` of the repository that holds it. The program of ``python -m tsa
 in the same places, first beside the library that the variable names.
 """
 
-from tsallis import _ops, _vmap, functional, nn, patterns
+from tsallis import _ops, functional, nn, patterns
 from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 from tsallis._ops import CudaInfo, cpu_target, cuda_info, library_path
@@ -35,7 +35,6 @@ from tsallis.functional import (
 )
 
 __version__ = _ops.version()
-_vmap.register()
 
 __all__ = [
     "AdaptiveTemperatureFit",

@@ -1,4 +1,4 @@
-"""``python -m tsallis`` is the program `tsallis`."""
+"""``python -m tsallis`` is the program `tsallis` of a checkout; an installed package has none."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def main() -> NoReturn:
     program, candidates = _ops.locate("bin/tsallis", "bin/tsallis")
     if program is None:
         looked = "\n".join(f"  {path}" for path in candidates)
-        sys.exit(f"tsallis: the program was not found in\n{looked}\nRun `make` in the repository.")
+        sys.exit(
+            "tsallis: the program trains and evaluates models, and is not part of the installed "
+            "package: clone the repository and run `make` there. It was looked for in\n" + looked
+        )
     environment = dict(os.environ)
     environment.setdefault("TSALLIS_PYTHON", sys.executable)
-    share = program.parents[1] / "share"
-    if share.is_dir():  # an installed package; a build tree knows where its sources are
-        environment.setdefault("TSALLIS_SOURCE_DIR", str(share))
     libraries = [str(Path(torch.__file__).parent / "lib"), environment.get("LD_LIBRARY_PATH")]
     environment["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))
     os.execve(program, [str(program), *sys.argv[1:]], environment)

@@ -20,7 +20,8 @@ from typing import (
 import torch
 from torch import Tensor
 
-from tsallis._call import call, chosen, number, numbers
+from tsallis import _autograd, _ops
+from tsallis._call import call, choice, chosen, number, numbers
 
 __all__ = ["AttentionExtras", "AttentionMap", "AttentionSettings", "Statistic", "attention"]
 
@@ -73,9 +74,10 @@ class AttentionSettings(TypedDict, total=False):
 _TYPES = get_type_hints(AttentionSettings)
 # None stands for the operator's own default.
 # Settings that the operator takes in another form, or only beside another one.
-_TRANSLATED = frozenset({"map", "block_size", "block_mask", "coefficients", "window"})
-# Looking it up takes as long as the arithmetic of a call on a few tokens.
-_ATTENTION = torch.ops.tsallis.attention
+_TRANSLATED = frozenset(
+    {"map", "block_size", "block_mask", "coefficients", "window", "alignment", "padding"}
+)
+_NAMES = {"alignment": ("end", "start"), "padding": ("right", "left")}
 _OPTIONAL = frozenset(name for name, kind in _TYPES.items() if type(None) in get_args(kind))
 
 
@@ -139,6 +141,8 @@ def _sides(window: Sequence[int | None]) -> tuple[int, int]:
 
 def _operator_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the operators for those of `attention`."""
+    if not settings:
+        return settings
     for name in settings:
         if name not in _TYPES:
             close = difflib.get_close_matches(name, _TYPES, n=1)
@@ -157,8 +161,14 @@ def _operator_settings(settings: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("block_size: expected None without block_mask, got a pair")
     if "block_mask" in given and "block_size" not in given:
         raise ValueError("block_size: expected two integers >= 1 beside block_mask, got None")
-    if given.get("map") == "top_k_softmax" and "top_k" not in given:
-        raise ValueError("top_k: expected an integer >= 1 for top_k_softmax, got None")
+    if "map" in given:
+        choice(given["map"], "map", _ops.ATTENTION_MAPS)
+        if given["map"] == "top_k_softmax" and "top_k" not in given:
+            raise ValueError("top_k: expected an integer >= 1 for top_k_softmax, got None")
+        given["map"] = _ops.MAPS.index(given["map"])
+    for name, names in _NAMES.items():
+        if name in given:
+            given[name] = choice(given[name], name, names)
     if "coefficients" in given:
         given["coefficients"] = numbers(given["coefficients"], "coefficients")
     if "window" in given:
@@ -208,9 +218,10 @@ def attention(
     it does in torch's ``scaled_dot_product_attention``: weights are divided by their sum at the
     end. Results do not depend on the number of threads, to the bit.
 
-    Gradients: in q, k, v and the tensors marked (g), each in its own shape and dtype. First
-    derivatives only: differentiating a gradient again raises ``NotImplementedError``, and so do
-    ``torch.vmap`` and ``torch.func.grad``, ``vjp`` and ``jacrev`` (use ``torch.autograd``).
+    Gradients: in q, k, v and the tensors marked (g), each in its own shape and dtype, by
+    ``backward``, ``torch.autograd`` and ``torch.func`` (``grad``, ``vjp``, ``jacrev``). First
+    derivatives in reverse mode only: others raise ``NotImplementedError``. ``torch.vmap`` makes one
+    call of all slices.
     float32, bfloat16 and float16 are computed in float32, float64 in float64 (by the slow
     reference). Under ``torch.autocast`` q, k and v are cast to its dtype.
 
@@ -292,18 +303,19 @@ def attention(
     arguments = _operator_settings(settings)  # type: ignore[arg-type]
     out: Tensor
     if not names:
-        out = call(_ATTENTION, q, k, v, **arguments)
+        out = call(_autograd.attention, arguments, q=q, k=k, v=v)
         return out
     extras: dict[str, Tensor | None] = dict.fromkeys(_STATISTICS)
     if any(name != "weights" for name in names):
-        out, *statistics = call(torch.ops.tsallis.attention_stats, q, k, v, **arguments)
+        out, *statistics = call(_autograd.attention, arguments, True, q=q, k=k, v=v)
         for name, value in zip(_STATISTICS[:4], statistics, strict=True):
             if name in names:
-                extras[name] = value
+                wide = value.dtype != torch.float64 or out.dtype == torch.float64
+                extras[name] = value if wide else value.float()
     else:
-        out = call(_ATTENTION, q, k, v, **arguments)
+        out = call(_autograd.attention, arguments, q=q, k=k, v=v)
     if "weights" in names:
-        rows, columns, values = call(torch.ops.tsallis.attention_weights, q, k, **arguments)
+        rows, columns, values = call(_autograd.weights, arguments, q=q, k=k)
         shape = (rows.numel() - 1, k.shape[2])
         extras["weights"] = torch.sparse_csr_tensor(
             rows, columns, values, shape, check_invariants=False
@@ -315,6 +327,8 @@ def _signature() -> inspect.Signature:
     """`attention`'s, argument by argument, with the operator's defaults: for help() and editors."""
     schema = torch.ops.tsallis.attention.default._schema
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    names: dict[str, Any] = {"map": _ops.MAPS, **_NAMES}
+    defaults |= {name: known[defaults[name]] for name, known in names.items()}
     plain = inspect.signature(attention)
     parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters += [

@@ -6,17 +6,20 @@ import os
 import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from tsallis._call import chosen, number
+from tsallis import _ops
+from tsallis._call import call, chosen, number
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 
 __all__ = ["CacheFull", "CacheUse", "CachedSequence", "DecodeExtras", "KVCache", "decode"]
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_OPS = torch.ops.tsallis
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the operator's order
 _SCREENS = ("bytes", "none")
 Statistic = Literal[
     "tau",
@@ -29,6 +32,7 @@ Statistic = Literal[
     "bytes_read",
 ]
 _STATISTICS = get_args(Statistic)
+_DECODE_MAPS = ("entmax", "softmax", "adaptive_temperature")
 
 
 class CacheFull(RuntimeError):
@@ -85,9 +89,9 @@ class DecodeExtras:
     bytes_read: Tensor | None = None
 
 
-def _call(function: Any, *arguments: Any) -> Any:
+def _call(function: Any, *arguments: Any, **tensors: Any) -> Any:
     try:
-        return function(*arguments)
+        return call(function, *arguments, **tensors)
     except RuntimeError as error:
         text = str(error).split("\n")[0]
         if text.startswith("the cache is full"):
@@ -104,13 +108,23 @@ def _file_call(function: Any, *arguments: Any) -> Any:
         raise OSError(str(error).split("\n")[0]) from None
 
 
+def _path(path: str | os.PathLike[str]) -> Tensor:
+    """The bytes of a path, which is how the operators take it."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path: expected a path, got {type(path).__name__}")
+    name = os.fsencode(path)
+    if not name or b"\0" in name:
+        raise ValueError(f"path: expected a path without null characters, got {os.fspath(path)!r}")
+    return torch.tensor(list(name), dtype=torch.uint8)
+
+
 class CachedSequence:
     """The tokens of one sequence of a `KVCache`, which makes it; freed with the object."""
 
     def __init__(self, cache: KVCache, handle: int) -> None:
         self._cache = cache
         self._handle = handle
-        self._finalizer = weakref.finalize(self, cache._cache.free, handle)
+        self._finalizer = weakref.finalize(self, _ops.free_sequence, cache._number, handle)
 
     @property
     def cache(self) -> KVCache:
@@ -118,11 +132,12 @@ class CachedSequence:
 
     def __len__(self) -> int:
         """Tokens that every layer has."""
-        return int(self._cache._cache.length(self._handle, -1))
+        return int(_call(_OPS.cache_length, self._cache._cache, self._handle, -1))
 
     def length(self, layer: int) -> int:
         """Tokens that one layer has."""
-        return int(_call(self._cache._cache.length, self._handle, _index(layer, "layer")))
+        layer = _index(layer, "layer")
+        return int(_call(_OPS.cache_length, self._cache._cache, self._handle, layer))
 
     def fork(self, length: int | None = None) -> CachedSequence:
         """Another sequence that begins with the first ``length`` tokens (default: all) of this.
@@ -130,16 +145,22 @@ class CachedSequence:
         Pages are shared; one is copied when either sequence writes to it.
         """
         first = -1 if length is None else _index(length, "length")
-        return CachedSequence(self._cache, _call(self._cache._cache.fork, self._handle, first))
+        handle = _call(_OPS.cache_fork, self._cache._cache, self._handle, first)
+        return CachedSequence(self._cache, handle)
 
     def truncate(self, length: int) -> None:
         """Forgets the tokens from ``length`` on."""
-        _call(self._cache._cache.truncate, self._handle, _index(length, "length"))
+        length = _index(length, "length")
+        _call(_OPS.cache_truncate, self._cache._cache, self._handle, length)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Copies of a layer's keys and values: [1, kv_heads, tokens, head_dim or value_dim]."""
-        k, v = _call(self._cache._cache.read, self._handle, _index(layer, "layer"))
+        layer = _index(layer, "layer")
+        k, v = _call(_OPS.cache_read, self._cache._cache, self._handle, layer)
         return k, v
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a CachedSequence cannot be copied or pickled: use fork, or KVCache.save")
 
 
 def _index(value: Any, name: str) -> int:
@@ -158,21 +179,28 @@ def _flag(value: Any, name: str) -> bool:
     raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
-def _mode(mode: Any) -> tuple[str, float, int, int, float]:
-    """The name, epsilon, budget, first and quantile that the operator takes."""
+def _mode(mode: Any) -> tuple[int, float, int, int, float]:
+    """The kind, epsilon, budget, first and quantile that the operator takes."""
     if mode is None:
-        return "exact", 0.5, 1, 0, 0.5
+        return 0, 0.5, 1, 0, 0.5
     if isinstance(mode, Within):
-        return "within", number(mode.epsilon, "mode.epsilon"), 1, 0, 0.5
+        return 1, number(mode.epsilon, "mode.epsilon"), 1, 0, 0.5
     if not isinstance(mode, TopPages | GaussianPages | FirstAndLast):
         expected = "None, Within, TopPages, GaussianPages or FirstAndLast"
         raise TypeError(f"mode: expected {expected}, got {mode!r}")
     budget = _index(mode.budget, "mode.budget")
     if isinstance(mode, TopPages):
-        return "top_pages", 0.5, budget, 0, 0.5
+        return 2, 0.5, budget, 0, 0.5
     if isinstance(mode, GaussianPages):
-        return "gaussian_pages", 0.5, budget, 0, number(mode.quantile, "mode.quantile")
-    return "first_and_last", 0.5, budget, _index(mode.first, "mode.first"), 0.5
+        return 3, 0.5, budget, 0, number(mode.quantile, "mode.quantile")
+    return 4, 0.5, budget, _index(mode.first, "mode.first"), 0.5
+
+
+def score_terms(*values: float | None) -> dict[str, float]:
+    """Settings of those that are given: scale, softcap and the scale-invariant ones."""
+    names = ("scale", "softcap", "scale_invariant", "scale_invariant_alpha", "scale_invariant_beta")
+    given = zip(names, values, strict=True)
+    return {name: number(value, name) for name, value in given if value is not None}
 
 
 def _tensor(value: Any, name: str, *, optional: bool = False) -> Any:
@@ -185,8 +213,8 @@ def _tensor(value: Any, name: str, *, optional: bool = False) -> Any:
 class KVCache:
     """Keys and values of a model's layers for any number of sequences, in pages of 64 tokens.
 
-    While a call changes a sequence no other may use it. Different sequences may be used from
-    several threads at once, also if they share pages.
+    While a call changes a sequence no other thread may use it: that raises ``ValueError``.
+    Different sequences may be used from several threads at once, also if they share pages.
 
     Args:
         layers: of the model, >= 1.
@@ -220,7 +248,7 @@ class KVCache:
         max_bytes: int = 0,
     ) -> None:
         if dtype not in _DTYPES:
-            names = ", ".join(map(str, _DTYPES))
+            names = ", ".join(sorted(map(str, _DTYPES)))
             raise ValueError(f"dtype: expected one of {names}, got {dtype}")
         if screen not in _SCREENS:
             raise ValueError(f"screen: expected one of {', '.join(_SCREENS)}, got {screen!r}")
@@ -230,15 +258,17 @@ class KVCache:
             _index(head_dim, "head_dim"),
             _index(head_dim if value_dim is None else value_dim, "value_dim"),
         )
-        made = torch.classes.tsallis.KvCache
         kept = screen == "bytes", _flag(ranges, "ranges"), _flag(moments, "moments")
-        self._cache = _call(made, *sizes, dtype, *kept, _index(max_bytes, "max_bytes"))
+        most = _index(max_bytes, "max_bytes")
+        self._number = _call(_OPS.cache_new, *sizes, _DTYPES.index(dtype), *kept, most)
+        self._cache = torch.tensor([self._number])
+        self._finalizer = weakref.finalize(self, _ops.delete_cache, self._number)
         self.layers, self.kv_heads, self.head_dim, self.value_dim = sizes
         self.dtype = dtype
 
     def sequence(self) -> CachedSequence:
         """A new sequence without tokens."""
-        return CachedSequence(self, self._cache.create())
+        return CachedSequence(self, _call(_OPS.cache_create, self._cache))
 
     def append(
         self, layer: int, sequences: SequenceOf[CachedSequence], k: Tensor, v: Tensor
@@ -257,7 +287,7 @@ class KVCache:
         """
         handles = self._handles(sequences)
         tensors = _tensor(k, "k"), _tensor(v, "v")
-        _call(self._cache.append, _index(layer, "layer"), handles, *tensors)
+        _call(_OPS.cache_append, self._cache, _index(layer, "layer"), handles, *tensors)
 
     def save(self, sequence: CachedSequence, path: str | os.PathLike[str]) -> None:
         """Writes the keys and values of a sequence to a file, with checksums.
@@ -270,7 +300,7 @@ class KVCache:
             ValueError: the sequence is not of this cache.
         """
         (handle,) = self._handles([sequence])
-        _file_call(self._cache.save, handle, os.fspath(path))
+        _file_call(_OPS.cache_save, self._cache, handle, _path(path))
 
     def load(self, path: str | os.PathLike[str]) -> CachedSequence:
         """A new sequence with the tokens that `save` wrote, of this or of another cache.
@@ -283,13 +313,18 @@ class KVCache:
             ValueError: it is damaged, cut short, no saved sequence, or of another shape.
             CacheFull: it does not fit; nothing was added.
         """
-        return CachedSequence(self, _file_call(self._cache.load, os.fspath(path)))
+        return CachedSequence(self, _file_call(_OPS.cache_load, self._cache, _path(path)))
 
     def use(self) -> CacheUse:
         """What the cache holds now."""
-        return CacheUse(*self._cache.use())
+        return CacheUse(*_call(_OPS.cache_use, self._cache))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a KVCache cannot be copied or pickled: use save and load")
 
     def _handles(self, sequences: SequenceOf[CachedSequence]) -> list[int]:
+        if not isinstance(sequences, SequenceOf):
+            raise TypeError(f"sequences: expected those of this cache, got {sequences!r}")
         for sequence in sequences:
             if not isinstance(sequence, CachedSequence) or sequence.cache is not self:
                 raise ValueError(f"sequences: expected those of this cache, got {sequence!r}")
@@ -360,37 +395,40 @@ def decode(
     """
     names = chosen(returns, _STATISTICS)
     _tensor(q, "q")
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"cache: expected a KVCache, got {type(cache).__name__}")
     if not isinstance(map, str):
         raise TypeError(f"map: expected a name, got {map!r}")
-    heads = alpha if isinstance(alpha, Tensor) else None
-    if window is not None:
-        _index(window, "window")
-    out, *statistics = _call(
-        cache._cache.decode,
-        q,
-        _index(layer, "layer"),
-        cache._handles(sequences),
-        None if begin is None else [_index(token, "begin") for token in begin],
-        list(names),
-        *_mode(mode),
-        map,
-        1.5 if heads is not None else number(alpha, "alpha"),
-        heads,
-        -1 if window is None else window,
-        *(
-            None if value is None else number(value, name)
-            for name, value in (
-                ("scale", scale),
-                ("softcap", softcap),
-                ("scale_invariant", scale_invariant),
-                ("scale_invariant_alpha", scale_invariant_alpha),
-                ("scale_invariant_beta", scale_invariant_beta),
-            )
-        ),
-        _tensor(alibi_slopes, "alibi_slopes", optional=True),
-        _tensor(length_scale, "length_scale", optional=True),
-        _tensor(sink, "sink", optional=True),
+    if map not in _DECODE_MAPS:
+        expected = "'entmax', 'softmax' or 'adaptive_temperature'"
+        raise ValueError(f"map: expected {expected}, got {map!r}")
+    settings: dict[str, Any] = score_terms(
+        scale, softcap, scale_invariant, scale_invariant_alpha, scale_invariant_beta
     )
-    if not names:
-        return out
-    return out, DecodeExtras(**dict(zip(names, statistics, strict=True)))
+    settings["map"] = _ops.MAPS.index(map)
+    if isinstance(alpha, Tensor):
+        settings["alpha_heads"] = alpha
+    else:
+        settings["alpha"] = number(alpha, "alpha")
+    if window is not None:
+        settings["left"] = _index(window, "window")
+    for name, tensor in (
+        ("alibi_slopes", alibi_slopes),
+        ("length_scale", length_scale),
+        ("sink", sink),
+    ):
+        if _tensor(tensor, name, optional=True) is not None:
+            settings[name] = tensor
+    if begin is not None and not isinstance(begin, SequenceOf):
+        raise TypeError(f"begin: expected integers or None, got {begin!r}")
+    first = None if begin is None else [_index(token, "begin") for token in begin]
+    arguments = cache.value_dim, _index(layer, "layer"), cache._handles(sequences), first
+    with torch.no_grad():
+        if not names:
+            operator = partial(_OPS.decode.default, **settings)
+            return _call(operator, cache._cache, q, *arguments, *_mode(mode))
+        wanted = sum(1 << _STATISTICS.index(name) for name in names)
+        operator = partial(_OPS.decode_stats.default, **settings)
+        out, *found = _call(operator, cache._cache, q, *arguments, wanted, *_mode(mode))
+    statistics = dict(zip(_STATISTICS, found, strict=True))
+    return out, DecodeExtras(**{name: statistics[name] for name in names})

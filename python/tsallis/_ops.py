@@ -1,24 +1,46 @@
-"""Loads the shared library with the operators, once, when the package is imported."""
+"""Loads the shared library with the operators, once, when the package is imported.
+
+It holds no name of ATen and runs in every torch from 2.10 on.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 try:
     import torch
 except ImportError as error:
     raise ImportError(
-        "tsallis: torch could not be imported; install torch 2.6 or newer, then build tsallis "
-        f"against it (pip install --no-build-isolation .): {error}"
+        "tsallis: torch could not be imported; install torch 2.10 or newer (pip install "
+        f"torch): {error}"
     ) from error
 
-__all__ = ["CudaInfo", "cpu_target", "cuda_info", "library_path", "locate", "version"]
+__all__ = [
+    "ATTENTION_MAPS",
+    "ENTMAX",
+    "MAPS",
+    "NORMMAX",
+    "READS_SCORES",
+    "CudaInfo",
+    "commit",
+    "cpu_target",
+    "cuda_info",
+    "delete_cache",
+    "free_sequence",
+    "library_path",
+    "locate",
+    "processor",
+    "version",
+]
 
-_NAME = "libtsallis_torch.so"
+_NAME = "libtsallis_operators.so"
+_OLDEST = (2, 10)
 _VARIABLE = "TSALLIS_LIBRARY"
 
 
@@ -40,6 +62,12 @@ def locate(installed: str, built: str) -> tuple[Path | None, list[Path]]:
 
 
 def _find_library() -> Path:
+    machine = platform.machine()
+    if sys.platform != "linux" or machine != "x86_64":
+        raise ImportError(
+            f"tsallis: expected Linux on x86-64, got {sys.platform} on {machine}; there are no "
+            "binaries for others"
+        )
     named = os.environ.get(_VARIABLE)
     if named:
         path = Path(named)
@@ -55,46 +83,77 @@ def _find_library() -> Path:
     raise ImportError(
         f"tsallis: {_NAME} was not found in\n{looked}\n"
         "Build it in the repository with `make`, install the package with\n"
-        "  pip install --no-build-isolation .\n"
+        "  pip install .\n"
         f"or set {_VARIABLE} to its path."
     )
 
 
-def _load(path: Path) -> None:
-    advice = (
-        "It must be built against the torch that imports it: install the package again with\n"
-        "  pip install --no-build-isolation --force-reinstall --no-deps .\n"
-        "or, in the repository, remove build/ and run `make`."
-    )
-    about = path.with_suffix(".json")
-    if about.is_file():
-        # Compared before loading: another torch may well load the library and crash in it.
-        wanted = str(json.loads(about.read_text())["torch"])
-        if torch.__version__.split("+")[0] != wanted.split("+")[0]:
-            raise ImportError(
-                f"tsallis: {path} was built against torch {wanted}, this is torch "
-                f"{torch.__version__}. {advice}"
-            )
+def _load(path: Path) -> ctypes.CDLL:
+    version = torch.__version__.split("+")[0]
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        raise ImportError(
+            f"tsallis: expected torch {'.'.join(map(str, _OLDEST))} or newer, got torch {version}"
+        )
     try:
         torch.ops.load_library(path)
+        return ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(
-            f"tsallis: {path} could not be loaded into torch {torch.__version__}: {error}\n{advice}"
+            f"tsallis: {path} could not be loaded into torch {torch.__version__}: {error}"
         ) from error
 
 
+def _told(function: str) -> Any:
+    tell = _library[function]
+    tell.restype = ctypes.c_char_p
+    return json.loads(tell().decode())
+
+
 library_path: Path = _find_library()
-_load(library_path)
+_library = _load(library_path)
+_ABOUT = _told("TsallisAbout")
+MAPS: list[str] = _ABOUT["maps"]  # an operator knows a map by its place here
+ATTENTION_MAPS: list[str] = _ABOUT["attention_maps"]
+ENTMAX, NORMMAX = MAPS.index("entmax"), MAPS.index("normmax")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# By map, dtype and kind (0: alpha is at most 2; 1: it is larger; 2: each row has its own): whether
+# the backward pass reads the scores, or the probabilities are enough.
+READS_SCORES: dict[tuple[int, torch.dtype, int], bool] = {
+    (map, dtype, kind): reads
+    for map, dtypes in enumerate(_ABOUT["reads_scores"])
+    for dtype, kinds in zip(_DTYPES, dtypes, strict=True)
+    for kind, reads in enumerate(kinds)
+}
+
+
+def delete_cache(number: int) -> None:
+    """Frees a cache and its sequences."""
+    _library.TsallisDeleteCache(ctypes.c_int64(number))
+
+
+def free_sequence(cache: int, sequence: int) -> None:
+    """Frees a sequence of a cache, if that is still there."""
+    _library.TsallisFreeSequence(ctypes.c_int64(cache), ctypes.c_int64(sequence))
 
 
 def version() -> str:
     """The version of the library, which is that of the package."""
-    return str(torch.ops.tsallis.version())
+    return str(_ABOUT["version"])
+
+
+def commit() -> str:
+    """The commit that the library was built from; "unknown" outside a checkout."""
+    return str(_ABOUT["commit"])
+
+
+def processor() -> str:
+    """The processor's name; empty where the system does not tell."""
+    return str(_ABOUT["processor"])
 
 
 def cpu_target() -> str:
     """Name of the instruction set that the CPU kernels chose on this machine, e.g. ``AVX3``."""
-    return str(torch.ops.tsallis.cpu_target())
+    return str(_ABOUT["cpu_target"])
 
 
 class CudaInfo(NamedTuple):
@@ -118,4 +177,4 @@ class CudaInfo(NamedTuple):
 
 def cuda_info() -> CudaInfo:
     """The CUDA kernels of this build, and the devices of this machine."""
-    return CudaInfo(*torch.ops.tsallis.cuda_info())
+    return CudaInfo(**_told("TsallisAboutCuda"))

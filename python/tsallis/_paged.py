@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from tsallis._cache import DecodeExtras
+from tsallis import _ops
+from tsallis._cache import DecodeExtras, score_terms
 from tsallis._call import call, chosen, number
 
 __all__ = ["decode_paged"]
@@ -93,30 +95,60 @@ def decode_paged(
         raise TypeError(f"window: expected an integer or None, got {window!r}")
     if window is not None and window < 0:
         raise ValueError(f"window: expected 0 or more, got {window}")
+    settings = score_terms(
+        scale, softcap, scale_invariant, scale_invariant_alpha, scale_invariant_beta
+    )
     heads = alpha if isinstance(alpha, Tensor) else None
-    out, *statistics = call(
-        torch.ops.tsallis.attention_on_pages,
-        q,
-        k_pages,
-        v_pages,
-        block_table,
-        bool(names),
+    settings |= {
+        "map": _ops.MAPS.index(map),
+        "alpha": 1.5 if heads is not None else number(alpha, "alpha"),
+        "causal": True,
+        "left": -1 if window is None else window,
+    }
+    operator = torch.ops.tsallis.attention_on_pages
+    found = call(
+        partial(_decode, operator if not names else torch.ops.tsallis.attention_on_pages_stats),
+        settings,
+        q=q,
+        k_pages=k_pages,
+        v_pages=v_pages,
+        block_table=block_table,
         lengths=lengths,
-        map=map,
-        alpha=1.5 if heads is not None else number(alpha, "alpha"),
-        alpha_heads=heads,
-        causal=True,
-        left=-1 if window is None else window,
-        scale=scale,
-        softcap=softcap,
-        scale_invariant=scale_invariant,
-        scale_invariant_alpha=scale_invariant_alpha,
-        scale_invariant_beta=scale_invariant_beta,
+        alpha=heads,
         alibi_slopes=alibi_slopes,
         length_scale=length_scale,
         sink=sink,
     )
     if not names:
-        return out
-    found = dict(zip(_STATISTICS, statistics, strict=True))
-    return out, DecodeExtras(**{name: found[name] for name in names})
+        return found
+    out, *statistics = found
+    by_name = dict(zip(_STATISTICS, statistics, strict=True))
+    return out, DecodeExtras(**{name: by_name[name] for name in names})
+
+
+def _decode(
+    operator: Any,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    alpha: Tensor | None,
+    alibi_slopes: Tensor | None,
+    length_scale: Tensor | None,
+    sink: Tensor | None,
+    settings: dict[str, Any],
+) -> Any:
+    with torch.no_grad():
+        return operator(
+            q,
+            k_pages,
+            v_pages,
+            block_table,
+            lengths=lengths,
+            alpha_heads=alpha,
+            alibi_slopes=alibi_slopes,
+            length_scale=length_scale,
+            sink=sink,
+            **settings,
+        )

@@ -8,11 +8,10 @@ softmax on accelerators.
 At the edges: a score of -inf gets probability 0 and gradient 0; a row of -inf only gets
 probabilities 0; a NaN or +inf makes its own row NaN.
 
-First derivatives only, by ``backward`` and ``torch.autograd`` (``grad``, ``functional.vjp``,
-``functional.jacobian``): differentiating a gradient again raises ``NotImplementedError``, as do
-``torch.func.grad``, ``vjp`` and ``jacrev``, for which torch takes no operator whose gradient is
-written in C++, and forward-mode differentiation (``torch.func.jvp``, ``jacfwd``, ``hessian``).
-``torch.vmap`` takes all slices in one call.
+First derivatives in reverse mode only, by ``backward``, ``torch.autograd`` and ``torch.func``
+(``grad``, ``vjp``, ``jacrev``): differentiating a gradient again raises ``NotImplementedError``, as
+does forward-mode differentiation (``torch.func.jvp``, ``jacfwd``, ``hessian``). ``torch.vmap``
+makes one call of all slices.
 
 Errors: ``ValueError``, and ``TypeError`` for a value of the wrong type, name the argument, what was
 expected and what came; ``IndexError`` for ``dim`` out of range.
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from tsallis import _autograd, _ops
 from tsallis._call import call, number, numbers
 
 __all__ = [
@@ -47,6 +47,12 @@ __all__ = [
     "sparsemax_loss",
 ]
 
+_DEFAULTS = {
+    argument.name: argument.default_value
+    for argument in torch.ops.tsallis.row_map.default._schema.arguments
+    if argument.has_default_value()
+}
+_MAPS = {name: place for place, name in enumerate(_ops.MAPS)}
 Reduction = Literal["mean", "sum", "none"]
 
 
@@ -76,11 +82,21 @@ def row_map(
     **settings: Any,
 ) -> Tensor | tuple[Tensor, RowStats]:
     """Any map of the operator, whose settings have the operator's names."""
+    if settings["dim"] is None:
+        raise TypeError("dim: expected an integer, got None")
+    settings["map"] = _MAPS[settings["map"]]
+    # A default costs a microsecond to hand over.
+    given = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and not (type(value) in (int, float) and value == _DEFAULTS[name])
+    }
+    found = call(_autograd.row_map, alpha_rows, given, return_stats, known_as={"scores": "x"}, x=x)
     if not return_stats:
-        probabilities: Tensor = call(torch.ops.tsallis.row_map, x, alpha_rows, **settings)
-        return probabilities
-    stats = torch.ops.tsallis.row_map_stats
-    p, tau, support_size, entropy = call(stats, x, alpha_rows, **settings)
+        return found  # type: ignore[no-any-return]
+    p, tau, support_size, entropy = found
+    if p.dtype != torch.float64:
+        tau, entropy = tau.float(), entropy.float()
     return p, RowStats(tau, support_size, entropy)
 
 
@@ -374,11 +390,11 @@ def fit_adaptive_temperature(
     """
     coefficients, samples, rms_error = call(
         torch.ops.tsallis.fit_adaptive_temperature,
-        scores,
-        targets,
-        degree=degree,
-        theta_max=number(theta_max, "theta_max"),
-        theta_step=number(theta_step, "theta_step"),
+        degree,
+        number(theta_max, "theta_max"),
+        number(theta_step, "theta_step"),
+        scores=scores.detach() if isinstance(scores, Tensor) else scores,
+        targets=targets,
     )
     return AdaptiveTemperatureFit(tuple(coefficients.tolist()), samples, rms_error)
 
@@ -389,12 +405,15 @@ def _loss(
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction: expected "mean", "sum" or "none", got {reduction!r}')
     losses: Tensor = call(
-        torch.ops.tsallis.fenchel_young_loss,
-        logits,
-        target,
-        map=map,
-        alpha=number(alpha, "alpha"),
-        ignore_index=ignore_index,
+        _autograd.losses,
+        {
+            "map": _ops.MAPS.index(map),
+            "alpha": number(alpha, "alpha"),
+            "ignore_index": ignore_index,
+        },
+        known_as={"scores": "logits", "targets": "target"},
+        logits=logits,
+        target=target,
     )
     if reduction == "none":
         return losses

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
-from tsallis._call import call
+from tsallis._call import call, choice
 
 __all__ = ["Pattern", "PatternMasks", "bigbird", "fixed", "longformer", "strided"]
 
@@ -92,8 +92,9 @@ class Pattern:
         k_len = q_len if k_len is None else k_len
         if not isinstance(block_size, tuple | list) or len(block_size) != 2:
             raise ValueError(f"block_size: expected a pair, got {block_size!r}")
+        where = choice(alignment, "alignment", ("end", "start"))
         blocks, elements = call(
-            torch.ops.tsallis.pattern_masks, q_len, k_len, *block_size, alignment, *astuple(self)
+            torch.ops.tsallis.pattern_masks, q_len, k_len, *block_size, where, *astuple(self)
         )
         mask = elements if elements.numel() > 0 else None
         return {"block_mask": blocks, "block_size": block_size, "mask": mask}

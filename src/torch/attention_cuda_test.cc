@@ -10,17 +10,17 @@
 
 #include "attention/cuda/testing/emulation.h"
 #include "attention/geometry.h"
+#include "stable/attention.h"
 #include "torch/attention.h"
-#include "torch/attention_pages.h"
-#include "torch/attention_settings.h"
+#include "torch/tensors.h"
 
 namespace tsallis {
 namespace {
 
 using at::Tensor;
 
-AttentionPasses EmulatedPasses() {
-  return {.reader = Reader::kDevice,
+stable::AttentionPasses EmulatedPasses() {
+  return {.reader = stable::Reader::kDevice,
           .saves = false,
           .forward =
               [](const AttentionParams& params, const AttentionOutputs& outputs) {
@@ -37,7 +37,8 @@ AttentionPasses EmulatedPasses() {
                  std::int64_t* columns, float* values) {
                 const std::int64_t rows = ArrayBatch(params) * params.heads * params.q_len;
                 cuda::EmulatedWeights(params, row_offsets, row_offsets[rows], columns, values);
-              }};
+              },
+          .on_pages = [](const auto&... call) { cuda::EmulatedOnPages({}, call...); }};
 }
 
 struct Inputs {
@@ -61,12 +62,55 @@ double Difference(const Tensor& ours, const Tensor& theirs) {
   return (a - b).abs().max().item<double>() / (size > 0.0 ? size : 1.0);
 }
 
+// What the passes of one device return: the output, statistics, gradients and weights.
+struct Answers {
+  Tensor out, tau, support_size, entropy;
+  std::vector<Tensor> gradients;
+  Tensor row_offsets, columns, values;
+
+  Answers(const stable::AttentionPasses& passes, const Inputs& in,
+          const AttentionOptions& options) {
+    const stable::Tensor q = Handle(in.q), k = Handle(in.k), v = Handle(in.v);
+    const auto arguments = [&](const auto& call) {
+      stable::AttentionArguments taken;
+      TakeOptions(options, taken);
+      return call(taken);
+    };
+    auto forward = arguments([&](auto& taken) {
+      return stable::AttentionForward(
+          passes, q, k, v, taken, {.tau = true, .stats = true, .saves = stable::Saves::kUseful});
+    });
+    const stable::AttentionWanted wanted = {true,
+                                            true,
+                                            true,
+                                            options.alpha_heads.has_value(),
+                                            options.length_scale.has_value(),
+                                            options.alibi_slopes.has_value(),
+                                            options.bias.has_value(),
+                                            options.sink.has_value()};
+    auto backward = arguments([&](auto& taken) {
+      return stable::AttentionBackward(passes, Handle(in.d_out), q, k, v, forward.tau,
+                                       forward.saved, taken, wanted);
+    });
+    auto weights =
+        arguments([&](auto& taken) { return stable::AttentionWeights(passes, q, k, taken); });
+    out = FromHandle(std::move(forward.out));
+    tau = FromHandle(std::move(forward.tau));
+    support_size = FromHandle(std::move(forward.support_size));
+    entropy = FromHandle(std::move(forward.entropy));
+    for (std::size_t i = 0; i < backward.size(); ++i) {
+      EXPECT_EQ(backward[i].defined(), wanted[i]) << i;
+      gradients.push_back(FromHandle(std::move(backward[i])));
+    }
+    row_offsets = FromHandle(std::move(weights.row_offsets));
+    columns = FromHandle(std::move(weights.columns));
+    values = FromHandle(std::move(weights.values));
+  }
+};
+
 // Everything that both passes return against the CPU kernels', on the same tensors.
 void Compare(const Inputs& in, const AttentionOptions& options) {
-  const AttentionRequest request = {.tau = true, .stats = true};
-  const AttentionPasses passes = EmulatedPasses();
-  const AttentionResults ours = AttentionForwardBy(passes, in.q, in.k, in.v, options, request);
-  const AttentionResults theirs = AttentionForwardCpu(in.q, in.k, in.v, options, request);
+  const Answers ours(EmulatedPasses(), in, options), theirs(stable::CpuPasses(), in, options);
   EXPECT_EQ(ours.out.strides(), theirs.out.strides());
   EXPECT_LE(Difference(ours.out, theirs.out), 1e-2);
   const Tensor seen = theirs.tau.isfinite();
@@ -74,25 +118,14 @@ void Compare(const Inputs& in, const AttentionOptions& options) {
   EXPECT_LE(Difference(ours.tau.where(seen, 0.0), theirs.tau.where(seen, 0.0)), 1e-5);
   EXPECT_LE(Difference(ours.entropy, theirs.entropy), 1e-4);
   EXPECT_TRUE(at::equal(ours.support_size, theirs.support_size));
-  AttentionWanted wanted = {true, true, true};
-  ForEachGradientTensor(options, [&](std::size_t index, const OptionalTensor& tensor) {
-    wanted[kAlpha + index] = tensor.has_value();
-  });
-  const auto mine = AttentionBackwardBy(passes, in.d_out, in.q, in.k, in.v, ours.tau, ours.saved,
-                                        options, wanted);
-  const auto others =
-      AttentionBackwardCpu(in.d_out, in.q, in.k, in.v, theirs.tau, theirs.saved, options, wanted);
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    ASSERT_EQ(mine[i].defined(), wanted[i]) << i;
-    if (!wanted[i]) continue;
-    EXPECT_EQ(mine[i].scalar_type(), others[i].scalar_type()) << i;
-    EXPECT_LE(Difference(mine[i], others[i]), 1e-2) << "gradient " << i;
+  for (std::size_t i = 0; i < ours.gradients.size(); ++i) {
+    if (!theirs.gradients[i].defined()) continue;
+    EXPECT_EQ(ours.gradients[i].scalar_type(), theirs.gradients[i].scalar_type()) << i;
+    EXPECT_LE(Difference(ours.gradients[i], theirs.gradients[i]), 1e-2) << "gradient " << i;
   }
-  const auto [row_offsets, columns, values] = AttentionWeightsBy(passes, in.q, in.k, options);
-  const auto [cpu_offsets, cpu_columns, cpu_values] = AttentionWeightsCpu(in.q, in.k, options);
-  EXPECT_TRUE(at::equal(row_offsets, cpu_offsets));
-  EXPECT_TRUE(at::equal(columns, cpu_columns));
-  EXPECT_LE(Difference(values, cpu_values), 1e-4);
+  EXPECT_TRUE(at::equal(ours.row_offsets, theirs.row_offsets));
+  EXPECT_TRUE(at::equal(ours.columns, theirs.columns));
+  EXPECT_LE(Difference(ours.values, theirs.values), 1e-4);
 }
 
 TEST(AttentionCuda, Causal) {
@@ -159,11 +192,19 @@ TEST(AttentionCuda, Pages) {
   options.length_scale = at::linspace(0.5, 1.5, 2);
   options.alibi_slopes = at::tensor({0.1, 0.0, 0.3, 0.2});
   options.sink = at::tensor({0.5, -0.5, 0.0, 1.0});
-  const auto emulated = [](const auto&... call) { cuda::EmulatedOnPages({}, call...); };
-  const auto on_cpu = [](const auto&... call) { AttentionOnPages({}, call...); };
-  const auto ours = AttentionOnPagesBy(Reader::kDevice, emulated, rows, k, v, table, options, true);
-  const auto theirs =
-      AttentionOnPagesBy(Reader::kHost, on_cpu, rows, k, v, table.to(at::kInt), options, true);
+  struct Decoded {
+    Tensor out, tau, support_size;
+  };
+  const auto decode = [&](const stable::AttentionPasses& passes, const Tensor& pages_of) {
+    stable::AttentionArguments arguments;
+    TakeOptions(options, arguments);
+    auto results = stable::AttentionOnPages(passes, Handle(rows), Handle(k), Handle(v),
+                                            Handle(pages_of), arguments, true);
+    return Decoded{FromHandle(std::move(results.out)), FromHandle(std::move(results.tau)),
+                   FromHandle(std::move(results.support_size))};
+  };
+  const Decoded ours = decode(EmulatedPasses(), table);
+  const Decoded theirs = decode(stable::CpuPasses(), table.to(at::kInt));
   EXPECT_EQ(ours.out.strides(), theirs.out.strides());
   EXPECT_LE(Difference(ours.out, theirs.out), 1e-2);
   const Tensor seen = theirs.tau.isfinite();

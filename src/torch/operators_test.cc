@@ -122,14 +122,17 @@ TEST(Attention, TensorsAmongTheOptionsGetGradients) {
   }
 }
 
-TEST(Attention, TensorsThatAreNotPlainGoThroughTheDispatcher) {
+TEST(Attention, OtherDevicesAreRefusedByName) {
   const Inputs in;
   const auto meta = [](const Tensor& tensor) { return tensor.detach().to(at::kMeta); };
-  AttentionStatTensors stats;
-  const Tensor out = Attention(meta(in.q), meta(in.k), meta(in.v), {}, &stats);
-  EXPECT_EQ(out.sizes(), at::IntArrayRef({2, 4, 5, 4}));
-  EXPECT_EQ(stats.maximum.sizes(), at::IntArrayRef({2, 4, 5}));
-  EXPECT_TRUE(Attention(meta(in.q), meta(in.k), meta(in.v)).is_meta());
+  try {
+    Attention(meta(in.q), meta(in.k), meta(in.v));
+    FAIL() << "meta tensors have no memory";
+  } catch (const c10::ValueError& error) {
+    EXPECT_STREQ(error.what_without_backtrace(),
+                 "q: expected a tensor on the CPU or on a CUDA device, got meta");
+  }
+  EXPECT_THROW(MapRows(meta(in.q), RowMapParams{}), c10::ValueError);
 }
 
 TEST(Attention, MistakesAreValueErrors) {

@@ -26,8 +26,8 @@ def build(rows: list[dict[str, Any]], *, threads: int, **more: Any) -> dict[str,
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": torch.ops.tsallis.git_commit(),
-        "processor": torch.ops.tsallis.processor() or platform.machine(),
+        "commit": _ops.commit(),
+        "processor": _ops.processor() or platform.machine(),
         "isa": _ops.cpu_target(),
         "threads": threads,
         "torch": torch.__version__,

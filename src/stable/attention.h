@@ -1,0 +1,87 @@
+// The passes of attention on tensors: results become tensors, and so do gradients. Without
+// autograd, which stands above (python/tsallis/_autograd.py, src/torch).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "stable/arguments.h"
+#include "stable/device.h"
+#include "stable/tensor.h"
+
+namespace tsallis::stable {
+
+// Tensors that autograd may ask gradients for: q, k, v and the first settings of
+// kAttentionSettings.
+enum AttentionInput : std::uint8_t {
+  kQ,
+  kK,
+  kV,
+  kAlpha,
+  kLengthScale,
+  kSlopes,
+  kBias,
+  kSink,
+  kInputs
+};
+using AttentionWanted = std::array<bool, kInputs>;
+
+// Empty where not asked for. With packed sequences `batch` is 1.
+struct AttentionResults {
+  Tensor out;               // [batch, heads, q_len, value_dim]
+  Tensor tau;               // [batch, heads, q_len], float64
+  Tensor saved;             // [bytes], uint8
+  Tensor support_size;      // [batch, heads, q_len], int64
+  Tensor entropy, maximum;  // [batch, heads, q_len], float64
+};
+
+// Memory for lists of the support, which spare the backward pass its search.
+enum class Saves : std::int64_t {
+  kNothing,
+  kUseful,  // what the kernel that runs can use, within the budget
+  // A size that shapes and settings alone tell, for tracing: room for 64 entries a row, several
+  // times the usual support, within the budget. Memory that no list needs is not touched.
+  kReserved,
+};
+
+struct AttentionRequest {
+  bool tau = false;    // and `saved`, for gradients
+  bool stats = false;  // tau as well
+  Saves saves = Saves::kNothing;
+};
+
+// q: [batch, heads, q_len, head_dim]; k: [batch, kv_heads, k_len, head_dim]; v: [batch, kv_heads,
+// k_len, value_dim]; heads is a multiple of kv_heads. `out` has q's dtype, and rows before heads in
+// memory if q has them so. Throws InvalidArgument.
+AttentionResults AttentionForward(const AttentionPasses& passes, const Tensor& q, const Tensor& k,
+                                  const Tensor& v, AttentionArguments& arguments,
+                                  const AttentionRequest& request);
+
+// tau and saved: of the forward pass with the same arguments. dq, dk and dv are like q, k and v.
+// The others are not yet summed over what their tensors repeat: float64 [heads], [batch, heads,
+// q_len], [batch, heads] and [heads] for alpha, length scale, slopes and sink; float32 (float64 for
+// a float64 bias) and the bias's own shape for the bias. Throws InvalidArgument.
+std::array<Tensor, kInputs> AttentionBackward(const AttentionPasses& passes, const Tensor& d_out,
+                                              const Tensor& q, const Tensor& k, const Tensor& v,
+                                              const Tensor& tau, const Tensor& saved,
+                                              AttentionArguments& arguments,
+                                              const AttentionWanted& wanted);
+
+// The weights > 0 as CSR with batch heads q_len rows. Synchronises with a device, since the number
+// of entries must be counted first. Throws InvalidArgument.
+struct AttentionWeightTensors {
+  Tensor row_offsets, columns;  // int64 [rows + 1], [entries]
+  Tensor values;                // float32 [entries]
+};
+AttentionWeightTensors AttentionWeights(const AttentionPasses& passes, const Tensor& q,
+                                        const Tensor& k, AttentionArguments& arguments);
+
+// Attention on keys and values in pages. k_pages, v_pages: [pages, page_size, kv_heads, head_dim or
+// value_dim]; block_table: int32 or int64 [batch, most pages of a sequence]; arguments.lengths:
+// [batch]. Throws InvalidArgument.
+AttentionResults AttentionOnPages(const AttentionPasses& passes, const Tensor& q,
+                                  const Tensor& k_pages, const Tensor& v_pages,
+                                  const Tensor& block_table, AttentionArguments& arguments,
+                                  bool want_stats);
+
+}  // namespace tsallis::stable
