@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test test-cuda style bench bench-maps bench-training bench-attention bench-attention-memory gpu mutate-cuda check-wheel docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang
+.PHONY: build reproduce test test-cuda style bench bench-maps bench-calls bench-training bench-attention bench-attention-memory gpu mutate-cuda wheel check-wheel docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -67,6 +67,7 @@ fuzz: setup-clang
 
 # What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel, the CUDA kernels for
 # every architecture and faults in them. Once a week.
+weekly: TORCHES = 2.10.0 2.13.0 2.15.0
 weekly: lint check-wheel sanitize test-cuda mutate-cuda
 	@$(MAKE) fuzz SECONDS=3600
 
@@ -82,11 +83,15 @@ mutate-cuda: setup
 	@cmake --build build-kernels -j $(JOBS) --target tsallis
 	@$(PYTHON) scripts/mutate_cuda.py
 
-bench: bench-maps bench-training
+bench: bench-maps bench-calls bench-training
 
 bench-maps: build
 	@mkdir -p build/bench
 	$(PYTHON) bench/maps.py --out build/bench/maps.json
+
+bench-calls: build
+	@mkdir -p build/bench
+	$(PYTHON) bench/calls.py --out build/bench/calls.json
 
 bench-training: build
 	@cmake --build build -j $(JOBS) --target training_steps decoder_steps
@@ -119,9 +124,13 @@ log:
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
 
-# The wheel, built and used in a fresh environment.
-check-wheel: setup
-	@scripts/check_wheel.sh
+# One wheel for every torch from 2.10 on, in build-wheel/wheelhouse; then used in a fresh environment with the torch of
+# .venv, or in one for each version that TORCHES names.
+TORCHES ?=
+wheel: setup
+	@scripts/build_wheel.sh
+check-wheel: wheel
+	@scripts/check_wheel.sh $(TORCHES)
 
 # What `make test` looks at before it builds: form and types, in seconds. `lint` adds clang-tidy, which takes longer.
 style: setup

@@ -1,30 +1,50 @@
 #!/usr/bin/env bash
-# Builds the wheel as a user would and uses it in a fresh environment with the same torch. Takes as long as a
-# build; everything it makes lies in build-wheel/.
+# Installs the wheel that scripts/build_wheel.sh made into fresh environments and uses it there: with the torch of
+# .venv, or with the versions that are named, which pip downloads. Says how long installing takes.
+#   scripts/check_wheel.sh [VERSION...]
 set -euo pipefail
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$source/.venv/bin/python
 work=$source/build-wheel
-rm -rf "$work/dist" "$work/env" "$work/elsewhere"
-mkdir -p "$work/elsewhere"
-# The compiler as the presets call it and as deep a folder: ccache then knows what they compiled.
-CC=cc CXX=c++ "$python" -m pip wheel -q "$source" --no-build-isolation --no-deps -w "$work/dist" \
-  -C build-dir="$work"
-"$python" -m venv "$work/env"
-# The torch of .venv without the rest of the world: pip would download it.
-"$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-  "$("$work/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
-"$work/env/bin/python" -m pip install -q --no-deps "$work"/dist/tsallis-*.whl
-cd "$work/elsewhere"
-"$work/env/bin/python" - <<'PY'
-import sys, tsallis, torch
+wheel=$(ls "$work"/wheelhouse/tsallis-*.whl)
+tests=(maps losses gradients attention attention_operators attention_settings operators transforms cache paged nn
+  multihead sdpa patterns extremes temperature_fit compat_adasplash transformers_cache)
+
+check() { # FOLDER: an environment with a torch
+  local environment=$1 start
+  start=$SECONDS
+  "$environment/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel"
+  echo "installed in $((SECONDS - start)) s beside torch $("$environment/bin/python" -c 'import torch; print(torch.__version__)')"
+  mkdir -p "$work/elsewhere"
+  rm -rf "$work/elsewhere/tests"
+  cp -r "$source/python/tests" "$work/elsewhere/tests"
+  (
+    cd "$work/elsewhere"
+    env -u PYTHONPATH -u TSALLIS_LIBRARY "$environment/bin/python" - <<'PY'
+import sys, tsallis
 
 assert tsallis.library_path.is_relative_to(sys.prefix), tsallis.library_path
-q = torch.randn(1, 2, 30, 8, requires_grad=True)
-tsallis.attention(q, q, q, causal=True).sum().backward()
-assert q.grad.isfinite().all()
+runtimes = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
+assert len(runtimes) == 1, runtimes
 PY
-"$work/env/bin/python" -m tsallis info
-"$work/env/bin/tsallis" list >/dev/null
-"$work/env/bin/tsallis" bench attention --quick --cases softmax --quiet --out "$work/elsewhere"
-echo "the wheel works: $(ls "$work"/dist)"
+    env -u PYTHONPATH -u TSALLIS_LIBRARY "$environment/bin/python" -m pytest -q -p no:cacheprovider -n 2 -c /dev/null \
+      --rootdir . -W ignore "${tests[@]/#/tests/test_}" 2>&1 | tail -25
+  )
+}
+
+tests=("${tests[@]/%/.py}")
+for version in "${@:-}"; do
+  environment=$work/env${version:+-$version}
+  if [[ ! -x $environment/bin/python ]]; then
+    "$python" -m venv "$environment"
+    if [[ -n $version ]]; then
+      "$environment/bin/python" -m pip install -q "torch==$version" numpy pytest pytest-xdist transformers entmax
+    else
+      # The torch of .venv without the rest of the world: pip would download it.
+      "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+        "$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+    fi
+  fi
+  check "$environment"
+done
+echo "the wheel works: $(basename "$wheel")"

@@ -143,7 +143,12 @@ def test_autocast_computes_in_float32():
             ValueError,
             "alpha.*gradient.*normmax",
         ),
-        (lambda x: OPS.row_map(x.detach(), map=99), ValueError, "map: expected an integer.*99"),
+        # torch 2.15 makes a RuntimeError of every error of an operator.
+        (
+            lambda x: OPS.row_map(x.detach(), map=99),
+            (ValueError, RuntimeError),
+            "map: expected an integer.*99",
+        ),
         (lambda x: tsallis.entmax(x.tolist()), TypeError, "x: expected a tensor, got list"),
         (lambda x: tsallis.entmax(x, "1.5"), TypeError, "alpha: expected a number, got '1.5'"),
         (lambda x: tsallis.entmax(x, 1.5, None), TypeError, "dim: expected an integer"),

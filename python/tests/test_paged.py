@@ -149,5 +149,6 @@ def test_types_are_named():
         tsallis.decode_paged(3, *rest)
     with pytest.raises(TypeError, match=r"window: expected an integer or None, got 1\.5"):
         tsallis.decode_paged(q, *rest, window=1.5)
-    with pytest.raises(ValueError, match="mask: expected None for keys in pages"):
+    # torch 2.15 makes a RuntimeError of every error of an operator.
+    with pytest.raises((ValueError, RuntimeError), match="mask: expected None for keys in pages"):
         OPERATOR(q, *rest[:3], lengths=rest[3], mask=torch.ones(1, dtype=torch.bool))

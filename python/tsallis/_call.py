@@ -14,7 +14,7 @@ __all__ = ["call", "choice", "chosen", "number", "numbers"]
 _TYPE = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)'.* found type '(.+?)'")
 _BACKEND = re.compile(r"Could not run '.+?' with arguments from the '(\w+)' backend")
 # The library's own; torch from 2.15 on makes a RuntimeError of its exceptions.
-_MISTAKE = re.compile(r"[a-z_]+(\[[\d, ]+\])?: expected .*, got ", re.DOTALL)
+_MISTAKE = re.compile(r"[a-z_.]+(\[[\d, ]+\])?: expected .*, got ", re.DOTALL)
 # Arguments that an operator knows by another name than ours.
 _NAMES = {
     "left": "window",
