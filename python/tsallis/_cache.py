@@ -6,7 +6,6 @@ import os
 import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -32,6 +31,7 @@ Statistic = Literal[
     "bytes_read",
 ]
 _STATISTICS = get_args(Statistic)
+_DECODE, _DECODE_STATS = _OPS.decode.default, _OPS.decode_stats.default
 _DECODE_MAPS = ("entmax", "softmax", "adaptive_temperature")
 
 
@@ -181,8 +181,6 @@ def _flag(value: Any, name: str) -> bool:
 
 def _mode(mode: Any) -> tuple[int, float, int, int, float]:
     """The kind, epsilon, budget, first and quantile that the operator takes."""
-    if mode is None:
-        return 0, 0.5, 1, 0, 0.5
     if isinstance(mode, Within):
         return 1, number(mode.epsilon, "mode.epsilon"), 1, 0, 0.5
     if not isinstance(mode, TopPages | GaussianPages | FirstAndLast):
@@ -405,10 +403,12 @@ def decode(
     settings: dict[str, Any] = score_terms(
         scale, softcap, scale_invariant, scale_invariant_alpha, scale_invariant_beta
     )
-    settings["map"] = _ops.MAPS.index(map)
+    # A default costs a microsecond to hand over.
+    if map != "entmax":
+        settings["map"] = _ops.MAPS.index(map)
     if isinstance(alpha, Tensor):
-        settings["alpha_heads"] = alpha
-    else:
+        settings["alpha_heads"] = alpha.detach()
+    elif alpha != 1.5:
         settings["alpha"] = number(alpha, "alpha")
     if window is not None:
         settings["left"] = _index(window, "window")
@@ -418,17 +418,16 @@ def decode(
         ("sink", sink),
     ):
         if _tensor(tensor, name, optional=True) is not None:
-            settings[name] = tensor
+            settings[name] = tensor.detach()  # type: ignore[union-attr]
     if begin is not None and not isinstance(begin, SequenceOf):
         raise TypeError(f"begin: expected integers or None, got {begin!r}")
     first = None if begin is None else [_index(token, "begin") for token in begin]
-    arguments = cache.value_dim, _index(layer, "layer"), cache._handles(sequences), first
-    with torch.no_grad():
-        if not names:
-            operator = partial(_OPS.decode.default, **settings)
-            return _call(operator, cache._cache, q, *arguments, *_mode(mode))
-        wanted = sum(1 << _STATISTICS.index(name) for name in names)
-        operator = partial(_OPS.decode_stats.default, **settings)
-        out, *found = _call(operator, cache._cache, q, *arguments, wanted, *_mode(mode))
+    q = q.detach() if q.requires_grad else q
+    arguments = cache._cache, q, cache.value_dim, _index(layer, "layer"), cache._handles(sequences)
+    keys = () if mode is None else _mode(mode)
+    if not names:
+        return _call(lambda: _DECODE(*arguments, first, *keys, **settings))
+    wanted = sum(1 << _STATISTICS.index(name) for name in names)
+    out, *found = _call(lambda: _DECODE_STATS(*arguments, first, wanted, *keys, **settings))
     statistics = dict(zip(_STATISTICS, found, strict=True))
     return out, DecodeExtras(**{name: statistics[name] for name in names})
