@@ -54,7 +54,7 @@ using Tensors = std::array<Tensor, kCount>;
 
 // ---- row maps
 
-Tensor RowMap_(const Tensor& scores, const OptionalTensor& alpha, RowArguments& arguments) {
+Tensor MapPlain(const Tensor& scores, const OptionalTensor& alpha, RowArguments& arguments) {
   return MapRows(scores, alpha, arguments, false).probabilities;
 }
 
@@ -205,9 +205,9 @@ Tensors<9> DecodeStats(const Tensor& cache, const Tensor& q, Int, Int layer, con
                        AttentionArguments& arguments) {
   return CacheOf(cache)->Decode(q, {layer, sequences, begin, mode, wanted}, arguments);
 }
-Tensor Decode_(const Tensor& cache, const Tensor& q, Int value_dim, Int layer,
-               const Ints& sequences, const std::optional<Ints>& begin, const DecodeMode& mode,
-               AttentionArguments& arguments) {
+Tensor DecodePlain(const Tensor& cache, const Tensor& q, Int value_dim, Int layer,
+                   const Ints& sequences, const std::optional<Ints>& begin, const DecodeMode& mode,
+                   AttentionArguments& arguments) {
   return std::move(
       DecodeStats(cache, q, value_dim, layer, sequences, begin, 0, mode, arguments)[0]);
 }
@@ -265,7 +265,7 @@ struct Definition {
 std::vector<Definition> Definitions() {
   using enum Definition::Where;
   return {
-      {"row_map(Tensor scores, Tensor? alpha_rows=None" + kRows + "Tensor", Boxed<RowMap_>},
+      {"row_map(Tensor scores, Tensor? alpha_rows=None" + kRows + "Tensor", Boxed<MapPlain>},
       // float64 where not integers, here and below
       {"row_map_stats(Tensor scores, Tensor? alpha_rows=None" + kRows +
            "(Tensor probabilities, Tensor tau, Tensor support_size, Tensor entropy)",
@@ -320,7 +320,7 @@ std::vector<Definition> Definitions() {
       {"decode(Tensor cache, Tensor q, int value_dim, int layer, int[] sequences, int[]? "
        "begin=None" +
            kMode + kAttention + "Tensor",
-       Boxed<Decode_>},
+       Boxed<DecodePlain>},
       // wanted: bit i says whether statistic i is; the others have no elements.
       {"decode_stats(Tensor cache, Tensor q, int value_dim, int layer, int[] sequences, "
        "int[]? begin, int wanted" +
