@@ -276,3 +276,16 @@ def test_another_batch_is_refused():
         model(input_ids=tokens, past_key_values=cache)
         with pytest.raises(ValueError, match=r"expected keys of .* got \[1, 2, 8, 8\]"):
             model(input_ids=tokens[:1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("indices", [[-1, 0], [0, 2], [5, 0]])
+def test_beams_that_are_not_there_are_refused(indices):
+    model = build("llama")
+    cache = integration.TsallisCache(model.config)
+    tokens, mask = prompt()
+    with torch.no_grad():
+        model(tokens, attention_mask=mask, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"^beam_idx: expected indices from 0 to 1, got -?\d"):
+        cache.reorder_cache(torch.tensor(indices))
+    cache.reorder_cache(torch.tensor([1, 1]))
+    assert len(cache.sequences) == 2

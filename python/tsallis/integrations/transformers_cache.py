@@ -219,9 +219,20 @@ class TsallisCache(Cache):
         self.sequences = made
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Sequence i becomes a fork of sequence beam_idx[i]."""
-        if self.sequences:
-            self._take(beam_idx.tolist())
+        """Sequence i becomes a fork of sequence beam_idx[i].
+
+        Raises:
+            ValueError: an index is not that of a sequence.
+        """
+        if not self.sequences:
+            return
+        indices = beam_idx.tolist()
+        for index in indices:
+            if not 0 <= index < len(self.sequences):
+                raise ValueError(
+                    f"beam_idx: expected indices from 0 to {len(self.sequences) - 1}, got {index}"
+                )
+        self._take(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence becomes ``repeats`` forks of it, one behind the other."""
