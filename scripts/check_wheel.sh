@@ -38,7 +38,7 @@ for version in "${@:-}"; do
   if [[ ! -x $environment/bin/python ]]; then
     "$python" -m venv "$environment"
     if [[ -n $version ]]; then
-      "$environment/bin/python" -m pip install -q "torch==$version" numpy pytest pytest-xdist transformers entmax
+      "$environment/bin/python" -m pip install -q "torch==$version" numpy pytest pytest-xdist hypothesis transformers entmax
     else
       # The torch of .venv without the rest of the world: pip would download it.
       "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
