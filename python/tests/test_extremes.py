@@ -105,7 +105,8 @@ def a_cache():
     return cache, sequence, rows
 
 
-def test_the_cache(tmp_path):
+def test_the_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # "?" is a file's name, too
     cache, sequence, rows = a_cache()
     path = tmp_path / "sequence"
     cache.save(sequence, path)
