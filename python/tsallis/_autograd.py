@@ -72,6 +72,18 @@ class _Transformed(Function):
         )
 
 
+class _Gradient(_Transformed):
+    """Computes gradients, and refuses to be differentiated."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        _refuse_second()
+
+
 class _Once(Function):
     """Gradients that refuse to be differentiated: of ``count`` tensors, by those behind them."""
 
@@ -124,6 +136,13 @@ def _saves() -> int:
     return 2 if torch.compiler.is_compiling() else 1
 
 
+def _shown(ctx: Any, out: Tensor, tau: Tensor, rest: list[Tensor]) -> tuple[Tensor, ...]:
+    """The output and its statistics; tau apart from the one that is saved."""
+    statistics = (tau.clone(), *rest)
+    ctx.mark_non_differentiable(*statistics)
+    return (out, *statistics)
+
+
 class _Attention(Function):
     """Of q, k and v alone."""
 
@@ -134,11 +153,7 @@ class _Attention(Function):
         operator = _FORWARD_STATS if stats else _FORWARD
         out, tau, saved, *rest = operator(q, k, v, _saves(), **settings)
         ctx.save_for_backward(q, k, v, tau, saved)
-        if not stats:
-            return out
-        shown = tau.clone()
-        ctx.mark_non_differentiable(shown, *rest)
-        return (out, shown, *rest)
+        return _shown(ctx, out, tau, rest) if stats else out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, *_: Any) -> Any:
@@ -163,21 +178,18 @@ def _given(tensors: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor is not None}
 
 
-def _terms_backward(
-    d_out: Tensor,
-    inputs: tuple[Tensor, ...],
-    tensors: tuple[Tensor | None, ...],
-    settings: _Settings,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Gradients in q, k, v and the first tensors. inputs: q, k, v, tau, saved."""
-    wanted = sum(need << i for i, need in enumerate(needs))
-    found = _BACKWARD_TERMS(d_out, *inputs, wanted, **_given(tensors), **settings)
-    gradients: list[Any] = [d if need else None for d, need in zip(found, needs, strict=True)]
-    for i, tensor in enumerate(tensors[:_GRADIENTS], start=3):
-        if gradients[i] is not None:
-            gradients[i] = _reduced(gradients[i], tensor)
-    return tuple(gradients)
+def _bits(needs: tuple[bool, ...]) -> int:
+    """What the operator takes as ``wanted``."""
+    return sum(need << i for i, need in enumerate(needs))
+
+
+def _gradients(found: Any, needs: tuple[bool, ...], tensors: Any) -> tuple[Tensor | None, ...]:
+    """Those that are needed, in q, k, v and the first tensors, in these tensors' own shapes."""
+    likes = (None, None, None, *tensors[:_GRADIENTS])
+    return tuple(
+        None if not need else d if like is None else _reduced(d, like)
+        for d, need, like in zip(found, needs, likes, strict=True)
+    )
 
 
 class _Terms(Function):
@@ -198,11 +210,7 @@ class _Terms(Function):
         operator = _FORWARD_STATS if stats else _FORWARD
         out, tau, saved, *rest = operator(q, k, v, _saves(), **_given(tensors), **settings)
         ctx.save_for_backward(q, k, v, tau, saved, *tensors)
-        if not stats:
-            return out
-        shown = tau.clone()
-        ctx.mark_non_differentiable(shown, *rest)
-        return (out, shown, *rest)
+        return _shown(ctx, out, tau, rest) if stats else out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, *_: Any) -> Any:
@@ -212,7 +220,9 @@ class _Terms(Function):
         inputs, tensors = saved[:5], saved[5:]
         needs = ctx.needs_input_grad
         needs = (*needs[:3], *needs[5 : 5 + _GRADIENTS])
-        found = _terms_backward(d_out, inputs, tensors, ctx.settings, needs)
+        given = _given(tensors)
+        found = _BACKWARD_TERMS(d_out, *inputs, _bits(needs), **given, **ctx.settings)
+        found = _gradients(found, needs, tensors)
         if torch.is_grad_enabled():
             found = _once(found, d_out, *inputs[:3], *tensors[:_GRADIENTS])
         rest = (None,) * (len(TENSOR_SETTINGS) - _GRADIENTS)
@@ -296,10 +306,7 @@ class _AttentionTransformed(_Transformed):
         needs = ctx.needs_input_grad
         needs = (*needs[:3], *needs[4 : 4 + _GRADIENTS])
         found = _BackwardTransformed.apply(d_out, q, k, v, tau, ctx.settings, needs, *tensors)
-        gradients: list[Any] = [d if need else None for d, need in zip(found, needs, strict=True)]
-        for i, tensor in enumerate(tensors[:_GRADIENTS], start=3):
-            if gradients[i] is not None:
-                gradients[i] = _reduced(gradients[i], tensor)
+        gradients = _gradients(found, needs, tensors)
         rest = (None,) * (len(TENSOR_SETTINGS) - _GRADIENTS)
         return (*gradients[:3], None, *gradients[3:], *rest)
 
@@ -316,7 +323,7 @@ class _AttentionTransformed(_Transformed):
         return tuple(fold.back(x) for x in results), (0,) * len(results)
 
 
-class _BackwardTransformed(_Transformed):
+class _BackwardTransformed(_Gradient):
     """Gradients in q, k, v and the first tensors, not yet summed over what these repeat."""
 
     @staticmethod
@@ -330,18 +337,9 @@ class _BackwardTransformed(_Transformed):
         needs: tuple[bool, ...],
         *tensors: Tensor | None,
     ) -> Any:
-        wanted = sum(need << i for i, need in enumerate(needs))
         saved = q.new_empty(0, dtype=torch.uint8)
         given = _given(tensors)
-        return _BACKWARD_TERMS(d_out, q, k, v, tau, saved, wanted, **given, **settings)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        _refuse_second()
+        return _BACKWARD_TERMS(d_out, q, k, v, tau, saved, _bits(needs), **given, **settings)
 
     @staticmethod
     def vmap(info: Any, in_dims: _Dims, *inputs: Any) -> Any:
@@ -517,7 +515,7 @@ class _RowMapTransformed(_Transformed):
         return _RowMapTransformed.apply(scores, alpha_rows, settings), (0, 0, 0, 0)
 
 
-class _RowMapBackwardTransformed(_Transformed):
+class _RowMapBackwardTransformed(_Gradient):
     """d_scores, and d_alpha with size 1 in ``dim`` (no elements unless wanted)."""
 
     @staticmethod
@@ -531,14 +529,6 @@ class _RowMapBackwardTransformed(_Transformed):
     ) -> Any:
         d_scores, d_alpha = _rows_backward(d_p, scores, p, alpha_rows, settings, want_alpha)
         return d_scores, d_scores.new_empty(0) if d_alpha is None else d_alpha
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        _refuse_second()
 
     @staticmethod
     def vmap(info: Any, in_dims: _Dims, *inputs: Any) -> Any:
@@ -649,20 +639,12 @@ class _LossTransformed(_Transformed):
         return _LossTransformed.apply(scores, targets, settings), (0, 0)
 
 
-class _OnceTransformed(_Transformed):
+class _OnceTransformed(_Gradient):
     """A gradient in the scores that refuses to be differentiated, for torch.func."""
 
     @staticmethod
     def forward(gradient: Tensor, scores: Tensor) -> Tensor:
         return gradient.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        _refuse_second()
 
     @staticmethod
     def vmap(info: Any, in_dims: _Dims, gradient: Tensor, scores: Tensor) -> Any:
