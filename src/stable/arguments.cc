@@ -124,8 +124,8 @@ void AttentionArguments::SetMasks() {
   // A block beyond the end is as good as one that ends there, and no sum of it overflows.
   m.block_q = std::min(m.block_q, std::max<std::int64_t>(params.q_len, 1));
   m.block_k = std::min(m.block_k, std::max<std::int64_t>(params.k_len, 1));
-  const Sizes4 blocks = {array_batch_, params.heads, (params.q_len + m.block_q - 1) / m.block_q,
-                         (params.k_len + m.block_k - 1) / m.block_k};
+  const Sizes4 blocks = {array_batch_, params.heads, Blocks(params.q_len, m.block_q),
+                         Blocks(params.k_len, m.block_k)};
   m.blocks = bytes(block_mask, blocks, m.block_strides);
 }
 

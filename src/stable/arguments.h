@@ -23,10 +23,19 @@ std::string NamesOf(const std::vector<RowMap>& maps);
 
 // Throws InvalidArgument unless the kernels can read the tensor's dtype and layout.
 void CheckFloating(const Tensor& tensor, const char* argument);
-// Throws InvalidArgument unless `tensor` broadcasts to `target`; axes: names of its dimensions.
-void CheckBroadcasts(const Tensor& tensor, const char* argument, const char* axes, Sizes target);
 // Throws InvalidArgument unless the tensor is dense and on q's device.
 void CheckDevice(const Tensor& tensor, const char* argument, const Tensor& q);
+// Throws InvalidArgument unless the tensor has q's dtype.
+void CheckDType(const Tensor& tensor, const char* argument, const Tensor& q);
+// Throws InvalidArgument unless the tensor, on q's device, has int32 or int64.
+void CheckIntegers(const Tensor& tensor, const char* argument, const Tensor& q);
+// Throws InvalidArgument unless the query heads share the key heads evenly.
+void CheckGroups(std::int64_t heads, std::int64_t kv_heads);
+
+// Blocks of a length; the last may be cut short.
+constexpr std::int64_t Blocks(std::int64_t length, std::int64_t block) {
+  return length / block + (length % block != 0 ? 1 : 0);
+}
 
 // The operators' argument that a member of the kernel library's structs comes from, for errors.
 std::string ArgumentOf(const std::string& member);

@@ -29,17 +29,19 @@ Tensor Output(const Sizes4& sizes, const Tensor& like, bool has_gaps) {
   return tensor;
 }
 
-// A device's kernels load 16 bytes at once: a copy of rows that do not begin at multiples, as
-// autograd's expanded gradients do not.
-Tensor Readable(const Tensor& tensor, Reader reader) {
-  if (reader == Reader::kHost || !tensor.defined()) return tensor.Share();
+// The tensor, or `copy` of it: a device's kernels load 16 bytes at once, and rows may not begin at
+// multiples, as autograd's expanded gradients do not.
+const Tensor& Readable(const Tensor& tensor, Reader reader, Tensor& copy) {
+  if (reader == Reader::kHost || !tensor.defined()) return tensor;
   const auto size = static_cast<std::int64_t>(SizeOf(KernelDType(tensor)));
   bool aligned = reinterpret_cast<std::uintptr_t>(tensor.data()) % 16 == 0 &&
                  (tensor.size(3) <= 1 || tensor.stride(3) == 1);
   for (int d = 0; d < 3; ++d) {
     aligned = aligned && (tensor.size(d) <= 1 || tensor.stride(d) * size % 16 == 0);
   }
-  return aligned ? tensor.Share() : Clone(tensor);
+  if (aligned) return tensor;
+  copy = Clone(tensor);
+  return copy;
 }
 
 // Statistics of rows, and where the kernel writes them. Kernels write those of every row that they
@@ -82,10 +84,7 @@ void CheckBackward(const Tensor& d_out, const Tensor& q, const Tensor& v, const 
     throw InvalidArgument("d_out", "the shape of the output, " + Text(out), Text(d_out.sizes()));
   }
   CheckDevice(d_out, "d_out", q);
-  if (d_out.dtype() != q.dtype()) {
-    throw InvalidArgument("d_out", "the dtype of q, " + DTypeName(q.dtype()),
-                          DTypeName(d_out.dtype()));
-  }
+  CheckDType(d_out, "d_out", q);
   const Sizes rows(out, 3);
   if (tau.dtype() != dtypes::kFloat64 || !std::ranges::equal(tau.sizes(), rows)) {
     throw InvalidArgument("tau", "that of attention_forward, float64 of " + Text(rows),
@@ -107,8 +106,10 @@ AttentionResults AttentionForward(const AttentionPasses& passes, const Tensor& q
                                   const AttentionRequest& request) {
   arguments.Check(q, k, v);
   const DeviceScope scope(q.device());
-  const Tensor q_rows = Readable(q, passes.reader), k_rows = Readable(k, passes.reader),
-               v_rows = Readable(v, passes.reader);
+  Tensor copies[3];
+  const Tensor &q_rows = Readable(q, passes.reader, copies[0]),
+               &k_rows = Readable(k, passes.reader, copies[1]),
+               &v_rows = Readable(v, passes.reader, copies[2]);
   arguments.Bind(q_rows, k_rows, v_rows, passes.reader);
   const AttentionParams& params = arguments.params;
   AttentionResults results;
@@ -141,8 +142,11 @@ std::array<Tensor, kInputs> AttentionBackward(const AttentionPasses& passes, con
   arguments.Check(q, k, v);
   CheckBackward(d_out, q, v, tau, arguments, wanted);
   const DeviceScope scope(q.device());
-  const Tensor q_rows = Readable(q, passes.reader), k_rows = Readable(k, passes.reader),
-               v_rows = Readable(v, passes.reader), d_out_rows = Readable(d_out, passes.reader);
+  Tensor copies[4];
+  const Tensor &q_rows = Readable(q, passes.reader, copies[0]),
+               &k_rows = Readable(k, passes.reader, copies[1]),
+               &v_rows = Readable(v, passes.reader, copies[2]),
+               &d_out_rows = Readable(d_out, passes.reader, copies[3]);
   arguments.Bind(q_rows, k_rows, v_rows, passes.reader);
   const AttentionParams& params = arguments.params;
   // torch may have copied what the forward pass kept (checkpoints, hooks).
@@ -198,7 +202,9 @@ AttentionWeightTensors AttentionWeights(const AttentionPasses& passes, const Ten
                                         const Tensor& k, AttentionArguments& arguments) {
   arguments.Check(q, k, Tensor());
   const DeviceScope scope(q.device());
-  const Tensor q_rows = Readable(q, passes.reader), k_rows = Readable(k, passes.reader);
+  Tensor copies[2];
+  const Tensor &q_rows = Readable(q, passes.reader, copies[0]),
+               &k_rows = Readable(k, passes.reader, copies[1]);
   arguments.Bind(q_rows, k_rows, Tensor(), passes.reader);
   const AttentionParams& params = arguments.params;
   const std::int64_t rows =
@@ -234,19 +240,13 @@ void CheckOfPages(const Tensor& tensor, const char* argument, const char* shape,
   CheckFloating(tensor, argument);
   if (tensor.dim() != 4) throw InvalidArgument(argument, shape, Text(tensor.sizes()));
   CheckDevice(tensor, argument, q);
-  if (tensor.dtype() != q.dtype()) {
-    throw InvalidArgument(argument, "the dtype of q, " + DTypeName(q.dtype()),
-                          DTypeName(tensor.dtype()));
-  }
+  CheckDType(tensor, argument, q);
 }
 
 void CheckInteger(const Tensor& tensor, const char* argument, const char* shape, std::int64_t rank,
                   const Tensor& q) {
   if (!tensor.defined()) throw InvalidArgument(argument, "a tensor", "None");
-  CheckDevice(tensor, argument, q);
-  if (tensor.dtype() != dtypes::kInt32 && tensor.dtype() != dtypes::kInt64) {
-    throw InvalidArgument(argument, "dtype int32 or int64", DTypeName(tensor.dtype()));
-  }
+  CheckIntegers(tensor, argument, q);
   if (tensor.dim() != rank || tensor.size(0) != q.size(0)) {
     throw InvalidArgument(argument,
                           std::string(shape) + " with batch = " + std::to_string(q.size(0)),
@@ -282,7 +282,8 @@ void CheckPages(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
                           Text(k_pages.sizes()));
   }
   const std::int64_t heads = q.size(1), kv_heads = k_pages.size(2);
-  if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0 || heads < kv_heads) {
+  CheckGroups(heads, kv_heads);
+  if (heads < kv_heads) {
     throw InvalidArgument("q", "a multiple of kv_heads = " + std::to_string(kv_heads) + " heads",
                           std::to_string(heads));
   }
@@ -321,7 +322,9 @@ AttentionResults AttentionOnPages(const AttentionPasses& passes, const Tensor& q
                                   bool want_stats) {
   const Tensor lengths = std::exchange(arguments.lengths, Tensor());
   CheckPages(q, k_pages, v_pages, block_table, lengths, arguments);
-  const Tensor rows = Readable(q, passes.reader), stand_in = StandIn(rows, k_pages);
+  Tensor copy;
+  const Tensor& rows = Readable(q, passes.reader, copy);
+  const Tensor stand_in = StandIn(rows, k_pages);
   arguments.Check(rows, stand_in, stand_in);
   const DeviceScope scope(q.device());
   arguments.Bind(rows, stand_in, stand_in, passes.reader);

@@ -22,6 +22,36 @@ void CheckFloating(const Tensor& tensor, const char* argument) {
   if (!tensor.dense()) throw InvalidArgument(argument, "a dense tensor", "one of another layout");
 }
 
+void CheckDevice(const Tensor& tensor, const char* argument, const Tensor& q) {
+  if (tensor.device() != q.device()) {
+    throw InvalidArgument(argument, "the device of q, " + q.device().Name(),
+                          tensor.device().Name());
+  }
+  if (!tensor.dense()) throw InvalidArgument(argument, "a dense tensor", "one of another layout");
+}
+
+void CheckDType(const Tensor& tensor, const char* argument, const Tensor& q) {
+  if (tensor.dtype() == q.dtype()) return;
+  throw InvalidArgument(argument, "the dtype of q, " + DTypeName(q.dtype()),
+                        DTypeName(tensor.dtype()));
+}
+
+void CheckIntegers(const Tensor& tensor, const char* argument, const Tensor& q) {
+  CheckDevice(tensor, argument, q);
+  if (tensor.dtype() != dtypes::kInt32 && tensor.dtype() != dtypes::kInt64) {
+    throw InvalidArgument(argument, "dtype int32 or int64", DTypeName(tensor.dtype()));
+  }
+}
+
+void CheckGroups(std::int64_t heads, std::int64_t kv_heads) {
+  if (kv_heads == 0 ? heads == 0 : heads % kv_heads == 0) return;
+  throw InvalidArgument("q", "a multiple of kv_heads = " + std::to_string(kv_heads) + " heads",
+                        std::to_string(heads));
+}
+
+namespace {
+
+// `tensor` broadcasts to `target`; axes: names of its dimensions.
 void CheckBroadcasts(const Tensor& tensor, const char* argument, const char* axes, Sizes target) {
   const auto rank = static_cast<std::int64_t>(target.size());
   bool fits = tensor.dim() <= rank;
@@ -34,16 +64,6 @@ void CheckBroadcasts(const Tensor& tensor, const char* argument, const char* axe
                         "a shape that broadcasts to " + std::string(axes) + " = " + Text(target),
                         Text(tensor.sizes()));
 }
-
-void CheckDevice(const Tensor& tensor, const char* argument, const Tensor& q) {
-  if (tensor.device() != q.device()) {
-    throw InvalidArgument(argument, "the device of q, " + q.device().Name(),
-                          tensor.device().Name());
-  }
-  if (!tensor.dense()) throw InvalidArgument(argument, "a dense tensor", "one of another layout");
-}
-
-namespace {
 
 void CheckRank4(const Tensor& tensor, const char* argument, const char* shape) {
   CheckFloating(tensor, argument);
@@ -59,10 +79,7 @@ void CheckSame(const char* argument, const char* size_name, std::int64_t size,
 
 void CheckLikeQ(const Tensor& tensor, const char* argument, const Tensor& q) {
   CheckDevice(tensor, argument, q);
-  if (tensor.dtype() != q.dtype()) {
-    throw InvalidArgument(argument, "the dtype of q, " + DTypeName(q.dtype()),
-                          DTypeName(tensor.dtype()));
-  }
+  CheckDType(tensor, argument, q);
   CheckSame(argument, "batch", tensor.size(0), q.size(0));
 }
 
@@ -84,17 +101,10 @@ void CheckTerm(const Tensor& tensor, const char* argument, const char* axes, Siz
   CheckBroadcasts(tensor, argument, axes, target);
 }
 
-void CheckIntegers(const Tensor& tensor, const char* argument, const Tensor& q) {
+void CheckList(const Tensor& tensor, const char* argument, const Tensor& q) {
   if (!tensor.defined()) return;
-  CheckDevice(tensor, argument, q);
-  if (tensor.dtype() != dtypes::kInt32 && tensor.dtype() != dtypes::kInt64) {
-    throw InvalidArgument(argument, "dtype int32 or int64", DTypeName(tensor.dtype()));
-  }
+  CheckIntegers(tensor, argument, q);
   if (tensor.dim() != 1) throw InvalidArgument(argument, "one dimension", Text(tensor.sizes()));
-}
-
-std::int64_t Blocks(std::int64_t length, std::int64_t block) {
-  return length / block + (length % block != 0 ? 1 : 0);
 }
 
 }  // namespace
@@ -136,10 +146,10 @@ void AttentionArguments::CheckMap(const Tensor& q) const {
 }
 
 void AttentionArguments::CheckRanges(const Tensor& q, const Tensor& k) const {
-  CheckIntegers(lengths, "lengths", q);
-  CheckIntegers(query_lengths, "query_lengths", q);
-  CheckIntegers(cu_seqlens_q, "cu_seqlens_q", q);
-  CheckIntegers(cu_seqlens_k, "cu_seqlens_k", q);
+  CheckList(lengths, "lengths", q);
+  CheckList(query_lengths, "query_lengths", q);
+  CheckList(cu_seqlens_q, "cu_seqlens_q", q);
+  CheckList(cu_seqlens_k, "cu_seqlens_k", q);
   const std::int64_t batch = q.size(0);
   if (cu_seqlens_k.defined() && !cu_seqlens_q.defined()) {
     throw InvalidArgument("cu_seqlens_q", "a tensor beside cu_seqlens_k", "None");
@@ -183,10 +193,7 @@ void AttentionArguments::Check(const Tensor& q, const Tensor& k, const Tensor& v
   CheckLikeQ(k, "k", q);
   CheckSame("k", "head_dim", k.size(3), q.size(3));
   const std::int64_t heads = q.size(1), kv_heads = k.size(1);
-  if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
-    throw InvalidArgument("q", "a multiple of kv_heads = " + std::to_string(kv_heads) + " heads",
-                          std::to_string(heads));
-  }
+  CheckGroups(heads, kv_heads);
   if (v.defined()) {
     CheckRank4(v, "v", "[batch, kv_heads, k_len, value_dim]");
     CheckLikeQ(v, "v", q);

@@ -239,10 +239,7 @@ Tensors<2> PatternMasks(Int q_len, Int k_len, Int block_q, Int block_k, Int alig
   const PatternMask mask = Renamed([&] {
     return MaskOf(pattern, q_len, k_len, block_q, block_k, static_cast<Alignment>(alignment));
   });
-  const auto blocks = [](Int length, Int block) {
-    return length / block + (length % block != 0 ? 1 : 0);
-  };
-  return {Booleans(mask.blocks, blocks(q_len, block_q), blocks(k_len, block_k)),
+  return {Booleans(mask.blocks, Blocks(q_len, block_q), Blocks(k_len, block_k)),
           mask.cut ? Booleans(mask.elements, q_len, k_len) : Booleans({}, 0, 0)};
 }
 
