@@ -19,7 +19,8 @@ def main() -> NoReturn:
         looked = "\n".join(f"  {path}" for path in candidates)
         sys.exit(
             "tsallis: the program trains and evaluates models, and is not part of the installed "
-            "package: clone the repository and run `make` there. It was looked for in\n" + looked
+            "package: clone the repository and run `make` there. Benchmarks are `python -m "
+            "tsallis.bench`. The program was looked for in\n" + looked
         )
     environment = dict(os.environ)
     environment.setdefault("TSALLIS_PYTHON", sys.executable)
