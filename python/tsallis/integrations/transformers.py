@@ -39,6 +39,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from tsallis._attention import attention
 from tsallis._cache import decode
 from tsallis._dense import dense_attention
+from tsallis.integrations.transformers_batching import (
+    BATCH_ARGUMENTS,
+    allow_batching,
+    batch_attention,
+)
 from tsallis.integrations.transformers_cache import PagedRows, TsallisCache
 from tsallis.nn.alpha import LearnedAlpha, alpha_value, check_alpha
 
@@ -76,6 +81,7 @@ _NOT_OURS = frozenset(
         "position_embeddings",
         "position_ids",
         "return_dict",
+        "shift_labels",
         "sliding_window",
         "use_cache",
     }
@@ -467,20 +473,52 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
         softcap: float | None = None,
         position_bias: Tensor | None = None,
         s_aux: Tensor | None = None,
+        cache: Any = None,
+        tsallis_alpha: float | Tensor | None = None,
         **rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """transformers' attention function.
 
         query: [batch, heads, q_len, head_dim]; key, value: [batch, kv_heads, k_len, head_dim];
-        s_aux: [heads], the scores of sinks.
+        s_aux: [heads], the scores of sinks; cache: the pages of continuous batching;
+        tsallis_alpha: instead of the implementation's, where a call has a share of the heads.
         Returns [batch, q_len, heads, head_dim] and, only with ``output_attentions``, the weights.
         These and dropout in training store [q_len, k_len] weights.
         """
-        if rest.get("cache") is not None:
-            raise ValueError("cache: expected None, tsallis has no paged cache here")
+        batch = {}
+        if cache is not None:
+            batch = {name: rest.pop(name, None) for name in BATCH_ARGUMENTS}
         _refuse_unknown(module, rest)
+        if tsallis_alpha is None:
+            tsallis_alpha = _alpha_of(module, query) if alpha is None else alpha
         if s_aux is not None and map == "adaptive_temperature":
             raise ValueError("s_aux: expected None for adaptive temperature, got sinks")
+        wanted = _weights_wanted(module, rest)
+        if cache is not None:
+            # The mask is that of the new tokens alone; lengths say what each of them sees.
+            for name, refused in {
+                "dropout": dropout > 0,
+                "position_bias": position_bias is not None,
+                "output_attentions": wanted,
+            }.items():
+                if refused:
+                    raise ValueError(f"{name}: expected none in continuous batching, got one")
+            found = batch_attention(
+                module,
+                query,
+                key,
+                value,
+                cache,
+                batch,
+                map=map,
+                alpha=tsallis_alpha,
+                scale=scaling,
+                softcap=softcap,
+                sink=s_aux,
+                returns=("support_size", "entropy") if _looks else (),
+            )
+            out = _shown(module, found) if _looks else found
+            return out.transpose(1, 2).contiguous(), None
         out, weights = _attend(
             module,
             query,
@@ -488,14 +526,14 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
             value,
             attention_mask,
             map=map,
-            alpha=_alpha_of(module, query) if alpha is None else alpha,
+            alpha=tsallis_alpha,
             dropout=dropout,
             scaling=scaling,
             is_causal=is_causal,
             softcap=softcap,
             position_bias=position_bias,
             sink=s_aux,
-            weights=_weights_wanted(module, rest),
+            weights=wanted,
         )
         return out.transpose(1, 2).contiguous(), weights
 
@@ -512,6 +550,8 @@ def register() -> tuple[str, ...]:
     for name, (map, alpha) in _IMPLEMENTATIONS.items():
         ALL_ATTENTION_FUNCTIONS.register(name, _implementation(map, alpha))
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask)
+
+    allow_batching(NAMES)
 
     def check_one(model: PreTrainedModel, requested: Any) -> None:
         if requested in NAMES:
