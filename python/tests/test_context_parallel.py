@@ -159,8 +159,8 @@ X = torch.randn(1, 2, 3, 4)
     [
         (False, (X, X, X, max), {}, "score_mod: expected None, got builtin_function_or_method"),
         (False, (X, X, X, None, X), {}, r"block_mask: expected \(\) or None, got Tensor"),
-        (False, (X, X, X), {"mask": X}, "mask: expected only settings that hold .* got Tensor"),
-        (False, (X, X, X), {"causal": False}, "causal: expected only settings .* got bool"),
+        (False, (X, X, X), {"mask": X}, "mask: expected no such setting on split .* got Tensor"),
+        (False, (X, X, X), {"causal": False}, "causal: expected no such setting .* got bool"),
         (False, (X[:, :, :2], X, X), {}, "key: expected 2 tokens on each of 1 processes.* got 3"),
         (True, (X, X, X), {}, "query: expected an even number of tokens with head_tail, got 3"),
         (False, (X, X, X), {"alhpa": 1.5}, "did you mean 'alpha'"),

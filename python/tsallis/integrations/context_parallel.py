@@ -21,23 +21,25 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental._context_parallel import _ContextParallel
 
-from tsallis._attention import AttentionSettings, attention
+from tsallis._attention import attention
 
 __all__ = ["ContextParallelAttention"]
 
 # What says more of queries or keys than where they stand, or where they stand otherwise.
-_REFUSED = frozenset(AttentionSettings.__annotations__) & {
-    "alignment",
-    "bias",
-    "block_size",
-    "causal",
-    "cu_seqlens_k",
-    "cu_seqlens_q",
-    "lengths",
-    "mask",
-    "padding",
-    "query_lengths",
-}
+_REFUSED = frozenset(
+    {
+        "alignment",
+        "bias",
+        "block_size",
+        "causal",
+        "cu_seqlens_k",
+        "cu_seqlens_q",
+        "lengths",
+        "mask",
+        "padding",
+        "query_lengths",
+    }
+)
 
 
 class ContextParallelAttention(nn.Module):
@@ -111,7 +113,7 @@ class ContextParallelAttention(nn.Module):
             raise ValueError(f"block_mask: expected () or None, got {type(block_mask).__name__}")
         for name in _REFUSED.intersection(settings):
             raise ValueError(
-                f"{name}: expected only settings that hold for whole sequences, got "
+                f"{name}: expected no such setting on split sequences, got "
                 f"{type(settings[name]).__name__}"
             )
         tokens, pieces = query.shape[2], self.processes
