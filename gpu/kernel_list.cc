@@ -1,5 +1,6 @@
 // The list of kernels of programs without those for CPUs: the reference alone.
 #include "attention/kernels.h"
+#include "attention/pages.h"
 
 namespace tsallis {
 
@@ -9,5 +10,10 @@ KernelList AllAttentionKernels() {
 }
 
 KernelList KernelsFrom(const AttentionKernel&) { return AllAttentionKernels(); }
+
+void RunForwardOfSequences(const Context& context, const AttentionParams& call,
+                           const decode::Screens&, const AttentionOutputs& outputs) {
+  for (std::int64_t b = 0; b < call.batch; ++b) RunForwardOfSequence(context, call, outputs, b);
+}
 
 }  // namespace tsallis

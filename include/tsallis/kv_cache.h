@@ -177,9 +177,9 @@ struct DecodeOutputs {
 // query alone, on the same keys in one array. Pages, the screen, other queries and sequences of the
 // call and the number of threads change no bit, unless a product of a query and a key is 2^24 or
 // more. Some calls have the bits of AttentionForward on all queries of a sequence together instead:
-// those that ask for none of the last four outputs, and have more than 64 queries of a sequence (8
-// for softmax or without bytes) or something that DecodeParams::mode excludes. Throws
-// InvalidArgument.
+// those that ask for none of the last four outputs, and have many queries of a sequence or
+// something that DecodeParams::mode excludes. Many is more than one for every 128 keys, and more
+// than 64, or 8 for softmax, without bytes, or on a processor without AVX2. Throws InvalidArgument.
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
             const DecodeOutputs& outputs);
 

@@ -65,7 +65,8 @@ struct AttentionPages {
   // have a batch axis of 1 then, and q_len is the length of the axis: rows that belong to no
   // sequence are not written. Not on CUDA devices.
   ConstIntegers query_starts;
-  // Entmax takes up to 64 queries a sequence through it, every other call ignores it. CPUs alone.
+  // Entmax takes few queries a sequence through it: one for every 128 keys of the sequence, from 1
+  // to 64, or to 8 on a processor without AVX2. Every other call ignores it. CPUs alone.
   PageScreen screen;
 };
 

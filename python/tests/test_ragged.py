@@ -94,6 +94,18 @@ def test_every_sequence_has_what_it_has_alone(settings, screen, page_size):
             assert torch.equal(found, alone)
 
 
+@pytest.mark.parametrize("screen", [False, True])
+def test_few_queries_are_answered_one_by_one(screen):
+    engine = Engine(screen=screen, lengths=[700, 1500])
+    q, starts, out = engine.ask([5, 8])
+    for b, length in enumerate((700, 1500)):
+        for i in range(starts[b], starts[b + 1]):
+            seen = length - (int(starts[b + 1]) - i) + 1
+            k, v = (x[b][:seen].transpose(0, 1).unsqueeze(0) for x in (engine.k, engine.v))
+            one = tsallis.attention(q[:, :, i : i + 1], k, v)
+            assert torch.equal(out[:, :, i : i + 1], one), (b, i)
+
+
 def test_the_screen_changes_no_bit_of_single_tokens():
     screened, plain = Engine(screen=True, seed=3), Engine(screen=False, seed=3)
     ones = [1] * len(LENGTHS)

@@ -354,9 +354,10 @@ def decode(
 
     Query i of q_len stands at token len - q_len + i and sees no later one. Without a ``mode`` the
     output has the same bits as `tsallis.attention` of one query with the same keys in one tensor.
-    More than 64 queries, or 8 of softmax or without a screen, have those of `tsallis.attention` of
-    the same queries, if ``returns`` asks for nothing but "tau", "support_size", "entropy" and
-    "maximum". No gradients.
+    More queries of a sequence than one for every 128 keys, or than 64 (8 for softmax, without a
+    screen, or on a processor without AVX2), have those of `tsallis.attention` of the same queries,
+    if ``returns`` asks for nothing but "tau", "support_size", "entropy" and "maximum". No
+    gradients.
 
     Args:
         q: [sequences, heads, q_len, head_dim] of the cache's dtype; heads is a multiple of

@@ -53,8 +53,8 @@ def decode_paged(
     On a CUDA device nothing waits for the device, and a call can be captured into a graph, unless
     ``alpha`` is a tensor. The device's contents are not checked there: a length is cut off at what
     the table has room for, and a query that sees a page that does not exist gets NaN. On a CPU the
-    output has the same bits as that of `tsallis.attention` on one tensor; with ``screen`` up to 64
-    queries of a sequence have the bits that each has alone.
+    output has the same bits as that of `tsallis.attention` on one tensor; with ``screen`` few
+    queries of a sequence, one for every 128 keys and at most 64, have the bits of each alone.
 
     Args:
         q: [batch, heads, q_len, head_dim]; q_len is 1, or a few on a CUDA device (speculative

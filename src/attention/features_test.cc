@@ -34,7 +34,8 @@ TEST(Features, WhatAKernelLacksIsNamed) {
     if (seed == 600) spec.scale = 1e31;  // which no draw has
     const Problem problem(spec);
     const PagedRows paged(problem.params(), 2, seed);
-    const AttentionParams params = seed % 2 == 0 ? paged.Call(problem.params()) : problem.params();
+    AttentionParams params = seed % 2 == 0 ? paged.Call(problem.params()) : problem.params();
+    params.gradients = seed % 3 == 0;
     const Features asked = FeaturesOf(params);
     met = met | asked;
     EXPECT_EQ(Refused({.features = Features::All()}, params), "");
@@ -49,6 +50,22 @@ TEST(Features, WhatAKernelLacksIsNamed) {
   EXPECT_EQ(Refusal({.features = drawn}, Problem(ProblemSpec()).params(), Features::All(),
                     Pass::kForward),
             "");
+}
+
+// Few queries without a backward pass go through lists of keys; with one, to a kernel that has
+// both.
+TEST(Features, GradientsChooseAKernelWithBothPasses) {
+  ProblemSpec spec;
+  spec.q_len = 1;
+  spec.k_len = 300;
+  AttentionParams params = Problem(spec).params();
+  EXPECT_EQ(ChooseAttentionKernel(params).forward, "decode");
+  params.gradients = true;
+  const AttentionChoice choice = ChooseAttentionKernel(params);
+  EXPECT_EQ(choice.forward, choice.backward);
+  EXPECT_TRUE(
+      choice.reason.starts_with("not decode: scores that round as those of a backward pass; "))
+      << choice.reason;
 }
 
 // Every kernel for CPUs reads d_out column by column where it has to.

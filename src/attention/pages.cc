@@ -12,7 +12,6 @@
 #include "attention/check.h"
 #include "attention/cpu/decode/decode.h"
 #include "attention/cuda/cuda.h"
-#include "attention/features.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "tsallis/error.h"
@@ -214,6 +213,13 @@ AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pag
   return params;
 }
 
+std::size_t ScreenBytes(std::int64_t head_dim) {
+  if (head_dim < 1 || head_dim > 512) {
+    throw InvalidArgument("head_dim", "a size from 1 to 512", to_string(head_dim));
+  }
+  return static_cast<std::size_t>(decode::PageBytes(head_dim) + kScreenKeys);
+}
+
 void CheckScreen(const char* name, const PageScreen& screen, std::int64_t page_size) {
   if (screen.data == nullptr) return;
   if (page_size % kScreenKeys != 0) {
@@ -252,15 +258,6 @@ class KeyNorms {
   std::vector<const float*> rows_;
 };
 
-// Rows of the sequences whose queries go through lists of keys, in one call of that kernel.
-std::vector<RowBlock> ListedRows(const AttentionParams& call, std::int64_t most_queries) {
-  std::vector<RowBlock> rows;
-  for (const RowBlock& block : AllRows(call)) {
-    if (block.q.size() <= most_queries) rows.push_back(block);
-  }
-  return rows;
-}
-
 }  // namespace
 
 void AttentionOnPages(const Context& context, const AttentionParams& params,
@@ -290,40 +287,20 @@ void AttentionOnPages(const Context& context, const AttentionParams& params,
                                .keys = RowsOf(pages.k, keys),
                                .values = RowsOf(pages.v, values)};
   call.pages = &in_place;
-  // The kernel of lists has the same bits for a sequence whoever shares the call, and takes its
-  // queries in any layout.
-  const Features asked = FeaturesOf(call).Without({Feature::kStridedColumns});
-  const bool lists = Refusal(kDecodeAttention.serves, call, asked, Pass::kForward).empty();
-  if (!lists && call.q_len == 1 && !call.ranges.packed) {  // one kernel has them all
-    RunForward(context, call, outputs);
+  if (pages.screen.data == nullptr || call.map != RowMap::kEntmax) {
+    RunForwardOfSequences(context, call, {}, outputs);
     return;
   }
-  const bool screened = lists && pages.screen.data != nullptr && call.map == RowMap::kEntmax;
-  const std::int64_t most = !lists ? 0 : screened ? decode::MostQueries(call.map, true) : 1;
-  std::vector<RowBlock> rows = ListedRows(call, most), vast;
-  if (screened) {
-    const PageTables bytes(call, pages, lengths, pages.screen.data, pages.screen.page, kScreenKeys,
-                           static_cast<std::int64_t>(ScreenBytes(call.head_dim)));
-    decode::Screens screens{
-        .byte_offset = 0, .byte_head = pages.screen.head, .byte_tables = bytes.data()};
-    std::optional<KeyNorms> norms;
-    if (call.terms.alibi_slopes.data != nullptr || call.terms.scale_invariant > 0.0) {
-      norms.emplace(call, pages.screen, lengths, bytes);
-      screens.key_norms = norms->data();
-    }
-    decode::Forward(context, call, screens, outputs, {}, rows, nullptr);
-  } else if (!rows.empty()) {
-    decode::Forward(context, call, {}, outputs, {}, rows, &vast);
+  const PageTables bytes(call, pages, lengths, pages.screen.data, pages.screen.page, kScreenKeys,
+                         static_cast<std::int64_t>(ScreenBytes(call.head_dim)));
+  decode::Screens screens{
+      .byte_offset = 0, .byte_head = pages.screen.head, .byte_tables = bytes.data()};
+  std::optional<KeyNorms> norms;
+  if (call.terms.alibi_slopes.data != nullptr || call.terms.scale_invariant > 0.0) {
+    norms.emplace(call, pages.screen, lengths, bytes);
+    screens.key_norms = norms->data();
   }
-  // The others one by one: a kernel is chosen by a sequence's own keys.
-  std::vector<std::uint8_t> alone(static_cast<std::size_t>(call.batch), 1);
-  for (const RowBlock& block : rows) alone[static_cast<std::size_t>(block.b)] = 0;
-  for (const RowBlock& block : vast) alone[static_cast<std::size_t>(block.b)] = 1;
-  for (std::int64_t b = 0; b < call.batch; ++b) {
-    if (alone[static_cast<std::size_t>(b)] != 0 && Sequence::Of(call, b).q.size() > 0) {
-      RunForwardOfSequence(context, call, outputs, b);
-    }
-  }
+  RunForwardOfSequences(context, call, screens, outputs);
 }
 
 std::size_t AttentionOnPagesWorkspaceBytes(const Context& context, const AttentionParams& params,

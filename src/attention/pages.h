@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "attention/cpu/decode/decode.h"
 #include "attention/geometry.h"
@@ -22,10 +23,19 @@ inline std::int64_t IntegerAt(const ConstIntegers& integers, std::int64_t i) {
 // room for. Throws InvalidArgument for what is wrong on every device; looks at no contents.
 AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pages);
 
+// Whether the kernel of lists serves a CPU's call on pages, or why it does not.
+bool ServedByLists(const AttentionParams& call, std::string* why);
+
 // Sequence b of a CPU's call on pages (call.pages and call.ranges are there), by a kernel that is
-// chosen by that sequence's own keys: its bits do not depend on who shares the call.
+// chosen by its own keys.
 void RunForwardOfSequence(const Context& context, AttentionParams call, AttentionOutputs outputs,
                           std::int64_t b);
+
+// All of them. A kernel is chosen by a sequence's
+// own keys, so that its bits do not depend on who shares the call: those with few queries go
+// through lists of keys, all in one call, the others one by one.
+void RunForwardOfSequences(const Context& context, const AttentionParams& call,
+                           const decode::Screens& screens, const AttentionOutputs& outputs);
 
 // Throws InvalidArgument, which calls it `name`.
 void CheckScreen(const char* name, const PageScreen& screen, std::int64_t page_size);

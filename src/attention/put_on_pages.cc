@@ -8,7 +8,6 @@
 #include "attention/check.h"
 #include "attention/pages.h"
 #include "core/parallel.h"
-#include "simplex/elements.h"
 #include "tsallis/error.h"
 
 namespace tsallis {
@@ -71,8 +70,8 @@ std::vector<Place> PlacesOf(const PageTokens& tokens, const PageArrays& pages) {
 }
 
 // Writes tokens of a head whose slots lie among the same 64 keys. floats: [head_dim]
-void PutRun(const PageTokens& tokens, const PageArrays& pages, const Place* places,
-            std::size_t count, std::int64_t head, float* floats) {
+void PutRun(const decode::Functions& functions, const PageTokens& tokens, const PageArrays& pages,
+            const Place* places, std::size_t count, std::int64_t head, float* floats) {
   const HeadRows keys = HeadRows::Of(tokens.k, 0, head), values = HeadRows::Of(tokens.v, 0, head);
   const auto size = static_cast<std::int64_t>(SizeOf(keys.dtype));
   const auto at = [&](const MutableArray4& array, std::int64_t page, std::int64_t row) {
@@ -84,25 +83,17 @@ void PutRun(const PageTokens& tokens, const PageArrays& pages, const Place* plac
     CopyRow(keys, token, tokens.head_dim, at(pages.k, page, row), pages.k.strides[3]);
     CopyRow(values, token, tokens.value_dim, at(pages.v, page, row), pages.v.strides[3]);
     if (pages.screen.data == nullptr) continue;
-    for (std::int64_t x = 0; x < tokens.head_dim; ++x) {
-      floats[x] = LoadElement<float>(keys.At(token), keys.dtype, x * keys.step);
-    }
+    functions.load(keys, token, tokens.head_dim, floats);
     std::byte* screen = static_cast<std::byte*>(pages.screen.data) + page * pages.screen.page +
                         head * pages.screen.head +
                         row / kScreenKeys * static_cast<std::int64_t>(ScreenBytes(tokens.head_dim));
-    decode::PutKey(floats, tokens.head_dim, row % kScreenKeys, screen);
+    const float own = decode::PutKey(floats, tokens.head_dim, row % kScreenKeys, screen);
     float* norm = ScreenNorm(screen, tokens.head_dim);
-    const float own = decode::NormOf(floats, tokens.head_dim);
     *norm = row % kScreenKeys == 0 ? own : std::max(*norm, own);
   }
 }
 
 }  // namespace
-
-std::size_t ScreenBytes(std::int64_t head_dim) {
-  CheckSize("head_dim", head_dim, 1, 512);
-  return static_cast<std::size_t>(decode::PageBytes(head_dim) + kScreenKeys);
-}
 
 void CopyRow(const HeadRows& rows, std::int64_t from, std::int64_t columns, std::byte* to,
              std::int64_t step) {
@@ -134,11 +125,12 @@ void PutOnPages(const Context& context, const PageTokens& tokens, const PageArra
   }
   const auto tasks = static_cast<std::int64_t>(runs.size()) * tokens.kv_heads;
   runs.push_back(places.size());
+  const decode::Functions functions = decode::GetFunctions();
   ParallelFor(context, tasks, 4, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> floats(static_cast<std::size_t>(tokens.head_dim));
     for (std::int64_t task = begin; task < end; ++task) {
       const auto run = static_cast<std::size_t>(task / tokens.kv_heads);
-      PutRun(tokens, pages, places.data() + runs[run], runs[run + 1] - runs[run],
+      PutRun(functions, tokens, pages, places.data() + runs[run], runs[run + 1] - runs[run],
              task % tokens.kv_heads, floats.data());
     }
   });

@@ -41,15 +41,10 @@ void CheckMode(const KvCacheOptions& options, const DecodeMode& mode) {
   }
 }
 
-// Whether the decode kernel runs the call. Throws if it cannot, and the call needs it.
-bool ByLists(const AttentionParams& call, const decode::Account& account, bool bytes) {
-  // Strided columns can only be those of queries, which it reads as they come.
-  const Features asked = FeaturesOf(call).Without({Feature::kStridedColumns});
-  const std::string why = Refusal(kDecodeAttention.serves, call, asked, Pass::kForward);
-  if (!account.asked()) {
-    return why.empty() && call.q_len <= decode::MostQueries(call.map, bytes);
-  }
-  if (why.empty()) return true;
+// Throws unless the kernel of lists serves a call that no other kernel can answer.
+void CheckServed(const AttentionParams& call, const decode::Account& account) {
+  std::string why;
+  if (ServedByLists(call, &why)) return;
   if (account.mode.keys != DecodeKeys::kExact) {
     throw InvalidArgument("mode", "the exact one with " + why, "another");
   }
@@ -171,12 +166,12 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
                                 .lost = outputs.lost,
                                 .scored = outputs.scored,
                                 .bytes_read = outputs.bytes_read};
-  if (ByLists(call, account, screens.bytes())) {
-    decode::Forward(context, call, screens, results, account, AllRows(call), nullptr);
+  if (!account.asked()) {
+    RunForwardOfSequences(context, call, screens, results);
     return;
   }
-  // One by one: a kernel is chosen by a sequence's own keys, whoever shares the call.
-  for (std::int64_t b = 0; b < params.batch; ++b) RunForwardOfSequence(context, call, results, b);
+  CheckServed(call, account);
+  decode::Forward(context, call, screens, results, account, AllRows(call), nullptr);
 }
 
 }  // namespace tsallis

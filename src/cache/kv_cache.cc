@@ -220,24 +220,24 @@ void KvCache::State::Put(Tokens& tokens, std::int64_t layer, std::int64_t head,
   const auto element = static_cast<std::int64_t>(SizeOf(shape.dtype));
   const std::int64_t length = tokens.length[static_cast<std::size_t>(layer)];
   float& norm = tokens.key_norms[static_cast<std::size_t>(layer * shape.kv_heads + head)];
+  const decode::Functions functions = decode::GetFunctions();
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t slot = (length + i) % kPage;
     std::byte* page =
         tokens.pages[static_cast<std::size_t>((length + i) / kPage)] + layer * layout.layer;
     std::byte* rows = page + layout.keys + head * layout.key_head;
+    const HeadRows on_page = {
+        .data = rows, .dtype = shape.dtype, .row_bytes = shape.head_dim * element};
     const auto load = [&](std::int64_t row) {
-      for (std::int64_t x = 0; x < shape.head_dim; ++x) {
-        floats[x] = LoadElement<float>(rows + row * shape.head_dim * element, shape.dtype, x);
-      }
+      functions.load(on_page, row, shape.head_dim, floats);
     };
     CopyRow(keys, i, shape.head_dim, rows + slot * shape.head_dim * element);
     CopyRow(values, i, shape.value_dim,
             page + layout.values + head * layout.value_head + slot * shape.value_dim * element);
     load(slot);
-    norm = std::max(norm, decode::NormOf(floats, shape.head_dim));
-    if (layout.byte_head > 0) {
-      decode::PutKey(floats, shape.head_dim, slot, page + layout.bytes + head * layout.byte_head);
-    }
+    std::byte* bytes = page + layout.bytes + head * layout.byte_head;
+    norm = std::max(norm, layout.byte_head > 0 ? decode::PutKey(floats, shape.head_dim, slot, bytes)
+                                               : decode::NormOf(floats, shape.head_dim));
     const auto note = [&](std::int64_t at, const auto& put) {
       if (at < 0) return;
       std::byte* facts = page + at + head * layout.fact_head;

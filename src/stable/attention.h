@@ -97,4 +97,20 @@ AttentionResults AttentionOnPages(const AttentionPasses& passes, const PagesCall
 void PutOnPages(const Tensor& k, const Tensor& v, const Tensor& k_pages, const Tensor& v_pages,
                 const Tensor& slots, const std::optional<Tensor>& screen);
 
+// ---- what the passes share, on pages and elsewhere
+
+// A result of `sizes` that keeps the order in which `like` has heads and rows in memory:
+// projections are usually [batch, rows, heads, dim] seen as [batch, heads, rows, dim], and a result
+// in that order is merged again without a copy. Zeroed where the kernel leaves elements unwritten.
+Tensor Output(const std::array<std::int64_t, 4>& sizes, const Tensor& like, bool has_gaps);
+
+// The tensor, or `copy` of it: a device's kernels load 16 bytes at once, and rows may not begin at
+// multiples, as autograd's expanded gradients do not.
+const Tensor& Readable(const Tensor& tensor, Reader reader, Tensor& copy);
+
+// Statistics of rows, and where the kernel writes them. Kernels write those of every row that they
+// write the output of.
+void MakeStatistics(const AttentionArguments& arguments, const Device& device, bool has_gaps,
+                    bool tau, bool stats, AttentionResults& results, AttentionOutputs& outputs);
+
 }  // namespace tsallis::stable

@@ -74,8 +74,9 @@ class PagedRows {
     for (const std::vector<std::byte>& page : memory.pages) {
       memory.addresses.push_back(page.data());
     }
-    for (std::int64_t b = 0; b < batch; ++b) {
-      memory.tables.push_back(memory.addresses.data() + b * each);
+    // Packed sequences share what is one sequence of pages here.
+    for (std::int64_t b = 0; b < params.batch; ++b) {
+      memory.tables.push_back(memory.addresses.data() + (params.ranges.packed ? 0 : b * each));
     }
     rows.tables = memory.tables.data();
   }

@@ -54,8 +54,9 @@ struct ByteQuery {
   float step = 0.0f, norm = 0.0f, lost = 0.0f;
 };
 
-// Writes a key to place `slot` of a page's bytes, or a query. values: [columns].
-void PutKey(const float* values, std::int64_t columns, std::int64_t slot, std::byte* page);
+// Writes a key to place `slot` of a page's bytes and returns NormOf(key), or writes a query.
+// values: [columns].
+float PutKey(const float* values, std::int64_t columns, std::int64_t slot, std::byte* page);
 ByteQuery PutQuery(const float* values, std::int64_t columns, std::int8_t* bytes);
 
 // The norm of a key, rounded up; inf if the key is not finite.
@@ -90,6 +91,9 @@ struct Functions {
   // dot[i] = <keys.At(index[i]), q>: the same bits.
   void (*gather_dots)(const HeadRows& keys, const std::uint32_t* index, std::size_t n,
                       const float* q, std::int64_t columns, float* dot) = nullptr;
+  // Whether bounds from bytes take less time than scores: where integers of 16 bits are multiplied
+  // in pairs, from AVX2 on.
+  bool fast_bounds = false;
   // bound[r * pitch + j] >= <key j, query r> of the 64 keys of a page. ahead: bytes of a page that
   // comes soon, which this asks memory for, or null.
   void (*byte_bounds)(const std::byte* page, const std::byte* ahead, std::int64_t columns,
@@ -212,11 +216,10 @@ void Forward(const Context& context, const AttentionParams& params, const Screen
              const AttentionOutputs& outputs, const Account& account,
              const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining);
 
-// Queries of a sequence up to which this takes less time than the kernels that pack keys, or tiles
-// of them, for all queries together (docs/log.md).
-inline std::int64_t MostQueries(RowMap map, bool bytes) {
-  return bytes && map == RowMap::kEntmax ? 64 : 8;
-}
+// Queries of a sequence of so many keys up to which this takes less time than the kernels that pack
+// keys, or tiles of them, for all queries together (docs/log.md): with few keys little is packed.
+// bytes: there are some to screen by.
+std::int64_t MostQueries(RowMap map, bool bytes, std::int64_t keys);
 
 // Forward() serves alphas in this range.
 inline constexpr double kLeastAlpha = kLeastFloatAlpha, kMostAlpha = 4.0;

@@ -252,6 +252,65 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* a
     }
   }
 }
+
+// The same where products of bytes are no instruction: bytes become 16 bits, and pairs of their
+// products one sum. wide: the bytes of the queries in 16 bits, width apart.
+template <int kQueries>
+HWY_INLINE void GroupDotsWide(const std::byte* HWY_RESTRICT keys, const std::byte* ahead,
+                              std::int64_t width, const std::int16_t* HWY_RESTRICT wide,
+                              std::int32_t* HWY_RESTRICT sum) {
+  const hn::RebindToSigned<DF> di;
+  const hn::Repartition<std::uint8_t, DF> du8;
+  const hn::Repartition<std::int16_t, DF> d16;
+  const hn::Repartition<std::int64_t, DF> d64;
+  constexpr std::size_t kVector = hn::MaxLanes(DF()), kParts = 16 / kVector;
+  // Of a part's keys 4 b and 4 b + 1 stand in block b of the first vector, the next two in the
+  // second.
+  VBytes total[kQueries][kParts][2];
+  for (auto& row : total) {
+    for (auto& part : row) part[0] = part[1] = hn::Zero(di);
+  }
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(keys);
+  VBytes unused = hn::Zero(di);
+  for (std::int64_t x = 0; x < width; x += 4) {
+    if (ahead != nullptr) PrefetchFar(ahead + x * 16, 64);
+    hn::Vec<decltype(d16)> key[kParts][2];
+    for (std::size_t p = 0; p < kParts; ++p) {
+      const auto v = hn::LoadU(du8, bytes + x * 16 + static_cast<std::int64_t>(p * 4 * kVector));
+      key[p][0] = hn::BitCast(d16, hn::InterleaveLower(du8, v, hn::Zero(du8)));
+      key[p][1] = hn::BitCast(d16, hn::InterleaveUpper(du8, v, hn::Zero(du8)));
+    }
+    for (int r = 0; r < kQueries; ++r) {
+      std::int64_t word;
+      std::memcpy(&word, wide + r * width + x, sizeof word);
+      const auto query = hn::BitCast(d16, hn::Set(d64, word));
+      for (std::size_t p = 0; p < kParts; ++p) {
+        for (int half = 0; half < 2; ++half) {
+          // vpmaddwd: on x86 the sum of two neighbouring products, in their place.
+          total[r][p][half] =
+              hn::ReorderWidenMulAccumulate(di, key[p][half], query, total[r][p][half], unused);
+        }
+      }
+    }
+  }
+  // Both sums of a key lie side by side: the first key of a block in lanes 0 and 1.
+  alignas(64) std::int32_t order[kVector];
+  for (std::size_t b = 0; b < kVector; b += 4) {
+    order[b] = static_cast<std::int32_t>(b);          // key 4 b, from the first vector
+    order[b + 1] = static_cast<std::int32_t>(b + 2);  // key 4 b + 1
+    order[b + 2] = static_cast<std::int32_t>(b + 1);  // key 4 b + 2, from the second
+    order[b + 3] = static_cast<std::int32_t>(b + 3);
+  }
+  const auto indices = hn::SetTableIndices(di, order);
+  for (int r = 0; r < kQueries; ++r) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      const auto whole = [&](VBytes v) HWY_ATTR { return hn::Add(v, hn::Shuffle2301(v)); };
+      const VBytes both = hn::OddEven(whole(total[r][p][1]), whole(total[r][p][0]));
+      hn::StoreU(hn::TableLookupLanes(both, indices), di,
+                 sum + r * 16 + static_cast<std::int64_t>(p * kVector));
+    }
+  }
+}
 #endif
 
 // Computes the same without instructions for it.
@@ -278,6 +337,12 @@ void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t width = decode::ByteColumns(columns);
   const auto* tail = reinterpret_cast<const float*>(page + decode::ByteTailAt(columns));
+#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+  std::int16_t wide[decode::kRows * 512];
+  for (std::int64_t r = 0; r < (kVnni ? 0 : rows); ++r) {
+    std::copy_n(queries[r].bytes, width, wide + r * width);
+  }
+#endif
   for (std::int64_t group = 0; group < 4; ++group) {
     const std::byte* keys = page + group * 16 * width;
     const std::byte* group_ahead = ahead == nullptr ? nullptr : ahead + group * 16 * width;
@@ -291,6 +356,14 @@ void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_
       for (; r < rows; ++r) {
         GroupDots<1>(keys, r == 0 ? group_ahead : nullptr, width, queries + r, sums + r * 16);
       }
+    } else {
+      const auto part = [&](auto count) HWY_ATTR {
+        GroupDotsWide<decltype(count)::value>(keys, r == 0 ? group_ahead : nullptr, width,
+                                              wide + r * width, sums + r * 16);
+        r += decltype(count)::value;
+      };
+      while (r + 3 <= rows) part(std::integral_constant<int, 3>());
+      while (r < rows) part(std::integral_constant<int, 1>());
     }
 #endif
     if (r == 0 && ahead != nullptr) PrefetchFar(group_ahead, 16 * width);
@@ -391,6 +464,7 @@ void DecodeLoad(const HeadRows& rows, std::int64_t row, std::int64_t columns, fl
 void BindDecode(bool vnni, decode::Functions* functions) {
   *functions = {.dots = DecodeDots,
                 .gather_dots = DecodeGatherDots,
+                .fast_bounds = HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86,
                 .byte_bounds = vnni ? DecodeByteBounds<true> : DecodeByteBounds<false>,
                 .scores = DecodeScores,
                 .maximum = DecodeMaximum,

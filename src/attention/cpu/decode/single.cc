@@ -192,6 +192,12 @@ class Driver {
 
 namespace decode {
 
+std::int64_t MostQueries(RowMap map, bool bytes, std::int64_t keys) {
+  constexpr std::int64_t kKeysOfEach = 128;
+  const bool screened = bytes && map == RowMap::kEntmax && GetFunctions().fast_bounds;
+  return std::clamp<std::int64_t>(keys / kKeysOfEach, 1, screened ? 64 : 8);
+}
+
 void Forward(const Context& context, const AttentionParams& params, const Screens& screens,
              const AttentionOutputs& outputs, const Account& account,
              const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
@@ -222,10 +228,7 @@ void Forward(const Context& context, const AttentionParams& params, const Screen
 namespace {
 
 std::string Declines(const AttentionParams& params, bool) {
-  // With few keys little is packed.
-  constexpr std::int64_t kKeysOfEach = 128;
-  const std::int64_t most = std::clamp<std::int64_t>(
-      MostKeys(params) / kKeysOfEach, 1, decode::MostQueries(params.map, /*bytes=*/false));
+  const std::int64_t most = decode::MostQueries(params.map, /*bytes=*/false, MostKeys(params));
   for (std::int64_t b = 0; b < params.batch; ++b) {
     if (Sequence::Of(params, b).q.size() > most) return "many queries a sequence, or few keys";
   }
