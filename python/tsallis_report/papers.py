@@ -319,6 +319,7 @@ def markdown(root: Path) -> str:
         authors, title, url = PAPERS[paper]
         text += f"\n## {title}\n\n{authors}. [{url.removeprefix('https://')}]({url})\n\n"
         table = [["item", "shows", "ours", "status"]]
+        told: dict[str, str] = {}  # by sentence: the item that has it first
         for item in items:
             there = covered.get((paper, item.name), Covered())
             # Where there is a repetition, runs that no paper has are left to their reports.
@@ -328,6 +329,9 @@ def markdown(root: Path) -> str:
                 lines = [(commands, "", "no report yet" if there.recipes else item.absent)]
             for i, (where, figures, status) in enumerate(lines):
                 first = [item.name, item.shows] if i == 0 else ["", ""]
+                first_with = told.setdefault(figures, item.name)
+                if figures and first_with != item.name:
+                    figures = f"as {first_with}"
                 ours = f"{where}: {figures}" if figures else where
                 table.append([*first, ours.replace("|", "\\|"), status.replace("|", "\\|")])
         text += markdown_table(table, left=4, widest=72)
