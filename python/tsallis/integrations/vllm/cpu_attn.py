@@ -1,0 +1,326 @@
+"""vLLM's attention on CPUs by Tsallis' kernels: backend, builder of a step's metadata, layer.
+
+vLLM asks a backend on CPUs nothing before it makes layers: whatever is not served is refused where
+a layer or a group of layers is made, before the first token, or where a step's metadata come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import vllm.envs as envs
+from torch import Tensor
+from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, SlidingWindowSpec
+
+from tsallis import decode_paged, put_paged, screen_bytes
+from tsallis.integrations.vllm.settings import Settings, settings_of
+
+__all__ = ["TsallisBackend", "TsallisScreenedBackend", "backend"]
+
+logger = init_logger("vllm.tsallis")
+
+_SCREENED_BLOCK = 64  # tokens for which there are bytes to screen by
+_LARGEST_HEAD = 512
+
+
+def backend(name: str) -> type[AttentionBackend]:
+    """The class for a name of vLLM's, chosen by the settings of the model that is being made."""
+    own: type[AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
+    settings = settings_of(get_current_vllm_config())
+    if settings is None:
+        logger.info_once("tsallis: the model names no map, vLLM's own %s runs", name)
+        # vLLM keeps the class for every layer of the same shape that this process makes, another
+        # model's with settings, too.
+        plain = partial(_for_settings, (None,), own.get_impl_cls)
+        return type(own.__name__, (own,), {"get_impl_cls": staticmethod(plain)})
+    if name != "CPU_ATTN":
+        raise _not_served(f"multi-head latent attention ({name})")
+    return TsallisScreenedBackend if settings.screen else TsallisBackend
+
+
+def _not_served(what: str) -> NotImplementedError:
+    return NotImplementedError(f"tsallis: {what} is not served")
+
+
+def _for_settings(screens: tuple[bool | None, ...], found: Callable[[], Any]) -> Any:
+    """found() if the model that is being made is one that the class was chosen for."""
+    settings = settings_of(get_current_vllm_config())
+    if (None if settings is None else settings.screen) not in screens:
+        raise _not_served("a second model with another map in the same process")
+    return found()
+
+
+class TsallisBackend(AttentionBackend):
+    """Blocks of one key head: all keys, then all values."""
+
+    forward_includes_kv_cache_update = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CPU_ATTN"  # vLLM asks AttentionBackendEnum for it
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.LBHNC,)
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @staticmethod
+    def get_impl_cls() -> type[TsallisImpl]:
+        found: type[TsallisImpl] = _for_settings((False,), lambda: TsallisImpl)
+        return found
+
+    @staticmethod
+    def get_builder_cls() -> type[TsallisMetadataBuilder]:
+        return TsallisMetadataBuilder
+
+
+class TsallisScreenedBackend(TsallisBackend):
+    """Behind the values of a block lie the bytes that `decode_paged` screens its keys by."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [_SCREENED_BLOCK]  # a number: vLLM cuts its own blocks into blocks of it
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        if spec.state_content_bytes is not None or spec.page_size_padded is not None:
+            raise _not_served("a screen in blocks of several sizes (a hybrid model)")
+        token, rest = divmod(screen_bytes(spec.head_size), _SCREENED_BLOCK)
+        size = (spec.head_size + spec.head_size_v) * spec.dtype.itemsize + token + bool(rest)
+        # vLLM counts in elements of the keys' dtype.
+        return replace(
+            spec, state_content_bytes=-(-size // spec.dtype.itemsize) * spec.dtype.itemsize
+        )
+
+    @staticmethod
+    def get_impl_cls() -> type[TsallisImpl]:
+        found: type[TsallisImpl] = _for_settings((True,), lambda: TsallisImpl)
+        return found
+
+
+@dataclass
+class TsallisMetadata:
+    """Of one step: requests with one new token, and with pieces of prompts, in any order."""
+
+    num_actual_tokens: int
+    query_start_loc: Tensor  # int32 [requests + 1]
+    seq_lens: Tensor  # int32 [requests]
+    block_table: Tensor  # int32 [requests, most blocks]
+
+
+class TsallisMetadataBuilder(AttentionMetadataBuilder[TsallisMetadata]):
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if type(self) is not TsallisMetadataBuilder:
+            raise _not_served(f"attention through {type(self).__name__}")
+        if type(kv_cache_spec) not in (FullAttentionSpec, SlidingWindowSpec):
+            raise _not_served(f"a KV cache of the kind {type(kv_cache_spec).__name__}")
+        if kv_cache_spec.page_size_padded is not None:
+            raise _not_served("a KV cache with padded blocks (a hybrid model)")
+        # A layer is not told its number: it stands in its name.
+        for name, layer in get_layers_from_vllm_config(vllm_config, Attention, layer_names).items():
+            layer.impl.set_layer(extract_layer_index(name))
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> TsallisMetadata:
+        m = common_attn_metadata
+        if m.causal is not True:
+            raise _not_served("attention that is not causal")
+        if m.mm_req_doc_ranges:
+            raise _not_served("a multimodal prefix that sees all of itself")
+        if m.rswa_prefix_lens is not None:
+            raise _not_served("reference sliding window attention (R-SWA)")
+        return TsallisMetadata(
+            num_actual_tokens=m.num_actual_tokens,
+            query_start_loc=m.query_start_loc[: m.num_reqs + 1],
+            seq_lens=m.seq_lens[: m.num_reqs],
+            block_table=m.block_table_tensor[: m.num_reqs],
+        )
+
+
+class TsallisImpl(AttentionImpl[TsallisMetadata]):
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+        **others: Any,
+    ) -> None:
+        config = get_current_vllm_config()
+        settings = settings_of(config)
+        assert settings is not None  # or vLLM's own class would be made
+        _check(config, attn_type, kv_cache_dtype)
+        if head_size > _LARGEST_HEAD:
+            raise _not_served(f"a head of more than {_LARGEST_HEAD} columns ({head_size})")
+        if kv_sharing_target_layer_name is not None:
+            raise _not_served("a layer that reads the keys of another")
+        if given := [name for name, value in others.items() if value is not None]:
+            raise _not_served(f"attention with {', '.join(given)}")
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.scale = float(scale)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sliding_window = sliding_window
+        self.sinks = sinks
+        self.settings: Settings = settings
+        self.options: dict[str, Any] = {"map": settings.map, "scale": self.scale}
+        if alibi_slopes is not None:
+            self.options["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
+        if logits_soft_cap:
+            self.options["softcap"] = float(logits_soft_cap)
+        if sliding_window is not None:
+            # vLLM counts the query's own key, `decode_paged` the keys before it.
+            self.options["window"] = sliding_window - 1
+        self._seen: tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]] | None = None
+
+    def set_layer(self, layer: int) -> None:
+        """The alpha of a layer, and of the heads that this process has of it."""
+        if self.settings.map == "softmax":
+            return
+        alpha = self.settings.alpha_of(layer)
+        if isinstance(alpha, list | tuple):
+            first = get_tensor_model_parallel_rank() * self.num_heads
+            alpha = torch.tensor(alpha[first : first + self.num_heads], dtype=torch.float32)
+        self.options["alpha"] = alpha
+        shown = self.settings.alpha if isinstance(self.settings.alpha, float) else "by layer"
+        logger.info_once(
+            "tsallis: attention is entmax, alpha %s, %s",
+            shown,
+            "screened by bytes" if self.settings.screen else "every key scored",
+        )
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        if self.sinks is not None:
+            self.options["sink"] = self.sinks.detach().float()
+
+    def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values [blocks, block, kv_heads, head_size], and bytes [blocks, kv_heads, ...].
+
+        kv_cache: [blocks, kv_heads, block, columns]; a block of a key head is contiguous, and what
+        lies in it is ours.
+        """
+        if self._seen is not None and self._seen[0] is kv_cache:
+            return self._seen[1]
+        size = kv_cache.shape[2]
+        block = kv_cache.flatten(2)  # [blocks, kv_heads, columns of a block]
+        rows = size * self.head_size
+
+        def part(at: int) -> Tensor:
+            return block[..., at : at + rows].unflatten(2, (size, self.head_size)).transpose(1, 2)
+
+        screen = block[..., 2 * rows :].view(torch.uint8) if self.settings.screen else None
+        found = part(0), part(rows), screen
+        self._seen = kv_cache, found
+        return found
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        tokens = slot_mapping.shape[0]
+        k_pages, v_pages, screen = self._pages(kv_cache)
+        put_paged(key[:tokens], value[:tokens], k_pages, v_pages, slot_mapping, screen=screen)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: TsallisMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """query, output: [tokens, heads, head_size]; writes output."""
+        if output_scale is not None or output_block_scale is not None:
+            raise _not_served("quantised output")
+        if attn_metadata is None:  # vLLM looks how much memory a step takes
+            return output
+        m = attn_metadata
+        k_pages, v_pages, screen = self._pages(kv_cache)
+        decode_paged(
+            query[: m.num_actual_tokens].transpose(0, 1).unsqueeze(0),
+            k_pages,
+            v_pages,
+            m.block_table,
+            m.seq_lens,
+            cu_seqlens_q=m.query_start_loc,
+            screen=screen,
+            out=output[: m.num_actual_tokens].transpose(0, 1).unsqueeze(0),
+            **self.options,
+        )
+        return output
+
+
+def _check(config: VllmConfig, attn_type: str, kv_cache_dtype: str) -> None:
+    """NotImplementedError for what the engine was asked for and our attention does not do."""
+    if attn_type != AttentionType.DECODER:
+        raise _not_served(f"attention of the kind {attn_type}")
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    if kv_cache_dtype not in ("auto", dtype):
+        raise _not_served(f"a KV cache of {kv_cache_dtype} beside a model of {dtype}")
+    if envs.VLLM_BATCH_INVARIANT:
+        raise _not_served("VLLM_BATCH_INVARIANT")
+    if config.kv_transfer_config is not None:
+        raise _not_served("KV transfer (kv_transfer_config)")
+    if config.speculative_config is not None:
+        raise _not_served("speculative decoding (speculative_config)")
+    if config.model_config.is_mm_prefix_lm:
+        raise _not_served("a multimodal prefix that sees all of itself")
+    if config.model_config.rswa_window is not None:
+        raise _not_served("reference sliding window attention (R-SWA)")
+    parallel = config.parallel_config
+    if max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
+        raise _not_served("context parallelism")
