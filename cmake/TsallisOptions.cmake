@@ -56,17 +56,17 @@ function(tsallis_glob out)
 endfunction()
 
 # tsallis_together(target file...): compiles up to eight files of a folder at once, as one. Two thirds of the time of a
-# file that includes torch go to what it has in common with others. Unnamed namespaces become one: each of the given
-# files has a name there that another file has, too, and is compiled on its own.
+# file that includes torch go to what it has in common with others. Unnamed namespaces become one, so a file with a name
+# there that another file of its folder has, too, is among those given, which are compiled on their own; so are files
+# with definitions of their own. Not CMake's unity build: it names files by absolute paths, and ccache would not know
+# the objects of another clone.
 function(tsallis_together target)
   if(NOT TSALLIS_TOGETHER)
     return()
   endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # It warns of what would be wrong in a header, and takes each file that is not the joined one for a header.
-  target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   get_target_property(sources ${target} SOURCES)
   list(REMOVE_ITEM sources ${ARGN})
+  set(groups)
   set(last)
   foreach(source IN LISTS sources)
     get_filename_component(folder ${source} DIRECTORY)
@@ -76,9 +76,19 @@ function(tsallis_together target)
     endif()
     math(EXPR number "${count} / 8 + 1")
     math(EXPR count "${count} + 1")
-    string(MAKE_C_IDENTIFIER ${folder}_${number} group)
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+    set(group ${CMAKE_CURRENT_BINARY_DIR}/together/${folder}_${number}.cc)
+    list(APPEND groups ${group})
+    string(MD5 key ${group})
+    string(APPEND content_${key} "#include \"${source}\"\n")
   endforeach()
+  list(REMOVE_DUPLICATES groups)
+  foreach(group IN LISTS groups)
+    string(MD5 key ${group})
+    file(CONFIGURE OUTPUT ${group} CONTENT "${content_${key}}" @ONLY)
+  endforeach()
+  set_property(TARGET ${target} PROPERTY SOURCES ${ARGN} ${groups})
+  # It warns of what would be wrong in a header, and takes each file that is not the joined one for a header.
+  target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
 endfunction()
 
 # tsallis_tests(name library dir...): one test program of every *_test.cc below the folders, registered with CTest in

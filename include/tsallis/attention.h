@@ -140,6 +140,9 @@ struct AttentionArguments {
   AttentionMask mask;
   AttentionRanges ranges;
   AttentionTerms terms;
+  // Whether AttentionBackward() follows a forward pass. Its kernel must round scores as the forward
+  // kernel did, or else the weights of few queries lose digits.
+  bool gradients = false;
   // Internal: keys and values in pages, in place of k and v. AttentionOnPages() (pages.h) and
   // Decode() (kv_cache.h) set it. Callers leave it null.
   const KeyValuePages* pages = nullptr;

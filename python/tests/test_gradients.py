@@ -142,3 +142,18 @@ def test_inference_and_no_grad():
         assert tsallis.entmax(y).is_inference()
         assert tsallis.entmax(y, return_stats=True)[1].tau.shape == (3,)
         assert tsallis.entmax_loss(y, torch.tensor([0, 1, 2])).isfinite()
+
+
+@pytest.mark.parametrize("queries", range(1, 9))
+@pytest.mark.parametrize("scale", [3, 30, 100])
+@pytest.mark.parametrize("settings", [{"alpha": 2.0}, {"alpha": 1.5}, {"map": "softmax"}])
+def test_weights_of_few_queries_keep_their_digits(queries, scale, settings):
+    """Both passes round a score alike: the weights of a query, as dv has them, sum to 1."""
+    torch.manual_seed(queries)
+    q = torch.randn(1, 6, queries, 80) * scale
+    k = torch.randn(1, 6, 300, 80) * scale
+    v = torch.randn(1, 6, 300, 80, requires_grad=True)
+    out = tsallis.attention(q, k.requires_grad_(), v, **settings)
+    out.sum().backward()
+    sums = v.grad.sum(2)
+    torch.testing.assert_close(sums, torch.full_like(sums, queries), rtol=3e-6, atol=0)

@@ -10,7 +10,7 @@ from tsallis import _ops, functional, nn, patterns
 from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 from tsallis._ops import CudaInfo, cpu_target, cuda_info, library_path
-from tsallis._paged import decode_paged
+from tsallis._paged import decode_paged, put_paged, screen_bytes
 from tsallis.functional import (
     AdaptiveTemperatureFit,
     AttentionExtras,
@@ -67,6 +67,8 @@ __all__ = [
     "normmax",
     "normmax_loss",
     "patterns",
+    "put_paged",
+    "screen_bytes",
     "sdpa_like",
     "sigmoid",
     "softmax",

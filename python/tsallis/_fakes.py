@@ -134,17 +134,30 @@ def _attention_backward_terms(
 
 @_fake("attention_on_pages")
 def _on_pages(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, **settings: Any
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    screen: Tensor | None = None,
+    **settings: Any,
 ) -> Tensor:
     _same_device(q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, **settings)
     return _layout((*q.shape[:3], v_pages.shape[3]), q)
 
 
 @_fake("attention_on_pages_stats")
-def _on_pages_stats(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, **settings: Any
-) -> tuple[Tensor, ...]:
-    return _on_pages(q, k_pages, v_pages, block_table, **settings), *_statistics(q)
+def _on_pages_stats(q: Tensor, *pages: Any, **settings: Any) -> tuple[Tensor, ...]:
+    return _on_pages(q, *pages, **settings), *_statistics(q)
+
+
+@_fake("attention_on_pages_out")
+def _on_pages_out(out: Tensor, q: Tensor, *pages: Any, **settings: Any) -> None:
+    return None
+
+
+@_fake("put_on_pages")
+def _put_on_pages(k: Tensor, *others: Any, **pages: Any) -> None:
+    return None
 
 
 # ---- row maps

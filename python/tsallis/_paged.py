@@ -13,7 +13,7 @@ from tsallis import _ops
 from tsallis._cache import DecodeExtras, score_terms
 from tsallis._call import call, chosen, number
 
-__all__ = ["decode_paged"]
+__all__ = ["decode_paged", "put_paged", "screen_bytes"]
 
 PagedStatistic = Literal["tau", "support_size", "entropy", "maximum"]
 _STATISTICS = get_args(PagedStatistic)
@@ -26,6 +26,9 @@ def decode_paged(
     block_table: Tensor,
     lengths: Tensor,
     *,
+    cu_seqlens_q: Tensor | None = None,
+    screen: Tensor | None = None,
+    out: Tensor | None = None,
     map: Literal["entmax", "softmax"] = "entmax",
     alpha: float | Tensor = 1.5,
     window: int | None = None,
@@ -50,12 +53,13 @@ def decode_paged(
     On a CUDA device nothing waits for the device, and a call can be captured into a graph, unless
     ``alpha`` is a tensor. The device's contents are not checked there: a length is cut off at what
     the table has room for, and a query that sees a page that does not exist gets NaN. On a CPU the
-    output has the same bits as that of `tsallis.attention` on one tensor. For entmax on
-    CPUs `KVCache` is faster: it keeps a copy of the keys in bytes, by which it skips keys.
+    output has the same bits as that of `tsallis.attention` on one tensor; with ``screen`` up to 64
+    queries of a sequence have the bits that each has alone.
 
     Args:
         q: [batch, heads, q_len, head_dim]; q_len is 1, or a few on a CUDA device (speculative
-            decoding), or any number on a CPU (a prompt in chunks).
+            decoding), or any number on a CPU (a prompt in chunks). With ``cu_seqlens_q``:
+            [1, heads, tokens, head_dim], the queries of all sequences behind each other.
         k_pages: [pages, page_size, kv_heads, head_dim] of q's dtype; heads is a multiple of
             kv_heads. Any strides: pages with heads before tokens are ``.transpose(1, 2)`` of this.
             On a CUDA device rows begin at multiples of 16 bytes and head_dim is a multiple of 8.
@@ -63,6 +67,13 @@ def decode_paged(
         block_table: int32 or int64 [batch, most pages of a sequence]. What stands behind a
             sequence's last page is not read.
         lengths: int32 or int64 [batch]: keys of each sequence.
+        cu_seqlens_q: int32 or int64 [batch + 1]: sequence b has the queries from
+            ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q's axis of tokens, so that prompts in
+            pieces and single new tokens go in one call. CPUs alone.
+        screen: uint8 [pages, kv_heads, page_size / 64 * screen_bytes(head_dim)], as `put_paged`
+            writes it: entmax skips keys by it. CPUs alone; page_size is a multiple of 64.
+        out: a tensor of the output's shape and dtype, any strides, which receives the output.
+            Rows of no sequence stay as they are. Not with ``returns``.
         map: "entmax" or "softmax".
         alpha: of entmax: a number, or a tensor that broadcasts to [heads]; on a CUDA device 1, or
             from 1.1 to 2.
@@ -72,14 +83,15 @@ def decode_paged(
         scale_invariant: length scale.
         scale_invariant_alpha: A beside it.
         scale_invariant_beta: B beside it.
-        alibi_slopes: [heads] or [batch, heads].
-        length_scale: broadcasts to [batch, heads, q_len].
+        alibi_slopes: [heads] or [batch, heads]; [heads] with ``cu_seqlens_q``.
+        length_scale: broadcasts to [batch, heads, q_len], or to [1, heads, tokens].
         sink: broadcasts to [heads].
         returns: "tau", "support_size", "entropy" or "maximum", or several: to return beside the
             output.
 
     Returns:
-        [batch, heads, q_len, value_dim] of q's dtype; with ``returns``, also `DecodeExtras`.
+        [batch, heads, q_len, value_dim] of q's dtype, or [1, heads, tokens, value_dim]; rows of no
+        sequence are 0. With ``returns``, also `DecodeExtras`.
 
     Raises:
         ValueError: names the argument, what was expected and what came.
@@ -105,15 +117,19 @@ def decode_paged(
         "causal": True,
         "left": -1 if window is None else window,
     }
-    operator = torch.ops.tsallis.attention_on_pages
+    if names and out is not None:
+        raise ValueError("out: expected None with returns, got a tensor")
     found = call(
-        partial(_decode, operator if not names else torch.ops.tsallis.attention_on_pages_stats),
+        partial(_decode, torch.ops.tsallis, bool(names)),
         settings,
         q=q,
         k_pages=k_pages,
         v_pages=v_pages,
         block_table=block_table,
         lengths=lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        screen=screen,
+        out=out,
         alpha=heads,
         alibi_slopes=alibi_slopes,
         length_scale=length_scale,
@@ -121,34 +137,107 @@ def decode_paged(
     )
     if not names:
         return found
-    out, *statistics = found
+    result, *statistics = found
     by_name = dict(zip(_STATISTICS, statistics, strict=True))
-    return out, DecodeExtras(**{name: by_name[name] for name in names})
+    return result, DecodeExtras(**{name: by_name[name] for name in names})
 
 
 def _decode(
-    operator: Any,
+    operators: Any,
+    stats: bool,
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
     block_table: Tensor,
     lengths: Tensor,
+    cu_seqlens_q: Tensor | None,
+    screen: Tensor | None,
+    out: Tensor | None,
     alpha: Tensor | None,
     alibi_slopes: Tensor | None,
     length_scale: Tensor | None,
     sink: Tensor | None,
     settings: dict[str, Any],
 ) -> Any:
+    arguments = (q, k_pages, v_pages, block_table, screen)
+    settings = settings | {
+        "lengths": lengths,
+        "cu_seqlens_q": cu_seqlens_q,
+        "alpha_heads": alpha,
+        "alibi_slopes": alibi_slopes,
+        "length_scale": length_scale,
+        "sink": sink,
+    }
     with torch.no_grad():
-        return operator(
-            q,
-            k_pages,
-            v_pages,
-            block_table,
-            lengths=lengths,
-            alpha_heads=alpha,
-            alibi_slopes=alibi_slopes,
-            length_scale=length_scale,
-            sink=sink,
-            **settings,
-        )
+        if out is not None:
+            operators.attention_on_pages_out(out, *arguments, **settings)
+            return out
+        run = operators.attention_on_pages_stats if stats else operators.attention_on_pages
+        return run(*arguments, **settings)
+
+
+def screen_bytes(head_dim: int) -> int:
+    """Bytes to screen by of 64 keys of a key head, for `decode_paged` and `put_paged`.
+
+    Args:
+        head_dim: columns of a key, 1 to 512.
+
+    Returns:
+        64 (head_dim + 13), with head_dim rounded up to a multiple of 4.
+
+    Raises:
+        ValueError: head_dim is none of these.
+        TypeError: head_dim is no integer.
+    """
+    if isinstance(head_dim, bool) or not isinstance(head_dim, int):
+        raise TypeError(f"head_dim: expected an integer, got {head_dim!r}")
+    if not 1 <= head_dim <= 512:
+        raise ValueError(f"head_dim: expected a size from 1 to 512, got {head_dim}")
+    found: int = torch.ops.tsallis.screen_bytes(head_dim)
+    return found
+
+
+def put_paged(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    *,
+    screen: Tensor | None = None,
+) -> None:
+    """Writes keys and values of new tokens to pages that you own, and the bytes to screen them by.
+
+    The bytes belong to a page as its keys do: a copy of a page needs a copy of its bytes, and
+    sequences may share both. Pages fill from their first row on; what a page had before is
+    forgotten with a token for its first row. CPUs alone. No gradients.
+
+    Args:
+        k: [tokens, kv_heads, head_dim], any strides.
+        v: [tokens, kv_heads, value_dim].
+        k_pages: [pages, page_size, kv_heads, head_dim] of k's dtype, any strides; changed.
+        v_pages: [pages, page_size, kv_heads, value_dim]; changed.
+        slots: int32 or int64 [tokens]: token i becomes row ``slots[i] % page_size`` of page
+            ``slots[i] // page_size``; -1 skips it. The later of two tokens for one slot stays.
+        screen: uint8 [pages, kv_heads, page_size / 64 * screen_bytes(head_dim)] or more bytes in
+            the last axis, at addresses that are multiples of 4; changed. page_size is a multiple
+            of 64 then.
+
+    Raises:
+        ValueError: names the argument, what was expected and what came; nothing is written then.
+        TypeError: likewise, for a value of the wrong type.
+    """
+    call(_put, {}, k=k, v=v, k_pages=k_pages, v_pages=v_pages, slots=slots, screen=screen)
+
+
+def _put(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    screen: Tensor | None,
+    settings: dict[str, Any],
+) -> None:
+    with torch.no_grad():
+        torch.ops.tsallis.put_on_pages(k, v, k_pages, v_pages, slots, screen)

@@ -37,7 +37,8 @@ constexpr const char* kNames[] = {"float32",
                                   "rows that do not begin at multiples of 16 bytes",
                                   "keys in pages",
                                   "columns of d_out that are not contiguous",
-                                  "the gradient of alpha"};
+                                  "the gradient of alpha",
+                                  "scores that round as those of a backward pass"};
 static_assert(std::size(kNames) == static_cast<std::size_t>(Feature::kFeatures));
 
 Feature FeatureOf(DType dtype) {
@@ -120,7 +121,8 @@ Features FeaturesOf(const AttentionParams& params) {
   // must say which feature it is, and no kernel ignores it in silence. Numbers of a map have no
   // feature but the map's.
   const auto& [batch, heads, kv_heads, q_len, k_len, head_dim, value_dim, q, k, v, alpha_per_head,
-               mask, ranges, terms, pages] = static_cast<const AttentionArguments&>(params);
+               mask, ranges, terms, gradients, pages] =
+      static_cast<const AttentionArguments&>(params);
   const auto& [causal, alignment, left, right, visible, visible_strides, blocks, block_strides,
                block_q, block_k] = mask;
   const auto& [q_begin, q_end, k_begin, k_end, packed] = ranges;
@@ -145,6 +147,7 @@ Features FeaturesOf(const AttentionParams& params) {
   asked.Add(Feature::kSoftcap, softcap != 0.0);
   asked.Add(Feature::kBias, bias.data != nullptr);
   asked.Add(Feature::kSink, sink != nullptr);
+  asked.Add(Feature::kGradients, gradients);
   asked.Add(Feature::kStridedColumns,
             HasStridedColumns(q) || HasStridedColumns(k) || HasStridedColumns(v));
   const std::int64_t q_sizes[] = {packed ? 1 : batch, heads, q_len};

@@ -50,7 +50,8 @@ enum class Feature : std::uint8_t {
   kStridedGradient,  // the elements of a row of d_out do not lie side by side
   // results
   kAlphaGradient,
-  kFeatures  // their number
+  kGradients,  // scores that round as those of the backward pass
+  kFeatures    // their number
 };
 
 class Features {
@@ -87,11 +88,11 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
 
 // Every kernel here serves these features: they differ in the rest.
 inline constexpr Features kCommonFeatures = {
-    Feature::kCausal,         Feature::kWindow,         Feature::kStartAlignment,
-    Feature::kRanges,         Feature::kPacked,         Feature::kLengthScale,
-    Feature::kAlibi,          Feature::kScaleInvariant, Feature::kScaleInvariantShape,
-    Feature::kSoftcap,        Feature::kUnalignedRows,  Feature::kPages,
-    Feature::kStridedGradient};
+    Feature::kCausal,          Feature::kWindow,         Feature::kStartAlignment,
+    Feature::kRanges,          Feature::kPacked,         Feature::kLengthScale,
+    Feature::kAlibi,           Feature::kScaleInvariant, Feature::kScaleInvariantShape,
+    Feature::kSoftcap,         Feature::kUnalignedRows,  Feature::kPages,
+    Feature::kStridedGradient, Feature::kGradients};
 
 struct Serves {
   Features features;

@@ -174,16 +174,18 @@ struct KeyValuePages {
   RowPages keys, values;
 };
 
-// The keys and values of a head, counted from row `first`. b: Sequence::array_batch.
-inline HeadRows KeyRows(const AttentionParams& params, std::int64_t b, std::int64_t kv,
+// The keys and values of a head, counted from row `first`. Sequences that are packed behind each
+// other in one array still have tables of pages of their own.
+inline HeadRows KeyRows(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                         std::int64_t first = 0) {
-  if (params.pages == nullptr) return HeadRows::Of(params.k, b, kv, first);
-  return params.pages->keys.Of(b, kv, params.q.dtype, params.pages->page_shift, first);
+  if (params.pages == nullptr) return HeadRows::Of(params.k, sequence.array_batch, kv, first);
+  return params.pages->keys.Of(sequence.batch, kv, params.q.dtype, params.pages->page_shift, first);
 }
-inline HeadRows ValueRows(const AttentionParams& params, std::int64_t b, std::int64_t kv,
+inline HeadRows ValueRows(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                           std::int64_t first = 0) {
-  if (params.pages == nullptr) return HeadRows::Of(params.v, b, kv, first);
-  return params.pages->values.Of(b, kv, params.q.dtype, params.pages->page_shift, first);
+  if (params.pages == nullptr) return HeadRows::Of(params.v, sequence.array_batch, kv, first);
+  return params.pages->values.Of(sequence.batch, kv, params.q.dtype, params.pages->page_shift,
+                                 first);
 }
 
 // Index of a query row in the statistics of AttentionOutputs.

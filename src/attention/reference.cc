@@ -63,7 +63,7 @@ void HeadBackward::Row(std::int64_t q_row, ReferenceRow& row) {
   v.resize(e);
   d_out.resize(e);
   dp.assign(row.scores.size(), 0.0);  // a sink's is 0
-  const HeadRows keys = KeyRows(params, b, kv), values = ValueRows(params, b, kv);
+  const HeadRows keys = KeyRows(params, sequence, kv), values = ValueRows(params, sequence, kv);
   LoadColumns(HeadRows::Of(params.q, b, h), q_row, d, q.data());
   LoadColumns(HeadRows::Of(gradients.d_out, b, h), q_row, e, d_out.data());
   for (std::int64_t j = 0; j < n; ++j) {
@@ -146,7 +146,8 @@ void ReferenceRow::Compute(const AttentionParams& params, const Sequence& sequen
   c = load(terms.length_scale, q_row, 0, 1.0);
   slope = load(terms.alibi_slopes, 0, 0, 0.0);
   const double scale = ScaleOf(params);
-  const HeadRows query_rows = HeadRows::Of(params.q, b, h), key_rows = KeyRows(params, b, kv);
+  const HeadRows query_rows = HeadRows::Of(params.q, b, h),
+                 key_rows = KeyRows(params, sequence, kv);
   const void* query = query_rows.At(q_row);
   maximum = -kInfinity;
   const DistanceLaw law = DistanceLaw::Of(terms);
@@ -194,7 +195,7 @@ void Forward(const Context& context, const AttentionParams& params, const Attent
                   const auto& [number, h, q] = rows[static_cast<std::size_t>(i)];
                   const Sequence sequence = Sequence::Of(params, number);
                   const std::int64_t b = sequence.array_batch, kv = KvHead(params, h);
-                  const HeadRows values = ValueRows(params, b, kv);
+                  const HeadRows values = ValueRows(params, sequence, kv);
                   for (std::int64_t q_row = q.begin; q_row < q.end; ++q_row) {
                     row.Compute(params, sequence, h, q_row);
                     std::fill(out.begin(), out.end(), 0.0);

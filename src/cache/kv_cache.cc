@@ -11,6 +11,7 @@
 #include "attention/check.h"
 #include "attention/cpu/decode/decode.h"
 #include "attention/geometry.h"
+#include "attention/pages.h"
 #include "cache/page_pool.h"
 #include "cache/reader.h"
 #include "core/parallel.h"
@@ -209,19 +210,6 @@ void CheckRows(const char* name, const ConstArray4& array, DType dtype, std::int
                           Name(array.dtype));
   }
   if (array.data == nullptr && count > 0) throw InvalidArgument(name, "data", "null");
-}
-
-// Row `from` of a head of an array, to where its columns lie side by side.
-void CopyRow(const HeadRows& rows, std::int64_t from, std::int64_t columns, std::byte* to) {
-  const auto size = static_cast<std::int64_t>(SizeOf(rows.dtype));
-  const auto* row = static_cast<const std::byte*>(rows.At(from));
-  if (rows.step == 1) {
-    std::memcpy(to, row, static_cast<std::size_t>(columns * size));
-    return;
-  }
-  for (std::int64_t x = 0; x < columns; ++x) {
-    std::memcpy(to + x * size, row + x * rows.step * size, static_cast<std::size_t>(size));
-  }
 }
 
 }  // namespace

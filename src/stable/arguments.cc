@@ -18,9 +18,10 @@ std::string ArgumentOf(const std::string& member) {
   }
   if (member == "pages.k" || member == "pages.v") return member.substr(6) + "_pages";
   if (member.starts_with("pages.table")) return "block_table" + member.substr(11);
+  if (member.starts_with("pages.query_starts")) return "cu_seqlens_q" + member.substr(18);
   if (member == "pages.page_size" || member == "pages.pages") return "k_pages";
-  for (const std::string prefix :
-       {"pages.", "terms.", "mask.", "ranges.", "shape.", "options.", "pattern.", "adaptive."}) {
+  for (const std::string prefix : {"pages.", "tokens.", "terms.", "mask.", "ranges.", "shape.",
+                                   "options.", "pattern.", "adaptive."}) {
     if (member.starts_with(prefix)) return member.substr(prefix.size());
   }
   return member;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "stable/arguments.h"
 #include "stable/device.h"
@@ -76,12 +77,24 @@ struct AttentionWeightTensors {
 AttentionWeightTensors AttentionWeights(const AttentionPasses& passes, const Tensor& q,
                                         const Tensor& k, AttentionArguments& arguments);
 
-// Attention on keys and values in pages. k_pages, v_pages: [pages, page_size, kv_heads, head_dim or
-// value_dim]; block_table: int32 or int64 [batch, most pages of a sequence]; arguments.lengths:
-// [batch]. Throws InvalidArgument.
-AttentionResults AttentionOnPages(const AttentionPasses& passes, const Tensor& q,
-                                  const Tensor& k_pages, const Tensor& v_pages,
-                                  const Tensor& block_table, AttentionArguments& arguments,
-                                  bool want_stats);
+struct PagesCall {
+  const Tensor& q;
+  const Tensor &k_pages, &v_pages;  // [pages, page_size, kv_heads, head_dim or value_dim]
+  const Tensor& block_table;        // int32 or int64 [batch, most pages of a sequence]
+  // uint8 [pages, kv_heads, page_size / 64 ScreenBytes(head_dim) or more], or empty
+  const Tensor& screen;
+  const Tensor& out;  // receives the output; empty: a new tensor does
+};
+
+// Attention on keys and values in pages. arguments.lengths: [batch]. With arguments.cu_seqlens_q
+// ([batch + 1]) the queries of all sequences lie behind each other, and q, out and the statistics
+// have a batch axis of 1; rows of no sequence get 0 in a new output. Throws InvalidArgument.
+AttentionResults AttentionOnPages(const AttentionPasses& passes, const PagesCall& call,
+                                  AttentionArguments& arguments, bool want_stats);
+
+// Writes tokens to their slots on pages, and the bytes to screen by. k, v: [tokens, kv_heads,
+// head_dim or value_dim]; slots: int32 or int64 [tokens]. Throws InvalidArgument.
+void PutOnPages(const Tensor& k, const Tensor& v, const Tensor& k_pages, const Tensor& v_pages,
+                const Tensor& slots, const std::optional<Tensor>& screen);
 
 }  // namespace tsallis::stable

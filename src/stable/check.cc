@@ -37,6 +37,7 @@ void CheckDType(const Tensor& tensor, const char* argument, const Tensor& q) {
 }
 
 void CheckIntegers(const Tensor& tensor, const char* argument, const Tensor& q) {
+  if (!tensor.defined()) throw InvalidArgument(argument, "a tensor", "None");
   CheckDevice(tensor, argument, q);
   if (tensor.dtype() != dtypes::kInt32 && tensor.dtype() != dtypes::kInt64) {
     throw InvalidArgument(argument, "dtype int32 or int64", DTypeName(tensor.dtype()));

@@ -144,17 +144,38 @@ Tensors<3> Weights(const Tensor& q, const Tensor& k, AttentionArguments& argumen
   return {std::move(w.row_offsets), std::move(w.columns), std::move(w.values)};
 }
 
-template <bool kStats>
-Tensors<kStats ? 5 : 1> OnPages(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
-                                const Tensor& block_table, AttentionArguments& arguments) {
-  AttentionResults r = WithPassesOf(q, [&](const AttentionPasses& passes) {
-    return AttentionOnPages(passes, q, k_pages, v_pages, block_table, arguments, kStats);
+AttentionResults OnPagesInto(const Tensor& out, const Tensor& q, const Tensor& k_pages,
+                             const Tensor& v_pages, const Tensor& block_table,
+                             const OptionalTensor& screen, AttentionArguments& arguments,
+                             bool stats) {
+  const Tensor none;
+  const PagesCall call = {q, k_pages, v_pages, block_table, screen ? *screen : none, out};
+  return WithPassesOf(q, [&](const AttentionPasses& passes) {
+    return AttentionOnPages(passes, call, arguments, stats);
   });
-  if constexpr (kStats) {
-    return Statistics(std::move(r));
-  } else {
-    return {std::move(r.out)};
-  }
+}
+
+Tensor OnPages(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
+               const Tensor& block_table, const OptionalTensor& screen,
+               AttentionArguments& arguments) {
+  return OnPagesInto(Tensor(), q, k_pages, v_pages, block_table, screen, arguments, false).out;
+}
+
+Tensors<5> OnPagesStats(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
+                        const Tensor& block_table, const OptionalTensor& screen,
+                        AttentionArguments& arguments) {
+  return Statistics(
+      OnPagesInto(Tensor(), q, k_pages, v_pages, block_table, screen, arguments, true));
+}
+
+void OnPagesOut(const Tensor& out, const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
+                const Tensor& block_table, const OptionalTensor& screen,
+                AttentionArguments& arguments) {
+  OnPagesInto(out, q, k_pages, v_pages, block_table, screen, arguments, false);
+}
+
+Int BytesToScreenBy(Int head_dim) {
+  return Renamed([&] { return static_cast<Int>(ScreenBytes(head_dim)); });
 }
 
 // ---- the cache
@@ -249,6 +270,9 @@ const std::string kRows = ", *, " + Schema(kRowSettings, RowArguments{}) + ") ->
 const std::string kLosses = ", *, " + Schema(kLossSettings, LossArguments{}) + ") -> ";
 const std::string kAttention = ", *, " + Schema(kAttentionSettings, AttentionArguments{}) + ") -> ";
 const std::string kStatistics = "Tensor support_size, Tensor entropy, Tensor maximum)";
+const std::string kOnPages =
+    "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor? screen=None" +
+    kAttention;
 const std::string kMode =
     ", int keys=0, float epsilon=0.001, int budget=1024, int first=4, float quantile=0.5";
 
@@ -308,12 +332,14 @@ std::vector<Definition> Definitions() {
       {"attention_weights(Tensor q, Tensor k" + kAttention +
            "(Tensor row_offsets, Tensor columns, Tensor values)",
        Boxed<Weights>, kCpuAndCuda},
-      {"attention_on_pages(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table" +
-           kAttention + "Tensor",
-       Boxed<OnPages<false>>, kCpuAndCuda},
-      {"attention_on_pages_stats(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table" +
-           kAttention + "(Tensor out, Tensor tau, " + kStatistics,
-       Boxed<OnPages<true>>, kCpuAndCuda},
+      {"attention_on_pages(" + kOnPages + "Tensor", Boxed<OnPages>, kCpuAndCuda},
+      {"attention_on_pages_stats(" + kOnPages + "(Tensor out, Tensor tau, " + kStatistics,
+       Boxed<OnPagesStats>, kCpuAndCuda},
+      {"attention_on_pages_out(Tensor(a!) out, " + kOnPages + "()", Boxed<OnPagesOut>, kCpuAndCuda},
+      {"put_on_pages(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor slots, "
+       "Tensor(c!)? screen=None) -> ()",
+       Boxed<PutOnPages>},
+      {"screen_bytes(int head_dim) -> int", Boxed<BytesToScreenBy>, kAnywhere},
       {"decode(Tensor cache, Tensor q, int value_dim, int layer, int[] sequences, int[]? "
        "begin=None" +
            kMode + kAttention + "Tensor",

@@ -27,7 +27,8 @@ inline constexpr Serves kServes = {
                  Feature::kLengthScale,    Feature::kAlibi,
                  Feature::kScaleInvariant, Feature::kScaleInvariantShape,
                  Feature::kSoftcap,        Feature::kBias,
-                 Feature::kSink,           Feature::kAlphaGradient},
+                 Feature::kSink,           Feature::kAlphaGradient,
+                 Feature::kGradients},
     .most_alpha = 4.0,
     .most_columns = 256,
     .column_step = 8};

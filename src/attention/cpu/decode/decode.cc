@@ -268,11 +268,12 @@ class Group {
   // Bounds from bytes of keys [begin, end); begin is at the start of a page or the first of all.
   void BytesOfRun(const ByteQuery* bytes, std::int64_t begin, std::int64_t end, float* x) const {
     alignas(64) float page_bounds[kRows * kPage];
+    const auto* pages = query_.byte_pages != nullptr ? query_.byte_pages : query_.keys->pages;
     for (std::int64_t page = begin / kPage; page * kPage < end; ++page) {
       const bool more = (page + kAhead) * kPage < all_.end;
-      f_.byte_bounds(query_.keys->pages[page] + query_.byte_offset,
-                     more ? query_.keys->pages[page + kAhead] + query_.byte_offset : nullptr,
-                     query_.head_dim, bytes, query_.rows, page_bounds, kPage);
+      f_.byte_bounds(pages[page] + query_.byte_offset,
+                     more ? pages[page + kAhead] + query_.byte_offset : nullptr, query_.head_dim,
+                     bytes, query_.rows, page_bounds, kPage);
       const std::int64_t from = std::max(begin, page * kPage);
       const std::int64_t to = std::min(end, (page + 1) * kPage);
       for (std::int64_t r = 0; r < query_.rows; ++r) {

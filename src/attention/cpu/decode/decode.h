@@ -147,6 +147,7 @@ struct Query {
   // Bytes, ranges and moments of the keys, in the pages of `keys`; -1: none. Exact softmax has no
   // use for bytes.
   std::int64_t byte_offset = -1, range_offset = -1, moment_offset = -1;
+  const std::byte* const* byte_pages = nullptr;  // null: those of `keys`
   // No key has a larger norm. inf: distances rule no key out.
   float key_norm = std::numeric_limits<float>::infinity();
   DecodeMode mode;
@@ -181,6 +182,8 @@ struct Answer {
 struct Screens {
   std::int64_t byte_offset = -1, byte_head = 0;
   std::int64_t range_offset = -1, moment_offset = -1, fact_head = 0;
+  // [batch]: for each 64 keys of a sequence the place of their bytes; null: in the pages of keys.
+  const std::byte* const* const* byte_tables = nullptr;
   const float* const* key_norms = nullptr;  // [batch][norm_first + kv norm_step], or null
   std::int64_t norm_first = 0, norm_step = 1;
 

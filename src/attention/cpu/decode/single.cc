@@ -1,5 +1,6 @@
 // Decoding as a kernel of the list: calls of few queries a sequence.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,7 @@ using decode::Padded;
 // One query row of neighbouring query heads that share a key head.
 struct Item {
   std::int64_t b, h, count, row;
+  std::int64_t work;  // keys that the heads see
 };
 
 std::vector<Item> ItemsOf(const AttentionParams& params, const std::vector<RowBlock>& rows) {
@@ -33,12 +35,30 @@ std::vector<Item> ItemsOf(const AttentionParams& params, const std::vector<RowBl
            rows[end].q.begin == first.q.begin && rows[end].q.end == first.q.end) {
       ++end;
     }
+    const Sequence sequence = Sequence::Of(params, first.b);
+    const auto count = static_cast<std::int64_t>(end - i);
     for (std::int64_t row = first.q.begin; row < first.q.end; ++row) {
-      items.push_back({first.b, first.h, static_cast<std::int64_t>(end - i), row});
+      const std::int64_t keys = sequence.VisibleKeys(params.mask, row).size();
+      items.push_back({first.b, first.h, count, row, count * keys});
     }
     i = end;
   }
   return items;
+}
+
+// Sorts the items, those with most work first, and returns the number of those whose keys all
+// threads share: one that is more than a thread's part of the work, which the others would wait
+// for, and all where there are few.
+std::int64_t SortByWork(int threads, std::vector<Item>& items) {
+  const auto count = static_cast<std::int64_t>(items.size());
+  std::int64_t rest = 0, shared = 0;
+  for (const Item& item : items) rest += item.work;
+  std::ranges::stable_sort(items, std::ranges::greater(), &Item::work);
+  while (shared < count && (count - shared < 2 * threads ||
+                            items[static_cast<std::size_t>(shared)].work * threads > rest)) {
+    rest -= items[static_cast<std::size_t>(shared++)].work;
+  }
+  return shared;
 }
 
 struct Worker {
@@ -97,7 +117,7 @@ class Driver {
            std::vector<RowBlock>* remaining) const {
     const Sequence sequence = Sequence::Of(params_, item.b);
     const std::int64_t batch = sequence.array_batch, kv = KvHead(params_, item.h);
-    const HeadRows keys = KeyRows(params_, batch, kv), values = ValueRows(params_, batch, kv);
+    const HeadRows keys = KeyRows(params_, sequence, kv), values = ValueRows(params_, sequence, kv);
     const std::int64_t padded = Padded(params_.head_dim);
     float* q = worker.q.Reserve(decode::kRows * padded);
     float* out = worker.out.Reserve(decode::kRows * (params_.value_dim + 16));
@@ -116,8 +136,9 @@ class Driver {
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
                         .q = q};
+    if (screens_.byte_tables != nullptr) query.byte_pages = screens_.byte_tables[item.b];
     if (screens_.key_norms != nullptr) {
-      query.key_norm = screens_.key_norms[batch][screens_.norm_first + kv * screens_.norm_step];
+      query.key_norm = screens_.key_norms[item.b][screens_.norm_first + kv * screens_.norm_step];
     }
     Answer answers[decode::kRows];
     for (std::int64_t r = 0; r < item.count; ++r) {
@@ -174,25 +195,21 @@ namespace decode {
 void Forward(const Context& context, const AttentionParams& params, const Screens& screens,
              const AttentionOutputs& outputs, const Account& account,
              const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
-  const std::vector<Item> items = ItemsOf(params, rows);
+  std::vector<Item> items = ItemsOf(params, rows);
   const Driver driver(params, screens, outputs, account);
-  const auto count = static_cast<std::int64_t>(items.size());
-  // Enough items for a thread each, or the threads share the keys of an item.
-  const bool apart = count >= 2 * Threads(context);
+  const std::int64_t shared = SortByWork(Threads(context), items);
+  const std::int64_t apart = static_cast<std::int64_t>(items.size()) - shared;
   std::vector<std::unique_ptr<Worker>> workers(
-      static_cast<std::size_t>(apart ? Workers(context, count) : 1));
+      static_cast<std::size_t>(std::max(Workers(context, apart), 1)));
   for (std::unique_ptr<Worker>& worker : workers) worker = Idle::Shared().Take();
   const auto run = [&](const Context& own, std::int64_t i, Worker& worker) {
     driver.Run(own, items[static_cast<std::size_t>(i)], worker,
                remaining != nullptr ? &worker.remaining : nullptr);
   };
-  if (apart) {
-    ParallelTasks(context, count, [&](std::int64_t i, int worker) {
-      run({.threads = 1}, i, *workers[static_cast<std::size_t>(worker)]);
-    });
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) run(context, i, *workers.front());
-  }
+  for (std::int64_t i = 0; i < shared; ++i) run(context, i, *workers.front());
+  ParallelTasks(context, apart, [&](std::int64_t i, int worker) {
+    run({.threads = 1}, shared + i, *workers[static_cast<std::size_t>(worker)]);
+  });
   for (std::unique_ptr<Worker>& worker : workers) {
     if (remaining != nullptr)
       remaining->insert(remaining->end(), worker->remaining.begin(), worker->remaining.end());
@@ -234,9 +251,10 @@ constinit const AttentionKernel kDecodeAttention = {
         [] {
           return std::string(RunsAvx3() ? "AVX3" : RunsAvx2() ? "AVX2" : "baseline");
         },
-    .serves = {.features = kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16,
-                                                      Feature::kFloat16, Feature::kSoftmax,
-                                                      Feature::kEntmax, Feature::kSink},
+    .serves = {.features = (kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16,
+                                                       Feature::kFloat16, Feature::kSoftmax,
+                                                       Feature::kEntmax, Feature::kSink})
+                               .Without({Feature::kGradients}),
                .forward_only = Features::All(),
                .least_alpha = decode::kLeastAlpha,
                .most_alpha = decode::kMostAlpha,

@@ -177,8 +177,8 @@ std::size_t Thread::Bytes(const AttentionParams& params, const Most& most, bool 
 }
 
 void Thread::Point(const AttentionParams& params, const Sequence& sequence, std::int64_t kv) {
-  const HeadRows keys = KeyRows(params, sequence.array_batch, kv, sequence.k.begin);
-  const HeadRows values = ValueRows(params, sequence.array_batch, kv, sequence.k.begin);
+  const HeadRows keys = KeyRows(params, sequence, kv, sequence.k.begin);
+  const HeadRows values = ValueRows(params, sequence, kv, sequence.k.begin);
   k_columns.Point(keys, sequence, kv);
   v_rows.Point(values, sequence, kv);
   v_columns.Point(values, sequence, kv);

@@ -54,8 +54,8 @@ class Ahead {
     const auto e = static_cast<std::size_t>(params_.value_dim);
     const std::int64_t keys = sequence_.k.size(), queries = sequence_.q.size() * group;
     const std::int64_t k_end = share(keys), q_end = share(queries);
-    PrefetchRows(KeyRows(params_, b, kv_, sequence_.k.begin + k_at_), k_end - k_at_, d);
-    PrefetchRows(ValueRows(params_, b, kv_, sequence_.k.begin + k_at_), k_end - k_at_, e);
+    PrefetchRows(KeyRows(params_, sequence_, kv_, sequence_.k.begin + k_at_), k_end - k_at_, d);
+    PrefetchRows(ValueRows(params_, sequence_, kv_, sequence_.k.begin + k_at_), k_end - k_at_, e);
     k_at_ = k_end;
     while (q_at_ < q_end) {
       const std::int64_t h = q_at_ / sequence_.q.size(), row = q_at_ % sequence_.q.size();
@@ -99,9 +99,9 @@ struct LanesKeyHead {
       PackFloats();
       return;
     }
-    const std::int64_t b = sequence.array_batch, begin = sequence.k.begin;
-    k_bound = PackHalves(KeyRows(params, b, kv, begin), keys, d, d_depth, scratch.k_rows);
-    v_bound = PackHalves(ValueRows(params, b, kv, begin), keys, e, e_depth, scratch.v_rows);
+    const std::int64_t begin = sequence.k.begin;
+    k_bound = PackHalves(KeyRows(params, sequence, kv, begin), keys, d, d_depth, scratch.k_rows);
+    v_bound = PackHalves(ValueRows(params, sequence, kv, begin), keys, e, e_depth, scratch.v_rows);
     const std::size_t depth = PaddedDepth(keys), rest = depth - keys;
     std::fill_n(scratch.k_rows + keys * d_depth, rest * d_depth, std::uint16_t{0});
     std::fill_n(scratch.v_rows + keys * e_depth, rest * e_depth, std::uint16_t{0});
@@ -115,9 +115,10 @@ struct LanesKeyHead {
   // Keys and values as float32: what vectors work on, and careful blocks in any case.
   void PackFloats() {
     if (has_floats) return;
-    const std::int64_t b = sequence.array_batch;
-    k_bound = PackRows(KeyRows(params, b, kv, sequence.k.begin), keys, d, d_padded, scratch.k);
-    v_bound = PackRows(ValueRows(params, b, kv, sequence.k.begin), keys, e, e_padded, scratch.v);
+    k_bound =
+        PackRows(KeyRows(params, sequence, kv, sequence.k.begin), keys, d, d_padded, scratch.k);
+    v_bound =
+        PackRows(ValueRows(params, sequence, kv, sequence.k.begin), keys, e, e_padded, scratch.v);
     const std::size_t rest = Padded(keys) - keys;
     std::fill_n(scratch.k + keys * d_padded, rest * d_padded, 0.0f);
     std::fill_n(scratch.v + keys * e_padded, rest * e_padded, 0.0f);

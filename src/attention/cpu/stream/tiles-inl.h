@@ -237,7 +237,6 @@ HWY_INLINE void StreamPackTiles(const std::uint16_t* rows, std::int64_t depth, s
 void StreamPack(const AttentionParams& params, const stream::PackedKv& head, std::int64_t begin,
                 std::int64_t end, bool backward, float* k_bound, float* v_bound) {
   const stream::Widths widths(params);
-  const std::int64_t b = head.sequence.array_batch;
   HWY_ALIGN std::uint16_t rows[kDepth * 512];
   *k_bound = *v_bound = 0.0f;
   const auto tiles = [](const std::uint16_t* base, std::int64_t per_step, std::int64_t step) {
@@ -246,13 +245,13 @@ void StreamPack(const AttentionParams& params, const stream::PackedKv& head, std
   for (std::int64_t key = begin; key < end; key += kDepth) {
     const std::int64_t count = std::min(kDepth, head.keys - key), step = key / kDepth;
     const std::int64_t row = head.sequence.k.begin + key;
-    RaiseBound(k_bound, StreamLoad(KeyRows(params, b, head.kv, row), count, params.head_dim,
-                                   widths.d_depth, rows));
+    RaiseBound(k_bound, StreamLoad(KeyRows(params, head.sequence, head.kv, row), count,
+                                   params.head_dim, widths.d_depth, rows));
     StreamPackTiles(rows, widths.d_depth, widths.d_padded,
                     tiles(head.k_rows, 2 * widths.d_depth / kDepth, step),
                     backward ? tiles(head.k_columns, widths.d_padded / 16, step) : nullptr);
-    RaiseBound(v_bound, StreamLoad(ValueRows(params, b, head.kv, row), count, params.value_dim,
-                                   widths.e_depth, rows));
+    RaiseBound(v_bound, StreamLoad(ValueRows(params, head.sequence, head.kv, row), count,
+                                   params.value_dim, widths.e_depth, rows));
     StreamPackTiles(rows, widths.e_depth, widths.e_padded,
                     backward ? tiles(head.v_rows, 2 * widths.e_depth / kDepth, step) : nullptr,
                     backward ? nullptr : tiles(head.v_columns, widths.e_padded / 16, step));

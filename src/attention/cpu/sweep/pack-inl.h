@@ -105,7 +105,7 @@ void ComputeScale(const AttentionParams& params, const Sequence& sequence, std::
                   const PackedKeys& keys) {
   const std::int64_t d = params.head_dim, dim = PackedDim(ScoreEngine::kInt8, d);
   const std::int64_t samples = HWY_MIN(keys.count, std::int64_t{512});
-  const HeadRows rows = KeyRows(params, sequence.array_batch, kv, keys.first);
+  const HeadRows rows = KeyRows(params, sequence, kv, keys.first);
   HWY_ALIGN float values[512 + 32], most[512 + 32] = {};
   float largest = 0.0f;
   for (std::int64_t i = 0; i < samples; ++i) {
@@ -125,7 +125,7 @@ void PackTiles(ScoreEngine engine, const AttentionParams& params, const Sequence
                std::int64_t kv, std::int64_t begin, std::int64_t end, const PackedKeys& keys,
                PackedBounds* bounds) {
   const std::int64_t dim = PackedDim(engine, params.head_dim);
-  const HeadRows rows = KeyRows(params, sequence.array_batch, kv, keys.first);
+  const HeadRows rows = KeyRows(params, sequence, kv, keys.first);
   const auto load = [&](std::int64_t key, float* HWY_RESTRICT values) HWY_ATTR {
     std::fill_n(values, dim, 0.0f);
     if (key >= keys.count) return;
@@ -226,7 +226,7 @@ void ComputeMoments(ScoreEngine engine, const AttentionParams& params, const Seq
     for (; x < d; ++x) y[x] += factor * v[x];
   };
   std::memset(mean, 0, sizeof(float) * static_cast<std::size_t>(dim));
-  const HeadRows source = KeyRows(params, sequence.array_batch, kv, keys.first);
+  const HeadRows source = KeyRows(params, sequence, kv, keys.first);
   const float share = 1.0f / static_cast<float>(HWY_MAX(samples, 1));
   for (std::int64_t i = 0; i < samples; ++i) {
     LoadFloats(source, i * keys.count / samples, d, rows + i * dim);

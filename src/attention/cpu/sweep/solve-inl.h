@@ -55,8 +55,7 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
   const std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
   const float* q = s_.query_rows.get() + r * dim_;
   const std::int64_t d = params_.head_dim;
-  const HeadRows keys =
-      KeyRows(params_, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
+  const HeadRows keys = KeyRows(params_, *head_.sequence, KvHead(params_, head_.h), keys_.first);
   GatherDot(keys, key, static_cast<std::size_t>(row.count), q, d, z);
   row.settled = 0;
   Settle(r);
@@ -244,8 +243,7 @@ std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
 template <class Engine, ScoreEngine kEngine>
 float BlockSweep<Engine, kEngine>::ScoreOf(std::int64_t r, std::uint32_t key) const {
   const SweepScratch::Row& row = s_.rows[r];
-  const HeadRows keys =
-      KeyRows(params_, head_.sequence->array_batch, KvHead(params_, head_.h), keys_.first);
+  const HeadRows keys = KeyRows(params_, *head_.sequence, KvHead(params_, head_.h), keys_.first);
   float product = 0.0f;
   GatherDot(keys, &key, 1, s_.query_rows.get() + r * dim_, params_.head_dim, &product);
   return static_cast<float>(head_.score_terms.Score(row.score_factor * static_cast<double>(product),

@@ -38,7 +38,8 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
   const AttentionParams& params = *head.params;
   const std::int64_t b = head.sequence->array_batch, e = params.value_dim;
   const std::int64_t index0 = RowIndex(params, *head.sequence, head.h, q_begin);
-  const HeadRows values = ValueRows(params, b, KvHead(params, head.h), head.keys->first);
+  const HeadRows values =
+      ValueRows(params, *head.sequence, KvHead(params, head.h), head.keys->first);
   float* sum = scratch.row_buffer.get();
   const auto store = [&](std::int64_t r, const RowResult& result, float maximum,
                          std::size_t support) HWY_ATTR {
@@ -200,8 +201,8 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
   const std::int64_t b = sequence.array_batch, h = head.h, kv = KvHead(params, h);
   const std::int64_t d = params.head_dim, e = params.value_dim;
   const std::int64_t index0 = RowIndex(params, sequence, h, q_begin);
-  const HeadRows keys = KeyRows(params, b, kv, head.keys->first);
-  const HeadRows values = ValueRows(params, b, kv, head.keys->first);
+  const HeadRows keys = KeyRows(params, sequence, kv, head.keys->first);
+  const HeadRows values = ValueRows(params, sequence, kv, head.keys->first);
   float* d_out = scratch.row_buffer.get();
   float* dq = d_out + e + 64;
   edges->Clear();
