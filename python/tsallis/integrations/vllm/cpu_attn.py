@@ -38,7 +38,7 @@ __all__ = ["TsallisBackend", "TsallisScreenedBackend", "backend"]
 
 logger = init_logger("vllm.tsallis")
 
-_SCREENED_BLOCK = 64  # tokens for which there are bytes to screen by
+_SCREENED = 64  # keys for which there are `screen_bytes`
 _LARGEST_HEAD = 512
 
 
@@ -111,17 +111,17 @@ class TsallisScreenedBackend(TsallisBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [_SCREENED_BLOCK]  # a number: vLLM cuts its own blocks into blocks of it
+        return [MultipleOf(_SCREENED)]
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         if spec.state_content_bytes is not None or spec.page_size_padded is not None:
             raise _not_served("a screen in blocks of several sizes (a hybrid model)")
-        token, rest = divmod(screen_bytes(spec.head_size), _SCREENED_BLOCK)
-        size = (spec.head_size + spec.head_size_v) * spec.dtype.itemsize + token + bool(rest)
-        # vLLM counts in elements of the keys' dtype.
+        item = spec.dtype.itemsize
+        # vLLM counts by token, in elements of the keys' dtype.
+        screen = -(-screen_bytes(spec.head_size) // (_SCREENED * item)) * item
         return replace(
-            spec, state_content_bytes=-(-size // spec.dtype.itemsize) * spec.dtype.itemsize
+            spec, state_content_bytes=(spec.head_size + spec.head_size_v) * item + screen
         )
 
     @staticmethod
@@ -214,6 +214,7 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
         self.sliding_window = sliding_window
         self.sinks = sinks
         self.settings: Settings = settings
+        logger.info_once("tsallis: attention is %s", settings)
         self.options: dict[str, Any] = {"map": settings.map, "scale": self.scale}
         if alibi_slopes is not None:
             self.options["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
@@ -233,12 +234,6 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
             first = get_tensor_model_parallel_rank() * self.num_heads
             alpha = torch.tensor(alpha[first : first + self.num_heads], dtype=torch.float32)
         self.options["alpha"] = alpha
-        shown = self.settings.alpha if isinstance(self.settings.alpha, float) else "by layer"
-        logger.info_once(
-            "tsallis: attention is entmax, alpha %s, %s",
-            shown,
-            "screened by bytes" if self.settings.screen else "every key scored",
-        )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self.sinks is not None:

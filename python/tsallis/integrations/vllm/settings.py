@@ -29,6 +29,12 @@ class Settings:
     alpha: Any
     screen: bool
 
+    def __str__(self) -> str:
+        if self.map == "softmax":
+            return "softmax"
+        alpha = "by layers" if isinstance(self.alpha, list | tuple) else self.alpha
+        return f"entmax, alpha {alpha}, " + ("screened by bytes" if self.screen else "unscreened")
+
     def alpha_of(self, layer: int) -> Any:
         """A number, or a list of one for each head of the model."""
         return self.alpha[layer] if isinstance(self.alpha, list | tuple) else self.alpha
