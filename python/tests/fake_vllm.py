@@ -95,11 +95,7 @@ class Engine:
                 },
             },
             "vllm.distributed": {"get_tensor_model_parallel_rank": lambda: self.rank},
-            "vllm.logger": {
-                "init_logger": lambda _: SimpleNamespace(
-                    info_once=lambda text, *values: self.infos.append(text % values)
-                )
-            },
+            "vllm.logger": {"init_logger": lambda _: SimpleNamespace(info_once=self.info_once)},
             "vllm.model_executor": {},
             "vllm.model_executor.layers": {},
             "vllm.model_executor.layers.attention": {"Attention": object},
@@ -150,6 +146,10 @@ class Engine:
         monkeypatch.delitem(sys.modules, f"{package}.cpu_attn", raising=False)
         self.plugin = importlib.import_module(package)
         self.layers: dict[str, Any] = {}
+
+    def info_once(self, text: str, *values: Any) -> None:
+        hash(values)  # by which vLLM knows what it said
+        self.infos.append(text % values)
 
     def backend(self, name: str = "CPU_ATTN") -> Any:
         """As `resolve_obj_by_qualname` finds it under the path that was registered."""

@@ -214,7 +214,7 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
         self.sliding_window = sliding_window
         self.sinks = sinks
         self.settings: Settings = settings
-        logger.info_once("tsallis: attention is %s", settings)
+        logger.info_once("tsallis: attention is %s", str(settings))
         self.options: dict[str, Any] = {"map": settings.map, "scale": self.scale}
         if alibi_slopes is not None:
             self.options["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
