@@ -181,7 +181,7 @@ def _median(rounds: list[dict[str, float]], key: str) -> float:
 
 def _space(model: Path, tokens: int, itemsize: int) -> int:
     """GiB for the keys and values of so many tokens, with bytes to screen by and some room."""
-    config = json.loads((model / "config.json").read_text())
+    config: dict[str, int] = json.loads((model / "config.json").read_text())
     heads = config["num_attention_heads"]
     size = config.get("head_dim") or config["hidden_size"] // heads
     columns = config["num_hidden_layers"] * config.get("num_key_value_heads", heads)

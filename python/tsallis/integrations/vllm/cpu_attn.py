@@ -6,9 +6,7 @@ a layer or a group of layers is made, before the first token, or where a step's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,14 +18,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.import_utils import resolve_obj_by_qualname
-from vllm.v1.attention.backend import (
-    AttentionBackend,
-    AttentionImpl,
-    AttentionMetadataBuilder,
-    AttentionType,
-    CommonAttentionMetadata,
-    MultipleOf,
-)
+from vllm.v1.attention import backend as base
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, SlidingWindowSpec
 
@@ -39,19 +30,22 @@ __all__ = ["TsallisBackend", "TsallisScreenedBackend", "backend"]
 logger = init_logger("vllm.tsallis")
 
 _SCREENED = 64  # keys for which there are `screen_bytes`
-_LARGEST_HEAD = 512
+_SPECS = (FullAttentionSpec, SlidingWindowSpec)
+_WIDEST = 512  # columns of a head
 
 
-def backend(name: str) -> type[AttentionBackend]:
+def backend(name: str) -> type[base.AttentionBackend]:
     """The class for a name of vLLM's, chosen by the settings of the model that is being made."""
-    own: type[AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
     settings = settings_of(get_current_vllm_config())
     if settings is None:
+        own: type[base.AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
         logger.info_once("tsallis: the model names no map, vLLM's own %s runs", name)
-        # vLLM keeps the class for every layer of the same shape that this process makes, another
-        # model's with settings, too.
-        plain = partial(_for_settings, (None,), own.get_impl_cls)
-        return type(own.__name__, (own,), {"get_impl_cls": staticmethod(plain)})
+
+        def get_impl_cls() -> Any:
+            _check_kept(None)
+            return own.get_impl_cls()
+
+        return type(own.__name__, (own,), {"get_impl_cls": staticmethod(get_impl_cls)})
     if name != "CPU_ATTN":
         raise _not_served(f"multi-head latent attention ({name})")
     return TsallisScreenedBackend if settings.screen else TsallisBackend
@@ -61,45 +55,42 @@ def _not_served(what: str) -> NotImplementedError:
     return NotImplementedError(f"tsallis: {what} is not served")
 
 
-def _for_settings(screens: tuple[bool | None, ...], found: Callable[[], Any]) -> Any:
-    """found() if the model that is being made is one that the class was chosen for."""
+def _refuse(asked: dict[str, Any]) -> None:
+    """NotImplementedError for the first that is asked for."""
+    for what, value in asked.items():
+        if value:
+            raise _not_served(what)
+
+
+def _check_kept(screen: bool | None) -> None:
+    """vLLM keeps a class for all layers of the same shape in a process, of another model, too."""
     settings = settings_of(get_current_vllm_config())
-    if (None if settings is None else settings.screen) not in screens:
+    if (None if settings is None else settings.screen) is not screen:
         raise _not_served("a second model with another map in the same process")
-    return found()
 
 
-class TsallisBackend(AttentionBackend):
+class TsallisBackend(base.AttentionBackend):
     """Blocks of one key head: all keys, then all values."""
 
     forward_includes_kv_cache_update = False
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+    screen: ClassVar[bool] = False
 
     @staticmethod
     def get_name() -> str:
         return "CPU_ATTN"  # vLLM asks AttentionBackendEnum for it
 
     @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(16)]
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | base.MultipleOf]:
+        return [base.MultipleOf(16)]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         return (KVCacheLayout.LBHNC,)
 
     @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
-
-    @classmethod
-    def supports_sink(cls) -> bool:
-        return True
-
-    @staticmethod
-    def get_impl_cls() -> type[TsallisImpl]:
-        found: type[TsallisImpl] = _for_settings((False,), lambda: TsallisImpl)
-        return found
+    def get_impl_cls(cls) -> type[TsallisImpl]:
+        _check_kept(cls.screen)
+        return TsallisImpl
 
     @staticmethod
     def get_builder_cls() -> type[TsallisMetadataBuilder]:
@@ -109,9 +100,11 @@ class TsallisBackend(AttentionBackend):
 class TsallisScreenedBackend(TsallisBackend):
     """Behind the values of a block lie the bytes that `decode_paged` screens its keys by."""
 
+    screen = True
+
     @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(_SCREENED)]
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | base.MultipleOf]:
+        return [base.MultipleOf(_SCREENED)]
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
@@ -120,14 +113,8 @@ class TsallisScreenedBackend(TsallisBackend):
         item = spec.dtype.itemsize
         # vLLM counts by token, in elements of the keys' dtype.
         screen = -(-screen_bytes(spec.head_size) // (_SCREENED * item)) * item
-        return replace(
-            spec, state_content_bytes=(spec.head_size + spec.head_size_v) * item + screen
-        )
-
-    @staticmethod
-    def get_impl_cls() -> type[TsallisImpl]:
-        found: type[TsallisImpl] = _for_settings((True,), lambda: TsallisImpl)
-        return found
+        rows = (spec.head_size + spec.head_size_v) * item
+        return replace(spec, state_content_bytes=rows + screen)
 
 
 @dataclass
@@ -140,7 +127,7 @@ class TsallisMetadata:
     block_table: Tensor  # int32 [requests, most blocks]
 
 
-class TsallisMetadataBuilder(AttentionMetadataBuilder[TsallisMetadata]):
+class TsallisMetadataBuilder(base.AttentionMetadataBuilder[TsallisMetadata]):
     def __init__(
         self,
         kv_cache_spec: Any,
@@ -149,12 +136,14 @@ class TsallisMetadataBuilder(AttentionMetadataBuilder[TsallisMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        if type(self) is not TsallisMetadataBuilder:
-            raise _not_served(f"attention through {type(self).__name__}")
-        if type(kv_cache_spec) not in (FullAttentionSpec, SlidingWindowSpec):
-            raise _not_served(f"a KV cache of the kind {type(kv_cache_spec).__name__}")
-        if kv_cache_spec.page_size_padded is not None:
-            raise _not_served("a KV cache with padded blocks (a hybrid model)")
+        kind, own = type(kv_cache_spec), type(self)
+        _refuse(
+            {
+                f"attention through {own.__name__}": own is not TsallisMetadataBuilder,
+                f"a KV cache of {kind.__name__}": kind not in _SPECS,
+                "a KV cache with padded blocks (a hybrid model)": kv_cache_spec.page_size_padded,
+            }
+        )
         # A layer is not told its number: it stands in its name.
         for name, layer in get_layers_from_vllm_config(vllm_config, Attention, layer_names).items():
             layer.impl.set_layer(extract_layer_index(name))
@@ -162,16 +151,17 @@ class TsallisMetadataBuilder(AttentionMetadataBuilder[TsallisMetadata]):
     def build(
         self,
         common_prefix_len: int,
-        common_attn_metadata: CommonAttentionMetadata,
+        common_attn_metadata: base.CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> TsallisMetadata:
         m = common_attn_metadata
-        if m.causal is not True:
-            raise _not_served("attention that is not causal")
-        if m.mm_req_doc_ranges:
-            raise _not_served("a multimodal prefix that sees all of itself")
-        if m.rswa_prefix_lens is not None:
-            raise _not_served("reference sliding window attention (R-SWA)")
+        _refuse(
+            {
+                "attention that is not causal": m.causal is not True,
+                "a multimodal prefix that sees all of itself": m.mm_req_doc_ranges,
+                "reference sliding window attention (R-SWA)": m.rswa_prefix_lens is not None,
+            }
+        )
         return TsallisMetadata(
             num_actual_tokens=m.num_actual_tokens,
             query_start_loc=m.query_start_loc[: m.num_reqs + 1],
@@ -180,7 +170,7 @@ class TsallisMetadataBuilder(AttentionMetadataBuilder[TsallisMetadata]):
         )
 
 
-class TsallisImpl(AttentionImpl[TsallisMetadata]):
+class TsallisImpl(base.AttentionImpl[TsallisMetadata]):
     def __init__(
         self,
         num_heads: int,
@@ -191,7 +181,7 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
         sliding_window: int | None = None,
         kv_cache_dtype: str = "auto",
         logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
+        attn_type: str = base.AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
         **others: Any,
@@ -199,13 +189,26 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
         config = get_current_vllm_config()
         settings = settings_of(config)
         assert settings is not None  # or vLLM's own class would be made
-        _check(config, attn_type, kv_cache_dtype)
-        if head_size > _LARGEST_HEAD:
-            raise _not_served(f"a head of more than {_LARGEST_HEAD} columns ({head_size})")
-        if kv_sharing_target_layer_name is not None:
-            raise _not_served("a layer that reads the keys of another")
-        if given := [name for name, value in others.items() if value is not None]:
-            raise _not_served(f"attention with {', '.join(given)}")
+        model, parallel = config.model_config, config.parallel_config
+        dtype = str(model.dtype).removeprefix("torch.")
+        given = ", ".join(name for name, value in others.items() if value is not None)
+        cache = kv_cache_dtype not in ("auto", dtype)
+        ranks = max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size)
+        _refuse(
+            {
+                f"attention of the kind {attn_type}": attn_type != base.AttentionType.DECODER,
+                f"attention with {given}": given,
+                f"a KV cache of {kv_cache_dtype} beside a model of {dtype}": cache,
+                f"a head of more than {_WIDEST} columns ({head_size})": head_size > _WIDEST,
+                "a layer that reads the keys of another": kv_sharing_target_layer_name,
+                "VLLM_BATCH_INVARIANT": envs.VLLM_BATCH_INVARIANT,
+                "KV transfer (kv_transfer_config)": config.kv_transfer_config,
+                "speculative decoding (speculative_config)": config.speculative_config,
+                "a multimodal prefix that sees all of itself": model.is_mm_prefix_lm,
+                "reference sliding window attention (R-SWA)": model.rswa_window is not None,
+                "context parallelism": ranks > 1,
+            }
+        )
         self.num_heads = num_heads
         self.head_size = head_size
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -229,7 +232,9 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
         """The alpha of a layer, and of the heads that this process has of it."""
         if self.settings.map == "softmax":
             return
-        alpha = self.settings.alpha_of(layer)
+        alpha = self.settings.alpha
+        if isinstance(alpha, list | tuple):
+            alpha = alpha[layer]
         if isinstance(alpha, list | tuple):
             first = get_tensor_model_parallel_rank() * self.num_heads
             alpha = torch.tensor(alpha[first : first + self.num_heads], dtype=torch.float32)
@@ -279,8 +284,8 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """query, output: [tokens, heads, head_size]; writes output."""
-        if output_scale is not None or output_block_scale is not None:
-            raise _not_served("quantised output")
+        quantised = output_scale is not None or output_block_scale is not None
+        _refuse({"quantised output": quantised})
         if attn_metadata is None:  # vLLM looks how much memory a step takes
             return output
         m = attn_metadata
@@ -297,25 +302,3 @@ class TsallisImpl(AttentionImpl[TsallisMetadata]):
             **self.options,
         )
         return output
-
-
-def _check(config: VllmConfig, attn_type: str, kv_cache_dtype: str) -> None:
-    """NotImplementedError for what the engine was asked for and our attention does not do."""
-    if attn_type != AttentionType.DECODER:
-        raise _not_served(f"attention of the kind {attn_type}")
-    dtype = str(config.model_config.dtype).removeprefix("torch.")
-    if kv_cache_dtype not in ("auto", dtype):
-        raise _not_served(f"a KV cache of {kv_cache_dtype} beside a model of {dtype}")
-    if envs.VLLM_BATCH_INVARIANT:
-        raise _not_served("VLLM_BATCH_INVARIANT")
-    if config.kv_transfer_config is not None:
-        raise _not_served("KV transfer (kv_transfer_config)")
-    if config.speculative_config is not None:
-        raise _not_served("speculative decoding (speculative_config)")
-    if config.model_config.is_mm_prefix_lm:
-        raise _not_served("a multimodal prefix that sees all of itself")
-    if config.model_config.rswa_window is not None:
-        raise _not_served("reference sliding window attention (R-SWA)")
-    parallel = config.parallel_config
-    if max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
-        raise _not_served("context parallelism")

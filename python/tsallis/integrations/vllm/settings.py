@@ -35,10 +35,6 @@ class Settings:
         alpha = "by layers" if isinstance(self.alpha, list | tuple) else self.alpha
         return f"entmax, alpha {alpha}, " + ("screened by bytes" if self.screen else "unscreened")
 
-    def alpha_of(self, layer: int) -> Any:
-        """A number, or a list of one for each head of the model."""
-        return self.alpha[layer] if isinstance(self.alpha, list | tuple) else self.alpha
-
 
 def settings_of(config: Any) -> Settings | None:
     """What a VllmConfig asks for; None: nothing of ours.
@@ -51,60 +47,49 @@ def settings_of(config: Any) -> Settings | None:
     """
     own = dict((config.additional_config or {}).get("tsallis", {}))
     model = config.model_config.hf_text_config
-    if unknown := set(own) - {"map", "alpha", "screen"}:
-        raise ValueError(
-            f"tsallis: expected map, alpha or screen, got {', '.join(sorted(unknown))}"
-        )
+    if unknown := sorted(set(own) - {"map", "alpha", "screen"}):
+        raise _wrong("tsallis", "map, alpha or screen", ", ".join(unknown))
     kind, alpha = own.get("map"), own.get("alpha")
     if kind is None and (name := os.environ.get(VARIABLE)):
         if name not in _NAMES:
-            raise ValueError(f"{VARIABLE}: expected one of {', '.join(_NAMES)}, got {name}")
+            raise _wrong(VARIABLE, f"one of {', '.join(_NAMES)}", name)
         kind, fixed = _NAMES[name]
         alpha = fixed if alpha is None else alpha
-    kind = getattr(model, "tsallis_map", None) if kind is None else kind
-    if kind is None:
-        for where, given in (("tsallis", own), ("tsallis_alpha", _of(model, "alpha"))):
-            if given:
-                raise ValueError(
-                    f"tsallis_map: expected in the model's config, or map beside tsallis, or "
-                    f"{VARIABLE}, since there is {where} = {given!r}, got none"
-                )
+    recorded = {key: getattr(model, f"tsallis_{key}", None) for key in ("map", "alpha")}
+    kind = recorded["map"] if kind is None else kind
+    if kind is None and not own and recorded["alpha"] is None:
         return None
+    if kind is None:
+        where = f"in the model's config, or map beside alpha, or {VARIABLE}"
+        raise _wrong("tsallis_map", where, f"none, but {own or recorded}")
     if kind not in ("entmax", "softmax"):
-        raise ValueError(f"tsallis_map: expected 'entmax' or 'softmax', got {kind!r}")
+        raise _wrong("tsallis_map", "'entmax' or 'softmax'", repr(kind))
     if kind == "softmax":
         return Settings(kind, None, False)
-    if alpha is None and _of(model, "learned_alpha"):
-        raise ValueError(
-            "tsallis_learned_alpha: expected a list tsallis_alpha, as "
-            "tsallis.integrations.transformers.export writes it, got alphas among the weights"
-        )
-    alpha = _of(model, "alpha") if alpha is None else alpha
-    _check(alpha, model)
+    if alpha is None and getattr(model, "tsallis_learned_alpha", None):
+        exported = "a list tsallis_alpha, as tsallis.integrations.transformers.export writes it"
+        raise _wrong("tsallis_learned_alpha", exported, "alphas among the weights")
+    alpha = recorded["alpha"] if alpha is None else alpha
+    _check(alpha, model.num_hidden_layers, model.num_attention_heads)
     return Settings(kind, alpha, bool(own.get("screen", True)))
 
 
-def _of(model: Any, name: str) -> Any:
-    return getattr(model, f"tsallis_{name}", None)
+def _wrong(name: str, expected: str, came: object) -> ValueError:
+    return ValueError(f"{name}: expected {expected}, got {came}")
 
 
-def _check(alpha: Any, model: Any) -> None:
+def _check(alpha: Any, layers: int, heads: int) -> None:
     """ValueError for an alpha that the layers and heads of a model cannot use."""
-    layers, heads = model.num_hidden_layers, model.num_attention_heads
-    entries = alpha if isinstance(alpha, list | tuple) else [alpha]
-    if isinstance(alpha, list | tuple) and len(alpha) != layers:
-        raise ValueError(
-            f"tsallis_alpha: expected a number or one entry for each of {layers} layers, got "
-            f"{len(alpha)}"
-        )
-    for layer, entry in enumerate(entries):
-        several = isinstance(entry, list | tuple)
-        if several and len(entry) != heads:
-            raise ValueError(
-                f"tsallis_alpha[{layer}]: expected a number or one for each of {heads} heads, got "
-                f"{len(entry)}"
-            )
-        for number in entry if several else [entry]:
+    by_layer = list(alpha) if isinstance(alpha, list | tuple) else [alpha] * layers
+    if len(by_layer) != layers:
+        one = f"a number or one entry for each of {layers} layers"
+        raise _wrong("tsallis_alpha", one, len(by_layer))
+    for layer, entry in enumerate(by_layer):
+        by_head = list(entry) if isinstance(entry, list | tuple) else [entry] * heads
+        if len(by_head) != heads:
+            one = f"a number or one for each of {heads} heads"
+            raise _wrong(f"tsallis_alpha[{layer}]", one, len(by_head))
+        for number in by_head:
             try:
                 check_alpha(number, heads)
             except (TypeError, ValueError) as error:
