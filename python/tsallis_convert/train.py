@@ -234,7 +234,7 @@ class Run:
             model.config.tsallis_alpha = plan.alpha
         aside = self.folder / "model.new"
         tsallis_transformers.export(model, aside)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             if (self._source / name).is_file():
                 (aside / name).write_bytes((self._source / name).read_bytes())
         log = {"losses": state["losses"], "seconds": state["seconds"], "threads": self._threads}
