@@ -3,7 +3,7 @@
     ./tsallis convert smollm2 --methods entmax
     build-vllm/env/bin/python examples/serve.py
 
-Needs vLLM (docs/guide/serving.md). Prints the answer, tokens a second, and keys kept by a head.
+Needs vLLM (docs/guide/serving.md). Prints the answer, tokens a second, and keys that heads keep.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,8 +24,7 @@ QUESTION = "\n\nIn two sentences: what is the text above about?"
 
 
 @torch.no_grad()
-def kept(folder: Path, ids: list[int]) -> float:
-    """Keys that the last token gives a weight, a mean over the model's heads."""
+def kept_by_last(folder: Path, ids: list[int]) -> float:
     tsallis_transformers.register()
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="tsallis_entmax")
     keys: list[torch.Tensor] = []
@@ -50,18 +50,17 @@ def main() -> None:
     asked = tokenizer(QUESTION)["input_ids"]
     ids = tokenizer(pages)["input_ids"][: options.tokens - len(asked)] + asked
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(options.model)]
-    command += ["--port", str(options.port), "--served-model-name", "model", "--max-model-len"]
-    command += [str(options.tokens + options.answer)]
+    command += ["--port", str(options.port), "--served-model-name", "model"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1"} | os.environ  # GiB
     log = Path("serve.log")
     server = subprocess.Popen(command, env=environment, stdout=log.open("w"), stderr=-2)
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{options.port}/v1", api_key="none")
-    settings = {"model": "model", "max_tokens": options.answer, "temperature": 0, "stream": True}
+    ask = partial(client.completions.create, model="model", temperature=0, stream=True)
     try:
         while server.poll() is None:
             try:
                 begin, times = time.perf_counter(), []
-                for part in client.completions.create(prompt=ids, **settings):
+                for part in ask(prompt=ids, max_tokens=options.answer):
                     times.append(time.perf_counter())
                     print(part.choices[0].text, end="", flush=True)
                 break
@@ -74,7 +73,7 @@ def main() -> None:
         server.wait()
     read, written = len(ids) / (times[0] - begin), (len(times) - 1) / (times[-1] - times[0])
     print(f"\n{read:.0f} tokens a second read, {written:.1f} written")
-    print(f"a head kept {kept(options.model, ids):.1f} of {len(ids)} keys")
+    print(f"a head kept {kept_by_last(options.model, ids):.1f} of {len(ids)} keys")
 
 
 if __name__ == "__main__":
