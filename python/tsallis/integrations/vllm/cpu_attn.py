@@ -40,12 +40,8 @@ def backend(name: str) -> type[base.AttentionBackend]:
     if settings is None:
         own: type[base.AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
         logger.info_once("tsallis: the model names no map, vLLM's own %s runs", name)
-
-        def get_impl_cls() -> Any:
-            _check_kept(None)
-            return own.get_impl_cls()
-
-        return type(own.__name__, (own,), {"get_impl_cls": staticmethod(get_impl_cls)})
+        made = staticmethod(lambda: _kept(None, own.get_impl_cls()))
+        return type(own.__name__, (own,), {"get_impl_cls": made})
     if name != "CPU_ATTN":
         raise _not_served(f"multi-head latent attention ({name})")
     return TsallisScreenedBackend if settings.screen else TsallisBackend
@@ -62,11 +58,12 @@ def _refuse(asked: dict[str, Any]) -> None:
             raise _not_served(what)
 
 
-def _check_kept(screen: bool | None) -> None:
+def _kept(screen: bool | None, found: Any) -> Any:
     """vLLM keeps a class for all layers of the same shape in a process, of another model, too."""
     settings = settings_of(get_current_vllm_config())
     if (None if settings is None else settings.screen) is not screen:
         raise _not_served("a second model with another map in the same process")
+    return found
 
 
 class TsallisBackend(base.AttentionBackend):
@@ -81,16 +78,27 @@ class TsallisBackend(base.AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | base.MultipleOf]:
-        return [base.MultipleOf(16)]
+        return [base.MultipleOf(_SCREENED)]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         return (KVCacheLayout.LBHNC,)
 
     @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        if not cls.screen:
+            return spec
+        if spec.state_content_bytes is not None or spec.page_size_padded is not None:
+            raise _not_served("a screen in blocks of several sizes (a hybrid model)")
+        item = spec.dtype.itemsize
+        # vLLM counts by token, in elements of the keys' dtype.
+        screen = -(-screen_bytes(spec.head_size) // (_SCREENED * item)) * item
+        rows = (spec.head_size + spec.head_size_v) * item
+        return replace(spec, state_content_bytes=rows + screen)
+
+    @classmethod
     def get_impl_cls(cls) -> type[TsallisImpl]:
-        _check_kept(cls.screen)
-        return TsallisImpl
+        return _kept(cls.screen, TsallisImpl)
 
     @staticmethod
     def get_builder_cls() -> type[TsallisMetadataBuilder]:
@@ -101,20 +109,6 @@ class TsallisScreenedBackend(TsallisBackend):
     """Behind the values of a block lie the bytes that `decode_paged` screens its keys by."""
 
     screen = True
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | base.MultipleOf]:
-        return [base.MultipleOf(_SCREENED)]
-
-    @classmethod
-    def customize_spec(cls, spec: Any) -> Any:
-        if spec.state_content_bytes is not None or spec.page_size_padded is not None:
-            raise _not_served("a screen in blocks of several sizes (a hybrid model)")
-        item = spec.dtype.itemsize
-        # vLLM counts by token, in elements of the keys' dtype.
-        screen = -(-screen_bytes(spec.head_size) // (_SCREENED * item)) * item
-        rows = (spec.head_size + spec.head_size_v) * item
-        return replace(spec, state_content_bytes=rows + screen)
 
 
 @dataclass
@@ -209,13 +203,9 @@ class TsallisImpl(base.AttentionImpl[TsallisMetadata]):
                 "context parallelism": ranks > 1,
             }
         )
-        self.num_heads = num_heads
-        self.head_size = head_size
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.scale = float(scale)
-        self.kv_cache_dtype = kv_cache_dtype
-        self.sliding_window = sliding_window
-        self.sinks = sinks
+        self.kv_cache_dtype, self.sliding_window, self.sinks = kv_cache_dtype, sliding_window, sinks
         self.settings: Settings = settings
         logger.info_once("tsallis: attention is %s", str(settings))
         self.options: dict[str, Any] = {"map": settings.map, "scale": self.scale}
@@ -284,21 +274,11 @@ class TsallisImpl(base.AttentionImpl[TsallisMetadata]):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """query, output: [tokens, heads, head_size]; writes output."""
-        quantised = output_scale is not None or output_block_scale is not None
-        _refuse({"quantised output": quantised})
+        _refuse({"quantised output": (output_scale, output_block_scale) != (None, None)})
         if attn_metadata is None:  # vLLM looks how much memory a step takes
             return output
-        m = attn_metadata
-        k_pages, v_pages, screen = self._pages(kv_cache)
-        decode_paged(
-            query[: m.num_actual_tokens].transpose(0, 1).unsqueeze(0),
-            k_pages,
-            v_pages,
-            m.block_table,
-            m.seq_lens,
-            cu_seqlens_q=m.query_start_loc,
-            screen=screen,
-            out=output[: m.num_actual_tokens].transpose(0, 1).unsqueeze(0),
-            **self.options,
-        )
+        m, (k_pages, v_pages, screen) = attn_metadata, self._pages(kv_cache)
+        q, out = (x[: m.num_actual_tokens].transpose(0, 1)[None] for x in (query, output))
+        more = self.options | {"cu_seqlens_q": m.query_start_loc, "screen": screen, "out": out}
+        decode_paged(q, k_pages, v_pages, m.block_table, m.seq_lens, **more)
         return output
