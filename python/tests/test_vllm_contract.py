@@ -287,7 +287,11 @@ def test_what_is_not_served_is_named_where_layers_are_grouped(engine):
     builder(spec, [], engine.config, "cpu")
     for other, what in (
         (replaced(spec, page_size_padded=2**20), "padded blocks"),
-        (SimpleNamespace(page_size_padded=None), "a KV cache of SimpleNamespace"),
+        (replaced(spec, head_size_v=16), "a value of another size"),
+        (
+            SimpleNamespace(page_size_padded=None, head_size=32, head_size_v=32),
+            "a KV cache of SimpleNamespace",
+        ),
     ):
         with pytest.raises(NotImplementedError, match=what):
             builder(other, [], engine.config, "cpu")
@@ -295,6 +299,15 @@ def test_what_is_not_served_is_named_where_layers_are_grouped(engine):
         type("Chunked", (builder,), {})(spec, [], engine.config, "cpu")
     with pytest.raises(NotImplementedError, match="a screen in blocks of several sizes"):
         backend.customize_spec(replaced(spec, page_size_padded=2**20))
+
+
+def test_a_layer_without_its_alpha_computes_nothing(engine):
+    engine.config = config(tsallis_map="entmax", tsallis_alpha=1.7)
+    server = Server(engine, 4, 2, 32)
+    made = engine.backend().get_impl_cls()(4, 32, 1.0, 2)
+    server.impl.options["alpha"] = made.options["alpha"]  # of a layer that no builder knows
+    with pytest.raises(TypeError, match="alpha: expected a number, got None"):
+        server.step([(0, 2)], torch.randn(2, 4, 32), *torch.randn(2, 2, 2, 32))
 
 
 def test_what_is_not_served_is_named_in_a_step(engine):

@@ -30,8 +30,7 @@ __all__ = ["TsallisBackend", "TsallisScreenedBackend", "backend"]
 logger = init_logger("vllm.tsallis")
 
 _SCREENED = 64  # keys for which there are `screen_bytes`
-_SPECS = (FullAttentionSpec, SlidingWindowSpec)
-_WIDEST = 512  # columns of a head
+_SPECS, _WIDEST = (FullAttentionSpec, SlidingWindowSpec), 512  # columns of a head
 
 
 def backend(name: str) -> type[base.AttentionBackend]:
@@ -136,6 +135,7 @@ class TsallisMetadataBuilder(base.AttentionMetadataBuilder[TsallisMetadata]):
                 f"attention through {own.__name__}": own is not TsallisMetadataBuilder,
                 f"a KV cache of {kind.__name__}": kind not in _SPECS,
                 "a KV cache with padded blocks (a hybrid model)": kv_cache_spec.page_size_padded,
+                "a value of another size": kv_cache_spec.head_size_v != kv_cache_spec.head_size,
             }
         )
         # A layer is not told its number: it stands in its name.
@@ -209,6 +209,8 @@ class TsallisImpl(base.AttentionImpl[TsallisMetadata]):
         self.settings: Settings = settings
         logger.info_once("tsallis: attention is %s", str(settings))
         self.options: dict[str, Any] = {"map": settings.map, "scale": self.scale}
+        if settings.map == "entmax":
+            self.options["alpha"] = None  # `decode_paged` refuses it, until `set_layer` was called
         if alibi_slopes is not None:
             self.options["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
         if logits_soft_cap:
@@ -235,10 +237,8 @@ class TsallisImpl(base.AttentionImpl[TsallisMetadata]):
             self.options["sink"] = self.sinks.detach().float()
 
     def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values [blocks, block, kv_heads, head_size], and bytes [blocks, kv_heads, ...].
-
-        kv_cache: [blocks, kv_heads, block, columns]; a block of a key head is contiguous, and what
-        lies in it is ours.
+        """Keys and values [blocks, block, kv_heads, head_size], bytes [blocks, kv_heads, ...], out
+        of [blocks, kv_heads, block, columns]: how a contiguous block of a head is filled is ours.
         """
         if self._seen is not None and self._seen[0] is kv_cache:
             return self._seen[1]
