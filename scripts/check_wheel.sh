@@ -8,7 +8,7 @@ python=$source/.venv/bin/python
 work=$source/build-wheel
 wheel=$(ls "$work"/wheelhouse/tsallis-*.whl)
 tests=(maps losses gradients attention attention_operators attention_settings operators transforms cache paged nn
-  multihead sdpa patterns extremes temperature_fit compat_adasplash transformers_cache)
+  multihead sdpa patterns extremes temperature_fit compat_adasplash transformers_cache vllm_contract)
 
 check() { # FOLDER: an environment with a torch
   local environment=$1 start

@@ -91,8 +91,19 @@ def test_every_method_and_its_page(made):
         assert (first.map, first.n, first.heads, first.grouped) == (map_name, 100, 3, True)
         assert (second.alpha is None) == (name == "softmax")
         assert not torch.equal(first.inputs[0], second.inputs[0])
-    learned = made / "out" / "learned" / "model"
-    assert json.loads((learned / "config.json").read_text())["tsallis_learned_alpha"]["heads"] == 3
+    # The model names its map, and alphas by layers and heads; entmax also in its architecture.
+    for name in results["runs"]:
+        config = json.loads((made / "out" / name / "model" / "config.json").read_text())
+        sparse = name != "softmax"
+        assert config["tsallis_map"] == ("entmax" if sparse else "softmax")
+        assert config["architectures"] == ["Tsallis" * sparse + "LlamaForCausalLM"]
+        assert "tsallis_learned_alpha" not in config
+        alpha = config.get("tsallis_alpha")
+        if name == "learned":
+            assert [len(layer) for layer in alpha] == [3, 3]
+            assert len({number for layer in alpha for number in layer}) > 1
+        else:
+            assert alpha == (1.5 if sparse else None)
     # Once more: nothing is trained again.
     stamp = (made / "out" / "entmax" / "model" / "config.json").stat().st_mtime_ns
     assert convert(made, *methods).returncode == 0

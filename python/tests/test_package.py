@@ -20,7 +20,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def installed(tmp_path):
     """site-packages as the wheel fills them, from the build tree."""
     package = tmp_path / "site" / "tsallis"
-    shutil.copytree(ROOT / "python" / "tsallis", package)
+    for folder in PYPROJECT["tool"]["scikit-build"]["wheel"]["packages"]:
+        shutil.copytree(ROOT / folder, package.parent / Path(folder).name)
     shutil.copy(tsallis.library_path, package)
     return package
 

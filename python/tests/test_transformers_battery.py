@@ -5,11 +5,13 @@ sparsemax as its definition says.
 """
 
 import contextlib
+import json
 import warnings
 from unittest import mock
 
 import pytest
 import torch
+from safetensors import safe_open
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -274,6 +276,69 @@ def test_learned_alphas_are_saved_with_the_model(tmp_path):
     torch.testing.assert_close(before, after, rtol=0, atol=0)
     before.sum().backward()
     assert all(alpha.raw.grad.abs().sum() > 0 for alpha in alphas)
+
+
+@pytest.mark.parametrize(
+    ("name", "map", "alpha"),
+    [
+        ("tsallis_softmax", "softmax", None),
+        ("tsallis_entmax15", "entmax", 1.5),
+        ("tsallis_entmax", "entmax", [1.2, [1.1, 1.5, 1.9, 2.0]]),
+    ],
+)
+def test_an_exported_model_names_its_attention(tmp_path, name, map, alpha):
+    model = build(AutoModelForCausalLM, "llama", {}).float()
+    model.config.tsallis_alpha = alpha or 1.3  # of softmax it says nothing
+    model.set_attn_implementation(name)
+    integration.export(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["tsallis_map"] == map
+    assert config.get("tsallis_alpha") == alpha
+    prefix = "" if map == "softmax" else "Tsallis"
+    assert config["architectures"] == [f"{prefix}LlamaForCausalLM"]
+    tokens, mask = batch("left")
+    again = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        attn_implementation="tsallis_softmax" if map == "softmax" else "tsallis_entmax",
+        dtype=torch.float32,
+    )
+    with torch.no_grad():
+        before = model(input_ids=tokens, attention_mask=mask).logits
+        after = again(input_ids=tokens, attention_mask=mask).logits
+    torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
+def test_exported_alphas_are_numbers_in_the_config(tmp_path):
+    model = build(AutoModelForCausalLM, "llama", {}).float()
+    integration.learn_alpha(model, initial=1.3)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.tsallis_alpha.raw += torch.tensor([0.1, -0.2, 0.3, 0.4])
+    tokens, mask = batch("left")
+    before = model(input_ids=tokens, attention_mask=mask).logits
+    integration.export(model, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as weights:
+        assert not [key for key in weights.keys() if "tsallis" in key]  # noqa: SIM118
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="tsallis_entmax")
+    assert not hasattr(again.model.layers[0].self_attn, "tsallis_alpha")
+    after = again(input_ids=tokens, attention_mask=mask).logits
+    torch.testing.assert_close(before, after, rtol=0, atol=0)
+    # What was exported trains on as it is.
+    before.sum().backward()
+    assert all(layer.self_attn.tsallis_alpha.raw.grad is not None for layer in model.model.layers)
+
+
+def test_what_cannot_be_exported_is_named(tmp_path):
+    model = build(AutoModelForCausalLM, "llama", {})
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="expected entmax or softmax of tsallis, got 'sdpa'"):
+        integration.export(model, tmp_path)
+    model.set_attn_implementation("tsallis_entmax")
+    with pytest.raises(ValueError, match="tsallis_alpha: expected in the model's config, got None"):
+        integration.export(model, tmp_path)
+    model.model.layers[1].self_attn.tsallis_alpha = 1.5
+    with pytest.raises(ValueError, match=r"in each of 2 layers, got layers \[1\]"):
+        integration.export(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,8 @@ def inputs(model: PreTrainedModel, tokens: Tensor, file: Path) -> None:
             if name != SOFTMAX:
                 own = getattr(module, "tsallis_alpha", None)
                 alpha = module.config.tsallis_alpha if own is None else own()
+                if isinstance(alpha, list):
+                    alpha = alpha[module.layer_idx]
                 alphas = torch.as_tensor(alpha, dtype=torch.float32).expand(q.shape[1])
                 tensors[f"{layer}.alpha"] = alphas.contiguous()
         return attend(module, q, k, v, *rest, **more)

@@ -132,7 +132,7 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """What it makes, as save_pretrained writes it."""
+        """What it makes, as `tsallis_transformers.export` writes it."""
         return self.folder / "model"
 
     def begin(self) -> None:
@@ -230,10 +230,11 @@ class Run:
         except KeyboardInterrupt:
             save()
             raise
-        model.config.tsallis_alpha = plan.alpha
+        if plan.method != "softmax":
+            model.config.tsallis_alpha = plan.alpha
         aside = self.folder / "model.new"
-        model.save_pretrained(aside)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
+        tsallis_transformers.export(model, aside)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             if (self._source / name).is_file():
                 (aside / name).write_bytes((self._source / name).read_bytes())
         log = {"losses": state["losses"], "seconds": state["seconds"], "threads": self._threads}

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import torch
 
-from tsallis.bench import attention, decode, document
+from tsallis.bench import attention, decode, document, serve
 from tsallis.bench.cases import (
     MODEL_TEXT,
     SOURCE,
@@ -132,6 +132,14 @@ def _parser() -> argparse.ArgumentParser:
             "decode",
             help="one token's attention on a cache against torch's SDPA",
             description=decode.ABOUT,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
+    serve.parser(
+        commands.add_parser(
+            "serve",
+            help="a model in vLLM with our attention and with its own",
+            description=serve.ABOUT,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )

@@ -17,18 +17,22 @@ The alpha of "tsallis_entmax" is the attention module's attribute ``tsallis_alph
 number, a tensor, or a module such as `tsallis.nn.LearnedAlpha`, which is then trained with the
 model), else ``config.tsallis_alpha``: a number, or a list with one entry for each layer, each a
 number or a list of one for each head. `learn_alpha` gives every attention module a `LearnedAlpha`
-and saves them with the model.
+and saves them with the model. `export` writes a model that names its map and its alphas, for
+engines that serve it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -46,12 +50,13 @@ from tsallis.integrations.transformers_batching import (
 )
 from tsallis.integrations.transformers_cache import PagedRows, TsallisCache
 from tsallis.nn.alpha import LearnedAlpha, alpha_value, check_alpha
+from tsallis_vllm import PREFIX
 
 _active_collector: Any = None
 with contextlib.suppress(ImportError):  # from version 5 on
     from transformers.utils.output_capturing import _active_collector
 
-__all__ = ["NAMES", "TsallisCache", "learn_alpha", "observe", "register"]
+__all__ = ["NAMES", "TsallisCache", "export", "learn_alpha", "observe", "register"]
 
 _Map = Literal["softmax", "entmax", "adaptive_temperature"]
 
@@ -216,6 +221,67 @@ def learn_alpha(
     for part in model.modules():
         if isinstance(part, LearnedAlpha):
             part.to(device=weight.device, dtype=weight.dtype)
+
+
+def export(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Writes a model as `save_pretrained` does, with its attention in ``config.json``.
+
+    ``tsallis_map`` is "entmax" or "softmax", and ``tsallis_alpha`` of entmax a number or a list by
+    layers. Learned alphas go into that list, and not into the weights: `from_pretrained` brings
+    them back as numbers, which are trained no further. The architecture of an entmax model is
+    written as "Tsallis" and its name, so that an engine that knows softmax alone refuses the model;
+    transformers does not read that name. The model itself is left as it is.
+
+    Args:
+        model: one with "tsallis_entmax", "tsallis_entmax15", "tsallis_sparsemax" or
+            "tsallis_softmax".
+        folder: where to write to.
+
+    Raises:
+        ValueError: the model has another attention, or alphas that are not those of its layers.
+    """
+    name = model.config._attn_implementation
+    map, alpha = _IMPLEMENTATIONS.get(name, (None, None))
+    if map not in ("entmax", "softmax"):
+        raise ValueError(f"model: expected entmax or softmax of tsallis, got {name!r}")
+    if map == "entmax" and alpha is None:
+        alpha = _alphas(model)
+    weights = {
+        key: value for key, value in model.state_dict().items() if ".tsallis_alpha." not in key
+    }
+    model.save_pretrained(folder, state_dict=weights)
+    path = Path(folder) / "config.json"
+    config = json.loads(path.read_text())
+    for key in ("tsallis_alpha", "tsallis_learned_alpha"):
+        config.pop(key, None)
+    config["tsallis_map"] = map
+    if map == "entmax":
+        config["tsallis_alpha"] = alpha
+        config["architectures"] = [PREFIX + type(model).__name__]
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _alphas(model: PreTrainedModel) -> Any:
+    """What ``config.tsallis_alpha`` has to be: that of the config, or a list of learned alphas."""
+    own = {
+        getattr(part, "layer_idx", None): part.tsallis_alpha
+        for part in model.modules()
+        if hasattr(part, "is_causal") and getattr(part, "tsallis_alpha", None) is not None
+    }
+    if not own:
+        alpha = getattr(model.config, "tsallis_alpha", None)
+        if alpha is None:
+            raise ValueError("tsallis_alpha: expected in the model's config, got None")
+        return alpha
+    layers = getattr(model.config, "num_hidden_layers", len(own))
+    if own.keys() != set(range(layers)):
+        raise ValueError(
+            f"model: expected an attention module with tsallis_alpha in each of {layers} layers, "
+            f"got layers {list(own)}"
+        )
+    with torch.no_grad():
+        values = [alpha_value(own[layer]) for layer in range(layers)]
+    return [v.tolist() if isinstance(v, Tensor) else v for v in values]
 
 
 def _watch(method: str, check: Callable[[PreTrainedModel, Any], None]) -> None:
