@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from tsallis.bench.figure import PALETTE, SVG
 from tsallis_report import style
@@ -53,8 +54,9 @@ def write(source: Path, target: Path) -> None:
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.set_xticks(prompts, [f"{n:,}".replace(",", " ") for n in prompts])
-            axes.yaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("tokens of a prompt")
             axes.set_title(title)
         handles, labels = panels[0].get_legend_handles_labels()
