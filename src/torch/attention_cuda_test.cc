@@ -198,8 +198,10 @@ TEST(AttentionCuda, Pages) {
   const auto decode = [&](const stable::AttentionPasses& passes, const Tensor& pages_of) {
     stable::AttentionArguments arguments;
     TakeOptions(options, arguments);
-    auto results = stable::AttentionOnPages(passes, Handle(rows), Handle(k), Handle(v),
-                                            Handle(pages_of), arguments, true);
+    const stable::Tensor queries = Handle(rows), keys = Handle(k), values = Handle(v),
+                         pages = Handle(pages_of), none;
+    auto results = stable::AttentionOnPages(passes, {queries, keys, values, pages, none, none},
+                                            arguments, true);
     return Decoded{FromHandle(std::move(results.out)), FromHandle(std::move(results.tau)),
                    FromHandle(std::move(results.support_size))};
   };
