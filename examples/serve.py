@@ -49,8 +49,8 @@ def main() -> None:
     pages = "\n".join(page.read_text() for page in sorted((ROOT / "docs").rglob("*.md")))
     asked = tokenizer(QUESTION)["input_ids"]
     ids = tokenizer(pages)["input_ids"][: options.tokens - len(asked)] + asked
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(options.model)]
-    command += ["--port", str(options.port), "--served-model-name", "model"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    command += [str(options.model), "--port", str(options.port), "--served-model-name", "model"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1"} | os.environ  # GiB
     log = Path("serve.log")
     server = subprocess.Popen(command, env=environment, stdout=log.open("w"), stderr=-2)

@@ -1,4 +1,4 @@
-"""Tsallis' attention in vLLM on CPUs: ``pip install tsallis``, then ``vllm serve MODEL``.
+"""Tsallis' attention in vLLM on CPUs (docs/guide/serving.md).
 
 `tsallis_vllm.register` gives vLLM the names below in place of its own classes. A name is looked up
 when a model's first layer is made, so it stands for what that model asks for: our attention if
