@@ -248,6 +248,8 @@ TEST(SequencePart, HeadsAreTradedForTokensAndBack) {
         const at::Tensor own = all.narrow(2, begin, count).requires_grad_(true);
         const at::Tensor traded = Traded(part, own, 1, 2, kLength);
         EXPECT_TRUE(at::equal(traded.cpu(), all.narrow(1, head, heads).cpu()));
+        // Autograd has one thread for a device, which processes that are threads here would share.
+        if (std::string(device) != "cpu") continue;
         traded.backward(all.narrow(1, head, heads));
         EXPECT_TRUE(at::equal(own.grad().cpu(), own.detach().cpu()));
       }
