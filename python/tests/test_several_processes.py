@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from pages import write_pages
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.alone  # two processes at a time
 
@@ -201,13 +202,18 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path, recipe):
         assert files(tmp_path / "again") == files(tmp_path / "two")
 
 
-def test_language_is_trained_alike_by_two_processes(tmp_path):
-    (tmp_path / "recipe.toml").write_text(TEXT)
-    write_pages(tmp_path / "pages")
-    prepare = [str(PROGRAM), "data", "prepare", "pages", "--from", "pages"]
+def prepare(folder: Path, recipe: str):
+    """The recipe, and its corpus."""
+    (folder / "recipe.toml").write_text(recipe)
+    write_pages(folder / "pages")
+    command = [str(PROGRAM), "data", "prepare", "pages", "--from", "pages"]
     subprocess.run(
-        [*prepare, "--folder", "corpus", "--quiet"], cwd=tmp_path, env=environment(), check=True
+        [*command, "--folder", "corpus", "--quiet"], cwd=folder, env=environment(), check=True
     )
+
+
+def test_language_is_trained_alike_by_two_processes(tmp_path):
+    prepare(tmp_path, TEXT)
     train(tmp_path, "one", 1)
     printed = train(tmp_path, "two", 2)
     assert re.search(r"\d+ tokens a second in each of 2 processes", printed)
@@ -219,6 +225,80 @@ def test_language_is_trained_alike_by_two_processes(tmp_path):
                 assert one[name] == pytest.approx(other[name], rel=1e-3)
         if "validation" in one:
             assert one["validation"] == pytest.approx(other["validation"], rel=1e-3)
+
+
+ATTENTIONS = {
+    "softmax": [],
+    "entmax": ["map=entmax"],
+    "asentmax-nape": ["map=entmax", "length_scaling.kind=adaptive", "positions.kind=nape"],
+    "rope": ["positions.kind=rope"],
+    "rope-ntk": ["positions.kind=rope", "positions.scaling.kind=ntk"],
+    "scale-invariant-p-rope": [
+        "map=entmax",
+        "scale_invariant=10",
+        "positions.kind=rope",
+        "positions.kept=0.5",
+    ],
+}
+# Fewer samples than processes, and shares of 37 tokens are unequal. Muon would give its steps the
+# size of the weights, however small the difference that decides them.
+PARTS = TEXT.replace('"muon"', '"adamw"\nsplit = "sequence"').replace("adam_lr = 1e-4\n", "")
+PARTS = PARTS.replace("batch = 12\naccumulate = 3\nlog_every = 10", "batch = 2\naccumulate = 2")
+PARTS = PARTS.replace("[32, 32]", "[37, 37]").replace("heads = 2", "heads = 4")
+PARTS = re.sub("attention = .*", "", PARTS).replace("lr = 1e-3", "lr = 1e-3\nlog_every = 1")
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder) if "loss" in line]
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_processes_that_split_sequences_train_as_one(tmp_path, name):
+    prepare(tmp_path, PARTS)
+    settings = ["steps=12", *(f"model.attention.{setting}" for setting in ATTENTIONS[name])]
+    train(tmp_path, "one", 1, *settings)
+    weights = load_file(tmp_path / "one" / "model.safetensors")
+    for processes in (2, 4):
+        folder = str(processes)
+        train(tmp_path, folder, processes, *settings)
+        assert len(losses(tmp_path / folder)) == 12
+        # Both curves have six digits.
+        assert losses(tmp_path / folder) == pytest.approx(losses(tmp_path / "one"), rel=4e-6)
+        # Twelve steps of 1e-3 at most.
+        for key, value in load_file(tmp_path / folder / "model.safetensors").items():
+            assert (value - weights[key]).abs().max().item() < 1e-5, key
+
+
+def test_a_run_on_parts_of_sequences_is_resumed_in_any_number(tmp_path):
+    prepare(tmp_path, PARTS)
+    settings = ("steps=150", "train.lr=1e-4", "train.checkpoint_every=1")
+    train(tmp_path, "one", 1, *settings)
+    resume = (*TRAIN, "two", "--resume", *settings)
+    for processes in (2, 4):
+        torchrun = start(tmp_path, resume, processes)
+        wait_for_lines(tmp_path / "two", 10 * processes, torchrun)
+        os.kill(worker(torchrun, 1), signal.SIGKILL)
+        _, stderr = torchrun.communicate(timeout=60)
+        assert "rank 1 was lost (" in stderr
+    train(tmp_path, "two", 1, "--resume", *settings)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("model.heads=1", "model.heads: expected at least 2 heads, one for each process, with "),
+        ("model.attention.pattern.kind=window", 'model.attention.pattern.kind: expected "none"'),
+        ("model.name=encoder-decoder", 'train.split: expected "batch" with model "encoder-'),
+    ],
+)
+def test_what_parts_of_sequences_do_not_serve_is_refused(tmp_path, setting, says):
+    prepare(tmp_path, PARTS)
+    more = ["model.attention.pattern.window=4"] if "window" in setting else []
+    torchrun = start(tmp_path, (*TRAIN, "refused", setting, *more), 2)
+    _, stderr = torchrun.communicate(timeout=60)
+    assert torchrun.returncode not in (0, None)
+    assert says in stderr
 
 
 def worker(torchrun: subprocess.Popen, rank: int) -> int:

@@ -35,7 +35,8 @@ class TrainCommand : public Command {
            "model.attention.pattern.stride=8\n"
            "On a GPU, with a torch that has CUDA:\n"
            "  tsallis train copy train.device=cuda\n"
-           "Several processes, each with its share of every batch (docs/guide/training.md):\n"
+           "Several processes, each with its share of every batch, or with train.split=sequence of "
+           "every sequence (docs/guide/training.md):\n"
            "  torchrun --nproc-per-node 2 -m tsallis train copy";
   }
 

@@ -163,6 +163,7 @@ void Describe(TableReader& table, TrainConfig& train) {
     return beta >= 0.0 && beta < 1.0 ? "" : "0 <= beta < 1";
   };
   table.Optional("device", train.device, Check<std::string>(CheckDeviceName));
+  table.Optional("split", train.split, OneOf({"batch", "sequence"}));
   table.Optional("optimizer", train.optimizer, OneOf(Names(Optimizers())));
   table.Optional("lr", train.lr, Positive<double>());
   table.Optional("adam_lr", train.adam_lr, Positive<double>());

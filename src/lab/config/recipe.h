@@ -24,6 +24,9 @@ struct TrainConfig {
   // The device on which a model of sequences is trained and evaluated: "cpu", "cuda", "cuda:N"
   // (lab/base/device.h). Not saved with a run: it may be resumed on another device.
   std::string device = "cpu";
+  // What several processes share: "batch", each takes some of its samples; "sequence", each takes
+  // some tokens of every sequence, and some heads of attention. Not saved with a run either.
+  std::string split = "batch";
   std::string optimizer = "adam";  // "adam", "adamw", "muon"
   double lr = 1e-3;                // muon: of hidden matrices
   // muon: learning rates of the other parameters, which Adam trains; of embeddings, if not adam_lr.

@@ -23,13 +23,18 @@ constexpr const char* kNameExpected =
     "a name of letters, digits, '.', '-' and '_' that begins with a letter or digit";
 
 // `path`: "train", or "method.NAME.train" of a method that is trained in its own way.
-void CheckTraining(const TrainConfig& train, const std::string& path, TomlProblems& problems) {
+void CheckTraining(const Recipe& recipe, const TrainConfig& train, const std::string& path,
+                   TomlProblems& problems) {
   const auto given = [&](const char* key) {
     return problems.Given(path + key) || problems.Given(std::string("train") + key);
   };
   if (train.batch % train.accumulate != 0) {
     problems.Add(path + ".accumulate", fmt::format("batch {} cannot be worked on in {} equal parts",
                                                    train.batch, train.accumulate));
+  }
+  if (train.split != "batch" && recipe.model.name != "decoder") {
+    problems.Add(path + ".split", fmt::format("expected \"batch\" with model \"{}\", got \"{}\"",
+                                              recipe.model.name, train.split));
   }
   // 0 takes away what the recipe says at another scale.
   if (train.optimizer != "adam" && given(".l2") && train.l2 != 0.0) {
@@ -78,8 +83,9 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
 // Says what is wrong with the decoder of a method; empty: nothing.
 std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
   try {
+    const TrainConfig train = recipe.TrainedBy(method).train;
     CheckSequenceModel(recipe.model.name, recipe.Decoder(method),
-                       recipe.TrainedBy(method).train.device == "cpu");
+                       train.device == "cpu" && train.split == "batch");
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -141,7 +147,7 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
     problems.Add(path + ".steps", "only has an effect beside the method's own `train`");
   }
   if (!method.train) return;
-  CheckTraining(*method.train, path + ".train", problems);
+  CheckTraining(recipe, *method.train, path + ".train", problems);
   if (problems.Given(path + ".train.lr_grid")) {
     problems.Add(path + ".train.lr_grid",
                  "belongs into [train]: every method is tried at the same rates");
@@ -255,7 +261,7 @@ const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
 
 void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
   CheckSequences(recipe, scale, problems);
-  CheckTraining(recipe.train, "train", problems);
+  CheckTraining(recipe, recipe.train, "train", problems);
   if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
     problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
   }

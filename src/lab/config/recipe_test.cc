@@ -398,6 +398,23 @@ TEST_F(SequenceRecipeTest, NamesTheDeviceThatItTrainsOn) {
                  "train.device: expected \"cpu\" with model");
 }
 
+TEST_F(SequenceRecipeTest, SaysWhatSeveralProcessesShare) {
+  EXPECT_EQ(Load(kSequences).train.split, "batch");
+  const std::string split = "optimizer = \"adamw\"\nsplit = \"sequence\"";
+  const std::string sequences = Replaced(kSequences, "optimizer = \"adamw\"", split);
+  EXPECT_EQ(Load(sequences).train.split, "sequence");
+  ExpectContains(ErrorOf("optimizer = \"adamw\"", "optimizer = \"adamw\"\nsplit = \"heads\""),
+                 "train.split: expected \"batch\"");
+  ExpectContains(
+      RecipeTest::ErrorOf("{ kind = \"nape\" }",
+                          "{ kind = \"nape\" }, pattern = { kind = \"window\", window = 4 }",
+                          sequences),
+      "model.attention.pattern.kind: expected \"none\" on a device other than the CPU and with "
+      "train.split \"sequence\", got \"window\"");
+  ExpectContains(RecipeTest::ErrorOf("[train]", "[train]\nsplit = \"sequence\"", kGood),
+                 "train.split: expected \"batch\" with model \"set-attention\", got \"sequence\"");
+}
+
 TEST_F(SequenceRecipeTest, DescribesTaskModelAndMethods) {
   const Recipe recipe = Load(kSequences);
   ASSERT_TRUE(recipe.task.sequence);

@@ -110,40 +110,43 @@ PaddedAttention::PaddedAttention(const DecoderConfig& config, std::int64_t layer
       if (leaf.defined()) scaling.leaves[name] = leaf;
     }
   }
-  PlanGroups(config, device);
+  whole_ = PlanOf(0, heads_);
 }
 
-void PaddedAttention::PlanGroups(const DecoderConfig& config, const c10::Device& device) {
-  std::vector<std::pair<AttentionConfig, std::vector<std::int64_t>>> plan;
-  for (std::int64_t h = 0; h < heads_; ++h) {
-    const AttentionConfig& head = head_[static_cast<std::size_t>(h)];
-    const auto same = std::find_if(plan.begin(), plan.end(),
+PaddedAttention::Plan PaddedAttention::PlanOf(std::int64_t first, std::int64_t count) const {
+  const c10::Device device = out_.device();
+  Plan plan{first, count, {}, {}};
+  std::vector<std::pair<AttentionConfig, std::vector<std::int64_t>>> groups;
+  for (std::int64_t h = 0; h < count; ++h) {
+    const AttentionConfig& head = head_[static_cast<std::size_t>(first + h)];
+    const auto same = std::find_if(groups.begin(), groups.end(),
                                    [&](const auto& group) { return SameGroup(group.first, head); });
-    if (same == plan.end()) {
-      plan.push_back({head, {h}});
+    if (same == groups.end()) {
+      groups.push_back({head, {h}});
     } else {
       same->second.push_back(h);
       if (head.sink != "none") same->first.sink = head.sink;
     }
   }
-  for (const auto& [head, heads] : plan) {
-    const Tensor index = plan.size() == 1 ? Tensor() : at::tensor(heads, at::kLong).to(device);
-    groups_.push_back({heads, head, index,
-                       DeviceAttention(head, config.HeadDim(), products_, fixed_slopes_.defined(),
-                                       !scalings_.empty(), device)});
+  for (const auto& [head, heads] : groups) {
+    const Tensor index = groups.size() == 1 ? Tensor() : at::tensor(heads, at::kLong).to(device);
+    plan.groups.push_back({heads, head, index,
+                           DeviceAttention(head, head_dim_, products_, fixed_slopes_.defined(),
+                                           !scalings_.empty(), device)});
   }
-  if (plan.size() == 1) return;
-  std::vector<std::int64_t> back(static_cast<std::size_t>(heads_));
+  if (groups.size() == 1) return plan;
+  std::vector<std::int64_t> back(static_cast<std::size_t>(count));
   std::int64_t place = 0;
-  for (const Group& group : groups_) {
+  for (const Group& group : plan.groups) {
     for (const std::int64_t h : group.heads) back[static_cast<std::size_t>(h)] = place++;
   }
-  back_ = at::tensor(back, at::kLong).to(device);
+  plan.back = at::tensor(back, at::kLong).to(device);
+  return plan;
 }
 
 std::vector<std::string> PaddedAttention::Notes() const {
   std::vector<std::string> notes;
-  for (const Group& group : groups_) {
+  for (const Group& group : whole_.groups) {
     if (!group.attend.Note().empty()) notes.push_back(group.attend.Note());
   }
   return notes;
@@ -170,19 +173,20 @@ void PaddedAttention::PrepareRotation(std::int64_t length, const c10::Device& de
   table_length_ = length;
 }
 
-Tensor PaddedAttention::Rotated(const Tensor& x) const {
+Tensor PaddedAttention::Rotated(const Tensor& x, std::int64_t begin) const {
   if (!cosine_.defined()) return x;
-  const Tensor cosine = cosine_.narrow(1, 0, x.size(2)), sine = sine_.narrow(1, 0, x.size(2));
+  const Tensor cosine = cosine_.narrow(1, begin, x.size(2));
+  const Tensor sine = sine_.narrow(1, begin, x.size(2));
   const std::vector<Tensor> halves = x.chunk(2, 3);
   return at::cat({halves[0] * cosine - halves[1] * sine, halves[0] * sine + halves[1] * cosine}, 3)
       .to(x.scalar_type());
 }
 
 Tensor PaddedAttention::ScaleOf(const Scaling& scaling, const Tensor& in, std::int64_t sequences,
-                                std::int64_t length) const {
+                                std::int64_t begin, std::int64_t length) const {
   const QueryScaling& config = scaling.config;
   const std::int64_t count = scaling.heads.count;
-  const Tensor place = at::arange(length, in.options().dtype(at::kLong));
+  const Tensor place = at::arange(begin, begin + length, in.options().dtype(at::kLong));
   const Tensor log_n = (place.to(at::kDouble) + 2.0).log();
   const auto leaf = [&](const char* name) { return scaling.leaves.at(name).unsqueeze(1); };
   const auto delta = [&](const Tensor& rest) {
@@ -210,7 +214,7 @@ Tensor PaddedAttention::ScaleOf(const Scaling& scaling, const Tensor& in, std::i
   return delta(at::softplus(beta) * (config.gamma_range * gamma.tanh() * log_log_n).exp());
 }
 
-Tensor PaddedAttention::Scales(const Tensor& in, std::int64_t sequences,
+Tensor PaddedAttention::Scales(const Tensor& in, std::int64_t sequences, std::int64_t begin,
                                std::int64_t length) const {
   std::vector<Tensor> parts;
   std::int64_t next = 0;
@@ -221,40 +225,55 @@ Tensor PaddedAttention::Scales(const Tensor& in, std::int64_t sequences,
   };
   for (const Scaling& scaling : scalings_) {
     plain(scaling.heads.first);
-    parts.push_back(ScaleOf(scaling, in, sequences, length));
+    parts.push_back(ScaleOf(scaling, in, sequences, begin, length));
     next = scaling.heads.first + scaling.heads.count;
   }
   plain(heads_);
   return at::cat(parts, 1);
 }
 
-Tensor PaddedAttention::operator()(const Tensor& in, std::int64_t sequences, const Tensor& picked) {
+Tensor PaddedAttention::operator()(const Tensor& in, std::int64_t sequences, const Tensor& picked,
+                                   const SequencePart* part) {
   const std::int64_t length = in.size(0) / sequences;
-  PrepareRotation(length, in.device());
+  const std::int64_t total = part == nullptr ? length : part->length;
+  const std::int64_t begin = part == nullptr ? 0 : part->Own(total).first;
+  PrepareRotation(total, in.device());
   const std::vector<Tensor> parts = Product(in, projection_, products_)
                                         .view({sequences, length, 3, heads_, head_dim_})
                                         .permute({2, 0, 3, 1, 4})
                                         .unbind(0);  // each [sequences, heads, length, head_dim]
   const auto ready = [&](const Tensor& x) {
-    return Rotated(qk_norm_ ? at::rms_norm(x, {head_dim_}, {}, kNormEpsilon) : x);
+    return Rotated(qk_norm_ ? at::rms_norm(x, {head_dim_}, {}, kNormEpsilon) : x, begin);
   };
-  const Tensor q = ready(parts[0]), k = ready(parts[1]), &v = parts[2];
-  const Tensor c = scalings_.empty() ? Tensor() : Scales(in, sequences, length);
+  Tensor q = ready(parts[0]), k = ready(parts[1]), v = parts[2];
+  Tensor c = scalings_.empty() ? Tensor() : Scales(in, sequences, begin, length);
+  if (part != nullptr) {
+    const auto [first, count] = part->Own(heads_);
+    if (own_.first != first || own_.count != count) own_ = PlanOf(first, count);
+    const std::vector<Tensor> all = Traded(*part, at::stack({q, k, v}), 2, 3, total).unbind(0);
+    q = all[0], k = all[1], v = all[2];
+    if (c.defined()) c = Traded(*part, c, 1, 2, total);
+  }
+  const Plan& plan = part == nullptr ? whole_ : own_;
   const auto learned = [](const Tensor& which, const Tensor& leaf, const Tensor& fixed) {
     return leaf.defined() ? at::where(which, leaf, fixed) : fixed;
   };
+  const auto planned = [&](const Tensor& x) {
+    return x.defined() ? x.narrow(0, plan.first, plan.count) : x;
+  };
   const Tensor slopes =
-      fixed_slopes_.defined() ? learned(learns_slope_, slopes_, fixed_slopes_) : Tensor();
+      planned(fixed_slopes_.defined() ? learned(learns_slope_, slopes_, fixed_slopes_) : Tensor());
   const Tensor sinks =
-      fixed_sinks_.defined() ? learned(learns_sink_, sink_, fixed_sinks_) : Tensor();
+      planned(fixed_sinks_.defined() ? learned(learns_sink_, sink_, fixed_sinks_) : Tensor());
+  const Tensor alpha = planned(alpha_);
   std::vector<Tensor> outputs;
-  for (const Group& group : groups_) {
+  for (const Group& group : plan.groups) {
     const auto own = [&](const Tensor& x, std::int64_t dim) {
       return group.index.defined() ? x.index_select(dim, group.index) : x;
     };
     const AttentionConfig& config = group.config;
     AttentionOptions options;
-    SetMap(config, config.learn_alpha == "no" ? Tensor() : own(alpha_, 0), options);
+    SetMap(config, config.learn_alpha == "no" ? Tensor() : own(alpha, 0), options);
     SetDistances(config, options.terms);
     options.causal = true;
     if (c.defined()) options.length_scale = own(c, 1);
@@ -263,7 +282,9 @@ Tensor PaddedAttention::operator()(const Tensor& in, std::int64_t sequences, con
     if (config.sink != "none") options.sink = own(sinks, 0);
     outputs.push_back(group.attend(own(q, 1), own(k, 1), own(v, 1), options));
   }
-  const Tensor out = back_.defined() ? at::cat(outputs, 1).index_select(1, back_) : outputs.front();
+  Tensor out =
+      plan.back.defined() ? at::cat(outputs, 1).index_select(1, plan.back) : outputs.front();
+  if (part != nullptr) out = Traded(*part, out, 2, 1, heads_);
   Tensor rows = out.transpose(1, 2).reshape({sequences * length, heads_ * head_dim_});
   if (picked.defined()) rows = rows.index_select(0, picked);
   return Product(rows, out_, products_);

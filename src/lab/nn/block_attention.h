@@ -14,6 +14,7 @@
 #include "lab/nn/decoder.h"
 #include "lab/nn/device_attention.h"
 #include "lab/nn/layer_attention.h"
+#include "lab/nn/sequence_part.h"
 
 namespace tsallis::lab {
 
@@ -43,20 +44,28 @@ class PaddedAttention {
   PaddedAttention(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
                   const DecoderLeaves& leaves);
 
-  // in: [sequences length, width], sequences of equal length, causal. Those rows of the output that
-  // `picked` ([n] int64) names; undefined: all.
-  at::Tensor operator()(const at::Tensor& in, std::int64_t sequences, const at::Tensor& picked);
+  // in: [sequences length, width], sequences of equal length, causal, or `part` of each (null: all
+  // of it). Those rows of the output that `picked` ([n] int64) names; undefined: all.
+  at::Tensor operator()(const at::Tensor& in, std::int64_t sequences, const at::Tensor& picked,
+                        const SequencePart* part);
 
   // Lines that tell people how heads attend.
   std::vector<std::string> Notes() const;
 
  private:
-  // Heads that attend in one call.
+  // Heads that attend in one call. Numbers of heads count from the first of the plan.
   struct Group {
     std::vector<std::int64_t> heads;
     AttentionConfig config;
-    at::Tensor index;  // [heads of the group] int64; undefined: all heads
+    at::Tensor index;  // [heads of the group] int64; undefined: all of the plan
     DeviceAttention attend;
+  };
+  // Neighbouring heads that this process attends with.
+  struct Plan {
+    std::int64_t first = 0, count = 0;
+    std::vector<Group> groups;
+    // [count] int64: where a head stands among the outputs of the groups; undefined: one group
+    at::Tensor back;
   };
   struct Scaling {
     ScaledHeads heads;
@@ -65,21 +74,21 @@ class PaddedAttention {
     std::map<std::string, at::Tensor> leaves;  // by the end of their names
   };
 
-  void PlanGroups(const DecoderConfig& config, const c10::Device& device);
+  Plan PlanOf(std::int64_t first, std::int64_t count) const;
   void PrepareRotation(std::int64_t length, const c10::Device& device);
-  at::Tensor Rotated(const at::Tensor& x) const;
+  // Rows of consecutive positions from `begin` on.
+  at::Tensor Rotated(const at::Tensor& x, std::int64_t begin) const;
   // c, [sequences, heads, length] float32.
-  at::Tensor Scales(const at::Tensor& in, std::int64_t sequences, std::int64_t length) const;
+  at::Tensor Scales(const at::Tensor& in, std::int64_t sequences, std::int64_t begin,
+                    std::int64_t length) const;
   at::Tensor ScaleOf(const Scaling& scaling, const at::Tensor& in, std::int64_t sequences,
-                     std::int64_t length) const;
+                     std::int64_t begin, std::int64_t length) const;
 
   std::int64_t heads_, head_dim_;
   bool qk_norm_;
   at::ScalarType products_;
   std::vector<AttentionConfig> head_;  // [heads]
-  std::vector<Group> groups_;
-  // [heads] int64: where a head stands among the outputs of the groups; undefined: one group
-  at::Tensor back_;
+  Plan whole_, own_;                   // of all heads, of those of a part
   std::vector<Scaling> scalings_;
   at::Tensor projection_, out_;             // [3 inner, width], [width, inner]
   at::Tensor slopes_, alpha_, sink_;        // [heads] leaves, where some are learned

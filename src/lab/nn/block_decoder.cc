@@ -17,6 +17,8 @@
 #include "lab/nn/block_attention.h"
 #include "lab/nn/blocks.h"
 #include "lab/nn/row_stages.h"
+#include "lab/nn/sequence_part.h"
+#include "tsallis/cpu.h"
 #include "tsallis/error.h"
 
 namespace tsallis::lab {
@@ -110,7 +112,7 @@ void CheckBlockDecoder(const DecoderConfig& config, const std::string& path) {
       if (kind == "none") continue;
       throw UsageError(
           fmt::format("{}.attention.pattern.kind: expected \"none\" on a device other than the "
-                      "CPU, got \"{}\" (layer {}, head {})",
+                      "CPU and with train.split \"sequence\", got \"{}\" (layer {}, head {})",
                       path, kind, layer, head));
     }
   }
@@ -118,7 +120,8 @@ void CheckBlockDecoder(const DecoderConfig& config, const std::string& path) {
 
 struct BlockDecoder::State {
   State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
-      : config(WithDefaults(given, CheckBlockDecoder, "float32")),
+      : config(WithDefaults(given, CheckBlockDecoder,
+                            on.is_cpu() && FastBfloat16(QueryCpu()) ? "bfloat16" : "float32")),
         device(on),
         products(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
         host(config, seed),
@@ -131,11 +134,15 @@ struct BlockDecoder::State {
   }
 
   // The last layer's output at the scored rows, [scored, width]. `streams`: filled with the
-  // residual stream before each layer, whose gradients are kept.
-  Tensor Run(const PaddedBatch& rows, std::vector<Tensor>* streams) {
+  // residual stream before each layer, whose gradients are kept. `part`: that of the sequences that
+  // the rows are; null: all.
+  Tensor Run(const PaddedBatch& rows, const SequencePart* part, std::vector<Tensor>* streams) {
     const at::TensorOptions integers = at::TensorOptions().dtype(at::kLong).device(device);
-    const Tensor positions = at::arange(rows.length, integers).repeat({rows.sequences});
-    Tensor x = embed(leaves.At("embedding.weight"), rows.tokens.to(device), positions, rows.length);
+    const std::int64_t total = part == nullptr ? rows.length : part->length;
+    const std::int64_t begin = part == nullptr ? 0 : part->Own(total).first;
+    const Tensor positions =
+        at::arange(begin, begin + rows.length, integers).repeat({rows.sequences});
+    Tensor x = embed(leaves.At("embedding.weight"), rows.tokens.to(device), positions, total);
     const Tensor scored = at::tensor(rows.scored, at::kLong).to(device);
     for (Layer& layer : layers) {
       if (streams != nullptr) {
@@ -145,7 +152,8 @@ struct BlockDecoder::State {
       Tensor picked;  // from the last attention on only rows whose logits are wanted matter
       if (&layer == &layers.back()) picked = scored;
       x = layer.attention_residual.Split(
-          x, [&](const Tensor& in) { return layer.attention(in, rows.sequences, picked); }, picked);
+          x, [&](const Tensor& in) { return layer.attention(in, rows.sequences, picked, part); },
+          picked);
       x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
     }
     return x;
@@ -222,8 +230,15 @@ SequenceScore BlockDecoder::LossAndGradient(const TokenBatch& batch,
   if (!options.accumulate) FlatGradients().zero_();
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
   std::vector<Tensor> streams, losses, best;
-  if (scored > 0) {
-    const Tensor x = state.Run(rows, options.flow ? &streams : nullptr);
+  const SequencePart* part = options.part;
+  if (part != nullptr && rows.length != part->Own(part->length).second) {
+    throw InvalidArgument("batch.tokens",
+                          fmt::format("{} of each sequence, this process's share of {}",
+                                      part->Own(part->length).second, part->length),
+                          std::to_string(rows.length));
+  }
+  if (scored > 0 || part != nullptr) {  // others may score what they get from this process
+    const Tensor x = state.Run(rows, part, options.flow ? &streams : nullptr);
     const Tensor end = x.detach().requires_grad_(true);
     const Tensor labels = at::tensor(rows.label, at::kLong).to(state.device);
     const auto denominator =
@@ -234,7 +249,7 @@ SequenceScore BlockDecoder::LossAndGradient(const TokenBatch& batch,
       losses.push_back(loss.detach());
       best.push_back(said);
     });
-    x.backward(end.grad());
+    x.backward(end.grad().defined() ? end.grad() : at::zeros_like(end));
   }
   const Tensor counts = options.flow ? rows.counts.to(state.device) : Tensor();
   for (std::size_t l = streams.size(); l-- > 0;) {
@@ -253,7 +268,7 @@ SequenceScore BlockDecoder::Evaluate(const TokenBatch& batch) {
   const PaddedBatch rows = PaddedBatchOf(batch, state.config.vocabulary);
   std::vector<Tensor> losses, best;
   if (rows.scored.empty()) return State::ScoreOf(rows, losses, best);
-  const Tensor x = state.Run(rows, nullptr);
+  const Tensor x = state.Run(rows, nullptr, nullptr);
   const Tensor labels = at::tensor(rows.label, at::kLong).to(state.device);
   state.InPieces(x.size(0), State::kEvaluatedLogits, [&](std::int64_t begin, std::int64_t count) {
     auto [loss, said] = state.Judge(x.narrow(0, begin, count), labels.narrow(0, begin, count));

@@ -1,6 +1,7 @@
 // The decoder (decoder.h) as blocks whose gradients torch records: the same architecture,
-// parameters and results up to rounding, on any device. Models on a GPU use it. On the CPU only
-// tests do: there the decoder of decoder.h is faster (docs/explain/decoder.md says by how much).
+// parameters and results up to rounding, on any device. Models on a GPU use it, and
+// processes that split sequences. Otherwise the CPU uses the decoder of decoder.h, which is faster
+// there (docs/explain/decoder.md says by how much).
 #pragma once
 
 #include <c10/core/Device.h>

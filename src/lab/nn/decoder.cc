@@ -219,6 +219,7 @@ const std::vector<at::Tensor>& Decoder::Gradients() const { return state_->param
 std::int64_t Decoder::ParameterCount() const { return state_->parameters.Count(); }
 
 SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOptions& options) {
+  CheckWhole(options);
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;

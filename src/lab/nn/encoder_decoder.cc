@@ -265,6 +265,7 @@ const std::vector<std::pair<std::string, Tensor>>& EncoderDecoder::Parameters() 
 
 SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
                                               const GradientOptions& options) {
+  CheckWhole(options);
   const SequentialProducts guard;
   const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
   if (!options.accumulate) FlatGradients().zero_();

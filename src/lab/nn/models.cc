@@ -14,19 +14,19 @@ namespace {
 struct Entry {
   const char* name;
   void (*check)(const DecoderConfig& config, const std::string& path);
-  void (*check_device)(const DecoderConfig& config, const std::string& path);
+  void (*check_blocks)(const DecoderConfig& config, const std::string& path);
   std::unique_ptr<SequenceModel> (*make)(const DecoderConfig& config, std::uint64_t seed,
-                                         const c10::Device& device);
+                                         const c10::Device& device, bool splits);
 };
 
 std::unique_ptr<SequenceModel> MakeDecoder(const DecoderConfig& config, std::uint64_t seed,
-                                           const c10::Device& device) {
-  if (device.is_cpu()) return std::make_unique<Decoder>(config, seed);
+                                           const c10::Device& device, bool splits) {
+  if (device.is_cpu() && !splits) return std::make_unique<Decoder>(config, seed);
   return std::make_unique<BlockDecoder>(config, seed, device);
 }
 
 std::unique_ptr<SequenceModel> MakeEncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
-                                                  const c10::Device& device) {
+                                                  const c10::Device& device, bool /*splits*/) {
   return std::make_unique<EncoderDecoder>(config, seed, device);
 }
 
@@ -50,16 +50,16 @@ const Entry& Find(const std::string& architecture) {
 
 bool IsSequenceModel(const std::string& name) { return FindOrNull(name) != nullptr; }
 
-void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config, bool on_cpu,
-                        const std::string& path) {
+void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
+                        bool of_stages, const std::string& path) {
   const Entry& entry = Find(architecture);
-  (on_cpu ? entry.check : entry.check_device)(config, path);
+  (of_stages ? entry.check : entry.check_blocks)(config, path);
 }
 
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
                                                  const DecoderConfig& config, std::uint64_t seed,
-                                                 const c10::Device& device) {
-  return Find(architecture).make(config, seed, device);
+                                                 const c10::Device& device, bool splits) {
+  return Find(architecture).make(config, seed, device, splits);
 }
 
 std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model) {

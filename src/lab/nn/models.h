@@ -14,13 +14,17 @@ namespace tsallis::lab {
 // Whether recipes have a model of sequences of this name.
 bool IsSequenceModel(const std::string& name);
 
-// `architecture`: "decoder" or "encoder-decoder", on a CPU or another device. UsageError as the
-// models' own checks; std::logic_error for another name.
-void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config, bool on_cpu,
-                        const std::string& path = "model");
+// `architecture`: "decoder" or "encoder-decoder". UsageError as the models' own checks;
+// std::logic_error for another name. `of_stages`: on a CPU and with whole sequences, where the
+// decoder is one of stages; otherwise it is one of blocks.
+void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
+                        bool of_stages, const std::string& path = "model");
+// `splits`: it will be given parts of sequences (GradientOptions::part), which the decoder of
+// blocks alone takes.
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
                                                  const DecoderConfig& config, std::uint64_t seed,
-                                                 const c10::Device& device = c10::kCPU);
+                                                 const c10::Device& device = c10::kCPU,
+                                                 bool splits = false);
 
 // Copies the model to the CPU, with its present weights.
 std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model);

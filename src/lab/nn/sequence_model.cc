@@ -54,6 +54,11 @@ void CheckBatch(const TokenBatch& batch, std::int64_t vocabulary) {
   }
 }
 
+void CheckWhole(const GradientOptions& options) {
+  if (options.part == nullptr) return;
+  throw InvalidArgument("options.part", "null: this model takes whole sequences", "a part");
+}
+
 SequenceScore SequenceScore::Of(std::int64_t sequences, std::vector<float> losses,
                                 const std::vector<std::int64_t>& best,
                                 const std::vector<std::int64_t>& label,

@@ -47,6 +47,8 @@ struct SequenceScore {
 // labels and lengths. Labels may be missing.
 void CheckBatch(const TokenBatch& batch, std::int64_t vocabulary);
 
+struct SequencePart;
+
 struct GradientOptions {
   // Divides the sum of the loss; 0: the scored positions of this batch. With several batches or
   // processes a step, it is the scored positions of all of them.
@@ -55,6 +57,9 @@ struct GradientOptions {
   // Limits the logits in memory at a time; those of 4 096 rows always fit. Where the batch has
   // more, the decoder's head goes forward and back piece by piece.
   std::int64_t logits = std::int64_t{1} << 28;
+  // The decoder of blocks: the batch is this process's part of every sequence, and the call is
+  // collective. Score and gradient are the part's terms. Null: whole sequences.
+  const SequencePart* part = nullptr;
   // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the
   // front, on the calling thread.
   std::function<void(std::int64_t begin, std::int64_t end)> ready;
@@ -83,6 +88,9 @@ class DecodingState {
   virtual at::Tensor Extend(const std::vector<Sequence>& sequences,
                             const std::vector<std::vector<std::int64_t>>& tokens) = 0;
 };
+
+// InvalidArgument if options.part is given, for models that work on whole sequences.
+void CheckWhole(const GradientOptions& options);
 
 class SequenceModel {
  public:

@@ -15,6 +15,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/nn/parameters.h"
+#include "lab/nn/sequence_part.h"
 
 namespace tsallis::lab {
 namespace {
@@ -169,8 +170,7 @@ int Processes::Size() const { return group_ ? group_->size : 1; }
 int Processes::LocalRank() const { return group_ ? group_->local_rank : 0; }
 
 std::pair<std::int64_t, std::int64_t> Processes::Share(std::int64_t count) const {
-  const std::int64_t begin = count * Rank() / Size();
-  return {begin, count * (Rank() + 1) / Size() - begin};
+  return ShareOf(count, Rank(), Size());
 }
 
 std::unique_ptr<Processes::Pending> Processes::StartSum(const at::Tensor& tensor) const {
@@ -187,6 +187,23 @@ void Processes::Broadcast(const at::Tensor& tensor) const {
     return group_->gloo->broadcast(host);
   }).Wait();
   MarkChanged(tensor);  // Gloo writes past torch's count of changes
+}
+
+at::Tensor Processes::Exchange(const at::Tensor& sent, const std::vector<std::int64_t>& counts,
+                               const std::vector<std::int64_t>& received) const {
+  if (!group_) return sent;
+  const auto in_bytes = [&](std::vector<std::int64_t> numbers) {
+    for (std::int64_t& number : numbers) number *= static_cast<std::int64_t>(sent.element_size());
+    return numbers;
+  };
+  // As bytes, because gloo does not know every dtype.
+  std::vector<std::int64_t> from = in_bytes(counts), to = in_bytes(received);
+  at::Tensor source = sent.cpu().view(at::kByte);
+  const at::Tensor bytes = at::empty({c10::sum_integers(to)}, at::kByte);
+  Work(group_, bytes, [&](std::vector<at::Tensor>& host) {
+    return group_->gloo->alltoall_base(host[0], source, to, from);
+  }).Wait();
+  return bytes.view(sent.scalar_type()).to(sent.device());
 }
 
 bool Processes::Agree(const at::Tensor& tensor) const {

@@ -1,5 +1,6 @@
-// Processes that train together: each works on its share of every batch, and gradients are summed
-// over all of them by c10d (Gloo: the lab computes on processors).
+// Processes that train together: each works on its share of every batch, or of the tokens of its
+// sequences, and gradients are summed over all of them by c10d (Gloo: the lab computes on
+// processors).
 //
 // All processes have to call a collective function in the same order. It throws LostProcess when
 // another one does not answer.
@@ -14,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "lab/train/launch.h"
 
@@ -70,6 +72,10 @@ class Processes {
 
   // Collective. Replaces the tensor by the first process's.
   void Broadcast(const at::Tensor& tensor) const;
+
+  // Collective. SequencePart::exchange. Numbers on a device are sent by the host.
+  at::Tensor Exchange(const at::Tensor& sent, const std::vector<std::int64_t>& counts,
+                      const std::vector<std::int64_t>& received) const;
 
   // Collective. Whether the tensor has the same bits in all processes, to every one of them.
   // tensor: contiguous float32.

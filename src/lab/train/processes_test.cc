@@ -17,13 +17,18 @@
 
 #include "lab/base/device.h"
 #include "lab/base/errors.h"
+#include "lab/nn/block_decoder.h"
 #include "lab/nn/decoder.h"
+#include "lab/nn/encoder_decoder.h"
 #include "lab/nn/sequence_model.h"
+#include "lab/nn/sequence_part.h"
 #include "lab/tasks/sequence_tasks.h"
+#include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/train/gradient_sum.h"
 #include "lab/train/sequence_training.h"
 #include "lab/train/set_training.h"
+#include "tsallis/error.h"
 
 namespace tsallis::lab {
 namespace {
@@ -227,6 +232,107 @@ TEST(Processes, AWriteToOneThatIsGoneIsAnError) {
   EXPECT_EQ(now.sa_handler, SIG_IGN);
 }
 
+TEST(SequencePart, HeadsAreTradedForTokensAndBack) {
+  for (const char* device : {"cpu", "pretend"}) {
+    ExpectNoErrors(Together(3, [&](const Processes& processes) {
+      // Neither heads nor tokens are a multiple of the processes.
+      constexpr std::int64_t kHeads = 4, kLength = 11;
+      const SequencePart part{kLength, processes.Rank(), 3,
+                              std::bind_front(&Processes::Exchange, processes)};
+      const auto [head, heads] = part.Own(kHeads);
+      const auto [begin, count] = part.Own(kLength);
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        const at::Tensor all = at::arange(2 * kHeads * kLength * 3, at::kFloat)
+                                   .view({2, kHeads, kLength, 3})
+                                   .to(DeviceNamed(device), dtype);
+        const at::Tensor own = all.narrow(2, begin, count).requires_grad_(true);
+        const at::Tensor traded = Traded(part, own, 1, 2, kLength);
+        EXPECT_TRUE(at::equal(traded.cpu(), all.narrow(1, head, heads).cpu()));
+        // Autograd has one thread for a device, which processes that are threads here would share.
+        if (std::string(device) != "cpu") continue;
+        traded.backward(all.narrow(1, head, heads));
+        EXPECT_TRUE(at::equal(own.grad().cpu(), own.detach().cpu()));
+      }
+    }));
+  }
+}
+
+TokenBatch Ragged(std::int64_t vocabulary) {
+  constexpr std::int64_t kBatch = 3, kLength = 13;
+  TokenBatch batch{at::empty({kBatch, kLength}, at::kLong),
+                   at::full({kBatch, kLength}, kNotScored, at::kLong),
+                   at::tensor({kLength, kLength - 5, kLength - 1}, at::kLong)};
+  RandomStream random(3, Purpose::kSample, 1);
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    const std::int64_t length = batch.lengths[b].item<std::int64_t>();
+    for (std::int64_t i = 0; i < kLength; ++i) {
+      batch.tokens[b][i] = static_cast<std::int64_t>(random.Below(vocabulary));
+      // The first of the processes scores nothing.
+      if (i < 6 || i >= length || i % 4 == 3) continue;
+      batch.labels[b][i] = static_cast<std::int64_t>(random.Below(vocabulary));
+    }
+  }
+  return batch;
+}
+
+TEST(SequencePart, PartsOfSequencesGiveTheGradientOfWholeOnes) {
+  std::vector<DecoderConfig> configs;
+  for (const Variant& variant : kVariants) {
+    if (std::string(variant.json).find("pattern") != std::string::npos) continue;
+    configs.push_back(ConfigOf(variant));
+  }
+  ASSERT_GT(configs.size(), 40U);
+  const TokenBatch batch = Ragged(configs.front().vocabulary);
+  ExpectNoErrors(Together(3, [&](const Processes& processes) {
+    const OneThread one_thread;
+    for (std::size_t i = 0; i < configs.size(); ++i) {
+      SCOPED_TRACE(ToJson(configs[i]).dump());
+      BlockDecoder whole(configs[i], 5, at::kCPU);
+      Shake(whole);
+      const SequenceScore expected = whole.LossAndGradient(batch);
+      BlockDecoder split(configs[i], 5, at::kCPU);
+      Shake(split);
+      const SequencePart part{batch.tokens.size(1), processes.Rank(), 3,
+                              std::bind_front(&Processes::Exchange, processes)};
+      const auto [begin, count] = part.Own(part.length);
+      GradientOptions options;
+      options.part = &part;
+      options.denominator = expected.scored;
+      const SequenceScore score = split.LossAndGradient(
+          {batch.tokens.narrow(1, begin, count), batch.labels.narrow(1, begin, count), {}},
+          options);
+      if (processes.First()) {
+        EXPECT_EQ(score.scored, 0);
+      }
+      const at::Tensor sums = at::tensor(
+          {score.loss, static_cast<double>(score.scored), static_cast<double>(score.hits)});
+      processes.Sum(sums);
+      processes.Sum(split.FlatGradients());
+      EXPECT_NEAR(sums[0].item<double>(), expected.loss, 1e-5 * expected.loss);
+      EXPECT_EQ(sums[1].item<std::int64_t>(), expected.scored);
+      EXPECT_EQ(sums[2].item<std::int64_t>(), expected.hits);
+      for (const auto& [name, value] : whole.Parameters()) {
+        const auto gradient = [&, &value = value](const BlockDecoder& model) {
+          return model.FlatGradients().narrow(0, value.storage_offset(), value.numel());
+        };
+        const double size = gradient(whole).abs().max().item<double>();
+        EXPECT_LT((gradient(split) - gradient(whole)).abs().max().item<double>(),
+                  1e-4 * size + 1e-8)
+            << name;
+      }
+    }
+  }));
+}
+
+TEST(SequencePart, OtherModelsTakeWholeSequences) {
+  const SequencePart part{13, 0, 1, {}};
+  GradientOptions options;
+  options.part = &part;
+  EXPECT_THROW(Decoder(Tiny(), 1).LossAndGradient(Ragged(11), options), InvalidArgument);
+  EXPECT_THROW(EncoderDecoder(Tiny(), 1, at::kCPU).LossAndGradient(Ragged(11), options),
+               InvalidArgument);
+}
+
 TEST(GradientSum, SumsEveryNumberOnceHoweverItIsCutUp) {
   constexpr std::int64_t kBucket = GradientSum::kBucket;
   constexpr std::int64_t kSize = 3 * kBucket + 5;
@@ -336,9 +442,13 @@ std::vector<at::Tensor> TrainedBy(int size, const Recipe& recipe,
 TEST(Training, SeveralProcessesGiveOnesWeightsUpToRounding) {
   Recipe away = SharedSequences();
   away.train.device = "pretend";
-  for (const Recipe& recipe : {SharedSequences(), away, SmallRecipe()}) {
+  Recipe split = SharedSequences();
+  split.train.split = "sequence";
+  split.model.decoder.heads = 4;  // of which three processes have unequal shares
+  for (const Recipe& recipe : {SharedSequences(), away, split, SmallRecipe()}) {
     const TemporaryFolder folder;
-    const std::string name = recipe.task.name + " on " + recipe.train.device;
+    const std::string name =
+        recipe.task.name + " on " + recipe.train.device + " by " + recipe.train.split;
     const at::Tensor one = TrainedBy(1, recipe, folder.Path() / "one", 12)[0];
     const at::Tensor start = TrainedBy(1, recipe, folder.Path() / "start", 1)[0];
     const float moved = (one - start).abs().max().item<float>();
@@ -397,6 +507,36 @@ TEST(Training, MoreProcessesThanSamplesAreRefused) {
     EXPECT_EQ(error,
               "train.batch: expected at least one sample for each of 3 processes in each of "
               "train.accumulate parts, got 4");
+  }
+}
+
+TEST(Training, MoreProcessesThanHeadsOrTokensAreRefused) {
+  Recipe recipe = SharedSequences();
+  recipe.train.split = "sequence";
+  recipe.train.batch = 2;  // samples are not shared
+  recipe.task.train_length_min = 1;
+  const auto error = [&](int size) {
+    return Together(size, [&](const Processes& processes) {
+      const TrainingJob job{&recipe, &recipe.methods[0], 3, 5, "unused", processes};
+      const std::unique_ptr<SequenceModel> model = MakeModel(job);
+      SequenceTraining(job, *model);
+    });
+  };
+  ExpectNoErrors(error(2));
+  for (const std::string& text : error(3)) {
+    EXPECT_EQ(text,
+              "model.heads: expected at least 3 heads, one for each process, with train.split = "
+              "\"sequence\", got 2");
+  }
+  recipe.model.decoder.heads = 8;
+  const std::int64_t tokens =
+      static_cast<std::int64_t>(recipe.task.sequence->Draw(3, Split::kTrain, 0, 1).tokens.size());
+  ASSERT_LT(tokens, 8);
+  for (const std::string& text : error(8)) {
+    EXPECT_EQ(text,
+              "task.train_length: expected at least 8 tokens in a sequence, one for each process, "
+              "with train.split = \"sequence\", got " +
+                  std::to_string(tokens));
   }
 }
 

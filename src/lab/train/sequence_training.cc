@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "lab/base/device.h"
@@ -59,6 +60,20 @@ nlohmann::ordered_json Settings(const TrainingJob& job, const SequenceModel& mod
   return settings;
 }
 
+bool SplitsSequences(const Recipe& recipe, const Processes& processes) {
+  return recipe.train.split == "sequence" && processes.Size() > 1;
+}
+
+// UsageError unless each of the processes has one of `count` things.
+void CheckParts(const char* key, const char* things, std::int64_t count,
+                const Processes& processes) {
+  if (count >= processes.Size()) return;
+  throw UsageError(
+      fmt::format("{}: expected at least {} {}, one for each process, with train.split = "
+                  "\"sequence\", got {}",
+                  key, processes.Size(), things, count));
+}
+
 }  // namespace
 
 std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step,
@@ -68,7 +83,8 @@ std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, 
   const std::int64_t length =
       TrainingLength(seed, step, task.train_length_min, task.train_length_max);
   const std::int64_t count = train.batch / train.accumulate;
-  const auto [first, own] = processes.Share(count);
+  const auto [first, own] = SplitsSequences(recipe, processes) ? std::pair(std::int64_t{0}, count)
+                                                               : processes.Share(count);
   std::vector<TokenBatch> parts;
   for (std::int64_t part = 0; part < train.accumulate; ++part) {
     parts.push_back(DrawBatch(*task.sequence, seed, Split::kTrain,
@@ -78,13 +94,53 @@ std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, 
 }
 
 SequenceTraining::SequenceTraining(const TrainingJob& job, SequenceModel& model)
-    : recipe_(*job.recipe), seed_(job.seed), processes_(job.processes), model_(model) {
-  CheckShares(recipe_.train, processes_);
+    : recipe_(*job.recipe),
+      seed_(job.seed),
+      processes_(job.processes),
+      splits_(SplitsSequences(recipe_, processes_)),
+      model_(model) {
+  if (!splits_) {
+    CheckShares(recipe_.train, processes_);
+    return;
+  }
+  CheckParts("model.heads", "heads", model.Config().heads, processes_);
+  // Other samples may be shorter still: TakePart looks again.
+  TokenBatch shortest =
+      DrawBatch(*recipe_.task.sequence, seed_, Split::kTrain, 0, 1, recipe_.task.train_length_min);
+  TakePart(shortest);
+}
+
+SequencePart SequenceTraining::TakePart(TokenBatch& batch) const {
+  SequencePart part{batch.tokens.size(1), processes_.Rank(), processes_.Size(),
+                    std::bind_front(&Processes::Exchange, processes_)};
+  CheckParts("task.train_length", "tokens in a sequence", part.length, processes_);
+  const auto [begin, count] = part.Own(part.length);
+  // Padding is a token like others here: no scored token sees it.
+  const at::Tensor padding = at::arange(part.length) >= batch.lengths.unsqueeze(1);
+  batch = {batch.tokens.masked_fill(padding, 0).narrow(1, begin, count),
+           batch.labels.narrow(1, begin, count),
+           {}};
+  return part;
+}
+
+Answers SequenceTraining::AnswersOf(const SequenceScore& score) const {
+  const Scoring scoring = recipe_.task.sequence->GetScoring();
+  if (!splits_ || scoring != Scoring::kExact) return score.Of(scoring);
+  // A sequence is exact if all its parts are. The first process counts it.
+  const std::vector<std::int64_t> exact(score.is_exact.begin(), score.is_exact.end());
+  const at::Tensor wrong = 1 - at::tensor(exact, at::kLong);
+  processes_.Sum(wrong);
+  if (!processes_.First()) return {0, 0, score.loss};
+  return {score.sequences, wrong.eq(0).sum().item<std::int64_t>(), score.loss};
 }
 
 Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step,
                                                        const GradientReady& ready) {
-  const std::vector<TokenBatch> parts = TrainingParts(recipe_, seed_, step, processes_);
+  std::vector<TokenBatch> parts = TrainingParts(recipe_, seed_, step, processes_);
+  std::vector<SequencePart> own;
+  if (splits_) {
+    for (TokenBatch& part : parts) own.push_back(TakePart(part));
+  }
   // The mean over all that is scored in the step, in however many parts and by however many
   // processes it is worked on.
   at::Tensor scored = at::zeros({}, at::kLong);
@@ -95,10 +151,11 @@ Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step,
   StepScore result;
   for (std::size_t part = 0; part < parts.size(); ++part) {
     if (part + 1 == parts.size()) options.ready = ready;
+    if (splits_) options.part = &own[part];
     const SequenceScore score = model_.LossAndGradient(parts[part], options);
     options.accumulate = true;
     result.loss += score.loss / static_cast<double>(options.denominator);
-    const Answers answers = score.Of(recipe_.task.sequence->GetScoring());
+    const Answers answers = AnswersOf(score);
     result.hits += answers.hits;
     result.count += answers.asked;
   }
@@ -106,6 +163,7 @@ Trainable::StepScore SequenceTraining::LossAndGradient(std::int64_t step,
 }
 
 Trainable::Observation SequenceTraining::Observe() {
+  if (splits_) return {};
   const SequenceTask& task = *recipe_.task.sequence;
   const std::int64_t n = recipe_.task.train_length_max;
   constexpr std::int64_t kMost = 32;
@@ -169,7 +227,8 @@ DecoderConfig ModelOf(const TrainingJob& job) {
 std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job) {
   std::string device = job.recipe->train.device;
   if (device == "cuda") device = fmt::format("cuda:{}", job.processes.LocalRank());
-  return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed, DeviceNamed(device));
+  return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed, DeviceNamed(device),
+                           SplitsSequences(*job.recipe, job.processes));
 }
 
 void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lab/nn/sequence_model.h"
+#include "lab/nn/sequence_part.h"
 #include "lab/train/trainer.h"
 
 namespace tsallis::lab {
@@ -35,14 +36,15 @@ void RequireSamples(const TaskConfig& task, Split split, const std::vector<std::
 void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model);
 
 // The batch of training step `step`: samples [step * batch, (step + 1) * batch) of the seed's
-// training split, in train.accumulate parts; of every part what is this process's share.
+// training split, in train.accumulate parts; of every part what is this process's share of samples,
+// or all of them where processes split sequences.
 std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step,
                                       const Processes& processes);
 
 class SequenceTraining : public Trainable {
  public:
   // `model` and the job's recipe are kept by reference. UsageError if there are more processes than
-  // samples to share.
+  // samples to share or, where they split sequences, than tokens or heads.
   SequenceTraining(const TrainingJob& job, SequenceModel& model);
 
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override {
@@ -51,15 +53,22 @@ class SequenceTraining : public Trainable {
   const at::Tensor& FlatParameters() const override { return model_.FlatParameters(); }
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
   StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override;
-  // Observes the model on validation samples at the longest length of training.
+  // Observes the model on validation samples at the longest length of training; not where
+  // processes split sequences, since one of them may lack the memory for whole ones.
   Observation Observe() override;
   // Scores at the longest length of training and at train.best_length.
   Values Validate(const std::atomic<bool>& stop) override;
 
  private:
+  // This process's part of the batch's sequences, which takes the batch's place.
+  SequencePart TakePart(TokenBatch& batch) const;
+  // The answers of a step's part, in whole.
+  Answers AnswersOf(const SequenceScore& score) const;
+
   const Recipe& recipe_;
   std::uint64_t seed_;
   Processes processes_;
+  bool splits_;  // sequences, rather than the batch
   SequenceModel& model_;
 };
 
