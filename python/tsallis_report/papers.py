@@ -194,7 +194,9 @@ def _shown(figure: tuple[str, str], runs: Runs) -> str:
 
 def _finding(study: Study) -> str:
     """The report's first sentence; the page says once what its ± is of."""
-    return study.finding.replace(" (± standard deviation over seeds)", "")
+    text = study.finding.replace(" (± standard deviation over seeds)", "")
+    longest = r"At (n = \d+), (\S+) times the longest length of training, "
+    return re.sub(longest, r"\1 (\2 ×), ", text)
 
 
 def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
@@ -305,7 +307,8 @@ def markdown(root: Path) -> str:
         "# The papers, table by table\n\n"
         "<!-- Made by `make papers` from recipes and results: changes by hand are lost. -->\n\n"
         "Every table and figure of the papers, and what came out; a report ends with the command "
-        "that repeats it, and ± is the standard deviation over seeds. "
+        "that repeats it, ± is the standard deviation over seeds, and 4 × is four times the "
+        "longest length of training. "
         "*Reproduced*: every figure of ours is within 3 points (0.05 nats, 5 % of a number that "
         "is no percentage) or two standard errors of the paper's. *Differs*: how many are not, "
         "and the one that is furthest off. *Smaller scale*: shorter sequences and smaller models "
