@@ -1,5 +1,6 @@
 """The attention benchmark: every kind of case, peers that are missing, files, interruptions."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import tsallis
 from tsallis.bench import attention, cases, decode_modes, figure, llama, peers
 from tsallis.bench import decode as bench_decode
 from tsallis.bench.__main__ import main
+from tsallis.bench.command import no_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("ours", "peer")
@@ -181,6 +183,17 @@ def test_a_forward_pass_slower_than_both_is_marked_and_not_joined():
     hollow = [line.get_xdata() for line in axes.lines if line.get_linestyle() == "None"]
     assert [list(x) for x in joined] == [[64, 256], [64]]
     assert [list(x) for x in hollow] == [[128], [128]]
+
+
+def test_a_wheel_has_nothing_to_draw_figures_with(monkeypatch):
+    assert no_figure() is None
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tsallis_report" else find(name)
+    )
+    assert no_figure() == (
+        "no figure: tsallis_report is not installed, draw the JSON in a checkout"
+    )
 
 
 def test_missing_packages_are_named(tmp_path):

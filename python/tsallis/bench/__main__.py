@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shutil
 import sys
@@ -23,7 +22,7 @@ from tsallis.bench.cases import (
     quick_cases,
     trained_cases,
 )
-from tsallis.bench.command import INTERRUPTED, require_positive
+from tsallis.bench.command import INTERRUPTED, no_figure, require_positive
 from tsallis.bench.peers import NAMES
 
 ATTENTION = """Time attention against its peers on this machine, forward and backward.
@@ -206,8 +205,8 @@ def _times(factor: float) -> str:
 
 
 def _figure(source: Path, screen: Screen) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        screen.say("no figure: matplotlib is not installed (pip install matplotlib)")
+    if (why := no_figure()) is not None:
+        screen.say(why)
         return
     from tsallis.bench import figure
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 
-__all__ = ["INTERRUPTED", "require_positive"]
+__all__ = ["INTERRUPTED", "no_figure", "require_positive"]
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
+
+
+def no_figure() -> str | None:
+    """Why no figure can be drawn here; None: one can be."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "no figure: matplotlib is not installed (pip install matplotlib)"
+    if importlib.util.find_spec("tsallis_report") is None:
+        return "no figure: tsallis_report is not installed, draw the JSON in a checkout"
+    return None
 
 
 def require_positive(arguments: argparse.Namespace, *names: str) -> None:

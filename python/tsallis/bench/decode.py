@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ import tsallis
 from tsallis.bench import decode_modes, document, llama
 from tsallis.bench.cases import MODEL_TEXT, SOURCE, model_cases, trained_cases
 from tsallis.bench.cases import Case as AttentionCase
-from tsallis.bench.command import INTERRUPTED, require_positive
+from tsallis.bench.command import INTERRUPTED, no_figure, require_positive
 from tsallis.bench.timing import Sample, clocked, compared, in_turns
 
 ABOUT = """Time new tokens' attention on cached keys: entmax 1.5 of ours, softmax of torch.
@@ -309,8 +308,8 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 
 def _figure(source: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        print("no figure: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
+    if (why := no_figure()) is not None:
+        print(why, file=sys.stderr)
         return
     from tsallis.bench import decode_figure
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -15,7 +14,7 @@ from typing import Any
 
 from tsallis.bench import document
 from tsallis.bench.cases import SOURCE
-from tsallis.bench.command import INTERRUPTED, require_positive
+from tsallis.bench.command import INTERRUPTED, no_figure, require_positive
 
 __all__ = ["ABOUT", "SERIES", "parser", "rows_of"]
 
@@ -259,10 +258,8 @@ def run(arguments: argparse.Namespace) -> int:
             engine.end()
     if rows:
         print(f"numbers: {out}", file=sys.stderr)
-        if importlib.util.find_spec("matplotlib") is None:
-            print(
-                "no figure: matplotlib is not installed (pip install matplotlib)", file=sys.stderr
-            )
+        if (why := no_figure()) is not None:
+            print(why, file=sys.stderr)
         else:
             from tsallis.bench import serve_figure
 
