@@ -37,3 +37,15 @@ def on_processes(body, world, folder):
         _process, (body, world, str(folder)), nprocs=world, start_method="forkserver"
     )
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(world)]
+
+
+def share_of_loss(model, own, length):
+    """The share that the tokens `own` have of a language model's mean loss on drawn sequences."""
+    torch.manual_seed(5)
+    tokens = torch.randint(40, (2, length + 1))
+    logits = model(tokens[:, own], position_ids=own[None], use_cache=False).logits
+    wanted = tokens[:, own + 1]
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), wanted.flatten(), reduction="sum"
+    )
+    return loss / (2 * length)

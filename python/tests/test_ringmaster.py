@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from gloo import on_processes
+from gloo import on_processes, share_of_loss
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -67,13 +67,7 @@ CASES = {
 
 def step(model, own):
     """The share of its loss that these tokens have, and of the gradients of its weights."""
-    torch.manual_seed(5)
-    tokens = torch.randint(40, (2, TOKENS + 1))
-    logits = model(tokens[:, own], position_ids=own[None], use_cache=False).logits
-    wanted = tokens[:, own + 1]
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), wanted.flatten(), reduction="sum"
-    ) / (2 * TOKENS)
+    loss = share_of_loss(model, own, TOKENS)
     loss.backward()
     return {"loss": loss.detach()} | {
         name: p.grad for name, p in model.named_parameters() if p.grad is not None

@@ -5,11 +5,11 @@ from unittest import mock
 
 import pytest
 import torch
-from test_transformers_battery import CAUSAL, config_of
+from test_transformers_cache import build
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tsallis.integrations import transformers as integration
@@ -23,13 +23,6 @@ NEW = 12
 @pytest.fixture(autouse=True, scope="module")
 def registered():
     integration.register()
-
-
-def build(name, implementation="tsallis_entmax15", **more):
-    torch.manual_seed(3)
-    config = config_of(name, CAUSAL[name] | more)
-    config._attn_implementation = implementation
-    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def prompts():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from greedy import generated, same
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -52,28 +53,6 @@ def prompts():
     return [torch.randint(3, 300, (n,), generator=generator).tolist() for n in sizes]
 
 
-def generated(model, prompt):
-    out = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    tokens = out.sequences[0, len(prompt) :].tolist()
-    steps = [logits[0].log_softmax(-1) for logits in out.logits]
-    return tokens, [step[token].item() for step, token in zip(steps, tokens, strict=True)]
-
-
-def agree(found, expected):
-    for answer, (tokens, logprobs) in zip(found, expected, strict=True):
-        assert answer["tokens"] == tokens
-        assert answer["logprobs"] == pytest.approx(logprobs, abs=1e-4)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_as_transformers_computes_it(served, tmp_path, name):
     torch.manual_seed(1)
@@ -85,7 +64,7 @@ def test_a_model_as_transformers_computes_it(served, tmp_path, name):
     again = AutoModelForCausalLM.from_pretrained(
         tmp_path, attn_implementation="tsallis_entmax", dtype=torch.float32
     )
-    expected = [generated(again, prompt) for prompt in prompts()]
+    expected = [generated(again, prompt, TOKENS) for prompt in prompts()]
     passes = [{"prompts": prompts(), "together": together} for together in (False, True)]
     engine = {"max_model_len": 512, "max_num_batched_tokens": 512}
     found, text = served(
@@ -93,7 +72,7 @@ def test_a_model_as_transformers_computes_it(served, tmp_path, name):
     )
     assert text.count("tsallis: attention is entmax, alpha by layers, screened by bytes") == 1
     for answers in found["passes"]:
-        agree(answers, expected)
+        same(answers, expected)
 
 
 def test_alibi_as_vllm_computes_it(served, tmp_path):
@@ -106,6 +85,6 @@ def test_alibi_as_vllm_computes_it(served, tmp_path):
     job["passes"] = [{"prompts": prompts(), "together": True}]
     own, _ = served(job, VLLM_PLUGINS="")
     ours, _ = served(job, TSALLIS_ATTENTION="softmax")
-    agree(ours["passes"][0], [(a["tokens"], a["logprobs"]) for a in own["passes"][0]])
+    same(ours["passes"][0], [(a["tokens"], a["logprobs"]) for a in own["passes"][0]])
     sparse, _ = served(job, TSALLIS_ATTENTION="entmax15")
     assert sparse["passes"] != own["passes"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from greedy import generated, same
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tsallis.integrations import transformers as tsallis_transformers
@@ -14,7 +15,6 @@ LENGTHS = [10, 17, 33, 64, 65, 100, 127, 128, 129, 200]
 LENGTHS += [256, 300, 400, 513, 700, 900, 1200, 1700, 2300, 3000]
 TOKENS = 16
 ENGINE = {"max_model_len": 3072, "max_num_seqs": 8}
-CLOSE = 1e-4  # log-probabilities, float32
 
 
 @pytest.fixture(scope="module")
@@ -59,29 +59,7 @@ def expected(entmax_model, prompts):
     model = AutoModelForCausalLM.from_pretrained(
         entmax_model, attn_implementation="tsallis_entmax15", dtype=torch.float32
     )
-    found = []
-    for prompt in prompts:
-        out = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        tokens = out.sequences[0, len(prompt) :].tolist()
-        steps = [logits[0].log_softmax(-1) for logits in out.logits]
-        found.append((tokens, [step[t].item() for step, t in zip(steps, tokens, strict=True)]))
-    return found
-
-
-def same(found, expected):
-    """Every token; log-probabilities to CLOSE."""
-    for answer, (tokens, logprobs) in zip(found, expected, strict=True):
-        assert answer["tokens"] == tokens
-        assert answer["logprobs"] == pytest.approx(logprobs, abs=CLOSE)
+    return [generated(model, prompt, TOKENS) for prompt in prompts]
 
 
 def job(model, passes, **engine):
