@@ -10,8 +10,6 @@
 #include "tsallis/error.h"
 
 namespace tsallis {
-namespace {
-
 using std::to_string;
 
 void CheckSize(const char* name, std::int64_t size, std::int64_t least, std::int64_t most) {
@@ -19,6 +17,8 @@ void CheckSize(const char* name, std::int64_t size, std::int64_t least, std::int
   throw InvalidArgument(name, "a size from " + to_string(least) + " to " + to_string(most),
                         to_string(size));
 }
+
+namespace {
 
 void CheckDType(const std::string& name, DType dtype) {
   if (static_cast<int>(dtype) > static_cast<int>(DType::kFloat64)) {

@@ -1,10 +1,13 @@
 // Argument checks of attention; everything here throws InvalidArgument.
 #pragma once
 
+#include <cstdint>
+
 #include "tsallis/attention.h"
 
 namespace tsallis {
 
+void CheckSize(const char* name, std::int64_t size, std::int64_t least, std::int64_t most);
 // kCuda: arrays are the device's, so the contents of ranges are not looked at.
 void CheckAttention(const AttentionParams& params, DeviceKind device = DeviceKind::kCpu);
 void CheckOutputs(const AttentionParams& params, const AttentionOutputs& outputs);

@@ -162,22 +162,16 @@ void RunForwardOfSequence(const Context& context, AttentionParams call, Attentio
 }
 
 AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pages) {
-  const auto size = [](const char* name, std::int64_t value, std::int64_t least,
-                       std::int64_t most) {
-    if (value >= least && value <= most) return;
-    throw InvalidArgument(name, "a size from " + to_string(least) + " to " + to_string(most),
-                          to_string(value));
-  };
-  size("pages.pages", pages.pages, 0, std::int64_t{1} << 40);
-  size("pages.page_size", pages.page_size, 1, kMostPageSize);
-  size("pages.table_width", pages.table_width, 0, 0x7FFFFFFF / pages.page_size);
+  CheckSize("pages.pages", pages.pages, 0, std::int64_t{1} << 40);
+  CheckSize("pages.page_size", pages.page_size, 1, kMostPageSize);
+  CheckSize("pages.table_width", pages.table_width, 0, 0x7FFFFFFF / pages.page_size);
   const auto there = [&](const char* name, const ConstIntegers& integers, std::int64_t count) {
     if (count <= 0 || integers.data != nullptr) return;
     throw InvalidArgument(name, "data of " + to_string(count) + " integers", "null");
   };
   const bool packed = pages.query_starts.data != nullptr;
   const std::int64_t sequences = params.batch;
-  size("batch", sequences, 0, std::int64_t{1} << 40);
+  CheckSize("batch", sequences, 0, std::int64_t{1} << 40);
   there("pages.table", pages.table, params.batch * pages.table_width);
   there("pages.lengths", pages.lengths, params.batch);
   const auto array = [&](const char* name, const ConstArray4& of_pages, std::int64_t columns) {
@@ -214,9 +208,7 @@ AttentionParams CheckedOnPages(AttentionParams params, const AttentionPages& pag
 }
 
 std::size_t ScreenBytes(std::int64_t head_dim) {
-  if (head_dim < 1 || head_dim > 512) {
-    throw InvalidArgument("head_dim", "a size from 1 to 512", to_string(head_dim));
-  }
+  CheckSize("head_dim", head_dim, 1, 512);
   return static_cast<std::size_t>(decode::PageBytes(head_dim) + kScreenKeys);
 }
 

@@ -31,9 +31,9 @@ bool ServedByLists(const AttentionParams& call, std::string* why);
 void RunForwardOfSequence(const Context& context, AttentionParams call, AttentionOutputs outputs,
                           std::int64_t b);
 
-// All of them. A kernel is chosen by a sequence's
-// own keys, so that its bits do not depend on who shares the call: those with few queries go
-// through lists of keys, all in one call, the others one by one.
+// All of them. A kernel is chosen by a sequence's own keys, so that its bits do not depend on who
+// shares the call: those with few queries go through lists of keys, all in one call, the others one
+// by one.
 void RunForwardOfSequences(const Context& context, const AttentionParams& call,
                            const decode::Screens& screens, const AttentionOutputs& outputs);
 

@@ -15,12 +15,6 @@ namespace {
 
 using std::to_string;
 
-void CheckSize(const char* name, std::int64_t size, std::int64_t least, std::int64_t most) {
-  if (size >= least && size <= most) return;
-  throw InvalidArgument(name, "a size from " + to_string(least) + " to " + to_string(most),
-                        to_string(size));
-}
-
 void CheckTokens(const PageTokens& tokens, const PageArrays& pages) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   CheckSize("tokens.tokens", tokens.tokens, 0, kMost);

@@ -158,6 +158,7 @@ void Decode(const Context& context, const KvCache& cache, const DecodeParams& pa
       .range_offset = beside(layout.ranges >= 0, layout.ranges, layout.fact_head),
       .moment_offset = beside(layout.moments >= 0, layout.moments, layout.fact_head),
       .fact_head = params.kv_step * layout.fact_head,
+      .byte_tables = tables.data(),
       .key_norms = norms.data(),
       .norm_first = params.kv_first,
       .norm_step = params.kv_step};

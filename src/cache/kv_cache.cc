@@ -19,16 +19,7 @@
 #include "tsallis/error.h"
 
 namespace tsallis {
-namespace {
-
 using std::to_string;
-
-void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
-  if (size >= 1 && size <= most) return;
-  throw InvalidArgument(name, "a size from 1 to " + to_string(most), to_string(size));
-}
-
-}  // namespace
 
 static_assert(KvCache::kPage == HeadRows::kPage);
 
@@ -123,10 +114,10 @@ CacheLayout CacheLayout::Of(const KvCacheShape& shape, const KvCacheOptions& opt
 }
 
 KvCache::KvCache(const KvCacheShape& shape, const KvCacheOptions& options) {
-  CheckSize("shape.layers", shape.layers, 1 << 20);
-  CheckSize("shape.kv_heads", shape.kv_heads, 1 << 20);
-  CheckSize("shape.head_dim", shape.head_dim, 512);
-  CheckSize("shape.value_dim", shape.value_dim, 512);
+  CheckSize("shape.layers", shape.layers, 1, 1 << 20);
+  CheckSize("shape.kv_heads", shape.kv_heads, 1, 1 << 20);
+  CheckSize("shape.head_dim", shape.head_dim, 1, 512);
+  CheckSize("shape.value_dim", shape.value_dim, 1, 512);
   if (shape.dtype > DType::kFloat16) {
     throw InvalidArgument("shape.dtype", "float32, bfloat16 or float16",
                           shape.dtype == DType::kFloat64 ? "float64" : "an unknown one");

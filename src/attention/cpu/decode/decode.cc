@@ -225,12 +225,14 @@ class Group {
     tops_ = s_.largest.Reserve(2 * query_.rows * runs_);
     products_ = tops_ + query_.rows * runs_;
     const std::int64_t padded = Padded(query_.head_dim), width = ByteColumns(query_.head_dim);
-    std::int8_t* of_rows = query_.byte_offset < 0 ? nullptr : s_.bytes.Reserve(kRows * width);
+    const bool screened = query_.byte_offset >= 0;
+    std::int8_t* of_rows = screened ? s_.bytes.Reserve(kRows * width) : nullptr;
+    std::int16_t* wide = screened ? s_.wide.Reserve(kRows * width) : nullptr;
     ByteQuery bytes[kRows];
     double factor[kRows];
     for (std::int64_t r = 0; r < query_.rows; ++r) {
       factor[r] = query_.factor[r];
-      if (query_.byte_offset < 0) continue;
+      if (!screened) continue;
       // Bounds are from above: a negative factor takes the query's sign.
       bytes[r] = PutQuery(query_.q + r * padded, query_.head_dim, of_rows + r * width);
       if (query_.factor[r] < 0.0) {
@@ -240,6 +242,7 @@ class Group {
         bytes[r].sum = -bytes[r].sum;
         factor[r] = -query_.factor[r];
       }
+      bytes[r].wide = std::copy_n(of_rows + r * width, width, wide + r * width) - width;
     }
     ParallelTasks(context, runs_, [&](std::int64_t run, int) {
       const std::int64_t begin = std::max(all_.begin, (first_run_ + run) * kRun);
@@ -268,7 +271,7 @@ class Group {
   // Bounds from bytes of keys [begin, end); begin is at the start of a page or the first of all.
   void BytesOfRun(const ByteQuery* bytes, std::int64_t begin, std::int64_t end, float* x) const {
     alignas(64) float page_bounds[kRows * kPage];
-    const auto* pages = query_.byte_pages != nullptr ? query_.byte_pages : query_.keys->pages;
+    const std::byte* const* pages = query_.byte_pages;
     for (std::int64_t page = begin / kPage; page * kPage < end; ++page) {
       const bool more = (page + kAhead) * kPage < all_.end;
       f_.byte_bounds(pages[page] + query_.byte_offset,

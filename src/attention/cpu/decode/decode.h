@@ -50,6 +50,7 @@ inline std::int64_t PageBytes(std::int64_t columns) {
 // A query in bytes.
 struct ByteQuery {
   const std::int8_t* bytes = nullptr;  // [ByteColumns]
+  const std::int16_t* wide = nullptr;  // the same, for processors that do not multiply bytes
   std::int32_t sum = 0;                // of the bytes
   float step = 0.0f, norm = 0.0f, lost = 0.0f;
 };
@@ -148,10 +149,10 @@ struct Query {
   const HeadRows* values = nullptr;
   Span visible;               // keys
   std::int64_t position = 0;  // the key of distance 0
-  // Bytes, ranges and moments of the keys, in the pages of `keys`; -1: none. Exact softmax has no
-  // use for bytes.
+  // Bytes (in byte_pages), ranges and moments of the keys (in the pages of `keys`); -1: none. Exact
+  // softmax has no use for bytes.
   std::int64_t byte_offset = -1, range_offset = -1, moment_offset = -1;
-  const std::byte* const* byte_pages = nullptr;  // null: those of `keys`
+  const std::byte* const* byte_pages = nullptr;  // [visible.end / 64], of the bytes alone
   // No key has a larger norm. inf: distances rule no key out.
   float key_norm = std::numeric_limits<float>::infinity();
   DecodeMode mode;
@@ -186,7 +187,7 @@ struct Answer {
 struct Screens {
   std::int64_t byte_offset = -1, byte_head = 0;
   std::int64_t range_offset = -1, moment_offset = -1, fact_head = 0;
-  // [batch]: for each 64 keys of a sequence the place of their bytes; null: in the pages of keys.
+  // [batch]: for each 64 keys of a sequence the place from which byte_offset counts.
   const std::byte* const* const* byte_tables = nullptr;
   const float* const* key_norms = nullptr;  // [batch][norm_first + kv norm_step], or null
   std::int64_t norm_first = 0, norm_step = 1;
@@ -232,6 +233,7 @@ struct Scratch {
   GrowingBuffer<std::uint32_t> listed;  // [keys]
   GrowingBuffer<float> dots, weights;   // [keys]
   GrowingBuffer<std::int8_t> bytes;     // [rows][ByteColumns]
+  GrowingBuffer<std::int16_t> wide;     // likewise
   GrowingBuffer<std::uint32_t> order;   // [keys] of softmax within epsilon
   GrowingBuffer<std::uint32_t> chunk;   // [keys] likewise
   std::vector<double> scores;
@@ -239,7 +241,7 @@ struct Scratch {
 
   std::size_t bytes_held() const {
     return bounds.bytes() + largest.bytes() + sums.bytes() + listed.bytes() + dots.bytes() +
-           weights.bytes() + bytes.bytes() + order.bytes() + chunk.bytes() +
+           weights.bytes() + bytes.bytes() + wide.bytes() + order.bytes() + chunk.bytes() +
            scores.capacity() * sizeof(double) + solved.capacity() * sizeof(float);
   }
   // At most, for so many keys, without DecodeMode.

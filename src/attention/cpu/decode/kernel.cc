@@ -254,10 +254,10 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* a
 }
 
 // The same where products of bytes are no instruction: bytes become 16 bits, and pairs of their
-// products one sum. wide: the bytes of the queries in 16 bits, width apart.
+// products one sum.
 template <int kQueries>
 HWY_INLINE void GroupDotsWide(const std::byte* HWY_RESTRICT keys, const std::byte* ahead,
-                              std::int64_t width, const std::int16_t* HWY_RESTRICT wide,
+                              std::int64_t width, const decode::ByteQuery* queries,
                               std::int32_t* HWY_RESTRICT sum) {
   const hn::RebindToSigned<DF> di;
   const hn::Repartition<std::uint8_t, DF> du8;
@@ -282,7 +282,7 @@ HWY_INLINE void GroupDotsWide(const std::byte* HWY_RESTRICT keys, const std::byt
     }
     for (int r = 0; r < kQueries; ++r) {
       std::int64_t word;
-      std::memcpy(&word, wide + r * width + x, sizeof word);
+      std::memcpy(&word, queries[r].wide + x, sizeof word);
       const auto query = hn::BitCast(d16, hn::Set(d64, word));
       for (std::size_t p = 0; p < kParts; ++p) {
         for (int half = 0; half < 2; ++half) {
@@ -337,12 +337,6 @@ void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t width = decode::ByteColumns(columns);
   const auto* tail = reinterpret_cast<const float*>(page + decode::ByteTailAt(columns));
-#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-  std::int16_t wide[decode::kRows * 512];
-  for (std::int64_t r = 0; r < (kVnni ? 0 : rows); ++r) {
-    std::copy_n(queries[r].bytes, width, wide + r * width);
-  }
-#endif
   for (std::int64_t group = 0; group < 4; ++group) {
     const std::byte* keys = page + group * 16 * width;
     const std::byte* group_ahead = ahead == nullptr ? nullptr : ahead + group * 16 * width;
@@ -359,7 +353,7 @@ void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_
     } else {
       const auto part = [&](auto count) HWY_ATTR {
         GroupDotsWide<decltype(count)::value>(keys, r == 0 ? group_ahead : nullptr, width,
-                                              wide + r * width, sums + r * 16);
+                                              queries + r, sums + r * 16);
         r += decltype(count)::value;
       };
       while (r + 3 <= rows) part(std::integral_constant<int, 3>());

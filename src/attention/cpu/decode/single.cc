@@ -136,7 +136,7 @@ class Driver {
                         .head_dim = params_.head_dim,
                         .value_dim = params_.value_dim,
                         .q = q};
-    if (screens_.byte_tables != nullptr) query.byte_pages = screens_.byte_tables[item.b];
+    if (screens_.bytes()) query.byte_pages = screens_.byte_tables[item.b];
     if (screens_.key_norms != nullptr) {
       query.key_norm = screens_.key_norms[item.b][screens_.norm_first + kv * screens_.norm_step];
     }
