@@ -126,22 +126,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--quiet", action="store_true", help="print the table only")
     command.set_defaults(mistake=command.error, run=_attention)
-    decode.parser(
-        commands.add_parser(
-            "decode",
-            help="one token's attention on a cache against torch's SDPA",
-            description=decode.ABOUT,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+    for name, module, summary in (
+        ("decode", decode, "one token's attention on a cache against torch's SDPA"),
+        ("serve", serve, "a model in vLLM with our attention and with its own"),
+    ):
+        module.parser(
+            commands.add_parser(
+                name,
+                help=summary,
+                description=module.ABOUT,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
         )
-    )
-    serve.parser(
-        commands.add_parser(
-            "serve",
-            help="a model in vLLM with our attention and with its own",
-            description=serve.ABOUT,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-    )
     return parser
 
 

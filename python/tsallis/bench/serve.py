@@ -30,8 +30,8 @@ Measured: prompt tokens read a second until every stream has its first token, an
 second in the steps that only write. Compare ratios, not rates, unless nothing else runs.
 
 Example:
-  tsallis bench serve --python build-vllm/bin/python
-  tsallis bench serve --python build-vllm/bin/python --prompts 16000,32000 --streams 1
+  tsallis bench serve --python build-vllm/env/bin/python
+  tsallis bench serve --python build-vllm/env/bin/python --prompts 16000,32000 --streams 1
   tsallis bench serve --converted runs/convert/smollm2/entmax/model
   tsallis bench serve --quick
 
