@@ -125,6 +125,7 @@ class TableReader {
                 const char* /*help*/ = "") {
     Read(key, value, check);
   }
+  bool Has(const std::string& key) const { return table_.contains(key); }
   // The numbers, strings and switches that were asked for so far, defaults included, as JSON texts.
   const std::vector<std::pair<std::string, std::string>>& Scalars() const { return scalars_; }
   // A value that is fine by itself but not beside the others.

@@ -249,7 +249,7 @@ DecoderConfig Recipe::Decoder(const MethodConfig& method) const {
   }
   TrainedAt(task.train_length_max, config.attention.positions);
   for (AttentionOverride& change : config.overrides) {
-    if (change.positions) TrainedAt(task.train_length_max, *change.positions);
+    TrainedAt(task.train_length_max, change.attention.positions);
   }
   return config;
 }

@@ -237,7 +237,7 @@ TEST(ObserveHeads, RefusesToWriteWhatOneMapCannotTell) {
   AttentionOverride one;
   one.layers = {1};
   one.heads = {2};
-  one.map = "softmax";
+  one.given = {"map"};  // softmax
   config.overrides = {one};
   Decoder model(config, 1);
   EXPECT_THROW(AttentionInputs(model, *task, 5), UsageError);

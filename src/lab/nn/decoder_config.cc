@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
+#include <map>
 #include <type_traits>
 
 #include <nlohmann/json.hpp>
@@ -75,7 +76,10 @@ class KeyLister {
   void Optional(const std::string& key, T& value, const Check<T>&, const char* help) {
     if constexpr (std::same_as<T, std::vector<AttentionOverride>>) {
       AttentionOverride one;
+      const std::size_t before = keys.size();
       Below(key, one);
+      // What is not given stays, so that nothing has a default.
+      for (std::size_t i = before; i < keys.size(); ++i) keys[i].fallback.clear();
     } else if constexpr (requires { Describe(*this, value); }) {
       Below(key, value);
     } else {
@@ -94,6 +98,29 @@ class KeyLister {
     Describe(*this, value);
     prefix = above;
   }
+};
+
+// Where the keys of a struct stand, and the copying of some of them into another one.
+struct KeyMembers {
+  std::map<std::string, const void*> at;
+
+  template <class T>
+  void Optional(const std::string& key, T& value, const Check<T>&, const char*) {
+    at[key] = &value;
+  }
+};
+class LayOver {
+ public:
+  LayOver(const KeyMembers& from, const std::set<std::string>& keys) : from_(from), keys_(keys) {}
+
+  template <class T>
+  void Optional(const std::string& key, T& value, const Check<T>&, const char*) {
+    if (keys_.contains(key)) value = *static_cast<const T*>(from_.at.at(key));
+  }
+
+ private:
+  const KeyMembers& from_;
+  const std::set<std::string>& keys_;
 };
 
 // JSON as the table that the reader of recipes takes, so that there is one reader.
@@ -159,13 +186,14 @@ void CheckMap(const AttentionConfig& head, const std::string& path) {
 
 void CheckScaleInvariant(const AttentionConfig& head, const std::string& path) {
   const std::string& positions = head.positions.kind;
-  if (head.scale_invariant && (positions == "alibi" || positions == "nape")) {
+  const bool scale_invariant = head.scale_invariant.value_or(0.0) > 0.0;
+  if (scale_invariant && (positions == "alibi" || positions == "nape")) {
     Refuse(path + ".scale_invariant",
            "expected positions \"nope\" or \"rope\", got \"" + positions + "\"");
   }
   for (const auto& [key, value] : {std::pair(".scale_invariant_alpha", head.scale_invariant_alpha),
                                    std::pair(".scale_invariant_beta", head.scale_invariant_beta)}) {
-    if (value && !head.scale_invariant) {
+    if (value && !scale_invariant) {
       Refuse(path + key, "only has an effect beside scale_invariant");
     }
   }
@@ -294,21 +322,20 @@ AttentionConfig DecoderConfig::Head(std::int64_t layer, std::int64_t head) const
   };
   for (const AttentionOverride& change : overrides) {
     if (!concerns(change.layers, layer) || !concerns(change.heads, head)) continue;
-    change.ApplyTo(result);
-    if (change.learn_alpha) result.learn_alpha = *change.learn_alpha;
-    if (change.sink) result.sink = *change.sink;
-    if (change.length_scaling) result.length_scaling = *change.length_scaling;
-    if (change.positions) result.positions = *change.positions;
-    if (change.pattern) result.pattern = *change.pattern;
-    if (change.scale_invariant) {
-      result.scale_invariant =
-          *change.scale_invariant > 0.0 ? change.scale_invariant : std::nullopt;
-      if (!result.scale_invariant) {
-        result.scale_invariant_alpha = result.scale_invariant_beta = std::nullopt;
-      }
+    if (change.given.contains("map") && change.attention.map != result.map) {
+      MapConfig other;
+      other.alpha = result.alpha;
+      static_cast<MapConfig&>(result) = other;
     }
-    if (change.scale_invariant_alpha) result.scale_invariant_alpha = change.scale_invariant_alpha;
-    if (change.scale_invariant_beta) result.scale_invariant_beta = change.scale_invariant_beta;
+    if (change.attention.scale_invariant == 0.0) {
+      result.scale_invariant_alpha = result.scale_invariant_beta = std::nullopt;
+    }
+    AttentionConfig values = change.attention;  // Describe() takes what a reader may write to
+    KeyMembers members;
+    Describe(members, values);
+    LayOver overlay(members, change.given);
+    Describe(overlay, result);
+    if (result.scale_invariant == 0.0) result.scale_invariant = std::nullopt;
   }
   return result;
 }
@@ -339,7 +366,7 @@ void CheckDecoder(const DecoderConfig& config, const std::string& path) {
     };
     within("layers", change.layers, config.layers);
     within("heads", change.heads, config.heads);
-    if (change.positions && change.positions->kind == "sinusoidal" && !sinusoids) {
+    if (change.attention.positions.kind == "sinusoidal" && !sinusoids) {
       Refuse(key + ".positions.kind",
              "\"sinusoidal\" is added to the embeddings: give it as attention.positions");
     }

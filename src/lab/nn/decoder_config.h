@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -98,7 +99,8 @@ struct AttentionConfig : MapConfig {
   QueryScaling length_scaling;
   Positions positions;
   PatternConfig pattern;
-  // Length scale (docs/definitions.md, P7); not with alibi or nape.
+  // Length scale (docs/definitions.md, P7); not with alibi or nape. 0, in an override: none, and
+  // no alpha and beta.
   std::optional<double> scale_invariant;
   // The law's alpha and beta beside it (P8); unset: e^(1/2).
   std::optional<double> scale_invariant_alpha, scale_invariant_beta;
@@ -106,17 +108,14 @@ struct AttentionConfig : MapConfig {
   bool operator==(const AttentionConfig&) const = default;
 };
 
-// Changes some heads of some layers; what is not given stays. Later ones win.
-struct AttentionOverride : MapChange {
+// A table laid over the attention of some heads of some layers: a key that is not given stays, a
+// table below it is replaced whole. Later overrides win. A map that differs drops the numbers of
+// the map before it.
+struct AttentionOverride {
   std::vector<std::int64_t> layers;  // from 0; empty: all
   std::vector<std::int64_t> heads;   // from 0; empty: all
-  std::optional<std::string> learn_alpha;
-  std::optional<std::string> sink;
-  std::optional<QueryScaling> length_scaling;
-  std::optional<Positions> positions;
-  std::optional<PatternConfig> pattern;
-  std::optional<double> scale_invariant;  // 0: without, and without alpha and beta
-  std::optional<double> scale_invariant_alpha, scale_invariant_beta;
+  AttentionConfig attention;         // keys that are not given have their defaults
+  std::set<std::string> given;       // keys of attention
 
   bool operator==(const AttentionOverride&) const = default;
 };

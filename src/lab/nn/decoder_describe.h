@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -104,13 +105,6 @@ void Describe(Visitor& keys, PatternConfig& pattern) {
   number("summary", pattern.summary, "fixed: tokens at its end that all later ones see");
 }
 
-inline Check<std::string> MapCheck() { return OneOf(Names(Maps())); }
-inline Check<std::string> LearnAlphaCheck() { return OneOf({"no", "sigmoid", "free"}); }
-inline Check<double> AlphaCheck() { return Within(1.0, 1e4, "1 <= alpha <= 10000"); }
-inline Check<std::int64_t> TopKCheck() {
-  return Within<std::int64_t>(1, 1 << 30, "1 <= top_k <= 2^30");
-}
-inline Check<double> FractionCheck() { return Within(0.0, 1.0, "0 <= top_k_fraction <= 1"); }
 inline Check<std::vector<double>> CoefficientsCheck() {
   return [](const std::vector<double>& coefficients) -> std::string {
     const bool finite = std::all_of(coefficients.begin(), coefficients.end(),
@@ -119,15 +113,16 @@ inline Check<std::vector<double>> CoefficientsCheck() {
     return fine ? "" : "1 to 17 finite numbers, lowest degree first";
   };
 }
-inline Check<std::string> SinkCheck() { return OneOf({"none", "zero", "learned"}); }
 
 // The numbers of single maps.
 template <class Visitor>
 void DescribeNumbers(Visitor& keys, MapConfig& config) {
   const MapConfig defaults;
-  Later(keys, "top_k", config.top_k, defaults.top_k, TopKCheck(),
+  Later(keys, "top_k", config.top_k, defaults.top_k,
+        Within<std::int64_t>(1, 1 << 30, "1 <= top_k <= 2^30"),
         "top-k-softmax: scores that are kept");
-  Later(keys, "top_k_fraction", config.top_k_fraction, defaults.top_k_fraction, FractionCheck(),
+  Later(keys, "top_k_fraction", config.top_k_fraction, defaults.top_k_fraction,
+        Within(0.0, 1.0, "0 <= top_k_fraction <= 1"),
         "top-k-softmax: at least this share of the visible keys is kept");
   keys.Optional("sigmoid_bias", config.sigmoid_bias, {},
                 "sigmoid: b; minus ln of the number of visible keys unless given");
@@ -136,55 +131,53 @@ void DescribeNumbers(Visitor& keys, MapConfig& config) {
 }
 
 template <class Visitor>
-void DescribeNumbers(Visitor& keys, MapChange& change) {
-  keys.Optional("top_k", change.top_k, IfGiven(TopKCheck()), "as in attention");
-  keys.Optional("top_k_fraction", change.top_k_fraction, IfGiven(FractionCheck()),
-                "as in attention");
-  keys.Optional("sigmoid_bias", change.sigmoid_bias, {}, "as in attention");
-  keys.Optional("coefficients", change.coefficients, IfGiven(CoefficientsCheck()),
-                "as in attention");
-}
-
-template <class Visitor>
 void Describe(Visitor& keys, AttentionConfig& attention) {
   const AttentionConfig defaults;
-  keys.Optional("map", attention.map, MapCheck(), "scores to weights");
-  keys.Optional("alpha", attention.alpha, AlphaCheck(), "entmax; the first value if learned");
-  keys.Optional("learn_alpha", attention.learn_alpha, LearnAlphaCheck(),
+  keys.Optional("map", attention.map, OneOf(Names(Maps())), "scores to weights");
+  keys.Optional("alpha", attention.alpha, Within(1.0, 1e4, "1 <= alpha <= 10000"),
+                "entmax; the first value if learned");
+  keys.Optional("learn_alpha", attention.learn_alpha, OneOf({"no", "sigmoid", "free"}),
                 "entmax: one alpha a head, 1 + sigmoid(a) or 1 + softplus(a)");
   DescribeNumbers(keys, attention);
-  Later(keys, "sink", attention.sink, defaults.sink, SinkCheck(),
+  Later(keys, "sink", attention.sink, defaults.sink, OneOf({"none", "zero", "learned"}),
         "softmax, entmax: one more key of value 0, of the score 0 or of a learned one");
   keys.Optional("length_scaling", attention.length_scaling, {}, "scores against length");
   keys.Optional("positions", attention.positions, {}, "how positions enter");
   Later(keys, "pattern", attention.pattern, defaults.pattern, {}, "which tokens a query sees");
-  keys.Optional("scale_invariant", attention.scale_invariant, IfGiven(Positive<double>()),
-                "length scale of scale-invariant attention");
+  keys.Optional("scale_invariant", attention.scale_invariant,
+                IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")),
+                "length scale of scale-invariant attention; 0: none");
   keys.Optional("scale_invariant_alpha", attention.scale_invariant_alpha,
                 IfGiven(Positive<double>()), "its alpha; e^(1/2) unless given");
   keys.Optional("scale_invariant_beta", attention.scale_invariant_beta, IfGiven(Positive<double>()),
                 "its beta >= alpha ln alpha; e^(1/2) unless given");
 }
 
+// Shows a visitor the keys of an override: a reader notes those that are there, and a writer writes
+// those that are given, at their defaults too.
+template <class Visitor>
+struct GivenKeys {
+  Visitor& keys;
+  std::set<std::string>& given;
+
+  template <class T>
+  void Optional(const std::string& key, T& value, const Check<T>& check, const char* help) {
+    if constexpr (kLeavesOut<Visitor>) {
+      if (!given.contains(key)) return;
+    }
+    keys.Optional(key, value, check, help);
+    if constexpr (requires { keys.Has(key); }) {
+      if (keys.Has(key)) given.insert(key);
+    }
+  }
+};
+
 template <class Visitor>
 void Describe(Visitor& keys, AttentionOverride& change) {
   keys.Optional("layers", change.layers, {}, "layers it changes, from 0; all unless given");
   keys.Optional("heads", change.heads, {}, "heads it changes, from 0; all unless given");
-  keys.Optional("map", change.map, IfGiven(MapCheck()), "scores to weights");
-  keys.Optional("alpha", change.alpha, IfGiven(AlphaCheck()), "entmax");
-  keys.Optional("learn_alpha", change.learn_alpha, IfGiven(LearnAlphaCheck()), "as in attention");
-  DescribeNumbers(keys, change);
-  keys.Optional("sink", change.sink, IfGiven(SinkCheck()), "as in attention");
-  keys.Optional("length_scaling", change.length_scaling, {}, "replaces the whole table");
-  keys.Optional("positions", change.positions, {}, "replaces the whole table");
-  keys.Optional("pattern", change.pattern, {}, "replaces the whole table");
-  keys.Optional("scale_invariant", change.scale_invariant,
-                IfGiven(Within(0.0, 1e12, "a value > 0, or 0 for none")),
-                "0: no scale-invariant scores");
-  keys.Optional("scale_invariant_alpha", change.scale_invariant_alpha, IfGiven(Positive<double>()),
-                "as in attention");
-  keys.Optional("scale_invariant_beta", change.scale_invariant_beta, IfGiven(Positive<double>()),
-                "as in attention");
+  GivenKeys<Visitor> attention{keys, change.given};
+  Describe(attention, change.attention);
 }
 
 template <class Visitor>

@@ -39,8 +39,7 @@ Decoder Model(const PatternConfig& pattern = {}) {
   config.attention.pattern = pattern;
   AttentionOverride softmax;
   softmax.heads = {1, 3};
-  softmax.map = "softmax";
-  softmax.learn_alpha = "no";
+  softmax.given = {"map", "learn_alpha"};  // softmax, no
   config.overrides = {softmax};
   Decoder model(config, 5);
   Shake(model);

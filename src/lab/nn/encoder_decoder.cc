@@ -138,7 +138,8 @@ void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path) {
     Refuse(key + ".pattern.kind",
            "expected \"none\"" + of + ", got \"" + attention.pattern.kind + "\"");
   }
-  if (attention.scale_invariant) Refuse(key + ".scale_invariant", "expected none" + of);
+  if (attention.scale_invariant.value_or(0.0) > 0.0)
+    Refuse(key + ".scale_invariant", "expected none" + of);
   if (!config.overrides.empty()) Refuse(path + ".override", "expected none" + of);
   if (config.compute == "bfloat16") {
     Refuse(path + ".compute", "expected \"auto\" or \"float32\"" + of + ", got \"bfloat16\"");

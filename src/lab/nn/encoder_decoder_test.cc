@@ -269,7 +269,7 @@ TEST(EncoderDecoder, RefusesWhatItDoesNotHave) {
   ExpectContains(error([](auto& c) { c.attention.scale_invariant = 10.0; }),
                  "model.attention.scale_invariant");
   ExpectContains(error([](auto& c) { c.compute = "bfloat16"; }), "model.compute");
-  ExpectContains(error([](auto& c) { c.overrides.emplace_back().map = "softmax"; }),
+  ExpectContains(error([](auto& c) { c.overrides.emplace_back().given = {"map"}; }),
                  "model.override");
   ExpectContains(error([](auto& c) { c.head_dim = 513; }), "model.head_dim");
   EncoderDecoder model(Small(), 1);

@@ -50,18 +50,4 @@ const std::vector<MapNumber>& MapNumbers() {
   return numbers;
 }
 
-void MapChange::ApplyTo(MapConfig& config) const {
-  if (map && *map != config.map) {
-    MapConfig other;
-    other.map = *map;
-    other.alpha = config.alpha;
-    config = other;
-  }
-  if (alpha) config.alpha = *alpha;
-  if (top_k) config.top_k = *top_k;
-  if (top_k_fraction) config.top_k_fraction = *top_k_fraction;
-  if (sigmoid_bias) config.sigmoid_bias = sigmoid_bias;
-  if (coefficients) config.coefficients = coefficients;
-}
-
 }  // namespace tsallis::lab

@@ -43,19 +43,4 @@ struct MapNumber {
 };
 const std::vector<MapNumber>& MapNumbers();
 
-// What an override says of a map; what is not given stays.
-struct MapChange {
-  // A different map drops the MapNumbers() that were set before.
-  std::optional<std::string> map;
-  std::optional<double> alpha;
-  std::optional<std::int64_t> top_k;
-  std::optional<double> top_k_fraction;
-  std::optional<double> sigmoid_bias;
-  std::optional<std::vector<double>> coefficients;
-
-  void ApplyTo(MapConfig& config) const;
-
-  bool operator==(const MapChange&) const = default;
-};
-
 }  // namespace tsallis::lab

@@ -172,7 +172,10 @@ DrawnSample SampleAt(const SequenceTask& task, std::int64_t n) {
 // Decoders: how they attend, without positions.
 DecoderConfig WithoutPositions(DecoderConfig decoder) {
   decoder.attention.positions = Positions();
-  for (AttentionOverride& change : decoder.overrides) change.positions.reset();
+  for (AttentionOverride& change : decoder.overrides) {
+    change.attention.positions = Positions();
+    change.given.erase("positions");
+  }
   return decoder;
 }
 

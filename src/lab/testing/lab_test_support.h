@@ -123,7 +123,8 @@ inline Recipe SmallSequences() {
   softmax.name = softmax.label = "softmax";
   MethodConfig entmax;
   entmax.name = entmax.label = "entmax";
-  entmax.attention.emplace().map = "entmax";
+  entmax.attention.emplace().given = {"map"};
+  entmax.attention->attention.map = "entmax";
   recipe.methods = {softmax, entmax};
   recipe.scales["quick"].steps = 20;
   recipe.scales["quick"].seeds = 2;

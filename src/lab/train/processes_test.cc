@@ -404,7 +404,8 @@ Recipe SharedSequences() {
   train.validate_samples = 7;
   MethodConfig method;
   method.name = method.label = "entmax";
-  method.attention.emplace().map = "entmax";
+  method.attention.emplace().given = {"map"};
+  method.attention->attention.map = "entmax";
   recipe.methods = {method};
   return recipe;
 }

@@ -755,10 +755,11 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   recipe.scales["quick"].seeds = 1;
   MethodConfig rope;
   rope.name = rope.label = "rope";
-  rope.attention.emplace().positions.emplace().kind = "rope";
+  rope.attention.emplace().given = {"positions"};
+  rope.attention->attention.positions.kind = "rope";
   MethodConfig ntk = rope;
   ntk.name = ntk.label = "ntk";
-  ntk.attention->positions->scaling.kind = "ntk";
+  ntk.attention->attention.positions.scaling.kind = "ntk";
   ntk.weights_of = "rope";
   recipe.methods = {ntk, rope};
   const TemporaryFolder folder;
@@ -778,8 +779,8 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   EXPECT_NE(borrowed.answers.hits, own.answers.hits);  // longer than in training
   // Weights that are read otherwise have other scores; what was kept does not stand for them.
   Recipe changed = recipe;
-  changed.methods[0].attention->positions->scaling.kind = "linear";
-  changed.methods[0].attention->positions->scaling.factor = 8.0;
+  changed.methods[0].attention->attention.positions.scaling.kind = "linear";
+  changed.methods[0].attention->attention.positions.scaling.factor = 8.0;
   options.resume = true;
   ASSERT_TRUE(Reproduction(changed, options).Run(never).failures.empty());
   Decoder other(changed.Decoder(changed.methods[0]), 9);
