@@ -169,6 +169,9 @@ inline void BackwardRow(const RowSpec& spec, const float* x, const float* p, con
       BackwardRow(weight, p, dp, n, factor, ds, eps, is_entmax ? d_alpha : nullptr);
     };
     if (spec.map == RowMap::kBudget) return run(InsideWeight());
+    if (spec.map == RowMap::kAdaptiveTemperature) {
+      return AdaptiveBackwardRow(spec.adaptive, x, p, dp, n, 1.0 / spec.temperature, ds);
+    }
     if (IsBaseline(spec.map)) return BaselineBackwardRow(spec.map, x, p, dp, n, factor, ds);
     if (spec.map == RowMap::kSoftmax || (is_entmax && eps == 0.0)) return run(SelfWeight());
     if (is_entmax && eps == 0.5) return run(RootWeight());

@@ -43,13 +43,13 @@ struct PackedMemory {
 class SweepDriver {
  public:
   SweepDriver(const SweepFunctions& functions, bool emulated, const Context& context,
-              const AttentionParams& params)
+              const AttentionParams& params, bool backward)
       : functions_(functions),
         emulated_(emulated),
         context_(context),
         params_(params),
         distances_(params) {
-    const std::int64_t capacity = ListCapacity(functions.engine, params);
+    const std::int64_t capacity = ListCapacity(functions.engine, params, backward);
     for (int worker = 0; worker < Threads(context); ++worker) {
       scratch_.push_back(std::make_unique<SweepScratch>(functions.engine, params.head_dim,
                                                         params.value_dim, capacity));
@@ -379,20 +379,22 @@ void SweepDriver::Backward(const AttentionGradients& gradients,
 void SweepForward(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const AttentionOutputs& outputs,
                   const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
-  SweepDriver(functions, emulated, context, params).Forward(outputs, nullptr, rows, remaining);
+  SweepDriver(functions, emulated, context, params, /*backward=*/false)
+      .Forward(outputs, nullptr, rows, remaining);
 }
 
 void SweepWeights(const SweepFunctions& functions, bool emulated, const Context& context,
                   const AttentionParams& params, const WeightReceiver& receiver,
                   const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
-  SweepDriver(functions, emulated, context, params).Forward({}, &receiver, rows, remaining);
+  SweepDriver(functions, emulated, context, params, /*backward=*/false)
+      .Forward({}, &receiver, rows, remaining);
 }
 
 void SweepBackward(const SweepFunctions& functions, bool emulated, const Context& context,
                    const AttentionParams& params, const AttentionGradients& gradients,
                    const std::vector<KeyHead>& key_heads, HeadSums* heads,
                    std::vector<KeyHead>* remaining) {
-  SweepDriver(functions, emulated, context, params)
+  SweepDriver(functions, emulated, context, params, /*backward=*/true)
       .Backward(gradients, key_heads, heads, remaining);
 }
 

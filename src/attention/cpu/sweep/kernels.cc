@@ -10,10 +10,10 @@
 
 namespace tsallis {
 
-std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params) {
+std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward) {
   const std::int64_t longest = MostKeys(params);
-  return std::clamp<std::int64_t>(
-      ScoresAreExact(engine, params.q.dtype) ? longest / 2 : longest / 8, 512, 8192);
+  const bool all = backward || ScoresAreExact(engine, params.q.dtype);
+  return std::clamp<std::int64_t>(all ? longest / 2 : longest / 8, 512, 8192);
 }
 
 namespace {
@@ -95,7 +95,7 @@ std::size_t WorkspaceWith(const Context& context, const AttentionParams& params,
   const std::size_t head =
       (longest / kTileKeys + 1 + d / kTileKeys + 1) * TileBytes(kEngine, params.head_dim);
   const auto key_heads = static_cast<std::size_t>(params.batch * params.kv_heads);
-  const std::int64_t capacity = ListCapacity(kEngine, params);
+  const std::int64_t capacity = ListCapacity(kEngine, params, backward);
   std::size_t bytes =
       threads * SweepScratch::Bytes(kEngine, params.head_dim, params.value_dim, capacity);
   bytes += std::min(key_heads * head, kPackedBytes + head);

@@ -72,8 +72,9 @@ inline double DenseShare(ScoreEngine engine, DType dtype) {
   return engine == ScoreEngine::kAmx ? 0.25 : 0.4;
 }
 inline double DenseShareBackward(bool on_tiles) { return on_tiles ? 0.1 : 0.2; }
-// Entries of a row's list before the row is dense.
-std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params);
+// Entries of a row's list before the row is dense. A dense row of the backward pass takes its whole
+// key head to the dense kernel, so that lists are long there.
+std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward);
 // The byte that stands for 0 in packed keys, which are unsigned.
 inline std::int32_t KeyZero(ScoreEngine engine) { return engine == ScoreEngine::kInt8 ? 128 : 64; }
 
