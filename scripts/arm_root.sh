@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$PWD/build-arm
 root=$work/root
-packages=(libhwy-dev libgtest-dev libgmock-dev libgomp1 python3-minimal libpython3-stdlib)
+packages=(libgtest-dev libgmock-dev libgomp1 python3-minimal libpython3-stdlib)
 
 say() { printf 'arm_root: %s\n' "$*" >&2; }
 missing=()
@@ -74,4 +74,5 @@ prepare_torch() {
 
 wanted="${packages[*]}"
 if [[ ! -f $root/packages || $(<"$root/packages") != "$wanted" ]]; then unpack_debian; fi
+scripts/highway_source.sh "$work/highway"
 if [[ ${1:-} == torch ]]; then prepare_torch; fi

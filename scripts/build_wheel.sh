@@ -22,25 +22,9 @@ else
   exit 2
 fi
 highway=$work/highway
-mkdir -p "$work"
 rm -rf "$work/dist" "$work/wheelhouse"
 
-# Highway's sources from this system's own archive: lists of our own, so that nothing of the system changes.
-if [[ ! -d $highway ]]; then
-  apt=$work/apt
-  mkdir -p "$apt/lists" "$apt/parts" "$apt/download"
-  for list in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
-    [[ -f $list ]] || continue
-    sed -e 's/^deb /deb-src /' -e 's/^Types: deb$/Types: deb-src/' "$list" >"$apt/parts/$(basename "$list")"
-  done
-  [[ -f $apt/parts/sources.list ]] && mv "$apt/parts/sources.list" "$apt/parts/main.list"
-  options=(-o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$apt/parts" -o Dir::State::lists="$apt/lists"
-    -o APT::Sandbox::User=root)
-  apt-get "${options[@]}" update -qq || echo "build_wheel: some package lists could not be read" >&2
-  (cd "$apt/download" && apt-get "${options[@]}" source -qq --download-only highway)
-  dpkg-source --no-check -x "$apt"/download/highway_*.dsc "$highway" >/dev/null
-fi
-
+"$source/scripts/highway_source.sh" "$highway"
 # In as deep a folder as the presets' trees, for ccache.
 "${as[@]}" "$python" -m pip wheel -q "$source" --no-build-isolation --no-deps -w "$work/dist" \
   -C build-dir="$work/build" -C cmake.define.TSALLIS_HIGHWAY_SOURCE="$highway" "${settings[@]}"

@@ -31,6 +31,12 @@ namespace HWY_NAMESPACE {
 // Float32 arithmetic in front of the integers, relative to the product of the norms.
 constexpr float kByteRounding = 1e-6f;
 
+// The largest byte of a packed key, and the one that stands for 0: keys are unsigned but for sdot.
+inline int KeyLevels(ScoreEngine engine) { return engine == ScoreEngine::kInt8 ? 127 : 63; }
+inline std::int32_t KeyZero(ScoreEngine engine) {
+  return HWY_ARCH_ARM_A64 ? 0 : KeyLevels(engine) + 1;
+}
+
 // The effect of rounding a vector to bytes.
 struct ByteRow {
   float norm = 0.0f;  // of the vector

@@ -74,11 +74,6 @@ inline double DenseShare(ScoreEngine engine, DType dtype) {
 inline double DenseShareBackward(bool on_tiles) { return on_tiles ? 0.1 : 0.2; }
 // Entries of a row's list before the row is dense.
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params);
-// The largest byte of a packed key, and the one that stands for 0: keys are unsigned but for sdot.
-inline int KeyLevels(ScoreEngine engine) { return engine == ScoreEngine::kInt8 ? 127 : 63; }
-inline std::int32_t KeyZero(ScoreEngine engine) {
-  return HWY_ARCH_ARM_A64 ? 0 : KeyLevels(engine) + 1;
-}
 
 // Width of packed rows: whole tiles of the engine's inner dimension.
 inline std::int64_t PackedDim(ScoreEngine engine, std::int64_t head_dim) {
