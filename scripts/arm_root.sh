@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$PWD/build-arm
 root=$work/root
-packages=(libgtest-dev libgmock-dev libgomp1 python3-minimal libpython3-stdlib)
+packages=(libgtest-dev libgmock-dev libgomp1 libstdc++6 python3-minimal libpython3-stdlib)
 
 say() { printf 'arm_root: %s\n' "$*" >&2; }
 missing=()

@@ -15,6 +15,7 @@ elif [[ $machine == aarch64 ]]; then
   "$source/scripts/arm_root.sh" torch
   work=$source/build-arm
   settings=(-C cmake.define.CMAKE_TOOLCHAIN_FILE="$source/cmake/arm64.cmake" -C cmake.define.TSALLIS_CUDA=OFF
+    -C cmake.define.TSALLIS_WERROR=AUTO # as the preset `arm` has it: ccache knows what that compiled
     -C cmake.define.Torch_DIR="$work/torch/share/cmake/Torch")
   as=(env _PYTHON_HOST_PLATFORM=linux-aarch64) # Python says so of itself, and the wheel's tag follows
 else
