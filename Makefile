@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test test-cuda style bench bench-maps bench-calls bench-training bench-attention bench-attention-memory gpu mutate-cuda wheel check-wheel check-vllm docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang
+.PHONY: build reproduce test test-cuda style bench bench-maps bench-calls bench-training bench-attention bench-attention-memory gpu mutate-cuda wheel check-wheel check-arm check-vllm docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang
 
 build: setup
 	$(call configured,release,build)
@@ -68,10 +68,10 @@ fuzz: setup-clang
 	  mkdir -p corpus/$$name && bin/$${name}_fuzz -max_total_time=$(SECONDS) -max_len=2048 -len_control=0 \
 	    -print_final_stats=1 corpus/$$name || exit 1; done
 
-# What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel, vLLM with it, the CUDA
-# kernels for every architecture and faults in them. Once a week.
+# What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel, vLLM with it, ARM's
+# processors, the CUDA kernels for every architecture and faults in them. Once a week.
 weekly: TORCHES = 2.10.0 2.13.0 2.15.0
-weekly: lint check-wheel check-vllm sanitize test-cuda mutate-cuda
+weekly: lint check-wheel check-arm check-vllm sanitize test-cuda mutate-cuda
 	@$(MAKE) fuzz SECONDS=3600
 
 # Everything that takes a GPU: build, tests, compute-sanitizer, benchmark. Not after `setup`, which needs Debian's
@@ -128,12 +128,18 @@ docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
 
 # One wheel for every torch from 2.10 on, in build-wheel/wheelhouse; then used in a fresh environment with the torch of
-# .venv, or in one for each version that TORCHES names.
+# .venv, or in one for each version that TORCHES names. MACHINE=aarch64 compiles for ARM, into build-arm/wheelhouse.
 TORCHES ?=
+MACHINE ?=
 wheel: setup
-	@scripts/build_wheel.sh
+	@scripts/build_wheel.sh $(MACHINE)
 check-wheel: wheel
 	@scripts/check_wheel.sh $(TORCHES)
+
+# ARM's processors under emulation: the kernels' tests on two, and the operators of a wheel. ARM=kernels is a part.
+ARM ?=
+check-arm: setup
+	@scripts/check_arm.sh $(ARM)
 
 # The wheel in vLLM for CPUs, which it installs into build-vllm (1.5 GB): python/tests_vllm, some 15 minutes.
 # VLLM="-k entmax" and the like run parts.
@@ -158,4 +164,4 @@ format: setup
 	@$(PYTHON) -m ruff format .
 
 clean:
-	rm -rf build build-gpu build-kernels build-cuda build-dev build-tsan build-fuzz build-ci build-lint build-vllm build-wheel
+	rm -rf build build-gpu build-kernels build-cuda build-dev build-tsan build-fuzz build-ci build-lint build-arm build-vllm build-wheel

@@ -8,8 +8,8 @@
 namespace tsallis {
 
 struct CpuInfo {
-  std::string processor;  // as the processor names itself; empty if it does not
-  std::string vendor;     // "GenuineIntel", "AuthenticAMD", ...; empty if there is none
+  std::string processor;  // as it names itself, or after the numbers it has instead; empty: unknown
+  std::string vendor;     // "GenuineIntel", "AuthenticAMD", "ARM", ...; empty: unknown
   // Highway's names of the instruction sets in this build, best first, and the one in use here.
   std::vector<std::string> compiled_targets;
   std::string chosen_target;
@@ -18,6 +18,9 @@ struct CpuInfo {
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   bool amx_bf16 = false;
+  bool arm_dotprod = false;
+  bool arm_bf16 = false;
+  bool arm_i8mm = false;
 };
 
 CpuInfo QueryCpu();

@@ -78,13 +78,13 @@ def test_an_older_torch_is_named(installed):
 
 
 @pytest.mark.parametrize(
-    ("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")]
+    ("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "riscv64")]
 )
 def test_another_platform_is_named(installed, system, machine):
     pretend = f"import sys, platform, torch; platform.machine = lambda: {machine!r}; "
     answer = run(installed, "-c", pretend + f"sys.platform = {system!r}; import tsallis")
     assert answer.returncode == 1
-    assert f"expected Linux on x86-64, got {system} on {machine}" in answer.stderr
+    assert f"expected Linux on x86-64 or aarch64, got {system} on {machine}" in answer.stderr
 
 
 def test_a_missing_torch_is_named(installed):

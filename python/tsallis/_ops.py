@@ -63,10 +63,10 @@ def locate(installed: str, built: str) -> tuple[Path | None, list[Path]]:
 
 def _find_library() -> Path:
     machine = platform.machine()
-    if sys.platform != "linux" or machine != "x86_64":
+    if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
         raise ImportError(
-            f"tsallis: expected Linux on x86-64, got {sys.platform} on {machine}; there are no "
-            "binaries for others"
+            f"tsallis: expected Linux on x86-64 or aarch64, got {sys.platform} on {machine}; there "
+            "are no binaries for others"
         )
     named = os.environ.get(_VARIABLE)
     if named:

@@ -30,11 +30,26 @@ TEST(Cpu, BfloatIsFastOnTilesAndByDotProductsOfAmd) {
   EXPECT_TRUE(FastBfloat16(cpu));
 }
 
-TEST(Cpu, AMachineOfX86NamesItsVendor) {
+TEST(Cpu, TheProcessorIsNamed) {
 #if defined(__x86_64__)
   EXPECT_EQ(QueryCpu().vendor.size(), 12U);
-#else
-  EXPECT_EQ(QueryCpu().vendor, "");
+#elif defined(__aarch64__) && defined(__linux__)
+  // The one that scripts/check_arm.sh emulates is expected by name.
+  const char* expected = std::getenv("TSALLIS_EXPECTED_CPU");
+  if (expected != nullptr) {
+    EXPECT_EQ(QueryCpu().processor, expected);
+  }
+#endif
+}
+
+// An instruction set belongs to the processor's architecture: no flag of the other one is up.
+TEST(Cpu, FlagsAreThoseOfTheArchitecture) {
+  const CpuInfo info = QueryCpu();
+#if !defined(__x86_64__)
+  EXPECT_FALSE(info.avx_vnni || info.avx512_vnni || info.avx512_bf16 || info.amx_bf16);
+#endif
+#if !defined(__aarch64__)
+  EXPECT_FALSE(info.arm_dotprod || info.arm_bf16 || info.arm_i8mm);
 #endif
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "tsallis/cpu.h"
+
 // Highway's dispatch itself says which target it chose: it asks the processor once. Asking with
 // hwy::SupportedTargets() takes some 20 microseconds in a virtual machine, where every CPUID
 // instruction traps.
@@ -27,15 +29,28 @@ namespace {
 
 HWY_EXPORT(ThisTarget);
 
+std::int64_t InUse() { return HWY_DYNAMIC_DISPATCH(ThisTarget)(); }
+
 }  // namespace
 
-// Highway numbers better instruction sets with lower bits, those of other processors than x86 above
-// them all.
-bool RunsAvx2() { return HWY_DYNAMIC_DISPATCH(ThisTarget)() <= HWY_AVX2; }
+// Code for one of Highway's targets runs on every later one of its processors, and later ones have
+// lower bits; those of ARM lie above those of x86. So targets are compared and never named.
+bool HasVectorsOf16Floats() { return InUse() <= HWY_AVX3; }
 
-bool RunsAvx3() { return HWY_DYNAMIC_DISPATCH(ThisTarget)() <= HWY_AVX3; }
+bool MultipliesPairsOfBytes() { return InUse() <= HWY_AVX2 && !HasVectorsOf16Floats(); }
 
-const char* TargetInUse() { return hwy::TargetName(HWY_DYNAMIC_DISPATCH(ThisTarget)()); }
+const char* ByteDots() {
+  static const CpuInfo info = QueryCpu();
+  const std::int64_t target = InUse();
+  if (target <= HWY_AVX3) return info.avx512_vnni ? "AVX-512 VNNI" : "";
+  if (target <= HWY_AVX2) return info.avx_vnni ? "AVX-VNNI" : "";
+#if HWY_ARCH_ARM_A64
+  if (target <= HWY_NEON) return info.arm_dotprod ? "NEON dotprod" : "";
+#endif
+  return "";
+}
+
+const char* TargetInUse() { return hwy::TargetName(InUse()); }
 
 }  // namespace tsallis
 #endif  // HWY_ONCE

@@ -1,12 +1,17 @@
-// The instruction set that Highway's dispatch uses now, for kernels with code beside it. Highway
-// orders its targets: code for one runs on every later one, so they are compared and never named.
+// The instruction set that Highway's dispatch uses now, for kernels with code beside it: by what it
+// has, as processors of x86 and ARM have it under different names.
 #pragma once
 
 namespace tsallis {
 
-// Whether it is AVX2 or later, and AVX-512 (Highway's AVX3) or later.
-bool RunsAvx2();
-bool RunsAvx3();
+// Whether vectors hold 16 floats, a row of the matrix unit: AVX-512 and later.
+bool HasVectorsOf16Floats();
+
+// Whether pairs of bytes are multiplied to 16 bits (vpmaddubsw) in vectors of 8 floats: on AVX2.
+bool MultipliesPairsOfBytes();
+
+// The instructions that add four products of bytes to a lane; empty: the processor has none.
+const char* ByteDots();
 
 // Highway's name for it.
 const char* TargetInUse();

@@ -27,6 +27,9 @@ using VD = hn::Vec<DD>;
 
 constexpr float kInfinityF = std::numeric_limits<float>::infinity();
 
+// Whether there are 32 vector registers, and not 16.
+constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64;
+
 // The last, short vector of a row: lanes from `count` on hold `fill`. Never reads past p + count,
 // which MaskedLoad does on instruction sets without masks.
 HWY_INLINE VF LoadPart(DF d, const float* HWY_RESTRICT p, std::size_t count, float fill) {

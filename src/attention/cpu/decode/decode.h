@@ -92,8 +92,8 @@ struct Functions {
   // dot[i] = <keys.At(index[i]), q>: the same bits.
   void (*gather_dots)(const HeadRows& keys, const std::uint32_t* index, std::size_t n,
                       const float* q, std::int64_t columns, float* dot) = nullptr;
-  // Whether bounds from bytes take less time than scores: where integers of 16 bits are multiplied
-  // in pairs, from AVX2 on.
+  // Whether bounds from bytes take less time than scores: where bytes are multiplied in fours, or
+  // integers of 16 bits in pairs, from AVX2 on.
   bool fast_bounds = false;
   // bound[r * pitch + j] >= <key j, query r> of the 64 keys of a page. ahead: bytes of a page that
   // comes soon, which this asks memory for, or null.

@@ -5,7 +5,6 @@
 
 #include "attention/cpu/decode/decode.h"
 #include "core/target.h"
-#include "tsallis/cpu.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/decode/kernel.cc"
@@ -162,7 +161,7 @@ HWY_INLINE void RestSums(const Block& values, const float* weight, std::int64_t 
 }
 
 // Vectors of columns that are summed at a time: four rows of them fit the registers.
-constexpr int kParts = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+constexpr int kSumVectors = kManyRegisters ? 4 : 2;
 
 template <DType kType, int kRows>
 HWY_INLINE void RowsSums(const HeadRows& values, std::int64_t begin, std::int64_t count,
@@ -170,8 +169,8 @@ HWY_INLINE void RowsSums(const HeadRows& values, std::int64_t begin, std::int64_
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(DF()));
   ForBlocks(values, begin, count, [&](const Block& block, std::int64_t first) HWY_ATTR {
     std::int64_t x = 0;
-    for (; x + kParts * lanes <= columns; x += kParts * lanes) {
-      BlockSums<kType, kRows, kParts>(block, weight, first, x, sum);
+    for (; x + kSumVectors * lanes <= columns; x += kSumVectors * lanes) {
+      BlockSums<kType, kRows, kSumVectors>(block, weight, first, x, sum);
     }
     for (; x + lanes <= columns; x += lanes) {
       BlockSums<kType, kRows, 1>(block, weight, first, x, sum);
@@ -220,17 +219,17 @@ void DecodeGatherDots(const HeadRows& keys, const std::uint32_t* index, std::siz
            [&](auto type) HWY_ATTR { GatherDotsOf<type.value>(keys, index, n, q, columns, dot); });
 }
 
-#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+#if TSALLIS_BYTES_HERE
 // sum[r * 16 + j] of a group of 16 keys. Asks for as many bytes from `ahead` on, unless it is null.
 template <int kQueries>
-HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* ahead,
-                          std::int64_t columns, const decode::ByteQuery* queries,
-                          std::int32_t* HWY_RESTRICT sum) {
+TSALLIS_BYTES void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* ahead,
+                             std::int64_t columns, const decode::ByteQuery* queries,
+                             std::int32_t* HWY_RESTRICT sum) {
   const hn::RebindToSigned<DF> di;
   constexpr std::size_t kVector = hn::MaxLanes(DF()), kParts = 16 / kVector;
   VBytes total[kQueries][kParts];
-  for (auto& row : total) {
-    for (VBytes& part : row) part = hn::Zero(di);
+  for (int r = 0; r < kQueries; ++r) {
+    for (VBytes& part : total[r]) part = hn::Set(di, HWY_ARCH_ARM_A64 ? 128 * queries[r].sum : 0);
   }
   const auto* words = reinterpret_cast<const std::int32_t*>(keys);
   for (std::int64_t x = 0; x < columns / 4; ++x) {
@@ -238,6 +237,9 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* a
     VBytes key[kParts];
     for (std::size_t p = 0; p < kParts; ++p) {
       key[p] = hn::LoadU(di, words + x * 16 + static_cast<std::int64_t>(p * kVector));
+#if HWY_ARCH_ARM_A64
+      key[p] = hn::Xor(key[p], hn::Set(di, -0x7F7F7F80));  // bytes less 128; sums start at the rest
+#endif
     }
     for (int r = 0; r < kQueries; ++r) {
       std::int32_t word;
@@ -253,6 +255,8 @@ HWY_INLINE void GroupDots(const std::byte* HWY_RESTRICT keys, const std::byte* a
   }
 }
 
+#endif
+#if HWY_TARGET <= HWY_AVX2
 // The same where products of bytes are no instruction: bytes become 16 bits, and pairs of their
 // products one sum.
 template <int kQueries>
@@ -286,7 +290,7 @@ HWY_INLINE void GroupDotsWide(const std::byte* HWY_RESTRICT keys, const std::byt
       const auto query = hn::BitCast(d16, hn::Set(d64, word));
       for (std::size_t p = 0; p < kParts; ++p) {
         for (int half = 0; half < 2; ++half) {
-          // vpmaddwd: on x86 the sum of two neighbouring products, in their place.
+          // vpmaddwd: the sum of two neighbouring products, in their place.
           total[r][p][half] =
               hn::ReorderWidenMulAccumulate(di, key[p][half], query, total[r][p][half], unused);
         }
@@ -328,7 +332,7 @@ HWY_INLINE void GroupDotsPlain(const std::byte* HWY_RESTRICT keys, std::int64_t 
   }
 }
 
-template <bool kVnni>
+template <bool kByteDots>
 void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_t columns,
                       const decode::ByteQuery* queries, std::int64_t rows, float* bound,
                       std::int64_t pitch) {
@@ -342,15 +346,18 @@ void DecodeByteBounds(const std::byte* page, const std::byte* ahead, std::int64_
     const std::byte* group_ahead = ahead == nullptr ? nullptr : ahead + group * 16 * width;
     HWY_ALIGN std::int32_t sums[decode::kRows * 16];
     std::int64_t r = 0;
-#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-    if constexpr (kVnni) {
+#if TSALLIS_BYTES_HERE
+    if constexpr (kByteDots) {
       for (; r + 4 <= rows; r += 4) {
         GroupDots<4>(keys, r == 0 ? group_ahead : nullptr, width, queries + r, sums + r * 16);
       }
       for (; r < rows; ++r) {
         GroupDots<1>(keys, r == 0 ? group_ahead : nullptr, width, queries + r, sums + r * 16);
       }
-    } else {
+    }
+#endif
+#if HWY_TARGET <= HWY_AVX2
+    if constexpr (!kByteDots) {
       const auto part = [&](auto count) HWY_ATTR {
         GroupDotsWide<decltype(count)::value>(keys, r == 0 ? group_ahead : nullptr, width,
                                               queries + r, sums + r * 16);
@@ -455,11 +462,11 @@ void DecodeLoad(const HeadRows& rows, std::int64_t row, std::int64_t columns, fl
   LoadFloats(rows, row, columns, out);
 }
 
-void BindDecode(bool vnni, decode::Functions* functions) {
+void BindDecode(bool byte_dots, decode::Functions* functions) {
   *functions = {.dots = DecodeDots,
                 .gather_dots = DecodeGatherDots,
-                .fast_bounds = HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86,
-                .byte_bounds = vnni ? DecodeByteBounds<true> : DecodeByteBounds<false>,
+                .fast_bounds = byte_dots || HWY_TARGET <= HWY_AVX2,
+                .byte_bounds = byte_dots ? DecodeByteBounds<true> : DecodeByteBounds<false>,
                 .scores = DecodeScores,
                 .maximum = DecodeMaximum,
                 .at_least = DecodeAtLeast,
@@ -480,10 +487,8 @@ namespace tsallis::decode {
 HWY_EXPORT(BindDecode);
 
 Functions GetFunctions() {
-  static const CpuInfo info = QueryCpu();
   Functions functions;
-  HWY_DYNAMIC_DISPATCH(BindDecode)
-  (RunsAvx3() ? info.avx512_vnni : RunsAvx2() && info.avx_vnni, &functions);
+  HWY_DYNAMIC_DISPATCH(BindDecode)(*ByteDots() != '\0', &functions);
   return functions;
 }
 

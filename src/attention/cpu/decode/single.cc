@@ -250,10 +250,7 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
 constinit const AttentionKernel kDecodeAttention = {
     .name = "decode",
     .summary = "few queries a sequence: keys are read once for all heads that share them",
-    .instruction_set =
-        [] {
-          return std::string(RunsAvx3() ? "AVX3" : RunsAvx2() ? "AVX2" : "baseline");
-        },
+    .instruction_set = [] { return std::string(TargetInUse()); },
     .serves = {.features = (kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16,
                                                        Feature::kFloat16, Feature::kSoftmax,
                                                        Feature::kEntmax, Feature::kSink})

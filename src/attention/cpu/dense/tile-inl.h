@@ -58,11 +58,7 @@ HWY_INLINE void MultiplyRows(std::size_t rows, std::size_t columns, std::size_t 
 #else
 // 24 accumulators, 4 vectors of B and one broadcast fit 32 registers: 10 loads for 24
 // multiply-adds. With 16 registers 12 accumulators.
-#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
-constexpr int kTileVectors = 4;
-#else
-constexpr int kTileVectors = 2;
-#endif
+constexpr int kTileVectors = kManyRegisters ? 4 : 2;
 
 // C[kRows][kVectors vectors] (+)= A B over t < depth, or over t = list[0 ... depth). The sum starts
 // at zero in registers whatever C holds: rounding errors of a long sum grow with the number of

@@ -30,7 +30,7 @@ void ForEachLanes(
     DType dtype,
     const std::function<void(const AttentionKernel&, const std::string&, bool tiles)>& body) {
   ForEachLanesTarget([&](const std::string& target) {
-    const bool here = dtype == DType::kBFloat16 && RunsAvx3();
+    const bool here = dtype == DType::kBFloat16 && HasVectorsOf16Floats();
     body(kLanesAttention, target, here && RealTileFunctions() != nullptr);
     if (here) body(kEmulatedLanes, target + ", emulated tiles", true);
   });

@@ -14,14 +14,10 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-// Registers allow for this many rows of a tile: 32 registers with AVX-512, 16 below.
-#if HWY_TARGET <= HWY_AVX3
-constexpr std::size_t kTileKeys = 16;
-constexpr std::size_t kTileRows = 8;
-#else
-constexpr std::size_t kTileKeys = 8;
-constexpr std::size_t kTileRows = 4;
-#endif
+// A tile's sums fill half of the registers: some rows by some vectors, of rows at most a vector.
+constexpr std::size_t kTileKeys = kManyRegisters ? 16 : 8;
+constexpr std::size_t kTileRows = HWY_MIN(kTileKeys / 2, kLanes);
+constexpr std::size_t kTileVectors = kTileKeys / kTileRows;
 static_assert(kPadding % kTileKeys == 0 && kLanes <= kMostLanes);
 
 // to[j][lane] = sum_x rows[j][x] columns[x][lane] for j < keys, a multiple of kPadding.
@@ -79,17 +75,17 @@ HWY_INLINE void MixTile(const float* HWY_RESTRICT weights, const float* HWY_REST
   VF sum[kTileRows][kVectors];
   HWY_UNROLL(8)
   for (std::size_t i = 0; i < kTileRows; ++i) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (std::size_t c = 0; c < kVectors; ++c) sum[i][c] = hn::Zero(d);
   }
   for (std::size_t j = 0; j < keys; ++j, weights += kLanes, x += stride) {
     VF value[kVectors];
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (std::size_t c = 0; c < kVectors; ++c) value[c] = hn::Load(d, x + c * kLanes);
     HWY_UNROLL(8)
     for (std::size_t i = 0; i < kTileRows; ++i) {
       const VF weight = hn::Set(d, weights[i]);
-      HWY_UNROLL(2)
+      HWY_UNROLL(4)
       for (std::size_t c = 0; c < kVectors; ++c) {
         sum[i][c] = hn::MulAdd(weight, Seen<kCareful>(weight, value[c]), sum[i][c]);
       }
@@ -97,7 +93,7 @@ HWY_INLINE void MixTile(const float* HWY_RESTRICT weights, const float* HWY_REST
   }
   HWY_UNROLL(8)
   for (std::size_t i = 0; i < kTileRows; ++i) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (std::size_t c = 0; c < kVectors; ++c) {
       hn::Store(sum[i][c], d, to + i * stride + c * kLanes);
     }
@@ -111,8 +107,8 @@ HWY_NOINLINE void Mix(const float* weights, const float* x, std::size_t stride, 
                       float* to) {
   for (std::size_t row = 0; row < kLanes; row += kTileRows) {
     std::size_t c = 0;
-    for (; c + 2 * kLanes <= stride; c += 2 * kLanes) {
-      MixTile<2, kCareful>(weights + row, x + c, stride, keys, to + row * stride + c);
+    for (; c + kTileVectors * kLanes <= stride; c += kTileVectors * kLanes) {
+      MixTile<kTileVectors, kCareful>(weights + row, x + c, stride, keys, to + row * stride + c);
     }
     if (c < stride) {
       MixTile<1, kCareful>(weights + row, x + c, stride, keys, to + row * stride + c);
@@ -127,19 +123,19 @@ HWY_INLINE void SpreadTile(const float* HWY_RESTRICT weights, const float* HWY_R
   VF sum[kTileRows][kVectors];
   HWY_UNROLL(8)
   for (std::size_t i = 0; i < kTileRows; ++i) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (std::size_t c = 0; c < kVectors; ++c) {
       sum[i][c] = hn::Load(d, to + i * stride + c * kLanes);
     }
   }
   for (std::size_t lane = 0; lane < kLanes; ++lane, x += stride) {
     VF value[kVectors];
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (std::size_t c = 0; c < kVectors; ++c) value[c] = hn::Load(d, x + c * kLanes);
     HWY_UNROLL(8)
     for (std::size_t i = 0; i < kTileRows; ++i) {
       const VF weight = hn::Set(d, weights[i * kLanes + lane]);
-      HWY_UNROLL(2)
+      HWY_UNROLL(4)
       for (std::size_t c = 0; c < kVectors; ++c) {
         sum[i][c] = hn::MulAdd(weight, Seen<kCareful>(weight, value[c]), sum[i][c]);
       }
@@ -147,7 +143,7 @@ HWY_INLINE void SpreadTile(const float* HWY_RESTRICT weights, const float* HWY_R
   }
   HWY_UNROLL(8)
   for (std::size_t i = 0; i < kTileRows; ++i) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (std::size_t c = 0; c < kVectors; ++c) {
       hn::Store(sum[i][c], d, to + i * stride + c * kLanes);
     }
@@ -161,8 +157,8 @@ HWY_NOINLINE void Spread(const float* weights, const float* x, std::size_t strid
                          float* to) {
   for (std::size_t j = 0; j < keys; j += kTileRows) {
     std::size_t c = 0;
-    for (; c + 2 * kLanes <= stride; c += 2 * kLanes) {
-      SpreadTile<2, kCareful>(weights + j * kLanes, x + c, stride, to + j * stride + c);
+    for (; c + kTileVectors * kLanes <= stride; c += kTileVectors * kLanes) {
+      SpreadTile<kTileVectors, kCareful>(weights + j * kLanes, x + c, stride, to + j * stride + c);
     }
     if (c < stride) {
       SpreadTile<1, kCareful>(weights + j * kLanes, x + c, stride, to + j * stride + c);

@@ -77,7 +77,8 @@ constinit const AttentionKernel kStreamAmx = {
     .summary =
         "softmax, adaptive temperature (forward) and entmax's dense rows with bfloat16, keys "
         "streaming by bf16 tiles",
-    .instruction_set = [] { return std::string(RunsAvx3() && MatrixUnitUsable() ? "AMX" : ""); },
+    .instruction_set =
+        [] { return std::string(HasVectorsOf16Floats() && MatrixUnitUsable() ? "AMX" : ""); },
     .serves = {.features = kCommonFeatures |
                            Features{Feature::kBFloat16, Feature::kSoftmax, Feature::kEntmax,
                                     Feature::kAdaptiveTemperature, Feature::kStridedColumns},

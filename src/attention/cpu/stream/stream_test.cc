@@ -142,7 +142,7 @@ TEST(Stream, IsWhatLongSoftmaxRunsOn) {
   ForEachTarget([](const std::string& target) {
     const Problem problem(Softmax(600, 600));
     const std::string chosen = ChooseAttentionKernel(problem.params()).forward;
-    EXPECT_EQ(chosen, RunsAvx3() ? "stream-amx" : "dense") << target;
+    EXPECT_EQ(chosen, HasVectorsOf16Floats() ? "stream-amx" : "dense") << target;
   });
 }
 

@@ -109,10 +109,10 @@ struct FloatEngine {
     const auto* k = reinterpret_cast<const float*>(keys);
     for (std::size_t group = 0; group < 4; ++group, k += dim * 16, scores += 256) {
       // Computes as many sums as registers take: all rows by one vector of keys, or 5 or 6 rows by
-      // two.
+      // two, or by four where there are 32 registers.
       if constexpr (kLanes == 16) {
         Rows<16>(q, k, dim, scores);
-      } else if constexpr (kLanes == 8) {
+      } else if constexpr (kLanes == 8 || kManyRegisters) {
         Rows<6>(q, k, dim, scores);
         Rows<5>(q + 6, k, dim, scores + 6 * 16);
         Rows<5>(q + 11, k, dim, scores + 11 * 16);

@@ -1,5 +1,5 @@
 // Scores screened in 8 bits: keys and queries rounded to bytes, and upper bounds of their products
-// by vpdpbusd. Included once per instruction set.
+// by vpdpbusd or sdot (bytes-inl.h). Included once per instruction set.
 //
 // A component of a key is divided, and of a query multiplied, by its dimension's scale
 // (PackedKeys::scale), so that no dimension takes the digits of the others; then a tile of keys has
@@ -30,6 +30,12 @@ namespace HWY_NAMESPACE {
 
 // Float32 arithmetic in front of the integers, relative to the product of the norms.
 constexpr float kByteRounding = 1e-6f;
+
+// The largest byte of a packed key, and the one that stands for 0: keys are unsigned but for sdot.
+inline int KeyLevels(ScoreEngine engine) { return engine == ScoreEngine::kInt8 ? 127 : 63; }
+inline std::int32_t KeyZero(ScoreEngine engine) {
+  return HWY_ARCH_ARM_A64 ? 0 : KeyLevels(engine) + 1;
+}
 
 // The effect of rounding a vector to bytes.
 struct ByteRow {
@@ -173,7 +179,7 @@ template <class Load>
 HWY_INLINE PackedBounds PackByteTile(ScoreEngine engine, std::int64_t dim, std::byte* tile,
                                      const Load& load) {
   HWY_ALIGN float values[kTileKeys * 512];  // [64][dim]: the step is that of all
-  const int levels = KeyZero(engine) - 1;
+  const int levels = KeyLevels(engine);
   for (std::int64_t key = 0; key < kTileKeys; ++key) load(key, values + key * dim);
   PackedBounds bounds;
   bounds.step = ByteStep(engine, values, kTileKeys, dim, levels);
@@ -201,7 +207,7 @@ HWY_INLINE PackedBounds PackByteTile(ScoreEngine engine, std::int64_t dim, std::
   return bounds;
 }
 
-#if HWY_TARGET <= HWY_AVX2
+#if TSALLIS_BYTES_HERE
 
 // The start of a unit's sums, and the size of a step.
 struct ByteStart {
@@ -225,12 +231,12 @@ struct ByteStart {
   }
 };
 
-// Bytes: keys [4 groups][dim / 4][16 keys][4] unsigned, queries [16 rows] where their sums start
-// and [dim / 4][16 rows][4] signed, each with its tail.
+// Bytes: keys [4 groups][dim / 4][16 keys][4], queries [16 rows] where their sums start and [dim /
+// 4][16 rows][4], each with its tail.
 struct ByteEngine {
   using Scores = FloatScores;
-  HWY_INLINE static void Unit(const std::byte* queries, const std::byte* keys, std::int64_t dim,
-                              Scores* HWY_RESTRICT unit, const FilterJob<Scores>& job) {
+  TSALLIS_BYTES static void Unit(const std::byte* queries, const std::byte* keys, std::int64_t dim,
+                                 Scores* HWY_RESTRICT unit, const FilterJob<Scores>& job) {
     const auto* offset = reinterpret_cast<const std::int32_t*>(queries);
     const std::int32_t* q = offset + kUnitRows;
     const ByteStart start(offset, *reinterpret_cast<const ByteUnitTail*>(q + kUnitRows * dim / 4),
@@ -251,9 +257,10 @@ struct ByteEngine {
  private:
   // Rows [first, first + kRows) and kGroups groups of 16 keys.
   template <std::size_t kRows, std::size_t kGroups>
-  HWY_INLINE static void Rows(const std::int32_t* HWY_RESTRICT q, const std::byte* HWY_RESTRICT k,
-                              std::int64_t dim, const ByteStart& start, std::size_t first,
-                              float* HWY_RESTRICT scores) {
+  TSALLIS_BYTES_INLINE static void Rows(const std::int32_t* HWY_RESTRICT q,
+                                        const std::byte* HWY_RESTRICT k, std::int64_t dim,
+                                        const ByteStart& start, std::size_t first,
+                                        float* HWY_RESTRICT scores) {
     const DF d;
     const hn::RebindToSigned<DF> di;
     constexpr std::size_t kLanes = hn::MaxLanes(d), kPerGroup = 16 / kLanes;
@@ -296,7 +303,7 @@ struct ByteEngine {
     }
   }
 };
-#endif  // HWY_AVX3 or HWY_AVX2
+#endif  // TSALLIS_BYTES_HERE
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tsallis

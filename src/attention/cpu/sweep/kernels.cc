@@ -6,7 +6,6 @@
 #include "attention/cpu/sweep/sweep.h"
 #include "core/parallel.h"
 #include "core/target.h"
-#include "tsallis/cpu.h"
 
 namespace tsallis {
 
@@ -114,16 +113,12 @@ std::size_t WorkspaceWith(const Context& context, const AttentionParams& params,
              (sizeof(BlockTask) + sizeof(std::vector<RowBlock>) + 2 * sizeof(RowBlock));
 }
 
-std::string WithTiles() { return RunsAvx3() && MatrixUnitUsable() ? "AMX" : ""; }
+std::string WithTiles() { return HasVectorsOf16Floats() && MatrixUnitUsable() ? "AMX" : ""; }
 
-std::string WithByteDots() {
-  static const CpuInfo info = QueryCpu();
-  if (RunsAvx3()) return info.avx512_vnni ? "AVX-512 VNNI" : "";
-  return RunsAvx2() && info.avx_vnni ? "AVX-VNNI" : "";
-}
+std::string WithByteDots() { return ByteDots(); }
 
 // AVX-512 has no version of its own: nearly every processor with it has VNNI.
-std::string WithBytePairs() { return RunsAvx2() && !RunsAvx3() ? "AVX2" : ""; }
+std::string WithBytePairs() { return MultipliesPairsOfBytes() ? "AVX2" : ""; }
 
 std::string Any() { return TargetInUse(); }
 

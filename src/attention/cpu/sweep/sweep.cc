@@ -364,7 +364,7 @@ void Bind(SweepFunctions* functions) {
 
 void BindEngine(ScoreEngine engine, bool emulated, SweepFunctions* functions) {
   (void)emulated;
-#if HWY_TARGET <= HWY_AVX2
+#if TSALLIS_BYTES_HERE
   if (engine == ScoreEngine::kInt8) Bind<ByteEngine, ScoreEngine::kInt8>(functions);
 #endif
 #if HWY_TARGET == HWY_AVX2

@@ -49,7 +49,7 @@ inline constexpr std::int64_t kWaveEdges = 1 << 18;
 // How scores are computed.
 enum class ScoreEngine : std::uint8_t {
   kFloat,  // float32 multiply-add, any instruction set
-  kInt8,   // vpdpbusd: upper bounds by bytes (int8-inl.h)
+  kInt8,   // vpdpbusd or sdot: upper bounds by bytes (int8-inl.h)
   kInt7,   // vpmaddubsw: the same with keys of 7 bits and sums of 16 (int7-inl.h)
   kAmx,    // tdpbf16ps
 };
@@ -75,8 +75,6 @@ inline double DenseShareBackward(bool on_tiles) { return on_tiles ? 0.1 : 0.2; }
 // Entries of a row's list before the row is dense. A dense row of the backward pass takes its whole
 // key head to the dense kernel, so that lists are long there.
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward);
-// The byte that stands for 0 in packed keys, which are unsigned.
-inline std::int32_t KeyZero(ScoreEngine engine) { return engine == ScoreEngine::kInt8 ? 128 : 64; }
 
 // Width of packed rows: whole tiles of the engine's inner dimension.
 inline std::int64_t PackedDim(ScoreEngine engine, std::int64_t head_dim) {
