@@ -34,7 +34,7 @@ function percent(x) {
 
 function spelled(i) {
   const piece = about.pieces[i].replace(/\n/g, "↵").replace(/\t/g, "⇥");
-  return piece.trim() ? piece : piece.replace(/ /g, "␣") || "·";
+  return piece.trim() || piece.replace(/ /g, "␣") || "·";
 }
 
 // ---- the weights (tsallis_look/pack.py says how they lie)

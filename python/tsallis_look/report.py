@@ -34,7 +34,9 @@ def map_of(found: Gathered) -> str:
 def percent(share: float) -> str:
     """Two digits, as people write them."""
     value = 100 * share
-    return f"{value:.0f} %" if value >= 9.95 else f"{value:.2g} %"
+    if value >= 9.95:
+        return f"{value:.0f} %"
+    return f"{value:.1f} %" if value >= 1.0 else f"{value:.2g} %"
 
 
 _COLUMNS = (
