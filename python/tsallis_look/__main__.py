@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    options = parser.parse_args()
+def _checked(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
+    options = parser.parse_args(words)
     if options.map is not None and options.map not in MAPS:
         parser.error(f"--map: expected of {', '.join(MAPS)}, got {options.map!r}")
     for name in ("tokens", "layer"):
@@ -146,9 +146,9 @@ def _look(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Exit code: 0, 2 for a mistake of the caller, 130 if interrupted."""
-    options = _checked(_parser())
+def main(words: list[str] | None = None) -> int:
+    """words: None: those of the command line. Exit code: 0, 2 for a mistake, 130 if interrupted."""
+    options = _checked(_parser(), words)
     try:
         found = _look(options)
     except LookError as error:

@@ -470,7 +470,9 @@ async function begin() {
   colourMap();
   readAddress();
   listen();
+  const named = location.hash.includes("token=");
   show();
+  if (named) spans[state.token].scrollIntoView({ block: "center" });
   document.body.dataset.ready = Math.round(performance.now());
 }
 

@@ -96,7 +96,9 @@ def page(found: Gathered, subject: Subject, size: int) -> tuple[str, Packed]:
     Raises:
         LookError: not even the text fits.
     """
-    frame = len(_filled(found, subject, Packed(0, 0, ""), size).encode()) + 200  # its numbers
+    # The share that is shown of a head is as long as 0.1234 at most, where this has 0.0.
+    frame = len(_filled(found, subject, Packed(0, 0, ""), size).encode())
+    frame += 100 + 3 * len(found.heads)
     packed = fit(found, size - frame)
     text = _filled(found, subject, packed, size)
     if len(text.encode()) > size:
