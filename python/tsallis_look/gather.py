@@ -139,7 +139,7 @@ class Gathered:
         if mask is not None:
             seen = mask[..., begin:end, :] if mask.shape[-2] != 1 else mask
             rows = 1 if mask.shape[-2] != 1 else end - begin
-            return int(seen.sum()) * rows // seen[..., 0, 0].numel()
+            return int(seen.sum() * rows / seen[..., 0, 0].numel())
         if call.settings.get("causal"):
             return (begin + 1 + end) * (end - begin) // 2
         return call.tokens * (end - begin)
