@@ -45,7 +45,8 @@ const weightOf = Float64Array.from({ length: 256 }, (_, level) => 2 ** (-level /
 async function unpack() {
   const packed = atob(byId("weights").textContent);
   byId("weights").remove();
-  const bytes = Uint8Array.from(packed, (char) => char.charCodeAt(0));
+  const bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < packed.length; ++i) bytes[i] = packed.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   const data = new Uint8Array(await new Response(stream).arrayBuffer());
   const count = heads.length * tokens;
