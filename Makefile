@@ -6,7 +6,7 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 # $(call configured,PRESET,FOLDER): Ninja configures again by itself when a CMake file or a glob changes.
 configured = @test -f $(2)/build.ninja || cmake --preset $(1)
 
-.PHONY: build reproduce test test-cuda style bench bench-maps bench-calls bench-training bench-attention bench-attention-memory gpu mutate-cuda wheel check-wheel check-arm check-vllm docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang
+.PHONY: build reproduce test test-cuda test-pages style bench bench-maps bench-calls bench-training bench-attention bench-attention-memory gpu mutate-cuda wheel check-wheel check-arm check-vllm docs pages papers log lint format sanitize fuzz weekly clean setup setup-lint setup-clang setup-browser
 
 build: setup
 	$(call configured,release,build)
@@ -20,6 +20,9 @@ setup-lint:
 
 setup-clang:
 	@scripts/setup.sh clang
+
+setup-browser:
+	@scripts/setup.sh browser
 
 reproduce:
 	@echo "make reproduce: installs what is missing, builds (the first time at most 10 minutes on two fast cores," \
@@ -49,6 +52,10 @@ test-cuda: setup
 	@cmake --build build-cuda -j $(JOBS) --target all tests
 	@$(PYTHON) scripts/run_tests.py --ctest build-cuda
 
+# The pages of `tsallis look` in Chromium, which it installs: `make test` has these tests where a browser is.
+test-pages: build setup-browser
+	@$(PYTHON) -m pytest -q python/tests/test_look_browser.py
+
 # AddressSanitizer and UndefinedBehaviorSanitizer with the usual compiler; ThreadSanitizer with Clang, because
 # GCC's OpenMP runtime does not tell it what synchronises and every parallel loop looks like a race.
 sanitize: setup-clang
@@ -69,9 +76,9 @@ fuzz: setup-clang
 	    -print_final_stats=1 corpus/$$name || exit 1; done
 
 # What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel, vLLM with it, ARM's
-# processors, the CUDA kernels for every architecture and faults in them. Once a week.
+# processors, the CUDA kernels for every architecture and faults in them, pages in a browser. Once a week.
 weekly: TORCHES = 2.10.0 2.13.0 2.15.0
-weekly: lint check-wheel check-arm check-vllm sanitize test-cuda mutate-cuda
+weekly: lint check-wheel check-arm check-vllm sanitize test-cuda mutate-cuda test-pages
 	@$(MAKE) fuzz SECONDS=3600
 
 # Everything that takes a GPU: build, tests, compute-sanitizer, benchmark. Not after `setup`, which needs Debian's

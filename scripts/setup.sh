@@ -4,12 +4,14 @@
 #   scripts/setup.sh         what building and testing need
 #   scripts/setup.sh lint    clang-tidy as well
 #   scripts/setup.sh clang   the compiler, for ThreadSanitizer and the fuzzers
+#   scripts/setup.sh browser Chromium, for the tests of pages in it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(build-essential cmake ninja-build ccache git libhwy-dev libgtest-dev libgmock-dev
   libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev)
 if [[ ${1:-} == lint ]]; then packages+=(clang-tidy); fi
+if [[ ${1:-} == browser ]]; then packages+=(chromium); fi
 if [[ ${1:-} == clang ]]; then
   packages+=(clang libomp-dev)
   # The sanitizers' runtimes are a package of their own, named after clang's version, where there is one.

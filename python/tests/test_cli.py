@@ -31,7 +31,7 @@ COMMANDS = [
         "list",
         "info",
     ),
-    *("convert", "bench"),
+    *("look", "convert", "bench"),
 ]
 MODELS = ROOT / "models"
 
@@ -308,6 +308,11 @@ def test_version():
             "--beams 2: expected without --top-k",
         ),
         (["generate", MODELS / "rope", "--prompt", "x", "--entmax", "1"], "--entmax: expected a"),
+        (["look", MODELS / "rope"], "the following arguments are required: --text"),
+        (["look", "x", "--text", "x", "--map", "max"], "--map: expected of entmax, entmax15"),
+        (["look", "x", "--text", "x", "--tokens", "0"], "--tokens: expected 1 or more, got 0"),
+        (["look", "x", "--text", "x", "--megabytes", "0"], "--megabytes: expected a number above"),
+        (["look", MODELS / "rope", "--text", "none"], "--text none: No such file or directory"),
         (["convert"], "the following arguments are required: MODEL"),
         (["convert", "no-such-folder"], "MODEL: expected smollm2, or a folder with config.json"),
         (["convert", "smollm2", "--methods", "sparse"], "--methods: expected of entmax, softmax"),

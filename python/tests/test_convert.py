@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from small_llama import write_llama
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tsallis.bench.cases import trained_cases
 from tsallis_convert import report
@@ -26,27 +26,7 @@ TEXTS = [f"{i} times {j} is {i * j}.\n" * 12 for i in range(30) for j in range(9
 def made(tmp_path_factory) -> Path:
     """A small Llama with its tokenizer in model/, and a corpus in its tokens in corpus/."""
     folder = tmp_path_factory.mktemp("convert")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=300,
-            hidden_size=48,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            num_key_value_heads=1,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-    model.save_pretrained(folder / "model")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder / "model")
+    write_llama(folder / "model", TEXTS)
     (folder / "texts").mkdir()
     for i, text in enumerate(TEXTS):
         (folder / "texts" / f"{i}.txt").write_text(text)

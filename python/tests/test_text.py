@@ -14,7 +14,8 @@ import sacrebleu
 import sentencepiece
 from tokenizers import Tokenizer
 
-from tsallis_text.__main__ import Refused, decode, encode, score, train
+from tsallis_text.__main__ import decode, encode, score, train
+from tsallis_text.tokenizers import Refused, model_of
 
 PYTHON = Path(__file__).resolve().parents[1]
 TEXTS = ["Sharp attention.\n", "", "Aufmerksamkeit läßt nach – oder nicht?\n", "1234567\n" * 9]
@@ -60,6 +61,12 @@ def test_byte_level_bpe_gives_every_text_back(tmp_path):
     model = Tokenizer.from_file(str(path))
     assert [model.decode(part) for part in tokens] == TEXTS
     assert decoded(path, tokens) == TEXTS
+    # Tokens may share a character of several bytes.
+    shown, places = "", model_of(path).places(TEXTS[2])
+    for begin, end in places:
+        shown += TEXTS[2][max(begin, len(shown)) : end]
+    assert shown == TEXTS[2]
+    assert len(places) == len(tokens[2])
     with pytest.raises(Refused, match=f"expected tokens below {size}, got {size}"):
         decoded(path, [[size]])
 
@@ -79,6 +86,8 @@ def test_models_of_sentencepiece_are_read(tmp_path):
     assert size == model.vocab_size()
     assert tokens == [model.encode(text) for text in TEXTS]
     assert decoded(tmp_path / "small.model", tokens) == [model.decode(part) for part in tokens]
+    places = model_of(tmp_path / "small.model").places(TEXTS[2])
+    assert "".join(TEXTS[2][begin:end] for begin, end in places) == TEXTS[2]
 
 
 def test_what_is_no_tokenizer_is_named(tmp_path):

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tsallis.integrations import transformers as tsallis_transformers
 
@@ -84,34 +83,25 @@ def inputs(model: PreTrainedModel, tokens: Tensor, file: Path) -> None:
     """
     last = model.config.num_hidden_layers - 1
     wanted = {round(i * last / (LAYERS - 1)) for i in range(LAYERS)}
-    name = model.config._attn_implementation
-    attend = ALL_ATTENTION_FUNCTIONS[name]
     tensors: dict[str, Tensor] = {}
     about: dict[str, str] = {}
 
-    def keep(module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any) -> Any:
-        if module.layer_idx in wanted:
-            layer = f"layers.{module.layer_idx}"
-            # A model's own scale goes into the queries: who reads the file scales by 1 / sqrt(d).
-            scale = more.get("scaling")
-            scaled = q if scale is None else q * (scale * q.shape[-1] ** 0.5)
-            for part, x in (("q", scaled), ("k", k), ("v", v)):
-                tensors[f"{layer}.{part}"] = x[0].to(torch.bfloat16).contiguous()
-            about[f"{layer}.map"] = "softmax" if name == SOFTMAX else "entmax"
-            if name != SOFTMAX:
-                own = getattr(module, "tsallis_alpha", None)
-                alpha = module.config.tsallis_alpha if own is None else own()
-                if isinstance(alpha, list):
-                    alpha = alpha[module.layer_idx]
-                alphas = torch.as_tensor(alpha, dtype=torch.float32).expand(q.shape[1])
-                tensors[f"{layer}.alpha"] = alphas.contiguous()
-        return attend(module, q, k, v, *rest, **more)
+    def keep(module: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> None:
+        if module.layer_idx not in wanted:
+            return
+        layer = f"layers.{module.layer_idx}"
+        # A model's own scale goes into the queries: who reads the file scales by 1 / sqrt(d).
+        scale = settings["scale"]
+        scaled = q if scale is None else q * (scale * q.shape[-1] ** 0.5)
+        for part, x in (("q", scaled), ("k", k), ("v", v)):
+            tensors[f"{layer}.{part}"] = x[0].to(torch.bfloat16).contiguous()
+        about[f"{layer}.map"] = settings["map"]
+        if settings["map"] == "entmax":
+            alphas = torch.as_tensor(settings["alpha"], dtype=torch.float32).expand(q.shape[1])
+            tensors[f"{layer}.alpha"] = alphas.contiguous()
 
-    ALL_ATTENTION_FUNCTIONS.register(name, keep)
-    try:
+    with tsallis_transformers.observe_calls(keep):
         model(input_ids=tokens[None], use_cache=False, logits_to_keep=1)
-    finally:
-        ALL_ATTENTION_FUNCTIONS.register(name, attend)
     aside = file.with_suffix(".new")
     save_file(tensors, aside, about)
     aside.replace(file)

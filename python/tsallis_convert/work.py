@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tsallis.bench import document
 
 from . import measure, report
 from .models import SMOLLM2
+from .screen import Screen
 from .tokens import Corpus, corpus_of
 from .train import Plan, Run, fast_bfloat16, softening
 
@@ -24,26 +24,6 @@ SOURCE = Path(__file__).resolve().parents[2]
 
 def _name(model: str) -> str:
     return Path(model).resolve().name if model != SMOLLM2 else SMOLLM2
-
-
-class Screen:
-    """Lines of progress on standard error: in place on a terminal, else now and then."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self.live = sys.stderr.isatty()
-        self.lines = 0
-
-    def step(self, line: str) -> None:
-        self.lines += 1
-        if self.quiet or not (self.live or self.lines % 10 == 1):
-            return
-        end = "\r" if self.live else "\n"
-        print(f"\x1b[K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
-
-    def say(self, line: str) -> None:
-        if not self.quiet:
-            print(f"\x1b[K{line}" if self.live else line, file=sys.stderr, flush=True)
 
 
 def _untouched(model: Path, alpha: float, held: torch.Tensor, say: Any) -> list[dict[str, Any]]:

@@ -19,16 +19,12 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from . import sources
-
-
-class Refused(Exception):
-    """Goes to the user as it is."""
+from .tokenizers import Refused, model_of
 
 
 def receive(source: BinaryIO) -> bytes | None:
@@ -42,47 +38,6 @@ def receive(source: BinaryIO) -> bytes | None:
 def answer(target: BinaryIO, content: bytes, *, failed: bool = False) -> None:
     target.write(struct.pack("<IB", len(content) + 1, failed) + content)
     target.flush()
-
-
-@dataclass(frozen=True)
-class Model:
-    size: int
-    encode: Callable[[str], list[int]]
-    decode: Callable[[list[int]], str]
-
-
-def sentence_piece(path: Path) -> Model:
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise Refused(f"{path}: needs the Python package sentencepiece") from error
-    try:
-        model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except (OSError, RuntimeError) as error:
-        raise Refused(f"{path}: expected a model of SentencePiece ({error})") from error
-    return Model(model.vocab_size(), lambda text: list(model.encode(text)), model.decode)
-
-
-def hugging_face(path: Path) -> Model:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise Refused(f"{path}: needs the Python package tokenizers") from error
-    try:
-        model = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no other type
-        raise Refused(f"{path}: expected a tokenizer.json ({error})") from error
-    return Model(
-        model.get_vocab_size(with_added_tokens=True),
-        lambda text: list(model.encode(text, add_special_tokens=False).ids),
-        lambda tokens: model.decode(tokens, skip_special_tokens=False),
-    )
-
-
-def model_of(path: Path) -> Model:
-    if not path.is_file():
-        raise Refused(f"{path}: no such file")
-    return (sentence_piece if path.suffix == ".model" else hugging_face)(path)
 
 
 def encode(source: BinaryIO, target: BinaryIO, path: Path) -> None:

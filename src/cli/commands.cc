@@ -15,6 +15,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeData());
   commands.push_back(MakeList());
   commands.push_back(MakeInfo());
+  commands.push_back(MakeLook());
   commands.push_back(MakeConvert());
   commands.push_back(MakeBench());
   return commands;

@@ -12,6 +12,7 @@ std::unique_ptr<Command> MakeEval();
 std::unique_ptr<Command> MakeGenerate();
 std::unique_ptr<Command> MakeInfo();
 std::unique_ptr<Command> MakeList();
+std::unique_ptr<Command> MakeLook();
 std::unique_ptr<Command> MakeReport();
 std::unique_ptr<Command> MakeReproduce();
 std::unique_ptr<Command> MakeStudy();

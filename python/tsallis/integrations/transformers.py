@@ -56,7 +56,15 @@ _active_collector: Any = None
 with contextlib.suppress(ImportError):  # from version 5 on
     from transformers.utils.output_capturing import _active_collector
 
-__all__ = ["NAMES", "TsallisCache", "export", "learn_alpha", "observe", "register"]
+__all__ = [
+    "NAMES",
+    "TsallisCache",
+    "export",
+    "learn_alpha",
+    "observe",
+    "observe_calls",
+    "register",
+]
 
 _Map = Literal["softmax", "entmax", "adaptive_temperature"]
 
@@ -395,6 +403,26 @@ def observe(look: _Look) -> Iterator[None]:
         _looks.remove(look)
 
 
+_CallLook = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], None]
+_call_looks: list[_CallLook] = []
+
+
+@contextlib.contextmanager
+def observe_calls(look: _CallLook) -> Iterator[None]:
+    """Shows the arguments of every attention on whole tensors that runs in the ``with`` block.
+
+    Args:
+        look: called as ``look(module, q, k, v, settings)`` before the attention runs, which is
+            ``tsallis.attention(q, k, v, **settings)``. Not called for keys in pages, nor where
+            weights are stored (dropout, ``output_attentions``).
+    """
+    _call_looks.append(look)
+    try:
+        yield
+    finally:
+        _call_looks.remove(look)
+
+
 def _shown(module: nn.Module, found: Any) -> Tensor:
     """The output of a call with statistics, once every look has seen these."""
     out, extras = found
@@ -492,21 +520,21 @@ def _attend(
             mask = attention_mask[..., :k_len]
             bias = mask if bias is None else bias + mask
     if not weights and dropout == 0:
-        found: Any = attention(
-            query,
-            key,
-            value,
-            map=map,
-            alpha=alpha,
-            causal=causal,
-            alignment="start",
-            mask=visible,
-            bias=bias,
-            scale=scaling,
-            softcap=softcap,
-            sink=sink,
-            returns=("support_size", "entropy") if _looks else (),
-        )
+        settings: dict[str, Any] = {
+            "map": map,
+            "alpha": alpha,
+            "causal": causal,
+            "alignment": "start",
+            "mask": visible,
+            "bias": bias,
+            "scale": scaling,
+            "softcap": softcap,
+            "sink": sink,
+        }
+        for look in _call_looks:
+            look(module, query, key, value, settings)
+        returns: tuple[Any, ...] = ("support_size", "entropy") if _looks else ()
+        found: Any = attention(query, key, value, returns=returns, **settings)
         return _shown(module, found) if _looks else found, None
     if causal:
         visible = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device).tril()
