@@ -51,7 +51,11 @@ def main() -> None:
     ids = tokenizer(pages)["input_ids"][: options.tokens - len(asked)] + asked
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
     command += [str(options.model), "--port", str(options.port), "--served-model-name", "model"]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1"} | os.environ  # GiB
+    # GiB, and seconds: a step on a slow processor takes longer than vLLM's five minutes.
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",
+    } | os.environ
     log = Path("serve.log")
     server = subprocess.Popen(command, env=environment, stdout=log.open("w"), stderr=-2)
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{options.port}/v1", api_key="none")
