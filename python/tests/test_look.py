@@ -112,7 +112,7 @@ def agree(shown: np.ndarray, true: np.ndarray, cut: float) -> None:
     """Weights from the cut up are there, within the half of a level; others are not."""
     clear = true > cut * 1.001
     assert clear.any()
-    assert np.abs(np.log2(shown[clear] / true[clear])).max() < 1 / 32 + 1e-3
+    assert np.abs(np.log2(shown[clear] / true[clear])).max() < 1 / 16 + 1e-3
     assert (shown[true < cut * 0.999] == 0).all()
 
 
@@ -138,7 +138,7 @@ def test_the_page_holds_the_weights_of_the_model(made, name, options, implementa
     assert about["causal"] == (name != "both-ways")
     dense = implementation == "tsallis_softmax"
     cut = found["cut"]
-    assert cut == (0.01 if dense else pytest.approx(2.0 ** (-254.5 / 16)))
+    assert cut == (0.01 if dense else pytest.approx(2.0 ** (-254.5 / 8)))
     agree(shown, true, cut)
     assert found["weights"] == (shown > 0).sum()
     assert found["shown"] == pytest.approx(true[true >= cut].sum() / true.sum(), rel=1e-4)
@@ -223,7 +223,7 @@ def test_a_page_of_a_given_size_has_the_largest_weights(made):
     assert found["bytes"] > room * 1e6 - 400
     assert found["cut"] > 2 * whole["cut"]
     assert (shown == np.where(everything >= found["cut"], everything, 0)).all()
-    assert found["shown"] == pytest.approx(shown.sum() / everything.sum(), abs=0.01)
+    assert found["shown"] == pytest.approx(shown.sum() / everything.sum(), abs=0.02)
     assert f"so that the page has at most {room:g} MB" in about["facts"]
 
 
@@ -255,7 +255,7 @@ def test_a_model_of_the_lab(tmp_path):
     n = len(text.encode()) - 1  # the last byte is what the model predicts
     assert shown.shape == (16, n, n)
     assert "".join(about["pieces"]) == text
-    assert np.abs(shown.sum(-1) - 1).max() < 0.03
+    assert np.abs(shown.sum(-1) - 1).max() < 0.045
     command = [sys.executable, "-m", "tsallis", "eval", model, "--text", "text.txt"]
     command += ["--lengths", str(n), "--samples", "1", "--heads", "heads", "--quiet"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)

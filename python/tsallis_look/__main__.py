@@ -79,6 +79,15 @@ def _checked(parser: argparse.ArgumentParser, words: list[str] | None) -> argpar
     return options
 
 
+def _name(model: str) -> str:
+    """Of a model for people: its folder's, and of METHOD/model, as tsallis convert writes it, both
+    above."""
+    if not Path(model).exists():
+        return model
+    parts = Path(model).resolve().parts
+    return "-".join(parts[-3:-1]) if parts[-1] == "model" and len(parts) > 3 else parts[-1]
+
+
 def _look(options: argparse.Namespace) -> dict[str, Any]:
     # Torch takes seconds to load; --help and mistakes need none.
     from tsallis_convert.screen import Screen
@@ -115,7 +124,7 @@ def _look(options: argparse.Namespace) -> dict[str, Any]:
     if not found.layers:
         raise LookError(f"MODEL: {options.model}: expected layers of attention, got none")
     screen.say("packing the page")
-    model = Path(options.model).resolve().name if Path(options.model).exists() else options.model
+    model = _name(options.model)
     subject = Subject(model, options.text.name, reading.pieces, reading.note)
     content, packed = page(found, subject, round(1e6 * options.megabytes))
     out = options.out or Path("runs") / "look" / model / f"{options.text.stem}.html"

@@ -185,8 +185,8 @@ function list(found) {
   byId("token").textContent =
     `“${spelled(state.token)}”, token ${state.token + 1}, ${reads ? "reads" : "is read by"} ` +
     `${order.length} ${what}`;
-  // Rounding to a byte moves a sum by a percent or two.
-  const hidden = reads && order.length > 0 && sum < 0.97;
+  // Rounding to a byte moves a sum by some percent.
+  const hidden = reads && order.length > 0 && sum < 0.95;
   byId("sum").textContent = order.length === 0
     ? `No weight here is ${percent(about.cut)} or more.`
     : hidden ? `They have ${percent(sum)} of its weight.` : "";

@@ -46,7 +46,7 @@ def _facts(found: Gathered, subject: Subject, packed: Packed, size: int) -> str:
             f"are {shown} of all weight."
         )
     else:
-        rest = f"Keys without weight stay white. Weights below {cut} are left out."
+        rest = "Keys without weight stay white."
     count = " or ".join(map(str, heads))
     parts = (
         f"{subject.model} reads {_grouped(len(subject.pieces))} tokens of {subject.text} with "
