@@ -345,6 +345,7 @@ Recipe ReadRecipe(toml::table root, const std::filesystem::path& path, const std
   Describe(reader, recipe);
   reader.Finish();
   ReadOwnTraining(root, recipe, problems);
+  problems.ThrowIfAny();  // checks across keys count with values that are fine by themselves
   CheckAcross(recipe, scale, problems);
   problems.ThrowIfAny();
   for (MethodConfig& method : recipe.methods) {

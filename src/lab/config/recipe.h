@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lab/base/errors.h"
+#include "lab/base/toml_reader.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/models.h"
 #include "lab/nn/set_attention.h"
@@ -175,6 +176,9 @@ struct Recipe {
   // Steps of a method's training at a scale.
   std::int64_t Steps(const MethodConfig& method, const std::string& scale) const;
 };
+
+// Reads the keys of a recipe and checks each by itself.
+void Describe(TableReader& table, Recipe& recipe);
 
 // Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name
 // file, line, key, what was expected, and the nearest known key.

@@ -275,6 +275,26 @@ TEST(SequenceTraining, StoppedAndResumedRunsEndWithTheSameBits) {
   }
 }
 
+TEST(SequenceTraining, DamagedLinesOfMetricsAreKeptAsideWhenARunGoesOn) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.Path() / "metrics.jsonl", aside = folder.Path() / "metrics.damaged";
+  const std::string bad = "{\"step\": 2, \"loss\" \xff 1}\n", late = "{\"step\": 90}\n";
+  const std::string wrong = "{\"step\": \"four\"}\n";
+  std::ofstream(path) << "{\"step\": 1}\n"
+                      << bad << late << "{\"step\": 3}\n"
+                      << wrong << "{\"step\": 5}\n{\"step\": 6}\n{\"step\": 7";
+  EXPECT_EQ(Metrics(path, 5).Damaged(), 3);
+  const auto text = [](const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  };
+  EXPECT_EQ(text(path), "{\"step\": 1}\n{\"step\": 3}\n{\"step\": 5}\n");
+  EXPECT_EQ(text(aside), bad + late + wrong);
+  EXPECT_EQ(Metrics(path, 3).Damaged(), 0);  // step 5 runs again
+  EXPECT_EQ(text(path), "{\"step\": 1}\n{\"step\": 3}\n");
+  EXPECT_EQ(text(aside), bad + late + wrong);
+}
+
 TEST(SequenceTraining, DoesNotDependOnThreadsAndAccumulatesToTheSameGradient) {
   Recipe recipe = SmallSequences();
   recipe.train.batch = 64;

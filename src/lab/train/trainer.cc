@@ -67,6 +67,16 @@ class Run {
                      : "there was no checkpoint yet";
   }
 
+  // How the run begins, for people; empty: from its start, with nothing to tell.
+  std::string Begun() const {
+    std::string note = step > 0 ? fmt::format("resumed at {}", step) : "";
+    if (const std::int64_t damaged = metrics_ ? metrics_->Damaged() : 0; damaged > 0) {
+      note += fmt::format("{}{} damaged line{} of metrics.jsonl kept in metrics.damaged",
+                          note.empty() ? "" : "; ", damaged, damaged == 1 ? "" : "s");
+    }
+    return note;
+  }
+
   std::string Stopped() const { return fmt::format("{} stopped at step {}", plan_.name, step); }
 
   Optimizer& Optimise() { return optimizer_; }
@@ -266,7 +276,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
   }
   status.state = JobStatus::State::kTraining;
   status.step = status.first_step = run.step;
-  if (run.step > 0) status.note = fmt::format("resumed at {}", run.step);
+  status.note = run.Begun();
   report(status);
 
   const auto start = Clock::now();
