@@ -110,7 +110,8 @@ TEST(Optimizer, MuonTrainsTheMatricesOfEveryArchitecture) {
         MakeSequenceModel(architecture, sizes, 1, at::Device(at::kCPU));
     const at::Tensor before = model->FlatParameters().clone();
     const at::Tensor gradient = at::randn_like(before);
-    Optimizer optimizer(config, 10, model->FlatParameters(), gradient, model->Parameters());
+    Optimizer optimizer(config, 10, model->FlatParameters(), gradient, model->Parameters(),
+                        model->Groups());
     optimizer.Step(0);
     const at::Tensor moved = model->FlatParameters().ne(before);
     EXPECT_GT(moved.sum().item<std::int64_t>(), before.numel() / 2) << architecture;
@@ -133,12 +134,15 @@ TEST(Optimizer, IsMuonForMatricesOfLayersAndAdamForTheRest) {
       {"layers.0.attention.scale.b", w.narrow(0, 336, 4)},
       {"decoder.0.feed_forward.down.weight", w.narrow(0, 352, 128).view({8, 16})},
       {"head.weight", w.narrow(0, 480, 80).view({10, 8})}};
+  constexpr auto kScalar = ParameterGroup::kScalar, kHidden = ParameterGroup::kHidden;
+  const std::vector<ParameterGroup> groups = {ParameterGroup::kEmbedding, kHidden, kScalar, kHidden,
+                                              kScalar};
   const at::Tensor before = w.clone();
   std::vector<at::Tensor> drawn;
   for (int threads : {1, 2}) {
     at::set_num_threads(threads);
     w.copy_(before);
-    Optimizer optimizer(config, 10, w, g, named);
+    Optimizer optimizer(config, 10, w, g, named, groups);
     at::manual_seed(9);
     for (int step = 0; step < 3; ++step) {
       g.copy_(at::randn({1000}));
