@@ -17,7 +17,7 @@
 #include "lab/base/random.h"
 #include "lab/nn/decoder.h"
 #include "lab/nn/parameters.h"
-#include "lab/nn/set_kernels.h"
+#include "lab/train/adam_step.h"
 
 namespace {
 

@@ -407,7 +407,9 @@ def test_models_of_the_tree(monkeypatch, tmp_path, capsys, here, refused):
 
 def test_decode(tmp_path):
     out = tmp_path / "out"
-    done = decode("--quick", "--repeat", "2", "--threads", "1", "--out", out, "--json")
+    # One query is the default.
+    plain = ("--quick", "--repeat", "2", "--threads", "1", "--queries", "1")
+    done = decode(*plain, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "decode.json").read_text())
     assert (tmp_path / "out" / "decode.png").stat().st_size > 10_000
@@ -428,9 +430,13 @@ def test_decode(tmp_path):
         (["--models", "--llama"], "--llama: expected without --models"),
         (["--inputs", "x", "--keys", "64"], "--keys: expected without --inputs"),
         (["--inputs", "x", "--quick"], "--quick: expected without --inputs"),
-        (["--keys", "12,x"], "--keys: expected numbers > 1"),
+        (["--keys", "12,x"], "--keys: expected numbers >= 2"),
+        (["--keys", "9" * 14], "--keys: expected keys and values that fit into"),
+        (["--keys", "9" * 5000], "--keys: expected numbers >= 2"),
+        (["--out", "/proc/x"], "--out: expected a folder to write into, got /proc/x"),
+        (["--models", "--out", "/proc/x"], "--out: expected a folder to write into, got /proc/x"),
         (["--threads", "0"], "--threads: expected a number > 0, got 0"),
-        (["--queries", "1"], "--queries: expected numbers > 1"),
+        (["--queries", "0"], "--queries: expected numbers >= 1"),
         (["--queries", "600", "--quick"], "--queries: expected at most 512"),
         (["--queries", "8", "--llama"], "--llama: expected without --queries"),
         (["--models", "--queries", "8"], "--queries: expected without --models"),

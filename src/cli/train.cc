@@ -157,6 +157,9 @@ class TrainCommand : public Command {
     const auto metadata = lab::ReadTensors(path).metadata;
     const lab::Metric metric = job.recipe->task.GetMetric();
     const double rate = TokensPerSecond(job);
+    if (const auto damaged = job.folder / "metrics.damaged"; std::filesystem::exists(damaged)) {
+      fmt::print(stderr, "{}: holds damaged lines that stood in metrics.jsonl\n", damaged.string());
+    }
     if (json_) {
       nlohmann::ordered_json document = {{"folder", job.folder.string()},
                                          {"weights", path.string()},

@@ -22,7 +22,7 @@ from tsallis.bench.cases import (
     quick_cases,
     trained_cases,
 )
-from tsallis.bench.command import INTERRUPTED, no_figure, require_positive
+from tsallis.bench.command import INTERRUPTED, no_figure, output, require_positive
 from tsallis.bench.peers import NAMES
 
 ATTENTION = """Time attention against its peers on this machine, forward and backward.
@@ -238,7 +238,7 @@ def _attention(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     torch.set_num_threads(arguments.threads)
-    out: Path = arguments.out / "attention.json"
+    out = output(arguments, "attention.json")
     screen = Screen(asked, sys.stderr if arguments.json else sys.stdout, arguments.quiet)
     rows: list[dict[str, Any]] = []
     absent: dict[str, list[str]] = {}

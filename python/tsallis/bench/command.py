@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import tempfile
+from pathlib import Path
 
-__all__ = ["INTERRUPTED", "no_figure", "require_positive"]
+__all__ = ["INTERRUPTED", "no_figure", "output", "require_positive"]
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
@@ -25,3 +27,18 @@ def require_positive(arguments: argparse.Namespace, *names: str) -> None:
         value = getattr(arguments, name)
         if value is not None and not value > 0:
             arguments.mistake(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
+
+
+def output(arguments: argparse.Namespace, name: str) -> Path:
+    """A file in the folder of --out, which is made; ends with code 2 where nothing can be written.
+
+    Asked for before a benchmark begins, since what it measures would be lost.
+    """
+    folder: Path = arguments.out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        arguments.mistake(f"--out: expected a folder to write into, got {folder}: {error.strerror}")
+    return folder / name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import tsallis
 from tsallis.bench import decode_modes, document, llama
 from tsallis.bench.cases import MODEL_TEXT, SOURCE, model_cases, trained_cases
 from tsallis.bench.cases import Case as AttentionCase
-from tsallis.bench.command import INTERRUPTED, no_figure, require_positive
+from tsallis.bench.command import INTERRUPTED, no_figure, output, require_positive
 from tsallis.bench.timing import Sample, clocked, compared, in_turns
 
 ABOUT = """Time new tokens' attention on cached keys: entmax 1.5 of ours, softmax of torch.
@@ -279,7 +280,7 @@ def _models(arguments: argparse.Namespace) -> int:
             known = model_cases(SOURCE, MODEL_TEXT)
     except (ImportError, OSError, ValueError) as error:
         arguments.mistake(f"--{'models' if arguments.inputs is None else 'inputs'}: {error}")
-    out: Path = arguments.out / "decode-models.json"
+    out = output(arguments, "decode-models.json")
     rows: list[dict[str, Any]] = []
     status = 0
     try:
@@ -362,15 +363,30 @@ def parser(command: argparse.ArgumentParser) -> None:
     command.set_defaults(mistake=command.error, run=run)
 
 
-def _numbers(arguments: argparse.Namespace, option: str, default: str | None) -> list[int]:
-    """What an option lists; nothing without a default."""
+def _numbers(arguments: argparse.Namespace, option: str, default: str) -> list[int]:
+    """What an option lists."""
     given = getattr(arguments, option)
-    words = (given or default or "").split(",")
-    if not any(words):
-        return []
-    if not all(word.isdecimal() and int(word) > 1 for word in words):
-        arguments.mistake(f"--{option}: expected numbers > 1 separated by commas, got {given}")
+    words = (default if given is None else given).split(",")
+    least = 1 if option == "queries" else 2  # cat holds all keys but the newest
+    if not all(re.fullmatch("[0-9]{1,18}", word) and int(word) >= least for word in words):
+        arguments.mistake(
+            f"--{option}: expected numbers >= {least} separated by commas, got {given}"
+        )
     return [int(word) for word in words]
+
+
+def _check_memory(arguments: argparse.Namespace, chosen: list[Case]) -> None:
+    """Ends with code 2 if the keys and values of a case are more than this machine holds."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for case in chosen:
+        size: int = getattr(torch, case.dtype).itemsize
+        # In one tensor, in two caches, and repeated for every query head.
+        rows = 3 * case.kv_heads + case.heads
+        if 2 * rows * case.batch * case.n * case.d * size > memory:
+            arguments.mistake(
+                f"--keys: expected keys and values that fit into {memory / 2**30:.0f} GiB of "
+                f"memory four times, got {case.n}"
+            )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -382,8 +398,9 @@ def run(arguments: argparse.Namespace) -> int:
                     f"--{option}: expected without --{of}, whose keys are what they are"
                 )
     lengths = _numbers(arguments, "keys", "4096,16384,65536")
-    queries = _numbers(arguments, "queries", None)
-    if queries and arguments.llama:
+    queries = _numbers(arguments, "queries", "1")
+    single = queries == [1]
+    if not single and arguments.llama:
         arguments.mistake("--llama: expected without --queries, as it is timed by single tokens")
     require_positive(arguments, "threads", "repeat", "budget")
     torch.set_num_threads(arguments.threads)
@@ -396,7 +413,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.inputs is not None:
             chosen = trained_cases_of(arguments.inputs, dtypes)
-        elif queries:
+        elif not single:
             chosen = chunks(keys, dtypes, queries)
         else:
             chosen = cases(keys, dtypes, quick=arguments.quick)
@@ -404,7 +421,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.mistake(f"--inputs: {error}")
     if not chosen:
         arguments.mistake(f"--queries: expected at most {max(keys)}, as many as there are keys")
-    out: Path = arguments.out / ("decode-chunks.json" if queries else "decode.json")
+    _check_memory(arguments, chosen)
+    out = output(arguments, "decode.json" if single else "decode-chunks.json")
     table = sys.stderr if arguments.json else sys.stdout
     contenders = (*CONTENDERS, *llama.CACHES) if arguments.llama else CONTENDERS
     titles = "".join(f"{name:>16}" for name in contenders[1:])
@@ -448,7 +466,7 @@ def run(arguments: argparse.Namespace) -> int:
         status = INTERRUPTED
     if rows:
         print(f"numbers: {out}", file=sys.stderr)
-        if not queries:
+        if single:
             _figure(out)
         if arguments.json:
             print(out.read_text())

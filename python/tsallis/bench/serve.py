@@ -14,7 +14,7 @@ from typing import Any
 
 from tsallis.bench import document
 from tsallis.bench.cases import SOURCE
-from tsallis.bench.command import INTERRUPTED, no_figure, require_positive
+from tsallis.bench.command import INTERRUPTED, no_figure, output, require_positive
 
 __all__ = ["ABOUT", "SERIES", "parser", "rows_of"]
 
@@ -214,11 +214,10 @@ def run(arguments: argparse.Namespace) -> int:
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if subprocess.run([arguments.python, "-c", code], check=False).returncode != 0:
         arguments.mistake(f"--python: expected one that has vLLM, got {arguments.python}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    out = output(arguments, "serve.json")
     longest = max(prompts) + tokens
     itemsize = 2 if arguments.dtype == "bfloat16" else 4
     space = _space(arguments.model, longest * max(streams), itemsize)
-    out: Path = arguments.out / "serve.json"
     engines: dict[str, Engine] = {}
     rows: list[dict[str, Any]] = []
     status = 0

@@ -16,7 +16,9 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -39,11 +41,15 @@ class TomlProblems {
   void AddMissing(const std::string& table, const std::string& key);
   void Remember(const std::string& key, const toml::node& node);
   bool Given(const std::string& key) const { return lines_.contains(key); }
+  // The dotted keys that readers asked for, whether they are given or not.
+  const std::set<std::string>& Asked() const { return asked_; }
+  void Ask(const std::string& key) { asked_.insert(key); }
   void ThrowIfAny() const;  // UsageError: one line a problem, in the order of the file
 
  private:
   std::string file_;
   std::map<std::string, int> lines_;
+  std::set<std::string> asked_;
   std::multimap<int, std::string> problems_;
 };
 
@@ -137,6 +143,7 @@ class TableReader {
   template <class T>
   bool Read(const std::string& key, T& value, const Check<std::decay_t<T>>& check) {
     known_.push_back(key);
+    problems_.Ask(Join(key));
     const toml::node* node = table_.get(key);
     if (node != nullptr) {
       const std::string path = Join(key);
@@ -156,9 +163,13 @@ class TableReader {
       Describe(reader, value);
       reader.Finish();
     } else {
+      T before(value);
       std::string expected = Convert(node, value);
       if (expected.empty() && check) expected = check(value);
-      if (!expected.empty()) Mistyped(node, path, expected);
+      if (expected.empty()) return;
+      Mistyped(node, path, expected);
+      // Who reads on may count with a value that passes its check.
+      if constexpr (std::is_copy_assignable_v<T>) value = std::move(before);
     }
   }
 

@@ -24,12 +24,4 @@ const std::vector<CatalogueEntry>& Models() {
   return entries;
 }
 
-const std::vector<CatalogueEntry>& Optimizers() {
-  static const std::vector<CatalogueEntry> entries = {
-      {"adam", "Adam, L2 added to the gradient"},
-      {"adamw", "Adam, decoupled weight decay"},
-      {"muon", "hidden matrices by their orthogonalised momentum, the rest by Adam"}};
-  return entries;
-}
-
 }  // namespace tsallis::lab

@@ -1,5 +1,5 @@
-// The tasks, models and optimisers that a recipe may name. Maps, length scalings and positions
-// stand with the models (lab/nn).
+// The tasks and models that a recipe may name. Optimisers stand in optimizers.h; maps, length
+// scalings and positions with the models (lab/nn).
 #pragma once
 
 #include <vector>
@@ -10,6 +10,5 @@ namespace tsallis::lab {
 
 const std::vector<CatalogueEntry>& Tasks();
 const std::vector<CatalogueEntry>& Models();
-const std::vector<CatalogueEntry>& Optimizers();
 
 }  // namespace tsallis::lab

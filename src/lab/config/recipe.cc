@@ -159,26 +159,14 @@ void Describe(TableReader& table, ModelConfig& model) {
 }
 
 void Describe(TableReader& table, TrainConfig& train) {
-  const Check<double> decay = [](const double& beta) {
-    return beta >= 0.0 && beta < 1.0 ? "" : "0 <= beta < 1";
-  };
+  DescribeOptimizer(table, train);
   table.Optional("device", train.device, Check<std::string>(CheckDeviceName));
   table.Optional("split", train.split, OneOf({"batch", "sequence"}));
-  table.Optional("optimizer", train.optimizer, OneOf(Names(Optimizers())));
-  table.Optional("lr", train.lr, Positive<double>());
-  table.Optional("adam_lr", train.adam_lr, Positive<double>());
-  table.Optional("embedding_lr", train.embedding_lr, IfGiven(Positive<double>()));
-  table.Optional("momentum", train.momentum, decay);
   table.Optional("lr_grid", train.lr_grid, CheckRates);
-  table.Optional("l2", train.l2, Within(0.0, 1e6, "a value >= 0"));
-  table.Optional("weight_decay", train.weight_decay, Within(0.0, 1e6, "a value >= 0"));
   table.Optional("clip", train.clip, Within(0.0, 1e12, "a norm > 0, or 0 for any"));
   table.Optional("schedule", train.schedule, OneOf({"constant", "cosine", "linear"}));
   table.Optional("cooldown", train.cooldown, Within(0.0, 1.0, "a share of the updates, 0 to 1"));
   table.Optional("warmup", train.warmup, Within<std::int64_t>(0, 1LL << 40, "steps >= 0"));
-  table.Optional("beta1", train.beta1, decay);
-  table.Optional("beta2", train.beta2, decay);
-  table.Optional("epsilon", train.epsilon, Positive<double>());
   table.Optional("start", train.start);
   table.Optional("batch", train.batch, UpTo(kMostSamples));
   table.Optional("accumulate", train.accumulate, UpTo(kMostSamples));
@@ -345,6 +333,7 @@ Recipe ReadRecipe(toml::table root, const std::filesystem::path& path, const std
   Describe(reader, recipe);
   reader.Finish();
   ReadOwnTraining(root, recipe, problems);
+  problems.ThrowIfAny();  // checks across keys count with values that are fine by themselves
   CheckAcross(recipe, scale, problems);
   problems.ThrowIfAny();
   for (MethodConfig& method : recipe.methods) {

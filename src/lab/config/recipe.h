@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "lab/base/errors.h"
+#include "lab/base/toml_reader.h"
+#include "lab/config/optimizers.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/models.h"
 #include "lab/nn/set_attention.h"
@@ -20,33 +22,20 @@
 
 namespace tsallis::lab {
 
-struct TrainConfig {
+struct TrainConfig : OptimizerConfig {
   // The device on which a model of sequences is trained and evaluated: "cpu", "cuda", "cuda:N"
   // (lab/base/device.h). Not saved with a run: it may be resumed on another device.
   std::string device = "cpu";
   // What several processes share: "batch", each takes some of its samples; "sequence", each takes
   // some tokens of every sequence, and some heads of attention. Not saved with a run either.
   std::string split = "batch";
-  std::string optimizer = "adam";  // "adam", "adamw", "muon"
-  double lr = 1e-3;                // muon: of hidden matrices
-  // muon: learning rates of the other parameters, which Adam trains; of embeddings, if not adam_lr.
-  double adam_lr = 2e-3;
-  std::optional<double> embedding_lr;
-  double momentum = 0.95;  // muon
   // `reproduce` trains at each of these instead, and chooses for every method on validation data.
   std::vector<double> lr_grid;
-  // adam: added to the gradient of every parameter: l2 * w, the gradient of (l2/2) ||w||^2
-  double l2 = 1e-3;
-  // adamw: every update first takes away lr * weight_decay * w; muon: of hidden matrices alone.
-  double weight_decay = 0.0;
   double clip = 0.0;  // largest global norm of the gradient; 0: any
   // "constant"; "cosine": down to 0 at the end; "linear": constant, then down to 0 in a line.
   std::string schedule = "constant";
   double cooldown = 1.0;    // linear: the last share of the updates, in which lr falls
   std::int64_t warmup = 0;  // updates until lr is reached
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
   // The source of the first weights instead of a seed: "STUDY/SCALE", whose run of the same method
   // and seed is in the same folder of runs. Sequence models.
   std::string start;
@@ -175,6 +164,9 @@ struct Recipe {
   // Steps of a method's training at a scale.
   std::int64_t Steps(const MethodConfig& method, const std::string& scale) const;
 };
+
+// Reads the keys of a recipe and checks each by itself.
+void Describe(TableReader& table, Recipe& recipe);
 
 // Reads and checks a recipe. Unknown keys, wrong types and bad values are UsageErrors that name
 // file, line, key, what was expected, and the nearest known key.

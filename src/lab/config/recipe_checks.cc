@@ -25,8 +25,8 @@ constexpr const char* kNameExpected =
 // `path`: "train", or "method.NAME.train" of a method that is trained in its own way.
 void CheckTraining(const Recipe& recipe, const TrainConfig& train, const std::string& path,
                    TomlProblems& problems) {
-  const auto given = [&](const char* key) {
-    return problems.Given(path + key) || problems.Given(std::string("train") + key);
+  const auto given = [&](const std::string& key) {
+    return problems.Given(path + key) || problems.Given("train" + key);
   };
   if (train.batch % train.accumulate != 0) {
     problems.Add(path + ".accumulate", fmt::format("batch {} cannot be worked on in {} equal parts",
@@ -36,21 +36,12 @@ void CheckTraining(const Recipe& recipe, const TrainConfig& train, const std::st
     problems.Add(path + ".split", fmt::format("expected \"batch\" with model \"{}\", got \"{}\"",
                                               recipe.model.name, train.split));
   }
-  // 0 takes away what the recipe says at another scale.
-  if (train.optimizer != "adam" && given(".l2") && train.l2 != 0.0) {
-    problems.Add(path + ".l2", "only has an effect with optimizer = \"adam\"");
-  }
-  for (const char* key : {".adam_lr", ".embedding_lr", ".momentum"}) {
-    if (train.optimizer != "muon" && given(key)) {
-      problems.Add(path + key, "only has an effect with optimizer = \"muon\"");
-    }
+  for (const OptimizerProblem& problem :
+       CheckOptimizer(train, [&](const std::string& key) { return given("." + key); })) {
+    problems.Add(path + "." + problem.key, problem.what);
   }
   if (train.schedule != "linear" && given(".cooldown") && train.cooldown != 1.0) {
     problems.Add(path + ".cooldown", "only has an effect with schedule = \"linear\"");
-  }
-  if (train.optimizer == "adam" && given(".weight_decay") && train.weight_decay != 0.0) {
-    problems.Add(path + ".weight_decay",
-                 "only has an effect with optimizer = \"adamw\" or \"muon\"");
   }
 }
 

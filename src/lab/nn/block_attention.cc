@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "lab/nn/blocks.h"
 #include "lab/nn/decoder_kernels.h"
@@ -57,15 +58,18 @@ Tensor DecoderLeaves::From(const std::string& name, const std::vector<std::int64
 }
 
 PaddedAttention::PaddedAttention(const DecoderConfig& config, std::int64_t layer,
-                                 at::ScalarType products, const DecoderLeaves& leaves)
+                                 at::ScalarType products, const DecoderLeaves& leaves,
+                                 RowWorkers& workers)
     : heads_(config.heads),
       head_dim_(config.HeadDim()),
       qk_norm_(config.qk_norm),
-      products_(products) {
+      call_{.workers = &workers,
+            .products = products,
+            .heads = heads_,
+            .head_dim = head_dim_,
+            .qk_norm = qk_norm_} {
   const std::string prefix = "layers." + std::to_string(layer) + ".attention.";
-  const std::int64_t inner = heads_ * head_dim_;
-  projection_ = leaves.From(prefix + "query.weight", {3 * inner, config.width});
-  out_ = leaves.At(prefix + "out.weight");
+  columns_ = {3 * heads_ * head_dim_};
   slopes_ = leaves.Find(prefix + "slopes");
   alpha_ = leaves.Find(prefix + "alpha");
   sink_ = leaves.Find(prefix + "sink");
@@ -80,7 +84,7 @@ PaddedAttention::PaddedAttention(const DecoderConfig& config, std::int64_t layer
     sinks.push_back(head.sink == "none" ? -std::numeric_limits<double>::infinity() : 0.0);
     learns_sink.push_back(head.sink == "learned" ? 1 : 0);
   }
-  const c10::Device device = out_.device();
+  const c10::Device device = leaves.Flat().device();
   const auto there = [&](const auto& numbers, at::ScalarType dtype) {
     return at::tensor(numbers).to(dtype).to(device);
   };
@@ -101,20 +105,21 @@ PaddedAttention::PaddedAttention(const DecoderConfig& config, std::int64_t layer
     Scaling& scaling = scalings_.emplace_back();
     scaling.heads = run;
     scaling.config = head_[static_cast<std::size_t>(run.first)].length_scaling;
-    if (scaling.config.kind == "adaptive") {
-      scaling.projection =
-          leaves.From(prefix + run.prefix + "beta.weight", {2 * run.count, config.width});
-    }
+    if (scaling.config.kind == "adaptive") columns_.push_back(2 * run.count);
     for (const char* name : {"b", "g", "delta", "beta.bias", "gamma.bias", "table"}) {
       const Tensor leaf = leaves.Find(prefix + run.prefix + name);
       if (leaf.defined()) scaling.leaves[name] = leaf;
     }
   }
+  // They lie behind each other in this order.
+  projection_ = leaves.From(
+      prefix + "query.weight",
+      {std::accumulate(columns_.begin(), columns_.end(), std::int64_t{0}), config.width});
   whole_ = PlanOf(0, heads_);
 }
 
 PaddedAttention::Plan PaddedAttention::PlanOf(std::int64_t first, std::int64_t count) const {
-  const c10::Device device = out_.device();
+  const c10::Device device = projection_.device();
   Plan plan{first, count, {}, {}};
   std::vector<std::pair<AttentionConfig, std::vector<std::int64_t>>> groups;
   for (std::int64_t h = 0; h < count; ++h) {
@@ -131,7 +136,7 @@ PaddedAttention::Plan PaddedAttention::PlanOf(std::int64_t first, std::int64_t c
   for (const auto& [head, heads] : groups) {
     const Tensor index = groups.size() == 1 ? Tensor() : at::tensor(heads, at::kLong).to(device);
     plan.groups.push_back({heads, head, index,
-                           DeviceAttention(head, head_dim_, products_, fixed_slopes_.defined(),
+                           DeviceAttention(head, head_dim_, call_.products, fixed_slopes_.defined(),
                                            !scalings_.empty(), device)});
   }
   if (groups.size() == 1) return plan;
@@ -173,80 +178,80 @@ void PaddedAttention::PrepareRotation(std::int64_t length, const c10::Device& de
   table_length_ = length;
 }
 
-Tensor PaddedAttention::Rotated(const Tensor& x, std::int64_t begin) const {
-  if (!cosine_.defined()) return x;
-  const Tensor cosine = cosine_.narrow(1, begin, x.size(2));
-  const Tensor sine = sine_.narrow(1, begin, x.size(2));
-  const std::vector<Tensor> halves = x.chunk(2, 3);
-  return at::cat({halves[0] * cosine - halves[1] * sine, halves[0] * sine + halves[1] * cosine}, 3)
-      .to(x.scalar_type());
-}
-
-Tensor PaddedAttention::ScaleOf(const Scaling& scaling, const Tensor& in, std::int64_t sequences,
-                                std::int64_t begin, std::int64_t length) const {
+Tensor PaddedAttention::ScaleOf(const Scaling& scaling, const Tensor& projected,
+                                std::int64_t sequences, const Tensor& place) const {
   const QueryScaling& config = scaling.config;
-  const std::int64_t count = scaling.heads.count;
-  const Tensor place = at::arange(begin, begin + length, in.options().dtype(at::kLong));
+  const std::int64_t count = scaling.heads.count, length = place.size(0);
   const Tensor log_n = (place.to(at::kDouble) + 2.0).log();
-  const auto leaf = [&](const char* name) { return scaling.leaves.at(name).unsqueeze(1); };
-  const auto delta = [&](const Tensor& rest) {
-    return config.learn_delta ? leaf("delta") + rest : config.delta + rest;
+  const auto leaf = [&](const char* name) {
+    const auto found = scaling.leaves.find(name);
+    return found == scaling.leaves.end() ? Tensor() : found->second;
   };
+  const Tensor delta = config.learn_delta
+                           ? leaf("delta")
+                           : at::full({count}, config.delta, log_n.options().dtype(at::kFloat));
   const auto of_all = [&](const Tensor& c) {
     return c.unsqueeze(0).expand({sequences, count, length});
   };
-  if (config.kind == "ssmax") return of_all(leaf("b") * log_n.to(at::kFloat));
+  if (config.kind == "ssmax") return of_all(leaf("b").unsqueeze(1) * log_n.to(at::kFloat));
   if (config.kind == "table") {
     const Tensor entry = place.clamp_max(config.positions - 1);
-    return of_all(scaling.leaves.at("table").index_select(0, entry).t());
+    return of_all(leaf("table").index_select(0, entry).t());
   }
   const Tensor log_log_n = log_n.log().to(at::kFloat);
-  if (config.kind == "scalar") return of_all(delta(leaf("b") * (leaf("g") * log_log_n).exp()));
-  const Tensor projected = Product(in, scaling.projection, products_)
-                               .to(at::kFloat)
-                               .view({sequences, length, 2 * count})
-                               .transpose(1, 2);
-  Tensor beta = projected.narrow(1, 0, count), gamma = projected.narrow(1, count, count);
-  if (config.bias) {
-    beta = beta + leaf("beta.bias");
-    gamma = gamma + leaf("gamma.bias");
+  if (config.kind == "scalar") {
+    return of_all(delta.unsqueeze(1) +
+                  leaf("b").unsqueeze(1) * (leaf("g").unsqueeze(1) * log_log_n).exp());
   }
-  return delta(at::softplus(beta) * (config.gamma_range * gamma.tanh() * log_log_n).exp());
+  StageCall call = call_;
+  call.gamma_range = config.gamma_range;
+  call.inputs = {projected, leaf("beta.bias"), leaf("gamma.bias"), delta,
+                 log_log_n.repeat({sequences})};
+  return RunStage("length-scale", call)[0].view({sequences, length, count}).transpose(1, 2);
 }
 
-Tensor PaddedAttention::Scales(const Tensor& in, std::int64_t sequences, std::int64_t begin,
-                               std::int64_t length) const {
-  std::vector<Tensor> parts;
+Tensor PaddedAttention::Scales(const Tensors& projected, std::int64_t sequences,
+                               const Tensor& place) const {
+  Tensors parts;
   std::int64_t next = 0;
+  std::size_t column = 0;
   const auto plain = [&](std::int64_t upto) {
     if (upto > next) {
-      parts.push_back(at::ones({sequences, upto - next, length}, in.options().dtype(at::kFloat)));
+      parts.push_back(
+          at::ones({sequences, upto - next, place.size(0)}, place.options().dtype(at::kFloat)));
     }
   };
   for (const Scaling& scaling : scalings_) {
     plain(scaling.heads.first);
-    parts.push_back(ScaleOf(scaling, in, sequences, begin, length));
+    const bool reads = scaling.config.kind == "adaptive";
+    parts.push_back(ScaleOf(scaling, reads ? projected[++column] : Tensor(), sequences, place));
     next = scaling.heads.first + scaling.heads.count;
   }
   plain(heads_);
   return at::cat(parts, 1);
 }
 
-Tensor PaddedAttention::operator()(const Tensor& in, std::int64_t sequences, const Tensor& picked,
+Tensor PaddedAttention::operator()(const Tensor& stream, const Tensor& gain, std::int64_t sequences,
                                    const SequencePart* part) {
-  const std::int64_t length = in.size(0) / sequences;
+  const std::int64_t length = stream.size(0) / sequences;
   const std::int64_t total = part == nullptr ? length : part->length;
   const std::int64_t begin = part == nullptr ? 0 : part->Own(total).first;
-  PrepareRotation(total, in.device());
-  const std::vector<Tensor> parts = Product(in, projection_, products_)
-                                        .view({sequences, length, 3, heads_, head_dim_})
-                                        .permute({2, 0, 3, 1, 4})
-                                        .unbind(0);  // each [sequences, heads, length, head_dim]
-  const auto ready = [&](const Tensor& x) {
-    return Rotated(qk_norm_ ? at::rms_norm(x, {head_dim_}, {}, kNormEpsilon) : x, begin);
-  };
-  Tensor q = ready(parts[0]), k = ready(parts[1]), v = parts[2];
-  Tensor c = scalings_.empty() ? Tensor() : Scales(in, sequences, begin, length);
+  PrepareRotation(total, stream.device());
+  const Tensor place = at::arange(begin, begin + length, stream.options().dtype(at::kLong));
+  StageCall call = call_;
+  call.inputs = {stream, gain, projection_};
+  // The products of queries, keys and values, and those that each scaling reads.
+  const Tensors projected = RunStage("projection", call)[0].split_with_sizes(columns_, 1);
+  Tensor heads = projected[0];
+  if (qk_norm_ || cosine_.defined()) {
+    call.inputs = {heads, cosine_, sine_, place.repeat({sequences}).to(at::kInt)};
+    heads = RunStage("heads", call)[0];
+  }
+  const Tensors parts = heads.view({sequences, length, 3, heads_, head_dim_})
+                            .permute({2, 0, 3, 1, 4})
+                            .unbind(0);  // each [sequences, heads, length, head_dim]
+  Tensor q = parts[0], k = parts[1], v = parts[2];
+  Tensor c = scalings_.empty() ? Tensor() : Scales(projected, sequences, place);
   if (part != nullptr) {
     const auto [first, count] = part->Own(heads_);
     if (own_.first != first || own_.count != count) own_ = PlanOf(first, count);
@@ -285,9 +290,7 @@ Tensor PaddedAttention::operator()(const Tensor& in, std::int64_t sequences, con
   Tensor out =
       plan.back.defined() ? at::cat(outputs, 1).index_select(1, plan.back) : outputs.front();
   if (part != nullptr) out = Traded(*part, out, 2, 1, heads_);
-  Tensor rows = out.transpose(1, 2).reshape({sequences * length, heads_ * head_dim_});
-  if (picked.defined()) rows = rows.index_select(0, picked);
-  return Product(rows, out_, products_);
+  return out.transpose(1, 2).reshape({sequences * length, heads_ * head_dim_});
 }
 
 }  // namespace tsallis::lab

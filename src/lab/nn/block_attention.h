@@ -15,6 +15,7 @@
 #include "lab/nn/device_attention.h"
 #include "lab/nn/layer_attention.h"
 #include "lab/nn/sequence_part.h"
+#include "lab/nn/stages.h"
 
 namespace tsallis::lab {
 
@@ -42,11 +43,11 @@ class DecoderLeaves {
 class PaddedAttention {
  public:
   PaddedAttention(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
-                  const DecoderLeaves& leaves);
+                  const DecoderLeaves& leaves, RowWorkers& workers);
 
-  // in: [sequences length, width], sequences of equal length, causal, or `part` of each (null: all
-  // of it). Those rows of the output that `picked` ([n] int64) names; undefined: all.
-  at::Tensor operator()(const at::Tensor& in, std::int64_t sequences, const at::Tensor& picked,
+  // stream: [sequences length, width], sequences of equal length, causal, or `part` of each (null:
+  // all of it); gain: of its norm. Returns the outputs of all heads, [rows, inner].
+  at::Tensor operator()(const at::Tensor& stream, const at::Tensor& gain, std::int64_t sequences,
                         const SequencePart* part);
 
   // Lines that tell people how heads attend.
@@ -70,27 +71,27 @@ class PaddedAttention {
   struct Scaling {
     ScaledHeads heads;
     QueryScaling config;
-    at::Tensor projection;                     // adaptive: [2 count, width]
     std::map<std::string, at::Tensor> leaves;  // by the end of their names
   };
 
   Plan PlanOf(std::int64_t first, std::int64_t count) const;
   void PrepareRotation(std::int64_t length, const c10::Device& device);
-  // Rows of consecutive positions from `begin` on.
-  at::Tensor Rotated(const at::Tensor& x, std::int64_t begin) const;
-  // c, [sequences, heads, length] float32.
-  at::Tensor Scales(const at::Tensor& in, std::int64_t sequences, std::int64_t begin,
-                    std::int64_t length) const;
-  at::Tensor ScaleOf(const Scaling& scaling, const at::Tensor& in, std::int64_t sequences,
-                     std::int64_t begin, std::int64_t length) const;
+  // c, [sequences, heads, length] float32. place: [length] positions; projected: the columns of
+  // the projection that scalings read.
+  at::Tensor Scales(const Tensors& projected, std::int64_t sequences,
+                    const at::Tensor& place) const;
+  at::Tensor ScaleOf(const Scaling& scaling, const at::Tensor& projected, std::int64_t sequences,
+                     const at::Tensor& place) const;
 
   std::int64_t heads_, head_dim_;
   bool qk_norm_;
-  at::ScalarType products_;
+  StageCall call_;                     // without inputs
   std::vector<AttentionConfig> head_;  // [heads]
   Plan whole_, own_;                   // of all heads, of those of a part
   std::vector<Scaling> scalings_;
-  at::Tensor projection_, out_;             // [3 inner, width], [width, inner]
+  // [3 inner and what scalings read, width]; how many columns each of these takes
+  at::Tensor projection_;
+  std::vector<std::int64_t> columns_;
   at::Tensor slopes_, alpha_, sink_;        // [heads] leaves, where some are learned
   at::Tensor fixed_slopes_, learns_slope_;  // [heads]; undefined where no head has a slope
   at::Tensor fixed_sinks_, learns_sink_;    // [heads]; likewise

@@ -67,26 +67,21 @@ PaddedBatch PaddedBatchOf(const TokenBatch& batch, std::int64_t vocabulary) {
   return rows;
 }
 
-// One layer, x of its rows.
+// One layer.
 struct Layer {
   Layer(const DecoderConfig& config, std::int64_t layer, at::ScalarType products,
-        const DecoderLeaves& leaves)
+        const DecoderLeaves& leaves, RowWorkers& workers)
       : prefix("layers." + std::to_string(layer) + "."),
-        attention_residual(config.width, Gain(leaves, "attention.norm"),
-                           OutGain(config, leaves, "attention.out_norm")),
-        feed_forward_residual(config.width, Gain(leaves, "feed_forward.norm"),
-                              OutGain(config, leaves, "feed_forward.out_norm")),
-        attention(config, layer, products, leaves),
-        feed_forward(config.activation, Up(config, leaves),
-                     leaves.At(prefix + "feed_forward.down.weight"), products) {}
+        gains(Gains(leaves, "attention.")),
+        out(leaves.At(prefix + "attention.out.weight")),
+        join{.workers = &workers, .products = products, .norms_output = config.block == "sandwich"},
+        attention(config, layer, products, leaves, workers),
+        feed_forward(config, Gains(leaves, "feed_forward."), Up(config, leaves),
+                     leaves.At(prefix + "feed_forward.down.weight"), products, workers) {}
 
-  Tensor Gain(const DecoderLeaves& leaves, const std::string& name) const {
-    return leaves.Find(prefix + name + ".weight");
-  }
-  std::optional<Tensor> OutGain(const DecoderConfig& config, const DecoderLeaves& leaves,
-                                const std::string& name) const {
-    if (config.block != "sandwich") return std::nullopt;
-    return Gain(leaves, name);
+  BranchGains Gains(const DecoderLeaves& leaves, const std::string& branch) const {
+    return {leaves.Find(prefix + branch + "norm.weight"),
+            leaves.Find(prefix + branch + "out_norm.weight")};
   }
   // Gate and up lie behind each other.
   Tensor Up(const DecoderConfig& config, const DecoderLeaves& leaves) const {
@@ -96,8 +91,22 @@ struct Layer {
         {parts * config.feed_forward, config.width});
   }
 
+  // x: of all rows. What leaves the layer at the rows `picked` ([n] int64); undefined: all.
+  Tensor operator()(const Tensor& x, std::int64_t sequences, const Tensor& picked,
+                    const SequencePart* part) {
+    const auto wanted = [&](const Tensor& rows) {
+      return picked.defined() ? rows.index_select(0, picked) : rows;
+    };
+    StageCall call = join;
+    call.inputs = {wanted(x), wanted(attention(x, gains.before, sequences, part)), out,
+                   gains.after};
+    return feed_forward(RunStage("join", call)[0]);
+  }
+
   std::string prefix;
-  Residual attention_residual, feed_forward_residual;
+  BranchGains gains;
+  Tensor out;
+  StageCall join;  // without inputs
   PaddedAttention attention;
   FeedForwardBlock feed_forward;
 };
@@ -126,10 +135,9 @@ struct BlockDecoder::State {
         products(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
         host(config, seed),
         leaves(host, device),
-        embed(config),
-        norm(config.width, leaves.Find("norm.weight")) {
+        embed(config) {
     for (std::int64_t l = 0; l < config.layers; ++l) {
-      layers.emplace_back(config, l, products, leaves);
+      layers.emplace_back(config, l, products, leaves, workers);
     }
   }
 
@@ -151,19 +159,16 @@ struct BlockDecoder::State {
       }
       Tensor picked;  // from the last attention on only rows whose logits are wanted matter
       if (&layer == &layers.back()) picked = scored;
-      x = layer.attention_residual.Split(
-          x, [&](const Tensor& in) { return layer.attention(in, rows.sequences, picked, part); },
-          picked);
-      x = layer.feed_forward_residual(x, std::cref(layer.feed_forward));
+      x = layer(x, rows.sequences, picked, part);
     }
     return x;
   }
 
   // Cross-entropy of rows, and their best tokens.
-  std::pair<Tensor, Tensor> Judge(const Tensor& x, const Tensor& labels) const {
-    const Tensor logits = at::linear(norm(x), leaves.At("head.weight"));
-    return {at::cross_entropy_loss(logits, labels, {}, at::Reduction::None),
-            logits.detach().argmax(1)};
+  Tensors Judge(const Tensor& x, const Tensor& labels) {
+    return RunStage("cross-entropy",
+                    {.inputs = {x, leaves.Find("norm.weight"), leaves.At("head.weight"), labels},
+                     .workers = &workers});
   }
 
   // Calls `take` with the first row and the number of rows whose logits are in memory at a time.
@@ -195,9 +200,9 @@ struct BlockDecoder::State {
   at::ScalarType products;
   Decoder host;  // names, shapes and first values of the parameters; decodes
   DecoderLeaves leaves;
+  RowWorkers workers;
   EmbeddingBlock embed;
   std::deque<Layer> layers;
-  NormBlock norm;
 };
 
 BlockDecoder::BlockDecoder(const DecoderConfig& config, std::uint64_t seed,
@@ -211,6 +216,8 @@ const Tensor& BlockDecoder::FlatGradients() const { return state_->leaves.FlatGr
 const std::vector<std::pair<std::string, Tensor>>& BlockDecoder::Parameters() const {
   return state_->leaves.Named();
 }
+
+const std::vector<ParameterGroup>& BlockDecoder::Groups() const { return state_->host.Groups(); }
 
 std::string BlockDecoder::Note() const {
   std::vector<std::string> notes;
@@ -226,6 +233,7 @@ SequenceScore BlockDecoder::LossAndGradient(const TokenBatch& batch,
                                             const GradientOptions& options) {
   const SequentialProducts guard;
   State& state = *state_;
+  state.workers.SetThreads(guard.threads());
   const PaddedBatch rows = PaddedBatchOf(batch, state.config.vocabulary);
   if (!options.accumulate) FlatGradients().zero_();
   const auto scored = static_cast<std::int64_t>(rows.scored.size());
@@ -244,10 +252,11 @@ SequenceScore BlockDecoder::LossAndGradient(const TokenBatch& batch,
     const auto denominator =
         static_cast<double>(options.denominator > 0 ? options.denominator : scored);
     state.InPieces(scored, options.logits, [&](std::int64_t begin, std::int64_t count) {
-      auto [loss, said] = state.Judge(end.narrow(0, begin, count), labels.narrow(0, begin, count));
-      (loss.sum() / denominator).backward();
-      losses.push_back(loss.detach());
-      best.push_back(said);
+      const Tensors judged =
+          state.Judge(end.narrow(0, begin, count), labels.narrow(0, begin, count));
+      (judged[0].sum() / denominator).backward();
+      losses.push_back(judged[0].detach());
+      best.push_back(judged[1]);
     });
     x.backward(end.grad().defined() ? end.grad() : at::zeros_like(end));
   }
@@ -265,15 +274,16 @@ SequenceScore BlockDecoder::Evaluate(const TokenBatch& batch) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
   State& state = *state_;
+  state.workers.SetThreads(guard.threads());
   const PaddedBatch rows = PaddedBatchOf(batch, state.config.vocabulary);
   std::vector<Tensor> losses, best;
   if (rows.scored.empty()) return State::ScoreOf(rows, losses, best);
   const Tensor x = state.Run(rows, nullptr, nullptr);
   const Tensor labels = at::tensor(rows.label, at::kLong).to(state.device);
   state.InPieces(x.size(0), State::kEvaluatedLogits, [&](std::int64_t begin, std::int64_t count) {
-    auto [loss, said] = state.Judge(x.narrow(0, begin, count), labels.narrow(0, begin, count));
-    losses.push_back(loss);
-    best.push_back(said);
+    const Tensors judged = state.Judge(x.narrow(0, begin, count), labels.narrow(0, begin, count));
+    losses.push_back(judged[0]);
+    best.push_back(judged[1]);
   });
   return State::ScoreOf(rows, losses, best);
 }

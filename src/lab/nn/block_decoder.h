@@ -1,7 +1,7 @@
 // The decoder (decoder.h) as blocks whose gradients torch records: the same architecture,
 // parameters and results up to rounding, on any device. Models on a GPU use it, and
-// processes that split sequences. Otherwise the CPU uses the decoder of decoder.h, which is faster
-// there (docs/explain/decoder.md says by how much).
+// processes that split sequences. Otherwise the CPU uses the decoder of decoder.h, whose chains
+// keep activations in the cache.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -46,6 +46,7 @@ class BlockDecoder : public SequenceModel {
   const at::Tensor& FlatParameters() const override;
   const at::Tensor& FlatGradients() const override;
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override;
+  const std::vector<ParameterGroup>& Groups() const override;
 
  private:
   struct State;

@@ -96,8 +96,8 @@ TEST_P(EveryBlockVariant, IsTheDecoderOfStages) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(BlockDecoder, EveryBlockVariant, testing::ValuesIn(kVariants),
-                         [](const auto& variant) { return std::string(variant.param.name); });
+INSTANTIATE_TEST_SUITE_P(BlockDecoder, EveryBlockVariant, testing::ValuesIn(Variants()),
+                         [](const auto& variant) { return variant.param.name; });
 
 DecoderConfig Mixed() {
   DecoderConfig config = Tiny();

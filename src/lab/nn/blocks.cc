@@ -21,10 +21,14 @@ using at::Tensor;
 
 float Weight(RandomStream& random) { return Normal(random, 0.02); }
 float Zero(RandomStream&) { return 0.0F; }
+constexpr ParameterGroup kHidden = ParameterGroup::kHidden;
 
-Tensor Normed(const Tensor& x, std::int64_t width, const Tensor& gain) {
-  return at::rms_norm(x, {width}, gain.defined() ? std::optional(1.0 + gain) : std::nullopt,
-                      kNormEpsilon);
+void AddGains(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+              BranchGains& gains) {
+  if (!config.norm_gain) return;
+  parameters.Add(name + "norm.weight", {config.width}, Zero, &gains.before);
+  if (config.block != "sandwich") return;
+  parameters.Add(name + "out_norm.weight", {config.width}, Zero, &gains.after);
 }
 
 }  // namespace
@@ -58,9 +62,9 @@ Packed Packed::Of(const std::vector<std::vector<std::int64_t>>& sequences, std::
 }
 
 void LeafParameters::Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw,
-                         Tensor* leaf) {
+                         Tensor* leaf, ParameterGroup group) {
   Leaf& made = leaves_.emplace_back(Leaf{{}, std::move(shape), leaf});
-  list_.Add({{name, made.shape, std::move(draw)}}, made.shape.back(), &made.parameter);
+  list_.Add({{name, made.shape, std::move(draw), group}}, made.shape.back(), &made.parameter);
 }
 
 void LeafParameters::Allocate(std::uint64_t seed) {
@@ -69,10 +73,6 @@ void LeafParameters::Allocate(std::uint64_t seed) {
     *leaf.tensor = leaf.parameter.value.view(leaf.shape).detach().requires_grad_(true);
     leaf.tensor->mutable_grad() = leaf.parameter.gradient.view(leaf.shape);
   }
-}
-
-Tensor Product(const Tensor& x, const Tensor& weight, at::ScalarType dtype) {
-  return at::linear(x.to(dtype), weight.to(dtype));
 }
 
 EmbeddingBlock::EmbeddingBlock(const DecoderConfig& config)
@@ -93,65 +93,47 @@ Tensor EmbeddingBlock::operator()(const Tensor& weight, const Tensor& tokens,
   return x + sinusoids_.index_select(0, positions);
 }
 
-NormBlock::NormBlock(const DecoderConfig& config, const std::string& name,
-                     LeafParameters& parameters)
-    : width_(config.width) {
-  if (config.norm_gain) parameters.Add(name + ".weight", {width_}, Zero, &gain_);
-}
-
-Tensor NormBlock::operator()(const Tensor& x) const {
-  return Normed(x.to(at::kFloat), width_, gain_);
-}
-
-Residual::Residual(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
-    : before_(config, name + "norm", parameters) {
-  if (config.block == "sandwich") after_.emplace(config, name + "out_norm", parameters);
-}
-
-Residual::Residual(std::int64_t width, const Tensor& before, const std::optional<Tensor>& after)
-    : before_(width, before) {
-  if (after) after_.emplace(width, *after);
-}
-
-Tensor Residual::operator()(const Tensor& x, const std::function<Tensor(const Tensor&)>& f) const {
-  return Split(x, f, {});
-}
-
-Tensor Residual::Split(const Tensor& x, const std::function<Tensor(const Tensor&)>& f,
-                       const Tensor& picked) const {
-  const Tensor branch = f(before_(x));
-  return (picked.defined() ? x.index_select(0, picked) : x) + (after_ ? (*after_)(branch) : branch);
-}
-
 FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, const std::string& name,
-                                   LeafParameters& parameters)
-    : activation_(config.activation) {
-  const std::int64_t inputs = ActivationInputs(activation_) * config.feed_forward;
-  parameters.Add(name + "up.weight", {inputs, config.width}, Weight, &up_);
-  parameters.Add(name + "down.weight", {config.width, config.feed_forward}, Weight, &down_);
+                                   LeafParameters& parameters, RowWorkers& workers)
+    : FeedForwardBlock(config, {}, {}, {}, at::kFloat, workers) {
+  AddGains(config, name, parameters, gains_);
+  const std::int64_t inputs = ActivationInputs(config.activation) * config.feed_forward;
+  parameters.Add(name + "up.weight", {inputs, config.width}, Weight, &up_, kHidden);
+  parameters.Add(name + "down.weight", {config.width, config.feed_forward}, Weight, &down_,
+                 kHidden);
 }
+
+FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, BranchGains gains, Tensor up,
+                                   Tensor down, at::ScalarType products, RowWorkers& workers)
+    : call_{.workers = &workers,
+            .products = products,
+            .norms_output = config.block == "sandwich",
+            .activation = config.activation},
+      gains_(std::move(gains)),
+      up_(std::move(up)),
+      down_(std::move(down)) {}
 
 Tensor FeedForwardBlock::operator()(const Tensor& x) const {
-  const Tensor up = Product(x, up_, products_);
-  if (activation_ == "relu2") return Product(at::relu(up).square(), down_, products_);
-  const std::vector<Tensor> halves = up.chunk(2, 1);
-  const Tensor gate =
-      activation_ == "silu-gated" ? at::silu(halves[0]) : at::gelu(halves[0], "tanh");
-  return Product(gate * halves[1], down_, products_);
+  StageCall call = call_;
+  call.inputs = {x, gains_.before, up_, down_, gains_.after};
+  return RunStage("feed-forward", call).front();
 }
 
 AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& name, bool causal,
-                               LeafParameters& parameters)
+                               LeafParameters& parameters, RowWorkers& workers)
     : config_(config.attention),
       heads_(config.heads),
       head_dim_(config.HeadDim()),
       causal_(causal),
       qk_norm_(config.qk_norm),
-      attend_(config.attention, head_dim_, at::kFloat, false, false, parameters.Device()) {
+      attend_(config.attention, head_dim_, at::kFloat, false, false, parameters.Device()),
+      join_{.workers = &workers, .norms_output = config.block == "sandwich"} {
+  AddGains(config, name, parameters, gains_);
   const std::int64_t inner = heads_ * head_dim_;
-  parameters.Add(name + "query.weight", {inner, config.width}, Weight, &query_);
-  parameters.Add(name + "key_value.weight", {2 * inner, config.width}, Weight, &key_value_);
-  parameters.Add(name + "out.weight", {config.width, inner}, Weight, &out_);
+  parameters.Add(name + "query.weight", {inner, config.width}, Weight, &query_, kHidden);
+  parameters.Add(name + "key_value.weight", {2 * inner, config.width}, Weight, &key_value_,
+                 kHidden);
+  parameters.Add(name + "out.weight", {config.width, inner}, Weight, &out_, kHidden);
   if (config_.learn_alpha != "no") {
     const auto first = static_cast<float>(AlphaParameter(config_));
     parameters.Add(
@@ -172,20 +154,22 @@ Tensor AttentionBlock::Heads(const Tensor& rows) const {
   return rows.view({1, rows.size(0), heads_, head_dim_}).transpose(1, 2);
 }
 
-Tensor AttentionBlock::Queries(const Tensor& x) const {
-  const Tensor q = Heads(at::linear(x, query_));
-  return qk_norm_ ? Normed(q, head_dim_, {}) : q;
+Tensor AttentionBlock::Norm(const Tensor& x) const { return Normed(x, gains_.before); }
+
+Tensor AttentionBlock::Queries(const Tensor& in) const {
+  const Tensor q = Heads(at::linear(in, query_));
+  return qk_norm_ ? Normed(q, {}) : q;
 }
 
 std::pair<Tensor, Tensor> AttentionBlock::Memory(const Tensor& memory) const {
   const std::vector<Tensor> halves = at::linear(memory, key_value_).chunk(2, 1);
   const Tensor k = Heads(halves[0].contiguous());
-  return {qk_norm_ ? Normed(k, head_dim_, {}) : k, Heads(halves[1].contiguous())};
+  return {qk_norm_ ? Normed(k, {}) : k, Heads(halves[1].contiguous())};
 }
 
-Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor& values,
-                              const Tensor& queries_begin, const Tensor& keys_begin,
-                              const LongestSequence& longest,
+Tensor AttentionBlock::Attend(const Tensor& x, const Tensor& q, const Tensor& keys,
+                              const Tensor& values, const Tensor& queries_begin,
+                              const Tensor& keys_begin, const LongestSequence& longest,
                               const std::function<void(Seen&)>& visit) const {
   Seen seen{q, keys, {}};
   AttentionOptions& options = seen.options;
@@ -197,7 +181,10 @@ Tensor AttentionBlock::Attend(const Tensor& q, const Tensor& keys, const Tensor&
   options.cu_seqlens_k = keys_begin;
   if (visit) visit(seen);
   const Tensor attended = attend_(q, keys, values, options, longest);
-  return at::linear(attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_);
+  StageCall join = join_;
+  join.inputs = {x, attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_,
+                 gains_.after};
+  return RunStage("join", join).front();
 }
 
 }  // namespace tsallis::lab

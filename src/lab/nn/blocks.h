@@ -1,7 +1,6 @@
 // The parts of models whose gradients torch's autograd records: each is some lines over tensors of
-// rows, [rows, width], and new architectures are made of them (encoder_decoder.cc). The decoder
-// has the same parts as stages with gradients of their own, which are faster (row_chain.h) and the
-// CPU's alone. Blocks compute where their parameters are, and take what they read from there.
+// rows, [rows, width], and new architectures are made of them (encoder_decoder.cc). Blocks are made
+// of stages (stages.h), compute where their parameters are, and take what they read from there.
 //
 // A block stays where it is made: its parameters are filled in by address.
 //
@@ -22,6 +21,7 @@
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/device_attention.h"
 #include "lab/nn/parameters.h"
+#include "lab/nn/stages.h"
 #include "torch/operators.h"
 
 namespace tsallis::lab {
@@ -52,7 +52,8 @@ class LeafParameters {
 
   // `leaf` becomes a leaf of this shape whose gradient is that of the list; it must live until
   // Allocate().
-  void Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw, at::Tensor* leaf);
+  void Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw, at::Tensor* leaf,
+           ParameterGroup group = ParameterGroup::kScalar);
   void Allocate(std::uint64_t seed);
 
   const ParameterList& List() const { return list_; }
@@ -75,10 +76,6 @@ struct Fixed {
   Fixed& operator=(const Fixed&) = delete;
 };
 
-// x W^T, computed in a dtype. weight: [out, in].
-at::Tensor Product(const at::Tensor& x, const at::Tensor& weight,
-                   at::ScalarType dtype = at::kFloat);
-
 // The input of the first layer: embeddings by config.embedding, and sinusoids where positions are.
 class EmbeddingBlock : Fixed {
  public:
@@ -94,61 +91,34 @@ class EmbeddingBlock : Fixed {
   at::Tensor sinusoids_;        // [positions so far, width]
 };
 
-// x / rms(x) (1 + gain), RMSNorm (Zhang and Sennrich 2019).
-class NormBlock : Fixed {
- public:
-  NormBlock(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
-  // gain: [width], undefined: none.
-  NormBlock(std::int64_t width, at::Tensor gain) : width_(width), gain_(std::move(gain)) {}
-  at::Tensor operator()(const at::Tensor& x) const;  // float32
-
- private:
-  std::int64_t width_;
-  at::Tensor gain_;  // [width]; undefined: none
+// The gains of a branch's norms, [width] each; undefined: none.
+struct BranchGains {
+  at::Tensor before, after;
 };
 
-// x + f(norm(x)), or x + norm(f(norm(x))) where config.block is "sandwich".
-class Residual : Fixed {
- public:
-  Residual(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
-  // The gains of norms, as NormBlock's; none: no norm there.
-  Residual(std::int64_t width, const at::Tensor& before, const std::optional<at::Tensor>& after);
-  at::Tensor operator()(const at::Tensor& x,
-                        const std::function<at::Tensor(const at::Tensor&)>& f) const;
-  // Does the same where f and the result have the rows `picked` ([n] int64) alone; undefined: all.
-  at::Tensor Split(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& f,
-                   const at::Tensor& picked) const;
-
- private:
-  NormBlock before_;
-  std::optional<NormBlock> after_;
-};
-
-// W_d activation(W_u x), config.activation.
+// x + W_d activation(W_u norm(x)), config.activation, or with a norm of the sum's second part where
+// config.block is "sandwich".
 class FeedForwardBlock : Fixed {
  public:
-  FeedForwardBlock(const DecoderConfig& config, const std::string& name,
-                   LeafParameters& parameters);
-  // up, down: as below.
-  FeedForwardBlock(std::string activation, at::Tensor up, at::Tensor down, at::ScalarType products)
-      : activation_(std::move(activation)),
-        products_(products),
-        up_(std::move(up)),
-        down_(std::move(down)) {}
+  FeedForwardBlock(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+                   RowWorkers& workers);
+  // Parameters that stand somewhere already. up, down: as below.
+  FeedForwardBlock(const DecoderConfig& config, BranchGains gains, at::Tensor up, at::Tensor down,
+                   at::ScalarType products, RowWorkers& workers);
   at::Tensor operator()(const at::Tensor& x) const;
 
  private:
-  std::string activation_;
-  at::ScalarType products_ = at::kFloat;  // what they are computed in
-  at::Tensor up_, down_;                  // [1 or 2 hidden, width], [width, hidden]
+  StageCall call_;  // without inputs
+  BranchGains gains_;
+  at::Tensor up_, down_;  // [1 or 2 hidden, width], [width, hidden]
 };
 
 // How scores become weights in heads of one configuration. alpha: [heads], what is learned of
 // theirs; undefined where they learn none.
 void SetMap(const AttentionConfig& config, const at::Tensor& alpha, AttentionOptions& options);
 
-// Heads of attention: queries of x, keys and values of a memory, which is x itself or another's
-// output. How they attend is config.attention.
+// x + attention of norm(x), normed as above: queries of x, keys and values of a memory, which is
+// norm(x) itself or another's output. How heads attend is config.attention.
 class AttentionBlock : Fixed {
  public:
   // Queries and keys of one call, [1, heads, rows, head_dim] each, and its options. `visit` may set
@@ -159,17 +129,18 @@ class AttentionBlock : Fixed {
   };
 
   AttentionBlock(const DecoderConfig& config, const std::string& name, bool causal,
-                 LeafParameters& parameters);
+                 LeafParameters& parameters, RowWorkers& workers);
 
-  at::Tensor Queries(const at::Tensor& x) const;  // [1, heads, rows, head_dim]
+  at::Tensor Norm(const at::Tensor& x) const;
+  at::Tensor Queries(const at::Tensor& in) const;  // [1, heads, rows, head_dim]
   // Keys and values of a memory, as Queries().
   std::pair<at::Tensor, at::Tensor> Memory(const at::Tensor& memory) const;
-  // q: of Queries(); keys, values: of Memory(). queries_begin, keys_begin: Packed::begins of both;
-  // longest: of both. Returns [rows, width]. Causal: a sequence's last query stands at its last
-  // key, and no query sees a later key than its own.
-  at::Tensor Attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
-                    const at::Tensor& queries_begin, const at::Tensor& keys_begin,
-                    const LongestSequence& longest,
+  // q: of Queries(Norm(x)); keys, values: of Memory(). queries_begin, keys_begin: Packed::begins of
+  // both; longest: of both. Returns the sum, [rows, width]. Causal: a sequence's last query stands
+  // at its last key, and no query sees a later key than its own.
+  at::Tensor Attend(const at::Tensor& x, const at::Tensor& q, const at::Tensor& keys,
+                    const at::Tensor& values, const at::Tensor& queries_begin,
+                    const at::Tensor& keys_begin, const LongestSequence& longest,
                     const std::function<void(Seen&)>& visit = nullptr) const;
   // Tells people how the heads attend; empty: nothing.
   const std::string& Note() const { return attend_.Note(); }
@@ -181,6 +152,8 @@ class AttentionBlock : Fixed {
   std::int64_t heads_, head_dim_;
   bool causal_, qk_norm_;
   DeviceAttention attend_;
+  StageCall join_;  // without inputs
+  BranchGains gains_;
   at::Tensor query_, key_value_, out_;  // [inner, width], [2 inner, width], [width, inner]
   at::Tensor alpha_, sink_;             // [heads] each, where they are learned
 };

@@ -42,14 +42,15 @@ void Decoder::State::DeclareParameters() {
   const auto zero = [](RandomStream&) { return 0.0F; };
   const std::int64_t width = config.width;
   const bool sandwich = config.block == "sandwich";
+  constexpr ParameterGroup of_layer = ParameterGroup::kHidden;
   const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in,
-                          Parameter& parameter) {
-    parameters.Add({{name, {out, in}, normal}}, in, &parameter);
+                          Parameter& parameter, ParameterGroup group = ParameterGroup::kHidden) {
+    parameters.Add({{name, {out, in}, normal, group}}, in, &parameter);
   };
   const auto norm = [&](const std::string& name, Parameter& parameter) {
     if (config.norm_gain) parameters.Add({{name, {width}, zero}}, width, &parameter);
   };
-  matrix("embedding.weight", config.vocabulary, width, embedding);
+  matrix("embedding.weight", config.vocabulary, width, embedding, ParameterGroup::kEmbedding);
   layers.reserve(static_cast<std::size_t>(config.layers));  // parameters are filled in by address
   for (std::int64_t l = 0; l < config.layers; ++l) {
     DecoderLayer& layer = layers.emplace_back(config, l);
@@ -61,15 +62,17 @@ void Decoder::State::DeclareParameters() {
     norm(prefix + "feed_forward.norm.weight", layer.feed_forward_norm);
     std::vector<ParameterList::Part> up;
     if (ActivationInputs(config.activation) == 2) {
-      up.push_back({prefix + "feed_forward.gate.weight", {config.feed_forward, width}, normal});
+      up.push_back(
+          {prefix + "feed_forward.gate.weight", {config.feed_forward, width}, normal, of_layer});
     }
-    up.push_back({prefix + "feed_forward.up.weight", {config.feed_forward, width}, normal});
+    up.push_back(
+        {prefix + "feed_forward.up.weight", {config.feed_forward, width}, normal, of_layer});
     parameters.Add(std::move(up), width, &layer.up);
     matrix(prefix + "feed_forward.down.weight", width, config.feed_forward, layer.down);
     if (sandwich) norm(prefix + "feed_forward.out_norm.weight", layer.feed_forward_out_norm);
   }
   norm("norm.weight", final_norm);
-  matrix("head.weight", config.vocabulary, width, head);
+  matrix("head.weight", config.vocabulary, width, head, ParameterGroup::kScalar);
 }
 
 void Decoder::State::BuildChains() {
@@ -215,6 +218,7 @@ const at::Tensor& Decoder::FlatGradients() const { return state_->parameters.Fla
 const std::vector<std::pair<std::string, at::Tensor>>& Decoder::Parameters() const {
   return state_->parameters.Named();
 }
+const std::vector<ParameterGroup>& Decoder::Groups() const { return state_->parameters.Groups(); }
 const std::vector<at::Tensor>& Decoder::Gradients() const { return state_->parameters.Gradients(); }
 std::int64_t Decoder::ParameterCount() const { return state_->parameters.Count(); }
 

@@ -86,6 +86,7 @@ class Decoder : public SequenceModel {
   const at::Tensor& FlatParameters() const override;
   const at::Tensor& FlatGradients() const override;
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override;
+  const std::vector<ParameterGroup>& Groups() const override;
   const std::vector<at::Tensor>& Gradients() const;  // as Parameters()
   // Numbers that are learned (without the gaps).
   std::int64_t ParameterCount() const;

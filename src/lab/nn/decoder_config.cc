@@ -350,7 +350,12 @@ void CheckDecoder(const DecoderConfig& config, const std::string& path) {
                                            config.width, config.heads));
   }
   if (config.HeadDim() < 1 || config.HeadDim() > 512) {
-    Refuse(path + ".head_dim", fmt::format("expected 1 to 512, got {}", config.HeadDim()));
+    if (config.head_dim != 0) {
+      Refuse(path + ".head_dim", fmt::format("expected 1 to 512, got {}", config.head_dim));
+    }
+    Refuse(path + ".width", fmt::format("expected 1 to 512 numbers for each of {} heads (head_dim, "
+                                        "unless given), got width {}",
+                                        config.heads, config.width));
   }
   CheckHead(config, config.attention, path + ".attention");
   const bool sinusoids = config.attention.positions.kind == "sinusoidal";

@@ -89,8 +89,8 @@ TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
   for (int i = 0; i < 8; ++i) extend(1, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariantGrows, testing::ValuesIn(kVariants),
-                         [](const auto& variant) { return std::string(variant.param.name); });
+INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariantGrows, testing::ValuesIn(Variants()),
+                         [](const auto& variant) { return variant.param.name; });
 
 TEST(DecoderOnACache, Bfloat16GrowsToNearlyTheSameLogits) {
   DecoderConfig config = Tiny();

@@ -328,8 +328,8 @@ TEST_P(EveryVariant, AndSoTheyDoWithLengthsThatDiffer) {
   ExpectMatchesReference(ConfigOf(GetParam()), true);
 }
 
-INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariant, testing::ValuesIn(kVariants),
-                         [](const auto& variant) { return std::string(variant.param.name); });
+INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariant, testing::ValuesIn(Variants()),
+                         [](const auto& variant) { return variant.param.name; });
 
 DecoderConfig Asentmax(const std::string& compute = "float32") {
   DecoderConfig config = Tiny();

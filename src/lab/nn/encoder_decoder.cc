@@ -25,52 +25,34 @@ using SeenVisitor = std::function<void(AttentionBlock::Seen&)>;
 // Rows whose logits are in memory at a time where no gradient is wanted.
 constexpr std::int64_t kLogitRows = 2048;
 
-struct AttentionPart {
-  AttentionPart(const DecoderConfig& config, const std::string& name, bool causal,
-                LeafParameters& parameters)
-      : residual(config, name, parameters), heads(config, name, causal, parameters) {}
-
-  // x plus attention of its tokens to `memory`; undefined: to x itself.
-  Tensor operator()(const Tensor& x, const Tensor& memory, const Packed& queries,
-                    const Packed& keys, const SeenVisitor& visit) const {
-    return residual(x, [&](const Tensor& in) {
-      const auto [k, v] = heads.Memory(memory.defined() ? memory : in);
-      return heads.Attend(heads.Queries(in), k, v, queries.begins, keys.begins,
-                          {queries.longest, keys.longest}, visit);
-    });
-  }
-
-  Residual residual;
-  AttentionBlock heads;
-};
-
-struct FeedForwardPart {
-  FeedForwardPart(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
-      : residual(config, name, parameters), hidden(config, name, parameters) {}
-
-  Tensor operator()(const Tensor& x) const { return residual(x, std::cref(hidden)); }
-
-  Residual residual;
-  FeedForwardBlock hidden;
-};
+// x plus attention of its tokens to `memory`; undefined: to x itself.
+Tensor Attended(const AttentionBlock& heads, const Tensor& x, const Tensor& memory,
+                const Packed& queries, const Packed& keys, const SeenVisitor& visit) {
+  const Tensor in = heads.Norm(x);
+  const auto [k, v] = heads.Memory(memory.defined() ? memory : in);
+  return heads.Attend(x, heads.Queries(in), k, v, queries.begins, keys.begins,
+                      {queries.longest, keys.longest}, visit);
+}
 
 struct EncoderLayer {
-  EncoderLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
-      : self(config, name + "attention.", false, parameters),
-        feed_forward(config, name + "feed_forward.", parameters) {}
+  EncoderLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+               RowWorkers& workers)
+      : self(config, name + "attention.", false, parameters, workers),
+        feed_forward(config, name + "feed_forward.", parameters, workers) {}
 
-  AttentionPart self;
-  FeedForwardPart feed_forward;
+  AttentionBlock self;
+  FeedForwardBlock feed_forward;
 };
 
 struct TargetLayer {
-  TargetLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters)
-      : self(config, name + "attention.", true, parameters),
-        context(config, name + "context.", false, parameters),
-        feed_forward(config, name + "feed_forward.", parameters) {}
+  TargetLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+              RowWorkers& workers)
+      : self(config, name + "attention.", true, parameters, workers),
+        context(config, name + "context.", false, parameters, workers),
+        feed_forward(config, name + "feed_forward.", parameters, workers) {}
 
-  AttentionPart self, context;
-  FeedForwardPart feed_forward;
+  AttentionBlock self, context;
+  FeedForwardBlock feed_forward;
 };
 
 // A batch as the model reads it.
@@ -157,16 +139,23 @@ struct EncoderDecoder::State {
     const std::int64_t width = config.width;
     parameters.Add(
         "embedding.weight", {config.vocabulary, width},
-        [](RandomStream& random) { return Normal(random, 0.02); }, &embedding);
+        [](RandomStream& random) { return Normal(random, 0.02); }, &embedding,
+        ParameterGroup::kEmbedding);
     for (std::int64_t l = 0; l < config.layers; ++l) {
-      encoder.emplace_back(config, fmt::format("encoder.{}.", l), parameters);
+      encoder.emplace_back(config, fmt::format("encoder.{}.", l), parameters, workers);
     }
-    memory_norm.emplace(config, "encoder.norm", parameters);
+    AddNorm("encoder.norm.weight", memory_gain);
     for (std::int64_t l = 0; l < config.layers; ++l) {
-      decoder.emplace_back(config, fmt::format("decoder.{}.", l), parameters);
+      decoder.emplace_back(config, fmt::format("decoder.{}.", l), parameters, workers);
     }
-    norm.emplace(config, "norm", parameters);
+    AddNorm("norm.weight", gain);
     parameters.Allocate(seed);
+  }
+
+  void AddNorm(const std::string& name, Tensor& to) {
+    if (!config.norm_gain) return;
+    parameters.Add(
+        name, {config.width}, [](RandomStream&) { return 0.0F; }, &to);
   }
 
   Tensor Embed(const Packed& rows) {
@@ -185,11 +174,11 @@ struct EncoderDecoder::State {
   Tensor Encode(const Packed& source, const Visitor& visit) {
     Tensor x = Embed(source);
     for (std::size_t l = 0; l < encoder.size(); ++l) {
-      x = encoder[l].self(x, {}, source, source,
-                          Shown(visit, "encoder", l, source.begins, source.begins));
+      x = Attended(encoder[l].self, x, {}, source, source,
+                   Shown(visit, "encoder", l, source.begins, source.begins));
       x = encoder[l].feed_forward(x);
     }
-    return (*memory_norm)(x);
+    return Normed(x, memory_gain);
   }
 
   // The output for every row of the target, before the last norm.
@@ -197,16 +186,37 @@ struct EncoderDecoder::State {
                 const Visitor& visit) {
     Tensor x = Embed(target);
     for (std::size_t l = 0; l < decoder.size(); ++l) {
-      x = decoder[l].self(x, {}, target, target,
-                          Shown(visit, "decoder", l, target.begins, target.begins));
-      x = decoder[l].context(x, memory, target, source,
-                             Shown(visit, "context", l, target.begins, source.begins));
+      x = Attended(decoder[l].self, x, {}, target, target,
+                   Shown(visit, "decoder", l, target.begins, target.begins));
+      x = Attended(decoder[l].context, x, memory, target, source,
+                   Shown(visit, "context", l, target.begins, source.begins));
       x = decoder[l].feed_forward(x);
     }
     return x;
   }
 
-  Tensor Logits(const Tensor& x) const { return at::linear((*norm)(x), embedding); }
+  Tensor Logits(const Tensor& x) const { return Product(Normed(x, gain), embedding); }
+
+  // The losses of the scored rows and their best columns.
+  std::pair<Tensor, Tensor> Judge(const Tensor& x, const Samples& samples) {
+    const Tensor all = at::tensor(samples.label, at::kLong);
+    const Tensor scored = all.ne(kNotScored).nonzero().squeeze(1);
+    const Tensor labels = all.index_select(0, scored).to(device);
+    const Tensor there = x.index_select(0, scored.to(device));
+    const std::int64_t piece =
+        c10::GradMode::is_enabled() ? std::max<std::int64_t>(1, there.size(0)) : kLogitRows;
+    Tensors losses, best;
+    for (std::int64_t begin = 0; begin == 0 || begin < there.size(0); begin += piece) {
+      const std::int64_t count = std::min(piece, there.size(0) - begin);
+      const Tensors judged =
+          RunStage("cross-entropy", {.inputs = {there.narrow(0, begin, count), gain, embedding,
+                                                labels.narrow(0, begin, count)},
+                                     .workers = &workers});
+      losses.push_back(judged[0]);
+      best.push_back(judged[1]);
+    }
+    return {at::cat(losses), at::cat(best)};
+  }
 
   Tensor Run(const Samples& samples, const Visitor& visit = nullptr) {
     const Tensor memory = Encode(samples.source, visit);
@@ -216,35 +226,29 @@ struct EncoderDecoder::State {
   DecoderConfig config;
   c10::Device device;
   LeafParameters parameters;
+  RowWorkers workers;
   EmbeddingBlock embed;
-  Tensor embedding;
+  Tensor embedding, memory_gain, gain;
   std::deque<EncoderLayer> encoder;
-  std::optional<NormBlock> memory_norm;
   std::deque<TargetLayer> decoder;
-  std::optional<NormBlock> norm;
 };
 
 namespace {
 
-// The score of the scored rows; row_losses and row_best have an entry for every row of the target.
-SequenceScore ScoreOf(const Samples& samples, std::int64_t sequences, const Tensor& row_losses,
-                      const Tensor& row_best) {
-  const Tensor losses = row_losses.cpu().contiguous(), best = row_best.cpu().contiguous();
-  std::vector<float> loss;
-  std::vector<std::int64_t> said, label, sequence;
+// losses, best: of the scored rows.
+SequenceScore ScoreOf(const Samples& samples, std::int64_t sequences, const Tensor& losses,
+                      const Tensor& best) {
+  const Tensor loss = losses.cpu(), said = best.cpu();
+  const float* numbers = loss.const_data_ptr<float>();
+  const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> label, sequence;
   for (std::size_t i = 0; i < samples.label.size(); ++i) {
     if (samples.label[i] == kNotScored) continue;
-    loss.push_back(losses.const_data_ptr<float>()[i]);
-    said.push_back(best.const_data_ptr<std::int64_t>()[i]);
     label.push_back(samples.label[i]);
     sequence.push_back(samples.sequence[i]);
   }
-  return SequenceScore::Of(sequences, std::move(loss), said, label, sequence);
-}
-
-// Cross-entropy of each row, 0 where it is not scored.
-Tensor Losses(const Tensor& logits, const Tensor& labels) {
-  return at::cross_entropy_loss(logits, labels, {}, at::Reduction::None, kNotScored);
+  return SequenceScore::Of(sequences, {numbers, numbers + loss.numel()},
+                           {tokens, tokens + said.numel()}, label, sequence);
 }
 
 }  // namespace
@@ -255,7 +259,7 @@ EncoderDecoder::EncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
 EncoderDecoder::~EncoderDecoder() = default;
 
 const DecoderConfig& EncoderDecoder::Config() const { return state_->config; }
-std::string EncoderDecoder::Note() const { return state_->encoder.front().self.heads.Note(); }
+std::string EncoderDecoder::Note() const { return state_->encoder.front().self.Note(); }
 const Tensor& EncoderDecoder::FlatParameters() const { return state_->parameters.List().Flat(); }
 const Tensor& EncoderDecoder::FlatGradients() const {
   return state_->parameters.List().FlatGradients();
@@ -264,21 +268,23 @@ const std::vector<std::pair<std::string, Tensor>>& EncoderDecoder::Parameters() 
   return state_->parameters.List().Named();
 }
 
+const std::vector<ParameterGroup>& EncoderDecoder::Groups() const {
+  return state_->parameters.List().Groups();
+}
+
 SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
                                               const GradientOptions& options) {
   CheckWhole(options);
   const SequentialProducts guard;
+  state_->workers.SetThreads(guard.threads());
   const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
   if (!options.accumulate) FlatGradients().zero_();
-  const Tensor logits = state_->Logits(state_->Run(samples));
-  const Tensor losses = Losses(logits, at::tensor(samples.label, at::kLong).to(state_->device));
-  const auto scored = static_cast<std::int64_t>(samples.label.size()) -
-                      std::count(samples.label.begin(), samples.label.end(), kNotScored);
-  const std::int64_t denominator = options.denominator > 0 ? options.denominator : scored;
+  const auto [losses, best] = state_->Judge(state_->Run(samples), samples);
+  const std::int64_t denominator = options.denominator > 0 ? options.denominator : losses.numel();
   (losses.sum() / static_cast<double>(std::max<std::int64_t>(1, denominator))).backward();
   if (options.ready) options.ready(0, FlatGradients().numel());
   // The host waits for the device here alone.
-  return ScoreOf(samples, batch.tokens.size(0), losses.detach(), logits.detach().argmax(1));
+  return ScoreOf(samples, batch.tokens.size(0), losses.detach(), best);
 }
 
 SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
@@ -286,6 +292,7 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) { return Evaluat
 SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visible) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
+  state_->workers.SetThreads(guard.threads());
   const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
   State::Visitor restrict;
   if (visible) {
@@ -294,22 +301,15 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKey
       if (mask.defined()) attention.seen.options.mask = mask.unsqueeze(0);
     };
   }
-  const Tensor x = state_->Run(samples, restrict);
-  const Tensor labels = at::tensor(samples.label, at::kLong).to(state_->device);
-  std::vector<Tensor> losses, best;
-  for (std::int64_t begin = 0; begin < x.size(0); begin += kLogitRows) {
-    const std::int64_t count = std::min(kLogitRows, x.size(0) - begin);
-    const Tensor logits = state_->Logits(x.narrow(0, begin, count));
-    losses.push_back(Losses(logits, labels.narrow(0, begin, count)));
-    best.push_back(logits.argmax(1));
-  }
-  return ScoreOf(samples, batch.tokens.size(0), at::cat(losses), at::cat(best));
+  const auto [losses, best] = state_->Judge(state_->Run(samples, restrict), samples);
+  return ScoreOf(samples, batch.tokens.size(0), losses, best);
 }
 
 void EncoderDecoder::VisitLayers(const TokenBatch& batch,
                                  const std::function<void(const PackedAttention&)>& visit) {
   const SequentialProducts guard;
   const c10::NoGradGuard no_gradient;
+  state_->workers.SetThreads(guard.threads());
   state_->Run(SamplesOf(batch, state_->config.vocabulary, state_->device), visit);
 }
 
@@ -338,6 +338,7 @@ class EncoderDecoder::TensorDecodingState : public DecodingState {
                 const std::vector<std::vector<std::int64_t>>& tokens) override {
     const SequentialProducts guard;
     const c10::NoGradGuard no_gradient;
+    state_.workers.SetThreads(guard.threads());
     if (tokens.size() != sequences.size()) {
       throw InvalidArgument("tokens", std::to_string(sequences.size()) + " lists, one a sequence",
                             std::to_string(tokens.size()));
@@ -392,7 +393,7 @@ class EncoderDecoder::TensorDecodingState : public DecodingState {
         state_.Encode(Packed::Of({source}, state_.config.vocabulary, state_.device), nullptr);
     auto layers = std::make_shared<Layers>();
     for (const TargetLayer& layer : state_.decoder) {
-      const auto [k, v] = layer.context.heads.Memory(memory);
+      const auto [k, v] = layer.context.Memory(memory);
       layers->push_back({k, v});
     }
     return layers;
@@ -428,33 +429,30 @@ class EncoderDecoder::TensorDecodingState : public DecodingState {
     Tensor x = state_.Embed(rows);
     for (std::size_t l = 0; l < state_.decoder.size(); ++l) {
       const TargetLayer& layer = state_.decoder[l];
-      x = layer.self.residual(x, [&](const Tensor& in) {
-        const auto [k, v] = layer.self.heads.Memory(in);
-        std::vector<KeysValues> all;
-        for (std::size_t s = 0; s < texts.size(); ++s) {
-          const std::int64_t count = begins[s + 1] - begins[s];
-          KeysValues own = {k.narrow(2, begins[s], count), v.narrow(2, begins[s], count)};
-          Layers& target = texts[s].target;
-          if (target.size() > l) {
-            own = {at::cat({target[l].k, own.k}, 2), at::cat({target[l].v, own.v}, 2)};
-            target[l] = own;
-          } else {
-            target.push_back(own);
-          }
-          all.push_back(own);
+      const Tensor in = layer.self.Norm(x);
+      const auto [k, v] = layer.self.Memory(in);
+      std::vector<KeysValues> all;
+      for (std::size_t s = 0; s < texts.size(); ++s) {
+        const std::int64_t count = begins[s + 1] - begins[s];
+        KeysValues own = {k.narrow(2, begins[s], count), v.narrow(2, begins[s], count)};
+        Layers& target = texts[s].target;
+        if (target.size() > l) {
+          own = {at::cat({target[l].k, own.k}, 2), at::cat({target[l].v, own.v}, 2)};
+          target[l] = own;
+        } else {
+          target.push_back(own);
         }
-        const Memory memory = Joined(all);
-        return layer.self.heads.Attend(layer.self.heads.Queries(in), memory.all.k, memory.all.v,
-                                       rows.begins, memory.begins, {rows.longest, memory.longest});
-      });
-      x = layer.context.residual(x, [&](const Tensor& in) {
-        std::vector<KeysValues> all;
-        for (const Text& text : texts) all.push_back((*text.source)[l]);
-        const Memory memory = Joined(all);
-        return layer.context.heads.Attend(layer.context.heads.Queries(in), memory.all.k,
-                                          memory.all.v, rows.begins, memory.begins,
-                                          {rows.longest, memory.longest});
-      });
+        all.push_back(own);
+      }
+      const auto attend = [&](const AttentionBlock& heads, const Tensor& normed,
+                              const Memory& memory) {
+        x = heads.Attend(x, heads.Queries(normed), memory.all.k, memory.all.v, rows.begins,
+                         memory.begins, {rows.longest, memory.longest});
+      };
+      attend(layer.self, in, Joined(all));
+      all.clear();
+      for (const Text& text : texts) all.push_back((*text.source)[l]);
+      attend(layer.context, layer.context.Norm(x), Joined(all));
       x = layer.feed_forward(x);
     }
     for (std::size_t s = 0; s < texts.size(); ++s) {

@@ -77,6 +77,7 @@ class EncoderDecoder : public SequenceModel {
   const at::Tensor& FlatParameters() const override;
   const at::Tensor& FlatGradients() const override;
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override;
+  const std::vector<ParameterGroup>& Groups() const override;
 
  private:
   struct State;

@@ -144,7 +144,8 @@ void LayerAttention::Declare(const std::string& prefix, ParameterList& list) {
   const auto draw = [](RandomStream& random) { return Normal(random, 0.02); };
   std::vector<ParameterList::Part> parts;
   for (const char* name : {"query", "key", "value"}) {
-    parts.push_back({prefix + name + ".weight", {heads_, head_dim_, width_}, draw});
+    parts.push_back(
+        {prefix + name + ".weight", {heads_, head_dim_, width_}, draw, ParameterGroup::kHidden});
   }
   for (const Scaling& scaling : scalings_) {
     for (auto& part : scaling.scale->Projection(prefix + scaling.heads.prefix, width_)) {

@@ -64,6 +64,7 @@ void ParameterList::Allocate(std::uint64_t seed, bool half, const c10::Device& d
       [&](const Part& part, std::int64_t offset) {
         const std::int64_t count = c10::multiply_integers(part.shape);
         named_.emplace_back(part.name, flat_.narrow(0, offset, count).view(part.shape));
+        kinds_.push_back(part.group);
         gradients_.push_back(flat_gradients_.narrow(0, offset, count).view(part.shape));
         count_ += count;
       },

@@ -25,6 +25,13 @@ struct Parameter {
   at::Tensor product;          // what products read: value, or its bfloat16 copy
 };
 
+// What a parameter is to an optimiser.
+enum class ParameterGroup : std::uint8_t {
+  kScalar,     // gains, biases and other numbers, and the matrix behind the last norm
+  kHidden,     // a matrix of a layer
+  kEmbedding,  // a row for every token
+};
+
 class ParameterList {
  public:
   // One named tensor; `draw` gives its first values, in order.
@@ -32,6 +39,7 @@ class ParameterList {
     std::string name;
     std::vector<std::int64_t> shape;
     std::function<float(RandomStream&)> draw;
+    ParameterGroup group = ParameterGroup::kScalar;
   };
 
   // Parts that lie behind each other without gaps, seen together as `whole`: [rows, columns]. The
@@ -48,6 +56,7 @@ class ParameterList {
   const at::Tensor& Flat() const { return flat_; }
   const at::Tensor& FlatGradients() const { return flat_gradients_; }
   const std::vector<std::pair<std::string, at::Tensor>>& Named() const { return named_; }
+  const std::vector<ParameterGroup>& Groups() const { return kinds_; }  // of each
   const std::vector<at::Tensor>& Gradients() const { return gradients_; }
   std::int64_t Count() const { return count_; }
   // The begin, in the flat memory, of the group that holds `whole`.
@@ -62,6 +71,7 @@ class ParameterList {
   std::vector<Group> groups_;
   at::Tensor flat_, flat_gradients_, flat_products_;
   std::vector<std::pair<std::string, at::Tensor>> named_;
+  std::vector<ParameterGroup> kinds_;
   std::vector<at::Tensor> gradients_;
   std::int64_t count_ = 0;
   std::int64_t fresh_ = -1;  // the version of flat_ that the rounded copies are of

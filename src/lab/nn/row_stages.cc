@@ -95,20 +95,39 @@ class LinearStage : public RowStage {
   bool exact_;
 };
 
-// A kernel and its gradient: out = f(in); d_in and `out` again.
+// A kernel and its gradient: out = f(in); d_in and `out` again; and f in torch's operations.
 struct Activation {
   CatalogueEntry entry;
   std::int64_t inputs;
   void (*forward)(Cells in, std::int64_t rows, std::int64_t width, Cells out);
   void (*backward)(Cells in, Cells d_out, std::int64_t rows, std::int64_t width, Cells d_in,
                    Cells out);
+  Tensor (*operations)(const Tensor& in);
 };
 
 const std::vector<Activation>& AllActivations() {
   static const std::vector<Activation> all = {
-      {{"gelu-gated", "gelu(g) u, gelu in its tanh form"}, 2, GatedGelu, GatedGeluBackward},
-      {{"silu-gated", "silu(g) u"}, 2, GatedSilu, GatedSiluBackward},
-      {{"relu2", "max(u, 0)^2"}, 1, SquaredRelu, SquaredReluBackward}};
+      {{"gelu-gated", "gelu(g) u, gelu in its tanh form"},
+       2,
+       GatedGelu,
+       GatedGeluBackward,
+       [](const Tensor& in) {
+         const std::vector<Tensor> halves = in.chunk(2, 1);
+         return at::gelu(halves[0], "tanh") * halves[1];
+       }},
+      {{"silu-gated", "silu(g) u"},
+       2,
+       GatedSilu,
+       GatedSiluBackward,
+       [](const Tensor& in) {
+         const std::vector<Tensor> halves = in.chunk(2, 1);
+         return at::silu(halves[0]) * halves[1];
+       }},
+      {{"relu2", "max(u, 0)^2 (So et al. 2021)"},
+       1,
+       SquaredRelu,
+       SquaredReluBackward,
+       [](const Tensor& in) { return at::relu(in).square(); }}};
   return all;
 }
 
@@ -162,6 +181,14 @@ const std::vector<CatalogueEntry>& Activations() {
 }
 
 std::int64_t ActivationInputs(const std::string& name) { return FindActivation(name).inputs; }
+
+Tensor Activated(const std::string& name, const Tensor& in) {
+  const Activation& activation = FindActivation(name);
+  if (activation.operations == nullptr) {
+    throw std::logic_error("activation " + name + " has no form in torch's operations");
+  }
+  return activation.operations(in);
+}
 
 std::unique_ptr<RowStage> MakeActivation(const std::string& name, std::int64_t hidden) {
   return std::make_unique<ActivationStage>(FindActivation(name), hidden);

@@ -27,13 +27,15 @@ std::unique_ptr<RowStage> MakeAdd(std::int64_t width);
 // dtype.
 std::unique_ptr<RowStage> MakeLinear(std::int64_t out, const Parameter* weight, bool exact = false);
 
-// The nonlinearities of feed-forward layers, by name.
-//   gelu-gated  gelu(g) u of a value [g, u], gelu in its tanh form (Shazeer 2020)
-//   silu-gated  silu(g) u, silu(g) = g / (1 + exp(-g)) (Shazeer 2020)
-//   relu2       max(u, 0)^2 (So et al. 2021)
+// The nonlinearities of feed-forward layers. Gated ones read two halves [g, u] of a value (Shazeer
+// 2020). Each stands once in row_stages.cc: its kernel with the gradient, and the same in torch's
+// operations. The chains of the decoder run the kernels, and so do blocks on the CPU; blocks
+// elsewhere run the operations.
 const std::vector<CatalogueEntry>& Activations();
 // Columns that an activation takes, as a multiple of those that it gives: 2 if gated.
 std::int64_t ActivationInputs(const std::string& name);
+// The same in torch's operations: in [rows, inputs hidden] -> [rows, hidden].
+at::Tensor Activated(const std::string& name, const at::Tensor& in);
 // hidden: columns that it gives.
 std::unique_ptr<RowStage> MakeActivation(const std::string& name, std::int64_t hidden);
 

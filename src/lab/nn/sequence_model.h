@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/parameters.h"
 #include "lab/tasks/metric.h"
 #include "lab/tasks/token_batch.h"
 
@@ -126,6 +127,7 @@ class SequenceModel {
   virtual const at::Tensor& FlatGradients() const = 0;
   // Named views into FlatParameters.
   virtual const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const = 0;
+  virtual const std::vector<ParameterGroup>& Groups() const = 0;  // of each
 };
 
 }  // namespace tsallis::lab

@@ -10,13 +10,10 @@
 
 #include <hwy/contrib/math/math-inl.h>
 
+#include "lab/base/sweep-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace tsallis::lab::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
-
 constexpr float kGelu = 2.0f * 0.7978845608028654f;  // 2 sqrt(2 / pi)
 constexpr float kCubic = 0.044715f;
 
@@ -27,33 +24,6 @@ HWY_INLINE V Gate(D d, V x, V x2) {
       hn::Mul(hn::Mul(hn::Set(d, kGelu), x), hn::MulAdd(hn::Set(d, kCubic), x2, hn::Set(d, 1.0f)));
   const V e = hn::Exp(d, hn::Min(hn::Neg(y), hn::Set(d, 88.0f)));
   return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), e));
-}
-
-// Calls body(load, store) for every vector of [0, count). The last, partial one goes through a
-// buffer: before AVX-512 a masked load or store may touch memory beyond the end.
-template <class Body>
-HWY_INLINE void Sweep(std::int64_t count, const Body& body) {
-  const D d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    body([&](const float* from) HWY_ATTR { return hn::LoadU(d, from + i); },
-         [&](V value, float* to) HWY_ATTR { hn::StoreU(value, d, to + i); });
-  }
-  if (i < count) {
-    const std::size_t bytes = static_cast<std::size_t>(count - i) * sizeof(float);
-    body(
-        [&](const float* from) HWY_ATTR {
-          HWY_ALIGN float buffer[HWY_MAX_BYTES / sizeof(float)] = {};
-          std::memcpy(buffer, from + i, bytes);
-          return hn::Load(d, buffer);
-        },
-        [&](V value, float* to) HWY_ATTR {
-          HWY_ALIGN float buffer[HWY_MAX_BYTES / sizeof(float)];
-          hn::Store(value, d, buffer);
-          std::memcpy(to + i, buffer, bytes);
-        });
-  }
 }
 
 void BiasGeluImpl(const float* z, const float* bias, float* a, float* slope, std::int64_t rows,
@@ -162,27 +132,6 @@ void MultiplyRowsImpl(const std::int64_t* rows, std::int64_t count, std::int64_t
   for (std::int64_t m = 0; m < count; ++m) MultiplyImpl(x + m * width, y + rows[m] * width, width);
 }
 
-void AdamStepImpl(const AdamConstants& c, std::int64_t count, const float* g, float* w, float* m,
-                  float* v) {
-  const D d;
-  const V beta1 = hn::Set(d, c.beta1), rest1 = hn::Set(d, 1.0f - c.beta1);
-  const V beta2 = hn::Set(d, c.beta2), rest2 = hn::Set(d, 1.0f - c.beta2);
-  const V step = hn::Set(d, c.lr / c.correction1);
-  const V root = hn::Set(d, 1.0f / c.correction2);
-  Sweep(count, [&](const auto& load, const auto& store) HWY_ATTR {
-    const V weight = load(w);
-    const V gradient = hn::MulAdd(hn::Set(d, c.l2), weight, load(g));
-    // Not v + (1 - beta2)(g^2 - v): a square beyond float would make that NaN instead of infinity,
-    // at which a parameter merely stands still.
-    const V first = hn::MulAdd(beta1, load(m), hn::Mul(rest1, gradient));
-    const V second = hn::MulAdd(beta2, load(v), hn::Mul(rest2, hn::Mul(gradient, gradient)));
-    const V denominator = hn::Add(hn::Sqrt(hn::Mul(second, root)), hn::Set(d, c.epsilon));
-    store(first, m);
-    store(second, v);
-    store(hn::NegMulAdd(step, hn::Div(first, denominator), weight), w);
-  });
-}
-
 }  // namespace tsallis::lab::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -197,7 +146,6 @@ HWY_EXPORT(SetScoresImpl);
 HWY_EXPORT(SetPoolImpl);
 HWY_EXPORT(SupportGradientImpl);
 HWY_EXPORT(MultiplyRowsImpl);
-HWY_EXPORT(AdamStepImpl);
 
 void BiasGelu(const float* z, const float* bias, float* a, float* slope, std::int64_t rows,
               std::int64_t width) {
@@ -235,11 +183,6 @@ void SupportGradient(const std::int64_t* rows, std::int64_t count, std::int64_t 
 void MultiplyRows(const std::int64_t* rows, std::int64_t count, std::int64_t width, const float* y,
                   float* x) {
   HWY_DYNAMIC_DISPATCH(MultiplyRowsImpl)(rows, count, width, y, x);
-}
-
-void AdamStep(const AdamConstants& constants, std::int64_t count, const float* g, float* w,
-              float* m, float* v) {
-  HWY_DYNAMIC_DISPATCH(AdamStepImpl)(constants, count, g, w, m, v);
 }
 
 }  // namespace tsallis::lab

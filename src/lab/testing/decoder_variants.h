@@ -3,13 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "lab/base/random.h"
 #include "lab/base/sequential_products.h"
 #include "lab/nn/decoder.h"
+#include "lab/nn/maps.h"
 #include "lab/nn/parameters.h"
+#include "lab/nn/row_stages.h"
 
 namespace tsallis::lab {
 
@@ -37,8 +41,8 @@ inline void Shake(SequenceModel& model) {
 }
 
 struct Variant {
-  const char* name;
-  const char* json;  // of DecoderConfig::attention, and overrides
+  std::string name;
+  std::string json;  // merged into that of Tiny()
 };
 
 // Thousands of tiny operations: faster on one thread.
@@ -55,25 +59,16 @@ class EveryVariant : public testing::TestWithParam<Variant> {
   OneThread one_thread_;
 };
 
-inline constexpr Variant kVariants[] = {
-    {"Softmax", R"({})"},
+// What no list of the lab holds: numbers of single kinds, and heads and layers that differ.
+inline const std::vector<Variant> kCombined = {
     {"Entmax", R"({"attention": {"map": "entmax", "alpha": 1.5}})"},
-    {"Sparsemax", R"({"attention": {"map": "entmax", "alpha": 2.0}})"},
     {"AlphaOfEveryHead", R"({"attention": {"map": "entmax", "learn_alpha": "sigmoid"}})"},
     {"FreeAlpha", R"({"attention": {"map": "entmax", "alpha": 1.7, "learn_alpha": "free"}})"},
-    {"AdaptiveTemperature", R"({"attention": {"map": "adaptive-temperature"}})"},
-    // With positions, so that equal tokens differ in their scores: rounding would decide which of
-    // tied scores are the largest.
-    {"TopK", R"({"attention": {"map": "top-k-softmax", "top_k": 3,
-                 "positions": {"kind": "alibi", "slopes": "geometric"}}})"},
     {"TopHalf", R"({"attention": {"map": "top-k-softmax", "top_k": 2, "top_k_fraction": 0.5,
                     "positions": {"kind": "rope"}}})"},
-    {"Sigmoid", R"({"attention": {"map": "sigmoid", "positions": {"kind": "nape"}}})"},
     {"SigmoidBias", R"({"attention": {"map": "sigmoid", "sigmoid_bias": -1.5}})"},
     {"RefittedTemperature", R"({"attention": {"map": "adaptive-temperature",
                                 "coefficients": [0.5, 0.8], "positions": {"kind": "rope"}}})"},
-    {"Softpick", R"({"attention": {"map": "softpick", "positions": {"kind": "rope"}}})"},
-    {"StickBreaking", R"({"attention": {"map": "stick-breaking"}})"},
     {"StickBreakingAdaptive", R"({"attention": {"map": "stick-breaking",
                                   "length_scaling": {"kind": "adaptive", "init": 0.2}}})"},
     {"ZeroSink", R"({"attention": {"sink": "zero"}})"},
@@ -88,18 +83,12 @@ inline constexpr Variant kVariants[] = {
                                           {"heads": [2], "map": "stick-breaking"},
                                           {"layers": [1], "heads": [3], "map": "softpick"},
                                           {"layers": [0], "heads": [3], "top_k": 5}]})"},
-    {"Ssmax", R"({"attention": {"length_scaling": {"kind": "ssmax"}}})"},
-    {"Scalar", R"({"attention": {"map": "entmax", "length_scaling": {"kind": "scalar"}}})"},
-    {"Adaptive", R"({"attention": {"length_scaling": {"kind": "adaptive", "init": 0.2}}})"},
     {"AdaptiveWithoutBias",
      R"({"attention": {"length_scaling": {"kind": "adaptive", "bias": false, "delta": 0.5}}})"},
     {"ScalarLearnedDelta", R"({"attention": {"length_scaling": {"kind": "scalar", "delta": 0.5,
                                "learn_delta": true}}})"},
     {"AdaptiveLearnedDelta", R"({"attention": {"map": "entmax", "positions": {"kind": "nape"},
                                  "length_scaling": {"kind": "adaptive", "learn_delta": true}}})"},
-    {"Table", R"({"attention": {"length_scaling": {"kind": "table", "positions": 9}}})"},
-    {"Sinusoidal", R"({"attention": {"positions": {"kind": "sinusoidal"}}})"},
-    {"Rope", R"({"attention": {"positions": {"kind": "rope"}}})"},
     {"RopeLinear",
      R"({"attention": {"positions": {"kind": "rope", "scaling": {"kind": "linear"}}}})"},
     {"RopeNtk",
@@ -150,17 +139,47 @@ inline constexpr Variant kVariants[] = {
                                     {"layers": [0], "heads": [1], "scale_invariant": 4}]})"},
     {"PreNorm", R"({"block": "pre"})"},
     {"NormsWithoutGain", R"({"norm_gain": false})"},
-    {"GatedSilu", R"({"activation": "silu-gated"})"},
-    {"SquaredRelu", R"({"activation": "relu2"})"},
     {"QkNorm", R"({"qk_norm": true})"},
     {"QkNormRopeOfSomeHeads", R"({"qk_norm": true,
         "override": [{"heads": [1, 2], "positions": {"kind": "rope"}}]})"},
-    {"PlainEmbedding", R"({"embedding": "plain"})"},
     {"NormedEmbedding", R"({"embedding": "normed"})"},
     {"NormedEmbeddingAndSinusoids", R"({"embedding": "normed",
         "attention": {"positions": {"kind": "sinusoidal"}}})"},
     {"ModdedGpt2", R"({"block": "pre", "norm_gain": false, "activation": "relu2", "qk_norm": true,
         "embedding": "normed", "attention": {"scale_invariant": 10,
         "positions": {"kind": "rope", "kept": 0.5, "kept_base": 16}}})"}};
+
+// A variant for every map, length scaling, kind of position, activation, and those above: what is
+// added to a list is compared wherever variants are.
+inline std::vector<Variant> Variants() {
+  using Json = nlohmann::ordered_json;
+  std::vector<Variant> all;
+  const auto add = [&](const char* kind, const CatalogueEntry& entry, const Json& json) {
+    std::string name = kind + entry.name;
+    std::replace(name.begin(), name.end(), '-', '_');
+    all.push_back({name, json.dump()});
+  };
+  for (const CatalogueEntry& entry : Maps()) {
+    // Beside positions, so that equal tokens differ in their scores: else rounding would decide
+    // which of tied scores are the largest.
+    Json map = {{"map", entry.name}, {"positions", {{"kind", "alibi"}, {"slopes", "geometric"}}}};
+    if (entry.name == "top-k-softmax") map["top_k"] = 3;
+    add("Map_", entry, {{"attention", map}});
+  }
+  for (const CatalogueEntry& entry : QueryScalings()) {
+    Json scaling = {{"kind", entry.name}};
+    if (entry.name == "table") scaling["positions"] = 9;
+    if (entry.name == "adaptive") scaling["init"] = 0.2;
+    add("Scaling_", entry, {{"attention", {{"length_scaling", scaling}}}});
+  }
+  for (const CatalogueEntry& entry : PositionKinds()) {
+    add("Positions_", entry, {{"attention", {{"positions", {{"kind", entry.name}}}}}});
+  }
+  for (const CatalogueEntry& entry : Activations()) {
+    add("Activation_", entry, {{"activation", entry.name}});
+  }
+  all.insert(all.end(), kCombined.begin(), kCombined.end());
+  return all;
+}
 
 }  // namespace tsallis::lab

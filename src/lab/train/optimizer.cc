@@ -6,16 +6,19 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <numbers>
 #include <vector>
 
 #include "core/parallel.h"
 #include "lab/base/sequential_products.h"
 #include "lab/nn/parameters.h"
-#include "lab/nn/set_kernels.h"
+#include "lab/train/adam_step.h"
 
 namespace tsallis::lab {
 namespace {
+
+using at::Tensor;
 
 constexpr std::int64_t kChunk = 1 << 15;  // numbers that one thread works on at a time
 
@@ -78,123 +81,187 @@ at::Tensor Orthogonalised(const at::Tensor& update) {
   return tall ? x.t() : x;
 }
 
+Tensor& OptimizerMemory::State(const std::string& name) {
+  for (auto& [known, tensor] : state) {
+    if (known == name) return tensor;
+  }
+  return state.emplace_back(name, at::zeros_like(parameters)).second;
+}
+
 namespace {
 
-// A decoder's layers, and those of an encoder-decoder.
-bool IsOfLayer(const std::string& name) {
-  return name.starts_with("layers.") || name.starts_with("encoder.") ||
-         name.starts_with("decoder.");
+// A parameter in the flat memory.
+struct Place {
+  std::int64_t begin, count, columns;
+  ParameterGroup group;
+};
+
+// Adam (Kingma and Ba 2015) with L2 in the gradient, or AdamW. State: exponential averages of the
+// gradient and of its square.
+class AdamRule : public UpdateRule {
+ public:
+  // Numbers [begin, end) of the flat memory at lr times `factor`.
+  struct Range {
+    std::int64_t begin, end;
+    double factor;
+  };
+
+  AdamRule(const TrainConfig& config, OptimizerMemory& memory, std::vector<Range> ranges)
+      : config_(config), memory_(memory), ranges_(std::move(ranges)) {
+    for (const char* name : {"adam.first", "adam.second"}) memory.State(name);
+  }
+
+  void Update(std::int64_t step, double lr) override {
+    const Tensor &g = memory_.gradients, &w = memory_.parameters;
+    const Tensor first = memory_.State("adam.first"), second = memory_.State("adam.second");
+    if (config_.optimizer == "adamw" && config_.weight_decay > 0.0) {
+      w.mul_(static_cast<float>(1.0 - lr * config_.weight_decay));
+    }
+    const auto t = static_cast<double>(step + 1);
+    AdamConstants constants{
+        .lr = static_cast<float>(lr),
+        .beta1 = static_cast<float>(config_.beta1),
+        .beta2 = static_cast<float>(config_.beta2),
+        .epsilon = static_cast<float>(config_.epsilon),
+        .l2 = config_.optimizer == "adam" ? static_cast<float>(config_.l2) : 0.0F,
+        .correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, t)),
+        .correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, t))};
+    for (const Range& range : ranges_) {
+      constants.lr = static_cast<float>(lr * range.factor);
+      const auto [begin, end, factor] = range;
+      if (!w.is_cpu()) {
+        const auto part = [&, begin = begin, end = end](const Tensor& flat) {
+          return flat.narrow(0, begin, end - begin);
+        };
+        OnDevice(constants, part(g), part(w), part(first), part(second));
+        continue;
+      }
+      const float* gradient = g.const_data_ptr<float>();
+      auto* weight = w.mutable_data_ptr<float>();
+      auto *m = first.mutable_data_ptr<float>(), *v = second.mutable_data_ptr<float>();
+      // Element by element, so that any split gives the same bits.
+      at::parallel_for(begin, end, kChunk, [&](std::int64_t from, std::int64_t to) {
+        AdamStep(constants, to - from, gradient + from, weight + from, m + from, v + from);
+      });
+    }
+  }
+
+ private:
+  // AdamStep by torch's operations.
+  static void OnDevice(const AdamConstants& c, const Tensor& g, const Tensor& w,
+                       const Tensor& first, const Tensor& second) {
+    const Tensor gradient = c.l2 > 0.0F ? g + c.l2 * w : g;
+    first.mul_(c.beta1).add_(gradient, 1.0F - c.beta1);
+    second.mul_(c.beta2).addcmul_(gradient, gradient, 1.0F - c.beta2);
+    const Tensor denominator = (second * (1.0F / c.correction2)).sqrt_().add_(c.epsilon);
+    w.addcdiv_(first, denominator, -c.lr / c.correction1);
+  }
+
+  TrainConfig config_;
+  OptimizerMemory& memory_;
+  std::vector<Range> ranges_;
+};
+
+// Muon (Jordan et al. 2024): Nesterov momentum of matrices, orthogonalised, times lr sqrt(max(1,
+// rows / columns)). State: the momentum, where Adam has the average of the gradient.
+class MuonRule : public UpdateRule {
+ public:
+  MuonRule(const TrainConfig& config, OptimizerMemory& memory, std::vector<Place> matrices)
+      : config_(config), memory_(memory), matrices_(std::move(matrices)) {}
+
+  void Update(std::int64_t, double lr) override {
+    const SequentialProducts guard;
+    const auto count = static_cast<std::int64_t>(matrices_.size());
+    // A device has threads of its own.
+    const int threads = memory_.parameters.is_cpu() ? guard.threads() : 1;
+    const Tensor momentum = memory_.State("adam.first");
+    ParallelTasks({.threads = threads}, count, [&](std::int64_t i, int) {
+      const at::AutoDispatchBelowADInplaceOrView no_autograd;
+      const Place& place = matrices_[static_cast<std::size_t>(i)];
+      const auto view = [&](const Tensor& flat) {
+        return flat.narrow(0, place.begin, place.count).view({-1, place.columns});
+      };
+      const Tensor g = view(memory_.gradients), w = view(memory_.parameters);
+      const Tensor average = view(momentum);
+      average.lerp_(g, 1.0 - config_.momentum);
+      const Tensor update = Orthogonalised(g.lerp(average, config_.momentum));
+      const double aspect = static_cast<double>(w.size(0)) / static_cast<double>(w.size(1));
+      if (config_.weight_decay > 0.0) w.mul_(1.0 - lr * config_.weight_decay);
+      w.add_(update, -lr * std::sqrt(std::max(1.0, aspect)));
+    });
+  }
+
+ private:
+  TrainConfig config_;
+  OptimizerMemory& memory_;
+  std::vector<Place> matrices_;
+};
+
+using Rules = std::vector<std::unique_ptr<UpdateRule>>;
+
+Rules MakeAdam(const TrainConfig& config, OptimizerMemory& memory, const std::vector<Place>&) {
+  Rules rules;
+  rules.push_back(std::make_unique<AdamRule>(
+      config, memory, std::vector<AdamRule::Range>{{0, memory.parameters.numel(), 1.0}}));
+  return rules;
 }
+
+// Muon of hidden matrices, Adam of the rest.
+Rules MakeMuon(const TrainConfig& config, OptimizerMemory& memory,
+               const std::vector<Place>& places) {
+  std::vector<AdamRule::Range> ranges;
+  std::vector<Place> matrices;
+  for (const Place& place : places) {
+    if (place.group == ParameterGroup::kHidden) {
+      matrices.push_back(place);
+      continue;
+    }
+    const double lr = place.group == ParameterGroup::kEmbedding
+                          ? config.embedding_lr.value_or(config.adam_lr)
+                          : config.adam_lr;
+    ranges.push_back({place.begin, place.begin + place.count, lr / config.lr});
+  }
+  Rules rules;
+  rules.push_back(std::make_unique<AdamRule>(config, memory, std::move(ranges)));
+  rules.push_back(std::make_unique<MuonRule>(config, memory, std::move(matrices)));
+  return rules;
+}
+
+// By the names of OptimizerKinds().
+const std::map<std::string,
+               Rules (*)(const TrainConfig&, OptimizerMemory&, const std::vector<Place>&)>
+    kRules = {{"adam", MakeAdam}, {"adamw", MakeAdam}, {"muon", MakeMuon}};
 
 }  // namespace
 
-Optimizer::Optimizer(const TrainConfig& config, std::int64_t steps, const at::Tensor& parameters,
-                     const at::Tensor& gradients, const Named& named)
+Optimizer::Optimizer(const TrainConfig& config, std::int64_t steps, const Tensor& parameters,
+                     const Tensor& gradients, const Named& named,
+                     const std::vector<ParameterGroup>& groups)
     : config_(config),
       steps_(steps),
-      parameters_(parameters),
-      gradients_(gradients),
-      first_(at::zeros_like(parameters)),
-      second_(at::zeros_like(parameters)) {
-  if (config.optimizer != "muon") {
-    ranges_.push_back({0, parameters.numel(), 1.0});
-    return;
+      memory_(std::make_unique<OptimizerMemory>(OptimizerMemory{parameters, gradients, {}})) {
+  std::vector<Place> places;
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    const Tensor& value = named[i].second;
+    places.push_back({value.storage_offset() - parameters.storage_offset(), value.numel(),
+                      value.dim() == 0 ? 1 : value.size(-1),
+                      groups.empty() ? ParameterGroup::kScalar : groups[i]});
   }
-  for (const auto& [name, value] : named) {
-    const std::int64_t begin = value.storage_offset() - parameters.storage_offset();
-    const bool scale = name.find(".scale.") != std::string::npos;
-    if (IsOfLayer(name) && value.dim() >= 2 && !scale) {
-      const std::int64_t columns = value.size(-1);
-      matrices_.push_back({begin, value.numel() / columns, columns});
-    } else {
-      const double lr = name.starts_with("embedding.")
-                            ? config.embedding_lr.value_or(config.adam_lr)
-                            : config.adam_lr;
-      ranges_.push_back({begin, begin + value.numel(), lr / config.lr});
-    }
-  }
+  rules_ = kRules.at(config.optimizer)(config, *memory_, places);
 }
 
 double Optimizer::Step(std::int64_t step) {
   const double lr = LearningRate(config_, step, steps_);
+  const Tensor& gradients = memory_->gradients;
   double norm = 0.0;
   if (config_.clip > 0.0) {
-    norm = GlobalNorm(gradients_);
+    norm = GlobalNorm(gradients);
     if (!std::isfinite(norm)) return norm;
-    if (norm > config_.clip) gradients_.mul_(static_cast<float>(config_.clip / norm));
+    if (norm > config_.clip) gradients.mul_(static_cast<float>(config_.clip / norm));
   }
-  if (config_.optimizer == "adamw" && config_.weight_decay > 0.0) {
-    parameters_.mul_(static_cast<float>(1.0 - lr * config_.weight_decay));
-  }
-  AdamUpdate(step, lr);
-  if (!matrices_.empty()) MuonUpdate(lr);
-  MarkChanged(parameters_);
+  for (const std::unique_ptr<UpdateRule>& rule : rules_) rule->Update(step, lr);
+  MarkChanged(memory_->parameters);
   return norm;
-}
-
-namespace {
-
-// AdamStep (set_kernels.h) by torch's operations.
-void AdamOnDevice(const AdamConstants& c, const at::Tensor& g, const at::Tensor& w,
-                  const at::Tensor& first, const at::Tensor& second) {
-  const at::Tensor gradient = c.l2 > 0.0F ? g + c.l2 * w : g;
-  first.mul_(c.beta1).add_(gradient, 1.0F - c.beta1);
-  second.mul_(c.beta2).addcmul_(gradient, gradient, 1.0F - c.beta2);
-  const at::Tensor denominator = (second * (1.0F / c.correction2)).sqrt_().add_(c.epsilon);
-  w.addcdiv_(first, denominator, -c.lr / c.correction1);
-}
-
-}  // namespace
-
-void Optimizer::AdamUpdate(std::int64_t step, double lr) {
-  const auto t = static_cast<double>(step + 1);
-  AdamConstants constants{.lr = static_cast<float>(lr),
-                          .beta1 = static_cast<float>(config_.beta1),
-                          .beta2 = static_cast<float>(config_.beta2),
-                          .epsilon = static_cast<float>(config_.epsilon),
-                          .l2 = config_.optimizer == "adam" ? static_cast<float>(config_.l2) : 0.0F,
-                          .correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, t)),
-                          .correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, t))};
-  if (!parameters_.is_cpu()) {
-    for (const Range& range : ranges_) {
-      constants.lr = static_cast<float>(lr * range.factor);
-      const auto part = [&](const at::Tensor& flat) {
-        return flat.narrow(0, range.begin, range.end - range.begin);
-      };
-      AdamOnDevice(constants, part(gradients_), part(parameters_), part(first_), part(second_));
-    }
-    return;
-  }
-  const float* g = gradients_.const_data_ptr<float>();
-  auto* w = parameters_.mutable_data_ptr<float>();
-  auto* first = first_.mutable_data_ptr<float>();
-  auto* second = second_.mutable_data_ptr<float>();
-  for (const Range& range : ranges_) {
-    constants.lr = static_cast<float>(lr * range.factor);
-    // Element by element, so that any split gives the same bits.
-    at::parallel_for(range.begin, range.end, kChunk, [&](std::int64_t begin, std::int64_t end) {
-      AdamStep(constants, end - begin, g + begin, w + begin, first + begin, second + begin);
-    });
-  }
-}
-
-void Optimizer::MuonUpdate(double lr) {
-  const SequentialProducts guard;
-  const auto count = static_cast<std::int64_t>(matrices_.size());
-  const int threads = parameters_.is_cpu() ? guard.threads() : 1;  // a device has its own
-  ParallelTasks({.threads = threads}, count, [&](std::int64_t i, int) {
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const auto [begin, rows, columns] = matrices_[static_cast<std::size_t>(i)];
-    const auto view = [&, begin = begin, rows = rows, columns = columns](const at::Tensor& flat) {
-      return flat.narrow(0, begin, rows * columns).view({rows, columns});
-    };
-    const at::Tensor g = view(gradients_), w = view(parameters_), average = view(first_);
-    average.lerp_(g, 1.0 - config_.momentum);
-    const at::Tensor update = Orthogonalised(g.lerp(average, config_.momentum));
-    const double size = std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns));
-    if (config_.weight_decay > 0.0) w.mul_(1.0 - lr * config_.weight_decay);
-    w.add_(update, -lr * std::sqrt(size));
-  });
 }
 
 }  // namespace tsallis::lab

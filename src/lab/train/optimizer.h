@@ -6,11 +6,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "lab/config/recipe.h"
+#include "lab/nn/parameters.h"
 
 namespace tsallis::lab {
 
@@ -30,46 +32,49 @@ double GlobalNorm(const at::Tensor& gradient);
 // about 0.7 to 1.2. update: [rows, columns] float32.
 at::Tensor Orthogonalised(const at::Tensor& update);
 
-// Adam, AdamW, or Muon: Nesterov momentum of every hidden matrix, orthogonalised, times lr
-// sqrt(max(1, rows / columns)); what is no matrix of a layer (embeddings, head, gains, learned
-// scales) goes to Adam.
-class Optimizer {
- public:
+// What every rule of an update works on: flat memory, and tensors of its size by names that stay,
+// which are kept beside the parameters to go on.
+struct OptimizerMemory {
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
+  at::Tensor parameters, gradients;  // [size] float32, contiguous
+  Named state;
+
+  at::Tensor& State(const std::string& name);  // zeros where it is new
+};
+
+// How some of the parameters are updated; one class for each in optimizer.cc.
+class UpdateRule {
+ public:
+  virtual ~UpdateRule() = default;
+  // Update `step`, from 0, at the schedule's learning rate.
+  virtual void Update(std::int64_t step, double lr) = 0;
+};
+
+// The rules of config.optimizer with clipping and the schedule.
+class Optimizer {
+ public:
+  using Named = OptimizerMemory::Named;
+
   // parameters, gradients: [size] float32, contiguous; kept by reference. named: the parameters as
-  // views into them.
+  // views into them; groups: of each, all scalars if empty.
   Optimizer(const TrainConfig& config, std::int64_t steps, const at::Tensor& parameters,
-            const at::Tensor& gradients, const Named& named = {});
+            const at::Tensor& gradients, const Named& named = {},
+            const std::vector<ParameterGroup>& groups = {});
 
   // Update `step`, from 0. The gradient is scaled down in place if it is clipped. Returns its
   // global norm before that, 0 if config.clip is 0 and it is not needed; a norm that is not finite
   // changes nothing.
   double Step(std::int64_t step);
 
-  // Tensors that have to be kept beside the parameters to go on, by names that stay: the
-  // exponential averages of the gradient (of matrices that Muon trains, its momentum) and of its
-  // square.
-  Named State() const { return {{"adam.first", first_}, {"adam.second", second_}}; }
+  // What has to be kept beside the parameters to go on.
+  const Named& State() const { return memory_->state; }
 
  private:
-  // Numbers [begin, end) of the flat memory, which Adam trains at lr times `factor`.
-  struct Range {
-    std::int64_t begin, end;
-    double factor;
-  };
-  // A matrix [rows, columns] of it, which Muon trains.
-  struct Matrix {
-    std::int64_t begin, rows, columns;
-  };
-  void AdamUpdate(std::int64_t step, double lr);
-  void MuonUpdate(double lr);
-
   TrainConfig config_;
   std::int64_t steps_;
-  at::Tensor parameters_, gradients_, first_, second_;
-  std::vector<Range> ranges_;
-  std::vector<Matrix> matrices_;
+  std::unique_ptr<OptimizerMemory> memory_;  // where rules find it
+  std::vector<std::unique_ptr<UpdateRule>> rules_;
 };
 
 }  // namespace tsallis::lab

@@ -193,14 +193,40 @@ void LoadParameters(const fs::path& path,
   CopyParameters(ReadTensors(path), path, parameters);
 }
 
+namespace {
+
+// The step of a line of metrics.jsonl; -1: it is damaged.
+std::int64_t StepOf(const std::string& line) {
+  const auto entry = nlohmann::json::parse(line, nullptr, false);
+  const auto step = entry.is_object() ? entry.find("step") : entry.end();
+  return step != entry.end() && step->is_number_integer() ? step->get<std::int64_t>() : -1;
+}
+
+}  // namespace
+
 Metrics::Metrics(const fs::path& path, std::int64_t step, bool tensorboard) {
   std::vector<std::string> lines;
+  std::string damaged, later;
   if (std::ifstream in(path); in) {
     for (std::string line; std::getline(in, line);) {
-      const auto entry = nlohmann::json::parse(line, nullptr, false);
-      if (!entry.is_object() || entry.value("step", step + 1) > step) break;
-      lines.push_back(line);
+      const std::int64_t at = StepOf(line);
+      if (at >= 0 && at <= step) {
+        // Steps only rise: a line before this one that names a later step is damaged.
+        damaged += std::exchange(later, "");
+        lines.push_back(line);
+      } else if (at >= 0) {
+        later += line + "\n";
+      } else if (!in.eof()) {  // else half a line, which a killed run leaves
+        damaged += line + "\n";
+      }
     }
+  }
+  if (!damaged.empty()) {
+    damaged_ = std::count(damaged.begin(), damaged.end(), '\n');
+    const fs::path aside = fs::path(path).replace_extension("damaged");
+    std::ofstream out(aside, std::ios::app | std::ios::binary);
+    out << damaged << std::flush;
+    if (!out) throw std::runtime_error(aside.string() + ": writing failed (is the disk full?)");
   }
   WriteFileAtomically(path, fmt::format("{}{}", fmt::join(lines, "\n"), lines.empty() ? "" : "\n"));
   out_.open(path, std::ios::app);

@@ -85,13 +85,16 @@ void LoadParameters(const std::filesystem::path& path,
 void CopyParameters(const TensorFile& file, const std::filesystem::path& path,
                     const std::vector<std::pair<std::string, at::Tensor>>& parameters);
 
-// metrics.jsonl, cut back to the checkpoint: lines of steps that will run again, or half a line,
-// are dropped.
+// metrics.jsonl, cut back to the checkpoint: lines of steps that will run again, or half a line at
+// the end, are dropped. Damaged lines are moved to metrics.damaged beside it.
 class Metrics {
  public:
   // `tensorboard`: numbers go to an event file beside it as well; if it is the first, those of the
   // lines that are kept too.
   Metrics(const std::filesystem::path& path, std::int64_t step, bool tensorboard = false);
+
+  // How many lines were moved to metrics.damaged.
+  std::int64_t Damaged() const { return damaged_; }
 
   // One JSON object a line, with its "step". std::runtime_error if writing fails.
   void Add(const std::string& line);
@@ -101,6 +104,7 @@ class Metrics {
   void AddEvents(const std::string& line);
 
   std::ofstream out_;
+  std::int64_t damaged_ = 0;
   std::optional<EventFile> events_;
 };
 

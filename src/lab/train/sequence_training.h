@@ -50,6 +50,7 @@ class SequenceTraining : public Trainable {
   const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override {
     return model_.Parameters();
   }
+  std::vector<ParameterGroup> Groups() const override { return model_.Groups(); }
   const at::Tensor& FlatParameters() const override { return model_.FlatParameters(); }
   const at::Tensor& FlatGradients() const override { return model_.FlatGradients(); }
   StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override;

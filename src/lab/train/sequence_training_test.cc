@@ -110,7 +110,8 @@ TEST(Optimizer, MuonTrainsTheMatricesOfEveryArchitecture) {
         MakeSequenceModel(architecture, sizes, 1, at::Device(at::kCPU));
     const at::Tensor before = model->FlatParameters().clone();
     const at::Tensor gradient = at::randn_like(before);
-    Optimizer optimizer(config, 10, model->FlatParameters(), gradient, model->Parameters());
+    Optimizer optimizer(config, 10, model->FlatParameters(), gradient, model->Parameters(),
+                        model->Groups());
     optimizer.Step(0);
     const at::Tensor moved = model->FlatParameters().ne(before);
     EXPECT_GT(moved.sum().item<std::int64_t>(), before.numel() / 2) << architecture;
@@ -133,12 +134,15 @@ TEST(Optimizer, IsMuonForMatricesOfLayersAndAdamForTheRest) {
       {"layers.0.attention.scale.b", w.narrow(0, 336, 4)},
       {"decoder.0.feed_forward.down.weight", w.narrow(0, 352, 128).view({8, 16})},
       {"head.weight", w.narrow(0, 480, 80).view({10, 8})}};
+  constexpr auto kScalar = ParameterGroup::kScalar, kHidden = ParameterGroup::kHidden;
+  const std::vector<ParameterGroup> groups = {ParameterGroup::kEmbedding, kHidden, kScalar, kHidden,
+                                              kScalar};
   const at::Tensor before = w.clone();
   std::vector<at::Tensor> drawn;
   for (int threads : {1, 2}) {
     at::set_num_threads(threads);
     w.copy_(before);
-    Optimizer optimizer(config, 10, w, g, named);
+    Optimizer optimizer(config, 10, w, g, named, groups);
     at::manual_seed(9);
     for (int step = 0; step < 3; ++step) {
       g.copy_(at::randn({1000}));
@@ -273,6 +277,26 @@ TEST(SequenceTraining, StoppedAndResumedRunsEndWithTheSameBits) {
       EXPECT_TRUE(at::equal(tensor, found.At(name))) << name;
     }
   }
+}
+
+TEST(SequenceTraining, DamagedLinesOfMetricsAreKeptAsideWhenARunGoesOn) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.Path() / "metrics.jsonl", aside = folder.Path() / "metrics.damaged";
+  const std::string bad = "{\"step\": 2, \"loss\" \xff 1}\n", late = "{\"step\": 90}\n";
+  const std::string wrong = "{\"step\": \"four\"}\n";
+  std::ofstream(path) << "{\"step\": 1}\n"
+                      << bad << late << "{\"step\": 3}\n"
+                      << wrong << "{\"step\": 5}\n{\"step\": 6}\n{\"step\": 7";
+  EXPECT_EQ(Metrics(path, 5).Damaged(), 3);
+  const auto text = [](const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  };
+  EXPECT_EQ(text(path), "{\"step\": 1}\n{\"step\": 3}\n{\"step\": 5}\n");
+  EXPECT_EQ(text(aside), bad + late + wrong);
+  EXPECT_EQ(Metrics(path, 3).Damaged(), 0);  // step 5 runs again
+  EXPECT_EQ(text(path), "{\"step\": 1}\n{\"step\": 3}\n");
+  EXPECT_EQ(text(aside), bad + late + wrong);
 }
 
 TEST(SequenceTraining, DoesNotDependOnThreadsAndAccumulatesToTheSameGradient) {

@@ -51,7 +51,7 @@ class Run {
         plan_(plan),
         folder_(plan.folder),
         optimizer_(plan.train, plan.steps, model.FlatParameters(), model.FlatGradients(),
-                   model.Parameters()) {}
+                   model.Parameters(), model.Groups()) {}
 
   std::int64_t step = 0;  // done
   Window window;
@@ -65,6 +65,16 @@ class Run {
   std::string Kept() const {
     return saved > 0 ? fmt::format("the checkpoint of step {} is kept", saved)
                      : "there was no checkpoint yet";
+  }
+
+  // How the run begins, for people; empty: from its start, with nothing to tell.
+  std::string Begun() const {
+    std::string note = step > 0 ? fmt::format("resumed at {}", step) : "";
+    if (const std::int64_t damaged = metrics_ ? metrics_->Damaged() : 0; damaged > 0) {
+      note += fmt::format("{}{} damaged line{} of metrics.jsonl kept in metrics.damaged",
+                          note.empty() ? "" : "; ", damaged, damaged == 1 ? "" : "s");
+    }
+    return note;
   }
 
   std::string Stopped() const { return fmt::format("{} stopped at step {}", plan_.name, step); }
@@ -266,7 +276,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
   }
   status.state = JobStatus::State::kTraining;
   status.step = status.first_step = run.step;
-  if (run.step > 0) status.note = fmt::format("resumed at {}", run.step);
+  status.note = run.Begun();
   report(status);
 
   const auto start = Clock::now();
@@ -364,23 +374,15 @@ double CheckpointRank(const TrainConfig& train, const Metric& metric, double in_
 }
 
 nlohmann::ordered_json ToJson(const TrainConfig& train) {
-  nlohmann::ordered_json json = {{"optimizer", train.optimizer}, {"lr", train.lr}};
-  if (train.optimizer == "adam") json["l2"] = train.l2;
-  json["beta1"] = train.beta1;
-  json["beta2"] = train.beta2;
-  json["epsilon"] = train.epsilon;
+  nlohmann::ordered_json json;
+  AddOptimizer(json, train, false);
   json["batch"] = train.batch;
   json["log_every"] = train.log_every;
+  AddOptimizer(json, train, true);
   const TrainConfig defaults;
   const auto add = [&](const char* key, const auto& value, const auto& fallback) {
     if (value != fallback) json[key] = value;
   };
-  add("weight_decay", train.weight_decay, defaults.weight_decay);
-  if (train.optimizer == "muon") {
-    json["adam_lr"] = train.adam_lr;
-    json["embedding_lr"] = train.embedding_lr.value_or(train.adam_lr);
-    json["momentum"] = train.momentum;
-  }
   add("cooldown", train.cooldown, defaults.cooldown);
   add("clip", train.clip, defaults.clip);
   add("schedule", train.schedule, defaults.schedule);

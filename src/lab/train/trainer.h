@@ -35,6 +35,8 @@ class Trainable {
 
   // Named views into FlatParameters().
   virtual const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const = 0;
+  // What each is to an optimiser; empty: scalars.
+  virtual std::vector<ParameterGroup> Groups() const { return {}; }
   // [size] float32, one piece of memory each.
   virtual const at::Tensor& FlatParameters() const = 0;
   virtual const at::Tensor& FlatGradients() const = 0;

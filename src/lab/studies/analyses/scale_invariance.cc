@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/terms.h"
 #include "core/parallel.h"
 #include "lab/studies/analyses/maps.h"
 
@@ -26,17 +25,22 @@ constexpr std::int64_t kLocal = 100;  // keys before the query, whose weight is 
 
 const char* Name(Law law) { return kNames[static_cast<int>(law)]; }
 
+// a_d of P7 (docs/definitions.md); m_d = 1 - a_d^2.
+double ScaleInvariant(std::int64_t distance) {
+  return std::sqrt(2.0 * std::log(static_cast<double>(distance) / kLength + 1.0) + 1.0);
+}
+
 // The terms of a score at distance t of a row of n.
 struct Terms {
   std::vector<double> a, m;  // [n], from distance 1
 
   Terms(Law law, std::int64_t n) {
     for (std::int64_t t = 1; t <= n; ++t) {
-      DistanceFactor factor;
-      if (law == Law::kLogN) factor.a = kLogN * std::log(static_cast<double>(n));
-      if (law == Law::kScaleInvariant) factor = DistanceFactor::At({.length = kLength}, t);
-      a.push_back(factor.a);
-      m.push_back(factor.m);
+      const double factor = law == Law::kLogN             ? kLogN * std::log(static_cast<double>(n))
+                            : law == Law::kScaleInvariant ? ScaleInvariant(t)
+                                                          : 1.0;
+      a.push_back(factor);
+      m.push_back(law == Law::kScaleInvariant ? 1.0 - factor * factor : 0.0);
     }
   }
   std::vector<double> Apply(const std::vector<double>& scores) const {
@@ -248,8 +252,8 @@ void AddRangeEntropies(const AnalysisContext& context, AnalysisResult& result) {
     const std::int64_t t = 1000000;
     double sum = 0.0;
     for (std::int64_t s = t; s < t * ratio; ++s) {
-      const DistanceFactor factor = DistanceFactor::At({.length = kLength}, s);
-      sum += std::exp(factor.m + factor.a * factor.a / 2.0);
+      const double a = ScaleInvariant(s);
+      sum += std::exp(1.0 - a * a / 2.0);
     }
     result.facts.push_back({fmt::format("expected weight in [t, {}t), t = 10⁶", ratio), sum,
                             std::exp(0.5) * kLength * std::log(static_cast<double>(ratio)),

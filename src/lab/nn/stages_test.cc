@@ -1,0 +1,165 @@
+// The two forms of every stage, held to each other: values and gradients.
+#include "lab/nn/stages.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lab/nn/row_stages.h"
+
+namespace tsallis::lab {
+namespace {
+
+using at::Tensor;
+
+constexpr std::int64_t kHeads = 3, kHeadDim = 8;
+
+struct Case {
+  StageCall call;
+  std::int64_t rows;
+  bool optional;        // whether optional inputs are there
+  std::int64_t tables;  // of rotations
+};
+
+const AttentionOptions& Causal() {
+  static AttentionOptions options;
+  options.causal = true;
+  return options;
+}
+
+// Every setting that a stage may read, with every other.
+std::vector<Case> Cases(const Stage& stage) {
+  const bool activates = stage.name == "feed-forward";
+  std::vector<Case> cases;
+  for (const CatalogueEntry& activation : Activations()) {
+    for (const at::ScalarType products : {at::kFloat, at::kBFloat16}) {
+      for (const bool flag : {false, true}) {
+        for (const bool optional : {false, true}) {
+          Case& one = cases.emplace_back();
+          one.call.products = products;
+          one.call.norms_output = one.call.qk_norm = flag;
+          one.call.activation = activation.name;
+          one.call.heads = kHeads, one.call.head_dim = kHeadDim;
+          one.call.gamma_range = 2.0;
+          one.call.attention = &Causal();
+          one.rows = flag ? 2100 : 7;  // several blocks, a part of one
+          one.optional = optional;
+          one.tables = flag ? 1 : kHeads;
+        }
+      }
+    }
+    if (!activates) break;
+  }
+  return cases;
+}
+
+Tensors Draw(const Stage& stage, const Case& one) {
+  const std::int64_t hidden = 20;
+  const std::map<char, std::int64_t> sizes = {
+      {'r', one.rows},  {'w', 24},           {'o', 40},
+      {'i', 16},        {'h', hidden},       {'u', hidden * ActivationInputs(one.call.activation)},
+      {'b', 2},         {'c', kHeads},       {'s', 2 * kHeads},
+      {'n', 9},         {'d', kHeadDim / 2}, {'p', 3 * kHeads * kHeadDim},
+      {'t', one.tables}};
+  Tensors inputs;
+  for (const Stage::Input& input : stage.inputs) {
+    const std::string name = input.name;
+    std::vector<std::int64_t> shape;
+    for (const char letter : std::string(input.sizes)) shape.push_back(sizes.at(letter));
+    const bool unused = name == "out_gain" && !one.call.norms_output;
+    if (unused || (input.optional && !one.optional)) {
+      inputs.emplace_back();
+    } else if (name == "position") {
+      inputs.push_back(at::randint(9, shape, at::kInt));
+    } else if (name == "labels") {
+      inputs.push_back(at::randint(40, shape, at::kLong));
+    } else {
+      const bool made = name == "value" || name == "projected";  // by a product
+      inputs.push_back((0.5 * at::randn(shape)).to(made ? one.call.products : at::kFloat));
+    }
+  }
+  return inputs;
+}
+
+// Outputs, then the gradients of the inputs, in float32.
+Tensors ValuesAndGradients(Stage::Form form, StageCall call) {
+  Tensors found;
+  for (Tensor& x : call.inputs) {
+    if (x.defined()) x = x.detach().clone();
+    if (x.defined() && x.is_floating_point()) x.requires_grad_(true);
+  }
+  Tensor sum = at::zeros({});
+  at::manual_seed(5);
+  for (const Tensor& out : form(call)) {
+    found.push_back(out.detach().to(at::kFloat));
+    if (out.requires_grad()) sum = sum + (out.to(at::kFloat) * at::randn(out.sizes())).sum();
+  }
+  sum.backward();
+  for (const Tensor& x : call.inputs) {
+    if (x.defined() && x.requires_grad() && x.grad().defined()) {
+      found.push_back(x.grad().to(at::kFloat));
+    }
+  }
+  return found;
+}
+
+TEST(Stages, BothFormsOfEveryStageAgree) {
+  for (const Stage& stage : Stages()) {
+    ASSERT_NE(stage.host, nullptr) << stage.name;
+    ASSERT_NE(stage.operations, nullptr) << stage.name;
+    for (Case& one : Cases(stage)) {
+      SCOPED_TRACE(stage.name + " " + one.call.activation + " " + std::to_string(one.rows) +
+                   (one.optional ? " with all inputs " : " ") + toString(one.call.products));
+      at::manual_seed(7);
+      one.call.inputs = Draw(stage, one);
+      const Tensors host = ValuesAndGradients(stage.host, one.call);
+      const Tensors operations = ValuesAndGradients(stage.operations, one.call);
+      ASSERT_EQ(host.size(), operations.size());
+      const double bound = one.call.products == at::kFloat ? 2e-5 : 3e-2;
+      for (std::size_t i = 0; i < host.size(); ++i) {
+        const double size = operations[i].abs().max().item<double>();
+        EXPECT_LT((host[i] - operations[i]).abs().max().item<double>(), bound * size + 1e-6) << i;
+      }
+    }
+  }
+}
+
+TEST(Stages, TheBitsDoNotDependOnTheNumberOfThreads) {
+  for (const Stage& stage : Stages()) {
+    for (Case& one : Cases(stage)) {
+      at::manual_seed(7);
+      one.call.inputs = Draw(stage, one);
+      const Tensors alone = ValuesAndGradients(stage.host, one.call);
+      RowWorkers workers;
+      workers.SetThreads(3);
+      one.call.workers = &workers;
+      const Tensors together = ValuesAndGradients(stage.host, one.call);
+      for (std::size_t i = 0; i < alone.size(); ++i) {
+        EXPECT_TRUE(at::equal(alone[i], together[i])) << stage.name << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Stages, WhatThereIsNotIsNamed) {
+  for (const auto& call :
+       std::vector<std::function<void()>>{[] { RunStage("swish", {.inputs = {at::ones({1})}}); },
+                                          [] {
+                                            Activated("swish", at::ones({1, 2}));
+                                          }}) {
+    try {
+      call();
+      ADD_FAILURE() << "no error";
+    } catch (const std::logic_error& error) {
+      EXPECT_NE(std::string(error.what()).find("swish"), std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tsallis::lab
