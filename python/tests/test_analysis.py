@@ -8,7 +8,7 @@ from fixtures.fake_analysis import write_fake_analysis
 
 from tsallis_report import analysis, analysis_figures, analysis_page
 from tsallis_report.__main__ import main, render
-from tsallis_report.data import StudyError
+from tsallis_report.run_folder import StudyError
 
 
 @pytest.fixture

@@ -19,7 +19,18 @@ from fixtures.fake_study import (
 )
 from matplotlib.colors import to_rgb
 
-from tsallis_report import data, figures, heads, kinds, markdown, page, style, table
+from tsallis_report import (
+    data,
+    figures,
+    heads,
+    kinds,
+    markdown,
+    page,
+    quantities,
+    run_folder,
+    style,
+    table,
+)
 from tsallis_report.__main__ import main, render
 
 HEADS = {name for name, _, _ in heads.FIGURES}
@@ -181,7 +192,7 @@ def test_heat_map_columns_ascend_and_gaps_are_refused(quick: Path) -> None:
     assert weights[:, -1].mean() > weights[:, 0].mean()
     path = quick / "data" / "heatmap.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
-    with pytest.raises(data.StudyError, match="weights for"):
+    with pytest.raises(run_folder.StudyError, match="weights for"):
         data.load(quick)
 
 
@@ -209,7 +220,7 @@ def test_histograms_count_every_head(tmp_path: Path) -> None:
     assert figure is not None
     assert len(figure.axes) == 2  # a row for each method, no learned α
     study.heads += [
-        data.HeadNumber("asentmax", n, layer, head, "alpha", 1.2 + 0.1 * head, 0.0)
+        quantities.HeadNumber("asentmax", n, 32, layer, head, "alpha", 1.2 + 0.1 * head, 0.0)
         for n in study.lengths
         for layer in range(3)
         for head in range(4)
@@ -229,8 +240,15 @@ def test_heads_of_an_encoder_decoder_are_counted_by_kind(tmp_path: Path) -> None
     assert kinds.plot_kinds(study) is None
     assert kinds.plot_kinds_by_layer(study) is None
     study.heads = [
-        data.HeadNumber(
-            method, 32, layer, head, f"{kind} {quantity}", value + 0.01 * layer + 0.1 * head, 0.0
+        quantities.HeadNumber(
+            method,
+            32,
+            32,
+            layer,
+            head,
+            f"{kind} {quantity}",
+            value + 0.01 * layer + 0.1 * head,
+            0.0,
         )
         for method in study.methods
         for kind in ("encoder", "decoder", "context")
@@ -297,7 +315,7 @@ def test_a_map_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     write_fake_sequences(tmp_path)
     with (tmp_path / "data" / "attention.csv").open("a") as file:
         file.write("softmax,8,0,0,18,1,18,0,1\n")
-    with pytest.raises(data.StudyError, match=r"attention\.csv: IndexError"):
+    with pytest.raises(run_folder.StudyError, match=r"attention\.csv: IndexError"):
         data.load(tmp_path)
 
 
@@ -556,7 +574,7 @@ def test_markdown_holds_methods_against_the_baseline(full: Path) -> None:
 def test_kinds_of_samples_have_a_panel_each(full: Path) -> None:
     study = data.load(full)
     study.groups = [
-        data.Group(method, n, group, 90.0 - n, 2.0)
+        quantities.Group(method, n, group, 90.0 - n, 2.0)
         for method in study.methods
         for group in ("minimum", "bfs", "bubble_sort")
         for n in (4, 8, 16)
@@ -572,7 +590,7 @@ def test_kinds_of_samples_have_a_panel_each(full: Path) -> None:
 def test_layers_show_gradients_and_keys(full: Path) -> None:
     study = data.load(full)
     study.flows = [
-        data.Flow(method, step, layer, 0.1 / (layer + 1), 30.0 - layer)
+        quantities.Flow(method, step, layer, 0.1 / (layer + 1), 30.0 - layer)
         for method in study.methods
         for step in (1, 10, 100)
         for layer in range(8)
@@ -598,7 +616,9 @@ def test_layers_show_gradients_and_keys(full: Path) -> None:
 def test_a_page_begins_with_a_figure_that_there_is(full: Path, tmp_path: Path) -> None:
     results = json.loads((full / "results.json").read_text())
     (tmp_path / "results.json").write_text(json.dumps(results | {"figure": "flaw"}))
-    with pytest.raises(data.StudyError, match="figure: expected one of accuracy, flow, got 'flaw'"):
+    with pytest.raises(
+        run_folder.StudyError, match="figure: expected one of accuracy, flow, got 'flaw'"
+    ):
         data.load(tmp_path)
 
 
@@ -622,5 +642,5 @@ def test_a_map_of_vast_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     columns = "method,n,layer,head,tokens,cell,row,column,weight\n"
     (tmp_path / "data" / "attention.csv").write_text(columns + "m,16,0,0,1000000000,1,0,0,1\n")
-    with pytest.raises(data.StudyError, match="a map of 1000000000 tokens in cells of 1"):
+    with pytest.raises(run_folder.StudyError, match="a map of 1000000000 tokens in cells of 1"):
         data.load(tmp_path)

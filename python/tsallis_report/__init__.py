@@ -6,7 +6,8 @@ writes ``figures/*.svg``, ``figures/*.png``, ``report.html`` and ``report.md`` b
 matplotlib, and neither torch nor the compiled library.
 """
 
-from .data import Study, StudyError, load
+from .data import Study, load
+from .run_folder import StudyError
 
 __all__ = ["Study", "StudyError", "load", "render"]
 

@@ -1,14 +1,17 @@
 """``python -m tsallis_report DIR…``: figures, report.html and report.md of finished studies."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from . import analysis, analysis_figures, analysis_page
-from .data import StudyError, load
+from .data import load, write
+from .derive import derive
 from .figures import write_figures
 from .markdown import write_markdown
 from .page import write_page
+from .run_folder import StudyError
 from .table import terminal_table
 
 
@@ -34,6 +37,8 @@ def _table(directory: Path, columns: int, color: bool, several: bool) -> str:
 def _write(options: argparse.Namespace) -> None:
     """Draws what `options` name and prints the files' names, or a table of each folder."""
     several = len(options.directory) > 1
+    if options.runs:
+        write(derive(json.load(sys.stdin)), options.directory[0])
     for directory in options.directory:
         written = render(directory)
         if options.table:
@@ -56,6 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--together", type=Path, help="a folder for one page of the folders, of study.json all"
+    )
+    parser.add_argument(
+        "--runs",
+        action="store_true",
+        help="first make results.json and data/ of the runs that standard input describes",
     )
     parser.add_argument("--quiet", action="store_true", help="do not list the files")
     parser.add_argument("--table", action="store_true", help="show the results instead of files")

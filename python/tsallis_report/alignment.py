@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from . import style
-from .data import StudyError, read_json
 from .parts import save_figure, weight_norm
+from .run_folder import StudyError, read_json
 
 _COLUMNS = 3
 

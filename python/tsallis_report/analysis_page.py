@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from .analysis import Analysis, Fact
+from .analysis import Analysis
 from .data import commit_text
 from .files import replace_text
 from .page import cited, definitions, document, embedded, steps
+from .run_folder import Json, number
 from .table import ellipsized, markdown_table, pad_left, pad_right, width
 
 _TOGETHER = "Studies without training"
@@ -55,13 +56,13 @@ def terminal_text(study: Analysis, columns: int, most: int) -> str:
     lines = [study.title, *textwrap.wrap(study.finding, columns), ""]
     if study.facts:
         shown = study.facts[:most]
-        room = min(max(width(fact.quantity) for fact in shown), max(20, columns - 40))
+        room = min(max(width(fact["quantity"]) for fact in shown), max(20, columns - 40))
         head = pad_right("", room) + pad_left("ours", 11) + pad_left("expected", 11)
         lines += [head, "─" * (room + 22)]
         for fact in shown:
             ours, expected = _numbers(fact)
-            name = pad_right(ellipsized(fact.quantity, room), room)
-            source = f"  {fact.source}" if fact.source else ""
+            name = pad_right(ellipsized(fact["quantity"], room), room)
+            source = f"  {fact['source']}" if fact["source"] else ""
             lines.append(
                 ellipsized(name + pad_left(ours, 11) + pad_left(expected, 11) + source, columns)
             )
@@ -73,7 +74,8 @@ def terminal_text(study: Analysis, columns: int, most: int) -> str:
 
 def _body(study: Analysis, figures: Path) -> str:
     drawn = "".join(
-        embedded(figure.name, figure.title, figure.caption, figures) for figure in study.figures
+        embedded(figure["name"], figure["title"], figure["caption"], figures)
+        for figure in study.figures
     )
     return (
         f'<p class="finding">{escape(study.finding)}</p>\n{drawn}{_fact_table(study)}'
@@ -101,8 +103,8 @@ def _fact_table(study: Analysis) -> str:
     if not study.facts:
         return ""
     rows = "".join(
-        f'<tr><th scope="row">{escape(fact.quantity)}</th>'
-        + "".join(f"<td>{escape(text)}</td>" for text in (*_numbers(fact), fact.source))
+        f'<tr><th scope="row">{escape(fact["quantity"])}</th>'
+        + "".join(f"<td>{escape(text)}</td>" for text in (*_numbers(fact), fact["source"]))
         + "</tr>"
         for fact in study.facts
     )
@@ -117,10 +119,10 @@ def _fact_table(study: Analysis) -> str:
 def _markdown(study: Analysis, figures: str) -> str:
     text = f"{study.finding}\n"
     for figure in study.figures:
-        text += f"\n![{figure.title}]({figures}/{figure.name}.svg)\n\n{figure.caption}\n"
+        text += f"\n![{figure['title']}]({figures}/{figure['name']}.svg)\n\n{figure['caption']}\n"
     if study.facts:
         rows = [["", "by", "ours", "expected"]]
-        rows += [[fact.quantity, fact.source, *_numbers(fact)] for fact in study.facts]
+        rows += [[fact["quantity"], fact["source"], *_numbers(fact)] for fact in study.facts]
         text += f"\n{markdown_table([[_cell(cell) for cell in row] for row in rows])}"
     text += "\n" + "".join(f"- {step}\n" for step in study.setup)
     return text + (
@@ -133,9 +135,10 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _numbers(fact: Fact) -> tuple[str, str]:
+def _numbers(fact: Json) -> tuple[str, str]:
     """Ours and what is expected, both with so many digits that they can be compared."""
-    return _number(fact.value), "" if fact.expected is None else _number(fact.expected)
+    expected = "" if fact["expected"] is None else _number(fact["expected"])
+    return _number(number(fact["value"])), expected
 
 
 def _number(value: float) -> str:

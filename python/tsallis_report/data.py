@@ -1,32 +1,25 @@
-"""What a results folder holds, read into plain Python."""
+"""What a results folder holds, read into plain Python and written."""
 
-import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from .files import replace_text
+from .quantities import Entropy, Quantities, csv_text, load_quantities
+from .run_folder import StudyError, number, read_json
 
-
-_MOST_CELLS = 4096  # of a side of a map; the lab writes 96 at most
 _NOTABLE_TEST_ERROR = 0.5  # points
 
 TEST_ERROR = (
     "test error: standard error of the share of right answers on the test samples, which all seeds "
     "share, so that it comes on top"
 )
-
-
-class StudyError(Exception):
-    """A results folder that cannot be read; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +30,7 @@ class Metric:
     unit: str = "%"
     higher_is_better: bool = True
     digits: int = 1  # behind the point
+    notable: float = 5.0  # a finding names differences from here on
 
     @property
     def heading(self) -> str:
@@ -113,6 +107,7 @@ class Row:
     paper: float | None
     ahead: Contrast | None = None  # of the baseline; the baseline's own rows have none
     samples: int = 0  # of a seed, the same for all; 0: the value is no share of right answers
+    by_seed: Mapping[int, float] = field(default_factory=dict)  # no file keeps it
 
     @property
     def difference(self) -> float | None:
@@ -133,111 +128,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Entropy:
-    """Entropy (nats) and support of one method's attention at one length."""
-
-    method: str
-    n: int
-    mean: float
-    std: float
-    normalised: float
-    support: float
-
-
-@dataclass(frozen=True)
-class PositionLoss:
-    """The loss (nats) of one method at positions [begin, end) of samples of length n."""
-
-    method: str
-    n: int
-    begin: int
-    end: int
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True)
-class LogitSpread:
-    """How far scores lie apart after a step of training, and their bound, over seeds."""
-
-    method: str
-    step: int
-    mean: float
-    least: float
-    most: float
-    bound_mean: float
-    bound_least: float
-    bound_most: float
-
-
-@dataclass(frozen=True)
-class Group:
-    """Accuracy (%) of one method at one length on the samples of one kind."""
-
-    method: str
-    n: int
-    group: str
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What else is measured of one method at one length, beside the study's metric."""
-
-    method: str
-    n: int
-    measure: str
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Gradient that arrives at a layer after a step of training, and keys with weight there."""
-
-    method: str
-    step: int
-    layer: int
-    gradient: float
-    keys: float
-
-
-@dataclass(frozen=True)
-class HeadNumber:
-    """A quantity of one head at one length, over the scored tokens."""
-
-    method: str
-    n: int
-    layer: int
-    head: int
-    quantity: str
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True)
-class AttentionMap:
-    """Attention of one head on one sample; a row sums to 1."""
-
-    method: str
-    n: int
-    layer: int
-    head: int
-    tokens: int
-    cell: int  # tokens of a row and of a column
-    weights: Array  # [cells, cells], queries down
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A sample, token by token."""
-
-    words: list[str]
-    scored: list[bool]
-
-
-@dataclass(frozen=True)
 class Method:
     """A method, and what figures group and colour it by."""
 
@@ -254,37 +144,25 @@ class Method:
 FIRST = ("accuracy", "flow")
 
 
-@dataclass
-class Study:
+@dataclass(kw_only=True)
+class Study(Quantities):
     """A finished study, in the recipe's order of methods."""
 
     study: str
     title: str
-    source: str
-    scale: str
-    commit: str
-    processor: str  # of the machine that made the report; runs may be from others
-    command: str
-    finding: str  # one sentence
-    figure: str  # what the page begins with, one of ``FIRST``
-    protocol: str  # parted by "; "
-    baseline: str  # method that the others are held against; "": none
-    train_seconds: float
+    source: str = ""
+    scale: str = ""
+    commit: str = ""
+    processor: str = ""  # of the machine that made the report; runs may be from others
+    command: str = ""
+    finding: str = ""  # one sentence
+    figure: str = FIRST[0]  # what the page begins with, one of ``FIRST``
+    protocol: str = ""  # parted by "; "
+    baseline: str = ""  # method that the others are held against; "": none
+    train_seconds: float = math.nan
     about: dict[str, Method]  # by name, in the recipe's order
     rows: list[Row]
     metric: Metric = field(default_factory=Metric)
-    positions: list[PositionLoss] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
-    measures: list[Measure] = field(default_factory=list)
-    spreads: list[LogitSpread] = field(default_factory=list)
-    flows: list[Flow] = field(default_factory=list)
-    entropies: list[Entropy] = field(default_factory=list)
-    heat_maps: dict[tuple[str, int], Array] = field(
-        default_factory=dict
-    )  # [sets, items], ascending
-    heads: list[HeadNumber] = field(default_factory=list)
-    maps: list[AttentionMap] = field(default_factory=list)
-    samples: dict[int, Sample] = field(default_factory=dict)  # by length
 
     @property
     def methods(self) -> list[str]:
@@ -358,9 +236,9 @@ class Study:
     @cached_property
     def _keys(self) -> dict[int, float]:
         seen: dict[int, list[float]] = {}
-        for number in self.heads:
-            if number.quantity == "keys":
-                seen.setdefault(number.n, []).append(number.mean)
+        for head in self.heads:
+            if head.quantity == "keys":
+                seen.setdefault(head.n, []).append(head.mean)
         return {n: float(np.mean(values)) for n, values in seen.items()}
 
     def entropies_of(self, method: str) -> list[Entropy]:
@@ -378,15 +256,7 @@ def commit_text(commit: str, code: Callable[[str], str]) -> str:
     return f"{code(commit.removesuffix(_DIRTY))} with uncommitted changes"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; ``StudyError`` names the file if it cannot be read."""
-    try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StudyError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise StudyError(f"{path}: not JSON: {error}") from error
-    return raw
+_TEXTS = ["source", "scale", "commit", "processor", "command", "finding", "protocol", "baseline"]
 
 
 def load(directory: str | Path) -> Study:
@@ -399,9 +269,9 @@ def load(directory: str | Path) -> Study:
             Row(
                 method=row["method"],
                 n=int(row["n"]),
-                mean=_number(row["mean"]),
-                std=_number(row.get("std", 0.0)),
-                best=_number(row.get("best", row["mean"])),
+                mean=number(row["mean"]),
+                std=number(row.get("std", 0.0)),
+                best=number(row.get("best", row["mean"])),
                 seeds=int(row.get("seeds", 1)),
                 paper=None if row.get("paper") is None else float(row["paper"]),
                 ahead=_contrast(row.get("against_baseline")),
@@ -421,49 +291,21 @@ def load(directory: str | Path) -> Study:
     about = {method.name: method for method in methods if method.name in ran}
     for row in rows:
         about.setdefault(row.method, _method({"name": row.method}))
+    texts: Any = {key: str(raw.get(key, "")) for key in _TEXTS}
     return Study(
         study=study,
         title=str(raw.get("title") or study),
-        source=str(raw.get("source", "")),
-        scale=str(raw.get("scale", "")),
-        commit=str(raw.get("commit", "")),
-        processor=str(raw.get("processor", "")),
-        command=str(raw.get("command", "")),
-        finding=str(raw.get("finding", "")),
         figure=figure,
-        protocol=str(raw.get("protocol", "")),
-        baseline=str(raw.get("baseline", "")),
-        train_seconds=_number(raw.get("train_seconds", 0.0)),
+        train_seconds=number(raw.get("train_seconds")),
         about=about,
         rows=rows,
         metric=metric,
-        positions=_load_rows(directory / "data" / "positions.csv", PositionLoss),
-        groups=_load_rows(directory / "data" / "groups.csv", Group),
-        measures=_load_rows(directory / "data" / "measures.csv", Measure),
-        spreads=_load_rows(directory / "data" / "spread.csv", LogitSpread),
-        flows=_load_rows(directory / "data" / "flow.csv", Flow),
-        entropies=_load_rows(directory / "data" / "entropy.csv", Entropy, _ENTROPY),
-        heat_maps=_load_heat_maps(directory / "data" / "heatmap.csv"),
-        heads=_load_rows(directory / "data" / "heads.csv", HeadNumber),
-        maps=_load_maps(directory / "data" / "attention.csv"),
-        samples=_load_samples(directory / "data" / "samples.csv"),
+        **texts,
+        **load_quantities(directory / "data"),
     )
 
 
-_ENTROPY = {
-    "mean": "entropy_mean",
-    "std": "entropy_std",
-    "normalised": "normalised_entropy",
-    "support": "support_mean",
-}
-
-
-def _number(value: float | None) -> float:
-    """JSON has no NaN: null stands for it."""
-    return math.nan if value is None else float(value)
-
-
-def _method(entry: dict[str, Any]) -> Method:
+def _method(entry: Mapping[str, Any]) -> Method:
     """Of an entry of ``methods``; what an older file does not say has its default."""
     name = str(entry["name"])
     return Method(
@@ -482,92 +324,74 @@ def _contrast(value: dict[str, Any] | None) -> Contrast | None:
         return None
     error, p = value.get("error"), value.get("p")
     return Contrast(
-        _number(value["difference"]),
+        number(value["difference"]),
         None if error is None else float(error),
         None if p is None else float(p),
     )
 
 
-def _records(path: Path) -> Iterator[dict[str, str]]:
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        try:
-            yield from reader
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise StudyError(f"{path}:{reader.line_num}: {error}") from error
+def document(study: Study) -> dict[str, Any]:
+    """The content of ``results.json``: all but what is in ``data/`` alone."""
+    about: dict[str, Any] = {
+        key: getattr(study, key)
+        for key in ["study", "title", "source", "scale", "commit", "processor", "command"]
+    }
+    if study.baseline:
+        about["baseline"] = study.baseline
+    if study.figure != FIRST[0]:
+        about["figure"] = study.figure
+    if study.finding:
+        about["finding"] = study.finding
+    metric = asdict(study.metric)
+    del metric["notable"]
+    about |= {"protocol": study.protocol, "train_seconds": study.train_seconds, "metric": metric}
+    about["methods"] = [asdict(method) for method in study.about.values()]
+    about["rows"] = [_row(row) for row in study.rows]
+    if study.measures:
+        about["measures"] = [asdict(row) for row in study.measures]
+    return about | {"entropies": [asdict(row) for row in study.entropies]}
 
 
-Loaded = TypeVar("Loaded")
+def _row(row: Row) -> dict[str, Any]:
+    keys = ["method", "n", "mean", "std", "best", "seeds", "paper"]
+    entry = {key: getattr(row, key) for key in keys}
+    if row.samples > 0:
+        entry["samples"] = row.samples
+    if row.ahead is not None:
+        entry["against_baseline"] = {"difference": row.ahead.difference, "error": row.ahead.error}
+        if row.ahead.p is not None:
+            # A difference that no spread explains has p = 0: four digits are enough.
+            entry["against_baseline"]["p"] = float(f"{row.ahead.p:.4g}")
+    return entry
 
 
-def _load_rows(
-    path: Path, kind: type[Loaded], columns: Mapping[str, str] = MappingProxyType({})
-) -> list[Loaded]:
-    """One of ``kind`` for each record; ``columns`` are those that the file calls otherwise."""
-    numbers: Any = kind  # a dataclass of texts and numbers
-    read: dict[str, Any] = {field.name: field.type for field in fields(numbers)}
-    try:
-        return [
-            kind(**{name: cast(record[columns.get(name, name)]) for name, cast in read.items()})
-            for record in _records(path)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
+def write(study: Study, directory: Path) -> None:
+    """Write the folder's data; ``results.json`` comes last, so that a reader sees a whole one."""
+    study.write(directory / "data")
+    columns = ["method", "label", "n", "mean", "std", "best", "seeds", "paper", "difference"]
+    rows = [
+        [row.method, study.labels[row.method], row.n, row.mean, row.std, row.best, row.seeds,
+         row.paper, None if row.difference is None else float(f"{row.difference:.6g}")]
+        for row in study.rows
+    ]  # fmt: skip
+    replace_text(directory / "results.csv", csv_text([columns, *rows], exact=True))
+    lines = []
+    for key, value in document(study).items():
+        text = _json(value)
+        if isinstance(value, list) and value:  # an entry a line, so that changes can be read
+            text = "[\n" + ",\n".join(f"    {_json(entry)}" for entry in value) + "\n  ]"
+        lines.append(f"  {_json(key)}: {text}")
+    replace_text(directory / "results.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _load_heat_maps(path: Path) -> dict[tuple[str, int], Array]:
-    entries: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
-    try:
-        for record in _records(path):
-            key = (record["method"], int(record["n"]))
-            entry = (int(record["set"]), int(record["rank"]), float(record["weight"]))
-            entries.setdefault(key, []).append(entry)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
-    maps: dict[tuple[str, int], Array] = {}
-    for key, values in entries.items():
-        sets = 1 + max(value[0] for value in values)
-        items = max(value[1] for value in values)
-        if sets * items != len(values):
-            raise StudyError(
-                f"{path}: {key[0]} at n = {key[1]}: {len(values)} weights for {sets} × {items}"
-            )
-        weights = np.full((sets, items), np.nan)
-        for index, rank, weight in values:
-            weights[index, items - rank] = weight  # rank 1, the largest item, comes last
-        maps[key] = weights
-    return maps
+def _json(value: Any) -> str:
+    return json.dumps(_known(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _load_maps(path: Path) -> list[AttentionMap]:
-    maps: dict[tuple[str, int, int, int], AttentionMap] = {}
-    try:
-        for record in _records(path):
-            method = record["method"]
-            n, layer, head = int(record["n"]), int(record["layer"]), int(record["head"])
-            key = (method, n, layer, head)
-            if key not in maps:
-                tokens, cell = int(record["tokens"]), int(record["cell"])
-                cells = -(-tokens // cell)
-                if not 1 <= cells <= _MOST_CELLS:  # a stray number must not cost gigabytes
-                    raise ValueError(f"a map of {tokens} tokens in cells of {cell}")
-                maps[key] = AttentionMap(*key, tokens, cell, np.zeros((cells, cells)))
-            place = int(record["row"]), int(record["column"])
-            maps[key].weights[place] = float(record["weight"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
-    return list(maps.values())
-
-
-def _load_samples(path: Path) -> dict[int, Sample]:
-    samples: dict[int, Sample] = {}
-    try:
-        for record in _records(path):
-            sample = samples.setdefault(int(record["n"]), Sample([], []))
-            sample.words.append(record["token"])
-            sample.scored.append(record["scored"] == "1")
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {error}") from error
-    return samples
+def _known(value: Any) -> Any:
+    """JSON has no NaN: null stands for it."""
+    if isinstance(value, dict):
+        return {key: _known(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_known(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .data import Array, Study
+from .data import Study
+from .quantities import Array
 from .runs import SUFFIX, read
 
 _HEAT_ITEMS = 16  # of a row of `heat`: the largest items of a set, ascending

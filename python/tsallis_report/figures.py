@@ -205,12 +205,12 @@ def plot_entropy(study: Study) -> Figure | None:
 
     def normalised(method: str) -> Series:
         rows = [e for e in study.entropies_of(method) if study.keys(e.n) > 1]
-        spread = [e.std / float(np.log(study.keys(e.n))) for e in rows]
-        return [e.n for e in rows], [e.normalised for e in rows], spread
+        spread = [e.entropy_std / float(np.log(study.keys(e.n))) for e in rows]
+        return [e.n for e in rows], [e.normalised_entropy for e in rows], spread
 
     def nats(method: str) -> Series:
         rows = study.entropies_of(method)
-        return [e.n for e in rows], [e.mean for e in rows], [e.std for e in rows]
+        return [e.n for e in rows], [e.entropy_mean for e in rows], [e.entropy_std for e in rows]
 
     figure, grid = _grid(study, 2)
     lengths = np.array(sorted({e.n for e in study.entropies}), dtype=float)
@@ -245,7 +245,7 @@ def plot_support(study: Study) -> Figure | None:
 
     def support(method: str) -> Series:
         rows = study.entropies_of(method)
-        return [e.n for e in rows], [e.support for e in rows], [0.0] * len(rows)
+        return [e.n for e in rows], [e.support_mean for e in rows], [0.0] * len(rows)
 
     figure, grid = _grid(study, 1)
     lengths = sorted({e.n for e in study.entropies})
@@ -521,7 +521,7 @@ def _finish_grid(
                 axes.set_xlabel("")
     handles = _variant_lines(study, [m for row in grid for _, group in row for m in group])
     handles += references
-    if study.max_seeds > 1 and any(e.std > 0 for e in study.entropies) and len(ylabels) > 1:
+    if study.max_seeds > 1 and any(e.entropy_std > 0 for e in study.entropies) and len(ylabels) > 1:
         handles.append(
             Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds")
         )

@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from . import style
-from .data import Array, AttentionMap, HeadNumber, Study
+from .data import Study
 from .parts import (
     headline_methods,
     histogram_panels,
@@ -21,6 +21,7 @@ from .parts import (
     weight_norm,
     wrapped,
 )
+from .quantities import Array, AttentionMap, HeadNumber
 
 # The numbers that a head learns: their names in data/heads.csv, and those for people.
 _LEARNED = {

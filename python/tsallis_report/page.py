@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from .data import TEST_ERROR, Measure, Metric, Row, Study, commit_text
+from .data import TEST_ERROR, Metric, Row, Study, commit_text
 from .figures import FIGURES, FLOW_NOTE, first_figure, signed
 from .files import replace_text
+from .quantities import Measure
 from .table import probability
 
 _CAPTIONS = {

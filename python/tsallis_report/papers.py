@@ -20,6 +20,7 @@ from .data import Row, Study, load
 from .drawn import BY_COMMAND, SCORES_COMMAND, SENTENCES, Runs
 from .files import replace_text
 from .page import PAPERS
+from .run_folder import number
 from .table import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,20 +201,19 @@ def _finding(study: Study) -> str:
 
 
 def _of_analysis(about: analysis.Analysis) -> tuple[str, str]:
+    expected = [fact for fact in about.facts if fact["expected"] is not None]
     off = [
         fact
-        for fact in about.facts
-        if fact.expected is not None
-        and abs(fact.value - fact.expected) > _FACT_TOLERANCE * abs(fact.expected)
+        for fact in expected
+        if abs(number(fact["value"]) - fact["expected"]) > _FACT_TOLERANCE * abs(fact["expected"])
     ]
-    expected = [fact for fact in about.facts if fact.expected is not None]
     if not off:
         agrees = _THEORY if expected else "drawn"
         return about.finding, agrees if about.scale == "full" else "smaller scale"
-    worst = max(off, key=lambda fact: abs(fact.value / (fact.expected or 1.0) - 1.0))
+    worst = max(off, key=lambda fact: abs(fact["value"] / (fact["expected"] or 1.0) - 1.0))
     return about.finding, (
-        f"differs: {len(off)} of {len(expected)} numbers, most the {worst.quantity}: "
-        f"{worst.value:.3g} instead of {worst.expected:.3g}"
+        f"differs: {len(off)} of {len(expected)} numbers, most the {worst['quantity']}: "
+        f"{worst['value']:.3g} instead of {worst['expected']:.3g}"
     )
 
 

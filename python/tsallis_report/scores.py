@@ -24,9 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from safetensors import safe_open
+
+import tsallis
 
 from . import style
 
@@ -50,21 +53,9 @@ class ScoresError(Exception):
 
 
 def entmax(z: Array, alpha: float) -> Array:
-    """Rows of α-entmax, by bisection; masked scores are -inf."""
-    if alpha == 1.0:
-        weights = np.exp(z - z.max(-1, keepdims=True))
-    else:
-        scaled = (alpha - 1.0) * z
-        top = scaled.max(-1, keepdims=True)
-        low, high = top - 1.0, top.copy()
-        for _ in range(50):
-            middle = 0.5 * (low + high)
-            above = np.clip(scaled - middle, 0.0, None) ** (1.0 / (alpha - 1.0))
-            too_low = above.sum(-1, keepdims=True) >= 1.0
-            low, high = np.where(too_low, middle, low), np.where(too_low, high, middle)
-        weights = np.clip(scaled - low, 0.0, None) ** (1.0 / (alpha - 1.0))
-    normal: Array = weights / weights.sum(-1, keepdims=True)
-    return normal
+    """Rows of α-entmax; masked scores are -inf."""
+    weights: Array = tsallis.entmax(torch.from_numpy(z), alpha=alpha).numpy()
+    return weights
 
 
 def entropy(weights: Array) -> Array:

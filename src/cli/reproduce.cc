@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +18,6 @@
 #include "lab/base/paths.h"
 #include "lab/base/python.h"
 #include "lab/report/render.h"
-#include "lab/report/results_io.h"
 
 namespace tsallis::cli {
 
@@ -92,24 +92,26 @@ class ReproduceCommand : public Command {
       if (!options_.progress.quiet) {
         fmt::print(stderr, "{}, scale {}\n", recipe.title, options_.scale);
       }
-      const lab::StudyResults results = study.Run(*invocation.stop);
-      for (const std::string& failure : results.failures) {
+      const lab::Reproduced done = study.Run(*invocation.stop);
+      for (const std::string& failure : done.failures) {
         fmt::print(stderr, "tsallis: failed: {}\n", failure);
         failed = true;
       }
-      if (results.unfinished > 0 && options_.shard.count > 1) {
+      if (done.unfinished > 0 && options_.shard.count > 1) {
         if (!options_.progress.quiet) {
           fmt::print(stderr,
                      "{}: {} runs of other shards are not finished; the last shard reports\n",
-                     recipe.title, results.unfinished);
+                     recipe.title, done.unfinished);
         }
         continue;
       }
       const std::filesystem::path dir = ReportFolder(recipe);
-      lab::WriteResults(results, dir);
-      if (json_) documents.push_back(lab::ToJson(results));
-      lab::RenderReport(dir, lab::PythonExecutable(), lab::SourceDir(),
-                        {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
+      lab::ReportRuns(done.study, dir, lab::PythonExecutable(), lab::SourceDir(),
+                      {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
+      if (json_) {
+        std::ifstream file(dir / "results.json");
+        documents.push_back(nlohmann::ordered_json::parse(file));
+      }
       fmt::print(json_ ? stderr : stdout, "Page: {}\n", (dir / "report.html").string());
       std::fflush(stdout);
     }

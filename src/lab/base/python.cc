@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,6 +38,18 @@ class FileDescriptor {
  private:
   int fd_;
 };
+
+// A file without a name that holds a text, to be read from its beginning; below 0 if there is none.
+int FileOf(const std::string& text) {
+  const int fd = memfd_create("input", MFD_CLOEXEC);
+  for (std::size_t done = 0; fd >= 0 && done < text.size();) {
+    const ssize_t count = pwrite(fd, text.data() + done, text.size() - done, done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return -1;
+    done += static_cast<std::size_t>(count);
+  }
+  return fd;
+}
 
 // Everything until end of file; only the last kKept bytes are kept.
 std::string ReadTail(int fd) {
@@ -80,7 +93,8 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 }
 
 void RunPython(const std::string& module, std::vector<std::string> arguments, bool show,
-               const std::filesystem::path& python, const std::filesystem::path& source_dir) {
+               const std::filesystem::path& python, const std::filesystem::path& source_dir,
+               const std::string& text) {
   const std::string shown =
       fmt::format("{} -m {} {}", python.string(), module, fmt::join(arguments, " "));
   arguments.insert(arguments.begin(), {python.string(), "-m", module});
@@ -91,14 +105,18 @@ void RunPython(const std::string& module, std::vector<std::string> arguments, bo
     throw std::runtime_error(fmt::format("{}: pipe: {}", shown, std::strerror(errno)));
   }
   FileDescriptor output(ends[0]);
-  FileDescriptor input(ends[1]);
+  FileDescriptor end(ends[1]);
+  FileDescriptor input(FileOf(text));
+  if (input.get() < 0) {
+    throw std::runtime_error(fmt::format("{}: input: {}", shown, std::strerror(errno)));
+  }
 
   std::vector<std::string> environment = PythonEnvironment(source_dir);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  if (!show) posix_spawn_file_actions_adddup2(&actions, input.get(), STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, input.get(), STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, input.get(), STDIN_FILENO);
+  if (!show) posix_spawn_file_actions_adddup2(&actions, end.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, end.get(), STDERR_FILENO);
   pid_t child = -1;
   const int failure = posix_spawnp(&child, arguments[0].c_str(), &actions, nullptr,
                                    Pointers(arguments).data(), Pointers(environment).data());
@@ -106,7 +124,7 @@ void RunPython(const std::string& module, std::vector<std::string> arguments, bo
   if (failure != 0) {
     throw std::runtime_error(fmt::format("{}: cannot be run: {}", shown, std::strerror(failure)));
   }
-  input.Close();
+  end.Close();
 
   const std::string tail = ReadTail(output.get());
   int status = 0;

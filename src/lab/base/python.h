@@ -14,10 +14,11 @@ std::vector<std::string> PythonEnvironment(const std::filesystem::path& source_d
 std::vector<char*> Pointers(std::vector<std::string>& strings);
 
 // Runs `python -m module arguments` with `source_dir`/python at the head of PYTHONPATH. `show`:
-// what it prints goes to standard output. No shell is involved. Throws std::runtime_error with the
-// end of what it printed if it cannot be run or fails.
+// what it prints goes to standard output. It reads `input`. No shell is involved. Throws
+// std::runtime_error with the end of what it printed if it cannot be run or fails.
 void RunPython(const std::string& module, std::vector<std::string> arguments, bool show,
-               const std::filesystem::path& python, const std::filesystem::path& source_dir);
+               const std::filesystem::path& python, const std::filesystem::path& source_dir,
+               const std::string& input = "");
 // With PythonExecutable() and SourceDir().
 void RunPython(const std::string& module, std::vector<std::string> arguments, bool show);
 

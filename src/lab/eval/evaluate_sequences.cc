@@ -84,14 +84,6 @@ SequenceLengthScore EvaluateLength(SequenceModel& model, const SequenceTask& tas
   return EvaluateSamples(model, task, split, n, 0, samples, stop, kTestBeams);
 }
 
-std::vector<std::pair<std::string, double>> MeasuresOf(const SequenceLengthScore& score) {
-  if (!score.chrf) return {};
-  const Answers& tokens = score.tokens;
-  return {{"chrF", *score.chrf},
-          {"loss (nats a token)", score.answers.loss / static_cast<double>(tokens.asked)},
-          {"tokens right (%)", tokens.Value(Scoring::kTokens)}};
-}
-
 void SaveSequenceScores(const std::filesystem::path& path,
                         const std::vector<SequenceLengthScore>& scores) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();

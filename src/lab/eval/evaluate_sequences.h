@@ -47,9 +47,6 @@ SequenceLengthScore EvaluateLength(SequenceModel& model, const SequenceTask& tas
                                    std::int64_t n, std::int64_t samples,
                                    const std::atomic<bool>& stop);
 
-// Further measures of a score, by name; none: its value says all.
-std::vector<std::pair<std::string, double>> MeasuresOf(const SequenceLengthScore& score);
-
 // Save and load the scores of lengths. Loading gives nothing if there is no such file, or if it is
 // not one of scores.
 void SaveSequenceScores(const std::filesystem::path& path,

@@ -15,11 +15,6 @@ namespace tsallis::lab {
 struct LengthScore {
   std::int64_t n = 0;
   Answers answers{};
-  // Sequences only:
-  std::vector<Answers> by_position{};
-  std::vector<Answers> by_group{};                         // see SequenceLengthScore
-  std::vector<std::pair<std::string, double>> measures{};  // see MeasuresOf()
-  // Sets only:
   double entropy = 0.0;  // nats, mean over sets
   double support = 0.0;  // weights > 0, mean over sets
   std::vector<float>

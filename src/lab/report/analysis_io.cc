@@ -10,13 +10,23 @@
 #include <vector>
 
 #include "lab/base/files.h"
-#include "lab/report/csv.h"
 
 namespace tsallis::lab {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+
+// A field of CSV (RFC 4180), in quotes if it needs them.
+std::string Quoted(const std::string& field) {
+  if (field.find_first_of(",\"\n\r") == std::string::npos) return field;
+  std::string quoted = "\"";
+  for (const char c : field) {
+    if (c == '"') quoted += '"';
+    quoted += c;
+  }
+  return quoted + '"';
+}
 
 std::string Csv(const DataTable& table) {
   std::vector<std::string> fields;

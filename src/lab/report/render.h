@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 namespace tsallis::lab {
@@ -19,6 +20,12 @@ struct TableOptions {
 // output if it cannot be run or fails.
 void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
                   const std::filesystem::path& source_dir, const TableOptions& table = {});
+
+// The same of a study that was just run: Python reads the folders of the runs that `study` names
+// (Reproduced::study) and makes results.json and data/*.csv of them first.
+void ReportRuns(const nlohmann::ordered_json& study, const std::filesystem::path& dir,
+                const std::filesystem::path& python, const std::filesystem::path& source_dir,
+                const TableOptions& table = {});
 
 // Renders the reports of several folders in one process. `together`: a folder for one page of all
 // of them, which are analyses then; empty: none.

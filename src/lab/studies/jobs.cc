@@ -17,6 +17,7 @@
 #include "lab/base/errors.h"
 #include "lab/base/files.h"
 #include "lab/eval/evaluate_sequences.h"
+#include "lab/eval/evaluate_sets.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/nn/models.h"
 #include "lab/studies/cores.h"
@@ -62,35 +63,23 @@ class SampleCounts {
   int lost_ = 0;  // lengths in a row, the last, at which nothing was right
 };
 
-std::optional<std::vector<LengthScore>> Load(const fs::path& path, const TaskConfig& task) {
-  if (!task.sequence) return LoadScores(path, task);
+// The samples of a finished evaluation, length by length; nothing if it is not there.
+std::optional<std::vector<std::int64_t>> Load(const fs::path& path, const TaskConfig& task) {
+  std::vector<std::int64_t> counts;
+  if (!task.sequence) {
+    if (!LoadScores(path, task)) return std::nullopt;
+    for (const std::int64_t n : task.eval_lengths) counts.push_back(EvalSets(task, n));
+    return counts;
+  }
   const std::vector<SequenceLengthScore> all = LoadSequenceScores(path);
-  std::vector<LengthScore> scores;
   SampleCounts samples(task);
   for (const std::int64_t n : task.eval_lengths) {
-    const auto score = FindScore(all, n, samples.At(n));
+    counts.push_back(samples.At(n));
+    const auto score = FindScore(all, n, counts.back());
     if (!score) return std::nullopt;
     samples.Add(score->answers);
-    LengthScore& one = scores.emplace_back();
-    one.n = n;
-    one.answers = score->answers;
-    one.by_position = score->by_position;
-    one.by_group = score->by_group;
-    one.measures = MeasuresOf(*score);
   }
-  return scores;
-}
-
-std::vector<Observed> LoadObserved(const fs::path& folder) {
-  std::vector<Observed> all;
-  RunFolder(folder).ForEachMetrics([&](const nlohmann::json& entry) {
-    if (!entry.contains("observed")) return;
-    Observed& one = all.emplace_back(Observed{entry.value("step", std::int64_t{0}), {}});
-    for (const auto& [name, value] : entry["observed"].items()) {
-      if (value.is_number()) one.values[name] = value;
-    }
-  });
-  return all;
+  return counts;
 }
 
 // The settings with which a method reads the weights of another one, which stand in no config.json;
@@ -122,8 +111,8 @@ void KeepSettings(const Job& job, const MethodConfig& method) {
   WriteFileAtomically(SettingsPath(job, method), BorrowersSettings(job, method));
 }
 
-std::optional<std::vector<LengthScore>> LoadOf(const TaskConfig& task, const Job& job,
-                                               const MethodConfig& method) {
+std::optional<std::vector<std::int64_t>> LoadOf(const TaskConfig& task, const Job& job,
+                                                const MethodConfig& method) {
   if (IsOutdated(job, method)) return std::nullopt;
   return Load(ScoresPath(job, method), task);
 }
@@ -251,16 +240,14 @@ std::string Job::Name() const {
 }
 
 bool LoadFinished(const TaskConfig& task, Job& job) {
-  std::vector<std::vector<LengthScore>> scores;
+  std::vector<std::vector<std::int64_t>> samples;
   for (const MethodConfig* method : job.evaluates) {
-    std::optional<std::vector<LengthScore>> loaded = LoadOf(task, job, *method);
+    std::optional<std::vector<std::int64_t>> loaded = LoadOf(task, job, *method);
     if (!loaded) return false;
-    scores.push_back(std::move(*loaded));
+    samples.push_back(std::move(*loaded));
   }
-  job.scores = std::move(scores);
+  job.samples = std::move(samples);
   if (task.sequence) job.heads = LoadHeads(HeadsPath(job));
-  job.observed = LoadObserved(job.folder);
-  job.seconds = RunFolder(job.folder).Seconds();
   return true;
 }
 

@@ -6,23 +6,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lab/config/recipe.h"
-#include "lab/eval/evaluate_sets.h"
 #include "lab/eval/head_data.h"
 #include "lab/progress/progress.h"
 
 namespace tsallis::lab {
-
-// Numbers that training wrote after a step; see Trainable::Observe().
-struct Observed {
-  std::int64_t step = 0;
-  std::map<std::string, double> values;
-};
 
 // One training and every method that is evaluated on its weights.
 struct Job {
@@ -36,12 +28,10 @@ struct Job {
   // Whether weights are kept to be drawn: of the first seed alone, which is what pages show.
   bool draws = false;
   std::vector<std::int64_t> map_lengths;  // sequences that draw: where
-  // One list for each of `evaluates`, at every length; empty until the job is finished. For
-  // sequences the members of LengthScore about sets stay empty.
-  std::vector<std::vector<LengthScore>> scores;
-  HeadObservations heads;          // sequences: what there is when the job is finished
-  std::vector<Observed> observed;  // of runs that wrote it
-  double seconds = 0.0;
+  // How many samples each of `evaluates` was read on, at every length; empty until the job is
+  // finished.
+  std::vector<std::vector<std::int64_t>> samples;
+  HeadObservations heads;  // sequences: what there is when the job is finished
 
   std::string Name() const;
 };

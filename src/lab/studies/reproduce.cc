@@ -1,7 +1,6 @@
 #include "lab/studies/reproduce.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -12,13 +11,13 @@
 #include <utility>
 
 #include "core/version.h"
+#include "lab/config/catalogue.h"
+#include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/evaluate_sets.h"
 #include "lab/eval/evaluate_translation.h"
 #include "lab/eval/observe_heads.h"
-#include "lab/report/finding.h"
-#include "lab/report/results.h"
 #include "lab/studies/jobs.h"
-#include "lab/studies/summarise.h"
+#include "lab/tasks/sequence_batch.h"
 #include "lab/train/sequence_training.h"
 #include "lab/train/trainer.h"
 #include "tsallis/cpu.h"
@@ -27,6 +26,7 @@ namespace tsallis::lab {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
 
 // The methods of that name, or all.
 std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
@@ -149,10 +149,9 @@ Runs GridRuns(const ScaleConfig& scale, const Runs& study) {
 
 // For every method that trains, the recipe with the learning rate at which `grid`, trained, is the
 // most accurate on validation data, averaged over the seeds; of equals the first of the grid. Jobs
-// that failed count as nothing right, or as a loss of 1000. Says in `choices` what it chose where
+// that failed count as nothing right, or as a loss of 1000. Adds the rate to `trained_at` where
 // there was a choice.
-std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
-                                                 std::string& choices) {
+std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid, Json& trained_at) {
   std::map<std::string, std::map<const Recipe*, double>> sums;
   std::set<std::string> trained;
   for (const Job& job : grid) {
@@ -170,133 +169,95 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid,
         std::max_element(rates.begin(), rates.end(),
                          [](const auto& a, const auto& b) { return a.second < b.second; });
     chosen[method] = best->first;
-    if (!trained.contains(method)) continue;
-    choices += fmt::format("{}{} {:g}", choices.empty() ? "" : ", ", method, best->first->train.lr);
+    if (trained.contains(method)) trained_at[method] = best->first->train.lr;
   }
   return chosen;
 }
 
-std::string Seeds(int seeds) { return fmt::format("{} seed{}", seeds, seeds == 1 ? "" : "s"); }
-
-// The precisions of the runs: "bfloat16", or "bfloat16 and float32" where machines differed.
-std::string Precisions(const std::vector<Job>& jobs) {
-  std::set<std::string> found;
-  for (const Job& job : jobs) found.insert(ComputeOf(job.folder));
-  return fmt::format("{}", fmt::join(found, " and "));
+Json ToReport(const TrainConfig& train) {
+  return {{"optimizer", train.optimizer},
+          {"lr", train.lr},
+          {"lr_grid", train.lr_grid},
+          {"l2", train.l2},
+          {"weight_decay", train.weight_decay},
+          {"schedule", train.schedule},
+          {"cooldown", train.cooldown},
+          {"warmup", train.warmup},
+          {"batch", train.batch},
+          {"validate_every", train.validate_every},
+          {"validate_samples", train.validate_samples},
+          {"best_length", train.best_length},
+          {"best_floor", train.best_floor}};
 }
 
-// How the weights change: "adamw, learning rate 0.001, down to 0 along a cosine, weight decay 0.1".
-std::string Updates(const TrainConfig& train, std::string rate) {
-  if (train.schedule == "cosine") rate += ", down to 0 along a cosine";
-  if (train.schedule == "linear") {
-    rate += fmt::format(", down to 0 along a line in the last {:g} % of the steps",
-                        100.0 * train.cooldown);
+std::string NameOf(Scoring scoring) {
+  constexpr const char* kNames[] = {"exact", "tokens", "loss", "bleu"};
+  return kNames[static_cast<std::size_t>(scoring)];
+}
+
+// How a method attends.
+Json Settings(const Recipe& recipe, const MethodConfig& method) {
+  if (recipe.task.sequence) return ToJson(recipe.Decoder(method));
+  const SetAttentionConfig& of_sets = method;
+  Json settings = ToJson(of_sets);
+  const auto kind = static_cast<std::size_t>(of_sets.length_scaling.kind);
+  settings["length_scaling"]["kind"] = SetLengthScalings()[kind].name;
+  return settings;
+}
+
+// `compare`: the papers' figures belong beside ours.
+Json ToReport(const Recipe& recipe, const MethodConfig& method, bool compare) {
+  Json paper = Json::object();
+  for (std::size_t i = 0; compare && i < method.paper.size(); ++i) {
+    paper[std::to_string(recipe.task.eval_lengths[i])] = method.paper[i];
   }
-  const std::string decay = train.optimizer == "adam" ? fmt::format("L2 {:g}", train.l2)
-                            : train.weight_decay > 0.0
-                                ? fmt::format("weight decay {:g}", train.weight_decay)
-                                : "no weight decay";
-  return fmt::format("{}, {}, {}", train.optimizer, rate, decay);
+  return {{"name", method.name},
+          {"label", method.label},
+          {"variant", method.variant},
+          {"settings", Settings(recipe, method)},
+          {"paper", paper},
+          {"train", method.train ? ToReport(*method.train) : Json(nullptr)}};
 }
 
-// Names the weights of a run that are evaluated: "the last weights".
-std::string Weights(const TrainConfig& train, std::int64_t steps, std::int64_t train_length) {
-  if (train.validate_every == 0 || train.validate_every >= steps) return "the last weights";
-  const std::string floor = train.best_floor > 0.0 ? fmt::format(" with {:g} % or more at {}",
-                                                                 train.best_floor, train_length)
-                                                   : "";
-  return fmt::format(
-      "of weights read every {} steps{} the best at length {}, on {} validation samples,",
-      train.validate_every, floor, train.best_length, train.validate_samples);
+Json ToReport(const Job& job) {
+  Json samples;
+  for (std::size_t i = 0; i < job.samples.size(); ++i) {
+    samples[job.evaluates[i]->name] = job.samples[i];
+  }
+  return {{"folder", job.folder.string()},
+          {"method", job.trains->name},
+          {"seed", job.seed},
+          {"steps", job.steps},
+          {"samples", samples},
+          {"map_lengths", job.map_lengths}};
 }
 
-// Lists the jobs' methods that are trained in their own way: "; Softmax, weight decay: adamw, ...".
-std::string OwnUpdates(const std::vector<Job>& jobs, const Recipe& recipe, const Runs& study) {
-  const std::int64_t length = recipe.task.train_length_max;
-  const std::string usual = Weights(recipe.train, study.steps, length);
-  std::string text;
-  std::set<std::string> seen;
+// The first test sample of length n, token by token.
+Json Spelt(const SequenceTask& task, std::int64_t n) {
+  const Sample sample = task.Draw(kEvaluationSeed, Split::kTest, 0, n);
+  Json words = Json::array();
+  Json scored = Json::array();
+  for (std::size_t i = 0; i < sample.tokens.size(); ++i) {
+    words.push_back(task.Word(sample.tokens[i]));
+    scored.push_back(sample.labels[i] != kNotScored);
+  }
+  return {{"n", n}, {"words", words}, {"scored", scored}};
+}
+
+// The samples whose attention the jobs show token by token.
+Json SpeltSamples(const SequenceTask& task, const std::vector<Job>& jobs) {
+  std::set<std::int64_t> lengths;
   for (const Job& job : jobs) {
-    const std::optional<TrainConfig>& own = job.trains->train;
-    if (!own || !seen.insert(job.trains->name).second) continue;
-    text += fmt::format("; {}: ", job.trains->label);
-    if (job.steps != study.steps) text += fmt::format("{} steps, ", job.steps);
-    text += Updates(*own, fmt::format("learning rate {:g}", own->lr));
-    if (own->warmup != recipe.train.warmup) {
-      text += fmt::format(", {} steps of warm-up", own->warmup);
+    for (const AttentionMap& map : job.heads.maps) {
+      const auto& drawn = job.map_lengths;
+      if (map.cell == 1 && std::find(drawn.begin(), drawn.end(), map.n) != drawn.end()) {
+        lengths.insert(map.n);
+      }
     }
-    const std::string weights = Weights(*own, job.steps, length);
-    if (weights != usual) text += fmt::format(", {} are evaluated", weights);
   }
-  return text;
-}
-
-// Says where they are asked less.
-std::string Fewer(const TaskConfig& task) {
-  std::string text;
-  if (task.eval_tokens) text += fmt::format(", at most {} tokens", *task.eval_tokens);
-  if (task.eval_samples_lost) {
-    text += fmt::format(", at most {} samples behind two lengths with nothing right",
-                        *task.eval_samples_lost);
-  }
-  return text;
-}
-
-// Says how sequence models are tested.
-std::string Asked(const TaskConfig& task) {
-  switch (task.GetScoring()) {
-    case Scoring::kExact:
-      return fmt::format("{} test samples a length (right if every token is){}", task.eval_samples,
-                         Fewer(task));
-    case Scoring::kTokens:
-      return fmt::format("{} test samples a length (token by token){}", task.eval_samples,
-                         Fewer(task));
-    case Scoring::kLoss:
-      return fmt::format("some {} test tokens at every length, the same where lengths divide",
-                         task.eval_samples * task.train_length_max);
-    case Scoring::kBleu:
-      return fmt::format(
-          "the first {} test pairs of up to n source tokens, written by {} beams, scored by "
-          "sacrebleu",
-          task.eval_samples, kTestBeams);
-  }
-  return "";
-}
-
-std::string Protocol(const Recipe& recipe, const TaskConfig& task, const Runs& study,
-                     const Runs& grid, const std::string& choices, const std::vector<Job>& jobs,
-                     const std::string& seeds) {
-  const TrainConfig& train = recipe.train;
-  const std::int64_t steps = study.steps;
-  std::string rate =
-      fmt::format("learning rate {:g}", train.lr_grid.size() == 1 ? train.lr_grid[0] : train.lr);
-  if (train.lr_grid.size() > 1) {
-    std::string by;
-    if (grid.steps != study.steps || grid.seeds != study.seeds) {
-      by = fmt::format(" by runs of {} steps, {}", grid.steps, Seeds(grid.seeds));
-    }
-    rate = fmt::format(
-        "learning rate of {{{:g}}} chosen on {} validation samples of length {} for each method{} "
-        "({})",
-        fmt::join(train.lr_grid, ", "), train.validate_samples, train.best_length, by, choices);
-  }
-  const std::string weights = Weights(train, steps, task.train_length_max);
-  if (!task.sequence) {
-    return fmt::format(
-        "{} training steps of {} sets, {}, {}{}; {} are evaluated, on {} to {} sets a length",
-        steps, train.batch, Updates(train, rate), seeds, OwnUpdates(jobs, recipe, study), weights,
-        EvalSets(task, *std::max_element(task.eval_lengths.begin(), task.eval_lengths.end())),
-        EvalSets(task, *std::min_element(task.eval_lengths.begin(), task.eval_lengths.end())));
-  }
-  const DecoderConfig& decoder = recipe.model.decoder;
-  return fmt::format(
-      "{}{} layers of width {}, {} heads, products in {}; {} training steps of {} samples of "
-      "length "
-      "{} to {}, {}, {} steps of warm-up, {}{}; {} are evaluated, on {}",
-      recipe.model.name == "encoder-decoder" ? fmt::format("{} + ", decoder.layers) : "",
-      decoder.layers, decoder.width, decoder.heads, Precisions(jobs), steps, train.batch,
-      task.train_length_min, task.train_length_max, Updates(train, rate), train.warmup, seeds,
-      OwnUpdates(jobs, recipe, study), weights, Asked(task));
+  Json samples = Json::array();
+  for (const std::int64_t n : lengths) samples.push_back(Spelt(task, n));
+  return samples;
 }
 
 }  // namespace
@@ -317,6 +278,9 @@ struct Reproduction::Plan {
   const Trainings trainings;
   std::vector<Job> grid_jobs, jobs, others;  // `others`: of other shards
   std::size_t expected = 0;                  // jobs that are evaluated, of all shards
+
+  // What the report is told; `chosen`: the learning rate of each method that chose one.
+  Json Description(const Json& chosen) const;
 
  private:
   void DrawMaps();
@@ -384,8 +348,66 @@ Reproduction::~Reproduction() = default;
 
 const Recipe& Reproduction::GetRecipe() const { return plan_->recipe; }
 
-StudyResults Reproduction::Run(const std::atomic<bool>& stop) {
-  const Recipe& recipe = plan_->recipe;
+Json Reproduction::Plan::Description(const Json& chosen) const {
+  const Metric metric = recipe.task.GetMetric();
+  const DecoderConfig& decoder = recipe.model.decoder;
+  Json about = {{"study", recipe.name},
+                {"title", recipe.title},
+                {"source", recipe.source},
+                {"scale", options.scale},
+                {"commit", GitCommit()},
+                {"processor", QueryCpu().processor},
+                {"command", options.command},
+                {"baseline", recipe.baseline},
+                {"figure", recipe.figure},
+                {"headline", recipe.headline},
+                {"finding_length", recipe.finding_length},
+                {"metric",
+                 {{"name", metric.name},
+                  {"unit", metric.unit},
+                  {"higher_is_better", metric.higher_is_better},
+                  {"digits", metric.digits},
+                  {"notable", metric.notable}}},
+                {"scoring", NameOf(task.GetScoring())},
+                {"lengths", task.eval_lengths},
+                {"train_length", {task.train_length_min, task.train_length_max}},
+                {"train", ToReport(recipe.train)},
+                {"steps", study.steps},
+                {"seeds", study.seeds},
+                {"grid", {{"steps", grid.steps}, {"seeds", grid.seeds}}},
+                {"chosen", chosen},
+                {"heat_items", kHeatItems},
+                {"groups", Json::array()},
+                {"bins", Json::array()},
+                {"model", nullptr},
+                {"task", nullptr},
+                {"samples", Json::array()}};
+  for (const MethodConfig& method : recipe.methods) {
+    about["methods"].push_back(ToReport(recipe, method, scale.compare));
+  }
+  for (const MethodConfig* method : methods) about["shown"].push_back(method->name);
+  for (const Job& job : jobs) about["runs"].push_back(ToReport(job));
+  if (!task.sequence) return about;
+  about["groups"] = task.sequence->Groups();
+  for (std::size_t bin = 0; bin == 0 || PositionBin(bin - 1) <= task.eval_lengths.back(); ++bin) {
+    about["bins"].push_back(PositionBin(bin));
+  }
+  about["model"] = {{"name", recipe.model.name},
+                    {"layers", decoder.layers},
+                    {"width", decoder.width},
+                    {"heads", decoder.heads}};
+  const auto number = [](const std::optional<std::int64_t>& value) {
+    return value ? Json(*value) : Json(nullptr);
+  };
+  about["task"] = {{"samples", task.eval_samples},
+                   {"tokens", number(task.eval_tokens)},
+                   {"lost", number(task.eval_samples_lost)},
+                   {"beams", kTestBeams}};
+  about["samples"] = SpeltSamples(*task.sequence, jobs);
+  return about;
+}
+
+Reproduced Reproduction::Run(const std::atomic<bool>& stop) {
   const ReproduceOptions& options = plan_->options;
   const TaskConfig& task = plan_->task;
   std::vector<Job>& grid_jobs = plan_->grid_jobs;
@@ -395,12 +417,12 @@ StudyResults Reproduction::Run(const std::atomic<bool>& stop) {
   const auto run = [&](std::vector<Job>& all, JobGoal goal) {
     return RunQueue(task, all, goal, options.progress, cores, stop);
   };
-  std::string choices;
+  Json chosen = Json::object();
   if (!grid_jobs.empty()) {
     // A job that fails is not chosen; where none is left, the chosen one fails again below.
     if (!options.finished_only) run(grid_jobs, JobGoal::kTrain);
-    const auto chosen = ChooseRates(grid_jobs, choices);
-    std::erase_if(jobs, [&](const Job& job) { return chosen.at(job.trains->name) != job.recipe; });
+    const auto rates = ChooseRates(grid_jobs, chosen);
+    std::erase_if(jobs, [&](const Job& job) { return rates.at(job.trains->name) != job.recipe; });
   }
   std::vector<std::string> failures;
   std::size_t unfinished = 0;
@@ -415,40 +437,14 @@ StudyResults Reproduction::Run(const std::atomic<bool>& stop) {
     for (Job& job : plan_->others) {
       if (LoadFinished(task, job)) jobs.push_back(std::move(job));
     }
-    std::erase_if(jobs, [](const Job& job) { return job.scores.empty(); });
+    std::erase_if(jobs, [](const Job& job) { return job.samples.empty(); });
     unfinished = plan_->expected - jobs.size();
     std::stable_sort(jobs.begin(), jobs.end(),
                      [](const Job& a, const Job& b) { return a.seed < b.seed; });
     if (jobs.empty()) throw std::runtime_error("every job failed: " + failures.front());
   }
 
-  StudyResults results;
-  results.failures = std::move(failures);
-  results.unfinished = unfinished;
-  results.study = recipe.name;
-  results.title = recipe.title;
-  results.source = recipe.source;
-  results.scale = options.scale;
-  results.commit = GitCommit();
-  results.processor = QueryCpu().processor;
-  results.command = options.command;
-  results.baseline = recipe.baseline;
-  results.metric = recipe.task.GetMetric();
-  for (const Job& job : jobs) results.train_seconds += job.seconds;
-  Summarise(recipe, task, plan_->scale.compare, plan_->methods, jobs, results);
-  results.protocol =
-      Protocol(recipe, task, plan_->study, plan_->grid, choices, jobs, SeedText(results));
-  results.figure = recipe.figure;
-  const Found found = recipe.figure == "flow"
-                          ? FlowFinding(results)
-                          : Finding(results, task.train_length_max, recipe.finding_length);
-  results.finding = found.sentence;
-  // The first figure shows the methods that the first sentence names.
-  for (MethodInfo& method : results.methods) {
-    method.headline = method.headline || std::find(found.methods.begin(), found.methods.end(),
-                                                   method.name) != found.methods.end();
-  }
-  return results;
+  return {plan_->Description(chosen), std::move(failures), unfinished};
 }
 
 }  // namespace tsallis::lab

@@ -1,18 +1,17 @@
-// Runs a recipe: a queue of training jobs over methods and seeds, evaluation, and the study's
-// results.
+// Runs a recipe: a queue of training jobs over methods and seeds, and evaluation.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "lab/base/errors.h"
 #include "lab/config/recipe.h"
 #include "lab/progress/progress.h"
-#include "lab/report/results.h"
 
 namespace tsallis::lab {
 
@@ -39,6 +38,14 @@ struct ReproduceOptions {
   std::string command;  // recorded in the results
 };
 
+struct Reproduced {
+  // What the recipe says at the scale and the folders of the finished runs, for the report
+  // (python/tsallis_report/derive.py).
+  nlohmann::ordered_json study;
+  std::vector<std::string> failures;  // jobs that failed, with the reason
+  std::size_t unfinished = 0;         // jobs that are missing, failed ones included
+};
+
 // A recipe that is about to run, with its jobs listed: methods, seeds, shards and lengths of maps
 // are there, and without `resume` no folder holds a run. Whoever runs several recipes plans them
 // all first, so that such a mistake in the last does not cost the hours of the others. A missing
@@ -53,9 +60,9 @@ class Reproduction {
   const Recipe& GetRecipe() const;
 
   // Once. A job that fails (its loss is not finite, the disk is full) does not stop the others; it
-  // is named in the results' failures. Throws UsageError, Interrupted (when `stop` becomes true),
+  // is named in the failures. Throws UsageError, Interrupted (when `stop` becomes true),
   // or std::runtime_error if no job succeeds.
-  StudyResults Run(const std::atomic<bool>& stop);
+  Reproduced Run(const std::atomic<bool>& stop);
 
  private:
   struct Plan;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -14,6 +15,7 @@
 #include "lab/nn/set_attention.h"
 #include "lab/studies/reproduce.h"
 #include "lab/testing/lab_test_support.h"
+#include "lab/train/run_folder.h"
 #include "lab/train/set_training.h"
 
 namespace tsallis::lab {
@@ -22,6 +24,33 @@ namespace {
 namespace fs = std::filesystem;
 
 std::atomic<bool> never{false};
+
+std::string TextOf(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// The lines of a run, without the times.
+std::vector<std::string> MetricsOf(const fs::path& folder) {
+  std::vector<std::string> found;
+  std::ifstream in(folder / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);)
+    found.push_back(line.substr(0, line.find("\"seconds\"")));
+  return found;
+}
+
+// The evaluations of the described runs, by their path below the folder of all runs.
+std::map<std::string, std::string> Evaluations(const Reproduced& done, const fs::path& root) {
+  std::map<std::string, std::string> texts;
+  for (const auto& run : done.study.at("runs")) {
+    const fs::path folder = run.at("folder").get<std::string>();
+    for (const auto& [method, unused] : run.at("samples").items()) {
+      const fs::path path = folder / ("eval-" + method + ".json");
+      texts[fs::relative(path, root).string()] = TextOf(path);
+    }
+  }
+  return texts;
+}
 
 bool SameBits(const SetAttention& a, const SetAttention& b) {
   return torch::equal(a.FlatParameters(), b.FlatParameters());
@@ -172,15 +201,9 @@ TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
       }
     }
     EXPECT_EQ(stops, 24);  // after every step, within and at the ends of lines of metrics
-    const auto lines = [](const fs::path& folder) {
-      std::vector<std::string> found;
-      std::ifstream in(folder / "a" / "metrics.jsonl");
-      for (std::string line; std::getline(in, line);)
-        found.push_back(line.substr(0, line.find("\"seconds\"")));
-      return found;
-    };
-    EXPECT_EQ(lines(whole.Path()), lines(parts.Path()));
-    EXPECT_EQ(lines(whole.Path()).size(), 10U);  // three of loss, seven of what is observed
+    EXPECT_EQ(MetricsOf(whole.Path() / "a"), MetricsOf(parts.Path() / "a"));
+    // Three of loss, seven of what is observed.
+    EXPECT_EQ(MetricsOf(whole.Path() / "a").size(), 10U);
   }
 }
 
@@ -285,7 +308,7 @@ TEST(Crc32c, IsThatOfTheStandard) {
   }
 }
 
-TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
+TEST(Reproduce, RunsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   const Recipe recipe = SmallRecipe();
   ReproduceOptions options;
   options.progress.quiet = true;
@@ -296,57 +319,50 @@ TEST(Reproduce, ResultsAreTheSameForAnyNumberOfWorkersAndAfterResuming) {
   };
   const TemporaryFolder one;
   const TemporaryFolder two;
-  const StudyResults a = run(one.Path(), 1);
-  const StudyResults b = run(two.Path(), 3);
-  ASSERT_EQ(a.rows.size(), 6U);  // three methods, two lengths
-  for (std::size_t i = 0; i < a.rows.size(); ++i) {
-    EXPECT_EQ(a.rows[i].method, b.rows[i].method);
-    EXPECT_EQ(a.rows[i].mean, b.rows[i].mean);
-    EXPECT_EQ(a.entropies[i].entropy_mean, b.entropies[i].entropy_mean);
-    EXPECT_EQ(a.rows[i].seeds, 2);
-    EXPECT_LE(a.rows[i].mean, a.rows[i].best);
+  const Reproduced a = run(one.Path(), 1);
+  const auto evaluations = Evaluations(a, one.Path());
+  ASSERT_EQ(evaluations.size(), 6U);  // three methods, two seeds
+  EXPECT_EQ(Evaluations(run(two.Path(), 3), two.Path()), evaluations);
+  for (const auto& described : a.study["runs"]) {
+    const fs::path folder = described["folder"].get<std::string>();
+    EXPECT_EQ(MetricsOf(folder), MetricsOf(two.Path() / fs::relative(folder, one.Path())));
+    EXPECT_EQ(described["samples"].front(), (std::vector<int>{64, 64}));
+    std::vector<int> steps;
+    RunFolder(folder).ForEachMetrics([&](const nlohmann::json& entry) {
+      if (!entry.contains("observed")) return;
+      steps.push_back(entry["step"]);
+      EXPECT_LT(entry["observed"]["spread"], entry["observed"]["bound"]);
+    });
+    ASSERT_GE(steps.size(), 4U);
+    EXPECT_EQ(std::vector<int>(steps.begin(), steps.begin() + 4), (std::vector<int>{1, 2, 3, 6}));
   }
-  // Each training has the steps 1, 2, 3, 6, ..., for any number of workers.
-  ASSERT_GE(a.spreads.size(), 8U);
-  EXPECT_EQ(a.spreads[3].step, 6);
-  ASSERT_EQ(a.spreads.size(), b.spreads.size());
-  for (std::size_t i = 0; i < a.spreads.size(); ++i) {
-    const SpreadRow& row = a.spreads[i];
-    EXPECT_NE(row.method, "adaptive-temperature");  // it has the weights of another
-    EXPECT_EQ(row.mean, b.spreads[i].mean);
-    EXPECT_LE(row.least, row.mean);
-    EXPECT_LT(row.mean, row.most);
-    EXPECT_LT(row.mean, row.bound_mean);  // of every seed, so of the means
-  }
-  EXPECT_EQ(a.rows[0].paper, 90.0);
-  EXPECT_FALSE(a.rows[1].paper.has_value());
-  EXPECT_EQ(a.heat_maps.size(), 6U);
-  EXPECT_THROW(run(one.Path(), 1), UsageError);  // a run is there and --resume was not given
+  EXPECT_EQ(a.study["methods"][0]["paper"].dump(), R"({"16":90.0})");
+  EXPECT_EQ(a.study["methods"][2]["settings"]["length_scaling"]["kind"], "scalar");
+  EXPECT_EQ(a.study["runs"][0]["samples"].size(), 2U);  // of another method, too
+  EXPECT_THROW(run(one.Path(), 1), UsageError);         // a run is there and --resume was not given
   options.resume = true;
-  const StudyResults c = run(one.Path(), 2);
-  EXPECT_EQ(c.rows[0].mean, a.rows[0].mean);
+  EXPECT_EQ(Evaluations(run(one.Path(), 2), one.Path()), evaluations);
 }
 
-TEST(Reproduce, ReportsWhatIsFinishedEvaluationByEvaluation) {
+TEST(Reproduce, DescribesWhatIsFinishedEvaluationByEvaluation) {
   const Recipe recipe = SmallRecipe();
   const TemporaryFolder folder;
   ReproduceOptions options;
   options.progress.quiet = true;
   options.runs = folder.Path();
-  const StudyResults all = Reproduction(recipe, options).Run(never);
+  const Reproduced all = Reproduction(recipe, options).Run(never);
   options.finished_only = true;
-  EXPECT_EQ(Reproduction(recipe, options).Run(never).rows.size(), all.rows.size());
+  EXPECT_EQ(Reproduction(recipe, options).Run(never).study["runs"], all.study["runs"]);
   // Two methods share weights, and one of them has not been evaluated yet.
   const fs::path study = folder.Path() / "small" / "quick";
   fs::remove(study / "softmax" / "seed-2" / "eval-adaptive-temperature.json");
   fs::remove(study / "asentmax-3" / "seed-1" / "eval-asentmax-3.json");
   fs::remove(study / "asentmax-3" / "seed-2" / "eval-asentmax-3.json");
-  const StudyResults some = Reproduction(recipe, options).Run(never);
-  ASSERT_EQ(some.rows.size(), 4U);
-  for (const ResultRow& row : some.rows) EXPECT_EQ(row.seeds, row.method == "softmax" ? 2 : 1);
-  EXPECT_EQ(some.rows[0].mean, all.rows[0].mean);
-  EXPECT_NE(all.protocol.find(", 2 seeds"), std::string::npos) << all.protocol;
-  EXPECT_NE(some.protocol.find(", 1 to 2 seeds"), std::string::npos) << some.protocol;
+  const Reproduced some = Reproduction(recipe, options).Run(never);
+  ASSERT_EQ(some.study["runs"].size(), 2U);
+  EXPECT_EQ(some.study["runs"][0], all.study["runs"][0]);
+  EXPECT_EQ(some.study["runs"][1]["samples"].size(), 1U);
+  EXPECT_TRUE(some.study["runs"][1]["samples"].contains("softmax"));
 }
 
 TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
@@ -362,13 +378,12 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   ReproduceOptions options;
   options.progress.quiet = true;
   options.runs = folder.Path();
-  const StudyResults results = Reproduction(recipe, options).Run(never);
-  EXPECT_NE(results.protocol.find("{1e-09, 0.003} chosen on 64 validation samples of length 16 for "
-                                  "each method by runs of 400 steps, 1 seed"),
-            std::string::npos)
-      << results.protocol;
-  EXPECT_NE(results.protocol.find("softmax 0.003"), std::string::npos) << results.protocol;
-  EXPECT_EQ(results.rows[0].seeds, 2);
+  const Reproduced done = Reproduction(recipe, options).Run(never);
+  EXPECT_EQ(done.study["train"]["lr_grid"], (std::vector<double>{1e-9, 3e-3}));
+  EXPECT_EQ(done.study["grid"].dump(), R"({"steps":400,"seeds":1})");
+  EXPECT_EQ(done.study["chosen"]["softmax"], 0.003);
+  EXPECT_EQ(done.study["chosen"].size(), 2U);
+  EXPECT_EQ(done.study["runs"].size(), 4U);  // two seeds at the chosen rates
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
   const fs::path grid = method / "lr-0.003" / "steps-400" / "seed-1";
   EXPECT_TRUE(fs::exists(grid / "model.safetensors"));
@@ -379,14 +394,11 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   fs::remove(grid / "model.safetensors");
   fs::remove_all(grid / "best");
   options.resume = true;
-  const StudyResults again = Reproduction(recipe, options).Run(never);
-  EXPECT_EQ(again.protocol, results.protocol);
-  EXPECT_EQ(again.rows[0].mean, results.rows[0].mean);
+  EXPECT_EQ(Reproduction(recipe, options).Run(never).study, done.study);
   EXPECT_FALSE(fs::exists(grid / "model.safetensors"));
   // One rate needs no choice.
   recipe.train.lr_grid = {3e-3};
-  EXPECT_NE(Reproduction(recipe, options).Run(never).protocol.find("learning rate 0.003, L2"),
-            std::string::npos);
+  EXPECT_TRUE(Reproduction(recipe, options).Run(never).study["chosen"].empty());
 }
 
 TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {
@@ -397,13 +409,11 @@ TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {
   options.runs = folder.Path();
   options.seeds = 1;
   recipe.methods[2].theta = 1e-300;  // scores beyond float: NaN
-  const StudyResults results = Reproduction(recipe, options).Run(never);
-  ASSERT_EQ(results.failures.size(), 1U);
-  EXPECT_NE(results.failures[0].find("asentmax-3 seed 1: training diverged: the loss of step 1"),
-            std::string::npos)
-      << results.failures[0];
-  EXPECT_EQ(results.methods.size(), 2U);
-  EXPECT_EQ(results.rows.size(), 4U);
+  const Reproduced done = Reproduction(recipe, options).Run(never);
+  ASSERT_EQ(done.failures.size(), 1U);
+  ExpectContains(done.failures[0], "asentmax-3 seed 1: training diverged: the loss of step 1");
+  ASSERT_EQ(done.study["runs"].size(), 1U);
+  EXPECT_EQ(done.study["runs"][0]["samples"].size(), 2U);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/eval/evaluate_sequences.h"
+#include "lab/eval/head_data.h"
 #include "lab/nn/models.h"
 #include "lab/studies/reproduce.h"
 #include "lab/tasks/sequence_batch.h"
@@ -589,6 +590,12 @@ ReproduceOptions QuietIn(const TemporaryFolder& folder, int workers = 0) {
   return options;
 }
 
+// How many lengths the heads of a described run were looked at.
+std::size_t LengthsOfHeads(const Reproduced& done) {
+  const fs::path folder = done.study.at("runs").at(0).at("folder").get<std::string>();
+  return LoadHeads(folder / "heads-softmax.json").lengths.size();
+}
+
 TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   Recipe recipe = SmallSequences();
   recipe.train.lr_grid = {1e-9, 3e-3};
@@ -600,33 +607,27 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   recipe.methods[0].paper = {99.0};
   const TemporaryFolder folder;
   ReproduceOptions options = QuietIn(folder, 2);
-  const StudyResults results = Reproduction(recipe, options).Run(never);
+  const Reproduced results = Reproduction(recipe, options).Run(never);
   EXPECT_TRUE(results.failures.empty());
-  ASSERT_EQ(results.rows.size(), 2U);
-  EXPECT_EQ(results.rows[0].n, 3);
-  EXPECT_EQ(results.rows[0].seeds, 2);
-  EXPECT_EQ(results.rows[0].paper, 99.0);
-  ASSERT_EQ(results.entropies.size(), 2U);
-  EXPECT_GT(results.entropies[1].normalised_mean, 0.0);
-  EXPECT_LT(results.entropies[1].normalised_mean, 1.0);
-  EXPECT_GT(results.entropies[1].entropy_std, 0.0);  // two seeds
-  // The heads of the first seed are observed; both lengths are short enough to be drawn.
-  ASSERT_EQ(results.heads.size(), 1U);
-  EXPECT_EQ(results.heads[0].heads.lengths.size(), 2U);
-  ASSERT_EQ(results.samples.size(), 2U);
-  EXPECT_EQ(results.samples[1].words.size(), 12U);
-  EXPECT_EQ(results.samples[1].words[0], "<bos>");
-  EXPECT_EQ(results.samples[1].scored, (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
-  ExpectContains(results.protocol, "{1e-09, 0.003} chosen on 10 validation samples of length 1");
-  ExpectContains(results.protocol, "(softmax 0.003)");
-  ExpectContains(results.protocol, "weight decay 0.001, ");
+  ASSERT_EQ(results.study["runs"].size(), 2U);  // two seeds
+  EXPECT_EQ(results.study["methods"][0]["paper"].dump(), R"({"3":99.0})");
+  EXPECT_EQ(results.study["bins"], (std::vector<int>{0, 1, 2, 3, 4, 6}));
+  // The heads are observed; both lengths are short enough to be drawn.
+  EXPECT_EQ(LengthsOfHeads(results), 2U);
+  EXPECT_EQ(results.study["runs"][0]["map_lengths"], (std::vector<int>{3, 5}));
+  EXPECT_TRUE(results.study["runs"][1]["map_lengths"].empty());
+  const auto& samples = results.study["samples"];
+  ASSERT_EQ(samples.size(), 2U);
+  EXPECT_EQ(samples[1]["words"].size(), 12U);
+  EXPECT_EQ(samples[1]["words"][0], "<bos>");
+  EXPECT_EQ(samples[1]["scored"], (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(results.study["chosen"].dump(), R"({"softmax":0.003})");
   // Nothing was chosen for a method that has not been trained.
   Recipe more = recipe;
   more.methods.push_back(SmallSequences().methods.back());
   ReproduceOptions finished = options;
   finished.finished_only = true;
-  ExpectContains(Reproduction(more, finished).Run(never).protocol, "(softmax 0.003)");
-  ExpectContains(results.protocol, "2 layers of width 32, 2 heads, products in float32; ");
+  EXPECT_EQ(Reproduction(more, finished).Run(never).study["chosen"], results.study["chosen"]);
   const fs::path method = folder.Path() / "small" / "quick" / "softmax";
   EXPECT_TRUE(fs::exists(method / "lr-0.003" / "seed-2" / "eval-softmax.json"));
   EXPECT_TRUE(fs::exists(method / "lr-1e-09" / "seed-2" / "model.safetensors"));
@@ -639,18 +640,20 @@ TEST(SequenceStudy, ChoosesLearningRatesOnValidationAndReportsTheChosen) {
   options.resume = true;
   recipe.task.eval_lengths = {3, 4, 5};
   options.map_lengths = {4};
-  const StudyResults again = Reproduction(recipe, options).Run(never);
-  EXPECT_EQ(again.heads.at(0).heads.lengths.size(), 3U);
-  ASSERT_EQ(again.samples.size(), 1U);
-  EXPECT_EQ(again.samples[0].n, 4);
-  ASSERT_EQ(again.rows.size(), 3U);
-  EXPECT_EQ(again.rows[0].mean, results.rows[0].mean);
-  EXPECT_EQ(again.rows[2].best, 100.0);
+  const Reproduced again = Reproduction(recipe, options).Run(never);
+  EXPECT_EQ(LengthsOfHeads(again), 3U);
+  ASSERT_EQ(again.study["samples"].size(), 1U);
+  EXPECT_EQ(again.study["samples"][0]["n"], 4);
+  EXPECT_EQ(again.study["runs"][0]["samples"]["softmax"], (std::vector<int>{20, 20, 20}));
+  rows = LoadSequenceScores(scores);
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(FindScore(rows, 5, 20)->answers.hits, 20);
   // Heads of a finished job whose weights are gone are not looked at, and nothing is trained again.
   fs::remove(method / "lr-0.003" / "seed-1" / "heads-softmax.json");
   fs::remove(method / "lr-0.003" / "seed-1" / "model.safetensors");
   options.finished_only = true;
-  EXPECT_TRUE(Reproduction(recipe, options).Run(never).heads.empty());
+  EXPECT_TRUE(Reproduction(recipe, options).Run(never).study["samples"].empty());
+  EXPECT_FALSE(fs::exists(method / "lr-0.003" / "seed-1" / "heads-softmax.json"));
 }
 
 TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
@@ -662,8 +665,9 @@ TEST(SequenceStudy, ReadsFewSamplesWhereAllIsLost) {
   recipe.task.eval_samples_lost = 2;
   const TemporaryFolder folder;
   ReproduceOptions options = QuietIn(folder, 1);
-  const StudyResults results = Reproduction(recipe, options).Run(never);
-  ExpectContains(results.protocol, ", at most 2 samples behind two lengths with nothing right");
+  const Reproduced results = Reproduction(recipe, options).Run(never);
+  EXPECT_EQ(results.study["task"]["lost"], 2);
+  EXPECT_EQ(results.study["runs"][0]["samples"]["softmax"], (std::vector<int>{20, 20, 2, 2}));
   const fs::path path =
       folder.Path() / "small" / "quick" / "softmax" / "seed-1" / "eval-softmax.json";
   std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
@@ -688,7 +692,7 @@ TEST(SequenceStudy, ShardsDivideTheJobs) {
   const Recipe recipe = SmallSequences();  // two methods, two seeds
   const TemporaryFolder whole_folder, folder;
   ReproduceOptions options = QuietIn(whole_folder, 1);
-  const StudyResults whole = Reproduction(recipe, options).Run(never);
+  const Reproduced whole = Reproduction(recipe, options).Run(never);
   EXPECT_EQ(whole.unfinished, 0U);
   options.runs = folder.Path();
   std::size_t unfinished[2];
@@ -703,11 +707,18 @@ TEST(SequenceStudy, ShardsDivideTheJobs) {
   for (std::thread& machine : machines) machine.join();
   EXPECT_EQ(std::min(unfinished[0], unfinished[1]), 0U) << "the last one has all";
   options.finished_only = true;
-  const StudyResults shared = Reproduction(recipe, options).Run(never);
-  ASSERT_EQ(shared.rows.size(), whole.rows.size());
-  for (std::size_t i = 0; i < whole.rows.size(); ++i) {
-    EXPECT_EQ(shared.rows[i].mean, whole.rows[i].mean);
-    EXPECT_EQ(shared.rows[i].seeds, 2);
+  const Reproduced shared = Reproduction(recipe, options).Run(never);
+  ASSERT_EQ(shared.study["runs"].size(), 4U);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto& own = shared.study["runs"][i];
+    const std::string file = "eval-" + own["method"].get<std::string>() + ".json";
+    const auto scores = [&](const Reproduced& of) {
+      return LoadSequenceScores(fs::path(of.study["runs"][i]["folder"].get<std::string>()) / file);
+    };
+    ASSERT_EQ(scores(shared).size(), scores(whole).size());
+    for (std::size_t l = 0; l < scores(whole).size(); ++l) {
+      EXPECT_EQ(scores(shared)[l].answers, scores(whole)[l].answers);
+    }
   }
   options.finished_only = false;
   options.resume = true;
@@ -726,7 +737,7 @@ TEST(SequenceStudy, ARunThatAnotherProcessWorksOnIsLeftAlone) {
     const FolderLock lock(run);
     EXPECT_THROW(FolderLock second(run), std::runtime_error);
     options.resume = true;
-    const StudyResults results = Reproduction(recipe, options).Run(never);
+    const Reproduced results = Reproduction(recipe, options).Run(never);
     ASSERT_EQ(results.failures.size(), 1U);
     ExpectContains(results.failures[0], "seed-2: another process is at work on this run");
     EXPECT_EQ(results.unfinished, 1U);
@@ -788,9 +799,11 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   recipe.methods = {ntk, rope};
   const TemporaryFolder folder;
   ReproduceOptions options = QuietIn(folder);
-  const StudyResults results = Reproduction(recipe, options).Run(never);
+  const Reproduced results = Reproduction(recipe, options).Run(never);
   ASSERT_TRUE(results.failures.empty());
-  ASSERT_EQ(results.methods.size(), 2U);
+  ASSERT_EQ(results.study["runs"].size(), 1U);
+  EXPECT_EQ(results.study["runs"][0]["method"], "rope");
+  EXPECT_EQ(results.study["runs"][0]["samples"].size(), 2U);
   EXPECT_FALSE(fs::exists(folder.Path() / "small" / "quick" / "ntk"));
   const fs::path run = folder.Path() / "small" / "quick" / "rope" / "seed-1";
   const SequenceLengthScore own = LoadSequenceScores(run / "eval-rope.json").back();
@@ -820,9 +833,8 @@ TEST(SequenceStudy, AMethodMayReadTheWeightsOfAnother) {
   ExpectContains(UsageErrorOf([&] { Reproduction(chosen, options).Run(never); }),
                  "method \"rope\" is trained in its own way");
   // Heads are looked at once, under the positions of the training.
-  ASSERT_EQ(results.heads.size(), 1U);
-  EXPECT_EQ(results.heads[0].method, "rope");
-  for (const EntropyRow& row : results.entropies) EXPECT_EQ(row.method, "rope");
+  EXPECT_TRUE(fs::exists(run / "heads-rope.json"));
+  EXPECT_FALSE(fs::exists(run / "heads-ntk.json"));
 }
 
 TEST(Memory, WhatNoMachineHasIsRefusedWithTheKeysThatDecide) {
