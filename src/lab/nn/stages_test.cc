@@ -76,6 +76,10 @@ Tensors Draw(const Stage& stage, const Case& one) {
       inputs.emplace_back();
     } else if (name == "position") {
       inputs.push_back(at::randint(9, shape, at::kInt));
+    } else if (name == "cosine") {
+      inputs.push_back(at::randn(shape).cos());
+    } else if (name == "sine") {  // of the same angles: a rotation keeps lengths
+      inputs.push_back((1.0 - inputs.back().square()).clamp_min(0.0).sqrt());
     } else if (name == "labels") {
       inputs.push_back(at::randint(40, shape, at::kLong));
     } else {
