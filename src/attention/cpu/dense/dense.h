@@ -26,8 +26,8 @@ using Floats = hwy::AlignedFreeUniquePtr<float[]>;
 
 inline constexpr std::int64_t kPanel = 64;  // keys: one word of bits
 inline constexpr std::int64_t kMostRows = 48;
-// Rows that one load of a key panel serves at least, however long the scores get. With 12, the panels
-// of 16 384 keys cost a quarter of the time.
+// Rows that one load of a key panel serves at least, however long the scores get. With 12, the
+// panels of 16 384 keys cost a quarter of the time.
 inline constexpr std::int64_t kLeastRows = 24;
 // Scores of a group: a part of the second-level cache, as the map passes over them several times.
 inline constexpr std::int64_t kScoreFloats = 1 << 18;
