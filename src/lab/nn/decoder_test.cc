@@ -438,7 +438,8 @@ TEST(Decoder, RoundedWeightsFollowTheirParameters) {
   expect_fresh("whole");
   Shake(model);
   expect_fresh("pointer");
-  Optimizer optimizer(TrainConfig{}, 1, model.FlatParameters(), model.FlatGradients());
+  const TrainConfig train;
+  Optimizer optimizer(train, 1, model.FlatParameters(), model.FlatGradients());
   model.LossAndGradient(batch);
   model.Evaluate(batch);
   optimizer.Step(0);
