@@ -34,16 +34,13 @@ reproduce:
 # instruction set that the compiler knows. The rest is tested as it ships. ccache knows the kernels of the first tree
 # again in the second. With nvcc CUDA kernels are compiled for one architecture; CUDA_ARCHITECTURES="80;90a;100;120"
 # compiles for these, then and until it says otherwise.
-# The wheel is built and tested in an environment of its own, beside the torch of .venv. WHEEL=no leaves it out; it needs apt-get.
 CUDA_ARCHITECTURES ?=
-WHEEL ?= $(if $(shell command -v apt-get),yes,no)
 test: style
 	$(call configured,release,build)
 	$(call configured,kernels,build-kernels)
 	$(if $(CUDA_ARCHITECTURES),@cmake build-kernels -DTSALLIS_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" >/dev/null)
 	@cmake --build build -j $(JOBS) --target all tests
 	@cmake --build build-kernels -j $(JOBS) --target all tests
-	$(if $(filter yes,$(WHEEL)),@scripts/build_wheel.sh && scripts/check_wheel.sh)
 	@$(PYTHON) scripts/run_tests.py --ctest build-kernels --ctest build --pytest python/tests
 
 # The CUDA kernels for every architecture, where there is nvcc, and the tests of the kernel library with them.

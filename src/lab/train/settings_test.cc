@@ -60,13 +60,13 @@ std::set<std::string> Keys(const toml::table& root) {
     }
   }
   if (recipe.model.OfSequences()) {
+    // An override has attention's keys; they are tried once, as a method's.
+    const std::string change = "override.";
     for (const DecoderKey& key : DecoderKeys()) {
-      keys.insert("model." + key.name);
-      const std::string change = "override.";
-      if (key.name.starts_with(change) && !key.name.starts_with("override.layers") &&
-          !key.name.starts_with("override.heads")) {
-        keys.insert("method.attention." + key.name.substr(change.size()));
-      }
+      const std::string name =
+          key.name.starts_with(change) ? key.name.substr(change.size()) : std::string();
+      const bool of_attention = !name.empty() && name != "layers" && name != "heads";
+      keys.insert(of_attention ? "method.attention." + name : "model." + key.name);
     }
   }
   return keys;
@@ -162,7 +162,10 @@ TEST(SettingsTest, BadValuesAreRefusedByTheirKeysNameOrRun) {
           const Recipe read = WithTable(recipe, changed);
           if (drawn) RunOnce(read);
         } catch (const UsageError& error) {
-          ExpectContains(error.what(), LastPart(key));
+          // Some models take no override at all.
+          const bool whole_table =
+              std::string(error.what()).find("override: ") != std::string::npos;
+          ExpectContains(error.what(), whole_table ? "override" : LastPart(key));
         } catch (const std::exception& error) {
           ADD_FAILURE() << which << ": " << error.what();
         }
