@@ -51,13 +51,9 @@ def main() -> None:
     ids = tokenizer(pages)["input_ids"][: options.tokens - len(asked)] + asked
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
     command += [str(options.model), "--port", str(options.port), "--served-model-name", "model"]
-    # GiB, and seconds: a step on a slow processor takes longer than vLLM's five minutes.
-    environment = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",
-    } | os.environ
+    limits = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600"}  # GiB, s
     log = Path("serve.log")
-    server = subprocess.Popen(command, env=environment, stdout=log.open("w"), stderr=-2)
+    server = subprocess.Popen(command, env=limits | os.environ, stdout=log.open("w"), stderr=-2)
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{options.port}/v1", api_key="none")
     ask = partial(client.completions.create, model="model", temperature=0, stream=True)
     try:

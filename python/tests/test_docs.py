@@ -249,7 +249,8 @@ def test_names_on_the_page_of_definitions_exist():
 
 def test_every_key_of_a_recipe_is_on_its_page():
     page = (ROOT / "docs" / "guide" / "recipes.md").read_text()
-    reader = (ROOT / "src" / "lab" / "config" / "recipe.cc").read_text()
+    config = ROOT / "src" / "lab" / "config"
+    reader = "".join((config / name).read_text() for name in ("recipe.cc", "optimizers.cc"))
     tasks = [path.read_text() for path in (ROOT / "src" / "lab" / "tasks").glob("*.cc")]
     named = r'table\.(?:Required|Optional)\("(\w+)"'
     keys = set(re.findall(named, reader))
