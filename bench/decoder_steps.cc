@@ -1,9 +1,8 @@
 // Seconds of training steps of the decoder: ours, for bench/training_sequences.py to set beside the
-// same model in plain PyTorch. Usage: decoder_steps CONFIG BATCH LENGTH STEPS THREADS [FORM];
-// CONFIG is a decoder's configuration as JSON, FORM "stages", which is the default, or "blocks".
-// Prints one JSON object: "seconds" are those that pass at every step, "process_seconds" the
-// processor's, which a busy machine disturbs less, and "bytes" what the process came to hold from
-// making the model on.
+// same model in plain PyTorch. Usage: decoder_steps CONFIG BATCH LENGTH STEPS THREADS; CONFIG is a
+// decoder's configuration as JSON. Prints one JSON object: "seconds" are those that pass at every
+// step, "process_seconds" the processor's, which a busy machine disturbs less, and "bytes" what the
+// process came to hold from making the model on.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -15,19 +14,16 @@
 #include <cstdlib>
 #include <ctime>
 #include <exception>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "lab/base/random.h"
-#include "lab/nn/block_decoder.h"
 #include "lab/nn/decoder.h"
 #include "lab/nn/parameters.h"
 #include "lab/train/adam_step.h"
 
 namespace {
 
-using tsallis::lab::SequenceModel;
+using tsallis::lab::Decoder;
 using tsallis::lab::TokenBatch;
 
 // Random tokens; the second half of every sequence is scored, as where a target follows its source.
@@ -61,21 +57,11 @@ std::int64_t PeakBytes() {
   return std::int64_t{usage.ru_maxrss} * 1024;
 }
 
-std::unique_ptr<SequenceModel> MakeModel(const tsallis::lab::DecoderConfig& config,
-                                         const std::string& form) {
-  if (form == "blocks") {
-    return std::make_unique<tsallis::lab::BlockDecoder>(config, 1, c10::Device(c10::kCPU));
-  }
-  return std::make_unique<tsallis::lab::Decoder>(config, 1);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string form = argc == 7 ? argv[6] : "stages";
-  if (argc < 6 || argc > 7 || (form != "stages" && form != "blocks")) {
-    std::fprintf(stderr,
-                 "usage: decoder_steps CONFIG BATCH LENGTH STEPS THREADS [stages|blocks]\n");
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: decoder_steps CONFIG BATCH LENGTH STEPS THREADS\n");
     return 2;
   }
   // Keeps big blocks instead of returning them to the system, as the program does.
@@ -86,9 +72,7 @@ int main(int argc, char** argv) {
   try {
     const auto json = nlohmann::ordered_json::parse(argv[1]);
     const std::int64_t before = PeakBytes();
-    const std::unique_ptr<SequenceModel> made =
-        MakeModel(tsallis::lab::DecoderFromJson(json, "CONFIG"), form);
-    SequenceModel& model = *made;
+    Decoder model(tsallis::lab::DecoderFromJson(json, "CONFIG"), 1);
     const std::int64_t batch = std::atoll(argv[2]), n = std::atoll(argv[3]);
     const std::int64_t steps = std::atoll(argv[4]);
     const std::int64_t count = model.FlatParameters().numel();
@@ -100,7 +84,7 @@ int main(int argc, char** argv) {
       const TokenBatch drawn = Draw(step, batch, n, model.Config().vocabulary);
       const double start = WallSeconds();
       const double process_start = ProcessorSeconds();
-      loss = model.LossAndGradient(drawn, {}).Mean();
+      loss = model.LossAndGradient(drawn).Mean();
       const double t = static_cast<double>(step);
       tsallis::lab::AdamStep(
           {1e-3F, 0.9F, 0.99F, 1e-8F, 0.0F, static_cast<float>(1.0 - std::pow(0.9, t)),
@@ -117,6 +101,7 @@ int main(int argc, char** argv) {
                                            {"process_seconds", process_seconds},
                                            {"loss", loss},
                                            {"bytes", PeakBytes() - before},
+                                           {"parameters", model.ParameterCount()},
                                            {"compute", model.Config().compute}};
     std::puts(result.dump().c_str());
   } catch (const std::exception& error) {

@@ -6,19 +6,14 @@ its entmax_bisect, which is what it has for other alphas), everything recorded b
 NAPE, one thread, and an Adam step; the second half of every sequence is scored. Measured is the
 processor's time, steps of all sides in turns; the median counts. Then where the time of
 our steps goes, by operator (needs Linux perf), and the goals that the figures are held against.
-
-With --forms ours alone is measured, as a chain of stages and as blocks, on one and on two threads:
-what blocks cost in time and in memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -250,66 +245,19 @@ def our_config(model: str, method: str, compute: str) -> dict[str, Any]:
     return {**MODELS[name], **kind, "compute": compute, "attention": METHODS[method]}
 
 
-def our_run(
-    config: dict[str, Any], shape: Shape, steps: int, threads: int = 1, form: str = "stages"
-) -> dict[str, Any]:
-    """What bench/decoder_steps.cc prints, which warms up by itself."""
-    program = ROOT / "build" / "bin" / "decoder_steps"
-    command = [str(program), json.dumps(config), *map(str, (*shape, steps, threads)), form]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
-
-
 def our_steps(
     model: str, method: str, compute: str, shape: Shape, steps: int
 ) -> list[timing.Sample]:
-    """Our steps on one thread."""
-    taken = our_run(our_config(model, method, compute), shape, steps)
+    """Steps of bench/decoder_steps.cc, which warms up by itself."""
+    program = ROOT / "build" / "bin" / "decoder_steps"
+    config = json.dumps(our_config(model, method, compute))
+    command = [str(program), config, *map(str, shape), str(steps), "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    taken = json.loads(done.stdout)
     return [
         timing.Sample(wall_s, process_s)
         for wall_s, process_s in zip(taken["seconds"], taken["process_seconds"], strict=True)
     ]
-
-
-def forms(arguments: argparse.Namespace, shapes: dict[str, Shape]) -> list[dict[str, Any]]:
-    """The step of blocks beside that of stages: seconds, bytes and their ratios."""
-    rows = []
-    for compute in arguments.compute:
-        for model, shape in shapes.items():
-            for method in METHODS:
-                for threads in (1, 2):
-                    config = our_config(model, method, compute)
-                    runs: dict[str, list[dict[str, Any]]] = {"stages": [], "blocks": []}
-                    for _ in range(arguments.rounds):
-                        for form, taken in runs.items():
-                            taken.append(our_run(config, shape, arguments.steps, threads, form))
-                    row: dict[str, Any] = {
-                        "case": f"{model} {method} {compute}",
-                        "pass": "training step",
-                        "threads": threads,
-                    }
-                    for name in ("process_seconds", "seconds", "bytes"):
-                        # Of a busy machine's wall clock the quickest step counts.
-                        of = min if name == "seconds" else statistics.median
-                        for form, taken in runs.items():
-                            each = [one[name] for one in taken]
-                            row[f"{form}_{name}"] = of(
-                                each if name == "bytes" else itertools.chain.from_iterable(each)
-                            )
-                        row[f"{name}_ratio"] = row[f"blocks_{name}"] / row[f"stages_{name}"]
-                    rows.append(row)
-                    print(
-                        f"{row['case']:26} {threads} threads  processor"
-                        f" {1e3 * row['stages_process_seconds']:7.1f} ms"
-                        f" x {row['process_seconds_ratio']:.3f}"
-                        f"  wall {1e3 * row['stages_seconds']:7.1f} ms"
-                        f" x {row['seconds_ratio']:.3f}"
-                        f"  memory {row['stages_bytes'] / 2**20:6.0f} MB"
-                        f" x {row['bytes_ratio']:.3f}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-    return rows
 
 
 def operators(computes: list[str], shapes: dict[str, Shape]) -> list[dict[str, Any]]:
@@ -365,7 +313,6 @@ def main() -> int:
     parser.add_argument(
         "--compute", nargs="+", default=["bfloat16", "float32"], help="dtypes (default both)"
     )
-    parser.add_argument("--forms", action="store_true", help="stages beside blocks, no peers")
     parser.add_argument("--figure", type=Path, help="draw it as FIGURE.svg and FIGURE.png")
     arguments = parser.parse_args()
     if not (ROOT / "build" / "bin" / "decoder_steps").exists():
@@ -377,9 +324,6 @@ def main() -> int:
         model: (arguments.batch or SHAPES[model][0], arguments.length or SHAPES[model][1])
         for model in arguments.models
     }
-    if arguments.forms:
-        document.write(arguments.out, document.build(forms(arguments, shapes), threads=2))
-        return 0
     rows = []
     for compute in arguments.compute:
         for model, shape in shapes.items():

@@ -59,10 +59,10 @@ void CheckVocabulary(const lab::LoadedSequenceModel& loaded, const std::string& 
 }
 
 lab::Decoder& DecoderOf(const lab::LoadedSequenceModel& loaded, const std::string& option) {
-  if (auto* decoder = dynamic_cast<lab::Decoder*>(loaded.model.get())) return *decoder;
   if (!loaded.model->FlatParameters().is_cpu()) {
     throw lab::UsageError(option + ": expected a model on the CPU, without --device");
   }
+  if (auto* decoder = dynamic_cast<lab::Decoder*>(loaded.model.get())) return *decoder;
   throw lab::UsageError(fmt::format("{}: expected a decoder, {} is of an {}", option,
                                     loaded.weights.string(), loaded.model->Architecture()));
 }

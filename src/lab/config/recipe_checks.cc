@@ -76,7 +76,7 @@ std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
   try {
     const TrainConfig train = recipe.TrainedBy(method).train;
     CheckSequenceModel(recipe.model.name, recipe.Decoder(method),
-                       train.device == "cpu" && train.split == "batch");
+                       train.device != "cpu" || train.split != "batch");
   } catch (const UsageError& error) {
     return error.what();
   }

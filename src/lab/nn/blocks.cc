@@ -23,12 +23,15 @@ float Weight(RandomStream& random) { return Normal(random, 0.02); }
 float Zero(RandomStream&) { return 0.0F; }
 constexpr ParameterGroup kHidden = ParameterGroup::kHidden;
 
-void AddGains(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
-              BranchGains& gains) {
-  if (!config.norm_gain) return;
-  parameters.Add(name + "norm.weight", {config.width}, Zero, &gains.before);
-  if (config.block != "sandwich") return;
-  parameters.Add(name + "out_norm.weight", {config.width}, Zero, &gains.after);
+void AddGain(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+             Tensor& gain) {
+  if (config.norm_gain) parameters.Add(name, {config.width}, Zero, &gain);
+}
+
+// Of what a branch gives, if it is normed.
+void AddOutGain(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+                Tensor& gain) {
+  if (config.block == "sandwich") AddGain(config, name + "out_norm.weight", parameters, gain);
 }
 
 }  // namespace
@@ -63,58 +66,94 @@ Packed Packed::Of(const std::vector<std::vector<std::int64_t>>& sequences, std::
 
 void LeafParameters::Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw,
                          Tensor* leaf, ParameterGroup group) {
-  Leaf& made = leaves_.emplace_back(Leaf{{}, std::move(shape), leaf});
-  list_.Add({{name, made.shape, std::move(draw), group}}, made.shape.back(), &made.parameter);
+  Leaf& made = leaves_.emplace_back(Leaf{{}, shape, leaf});
+  const std::int64_t columns = shape.back();
+  list_.Add({{name, std::move(shape), std::move(draw), group}}, columns, &made.parameter);
 }
 
-void LeafParameters::Allocate(std::uint64_t seed) {
-  list_.Allocate(seed, false, device_);
+void LeafParameters::Add(std::vector<ParameterList::Part> parts, std::int64_t columns,
+                         Tensor* leaf) {
+  Leaf& made = leaves_.emplace_back(Leaf{{}, {-1, columns}, leaf});
+  list_.Add(std::move(parts), columns, &made.parameter);
+}
+
+void LeafParameters::Allocate(std::uint64_t seed, bool half) {
+  list_.Allocate(seed, half, device_);
   for (Leaf& leaf : leaves_) {
     *leaf.tensor = leaf.parameter.value.view(leaf.shape).detach().requires_grad_(true);
     leaf.tensor->mutable_grad() = leaf.parameter.gradient.view(leaf.shape);
   }
 }
 
-EmbeddingBlock::EmbeddingBlock(const DecoderConfig& config)
-    : width_(config.width), kind_(config.embedding) {
+EmbeddingBlock::EmbeddingBlock(const DecoderConfig& config, LeafParameters& parameters,
+                               RowWorkers& workers)
+    : width_(config.width),
+      call_{.workers = &workers, .parameters = &parameters.List(), .embedding = config.embedding} {
+  parameters.Add("embedding.weight", {config.vocabulary, width_}, Weight, &weight_,
+                 ParameterGroup::kEmbedding);
   const Positions& positions = config.attention.positions;
   if (positions.kind == "sinusoidal") base_ = positions.base;
 }
 
-Tensor EmbeddingBlock::operator()(const Tensor& weight, const Tensor& tokens,
-                                  const Tensor& positions, std::int64_t length) {
-  Tensor x = at::embedding(weight, tokens);
-  if (kind_ == "scaled") x = x * std::sqrt(static_cast<double>(width_));
-  if (kind_ == "normed") x = at::rms_norm(x, {width_}, {}, kNormEpsilon);
-  if (!base_ || length == 0) return x;
-  if (!sinusoids_.defined() || sinusoids_.size(0) < length) {
-    sinusoids_ = Sinusoids(2 * length, width_, *base_).to(weight.device());
+Tensor EmbeddingBlock::operator()(const Tensor& tokens, const Tensor& positions,
+                                  std::int64_t length) {
+  if (base_ && (!sinusoids_.defined() || sinusoids_.size(0) < length)) {
+    sinusoids_ = Sinusoids(2 * length, width_, *base_).to(weight_.device());
   }
-  return x + sinusoids_.index_select(0, positions);
+  StageCall call = call_;
+  call.inputs = {weight_, tokens, sinusoids_, positions.to(at::kInt)};
+  return RunStage("embedding", call).front();
+}
+
+Gain::Gain(const DecoderConfig& config, const std::string& name, LeafParameters& parameters) {
+  AddGain(config, name, parameters, value);
+}
+
+JoinBlock::JoinBlock(const DecoderConfig& config, const std::string& name,
+                     LeafParameters& parameters, RowWorkers& workers, at::ScalarType products)
+    : call_{.workers = &workers,
+            .parameters = &parameters.List(),
+            .products = products,
+            .norms_output = config.block == "sandwich"} {
+  parameters.Add(name + "out.weight", {config.width, config.heads * config.HeadDim()}, Weight,
+                 &weight_, kHidden);
+  AddOutGain(config, name, parameters, gain_);
+}
+
+Tensor JoinBlock::operator()(const Tensor& x, const Tensor& value, std::int64_t block) const {
+  StageCall call = call_;
+  call.block = block;
+  call.inputs = {x, value, weight_, gain_};
+  return RunStage("join", call).front();
 }
 
 FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, const std::string& name,
-                                   LeafParameters& parameters, RowWorkers& workers)
-    : FeedForwardBlock(config, {}, {}, {}, at::kFloat, workers) {
-  AddGains(config, name, parameters, gains_);
-  const std::int64_t inputs = ActivationInputs(config.activation) * config.feed_forward;
-  parameters.Add(name + "up.weight", {inputs, config.width}, Weight, &up_, kHidden);
-  parameters.Add(name + "down.weight", {config.width, config.feed_forward}, Weight, &down_,
-                 kHidden);
-}
-
-FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, BranchGains gains, Tensor up,
-                                   Tensor down, at::ScalarType products, RowWorkers& workers)
+                                   Layout layout, LeafParameters& parameters, RowWorkers& workers,
+                                   at::ScalarType products)
     : call_{.workers = &workers,
+            .parameters = &parameters.List(),
             .products = products,
             .norms_output = config.block == "sandwich",
-            .activation = config.activation},
-      gains_(std::move(gains)),
-      up_(std::move(up)),
-      down_(std::move(down)) {}
+            .activation = config.activation} {
+  AddGain(config, name + "norm.weight", parameters, gains_.before);
+  const std::int64_t width = config.width, hidden = config.feed_forward;
+  const std::int64_t inputs = ActivationInputs(config.activation);
+  if (layout == Layout::kTogether) {
+    AddOutGain(config, name, parameters, gains_.after);
+    parameters.Add(name + "up.weight", {inputs * hidden, width}, Weight, &up_, kHidden);
+  } else {
+    std::vector<ParameterList::Part> up;
+    if (inputs == 2) up.push_back({name + "gate.weight", {hidden, width}, Weight, kHidden});
+    up.push_back({name + "up.weight", {hidden, width}, Weight, kHidden});
+    parameters.Add(std::move(up), width, &up_);
+  }
+  parameters.Add(name + "down.weight", {width, hidden}, Weight, &down_, kHidden);
+  if (layout == Layout::kApart) AddOutGain(config, name, parameters, gains_.after);
+}
 
-Tensor FeedForwardBlock::operator()(const Tensor& x) const {
+Tensor FeedForwardBlock::operator()(const Tensor& x, std::int64_t block) const {
   StageCall call = call_;
+  call.block = block;
   call.inputs = {x, gains_.before, up_, down_, gains_.after};
   return RunStage("feed-forward", call).front();
 }
@@ -127,8 +166,11 @@ AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& n
       causal_(causal),
       qk_norm_(config.qk_norm),
       attend_(config.attention, head_dim_, at::kFloat, false, false, parameters.Device()),
-      join_{.workers = &workers, .norms_output = config.block == "sandwich"} {
-  AddGains(config, name, parameters, gains_);
+      join_{.workers = &workers,
+            .parameters = &parameters.List(),
+            .norms_output = config.block == "sandwich"} {
+  AddGain(config, name + "norm.weight", parameters, gains_.before);
+  AddOutGain(config, name, parameters, gains_.after);
   const std::int64_t inner = heads_ * head_dim_;
   parameters.Add(name + "query.weight", {inner, config.width}, Weight, &query_, kHidden);
   parameters.Add(name + "key_value.weight", {2 * inner, config.width}, Weight, &key_value_,

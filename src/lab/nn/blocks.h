@@ -54,7 +54,11 @@ class LeafParameters {
   // Allocate().
   void Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw, at::Tensor* leaf,
            ParameterGroup group = ParameterGroup::kScalar);
-  void Allocate(std::uint64_t seed);
+  // Parts that lie behind each other as one leaf, [rows, columns].
+  void Add(std::vector<ParameterList::Part> parts, std::int64_t columns, at::Tensor* leaf);
+  // half: products read rounded copies, which Refresh() renews.
+  void Allocate(std::uint64_t seed, bool half = false);
+  void Refresh() { list_.Refresh(); }
 
   const ParameterList& List() const { return list_; }
 
@@ -79,38 +83,61 @@ struct Fixed {
 // The input of the first layer: embeddings by config.embedding, and sinusoids where positions are.
 class EmbeddingBlock : Fixed {
  public:
-  explicit EmbeddingBlock(const DecoderConfig& config);
-  // weight: [vocabulary, width]; tokens, positions: [rows] int64, positions below `length`.
-  at::Tensor operator()(const at::Tensor& weight, const at::Tensor& tokens,
-                        const at::Tensor& positions, std::int64_t length);
+  EmbeddingBlock(const DecoderConfig& config, LeafParameters& parameters, RowWorkers& workers);
+  // tokens: [rows] int64; positions: [rows] integers below `length`.
+  at::Tensor operator()(const at::Tensor& tokens, const at::Tensor& positions, std::int64_t length);
+  const at::Tensor& Table() const { return weight_; }  // [vocabulary, width]
 
  private:
   std::int64_t width_;
-  std::string kind_;
+  StageCall call_;  // without inputs
+  at::Tensor weight_;
   std::optional<double> base_;  // of sinusoids
   at::Tensor sinusoids_;        // [positions so far, width]
 };
 
-// The gains of a branch's norms, [width] each; undefined: none.
+// The learned gain of a norm, [width], where config.norm_gain; undefined elsewhere.
+struct Gain : Fixed {
+  Gain(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
+  at::Tensor value;
+};
+
+// The gains of a branch's norms, as above.
 struct BranchGains {
   at::Tensor before, after;
+};
+
+// x + W value, or x + norm(W value) where config.block is "sandwich".
+class JoinBlock : Fixed {
+ public:
+  JoinBlock(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+            RowWorkers& workers, at::ScalarType products);
+  // x: [rows, width]; value: [rows, heads head_dim]; block: as StageCall's.
+  at::Tensor operator()(const at::Tensor& x, const at::Tensor& value, std::int64_t block) const;
+
+ private:
+  StageCall call_;  // without inputs
+  at::Tensor weight_, gain_;
 };
 
 // x + W_d activation(W_u norm(x)), config.activation, or with a norm of the sum's second part where
 // config.block is "sandwich".
 class FeedForwardBlock : Fixed {
  public:
-  FeedForwardBlock(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
-                   RowWorkers& workers);
-  // Parameters that stand somewhere already. up, down: as below.
-  FeedForwardBlock(const DecoderConfig& config, BranchGains gains, at::Tensor up, at::Tensor down,
-                   at::ScalarType products, RowWorkers& workers);
-  at::Tensor operator()(const at::Tensor& x) const;
+  // What parameters are called and where they lie: a gate of its own, and norms where they act, or
+  // norms first and the gate as the first half of "up".
+  enum class Layout : std::uint8_t { kApart, kTogether };
+  // products: what they are computed in.
+  FeedForwardBlock(const DecoderConfig& config, const std::string& name, Layout layout,
+                   LeafParameters& parameters, RowWorkers& workers,
+                   at::ScalarType products = at::kFloat);
+  // block: as StageCall's.
+  at::Tensor operator()(const at::Tensor& x, std::int64_t block = kRowBlock) const;
 
  private:
   StageCall call_;  // without inputs
   BranchGains gains_;
-  at::Tensor up_, down_;  // [1 or 2 hidden, width], [width, hidden]
+  at::Tensor up_, down_;  // [1 or 2 hidden, width] with the gate first, [width, hidden]
 };
 
 // How scores become weights in heads of one configuration. alpha: [heads], what is learned of

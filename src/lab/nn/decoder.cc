@@ -1,14 +1,19 @@
 #include "lab/nn/decoder.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <deque>
+#include <optional>
 
 #include "lab/base/errors.h"
 #include "lab/base/sequential_products.h"
-#include "lab/nn/decoder_state.h"
+#include "lab/nn/decoder_rows.h"
 #include "lab/nn/layer_view.h"
 #include "tsallis/cpu.h"
 #include "tsallis/error.h"
@@ -16,237 +21,287 @@
 namespace tsallis::lab {
 namespace {
 
-// Rows of a product when sequences are extended by one token each: eight cost hardly more than one
-// where weights come from memory.
-constexpr std::int64_t kStepRows = 8;
+using at::Tensor;
+
+// Rows whose logits stand in memory at a time, at least: four blocks, so that threads have work.
+constexpr std::int64_t kLeastRows = 4 * kRowBlock;
+// Logits of an evaluation on a device.
+constexpr std::int64_t kEvaluatedLogits = std::int64_t{1} << 28;
+
+// What a pass over the layers is about beside its rows.
+struct How {
+  const SequencePart* part = nullptr;  // of the sequences that the rows are
+  // Called in the backward pass, with the gradient of the stream that entered a layer.
+  std::function<void(std::int64_t layer, const Tensor& d_x)> reached = nullptr;
+  std::function<void(const LayerView&)> visit = nullptr;  // after a layer's attention
+  Decoder::VisibleKeys visible = nullptr;                 // before it
+  KvCache* cache = nullptr;                               // that the rows continue
+  const std::vector<KvCache::Sequence>* sequences = nullptr;
+};
+
+// x += n2(attention(n1(x))), x += n4(feed_forward(n3(x))).
+struct DecoderLayer : Fixed {
+  DecoderLayer(const DecoderConfig& config, std::int64_t layer, LeafParameters& parameters,
+               RowWorkers& workers, at::ScalarType products)
+      : index(layer),
+        prefix(fmt::format("layers.{}.", layer)),
+        gain(config, prefix + "attention.norm.weight", parameters),
+        attention(config, layer, prefix + "attention.", parameters, workers, products),
+        join(config, prefix + "attention.", parameters, workers, products),
+        feed_forward(config, prefix + "feed_forward.", FeedForwardBlock::Layout::kApart, parameters,
+                     workers, products) {}
+
+  // picked: the rows that leave it; undefined: all.
+  Tensor operator()(const Tensor& x, const DecoderRows& rows, const Tensor& picked,
+                    const How& how) {
+    Tensor stream, attended;
+    {
+      const LayerAttention::Inputs inputs = attention.Project(x, gain.value, rows);
+      stream = inputs.stream;
+      attended = Attended(inputs, rows, picked.defined(), how);
+    }
+    if (picked.defined()) {
+      stream = RunStage("rows", {.inputs = {stream, picked}}).front();
+      attended = RunStage("rows", {.inputs = {attended, picked}}).front();
+    }
+    return feed_forward(join(stream, attended, rows.block), rows.block);
+  }
+
+  Tensor Attended(const LayerAttention::Inputs& inputs, const DecoderRows& rows, bool picks,
+                  const How& how) {
+    using Queries = LayerAttention::Queries;
+    if (how.cache != nullptr) {
+      return attention.Extend(inputs, rows, {*how.cache, *how.sequences, index});
+    }
+    const Queries queries = picks && !how.visit ? Queries::kLast : Queries::kAll;
+    if (!how.visit && !how.visible) return attention(inputs, rows, queries, how.part);
+    const LayerInput input{index, attention, rows, inputs};
+    const Tensor visible = how.visible ? how.visible(input) : Tensor();
+    LayerAttention::Statistics statistics;
+    const Tensor out =
+        attention.Look(inputs, rows, queries, how.visit ? &statistics : nullptr, visible);
+    if (how.visit) how.visit({input, rows.scored, statistics});
+    return out;
+  }
+
+  std::int64_t index;
+  std::string prefix;
+  Gain gain;
+  LayerAttention attention;
+  JoinBlock join;
+  FeedForwardBlock feed_forward;
+};
 
 }  // namespace
 
-Decoder::State::State(const DecoderConfig& given, std::uint64_t seed)
-    : config(WithDefaults(given, CheckDecoder, FastBfloat16(QueryCpu()) ? "bfloat16" : "float32")),
-      dtype(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
-      inner(config.heads * config.head_dim) {
-  DeclareParameters();
-  parameters.Allocate(seed, dtype == at::kBFloat16);
-  for (DecoderLayer& layer : layers) {
-    layer.begin =
-        parameters.Begin(config.norm_gain ? layer.attention_norm : layer.attention.Projection());
-  }
-  BuildChains();
-  activations.resize(layers.size());
-}
-
-// The order is that of the flat memory: a step's gradients become ready from the back.
-void Decoder::State::DeclareParameters() {
-  const auto normal = [](RandomStream& random) { return Normal(random, 0.02); };
-  const auto zero = [](RandomStream&) { return 0.0F; };
-  const std::int64_t width = config.width;
-  const bool sandwich = config.block == "sandwich";
-  constexpr ParameterGroup of_layer = ParameterGroup::kHidden;
-  const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in,
-                          Parameter& parameter, ParameterGroup group = ParameterGroup::kHidden) {
-    parameters.Add({{name, {out, in}, normal, group}}, in, &parameter);
-  };
-  const auto norm = [&](const std::string& name, Parameter& parameter) {
-    if (config.norm_gain) parameters.Add({{name, {width}, zero}}, width, &parameter);
-  };
-  matrix("embedding.weight", config.vocabulary, width, embedding, ParameterGroup::kEmbedding);
-  layers.reserve(static_cast<std::size_t>(config.layers));  // parameters are filled in by address
-  for (std::int64_t l = 0; l < config.layers; ++l) {
-    DecoderLayer& layer = layers.emplace_back(config, l);
-    const std::string prefix = "layers." + std::to_string(l) + ".";
-    norm(prefix + "attention.norm.weight", layer.attention_norm);
-    layer.attention.Declare(prefix + "attention.", parameters);
-    matrix(prefix + "attention.out.weight", width, inner, layer.attention_out);
-    if (sandwich) norm(prefix + "attention.out_norm.weight", layer.attention_out_norm);
-    norm(prefix + "feed_forward.norm.weight", layer.feed_forward_norm);
-    std::vector<ParameterList::Part> up;
-    if (ActivationInputs(config.activation) == 2) {
-      up.push_back(
-          {prefix + "feed_forward.gate.weight", {config.feed_forward, width}, normal, of_layer});
-    }
-    up.push_back(
-        {prefix + "feed_forward.up.weight", {config.feed_forward, width}, normal, of_layer});
-    parameters.Add(std::move(up), width, &layer.up);
-    matrix(prefix + "feed_forward.down.weight", width, config.feed_forward, layer.down);
-    if (sandwich) norm(prefix + "feed_forward.out_norm.weight", layer.feed_forward_out_norm);
-  }
-  norm("norm.weight", final_norm);
-  matrix("head.weight", config.vocabulary, width, head, ParameterGroup::kScalar);
-}
-
-void Decoder::State::BuildChains() {
-  const std::int64_t width = config.width;
-  const std::int64_t hidden = config.feed_forward;
-  const auto gain = [&](const Parameter& norm) { return config.norm_gain ? &norm : nullptr; };
-  const auto add = [&](const Parameter& norm) {
-    return config.block == "sandwich" ? MakeAddNorm(width, gain(norm)) : MakeAdd(width);
-  };
-  for (DecoderLayer& layer : layers) {
-    RowStages before;
-    before.push_back(MakeNorm(width, gain(layer.attention_norm)));
-    before.push_back(MakeLinear(layer.attention.Columns(), &layer.attention.Projection()));
-    before.push_back(layer.attention.InputStage());
-    layer.before.emplace(std::move(before), dtype);
-    RowStages after;
-    after.push_back(MakeLinear(width, &layer.attention_out));
-    after.push_back(add(layer.attention_out_norm));
-    after.push_back(MakeNorm(width, gain(layer.feed_forward_norm)));
-    after.push_back(MakeLinear(ActivationInputs(config.activation) * hidden, &layer.up));
-    after.push_back(MakeActivation(config.activation, hidden));
-    after.push_back(MakeLinear(width, &layer.down));
-    after.push_back(add(layer.feed_forward_out_norm));
-    layer.after.emplace(std::move(after), dtype);
-  }
-  RowStages stages;
-  stages.push_back(MakeNorm(width, gain(final_norm)));
-  stages.push_back(MakeLinear(config.vocabulary, &head, true));
-  auto cross_entropy = std::make_unique<CrossEntropyStage>(config.vocabulary);
-  loss = cross_entropy.get();
-  stages.push_back(std::move(cross_entropy));
-  last.emplace(std::move(stages), at::kFloat);
-}
-
-void Decoder::State::AddRow(DecoderRows& rows, std::int64_t token, std::int64_t position) const {
-  if (token < 0 || token >= config.vocabulary) {
-    throw InvalidArgument("tokens", "0 to " + std::to_string(config.vocabulary - 1),
-                          std::to_string(token));
-  }
-  rows.token.push_back(token);
-  rows.position.push_back(static_cast<std::int32_t>(position));
-  const double log_n = std::log(static_cast<double>(position + 2));
-  rows.log_n.push_back(static_cast<float>(log_n));
-  rows.log_log_n.push_back(static_cast<float>(std::log(log_n)));
-  ++rows.rows;
-}
-
-DecoderRows Decoder::State::RowsOf(const KvCache& cache,
-                                   const std::vector<KvCache::Sequence>& sequences,
-                                   const std::vector<std::vector<std::int64_t>>& tokens) const {
-  if (tokens.size() != sequences.size()) {
-    throw InvalidArgument("tokens", std::to_string(sequences.size()) + " lists, one a sequence",
-                          std::to_string(tokens.size()));
-  }
-  DecoderRows rows;
-  std::size_t shortest = tokens.empty() ? 0 : tokens.front().size();
-  std::size_t longest = 0;
-  for (std::size_t b = 0; b < tokens.size(); ++b) {
-    if (tokens[b].empty()) {
-      throw InvalidArgument("tokens[" + std::to_string(b) + "]", "one token or more", "none");
-    }
-    if (std::count(sequences.begin(), sequences.end(), sequences[b]) > 1) {
-      throw InvalidArgument("sequences", "each once", std::to_string(sequences[b]) + " again");
-    }
-    shortest = std::min(shortest, tokens[b].size());
-    longest = std::max(longest, tokens[b].size());
-    const std::int64_t past = cache.Length(sequences[b]);
-    rows.begin.push_back(rows.rows);
-    for (std::size_t i = 0; i < tokens[b].size(); ++i) {
-      AddRow(rows, tokens[b][i], past + static_cast<std::int64_t>(i));
-    }
-    rows.length = std::max(rows.length, past + static_cast<std::int64_t>(tokens[b].size()));
-    rows.end.push_back(rows.rows);
-    rows.last_begin.push_back(rows.rows - 1);
-    rows.scored.push_back(rows.rows - 1);
-    rows.sequence.push_back(static_cast<std::int64_t>(b));
-  }
-  rows.packed = shortest < longest;
-  if (longest == 1) {
-    // Every product has kStepRows rows, however many sequences share the call: torch's sums depend
-    // on the number of rows.
-    rows.block = kStepRows;
-    while (rows.rows % kStepRows != 0) {
-      rows.scored.push_back(rows.rows);
-      AddRow(rows, 0, 0);
+void CheckDecoderElsewhere(const DecoderConfig& config, const std::string& path) {
+  CheckDecoder(config, path);
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    for (std::int64_t head = 0; head < config.heads; ++head) {
+      const std::string kind = config.Head(layer, head).pattern.kind;
+      if (kind == "none") continue;
+      throw UsageError(
+          fmt::format("{}.attention.pattern.kind: expected \"none\" on a device other than the "
+                      "CPU and with train.split \"sequence\", got \"{}\" (layer {}, head {})",
+                      path, kind, layer, head));
     }
   }
-  return rows;
 }
 
-DecoderRows Decoder::State::RowsOf(const TokenBatch& batch) const {
-  const bool labelled = batch.labels.defined();
-  CheckBatch(batch, config.vocabulary);
-  const std::int64_t sequences = batch.tokens.size(0);
-  const std::int64_t n = batch.tokens.size(1);
-  const at::Tensor tokens = batch.tokens.contiguous();
-  const at::Tensor labels = labelled ? batch.labels.contiguous() : at::Tensor();
-  const at::Tensor lengths =
-      batch.lengths.defined() ? batch.lengths.to(at::kLong).contiguous() : at::Tensor();
-  DecoderRows rows;
-  std::int64_t shortest = n;
-  for (std::int64_t b = 0; b < sequences; ++b) {
-    const std::int64_t length = lengths.defined() ? lengths.const_data_ptr<std::int64_t>()[b] : n;
-    shortest = std::min(shortest, length);
-    rows.length = std::max(rows.length, length);
-    rows.begin.push_back(rows.rows);
-    const std::size_t scored_before = rows.scored.size();
-    for (std::int64_t i = 0; i < length; ++i) {
-      const std::int64_t label =
-          labelled ? labels.const_data_ptr<std::int64_t>()[b * n + i] : kNotScored;
-      AddRow(rows, tokens.const_data_ptr<std::int64_t>()[b * n + i], i);
-      if (!labelled || label != kNotScored) {
-        rows.scored.push_back(rows.rows - 1);
-        rows.sequence.push_back(b);
-        if (labelled) rows.label.push_back(label);
+struct Decoder::State {
+  State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
+      : config(WithDefaults(given, on.is_cpu() ? CheckDecoder : CheckDecoderElsewhere,
+                            on.is_cpu() && FastBfloat16(QueryCpu()) ? "bfloat16" : "float32")),
+        device(on),
+        products(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
+        parameters(on),
+        embed(config, parameters, workers) {
+    for (std::int64_t l = 0; l < config.layers; ++l) {
+      layers.emplace_back(config, l, parameters, workers, products);
+    }
+    gain.emplace(config, "norm.weight", parameters);
+    const auto normal = [](RandomStream& random) { return Normal(random, 0.02); };
+    parameters.Add("head.weight", {config.vocabulary, config.width}, normal, &head);
+    parameters.Allocate(seed, products == at::kBFloat16);
+  }
+
+  // The last layer's output at the rows whose logits are wanted, [scored, width]: from the last
+  // attention on no others matter.
+  Tensor Run(const DecoderRows& rows, const How& how) {
+    parameters.Refresh();
+    Tensor x = embed(rows.tokens, rows.positions, rows.reach);
+    const bool fewer = static_cast<std::int64_t>(rows.scored.size()) < rows.rows;
+    const Tensor scored = fewer ? at::tensor(rows.scored, at::kLong).to(device) : Tensor();
+    for (DecoderLayer& layer : layers) {
+      if (how.reached) {
+        x.register_hook([&how, l = layer.index](const Tensor& d_x) { how.reached(l, d_x); });
       }
+      x = layer(x, rows, &layer == &layers.back() ? scored : Tensor(), how);
     }
-    rows.end.push_back(rows.rows);
-    rows.last_begin.push_back(rows.scored.size() > scored_before ? rows.scored[scored_before]
-                                                                 : rows.rows - 1);
+    return x;
   }
-  rows.packed = shortest < rows.length;
-  return rows;
-}
 
-DecoderRows Decoder::State::Run(const TokenBatch& batch, int team, bool keep,
-                                const Visitors& visitors) {
-  workers.SetThreads(team);
-  DecoderRows rows = RowsOf(batch);
-  parameters.Refresh();
-  ForwardLayers(rows, keep, visitors);
-  return rows;
-}
+  // weight times the sum of the cross-entropies of rows, each of them, and the best tokens.
+  Tensors Judge(const Tensor& x, const Tensor& labels, double weight) {
+    return RunStage("cross-entropy", {.inputs = {x, gain->value, head, labels},
+                                      .workers = &workers,
+                                      .parameters = &parameters.List(),
+                                      .weight = weight});
+  }
 
-Decoder::Decoder(const DecoderConfig& config, std::uint64_t seed)
-    : state_(std::make_unique<State>(config, seed)) {}
+  // [rows, vocabulary] float32
+  Tensor Logits(const Tensor& x, std::int64_t block) {
+    return RunStage("projection", {.inputs = {x, gain->value, head, {}, {}, {}},
+                                   .workers = &workers,
+                                   .parameters = &parameters.List(),
+                                   .block = block})
+        .front();
+  }
+
+  // Adds up what is found of pieces of rows. The host waits for the device here.
+  static SequenceScore ScoreOf(const DecoderRows& rows, const Tensors& losses,
+                               const Tensors& best) {
+    if (losses.empty()) return SequenceScore::Of(rows.Sequences(), {}, {}, {}, {});
+    const Tensor loss = at::cat(losses).cpu(), said = at::cat(best).cpu();
+    const float* numbers = loss.const_data_ptr<float>();
+    const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
+    return SequenceScore::Of(rows.Sequences(), {numbers, numbers + loss.numel()},
+                             {tokens, tokens + said.numel()}, rows.label, rows.sequence);
+  }
+
+  // The head forward and back, by as many rows as options.logits allows. Returns the gradient of x,
+  // and writes the score.
+  Tensor JudgeAndGradient(const DecoderRows& rows, const Tensor& x, const GradientOptions& options,
+                          Tensors& losses, Tensors& best) {
+    const Tensor labels = at::tensor(rows.label, at::kLong).to(device);
+    const std::int64_t scored = x.size(0);
+    const std::int64_t blocks = options.logits / config.vocabulary / kRowBlock;
+    const std::int64_t most = std::max(kLeastRows, blocks * kRowBlock);
+    const double weight =
+        1.0 / static_cast<double>(options.denominator > 0 ? options.denominator : scored);
+    Tensors gradients;
+    for (std::int64_t begin = 0; begin < scored; begin += most) {
+      const std::int64_t count = std::min(most, scored - begin);
+      const Tensor piece = x.detach().narrow(0, begin, count).requires_grad_(true);
+      const Tensors judged = Judge(piece, labels.narrow(0, begin, count), weight);
+      judged[0].backward();
+      losses.push_back(judged[1]);
+      best.push_back(judged[2]);
+      gradients.push_back(piece.grad());
+    }
+    if (gradients.empty()) return at::zeros_like(x);
+    return gradients.size() == 1 ? gradients.front() : at::cat(gradients);
+  }
+
+  DecoderConfig config;
+  c10::Device device;
+  at::ScalarType products;
+  LeafParameters parameters;
+  RowWorkers workers;
+  EmbeddingBlock embed;
+  std::deque<DecoderLayer> layers;
+  std::optional<Gain> gain;
+  Tensor head;                    // [vocabulary, width]
+  std::unique_ptr<Decoder> copy;  // of a model elsewhere, on the CPU
+};
+
+Decoder::Decoder(const DecoderConfig& config, std::uint64_t seed, const c10::Device& device)
+    : state_(std::make_unique<State>(config, seed, device)) {}
 Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder::~Decoder() = default;
 
 const DecoderConfig& Decoder::Config() const { return state_->config; }
-const at::Tensor& Decoder::FlatParameters() const { return state_->parameters.Flat(); }
-const at::Tensor& Decoder::FlatGradients() const { return state_->parameters.FlatGradients(); }
-const std::vector<std::pair<std::string, at::Tensor>>& Decoder::Parameters() const {
-  return state_->parameters.Named();
+const Tensor& Decoder::FlatParameters() const { return state_->parameters.List().Flat(); }
+const Tensor& Decoder::FlatGradients() const { return state_->parameters.List().FlatGradients(); }
+const std::vector<std::pair<std::string, Tensor>>& Decoder::Parameters() const {
+  return state_->parameters.List().Named();
 }
-const std::vector<ParameterGroup>& Decoder::Groups() const { return state_->parameters.Groups(); }
-const std::vector<at::Tensor>& Decoder::Gradients() const { return state_->parameters.Gradients(); }
-std::int64_t Decoder::ParameterCount() const { return state_->parameters.Count(); }
+const std::vector<ParameterGroup>& Decoder::Groups() const {
+  return state_->parameters.List().Groups();
+}
+const std::vector<Tensor>& Decoder::Gradients() const {
+  return state_->parameters.List().Gradients();
+}
+std::int64_t Decoder::ParameterCount() const { return state_->parameters.List().Count(); }
+
+std::string Decoder::Note() const {
+  std::vector<std::string> notes;
+  for (const DecoderLayer& layer : state_->layers) {
+    for (const std::string& note : layer.attention.Notes()) {
+      if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
+    }
+  }
+  return fmt::format("{}", fmt::join(notes, "; "));
+}
+
+Decoder& Decoder::OnCpu() {
+  if (state_->device.is_cpu()) return *this;
+  if (!state_->copy) state_->copy = std::make_unique<Decoder>(state_->config, 1);
+  Tensor(state_->copy->FlatParameters()).copy_(FlatParameters());
+  return *state_->copy;
+}
 
 SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOptions& options) {
-  CheckWhole(options);
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const SequentialProducts guard;
   State& state = *state_;
-  const DecoderRows rows = state.Run(batch, guard.threads(), true, {});
-  if (!options.accumulate) state.parameters.FlatGradients().zero_();
-  const std::int64_t denominator =
-      options.denominator > 0 ? options.denominator : static_cast<std::int64_t>(rows.label.size());
-  const at::Tensor d_x = state.backward.final_x.Rows(static_cast<std::int64_t>(rows.scored.size()),
-                                                     state.config.width, at::kFloat);
-  const float weight = denominator > 0 ? 1.0F / static_cast<float>(denominator) : 0.0F;
-  SequenceScore score = state.HeadAndGradient(rows, weight, options.logits, d_x);
-  state.BackwardLayers(rows, options, d_x);
-  return score;
+  state.workers.SetThreads(guard.threads());
+  const SequencePart* part = options.part;
+  if (part != nullptr) CheckDecoderElsewhere(state.config);
+  const bool whole = state.device.is_cpu() && part == nullptr;
+  const DecoderRows rows = RowsOf(batch, state.config.vocabulary, state.device, !whole, part);
+  if (!options.accumulate) FlatGradients().zero_();
+  // Gradients lie in the order of the layers, and become final from the back.
+  std::int64_t ready = FlatGradients().numel();
+  const auto report = [&](std::int64_t begin) {
+    if (options.ready && (whole || begin == 0)) {
+      options.ready(begin, ready);
+      ready = begin;
+    }
+  };
+  How how{.part = part};
+  how.reached = [&](std::int64_t layer, const Tensor& d_x) {
+    if (options.flow) options.flow(layer, rows.MeanNorm(d_x));
+    const DecoderLayer& reached = state.layers[static_cast<std::size_t>(layer)];
+    const Tensor& first =
+        reached.gain.value.defined() ? reached.gain.value : reached.attention.Projection();
+    report(first.storage_offset());
+  };
+  Tensors losses, best;
+  // Other processes may score what they get from this one, and expect the same reports.
+  if (whole || part != nullptr || !rows.scored.empty()) {
+    const Tensor x = state.Run(rows, how);
+    const Tensor d_x = state.JudgeAndGradient(rows, x, options, losses, best);
+    report((state.gain->value.defined() ? state.gain->value : state.head).storage_offset());
+    x.backward(d_x);
+  }
+  report(0);
+  return State::ScoreOf(rows, losses, best);
 }
 
 SequenceScore Decoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
 
 SequenceScore Decoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visible) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  if (visible && !state_->device.is_cpu()) return OnCpu().Evaluate(batch, visible);
   const SequentialProducts guard;
+  const c10::NoGradGuard no_gradient;
   State& state = *state_;
-  const DecoderRows rows = state.Run(batch, guard.threads(), false, {.visible = visible});
-  return state.Head(rows, {});
+  state.workers.SetThreads(guard.threads());
+  const bool host = state.device.is_cpu();
+  const DecoderRows rows = RowsOf(batch, state.config.vocabulary, state.device, !host);
+  const Tensor x = state.Run(rows, {.visible = visible});
+  const Tensor labels = at::tensor(rows.label, at::kLong).to(state.device);
+  // Kernels of the host have few logits in memory anyway.
+  const std::int64_t most = host ? std::max<std::int64_t>(1, x.size(0))
+                                 : std::max(kLeastRows, kEvaluatedLogits / state.config.vocabulary);
+  Tensors losses, best;
+  for (std::int64_t begin = 0; begin < labels.numel(); begin += most) {
+    const std::int64_t count = std::min(most, labels.numel() - begin);
+    const Tensors judged =
+        state.Judge(x.narrow(0, begin, count), labels.narrow(0, begin, count), 1.0);
+    losses.push_back(judged[1]);
+    best.push_back(judged[2]);
+  }
+  return State::ScoreOf(rows, losses, best);
 }
 
 std::unique_ptr<KvCache> Decoder::MakeCache(std::int64_t max_bytes) const {
@@ -263,36 +318,32 @@ std::unique_ptr<KvCache> Decoder::MakeCache(std::int64_t max_bytes) const {
       }
     }
   }
-  const DType dtype = state_->dtype == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+  const DType dtype = state_->products == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
   return std::make_unique<KvCache>(
       KvCacheShape{config.layers, config.heads, config.head_dim, config.head_dim, dtype},
       KvCacheOptions{.screen = sparse ? KeyScreen::kBytes : KeyScreen::kNone,
                      .max_bytes = max_bytes});
 }
 
-at::Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
-                           const std::vector<std::vector<std::int64_t>>& tokens) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
+                       const std::vector<std::vector<std::int64_t>>& tokens) {
   const SequentialProducts guard;
+  const c10::NoGradGuard no_gradient;
   State& state = *state_;
   state.workers.SetThreads(guard.threads());
-  const DecoderRows rows = state.RowsOf(cache, sequences, tokens);
+  const DecoderRows rows = RowsOf(cache, state.config.vocabulary, sequences, tokens);
   const auto count = static_cast<std::int64_t>(sequences.size());
-  const at::Tensor logits =
-      at::empty({static_cast<std::int64_t>(rows.scored.size()), state.config.vocabulary});
-  if (sequences.empty()) return logits;
-  state.parameters.Refresh();
-  const State::CacheSequences cached{cache, sequences};
+  if (sequences.empty()) return at::empty({0, state.config.vocabulary});
+  Tensor x;
   try {
-    state.ForwardLayers(rows, false, {}, &cached);
+    x = state.Run(rows, {.cache = &cache, .sequences = &sequences});
   } catch (...) {
     for (std::size_t b = 0; b < sequences.size(); ++b) {
       cache.Truncate(sequences[b], rows.position[static_cast<std::size_t>(rows.begin[b])]);
     }
     throw;
   }
-  state.Head(rows, logits);
-  return logits.narrow(0, 0, count);
+  return state.Logits(x, rows.block).narrow(0, 0, count);
 }
 
 namespace {
@@ -305,8 +356,8 @@ class CacheDecodingState : public DecodingState {
   Sequence Create() override { return cache_->Create(); }
   Sequence Fork(Sequence sequence) override { return cache_->Fork(sequence); }
   void Free(Sequence sequence) override { cache_->Free(sequence); }
-  at::Tensor Extend(const std::vector<Sequence>& sequences,
-                    const std::vector<std::vector<std::int64_t>>& tokens) override {
+  Tensor Extend(const std::vector<Sequence>& sequences,
+                const std::vector<std::vector<std::int64_t>>& tokens) override {
     return model_.Extend(*cache_, sequences, tokens);
   }
 
@@ -318,7 +369,7 @@ class CacheDecodingState : public DecodingState {
 }  // namespace
 
 std::unique_ptr<DecodingState> Decoder::StartDecoding(std::int64_t max_bytes) {
-  return std::make_unique<CacheDecodingState>(*this, max_bytes);
+  return std::make_unique<CacheDecodingState>(OnCpu(), max_bytes);
 }
 
 std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& batch) {
@@ -328,6 +379,7 @@ std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& b
     observed.insert(observed.begin(), {fmt::format("gradient {}", layer), norm});
   };
   LossAndGradient(batch, options);
+  if (!state_->device.is_cpu()) return observed;
   VisitLayers(batch, [&](const LayerView& view) {
     std::vector<HeadQuantities> heads;
     view.Describe(heads);
@@ -344,22 +396,22 @@ std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& b
 
 void Decoder::VisitLayers(const TokenBatch& batch,
                           const std::function<void(const LayerView&)>& visit) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  State& state = *OnCpu().state_;
   const SequentialProducts guard;
-  state_->Run(batch, guard.threads(), false, {.visit = visit});
+  const c10::NoGradGuard no_gradient;
+  state.workers.SetThreads(guard.threads());
+  state.Run(RowsOf(batch, state.config.vocabulary, state.device, false), {.visit = visit});
 }
 
-at::Tensor Decoder::Forward(const TokenBatch& batch) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+Tensor Decoder::Forward(const TokenBatch& batch) {
+  State& state = *OnCpu().state_;
   const SequentialProducts guard;
-  State& state = *state_;
-  DecoderRows rows = state.Run(batch, guard.threads(), false, {});
-  const auto scored = static_cast<std::int64_t>(rows.scored.size());
-  at::Tensor logits = at::empty({scored, state.config.vocabulary});
-  rows.label.clear();  // logits are wanted, no losses
-  state.Head(rows, logits);
+  const c10::NoGradGuard no_gradient;
+  state.workers.SetThreads(guard.threads());
+  const DecoderRows rows = RowsOf(batch, state.config.vocabulary, state.device, false);
+  const Tensor logits = state.Logits(state.Run(rows, {}), kRowBlock);
   if (batch.labels.defined() || !rows.packed) return logits;
-  at::Tensor padded = at::zeros({batch.tokens.numel(), state.config.vocabulary});
+  Tensor padded = at::zeros({batch.tokens.numel(), state.config.vocabulary});
   for (std::int64_t b = 0; b < rows.Sequences(); ++b) {
     const std::int64_t begin = rows.begin[static_cast<std::size_t>(b)];
     const std::int64_t count = rows.end[static_cast<std::size_t>(b)] - begin;

@@ -11,11 +11,13 @@
 // DecoderConfig has other norms, activations and embeddings. docs/explain/decoder.md lists how this
 // departs from the reference implementation.
 //
-// Between attentions a model is a chain of stages that treat every row alone, each with its
-// gradient (row_chain.h). Results do not depend on the number of threads, to the bit.
+// A model is made of blocks (blocks.h, layer_attention.h), whose gradients torch's autograd
+// records: of stages (stages.h), fused kernels on the CPU and torch's operations on other devices.
+// On the CPU results do not depend on the number of threads, to the bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <functional>
@@ -32,15 +34,23 @@ namespace tsallis::lab {
 struct LayerInput;
 struct LayerView;
 
+// CheckDecoder, and UsageError, naming the key, for what there is only on the CPU and where
+// sequences are whole: fixed patterns.
+void CheckDecoderElsewhere(const DecoderConfig& config, const std::string& path = "model");
+
 class Decoder : public SequenceModel {
  public:
-  // Parameters drawn from `seed`, each from a stream of its own. Throws UsageError (CheckDecoder).
-  Decoder(const DecoderConfig& config, std::uint64_t seed);
+  // Parameters drawn from `seed`, each from a stream of its own, the same on every device. Throws
+  // UsageError as CheckDecoder, and on another device than the CPU as CheckDecoderElsewhere.
+  Decoder(const DecoderConfig& config, std::uint64_t seed, const c10::Device& device = c10::kCPU);
   Decoder(Decoder&&) noexcept;
   ~Decoder() override;
 
   const char* Architecture() const override { return "decoder"; }
   const DecoderConfig& Config() const override;
+  std::string Note() const override;
+  // On another device the host waits once, when all is under way, and gradients are ready all at
+  // once.
   SequenceScore LossAndGradient(const TokenBatch& batch,
                                 const GradientOptions& options = {}) override;
   // In memory that grows with the longest sequence by little more than keys, values and the
@@ -56,6 +66,8 @@ class Decoder : public SequenceModel {
   // visible the score has the bits of Evaluate(batch). InvalidArgument for a tensor of another kind
   // or shape, UsageError for a layer that has fixed patterns already.
   SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
+
+  // What follows runs on the CPU: of a model elsewhere on a copy of its present weights.
 
   // Logits of the scored positions, in order: [scored, vocabulary] float32. Without labels, of all
   // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
@@ -79,8 +91,9 @@ class Decoder : public SequenceModel {
   // The view is valid only during the call.
   void VisitLayers(const TokenBatch& batch, const std::function<void(const LayerView&)>& visit);
 
-  // By layer: "gradient L", how much of the loss's gradient arrives (GradientOptions::flow), and
-  // "keys L", keys that have weight, mean over heads and scored tokens (ASEntmax, figures 3 and 7).
+  // By layer: "gradient L", how much of the loss's gradient arrives (GradientOptions::flow), and,
+  // on the CPU, "keys L", keys that have weight, mean over heads and scored tokens (ASEntmax,
+  // figures 3 and 7).
   std::vector<std::pair<std::string, double>> Observe(const TokenBatch& batch) override;
 
   const at::Tensor& FlatParameters() const override;
@@ -93,6 +106,8 @@ class Decoder : public SequenceModel {
 
  private:
   struct State;
+  Decoder& OnCpu();
+
   std::unique_ptr<State> state_;
 };
 

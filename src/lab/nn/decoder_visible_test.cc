@@ -114,7 +114,7 @@ TEST(VisibleKeysOfOne, HeadOfOneSequence) {
       Tensor visible = All(input);
       // The queries of sequence 1 see nothing but themselves, in head 2.
       if (input.layer == layer) visible[1][2] = at::eye(kLength, at::kBool);
-      if (input.layer == 1) below = input.projected.clone();
+      if (input.layer == 1) below = input.inputs.projected.clone();
       return visible;
     });
   };

@@ -38,7 +38,8 @@ struct EncoderLayer {
   EncoderLayer(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
                RowWorkers& workers)
       : self(config, name + "attention.", false, parameters, workers),
-        feed_forward(config, name + "feed_forward.", parameters, workers) {}
+        feed_forward(config, name + "feed_forward.", FeedForwardBlock::Layout::kTogether,
+                     parameters, workers) {}
 
   AttentionBlock self;
   FeedForwardBlock feed_forward;
@@ -49,7 +50,8 @@ struct TargetLayer {
               RowWorkers& workers)
       : self(config, name + "attention.", true, parameters, workers),
         context(config, name + "context.", false, parameters, workers),
-        feed_forward(config, name + "feed_forward.", parameters, workers) {}
+        feed_forward(config, name + "feed_forward.", FeedForwardBlock::Layout::kTogether,
+                     parameters, workers) {}
 
   AttentionBlock self, context;
   FeedForwardBlock feed_forward;
@@ -135,12 +137,7 @@ struct EncoderDecoder::State {
       : config(WithDefaults(given, CheckEncoderDecoder, "float32")),
         device(on),
         parameters(on),
-        embed(config) {
-    const std::int64_t width = config.width;
-    parameters.Add(
-        "embedding.weight", {config.vocabulary, width},
-        [](RandomStream& random) { return Normal(random, 0.02); }, &embedding,
-        ParameterGroup::kEmbedding);
+        embed(config, parameters, workers) {
     for (std::int64_t l = 0; l < config.layers; ++l) {
       encoder.emplace_back(config, fmt::format("encoder.{}.", l), parameters, workers);
     }
@@ -158,9 +155,7 @@ struct EncoderDecoder::State {
         name, {config.width}, [](RandomStream&) { return 0.0F; }, &to);
   }
 
-  Tensor Embed(const Packed& rows) {
-    return embed(embedding, rows.tokens, rows.positions, rows.length);
-  }
+  Tensor Embed(const Packed& rows) { return embed(rows.tokens, rows.positions, rows.length); }
 
   // A function that passes one layer's attention to `visit`; null if there is no `visit`.
   static SeenVisitor Shown(const Visitor& visit, const char* kind, std::size_t layer,
@@ -195,27 +190,32 @@ struct EncoderDecoder::State {
     return x;
   }
 
-  Tensor Logits(const Tensor& x) const { return Product(Normed(x, gain), embedding); }
+  Tensor Logits(const Tensor& x) const { return Product(Normed(x, gain), embed.Table()); }
 
-  // The losses of the scored rows and their best columns.
-  std::pair<Tensor, Tensor> Judge(const Tensor& x, const Samples& samples) {
+  // The losses of the scored rows, their best columns, and their sum over `denominator`, 0: over
+  // their number.
+  Tensors Judge(const Tensor& x, const Samples& samples, std::int64_t denominator = 0) {
     const Tensor all = at::tensor(samples.label, at::kLong);
     const Tensor scored = all.ne(kNotScored).nonzero().squeeze(1);
     const Tensor labels = all.index_select(0, scored).to(device);
     const Tensor there = x.index_select(0, scored.to(device));
     const std::int64_t piece =
         c10::GradMode::is_enabled() ? std::max<std::int64_t>(1, there.size(0)) : kLogitRows;
-    Tensors losses, best;
+    const std::int64_t of = denominator > 0 ? denominator : labels.numel();
+    Tensors losses, best, sums;
     for (std::int64_t begin = 0; begin == 0 || begin < there.size(0); begin += piece) {
       const std::int64_t count = std::min(piece, there.size(0) - begin);
-      const Tensors judged =
-          RunStage("cross-entropy", {.inputs = {there.narrow(0, begin, count), gain, embedding,
-                                                labels.narrow(0, begin, count)},
-                                     .workers = &workers});
-      losses.push_back(judged[0]);
-      best.push_back(judged[1]);
+      const Tensors judged = RunStage(
+          "cross-entropy", {.inputs = {there.narrow(0, begin, count), gain, embed.Table(),
+                                       labels.narrow(0, begin, count)},
+                            .workers = &workers,
+                            .parameters = &parameters.List(),
+                            .weight = 1.0 / static_cast<double>(std::max<std::int64_t>(1, of))});
+      sums.push_back(judged[0]);
+      losses.push_back(judged[1]);
+      best.push_back(judged[2]);
     }
-    return {at::cat(losses), at::cat(best)};
+    return {at::cat(losses), at::cat(best), at::stack(sums).sum()};
   }
 
   Tensor Run(const Samples& samples, const Visitor& visit = nullptr) {
@@ -228,7 +228,7 @@ struct EncoderDecoder::State {
   LeafParameters parameters;
   RowWorkers workers;
   EmbeddingBlock embed;
-  Tensor embedding, memory_gain, gain;
+  Tensor memory_gain, gain;
   std::deque<EncoderLayer> encoder;
   std::deque<TargetLayer> decoder;
 };
@@ -279,12 +279,11 @@ SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
   state_->workers.SetThreads(guard.threads());
   const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
   if (!options.accumulate) FlatGradients().zero_();
-  const auto [losses, best] = state_->Judge(state_->Run(samples), samples);
-  const std::int64_t denominator = options.denominator > 0 ? options.denominator : losses.numel();
-  (losses.sum() / static_cast<double>(std::max<std::int64_t>(1, denominator))).backward();
+  const Tensors judged = state_->Judge(state_->Run(samples), samples, options.denominator);
+  judged[2].backward();
   if (options.ready) options.ready(0, FlatGradients().numel());
   // The host waits for the device here alone.
-  return ScoreOf(samples, batch.tokens.size(0), losses.detach(), best);
+  return ScoreOf(samples, batch.tokens.size(0), judged[0], judged[1]);
 }
 
 SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
@@ -301,8 +300,8 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKey
       if (mask.defined()) attention.seen.options.mask = mask.unsqueeze(0);
     };
   }
-  const auto [losses, best] = state_->Judge(state_->Run(samples, restrict), samples);
-  return ScoreOf(samples, batch.tokens.size(0), losses, best);
+  const Tensors judged = state_->Judge(state_->Run(samples, restrict), samples);
+  return ScoreOf(samples, batch.tokens.size(0), judged[0], judged[1]);
 }
 
 void EncoderDecoder::VisitLayers(const TokenBatch& batch,

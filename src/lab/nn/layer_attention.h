@@ -1,6 +1,7 @@
-// Attention of one layer of the decoder on projected rows: heads may differ in map, length scaling
-// and positions, and are attended in as few calls as there are maps (a head without ALiBi has slope
-// 0, one without length scaling c = 1).
+// Attention of one layer of the decoder: heads may differ in map, length scaling and positions, and
+// are attended in as few calls as there are maps (a head without ALiBi has slope 0, one without
+// length scaling c = 1). On the CPU a call reads queries, keys and values where the projection put
+// them, and its gradient is written there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "lab/nn/blocks.h"
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/device_attention.h"
 #include "lab/nn/head_numbers.h"
-#include "lab/nn/parameters.h"
 #include "lab/nn/positions.h"
 #include "lab/nn/query_scale.h"
-#include "lab/nn/row_chain.h"
+#include "lab/nn/sequence_part.h"
 #include "lab/nn/sequence_rows.h"
 #include "tsallis/attention.h"
 #include "tsallis/kv_cache.h"
@@ -50,59 +52,55 @@ struct ScaledHeads {
 };
 std::vector<ScaledHeads> ScaledHeadsOf(const DecoderConfig& config, std::int64_t layer);
 
-// Whether two heads have the same scale-invariant scores. SetDistances writes a head's own into
-// `terms`.
-bool SameDistances(const AttentionConfig& a, const AttentionConfig& b);
+// Writes a head's scale-invariant scores into `terms`.
 void SetDistances(const AttentionConfig& head, AttentionTerms& terms);
 
-class LayerAttention {
+class LayerAttention : Fixed {
  public:
-  LayerAttention(const DecoderConfig& config, std::int64_t layer);
+  // Names of parameters begin with `prefix`. products: what they are computed in.
+  LayerAttention(const DecoderConfig& config, std::int64_t layer, const std::string& prefix,
+                 LeafParameters& parameters, RowWorkers& workers, at::ScalarType products);
 
-  // Names of parameters begin with `prefix`.
-  void Declare(const std::string& prefix, ParameterList& list);
+  // [columns, width]: queries, keys, values, then what length scalings read.
+  const at::Tensor& Projection() const { return projection_; }
+  // Lines that tell people how heads attend on another device than the CPU.
+  std::vector<std::string> Notes() const;
 
-  // [columns, width]: rows of queries, keys, values, then what length scalings read.
-  const Parameter& Projection() const { return projection_; }
-  std::int64_t Columns() const { return columns_; }
-
-  // Builds what depends on lengths; before the rest, once a batch.
-  void Prepare(const SequenceRows& rows);
-
-  // The stage between the projection and attention: QK-norm and rotation of queries and keys. It
-  // must not outlive this.
-  std::unique_ptr<RowStage> InputStage() const;
-
-  // The forward pass keeps these for the backward pass.
-  struct Kept {
-    std::vector<at::Tensor> tau;  // of every call: [batch, heads, length] or [heads, rows], float64
-    std::vector<at::Tensor> lists;  // bytes
-    at::Tensor c;                   // [rows, heads] float32; undefined without length scaling
+  // What a layer attends with.
+  struct Inputs {
+    at::Tensor stream;     // what was projected, as its gradient comes back with
+    at::Tensor projected;  // [rows, columns]: queries and keys, rotated, values, and more
+    at::Tensor c;          // [rows, heads] float32; undefined without length scaling
+    // [heads]: float64, float32, and float64 with -inf for heads without; undefined: no head has
+    // one.
+    at::Tensor alpha, slopes, sinks;
   };
-
-  // Statistics of the weights of every row.
-  struct Statistics {
-    std::vector<std::vector<double>> entropy;        // of every call, as tau; nats
-    std::vector<std::vector<std::int64_t>> support;  // weights > 0
-  };
+  // stream: [rows, width]; gain: of its norm.
+  Inputs Project(const at::Tensor& stream, const at::Tensor& gain, const SequenceRows& rows);
 
   // Which rows attend.
   enum class Queries : std::uint8_t {
     kAll,
     kLast,  // of each sequence those from SequenceRows::last_begin on; all rows are attended to
   };
+  // What the heads give, [rows, heads head_dim]; what rows that do not attend get is undefined.
+  // part: the rows are that of every sequence; null: whole sequences. `rows` must outlive the
+  // gradient.
+  at::Tensor operator()(const Inputs& inputs, const SequenceRows& rows, Queries queries,
+                        const SequencePart* part);
 
-  // Writes the length scalings of all rows into `kept`. Forward does this itself; a caller that
-  // uses Arrays or Weights before Forward calls it first.
-  void Scale(const SequenceRows& rows, const at::Tensor& projected, Kept& kept) const;
+  // ---- on the CPU, without a gradient
 
-  // out: [rows, heads * head_dim], of the dtype of `projected`; rows that do not attend stay as
-  // they are. `keep`: for Backward. `statistics`: filled if not null, of all rows only.
-  // `visible`: where defined, the keys that queries see among those so far, in the form of
-  // Decoder::VisibleKeys; not with `keep`. Throws as Decoder::Evaluate(batch, visible).
-  void Forward(const Context& context, const SequenceRows& rows, Queries queries,
-               const at::Tensor& projected, const at::Tensor& out, bool keep, Kept& kept,
-               Statistics* statistics = nullptr, const at::Tensor& visible = {}) const;
+  // Statistics of the weights of every row.
+  struct Statistics {
+    std::vector<std::vector<double>> entropy;        // of every call: [batch, heads, length] or, of
+    std::vector<std::vector<std::int64_t>> support;  // packed ones, [heads, rows]; weights > 0
+  };
+  // As above. `statistics`: filled if not null, of all rows only. `visible`: where defined, the
+  // keys that queries see among those so far, in the form of Decoder::VisibleKeys. Throws as
+  // Decoder::Evaluate(batch, visible).
+  at::Tensor Look(const Inputs& inputs, const SequenceRows& rows, Queries queries,
+                  Statistics* statistics, const at::Tensor& visible) const;
 
   // One layer of a cache, and the sequences in it that the rows continue.
   struct CacheLayer {
@@ -110,21 +108,13 @@ class LayerAttention {
     const std::vector<KvCache::Sequence>& sequences;  // as the rows'
     std::int64_t layer;
   };
-
   // Adds the rows' keys and values to the cache. Each row attends to the tokens of its sequence up
   // to its own. Positions go on from the cache's length. Rows after those of the last sequence
-  // belong to no sequence, and their output is 0. `out` and `kept` as in Forward. Throws CacheFull;
-  // then some sequences may be longer in this layer.
-  void Extend(const Context& context, const SequenceRows& rows, const CacheLayer& cached,
-              const at::Tensor& projected, const at::Tensor& out, Kept& kept) const;
+  // belong to no sequence, and their output is 0. Throws CacheFull; then some sequences may be
+  // longer in this layer.
+  at::Tensor Extend(const Inputs& inputs, const SequenceRows& rows, const CacheLayer& cached) const;
 
-  // Gradient of the projection (rotated still), and of the layer's parameters, which it adds.
-  // d_out as out, d_projected as projected. `queries` as in Forward.
-  void Backward(const Context& context, const SequenceRows& rows, Queries queries,
-                const at::Tensor& projected, const at::Tensor& d_out, const Kept& kept,
-                const at::Tensor& d_projected);
-
-  // After Forward. Adds the rows `scored` to the quantities of each head: [heads].
+  // Adds the rows `scored` to the quantities of each head: [heads].
   //   entropy             of the weights, nats
   //   normalised entropy  entropy / ln keys, of rows that see at least two keys
   //   support             weights > 0
@@ -133,37 +123,28 @@ class LayerAttention {
   //   alpha, sink         where it is learned
   //   c                   the length scaling, where there is one, and its QueryScale::Terms()
   void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
-                const at::Tensor& projected, const Kept& kept, const Statistics& statistics,
+                const Inputs& inputs, const Statistics& statistics,
                 std::vector<HeadQuantities>& heads) const;
   // The number of tokens that a head's query at a position sees.
   std::int64_t VisibleKeys(std::int64_t head, std::int64_t position) const;
-  // After Scale or Forward. The heads' arrays for one sequence. UsageError for heads that
-  // HeadArrays cannot describe: of several kinds, of maps other than softmax and entmax, with sinks
-  // or patterns.
-  HeadArrays Arrays(const SequenceRows& rows, const at::Tensor& projected, const Kept& kept,
-                    std::int64_t sequence) const;
-  // After Forward. The weights of queries [begin, end) of a sequence.
-  SparseRows Weights(const Context& context, const SequenceRows& rows, const at::Tensor& projected,
-                     const Kept& kept, std::int64_t sequence, std::int64_t head, std::int64_t begin,
-                     std::int64_t end) const;
+  // The heads' arrays for one sequence. UsageError for heads that HeadArrays cannot describe: of
+  // several kinds, of maps other than softmax and entmax, with sinks or patterns.
+  HeadArrays Arrays(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence) const;
+  // The weights of queries [begin, end) of a sequence.
+  SparseRows Weights(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence,
+                     std::int64_t head, std::int64_t begin, std::int64_t end) const;
 
  private:
-  class Input;
+  class Pass;
 
   // Heads first, first + step, ... of one call.
   struct CallHeads {
     std::int64_t first, step, count;
   };
-  // Numbers that their maps need in this pass: [heads of the call].
+  // Numbers that their maps need: [heads of the call].
   struct MapNumbers {
     std::vector<double> alphas;
     std::vector<double> sinks;  // empty where no head has one
-  };
-  struct Rotation {
-    std::int64_t first, count;
-    Positions positions;
-    RopeTable table;
-    std::int64_t table_length = 0;  // that the frequencies are for
   };
   // Which keys heads see that have this pattern: the beginning of `mask` is that of shorter
   // sequences.
@@ -176,20 +157,64 @@ class LayerAttention {
     std::int64_t column;  // where its part of the projection begins
     std::unique_ptr<QueryScale> scale;
   };
+  // What the forward pass keeps for the gradient, of every call.
+  struct Kept {
+    std::vector<at::Tensor> tau;    // [batch, heads, length] or [heads, rows], float64
+    std::vector<at::Tensor> lists;  // bytes
+  };
 
+  // ---- layer_attention.cc
+  void PlanCalls();
+  void PlanPatterns();
+  void Declare(const DecoderConfig& config, std::int64_t layer, const std::string& prefix,
+               LeafParameters& parameters);
+  const AttentionConfig& HeadOf(std::int64_t head) const {
+    return head_[static_cast<std::size_t>(head)];
+  }
+  void PrepareRotation(std::int64_t length);
+  // c of all heads; a scaling that reads the projection changes it.
+  at::Tensor Scales(const SequenceRows& rows, at::Tensor& projected) const;
+  // Numbers of the heads: `learned` where `learns` says so, `fixed` elsewhere.
+  static at::Tensor Numbers(const at::Tensor& learns, const at::Tensor& learned,
+                            const at::Tensor& fixed);
+
+  // ---- layer_attention_host.cc
+  Context Threads() const { return {.threads = workers_.threads()}; }
+  at::Tensor OnHost(const Inputs& inputs, const SequenceRows& rows, Queries queries) const;
+  at::Tensor OutputOf(const Inputs& inputs) const;  // not filled
+  // out: rows that do not attend stay as they are. keep: null without a gradient.
+  void Forward(const Inputs& inputs, const SequenceRows& rows, Queries queries,
+               const at::Tensor& out, Kept* keep, Statistics* statistics,
+               const at::Tensor& visible) const;
+  // The gradients of inputs.projected, c, alpha, slopes and sinks; undefined where these are.
+  Tensors Backward(const Inputs& inputs, const SequenceRows& rows, Queries queries,
+                   const at::Tensor& d_out, const Kept& kept) const;
+  AttentionParams ParamsOf(const CallHeads& call, const SequenceRows& rows, Queries queries,
+                           const Inputs& inputs) const;
+  // The terms, but for sinks, of rows from `begin` on, `count` for each sequence.
+  AttentionTerms TermsOf(const CallHeads& call, std::int64_t begin, std::int64_t count,
+                         const Inputs& inputs) const;
+  MapNumbers NumbersOf(const CallHeads& call, const Inputs& inputs) const;
+  // numbers: must outlive the params.
+  void SetMap(AttentionParams& params, const CallHeads& call, const MapNumbers& numbers) const;
   // New queries of sequences [first, last), which have the same number of rows, on the cache.
   struct Chunk {
     std::size_t first, last;
     std::int64_t begin, count;  // the first row, rows of each sequence
   };
-  // Checks `visible` as Forward says and returns it, or an undefined tensor if it hides no key:
+  void ExtendCall(const Chunk& chunk, const CacheLayer& cached, const CallHeads& call,
+                  const Inputs& inputs, const at::Tensor& out) const;
+
+  // ---- layer_attention_pattern.cc
+  void PreparePatterns(std::int64_t length);
+  // Checks `visible` as Look says and returns it, or an undefined tensor if it hides no key:
   // without a mask every kernel serves.
   at::Tensor Checked(const SequenceRows& rows, const at::Tensor& visible) const;
   // AttentionForward and AttentionBackward under the call's pattern, or on `visible` keys alone:
   // where sequences are packed, one by one, since masks count along the axes of queries and keys.
-  void Attend(const Context& context, const CallHeads& call, const AttentionParams& params,
-              const at::Tensor& visible, const AttentionOutputs& outputs) const;
-  void AttendBackward(const Context& context, const CallHeads& call, const AttentionParams& params,
+  void Attend(const CallHeads& call, const AttentionParams& params, const at::Tensor& visible,
+              const AttentionOutputs& outputs) const;
+  void AttendBackward(const CallHeads& call, const AttentionParams& params,
                       const AttentionGradients& gradients) const;
   const PatternTable* PatternOf(const CallHeads& call) const;  // null without
   // The call's pattern, if it has one, for queries at positions from `begin` on and keys from 0 on.
@@ -197,43 +222,44 @@ class LayerAttention {
   // Sets the mask to `visible`, where it is defined, from a sequence on.
   void SetMask(const CallHeads& call, const at::Tensor& visible, std::int64_t sequence,
                std::int64_t begin, AttentionMask& mask) const;
-  void ExtendCall(const Context& context, const Chunk& chunk, const CacheLayer& cached,
-                  const CallHeads& call, const at::Tensor& projected, const at::Tensor& out,
-                  const at::Tensor& c) const;
-  // The terms, but for sinks, of rows from `begin` on, `count` for each sequence.
-  AttentionTerms TermsOf(const CallHeads& call, std::int64_t begin, std::int64_t count,
-                         const at::Tensor& c) const;
-  AttentionParams ParamsOf(const CallHeads& call, const SequenceRows& rows, Queries queries,
-                           const at::Tensor& projected, const at::Tensor& c) const;
-  // Rotates queries and keys of a block of rows of the projection. `turn` 1, or -1 for gradients.
-  void Rotate(const RowSpan& span, Cells projected, float turn) const;
-  // numbers: must outlive the params.
-  void SetMap(AttentionParams& params, const CallHeads& call, const MapNumbers& numbers) const;
-  double AlphaOf(std::int64_t head) const;
-  MapNumbers NumbersOf(const CallHeads& call) const;
-  bool LearnsSlope(std::int64_t head) const;
-  void PlanCalls();
-  void PlanPatterns();
-  void PreparePatterns(std::int64_t length);
-  void PlanRotations();
-  void PlanScalings(const DecoderConfig& config, std::int64_t layer);
 
-  std::int64_t heads_, head_dim_, width_, columns_;
-  bool qk_norm_;
+  // ---- layer_attention_device.cc
+  // Heads that attend in one call. Numbers of heads count from the first of the plan.
+  struct Group {
+    std::vector<std::int64_t> heads;
+    AttentionConfig config;
+    at::Tensor index;  // [heads of the group] int64; undefined: all of the plan
+    DeviceAttention attend;
+  };
+  // Neighbouring heads that this process attends with.
+  struct Plan {
+    std::int64_t first = 0, count = 0;
+    std::vector<Group> groups;
+    // [count] int64: where a head stands among the outputs of the groups; undefined: one group
+    at::Tensor back;
+  };
+  Plan PlanOf(std::int64_t first, std::int64_t count) const;
+  // Sequences of equal length by torch's operations and the operators of attention.
+  at::Tensor OnDevice(const Inputs& inputs, const SequenceRows& rows, const SequencePart* part);
+
+  std::int64_t heads_, head_dim_, columns_;
+  RowWorkers& workers_;
+  c10::Device device_;
   std::vector<AttentionConfig> head_;  // [heads]
   std::vector<CallHeads> calls_;
-  std::vector<Rotation> rotations_;
   std::vector<Scaling> scalings_;
   std::vector<PatternTable> patterns_;
-  std::vector<int> pattern_of_;      // [heads], in patterns_; -1: none
-  std::vector<bool> has_slope_;      // [heads]
-  std::vector<float> fixed_slopes_;  // [heads]
-  bool sloped_ = false, learned_slopes_ = false, learned_alpha_ = false, learned_sinks_ = false;
-  std::vector<double> alphas_;  // [heads], of this pass
-  std::vector<double> sinks_;   // likewise; -inf: none
-  std::vector<float> slopes_;   // [heads], of this pass
-  Parameter projection_;
-  Parameter slope_parameters_, alpha_parameters_, sink_parameters_;  // [1, heads]
+  std::vector<int> pattern_of_;  // [heads], in patterns_; -1: none
+  Plan whole_, own_;             // of all heads, of those of a part; empty until they are needed
+  StageCall project_;            // without inputs
+  at::Tensor projection_;
+  at::Tensor alpha_, slopes_, sink_;                     // [heads], where some are learned
+  at::Tensor fixed_alpha_, fixed_slopes_, fixed_sinks_;  // [heads]; undefined as in Inputs
+  at::Tensor learns_alpha_, free_alpha_, learns_slope_, learns_sink_;  // [heads] bool
+  // Tables of the positions so far: [heads or 1, positions, head_dim / 2]; undefined: no head
+  // turns.
+  at::Tensor cosine_, sine_;
+  std::int64_t table_length_ = 0;
 };
 
 }  // namespace tsallis::lab

@@ -81,18 +81,6 @@ class PieceNumbers {
 
 }  // namespace
 
-void LayerAttention::PlanPatterns() {
-  for (const AttentionConfig& head : head_) {
-    const auto same = [&](const PatternTable& table) { return table.config == head.pattern; };
-    const auto found = std::find_if(patterns_.begin(), patterns_.end(), same);
-    pattern_of_.push_back(
-        head.pattern.kind == "none" ? -1 : static_cast<int>(found - patterns_.begin()));
-    if (head.pattern.kind != "none" && found == patterns_.end()) {
-      patterns_.push_back({.config = head.pattern, .mask = {}});
-    }
-  }
-}
-
 void LayerAttention::PreparePatterns(std::int64_t length) {
   for (PatternTable& table : patterns_) {
     if (table.mask.k_len >= length) continue;
@@ -173,16 +161,15 @@ std::vector<Piece> PiecesOf(const AttentionParams& params) {
 
 }  // namespace
 
-void LayerAttention::Attend(const Context& context, const CallHeads& call,
-                            const AttentionParams& params, const at::Tensor& visible,
-                            const AttentionOutputs& outputs) const {
+void LayerAttention::Attend(const CallHeads& call, const AttentionParams& params,
+                            const at::Tensor& visible, const AttentionOutputs& outputs) const {
   if (!visible.defined() && PatternOf(call) == nullptr) {
-    return AttentionForward(context, params, outputs);
+    return AttentionForward(Threads(), params, outputs);
   }
   if (!params.ranges.packed) {
     AttentionParams masked = params;
     SetMask(call, visible, 0, 0, masked.mask);
-    return AttentionForward(context, masked, outputs);
+    return AttentionForward(Threads(), masked, outputs);
   }
   const std::vector<Piece> pieces = PiecesOf(params);
   for (std::size_t b = 0; b < pieces.size(); ++b) {
@@ -195,7 +182,7 @@ void LayerAttention::Attend(const Context& context, const CallHeads& call,
     auto tau = numbers(outputs.tau);
     auto support = numbers(outputs.support_size);
     auto entropy = numbers(outputs.entropy);
-    AttentionForward(context, alone,
+    AttentionForward(Threads(), alone,
                      {.out = From(outputs.out, piece.q_begin),
                       .tau = tau.data(),
                       .support_size = support.data(),
@@ -206,14 +193,13 @@ void LayerAttention::Attend(const Context& context, const CallHeads& call,
   }
 }
 
-void LayerAttention::AttendBackward(const Context& context, const CallHeads& call,
-                                    const AttentionParams& params,
+void LayerAttention::AttendBackward(const CallHeads& call, const AttentionParams& params,
                                     const AttentionGradients& gradients) const {
-  if (PatternOf(call) == nullptr) return AttentionBackward(context, params, gradients);
+  if (PatternOf(call) == nullptr) return AttentionBackward(Threads(), params, gradients);
   if (!params.ranges.packed) {
     AttentionParams masked = params;
     SetPattern(call, 0, masked.mask);
-    return AttentionBackward(context, masked, gradients);
+    return AttentionBackward(Threads(), masked, gradients);
   }
   // Gradients of heads are sums over the sequences.
   const auto heads = static_cast<std::size_t>(params.heads);
@@ -240,7 +226,7 @@ void LayerAttention::AttendBackward(const Context& context, const CallHeads& cal
     own.d_alpha = gradients.d_alpha == nullptr ? nullptr : d_alpha.data();
     own.d_slopes = gradients.d_slopes == nullptr ? nullptr : d_slopes.data();
     own.d_sink = gradients.d_sink == nullptr ? nullptr : d_sink.data();
-    AttentionBackward(context, alone, own);
+    AttentionBackward(Threads(), alone, own);
     d_length_scale.Write();
     add(gradients.d_alpha, d_alpha);
     add(gradients.d_slopes, d_slopes);

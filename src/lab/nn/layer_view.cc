@@ -26,8 +26,7 @@ double Moments::Deviation() const {
 }
 
 void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
-                              const at::Tensor& projected, const Kept& kept,
-                              const Statistics& statistics,
+                              const Inputs& inputs, const Statistics& statistics,
                               std::vector<HeadQuantities>& heads) const {
   heads.resize(static_cast<std::size_t>(heads_));
   for (std::size_t i = 0; i < calls_.size(); ++i) {
@@ -52,32 +51,35 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
     }
   }
   for (std::int64_t h = 0; h < heads_; ++h) {
-    const auto index = static_cast<std::size_t>(h);
-    if (has_slope_[index]) {
-      AddTo(heads[index], LearnsSlope(h) ? "learned slope" : "slope", slopes_[index]);
+    const AttentionConfig& config = HeadOf(h);
+    HeadQuantities& head = heads[static_cast<std::size_t>(h)];
+    if (HasSlope(config, heads_, h)) {
+      AddTo(head, config.positions.learn_slopes ? "learned slope" : "slope",
+            inputs.slopes.const_data_ptr<float>()[h]);
     }
-    if (head_[index].learn_alpha != "no") AddTo(heads[index], "alpha", alphas_[index]);
-    if (head_[index].sink == "learned") AddTo(heads[index], "sink", sinks_[index]);
+    if (config.learn_alpha != "no") AddTo(head, "alpha", inputs.alpha.const_data_ptr<double>()[h]);
+    if (config.sink == "learned") AddTo(head, "sink", inputs.sinks.const_data_ptr<double>()[h]);
   }
   for (const Scaling& scaling : scalings_) {
-    const std::vector<std::string> names = scaling.scale->Terms();
-    std::vector<double> values(names.size());
+    const auto terms = scaling.scale->Terms(inputs.projected, scaling.column);
     for (std::int64_t own = 0; own < scaling.heads.count; ++own) {
       const std::int64_t h = scaling.heads.first + own;
       HeadQuantities& head = heads[static_cast<std::size_t>(h)];
       for (const std::int64_t row : scored) {
-        AddTo(head, "c", kept.c.const_data_ptr<float>()[row * heads_ + h]);
-        scaling.scale->ReadTerms({CellsOf(projected) + scaling.column, columns_}, row, own,
-                                 values.data());
-        for (std::size_t t = 0; t < names.size(); ++t) AddTo(head, names[t], values[t]);
+        AddTo(head, "c", inputs.c.const_data_ptr<float>()[row * heads_ + h]);
+        for (const auto& [name, values] : terms) {
+          const std::int64_t of_row = values.size(0) == 1 ? 0 : row;
+          AddTo(head, name, values.accessor<double, 2>()[of_row][own]);
+        }
       }
     }
   }
 }
 
-HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const at::Tensor& projected,
-                                  const Kept& kept, std::int64_t sequence) const {
+HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const Inputs& inputs,
+                                  std::int64_t sequence) const {
   const AttentionConfig& config = head_.front();
+  const at::Tensor& projected = inputs.projected;
   const auto refuse_if = [](bool found, const std::string& what) {
     if (!found) return;
     throw UsageError(
@@ -87,7 +89,7 @@ HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const at::Tensor& pr
   };
   refuse_if(calls_.size() > 1, "heads that differ in map or in scale-invariant scores");
   refuse_if(config.map != "softmax" && config.map != "entmax", config.map);
-  refuse_if(!NumbersOf(calls_.front()).sinks.empty(), "a sink");
+  refuse_if(!NumbersOf(calls_.front(), inputs).sinks.empty(), "a sink");
   refuse_if(PatternOf(calls_.front()) != nullptr, "a pattern of the keys that they see");
   refuse_if(config.scale_invariant_alpha || config.scale_invariant_beta,
             "scale-invariant scores of another alpha or beta");
@@ -109,22 +111,21 @@ HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const at::Tensor& pr
                     .slopes = {},
                     .c = {},
                     .scale_invariant = config.scale_invariant};
-  if (kept.c.defined()) {
-    arrays.c = kept.c.narrow(0, first, n).t().contiguous();
+  if (inputs.c.defined()) {
+    arrays.c = inputs.c.narrow(0, first, n).t().contiguous();
     arrays.q = (arrays.q.to(at::kFloat) * arrays.c.unsqueeze(-1)).to(projected.scalar_type());
   }
-  if (config.map == "entmax") arrays.alpha = at::tensor(alphas_, at::kDouble);
-  if (sloped_) arrays.slopes = at::tensor(slopes_, at::kFloat);
+  if (config.map == "entmax") arrays.alpha = inputs.alpha.clone();
+  if (inputs.slopes.defined()) arrays.slopes = inputs.slopes.clone();
   return arrays;
 }
 
-SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& rows,
-                                   const at::Tensor& projected, const Kept& kept,
+SparseRows LayerAttention::Weights(const SequenceRows& rows, const Inputs& inputs,
                                    std::int64_t sequence, std::int64_t head, std::int64_t begin,
                                    std::int64_t end) const {
   const CallHeads call{head, 1, 1};
-  AttentionParams p = ParamsOf(call, rows, Queries::kAll, projected, kept.c);
-  const MapNumbers numbers = NumbersOf(call);
+  AttentionParams p = ParamsOf(call, rows, Queries::kAll, inputs);
+  const MapNumbers numbers = NumbersOf(call, inputs);
   SetMap(p, call, numbers);
   // One sequence by itself, with the keys that the last of the queries sees; queries stand at the
   // end of the keys.
@@ -138,7 +139,7 @@ SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& r
     array.data = static_cast<const char*>(array.data) +
                  static_cast<std::size_t>(row * array.strides[2]) * bytes;
   };
-  const std::size_t bytes = projected.element_size();
+  const std::size_t bytes = inputs.projected.element_size();
   from(p.q, first + begin, bytes);
   from(p.k, first, bytes);
   from(p.v, first, bytes);
@@ -147,11 +148,11 @@ SparseRows LayerAttention::Weights(const Context& context, const SequenceRows& r
   SparseRows out;
   const auto queries = static_cast<std::size_t>(p.q_len);
   out.offsets.resize(queries + 1);
-  AttentionWeightCounts(context, p, out.offsets.data() + 1);
+  AttentionWeightCounts(Threads(), p, out.offsets.data() + 1);
   for (std::size_t i = 0; i < queries; ++i) out.offsets[i + 1] += out.offsets[i];
   out.keys.resize(static_cast<std::size_t>(out.offsets.back()));
   out.weights.resize(out.keys.size());
-  AttentionWeights(context, p, out.offsets.data(), out.keys.data(), out.weights.data());
+  AttentionWeights(Threads(), p, out.offsets.data(), out.keys.data(), out.weights.data());
   return out;
 }
 

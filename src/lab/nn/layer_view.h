@@ -16,19 +16,17 @@ namespace tsallis::lab {
 // visitor.
 struct LayerInput {
   std::int64_t layer = 0;
-  const Context& context;
   const LayerAttention& attention;
   const SequenceRows& rows;
-  const at::Tensor& projected;  // [rows, columns], rotated
-  const LayerAttention::Kept& kept;
+  const LayerAttention::Inputs& inputs;
 
   HeadArrays Arrays(std::int64_t sequence) const {
-    return attention.Arrays(rows, projected, kept, sequence);
+    return attention.Arrays(rows, inputs, sequence);
   }
   // The weights of queries [begin, end) of a sequence.
   SparseRows Weights(std::int64_t sequence, std::int64_t head, std::int64_t begin,
                      std::int64_t end) const {
-    return attention.Weights(context, rows, projected, kept, sequence, head, begin, end);
+    return attention.Weights(rows, inputs, sequence, head, begin, end);
   }
 };
 
@@ -40,7 +38,7 @@ struct LayerView : LayerInput {
   // Adds the scored rows to the quantities of each head: [heads]; names in the order in which the
   // head's first row adds them.
   void Describe(std::vector<HeadQuantities>& heads) const {
-    attention.Describe(rows, scored, projected, kept, statistics, heads);
+    attention.Describe(rows, scored, inputs, statistics, heads);
   }
 };
 

@@ -4,7 +4,6 @@
 
 #include <stdexcept>
 
-#include "lab/nn/block_decoder.h"
 #include "lab/nn/decoder.h"
 #include "lab/nn/encoder_decoder.h"
 
@@ -14,26 +13,22 @@ namespace {
 struct Entry {
   const char* name;
   void (*check)(const DecoderConfig& config, const std::string& path);
-  void (*check_blocks)(const DecoderConfig& config, const std::string& path);
+  // Of a model on another device than the CPU, or whose sequences are split.
+  void (*check_elsewhere)(const DecoderConfig& config, const std::string& path);
   std::unique_ptr<SequenceModel> (*make)(const DecoderConfig& config, std::uint64_t seed,
-                                         const c10::Device& device, bool splits);
+                                         const c10::Device& device);
 };
 
-std::unique_ptr<SequenceModel> MakeDecoder(const DecoderConfig& config, std::uint64_t seed,
-                                           const c10::Device& device, bool splits) {
-  if (device.is_cpu() && !splits) return std::make_unique<Decoder>(config, seed);
-  return std::make_unique<BlockDecoder>(config, seed, device);
-}
-
-std::unique_ptr<SequenceModel> MakeEncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
-                                                  const c10::Device& device, bool /*splits*/) {
-  return std::make_unique<EncoderDecoder>(config, seed, device);
+template <class Model>
+std::unique_ptr<SequenceModel> Make(const DecoderConfig& config, std::uint64_t seed,
+                                    const c10::Device& device) {
+  return std::make_unique<Model>(config, seed, device);
 }
 
 const Entry* FindOrNull(const std::string& architecture) {
   static const Entry entries[] = {
-      {"decoder", CheckDecoder, CheckBlockDecoder, MakeDecoder},
-      {"encoder-decoder", CheckEncoderDecoder, CheckEncoderDecoder, MakeEncoderDecoder},
+      {"decoder", CheckDecoder, CheckDecoderElsewhere, Make<Decoder>},
+      {"encoder-decoder", CheckEncoderDecoder, CheckEncoderDecoder, Make<EncoderDecoder>},
   };
   for (const Entry& entry : entries) {
     if (architecture == entry.name) return &entry;
@@ -51,15 +46,15 @@ const Entry& Find(const std::string& architecture) {
 bool IsSequenceModel(const std::string& name) { return FindOrNull(name) != nullptr; }
 
 void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
-                        bool of_stages, const std::string& path) {
+                        bool elsewhere, const std::string& path) {
   const Entry& entry = Find(architecture);
-  (of_stages ? entry.check : entry.check_blocks)(config, path);
+  (elsewhere ? entry.check_elsewhere : entry.check)(config, path);
 }
 
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
                                                  const DecoderConfig& config, std::uint64_t seed,
-                                                 const c10::Device& device, bool splits) {
-  return Find(architecture).make(config, seed, device, splits);
+                                                 const c10::Device& device) {
+  return Find(architecture).make(config, seed, device);
 }
 
 std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model) {

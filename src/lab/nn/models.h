@@ -15,16 +15,13 @@ namespace tsallis::lab {
 bool IsSequenceModel(const std::string& name);
 
 // `architecture`: "decoder" or "encoder-decoder". UsageError as the models' own checks;
-// std::logic_error for another name. `of_stages`: on a CPU and with whole sequences, where the
-// decoder is one of stages; otherwise it is one of blocks.
+// std::logic_error for another name. `elsewhere`: on another device than the CPU, or with parts of
+// sequences (GradientOptions::part).
 void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
-                        bool of_stages, const std::string& path = "model");
-// `splits`: it will be given parts of sequences (GradientOptions::part), which the decoder of
-// blocks alone takes.
+                        bool elsewhere, const std::string& path = "model");
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
                                                  const DecoderConfig& config, std::uint64_t seed,
-                                                 const c10::Device& device = c10::kCPU,
-                                                 bool splits = false);
+                                                 const c10::Device& device = c10::kCPU);
 
 // Copies the model to the CPU, with its present weights.
 std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model);

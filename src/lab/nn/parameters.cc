@@ -82,6 +82,14 @@ void ParameterList::Refresh() {
   fresh_ = flat_._version();
 }
 
+std::optional<Parameter> ParameterList::Find(const at::Tensor& value) const {
+  if (!value.defined() || !flat_.defined() || !value.is_alias_of(flat_)) return std::nullopt;
+  const auto same = [&](const at::Tensor& flat) {
+    return flat.narrow(0, value.storage_offset(), value.numel()).view(value.sizes());
+  };
+  return Parameter{value, same(flat_gradients_), same(flat_products_)};
+}
+
 std::int64_t ParameterList::Begin(const Parameter& whole) const {
   return whole.value.storage_offset();
 }

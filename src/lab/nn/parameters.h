@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +60,8 @@ class ParameterList {
   const std::vector<ParameterGroup>& Groups() const { return kinds_; }  // of each
   const std::vector<at::Tensor>& Gradients() const { return gradients_; }
   std::int64_t Count() const { return count_; }
+  // The parameter whose value this tensor is, by its place in the memory; none: not of this list.
+  std::optional<Parameter> Find(const at::Tensor& value) const;
   // The begin, in the flat memory, of the group that holds `whole`.
   std::int64_t Begin(const Parameter& whole) const;
 

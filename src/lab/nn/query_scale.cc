@@ -1,55 +1,30 @@
 #include "lab/nn/query_scale.h"
 
-#include <c10/util/BFloat16.h>
-
-#include <algorithm>
-#include <cmath>
+#include <ATen/ATen.h>
 
 namespace tsallis::lab {
 namespace {
 
-float* Values(const Parameter& parameter) { return parameter.value.mutable_data_ptr<float>(); }
-float* Gradients(const Parameter& parameter) {
-  return parameter.gradient.mutable_data_ptr<float>();
-}
+using at::Tensor;
 
-double NumberAt(Cells cells) {
-  return cells.half ? static_cast<float>(*static_cast<const c10::BFloat16*>(cells.data))
-                    : *static_cast<const float*>(cells.data);
-}
+Tensor Doubles(const Tensor& row) { return row.detach().to(at::kDouble).unsqueeze(0); }
 
 // L1, SSMax (Nakanishi 2025): c = b ln n.
 class SsmaxScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
 
-  void Declare(const std::string& prefix, ParameterList& list) override {
+  void Declare(const std::string& prefix, LeafParameters& parameters) override {
     const auto draw = [](RandomStream& random) { return 1.0F + Normal(random, 0.01); };
-    list.Add({{prefix + "b", {heads_}, draw}}, heads_, &b_);
+    parameters.Add(prefix + "b", {heads_}, draw, &b_);
   }
-  void Forward(const ScaleRows& rows, HeadMatrix, HeadFloats c) const override {
-    for (std::int64_t r = 0; r < rows.rows; ++r) {
-      for (std::int64_t h = 0; h < heads_; ++h) {
-        c.data[r * c.stride + h] = Values(b_)[h] * rows.log_n[r];
-      }
-    }
+  Tensor operator()(const ScaleRows& rows, Tensor&, std::int64_t) const override {
+    return (rows.log_n.unsqueeze(1) * b_).narrow(0, 0, rows.position.numel());
   }
-  void Backward(const ScaleRows& rows, HeadMatrix, HeadFloats dc, HeadMatrix) override {
-    for (std::int64_t h = 0; h < heads_; ++h) {
-      double sum = 0.0;
-      for (std::int64_t r = 0; r < rows.rows; ++r) {
-        sum += double{dc.data[r * dc.stride + h]} * rows.log_n[r];
-      }
-      Gradients(b_)[h] += static_cast<float>(sum);
-    }
-  }
-  std::vector<std::string> Terms() const override { return {"b"}; }
-  void ReadTerms(HeadMatrix, std::int64_t, std::int64_t head, double* values) const override {
-    values[0] = Values(b_)[head];
-  }
+  NamedTerms Terms(const Tensor&, std::int64_t) const override { return {{"b", Doubles(b_)}}; }
 
  private:
-  Parameter b_;  // [1, heads]
+  Tensor b_;  // [heads]
 };
 
 // L2: c = delta + b (ln n)^g. Here and below delta may be learned (L5; Vasylenko et al. 2025, eq.
@@ -58,46 +33,23 @@ class ScalarScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
 
-  void Declare(const std::string& prefix, ParameterList& list) override {
+  void Declare(const std::string& prefix, LeafParameters& parameters) override {
     const auto uniform = [](RandomStream& random) { return 0.1F + 0.9F * random.Uniform(); };
     const auto normal = [](RandomStream& random) { return Normal(random, 0.1); };
-    list.Add({{prefix + "b", {heads_}, uniform}, {prefix + "g", {heads_}, normal}}, heads_, &bg_);
-    DeclareDelta(prefix, list);
+    parameters.Add({{prefix + "b", {heads_}, uniform}, {prefix + "g", {heads_}, normal}}, heads_,
+                   &bg_);
+    DeclareDelta(prefix, parameters);
   }
-  void Forward(const ScaleRows& rows, HeadMatrix, HeadFloats c) const override {
-    const float* b = Values(bg_);
-    const float* g = b + heads_;
-    for (std::int64_t r = 0; r < rows.rows; ++r) {
-      for (std::int64_t h = 0; h < heads_; ++h) {
-        c.data[r * c.stride + h] = Delta()[h] + b[h] * std::exp(g[h] * rows.log_log_n[r]);
-      }
-    }
+  Tensor operator()(const ScaleRows& rows, Tensor&, std::int64_t) const override {
+    const Tensor power = (rows.log_log_n.unsqueeze(1) * bg_[1]).exp();
+    return (Delta(bg_) + bg_[0] * power).narrow(0, 0, rows.position.numel());
   }
-  void Backward(const ScaleRows& rows, HeadMatrix, HeadFloats dc, HeadMatrix) override {
-    const float* b = Values(bg_);
-    const float* g = b + heads_;
-    for (std::int64_t h = 0; h < heads_; ++h) {
-      double to_b = 0.0;
-      double to_g = 0.0;
-      for (std::int64_t r = 0; r < rows.rows; ++r) {
-        const double power = std::exp(g[h] * rows.log_log_n[r]) * dc.data[r * dc.stride + h];
-        to_b += power;
-        to_g += power * b[h] * rows.log_log_n[r];
-      }
-      Gradients(bg_)[h] += static_cast<float>(to_b);
-      Gradients(bg_)[heads_ + h] += static_cast<float>(to_g);
-    }
-    DeltaBackward(rows, dc);
-  }
-  std::vector<std::string> Terms() const override { return WithDelta({"b", "g"}); }
-  void ReadTerms(HeadMatrix, std::int64_t, std::int64_t head, double* values) const override {
-    values[0] = Values(bg_)[head];
-    values[1] = Values(bg_)[heads_ + head];
-    if (config_.learn_delta) values[2] = Delta()[head];
+  NamedTerms Terms(const Tensor&, std::int64_t) const override {
+    return WithDelta({{"b", Doubles(bg_[0])}, {"g", Doubles(bg_[1])}});
   }
 
  private:
-  Parameter bg_;  // [2, heads]
+  Tensor bg_;  // [2, heads]
 };
 
 // L3, ASEntmax (Vasylenko et al. 2025): c = delta + softplus(w_b x + c_b) (ln n)^(s tanh(w_g x +
@@ -115,49 +67,38 @@ class AdaptiveQueryScale : public QueryScale {
     return {{prefix + "beta.weight", {heads_, width}, draw},
             {prefix + "gamma.weight", {heads_, width}, draw}};
   }
-  void Declare(const std::string& prefix, ParameterList& list) override {
-    DeclareDelta(prefix, list);
+  void Declare(const std::string& prefix, LeafParameters& parameters) override {
+    DeclareDelta(prefix, parameters);
     if (!config_.bias) return;
     const auto zero = [](RandomStream&) { return 0.0F; };
-    list.Add({{prefix + "beta.bias", {heads_}, zero}, {prefix + "gamma.bias", {heads_}, zero}},
-             heads_, &bias_);
+    parameters.Add(
+        {{prefix + "beta.bias", {heads_}, zero}, {prefix + "gamma.bias", {heads_}, zero}}, heads_,
+        &bias_);
   }
-  void Forward(const ScaleRows& rows, HeadMatrix projected, HeadFloats c) const override {
-    AdaptiveScaleForward(Settings(), projected.data, projected.data + heads_, projected.stride,
-                         rows.log_log_n, rows.rows, c.data, c.stride);
+  Tensor operator()(const ScaleRows& rows, Tensor& projected, std::int64_t column) const override {
+    const Tensor log_log_n = rows.log_log_n.narrow(0, 0, rows.position.numel());
+    const Tensors scaled = RunStage(
+        "length-scale", {.inputs = {projected, Bias(0), Bias(1), Delta(projected), log_log_n},
+                         .workers = &workers_,
+                         .column = column,
+                         .gamma_range = config_.gamma_range});
+    projected = scaled[1];
+    return scaled[0];
   }
-  void Backward(const ScaleRows& rows, HeadMatrix projected, HeadFloats dc,
-                HeadMatrix d_projected) override {
-    float* d_bias = config_.bias ? Gradients(bias_) : nullptr;
-    AdaptiveScaleBackward(Settings(), projected.data, projected.data + heads_, projected.stride,
-                          rows.log_log_n, rows.rows, dc.data, dc.stride, d_projected.data,
-                          d_projected.data + heads_, d_bias,
-                          config_.bias ? d_bias + heads_ : nullptr);
-    DeltaBackward(rows, dc);
-  }
-  std::vector<std::string> Terms() const override { return WithDelta({"beta", "gamma"}); }
-  void ReadTerms(HeadMatrix projected, std::int64_t row, std::int64_t head,
-                 double* values) const override {
-    const Cells cells = projected.data + (row * projected.stride + head);
-    double b = NumberAt(cells);
-    double g = NumberAt(cells + heads_);
-    if (config_.bias) {
-      b += Values(bias_)[head];
-      g += Values(bias_)[heads_ + head];
-    }
-    values[0] = std::max(b, 0.0) + std::log1p(std::exp(-std::abs(b)));
-    values[1] = config_.gamma_range * std::tanh(g);
-    if (config_.learn_delta) values[2] = Delta()[head];
+  NamedTerms Terms(const Tensor& projected, std::int64_t column) const override {
+    const auto part = [&](std::int64_t index) {
+      const Tensor read =
+          projected.detach().narrow(1, column + index * heads_, heads_).to(at::kDouble);
+      return config_.bias ? read + Doubles(bias_[index]) : read;
+    };
+    return WithDelta(
+        {{"beta", at::softplus(part(0))}, {"gamma", config_.gamma_range * part(1).tanh()}});
   }
 
  private:
-  AdaptiveScale Settings() const {
-    const float* bias = config_.bias ? Values(bias_) : nullptr;
-    return {heads_, Delta(), static_cast<float>(config_.gamma_range), bias,
-            config_.bias ? bias + heads_ : nullptr};
-  }
+  Tensor Bias(std::int64_t index) const { return config_.bias ? bias_[index] : Tensor(); }
 
-  Parameter bias_;  // [2, heads]
+  Tensor bias_;  // [2, heads]
 };
 
 // L4: c = table[head, position], the last entry beyond its end.
@@ -165,66 +106,51 @@ class TableScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
 
-  void Declare(const std::string& prefix, ParameterList& list) override {
+  void Declare(const std::string& prefix, LeafParameters& parameters) override {
     const auto one = [](RandomStream&) { return 1.0F; };
-    list.Add({{prefix + "table", {config_.positions, heads_}, one}}, heads_, &table_);
+    parameters.Add(prefix + "table", {config_.positions, heads_}, one, &table_);
   }
-  void Forward(const ScaleRows& rows, HeadMatrix, HeadFloats c) const override {
-    for (std::int64_t r = 0; r < rows.rows; ++r) {
-      std::copy_n(Values(table_) + Entry(rows, r), heads_, c.data + r * c.stride);
-    }
-  }
-  void Backward(const ScaleRows& rows, HeadMatrix, HeadFloats dc, HeadMatrix) override {
-    for (std::int64_t r = 0; r < rows.rows; ++r) {
-      float* to = Gradients(table_) + Entry(rows, r);
-      for (std::int64_t h = 0; h < heads_; ++h) to[h] += dc.data[r * dc.stride + h];
-    }
+  Tensor operator()(const ScaleRows& rows, Tensor&, std::int64_t) const override {
+    return table_.index_select(0, rows.position.clamp_max(config_.positions - 1));
   }
 
  private:
-  std::int64_t Entry(const ScaleRows& rows, std::int64_t r) const {
-    return std::min<std::int64_t>(rows.position[r], config_.positions - 1) * heads_;
-  }
-
-  Parameter table_;  // [positions, heads]
+  Tensor table_;  // [positions, heads]
 };
 
 }  // namespace
 
-std::vector<ParameterList::Part> QueryScale::Projection(const std::string&, std::int64_t) const {
-  return {};
+ScaleRows ScaleRows::Of(const Tensor& positions) {
+  const std::int64_t more = (kScaleRows - positions.numel() % kScaleRows) % kScaleRows;
+  const Tensor n = at::cat({positions, positions.new_zeros({more})}).to(at::kDouble) + 2.0;
+  const Tensor log_n = n.log();
+  return {positions, log_n.to(at::kFloat), log_n.log().to(at::kFloat)};
 }
 
-void QueryScale::DeclareDelta(const std::string& prefix, ParameterList& list) {
+void QueryScale::DeclareDelta(const std::string& prefix, LeafParameters& parameters) {
   if (!config_.learn_delta) return;
   const auto start = [this](RandomStream&) { return static_cast<float>(config_.delta); };
-  list.Add({{prefix + "delta", {heads_}, start}}, heads_, &delta_);
+  parameters.Add(prefix + "delta", {heads_}, start, &delta_);
 }
 
-const float* QueryScale::Delta() const {
-  return config_.learn_delta ? Values(delta_) : fixed_delta_.data();
+Tensor QueryScale::Delta(const Tensor& like) const {
+  return config_.learn_delta ? delta_
+                             : at::full({heads_}, config_.delta,
+                                        like.options().dtype(at::kFloat).requires_grad(false));
 }
 
-void QueryScale::DeltaBackward(const ScaleRows& rows, HeadFloats dc) {
-  for (std::int64_t h = 0; config_.learn_delta && h < heads_; ++h) {
-    double sum = 0.0;
-    for (std::int64_t r = 0; r < rows.rows; ++r) sum += dc.data[r * dc.stride + h];
-    Gradients(delta_)[h] += static_cast<float>(sum);
-  }
-}
-
-std::vector<std::string> QueryScale::WithDelta(std::vector<std::string> terms) const {
-  if (config_.learn_delta) terms.emplace_back("delta");
+QueryScale::NamedTerms QueryScale::WithDelta(NamedTerms terms) const {
+  if (config_.learn_delta) terms.emplace_back("delta", Doubles(delta_));
   return terms;
 }
 
-void QueryScale::ReadTerms(HeadMatrix, std::int64_t, std::int64_t, double*) const {}
-
-std::unique_ptr<QueryScale> MakeQueryScale(const QueryScaling& config, std::int64_t heads) {
-  if (config.kind == "ssmax") return std::make_unique<SsmaxScale>(config, heads);
-  if (config.kind == "scalar") return std::make_unique<ScalarScale>(config, heads);
-  if (config.kind == "adaptive") return std::make_unique<AdaptiveQueryScale>(config, heads);
-  if (config.kind == "table") return std::make_unique<TableScale>(config, heads);
+std::unique_ptr<QueryScale> MakeQueryScale(const QueryScaling& config, std::int64_t heads,
+                                           RowWorkers& workers) {
+  if (config.kind == "ssmax") return std::make_unique<SsmaxScale>(config, heads, workers);
+  if (config.kind == "scalar") return std::make_unique<ScalarScale>(config, heads, workers);
+  if (config.kind == "adaptive")
+    return std::make_unique<AdaptiveQueryScale>(config, heads, workers);
+  if (config.kind == "table") return std::make_unique<TableScale>(config, heads, workers);
   return nullptr;
 }
 

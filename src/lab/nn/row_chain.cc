@@ -221,7 +221,7 @@ void RowChain::Forward(const Pass& pass, const Tensor& x, const Tensor& value, c
                                ? kept->kept[s].data() + begin * stage.Kept()
                                : Data(scratch.values[count + s].Rows(
                                      size, std::max<std::int64_t>(1, stage.Kept()), at::kFloat));
-          stage.Forward({{pass.rows, begin, size}, stream, at_hand, out, numbers});
+          stage.Forward({{begin, size}, stream, at_hand, out, numbers});
           if (stage.kind() == Kind::kToStream) {
             stream = out;
           } else if (MakesValue(stage)) {
@@ -287,7 +287,7 @@ void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
         Tensor d_at_hand = Block(d_value_out, begin, size);
         for (std::size_t s = count; s-- > 0;) {
           const RowStage& stage = *stages_[s];
-          RowStage::Backwards block{{pass.rows, begin, size},
+          RowStage::Backwards block{{begin, size},
                                     Block(streams[s], begin, size),
                                     Block(taken[s], begin, size),
                                     d_stream,

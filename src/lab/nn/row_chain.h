@@ -20,7 +20,6 @@
 
 #include "lab/nn/decoder_kernels.h"
 #include "lab/nn/parameters.h"
-#include "lab/nn/sequence_rows.h"
 #include "tsallis/types.h"
 
 namespace tsallis::lab {
@@ -74,7 +73,6 @@ class RowWorkers {
 
 // A block of rows as a stage sees it.
 struct RowSpan {
-  const SequenceRows& rows;
   std::int64_t begin, count;
 };
 
@@ -152,7 +150,6 @@ class RowChain {
 
   struct Pass {
     RowWorkers& workers;
-    const SequenceRows& rows;
     std::int64_t count;              // of rows
     std::int64_t block = kRowBlock;  // rows of a block; of a pass that keeps activations, kRowBlock
   };

@@ -14,7 +14,9 @@ using at::Tensor;
 class Gained : public RowStage {
  public:
   Gained(Kind kind, std::int64_t width, const Parameter* gain)
-      : RowStage(kind, width), gain_(gain), zeros_(at::zeros({width})) {}
+      : RowStage(kind, width),
+        gain_(gain),
+        zeros_(gain == nullptr ? at::zeros({width}) : at::Tensor()) {}
 
   const Parameter* Gain() const override { return gain_; }
   std::int64_t Kept() const override { return 1; }
@@ -95,6 +97,45 @@ class LinearStage : public RowStage {
   bool exact_;
 };
 
+class HeadsStage : public RowStage {
+ public:
+  HeadsStage(std::int64_t columns, const HeadRows& rows)
+      : RowStage(Kind::kInPlace, columns), rows_(rows) {}
+
+  std::int64_t Kept() const override { return rows_.norm ? Vectors() : 0; }
+  void Forward(const Forwards& block) const override {
+    const Cells value = CellsOf(block.value);
+    if (rows_.norm) {
+      NormHeads(value, columns(), block.span.count, Vectors(), rows_.head_dim, block.kept);
+    }
+    Turn(value, block.span, 1.0F);
+  }
+  void Backward(const Backwards& block) const override {
+    const Cells d_value = CellsOf(block.d_value);
+    if (rows_.norm) {
+      NormHeadsBackward(CellsOf(block.value), columns(), block.kept, block.span.count, Vectors(),
+                        rows_.head_dim, d_value);
+    }
+    Turn(d_value, block.span, -1.0F);
+  }
+
+ private:
+  std::int64_t Vectors() const { return 2 * rows_.heads; }
+  void Turn(Cells value, const RowSpan& span, float turn) const {
+    if (!rows_.cosine.defined()) return;
+    const bool one = rows_.cosine.size(0) == 1;
+    const std::int64_t together = one ? Vectors() : 1;
+    for (std::int64_t v = 0; v < Vectors(); v += together) {
+      const std::int64_t table = one ? 0 : v % rows_.heads * rows_.cosine.stride(0);
+      Rotate(value + v * rows_.head_dim, columns(), span.count, together, rows_.head_dim,
+             Data(rows_.cosine) + table, Data(rows_.sine) + table,
+             rows_.position.const_data_ptr<std::int32_t>() + span.begin, turn);
+    }
+  }
+
+  HeadRows rows_;
+};
+
 // A kernel and its gradient: out = f(in); d_in and `out` again; and f in torch's operations.
 struct Activation {
   CatalogueEntry entry;
@@ -169,6 +210,10 @@ std::unique_ptr<RowStage> MakeAdd(std::int64_t width) { return std::make_unique<
 
 std::unique_ptr<RowStage> MakeLinear(std::int64_t out, const Parameter* weight, bool exact) {
   return std::make_unique<LinearStage>(out, weight, exact);
+}
+
+std::unique_ptr<RowStage> MakeHeads(std::int64_t columns, const HeadRows& rows) {
+  return std::make_unique<HeadsStage>(columns, rows);
 }
 
 const std::vector<CatalogueEntry>& Activations() {

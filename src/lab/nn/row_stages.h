@@ -27,10 +27,19 @@ std::unique_ptr<RowStage> MakeAdd(std::int64_t width);
 // dtype.
 std::unique_ptr<RowStage> MakeLinear(std::int64_t out, const Parameter* weight, bool exact = false);
 
+// What is done to queries and keys, the first 2 heads head_dim columns of a value, in place:
+// QK-norm, and rotation by tables [1 or heads, positions, head_dim / 2] at a row's position [rows]
+// int32; undefined tables: no rotation. columns: of the value.
+struct HeadRows {
+  std::int64_t heads = 0, head_dim = 0;
+  bool norm = false;
+  at::Tensor cosine{}, sine{}, position{};
+};
+std::unique_ptr<RowStage> MakeHeads(std::int64_t columns, const HeadRows& rows);
+
 // The nonlinearities of feed-forward layers. Gated ones read two halves [g, u] of a value (Shazeer
-// 2020). Each stands once in row_stages.cc: its kernel with the gradient, and the same in torch's
-// operations. The chains of the decoder run the kernels, and so do blocks on the CPU; blocks
-// elsewhere run the operations.
+// 2020). Each stands once in row_stages.cc: its kernel with the gradient, for the CPU, and the same
+// in torch's operations.
 const std::vector<CatalogueEntry>& Activations();
 // Columns that an activation takes, as a multiple of those that it gives: 2 if gated.
 std::int64_t ActivationInputs(const std::string& name);

@@ -58,7 +58,7 @@ struct GradientOptions {
   // Limits the logits in memory at a time; those of 4 096 rows always fit. Where the batch has
   // more, the decoder's head goes forward and back piece by piece.
   std::int64_t logits = std::int64_t{1} << 28;
-  // The decoder of blocks: the batch is this process's part of every sequence, and the call is
+  // The decoder: the batch is this process's part of every sequence, and the call is
   // collective. Score and gradient are the part's terms. Null: whole sequences.
   const SequencePart* part = nullptr;
   // Called when the gradients [begin, end) of FlatGradients() are final, from the back to the

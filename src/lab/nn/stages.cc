@@ -1,37 +1,27 @@
 #include "lab/nn/stages.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <utility>
 
+#include "core/parallel.h"
 #include "lab/nn/decoder_kernels.h"
 #include "lab/nn/row_stages.h"
-#include "torch/operators.h"
 
 namespace tsallis::lab {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
-// Kernels of the host on the inputs of one call, and their gradient.
-class HostPass {
+// A pass that a stage's call describes.
+class StagePass : public HostPass {
  public:
-  explicit HostPass(const StageCall& call) : call_(call) {}
-  virtual ~HostPass() = default;
-
-  // keep: Backward() follows.
-  virtual Tensors Forward(const Tensors& in, bool keep) = 0;
-  // The gradients of the inputs from those of the outputs; undefined where there is none. Called
-  // once.
-  virtual Tensors Backward(const Tensors& d_out) = 0;
+  explicit StagePass(const StageCall& call) : call_(call) { call_.inputs.clear(); }
 
  protected:
   RowWorkers& Workers() { return call_.workers != nullptr ? *call_.workers : own_; }
@@ -44,139 +34,198 @@ class HostPass {
                         });
   }
 
+  // A learned tensor, and whether its gradient goes to memory of its own.
+  struct Learned {
+    Parameter parameter;
+    bool own = false;
+  };
+  Learned Take(const Tensor& in, at::ScalarType products, bool keep) const {
+    if (!in.defined()) return {};
+    if (call_.parameters != nullptr) {
+      if (const auto found = call_.parameters->Find(in)) return {*found, true};
+    }
+    const Tensor value = in.contiguous();
+    return {{value, keep ? at::zeros_like(value) : Tensor(),
+             value.dim() == 2 ? value.to(products) : value}};
+  }
+  // What autograd is told.
+  static Tensor Gradient(const Learned& learned) {
+    return learned.own ? Tensor() : learned.parameter.gradient;
+  }
+
   StageCall call_;
 
  private:
   RowWorkers own_;
 };
 
-struct KeptPass : torch::CustomClassHolder {
-  std::unique_ptr<HostPass> pass;
-  std::vector<bool> given;  // of all inputs: autograd takes those that are there
-};
-
-// Any pass as one function of autograd.
-class StageFunction : public torch::autograd::Function<StageFunction> {
- public:
-  static variable_list forward(AutogradContext* context, at::TensorList inputs,
-                               const c10::intrusive_ptr<KeptPass>& kept, bool keep) {
-    context->saved_data["pass"] = c10::IValue::make_capsule(kept);
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    Tensors all(kept->given.size());
-    for (std::size_t i = 0, next = 0; i < all.size(); ++i) {
-      if (kept->given[i]) all[i] = inputs[next++];
-    }
-    return kept->pass->Forward(all, keep);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& d_out) {
-    const auto kept = context->saved_data.at("pass").toCapsule();
-    auto& held = static_cast<KeptPass&>(*kept);
-    const std::vector<bool>& given = held.given;
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const Tensors all = held.pass->Backward(d_out);
-    held.pass.reset();  // its memory serves the stages before it
-    variable_list gradients;
-    for (std::size_t i = 0; i < given.size(); ++i) {
-      if (given[i]) gradients.push_back(all[i]);
-    }
-    gradients.resize(gradients.size() + 2);
-    return gradients;
-  }
-};
-
 template <class Pass>
 Tensors OnHost(const StageCall& call) {
-  const auto kept = c10::make_intrusive<KeptPass>();
-  StageCall settings = call;
-  settings.inputs.clear();
-  kept->pass = std::make_unique<Pass>(settings);
-  Tensors inputs;
-  for (const Tensor& x : call.inputs) {
-    kept->given.push_back(x.defined());
-    if (x.defined()) inputs.push_back(x);
+  return Record(std::make_unique<Pass>(call), call.inputs);
+}
+
+// ---- embeddings ---------------------------------------------------------------------------------
+
+class EmbeddingPass : public StagePass {
+ public:
+  using StagePass::StagePass;
+
+  Tensors Forward(const Tensors& in, bool keep) override {
+    table_ = Take(in[0], at::kFloat, keep);
+    token_ = in[1].contiguous();
+    const std::int64_t rows = token_.numel(), width = Width();
+    const Tensor x = at::empty({rows, width}), no_gain = at::zeros({width});
+    const float* sinusoids = in[2].defined() ? Data(in[2]) : nullptr;
+    const auto* position = in[3].const_data_ptr<std::int32_t>();
+    if (Normed()) scale_ = at::empty({rows});
+    ForRows(rows, [&](std::int64_t begin, std::int64_t count) {
+      for (std::int64_t r = begin; r < begin + count; ++r) {
+        float* to = Data(x) + r * width;
+        if (Normed()) {
+          RmsNorm(Row(r), Data(no_gain), 1, width, {to, false}, Data(scale_) + r);
+        } else {
+          for (std::int64_t k = 0; k < width; ++k) to[k] = Row(r)[k] * Factor();
+        }
+        if (sinusoids == nullptr) continue;
+        const float* sines = sinusoids + position[r] * width;
+        for (std::int64_t k = 0; k < width; ++k) to[k] += sines[k];
+      }
+    });
+    return {x};
   }
-  const bool keep =
-      c10::GradMode::is_enabled() &&
-      std::any_of(inputs.begin(), inputs.end(), [](const Tensor& x) { return x.requires_grad(); });
-  return StageFunction::apply(at::TensorList(inputs), kept, keep);
+
+  Tensors Backward(Tensors& d_out) override {
+    const Tensor d_x = Owned(d_out[0]);
+    const std::int64_t rows = token_.numel(), width = Width();
+    if (Normed()) {
+      const Tensor no_gain = at::zeros({width});
+      ForRows(rows, [&](std::int64_t begin, std::int64_t count) {
+        std::vector<float> unused(static_cast<std::size_t>(width));
+        for (std::int64_t r = begin; r < begin + count; ++r) {
+          // In place: the gradient of the branch x + norm(weight), without the x.
+          float* d_row = Data(d_x) + r * width;
+          AddRmsNormBackward({const_cast<float*>(Row(r)), false}, Data(scale_) + r, Data(no_gain),
+                             d_row, 1, width, {d_row, false}, unused.data());
+        }
+      });
+    }
+    // Tokens repeat, so their rows are added in order; columns are apart.
+    float* gradient = Data(table_.parameter.gradient);
+    const auto* token = token_.const_data_ptr<std::int64_t>();
+    ParallelFor({.threads = Workers().threads()}, width, 64,
+                [&](std::int64_t begin, std::int64_t end) {
+                  for (std::int64_t r = 0; r < rows; ++r) {
+                    const float* from = Data(d_x) + r * width;
+                    float* to = gradient + token[r] * width;
+                    for (std::int64_t k = begin; k < end; ++k) to[k] += Factor() * from[k];
+                  }
+                });
+    return {Gradient(table_), {}, {}, {}};
+  }
+
+ private:
+  bool Normed() const { return call_.embedding == "normed"; }
+  std::int64_t Width() const { return table_.parameter.value.size(1); }
+  float Factor() const {
+    return call_.embedding == "scaled" ? std::sqrt(static_cast<float>(Width())) : 1.0F;
+  }
+  const float* Row(std::int64_t r) const {
+    return Data(table_.parameter.value) + token_.const_data_ptr<std::int64_t>()[r] * Width();
+  }
+
+  Learned table_;
+  Tensor token_, scale_;
+};
+
+Tensors EmbeddingOperations(const StageCall& call) {
+  const Tensor& weight = call.inputs[0];
+  Tensor x = at::embedding(weight, call.inputs[1]);
+  if (call.embedding == "scaled") x = x * std::sqrt(static_cast<double>(weight.size(1)));
+  if (call.embedding == "normed") x = Normed(x, {});
+  if (call.inputs[2].defined()) x = x + call.inputs[2].index_select(0, call.inputs[3]);
+  return {x};
 }
 
 // ---- chains of row stages -----------------------------------------------------------------------
 
 // A chain (row_chain.h) that is made for one call.
-class ChainPass : public HostPass {
+class ChainPass : public StagePass {
  public:
-  using HostPass::HostPass;
+  using StagePass::StagePass;
 
   Tensors Forward(const Tensors& in, bool keep) override {
     x_ = in[0].contiguous();
     if (HasValue()) value_ = in[1].contiguous();
-    const at::ScalarType dtype = Dtype();
-    for (std::size_t i = HasValue() ? 2 : 1; i < in.size(); ++i) {
-      Parameter& parameter = parameters_.emplace_back();
-      if (!in[i].defined() || !in[i].is_floating_point()) continue;
-      parameter.value = in[i].contiguous();
-      parameter.product = in[i].dim() == 2 ? parameter.value.to(dtype) : parameter.value;
-      if (keep) parameter.gradient = at::zeros_like(parameter.value);
+    inputs_ = in.size();
+    const std::size_t first = HasValue() ? 2 : 1;
+    for (std::size_t i = first; i < first + Parameters(); ++i) {
+      learned_.push_back(Take(in[i], Dtype(), keep));
     }
-    chain_ = std::make_unique<RowChain>(MakeStages(), dtype);
+    chain_ = std::make_unique<RowChain>(MakeStages(), Dtype());
     const std::int64_t columns = chain_->Columns();
     const Tensor x_out = columns == 0 ? at::empty_like(x_) : Tensor();
     Tensor value_out;
     if (columns > 0 && (keep || KeepsValue())) {
-      value_out = at::empty({x_.size(0), columns}, x_.options().dtype(dtype));
+      value_out = at::empty({x_.size(0), columns}, x_.options().dtype(Dtype()));
     }
     if (value_out.defined()) output_ = value_out.detach();  // the output would keep itself alive
-    chain_->Forward(Pass(), x_, value_, x_out, value_out, keep ? &kept_ : nullptr);
+    chain_->Forward(Pass(keep ? kRowBlock : call_.block), x_, value_, x_out, value_out,
+                    keep ? &kept_ : nullptr);
     return Outputs(x_out, value_out);
   }
 
-  Tensors Backward(const Tensors& d_out) override {
+  Tensors Backward(Tensors& d_out) override {
     const auto [d_x, d_value_out] = Entering(d_out);
     const Tensor d_value = value_.defined() ? at::empty_like(value_) : Tensor();
     ChainGradients memory;
-    chain_->Backward(Pass(), x_, value_, output_, d_x, d_value_out, d_value, kept_, memory);
+    chain_->Backward(Pass(kRowBlock), x_, value_, output_, d_x, d_value_out, d_value, kept_,
+                     memory);
     Tensors gradients = {d_x};
     if (HasValue()) gradients.push_back(d_value);
-    for (const Parameter& parameter : parameters_) gradients.push_back(parameter.gradient);
+    for (const Learned& learned : learned_) gradients.push_back(Gradient(learned));
+    gradients.resize(inputs_);
     return gradients;
   }
 
  protected:
   virtual bool HasValue() const { return false; }
   virtual bool KeepsValue() const { return true; }
+  virtual std::size_t Parameters() const = 0;  // behind x and the value
   virtual at::ScalarType Dtype() const { return call_.products; }
   virtual RowStages MakeStages() = 0;
   virtual Tensors Outputs(const Tensor& x_out, const Tensor& value_out) {
     return {x_out.defined() ? x_out : value_out};
   }
   // The gradients of the stream and of the value that leave the chain, to be written to.
-  virtual std::pair<Tensor, Tensor> Entering(const Tensors& d_out) {
-    if (chain_->Columns() == 0) return {d_out[0].clone(at::MemoryFormat::Contiguous), {}};
-    return {at::zeros_like(x_), d_out[0].contiguous()};
-  }
+  virtual std::pair<Tensor, Tensor> Entering(Tensors& d_out) { return {Owned(d_out[0]), {}}; }
 
   // An input behind x and the value; null: left out.
   const Parameter* At(std::size_t index) const {
-    return parameters_[index].value.defined() ? &parameters_[index] : nullptr;
+    const Parameter& parameter = learned_[index].parameter;
+    return parameter.value.defined() ? &parameter : nullptr;
   }
   std::int64_t Width() const { return x_.size(1); }
   void Join(RowStages& stages, const Parameter* gain) const {
     stages.push_back(call_.norms_output ? MakeAddNorm(Width(), gain) : MakeAdd(Width()));
   }
-  std::int64_t Rows(std::size_t index) const { return parameters_[index].value.size(0); }
+  std::int64_t Rows(std::size_t index) const { return learned_[index].parameter.value.size(0); }
+  // W norm(x) of the gain and the weight behind x. exact: as MakeLinear's.
+  RowStages NormAndProduct(bool exact = false) const {
+    RowStages stages;
+    stages.push_back(MakeNorm(Width(), At(0)));
+    stages.push_back(MakeLinear(Rows(1), At(1), exact));
+    return stages;
+  }
 
   Tensor x_;
   Tensor output_;  // the value that left the chain
 
  private:
-  RowChain::Pass Pass() {
-    static const SequenceRows unused;
-    return {Workers(), unused, x_.size(0)};
-  }
+  RowChain::Pass Pass(std::int64_t block) { return {Workers(), x_.size(0), block}; }
 
   Tensor value_;
-  std::vector<Parameter> parameters_;
+  std::size_t inputs_ = 0;
+  std::vector<Learned> learned_;
   std::unique_ptr<RowChain> chain_;
   ChainActivations kept_;
 };
@@ -184,16 +233,58 @@ class ChainPass : public HostPass {
 class ProjectionPass : public ChainPass {
  public:
   using ChainPass::ChainPass;
+
+  Tensors Forward(const Tensors& in, bool keep) override {
+    heads_ = {call_.heads, call_.head_dim, call_.qk_norm, in[3], in[4], in[5]};
+    return ChainPass::Forward(in, keep);
+  }
+
+ private:
+  std::size_t Parameters() const override { return 2; }
   RowStages MakeStages() override {
-    RowStages stages;
-    stages.push_back(MakeNorm(Width(), At(0)));
-    stages.push_back(MakeLinear(Rows(1), At(1)));
+    RowStages stages = NormAndProduct(Dtype() == at::kFloat);
+    if (heads_.norm || heads_.cosine.defined()) stages.push_back(MakeHeads(Rows(1), heads_));
     return stages;
   }
+  Tensors Outputs(const Tensor&, const Tensor& value_out) override {
+    return {value_out, x_.detach()};
+  }
+  std::pair<Tensor, Tensor> Entering(Tensors& d_out) override {
+    Tensor d_value = d_out[0].defined() ? Owned(d_out[0]) : at::zeros_like(output_);
+    return {d_out[1].defined() ? Owned(d_out[1]) : at::zeros_like(x_), std::move(d_value)};
+  }
+
+  HeadRows heads_;
 };
 
+// Queries and keys of a projection normed and rotated.
+Tensor HeadsOperations(const StageCall& call, const Tensor& projected) {
+  const Tensor &cosine_table = call.inputs[3], &sine_table = call.inputs[4];
+  if (!call.qk_norm && !cosine_table.defined()) return projected;
+  const std::int64_t columns = 2 * call.heads * call.head_dim;
+  const auto heads =
+      projected.narrow(1, 0, columns).view({projected.size(0), 2, call.heads, call.head_dim});
+  Tensor turned = call.qk_norm ? at::rms_norm(heads, {call.head_dim}, {}, kNormEpsilon) : heads;
+  if (cosine_table.defined()) {
+    // [rows, 1, 1 or heads, head_dim / 2]
+    const auto entries = [&](const Tensor& table) {
+      return table.index_select(1, call.inputs[5]).transpose(0, 1).unsqueeze(1);
+    };
+    const Tensor cosine = entries(cosine_table), sine = entries(sine_table);
+    const Tensors halves = turned.chunk(2, 3);
+    turned =
+        at::cat({halves[0] * cosine - halves[1] * sine, halves[0] * sine + halves[1] * cosine}, 3)
+            .to(projected.scalar_type());
+  }
+  return at::cat({turned.reshape({projected.size(0), columns}),
+                  projected.narrow(1, columns, projected.size(1) - columns)},
+                 1);
+}
+
 Tensors ProjectionOperations(const StageCall& call) {
-  return {Product(Normed(call.inputs[0], call.inputs[1]), call.inputs[2], call.products)};
+  const Tensor& x = call.inputs[0];
+  const Tensor projected = Product(Normed(x, call.inputs[1]), call.inputs[2], call.products);
+  return {HeadsOperations(call, projected), x};
 }
 
 // x plus a branch.
@@ -204,7 +295,10 @@ Tensor Joined(const StageCall& call, const Tensor& branch, const Tensor& gain) {
 class JoinPass : public ChainPass {
  public:
   using ChainPass::ChainPass;
+
+ private:
   bool HasValue() const override { return true; }
+  std::size_t Parameters() const override { return 2; }
   RowStages MakeStages() override {
     RowStages stages;
     stages.push_back(MakeLinear(Width(), At(0)));
@@ -220,10 +314,11 @@ Tensors JoinOperations(const StageCall& call) {
 class FeedForwardPass : public ChainPass {
  public:
   using ChainPass::ChainPass;
+
+ private:
+  std::size_t Parameters() const override { return 4; }
   RowStages MakeStages() override {
-    RowStages stages;
-    stages.push_back(MakeNorm(Width(), At(0)));
-    stages.push_back(MakeLinear(Rows(1), At(1)));
+    RowStages stages = NormAndProduct();
     stages.push_back(
         MakeActivation(call_.activation, Rows(1) / ActivationInputs(call_.activation)));
     stages.push_back(MakeLinear(Width(), At(2)));
@@ -251,24 +346,25 @@ class CrossEntropyPass : public ChainPass {
   }
 
  private:
+  std::size_t Parameters() const override { return 2; }
   at::ScalarType Dtype() const override { return at::kFloat; }
   bool KeepsValue() const override { return false; }
   RowStages MakeStages() override {
-    RowStages stages;
-    stages.push_back(MakeNorm(Width(), At(0)));
-    stages.push_back(MakeLinear(Rows(1), At(1), true));
+    RowStages stages = NormAndProduct(true);
     auto loss = std::make_unique<CrossEntropyStage>(Rows(1));
-    loss->Prepare(label_.const_data_ptr<std::int64_t>(), gradient_ ? 1.0F : 0.0F, Data(loss_),
+    loss->Prepare(label_.const_data_ptr<std::int64_t>(),
+                  gradient_ ? static_cast<float>(call_.weight) : 0.0F, Data(loss_),
                   best_.mutable_data_ptr<std::int64_t>());
     stages.push_back(std::move(loss));
     return stages;
   }
-  // The logits have become the gradient of the sum of the losses.
+  // The logits have become the gradient of the weighted sum of the losses.
   Tensors Outputs(const Tensor&, const Tensor&) override {
-    return {std::exchange(loss_, {}), std::exchange(best_, {})};  // kept, they would keep this pass
+    const Tensor sum = loss_.sum() * call_.weight;
+    return {sum, std::exchange(loss_, {}), std::exchange(best_, {})};  // kept, they would keep this
   }
-  std::pair<Tensor, Tensor> Entering(const Tensors& d_out) override {
-    output_.mul_(d_out[0].unsqueeze(1));
+  std::pair<Tensor, Tensor> Entering(Tensors& d_out) override {
+    if (const float factor = d_out[0].item<float>(); factor != 1.0F) output_.mul_(factor);
     return {at::zeros_like(x_), output_};
   }
 
@@ -276,161 +372,152 @@ class CrossEntropyPass : public ChainPass {
   bool gradient_ = false;
 };
 
+Tensors CrossEntropyOnHost(const StageCall& call) {
+  Tensors out = OnHost<CrossEntropyPass>(call);
+  out[1] = out[1].detach();
+  return out;
+}
+
 Tensors CrossEntropyOperations(const StageCall& call) {
   const Tensor logits = Product(Normed(call.inputs[0], call.inputs[1]), call.inputs[2]);
-  return {at::cross_entropy_loss(logits, call.inputs[3], {}, at::Reduction::None),
-          logits.detach().argmax(1)};
+  const Tensor loss = at::cross_entropy_loss(logits, call.inputs[3], {}, at::Reduction::None);
+  return {loss.sum() * call.weight, loss.detach(), logits.detach().argmax(1)};
 }
 
-// ---- heads --------------------------------------------------------------------------------------
+// ---- parts of rows ------------------------------------------------------------------------------
 
-// QK-norm and rotation of queries and keys; values pass.
-class HeadsPass : public HostPass {
+class LengthScalePass : public StagePass {
  public:
-  using HostPass::HostPass;
-
-  Tensors Forward(const Tensors& in, bool) override {
-    out_ = in[0].clone(at::MemoryFormat::Contiguous);
-    cosine_ = in[1], sine_ = in[2], position_ = in[3];
-    if (call_.qk_norm) scale_ = at::empty({out_.size(0), 2 * call_.heads});
-    ForRows(out_.size(0), [&](std::int64_t begin, std::int64_t count) {
-      const Cells rows = At(out_, begin);
-      if (call_.qk_norm) {
-        NormHeads(rows, out_.size(1), count, 2 * call_.heads, call_.head_dim, Scale(begin));
-      }
-      Turn(rows, begin, count, 1.0F);
-    });
-    const Tensor result = out_;
-    out_ = out_.detach();  // the output would keep itself alive
-    return {result};
-  }
-
-  Tensors Backward(const Tensors& d_out) override {
-    const Tensor d_in = d_out[0].clone(at::MemoryFormat::Contiguous);
-    ForRows(d_in.size(0), [&](std::int64_t begin, std::int64_t count) {
-      const Cells rows = At(d_in, begin);
-      if (call_.qk_norm) {
-        NormHeadsBackward(At(out_, begin), out_.size(1), Scale(begin), count, 2 * call_.heads,
-                          call_.head_dim, rows);
-      }
-      Turn(rows, begin, count, -1.0F);
-    });
-    return {d_in, {}, {}, {}};
-  }
-
- private:
-  static Cells At(const Tensor& rows, std::int64_t begin) {
-    return CellsOf(rows) + begin * rows.size(1);
-  }
-  float* Scale(std::int64_t begin) const { return Data(scale_) + begin * 2 * call_.heads; }
-
-  void Turn(Cells rows, std::int64_t begin, std::int64_t count, float turn) const {
-    if (!cosine_.defined()) return;
-    const std::int64_t tables = cosine_.size(0), heads = call_.heads;
-    const std::int64_t together = tables == 1 ? 2 * heads : 1;
-    for (std::int64_t h = 0; h < 2 * heads; h += together) {
-      const std::int64_t table = (tables == 1 ? 0 : h % heads) * cosine_.stride(0);
-      Rotate(rows + h * call_.head_dim, out_.size(1), count, together, call_.head_dim,
-             cosine_.const_data_ptr<float>() + table, sine_.const_data_ptr<float>() + table,
-             position_.const_data_ptr<std::int32_t>() + begin, turn);
-    }
-  }
-
-  Tensor out_, scale_, cosine_, sine_, position_;
-};
-
-Tensors HeadsOperations(const StageCall& call) {
-  const Tensor& projected = call.inputs[0];
-  const auto heads = projected.view({projected.size(0), 3, call.heads, call.head_dim});
-  Tensor turned = heads.narrow(1, 0, 2);
-  if (call.qk_norm) turned = at::rms_norm(turned, {call.head_dim}, {}, kNormEpsilon);
-  if (call.inputs[1].defined()) {
-    // [rows, 1, 1 or heads, head_dim / 2]
-    const auto entries = [&](const Tensor& table) {
-      return table.index_select(1, call.inputs[3]).transpose(0, 1).unsqueeze(1);
-    };
-    const Tensor cosine = entries(call.inputs[1]), sine = entries(call.inputs[2]);
-    const Tensors halves = turned.chunk(2, 3);
-    turned =
-        at::cat({halves[0] * cosine - halves[1] * sine, halves[0] * sine + halves[1] * cosine}, 3)
-            .to(projected.scalar_type());
-  }
-  return {at::cat({turned, heads.narrow(1, 2, 1)}, 1).view_as(projected)};
-}
-
-class LengthScalePass : public HostPass {
- public:
-  using HostPass::HostPass;
+  using StagePass::StagePass;
 
   Tensors Forward(const Tensors& in, bool) override {
     in_ = in;
     in_[0] = in[0].contiguous();
-    const std::int64_t heads = in_[0].size(1) / 2;
+    const std::int64_t heads = Heads();
     const Tensor c = at::empty({in_[0].size(0), heads}, at::kFloat);
     ForRows(c.size(0), [&](std::int64_t begin, std::int64_t count) {
-      const Cells beta = CellsOf(in_[0]) + begin * 2 * heads;
-      AdaptiveScaleForward(Settings(), beta, beta + heads, 2 * heads, Data(in_[4]) + begin, count,
+      const Cells beta = Columns(in_[0], begin);
+      AdaptiveScaleForward(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin, count,
                            Data(c) + begin * heads, heads);
     });
-    return {c};
+    in_[0] = in_[0].detach();
+    return {c, in_[0].detach()};
   }
 
-  Tensors Backward(const Tensors& d_out) override {
+  Tensors Backward(Tensors& d_out) override {
     const Tensor d_c = d_out[0].contiguous();
-    const std::int64_t rows = d_c.size(0), heads = d_c.size(1);
-    const Tensor d_in = at::empty_like(in_[0]);
+    const Tensor d_in = d_out[1].defined() ? Owned(d_out[1]) : at::zeros_like(in_[0]);
+    const std::int64_t rows = d_c.size(0), heads = Heads();
     // Blocks sum apart, so that sums have one order.
     const bool biased = in_[1].defined();
     const Tensor sums = at::zeros({biased ? (rows + kRowBlock - 1) / kRowBlock : 0, 2, heads});
+    const Tensor columns = d_in.narrow(1, call_.column, 2 * heads), given = columns.clone();
     ForRows(rows, [&](std::int64_t begin, std::int64_t count) {
-      const std::int64_t at = begin * 2 * heads;
-      const Cells beta = CellsOf(in_[0]) + at, d_beta = CellsOf(d_in) + at;
+      const Cells beta = Columns(in_[0], begin), d_beta = Columns(d_in, begin);
       float* d_bias = biased ? Data(sums) + begin / kRowBlock * 2 * heads : nullptr;
-      AdaptiveScaleBackward(Settings(), beta, beta + heads, 2 * heads, Data(in_[4]) + begin, count,
+      AdaptiveScaleBackward(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin, count,
                             Data(d_c) + begin * heads, heads, d_beta, d_beta + heads, d_bias,
                             biased ? d_bias + heads : nullptr);
     });
+    columns.add_(given);
     const Tensor d_bias = biased ? sums.sum(0) : Tensor();
     return {d_in, biased ? d_bias[0] : Tensor(), biased ? d_bias[1] : Tensor(), d_c.sum(0), {}};
   }
 
  private:
+  std::int64_t Heads() const { return in_[3].size(0); }
+  std::int64_t Stride() const { return in_[0].size(1); }
+  Cells Columns(const Tensor& rows, std::int64_t begin) const {
+    return CellsOf(rows) + (begin * Stride() + call_.column);
+  }
   AdaptiveScale Settings() const {
     const auto bias = [&](std::size_t i) { return in_[i].defined() ? Data(in_[i]) : nullptr; };
-    return {in_[0].size(1) / 2, Data(in_[3]), static_cast<float>(call_.gamma_range), bias(1),
-            bias(2)};
+    return {Heads(), Data(in_[3]), static_cast<float>(call_.gamma_range), bias(1), bias(2)};
   }
 
   Tensors in_;
 };
 
 Tensors LengthScaleOperations(const StageCall& call) {
-  const Tensors halves = call.inputs[0].to(at::kFloat).chunk(2, 1);
+  const std::int64_t heads = call.inputs[3].size(0);
+  const Tensors halves =
+      call.inputs[0].narrow(1, call.column, 2 * heads).to(at::kFloat).chunk(2, 1);
   const auto with = [](const Tensor& x, const Tensor& bias) {
     return bias.defined() ? x + bias : x;
   };
   const Tensor beta = with(halves[0], call.inputs[1]), gamma = with(halves[1], call.inputs[2]);
   const Tensor power = call.gamma_range * gamma.tanh() * call.inputs[4].unsqueeze(1);
-  return {call.inputs[3] + at::softplus(beta) * power.exp()};
+  return {call.inputs[3] + at::softplus(beta) * power.exp(), call.inputs[0]};
 }
 
-Tensors AttentionOnHost(const StageCall& call) {
-  return {tsallis::Attention(call.inputs[0], call.inputs[1], call.inputs[2], *call.attention)};
-}
+// Some rows, each once at most.
+class RowsPass : public StagePass {
+ public:
+  using StagePass::StagePass;
 
-Tensors AttentionOperations(const StageCall& call) {
-  return {PlainAttention(call.inputs[0], call.inputs[1], call.inputs[2], *call.attention,
-                         call.longest)};
+  Tensors Forward(const Tensors& in, bool) override {
+    const Tensor x = in[0].contiguous();
+    shape_ = x.sizes().vec();
+    rows_ = in[1].contiguous();
+    const Tensor picked = at::empty({rows_.numel(), x.size(1)}, x.options());
+    Each(x, [&](std::size_t i, std::size_t row, std::size_t bytes) {
+      std::memcpy(At(picked) + i * bytes, At(x) + row * bytes, bytes);
+    });
+    return {picked};
+  }
+  Tensors Backward(Tensors& d_out) override {
+    const Tensor d_picked = d_out[0].contiguous();
+    const Tensor d_x = at::zeros(shape_, d_picked.options());
+    Each(d_x, [&](std::size_t i, std::size_t row, std::size_t bytes) {
+      std::memcpy(At(d_x) + row * bytes, At(d_picked) + i * bytes, bytes);
+    });
+    return {d_x, {}};
+  }
+
+ private:
+  static char* At(const Tensor& rows) { return static_cast<char*>(rows.data_ptr()); }
+  template <class Move>
+  void Each(const Tensor& x, const Move& move) const {
+    const std::size_t bytes = static_cast<std::size_t>(x.size(1)) * x.element_size();
+    const auto* rows = rows_.const_data_ptr<std::int64_t>();
+    for (std::int64_t i = 0; i < rows_.numel(); ++i) {
+      move(static_cast<std::size_t>(i), static_cast<std::size_t>(rows[i]), bytes);
+    }
+  }
+
+  std::vector<std::int64_t> shape_;
+  Tensor rows_;
+};
+
+Tensors RowsOperations(const StageCall& call) {
+  return {call.inputs[0].index_select(0, call.inputs[1])};
 }
 
 }  // namespace
 
 const std::vector<Stage>& Stages() {
   static const std::vector<Stage> all = {
+      {"embedding",
+       {{"weight", "vw"}, {"token", "r"}, {"sinusoids", "nw", true}, {"position", "r"}},
+       OnHost<EmbeddingPass>,
+       EmbeddingOperations},
       {"projection",
-       {{"x", "rw"}, {"gain", "w", true}, {"weight", "ow"}},
+       {{"x", "rw"},
+        {"gain", "w", true},
+        {"weight", "pw"},
+        {"cosine", "tnd", true},
+        {"sine", "tnd", true},
+        {"position", "r", true}},
        OnHost<ProjectionPass>,
        ProjectionOperations},
+      {"length-scale",
+       {{"projected", "rp"},
+        {"beta_bias", "c", true},
+        {"gamma_bias", "c", true},
+        {"delta", "c"},
+        {"log_log_n", "r"}},
+       OnHost<LengthScalePass>,
+       LengthScaleOperations},
       {"join",
        {{"x", "rw"}, {"value", "ri"}, {"weight", "wi"}, {"out_gain", "w", true}},
        OnHost<JoinPass>,
@@ -439,25 +526,10 @@ const std::vector<Stage>& Stages() {
        {{"x", "rw"}, {"gain", "w", true}, {"up", "uw"}, {"down", "wh"}, {"out_gain", "w", true}},
        OnHost<FeedForwardPass>,
        FeedForwardOperations},
-      {"heads",
-       {{"projected", "rp"}, {"cosine", "tnd", true}, {"sine", "tnd", true}, {"position", "r"}},
-       OnHost<HeadsPass>,
-       HeadsOperations},
-      {"length-scale",
-       {{"projected", "rs"},
-        {"beta_bias", "c", true},
-        {"gamma_bias", "c", true},
-        {"delta", "c"},
-        {"log_log_n", "r"}},
-       OnHost<LengthScalePass>,
-       LengthScaleOperations},
-      {"attention",
-       {{"q", "bcnw"}, {"k", "bcnw"}, {"v", "bcnw"}},
-       AttentionOnHost,
-       AttentionOperations},
+      {"rows", {{"x", "rw"}, {"row", "m"}}, OnHost<RowsPass>, RowsOperations},
       {"cross-entropy",
        {{"x", "rw"}, {"gain", "w", true}, {"weight", "ow"}, {"labels", "r"}},
-       OnHost<CrossEntropyPass>,
+       CrossEntropyOnHost,
        CrossEntropyOperations}};
   return all;
 }

@@ -1,6 +1,6 @@
-// The stages that models of blocks are made of, each in two forms: fused kernels of the host with
-// their gradient, and torch's operations for other devices, whose gradient autograd records. A
-// stage is a row of Stages(); one test holds the two forms of every row to each other.
+// The stages that models are made of, each in two forms: fused kernels of the host with their
+// gradient, and torch's operations for other devices, whose gradient autograd records. A stage is a
+// row of Stages(); one test holds the two forms of every row to each other.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,25 +9,28 @@
 #include <string>
 #include <vector>
 
-#include "lab/nn/device_attention.h"
+#include "lab/nn/host_pass.h"
 #include "lab/nn/row_chain.h"
 
 namespace tsallis::lab {
 
-using Tensors = std::vector<at::Tensor>;
-
 // What a stage is told. A stage reads those of the settings that concern it.
 struct StageCall {
-  Tensors inputs{};                      // in the order of Stage::inputs; undefined: left out
-  RowWorkers* workers = nullptr;         // of the host's kernels; null: the calling thread
+  Tensors inputs{};               // in the order of Stage::inputs; undefined: left out
+  RowWorkers* workers = nullptr;  // of the host's kernels; null: the calling thread
+  // Inputs of this list are read in its rounded copies, and their gradients are added to its own:
+  // autograd does not see them. Null: none are.
+  const ParameterList* parameters = nullptr;
   at::ScalarType products = at::kFloat;  // what matrix products are computed in
-  bool norms_output = false;             // a branch is normed before it joins the stream
-  std::string activation{};              // of a feed-forward layer
-  std::int64_t heads = 0, head_dim = 0;  // "heads"
-  bool qk_norm = false;                  // "heads"
-  double gamma_range = 0.0;              // "length-scale"
-  const AttentionOptions* attention = nullptr;
-  LongestSequence longest{};  // of attention's packed sequences
+  std::int64_t block = kRowBlock;  // rows that products take at a time where no gradient is wanted
+  std::string embedding{};         // "embedding": as DecoderConfig's
+  bool norms_output = false;       // a branch is normed before it joins the stream
+  std::string activation{};        // of a feed-forward layer
+  std::int64_t heads = 0, head_dim = 0;  // of a projection's queries and keys
+  bool qk_norm = false;                  // likewise
+  std::int64_t column = 0;               // "length-scale": the first that it reads
+  double gamma_range = 0.0;              // likewise
+  double weight = 1.0;                   // "cross-entropy": of the sum
 };
 
 struct Stage {
@@ -44,15 +47,20 @@ struct Stage {
   Form operations;  // on any device
 };
 
-// "projection"     x [rows, width] -> W norm(x)
+// "embedding"      rows of a table for tokens, by call.embedding, and rows of sinusoids at
+// positions "projection"     x [rows, width] -> W norm(x), with queries and keys, the first 2 heads
+// head_dim
+//                  columns, normed (QK-norm) and rotated by tables [1 or heads, positions, head_dim
+//                  / 2]; and x
+// "length-scale"   projection, 2 heads columns of which it reads -> ASEntmax's c, [rows, heads];
+// and
+//                  the projection
 // "join"           x and a value -> x + W value, or x + norm(W value)
 // "feed-forward"   x -> x + W_d activation(W_u norm(x)), or the same with a norm as above
-// "heads"          products of queries, keys and values [rows, 3 heads head_dim] -> the same with
-//                  queries and keys normed (QK-norm) and rotated by tables [1 or heads, positions,
-//                  head_dim / 2]
-// "length-scale"   products [rows, 2 heads] -> ASEntmax's c, [rows, heads]
-// "attention"      queries, keys, values -> outputs, as tsallis::Attention
-// "cross-entropy"  x and labels -> the loss of logits W norm(x) [rows] and their best column [rows]
+// "rows"           x -> some of its rows
+// "cross-entropy"  x and labels -> call.weight times the sum of the losses of logits W norm(x); and
+//                  without gradients the losses [rows] and the best columns [rows]
+// What a stage hands on beside its result comes back with a gradient that it adds to, in place.
 const std::vector<Stage>& Stages();
 
 // Runs the kernels where the inputs are on the CPU, else torch's operations. std::logic_error that

@@ -26,15 +26,9 @@ struct Case {
   std::int64_t tables;  // of rotations
 };
 
-const AttentionOptions& Causal() {
-  static AttentionOptions options;
-  options.causal = true;
-  return options;
-}
-
 // Every setting that a stage may read, with every other.
 std::vector<Case> Cases(const Stage& stage) {
-  const bool activates = stage.name == "feed-forward";
+  const bool activates = stage.name == "feed-forward", embeds = stage.name == "embedding";
   std::vector<Case> cases;
   for (const CatalogueEntry& activation : Activations()) {
     for (const at::ScalarType products : {at::kFloat, at::kBFloat16}) {
@@ -46,7 +40,9 @@ std::vector<Case> Cases(const Stage& stage) {
           one.call.activation = activation.name;
           one.call.heads = kHeads, one.call.head_dim = kHeadDim;
           one.call.gamma_range = 2.0;
-          one.call.attention = &Causal();
+          one.call.embedding = embeds ? (flag ? "normed" : "scaled") : "";
+          one.call.column = 3 * kHeadDim;
+          one.call.weight = flag ? 0.25 : 1.0;
           one.rows = flag ? 1100 : 7;  // several blocks, a part of one
           one.optional = optional;
           one.tables = flag ? 1 : kHeads;
@@ -63,7 +59,7 @@ Tensors Draw(const Stage& stage, const Case& one) {
   const std::map<char, std::int64_t> sizes = {
       {'r', one.rows},  {'w', 24},           {'o', 40},
       {'i', 16},        {'h', hidden},       {'u', hidden * ActivationInputs(one.call.activation)},
-      {'b', 2},         {'c', kHeads},       {'s', 2 * kHeads},
+      {'v', 11},        {'c', kHeads},       {'m', 3},
       {'n', 9},         {'d', kHeadDim / 2}, {'p', 3 * kHeads * kHeadDim},
       {'t', one.tables}};
   Tensors inputs;
@@ -76,6 +72,10 @@ Tensors Draw(const Stage& stage, const Case& one) {
       inputs.emplace_back();
     } else if (name == "position") {
       inputs.push_back(at::randint(9, shape, at::kInt));
+    } else if (name == "token") {
+      inputs.push_back(at::randint(11, shape, at::kLong));
+    } else if (name == "row") {
+      inputs.push_back(at::tensor({0, 2, 5}, at::kLong));
     } else if (name == "cosine") {
       inputs.push_back(at::randn(shape).cos());
     } else if (name == "sine") {  // of the same angles: a rotation keeps lengths
@@ -97,7 +97,8 @@ Tensors ValuesAndGradients(const Stage& stage, Stage::Form form, StageCall call)
     Tensor& x = call.inputs[i];
     if (!x.defined()) continue;
     const std::string name = stage.inputs[i].name;
-    const bool constant = name == "cosine" || name == "sine" || name == "log_log_n";
+    const bool constant =
+        name == "cosine" || name == "sine" || name == "log_log_n" || name == "sinusoids";
     x = x.detach().clone().requires_grad_(x.is_floating_point() && !constant);
   }
   Tensor sum = at::zeros({});

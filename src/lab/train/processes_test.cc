@@ -17,7 +17,6 @@
 
 #include "lab/base/device.h"
 #include "lab/base/errors.h"
-#include "lab/nn/block_decoder.h"
 #include "lab/nn/decoder.h"
 #include "lab/nn/encoder_decoder.h"
 #include "lab/nn/sequence_model.h"
@@ -287,10 +286,10 @@ TEST(SequencePart, PartsOfSequencesGiveTheGradientOfWholeOnes) {
     const OneThread one_thread;
     for (std::size_t i = 0; i < configs.size(); ++i) {
       SCOPED_TRACE(ToJson(configs[i]).dump());
-      BlockDecoder whole(configs[i], 5, at::kCPU);
+      Decoder whole(configs[i], 5);
       Shake(whole);
       const SequenceScore expected = whole.LossAndGradient(batch);
-      BlockDecoder split(configs[i], 5, at::kCPU);
+      Decoder split(configs[i], 5);
       Shake(split);
       const SequencePart part{batch.tokens.size(1), processes.Rank(), 3,
                               std::bind_front(&Processes::Exchange, processes)};
@@ -312,7 +311,7 @@ TEST(SequencePart, PartsOfSequencesGiveTheGradientOfWholeOnes) {
       EXPECT_EQ(sums[1].item<std::int64_t>(), expected.scored);
       EXPECT_EQ(sums[2].item<std::int64_t>(), expected.hits);
       for (const auto& [name, value] : whole.Parameters()) {
-        const auto gradient = [&, &value = value](const BlockDecoder& model) {
+        const auto gradient = [&, &value = value](const Decoder& model) {
           return model.FlatGradients().narrow(0, value.storage_offset(), value.numel());
         };
         const double size = gradient(whole).abs().max().item<double>();
@@ -328,7 +327,6 @@ TEST(SequencePart, OtherModelsTakeWholeSequences) {
   const SequencePart part{13, 0, 1, {}};
   GradientOptions options;
   options.part = &part;
-  EXPECT_THROW(Decoder(Tiny(), 1).LossAndGradient(Ragged(11), options), InvalidArgument);
   EXPECT_THROW(EncoderDecoder(Tiny(), 1, at::kCPU).LossAndGradient(Ragged(11), options),
                InvalidArgument);
 }

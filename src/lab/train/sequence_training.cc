@@ -227,8 +227,7 @@ DecoderConfig ModelOf(const TrainingJob& job) {
 std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job) {
   std::string device = job.recipe->train.device;
   if (device == "cuda") device = fmt::format("cuda:{}", job.processes.LocalRank());
-  return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed, DeviceNamed(device),
-                           SplitsSequences(*job.recipe, job.processes));
+  return MakeSequenceModel(job.recipe->model.name, ModelOf(job), job.seed, DeviceNamed(device));
 }
 
 void ClaimSequenceFolder(const TrainingJob& job, const SequenceModel& model) {

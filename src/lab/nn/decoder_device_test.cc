@@ -1,5 +1,4 @@
-// The decoder of blocks against the decoder of stages: parameters, loss and gradients.
-#include "lab/nn/block_decoder.h"
+// The decoder on another device, by torch's operations, against the one on the CPU.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -12,6 +11,7 @@
 
 #include "lab/base/device.h"
 #include "lab/base/errors.h"
+#include "lab/nn/decoder.h"
 #include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
 #include "tsallis/error.h"
@@ -51,52 +51,43 @@ bool HasPatterns(const DecoderConfig& config) {
   return false;
 }
 
-class EveryBlockVariant : public EveryVariant {};
+class EveryDeviceVariant : public EveryVariant {};
 
-TEST_P(EveryBlockVariant, IsTheDecoderOfStages) {
+TEST_P(EveryDeviceVariant, IsTheDecoderOnTheCpu) {
   const DecoderConfig config = ConfigOf(GetParam());
   if (HasPatterns(config)) {
-    ExpectContains(UsageErrorOf([&] { CheckBlockDecoder(config); }),
+    ExpectContains(UsageErrorOf([&] { CheckDecoderElsewhere(config); }),
                    "model.attention.pattern.kind: expected \"none\"");
     return;
   }
-  Decoder stages(config, 5);
-  // On the CPU attention is our kernels'; on the other one it is that of torch's operations.
-  for (const char* device : {"cpu", "pretend"}) {
-    SCOPED_TRACE(device);
-    BlockDecoder blocks(config, 5, DeviceNamed(device));
-    ASSERT_EQ(blocks.Parameters().size(), stages.Parameters().size());
-    EXPECT_TRUE(at::equal(blocks.FlatParameters().cpu(), Decoder(config, 5).FlatParameters()));
-    EXPECT_EQ(blocks.Note().empty(), std::string(device) == "cpu");
-    Decoder shaken(config, 5);
-    Shake(shaken);
-    Tensor(blocks.FlatParameters()).copy_(shaken.FlatParameters());
-    for (const bool ragged : {false, true}) {
-      const TokenBatch batch = Draw(config.vocabulary, ragged);
-      const SequenceScore expected = shaken.LossAndGradient(batch);
-      const SequenceScore score = blocks.LossAndGradient(batch);
-      EXPECT_NEAR(score.loss, expected.loss, 1e-4 * expected.loss);
-      EXPECT_EQ(score.scored, expected.scored);
-      EXPECT_EQ(score.hits, expected.hits);
-      EXPECT_EQ(score.is_exact, expected.is_exact);
-      const SequenceScore evaluated = blocks.Evaluate(batch);
-      EXPECT_NEAR(evaluated.loss, expected.loss, 1e-4 * expected.loss);
-      for (std::size_t i = 0; i < shaken.Parameters().size(); ++i) {
-        const auto& [name, value] = shaken.Parameters()[i];
-        ASSERT_EQ(blocks.Parameters()[i].first, name);
-        const Tensor found = blocks.FlatGradients()
-                                 .cpu()
-                                 .narrow(0, value.storage_offset(), value.numel())
-                                 .view(value.sizes());
-        const Tensor& gradient = shaken.Gradients()[i];
-        const double size = gradient.abs().max().item<double>();
-        EXPECT_LT((found - gradient).abs().max().item<double>(), 3e-4 * size + 1e-9) << name;
-      }
+  Decoder elsewhere(config, 5, DeviceNamed("pretend"));
+  EXPECT_TRUE(at::equal(elsewhere.FlatParameters().cpu(), Decoder(config, 5).FlatParameters()));
+  EXPECT_FALSE(elsewhere.Note().empty());
+  Decoder host(config, 5);
+  EXPECT_TRUE(host.Note().empty());
+  Shake(host);
+  Tensor(elsewhere.FlatParameters()).copy_(host.FlatParameters());
+  for (const bool ragged : {false, true}) {
+    const TokenBatch batch = Draw(config.vocabulary, ragged);
+    const SequenceScore expected = host.LossAndGradient(batch);
+    const SequenceScore score = elsewhere.LossAndGradient(batch);
+    EXPECT_NEAR(score.loss, expected.loss, 1e-4 * expected.loss);
+    EXPECT_EQ(score.scored, expected.scored);
+    EXPECT_EQ(score.hits, expected.hits);
+    EXPECT_EQ(score.is_exact, expected.is_exact);
+    const SequenceScore evaluated = elsewhere.Evaluate(batch);
+    EXPECT_NEAR(evaluated.loss, expected.loss, 1e-4 * expected.loss);
+    for (std::size_t i = 0; i < host.Parameters().size(); ++i) {
+      const Tensor& gradient = host.Gradients()[i];
+      const double size = gradient.abs().max().item<double>();
+      EXPECT_LT((elsewhere.Gradients()[i].cpu() - gradient).abs().max().item<double>(),
+                3e-4 * size + 1e-9)
+          << host.Parameters()[i].first;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(BlockDecoder, EveryBlockVariant, testing::ValuesIn(Variants()),
+INSTANTIATE_TEST_SUITE_P(DecoderOnADevice, EveryDeviceVariant, testing::ValuesIn(Variants()),
                          [](const auto& variant) { return variant.param.name; });
 
 DecoderConfig Mixed() {
@@ -107,12 +98,12 @@ DecoderConfig Mixed() {
   return config;
 }
 
-TEST(BlockDecoder, AccumulatesGoesPieceByPieceAndShowsTheFlow) {
+TEST(DecoderOnADevice, AccumulatesGoesPieceByPieceAndShowsTheFlow) {
   const OneThread one_thread;
-  Decoder stages(Mixed(), 5);
-  Shake(stages);
-  BlockDecoder blocks(Mixed(), 5, DeviceNamed("pretend"));
-  Tensor(blocks.FlatParameters()).copy_(stages.FlatParameters());
+  Decoder host(Mixed(), 5);
+  Shake(host);
+  Decoder elsewhere(Mixed(), 5, DeviceNamed("pretend"));
+  Tensor(elsewhere.FlatParameters()).copy_(host.FlatParameters());
   const TokenBatch batch = Draw(11, true);
   std::vector<double> flow, expected;
   const auto gather = [](std::vector<double>& into) {
@@ -120,26 +111,26 @@ TEST(BlockDecoder, AccumulatesGoesPieceByPieceAndShowsTheFlow) {
   };
   GradientOptions options;
   options.flow = gather(expected);
-  stages.LossAndGradient(batch, options);
+  host.LossAndGradient(batch, options);
   options.flow = gather(flow);
-  blocks.LossAndGradient(batch, options);
+  elsewhere.LossAndGradient(batch, options);
   ASSERT_EQ(flow.size(), expected.size());
   for (std::size_t i = 0; i < flow.size(); ++i)
     EXPECT_NEAR(flow[i], expected[i], 1e-3 * expected[i]);
-  const Tensor once = blocks.FlatGradients().clone();
+  const Tensor once = elsewhere.FlatGradients().clone();
   options = {};
   options.accumulate = true;
   std::vector<std::pair<std::int64_t, std::int64_t>> ready;
   options.ready = [&](std::int64_t begin, std::int64_t end) { ready.emplace_back(begin, end); };
-  blocks.LossAndGradient(batch, options);
-  EXPECT_TRUE(at::allclose(blocks.FlatGradients().cpu(), (once * 2.0).cpu(), 1e-4, 1e-6));
+  elsewhere.LossAndGradient(batch, options);
+  EXPECT_TRUE(at::allclose(elsewhere.FlatGradients().cpu(), (once * 2.0).cpu(), 1e-4, 1e-6));
   ASSERT_EQ(ready.size(), 1U);
   EXPECT_EQ(ready[0], std::pair(std::int64_t{0}, once.numel()));
 }
 
-TEST(BlockDecoder, WithoutAScoredPositionThereIsNothingToLearn) {
+TEST(DecoderOnADevice, WithoutAScoredPositionThereIsNothingToLearn) {
   const OneThread one_thread;
-  BlockDecoder model(Mixed(), 5, DeviceNamed("pretend"));
+  Decoder model(Mixed(), 5, DeviceNamed("pretend"));
   TokenBatch batch = Draw(11, false);
   batch.labels.fill_(kNotScored);
   EXPECT_EQ(model.LossAndGradient(batch).Mean(), 0.0);
@@ -147,19 +138,19 @@ TEST(BlockDecoder, WithoutAScoredPositionThereIsNothingToLearn) {
   EXPECT_EQ(model.FlatGradients().abs().max().item<float>(), 0.0F);
 }
 
-TEST(BlockDecoder, RefusesWhatIsNoBatch) {
-  BlockDecoder model(Mixed(), 5, DeviceNamed("pretend"));
+TEST(DecoderOnADevice, RefusesWhatIsNoBatch) {
+  Decoder model(Mixed(), 5, DeviceNamed("pretend"));
   TokenBatch batch = Draw(11, false);
   batch.tokens[1][2] = 11;
   EXPECT_THROW(model.Evaluate(batch), InvalidArgument);
 }
 
-TEST(BlockDecoder, InBfloat16IsCloseToFloat32) {
+TEST(DecoderOnADevice, InBfloat16IsCloseToFloat32) {
   const OneThread one_thread;
   DecoderConfig half = Mixed();
   half.compute = "bfloat16";
-  BlockDecoder exact(Mixed(), 5, DeviceNamed("pretend"));
-  BlockDecoder rounded(half, 5, DeviceNamed("pretend"));
+  Decoder exact(Mixed(), 5, DeviceNamed("pretend"));
+  Decoder rounded(half, 5, DeviceNamed("pretend"));
   const TokenBatch batch = Draw(11, false);
   const SequenceScore a = exact.LossAndGradient(batch), b = rounded.LossAndGradient(batch);
   EXPECT_NEAR(a.loss, b.loss, 0.01 * a.loss);
