@@ -2,6 +2,7 @@
 #include "torch/attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -39,9 +40,28 @@ AttentionStatTensors StatsOf(stable::AttentionResults& results, at::ScalarType d
           wide(std::move(results.entropy)), wide(std::move(results.maximum))};
 }
 
+// While it lives torch has so many threads; 0: as many as before.
+class Threads {
+ public:
+  explicit Threads(int count)
+      : before_(at::get_num_threads()), differs_(count > 0 && count != before_) {
+    if (differs_) at::set_num_threads(count);
+  }
+  ~Threads() {
+    if (differs_) at::set_num_threads(before_);
+  }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  int before_;
+  bool differs_;
+};
+
 stable::AttentionResults Forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                  const AttentionOptions& options,
                                  const stable::AttentionRequest& request) {
+  const Threads threads(options.threads);
   return Translated([&] {
     stable::AttentionArguments arguments;
     TakeOptions(options, arguments);
@@ -102,6 +122,7 @@ class AttentionFunction : public Function<AttentionFunction> {
     for (int i = 0; i < kGradientTensors; ++i) {
       if (options.*kTensors[i]) wanted[stable::kAlpha + i] = context->needs_input_grad(edge++);
     }
+    const Threads threads(options.threads);
     auto results = Translated([&] {
       stable::AttentionArguments arguments;
       TakeOptions(options, arguments);

@@ -87,6 +87,7 @@ struct AttentionOptions : MapSetting {
 
   // Bytes that the forward pass may keep to spare the backward pass its search.
   std::int64_t saved_budget = std::int64_t{1} << 28;
+  int threads = 0;  // on the CPU; 0: at::get_num_threads()
 };
 
 // Per-row statistics, without gradients: [batch, heads, q_len].

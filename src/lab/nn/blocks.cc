@@ -219,6 +219,7 @@ Tensor AttentionBlock::Attend(const Tensor& x, const Tensor& q, const Tensor& ke
   if (config_.sink == "zero") options.sink = at::zeros({heads_}, q.options().dtype(at::kFloat));
   if (sink_.defined()) options.sink = sink_;
   options.causal = causal_;
+  options.threads = join_.workers->threads();
   options.cu_seqlens_q = queries_begin;
   options.cu_seqlens_k = keys_begin;
   if (visit) visit(seen);

@@ -42,14 +42,15 @@ struct How {
 // x += n2(attention(n1(x))), x += n4(feed_forward(n3(x))).
 struct DecoderLayer : Fixed {
   DecoderLayer(const DecoderConfig& config, std::int64_t layer, LeafParameters& parameters,
-               RowWorkers& workers, at::ScalarType products)
+               RowWorkers& own, at::ScalarType products)
       : index(layer),
+        workers(own),
         prefix(fmt::format("layers.{}.", layer)),
         gain(config, prefix + "attention.norm.weight", parameters),
-        attention(config, layer, prefix + "attention.", parameters, workers, products),
-        join(config, prefix + "attention.", parameters, workers, products),
+        attention(config, layer, prefix + "attention.", parameters, own, products),
+        join(config, prefix + "attention.", parameters, own, products),
         feed_forward(config, prefix + "feed_forward.", FeedForwardBlock::Layout::kApart, parameters,
-                     workers, products) {}
+                     own, products) {}
 
   // picked: the rows that leave it; undefined: all.
   Tensor operator()(const Tensor& x, const DecoderRows& rows, const Tensor& picked,
@@ -61,8 +62,9 @@ struct DecoderLayer : Fixed {
       attended = Attended(inputs, rows, picked.defined(), how);
     }
     if (picked.defined()) {
-      stream = RunStage("rows", {.inputs = {stream, picked}}).front();
-      attended = RunStage("rows", {.inputs = {attended, picked}}).front();
+      for (Tensor* wanted : {&stream, &attended}) {
+        *wanted = RunStage("rows", {.inputs = {*wanted, picked}, .workers = &workers}).front();
+      }
     }
     return feed_forward(join(stream, attended, rows.block), rows.block);
   }
@@ -85,6 +87,7 @@ struct DecoderLayer : Fixed {
   }
 
   std::int64_t index;
+  RowWorkers& workers;
   std::string prefix;
   Gain gain;
   LayerAttention attention;

@@ -6,6 +6,7 @@
 #include <torch/custom_class.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 namespace tsallis::lab {
@@ -36,6 +37,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
   static variable_list backward(AutogradContext* context, variable_list& d_out) {
     const auto kept = context->saved_data.at("pass").toCapsule();
     auto& held = static_cast<KeptPass&>(*kept);
+    if (held.pass == nullptr) throw std::logic_error("the gradient of a stage was taken already");
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     Tensors all = held.pass->Backward(d_out);
     held.pass.reset();  // its memory serves the stages before it

@@ -93,6 +93,7 @@ Tensor LayerAttention::OnDevice(const Inputs& inputs, const SequenceRows& rows,
     if (config.learn_alpha != "no") options.alpha_heads = numbers(inputs.alpha);
     SetDistances(config, options.terms);
     options.causal = true;
+    options.threads = workers_.threads();
     if (c.defined()) options.length_scale = own(c, 1);
     // Beside scale-invariant scores there are none.
     if (inputs.slopes.defined() && !config.scale_invariant) {
