@@ -262,13 +262,14 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
     }
   };
   How how{.part = part};
-  how.reached = [&](std::int64_t layer, const Tensor& d_x) {
-    if (options.flow) options.flow(layer, rows.MeanNorm(d_x));
-    const DecoderLayer& reached = state.layers[static_cast<std::size_t>(layer)];
-    const Tensor& first =
-        reached.gain.value.defined() ? reached.gain.value : reached.attention.Projection();
-    report(first.storage_offset());
-  };
+  if (options.flow || options.ready)
+    how.reached = [&](std::int64_t layer, const Tensor& d_x) {
+      if (options.flow) options.flow(layer, rows.MeanNorm(d_x));
+      const DecoderLayer& reached = state.layers[static_cast<std::size_t>(layer)];
+      const Tensor& first =
+          reached.gain.value.defined() ? reached.gain.value : reached.attention.Projection();
+      report(first.storage_offset());
+    };
   Tensors losses, best;
   // Other processes may score what they get from this one, and expect the same reports.
   if (whole || part != nullptr || !rows.scored.empty()) {

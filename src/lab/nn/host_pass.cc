@@ -24,7 +24,7 @@ struct KeptPass : torch::CustomClassHolder {
 class PassFunction : public torch::autograd::Function<PassFunction> {
  public:
   static variable_list forward(AutogradContext* context, at::TensorList inputs,
-                               const c10::intrusive_ptr<KeptPass>& kept, bool keep) {
+                               const c10::intrusive_ptr<KeptPass>& kept) {
     context->saved_data["pass"] = c10::IValue::make_capsule(kept);
     context->set_materialize_grads(false);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -32,7 +32,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     for (std::size_t i = 0, next = 0; i < all.size(); ++i) {
       if (kept->given[i]) all[i] = inputs[next++];
     }
-    return kept->pass->Forward(all, keep);
+    return kept->pass->Forward(all, true);
   }
   static variable_list backward(AutogradContext* context, variable_list& d_out) {
     const auto kept = context->saved_data.at("pass").toCapsule();
@@ -45,7 +45,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     for (std::size_t i = 0; i < held.given.size(); ++i) {
       if (held.given[i]) gradients.push_back(std::move(all[i]));
     }
-    gradients.resize(gradients.size() + 2);
+    gradients.resize(gradients.size() + 1);
     return gradients;
   }
 };
@@ -53,6 +53,14 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
 }  // namespace
 
 Tensors Record(std::unique_ptr<HostPass> pass, const Tensors& inputs) {
+  const bool recorded =
+      c10::GradMode::is_enabled() && std::any_of(inputs.begin(), inputs.end(), [](const Tensor& x) {
+        return x.defined() && x.requires_grad();
+      });
+  if (!recorded) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    return pass->Forward(inputs, false);
+  }
   const auto kept = c10::make_intrusive<KeptPass>();
   kept->pass = std::move(pass);
   Tensors given;
@@ -60,10 +68,7 @@ Tensors Record(std::unique_ptr<HostPass> pass, const Tensors& inputs) {
     kept->given.push_back(x.defined());
     if (x.defined()) given.push_back(x);
   }
-  const bool keep =
-      c10::GradMode::is_enabled() &&
-      std::any_of(given.begin(), given.end(), [](const Tensor& x) { return x.requires_grad(); });
-  return PassFunction::apply(at::TensorList(given), kept, keep);
+  return PassFunction::apply(at::TensorList(given), kept);
 }
 
 Tensor Owned(Tensor& given) {

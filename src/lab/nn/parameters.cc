@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -84,10 +85,14 @@ void ParameterList::Refresh() {
 
 std::optional<Parameter> ParameterList::Find(const at::Tensor& value) const {
   if (!value.defined() || !flat_.defined() || !value.is_alias_of(flat_)) return std::nullopt;
-  const auto same = [&](const at::Tensor& flat) {
-    return flat.narrow(0, value.storage_offset(), value.numel()).view(value.sizes());
-  };
-  return Parameter{value, same(flat_gradients_), same(flat_products_)};
+  const auto found = std::partition_point(groups_.begin(), groups_.end(), [&](const Group& group) {
+    return Begin(*group.whole) < value.storage_offset();
+  });
+  if (found == groups_.end() || Begin(*found->whole) != value.storage_offset() ||
+      found->whole->value.numel() != value.numel()) {
+    return std::nullopt;
+  }
+  return *found->whole;
 }
 
 std::int64_t ParameterList::Begin(const Parameter& whole) const {

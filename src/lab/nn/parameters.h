@@ -44,7 +44,7 @@ class ParameterList {
   };
 
   // Parts that lie behind each other without gaps, seen together as `whole`: [rows, columns]. The
-  // number of each part is a multiple of `columns`. `whole` must live until Allocate().
+  // number of each part is a multiple of `columns`. `whole` must live as long.
   void Add(std::vector<Part> parts, std::int64_t columns, Parameter* whole);
 
   // Makes the memory and the first values, each part's from a stream of its name: what is added or
@@ -60,7 +60,7 @@ class ParameterList {
   const std::vector<ParameterGroup>& Groups() const { return kinds_; }  // of each
   const std::vector<at::Tensor>& Gradients() const { return gradients_; }
   std::int64_t Count() const { return count_; }
-  // The parameter whose value this tensor is, by its place in the memory; none: not of this list.
+  // The `whole` whose value this tensor is, by its place in the memory; none: not of this list.
   std::optional<Parameter> Find(const at::Tensor& value) const;
   // The begin, in the flat memory, of the group that holds `whole`.
   std::int64_t Begin(const Parameter& whole) const;

@@ -28,16 +28,21 @@ class EmbeddingPass : public StagePass {
     token_ = in[1].contiguous();
     const std::int64_t rows = token_.numel(), width = Width();
     const Tensor x = at::empty({rows, width}), no_gain = at::zeros({width});
+    const float* table = Data(table_.parameter.value);
+    const auto* token = token_.const_data_ptr<std::int64_t>();
     const float* sinusoids = in[2].defined() ? Data(in[2]) : nullptr;
     const auto* position = in[3].const_data_ptr<std::int32_t>();
-    if (Normed()) scale_ = at::empty({rows});
+    const bool normed = Normed();
+    const float factor = Factor();
+    if (normed) scale_ = at::empty({rows});
     ForRows(rows, [&](std::int64_t begin, std::int64_t count) {
       for (std::int64_t r = begin; r < begin + count; ++r) {
+        const float* from = table + token[r] * width;
         float* to = Data(x) + r * width;
-        if (Normed()) {
-          RmsNorm(Row(r), Data(no_gain), 1, width, {to, false}, Data(scale_) + r);
+        if (normed) {
+          RmsNorm(from, Data(no_gain), 1, width, {to, false}, Data(scale_) + r);
         } else {
-          for (std::int64_t k = 0; k < width; ++k) to[k] = Row(r)[k] * Factor();
+          for (std::int64_t k = 0; k < width; ++k) to[k] = from[k] * factor;
         }
         if (sinusoids == nullptr) continue;
         const float* sines = sinusoids + position[r] * width;
@@ -50,6 +55,8 @@ class EmbeddingPass : public StagePass {
   Tensors Backward(Tensors& d_out) override {
     const Tensor d_x = Owned(d_out[0]);
     const std::int64_t rows = token_.numel(), width = Width();
+    float* table = Data(table_.parameter.value);
+    const auto* token = token_.const_data_ptr<std::int64_t>();
     if (Normed()) {
       const Tensor no_gain = at::zeros({width});
       ForRows(rows, [&](std::int64_t begin, std::int64_t count) {
@@ -57,20 +64,21 @@ class EmbeddingPass : public StagePass {
         for (std::int64_t r = begin; r < begin + count; ++r) {
           // In place: the gradient of the branch x + norm(weight), without the x.
           float* d_row = Data(d_x) + r * width;
-          AddRmsNormBackward({const_cast<float*>(Row(r)), false}, Data(scale_) + r, Data(no_gain),
+          AddRmsNormBackward({table + token[r] * width, false}, Data(scale_) + r, Data(no_gain),
                              d_row, 1, width, {d_row, false}, unused.data());
         }
       });
     }
     // Tokens repeat, so their rows are added in order; columns are apart.
+    const float* gradients = Data(d_x);
     float* gradient = Data(table_.parameter.gradient);
-    const auto* token = token_.const_data_ptr<std::int64_t>();
+    const float factor = Factor();
     ParallelFor({.threads = Workers().threads()}, width, 64,
                 [&](std::int64_t begin, std::int64_t end) {
                   for (std::int64_t r = 0; r < rows; ++r) {
-                    const float* from = Data(d_x) + r * width;
+                    const float* from = gradients + r * width;
                     float* to = gradient + token[r] * width;
-                    for (std::int64_t k = begin; k < end; ++k) to[k] += Factor() * from[k];
+                    for (std::int64_t k = begin; k < end; ++k) to[k] += factor * from[k];
                   }
                 });
     return {Gradient(table_), {}, {}, {}};
@@ -81,9 +89,6 @@ class EmbeddingPass : public StagePass {
   std::int64_t Width() const { return table_.parameter.value.size(1); }
   float Factor() const {
     return call_.embedding == "scaled" ? std::sqrt(static_cast<float>(Width())) : 1.0F;
-  }
-  const float* Row(std::int64_t r) const {
-    return Data(table_.parameter.value) + token_.const_data_ptr<std::int64_t>()[r] * Width();
   }
 
   Learned table_;
