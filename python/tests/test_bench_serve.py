@@ -1,6 +1,7 @@
 """``tsallis bench serve`` without vLLM: rows and ratios, the figure, mistakes, peers.
 python/tests_vllm runs it with vLLM."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -110,10 +111,11 @@ def test_peers_beside_one_that_is_missing(tmp_path, monkeypatch, capsys):
     assert main() == 0
     told = capsys.readouterr()
     assert "missing: none: no Python has no_such_package" in told.err
-    assert "left out: 100 × 2, more than --most 150" in told.err
+    assert "left out: all, 100 × 2: more than --most 150 tokens" in told.err
     found = json.loads((tmp_path / "serve.json").read_text())
     assert found["missing"].keys() == {"none"}
-    assert found["left_out"] == [[100, 2]]
+    (left_out,) = found["left_out"]
+    assert (left_out["series"], left_out["prompt"], left_out["streams"]) == ("all", 100, 2)
     assert found["engines"]["llama-q8"] == {
         "package": "xllamacpp",
         "version": pytest.importorskip("xllamacpp").__version__,
@@ -152,6 +154,15 @@ def test_the_file_of_llama_cpp_is_the_model(tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"expected a Llama in model\.safetensors"):
         llama.write_folder(folder, tmp_path / "model.gguf", "F32")
+
+
+def test_a_series_that_would_take_too_long_is_left_out():
+    engines = serve.Engines(argparse.Namespace(budget=60.0))
+    engines.last = {"mistral": (2000, 2000, 5.0), "llama-q8": (2000, 2000, 10.0)}
+    assert engines.slow(2000, 1) == []
+    assert engines.slow(2000, 8) == ["llama-q8"]  # 80 s
+    assert engines.slow(6000, 1) == ["llama-q8"]  # three times the tokens, and each three times
+    assert engines.slow(8000, 1) == ["mistral", "llama-q8"]
 
 
 def test_steps_are_those_in_which_every_stream_writes():

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -122,6 +122,14 @@ def parser(command: argparse.ArgumentParser) -> None:
         default=100_000,
         metavar="N",
         help="tokens of all prompts of a case; longer ones are left out (default: 100000)",
+    )
+    add(
+        "--budget",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="seconds to read the prompts of a case, foretold from a series' last one as if they "
+        "grew with the square; it is left out of longer ones (default: 1800)",
     )
     add("--repeat", type=int, metavar="N", help="rounds of a case (default: 3)")
     add("--quick", action="store_true", help="two short cases, to see that it works")
@@ -292,6 +300,8 @@ class Engines:
         self.missing: dict[str, str] = {}
         self.failed = False
         self.about: dict[str, dict[str, Any]] = {}
+        # Tokens of a prompt and of all, and seconds to read them, of the last case.
+        self.last: dict[str, tuple[int, int, float]] = {}
 
     def start(self, pythons: dict[str, str], limits: dict[str, int], folder: Path) -> None:
         """folder: for llama.cpp's file."""
@@ -313,12 +323,26 @@ class Engines:
             self.running[name] = engine
             self.about[name] = engine.about
 
-    def ask(self, prompts: list[list[int]], tokens: int) -> dict[str, dict[str, float]]:
+    def slow(self, prompt: int, streams: int) -> list[str]:
+        """Those of which more than the budget is foretold."""
+        foretold = {
+            name: seconds * prompt * streams / tokens * max(1.0, prompt / length)
+            for name, (length, tokens, seconds) in self.last.items()
+        }
+        return [name for name, s in foretold.items() if s > self.arguments.budget]
+
+    def ask(
+        self, prompts: list[list[int]], tokens: int, without: Collection[str] = ()
+    ) -> dict[str, dict[str, float]]:
         """The times of each; one that ends is left out from then on."""
         found = {}
         for name, engine in list(self.running.items()):
+            if name in without:
+                continue
             try:
                 found[name] = engine.ask({"prompts": prompts, "tokens": tokens})
+                length = len(prompts[0])
+                self.last[name] = (length, length * len(prompts), found[name]["prompt_s"])
             except RuntimeError as error:
                 self._fail(name, error)
         return found
@@ -340,7 +364,7 @@ class Engines:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code: 0, 1 if an engine ended, 130 if interrupted."""
-    require_positive(arguments, "tokens", "repeat", "threads", "most")
+    require_positive(arguments, "tokens", "repeat", "threads", "most", "budget")
     prompts, streams = _numbers(arguments, "prompts"), _numbers(arguments, "streams")
     repeat, tokens = arguments.repeat or 3, arguments.tokens
     if arguments.quick:
@@ -352,10 +376,8 @@ def run(arguments: argparse.Namespace) -> int:
         if folder is not None and not (folder / "config.json").is_file():
             arguments.mistake(f"--{name}: expected a folder with config.json, got {folder}")
     cases = [(prompt, count) for prompt in prompts for count in streams]
-    cases, left_out = (
-        [case for case in cases if (math.prod(case) <= arguments.most) == kept]
-        for kept in (True, False)
-    )
+    long = [case for case in cases if math.prod(case) > arguments.most]
+    cases = [case for case in cases if case not in long]
     if not cases:
         arguments.mistake(f"--most: expected at least {min(prompts)}, got {arguments.most}")
     pythons = _pythons(arguments)
@@ -380,19 +402,29 @@ def run(arguments: argparse.Namespace) -> int:
     engines = Engines(arguments)
     rows: list[dict[str, Any]] = []
     status = 0
-    for prompt, count in left_out:
-        print(f"left out: {prompt} × {count}, more than --most {arguments.most}", file=sys.stderr)
+    left_out: list[dict[str, Any]] = []
+
+    def leave_out(name: str, prompt: int, count: int, why: str) -> None:
+        left_out.append({"series": name, "prompt": prompt, "streams": count, "why": why})
+        print(f"left out: {name}, {prompt} × {count}: {why}", file=sys.stderr)
+
+    for prompt, count in long:
+        leave_out("all", prompt, count, f"more than --most {arguments.most} tokens")
     print(f"{'prompt × streams':20}" + "".join(f"{name:>24}" for name in arguments.series))
     folder = tempfile.TemporaryDirectory(prefix="tsallis-serve-")
     try:
         engines.start(pythons, limits, Path(folder.name))
         engines.ask([list(islice(text, 32))], 4)
+        engines.last.clear()  # it was cold
         for prompt, count in cases:
             case = {"prompt": prompt, "streams": count}
             rounds: dict[str, list[dict[str, float]]] = {}
+            slow = engines.slow(prompt, count)
+            for name in slow:
+                leave_out(name, prompt, count, f"more than --budget {arguments.budget:g} s")
             for _ in range(repeat):
                 asked = [list(islice(text, prompt)) for _ in range(count)]
-                for name, own in engines.ask(asked, tokens).items():
+                for name, own in engines.ask(asked, tokens, slow).items():
                     rounds.setdefault(name, []).append(own)
             found = {row["series"]: row for row in rows_of(case, rounds)}
             rows += found.values()
