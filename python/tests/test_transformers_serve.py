@@ -19,6 +19,7 @@ with warnings.catch_warnings():
 
 integration = pytest.importorskip("tsallis.integrations.transformers")
 serving = pytest.importorskip("tsallis.integrations.transformers_serve")
+pytest.importorskip("accelerate")  # which transformers loads onto a device with
 PROMPT = "the cat sat on the mat and " * 6
 NEW = 12
 
