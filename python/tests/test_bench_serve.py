@@ -66,6 +66,7 @@ def test_the_figure_has_a_line_for_each_series_and_number_of_streams(tmp_path):
             "--converted: expected a folder with config.json, got nowhere",
         ),
         (["--series", "vllm"], "--python: expected one that has vllm, got"),
+        (["--python", "/nowhere"], "--python: expected a Python, got /nowhere: No such file"),
         (["--prompts", "200", "--most", "100"], "--most: expected at least 200, got 100"),
     ],
 )
@@ -129,6 +130,20 @@ def test_peers_beside_one_that_is_missing(tmp_path, monkeypatch, capsys):
         for prompt, streams in ((64, 1), (64, 2), (100, 1))
         for name in ("llama-f16", "llama-q8")
     ]
+    assert all(row["read_per_s"] > 0 and row["written_per_s"] > 0 for row in found["rows"])
+
+
+def test_mistral_rs(tmp_path, monkeypatch):
+    pytest.importorskip("mistralrs")
+    # Without head_dim, which mistral.rs does not read of a Llama.
+    model = write_llama(tmp_path / "model", ["def forward(self, input):"] * 3)
+    arguments = ["--series", "mistral", "--streams", "1,2", "--tokens", "8", "--prompts", "64"]
+    arguments += ["--repeat", "1", "--threads", "1", "--dtype", "float32"]
+    arguments += ["--model", str(model), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["tsallis bench", "serve", *arguments])
+    assert main() == 0
+    found = json.loads((tmp_path / "serve.json").read_text())
+    assert [row["streams"] for row in found["rows"]] == [1, 2]
     assert all(row["read_per_s"] > 0 and row["written_per_s"] > 0 for row in found["rows"])
 
 

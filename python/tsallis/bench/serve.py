@@ -106,8 +106,8 @@ def parser(command: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
     add(
         "--llama-weights",
-        metavar="TYPE",
-        help="of llama.cpp's file, such as Q4_1 (default: that of --dtype)",
+        choices=("F32", "F16", "BF16", "Q8_0", "Q4_1"),
+        help="of llama.cpp's file (default: that of --dtype)",
     )
     add(
         "--python",
@@ -285,7 +285,11 @@ def _pythons(arguments: argparse.Namespace) -> dict[str, str]:
     found = {}
     for package in {SERIES[name].package for name in arguments.series}:
         for python in [*arguments.python, sys.executable]:
-            if subprocess.run([python, "-c", code, package], check=False).returncode == 0:
+            try:
+                has = subprocess.run([python, "-c", code, package], check=False).returncode == 0
+            except OSError as error:
+                arguments.mistake(f"--python: expected a Python, got {python}: {error.strerror}")
+            if has:
                 found[package] = python
                 break
     return found
@@ -432,7 +436,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.converted is not None:
                 about["converted"] = arguments.converted.name
             about |= {"engines": engines.about, "missing": engines.missing, "left_out": left_out}
-            document.write(out, document.build(rows, threads=arguments.threads, **about))
+            if rows:
+                document.write(out, document.build(rows, threads=arguments.threads, **about))
             cells = "".join(_cell(found.get(name)) for name in arguments.series)
             print(f"{f'{prompt} × {count}':20}{cells}", flush=True)
     except KeyboardInterrupt:
