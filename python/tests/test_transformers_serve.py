@@ -64,6 +64,7 @@ def test_the_server_loads_our_names_and_what_export_wrote(folder):
     model = manager._load_model(f"{folder}@main")
     assert type(model) is LlamaForCausalLM
     assert model.config._attn_implementation == "tsallis_entmax"
+    assert generated(folder) != generated(folder, "sdpa")
     plain = serving.ModelManager(device="cpu", attn_implementation="sdpa")
     with pytest.raises(ValueError, match="TsallisLlamaForCausalLM, got sdpa"):
         plain._load_model(f"{folder}@main")
