@@ -102,6 +102,7 @@ def test_only_tests_use_what_is_for_tests():
         ("softcap", 12, "docs/change/adding-a-score-term.md"),
         ("MakeFlipFlop", 3, "docs/change/adding-a-task.md"),
         ("relu2|SquaredRelu", 3, "docs/explain/decoder.md"),
+        ("output_gate|OutputGate", 4, "docs/change/adding-a-block.md"),
         ("muon", 3, "ARCHITECTURE.md"),
         ("MakeConvert", 3, "ARCHITECTURE.md"),
         (r"\b[Ii]nsertion\b", 3, "ARCHITECTURE.md"),

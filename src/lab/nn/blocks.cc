@@ -109,12 +109,25 @@ Gain::Gain(const DecoderConfig& config, const std::string& name, LeafParameters&
   AddGain(config, name, parameters, value);
 }
 
+OutputGate::OutputGate(const DecoderConfig& config, const std::string& name,
+                       LeafParameters& parameters) {
+  if (!config.output_gate) return;
+  parameters.Add(name + "output_gate.weight", {config.heads * config.HeadDim(), config.width},
+                 Weight, &weight_, kHidden);
+}
+
+Tensor OutputGate::operator()(const Tensor& x, const Tensor& value) const {
+  if (!weight_.defined()) return value;
+  return value * Product(Normed(x, {}), weight_, value.scalar_type()).sigmoid();
+}
+
 JoinBlock::JoinBlock(const DecoderConfig& config, const std::string& name,
                      LeafParameters& parameters, RowWorkers& workers, at::ScalarType products)
     : call_{.workers = &workers,
             .parameters = &parameters.List(),
             .products = products,
-            .norms_output = config.block == "sandwich"} {
+            .norms_output = config.block == "sandwich"},
+      gate_(config, name, parameters) {
   parameters.Add(name + "out.weight", {config.width, config.heads * config.HeadDim()}, Weight,
                  &weight_, kHidden);
   AddOutGain(config, name, parameters, gain_);
@@ -123,7 +136,7 @@ JoinBlock::JoinBlock(const DecoderConfig& config, const std::string& name,
 Tensor JoinBlock::operator()(const Tensor& x, const Tensor& value, std::int64_t block) const {
   StageCall call = call_;
   call.block = block;
-  call.inputs = {x, value, weight_, gain_};
+  call.inputs = {x, gate_(x, value), weight_, gain_};
   return RunStage("join", call).front();
 }
 
@@ -166,6 +179,7 @@ AttentionBlock::AttentionBlock(const DecoderConfig& config, const std::string& n
       causal_(causal),
       qk_norm_(config.qk_norm),
       attend_(config.attention, head_dim_, at::kFloat, false, false, parameters.Device()),
+      gate_(config, name, parameters),
       join_{.workers = &workers,
             .parameters = &parameters.List(),
             .norms_output = config.block == "sandwich"} {
@@ -224,9 +238,9 @@ Tensor AttentionBlock::Attend(const Tensor& x, const Tensor& q, const Tensor& ke
   options.cu_seqlens_k = keys_begin;
   if (visit) visit(seen);
   const Tensor attended = attend_(q, keys, values, options, longest);
+  const Tensor value = attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_});
   StageCall join = join_;
-  join.inputs = {x, attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}), out_,
-                 gains_.after};
+  join.inputs = {x, gate_(x, value), out_, gains_.after};
   return RunStage("join", join).front();
 }
 

@@ -107,6 +107,17 @@ struct BranchGains {
   at::Tensor before, after;
 };
 
+// value * sigmoid(W norm(x)) where config.output_gate, else value.
+class OutputGate : Fixed {
+ public:
+  OutputGate(const DecoderConfig& config, const std::string& name, LeafParameters& parameters);
+  // x: [rows, width]; value: [rows, heads head_dim].
+  at::Tensor operator()(const at::Tensor& x, const at::Tensor& value) const;
+
+ private:
+  at::Tensor weight_;  // [heads head_dim, width]; undefined: no gate
+};
+
 // x + W value, or x + norm(W value) where config.block is "sandwich".
 class JoinBlock : Fixed {
  public:
@@ -118,6 +129,7 @@ class JoinBlock : Fixed {
  private:
   StageCall call_;  // without inputs
   at::Tensor weight_, gain_;
+  OutputGate gate_;
 };
 
 // x + W_d activation(W_u norm(x)), config.activation, or with a norm of the sum's second part where
@@ -179,6 +191,7 @@ class AttentionBlock : Fixed {
   std::int64_t heads_, head_dim_;
   bool causal_, qk_norm_;
   DeviceAttention attend_;
+  OutputGate gate_;
   StageCall join_;  // without inputs
   BranchGains gains_;
   at::Tensor query_, key_value_, out_;  // [inner, width], [2 inner, width], [width, inner]

@@ -133,6 +133,9 @@ struct DecoderConfig {
   bool norm_gain = true;  // norms have a learned gain; without, they are divisions alone
   std::string activation = "gelu-gated";  // of Activations()
   bool qk_norm = false;  // queries and keys of every head are divided by their root mean square
+  // What heads give is multiplied by a sigmoid of a linear map of the layer's input, one number for
+  // each head and element (Qiu et al. 2025, arXiv 2505.06708).
+  bool output_gate = false;
   // The treatment of tokens' embeddings: times sqrt(width) ("scaled"), normed without a gain
   // ("normed"), or as they are ("plain").
   std::string embedding = "scaled";

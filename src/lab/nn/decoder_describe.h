@@ -201,6 +201,8 @@ void Describe(Visitor& keys, DecoderConfig& decoder) {
         "of the feed-forward layer");
   Later(keys, "qk_norm", decoder.qk_norm, defaults.qk_norm, {},
         "queries and keys of every head are normed");
+  Later(keys, "output_gate", decoder.output_gate, defaults.output_gate, {},
+        "what heads give is gated by the layer's input");
   Later(keys, "embedding", decoder.embedding, defaults.embedding,
         OneOf({"scaled", "normed", "plain"}),
         "what embeddings become: times sqrt(width), normed, as they are");

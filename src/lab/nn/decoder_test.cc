@@ -205,7 +205,11 @@ Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tens
     for (std::int64_t k = 0; k < config.heads; ++k) {
       heads.push_back(HeadOutput(config, w, l, k, h, length));
     }
-    x = x + branch("attention.out_norm", at::cat(heads, 1).matmul(weight("attention.out").t()));
+    Tensor given = at::cat(heads, 1);
+    if (config.output_gate) {
+      given = given * Norm(x).matmul(weight("attention.output_gate").t()).sigmoid();
+    }
+    x = x + branch("attention.out_norm", given.matmul(weight("attention.out").t()));
     const Tensor f = norm("feed_forward.norm", x);
     const Tensor up = f.matmul(weight("feed_forward.up").t());
     const auto gate = [&] { return f.matmul(weight("feed_forward.gate").t()); };

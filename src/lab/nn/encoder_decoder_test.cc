@@ -79,8 +79,9 @@ double LossByDefinition(const SequenceModel& model, const std::vector<std::int64
            Sinusoids(static_cast<std::int64_t>(tokens.size()), config.width, 10000.0)
                .to(at::kDouble);
   };
-  const auto attend = [&](const Tensor& x, const Tensor& memory, const std::string& name,
-                          bool causal) {
+  // x: [n, width], and not normed: `stream`.
+  const auto attend = [&](const Tensor& x, const Tensor& stream, const Tensor& memory,
+                          const std::string& name, bool causal) {
     const auto heads = [&](const Tensor& rows) {
       return rows.view({rows.size(0), config.heads, config.HeadDim()}).transpose(0, 1);
     };
@@ -100,7 +101,12 @@ double LossByDefinition(const SequenceModel& model, const std::vector<std::int64
         out[h][i] = at::matmul(p, heads(kv[1].contiguous())[h].narrow(0, 0, seen));
       }
     }
-    return at::linear(out.transpose(0, 1).reshape({x.size(0), -1}), w.at(name + "out.weight"));
+    Tensor given = out.transpose(0, 1).reshape({x.size(0), -1});
+    if (config.output_gate) {
+      const Tensor normed = stream * (stream.square().mean(-1, true) + 1e-6).rsqrt();
+      given = given * at::linear(normed, w.at(name + "output_gate.weight")).sigmoid();
+    }
+    return at::linear(given, w.at(name + "out.weight"));
   };
   const auto residual = [&](const Tensor& x, const std::string& name,
                             const std::function<Tensor(const Tensor&)>& f) {
@@ -117,7 +123,7 @@ double LossByDefinition(const SequenceModel& model, const std::vector<std::int64
   for (std::int64_t l = 0; l < config.layers; ++l) {
     const std::string layer = "encoder." + std::to_string(l) + ".";
     m = residual(m, layer + "attention.",
-                 [&](const Tensor& in) { return attend(in, in, layer + "attention.", false); });
+                 [&](const Tensor& in) { return attend(in, m, in, layer + "attention.", false); });
     m = feed_forward(m, layer + "feed_forward.");
   }
   m = norm(m, "encoder.norm");
@@ -125,9 +131,9 @@ double LossByDefinition(const SequenceModel& model, const std::vector<std::int64
   for (std::int64_t l = 0; l < config.layers; ++l) {
     const std::string layer = "decoder." + std::to_string(l) + ".";
     y = residual(y, layer + "attention.",
-                 [&](const Tensor& in) { return attend(in, in, layer + "attention.", true); });
+                 [&](const Tensor& in) { return attend(in, y, in, layer + "attention.", true); });
     y = residual(y, layer + "context.",
-                 [&](const Tensor& in) { return attend(in, m, layer + "context.", false); });
+                 [&](const Tensor& in) { return attend(in, y, m, layer + "context.", false); });
     y = feed_forward(y, layer + "feed_forward.");
   }
   const Tensor logits = at::linear(norm(y, "norm"), w.at("embedding.weight"));
@@ -137,7 +143,8 @@ double LossByDefinition(const SequenceModel& model, const std::vector<std::int64
 }
 
 TEST(EncoderDecoder, IsItsDefinition) {
-  std::vector<DecoderConfig> configs(3, Small());
+  std::vector<DecoderConfig> configs(4, Small());
+  configs[3].output_gate = true;
   configs[1].attention.map = "softmax";
   configs[1].block = "pre";
   configs[2].attention.learn_alpha = "sigmoid";
@@ -158,7 +165,7 @@ TEST(EncoderDecoder, GradientsAreThoseOfDifferences) {
   DecoderConfig config = Small();
   config.attention.learn_alpha = "sigmoid";
   config.attention.sink = "learned";
-  config.qk_norm = true;
+  config.qk_norm = config.output_gate = true;
   EncoderDecoder model(config, 3);
   Shake(model);
   const TokenBatch batch = Batch();

@@ -47,19 +47,16 @@ struct Stage {
   Form operations;  // on any device
 };
 
-// "embedding"      rows of a table for tokens, by call.embedding, and rows of sinusoids at
-// positions "projection"     x [rows, width] -> W norm(x), with queries and keys, the first 2 heads
-// head_dim
-//                  columns, normed (QK-norm) and rotated by tables [1 or heads, positions, head_dim
-//                  / 2]; and x
-// "length-scale"   projection, 2 heads columns of which it reads -> ASEntmax's c, [rows, heads];
-// and
-//                  the projection
-// "join"           x and a value -> x + W value, or x + norm(W value)
-// "feed-forward"   x -> x + W_d activation(W_u norm(x)), or the same with a norm as above
-// "rows"           x -> some of its rows
-// "cross-entropy"  x and labels -> call.weight times the sum of the losses of logits W norm(x); and
-//                  without gradients the losses [rows] and the best columns [rows]
+// - "embedding": rows of a table for tokens, by call.embedding, and rows of sinusoids at positions.
+// - "projection": x [rows, width] -> W norm(x), with queries and keys, the first 2 heads head_dim
+//   columns, normed (QK-norm) and rotated by tables [1 or heads, positions, head_dim / 2]; and x.
+// - "length-scale": projection, 2 heads columns of which it reads -> ASEntmax's c, [rows, heads];
+//   and the projection.
+// - "join": x and a value -> x + W value, or x + norm(W value).
+// - "feed-forward": x -> x + W_d activation(W_u norm(x)), or the same with a norm as above.
+// - "rows": x -> some of its rows.
+// - "cross-entropy": x and labels -> call.weight times the sum of the losses of logits W norm(x);
+//   and without gradients the losses [rows] and the best columns [rows].
 // What a stage hands on beside its result comes back with a gradient that it adds to, in place.
 const std::vector<Stage>& Stages();
 

@@ -140,6 +140,7 @@ inline const std::vector<Variant> kCombined = {
     {"PreNorm", R"({"block": "pre"})"},
     {"NormsWithoutGain", R"({"norm_gain": false})"},
     {"QkNorm", R"({"qk_norm": true})"},
+    {"OutputGate", R"({"output_gate": true})"},
     {"QkNormRopeOfSomeHeads", R"({"qk_norm": true,
         "override": [{"heads": [1, 2], "positions": {"kind": "rope"}}]})"},
     {"NormedEmbedding", R"({"embedding": "normed"})"},
