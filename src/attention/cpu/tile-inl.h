@@ -1,14 +1,14 @@
-// Small float32 matrix products in registers, and the same over a list of columns. Included once
-// per instruction set.
+// Small float32 matrix products in registers, and the same over a list of columns, for the dense
+// and the streaming kernel. Included once per instruction set.
 //
 // One shape serves all five products of attention: C[r][x] (+)= sum_t A[r][t] B[t][x] with B's rows
 // in vectors and A's elements broadcast. Scores take B = keys transposed, outputs B = values, and
 // the gradients of keys and values read A by columns.
-#if defined(TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_
-#undef TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_
+#if defined(TSALLIS_ATTENTION_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_CPU_TILE_INL_H_
+#undef TSALLIS_ATTENTION_CPU_TILE_INL_H_
 #else
-#define TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_
+#define TSALLIS_ATTENTION_CPU_TILE_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -142,14 +142,16 @@ HWY_INLINE void MultiplyRows(std::size_t rows, std::size_t columns, std::size_t 
 }
 #endif  // HWY_HAVE_SCALABLE
 
-// C = A B for any number of rows.
-HWY_INLINE void Multiply(std::size_t rows, std::size_t columns, std::size_t depth, const Left& a,
-                         const float* b, std::ptrdiff_t b_pitch, float* c, std::ptrdiff_t c_pitch) {
+// C (+)= A B for any number of rows.
+template <bool kAdd>
+HWY_INLINE void MultiplyAll(std::size_t rows, std::size_t columns, std::size_t depth, const Left& a,
+                            const float* b, std::ptrdiff_t b_pitch, float* c,
+                            std::ptrdiff_t c_pitch) {
   for (std::size_t r = 0; r < rows; r += kTileRows) {
     const auto at = static_cast<std::ptrdiff_t>(r);
-    MultiplyRows<false, false>(HWY_MIN(kTileRows, rows - r), columns, depth, nullptr,
-                               {a.data + at * a.row, a.row, a.step}, b, b_pitch, c + at * c_pitch,
-                               c_pitch);
+    MultiplyRows<kAdd, false>(HWY_MIN(kTileRows, rows - r), columns, depth, nullptr,
+                              {a.data + at * a.row, a.row, a.step}, b, b_pitch, c + at * c_pitch,
+                              c_pitch);
   }
 }
 
