@@ -10,21 +10,7 @@ root=$work/root
 packages=(libgtest-dev libgmock-dev libgomp1 libstdc++6 python3-minimal libpython3-stdlib)
 
 say() { printf 'arm_root: %s\n' "$*" >&2; }
-missing=()
-for package in g++-aarch64-linux-gnu qemu-user; do
-  [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true) == installed ]] || missing+=("$package")
-done
-if ((${#missing[@]})); then
-  if ((EUID != 0)); then
-    say "Debian packages are missing; please run:"
-    echo "sudo apt-get install ${missing[*]}" >&2
-    exit 1
-  fi
-  say "installing Debian packages: ${missing[*]}"
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq >&2 || say "the package index could not be refreshed"
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
-fi
+scripts/setup.sh arm
 
 unpack_debian() {
   say "unpacking Debian's packages for arm64: $wanted"

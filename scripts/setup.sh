@@ -5,6 +5,7 @@
 #   scripts/setup.sh lint    clang-tidy as well
 #   scripts/setup.sh clang   the compiler, for ThreadSanitizer and the fuzzers
 #   scripts/setup.sh browser Chromium, for the tests of pages in it
+#   scripts/setup.sh arm     a compiler for ARM's 64-bit processors and an emulator of them
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,6 +13,7 @@ packages=(build-essential cmake ninja-build ccache git libhwy-dev libgtest-dev l
   libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev)
 if [[ ${1:-} == lint ]]; then packages+=(clang-tidy); fi
 if [[ ${1:-} == browser ]]; then packages+=(chromium); fi
+if [[ ${1:-} == arm ]]; then packages+=(g++-aarch64-linux-gnu qemu-user); fi
 if [[ ${1:-} == clang ]]; then
   packages+=(clang libomp-dev)
   # The sanitizers' runtimes are a package of their own, named after clang's version, where there is one.

@@ -57,35 +57,6 @@ HWY_INLINE double SoftmaxEntropy(const float* x, std::size_t n, float maximum, d
   return *log_sum - weighted / sum;
 }
 
-// Calls term(x, p, dp, a, b) on the vectors of three arrays ([n], the last padded with entries that
-// have no weight), which adds to a and b; returns the sums of the lanes of a and b.
-template <class Term>
-HWY_INLINE void SumTwoOfThree(const float* x, const float* p, const float* dp, std::size_t n,
-                              double* sum_a, double* sum_b, const Term& term) {
-  const DF d;
-  const std::size_t lanes = hn::Lanes(d);
-  VD total_a = hn::Zero(DD()), total_b = hn::Zero(DD());
-  std::size_t i = 0;
-  while (i < n) {
-    VF a0 = hn::Zero(d), a1 = hn::Zero(d), b0 = hn::Zero(d), b1 = hn::Zero(d);
-    const std::size_t end = HWY_MIN(n, i + 2 * kBurst * lanes);
-    for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      const std::size_t next = i + lanes;
-      term(hn::LoadU(d, x + i), hn::LoadU(d, p + i), hn::LoadU(d, dp + i), a0, b0);
-      term(hn::LoadU(d, x + next), hn::LoadU(d, p + next), hn::LoadU(d, dp + next), a1, b1);
-    }
-    for (; i < end; i += lanes) {
-      const std::size_t count = HWY_MIN(lanes, end - i);
-      term(LoadPart(d, x + i, count, -kInfinityF), LoadPart(d, p + i, count, 0.0f),
-           LoadPart(d, dp + i, count, 0.0f), a0, b0);
-    }
-    total_a = AddWidened(total_a, hn::Add(a0, a1));
-    total_b = AddWidened(total_b, hn::Add(b0, b1));
-  }
-  *sum_a = Total(total_a);
-  *sum_b = Total(total_b);
-}
-
 // The gradient of p = softmax(beta s), where s = scale x, beta = beta(H) and H is the entropy of
 // q = softmax(s):
 //   dp_j/dbeta = p_j (s_j - <p, s>),  dH/ds_j = -q_j (ln q_j + H) = -q_j (s_j - <q, s>).
@@ -106,13 +77,20 @@ HWY_INLINE void AdaptiveBackwardRow(const AdaptiveTemperature& adaptive, const f
   const double beta = BetaOfEntropy(adaptive, entropy, &derivative);
   const VF top = hn::Set(d, maximum);
   const auto z_of = [&](VF vx) HWY_ATTR { return hn::Mul(hn::Sub(vx, top), factor); };
+  // Calls use(x, p, dp) with the vectors at i; entries behind the last have no weight.
+  const auto with = [&](std::size_t i, std::size_t count, const auto& use) HWY_ATTR {
+    return use(LoadUpTo(d, x + i, count, -kInfinityF), LoadUpTo(d, p + i, count, 0.0f),
+               LoadUpTo(d, dp + i, count, 0.0f));
+  };
   double mean_dp, mean_z;
   auto bad = hn::IsNaN(zero);
-  SumTwoOfThree(x, p, dp, n, &mean_dp, &mean_z, [&](VF vx, VF vp, VF vdp, VF& a, VF& b) HWY_ATTR {
-    const auto some = hn::Gt(vp, zero);
-    bad = hn::Or(bad, hn::IsNaN(vp));
-    a = hn::MulAdd(vp, hn::IfThenElseZero(some, vdp), a);
-    b = hn::MulAdd(vp, hn::IfThenElseZero(some, z_of(vx)), b);
+  SumTwoAt(n, &mean_dp, &mean_z, [&](std::size_t i, std::size_t count, VF& a, VF& b) HWY_ATTR {
+    with(i, count, [&](VF vx, VF vp, VF vdp) HWY_ATTR {
+      const auto some = hn::Gt(vp, zero);
+      bad = hn::Or(bad, hn::IsNaN(vp));
+      a = hn::MulAdd(vp, hn::IfThenElseZero(some, vdp), a);
+      b = hn::MulAdd(vp, hn::IfThenElseZero(some, z_of(vx)), b);
+    });
   });
   if (!hn::AllFalse(d, bad)) {
     std::fill(ds, ds + n, std::numeric_limits<float>::quiet_NaN());
@@ -122,9 +100,11 @@ HWY_INLINE void AdaptiveBackwardRow(const AdaptiveTemperature& adaptive, const f
   double d_beta = 0.0, unused;
   if (derivative != 0.0) {
     const VF z_mean = hn::Set(d, static_cast<float>(mean_z));
-    SumTwoOfThree(x, p, dp, n, &d_beta, &unused, [&](VF vx, VF vp, VF vdp, VF& a, VF&) HWY_ATTR {
-      const VF g = hn::Mul(vp, hn::Sub(vdp, dp_mean));
-      a = hn::Add(a, hn::IfThenElseZero(hn::Gt(vp, zero), hn::Mul(g, hn::Sub(z_of(vx), z_mean))));
+    SumTwoAt(n, &d_beta, &unused, [&](std::size_t i, std::size_t count, VF& a, VF&) HWY_ATTR {
+      with(i, count, [&](VF vx, VF vp, VF vdp) HWY_ATTR {
+        const VF g = hn::Mul(vp, hn::Sub(vdp, dp_mean));
+        a = hn::Add(a, hn::IfThenElseZero(hn::Gt(vp, zero), hn::Mul(g, hn::Sub(z_of(vx), z_mean))));
+      });
     });
   }
   const double d_entropy = d_beta * derivative;
@@ -141,15 +121,14 @@ HWY_INLINE void AdaptiveBackwardRow(const AdaptiveTemperature& adaptive, const f
     return hn::Add(direct, hn::IfThenElseZero(hn::Gt(q, zero), change));
   };
   const std::size_t lanes = hn::Lanes(d);
-  std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    hn::StoreU(gradient(hn::LoadU(d, x + i), hn::LoadU(d, p + i), hn::LoadU(d, dp + i)), d, ds + i);
-  }
-  if (i < n) {
-    StorePart(d,
-              gradient(LoadPart(d, x + i, n - i, -kInfinityF), LoadPart(d, p + i, n - i, 0.0f),
-                       LoadPart(d, dp + i, n - i, 0.0f)),
-              ds + i, n - i);
+  for (std::size_t i = 0; i < n; i += lanes) {
+    const std::size_t count = HWY_MIN(lanes, n - i);
+    const VF change = with(i, count, gradient);
+    if (count == lanes) {
+      hn::StoreU(change, d, ds + i);
+    } else {
+      StorePart(d, change, ds + i, count);
+    }
   }
 }
 

@@ -109,11 +109,15 @@ HWY_INLINE VD AddWidened(VD total, VF v) {
 
 HWY_INLINE double Total(VD v) { return hn::GetLane(hn::SumOfLanes(DD(), v)); }
 
-// Calls term(v, a, b) on the vectors of x ([n], the last padded with `fill`), which adds to a and
-// b; returns the sums of the lanes of a and b.
+// Up to a vector of p: its first `count` entries, the other lanes hold `fill`.
+HWY_INLINE VF LoadUpTo(DF d, const float* HWY_RESTRICT p, std::size_t count, float fill) {
+  return count == hn::Lanes(d) ? hn::LoadU(d, p) : LoadPart(d, p, count, fill);
+}
+
+// Calls term(i, count, a, b) for the vectors of [0, n), which begin at i and have `count` entries,
+// a whole vector but for the last. It adds to a and b; returns the sums of the lanes of a and b.
 template <class Term>
-HWY_INLINE void SumTwo(const float* HWY_RESTRICT x, std::size_t n, float fill, double* sum_a,
-                       double* sum_b, const Term& term) {
+HWY_INLINE void SumTwoAt(std::size_t n, double* sum_a, double* sum_b, const Term& term) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   VD total_a = hn::Zero(DD()), total_b = hn::Zero(DD());
@@ -122,17 +126,24 @@ HWY_INLINE void SumTwo(const float* HWY_RESTRICT x, std::size_t n, float fill, d
     VF a0 = hn::Zero(d), a1 = hn::Zero(d), b0 = hn::Zero(d), b1 = hn::Zero(d);
     const std::size_t end = HWY_MIN(n, i + 2 * kBurst * lanes);
     for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      term(hn::LoadU(d, x + i), a0, b0);
-      term(hn::LoadU(d, x + i + lanes), a1, b1);
+      term(i, lanes, a0, b0);
+      term(i + lanes, lanes, a1, b1);
     }
-    for (; i < end; i += lanes) {
-      term(end - i >= lanes ? hn::LoadU(d, x + i) : LoadPart(d, x + i, end - i, fill), a0, b0);
-    }
+    for (; i < end; i += lanes) term(i, HWY_MIN(lanes, end - i), a0, b0);
     total_a = AddWidened(total_a, hn::Add(a0, a1));
     total_b = AddWidened(total_b, hn::Add(b0, b1));
   }
   *sum_a = Total(total_a);
   *sum_b = Total(total_b);
+}
+
+// The same of the vectors of x ([n], the last padded with `fill`): term(v, a, b).
+template <class Term>
+HWY_INLINE void SumTwo(const float* HWY_RESTRICT x, std::size_t n, float fill, double* sum_a,
+                       double* sum_b, const Term& term) {
+  SumTwoAt(n, sum_a, sum_b, [&](std::size_t i, std::size_t count, VF& a, VF& b) HWY_ATTR {
+    term(LoadUpTo(DF(), x + i, count, fill), a, b);
+  });
 }
 
 // y[j] = map(x[j]) with the same two sums as SumTwo; map(v, a, b) returns what is stored. y may be

@@ -128,7 +128,11 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(mistake=command.error, run=_attention)
     for name, module, summary in (
         ("decode", decode, "one token's attention on a cache against torch's SDPA"),
-        ("serve", serve, "a model in vLLM with our attention and with its own"),
+        (
+            "serve",
+            serve,
+            "a model in vLLM with our attention and its own, and in llama.cpp and mistral.rs",
+        ),
     ):
         module.parser(
             commands.add_parser(

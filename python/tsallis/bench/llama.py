@@ -1,4 +1,4 @@
-"""llama.cpp's attention on cached keys, through the package xllamacpp.
+"""llama.cpp's files, and its attention on cached keys, through the package xllamacpp.
 
 llama.cpp has no call for attention alone. A model of one layer with random weights and the case's
 heads reads as many tokens as the case has keys, and then writes: the time of a token behind them,
@@ -12,12 +12,14 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tsallis.bench.serve_engine import llama_server, llama_timings
 from tsallis.bench.timing import Sample
 
-__all__ = ["CACHES", "MOST_KEYS", "Writer", "build", "why_absent"]
+__all__ = ["CACHES", "MOST_KEYS", "Writer", "build", "why_absent", "write_folder"]
 
 # name of a contender: llama.cpp's type of keys and values
 CACHES = {"llama f16": "F16", "llama q8_0": "Q8_0"}
@@ -51,75 +53,121 @@ def build() -> str:
     return f"xllamacpp {xllamacpp.__version__}: {' '.join(names)}"
 
 
-def _write_model(path: Path, heads: int, kv_heads: int, d: int) -> None:
-    """One layer of random weights, and a vocabulary without words."""
-    import gguf
-    import numpy
+def _write(path: Path, config: dict[str, Any], tensors: Iterable[tuple[str, Any]], to: str) -> None:
+    """A file of llama.cpp, with a vocabulary without words.
 
+    config: of a Llama, as Hugging Face's config.json has it. tensors: their names there and
+    float32 arrays. to: the type of the matrices, as "BF16".
+    """
+    import gguf
+
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    d = config.get("head_dim") or config["hidden_size"] // heads
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(1 << 20)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(HIDDEN)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(d)
     writer.add_value_length(d)
     writer.add_rope_dimension_count(d)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
+    rope = config.get("rope_parameters") or config
+    writer.add_rope_freq_base(rope.get("rope_theta", 1e4))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
     special = [b"<unk>", b"<s>", b"</s>"]
     bytes_ = [f"<0x{i:02X}>".encode() for i in range(256)]
-    others = [f"t{i}".encode() for i in range(VOCABULARY - 256 - len(special))]
+    others = [f"t{i}".encode() for i in range(config["vocab_size"] - 256 - len(special))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list([*special, *bytes_, *others])
-    writer.add_token_scores([0.0] * VOCABULARY)
+    writer.add_token_scores([0.0] * config["vocab_size"])
     kinds = gguf.TokenType
     control = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
     writer.add_token_types([*control, *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(others)])
-    random = numpy.random.default_rng(0)
-    shapes = {
-        "token_embd": (VOCABULARY, WIDTH),
-        "output": (VOCABULARY, WIDTH),
-        "blk.0.attn_q": (heads * d, WIDTH),
-        "blk.0.attn_k": (kv_heads * d, WIDTH),
-        "blk.0.attn_v": (kv_heads * d, WIDTH),
-        "blk.0.attn_output": (WIDTH, heads * d),
-        "blk.0.ffn_gate": (HIDDEN, WIDTH),
-        "blk.0.ffn_up": (HIDDEN, WIDTH),
-        "blk.0.ffn_down": (WIDTH, HIDDEN),
-    }
-    for name, (rows, columns) in shapes.items():
-        weights = random.normal(0.0, columns**-0.5, (rows, columns))
-        writer.add_tensor(f"{name}.weight", weights.astype(numpy.float32))
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", numpy.ones(WIDTH, numpy.float32))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    kind = gguf.GGMLQuantizationType[to]
+    for name, numbers in tensors:
+        found = names.get_name(name, try_suffixes=(".weight",))
+        if found is None:
+            raise ValueError(f"{name}: expected a tensor of a Llama, got one that llama.cpp lacks")
+        if "q_proj" in name or "k_proj" in name:
+            # Rotated are neighbours there, halves of a head here.
+            halves = numbers.reshape(-1, 2, d // 2, numbers.shape[1])
+            numbers = halves.swapaxes(1, 2).reshape(numbers.shape)
+        if numbers.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
+            packed = gguf.quants.quantize(numbers, kind)
+            writer.add_tensor(found, packed, raw_dtype=kind)
+        else:
+            writer.add_tensor(found, numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
+def write_folder(folder: Path, path: Path, to: str) -> None:
+    """llama.cpp's file of a Llama that save_pretrained wrote into one file of weights.
+
+    to: the type of its matrices, as "F32", "BF16" or "Q4_1".
+
+    Raises:
+        ValueError: it is no Llama, or not in one file.
+    """
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    file = folder / "model.safetensors"
+    if config.get("model_type") != "llama" or not file.is_file():
+        raise ValueError(f"{folder}: expected a Llama in model.safetensors, for llama.cpp's file")
+    tensors = ((name, x.float().numpy()) for name, x in load_file(file).items())
+    _write(path, config, tensors, to)
+
+
+def _write_layer(path: Path, heads: int, kv_heads: int, d: int) -> None:
+    """One layer of random weights."""
+    import numpy
+
+    config = {
+        "hidden_size": WIDTH,
+        "intermediate_size": HIDDEN,
+        "vocab_size": VOCABULARY,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": d,
+        "rms_norm_eps": 1e-5,
+    }
+    random = numpy.random.default_rng(0)
+    layer = "model.layers.0"
+    shapes = {
+        "model.embed_tokens": (VOCABULARY, WIDTH),
+        "lm_head": (VOCABULARY, WIDTH),
+        f"{layer}.self_attn.q_proj": (heads * d, WIDTH),
+        f"{layer}.self_attn.k_proj": (kv_heads * d, WIDTH),
+        f"{layer}.self_attn.v_proj": (kv_heads * d, WIDTH),
+        f"{layer}.self_attn.o_proj": (WIDTH, heads * d),
+        f"{layer}.mlp.gate_proj": (HIDDEN, WIDTH),
+        f"{layer}.mlp.up_proj": (HIDDEN, WIDTH),
+        f"{layer}.mlp.down_proj": (WIDTH, HIDDEN),
+    }
+    norms = ("model.norm", f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm")
+    tensors = {
+        name: random.normal(0.0, shape[1] ** -0.5, shape).astype(numpy.float32)
+        for name, shape in shapes.items()
+    } | {name: numpy.ones(WIDTH, numpy.float32) for name in norms}
+    _write(path, config, ((f"{name}.weight", x) for name, x in tensors.items()), "F32")
+
+
 class Writer:
     """A model that has read n - `WRITTEN` tokens into a cache of one of `CACHES`, and writes."""
 
     def __init__(self, cache: str, n: int, heads: int, kv_heads: int, d: int, threads: int) -> None:
-        xllamacpp = _package()
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / "model.gguf"
-        _write_model(path, heads, kv_heads, d)
-        parameters = xllamacpp.CommonParams()
-        parameters.model.path = str(path)
-        parameters.n_ctx = n + 256
-        parameters.n_parallel = 1
-        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
-        kind = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{CACHES[cache]}")
-        parameters.cache_type_k = parameters.cache_type_v = kind
-        flash = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        parameters.flash_attn_type = flash
-        parameters.verbosity = -1
-        parameters.warmup = False
-        self._server = xllamacpp.Server(parameters)
+        _write_layer(path, heads, kv_heads, d)
+        self._server = llama_server(str(path), CACHES[cache], 1, n + 256, threads)
         few = [self._write(FEW) for _ in range(9)]
         self._rest = Sample(
             statistics.median(sample.wall_s for sample in few),
@@ -131,21 +179,8 @@ class Writer:
     def _write(self, keys: int) -> Sample:
         prompt = [1, *(3 + (7919 * i) % (VOCABULARY - 3) for i in range(keys - 1))]
         process = time.process_time()
-        answer: Any = self._server.handle_completions(
-            {
-                "prompt": prompt,
-                "n_predict": WRITTEN,
-                "temperature": 0.0,
-                "ignore_eos": True,
-                "cache_prompt": True,
-            }
-        )
+        found = llama_timings(self._server, prompt, WRITTEN)
         process = time.process_time() - process
-        if not isinstance(answer, dict):
-            answer = json.loads(answer)
-        if "timings" not in answer:
-            raise RuntimeError(f"llama.cpp: {answer}")
-        found = answer["timings"]
         # The first token comes with the prompt's last, which is read again: the clock of what is
         # written starts behind it, that of the processor before.
         steps = found["predicted_n"] - 1

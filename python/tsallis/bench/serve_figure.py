@@ -21,6 +21,9 @@ SERIES = {
     "screened": ("entmax, screened", PALETTE["entmax-1.5"], "o"),
     "pages": ("entmax, every key scored", "#D55E00", "^"),
     "softmax": ("softmax, Tsallis", "#009E73", "D"),
+    "llama-f16": ("softmax, llama.cpp", "#CC79A7", "v"),
+    "llama-q8": ("softmax, llama.cpp, q8_0", "#E69F00", "<"),
+    "mistral": ("softmax, mistral.rs", "#7F7F7F", "P"),
 }
 LINES: list[Any] = ["-", (0, (4, 2)), (0, (1, 1.5))]
 PANELS = {"read_per_s": "prompt tokens read a second", "written_per_s": "tokens written a second"}

@@ -96,6 +96,7 @@ _NOT_OURS = frozenset(
         "return_dict",
         "shift_labels",
         "sliding_window",
+        "tokenizer",  # of stop strings: generate hands it on
         "use_cache",
     }
 )

@@ -14,6 +14,7 @@
 #include "lab/nn/maps.h"
 #include "tsallis/attention.h"
 #include "tsallis/cuda.h"
+#include "tsallis/distance_law.h"
 #include "tsallis/error.h"
 
 namespace tsallis::lab {
@@ -233,15 +234,9 @@ Tensor Distances(const Tensor& scores, const Tensor& ahead, const AttentionOptio
   Tensor terms = scores;
   const Tensor distance = ahead.neg().clamp_min(0).to(scores.scalar_type());
   if (const double length = options.terms.scale_invariant; length > 0.0) {
-    // P8 of docs/definitions.md, and P7 where neither A nor B is given.
-    const double given_a = options.terms.scale_invariant_alpha;
-    const double given_b = options.terms.scale_invariant_beta;
-    const double usual = std::exp(0.5);
-    const double log_a = given_a > 0.0 ? std::log(given_a) : 0.5;
-    const double sum = (given_b > 0.0 ? given_b : usual) / (given_a > 0.0 ? given_a : usual);
-    const double nearest = std::max(0.0, 2.0 * (sum - log_a));
-    const Tensor square = 2.0 * (distance / length + 1.0).log() + nearest;
-    terms = square.sqrt() * terms + (sum - square);
+    const DistanceLaw law = DistanceLaw::Of(options.terms);
+    const Tensor square = 2.0 * (distance / length + 1.0).log() + law.nearest;
+    terms = square.sqrt() * terms + (law.sum - square);
   }
   if (options.alibi_slopes) {
     terms = terms - options.alibi_slopes->to(scores.scalar_type()).view({1, -1, 1, 1}) * distance;

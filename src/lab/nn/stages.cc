@@ -165,6 +165,13 @@ class ChainPass : public HostPass {
     stages.push_back(call_.norms_output ? MakeAddNorm(Width(), gain) : MakeAdd(Width()));
   }
   std::int64_t Rows(std::size_t index) const { return parameters_[index].value.size(0); }
+  // W norm(x) of the gain and the weight behind x. exact: as MakeLinear's.
+  RowStages NormAndProduct(bool exact = false) const {
+    RowStages stages;
+    stages.push_back(MakeNorm(Width(), At(0)));
+    stages.push_back(MakeLinear(Rows(1), At(1), exact));
+    return stages;
+  }
 
   Tensor x_;
   Tensor output_;  // the value that left the chain
@@ -184,12 +191,7 @@ class ChainPass : public HostPass {
 class ProjectionPass : public ChainPass {
  public:
   using ChainPass::ChainPass;
-  RowStages MakeStages() override {
-    RowStages stages;
-    stages.push_back(MakeNorm(Width(), At(0)));
-    stages.push_back(MakeLinear(Rows(1), At(1)));
-    return stages;
-  }
+  RowStages MakeStages() override { return NormAndProduct(); }
 };
 
 Tensors ProjectionOperations(const StageCall& call) {
@@ -221,9 +223,7 @@ class FeedForwardPass : public ChainPass {
  public:
   using ChainPass::ChainPass;
   RowStages MakeStages() override {
-    RowStages stages;
-    stages.push_back(MakeNorm(Width(), At(0)));
-    stages.push_back(MakeLinear(Rows(1), At(1)));
+    RowStages stages = NormAndProduct();
     stages.push_back(
         MakeActivation(call_.activation, Rows(1) / ActivationInputs(call_.activation)));
     stages.push_back(MakeLinear(Width(), At(2)));
@@ -254,9 +254,7 @@ class CrossEntropyPass : public ChainPass {
   at::ScalarType Dtype() const override { return at::kFloat; }
   bool KeepsValue() const override { return false; }
   RowStages MakeStages() override {
-    RowStages stages;
-    stages.push_back(MakeNorm(Width(), At(0)));
-    stages.push_back(MakeLinear(Rows(1), At(1), true));
+    RowStages stages = NormAndProduct(true);
     auto loss = std::make_unique<CrossEntropyStage>(Rows(1));
     loss->Prepare(label_.const_data_ptr<std::int64_t>(), gradient_ ? 1.0F : 0.0F, Data(loss_),
                   best_.mutable_data_ptr<std::int64_t>());

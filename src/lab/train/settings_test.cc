@@ -92,8 +92,8 @@ void MakeSmall(toml::table& root, bool of_sequences) {
   } else {
     set("model.width", 16);
   }
-  set("train.batch", 2);
-  set("train.validate_samples", 2);
+  set("train.batch", 1);
+  set("train.validate_samples", 1);
 }
 
 // Takes one step of the first method, and asks for the samples of an evaluation.
