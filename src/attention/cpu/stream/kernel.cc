@@ -58,7 +58,10 @@ std::string Declines(const AttentionParams& params, bool remaining) {
     if (kEngine == Engine::kFloats && MostKeys(params) < kDenseKeys) return "few keys";
     return remaining ? "" : "a sweep leaves it the rows that keep many keys";
   }
-  return !remaining && MostKeys(params) < 128 ? "few keys" : "";
+  if (remaining) return "";
+  // A block is computed whole.
+  if (kEngine == Engine::kFloats && params.q_len < 48) return "few queries";
+  return MostKeys(params) < 128 ? "few keys" : "";
 }
 
 template <Engine kEngine>
