@@ -10,6 +10,7 @@ from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 import tsallis
+from tsallis import _ops
 from tsallis._call import call
 from tsallis._ops import MAPS
 
@@ -99,6 +100,11 @@ def test_opcheck_parts():
             reserved = without_sink | {"saved_budget": budget}
             opcheck(operator, (q, k, v, 2), reserved, test_utils=tests)
             assert operator(q, k, v, 2, **reserved)[2].numel() == min(budget, 2 * 4 * 5 * 512)
+        # A header, and the output in float32, padded to 16 columns.
+        softmax = {"map": _ops.SOFTMAX}
+        opcheck(operator, (q, k, v, 2), softmax, test_utils=tests)
+        padded = (v.shape[3] + 15) // 16 * 16
+        assert operator(q, k, v, 2, **softmax)[2].numel() == 64 + 2 * 4 * 5 * padded * 4
     out, tau, saved = OPS.attention_forward(q, k, v, **options)
     assert saved.dtype == torch.uint8
     assert tau.dtype == torch.float64

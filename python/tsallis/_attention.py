@@ -283,7 +283,7 @@ def attention(
         sigmoid_bias: b of sigmoid; None: -ln n for n visible keys.
         sink: (g) for softmax and entmax, broadcasts to [heads]: the score of one more key of every
             query, whose value is 0.
-        saved_budget: most bytes that the forward pass keeps to spare the backward pass its search.
+        saved_budget: most bytes that the forward pass keeps to spare the backward pass work.
         returns: names of `AttentionExtras` to return beside the output.
 
     Returns:

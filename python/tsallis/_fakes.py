@@ -61,17 +61,21 @@ def _attention_stats(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> tuple[
     return _attention(q, k, v, **settings), *_statistics(q)
 
 
-def _reserved(q: Tensor, settings: dict[str, Any]) -> Any:
+def _reserved(q: Tensor, v: Tensor, settings: dict[str, Any]) -> Any:
     """Bytes that the forward pass reserves where shapes and settings alone tell them.
 
     As ``ReservedBytes`` in src/stable/attention.cc.
     """
+    kind = settings.get("map", _ops.ENTMAX)
     alphas = settings.get("alpha_heads") is not None or settings.get("alpha", 1.5) != 1.0
-    sparse = settings.get("map", _ops.ENTMAX) == _ops.ENTMAX and settings.get("sink") is None
-    if not sparse or not alphas or q.dtype == _FLOAT64 or q.device.type not in ("cpu", "meta"):
+    sparse = kind == _ops.ENTMAX and alphas
+    if (not sparse and kind != _ops.SOFTMAX) or settings.get("sink") is not None:
         return 0
+    if q.dtype == _FLOAT64 or q.device.type not in ("cpu", "meta"):
+        return 0
+    head, row = (0, 512) if sparse else (64, (v.shape[3] + 15) // 16 * 64)
     rows = q.shape[0] * q.shape[1] * q.shape[2]
-    return torch.sym_min(rows * 512, settings.get("saved_budget", 1 << 28))
+    return torch.sym_min(head + rows * row, settings.get("saved_budget", 1 << 28))
 
 
 @_fake("attention_forward")
@@ -79,7 +83,7 @@ def _attention_forward(
     q: Tensor, k: Tensor, v: Tensor, saves: int = 1, **settings: Any
 ) -> tuple[Tensor, ...]:
     tau = q.new_empty(q.shape[:3], dtype=_FLOAT64)
-    saved = q.new_empty((_reserved(q, settings) if saves == 2 else 0,), dtype=_UINT8)
+    saved = q.new_empty((_reserved(q, v, settings) if saves == 2 else 0,), dtype=_UINT8)
     return _attention(q, k, v, **settings), tau, saved
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "MAPS",
     "NORMMAX",
     "READS_SCORES",
+    "SOFTMAX",
     "CudaInfo",
     "commit",
     "cpu_target",
@@ -114,7 +115,7 @@ _library = _load(library_path)
 _ABOUT = _told("TsallisAbout")
 MAPS: list[str] = _ABOUT["maps"]  # an operator knows a map by its place here
 ATTENTION_MAPS: list[str] = _ABOUT["attention_maps"]
-ENTMAX, NORMMAX = MAPS.index("entmax"), MAPS.index("normmax")
+ENTMAX, NORMMAX, SOFTMAX = (MAPS.index(name) for name in ("entmax", "normmax", "softmax"))
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # By map, dtype and kind (0: alpha is at most 2; 1: it is larger; 2: each row has its own): whether
 # the backward pass reads the scores, or the probabilities are enough.

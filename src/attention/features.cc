@@ -174,8 +174,9 @@ Features FeaturesOf(const AttentionParams& params, const AttentionGradients& gra
 
 std::string Refusal(const Serves& serves, const AttentionParams& params, const Features& asked,
                     Pass pass) {
+  const bool forward = pass == Pass::kForward;
   const Features served =
-      pass == Pass::kForward ? serves.features : serves.features.Without(serves.forward_only);
+      serves.features.Without(forward ? serves.backward_only : serves.forward_only);
   const Features lacking = asked.Without(served);
   for (int i = 0; i < static_cast<int>(Feature::kFeatures); ++i) {
     const auto feature = static_cast<Feature>(i);
@@ -184,8 +185,8 @@ std::string Refusal(const Serves& serves, const AttentionParams& params, const F
     if (feature == Feature::kUnalignedRows) {
       if (std::string text = SizeRefusal(serves, params); !text.empty()) return text;
     }
-    const bool later = serves.features.Has(feature);  // it has the forward pass
-    return std::string(Name(feature)) + (later ? ", backward" : "");
+    const bool other = serves.features.Has(feature);  // it has the other pass
+    return std::string(Name(feature)) + (!other ? "" : forward ? ", forward" : ", backward");
   }
   if (std::string text = AlphaRefusal(serves, params); !text.empty()) return text;
   if (std::string text = SizeRefusal(serves, params); !text.empty()) return text;

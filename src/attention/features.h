@@ -98,6 +98,8 @@ struct Serves {
   Features features;
   // Those of them that it lacks in the backward pass.
   Features forward_only = {};
+  // Those that it lacks in the forward pass.
+  Features backward_only = {};
   // Serves alphas of entmax from `least_alpha` to `most_alpha`, and 1 if `alpha_one`.
   double least_alpha = 0.0, most_alpha = std::numeric_limits<double>::infinity();
   bool alpha_one = true;

@@ -83,7 +83,7 @@ struct AttentionKernel {
   void (*weights)(const Context& context, const AttentionParams& params,
                   const WeightReceiver& receiver, const std::vector<RowBlock>& rows,
                   std::vector<RowBlock>* remaining);
-  // Bytes of lists that the backward pass can use; null: none.
+  // Bytes of AttentionOutputs::saved that the backward pass can use; null: none.
   std::size_t (*saved_bytes)(const AttentionParams& params);
   // Bytes a call allocates at most, without what its leftovers take.
   std::size_t (*workspace_bytes)(const Context& context, const AttentionParams& params,
@@ -120,6 +120,7 @@ extern const AttentionKernel kSweepInt8;
 extern const AttentionKernel kSweepInt7;
 extern const AttentionKernel kSweepFloat;
 extern const AttentionKernel kStreamAmx;
+extern const AttentionKernel kStreamFloat;
 extern const AttentionKernel kDenseAttention;
 extern const AttentionKernel kReferenceAttention;
 

@@ -16,11 +16,13 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // As `_reserved` in python/tsallis/_fakes.py.
 std::int64_t ReservedBytes(const Tensor& q, const AttentionArguments& arguments) {
   const AttentionParams& params = arguments.params;
-  const bool sparse = params.map == RowMap::kEntmax && !arguments.sink.defined() &&
-                      (arguments.alpha_heads.defined() || params.alpha != 1.0);
-  if (!sparse || q.dtype() == dtypes::kFloat64 || !q.device().is_cpu()) return 0;
-  constexpr std::int64_t kBytesPerRow = 512;
-  return std::min(q.size(0) * q.size(1) * q.size(2) * kBytesPerRow, arguments.saved_budget);
+  const bool sparse =
+      params.map == RowMap::kEntmax && (arguments.alpha_heads.defined() || params.alpha != 1.0);
+  if (!sparse && params.map != RowMap::kSoftmax) return 0;
+  if (arguments.sink.defined() || q.dtype() == dtypes::kFloat64 || !q.device().is_cpu()) return 0;
+  // Lists of 64 entries, or a row of the output in float32 and a header.
+  const std::int64_t head = sparse ? 0 : 64, row = sparse ? 512 : (params.value_dim + 15) / 16 * 64;
+  return std::min(head + q.size(0) * q.size(1) * q.size(2) * row, arguments.saved_budget);
 }
 
 void CheckBackward(const Tensor& d_out, const Tensor& q, const Tensor& v, const Tensor& tau,

@@ -36,12 +36,13 @@ struct AttentionResults {
   Tensor entropy, maximum;  // [batch, heads, q_len], float64
 };
 
-// Memory for lists of the support, which spare the backward pass its search.
+// Memory for what spares the backward pass work (AttentionOutputs::saved).
 enum class Saves : std::int64_t {
   kNothing,
   kUseful,  // what the kernel that runs can use, within the budget
   // A size that shapes and settings alone tell, for tracing: room for 64 entries a row, several
-  // times the usual support, within the budget. Memory that no list needs is not touched.
+  // times the usual support, or for softmax's output; within the budget. Memory without use is not
+  // touched.
   kReserved,
 };
 

@@ -85,7 +85,7 @@ struct AttentionOptions : MapSetting {
   std::optional<at::Tensor> cu_seqlens_q;
   std::optional<at::Tensor> cu_seqlens_k;
 
-  // Bytes that the forward pass may keep to spare the backward pass its search.
+  // Bytes that the forward pass may keep to spare the backward pass work.
   std::int64_t saved_budget = std::int64_t{1} << 28;
   int threads = 0;  // on the CPU; 0: at::get_num_threads()
 };

@@ -57,17 +57,18 @@ inline AttentionKernel EmulatedStream() {
   AttentionKernel kernel = kStreamAmx;
   kernel.name = "stream-amx, emulated tiles";
   kernel.instruction_set = [] {
-    return EmulatedSet(stream::GetFunctions(true).forward != nullptr);
+    return EmulatedSet(stream::GetFunctions(stream::Engine::kEmulatedTiles).forward != nullptr);
   };
   kernel.forward = [](const Context& context, const AttentionParams& params,
                       const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
                       std::vector<RowBlock>* remaining) {
-    stream::Forward(true, context, params, outputs, rows, remaining);
+    stream::Forward(stream::Engine::kEmulatedTiles, context, params, outputs, rows, remaining);
   };
   kernel.backward = [](const Context& context, const AttentionParams& params,
                        const AttentionGradients& gradients, const std::vector<KeyHead>& problems,
                        HeadSums* heads, std::vector<KeyHead>* remaining) {
-    stream::Backward(true, context, params, gradients, problems, heads, remaining);
+    stream::Backward(stream::Engine::kEmulatedTiles, context, params, gradients, problems, heads,
+                     remaining);
   };
   return kernel;
 }

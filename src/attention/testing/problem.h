@@ -527,8 +527,9 @@ class Problem {
 };
 
 // Why `kernel` does not take the problem, forward; empty: it does.
-inline std::string RefusalOf(const AttentionKernel& kernel, const Problem& problem) {
-  return Refusal(kernel.serves, problem.params(), FeaturesOf(problem.params()), Pass::kForward);
+inline std::string RefusalOf(const AttentionKernel& kernel, const Problem& problem,
+                             Pass pass = Pass::kForward) {
+  return Refusal(kernel.serves, problem.params(), FeaturesOf(problem.params()), pass);
 }
 
 }  // namespace tsallis

@@ -14,7 +14,7 @@
 // After foreach_target.h:
 #include "attention/cpu/dense/panels-inl.h"
 #include "attention/cpu/dense/scores-inl.h"
-#include "attention/cpu/dense/tile-inl.h"
+#include "attention/cpu/tile-inl.h"
 #include "simplex/row-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -75,8 +75,9 @@ HWY_INLINE void Products(const PanelCall& call, const GroupBuffers& group, const
       continue;
     }
     const PanelView view = ViewPanel(panels, group.first_panel + p, line);
-    Multiply(static_cast<std::size_t>(RowsOf(group)), kPanel, static_cast<std::size_t>(depth),
-             {left, Padded(depth), 1}, view.data, view.pitch, product + p * kPanel, group.pitch);
+    MultiplyAll<false>(static_cast<std::size_t>(RowsOf(group)), kPanel,
+                       static_cast<std::size_t>(depth), {left, Padded(depth), 1}, view.data,
+                       view.pitch, product + p * kPanel, group.pitch);
   }
 }
 

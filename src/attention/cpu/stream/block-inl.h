@@ -13,41 +13,18 @@
 #include "attention/cpu/stream/maps-inl.h"
 #include "attention/cpu/terms-inl.h"
 
-#if TSALLIS_STREAM_HERE
+#if TSALLIS_VECTORS_HERE
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-// ---- weights ------------------------------------------------------------------------------------
-
-// The nearest bf16 to each lane, in the upper half of the word, and what is left of it.
-struct SplitWords {
-  HWY_INLINE explicit SplitWords(VF v) {
-    const DU du;
-    const auto half = hn::Set(du, 0x8000u), upper = hn::Set(du, 0xFFFF0000u);
-    high = hn::And(hn::Add(hn::BitCast(du, v), half), upper);
-    const VF rest = hn::Sub(v, hn::BitCast(DF(), high));
-    low = hn::And(hn::Add(hn::BitCast(du, rest), half), upper);
-  }
-  hn::Vec<DU> high, low;
-};
-
-// Weights of two neighbouring keys as pairs, both parts.
-HWY_INLINE void StorePairs(const SplitWords& first, const SplitWords& second, std::uint32_t* to) {
-  const DU du;
-  hn::Store(hn::Or(hn::ShiftRight<16>(first.high), second.high), du, to);
-  hn::Store(hn::Or(hn::ShiftRight<16>(first.low), second.low), du, to + kPartPairs);
-}
-
-// Offset of the pairs of keys j and j + 1.
-HWY_INLINE std::int64_t PairOffset(std::int64_t j, std::int64_t group) {
-  return (j / kDepth * kGroups + group) * kTileFloats + j % kDepth / 2 * stream::kLanes;
-}
-
 // ---- a block of queries -------------------------------------------------------------------------
 
 // Scores are z, in units of StreamUnit().
+template <class Engine>
 struct StreamBlock {
+  static constexpr std::int64_t kRows = Engine::kShape.rows, kGroups = Engine::kGroups;
+
   StreamBlock(const stream::StreamCall& stream_call, const stream::PackedKv& packed,
               std::int64_t query_head, std::int64_t q_begin, std::int64_t rows)
       : call(stream_call),
@@ -65,7 +42,7 @@ struct StreamBlock {
     seen_end = head.keys;
     const double scale = ScaleOf(params);
     double largest = scale;
-    for (std::int64_t i = 0; i < stream::kRows; ++i) {
+    for (std::int64_t i = 0; i < kRows; ++i) {
       const Span span = i < count ? sequence.VisibleKeys(params.mask, row + i) : Span();
       // A row that sees nothing may name any empty span.
       const std::int64_t from = span.size() == 0 ? 0 : span.begin - first_key;
@@ -114,25 +91,25 @@ struct StreamBlock {
   }
 
   LaneTerms LaneTermsOf(std::int64_t group) const {
-    return LaneTerms(terms, hn::Load(DF(), betas + group * stream::kLanes));
+    return LaneTerms(terms, hn::Load(DF(), betas + group * kStreamLanes));
   }
   // Distance of a group's first query from key j.
   std::int64_t DistanceOf(std::int64_t group, std::int64_t j) const {
-    return distance + group * stream::kLanes - j;
+    return distance + group * kStreamLanes - j;
   }
 
-  // Products to z: factors, terms and masks. scores: [kGroups][kStrip][kLanes].
+  // Products to z: factors, terms and masks. scores: a strip.
   void Adjust(std::int64_t at, std::int64_t keys, float* scores) const {
     const DF d;
     const DI di;
     const VF none = hn::Set(d, -kInfinityF);
     for (std::int64_t group = 0; group < kGroups; ++group) {
       const LaneTerms lane_terms = LaneTermsOf(group);
-      const VF factor = hn::Load(d, factors + group * stream::kLanes);
-      const VI from = hn::Load(di, first + group * stream::kLanes);
-      const VI to = hn::Load(di, last + group * stream::kLanes);
-      float* HWY_RESTRICT z_at = scores + group * kGroupScores;
-      for (std::int64_t j = at; j < at + keys; ++j, z_at += kLanes) {
+      const VF factor = hn::Load(d, factors + group * kStreamLanes);
+      const VI from = hn::Load(di, first + group * kStreamLanes);
+      const VI to = hn::Load(di, last + group * kStreamLanes);
+      float* HWY_RESTRICT z_at = scores + group * Engine::kGroupStride;
+      for (std::int64_t j = at; j < at + keys; ++j, z_at += Engine::kKeyStride) {
         VF z = hn::Mul(hn::Load(d, z_at), factor);
         z = lane_terms.Score(z, DistanceOf(group, j));
         const VI key = hn::Set(di, static_cast<std::int32_t>(j));
@@ -151,62 +128,58 @@ struct StreamBlock {
   std::int64_t begin = 0, end = 0;            // whole tiles of keys that some query sees
   std::int64_t seen_begin = 0, seen_end = 0;  // keys that all of them see
   double reach = 0.0, rest = 0.0;
-  HWY_ALIGN std::int32_t first[stream::kRows];
-  HWY_ALIGN std::int32_t last[stream::kRows];  // one behind
-  HWY_ALIGN float c_scale[stream::kRows];      // c scale
-  HWY_ALIGN float factors[stream::kRows];      // the same in units of z, times beta
-  HWY_ALIGN float betas[stream::kRows];        // of adaptive temperature; else 1
+  HWY_ALIGN std::int32_t first[kRows];
+  HWY_ALIGN std::int32_t last[kRows];  // one behind
+  HWY_ALIGN float c_scale[kRows];      // c scale
+  HWY_ALIGN float factors[kRows];      // the same in units of z, times beta
+  HWY_ALIGN float betas[kRows];        // of adaptive temperature; else 1
 };
-
-// The products of the block's queries, whose tiles are `columns`, with keys [at, at + keys).
-template <class Tiles>
-HWY_INLINE ProductSteps<Tiles> StreamProducts(const StreamBlock& block,
-                                              const std::uint32_t* columns, std::int64_t at,
-                                              std::int64_t keys, float* scores) {
-  const std::int64_t chunks = stream::Widths(block.params).d_depth / kDepth;
-  return {block.head.k_rows + at / 16 * chunks * kTileWords, columns, chunks, keys, scores};
-}
 
 // z less tau from the score: z or, if plain, a product. tau in two parts: [2][kRows].
 template <class Map>
 struct StreamWeight {
-  HWY_INLINE StreamWeight(const StreamBlock& block, const Map& row_map, const float* tau,
+  template <class Engine>
+  HWY_INLINE StreamWeight(const StreamBlock<Engine>& block, const Map& row_map, const float* tau,
                           bool is_plain, std::int64_t group)
       : map(row_map),
-        factor(is_plain ? hn::Load(DF(), block.factors + group * stream::kLanes)
+        factor(is_plain ? hn::Load(DF(), block.factors + group * kStreamLanes)
                         : hn::Set(DF(), 1.0f)),
-        high(hn::Load(DF(), tau + group * stream::kLanes)),
-        low(hn::Load(DF(), tau + stream::kRows + group * stream::kLanes)) {}
+        high(hn::Load(DF(), tau + group * kStreamLanes)),
+        low(hn::Load(DF(), tau + Engine::kShape.rows + group * kStreamLanes)) {}
   HWY_INLINE VF Above(VF score) const { return hn::Sub(hn::MulSub(score, factor, high), low); }
   HWY_INLINE VF operator()(VF score) const { return map.Weight(Above(score)); }
   Map map;
   VF factor, high, low;
 };
 
-// Weights of a strip as pairs, and their sums; tiles work meanwhile. weigh(group): from a score to
-// its weight.
-template <class Tiles, class Weigh>
+// The products of the block's queries, which stand in `columns`, with keys [at, at + keys).
+template <class Engine>
+HWY_INLINE void StreamProducts(const StreamBlock<Engine>& block, const std::byte* columns,
+                               std::int64_t at, std::int64_t keys, float* scores) {
+  Engine::Multiply(block.head.k_rows, block.params.head_dim, columns, at, keys, scores);
+}
+
+// Weights of a strip, which `strips` keeps for its sums of values, and the weights' sums. weigh
+// (group): from a score to its weight.
+template <class Engine, class Weigh, class Work>
 TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, const Weigh& weigh,
-                                        StripSum* sum, std::uint32_t* pairs,
-                                        TileWork<Tiles>& work) {
+                                        StripSum* sum, typename Engine::Strips& strips, Work work) {
   const DF d;
   const VF zero = hn::Zero(d);
-  for (std::int64_t group = 0; group < kGroups; ++group) {
-    const float* HWY_RESTRICT at = scores + group * kGroupScores;
+  for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+    const float* at = scores + group * Engine::kGroupStride;
     const auto weight = weigh(group);
     VF s[4] = {zero, zero, zero, zero};
     for (std::int64_t slot = 0; slot < keys; slot += kSlotKeys) {
       work.Slot();
-      std::uint32_t* HWY_RESTRICT to = pairs + PairOffset(slot, group);
-      for (std::int64_t j = slot; j < slot + kSlotKeys; j += 4, to += 2 * stream::kLanes) {
+      for (std::int64_t j = slot; j < slot + kSlotKeys; j += 4) {
         VF p[4];
         HWY_UNROLL(4)
         for (std::int64_t i = 0; i < 4; ++i) {
-          p[i] = weight(hn::Load(d, at + (j + i) * stream::kLanes));
+          p[i] = weight(hn::Load(d, at + (j + i) * Engine::kKeyStride));
           s[i] = hn::Add(s[i], p[i]);
         }
-        StorePairs(SplitWords(p[0]), SplitWords(p[1]), to);
-        StorePairs(SplitWords(p[2]), SplitWords(p[3]), to + stream::kLanes);
+        strips.Store(j, group, p);
       }
     }
     sum[group].Add(hn::Add(hn::Add(s[0], s[1]), hn::Add(s[2], s[3])));
@@ -215,124 +188,110 @@ TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, 
 
 // Entries with a weight > 0 and -sum p ln p of each lane. tau: [2][kRows]; support, entropy:
 // [kRows].
-template <class Tiles, class Map>
-void StreamDescribe(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
-                    const float* tau, float* support, float* entropy) {
+template <class Engine, class Map>
+void StreamDescribe(const StreamBlock<Engine>& block, const stream::Scratch& scratch,
+                    const Map& map, const float* tau, float* support, float* entropy) {
   const DF d;
   const VF zero = hn::Zero(d), one = hn::Set(d, 1.0f);
-  VF counts[kGroups] = {zero, zero}, sums[kGroups] = {zero, zero};
-  for (std::int64_t at = block.begin; at < block.end; at += kStrip) {
-    const std::int64_t keys = std::min(kStrip, block.end - at);
-    RunSteps(StreamProducts<Tiles>(block, scratch.columns, at, keys, scratch.scores));
+  std::fill_n(support, Engine::kShape.rows, 0.0f);
+  std::fill_n(entropy, Engine::kShape.rows, 0.0f);
+  for (std::int64_t at = block.begin; at < block.end; at += Engine::kShape.strip) {
+    const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
+    StreamProducts(block, scratch.columns, at, keys, scratch.scores);
     block.Adjust(at, keys, scratch.scores);
-    for (std::int64_t group = 0; group < kGroups; ++group) {
+    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
       const StreamWeight<Map> weight(block, map, tau, /*is_plain=*/false, group);
-      VF sum = zero;
+      const float* scores = scratch.scores + group * Engine::kGroupStride;
+      VF count = zero, sum = zero;
       for (std::int64_t j = 0; j < keys; ++j) {
-        const VF above =
-            weight.Above(hn::Load(d, scratch.scores + group * kGroupScores + j * stream::kLanes));
+        const VF above = weight.Above(hn::Load(d, scores + j * Engine::kKeyStride));
         const VF p = map.Weight(above);
         const auto positive = hn::Gt(p, zero);
-        counts[group] = hn::Add(counts[group], hn::IfThenElseZero(positive, one));
+        count = hn::Add(count, hn::IfThenElseZero(positive, one));
         sum = hn::NegMulAdd(p, hn::IfThenElseZero(positive, map.Log(above, p)), sum);
       }
-      sums[group] = hn::Add(sums[group], sum);
-    }
-  }
-  for (std::int64_t group = 0; group < kGroups; ++group) {
-    hn::StoreU(counts[group], d, support + group * stream::kLanes);
-    hn::StoreU(sums[group], d, entropy + group * stream::kLanes);
-  }
-}
-
-// sums: [tiles][kGroups] tiles.
-HWY_INLINE void StreamShrink(const VF* shrink, std::int64_t tiles, float* HWY_RESTRICT sums) {
-  const DF d;
-  for (std::int64_t tile = 0; tile < tiles; ++tile) {
-    for (std::int64_t group = 0; group < kGroups; ++group) {
-      for (std::int64_t x = 0; x < kTileFloats; x += stream::kLanes, sums += stream::kLanes) {
-        hn::Store(hn::Mul(hn::Load(d, sums), shrink[group]), d, sums);
-      }
+      const auto add = [&](VF part, float* to)
+                           HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, to), part), d, to); };
+      add(count, support + group * kStreamLanes);
+      add(sum, entropy + group * kStreamLanes);
     }
   }
 }
 
-// scratch.sums = sum over all keys of weight times value, and the weights' sums. While the weights
-// of a strip are computed, the tile unit finds the scores of the next and adds up the values of the
-// one before.
-template <class Tiles, class Tau>
-void StreamMix(const StreamBlock& block, const stream::Scratch& scratch, Tau& tau, StripSum* sum) {
-  const stream::PackedKv& head = block.head;
-  const stream::Widths widths(block.params);
-  const std::int64_t tiles = widths.e_padded / 16;
-  std::fill_n(scratch.sums, tiles * kGroups * kTileFloats, 0.0f);
-  const auto products = [&](std::int64_t at, float* scores) {
-    return StreamProducts<Tiles>(block, scratch.columns, at, std::min(kStrip, block.end - at),
-                                 scores);
-  };
-  const auto mix = [&](std::int64_t at, const std::uint32_t* pairs) {
-    return MixSteps<Tiles>(head.v_columns + at / kDepth * tiles * kTileWords, tiles, pairs,
-                           std::min(kStrip, block.end - at), scratch.sums);
-  };
-  float* scores = scratch.scores;
-  float* next_scores = scratch.gradients;
-  std::uint32_t* pairs = scratch.pairs;
-  std::uint32_t* last_pairs = reinterpret_cast<std::uint32_t*>(scratch.rows);
-  if (block.begin < block.end) RunSteps(products(block.begin, scores));
-  for (std::int64_t at = block.begin; at < block.end; at += kStrip) {
-    const std::int64_t keys = std::min(kStrip, block.end - at);
+// scratch.sums = sum over all keys of weight times value, and the weights' sums.
+template <class Engine, class Tau>
+void StreamMix(const StreamBlock<Engine>& block, const stream::Scratch& scratch, Tau& tau,
+               StripSum* sum) {
+  const std::int64_t padded = Padded(block.params.value_dim);
+  std::fill_n(scratch.sums, padded * Engine::kShape.rows, 0.0f);
+  typename Engine::Strips strips(block.head, block.params, scratch, block.begin, block.end,
+                                 /*stride=*/1, /*mixes=*/true);
+  for (std::int64_t at = block.begin; at < block.end; at += Engine::kShape.strip) {
+    const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
+    float* scores = strips.Scores(at);
     const bool plain = block.IsPlain(at, keys);
     if (!plain) block.Adjust(at, keys, scores);
     const bool moved = tau.Move(plain, keys, scores, sum);
-    TileWork<Tiles> work(
-        at + kStrip < block.end ? products(at + kStrip, next_scores) : ProductSteps<Tiles>(),
-        at > block.begin ? mix(at - kStrip, last_pairs) : MixSteps<Tiles>(),
-        kGroups * keys / kSlotKeys);
-    StreamWeights<Tiles>(
-        keys, scores, [&](std::int64_t group) HWY_ATTR { return tau.At(plain, group); }, sum, pairs,
-        work);
-    if (moved) StreamShrink(tau.shrink(), tiles, scratch.sums);
-    std::swap(scores, next_scores);
-    std::swap(pairs, last_pairs);
+    StreamWeights<Engine>(
+        keys, scores, [&](std::int64_t group) HWY_ATTR { return tau.At(plain, group); }, sum,
+        strips, strips.Work(at, Engine::kGroups * keys / kSlotKeys));
+    if (moved) Engine::Shrink(tau.shrink(), padded, scratch.sums);
+    strips.Next(at);
   }
-  if (block.begin < block.end) {
-    const std::int64_t last = block.begin + (block.end - 1 - block.begin) / kStrip * kStrip;
-    RunSteps(mix(last, last_pairs));
+  strips.End();
+}
+
+// scratch.block = scratch.sums over the masses of a group's rows.
+template <class Engine>
+HWY_INLINE void MixedRows(const stream::Scratch& scratch, std::int64_t padded, VF mass,
+                          std::int64_t group) {
+  const DF d;
+  HWY_ALIGN float factors[kLanes];
+  hn::Store(hn::IfThenElseZero(hn::Gt(mass, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), mass)), d,
+            factors);
+  Engine::RowsOut(scratch.sums, padded, group, scratch.block);
+  for (std::int64_t i = 0; i < kStreamLanes; ++i) {
+    const VF factor = hn::Set(d, factors[i]);
+    for (std::int64_t x = 0; x < padded; x += kStreamLanes) {
+      float* at = scratch.block + i * padded + x;
+      hn::Store(hn::Mul(hn::Load(d, at), factor), d, at);
+    }
   }
 }
 
 // The results of a block, by row. tau: in units of z, two parts.
+template <class Engine>
 struct StreamRows {
-  HWY_ALIGN float tau[2 * stream::kRows], mass[stream::kRows], top[stream::kRows];
+  static constexpr std::int64_t kRows = Engine::kShape.rows;
+  HWY_ALIGN float tau[2 * kRows], mass[kRows], top[kRows];
 };
 
 // scratch.sums over the rows' masses to the output; tau, maximum and what `map` says of the
 // weights.
-template <class Tiles, class Map>
-void StreamStore(const StreamBlock& block, const stream::Scratch& scratch, const Map& map,
-                 const StreamRows& rows) {
+template <class Engine, class Map>
+void StreamStore(const StreamBlock<Engine>& block, const stream::Scratch& scratch, const Map& map,
+                 const StreamRows<Engine>& rows) {
   const DF d;
+  constexpr std::int64_t kRows = Engine::kShape.rows;
   const AttentionParams& params = block.params;
   const AttentionOutputs& outputs = *block.call.outputs;
-  const stream::Widths widths(params);
-  const std::int64_t b = block.head.sequence.array_batch, tiles = widths.e_padded / 16;
-  HWY_ALIGN float factors[stream::kRows];
-  for (std::int64_t group = 0; group * stream::kLanes < block.count; ++group) {
-    const std::int64_t lane0 = group * stream::kLanes;
-    const VF mass = hn::Load(d, rows.mass + lane0);
-    hn::Store(hn::IfThenElseZero(hn::Gt(mass, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), mass)), d,
-              factors + lane0);
-    StreamRowsOut(scratch.sums, tiles, group, scratch.block);
-    StoreRows(scratch.block, static_cast<std::size_t>(widths.e_padded), factors + lane0,
-              static_cast<std::size_t>(std::min<std::int64_t>(block.count - lane0, stream::kLanes)),
-              static_cast<std::size_t>(params.value_dim), outputs.out, b, block.h,
-              block.row + lane0, false);
-  }
-  HWY_ALIGN float support[stream::kRows], entropy[stream::kRows];
-  if (outputs.support_size != nullptr || outputs.entropy != nullptr) {
-    StreamDescribe<Tiles>(block, scratch, map, rows.tau, support, entropy);
-  }
+  const std::int64_t b = block.head.sequence.array_batch, padded = Padded(params.value_dim);
   const std::int64_t index = RowIndex(params, block.head.sequence, block.h, block.row);
+  for (std::int64_t group = 0; group * kStreamLanes < block.count; ++group) {
+    const std::int64_t lane0 = group * kStreamLanes;
+    const std::int64_t count = std::min(block.count - lane0, kStreamLanes);
+    MixedRows<Engine>(scratch, padded, hn::Load(d, rows.mass + lane0), group);
+    StoreRows(scratch.block, static_cast<std::size_t>(padded), nullptr,
+              static_cast<std::size_t>(count), static_cast<std::size_t>(params.value_dim),
+              outputs.out, b, block.h, block.row + lane0, false);
+    if (block.call.saved.any()) {
+      std::copy_n(scratch.block, count * padded, block.call.saved.Row(index + lane0));
+    }
+  }
+  HWY_ALIGN float support[kRows], entropy[kRows];
+  if (outputs.support_size != nullptr || outputs.entropy != nullptr) {
+    StreamDescribe(block, scratch, map, rows.tau, support, entropy);
+  }
   for (std::int64_t i = 0; i < block.count; ++i) {
     if (outputs.maximum != nullptr) {
       outputs.maximum[index + i] = static_cast<double>(rows.top[i]) / block.terms.unit;
@@ -347,6 +306,6 @@ void StreamStore(const StreamBlock& block, const stream::Scratch& scratch, const
 }  // namespace HWY_NAMESPACE
 }  // namespace tsallis
 HWY_AFTER_NAMESPACE();
-#endif  // TSALLIS_STREAM_HERE
+#endif  // TSALLIS_VECTORS_HERE
 
 #endif  // per-target include guard

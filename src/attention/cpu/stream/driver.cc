@@ -15,28 +15,27 @@ namespace tsallis::stream {
 namespace {
 
 constexpr std::int64_t kPackKeys = 2048;  // of a packing task
-constexpr std::int64_t kWaveBlocks = kWaveRows / kRows;
 
 // One key head's backward pass.
 struct KeyHeadMemory {
-  GrowingBuffer<std::uint16_t> packed;
+  GrowingBuffer<std::byte> packed, operands;
   GrowingBuffer<float> dk, dv, dq, dc;
-  GrowingBuffer<std::uint32_t> operands;
   GrowingBuffer<float> rows;
   std::vector<WaveBlock> blocks;
 };
 
 class Driver {
  public:
-  Driver(bool emulated, const Context& context, const AttentionParams& params)
-      : functions_(GetFunctions(emulated)),
-        emulated_(emulated),
+  Driver(Engine engine, const Context& context, const AttentionParams& params)
+      : functions_(GetFunctions(engine)),
+        engine_(engine),
+        rows_(ShapeOf(engine).rows),
         context_(context),
         params_(params),
         widths_(params),
         call_{.params = params, .distances = DistanceTable(params)} {
     for (int worker = 0; worker < Threads(context); ++worker) {
-      scratch_.push_back(std::make_unique<Scratch>(params));
+      scratch_.push_back(std::make_unique<Scratch>(engine, params));
     }
   }
 
@@ -52,7 +51,7 @@ class Driver {
   void Tasks(const Context& context, int outer, std::int64_t count, const Body& body) {
     ParallelTasks(context, count, [&](std::int64_t task, int inner) {
 #if defined(__x86_64__)
-      const MatrixUnitSession session(!emulated_);
+      const MatrixUnitSession session(engine_ == Engine::kTiles);
 #endif
       const int worker = outer + inner;
       body(task, *scratch_[static_cast<std::size_t>(worker)]);
@@ -66,7 +65,7 @@ class Driver {
     return head;
   }
   void Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
-            GrowingBuffer<std::uint16_t>& memory, bool backward);
+            GrowingBuffer<std::byte>& memory, bool backward);
   bool BackwardKeyHead(const Context& context, int outer, const KeyHead& key_head,
                        KeyHeadMemory& memory, HeadSums* sums);
   bool BackwardWave(const Context& context, int outer, const PackedKv& head, std::int64_t h,
@@ -74,7 +73,8 @@ class Driver {
   void PointBlocks(KeyHeadMemory& memory) const;
 
   const Functions functions_;
-  const bool emulated_;
+  const Engine engine_;
+  const std::int64_t rows_;  // of a block
   const Context context_;
   const AttentionParams& params_;
   const Widths widths_;
@@ -83,8 +83,8 @@ class Driver {
 };
 
 void Driver::Pack(const Context& context, int outer, std::vector<PackedKv>& heads,
-                  GrowingBuffer<std::uint16_t>& memory, bool backward) {
-  std::int64_t words = 0;
+                  GrowingBuffer<std::byte>& memory, bool backward) {
+  std::int64_t bytes = 0;
   struct Task {
     std::size_t head;
     std::int64_t begin;
@@ -92,14 +92,14 @@ void Driver::Pack(const Context& context, int outer, std::vector<PackedKv>& head
   };
   std::vector<Task> tasks;
   for (std::size_t i = 0; i < heads.size(); ++i) {
-    words += PackedSizes(params_, heads[i].keys, backward).All();
+    bytes += PackedSizes(engine_, params_, heads[i].keys, backward).All();
     for (std::int64_t begin = 0; begin < heads[i].keys; begin += kPackKeys) {
       tasks.push_back({i, begin});
     }
   }
-  const std::uint16_t* at = memory.Reserve(words);
+  std::byte* at = memory.Reserve(bytes);
   for (PackedKv& head : heads) {
-    const PackedSizes sizes(params_, head.keys, backward);
+    const PackedSizes sizes(engine_, params_, head.keys, backward);
     head.k_rows = at;
     head.v_columns = head.k_rows + sizes.k_rows;
     head.v_rows = head.v_columns + sizes.v_columns;
@@ -122,7 +122,10 @@ void Driver::Pack(const Context& context, int outer, std::vector<PackedKv>& head
 void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
                      std::vector<RowBlock>* remaining) {
   call_.outputs = &outputs;
-  GrowingBuffer<std::uint16_t> memory;
+  if (params_.map == RowMap::kSoftmax) {
+    call_.saved = SavedValues::Create(params_, outputs.saved, outputs.saved_bytes);
+  }
+  GrowingBuffer<std::byte> memory;
   for (auto next = rows.begin(); next != rows.end();) {
     struct Task {
       std::size_t head;
@@ -130,18 +133,18 @@ void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock
     };
     std::vector<PackedKv> heads;
     std::vector<Task> tasks;
-    std::size_t bytes = 0;
+    std::int64_t bytes = 0;
     for (; next != rows.end(); ++next) {
       const KeyHead key_head{next->b, KvHead(params_, next->h)};
       if (heads.empty() || heads.back().sequence.batch != key_head.b ||
           heads.back().kv != key_head.kv) {
         if (!heads.empty() && bytes >= kPackedBytes) break;
         heads.push_back(Head(key_head));
-        bytes += 2 * static_cast<std::size_t>(PackedSizes(params_, heads.back().keys, false).All());
+        bytes += PackedSizes(engine_, params_, heads.back().keys, false).All();
       }
       const Sequence& sequence = heads.back().sequence;
-      for (std::int64_t q = next->q.begin; q < next->q.end; q += kRows) {
-        const std::int64_t count = std::min(kRows, next->q.end - q);
+      for (std::int64_t q = next->q.begin; q < next->q.end; q += rows_) {
+        const std::int64_t count = std::min(rows_, next->q.end - q);
         tasks.push_back({heads.size() - 1, next->h, q, count,
                          sequence.VisibleKeys(params_.mask, q + count - 1).size()});
       }
@@ -170,24 +173,23 @@ void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock
 }
 
 void Driver::PointBlocks(KeyHeadMemory& memory) const {
-  const std::int64_t columns = kGroups * kLanes * (widths_.d_depth + widths_.e_depth) / 2;
-  const std::int64_t pairs = kRows / 2 * (widths_.d_padded + widths_.e_padded);
-  std::uint32_t* at = memory.operands.Reserve(kWaveBlocks * (columns + pairs));
-  float* rows = memory.rows.Reserve(kWaveBlocks * 3 * kRows);
-  memory.blocks.resize(static_cast<std::size_t>(kWaveBlocks));
+  const WaveSizes sizes(engine_, params_);
+  std::byte* at = memory.operands.Reserve(sizes.blocks * sizes.All());
+  float* rows = memory.rows.Reserve(sizes.blocks * 3 * rows_);
+  memory.blocks.resize(static_cast<std::size_t>(sizes.blocks));
   for (WaveBlock& block : memory.blocks) {
-    const auto take = [&](std::int64_t words) {
-      std::uint32_t* part = at;
-      at += words;
+    const auto take = [&](std::int64_t bytes) {
+      std::byte* part = at;
+      at += bytes;
       return part;
     };
-    block.q_columns = take(kRows * widths_.d_depth / 2);
-    block.d_out_columns = take(kRows * widths_.e_depth / 2);
-    block.q_pairs = take(kRows / 2 * widths_.d_padded);
-    block.d_out_pairs = take(kRows / 2 * widths_.e_padded);
+    block.q_columns = take(sizes.q_columns);
+    block.d_out_columns = take(sizes.d_out_columns);
+    block.q_rows = take(sizes.q_rows);
+    block.d_out_rows = take(sizes.d_out_rows);
     block.tau = rows;
-    block.mean = rows + 2 * kRows;
-    rows += 3 * kRows;
+    block.mean = rows + 2 * rows_;
+    rows += 3 * rows_;
   }
 }
 
@@ -197,10 +199,10 @@ bool Driver::BackwardWave(const Context& context, int outer, const PackedKv& hea
   const Sequence& sequence = head.sequence;
   const AttentionGradients& gradients = *call_.gradients;
   const std::int64_t q_end = std::min(q_begin + kWaveRows, sequence.q.end);
-  const std::int64_t blocks = (q_end - q_begin + kRows - 1) / kRows;
+  const std::int64_t blocks = (q_end - q_begin + rows_ - 1) / rows_;
   const auto rows_of = [&](std::int64_t block) {
-    const std::int64_t begin = q_begin + block * kRows;
-    return Span{begin, std::min(begin + kRows, q_end)};
+    const std::int64_t begin = q_begin + block * rows_;
+    return Span{begin, std::min(begin + rows_, q_end)};
   };
   std::atomic<bool> safe = true;
   Tasks(context, outer, blocks, [&](std::int64_t i, Scratch& scratch) {
@@ -224,9 +226,9 @@ bool Driver::BackwardWave(const Context& context, int outer, const PackedKv& hea
   const std::int64_t ranges = seen.size() == 0 ? 0 : (seen.end + range - 1) / range - first;
   const bool wants_dq = gradients.dq.data != nullptr,
              wants_dc = gradients.d_length_scale != nullptr;
-  const std::int64_t block_floats = kRows * widths_.d_padded, stride = blocks * block_floats;
+  const std::int64_t block_floats = rows_ * widths_.d_padded, stride = blocks * block_floats;
   float* dq = wants_dq ? memory.dq.Reserve(ranges * stride) : nullptr;
-  float* dc = wants_dc ? memory.dc.Reserve(ranges * blocks * kRows) : nullptr;
+  float* dc = wants_dc ? memory.dc.Reserve(ranges * blocks * rows_) : nullptr;
   float* dk = gradients.dk.data != nullptr ? memory.dk.get() : nullptr;
   float* dv = gradients.dv.data != nullptr ? memory.dv.get() : nullptr;
   std::vector<double> slopes(static_cast<std::size_t>(ranges), 0.0);
@@ -239,14 +241,14 @@ bool Driver::BackwardWave(const Context& context, int outer, const PackedKv& hea
           call_, head, h, rows.begin, rows.size(), (first + i) * range, (first + i + 1) * range,
           scratch, memory.blocks[static_cast<std::size_t>(block)], dk, dv,
           wants_dq ? sums + block * block_floats : nullptr,
-          wants_dc ? dc + (i * blocks + block) * kRows : nullptr);
+          wants_dc ? dc + (i * blocks + block) * rows_ : nullptr);
     }
   });
   for (const double slope : slopes) *d_slope += slope;
   const double scale = ScaleOf(params_);
   for (std::int64_t row = q_begin; wants_dc && row < q_end; ++row) {
     double sum = 0.0;
-    for (std::int64_t i = 0; i < ranges; ++i) sum += dc[i * blocks * kRows + row - q_begin];
+    for (std::int64_t i = 0; i < ranges; ++i) sum += dc[i * blocks * rows_ + row - q_begin];
     gradients.d_length_scale[RowIndex(params_, sequence, h, row)] = scale * sum;
   }
   if (!wants_dq) return true;
@@ -281,7 +283,7 @@ bool Driver::BackwardKeyHead(const Context& context, int outer, const KeyHead& k
   const auto store = [&](const MutableArray4& array, const GrowingBuffer<float>& sums,
                          std::int64_t columns) {
     if (array.data == nullptr) return;
-    const std::int64_t width = RoundUp(columns, kLanes);
+    const std::int64_t width = Padded(columns);
     Tasks(context, outer, (head.keys + kRangeKeys - 1) / kRangeKeys, [&](std::int64_t i, Scratch&) {
       const std::int64_t begin = i * kRangeKeys;
       functions_.store(sums.get() + begin * width, width, std::min(kRangeKeys, head.keys - begin),
@@ -297,6 +299,7 @@ bool Driver::BackwardKeyHead(const Context& context, int outer, const KeyHead& k
 void Driver::Backward(const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
                       HeadSums* heads, std::vector<KeyHead>* remaining) {
   call_.gradients = &gradients;
+  call_.saved = SavedValues::Open(params_, gradients.saved, gradients.saved_bytes);
   call_.wants_scores = gradients.dq.data != nullptr || gradients.dk.data != nullptr ||
                        gradients.d_length_scale != nullptr || gradients.d_slopes != nullptr;
   ForEachKeyHead<KeyHeadMemory>(
@@ -308,16 +311,16 @@ void Driver::Backward(const AttentionGradients& gradients, const std::vector<Key
 
 }  // namespace
 
-void Forward(bool emulated, const Context& context, const AttentionParams& params,
+void Forward(Engine engine, const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
              std::vector<RowBlock>* remaining) {
-  Driver(emulated, context, params).Forward(outputs, rows, remaining);
+  Driver(engine, context, params).Forward(outputs, rows, remaining);
 }
 
-void Backward(bool emulated, const Context& context, const AttentionParams& params,
+void Backward(Engine engine, const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
               HeadSums* heads, std::vector<KeyHead>* remaining) {
-  Driver(emulated, context, params).Backward(gradients, key_heads, heads, remaining);
+  Driver(engine, context, params).Backward(gradients, key_heads, heads, remaining);
 }
 
 }  // namespace tsallis::stream

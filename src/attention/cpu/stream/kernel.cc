@@ -9,62 +9,119 @@
 
 namespace tsallis::stream {
 
-std::int64_t Scratch::Floats(const AttentionParams& params) {
+namespace {
+
+// Calls take(part, floats) for every part of the memory.
+template <class Take>
+void ForEachPart(Engine engine, const AttentionParams& params, Scratch& scratch, const Take& take) {
   const Widths widths(params);
+  const auto [rows, strip] = ShapeOf(engine);
+  const bool floats = engine == Engine::kFloats;
   const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
-  return 3 * kGroups * kStrip * kLanes + 2 * kStrip * kRows / 2 + 4 * kStrip * kRows / 2 +
-         kRows * depth / 2 + kRows * widths.d_depth / 2 + kRows * depth + kLanes * depth;
+  take(scratch.scores, rows * strip);
+  take(scratch.gradients, rows * strip);
+  take(scratch.products, rows * strip);
+  take(scratch.loaded, rows * depth / (floats ? 1 : 2));
+  take(scratch.columns, rows * widths.d_depth / (floats ? 1 : 2));
+  take(scratch.sums, rows * depth);
+  take(scratch.block, 16 * depth);
+  take(scratch.pairs, floats ? 0 : 2 * strip * rows / 2);
+  take(scratch.rows, floats ? 0 : 4 * strip * rows / 2);
 }
 
-Scratch::Scratch(const AttentionParams& params) : memory(Aligned<float>(Floats(params))) {
-  const Widths widths(params);
-  const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
+}  // namespace
+
+std::int64_t Scratch::Floats(Engine engine, const AttentionParams& params) {
+  std::int64_t sum = 0;
+  Scratch scratch;
+  ForEachPart(engine, params, scratch, [&](auto&, std::int64_t floats) { sum += floats; });
+  return sum;
+}
+
+Scratch::Scratch(Engine engine, const AttentionParams& params)
+    : memory(Aligned<float>(Floats(engine, params))) {
   float* at = memory.get();
-  const auto take = [&]<class T>(T*& part, std::int64_t floats) {
+  ForEachPart(engine, params, *this, [&]<class T>(T*& part, std::int64_t floats) {
     part = reinterpret_cast<T*>(at);
     at += floats;
-  };
-  take(scores, kGroups * kStrip * kLanes);
-  take(gradients, kGroups * kStrip * kLanes);
-  take(products, kGroups * kStrip * kLanes);
-  take(pairs, 2 * kStrip * kRows / 2);
-  take(rows, 4 * kStrip * kRows / 2);
-  take(halves, kRows * depth / 2);
-  take(columns, kRows * widths.d_depth / 2);
-  take(sums, kRows * depth);
-  take(block, kLanes * depth);
+  });
 }
 
 namespace {
 
+// The dense kernel keeps scores of 24 rows; beyond so many keys they leave the second-level cache.
+constexpr std::int64_t kDenseKeys = 12288;
+
+template <Engine kEngine>
 std::string Declines(const AttentionParams& params, bool remaining) {
-  if (remaining) return {};
-  if (params.map == RowMap::kEntmax) return "a sweep leaves it the rows that keep many keys";
-  return MostKeys(params) < kStrip ? "few keys" : "";
+  if (params.map == RowMap::kEntmax) {
+    if (kEngine == Engine::kFloats && MostKeys(params) < kDenseKeys) return "few keys";
+    return remaining ? "" : "a sweep leaves it the rows that keep many keys";
+  }
+  if (remaining) return "";
+  // A block is computed whole.
+  if (kEngine == Engine::kFloats && params.q_len < 48) return "few queries";
+  return MostKeys(params) < 128 ? "few keys" : "";
 }
 
+template <Engine kEngine>
 std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params, bool backward) {
   const auto threads = static_cast<std::size_t>(Threads(context));
   const Widths widths(params);
   const std::int64_t keys = RoundUp(MostKeys(params), kDepth);
   const auto key_heads = static_cast<std::size_t>(params.batch * params.kv_heads);
-  const std::size_t head = 2 * static_cast<std::size_t>(PackedSizes(params, keys, backward).All());
+  const auto head = static_cast<std::size_t>(PackedSizes(kEngine, params, keys, backward).All());
   std::size_t bytes =
-      threads * (static_cast<std::size_t>(Scratch::Floats(params)) * sizeof(float) + 64);
+      threads * (static_cast<std::size_t>(Scratch::Floats(kEngine, params)) * sizeof(float) + 64);
   bytes += DistanceTable::Bytes(params);
   if (!backward) {
     const auto rows = static_cast<std::size_t>(params.batch * params.heads) *
-                      static_cast<std::size_t>(params.q_len / kRows + 2);
-    bytes += std::min(key_heads * head, kPackedBytes + head) + rows * 128;
+                      static_cast<std::size_t>(params.q_len / ShapeOf(kEngine).rows + 2);
+    bytes += std::min(key_heads * head, static_cast<std::size_t>(kPackedBytes) + head) + rows * 128;
   } else {
     const std::size_t teams = key_heads >= 2 * threads ? threads : 1;
     const std::int64_t ranges = (keys + RangeKeys(keys) - 1) / RangeKeys(keys);
+    const WaveSizes wave(kEngine, params);
     const std::int64_t floats = keys * (widths.d_padded + widths.e_padded) +
-                                ranges * kWaveRows * (widths.d_padded + 1) +
-                                kWaveRows * (widths.d_depth + widths.e_depth + 3);
-    bytes += teams * (head + static_cast<std::size_t>(floats) * sizeof(float) + 1024);
+                                ranges * kWaveRows * (widths.d_padded + 1) + 3 * kWaveRows;
+    bytes += teams * (head + static_cast<std::size_t>(floats) * sizeof(float) +
+                      static_cast<std::size_t>(wave.blocks * wave.All()) + 1024);
   }
   return bytes + static_cast<std::size_t>(params.batch * params.heads) * 64;
+}
+
+template <Engine kEngine>
+constexpr AttentionKernel Kernel(const char* name, const char* summary,
+                                 std::string (*instruction_set)(), Serves serves) {
+  serves.features = serves.features | kCommonFeatures |
+                    Features{Feature::kSoftmax, Feature::kEntmax, Feature::kStridedColumns};
+  serves.least_alpha = kLeastFloatAlpha;
+  serves.most_alpha = kMostFloatAlpha;
+  serves.alpha_one = false;
+  return {
+      .name = name,
+      .summary = summary,
+      .instruction_set = instruction_set,
+      .serves = serves,
+      .declines = Declines<kEngine>,
+      .leaves = "what might not be finite",
+      .forward =
+          [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
+             const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
+            Forward(kEngine, context, params, outputs, rows, remaining);
+          },
+      .backward =
+          [](const Context& context, const AttentionParams& params,
+             const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
+             HeadSums* heads, std::vector<KeyHead>* remaining) {
+            Backward(kEngine, context, params, gradients, key_heads, heads, remaining);
+          },
+      .weights = nullptr,
+      .saved_bytes =
+          [](const AttentionParams& params) {
+            return params.map == RowMap::kSoftmax ? SavedValues::Bytes(params) : 0;
+          },
+      .workspace_bytes = WorkspaceBytes<kEngine>};
 }
 
 }  // namespace
@@ -72,36 +129,24 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
 
 namespace tsallis {
 
-constinit const AttentionKernel kStreamAmx = {
-    .name = "stream-amx",
-    .summary =
-        "softmax, adaptive temperature (forward) and entmax's dense rows with bfloat16, keys "
-        "streaming by bf16 tiles",
-    .instruction_set =
-        [] { return std::string(HasVectorsOf16Floats() && MatrixUnitUsable() ? "AMX" : ""); },
-    .serves = {.features = kCommonFeatures |
-                           Features{Feature::kBFloat16, Feature::kSoftmax, Feature::kEntmax,
-                                    Feature::kAdaptiveTemperature, Feature::kStridedColumns},
-               // Adaptive temperature's beta has a gradient of its own, and no inference needs it.
-               .forward_only = {Feature::kAdaptiveTemperature},
-               .least_alpha = kLeastFloatAlpha,
-               .most_alpha = kMostFloatAlpha,
-               .alpha_one = false},
-    .declines = stream::Declines,
-    .leaves = "what might not be finite",
-    .forward =
-        [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
-           const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
-          stream::Forward(false, context, params, outputs, rows, remaining);
-        },
-    .backward =
-        [](const Context& context, const AttentionParams& params,
-           const AttentionGradients& gradients, const std::vector<KeyHead>& key_heads,
-           HeadSums* heads, std::vector<KeyHead>* remaining) {
-          stream::Backward(false, context, params, gradients, key_heads, heads, remaining);
-        },
-    .weights = nullptr,
-    .saved_bytes = nullptr,
-    .workspace_bytes = stream::WorkspaceBytes};
+constinit const AttentionKernel kStreamAmx = stream::Kernel<stream::Engine::kTiles>(
+    "stream-amx",
+    "softmax, adaptive temperature (forward) and entmax's dense rows with bfloat16, keys "
+    "streaming by bf16 tiles",
+    [] { return std::string(HasVectorsOf16Floats() && MatrixUnitUsable() ? "AMX" : ""); },
+    {.features = {Feature::kBFloat16, Feature::kAdaptiveTemperature},
+     // Adaptive temperature's beta has a gradient of its own.
+     .forward_only = {Feature::kAdaptiveTemperature}});
+
+// The forward passes of the other maps take more products here than on the dense kernel, which
+// solves for thresholds and entropies on scores that it holds.
+constinit const AttentionKernel kStreamFloat = stream::Kernel<stream::Engine::kFloats>(
+    "stream", "softmax, and entmax's dense rows backward, keys streaming by in float32",
+    [] {
+      const bool bound = stream::GetFunctions(stream::Engine::kFloats).forward != nullptr;
+      return std::string(bound ? TargetInUse() : "");
+    },
+    {.features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16},
+     .backward_only = {Feature::kEntmax}});
 
 }  // namespace tsallis

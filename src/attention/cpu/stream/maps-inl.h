@@ -1,5 +1,5 @@
-// The maps whose rows stream over bf16 tiles: a weight from how far z lies above tau, 16 queries in
-// the lanes of a vector. Included once per instruction set.
+// The maps whose rows stream: a weight from how far z lies above tau, queries in the lanes of a
+// vector. Included once per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_STREAM_MAPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_STREAM_MAPS_INL_H_
 #undef TSALLIS_ATTENTION_CPU_STREAM_MAPS_INL_H_
@@ -7,11 +7,11 @@
 #define TSALLIS_ATTENTION_CPU_STREAM_MAPS_INL_H_
 #endif
 
-#include "attention/cpu/stream/tiles-inl.h"
+#include "attention/cpu/stream/strips-inl.h"
 #include "attention/geometry.h"
 #include "simplex/entmax-inl.h"
 
-#if TSALLIS_STREAM_HERE
+#if TSALLIS_VECTORS_HERE
 HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
@@ -100,6 +100,6 @@ struct StripSum {
 }  // namespace HWY_NAMESPACE
 }  // namespace tsallis
 HWY_AFTER_NAMESPACE();
-#endif  // TSALLIS_STREAM_HERE
+#endif  // TSALLIS_VECTORS_HERE
 
 #endif  // per-target include guard

@@ -8,8 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "attention/geometry.h"
-#include "tsallis/attention.h"
+#include "attention/cpu/saved_header.h"
 
 namespace tsallis {
 
@@ -22,27 +21,18 @@ class SavedLists {
   // For writing. An empty view if `bytes` do not hold a pair a row.
   static SavedLists Create(const AttentionParams& params, void* memory, std::size_t bytes) {
     const SavedLists lists(params, memory, bytes);
-    if (lists.counts_ != nullptr) {
-      const Header header{kMark, Rows(params), lists.slot_};
-      std::memcpy(memory, &header, sizeof(header));
-    }
+    if (lists.counts_ != nullptr) lists.HeaderOf(params).Write(memory);
     return lists;
   }
 
-  // For reading: an empty view unless Create() wrote there for the same shape, as another kernel
-  // may have run before (strides decide too, and they may change between the passes).
+  // For reading: an empty view unless Create() wrote there for the same shape.
   static SavedLists Open(const AttentionParams& params, const void* memory, std::size_t bytes) {
     const SavedLists lists(params, const_cast<void*>(memory), bytes);
-    if (lists.counts_ == nullptr) return {};
-    Header header;
-    std::memcpy(&header, memory, sizeof(header));
-    const bool ours =
-        header.mark == kMark && header.rows == Rows(params) && header.slot == lists.slot_;
-    return ours ? lists : SavedLists();
+    return lists.counts_ != nullptr && lists.HeaderOf(params).IsAt(memory) ? lists : SavedLists();
   }
 
   static std::size_t Bytes(const AttentionParams& params, std::size_t slot) {
-    const auto rows = static_cast<std::size_t>(ArrayBatch(params) * params.heads * params.q_len);
+    const std::size_t rows = SavedHeader::Rows(params);
     return HeaderBytes(rows) + rows * slot * 8;
   }
 
@@ -82,24 +72,22 @@ class SavedLists {
   }
 
  private:
-  struct Header {
-    std::uint64_t mark = 0, rows = 0, slot = 0;
-  };
-  static constexpr std::uint64_t kMark = 0x7473616c6c697301;
-
   SavedLists(const AttentionParams& params, void* memory, std::size_t bytes) {
-    const std::size_t rows = Rows(params), header = HeaderBytes(rows);
+    const std::size_t rows = SavedHeader::Rows(params), header = HeaderBytes(rows);
     if (memory == nullptr || rows == 0 || bytes < header + rows * 8) return;
     slot_ = std::min<std::size_t>((bytes - header) / (rows * 8), 1 << 20);
-    counts_ = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(memory) + 64);
+    counts_ =
+        reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(memory) + SavedHeader::kBytes);
     keys_ = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(memory) + header);
   }
 
-  static std::size_t Rows(const AttentionParams& params) {
-    return static_cast<std::size_t>(ArrayBatch(params) * params.heads * params.q_len);
+  SavedHeader HeaderOf(const AttentionParams& params) const {
+    return {.mark = 0x7473616c6c697301, .rows = SavedHeader::Rows(params), .slot = slot_};
   }
-  // The mark and the counts, to a multiple of 64.
-  static std::size_t HeaderBytes(std::size_t rows) { return 64 + (rows * 4 + 63) / 64 * 64; }
+  // With the counts, to a multiple of 64.
+  static std::size_t HeaderBytes(std::size_t rows) {
+    return SavedHeader::kBytes + (rows * 4 + 63) / 64 * 64;
+  }
 
   std::uint32_t* counts_ = nullptr;
   std::uint32_t* keys_ = nullptr;

@@ -1,14 +1,14 @@
-// Small float32 matrix products in registers, and the same over a list of columns. Included once
-// per instruction set.
+// Small float32 matrix products in registers, and the same over a list of columns, for the dense
+// and the streaming kernel. Included once per instruction set.
 //
 // One shape serves all five products of attention: C[r][x] (+)= sum_t A[r][t] B[t][x] with B's rows
 // in vectors and A's elements broadcast. Scores take B = keys transposed, outputs B = values, and
 // the gradients of keys and values read A by columns.
-#if defined(TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_
-#undef TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_
+#if defined(TSALLIS_ATTENTION_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_CPU_TILE_INL_H_
+#undef TSALLIS_ATTENTION_CPU_TILE_INL_H_
 #else
-#define TSALLIS_ATTENTION_CPU_DENSE_TILE_INL_H_
+#define TSALLIS_ATTENTION_CPU_TILE_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -68,7 +68,7 @@ HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list,
                        const float* HWY_RESTRICT b, std::ptrdiff_t b_pitch, float* HWY_RESTRICT c,
                        std::ptrdiff_t c_pitch) {
   const DF d;
-  constexpr std::ptrdiff_t kLanes = static_cast<std::ptrdiff_t>(hn::MaxLanes(DF()));
+  constexpr std::ptrdiff_t kVector = static_cast<std::ptrdiff_t>(hn::MaxLanes(DF()));
   const float* HWY_RESTRICT a = left.data;
   const std::ptrdiff_t row = left.row, step = left.step;
   VF sum[kRows][kVectors];
@@ -80,7 +80,7 @@ HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list,
     const float* HWY_RESTRICT right = b + t * b_pitch;
     const float* HWY_RESTRICT element = a + t * step;
     VF vectors[kVectors];
-    HWY_UNROLL(8) for (int v = 0; v < kVectors; ++v) vectors[v] = hn::LoadU(d, right + v * kLanes);
+    HWY_UNROLL(8) for (int v = 0; v < kVectors; ++v) vectors[v] = hn::LoadU(d, right + v * kVector);
     HWY_UNROLL(8) for (int r = 0; r < kRows; ++r) {
       const VF broadcast = hn::Set(d, element[r * row]);
       HWY_UNROLL(8) for (int v = 0; v < kVectors; ++v) {
@@ -90,7 +90,7 @@ HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list,
   }
   HWY_UNROLL(8) for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(8) for (int v = 0; v < kVectors; ++v) {
-      float* to = c + r * c_pitch + v * kLanes;
+      float* to = c + r * c_pitch + v * kVector;
       hn::StoreU(kAdd ? hn::Add(hn::LoadU(d, to), sum[r][v]) : sum[r][v], d, to);
     }
   }
@@ -100,14 +100,14 @@ template <int kRows, bool kAdd, bool kListed>
 HWY_INLINE void TileColumns(std::size_t columns, std::size_t depth, const std::uint8_t* list,
                             const Left& a, const float* b, std::ptrdiff_t b_pitch, float* c,
                             std::ptrdiff_t c_pitch) {
-  constexpr std::size_t kLanes = hn::MaxLanes(DF());
+  constexpr std::size_t kVector = hn::MaxLanes(DF());
   std::size_t x = 0;
-  for (; x + kTileVectors * kLanes <= columns; x += kTileVectors * kLanes) {
+  for (; x + kTileVectors * kVector <= columns; x += kTileVectors * kVector) {
     Tile<kRows, kTileVectors, kAdd, kListed>(depth, list, a, b + x, b_pitch, c + x, c_pitch);
   }
   // Columns come in multiples of 16: with short vectors nothing is left.
-  if constexpr (kTileVectors * kLanes > 16) {
-    switch ((columns - x) / kLanes) {
+  if constexpr (kTileVectors * kVector > 16) {
+    switch ((columns - x) / kVector) {
       case 3: Tile<kRows, 3, kAdd, kListed>(depth, list, a, b + x, b_pitch, c + x, c_pitch); break;
       case 2: Tile<kRows, 2, kAdd, kListed>(depth, list, a, b + x, b_pitch, c + x, c_pitch); break;
       case 1: Tile<kRows, 1, kAdd, kListed>(depth, list, a, b + x, b_pitch, c + x, c_pitch); break;
@@ -142,14 +142,16 @@ HWY_INLINE void MultiplyRows(std::size_t rows, std::size_t columns, std::size_t 
 }
 #endif  // HWY_HAVE_SCALABLE
 
-// C = A B for any number of rows.
-HWY_INLINE void Multiply(std::size_t rows, std::size_t columns, std::size_t depth, const Left& a,
-                         const float* b, std::ptrdiff_t b_pitch, float* c, std::ptrdiff_t c_pitch) {
+// C (+)= A B for any number of rows.
+template <bool kAdd>
+HWY_INLINE void MultiplyAll(std::size_t rows, std::size_t columns, std::size_t depth, const Left& a,
+                            const float* b, std::ptrdiff_t b_pitch, float* c,
+                            std::ptrdiff_t c_pitch) {
   for (std::size_t r = 0; r < rows; r += kTileRows) {
     const auto at = static_cast<std::ptrdiff_t>(r);
-    MultiplyRows<false, false>(HWY_MIN(kTileRows, rows - r), columns, depth, nullptr,
-                               {a.data + at * a.row, a.row, a.step}, b, b_pitch, c + at * c_pitch,
-                               c_pitch);
+    MultiplyRows<kAdd, false>(HWY_MIN(kTileRows, rows - r), columns, depth, nullptr,
+                              {a.data + at * a.row, a.row, a.step}, b, b_pitch, c + at * c_pitch,
+                              c_pitch);
   }
 }
 

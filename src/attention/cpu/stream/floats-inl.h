@@ -1,0 +1,190 @@
+// The engine of float32 products on vectors. Included once per instruction set.
+#if defined(TSALLIS_ATTENTION_CPU_STREAM_FLOATS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TSALLIS_ATTENTION_CPU_STREAM_FLOATS_INL_H_
+#undef TSALLIS_ATTENTION_CPU_STREAM_FLOATS_INL_H_
+#else
+#define TSALLIS_ATTENTION_CPU_STREAM_FLOATS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention/cpu/pairs-inl.h"
+#include "attention/cpu/stream/strips-inl.h"
+#include "attention/cpu/tile-inl.h"
+
+#if TSALLIS_VECTORS_HERE
+HWY_BEFORE_NAMESPACE();
+namespace tsallis {
+namespace HWY_NAMESPACE {
+
+// [keys][queries] of a strip, and sums over keys as [columns][queries]: a product's right side is
+// always vectors of queries, or rows of the call's arrays, and its left side single numbers.
+struct FloatEngine {
+  static constexpr bool kSolves = false;
+  static constexpr stream::Shape kShape = stream::kFloatShape;
+  static constexpr std::int64_t kRows = kShape.rows;
+  static constexpr std::int64_t kGroups = kRows / kStreamLanes;
+  static constexpr std::int64_t kGroupStride = kStreamLanes, kKeyStride = kRows;
+
+  struct Loaded {
+    std::int64_t padded;
+    float* rows;
+    float bound;
+    float Dot(std::int64_t i, const float* other) const {
+      const DF d;
+      VF sum = hn::Zero(d);
+      for (std::int64_t x = 0; x < padded; x += kStreamLanes) {
+        sum = hn::MulAdd(hn::Load(d, rows + i * padded + x), hn::LoadU(d, other + x), sum);
+      }
+      return hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+    void Columns(std::byte* to) const {
+      for (std::int64_t group = 0; group < kGroups; ++group) {
+        TransposePairs(reinterpret_cast<const std::uint32_t*>(rows + group * kGroupStride * padded),
+                       static_cast<std::size_t>(padded), static_cast<std::size_t>(padded),
+                       reinterpret_cast<std::uint32_t*>(to) + group * kGroupStride, kRows);
+      }
+    }
+    void Rows(std::byte* to) const {
+      std::memcpy(to, rows, static_cast<std::size_t>(kRows * padded) * sizeof(float));
+    }
+  };
+  static Loaded Load(const HeadRows& rows, std::int64_t count, std::int64_t columns,
+                     const stream::Scratch& scratch) {
+    auto* to = reinterpret_cast<float*>(scratch.loaded);
+    const std::int64_t padded = Padded(columns);
+    std::fill(to + count * padded, to + kRows * padded, 0.0f);
+    return {padded, to,
+            PackRows(rows, static_cast<std::size_t>(count), static_cast<std::size_t>(columns),
+                     static_cast<std::size_t>(padded), to)};
+  }
+
+  static void Pack(const AttentionParams& params, const stream::PackedKv& head, std::int64_t begin,
+                   std::int64_t end, bool, float* k_bound, float* v_bound) {
+    const std::int64_t count = std::min(end, head.keys) - begin;
+    const std::int64_t row = head.sequence.k.begin + begin;
+    const auto pack = [&](const HeadRows& rows, std::int64_t columns, std::byte* base) {
+      const std::int64_t padded = Padded(columns);
+      float* to = reinterpret_cast<float*>(base) + begin * padded;
+      std::fill(to + count * padded, to + (end - begin) * padded, 0.0f);
+      return PackRows(rows, static_cast<std::size_t>(count), static_cast<std::size_t>(columns),
+                      static_cast<std::size_t>(padded), to);
+    };
+    *k_bound = pack(KeyRows(params, head.sequence, head.kv, row), params.head_dim, head.k_rows);
+    *v_bound = pack(ValueRows(params, head.sequence, head.kv, row), params.value_dim, head.v_rows);
+  }
+
+  static void Multiply(const std::byte* rows, std::int64_t columns, const std::byte* block,
+                       std::int64_t at, std::int64_t keys, float* scores) {
+    const std::int64_t padded = Padded(columns);
+    MultiplyAll<false>(static_cast<std::size_t>(keys), kRows, static_cast<std::size_t>(columns),
+                       RowsAt(rows, padded, at), reinterpret_cast<const float*>(block), kRows,
+                       scores, kRows);
+  }
+
+  struct NoWork {
+    void Slot() {}
+  };
+  class Strips {
+   public:
+    Strips(const stream::PackedKv& head, const AttentionParams& params,
+           const stream::Scratch& scratch, std::int64_t, std::int64_t end, std::int64_t, bool mixes)
+        : head_(head), params_(params), scratch_(scratch), end_(end), mixes_(mixes) {}
+    float* Scores(std::int64_t at) {
+      Multiply(head_.k_rows, params_.head_dim, scratch_.columns, at, Keys(at), scratch_.scores);
+      return scratch_.scores;
+    }
+    NoWork Work(std::int64_t, std::int64_t) { return {}; }
+    // Weights take the places of their scores.
+    void Store(std::int64_t key, std::int64_t group, const VF (&p)[4]) {
+      float* to = scratch_.scores + key * kKeyStride + group * kGroupStride;
+      for (std::int64_t i = 0; i < 4; ++i) hn::Store(p[i], DF(), to + i * kKeyStride);
+    }
+    void Next(std::int64_t at) {
+      if (!mixes_) return;
+      AddRows(head_.v_rows, Padded(params_.value_dim), at, Keys(at), scratch_.scores,
+              scratch_.sums);
+    }
+    void End() {}
+
+   private:
+    std::int64_t Keys(std::int64_t at) const { return std::min(kShape.strip, end_ - at); }
+
+    const stream::PackedKv& head_;
+    const AttentionParams& params_;
+    const stream::Scratch& scratch_;
+    std::int64_t end_;
+    bool mixes_;
+  };
+
+  static void StoreWeights(const stream::Scratch& scratch, std::int64_t key, std::int64_t group,
+                           const VF (&p)[2]) {
+    StoreTwo(scratch.scores, key, group, p);
+  }
+  static void StoreGradients(const stream::Scratch& scratch, std::int64_t key, std::int64_t group,
+                             const VF (&ds)[2]) {
+    StoreTwo(scratch.gradients, key, group, ds);
+  }
+  static void SpreadWeights(const stream::Scratch& scratch, const std::byte* rows,
+                            std::int64_t padded, std::int64_t keys, float* to) {
+    Spread(scratch.scores, rows, padded, keys, to);
+  }
+  static void SpreadGradients(const stream::Scratch& scratch, const std::byte* rows,
+                              std::int64_t padded, std::int64_t keys, float* to) {
+    Spread(scratch.gradients, rows, padded, keys, to);
+  }
+  static void AddKeys(const stream::PackedKv& head, std::int64_t padded,
+                      const stream::Scratch& scratch, std::int64_t at, std::int64_t keys,
+                      float* sums) {
+    AddRows(head.k_rows, padded, at, keys, scratch.gradients, sums);
+  }
+
+  static void Shrink(const VF* shrink, std::int64_t padded, float* HWY_RESTRICT sums) {
+    const DF d;
+    for (std::int64_t x = 0; x < padded; ++x) {
+      for (std::int64_t group = 0; group < kGroups; ++group, sums += kStreamLanes) {
+        hn::Store(hn::Mul(hn::Load(d, sums), shrink[group]), d, sums);
+      }
+    }
+  }
+  static void RowsOut(const float* sums, std::int64_t padded, std::int64_t group, float* to) {
+    for (std::int64_t x = 0; x < padded; x += kStreamLanes) {
+      TransposePairs(
+          reinterpret_cast<const std::uint32_t*>(sums + x * kRows + group * kGroupStride), kRows,
+          kLanes, reinterpret_cast<std::uint32_t*>(to + x), static_cast<std::size_t>(padded));
+    }
+  }
+
+ private:
+  // Rows from `at` on as the left side of a product that sums over their columns.
+  static Left RowsAt(const std::byte* rows, std::int64_t padded, std::int64_t at) {
+    return {reinterpret_cast<const float*>(rows) + at * padded, padded, 1};
+  }
+  // sums[x][query] += sum over keys [at, at + keys) of rows[key][x] weights[key][query].
+  static void AddRows(const std::byte* rows, std::int64_t padded, std::int64_t at,
+                      std::int64_t keys, const float* weights, float* sums) {
+    const Left left = {RowsAt(rows, padded, at).data, 1, padded};
+    MultiplyAll<true>(static_cast<std::size_t>(padded), kRows, static_cast<std::size_t>(keys), left,
+                      weights, kRows, sums, kRows);
+  }
+  // to[key][x] += sum over queries of weights[key][query] rows[query][x].
+  static void Spread(const float* weights, const std::byte* rows, std::int64_t padded,
+                     std::int64_t keys, float* to) {
+    MultiplyAll<true>(static_cast<std::size_t>(keys), static_cast<std::size_t>(padded), kRows,
+                      {weights, kRows, 1}, reinterpret_cast<const float*>(rows), padded, to,
+                      padded);
+  }
+  static void StoreTwo(float* strip, std::int64_t key, std::int64_t group, const VF (&v)[2]) {
+    float* to = strip + key * kKeyStride + group * kGroupStride;
+    hn::Store(v[0], DF(), to);
+    hn::Store(v[1], DF(), to + kKeyStride);
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tsallis
+HWY_AFTER_NAMESPACE();
+#endif  // TSALLIS_VECTORS_HERE
+
+#endif  // per-target include guard
