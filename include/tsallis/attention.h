@@ -160,9 +160,9 @@ struct AttentionOutputs {
   double* entropy = nullptr;
   double* maximum = nullptr;  // largest visible score; -inf without one
   // Memory for what spares the backward pass work: lists of entmax's supports, or softmax's outputs
-  // in float32; contents are the library's. Any number of bytes, aligned to 64: what does not fit is
-  // computed again, with the same bits.
-  // AttentionSavedBytes() says how much is useful. Same params, same bytes in AttentionBackward.
+  // in float32; contents are the library's. Any number of bytes, aligned to 64: what does not fit
+  // is computed again, with the same bits. AttentionSavedBytes() says how much is useful. Same
+  // params, same bytes in AttentionBackward.
   void* saved = nullptr;
   std::size_t saved_bytes = 0;
 };
@@ -193,8 +193,8 @@ void AttentionForward(const Context& context, const AttentionParams& params,
 void AttentionBackward(const Context& context, const AttentionParams& params,
                        const AttentionGradients& gradients);
 
-// Bytes of AttentionOutputs::saved that hold the lists of almost every row of usual inputs, or every
-// output of softmax, at most `budget`; 0 where the backward pass has no use for them.
+// Bytes of AttentionOutputs::saved that hold the lists of almost every row of usual inputs, or
+// every output of softmax, at most `budget`; 0 where the backward pass has no use for them.
 std::size_t AttentionSavedBytes(const AttentionParams& params, std::size_t budget);
 
 // Bytes that one call allocates at most beside its arguments, for a given number of threads.
