@@ -29,8 +29,10 @@ rm -rf "$work/dist" "$work/wheelhouse"
 # In as deep a folder as the presets' trees, for ccache.
 "${as[@]}" "$python" -m pip wheel -q "$source" --no-build-isolation --no-deps -w "$work/dist" \
   -C build-dir="$work/build" -C cmake.define.TSALLIS_HIGHWAY_SOURCE="$highway" "${settings[@]}"
-# torch brings its own libraries and its OpenMP runtime, of which a process must have one.
-PATH=$source/.venv/bin:$PATH "$python" -m auditwheel repair --plat manylinux_2_28_"$machine" --only-plat \
+# torch brings its own libraries and its OpenMP runtime, of which a process must have one. auditwheel offers the platforms
+# of the machine that it runs on.
+audit="import platform; platform.machine = lambda: '$machine'; from auditwheel.main import main; raise SystemExit(main())"
+PATH=$source/.venv/bin:$PATH "$python" -c "$audit" repair --plat manylinux_2_28_"$machine" --only-plat \
   --exclude libgomp.so.1 --exclude libtorch_cpu.so --exclude libc10.so \
   -w "$work/wheelhouse" "$work"/dist/tsallis-*.whl
 ls -l "$work"/wheelhouse
