@@ -95,8 +95,9 @@ def _look(options: argparse.Namespace) -> dict[str, Any]:
 
     from .calls import Call
     from .gather import Gathered
-    from .models import reading_of, text_of
+    from .models import text_of
     from .page import Subject, page
+    from .read import reading_of
     from .report import map_of, numbers
 
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
