@@ -163,7 +163,11 @@ def check_narrow(tensors, settings, weight, dtype, with_gradients=True):
     for mine, expected, other in zip(ours, exact, plain, strict=True):
         if expected.numel() == 0:
             continue
-        allowed = 2 * (other.double() - expected).abs().max() + 8 * eps * expected.abs().max()
+        largest = expected.abs().max()
+        allowed = 2 * (other.double() - expected).abs().max() + 8 * eps * largest
+        if largest < 1e-12:  # of terms that cancel, as those of a bias that is alike for all keys
+            scale = max(x.abs().max() for x in exact if x.numel() > 0)
+            allowed = allowed + 8 * torch.finfo(torch.float32).eps * scale
         assert (mine.double() - expected).abs().max() <= allowed
 
 
