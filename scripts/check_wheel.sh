@@ -26,9 +26,10 @@ check_aarch64() {
   copy_tests
   cd "$work/elsewhere"
   # Left out are graphs that torch compiles and processes that tests start: those are not emulated.
+  local emulated="not compile and not process and not loader and not library"
   PYTHONPATH=$packages:$work/site OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE= \
     PYTHONPYCACHEPREFIX=$work/bytecode qemu-aarch64 -cpu max -L "$root" "$root/usr/bin/python3.11" \
-    -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . -W ignore -k "not compile and not process and not loader and not library" \
+    -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . -W ignore -k "$emulated" \
     tests/test_{maps,losses,gradients,attention,cache,paged,operators,transforms}.py 2>&1 | tail -25
 }
 

@@ -3,6 +3,7 @@
 // decide too and may change between the passes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -23,8 +24,9 @@ struct SavedHeader {
     return found.mark == mark && found.rows == rows && found.slot == slot;
   }
 
-  std::uint64_t mark = 0, rows = 0,
-                slot = 0;  // the kernel; rows of the statistics; size of a row's part
+  std::uint64_t mark = 0;  // of the kernel
+  std::uint64_t rows = 0;  // of the statistics
+  std::uint64_t slot = 0;  // the size of a row's part
 };
 
 }  // namespace tsallis

@@ -75,7 +75,7 @@ void StreamSoftmaxMeans(const StreamBlock<Engine>& block, const typename Engine:
   }
   RunningTops<Engine> tops(block);
   StripSum sum[Engine::kGroups];
-  StreamMix(block, scratch, tops, sum);
+  StreamMix(block, wave.q_columns, scratch, tops, sum);
   for (std::int64_t group = 0; group * kStreamLanes < block.count; ++group) {
     MixedRows<Engine>(scratch, Padded(params.value_dim), sum[group].sum, group);
     const std::int64_t lane0 = group * kStreamLanes;
@@ -98,7 +98,6 @@ bool StreamPrepare(const stream::StreamCall& call, const stream::PackedKv& head,
   if (!block.IsSafe(q.bound)) return false;
   q.Columns(wave.q_columns);
   q.Rows(wave.q_rows);
-  q.Columns(scratch.columns);
   const auto d_out =
       Engine::Load(HeadRows::Of(gradients.d_out, b, h, q_begin), count, params.value_dim, scratch);
   if (!(d_out.bound * (1.0 + head.v_bound) * (1.0 + head.k_bound + q.bound) *

@@ -218,13 +218,14 @@ void StreamDescribe(const StreamBlock<Engine>& block, const stream::Scratch& scr
   }
 }
 
-// scratch.sums = sum over all keys of weight times value, and the weights' sums.
+// scratch.sums = sum over all keys of weight times value, and the weights' sums. The block's
+// queries stand in `columns`.
 template <class Engine, class Tau>
-void StreamMix(const StreamBlock<Engine>& block, const stream::Scratch& scratch, Tau& tau,
-               StripSum* sum) {
+void StreamMix(const StreamBlock<Engine>& block, const std::byte* columns,
+               const stream::Scratch& scratch, Tau& tau, StripSum* sum) {
   const std::int64_t padded = Padded(block.params.value_dim);
   std::fill_n(scratch.sums, padded * Engine::kShape.rows, 0.0f);
-  typename Engine::Strips strips(block.head, block.params, scratch, block.begin, block.end,
+  typename Engine::Strips strips(block.head, block.params, scratch, columns, block.begin, block.end,
                                  /*stride=*/1, /*mixes=*/true);
   for (std::int64_t at = block.begin; at < block.end; at += Engine::kShape.strip) {
     const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);

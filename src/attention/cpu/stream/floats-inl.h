@@ -53,11 +53,7 @@ struct FloatEngine {
   static Loaded Load(const HeadRows& rows, std::int64_t count, std::int64_t columns,
                      const stream::Scratch& scratch) {
     auto* to = reinterpret_cast<float*>(scratch.loaded);
-    const std::int64_t padded = Padded(columns);
-    std::fill(to + count * padded, to + kRows * padded, 0.0f);
-    return {padded, to,
-            PackRows(rows, static_cast<std::size_t>(count), static_cast<std::size_t>(columns),
-                     static_cast<std::size_t>(padded), to)};
+    return {Padded(columns), to, PackAll(rows, count, kRows, columns, to)};
   }
 
   static void Pack(const AttentionParams& params, const stream::PackedKv& head, std::int64_t begin,
@@ -65,11 +61,8 @@ struct FloatEngine {
     const std::int64_t count = std::min(end, head.keys) - begin;
     const std::int64_t row = head.sequence.k.begin + begin;
     const auto pack = [&](const HeadRows& rows, std::int64_t columns, std::byte* base) {
-      const std::int64_t padded = Padded(columns);
-      float* to = reinterpret_cast<float*>(base) + begin * padded;
-      std::fill(to + count * padded, to + (end - begin) * padded, 0.0f);
-      return PackRows(rows, static_cast<std::size_t>(count), static_cast<std::size_t>(columns),
-                      static_cast<std::size_t>(padded), to);
+      float* to = reinterpret_cast<float*>(base) + begin * Padded(columns);
+      return PackAll(rows, count, end - begin, columns, to);
     };
     *k_bound = pack(KeyRows(params, head.sequence, head.kv, row), params.head_dim, head.k_rows);
     *v_bound = pack(ValueRows(params, head.sequence, head.kv, row), params.value_dim, head.v_rows);
@@ -89,10 +82,16 @@ struct FloatEngine {
   class Strips {
    public:
     Strips(const stream::PackedKv& head, const AttentionParams& params,
-           const stream::Scratch& scratch, std::int64_t, std::int64_t end, std::int64_t, bool mixes)
-        : head_(head), params_(params), scratch_(scratch), end_(end), mixes_(mixes) {}
+           const stream::Scratch& scratch, const std::byte* columns, std::int64_t, std::int64_t end,
+           std::int64_t, bool mixes)
+        : head_(head),
+          params_(params),
+          scratch_(scratch),
+          columns_(columns),
+          end_(end),
+          mixes_(mixes) {}
     float* Scores(std::int64_t at) {
-      Multiply(head_.k_rows, params_.head_dim, scratch_.columns, at, Keys(at), scratch_.scores);
+      Multiply(head_.k_rows, params_.head_dim, columns_, at, Keys(at), scratch_.scores);
       return scratch_.scores;
     }
     NoWork Work(std::int64_t, std::int64_t) { return {}; }
@@ -114,6 +113,7 @@ struct FloatEngine {
     const stream::PackedKv& head_;
     const AttentionParams& params_;
     const stream::Scratch& scratch_;
+    const std::byte* columns_;
     std::int64_t end_;
     bool mixes_;
   };
@@ -157,6 +157,14 @@ struct FloatEngine {
   }
 
  private:
+  // The first `count` of `all` rows; the others are 0. Returns the largest magnitude.
+  static float PackAll(const HeadRows& rows, std::int64_t count, std::int64_t all,
+                       std::int64_t columns, float* to) {
+    const std::int64_t padded = Padded(columns);
+    std::fill(to + count * padded, to + all * padded, 0.0f);
+    return PackRows(rows, static_cast<std::size_t>(count), static_cast<std::size_t>(columns),
+                    static_cast<std::size_t>(padded), to);
+  }
   // Rows from `at` on as the left side of a product that sums over their columns.
   static Left RowsAt(const std::byte* rows, std::int64_t padded, std::int64_t at) {
     return {reinterpret_cast<const float*>(rows) + at * padded, padded, 1};

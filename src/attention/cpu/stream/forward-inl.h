@@ -48,7 +48,8 @@ TSALLIS_STREAM_TILES void StreamSums(const StreamBlock<Engine>& block,
     hn::Store(t->high[group], d, tau + group * kStreamLanes);
     hn::Store(t->low[group], d, tau + Engine::kShape.rows + group * kStreamLanes);
   }
-  typename Engine::Strips strips(block.head, block.params, scratch, block.begin, block.end, stride,
+  typename Engine::Strips strips(block.head, block.params, scratch, scratch.columns, block.begin,
+                                 block.end, stride,
                                  /*mixes=*/false);
   for (std::int64_t at = block.begin; at < block.end; at += stride * Engine::kShape.strip) {
     const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
@@ -175,7 +176,7 @@ bool StreamEntmaxForward(const StreamBlock<Engine>& block, const stream::Scratch
   }
   KnownTau<Engine, Map> tau(block, map, rows.tau);
   StripSum sum[Engine::kGroups];
-  StreamMix(block, scratch, tau, sum);
+  StreamMix(block, scratch.columns, scratch, tau, sum);
   for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
     hn::Store(sum[group].sum, d, rows.mass + group * kStreamLanes);
   }

@@ -164,7 +164,7 @@ bool StreamSoftmaxForward(StreamBlock<Engine>& block, double q_bound,
   }
   RunningTops<Engine> tops(block);
   StripSum sum[Engine::kGroups];
-  StreamMix(block, scratch, tops, sum);
+  StreamMix(block, scratch.columns, scratch, tops, sum);
   StreamRows<Engine> rows;
   for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
     hn::Store(tops.maximum(group), d, rows.top + group * kStreamLanes);

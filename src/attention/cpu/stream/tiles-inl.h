@@ -383,11 +383,12 @@ struct TileEngine {
   class Strips {
    public:
     Strips(const stream::PackedKv& head, const AttentionParams& params,
-           const stream::Scratch& scratch, std::int64_t begin, std::int64_t end,
-           std::int64_t stride, bool mixes)
+           const stream::Scratch& scratch, const std::byte* columns, std::int64_t begin,
+           std::int64_t end, std::int64_t stride, bool mixes)
         : head_(head),
           params_(params),
           scratch_(scratch),
+          columns_(columns),
           begin_(begin),
           end_(end),
           step_(stride * kTiledStrip),
@@ -418,7 +419,7 @@ struct TileEngine {
 
    private:
     ProductSteps<TileUnit> ProductsAt(std::int64_t at, float* scores) const {
-      return Products(head_.k_rows, params_.head_dim, scratch_.columns, at,
+      return Products(head_.k_rows, params_.head_dim, columns_, at,
                       std::min(kTiledStrip, end_ - at), scores);
     }
     MixSteps<TileUnit> MixAt(std::int64_t at, const std::uint32_t* pairs) const {
@@ -431,6 +432,7 @@ struct TileEngine {
     const stream::PackedKv& head_;
     const AttentionParams& params_;
     const stream::Scratch& scratch_;
+    const std::byte* columns_;  // of the block's queries
     std::int64_t begin_, end_, step_;
     bool mixes_;
     float *scores_, *next_scores_;
