@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +16,12 @@ __all__ = ["decode_paged", "put_paged", "screen_bytes"]
 
 PagedStatistic = Literal["tau", "support_size", "entropy", "maximum"]
 _STATISTICS = get_args(PagedStatistic)
+
+_OPS = torch.ops.tsallis
+_ON_PAGES = _OPS.attention_on_pages.default
+_ON_PAGES_OUT = _OPS.attention_on_pages_out.default
+_ON_PAGES_STATS = _OPS.attention_on_pages_stats.default
+_PUT = _OPS.put_on_pages.default
 
 
 def decode_paged(
@@ -120,8 +125,9 @@ def decode_paged(
     if names and out is not None:
         raise ValueError("out: expected None with returns, got a tensor")
     found = call(
-        partial(_decode, torch.ops.tsallis, bool(names)),
+        _decode,
         settings,
+        bool(names),
         q=q,
         k_pages=k_pages,
         v_pages=v_pages,
@@ -142,9 +148,16 @@ def decode_paged(
     return result, DecodeExtras(**{name: by_name[name] for name in names})
 
 
+def _unrecorded(operator: Any, *arguments: Any, **settings: Any) -> Any:
+    """Calls an operator that has no gradient. Entering ``no_grad`` costs as much as a short call,
+    and engines that serve have left recording already."""
+    if not torch.is_grad_enabled():
+        return operator(*arguments, **settings)
+    with torch.no_grad():
+        return operator(*arguments, **settings)
+
+
 def _decode(
-    operators: Any,
-    stats: bool,
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
@@ -158,9 +171,10 @@ def _decode(
     length_scale: Tensor | None,
     sink: Tensor | None,
     settings: dict[str, Any],
+    stats: bool,
 ) -> Any:
-    arguments = (q, k_pages, v_pages, block_table, screen)
-    settings = settings | {
+    # An operator's default is None: what is not given need not be read.
+    given = {
         "lengths": lengths,
         "cu_seqlens_q": cu_seqlens_q,
         "alpha_heads": alpha,
@@ -168,12 +182,12 @@ def _decode(
         "length_scale": length_scale,
         "sink": sink,
     }
-    with torch.no_grad():
-        if out is not None:
-            operators.attention_on_pages_out(out, *arguments, **settings)
-            return out
-        run = operators.attention_on_pages_stats if stats else operators.attention_on_pages
-        return run(*arguments, **settings)
+    settings |= {name: value for name, value in given.items() if value is not None}
+    arguments = (q, k_pages, v_pages, block_table, screen)
+    if out is not None:
+        _unrecorded(_ON_PAGES_OUT, out, *arguments, **settings)
+        return out
+    return _unrecorded(_ON_PAGES_STATS if stats else _ON_PAGES, *arguments, **settings)
 
 
 def screen_bytes(head_dim: int) -> int:
@@ -239,5 +253,4 @@ def _put(
     screen: Tensor | None,
     settings: dict[str, Any],
 ) -> None:
-    with torch.no_grad():
-        torch.ops.tsallis.put_on_pages(k, v, k_pages, v_pages, slots, screen)
+    _unrecorded(_PUT, k, v, k_pages, v_pages, slots, screen)

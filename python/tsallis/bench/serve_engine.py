@@ -42,6 +42,7 @@ class Vllm:
             enforce_eager=True,
             enable_prefix_caching=False,
             additional_config=options["additional_config"],
+            hf_overrides={"max_position_embeddings": options["longest"]},
         ).llm_engine
         self.longest = options["longest"]
         self.number = 0

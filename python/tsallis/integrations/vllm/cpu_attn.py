@@ -258,8 +258,10 @@ class TsallisImpl(base.AttentionImpl[TsallisMetadata]):
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         tokens = slot_mapping.shape[0]
+        if key.shape[0] != tokens:
+            key, value = key[:tokens], value[:tokens]
         k_pages, v_pages, screen = self._pages(kv_cache)
-        put_paged(key[:tokens], value[:tokens], k_pages, v_pages, slot_mapping, screen=screen)
+        put_paged(key, value, k_pages, v_pages, slot_mapping, screen=screen)
 
     def forward(
         self,
@@ -274,11 +276,24 @@ class TsallisImpl(base.AttentionImpl[TsallisMetadata]):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """query, output: [tokens, heads, head_size]; writes output."""
-        _refuse({"quantised output": (output_scale, output_block_scale) != (None, None)})
+        if output_scale is not None or output_block_scale is not None:
+            raise _not_served("quantised output")
         if attn_metadata is None:  # vLLM looks how much memory a step takes
             return output
         m, (k_pages, v_pages, screen) = attn_metadata, self._pages(kv_cache)
-        q, out = (x[: m.num_actual_tokens].transpose(0, 1)[None] for x in (query, output))
-        more = self.options | {"cu_seqlens_q": m.query_start_loc, "screen": screen, "out": out}
-        decode_paged(q, k_pages, v_pages, m.block_table, m.seq_lens, **more)
-        return output
+        found = output
+        # A short step is made of such small calls: a slice of all is one too many.
+        if query.shape[0] != m.num_actual_tokens:
+            query, output = query[: m.num_actual_tokens], output[: m.num_actual_tokens]
+        decode_paged(
+            query.transpose(0, 1).unsqueeze(0),
+            k_pages,
+            v_pages,
+            m.block_table,
+            m.seq_lens,
+            cu_seqlens_q=m.query_start_loc,
+            screen=screen,
+            out=output.transpose(0, 1).unsqueeze(0),
+            **self.options,
+        )
+        return found

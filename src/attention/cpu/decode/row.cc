@@ -98,7 +98,9 @@ Answer Row::SolvedEntmax(std::size_t count) {
     if (!(p > 0.0f)) continue;
     index[support] = index[i];
     weights[support++] = p;
-    answer.entropy -= static_cast<double>(p) * std::log(static_cast<double>(p));
+    if (query_.wants_entropy) {
+      answer.entropy -= static_cast<double>(p) * std::log(static_cast<double>(p));
+    }
   }
   answer.support = static_cast<std::int64_t>(support);
   f_.gather_sum(*query_.values, index, weights, support, query_.value_dim, out_);
