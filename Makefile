@@ -33,7 +33,7 @@ reproduce:
 # The kernels are tested in a tree of their own (build-kernels): without torch on any path, and with every
 # instruction set that the compiler knows. The rest is tested as it ships. ccache knows the kernels of the first tree
 # again in the second. With nvcc CUDA kernels are compiled for one architecture; CUDA_ARCHITECTURES="80;90a;100;120"
-# compiles for these, then and until it says otherwise.
+# compiles for these, then and until it says otherwise. The wheel is made and tried in an environment of its own.
 CUDA_ARCHITECTURES ?=
 test: style
 	$(call configured,release,build)
@@ -41,6 +41,7 @@ test: style
 	$(if $(CUDA_ARCHITECTURES),@cmake build-kernels -DTSALLIS_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" >/dev/null)
 	@cmake --build build -j $(JOBS) --target all tests
 	@cmake --build build-kernels -j $(JOBS) --target all tests
+	@$(MAKE) --no-print-directory check-wheel
 	@$(PYTHON) scripts/run_tests.py --ctest build-kernels --ctest build --pytest python/tests
 
 # The CUDA kernels for every architecture, where there is nvcc, and the tests of the kernel library with them.
@@ -72,8 +73,8 @@ fuzz: setup-clang
 	  mkdir -p corpus/$$name && bin/$${name}_fuzz -max_total_time=$(SECONDS) -max_len=2048 -len_control=0 \
 	    -print_final_stats=1 corpus/$$name || exit 1; done
 
-# What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel, vLLM with it, ARM's
-# processors, the CUDA kernels for every architecture and faults in them, pages in a browser. Once a week.
+# What takes too long for every change: the sanitizers, an hour of fuzzing, clang-tidy, the wheel with other torches and
+# in vLLM, ARM's processors, the CUDA kernels for every architecture and faults in them, pages in a browser. Once a week.
 weekly: TORCHES = 2.10.0 2.13.0 2.15.0
 weekly: lint check-wheel check-arm check-vllm sanitize test-cuda mutate-cuda test-pages
 	@$(MAKE) fuzz SECONDS=3600
