@@ -26,6 +26,12 @@ struct SupportWeight {  // alpha = 2
     return hn::IfThenElseZero(hn::Gt(p, hn::Zero(d)), hn::Set(d, 1.0f));
   }
 };
+struct FourthRootWeight {  // alpha = 1.25: p^(3/4)
+  HWY_INLINE VF operator()(DF, VF p) const {
+    const VF root = hn::Sqrt(p);
+    return hn::Mul(root, hn::Sqrt(root));
+  }
+};
 struct InsideWeight {  // budget: strictly between its bounds
   HWY_INLINE VF operator()(DF d, VF p) const {
     const VF one = hn::Set(d, 1.0f);
@@ -42,6 +48,16 @@ struct PowerWeight {  // alpha < 2
     return hn::IfThenElseZero(positive, ExpNonPositive(log_u));
   }
 };
+
+// Calls `run` with the cheapest weight of entmax for alpha = 1 + eps, eps < 1 or eps = 1.
+template <class Run>
+HWY_INLINE void WithWeight(double eps, const Run& run) {
+  if (eps == 0.0) return run(SelfWeight());
+  if (eps == 0.25) return run(FourthRootWeight());
+  if (eps == 0.5) return run(RootWeight());
+  if (eps == 1.0) return run(SupportWeight());
+  run(PowerWeight{static_cast<float>(1.0 - eps)});
+}
 
 // The gradient in alpha = 1 + eps, -1 < eps <= 1, of an entmax row. With u = p^{1 - eps}, L = ln p
 // and d = dp - <u, dp>/sum u, so that <d, u> = 0, the formula of Correia et al. 2019 (prop. 1) is

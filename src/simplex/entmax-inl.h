@@ -24,7 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-// How u^b and its slope u^(b-1) are had from u = [z - tau]_+: one of the four below. Root() is
+// How u^b and its slope u^(b-1) are had from u = [z - tau]_+: one of the five below. Root() is
 // sum^(1 - 1/b), which Newton's step on the norm takes.
 struct SquarePower {  // alpha = 1.5
   HWY_INLINE VF Value(DF, VF u) const { return hn::Mul(u, u); }
@@ -47,7 +47,17 @@ HWY_INLINE VF RootOfSum(DF d, VF sum, double exponent) {
   return hn::Exp(d, hn::Mul(hn::Log(d, sum), hn::Set(d, static_cast<float>(1.0 - 1.0 / exponent))));
 }
 
-struct IntegerPower {  // alpha = 4/3, 1.25, 1.2 ...: no logarithms
+struct FourthPower {  // alpha = 1.25
+  HWY_INLINE VF Value(DF, VF u) const { return hn::Mul(hn::Mul(u, u), hn::Mul(u, u)); }
+  HWY_INLINE VF Slope(DF, VF u, VF) const { return hn::Mul(u, hn::Mul(u, u)); }
+  double Root(double sum) const { return std::sqrt(sum) * std::sqrt(std::sqrt(sum)); }
+  HWY_INLINE VF Root(DF, VF sum) const {
+    const VF root = hn::Sqrt(sum);
+    return hn::Mul(root, hn::Sqrt(root));
+  }
+};
+
+struct IntegerPower {  // alpha = 4/3, 1.2 ...: no logarithms
   int exponent;        // b >= 2
   HWY_INLINE VF Raise(DF d, VF u, int power) const {
     VF out = hn::Set(d, 1.0f);
@@ -83,6 +93,7 @@ template <class Solve>
 HWY_INLINE auto WithPower(double eps, const Solve& solve) {
   if (eps == 0.5) return solve(SquarePower());
   if (eps == 1.0) return solve(IdentityPower());
+  if (eps == 0.25) return solve(FourthPower());
   const double exponent = 1.0 / eps;
   if (std::abs(exponent - std::round(exponent)) < 1e-14 * exponent) {
     return solve(IntegerPower{static_cast<int>(std::lround(exponent))});

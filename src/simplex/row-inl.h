@@ -173,10 +173,8 @@ inline void BackwardRow(const RowSpec& spec, const float* x, const float* p, con
       return AdaptiveBackwardRow(spec.adaptive, x, p, dp, n, 1.0 / spec.temperature, ds);
     }
     if (IsBaseline(spec.map)) return BaselineBackwardRow(spec.map, x, p, dp, n, factor, ds);
-    if (spec.map == RowMap::kSoftmax || (is_entmax && eps == 0.0)) return run(SelfWeight());
-    if (is_entmax && eps == 0.5) return run(RootWeight());
-    if (is_entmax && eps == 1.0) return run(SupportWeight());
-    if (is_entmax && eps < 1.0) return run(PowerWeight{static_cast<float>(1.0 - eps)});
+    if (spec.map == RowMap::kSoftmax) return run(SelfWeight());
+    if (is_entmax && eps <= 1.0) return WithWeight(eps, run);
   }
   WideBackwardRow(spec, x, p, dp, n, ds, d_alpha, scratch);
 }

@@ -225,15 +225,9 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         float* dp = edges->Begin(n);
         GatherDot(values, key, n, d_out, e, dp);
         if (gradients.d_alpha != nullptr) edges->AddAlpha(head.alpha, p, dp, n);
-        const double eps = head.alpha - 1.0;
         float* ds = dp;
-        if (eps == 0.5) {
-          BackwardRow(RootWeight(), p, dp, n, 1.0f, ds);
-        } else if (eps == 1.0) {
-          BackwardRow(SupportWeight(), p, dp, n, 1.0f, ds);
-        } else {
-          BackwardRow(PowerWeight{static_cast<float>(2.0 - head.alpha)}, p, dp, n, 1.0f, ds);
-        }
+        WithWeight(head.alpha - 1.0,
+                   [&](const auto& weight) HWY_ATTR { BackwardRow(weight, p, dp, n, 1.0f, ds); });
         const std::int64_t position = q_row + sequence.shift - head.keys->first;
         if (gradients.d_slopes != nullptr) {
           double sum = 0.0;
