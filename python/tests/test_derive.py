@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.fake_runs import SEQUENCES, decoder, describe, method, train, write_run
+from fixtures.fake_runs import SEQUENCES, counted, decoder, describe, method, train, write_run
 
 from tsallis_report import data, derive, finding
 from tsallis_report.__main__ import main
@@ -155,7 +155,7 @@ def sequences(folder: Path, scores: list[Any], methods: list[Any], **changes: An
         for seed in (1, 2)
     ]
     spelt = [{"n": n, "words": ["<bos>", "a"], "scored": [False, True]} for n in (3, 8)]
-    return describe(methods, runs, **SEQUENCES, samples=spelt, **changes)
+    return describe(methods, runs, **(SEQUENCES | {"samples": spelt} | changes))
 
 
 def asked(n: int, hits: int, **more: Any) -> dict[str, Any]:
@@ -194,6 +194,7 @@ def test_losses_have_positions_and_lower_is_better(tmp_path):
     described = sequences(
         *(tmp_path, scores, [decoder("softmax", "rope")]),
         scoring="loss",
+        metrics=[counted("loss (nats a byte)", "loss")],
         metric=metric | {"notable": 0.02},
     )
     study = derive.derive(described)
@@ -210,7 +211,15 @@ def test_losses_have_positions_and_lower_is_better(tmp_path):
 def test_translations_have_measures(tmp_path):
     one = {"bleu": 25.0, "chrf": 50.0, "loss": 30.0, "tokens": 60, "token_hits": 45}
     scores = [asked(3, 1, **one), asked(8, 0, **one)]
-    described = sequences(tmp_path, scores, [decoder("softmax", "rope")], scoring="bleu")
+    metrics = [
+        counted("BLEU", "bleu", ""),
+        counted("chrF", "chrf", ""),
+        counted("loss (nats a token)", "loss", "tokens"),
+        counted("tokens right (%)", "token_hits", "tokens", 100.0),
+    ]
+    described = sequences(
+        tmp_path, scores, [decoder("softmax", "rope")], scoring="written", metrics=metrics
+    )
     study = derive.derive(described)
     assert study.rows[0].mean == 25.0
     assert [(m.measure, m.mean) for m in study.measures[:3]] == [

@@ -92,6 +92,9 @@ def test_only_tests_use_what_is_for_tests():
         assert not [name for name in included(file) if name.endswith("every_target.h")], file
 
 
+PACKAGES = ("", "_report", "_text")
+
+
 # The worked example of everything that is added often, named by few files: whoever adds another one
 # changes as many, and the page that says how names each of them. Integrations translate what other
 # engines have already, so a new one does not reach them.
@@ -106,12 +109,13 @@ def test_only_tests_use_what_is_for_tests():
         ("muon", 3, "ARCHITECTURE.md"),
         ("MakeConvert", 3, "ARCHITECTURE.md"),
         (r"\b[Ii]nsertion\b", 3, "ARCHITECTURE.md"),
+        (r"\bBLEU\b|\bbleu\b", 4, "docs/change/adding-a-task.md"),
     ],
 )
 def test_few_files_name_a_setting(name, most, page):
     files = [
         file.relative_to(ROOT)
-        for folder in ("src", "include", "python/tsallis")
+        for folder in ("src", "include", *(f"python/tsallis{part}" for part in PACKAGES))
         for file in (ROOT / folder).rglob("*")
         if file.suffix in {".cc", ".h", ".cu", ".py"} and "_test." not in file.name
     ]

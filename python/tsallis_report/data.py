@@ -34,7 +34,7 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """The name as a line begins with it: ``Accuracy``, ``BLEU``."""
+        """The name as a line begins with it: ``Accuracy``."""
         return self.name[:1].upper() + self.name[1:]
 
     @property

@@ -32,11 +32,12 @@ def derive(described: Json) -> Study:
         if method["name"] not in described["shown"] or not own:
             continue  # not asked for, or nothing is finished so far
         of = MethodRuns(
-            method["name"], own, *(described[key] for key in ("lengths", "scoring", *_PARTS))
+            method["name"], own, *(described[key] for key in ("lengths", "metrics", *_PARTS))
         )
         study.about[of.name] = _about(method, methods, of.name in described["headline"])
         try:
-            study.rows += _rows(of, method["paper"], study.metric)
+            shares = described["scoring"] == "exact"
+            study.rows += _rows(of, method["paper"], study.metric, shares)
             study.add(of)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             folders = ", ".join(str(run.folder) for run in own)
@@ -65,7 +66,8 @@ _SAME += ["figure"]
 _PARTS = ["groups", "bins", "heat_items"]  # of samples and positions
 
 
-def _rows(of: MethodRuns, paper: dict[str, float], metric: Metric) -> Iterator[Row]:
+def _rows(of: MethodRuns, paper: dict[str, float], metric: Metric, shares: bool) -> Iterator[Row]:
+    """``shares``: whether values are shares of samples that are right as a whole."""
     for n, scores in of.by_length:
         values = [of.value(score) for score in scores]
         yield Row(
@@ -76,7 +78,7 @@ def _rows(of: MethodRuns, paper: dict[str, float], metric: Metric) -> Iterator[R
             best=(max if metric.higher_is_better else min)(values),
             seeds=len(values),
             paper=paper.get(str(n)),
-            samples=min(map(asked_in, scores)) if of.scoring == "exact" else 0,
+            samples=min(map(asked_in, scores)) if shares else 0,
             by_seed={run.seed: value for run, value in zip(of.runs, values, strict=True)},
         )
 

@@ -100,7 +100,7 @@ def _asked(scoring: str, task: Json, train_length: int) -> str:
     if scoring == "loss":
         tokens = samples * train_length
         return f"some {tokens} test tokens at every length, the same where lengths divide"
-    if scoring == "bleu":
+    if scoring == "written":
         return (
             f"the first {samples} test pairs of up to n source tokens, written by {task['beams']} "
             "beams, scored by sacrebleu"

@@ -119,14 +119,9 @@ class Measure:
 
 def _measures(of: MethodRuns) -> Iterator[Measure]:
     for n, scores in of.by_length:
-        if "chrf" not in scores[0]:
-            continue
-        for name, values in {
-            "chrF": [score["chrf"] for score in scores],
-            "loss (nats a token)": [number(score["loss"]) / score["tokens"] for score in scores],
-            "tokens right (%)": [100.0 * score["token_hits"] / score["tokens"] for score in scores],
-        }.items():
-            yield Measure(of.name, n, name, *spread(values))
+        for place, metric in enumerate(of.metrics[1:], start=1):
+            values = [of.value(score, place) for score in scores]
+            yield Measure(of.name, n, metric["label"], *spread(values))
 
 
 @dataclass(frozen=True)

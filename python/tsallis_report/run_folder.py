@@ -89,7 +89,7 @@ class MethodRuns:
     name: str
     runs: list[Run]
     lengths: list[int]
-    scoring: str  # "exact", "tokens", "loss" or "bleu"
+    metrics: list[Json]  # the study's, then what is shown beside it: numbers of an evaluation
     groups: list[str]  # kinds of samples
     bins: list[int]  # where ranges of positions begin
     heat_items: int  # of a row of a heat map
@@ -108,13 +108,14 @@ class MethodRuns:
         """Every length with the evaluations of the runs."""
         return ((n, [scores[i] for scores in self._scores]) for i, n in enumerate(self.lengths))
 
-    def value(self, score: Json) -> float:
-        """An evaluation by the metric of the study."""
-        if self.scoring == "bleu":
-            return float(score["bleu"])
-        asked = asked_in(score)
-        of_all = number(score["loss"]) if self.scoring == "loss" else 100.0 * score["hits"]
-        return of_all / asked if asked else 0.0
+    def value(self, score: Json, metric: int = 0) -> float:
+        """An evaluation by one of the metrics."""
+        of = self.metrics[metric]
+        total = number(score[of["sum"]])
+        if not of["count"]:
+            return total
+        counted = score[of["count"]]
+        return of["factor"] * total / counted if counted else 0.0
 
     def observed(self, name: str) -> dict[int, list[float]]:
         """A number that the runs wrote while they trained, by ascending step."""

@@ -40,6 +40,9 @@ constexpr std::int64_t kLongestText = 32768;
 // Keys whose scores are looked at: memory grows with the square.
 constexpr std::int64_t kLongestScores = 4096;
 
+// Of whole answers.
+const lab::Metric kTokensRight = {.sum = "token_hits", .count = "tokens"};
+
 class EvalCommand : public Command {
  public:
   std::string Name() const override { return "eval"; }
@@ -110,33 +113,30 @@ class EvalCommand : public Command {
     for (const std::int64_t n : lengths_) {
       const std::int64_t samples =
           text_.empty() ? samples_ : std::min(samples_, loaded.task->Available(split, n));
-      const lab::SequenceLengthScore score =
+      const lab::Score score =
           lab::EvaluateLength(*loaded.model, *loaded.task, split, n, samples, *invocation.stop);
-      const double value = score.answers.Value(loaded.task->GetScoring());
+      const double value = metric.Value(score);
+      const std::int64_t hits = score.at("hits"), asked = score.at("asked");
       if (!json_) {
-        fmt::print(
-            "  n = {:<8}{:>6.{}f} {}   {}\n", n, value, metric.digits, metric.unit,
-            metric.higher_is_better
-                ? fmt::format("{} of {}", score.answers.hits, score.answers.asked) + OfTokens(score)
-                : Bits(value, *loaded.task, split) + fmt::format("{} tokens", score.answers.asked));
+        fmt::print("  n = {:<8}{:>6.{}f} {}   {}\n", n, value, metric.digits, metric.unit,
+                   metric.higher_is_better
+                       ? fmt::format("{} of {}", hits, asked) + OfTokens(score)
+                       : Bits(value, *loaded.task, split) + fmt::format("{} tokens", asked));
         std::fflush(stdout);
       }
-      rows.push_back({{"n", n},
-                      {"samples", score.samples},
-                      {"hits", score.answers.hits},
-                      {"asked", score.answers.asked},
-                      {metric.name, value}});
-      if (score.tokens.asked > 0) {
-        rows.back()["token_accuracy"] = score.tokens.Value(lab::Scoring::kTokens);
+      rows.push_back(
+          {{"n", n}, {"samples", samples}, {"hits", hits}, {"asked", asked}, {metric.name, value}});
+      if (score.contains("tokens")) {
+        rows.back()["token_accuracy"] = kTokensRight.Value(score);
       }
-      for (std::size_t bin = 0; bin < score.by_position.size(); ++bin) {
-        rows.back()["by_position"].push_back(
-            {{"begin", lab::PositionBin(bin)},
-             {"end", std::min(n, lab::PositionBin(bin + 1))},
-             {metric.name, score.by_position[bin].Value(lab::Scoring::kLoss)}});
+      const std::vector<double> by_position = ByPosition(score);
+      for (std::size_t bin = 0; bin < by_position.size(); ++bin) {
+        rows.back()["by_position"].push_back({{"begin", lab::PositionBin(bin)},
+                                              {"end", std::min(n, lab::PositionBin(bin + 1))},
+                                              {metric.name, by_position[bin]}});
       }
       const bool longest = n == *std::max_element(lengths_.begin(), lengths_.end());
-      if (!json_ && !quiet_ && longest) PrintByPosition(score);
+      if (!json_ && !quiet_ && longest) PrintByPosition(n, by_position);
     }
     if (!inputs_.empty()) {
       const std::int64_t n = *std::max_element(lengths_.begin(), lengths_.end());
@@ -164,10 +164,19 @@ class EvalCommand : public Command {
   }
 
   // ", 98.1 % of 1234 tokens" where whole answers are scored.
-  static std::string OfTokens(const lab::SequenceLengthScore& score) {
-    if (score.tokens.asked == 0) return "";
-    return fmt::format(", {:.1f} % of {} tokens", score.tokens.Value(lab::Scoring::kTokens),
-                       score.tokens.asked);
+  static std::string OfTokens(const lab::Score& score) {
+    if (!score.contains("tokens")) return "";
+    return fmt::format(", {:.1f} % of {} tokens", kTokensRight.Value(score),
+                       score["tokens"].get<std::int64_t>());
+  }
+
+  // The loss in the score's bins of positions; none where it does not count.
+  static std::vector<double> ByPosition(const lab::Score& score) {
+    std::vector<double> losses;
+    for (const auto& bin : score.value("by_position", lab::Score::array())) {
+      losses.push_back(lab::LossMetric("token").Value(bin[1].get<double>(), bin[0].get<double>()));
+    }
+    return losses;
   }
 
   void DrawScores(lab::LoadedSequenceModel& loaded) const {
@@ -207,17 +216,15 @@ class EvalCommand : public Command {
   }
 
   // The loss by position, as bars.
-  static void PrintByPosition(const lab::SequenceLengthScore& score) {
+  static void PrintByPosition(std::int64_t n, const std::vector<double>& losses) {
     double most = 0.0;
-    for (const lab::Answers& bin : score.by_position) {
-      most = std::max(most, bin.Value(lab::Scoring::kLoss));
-    }
+    for (const double loss : losses) most = std::max(most, loss);
     if (!(most > 0.0)) return;
     fmt::print("  by position:\n");
-    for (std::size_t i = 0; i < score.by_position.size(); ++i) {
-      const double loss = score.by_position[i].Value(lab::Scoring::kLoss);
-      const std::string range = fmt::format("{} to {}", lab::PositionBin(i),
-                                            std::min(score.n, lab::PositionBin(i + 1)) - 1);
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      const double loss = losses[i];
+      const std::string range =
+          fmt::format("{} to {}", lab::PositionBin(i), std::min(n, lab::PositionBin(i + 1)) - 1);
       std::string bar;
       for (int k = 0; k < std::lround(40.0 * loss / most); ++k) bar += "█";
       fmt::print("    {:<16}{:>6.3f}  {}\n", range, loss, bar);

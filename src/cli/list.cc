@@ -10,7 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/terminal.h"
-#include "lab/config/catalogue.h"
+#include "lab/config/experiment_kind.h"
 #include "lab/config/recipe.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/maps.h"

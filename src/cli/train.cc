@@ -15,9 +15,8 @@
 #include "cli/terminal.h"
 #include "cli/trained_model.h"
 #include "lab/progress/progress.h"
+#include "lab/train/experiment.h"
 #include "lab/train/memory.h"
-#include "lab/train/sequence_training.h"
-#include "lab/train/set_training.h"
 
 namespace tsallis::cli {
 
@@ -84,7 +83,7 @@ class TrainCommand : public Command {
                    fmt::format("seed-{}", seed_);
     }
     job.start = from_.empty() ? lab::StartOf(recipe.train, "runs", job.method->name, seed_) : from_;
-    if (!from_.empty() && !recipe.task.sequence) {
+    if (!from_.empty() && !recipe.Kind().TakesWeights()) {
       throw lab::UsageError("--from: expected a recipe of sequences, got \"" + recipe.name + "\"");
     }
     if (job.method->weights_of) {
@@ -131,20 +130,16 @@ class TrainCommand : public Command {
     };
     std::optional<lab::FolderLock> lock;
     if (job.processes.First()) lock.emplace(job.folder);
-    if (job.recipe->task.sequence) {
-      const std::unique_ptr<lab::SequenceModel> model = lab::MakeModel(job);
-      if (!progress_.quiet) PrintNote(*model);
-      lab::TrainSequences(job, *model, report, stop);
-    } else {
-      lab::TrainSet(job, report, stop);
-    }
+    const std::unique_ptr<lab::Experiment> experiment = lab::MakeExperiment(job);
+    if (!progress_.quiet) PrintNote(experiment->Note());
+    lab::Train(*experiment, job, report, stop);
   }
 
   // Tokens a second of a process on language, over all sessions of the run; 0 for other tasks.
   static double TokensPerSecond(const lab::TrainingJob& job) {
     const lab::TaskConfig& task = job.recipe->task;
     const double seconds = lab::RunFolder(job.folder).Seconds();
-    if (task.GetScoring() != lab::Scoring::kLoss || !(seconds > 0.0)) return 0.0;
+    if (task.generator->GetScoring() != lab::Scoring::kLoss || !(seconds > 0.0)) return 0.0;
     const double length = 0.5 * static_cast<double>(task.train_length_min + task.train_length_max);
     const double tokens = static_cast<double>(job.steps * job.recipe->train.batch) * length;
     return tokens / seconds / static_cast<double>(job.processes.Size());
@@ -155,7 +150,7 @@ class TrainCommand : public Command {
     const bool best = std::filesystem::exists(folder.BestPath());
     const std::filesystem::path path = best ? folder.BestPath() : folder.FinalPath();
     const auto metadata = lab::ReadTensors(path).metadata;
-    const lab::Metric metric = job.recipe->task.GetMetric();
+    const lab::Metric metric = job.recipe->task.generator->GetMetric();
     const double rate = TokensPerSecond(job);
     if (const auto damaged = job.folder / "metrics.damaged"; std::filesystem::exists(damaged)) {
       fmt::print(stderr, "{}: holds damaged lines that stood in metrics.jsonl\n", damaged.string());

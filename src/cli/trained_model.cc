@@ -37,7 +37,7 @@ lab::LoadedSequenceModel TrainedModelOptions::Load() const {
   if (threads) at::set_num_threads(*threads);
   lab::FlushDenormals();  // as where it was trained
   lab::LoadedSequenceModel loaded = lab::LoadSequenceModel(path, lab::DeviceNamed(device));
-  PrintNote(*loaded.model);
+  PrintNote(loaded.model->Note());
   if (!task.empty()) {
     loaded.task = lab::MakeSequenceTask(task, settings);
     loaded.task_name = task;
@@ -45,8 +45,8 @@ lab::LoadedSequenceModel TrainedModelOptions::Load() const {
   return loaded;
 }
 
-void PrintNote(const lab::SequenceModel& model) {
-  if (const std::string note = model.Note(); !note.empty()) fmt::print(stderr, "{}\n", note);
+void PrintNote(const std::string& note) {
+  if (!note.empty()) fmt::print(stderr, "{}\n", note);
 }
 
 void CheckVocabulary(const lab::LoadedSequenceModel& loaded, const std::string& option,

@@ -29,7 +29,7 @@ struct TrainedModelOptions {
 };
 
 // Says on stderr what people should know of how a model computes, if there is something.
-void PrintNote(const lab::SequenceModel& model);
+void PrintNote(const std::string& note);
 
 // UsageError, which begins with `option`, unless the task has the model's tokens. `kind`: "task" or
 // "text".

@@ -49,8 +49,9 @@ class TranslateCommand : public Command {
     model_.DeclareModel(app);
     app.add_option("--input", input_,
                    "File of one sentence a line; default: standard input, line by line");
-    app.add_option("--reference", reference_,
-                   "File of the right translations, one a line: prints BLEU and chrF at the end");
+    app.add_option(
+        "--reference", reference_,
+        "File of the right translations, one a line: prints their scores by sacrebleu at the end");
     app.add_option("--beams", beams_, "Beams of the search; 1: the likeliest token each time")
         ->check(IntegerFrom(1, 64))
         ->capture_default_str();
@@ -70,7 +71,7 @@ class TranslateCommand : public Command {
     const std::vector<std::string> references =
         reference_.empty() ? std::vector<std::string>() : LinesOf("--reference", reference_);
     lab::LoadedSequenceModel loaded = model_.Load();
-    if (loaded.task->GetScoring() != lab::Scoring::kBleu) {
+    if (loaded.task->GetScoring() != lab::Scoring::kWritten) {
       throw lab::UsageError(fmt::format("{}: expected a model of translation, it was trained on {}",
                                         model_.path, loaded.task_name));
     }
@@ -121,7 +122,7 @@ class TranslateCommand : public Command {
       lab::WriteFileAtomically(show_ / "alignment.json", Json{{"sentences", shown_}}.dump() + "\n");
       lab::RenderAlignments(show_, lab::PythonExecutable(), lab::SourceDir());
     }
-    Print(scores);
+    Print(scores, loaded.task->Metrics());
     return 0;
   }
 
@@ -220,23 +221,28 @@ class TranslateCommand : public Command {
     return chosen;
   }
 
-  void Print(const std::optional<lab::TranslationScores>& scores) const {
+  void Print(const std::optional<lab::TranslationScores>& scores,
+             const std::vector<lab::Metric>& metrics) const {
     if (json_) {
       Json document = {{"weights", model_.path}, {"sentences", Json::array()}};
       for (std::size_t i = 0; i < done_.size(); ++i) {
         document["sentences"].push_back({{"source", read_[i]}, {"translation", done_[i]}});
       }
       if (scores) {
-        document["bleu"] = scores->bleu;
-        document["chrf"] = scores->chrf;
+        document.update(scores->of_corpus);
         document["signature"] = scores->signature;
       }
       PrintJson(document);
       return;
     }
     if (scores) {
-      fmt::print(stderr, "BLEU {:.1f}, chrF {:.1f} ({})\n", scores->bleu, scores->chrf,
-                 scores->signature);
+      std::string text;
+      for (const lab::Metric& metric : metrics) {
+        if (metric.AddsUp()) continue;  // no score of a text
+        text += fmt::format("{}{} {:.{}f}", text.empty() ? "" : ", ", metric.name,
+                            metric.Value(scores->of_corpus), metric.digits);
+      }
+      fmt::print(stderr, "{} ({})\n", text, scores->signature);
     }
     if (!show_.empty() && !quiet_) {
       fmt::print(stderr, "Pictures of {} sentences: {}\n", shown_.size(), show_.string());

@@ -13,27 +13,15 @@
 #include "lab/base/paths.h"
 #include "lab/base/suggest.h"
 #include "lab/base/toml_reader.h"
-#include "lab/config/catalogue.h"
+#include "lab/config/experiment_kind.h"
 #include "lab/config/recipe_checks.h"
 #include "lab/nn/decoder_describe.h"
-#include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
 
 namespace {
 
 // ---- what a key may hold ------------------------------------------------------------------------
-
-std::string CheckLengths(const std::vector<std::int64_t>& lengths) {
-  constexpr const char* kExpected = "lengths > 0, each larger than the one before, at least one";
-  if (lengths.empty()) return kExpected;
-  std::int64_t before = 0;
-  for (const std::int64_t length : lengths) {
-    if (length <= before) return kExpected;
-    before = length;
-  }
-  return "";
-}
 
 std::string CheckPaper(const std::vector<double>& values) {
   const bool fine = std::all_of(values.begin(), values.end(),
@@ -62,15 +50,6 @@ std::string Convert(const toml::node& node, LengthRange& range) {
   range.min = ends[0];
   range.max = ends[1];
   return "";
-}
-
-// Beyond these, numbers are slips: no machine holds such a batch, and no one waits for so many
-// steps.
-constexpr std::int64_t kMostSamples = 1LL << 24;
-constexpr std::int64_t kMostSteps = 1LL << 40;
-
-Check<std::int64_t> UpTo(std::int64_t most) {
-  return Within<std::int64_t>(1, most, fmt::format("an integer from 1 to {}", most));
 }
 
 // ---- the keys, once each ------------------------------------------------------------------------
@@ -130,32 +109,12 @@ void Describe(TableReader& table, MethodConfig& method) {
 void Describe(TableReader& table, TaskConfig& task) {
   table.Required("name", task.name, OneOf(Names(Tasks())));
   table.Optional("train_length", LengthRange{task.train_length_min, task.train_length_max});
-  if (const SequenceTaskEntry* entry = FindSequenceTask(task.name)) {
-    table.Required("eval_lengths", task.eval_lengths, CheckLengths);
-    table.Optional("eval_samples", task.eval_samples, UpTo(kMostSamples));
-    table.Optional("eval_tokens", task.eval_tokens, IfGiven(Positive<std::int64_t>()));
-    table.Optional("eval_samples_lost", task.eval_samples_lost, IfGiven(Positive<std::int64_t>()));
-    const std::size_t shared = table.Scalars().size();
-    task.sequence = entry->make(table);
-    task.settings.assign(table.Scalars().begin() + static_cast<std::ptrdiff_t>(shared),
-                         table.Scalars().end());
-    return;
-  }
-  table.Optional("classes", task.classes,
-                 Within<std::int64_t>(2, 1 << 20, "at least two classes (and at most 2^20)"));
-  table.Required("eval_lengths", task.eval_lengths, CheckLengths);
-  table.Optional("eval_items", task.eval_items, UpTo(kMostSteps));
-  table.Optional("eval_sets_min", task.eval_sets_min, UpTo(kMostSamples));
-  table.Optional("eval_sets_max", task.eval_sets_max, UpTo(kMostSamples));
+  KindOfTask(task.name).Read(table, task);
 }
 
 void Describe(TableReader& table, ModelConfig& model) {
   table.Required("name", model.name, OneOf(Names(Models())));
-  if (model.OfSequences()) {
-    Describe<TableReader>(table, model.decoder);
-  } else {
-    table.Optional("width", model.width, UpTo(1 << 16));
-  }
+  KindOfModel(model.name).Read(table, model);
 }
 
 void Describe(TableReader& table, TrainConfig& train) {
@@ -202,6 +161,8 @@ void Describe(TableReader& table, Recipe& recipe) {
   table.Required("scale", recipe.scales);
 }
 
+const ExperimentKind& Recipe::Kind() const { return KindOfModel(model.name); }
+
 const MethodConfig& Recipe::Method(const std::string& method) const {
   if (const MethodConfig* found = FindMethod(*this, method)) return *found;
   throw UsageError("recipe \"" + name + "\" has no method \"" + method + "\"" +
@@ -229,7 +190,9 @@ void TrainedAt(std::int64_t length, Positions& positions) {
 
 DecoderConfig Recipe::Decoder(const MethodConfig& method) const {
   DecoderConfig config = model.decoder;
-  if (task.sequence) config.vocabulary = task.sequence->Vocabulary();
+  if (const SequenceTask* sequences = task.Sequences()) {
+    config.vocabulary = sequences->Vocabulary();
+  }
   if (method.attention) {
     config.overrides = {*method.attention};
     config.attention = config.Head(0, 0);

@@ -83,8 +83,11 @@ struct TaskConfig : MaxRetrievalConfig {
   std::int64_t eval_sets_min = 256;
   std::int64_t eval_sets_max = 4096;
 
-  // Sequence tasks; null for max retrieval.
-  std::shared_ptr<const SequenceTask> sequence;
+  // What draws samples; Sequences(): the same where these are sequences, else null.
+  std::shared_ptr<const Task> generator;
+  const SequenceTask* Sequences() const {
+    return dynamic_cast<const SequenceTask*>(generator.get());
+  }
   // The task's own settings, defaults included, as JSON texts.
   std::vector<std::pair<std::string, std::string>> settings;
   // At every length; tasks that are scored by their loss: at the longest length of training, and as
@@ -96,15 +99,12 @@ struct TaskConfig : MaxRetrievalConfig {
   // at which no answer was right.
   std::optional<std::int64_t> eval_samples_lost;
 
-  Scoring GetScoring() const { return sequence ? sequence->GetScoring() : Scoring::kExact; }
-  Metric GetMetric() const {
-    return sequence ? sequence->GetMetric() : MetricOf(Scoring::kExact, "set");
-  }
   // Samples at length n where `asked` are wanted, as eval_samples and eval_tokens say.
   std::int64_t Samples(std::int64_t asked, std::int64_t n) const {
-    const std::int64_t most = GetScoring() == Scoring::kLoss ? asked * train_length_max / n
-                              : eval_tokens                  ? std::min(asked, *eval_tokens / n)
-                                                             : asked;
+    const std::int64_t most = generator->GetScoring() == Scoring::kLoss
+                                  ? asked * train_length_max / n
+                              : eval_tokens ? std::min(asked, *eval_tokens / n)
+                                            : asked;
     return std::max<std::int64_t>(1, most);
   }
 };
@@ -113,9 +113,9 @@ struct ModelConfig {
   std::string name;          // "set-attention", "decoder", "encoder-decoder"
   std::int64_t width = 128;  // set-attention
   DecoderConfig decoder;     // the others; its vocabulary is the task's
-
-  bool OfSequences() const { return IsSequenceModel(name); }
 };
+
+class ExperimentKind;
 
 inline constexpr int kMostSeeds = 100000;  // of a scale
 
@@ -152,6 +152,8 @@ struct Recipe {
   TrainConfig train;
   std::vector<MethodConfig> methods;
   std::map<std::string, ScaleConfig> scales;
+
+  const ExperimentKind& Kind() const;  // the model's
 
   const MethodConfig& Method(const std::string& method) const;  // UsageError with a suggestion
   const ScaleConfig& Scale(const std::string& scale) const;     // UsageError with a suggestion

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "lab/base/suggest.h"
+#include "lab/config/experiment_kind.h"
 #include "lab/nn/maps.h"
 
 namespace tsallis::lab {
@@ -58,62 +59,15 @@ void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std:
   } else if (owner->weights_of) {
     problems.Add(key, "\"" + owner->name + "\" borrows the weights of \"" + *owner->weights_of +
                           "\" itself; name that one");
-  } else if (recipe.model.OfSequences()) {
-    if (!LearnAlike(recipe.Decoder(*owner), recipe.Decoder(method))) {
-      problems.Add(key, "the heads of \"" + owner->name +
-                            "\" learn other tensors: expected the same length scaling, learned "
-                            "alpha and learned slopes");
-    }
-  } else if (owner->length_scaling.kind != method.length_scaling.kind) {
-    // The learned scale is among the weights: the borrower would miss it, or carry one that was
-    // never trained.
-    problems.Add(key, "the length scaling of \"" + owner->name + "\" is of another kind");
-  }
-}
-
-// Says what is wrong with the decoder of a method; empty: nothing.
-std::string DecoderProblem(const Recipe& recipe, const MethodConfig& method) {
-  try {
-    const TrainConfig train = recipe.TrainedBy(method).train;
-    CheckSequenceModel(recipe.model.name, recipe.Decoder(method),
-                       train.device != "cpu" || train.split != "batch");
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-// Methods of a decoder differ in their attention; those of the set model have keys of their own.
-void CheckMethodKind(const Recipe& recipe, const MethodConfig& method, const std::string& path,
-                     TomlProblems& problems) {
-  if (!recipe.model.OfSequences()) {
-    if (!problems.Given(path + ".map")) problems.AddMissing(path, "map");
-    if (method.attention) {
-      problems.Add(path + ".attention", "only has an effect with a model of sequences");
-    }
-    if (method.map == "stick-breaking") {
-      problems.Add(path + ".map",
-                   "\"stick-breaking\" needs an order of the keys, and a set has none");
-    }
-    if (method.map == "top-k-softmax" && method.top_k < 1) problems.AddMissing(path, "top_k");
-    return;
-  }
-  std::vector<std::string> keys = {"map", "alpha", "theta", "length_scaling"};
-  for (const MapNumber& number : MapNumbers()) keys.emplace_back(number.key);
-  for (const std::string& key : keys) {
-    if (!problems.Given(path + "." + key)) continue;
-    problems.Add(path + "." + key,
-                 "methods of a model of sequences say this in attention = { ... }");
-  }
-  if (const std::string problem = DecoderProblem(recipe, method); !problem.empty()) {
-    // A mistake that is there without the method's attention too is the model's, and reported once.
-    if (problem != DecoderProblem(recipe, MethodConfig())) problems.Add(path, problem);
+  } else if (const std::string why = recipe.Kind().WhyNotBorrowed(recipe, *owner, method);
+             !why.empty()) {
+    problems.Add(key, why);
   }
 }
 
 void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems& problems) {
   const std::string path = "method." + method.name;
-  CheckMethodKind(recipe, method, path, problems);
+  recipe.Kind().CheckMethod(recipe, method, path, problems);
   const auto belongs = [&](const std::string& key, const char* map) {
     if (method.map != map && problems.Given(path + "." + key)) {
       problems.Add(path + "." + key, "has no effect with map = \"" + method.map + "\"");
@@ -146,74 +100,21 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
   if (method.weights_of) problems.Add(path + ".train", "has no effect beside weights_of");
 }
 
-void CheckSequences(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
-  const bool of_sequences = recipe.model.OfSequences();
-  if (of_sequences != (recipe.task.sequence != nullptr) && !recipe.task.name.empty()) {
-    problems.Add("model.name", fmt::format("\"{}\" does not fit the task \"{}\"", recipe.model.name,
-                                           recipe.task.name));
-  }
-  if (recipe.model.name == "encoder-decoder" && recipe.task.sequence) {
-    const Scoring scoring = recipe.task.sequence->GetScoring();
-    if (scoring == Scoring::kTokens || scoring == Scoring::kLoss) {
-      problems.Add("model.name",
-                   fmt::format("\"encoder-decoder\" takes a task with a question and an answer to "
-                               "write, \"{}\" has none",
-                               recipe.task.name));
-    }
-  }
-  if (recipe.task.eval_samples_lost && recipe.task.GetScoring() != Scoring::kExact) {
-    problems.Add(
-        "task.eval_samples_lost",
-        fmt::format("\"{}\" has no answers that are right or wrong as a whole", recipe.task.name));
-  }
-  const auto exists = [&](const std::string& key, std::int64_t length) {
-    if (!recipe.task.sequence) return;
-    try {
-      recipe.task.sequence->CheckLength(length);
-    } catch (const UsageError& error) {
-      problems.Add(key, error.what());
-    }
-  };
-  exists("task.train_length", recipe.task.train_length_min);
-  exists("task.train_length", recipe.task.train_length_max);
-  // A scale may change the task so that not all lengths of the recipe exist, and read others.
-  const auto found = recipe.scales.find(scale);
-  if (found != recipe.scales.end() && found->second.eval_lengths) {
-    for (const std::int64_t length : *found->second.eval_lengths) {
-      exists("scale." + scale + ".eval_lengths", length);
-    }
-  } else {
-    for (const std::int64_t length : recipe.task.eval_lengths) exists("task.eval_lengths", length);
-  }
-  const std::int64_t vocabulary = recipe.model.decoder.vocabulary;
-  if (recipe.task.sequence && vocabulary != 0 && vocabulary != recipe.task.sequence->Vocabulary()) {
-    problems.Add("model.vocabulary", fmt::format("the task has {} tokens; leave this key out",
-                                                 recipe.task.sequence->Vocabulary()));
-  }
+// Learning rates that are chosen, and the validation that chooses them.
+void CheckRates(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
   const TrainConfig& train = recipe.train;
   for (const char* key : {".grid_steps", ".grid_seeds"}) {
     if (train.lr_grid.empty() && problems.Given("scale." + scale + key)) {
       problems.Add("scale." + scale + key, "has no effect without train.lr_grid");
     }
   }
-  if (train.device != "cpu" && !recipe.model.OfSequences()) {
-    problems.Add("train.device", "expected \"cpu\" with model \"" + recipe.model.name +
-                                     "\", got \"" + train.device + "\"");
-  }
   if (train.validate_every > 0) {
-    exists("train.best_length", train.best_length);
     if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");
   } else if (train.best_floor > 0.0) {
     problems.Add("train.best_floor", "has no effect without validate_every");
   }
   if (!train.lr_grid.empty() && train.validate_every == 0) {
     problems.Add("train.lr_grid", "needs validate_every: rates are chosen by validation samples");
-  }
-  if (!of_sequences && !train.start.empty()) {
-    problems.Add("train.start", "has no effect with this model");
-  }
-  if (!of_sequences && train.accumulate > 1) {
-    problems.Add("train.accumulate", "has no effect with this model");
   }
 }
 
@@ -235,6 +136,21 @@ void CheckLike(const Recipe& recipe, const ScaleConfig& scale, const std::string
 
 }  // namespace
 
+std::string CheckLengths(const std::vector<std::int64_t>& lengths) {
+  constexpr const char* kExpected = "lengths > 0, each larger than the one before, at least one";
+  if (lengths.empty()) return kExpected;
+  std::int64_t before = 0;
+  for (const std::int64_t length : lengths) {
+    if (length <= before) return kExpected;
+    before = length;
+  }
+  return "";
+}
+
+Check<std::int64_t> UpTo(std::int64_t most) {
+  return Within<std::int64_t>(1, most, fmt::format("an integer from 1 to {}", most));
+}
+
 std::string CheckName(const std::string& name) { return IsName(name) ? "" : kNameExpected; }
 
 std::vector<std::string> MethodNames(const Recipe& recipe) {
@@ -251,11 +167,14 @@ const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
 }
 
 void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
-  CheckSequences(recipe, scale, problems);
-  CheckTraining(recipe, recipe.train, "train", problems);
-  if (recipe.task.eval_sets_min > recipe.task.eval_sets_max) {
-    problems.Add("task.eval_sets_min", "larger than task.eval_sets_max");
+  const ExperimentKind& kind = recipe.Kind();
+  if (&kind != &KindOfTask(recipe.task.name) && !recipe.task.name.empty()) {
+    problems.Add("model.name", fmt::format("\"{}\" does not fit the task \"{}\"", recipe.model.name,
+                                           recipe.task.name));
   }
+  kind.Check(recipe, scale, problems);
+  CheckRates(recipe, scale, problems);
+  CheckTraining(recipe, recipe.train, "train", problems);
   const auto check_method = [&](const char* key, const std::string& method) {
     if (FindMethod(recipe, method) != nullptr) return;
     problems.Add(key,
@@ -266,18 +185,11 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   if (recipe.figure != "accuracy" && recipe.figure != "flow") {
     problems.Add("study.figure", "expected \"accuracy\" or \"flow\", got \"" + recipe.figure + '"');
   }
-  if (recipe.figure == "flow" && !recipe.model.OfSequences()) {
-    problems.Add("study.figure", "\"flow\" is of a model of sequences");
-  }
   const std::vector<std::int64_t>& lengths = recipe.task.eval_lengths;
   if (recipe.finding_length != 0 &&
       std::find(lengths.begin(), lengths.end(), recipe.finding_length) == lengths.end()) {
     problems.Add("study.finding_length",
                  "expected one of task.eval_lengths, got " + std::to_string(recipe.finding_length));
-  }
-  if (recipe.model.OfSequences()) {
-    const std::string problem = DecoderProblem(recipe, MethodConfig());
-    if (!problem.empty()) problems.Add("model", problem);
   }
   std::set<std::string> seen;
   for (const MethodConfig& method : recipe.methods) {

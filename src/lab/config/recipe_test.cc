@@ -211,7 +211,7 @@ TEST(Recipes, BaselinesHaveAScaleOfTheirOwn) {
       for (const std::string& method : config.methods) {
         const MethodConfig& one = recipe.Method(method);
         const AttentionConfig head = recipe.Decoder(one).attention;
-        const std::string& map = recipe.task.sequence ? head.map : one.map;
+        const std::string& map = recipe.task.Sequences() ? head.map : one.map;
         const bool baseline =
             (map != "softmax" && map != "entmax" && map != "adaptive-temperature") ||
             head.sink != "none";
@@ -219,7 +219,7 @@ TEST(Recipes, BaselinesHaveAScaleOfTheirOwn) {
         baselines += baseline ? 1 : 0;
       }
     }
-    EXPECT_EQ(baselines, recipe.task.sequence ? 8U : 4U) << name;
+    EXPECT_EQ(baselines, recipe.task.Sequences() ? 8U : 4U) << name;
   }
   const Recipe copy = AtScale(FindRecipe("copy"), "baselines");
   EXPECT_EQ(copy.task.train_length_max, 32);  // as in the small scale
@@ -417,8 +417,8 @@ TEST_F(SequenceRecipeTest, SaysWhatSeveralProcessesShare) {
 
 TEST_F(SequenceRecipeTest, DescribesTaskModelAndMethods) {
   const Recipe recipe = Load(kSequences);
-  ASSERT_TRUE(recipe.task.sequence);
-  EXPECT_EQ(recipe.task.sequence->Vocabulary(), 10);
+  ASSERT_TRUE(recipe.task.Sequences());
+  EXPECT_EQ(recipe.task.Sequences()->Vocabulary(), 10);
   EXPECT_EQ(recipe.task.settings,
             (std::vector<std::pair<std::string, std::string>>{{"write_probability", "0.2"}}));
   const DecoderConfig softmax = recipe.Decoder(recipe.Method("softmax"));

@@ -18,7 +18,7 @@ constexpr std::size_t kTogether = 64;
 
 const FramedTask& FramedOf(const SequenceTask& task) {
   const auto* framed = dynamic_cast<const FramedTask*>(&task);
-  if (framed != nullptr && framed->GetScoring() == Scoring::kBleu) return *framed;
+  if (framed != nullptr && framed->GetScoring() == Scoring::kWritten) return *framed;
   throw UsageError("expected a task of translation");
 }
 

@@ -23,7 +23,7 @@
 #include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/train/load_model.h"
-#include "lab/train/sequence_training.h"
+#include "lab/train/sequence_experiment.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
 
@@ -355,12 +355,12 @@ TEST(EncoderDecoder, LearnsToCopyAndIsLoadedAgain) {
   const Recipe recipe = CopyRecipe();
   const TemporaryFolder folder;
   const TrainingJob job{&recipe, &recipe.methods[1], 5, 400, folder.Path() / "run"};
-  const std::unique_ptr<SequenceModel> model = MakeModel(job);
-  TrainSequences(
-      job, *model, [](const JobStatus&) {}, never);
-  const SequenceLengthScore score =
-      EvaluateLength(*model, *recipe.task.sequence, Split::kTest, 1, 100, never);
-  EXPECT_GE(score.answers.hits, 90) << "of " << score.answers.asked;
+  SequenceExperiment experiment(job);
+  Train(
+      experiment, job, [](const JobStatus&) {}, never);
+  SequenceModel* model = &experiment.Model();
+  const Score score = EvaluateLength(*model, *recipe.task.Sequences(), Split::kTest, 1, 100, never);
+  EXPECT_GE(score["hits"], 90) << "of " << score["asked"];
   LoadedSequenceModel loaded = LoadSequenceModel(job.folder);
   EXPECT_STREQ(loaded.model->Architecture(), "encoder-decoder");
   EXPECT_TRUE(at::equal(loaded.model->FlatParameters(), model->FlatParameters()));
@@ -370,7 +370,7 @@ TEST(EncoderDecoder, LearnsToCopyAndIsLoadedAgain) {
   std::int64_t right = 0;
   for (std::int64_t i = 0; i < 100; ++i) {
     const Question question =
-        QuestionOf(recipe.task.sequence->Draw(kEvaluationSeed, Split::kTest, i, 1));
+        QuestionOf(recipe.task.Sequences()->Draw(kEvaluationSeed, Split::kTest, i, 1));
     GenerateOptions options;
     options.steps = static_cast<std::int64_t>(question.answer.size());
     options.sampler.temperature = 0.0;
@@ -382,7 +382,7 @@ TEST(EncoderDecoder, LearnsToCopyAndIsLoadedAgain) {
     free.given.clear();
     EXPECT_GE(Generate(*model, {free}, options)[0].log_likelihood, greedy.log_likelihood - 1e-4);
   }
-  EXPECT_EQ(right, score.answers.hits);
+  EXPECT_EQ(right, score["hits"]);
 }
 
 TEST(EncoderDecoder, IsTheSameForAnyNumberOfThreads) {
@@ -392,11 +392,11 @@ TEST(EncoderDecoder, IsTheSameForAnyNumberOfThreads) {
     const Recipe recipe = CopyRecipe();
     const TemporaryFolder folder;
     const TrainingJob job{&recipe, &recipe.methods[1], 5, 5, folder.Path() / "run"};
-    const std::unique_ptr<SequenceModel> model = MakeModel(job);
-    TrainSequences(
-        job, *model, [](const JobStatus&) {}, never);
+    SequenceExperiment experiment(job);
+    Train(
+        experiment, job, [](const JobStatus&) {}, never);
     at::set_num_threads(before);
-    return model->FlatParameters().clone();
+    return experiment.FlatParameters().clone();
   };
   EXPECT_TRUE(at::equal(trained(1), trained(2)));
 }

@@ -12,6 +12,7 @@ namespace {
 
 struct Entry {
   const char* name;
+  const char* description;
   void (*check)(const DecoderConfig& config, const std::string& path);
   // Of a model on another device than the CPU, or whose sequences are split.
   void (*check_elsewhere)(const DecoderConfig& config, const std::string& path);
@@ -25,12 +26,15 @@ std::unique_ptr<SequenceModel> Make(const DecoderConfig& config, std::uint64_t s
   return std::make_unique<Model>(config, seed, device);
 }
 
+constexpr Entry kEntries[] = {
+    {"decoder", "causal transformer, sandwich or pre-norm, for sequences and language",
+     CheckDecoder, CheckDecoderElsewhere, Make<Decoder>},
+    {"encoder-decoder", "transformer that reads a source and writes a target, for translation",
+     CheckEncoderDecoder, CheckEncoderDecoder, Make<EncoderDecoder>},
+};
+
 const Entry* FindOrNull(const std::string& architecture) {
-  static const Entry entries[] = {
-      {"decoder", CheckDecoder, CheckDecoderElsewhere, Make<Decoder>},
-      {"encoder-decoder", CheckEncoderDecoder, CheckEncoderDecoder, Make<EncoderDecoder>},
-  };
-  for (const Entry& entry : entries) {
+  for (const Entry& entry : kEntries) {
     if (architecture == entry.name) return &entry;
   }
   return nullptr;
@@ -42,6 +46,12 @@ const Entry& Find(const std::string& architecture) {
 }
 
 }  // namespace
+
+std::vector<CatalogueEntry> SequenceModels() {
+  std::vector<CatalogueEntry> models;
+  for (const Entry& entry : kEntries) models.push_back({entry.name, entry.description});
+  return models;
+}
 
 bool IsSequenceModel(const std::string& name) { return FindOrNull(name) != nullptr; }
 

@@ -6,10 +6,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "lab/base/catalogue.h"
 #include "lab/nn/sequence_model.h"
 
 namespace tsallis::lab {
+
+std::vector<CatalogueEntry> SequenceModels();
 
 // Whether recipes have a model of sequences of this name.
 bool IsSequenceModel(const std::string& name);

@@ -12,7 +12,6 @@
 
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/parameters.h"
-#include "lab/tasks/metric.h"
 #include "lab/tasks/token_batch.h"
 
 namespace tsallis::lab {
@@ -35,10 +34,13 @@ struct SequenceScore {
                           const std::vector<std::int64_t>& label,
                           const std::vector<std::int64_t>& sequence);
 
-  // Correct answers under the task's scoring rule.
-  Answers Of(Scoring scoring) const {
-    return scoring == Scoring::kExact ? Answers{sequences, exact, loss}
-                                      : Answers{scored, hits, loss};
+  // Adds the sums of another batch; what is known of single positions and sequences stays.
+  void AddSums(const SequenceScore& more) {
+    loss += more.loss;
+    scored += more.scored;
+    hits += more.hits;
+    sequences += more.sequences;
+    exact += more.exact;
   }
 
   double Mean() const { return scored == 0 ? 0.0 : loss / static_cast<double>(scored); }
@@ -97,7 +99,7 @@ class SequenceModel {
  public:
   virtual ~SequenceModel() = default;
 
-  // The name in Models() of lab/config/catalogue.h.
+  // The name in SequenceModels() of models.h.
   virtual const char* Architecture() const = 0;
   // The given configuration, with `compute` and `head_dim` filled in.
   virtual const DecoderConfig& Config() const = 0;

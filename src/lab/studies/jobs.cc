@@ -16,15 +16,10 @@
 #include "lab/base/denormals.h"
 #include "lab/base/errors.h"
 #include "lab/base/files.h"
-#include "lab/eval/evaluate_sequences.h"
-#include "lab/eval/evaluate_sets.h"
-#include "lab/eval/observe_heads.h"
-#include "lab/nn/models.h"
+#include "lab/eval/scores.h"
 #include "lab/studies/cores.h"
-#include "lab/tasks/sequence_batch.h"
+#include "lab/train/experiment.h"
 #include "lab/train/memory.h"
-#include "lab/train/sequence_training.h"
-#include "lab/train/set_training.h"
 
 namespace tsallis::lab {
 namespace {
@@ -38,9 +33,9 @@ fs::path ScoresPath(const Job& job, const MethodConfig& method) {
 fs::path HeadsPath(const Job& job) { return job.folder / ("heads-" + job.trains->name + ".json"); }
 
 // Whether there is nothing more to learn of a job that has been evaluated: its heads have been
-// looked at, or its weights are gone.
+// looked at, or there are none, or its weights are gone.
 bool HeadsSeen(const TaskConfig& task, const Job& job) {
-  if (!RunFolder(job.folder).Finished()) return true;
+  if (!job.recipe->Kind().HasHeads() || !RunFolder(job.folder).Finished()) return true;
   return std::all_of(task.eval_lengths.begin(), task.eval_lengths.end(),
                      [&](std::int64_t n) { return job.heads.At(n) != nullptr; }) &&
          std::all_of(job.map_lengths.begin(), job.map_lengths.end(),
@@ -50,46 +45,25 @@ bool HeadsSeen(const TaskConfig& task, const Job& job) {
 // How many samples a model is read on at each length, one after the other.
 class SampleCounts {
  public:
-  explicit SampleCounts(const TaskConfig& task) : task_(task) {}
+  SampleCounts(const ExperimentKind& kind, const TaskConfig& task) : kind_(kind), task_(task) {}
 
   std::int64_t At(std::int64_t n) const {
-    const std::int64_t samples = task_.Samples(task_.eval_samples, n);
+    const std::int64_t samples = kind_.TestSamples(task_, n);
     return lost_ >= 2 ? std::min(samples, task_.eval_samples_lost.value_or(samples)) : samples;
   }
-  void Add(const Answers& answers) { lost_ = answers.hits == 0 ? lost_ + 1 : 0; }
+  void Add(const Score& score) { lost_ = score["hits"] == 0 ? lost_ + 1 : 0; }
 
  private:
+  const ExperimentKind& kind_;
   const TaskConfig& task_;
   int lost_ = 0;  // lengths in a row, the last, at which nothing was right
 };
-
-// The samples of a finished evaluation, length by length; nothing if it is not there.
-std::optional<std::vector<std::int64_t>> Load(const fs::path& path, const TaskConfig& task) {
-  std::vector<std::int64_t> counts;
-  if (!task.sequence) {
-    if (!LoadScores(path, task)) return std::nullopt;
-    for (const std::int64_t n : task.eval_lengths) counts.push_back(EvalSets(task, n));
-    return counts;
-  }
-  const std::vector<SequenceLengthScore> all = LoadSequenceScores(path);
-  SampleCounts samples(task);
-  for (const std::int64_t n : task.eval_lengths) {
-    counts.push_back(samples.At(n));
-    const auto score = FindScore(all, n, counts.back());
-    if (!score) return std::nullopt;
-    samples.Add(score->answers);
-  }
-  return counts;
-}
 
 // The settings with which a method reads the weights of another one, which stand in no config.json;
 // empty for the method that was trained.
 std::string BorrowersSettings(const Job& job, const MethodConfig& method) {
   if (method.name == job.trains->name) return "";
-  const SetAttentionConfig& of_sets = method;
-  const nlohmann::ordered_json settings =
-      job.recipe->task.sequence ? ToJson(job.recipe->Decoder(method)) : ToJson(of_sets);
-  return settings.dump() + "\n";
+  return job.recipe->Kind().Attention(*job.recipe, method).dump() + "\n";
 }
 
 fs::path SettingsPath(const Job& job, const MethodConfig& method) {
@@ -111,10 +85,20 @@ void KeepSettings(const Job& job, const MethodConfig& method) {
   WriteFileAtomically(SettingsPath(job, method), BorrowersSettings(job, method));
 }
 
+// The samples of a finished evaluation, length by length; nothing if it is not there.
 std::optional<std::vector<std::int64_t>> LoadOf(const TaskConfig& task, const Job& job,
                                                 const MethodConfig& method) {
   if (IsOutdated(job, method)) return std::nullopt;
-  return Load(ScoresPath(job, method), task);
+  const std::vector<Score> scores = LoadScores(ScoresPath(job, method));
+  std::vector<std::int64_t> counts;
+  SampleCounts samples(job.recipe->Kind(), task);
+  for (const std::int64_t n : task.eval_lengths) {
+    counts.push_back(samples.At(n));
+    const Score* score = FindScore(scores, n, counts.back());
+    if (score == nullptr) return std::nullopt;
+    samples.Add(*score);
+  }
+  return counts;
 }
 
 bool IsFinished(const TaskConfig& task, Job& job, JobGoal goal) {
@@ -123,49 +107,18 @@ bool IsFinished(const TaskConfig& task, Job& job, JobGoal goal) {
 
 using Report = std::function<void(const JobStatus&)>;
 
-// Both kinds of model: claim the folder, so that one of other settings is refused even if it is
-// finished; train; then `evaluating` and evaluate what is not there yet.
-
-void RunSets(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
-             const Report& report, const std::function<void()>& evaluating,
-             const std::atomic<bool>& stop) {
-  ClaimSetFolder(training);
-  if (IsFinished(task, job, goal)) return;
-  const FolderLock lock(job.folder);
-  SetAttention model = TrainSet(training, report, stop);
-  if (goal == JobGoal::kTrain) return;
-  evaluating();
-  for (const MethodConfig* method : job.evaluates) {
-    if (LoadOf(task, job, *method)) continue;
-    if (method->name != job.trains->name) KeepSettings(job, *method);
-    model.Attend(*method);
-    SaveScores(ScoresPath(job, *method), EvaluateSets(model, task, job.draws, stop));
-  }
-}
-
 // Long lengths take long: each is kept as soon as it is there.
-void EvaluateMissing(const TaskConfig& task, SequenceModel& model, const fs::path& path,
-                     const std::atomic<bool>& stop) {
-  std::vector<SequenceLengthScore> scores = LoadSequenceScores(path);
-  SampleCounts samples(task);
+void EvaluateMissing(const TaskConfig& task, Experiment& experiment, const Job& job,
+                     const fs::path& path, const std::atomic<bool>& stop) {
+  std::vector<Score> scores = LoadScores(path);
+  SampleCounts samples(job.recipe->Kind(), task);
   for (const std::int64_t n : task.eval_lengths) {
-    auto score = FindScore(scores, n, samples.At(n));
-    if (!score) {
-      score = EvaluateLength(model, *task.sequence, Split::kTest, n, samples.At(n), stop);
-      scores.push_back(*score);
-      SaveSequenceScores(path, scores);
+    const Score* score = FindScore(scores, n, samples.At(n));
+    if (score == nullptr) {
+      score = &scores.emplace_back(experiment.Test(n, samples.At(n), job.draws, stop));
+      SaveScores(path, scores);
     }
-    samples.Add(score->answers);
-  }
-}
-
-// Between models that LearnAlike().
-void CopyParameters(const SequenceModel& from, SequenceModel& to) {
-  for (std::size_t i = 0; i < from.Parameters().size(); ++i) {
-    const auto& [name, value] = from.Parameters()[i];
-    const auto& [other_name, other] = to.Parameters().at(i);
-    if (name != other_name) throw std::logic_error(name + " is not " + other_name);
-    other.copy_(value);
+    samples.Add(*score);
   }
 }
 
@@ -179,32 +132,28 @@ Report Noted(const std::string& note, const Report& report) {
   };
 }
 
-void RunSequences(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
-                  const Report& report, const std::function<void()>& evaluating,
-                  const std::atomic<bool>& stop) {
-  const std::unique_ptr<SequenceModel> made = MakeModel(training);
-  SequenceModel& model = *made;
-  ClaimSequenceFolder(training, model);
+// Claims the folder, so that one of other settings is refused even if it is finished; trains; then
+// `evaluating` and evaluates what is not there yet.
+void RunExperiment(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
+                   const Report& report, const std::function<void()>& evaluating,
+                   const std::atomic<bool>& stop) {
+  const std::unique_ptr<Experiment> experiment = MakeExperiment(training);
+  RunFolder(job.folder).Claim(experiment->Settings());
   if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
   const FolderLock lock(job.folder);
-  RequireSamples(task, Split::kTest, task.eval_lengths, task.eval_samples);
-  TrainSequences(training, model, Noted(model.Note(), report), stop);
+  experiment->RequireTestSamples(task);
+  Train(*experiment, training, Noted(experiment->Note(), report), stop);
   if (goal == JobGoal::kTrain) return;
   evaluating();
   for (const MethodConfig* method : job.evaluates) {
-    if (method->name == job.trains->name) {
-      EvaluateMissing(task, model, ScoresPath(job, *method), stop);
-    } else if (!LoadOf(task, job, *method)) {
+    if (method->name != job.trains->name) {
+      if (LoadOf(task, job, *method)) continue;
       KeepSettings(job, *method);
-      DecoderConfig config = job.recipe->Decoder(*method);
-      config.compute = model.Config().compute;
-      const std::unique_ptr<SequenceModel> borrower = MakeSequenceModel(
-          model.Architecture(), config, training.seed, model.FlatParameters().device());
-      CopyParameters(model, *borrower);
-      EvaluateMissing(task, *borrower, ScoresPath(job, *method), stop);
     }
+    experiment->Attend(*method);
+    EvaluateMissing(task, *experiment, job, ScoresPath(job, *method), stop);
   }
-  ObserveMissing(model, *task.sequence, task.eval_lengths, job.map_lengths, HeadsPath(job), stop);
+  experiment->ObserveHeads(task, job.map_lengths, HeadsPath(job), stop);
 }
 
 void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, const Report& report,
@@ -222,8 +171,7 @@ void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, co
     status.state = JobStatus::State::kEvaluating;
     report(status);
   };
-  const auto& run = task.sequence ? RunSequences : RunSets;
-  run(task, job, goal, training, trained, evaluating, stop);
+  RunExperiment(task, job, goal, training, trained, evaluating, stop);
   LoadFinished(task, job);
   status.step = job.steps;
   if (status.state == JobStatus::State::kQueued) status.first_step = job.steps;
@@ -247,7 +195,7 @@ bool LoadFinished(const TaskConfig& task, Job& job) {
     samples.push_back(std::move(*loaded));
   }
   job.samples = std::move(samples);
-  if (task.sequence) job.heads = LoadHeads(HeadsPath(job));
+  job.heads = LoadHeads(HeadsPath(job));
   return true;
 }
 
@@ -267,8 +215,8 @@ std::optional<double> ValidationRank(const Job& job) {
     const auto at = [&](std::int64_t n) {
       return entry["validation"].value(std::to_string(n), 0.0);
     };
-    best = std::max(best, CheckpointRank(train, job.recipe->task.GetMetric(), at(lengths.front()),
-                                         at(lengths.back())));
+    best = std::max(best, CheckpointRank(train, job.recipe->task.generator->GetMetric(),
+                                         at(lengths.front()), at(lengths.back())));
     trained = trained || entry.value("step", std::int64_t{0}) == job.steps;
   });
   return trained ? std::optional(best) : std::nullopt;
@@ -303,7 +251,7 @@ std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs
       const auto report = [&](const JobStatus& now) {
         status = now;
         progress.Update(i, now);
-        if (!task.sequence) return;
+        if (!jobs[i].recipe->Kind().UsesThreads()) return;
         // Results do not depend on it, so it may change in the middle.
         const int own = share.Share(worker);
         if (own == at::get_num_threads()) return;

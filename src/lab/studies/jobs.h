@@ -27,11 +27,11 @@ struct Job {
   std::filesystem::path start;  // TrainingJob::start
   // Whether weights are kept to be drawn: of the first seed alone, which is what pages show.
   bool draws = false;
-  std::vector<std::int64_t> map_lengths;  // sequences that draw: where
+  std::vector<std::int64_t> map_lengths;  // where maps of attention are drawn
   // How many samples each of `evaluates` was read on, at every length; empty until the job is
   // finished.
   std::vector<std::vector<std::int64_t>> samples;
-  HeadObservations heads;  // sequences: what there is when the job is finished
+  HeadObservations heads;  // what there is when the job is finished
 
   std::string Name() const;
 };
@@ -50,8 +50,8 @@ bool LoadWhatIsFinished(const TaskConfig& task, Job& job);
 // metrics, which are kept longer than its weights.
 std::optional<double> ValidationRank(const Job& job);
 
-// Runs the jobs, as many at a time as there are cores. Jobs on sequences share the cores that are
-// left when fewer jobs are; those on sets are too small for more than one. A job that fails leaves
+// Runs the jobs, as many at a time as there are cores. When fewer are left, those that use threads
+// share the cores. A job that fails leaves
 // the others running; the failures are returned. Throws UsageError, and Interrupted once everything
 // has stopped at a checkpoint.
 std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,

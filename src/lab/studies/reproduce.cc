@@ -11,14 +11,13 @@
 #include <utility>
 
 #include "core/version.h"
-#include "lab/config/catalogue.h"
+#include "lab/config/experiment_kind.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/evaluate_sets.h"
 #include "lab/eval/evaluate_translation.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/studies/jobs.h"
 #include "lab/tasks/sequence_batch.h"
-#include "lab/train/sequence_training.h"
 #include "lab/train/trainer.h"
 #include "tsallis/cpu.h"
 
@@ -158,8 +157,8 @@ std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid, J
     const std::optional<double> rank = ValidationRank(job);
     if (rank) trained.insert(job.trains->name);
     sums[job.trains->name][job.recipe] += rank.value_or(
-        job.recipe->task.GetMetric().higher_is_better
-            ? CheckpointRank(job.recipe->train, job.recipe->task.GetMetric(), 0.0, 0.0)
+        job.recipe->task.generator->GetMetric().higher_is_better
+            ? CheckpointRank(job.recipe->train, job.recipe->task.generator->GetMetric(), 0.0, 0.0)
             : -1000.0);
   }
   std::map<std::string, const Recipe*> chosen;
@@ -191,18 +190,17 @@ Json ToReport(const TrainConfig& train) {
 }
 
 std::string NameOf(Scoring scoring) {
-  constexpr const char* kNames[] = {"exact", "tokens", "loss", "bleu"};
+  constexpr const char* kNames[] = {"exact", "tokens", "loss", "written"};
   return kNames[static_cast<std::size_t>(scoring)];
 }
 
-// How a method attends.
-Json Settings(const Recipe& recipe, const MethodConfig& method) {
-  if (recipe.task.sequence) return ToJson(recipe.Decoder(method));
-  const SetAttentionConfig& of_sets = method;
-  Json settings = ToJson(of_sets);
-  const auto kind = static_cast<std::size_t>(of_sets.length_scaling.kind);
-  settings["length_scaling"]["kind"] = SetLengthScalings()[kind].name;
-  return settings;
+// What a report makes of the numbers of a score.
+Json ToReport(const Metric& metric) {
+  return {{"label", metric.unit == "points" ? metric.name
+                                            : fmt::format("{} ({})", metric.name, metric.unit)},
+          {"sum", metric.sum},
+          {"count", metric.count},
+          {"factor", metric.factor}};
 }
 
 // `compare`: the papers' figures belong beside ours.
@@ -214,7 +212,7 @@ Json ToReport(const Recipe& recipe, const MethodConfig& method, bool compare) {
   return {{"name", method.name},
           {"label", method.label},
           {"variant", method.variant},
-          {"settings", Settings(recipe, method)},
+          {"settings", recipe.Kind().ReportedAttention(recipe, method)},
           {"paper", paper},
           {"train", method.train ? ToReport(*method.train) : Json(nullptr)}};
 }
@@ -245,7 +243,7 @@ Json Spelt(const SequenceTask& task, std::int64_t n) {
 }
 
 // The samples whose attention the jobs show token by token.
-Json SpeltSamples(const SequenceTask& task, const std::vector<Job>& jobs) {
+Json SpeltSamples(const TaskConfig& task, const std::vector<Job>& jobs) {
   std::set<std::int64_t> lengths;
   for (const Job& job : jobs) {
     for (const AttentionMap& map : job.heads.maps) {
@@ -256,7 +254,7 @@ Json SpeltSamples(const SequenceTask& task, const std::vector<Job>& jobs) {
     }
   }
   Json samples = Json::array();
-  for (const std::int64_t n : lengths) samples.push_back(Spelt(task, n));
+  for (const std::int64_t n : lengths) samples.push_back(Spelt(*task.Sequences(), n));
   return samples;
 }
 
@@ -325,19 +323,15 @@ Reproduction::Plan::Plan(const Recipe& the_recipe, const ReproduceOptions& the_o
 // Says which jobs draw attention, and at which lengths.
 void Reproduction::Plan::DrawMaps() {
   const std::vector<std::int64_t>& asked = options.map_lengths;
-  if (!task.sequence) {
+  if (const std::string why = recipe.Kind().WhyNoMaps(recipe); !why.empty()) {
     if (asked.empty()) return;
-    throw UsageError("--maps: expected a study of sequences, got \"" + recipe.name + "\"");
+    throw UsageError("--maps: expected " + why);
   }
-  for (const std::int64_t n : asked) task.sequence->CheckLength(n);
-  // A map of another model would be one of a target against a source: `tsallis translate --show`.
-  if (recipe.model.name != "decoder") {
-    if (asked.empty()) return;
-    throw UsageError("--maps: expected a study of decoders, got one of an " + recipe.model.name);
-  }
+  const SequenceTask& sequences = *task.Sequences();
+  for (const std::int64_t n : asked) sequences.CheckLength(n);
   for (Job& job : jobs) {
     if (!job.draws) continue;
-    job.map_lengths = asked.empty() ? MapLengths(*task.sequence, task.eval_lengths) : asked;
+    job.map_lengths = asked.empty() ? MapLengths(sequences, task.eval_lengths) : asked;
   }
 }
 
@@ -349,8 +343,10 @@ Reproduction::~Reproduction() = default;
 const Recipe& Reproduction::GetRecipe() const { return plan_->recipe; }
 
 Json Reproduction::Plan::Description(const Json& chosen) const {
-  const Metric metric = recipe.task.GetMetric();
-  const DecoderConfig& decoder = recipe.model.decoder;
+  const Metric metric = recipe.task.generator->GetMetric();
+  const auto number = [](const std::optional<std::int64_t>& value) {
+    return value ? Json(*value) : Json(nullptr);
+  };
   Json about = {{"study", recipe.name},
                 {"title", recipe.title},
                 {"source", recipe.source},
@@ -368,7 +364,7 @@ Json Reproduction::Plan::Description(const Json& chosen) const {
                   {"higher_is_better", metric.higher_is_better},
                   {"digits", metric.digits},
                   {"notable", metric.notable}}},
-                {"scoring", NameOf(task.GetScoring())},
+                {"scoring", NameOf(task.generator->GetScoring())},
                 {"lengths", task.eval_lengths},
                 {"train_length", {task.train_length_min, task.train_length_max}},
                 {"train", ToReport(recipe.train)},
@@ -377,33 +373,26 @@ Json Reproduction::Plan::Description(const Json& chosen) const {
                 {"grid", {{"steps", grid.steps}, {"seeds", grid.seeds}}},
                 {"chosen", chosen},
                 {"heat_items", kHeatItems},
-                {"groups", Json::array()},
+                {"groups", task.generator->Groups()},
                 {"bins", Json::array()},
-                {"model", nullptr},
-                {"task", nullptr},
-                {"samples", Json::array()}};
+                {"model", recipe.Kind().ReportedModel(recipe)},
+                {"task",
+                 {{"samples", task.eval_samples},
+                  {"tokens", number(task.eval_tokens)},
+                  {"lost", number(task.eval_samples_lost)},
+                  {"beams", kTestBeams}}},
+                {"samples", SpeltSamples(task, jobs)}};
+  for (const Metric& one : recipe.task.generator->Metrics()) {
+    about["metrics"].push_back(ToReport(one));
+  }
+  for (std::size_t bin = 0; bin == 0 || PositionBin(bin - 1) <= task.eval_lengths.back(); ++bin) {
+    about["bins"].push_back(PositionBin(bin));
+  }
   for (const MethodConfig& method : recipe.methods) {
     about["methods"].push_back(ToReport(recipe, method, scale.compare));
   }
   for (const MethodConfig* method : methods) about["shown"].push_back(method->name);
   for (const Job& job : jobs) about["runs"].push_back(ToReport(job));
-  if (!task.sequence) return about;
-  about["groups"] = task.sequence->Groups();
-  for (std::size_t bin = 0; bin == 0 || PositionBin(bin - 1) <= task.eval_lengths.back(); ++bin) {
-    about["bins"].push_back(PositionBin(bin));
-  }
-  about["model"] = {{"name", recipe.model.name},
-                    {"layers", decoder.layers},
-                    {"width", decoder.width},
-                    {"heads", decoder.heads}};
-  const auto number = [](const std::optional<std::int64_t>& value) {
-    return value ? Json(*value) : Json(nullptr);
-  };
-  about["task"] = {{"samples", task.eval_samples},
-                   {"tokens", number(task.eval_tokens)},
-                   {"lost", number(task.eval_samples_lost)},
-                   {"beams", kTestBeams}};
-  about["samples"] = SpeltSamples(*task.sequence, jobs);
   return about;
 }
 

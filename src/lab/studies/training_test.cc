@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <set>
@@ -16,7 +17,7 @@
 #include "lab/studies/reproduce.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/train/run_folder.h"
-#include "lab/train/set_training.h"
+#include "lab/train/set_experiment.h"
 
 namespace tsallis::lab {
 namespace {
@@ -50,6 +51,14 @@ std::map<std::string, std::string> Evaluations(const Reproduced& done, const fs:
     }
   }
   return texts;
+}
+
+SetAttention TrainSet(
+    const TrainingJob& job, const std::atomic<bool>& stop = never,
+    const std::function<void(const JobStatus&)>& report = [](const JobStatus&) {}) {
+  SetExperiment experiment(job);
+  Train(experiment, job, report, stop);
+  return std::move(experiment.Model());
 }
 
 bool SameBits(const SetAttention& a, const SetAttention& b) {
@@ -182,15 +191,14 @@ TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
     const MethodConfig& method = recipe.Method(name);
     const TemporaryFolder whole;
     const TemporaryFolder parts;
-    const SetAttention straight = TrainSet(
-        {&recipe, &method, 5, 25, whole.Path() / "a"}, [](const JobStatus&) {}, never);
+    const SetAttention straight = TrainSet({&recipe, &method, 5, 25, whole.Path() / "a"});
     int stops = 0;
     for (bool done = false; !done;) {
       std::atomic<bool> stop{false};
       try {
-        const SetAttention model = TrainSet(
-            {&recipe, &method, 5, 25, parts.Path() / "a"},
-            [&](const JobStatus& status) { stop = status.step < 25; }, stop);
+        const SetAttention model =
+            TrainSet({&recipe, &method, 5, 25, parts.Path() / "a"}, stop,
+                     [&](const JobStatus& status) { stop = status.step < 25; });
         EXPECT_TRUE(SameBits(straight, model));
         done = true;
       } catch (const Interrupted&) {
@@ -210,13 +218,9 @@ TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
 TEST(Trainer, RefusesAFolderOfOtherSettings) {
   Recipe recipe = SmallRecipe();
   const TemporaryFolder folder;
-  TrainSet(
-      {&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"}, [](const JobStatus&) {}, never);
+  TrainSet({&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"});
   recipe.train.lr = 5e-4;
-  const auto again = [&] {
-    TrainSet(
-        {&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"}, [](const JobStatus&) {}, never);
-  };
+  const auto again = [&] { TrainSet({&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"}); };
   ExpectContains(UsageErrorOf(again), "train.lr was");
 }
 
@@ -224,9 +228,7 @@ TEST(Trainer, ALossThatIsNotFiniteNamesTheStepAndKeepsTheCheckpoint) {
   Recipe recipe = SmallRecipe();
   const TemporaryFolder folder;
   recipe.train.lr = 1e30;
-  EXPECT_THROW(TrainSet(
-                   {&recipe, &recipe.methods[0], 1, 100, folder.Path() / "a"},
-                   [](const JobStatus&) {}, never),
+  EXPECT_THROW(TrainSet({&recipe, &recipe.methods[0], 1, 100, folder.Path() / "a"}),
                std::runtime_error);
   EXPECT_FALSE(fs::exists(folder.Path() / "a" / "model.safetensors"));
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "lab/base/random.h"
+#include "lab/tasks/task.h"
 
 namespace tsallis::lab {
 
@@ -22,9 +23,12 @@ struct MaxRetrievalConfig {
   std::int64_t classes = 10;
 };
 
-class MaxRetrieval {
+class MaxRetrieval : public Task {
  public:
   explicit MaxRetrieval(const MaxRetrievalConfig& config) : config_(config) {}
+
+  std::vector<Metric> Metrics() const override { return {{.count = "sets"}}; }
+  void CheckLength(std::int64_t) const override {}  // there are sets of every size
 
   std::int64_t Features() const { return 1 + config_.classes; }
   std::int64_t Classes() const { return config_.classes; }

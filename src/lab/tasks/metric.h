@@ -1,17 +1,26 @@
-// How answers are counted: what validation, tables and pages of a study show.
+// What an evaluation counts, and the metrics that are made of it: what validation, tables and pages
+// of a study show.
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace tsallis::lab {
 
 enum class Scoring : std::uint8_t {
-  kExact,   // a sample is right if all of its answers are
-  kTokens,  // every answer counts by itself
-  kLoss,    // the mean cross-entropy of the answers
-  kBleu,    // BLEU of all texts that are written (lab/text/translation_scores.h)
+  kExact,    // a sample is right if all of its answers are
+  kTokens,   // every answer counts by itself
+  kLoss,     // the mean cross-entropy of the answers
+  kWritten,  // a model writes texts, and all of them together are compared with references
 };
+
+// What an evaluation at one length found: numbers and arrays of numbers by name, as its file has
+// them (lab/eval/scores.h). JSON has null for what is no number.
+using Score = nlohmann::ordered_json;
+
+// NaN for null. std::runtime_error if the score has no such number.
+double NumberIn(const Score& score, const std::string& name);
 
 struct Metric {
   std::string name = "accuracy";
@@ -19,35 +28,20 @@ struct Metric {
   bool higher_is_better = true;
   int digits = 1;        // behind the point, for people
   double notable = 5.0;  // a report's finding names differences from here on
+  // The value is `factor` times this number of a score, divided by that of `count`, so that parts
+  // of the samples add up. Without a count the number is the value, and has no such parts.
+  std::string sum = "hits", count = "asked";
+  double factor = 100.0;
+
+  bool AddsUp() const { return !count.empty(); }
+  // Of what is counted; 0 of nothing.
+  double Value(double the_sum, double the_count) const {
+    return the_count == 0.0 ? 0.0 : factor * the_sum / the_count;
+  }
+  double Value(const Score& score) const;
 };
 
-// Sums over what was asked.
-struct Answers {
-  std::int64_t asked = 0;
-  std::int64_t hits = 0;
-  double loss = 0.0;  // nats
-  // The score itself, for metrics that are no sum; Add() leaves it as it is.
-  double score = 0.0;
-
-  void Add(const Answers& more) {
-    asked += more.asked;
-    hits += more.hits;
-    loss += more.loss;
-  }
-  bool operator==(const Answers&) const = default;
-
-  double Value(Scoring scoring) const {
-    if (scoring == Scoring::kBleu) return score;
-    if (asked == 0) return 0.0;
-    const double sum = scoring == Scoring::kLoss ? loss : 100.0 * static_cast<double>(hits);
-    return sum / static_cast<double>(asked);
-  }
-};
-
-inline Metric MetricOf(Scoring scoring, const std::string& answer) {
-  if (scoring == Scoring::kLoss) return {"loss", "nats a " + answer, false, 3, 0.02};
-  if (scoring == Scoring::kBleu) return {"BLEU", "points", true, 1, 1.0};
-  return {"accuracy", "%", true, 1, 5.0};
-}
+// Mean cross-entropy in nats; `answer`: what is asked, "byte".
+Metric LossMetric(const std::string& answer, const std::string& count = "asked");
 
 }  // namespace tsallis::lab

@@ -133,8 +133,6 @@ class NeedleTask : public SequenceTask {
     std::size_t begin = 0, end = 0;
   };
 
-  std::string Answer() const override { return "needle"; }
-
   std::vector<Needle> DrawNeedles(RandomStream& random) const {
     std::vector<Needle> needles;
     while (static_cast<std::int64_t>(needles.size()) < config_.needles) {

@@ -16,7 +16,7 @@
 
 #include "lab/base/random.h"
 #include "lab/base/special_tokens.h"
-#include "lab/tasks/metric.h"
+#include "lab/tasks/task.h"
 #include "lab/tasks/token_batch.h"
 #include "lab/text/codec.h"
 
@@ -43,23 +43,15 @@ enum class Framing : std::uint8_t {
   kLabelled,
 };
 
-class SequenceTask {
+class SequenceTask : public Task {
  public:
   SequenceTask() = default;
   SequenceTask(const SequenceTask&) = delete;
   SequenceTask& operator=(const SequenceTask&) = delete;
-  virtual ~SequenceTask() = default;
 
   virtual std::int64_t Vocabulary() const = 0;
   // Fills the end of a sequence that is shorter than others of its batch.
   virtual std::int64_t Pad() const = 0;
-  virtual Scoring GetScoring() const = 0;
-  Metric GetMetric() const { return GetMetric(GetScoring()); }
-  // The metric of answers that are counted in another way.
-  Metric GetMetric(Scoring scoring) const { return MetricOf(scoring, Answer()); }
-
-  // UsageError unless the task exists at this length.
-  virtual void CheckLength(std::int64_t length) const = 0;
 
   // Sample `index` of a split at this length: a pure function of the arguments, so samples may be
   // drawn in any order and by any number of threads. `length` is the length parameter of the
@@ -71,10 +63,7 @@ class SequenceTask {
   // How many samples validation or test have at this length.
   virtual std::int64_t Available(Split, std::int64_t) const { return std::int64_t{1} << 36; }
 
-  // Kinds of samples that are counted apart, too: names, in the order of GroupOf(). None: all
-  // samples are of one kind.
-  virtual std::vector<std::string> Groups() const { return {}; }
-  // The group of a sample, by its tokens as Draw() gives them.
+  // The place in Groups() of a sample, by its tokens as Draw() gives them.
   virtual std::size_t GroupOf(const std::int64_t* /*tokens*/, std::int64_t /*count*/) const {
     return 0;
   }
@@ -92,9 +81,6 @@ class SequenceTask {
   // How text becomes the task's tokens; none where tokens are no text. UsageError, which begins
   // with `name`, where it is not known.
   virtual std::optional<TextCodec> Codec(const std::string& /*name*/) const { return {}; }
-
- private:
-  virtual std::string Answer() const { return "token"; }  // one of them
 };
 
 // A task whose samples are a source and a target between special tokens.

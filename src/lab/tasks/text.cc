@@ -19,6 +19,10 @@ std::string WordOf(std::int64_t vocabulary, std::int64_t token) {
   return vocabulary == kBytes ? ByteWord(token) : std::to_string(token);
 }
 
+std::vector<Metric> LossOf(std::int64_t vocabulary) {
+  return {LossMetric(vocabulary == kBytes ? "byte" : "token")};
+}
+
 class TextTask : public SequenceTask {
  public:
   TextTask(std::string corpus, std::int64_t chunk, std::int64_t vocabulary)
@@ -36,6 +40,7 @@ class TextTask : public SequenceTask {
   std::int64_t Vocabulary() const override { return vocabulary_; }
   std::int64_t Pad() const override { return 0; }
   Scoring GetScoring() const override { return Scoring::kLoss; }
+  std::vector<Metric> Metrics() const override { return LossOf(vocabulary_); }
   void CheckLength(std::int64_t length) const override { windows_.CheckLength(length); }
 
   Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
@@ -55,8 +60,6 @@ class TextTask : public SequenceTask {
   std::string CorpusChecksum() const override { return windows_.Opened().Checksum(); }
 
  private:
-  std::string Answer() const override { return vocabulary_ == kBytes ? "byte" : "token"; }
-
   std::int64_t vocabulary_;
   TextWindows windows_;
 };
@@ -84,6 +87,7 @@ class FileText : public SequenceTask {
   std::int64_t Vocabulary() const override { return vocabulary_; }
   std::int64_t Pad() const override { return 0; }
   Scoring GetScoring() const override { return Scoring::kLoss; }
+  std::vector<Metric> Metrics() const override { return LossOf(vocabulary_); }
 
   void CheckLength(std::int64_t length) const override {
     if (length >= 1 && length <= Available(Split::kTest, 1)) return;
@@ -105,8 +109,6 @@ class FileText : public SequenceTask {
   double BytesPerToken(Split) const override { return bytes_per_token_; }
 
  private:
-  std::string Answer() const override { return vocabulary_ == kBytes ? "byte" : "token"; }
-
   std::string path_;
   std::int64_t vocabulary_;
   std::vector<std::uint32_t> tokens_;

@@ -27,7 +27,20 @@ class Translation : public FramedTask {
         is_bytes_(vocabulary == kBytes),
         pairs_(std::move(corpus), vocabulary) {}
 
-  Scoring GetScoring() const override { return Scoring::kBleu; }
+  Scoring GetScoring() const override { return Scoring::kWritten; }
+
+  // The first two are of the texts that a model writes (python/tsallis_text computes them), the
+  // others of the references' tokens, each with those before it.
+  std::vector<Metric> Metrics() const override {
+    Metric chrf{.name = "chrF", .unit = "points", .notable = 1.0, .sum = "chrf", .count = ""};
+    Metric bleu = chrf;
+    bleu.name = "BLEU";
+    bleu.sum = "bleu";
+    return {bleu,
+            chrf,
+            LossMetric(is_bytes_ ? "byte" : "token", "tokens"),
+            {.name = "tokens right", .sum = "token_hits", .count = "tokens"}};
+  }
 
   void CheckLength(std::int64_t length) const override {
     if (length >= 1 && length <= GeneratedTask::kLongest) return;
@@ -71,8 +84,6 @@ class Translation : public FramedTask {
     CheckLength(length);
     return {length, 2 * length + 16};
   }
-
-  std::string Answer() const override { return is_bytes_ ? "byte" : "token"; }
 
   bool is_bytes_;
   TextPairs pairs_;

@@ -60,7 +60,7 @@ TEST_F(TranslationTest, ASampleIsASourceAndItsTranslation) {
   const TaskPointer task = Task();
   EXPECT_EQ(task->Vocabulary(), 261);
   EXPECT_EQ(task->Pad(), 256);
-  EXPECT_EQ(task->GetScoring(), Scoring::kBleu);
+  EXPECT_EQ(task->GetScoring(), Scoring::kWritten);
   EXPECT_EQ(task->GetMetric().name, "BLEU");
   EXPECT_TRUE(task->GetMetric().higher_is_better);
   constexpr std::int64_t kBos = 257, kEos = 258, kSep = 260, kNo = kNotScored;

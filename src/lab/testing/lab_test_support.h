@@ -66,6 +66,7 @@ inline Recipe SmallRecipe() {
   recipe.task.eval_items = 4096;
   recipe.task.eval_sets_min = 16;
   recipe.task.eval_sets_max = 64;
+  recipe.task.generator = std::make_shared<MaxRetrieval>(recipe.task);
   recipe.model.name = "set-attention";
   recipe.model.width = 32;
   recipe.train.batch = 16;
@@ -92,7 +93,7 @@ inline Recipe SmallSequences() {
   Recipe recipe;
   recipe.name = "small";
   recipe.task.name = "copy";
-  recipe.task.sequence = MakeSequenceTask("copy", {"symbols=2"});
+  recipe.task.generator = MakeSequenceTask("copy", {"symbols=2"});
   recipe.task.settings = {{"symbols", "2"}};
   recipe.task.train_length_min = 1;
   recipe.task.train_length_max = 3;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "lab/base/errors.h"
 #include "lab/text/text_process.h"
@@ -11,7 +12,7 @@ namespace tsallis::lab {
 
 TranslationScores ScoreTranslations(const std::vector<std::string>& hypotheses,
                                     const std::vector<std::string>& references) {
-  using Json = nlohmann::json;
+  using Json = nlohmann::ordered_json;
   if (hypotheses.size() != references.size() || hypotheses.empty()) {
     throw UsageError(
         fmt::format("translations: expected one or more, each with its reference, got {} and {} "
@@ -22,9 +23,10 @@ TranslationScores ScoreTranslations(const std::vector<std::string>& hypotheses,
   process.Receive();  // the library is there
   const Json asked = {{"hypotheses", hypotheses}, {"references", references}};
   process.Send(asked.dump(-1, ' ', false, Json::error_handler_t::replace));
-  const Json scores = Json::parse(process.Receive());
-  return {scores.at("bleu").get<double>(), scores.at("chrf").get<double>(),
-          scores.at("signature").get<std::string>()};
+  Json scores = Json::parse(process.Receive());
+  const std::string signature = scores.at("signature");
+  scores.erase("signature");
+  return {std::move(scores), signature};
 }
 
 }  // namespace tsallis::lab

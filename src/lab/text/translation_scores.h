@@ -1,15 +1,16 @@
-// How close translations are to those of people: BLEU and chrF of sacrebleu, in the Python process
-// (python/tsallis_text).
+// How close translations are to those of people: scores of sacrebleu, in the Python process
+// (python/tsallis_text), which says which.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace tsallis::lab {
 
 struct TranslationScores {
-  double bleu = 0.0, chrf = 0.0;  // of the whole corpus, 0 ... 100
-  std::string signature;          // sacrebleu's, of both: what makes scores comparable
+  nlohmann::ordered_json of_corpus;  // numbers by name, 0 ... 100
+  std::string signature;             // sacrebleu's, of all: what makes scores comparable
 };
 
 // hypotheses[i] is what a model says, references[i] the translation that was given. Bytes that are

@@ -20,8 +20,8 @@
 #include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/testing/pretend_device.h"
+#include "lab/train/experiment.h"
 #include "lab/train/load_model.h"
-#include "lab/train/sequence_training.h"
 
 namespace tsallis::lab {
 namespace {
@@ -76,13 +76,13 @@ Recipe RecipeOn(const std::string& device, const std::string& model, const std::
 void TrainIn(const std::filesystem::path& folder, const Recipe& recipe, std::size_t method,
              bool stopped) {
   const TrainingJob job{&recipe, &recipe.methods[method], 1, kSteps, folder};
-  const std::unique_ptr<SequenceModel> model = MakeModel(job);
-  EXPECT_EQ(model->FlatParameters().device(), DeviceNamed(recipe.train.device));
+  const std::unique_ptr<Experiment> experiment = MakeExperiment(job);
+  EXPECT_EQ(experiment->FlatParameters().device(), DeviceNamed(recipe.train.device));
   const std::atomic<bool> stop{stopped};
-  ClaimSequenceFolder(job, *model);
+  RunFolder(job.folder).Claim(experiment->Settings());
   const auto train = [&] {
-    TrainSequences(
-        job, *model, [](const JobStatus&) {}, stop);
+    Train(
+        *experiment, job, [](const JobStatus&) {}, stop);
   };
   if (stopped) {
     EXPECT_THROW(train(), Interrupted);
@@ -113,12 +113,12 @@ TEST_P(TrainsOnADevice, AsOnTheCpuAndGoesOnOnAnother) {
     TrainIn(in("both"), host, method, false);
     TrainIn(in("back"), host, method, true);
     TrainIn(in("back"), device, method, false);
-    const std::atomic<bool> never{false};
     const auto evaluate = [&](const char* name, const char* on) {
       const LoadedSequenceModel loaded = LoadSequenceModel(in(name), DeviceNamed(on));
-      return EvaluateLength(*loaded.model, *loaded.task, Split::kTest, 3, 20, never);
+      return loaded.model->Evaluate(
+          DrawBatch(*loaded.task, kEvaluationSeed, Split::kTest, 0, 20, 3));
     };
-    const SequenceLengthScore expected = evaluate("host", "cpu");
+    const SequenceScore expected = evaluate("host", "cpu");
     for (const char* name : {"device", "both", "back"}) {
       SCOPED_TRACE(name);
       const TensorFile a = ReadTensors(in("host") / "model.safetensors");
@@ -129,9 +129,9 @@ TEST_P(TrainsOnADevice, AsOnTheCpuAndGoesOnOnAnother) {
         EXPECT_TRUE(at::allclose(b.At(parameter), value, 1e-2, 2e-3)) << parameter;
       }
       for (const char* on : {"cpu", "pretend"}) {
-        const SequenceLengthScore score = evaluate(name, on);
-        EXPECT_EQ(score.answers.asked, expected.answers.asked);
-        EXPECT_NEAR(score.answers.loss, expected.answers.loss, 0.01 * expected.answers.loss) << on;
+        const SequenceScore score = evaluate(name, on);
+        EXPECT_EQ(score.scored, expected.scored);
+        EXPECT_NEAR(score.loss, expected.loss, 0.01 * expected.loss) << on;
       }
     }
   }

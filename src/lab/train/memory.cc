@@ -7,11 +7,10 @@
 #include <fstream>
 
 #include "lab/base/errors.h"
+#include "lab/config/experiment_kind.h"
 
 namespace tsallis::lab {
 namespace {
-
-constexpr double kWeightBytes = 16.0;  // weight, gradient and two moments in float32
 
 // "12.5 TB"
 std::string Bytes(double bytes) {
@@ -40,16 +39,7 @@ double LeastMemory(const TrainingJob& job) {
   const auto samples = static_cast<double>(recipe.train.batch) /
                        static_cast<double>(recipe.train.accumulate * job.processes.Size());
   const double tokens = samples * static_cast<double>(recipe.task.train_length_min);
-  if (!recipe.task.sequence) {
-    const auto width = static_cast<double>(recipe.model.width);
-    return kWeightBytes * 2.0 * width * width + 2.0 * tokens * width;
-  }
-  const DecoderConfig& model = recipe.model.decoder;
-  const auto layers = static_cast<double>(model.layers);
-  const auto width = static_cast<double>(model.width);
-  const double attention = 2.0 * static_cast<double>(model.heads * model.HeadDim());
-  const double feed_forward = 2.0 * static_cast<double>(model.feed_forward);
-  return kWeightBytes * layers * width * (attention + feed_forward) + 2.0 * tokens * layers * width;
+  return recipe.Kind().LeastMemory(recipe.model, tokens);
 }
 
 void CheckMemory(const TrainingJob& job, double limit) {
@@ -58,10 +48,9 @@ void CheckMemory(const TrainingJob& job, double limit) {
   if (least <= limit) return;
   throw UsageError(
       fmt::format("a training step of this size needs more than {}, but only {} are available: "
-                  "lower {}train.batch, or "
+                  "lower {}, train.batch, or "
                   "raise train.accumulate",
-                  Bytes(least), Bytes(limit),
-                  job.recipe->task.sequence ? "model.layers, model.width, " : "model.width, "));
+                  Bytes(least), Bytes(limit), job.recipe->Kind().SizeKeys()));
 }
 
 }  // namespace tsallis::lab

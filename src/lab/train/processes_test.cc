@@ -25,8 +25,7 @@
 #include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
 #include "lab/train/gradient_sum.h"
-#include "lab/train/sequence_training.h"
-#include "lab/train/set_training.h"
+#include "lab/train/sequence_experiment.h"
 #include "tsallis/error.h"
 
 namespace tsallis::lab {
@@ -379,7 +378,7 @@ Recipe SharedSequences() {
   Recipe recipe;
   recipe.name = "shared";
   recipe.task.name = "copy";
-  recipe.task.sequence = MakeSequenceTask("copy", {"symbols=2"});
+  recipe.task.generator = MakeSequenceTask("copy", {"symbols=2"});
   recipe.task.train_length_min = 3;
   recipe.task.train_length_max = 8;
   recipe.model.name = "decoder";
@@ -420,13 +419,9 @@ std::vector<at::Tensor> TrainedBy(int size, const Recipe& recipe,
     // One is asked; all stop.
     const std::atomic<bool> stop{stops && processes.Rank() + 1 == size};
     at::Tensor& own = weights[static_cast<std::size_t>(processes.Rank())];
-    if (recipe.task.sequence) {
-      const std::unique_ptr<SequenceModel> model = MakeModel(job);
-      TrainSequences(job, *model, silent, stop);
-      own = model->FlatParameters().cpu().clone();
-    } else {
-      own = TrainSet(job, silent, stop).FlatParameters().clone();
-    }
+    const std::unique_ptr<Experiment> experiment = MakeExperiment(job);
+    Train(*experiment, job, silent, stop);
+    own = experiment->FlatParameters().cpu().clone();
   });
   for (const std::string& error : errors) {
     if (stops) {
@@ -470,26 +465,24 @@ TEST(Training, SeveralProcessesGiveOnesWeightsUpToRounding) {
 
 TEST(Training, ValidationIsSharedAndStopsInAllProcesses) {
   Recipe recipe = SharedSequences();
-  recipe.task.sequence = MakeSequenceTask("n-back", {"symbols=30"});
+  recipe.task.generator = MakeSequenceTask("n-back", {"symbols=30"});
   recipe.train.best_length = 11;
   const TrainingJob alone{&recipe, &recipe.methods[0], 3, 5, "unused"};
-  const auto loud = [&] {  // answers differ, and some are right by chance
-    Decoder model(recipe.Decoder(*alone.method), alone.seed);
-    at::Tensor(model.FlatParameters()).mul_(20.0F);
-    return model;
+  const auto loud = [](const TrainingJob& job) {  // answers differ, and some are right by chance
+    auto experiment = std::make_unique<SequenceExperiment>(job);
+    at::Tensor(experiment->FlatParameters()).mul_(20.0F);
+    return experiment;
   };
-  Decoder whole = loud();
-  const Trainable::Values wanted = SequenceTraining(alone, whole).Validate(never);
+  const Trainable::Values wanted = loud(alone)->Validate(never);
   ASSERT_EQ(wanted.size(), 2U);
   for (const auto& [length, accuracy] : wanted) EXPECT_GT(accuracy, 0.0) << length;
   ExpectNoErrors(Together(3, [&](const Processes& processes) {
     TrainingJob job = alone;
     job.processes = processes;
-    Decoder model = loud();
-    SequenceTraining training(job, model);
-    EXPECT_EQ(training.Validate(never), wanted);
+    const std::unique_ptr<SequenceExperiment> training = loud(job);
+    EXPECT_EQ(training->Validate(never), wanted);
     const std::atomic<bool> stop{processes.Rank() == 1};
-    EXPECT_THROW(training.Validate(stop), Interrupted);
+    EXPECT_THROW(training->Validate(stop), Interrupted);
   }));
 }
 
@@ -499,8 +492,7 @@ TEST(Training, MoreProcessesThanSamplesAreRefused) {
   const TemporaryFolder folder;
   const std::vector<std::string> errors = Together(3, [&](const Processes& processes) {
     const TrainingJob job{&recipe, &recipe.methods[0], 3, 5, folder.Path() / "a", processes};
-    Decoder model(recipe.Decoder(*job.method), job.seed);
-    SequenceTraining(job, model);
+    const SequenceExperiment experiment(job);
   });
   for (const std::string& error : errors) {
     EXPECT_EQ(error,
@@ -517,8 +509,7 @@ TEST(Training, MoreProcessesThanHeadsOrTokensAreRefused) {
   const auto error = [&](int size) {
     return Together(size, [&](const Processes& processes) {
       const TrainingJob job{&recipe, &recipe.methods[0], 3, 5, "unused", processes};
-      const std::unique_ptr<SequenceModel> model = MakeModel(job);
-      SequenceTraining(job, *model);
+      const SequenceExperiment experiment(job);
     });
   };
   ExpectNoErrors(error(2));
@@ -528,8 +519,8 @@ TEST(Training, MoreProcessesThanHeadsOrTokensAreRefused) {
               "\"sequence\", got 2");
   }
   recipe.model.decoder.heads = 8;
-  const std::int64_t tokens =
-      static_cast<std::int64_t>(recipe.task.sequence->Draw(3, Split::kTrain, 0, 1).tokens.size());
+  const std::int64_t tokens = static_cast<std::int64_t>(
+      recipe.task.Sequences()->Draw(3, Split::kTrain, 0, 1).tokens.size());
   ASSERT_LT(tokens, 8);
   for (const std::string& text : error(8)) {
     EXPECT_EQ(text,
@@ -540,14 +531,14 @@ TEST(Training, MoreProcessesThanHeadsOrTokensAreRefused) {
 }
 
 // Its weights are not the same in all processes from step 2 on.
-class Drifting : public SequenceTraining {
+class Drifting : public SequenceExperiment {
  public:
-  Drifting(const TrainingJob& job, Decoder& model)
-      : SequenceTraining(job, model), rank_(job.processes.Rank()) {}
+  explicit Drifting(const TrainingJob& job)
+      : SequenceExperiment(job), rank_(job.processes.Rank()) {}
 
   StepScore LossAndGradient(std::int64_t step, const GradientReady& ready) override {
     if (step == 2 && rank_ == 1) at::Tensor(FlatParameters())[3] += 1e-6;
-    return SequenceTraining::LossAndGradient(step, ready);
+    return SequenceExperiment::LossAndGradient(step, ready);
   }
 
  private:
@@ -559,8 +550,7 @@ TEST(Training, ProcessesWhoseWeightsDifferSaveNothing) {
   const TemporaryFolder folder;
   const std::vector<std::string> errors = Together(2, [&](const Processes& processes) {
     const TrainingJob job{&recipe, &recipe.methods[0], 3, 20, folder.Path() / "a", processes};
-    Decoder model(recipe.Decoder(*job.method), job.seed);
-    Drifting training(job, model);
+    Drifting training(job);
     Train(
         training, PlanOf(job, {{"test", true}}), [](const JobStatus&) {}, never);
   });

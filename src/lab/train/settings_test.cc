@@ -16,9 +16,8 @@
 #include "lab/config/recipe.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/testing/lab_test_support.h"
+#include "lab/train/experiment.h"
 #include "lab/train/memory.h"
-#include "lab/train/sequence_training.h"
-#include "lab/train/set_training.h"
 
 namespace tsallis::lab {
 namespace {
@@ -59,7 +58,7 @@ std::set<std::string> Keys(const toml::table& root) {
       keys.insert(key);
     }
   }
-  if (recipe.model.OfSequences()) {
+  if (recipe.task.Sequences() != nullptr) {
     // An override has attention's keys; they are tried once, as a method's.
     const std::string change = "override.";
     for (const DecoderKey& key : DecoderKeys()) {
@@ -99,7 +98,7 @@ void MakeSmall(toml::table& root, bool of_sequences) {
 // Takes one step of the first method, and asks for the samples of an evaluation.
 void RunOnce(const Recipe& recipe) {
   for (const std::int64_t n : recipe.task.eval_lengths) {
-    EXPECT_GE(recipe.task.Samples(recipe.task.eval_samples, n), 1);
+    EXPECT_GE(recipe.Kind().TestSamples(recipe.task, n), 1);
   }
   const MethodConfig& method = recipe.methods.front();
   const Recipe trained = recipe.TrainedBy(method);
@@ -110,12 +109,7 @@ void RunOnce(const Recipe& recipe) {
   const std::atomic<bool> stop = false;
   const auto report = [](const JobStatus&) {};
   try {
-    if (!trained.task.sequence) {
-      TrainSet(job, report, stop);
-    } else {
-      const std::unique_ptr<SequenceModel> model = MakeModel(job);
-      TrainSequences(job, *model, report, stop);
-    }
+    Train(*MakeExperiment(job), job, report, stop);
   } catch (const UsageError&) {
     throw;
   } catch (const std::runtime_error& error) {
@@ -145,8 +139,8 @@ TEST(SettingsTest, BadValuesAreRefusedByTheirKeysNameOrRun) {
   std::set<std::string> tried;
   for (const std::filesystem::path& path : ListRecipes()) {
     const Recipe recipe = LoadRecipe(path);
-    const bool of_sequences = recipe.model.OfSequences();
-    const bool drawn = !of_sequences || NeedsNoCorpus(*recipe.task.sequence);
+    const bool of_sequences = recipe.task.Sequences() != nullptr;
+    const bool drawn = !of_sequences || NeedsNoCorpus(*recipe.task.Sequences());
     toml::table whole = TableOf(recipe);
     MakeSmall(whole, of_sequences);
     for (const std::string& key : Keys(whole)) {

@@ -339,7 +339,7 @@ TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
   return {fmt::format("{} seed {}", job.method->name, job.seed),
           job.method->name,
           job.recipe->train,
-          job.recipe->task.GetMetric(),
+          job.recipe->task.generator->GetMetric(),
           job.steps,
           job.folder,
           std::move(settings),

@@ -24,6 +24,7 @@
 
 #include "lab/base/paths.h"
 #include "lab/base/sequential_products.h"
+#include "lab/eval/evaluate_sequences.h"
 #include "lab/train/load_model.h"
 
 namespace tsallis::lab {
@@ -79,7 +80,7 @@ Plan PlanOf(const AnalysisContext& context, const LoadedSequenceModel& loaded,
     return std::clamp(tokens / plan.tokens, least, std::max(least, most));
   };
   // Whole answers are counted one a sample, so there are more of them.
-  const bool loss = sparsefinder::ScoringOf(task) == Scoring::kLoss;
+  const bool loss = sparsefinder::MetricOf(task).sum == "loss";
   plan.samples.training = samples_of(context.quick ? 256 : 8192, 2, 64);
   plan.samples.test = loss ? samples_of(context.quick ? 128 : 4096, 1, 64)
                            : samples_of(context.quick ? 512 : 16384, 8, 200);
@@ -158,16 +159,22 @@ DataTable JudgeAll(const std::vector<Layer>& layers,
   return table;
 }
 
+double ValueOf(const SequenceTask& task, const SequenceScore& sums) {
+  return sparsefinder::MetricOf(task).Value(NumbersOf(sums, task.GetScoring()));
+}
+
 // The model under the pairs of every way.
 DataTable RunAll(Subject& subject, const Plan& plan, const Predictors& predictors,
                  const Done& done) {
-  const Scoring scoring = sparsefinder::ScoringOf(plan.samples.task);
+  const SequenceTask& task = plan.samples.task;
   const std::vector<Predictor>& ways = WaysOf(predictors);
   DataTable table("answers", {"family", "method", "setting", "sparsity", "value", "tokens"});
   for (std::size_t w = 0; w < ways.size(); ++w) {
     const RestrictedRun run = sparsefinder::RunRestricted(subject, plan.samples, predictors, w);
+    const auto hits = static_cast<double>(run.sums.hits);
+    const auto scored = static_cast<double>(run.sums.scored);
     table.Add({ways[w].family, ways[w].method, ways[w].setting, 100.0 * run.sparsity,
-               run.answers.Value(scoring), run.tokens.Value(Scoring::kTokens)});
+               ValueOf(task, run.sums), Metric().Value(hits, scored)});
     done(1.0 / static_cast<double>(ways.size()));
   }
   return table;
@@ -266,7 +273,7 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
   const std::filesystem::path file = SourceDir() / "python/tsallis_report/figures.py";
   const TaskPointer text = loaded.task_name == "text" ? MakeFileText(file, *loaded.task) : nullptr;
   const SequenceTask& task = text ? *text : *loaded.task;
-  const Metric metric = task.GetMetric(sparsefinder::ScoringOf(task));
+  const Metric metric = sparsefinder::MetricOf(task);
   const Plan plan = PlanOf(context, loaded, task);
 
   double share = 0.0;
@@ -279,7 +286,7 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
   DataTable edges = JudgeAll(layers, heads, predictors, part(0.25));
   DataTable full("full", {"sparsity", "value"});
   const RestrictedRun unrestricted = sparsefinder::RunFree(*subject, plan.samples);
-  const double whole = unrestricted.answers.Value(sparsefinder::ScoringOf(task));
+  const double whole = ValueOf(task, unrestricted.sums);
   for (const double x : {0.0, 100.0}) full.Add({x, whole});
   DataTable answers = RunAll(*subject, plan, predictors, part(0.5));
   DataTable time = TimeAll(subject->AsDecoder(), plan, predictors, context.quick);

@@ -137,15 +137,18 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
 // The predictors of every head and way: [layers][heads][ways], the same ways everywhere.
 using Predictors = std::vector<std::vector<std::vector<Predictor>>>;
 
-// How answers under restricted attention are counted: as the task does, but translations by the
-// loss of their references.
-inline Scoring ScoringOf(const SequenceTask& task) {
-  return task.GetScoring() == Scoring::kBleu ? Scoring::kLoss : task.GetScoring();
+// The metric of answers under restricted attention: the task's, but for translations the loss of
+// their references, since nothing is written.
+inline Metric MetricOf(const SequenceTask& task) {
+  for (const Metric& metric : task.Metrics()) {
+    if (metric.AddsUp()) return metric;
+  }
+  return {};
 }
 
 struct RestrictedRun {
-  Answers answers, tokens;  // by ScoringOf(); the same token by token
-  double sparsity = 0.0;    // share of the pairs that were left out
+  SequenceScore sums;
+  double sparsity = 0.0;  // share of the pairs that were left out
 };
 
 // The model on the test samples where every head sees what way `way` joins, from the queries and

@@ -23,10 +23,7 @@ RestrictedRun Run(Subject& subject, const Samples& samples, const Subject::Joine
   const std::int64_t chunk = std::max<std::int64_t>(1, kTokens / tokens);
   for (std::int64_t done = 0; done < samples.test; done += chunk) {
     const std::int64_t count = std::min(chunk, samples.test - done);
-    const SequenceScore score =
-        subject.Evaluate(samples.Draw(samples.training + done, count), joined);
-    run.answers.Add(score.Of(ScoringOf(samples.task)));
-    run.tokens.Add(score.Of(Scoring::kTokens));
+    run.sums.AddSums(subject.Evaluate(samples.Draw(samples.training + done, count), joined));
   }
   return run;
 }

@@ -128,9 +128,10 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
     for (std::int64_t n = 16; n <= most; n *= 2) {
       const std::int64_t asked =
           std::clamp<std::int64_t>((1 << 19) / n, 256, context.quick ? 256 : 2048);
-      const LengthScore score = EvaluateSetsAt(trained.model, trained.task, Split::kTest, n, asked,
-                                               context.stop != nullptr ? *context.stop : never);
-      accuracy.Add({name, n, score.answers.Value(Scoring::kExact)});
+      const Score score =
+          EvaluateSets(trained.model, trained.task, Split::kTest, n, asked, /*heat=*/false,
+                       context.stop != nullptr ? *context.stop : never);
+      accuracy.Add({name, n, trained.task.GetMetric().Value(score)});
       context.Done(0.8 + 0.2 * (done += 1.0) / (3.0 * std::log2(static_cast<double>(most) / 8.0)));
     }
   }

@@ -5,7 +5,7 @@
 
 #include "lab/config/recipe.h"
 #include "lab/train/load_model.h"
-#include "lab/train/set_training.h"
+#include "lab/train/set_experiment.h"
 
 namespace tsallis::lab {
 namespace {
@@ -34,8 +34,9 @@ TrainedModel SoftmaxModel(const AnalysisContext& context, double share) {
   job.steps = context.quick ? kQuickSteps : kSteps;
   job.folder = context.models / fmt::format("softmax-{}-seed-{}", job.steps, job.seed);
   static const std::atomic<bool> never{false};
-  SetAttention model = TrainSet(
-      job,
+  SetExperiment experiment(job);
+  Train(
+      experiment, job,
       [&](const JobStatus& status) {
         if (context.progress) {
           context.progress(share * static_cast<double>(status.step) /
@@ -44,7 +45,7 @@ TrainedModel SoftmaxModel(const AnalysisContext& context, double share) {
       },
       context.stop != nullptr ? *context.stop : never);
   return {
-      std::move(model), MaxRetrieval(recipe.task), method,
+      std::move(experiment.Model()), MaxRetrieval(recipe.task), method,
       fmt::format("the recipe max-retrieval's softmax, trained for {} of its 100 000 steps, seed "
                   "{}",
                   job.steps, job.seed)};
