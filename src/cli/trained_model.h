@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lab/nn/decoder.h"
 #include "lab/train/load_model.h"
 
 namespace tsallis::cli {

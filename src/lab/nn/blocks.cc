@@ -37,30 +37,28 @@ void AddOutGain(const DecoderConfig& config, const std::string& name, LeafParame
 }  // namespace
 
 Packed Packed::Of(const std::vector<std::vector<std::int64_t>>& sequences, std::int64_t vocabulary,
-                  const c10::Device& device, const std::vector<std::int64_t>& past) {
+                  const c10::Device& device) {
   Packed packed;
-  packed.begin = {0};
-  std::vector<std::int64_t> tokens, positions;
-  for (std::size_t s = 0; s < sequences.size(); ++s) {
-    std::int64_t position = past.empty() ? 0 : past[s];
-    for (const std::int64_t token : sequences[s]) {
+  std::vector<std::int64_t> tokens, positions, begins = {0};
+  for (const std::vector<std::int64_t>& sequence : sequences) {
+    const auto length = static_cast<std::int64_t>(sequence.size());
+    for (const std::int64_t token : sequence) {
       if (token < 0 || token >= vocabulary) {
         throw InvalidArgument("tokens", "0 to " + std::to_string(vocabulary - 1),
                               std::to_string(token));
       }
       tokens.push_back(token);
-      positions.push_back(position++);
+      positions.push_back(static_cast<std::int64_t>(tokens.size()) - 1 - begins.back());
     }
-    packed.begin.push_back(static_cast<std::int64_t>(tokens.size()));
-    packed.longest = std::max(packed.longest, static_cast<std::int64_t>(sequences[s].size()));
-    packed.length = std::max(packed.length, position);
+    begins.push_back(begins.back() + length);
+    packed.longest = std::max(packed.longest, length);
   }
   const auto there = [&](const std::vector<std::int64_t>& numbers) {
     return at::tensor(numbers, at::kLong).to(device);
   };
   packed.tokens = there(tokens);
   packed.positions = there(positions);
-  packed.begins = there(packed.begin);
+  packed.begins = there(begins);
   return packed;
 }
 
@@ -230,15 +228,57 @@ Tensor AttentionBlock::Attend(const Tensor& x, const Tensor& q, const Tensor& ke
   Seen seen{q, keys, {}};
   AttentionOptions& options = seen.options;
   SetMap(config_, alpha_, options);
-  if (config_.sink == "zero") options.sink = at::zeros({heads_}, q.options().dtype(at::kFloat));
-  if (sink_.defined()) options.sink = sink_;
+  if (const Tensor sink = Sink(); sink.defined()) options.sink = sink;
   options.causal = causal_;
   options.threads = join_.workers->threads();
   options.cu_seqlens_q = queries_begin;
   options.cu_seqlens_k = keys_begin;
   if (visit) visit(seen);
   const Tensor attended = attend_(q, keys, values, options, longest);
-  const Tensor value = attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_});
+  return Join(x, attended.transpose(1, 2).reshape({q.size(2), heads_ * head_dim_}));
+}
+
+Tensor AttentionBlock::Sink() const {
+  if (config_.sink != "zero") return sink_;
+  return at::zeros({heads_}, query_.options().requires_grad(false));
+}
+
+Tensor AttentionBlock::Extend(const Tensor& x, const Tensor& in, const CachedRows& cached) const {
+  const std::int64_t inner = heads_ * head_dim_;
+  const Tensor q = Queries(in), value = at::zeros({x.size(0), inner});
+  AttentionOptions options;
+  SetMap(config_, alpha_, options);
+  const auto doubles = [](const Tensor& numbers) {
+    return numbers.defined() ? numbers.to(at::kDouble).contiguous() : Tensor();
+  };
+  const Tensor alpha = doubles(options.alpha_heads.value_or(Tensor())), sink = doubles(Sink());
+  const auto rows_of = [&](std::size_t s) { return cached.end[s] - cached.begin[s]; };
+  for (std::size_t s = 0; s < cached.sequences.size();) {
+    // Neighbours with equally many rows share a call.
+    std::size_t last = s + 1;
+    while (last < cached.sequences.size() && rows_of(last) == rows_of(s)) ++last;
+    DecodeParams p;
+    p.setting() = options.setting();
+    if (alpha.defined()) p.alpha_per_head = alpha.const_data_ptr<double>();
+    if (sink.defined()) p.terms.sink = sink.const_data_ptr<double>();
+    p.layer = cached.layer;
+    p.sequences = cached.sequences.data() + s;
+    p.batch = static_cast<std::int64_t>(last - s);
+    p.heads = p.kv_heads = heads_;
+    p.q_len = rows_of(s);
+    p.q = {q.const_data_ptr<float>() + cached.begin[s] * q.stride(2),
+           DType::kFloat32,
+           {p.q_len * q.stride(2), q.stride(1), q.stride(2), 1}};
+    Decode({.threads = join_.workers->threads()}, cached.cache, p,
+           {.out = {value.mutable_data_ptr<float>() + cached.begin[s] * inner,
+                    DType::kFloat32,
+                    {p.q_len * inner, head_dim_, inner, 1}}});
+    s = last;
+  }
+  return Join(x, value);
+}
+
+Tensor AttentionBlock::Join(const Tensor& x, const Tensor& value) const {
   StageCall join = join_;
   join.inputs = {x, gate_(x, value), out_, gains_.after};
   return RunStage("join", join).front();

@@ -23,23 +23,21 @@
 #include "lab/nn/parameters.h"
 #include "lab/nn/stages.h"
 #include "torch/operators.h"
+#include "tsallis/kv_cache.h"
 
 namespace tsallis::lab {
 
 // Sequences behind each other.
 struct Packed {
-  at::Tensor tokens;                // [rows] int64
-  at::Tensor positions;             // [rows] int64, in the row's sequence, from 0
-  at::Tensor begins;                // [sequences + 1] int64: the rows of each
-  std::vector<std::int64_t> begin;  // the same for the host
-  std::int64_t longest = 0;         // rows of the longest sequence
-  std::int64_t length = 0;          // above all positions
+  at::Tensor tokens;         // [rows] int64
+  at::Tensor positions;      // [rows] int64, in the row's sequence, from 0
+  at::Tensor begins;         // [sequences + 1] int64: the rows of each
+  std::int64_t longest = 0;  // rows of the longest sequence
 
-  // One list of tokens for each sequence, the first of which stands at position `past`[i]; `past`
-  // empty: 0. The tensors are of `device`. InvalidArgument for a token that `vocabulary` does not
-  // have.
+  // One list of tokens for each sequence. The tensors are of `device`. InvalidArgument for a token
+  // that `vocabulary` does not have.
   static Packed Of(const std::vector<std::vector<std::int64_t>>& sequences, std::int64_t vocabulary,
-                   const c10::Device& device, const std::vector<std::int64_t>& past = {});
+                   const c10::Device& device);
 };
 
 // Learned tensors that autograd sees. Blocks declare theirs, then all are made at once.
@@ -181,11 +179,28 @@ class AttentionBlock : Fixed {
                     const at::Tensor& values, const at::Tensor& queries_begin,
                     const at::Tensor& keys_begin, const LongestSequence& longest,
                     const std::function<void(Seen&)>& visit = nullptr) const;
+
+  // Rows [begin[s], end[s]) for each sequence s of a cache, and a layer of it.
+  struct CachedRows {
+    const KvCache& cache;
+    std::int64_t layer;
+    const std::vector<KvCache::Sequence>& sequences;
+    const std::vector<std::int64_t>&begin, &end;
+  };
+  // On the CPU, without a gradient: the sum where the queries are the newest tokens of what the
+  // cache has, or one query each that sees all of it. Rows of no sequence take nothing from
+  // attention. in: Norm(x).
+  at::Tensor Extend(const at::Tensor& x, const at::Tensor& in, const CachedRows& cached) const;
+
   // Tells people how the heads attend; empty: nothing.
   const std::string& Note() const { return attend_.Note(); }
 
  private:
   at::Tensor Heads(const at::Tensor& rows) const;
+  // [heads] float32; undefined: no sink.
+  at::Tensor Sink() const;
+  // value: [rows, heads head_dim]
+  at::Tensor Join(const at::Tensor& x, const at::Tensor& value) const;
 
   AttentionConfig config_;
   std::int64_t heads_, head_dim_;

@@ -161,17 +161,6 @@ struct Decoder::State {
         .front();
   }
 
-  // Adds up what is found of pieces of rows. The host waits for the device here.
-  static SequenceScore ScoreOf(const DecoderRows& rows, const Tensors& losses,
-                               const Tensors& best) {
-    if (losses.empty()) return SequenceScore::Of(rows.Sequences(), {}, {}, {}, {});
-    const Tensor loss = at::cat(losses).cpu(), said = at::cat(best).cpu();
-    const float* numbers = loss.const_data_ptr<float>();
-    const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
-    return SequenceScore::Of(rows.Sequences(), {numbers, numbers + loss.numel()},
-                             {tokens, tokens + said.numel()}, rows.label, rows.sequence);
-  }
-
   // The head forward and back, by as many rows as options.logits allows. Returns the gradient of x,
   // and writes the score.
   Tensor JudgeAndGradient(const DecoderRows& rows, const Tensor& x, const GradientOptions& options,
@@ -279,7 +268,7 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
     x.backward(d_x);
   }
   report(0);
-  return State::ScoreOf(rows, losses, best);
+  return SequenceScore::Of(rows.Sequences(), losses, best, rows.label, rows.sequence);
 }
 
 SequenceScore Decoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
@@ -305,7 +294,7 @@ SequenceScore Decoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visi
     losses.push_back(judged[1]);
     best.push_back(judged[2]);
   }
-  return State::ScoreOf(rows, losses, best);
+  return SequenceScore::Of(rows.Sequences(), losses, best, rows.label, rows.sequence);
 }
 
 std::unique_ptr<KvCache> Decoder::MakeCache(std::int64_t max_bytes) const {

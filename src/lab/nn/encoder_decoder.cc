@@ -5,14 +5,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <map>
 #include <optional>
 
 #include "lab/base/errors.h"
 #include "lab/base/sequential_products.h"
-#include "lab/nn/decoder_kernels.h"
+#include "lab/nn/decoder_rows.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"
 
@@ -60,8 +59,8 @@ struct TargetLayer {
 // A batch as the model reads it.
 struct Samples {
   Packed source, target;
-  std::vector<std::int64_t> label;     // [rows of target], or kNotScored
-  std::vector<std::int64_t> sequence;  // [rows of target]
+  std::vector<std::int64_t> scored;           // rows of the target
+  std::vector<std::int64_t> label, sequence;  // [scored]
 };
 
 Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary, const c10::Device& device) {
@@ -69,6 +68,7 @@ Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary, const c10::D
   const std::int64_t count = tokens.size(0), n = tokens.size(1);
   std::vector<std::vector<std::int64_t>> sources, targets;
   Samples samples;
+  std::int64_t row = 0;
   for (std::int64_t b = 0; b < count; ++b) {
     const std::int64_t length =
         batch.lengths.defined() ? batch.lengths.const_data_ptr<std::int64_t>()[b] : n;
@@ -86,8 +86,12 @@ Samples SamplesOf(const TokenBatch& batch, std::int64_t vocabulary, const c10::D
     }
     sources.emplace_back(token, token + split);
     targets.emplace_back(token + split, token + length);
-    samples.label.insert(samples.label.end(), label + split, label + length);
-    samples.sequence.insert(samples.sequence.end(), static_cast<std::size_t>(length - split), b);
+    for (std::int64_t i = split; i < length; ++i, ++row) {
+      if (label[i] == kNotScored) continue;
+      samples.scored.push_back(row);
+      samples.label.push_back(label[i]);
+      samples.sequence.push_back(b);
+    }
   }
   samples.source = Packed::Of(sources, vocabulary, device);
   samples.target = Packed::Of(targets, vocabulary, device);
@@ -155,7 +159,7 @@ struct EncoderDecoder::State {
         name, {config.width}, [](RandomStream&) { return 0.0F; }, &to);
   }
 
-  Tensor Embed(const Packed& rows) { return embed(rows.tokens, rows.positions, rows.length); }
+  Tensor Embed(const Packed& rows) { return embed(rows.tokens, rows.positions, rows.longest); }
 
   // A function that passes one layer's attention to `visit`; null if there is no `visit`.
   static SeenVisitor Shown(const Visitor& visit, const char* kind, std::size_t layer,
@@ -192,30 +196,39 @@ struct EncoderDecoder::State {
 
   Tensor Logits(const Tensor& x) const { return Product(Normed(x, gain), embed.Table()); }
 
-  // The losses of the scored rows, their best columns, and their sum over `denominator`, 0: over
-  // their number.
-  Tensors Judge(const Tensor& x, const Samples& samples, std::int64_t denominator = 0) {
-    const Tensor all = at::tensor(samples.label, at::kLong);
-    const Tensor scored = all.ne(kNotScored).nonzero().squeeze(1);
-    const Tensor labels = all.index_select(0, scored).to(device);
-    const Tensor there = x.index_select(0, scored.to(device));
+  // The losses of the scored rows and their best columns, in pieces, and the sum of the losses over
+  // `denominator`, 0: over their number.
+  struct Judged {
+    Tensors losses, best;
+    Tensor sum;
+    SequenceScore Score(const Samples& samples, const TokenBatch& batch) const {
+      return SequenceScore::Of(batch.tokens.size(0), losses, best, samples.label, samples.sequence);
+    }
+  };
+  Judged Judge(const Tensor& x, const Samples& samples, std::int64_t denominator = 0) {
+    const auto there = [&](const std::vector<std::int64_t>& numbers) {
+      return at::tensor(numbers, at::kLong).to(device);
+    };
+    const Tensor scored = x.index_select(0, there(samples.scored)), labels = there(samples.label);
+    const std::int64_t rows = scored.size(0), of = denominator > 0 ? denominator : rows;
     const std::int64_t piece =
-        c10::GradMode::is_enabled() ? std::max<std::int64_t>(1, there.size(0)) : kLogitRows;
-    const std::int64_t of = denominator > 0 ? denominator : labels.numel();
-    Tensors losses, best, sums;
-    for (std::int64_t begin = 0; begin == 0 || begin < there.size(0); begin += piece) {
-      const std::int64_t count = std::min(piece, there.size(0) - begin);
+        c10::GradMode::is_enabled() ? std::max<std::int64_t>(1, rows) : kLogitRows;
+    Judged all;
+    Tensors sums;
+    for (std::int64_t begin = 0; begin == 0 || begin < rows; begin += piece) {
+      const std::int64_t count = std::min(piece, rows - begin);
       const Tensors judged = RunStage(
-          "cross-entropy", {.inputs = {there.narrow(0, begin, count), gain, embed.Table(),
+          "cross-entropy", {.inputs = {scored.narrow(0, begin, count), gain, embed.Table(),
                                        labels.narrow(0, begin, count)},
                             .workers = &workers,
                             .parameters = &parameters.List(),
                             .weight = 1.0 / static_cast<double>(std::max<std::int64_t>(1, of))});
       sums.push_back(judged[0]);
-      losses.push_back(judged[1]);
-      best.push_back(judged[2]);
+      all.losses.push_back(judged[1]);
+      all.best.push_back(judged[2]);
     }
-    return {at::cat(losses), at::cat(best), at::stack(sums).sum()};
+    all.sum = at::stack(sums).sum();
+    return all;
   }
 
   Tensor Run(const Samples& samples, const Visitor& visit = nullptr) {
@@ -231,27 +244,8 @@ struct EncoderDecoder::State {
   Tensor memory_gain, gain;
   std::deque<EncoderLayer> encoder;
   std::deque<TargetLayer> decoder;
+  std::unique_ptr<EncoderDecoder> copy;  // of a model elsewhere, on the CPU
 };
-
-namespace {
-
-// losses, best: of the scored rows.
-SequenceScore ScoreOf(const Samples& samples, std::int64_t sequences, const Tensor& losses,
-                      const Tensor& best) {
-  const Tensor loss = losses.cpu(), said = best.cpu();
-  const float* numbers = loss.const_data_ptr<float>();
-  const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
-  std::vector<std::int64_t> label, sequence;
-  for (std::size_t i = 0; i < samples.label.size(); ++i) {
-    if (samples.label[i] == kNotScored) continue;
-    label.push_back(samples.label[i]);
-    sequence.push_back(samples.sequence[i]);
-  }
-  return SequenceScore::Of(sequences, {numbers, numbers + loss.numel()},
-                           {tokens, tokens + said.numel()}, label, sequence);
-}
-
-}  // namespace
 
 EncoderDecoder::EncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
                                const c10::Device& device)
@@ -279,11 +273,10 @@ SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
   state_->workers.SetThreads(guard.threads());
   const Samples samples = SamplesOf(batch, state_->config.vocabulary, state_->device);
   if (!options.accumulate) FlatGradients().zero_();
-  const Tensors judged = state_->Judge(state_->Run(samples), samples, options.denominator);
-  judged[2].backward();
+  const State::Judged judged = state_->Judge(state_->Run(samples), samples, options.denominator);
+  judged.sum.backward();
   if (options.ready) options.ready(0, FlatGradients().numel());
-  // The host waits for the device here alone.
-  return ScoreOf(samples, batch.tokens.size(0), judged[0], judged[1]);
+  return judged.Score(samples, batch);  // the host waits for the device here alone
 }
 
 SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
@@ -300,8 +293,7 @@ SequenceScore EncoderDecoder::Evaluate(const TokenBatch& batch, const VisibleKey
       if (mask.defined()) attention.seen.options.mask = mask.unsqueeze(0);
     };
   }
-  const Tensors judged = state_->Judge(state_->Run(samples, restrict), samples);
-  return ScoreOf(samples, batch.tokens.size(0), judged[0], judged[1]);
+  return state_->Judge(state_->Run(samples, restrict), samples).Score(samples, batch);
 }
 
 void EncoderDecoder::VisitLayers(const TokenBatch& batch,
@@ -312,25 +304,27 @@ void EncoderDecoder::VisitLayers(const TokenBatch& batch,
   state_->Run(SamplesOf(batch, state_->config.vocabulary, state_->device), visit);
 }
 
-// Keys and values of every layer: of the source once, for all that is forked from it; of the target
-// in tensors that are never written to, so that forks share them.
-class EncoderDecoder::TensorDecodingState : public DecodingState {
+// Keys and values of every layer on pages. Those of a text's target are the sequence's own; those
+// of its source stand in another sequence of the same cache, which forks share.
+class EncoderDecoder::CacheDecodingState : public DecodingState {
  public:
-  TensorDecodingState(State& state, std::int64_t max_bytes)
-      : state_(state), max_bytes_(max_bytes) {}
+  CacheDecodingState(State& state, std::int64_t max_bytes)
+      : state_(state), cache_(ShapeOf(state.config), OptionsOf(state.config, max_bytes)) {}
 
   Sequence Create() override {
-    sequences_.emplace(next_, Text());
-    return next_++;
+    const Sequence target = cache_.Create();
+    sources_.emplace(target, cache_.Create());
+    return target;
   }
   Sequence Fork(Sequence sequence) override {
-    const Text& text = At(sequence);
-    sequences_.emplace(next_, text);
-    return next_++;
+    const Sequence source = SourceOf(sequence), target = cache_.Fork(sequence);
+    sources_.emplace(target, cache_.Fork(source));
+    return target;
   }
   void Free(Sequence sequence) override {
-    At(sequence);
-    sequences_.erase(sequence);
+    cache_.Free(SourceOf(sequence));
+    cache_.Free(sequence);
+    sources_.erase(sequence);
   }
 
   Tensor Extend(const std::vector<Sequence>& sequences,
@@ -338,164 +332,112 @@ class EncoderDecoder::TensorDecodingState : public DecodingState {
     const SequentialProducts guard;
     const c10::NoGradGuard no_gradient;
     state_.workers.SetThreads(guard.threads());
-    if (tokens.size() != sequences.size()) {
-      throw InvalidArgument("tokens", std::to_string(sequences.size()) + " lists, one a sequence",
-                            std::to_string(tokens.size()));
-    }
-    if (sequences.empty()) return at::empty({0, state_.config.vocabulary});
-    std::vector<Text> extended;
-    std::vector<std::vector<std::int64_t>> target = tokens;
-    for (std::size_t s = 0; s < sequences.size(); ++s) {
-      if (std::count(sequences.begin(), sequences.end(), sequences[s]) > 1) {
-        throw InvalidArgument("sequences", "each once", std::to_string(sequences[s]) + " again");
-      }
-      extended.push_back(At(sequences[s]));
-      if (target[s].empty()) {
-        throw InvalidArgument(fmt::format("tokens[{}]", s), "one token or more", "none");
-      }
-      if (extended[s].source) continue;
-      if (target[s].size() < 2) {
+    std::vector<std::vector<std::int64_t>> source(sequences.size()), target = tokens;
+    for (std::size_t s = 0; s < std::min(sequences.size(), tokens.size()); ++s) {
+      if (cache_.Length(SourceOf(sequences[s])) > 0 || tokens[s].empty()) continue;
+      if (tokens[s].size() < 2) {
         throw InvalidArgument(fmt::format("tokens[{}]", s),
-                              "a source and the token that the target begins with",
-                              std::to_string(target[s].size()) + " tokens");
+                              "a source and the token that the target begins with", "1 token");
       }
-      extended[s].source = Read({target[s].begin(), target[s].end() - 1});
-      target[s] = {target[s].back()};
+      source[s].assign(tokens[s].begin(), tokens[s].end() - 1);
+      target[s] = {tokens[s].back()};
     }
-    const Tensor logits = Decode(extended, target).cpu();
-    CheckBytes(sequences, extended);
-    for (std::size_t s = 0; s < sequences.size(); ++s) At(sequences[s]) = std::move(extended[s]);
-    return logits;
+    const DecoderRows rows = RowsOf(cache_, state_.config.vocabulary, sequences, target);
+    if (sequences.empty()) return at::empty({0, state_.config.vocabulary});
+    try {
+      for (std::size_t s = 0; s < sequences.size(); ++s) {
+        if (!source[s].empty()) Read(source[s], SourceOf(sequences[s]));
+      }
+      return Decode(rows, sequences);
+    } catch (...) {
+      for (std::size_t s = 0; s < sequences.size(); ++s) {
+        cache_.Truncate(sequences[s], rows.position[static_cast<std::size_t>(rows.begin[s])]);
+        if (!source[s].empty()) cache_.Truncate(SourceOf(sequences[s]), 0);
+      }
+      throw;
+    }
   }
 
  private:
-  struct KeysValues {
-    Tensor k, v;  // [1, heads, tokens, head_dim]
-  };
-  using Layers = std::vector<KeysValues>;
-  struct Text {
-    std::shared_ptr<const Layers> source;  // null: nothing is read yet
-    Layers target;                         // empty before the first token
-    std::int64_t tokens = 0;               // of the target
-  };
+  static KvCacheShape ShapeOf(const DecoderConfig& config) {
+    return {config.layers, config.heads, config.head_dim, config.head_dim, DType::kFloat32};
+  }
+  static KvCacheOptions OptionsOf(const DecoderConfig& config, std::int64_t max_bytes) {
+    const bool sparse = config.attention.map == "entmax";
+    return {.screen = sparse ? KeyScreen::kBytes : KeyScreen::kNone, .max_bytes = max_bytes};
+  }
 
-  Text& At(Sequence sequence) {
-    const auto found = sequences_.find(sequence);
-    if (found == sequences_.end()) {
+  Sequence SourceOf(Sequence sequence) const {
+    const auto found = sources_.find(sequence);
+    if (found == sources_.end()) {
       throw InvalidArgument("sequence", "one that is there", std::to_string(sequence));
     }
     return found->second;
   }
 
-  std::shared_ptr<const Layers> Read(const std::vector<std::int64_t>& source) {
+  // Rows [begin, end) of keys and values.
+  void Append(Sequence sequence, std::size_t layer, const std::pair<Tensor, Tensor>& memory,
+              std::int64_t begin, std::int64_t end) {
+    const auto rows = [begin](const Tensor& all) {
+      return ConstArray4{all.const_data_ptr<float>() + begin * all.stride(2),
+                         DType::kFloat32,
+                         {0, all.stride(1), all.stride(2), 1}};
+    };
+    cache_.Append({.threads = state_.workers.threads()}, sequence, static_cast<std::int64_t>(layer),
+                  rows(memory.first), rows(memory.second), end - begin);
+  }
+
+  void Read(const std::vector<std::int64_t>& source, Sequence to) {
     const Tensor memory =
         state_.Encode(Packed::Of({source}, state_.config.vocabulary, state_.device), nullptr);
-    auto layers = std::make_shared<Layers>();
-    for (const TargetLayer& layer : state_.decoder) {
-      const auto [k, v] = layer.context.Memory(memory);
-      layers->push_back({k, v});
+    for (std::size_t l = 0; l < state_.decoder.size(); ++l) {
+      Append(to, l, state_.decoder[l].context.Memory(memory), 0, memory.size(0));
     }
-    return layers;
   }
 
-  // One tensor of all sequences' tokens behind each other, where each begins, and how long the
-  // longest is.
-  struct Memory {
-    KeysValues all;
-    Tensor begins;
-    std::int64_t longest = 0;
-  };
-  static Memory Joined(const std::vector<KeysValues>& parts) {
-    std::vector<Tensor> k, v;
-    std::vector<std::int64_t> begins = {0};
-    std::int64_t longest = 0;
-    for (const KeysValues& part : parts) {
-      longest = std::max(longest, part.k.size(2));
-      k.push_back(part.k);
-      v.push_back(part.v);
-      begins.push_back(begins.back() + part.k.size(2));
+  // The logits behind the last row of each sequence.
+  Tensor Decode(const DecoderRows& rows, const std::vector<Sequence>& sequences) {
+    // Each row looks at all of its source.
+    std::vector<Sequence> sources;
+    std::vector<std::int64_t> row, next;
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+      for (std::int64_t i = rows.begin[s]; i < rows.end[s]; ++i) {
+        sources.push_back(SourceOf(sequences[s]));
+        row.push_back(i);
+        next.push_back(i + 1);
+      }
     }
-    const Tensor all = at::cat(k, 2);
-    return {{all, at::cat(v, 2)}, at::tensor(begins, at::kLong).to(all.device()), longest};
-  }
-
-  // Adds the tokens to the texts; the logits behind the last of each.
-  Tensor Decode(std::vector<Text>& texts, const std::vector<std::vector<std::int64_t>>& tokens) {
-    std::vector<std::int64_t> past;
-    for (const Text& text : texts) past.push_back(text.tokens);
-    const Packed rows = Packed::Of(tokens, state_.config.vocabulary, state_.device, past);
-    const std::vector<std::int64_t>& begins = rows.begin;
-    Tensor x = state_.Embed(rows);
+    Tensor x = state_.embed(rows.tokens, rows.positions, rows.reach);
     for (std::size_t l = 0; l < state_.decoder.size(); ++l) {
       const TargetLayer& layer = state_.decoder[l];
       const Tensor in = layer.self.Norm(x);
-      const auto [k, v] = layer.self.Memory(in);
-      std::vector<KeysValues> all;
-      for (std::size_t s = 0; s < texts.size(); ++s) {
-        const std::int64_t count = begins[s + 1] - begins[s];
-        KeysValues own = {k.narrow(2, begins[s], count), v.narrow(2, begins[s], count)};
-        Layers& target = texts[s].target;
-        if (target.size() > l) {
-          own = {at::cat({target[l].k, own.k}, 2), at::cat({target[l].v, own.v}, 2)};
-          target[l] = own;
-        } else {
-          target.push_back(own);
-        }
-        all.push_back(own);
+      const std::pair<Tensor, Tensor> memory = layer.self.Memory(in);
+      for (std::size_t s = 0; s < sequences.size(); ++s) {
+        Append(sequences[s], l, memory, rows.begin[s], rows.end[s]);
       }
-      const auto attend = [&](const AttentionBlock& heads, const Tensor& normed,
-                              const Memory& memory) {
-        x = heads.Attend(x, heads.Queries(normed), memory.all.k, memory.all.v, rows.begins,
-                         memory.begins, {rows.longest, memory.longest});
-      };
-      attend(layer.self, in, Joined(all));
-      all.clear();
-      for (const Text& text : texts) all.push_back((*text.source)[l]);
-      attend(layer.context, layer.context.Norm(x), Joined(all));
-      x = layer.feed_forward(x);
+      const auto index = static_cast<std::int64_t>(l);
+      x = layer.self.Extend(x, in, {cache_, index, sequences, rows.begin, rows.end});
+      x = layer.context.Extend(x, layer.context.Norm(x), {cache_, index, sources, row, next});
+      x = layer.feed_forward(x, rows.block);
     }
-    for (std::size_t s = 0; s < texts.size(); ++s) {
-      texts[s].tokens += static_cast<std::int64_t>(tokens[s].size());
-    }
-    return state_.Logits(x.index_select(0, rows.begins.slice(0, 1) - 1));
-  }
-
-  static std::int64_t Bytes(const Layers& layers) {
-    std::int64_t bytes = 0;
-    for (const KeysValues& layer : layers) {
-      bytes += static_cast<std::int64_t>(layer.k.nbytes() + layer.v.nbytes());
-    }
-    return bytes;
-  }
-
-  // Counts the extended texts in place of the earlier ones.
-  void CheckBytes(const std::vector<Sequence>& sequences, const std::vector<Text>& extended) const {
-    if (max_bytes_ == 0) return;
-    std::map<const Layers*, std::int64_t> sources;
-    std::int64_t bytes = 0;
-    const auto add = [&](const Text& text) {
-      bytes += Bytes(text.target);
-      if (text.source) sources[text.source.get()] = Bytes(*text.source);
-    };
-    for (const auto& [sequence, text] : sequences_) {
-      const auto at = std::find(sequences.begin(), sequences.end(), sequence);
-      add(at == sequences.end() ? text
-                                : extended[static_cast<std::size_t>(at - sequences.begin())]);
-    }
-    for (const auto& [source, count] : sources) bytes += count;
-    if (bytes > max_bytes_)
-      throw CacheFull(
-          fmt::format("the texts need {} bytes, expected at most {}", bytes, max_bytes_));
+    const auto count = static_cast<std::int64_t>(sequences.size());
+    return state_.Logits(x.index_select(0, at::tensor(rows.scored, at::kLong))).narrow(0, 0, count);
   }
 
   State& state_;
-  std::int64_t max_bytes_;
-  std::map<Sequence, Text> sequences_;
-  Sequence next_ = 0;
+  KvCache cache_;
+  std::map<Sequence, Sequence> sources_;  // of each text
 };
 
+EncoderDecoder& EncoderDecoder::OnCpu() {
+  if (state_->device.is_cpu()) return *this;
+  if (!state_->copy) state_->copy = std::make_unique<EncoderDecoder>(state_->config, 1);
+  Tensor(state_->copy->FlatParameters()).copy_(FlatParameters());
+  return *state_->copy;
+}
+
 std::unique_ptr<DecodingState> EncoderDecoder::StartDecoding(std::int64_t max_bytes) {
-  return std::make_unique<TensorDecodingState>(*state_, max_bytes);
+  return std::make_unique<CacheDecodingState>(*OnCpu().state_, max_bytes);
 }
 
 }  // namespace tsallis::lab

@@ -65,8 +65,9 @@ class EncoderDecoder : public SequenceModel {
   // Evaluate with queries that see only the keys that `visible` returns, as Decoder::Evaluate.
   SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
 
-  // The first tokens that a sequence is extended by are its source and, the last of them, where
-  // its target begins; InvalidArgument for fewer than two.
+  // On the CPU: of a model elsewhere a copy of its present weights writes. The first tokens that a
+  // sequence is extended by are its source and, the last of them, where its target begins;
+  // InvalidArgument for fewer than two.
   std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
   // Runs a batch and calls `visit` with the attention of every layer, the encoder's first. The
@@ -81,7 +82,8 @@ class EncoderDecoder : public SequenceModel {
 
  private:
   struct State;
-  class TensorDecodingState;
+  class CacheDecodingState;
+  EncoderDecoder& OnCpu();
   std::unique_ptr<State> state_;
 };
 

@@ -364,8 +364,6 @@ TEST(EncoderDecoder, LearnsToCopyAndIsLoadedAgain) {
   LoadedSequenceModel loaded = LoadSequenceModel(job.folder);
   EXPECT_STREQ(loaded.model->Architecture(), "encoder-decoder");
   EXPECT_TRUE(at::equal(loaded.model->FlatParameters(), model->FlatParameters()));
-  ExpectContains(UsageErrorOf([&] { LoadModel(job.folder); }),
-                 "expected weights of a decoder, got those of an encoder-decoder");
   // Greedy writing gives the answer that it is scored by; beams find none that is less likely.
   std::int64_t right = 0;
   for (std::int64_t i = 0; i < 100; ++i) {

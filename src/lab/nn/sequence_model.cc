@@ -59,21 +59,24 @@ void CheckWhole(const GradientOptions& options) {
   throw InvalidArgument("options.part", "null: this model takes whole sequences", "a part");
 }
 
-SequenceScore SequenceScore::Of(std::int64_t sequences, std::vector<float> losses,
-                                const std::vector<std::int64_t>& best,
+SequenceScore SequenceScore::Of(std::int64_t sequences, const std::vector<at::Tensor>& losses,
+                                const std::vector<at::Tensor>& best,
                                 const std::vector<std::int64_t>& label,
                                 const std::vector<std::int64_t>& sequence) {
   SequenceScore score;
   score.sequences = sequences;
   score.is_exact.assign(static_cast<std::size_t>(sequences), true);
-  for (std::size_t i = 0; i < losses.size(); ++i) {
-    const bool hit = best[i] == label[i];
-    score.loss += losses[i];
-    score.hits += hit ? 1 : 0;
-    if (!hit) score.is_exact[static_cast<std::size_t>(sequence[i])] = false;
+  if (!losses.empty()) {
+    const at::Tensor loss = at::cat(losses).cpu(), said = at::cat(best).cpu();
+    score.scored = loss.numel();
+    score.losses.assign(loss.const_data_ptr<float>(), loss.const_data_ptr<float>() + score.scored);
+    for (std::size_t i = 0; i < score.losses.size(); ++i) {
+      const bool hit = said.const_data_ptr<std::int64_t>()[i] == label[i];
+      score.loss += score.losses[i];
+      score.hits += hit ? 1 : 0;
+      if (!hit) score.is_exact[static_cast<std::size_t>(sequence[i])] = false;
+    }
   }
-  score.scored = static_cast<std::int64_t>(losses.size());
-  score.losses = std::move(losses);
   for (const bool exact : score.is_exact) score.exact += exact ? 1 : 0;
   return score;
 }

@@ -28,9 +28,10 @@ struct SequenceScore {
   std::vector<float> losses;  // [scored], nats
 
   // Sums over rows in the order of their sequences. Each row gives its loss, the token of its
-  // largest logit, its label and its sequence.
-  static SequenceScore Of(std::int64_t sequences, std::vector<float> losses,
-                          const std::vector<std::int64_t>& best,
+  // largest logit, its label and its sequence. losses, best: of pieces of the rows, one behind the
+  // other, on any device, for which the host waits.
+  static SequenceScore Of(std::int64_t sequences, const std::vector<at::Tensor>& losses,
+                          const std::vector<at::Tensor>& best,
                           const std::vector<std::int64_t>& label,
                           const std::vector<std::int64_t>& sequence);
 

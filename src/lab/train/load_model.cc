@@ -99,17 +99,6 @@ LoadedSequenceModel LoadSequenceModel(const fs::path& path, const c10::Device& d
   return loaded;
 }
 
-LoadedModel LoadModel(const fs::path& path) {
-  LoadedSequenceModel loaded = LoadSequenceModel(path);
-  auto* decoder = dynamic_cast<Decoder*>(loaded.model.get());
-  if (decoder == nullptr) {
-    throw UsageError(fmt::format("{}: expected weights of a decoder, got those of an {}",
-                                 loaded.weights.string(), loaded.model->Architecture()));
-  }
-  return {std::move(*decoder), std::move(loaded.task), loaded.task_name, loaded.train_length,
-          loaded.weights};
-}
-
 LoadedSetModel LoadSetModel(const fs::path& path) {
   const Found found = Find(path);
   if (found.task_name != "max-retrieval") {

@@ -6,32 +6,26 @@
 #include <memory>
 #include <string>
 
-#include "lab/nn/decoder.h"
+#include "lab/nn/sequence_model.h"
 #include "lab/nn/set_attention.h"
 #include "lab/tasks/max_retrieval.h"
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
 
-template <class Model>
-struct Loaded {
-  Model model;
+struct LoadedSequenceModel {
+  std::unique_ptr<SequenceModel> model;
   TaskPointer task;  // as in training
   std::string task_name;
   std::int64_t train_length;      // the longest of training
   std::filesystem::path weights;  // the file they come from
 };
-using LoadedModel = Loaded<Decoder>;
-using LoadedSequenceModel = Loaded<std::unique_ptr<SequenceModel>>;
 
 // `path`: the folder of a run, of which the best weights are taken, else the last, else the newest
 // checkpoint; or a file of weights in it. The run's config.json says what model they belong to.
 // UsageError if there is no such thing, std::runtime_error if it is damaged.
 LoadedSequenceModel LoadSequenceModel(const std::filesystem::path& path,
                                       const c10::Device& device = c10::kCPU);
-
-// Loads a decoder; UsageError for a run of another model.
-LoadedModel LoadModel(const std::filesystem::path& path);
 
 struct LoadedSetModel {
   SetAttention model;

@@ -419,11 +419,11 @@ TEST(SequenceExperiment, KeepsTheBestOfValidation) {
       EvaluateLength(model, *recipe.task.Sequences(), Split::kValidation, 4, 10, never);
   EXPECT_NEAR(Metric().Value(again), highest.accuracy, 1e-3);
   // The folder gives the same model, with its task.
-  LoadedModel loaded = LoadModel(job.folder);
+  const LoadedSequenceModel loaded = LoadSequenceModel(job.folder);
   EXPECT_EQ(loaded.task_name, "copy");
   EXPECT_EQ(loaded.task->Vocabulary(), 7);
-  EXPECT_TRUE(at::equal(loaded.model.FlatParameters(), model.FlatParameters()));
-  EXPECT_THROW(LoadModel(folder.Path()), UsageError);
+  EXPECT_TRUE(at::equal(loaded.model->FlatParameters(), model.FlatParameters()));
+  EXPECT_THROW(LoadSequenceModel(folder.Path()), UsageError);
 }
 
 // One that says no model or no task, or says it with another type.
@@ -435,7 +435,7 @@ TEST(SequenceExperiment, ADamagedConfigurationIsNamed) {
   const std::string settings = RunFolder(job.folder).Settings().dump();
   const auto error_with = [&](const std::string& from, const std::string& to) {
     std::ofstream(job.folder / "config.json") << Replaced(settings, from, to);
-    return ErrorOf([&] { LoadModel(job.folder); });
+    return ErrorOf([&] { LoadSequenceModel(job.folder); });
   };
   ExpectContains(error_with("{", ""), "config.json: damaged, or not of a run");
   ExpectContains(error_with("\"task\":", "\"task\":3,\"was\":"), "config.json: damaged");
