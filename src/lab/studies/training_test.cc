@@ -215,24 +215,6 @@ TEST(Trainer, KilledAndResumedRunsEndWithTheSameBits) {
   }
 }
 
-TEST(Trainer, RefusesAFolderOfOtherSettings) {
-  Recipe recipe = SmallRecipe();
-  const TemporaryFolder folder;
-  TrainSet({&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"});
-  recipe.train.lr = 5e-4;
-  const auto again = [&] { TrainSet({&recipe, &recipe.methods[0], 1, 20, folder.Path() / "a"}); };
-  ExpectContains(UsageErrorOf(again), "train.lr was");
-}
-
-TEST(Trainer, ALossThatIsNotFiniteNamesTheStepAndKeepsTheCheckpoint) {
-  Recipe recipe = SmallRecipe();
-  const TemporaryFolder folder;
-  recipe.train.lr = 1e30;
-  EXPECT_THROW(TrainSet({&recipe, &recipe.methods[0], 1, 100, folder.Path() / "a"}),
-               std::runtime_error);
-  EXPECT_FALSE(fs::exists(folder.Path() / "a" / "model.safetensors"));
-}
-
 TEST(Safetensors, RoundTripAndDamage) {
   const TemporaryFolder folder;
   const fs::path path = folder.Path() / "x.safetensors";
