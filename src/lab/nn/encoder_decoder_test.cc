@@ -251,8 +251,8 @@ TEST(EncoderDecoder, WhatItWritesIsWhatItReads) {
     EXPECT_THROW(decoding->Extend({decoding->Create()}, {{12}}), InvalidArgument);
     // The calls that failed have changed nothing.
     EXPECT_NEAR(loss(decoding->Extend({a}, {{5}}), 0, 10), expected[2], 1e-5);
-    // One page: source and target need one each.
-    const auto little = model.StartDecoding(1 << 15);
+    // One page, and source and target need one each.
+    const auto little = model.StartDecoding(50000);
     EXPECT_THROW(little->Extend({little->Create()}, {{9, 1, 2, 3, 12}}), CacheFull);
   }
 }
