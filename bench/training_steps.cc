@@ -14,7 +14,7 @@
 #include <filesystem>
 
 #include "lab/config/recipe.h"
-#include "lab/train/set_training.h"
+#include "lab/train/experiment.h"
 
 int main(int argc, char** argv) {
   using namespace tsallis::lab;
@@ -37,9 +37,9 @@ int main(int argc, char** argv) {
     const auto start = std::chrono::steady_clock::now();
     const std::clock_t processor = std::clock();
     JobStatus last;
-    TrainSet(
-        {&recipe, &method, 1, steps, std::filesystem::path(folder) / "job"},
-        [&](const JobStatus& now) { last = now; }, stop);
+    const TrainingJob job{&recipe, &method, 1, steps, std::filesystem::path(folder) / "job"};
+    Train(
+        *MakeExperiment(job), job, [&](const JobStatus& now) { last = now; }, stop);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const double process_seconds = static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC;
