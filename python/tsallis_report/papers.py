@@ -248,6 +248,13 @@ def _train_changes(scales: dict[str, Any], scale: str) -> set[str]:
     return like | set(settings.get("set", {}).get("train", {}))
 
 
+def _source(scales: dict[str, Any], scale: str) -> str:
+    """What a scale says that it repeats, itself or by the scales that it is like."""
+    settings = scales[scale]
+    own = settings.get("set", {}).get("study", {}).get("source")
+    return str(own or (_source(scales, settings["like"]) if "like" in settings else ""))
+
+
 def gather(root: Path) -> dict[tuple[str, str], Covered]:
     """What recipes and committed results under ``root`` have of every item."""
     covered: dict[tuple[str, str], Covered] = {}
@@ -262,15 +269,13 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         own = str(recipe["study"].get("source", ""))
         for key in named(own):
             of(key).recipes.append(f"tsallis reproduce {path.stem}")
-        for scale, settings in recipe.get("scale", {}).items():
-            changes = settings.get("set", {})
-            other = changes.get("study", {}).get("source")
+        for scale in recipe.get("scale", {}):
+            other = _source(recipe["scale"], scale)
             if not other and _train_changes(recipe["scale"], scale) - {"lr_grid"}:
                 own_training.add((path.stem, scale))
-            sources[path.stem, scale] = str(other or own)
-            if other:
-                for key in named(str(other)):
-                    of(key).recipes.append(f"tsallis reproduce {path.stem} --scale {scale}")
+            sources[path.stem, scale] = other or own
+            for key in named(other):
+                of(key).recipes.append(f"tsallis reproduce {path.stem} --scale {scale}")
     for results in sorted((root / "results").glob("*/results.json")):
         study = load(results.parent)
         if study.scale == "quick":
