@@ -241,18 +241,11 @@ def _of_gpu_times(root: Path) -> list[tuple[str, str, str]]:
     return lines
 
 
-def _train_changes(scales: dict[str, Any], scale: str) -> set[str]:
-    """Keys of the training that a scale sets, itself or by the scales that it is like."""
+def _sets(scales: dict[str, Any], scale: str, table: str) -> list[dict[str, Any]]:
+    """What a scale sets of a table, and then those that it is like, one after the other."""
     settings = scales[scale]
-    like = _train_changes(scales, settings["like"]) if "like" in settings else set()
-    return like | set(settings.get("set", {}).get("train", {}))
-
-
-def _source(scales: dict[str, Any], scale: str) -> str:
-    """What a scale says that it repeats, itself or by the scales that it is like."""
-    settings = scales[scale]
-    own = settings.get("set", {}).get("study", {}).get("source")
-    return str(own or (_source(scales, settings["like"]) if "like" in settings else ""))
+    like = _sets(scales, settings["like"], table) if "like" in settings else []
+    return [settings.get("set", {}).get(table, {}), *like]
 
 
 def gather(root: Path) -> dict[tuple[str, str], Covered]:
@@ -270,8 +263,10 @@ def gather(root: Path) -> dict[tuple[str, str], Covered]:
         for key in named(own):
             of(key).recipes.append(f"tsallis reproduce {path.stem}")
         for scale in recipe.get("scale", {}):
-            other = _source(recipe["scale"], scale)
-            if not other and _train_changes(recipe["scale"], scale) - {"lr_grid"}:
+            told = _sets(recipe["scale"], scale, "study")
+            other = str(next((study["source"] for study in told if "source" in study), ""))
+            changes = set().union(*_sets(recipe["scale"], scale, "train"))
+            if not other and changes - {"lr_grid"}:
                 own_training.add((path.stem, scale))
             sources[path.stem, scale] = other or own
             for key in named(other):
