@@ -226,12 +226,7 @@ std::string Decoder::Note() const {
   return fmt::format("{}", fmt::join(notes, "; "));
 }
 
-Decoder& Decoder::OnCpu() {
-  if (state_->device.is_cpu()) return *this;
-  if (!state_->copy) state_->copy = std::make_unique<Decoder>(state_->config, 1);
-  Tensor(state_->copy->FlatParameters()).copy_(FlatParameters());
-  return *state_->copy;
-}
+Decoder& Decoder::OnCpu() { return lab::OnCpu(*this, state_->copy); }
 
 SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOptions& options) {
   const SequentialProducts guard;

@@ -429,12 +429,7 @@ class EncoderDecoder::CacheDecodingState : public DecodingState {
   std::map<Sequence, Sequence> sources_;  // of each text
 };
 
-EncoderDecoder& EncoderDecoder::OnCpu() {
-  if (state_->device.is_cpu()) return *this;
-  if (!state_->copy) state_->copy = std::make_unique<EncoderDecoder>(state_->config, 1);
-  Tensor(state_->copy->FlatParameters()).copy_(FlatParameters());
-  return *state_->copy;
-}
+EncoderDecoder& EncoderDecoder::OnCpu() { return lab::OnCpu(*this, state_->copy); }
 
 std::unique_ptr<DecodingState> EncoderDecoder::StartDecoding(std::int64_t max_bytes) {
   return std::make_unique<CacheDecodingState>(*OnCpu().state_, max_bytes);

@@ -133,4 +133,13 @@ class SequenceModel {
   virtual const std::vector<ParameterGroup>& Groups() const = 0;  // of each
 };
 
+// The model if it is on the CPU; else a copy there of its present weights, which `copy` keeps.
+template <class Model>
+Model& OnCpu(Model& model, std::unique_ptr<Model>& copy) {
+  if (model.FlatParameters().device().is_cpu()) return model;
+  if (!copy) copy = std::make_unique<Model>(model.Config(), 1);
+  at::Tensor(copy->FlatParameters()).copy_(model.FlatParameters());
+  return *copy;
+}
+
 }  // namespace tsallis::lab

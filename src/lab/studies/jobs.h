@@ -51,9 +51,8 @@ bool LoadWhatIsFinished(const TaskConfig& task, Job& job);
 std::optional<double> ValidationRank(const Job& job);
 
 // Runs the jobs, as many at a time as there are cores. When fewer are left, those that use threads
-// share the cores. A job that fails leaves
-// the others running; the failures are returned. Throws UsageError, and Interrupted once everything
-// has stopped at a checkpoint.
+// share the cores. A job that fails leaves the others running; the failures are returned. Throws
+// UsageError, and Interrupted once everything has stopped at a checkpoint.
 std::vector<std::string> RunQueue(const TaskConfig& task, std::vector<Job>& jobs, JobGoal goal,
                                   const ProgressOptions& shown, int cores,
                                   const std::atomic<bool>& stop);
