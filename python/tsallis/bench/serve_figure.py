@@ -57,6 +57,8 @@ def write(source: Path, target: Path) -> None:
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.set_xticks(prompts, [f"{n:,}".replace(",", " ") for n in prompts])
+            # Long prompts stand close together on this axis.
+            axes.tick_params(axis="x", labelrotation=30)
             axes.minorticks_off()
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_major_formatter("{x:g}")
