@@ -26,7 +26,7 @@ struct SavedHeader {
 
   std::uint64_t mark = 0;  // of the kernel
   std::uint64_t rows = 0;  // of the statistics
-  std::uint64_t slot = 0;  // the size of a row's part
+  std::uint64_t slot = 0;  // the size of a row's part, or of the part that rows share
 };
 
 }  // namespace tsallis

@@ -20,6 +20,8 @@ namespace HWY_NAMESPACE {
 
 // Relative slack for what float32 rounding may do between a score, its bound and its threshold.
 constexpr float kSlack = 4e-6f;
+// What a sum of up to 512 products in float32 loses, of the product of the norms.
+constexpr float kCentreRounding = 4e-6f;
 // The candidates of a row that trigger a first, safe bound.
 constexpr std::int64_t kFirstRaise = 96;
 // The least number where a threshold was guessed.
@@ -29,6 +31,11 @@ constexpr std::int64_t kLeastListed = 256;
 constexpr float kGuessMargin = 2.0f;
 // Keys from which on a row is like the normal ones that the guess assumes.
 constexpr std::int64_t kLeastGuessed = 128;
+// Tiles around a row, the last its own, that seed its bound.
+constexpr std::int64_t kSeedTiles = 3;
+// Keys from which on a row of a head like that is seeded, and a pilot row to find out: shorter ones
+// cost more than they tell.
+constexpr std::int64_t kLeastSeeded = 512, kLeastPilotSeeded = 1280;
 // Rows that are solved together.
 constexpr std::size_t kSolveRows = 4;
 
@@ -43,13 +50,21 @@ class BlockSweep {
         dim_(PackedDim(kEngine, params_.head_dim)),
         unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
         approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
-        has_terms_(head.terms.any()) {}
+        has_terms_(head.terms.any()) {
+    if (!IsByteEngine(kEngine)) return;
+    const auto n = static_cast<std::size_t>(dim_);
+    centre_norm_ = std::sqrt(DotFloats(keys_.centre, keys_.centre, n));
+  }
 
   // Rows [q_begin, q_begin + count), count <= kBlockRows: packs the queries and sets up the rows.
   void Begin(std::int64_t q_begin, std::int64_t count);
 
   // Bounds from a guess; rows that cannot have one start from nothing.
   void Guess(const HeadGuess& guess);
+
+  // Raises bounds to the thresholds of the keys that a head's rows most often keep: those around
+  // them and, with `first`, the first ones. Rows that see fewer than `least` keys stay as they are.
+  void Seed(bool first, std::int64_t least);
 
   // Lists every candidate of the active rows.
   void Sweep();
@@ -89,22 +104,33 @@ class BlockSweep {
   Scores* PairScores(int pair) const {
     return reinterpret_cast<Scores*>(s_.scores.get()) + static_cast<std::ptrdiff_t>(2 * pair);
   }
+  // A bound on raw scores as one on the engine's, rounded down: what is listed needlessly costs
+  // little, what is missed costs the answer.
+  static float EngineBound(const SweepScratch::Row& row, float raw) {
+    if (!std::isfinite(raw)) return -kInfinityF;
+    return raw - row.centre - kSlack * (std::abs(raw) + std::abs(row.centre));
+  }
   void SetBound(std::int64_t r, float z) {
     auto& row = s_.rows[r];
     row.bound = z;
-    // Rounded down: what is listed needlessly costs little, what is missed costs the answer.
-    const float raw = z / row.factor;
-    s_.bounds[s_.slot_of_row[r]] = std::isfinite(raw) ? raw - kSlack * std::abs(raw) : -kInfinityF;
+    s_.bounds[s_.slot_of_row[r]] = EngineBound(row, z / row.factor);
   }
   std::size_t KeepSupport(std::int64_t r);
-  void SeedBounds(std::int64_t pairs, const std::int64_t* lo, const std::int64_t* hi);
+  struct Reach {
+    std::int64_t lo = 0, hi = 0;  // keys that a pair's rows with a bound see; lo >= hi: none
+  };
+  Reach ReachOf(std::int64_t pair) const;
+  void SeedRows(const std::int64_t* rows, std::size_t count);
+  void MeasureList(std::int64_t r);
   void SweepAgain();
   void LimitByAlibi(SweepScratch::Row& row, float largest);
   const float* TileBounds(std::int64_t pair, std::int64_t tile, int buffer);
   void Extract(const Scores* scores, const float* bounds, const std::uint16_t* masks,
                std::int64_t row0, std::int64_t tile);
   float ZOf(const SweepScratch::Row& row, std::int64_t key, float raw) const;
-  void Settle(std::int64_t r);
+  void Settle(std::int64_t r) { Settle(r, s_.rows[r].centre); }
+  void Settle(std::int64_t r, float centre);
+  void KeepAbove(std::int64_t r, float least);
   void Raise(std::int64_t r);
   void Rescore(std::int64_t r);
   bool Prepare(std::int64_t r);
@@ -119,6 +145,7 @@ class BlockSweep {
   const std::size_t unit_bytes_;
   const bool approximate_;  // listed scores are not the products of the inputs
   const bool has_terms_;
+  float centre_norm_ = 0.0f;
   std::int64_t count_ = 0;
 };
 
@@ -178,10 +205,13 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
           HWY_MAX(std::abs(row.position - row.lo), std::abs(row.position - row.hi + 1));
       const auto lipschitz = static_cast<float>(std::max(1.0, head_.terms.Lipschitz(farthest)));
       error *= lipschitz;
-      if (IsByteEngine(kEngine)) {  // listed scores are upper bounds
+      if (IsByteEngine(kEngine)) {  // listed scores are upper bounds, but for a rounded <q, centre>
+        row.centre = DotFloats(values, keys_.centre, static_cast<std::size_t>(dim_));
+        row.under = lipschitz * kCentreRounding * row.factor * norm * centre_norm_;
         const std::int64_t steps = (2 + SumSlack(kEngine, dim_)) * SumUnit(kEngine, dim_);
-        row.over = 2.0f * error + lipschitz * static_cast<float>(steps) * packed.step *
-                                      keys_.largest_step * row.factor;
+        row.over =
+            row.under + 2.0f * error +
+            lipschitz * static_cast<float>(steps) * packed.step * keys_.largest_step * row.factor;
       } else {
         row.under = row.over = error;
       }
@@ -249,28 +279,32 @@ void BlockSweep<Engine, kEngine>::Guess(const HeadGuess& guess) {
 }
 
 template <class Engine, ScoreEngine kEngine>
+auto BlockSweep<Engine, kEngine>::ReachOf(std::int64_t pair) const -> Reach {
+  Reach reach{keys_.count, 0};
+  for (std::int64_t slot = pair * kPairRows; slot < (pair + 1) * kPairRows; ++slot) {
+    if (s_.bounds[slot] == kInfinityF) continue;
+    const SweepScratch::Row& row = s_.rows[s_.row_of_slot[slot]];
+    reach.lo = HWY_MIN(reach.lo, row.lo);
+    reach.hi = HWY_MAX(reach.hi, row.hi);
+  }
+  return reach;
+}
+
+template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Sweep() {
   const std::int64_t pairs = (s_.slots + kPairRows - 1) / kPairRows;
-  std::int64_t lo[kBlockRows / kPairRows], hi[kBlockRows / kPairRows];
+  Reach reach[kBlockRows / kPairRows];
   std::int64_t first = keys_.count, last = 0;
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
-    lo[pair] = keys_.count;
-    hi[pair] = 0;
-    for (std::int64_t slot = pair * kPairRows; slot < (pair + 1) * kPairRows; ++slot) {
-      if (s_.bounds[slot] == kInfinityF) continue;
-      const SweepScratch::Row& row = s_.rows[s_.row_of_slot[slot]];
-      lo[pair] = HWY_MIN(lo[pair], row.lo);
-      hi[pair] = HWY_MAX(hi[pair], row.hi);
-    }
-    first = HWY_MIN(first, lo[pair]);
-    last = HWY_MAX(last, hi[pair]);
+    reach[pair] = ReachOf(pair);
+    first = HWY_MIN(first, reach[pair].lo);
+    last = HWY_MAX(last, reach[pair].hi);
   }
   const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
   std::int64_t last_unit = -1;
   for (std::int64_t slot = 0; slot < s_.slots; ++slot) {
     if (s_.bounds[slot] != kInfinityF) last_unit = slot / kUnitRows;
   }
-  if (head_.terms.slope != 0.0) SeedBounds(pairs, lo, hi);
   // The filter and the lists work one step behind the engine.
   struct Pending {
     Scores* scores = nullptr;
@@ -291,7 +325,7 @@ void BlockSweep<Engine, kEngine>::Sweep() {
   };
   for (std::int64_t tile = first / kTileKeys; tile * kTileKeys < last; ++tile) {
     for (std::int64_t pair = 0; pair < pairs; ++pair) {
-      if (tile * kTileKeys >= hi[pair] || (tile + 1) * kTileKeys <= lo[pair]) continue;
+      if (tile * kTileKeys >= reach[pair].hi || (tile + 1) * kTileKeys <= reach[pair].lo) continue;
       Scores* scores = PairScores(slot);
       const float* bounds = TileBounds(pair, tile, slot);
       for (int unit = 0; unit < 2; ++unit) {

@@ -36,7 +36,7 @@ struct PackedHead {
 
 struct PackedMemory {
   GrowingBuffer<std::byte> keys;
-  GrowingBuffer<float> floats;  // means and scales
+  GrowingBuffer<float> floats;  // means, centres and scales
 };
 
 // Everything of one call.
@@ -130,15 +130,16 @@ void SweepDriver::Pack(const Context& context, int outer, std::vector<PackedHead
     for (std::int64_t begin = 0; begin < tiles; begin += kPackTiles) tasks.emplace_back(i, begin);
   }
   std::byte* at = memory.keys.Reserve(static_cast<std::int64_t>(bytes));
-  float* floats = memory.floats.Reserve(2 * static_cast<std::int64_t>(heads.size()) * dim);
+  float* floats = memory.floats.Reserve(3 * static_cast<std::int64_t>(heads.size()) * dim);
   for (std::size_t i = 0; i < heads.size(); ++i) {
     PackedKeys& keys = heads[i].keys;
     keys.data = at;
     at += static_cast<std::size_t>(Tiles(keys.count)) * tile;
     keys.covariance = at;
     at += covariance;
-    keys.mean = floats + static_cast<std::int64_t>(2 * i) * dim;
-    keys.scale = keys.mean + dim;
+    keys.mean = floats + static_cast<std::int64_t>(3 * i) * dim;
+    keys.centre = keys.mean + dim;
+    keys.scale = keys.centre + dim;
   }
   if (functions_.scale != nullptr) {
     Tasks(context, outer, static_cast<std::int64_t>(heads.size()),

@@ -34,43 +34,88 @@ const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int
     const std::int64_t nearest = inside ? 0 : HWY_MIN(d0, d1), farthest = HWY_MAX(d0, d1);
     const double raw =
         head_.terms.LeastProduct(row.bound, nearest, farthest, 4.0 * kSlack) / row.factor;
-    out[i] = static_cast<float>(std::isfinite(raw) ? raw - kSlack * std::abs(raw) : raw);
+    out[i] = raw == std::numeric_limits<double>::infinity()
+                 ? kInfinityF
+                 : EngineBound(row, static_cast<float>(raw));
   }
   return out;
 }
 
-// With ALiBi the best keys are the nearest. Rows without a bound get one from the tile around them,
-// before the sweep meets the others in their order: 66 instead of 81 ms on one core (n = 32 768,
-// two heads of slope 1/4, bf16).
+// With ALiBi the best keys are the nearest: 66 instead of 81 ms on one core (n = 32 768, two heads
+// of slope 1/4, bf16). Rows of real models keep the nearest and the first.
 template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::SeedBounds(std::int64_t pairs, const std::int64_t* lo,
-                                             const std::int64_t* hi) {
+void BlockSweep<Engine, kEngine>::Seed(bool first, std::int64_t least) {
   const std::size_t tile_bytes = TileBytes(kEngine, params_.head_dim);
-  bool seeded[kBlockRows] = {};
+  const std::int64_t pairs = (s_.slots + kPairRows - 1) / kPairRows;
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
-    bool wanted = false;
+    const Reach reach = ReachOf(pair);
+    if (reach.hi - reach.lo < least) continue;
     std::int64_t position = 0;
     for (std::int64_t slot = pair * kPairRows; slot < (pair + 1) * kPairRows; ++slot) {
-      if (s_.bounds[slot] != -kInfinityF) continue;
-      wanted = seeded[s_.row_of_slot[slot]] = true;
-      position = s_.rows[s_.row_of_slot[slot]].position;
+      if (s_.bounds[slot] != kInfinityF) position = s_.rows[s_.row_of_slot[slot]].position;
     }
-    if (!wanted) continue;
-    const std::int64_t tile = std::clamp(position, lo[pair], hi[pair] - 1) / kTileKeys;
-    const float* bounds = TileBounds(pair, tile, 0);
-    for (std::int64_t unit = 0; unit < 2; ++unit) {
-      Scores* scores = PairScores(0) + unit;
-      Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes_,
-                   keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_, scores, {});
-      scores->Filter(bounds + unit * kUnitRows, s_.masks.get() + unit * kUnitRows);
-    }
-    Extract(PairScores(0), bounds, s_.masks.get(), pair * kPairRows, tile);
+    const auto seed = [&](std::int64_t tile) HWY_ATTR {
+      const float* bounds = TileBounds(pair, tile, 0);
+      for (std::int64_t unit = 0; unit < 2; ++unit) {
+        Scores* scores = PairScores(0) + unit;
+        Engine::Unit(s_.queries.get() + static_cast<std::size_t>(pair * 2 + unit) * unit_bytes_,
+                     keys_.data + static_cast<std::size_t>(tile) * tile_bytes, dim_, scores, {});
+        scores->Filter(bounds + unit * kUnitRows, s_.masks.get() + unit * kUnitRows);
+      }
+      Extract(PairScores(0), bounds, s_.masks.get(), pair * kPairRows, tile);
+    };
+    const std::int64_t lowest = reach.lo / kTileKeys;
+    const std::int64_t nearest = std::clamp(position, reach.lo, reach.hi - 1) / kTileKeys;
+    const std::int64_t from = first ? HWY_MAX(lowest, nearest - kSeedTiles + 1) : nearest;
+    if (first && lowest < from) seed(lowest);
+    for (std::int64_t tile = from; tile <= nearest; ++tile) seed(tile);
   }
+  std::int64_t rows[kSolveRows];
+  std::size_t count = 0;
   for (std::int64_t r = 0; r < count_; ++r) {
-    SweepScratch::Row& row = s_.rows[r];
-    if (!seeded[r] || !row.active) continue;
-    if (row.count > 0) Raise(r);
-    row.Clear();  // the sweep comes by again
+    if (s_.rows[r].active && s_.rows[r].count > 0) {
+      Settle(r);
+      rows[count++] = r;
+    }
+    if (count < (r + 1 < count_ ? kSolveRows : std::size_t{1})) continue;
+    SeedRows(rows, count);
+    count = 0;
+  }
+}
+
+// Raises bounds of a few rows to the thresholds of what is listed, and forgets that: the sweep
+// comes by again.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::SeedRows(const std::int64_t* rows, std::size_t count) {
+  const auto solve = [&] {
+    for (std::size_t i = 0; i < count; ++i) {
+      MeasureList(rows[i]);
+      s_.rows[rows[i]].tau = -1.0;
+    }
+    Approach(rows, count);
+  };
+  const auto threshold = [&](const SweepScratch::Row& row) {
+    return static_cast<float>(row.tau + static_cast<double>(row.maximum));
+  };
+  solve();
+  if (approximate_) {
+    // The threshold of a part of a row is below its own: here of those that upper bounds would
+    // keep.
+    for (std::size_t i = 0; i < count; ++i) {
+      KeepAbove(rows[i], threshold(s_.rows[rows[i]]));
+      Rescore(rows[i]);
+    }
+    solve();
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    SweepScratch::Row& row = s_.rows[rows[i]];
+    row.seed = threshold(row) - row.under - kSlack * (1.0f + std::abs(row.maximum));
+    if (row.seed > row.bound) {
+      SetBound(rows[i], row.seed);
+      row.guessed = false;
+    }
+    row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kLeastListed, 4 * row.count));
+    row.Clear();
   }
 }
 
@@ -164,24 +209,25 @@ float BlockSweep<Engine, kEngine>::ZOf(const SweepScratch::Row& row, std::int64_
   return static_cast<float>(has_terms_ ? head_.terms.Score(z, row.position - key) : z);
 }
 
-// Turns the raw scores of a list, since the last time, into z.
+// Turns the scores of a list, since the last time, into z. They are raw but for `centre`.
 template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::Settle(std::int64_t r) {
+void BlockSweep<Engine, kEngine>::Settle(std::int64_t r, float centre) {
   SweepScratch::Row& row = s_.rows[r];
   float* z = s_.list_z.get() + r * s_.list_stride;
   const std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
   std::int64_t i = row.settled;
   row.settled = row.count;
   if (has_terms_) {
-    for (; i < row.count; ++i) z[i] = ZOf(row, key[i], z[i]);
+    for (; i < row.count; ++i) z[i] = ZOf(row, key[i], z[i] + centre);
     return;
   }
   // The factor in two floats: one rounding, as ZOf's.
   const DF d;
   const SplitThreshold factor(row.exact_factor);
   const VF high = hn::Set(d, factor.high), low = hn::Set(d, factor.low);
+  const VF shift = hn::Set(d, centre);
   for (; i < row.count; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-    const VF raw = hn::LoadU(d, z + i);
+    const VF raw = hn::Add(hn::LoadU(d, z + i), shift);
     hn::StoreU(hn::MulAdd(raw, high, hn::Mul(raw, low)), d, z + i);
   }
 }

@@ -99,24 +99,47 @@ HWY_INLINE PackedQuery PackQuery(ScoreEngine engine, const float* HWY_RESTRICT v
   return {norm, std::sqrt(lost)};
 }
 
-// Scales of the dimensions: the root of the largest component in a sample, so that keys and queries
-// share what a large dimension costs. Any positive scale gives correct bounds.
+// What bytes of keys are taken from and divided by: the mean of a sample, and for each dimension
+// the root of its deviation over the size of queries there, so that keys and queries share what a
+// large dimension costs. Any finite centre and positive scale give correct bounds. On keys of a
+// real model both together halve the bounds' distance from the scores (docs/log.md).
 void ComputeScale(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                   const PackedKeys& keys) {
   const std::int64_t d = params.head_dim, dim = PackedDim(ScoreEngine::kInt8, d);
-  const std::int64_t samples = HWY_MIN(keys.count, std::int64_t{512});
+  HWY_ALIGN float values[512 + 32], mean[512 + 32] = {}, key[512 + 32] = {}, query[512 + 32] = {};
+  const std::int64_t samples = HWY_MIN(keys.count, std::int64_t{256});
   const HeadRows rows = KeyRows(params, sequence, kv, keys.first);
-  HWY_ALIGN float values[512 + 32], most[512 + 32] = {};
-  float largest = 0.0f;
+  const float share = 1.0f / static_cast<float>(HWY_MAX(samples, std::int64_t{1}));
   for (std::int64_t i = 0; i < samples; ++i) {
     LoadFloats(rows, i * keys.count / samples, d, values);
-    for (std::int64_t x = 0; x < d; ++x) most[x] = HWY_MAX(most[x], std::abs(values[x]));
+    for (std::int64_t x = 0; x < d; ++x) {
+      mean[x] += share * values[x];
+      key[x] += share * values[x] * values[x];
+    }
   }
-  for (std::int64_t x = 0; x < d; ++x) largest = HWY_MAX(largest, most[x]);
-  if (!(largest > 1e-30f) || !(largest < kLargestNorm)) largest = 1.0f;
+  const std::int64_t group = params.heads / params.kv_heads;
+  const std::int64_t each = HWY_MIN(sequence.q.size(), HWY_MAX(128 / group, std::int64_t{1}));
+  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+    const HeadRows queries = HeadRows::Of(params.q, sequence.array_batch, h);
+    for (std::int64_t i = 0; i < each; ++i) {
+      LoadFloats(queries, sequence.q.begin + i * sequence.q.size() / each, d, values);
+      for (std::int64_t x = 0; x < d; ++x) query[x] += values[x] * values[x];
+    }
+  }
+  const auto within = [](float x) { return x > 1e-30f && x < kLargestNorm * kLargestNorm; };
+  const float most_query = *std::max_element(query, query + d);
+  float most = 0.0f;
+  for (std::int64_t x = 0; x < d; ++x) {
+    // Squared: of the deviation over the query's size.
+    const float spread = key[x] - mean[x] * mean[x];
+    const float size = within(most_query) ? HWY_MAX(query[x] / most_query, 1e-8f) : 1.0f;
+    key[x] = within(spread) ? spread / size : 0.0f;
+    most = HWY_MAX(most, key[x]);
+  }
   for (std::int64_t x = 0; x < dim; ++x) {
-    const float share = most[x] / largest;  // NaN: 1
-    keys.scale[x] = std::sqrt(share < 1.0f ? HWY_MAX(share, 1e-4f) : 1.0f);
+    const bool known = x < d && within(most);
+    keys.scale[x] = known ? std::sqrt(std::sqrt(HWY_MAX(key[x] / most, 1e-8f))) : 1.0f;
+    keys.centre[x] = x < d && std::abs(mean[x]) < kLargestNorm ? mean[x] : 0.0f;  // NaN: 0
   }
 }
 
@@ -131,7 +154,10 @@ void PackTiles(ScoreEngine engine, const AttentionParams& params, const Sequence
     if (key >= keys.count) return;
     LoadFloats(rows, key, params.head_dim, values);
   };
-  HWY_ALIGN float values[512 + 32];
+  HWY_ALIGN float values[512 + 32], inverse[512 + 32];
+  if (IsByteEngine(engine)) {
+    for (std::int64_t x = 0; x < dim; ++x) inverse[x] = 1.0f / keys.scale[x];
+  }
   *bounds = {};
   float norm = 0.0f, error = 0.0f;  // squared
   const auto look = [&](const float* v) HWY_ATTR {
@@ -147,7 +173,8 @@ void PackTiles(ScoreEngine engine, const AttentionParams& params, const Sequence
           [&](std::int64_t key, float* HWY_RESTRICT v) HWY_ATTR {
             load(key0 + key, v);
             look(v);
-            for (std::int64_t x = 0; x < dim; ++x) v[x] /= keys.scale[x];
+            if (key0 + key >= keys.count) return;
+            for (std::int64_t x = 0; x < dim; ++x) v[x] = (v[x] - keys.centre[x]) * inverse[x];
           });
       bounds->packed_norm = HWY_MAX(bounds->packed_norm, of_tile.packed_norm);
       bounds->error = HWY_MAX(bounds->error, of_tile.error);

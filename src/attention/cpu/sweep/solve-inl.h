@@ -13,13 +13,25 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
+// Drops the entries of a settled list below `least`.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::KeepAbove(std::int64_t r, float least) {
+  SweepScratch::Row& row = s_.rows[r];
+  float* z = s_.list_z.get() + r * s_.list_stride;
+  std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
+  const VF limit = hn::Set(DF(), least);
+  row.count =
+      static_cast<std::int64_t>(KeepEntries(key, z, z, static_cast<std::size_t>(row.count),
+                                            [&](VF v) HWY_ATTR { return hn::Ge(v, limit); }));
+  row.settled = row.count;
+}
+
 // Solves the row's list so far for a lower bound of its threshold, and drops what lies below it.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
   Settle(r);
   SweepScratch::Row& row = s_.rows[r];
-  float* z = s_.list_z.get() + r * s_.list_stride;
-  std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
+  const float* z = s_.list_z.get() + r * s_.list_stride;
   const auto n = static_cast<std::size_t>(row.count);
   const float top = RowMaximum(z, n);
   double tau = -1.0;
@@ -35,10 +47,7 @@ void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
     SetBound(r, bound);
     row.guessed = false;  // safe from here on, and nothing at or above it was missed
   }
-  const VF limit = hn::Set(DF(), row.bound);
-  row.count = static_cast<std::int64_t>(
-      KeepEntries(key, z, z, n, [&](VF v) HWY_ATTR { return hn::Ge(v, limit); }));
-  row.settled = row.count;
+  KeepAbove(r, row.bound);
   row.raise_at = HWY_MIN(s_.list_capacity, HWY_MAX(kFirstRaise, 2 * row.count));
   if (row.count > s_.list_capacity * 3 / 4) {
     row.dense = true;
@@ -58,7 +67,17 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
   const HeadRows keys = KeyRows(params_, *head_.sequence, KvHead(params_, head_.h), keys_.first);
   GatherDot(keys, key, static_cast<std::size_t>(row.count), q, d, z);
   row.settled = 0;
-  Settle(r);
+  Settle(r, 0.0f);
+}
+
+// Finds the maximum of a settled list and pads it to whole vectors.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::MeasureList(std::int64_t r) {
+  const DF d;
+  SweepScratch::Row& row = s_.rows[r];
+  float* z = s_.list_z.get() + r * s_.list_stride;
+  row.maximum = RowMaximum(z, static_cast<std::size_t>(row.count));
+  hn::StoreU(hn::Set(d, -kInfinityF), d, z + row.count);
 }
 
 // Makes a row's list ready to be solved: z, padded to whole vectors, with its maximum. False: the
@@ -83,11 +102,7 @@ bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
   } else {
     Settle(r);
   }
-  const DF d;
-  float* z = s_.list_z.get() + r * s_.list_stride;
-  const auto n = static_cast<std::size_t>(row.count);
-  row.maximum = RowMaximum(z, n);
-  hn::StoreU(hn::Set(d, -kInfinityF), d, z + n);
+  MeasureList(r);
   // Every bound that was set is below the threshold, or was guessed to be: a better start than -1.
   const float start = row.bound - row.maximum;
   row.tau = start > -1.0f && start < -1e-3f ? start : -1.0;

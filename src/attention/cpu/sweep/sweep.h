@@ -17,6 +17,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "attention/cpu/sweep/edges.h"
@@ -142,7 +143,9 @@ struct PackedKeys {
   // of keys: [Tiles(head_dim)] tiles.
   float* mean = nullptr;
   std::byte* covariance = nullptr;
-  float* scale = nullptr;  // [dim] what bytes of keys are divided by, and of queries multiplied
+  // Of byte engines, [dim]: bytes are those of (key - centre) / scale and of query * scale.
+  float* centre = nullptr;
+  float* scale = nullptr;
 };
 
 inline std::int64_t Tiles(std::int64_t keys) { return (keys + kTileKeys - 1) / kTileKeys; }
@@ -160,6 +163,7 @@ inline std::size_t UnitBytes(ScoreEngine engine, std::int64_t head_dim) {
 struct HeadGuess {
   bool usable = false;  // else every row starts from nothing
   bool dense = false;   // the head's rows keep most keys: not worth sweeping
+  bool seeds = false;   // the first and nearest keys bound a row better than the guess does
   float shift = 0.0f;   // mean deviation from the curve, in units of sigma
   float spread = 0.0f;  // its standard deviation
   double kept = 0.0;    // share of its keys that a row keeps
@@ -233,10 +237,12 @@ struct SweepScratch {
     double score_factor = 0.0;  // s = score_factor * raw + terms
     double exact_factor = 0.0;  // z = exact_factor * raw + terms
     float factor = 0.0f;
+    float centre = 0.0f;  // <q, centre of the packed keys>: the engine's scores lack it
     // A listed z is at most this far below and above the true one.
     float under = 0.0f, over = 0.0f;
     float bound = 0.0f;  // entries below it (in z) are not listed
     float mean = 0.0f, sigma = 0.0f, curve = 0.0f;
+    float seed = -std::numeric_limits<float>::infinity();  // bound by Seed() alone
     float guess = 0.0f;    // what the bound was if it has to be proved, else -inf
     float maximum = 0.0f;  // of the list
     double tau = 0.0;      // once solved, in z; relative to the maximum before
@@ -260,7 +266,7 @@ struct PackedBounds {
 // not compiled for it.
 struct SweepFunctions {
   ScoreEngine engine = ScoreEngine::kFloat;
-  // Sets keys.scale from a sample of the keys; null: the engine needs none.
+  // Sets keys.centre and keys.scale from a sample of keys and queries; null: the engine needs none.
   void (*scale)(const AttentionParams& params, const Sequence& sequence, std::int64_t kv,
                 const PackedKeys& keys) = nullptr;
   // Packs tiles [begin, end) of a head's keys.

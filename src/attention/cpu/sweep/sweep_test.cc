@@ -181,6 +181,30 @@ TEST(Sweep, ScoresUnlikeAnyGuess) {
   });
 }
 
+// Keys of a real model lie around a common point and change little from one to the next, so that a
+// row keeps those near it; and the first key, which every row keeps.
+TEST(Sweep, RowsThatKeepTheNearestAndTheFirstKeys) {
+  ForEachSweep([&](const AttentionKernel& kernel) {
+    ProblemSpec spec = Long(2300, DType::kFloat32);
+    spec.head_dim = 32;
+    spec.value_dim = 8;
+    Problem problem(spec);
+    const std::int64_t d = spec.head_dim;
+    std::vector<double> walk(static_cast<std::size_t>(spec.k_len * d));
+    Replace(&problem, &AttentionParams::k, [&](std::int64_t i, std::int64_t x, double value) {
+      double& at = walk[static_cast<std::size_t>(i * d + x)];
+      at = i == 0 ? value : 0.97 * walk[static_cast<std::size_t>((i - 1) * d + x)] + 0.25 * value;
+      return (x == 3 ? 20.0 : 1.0) + (i == 0 && x == 5 ? 9.0 : at);
+    });
+    Replace(&problem, &AttentionParams::q, [&](std::int64_t i, std::int64_t x, double) {
+      return x == 5 ? 1.5 : 2.0 * walk[static_cast<std::size_t>(i * d + x)];
+    });
+    const Results one = problem.Run(&kernel, 1, 0, false);
+    CheckRows(problem, one, 2e-5);
+    EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, 0, false)), "");
+  });
+}
+
 // Guesses above all that a row has by no more than the rounding that bounds allow for: the row's
 // largest scores are listed, many that tie, and the guess leaves none of them. Queries whose other
 // scores spread a little more from each to the next, so that guesses pass the ties in steps of that
