@@ -33,6 +33,7 @@ constexpr Section kSections[] = {
     {"models", "Models", lab::Models},
     {"maps", "Maps from scores to probabilities", lab::Maps},
     {"length_scalings", "Length scalings of the set model", lab::SetLengthScalings},
+    {"output_norms", "Norms of the set model's attention output", lab::SetOutputNorms},
     {"query_scalings", "Length scalings of the decoder", lab::QueryScalings},
     {"positions", "Positions of the decoder", lab::PositionKinds},
     {"patterns", "Patterns of the tokens that the decoder's queries see", lab::Patterns}};

@@ -99,6 +99,7 @@ void Describe(TableReader& table, MethodConfig& method) {
   DescribeNumbers(table, method);
   table.Optional("theta", method.theta, IfGiven(Positive<double>()));
   table.Optional("length_scaling", method.length_scaling);
+  table.Optional("output_norm", method.output_norm, OneOf(Names(SetOutputNorms())));
   table.Optional("attention", method.attention);
   table.Optional("weights_of", method.weights_of);
   table.Optional("train", AnyTable{});  // read once [train] is known

@@ -146,6 +146,9 @@ TEST_F(RecipeTest, BadValuesAreRefused) {
                  "task.name: expected \"max-retrieval\"");
   ExpectContains(ErrorOf("kind = \"scalar\"", "kind = \"linear\""),
                  "expected \"none\" or \"ssmax\" or \"scalar\"");
+  ExpectContains(ErrorOf("alpha = 2", "alpha = 2\noutput_norm = \"batch-norm\""),
+                 "method.ase.output_norm: expected \"none\" or \"layer-norm\", got the string "
+                 "\"batch-norm\"");
   ExpectContains(ErrorOf("lr = 1e-3", "lr = 0"), "train.lr: expected a value > 0");
   ExpectContains(ErrorOf("lr = 1e-3", "beta1 = 1.0"), "0 <= beta < 1");
   ExpectContains(ErrorOf("98.6, 97", "98.6, 970"), "accuracies in %");
@@ -239,6 +242,13 @@ TEST_F(RecipeTest, BorrowedWeightsMustHaveAnOwner) {
   ExpectContains(borrow("weights_of = \"softmax\""), "cannot borrow its own weights");
   ExpectContains(borrow("weights_of = \"ase\""),
                  "the length scaling of \"ase\" is of another kind");
+  const std::string normed =
+      Replaced(kGood, "alpha = 2", "alpha = 2\noutput_norm = \"layer-norm\"");
+  const std::string kind = "length_scaling = { kind = \"scalar\", gamma = 1.0 }\n";
+  const std::string owner = "weights_of = \"ase\"\n" + kind;
+  ExpectContains(ErrorOf(map, map + owner, normed),
+                 "method.softmax.weights_of: the output_norm of \"ase\" is \"layer-norm\"");
+  ExpectContains(ErrorOf(map, map + owner + "output_norm = \"layer-norm\"\n", normed), "no error");
   ExpectContains(borrow("[[method]]\nname = \"b\"\nmap = \"softmax\"\nweights_of = \"softmax\"\n"
                         "[[method]]\nname = \"c\"\nmap = \"softmax\"\nweights_of = \"b\"\n"),
                  "\"b\" borrows the weights of \"softmax\" itself");
@@ -518,6 +528,8 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
   ExpectContains(ErrorOf("[8, 16]", "[2, 16]"), "task.train_length: length: expected 4 to");
   ExpectContains(ErrorOf("name = \"softmax\"", "name = \"softmax\"\nmap = \"softmax\""),
                  "method.softmax.map: methods of a model of sequences say this in attention");
+  ExpectContains(ErrorOf("name = \"softmax\"", "name = \"softmax\"\noutput_norm = \"none\""),
+                 "method.softmax.output_norm: methods of a model of sequences say this in");
   ExpectContains(ErrorOf("kind = \"adaptive\"", "kind = \"adaptiv\""),
                  "method.entmax.attention.length_scaling.kind: expected");
   ExpectContains(ErrorOf("map = \"entmax\"", "learn_alpha = \"free\""), "learn_alpha: only has");

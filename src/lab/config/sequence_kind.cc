@@ -102,7 +102,7 @@ class Sequences : public ExperimentKind {
 
   void CheckMethod(const Recipe& recipe, const MethodConfig& method, const std::string& path,
                    TomlProblems& problems) const override {
-    std::vector<std::string> keys = {"map", "alpha", "theta", "length_scaling"};
+    std::vector<std::string> keys = {"map", "alpha", "theta", "length_scaling", "output_norm"};
     for (const MapNumber& number : MapNumbers()) keys.emplace_back(number.key);
     for (const std::string& key : keys) {
       if (!problems.Given(path + "." + key)) continue;

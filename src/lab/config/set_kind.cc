@@ -61,10 +61,15 @@ class Sets : public ExperimentKind {
 
   std::string WhyNotBorrowed(const Recipe&, const MethodConfig& owner,
                              const MethodConfig& method) const override {
-    // The learned scale is among the weights: the borrower would miss it, or carry one that was
-    // never trained.
-    if (owner.length_scaling.kind == method.length_scaling.kind) return "";
-    return "the length scaling of \"" + owner.name + "\" is of another kind";
+    // The learned scale and the norm are among the weights: the borrower would miss them, or carry
+    // some that were never trained.
+    if (owner.length_scaling.kind != method.length_scaling.kind) {
+      return "the length scaling of \"" + owner.name + "\" is of another kind";
+    }
+    if (owner.output_norm != method.output_norm) {
+      return "the output_norm of \"" + owner.name + "\" is \"" + owner.output_norm + "\"";
+    }
+    return "";
   }
 
   nlohmann::ordered_json Attention(const Recipe&, const MethodConfig& method) const override {

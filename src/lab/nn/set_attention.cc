@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -39,6 +41,14 @@ MutableRows Rows(const Tensor& matrix) {
 // out = a b. Torch's matrix product, with the output in place.
 void Product(const Tensor& a, const Tensor& b, Tensor out) { at::mm_out(out, a, b); }
 
+// Recipes are checked when they are read; what a damaged config.json says is found here.
+void CheckOutputNorm(const std::string& norm) {
+  const std::vector<std::string> known = Names(SetOutputNorms());
+  if (std::find(known.begin(), known.end(), norm) != known.end()) return;
+  throw UsageError(
+      fmt::format("output_norm: expected \"{}\", got \"{}\"", fmt::join(known, "\" or \""), norm));
+}
+
 }  // namespace
 
 const std::vector<CatalogueEntry>& SetLengthScalings() {
@@ -46,6 +56,13 @@ const std::vector<CatalogueEntry>& SetLengthScalings() {
       {"none", "scores as they are"},
       {"ssmax", "scores times b ln n, b learned"},
       {"scalar", "scores times delta + beta (ln n)^gamma, beta learned"}};
+  return entries;
+}
+
+const std::vector<CatalogueEntry>& SetOutputNorms() {
+  static const std::vector<CatalogueEntry> entries = {
+      {"none", "the output of attention as it is"},
+      {"layer-norm", "minus its mean, divided by its standard deviation; gain and bias learned"}};
   return entries;
 }
 
@@ -60,7 +77,8 @@ RowMapParams MapOf(const SetAttentionConfig& config) {
 struct SetAttention::Workspace {
   // [sets, width] but for class_scores, [sets, classes].
   Tensor query_a, query_slope, query, projected, folded, u;
-  Tensor pooled, value, attended, head_a, head_slope, class_scores;
+  Tensor pooled, value, attended, normal, normed, head_a, head_slope, class_scores;
+  Tensor norm_scale;  // [sets, 1]
   Tensor d_class, d_head, d_attended, d_value, d_pooled, d_u, d_projected, d_query, d_query_a;
   // [sets * n, width], and [sets, n].
   Tensor a1, slope1, h, slope2, dz2, dz1, a1_kept;
@@ -110,6 +128,12 @@ SetAttention::SetAttention(std::int64_t width, std::int64_t features, std::int64
     slots.push_back(
         {"attention.length_scale", {1}, 0, &length_scale_.weight, &length_scale_.d_weight});
   }
+  // The last, because a parameter's random numbers depend on its place: the others keep theirs.
+  if (config.output_norm != "none") {
+    slots.push_back(
+        {"attention.out_norm.weight", {width_}, 0, &out_norm_.weight, &out_norm_.d_weight});
+    slots.push_back({"attention.out_norm.bias", {width_}, 0, &out_norm_.bias, &out_norm_.d_bias});
+  }
 
   constexpr std::int64_t kAlign = 16;  // floats in 64 bytes
   std::int64_t total = 0;
@@ -148,9 +172,16 @@ SetAttention::SetAttention(SetAttention&&) noexcept = default;
 SetAttention::~SetAttention() = default;
 
 void SetAttention::Attend(const SetAttentionConfig& config) {
+  CheckOutputNorm(config.output_norm);
   if ((config.length_scaling.kind != LengthScaling::Kind::kNone) !=
       length_scale_.weight.defined()) {
     throw UsageError("the weights were trained with another length scaling");
+  }
+  if ((config.output_norm != "none") != out_norm_.weight.defined()) {
+    throw UsageError(
+        fmt::format("output_norm: expected \"{}\", which the weights were trained with, "
+                    "got \"{}\"",
+                    config_.output_norm, config.output_norm));
   }
   config_ = config;
   map_ = MapOf(config);
@@ -205,7 +236,15 @@ void SetAttention::RunForward(const SetBatch& batch, bool slopes, const RowStats
 
   linear(room(w.pooled, sets), attend_value_, room(w.value, sets));
   linear(room(w.value, sets), attend_out_, room(w.attended, sets));
-  linear_gelu(room(w.attended, sets), head1_, room(w.head_a, sets), w.head_slope);
+  Tensor head_in = room(w.attended, sets);
+  if (out_norm_.weight.defined()) {
+    const Tensor normed = room(w.normed, sets);
+    LayerNorm(Read(head_in), Read(out_norm_.weight), Read(out_norm_.bias), sets, width_,
+              Data(room(w.normal, sets)), Data(Workspace::Room(w.norm_scale, sets, 1)),
+              Data(normed));
+    head_in = normed;
+  }
+  linear_gelu(head_in, head1_, room(w.head_a, sets), w.head_slope);
   linear(room(w.head_a, sets), head2_, Workspace::Room(w.class_scores, sets, classes_));
 }
 
@@ -229,8 +268,15 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   const Tensor d_head = room(w.d_head, sets);
   back(Workspace::Room(w.d_class, sets, classes_), room(w.head_a, sets), head2_, d_head);
   Multiply(Data(d_head), Read(w.head_slope), d_head.numel());
-  back(d_head, room(w.attended, sets), head1_, room(w.d_attended, sets));
-  back(room(w.d_attended, sets), room(w.value, sets), attend_out_, room(w.d_value, sets));
+  const Tensor d_attended = room(w.d_attended, sets);
+  const bool normed = out_norm_.weight.defined();
+  back(d_head, room(normed ? w.normed : w.attended, sets), head1_, d_attended);
+  if (normed) {
+    LayerNormBackward(Read(w.normal), Read(w.norm_scale), Read(out_norm_.weight), Read(d_attended),
+                      sets, width_, Data(d_attended), Data(out_norm_.d_weight),
+                      Data(out_norm_.d_bias));
+  }
+  back(d_attended, room(w.value, sets), attend_out_, room(w.d_value, sets));
   back(room(w.d_value, sets), room(w.pooled, sets), attend_value_, room(w.d_pooled, sets));
 
   const Tensor scores = Workspace::Room(w.scores, sets, n);

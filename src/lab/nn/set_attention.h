@@ -4,6 +4,14 @@
 //   h_i = gelu(W2 gelu(W1 x_i)),  q = Wq2 gelu(Wq1 q0),  s_i = c_n (Q q) . (K h_i) / theta,
 //   p = map(s),  y = W4 gelu(W3 O V sum_i p_i h_i)                      (biases left out here)
 //
+// With output_norm = "layer-norm" the head's MLP reads a layer norm of that: W3 LN(O V sum_i p_i
+// h_i), with a learned gain and bias (Li, Boduljak and Zhou 2025, arXiv 2504.02827). They apply it
+// "after the attention outputs", because the variance of what an attention module gives falls as
+// sets grow, and the MLP behind it never saw such values in training. The module ends with O, so
+// the norm stands behind O and before W3: what the MLP reads then has one scale at every length,
+// whatever V and O do. The gain is 1 + w as of the decoder's norms, so that weight decay draws it
+// to 1, not to 0.
+//
 // The key and value projections are linear, so they are folded through the pooling: s_i = (K^T Q q)
 // . h_i and sum p_i V h_i = V sum p_i h_i. That turns two [items, width] x [width, width] products
 // into [sets, width] ones and changes nothing else. K has no bias: it would shift all the scores of
@@ -54,6 +62,8 @@ struct SetAttentionConfig : MapConfig {
   // appendix A.3.
   std::optional<double> theta;
   LengthScaling length_scaling;
+  // The norm of the attention's output, before the head's MLP; of SetOutputNorms().
+  std::string output_norm = "none";
 
   bool operator==(const SetAttentionConfig&) const = default;
 };
@@ -64,6 +74,8 @@ SetAttentionConfig SetAttentionFromJson(const nlohmann::ordered_json& json);
 
 // In the order of LengthScaling::Kind.
 const std::vector<CatalogueEntry>& SetLengthScalings();
+
+const std::vector<CatalogueEntry>& SetOutputNorms();
 
 // A caller may ask for these to see the attention itself.
 struct AttentionView {
@@ -89,6 +101,7 @@ struct LogitSpread {
 
 class SetAttention {
  public:
+  // UsageError if a word of the configuration is unknown.
   SetAttention(std::int64_t width, std::int64_t features, std::int64_t classes,
                const SetAttentionConfig& config, std::uint64_t seed);
   SetAttention(SetAttention&&) noexcept;
@@ -114,7 +127,7 @@ class SetAttention {
   const std::vector<at::Tensor>& Gradients() const { return gradients_; }
 
   // Changes how scores become weights, for evaluating trained weights under another map. UsageError
-  // if one of the two length scalings is learned and the other is none.
+  // if one of the two length scalings is learned and the other is none, or if the norms differ.
   void Attend(const SetAttentionConfig& config);
 
  private:
@@ -143,6 +156,7 @@ class SetAttention {
   Layer item1_, item2_, query1_, query2_, attend_query_, attend_key_, attend_value_, attend_out_,
       head1_, head2_;
   Layer length_scale_;  // weight [1]; undefined without length scaling
+  Layer out_norm_;      // weight: w of the gain 1 + w, and bias, [width]; undefined without a norm
   std::unique_ptr<Workspace> work_;
 };
 

@@ -18,6 +18,7 @@ nlohmann::ordered_json ToJson(const SetAttentionConfig& config) {
   json["length_scaling"] = {{"kind", static_cast<int>(config.length_scaling.kind)},
                             {"gamma", config.length_scaling.gamma},
                             {"delta", config.length_scaling.delta}};
+  if (config.output_norm != "none") json["output_norm"] = config.output_norm;
   return json;
 }
 
@@ -35,6 +36,7 @@ SetAttentionConfig SetAttentionFromJson(const nlohmann::ordered_json& json) {
   const auto& scaling = json.at("length_scaling");
   config.length_scaling = {static_cast<LengthScaling::Kind>(scaling.at("kind").get<int>()),
                            scaling.at("gamma").get<double>(), scaling.at("delta").get<double>()};
+  config.output_norm = json.value("output_norm", config.output_norm);
   return config;
 }
 

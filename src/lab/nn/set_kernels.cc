@@ -1,7 +1,10 @@
 #include "lab/nn/set_kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+
+#include "lab/nn/decoder_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/nn/set_kernels.cc"
@@ -61,6 +64,65 @@ void ColumnSumsImpl(const float* x, float* sums, std::int64_t rows, std::int64_t
   for (std::int64_t r = 0; r < rows; ++r, x += width) {
     Sweep(width, [&](const auto& load, const auto& store)
                      HWY_ATTR { store(hn::Add(load(sums), load(x)), sums); });
+  }
+}
+
+// A row's numbers lie in the first-level cache, so it is read once for the mean, once for the
+// variance about it, and once for the result: a single pass would cancel digits.
+void LayerNormImpl(const float* x, const float* w, const float* bias, std::int64_t rows,
+                   std::int64_t width, float* normal, float* scale, float* y) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  const float count = static_cast<float>(width);
+  for (std::int64_t r = 0; r < rows; ++r, x += width, normal += width, y += width) {
+    V sum = hn::Zero(d);
+    Sweep(width, [&](const auto& load, const auto&) HWY_ATTR { sum = hn::Add(sum, load(x)); });
+    const V mean = hn::Set(d, hn::GetLane(hn::SumOfLanes(d, sum)) / count);
+    Sweep(width, [&](const auto& load, const auto& store)
+                     HWY_ATTR { store(hn::Sub(load(x), mean), normal); });
+    // What the partial vector of a row lacks reads 0 here, where x - mean would not.
+    V squares = hn::Zero(d);
+    Sweep(width, [&](const auto& load, const auto&)
+                     HWY_ATTR { squares = hn::MulAdd(load(normal), load(normal), squares); });
+    scale[r] = 1.0f / std::sqrt(hn::GetLane(hn::SumOfLanes(d, squares)) / count + kNormEpsilon);
+    const V factor = hn::Set(d, scale[r]);
+    Sweep(width, [&](const auto& load, const auto& store) HWY_ATTR {
+      const V value = hn::Mul(load(normal), factor);
+      store(value, normal);
+      store(hn::MulAdd(value, hn::Add(load(w), one), load(bias)), y);
+    });
+  }
+}
+
+// With g = dy (1 + w): dx = scale (g - mean g - normal mean(g normal)), d_w = sum dy normal, d_bias
+// = sum dy over rows.
+void LayerNormBackwardImpl(const float* normal, const float* scale, const float* w, const float* dy,
+                           std::int64_t rows, std::int64_t width, float* dx, float* d_w,
+                           float* d_bias) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  const float count = static_cast<float>(width);
+  std::fill(d_w, d_w + width, 0.0f);
+  std::fill(d_bias, d_bias + width, 0.0f);
+  for (std::int64_t r = 0; r < rows; ++r, normal += width, dy += width, dx += width) {
+    V sum = hn::Zero(d);
+    V along = hn::Zero(d);
+    Sweep(width, [&](const auto& load, const auto& store) HWY_ATTR {
+      const V gradient = load(dy);
+      const V value = load(normal);
+      const V g = hn::Mul(gradient, hn::Add(load(w), one));
+      sum = hn::Add(sum, g);
+      along = hn::MulAdd(g, value, along);
+      store(hn::MulAdd(gradient, value, load(d_w)), d_w);
+      store(hn::Add(load(d_bias), gradient), d_bias);
+    });
+    const V mean = hn::Set(d, hn::GetLane(hn::SumOfLanes(d, sum)) / count);
+    const V slope = hn::Set(d, hn::GetLane(hn::SumOfLanes(d, along)) / count);
+    const V factor = hn::Set(d, scale[r]);
+    Sweep(width, [&](const auto& load, const auto& store) HWY_ATTR {
+      const V g = hn::Mul(load(dy), hn::Add(load(w), one));
+      store(hn::Mul(factor, hn::NegMulAdd(load(normal), slope, hn::Sub(g, mean))), dx);
+    });
   }
 }
 
@@ -141,6 +203,8 @@ namespace tsallis::lab {
 HWY_EXPORT(BiasGeluImpl);
 HWY_EXPORT(AddBiasImpl);
 HWY_EXPORT(ColumnSumsImpl);
+HWY_EXPORT(LayerNormImpl);
+HWY_EXPORT(LayerNormBackwardImpl);
 HWY_EXPORT(MultiplyImpl);
 HWY_EXPORT(SetScoresImpl);
 HWY_EXPORT(SetPoolImpl);
@@ -158,6 +222,18 @@ void AddBias(float* x, const float* bias, std::int64_t rows, std::int64_t width)
 
 void ColumnSums(const float* x, float* sums, std::int64_t rows, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(ColumnSumsImpl)(x, sums, rows, width);
+}
+
+void LayerNorm(const float* x, const float* w, const float* bias, std::int64_t rows,
+               std::int64_t width, float* normal, float* scale, float* y) {
+  HWY_DYNAMIC_DISPATCH(LayerNormImpl)(x, w, bias, rows, width, normal, scale, y);
+}
+
+void LayerNormBackward(const float* normal, const float* scale, const float* w, const float* dy,
+                       std::int64_t rows, std::int64_t width, float* dx, float* d_w,
+                       float* d_bias) {
+  HWY_DYNAMIC_DISPATCH(LayerNormBackwardImpl)
+  (normal, scale, w, dy, rows, width, dx, d_w, d_bias);
 }
 
 void Multiply(float* x, const float* y, std::int64_t count) {

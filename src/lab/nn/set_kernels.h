@@ -17,6 +17,17 @@ void AddBias(float* x, const float* bias, std::int64_t rows, std::int64_t width)
 // sums[k] = sum over rows of x[., k]. x: [rows, width], sums: [width].
 void ColumnSums(const float* x, float* sums, std::int64_t rows, std::int64_t width);
 
+// Layer norm (Ba et al. 2016) with the gain 1 + w, as the decoder's norms have it: normal = (x -
+// mean x) scale, scale = 1 / sqrt(var x + 1e-6), y = normal (1 + w) + bias. x, normal, y: [rows,
+// width]; w, bias: [width]; scale: [rows].
+void LayerNorm(const float* x, const float* w, const float* bias, std::int64_t rows,
+               std::int64_t width, float* normal, float* scale, float* y);
+
+// Its gradient: dx, d_w and d_bias are replaced. dy, dx: [rows, width], may be the same; d_w,
+// d_bias: [width].
+void LayerNormBackward(const float* normal, const float* scale, const float* w, const float* dy,
+                       std::int64_t rows, std::int64_t width, float* dx, float* d_w, float* d_bias);
+
 // x *= y. [count].
 void Multiply(float* x, const float* y, std::int64_t count);
 

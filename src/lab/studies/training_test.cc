@@ -12,10 +12,12 @@
 
 #include "core/crc32c.h"
 #include "lab/base/safetensors.h"
+#include "lab/base/sequential_products.h"
 #include "lab/eval/evaluate_sets.h"
 #include "lab/nn/set_attention.h"
 #include "lab/studies/reproduce.h"
 #include "lab/testing/lab_test_support.h"
+#include "lab/train/load_model.h"
 #include "lab/train/run_folder.h"
 #include "lab/train/set_experiment.h"
 
@@ -65,6 +67,27 @@ bool SameBits(const SetAttention& a, const SetAttention& b) {
   return torch::equal(a.FlatParameters(), b.FlatParameters());
 }
 
+// Softmax, entmax, and entmax with ASEntmax's scaling, each with a norm on the attention's output.
+std::vector<MethodConfig> Normed(const Recipe& recipe) {
+  std::vector<MethodConfig> methods = {recipe.methods[0], recipe.methods[2], recipe.methods[2]};
+  methods[1].length_scaling = {};
+  const char* names[] = {"softmax-norm", "entmax-norm", "asentmax-norm"};
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    methods[i].name = methods[i].label = names[i];
+    methods[i].output_norm = "layer-norm";
+    methods[i].paper.clear();
+  }
+  return methods;
+}
+
+// The norm's gain and bias as after some training: at first they change nothing.
+void DrawNorm(const SetAttention& model) {
+  torch::manual_seed(4);
+  for (const auto& [name, parameter] : model.Parameters()) {
+    if (name.starts_with("attention.out_norm.")) parameter.normal_(0.0, 0.5);
+  }
+}
+
 // The model as the paper's listing has it, projections unfolded, with torch's own operations and
 // autograd.
 torch::Tensor PlainForward(const std::map<std::string, torch::Tensor>& p, const SetBatch& batch,
@@ -99,7 +122,13 @@ torch::Tensor PlainForward(const std::map<std::string, torch::Tensor>& p, const 
     weights = torch::relu(scores / 2 - tau.gather(1, size - 1)).square();
   }
   const auto pooled = torch::bmm(weights.unsqueeze(1), linear("attention.value", h)).squeeze(1);
-  return linear("head.1", gelu(linear("head.0", linear("attention.out", pooled))));
+  auto attended = linear("attention.out", pooled);
+  if (method.output_norm == "layer-norm") {
+    attended =
+        torch::layer_norm(attended, {attended.size(1)}, 1.0 + p.at("attention.out_norm.weight"),
+                          p.at("attention.out_norm.bias"), 1e-6);
+  }
+  return linear("head.1", gelu(linear("head.0", attended)));
 }
 
 TEST(SetAttention, LossAndGradientEqualThePlainModelInDouble) {
@@ -108,8 +137,12 @@ TEST(SetAttention, LossAndGradientEqualThePlainModelInDouble) {
   ssmax.length_scaling.kind = LengthScaling::Kind::kSSMax;
   MethodConfig entmax = recipe.methods[2];
   const MaxRetrieval task(recipe.task);
-  for (const MethodConfig& method : {recipe.methods[0], ssmax, entmax}) {
+  std::vector<MethodConfig> methods = {recipe.methods[0], ssmax, entmax};
+  const std::vector<MethodConfig> normed = Normed(recipe);
+  methods.insert(methods.end(), normed.begin(), normed.end());
+  for (const MethodConfig& method : methods) {
     SetAttention model(recipe.model.width, task.Features(), task.Classes(), method, 3);
+    DrawNorm(model);
     const SetBatch batch = task.TrainBatch(1, 2, 24);
     std::map<std::string, torch::Tensor> plain;
     for (const auto& [name, parameter] : model.Parameters()) {
@@ -134,6 +167,107 @@ TEST(SetAttention, LossAndGradientEqualThePlainModelInDouble) {
           << method.name << " " << name;
     }
   }
+}
+
+TEST(SetAttention, TheGradientWithANormIsThatOfFiniteDifferences) {
+  const SequentialProducts
+      one_thread;  // products this small wait for threads longer than they take
+  const Recipe recipe = SmallRecipe();
+  const MaxRetrieval task(recipe.task);
+  const SetBatch batch = task.TrainBatch(1, 2, 24);
+  for (const MethodConfig& method : Normed(recipe)) {
+    SetAttention model(recipe.model.width, task.Features(), task.Classes(), method, 3);
+    DrawNorm(model);
+    model.LossAndGradient(batch);
+    const torch::Tensor gradient = model.FlatGradients().clone();
+    const torch::Tensor start = model.FlatParameters().clone();
+    // Along the gradient of one parameter at a time, where the loss changes most for a step.
+    for (std::size_t i = 0; i < model.Parameters().size(); ++i) {
+      const auto& [name, parameter] = model.Parameters()[i];
+      const torch::Tensor slope = model.Gradients()[i].clone();
+      const double norm = slope.norm().item<double>();
+      ASSERT_GT(norm, 0.0) << method.name << " " << name;
+      const double step = 2e-3;
+      const auto loss_at = [&](double distance) {
+        parameter.add_(slope, distance / norm);
+        const double loss = model.LossAndGradient(batch).loss;
+        model.FlatParameters().copy_(start);
+        return loss;
+      };
+      EXPECT_NEAR((loss_at(step) - loss_at(-step)) / (2.0 * step), norm, 2e-4 + 1e-2 * norm)
+          << method.name << " " << name;
+    }
+    model.LossAndGradient(batch);
+    EXPECT_TRUE(torch::equal(model.FlatGradients(), gradient)) << method.name;
+  }
+}
+
+TEST(SetAttention, ANormLeavesTheOtherParametersAndAMapCanBeChangedBehindIt) {
+  const Recipe recipe = SmallRecipe();
+  const MaxRetrieval task(recipe.task);
+  const auto made = [&](const MethodConfig& method) {
+    return SetAttention(recipe.model.width, task.Features(), task.Classes(), method, 3);
+  };
+  for (const MethodConfig& method : Normed(recipe)) {
+    MethodConfig without = method;
+    without.output_norm = "none";
+    const SetAttention plain = made(without);
+    SetAttention normed = made(method);
+    ASSERT_EQ(normed.Parameters().size(), plain.Parameters().size() + 2);
+    for (std::size_t i = 0; i < plain.Parameters().size(); ++i) {
+      EXPECT_EQ(plain.Parameters()[i].first, normed.Parameters()[i].first);
+      EXPECT_TRUE(torch::equal(plain.Parameters()[i].second, normed.Parameters()[i].second));
+    }
+    // Whatever the set's size, the head's MLP reads rows of mean 0 and variance 1: a gain of 0
+    // leaves the bias, and all sets one answer.
+    const SetBatch batch = task.EvalBatch(Split::kTest, 64, 0, 8);
+    const torch::Tensor before = normed.Forward(batch).clone();
+    normed.Parameters()[plain.Parameters().size()].second.fill_(-1.0);
+    const torch::Tensor same = normed.Forward(batch);
+    EXPECT_TRUE(torch::equal(same, same[0].expand_as(same)));
+    normed.Parameters()[plain.Parameters().size()].second.zero_();
+    // Another map reads the same weights, the norm among them.
+    SetAttentionConfig other = method;
+    other.theta = 1e3;
+    normed.Attend(other);
+    EXPECT_FALSE(torch::equal(normed.Forward(batch), before));
+    normed.Attend(method);
+    EXPECT_TRUE(torch::equal(normed.Forward(batch), before));
+    EXPECT_EQ(UsageErrorOf([&] { normed.Attend(without); }),
+              "output_norm: expected \"layer-norm\", which the weights were trained with, got "
+              "\"none\"");
+  }
+}
+
+TEST(SetAttention, SameBitsForAnyNumberOfThreadsAndAfterLoading) {
+  Recipe recipe = SmallRecipe();
+  recipe.methods = Normed(recipe);
+  const MaxRetrieval task(recipe.task);
+  const SetBatch batch = task.EvalBatch(Split::kTest, 64, 0, 8);
+  const int threads = at::get_num_threads();
+  for (const MethodConfig& method : recipe.methods) {
+    const TemporaryFolder folder;
+    at::set_num_threads(1);
+    SetAttention model = TrainSet({&recipe, &method, 5, 3, folder.Path() / "a"});
+    model.LossAndGradient(batch);
+    const torch::Tensor gradient = model.FlatGradients().clone();
+    at::set_num_threads(3);
+    model.LossAndGradient(batch);
+    EXPECT_TRUE(torch::equal(model.FlatGradients(), gradient)) << method.name;
+    at::set_num_threads(threads);
+    LoadedSetModel loaded = LoadSetModel(folder.Path() / "a");
+    EXPECT_TRUE(loaded.config == static_cast<const SetAttentionConfig&>(method)) << method.name;
+    EXPECT_TRUE(SameBits(model, loaded.model)) << method.name;
+    EXPECT_TRUE(torch::equal(model.Forward(batch), loaded.model.Forward(batch))) << method.name;
+  }
+  // A word that no version of the lab writes.
+  const TemporaryFolder folder;
+  TrainSet({&recipe, &recipe.methods[0], 5, 1, folder.Path() / "a"});
+  const fs::path config = folder.Path() / "a" / "config.json";
+  const std::string text = Replaced(TextOf(config), "\"layer-norm\"", "\"batch-norm\"");
+  std::ofstream(config, std::ios::binary) << text;
+  ExpectContains(UsageErrorOf([&] { LoadSetModel(folder.Path() / "a"); }),
+                 "output_norm: expected \"none\" or \"layer-norm\", got \"batch-norm\"");
 }
 
 TEST(SetAttention, SpreadIsThatOfTheScoresAndWithinItsBound) {
