@@ -255,6 +255,18 @@ def test_methods_that_attend_alike_are_told_apart_by_their_positions(tmp_path):
     assert [about[name].variant for name in about] == ["rope", "rope", "nope", "nope", "alibi"]
 
 
+def test_a_norm_of_the_output_is_a_variant_of_methods_that_attend_alike(tmp_path):
+    plain = method("softmax")
+    settings = plain["settings"] | {"output_norm": "layer-norm"}
+    normed = method("softmax-norm", variant="norm", settings=settings)
+    methods = [method("entmax"), plain, normed]
+    scores = [sets(16, 18), sets(64, 10)]
+    runs = [write_run(tmp_path, one["name"], 1, {one["name"]: scores}) for one in methods]
+    about = derive.derive(describe(methods, runs)).about
+    assert [about[one["name"]].like for one in methods] == ["entmax", "softmax", "softmax"]
+    assert [about[one["name"]].variant for one in methods] == ["", "", "norm"]
+
+
 def test_the_protocol_says_how_it_was_done(tmp_path):
     described = two_seeds(tmp_path)
     assert derive.derive(described).protocol == (

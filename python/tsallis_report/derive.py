@@ -92,26 +92,27 @@ def _against(study: Study, row: Row) -> Row:
 
 def _about(method: Json, methods: list[Json], headline: bool) -> Method:
     attention = method["settings"].get("attention", method["settings"])
-    own = _without_positions(method["settings"])
+    own = _attending(method["settings"])
     return Method(
         name=method["name"],
         label=method["label"],
         map=attention["map"],
         length_scaling=attention["length_scaling"]["kind"],
-        like=next(m["name"] for m in methods if _without_positions(m["settings"]) == own),
+        like=next(m["name"] for m in methods if _attending(m["settings"]) == own),
         variant=method["variant"] or attention.get("positions", {"kind": ""})["kind"],
         headline=headline,
     )
 
 
-def _without_positions(settings: Any) -> Any:
-    """How a method attends, but for where its tokens stand."""
+def _attending(settings: Any) -> Any:
+    """How a method attends, but for where its tokens stand and what norms its output."""
     if isinstance(settings, list):
-        return [_without_positions(one) for one in settings]
+        return [_attending(one) for one in settings]
     if not isinstance(settings, dict):
         return settings
     return {
-        key: _without_positions(value)
+        key: _attending(value)
         for key, value in settings.items()
-        if key != "positions" or not isinstance(value, dict)  # a length scaling counts positions
+        if key != "output_norm"
+        and (key != "positions" or not isinstance(value, dict))  # a length scaling counts positions
     }
