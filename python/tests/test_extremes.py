@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -83,8 +84,13 @@ def test_maps(function):
     arguments = {"x": torch.randn(3, 5)} | MAPS[function]
     for name in inspect.signature(function).parameters:
         for value in VALUES:
-            if name != "return_stats":
-                attempt(function, arguments, name, value)
+            attempt(function, arguments, name, value)
+            attempt(partial(tsallis.row_stats, function), arguments, name, value)
+
+
+def test_statistics_of_what_is_no_map():
+    for value in VALUES:
+        attempt(tsallis.row_stats, {"x": torch.randn(3, 5)}, "map", value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Values of the row maps: against definitions, and the entmax package where it is right."""
 
 import math
+from functools import partial
 
 import entmax as peer
 import pytest
@@ -13,18 +14,27 @@ import tsallis
 MAPS = {
     "softmax": tsallis.softmax,
     "sparsemax": tsallis.sparsemax,
-    "entmax-1": lambda x, **k: tsallis.entmax(x, 1.0, **k),
-    "entmax-1.25": lambda x, **k: tsallis.entmax(x, 1.25, **k),
+    "entmax-1": partial(tsallis.entmax, alpha=1.0),
+    "entmax-1.25": partial(tsallis.entmax, alpha=1.25),
     "entmax-1.5": tsallis.entmax,
-    "entmax-4": lambda x, **k: tsallis.entmax(x, 4.0, **k),
+    "entmax-4": partial(tsallis.entmax, alpha=4.0),
     "normmax": tsallis.normmax,
     "budget": tsallis.budget,
     "adaptive": tsallis.adaptive_temperature_softmax,
-    "top-k": lambda x, **k: tsallis.top_k_softmax(x, 3, top_k_fraction=0.25, **k),
+    "top-k": partial(tsallis.top_k_softmax, top_k=3, top_k_fraction=0.25),
     "sigmoid": tsallis.sigmoid,
     "softpick": tsallis.softpick,
     "stick-breaking": tsallis.stick_breaking,
 }
+
+
+def with_stats(apply, x):
+    """`tsallis.row_stats` of an entry of MAPS."""
+    if isinstance(apply, partial):
+        return tsallis.row_stats(apply.func, x, **apply.keywords)
+    return tsallis.row_stats(apply, x)
+
+
 every_map = pytest.mark.parametrize("apply", MAPS.values(), ids=MAPS.keys())
 
 
@@ -159,7 +169,7 @@ def test_all_masked_rows_give_zero_without_nan(apply):
     x = torch.randn(4, 6)
     x[1] = -math.inf
     x.requires_grad_()
-    p, stats = apply(x, return_stats=True)
+    p, stats = with_stats(apply, x)
     assert (p[1] == 0).all()
     assert p.isfinite().all()
     assert stats.tau[1] == -math.inf
@@ -176,7 +186,7 @@ def test_nan_stays_in_its_row(apply, bad):
     x = torch.randn(4, 6)
     good = apply(x)
     x[2, 3] = bad
-    p, stats = apply(x, return_stats=True)
+    p, stats = with_stats(apply, x)
     assert p[2].isnan().all()
     assert stats.support_size[2] == -1
     torch.testing.assert_close(p[[0, 1, 3]], good[[0, 1, 3]], atol=0, rtol=0)
@@ -185,24 +195,52 @@ def test_nan_stays_in_its_row(apply, bad):
 def test_statistics():
     x = torch.randn(3, 4, 25, dtype=torch.float64) * 3
     for alpha in (1.25, 1.5, 2.0, 3.0):
-        p, stats = tsallis.entmax(x, alpha, return_stats=True)
+        p, stats = tsallis.row_stats(tsallis.entmax, x, alpha)
         assert stats.tau.shape == stats.support_size.shape == stats.entropy.shape == (3, 4)
         z = (alpha - 1) * x - stats.tau[..., None]
         torch.testing.assert_close(p, z.clamp(min=0) ** (1 / (alpha - 1)))
         assert (stats.support_size == (p > 0).sum(-1)).all()
         torch.testing.assert_close(stats.entropy, torch.special.entr(p).sum(-1))
     for apply in (tsallis.softmax, MAPS["entmax-1"]):
-        _, stats = apply(x, return_stats=True)
+        _, stats = with_stats(apply, x)
         torch.testing.assert_close(stats.tau, x.logsumexp(-1))
-    _, stats = tsallis.entmax(x.float(), dim=0, return_stats=True)
+    _, stats = tsallis.row_stats(tsallis.entmax, x.float(), dim=0)
     assert stats.tau.shape == (4, 25)
     assert stats.tau.dtype == stats.entropy.dtype == torch.float32
     assert stats.support_size.dtype == torch.int64
     y = x.clone().requires_grad_()
-    p, stats = tsallis.entmax(y, return_stats=True)
+    p, stats = tsallis.row_stats(tsallis.entmax, y)
     assert p.requires_grad
     assert not stats.tau.requires_grad
     assert not stats.entropy.requires_grad
+
+
+@every_map
+def test_statistics_leave_probabilities_alone(apply):
+    x = torch.randn(7, 19)
+    p, _ = with_stats(apply, x)
+    assert p.equal(apply(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ((tsallis.entmax,), {"top_k": 3}, "'top_k'"),
+        ((tsallis.top_k_softmax,), {}, "'top_k'"),
+        ((tsallis.entmax,), {"alpha": "1.5"}, "alpha: expected a number, got '1.5'"),
+        ((tsallis.softmax,), {"dim": None}, "dim: expected an integer, got None"),
+        (("entmax",), {}, r"map: expected a row map, such as tsallis\.entmax, got 'entmax'"),
+        ((torch.softmax, -1), {}, "map: expected a row map"),
+        ((tsallis.entmax_loss,), {}, "map: expected a row map"),
+        ((None,), {}, "map: expected a row map.*got None"),
+    ],
+)
+def test_statistics_refuse_what_the_map_does_not_have(arguments, settings, message):
+    map, *rest = arguments
+    with pytest.raises(TypeError, match=message):
+        tsallis.row_stats(map, torch.randn(3, 4), *rest, **settings)
+    with pytest.raises(TypeError, match="x: expected a tensor, got str"):
+        tsallis.row_stats(tsallis.entmax, "x")
 
 
 def test_alpha_as_a_tensor_per_head():

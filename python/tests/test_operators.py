@@ -66,7 +66,7 @@ def test_opcheck_backward_and_losses():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_maps(dynamic):
     def f(x, a):
-        p, stats = tsallis.entmax(x * 2, a, return_stats=True)
+        p, stats = tsallis.row_stats(tsallis.entmax, x * 2, a)
         q = tsallis.adaptive_temperature_softmax(x, dim=0, coefficients=[1.0, 0.5])
         return (p.square() + q + tsallis.sparsemax(x, dim=1)).sum() + stats.entropy.sum()
 
@@ -100,7 +100,7 @@ def test_compile_inductor():
 
 def test_meta_tensors():
     x = torch.empty(2, 3, 4, device="meta")
-    p, stats = tsallis.entmax(x, dim=1, return_stats=True)
+    p, stats = tsallis.row_stats(tsallis.entmax, x, dim=1)
     assert p.shape == (2, 3, 4)
     assert stats.tau.shape == (2, 4)
     assert p.device.type == stats.entropy.device.type == "meta"
@@ -110,7 +110,7 @@ def test_autocast_computes_in_float32():
     x = torch.randn(4, 8).bfloat16().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         p = tsallis.entmax(x)
-        _, stats = tsallis.entmax(x, return_stats=True)
+        _, stats = tsallis.row_stats(tsallis.entmax, x)
         loss = tsallis.entmax_loss(x, torch.tensor([0, 1, 2, 3]))
         double = tsallis.entmax(x.double())
     assert p.dtype == stats.tau.dtype == loss.dtype == torch.float32

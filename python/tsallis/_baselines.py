@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
-
 from torch import Tensor
 
-from tsallis._rows import RowStats, row_map
+from tsallis._rows import is_row_map, row_map
 
 __all__ = ["sigmoid", "softpick", "stick_breaking", "top_k_softmax"]
 
 
-@overload
-def top_k_softmax(
-    x: Tensor,
-    top_k: int,
-    dim: int = -1,
-    return_stats: Literal[False] = False,
-    *,
-    top_k_fraction: float = 0.0,
-    temperature: float = 1.0,
-) -> Tensor: ...
-@overload
+@is_row_map
 def top_k_softmax(
     x: Tensor,
     top_k: int,
     dim: int = -1,
     *,
-    return_stats: Literal[True],
     top_k_fraction: float = 0.0,
     temperature: float = 1.0,
-) -> tuple[Tensor, RowStats]: ...
-def top_k_softmax(
-    x: Tensor,
-    top_k: int,
-    dim: int = -1,
-    return_stats: bool = False,
-    *,
-    top_k_fraction: float = 0.0,
-    temperature: float = 1.0,
-) -> Tensor | tuple[Tensor, RowStats]:
+) -> Tensor:
     """softmax of the largest scores along ``dim``, and of all that tie with the least of them.
 
     Gupta et al. 2021.
@@ -48,15 +26,12 @@ def top_k_softmax(
         x: scores, any shape.
         top_k: >= 1.
         dim: dimension to normalise.
-        return_stats: also return `RowStats`.
         top_k_fraction: in [0, 1]: of n scores above -inf, max(top_k, floor(fraction n)) are kept.
         temperature: divides the scores; finite and > 0.
     """
     return row_map(
         x,
-        None,
-        return_stats,
-        map="top_k_softmax",
+        "top_k_softmax",
         top_k=top_k,
         top_k_fraction=top_k_fraction,
         dim=dim,
@@ -64,32 +39,14 @@ def top_k_softmax(
     )
 
 
-@overload
-def sigmoid(
-    x: Tensor,
-    dim: int = -1,
-    return_stats: Literal[False] = False,
-    *,
-    sigmoid_bias: float | None = None,
-    temperature: float = 1.0,
-) -> Tensor: ...
-@overload
+@is_row_map
 def sigmoid(
     x: Tensor,
     dim: int = -1,
     *,
-    return_stats: Literal[True],
     sigmoid_bias: float | None = None,
     temperature: float = 1.0,
-) -> tuple[Tensor, RowStats]: ...
-def sigmoid(
-    x: Tensor,
-    dim: int = -1,
-    return_stats: bool = False,
-    *,
-    sigmoid_bias: float | None = None,
-    temperature: float = 1.0,
-) -> Tensor | tuple[Tensor, RowStats]:
+) -> Tensor:
     """Weights of sigmoid attention: p = 1 / (1 + exp(-(x / temperature + b))).
 
     Rows do not sum to 1. Ramapuram et al. 2024.
@@ -97,32 +54,20 @@ def sigmoid(
     Args:
         x: scores, any shape.
         dim: dimension whose entries are one row.
-        return_stats: also return `RowStats`.
         sigmoid_bias: b; None: -ln n for n scores above -inf in the row.
         temperature: divides the scores; finite and > 0.
     """
     return row_map(
         x,
-        None,
-        return_stats,
-        map="sigmoid",
+        "sigmoid",
         sigmoid_bias=sigmoid_bias,
         dim=dim,
         temperature=temperature,
     )
 
 
-@overload
-def softpick(
-    x: Tensor, dim: int = -1, return_stats: Literal[False] = False, *, temperature: float = 1.0
-) -> Tensor: ...
-@overload
-def softpick(
-    x: Tensor, dim: int = -1, *, return_stats: Literal[True], temperature: float = 1.0
-) -> tuple[Tensor, RowStats]: ...
-def softpick(
-    x: Tensor, dim: int = -1, return_stats: bool = False, *, temperature: float = 1.0
-) -> Tensor | tuple[Tensor, RowStats]:
+@is_row_map
+def softpick(x: Tensor, dim: int = -1, *, temperature: float = 1.0) -> Tensor:
     """p_j = max(e^x_j - 1, 0) / (sum_m |e^x_m - 1| + 1e-6) along ``dim``.
 
     Rows sum to at most 1. Scores below 0 have weight 0, but a gradient: they stand in the
@@ -131,23 +76,13 @@ def softpick(
     Args:
         x: scores, any shape.
         dim: dimension to normalise.
-        return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
-    return row_map(x, None, return_stats, map="softpick", dim=dim, temperature=temperature)
+    return row_map(x, "softpick", dim=dim, temperature=temperature)
 
 
-@overload
-def stick_breaking(
-    x: Tensor, dim: int = -1, return_stats: Literal[False] = False, *, temperature: float = 1.0
-) -> Tensor: ...
-@overload
-def stick_breaking(
-    x: Tensor, dim: int = -1, *, return_stats: Literal[True], temperature: float = 1.0
-) -> tuple[Tensor, RowStats]: ...
-def stick_breaking(
-    x: Tensor, dim: int = -1, return_stats: bool = False, *, temperature: float = 1.0
-) -> Tensor | tuple[Tensor, RowStats]:
+@is_row_map
+def stick_breaking(x: Tensor, dim: int = -1, *, temperature: float = 1.0) -> Tensor:
     """Each entry, from the last to the first, breaks sigmoid(x_j) off what is left of a stick.
 
     p_j = sigmoid(x_j) prod_{m > j} sigmoid(-x_m); rows sum to at most 1, and their order matters.
@@ -156,7 +91,6 @@ def stick_breaking(
     Args:
         x: scores, any shape.
         dim: dimension to normalise.
-        return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
-    return row_map(x, None, return_stats, map="stick_breaking", dim=dim, temperature=temperature)
+    return row_map(x, "stick_breaking", dim=dim, temperature=temperature)

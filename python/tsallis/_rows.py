@@ -20,8 +20,8 @@ expected and what came; ``IndexError`` for ``dim`` out of range.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -38,9 +38,11 @@ __all__ = [
     "entmax",
     "entmax_loss",
     "fit_adaptive_temperature",
+    "is_row_map",
     "normmax",
     "normmax_loss",
     "row_map",
+    "row_stats",
     "softmax",
     "softmax_loss",
     "sparsemax",
@@ -75,29 +77,82 @@ class RowStats(NamedTuple):
     entropy: Tensor
 
 
+class _Asked:
+    """Scores of a call of `row_stats`: `row_map` leaves the statistics here."""
+
+    stats: RowStats
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+
+
 def row_map(
-    x: Tensor,
-    alpha_rows: Tensor | None,
-    return_stats: bool,
-    **settings: Any,
-) -> Tensor | tuple[Tensor, RowStats]:
+    x: Tensor | _Asked, map: str, alpha_rows: Tensor | None = None, **settings: Any
+) -> Tensor:
     """Any map of the operator, whose settings have the operator's names."""
+    asked = x if type(x) is _Asked else None
+    if asked is not None:
+        x = asked.scores
     if settings["dim"] is None:
         raise TypeError("dim: expected an integer, got None")
-    settings["map"] = _MAPS[settings["map"]]
+    settings["map"] = _MAPS[map]
     # A default costs a microsecond to hand over.
     given = {
         name: value
         for name, value in settings.items()
         if value is not None and not (type(value) in (int, float) and value == _DEFAULTS[name])
     }
-    found = call(_autograd.row_map, alpha_rows, given, return_stats, known_as={"scores": "x"}, x=x)
-    if not return_stats:
+    found = call(
+        _autograd.row_map, alpha_rows, given, asked is not None, known_as={"scores": "x"}, x=x
+    )
+    if asked is None:
         return found  # type: ignore[no-any-return]
     p, tau, support_size, entropy = found
     if p.dtype != torch.float64:
         tau, entropy = tau.float(), entropy.float()
-    return p, RowStats(tau, support_size, entropy)
+    asked.stats = RowStats(tau, support_size, entropy)
+    return p  # type: ignore[no-any-return]
+
+
+_Settings = ParamSpec("_Settings")
+_Map = TypeVar("_Map", bound=Callable[..., Tensor])
+_ROW_MAPS: set[Callable[..., Tensor]] = set()
+
+
+def is_row_map(function: _Map) -> _Map:
+    """Lets `row_stats` take the function, which hands its scores to `row_map`."""
+    _ROW_MAPS.add(function)
+    return function
+
+
+def row_stats(
+    map: Callable[Concatenate[Tensor, _Settings], Tensor],
+    x: Tensor,
+    *arguments: _Settings.args,
+    **settings: _Settings.kwargs,
+) -> tuple[Tensor, RowStats]:
+    """Probabilities of a row map and statistics of every row, for the price of one call.
+
+    ``p, stats = tsallis.row_stats(tsallis.entmax, x, alpha=1.5)``
+
+    Args:
+        map: one of this package's row maps, such as `entmax`.
+        x: scores, any shape.
+        arguments: the map's other arguments, as the map itself takes them.
+        settings: the same by name.
+
+    Returns:
+        ``map(x, *arguments, **settings)``, with its gradients, and its `RowStats`.
+
+    Raises:
+        TypeError: ``map`` is no row map; a setting that the map does not have; and what the map
+            raises.
+    """
+    if not callable(map) or map not in _ROW_MAPS:
+        raise TypeError(f"map: expected a row map, such as tsallis.entmax, got {map!r}")
+    asked = _Asked(x)
+    p = map(cast(Tensor, asked), *arguments, **settings)
+    return p, asked.stats
 
 
 def _split_alpha(alpha: float | Tensor) -> tuple[Tensor | None, float]:
@@ -106,54 +161,26 @@ def _split_alpha(alpha: float | Tensor) -> tuple[Tensor | None, float]:
     return None, number(alpha, "alpha")
 
 
-@overload
-def softmax(
-    x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: Literal[False] = False
-) -> Tensor: ...
-@overload
-def softmax(
-    x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: Literal[True]
-) -> tuple[Tensor, RowStats]: ...
-def softmax(
-    x: Tensor, dim: int = -1, *, temperature: float = 1.0, return_stats: bool = False
-) -> Tensor | tuple[Tensor, RowStats]:
+@is_row_map
+def softmax(x: Tensor, dim: int = -1, *, temperature: float = 1.0) -> Tensor:
     """softmax(x / temperature) along ``dim``; ``stats.tau`` is the log-sum-exp.
 
     Args:
         x: scores, any shape.
         dim: dimension to normalise.
         temperature: finite and > 0.
-        return_stats: also return `RowStats`.
     """
-    return row_map(x, None, return_stats, map="softmax", dim=dim, temperature=temperature)
+    return row_map(x, "softmax", dim=dim, temperature=temperature)
 
 
-@overload
-def entmax(
-    x: Tensor,
-    alpha: float | Tensor = 1.5,
-    dim: int = -1,
-    return_stats: Literal[False] = False,
-    *,
-    temperature: float = 1.0,
-) -> Tensor: ...
-@overload
+@is_row_map
 def entmax(
     x: Tensor,
     alpha: float | Tensor = 1.5,
     dim: int = -1,
     *,
-    return_stats: Literal[True],
     temperature: float = 1.0,
-) -> tuple[Tensor, RowStats]: ...
-def entmax(
-    x: Tensor,
-    alpha: float | Tensor = 1.5,
-    dim: int = -1,
-    return_stats: bool = False,
-    *,
-    temperature: float = 1.0,
-) -> Tensor | tuple[Tensor, RowStats]:
+) -> Tensor:
     """alpha-entmax along ``dim``: p = [(alpha - 1) x - tau]_+^(1 / (alpha - 1)) with sum p = 1.
 
     alpha = 1 is softmax, alpha = 2 sparsemax; larger alpha gives sparser p. For alpha in (0, 1) no
@@ -168,26 +195,14 @@ def entmax(
             ``x`` with size 1 in ``dim``, e.g. [heads, 1, 1] for scores [batch, heads, queries,
             keys]; it receives a gradient of its own shape and dtype.
         dim: dimension to normalise.
-        return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
     rows, number = _split_alpha(alpha)
-    return row_map(
-        x, rows, return_stats, map="entmax", alpha=number, dim=dim, temperature=temperature
-    )
+    return row_map(x, "entmax", rows, alpha=number, dim=dim, temperature=temperature)
 
 
-@overload
-def sparsemax(
-    x: Tensor, dim: int = -1, return_stats: Literal[False] = False, *, temperature: float = 1.0
-) -> Tensor: ...
-@overload
-def sparsemax(
-    x: Tensor, dim: int = -1, *, return_stats: Literal[True], temperature: float = 1.0
-) -> tuple[Tensor, RowStats]: ...
-def sparsemax(
-    x: Tensor, dim: int = -1, return_stats: bool = False, *, temperature: float = 1.0
-) -> Tensor | tuple[Tensor, RowStats]:
+@is_row_map
+def sparsemax(x: Tensor, dim: int = -1, *, temperature: float = 1.0) -> Tensor:
     """sparsemax along ``dim``, the Euclidean projection onto the simplex: entmax with alpha = 2.
 
     Martins and Astudillo 2016, eq. 2.
@@ -195,38 +210,19 @@ def sparsemax(
     Args:
         x: scores, any shape.
         dim: dimension to normalise.
-        return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
-    return row_map(x, None, return_stats, map="entmax", alpha=2.0, dim=dim, temperature=temperature)
+    return row_map(x, "entmax", alpha=2.0, dim=dim, temperature=temperature)
 
 
-@overload
-def normmax(
-    x: Tensor,
-    alpha: float | Tensor = 2.0,
-    dim: int = -1,
-    return_stats: Literal[False] = False,
-    *,
-    temperature: float = 1.0,
-) -> Tensor: ...
-@overload
+@is_row_map
 def normmax(
     x: Tensor,
     alpha: float | Tensor = 2.0,
     dim: int = -1,
     *,
-    return_stats: Literal[True],
     temperature: float = 1.0,
-) -> tuple[Tensor, RowStats]: ...
-def normmax(
-    x: Tensor,
-    alpha: float | Tensor = 2.0,
-    dim: int = -1,
-    return_stats: bool = False,
-    *,
-    temperature: float = 1.0,
-) -> Tensor | tuple[Tensor, RowStats]:
+) -> Tensor:
     """normmax along ``dim``: argmax over the simplex of <p, x> - ||p||_alpha.
 
     Norm entropies of Blondel, Martins and Niculae 2020; defined as in the ``entmax`` package.
@@ -235,41 +231,20 @@ def normmax(
         x: scores, any shape.
         alpha: finite and > 1; a number, or a tensor as for `entmax`, but without a gradient.
         dim: dimension to normalise.
-        return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
     rows, number = _split_alpha(alpha)
-    return row_map(
-        x, rows, return_stats, map="normmax", alpha=number, dim=dim, temperature=temperature
-    )
+    return row_map(x, "normmax", rows, alpha=number, dim=dim, temperature=temperature)
 
 
-@overload
-def budget(
-    x: Tensor,
-    budget: float = 2.0,
-    dim: int = -1,
-    return_stats: Literal[False] = False,
-    *,
-    temperature: float = 1.0,
-) -> Tensor: ...
-@overload
+@is_row_map
 def budget(
     x: Tensor,
     budget: float = 2.0,
     dim: int = -1,
     *,
-    return_stats: Literal[True],
     temperature: float = 1.0,
-) -> tuple[Tensor, RowStats]: ...
-def budget(
-    x: Tensor,
-    budget: float = 2.0,
-    dim: int = -1,
-    return_stats: bool = False,
-    *,
-    temperature: float = 1.0,
-) -> Tensor | tuple[Tensor, RowStats]:
+) -> Tensor:
     """A relaxed choice of ``budget`` entries: p = clip(x - tau, 0, 1) with sum p = budget.
 
     Defined as ``budget_bisect`` in the ``entmax`` package. A row with fewer finite scores than
@@ -279,21 +254,18 @@ def budget(
         x: scores, any shape.
         budget: > 0.
         dim: dimension to normalise.
-        return_stats: also return `RowStats`.
         temperature: divides the scores; finite and > 0.
     """
     return row_map(
         x,
-        None,
-        return_stats,
-        map="budget",
+        "budget",
         budget=number(budget, "budget"),
         dim=dim,
         temperature=temperature,
     )
 
 
-@overload
+@is_row_map
 def adaptive_temperature_softmax(
     x: Tensor,
     dim: int = -1,
@@ -301,27 +273,7 @@ def adaptive_temperature_softmax(
     coefficients: Sequence[float] | None = None,
     threshold: float | None = None,
     temperature: float = 1.0,
-    return_stats: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def adaptive_temperature_softmax(
-    x: Tensor,
-    dim: int = -1,
-    *,
-    coefficients: Sequence[float] | None = None,
-    threshold: float | None = None,
-    temperature: float = 1.0,
-    return_stats: Literal[True],
-) -> tuple[Tensor, RowStats]: ...
-def adaptive_temperature_softmax(
-    x: Tensor,
-    dim: int = -1,
-    *,
-    coefficients: Sequence[float] | None = None,
-    threshold: float | None = None,
-    temperature: float = 1.0,
-    return_stats: bool = False,
-) -> Tensor | tuple[Tensor, RowStats]:
+) -> Tensor:
     """softmax(beta x) along ``dim``, sharper where softmax(x) is flat.
 
     beta = max(1, sum_i coefficients[i] H^i) where the entropy H of softmax(x) exceeds
@@ -335,13 +287,10 @@ def adaptive_temperature_softmax(
             (-1.791, 4.917, -2.3, 0.481, -0.037).
         threshold: entropy in nats; None means the paper's 0.5.
         temperature: divides the scores before anything else; finite and > 0.
-        return_stats: also return `RowStats`.
     """
     return row_map(
         x,
-        None,
-        return_stats,
-        map="adaptive_temperature",
+        "adaptive_temperature",
         dim=dim,
         temperature=temperature,
         coefficients=numbers(coefficients, "coefficients"),

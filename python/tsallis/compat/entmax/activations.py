@@ -18,7 +18,7 @@ def _map(
     _check.count(k, "k", none=True)
     if not return_support_size:
         return functional.entmax(X, alpha, dim)
-    p, stats = functional.entmax(X, alpha, dim, return_stats=True)
+    p, stats = functional.row_stats(functional.entmax, X, alpha, dim)
     return p, stats.support_size.unsqueeze(dim)
 
 

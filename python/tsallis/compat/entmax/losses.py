@@ -62,7 +62,7 @@ def _with_support(
     losses = _rows(_entmax, X, target, alpha, ignore_index)
     if not support:
         return losses
-    _, stats = functional.entmax(X.detach(), alpha, return_stats=True)
+    _, stats = functional.row_stats(functional.entmax, X.detach(), alpha)
     return losses, stats.support_size.unsqueeze(-1)
 
 
