@@ -75,17 +75,7 @@ def adasplash_v1(
     )
 
 
-def adasplash_no_block_mask(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: float | Tensor = 1.5,
-    is_causal: bool = False,
-    varlen: Tensor | None = None,
-    niter: int = 10,
-) -> Tensor:
-    """`adasplash_v1`."""
-    return adasplash_v1(q, k, v, alpha, is_causal, varlen, niter)
+adasplash_no_block_mask = adasplash_v1
 
 
 def adasplash_v2(

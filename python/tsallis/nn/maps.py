@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -29,31 +30,34 @@ __all__ = [
 
 
 class _RowMap(nn.Module):
+    _map: ClassVar[Callable[..., Tensor]]
+    _settings: ClassVar[tuple[str, ...]] = ()  # the map's own, attributes of these names
+
     def __init__(self, dim: int = -1, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.dim = dim
         self.temperature = temperature
 
-    def extra_repr(self) -> str:
-        shown = {"dim": self.dim, "temperature": self.temperature}
-        shown |= {name: getattr(self, name) for name in self._settings}
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
+    def _given(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("dim", "temperature", *self._settings)}
 
-    _settings: tuple[str, ...] = ()
+    def forward(self, x: Tensor) -> Tensor:
+        return self._map(x, **self._given())
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self._given().items())
 
 
 class Softmax(_RowMap):
     """`tsallis.softmax`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.softmax(x, self.dim, temperature=self.temperature)
+    _map = staticmethod(functional.softmax)
 
 
 class Sparsemax(_RowMap):
     """`tsallis.sparsemax`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.sparsemax(x, self.dim, temperature=self.temperature)
+    _map = staticmethod(functional.sparsemax)
 
 
 class Entmax(_RowMap):
@@ -97,6 +101,7 @@ class Entmax(_RowMap):
 class Normmax(_RowMap):
     """`tsallis.normmax`."""
 
+    _map = staticmethod(functional.normmax)
     _settings = ("alpha",)
 
     def __init__(
@@ -105,26 +110,22 @@ class Normmax(_RowMap):
         super().__init__(dim, temperature=temperature)
         self.alpha = alpha
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.normmax(x, self.alpha, self.dim, temperature=self.temperature)
-
 
 class Budget(_RowMap):
     """`tsallis.budget`."""
 
+    _map = staticmethod(functional.budget)
     _settings = ("budget",)
 
     def __init__(self, budget: float = 2.0, dim: int = -1, *, temperature: float = 1.0) -> None:
         super().__init__(dim, temperature=temperature)
         self.budget = budget
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.budget(x, self.budget, self.dim, temperature=self.temperature)
-
 
 class AdaptiveTemperatureSoftmax(_RowMap):
     """`tsallis.adaptive_temperature_softmax`."""
 
+    _map = staticmethod(functional.adaptive_temperature_softmax)
     _settings = ("coefficients", "threshold")
 
     def __init__(
@@ -139,19 +140,11 @@ class AdaptiveTemperatureSoftmax(_RowMap):
         self.coefficients = coefficients
         self.threshold = threshold
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.adaptive_temperature_softmax(
-            x,
-            self.dim,
-            coefficients=self.coefficients,
-            threshold=self.threshold,
-            temperature=self.temperature,
-        )
-
 
 class TopKSoftmax(_RowMap):
     """`tsallis.top_k_softmax`."""
 
+    _map = staticmethod(functional.top_k_softmax)
     _settings = ("top_k", "top_k_fraction")
 
     def __init__(
@@ -161,19 +154,11 @@ class TopKSoftmax(_RowMap):
         self.top_k = top_k
         self.top_k_fraction = top_k_fraction
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.top_k_softmax(
-            x,
-            self.top_k,
-            self.dim,
-            top_k_fraction=self.top_k_fraction,
-            temperature=self.temperature,
-        )
-
 
 class Sigmoid(_RowMap):
     """`tsallis.sigmoid`."""
 
+    _map = staticmethod(functional.sigmoid)
     _settings = ("sigmoid_bias",)
 
     def __init__(
@@ -182,24 +167,17 @@ class Sigmoid(_RowMap):
         super().__init__(dim, temperature=temperature)
         self.sigmoid_bias = sigmoid_bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.sigmoid(
-            x, self.dim, sigmoid_bias=self.sigmoid_bias, temperature=self.temperature
-        )
-
 
 class Softpick(_RowMap):
     """`tsallis.softpick`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.softpick(x, self.dim, temperature=self.temperature)
+    _map = staticmethod(functional.softpick)
 
 
 class StickBreaking(_RowMap):
     """`tsallis.stick_breaking`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.stick_breaking(x, self.dim, temperature=self.temperature)
+    _map = staticmethod(functional.stick_breaking)
 
 
 class _Loss(nn.Module):

@@ -76,31 +76,28 @@ def entmax15(
     return _map(X, 1.5, dim, k, return_support_size)
 
 
-class Sparsemax(nn.Module):
+class _Map(nn.Module):
+    alpha: float
+
+    def __init__(
+        self, dim: int = -1, k: int | None = None, return_support_size: bool = False
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.k = k
+        self.return_support_size = return_support_size
+
+    def forward(self, X: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        return _map(X, self.alpha, self.dim, self.k, self.return_support_size)
+
+
+class Sparsemax(_Map):
     """`sparsemax` as a module."""
 
-    def __init__(
-        self, dim: int = -1, k: int | None = None, return_support_size: bool = False
-    ) -> None:
-        super().__init__()
-        self.dim = dim
-        self.k = k
-        self.return_support_size = return_support_size
-
-    def forward(self, X: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        return sparsemax(X, self.dim, self.k, self.return_support_size)
+    alpha = 2.0
 
 
-class Entmax15(nn.Module):
+class Entmax15(_Map):
     """`entmax15` as a module."""
 
-    def __init__(
-        self, dim: int = -1, k: int | None = None, return_support_size: bool = False
-    ) -> None:
-        super().__init__()
-        self.dim = dim
-        self.k = k
-        self.return_support_size = return_support_size
-
-    def forward(self, X: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        return entmax15(X, self.dim, self.k, self.return_support_size)
+    alpha = 1.5

@@ -24,17 +24,9 @@ __all__ = [
     "sparsemax_loss",
 ]
 
-_Loss = Callable[[Tensor, Tensor, float, int], Tensor]
+_Loss = Callable[[Tensor, Tensor, float, int, functional.Reduction], Tensor]
 _IGNORED = -100
 _Reduction = Literal["elementwise_mean", "sum", "none"]
-
-
-def _entmax(X: Tensor, target: Tensor, alpha: float, ignore_index: int) -> Tensor:
-    return functional.entmax_loss(X, target, alpha, ignore_index, "none")
-
-
-def _normmax(X: Tensor, target: Tensor, alpha: float, ignore_index: int) -> Tensor:
-    return functional.normmax_loss(X, target, alpha, ignore_index, "none")
 
 
 def _rows(
@@ -44,14 +36,15 @@ def _rows(
     if X.dim() != 2:
         raise ValueError(f"X: expected shape [rows, classes], got {list(X.shape)}")
     if not isinstance(alpha, Tensor) or alpha.numel() == 1:
-        return loss(X, target, float(alpha), ignore_index)
+        return loss(X, target, float(alpha), ignore_index, "none")
     rows = X.shape[0]
     if list(alpha.shape) not in ([rows], [rows, 1]):
         raise ValueError(
             f"alpha: expected a number, [{rows}] or [{rows}, 1], got {list(alpha.shape)}"
         )
     return _check.by_value(
-        alpha.reshape(-1), lambda index, value: loss(X[index], target[index], value, ignore_index)
+        alpha.reshape(-1),
+        lambda index, value: loss(X[index], target[index], value, ignore_index, "none"),
     )
 
 
@@ -59,7 +52,7 @@ def _with_support(
     X: Tensor, target: Tensor, alpha: float, k: int | None, support: bool, ignore_index: int
 ) -> Tensor | tuple[Tensor, Tensor]:
     _check.count(k, "k", none=True)
-    losses = _rows(_entmax, X, target, alpha, ignore_index)
+    losses = _rows(functional.entmax_loss, X, target, alpha, ignore_index)
     if not support:
         return losses
     _, stats = functional.row_stats(functional.entmax, X.detach(), alpha)
@@ -93,7 +86,7 @@ def entmax15_loss(
 def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int = 50) -> Tensor:
     """`sparsemax_loss`; ``n_iter`` is an integer >= 1 and has no influence."""
     _check.count(n_iter, "n_iter")
-    return _rows(_entmax, X, target, 2.0, _IGNORED)
+    return _rows(functional.entmax_loss, X, target, 2.0, _IGNORED)
 
 
 def entmax_bisect_loss(
@@ -108,7 +101,7 @@ def entmax_bisect_loss(
         n_iter: an integer >= 1; has no influence.
     """
     _check.count(n_iter, "n_iter")
-    return _rows(_entmax, X, target, alpha, _IGNORED)
+    return _rows(functional.entmax_loss, X, target, alpha, _IGNORED)
 
 
 def normmax_bisect_loss(
@@ -116,7 +109,7 @@ def normmax_bisect_loss(
 ) -> Tensor:
     """`tsallis.normmax_loss` of every row; arguments as for `entmax_bisect_loss`, alpha > 1."""
     _check.count(n_iter, "n_iter")
-    return _rows(_normmax, X, target, alpha, _IGNORED)
+    return _rows(functional.normmax_loss, X, target, alpha, _IGNORED)
 
 
 class _GenericLoss(nn.Module):
@@ -194,26 +187,7 @@ class Entmax15Loss(_SortLoss):
         super().__init__(k, ignore_index, reduction, return_support_size)
 
 
-class SparsemaxBisectLoss(_GenericLoss):
-    """`sparsemax_bisect_loss` as a module, reduced."""
-
-    def __init__(
-        self,
-        n_iter: int = 50,
-        ignore_index: int | Tensor = -100,
-        reduction: _Reduction = "elementwise_mean",
-    ) -> None:
-        super().__init__(ignore_index, reduction)
-        _check.count(n_iter, "n_iter")
-        self.n_iter = n_iter
-
-    def loss(self, X: Tensor, target: Tensor) -> Tensor:
-        return _rows(_entmax, X, target, 2.0, self.ignore_index)
-
-
-class EntmaxBisectLoss(_GenericLoss):
-    """`entmax_bisect_loss` as a module, reduced."""
-
+class _BisectLoss(_GenericLoss):
     def __init__(
         self,
         alpha: float | Tensor = 1.5,
@@ -227,10 +201,26 @@ class EntmaxBisectLoss(_GenericLoss):
         self.n_iter = n_iter
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
-        return _rows(_entmax, X, target, self.alpha, self.ignore_index)
+        return _rows(functional.entmax_loss, X, target, self.alpha, self.ignore_index)
 
 
-class NormmaxBisectLoss(_GenericLoss):
+class SparsemaxBisectLoss(_BisectLoss):
+    """`sparsemax_bisect_loss` as a module, reduced."""
+
+    def __init__(
+        self,
+        n_iter: int = 50,
+        ignore_index: int | Tensor = -100,
+        reduction: _Reduction = "elementwise_mean",
+    ) -> None:
+        super().__init__(2.0, n_iter, ignore_index, reduction)
+
+
+class EntmaxBisectLoss(_BisectLoss):
+    """`entmax_bisect_loss` as a module, reduced."""
+
+
+class NormmaxBisectLoss(_BisectLoss):
     """`normmax_bisect_loss` as a module, reduced."""
 
     def __init__(
@@ -240,10 +230,7 @@ class NormmaxBisectLoss(_GenericLoss):
         ignore_index: int | Tensor = -100,
         reduction: _Reduction = "elementwise_mean",
     ) -> None:
-        super().__init__(ignore_index, reduction)
-        _check.count(n_iter, "n_iter")
-        self.alpha = alpha
-        self.n_iter = n_iter
+        super().__init__(alpha, n_iter, ignore_index, reduction)
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
-        return _rows(_normmax, X, target, self.alpha, self.ignore_index)
+        return _rows(functional.normmax_loss, X, target, self.alpha, self.ignore_index)
