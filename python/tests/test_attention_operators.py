@@ -342,6 +342,8 @@ def ones(*shape, dtype=torch.float32):
         ({"alpha": torch.tensor([1.5, 2, 0.5, 0.0])}, r"^alpha\[3\]: expected.*0.0"),
         ({"alpha": ones(3)}, r"^alpha: expected a shape.*\[4\].*\[3\]"),
         ({"alpha": ones(4, dtype=torch.int)}, "^alpha: expected dtype.*Int"),
+        ({"alpha": ones(4).to_sparse()}, "^alpha: expected a dense tensor on the CPU, got Sparse"),
+        ({"mask": ones(5, 6).bool().to_sparse()}, "^mask: expected a dense tensor on the CPU"),
         ({"alpha": ones(4), "map": "softmax"}, "^alpha: expected none for softmax"),
         ({"scale": 0.0}, "scale: expected a finite number > 0 or None, got 0"),
         ({"scale": math.inf}, "scale: expected.*inf"),

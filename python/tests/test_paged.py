@@ -128,6 +128,8 @@ def test_as_torch_sees_it():
         ({"lengths": torch.tensor([1, 2, 3, 21])}, r"lengths\[3\]: expected 0 to 20, .* got 21"),
         ({"lengths": torch.tensor([1, -2, 3, 1])}, r"lengths\[1\]: expected 0 to 20, .* got -2"),
         ({"lengths": torch.ones(3).int()}, r"lengths: expected \[batch\] with batch = 4"),
+        ({"lengths": torch.ones(4).int().to_sparse()}, "lengths: expected a dense tensor"),
+        ({"alpha": torch.ones(6).to_sparse()}, "alpha: expected a dense tensor on the CPU"),
         ({"alpha": -1.0}, "alpha: expected"),
         ({"sink": torch.zeros(4)}, r"sink: expected a shape that broadcasts to \[heads\]"),
         ({"map": "softpick"}, "map: expected 'entmax' or 'softmax', got 'softpick'"),

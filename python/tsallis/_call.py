@@ -77,6 +77,10 @@ def call(
     try:
         return function(*tensors.values(), *arguments)
     except (RuntimeError, AttributeError, ValueError, TypeError) as error:
+        for settings in arguments:
+            if isinstance(settings, dict):
+                terms = {n: x for n, x in settings.items() if isinstance(x, Tensor)}
+                tensors |= {_NAMES.get(n, n): x for n, x in terms.items()}
         mistake = _mistake(error, tensors)
         if known_as is not None and isinstance(mistake or error, ValueError | TypeError):
             text = str(mistake or error)

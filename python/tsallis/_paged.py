@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -112,35 +113,41 @@ def decode_paged(
         raise TypeError(f"window: expected an integer or None, got {window!r}")
     if window is not None and window < 0:
         raise ValueError(f"window: expected 0 or more, got {window}")
-    settings = score_terms(
-        scale, softcap, scale_invariant, scale_invariant_alpha, scale_invariant_beta
-    )
-    heads = alpha if isinstance(alpha, Tensor) else None
-    settings |= {
+    settings: dict[str, Any] = {
         "map": _ops.MAPS.index(map),
-        "alpha": 1.5 if heads is not None else number(alpha, "alpha"),
+        "alpha": 1.5 if isinstance(alpha, Tensor) else number(alpha, "alpha"),
         "causal": True,
         "left": -1 if window is None else window,
+        **score_terms(scale, softcap, scale_invariant, scale_invariant_alpha, scale_invariant_beta),
     }
-    if names and out is not None:
-        raise ValueError("out: expected None with returns, got a tensor")
+    # An operator's default is None: what is not given need not be read.
+    for name, term in (
+        ("lengths", lengths),
+        ("cu_seqlens_q", cu_seqlens_q),
+        ("alpha_heads", alpha if isinstance(alpha, Tensor) else None),
+        ("alibi_slopes", alibi_slopes),
+        ("length_scale", length_scale),
+        ("sink", sink),
+    ):
+        if term is not None:
+            settings[name] = term
+    operator: Any = _ON_PAGES_STATS if names else _ON_PAGES
+    if out is not None:
+        if names:
+            raise ValueError("out: expected None with returns, got a tensor")
+        operator = partial(_ON_PAGES_OUT, out)
     found = call(
-        _decode,
+        _unrecorded,
+        operator,
         settings,
-        bool(names),
         q=q,
         k_pages=k_pages,
         v_pages=v_pages,
         block_table=block_table,
-        lengths=lengths,
-        cu_seqlens_q=cu_seqlens_q,
         screen=screen,
-        out=out,
-        alpha=heads,
-        alibi_slopes=alibi_slopes,
-        length_scale=length_scale,
-        sink=sink,
     )
+    if out is not None:
+        return out
     if not names:
         return found
     result, *statistics = found
@@ -148,46 +155,14 @@ def decode_paged(
     return result, DecodeExtras(**{name: by_name[name] for name in names})
 
 
-def _unrecorded(operator: Any, *arguments: Any, **settings: Any) -> Any:
-    """Calls an operator that has no gradient. Entering ``no_grad`` costs as much as a short call,
-    and engines that serve have left recording already."""
+def _unrecorded(*call: Any) -> Any:
+    """Calls an operator that has no gradient: tensors, operator, settings. Entering ``no_grad``
+    costs as much as a short call, and engines that serve have left recording already."""
+    *tensors, operator, settings = call
     if not torch.is_grad_enabled():
-        return operator(*arguments, **settings)
+        return operator(*tensors, **settings)
     with torch.no_grad():
-        return operator(*arguments, **settings)
-
-
-def _decode(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    cu_seqlens_q: Tensor | None,
-    screen: Tensor | None,
-    out: Tensor | None,
-    alpha: Tensor | None,
-    alibi_slopes: Tensor | None,
-    length_scale: Tensor | None,
-    sink: Tensor | None,
-    settings: dict[str, Any],
-    stats: bool,
-) -> Any:
-    # An operator's default is None: what is not given need not be read.
-    given = {
-        "lengths": lengths,
-        "cu_seqlens_q": cu_seqlens_q,
-        "alpha_heads": alpha,
-        "alibi_slopes": alibi_slopes,
-        "length_scale": length_scale,
-        "sink": sink,
-    }
-    settings |= {name: value for name, value in given.items() if value is not None}
-    arguments = (q, k_pages, v_pages, block_table, screen)
-    if out is not None:
-        _unrecorded(_ON_PAGES_OUT, out, *arguments, **settings)
-        return out
-    return _unrecorded(_ON_PAGES_STATS if stats else _ON_PAGES, *arguments, **settings)
+        return operator(*tensors, **settings)
 
 
 def screen_bytes(head_dim: int) -> int:
@@ -241,16 +216,5 @@ def put_paged(
         ValueError: names the argument, what was expected and what came; nothing is written then.
         TypeError: likewise, for a value of the wrong type.
     """
-    call(_put, {}, k=k, v=v, k_pages=k_pages, v_pages=v_pages, slots=slots, screen=screen)
-
-
-def _put(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    slots: Tensor,
-    screen: Tensor | None,
-    settings: dict[str, Any],
-) -> None:
-    _unrecorded(_PUT, k, v, k_pages, v_pages, slots, screen)
+    pages: Any = {"k_pages": k_pages, "v_pages": v_pages, "slots": slots, "screen": screen}
+    call(_unrecorded, _PUT, {}, k=k, v=v, **pages)
