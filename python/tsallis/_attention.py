@@ -6,16 +6,7 @@ import difflib
 import inspect
 import operator
 from collections.abc import Sequence
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    TypedDict,
-    Unpack,
-    get_args,
-    get_type_hints,
-    overload,
-)
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_type_hints, overload
 
 import torch
 from torch import Tensor
@@ -35,7 +26,7 @@ AttentionMap = Literal[
     "stick_breaking",
 ]
 Statistic = Literal["tau", "support_size", "entropy", "maximum", "weights"]
-_STATISTICS = ("tau", "support_size", "entropy", "maximum", "weights")
+_STATISTICS = get_args(Statistic)
 
 
 class AttentionSettings(TypedDict, total=False):

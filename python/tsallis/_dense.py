@@ -8,7 +8,7 @@ from torch.nn.functional import dropout
 
 from tsallis import _rows
 
-__all__ = ["check_map", "dense_attention", "row_map"]
+__all__ = ["check_heads", "check_map", "dense_attention", "row_map"]
 
 
 def check_map(map: str) -> None:
@@ -16,6 +16,15 @@ def check_map(map: str) -> None:
     if map not in ("entmax", "softmax", "adaptive_temperature"):
         known = '"entmax", "softmax" or "adaptive_temperature"'
         raise ValueError(f"map: expected {known}, got {map!r}")
+
+
+def check_heads(alpha: Tensor, heads: int) -> None:
+    """Refuses an alpha that does not fit [heads]."""
+    if alpha.dim() > 1 or alpha.numel() not in (1, heads):
+        raise ValueError(
+            f"alpha: expected a shape that broadcasts to [heads] = [{heads}], got "
+            f"{list(alpha.shape)}"
+        )
 
 
 def row_map(scores: Tensor, map: str, alpha: float | Tensor) -> Tensor:
@@ -26,11 +35,7 @@ def row_map(scores: Tensor, map: str, alpha: float | Tensor) -> Tensor:
     if map == "adaptive_temperature":
         return _rows.adaptive_temperature_softmax(scores)
     if isinstance(alpha, Tensor):
-        if alpha.dim() > 1 or alpha.numel() not in (1, scores.shape[1]):
-            raise ValueError(
-                f"alpha: expected a shape that broadcasts to [heads] = [{scores.shape[1]}], got "
-                f"{list(alpha.shape)}"
-            )
+        check_heads(alpha, scores.shape[1])
         alpha = alpha.reshape(-1, 1, 1)
     return _rows.entmax(scores, alpha)
 
@@ -42,21 +47,28 @@ def dense_attention(
     *,
     bias: Tensor | None,
     visible: Tensor | None,
-    scale: float,
     map: str,
     alpha: float | Tensor,
+    causal: bool = False,
+    scale: float | None = None,
     dropout_p: float = 0.0,
     softcap: float | None = None,
     sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`tsallis.attention` by its definition, and the weights: [batch, heads, q_len, k_len].
 
-    q: [batch, heads, q_len, head_dim]; k, v with as many heads. softcap: scores become softcap
-    tanh(scores / softcap). bias: added to the scores; visible: bool; both broadcast to them. sink:
-    [heads], the score of one more key, whose value is 0. With ``dropout_p`` > 0 weights become 0
-    with this probability and the others grow by 1 / (1 - dropout_p), in both results.
+    q: [batch, heads, q_len, head_dim]; heads is a multiple of those of k and v. bias: added to the
+    scores; visible: bool; both broadcast to them. causal: instead of ``visible``, keys up to the
+    query's own index. scale: None: 1 / sqrt(head_dim). softcap: scores become softcap tanh(scores /
+    softcap). sink: [heads], the score of one more key, whose value is 0. With ``dropout_p`` > 0
+    weights become 0 with this probability and the others grow by 1 / (1 - dropout_p), in both
+    results.
     """
-    scores = (q * scale) @ k.transpose(-2, -1)
+    if (groups := q.shape[1] // k.shape[1]) > 1:
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    if causal:
+        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
     if bias is not None:

@@ -169,17 +169,13 @@ def sdpa_like(
         except (ValueError, TypeError) as error:
             raise _renamed(error) from None
     else:
-        if is_causal:
-            visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        if scale is None:
-            scale = q.shape[-1] ** -0.5
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         out, _ = dense_attention(
             q,
             k,
             v,
             bias=bias,
             visible=visible,
+            causal=is_causal,
             scale=scale,
             map=map,
             alpha=alpha,

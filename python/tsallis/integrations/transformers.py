@@ -42,7 +42,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from tsallis._attention import attention
 from tsallis._cache import decode
-from tsallis._dense import dense_attention
+from tsallis._dense import check_heads, dense_attention
 from tsallis.integrations.transformers_batching import (
     BATCH_ARGUMENTS,
     allow_batching,
@@ -339,13 +339,10 @@ def _alpha_of(module: nn.Module, query: Tensor) -> float | Tensor:
     if own is not None:
         value = alpha_value(own)
         try:
-            if not isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                check_heads(value, query.shape[1])
+            else:
                 check_alpha(value, query.shape[1])
-            elif value.dim() > 1 or value.numel() not in (1, query.shape[1]):
-                raise ValueError(
-                    f"alpha: expected a shape that broadcasts to [heads] = [{query.shape[1]}], got "
-                    f"{list(value.shape)}"
-                )
         except (TypeError, ValueError) as error:
             raise type(error)(f"{type(module).__name__}.tsallis_{error}") from None
         return value
@@ -437,12 +434,7 @@ def _decoded(
     query: Tensor,
     key: PagedRows,
     attention_mask: Tensor | None,
-    *,
-    map: _Map,
-    alpha: float | Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    sink: Tensor | None,
+    terms: dict[str, Any],
 ) -> Tensor | None:
     """Attention on pages; None if `decode` does not serve it."""
     cache, q_len = key.layer.cache, query.shape[2]
@@ -452,19 +444,16 @@ def _decoded(
     if begin is None:
         return None
     # A number is not rounded to a tensor's dtype.
+    alpha = terms["alpha"]
     alpha = alpha.flatten().expand(query.shape[1]) if isinstance(alpha, Tensor) else float(alpha)
     found = decode(
         query,
         cache.pages,
         key.layer.index,
         cache.sequences,
-        map=map,
-        alpha=alpha,
         begin=begin,
-        scale=scaling,
-        softcap=softcap,
-        sink=sink,
         returns=("support_size", "entropy") if _looks else (),
+        **(terms | {"alpha": alpha}),
     )
     return _shown(module, found) if _looks else found
 
@@ -475,30 +464,17 @@ def _attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    terms: dict[str, Any],
     *,
-    map: _Map,
-    alpha: float | Tensor,
     dropout: float,
-    scaling: float | None,
     is_causal: bool | None,
-    softcap: float | None,
     position_bias: Tensor | None,
-    sink: Tensor | None,
     weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    """terms: map, alpha, scale, softcap and sink, as every kind of attention here takes them."""
     if isinstance(key, PagedRows):
         if not weights and dropout == 0 and position_bias is None:
-            out = _decoded(
-                module,
-                query,
-                key,
-                attention_mask,
-                map=map,
-                alpha=alpha,
-                scaling=scaling,
-                softcap=softcap,
-                sink=sink,
-            )
+            out = _decoded(module, query, key, attention_mask, terms)
             if out is not None:
                 return out, None
         key, value = key.both()
@@ -521,37 +497,19 @@ def _attend(
             mask = attention_mask[..., :k_len]
             bias = mask if bias is None else bias + mask
     if not weights and dropout == 0:
-        settings: dict[str, Any] = {
-            "map": map,
-            "alpha": alpha,
+        settings = terms | {
             "causal": causal,
             "alignment": "start",
             "mask": visible,
             "bias": bias,
-            "scale": scaling,
-            "softcap": softcap,
-            "sink": sink,
         }
         for look in _call_looks:
             look(module, query, key, value, settings)
         returns: tuple[Any, ...] = ("support_size", "entropy") if _looks else ()
         found: Any = attention(query, key, value, returns=returns, **settings)
         return _shown(module, found) if _looks else found, None
-    if causal:
-        visible = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device).tril()
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     return dense_attention(
-        query,
-        key,
-        value,
-        bias=bias,
-        visible=visible,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        map=map,
-        alpha=alpha,
-        dropout_p=dropout,
-        softcap=softcap,
-        sink=sink,
+        query, key, value, bias=bias, visible=visible, causal=causal, dropout_p=dropout, **terms
     )
 
 
@@ -589,6 +547,8 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
         if s_aux is not None and map == "adaptive_temperature":
             raise ValueError("s_aux: expected None for adaptive temperature, got sinks")
         wanted = _weights_wanted(module, rest)
+        terms = {"map": map, "alpha": tsallis_alpha, "scale": scaling}
+        terms |= {"softcap": softcap, "sink": s_aux}
         if cache is not None:
             # The mask is that of the new tokens alone; lengths say what each of them sees.
             for name, refused in {
@@ -605,12 +565,8 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
                 value,
                 cache,
                 batch,
-                map=map,
-                alpha=tsallis_alpha,
-                scale=scaling,
-                softcap=softcap,
-                sink=s_aux,
                 returns=("support_size", "entropy") if _looks else (),
+                **terms,
             )
             out = _shown(module, found) if _looks else found
             return out.transpose(1, 2).contiguous(), None
@@ -620,14 +576,10 @@ def _implementation(map: _Map, alpha: float | None) -> Callable[..., Any]:
             key,
             value,
             attention_mask,
-            map=map,
-            alpha=tsallis_alpha,
+            terms,
             dropout=dropout,
-            scaling=scaling,
             is_causal=is_causal,
-            softcap=softcap,
             position_bias=position_bias,
-            sink=s_aux,
             weights=wanted,
         )
         return out.transpose(1, 2).contiguous(), weights

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis._call import number
+from tsallis._dense import check_heads
 
 __all__ = ["AlphaLike", "LearnedAlpha", "alpha_value", "check_alpha"]
 
@@ -101,11 +102,7 @@ def check_alpha(alpha: AlphaLike, heads: int) -> None:
     if isinstance(alpha, Tensor):
         if not alpha.is_floating_point():
             raise TypeError(f"alpha: expected a floating-point tensor, got {alpha.dtype}")
-        if alpha.dim() > 1 or alpha.numel() not in (1, heads):
-            raise ValueError(
-                f"alpha: expected a shape that broadcasts to [num_heads] = [{heads}], got "
-                f"{list(alpha.shape)}"
-            )
+        check_heads(alpha, heads)
         fits = alpha.is_meta or bool(((alpha > 0) & alpha.isfinite()).all())
     else:
         alpha = number(alpha, "alpha")

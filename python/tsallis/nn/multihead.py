@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tsallis._attention import attention
-from tsallis._dense import dense_attention
+from tsallis._dense import check_map, dense_attention
 from tsallis.nn.alpha import AlphaLike, alpha_value, check_alpha
 
 __all__ = ["MultiheadAttention"]
-
-_MAPS = ("entmax", "softmax", "adaptive_temperature")
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -65,9 +63,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(
                 f"num_heads: expected a divisor of embed_dim = {embed_dim}, got {num_heads}"
             )
-        if map not in _MAPS:
-            known = ", ".join(repr(name) for name in _MAPS)
-            raise ValueError(f"map: expected one of {known}, got {map!r}")
+        check_map(map)
         check_alpha(alpha, num_heads)
         super().__init__(
             embed_dim,
@@ -175,7 +171,6 @@ class MultiheadAttention(nn.MultiheadAttention):
                 v,
                 bias=bias,
                 visible=visible,
-                scale=self.head_dim**-0.5,
                 map=self.map,
                 alpha=alpha,
                 dropout_p=self.dropout if self.training else 0.0,
