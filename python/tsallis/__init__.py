@@ -11,35 +11,11 @@ from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KV
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
 from tsallis._ops import CudaInfo, cpu_target, cuda_info, library_path
 from tsallis._paged import decode_paged, put_paged, screen_bytes
-from tsallis.functional import (
-    AdaptiveTemperatureFit,
-    AttentionExtras,
-    RowStats,
-    adaptive_temperature_softmax,
-    attention,
-    budget,
-    entmax,
-    entmax_loss,
-    fit_adaptive_temperature,
-    normmax,
-    normmax_loss,
-    row_stats,
-    sdpa_like,
-    sigmoid,
-    softmax,
-    softmax_loss,
-    softpick,
-    sparsemax,
-    sparsemax_loss,
-    stick_breaking,
-    top_k_softmax,
-)
+from tsallis.functional import *
 
 __version__ = _ops.version()
 
 __all__ = [
-    "AdaptiveTemperatureFit",
-    "AttentionExtras",
     "CacheFull",
     "CacheUse",
     "CachedSequence",
@@ -49,35 +25,17 @@ __all__ = [
     "FirstAndLast",
     "GaussianPages",
     "KVCache",
-    "RowStats",
     "TopPages",
     "Within",
-    "adaptive_temperature_softmax",
-    "attention",
-    "budget",
     "cpu_target",
     "cuda_info",
     "decode",
     "decode_paged",
-    "entmax",
-    "entmax_loss",
-    "fit_adaptive_temperature",
     "functional",
     "library_path",
     "nn",
-    "normmax",
-    "normmax_loss",
     "patterns",
     "put_paged",
-    "row_stats",
     "screen_bytes",
-    "sdpa_like",
-    "sigmoid",
-    "softmax",
-    "softmax_loss",
-    "softpick",
-    "sparsemax",
-    "sparsemax_loss",
-    "stick_breaking",
-    "top_k_softmax",
 ]
+__all__ += functional.__all__
