@@ -15,13 +15,13 @@ from . import heads, kinds, style
 from .data import Metric, Study
 from .parts import (
     MAX_TOGETHER,
+    ByHand,
     Series,
     headline_methods,
     legend_below,
     length_axis,
     plot_series,
     save_figure,
-    weight_bar,
     weight_norm,
     wrapped,
 )
@@ -275,25 +275,8 @@ def plot_heat_map(study: Study) -> Figure | None:
     methods = [m for m in study.methods if m in named] + [m for m in named if m not in study.labels]
     lengths = sorted({n for _, n in study.heat_maps})
     sets, items = next(iter(study.heat_maps.values())).shape
-    # Laid out by hand, in inches: a constraint solver takes seconds for dozens of panels.
-    side, gap, left, right, top, bottom = 0.96, 0.07, 0.75, 0.95, 0.72, 0.12
-    tall = 1.8 * side
-    width = left + right + max(5.0, len(lengths) * (side + gap) - gap)
-    height = top + bottom + len(methods) * (tall + gap) - gap
-    figure = Figure(figsize=(width, height))
-    panels = figure.subplots(
-        len(methods),
-        len(lengths),
-        squeeze=False,
-        gridspec_kw={
-            "left": left / width,
-            "right": 1.0 - right / width,
-            "top": 1.0 - top / height,
-            "bottom": bottom / height,
-            "wspace": gap / side,
-            "hspace": gap / tall,
-        },
-    )
+    layout = ByHand(0.96, 1.8 * 0.96, 0.07, 0.07, left=0.75, right=0.95, top=0.72, bottom=0.12)
+    figure, panels = layout.panels(len(methods), len(lengths), least=5.0)
     image = None
     for i, method in enumerate(methods):
         for j, n in enumerate(lengths):
@@ -314,18 +297,8 @@ def plot_heat_map(study: Study) -> Figure | None:
             image = axes.imshow(
                 weights, norm=weight_norm(), cmap="magma", aspect="auto", interpolation="none"
             )
-    assert image is not None
-    weight_bar(figure, image, right, top, height - top - bottom)
-    figure.suptitle(
-        f"Attention on the {items} largest items, the largest rightmost; "
-        f"each row is one of {sets} sets",
-        x=left / width,
-        y=1.0 - 0.12 / height,
-        ha="left",
-        va="top",
-        fontsize=10.5,
-        fontweight="bold",
-    )
+    title = f"Attention on the {items} largest items, the largest rightmost; "
+    layout.finish(figure, image, title + f"each row is one of {sets} sets")
     return figure
 
 

@@ -13,11 +13,11 @@ from matplotlib.lines import Line2D
 from . import style
 from .data import Study
 from .parts import (
+    ByHand,
     headline_methods,
     histogram_panels,
     legend_below,
     length_axis,
-    weight_bar,
     weight_norm,
     wrapped,
 )
@@ -291,26 +291,10 @@ def _maps(study: Study, lengths: Sequence[int]) -> Figure | None:
     columns = max(len(drawn[row]) for row in rows)
     named = max((len(study.samples[n].words) for _, n in rows if n in study.samples), default=0)
     words = 0 < named <= _MAX_WORDS
-    # Laid out by hand, in inches, as the panels are square.
     side = float(np.clip(0.125 * named, 1.9, 4.0)) if words else 2.1
-    gap, left, right, top, bottom = (0.3, 1.25, 0.95, 0.75, 0.65)
     between = 0.75 if words else 0.62
-    width = left + columns * (side + gap) - gap + right
-    height = top + len(rows) * (side + between) - between + bottom
-    figure = Figure(figsize=(width, height))
-    panels = figure.subplots(
-        len(rows),
-        columns,
-        squeeze=False,
-        gridspec_kw={
-            "left": left / width,
-            "right": 1.0 - right / width,
-            "top": 1.0 - top / height,
-            "bottom": bottom / height,
-            "wspace": gap / side,
-            "hspace": between / side,
-        },
-    )
+    layout = ByHand(side, side, 0.3, between, left=1.25, right=0.95, top=0.75, bottom=0.65)
+    figure, panels = layout.panels(len(rows), columns)
     image = None
     for i, (method, n) in enumerate(rows):
         for j, axes in enumerate(panels[i]):
@@ -330,7 +314,7 @@ def _maps(study: Study, lengths: Sequence[int]) -> Figure | None:
         label = f"{wrapped(study.labels[method])}\nn = {n}"
         place_y = panels[i, 0].get_position()
         figure.text(
-            0.1 / width,
+            0.1 / figure.get_figwidth(),
             (place_y.y0 + place_y.y1) / 2,
             label,
             rotation=90,
@@ -340,17 +324,7 @@ def _maps(study: Study, lengths: Sequence[int]) -> Figure | None:
             fontweight="bold",
             linespacing=1.3,
         )
-    assert image is not None
-    weight_bar(figure, image, right, top, height - top - bottom)
-    figure.suptitle(
-        "Attention on one test sample: queries down, keys across",
-        x=left / width,
-        y=1.0 - 0.12 / height,
-        ha="left",
-        va="top",
-        fontsize=10.5,
-        fontweight="bold",
-    )
+    layout.finish(figure, image, "Attention on one test sample: queries down, keys across")
     return figure
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +106,55 @@ def weight_norm() -> PowerNorm:
     return PowerNorm(0.5, vmin=0.0, vmax=1.0)
 
 
-def weight_bar(figure: Figure, image: AxesImage, right: float, top: float, room: float) -> None:
-    """The bar of weight_norm() in the right margin; margins and room below the top in inches."""
-    width, height = figure.get_size_inches()
-    tall = min(room, 4.0)
-    place = (1.0 - (right - 0.12) / width, 1.0 - (top + tall) / height)
-    bar = figure.colorbar(image, cax=figure.add_axes((*place, 0.13 / width, tall / height)))
-    bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0])
-    bar.ax.set_yticklabels(["0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1"])
-    bar.ax.tick_params(labelsize=8)
-    bar.set_label("Attention weight (square-root scale)", fontsize=8.5)
-    bar.outline.set_visible(False)
+@dataclass(frozen=True)
+class ByHand:
+    """Panels laid out by hand, in inches: a constraint solver takes seconds for dozens of them."""
+
+    side: float  # a panel's width
+    tall: float
+    gap: float  # between panels in a row
+    between: float  # rows
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def panels(self, rows: int, columns: int, least: float = 0.0) -> tuple[Figure, Panels]:
+        """A figure and its panels; ``least``: of the width that these have together."""
+        width = self.left + max(least, columns * (self.side + self.gap) - self.gap) + self.right
+        height = self.top + rows * (self.tall + self.between) - self.between + self.bottom
+        figure = Figure(figsize=(width, height))
+        places = {
+            "left": self.left / width,
+            "right": 1.0 - self.right / width,
+            "top": 1.0 - self.top / height,
+            "bottom": self.bottom / height,
+            "wspace": self.gap / self.side,
+            "hspace": self.between / self.tall,
+        }
+        return figure, figure.subplots(rows, columns, squeeze=False, gridspec_kw=places)
+
+    def finish(self, figure: Figure, image: AxesImage | None, title: str) -> None:
+        """The title, and the bar of weight_norm() in the right margin."""
+        assert image is not None
+        width, height = figure.get_size_inches()
+        tall = min(height - self.top - self.bottom, 4.0)
+        place = (1.0 - (self.right - 0.12) / width, 1.0 - (self.top + tall) / height)
+        bar = figure.colorbar(image, cax=figure.add_axes((*place, 0.13 / width, tall / height)))
+        bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0])
+        bar.ax.set_yticklabels(["0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1"])
+        bar.ax.tick_params(labelsize=8)
+        bar.set_label("Attention weight (square-root scale)", fontsize=8.5)
+        bar.outline.set_visible(False)
+        figure.suptitle(
+            title,
+            x=self.left / width,
+            y=1.0 - 0.12 / height,
+            ha="left",
+            va="top",
+            fontsize=10.5,
+            fontweight="bold",
+        )
 
 
 def save_figure(figure: Figure | None, directory: Path, name: str) -> list[Path]:
