@@ -22,7 +22,7 @@ from tsallis.bench.cases import (
     quick_cases,
     trained_cases,
 )
-from tsallis.bench.command import INTERRUPTED, no_figure, output, require_positive
+from tsallis.bench.command import interrupted, no_figure, output, require_positive
 from tsallis.bench.peers import NAMES
 
 ATTENTION = """Time attention against its peers on this machine, forward and backward.
@@ -272,9 +272,7 @@ def _attention(arguments: argparse.Namespace) -> int:
             lambda done, case, minutes: screen.progress(done, len(cases), case, minutes),
         )
     except KeyboardInterrupt:
-        kept = f"what was measured is in {out}" if rows else "nothing was measured"
-        print(f"\ntsallis bench: interrupted; {kept}", file=sys.stderr)
-        status = INTERRUPTED
+        status = interrupted(out, bool(rows))
     if rows:
         found = _write(out, arguments.threads, absent, rows)
         screen.say(f"numbers: {out}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["INTERRUPTED", "no_figure", "output", "require_positive"]
-
-INTERRUPTED = 130  # the exit code after Ctrl-C
+__all__ = ["interrupted", "no_figure", "output", "require_positive"]
 
 
 def no_figure() -> str | None:
@@ -27,6 +26,13 @@ def require_positive(arguments: argparse.Namespace, *names: str) -> None:
         value = getattr(arguments, name)
         if value is not None and not value > 0:
             arguments.mistake(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
+
+
+def interrupted(out: Path, measured: bool) -> int:
+    """Says on standard error what Ctrl-C has left; the exit code."""
+    kept = f"what was measured is in {out}" if measured else "nothing was measured"
+    print(f"\ntsallis bench: interrupted; {kept}", file=sys.stderr)
+    return 130
 
 
 def output(arguments: argparse.Namespace, name: str) -> Path:

@@ -20,7 +20,7 @@ import tsallis
 from tsallis.bench import decode_modes, document, llama
 from tsallis.bench.cases import MODEL_TEXT, SOURCE, model_cases, trained_cases
 from tsallis.bench.cases import Case as AttentionCase
-from tsallis.bench.command import INTERRUPTED, no_figure, output, require_positive
+from tsallis.bench.command import interrupted, no_figure, output, require_positive
 from tsallis.bench.timing import Sample, clocked, compared, in_turns
 
 ABOUT = """Time new tokens' attention on cached keys: entmax 1.5 of ours, softmax of torch.
@@ -288,8 +288,7 @@ def _models(arguments: argparse.Namespace) -> int:
             print(f"{case.name} ...", file=sys.stderr, flush=True)
             rows += decode_modes.measure(case)
     except KeyboardInterrupt:
-        print("\ntsallis bench: interrupted", file=sys.stderr)
-        status = INTERRUPTED
+        status = interrupted(out, bool(rows))
     found = decode_modes.summaries(rows)
     table = sys.stderr if arguments.json else sys.stdout
     print("\n".join([decode_modes.TITLE, *map(decode_modes.line, found)]), file=table)
@@ -461,9 +460,7 @@ def run(arguments: argparse.Namespace) -> int:
                 flush=True,
             )
     except KeyboardInterrupt:
-        kept = f"what was measured is in {out}" if rows else "nothing was measured"
-        print(f"\ntsallis bench: interrupted; {kept}", file=sys.stderr)
-        status = INTERRUPTED
+        status = interrupted(out, bool(rows))
     if rows:
         print(f"numbers: {out}", file=sys.stderr)
         if single:

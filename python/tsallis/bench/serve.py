@@ -20,7 +20,7 @@ import torch
 
 from tsallis.bench import document, llama
 from tsallis.bench.cases import SOURCE
-from tsallis.bench.command import INTERRUPTED, no_figure, output, require_positive
+from tsallis.bench.command import interrupted, no_figure, output, require_positive
 
 __all__ = ["ABOUT", "SERIES", "parser", "rows_of"]
 
@@ -441,9 +441,7 @@ def run(arguments: argparse.Namespace) -> int:
             cells = "".join(_cell(found.get(name)) for name in arguments.series)
             print(f"{f'{prompt} × {count}':20}{cells}", flush=True)
     except KeyboardInterrupt:
-        kept_text = f"what was measured is in {out}" if rows else "nothing was measured"
-        print(f"\ntsallis bench: interrupted; {kept_text}", file=sys.stderr)
-        status = INTERRUPTED
+        status = interrupted(out, bool(rows))
     finally:
         engines.end()
         folder.cleanup()
