@@ -216,5 +216,14 @@ def put_paged(
         ValueError: names the argument, what was expected and what came; nothing is written then.
         TypeError: likewise, for a value of the wrong type.
     """
-    pages: Any = {"k_pages": k_pages, "v_pages": v_pages, "slots": slots, "screen": screen}
-    call(_unrecorded, _PUT, {}, k=k, v=v, **pages)
+    call(
+        _unrecorded,
+        _PUT,
+        {},
+        k=k,
+        v=v,
+        k_pages=k_pages,
+        v_pages=v_pages,
+        slots=slots,
+        screen=screen,
+    )
