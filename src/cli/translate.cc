@@ -75,8 +75,7 @@ class TranslateCommand : public Command {
       throw lab::UsageError(fmt::format("{}: expected a model of translation, it was trained on {}",
                                         model_.path, loaded.task_name));
     }
-    encoder_decoder_ = dynamic_cast<lab::EncoderDecoder*>(loaded.model.get());
-    if (!show_.empty() && encoder_decoder_ == nullptr) {
+    if (!show_.empty() && !lab::HasContext(*loaded.model)) {
       throw lab::UsageError(fmt::format("--show: expected an encoder-decoder, {} is of a {}",
                                         model_.path, loaded.model->Architecture()));
     }
@@ -172,7 +171,7 @@ class TranslateCommand : public Command {
                  const Tokens& target) const {
     const auto& task = dynamic_cast<const lab::FramedTask&>(*loaded.task);
     const std::vector<lab::ContextWeights> all =
-        lab::ContextOf(*encoder_decoder_, lab::BatchOf(task, {task.Frame({source, target})}));
+        lab::ContextOf(*loaded.model, lab::BatchOf(task, {task.Frame({source, target})}));
     Json words = Json::array(), said = Json::array(), heads = Json::array();
     words.push_back(task.Word(task.Bos()));
     for (const std::int64_t token : source) words.push_back(task.Word(token));
@@ -255,7 +254,6 @@ class TranslateCommand : public Command {
   std::vector<std::string> heads_;
   std::int64_t beams_ = lab::kTestBeams;
   bool json_ = false, quiet_ = false;
-  lab::EncoderDecoder* encoder_decoder_ = nullptr;
   std::vector<std::string> read_, done_;
   std::vector<Json> shown_;
 };

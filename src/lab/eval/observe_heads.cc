@@ -69,7 +69,7 @@ std::int64_t SamplesToObserve(const SequenceTask& task, std::int64_t n) {
                                   std::min(kSamples, task.Available(Split::kTest, n)));
 }
 
-LengthHeads ObserveHeads(Decoder& model, const SequenceTask& task, std::int64_t n) {
+LengthHeads ObserveHeads(SequenceModel& model, const SequenceTask& task, std::int64_t n) {
   LengthHeads found{.n = n, .samples = SamplesToObserve(task, n), .numbers = {}};
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, found.samples, n);
   model.VisitLayers(batch, [&](const LayerView& view) {
@@ -110,7 +110,7 @@ std::vector<HeadPlace> ChooseHeads(const LengthHeads& heads) {
   return chosen;
 }
 
-std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std::int64_t n,
+std::vector<AttentionMap> DrawMaps(SequenceModel& model, const SequenceTask& task, std::int64_t n,
                                    const std::vector<HeadPlace>& places,
                                    const std::atomic<bool>& stop) {
   std::vector<AttentionMap> maps;
@@ -124,11 +124,16 @@ std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std
   return maps;
 }
 
-TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n) {
+TensorFile AttentionInputs(SequenceModel& model, const SequenceTask& task, std::int64_t n) {
   TensorFile file;
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, 1, n);
   model.VisitLayers(batch, [&](const LayerView& view) {
     const HeadArrays arrays = view.Arrays(0);
+    if (arrays.sinks.defined()) {
+      throw UsageError(
+          "arrays of attention: expected a layer whose heads all have softmax or entmax, got one "
+          "with a sink");
+    }
     const std::string prefix = "layers." + std::to_string(view.layer) + ".";
     file.metadata[prefix + "map"] = arrays.map;
     file.tensors.emplace_back(prefix + "q", arrays.q);
@@ -154,22 +159,20 @@ void ObserveMissing(SequenceModel& model, const SequenceTask& task,
     return;
   }
   HeadObservations known = LoadHeads(path);
-  auto* encoder_decoder = dynamic_cast<EncoderDecoder*>(&model);
+  const bool context = HasContext(model);
   for (const std::int64_t n : lengths) {
     if (known.At(n) != nullptr) continue;
     if (stop) throw Interrupted("evaluation stopped");
-    known.lengths.push_back(encoder_decoder != nullptr
-                                ? ObservePacked(*encoder_decoder, task, n, stop)
-                                : ObserveHeads(dynamic_cast<Decoder&>(model), task, n));
+    known.lengths.push_back(context ? ObservePacked(model, task, n, stop)
+                                    : ObserveHeads(model, task, n));
     SaveHeads(path, known);
   }
   if (map_lengths.empty()) return;
-  auto& decoder = dynamic_cast<Decoder&>(model);
   const std::vector<HeadPlace> places =
       ChooseHeads(*known.At(*std::min_element(lengths.begin(), lengths.end())));
   for (const std::int64_t n : map_lengths) {
     if (known.HasMaps(n)) continue;
-    for (AttentionMap& map : DrawMaps(decoder, task, n, places, stop)) {
+    for (AttentionMap& map : DrawMaps(model, task, n, places, stop)) {
       known.maps.push_back(std::move(map));
     }
     SaveHeads(path, known);

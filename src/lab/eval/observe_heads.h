@@ -8,7 +8,7 @@
 
 #include "lab/base/safetensors.h"
 #include "lab/eval/head_data.h"
-#include "lab/nn/decoder.h"
+#include "lab/nn/sequence_model.h"
 #include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {
@@ -26,7 +26,7 @@ std::vector<std::int64_t> MapLengths(const SequenceTask& task,
 std::int64_t SamplesToObserve(const SequenceTask& task, std::int64_t n);
 
 // The heads on the first SamplesToObserve test samples of length n. Throws likewise.
-LengthHeads ObserveHeads(Decoder& model, const SequenceTask& task, std::int64_t n);
+LengthHeads ObserveHeads(SequenceModel& model, const SequenceTask& task, std::int64_t n);
 
 // The heads that maps show: of the first, middle and last layer, of the heads with a slope and of
 // those without, the one of the lowest normalised entropy (the first of equals).
@@ -39,15 +39,15 @@ std::vector<HeadPlace> ChooseHeads(const LengthHeads& heads);
 
 // Attention of these heads on the first test sample of length n. Throws as above, and Interrupted
 // when `stop` becomes true.
-std::vector<AttentionMap> DrawMaps(Decoder& model, const SequenceTask& task, std::int64_t n,
+std::vector<AttentionMap> DrawMaps(SequenceModel& model, const SequenceTask& task, std::int64_t n,
                                    const std::vector<HeadPlace>& places,
                                    const std::atomic<bool>& stop);
 
 // The inputs of every layer's attention on the first test sample of length n, for `tsallis bench
 // attention --inputs`: HeadArrays as "layers.<l>.q", ".k", ".v", ".alpha", ".slopes" and ".c", map
-// and length scale as metadata "layers.<l>.map" and ".scale_invariant". Throws as above, and as
-// LayerAttention::Arrays.
-TensorFile AttentionInputs(Decoder& model, const SequenceTask& task, std::int64_t n);
+// and length scale as metadata "layers.<l>.map" and ".scale_invariant". Throws as above, as
+// LayerAttention::Arrays, and UsageError for heads with sinks.
+TensorFile AttentionInputs(SequenceModel& model, const SequenceTask& task, std::int64_t n);
 
 // Observes what is not in the file yet, which is kept up to date: heads at each of `lengths`, maps
 // at each of `map_lengths` (of decoders alone), of the heads chosen at the shortest of `lengths`.

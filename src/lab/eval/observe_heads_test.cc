@@ -10,6 +10,7 @@
 #include <string>
 
 #include "lab/base/errors.h"
+#include "lab/nn/decoder.h"
 #include "lab/nn/layer_view.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
@@ -241,6 +242,10 @@ TEST(ObserveHeads, RefusesToWriteWhatOneMapCannotTell) {
   config.overrides = {one};
   Decoder model(config, 1);
   EXPECT_THROW(AttentionInputs(model, *task, 5), UsageError);
+  config.overrides.clear();
+  config.attention.sink = "zero";
+  Decoder with_sinks(config, 1);
+  EXPECT_THROW(AttentionInputs(with_sinks, *task, 5), UsageError);
 }
 
 TEST(ObserveHeads, WritesWhatScalesTheScores) {

@@ -8,14 +8,10 @@
 #include <vector>
 
 #include "lab/eval/head_data.h"
-#include "lab/nn/encoder_decoder.h"
+#include "lab/nn/sequence_model.h"
 #include "lab/tasks/sequence.h"
 
 namespace tsallis::lab {
-
-// Weights of one sample, [heads, queries, keys] on the CPU, of its kernels: those that a model on
-// the CPU attends with.
-at::Tensor WeightsOf(const PackedAttention& attention, std::int64_t sample);
 
 // The weights of one head of the context: those of a target's tokens on its source's.
 struct ContextWeights {
@@ -25,10 +21,13 @@ struct ContextWeights {
   at::Tensor weights;           // [target, source] float32, on the CPU
 };
 
+// Whether the model has such heads.
+bool HasContext(const SequenceModel& model);
+
 // The weights of every head on one sample: the batch has no other. Rows are the positions at which
 // the model says the target's tokens, columns the tokens of the source, its first special token
 // included.
-std::vector<ContextWeights> ContextOf(EncoderDecoder& model, const TokenBatch& sample);
+std::vector<ContextWeights> ContextOf(SequenceModel& model, const TokenBatch& sample);
 
 // On the first test samples of length n, 256 if there are as many. Of every head, under the names
 // "encoder X", "decoder X" and "context X" by where it stands:
@@ -38,7 +37,7 @@ std::vector<ContextWeights> ContextOf(EncoderDecoder& model, const TokenBatch& s
 //               nats: over the heads of a layer its mean is their Jensen-Shannon divergence
 // means over queries. UsageError for a length that the task does not have; Interrupted when `stop`
 // becomes true.
-LengthHeads ObservePacked(EncoderDecoder& model, const SequenceTask& task, std::int64_t n,
+LengthHeads ObservePacked(SequenceModel& model, const SequenceTask& task, std::int64_t n,
                           const std::atomic<bool>& stop);
 
 }  // namespace tsallis::lab

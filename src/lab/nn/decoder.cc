@@ -13,8 +13,7 @@
 
 #include "lab/base/errors.h"
 #include "lab/base/sequential_products.h"
-#include "lab/nn/decoder_rows.h"
-#include "lab/nn/layer_view.h"
+#include "lab/nn/attention_branch.h"
 #include "tsallis/cpu.h"
 #include "tsallis/error.h"
 
@@ -28,70 +27,14 @@ constexpr std::int64_t kLeastRows = 4 * kRowBlock;
 // Logits of an evaluation on a device.
 constexpr std::int64_t kEvaluatedLogits = std::int64_t{1} << 28;
 
-// What a pass over the layers is about beside its rows.
-struct How {
-  const SequencePart* part = nullptr;  // of the sequences that the rows are
-  // Called in the backward pass, with the gradient of the stream that entered a layer.
-  std::function<void(std::int64_t layer, const Tensor& d_x)> reached = nullptr;
-  std::function<void(const LayerView&)> visit = nullptr;  // after a layer's attention
-  Decoder::VisibleKeys visible = nullptr;                 // before it
-  KvCache* cache = nullptr;                               // that the rows continue
-  const std::vector<KvCache::Sequence>* sequences = nullptr;
-};
-
 // x += n2(attention(n1(x))), x += n4(feed_forward(n3(x))).
 struct DecoderLayer : Fixed {
   DecoderLayer(const DecoderConfig& config, std::int64_t layer, LeafParameters& parameters,
-               RowWorkers& own, at::ScalarType products)
-      : index(layer),
-        workers(own),
-        prefix(fmt::format("layers.{}.", layer)),
-        gain(config, prefix + "attention.norm.weight", parameters),
-        attention(config, layer, prefix + "attention.", parameters, own, products),
-        join(config, prefix + "attention.", parameters, own, products),
-        feed_forward(config, prefix + "feed_forward.", FeedForwardBlock::Layout::kApart, parameters,
-                     own, products) {}
+               RowWorkers& workers, at::ScalarType products, const std::string& name)
+      : attention(config, {"layer", layer}, name + "attention.", parameters, workers, products),
+        feed_forward(config, name + "feed_forward.", parameters, workers, products) {}
 
-  // picked: the rows that leave it; undefined: all.
-  Tensor operator()(const Tensor& x, const DecoderRows& rows, const Tensor& picked,
-                    const How& how) {
-    Tensor stream, attended;
-    {
-      const LayerAttention::Inputs inputs = attention.Project(x, gain.value, rows);
-      stream = inputs.stream;
-      attended = Attended(inputs, rows, picked.defined(), how);
-    }
-    if (picked.defined()) {
-      for (Tensor* wanted : {&stream, &attended}) {
-        *wanted = RunStage("rows", {.inputs = {*wanted, picked}, .workers = &workers}).front();
-      }
-    }
-    return feed_forward(join(stream, attended, rows.block), rows.block);
-  }
-
-  Tensor Attended(const LayerAttention::Inputs& inputs, const DecoderRows& rows, bool picks,
-                  const How& how) {
-    using Queries = LayerAttention::Queries;
-    if (how.cache != nullptr) {
-      return attention.Extend(inputs, rows, {*how.cache, *how.sequences, index});
-    }
-    const Queries queries = picks && !how.visit ? Queries::kLast : Queries::kAll;
-    if (!how.visit && !how.visible) return attention(inputs, rows, queries, how.part);
-    const LayerInput input{index, attention, rows, inputs};
-    const Tensor visible = how.visible ? how.visible(input) : Tensor();
-    LayerAttention::Statistics statistics;
-    const Tensor out =
-        attention.Look(inputs, rows, queries, how.visit ? &statistics : nullptr, visible);
-    if (how.visit) how.visit({input, rows.scored, statistics});
-    return out;
-  }
-
-  std::int64_t index;
-  RowWorkers& workers;
-  std::string prefix;
-  Gain gain;
-  LayerAttention attention;
-  JoinBlock join;
+  AttentionBranch attention;
   FeedForwardBlock feed_forward;
 };
 
@@ -120,7 +63,7 @@ struct Decoder::State {
         parameters(on),
         embed(config, parameters, workers) {
     for (std::int64_t l = 0; l < config.layers; ++l) {
-      layers.emplace_back(config, l, parameters, workers, products);
+      layers.emplace_back(config, l, parameters, workers, products, fmt::format("layers.{}.", l));
     }
     gain.emplace(config, "norm.weight", parameters);
     const auto normal = [](RandomStream& random) { return Normal(random, 0.02); };
@@ -130,16 +73,19 @@ struct Decoder::State {
 
   // The last layer's output at the rows whose logits are wanted, [scored, width]: from the last
   // attention on no others matter.
-  Tensor Run(const DecoderRows& rows, const How& how) {
+  Tensor Run(const DecoderRows& rows, const LayerPass& pass) {
     parameters.Refresh();
     Tensor x = embed(rows.tokens, rows.positions, rows.reach);
     const bool fewer = static_cast<std::int64_t>(rows.scored.size()) < rows.rows;
     const Tensor scored = fewer ? at::tensor(rows.scored, at::kLong).to(device) : Tensor();
     for (DecoderLayer& layer : layers) {
-      if (how.reached) {
-        x.register_hook([&how, l = layer.index](const Tensor& d_x) { how.reached(l, d_x); });
+      if (pass.reached) {
+        x.register_hook([&pass, l = layer.attention.Place().layer](const Tensor& d_x) {
+          pass.reached(l, d_x);
+        });
       }
-      x = layer(x, rows, &layer == &layers.back() ? scored : Tensor(), how);
+      x = layer.attention(x, rows, pass, &layer == &layers.back() ? scored : Tensor());
+      x = layer.feed_forward(x, rows.block);
     }
     return x;
   }
@@ -159,6 +105,16 @@ struct Decoder::State {
                                    .parameters = &parameters.List(),
                                    .block = block})
         .front();
+  }
+
+  Tensor Extend(const DecodingState::NewTokens& more) {
+    const SequentialProducts guard;
+    const c10::NoGradGuard no_gradient;
+    workers.SetThreads(guard.threads());
+    const DecoderRows rows = RowsOf(more.cache, config.vocabulary, more.sequences, more.tokens);
+    if (more.sequences.empty()) return at::empty({0, config.vocabulary});
+    const Tensor x = Run(rows, {.cache = &more.cache, .sequences = &more.sequences});
+    return Logits(x, rows.block).narrow(0, 0, static_cast<std::int64_t>(more.sequences.size()));
   }
 
   // The head forward and back, by as many rows as options.logits allows. Returns the gradient of x,
@@ -203,18 +159,7 @@ Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder::~Decoder() = default;
 
 const DecoderConfig& Decoder::Config() const { return state_->config; }
-const Tensor& Decoder::FlatParameters() const { return state_->parameters.List().Flat(); }
-const Tensor& Decoder::FlatGradients() const { return state_->parameters.List().FlatGradients(); }
-const std::vector<std::pair<std::string, Tensor>>& Decoder::Parameters() const {
-  return state_->parameters.List().Named();
-}
-const std::vector<ParameterGroup>& Decoder::Groups() const {
-  return state_->parameters.List().Groups();
-}
-const std::vector<Tensor>& Decoder::Gradients() const {
-  return state_->parameters.List().Gradients();
-}
-std::int64_t Decoder::ParameterCount() const { return state_->parameters.List().Count(); }
+const ParameterList& Decoder::Learned() const { return state_->parameters.List(); }
 
 std::string Decoder::Note() const {
   std::vector<std::string> notes;
@@ -245,19 +190,17 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
       ready = begin;
     }
   };
-  How how{.part = part};
+  LayerPass pass{.part = part};
   if (options.flow || options.ready)
-    how.reached = [&](std::int64_t layer, const Tensor& d_x) {
+    pass.reached = [&](std::int64_t layer, const Tensor& d_x) {
       if (options.flow) options.flow(layer, rows.MeanNorm(d_x));
       const DecoderLayer& reached = state.layers[static_cast<std::size_t>(layer)];
-      const Tensor& first =
-          reached.gain.value.defined() ? reached.gain.value : reached.attention.Projection();
-      report(first.storage_offset());
+      report(reached.attention.First().storage_offset());
     };
   Tensors losses, best;
   // Other processes may score what they get from this one, and expect the same reports.
   if (whole || part != nullptr || !rows.scored.empty()) {
-    const Tensor x = state.Run(rows, how);
+    const Tensor x = state.Run(rows, pass);
     const Tensor d_x = state.JudgeAndGradient(rows, x, options, losses, best);
     report((state.gain->value.defined() ? state.gain->value : state.head).storage_offset());
     x.backward(d_x);
@@ -265,8 +208,6 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   report(0);
   return SequenceScore::Of(rows.Sequences(), losses, best, rows.label, rows.sequence);
 }
-
-SequenceScore Decoder::Evaluate(const TokenBatch& batch) { return Evaluate(batch, nullptr); }
 
 SequenceScore Decoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visible) {
   if (visible && !state_->device.is_cpu()) return OnCpu().Evaluate(batch, visible);
@@ -292,72 +233,11 @@ SequenceScore Decoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visi
   return SequenceScore::Of(rows.Sequences(), losses, best, rows.label, rows.sequence);
 }
 
-std::unique_ptr<KvCache> Decoder::MakeCache(std::int64_t max_bytes) const {
-  const DecoderConfig& config = state_->config;
-  bool sparse = false;
-  for (std::int64_t l = 0; l < config.layers; ++l) {
-    for (std::int64_t h = 0; h < config.heads; ++h) {
-      const AttentionConfig& head = config.Head(l, h);
-      sparse = sparse || head.map == "entmax";
-      if (head.positions.scaling.kind == "ntk") {
-        throw UsageError(
-            "a model whose positions are scaled by \"ntk\" turns its keys by the length of the "
-            "text: they cannot be kept from one token to the next");
-      }
-    }
-  }
-  const DType dtype = state_->products == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
-  return std::make_unique<KvCache>(
-      KvCacheShape{config.layers, config.heads, config.head_dim, config.head_dim, dtype},
-      KvCacheOptions{.screen = sparse ? KeyScreen::kBytes : KeyScreen::kNone,
-                     .max_bytes = max_bytes});
-}
-
-Tensor Decoder::Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
-                       const std::vector<std::vector<std::int64_t>>& tokens) {
-  const SequentialProducts guard;
-  const c10::NoGradGuard no_gradient;
-  State& state = *state_;
-  state.workers.SetThreads(guard.threads());
-  const DecoderRows rows = RowsOf(cache, state.config.vocabulary, sequences, tokens);
-  const auto count = static_cast<std::int64_t>(sequences.size());
-  if (sequences.empty()) return at::empty({0, state.config.vocabulary});
-  Tensor x;
-  try {
-    x = state.Run(rows, {.cache = &cache, .sequences = &sequences});
-  } catch (...) {
-    for (std::size_t b = 0; b < sequences.size(); ++b) {
-      cache.Truncate(sequences[b], rows.position[static_cast<std::size_t>(rows.begin[b])]);
-    }
-    throw;
-  }
-  return state.Logits(x, rows.block).narrow(0, 0, count);
-}
-
-namespace {
-
-class CacheDecodingState : public DecodingState {
- public:
-  CacheDecodingState(Decoder& model, std::int64_t max_bytes)
-      : model_(model), cache_(model.MakeCache(max_bytes)) {}
-
-  Sequence Create() override { return cache_->Create(); }
-  Sequence Fork(Sequence sequence) override { return cache_->Fork(sequence); }
-  void Free(Sequence sequence) override { cache_->Free(sequence); }
-  Tensor Extend(const std::vector<Sequence>& sequences,
-                const std::vector<std::vector<std::int64_t>>& tokens) override {
-    return model_.Extend(*cache_, sequences, tokens);
-  }
-
- private:
-  Decoder& model_;
-  std::unique_ptr<KvCache> cache_;
-};
-
-}  // namespace
-
 std::unique_ptr<DecodingState> Decoder::StartDecoding(std::int64_t max_bytes) {
-  return std::make_unique<CacheDecodingState>(OnCpu(), max_bytes);
+  State& state = *OnCpu().state_;
+  return std::make_unique<DecodingState>(
+      state.config, false, max_bytes,
+      [&state](const DecodingState::NewTokens& more) { return state.Extend(more); });
 }
 
 std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& batch) {
@@ -380,6 +260,12 @@ std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& b
     observed.emplace_back(fmt::format("keys {}", view.layer), keys);
   });
   return observed;
+}
+
+std::vector<LayerPlace> Decoder::Places() const {
+  std::vector<LayerPlace> places;
+  for (const DecoderLayer& layer : state_->layers) places.push_back(layer.attention.Place());
+  return places;
 }
 
 void Decoder::VisitLayers(const TokenBatch& batch,

@@ -27,12 +27,8 @@
 #include <vector>
 
 #include "lab/nn/sequence_model.h"
-#include "tsallis/kv_cache.h"
 
 namespace tsallis::lab {
-
-struct LayerInput;
-struct LayerView;
 
 // CheckDecoder, and UsageError, naming the key, for what there is only on the CPU and where
 // sequences are whole: fixed patterns.
@@ -55,17 +51,7 @@ class Decoder : public SequenceModel {
                                 const GradientOptions& options = {}) override;
   // In memory that grows with the longest sequence by little more than keys, values and the
   // residual stream.
-  SequenceScore Evaluate(const TokenBatch& batch) override;
-
-  // Given what a layer is about to attend with, returns which of the keys so far its queries see:
-  // bool [sequences, heads, n, n], n tokens of the longest sequence, contiguous; undefined: all.
-  using VisibleKeys = std::function<at::Tensor(const LayerInput&)>;
-  // Evaluate with queries that see only the keys that `visible` returns. It is called layer by
-  // layer on the calling thread, so a layer's queries and keys come from layers that were
-  // restricted before it. A query that sees no key takes nothing from attention. Where all keys are
-  // visible the score has the bits of Evaluate(batch). InvalidArgument for a tensor of another kind
-  // or shape, UsageError for a layer that has fixed patterns already.
-  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
+  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible = nullptr) override;
 
   // What follows runs on the CPU: of a model elsewhere on a copy of its present weights.
 
@@ -73,39 +59,22 @@ class Decoder : public SequenceModel {
   // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
   at::Tensor Forward(const TokenBatch& batch);
 
-  // A cache for the keys and values of sequences of this model, of at most `max_bytes` (0: no
-  // limit). UsageError for positions that change with the length of the text (NTK-aware scaling):
-  // what is cached would be wrong for the next token.
-  std::unique_ptr<KvCache> MakeCache(std::int64_t max_bytes = 0) const;
-
-  // Adds tokens to sequences of such a cache, one list of one or more for each; [sequences,
-  // vocabulary] float32: the logits behind the last token of each. Where every list has one token,
-  // the logits of a sequence have the same bits whatever other sequences share the call. Throws
-  // CacheFull and InvalidArgument, and then no sequence has changed.
-  at::Tensor Extend(KvCache& cache, const std::vector<KvCache::Sequence>& sequences,
-                    const std::vector<std::vector<std::int64_t>>& tokens);
-  // MakeCache() and Extend() as one object, with the errors and the promises of both.
+  // Where every list of new tokens has one, the logits of a sequence have the same bits whatever
+  // other sequences share the call.
   std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
-  // Runs the layers and calls `visit` after the attention of each, in order, on the calling thread.
-  // The view is valid only during the call.
-  void VisitLayers(const TokenBatch& batch, const std::function<void(const LayerView&)>& visit);
+  std::vector<LayerPlace> Places() const override;
+  void VisitLayers(const TokenBatch& batch,
+                   const std::function<void(const LayerView&)>& visit) override;
 
   // By layer: "gradient L", how much of the loss's gradient arrives (GradientOptions::flow), and,
   // on the CPU, "keys L", keys that have weight, mean over heads and scored tokens (ASEntmax,
   // figures 3 and 7).
   std::vector<std::pair<std::string, double>> Observe(const TokenBatch& batch) override;
 
-  const at::Tensor& FlatParameters() const override;
-  const at::Tensor& FlatGradients() const override;
-  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override;
-  const std::vector<ParameterGroup>& Groups() const override;
-  const std::vector<at::Tensor>& Gradients() const;  // as Parameters()
-  // Numbers that are learned (without the gaps).
-  std::int64_t ParameterCount() const;
-
  private:
   struct State;
+  const ParameterList& Learned() const override;
   Decoder& OnCpu();
 
   std::unique_ptr<State> state_;

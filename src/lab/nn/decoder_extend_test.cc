@@ -48,23 +48,23 @@ TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
   Decoder model(config, 5);
   Shake(model);
   if (config.attention.positions.scaling.kind == "ntk") {
-    EXPECT_THROW(model.MakeCache(), UsageError);
+    EXPECT_THROW(model.StartDecoding(), UsageError);
     return;
   }
-  const std::unique_ptr<KvCache> cache = model.MakeCache();
+  const std::unique_ptr<DecodingState> decoding = model.StartDecoding();
   // A prompt each, tokens one by one, a chunk for one and a token for the other, tokens again.
   const std::vector<Tokens> texts = {DrawTokens(90, config.vocabulary, 0),
                                      DrawTokens(84, config.vocabulary, 1)};
-  std::vector<KvCache::Sequence> sequences;
+  std::vector<DecodingState::Sequence> sequences;
   std::vector<Tensor> expected;
   for (const Tokens& text : texts) {
-    sequences.push_back(cache->Create());
+    sequences.push_back(decoding->Create());
     expected.push_back(AtOnce(model, text));
   }
   std::vector<std::size_t> at = {0, 0};
   const auto extend = [&](std::size_t first, std::size_t second) {
     const std::size_t counts[] = {first, second};
-    std::vector<KvCache::Sequence> extended;
+    std::vector<DecodingState::Sequence> extended;
     std::vector<Tokens> tokens;
     for (std::size_t b = 0; b < 2; ++b) {
       if (counts[b] == 0) continue;
@@ -73,7 +73,7 @@ TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
       tokens.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(counts[b]));
       at[b] += counts[b];
     }
-    const Tensor logits = model.Extend(*cache, extended, tokens);
+    const Tensor logits = decoding->Extend(extended, tokens);
     std::int64_t row = 0;
     for (std::size_t b = 0; b < 2; ++b) {
       if (counts[b] == 0) continue;
@@ -101,10 +101,10 @@ TEST(DecoderOnACache, Bfloat16GrowsToNearlyTheSameLogits) {
   Shake(model);
   const Tokens text = DrawTokens(40, config.vocabulary, 0);
   const Tensor expected = AtOnce(model, text);
-  const std::unique_ptr<KvCache> cache = model.MakeCache();
-  const KvCache::Sequence sequence = cache->Create();
+  const std::unique_ptr<DecodingState> decoding = model.StartDecoding();
+  const DecodingState::Sequence sequence = decoding->Create();
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const Tensor logits = model.Extend(*cache, {sequence}, {{text[i]}});
+    const Tensor logits = decoding->Extend({sequence}, {{text[i]}});
     ExpectLogits(logits[0], expected[static_cast<std::int64_t>(i)], 0.05, std::to_string(i));
   }
 }
@@ -117,27 +117,27 @@ TEST(DecoderOnACache, AStepHasTheSameBitsInEveryCompany) {
   config.attention.positions.kind = "nape";
   Decoder model(config, 5);
   Shake(model);
-  const std::unique_ptr<KvCache> cache = model.MakeCache();
-  std::vector<KvCache::Sequence> sequences;
+  const std::unique_ptr<DecodingState> decoding = model.StartDecoding();
+  std::vector<DecodingState::Sequence> sequences;
   std::vector<Tokens> next;
   std::vector<Tensor> alone;
   for (std::uint64_t i = 0; i < 19; ++i) {
-    sequences.push_back(cache->Create());
-    model.Extend(*cache, {sequences.back()},
-                 {DrawTokens(3 + static_cast<std::int64_t>(i) * 7, config.vocabulary, i)});
+    sequences.push_back(decoding->Create());
+    decoding->Extend({sequences.back()},
+                     {DrawTokens(3 + static_cast<std::int64_t>(i) * 7, config.vocabulary, i)});
     next.push_back(DrawTokens(1, config.vocabulary, 100 + i));
-    const KvCache::Sequence copy = cache->Fork(sequences.back());
-    alone.push_back(model.Extend(*cache, {copy}, {next.back()})[0]);
-    cache->Free(copy);
+    const DecodingState::Sequence copy = decoding->Fork(sequences.back());
+    alone.push_back(decoding->Extend({copy}, {next.back()})[0]);
+    decoding->Free(copy);
   }
   for (const std::size_t count : {std::size_t{2}, std::size_t{8}, std::size_t{19}}) {
-    std::vector<KvCache::Sequence> forks;
-    for (std::size_t i = 0; i < count; ++i) forks.push_back(cache->Fork(sequences[i]));
-    const Tensor logits = model.Extend(
-        *cache, forks, {next.begin(), next.begin() + static_cast<std::ptrdiff_t>(count)});
+    std::vector<DecodingState::Sequence> forks;
+    for (std::size_t i = 0; i < count; ++i) forks.push_back(decoding->Fork(sequences[i]));
+    const Tensor logits =
+        decoding->Extend(forks, {next.begin(), next.begin() + static_cast<std::ptrdiff_t>(count)});
     for (std::size_t i = 0; i < count; ++i) {
       EXPECT_TRUE(at::equal(logits[static_cast<std::int64_t>(i)], alone[i])) << count << " " << i;
-      cache->Free(forks[i]);
+      decoding->Free(forks[i]);
     }
   }
 }
@@ -145,23 +145,22 @@ TEST(DecoderOnACache, AStepHasTheSameBitsInEveryCompany) {
 TEST(DecoderOnACache, WhatFailsLeavesSequencesAsTheyWere) {
   const DecoderConfig config = Tiny();
   Decoder model(config, 5);
-  const std::int64_t page = model.MakeCache()->Use().page_bytes;
-  const std::unique_ptr<KvCache> cache = model.MakeCache(2 * page);
-  const KvCache::Sequence a = cache->Create(), b = cache->Create();
+  const std::int64_t page = model.StartDecoding()->Cache().Use().page_bytes;
+  const std::unique_ptr<DecodingState> decoding = model.StartDecoding(4 * page);
+  const DecodingState::Sequence a = decoding->Create(), b = decoding->Create();
   const Tokens text = DrawTokens(60, config.vocabulary, 0);
-  model.Extend(*cache, {a, b}, {text, text});
-  const Tensor before = model.Extend(*cache, {a, b}, {{1}, {2}});
-  cache->Truncate(a, 60);
-  cache->Truncate(b, 60);
-  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}, Tokens(10, 3)}), CacheFull);
-  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}, {config.vocabulary}}), InvalidArgument);
-  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}, {}}), InvalidArgument);
-  EXPECT_THROW(model.Extend(*cache, {a, a}, {{1}, {2}}), InvalidArgument);
-  EXPECT_THROW(model.Extend(*cache, {a, b}, {{1}}), InvalidArgument);
-  EXPECT_EQ(cache->Length(a), 60);
-  EXPECT_EQ(cache->Length(b), 60);
-  EXPECT_TRUE(at::equal(model.Extend(*cache, {a, b}, {{1}, {2}}), before));
-  EXPECT_EQ(model.Extend(*cache, {}, {}).size(0), 0);
+  decoding->Extend({a, b}, {text, text});
+  const DecodingState::Sequence c = decoding->Fork(a), d = decoding->Fork(b);
+  const Tensor before = decoding->Extend({c, d}, {{1}, {2}});
+  EXPECT_THROW(decoding->Extend({a, b}, {{1}, Tokens(10, 3)}), CacheFull);
+  EXPECT_THROW(decoding->Extend({a, b}, {{1}, {config.vocabulary}}), InvalidArgument);
+  EXPECT_THROW(decoding->Extend({a, b}, {{1}, {}}), InvalidArgument);
+  EXPECT_THROW(decoding->Extend({a, a}, {{1}, {2}}), InvalidArgument);
+  EXPECT_THROW(decoding->Extend({a, b}, {{1}}), InvalidArgument);
+  EXPECT_EQ(decoding->Cache().Length(a), 60);
+  EXPECT_EQ(decoding->Cache().Length(b), 60);
+  EXPECT_TRUE(at::equal(decoding->Extend({a, b}, {{1}, {2}}), before));
+  EXPECT_EQ(decoding->Extend({}, {}).size(0), 0);
 }
 
 }  // namespace

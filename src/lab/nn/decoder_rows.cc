@@ -24,6 +24,25 @@ void AddRow(DecoderRows& rows, std::int64_t token, std::int64_t position) {
   ++rows.rows;
 }
 
+// One more sequence, of which `past` tokens are elsewhere.
+void AddSequence(DecoderRows& rows, const std::vector<std::int64_t>& tokens, std::int64_t past,
+                 std::int64_t vocabulary) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  rows.packed = rows.packed || (rows.rows > 0 && rows.end[0] != count);
+  rows.length = std::max(rows.length, past + count);
+  rows.begin.push_back(rows.rows);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t token = tokens[static_cast<std::size_t>(i)];
+    if (token < 0 || token >= vocabulary) {
+      throw InvalidArgument("tokens", "0 to " + std::to_string(vocabulary - 1),
+                            std::to_string(token));
+    }
+    AddRow(rows, token, past + i);
+  }
+  rows.end.push_back(rows.rows);
+  rows.last_begin.push_back(rows.rows - 1);
+}
+
 void Finish(DecoderRows& rows, const c10::Device& device) {
   rows.tokens = at::tensor(rows.token, at::kLong).to(device);
   rows.positions = at::tensor(at::ArrayRef<std::int32_t>(rows.position), at::kInt).to(device);
@@ -97,6 +116,27 @@ DecoderRows RowsOf(const TokenBatch& batch, std::int64_t vocabulary, const c10::
   return rows;
 }
 
+DecoderRows RowsOf(const std::vector<std::vector<std::int64_t>>& sequences,
+                   const std::vector<std::vector<std::int64_t>>& labels, std::int64_t vocabulary,
+                   const c10::Device& device) {
+  DecoderRows rows;
+  for (std::size_t b = 0; b < sequences.size(); ++b) {
+    for (std::size_t i = 0; i < sequences[b].size(); ++i) {
+      if (!labels.empty() && labels[b][i] == kNotScored) continue;
+      rows.scored.push_back(rows.rows + static_cast<std::int64_t>(i));
+      rows.sequence.push_back(static_cast<std::int64_t>(b));
+      if (!labels.empty()) rows.label.push_back(labels[b][i]);
+    }
+    AddSequence(rows, sequences[b], 0, vocabulary);
+  }
+  rows.reach = rows.length;
+  std::vector<std::int64_t> begins = rows.begin;
+  begins.push_back(rows.rows);
+  rows.begins = at::tensor(begins, at::kLong).to(device);
+  Finish(rows, device);
+  return rows;
+}
+
 DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,
                    const std::vector<KvCache::Sequence>& sequences,
                    const std::vector<std::vector<std::int64_t>>& tokens) {
@@ -105,7 +145,6 @@ DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,
                           std::to_string(tokens.size()));
   }
   DecoderRows rows;
-  std::size_t shortest = tokens.empty() ? 0 : tokens.front().size();
   std::size_t longest = 0;
   for (std::size_t b = 0; b < tokens.size(); ++b) {
     if (tokens[b].empty()) {
@@ -114,26 +153,12 @@ DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,
     if (std::count(sequences.begin(), sequences.end(), sequences[b]) > 1) {
       throw InvalidArgument("sequences", "each once", std::to_string(sequences[b]) + " again");
     }
-    shortest = std::min(shortest, tokens[b].size());
     longest = std::max(longest, tokens[b].size());
-    const std::int64_t past = cache.Length(sequences[b]);
-    rows.begin.push_back(rows.rows);
-    for (std::size_t i = 0; i < tokens[b].size(); ++i) {
-      const std::int64_t token = tokens[b][i];
-      if (token < 0 || token >= vocabulary) {
-        throw InvalidArgument("tokens", "0 to " + std::to_string(vocabulary - 1),
-                              std::to_string(token));
-      }
-      AddRow(rows, token, past + static_cast<std::int64_t>(i));
-    }
-    rows.length = std::max(rows.length, past + static_cast<std::int64_t>(tokens[b].size()));
-    rows.end.push_back(rows.rows);
-    rows.last_begin.push_back(rows.rows - 1);
+    AddSequence(rows, tokens[b], cache.Length(sequences[b]), vocabulary);
     rows.scored.push_back(rows.rows - 1);
     rows.sequence.push_back(static_cast<std::int64_t>(b));
   }
   rows.reach = rows.length;
-  rows.packed = shortest < longest;
   if (longest == 1) {
     // Every product has kStepRows rows, however many sequences share the call: torch's sums depend
     // on the number of rows.

@@ -1,4 +1,4 @@
-// Batches and growing texts as the rows that a decoder works on.
+// Batches and growing texts as the rows that models of sequences work on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +30,12 @@ struct DecoderRows : SequenceRows {
 // sequence. InvalidArgument for what is no batch of a model with this vocabulary.
 DecoderRows RowsOf(const TokenBatch& batch, std::int64_t vocabulary, const c10::Device& device,
                    bool padded, const SequencePart* part = nullptr);
+
+// Sequences behind each other on any device, one list of tokens for each, and one of labels;
+// without these all rows are wanted. InvalidArgument for a token that the vocabulary does not have.
+DecoderRows RowsOf(const std::vector<std::vector<std::int64_t>>& sequences,
+                   const std::vector<std::vector<std::int64_t>>& labels, std::int64_t vocabulary,
+                   const c10::Device& device);
 
 // New tokens of sequences of a cache.
 DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,

@@ -200,7 +200,7 @@ Tensor Weights(const Tensor& all_scores, const Tensor& visible, const AttentionO
 }
 
 // The keys that queries see, in a batch of sequences that may be padded.
-struct Sight {
+struct Extents {
   std::int64_t q_len, k_len;
   const Padding* queries = nullptr;  // both or none
   const Padding* keys = nullptr;
@@ -246,7 +246,7 @@ Tensor Distances(const Tensor& scores, const Tensor& ahead, const AttentionOptio
 
 // q: [batch, heads, q_len, dim], k and v likewise.
 Tensor AttendPadded(const Tensor& q, const Tensor& k, const Tensor& v,
-                    const AttentionOptions& options, const Sight& sight) {
+                    const AttentionOptions& options, const Extents& extents) {
   const bool half = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
   const auto exact = [&](const Tensor& x) { return half ? x.to(at::kFloat) : x; };
   const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
@@ -255,15 +255,15 @@ Tensor AttendPadded(const Tensor& q, const Tensor& k, const Tensor& v,
   const Tensor keys = k.transpose(2, 3);
   const bool distances = options.alibi_slopes || options.terms.scale_invariant > 0.0;
   std::vector<Tensor> outputs;
-  for (std::int64_t begin = 0; begin < sight.q_len; begin += piece) {
-    const std::int64_t count = std::min(piece, sight.q_len - begin);
+  for (std::int64_t begin = 0; begin < extents.q_len; begin += piece) {
+    const std::int64_t count = std::min(piece, extents.q_len - begin);
     Tensor scores = exact(at::matmul(q.narrow(2, begin, count), keys)) * scale;
     if (options.length_scale) {
       scores = scores * options.length_scale->narrow(2, begin, count).unsqueeze(3);
     }
-    const Tensor ahead = sight.Ahead(begin, count, q.device());
+    const Tensor ahead = extents.Ahead(begin, count, q.device());
     if (distances) scores = Distances(scores, ahead, options);
-    const Tensor visible = sight.Visible(ahead, begin, options.causal, options.map);
+    const Tensor visible = extents.Visible(ahead, begin, options.causal, options.map);
     outputs.push_back(at::matmul(Weights(scores, visible, options).to(v.scalar_type()), v));
   }
   if (outputs.empty()) return at::empty_like(q);
@@ -272,16 +272,16 @@ Tensor AttendPadded(const Tensor& q, const Tensor& k, const Tensor& v,
 
 // Softmax alone, with or without a length scale, by torch's fused attention.
 Tensor SdpaPadded(const Tensor& q, const Tensor& k, const Tensor& v,
-                  const AttentionOptions& options, const Sight& sight) {
+                  const AttentionOptions& options, const Extents& extents) {
   Tensor queries = q;
   if (options.length_scale) {
     queries = (q * options.length_scale->unsqueeze(3)).to(q.scalar_type());
   }
-  if (sight.queries == nullptr && (!options.causal || sight.q_len == sight.k_len)) {
+  if (extents.queries == nullptr && (!options.causal || extents.q_len == extents.k_len)) {
     return at::scaled_dot_product_attention(queries, k, v, {}, 0.0, options.causal);
   }
   const Tensor visible =
-      sight.Visible(sight.Ahead(0, sight.q_len, q.device()), 0, options.causal, options.map);
+      extents.Visible(extents.Ahead(0, extents.q_len, q.device()), 0, options.causal, options.map);
   return at::scaled_dot_product_attention(queries, k, v, visible, 0.0, false);
 }
 
@@ -290,12 +290,13 @@ Tensor Unpacked(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
                 const LongestSequence& longest, const Attend& attend) {
   CheckServed(q, k, options);
   if (!options.cu_seqlens_q) {
-    return attend(q, k, v, options, Sight{q.size(2), k.size(2), nullptr, nullptr});
+    return attend(q, k, v, options, Extents{q.size(2), k.size(2), nullptr, nullptr});
   }
   const Padding queries(*options.cu_seqlens_q, q.size(2), longest.queries);
   const Padding keys(*options.cu_seqlens_k, k.size(2), longest.keys);
-  const Sight sight{longest.queries, longest.keys, &queries, &keys};
-  return queries.Packed(attend(queries.Padded(q), keys.Padded(k), keys.Padded(v), options, sight));
+  const Extents extents{longest.queries, longest.keys, &queries, &keys};
+  return queries.Packed(
+      attend(queries.Padded(q), keys.Padded(k), keys.Padded(v), options, extents));
 }
 
 // Why the CUDA kernels refuse such a call, in their own words; empty: they run it.

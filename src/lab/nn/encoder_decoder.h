@@ -22,7 +22,6 @@
 #include <utility>
 #include <vector>
 
-#include "lab/nn/blocks.h"
 #include "lab/nn/sequence_model.h"
 
 namespace tsallis::lab {
@@ -30,15 +29,6 @@ namespace tsallis::lab {
 // UsageError, naming the key, for what an encoder-decoder does not have: positions other than none
 // and sinusoids, length scaling, patterns, overrides, bfloat16; and as CheckDecoder.
 void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path = "model");
-
-// The attention of one layer on a batch.
-struct PackedAttention {
-  const char* kind = "";  // "encoder", "decoder", "context"
-  std::int64_t layer = 0;
-  AttentionBlock::Seen& seen;
-  const at::Tensor& queries_begin;  // [samples + 1]: of every sample
-  const at::Tensor& keys_begin;
-};
 
 class EncoderDecoder : public SequenceModel {
  public:
@@ -56,33 +46,19 @@ class EncoderDecoder : public SequenceModel {
   // has no source, or nothing that is scored.
   SequenceScore LossAndGradient(const TokenBatch& batch,
                                 const GradientOptions& options = {}) override;
-  SequenceScore Evaluate(const TokenBatch& batch) override;
-
-  // Given what a layer is about to attend with, returns which keys its queries see: bool, broadcast
-  // to [heads, rows of queries, rows of keys]; undefined: all that the layer shows by itself. The
-  // tensor can only hide some of these. Rows of all samples follow one another.
-  using VisibleKeys = std::function<at::Tensor(const PackedAttention&)>;
-  // Evaluate with queries that see only the keys that `visible` returns, as Decoder::Evaluate.
-  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible);
-
-  // On the CPU: of a model elsewhere a copy of its present weights writes. The first tokens that a
-  // sequence is extended by are its source and, the last of them, where its target begins;
-  // InvalidArgument for fewer than two.
-  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
-
-  // Runs a batch and calls `visit` with the attention of every layer, the encoder's first. The
-  // attention is valid only during the call.
+  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible = nullptr) override;
+  // Layers of the encoder, then of the decoder "decoder" and "context" of each.
+  std::vector<LayerPlace> Places() const override;
   void VisitLayers(const TokenBatch& batch,
-                   const std::function<void(const PackedAttention&)>& visit);
+                   const std::function<void(const LayerView&)>& visit) override;
 
-  const at::Tensor& FlatParameters() const override;
-  const at::Tensor& FlatGradients() const override;
-  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const override;
-  const std::vector<ParameterGroup>& Groups() const override;
+  // The first tokens that a sequence is extended by are its source and, the last of them, where its
+  // target begins; InvalidArgument for fewer than two.
+  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
  private:
   struct State;
-  class CacheDecodingState;
+  const ParameterList& Learned() const override;
   EncoderDecoder& OnCpu();
   std::unique_ptr<State> state_;
 };

@@ -17,6 +17,7 @@
 #include "lab/eval/observe_packed.h"
 #include "lab/generate/generate.h"
 #include "lab/generate/question.h"
+#include "lab/nn/layer_view.h"
 #include "lab/nn/positions.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"
@@ -311,19 +312,18 @@ TEST(EncoderDecoder, HeadsAreDescribedByKind) {
   EXPECT_NEAR(found.at("context alpha 1.0"), 1.0 + at::sigmoid(a)[0].item<double>(), 1e-6);
   double density = 0.0, divergence = 0.0;
   const TokenBatch batch = DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 256, 6);
-  model.VisitLayers(batch, [&](const PackedAttention& attention) {
-    if (std::string(attention.kind) != "decoder" || attention.layer != 0) return;
+  model.VisitLayers(batch, [&](const LayerView& view) {
+    if (view.kind != "decoder" || view.layer != 0) return;
     for (std::int64_t s = 0; s < 256; ++s) {
-      const Tensor p = WeightsOf(attention, s).to(at::kDouble);
+      std::vector<Tensor> of_heads;
+      for (std::int64_t h = 0; h < 4; ++h) of_heads.push_back(view.Weights(s, h));
+      const Tensor p = at::stack(of_heads).to(at::kDouble);
       ASSERT_EQ(p.sizes(), (std::vector<std::int64_t>{4, 7, 7}));
       EXPECT_NEAR((p.sum(-1) - 1.0).abs().max().item<double>(), 0.0, 1e-5);
       EXPECT_EQ(p.triu(1).abs().max().item<double>(), 0.0);
-      const Tensor alphas = *attention.seen.options.alpha_heads;
-      const std::int64_t begin = attention.queries_begin[s].item<std::int64_t>();
-      const Tensor q = attention.seen.q[0].narrow(1, begin, 7);
-      const Tensor k = attention.seen.k[0].narrow(1, begin, 7);
-      const Tensor last =
-          Entmax(at::matmul(q[1][6], k[1].t()) / std::sqrt(8.0), alphas[1].item<double>());
+      const HeadArrays arrays = view.Arrays(s);
+      const Tensor last = Entmax(at::matmul(arrays.q[1][6], arrays.k[1].t()) / std::sqrt(8.0),
+                                 arrays.alpha[1].item<double>());
       EXPECT_TRUE(at::allclose(last.to(at::kDouble), p[1][6], 1e-4, 1e-5));
       for (std::int64_t i = 0; i < 7; ++i) {
         density += (p[1][i] > 0).sum().item<double>() / static_cast<double>(i + 1);

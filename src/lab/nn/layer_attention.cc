@@ -60,24 +60,28 @@ void SetDistances(const AttentionConfig& head, AttentionTerms& terms) {
   terms.scale_invariant_beta = head.scale_invariant_beta.value_or(0.0);
 }
 
-LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer,
+LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer, Sight sight,
                                const std::string& prefix, LeafParameters& parameters,
                                RowWorkers& workers, at::ScalarType products)
-    : heads_(config.heads),
+    : sight_(sight),
+      heads_(config.heads),
       head_dim_(config.HeadDim()),
-      columns_(3 * heads_ * head_dim_),
+      parts_(sight == Sight::kOther ? 1 : 3),
+      columns_(parts_ * heads_ * head_dim_),
       workers_(workers),
       device_(parameters.Device()),
       project_{.workers = &workers,
                .parameters = &parameters.List(),
                .products = products,
+               .parts = parts_ == 1 ? 1 : 2,
                .heads = heads_,
                .head_dim = head_dim_,
                .qk_norm = config.qk_norm} {
   for (std::int64_t h = 0; h < heads_; ++h) head_.push_back(config.Head(layer, h));
   PlanCalls();
   PlanPatterns();
-  Declare(config, layer, prefix, parameters);
+  DeclareProjections(config, layer, prefix, parameters);
+  Declare(prefix, parameters);
   whole_ = PlanOf(0, heads_);
 }
 
@@ -114,29 +118,43 @@ void LayerAttention::PlanPatterns() {
   }
 }
 
-void LayerAttention::Declare(const DecoderConfig& config, std::int64_t layer,
-                             const std::string& prefix, LeafParameters& parameters) {
-  const auto draw = [](RandomStream& random) { return Normal(random, 0.02); };
-  std::vector<ParameterList::Part> parts;
-  for (const char* name : {"query", "key", "value"}) {
-    parts.push_back({prefix + name + ".weight",
-                     {heads_, head_dim_, config.width},
-                     draw,
-                     ParameterGroup::kHidden});
+void LayerAttention::DeclareProjections(const DecoderConfig& config, std::int64_t layer,
+                                        const std::string& prefix, LeafParameters& parameters) {
+  const auto part = [&](const char* name, std::vector<std::int64_t> shape) {
+    shape.push_back(config.width);
+    return ParameterList::Part{prefix + name + ".weight", std::move(shape),
+                               [](RandomStream& random) { return Normal(random, 0.02); },
+                               ParameterGroup::kHidden};
+  };
+  std::vector<ParameterList::Part> parts, of_memory;
+  std::vector<ParameterList::Part>& keys = sight_ == Sight::kOther ? of_memory : parts;
+  if (parameters.Together()) {
+    const std::int64_t inner = heads_ * head_dim_;
+    parts.push_back(part("query", {inner}));
+    keys.push_back(part("key_value", {2 * inner}));
+  } else {
+    parts.push_back(part("query", {heads_, head_dim_}));
+    for (const char* name : {"key", "value"}) keys.push_back(part(name, {heads_, head_dim_}));
   }
   for (const ScaledHeads& run : ScaledHeadsOf(config, layer)) {
     scalings_.push_back(
         {run, columns_, MakeQueryScale(HeadOf(run.first).length_scaling, run.count, workers_)});
     const QueryScale& scale = *scalings_.back().scale;
     columns_ += scale.Columns();
-    for (auto& part : scale.Projection(prefix + run.prefix, config.width)) {
-      parts.push_back(std::move(part));
+    for (auto& columns : scale.Projection(prefix + run.prefix, config.width)) {
+      parts.push_back(std::move(columns));
     }
   }
   parameters.Add(std::move(parts), config.width, &projection_);
+  if (!of_memory.empty()) {
+    parameters.Add(std::move(of_memory), config.width, &memory_projection_);
+  }
   for (const Scaling& scaling : scalings_) {
     scaling.scale->Declare(prefix + scaling.heads.prefix, parameters);
   }
+}
+
+void LayerAttention::Declare(const std::string& prefix, LeafParameters& parameters) {
   std::vector<double> alphas, slopes, sinks;
   // Of each head: whether it has the number, and whether it is learned.
   std::vector<std::int64_t> learns_alpha, free_alpha, learns_slope, learns_sink;
@@ -248,6 +266,14 @@ LayerAttention::Inputs LayerAttention::Project(const Tensor& stream, const Tenso
   inputs.slopes = Numbers(learns_slope_, slopes_, fixed_slopes_);
   inputs.sinks = Numbers(learns_sink_, sink_, fixed_sinks_);
   return inputs;
+}
+
+LayerAttention::Memory LayerAttention::ProjectMemory(const Tensor& stream, const Tensor& gain,
+                                                     const SequenceRows& rows) {
+  StageCall call = project_;
+  call.inputs = {stream, gain, memory_projection_, {}, {}, {}};
+  const Tensors projected = RunStage("projection", call);
+  return {projected[1], projected[0], &rows};
 }
 
 Tensor LayerAttention::operator()(const Inputs& inputs, const SequenceRows& rows, Queries queries,

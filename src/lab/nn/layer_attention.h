@@ -1,7 +1,8 @@
-// Attention of one layer of the decoder: heads may differ in map, length scaling and positions, and
-// are attended in as few calls as there are maps (a head without ALiBi has slope 0, one without
-// length scaling c = 1). On the CPU a call reads queries, keys and values where the projection put
-// them, and its gradient is written there.
+// Attention of one layer: of tokens to those before them, to all of their sequence, or to another
+// sequence, a memory. Heads may differ in map, length scaling and positions, and are attended in as
+// few calls as there are maps (a head without ALiBi has slope 0, one without length scaling c = 1).
+// On the CPU a call reads queries, keys and values where the projections put them, and its gradient
+// is written there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,13 +27,21 @@
 
 namespace tsallis::lab {
 
+// The keys that queries see.
+enum class Sight : std::uint8_t {
+  kBefore,  // the keys of their own sequence up to themselves
+  kAll,     // all keys of their own sequence
+  kOther,   // all keys of another sequence
+};
+
 // Queries, keys and values of a layer's heads for one sequence of n tokens, for callers that
-// compute the causal attention of this layer with other code.
+// compute the attention of this layer with other code.
 struct HeadArrays {
   std::string map;
   at::Tensor q, k, v;  // [heads, n, head_dim], rotated; q times its length scaling c
   at::Tensor alpha;    // [heads] float64; undefined for softmax
   at::Tensor slopes;   // [heads] float32, ALiBi's; undefined where no head has one
+  at::Tensor sinks;    // [heads] float64, -inf for heads without; undefined where no head has one
   at::Tensor c;        // [heads, n] float32; undefined without length scaling
   std::optional<double> scale_invariant;  // length scale
 };
@@ -58,13 +67,27 @@ void SetDistances(const AttentionConfig& head, AttentionTerms& terms);
 class LayerAttention : Fixed {
  public:
   // Names of parameters begin with `prefix`. products: what they are computed in.
-  LayerAttention(const DecoderConfig& config, std::int64_t layer, const std::string& prefix,
-                 LeafParameters& parameters, RowWorkers& workers, at::ScalarType products);
+  LayerAttention(const DecoderConfig& config, std::int64_t layer, Sight sight,
+                 const std::string& prefix, LeafParameters& parameters, RowWorkers& workers,
+                 at::ScalarType products);
 
-  // [columns, width]: queries, keys, values, then what length scalings read.
+  const AttentionConfig& HeadOf(std::int64_t head) const {
+    return head_[static_cast<std::size_t>(head)];
+  }
+  // [columns, width]: queries, keys and values unless they are of a memory, then what length
+  // scalings read.
   const at::Tensor& Projection() const { return projection_; }
   // Lines that tell people how heads attend on another device than the CPU.
   std::vector<std::string> Notes() const;
+
+  // Keys and values of another sequence for each.
+  struct Memory {
+    at::Tensor stream;                   // what was projected, as its gradient comes back with
+    at::Tensor projected;                // [its rows, 2 heads head_dim]
+    const SequenceRows* rows = nullptr;  // which must outlive the gradient
+  };
+  // stream: [rows, width]; gain: of its norm. Of Sight::kOther.
+  Memory ProjectMemory(const at::Tensor& stream, const at::Tensor& gain, const SequenceRows& rows);
 
   // What a layer attends with.
   struct Inputs {
@@ -74,6 +97,11 @@ class LayerAttention : Fixed {
     // [heads]: float64, float32, and float64 with -inf for heads without; undefined: no head has
     // one.
     at::Tensor alpha, slopes, sinks;
+    Memory memory{};  // of Sight::kOther, for whoever projects; on a cache it stays empty
+
+    const SequenceRows& KeyRows(const SequenceRows& rows) const {
+      return memory.rows != nullptr ? *memory.rows : rows;
+    }
   };
   // stream: [rows, width]; gain: of its norm.
   Inputs Project(const at::Tensor& stream, const at::Tensor& gain, const SequenceRows& rows);
@@ -97,8 +125,8 @@ class LayerAttention : Fixed {
     std::vector<std::vector<std::int64_t>> support;  // packed ones, [heads, rows]; weights > 0
   };
   // As above. `statistics`: filled if not null, of all rows only. `visible`: where defined, the
-  // keys that queries see among those so far, in the form of Decoder::VisibleKeys. Throws as
-  // Decoder::Evaluate(batch, visible).
+  // keys that queries see among those that the layer shows, in the form of
+  // SequenceModel::VisibleKeys. Throws as SequenceModel::Evaluate(batch, visible).
   at::Tensor Look(const Inputs& inputs, const SequenceRows& rows, Queries queries,
                   Statistics* statistics, const at::Tensor& visible) const;
 
@@ -108,11 +136,14 @@ class LayerAttention : Fixed {
     const std::vector<KvCache::Sequence>& sequences;  // as the rows'
     std::int64_t layer;
   };
-  // Adds the rows' keys and values to the cache. Each row attends to the tokens of its sequence up
-  // to its own. Positions go on from the cache's length. Rows after those of the last sequence
-  // belong to no sequence, and their output is 0. Throws CacheFull; then some sequences may be
-  // longer in this layer.
+  // Adds the rows' keys and values to the cache, and each row attends to the tokens of its sequence
+  // up to its own; of Sight::kOther it adds nothing, and a row attends to all of its sequence.
+  // Positions go on from the cache's length. Rows after those of the last sequence belong to no
+  // sequence, and their output is 0. Throws CacheFull; then some sequences may be longer in this
+  // layer.
   at::Tensor Extend(const Inputs& inputs, const SequenceRows& rows, const CacheLayer& cached) const;
+  // Adds a memory to the cache. Throws as above.
+  void Append(const Memory& memory, const CacheLayer& cached) const;
 
   // Adds the rows `scored` to the quantities of each head: [heads].
   //   entropy             of the weights, nats
@@ -125,14 +156,18 @@ class LayerAttention : Fixed {
   void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
                 const Inputs& inputs, const Statistics& statistics,
                 std::vector<HeadQuantities>& heads) const;
-  // The number of tokens that a head's query at a position sees.
-  std::int64_t VisibleKeys(std::int64_t head, std::int64_t position) const;
+  // The number of keys that a head's query in a row sees.
+  std::int64_t VisibleKeys(const SequenceRows& rows, const Inputs& inputs, std::int64_t head,
+                           std::int64_t row) const;
   // The heads' arrays for one sequence. UsageError for heads that HeadArrays cannot describe: of
-  // several kinds, of maps other than softmax and entmax, with sinks or patterns.
+  // several kinds, of maps other than softmax and entmax, with patterns.
   HeadArrays Arrays(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence) const;
   // The weights of queries [begin, end) of a sequence.
   SparseRows Weights(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence,
                      std::int64_t head, std::int64_t begin, std::int64_t end) const;
+  // Those of all queries of a sequence, [queries, keys] float32.
+  at::Tensor Weights(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence,
+                     std::int64_t head) const;
 
  private:
   class Pass;
@@ -166,11 +201,9 @@ class LayerAttention : Fixed {
   // ---- layer_attention.cc
   void PlanCalls();
   void PlanPatterns();
-  void Declare(const DecoderConfig& config, std::int64_t layer, const std::string& prefix,
-               LeafParameters& parameters);
-  const AttentionConfig& HeadOf(std::int64_t head) const {
-    return head_[static_cast<std::size_t>(head)];
-  }
+  void DeclareProjections(const DecoderConfig& config, std::int64_t layer,
+                          const std::string& prefix, LeafParameters& parameters);
+  void Declare(const std::string& prefix, LeafParameters& parameters);
   void PrepareRotation(std::int64_t length);
   // c of all heads; a scaling that reads the projection changes it.
   at::Tensor Scales(const SequenceRows& rows, at::Tensor& projected) const;
@@ -180,13 +213,26 @@ class LayerAttention : Fixed {
 
   // ---- layer_attention_host.cc
   Context Threads() const { return {.threads = workers_.threads()}; }
+  // Heads of a call in [rows, columns], from a row and a column on: [batch, heads, length,
+  // head_dim].
+  template <class Array>
+  Array HeadsIn(const at::Tensor& matrix, std::int64_t row, std::int64_t column,
+                const CallHeads& call, std::int64_t length) const;
+  // Where keys, or values, lie.
+  struct Columns {
+    const at::Tensor& matrix;
+    std::int64_t first;
+  };
+  Columns KeysOf(const Inputs& inputs) const;
+  Columns ValuesOf(const Inputs& inputs) const;
   at::Tensor OnHost(const Inputs& inputs, const SequenceRows& rows, Queries queries) const;
   at::Tensor OutputOf(const Inputs& inputs) const;  // not filled
   // out: rows that do not attend stay as they are. keep: null without a gradient.
   void Forward(const Inputs& inputs, const SequenceRows& rows, Queries queries,
                const at::Tensor& out, Kept* keep, Statistics* statistics,
                const at::Tensor& visible) const;
-  // The gradients of inputs.projected, c, alpha, slopes and sinks; undefined where these are.
+  // The gradients of inputs.projected, c, alpha, slopes, sinks and the memory; undefined where
+  // these are.
   Tensors Backward(const Inputs& inputs, const SequenceRows& rows, Queries queries,
                    const at::Tensor& d_out, const Kept& kept) const;
   AttentionParams ParamsOf(const CallHeads& call, const SequenceRows& rows, Queries queries,
@@ -202,6 +248,8 @@ class LayerAttention : Fixed {
     std::size_t first, last;
     std::int64_t begin, count;  // the first row, rows of each sequence
   };
+  void Append(const Columns& keys, const Columns& values, const SequenceRows& rows,
+              const CacheLayer& cached) const;
   void ExtendCall(const Chunk& chunk, const CacheLayer& cached, const CallHeads& call,
                   const Inputs& inputs, const at::Tensor& out) const;
 
@@ -209,7 +257,8 @@ class LayerAttention : Fixed {
   void PreparePatterns(std::int64_t length);
   // Checks `visible` as Look says and returns it, or an undefined tensor if it hides no key:
   // without a mask every kernel serves.
-  at::Tensor Checked(const SequenceRows& rows, const at::Tensor& visible) const;
+  at::Tensor Checked(const SequenceRows& rows, const Inputs& inputs,
+                     const at::Tensor& visible) const;
   // AttentionForward and AttentionBackward under the call's pattern, or on `visible` keys alone:
   // where sequences are packed, one by one, since masks count along the axes of queries and keys.
   void Attend(const CallHeads& call, const AttentionParams& params, const at::Tensor& visible,
@@ -239,10 +288,14 @@ class LayerAttention : Fixed {
     at::Tensor back;
   };
   Plan PlanOf(std::int64_t first, std::int64_t count) const;
-  // Sequences of equal length by torch's operations and the operators of attention.
+  // By torch's operations and the operators of attention, sequences of equal length unless rows
+  // have bounds there (SequenceRows::begins).
   at::Tensor OnDevice(const Inputs& inputs, const SequenceRows& rows, const SequencePart* part);
 
-  std::int64_t heads_, head_dim_, columns_;
+  Sight sight_;
+  std::int64_t heads_, head_dim_;
+  std::int64_t parts_;    // of the projection: queries alone, or keys and values too
+  std::int64_t columns_;  // of the projection
   RowWorkers& workers_;
   c10::Device device_;
   std::vector<AttentionConfig> head_;  // [heads]
@@ -252,7 +305,7 @@ class LayerAttention : Fixed {
   std::vector<int> pattern_of_;  // [heads], in patterns_; -1: none
   Plan whole_, own_;             // of all heads, of those of a part; empty until they are needed
   StageCall project_;            // without inputs
-  at::Tensor projection_;
+  at::Tensor projection_, memory_projection_;
   at::Tensor alpha_, slopes_, sink_;                     // [heads], where some are learned
   at::Tensor fixed_alpha_, fixed_slopes_, fixed_sinks_;  // [heads]; undefined as in Inputs
   at::Tensor learns_alpha_, free_alpha_, learns_slope_, learns_sink_;  // [heads] bool

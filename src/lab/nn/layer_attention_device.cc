@@ -61,14 +61,24 @@ std::vector<std::string> LayerAttention::Notes() const {
 
 Tensor LayerAttention::OnDevice(const Inputs& inputs, const SequenceRows& rows,
                                 const SequencePart* part) {
-  const std::int64_t sequences = rows.Sequences(), length = rows.length;
-  const std::int64_t inner = heads_ * head_dim_;
-  const Tensors parts = inputs.projected.narrow(1, 0, 3 * inner)
-                            .view({sequences, length, 3, heads_, head_dim_})
-                            .permute({2, 0, 3, 1, 4})
-                            .unbind(0);  // each [sequences, heads, length, head_dim]
+  const SequenceRows& keys = inputs.KeyRows(rows);
+  const bool packed = rows.begins.defined();  // as one sequence
+  const std::int64_t inner = heads_ * head_dim_, sequences = packed ? 1 : rows.Sequences();
+  // The first columns as parts, each [sequences, heads, length, head_dim].
+  const auto parts_of = [&](const Tensor& matrix, std::int64_t count) {
+    return matrix.narrow(1, 0, count * inner)
+        .view({sequences, -1, count, heads_, head_dim_})
+        .permute({2, 0, 3, 1, 4})
+        .unbind(0);
+  };
+  Tensors parts = parts_of(inputs.projected, parts_);
+  if (sight_ == Sight::kOther) {
+    for (const Tensor& part_of_memory : parts_of(inputs.memory.projected, 2)) {
+      parts.push_back(part_of_memory);
+    }
+  }
   Tensor q = parts[0], k = parts[1], v = parts[2], c;
-  if (inputs.c.defined()) c = inputs.c.view({sequences, length, heads_}).transpose(1, 2);
+  if (inputs.c.defined()) c = inputs.c.view({sequences, -1, heads_}).transpose(1, 2);
   if (part != nullptr) {
     const auto [first, count] = part->Own(heads_);
     if (own_.groups.empty() || own_.first != first || own_.count != count) {
@@ -92,15 +102,17 @@ Tensor LayerAttention::OnDevice(const Inputs& inputs, const SequenceRows& rows,
     options.setting() = SettingOf(config);
     if (config.learn_alpha != "no") options.alpha_heads = numbers(inputs.alpha);
     SetDistances(config, options.terms);
-    options.causal = true;
+    options.causal = sight_ == Sight::kBefore;
     options.threads = workers_.threads();
+    if (packed) options.cu_seqlens_q = rows.begins, options.cu_seqlens_k = keys.begins;
     if (c.defined()) options.length_scale = own(c, 1);
     // Beside scale-invariant scores there are none.
     if (inputs.slopes.defined() && !config.scale_invariant) {
       options.alibi_slopes = numbers(inputs.slopes);
     }
     if (config.sink != "none") options.sink = numbers(inputs.sinks);
-    outputs.push_back(group.attend(own(q, 1), own(k, 1), own(v, 1), options));
+    outputs.push_back(
+        group.attend(own(q, 1), own(k, 1), own(v, 1), options, {rows.length, keys.length}));
   }
   Tensor out =
       plan.back.defined() ? at::cat(outputs, 1).index_select(1, plan.back) : outputs.front();

@@ -18,9 +18,10 @@ constexpr std::size_t kListBudget = std::size_t{1} << 28;
 
 class LayerAttention::Pass : public HostPass {
  public:
-  // Both must outlive the pass.
-  Pass(const LayerAttention& attention, const SequenceRows& rows, Queries queries)
-      : attention_(attention), rows_(rows), queries_(queries) {}
+  // All must outlive the pass.
+  Pass(const LayerAttention& attention, const SequenceRows& rows, Queries queries,
+       const SequenceRows* memory_rows)
+      : attention_(attention), rows_(rows), queries_(queries), memory_rows_(memory_rows) {}
 
   Tensors Forward(const Tensors& in, bool keep) override {
     inputs_ = {.stream = {},
@@ -28,7 +29,8 @@ class LayerAttention::Pass : public HostPass {
                .c = in[1],
                .alpha = in[2],
                .slopes = in[3],
-               .sinks = in[4]};
+               .sinks = in[4],
+               .memory = {{}, in[5], memory_rows_}};
     const Tensor out = attention_.OutputOf(inputs_);
     attention_.Forward(inputs_, rows_, queries_, out, keep ? &kept_ : nullptr, nullptr, {});
     return {out};
@@ -41,14 +43,16 @@ class LayerAttention::Pass : public HostPass {
   const LayerAttention& attention_;
   const SequenceRows& rows_;
   Queries queries_;
+  const SequenceRows* memory_rows_;
   Inputs inputs_{};
   Kept kept_;
 };
 
 Tensor LayerAttention::OnHost(const Inputs& inputs, const SequenceRows& rows,
                               Queries queries) const {
-  return Record(std::make_unique<Pass>(*this, rows, queries),
-                {inputs.projected, inputs.c, inputs.alpha, inputs.slopes, inputs.sinks})
+  return Record(std::make_unique<Pass>(*this, rows, queries, inputs.memory.rows),
+                {inputs.projected, inputs.c, inputs.alpha, inputs.slopes, inputs.sinks,
+                 inputs.memory.projected})
       .front();
 }
 
@@ -56,29 +60,44 @@ Tensor LayerAttention::OutputOf(const Inputs& inputs) const {
   return at::empty({inputs.projected.size(0), heads_ * head_dim_}, inputs.projected.options());
 }
 
+template <class Array>
+Array LayerAttention::HeadsIn(const Tensor& matrix, std::int64_t row, std::int64_t column,
+                              const CallHeads& call, std::int64_t length) const {
+  const std::int64_t stride = matrix.size(1);
+  return {(CellsOf(matrix) + (row * stride + column + call.first * head_dim_)).data,
+          DTypeOf(matrix),
+          {length * stride, call.step * head_dim_, stride, 1}};
+}
+
+LayerAttention::Columns LayerAttention::KeysOf(const Inputs& inputs) const {
+  if (sight_ == Sight::kOther) return {inputs.memory.projected, 0};
+  return {inputs.projected, heads_ * head_dim_};
+}
+
+LayerAttention::Columns LayerAttention::ValuesOf(const Inputs& inputs) const {
+  const Columns keys = KeysOf(inputs);
+  return {keys.matrix, keys.first + heads_ * head_dim_};
+}
+
 AttentionParams LayerAttention::ParamsOf(const CallHeads& call, const SequenceRows& rows,
                                          Queries queries, const Inputs& inputs) const {
-  const std::int64_t inner = heads_ * head_dim_;
+  const SequenceRows& keys = inputs.KeyRows(rows);
   AttentionParams p;
   p.batch = rows.Sequences();
   p.heads = p.kv_heads = call.count;
   const bool last = queries == Queries::kLast;
-  const bool packed = rows.packed || last;
-  p.q_len = p.k_len = packed ? rows.rows : rows.length;
+  const bool packed = rows.packed || keys.packed || last;
+  p.q_len = packed ? rows.rows : rows.length;
+  p.k_len = packed ? keys.rows : keys.length;
   p.head_dim = p.value_dim = head_dim_;
-  const Cells cells = CellsOf(inputs.projected);
-  const auto view = [&](std::int64_t part) {
-    return ConstArray4{(cells + (part * inner + call.first * head_dim_)).data,
-                       DTypeOf(inputs.projected),
-                       {rows.length * columns_, call.step * head_dim_, columns_, 1}};
-  };
-  p.q = view(0);
-  p.k = view(1);
-  p.v = view(2);
-  p.mask.causal = true;
+  const Columns k = KeysOf(inputs), v = ValuesOf(inputs);
+  p.q = HeadsIn<ConstArray4>(inputs.projected, 0, 0, call, rows.length);
+  p.k = HeadsIn<ConstArray4>(k.matrix, 0, k.first, call, keys.length);
+  p.v = HeadsIn<ConstArray4>(v.matrix, 0, v.first, call, keys.length);
+  p.mask.causal = sight_ == Sight::kBefore;
   if (packed) {
-    p.ranges = {(last ? rows.last_begin : rows.begin).data(), rows.end.data(), rows.begin.data(),
-                rows.end.data(), true};
+    p.ranges = {(last ? rows.last_begin : rows.begin).data(), rows.end.data(), keys.begin.data(),
+                keys.end.data(), true};
   }
   p.terms = TermsOf(call, 0, rows.length, inputs);
   return p;
@@ -143,10 +162,7 @@ void LayerAttention::Forward(const Inputs& inputs, const SequenceRows& rows, Que
     const MapNumbers numbers = NumbersOf(call, inputs);
     SetMap(p, call, numbers);
     AttentionOutputs outputs;
-    outputs.out = {
-        (CellsOf(out) + call.first * head_dim_).data,
-        DTypeOf(out),
-        {rows.length * heads_ * head_dim_, call.step * head_dim_, heads_ * head_dim_, 1}};
+    outputs.out = HeadsIn<MutableArray4>(out, 0, 0, call, rows.length);
     if (keep != nullptr) {
       keep->tau[i] = at::empty({rows.rows * call.count}, at::kDouble);
       outputs.tau = keep->tau[i].mutable_data_ptr<double>();
@@ -171,8 +187,10 @@ Tensors LayerAttention::Backward(const Inputs& inputs, const SequenceRows& rows,
                                  const Tensor& d_out, const Kept& kept) const {
   const std::int64_t inner = heads_ * head_dim_;
   const Tensor d_projected = at::empty_like(inputs.projected);
+  const Tensor d_memory =
+      inputs.memory.projected.defined() ? at::empty_like(inputs.memory.projected) : Tensor();
   // What scalings read has its gradient from them.
-  d_projected.narrow(1, 3 * inner, columns_ - 3 * inner).zero_();
+  d_projected.narrow(1, parts_ * inner, columns_ - parts_ * inner).zero_();
   if (queries == Queries::kLast) {  // queries that did not attend
     for (std::size_t b = 0; b < rows.begin.size(); ++b) {
       d_projected.narrow(0, rows.begin[b], rows.last_begin[b] - rows.begin[b])
@@ -191,20 +209,15 @@ Tensors LayerAttention::Backward(const Inputs& inputs, const SequenceRows& rows,
     const MapNumbers numbers = NumbersOf(call, inputs);
     SetMap(p, call, numbers);
     AttentionGradients g;
-    g.d_out = {(CellsOf(d_out) + call.first * head_dim_).data,
-               DTypeOf(d_out),
-               {rows.length * inner, call.step * head_dim_, inner, 1}};
+    g.d_out = HeadsIn<ConstArray4>(d_out, 0, 0, call, rows.length);
     g.tau = kept.tau[i].const_data_ptr<double>();
     g.saved = kept.lists[i].numel() > 0 ? kept.lists[i].data_ptr() : nullptr;
     g.saved_bytes = static_cast<std::size_t>(kept.lists[i].numel());
-    const auto view = [&](std::int64_t part) {
-      return MutableArray4{(CellsOf(d_projected) + (part * inner + call.first * head_dim_)).data,
-                           DTypeOf(d_projected),
-                           {rows.length * columns_, call.step * head_dim_, columns_, 1}};
-    };
-    g.dq = view(0);
-    g.dk = view(1);
-    g.dv = view(2);
+    const std::int64_t keys = inputs.KeyRows(rows).length;
+    const Tensor& d_keys = d_memory.defined() ? d_memory : d_projected;
+    g.dq = HeadsIn<MutableArray4>(d_projected, 0, 0, call, rows.length);
+    g.dk = HeadsIn<MutableArray4>(d_keys, 0, KeysOf(inputs).first, call, keys);
+    g.dv = HeadsIn<MutableArray4>(d_keys, 0, ValuesOf(inputs).first, call, keys);
     const std::int64_t batch = p.ranges.packed ? 1 : rows.Sequences();
     const auto count = static_cast<std::size_t>(call.count);
     const auto doubles = [](bool wanted, std::size_t size) {
@@ -241,38 +254,57 @@ Tensors LayerAttention::Backward(const Inputs& inputs, const SequenceRows& rows,
       if (!sink.empty()) d_sinks.mutable_data_ptr<double>()[head] = sink[h];
     }
   }
-  return {d_projected, d_c, d_alpha, d_slopes, d_sinks};
+  return {d_projected, d_c, d_alpha, d_slopes, d_sinks, d_memory};
 }
 
 // ---- without a gradient
 
 Tensor LayerAttention::Look(const Inputs& inputs, const SequenceRows& rows, Queries queries,
                             Statistics* statistics, const Tensor& visible) const {
-  const Tensor mask = Checked(rows, visible), out = OutputOf(inputs);
+  const Tensor mask = Checked(rows, inputs, visible), out = OutputOf(inputs);
   Forward(inputs, rows, queries, out, nullptr, statistics, mask);
   return out;
 }
 
+void LayerAttention::Append(const Columns& keys, const Columns& values, const SequenceRows& rows,
+                            const CacheLayer& cached) const {
+  for (std::size_t b = 0; b < rows.begin.size(); ++b) {
+    const auto array = [&](const Columns& columns) {
+      return HeadsIn<ConstArray4>(columns.matrix, rows.begin[b], columns.first, {0, 1, heads_}, 0);
+    };
+    cached.cache.Append(Threads(), cached.sequences[b], cached.layer, array(keys), array(values),
+                        rows.end[b] - rows.begin[b]);
+  }
+}
+
+void LayerAttention::Append(const Memory& memory, const CacheLayer& cached) const {
+  Append({memory.projected, 0}, {memory.projected, heads_ * head_dim_}, *memory.rows, cached);
+}
+
 Tensor LayerAttention::Extend(const Inputs& inputs, const SequenceRows& rows,
                               const CacheLayer& cached) const {
-  const std::int64_t inner = heads_ * head_dim_;
   const Tensor out = OutputOf(inputs);
   const std::int64_t counted = rows.end.back();
   if (counted < rows.rows) out.narrow(0, counted, rows.rows - counted).zero_();
+  if (sight_ == Sight::kOther) {
+    // The queries of a call are the newest tokens of their sequence, so that a row which sees all
+    // of it stands for itself.
+    std::vector<KvCache::Sequence> of_rows;
+    for (std::size_t b = 0; b < rows.begin.size(); ++b) {
+      of_rows.insert(of_rows.end(), static_cast<std::size_t>(rows.end[b] - rows.begin[b]),
+                     cached.sequences[b]);
+    }
+    for (const CallHeads& call : calls_) {
+      ExtendCall({0, of_rows.size(), 0, 1}, {cached.cache, of_rows, cached.layer}, call, inputs,
+                 out);
+    }
+    return out;
+  }
   bool fresh = true;
   for (const KvCache::Sequence sequence : cached.sequences) {
     fresh = fresh && cached.cache.Length(sequence, cached.layer) == 0;
   }
-  for (std::size_t b = 0; b < rows.begin.size(); ++b) {
-    const auto part = [&](std::int64_t index) {
-      return ConstArray4{
-          (CellsOf(inputs.projected) + (rows.begin[b] * columns_ + index * inner)).data,
-          DTypeOf(inputs.projected),
-          {0, head_dim_, columns_, 1}};
-    };
-    cached.cache.Append(Threads(), cached.sequences[b], cached.layer, part(1), part(2),
-                        rows.end[b] - rows.begin[b]);
-  }
+  Append(KeysOf(inputs), ValuesOf(inputs), rows, cached);
   if (fresh) {  // the projection holds all there is
     Forward(inputs, rows, Queries::kAll, out, nullptr, nullptr, {});
     return out;
@@ -291,7 +323,6 @@ Tensor LayerAttention::Extend(const Inputs& inputs, const SequenceRows& rows,
 
 void LayerAttention::ExtendCall(const Chunk& chunk, const CacheLayer& cached, const CallHeads& call,
                                 const Inputs& inputs, const Tensor& out) const {
-  const std::int64_t inner = heads_ * head_dim_;
   const MapNumbers numbers = NumbersOf(call, inputs);
   // The keys that a pattern hides depend on the number of a sequence's tokens.
   const bool apart = PatternOf(call) != nullptr;
@@ -306,16 +337,12 @@ void LayerAttention::ExtendCall(const Chunk& chunk, const CacheLayer& cached, co
     p.kv_first = call.first;
     p.kv_step = call.step;
     p.q_len = chunk.count;
-    p.q = {(CellsOf(inputs.projected) + (begin * columns_ + call.first * head_dim_)).data,
-           DTypeOf(inputs.projected),
-           {chunk.count * columns_, call.step * head_dim_, columns_, 1}};
+    p.q = HeadsIn<ConstArray4>(inputs.projected, begin, 0, call, chunk.count);
     p.terms = TermsOf(call, begin, chunk.count, inputs);
     SetMap(p, call, numbers);
     SetPattern(call, cached.cache.Length(cached.sequences[b], cached.layer) - chunk.count, p.mask);
     Decode(Threads(), cached.cache, p,
-           {.out = {(CellsOf(out) + (begin * inner + call.first * head_dim_)).data,
-                    DTypeOf(out),
-                    {chunk.count * inner, call.step * head_dim_, inner, 1}}});
+           {.out = HeadsIn<MutableArray4>(out, begin, 0, call, chunk.count)});
   }
 }
 

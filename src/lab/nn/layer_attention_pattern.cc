@@ -95,11 +95,19 @@ const LayerAttention::PatternTable* LayerAttention::PatternOf(const CallHeads& c
   return index < 0 ? nullptr : &patterns_[static_cast<std::size_t>(index)];
 }
 
-std::int64_t LayerAttention::VisibleKeys(std::int64_t head, std::int64_t position) const {
+std::int64_t LayerAttention::VisibleKeys(const SequenceRows& rows, const Inputs& inputs,
+                                         std::int64_t head, std::int64_t row) const {
+  if (sight_ != Sight::kBefore) {
+    const auto next = std::upper_bound(rows.begin.begin(), rows.begin.end(), row);
+    const auto b = static_cast<std::size_t>(next - rows.begin.begin() - 1);
+    const SequenceRows& keys = inputs.KeyRows(rows);
+    return keys.end[b] - keys.begin[b];
+  }
+  const std::int64_t position = rows.position[static_cast<std::size_t>(row)];
   const PatternTable* table = PatternOf({head, 1, 1});
   if (table == nullptr || !table->mask.cut) return position + 1;
-  const std::uint8_t* row = table->mask.elements.data() + position * table->mask.k_len;
-  return std::count(row, row + position + 1, std::uint8_t{1});
+  const std::uint8_t* seen = table->mask.elements.data() + position * table->mask.k_len;
+  return std::count(seen, seen + position + 1, std::uint8_t{1});
 }
 
 void LayerAttention::SetPattern(const CallHeads& call, std::int64_t begin,
@@ -120,22 +128,25 @@ void LayerAttention::SetPattern(const CallHeads& call, std::int64_t begin,
 void LayerAttention::SetMask(const CallHeads& call, const at::Tensor& visible,
                              std::int64_t sequence, std::int64_t begin, AttentionMask& mask) const {
   if (!visible.defined()) return SetPattern(call, begin, mask);
-  const std::int64_t n = visible.size(3), heads = visible.size(1);
   static_assert(sizeof(bool) == sizeof(std::uint8_t));
   mask.visible = reinterpret_cast<const std::uint8_t*>(visible.const_data_ptr<bool>()) +
-                 ((sequence * heads + call.first) * n + begin) * n;
-  const std::int64_t strides[] = {heads * n * n, call.step * n * n, n, 1};
+                 sequence * visible.stride(0) + call.first * visible.stride(1) +
+                 begin * visible.stride(2);
+  const std::int64_t strides[] = {visible.stride(0), call.step * visible.stride(1),
+                                  visible.stride(2), 1};
   std::copy(std::begin(strides), std::end(strides), mask.visible_strides);
 }
 
-at::Tensor LayerAttention::Checked(const SequenceRows& rows, const at::Tensor& visible) const {
+at::Tensor LayerAttention::Checked(const SequenceRows& rows, const Inputs& inputs,
+                                   const at::Tensor& visible) const {
   if (!visible.defined()) return {};
   if (!patterns_.empty()) {
     throw UsageError(
         "visible keys: expected a layer whose heads see all tokens so far, got one with a fixed "
         "pattern");
   }
-  const std::vector<std::int64_t> shape = {rows.Sequences(), heads_, rows.length, rows.length};
+  const std::vector<std::int64_t> shape = {rows.Sequences(), heads_, rows.length,
+                                           inputs.KeyRows(rows).length};
   if (visible.scalar_type() != at::kBool || visible.sizes() != at::IntArrayRef(shape) ||
       !visible.is_contiguous()) {
     throw InvalidArgument("visible keys",
@@ -175,7 +186,8 @@ void LayerAttention::Attend(const CallHeads& call, const AttentionParams& params
   for (std::size_t b = 0; b < pieces.size(); ++b) {
     const Piece& piece = pieces[b];
     AttentionParams alone = Alone(params, piece);
-    SetMask(call, visible, static_cast<std::int64_t>(b), piece.k_len - piece.q_len, alone.mask);
+    const std::int64_t begin = sight_ == Sight::kBefore ? piece.k_len - piece.q_len : 0;
+    SetMask(call, visible, static_cast<std::int64_t>(b), begin, alone.mask);
     const auto numbers = [&](auto* all) {
       return PieceNumbers(all, params.q_len, params.heads, piece);
     };

@@ -36,13 +36,13 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
       HeadQuantities& head = heads[static_cast<std::size_t>(h)];
       for (const std::int64_t row : scored) {
         // [batch, heads, length], or [heads, rows] if packed.
-        const std::int64_t length = rows.packed ? rows.rows : rows.length;
+        const bool packed = rows.packed || inputs.KeyRows(rows).packed;
+        const std::int64_t length = packed ? rows.rows : rows.length;
         const std::int64_t sequence = row / length;
         const auto at =
             static_cast<std::size_t>((sequence * call.count + own) * length + row % length);
         const double entropy = statistics.entropy[i][at];
-        const auto keys =
-            static_cast<double>(VisibleKeys(h, rows.position[static_cast<std::size_t>(row)]));
+        const auto keys = static_cast<double>(VisibleKeys(rows, inputs, h, row));
         AddTo(head, "entropy", entropy);
         if (keys > 1.0) AddTo(head, "normalised entropy", entropy / std::log(keys));
         AddTo(head, "support", static_cast<double>(statistics.support[i][at]));
@@ -79,7 +79,6 @@ void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::i
 HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const Inputs& inputs,
                                   std::int64_t sequence) const {
   const AttentionConfig& config = head_.front();
-  const at::Tensor& projected = inputs.projected;
   const auto refuse_if = [](bool found, const std::string& what) {
     if (!found) return;
     throw UsageError(
@@ -89,34 +88,37 @@ HeadArrays LayerAttention::Arrays(const SequenceRows& rows, const Inputs& inputs
   };
   refuse_if(calls_.size() > 1, "heads that differ in map or in scale-invariant scores");
   refuse_if(config.map != "softmax" && config.map != "entmax", config.map);
-  refuse_if(!NumbersOf(calls_.front(), inputs).sinks.empty(), "a sink");
   refuse_if(PatternOf(calls_.front()) != nullptr, "a pattern of the keys that they see");
   refuse_if(config.scale_invariant_alpha || config.scale_invariant_beta,
             "scale-invariant scores of another alpha or beta");
   const auto index = static_cast<std::size_t>(sequence);
-  const std::int64_t first = rows.begin[index], n = rows.end[index] - first;
-  const auto part = [&](std::int64_t i) {  // [n, heads * head_dim] -> [heads, n, head_dim]
-    const std::int64_t inner = heads_ * head_dim_;
-    return projected.narrow(0, first, n)
-        .narrow(1, i * inner, inner)
-        .view({n, heads_, head_dim_})
+  const auto rows_of = [&](const SequenceRows& of, const at::Tensor& matrix) {
+    return matrix.narrow(0, of.begin[index], of.end[index] - of.begin[index]);
+  };
+  const auto heads_of = [&](const SequenceRows& of, const Columns& columns) {
+    return rows_of(of, columns.matrix)
+        .narrow(1, columns.first, heads_ * head_dim_)
+        .unflatten(1, {heads_, head_dim_})
         .transpose(0, 1)
         .contiguous();
   };
+  const SequenceRows& keys = inputs.KeyRows(rows);
   HeadArrays arrays{.map = config.map,
-                    .q = part(0),
-                    .k = part(1),
-                    .v = part(2),
+                    .q = heads_of(rows, {inputs.projected, 0}),
+                    .k = heads_of(keys, KeysOf(inputs)),
+                    .v = heads_of(keys, ValuesOf(inputs)),
                     .alpha = {},
                     .slopes = {},
+                    .sinks = {},
                     .c = {},
                     .scale_invariant = config.scale_invariant};
   if (inputs.c.defined()) {
-    arrays.c = inputs.c.narrow(0, first, n).t().contiguous();
-    arrays.q = (arrays.q.to(at::kFloat) * arrays.c.unsqueeze(-1)).to(projected.scalar_type());
+    arrays.c = rows_of(rows, inputs.c).t().contiguous();
+    arrays.q = (arrays.q.to(at::kFloat) * arrays.c.unsqueeze(-1)).to(arrays.k.scalar_type());
   }
   if (config.map == "entmax") arrays.alpha = inputs.alpha.clone();
   if (inputs.slopes.defined()) arrays.slopes = inputs.slopes.clone();
+  if (inputs.sinks.defined()) arrays.sinks = inputs.sinks.clone();
   return arrays;
 }
 
@@ -127,13 +129,15 @@ SparseRows LayerAttention::Weights(const SequenceRows& rows, const Inputs& input
   AttentionParams p = ParamsOf(call, rows, Queries::kAll, inputs);
   const MapNumbers numbers = NumbersOf(call, inputs);
   SetMap(p, call, numbers);
-  // One sequence by itself, with the keys that the last of the queries sees; queries stand at the
-  // end of the keys.
-  const std::int64_t first = rows.begin[static_cast<std::size_t>(sequence)];
+  // One sequence by itself, with the keys that the last of the queries sees; causal queries stand
+  // at the end of the keys.
+  const auto index = static_cast<std::size_t>(sequence);
+  const SequenceRows& keys = inputs.KeyRows(rows);
+  const std::int64_t first = rows.begin[index], first_key = keys.begin[index];
   p.batch = 1;
   p.ranges = {};
   p.q_len = end - begin;
-  p.k_len = end;
+  p.k_len = sight_ == Sight::kBefore ? end : keys.end[index] - first_key;
   const auto from = [&](ConstArray4& array, std::int64_t row, std::size_t bytes) {
     if (array.data == nullptr) return;
     array.data = static_cast<const char*>(array.data) +
@@ -141,8 +145,8 @@ SparseRows LayerAttention::Weights(const SequenceRows& rows, const Inputs& input
   };
   const std::size_t bytes = inputs.projected.element_size();
   from(p.q, first + begin, bytes);
-  from(p.k, first, bytes);
-  from(p.v, first, bytes);
+  from(p.k, first_key, bytes);
+  from(p.v, first_key, bytes);
   from(p.terms.length_scale, first + begin, sizeof(float));
   SetPattern(call, begin, p.mask);
   SparseRows out;
@@ -154,6 +158,24 @@ SparseRows LayerAttention::Weights(const SequenceRows& rows, const Inputs& input
   out.weights.resize(out.keys.size());
   AttentionWeights(Threads(), p, out.offsets.data(), out.keys.data(), out.weights.data());
   return out;
+}
+
+at::Tensor LayerAttention::Weights(const SequenceRows& rows, const Inputs& inputs,
+                                   std::int64_t sequence, std::int64_t head) const {
+  const auto count = [index = static_cast<std::size_t>(sequence)](const SequenceRows& of) {
+    return of.end[index] - of.begin[index];
+  };
+  const std::int64_t queries = count(rows), keys = count(inputs.KeyRows(rows));
+  const SparseRows sparse = Weights(rows, inputs, sequence, head, 0, queries);
+  const at::Tensor dense = at::zeros({queries, keys});
+  for (std::size_t i = 0; i < static_cast<std::size_t>(queries); ++i) {
+    float* row = dense.mutable_data_ptr<float>() + static_cast<std::int64_t>(i) * keys;
+    for (auto e = static_cast<std::size_t>(sparse.offsets[i]);
+         e < static_cast<std::size_t>(sparse.offsets[i + 1]); ++e) {
+      row[sparse.keys[e]] = sparse.weights[e];
+    }
+  }
+  return dense;
 }
 
 }  // namespace tsallis::lab

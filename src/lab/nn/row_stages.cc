@@ -120,7 +120,7 @@ class HeadsStage : public RowStage {
   }
 
  private:
-  std::int64_t Vectors() const { return 2 * rows_.heads; }
+  std::int64_t Vectors() const { return rows_.parts * rows_.heads; }
   void Turn(Cells value, const RowSpan& span, float turn) const {
     if (!rows_.cosine.defined()) return;
     const bool one = rows_.cosine.size(0) == 1;

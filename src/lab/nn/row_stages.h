@@ -27,11 +27,11 @@ std::unique_ptr<RowStage> MakeAdd(std::int64_t width);
 // dtype.
 std::unique_ptr<RowStage> MakeLinear(std::int64_t out, const Parameter* weight, bool exact = false);
 
-// What is done to queries and keys, the first 2 heads head_dim columns of a value, in place:
+// What is done to queries and keys, the first `parts` heads head_dim columns of a value, in place:
 // QK-norm, and rotation by tables [1 or heads, positions, head_dim / 2] at a row's position [rows]
 // int32; undefined tables: no rotation. columns: of the value.
 struct HeadRows {
-  std::int64_t heads = 0, head_dim = 0;
+  std::int64_t parts = 2, heads = 0, head_dim = 0;  // parts: 1 where queries and keys lie apart
   bool norm = false;
   at::Tensor cosine{}, sine{}, position{};
 };

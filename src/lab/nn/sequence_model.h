@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/decoding_state.h"
 #include "lab/nn/parameters.h"
 #include "lab/tasks/token_batch.h"
 
@@ -51,6 +52,9 @@ struct SequenceScore {
 // labels and lengths. Labels may be missing.
 void CheckBatch(const TokenBatch& batch, std::int64_t vocabulary);
 
+struct LayerInput;
+struct LayerPlace;
+struct LayerView;
 struct SequencePart;
 
 struct GradientOptions {
@@ -73,26 +77,6 @@ struct GradientOptions {
   std::function<void(std::int64_t layer, double norm)> flow;
 };
 
-// Sequences that a model has read. It keeps the part of their tokens that it needs to extend them.
-class DecodingState {
- public:
-  using Sequence = std::int64_t;
-
-  virtual ~DecodingState() = default;
-
-  // Makes a sequence without tokens.
-  virtual Sequence Create() = 0;
-  // Makes a sequence with the tokens of another.
-  virtual Sequence Fork(Sequence sequence) = 0;
-  virtual void Free(Sequence sequence) = 0;
-
-  // Adds tokens to sequences, one list of one or more for each; [sequences, vocabulary] float32
-  // on the CPU: the logits behind the last token of each. Throws CacheFull and InvalidArgument, and
-  // then no sequence has changed.
-  virtual at::Tensor Extend(const std::vector<Sequence>& sequences,
-                            const std::vector<std::vector<std::int64_t>>& tokens) = 0;
-};
-
 // InvalidArgument if options.part is given, for models that work on whole sequences.
 void CheckWhole(const GradientOptions& options);
 
@@ -110,11 +94,27 @@ class SequenceModel {
   // Loss and its gradient, which replaces or joins FlatGradients().
   virtual SequenceScore LossAndGradient(const TokenBatch& batch,
                                         const GradientOptions& options) = 0;
-  // The loss alone.
-  virtual SequenceScore Evaluate(const TokenBatch& batch) = 0;
+  // Given what a layer is about to attend with, returns which of the keys that it shows its queries
+  // see: bool [sequences, heads, queries, keys], those of the longest sequences, contiguous;
+  // undefined: all.
+  using VisibleKeys = std::function<at::Tensor(const LayerInput&)>;
+  // The loss alone. `visible`: queries see only the keys that it returns. It is called layer by
+  // layer on the calling thread, so a layer's queries and keys come from layers that were
+  // restricted before it, and on the CPU: of a model elsewhere on a copy of its present weights. A
+  // query that sees no key takes nothing from attention. Where all keys are visible the score has
+  // the bits of Evaluate(batch). InvalidArgument for a tensor of another kind or shape, UsageError
+  // for a layer that has fixed patterns already.
+  virtual SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible = nullptr) = 0;
+  // The attention of the layers, in order.
+  virtual std::vector<LayerPlace> Places() const = 0;
+  // Runs the layers and calls `visit` after the attention of each, in order, on the calling thread.
+  // The view is valid only during the call. On the CPU, as above.
+  virtual void VisitLayers(const TokenBatch& batch,
+                           const std::function<void(const LayerView&)>& visit) = 0;
 
-  // max_bytes: the limit of all sequences together; 0: none. UsageError for a model that cannot
-  // extend a text that it has read.
+  // max_bytes: the limit of all sequences together; 0: none. On the CPU: a copy of a model
+  // elsewhere with its present weights writes. The state must not outlive the model. Throws as
+  // DecodingState.
   virtual std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes) = 0;
 
   // Numbers by name that show how training goes, on a batch of validation samples; none: there is
@@ -126,11 +126,19 @@ class SequenceModel {
   // All parameters, and their gradients, in one piece of memory each, on the model's device; a
   // parameter starts at a multiple of 64 bytes, the gaps stay zero. Code that writes parameters
   // through a pointer calls MarkChanged() (parameters.h).
-  virtual const at::Tensor& FlatParameters() const = 0;
-  virtual const at::Tensor& FlatGradients() const = 0;
+  const at::Tensor& FlatParameters() const { return Learned().Flat(); }
+  const at::Tensor& FlatGradients() const { return Learned().FlatGradients(); }
   // Named views into FlatParameters.
-  virtual const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const = 0;
-  virtual const std::vector<ParameterGroup>& Groups() const = 0;  // of each
+  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const {
+    return Learned().Named();
+  }
+  const std::vector<ParameterGroup>& Groups() const { return Learned().Groups(); }    // of each
+  const std::vector<at::Tensor>& Gradients() const { return Learned().Gradients(); }  // likewise
+  // Numbers that are learned (without the gaps).
+  std::int64_t ParameterCount() const { return Learned().Count(); }
+
+ private:
+  virtual const ParameterList& Learned() const = 0;
 };
 
 // The model if it is on the CPU; else a copy there of its present weights, which `copy` keeps.

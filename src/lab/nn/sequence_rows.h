@@ -16,6 +16,7 @@ struct SequenceRows {
   std::int64_t reach = 0;                // above all positions
   bool packed = false;                   // sequences differ in length
   std::vector<std::int64_t> begin, end;  // [sequences], rows of each
+  at::Tensor begins;                     // [sequences + 1] where the model is; undefined: padded
   std::vector<std::int64_t> last_begin;  // [sequences], from where on the last layer's are read
   std::vector<std::int32_t> position;    // [rows], within its sequence
   at::Tensor positions;                  // the same where the model is

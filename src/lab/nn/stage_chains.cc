@@ -100,7 +100,7 @@ class ProjectionPass : public ChainPass {
   using ChainPass::ChainPass;
 
   Tensors Forward(const Tensors& in, bool keep) override {
-    heads_ = {call_.heads, call_.head_dim, call_.qk_norm, in[3], in[4], in[5]};
+    heads_ = {call_.parts, call_.heads, call_.head_dim, call_.qk_norm, in[3], in[4], in[5]};
     return ChainPass::Forward(in, keep);
   }
 
@@ -126,9 +126,9 @@ class ProjectionPass : public ChainPass {
 Tensor HeadsOperations(const StageCall& call, const Tensor& projected) {
   const Tensor &cosine_table = call.inputs[3], &sine_table = call.inputs[4];
   if (!call.qk_norm && !cosine_table.defined()) return projected;
-  const std::int64_t columns = 2 * call.heads * call.head_dim;
-  const auto heads =
-      projected.narrow(1, 0, columns).view({projected.size(0), 2, call.heads, call.head_dim});
+  const std::int64_t columns = call.parts * call.heads * call.head_dim;
+  const auto heads = projected.narrow(1, 0, columns)
+                         .view({projected.size(0), call.parts, call.heads, call.head_dim});
   Tensor turned = call.qk_norm ? at::rms_norm(heads, {call.head_dim}, {}, kNormEpsilon) : heads;
   if (cosine_table.defined()) {
     // [rows, 1, 1 or heads, head_dim / 2]

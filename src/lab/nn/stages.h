@@ -26,11 +26,11 @@ struct StageCall {
   std::string embedding{};         // "embedding": as DecoderConfig's
   bool norms_output = false;       // a branch is normed before it joins the stream
   std::string activation{};        // of a feed-forward layer
-  std::int64_t heads = 0, head_dim = 0;  // of a projection's queries and keys
-  bool qk_norm = false;                  // likewise
-  std::int64_t column = 0;               // "length-scale": the first that it reads
-  double gamma_range = 0.0;              // likewise
-  double weight = 1.0;                   // "cross-entropy": of the sum
+  std::int64_t parts = 2, heads = 0, head_dim = 0;  // of a projection, as HeadRows
+  bool qk_norm = false;                             // likewise
+  std::int64_t column = 0;                          // "length-scale": the first that it reads
+  double gamma_range = 0.0;                         // likewise
+  double weight = 1.0;                              // "cross-entropy": of the sum
 };
 
 struct Stage {
@@ -48,8 +48,8 @@ struct Stage {
 };
 
 // - "embedding": rows of a table for tokens, by call.embedding, and rows of sinusoids at positions.
-// - "projection": x [rows, width] -> W norm(x), with queries and keys, the first 2 heads head_dim
-//   columns, normed (QK-norm) and rotated by tables [1 or heads, positions, head_dim / 2]; and x.
+// - "projection": x [rows, width] -> W norm(x), with queries and keys normed and rotated as
+//   HeadRows says (row_stages.h); and x.
 // - "length-scale": projection, 2 heads columns of which it reads -> ASEntmax's c, [rows, heads];
 //   and the projection.
 // - "join": x and a value -> x + W value, or x + norm(W value).

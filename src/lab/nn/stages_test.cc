@@ -39,6 +39,7 @@ std::vector<Case> Cases(const Stage& stage) {
           one.call.norms_output = one.call.qk_norm = flag;
           one.call.activation = activation.name;
           one.call.heads = kHeads, one.call.head_dim = kHeadDim;
+          one.call.parts = optional ? 2 : 1;
           one.call.gamma_range = 2.0;
           one.call.embedding = embeds ? (flag ? "normed" : "scaled") : "";
           one.call.column = 3 * kHeadDim;

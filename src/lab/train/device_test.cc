@@ -14,6 +14,7 @@
 #include "lab/eval/observe_packed.h"
 #include "lab/generate/generate.h"
 #include "lab/generate/question.h"
+#include "lab/nn/encoder_decoder.h"
 #include "lab/nn/models.h"
 #include "lab/tasks/sequence_batch.h"
 #include "lab/tasks/sequence_tasks.h"

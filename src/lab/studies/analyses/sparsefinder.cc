@@ -40,7 +40,6 @@ using sparsefinder::Predictor;
 using sparsefinder::Predictors;
 using sparsefinder::RestrictedRun;
 using sparsefinder::Samples;
-using sparsefinder::Sight;
 using sparsefinder::Subject;
 using sparsefinder::Timing;
 
@@ -197,8 +196,9 @@ bool Has(const SequenceTask& task, std::int64_t length) {
   }
 }
 
-// model: null: nothing is timed.
-DataTable TimeAll(Decoder* model, const Plan& plan, const Predictors& predictors, bool quick) {
+// Of a model that sees nothing but the tokens before.
+DataTable TimeAll(SequenceModel& model, const std::vector<Layer>& layers, const Plan& plan,
+                  const Predictors& predictors, bool quick) {
   const std::vector<Predictor>& ways = WaysOf(predictors);
   std::vector<std::size_t> timed;
   std::vector<std::int64_t> blocks;
@@ -210,15 +210,19 @@ DataTable TimeAll(Decoder* model, const Plan& plan, const Predictors& predictors
   DataTable table(
       "time", {"tokens", "method", "setting", "block", "sparsity", "exact", "foretelling", "masked",
                "both", "ratio", "error", "exact_kernel", "masked_kernel"});
+  if (std::any_of(layers.begin(), layers.end(),
+                  [](const Layer& layer) { return layer.sight != Sight::kBefore; })) {
+    return table;
+  }
   const SequenceTask& task = plan.samples.task;
   for (const std::int64_t length : {plan.samples.length, plan.long_text}) {
-    if (model == nullptr || !Has(task, length)) continue;
+    if (!Has(task, length)) continue;
     // Behind the samples of training, if there is something.
     const std::int64_t index =
         std::min(task.Available(Split::kTest, length) - 1, plan.samples.training);
     const TokenBatch sample = Samples{task, length}.Draw(index, 1);
     const std::vector<Timing> timings =
-        sparsefinder::TimeBlocks(*model, sample, predictors, timed, blocks, quick ? 1 : 5);
+        sparsefinder::TimeBlocks(model, sample, predictors, timed, blocks, quick ? 1 : 5);
     for (std::size_t i = 0; i < timed.size(); ++i) {
       const Timing& timing = timings[i];
       const double both = timing.foretelling + timing.masked;
@@ -268,8 +272,8 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
   const std::filesystem::path run =
       context.decoder.empty() ? SourceDir() / "models/asentmax-nape" : context.decoder;
   LoadedSequenceModel loaded = LoadSequenceModel(run);
-  const std::unique_ptr<Subject> subject = sparsefinder::SubjectOf(*loaded.model);
-  const std::vector<Layer>& layers = subject->Layers();
+  Subject subject(*loaded.model);
+  const std::vector<Layer>& layers = subject.Layers();
   const std::filesystem::path file = SourceDir() / "python/tsallis_report/figures.py";
   const TaskPointer text = loaded.task_name == "text" ? MakeFileText(file, *loaded.task) : nullptr;
   const SequenceTask& task = text ? *text : *loaded.task;
@@ -280,16 +284,16 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
   const auto part = [&](double of_all) {
     return [&context, &share, of_all](double more) { context.Done(share += of_all * more); };
   };
-  const std::vector<std::vector<HeadData>> heads = sparsefinder::Collect(*subject, plan.samples);
+  const std::vector<std::vector<HeadData>> heads = sparsefinder::Collect(subject, plan.samples);
   context.Done(share += 0.05);
   const Predictors predictors = Train(context, plan, layers, heads, part(0.1));
   DataTable edges = JudgeAll(layers, heads, predictors, part(0.25));
   DataTable full("full", {"sparsity", "value"});
-  const RestrictedRun unrestricted = sparsefinder::RunFree(*subject, plan.samples);
+  const RestrictedRun unrestricted = sparsefinder::RunFree(subject, plan.samples);
   const double whole = ValueOf(task, unrestricted.sums);
   for (const double x : {0.0, 100.0}) full.Add({x, whole});
-  DataTable answers = RunAll(*subject, plan, predictors, part(0.5));
-  DataTable time = TimeAll(subject->AsDecoder(), plan, predictors, context.quick);
+  DataTable answers = RunAll(subject, plan, predictors, part(0.5));
+  DataTable time = TimeAll(*loaded.model, layers, plan, predictors, context.quick);
 
   double kept = 0.0, pairs = 0.0;
   for (std::size_t l = 0; l < heads.size(); ++l) {

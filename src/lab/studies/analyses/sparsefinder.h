@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lab/base/random.h"
-#include "lab/nn/decoder.h"
+#include "lab/nn/layer_view.h"
 #include "lab/nn/sequence_model.h"
 #include "lab/report/analysis.h"
 #include "lab/studies/analyses/analysis.h"
@@ -24,13 +24,6 @@
 namespace tsallis::lab::sparsefinder {
 
 // ---- models
-
-// The keys that queries may see.
-enum class Sight : std::uint8_t {
-  kBefore,  // the keys of their own sequence up to themselves
-  kAll,     // all keys of their own sequence
-  kOther,   // all keys of another sequence
-};
 
 at::Tensor Visible(Sight sight, std::int64_t queries, std::int64_t keys);  // bool
 
@@ -54,22 +47,25 @@ class Subject {
   // Returns the weights of head h: [queries, keys] float32.
   using Weights = std::function<at::Tensor(std::int64_t head)>;
 
-  virtual ~Subject() = default;
+  explicit Subject(SequenceModel& model);
 
-  virtual const std::vector<Layer>& Layers() const = 0;
+  // In the order of the model.
+  const std::vector<Layer>& Layers() const { return layers_; }
   // Goes through the layers of one sample. UsageError for heads whose map gives weight to every
   // pair, and for those that LayerInput::Arrays does not serve.
-  virtual void VisitLayers(
-      const TokenBatch& sample,
-      const std::function<void(const LayerQueriesKeys&, const Weights&)>& visit) = 0;
+  void VisitLayers(const TokenBatch& sample,
+                   const std::function<void(const LayerQueriesKeys&, const Weights&)>& visit);
   // The score of a model whose heads see the joined pairs alone, from the queries and keys that it
   // has then; null: all pairs.
-  virtual SequenceScore Evaluate(const TokenBatch& batch, const Joined& joined) = 0;
-  // Null: another model.
-  virtual Decoder* AsDecoder() { return nullptr; }
-};
+  SequenceScore Evaluate(const TokenBatch& batch, const Joined& joined);
 
-std::unique_ptr<Subject> SubjectOf(SequenceModel& model);
+ private:
+  std::size_t LayerOf(const LayerPlace& place) const;
+
+  SequenceModel& model_;
+  std::vector<LayerPlace> places_;
+  std::vector<Layer> layers_;
+};
 
 // ---- heads
 
@@ -169,7 +165,7 @@ struct Timing {
 // Times of attention of all heads on one sample, and of foretelling blocks of `block` tokens (0 for
 // patterns) and attending to these alone: medians of `times` calls on one thread, layer by layer in
 // one run.
-std::vector<Timing> TimeBlocks(Decoder& model, const TokenBatch& sample,
+std::vector<Timing> TimeBlocks(SequenceModel& model, const TokenBatch& sample,
                                const Predictors& predictors, const std::vector<std::size_t>& ways,
                                const std::vector<std::int64_t>& block, int times);
 

@@ -74,6 +74,7 @@ AttentionParams ParamsOf(const HeadArrays& arrays) {
     params.terms.alibi_slopes = {
         arrays.slopes.const_data_ptr<float>(), DType::kFloat32, {0, 1, 0, 0}};
   }
+  if (arrays.sinks.defined()) params.terms.sink = arrays.sinks.const_data_ptr<double>();
   params.terms.scale_invariant = arrays.scale_invariant.value_or(0.0);
   return params;
 }
@@ -123,7 +124,7 @@ RestrictedRun RunFree(Subject& subject, const Samples& samples) {
   return Run(subject, samples, nullptr);
 }
 
-std::vector<Timing> TimeBlocks(Decoder& model, const TokenBatch& sample,
+std::vector<Timing> TimeBlocks(SequenceModel& model, const TokenBatch& sample,
                                const Predictors& predictors, const std::vector<std::size_t>& ways,
                                const std::vector<std::int64_t>& block, int times) {
   std::vector<Timing> timings(ways.size());

@@ -171,9 +171,9 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   config.attention.map = "entmax";
   config.attention.positions.kind = "sinusoidal";
   EncoderDecoder model(config, 5);
-  const std::unique_ptr<Subject> subject = SubjectOf(model);
+  Subject subject(model);
   std::vector<std::string> names;
-  for (const Layer& layer : subject->Layers()) names.push_back(layer.name);
+  for (const Layer& layer : subject.Layers()) names.push_back(layer.name);
   EXPECT_EQ(names, (std::vector<std::string>{"encoder 1", "encoder 2", "decoder 1", "context 1",
                                              "decoder 2", "context 2"}));
   TokenBatch batch;
@@ -187,16 +187,16 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   std::map<std::size_t, std::pair<std::int64_t, std::int64_t>> sizes;
   const auto all = [&](const LayerQueriesKeys& own) {
     sizes[own.layer] = {own.q.size(1), own.k.size(1)};  // of the last sample
-    return Visible(subject->Layers()[own.layer].sight, own.q.size(1), own.k.size(1))
+    return Visible(subject.Layers()[own.layer].sight, own.q.size(1), own.k.size(1))
         .unsqueeze(0)
         .expand({own.q.size(0), -1, -1});
   };
-  const SequenceScore free = subject->Evaluate(batch, nullptr);
-  const SequenceScore whole = subject->Evaluate(batch, all);
+  const SequenceScore free = subject.Evaluate(batch, nullptr);
+  const SequenceScore whole = subject.Evaluate(batch, all);
   EXPECT_EQ(free.losses, whole.losses);
   EXPECT_EQ(sizes[0], std::pair(std::int64_t{2}, std::int64_t{2}));
   EXPECT_EQ(sizes[3], std::pair(std::int64_t{4}, std::int64_t{2}));
-  const SequenceScore alone = subject->Evaluate(batch, [](const LayerQueriesKeys& own) {
+  const SequenceScore alone = subject.Evaluate(batch, [](const LayerQueriesKeys& own) {
     return at::eye(own.q.size(1), own.k.size(1), at::kBool)
         .unsqueeze(0)
         .expand({own.q.size(0), -1, -1});
@@ -206,7 +206,7 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   one.tokens = batch.tokens.narrow(0, 0, 1);
   one.labels = batch.labels.narrow(0, 0, 1);
   int seen = 0;
-  subject->VisitLayers(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
+  subject.VisitLayers(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
     ++seen;
     for (const std::int64_t h : {0, 1}) {
       const Tensor scores = own.q[h].matmul(own.k[h].t()) / std::sqrt(8.0);
@@ -214,7 +214,7 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
       ASSERT_EQ(found.sizes(), scores.sizes());
       EXPECT_TRUE(at::allclose(found.sum(1), at::ones({found.size(0)}), 1e-4, 1e-4));
       // The one of two keys of a row that has the larger score has the larger weight.
-      const Tensor best = (scores.masked_fill(Visible(subject->Layers()[own.layer].sight,
+      const Tensor best = (scores.masked_fill(Visible(subject.Layers()[own.layer].sight,
                                                       scores.size(0), scores.size(1))
                                                   .logical_not(),
                                               -1e30))

@@ -1,0 +1,90 @@
+#include "lab/nn/decoding_state.h"
+
+#include <string>
+#include <utility>
+
+#include "lab/base/errors.h"
+#include "tsallis/error.h"
+
+namespace tsallis::lab {
+namespace {
+
+KvCacheShape ShapeOf(const DecoderConfig& config) {
+  const DType dtype = config.compute == "bfloat16" ? DType::kBFloat16 : DType::kFloat32;
+  return {config.layers, config.heads, config.HeadDim(), config.HeadDim(), dtype};
+}
+
+KvCacheOptions OptionsOf(const DecoderConfig& config, std::int64_t max_bytes) {
+  bool sparse = false;
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    for (std::int64_t h = 0; h < config.heads; ++h) {
+      const AttentionConfig head = config.Head(l, h);
+      sparse = sparse || head.map == "entmax";
+      if (head.positions.scaling.kind == "ntk") {
+        throw UsageError(
+            "a model whose positions are scaled by \"ntk\" turns its keys by the length of the "
+            "text: they cannot be kept from one token to the next");
+      }
+    }
+  }
+  return {.screen = sparse ? KeyScreen::kBytes : KeyScreen::kNone, .max_bytes = max_bytes};
+}
+
+}  // namespace
+
+DecodingState::DecodingState(const DecoderConfig& config, bool reads_sources,
+                             std::int64_t max_bytes, Model model)
+    : cache_(ShapeOf(config), OptionsOf(config, max_bytes)),
+      reads_sources_(reads_sources),
+      model_(std::move(model)) {}
+
+DecodingState::Sequence DecodingState::Create() {
+  const Sequence sequence = cache_.Create();
+  if (reads_sources_) sources_.emplace(sequence, cache_.Create());
+  return sequence;
+}
+
+DecodingState::Sequence DecodingState::Fork(Sequence sequence) {
+  const Sequence fork = cache_.Fork(sequence);
+  if (reads_sources_) sources_.emplace(fork, cache_.Fork(SourceOf(sequence)));
+  return fork;
+}
+
+void DecodingState::Free(Sequence sequence) {
+  if (reads_sources_) {
+    cache_.Free(SourceOf(sequence));
+    sources_.erase(sequence);
+  }
+  cache_.Free(sequence);
+}
+
+at::Tensor DecodingState::Extend(const std::vector<Sequence>& sequences,
+                                 const std::vector<std::vector<std::int64_t>>& tokens) {
+  std::vector<Sequence> sources;
+  std::vector<std::pair<Sequence, std::int64_t>> before;
+  const auto note = [&](Sequence sequence) {
+    before.emplace_back(sequence, cache_.Length(sequence));
+  };
+  for (const Sequence sequence : sequences) {
+    note(sequence);
+    if (!reads_sources_) continue;
+    sources.push_back(SourceOf(sequence));
+    note(sources.back());
+  }
+  try {
+    return model_({cache_, sequences, sources, tokens});
+  } catch (...) {
+    for (const auto& [sequence, length] : before) cache_.Truncate(sequence, length);
+    throw;
+  }
+}
+
+DecodingState::Sequence DecodingState::SourceOf(Sequence sequence) const {
+  const auto found = sources_.find(sequence);
+  if (found == sources_.end()) {
+    throw InvalidArgument("sequence", "one that is there", std::to_string(sequence));
+  }
+  return found->second;
+}
+
+}  // namespace tsallis::lab
