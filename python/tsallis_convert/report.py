@@ -76,7 +76,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"Corpus: {results['corpus']}; sequences of {results['length']} tokens; one seed; "
         f"{results['processor']}, {results['threads']} threads.",
         "",
-        "![Loss of training, and keys kept by layer](convert.png)",
+        "![Loss of training, and keys kept by layer](convert.svg)",
         "",
         "## Loss on held-out text",
         "",

@@ -1,5 +1,6 @@
 """The figures of a study. Each ``plot_*`` returns a figure, or None where its data is missing."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def plot_accuracy(study: Study) -> Figure:
     length_axis(axes, study.lengths, every=1)
     axes.set_title(study.title, pad=10)
     handles = _line_styles(study, methods)
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    _legend(figure, handles)
     _direct_labels(figure, [(axes, methods)], study, _accuracy_end(study))
     return figure
 
@@ -65,7 +66,7 @@ def plot_accuracy_families(study: Study) -> Figure | None:
     if study.baseline in study.about and len(groups) > 1:
         repeated = f"{study.labels[study.baseline]}, ours, for comparison"
         handles.append(Line2D([], [], color="#b5b5b5", lw=1.4, label=repeated))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    _legend(figure, handles)
     labelled = list(zip(panels, groups.values(), strict=True))
     _direct_labels(figure, labelled, study, _accuracy_end(study))
     return figure
@@ -91,7 +92,7 @@ def plot_positions(study: Study) -> Figure | None:
     axes.set_ylabel("Loss (nats)")
     axes.set_title(study.title, pad=10)
     handles = _line_styles(study, methods)
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    _legend(figure, handles)
     _direct_labels(figure, [(axes, methods)], study, loss)
     return figure
 
@@ -417,18 +418,27 @@ def _accuracy_end(study: Study) -> Callable[[str], Series]:
     return end
 
 
+def _legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
+    """Entries below the panels, in one line if the figure is as wide."""
+    inches = sum(0.5 + 0.072 * len(str(handle.get_label())) for handle in handles)
+    lines = math.ceil(inches / figure.get_figwidth())
+    columns = math.ceil(len(handles) / lines) if handles else 1
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
 def _variant_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
     """Legend entries that tell the methods' variants apart; none where there is one."""
     every, shown = style.variants(study.about.values()), style.variants(study.of(methods))
     if len(shown) == 1:
         return []
+    names = style.VARIANTS if study.has_paper else {**style.VARIANTS, "": "without"}
     return [
         Line2D(
             [],
             [],
             color="#555555",
             ls=style.line(variant, every),
-            label=style.VARIANTS.get(variant, variant),
+            label=names.get(variant, variant),
         )
         for variant in shown
     ]
@@ -498,7 +508,7 @@ def _finish_grid(
         handles.append(
             Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds")
         )
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    _legend(figure, handles)
     for row, values in zip(grid, series, strict=True):
         _direct_labels(figure, row, study, values)
 
