@@ -1,6 +1,5 @@
 """The figures of a study. Each ``plot_*`` returns a figure, or None where its data is missing."""
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def plot_accuracy(study: Study) -> Figure:
     length_axis(axes, study.lengths, every=1)
     axes.set_title(study.title, pad=10)
     handles = _line_styles(study, methods)
-    _legend(figure, handles)
+    legend_below(figure, handles)
     _direct_labels(figure, [(axes, methods)], study, _accuracy_end(study))
     return figure
 
@@ -66,7 +65,7 @@ def plot_accuracy_families(study: Study) -> Figure | None:
     if study.baseline in study.about and len(groups) > 1:
         repeated = f"{study.labels[study.baseline]}, ours, for comparison"
         handles.append(Line2D([], [], color="#b5b5b5", lw=1.4, label=repeated))
-    _legend(figure, handles)
+    legend_below(figure, handles)
     labelled = list(zip(panels, groups.values(), strict=True))
     _direct_labels(figure, labelled, study, _accuracy_end(study))
     return figure
@@ -92,7 +91,7 @@ def plot_positions(study: Study) -> Figure | None:
     axes.set_ylabel("Loss (nats)")
     axes.set_title(study.title, pad=10)
     handles = _line_styles(study, methods)
-    _legend(figure, handles)
+    legend_below(figure, handles)
     _direct_labels(figure, [(axes, methods)], study, loss)
     return figure
 
@@ -126,7 +125,7 @@ def plot_spread(study: Study) -> Figure | None:
     handles.append(Line2D([], [], color="#555555", lw=1.2, ls=(0, (4, 2)), label="bound, mean"))
     if study.max_seeds > 1:
         handles.append(Patch(color="#555555", alpha=0.2, lw=0, label="range over seeds"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    legend_below(figure, handles)
     return figure
 
 
@@ -154,7 +153,7 @@ def plot_groups(study: Study) -> Figure | None:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel("Right (%)")
-    legend_below(figure, panels[0])
+    legend_below(figure, panels[0].get_legend_handles_labels()[0])
     return figure
 
 
@@ -195,7 +194,7 @@ def plot_flow(study: Study) -> Figure | None:
         axes.set_xlabel("Layer")
         axes.set_ylabel(quantity)
         axes.set_title(title)
-    legend_below(figure, axes)
+    legend_below(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -418,14 +417,6 @@ def _accuracy_end(study: Study) -> Callable[[str], Series]:
     return end
 
 
-def _legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Entries below the panels, in one line if the figure is as wide."""
-    inches = sum(0.5 + 0.072 * len(str(handle.get_label())) for handle in handles)
-    lines = math.ceil(inches / figure.get_figwidth())
-    columns = math.ceil(len(handles) / lines) if handles else 1
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
-
-
 def _variant_lines(study: Study, methods: Sequence[str]) -> list[Line2D | Patch]:
     """Legend entries that tell the methods' variants apart; none where there is one."""
     every, shown = style.variants(study.about.values()), style.variants(study.of(methods))
@@ -508,7 +499,7 @@ def _finish_grid(
         handles.append(
             Patch(color="#555555", alpha=0.2, lw=0, label="± standard deviation over seeds")
         )
-    _legend(figure, handles)
+    legend_below(figure, handles)
     for row, values in zip(grid, series, strict=True):
         _direct_labels(figure, row, study, values)
 

@@ -182,7 +182,7 @@ def plot_histograms(study: Study) -> Figure | None:
             )  # fmt: skip
         if columns > 1:
             row[1].hist(list(alphas[method].values()), bins=20, color="#d55e00", alpha=0.7)
-    legend_below(figure, panels[0, 0])
+    legend_below(figure, panels[0, 0].get_legend_handles_labels()[0])
     return figure
 
 

@@ -47,7 +47,7 @@ def plot_kinds(study: Study) -> Figure | None:
         found = [(values(method, "density"), (0.0, 1.0)), (alphas[method], (1.0, 2.0))]
         for axes, (of_kinds, ends) in zip(row, found, strict=False):
             axes.hist(of_kinds, bins=20, range=ends, stacked=True, color=colors, label=labels)
-    legend_below(figure, panels[0, 0])
+    legend_below(figure, panels[0, 0].get_legend_handles_labels()[0])
     return figure
 
 
@@ -77,7 +77,7 @@ def plot_kinds_by_layer(study: Study) -> Figure | None:
             else:
                 axes.set_xlabel("Layer")
         row[0].set_ylabel(title)
-    legend_below(figure, panels[0, 0])
+    legend_below(figure, panels[0, 0].get_legend_handles_labels()[0])
     return figure
 
 

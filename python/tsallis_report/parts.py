@@ -1,5 +1,6 @@
 """What figures of several modules share."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -82,10 +84,12 @@ def plot_series(
         )
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """Below the figure, the lines of a panel by their labels."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Entries below the panels, in one line if the figure is as wide."""
+    inches = sum(0.5 + 0.072 * len(str(handle.get_label())) for handle in handles)
+    lines = max(1, math.ceil(inches / figure.get_figwidth()))
+    columns = max(1, math.ceil(len(handles) / lines))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def histogram_panels(study: Study, methods: Sequence[str], columns: int) -> tuple[Figure, Panels]:
