@@ -62,7 +62,7 @@ set(TSALLIS_CUDA_DEFINITIONS TSALLIS_HAS_CUDA "TSALLIS_CUDA_ARCHITECTURES=\"${ar
 # tsallis_cuda_sources(target file...): compiles them into the target; a file of several targets is compiled once.
 # Rules of our own and not CMake's language: CMake 3.25 does not know that nvcc speaks C++20. What ptxas says of
 # registers and spills stays beside the objects, in NAME.ptxas, for the test that compares it with
-# src/attention/cuda/limits.json.
+# src/core/cuda/limits.json.
 function(tsallis_cuda_sources target)
   # A multiplication and an addition become one where the source says so and nowhere else, as in the emulation: a
   # score has the same bits in every kernel.

@@ -2,8 +2,8 @@
 // instructions without anything around them, and rows of values gathered from the second cache.
 #include <cstdint>
 
-#include "attention/cuda/device.h"
-#include "attention/cuda/runtime.h"
+#include "core/cuda/device.h"
+#include "core/cuda/runtime.h"
 
 namespace tsallis::cuda {
 namespace {

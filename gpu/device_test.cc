@@ -26,6 +26,7 @@
 #include "attention/cuda/testing/paged.h"
 #include "attention/testing/compare.h"
 #include "instructions.h"
+#include "simplex/cuda/testing/drawn_rows.h"
 #include "tsallis/cuda.h"
 #include "tsallis/error.h"
 
@@ -173,9 +174,30 @@ std::string CheckInstructions(bool emulated, std::string* sums) {
   return {};
 }
 
+// The same calls of row maps twice; empty, or what is wrong.
+std::string CheckRows(std::uint64_t seed, bool emulated) {
+  const Context context = {.device = DeviceKind::kCuda, .stream = emulated ? nullptr : MyStream()};
+  const RowCalls calls = {
+      .forward = [&](const auto&... call) { cuda::RowsForward(context, call...); },
+      .backward = [&](const auto&... call) { cuda::RowsBackward(context, call...); },
+      .loss = [&](const auto&... call) { cuda::FenchelYoungLoss(context, call...); }};
+  try {
+    const RowsProblem problem(seed, 0);
+    const auto run = [&] {
+      return emulated ? problem.Run<Emulation>(kEmulatedRows) : problem.Run<Device>(calls);
+    };
+    const RowsResults results = run();
+    std::string wrong = problem.Check(results);
+    if (wrong.empty() && !results.SameBits(run())) wrong = "other bits the second time";
+    return wrong.empty() ? wrong : wrong + "  # " + problem.Describe();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 struct Report {
   std::string device, instructions, sums;
-  std::uint64_t served = 0, refused = 0;
+  std::uint64_t served = 0, refused = 0, row_calls = 0;
   std::vector<std::string> failures;
   std::map<std::string, std::uint64_t> dtypes;
 };
@@ -218,7 +240,14 @@ void CheckProblems(const Options& options, Report* report) {
       };
       const auto more = [&] { return paged ? "" : CheckMatrix(problem, options.emulated); };
       const std::string wrong = served ? CheckProblem(problem, run, more) : "";
+      const std::string wrong_rows = CheckRows(seed, options.emulated);
       const std::lock_guard lock(mutex);
+      ++report->row_calls;
+      if (!wrong_rows.empty()) {
+        report->failures.push_back("--seed " + std::to_string(seed) +
+                                   " --cases 1: rows: " + wrong_rows);
+        std::printf("FAILED %s\n", report->failures.back().c_str());
+      }
       ++(served ? report->served : report->refused);
       if (served) ++report->dtypes[Name(problem.spec().dtype)];
       if (wrong.empty()) continue;
@@ -244,10 +273,13 @@ std::string Quoted(const std::string& text) {
 void Write(const Report& report, const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "w");
   if (file == nullptr) throw std::runtime_error("cannot write " + path);
-  std::fprintf(file, "{\"device\": %s, \"instructions\": %s, \"sums\": %s, \"served\": %llu, ",
+  std::fprintf(file,
+               "{\"device\": %s, \"instructions\": %s, \"sums\": %s, \"served\": %llu, "
+               "\"row_calls\": %llu, ",
                Quoted(report.device).c_str(),
                Quoted(report.instructions.empty() ? "as emulated" : report.instructions).c_str(),
-               Quoted(report.sums).c_str(), static_cast<unsigned long long>(report.served));
+               Quoted(report.sums).c_str(), static_cast<unsigned long long>(report.served),
+               static_cast<unsigned long long>(report.row_calls));
   std::fprintf(file, "\"dtypes\": {");
   const char* between = "";
   for (const auto& [name, count] : report.dtypes) {
@@ -286,9 +318,9 @@ int Run(const Options& options) {
   // With a wrong instruction nothing else says anything.
   if (report.instructions.empty()) CheckProblems(options, &report);
   if (!options.json.empty()) Write(report, options.json);
-  std::printf("problems: %llu right, %zu wrong\n",
-              static_cast<unsigned long long>(report.served - report.failures.size()),
-              report.failures.size());
+  std::printf("%llu problems of attention and %llu calls of row maps: %zu wrong\n",
+              static_cast<unsigned long long>(report.served),
+              static_cast<unsigned long long>(report.row_calls), report.failures.size());
   return report.instructions.empty() && report.failures.empty() && report.served > 0 ? 0 : 1;
 }
 

@@ -1,7 +1,7 @@
 #include <cstring>
 
-#include "attention/cuda/runtime.h"
 #include "attention/cuda/testing/emulation.h"
+#include "core/cuda/runtime.h"
 #include "instructions.h"
 
 namespace tsallis::cuda {

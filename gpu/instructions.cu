@@ -1,6 +1,6 @@
 #include "instructions.h"
 
-#include "attention/cuda/runtime.h"
+#include "core/cuda/runtime.h"
 
 namespace tsallis::cuda {
 

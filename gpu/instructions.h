@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "attention/cuda/call.h"
-#include "attention/cuda/device.h"
+#include "core/cuda/device.h"
 #include "tsallis/pages.h"
 
 namespace tsallis::cuda {

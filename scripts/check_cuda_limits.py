@@ -4,7 +4,7 @@
     scripts/check_cuda_limits.py TREE NVCC-VERSION [--write]
 
 TREE has the *.ptxas files that compiling leaves (`-Xptxas -v`). A kernel that takes more than
-src/attention/cuda/limits.json says, or that is not there, is an error: either the change was not
+src/core/cuda/limits.json says, or that is not there, is an error: either the change was not
 meant, or --write puts the new numbers into the table, for the reviewer to see. Another nvcc than
 the table's allots registers differently, and is not compared.
 """
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).resolve().parent.parent / "src/attention/cuda/limits.json"
+TABLE = Path(__file__).resolve().parent.parent / "src/core/cuda/limits.json"
 FIELDS = ("registers", "spill_bytes", "stack_bytes")
 
 
@@ -24,7 +24,9 @@ def short_name(mangled: str) -> str:
     name = re.search(r"\d+([A-Z][A-Za-z]*Kernel)(I.*)?", mangled)
     if name is None:
         return mangled
-    types = re.findall(r"\d(BFloat16|Float16|Float32)E|Li(\d+)E|Lb([01])E", name.group(2) or "")
+    types = re.findall(
+        r"\d(BFloat16|Float16|Float32|Float64)E|Li(\d+)E|Lb([01])E", name.group(2) or ""
+    )
     arguments = ["".join(group) for group in types]
     return name.group(1) + (f"<{', '.join(arguments)}>" if arguments else "")
 

@@ -1,5 +1,6 @@
-// Tests a faulty kernel for scripts/mutate_cuda.py: runs drawn problems of one dtype on the
-// emulation. Prints the first thing that is wrong and ends with 1; 0 if nothing is.
+// Tests a faulty kernel for scripts/mutate_cuda.py: runs drawn problems of one dtype, or of row
+// maps (TSALLIS_MUTANT_ROWS), on the emulation. Prints the first thing that is wrong and ends with
+// 1; 0 if nothing is.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -13,21 +14,46 @@
 #include "attention/cuda/testing/paged.h"
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
+#include "simplex/cuda/testing/drawn_rows.h"
 
 namespace tsallis::cuda {
 namespace {
+
+#if defined(TSALLIS_MUTANT_ROWS)
+
+// As emulated_test.cc does.
+std::string CheckRows(std::uint64_t seed, std::int64_t length) {
+  try {
+    const RowsProblem problem(seed, length);
+    simt::machine.policy = simt::Policy::Draw(seed);
+    const RowsResults results = problem.Run<Emulation>(kEmulatedRows);
+    std::string wrong = problem.Check(results);
+    if (wrong.empty() && seed % 4 == 0) {
+      simt::machine.policy = simt::machine.policy.InOrderOf(seed / 4);
+      if (!results.SameBits(problem.Run<Emulation>(kEmulatedRows))) return "other bits";
+    }
+    return wrong;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+std::string CheckAll() {
+  for (const std::int64_t length : {512, 513, 4096, 4097}) {
+    if (const std::string wrong = CheckRows(4, length); !wrong.empty()) return wrong;
+  }
+  for (std::uint64_t seed = 1; seed <= 600; ++seed) {
+    if (const std::string wrong = CheckRows(seed, 0); !wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+#else
 
 using Type = TSALLIS_MUTANT_TYPE;
 constexpr DType kDType = kIsFloat32<Type>     ? DType::kFloat32
                          : Type::kNarrowRange ? DType::kFloat16
                                               : DType::kBFloat16;
-
-struct Emulation {
-  static void* Allocate(std::size_t bytes) { return simt::AllocateDevice(bytes); }
-  static void Free(void* data) { simt::FreeDevice(data); }
-  static void ToDevice(void* to, const void* from, std::size_t n) { std::memcpy(to, from, n); }
-  static void ToHost(void* to, const void* from, std::size_t n) { std::memcpy(to, from, n); }
-};
 
 Results RunEmulated(const Problem& problem, const simt::Policy& policy) {
   simt::machine.policy = policy;
@@ -190,6 +216,8 @@ std::string CheckAll() {
   }
   return {};
 }
+
+#endif
 
 }  // namespace
 }  // namespace tsallis::cuda

@@ -4,10 +4,10 @@
     scripts/mutate_cuda.py [WORDS...] [--library build-kernels/lib/libtsallis.a] [--json FILE]
 
 WORDS: only faults whose file or name holds one of them. Each fault is a replacement in a copy of
-src/attention/cuda, compiled with scripts/mutate_cuda.cc, which runs drawn problems. Ends with 1 if
-a fault is not found that is not known to be harmless (`harmless` says why), or the other way round,
-or if its text is no longer in the sources. src/attention/cuda/testing/README.md has the table. It
-takes half an hour of a core.
+src/attention/cuda, src/core/cuda or, of row maps, src/simplex/cuda, compiled with
+scripts/mutate_cuda.cc, which runs drawn problems. Ends with 1 if a fault is not found that is not
+known to be harmless (`harmless` says why), or the other way round, or if its text is no longer in
+the sources. src/core/cuda/testing/README.md has the table. It takes half an hour of a core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-CUDA = ROOT / "src/attention/cuda"
+ATTENTION, ROWS, CORE = "attention/cuda", "simplex/cuda", "core/cuda"
 # A right kernel takes 8 s.
 SECONDS = 180
 
@@ -32,8 +32,9 @@ class Fault(NamedTuple):
     name: str
     old: str
     new: str
-    type: str = "BFloat16"
+    type: str = "BFloat16"  # of attention's problems; row maps are drawn in all types
     harmless: str = ""  # why it changes nothing that a test may ask for
+    room: str = ATTENTION
 
 
 FAULTS = [
@@ -147,6 +148,7 @@ FAULTS = [
         "NaN is dropped by the filter",
         "(x < y ? 1u : 0u)",
         "(x >= y ? 0u : 1u)",
+        room=CORE,
     ),
     Fault(
         "sweep.h",
@@ -852,25 +854,194 @@ FAULTS = [
         "i < pages.runs; ++i",
         "i < (pages.runs > 1 ? pages.runs - 1 : 1); ++i",
     ),
+    Fault(
+        "kernels.h",
+        "no barrier behind the warps' sums",
+        "      SyncBlock();\n      TSALLIS_UNROLL\n",
+        "      TSALLIS_UNROLL\n",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "one room for all sums",
+        "rooms++ % 2 * kRoom",
+        "rooms++ * 0",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "a warp's sum is left out",
+        "for (int w = 1; w < kWarps; ++w)",
+        "for (int w = 1; w < kWarps - 1; ++w)",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "no barrier before sums of the threads before",
+        "    SyncBlock();\n    double before = *total;",
+        "    double before = *total;",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "threads before of a warp too few",
+        "by < kWarp; by *= 2",
+        "by < kWarp / 2; by *= 2",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "the last numbers in registers are left out",
+        "      if (j < length) visit(i, j);\n",
+        "      if (j < length && i < kHeld - 1) visit(i, j);\n",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "+inf is a score",
+        'return most == HUGE_VAL ? nan("") : most;',
+        "return most;",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "Newton's method ends in float32",
+        "moves = fabs(step) > 1e-9 * top;",
+        "top += step;\n      moves = false;",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "Newton's method stops early",
+        "moves = next < rough - 1e-6f * rough;",
+        "moves = false;",
+        harmless="the steps in double go on from there",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "a slope of another power",
+        "sums[1] += power == 2 ? 2.0 * x : 1.0;",
+        "sums[1] += power == 2 ? x : 1.0;",
+        harmless="Newton's method still ends at the threshold, later",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "float32's powers are the last ones",
+        "fabs(log_sum) <= kSolved",
+        "fabs(log_sum) <= 1e-3",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "terms are not mixed",
+        "share = above > below ? ",
+        "share = above > 2.0 ? ",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "normmax without its sum",
+        "inverse = 1.0 / team.Sum(sum);\n  }",
+        "inverse = 1.0;\n  }",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "the largest u of alphas above 2",
+        "fmax(most, power < 0.0 ? -p : p)",
+        "fmax(most, p)",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "a gradient of NaN off the support",
+        "if (u > 0.0) sums[1] += u * static_cast<double>(dp.At(i, j));",
+        "sums[1] += u * static_cast<double>(dp.At(i, j));",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "weights are not computed again",
+        "if (call.recompute) {",
+        "if (false) {",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "alpha's gradient of the other side",
+        "if (eps <= 0.5) {",
+        "if (eps <= 0.2) {",
+        harmless="both forms are right there",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "one entry too many of a top k",
+        ">= kept) reach = next;",
+        "> kept) reach = next;",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "zeros of two kinds",
+        "std::bit_cast<std::uint32_t>(x + 0.0f)",
+        "std::bit_cast<std::uint32_t>(x)",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "beta has no derivative",
+        "*derivative = slope;",
+        "*derivative = 0.0;",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "a stick in the other order",
+        "const int j = end - 1 - team.Rank();",
+        "const int j = length - end + team.Rank();",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "a target of -inf",
+        "const bool absent = of_target == -HUGE_VAL;",
+        "const bool absent = false;",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "rows that are ignored",
+        "if (target == call.ignore_index) return constant(0.0, 0.0);",
+        "",
+        room=ROWS,
+    ),
+    Fault(
+        "kernels.h",
+        "temperature of a gradient",
+        "const double inverse = 1.0 / call.numbers.temperature;",
+        "const double inverse = 1.0;",
+        room=ROWS,
+    ),
 ]
 
 
-def compile_and_run(fault: Fault | None, library: Path) -> str:
-    """What the check said; empty if it found nothing. ``fault`` None: the sources as they are."""
+def compile_and_run(fault: Fault, library: Path) -> str:
+    """What the check said; empty if it found nothing. A fault that changes nothing: as it is."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "attention/cuda"
-        shutil.copytree(CUDA, copy)
-        kind = "BFloat16"
-        if fault is not None:
-            kind = fault.type
-            path = copy / fault.file
-            text = path.read_text()
-            if fault.old not in text:
-                return f"NOT PLANTED: {fault.old!r} is not in {fault.file}"
-            path.write_text(text.replace(fault.old, fault.new))
+        for room in (ATTENTION, ROWS, CORE):
+            shutil.copytree(ROOT / "src" / room, Path(folder) / room)
+        path = Path(folder) / fault.room / fault.file
+        text = path.read_text()
+        if fault.old not in text:
+            return f"NOT PLANTED: {fault.old!r} is not in {fault.file}"
+        path.write_text(text.replace(fault.old, fault.new))
         program = Path(folder) / "check"
         command = ["g++", "-std=c++20", "-O1", "-w", "-fopenmp", "-ffp-contract=off"]
-        command += [f"-DTSALLIS_MUTANT_TYPE={kind}", f"-I{folder}", f"-I{ROOT}/src"]
+        command += [f"-DTSALLIS_MUTANT_TYPE={fault.type}", f"-I{folder}", f"-I{ROOT}/src"]
+        command += ["-DTSALLIS_MUTANT_ROWS"] if fault.room == ROWS else []
         command += [f"-I{ROOT}/include", "-DHWY_SHARED_DEFINE", "-DHWY_COMPILE_ALL_ATTAINABLE"]
         command += [str(ROOT / "scripts/mutate_cuda.cc"), str(library), "-lhwy", "-o", str(program)]
         cudart = Path("/usr/local/cuda/lib64/libcudart_static.a")
@@ -899,9 +1070,12 @@ def main() -> int:
         for fault in FAULTS
         if not given.words or any(word in fault.file + " " + fault.name for word in given.words)
     ]
-    if wrong := compile_and_run(None, given.library):
-        print(f"the kernels as they are: {wrong}")
-        return 1
+    for room in {ROWS if fault.room == ROWS else ATTENTION for fault in chosen}:
+        if wrong := compile_and_run(
+            Fault("run.h", "", "#pragma once", "#pragma once", room=room), given.library
+        ):
+            print(f"the kernels of {room} as they are: {wrong}")
+            return 1
     rows, failures = [], 0
     for fault in chosen:
         said = compile_and_run(fault, given.library)

@@ -14,6 +14,11 @@
 //   a row of -inf only    probabilities 0, gradients 0, tau = -inf, support size 0, entropy 0
 //   NaN or +inf in a row  NaN throughout that row, other rows untouched; its support size is -1
 //   rows or length = 0    nothing but the statistics is written (as for a row of -inf only)
+//
+// On a CUDA device (Context) every array is the device's, also alphas of rows and targets. Whether
+// these are in range cannot be seen without waiting: a row with an alpha or a target out of range
+// is NaN, its loss too. Rows have at most 2^30 entries and read fastest with stride 1. Adaptive
+// temperature takes at most 32 coefficients there.
 #pragma once
 
 #include <cstdint>

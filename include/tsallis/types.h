@@ -20,8 +20,9 @@ enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
 // How a call may use the machine. No such setting is global: every entry point takes a Context.
 //
-// kCuda: attention alone (attention.h, pages.h); everything else refuses it. Arrays are in the
-// memory of the device, and a call returns when its work is in the stream, not when it is done.
+// kCuda: attention (attention.h, pages.h), row maps and their losses (rows.h); everything else
+// refuses it. Arrays are in the memory of the device, and a call returns when its work is in the
+// stream, not when it is done.
 struct Context {
   int threads = 0;  // 0: as many as OpenMP offers; results do not depend on it
   DeviceKind device = DeviceKind::kCpu;

@@ -1,4 +1,4 @@
-"""Attention on CUDA tensors: what a machine without a device tells, and the rest where one is."""
+"""Calls on CUDA tensors: what a machine without a device tells, and the rest where one is."""
 
 import json
 import subprocess
@@ -74,18 +74,54 @@ def test_nothing_is_saved_for_a_device():
     assert sum(x.numel() for x in seen if x.dtype == torch.uint8) == 0
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: tsallis.entmax(x),
-        lambda x: tsallis.softmax(x),
-        lambda x: tsallis.entmax_loss(x[0, 0], torch.zeros(40, dtype=torch.long, device=x.device)),
-    ],
-)
+ROW_MAPS = {
+    "softmax": tsallis.softmax,
+    "sparsemax": tsallis.sparsemax,
+    "entmax": lambda x: tsallis.entmax(x, alpha=1.3),
+    "normmax": lambda x: tsallis.normmax(x, alpha=1.5),
+    "budget": lambda x: tsallis.budget(x, budget=3.0),
+    "adaptive_temperature": tsallis.adaptive_temperature_softmax,
+    "along another dimension": lambda x: tsallis.entmax(x, dim=1),
+}
+
+
+@pytest.mark.parametrize("name", ROW_MAPS)
+def test_traced_row_maps_stay_on_their_device(name):
+    with FakeTensorMode():
+        x = draw("cuda:0")[0].detach()
+        p = ROW_MAPS[name](x)
+        assert (p.device, p.dtype, p.shape) == (x.device, x.dtype, x.shape)
+
+
 @needs_device
-def test_row_maps_have_no_kernels(call):
-    with pytest.raises(ValueError, match=r"expected a dense tensor on the CPU.*cuda:0"):
-        call(draw("cuda:0")[0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ROW_MAPS)
+def test_row_maps_are_those_of_the_cpu(name, dtype):
+    results = []
+    for device in ("cuda:0", "cpu"):
+        x = draw(device, dtype)[0]
+        p = ROW_MAPS[name](x)
+        weights = torch.linspace(-1, 1, p.numel(), device=device).reshape(p.shape).to(dtype)
+        results.append([p, *torch.autograd.grad((p * weights).sum(), x)])
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3}.get(dtype, 1e-5)
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@needs_device
+def test_alpha_of_rows_and_losses_have_their_gradients():
+    results = []
+    for device in ("cuda:0", "cpu"):
+        x = draw(device, torch.float32)[0]
+        alpha = torch.tensor([1.2, 1.5, 2.0, 1.0], device=device).reshape(4, 1, 1).requires_grad_()
+        p, stats = tsallis.row_stats(tsallis.entmax, x, alpha=alpha)
+        gradients = torch.autograd.grad((p * p).sum(), (x, alpha))
+        scores = draw(device, torch.float32)[0]
+        targets = torch.arange(40, device=device).remainder(32).expand(2, 4, 40)
+        loss = tsallis.entmax_loss(scores, targets)
+        results.append([p, *stats, *gradients, loss, *torch.autograd.grad(loss.sum(), scores)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
 
 
 @needs_device

@@ -82,7 +82,7 @@ def test_kernels_do_not_know_each_other(kernel):
 
 
 # Kernels for GPUs are written in nvcc's names or, where only tests compile them, an emulation's.
-DEVICE = SOURCES / "attention/cuda/device.h"
+DEVICE = SOURCES / "core/cuda/device.h"
 
 
 def test_only_tests_use_what_is_for_tests():

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,10 +175,26 @@ def save_figure(figure: Figure | None, directory: Path, name: str) -> list[Path]
         figure.savefig(aside, format=suffix, dpi=160, metadata=metadata)
         if suffix == "png":
             _use_palette(aside)
+        else:
+            aside.write_text(_in_hundredths(aside.read_text()))
         figure.set_layout_engine("none")  # the first layout serves both files
         aside.replace(path)
         written.append(path)
     return written
+
+
+# Not of factors, which may be small.
+_LONG_NUMBER = re.compile(r"(?:scale|matrix)\([^)]*\)|(?<![\w#.])-?\d+\.\d{3,}(?![\w.])")
+
+
+def _in_hundredths(svg: str) -> str:
+    """A drawing with places in hundredths of a point, which takes a twentieth less in a clone."""
+
+    def shorter(found: re.Match[str]) -> str:
+        text = found.group()
+        return text if text[-1] == ")" else f"{float(text):.2f}".rstrip("0").rstrip(".")
+
+    return _LONG_NUMBER.sub(shorter, svg)
 
 
 def _use_palette(png: Path) -> None:

@@ -12,8 +12,8 @@
 #include "attention/cuda/cuda.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
+#include "core/elements.h"
 #include "core/parallel.h"
-#include "simplex/elements.h"
 #include "tsallis/error.h"
 
 namespace tsallis {

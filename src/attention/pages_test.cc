@@ -12,9 +12,9 @@
 
 #include "attention/pages.h"
 #include "attention/testing/compare.h"
-#include "attention/testing/environment.h"
 #include "attention/testing/problem.h"
 #include "core/every_target.h"
+#include "core/testing/environment.h"
 #include "tsallis/error.h"
 
 namespace tsallis {

@@ -17,10 +17,10 @@
 #include <string>
 
 #include "attention/testing/compare.h"
-#include "attention/testing/environment.h"
 #include "attention/testing/paged_rows.h"
 #include "attention/testing/problem.h"
 #include "core/every_target.h"
+#include "core/testing/environment.h"
 
 namespace tsallis {
 namespace {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/elements.h"
 #include "core/parallel.h"
-#include "simplex/elements.h"
 
 namespace tsallis {
 namespace {

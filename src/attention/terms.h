@@ -18,8 +18,8 @@
 #include <memory>
 
 #include "attention/geometry.h"
+#include "core/elements.h"
 #include "core/host_device.h"
-#include "simplex/elements.h"
 #include "tsallis/attention.h"
 #include "tsallis/distance_law.h"
 #include "tsallis/error.h"

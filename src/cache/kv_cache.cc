@@ -14,8 +14,8 @@
 #include "attention/pages.h"
 #include "cache/page_pool.h"
 #include "cache/reader.h"
+#include "core/elements.h"
 #include "core/parallel.h"
-#include "simplex/elements.h"
 #include "tsallis/error.h"
 
 namespace tsallis {

@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "attention/testing/environment.h"
 #include "cache/testing/cases.h"
 #include "core/every_target.h"
+#include "core/testing/environment.h"
 
 namespace tsallis {
 namespace {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "core/elements.h"
 #include "core/parallel.h"
 #include "simplex/check.h"
-#include "simplex/elements.h"
 #include "tsallis/error.h"
 #include "tsallis/rows.h"
 

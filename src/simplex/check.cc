@@ -14,7 +14,7 @@ std::string Shape(const ConstRows& rows) {
 
 }  // namespace
 
-void CheckParams(const RowMapParams& params, std::int64_t rows) {
+void CheckParams(const RowMapParams& params, std::int64_t rows, DeviceKind device) {
   const ReferenceMap& map = FindMap(params.map);
   if (!(std::isfinite(params.temperature) && params.temperature > 0.0)) {
     throw InvalidArgument("temperature", "a finite number > 0", std::to_string(params.temperature));
@@ -23,6 +23,11 @@ void CheckParams(const RowMapParams& params, std::int64_t rows) {
   if (params.alpha_per_row == nullptr) {
     map.check(params);
     return;
+  }
+  if (device == DeviceKind::kCuda) {
+    RowSpec others = params;
+    others.alpha = 1.5;  // every map takes it
+    return map.check(others);
   }
   RowSpecs specs(params);
   for (std::int64_t row = 0; row < rows; ++row) {

@@ -24,8 +24,9 @@ class RowSpecs {
   const double* alphas_;  // [rows] or null
 };
 
-// Everything about `params` that `rows` rows need.
-void CheckParams(const RowMapParams& params, std::int64_t rows);
+// Everything about `params` that `rows` rows need. kCuda: alphas of rows are the device's, so they
+// are not looked at.
+void CheckParams(const RowMapParams& params, std::int64_t rows, DeviceKind device);
 
 // Sizes not negative, data there if anything is to be read.
 void CheckRows(const char* name, const ConstRows& rows);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/elements.h"
 #include "core/parallel.h"
 #include "simplex/check.h"
-#include "simplex/elements.h"
 #include "simplex/scratch.h"
 
 #undef HWY_TARGET_INCLUDE

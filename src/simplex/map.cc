@@ -56,4 +56,12 @@ const ReferenceMap& FindMap(RowMap map) {
                         "value " + std::to_string(static_cast<int>(map)));
 }
 
+bool BackwardReadsScores(const RowMapParams& params, DType dtype) {
+  if (FindMap(params.map).backward_needs_scores) return true;
+  if (SizeOf(dtype) != 2) return false;
+  // 1 - p of a sigmoid near 1 is gone as well.
+  if (params.map == RowMap::kNormmax || params.map == RowMap::kSigmoid) return true;
+  return params.map == RowMap::kEntmax && (params.alpha_per_row != nullptr || params.alpha > 2.0);
+}
+
 }  // namespace tsallis

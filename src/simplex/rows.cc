@@ -3,9 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "core/elements.h"
 #include "core/parallel.h"
 #include "simplex/check.h"
-#include "simplex/elements.h"
+#include "simplex/cuda/cuda.h"
 #include "simplex/fast.h"
 #include "simplex/map.h"
 #include "simplex/reference.h"
@@ -39,7 +40,10 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
                  const MutableRows& probabilities, const RowStats& stats) {
   CheckRows("scores", scores);
   CheckMatches("probabilities", probabilities, "scores", scores);
-  CheckParams(params, scores.rows);
+  CheckParams(params, scores.rows, context.device);
+  if (context.device == DeviceKind::kCuda) {
+    return cuda::RowsForward(context, params, scores, probabilities, stats);
+  }
   if (scores.dtype != DType::kFloat64) {
     FastForward(context, {&params, scores, probabilities, stats});
     return;
@@ -59,14 +63,6 @@ void RowsForward(const Context& context, const RowMapParams& params, const Const
               });
 }
 
-bool BackwardReadsScores(const RowMapParams& params, DType dtype) {
-  if (FindMap(params.map).backward_needs_scores) return true;
-  if (SizeOf(dtype) != 2) return false;
-  // 1 - p of a sigmoid near 1 is gone as well.
-  if (params.map == RowMap::kNormmax || params.map == RowMap::kSigmoid) return true;
-  return params.map == RowMap::kEntmax && (params.alpha_per_row != nullptr || params.alpha > 2.0);
-}
-
 void RowsBackward(const Context& context, const RowMapParams& params, const ConstRows& scores,
                   const ConstRows& probabilities, const ConstRows& d_probabilities,
                   const MutableRows& d_scores, double* d_alpha) {
@@ -74,10 +70,14 @@ void RowsBackward(const Context& context, const RowMapParams& params, const Cons
   CheckMatches("probabilities", probabilities, "scores", scores);
   CheckMatches("d_probabilities", d_probabilities, "scores", scores);
   CheckMatches("d_scores", d_scores, "scores", scores);
-  CheckParams(params, scores.rows);
+  CheckParams(params, scores.rows, context.device);
   if (d_alpha != nullptr && FindMap(params.map).d_alpha == nullptr) {
     throw InvalidArgument("d_alpha", "null for a map without a gradient in alpha",
                           FindMap(params.map).name);
+  }
+  if (context.device == DeviceKind::kCuda) {
+    return cuda::RowsBackward(context, params, scores, probabilities, d_probabilities, d_scores,
+                              d_alpha);
   }
   if (scores.dtype != DType::kFloat64) {
     FastBackward(context, {&params, scores, probabilities, d_probabilities, d_scores, d_alpha});
@@ -103,7 +103,7 @@ void FenchelYoungLoss(const Context& context, const RowMapParams& params, const 
                       const std::int64_t* targets, std::int64_t ignore_index, double* losses,
                       const MutableRows& d_scores) {
   CheckRows("scores", scores);
-  CheckParams(params, scores.rows);
+  CheckParams(params, scores.rows, context.device);
   const ReferenceMap& map = FindMap(params.map);
   if (map.generator == nullptr) {
     throw InvalidArgument("map", "a map with a Fenchel-Young loss", map.name);
@@ -118,6 +118,9 @@ void FenchelYoungLoss(const Context& context, const RowMapParams& params, const 
   }
   if (scores.rows > 0 && targets == nullptr) throw InvalidArgument("targets", "data", "null");
   if (scores.rows > 0 && losses == nullptr) throw InvalidArgument("losses", "data", "null");
+  if (context.device == DeviceKind::kCuda) {
+    return cuda::FenchelYoungLoss(context, params, scores, targets, ignore_index, losses, d_scores);
+  }
   for (std::int64_t row = 0; row < scores.rows; ++row) {
     const std::int64_t target = targets[row];
     if (target == ignore_index || (target >= 0 && target < scores.length)) continue;

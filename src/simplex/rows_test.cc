@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "simplex/test_util.h"
@@ -268,6 +269,39 @@ TEST(Rows, BadArgumentsAreNamed) {
   RowMapParams budget;
   budget.map = RowMap::kBudget;
   expect("map", [&] { FenchelYoungLoss({}, budget, scores, fine, -100, losses); });
+}
+
+// Memory of the host is no mistake that can be seen here: where a device is, this is not run.
+TEST(RowsOnCuda, WithoutADeviceThereIsATypedError) {
+#if defined(TSALLIS_HAS_CUDA_DEVICE)
+  GTEST_SKIP();
+#endif
+  std::vector<float> row(8, 1.0f);
+  const MutableRows rows = {.data = row.data(), .rows = 1, .length = 8};
+  try {
+    RowsForward({.device = DeviceKind::kCuda}, {}, rows, rows);
+    ADD_FAILURE();
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.argument(), "context.device");
+    EXPECT_NE(error.expected().find("without CUDA kernels"), std::string::npos);
+  } catch (const DeviceError& error) {
+    EXPECT_EQ(std::string(error.what()).rfind("cuda", 0), 0u) << error.what();
+  }
+}
+
+TEST(RowsOnCuda, MoreCoefficientsThanALaunchHasRoomForAreRefused) {
+  std::vector<float> row(8, 1.0f);
+  const MutableRows rows = {.data = row.data(), .rows = 1, .length = 8};
+  RowMapParams params;
+  params.map = RowMap::kAdaptiveTemperature;
+  params.adaptive.coefficients.assign(33, 0.0);
+  try {
+    RowsForward({.device = DeviceKind::kCuda}, params, rows, rows);
+    ADD_FAILURE();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "adaptive.coefficients: expected at most 32 on a CUDA device, got 33");
+  }
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "simplex/elements.h"
+#include "core/elements.h"
 
 namespace tsallis::stable {
 

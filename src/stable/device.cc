@@ -36,13 +36,14 @@ Context ContextOf(const Device& device) {
 
 // Runs `body`. An error that is about the device names the tensor that brought it here.
 template <typename Body>
-void OnCuda(const Device& device, const Body& body) {
+void OnCuda(const Device& device, const char* tensor, const Body& body) {
   try {
     body();
   } catch (const InvalidArgument& error) {
     if (error.argument() != "context.device") throw;
     // "kCpu", and a reason.
-    throw InvalidArgument("q", "a tensor on the CPU" + error.expected().substr(4), device.Name());
+    throw InvalidArgument(tensor, "a tensor on the CPU" + error.expected().substr(4),
+                          device.Name());
   }
 }
 
@@ -50,7 +51,7 @@ void OnCuda(const Device& device, const Body& body) {
 void WithWorkspace(const Device& device,
                    const std::function<std::size_t(const Context&)>& workspace_bytes,
                    const std::function<void(const Context&)>& run) {
-  OnCuda(device, [&] {
+  OnCuda(device, "q", [&] {
     Context context = ContextOf(device);
     const std::int64_t bytes[1] = {static_cast<std::int64_t>(workspace_bytes(context))};
     // Freed at the end, which is right: what torch allocates next from that memory is used behind
@@ -108,12 +109,12 @@ AttentionPasses CudaPasses(const Device& device) {
       // Their memory is the stream's own: these calls wait for it anyhow.
       .weight_counts =
           [device](const AttentionParams& params, std::int64_t* counts) {
-            OnCuda(device, [&] { AttentionWeightCounts(ContextOf(device), params, counts); });
+            OnCuda(device, "q", [&] { AttentionWeightCounts(ContextOf(device), params, counts); });
           },
       .weights =
           [device](const AttentionParams& params, const std::int64_t* row_offsets,
                    std::int64_t* columns, float* values) {
-            OnCuda(device, [&] {
+            OnCuda(device, "q", [&] {
               AttentionWeights(ContextOf(device), params, row_offsets, columns, values);
             });
           },
@@ -125,6 +126,27 @@ AttentionPasses CudaPasses(const Device& device) {
                 [&](const Context& c) { return AttentionOnPagesWorkspaceBytes(c, params, pages); },
                 [&](const Context& c) { AttentionOnPages(c, params, pages, outputs); });
           }};
+}
+
+const RowPasses& CpuRowPasses() {
+  static const RowPasses passes = {
+      .reader = Reader::kHost,
+      .forward = [](const auto&... call) { RowsForward(TorchContext(), call...); },
+      .backward = [](const auto&... call) { RowsBackward(TorchContext(), call...); },
+      .loss = [](const auto&... call) { FenchelYoungLoss(TorchContext(), call...); }};
+  return passes;
+}
+
+RowPasses CudaRowPasses(const Device& device) {
+  const auto on_cuda = [device](const auto& pass) {
+    return [device, pass](const auto&... call) {
+      OnCuda(device, "scores", [&] { pass(ContextOf(device), call...); });
+    };
+  };
+  return {.reader = Reader::kDevice,
+          .forward = on_cuda([](const auto&... call) { RowsForward(call...); }),
+          .backward = on_cuda([](const auto&... call) { RowsBackward(call...); }),
+          .loss = on_cuda([](const auto&... call) { FenchelYoungLoss(call...); })};
 }
 
 DeviceScope::DeviceScope(const Device& device) {

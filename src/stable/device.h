@@ -1,4 +1,4 @@
-// Where attention runs: the kernels of the tensors' device, and its stream and memory.
+// Where attention and row maps run: the kernels of the tensors' device, and its stream and memory.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include "stable/tensor.h"
 #include "tsallis/attention.h"
 #include "tsallis/pages.h"
+#include "tsallis/rows.h"
 
 namespace tsallis::stable {
 
@@ -40,6 +41,31 @@ auto WithPassesOf(const Tensor& q, const Run& run) {
   if (q.device().is_cpu()) return run(CpuPasses());
   if (q.device().is_cuda()) return run(CudaPasses(q.device()));
   throw InvalidArgument("q", "a tensor on the CPU or on a CUDA device", q.device().Name());
+}
+
+// The same for row maps and their losses (tsallis/rows.h); errors that are about the device name
+// the scores.
+struct RowPasses {
+  Reader reader = Reader::kHost;
+  std::function<void(const RowMapParams&, const ConstRows& scores, const MutableRows& probabilities,
+                     const RowStats&)>
+      forward;
+  std::function<void(const RowMapParams&, const ConstRows& scores, const ConstRows& probabilities,
+                     const ConstRows& d_probabilities, const MutableRows& d_scores,
+                     double* d_alpha)>
+      backward;
+  std::function<void(const RowMapParams&, const ConstRows& scores, const std::int64_t* targets,
+                     std::int64_t ignore_index, double* losses, const MutableRows& d_scores)>
+      loss;
+};
+const RowPasses& CpuRowPasses();
+RowPasses CudaRowPasses(const Device& device);
+template <typename Run>
+auto WithRowPassesOf(const Tensor& scores, const Run& run) {
+  if (scores.device().is_cpu()) return run(CpuRowPasses());
+  if (scores.device().is_cuda()) return run(CudaRowPasses(scores.device()));
+  throw InvalidArgument("scores", "a tensor on the CPU or on a CUDA device",
+                        scores.device().Name());
 }
 
 // Makes a CUDA device the current one while it lives; does nothing for a CPU.

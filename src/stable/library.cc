@@ -54,33 +54,54 @@ using Tensors = std::array<Tensor, kCount>;
 
 // ---- row maps
 
+RowResults Rows(const Tensor& scores, const OptionalTensor& alpha, RowArguments& arguments,
+                bool want_stats) {
+  return WithRowPassesOf(scores, [&](const RowPasses& passes) {
+    return MapRows(passes, scores, alpha, arguments, want_stats);
+  });
+}
+
 Tensor MapPlain(const Tensor& scores, const OptionalTensor& alpha, RowArguments& arguments) {
-  return MapRows(scores, alpha, arguments, false).probabilities;
+  return Rows(scores, alpha, arguments, false).probabilities;
 }
 
 Tensors<4> RowMapStats(const Tensor& scores, const OptionalTensor& alpha, RowArguments& arguments) {
-  RowResults r = MapRows(scores, alpha, arguments, true);
+  RowResults r = Rows(scores, alpha, arguments, true);
   return {std::move(r.probabilities), std::move(r.tau), std::move(r.support_size),
           std::move(r.entropy)};
 }
 
+RowGradients RowsBackward(const Tensor& d_p, const Tensor& scores, const Tensor& p,
+                          const OptionalTensor& alpha, RowArguments& arguments, bool want_alpha) {
+  return WithRowPassesOf(scores, [&](const RowPasses& passes) {
+    return MapRowsBackward(passes, d_p, scores, p, alpha, arguments, want_alpha);
+  });
+}
+
 Tensor RowMapBackward(const Tensor& d_p, const Tensor& scores, const Tensor& p,
                       const OptionalTensor& alpha, RowArguments& arguments) {
-  return MapRowsBackward(d_p, scores, p, alpha, arguments, false).d_scores;
+  return RowsBackward(d_p, scores, p, alpha, arguments, false).d_scores;
 }
 
 Tensors<2> RowMapBackwardAlpha(const Tensor& d_p, const Tensor& scores, const Tensor& p,
                                const OptionalTensor& alpha, RowArguments& arguments) {
-  RowGradients g = MapRowsBackward(d_p, scores, p, alpha, arguments, true);
+  RowGradients g = RowsBackward(d_p, scores, p, alpha, arguments, true);
   return {std::move(g.d_scores), std::move(g.d_alpha)};
 }
 
+LossResults Losses(const Tensor& scores, const Tensor& targets, LossArguments& arguments,
+                   bool want_gradient) {
+  return WithRowPassesOf(scores, [&](const RowPasses& passes) {
+    return FenchelYoungLosses(passes, scores, targets, arguments, want_gradient);
+  });
+}
+
 Tensor Loss(const Tensor& scores, const Tensor& targets, LossArguments& arguments) {
-  return FenchelYoungLosses(scores, targets, arguments, false).losses;
+  return Losses(scores, targets, arguments, false).losses;
 }
 
 Tensors<2> LossForward(const Tensor& scores, const Tensor& targets, LossArguments& arguments) {
-  LossResults r = FenchelYoungLosses(scores, targets, arguments, true);
+  LossResults r = Losses(scores, targets, arguments, true);
   return {std::move(r.losses), std::move(r.gradient)};
 }
 
@@ -286,23 +307,25 @@ struct Definition {
 std::vector<Definition> Definitions() {
   using enum Definition::Where;
   return {
-      {"row_map(Tensor scores, Tensor? alpha_rows=None" + kRows + "Tensor", Boxed<MapPlain>},
+      {"row_map(Tensor scores, Tensor? alpha_rows=None" + kRows + "Tensor", Boxed<MapPlain>,
+       kCpuAndCuda},
       // float64 where not integers, here and below
       {"row_map_stats(Tensor scores, Tensor? alpha_rows=None" + kRows +
            "(Tensor probabilities, Tensor tau, Tensor support_size, Tensor entropy)",
-       Boxed<RowMapStats>},
+       Boxed<RowMapStats>, kCpuAndCuda},
       {"row_map_backward(Tensor d_probabilities, Tensor scores, Tensor probabilities, "
        "Tensor? alpha_rows=None" +
            kRows + "Tensor",
-       Boxed<RowMapBackward>},
+       Boxed<RowMapBackward>, kCpuAndCuda},
       {"row_map_backward_alpha(Tensor d_probabilities, Tensor scores, Tensor probabilities, "
        "Tensor? alpha_rows" +
            kRows + "(Tensor d_scores, Tensor d_alpha)",
-       Boxed<RowMapBackwardAlpha>},
-      {"fenchel_young_loss(Tensor scores, Tensor targets" + kLosses + "Tensor", Boxed<Loss>},
+       Boxed<RowMapBackwardAlpha>, kCpuAndCuda},
+      {"fenchel_young_loss(Tensor scores, Tensor targets" + kLosses + "Tensor", Boxed<Loss>,
+       kCpuAndCuda},
       {"fenchel_young_loss_forward(Tensor scores, Tensor targets" + kLosses +
            "(Tensor losses, Tensor gradient)",
-       Boxed<LossForward>},
+       Boxed<LossForward>, kCpuAndCuda},
       {"fit_adaptive_temperature(Tensor scores, Tensor targets, int degree=4, "
        "float theta_max=10.0, float theta_step=0.1) -> (Tensor coefficients, int samples, "
        "float rms_error)",

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "simplex/elements.h"
 #include "stable/arguments.h"
 #include "stable/device.h"
 
@@ -45,6 +44,15 @@ std::optional<std::int64_t> RowStride(Sizes sizes, Sizes strides, std::int64_t d
   return row_stride.value_or(sizes[dim]);
 }
 
+// The same of a tensor whose rows a kernel reads as they lie. A GPU's threads read neighbours of a
+// row at once, so there they lie side by side.
+std::optional<std::int64_t> ViewStride(const Tensor& tensor, std::int64_t dim, Reader reader) {
+  if (reader == Reader::kDevice && tensor.size(dim) > 1 && tensor.stride(dim) != 1) {
+    return std::nullopt;
+  }
+  return RowStride(tensor.sizes(), tensor.strides(), dim);
+}
+
 std::int64_t CountRows(Sizes sizes, std::int64_t dim) {
   std::int64_t rows = 1;
   for (std::int64_t d = 0; d < static_cast<std::int64_t>(sizes.size()); ++d) {
@@ -71,8 +79,8 @@ struct InputRows {
   Tensor tensor;
   ConstRows rows;
 
-  InputRows(const Tensor& given, std::int64_t dim) {
-    const auto row_stride = RowStride(given.sizes(), given.strides(), dim);
+  InputRows(const Tensor& given, std::int64_t dim, Reader reader) {
+    const auto row_stride = ViewStride(given, dim, reader);
     rows = {nullptr, KernelDType(given), CountRows(given.sizes(), dim), given.size(dim), 0, 1};
     if (row_stride) {
       tensor = given.Share();
@@ -89,14 +97,14 @@ struct InputRows {
 // A new contiguous tensor of `like`'s shape to be written as rows. Finish() returns it.
 class OutputRows {
  public:
-  OutputRows(const Tensor& like, std::int64_t dim, std::int32_t dtype) : dim_(dim) {
+  OutputRows(const Tensor& like, std::int64_t dim, std::int32_t dtype, Reader reader) : dim_(dim) {
     tensor_ = Empty(like.sizes(), dtype, like.device());
     rows_ = {nullptr, KernelDType(tensor_), CountRows(like.sizes(), dim), like.size(dim), 0, 1};
-    if (const auto row_stride = RowStride(tensor_.sizes(), tensor_.strides(), dim)) {
+    if (const auto row_stride = ViewStride(tensor_, dim, reader)) {
       rows_.row_stride = *row_stride;
       rows_.stride = tensor_.stride(dim);
     } else {
-      // Dimensions on both sides of the mapped one: no single row stride, so write rows aside.
+      // No single stride leads from row to row, so write them aside.
       Shape sizes = ShapeOf(like);
       sizes.erase(sizes.begin() + dim);
       sizes.push_back(like.size(dim));
@@ -142,42 +150,23 @@ void CheckAlpha(const Tensor& alpha, const Tensor& scores, const RowArguments& a
                         Text(alpha.sizes()));
 }
 
-// alpha of every row, in row order. [rows]
-std::vector<double> AlphaOfRows(const Tensor& alpha, const Tensor& scores, std::int64_t dim) {
-  Shape sizes = ShapeOf(scores), strides(sizes.size(), 0), at(sizes.size(), 0);
-  sizes[dim] = 1;
+// alpha of every row, in row order: float64 [rows], on the scores' device.
+Tensor AlphaOfRows(const Tensor& alpha, const Tensor& scores, std::int64_t dim) {
+  const Tensor wide = Cast(alpha, dtypes::kFloat64);
+  Shape sizes = ShapeOf(scores), strides(sizes.size(), 0);
   const std::int64_t offset = scores.dim() - alpha.dim();
-  for (std::int64_t d = 0; d < alpha.dim(); ++d) {
-    if (alpha.size(d) != 1) strides[d + offset] = alpha.stride(d);
+  for (std::int64_t d = 0; d < wide.dim(); ++d) {
+    if (wide.size(d) != 1) strides[d + offset] = wide.stride(d);
   }
-  std::vector<double> alphas(static_cast<std::size_t>(CountRows(sizes, dim)));
-  if (alphas.empty()) return alphas;
-  const void* data = alpha.data();
-  const DType dtype = KernelDType(alpha);
-  std::int64_t index = 0;
-  for (double& value : alphas) {
-    value = LoadElement<double>(data, dtype, index);
-    for (std::size_t d = sizes.size(); d-- > 0;) {
-      index += strides[d];
-      if (++at[d] < sizes[d]) break;
-      index -= strides[d] * sizes[d];
-      at[d] = 0;
-    }
-  }
-  return alphas;
-}
-
-void CheckOnCpu(const Tensor& scores) {
-  CheckFloating(scores, "scores");
-  if (scores.device().is_cpu()) return;
-  throw InvalidArgument("scores", "a tensor on the CPU, the device that row maps have kernels for",
-                        scores.device().Name());
+  sizes.erase(sizes.begin() + dim);
+  strides.erase(strides.begin() + dim);
+  return Contiguous(Restrided(wide, sizes, strides));
 }
 
 // Checks every argument but values that only kernels look at (alpha's range), and wraps `dim`.
 void Prepare(const Tensor& scores, const std::optional<Tensor>& alpha, RowArguments& arguments) {
   if (arguments.mistake) throw InvalidArgument(*arguments.mistake);
-  CheckOnCpu(scores);
+  CheckFloating(scores, "scores");
   arguments.dim = WrapDim(scores, arguments.dim);
   if (alpha) CheckAlpha(*alpha, scores, arguments);
 }
@@ -196,7 +185,7 @@ bool IsInteger(std::int32_t dtype) {
 
 // Targets as the kernels read them.
 Tensor Classes(const Tensor& scores, const Tensor& targets, const char* last) {
-  CheckOnCpu(scores);
+  CheckFloating(scores, "scores");
   WrapDim(scores, -1);
   if (!targets.defined()) throw InvalidArgument("targets", "a tensor", "None");
   if (!IsInteger(targets.dtype())) {
@@ -222,11 +211,13 @@ std::int32_t WideDType(const Tensor& scores) {
 
 }  // namespace
 
-RowResults MapRows(const Tensor& scores, const std::optional<Tensor>& alpha_rows,
-                   RowArguments& arguments, bool want_stats) {
+RowResults MapRows(const RowPasses& passes, const Tensor& scores,
+                   const std::optional<Tensor>& alpha_rows, RowArguments& arguments,
+                   bool want_stats) {
   Prepare(scores, alpha_rows, arguments);
-  const InputRows input(scores, arguments.dim);
-  OutputRows output(scores, arguments.dim, scores.dtype());
+  const DeviceScope scope(scores.device());
+  const InputRows input(scores, arguments.dim, passes.reader);
+  OutputRows output(scores, arguments.dim, scores.dtype(), passes.reader);
   RowResults results;
   RowStats stats;
   if (want_stats) {
@@ -238,19 +229,20 @@ RowResults MapRows(const Tensor& scores, const std::optional<Tensor>& alpha_rows
     stats = {results.tau.mutable_as<double>(), results.support_size.mutable_as<std::int64_t>(),
              results.entropy.mutable_as<double>()};
   }
-  std::vector<double> alphas;
+  Tensor alphas;
   if (alpha_rows) {
     alphas = AlphaOfRows(*alpha_rows, scores, arguments.dim);
-    arguments.params.alpha_per_row = alphas.data();
+    arguments.params.alpha_per_row = alphas.data_as<double>();
   }
-  Renamed([&] { RowsForward(TorchContext(), arguments.params, input.rows, output.rows(), stats); });
+  Renamed([&] { passes.forward(arguments.params, input.rows, output.rows(), stats); });
   results.probabilities = output.Finish();
   return results;
 }
 
-RowGradients MapRowsBackward(const Tensor& d_probabilities, const Tensor& scores,
-                             const Tensor& probabilities, const std::optional<Tensor>& alpha_rows,
-                             RowArguments& arguments, bool want_alpha) {
+RowGradients MapRowsBackward(const RowPasses& passes, const Tensor& d_probabilities,
+                             const Tensor& scores, const Tensor& probabilities,
+                             const std::optional<Tensor>& alpha_rows, RowArguments& arguments,
+                             bool want_alpha) {
   Prepare(scores, alpha_rows, arguments);
   const auto check = [&](const Tensor& tensor, const char* argument) {
     if (tensor.dtype() != scores.dtype()) {
@@ -264,44 +256,45 @@ RowGradients MapRowsBackward(const Tensor& d_probabilities, const Tensor& scores
   };
   check(d_probabilities, "d_probabilities");
   check(probabilities, "probabilities");
-  const InputRows s(scores, arguments.dim), p(probabilities, arguments.dim),
-      dp(d_probabilities, arguments.dim);
-  OutputRows output(scores, arguments.dim, scores.dtype());
-  std::vector<double> alphas;
+  const DeviceScope scope(scores.device());
+  const InputRows s(scores, arguments.dim, passes.reader),
+      p(probabilities, arguments.dim, passes.reader),
+      dp(d_probabilities, arguments.dim, passes.reader);
+  OutputRows output(scores, arguments.dim, scores.dtype(), passes.reader);
+  Tensor alphas;
   RowGradients gradients;
   if (alpha_rows) {
     alphas = AlphaOfRows(*alpha_rows, scores, arguments.dim);
-    arguments.params.alpha_per_row = alphas.data();
+    arguments.params.alpha_per_row = alphas.data_as<double>();
     Shape shape = ShapeOf(scores);
     shape[arguments.dim] = 1;
     if (want_alpha) gradients.d_alpha = Empty(shape, dtypes::kFloat64, scores.device());
   }
   double* const d_alpha =
       gradients.d_alpha.defined() ? gradients.d_alpha.mutable_as<double>() : nullptr;
-  Renamed([&] {
-    RowsBackward(TorchContext(), arguments.params, s.rows, p.rows, dp.rows, output.rows(), d_alpha);
-  });
+  Renamed(
+      [&] { passes.backward(arguments.params, s.rows, p.rows, dp.rows, output.rows(), d_alpha); });
   gradients.d_scores = output.Finish();
   return gradients;
 }
 
-LossResults FenchelYoungLosses(const Tensor& scores, const Tensor& targets,
+LossResults FenchelYoungLosses(const RowPasses& passes, const Tensor& scores, const Tensor& targets,
                                LossArguments& arguments, bool want_gradient) {
   if (arguments.mistake) throw InvalidArgument(*arguments.mistake);
   const Tensor classes = Classes(scores, targets, "classes");
+  const DeviceScope scope(scores.device());
   const std::int64_t dim = scores.dim() - 1;
-  const InputRows input(scores, dim);
+  const InputRows input(scores, dim, passes.reader);
   const Tensor losses = Empty(targets.sizes(), dtypes::kFloat64, scores.device());
   LossResults results;
   const auto run = [&](const MutableRows& d_scores) {
     Renamed([&] {
-      FenchelYoungLoss(TorchContext(), arguments.params, input.rows,
-                       classes.data_as<std::int64_t>(), arguments.ignore_index,
-                       losses.mutable_as<double>(), d_scores);
+      passes.loss(arguments.params, input.rows, classes.data_as<std::int64_t>(),
+                  arguments.ignore_index, losses.mutable_as<double>(), d_scores);
     });
   };
   if (want_gradient) {
-    OutputRows output(scores, dim, WideDType(scores));
+    OutputRows output(scores, dim, WideDType(scores), passes.reader);
     run(output.rows());
     results.gradient = output.Finish();
   } else {
@@ -314,13 +307,18 @@ LossResults FenchelYoungLosses(const Tensor& scores, const Tensor& targets,
 std::tuple<Tensor, std::int64_t, double> FitTemperature(const Tensor& scores, const Tensor& targets,
                                                         std::int64_t degree, double theta_max,
                                                         double theta_step) {
+  CheckFloating(scores, "scores");
+  if (!scores.device().is_cpu()) {
+    throw InvalidArgument("scores", "a tensor on the CPU, where the fit runs",
+                          scores.device().Name());
+  }
   const Tensor classes = Classes(scores, targets, "last dimension");
   if (degree < 0 || degree > 16) {
     throw InvalidArgument("degree", "0 to 16", std::to_string(degree));
   }
   // 16-bit scores have too few digits to tell temperatures apart.
   const Tensor wide = Cast(scores, WideDType(scores));
-  const InputRows input(wide, wide.dim() - 1);
+  const InputRows input(wide, wide.dim() - 1, Reader::kHost);
   const AdaptiveTemperatureFit fit = Renamed([&] {
     return FitAdaptiveTemperature(
         TorchContext(), input.rows, classes.data_as<std::int64_t>(),

@@ -1,4 +1,4 @@
-// The row maps and their losses on CPU tensors. Without autograd, which stands above
+// The row maps and their losses on tensors. Without autograd, which stands above
 // (python/tsallis/_autograd.py, src/torch).
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <optional>
 #include <tuple>
 
+#include "stable/device.h"
 #include "stable/settings.h"
 #include "stable/tensor.h"
 #include "tsallis/rows.h"
@@ -32,8 +33,9 @@ struct RowResults {
 
 // scores: any rank from 1, any strides; alpha_rows: broadcasts to the scores with
 // size 1 in `dim`. Throws InvalidArgument; std::out_of_range for a `dim` out of range.
-RowResults MapRows(const Tensor& scores, const std::optional<Tensor>& alpha_rows,
-                   RowArguments& arguments, bool want_stats);
+RowResults MapRows(const RowPasses& passes, const Tensor& scores,
+                   const std::optional<Tensor>& alpha_rows, RowArguments& arguments,
+                   bool want_stats);
 
 // `scores` is read where BackwardReadsScores (rows.h) says so; else the probabilities may be given
 // in its place. d_alpha: float64, the shape of the scores with size 1 in `dim`, not yet summed over
@@ -41,20 +43,21 @@ RowResults MapRows(const Tensor& scores, const std::optional<Tensor>& alpha_rows
 struct RowGradients {
   Tensor d_scores, d_alpha;
 };
-RowGradients MapRowsBackward(const Tensor& d_probabilities, const Tensor& scores,
-                             const Tensor& probabilities, const std::optional<Tensor>& alpha_rows,
-                             RowArguments& arguments, bool want_alpha);
+RowGradients MapRowsBackward(const RowPasses& passes, const Tensor& d_probabilities,
+                             const Tensor& scores, const Tensor& probabilities,
+                             const std::optional<Tensor>& alpha_rows, RowArguments& arguments,
+                             bool want_alpha);
 
 // scores: [..., classes]; targets: [...], any integer dtype. Both results are float32, float64 for
 // float64 scores; the gradient p - e_y is empty unless it is wanted. Throws InvalidArgument.
 struct LossResults {
   Tensor losses, gradient;
 };
-LossResults FenchelYoungLosses(const Tensor& scores, const Tensor& targets,
+LossResults FenchelYoungLosses(const RowPasses& passes, const Tensor& scores, const Tensor& targets,
                                LossArguments& arguments, bool want_gradient);
 
 // The fit of adaptive temperature's polynomial: its coefficients, float64 [degree + 1], the number
-// of samples and the error (AdaptiveTemperatureFit). Throws InvalidArgument.
+// of samples and the error (AdaptiveTemperatureFit). CPU tensors alone. Throws InvalidArgument.
 std::tuple<Tensor, std::int64_t, double> FitTemperature(const Tensor& scores, const Tensor& targets,
                                                         std::int64_t degree, double theta_max,
                                                         double theta_step);

@@ -35,7 +35,10 @@ Tensor Forward(const Tensor& scores, const RowMapParams& params, const OptionalT
       throw InvalidArgument("alpha_per_row", "null (pass a tensor instead)", "a pointer");
     }
     stable::RowArguments arguments = Arguments(params, dim);
-    return stable::MapRows(Handle(scores), OptionalHandle(alpha), arguments, stats != nullptr);
+    const stable::Tensor given = Handle(scores);
+    return stable::WithRowPassesOf(given, [&](const stable::RowPasses& passes) {
+      return stable::MapRows(passes, given, OptionalHandle(alpha), arguments, stats != nullptr);
+    });
   });
   if (stats != nullptr) {
     const auto kind = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -83,8 +86,11 @@ class RowMapFunction : public Function<RowMapFunction> {
       stable::RowArguments arguments =
           Arguments(static_cast<KeptParams&>(*context->saved_data.at("params").toCapsule()).params,
                     context->saved_data.at("dim").toInt());
-      return stable::MapRowsBackward(Handle(gradients[0]), Handle(scores), Handle(probabilities),
-                                     OptionalHandle(alpha), arguments, want_alpha);
+      const stable::Tensor given = Handle(scores);
+      return stable::WithRowPassesOf(given, [&](const stable::RowPasses& passes) {
+        return stable::MapRowsBackward(passes, Handle(gradients[0]), given, Handle(probabilities),
+                                       OptionalHandle(alpha), arguments, want_alpha);
+      });
     });
     Tensor d_alpha = FromHandle(std::move(results.d_alpha));
     if (want_alpha) d_alpha = d_alpha.sum_to_size(alpha.sizes()).to(alpha.scalar_type());
@@ -96,7 +102,10 @@ stable::LossResults Losses(const Tensor& scores, const Tensor& targets, const Ro
                            std::int64_t ignore_index, bool want_gradient) {
   return Translated([&] {
     stable::LossArguments arguments{.params = params, .ignore_index = ignore_index, .mistake = {}};
-    return stable::FenchelYoungLosses(Handle(scores), Handle(targets), arguments, want_gradient);
+    const stable::Tensor given = Handle(scores);
+    return stable::WithRowPassesOf(given, [&](const stable::RowPasses& passes) {
+      return stable::FenchelYoungLosses(passes, given, Handle(targets), arguments, want_gradient);
+    });
   });
 }
 

@@ -7,7 +7,7 @@
 #endif
 
 #include "attention/geometry.h"
-#include "simplex/elements.h"
+#include "core/elements.h"
 #include "simplex/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -14,7 +14,7 @@
 #include <immintrin.h>
 #endif
 
-#include "simplex/elements.h"
+#include "core/elements.h"
 
 namespace tsallis {
 

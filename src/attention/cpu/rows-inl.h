@@ -16,7 +16,7 @@
 
 #include "attention/cpu/load-inl.h"
 #include "attention/kernels.h"
-#include "simplex/elements.h"
+#include "core/elements.h"
 #include "simplex/short_rows-inl.h"
 #include "simplex/vector-inl.h"
 

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "attention/cuda/device.h"
 #include "attention/geometry.h"
 #include "attention/terms.h"
-#include "simplex/elements.h"
+#include "core/cuda/device.h"
+#include "core/elements.h"
 #include "tsallis/attention.h"
 
 namespace tsallis::cuda {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cuda/architectures.h"
 #include "attention/testing/problem.h"
+#include "core/cuda/architectures.h"
 #include "tsallis/attention.h"
 #include "tsallis/error.h"
 #include "tsallis/rows.h"
@@ -61,10 +61,10 @@ TEST(Cuda, WithoutADeviceThereIsATypedError) {
 
 TEST(Cuda, OtherEntryPointsRefuseTheDevice) {
   std::vector<float> row(8, 1.0f);
+  const std::int64_t target = 0;
   const ConstRows scores = {.data = row.data(), .rows = 1, .length = 8};
-  const MutableRows p = {.data = row.data(), .rows = 1, .length = 8};
-  EXPECT_NE(ErrorOf([&] { RowsForward(kCuda, {}, scores, p); }).find("context.device"),
-            std::string::npos);
+  EXPECT_EQ(ErrorOf([&] { FitAdaptiveTemperature(kCuda, scores, &target); }),
+            "context.device: expected kCpu, for what has no CUDA kernels, got kCuda");
 }
 
 TEST(Cuda, AlphasBeside1AreNamed) {

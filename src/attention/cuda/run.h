@@ -14,9 +14,9 @@
 #include "attention/cuda/gradients.h"
 #include "attention/cuda/list_backward.h"
 #include "attention/cuda/rows.h"
-#include "attention/cuda/runtime.h"
 #include "attention/cuda/sweep.h"
 #include "attention/cuda/weights.h"
+#include "core/cuda/runtime.h"
 #include "tsallis/attention.h"
 
 namespace tsallis::cuda {

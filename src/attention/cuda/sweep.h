@@ -523,15 +523,18 @@ SweepKernel(const SweepCall sweep) {
     return tile;
   };
 
-  // The newest tile first: a causal row's largest scores are often there, and ALiBi's always.
-  int tile = newest(tiles - 1);
+  // The newest tiles first: a causal row's largest scores are often there, and ALiBi's always.
+  // Without terms the first tile comes before them: most rows of trained models keep one of the
+  // first keys, and with it a bound that few others reach (docs/log.md).
+  int tile = kGeneral ? newest(tiles - 1) : tiles > 0 ? 0 : -1;
   if (tile >= 0) fetch(tile, 0);
   CommitCopies();
   for (int step = 0; step < tiles; ++step) {
     // Without masks a tile follows from its step, which saves a register.
-    if (!kGeneral) tile = tiles - 1 - step;
+    if (!kGeneral) tile = step == 0 ? 0 : tiles - step;
     if (kGeneral && tile < 0) break;
-    const int stage = step % Shape::kStages, next = newest(tile - 1);
+    const int stage = step % Shape::kStages;
+    const int next = kGeneral ? newest(tile - 1) : step + 1 < tiles ? tiles - step - 1 : -1;
     bool full = false;
     TSALLIS_UNROLL
     for (int r = 0; r < kOwn; ++r) {

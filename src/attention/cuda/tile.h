@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "attention/cuda/call.h"
-#include "attention/cuda/device.h"
+#include "core/cuda/device.h"
 
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {

@@ -13,7 +13,7 @@
 #include "attention/terms.h"
 #include "attention/testing/bounded.h"
 #include "attention/testing/problem.h"
-#include "simplex/elements.h"
+#include "core/elements.h"
 #include "simplex/solve.h"
 
 namespace tsallis {

@@ -15,7 +15,7 @@
 #include "attention/kernels.h"
 #include "attention/reference.h"
 #include "attention/testing/problem_spec.h"
-#include "simplex/elements.h"
+#include "core/elements.h"
 #include "tsallis/attention.h"
 
 #if !defined(TSALLIS_REFERENCE_ONLY)

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "simplex/elements.h"
+#include "core/elements.h"
 #include "tsallis/attention.h"
 #include "tsallis/error.h"
 #include "tsallis/kv_cache.h"

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "attention/cpu/dense/dense.h"
+#include "core/elements.h"
 #include "core/parallel.h"
-#include "simplex/elements.h"
 
 namespace tsallis {
 namespace dense {

@@ -6,7 +6,7 @@
 
 #include "attention/cpu/dense/dense.h"
 #include "attention/reference.h"
-#include "simplex/elements.h"
+#include "core/elements.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/dense/rows.cc"

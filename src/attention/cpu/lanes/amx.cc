@@ -1,7 +1,7 @@
 #include "attention/cpu/lanes/amx.h"
 
 #include "attention/cpu/matrix_unit.h"
-#include "simplex/elements.h"
+#include "core/elements.h"
 #include "tsallis/cpu.h"
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -8,7 +8,7 @@
 #include "attention/geometry.h"
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
-#include "simplex/elements.h"
+#include "core/elements.h"
 #include "tsallis/attention.h"
 
 namespace tsallis::cuda {

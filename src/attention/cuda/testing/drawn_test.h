@@ -13,10 +13,10 @@
 #include <iostream>
 #include <string>
 
-#include "attention/cuda/testing/simt.h"
 #include "attention/testing/compare.h"
-#include "attention/testing/environment.h"
 #include "attention/testing/problem.h"
+#include "core/cuda/testing/simt.h"
+#include "core/testing/environment.h"
 
 namespace tsallis::cuda {
 

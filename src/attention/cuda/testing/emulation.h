@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 
 #include "attention/cuda/testing/emulated_runs.h"
 #include "attention/cuda/testing/on_device.h"
@@ -10,17 +9,6 @@
 #include "tsallis/attention.h"
 
 namespace tsallis::cuda {
-
-struct Emulation {
-  static void* Allocate(std::size_t bytes) { return simt::AllocateDevice(bytes); }
-  static void Free(void* data) { simt::FreeDevice(data); }
-  static void ToDevice(void* to, const void* from, std::size_t bytes) {
-    std::memcpy(to, from, bytes);
-  }
-  static void ToHost(void* to, const void* from, std::size_t bytes) {
-    std::memcpy(to, from, bytes);
-  }
-};
 
 // run.operator()<Type>() for the type of a call's arrays, which is served.
 template <class Run>

@@ -1,5 +1,4 @@
-// For tests: calls with arrays of the host, run on a device. Every array is copied to memory of the
-// device that has just its size, and what a call writes is copied back.
+// For tests: calls of attention with arrays of the host, run on a device.
 #pragma once
 
 #include <algorithm>
@@ -10,38 +9,25 @@
 
 #include "attention/geometry.h"
 #include "attention/testing/problem.h"
+#include "core/cuda/testing/copies.h"
 #include "tsallis/attention.h"
 
 namespace tsallis::cuda {
 
-// Device: Allocate(bytes), Free(data), ToDevice(to, from, bytes), ToHost(to, from, bytes).
 template <class Device>
-class OnDevice {
+class OnDevice : public Copies<Device> {
  public:
-  OnDevice() = default;
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() {
-    for (const Copy& copy : copies_) Device::Free(copy.memory);
-  }
+  using Copies<Device>::Numbers;
 
-  // `count` numbers; written back by CopyBack() if `written`.
-  template <typename T>
-  T* Numbers(T* data, std::int64_t count, bool written) {
-    if (data == nullptr) return nullptr;
-    return static_cast<T*>(Place(const_cast<std::remove_const_t<T>*>(data),
-                                 static_cast<std::size_t>(count) * sizeof(T), written));
-  }
-  // The bytes between an array's first and its last element.
   template <class Array>
   Array Elements(Array array, const std::int64_t (&sizes)[4], bool written) {
-    array.data = Stretch(array.data, static_cast<std::int64_t>(SizeOf(array.dtype)), array.strides,
-                         sizes, written);
+    array.data = this->Stretch(array.data, static_cast<std::int64_t>(SizeOf(array.dtype)),
+                               array.strides, sizes, written);
     return array;
   }
   const std::uint8_t* Bytes(const std::uint8_t* data, const std::int64_t (&strides)[4],
                             const std::int64_t (&sizes)[4]) {
-    return static_cast<const std::uint8_t*>(Stretch(data, 1, strides, sizes, false));
+    return static_cast<const std::uint8_t*>(this->Stretch(data, 1, strides, sizes, false));
   }
 
   AttentionParams Params(AttentionParams p) {
@@ -94,50 +80,6 @@ class OnDevice {
     g.d_bias = Elements(g.d_bias, {batch, p.heads, p.q_len, p.k_len}, true);
     return g;
   }
-  void CopyBack() {
-    for (const Copy& copy : copies_) {
-      if (copy.written && copy.bytes > 0) Device::ToHost(copy.host, copy.at, copy.bytes);
-    }
-  }
-
- private:
-  struct Copy {
-    void* memory = nullptr;
-    void* at = nullptr;
-    void* host = nullptr;
-    std::size_t bytes = 0;
-    bool written = false;
-  };
-
-  // size: of an element.
-  void* Stretch(const void* data, std::int64_t size, const std::int64_t (&strides)[4],
-                const std::int64_t (&sizes)[4], bool written) {
-    if (data == nullptr) return nullptr;
-    std::int64_t low = 0, high = 0;
-    bool empty = false;
-    for (int i = 0; i < 4; ++i) {
-      empty = empty || sizes[i] == 0;
-      const std::int64_t reach = (sizes[i] - 1) * strides[i];
-      (reach < 0 ? low : high) += reach;
-    }
-    const std::int64_t bytes = empty ? 0 : (high - low + 1) * size;
-    auto* from = const_cast<char*>(static_cast<const char*>(data));
-    auto* memory = static_cast<char*>(
-        Place(from + (empty ? 0 : low * size), static_cast<std::size_t>(bytes), written));
-    return memory - (empty ? 0 : low * size);
-  }
-
-  // Aligned to 16 as it was, and no more.
-  void* Place(void* host, std::size_t bytes, bool written) {
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(host) % 16;
-    Copy copy = {Device::Allocate(offset + bytes), nullptr, host, bytes, written};
-    copy.at = static_cast<char*>(copy.memory) + offset;
-    if (bytes > 0) Device::ToDevice(copy.at, host, bytes);
-    copies_.push_back(copy);
-    return copy.at;
-  }
-
-  std::vector<Copy> copies_;
 };
 
 // run(params, counts) and run(params, row_offsets, columns, values) on arrays of a device: what

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string>
 
-#include "attention/cuda/device.h"
+#include "core/cuda/device.h"
 #include "tsallis/error.h"
 #include "tsallis/types.h"
 

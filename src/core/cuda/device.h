@@ -15,8 +15,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #else
-#include "attention/cuda/testing/instructions.h"
-#include "simplex/elements.h"
+#include "core/cuda/testing/instructions.h"
+#include "core/elements.h"
 #endif
 
 namespace tsallis::cuda {

@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <new>
 #include <unordered_map>
 
-#include "attention/cuda/testing/simt.h"
+#include "core/cuda/testing/simt.h"
 
 namespace tsallis::simt {
 
@@ -97,3 +98,19 @@ inline void WriteDevice(void* data, std::size_t size, std::size_t alignment) {
 }
 
 }  // namespace tsallis::simt
+
+namespace tsallis::cuda {
+
+// The emulation's memory, as tests use that of any device (copies.h).
+struct Emulation {
+  static void* Allocate(std::size_t bytes) { return simt::AllocateDevice(bytes); }
+  static void Free(void* data) { simt::FreeDevice(data); }
+  static void ToDevice(void* to, const void* from, std::size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+  static void ToHost(void* to, const void* from, std::size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+};
+
+}  // namespace tsallis::cuda

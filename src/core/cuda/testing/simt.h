@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cuda/testing/fibres.h"
+#include "core/cuda/testing/fibres.h"
 
 namespace tsallis::simt {
 
@@ -389,5 +389,5 @@ void Launch(void (*kernel)(Parameters...), Dim3 grid, unsigned threads, std::siz
 
 }  // namespace tsallis::simt
 
-#include "attention/cuda/testing/device_memory.h"
-#include "attention/cuda/testing/shared_memory.h"
+#include "core/cuda/testing/device_memory.h"
+#include "core/cuda/testing/shared_memory.h"

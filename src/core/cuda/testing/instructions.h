@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "attention/cuda/testing/shared_memory.h"
-#include "attention/cuda/testing/simt.h"
+#include "core/cuda/testing/shared_memory.h"
+#include "core/cuda/testing/simt.h"
 
 namespace tsallis::simt {
 

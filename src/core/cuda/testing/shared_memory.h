@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "attention/cuda/testing/simt.h"
+#include "core/cuda/testing/simt.h"
 
 namespace tsallis::simt {
 

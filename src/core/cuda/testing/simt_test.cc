@@ -1,6 +1,6 @@
 // The emulation itself: every kind of planted fault is found, and right kernels give right numbers
 // under every order of threads.
-#include "attention/cuda/testing/simt.h"
+#include "core/cuda/testing/simt.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention/cuda/call.h"
-#include "attention/cuda/device.h"
+#include "core/cuda/device.h"
 
 namespace tsallis::cuda {
 namespace {

@@ -10,7 +10,9 @@
 
 #include "attention/cuda/testing/emulation.h"
 #include "attention/geometry.h"
+#include "simplex/cuda/testing/drawn_rows.h"
 #include "stable/attention.h"
+#include "stable/rows.h"
 #include "torch/attention.h"
 #include "torch/tensors.h"
 
@@ -240,6 +242,115 @@ TEST(AttentionCuda, AlphasOfAllKinds) {
 }
 
 TEST(AttentionCuda, EmptyBatches) { Compare(Inputs::Draw(0, 20), {}); }
+
+// ---- row maps
+
+stable::RowPasses EmulatedRowPasses() {
+  // The call's params with alphas of the device's.
+  const auto numbers = [](cuda::Copies<cuda::Emulation>& device, RowMapParams params,
+                          std::int64_t rows) {
+    params.alpha_per_row = device.Numbers(params.alpha_per_row, rows, false);
+    return params;
+  };
+  return {.reader = stable::Reader::kDevice,
+          .forward =
+              [=](const RowMapParams& params, const ConstRows& scores, const MutableRows& p,
+                  const RowStats& stats) {
+                cuda::Copies<cuda::Emulation> device;
+                cuda::kEmulatedRows.forward(numbers(device, params, scores.rows),
+                                            RowsOn(device, scores, false), RowsOn(device, p, true),
+                                            {device.Numbers(stats.tau, scores.rows, true),
+                                             device.Numbers(stats.support_size, scores.rows, true),
+                                             device.Numbers(stats.entropy, scores.rows, true)});
+                device.CopyBack();
+              },
+          .backward =
+              [=](const RowMapParams& params, const ConstRows& scores, const ConstRows& p,
+                  const ConstRows& dp, const MutableRows& ds, double* d_alpha) {
+                cuda::Copies<cuda::Emulation> device;
+                cuda::kEmulatedRows.backward(
+                    numbers(device, params, scores.rows), RowsOn(device, scores, false),
+                    RowsOn(device, p, false), RowsOn(device, dp, false), RowsOn(device, ds, true),
+                    device.Numbers(d_alpha, scores.rows, true));
+                device.CopyBack();
+              },
+          .loss =
+              [=](const RowMapParams& params, const ConstRows& scores, const std::int64_t* targets,
+                  std::int64_t ignored, double* losses, const MutableRows& d_scores) {
+                cuda::Copies<cuda::Emulation> device;
+                cuda::kEmulatedRows.loss(params, RowsOn(device, scores, false),
+                                         device.Numbers(targets, scores.rows, false), ignored,
+                                         device.Numbers(losses, scores.rows, true),
+                                         RowsOn(device, d_scores, true));
+                device.CopyBack();
+              }};
+}
+
+// Everything that both passes return, for scores in any order of dimensions.
+void CompareRows(const Tensor& scores, const std::optional<Tensor>& alpha, std::int64_t dim) {
+  const Tensor dp = at::randn_like(scores);
+  const auto run = [&](const stable::RowPasses& passes) {
+    const auto arguments = [&] {
+      return stable::RowArguments{.params = {}, .dim = dim, .mistake = {}};
+    };
+    const auto alphas = [&]() -> std::optional<stable::Tensor> {
+      if (!alpha) return std::nullopt;
+      return Handle(*alpha);
+    };
+    stable::RowArguments forward = arguments(), backward = arguments();
+    auto mapped = stable::MapRows(passes, Handle(scores), alphas(), forward, true);
+    auto gradients =
+        stable::MapRowsBackward(passes, Handle(dp), Handle(scores), mapped.probabilities, alphas(),
+                                backward, alpha.has_value());
+    std::vector<Tensor> results;
+    for (stable::Tensor* tensor : {&mapped.probabilities, &mapped.tau, &mapped.support_size,
+                                   &mapped.entropy, &gradients.d_scores}) {
+      results.push_back(FromHandle(std::move(*tensor)));
+    }
+    if (alpha) results.push_back(FromHandle(std::move(gradients.d_alpha)));
+    return results;
+  };
+  const std::vector<Tensor> ours = run(EmulatedRowPasses()), theirs = run(stable::CpuRowPasses());
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(at::allclose(ours[i].to(at::kDouble), theirs[i].to(at::kDouble), 1e-4, 1e-5)) << i;
+  }
+}
+
+TEST(RowsCuda, AnyDimensionAndStrides) {
+  at::manual_seed(5);
+  const Tensor scores = 2 * at::randn({3, 7, 5});
+  for (const std::int64_t dim : {0, 1, 2}) {
+    CompareRows(scores, std::nullopt, dim);
+    CompareRows(scores.transpose(0, 2), std::nullopt, dim);
+    CompareRows(scores.narrow(1, 1, 4), std::nullopt, dim);
+    CompareRows(scores.narrow(0, 0, 1).expand({2, 7, 5}), std::nullopt, dim);
+  }
+}
+
+TEST(RowsCuda, AlphasThatRepeat) {
+  at::manual_seed(5);
+  const Tensor scores = 2 * at::randn({3, 4, 5}), alphas = at::tensor({1.5, 1.0, 1.2, 2.0});
+  CompareRows(scores, alphas.view({4, 1}), 2);
+  CompareRows(scores, alphas.view({4, 1}).to(at::kFloat), 0);
+  CompareRows(scores, at::tensor({1.3, 1.6, 2.0}).view({3, 1, 1}), 1);
+  CompareRows(scores, at::tensor(1.3), 2);
+}
+
+TEST(RowsCuda, Losses) {
+  at::manual_seed(5);
+  const Tensor scores = at::randn({2, 3, 9}),
+               targets = at::tensor({0, 8, -100, 3, 3, 1}).view({2, 3});
+  const auto run = [&](const stable::RowPasses& passes) {
+    stable::LossArguments arguments;
+    auto results =
+        stable::FenchelYoungLosses(passes, Handle(scores), Handle(targets), arguments, true);
+    return std::pair{FromHandle(std::move(results.losses)),
+                     FromHandle(std::move(results.gradient))};
+  };
+  const auto ours = run(EmulatedRowPasses()), theirs = run(stable::CpuRowPasses());
+  EXPECT_TRUE(at::allclose(ours.first, theirs.first, 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(ours.second, theirs.second, 1e-5, 1e-6));
+}
 
 }  // namespace
 }  // namespace tsallis
