@@ -10,8 +10,16 @@ import pytest
 import torch
 
 import tsallis
+from tsallis._device_cache import DevicePages
 
 HEADS, KV_HEADS, DIM, VALUE_DIM = 6, 2, 32, 24
+
+
+@pytest.fixture(params=["host", "device"])
+def pages(request):
+    """Caches with the pages of a host, and with those of a device."""
+    if request.param == "device":
+        request.getfixturevalue("pages_of_a_device")
 
 
 def drawn(seed, *shape, dtype=torch.float32, spread=1.0):
@@ -62,6 +70,68 @@ def test_sequences_of_any_length_have_the_bits_of_attention(dtype, screen):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_of_a_device_have_the_bits_of_attention(dtype, pages_of_a_device):
+    """Appended in pieces, of sequences whose pages lie between each other's."""
+    cache = tsallis.KVCache(2, KV_HEADS, DIM, value_dim=VALUE_DIM, dtype=dtype)
+    sequences = [cache.sequence() for _ in range(3)]
+    keys = [
+        (drawn(i, 1, KV_HEADS, n, DIM), drawn(i, 1, KV_HEADS, n, VALUE_DIM))
+        for i, n in enumerate((1, 64, 700))
+    ]
+    keys = [(k.to(dtype), v.to(dtype)) for k, v in keys]
+    for begin in range(0, 700, 50):
+        for layer in range(2):
+            for sequence, (k, v) in zip(sequences, keys, strict=True):
+                piece = k[:, :, begin : begin + 50], v[:, :, begin : begin + 50]
+                cache.append(layer, [sequence], *piece)
+    q = drawn(9, 3, HEADS, 1, DIM, dtype=dtype, spread=2.0)
+    scales = drawn(3, 3, HEADS, 1).exp()
+    for settings in [
+        {},
+        {"map": "softmax", "window": 20},
+        {"alpha": torch.tensor([1.0, 1.25, 1.5, 1.75, 2.0, 1.5])},
+        {"softcap": 5.0, "sink": torch.linspace(-1.0, 1.0, HEADS), "scale": 0.3},
+    ]:
+        out, found = tsallis.decode(
+            q, cache, 1, sequences, length_scale=scales, returns="support_size", **settings
+        )
+        window = {"window": (settings.pop("window"), None)} if "window" in settings else {}
+        for i, (k, v) in enumerate(keys):
+            one = {"length_scale": scales[i : i + 1], "causal": True, **window, **settings}
+            alone, extra = tsallis.attention(q[i : i + 1], k, v, returns="support_size", **one)
+            assert torch.equal(out[i : i + 1], alone), settings
+            assert torch.equal(found.support_size[i : i + 1], extra.support_size)
+    for mistake, text in [
+        ({"mode": tsallis.TopPages(64)}, "mode: expected None on cpu, got TopPages"),
+        ({"begin": [0, 3, 0]}, r"begin: expected None or zeros on cpu, got \[0, 3, 0\]"),
+        ({"returns": "scored"}, "returns: expected names out of tau, .* on cpu, got"),
+        ({"map": "adaptive_temperature"}, "map: expected 'entmax' or 'softmax'"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            tsallis.decode(q, cache, 0, sequences, **mistake)
+    with pytest.raises(ValueError, match="layer: expected 0 to 1, got 2"):
+        tsallis.decode(q, cache, 2, sequences)
+    k, v = keys[0]
+    for bad, text in [
+        (([sequences[0]] * 2, k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)), "sequences: .* once"),
+        ((sequences[:1], k[:, :1], v), r"k: expected \[1, 2, tokens, 32\], got \[1, 1, 1, 32\]"),
+        ((sequences[:1], k, v.half()), "v: expected torch"),
+        ((sequences[:1], k, v.to("meta")), "v: expected a tensor on cpu, got meta"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            cache.append(0, *bad)
+
+
+def test_a_device_keeps_nothing_beside_the_keys():
+    with pytest.raises(ValueError, match='screen: expected "none" on cuda'):
+        tsallis.KVCache(1, 1, 8, device="cuda", screen="bytes")
+    with pytest.raises(ValueError, match="moments: expected False on cuda"):
+        tsallis.KVCache(1, 1, 8, device="cuda", moments=True)
+    with pytest.raises(ValueError, match="device: expected cpu or a CUDA device, got meta"):
+        tsallis.KVCache(1, 1, 8, device="meta")
+
+
 def test_what_a_call_tells():
     cache, sequences, keys = filled([3000], torch.bfloat16)
     q = drawn(9, 1, HEADS, 1, DIM, dtype=torch.bfloat16, spread=3.0)
@@ -79,7 +149,7 @@ def test_what_a_call_tells():
     assert out.shape == (1, HEADS, 1, VALUE_DIM)
 
 
-def test_a_model_writes_token_by_token():
+def test_a_model_writes_token_by_token(pages):
     """Two layers, a prompt in one piece, forks that go different ways."""
     cache = tsallis.KVCache(2, KV_HEADS, DIM, dtype=torch.float32)
     prompt = cache.sequence()
@@ -110,7 +180,7 @@ def test_a_model_writes_token_by_token():
     assert cache.use().pages == 2
 
 
-def test_a_budget_holds_and_nothing_is_half_done():
+def test_a_budget_holds_and_nothing_is_half_done(pages):
     page = tsallis.KVCache(1, KV_HEADS, DIM).use().page_bytes
     cache = tsallis.KVCache(1, KV_HEADS, DIM, max_bytes=2 * page)
     a, b = cache.sequence(), cache.sequence()
@@ -217,6 +287,23 @@ def test_mistakes_about_modes_are_named():
         tsallis.decode(q, cache, 0, [a], mode=tsallis.Within("small"))
     with pytest.raises(TypeError, match="ranges: expected True or False, got 1"):
         tsallis.KVCache(1, 2, 8, ranges=1)
+
+
+def test_a_sequence_on_a_device_is_saved_and_loaded(tmp_path):
+    host, (a,), _ = filled([300], torch.bfloat16)
+    host.save(a, tmp_path / "prompt")
+    device = tsallis.KVCache(1, KV_HEADS, DIM, value_dim=VALUE_DIM)
+    sizes, where = (1, KV_HEADS, DIM, VALUE_DIM), torch.device("cpu")
+    device._pages = DevicePages(*sizes, torch.bfloat16, where, 0, tsallis.CacheFull)
+    b = device.load(tmp_path / "prompt")
+    for ours, theirs in zip(b.read(0), a.read(0), strict=True):
+        assert torch.equal(ours, theirs)
+    device.save(b.fork(100), tmp_path / "again")
+    again = host.load(tmp_path / "again")
+    assert torch.equal(again.read(0)[1], a.read(0)[1][:, :, :100])
+    with pytest.raises(OSError, match="missing: cannot be read"):
+        device.load(tmp_path / "missing")
+    assert device.use().sequences == 1
 
 
 def test_a_sequence_is_saved_and_loaded(tmp_path):
@@ -351,7 +438,7 @@ def test_caches_are_not_copied():
 
 def test_a_cache_that_is_gone():
     cache = tsallis.KVCache(1, 1, 8)
-    number = cache._cache.clone()
+    number = cache._pages.number.clone()
     del cache
     gc.collect()
     with pytest.raises((ValueError, RuntimeError), match="cache: expected one that is alive"):

@@ -174,6 +174,27 @@ def test_decoding_on_pages(settings):
 
 
 @needs_device
+def test_a_cache_on_the_device(tmp_path):
+    results = []
+    for device in ("cuda:0", "cpu"):
+        q, k, v = (x.detach() for x in draw(device, length=90, batch=1))
+        cache = tsallis.KVCache(1, 2, 32, device=device)
+        prompt = cache.sequence()
+        cache.append(0, [prompt], k[:, :, :80], v[:, :, :80])
+        fork = prompt.fork(70)
+        cache.append(0, [fork], k[:, :, 70:75], v[:, :, 70:75])
+        out, found = tsallis.decode(
+            q[:, :, -1:].expand(2, -1, -1, -1), cache, 0, [prompt, fork], returns="support_size"
+        )
+        cache.save(fork, tmp_path / "fork")
+        again = cache.load(tmp_path / "fork")
+        assert torch.equal(again.read(0)[0], fork.read(0)[0])
+        results.append((out, found.support_size))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=3e-2, atol=3e-2)
+
+
+@needs_device
 def test_opcheck():
     q, k, v = draw("cuda:0")
     torch.library.opcheck(torch.ops.tsallis.attention.default, (q, k, v), {"causal": True})

@@ -76,6 +76,17 @@ def test_every_way_to_generate(name, mode):
     assert ours == write(model, DynamicCache(config=model.config), MODES[mode])
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_pages_of_a_device_write_the_same(mode, padding, pages_of_a_device):
+    """Without padding they are read where they lie."""
+    model = build("gpt_oss")
+    with mock.patch.object(integration, "decode", wraps=integration.decode) as decode:
+        ours = write(model, integration.TsallisCache(model.config), MODES[mode], padding=padding)
+    assert bool(decode.call_count) == (padding == 0)
+    assert ours == write(model, DynamicCache(config=model.config), MODES[mode], padding=padding)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_assisted_decoding_takes_guesses_back(name):
     model = build(name)
@@ -248,7 +259,7 @@ def test_what_it_cannot_hold_it_says():
         (
             lambda: model.double()(tokens, past_key_values=integration.TsallisCache(model.config)),
             ValueError,
-            "expected keys of bfloat16, float16, float32 on the CPU, got torch.float64 on cpu",
+            "expected keys of bfloat16, float16, float32 on a CPU or a CUDA device, got torch.fl",
         ),
     ]:
         with pytest.raises(error, match=why):

@@ -6,7 +6,8 @@ import os
 import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from tsallis import _ops
 from tsallis._call import call, chosen, number
 from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
+from tsallis._device_cache import DevicePages
 
 __all__ = ["CacheFull", "CacheUse", "CachedSequence", "DecodeExtras", "KVCache", "decode"]
 
@@ -118,13 +120,52 @@ def _path(path: str | os.PathLike[str]) -> Tensor:
     return torch.tensor(list(name), dtype=torch.uint8)
 
 
+class _HostPages:
+    """The pages of a `KVCache` in the host's memory, by the library's operators."""
+
+    def __init__(self, *settings: int) -> None:
+        number = _call(_OPS.cache_new, *settings)
+        self.number = torch.tensor([number])
+        # Past torch: the garbage collector may free a sequence while something traces.
+        self._free = partial(_ops.free_sequence, number)
+        self._finalizer = weakref.finalize(self, _ops.delete_cache, number)
+
+    def create(self) -> int:
+        return int(_call(_OPS.cache_create, self.number))
+
+    def fork(self, handle: int, length: int) -> int:
+        return int(_call(_OPS.cache_fork, self.number, handle, length))
+
+    def free(self, handle: int) -> None:
+        self._free(handle)
+
+    def truncate(self, handle: int, length: int) -> None:
+        _call(_OPS.cache_truncate, self.number, handle, length)
+
+    def length(self, handle: int, layer: int) -> int:
+        return int(_call(_OPS.cache_length, self.number, handle, layer))
+
+    def append(self, layer: int, handles: list[int], k: Tensor, v: Tensor) -> None:
+        _call(_OPS.cache_append, self.number, layer, handles, k, v)
+
+    def read(self, handle: int, layer: int) -> tuple[Tensor, Tensor]:
+        k, v = _call(_OPS.cache_read, self.number, handle, layer)
+        return k, v
+
+    def use(self) -> tuple[int, ...]:
+        return tuple(_call(_OPS.cache_use, self.number))
+
+    def serves(self, *_: Any) -> bool:
+        return True
+
+
 class CachedSequence:
     """The tokens of one sequence of a `KVCache`, which makes it; freed with the object."""
 
     def __init__(self, cache: KVCache, handle: int) -> None:
         self._cache = cache
         self._handle = handle
-        self._finalizer = weakref.finalize(self, _ops.free_sequence, cache._number, handle)
+        self._finalizer = weakref.finalize(self, cache._pages.free, handle)
 
     @property
     def cache(self) -> KVCache:
@@ -132,12 +173,11 @@ class CachedSequence:
 
     def __len__(self) -> int:
         """Tokens that every layer has."""
-        return int(_call(_OPS.cache_length, self._cache._cache, self._handle, -1))
+        return self._cache._pages.length(self._handle, -1)
 
     def length(self, layer: int) -> int:
         """Tokens that one layer has."""
-        layer = _index(layer, "layer")
-        return int(_call(_OPS.cache_length, self._cache._cache, self._handle, layer))
+        return self._cache._pages.length(self._handle, _index(layer, "layer"))
 
     def fork(self, length: int | None = None) -> CachedSequence:
         """Another sequence that begins with the first ``length`` tokens (default: all) of this.
@@ -145,19 +185,15 @@ class CachedSequence:
         Pages are shared; one is copied when either sequence writes to it.
         """
         first = -1 if length is None else _index(length, "length")
-        handle = _call(_OPS.cache_fork, self._cache._cache, self._handle, first)
-        return CachedSequence(self._cache, handle)
+        return CachedSequence(self._cache, self._cache._pages.fork(self._handle, first))
 
     def truncate(self, length: int) -> None:
         """Forgets the tokens from ``length`` on."""
-        length = _index(length, "length")
-        _call(_OPS.cache_truncate, self._cache._cache, self._handle, length)
+        self._cache._pages.truncate(self._handle, _index(length, "length"))
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Copies of a layer's keys and values: [1, kv_heads, tokens, head_dim or value_dim]."""
-        layer = _index(layer, "layer")
-        k, v = _call(_OPS.cache_read, self._cache._cache, self._handle, layer)
-        return k, v
+        return self._cache._pages.read(self._handle, _index(layer, "layer"))
 
     def __reduce__(self) -> Any:
         raise TypeError("a CachedSequence cannot be copied or pickled: use fork, or KVCache.save")
@@ -194,10 +230,12 @@ def _mode(mode: Any) -> tuple[int, float, int, int, float]:
     return 4, 0.5, budget, _index(mode.first, "mode.first"), 0.5
 
 
+TERMS = ("scale", "softcap", "scale_invariant", "scale_invariant_alpha", "scale_invariant_beta")
+
+
 def score_terms(*values: float | None) -> dict[str, float]:
     """Settings of those that are given: scale, softcap and the scale-invariant ones."""
-    names = ("scale", "softcap", "scale_invariant", "scale_invariant_alpha", "scale_invariant_beta")
-    given = zip(names, values, strict=True)
+    given = zip(TERMS, values, strict=True)
     return {name: number(value, name) for name, value in given if value is not None}
 
 
@@ -220,8 +258,11 @@ class KVCache:
         head_dim: of queries and keys, 1 to 512.
         value_dim: of values, 1 to 512; None: head_dim.
         dtype: torch.bfloat16, torch.float16 or torch.float32.
+        device: "cpu" or a CUDA device, where k, v and the queries of `decode` are then, and where
+            its kernels were compiled.
         screen: "bytes" keeps head_dim + 12 bytes more a key and head, with which `decode` skips the
-            keys that have no weight; "none": every key is scored from its row.
+            keys that have no weight; "none": every key is scored from its row. None: "bytes" on a
+            CPU, "none" on a CUDA device, which has no other, nor ranges and moments.
         ranges: keeps what `TopPages` chooses by: 8 (head_dim + 1) bytes more a page of 64 tokens
             and head.
         moments: likewise for `GaussianPages`.
@@ -240,7 +281,8 @@ class KVCache:
         *,
         value_dim: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
-        screen: Literal["bytes", "none"] = "bytes",
+        device: torch.device | str = "cpu",
+        screen: Literal["bytes", "none"] | None = None,
         ranges: bool = False,
         moments: bool = False,
         max_bytes: int = 0,
@@ -248,6 +290,11 @@ class KVCache:
         if dtype not in _DTYPES:
             names = ", ".join(sorted(map(str, _DTYPES)))
             raise ValueError(f"dtype: expected one of {names}, got {dtype}")
+        where = torch.device(device)
+        if where.type not in ("cpu", "cuda"):
+            raise ValueError(f"device: expected cpu or a CUDA device, got {where}")
+        if screen is None:
+            screen = "bytes" if where.type == "cpu" else "none"
         if screen not in _SCREENS:
             raise ValueError(f"screen: expected one of {', '.join(_SCREENS)}, got {screen!r}")
         sizes = (
@@ -258,15 +305,21 @@ class KVCache:
         )
         kept = screen == "bytes", _flag(ranges, "ranges"), _flag(moments, "moments")
         most = _index(max_bytes, "max_bytes")
-        self._number = _call(_OPS.cache_new, *sizes, _DTYPES.index(dtype), *kept, most)
-        self._cache = torch.tensor([self._number])
-        self._finalizer = weakref.finalize(self, _ops.delete_cache, self._number)
+        self._pages: _HostPages | DevicePages
+        if where.type == "cpu":
+            self._pages = _HostPages(*sizes, _DTYPES.index(dtype), *kept, most)
+        else:
+            for name, value in zip(("screen", "ranges", "moments"), kept, strict=True):
+                if value:
+                    expected = '"none"' if name == "screen" else "False"
+                    raise ValueError(f"{name}: expected {expected} on {where}, got another value")
+            self._pages = DevicePages(*sizes, dtype, where, most, CacheFull)
         self.layers, self.kv_heads, self.head_dim, self.value_dim = sizes
-        self.dtype = dtype
+        self.dtype, self.device = dtype, where
 
     def sequence(self) -> CachedSequence:
         """A new sequence without tokens."""
-        return CachedSequence(self, _call(_OPS.cache_create, self._cache))
+        return CachedSequence(self, self._pages.create())
 
     def append(
         self, layer: int, sequences: SequenceOf[CachedSequence], k: Tensor, v: Tensor
@@ -285,7 +338,7 @@ class KVCache:
         """
         handles = self._handles(sequences)
         tensors = _tensor(k, "k"), _tensor(v, "v")
-        _call(_OPS.cache_append, self._cache, _index(layer, "layer"), handles, *tensors)
+        self._pages.append(_index(layer, "layer"), handles, *tensors)
 
     def save(self, sequence: CachedSequence, path: str | os.PathLike[str]) -> None:
         """Writes the keys and values of a sequence to a file, with checksums.
@@ -298,7 +351,10 @@ class KVCache:
             ValueError: the sequence is not of this cache.
         """
         (handle,) = self._handles([sequence])
-        _file_call(_OPS.cache_save, self._cache, handle, _path(path))
+        if isinstance(self._pages, DevicePages):
+            self._pages.save(handle, self._on_host(), path)
+        else:
+            _file_call(_OPS.cache_save, self._pages.number, handle, _path(path))
 
     def load(self, path: str | os.PathLike[str]) -> CachedSequence:
         """A new sequence with the tokens that `save` wrote, of this or of another cache.
@@ -311,14 +367,32 @@ class KVCache:
             ValueError: it is damaged, cut short, no saved sequence, or of another shape.
             CacheFull: it does not fit; nothing was added.
         """
-        return CachedSequence(self, _file_call(_OPS.cache_load, self._cache, _path(path)))
+        if isinstance(self._pages, DevicePages):
+            return CachedSequence(self, self._pages.load(self._on_host(), path))
+        return CachedSequence(self, _file_call(_OPS.cache_load, self._pages.number, _path(path)))
 
     def use(self) -> CacheUse:
         """What the cache holds now."""
-        return CacheUse(*_call(_OPS.cache_use, self._cache))
+        return CacheUse(*self._pages.use())
 
     def __reduce__(self) -> Any:
         raise TypeError("a KVCache cannot be copied or pickled: use save and load")
+
+    def _on_host(self) -> KVCache:
+        """An empty cache of the same shape, which writes and reads files."""
+        return KVCache(
+            self.layers,
+            self.kv_heads,
+            self.head_dim,
+            value_dim=self.value_dim,
+            dtype=self.dtype,
+            screen="none",
+        )
+
+    def serves(self, queries: int, begin: SequenceOf[int], map: str, alpha: float | Tensor) -> bool:
+        """Whether `decode` takes a call of so many queries a sequence: on a CPU every one."""
+        alphas = alpha.flatten().tolist() if isinstance(alpha, Tensor) else [alpha]
+        return self._pages.serves(queries, begin, map, alphas)
 
     def _handles(self, sequences: SequenceOf[CachedSequence]) -> list[int]:
         if not isinstance(sequences, SequenceOf):
@@ -359,14 +433,18 @@ def decode(
     if ``returns`` asks for nothing but "tau", "support_size", "entropy" and "maximum". No
     gradients.
 
+    On a CUDA device the kernels are those of `decode_paged`, within its limits: alphas of 1 or from
+    1.1 to 2, a few queries of a sequence, no ``mode``, no ``begin``, and of the statistics these
+    four.
+
     Args:
         q: [sequences, heads, q_len, head_dim] of the cache's dtype; heads is a multiple of
             kv_heads.
         cache: holds the keys and values.
         layer: from 0.
         sequences: of the cache; their lengths may differ.
-        map: "entmax", "softmax" or, without a ``mode``, "adaptive_temperature" with the published
-            coefficients.
+        map: "entmax", "softmax" or, without a ``mode`` and on a CPU, "adaptive_temperature" with
+            the published coefficients.
         alpha: of entmax: > 0; a tensor [heads]: one for each. With a ``mode`` or statistics of
             `DecodeExtras` from certificate on: 1, or from 1.1 to 4.
         mode: `Within`, for softmax with a proved bound of what is lost; or an approximation,
@@ -401,9 +479,26 @@ def decode(
     if map not in _DECODE_MAPS:
         expected = "'entmax', 'softmax' or 'adaptive_temperature'"
         raise ValueError(f"map: expected {expected}, got {map!r}")
-    settings: dict[str, Any] = score_terms(
-        scale, softcap, scale_invariant, scale_invariant_alpha, scale_invariant_beta
-    )
+    if begin is not None and not isinstance(begin, SequenceOf):
+        raise TypeError(f"begin: expected integers or None, got {begin!r}")
+    first = None if begin is None else [_index(token, "begin") for token in begin]
+    terms = (scale, softcap, scale_invariant, scale_invariant_alpha, scale_invariant_beta)
+    if isinstance(cache._pages, DevicePages):
+        return _decode_on_device(
+            q,
+            cache._pages.on_pages(_index(layer, "layer"), cache._handles(sequences)),
+            mode,
+            first,
+            names,
+            map=map,
+            alpha=alpha,
+            window=window,
+            **dict(zip(TERMS, terms, strict=True)),
+            alibi_slopes=alibi_slopes,
+            length_scale=length_scale,
+            sink=sink,
+        )
+    settings: dict[str, Any] = score_terms(*terms)
     # A default costs a microsecond to hand over.
     if map != "entmax":
         settings["map"] = _ops.MAPS.index(map)
@@ -420,11 +515,9 @@ def decode(
     ):
         if _tensor(tensor, name, optional=True) is not None:
             settings[name] = tensor.detach()  # type: ignore[union-attr]
-    if begin is not None and not isinstance(begin, SequenceOf):
-        raise TypeError(f"begin: expected integers or None, got {begin!r}")
-    first = None if begin is None else [_index(token, "begin") for token in begin]
     q = q.detach() if q.requires_grad else q
-    arguments = cache._cache, q, cache.value_dim, _index(layer, "layer"), cache._handles(sequences)
+    number_of = cache._pages.number
+    arguments = number_of, q, cache.value_dim, _index(layer, "layer"), cache._handles(sequences)
     keys = () if mode is None else _mode(mode)
     if not names:
         return _call(lambda: _DECODE(*arguments, first, *keys, **settings))
@@ -432,3 +525,24 @@ def decode(
     out, *found = _call(lambda: _DECODE_STATS(*arguments, first, wanted, *keys, **settings))
     statistics = dict(zip(_STATISTICS, found, strict=True))
     return out, DecodeExtras(**{name: statistics[name] for name in names})
+
+
+def _decode_on_device(
+    q: Tensor,
+    pages: tuple[Tensor, ...],
+    mode: DecodeMode | None,
+    begin: list[int] | None,
+    names: tuple[str, ...],
+    **settings: Any,
+) -> Any:
+    """`decode` by the kernels that read pages on a device; what they do not have is refused."""
+    from tsallis._paged import decode_paged
+
+    if mode is not None:
+        raise ValueError(f"mode: expected None on {q.device}, got {mode!r}")
+    if begin is not None and any(begin):
+        raise ValueError(f"begin: expected None or zeros on {q.device}, got {begin}")
+    if beyond := [name for name in names if name not in _STATISTICS[:4]]:
+        expected = ", ".join(_STATISTICS[:4])
+        raise ValueError(f"returns: expected names out of {expected} on {q.device}, got {beyond}")
+    return decode_paged(q, *pages, returns=cast(Any, names), **settings)

@@ -446,6 +446,8 @@ def _decoded(
     # A number is not rounded to a tensor's dtype.
     alpha = terms["alpha"]
     alpha = alpha.flatten().expand(query.shape[1]) if isinstance(alpha, Tensor) else float(alpha)
+    if not cache.pages.serves(q_len, begin, terms["map"], alpha):
+        return None
     found = decode(
         query,
         cache.pages,

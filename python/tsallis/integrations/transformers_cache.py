@@ -117,11 +117,13 @@ class TsallisCache(Cache):
     it screens all keys by bytes and scores only those that may have a weight
     (docs/guide/decoding.md).
     Beams, assisted decoding and several answers to one prompt share pages. Other implementations
-    get a copy of all keys and values for every token.
+    get a copy of all keys and values for every token, and so do, on a CUDA device, prompts and
+    sequences with padding on the left.
 
     Args:
         config: of the model. Every layer that has keys must have the same heads and sizes.
-        screen: as `tsallis.KVCache`; "none" is smaller, and enough for softmax.
+        screen: as `tsallis.KVCache`; "none" is smaller, and enough for softmax. On a CUDA device
+            None or "none".
         max_bytes: of pages; 0: no limit. What does not fit raises `tsallis.CacheFull`.
 
     Raises:
@@ -129,7 +131,7 @@ class TsallisCache(Cache):
     """
 
     def __init__(
-        self, config: Any, *, screen: Literal["bytes", "none"] = "bytes", max_bytes: int = 0
+        self, config: Any, *, screen: Literal["bytes", "none"] | None = None, max_bytes: int = 0
     ) -> None:
         if getattr(config, "is_encoder_decoder", False):
             raise ValueError(
@@ -152,10 +154,11 @@ class TsallisCache(Cache):
         self._seen: _Seen = _NOTHING_SEEN
 
     def _append(self, layer: int, k: Tensor, v: Tensor) -> None:
-        if k.device.type != "cpu" or k.dtype not in _DTYPES:
+        if k.device.type not in ("cpu", "cuda") or k.dtype not in _DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
             raise ValueError(
-                f"TsallisCache: expected keys of {names} on the CPU, got {k.dtype} on {k.device}"
+                f"TsallisCache: expected keys of {names} on a CPU or a CUDA device, got {k.dtype} "
+                f"on {k.device}"
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ValueError(
@@ -169,6 +172,7 @@ class TsallisCache(Cache):
                 k.shape[3],
                 value_dim=v.shape[3],
                 dtype=k.dtype,
+                device=k.device,
                 **self._settings,
             )
             self.sequences = [self._cache.sequence() for _ in range(k.shape[0])]
@@ -198,10 +202,8 @@ class TsallisCache(Cache):
             return found
         rows = mask[:, 0, :, :k_len]
         begin = rows[:, 0].to(torch.uint8).argmax(-1)
-        token = torch.arange(k_len)
-        expected = (token >= begin[:, None, None]) & (
-            token <= torch.arange(k_len - q_len, k_len)[:, None]
-        )
+        token = torch.arange(k_len, device=rows.device)
+        expected = (token >= begin[:, None, None]) & (token <= token[k_len - q_len :, None])
         found = None
         if torch.equal(rows, expected) and int(begin.max()) <= k_len - q_len:
             found = begin.tolist() * (batch if len(rows) == 1 else 1)
