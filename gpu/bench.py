@@ -1,7 +1,7 @@
 """Times the CUDA kernels against torch's on the same device: gpu/run.py bench.
 
     gpu/bench.py [--out build-gpu] [--lengths N...] [--head-dims D...] [--peers NAME...]
-                 [--decode N...] [--budget SECONDS]
+                 [--decode N...] [--rows N...] [--budget SECONDS]
 
 First the ceilings that the predictions assume: a copy, torch's product of matrices, this library's
 matrix instruction by itself, and rows gathered from the second cache. Then forward and both passes,
@@ -9,9 +9,10 @@ causal, bfloat16, normal inputs, 64 query heads and 8 key heads, with the time o
 keys also with scores as small as those of a model in its first steps. The peers:
 scaled_dot_product_attention with its FlashAttention and cuDNN backends, and FlexAttention compiled.
 Decoding: one query a sequence, keys in pages of 16, beside scaled_dot_product_attention on the same
-keys in one tensor. Every number is written to bench.json as soon as it is known, beside
-the prediction of src/attention/cuda/README.md for an H200; TFLOP/s count the products of dense
-attention, so that equal times are equal rates.
+keys in one tensor. Row maps, beside torch.softmax and the `entmax` package where it is installed:
+bytes that have to be read and written, to be compared with the copy's. Every number is written to
+bench.json as soon as it is known, beside the prediction of src/attention/cuda/README.md for an
+H200; TFLOP/s count the products of dense attention, so that equal times are equal rates.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,6 +113,43 @@ class Ours:
         self._run(0)
         self.call.support_size = None
         return float(sizes.double().mean())
+
+
+class RowsCall(ctypes.Structure):
+    """gpu/library.cc's TsallisRowsCall."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("backward", "dtype", "rows", "length")),
+        ("alpha", ctypes.c_double),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("scores", "probabilities", "d_probabilities", "d_scores")
+        ),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
+class OurRows:
+    """A row map by the library, on fixed tensors."""
+
+    def __init__(self, library: Path, scores: Tensor, alpha: float) -> None:
+        self.function = ctypes.CDLL(str(library)).tsallis_rows
+        self.tensors = {"scores": scores, "d_probabilities": torch.randn_like(scores)}
+        self.tensors |= {name: torch.empty_like(scores) for name in ("probabilities", "d_scores")}
+        self.call = RowsCall(
+            dtype=(torch.float32, torch.bfloat16).index(scores.dtype),
+            rows=scores.shape[0],
+            length=scores.shape[1],
+            alpha=alpha,
+            **{name: tensor.data_ptr() for name, tensor in self.tensors.items()},
+        )
+
+    def run(self, backward: int) -> None:
+        self.call.backward = backward
+        self.call.stream = torch.cuda.current_stream().cuda_stream
+        message = ctypes.create_string_buffer(500)
+        if self.function(ctypes.byref(self.call), message, ctypes.c_int64(len(message))):
+            raise RuntimeError(message.value.decode())
 
 
 class PagesCall(ctypes.Structure):
@@ -399,6 +439,48 @@ def measure_decode(table: Table, library: Path, n: int) -> None:
     torch.cuda.empty_cache()
 
 
+def measure_rows(table: Table, library: Path, length: int) -> None:
+    rows = max(1, (1 << 26) // length)
+    generator = torch.Generator("cuda").manual_seed(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        scores = torch.randn(rows, length, device="cuda", generator=generator).to(dtype)
+        about = {"length": length, "rows": rows, "dtype": str(dtype).removeprefix("torch.")}
+
+        def add(
+            name: str, times: dict[str, float], moved: dict[str, int], about: Any = about
+        ) -> None:
+            rates = {f"{key[:-3]}_tb_s": moved[key] / time / 1e9 for key, time in times.items()}
+            both = {key: round(value, 4) for key, value in (times | rates).items()}
+            table.add({**about, "name": name, **both})
+
+        once = scores.numel() * scores.element_size()
+        moved = {"forward_ms": 2 * once, "backward_ms": 3 * once}
+        for alpha in (1.0, 1.5, 2.0, 1.25):
+            name = "softmax of rows, ours" if alpha == 1.0 else f"entmax {alpha} of rows"
+            try:
+                ours = OurRows(library, scores, alpha)
+                times = {
+                    key: milliseconds(partial(ours.run, backward), table.budget)
+                    for backward, key in enumerate(moved)
+                }
+                add(name, times, moved)
+            except RuntimeError as error:
+                table.add({**about, "name": name, "error": str(error).splitlines()[0]})
+        peers: dict[str, Callable[[Tensor], Tensor]] = {
+            "torch.softmax": partial(torch.softmax, dim=-1)
+        }
+        try:
+            import entmax
+
+            peers |= {"entmax15": entmax.entmax15, "entmax's sparsemax": entmax.sparsemax}
+        except ImportError:
+            print("no package entmax to compare row maps with")
+        for name, map_rows in peers.items():
+            time = milliseconds(partial(map_rows, scores), table.budget)
+            add(name, {"forward_ms": time}, moved)
+        torch.cuda.empty_cache()
+
+
 def draw_figure(table: Table, out: Path) -> None:
     try:
         import matplotlib
@@ -416,7 +498,7 @@ def draw_figure(table: Table, out: Path) -> None:
     for axis, pass_name in zip(axes, ("forward", "both"), strict=True):
         lines: dict[str, list[tuple[int, float]]] = {}
         for row in table.rows:
-            if row["d"] == 128 and f"{pass_name}_ms" in row:
+            if row.get("d") == 128 and f"{pass_name}_ms" in row:
                 n, batch = int(str(row["n"])), int(str(row["batch"]))
                 point = (n, float(str(row[f"{pass_name}_ms"])) / batch)
                 lines.setdefault(str(row["name"]), []).append(point)
@@ -442,6 +524,9 @@ def main() -> None:
     parser.add_argument("--head-dims", type=int, nargs="*", default=[128, 64])
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS, metavar="NAME")
     parser.add_argument("--decode", type=int, nargs="*", default=[8192, 65536], help="keys")
+    parser.add_argument(
+        "--rows", type=int, nargs="*", default=[128, 1024, 4096, 32768, 131072], help="of row maps"
+    )
     parser.add_argument("--budget", type=float, default=0.4, help="seconds a measurement")
     given = parser.parse_args()
     library = given.out / "lib" / "libtsallis_gpu.so"
@@ -452,6 +537,8 @@ def main() -> None:
     print(table.document["ceilings"], flush=True)
     for n in given.decode:
         measure_decode(table, library.resolve(), n)
+    for length in given.rows:
+        measure_rows(table, library.resolve(), length)
     for d in given.head_dims:
         for n in given.lengths:
             measure(table, library.resolve(), n, d, given.peers)

@@ -1,9 +1,10 @@
-// Attention on a device for the benchmark, which has no more than ctypes: plain data. bench.py has
-// the same structs.
+// Attention and row maps on a device for the benchmark, which has no more than ctypes: plain data.
+// bench.py has the same structs.
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 
+#include "simplex/cuda/cuda.h"
 #include "tsallis/attention.h"
 #include "tsallis/pages.h"
 
@@ -130,6 +131,42 @@ __attribute__((visibility("default"))) int tsallis_attention_on_pages(TsallisPag
     AttentionOutputs outputs;
     outputs.out = {call->out, dtype, {call->heads * d, d, d, 1}};
     AttentionOnPages(context, params, pages, outputs);
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(message, static_cast<std::size_t>(length), "%s", error.what());
+    return 1;
+  }
+}
+
+struct TsallisRowsCall {
+  std::int64_t backward, dtype, rows, length;
+  double alpha;  // 1: softmax
+  // Contiguous, [rows, length] each.
+  void *scores, *probabilities, *d_probabilities, *d_scores;
+  void* stream;
+};
+
+// A row map, or its gradient.
+__attribute__((visibility("default"))) int tsallis_rows(TsallisRowsCall* call, char* message,
+                                                        std::int64_t length) {
+  using namespace tsallis;
+  try {
+    const auto rows = [&](void* data) {
+      return MutableRows{
+          data, static_cast<DType>(call->dtype), call->rows, call->length, call->length, 1};
+    };
+    RowMapParams params;
+    params.map = call->alpha == 1.0 ? RowMap::kSoftmax : RowMap::kEntmax;
+    params.alpha = call->alpha;
+    Context context;
+    context.device = DeviceKind::kCuda;
+    context.stream = call->stream;
+    if (call->backward == 0) {
+      cuda::RowsForward(context, params, rows(call->scores), rows(call->probabilities), {});
+    } else {
+      cuda::RowsBackward(context, params, rows(call->scores), rows(call->probabilities),
+                         rows(call->d_probabilities), rows(call->d_scores), nullptr);
+    }
     return 0;
   } catch (const std::exception& error) {
     std::snprintf(message, static_cast<std::size_t>(length), "%s", error.what());

@@ -118,7 +118,10 @@ def test(out: Path, cases: int) -> str:
         raise Part(f"device_test ended with {code}", wrong=True)
     found = json.loads((out / "test.json").read_text())
     write(out, "test", found)
-    return f"{found['served']} drawn problems on {found['device']}, each twice; {found['sums']}"
+    return (
+        f"{found['served']} drawn problems and {found['row_calls']} calls of row maps on "
+        f"{found['device']}, each twice; {found['sums']}"
+    )
 
 
 def sanitize(out: Path) -> str:
