@@ -22,9 +22,8 @@ namespace {
 #if defined(TSALLIS_MUTANT_ROWS)
 
 // As emulated_test.cc does.
-std::string CheckRows(std::uint64_t seed, std::int64_t length) {
+std::string CheckRows(const RowsProblem& problem, std::uint64_t seed) {
   try {
-    const RowsProblem problem(seed, length);
     simt::machine.policy = simt::Policy::Draw(seed);
     const RowsResults results = problem.Run<Emulation>(kEmulatedRows);
     std::string wrong = problem.Check(results);
@@ -40,10 +39,16 @@ std::string CheckRows(std::uint64_t seed, std::int64_t length) {
 
 std::string CheckAll() {
   for (const std::int64_t length : {512, 513, 4096, 4097}) {
-    if (const std::string wrong = CheckRows(4, length); !wrong.empty()) return wrong;
+    if (const std::string wrong = CheckRows(RowsProblem(4, length), 4); !wrong.empty())
+      return wrong;
+  }
+  for (const double alpha : {1.5, 2.0}) {
+    const std::string wrong = CheckRows(RowsProblem::Flat(alpha, 20000), 1);
+    if (!wrong.empty()) return wrong;
   }
   for (std::uint64_t seed = 1; seed <= 600; ++seed) {
-    if (const std::string wrong = CheckRows(seed, 0); !wrong.empty()) return wrong;
+    if (const std::string wrong = CheckRows(RowsProblem(seed, 0), seed); !wrong.empty())
+      return wrong;
   }
   return {};
 }

@@ -923,7 +923,6 @@ FAULTS = [
         "a slope of another power",
         "sums[1] += power == 2 ? 2.0 * x : 1.0;",
         "sums[1] += power == 2 ? x : 1.0;",
-        harmless="Newton's method still ends at the threshold, later",
         room=ROWS,
     ),
     Fault(

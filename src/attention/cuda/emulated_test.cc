@@ -613,5 +613,80 @@ TEST(CudaEmulated, AGradientWithStridedColumnsIsRefused) {
   }
 }
 
+// The work of both passes, so that a change that makes more of it is seen without a GPU. A table
+// that no longer holds is written anew from what the test prints.
+TEST(CudaEmulated, WorkOfTenProblems) {
+  struct Row {
+    const char* name;
+    ProblemSpec spec;
+    // Matrix instructions, loads of matrices, barriers of threads, KB copied to shared memory, read
+    // and written in device memory, entries listed, bounds raised.
+    std::array<std::uint64_t, 8> work;
+  };
+  const ProblemSpec usual = {.dtype = DType::kBFloat16,
+                             .q_len = 512,
+                             .k_len = 512,
+                             .head_dim = 64,
+                             .value_dim = 64,
+                             .causal = true};
+  const auto changed = [&](const auto& change) {
+    ProblemSpec spec = usual;
+    change(spec);
+    return spec;
+  };
+  const Row rows[] = {
+      {"entmax 1.5", usual, {10240, 2560, 93, 448, 8669, 763, 48668, 32}},
+      {"head size 128",
+       changed([](auto& s) { s.head_dim = s.value_dim = 128; }),
+       {20480, 5120, 93, 896, 13527, 1267, 48301, 32}},
+      {"alpha 2",
+       changed([](auto& s) { s.alpha = 2.0; }),
+       {10240, 2560, 93, 448, 5946, 600, 37442, 16}},
+      {"alpha 1.25",
+       changed([](auto& s) { s.alpha = 1.25; }),
+       {113024, 47344, 719, 4777, 11399, 751, 98051, 985}},
+      {"softmax",
+       changed([](auto& s) { s.map = RowMap::kSoftmax; }),
+       {73728, 30336, 352, 2948, 3220, 538, 0, 0}},
+      {"four heads a key head",
+       changed([](auto& s) { s.group = 4; }),
+       {40960, 10240, 270, 1408, 28654, 1898, 195616, 121}},
+      {"window",
+       changed([](auto& s) { s.left = 64; }),
+       {5632, 1408, 75, 304, 7021, 703, 27505, 28}},
+      {"flat rows",
+       changed([](auto& s) { s.spread = 0.05; }),
+       {119424, 50384, 793, 5239, 8792, 637, 87428, 177}},
+      {"one key above all",
+       changed([](auto& s) { s.values = ProblemSpec::Values::kDominant; }),
+       {10240, 2560, 93, 448, 6969, 655, 39764, 28}},
+      {"a mask",
+       changed([](auto& s) { s.visible = 0.6; }),
+       {10240, 2560, 93, 448, 8117, 732, 37719, 20}},
+  };
+  for (const Row& row : rows) {
+    simt::machine.counters = {};
+    RunEmulated(Problem(row.spec), {.much_shared = true});
+    const simt::Counters& c = simt::machine.counters;
+    const std::array<std::uint64_t, 8> got = {c.products,
+                                              c.matrix_loads,
+                                              c.barriers,
+                                              c.copied_bytes / 1024,
+                                              c.read_bytes / 1024,
+                                              c.written_bytes / 1024,
+                                              c.work[static_cast<int>(Work::kListed)],
+                                              c.work[static_cast<int>(Work::kRaised)]};
+    std::string line = "{";
+    bool holds = true;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      line += std::to_string(got[i]) + (i + 1 < got.size() ? ", " : "}");
+      // Another libm may round a threshold otherwise.
+      const double share = static_cast<double>(got[i]) / static_cast<double>(row.work[i]);
+      holds = holds && (got[i] == row.work[i] || (share > 0.97 && share < 1.03));
+    }
+    EXPECT_TRUE(holds) << row.name << ": " << line;
+  }
+}
+
 }  // namespace
 }  // namespace tsallis::cuda

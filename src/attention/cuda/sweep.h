@@ -196,6 +196,7 @@ TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& ro
 template <int kMostRoom, int kCount, int kStride>
 TSALLIS_RARE RowLists<kCount, kStride> RaiseBounds(RowLists<kCount, kStride> lists, bool raise,
                                                    bool known, float alpha, float power) {
+  if (Lane() == 0) Count(Work::kRaised, 1);
   RowLists<kCount, kStride> raised = lists;
   TSALLIS_UNROLL
   for (int r = 0; r < kCount; ++r) {
@@ -285,6 +286,7 @@ TSALLIS_RARE RowLists<1, kStride> AddHits(const RowList<kStride> list, const Hit
           const int to = mine * kStride + t;
           list.Store(to, value[e], tile.key0 + 8 * j + 2 * t + e);
           ++mine;
+          Count(Work::kListed, 1);
         }
       }
       break;
@@ -639,6 +641,7 @@ SweepKernel(const SweepCall sweep) {
     for (int r = 0; r < kOwn; ++r) {
       to[r] = own_list(r).ByteOf(rows[r].mine);
       rows[r].mine += CountBits(hits[r]);
+      Count(Work::kListed, CountBits(hits[r]));
     }
     const int first_key = key0 + 2 * t;
     TSALLIS_UNROLL

@@ -31,6 +31,12 @@ struct alignas(8) Words2 {
   std::uint32_t w[2];
 };
 
+// Work of kernels that the emulation does not see by itself, counted there alone.
+enum class Work : std::uint8_t {
+  kListed,  // entries that are put into lists
+  kRaised,  // times that a warp raises bounds of its rows
+};
+
 // Bytes of shared memory that a device has.
 struct SharedMemory {
   std::size_t multiprocessor_bytes = 0;  // for all blocks that are on one at a time
@@ -176,6 +182,8 @@ struct Float16 {
     return __half_as_ushort(__float2half_rn(value));
   }
 };
+
+TSALLIS_DEVICE void Count(Work, int) {}
 
 // Two 16-bit numbers, the first one in the lower half.
 template <class Type>
@@ -341,6 +349,10 @@ struct Float16 {
   static float ToFloat(std::uint16_t bits) { return FloatFromFloat16(bits); }
   static std::uint16_t FromFloat(float value) { return Float16FromFloat(value); }
 };
+
+inline void Count(Work work, int times) {
+  simt::machine.counters.work[static_cast<int>(work)] += static_cast<std::uint64_t>(times);
+}
 
 template <class Type>
 std::uint32_t PairOf(float x, float y) {

@@ -54,6 +54,14 @@ TEST(RowsEmulated, EveryLengthHasItsWay) {
   }
 }
 
+// The threshold has more digits than float32.
+TEST(RowsEmulated, ManySmallWeightsSumTo1) {
+  for (const double alpha : {1.0, 1.25, 1.5, 2.0}) {
+    const RowsProblem problem = RowsProblem::Flat(alpha, 20000);
+    EXPECT_EQ(problem.Check(RunEmulated(problem, simt::Policy::Draw(1))), "") << problem.Describe();
+  }
+}
+
 TEST(RowsEmulated, RowsOfNoEntries) {
   std::vector<double> tau(3, 7.0), entropy(3, 7.0);
   std::vector<std::int64_t> support(3, 7);

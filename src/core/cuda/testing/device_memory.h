@@ -76,6 +76,7 @@ inline std::uint64_t ThreadNumber() {
 
 inline void ReadDevice(const void* data, std::size_t size, std::size_t alignment) {
   CheckDevice(data, size, alignment, "a read");
+  machine.counters.read_bytes += size;
   const auto& writers = device_memory.writers;
   if (writers.empty()) return;
   for (std::size_t i = 0; i < size; i += 2) {
@@ -88,6 +89,7 @@ inline void ReadDevice(const void* data, std::size_t size, std::size_t alignment
 
 inline void WriteDevice(void* data, std::size_t size, std::size_t alignment) {
   CheckDevice(data, size, alignment, "a write");
+  machine.counters.written_bytes += size;
   for (std::size_t i = 0; i < size; i += 2) {
     const auto [writer, fresh] = device_memory.writers.try_emplace(
         reinterpret_cast<std::uintptr_t>(data) + i, ThreadNumber());

@@ -74,7 +74,9 @@ struct Policy {
 struct Counters {
   std::uint64_t launches = 0, blocks = 0, barriers = 0, products = 0, matrix_loads = 0;
   std::uint64_t bank_conflicts = 0;  // of matrix loads: rows that wait for another of the eight
-  std::uint64_t copied_bytes = 0;
+  std::uint64_t copied_bytes = 0;    // to shared memory
+  std::uint64_t read_bytes = 0, written_bytes = 0;  // of device memory; what is copied is read
+  std::uint64_t work[2] = {};                       // device.h's Work
 };
 
 // A kernel broke a rule of CUDA's.

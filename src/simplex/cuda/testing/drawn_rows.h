@@ -125,22 +125,11 @@ class RowsProblem {
   // length 0: a drawn one.
   RowsProblem(std::uint64_t seed, std::int64_t length)
       : seed_(seed), engine_(seed), scores_(Draw(length)), dp_(Like(scores_)) {
-    std::normal_distribution<double> normal;
-    const double spread = Pick({0.01, 1.0, 1.0, 4.0, 30.0}), offset = Pick({0.0, 0.0, 300.0});
-    for (std::int64_t r = 0; r < scores_.rows.rows; ++r) {
-      const double row_offset = offset * normal(engine_);
-      for (std::int64_t j = 0; j < scores_.rows.length; ++j) {
-        scores_.Set(r, j, row_offset + spread * normal(engine_));
-        dp_.Set(r, j, normal(engine_));
-      }
-      Spoil(r);
-      alphas_.push_back(Pick({1.5, 1.0, 2.0, 1.25, 1.07, 0.7, 3.0}));
-      targets_.push_back(Uniform(0, std::max<std::int64_t>(scores_.rows.length - 1, 0)));
-      if (Uniform(0, 9) == 0) targets_.back() = kIgnored;
-    }
-    if (params_.map == RowMap::kNormmax) {
-      for (double& alpha : alphas_) alpha = std::max(alpha, 1.02) + 0.5;
-    }
+    Fill(Pick({0.01, 1.0, 1.0, 4.0, 30.0}), Pick({0.0, 0.0, 300.0}));
+  }
+  // Rows of float32 under entmax that keep most of their entries.
+  static RowsProblem Flat(double alpha, std::int64_t length) {
+    return {DType::kFloat32, alpha, length};
   }
 
   const RowMapParams& params() const { return params_; }
@@ -213,6 +202,30 @@ class RowsProblem {
     const MutableRows& rows = other.rows;
     return {rows.dtype, rows.rows, rows.length, rows.row_stride, rows.stride};
   }
+  RowsProblem(DType dtype, double alpha, std::int64_t length)
+      : seed_(1), engine_(1), scores_(dtype, 2, length, length, 1), dp_(Like(scores_)) {
+    params_.alpha = alpha;
+    Fill(0.01, 0.0);
+  }
+
+  void Fill(double spread, double offset) {
+    std::normal_distribution<double> normal;
+    for (std::int64_t r = 0; r < scores_.rows.rows; ++r) {
+      const double row_offset = offset * normal(engine_);
+      for (std::int64_t j = 0; j < scores_.rows.length; ++j) {
+        scores_.Set(r, j, row_offset + spread * normal(engine_));
+        dp_.Set(r, j, normal(engine_));
+      }
+      Spoil(r);
+      alphas_.push_back(Pick({1.5, 1.0, 2.0, 1.25, 1.07, 0.7, 3.0}));
+      targets_.push_back(Uniform(0, std::max<std::int64_t>(scores_.rows.length - 1, 0)));
+      if (Uniform(0, 9) == 0) targets_.back() = kIgnored;
+    }
+    if (params_.map == RowMap::kNormmax) {
+      for (double& alpha : alphas_) alpha = std::max(alpha, 1.02) + 0.5;
+    }
+  }
+
   // Draws the map and the matrix.
   RowsMemory Draw(std::int64_t length) {
     const std::vector<RowMap>& maps = AllRowMaps();
@@ -292,7 +305,7 @@ class RowsProblem {
     const std::vector<double> s = scores_.Row(r);
     std::vector<double> p(s.size()), ds(s.size());
     const RowResult stats = ReferenceForward(spec, s.data(), n, p.data(), scratch);
-    double largest = 0.0;
+    double largest = 0.0, sum = 0.0;
     std::int64_t sure = 0, possible = 0;
     for (std::int64_t j = 0; j < n; ++j) {
       if (!Near(got.p.At(r, j), p[j], share * std::abs(p[j]) + tight)) {
@@ -300,6 +313,11 @@ class RowsProblem {
       }
       sure += p[j] > 1e-6 ? 1 : 0;
       possible += p[j] > 0.0 || got.p.At(r, j) > 0.0 ? 1 : 0;
+      sum += got.p.At(r, j);
+    }
+    const bool whole = SumsToOne(params_.map) && spec.alpha <= 2.0 && stats.support_size > 0;
+    if (whole && scores_.rows.dtype == DType::kFloat32 && !(std::abs(sum - 1.0) <= 1e-6)) {
+      return Wrong("the sum of p", r, sum, 1.0);
     }
     const double size = 1.0 + std::abs(stats.tau);
     if (!Near(got.tau[r], stats.tau, tight * size)) return Wrong("tau", r, got.tau[r], stats.tau);
@@ -318,9 +336,9 @@ class RowsProblem {
                              params_.map == RowMap::kSigmoid);
     if (!recomputed) p = got.p.Row(r);
     if (params_.map == RowMap::kSoftmax || params_.map == RowMap::kTopKSoftmax) {
-      double sum = 0.0;  // 1 but for the rounding of what is stored
-      for (const double weight : p) sum += weight;
-      for (double& weight : p) weight /= sum > 0.0 ? sum : 1.0;
+      double stored = 0.0;  // 1 but for rounding
+      for (const double weight : p) stored += weight;
+      for (double& weight : p) weight /= stored > 0.0 ? stored : 1.0;
     }
     const std::vector<double> dp = dp_.Row(r);
     double d_alpha = 0.0;
