@@ -972,7 +972,6 @@ FAULTS = [
         "alpha's gradient of the other side",
         "if (eps <= 0.5) {",
         "if (eps <= 0.2) {",
-        harmless="both forms are right there",
         room=ROWS,
     ),
     Fault(
