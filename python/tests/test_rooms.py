@@ -1,5 +1,6 @@
 """The rooms of the sources: what a file may include (ARCHITECTURE.md)."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -130,3 +131,22 @@ def test_few_files_name_a_setting(name, most, page):
     own = {"sigmoid.cc"}  # the map's own definition
     # Of a source and its header the page may name one.
     assert not [str(file) for file in found if file.stem not in text and file.name not in own]
+
+
+def faults():
+    """Of scripts/mutate_cuda.py, which takes an hour to find that one cannot be planted."""
+    path = ROOT / "scripts" / "mutate_cuda.py"
+    spec = importlib.util.spec_from_file_location("mutate_cuda", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FAULTS
+
+
+def test_every_fault_changes_text_that_is_there():
+    missing = [
+        f"{fault.file}: {fault.name}"
+        for fault in faults()
+        if fault.old not in (ROOT / "src" / fault.room / fault.file).read_text()
+    ]
+    assert not missing
+    assert all(fault.old != fault.new for fault in faults())

@@ -7,6 +7,7 @@
 
 #include "core/cuda/runtime.h"
 #include "simplex/cuda/kernels.h"
+#include "simplex/cuda/other_maps.h"
 #include "simplex/map.h"
 #include "tsallis/rows.h"
 
