@@ -128,7 +128,7 @@ def test_a_device_keeps_nothing_beside_the_keys():
         tsallis.KVCache(1, 1, 8, device="cuda", screen="bytes")
     with pytest.raises(ValueError, match="moments: expected False on cuda"):
         tsallis.KVCache(1, 1, 8, device="cuda", moments=True)
-    with pytest.raises(ValueError, match="device: expected cpu or a CUDA device, got meta"):
+    with pytest.raises(ValueError, match="device: expected cpu or a CUDA device, got 'meta'"):
         tsallis.KVCache(1, 1, 8, device="meta")
 
 

@@ -35,7 +35,17 @@ KNOWN = set(inspect.signature(tsallis.attention).parameters)
 KNOWN |= {"scores", "x", "target", "targets", "dim", "temperature", "budget", "top_k", "theta_max"}
 KNOWN |= {"theta_step", "degree", "layers", "kv_heads", "head_dim", "value_dim", "max_bytes"}
 KNOWN |= {"ranges", "moments", "screen", "dtype", "layer", "sequences", "begin", "mode", "cache"}
-KNOWN |= {"path", "sequence", "length", "q_len", "k_len", "block_table", "k_pages", "v_pages"}
+KNOWN |= {
+    "device",
+    "path",
+    "sequence",
+    "length",
+    "q_len",
+    "k_len",
+    "block_table",
+    "k_pages",
+    "v_pages",
+}
 KNOWN |= {"logits", "ignore_index", "reduction", "attn_mask", "causal", "stride", "segment"}
 KNOWN |= {"summary", "random", "random_block", "seed", "window", "global_tokens"}
 

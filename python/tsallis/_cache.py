@@ -209,6 +209,18 @@ def _index(value: Any, name: str) -> int:
     return value
 
 
+def _device(value: Any) -> torch.device:
+    if not isinstance(value, str | torch.device):
+        raise TypeError(f"device: expected a name or a torch.device, got {value!r}")
+    try:
+        device = torch.device(value)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or a CUDA device, got {value!r}")
+    return device
+
+
 def _flag(value: Any, name: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -290,9 +302,7 @@ class KVCache:
         if dtype not in _DTYPES:
             names = ", ".join(sorted(map(str, _DTYPES)))
             raise ValueError(f"dtype: expected one of {names}, got {dtype}")
-        where = torch.device(device)
-        if where.type not in ("cpu", "cuda"):
-            raise ValueError(f"device: expected cpu or a CUDA device, got {where}")
+        where = _device(device)
         if screen is None:
             screen = "bytes" if where.type == "cpu" else "none"
         if screen not in _SCREENS:
