@@ -6,17 +6,11 @@
 #include "attention/check.h"
 #include "attention/cuda/launch.h"
 #include "attention/geometry.h"
-#include "tsallis/cuda.h"
+#include "core/cuda/support.h"
 #include "tsallis/error.h"
 
 namespace tsallis::cuda {
 namespace {
-
-void CheckSize(const char* name, std::int64_t size, std::int64_t most) {
-  if (size <= most) return;
-  throw InvalidArgument(name, "at most " + std::to_string(most) + " on a CUDA device",
-                        std::to_string(size));
-}
 
 // The backward pass finds weights again by a threshold in double, which says less and less of them
 // the closer alpha is to 1.
@@ -49,11 +43,11 @@ const Launches& Served(const AttentionParams& params, const Features& asked, Pas
     if (params.alpha_per_head == nullptr) break;
   }
   // Sizes of grids.
-  CheckSize("batch", params.batch, 65535);
-  CheckSize("heads", params.heads, 65535);
+  CheckMost("batch", params.batch, 65535);
+  CheckMost("heads", params.heads, 65535);
   const std::int64_t group = params.kv_heads > 0 ? params.heads / params.kv_heads : 1;
-  CheckSize("q_len heads / kv_heads", params.q_len * group, kMostRows);
-  CheckSize("k_len", params.k_len, kMostKeys);
+  CheckMost("q_len heads / kv_heads", params.q_len * group, kMostRows);
+  CheckMost("k_len", params.k_len, kMostKeys);
 #if defined(TSALLIS_HAS_CUDA)
   switch (params.q.dtype) {
     case DType::kFloat32: return kFloat32Launches;
@@ -61,10 +55,7 @@ const Launches& Served(const AttentionParams& params, const Features& asked, Pas
     default: return kBFloat16Launches;
   }
 #else
-  throw InvalidArgument(
-      "context.device",
-      "kCpu, as this library was built without CUDA kernels (" + QueryCuda().why_not_compiled + ")",
-      "kCuda");
+  ThrowNotCompiled();
 #endif
 }
 
@@ -93,7 +84,7 @@ const Launches& ServedOnPages(const AttentionParams& params, const AttentionPage
                 {pages.pages, params.kv_heads, pages.page_size, params.head_dim});
   CheckPageRows("pages.v", pages.v,
                 {pages.pages, params.kv_heads, pages.page_size, params.value_dim});
-  CheckSize("pages.pages", pages.pages, 0x7FFFFFFF);
+  CheckMost("pages.pages", pages.pages, 0x7FFFFFFF);
   return Served(params, FeaturesOf(params).Without({Feature::kUnalignedRows}), Pass::kForward,
                 kServesOnPages);
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/testing/problem.h"
-#include "core/cuda/architectures.h"
+#include "core/cuda/support.h"
 #include "tsallis/attention.h"
 #include "tsallis/error.h"
 #include "tsallis/rows.h"

@@ -7,7 +7,7 @@
 #if defined(TSALLIS_HAS_CUDA)
 #include <cuda_runtime_api.h>
 
-#include "core/cuda/architectures.h"
+#include "core/cuda/support.h"
 #endif
 
 namespace tsallis {

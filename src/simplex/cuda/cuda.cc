@@ -1,18 +1,9 @@
 #include "simplex/cuda/cuda.h"
 
-#include <string>
-
-#include "tsallis/cuda.h"
-#include "tsallis/error.h"
+#include "core/cuda/support.h"
 
 namespace tsallis::cuda {
 namespace {
-
-void CheckMost(const char* name, std::int64_t size, std::int64_t most) {
-  if (size <= most) return;
-  throw InvalidArgument(name, "at most " + std::to_string(most) + " on a CUDA device",
-                        std::to_string(size));
-}
 
 const RowLaunches& Served(const RowMapParams& params, const ConstRows& scores) {
   CheckMost("scores.rows", scores.rows, 0x7FFFFFFF);
@@ -22,10 +13,7 @@ const RowLaunches& Served(const RowMapParams& params, const ConstRows& scores) {
 #if defined(TSALLIS_HAS_CUDA)
   return kRowLaunches[static_cast<int>(scores.dtype)];
 #else
-  throw InvalidArgument(
-      "context.device",
-      "kCpu, as this library was built without CUDA kernels (" + QueryCuda().why_not_compiled + ")",
-      "kCuda");
+  ThrowNotCompiled();
 #endif
 }
 

@@ -81,15 +81,21 @@ void ForLengthOfDoubles(std::int64_t length, const Launch& launch) {
 }
 
 template <class Type>
-void RunRowsForward(const Context& context, const RowMapParams& params, const ConstRows& scores,
-                    const MutableRows& probabilities, const RowStats& stats) {
-  using Element = typename Type::Element;
-  const Stream stream(context);
+RowsCall<Type> CallOf(const RowMapParams& params, const ConstRows& scores) {
   RowsCall<Type> call;
   call.numbers = NumbersOf(params);
   call.rows = scores.rows;
   call.length = static_cast<int>(scores.length);
-  call.scores = Of<Element>(scores);
+  call.scores = Of<typename Type::Element>(scores);
+  return call;
+}
+
+template <class Type>
+void RunRowsForward(const Context& context, const RowMapParams& params, const ConstRows& scores,
+                    const MutableRows& probabilities, const RowStats& stats) {
+  using Element = typename Type::Element;
+  const Stream stream(context);
+  RowsCall<Type> call = CallOf<Type>(params, scores);
   call.out = Of<Element>(probabilities);
   call.tau = stats.tau;
   call.support_size = stats.support_size;
@@ -115,11 +121,7 @@ void RunRowsBackward(const Context& context, const RowMapParams& params, const C
                      const MutableRows& d_scores, double* d_alpha) {
   using Element = typename Type::Element;
   const Stream stream(context);
-  RowsCall<Type> call;
-  call.numbers = NumbersOf(params);
-  call.rows = scores.rows;
-  call.length = static_cast<int>(scores.length);
-  call.scores = Of<Element>(scores);
+  RowsCall<Type> call = CallOf<Type>(params, scores);
   call.probabilities = Of<Element>(probabilities);
   call.d_probabilities = Of<Element>(d_probabilities);
   call.out = Of<Element>(d_scores);

@@ -1,10 +1,30 @@
-// Which GPUs compiled kernels run on: apart from CUDA's runtime, so that it is tested without.
+// Which GPUs compiled kernels run on, and what calls for them are refused with: apart from CUDA's
+// runtime, so that it is tested without.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "tsallis/cuda.h"
+#include "tsallis/error.h"
+
 namespace tsallis::cuda {
+
+// Throws InvalidArgument for more than a kernel has room for.
+inline void CheckMost(const char* name, std::int64_t size, std::int64_t most) {
+  if (size <= most) return;
+  throw InvalidArgument(name, "at most " + std::to_string(most) + " on a CUDA device",
+                        std::to_string(size));
+}
+
+// For calls of a library without kernels.
+[[noreturn]] inline void ThrowNotCompiled() {
+  throw InvalidArgument(
+      "context.device",
+      "kCpu, as this library was built without CUDA kernels (" + QueryCuda().why_not_compiled + ")",
+      "kCuda");
+}
 
 // Whether machine code for `architecture` ("80", "90a") runs on a GPU of that capability: within a
 // generation forward, with an "a" on itself alone.
