@@ -127,7 +127,7 @@ class _HostPages:
         number = _call(_OPS.cache_new, *settings)
         self.number = torch.tensor([number])
         # Past torch: the garbage collector may free a sequence while something traces.
-        self._free = partial(_ops.free_sequence, number)
+        self.free = partial(_ops.free_sequence, number)
         self._finalizer = weakref.finalize(self, _ops.delete_cache, number)
 
     def create(self) -> int:
@@ -135,9 +135,6 @@ class _HostPages:
 
     def fork(self, handle: int, length: int) -> int:
         return int(_call(_OPS.cache_fork, self.number, handle, length))
-
-    def free(self, handle: int) -> None:
-        self._free(handle)
 
     def truncate(self, handle: int, length: int) -> None:
         _call(_OPS.cache_truncate, self.number, handle, length)

@@ -24,7 +24,10 @@ class _Tokens:
 
 
 class _Latest:
-    """What was last made of a list of numbers: the layers of a step all ask for the same."""
+    """What was last made of a list of numbers: the layers of a step all ask for the same.
+
+    The caller holds the lock of the pages.
+    """
 
     def __init__(self, make: Callable[[Any], Tensor]) -> None:
         self._make = make
@@ -166,11 +169,13 @@ class DevicePages:
     def on_pages(self, layer: int, handles: Sequence[int]) -> tuple[Tensor, ...]:
         """The pages of a layer's keys and of its values, the table and the lengths of sequences."""
         layer = self._layer(layer)
-        all_tokens = [self._sequences[handle] for handle in handles]
-        width = max([1, *(len(tokens.pages) for tokens in all_tokens)])
-        table = [tokens.pages + [0] * (width - len(tokens.pages)) for tokens in all_tokens]
-        lengths = [tokens.lengths[layer] for tokens in all_tokens]
-        return self._k[layer], self._v[layer], self._table(table), self._lengths(lengths)
+        # Another thread's append may be moving all pages to longer tensors.
+        with self._lock:
+            all_tokens = [self._sequences[handle] for handle in handles]
+            width = max([1, *(len(tokens.pages) for tokens in all_tokens)])
+            table = [tokens.pages + [0] * (width - len(tokens.pages)) for tokens in all_tokens]
+            lengths = [tokens.lengths[layer] for tokens in all_tokens]
+            return self._k[layer], self._v[layer], self._table(table), self._lengths(lengths)
 
     def serves(self, queries: int, begin: Sequence[int], map: str, alphas: Sequence[float]) -> bool:
         """Whether `decode` has a kernel for so many queries of each sequence."""

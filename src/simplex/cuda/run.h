@@ -80,13 +80,13 @@ void ForLengthOfDoubles(std::int64_t length, const Launch& launch) {
   launch.template operator()<LongRows>();
 }
 
-template <class Type>
-RowsCall<Type> CallOf(const RowMapParams& params, const ConstRows& scores) {
-  RowsCall<Type> call;
+template <class Call>
+Call CallOf(const RowMapParams& params, const ConstRows& scores) {
+  Call call;
   call.numbers = NumbersOf(params);
   call.rows = scores.rows;
   call.length = static_cast<int>(scores.length);
-  call.scores = Of<typename Type::Element>(scores);
+  call.scores = Of<typename Call::Element>(scores);
   return call;
 }
 
@@ -95,7 +95,7 @@ void RunRowsForward(const Context& context, const RowMapParams& params, const Co
                     const MutableRows& probabilities, const RowStats& stats) {
   using Element = typename Type::Element;
   const Stream stream(context);
-  RowsCall<Type> call = CallOf<Type>(params, scores);
+  auto call = CallOf<RowsCall<Type>>(params, scores);
   call.out = Of<Element>(probabilities);
   call.tau = stats.tau;
   call.support_size = stats.support_size;
@@ -121,7 +121,7 @@ void RunRowsBackward(const Context& context, const RowMapParams& params, const C
                      const MutableRows& d_scores, double* d_alpha) {
   using Element = typename Type::Element;
   const Stream stream(context);
-  RowsCall<Type> call = CallOf<Type>(params, scores);
+  auto call = CallOf<RowsCall<Type>>(params, scores);
   call.probabilities = Of<Element>(probabilities);
   call.d_probabilities = Of<Element>(d_probabilities);
   call.out = Of<Element>(d_scores);
@@ -147,11 +147,7 @@ void RunFenchelYoungLoss(const Context& context, const RowMapParams& params,
                          const ConstRows& scores, const std::int64_t* targets,
                          std::int64_t ignore_index, double* losses, const MutableRows& d_scores) {
   const Stream stream(context);
-  LossCall<Type> call;
-  call.numbers = NumbersOf(params);
-  call.rows = scores.rows;
-  call.length = static_cast<int>(scores.length);
-  call.scores = Of<typename Type::Element>(scores);
+  auto call = CallOf<LossCall<Type>>(params, scores);
   call.targets = targets;
   call.ignore_index = ignore_index;
   call.losses = losses;

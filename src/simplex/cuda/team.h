@@ -56,14 +56,21 @@ struct MapNumbers {
   }
 };
 
-// Of one launch; what it does not need is null.
+// What every launch has.
 template <class Type>
-struct RowsCall {
+struct ScoresCall {
   using Element = typename Type::Element;
   MapNumbers numbers;
   std::int64_t rows = 0;
   int length = 0;
-  Strided<const Element> scores, probabilities, d_probabilities;
+  Strided<const Element> scores;
+};
+
+// Of one launch; what it does not need is null.
+template <class Type>
+struct RowsCall : ScoresCall<Type> {
+  using Element = typename Type::Element;
+  Strided<const Element> probabilities, d_probabilities;
   Strided<Element> out;    // probabilities of the forward pass, d_scores of the backward pass
   bool recompute = false;  // backward: probabilities follow from the scores
   double* tau = nullptr;
@@ -73,12 +80,7 @@ struct RowsCall {
 };
 
 template <class Type>
-struct LossCall {
-  using Element = typename Type::Element;
-  MapNumbers numbers;
-  std::int64_t rows = 0;
-  int length = 0;
-  Strided<const Element> scores;
+struct LossCall : ScoresCall<Type> {
   const std::int64_t* targets = nullptr;
   std::int64_t ignore_index = 0;
   double* losses = nullptr;
