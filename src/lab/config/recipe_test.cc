@@ -576,7 +576,8 @@ TEST(Recipes, MaxRetrievalHasEveryMethodOfTheTables) {
   EXPECT_EQ(decayed.lr_grid.size(), 2U);
   const TrainConfig decoupled = AtScale(recipe, "weight-decay").train;
   EXPECT_EQ(decoupled.optimizer, "adamw");
-  EXPECT_EQ(decoupled.weight_decay, 0.1);
+  EXPECT_EQ(decoupled.lr, 3e-3);
+  EXPECT_EQ(decoupled.weight_decay, 0.03);
 }
 
 TEST(Recipes, SmallScalesReadSixteenTimesTheLengthOfTraining) {
