@@ -62,6 +62,24 @@ def test_rows_are_over_seeds_and_stand_beside_the_paper(tmp_path):
     assert [m.headline for m in study.about.values()] == [True, True, True]
 
 
+def test_runs_on_both_sides_of_one_half_are_counted(tmp_path):
+    described = two_seeds(tmp_path)
+    study = derive.derive(described)
+    assert all(one.split is None for one in study.rows if one.n == 16)
+    assert study.row("softmax", 64).split is None  # 50 % holds
+    run = next(run for run in described["runs"] if (run["method"], run["seed"]) == ("softmax", 2))
+    scores = [sets(16, 20), sets(64, 9)]
+    (Path(run["folder"]) / "eval-softmax.json").write_text(json.dumps(scores))
+    split = derive.derive(described).row("softmax", 64).split
+    assert split == data.Split(1, 2, 50.0)
+    assert split.text == "1 of 2 (9 to 91 %): 50.0"
+    # Brown, Cai and DasGupta 2001, equation 4: at 5 of 10 and 9 of 10.
+    assert data.Split(5, 10, 0.0).interval == pytest.approx((23.66, 76.34), abs=0.01)
+    assert data.Split(9, 10, 0.0).interval == pytest.approx((59.58, 98.21), abs=0.01)
+    described["scoring"] = "loss"
+    assert derive.derive(described).row("softmax", 64).split is None
+
+
 def test_entropies_spreads_and_heat_come_from_the_runs(tmp_path):
     study = derive.derive(two_seeds(tmp_path))
     entropy = study.entropies_of("softmax")[0]
@@ -275,7 +293,7 @@ def test_the_protocol_says_how_it_was_done(tmp_path):
     )
     described["train"] = train(lr_grid=[1e-9, 0.003], schedule="linear", cooldown=0.25)
     described["chosen"] = {"softmax": 0.003}
-    described["grid"] = {"steps": 400, "seeds": 1}
+    described["grid"] = {"steps": 400, "seeds": 1, "spare": True, "widen": 2}
     described["methods"][2]["train"] = train(
         optimizer="adamw",
         weight_decay=0.1,
@@ -287,12 +305,13 @@ def test_the_protocol_says_how_it_was_done(tmp_path):
     described["runs"][1]["steps"] = described["runs"][3]["steps"] = 200
     assert derive.derive(described).protocol == (
         "100 training steps of 16 sets, adam, learning rate of {1e-09, 0.003} chosen on 10 "
-        "validation samples of length 4 for each method by runs of 400 steps, 1 seed (softmax "
-        "0.003), down to 0 along a line in the last 25 % of the steps, L2 0.01, 2 seeds; Entmax: "
-        "200 steps, adamw, learning rate 0.001, down to 0 along a cosine, weight decay 0.1, 5 "
-        "steps of warm-up, of weights read every 50 steps with 98 % or more at 16 the best at "
-        "length 4, on 10 validation samples, are evaluated; the last weights are evaluated, on 20 "
-        "to 20 sets a length"
+        "validation samples of length 4 for each method by runs of 400 steps, 1 seed that the "
+        "mean does not count, up to 2 more beyond an end that wins (softmax 0.003), down "
+        "to 0 along a line in the last 25 % of the steps, L2 0.01, 2 seeds; Entmax: 200 steps, "
+        "adamw, learning rate 0.001, down to 0 along a cosine, weight decay 0.1, 5 steps of "
+        "warm-up, of weights read every 50 steps with 98 % or more at 16 the best at length 4, on "
+        "10 validation samples, are evaluated; the last weights are evaluated, on 20 to 20 sets a "
+        "length"
     )
 
 
@@ -427,6 +446,29 @@ def test_the_test_pairs_the_seeds_that_both_have():
     assert finding.contrast(replace(other, by_seed={2: 77.5, 3: 80.5}), base).p is None
     same = replace(other, by_seed={1: 71.0, 2: 76.0, 3: 81.0})  # no spread, no test
     assert finding.contrast(same, base).p is None
+
+
+def with_tests(p_values):
+    """A study whose method ``a`` is 20 points ahead at lengths with these p, ``None``: no test."""
+    rows = [row("softmax", n, 50.0, 1.0) for n, _ in enumerate(p_values, 1)]
+    for n, p in enumerate(p_values, 1):
+        rows.append(replace(row("a", n, 70.0 + n, 1.0), ahead=data.Contrast(20.0 + n, 1.0, p)))
+    about = {"softmax": Method("softmax", "Softmax"), "a": Method("a", "A")}
+    return Study(study="s", title="S", baseline="softmax", about=about, rows=rows)
+
+
+def test_differences_are_marked_once_the_number_of_tests_is_allowed_for():
+    study = with_tests([0.04, 0.013, None, 0.02, 0.9])
+    # Limits 0.0125, 0.025, 0.0375, 0.05 for the p in order: 0.013 stands by way of 0.02.
+    assert (study.tests, study.sure) == (4, {("a", 2), ("a", 4)})
+    assert with_tests([0.03, 0.03]).sure == {("a", 1), ("a", 2)}
+    assert with_tests([0.03, 0.3]).sure == set()
+    assert with_tests([None]).sure == set()
+    assert finding.finding(study, 1).sentence.startswith("At n = 4, ")  # not 5, where p = 0.9
+    assert finding.finding(with_tests([0.03, 0.3]), 1).sentence == (
+        "No method is 5 points or more from Softmax once two standard errors are allowed for and "
+        "the number of tests, up to n = 2."
+    )
 
 
 @pytest.mark.parametrize(

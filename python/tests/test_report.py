@@ -406,7 +406,8 @@ def test_the_page_begins_with_what_was_found_and_explains_its_words(tmp_path: Pa
 
 def test_what_is_not_sure_is_pale() -> None:
     def tint(difference: float, error: float | None) -> float:
-        return float(page._tinted(data.Metric(), difference, error).split("), ")[1].split(")")[0])
+        sure = page._is_sure(data.Contrast(difference, error))
+        return float(page._tinted(data.Metric(), difference, sure).split("), ")[1].split(")")[0])
 
     assert tint(36.1, 25.9) == tint(80.0, None) < 0.1
     assert 0.1 < tint(5.0, 1.0) < tint(-30.0, 1.0) < tint(60.0, 1.0) == tint(90.0, 1.0)
@@ -567,8 +568,23 @@ def test_markdown_holds_methods_against_the_baseline(full: Path) -> None:
     assert "p of the paired t-test, which also uses" in text
     p = next(line for line in text.splitlines() if line.startswith("| ") and "| p " in line)
     assert [cell.strip() for cell in p.split("|")[3:5]] == ["4e-06", "–"]
+    assert "| +12.5 ± 0.6 \\* |" in text
+    assert "; \\*: of 1 such tests" in text
     html = page.page(study, full / "figures")
     assert "<small>p = 4e-06</small>" in html
+    assert "Not pale: of 1 such tests" in html
+
+
+def test_runs_that_hold_stand_beside_their_mean(full: Path) -> None:
+    study = data.load(full)
+    assert "runs that hold" not in markdown.markdown(study)
+    first = study.rows[0]
+    study.rows[0] = replace(first, split=data.Split(2, 3, 73.9))
+    text = markdown.markdown(study)
+    held = next(line for line in text.splitlines() if "| runs that hold |" in line)
+    assert [cell.strip() for cell in held.split("|")[3:5]] == ["2 of 3 (21 to 94 %): 73.9", "–"]
+    assert "<small>2 of 3 (21 to 94 %): 73.9</small>" in page.page(study, full / "figures")
+    assert data.document(study)["rows"][0]["split"] == {"held": 2, "runs": 3, "mean": 73.9}
 
 
 def test_kinds_of_samples_have_a_panel_each(full: Path) -> None:

@@ -21,6 +21,19 @@ TEST_ERROR = (
     "share, so that it comes on top"
 )
 
+HOLD = (
+    "runs that hold: where runs fall on both sides of one half, those with at least half right, "
+    "the 95 % interval of their share (Wilson), and their mean"
+)
+
+
+def tests_text(tests: int, mark: str) -> str:
+    """What the marks of a table of differences say."""
+    return (
+        f"{mark}: of {tests} such tests those that stand when at most one marked difference in "
+        "twenty may be luck (Benjamini and Hochberg)"
+    )
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -95,6 +108,33 @@ class Contrast:
 
 
 @dataclass(frozen=True)
+class Split:
+    """The runs of one method at one length, where some hold and others do not.
+
+    A run holds where at least half of its answers are right. A mean over both kinds describes none.
+    """
+
+    held: int  # runs that hold
+    runs: int
+    mean: float  # of those that hold
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the share of runs that hold, in % (Wilson 1927)."""
+        z = 1.959963984540054
+        share, width = self.held / self.runs, z * z / self.runs
+        middle = share + width / 2.0
+        half = z * math.sqrt(share * (1.0 - share) / self.runs + width / self.runs / 4.0)
+        return 100.0 * (middle - half) / (1.0 + width), 100.0 * (middle + half) / (1.0 + width)
+
+    @property
+    def text(self) -> str:
+        """``2 of 3 (21 to 94 %): 73.9``."""
+        low, high = self.interval
+        return f"{self.held} of {self.runs} ({low:.0f} to {high:.0f} %): {self.mean:.1f}"
+
+
+@dataclass(frozen=True)
 class Row:
     """One method at one length over the seeds that ran, by the study's metric."""
 
@@ -107,6 +147,7 @@ class Row:
     paper: float | None
     ahead: Contrast | None = None  # of the baseline; the baseline's own rows have none
     samples: int = 0  # of a seed, the same for all; 0: the value is no share of right answers
+    split: Split | None = None
     by_seed: Mapping[int, float] = field(default_factory=dict)  # no file keeps it
 
     @property
@@ -205,6 +246,26 @@ class Study(Quantities):
         return any((row.test_error or 0.0) >= _NOTABLE_TEST_ERROR for row in self.rows)
 
     @property
+    def sure(self) -> set[tuple[str, int]]:
+        """The methods and lengths that differ from the baseline after correction.
+
+        Of the differences so marked at most one in twenty is expected to be luck (Benjamini and
+        Hochberg 1995): of m tests in the order of p, those up to the last with p <= 0.05 k / m.
+        """
+        tests = sorted(
+            (row.ahead.p, row.method, row.n)
+            for row in self.rows
+            if row.ahead is not None and row.ahead.p is not None
+        )
+        passed = [k for k, (p, *_) in enumerate(tests, 1) if p <= 0.05 * k / len(tests)]
+        return {(method, n) for _, method, n in tests[: max(passed, default=0)]}
+
+    @property
+    def tests(self) -> int:
+        """How many differences from the baseline are tested: none without three paired seeds."""
+        return sum(row.ahead is not None and row.ahead.p is not None for row in self.rows)
+
+    @property
     def training_time(self) -> str:
         """Of all jobs together; empty where it is not known."""
         seconds = self.train_seconds
@@ -276,6 +337,7 @@ def load(directory: str | Path) -> Study:
                 paper=None if row.get("paper") is None else float(row["paper"]),
                 ahead=_contrast(row.get("against_baseline")),
                 samples=int(row.get("samples", 0)),
+                split=Split(**row["split"]) if "split" in row else None,
             )
             for row in raw["rows"]
         ]
@@ -357,6 +419,8 @@ def _row(row: Row) -> dict[str, Any]:
     entry = {key: getattr(row, key) for key in keys}
     if row.samples > 0:
         entry["samples"] = row.samples
+    if row.split is not None:
+        entry["split"] = asdict(row.split)
     if row.ahead is not None:
         entry["against_baseline"] = {"difference": row.ahead.difference, "error": row.ahead.error}
         if row.ahead.p is not None:

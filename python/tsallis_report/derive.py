@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .data import Method, Metric, Row, Study
+from .data import Method, Metric, Row, Split, Study
 from .finding import contrast, finding, flow_finding
 from .protocol import protocol
 from .quantities import Sample
@@ -79,8 +79,14 @@ def _rows(of: MethodRuns, paper: dict[str, float], metric: Metric, shares: bool)
             seeds=len(values),
             paper=paper.get(str(n)),
             samples=min(map(asked_in, scores)) if shares else 0,
+            split=_split(values) if shares else None,
             by_seed={run.seed: value for run, value in zip(of.runs, values, strict=True)},
         )
+
+
+def _split(values: list[float]) -> Split | None:
+    held = [value for value in values if value >= 50.0]
+    return Split(len(held), len(values), mean(held)) if 0 < len(held) < len(values) else None
 
 
 def _against(study: Study, row: Row) -> Row:

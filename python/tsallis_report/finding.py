@@ -55,12 +55,14 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
     It names every method if there are few, else these two and, where they differ both in how they
     attend and in positions or training, those between them, which differ in one. A difference is as
     sure as its size minus two standard errors; if no method has several seeds, as its size. A
-    method that is ahead is preferred to one that is behind. It says so where nothing differs by
-    ``metric.notable`` or more. ``train_length`` is the longest length of training, ``at`` the only
-    length to speak of, if methods were measured there; 0: any.
+    method that is ahead is preferred to one that is behind. Where differences are tested, only
+    those count that ``Study.sure`` has. It says so where nothing differs by ``metric.notable`` or
+    more. ``train_length`` is the longest length of training, ``at`` the only length to speak of, if
+    methods were measured there; 0: any.
     """
     metric = study.metric
     against = [(row, row.ahead) for row in study.rows if row.ahead is not None]
+    marked = study.sure
     # Where some were repeated, one run of another proves nothing.
     errors = any(ahead.error is not None for _, ahead in against)
     finite = [(row, ahead) for row, ahead in against if math.isfinite(row.mean)]
@@ -74,6 +76,8 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
         return Found()
     best: dict[bool, tuple[float, Row]] = {}  # of those ahead and of those behind, how surely
     for row, ahead in compared:
+        if study.tests and (row.method, row.n) not in marked:
+            continue
         sure = abs(ahead.difference) - 2.0 * (ahead.error or 0.0)
         is_better = (ahead.difference > 0.0) == metric.higher_is_better
         if is_better not in best or sure > best[is_better][0]:
@@ -85,6 +89,7 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
     if not notable:
         points = "point" if metric.notable == 1.0 and metric.unit == "%" else metric.points
         allowed = " once two standard errors are allowed for" if errors else ""
+        allowed += " and the number of tests" if study.tests else ""
         return Found(
             f"No method is {metric.notable:g} {points} or more from {label}{allowed}, "
             f"{'at' if only else 'up to'} n = {max(row.n for row, _ in compared)}.",
@@ -103,7 +108,11 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
     far = f", {text} times the longest length of training" if place.n > train_length else ""
     unit = "right in %" if metric.unit == "%" else f"{metric.name} in {metric.unit}"
     seeds = " (± standard deviation over seeds)" if any(row.seeds > 1 for row in shown) else ""
-    scores = "; ".join(f"{study.about[row.method].label} {metric.spread(row)}" for row in shown)
+    scores = "; ".join(
+        f"{study.about[row.method].label} {metric.spread(row)}"
+        + (f", where {row.split.held} of {row.split.runs} runs hold" if row.split else "")
+        for row in shown
+    )
     return Found(
         f"At n = {place.n}{far}, {unit}{seeds}: {scores}.", tuple(row.method for row in shown)
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .data import TEST_ERROR, Contrast, Study, commit_text
+from .data import HOLD, TEST_ERROR, Contrast, Study, commit_text, tests_text
 from .figures import FLOW_NOTE, first_figure
 from .files import replace_text
 from .table import markdown_table, probability
@@ -18,6 +18,7 @@ def markdown(study: Study) -> str:
     finding = f"{_escaped(study.finding)}\n\n" if study.finding else ""
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
     test = f"; {TEST_ERROR}" if study.test_errors else ""
+    split = f"; {HOLD}" if any(row.split is not None for row in study.rows) else ""
     metric = study.metric
     paper = f"; below it the paper's figure and ours minus the paper's, in {metric.points}"
     parts = study.protocol.split("; ") if study.protocol else []
@@ -31,7 +32,7 @@ def markdown(study: Study) -> str:
         f"![{text}](figures/{figure}.svg)\n\n"
         f"{_flow_table(study) if of_layers else ''}"
         f"{metric.in_unit}, {study.seed_text}: "
-        f"mean{spread}{test}{paper if study.has_paper else ''}.\n\n"
+        f"mean{spread}{split}{test}{paper if study.has_paper else ''}.\n\n"
         f"{_table(study)}\n"
         f"{_baseline_section(study)}"
         f"{steps if parts else ''}"
@@ -82,6 +83,9 @@ def _table(study: Study) -> str:
         if any(row.seeds > 1 for row in present):
             best = ["–" if row is None else metric.number(row.best) for row in rows]
             table.append(["", "best seed", *best])
+        if any(row.split is not None for row in present):
+            split = [None if row is None else row.split for row in rows]
+            table.append(["", "runs that hold", *("–" if s is None else s.text for s in split)])
         if study.test_errors:
             errors = [None if row is None else row.test_error for row in rows]
             table.append(["", "test error", *("–" if e is None else f"{e:.1f}" for e in errors)])
@@ -104,19 +108,27 @@ def _baseline_section(study: Study) -> str:
     if study.baseline not in study.labels or len(study.methods) == 1:
         return ""
     table = [["method", "", *(f"n = {n}" for n in study.lengths)]]
+    sure = study.sure
     for method in study.methods:
         if method == study.baseline:
             continue
         rows = [study.row(method, n) for n in study.lengths]
         all_ahead = [None if row is None else row.ahead for row in rows]
-        cells = ["–" if ahead is None else _contrast(study, ahead) for ahead in all_ahead]
+        cells = [
+            "–"
+            if ahead is None
+            else _contrast(study, ahead) + (" \\*" if (method, n) in sure else "")
+            for n, ahead in zip(study.lengths, all_ahead, strict=True)
+        ]
         table.append([_escaped(study.labels[method]), "", *cells])
         values = [None if ahead is None else ahead.p for ahead in all_ahead]
         if any(p is not None for p in values):
             table.append(["", "p", *("–" if p is None else probability(p) for p in values)])
     baseline = _escaped(study.labels[study.baseline])
-    tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
-    test = "; p of the paired t-test, which also uses what runs of a seed share" if tested else ""
+    test = ""
+    if study.tests:
+        test = "; p of the paired t-test, which also uses what runs of a seed share; "
+        test += tests_text(study.tests, "\\*")
     return (
         f"{study.metric.heading} minus that of {baseline}, in {study.metric.points}, "
         f"± the standard error of the difference of independent runs{test}:"

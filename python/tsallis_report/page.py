@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .data import TEST_ERROR, Metric, Row, Study, commit_text
+from .data import HOLD, TEST_ERROR, Contrast, Metric, Row, Study, commit_text, tests_text
 from .figures import FIGURES, FLOW_NOTE, first_figure, signed
 from .files import replace_text
 from .quantities import Measure
@@ -308,7 +308,8 @@ def _table(study: Study) -> str:
         else ""
     )
     test = f" In brackets the {TEST_ERROR}." if study.test_errors else ""
-    ours = f"Ours: mean{spread}; the best of each length is bold.{test}"
+    split = f" {HOLD[:1].upper()}{HOLD[1:]}." if any(row.split for row in study.rows) else ""
+    ours = f"Ours: mean{spread}; the best of each length is bold.{split}{test}"
     return _grid(study, body, f"{study.metric.in_unit}. {ours}{paper}")
 
 
@@ -324,13 +325,14 @@ def _baseline_table(study: Study) -> str:
     baseline = escape(study.labels[study.baseline])
     of_runs = " ± the standard error of the difference of independent runs"
     error = of_runs if study.max_seeds > 1 else ""
-    tested = any(row.ahead is not None and row.ahead.p is not None for row in study.rows)
-    paired = " p: the two-sided paired t-test, which also uses what runs of a seed share."
-    test = paired if tested else ""
+    pale, test = "within two standard errors, or of one seed", ""
+    if study.tests:
+        pale = "not sure"
+        test = " p: the two-sided paired t-test, which also uses what runs of a seed share. "
+        test += f"{tests_text(study.tests, 'Not pale')}."
     note = (
         f"{study.metric.heading} minus that of {baseline}, in {study.metric.points}"
-        f"{error}. Blue: better; red: worse; "
-        f"pale: within two standard errors, or of one seed.{test}"
+        f"{error}. Blue: better; red: worse; pale: {pale}.{test}"
     )
     return f"<h2>Against {baseline}</h2>{_grid(study, body, note)}"
 
@@ -380,8 +382,11 @@ def _cell(study: Study, row: Row | None, best: float | None) -> str:
     if study.test_errors and row.test_error is not None:
         spread += f" <small>({row.test_error:.1f})</small>"
     text = f"<span{mark}>{number(row.mean)}</span>{spread}"
+    if row.split is not None:
+        text += f"<br><small>{row.split.text}</small>"
     if row.paper is not None and row.difference is not None:
-        tinted = _tinted(study.metric, row.difference, _error(row))
+        sure = _is_sure(Contrast(row.difference, _error(row)))
+        tinted = _tinted(study.metric, row.difference, sure)
         text += f"<br><small>{number(row.paper)}</small>{tinted}"
     return f"<td>{text}</td>"
 
@@ -398,16 +403,20 @@ def _contrast_cell(study: Study, row: Row | None) -> str:
     error = f" <small>± {shown}</small>" if shown else ""
     if row.ahead.p is not None:
         error += f"<br><small>p = {probability(row.ahead.p)}</small>"
-    return f"<td>{_tinted(study.metric, row.ahead.difference, row.ahead.error)}{error}</td>"
+    sure = (row.method, row.n) in study.sure if study.tests else _is_sure(row.ahead)
+    return f"<td>{_tinted(study.metric, row.ahead.difference, sure)}{error}</td>"
 
 
-def _tinted(metric: Metric, difference: float, error: float | None) -> str:
+def _is_sure(difference: Contrast) -> bool:
+    """More than two standard errors; nothing is sure of one seed."""
+    return difference.error is not None and abs(difference.difference) > 2.0 * difference.error
+
+
+def _tinted(metric: Metric, difference: float, sure: bool) -> str:
     """A difference with a tint that says how sure it is; the sign says it without colour.
 
-    A difference of less than two standard errors, or of one seed, is pale; of a sure one the tint
-    grows up to the metric's full tint.
+    One that is not sure is pale; of a sure one the tint grows up to the metric's full tint.
     """
-    sure = error is not None and abs(difference) > 2.0 * error
     strength = (0.12 + 0.43 * min(abs(difference) / metric.full_tint, 1.0)) if sure else 0.06
     side = "up" if (difference >= 0) == metric.higher_is_better else "down"
     return (

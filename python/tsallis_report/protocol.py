@@ -35,9 +35,12 @@ def _rate(described: Json) -> str:
     if len(rates) < 2:
         return f"learning rate {(rates or [train['lr']])[0]:g}"
     by = ""
-    if (grid["steps"], grid["seeds"]) != (described["steps"], described["seeds"]):
+    if grid["spare"] or (grid["steps"], grid["seeds"]) != (described["steps"], described["seeds"]):
         plural = "" if grid["seeds"] == 1 else "s"
-        by = f" by runs of {grid['steps']} steps, {grid['seeds']} seed{plural}"
+        spare = " that the mean does not count" if grid["spare"] else ""
+        by = f" by runs of {grid['steps']} steps, {grid['seeds']} seed{plural}{spare}"
+    if grid["widen"] > 0:
+        by += f", up to {grid['widen']} more beyond an end that wins"
     chosen = ", ".join(f"{method} {rate:g}" for method, rate in described["chosen"].items())
     return (
         f"learning rate of {{{', '.join(f'{rate:g}' for rate in rates)}}} chosen on "

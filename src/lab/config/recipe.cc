@@ -145,6 +145,8 @@ void Describe(TableReader& table, ScaleConfig& scale) {
   table.Optional("seeds", scale.seeds, Within(1, kMostSeeds, "1 to 100000 seeds"));
   table.Optional("grid_steps", scale.grid_steps, IfGiven(Positive<std::int64_t>()));
   table.Optional("grid_seeds", scale.grid_seeds, IfGiven(Positive<int>()));
+  table.Optional("grid_seed", scale.grid_seed, IfGiven(Positive<std::int64_t>()));
+  table.Optional("grid_widen", scale.grid_widen, Within<std::int64_t>(0, 8, "0 to 8 rates"));
   table.Optional("methods", scale.methods);
   table.Optional("eval_lengths", scale.eval_lengths,
                  IfGiven<std::vector<std::int64_t>>(CheckLengths));
@@ -242,7 +244,7 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
     toml::table again = ParseToml(text, path);  // tables that move keep their lines, copies do not
     toml::table* model = again["scale"][*like].as_table();
     if (model == nullptr) continue;  // CheckAcross says so
-    for (const char* key : {"grid_steps", "grid_seeds"}) model->erase(key);
+    for (const char* key : kGridKeys) model->erase(key);
     if (toml::table* train = (*model)["set"]["train"].as_table()) train->erase("lr_grid");
     toml::table own = std::move(*scale);
     *scale = std::move(*model);

@@ -119,15 +119,22 @@ class ExperimentKind;
 
 inline constexpr int kMostSeeds = 100000;  // of a scale
 
+// The keys of a scale that choose learning rates.
+inline constexpr const char* kGridKeys[] = {"grid_steps", "grid_seeds", "grid_seed", "grid_widen"};
+
 struct ScaleConfig {
   // Every key that this scale does not give is this other scale's, but for what chooses learning
-  // rates: grid_steps, grid_seeds, and train.lr_grid in `set`.
+  // rates: the four keys of the grid, and train.lr_grid in `set`.
   std::string like;
   std::int64_t steps = 0;
   int seeds = 1;
   // With train.lr_grid: the runs that learning rates are chosen by; unset: the study's own.
   std::optional<std::int64_t> grid_steps;
   std::optional<int> grid_seeds;
+  std::optional<std::int64_t> grid_seed;  // the first of theirs
+  // How many more rates may be tried beyond either end of the grid, each as far from the last as
+  // that is from the one before, while the last one is the best of a method.
+  std::int64_t grid_widen = 0;
   std::vector<std::string> methods;                       // empty: all
   std::optional<std::vector<std::int64_t>> eval_lengths;  // overrides the task's
   std::optional<std::int64_t> eval_items;                 // overrides the task's

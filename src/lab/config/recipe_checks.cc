@@ -103,10 +103,17 @@ void CheckMethod(const Recipe& recipe, const MethodConfig& method, TomlProblems&
 // Learning rates that are chosen, and the validation that chooses them.
 void CheckRates(const Recipe& recipe, const std::string& scale, TomlProblems& problems) {
   const TrainConfig& train = recipe.train;
-  for (const char* key : {".grid_steps", ".grid_seeds"}) {
-    if (train.lr_grid.empty() && problems.Given("scale." + scale + key)) {
-      problems.Add("scale." + scale + key, "has no effect without train.lr_grid");
+  for (const char* key : kGridKeys) {
+    const std::string path = "scale." + scale + "." + key;
+    if (train.lr_grid.empty() && problems.Given(path)) {
+      problems.Add(path, "has no effect without train.lr_grid");
     }
+  }
+  const std::vector<double>& grid = train.lr_grid;
+  const bool ascends =
+      std::adjacent_find(grid.begin(), grid.end(), std::greater_equal()) == grid.end();
+  if (!grid.empty() && recipe.Scale(scale).grid_widen > 0 && (grid.size() < 2 || !ascends)) {
+    problems.Add("scale." + scale + ".grid_widen", "needs two ascending rates in train.lr_grid");
   }
   if (train.validate_every > 0) {
     if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");

@@ -486,7 +486,8 @@ TEST_F(SequenceRecipeTest, AScaleMayBeLikeAnotherOne) {
   EXPECT_EQ(AtScale(recipe, "quick").model.decoder.width, recipe.model.decoder.width);
   // The keys that choose learning rates are not inherited.
   const std::string grid =
-      "steps = 10\ngrid_seeds = 1\nset.train = { lr_grid = [0.1, 0.2], batch = 3 }\n";
+      "steps = 10\ngrid_seeds = 1\ngrid_seed = 11\ngrid_widen = 1\n"
+      "set.train = { lr_grid = [0.1, 0.2], batch = 3 }\n";
   std::string text = kSequences;
   const std::string quick = text.substr(text.find("steps = 10\n"));
   text.replace(text.find(quick), quick.size(), grid + "\n[scale.tiny]\nlike = \"quick\"\n");
@@ -494,6 +495,9 @@ TEST_F(SequenceRecipeTest, AScaleMayBeLikeAnotherOne) {
   EXPECT_EQ(AtScale(chosen, "quick").train.lr_grid.size(), 2U);
   EXPECT_TRUE(AtScale(chosen, "tiny").train.lr_grid.empty());
   EXPECT_FALSE(chosen.Scale("tiny").grid_seeds);
+  EXPECT_FALSE(chosen.Scale("tiny").grid_seed);
+  EXPECT_EQ(chosen.Scale("quick").grid_widen, 1);
+  EXPECT_EQ(chosen.Scale("tiny").grid_widen, 0);
   EXPECT_EQ(AtScale(chosen, "tiny").train.batch, 3);
   const auto error = [&](const std::string& name) {
     return ErrorOf("[scale.quick]\n", "[scale.quick]\nlike = \"" + name + "\"\n");
@@ -536,6 +540,9 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
   ExpectContains(ErrorOf("best_length = 32", ""), "train.validate_every: needs a best_length");
   ExpectContains(ErrorOf("steps = 10\n", "steps = 10\ngrid_seeds = 1\n"),
                  "scale.quick.grid_seeds: has no effect without train.lr_grid");
+  ExpectContains(
+      ErrorOf("steps = 10\n", "steps = 10\ngrid_widen = 1\nset.train = { lr_grid = [0.2, 0.1] }\n"),
+      "scale.quick.grid_widen: needs two ascending rates in train.lr_grid");
   ExpectContains(ErrorOf("weight_decay = 0.1", "l2 = 0.1"), "train.l2: only has an effect");
   ExpectContains(ErrorOf("\"adamw\"", "\"adam\""), "train.weight_decay: only has an effect");
   const Recipe recipe = Load(kSequences);

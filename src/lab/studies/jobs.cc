@@ -213,7 +213,10 @@ std::optional<double> ValidationRank(const Job& job) {
   RunFolder(job.folder).ForEachMetrics([&](const nlohmann::json& entry) {
     if (!entry.contains("validation")) return;
     const auto at = [&](std::int64_t n) {
-      return entry["validation"].value(std::to_string(n), 0.0);
+      const std::string length = std::to_string(n);
+      // Runs from before the right tokens were counted have none.
+      const auto tokens = entry.value("validation_tokens", nlohmann::json::object());
+      return Trainable::Value{n, entry["validation"].value(length, 0.0), tokens.value(length, 0.0)};
     };
     best = std::max(best, CheckpointRank(train, job.recipe->task.generator->GetMetric(),
                                          at(lengths.front()), at(lengths.back())));

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -50,13 +52,24 @@ std::vector<const MethodConfig*> SelectMethods(const Recipe& recipe,
   return methods;
 }
 
+// A rate in the digits that people would give it.
+double Shown(double rate) { return std::stod(fmt::format("{:.2g}", rate)); }
+
 // The recipes of a study, each as its jobs are trained.
 struct Trainings {
-  std::vector<Recipe> rates;          // one for each learning rate that is tried
+  std::vector<Recipe> rates;          // one for each learning rate that may be tried
+  std::size_t widen = 0;              // how many stand before the grid, and behind it
   std::map<std::string, Recipe> own;  // of methods that are trained in their own way
 
-  explicit Trainings(const Recipe& recipe) {
-    for (const double rate : recipe.train.lr_grid) {
+  Trainings(const Recipe& recipe, const ScaleConfig& scale)
+      : widen(static_cast<std::size_t>(scale.grid_widen)) {
+    std::vector<double> grid = recipe.train.lr_grid;
+    const auto beyond = [](double end, double beside) { return Shown(end * end / beside); };
+    for (std::size_t i = 0; i < widen; ++i) {
+      grid.insert(grid.begin(), beyond(grid[0], grid[1]));
+      grid.push_back(beyond(grid.back(), grid[grid.size() - 2]));
+    }
+    for (const double rate : grid) {
       rates.push_back(recipe);
       rates.back().train.lr = rate;
     }
@@ -140,37 +153,85 @@ void RefuseExisting(const std::vector<Job>& jobs) {
 // The runs that learning rates are chosen by.
 Runs GridRuns(const ScaleConfig& scale, const Runs& study) {
   Runs grid = study;
-  grid.seeds = std::min(scale.grid_seeds.value_or(study.seeds), study.seeds);
+  grid.seeds = scale.grid_seeds.value_or(study.seeds);
+  if (scale.grid_seed) {
+    grid.first_seed = static_cast<std::uint64_t>(*scale.grid_seed);
+  } else {
+    grid.seeds = std::min(grid.seeds, study.seeds);
+  }
   grid.steps = scale.grid_steps.value_or(study.steps);
   if (grid.steps != study.steps) grid.folder = fmt::format("steps-{}", grid.steps);
   return grid;
 }
 
-// For every method that trains, the recipe with the learning rate at which `grid`, trained, is the
-// most accurate on validation data, averaged over the seeds; of equals the first of the grid. Jobs
-// that failed count as nothing right, or as a loss of 1000. Adds the rate to `trained_at` where
-// there was a choice.
-std::map<std::string, const Recipe*> ChooseRates(const std::vector<Job>& grid, Json& trained_at) {
-  std::map<std::string, std::map<const Recipe*, double>> sums;
-  std::set<std::string> trained;
-  for (const Job& job : grid) {
-    const std::optional<double> rank = ValidationRank(job);
-    if (rank) trained.insert(job.trains->name);
-    sums[job.trains->name][job.recipe] += rank.value_or(
-        job.recipe->task.generator->GetMetric().higher_is_better
-            ? CheckpointRank(job.recipe->train, job.recipe->task.generator->GetMetric(), 0.0, 0.0)
-            : -1000.0);
-  }
-  std::map<std::string, const Recipe*> chosen;
-  for (const auto& [method, rates] : sums) {
-    // The recipes stand in one vector: their addresses are in the order of the grid.
+// How a method's learning rates did on validation data, by the recipes that have them; these stand
+// in one vector, so that their addresses are in the order of the grid.
+struct Ranks {
+  std::map<const Recipe*, double> by_rate;  // sums over seeds
+  bool trained = false;                     // a run of the grid has ended
+
+  // Of equals the first of the grid.
+  const Recipe* Best() const {
     const auto best =
-        std::max_element(rates.begin(), rates.end(),
+        std::max_element(by_rate.begin(), by_rate.end(),
                          [](const auto& a, const auto& b) { return a.second < b.second; });
-    chosen[method] = best->first;
-    if (trained.contains(method)) trained_at[method] = best->first->train.lr;
+    return best->first;
   }
-  return chosen;
+  // Whether the best rate is this end of the grid, and better than the one beside it.
+  bool WonBy(const Recipe* end, const Recipe* beside) const {
+    return Best() == end && by_rate.at(end) > by_rate.at(beside);
+  }
+};
+
+// Jobs that failed count as nothing right, or as a loss of 1000.
+std::map<std::string, Ranks> RanksOf(const std::vector<Job>& grid) {
+  std::map<std::string, Ranks> ranks;
+  for (const Job& job : grid) {
+    Ranks& own = ranks[job.trains->name];
+    const std::optional<double> rank = ValidationRank(job);
+    own.trained = own.trained || rank.has_value();
+    const Metric metric = job.recipe->task.generator->GetMetric();
+    own.by_rate[job.recipe] += rank.value_or(
+        metric.higher_is_better ? CheckpointRank(job.recipe->train, metric, {}, {}) : -1000.0);
+  }
+  return ranks;
+}
+
+// Trains the jobs of the grid by `train`, and those of the rates beside it while an end wins.
+std::map<std::string, Ranks> TrainGrid(const Trainings& trainings, std::vector<Job> waiting,
+                                       const std::function<void(std::vector<Job>&)>& train) {
+  const Recipe* const rates = trainings.rates.data();
+  const Recipe* const last_rate = rates + trainings.rates.size() - 1;
+  std::map<std::string, std::pair<const Recipe*, const Recipe*>> tried;  // first and last
+  for (const Job& job : waiting) {
+    tried[job.trains->name] = {rates + trainings.widen, last_rate - trainings.widen};
+  }
+  std::vector<Job> done;
+  while (true) {
+    const auto begin = std::stable_partition(waiting.begin(), waiting.end(), [&](const Job& job) {
+      const auto& [first, last] = tried.at(job.trains->name);
+      return job.recipe < first || job.recipe > last;
+    });
+    std::vector<Job> now(std::make_move_iterator(begin), std::make_move_iterator(waiting.end()));
+    waiting.erase(begin, waiting.end());
+    train(now);
+    std::ranges::move(now, std::back_inserter(done));
+    const std::map<std::string, Ranks> ranks = RanksOf(done);
+    bool more = false;
+    for (auto& [method, ends] : tried) {
+      auto& [first, last] = ends;
+      const Ranks& own = ranks.at(method);
+      if (first > rates && own.WonBy(first, first + 1)) {
+        --first;
+      } else if (last < last_rate && own.WonBy(last, last - 1)) {
+        ++last;
+      } else {
+        continue;
+      }
+      more = true;
+    }
+    if (!more) return ranks;
+  }
 }
 
 Json ToReport(const TrainConfig& train) {
@@ -293,7 +354,7 @@ Reproduction::Plan::Plan(const Recipe& the_recipe, const ReproduceOptions& the_o
       task(recipe.task),
       methods(SelectMethods(recipe, options.methods.empty() ? scale.methods : options.methods)),
       root(options.runs / recipe.name / options.scale),
-      trainings(recipe) {
+      trainings(recipe, scale) {
   constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max() - kMostSeeds;
   if (options.first_seed > kLast) {
     throw UsageError(
@@ -370,7 +431,11 @@ Json Reproduction::Plan::Description(const Json& chosen) const {
                 {"train", ToReport(recipe.train)},
                 {"steps", study.steps},
                 {"seeds", study.seeds},
-                {"grid", {{"steps", grid.steps}, {"seeds", grid.seeds}}},
+                {"grid",
+                 {{"steps", grid.steps},
+                  {"seeds", grid.seeds},
+                  {"spare", scale.grid_seed.has_value()},
+                  {"widen", scale.grid_widen}}},
                 {"chosen", chosen},
                 {"heat_items", kHeatItems},
                 {"groups", task.generator->Groups()},
@@ -409,9 +474,15 @@ Reproduced Reproduction::Run(const std::atomic<bool>& stop) {
   Json chosen = Json::object();
   if (!grid_jobs.empty()) {
     // A job that fails is not chosen; where none is left, the chosen one fails again below.
-    if (!options.finished_only) run(grid_jobs, JobGoal::kTrain);
-    const auto rates = ChooseRates(grid_jobs, chosen);
-    std::erase_if(jobs, [&](const Job& job) { return rates.at(job.trains->name) != job.recipe; });
+    const auto ranks =
+        TrainGrid(plan_->trainings, std::move(grid_jobs), [&](std::vector<Job>& now) {
+          if (!options.finished_only) run(now, JobGoal::kTrain);
+        });
+    for (const auto& [method, own] : ranks) {
+      if (own.trained) chosen[method] = own.Best()->train.lr;
+    }
+    std::erase_if(jobs,
+                  [&](const Job& job) { return ranks.at(job.trains->name).Best() != job.recipe; });
   }
   std::vector<std::string> failures;
   std::size_t unfinished = 0;

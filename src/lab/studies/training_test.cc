@@ -498,7 +498,7 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   options.runs = folder.Path();
   const Reproduced done = Reproduction(recipe, options).Run(never);
   EXPECT_EQ(done.study["train"]["lr_grid"], (std::vector<double>{1e-9, 3e-3}));
-  EXPECT_EQ(done.study["grid"].dump(), R"({"steps":400,"seeds":1})");
+  EXPECT_EQ(done.study["grid"].dump(), R"({"steps":400,"seeds":1,"spare":false,"widen":0})");
   EXPECT_EQ(done.study["chosen"]["softmax"], 0.003);
   EXPECT_EQ(done.study["chosen"].size(), 2U);
   EXPECT_EQ(done.study["runs"].size(), 4U);  // two seeds at the chosen rates
@@ -517,6 +517,34 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
   // One rate needs no choice.
   recipe.train.lr_grid = {3e-3};
   EXPECT_TRUE(Reproduction(recipe, options).Run(never).study["chosen"].empty());
+}
+
+TEST(Reproduce, AnEndThatWinsWidensTheGridAndASpareSeedChooses) {
+  Recipe recipe = SmallRecipe();
+  recipe.train.lr_grid = {1e-7, 1e-5};
+  recipe.train.l2 = 0.0;
+  recipe.train.validate_every = 1000;  // at the end only
+  recipe.train.best_length = 16;
+  recipe.train.validate_samples = 512;
+  recipe.scales["quick"].grid_steps = 200;
+  recipe.scales["quick"].grid_seeds = 1;
+  recipe.scales["quick"].grid_seed = 11;
+  recipe.scales["quick"].grid_widen = 2;
+  const TemporaryFolder folder;
+  ReproduceOptions options;
+  options.progress.quiet = true;
+  options.runs = folder.Path();
+  const Reproduced done = Reproduction(recipe, options).Run(never);
+  EXPECT_EQ(done.study["grid"].dump(), R"({"steps":200,"seeds":1,"spare":true,"widen":2})");
+  const fs::path method = folder.Path() / "small" / "quick" / "softmax";
+  EXPECT_TRUE(fs::exists(method / "lr-1e-05" / "steps-200" / "seed-11"));
+  EXPECT_TRUE(fs::exists(method / "lr-0.001" / "steps-200" / "seed-11"));
+  EXPECT_FALSE(fs::exists(method / "lr-1e-09"));  // nothing is gained at that end
+  EXPECT_GE(done.study["chosen"]["softmax"], 1e-3);
+  EXPECT_EQ(done.study["runs"].size(), 4U);
+  EXPECT_EQ(done.study["runs"][0]["seed"], 1);  // not the spare one
+  options.finished_only = true;
+  EXPECT_EQ(Reproduction(recipe, options).Run(never).study, done.study);
 }
 
 TEST(Reproduce, AJobThatFailsIsNamedAndTheOthersFinish) {

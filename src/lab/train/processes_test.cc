@@ -475,7 +475,7 @@ TEST(Training, ValidationIsSharedAndStopsInAllProcesses) {
   };
   const Trainable::Values wanted = loud(alone)->Validate(never);
   ASSERT_EQ(wanted.size(), 2U);
-  for (const auto& [length, accuracy] : wanted) EXPECT_GT(accuracy, 0.0) << length;
+  for (const Trainable::Value& value : wanted) EXPECT_GT(value.metric, 0.0) << value.length;
   ExpectNoErrors(Together(3, [&](const Processes& processes) {
     TrainingJob job = alone;
     job.processes = processes;

@@ -195,6 +195,7 @@ Trainable::Observation SequenceExperiment::Observe() {
 
 Trainable::Values SequenceExperiment::Validate(const std::atomic<bool>& stop) {
   const Metric metric = task_.GetMetric();
+  const bool whole = task_.GetScoring() == Scoring::kExact;
   Values values;
   for (const std::int64_t n : ValidationLengths(recipe_)) {
     const std::int64_t samples = recipe_.task.Samples(recipe_.train.validate_samples, n);
@@ -202,8 +203,9 @@ Trainable::Values SequenceExperiment::Validate(const std::atomic<bool>& stop) {
     const auto [first, own] =
         metric.AddsUp() ? job_.processes.Share(samples) : std::pair(std::int64_t{0}, samples);
     // The metric's sum in steps of 2^-20 (integers have the same sum in any order), what is
-    // counted, the number of processes that were stopped, and of those whose sum is no number.
-    const at::Tensor sums = at::zeros({4}, at::kLong);
+    // counted, the number of processes that were stopped, and of those whose sum is no number;
+    // right tokens of whole samples, and all of them.
+    const at::Tensor sums = at::zeros({6}, at::kLong);
     auto* sum = sums.mutable_data_ptr<std::int64_t>();
     Score score;
     try {
@@ -215,6 +217,10 @@ Trainable::Values SequenceExperiment::Validate(const std::atomic<bool>& stop) {
         sum[1] = score.at(metric.count);
         sum[3] = fits ? 0 : 1;
       }
+      if (whole) {
+        sum[4] = score.at("token_hits");
+        sum[5] = score.at("tokens");
+      }
     } catch (const Interrupted&) {
       sum[2] = 1;
     }
@@ -225,7 +231,11 @@ Trainable::Values SequenceExperiment::Validate(const std::atomic<bool>& stop) {
     if (metric.AddsUp() && sum[3] == 0) {
       value = metric.Value(static_cast<double>(sum[0]) * 0x1p-20, static_cast<double>(sum[1]));
     }
-    values.emplace_back(n, value);
+    values.push_back({n, value, {}});
+    if (whole) {
+      const auto tokens = static_cast<double>(std::max<std::int64_t>(sum[5], 1));
+      values.back().tokens = 100.0 * static_cast<double>(sum[4]) / tokens;
+    }
   }
   return values;
 }

@@ -337,8 +337,14 @@ Reading BestReading(const fs::path& folder, const TrainConfig& train, std::int64
     const double known = entry["validation"][std::to_string(trained)];
     const double further = entry["validation"][std::to_string(train.best_length)];
     // Those that reach the floor are ahead of the others and told apart by the other length.
+    // Where nothing is right at that length, right tokens tell them apart.
+    const std::string length = std::to_string(train.best_length);
+    const double tokens = entry.contains("validation_tokens")
+                              ? entry["validation_tokens"][length].get<double>()
+                              : 0.0;
+    const double ahead = further > 0.0 ? further : 1e-6 * tokens;
     const std::pair<double, double> rank =
-        known < train.best_floor ? std::pair(0.0, known) : std::pair(1.0, further);
+        known < train.best_floor ? std::pair(0.0, known) : std::pair(1.0, ahead);
     if (rank < highest) continue;
     highest = rank;
     best = {entry["step"], further};
@@ -366,12 +372,39 @@ TEST(SequenceExperiment, WhatIsNotLearnedIsNotBest) {
   TrainConfig train;
   train.best_floor = 98.0;
   const Metric accuracy;
-  EXPECT_EQ(CheckpointRank(train, accuracy, 98.0, 0.0), 0.0);
-  EXPECT_LT(CheckpointRank(train, accuracy, 97.9, 100.0), 0.0);
-  EXPECT_LT(CheckpointRank(train, accuracy, 50.0, 100.0),
-            CheckpointRank(train, accuracy, 60.0, 0.0));
+  const auto rank = [&](double known, double further, std::optional<double> tokens = {}) {
+    return CheckpointRank(train, accuracy, {4, known, 100.0}, {8, further, tokens});
+  };
+  EXPECT_EQ(rank(98.0, 0.0), 0.0);
+  EXPECT_LT(rank(97.9, 100.0), 0.0);
+  EXPECT_LT(rank(50.0, 100.0), rank(60.0, 0.0));
+  // Right tokens tell those apart that have no sample right, and nobody else.
+  EXPECT_LT(rank(98.0, 0.0, 60.0), rank(98.0, 0.0, 61.0));
+  EXPECT_LT(rank(98.0, 0.0, 100.0), rank(98.0, 0.01, 1.0));
+  EXPECT_EQ(rank(98.0, 5.0, 60.0), rank(98.0, 5.0, 61.0));
   const Metric loss = LossMetric("byte");
-  EXPECT_GT(CheckpointRank(train, loss, 9.0, 1.2), CheckpointRank(train, loss, 0.5, 1.3));
+  EXPECT_GT(CheckpointRank(train, loss, {4, 9.0, {}}, {8, 1.2, {}}),
+            CheckpointRank(train, loss, {4, 0.5, {}}, {8, 1.3, {}}));
+}
+
+TEST(SequenceExperiment, ValidationCountsTheTokensOfWholeSamples) {
+  Recipe recipe = SmallSequences();
+  const TemporaryFolder folder;
+  const TrainingJob job = JobOf(recipe, folder.Path() / "a", 12);
+  Trained(job);
+  int validations = 0;
+  for (const std::string& line : MetricsOf(job.folder)) {
+    const auto entry = nlohmann::json::parse(line.substr(0, line.rfind(',')) + "}");
+    if (!entry.contains("validation")) continue;
+    ++validations;
+    for (const auto& [length, right] : entry["validation"].items()) {
+      const double tokens = entry["validation_tokens"].at(length);
+      EXPECT_GE(tokens, 0.0);
+      EXPECT_LE(tokens, 100.0);
+      EXPECT_GE(tokens, right.get<double>()) << "a right sample has right tokens alone";
+    }
+  }
+  EXPECT_GT(validations, 0);
 }
 
 TEST(SequenceExperiment, WritesWhatArrivesAtEachLayerAndLeavesNoTrace) {

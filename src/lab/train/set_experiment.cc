@@ -64,7 +64,7 @@ Trainable::Values SetExperiment::Validate(const std::atomic<bool>& stop) {
     for (const std::int64_t n : ValidationLengths(recipe_)) {
       const Score score = EvaluateSets(model_, task_, Split::kValidation, n,
                                        recipe_.train.validate_samples, /*heat=*/false, stop);
-      values.emplace_back(n, task_.GetMetric().Value(score));
+      values.push_back({n, task_.GetMetric().Value(score), {}});
     }
   } catch (const Interrupted&) {
     stopped.fill_(1);

@@ -124,14 +124,14 @@ class Run {
   // Keeps the weights if by these values they are the best so far; of equals the later, for
   // values at new lengths go on rising after the loss has vanished.
   void KeepIfBest(const Trainable::Values& values) {
-    const auto& [length, value] = values.back();
-    const double rank = CheckpointRank(plan_.train, plan_.metric, values.front().second, value);
+    const Trainable::Value& last = values.back();
+    const double rank = CheckpointRank(plan_.train, plan_.metric, values.front(), last);
     if (rank < best.rank) return;
     best = {step, rank};
     if (!plan_.processes.First()) return;
     TensorFile file{model_.Parameters(), Metadata()};
-    file.metadata[plan_.metric.name] = fmt::format("{:.6g}", value);
-    file.metadata["length"] = std::to_string(length);
+    file.metadata[plan_.metric.name] = fmt::format("{:.6g}", last.metric);
+    file.metadata["length"] = std::to_string(last.length);
     folder_.SaveBest(file);
   }
 
@@ -221,14 +221,21 @@ void Validate(Trainable& model, Run& run, double seconds, const std::atomic<bool
   }
   run.validates = false;
   if (values.empty()) return;
-  std::string text;
-  for (const auto& [length, value] : values) {
-    if (!std::isfinite(value)) run.Diverged(fmt::format("validation loss at length {}", length));
-    text += fmt::format("{}\"{}\": {:.6g}", text.empty() ? "" : ", ", length, value);
+  std::string text, tokens;
+  for (const Trainable::Value& value : values) {
+    if (!std::isfinite(value.metric)) {
+      run.Diverged(fmt::format("validation loss at length {}", value.length));
+    }
+    const auto add = [&](std::string& to, double number) {
+      to += fmt::format("{}\"{}\": {:.6g}", to.empty() ? "" : ", ", value.length, number);
+    };
+    add(text, value.metric);
+    if (value.tokens) add(tokens, *value.tokens);
   }
+  if (!tokens.empty()) tokens = fmt::format(R"("validation_tokens": {{{}}}, )", tokens);
   run.KeepIfBest(values);
-  run.Log(fmt::format(R"({{"step": {}, "validation": {{{}}}, "seconds": {:.3f}}})", run.step, text,
-                      seconds));
+  run.Log(fmt::format(R"({{"step": {}, "validation": {{{}}}, {}"seconds": {:.3f}}})", run.step,
+                      text, tokens, seconds));
 }
 
 // Adds what there is to see of the model to the metrics.
@@ -367,10 +374,11 @@ std::vector<std::int64_t> ValidationLengths(const Recipe& recipe) {
   return {recipe.task.train_length_max, recipe.train.best_length};
 }
 
-double CheckpointRank(const TrainConfig& train, const Metric& metric, double in_distribution,
-                      double value) {
-  if (!metric.higher_is_better) return -value;
-  return in_distribution < train.best_floor ? in_distribution - 100.0 : value;
+double CheckpointRank(const TrainConfig& train, const Metric& metric,
+                      const Trainable::Value& in_distribution, const Trainable::Value& value) {
+  if (!metric.higher_is_better) return -value.metric;
+  if (in_distribution.metric < train.best_floor) return in_distribution.metric - 100.0;
+  return value.metric > 0.0 ? value.metric : 1e-6 * value.tokens.value_or(0.0);
 }
 
 nlohmann::ordered_json ToJson(const TrainConfig& train) {

@@ -26,8 +26,14 @@ class Trainable {
     std::int64_t hits = 0;   // right answers
     std::int64_t count = 0;  // all answers
   };
-  // Values of the task's metric, at lengths.
-  using Values = std::vector<std::pair<std::int64_t, double>>;
+  // The task's metric at a length, and the right tokens in % where it counts whole samples.
+  struct Value {
+    std::int64_t length = 0;
+    double metric = 0.0;
+    std::optional<double> tokens;
+    bool operator==(const Value&) const = default;
+  };
+  using Values = std::vector<Value>;
   // Takes ranges of FlatGradients() that are final, from the back to the front without a gap.
   using GradientReady = std::function<void(std::int64_t begin, std::int64_t end)>;
 
@@ -104,11 +110,12 @@ void CheckShares(const TrainConfig& train, const Processes& processes);
 // train.best_length.
 std::vector<std::int64_t> ValidationLengths(const Recipe& recipe);
 
-// The checkpoint of the highest rank is the best: `value`, its metric at train.best_length,
-// negative where less is better. An accuracy counts less than 0 where `in_distribution`, that at
-// the longest length of training, is below train.best_floor.
-double CheckpointRank(const TrainConfig& train, const Metric& metric, double in_distribution,
-                      double value);
+// The checkpoint of the highest rank is the best: the metric of `value`, read at train.best_length,
+// negative where less is better. Where no sample is right there, a millionth of its right tokens
+// counts, so that the choice is not blind. An accuracy counts less than 0 where that of
+// `in_distribution`, read at the longest length of training, is below train.best_floor.
+double CheckpointRank(const TrainConfig& train, const Metric& metric,
+                      const Trainable::Value& in_distribution, const Trainable::Value& value);
 
 // The part of the settings that says how is trained. Keys that came later are left out at their
 // defaults, so that older folders keep theirs.
