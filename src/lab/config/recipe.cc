@@ -196,10 +196,12 @@ DecoderConfig Recipe::Decoder(const MethodConfig& method) const {
   if (const SequenceTask* sequences = task.Sequences()) {
     config.vocabulary = sequences->Vocabulary();
   }
-  if (method.attention) {
+  if (method.attention && method.attention->layers.empty() && method.attention->heads.empty()) {
     config.overrides = {*method.attention};
     config.attention = config.Head(0, 0);
     config.overrides = model.decoder.overrides;
+  } else if (method.attention) {
+    config.overrides.push_back(*method.attention);  // goes before the model's
   }
   TrainedAt(task.train_length_max, config.attention.positions);
   for (AttentionOverride& change : config.overrides) {

@@ -62,7 +62,8 @@ struct MethodConfig : SetAttentionConfig {
   // Tells methods apart that attend alike: figures give them one colour and lines of their own.
   // Decoders: the kind of their positions unless given.
   std::string variant;
-  // Decoders: the differences from the attention that [model] describes, for all layers and heads.
+  // Decoders: the differences from the attention that [model] describes. For all layers and heads
+  // they lie below the model's overrides, for some of them above.
   std::optional<AttentionOverride> attention;
   // Evaluates the weights that this other method trained instead of training its own.
   std::optional<std::string> weights_of;

@@ -439,6 +439,16 @@ TEST_F(SequenceRecipeTest, DescribesTaskModelAndMethods) {
   EXPECT_EQ(entmax.attention.length_scaling.kind, "adaptive");
   EXPECT_EQ(entmax.attention.positions.kind, "nape");  // of [model]
   EXPECT_TRUE(entmax.overrides.empty());
+  // For some heads it is an override.
+  std::string some = kSequences;
+  const std::string map = "attention = { map = \"entmax\"";
+  some.replace(some.find(map), map.size(),
+               "attention = { layers = [1], heads = [0], map = \"entmax\"");
+  const Recipe of_some = Load(some);
+  const DecoderConfig one = of_some.Decoder(of_some.methods[1]);
+  EXPECT_EQ(one.Head(1, 0).map, "entmax");
+  EXPECT_EQ(one.Head(1, 1).map, "softmax");
+  EXPECT_EQ(one.Head(0, 0).map, "softmax");
 }
 
 TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
