@@ -442,13 +442,11 @@ TEST_F(SequenceRecipeTest, DescribesTaskModelAndMethods) {
   // For some heads it is an override.
   std::string some = kSequences;
   const std::string map = "attention = { map = \"entmax\"";
-  some.replace(some.find(map), map.size(),
-               "attention = { layers = [1], heads = [0], map = \"entmax\"");
+  some.replace(some.find(map), map.size(), "attention = { heads = [0], map = \"entmax\"");
   const Recipe of_some = Load(some);
   const DecoderConfig one = of_some.Decoder(of_some.methods[1]);
-  EXPECT_EQ(one.Head(1, 0).map, "entmax");
+  EXPECT_EQ(one.Head(2, 0).map, "entmax");
   EXPECT_EQ(one.Head(1, 1).map, "softmax");
-  EXPECT_EQ(one.Head(0, 0).map, "softmax");
 }
 
 TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
@@ -550,9 +548,9 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
   ExpectContains(ErrorOf("best_length = 32", ""), "train.validate_every: needs a best_length");
   ExpectContains(ErrorOf("steps = 10\n", "steps = 10\ngrid_seeds = 1\n"),
                  "scale.quick.grid_seeds: has no effect without train.lr_grid");
-  ExpectContains(
-      ErrorOf("steps = 10\n", "steps = 10\ngrid_widen = 1\nset.train = { lr_grid = [0.2, 0.1] }\n"),
-      "scale.quick.grid_widen: needs two ascending rates in train.lr_grid");
+  ExpectContains(ErrorOf("steps = 100\n",
+                         "steps = 100\ngrid_widen = 1\nset.train = { lr_grid = [0.2, 0.1] }\n"),
+                 "scale.paper.grid_widen: needs two ascending rates in train.lr_grid");
   ExpectContains(ErrorOf("weight_decay = 0.1", "l2 = 0.1"), "train.l2: only has an effect");
   ExpectContains(ErrorOf("\"adamw\"", "\"adam\""), "train.weight_decay: only has an effect");
   const Recipe recipe = Load(kSequences);
