@@ -587,13 +587,17 @@ def test_tensorboard_reads_what_metrics_say(tmp_path, from_the_start):
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
         numbers = {name: entry[name] for name in ("loss", "accuracy") if name in entry}
-        for name in ("validation", "observed"):
+        for name in ("validation", "validation_tokens", "observed"):
             for key, number in entry.get(name, {}).items():
                 numbers[f"{name}/{key}"] = number
         for tag, value in numbers.items():
             wanted.setdefault(tag, []).append((entry["step"], value))
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    assert set(events.Tags()["scalars"]) == set(wanted) >= {"loss", "validation/3"}
+    assert (
+        set(events.Tags()["scalars"])
+        == set(wanted)
+        >= {"loss", "validation/3", "validation_tokens/3"}
+    )
     for tag, values in wanted.items():
         found = [(event.step, event.value) for event in events.Scalars(tag)]
         assert [step for step, _ in found] == [step for step, _ in values]
