@@ -466,8 +466,8 @@ def test_differences_are_marked_once_the_number_of_tests_is_allowed_for():
     assert with_tests([None]).sure == set()
     assert finding.finding(study, 1).sentence.startswith("At n = 4, ")  # not 5, where p = 0.9
     assert finding.finding(with_tests([0.03, 0.3]), 1).sentence == (
-        "No method is 5 points or more from Softmax once two standard errors are allowed for and "
-        "the number of tests, up to n = 2."
+        "No difference of 5 points or more from Softmax stands once the number of tests is allowed "
+        "for, up to n = 2."
     )
 
 

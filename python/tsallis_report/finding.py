@@ -89,12 +89,14 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
     if not notable:
         points = "point" if metric.notable == 1.0 and metric.unit == "%" else metric.points
         allowed = " once two standard errors are allowed for" if errors else ""
-        allowed += " and the number of tests" if study.tests else ""
-        return Found(
-            f"No method is {metric.notable:g} {points} or more from {label}{allowed}, "
-            f"{'at' if only else 'up to'} n = {max(row.n for row, _ in compared)}.",
-            (study.baseline,),
-        )
+        nothing = f"No method is {metric.notable:g} {points} or more from {label}{allowed}"
+        if study.tests:
+            nothing = (
+                f"No difference of {metric.notable:g} {points} or more from {label} stands once the "
+                "number of tests is allowed for"
+            )
+        where = f"{'at' if only else 'up to'} n = {max(row.n for row, _ in compared)}"
+        return Found(f"{nothing}, {where}.", (study.baseline,))
     place = notable[0]
     named = {place.method, study.baseline, *_between(study, place.method)}
     shown = [
