@@ -92,8 +92,8 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
         nothing = f"No method is {metric.notable:g} {points} or more from {label}{allowed}"
         if study.tests:
             nothing = (
-                f"No difference of {metric.notable:g} {points} or more from {label} stands once the "
-                "number of tests is allowed for"
+                f"No difference of {metric.notable:g} {points} or more from {label} stands once "
+                "the number of tests is allowed for"
             )
         where = f"{'at' if only else 'up to'} n = {max(row.n for row, _ in compared)}"
         return Found(f"{nothing}, {where}.", (study.baseline,))
