@@ -246,24 +246,34 @@ class Study(Quantities):
         return any((row.test_error or 0.0) >= _NOTABLE_TEST_ERROR for row in self.rows)
 
     @property
+    def splits(self) -> bool:
+        """Whether the runs of any row fall on both sides of one half."""
+        return any(row.split is not None for row in self.rows)
+
+    @property
+    def _tests(self) -> list[tuple[float, str, int]]:
+        """The differences from the baseline that are tested, by ascending p."""
+        return sorted(
+            (row.ahead.p, row.method, row.n)
+            for row in self.rows
+            if row.ahead is not None and row.ahead.p is not None
+        )
+
+    @property
     def sure(self) -> set[tuple[str, int]]:
         """The methods and lengths that differ from the baseline after correction.
 
         Of the differences so marked at most one in twenty is expected to be luck (Benjamini and
         Hochberg 1995): of m tests in the order of p, those up to the last with p <= 0.05 k / m.
         """
-        tests = sorted(
-            (row.ahead.p, row.method, row.n)
-            for row in self.rows
-            if row.ahead is not None and row.ahead.p is not None
-        )
+        tests = self._tests
         passed = [k for k, (p, *_) in enumerate(tests, 1) if p <= 0.05 * k / len(tests)]
         return {(method, n) for _, method, n in tests[: max(passed, default=0)]}
 
     @property
     def tests(self) -> int:
         """How many differences from the baseline are tested: none without three paired seeds."""
-        return sum(row.ahead is not None and row.ahead.p is not None for row in self.rows)
+        return len(self._tests)
 
     @property
     def training_time(self) -> str:

@@ -62,7 +62,7 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
     """
     metric = study.metric
     against = [(row, row.ahead) for row in study.rows if row.ahead is not None]
-    marked = study.sure
+    tests, marked = study.tests, study.sure
     # Where some were repeated, one run of another proves nothing.
     errors = any(ahead.error is not None for _, ahead in against)
     finite = [(row, ahead) for row, ahead in against if math.isfinite(row.mean)]
@@ -76,7 +76,7 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
         return Found()
     best: dict[bool, tuple[float, Row]] = {}  # of those ahead and of those behind, how surely
     for row, ahead in compared:
-        if study.tests and (row.method, row.n) not in marked:
+        if tests and (row.method, row.n) not in marked:
             continue
         sure = abs(ahead.difference) - 2.0 * (ahead.error or 0.0)
         is_better = (ahead.difference > 0.0) == metric.higher_is_better
@@ -90,7 +90,7 @@ def finding(study: Study, train_length: int, at: int = 0) -> Found:
         points = "point" if metric.notable == 1.0 and metric.unit == "%" else metric.points
         allowed = " once two standard errors are allowed for" if errors else ""
         nothing = f"No method is {metric.notable:g} {points} or more from {label}{allowed}"
-        if study.tests:
+        if tests:
             nothing = (
                 f"No difference of {metric.notable:g} {points} or more from {label} stands once "
                 "the number of tests is allowed for"

@@ -18,7 +18,7 @@ def markdown(study: Study) -> str:
     finding = f"{_escaped(study.finding)}\n\n" if study.finding else ""
     spread = " ± standard deviation over seeds" if study.max_seeds > 1 else ""
     test = f"; {TEST_ERROR}" if study.test_errors else ""
-    split = f"; {HOLD}" if any(row.split is not None for row in study.rows) else ""
+    split = f"; {HOLD}" if study.splits else ""
     metric = study.metric
     paper = f"; below it the paper's figure and ours minus the paper's, in {metric.points}"
     parts = study.protocol.split("; ") if study.protocol else []

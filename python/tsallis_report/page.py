@@ -308,7 +308,7 @@ def _table(study: Study) -> str:
         else ""
     )
     test = f" In brackets the {TEST_ERROR}." if study.test_errors else ""
-    split = f" {HOLD[:1].upper()}{HOLD[1:]}." if any(row.split for row in study.rows) else ""
+    split = f" {HOLD[:1].upper()}{HOLD[1:]}." if study.splits else ""
     ours = f"Ours: mean{spread}; the best of each length is bold.{split}{test}"
     return _grid(study, body, f"{study.metric.in_unit}. {ours}{paper}")
 
@@ -317,8 +317,9 @@ def _baseline_table(study: Study) -> str:
     """Every other method against the study's baseline; empty without one."""
     if study.baseline not in study.labels or len(study.methods) == 1:
         return ""
+    sure = study.sure if study.tests else None
     body = {
-        method: [_contrast_cell(study, study.row(method, n)) for n in study.lengths]
+        method: [_contrast_cell(study, study.row(method, n), sure) for n in study.lengths]
         for method in study.methods
         if method != study.baseline
     }
@@ -396,14 +397,15 @@ def _error(row: Row) -> float | None:
     return row.std / row.seeds**0.5 if row.seeds > 1 else None
 
 
-def _contrast_cell(study: Study, row: Row | None) -> str:
+def _contrast_cell(study: Study, row: Row | None, marked: set[tuple[str, int]] | None) -> str:
+    """``marked``: ``Study.sure``, where differences are tested."""
     if row is None or row.ahead is None or not np.isfinite(row.ahead.difference):
         return "<td>–</td>"
     shown = "" if row.ahead.error is None else study.metric.number(row.ahead.error)
     error = f" <small>± {shown}</small>" if shown else ""
     if row.ahead.p is not None:
         error += f"<br><small>p = {probability(row.ahead.p)}</small>"
-    sure = (row.method, row.n) in study.sure if study.tests else _is_sure(row.ahead)
+    sure = _is_sure(row.ahead) if marked is None else (row.method, row.n) in marked
     return f"<td>{_tinted(study.metric, row.ahead.difference, sure)}{error}</td>"
 
 

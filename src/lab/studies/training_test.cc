@@ -483,15 +483,21 @@ TEST(Reproduce, DescribesWhatIsFinishedEvaluationByEvaluation) {
   EXPECT_TRUE(some.study["runs"][1]["samples"].contains("softmax"));
 }
 
-TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
+// A recipe that chooses rates by runs of one seed.
+Recipe ChoosingRecipe(const std::vector<double>& rates, std::int64_t samples, std::int64_t steps) {
   Recipe recipe = SmallRecipe();
-  recipe.train.lr_grid = {1e-9, 3e-3};
+  recipe.train.lr_grid = rates;
   recipe.train.l2 = 0.0;
   recipe.train.validate_every = 1000;  // at the end only
   recipe.train.best_length = 16;
-  recipe.train.validate_samples = 64;
-  recipe.scales["quick"].grid_steps = 400;
+  recipe.train.validate_samples = samples;
+  recipe.scales["quick"].grid_steps = steps;
   recipe.scales["quick"].grid_seeds = 1;
+  return recipe;
+}
+
+TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
+  Recipe recipe = ChoosingRecipe({1e-9, 3e-3}, 64, 400);
   const TemporaryFolder folder;
   ReproduceOptions options;
   options.progress.quiet = true;
@@ -520,14 +526,7 @@ TEST(Reproduce, LearningRatesAreChosenByShorterRunsWhoseWeightsNeedNotBeKept) {
 }
 
 TEST(Reproduce, AnEndThatWinsWidensTheGridAndASpareSeedChooses) {
-  Recipe recipe = SmallRecipe();
-  recipe.train.lr_grid = {1e-7, 1e-5};
-  recipe.train.l2 = 0.0;
-  recipe.train.validate_every = 1000;  // at the end only
-  recipe.train.best_length = 16;
-  recipe.train.validate_samples = 512;
-  recipe.scales["quick"].grid_steps = 200;
-  recipe.scales["quick"].grid_seeds = 1;
+  Recipe recipe = ChoosingRecipe({1e-7, 1e-5}, 512, 200);
   recipe.scales["quick"].grid_seed = 11;
   recipe.scales["quick"].grid_widen = 2;
   const TemporaryFolder folder;
