@@ -25,6 +25,9 @@ from tsallis.bench.timing import Sample, clocked, compared, in_turns
 
 ABOUT = """Time new tokens' attention on cached keys: entmax 1.5 of ours, softmax of torch.
 
+Cases have normal queries and keys, sharper queries (spread3), flat ones (spread0.05), entmax 1.25
+(alpha1.25), our softmax (alpha1), slopes, heads of 128 and 16 sequences.
+
 Contenders, all in the same process and in turns, medians reported:
   bytes     ours on a cache that screens keys by their bytes
   rows      ours on a cache without bytes
@@ -72,6 +75,7 @@ class Case:
     kv_heads: int = 8
     batch: int = 1
     spread: float = 1.0  # of queries; keys and values are standard normal
+    alpha: float = 1.5  # 1: softmax
     slopes: bool = False  # ALiBi's, geometric
     queries: int = 1
     # A layer of a trained model, whose q, k and v are taken in place of normal ones.
@@ -87,6 +91,8 @@ class Case:
             parts.append(f"batch{self.batch}")
         if self.spread != 1.0:
             parts.append(f"spread{self.spread:g}")
+        if self.alpha != 1.5:
+            parts.append(f"alpha{self.alpha:g}")
         if self.slopes:
             parts.append("alibi")
         return "-".join(parts)
@@ -102,6 +108,9 @@ def cases(keys: list[int], dtypes: list[str], *, quick: bool) -> list[Case]:
             if quick:
                 continue
             found.append(Case(n, dtype, spread=3.0))
+            found.append(Case(n, dtype, spread=0.05))
+            found.append(Case(n, dtype, alpha=1.25))
+            found.append(Case(n, dtype, alpha=1.0))
             found.append(Case(n, dtype, slopes=True))
             if n <= 65536:
                 found.append(Case(n, dtype, d=128))
@@ -143,10 +152,8 @@ def trained_cases_of(file: Path, dtypes: list[str]) -> list[Case]:
 
 def _llama(case: Case) -> dict[str, llama.Writer]:
     """Writers of llama.cpp that serve a case: with ordinary heads and keys of its own."""
-    usual = case.trained is None and not case.slopes and case.spread == 1.0
-    if not usual or case.batch > 1 or case.queries > 1:
-        return {}
-    if case.n > llama.MOST_KEYS:
+    usual = case == Case(case.n, case.dtype, case.d) and case.trained is None
+    if not usual or case.n > llama.MOST_KEYS:
         return {}
     threads = torch.get_num_threads()
     return {
@@ -172,6 +179,7 @@ def measure(
         q = q[:, :, -1:].contiguous()
         settings = case.trained.settings
     else:
+        settings["alpha"] = case.alpha
         q = draw(case.heads, case.queries, case.spread)
         k, v = draw(case.kv_heads, case.n), draw(case.kv_heads, case.n)
     new_k, new_v = draw(case.kv_heads, 1), draw(case.kv_heads, 1)

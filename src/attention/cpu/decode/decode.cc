@@ -195,7 +195,7 @@ class Group {
     } else {
       // The key of the largest score is read also where a sink leaves it no weight, as in
       // Row::Entmax.
-      bar = std::min(LeastThreshold(map, s_.scores),
+      bar = std::min(LeastThreshold(map, s_.scores, &s_.solve),
                      *std::max_element(s_.scores.begin(), s_.scores.end()));
     }
     bar -= slack;

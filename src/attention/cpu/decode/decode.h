@@ -136,12 +136,20 @@ struct Map {
   double Reach() const { return softmax() ? __builtin_inf() : 1.0 / (alpha - 1.0); }
 };
 
-// The weights of scores that contain the support. s: [n] finite; p: [n], 0 off the support.
-// Returns tau as AttentionOutputs has it. For alpha > 1.
-double Solve(const Map& map, const std::vector<double>& s, std::vector<float>* p);
+struct SolveMemory {
+  GrowingBuffer<double> z, support;
+  GrowingBuffer<float> p;
+
+  static constexpr std::size_t kBytes = 8 + 8 + 4;  // of a score
+  std::size_t bytes() const { return z.bytes() + support.bytes() + p.bytes(); }
+};
+
+// The weights of scores that contain the support. s: [n] finite; the weights, 0 off the support,
+// are memory->p afterwards. Returns tau as AttentionOutputs has it. For alpha > 1.
+double Solve(const Map& map, const std::vector<double>& s, SolveMemory* memory);
 
 // A lower bound of the threshold in s, from scores of some keys.
-double LeastThreshold(const Map& map, const std::vector<double>& s);
+double LeastThreshold(const Map& map, const std::vector<double>& s, SolveMemory* memory);
 
 // One query of the query heads that share a key head.
 struct Query {
@@ -237,17 +245,17 @@ struct Scratch {
   GrowingBuffer<std::uint32_t> order;   // [keys] of softmax within epsilon
   GrowingBuffer<std::uint32_t> chunk;   // [keys] likewise
   std::vector<double> scores;
-  std::vector<float> solved;
+  SolveMemory solve;
 
   std::size_t bytes_held() const {
     return bounds.bytes() + largest.bytes() + sums.bytes() + listed.bytes() + dots.bytes() +
            weights.bytes() + bytes.bytes() + wide.bytes() + order.bytes() + chunk.bytes() +
-           scores.capacity() * sizeof(double) + solved.capacity() * sizeof(float);
+           scores.capacity() * sizeof(double) + solve.bytes();
   }
   // At most, for so many keys, without DecodeMode.
   static std::size_t Bytes(std::int64_t rows, std::int64_t keys, std::int64_t value_dim) {
     return static_cast<std::size_t>(keys + kRun) *
-               (static_cast<std::size_t>(rows) * 4 + 4 + 4 + 4 + 8 + 4 + 16) +
+               (static_cast<std::size_t>(rows) * 4 + 3 * 4 + 8 + SolveMemory::kBytes) +
            static_cast<std::size_t>((keys / kRun + 2) * rows * Padded(value_dim)) * sizeof(float);
   }
 };

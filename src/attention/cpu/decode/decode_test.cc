@@ -134,8 +134,14 @@ TEST(Decode, TheSolutionDependsOnTheSupportAlone) {
     if (draw % 5 == 0) map.sink = normal(random);
     std::vector<double> all(3 + draw);
     for (double& s : all) s = 2.0 * normal(random) - (draw % 3 == 0 ? 1e4 : 0.0);
+    decode::SolveMemory memory;
+    const auto solve = [&](const std::vector<double>& scores, std::vector<float>* weights) {
+      const double tau = decode::Solve(map, scores, &memory);
+      weights->assign(memory.p.get(), memory.p.get() + scores.size());
+      return tau;
+    };
     std::vector<float> p, own;
-    const double tau = decode::Solve(map, all, &p);
+    const double tau = solve(all, &p);
     double sum = 0.0;
     for (const float weight : p) sum += static_cast<double>(weight);
     EXPECT_NEAR(sum, 1.0, draw % 5 == 0 ? 1.0 : 1e-6);
@@ -148,11 +154,11 @@ TEST(Decode, TheSolutionDependsOnTheSupportAlone) {
       expected.push_back(p[i]);
     }
     if (few.empty()) continue;
-    EXPECT_EQ(decode::Solve(map, few, &own), tau) << draw;
+    EXPECT_EQ(solve(few, &own), tau) << draw;
     EXPECT_EQ(own, expected) << draw;
     // A part of a row has the lower threshold.
     few.resize((few.size() + 1) / 2);
-    EXPECT_LE(decode::LeastThreshold(map, few), tau / (map.alpha - 1.0));
+    EXPECT_LE(decode::LeastThreshold(map, few, &memory), tau / (map.alpha - 1.0));
   }
 }
 

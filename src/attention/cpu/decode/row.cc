@@ -66,7 +66,8 @@ Answer Row::Entmax(const Bounds& bounds) {
     // The key of the largest score is listed also where a sink leaves it no weight: tau and maximum
     // need it.
     const double most = LargestScore();
-    bar = most > -kInfinity ? std::min(LeastThreshold(map_, s_.scores), most) - slack : -kInfinity;
+    bar = most > -kInfinity ? std::min(LeastThreshold(map_, s_.scores, &s_.solve), most) - slack
+                            : -kInfinity;
   }
   const std::size_t count = List(bounds.x, bar);
   if (!Score(count)) return Broken();
@@ -89,17 +90,20 @@ Answer Row::Entmax(const Bounds& bounds) {
 
 Answer Row::SolvedEntmax(std::size_t count) {
   Answer answer{.out = out_, .maximum = LargestScore(), .scored = static_cast<std::int64_t>(count)};
-  answer.tau = Solve(map_, s_.scores, &s_.solved);
+  answer.tau = Solve(map_, s_.scores, &s_.solve);
+  const float* p = s_.solve.p.get();
   std::uint32_t* index = s_.listed.get();
   std::size_t support = 0;
   float* weights = s_.weights.Reserve(static_cast<std::int64_t>(count) + 16);
   for (std::size_t i = 0; i < count; ++i) {
-    const float p = s_.solved[i];
-    if (!(p > 0.0f)) continue;
     index[support] = index[i];
-    weights[support++] = p;
-    if (query_.wants_entropy) {
-      answer.entropy -= static_cast<double>(p) * std::log(static_cast<double>(p));
+    weights[support] = p[i];
+    support += p[i] > 0.0f ? 1 : 0;
+  }
+  if (query_.wants_entropy) {
+    for (std::size_t i = 0; i < support; ++i) {
+      const auto weight = static_cast<double>(weights[i]);
+      answer.entropy -= weight * std::log(weight);
     }
   }
   answer.support = static_cast<std::int64_t>(support);
@@ -132,9 +136,17 @@ Answer Row::SolvedSoftmax(std::size_t count) {
 }
 
 double Row::LargestScore() const {
-  double most = -kInfinity;
-  for (const double s : s_.scores) most = std::max(most, s);
-  return most;
+  // Four at a time wait for no other.
+  constexpr std::size_t kLanes = 4;
+  const std::size_t whole = s_.scores.size() / kLanes * kLanes;
+  double most[kLanes] = {-kInfinity, -kInfinity, -kInfinity, -kInfinity};
+  for (std::size_t i = 0; i < whole; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      most[lane] = std::max(most[lane], s_.scores[i + lane]);
+    }
+  }
+  for (std::size_t i = whole; i < s_.scores.size(); ++i) most[0] = std::max(most[0], s_.scores[i]);
+  return *std::max_element(most, most + kLanes);
 }
 
 double Row::Slack(float top, float product) const {
@@ -170,13 +182,16 @@ bool Row::Score(const std::uint32_t* index, std::size_t count, double* scores) {
   float* dots = s_.dots.Reserve(static_cast<std::int64_t>(count) + 16);
   f_.gather_dots(*query_.keys, index, count, query_.q + r_ * Padded(query_.head_dim),
                  query_.head_dim, dots);
-  for (std::size_t i = 0; i < count; ++i) {
-    const double x = query_.factor[r_] * static_cast<double>(dots[i]);
-    const double s = terms.any() ? terms.Score(x, query_.position - index[i]) : x;
-    if (std::isnan(s) || s == kInfinity) return false;
-    scores[i] = s;
+  const double factor = query_.factor[r_];
+  for (std::size_t i = 0; i < count; ++i) scores[i] = factor * static_cast<double>(dots[i]);
+  if (terms.any()) {
+    for (std::size_t i = 0; i < count; ++i) {
+      scores[i] = terms.Score(scores[i], query_.position - index[i]);
+    }
   }
-  return true;
+  std::size_t broken = 0;
+  for (std::size_t i = 0; i < count; ++i) broken += scores[i] < kInfinity ? 0 : 1;  // or NaN
+  return broken == 0;
 }
 
 std::int64_t Row::BytesOfRows(std::size_t keys, std::size_t values) const {

@@ -204,8 +204,8 @@ double Row::Lost(const std::vector<std::uint32_t>& read) {
     for (std::size_t j = 0; j < p.size(); ++j) sum += p[j] = std::exp(s_.scores[j] - top);
     for (double& weight : p) weight /= sum;
   } else {
-    Solve(map_, s_.scores, &s_.solved);
-    p.assign(s_.solved.begin(), s_.solved.end());
+    Solve(map_, s_.scores, &s_.solve);
+    std::copy_n(s_.solve.p.get(), p.size(), p.begin());
   }
   for (const std::uint32_t j : read) p[j - static_cast<std::uint32_t>(query_.visible.begin)] = 0.0;
   double lost = 0.0;

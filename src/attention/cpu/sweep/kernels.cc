@@ -12,7 +12,7 @@ namespace tsallis {
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward) {
   const std::int64_t longest = MostKeys(params);
   const bool all = backward || ScoresAreExact(engine, params.q.dtype);
-  return std::clamp<std::int64_t>(all ? longest / 2 : longest / 8, 512, 8192);
+  return std::clamp<std::int64_t>(longest / (all ? 2 : 4), 512, 8192);
 }
 
 namespace {
