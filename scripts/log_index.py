@@ -67,7 +67,7 @@ def with_index(log: str) -> str:
                 lines += [f"- [{entry.title}](#{anchor(entry.title)})" for entry in chosen]
                 lines += [""]
     head, _, rest = log.partition(BEGIN)
-    if head.count("\n## ") != 1:
+    if re.search(r"^\*\d{4}-\d\d-\d\d, ", head, re.MULTILINE):
         raise ValueError("an entry stands above the index, which would leave it out")
     return "\n".join([head + BEGIN, "", *lines, END]) + rest.split(END)[1]
 
