@@ -49,7 +49,7 @@ class Case:
         """Arguments of `tsallis.attention` and `tsallis.decode` for map and positions."""
         found: dict[str, Any] = {"map": self.map}
         if isinstance(self.alpha, tuple):
-            found["alpha"] = torch.tensor(self.alpha)
+            found["alpha"] = torch.tensor(self.alpha, requires_grad=True)  # as heads learn it
         elif self.alpha is not None:
             found["alpha"] = self.alpha
         if self.slopes is not None:

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "simplex/map.h"
-
 namespace tsallis {
 
 void BlockEdges::Clear() {
@@ -34,14 +32,6 @@ void BlockEdges::End(std::int64_t row, const std::uint32_t* keys, const float* p
     runs_.push_back({static_cast<std::int32_t>(row), bucket, size_ + begin, size_ + i});
   }
   size_ += n;
-}
-
-void BlockEdges::AddAlpha(double alpha, const float* p, const float* dp, std::size_t n) {
-  wide_p_.assign(p, p + n);
-  wide_dp_.assign(dp, dp + n);
-  entmax_.alpha = alpha;
-  d_alpha += kEntmaxReference.d_alpha(entmax_, wide_p_.data(), wide_dp_.data(),
-                                      static_cast<std::int64_t>(n));
 }
 
 void BlockEdges::Sort(std::int64_t keys) {

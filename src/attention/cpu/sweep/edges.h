@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "core/memory.h"
-#include "tsallis/rows.h"
 
 namespace tsallis {
 
@@ -37,8 +36,6 @@ class BlockEdges {
   // Ends it. The fewer buckets its keys go back and forth between, the better; lists of a sweep
   // ascend.
   void End(std::int64_t row, const std::uint32_t* keys, const float* p, std::size_t n);
-  // d_alpha += sum dp (dp / d alpha). p, dp: [n].
-  void AddAlpha(double alpha, const float* p, const float* dp, std::size_t n);
   // Sorts the runs by bucket; rows keep their order.
   void Sort(std::int64_t keys);
 
@@ -58,8 +55,6 @@ class BlockEdges {
   std::size_t size_ = 0;
   std::vector<EdgeRun> runs_, sorted_;
   std::vector<std::size_t> starts_;
-  std::vector<double> wide_p_, wide_dp_;
-  RowSpec entmax_;  // with the alpha of the newest row
 };
 
 }  // namespace tsallis

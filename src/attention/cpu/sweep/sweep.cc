@@ -234,10 +234,14 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         LoadFloats(HeadRows::Of(gradients.d_out, b, h), q_row, e, d_out);
         float* dp = edges->Begin(n);
         GatherDot(values, key, n, d_out, e, dp);
-        if (gradients.d_alpha != nullptr) edges->AddAlpha(head.alpha, p, dp, n);
         float* ds = dp;
-        WithWeight(head.alpha - 1.0,
-                   [&](const auto& weight) HWY_ATTR { BackwardRow(weight, p, dp, n, 1.0f, ds); });
+        double d_alpha = 0.0;
+        const double eps = head.alpha - 1.0;
+        WithWeight(eps, [&](const auto& weight) HWY_ATTR {
+          BackwardRow(weight, p, dp, n, 1.0f, ds, eps,
+                      gradients.d_alpha != nullptr ? &d_alpha : nullptr);
+        });
+        edges->d_alpha += d_alpha;
         const std::int64_t position = q_row + sequence.shift - head.keys->first;
         if (gradients.d_slopes != nullptr) {
           double sum = 0.0;
