@@ -50,7 +50,8 @@ class BlockSweep {
         dim_(PackedDim(kEngine, params_.head_dim)),
         unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
         approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
-        has_terms_(head.terms.any()) {
+        has_terms_(head.terms.any()),
+        by_distance_(head.terms.slope != 0.0 || head.terms.distances.any()) {
     if (!IsByteEngine(kEngine)) return;
     const auto n = static_cast<std::size_t>(dim_);
     centre_norm_ = std::sqrt(DotFloats(keys_.centre, keys_.centre, n));
@@ -113,7 +114,12 @@ class BlockSweep {
   void SetBound(std::int64_t r, float z) {
     auto& row = s_.rows[r];
     row.bound = z;
-    s_.bounds[s_.slot_of_row[r]] = EngineBound(row, z / row.factor);
+    float raw = z / row.factor;
+    if (has_terms_ && !by_distance_ && std::isfinite(z)) {  // a soft cap alone
+      raw = static_cast<float>(head_.terms.LeastProduct(z, 0, 0, 4.0 * kSlack) /
+                               static_cast<double>(row.factor));
+    }
+    s_.bounds[s_.slot_of_row[r]] = EngineBound(row, raw);
   }
   std::size_t KeepSupport(std::int64_t r);
   struct Reach {
@@ -144,7 +150,7 @@ class BlockSweep {
   const std::int64_t dim_;
   const std::size_t unit_bytes_;
   const bool approximate_;  // listed scores are not the products of the inputs
-  const bool has_terms_;
+  const bool has_terms_, by_distance_;  // the latter: terms that depend on the distance
   float centre_norm_ = 0.0f;
   std::int64_t count_ = 0;
 };

@@ -12,11 +12,11 @@ HWY_BEFORE_NAMESPACE();
 namespace tsallis {
 namespace HWY_NAMESPACE {
 
-// Bounds of a pair's rows in one tile, terms included.
+// Bounds of a pair's rows in one tile, terms of distance included.
 template <class Engine, ScoreEngine kEngine>
 const float* BlockSweep<Engine, kEngine>::TileBounds(std::int64_t pair, std::int64_t tile,
                                                      int buffer) {
-  if (!has_terms_) return s_.bounds.get() + pair * kPairRows;
+  if (!by_distance_) return s_.bounds.get() + pair * kPairRows;
   float* out = s_.pair_bounds.get() + buffer * kPairRows;
   for (std::int64_t i = 0; i < kPairRows; ++i) {
     const std::int64_t slot = pair * kPairRows + i;
