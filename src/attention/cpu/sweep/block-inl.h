@@ -149,7 +149,7 @@ class BlockSweep {
   SweepScratch& s_;
   const std::int64_t dim_;
   const std::size_t unit_bytes_;
-  const bool approximate_;  // listed scores are not the products of the inputs
+  const bool approximate_;              // listed scores are not the products of the inputs
   const bool has_terms_, by_distance_;  // the latter: terms that depend on the distance
   float centre_norm_ = 0.0f;
   std::int64_t count_ = 0;
