@@ -43,9 +43,9 @@ class Group {
   void Attend(const Context& context, Answer* answers) {
     const bool bounds = !Selects() || query_.wants_certificate;
     if (bounds) BoundAll(context);
-    bool flat[kRows] = {};
+    bool flat[kRows] = {}, dense[kRows] = {};
     for (std::int64_t r = 0; r < query_.rows; ++r) {
-      Row row(f_, query_, r, s_, answers[r].out, keys_[r], beyond_[r]);
+      Row row(f_, query_, r, s_, answers[r].out, keys_[r], beyond_[r], ProductsOf(r));
       Bounds own;
       if (bounds) own = BoundsOf(r);
       if (Selects()) {
@@ -55,11 +55,14 @@ class Group {
         flat[r] = !found.has_value();
         if (found.has_value()) answers[r] = *found;
       } else {
-        answers[r] = row.Exact(own);
+        const std::optional<Answer> found = row.Exact(own);
+        dense[r] = !found.has_value();
+        if (found.has_value()) answers[r] = *found;
       }
       answers[r].rounding_decides =
           own.product >= kVast && static_cast<double>(own.product) < kInfinity;
     }
+    AnswerDense(context, dense, answers);
     SumValues(context, answers);
     ShareBytes(answers);
     if (std::any_of(flat, flat + query_.rows, [](bool is) { return is; })) {
@@ -76,6 +79,31 @@ class Group {
     return query_.mode.keys != DecodeKeys::kExact && query_.mode.keys != DecodeKeys::kWithin;
   }
 
+  // The answers of the heads of entmax that score many of their keys, from the products of all.
+  void AnswerDense(const Context& context, const bool* dense, Answer* answers) {
+    const auto count = std::count(dense, dense + query_.rows, true);
+    if (count == 0) return;
+    const std::int64_t first = std::find(dense, dense + query_.rows, true) - dense;
+    std::int64_t last = query_.rows - 1;
+    while (!dense[last]) --last;
+    exact_ = s_.products.Reserve(query_.rows * pitch_);
+    ParallelTasks(context, runs_, [&](std::int64_t run, int) {
+      const Span keys = KeysOfRun(run);
+      f_.dots(*query_.keys, keys.begin, keys.size(), query_.q + first * Padded(query_.head_dim),
+              last - first + 1, query_.head_dim, exact_ + first * pitch_ + keys.begin - all_.begin,
+              pitch_);
+    });
+    std::int64_t part = 0;
+    for (std::int64_t r = first; r <= last; ++r) {
+      if (!dense[r]) continue;
+      const bool rounding_decides = answers[r].rounding_decides;
+      answers[r] = *Row(f_, query_, r, s_, answers[r].out, keys_[r], beyond_[r], ProductsOf(r))
+                        .Exact(BoundsOf(r));
+      answers[r].rounding_decides = rounding_decides;
+      answers[r].bytes_read += Part(all_.size() * RowBytes(), part++, count);
+    }
+  }
+
   // The answers of the heads of softmax that need most keys: exact, from the rows of all.
   void ReadAll(const Context& context, const bool* flat, Answer* answers) {
     query_.byte_offset = -1;
@@ -87,7 +115,7 @@ class Group {
     for (std::int64_t r = 0; r < query_.rows; ++r) {
       if (!flat[r]) continue;
       const std::int64_t before = answers[r].bytes_read;
-      answers[r] = Row(f_, query_, r, s_, answers[r].out, keys_[r], -kInfinity).Exact(BoundsOf(r));
+      answers[r] = *Row(f_, query_, r, s_, answers[r].out, keys_[r], -kInfinity).Exact(BoundsOf(r));
       answers[r].bytes_read += before;
     }
     SumValues(context, answers);
@@ -106,8 +134,7 @@ class Group {
     const std::int64_t columns = query_.value_dim, padded = Padded(columns);
     float* sums = s_.sums.Reserve(runs_ * rows * padded);
     ParallelTasks(context, runs_, [&](std::int64_t run, int) {
-      const std::int64_t begin = std::max(all_.begin, (first_run_ + run) * kRun);
-      const std::int64_t end = std::min(all_.end, (first_run_ + run + 1) * kRun);
+      const auto [begin, end] = KeysOfRun(run);
       const float* weight[kRows] = {};
       float* sum[kRows] = {};
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -244,15 +271,22 @@ class Group {
       }
       bytes[r].wide = std::copy_n(of_rows + r * width, width, wide + r * width) - width;
     }
+    // Softmax has no use for products beside its scores.
+    bool keeps = !screened && !Selects();
+    for (std::int64_t r = 0; r < query_.rows; ++r) keeps = keeps && !query_.map[r].softmax();
+    exact_ = keeps ? s_.products.Reserve(query_.rows * pitch_) : nullptr;
     ParallelTasks(context, runs_, [&](std::int64_t run, int) {
-      const std::int64_t begin = std::max(all_.begin, (first_run_ + run) * kRun);
-      const std::int64_t end = std::min(all_.end, (first_run_ + run + 1) * kRun);
+      const auto [begin, end] = KeysOfRun(run);
       float* x = bounds_ + begin - all_.begin;
-      if (query_.byte_offset >= 0) {
+      if (screened) {
         BytesOfRun(bytes, begin, end, x);
       } else {
-        f_.dots(*query_.keys, begin, end - begin, query_.q, query_.rows, query_.head_dim, x,
+        float* dots = exact_ != nullptr ? exact_ + (x - bounds_) : x;
+        f_.dots(*query_.keys, begin, end - begin, query_.q, query_.rows, query_.head_dim, dots,
                 pitch_);
+        for (std::int64_t r = 0; r < query_.rows && dots != x; ++r) {
+          std::copy_n(dots + r * pitch_, end - begin, x + r * pitch_);
+        }
       }
       for (std::int64_t r = 0; r < query_.rows; ++r) {
         const std::int64_t from = std::max(begin, keys_[r].begin);
@@ -284,6 +318,16 @@ class Group {
                     x + r * pitch_ + from - begin);
       }
     }
+  }
+
+  Span KeysOfRun(std::int64_t run) const {
+    return {std::max(all_.begin, (first_run_ + run) * kRun),
+            std::min(all_.end, (first_run_ + run + 1) * kRun)};
+  }
+
+  // Of keys_[r], or null.
+  const float* ProductsOf(std::int64_t r) const {
+    return exact_ == nullptr ? nullptr : exact_ + r * pitch_ + keys_[r].begin - all_.begin;
   }
 
   Bounds BoundsOf(std::int64_t r) const {
@@ -335,6 +379,7 @@ class Group {
   std::int64_t near_ = 0;
   std::int64_t pitch_ = 0, first_run_ = 0, runs_ = 0;
   float* bounds_ = nullptr;    // [rows][pitch]
+  float* exact_ = nullptr;     // likewise: products with the keys, where they are known, or null
   float* tops_ = nullptr;      // [rows][runs]
   float* products_ = nullptr;  // [rows][runs]
 };

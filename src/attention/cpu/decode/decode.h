@@ -236,6 +236,7 @@ inline constexpr double kLeastAlpha = kLeastFloatAlpha, kMostAlpha = 4.0;
 // Memory of one thread.
 struct Scratch {
   GrowingBuffer<float> bounds;          // [rows][keys]
+  GrowingBuffer<float> products;        // likewise
   GrowingBuffer<float> largest;         // [rows][runs] scores, then products
   GrowingBuffer<float> sums;            // [runs][rows][Padded(value_dim)]
   GrowingBuffer<std::uint32_t> listed;  // [keys]
@@ -248,14 +249,14 @@ struct Scratch {
   SolveMemory solve;
 
   std::size_t bytes_held() const {
-    return bounds.bytes() + largest.bytes() + sums.bytes() + listed.bytes() + dots.bytes() +
-           weights.bytes() + bytes.bytes() + wide.bytes() + order.bytes() + chunk.bytes() +
-           scores.capacity() * sizeof(double) + solve.bytes();
+    return bounds.bytes() + products.bytes() + largest.bytes() + sums.bytes() + listed.bytes() +
+           dots.bytes() + weights.bytes() + bytes.bytes() + wide.bytes() + order.bytes() +
+           chunk.bytes() + scores.capacity() * sizeof(double) + solve.bytes();
   }
   // At most, for so many keys, without DecodeMode.
   static std::size_t Bytes(std::int64_t rows, std::int64_t keys, std::int64_t value_dim) {
     return static_cast<std::size_t>(keys + kRun) *
-               (static_cast<std::size_t>(rows) * 4 + 3 * 4 + 8 + SolveMemory::kBytes) +
+               (static_cast<std::size_t>(rows) * 8 + 3 * 4 + 8 + SolveMemory::kBytes) +
            static_cast<std::size_t>((keys / kRun + 2) * rows * Padded(value_dim)) * sizeof(float);
   }
 };

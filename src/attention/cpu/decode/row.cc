@@ -9,6 +9,10 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// Of a run of keys and more, one in so many is scored alone at most: the products of all, for all
+// heads together, take no longer.
+constexpr std::size_t kFewOf = 4;
+
 float Below(double bar) {
   return std::nextafterf(static_cast<float>(bar), -std::numeric_limits<float>::infinity());
 }
@@ -26,7 +30,7 @@ Answer Nothing(float* out, std::int64_t columns, double value) {
   return answer;
 }
 
-Answer Row::Exact(const Bounds& bounds) {
+std::optional<Answer> Row::Exact(const Bounds& bounds) {
   // A bound may be infinite where the key is not a number, and that is found out.
   if (!Screened() && (std::isnan(bounds.top) || bounds.top == kInfinity)) return Broken();
   if (keys_.size() == 0 || bounds.top == -kInfinity) return Nothing(out_, query_.value_dim, 0.0);
@@ -55,7 +59,7 @@ Answer Row::Softmax(float* x, float top) {
   return answer;
 }
 
-Answer Row::Entmax(const Bounds& bounds) {
+std::optional<Answer> Row::Entmax(const Bounds& bounds) {
   const double slack = Slack(bounds.top, bounds.product);
   double bar = static_cast<double>(bounds.top) - map_.Reach() - slack;
   std::size_t best = 0;
@@ -70,6 +74,8 @@ Answer Row::Entmax(const Bounds& bounds) {
                             : -kInfinity;
   }
   const std::size_t count = List(bounds.x, bar);
+  const bool many = keys_.size() >= kRun && count > static_cast<std::size_t>(keys_.size()) / kFewOf;
+  if (many && products_ == nullptr) return std::nullopt;
   if (!Score(count)) return Broken();
   if (LargestScore() == -kInfinity) {
     Answer answer = Nothing(out_, query_.value_dim, 0.0);
@@ -78,7 +84,9 @@ Answer Row::Entmax(const Bounds& bounds) {
     return answer;
   }
   Answer answer = SolvedEntmax(count);
-  if (!Screened()) answer.bytes_read -= BytesOfRows(count, 0);  // they were read together
+  if (products_ != nullptr || !Screened()) {
+    answer.bytes_read -= BytesOfRows(count, 0);  // they were read together
+  }
   if (Screened() && best > count) answer.bytes_read += BytesOfRows(best - count, 0);
   if (query_.wants_certificate && answer.scored < query_.visible.size()) {
     const double unscored =
@@ -180,8 +188,13 @@ double Row::Unscored(const float* bounds, double bar) const {
 bool Row::Score(const std::uint32_t* index, std::size_t count, double* scores) {
   const HeadTerms& terms = query_.terms[r_];
   float* dots = s_.dots.Reserve(static_cast<std::int64_t>(count) + 16);
-  f_.gather_dots(*query_.keys, index, count, query_.q + r_ * Padded(query_.head_dim),
-                 query_.head_dim, dots);
+  if (products_ != nullptr) {
+    const auto first = static_cast<std::uint32_t>(keys_.begin);
+    for (std::size_t i = 0; i < count; ++i) dots[i] = products_[index[i] - first];
+  } else {
+    f_.gather_dots(*query_.keys, index, count, query_.q + r_ * Padded(query_.head_dim),
+                   query_.head_dim, dots);
+  }
   const double factor = query_.factor[r_];
   for (std::size_t i = 0; i < count; ++i) scores[i] = factor * static_cast<double>(dots[i]);
   if (terms.any()) {

@@ -24,9 +24,9 @@ Answer Nothing(float* out, std::int64_t columns, double value);
 class Row {
  public:
   // keys: of the visible ones, those that distance does not rule out; beyond: none of the others
-  // has a larger score.
+  // has a larger score. products: with the keys, or null: the row reads those that it scores.
   Row(const Functions& functions, const Query& query, std::int64_t r, Scratch& scratch, float* out,
-      Span keys, double beyond)
+      Span keys, double beyond, const float* products = nullptr)
       : f_(functions),
         query_(query),
         map_(query.map[r]),
@@ -34,11 +34,13 @@ class Row {
         s_(scratch),
         out_(out),
         keys_(keys),
-        beyond_(beyond) {}
+        beyond_(beyond),
+        products_(products) {}
 
   // The answer from every key that has a weight. Softmax leaves its output to the caller, who reads
-  // values for all heads together (Answer::pending_scale).
-  Answer Exact(const Bounds& bounds);
+  // values for all heads together (Answer::pending_scale). nullopt: so many keys are to be scored
+  // that the caller should read all, for all such heads together.
+  std::optional<Answer> Exact(const Bounds& bounds);
   // Softmax on keys that hold at least 1 - epsilon of the mass. nullopt: all keys should be read.
   std::optional<Answer> Within(const Bounds& bounds);
   // The keys that an approximation chooses. bounds: for a certificate, or null.
@@ -46,7 +48,7 @@ class Row {
 
  private:
   Answer Softmax(float* x, float top);
-  Answer Entmax(const Bounds& bounds);
+  std::optional<Answer> Entmax(const Bounds& bounds);
 
   bool Screened() const { return query_.byte_offset >= 0; }
   Answer Broken() const { return Nothing(out_, query_.value_dim, std::nan("")); }
@@ -88,6 +90,7 @@ class Row {
   float* out_;
   Span keys_;
   double beyond_;
+  const float* products_;  // [keys_] or null
 };
 
 // A score in float32 is this far from the exact one at most, relative to what it is made of.
