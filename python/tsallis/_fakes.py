@@ -69,7 +69,7 @@ def _reserved(q: Tensor, v: Tensor, settings: dict[str, Any]) -> Any:
     kind = settings.get("map", _ops.ENTMAX)
     alphas = settings.get("alpha_heads") is not None or settings.get("alpha", 1.5) != 1.0
     sparse = kind == _ops.ENTMAX and alphas
-    if (not sparse and kind != _ops.SOFTMAX) or settings.get("sink") is not None:
+    if not sparse and (kind != _ops.SOFTMAX or settings.get("sink") is not None):
         return 0
     if q.dtype == _FLOAT64 or q.device.type not in ("cpu", "meta"):
         return 0

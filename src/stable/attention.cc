@@ -18,8 +18,8 @@ std::int64_t ReservedBytes(const Tensor& q, const AttentionArguments& arguments)
   const AttentionParams& params = arguments.params;
   const bool sparse =
       params.map == RowMap::kEntmax && (arguments.alpha_heads.defined() || params.alpha != 1.0);
-  if (!sparse && params.map != RowMap::kSoftmax) return 0;
-  if (arguments.sink.defined() || q.dtype() == dtypes::kFloat64 || !q.device().is_cpu()) return 0;
+  if (!sparse && (params.map != RowMap::kSoftmax || arguments.sink.defined())) return 0;
+  if (q.dtype() == dtypes::kFloat64 || !q.device().is_cpu()) return 0;
   // Lists of 64 entries, or a header and the output in float32 (SavedValues).
   const std::int64_t head = sparse ? 0 : 64, row = sparse ? 512 : (params.value_dim + 15) / 16 * 64;
   return std::min(head + q.size(0) * q.size(1) * q.size(2) * row, arguments.saved_budget);

@@ -51,7 +51,8 @@ class BlockSweep {
         unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
         approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
         has_terms_(head.terms.any()),
-        by_distance_(head.terms.slope != 0.0 || head.terms.distances.any()) {
+        by_distance_(head.terms.slope != 0.0 || head.terms.distances.any()),
+        sink_(head.sink()) {
     if (!IsByteEngine(kEngine)) return;
     const auto n = static_cast<std::size_t>(dim_);
     centre_norm_ = std::sqrt(DotFloats(keys_.centre, keys_.centre, n));
@@ -121,6 +122,11 @@ class BlockSweep {
     }
     s_.bounds[s_.slot_of_row[r]] = EngineBound(row, raw);
   }
+  // A bound that needs no key: the threshold of the sink alone.
+  float LeastBound(const SweepScratch::Row& row) const {
+    return sink_ - 1.0f - row.under - kSlack * (1.0f + std::abs(sink_));
+  }
+  void AddSink(std::int64_t r);
   std::size_t KeepSupport(std::int64_t r);
   struct Reach {
     std::int64_t lo = 0, hi = 0;  // keys that a pair's rows with a bound see; lo >= hi: none
@@ -151,6 +157,7 @@ class BlockSweep {
   const std::size_t unit_bytes_;
   const bool approximate_;              // listed scores are not the products of the inputs
   const bool has_terms_, by_distance_;  // the latter: terms that depend on the distance
+  const float sink_;                    // in z, an entry of every row that sees a key; -inf: none
   float centre_norm_ = 0.0f;
   std::int64_t count_ = 0;
 };
@@ -196,7 +203,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     const float reach = norm * keys_.largest_norm * row.factor;
     // No entry can exceed `largest`; scores beyond it, or NaN, are not for a sweep.
     if (!(squared < kLargestNorm * kLargestNorm) || !(reach < 1e6f) || !(row.factor > 1e-30f) ||
-        !std::isfinite(head_.terms.slope) || !keys_.usable) {
+        !std::isfinite(head_.terms.slope) || !keys_.usable || !(sink_ < 1e6f)) {
       row.dense = true;
       row.active = false;
       continue;
@@ -224,7 +231,7 @@ void BlockSweep<Engine, kEngine>::Begin(std::int64_t q_begin, std::int64_t count
     }
     if (head_.terms.slope > 0.0 && !head_.terms.distances.any()) LimitByAlibi(row, reach);
     row.raise_at = kFirstRaise;
-    SetBound(r, -kInfinityF);
+    SetBound(r, LeastBound(row));
   }
 }
 

@@ -330,6 +330,7 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
       found += static_cast<std::int64_t>(edges.size());
       totals[edges.h].d_alpha += edges.d_alpha;
       totals[edges.h].d_slope += edges.d_slope;
+      totals[edges.h].d_sink += edges.d_sink;
       const Span span = block_of(wave + task).second;
       seen += span.size() * head.sequence.VisibleKeys(params_.mask, span.end - 1).size();
     }

@@ -7,7 +7,7 @@ namespace tsallis {
 void BlockEdges::Clear() {
   size_ = 0;
   runs_.clear();
-  d_alpha = d_slope = 0.0;
+  d_alpha = d_slope = d_sink = 0.0;
 }
 
 float* BlockEdges::Begin(std::size_t n) {

@@ -28,7 +28,7 @@ class BlockEdges {
   static constexpr std::size_t kBytes = 3 * 4;  // of an edge
 
   std::int64_t array_batch = 0, h = 0, q_begin = 0;
-  double d_alpha = 0.0, d_slope = 0.0;
+  double d_alpha = 0.0, d_slope = 0.0, d_sink = 0.0;
 
   void Clear();
   // Begins a row of n edges: room for its ds and a vector more, valid until the next call.

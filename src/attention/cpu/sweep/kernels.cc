@@ -123,9 +123,9 @@ std::string WithBytePairs() { return MultipliesPairsOfBytes() ? "AVX2" : ""; }
 std::string Any() { return TargetInUse(); }
 
 constexpr Serves kSweepServes = {
-    .features =
-        kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16,
-                                   Feature::kEntmax, Feature::kVastScale, Feature::kAlphaGradient},
+    .features = kCommonFeatures | Features{Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16,
+                                           Feature::kEntmax, Feature::kSink, Feature::kVastScale,
+                                           Feature::kAlphaGradient},
     .least_alpha = kLeastFloatAlpha,
     .most_alpha = kMostFloatAlpha,
     .alpha_one = false,

@@ -70,6 +70,17 @@ void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
   Settle(r, 0.0f);
 }
 
+// Puts the sink's entry behind those of a settled list's keys.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::AddSink(std::int64_t r) {
+  if (sink_ == -kInfinityF) return;
+  SweepScratch::Row& row = s_.rows[r];
+  const std::int64_t at = r * s_.list_stride + row.count;
+  s_.list_z[at] = sink_;
+  s_.list_key[at] = kSinkKey;
+  row.settled = ++row.count;
+}
+
 // Finds the maximum of a settled list and pads it to whole vectors.
 template <class Engine, ScoreEngine kEngine>
 void BlockSweep<Engine, kEngine>::MeasureList(std::int64_t r) {
@@ -91,10 +102,10 @@ bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
     Raise(r);
     if (row.dense) return false;
   }
-  if (row.count == 0) {  // the guess lay above all entries
+  if (row.count == 0 && (row.guessed || sink_ == -kInfinityF)) {  // the guess lay above all entries
     row.guessed = false;
     row.raise_at = kFirstRaise;
-    SetBound(r, -kInfinityF);
+    SetBound(r, LeastBound(row));
     return false;
   }
   if (approximate_) {
@@ -102,6 +113,7 @@ bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
   } else {
     Settle(r);
   }
+  AddSink(r);
   MeasureList(r);
   // Every bound that was set is below the threshold, or was guessed to be: a better start than -1.
   const float start = row.bound - row.maximum;
@@ -218,6 +230,7 @@ void BlockSweep<Engine, kEngine>::Recall(const Emit& emit) {
     } else {
       Settle(r);
     }
+    AddSink(r);
     row.maximum =
         RowMaximum(s_.list_z.get() + r * s_.list_stride, static_cast<std::size_t>(row.count));
     emit(r, KeepSupport(r));
@@ -244,7 +257,7 @@ std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
       hn::StoreU(power.Value(d, hn::Max(above, hn::Zero(d))), d, p + i);
     }
   });
-  const std::size_t support =
+  std::size_t support =
       KeepEntries(key, p, z, n, [&](VF v) HWY_ATTR { return hn::Gt(v, hn::Zero(d)); });
   double sum, unused;
   SumTwo(z, support, 0.0f, &sum, &unused, [](VF v, VF& a, VF&) HWY_ATTR { a = hn::Add(a, v); });
@@ -252,6 +265,7 @@ std::size_t BlockSweep<Engine, kEngine>::KeepSupport(std::int64_t r) {
   for (std::size_t i = 0; i < support; i += lanes) {
     hn::StoreU(hn::Mul(hn::LoadU(d, z + i), factor), d, z + i);
   }
+  if (support > 0 && key[support - 1] == kSinkKey) --support;
   return support;
 }
 

@@ -104,6 +104,10 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
                     scratch.list_z.get() + at, support);
       return;
     }
+    if (support == 0 && outputs.maximum != nullptr) {  // a sink's: the largest score was not listed
+      scratch.rows[r].dense = true;
+      return;
+    }
     PrefetchRows(values, scratch.list_key.get() + r * scratch.list_stride, support, e);
     finish();
     waiting = {r, support};
@@ -237,11 +241,22 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         float* ds = dp;
         double d_alpha = 0.0;
         const double eps = head.alpha - 1.0;
+        const float* weights = p;
+        std::size_t entries = n;
+        if (const float sink = head.sink(); sink > -kInfinityF) {
+          // One more entry, with the value 0.
+          const double above = static_cast<double>(sink) - gradients.tau[index0 + r];
+          float* all = std::copy_n(p, n, scratch.weights.get()) - n;
+          all[n] = static_cast<float>(above > 0.0 ? std::pow(above, 1.0 / eps) : 0.0);
+          dp[entries++] = 0.0f;
+          weights = all;
+        }
         WithWeight(eps, [&](const auto& weight) HWY_ATTR {
-          BackwardRow(weight, p, dp, n, 1.0f, ds, eps,
+          BackwardRow(weight, weights, dp, entries, 1.0f, ds, eps,
                       gradients.d_alpha != nullptr ? &d_alpha : nullptr);
         });
         edges->d_alpha += d_alpha;
+        if (entries > n) edges->d_sink += static_cast<double>(ds[n]);
         const std::int64_t position = q_row + sequence.shift - head.keys->first;
         if (gradients.d_slopes != nullptr) {
           double sum = 0.0;

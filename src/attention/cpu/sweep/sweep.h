@@ -179,7 +179,17 @@ struct HeadContext {
   const ThresholdCurve* curve = nullptr;
   HeadTerms terms;        // in units of z
   HeadTerms score_terms;  // the same of s: z / (alpha - 1) would round a 0 away
+
+  // The sink's z; -inf: none.
+  float sink() const {
+    const double* sinks = params->terms.sink;
+    return sinks == nullptr ? -std::numeric_limits<float>::infinity()
+                            : static_cast<float>((alpha - 1.0) * sinks[h]);
+  }
 };
+
+// Stands for a sink in the list of a row that is being solved; no key has this number.
+inline constexpr std::uint32_t kSinkKey = 0xFFFFFFFF;
 
 // One block of one query head.
 struct BlockTask {
