@@ -39,9 +39,9 @@ def build(rows: list[dict[str, Any]], *, threads: int, **more: Any) -> dict[str,
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with five digits: times spread by more than that."""
+    """Numbers with four digits: times spread by more than that."""
     if isinstance(value, float):
-        return float(f"{value:.5g}")
+        return float(f"{value:.4g}")
     if isinstance(value, dict):
         return {name: _rounded(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
