@@ -10,8 +10,10 @@
 #include <memory>
 
 #include "lab/base/paths.h"
+#include "lab/nn/decoder.h"
 #include "lab/nn/encoder_decoder.h"
 #include "lab/testing/lab_test_support.h"
+#include "torch/operators.h"
 
 namespace tsallis::lab::sparsefinder {
 namespace {
@@ -223,6 +225,39 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
     }
   });
   EXPECT_EQ(seen, 6);
+}
+
+TEST(SparsefinderModels, ASinkTakesItsShareOfADecodersRows) {
+  DecoderConfig config;
+  config.vocabulary = 12;
+  config.layers = 1;
+  config.width = 16;
+  config.heads = 2;
+  config.feed_forward = 16;
+  config.attention.map = "entmax";
+  config.attention.sink = "learned";
+  config.attention.positions.kind = "nope";
+  Decoder model(config, 5);
+  constexpr double kSink = 0.75;
+  for (const auto& [name, value] : model.Parameters()) {
+    if (name.ends_with("sink")) value.detach().fill_(kSink);
+  }
+  TokenBatch one;
+  one.tokens = at::tensor({3, 4, 5, 6, 7, 8}, at::kLong).view({1, 6});
+  one.labels = at::tensor({4, 5, 6, 7, 8, 9}, at::kLong).view({1, 6});
+  Subject subject(model);
+  int seen = 0;
+  subject.VisitLayers(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
+    for (const std::int64_t h : {0, 1}) {
+      const Tensor scores = (own.q[h].matmul(own.k[h].t()) / std::sqrt(8.0))
+                                .masked_fill(Before(6).logical_not(), -9e9);
+      const Tensor rows = Entmax(at::cat({scores, at::full({6, 1}, kSink)}, 1));
+      EXPECT_TRUE(at::allclose(weights(h), rows.narrow(1, 0, 6), 1e-4, 1e-5));
+      EXPECT_GT(rows.select(1, 6).min().item<double>(), 0.01);
+      ++seen;
+    }
+  });
+  EXPECT_EQ(seen, 2);
 }
 
 TEST(SparsefinderValues, LieBetweenSettings) {
