@@ -228,7 +228,7 @@ void Forward(const Context& context, const AttentionParams& params, const Screen
 // Queries of a sequence of so many keys up to which this takes less time than the kernels that pack
 // keys, or tiles of them, for all queries together (docs/log.md): with few keys little is packed.
 // bytes: there are some to screen by.
-std::int64_t MostQueries(RowMap map, bool bytes, std::int64_t keys);
+std::int64_t MostQueries(const AttentionParams& params, bool bytes, std::int64_t keys);
 
 // Forward() serves alphas in this range.
 inline constexpr double kLeastAlpha = kLeastFloatAlpha, kMostAlpha = 4.0;

@@ -28,7 +28,7 @@ void RunForwardOfSequences(const Context& context, const AttentionParams& call,
   std::vector<std::uint8_t> alone(static_cast<std::size_t>(call.batch), 1);
   for (const RowBlock& block : AllRows(call)) {
     const std::int64_t keys = Sequence::Of(call, block.b).k.size();
-    if (!lists || block.q.size() > decode::MostQueries(call.map, screens.bytes(), keys)) continue;
+    if (!lists || block.q.size() > decode::MostQueries(call, screens.bytes(), keys)) continue;
     rows.push_back(block);
     alone[static_cast<std::size_t>(block.b)] = 0;
   }

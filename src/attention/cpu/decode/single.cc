@@ -192,9 +192,11 @@ class Driver {
 
 namespace decode {
 
-std::int64_t MostQueries(RowMap map, bool bytes, std::int64_t keys) {
+std::int64_t MostQueries(const AttentionParams& params, bool bytes, std::int64_t keys) {
   constexpr std::int64_t kKeysOfEach = 128;
-  const bool screened = bytes && map == RowMap::kEntmax && GetFunctions().fast_bounds;
+  bool screened = bytes && params.map == RowMap::kEntmax && GetFunctions().fast_bounds;
+  // Softmax has no use for bytes.
+  for (std::int64_t h = 0; h < params.heads; ++h) screened = screened && AlphaOf(params, h) != 1.0;
   return std::clamp<std::int64_t>(keys / kKeysOfEach, 1, screened ? 64 : 8);
 }
 
@@ -228,7 +230,7 @@ void Forward(const Context& context, const AttentionParams& params, const Screen
 namespace {
 
 std::string Declines(const AttentionParams& params, bool) {
-  const std::int64_t most = decode::MostQueries(params.map, /*bytes=*/false, MostKeys(params));
+  const std::int64_t most = decode::MostQueries(params, /*bytes=*/false, MostKeys(params));
   for (std::int64_t b = 0; b < params.batch; ++b) {
     if (Sequence::Of(params, b).q.size() > most) return "many queries a sequence, or few keys";
   }
