@@ -180,6 +180,8 @@ TEST(KvCacheDecode, ManyQueriesHaveTheBitsOfAttentionOnArrays) {
     check({.dtype = dtype, .head_dim = 64, .value_dim = 64, .softmax = true}, 9);
     check({.dtype = dtype, .softmax = true}, 130);
   }
+  // Few enough to be answered one by one with bytes, were they not flat.
+  check({.tokens = 5200, .spread = 0.02}, 40);
   check({.alpha = 3.0}, 70);
   check({.slopes = true, .length_scale = true, .sink = true, .begin = 301}, 70);
   check({.softmax = true, .scale_invariant = 10.0, .softcap = 4.0, .left = 100, .begin = 33}, 90);
