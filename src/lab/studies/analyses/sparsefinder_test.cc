@@ -159,18 +159,24 @@ TEST(SparsefinderEdges, OtherHeadsSeeOtherKeys) {
   EXPECT_TRUE(at::equal(window, at::ones({kTokens, 40}, at::kBool).triu(-2).tril(2)));
 }
 
+// Of a small model with entmax in all heads.
+DecoderConfig Sparse(std::int64_t layers) {
+  DecoderConfig config;
+  config.vocabulary = 12;
+  config.layers = layers;
+  config.width = 16;
+  config.heads = 2;
+  config.feed_forward = 16;
+  config.attention.map = "entmax";
+  return config;
+}
+
 // A small encoder-decoder whose heads see all pairs of an explicit mask answers as it does freely,
 // to the bit; where they see none but themselves it does not; and what is handed out are the
 // weights that the model attends with.
 TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
-  DecoderConfig config;
-  config.vocabulary = 12;
-  config.layers = 2;
-  config.width = 16;
-  config.heads = 2;
-  config.feed_forward = 16;
+  DecoderConfig config = Sparse(2);
   config.block = "pre";
-  config.attention.map = "entmax";
   config.attention.positions.kind = "sinusoidal";
   EncoderDecoder model(config, 5);
   Subject subject(model);
@@ -228,13 +234,7 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
 }
 
 TEST(SparsefinderModels, ASinkTakesItsShareOfADecodersRows) {
-  DecoderConfig config;
-  config.vocabulary = 12;
-  config.layers = 1;
-  config.width = 16;
-  config.heads = 2;
-  config.feed_forward = 16;
-  config.attention.map = "entmax";
+  DecoderConfig config = Sparse(1);
   config.attention.sink = "learned";
   config.attention.positions.kind = "nope";
   Decoder model(config, 5);
