@@ -9,8 +9,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Of a run of keys and more, one in so many is scored alone at most: the products of all, for all
-// heads together, take no longer.
+// A head with at least kRun keys scores at most one in so many on its own: the products of all
+// keys, for all such heads together, take no longer.
 constexpr std::size_t kFewOf = 4;
 
 float Below(double bar) {

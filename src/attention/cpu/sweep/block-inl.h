@@ -51,7 +51,7 @@ class BlockSweep {
         unit_bytes_(UnitBytes(kEngine, params_.head_dim)),
         approximate_(!ScoresAreExact(kEngine, params_.q.dtype)),
         has_terms_(head.terms.any()),
-        by_distance_(head.terms.slope != 0.0 || head.terms.distances.any()),
+        by_distance_(head.by_distance()),
         sink_(head.sink()) {
     if (!IsByteEngine(kEngine)) return;
     const auto n = static_cast<std::size_t>(dim_);
@@ -155,9 +155,9 @@ class BlockSweep {
   SweepScratch& s_;
   const std::int64_t dim_;
   const std::size_t unit_bytes_;
-  const bool approximate_;              // listed scores are not the products of the inputs
-  const bool has_terms_, by_distance_;  // the latter: terms that depend on the distance
-  const float sink_;                    // in z, an entry of every row that sees a key; -inf: none
+  const bool approximate_;  // listed scores are not the products of the inputs
+  const bool has_terms_, by_distance_;
+  const float sink_;  // in z, an entry of every row that sees a key; -inf: none
   float centre_norm_ = 0.0f;
   std::int64_t count_ = 0;
 };

@@ -218,7 +218,7 @@ void SweepDriver::Forward(const AttentionOutputs& outputs, const WeightReceiver*
             const PackedHead& head = heads[item.head];
             if (head.keys.count < kGuessKeys || !head.keys.usable) return;
             const HeadContext context = Head(head, item.rows->h);
-            if (context.terms.slope != 0.0 || context.terms.distances.any()) return;
+            if (context.by_distance()) return;
             guesses[static_cast<std::size_t>(task)] = functions_.pilot(context, scratch);
           });
 

@@ -246,7 +246,8 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
         if (const float sink = head.sink(); sink > -kInfinityF) {
           // One more entry, with the value 0.
           const double above = static_cast<double>(sink) - gradients.tau[index0 + r];
-          float* all = std::copy_n(p, n, scratch.weights.get()) - n;
+          float* all = scratch.weights.get();
+          std::copy_n(p, n, all);
           all[n] = static_cast<float>(above > 0.0 ? std::pow(above, 1.0 / eps) : 0.0);
           dp[entries++] = 0.0f;
           weights = all;

@@ -180,6 +180,8 @@ struct HeadContext {
   HeadTerms terms;        // in units of z
   HeadTerms score_terms;  // the same of s: z / (alpha - 1) would round a 0 away
 
+  // Whether a bound of z is another bound of products at another distance.
+  bool by_distance() const { return terms.slope != 0.0 || terms.distances.any(); }
   // The sink's z; -inf: none.
   float sink() const {
     const double* sinks = params->terms.sink;
