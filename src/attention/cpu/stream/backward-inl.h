@@ -7,6 +7,9 @@
 #define TSALLIS_ATTENTION_CPU_STREAM_BACKWARD_INL_H_
 #endif
 
+#include <cmath>
+#include <type_traits>
+
 #include "attention/cpu/stream/softmax-inl.h"
 
 #if TSALLIS_VECTORS_HERE
@@ -25,6 +28,65 @@ HWY_INLINE bool StreamStrip(const StreamBlock<Engine>& block, std::int64_t at, s
   if (!plain) block.Adjust(at, keys, scratch.scores);
   return plain;
 }
+
+// beta z less tau from the score: z or, if plain, a product. The block is not sharpened.
+struct AdaptiveWeight {
+  template <class Engine>
+  HWY_INLINE AdaptiveWeight(const StreamBlock<Engine>& block, const stream::WaveBlock& wave,
+                            bool plain, std::int64_t group)
+      : AdaptiveWeight(
+            StreamWeight<StreamAdaptive>(block, StreamAdaptive(), wave.tau, plain, group),
+            hn::Load(DF(), wave.beta + group * kStreamLanes)) {}
+  HWY_INLINE AdaptiveWeight(const StreamWeight<StreamAdaptive>& weight, VF beta)
+      : factor(hn::Mul(weight.factor, beta)), high(weight.high), low(weight.low) {}
+  HWY_INLINE VF Above(VF score) const { return hn::Sub(hn::MulSub(score, factor, high), low); }
+  VF factor, high, low;
+};
+
+// The weight of a key, and the gradient of its score from that of the weight.
+template <class Map>
+struct StreamGradient {
+  template <class Engine>
+  HWY_INLINE StreamGradient(const StreamBlock<Engine>& block, const Map& map,
+                            const stream::WaveBlock& wave, bool plain, std::int64_t group)
+      : weight(block, map, wave.tau, plain, group),
+        mean(hn::Load(DF(), wave.mean + group * kStreamLanes)) {}
+  HWY_INLINE VF operator()(VF score, VF dp, VF* p) const {
+    const VF above = weight.Above(score);
+    *p = weight.map.Weight(above);
+    return hn::Mul(weight.map.Slope(above, *p), hn::Sub(dp, mean));
+  }
+  StreamWeight<Map> weight;
+  VF mean;
+};
+
+// Through the weight, and through beta: AdaptiveBackwardRow (simplex/softmax-inl.h) has the
+// formula.
+template <>
+struct StreamGradient<StreamAdaptive> {
+  template <class Engine>
+  HWY_INLINE StreamGradient(const StreamBlock<Engine>& block, const StreamAdaptive& map,
+                            const stream::WaveBlock& wave, bool plain, std::int64_t group)
+      : weight(block, wave, plain, group),
+        soft(block, map, wave.soft_tau, plain, group),
+        beta(hn::Load(DF(), wave.beta + group * kStreamLanes)),
+        mean(hn::Load(DF(), wave.mean + group * kStreamLanes)),
+        soft_mean(hn::Load(DF(), wave.soft_mean + group * kStreamLanes)),
+        through(hn::Load(DF(), wave.through_entropy + group * kStreamLanes)),
+        moves(!hn::AllTrue(DF(), hn::Eq(through, hn::Zero(DF())))) {}
+  HWY_INLINE VF operator()(VF score, VF dp, VF* p) const {
+    *p = Exp2(weight.Above(score));
+    const VF direct = hn::Mul(hn::Mul(*p, beta), hn::Sub(dp, mean));
+    if (!moves) return direct;
+    const VF above = soft.Above(score), q = Exp2(above);
+    const VF change = hn::Mul(hn::Mul(q, through), hn::Sub(above, soft_mean));
+    return hn::Add(direct, hn::IfThenElseZero(hn::Gt(q, hn::Zero(DF())), change));
+  }
+  AdaptiveWeight weight;
+  StreamWeight<StreamAdaptive> soft;
+  VF beta, mean, soft_mean, through;
+  bool moves;  // whether the beta of any of the rows depends on its scores
+};
 
 // wave.mean of a block whose operands stand in `wave`.
 template <class Engine, class Map>
@@ -85,6 +147,105 @@ void StreamSoftmaxMeans(const StreamBlock<Engine>& block, const typename Engine:
   }
 }
 
+// The same of adaptive temperature, whose backward pass is that of `AdaptiveBackwardRow`
+// (simplex/softmax-inl.h): a pass for the entropies, one for the sums of the sharpened weights.
+// False: scores might not be finite.
+template <class Engine>
+bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, double q_bound,
+                         const stream::Scratch& scratch, const stream::WaveBlock& wave) {
+  constexpr std::int64_t kRows = Engine::kShape.rows;
+  const DF d;
+  const VF zero = hn::Zero(d);
+  // Rows of many keys often have no beta but 1 (the published polynomial has 1 from 5.94 nats on),
+  // and then need one pass in place of two. A sample tells whether that is worth trying.
+  constexpr std::int64_t kStride = 8, kManyStrips = 32;
+  StreamSoft<Engine> soft;
+  bool blunt = false;
+  if (block.end - block.begin >= kManyStrips * Engine::kShape.strip) {
+    StreamEntropies<false>(block, wave.q_columns, nullptr, kStride, scratch, &soft);
+    blunt = IsBlunt(block.params, soft);
+  }
+  if (blunt) {
+    StreamEntropies<true>(block, wave.q_columns, wave.d_out_columns, 1, scratch, &soft);
+    blunt = IsBlunt(block.params, soft);
+  } else {
+    StreamEntropies<false>(block, wave.q_columns, nullptr, 1, scratch, &soft);
+  }
+  const auto set_tau = [](double tau, float* to) {
+    to[0] = static_cast<float>(tau);
+    to[kRows] = static_cast<float>(tau - static_cast<double>(to[0]));
+  };
+  double slope_of_beta[kRows] = {}, largest = 1.0;
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    wave.beta[i] = 1.0f;
+    wave.soft_tau[i] = kInfinityF;
+    wave.soft_tau[kRows + i] = wave.soft_mean[i] = wave.through_entropy[i] = 0.0f;
+    if (wave.tau[i] == kInfinityF || soft.log_sum[i] == -INFINITY) continue;
+    const double beta = BetaOfEntropy(block.params.adaptive, soft.entropy[i], &slope_of_beta[i]);
+    const double soft_tau = static_cast<double>(soft.top[i]) + soft.log_sum[i];
+    wave.beta[i] = static_cast<float>(beta);
+    set_tau(soft_tau, wave.soft_tau + i);
+    wave.soft_mean[i] = static_cast<float>(-soft.entropy[i] * kLog2E);  // of z less tau
+    // The largest sharpened z, until the sum of the weights is known.
+    const double top = static_cast<double>(wave.beta[i]) * static_cast<double>(soft.top[i]);
+    set_tau(blunt ? soft_tau : top, wave.tau + i);
+    largest = std::max(largest, beta);
+  }
+  if (!block.IsSafe(largest * q_bound)) return false;
+  if (blunt) {
+    std::copy_n(soft.mean, kRows, wave.mean);
+    return true;
+  }
+  // Of p, p dp, p (z - top) and p (z - top) dp.
+  StripSum sums[4][Engine::kGroups];
+  for (std::int64_t at = block.begin; at < block.end; at += Engine::kShape.strip) {
+    const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
+    const bool plain = StreamStrip(block, at, keys, scratch, wave);
+    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+      const AdaptiveWeight weight(block, wave, plain, group);
+      const float* scores = scratch.scores + group * Engine::kGroupStride;
+      const float* gradients = scratch.gradients + group * Engine::kGroupStride;
+      VF mass[2] = {zero, zero}, mean[2] = {zero, zero};
+      VF depth[2] = {zero, zero}, both[2] = {zero, zero};
+      for (std::int64_t j = 0; j < keys; j += 2) {
+        HWY_UNROLL(2)
+        for (std::int64_t i = 0; i < 2; ++i) {
+          const VF dp = hn::Load(d, gradients + (j + i) * Engine::kKeyStride);
+          const VF above = weight.Above(hn::Load(d, scores + (j + i) * Engine::kKeyStride));
+          const VF p = Exp2(above);
+          const VF fall = hn::IfThenElseZero(hn::Gt(p, zero), hn::Mul(p, above));
+          mass[i] = hn::Add(mass[i], p);
+          mean[i] = hn::MulAdd(p, dp, mean[i]);
+          depth[i] = hn::Add(depth[i], fall);
+          both[i] = hn::MulAdd(fall, dp, both[i]);
+        }
+      }
+      const VF* const of_strip[4] = {mass, mean, depth, both};
+      for (std::int64_t i = 0; i < 4; ++i) {
+        sums[i][group].Add(hn::Add(of_strip[i][0], of_strip[i][1]));
+      }
+    }
+  }
+  HWY_ALIGN float of_rows[4][kRows];
+  for (std::int64_t i = 0; i < 4; ++i) {
+    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+      hn::Store(sums[i][group].sum, d, of_rows[i] + group * kStreamLanes);
+    }
+  }
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    const double mass = of_rows[0][i];
+    if (!(mass > 0.0)) continue;
+    const double mean = of_rows[1][i] / mass, depth = of_rows[2][i] / mass;
+    wave.mean[i] = static_cast<float>(mean);
+    set_tau(static_cast<double>(wave.beta[i]) * static_cast<double>(soft.top[i]) + std::log2(mass),
+            wave.tau + i);
+    // Depths are beta (z - top).
+    const double d_beta = kLn2 * (of_rows[3][i] / mass - mean * depth) / wave.beta[i];
+    wave.through_entropy[i] = static_cast<float>(-d_beta * slope_of_beta[i] * kLn2);
+  }
+  return true;
+}
+
 template <class Engine>
 bool StreamPrepare(const stream::StreamCall& call, const stream::PackedKv& head, std::int64_t h,
                    std::int64_t q_begin, std::int64_t count, stream::Scratch& scratch,
@@ -118,16 +279,20 @@ bool StreamPrepare(const stream::StreamCall& call, const stream::PackedKv& head,
         tau == -INFINITY ? 0.0f : static_cast<float>(tau - static_cast<double>(wave.tau[i]));
   }
   std::fill_n(wave.mean, Engine::kShape.rows, 0.0f);
-  if (call.wants_scores) {
-    WithStreamMap(params, h, [&](const auto& map) HWY_ATTR {
-      if constexpr (std::decay_t<decltype(map)>::kSums) {
+  return WithStreamMap(params, h, [&](const auto& map) HWY_ATTR {
+    using Map = std::decay_t<decltype(map)>;
+    // Its weights too follow from these sums.
+    if constexpr (std::is_same_v<Map, StreamAdaptive>) {
+      return StreamAdaptiveMeans(block, q.bound, scratch, wave);
+    } else if (call.wants_scores) {
+      if constexpr (Map::kSums) {
         StreamMeans(block, map, scratch, wave);
       } else {
         StreamSoftmaxMeans(block, d_out, scratch, wave);
       }
-    });
-  }
-  return true;
+    }
+    return true;
+  });
 }
 
 // Weights of a strip and gradients of its scores, as operands. d_slope, d_c: what they add to the
@@ -141,8 +306,7 @@ HWY_INLINE void StreamOperands(const StreamBlock<Engine>& block, const Map& map,
   const AttentionGradients& gradients = *block.call.gradients;
   const bool with_c = gradients.d_length_scale != nullptr;
   for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-    const StreamWeight<Map> weight(block, map, wave.tau, plain, group);
-    const VF mean = hn::Load(d, wave.mean + group * kStreamLanes);
+    const StreamGradient<Map> gradient(block, map, wave, plain, group);
     const VF c_scale = hn::Load(d, block.c_scale + group * kStreamLanes);
     const LaneTerms terms = block.LaneTermsOf(group);
     const bool with_terms = gradients.d_slopes != nullptr || terms.has_derivative();
@@ -155,10 +319,8 @@ HWY_INLINE void StreamOperands(const StreamBlock<Engine>& block, const Map& map,
       HWY_UNROLL(2)
       for (std::int64_t i = 0; i < 2; ++i) {
         const std::int64_t key = j + i;
-        const VF above = weight.Above(hn::Load(d, scores + key * Engine::kKeyStride));
-        p[i] = map.Weight(above);
-        ds[i] = hn::Mul(map.Slope(above, p[i]),
-                        hn::Sub(hn::Load(d, dp + key * Engine::kKeyStride), mean));
+        ds[i] = gradient(hn::Load(d, scores + key * Engine::kKeyStride),
+                         hn::Load(d, dp + key * Engine::kKeyStride), &p[i]);
         if (with_terms) {
           const std::int64_t distance = block.DistanceOf(group, at + key);
           *d_slope = hn::NegMulAdd(ds[i], terms.Distances(distance), *d_slope);

@@ -175,7 +175,7 @@ void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock
 void Driver::PointBlocks(KeyHeadMemory& memory) const {
   const WaveSizes sizes(engine_, params_);
   std::byte* at = memory.operands.Reserve(sizes.blocks * sizes.All());
-  float* rows = memory.rows.Reserve(sizes.blocks * 3 * rows_);
+  float* rows = memory.rows.Reserve(sizes.blocks * kRowNumbers * rows_);
   memory.blocks.resize(static_cast<std::size_t>(sizes.blocks));
   for (WaveBlock& block : memory.blocks) {
     const auto take = [&](std::int64_t bytes) {
@@ -189,7 +189,11 @@ void Driver::PointBlocks(KeyHeadMemory& memory) const {
     block.d_out_rows = take(sizes.d_out_rows);
     block.tau = rows;
     block.mean = rows + 2 * rows_;
-    rows += 3 * rows_;
+    block.beta = rows + 3 * rows_;
+    block.soft_tau = rows + 4 * rows_;
+    block.soft_mean = rows + 6 * rows_;
+    block.through_entropy = rows + 7 * rows_;
+    rows += kRowNumbers * rows_;
   }
 }
 

@@ -54,8 +54,11 @@ constexpr std::int64_t kDenseKeys = 12288;
 
 template <Engine kEngine>
 std::string Declines(const AttentionParams& params, bool remaining) {
+  if (kEngine == Engine::kFloats && params.map != RowMap::kSoftmax &&
+      MostKeys(params) < kDenseKeys) {
+    return "few keys";
+  }
   if (params.map == RowMap::kEntmax) {
-    if (kEngine == Engine::kFloats && MostKeys(params) < kDenseKeys) return "few keys";
     return remaining ? "" : "a sweep leaves it the rows that keep many keys";
   }
   if (remaining) return "";
@@ -83,7 +86,8 @@ std::size_t WorkspaceBytes(const Context& context, const AttentionParams& params
     const std::int64_t ranges = (keys + RangeKeys(keys) - 1) / RangeKeys(keys);
     const WaveSizes wave(kEngine, params);
     const std::int64_t floats = keys * (widths.d_padded + widths.e_padded) +
-                                ranges * kWaveRows * (widths.d_padded + 1) + 3 * kWaveRows;
+                                ranges * kWaveRows * (widths.d_padded + 1) +
+                                kRowNumbers * kWaveRows;
     bytes += teams * (head + static_cast<std::size_t>(floats) * sizeof(float) +
                       static_cast<std::size_t>(wave.blocks * wave.All()) + 1024);
   }
@@ -131,22 +135,23 @@ namespace tsallis {
 
 constinit const AttentionKernel kStreamAmx = stream::Kernel<stream::Engine::kTiles>(
     "stream-amx",
-    "softmax, adaptive temperature (forward) and entmax's dense rows with bfloat16, keys "
-    "streaming by bf16 tiles",
+    "softmax, adaptive temperature and entmax's dense rows with bfloat16, keys streaming by bf16 "
+    "tiles",
     [] { return std::string(HasVectorsOf16Floats() && MatrixUnitUsable() ? "AMX" : ""); },
-    {.features = {Feature::kBFloat16, Feature::kAdaptiveTemperature},
-     // Adaptive temperature's beta has a gradient of its own.
-     .forward_only = {Feature::kAdaptiveTemperature}});
+    {.features = {Feature::kBFloat16, Feature::kAdaptiveTemperature}});
 
 // The forward passes of the other maps take more products here than on the dense kernel, which
 // solves for thresholds and entropies on scores that it holds.
 constinit const AttentionKernel kStreamFloat = stream::Kernel<stream::Engine::kFloats>(
-    "stream", "softmax, and entmax's dense rows backward, keys streaming by in float32",
+    "stream",
+    "softmax, and backward adaptive temperature and entmax's dense rows, keys streaming by in "
+    "float32",
     [] {
       const bool bound = stream::GetFunctions(stream::Engine::kFloats).forward != nullptr;
       return std::string(bound ? TargetInUse() : "");
     },
-    {.features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16},
-     .backward_only = {Feature::kEntmax}});
+    {.features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16,
+                  Feature::kAdaptiveTemperature},
+     .backward_only = {Feature::kEntmax, Feature::kAdaptiveTemperature}});
 
 }  // namespace tsallis

@@ -48,6 +48,9 @@ struct StreamSoftmax {
   }
 };
 
+// Adaptive temperature: weights of softmax, of scores times beta.
+struct StreamAdaptive : StreamSoftmax {};
+
 // z = (alpha - 1) s, p = [z - tau]_+^b, and p^(2 - alpha) = [z - tau]_+^(b - 1), b = 1/(alpha - 1).
 template <class Power>
 struct StreamEntmax {
@@ -70,6 +73,7 @@ struct StreamEntmax {
 // Calls body with the map of head h.
 template <class Body>
 HWY_INLINE auto WithStreamMap(const AttentionParams& params, std::int64_t h, const Body& body) {
+  if (params.map == RowMap::kAdaptiveTemperature) return body(StreamAdaptive());
   if (params.map != RowMap::kEntmax) return body(StreamSoftmax());
   return WithPower(AlphaOf(params, h) - 1.0, [&](const auto& power) {
     return body(StreamEntmax<std::decay_t<decltype(power)>>{power});

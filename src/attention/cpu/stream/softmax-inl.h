@@ -67,7 +67,8 @@ class RunningTops {
   const VF* shrink() const { return shrink_; }
 
   struct Weight {
-    HWY_INLINE VF operator()(VF score) const { return Exp2(hn::MulSub(score, factor, top)); }
+    HWY_INLINE VF Below(VF score) const { return hn::MulSub(score, factor, top); }
+    HWY_INLINE VF operator()(VF score) const { return Exp2(Below(score)); }
     VF factor, top;
   };
   HWY_INLINE Weight At(bool plain, std::int64_t group) const {
@@ -84,63 +85,109 @@ class RunningTops {
   VF shrink_[Engine::kGroups];
 };
 
-// Adaptive temperature (Velickovic et al. 2024): the entropy of each row's softmax, by a pass of
-// its own, and from it beta. top, log_sum: [kRows], of the softmax, in base 2; -inf: no key.
-// Returns the largest beta.
+// The softmax of a block's rows, before adaptive temperature (Velickovic et al. 2024) sharpens it.
 template <class Engine>
-double StreamSharpen(StreamBlock<Engine>& block, const stream::Scratch& scratch, float* top,
-                     double* log_sum) {
+struct StreamSoft {
+  static constexpr std::int64_t kRows = Engine::kShape.rows;
+  HWY_ALIGN float top[kRows];        // in base 2, as log_sum; -inf: no key
+  double log_sum[kRows];             // of 2^(z - top)
+  double entropy[kRows] = {};        // in nats
+  HWY_ALIGN float mean[kRows] = {};  // of dp
+};
+
+// One pass over every `stride`th strip of keys, of queries that stand in `columns`. kMeans: of the
+// gradients of weights too, whose d_out stand in d_out_columns.
+template <bool kMeans, class Engine>
+void StreamEntropies(const StreamBlock<Engine>& block, const std::byte* columns,
+                     const std::byte* d_out_columns, std::int64_t stride,
+                     const stream::Scratch& scratch, StreamSoft<Engine>* soft) {
   const DF d;
   const VF zero = hn::Zero(d), none = hn::Set(d, -kInfinityF);
-  VF maximum[Engine::kGroups], sum[Engine::kGroups], depth[Engine::kGroups];
-  for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-    maximum[group] = none;
-    sum[group] = depth[group] = zero;
-  }
-  for (std::int64_t at = block.begin; at < block.end; at += Engine::kShape.strip) {
+  RunningTops<Engine> tops(block);
+  // Of p, p (z - top) and p dp.
+  StripSum sum[Engine::kGroups], depth[Engine::kGroups], mean[Engine::kGroups];
+  for (std::int64_t at = block.begin; at < block.end; at += stride * Engine::kShape.strip) {
     const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
-    StreamProducts(block, scratch.columns, at, keys, scratch.scores);
-    block.Adjust(at, keys, scratch.scores);
-    VF shrink[Engine::kGroups];
+    StreamProducts(block, columns, at, keys, scratch.scores);
+    if constexpr (kMeans) {
+      Engine::Multiply(block.head.v_rows, block.params.value_dim, d_out_columns, at, keys,
+                       scratch.gradients);
+    }
+    const bool plain = block.IsPlain(at, keys);
+    if (!plain) block.Adjust(at, keys, scratch.scores);
     VF before[Engine::kGroups];
-    std::copy_n(maximum, Engine::kGroups, before);
-    StreamMaxima<true>(block, keys, scratch.scores, maximum, shrink);
     for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-      // sum p (z - maximum), p = 2^(z - maximum), over the keys so far.
-      const VF fall =
-          hn::IfThenElseZero(hn::Gt(before[group], none), hn::Sub(before[group], maximum[group]));
-      depth[group] = hn::Mul(shrink[group], hn::MulAdd(sum[group], fall, depth[group]));
-      sum[group] = hn::Mul(sum[group], shrink[group]);
-      const VF safe = hn::IfThenElseZero(hn::Gt(maximum[group], none), maximum[group]);
-      VF s[2] = {zero, zero}, w[2] = {zero, zero};
+      before[group] = tops.maximum(group);
+    }
+    if (tops.Move(plain, keys, scratch.scores, sum)) {
+      for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+        // What stands in `sum` has shrunk already.
+        const VF fall = hn::IfThenElseZero(hn::Gt(before[group], none),
+                                           hn::Sub(before[group], tops.maximum(group)));
+        depth[group].Scale(tops.shrink()[group]);
+        depth[group].Add(hn::Mul(sum[group].sum, fall));
+        mean[group].Scale(tops.shrink()[group]);
+      }
+    }
+    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+      const typename RunningTops<Engine>::Weight weight = tops.At(plain, group);
+      const float* from = scratch.scores + group * Engine::kGroupStride;
+      const float* gradients = scratch.gradients + group * Engine::kGroupStride;
+      VF s[2] = {zero, zero}, w[2] = {zero, zero}, m[2] = {zero, zero};
       for (std::int64_t j = 0; j < keys; j += 2) {
         HWY_UNROLL(2)
         for (std::int64_t i = 0; i < 2; ++i) {
-          const VF z = hn::Load(
-              d, scratch.scores + group * Engine::kGroupStride + (j + i) * Engine::kKeyStride);
-          const VF below = hn::Sub(z, safe), p = Exp2(below);
+          const VF below = weight.Below(hn::Load(d, from + (j + i) * Engine::kKeyStride));
+          const VF p = Exp2(below);
           s[i] = hn::Add(s[i], p);
           w[i] = hn::MulAdd(p, hn::IfThenElseZero(hn::Gt(p, zero), below), w[i]);
+          if constexpr (kMeans) {
+            m[i] = hn::MulAdd(p, hn::Load(d, gradients + (j + i) * Engine::kKeyStride), m[i]);
+          }
         }
       }
-      sum[group] = hn::Add(sum[group], hn::Add(s[0], s[1]));
-      depth[group] = hn::Add(depth[group], hn::Add(w[0], w[1]));
+      sum[group].Add(hn::Add(s[0], s[1]));
+      depth[group].Add(hn::Add(w[0], w[1]));
+      if constexpr (kMeans) mean[group].Add(hn::Add(m[0], m[1]));
     }
   }
   HWY_ALIGN float sums[Engine::kShape.rows], depths[Engine::kShape.rows];
   for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-    hn::StoreU(maximum[group], d, top + group * kStreamLanes);
-    hn::Store(sum[group], d, sums + group * kStreamLanes);
-    hn::Store(depth[group], d, depths + group * kStreamLanes);
+    hn::Store(tops.maximum(group), d, soft->top + group * kStreamLanes);
+    hn::Store(sum[group].sum, d, sums + group * kStreamLanes);
+    hn::Store(depth[group].sum, d, depths + group * kStreamLanes);
+    hn::Store(hn::Div(mean[group].sum, hn::Max(sum[group].sum, hn::Set(d, 1e-30f))), d,
+              soft->mean + group * kStreamLanes);
   }
+  for (std::int64_t i = 0; i < Engine::kShape.rows; ++i) {
+    soft->log_sum[i] = -INFINITY;
+    if (!(sums[i] > 0.0f)) continue;
+    const double mass = static_cast<double>(stride) * static_cast<double>(sums[i]);
+    soft->log_sum[i] = std::log2(mass);
+    soft->entropy[i] =
+        kLn2 * (soft->log_sum[i] - static_cast<double>(depths[i]) / static_cast<double>(sums[i]));
+  }
+}
+
+// Whether beta is 1 whatever small change the scores undergo, in every row.
+template <class Engine>
+bool IsBlunt(const AttentionParams& params, const StreamSoft<Engine>& soft) {
+  for (const double entropy : soft.entropy) {
+    double derivative;
+    if (BetaOfEntropy(params.adaptive, entropy, &derivative) != 1.0 || derivative != 0.0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Sharpens the scores of the block; returns the largest beta.
+template <class Engine>
+double StreamSharpen(StreamBlock<Engine>& block, const StreamSoft<Engine>& soft) {
   double largest = 1.0;
   for (std::int64_t i = 0; i < Engine::kShape.rows; ++i) {
-    log_sum[i] = -INFINITY;
-    if (!(sums[i] > 0.0f)) continue;
-    const double mass = sums[i];
-    log_sum[i] = std::log2(mass);
-    const double entropy = kLn2 * (log_sum[i] - static_cast<double>(depths[i]) / mass);
-    const double beta = BetaOfEntropy(block.params.adaptive, entropy, nullptr);
+    if (soft.log_sum[i] == -INFINITY) continue;
+    const double beta = BetaOfEntropy(block.params.adaptive, soft.entropy[i], nullptr);
     block.Sharpen(i, beta);
     largest = std::max(largest, beta);
   }
@@ -154,12 +201,11 @@ bool StreamSoftmaxForward(StreamBlock<Engine>& block, double q_bound,
   const AttentionParams& params = block.params;
   const AttentionOutputs& outputs = *block.call.outputs;
   const bool adaptive = Engine::kSolves && params.map == RowMap::kAdaptiveTemperature;
-  HWY_ALIGN float soft_top[Engine::kShape.rows];
-  double soft_sum[Engine::kShape.rows];
+  StreamSoft<Engine> soft;
   if constexpr (Engine::kSolves) {
     if (adaptive) {
-      const double beta = StreamSharpen(block, scratch, soft_top, soft_sum);
-      if (!block.IsSafe(beta * q_bound)) return false;
+      StreamEntropies<false>(block, scratch.columns, nullptr, 1, scratch, &soft);
+      if (!block.IsSafe(StreamSharpen(block, soft) * q_bound)) return false;
     }
   }
   RunningTops<Engine> tops(block);
@@ -176,10 +222,10 @@ bool StreamSoftmaxForward(StreamBlock<Engine>& block, double q_bound,
     const double log_mass = some ? std::log2(static_cast<double>(rows.mass[i])) : 0.0;
     rows.tau[i] = some ? static_cast<float>(rows.top[i] + log_mass) : kInfinityF;
     rows.tau[Engine::kShape.rows + i] = 0.0f;
-    if (adaptive) rows.top[i] = soft_top[i];
+    if (adaptive) rows.top[i] = soft.top[i];
     if (i < block.count && outputs.tau != nullptr) {
       const double top = rows.top[i];
-      outputs.tau[index + i] = kLn2 * (some ? top + (adaptive ? soft_sum[i] : log_mass) : top);
+      outputs.tau[index + i] = kLn2 * (some ? top + (adaptive ? soft.log_sum[i] : log_mass) : top);
     }
   }
   StreamStore(block, scratch, StreamSoftmax(), rows);

@@ -11,7 +11,8 @@
 //           one in float32.
 //   floats  float32 on vectors of any length. A block is 64 queries; scores lie as [keys][queries].
 //
-// Adaptive temperature, forward, is softmax behind a pass for each row's entropy.
+// Adaptive temperature is softmax behind a pass for each row's entropy; backward, another pass
+// finds the sums of its weights and the gradient of beta.
 //
 // A key of which a value might not be finite, or a score might exceed 2^24, sends its head's rows
 // to the dense kernel.
@@ -94,7 +95,7 @@ struct PackedSizes {
       return;
     }
     k_rows = padded * widths.d_depth * 2;
-    v_columns = backward && params.map == RowMap::kEntmax ? 0 : padded * widths.e_padded * 2;
+    v_columns = backward && params.map != RowMap::kSoftmax ? 0 : padded * widths.e_padded * 2;
     v_rows = backward ? padded * widths.e_depth * 2 : 0;
     k_columns = backward ? padded * widths.d_padded * 2 : 0;
   }
@@ -149,7 +150,11 @@ struct WaveBlock {
   std::byte* d_out_rows = nullptr;     // the same of d_out
   float* tau = nullptr;                // in units of z, [2 parts][rows]; +inf: no weight
   float* mean = nullptr;               // sum_j p_j dp_j: [rows]
+  // Of adaptive temperature: beta, and of the softmax that it sharpens tau, as above, the mean of z
+  // less tau and the gradient of -H, times ln 2: [rows].
+  float *beta = nullptr, *soft_tau = nullptr, *soft_mean = nullptr, *through_entropy = nullptr;
 };
+inline constexpr std::int64_t kRowNumbers = 8;  // of a row, as WaveBlock holds them
 
 // Bytes of the operands of a block of a wave, in the order of WaveBlock; and the blocks of a wave.
 struct WaveSizes {

@@ -48,12 +48,6 @@ void CheckAll(ProblemSpec spec) {
     const Expectation expectation(problem);
     SCOPED_TRACE(spec.Describe());
     ForEachStream([&](const AttentionKernel& kernel) {
-      if (!RefusalOf(kernel, problem).empty() &&
-          !RefusalOf(kernel, problem, Pass::kBackward).empty()) {
-        ASSERT_EQ(&kernel, &kStreamFloat);
-        ASSERT_EQ(map, RowMap::kAdaptiveTemperature);
-        return;
-      }
       const Results one = problem.Run(&kernel, 1, 0, true, kWanted);
       EXPECT_EQ(expectation.Check(one), "");
       const std::size_t saved = kernel.saved_bytes(problem.params());
