@@ -8,8 +8,9 @@ namespace tsallis {
 
 KernelList AllAttentionKernels() {
   static const AttentionKernel* const kernels[] = {
-      &kDecodeAttention, &kLanesAttention, &kSweepAmx,    &kSweepInt8,      &kSweepInt7,
-      &kSweepFloat,      &kStreamAmx,      &kStreamFloat, &kDenseAttention, &kReferenceAttention};
+      &kDecodeAttention, &kLanesAttention, &kSweepAmx,          &kSweepInt8,
+      &kSweepInt7,       &kSweepFloat,     &kStreamAmx,         &kStreamPairs,
+      &kStreamFloat,     &kDenseAttention, &kReferenceAttention};
   return kernels;
 }
 

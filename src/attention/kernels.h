@@ -120,6 +120,7 @@ extern const AttentionKernel kSweepInt8;
 extern const AttentionKernel kSweepInt7;
 extern const AttentionKernel kSweepFloat;
 extern const AttentionKernel kStreamAmx;
+extern const AttentionKernel kStreamPairs;
 extern const AttentionKernel kStreamFloat;
 extern const AttentionKernel kDenseAttention;
 extern const AttentionKernel kReferenceAttention;

@@ -50,6 +50,12 @@ const char* ByteDots() {
   return "";
 }
 
+const char* PairDots() {
+  static const CpuInfo info = QueryCpu();
+  const bool fast = info.avx512_bf16 && FastBfloat16(info);
+  return fast && HasVectorsOf16Floats() ? "AVX-512 BF16" : "";
+}
+
 const char* TargetInUse() { return hwy::TargetName(InUse()); }
 
 }  // namespace tsallis

@@ -13,6 +13,10 @@ bool MultipliesPairsOfBytes();
 // The instructions that add four products of bytes to a lane; empty: the processor has none.
 const char* ByteDots();
 
+// The instructions that add two products of bf16 numbers to a lane, where they are faster than
+// float32's; empty: the processor has none.
+const char* PairDots();
+
 // Highway's name for it.
 const char* TargetInUse();
 

@@ -24,11 +24,13 @@ namespace tsallis {
 namespace HWY_NAMESPACE {
 
 // A's element (r, t) is data[r * row + t * step].
-struct Left {
-  const float* data;
+template <class Element>
+struct LeftOf {
+  const Element* data;
   std::ptrdiff_t row;
   std::ptrdiff_t step;
 };
+using Left = LeftOf<float>;
 
 constexpr std::size_t kTileRows = 6;
 
@@ -60,16 +62,31 @@ HWY_INLINE void MultiplyRows(std::size_t rows, std::size_t columns, std::size_t 
 // multiply-adds. With 16 registers 12 accumulators.
 constexpr int kTileVectors = kManyRegisters ? 4 : 2;
 
+// Elements are floats, or pairs of bf16 numbers, of two neighbouring t, on processors of which
+// PairDots() (core/target.h) has a name: an instruction adds both products of a pair, rounded after
+// each, in the time of a multiply-add.
+HWY_INLINE VF AddTerm(VF a, VF b, VF sum) { return hn::MulAdd(a, b, sum); }
+#if HWY_TARGET <= HWY_AVX3
+HWY_INLINE VF AddTerm(hn::Vec<hn::RebindToUnsigned<DF> > a, hn::Vec<hn::RebindToUnsigned<DF> > b,
+                      VF sum) {
+  // Assembly, because an intrinsic wants the whole function compiled for such processors.
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+  return sum;
+}
+#endif
+
 // C[kRows][kVectors vectors] (+)= A B over t < depth, or over t = list[0 ... depth). The sum starts
 // at zero in registers whatever C holds: rounding errors of a long sum grow with the number of
 // panels instead of the number of its terms.
-template <int kRows, int kVectors, bool kAdd, bool kListed>
-HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list, const Left& left,
-                       const float* HWY_RESTRICT b, std::ptrdiff_t b_pitch, float* HWY_RESTRICT c,
-                       std::ptrdiff_t c_pitch) {
+template <int kRows, int kVectors, bool kAdd, bool kListed, class Element>
+HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list,
+                       const LeftOf<Element>& left, const Element* HWY_RESTRICT b,
+                       std::ptrdiff_t b_pitch, float* HWY_RESTRICT c, std::ptrdiff_t c_pitch) {
   const DF d;
+  const hn::Rebind<Element, DF> d_in;
+  using In = hn::Vec<decltype(d_in)>;
   constexpr std::ptrdiff_t kVector = static_cast<std::ptrdiff_t>(hn::MaxLanes(DF()));
-  const float* HWY_RESTRICT a = left.data;
+  const Element* HWY_RESTRICT a = left.data;
   const std::ptrdiff_t row = left.row, step = left.step;
   VF sum[kRows][kVectors];
   HWY_UNROLL(8) for (int r = 0; r < kRows; ++r) {
@@ -77,14 +94,16 @@ HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list,
   }
   for (std::size_t i = 0; i < depth; ++i) {
     const auto t = static_cast<std::ptrdiff_t>(kListed ? list[i] : i);
-    const float* HWY_RESTRICT right = b + t * b_pitch;
-    const float* HWY_RESTRICT element = a + t * step;
-    VF vectors[kVectors];
-    HWY_UNROLL(8) for (int v = 0; v < kVectors; ++v) vectors[v] = hn::LoadU(d, right + v * kVector);
+    const Element* HWY_RESTRICT right = b + t * b_pitch;
+    const Element* HWY_RESTRICT element = a + t * step;
+    In vectors[kVectors];
+    HWY_UNROLL(8) for (int v = 0; v < kVectors; ++v) {
+      vectors[v] = hn::LoadU(d_in, right + v * kVector);
+    }
     HWY_UNROLL(8) for (int r = 0; r < kRows; ++r) {
-      const VF broadcast = hn::Set(d, element[r * row]);
+      const In broadcast = hn::Set(d_in, element[r * row]);
       HWY_UNROLL(8) for (int v = 0; v < kVectors; ++v) {
-        sum[r][v] = hn::MulAdd(broadcast, vectors[v], sum[r][v]);
+        sum[r][v] = AddTerm(broadcast, vectors[v], sum[r][v]);
       }
     }
   }
@@ -96,10 +115,10 @@ HWY_NOINLINE void Tile(std::size_t depth, const std::uint8_t* HWY_RESTRICT list,
   }
 }
 
-template <int kRows, bool kAdd, bool kListed>
+template <int kRows, bool kAdd, bool kListed, class Element>
 HWY_INLINE void TileColumns(std::size_t columns, std::size_t depth, const std::uint8_t* list,
-                            const Left& a, const float* b, std::ptrdiff_t b_pitch, float* c,
-                            std::ptrdiff_t c_pitch) {
+                            const LeftOf<Element>& a, const Element* b, std::ptrdiff_t b_pitch,
+                            float* c, std::ptrdiff_t c_pitch) {
   constexpr std::size_t kVector = hn::MaxLanes(DF());
   std::size_t x = 0;
   for (; x + kTileVectors * kVector <= columns; x += kTileVectors * kVector) {
@@ -118,14 +137,14 @@ HWY_INLINE void TileColumns(std::size_t columns, std::size_t depth, const std::u
 
 // C[rows][columns] (+)= A B, rows <= kTileRows, columns a multiple of 16. A row's result does not
 // depend on its neighbours.
-template <bool kAdd, bool kListed>
+template <bool kAdd, bool kListed, class Element>
 HWY_INLINE void MultiplyRows(std::size_t rows, std::size_t columns, std::size_t depth,
-                             const std::uint8_t* list, const Left& a, const float* b,
+                             const std::uint8_t* list, const LeftOf<Element>& a, const Element* b,
                              std::ptrdiff_t b_pitch, float* c, std::ptrdiff_t c_pitch) {
   if (rows == kTileRows) {
     return TileColumns<6, kAdd, kListed>(columns, depth, list, a, b, b_pitch, c, c_pitch);
   }
-  Left rest = a;
+  LeftOf<Element> rest = a;
   const auto advance = [&](std::ptrdiff_t by) {
     rest.data += by * rest.row;
     c += by * c_pitch;
@@ -143,15 +162,15 @@ HWY_INLINE void MultiplyRows(std::size_t rows, std::size_t columns, std::size_t 
 #endif  // HWY_HAVE_SCALABLE
 
 // C (+)= A B for any number of rows.
-template <bool kAdd>
-HWY_INLINE void MultiplyAll(std::size_t rows, std::size_t columns, std::size_t depth, const Left& a,
-                            const float* b, std::ptrdiff_t b_pitch, float* c,
-                            std::ptrdiff_t c_pitch) {
+template <bool kAdd, class Element>
+HWY_INLINE void MultiplyAll(std::size_t rows, std::size_t columns, std::size_t depth,
+                            const LeftOf<Element>& a, const Element* b, std::ptrdiff_t b_pitch,
+                            float* c, std::ptrdiff_t c_pitch) {
   for (std::size_t r = 0; r < rows; r += kTileRows) {
     const auto at = static_cast<std::ptrdiff_t>(r);
     MultiplyRows<kAdd, false>(HWY_MIN(kTileRows, rows - r), columns, depth, nullptr,
-                              {a.data + at * a.row, a.row, a.step}, b, b_pitch, c + at * c_pitch,
-                              c_pitch);
+                              LeftOf<Element>{a.data + at * a.row, a.row, a.step}, b, b_pitch,
+                              c + at * c_pitch, c_pitch);
   }
 }
 

@@ -76,7 +76,7 @@ HWY_INLINE void Products(const PanelCall& call, const GroupBuffers& group, const
     }
     const PanelView view = ViewPanel(panels, group.first_panel + p, line);
     MultiplyAll<false>(static_cast<std::size_t>(RowsOf(group)), kPanel,
-                       static_cast<std::size_t>(depth), {left, Padded(depth), 1}, view.data,
+                       static_cast<std::size_t>(depth), Left{left, Padded(depth), 1}, view.data,
                        view.pitch, product + p * kPanel, group.pitch);
   }
 }

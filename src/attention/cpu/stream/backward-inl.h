@@ -22,8 +22,7 @@ template <class Engine>
 HWY_INLINE bool StreamStrip(const StreamBlock<Engine>& block, std::int64_t at, std::int64_t keys,
                             const stream::Scratch& scratch, const stream::WaveBlock& wave) {
   StreamProducts(block, wave.q_columns, at, keys, scratch.scores);
-  Engine::Multiply(block.head.v_rows, block.params.value_dim, wave.d_out_columns, at, keys,
-                   scratch.gradients);
+  Engine::MultiplyValues(block.head, block.params, wave.d_out_columns, at, keys, scratch.gradients);
   const bool plain = block.IsPlain(at, keys);
   if (!plain) block.Adjust(at, keys, scratch.scores);
   return plain;

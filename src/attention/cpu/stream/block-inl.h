@@ -156,7 +156,7 @@ struct StreamWeight {
 template <class Engine>
 HWY_INLINE void StreamProducts(const StreamBlock<Engine>& block, const std::byte* columns,
                                std::int64_t at, std::int64_t keys, float* scores) {
-  Engine::Multiply(block.head.k_rows, block.params.head_dim, columns, at, keys, scores);
+  Engine::MultiplyKeys(block.head, block.params, columns, at, keys, scores);
 }
 
 // Weights of a strip, which `strips` keeps for its sums of values, and the weights' sums. weigh

@@ -1,4 +1,5 @@
-// The engine of float32 products on vectors. Included once per instruction set.
+// The engines of float32 sums on vectors, of which one takes products of a call's bf16 numbers two
+// at a time. Included once per instruction set.
 #if defined(TSALLIS_ATTENTION_CPU_STREAM_FLOATS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TSALLIS_ATTENTION_CPU_STREAM_FLOATS_INL_H_
 #undef TSALLIS_ATTENTION_CPU_STREAM_FLOATS_INL_H_
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "attention/cpu/pairs-inl.h"
 #include "attention/cpu/stream/strips-inl.h"
@@ -20,6 +22,7 @@ namespace HWY_NAMESPACE {
 
 // [keys][queries] of a strip, and sums over keys as [columns][queries]: a product's right side is
 // always vectors of queries, or rows of the call's arrays, and its left side single numbers.
+template <bool kPairs>
 struct FloatEngine {
   static constexpr bool kSolves = false;
   static constexpr stream::Shape kShape = stream::kFloatShape;
@@ -39,10 +42,23 @@ struct FloatEngine {
       }
       return hn::GetLane(hn::SumOfLanes(d, sum));
     }
+    // kPairs: [padded / 2] [rows].
     void Columns(std::byte* to) const {
+      const std::uint32_t* from = reinterpret_cast<const std::uint32_t*>(rows);
+      std::int64_t words = padded;
+      HWY_ALIGN std::uint32_t pairs[kPairs ? kRows * kMostPadded / 2 : 1];
+      if constexpr (kPairs) {
+        words = padded / 2;
+        const hn::Rebind<std::uint16_t, DF> dh;
+        auto* halves = reinterpret_cast<std::uint16_t*>(pairs);
+        for (std::int64_t i = 0; i < kRows * padded; i += kStreamLanes) {
+          hn::StoreU(Rounded16(DF(), DType::kBFloat16, hn::Load(DF(), rows + i)), dh, halves + i);
+        }
+        from = pairs;
+      }
       for (std::int64_t group = 0; group < kGroups; ++group) {
-        TransposePairs(reinterpret_cast<const std::uint32_t*>(rows + group * kGroupStride * padded),
-                       static_cast<std::size_t>(padded), static_cast<std::size_t>(padded),
+        TransposePairs(from + group * kGroupStride * words, static_cast<std::size_t>(words),
+                       static_cast<std::size_t>(words),
                        reinterpret_cast<std::uint32_t*>(to) + group * kGroupStride, kRows);
       }
     }
@@ -57,23 +73,40 @@ struct FloatEngine {
   }
 
   static void Pack(const AttentionParams& params, const stream::PackedKv& head, std::int64_t begin,
-                   std::int64_t end, bool, float* k_bound, float* v_bound) {
+                   std::int64_t end, bool backward, float* k_bound, float* v_bound) {
     const std::int64_t count = std::min(end, head.keys) - begin;
     const std::int64_t row = head.sequence.k.begin + begin;
-    const auto pack = [&](const HeadRows& rows, std::int64_t columns, std::byte* base) {
-      float* to = reinterpret_cast<float*>(base) + begin * Padded(columns);
-      return PackAll(rows, count, end - begin, columns, to);
+    const auto pack = [&](const HeadRows& rows, std::int64_t columns, std::byte* floats,
+                          std::byte* halves) {
+      float bound = 0.0f;
+      if (halves != nullptr) {
+        const std::int64_t depth = PaddedDepth(columns);
+        auto* to = reinterpret_cast<std::uint16_t*>(halves) + begin * depth;
+        bound = PackHalves(rows, static_cast<std::size_t>(count), static_cast<std::size_t>(columns),
+                           static_cast<std::size_t>(depth), to);
+        std::fill(to + count * depth, to + (end - begin) * depth, std::uint16_t{0});
+      }
+      if (floats == nullptr) return bound;
+      return PackAll(rows, count, end - begin, columns,
+                     reinterpret_cast<float*>(floats) + begin * Padded(columns));
     };
-    *k_bound = pack(KeyRows(params, head.sequence, head.kv, row), params.head_dim, head.k_rows);
-    *v_bound = pack(ValueRows(params, head.sequence, head.kv, row), params.value_dim, head.v_rows);
+    // Forward, pairs multiply keys alone, and keys alone are multiplied as pairs.
+    *k_bound = pack(KeyRows(params, head.sequence, head.kv, row), params.head_dim,
+                    kPairs && !backward ? nullptr : head.k_rows, kPairs ? head.k_columns : nullptr);
+    *v_bound = pack(ValueRows(params, head.sequence, head.kv, row), params.value_dim, head.v_rows,
+                    kPairs && backward ? head.v_columns : nullptr);
   }
 
-  static void Multiply(const std::byte* rows, std::int64_t columns, const std::byte* block,
-                       std::int64_t at, std::int64_t keys, float* scores) {
-    const std::int64_t padded = Padded(columns);
-    MultiplyAll<false>(static_cast<std::size_t>(keys), kRows, static_cast<std::size_t>(columns),
-                       RowsAt(rows, padded, at), reinterpret_cast<const float*>(block), kRows,
-                       scores, kRows);
+  // scores[key][query] = <row of the key, column of the query>.
+  static void MultiplyKeys(const stream::PackedKv& head, const AttentionParams& params,
+                           const std::byte* columns, std::int64_t at, std::int64_t keys,
+                           float* scores) {
+    Multiply(kPairs ? head.k_columns : head.k_rows, params.head_dim, columns, at, keys, scores);
+  }
+  static void MultiplyValues(const stream::PackedKv& head, const AttentionParams& params,
+                             const std::byte* columns, std::int64_t at, std::int64_t keys,
+                             float* gradients) {
+    Multiply(kPairs ? head.v_columns : head.v_rows, params.value_dim, columns, at, keys, gradients);
   }
 
   struct NoWork {
@@ -91,7 +124,7 @@ struct FloatEngine {
           end_(end),
           mixes_(mixes) {}
     float* Scores(std::int64_t at) {
-      Multiply(head_.k_rows, params_.head_dim, columns_, at, Keys(at), scratch_.scores);
+      MultiplyKeys(head_, params_, columns_, at, Keys(at), scratch_.scores);
       return scratch_.scores;
     }
     NoWork Work(std::int64_t, std::int64_t) { return {}; }
@@ -157,6 +190,17 @@ struct FloatEngine {
   }
 
  private:
+  static constexpr std::int64_t kMostPadded = 512;  // a call's largest head
+
+  static void Multiply(const std::byte* rows, std::int64_t columns, const std::byte* block,
+                       std::int64_t at, std::int64_t keys, float* scores) {
+    using Element = std::conditional_t<kPairs, std::uint32_t, float>;
+    const std::int64_t row = kPairs ? PaddedDepth(columns) / 2 : Padded(columns);
+    const LeftOf<Element> left = {reinterpret_cast<const Element*>(rows) + at * row, row, 1};
+    MultiplyAll<false>(static_cast<std::size_t>(keys), kRows,
+                       static_cast<std::size_t>(kPairs ? (columns + 1) / 2 : columns), left,
+                       reinterpret_cast<const Element*>(block), kRows, scores, kRows);
+  }
   // The first `count` of `all` rows; the others are 0. Returns the largest magnitude.
   static float PackAll(const HeadRows& rows, std::int64_t count, std::int64_t all,
                        std::int64_t columns, float* to) {
@@ -180,7 +224,7 @@ struct FloatEngine {
   static void Spread(const float* weights, const std::byte* rows, std::int64_t padded,
                      std::int64_t keys, float* to) {
     MultiplyAll<true>(static_cast<std::size_t>(keys), static_cast<std::size_t>(padded), kRows,
-                      {weights, kRows, 1}, reinterpret_cast<const float*>(rows), padded, to,
+                      Left{weights, kRows, 1}, reinterpret_cast<const float*>(rows), padded, to,
                       padded);
   }
   static void StoreTwo(float* strip, std::int64_t key, std::int64_t group, const VF (&v)[2]) {

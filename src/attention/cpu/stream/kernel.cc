@@ -16,7 +16,7 @@ template <class Take>
 void ForEachPart(Engine engine, const AttentionParams& params, Scratch& scratch, const Take& take) {
   const Widths widths(params);
   const auto [rows, strip] = ShapeOf(engine);
-  const bool floats = engine == Engine::kFloats;
+  const bool floats = OnVectors(engine);
   const std::int64_t depth = std::max(widths.d_depth, widths.e_depth);
   take(scratch.scores, rows * strip);
   take(scratch.gradients, rows * strip);
@@ -50,12 +50,13 @@ Scratch::Scratch(Engine engine, const AttentionParams& params)
 namespace {
 
 // The dense kernel keeps scores of 24 rows; beyond so many keys they leave the second-level cache.
-constexpr std::int64_t kDenseKeys = 12288;
+// Pairs, which the dense kernel does not multiply, win earlier.
+constexpr std::int64_t DenseKeys(Engine engine) { return engine == Engine::kPairs ? 4096 : 12288; }
 
 template <Engine kEngine>
 std::string Declines(const AttentionParams& params, bool remaining) {
-  if (kEngine == Engine::kFloats && params.map != RowMap::kSoftmax &&
-      MostKeys(params) < kDenseKeys) {
+  if (OnVectors(kEngine) && params.map != RowMap::kSoftmax &&
+      MostKeys(params) < DenseKeys(kEngine)) {
     return "few keys";
   }
   if (params.map == RowMap::kEntmax) {
@@ -63,7 +64,7 @@ std::string Declines(const AttentionParams& params, bool remaining) {
   }
   if (remaining) return "";
   // A block is computed whole.
-  if (kEngine == Engine::kFloats && params.q_len < 48) return "few queries";
+  if (OnVectors(kEngine) && params.q_len < 48) return "few queries";
   return MostKeys(params) < 128 ? "few keys" : "";
 }
 
@@ -139,6 +140,12 @@ constinit const AttentionKernel kStreamAmx = stream::Kernel<stream::Engine::kTil
     "tiles",
     [] { return std::string(HasVectorsOf16Floats() && MatrixUnitUsable() ? "AMX" : ""); },
     {.features = {Feature::kBFloat16, Feature::kAdaptiveTemperature}});
+
+constinit const AttentionKernel kStreamPairs = stream::Kernel<stream::Engine::kPairs>(
+    "stream-bf16", "the same as stream, products of bfloat16 numbers two at a time",
+    [] { return std::string(PairDots()); },
+    {.features = {Feature::kBFloat16, Feature::kAdaptiveTemperature},
+     .backward_only = {Feature::kEntmax, Feature::kAdaptiveTemperature}});
 
 // The forward passes of the other maps take more products here than on the dense kernel, which
 // solves for thresholds and entropies on scores that it holds.

@@ -110,8 +110,7 @@ void StreamEntropies(const StreamBlock<Engine>& block, const std::byte* columns,
     const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
     StreamProducts(block, columns, at, keys, scratch.scores);
     if constexpr (kMeans) {
-      Engine::Multiply(block.head.v_rows, block.params.value_dim, d_out_columns, at, keys,
-                       scratch.gradients);
+      Engine::MultiplyValues(block.head, block.params, d_out_columns, at, keys, scratch.gradients);
     }
     const bool plain = block.IsPlain(at, keys);
     if (!plain) block.Adjust(at, keys, scratch.scores);

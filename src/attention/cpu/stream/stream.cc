@@ -35,8 +35,9 @@ void BindStream(stream::Engine engine, stream::Functions* functions) {
   (void)functions;
 #if TSALLIS_VECTORS_HERE
   switch (engine) {
-    case stream::Engine::kFloats: Bind<FloatEngine>(functions); break;
+    case stream::Engine::kFloats: Bind<FloatEngine<false>>(functions); break;
 #if TSALLIS_TILES_HERE
+    case stream::Engine::kPairs: Bind<FloatEngine<true>>(functions); break;
     case stream::Engine::kTiles: Bind<TileEngine<RealTiles>>(functions); break;
     case stream::Engine::kEmulatedTiles: Bind<TileEngine<EmulatedTiles>>(functions); break;
 #else

@@ -3,13 +3,14 @@
 // and Gimelshein 2018; Dao et al. 2022); one of entmax has its threshold solved for first, by
 // passes over the keys that find their scores anew, so that nothing of n^2 is kept.
 //
-// Two engines compute the products. Either keeps queries in the lanes of vectors, so that maxima,
+// Three engines compute the products. Each keeps queries in the lanes of vectors, so that maxima,
 // sums and exponentials stay in their lanes:
 //   tiles   bfloat16 on AMX. A block is 32 queries; scores lie as [2 groups][keys][16 lanes], and
 //           weights of neighbouring keys pair up as a tile wants them without a transpose. Weights
 //           enter products as the sum of two bf16 numbers, so that a product on tiles is as good as
 //           one in float32.
 //   floats  float32 on vectors of any length. A block is 64 queries; scores lie as [keys][queries].
+//   pairs   the same, but products of two of the call's arrays multiply pairs of bf16 numbers.
 //
 // Adaptive temperature is softmax behind a pass for each row's entropy; backward, another pass
 // finds the sums of its weights and the gradient of beta.
@@ -33,7 +34,10 @@
 
 namespace tsallis::stream {
 
-enum class Engine : std::uint8_t { kTiles, kEmulatedTiles, kFloats };
+enum class Engine : std::uint8_t { kTiles, kEmulatedTiles, kFloats, kPairs };
+inline constexpr bool OnVectors(Engine engine) {
+  return engine == Engine::kFloats || engine == Engine::kPairs;
+}
 
 // Queries of a block, and keys whose scores are held at a time.
 struct Shape {
@@ -42,7 +46,7 @@ struct Shape {
 inline constexpr Shape kTileShape = {32, 128};
 inline constexpr Shape kFloatShape = {64, 64};
 inline constexpr Shape ShapeOf(Engine engine) {
-  return engine == Engine::kFloats ? kFloatShape : kTileShape;
+  return OnVectors(engine) ? kFloatShape : kTileShape;
 }
 inline constexpr std::int64_t kDepth = 32;  // of a tile: keys or columns. Keys are padded to it
 // The backward pass: queries that pass over the keys together, and keys that one task of them
@@ -70,17 +74,17 @@ inline std::int64_t RangeKeys(std::int64_t keys) {
 }
 
 // Keys and values of one (sequence, key head), ready for products; keys past the end are 0.
-//            tiles                                                       floats
-//   rows     [keys / 16][depth / 32] tiles of 16 keys x 32 columns       [keys][padded]
-//   columns  [keys / 32][padded / 16] tiles of 16 columns x 32 keys      not needed
+//            tiles                                                       floats, pairs
+//   rows     [keys / 16][depth / 32] tiles of 16 keys x 32 columns       [keys][padded] floats
+//   columns  [keys / 32][padded / 16] tiles of 16 columns x 32 keys      pairs: [keys][depth] bf16
 struct PackedKv {
   Sequence sequence;
   std::int64_t kv = 0;
   std::int64_t keys = 0;
-  std::byte* k_rows = nullptr;
-  std::byte* v_columns = nullptr;        // tiles, forward; of softmax backward too
+  std::byte* k_rows = nullptr;           // pairs: backward
+  std::byte* v_columns = nullptr;        // tiles, forward; of softmax backward too; pairs, backward
   std::byte* v_rows = nullptr;           // floats, and tiles backward
-  std::byte* k_columns = nullptr;        // tiles, backward
+  std::byte* k_columns = nullptr;        // tiles, backward; pairs
   float k_bound = 0.0f, v_bound = 0.0f;  // largest magnitudes; infinite or NaN if any is
 };
 
@@ -89,9 +93,12 @@ struct PackedSizes {
   PackedSizes(Engine engine, const AttentionParams& params, std::int64_t keys, bool backward) {
     const Widths widths(params);
     const std::int64_t padded = RoundUp(keys, kDepth);
-    if (engine == Engine::kFloats) {
-      k_rows = padded * widths.d_padded * 4;
+    if (OnVectors(engine)) {
+      const bool pairs = engine == Engine::kPairs;
+      k_rows = pairs && !backward ? 0 : padded * widths.d_padded * 4;
       v_rows = padded * widths.e_padded * 4;
+      k_columns = pairs ? padded * widths.d_depth * 2 : 0;
+      v_columns = pairs && backward ? padded * widths.e_depth * 2 : 0;
       return;
     }
     k_rows = padded * widths.d_depth * 2;
@@ -128,7 +135,7 @@ struct Scratch {
   // Rows on their way in: [rows][largest depth] bf16, or [rows][largest padded] floats.
   std::byte* loaded;
   // Of q. Tiles: [groups][d_depth / 32] tiles of 16 pairs of columns x 16 lanes; floats: [d_padded]
-  // [rows].
+  // [rows]; pairs: [d_padded / 2][rows].
   std::byte* columns;
   // Tiles: [largest padded / 16][groups] tiles of 16 columns x 16 lanes; floats: [largest padded]
   // [rows].
@@ -161,10 +168,11 @@ struct WaveSizes {
   WaveSizes(Engine engine, const AttentionParams& params) {
     const Widths widths(params);
     const std::int64_t rows = ShapeOf(engine).rows;
-    const bool floats = engine == Engine::kFloats;
+    const bool floats = OnVectors(engine);
     blocks = kWaveRows / rows;
-    q_columns = rows * (floats ? widths.d_padded * 4 : widths.d_depth * 2);
-    d_out_columns = rows * (floats ? widths.e_padded * 4 : widths.e_depth * 2);
+    const std::int64_t of_column = engine == Engine::kFloats ? 4 : 2;
+    q_columns = rows * (floats ? widths.d_padded : widths.d_depth) * of_column;
+    d_out_columns = rows * (floats ? widths.e_padded : widths.e_depth) * of_column;
     q_rows = rows * widths.d_padded * (floats ? 4 : 2);
     d_out_rows = rows * widths.e_padded * (floats ? 4 : 2);
   }

@@ -16,7 +16,8 @@ namespace tsallis {
 namespace {
 
 void ForEachStream(const std::function<void(const AttentionKernel&)>& body) {
-  for (const AttentionKernel* kernel : {&kStreamAmx, &kEmulatedStream, &kStreamFloat}) {
+  for (const AttentionKernel* kernel :
+       {&kStreamAmx, &kEmulatedStream, &kStreamPairs, &kStreamFloat}) {
     if (kernel->instruction_set().empty()) continue;
     SCOPED_TRACE(kernel->name);
     body(*kernel);
@@ -144,7 +145,11 @@ TEST(Stream, IsWhatLongSoftmaxRunsOn) {
     const bool tiles = !kStreamAmx.instruction_set().empty();
     const bool vectors = !kStreamFloat.instruction_set().empty();
     EXPECT_EQ(vectors, target != "EMU128" && target != "SCALAR") << target;
-    const std::string expected = tiles ? "stream-amx" : vectors ? "stream" : "dense";
+    const bool pairs = !kStreamPairs.instruction_set().empty();
+    const std::string expected = tiles     ? "stream-amx"
+                                 : pairs   ? "stream-bf16"
+                                 : vectors ? "stream"
+                                           : "dense";
     EXPECT_EQ(ChooseAttentionKernel(problem.params()).forward, expected) << target;
     EXPECT_EQ(ChooseAttentionKernel(problem.params()).backward, expected) << target;
   });

@@ -372,9 +372,15 @@ struct TileEngine {
     return {reinterpret_cast<const std::uint16_t*>(rows) + at / 16 * chunks * kTileWords,
             reinterpret_cast<const std::uint32_t*>(block), chunks, keys, scores};
   }
-  static void Multiply(const std::byte* rows, std::int64_t columns, const std::byte* block,
-                       std::int64_t at, std::int64_t keys, float* scores) {
-    RunSteps(Products(rows, columns, block, at, keys, scores));
+  static void MultiplyKeys(const stream::PackedKv& head, const AttentionParams& params,
+                           const std::byte* columns, std::int64_t at, std::int64_t keys,
+                           float* scores) {
+    RunSteps(Products(head.k_rows, params.head_dim, columns, at, keys, scores));
+  }
+  static void MultiplyValues(const stream::PackedKv& head, const AttentionParams& params,
+                             const std::byte* columns, std::int64_t at, std::int64_t keys,
+                             float* gradients) {
+    RunSteps(Products(head.v_rows, params.value_dim, columns, at, keys, gradients));
   }
 
   // What streams by: scores of one strip after the other, every `stride`th, and the sums of values.
