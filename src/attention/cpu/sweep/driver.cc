@@ -71,12 +71,6 @@ class SweepDriver {
   bool BackwardKeyHead(const Context& context, int worker, const AttentionGradients& gradients,
                        const KeyHead& key_head, KvSums& sums, HeadSums* totals);
   bool Sweepable(std::int64_t h) const;
-  // Whether the gradients of dense rows run on tiles rather than in float32.
-  bool HasDenseTiles(const AttentionGradients& gradients) const {
-    return functions_.engine == ScoreEngine::kAmx &&
-           Refusal(kStreamAmx.serves, params_, FeaturesOf(params_, gradients), Pass::kBackward)
-               .empty();
-  }
   void Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
             PackedMemory& memory);
   HeadContext Head(const PackedHead& packed, std::int64_t h) const {
@@ -263,6 +257,21 @@ struct SweepDriver::KvSums {
   std::vector<BlockEdges> edges;
 };
 
+// Rows of a query head that tell how many keys its rows keep: at one and at three quarters of them,
+// which together keep the share that all rows do, whether a row keeps a fixed share of the keys
+// that it sees, a fixed number, or as many as a power in between says. Of few rows some in the
+// middle.
+std::vector<Span> SampleRows(const Span& rows) {
+  constexpr std::int64_t kSample = 16, kFew = 128, kMany = 512;
+  const auto from = [&](std::int64_t eighths) {
+    const std::int64_t begin = rows.begin + rows.size() * eighths / 8;
+    return Span{begin, begin + kSample};
+  };
+  if (rows.size() < kFew) return {};
+  if (rows.size() < kMany) return {from(4)};
+  return {from(6), from(2)};
+}
+
 // False: some row is dense.
 bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
                                   const AttentionGradients& gradients, const KeyHead& key_head,
@@ -296,8 +305,6 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
 
   const std::int64_t blocks = (rows.size() + kBlockRows - 1) / kBlockRows;
   const std::int64_t total = blocks * group;
-  // The last rows, which mostly see the most, come first: what they keep says whether the rest is
-  // for the dense kernel.
   const auto block_of = [&](std::int64_t i) {
     const std::int64_t begin = rows.begin + (blocks - 1 - i % blocks) * kBlockRows;
     return std::pair(head.kv * group + i / blocks,
@@ -305,38 +312,50 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
   };
   if (sums.edges.size() < static_cast<std::size_t>(kWaveBlocks)) sums.edges.resize(kWaveBlocks);
   std::atomic<bool> dense = false;
-  const double dense_share = DenseShareBackward(HasDenseTiles(gradients));
-  std::int64_t count = 0, next = std::clamp<std::int64_t>(blocks / 16, 1, 2);
+  const auto run = [&](const std::pair<std::int64_t, Span>& block, BlockEdges& edges,
+                       SweepScratch& scratch) {
+    if (dense) return;
+    const auto [h, span] = block;
+    edges.array_batch = head.sequence.array_batch;
+    edges.h = h;
+    edges.q_begin = span.begin;
+    if (!functions_.backward(Head(head, h), span.begin, span.size(), gradients, saved, scratch,
+                             &edges)) {
+      dense = true;
+    }
+  };
+  // What a sample of rows keeps says whether the key head is for the dense kernel. These rows are
+  // computed again with all others.
+  const std::vector<Span> sample = SampleRows(rows);
+  std::int64_t kept = 0, seen = 0;
+  for (std::int64_t h = head.kv * group; h < (head.kv + 1) * group; ++h) {
+    Tasks(context, worker, std::ssize(sample), [&](std::int64_t i, SweepScratch& scratch) {
+      run({h, sample[static_cast<std::size_t>(i)]}, sums.edges[static_cast<std::size_t>(i)],
+          scratch);
+    });
+    if (dense) return false;
+    for (std::size_t i = 0; i < sample.size(); ++i) {
+      kept += static_cast<std::int64_t>(sums.edges[i].size());
+      seen += sample[i].size() * head.sequence.VisibleKeys(params_.mask, sample[i].end - 1).size();
+    }
+  }
+  if (static_cast<double>(kept) > kDenseShareBackward * static_cast<double>(seen)) return false;
+  std::int64_t count = 0, next = 2;
   for (std::int64_t wave = 0; wave < total; wave += count) {
     count = std::min(next, total - wave);
     Tasks(context, worker, count, [&](std::int64_t task, SweepScratch& scratch) {
-      if (dense) return;
-      const auto [h, span] = block_of(wave + task);
       BlockEdges& edges = sums.edges[static_cast<std::size_t>(task)];
-      edges.array_batch = head.sequence.array_batch;
-      edges.h = h;
-      edges.q_begin = span.begin;
-      if (!functions_.backward(Head(head, h), span.begin, span.size(), gradients, saved, scratch,
-                               &edges)) {
-        dense = true;
-        return;
-      }
-      edges.Sort(head.keys.count);
+      run(block_of(wave + task), edges, scratch);
+      if (!dense) edges.Sort(head.keys.count);
     });
     if (dense) return false;
-    std::int64_t found = 0, seen = 0;
+    std::int64_t found = 0;
     for (std::int64_t task = 0; task < count; ++task) {
       const BlockEdges& edges = sums.edges[static_cast<std::size_t>(task)];
       found += static_cast<std::int64_t>(edges.size());
       totals[edges.h].d_alpha += edges.d_alpha;
       totals[edges.h].d_slope += edges.d_slope;
       totals[edges.h].d_sink += edges.d_sink;
-      const Span span = block_of(wave + task).second;
-      seen += span.size() * head.sequence.VisibleKeys(params_.mask, span.end - 1).size();
-    }
-    if (wave == 0 && total > count &&
-        static_cast<double>(found) > dense_share * static_cast<double>(seen)) {
-      return false;
     }
     next = std::clamp(kWaveEdges * count / std::max<std::int64_t>(found, 1), kLeastWaveBlocks,
                       kWaveBlocks);

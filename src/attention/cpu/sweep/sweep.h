@@ -66,13 +66,13 @@ inline bool ScoresAreExact(ScoreEngine engine, DType dtype) {
 }
 
 // Share of its keys that a head keeps where dense rows are as fast as lists (docs/log.md): of
-// bfloat16 they run on the tile unit, else in float32. Backward an entry of a list costs the same
-// with any engine.
+// bfloat16 they run on the tile unit, else in float32.
 inline double DenseShare(ScoreEngine engine, DType dtype) {
   if (!ScoresAreExact(engine, dtype)) return 0.125;
   return engine == ScoreEngine::kAmx ? 0.25 : 0.4;
 }
-inline double DenseShareBackward(bool on_tiles) { return on_tiles ? 0.1 : 0.2; }
+// The same backward, where an entry of a list costs the same with any engine.
+inline constexpr double kDenseShareBackward = 0.13;
 // Entries of a row's list before the row is dense. A dense row of the backward pass takes its whole
 // key head to the dense kernel, so that lists are long there.
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward);
