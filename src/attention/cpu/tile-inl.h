@@ -67,8 +67,8 @@ constexpr int kTileVectors = kManyRegisters ? 4 : 2;
 // each, in the time of a multiply-add.
 HWY_INLINE VF AddTerm(VF a, VF b, VF sum) { return hn::MulAdd(a, b, sum); }
 #if HWY_TARGET <= HWY_AVX3
-HWY_INLINE VF AddTerm(hn::Vec<hn::RebindToUnsigned<DF> > a, hn::Vec<hn::RebindToUnsigned<DF> > b,
-                      VF sum) {
+using VPairs = hn::Vec<hn::RebindToUnsigned<DF> >;
+HWY_INLINE VF AddTerm(VPairs a, VPairs b, VF sum) {
   // Assembly, because an intrinsic wants the whole function compiled for such processors.
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
   return sum;

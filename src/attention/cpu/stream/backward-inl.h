@@ -28,19 +28,15 @@ HWY_INLINE bool StreamStrip(const StreamBlock<Engine>& block, std::int64_t at, s
   return plain;
 }
 
-// beta z less tau from the score: z or, if plain, a product. The block is not sharpened.
-struct AdaptiveWeight {
-  template <class Engine>
-  HWY_INLINE AdaptiveWeight(const StreamBlock<Engine>& block, const stream::WaveBlock& wave,
-                            bool plain, std::int64_t group)
-      : AdaptiveWeight(
-            StreamWeight<StreamAdaptive>(block, StreamAdaptive(), wave.tau, plain, group),
-            hn::Load(DF(), wave.beta + group * kStreamLanes)) {}
-  HWY_INLINE AdaptiveWeight(const StreamWeight<StreamAdaptive>& weight, VF beta)
-      : factor(hn::Mul(weight.factor, beta)), high(weight.high), low(weight.low) {}
-  HWY_INLINE VF Above(VF score) const { return hn::Sub(hn::MulSub(score, factor, high), low); }
-  VF factor, high, low;
-};
+// beta z less tau from the score: the block is not sharpened.
+template <class Engine>
+HWY_INLINE StreamWeight<StreamAdaptive> SharpWeight(const StreamBlock<Engine>& block,
+                                                    const stream::WaveBlock& wave, bool plain,
+                                                    std::int64_t group) {
+  StreamWeight<StreamAdaptive> weight(block, StreamAdaptive(), wave.tau, plain, group);
+  weight.factor = hn::Mul(weight.factor, hn::Load(DF(), wave.beta + group * kStreamLanes));
+  return weight;
+}
 
 // The weight of a key, and the gradient of its score from that of the weight.
 template <class Map>
@@ -66,7 +62,7 @@ struct StreamGradient<StreamAdaptive> {
   template <class Engine>
   HWY_INLINE StreamGradient(const StreamBlock<Engine>& block, const StreamAdaptive& map,
                             const stream::WaveBlock& wave, bool plain, std::int64_t group)
-      : weight(block, wave, plain, group),
+      : weight(SharpWeight(block, wave, plain, group)),
         soft(block, map, wave.soft_tau, plain, group),
         beta(hn::Load(DF(), wave.beta + group * kStreamLanes)),
         mean(hn::Load(DF(), wave.mean + group * kStreamLanes)),
@@ -81,8 +77,7 @@ struct StreamGradient<StreamAdaptive> {
     const VF change = hn::Mul(hn::Mul(q, through), hn::Sub(above, soft_mean));
     return hn::Add(direct, hn::IfThenElseZero(hn::Gt(q, hn::Zero(DF())), change));
   }
-  AdaptiveWeight weight;
-  StreamWeight<StreamAdaptive> soft;
+  StreamWeight<StreamAdaptive> weight, soft;
   VF beta, mean, soft_mean, through;
   bool moves;  // whether the beta of any of the rows depends on its scores
 };
@@ -201,7 +196,7 @@ bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, double q_bound,
     const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
     const bool plain = StreamStrip(block, at, keys, scratch, wave);
     for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-      const AdaptiveWeight weight(block, wave, plain, group);
+      const StreamWeight<StreamAdaptive> weight = SharpWeight(block, wave, plain, group);
       const float* scores = scratch.scores + group * Engine::kGroupStride;
       const float* gradients = scratch.gradients + group * Engine::kGroupStride;
       VF mass[2] = {zero, zero}, mean[2] = {zero, zero};
