@@ -71,6 +71,12 @@ class SweepDriver {
   bool BackwardKeyHead(const Context& context, int worker, const AttentionGradients& gradients,
                        const KeyHead& key_head, KvSums& sums, HeadSums* totals);
   bool Sweepable(std::int64_t h) const;
+  // Whether the gradients of dense rows run on tiles rather than on vectors.
+  bool HasDenseTiles(const AttentionGradients& gradients) const {
+    return functions_.engine == ScoreEngine::kAmx &&
+           Refusal(kStreamAmx.serves, params_, FeaturesOf(params_, gradients), Pass::kBackward)
+               .empty();
+  }
   void Pack(const Context& context, int outer, std::vector<PackedHead>& heads,
             PackedMemory& memory);
   HeadContext Head(const PackedHead& packed, std::int64_t h) const {
@@ -339,7 +345,8 @@ bool SweepDriver::BackwardKeyHead(const Context& context, int worker,
       seen += sample[i].size() * head.sequence.VisibleKeys(params_.mask, sample[i].end - 1).size();
     }
   }
-  if (static_cast<double>(kept) > kDenseShareBackward * static_cast<double>(seen)) return false;
+  const double share = DenseShareBackward(HasDenseTiles(gradients));
+  if (static_cast<double>(kept) > share * static_cast<double>(seen)) return false;
   std::int64_t count = 0, next = 2;
   for (std::int64_t wave = 0; wave < total; wave += count) {
     count = std::min(next, total - wave);

@@ -9,6 +9,8 @@
 
 namespace tsallis {
 
+double DenseShareBackward(bool on_tiles) { return on_tiles || *PairDots() != '\0' ? 0.13 : 0.2; }
+
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward) {
   const std::int64_t longest = MostKeys(params);
   const bool all = backward || ScoresAreExact(engine, params.q.dtype);

@@ -71,8 +71,10 @@ inline double DenseShare(ScoreEngine engine, DType dtype) {
   if (!ScoresAreExact(engine, dtype)) return 0.125;
   return engine == ScoreEngine::kAmx ? 0.25 : 0.4;
 }
-// The same backward, where an entry of a list costs the same with any engine.
-inline constexpr double kDenseShareBackward = 0.13;
+// The same backward, where an entry of a list costs the same with any engine: seven to nine times
+// as much as a dense pair on tiles, and on the vectors of AMD's AVX-512; on others about five
+// times.
+double DenseShareBackward(bool on_tiles);
 // Entries of a row's list before the row is dense. A dense row of the backward pass takes its whole
 // key head to the dense kernel, so that lists are long there.
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward);
