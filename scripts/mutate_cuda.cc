@@ -60,7 +60,7 @@ constexpr DType kDType = kIsFloat32<Type>     ? DType::kFloat32
                          : Type::kNarrowRange ? DType::kFloat16
                                               : DType::kBFloat16;
 
-Results RunEmulated(const Problem& problem, const simt::Policy& policy) {
+Results RunEmulated(const Problem& problem, const simt::Policy& policy, bool backward) {
   simt::machine.policy = policy;
   return problem.RunBy(
       [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
@@ -76,7 +76,7 @@ Results RunEmulated(const Problem& problem, const simt::Policy& policy) {
         RunBackward<Type>(context, there, device.Gradients(params, gradients));
         device.CopyBack();
       },
-      true, kWantAll);
+      backward, kWantAll);
 }
 
 // Weights, and rows that have less room than they need.
@@ -97,19 +97,19 @@ std::string CheckMatrix(const Problem& problem) {
   return CheckWeights(problem, count, put, Expectation::kRareMeanFloor);
 }
 
-std::string Check(const Problem& problem, std::uint64_t seed) {
+std::string Check(const Problem& problem, std::uint64_t seed, bool backward = true) {
   const AttentionParams& params = problem.params();
   if (!Refusal(kServes, params, FeaturesOf(params), Pass::kForward).empty()) return {};
   try {
     const simt::Policy policy = simt::Policy::Draw(seed);
     simt::machine.counters = {};
-    const Results results = RunEmulated(problem, policy);
+    const Results results = RunEmulated(problem, policy, backward);
     if (simt::machine.counters.bank_conflicts > 0) return "bank conflicts";
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
-    if (wrong.empty() && seed % 4 == 0) wrong = CheckMatrix(problem);
+    if (wrong.empty() && seed % 4 == 0 && backward) wrong = CheckMatrix(problem);
     if (wrong.empty() && seed % 4 == 0) {
       const simt::Policy other = policy.InOrderOf(seed / 4);
-      wrong = FirstDifference(results, RunEmulated(problem, other));
+      wrong = FirstDifference(results, RunEmulated(problem, other, backward));
       if (!wrong.empty()) wrong = "other bits under another order: " + wrong;
     }
     return wrong;
@@ -174,8 +174,8 @@ std::string CheckAllPaged() {
   return {};
 }
 
-std::string Check(const ProblemSpec& spec, std::uint64_t seed) {
-  return Check(Problem(spec), seed);
+std::string Check(const ProblemSpec& spec, std::uint64_t seed, bool backward = true) {
+  return Check(Problem(spec), seed, backward);
 }
 
 std::string CheckAll() {
@@ -199,6 +199,12 @@ std::string CheckAll() {
   if (std::string wrong = Check(KeysOfManyRows(kDType, 21), 1); !wrong.empty()) return wrong;
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     if (std::string wrong = Check(RisingScores(kDType), seed); !wrong.empty()) return wrong;
+  }
+  if (std::string wrong = Check(NaNInLongLists(kDType), 1, false); !wrong.empty()) return wrong;
+  for (std::uint64_t seed = 1; seed <= 38; ++seed) {
+    ProblemSpec spec = DrawLong(seed);
+    spec.dtype = kDType;
+    if (std::string wrong = Check(spec, seed, false); !wrong.empty()) return wrong;
   }
   // Rows that a value of NaN in a later tile leaves alone.
   ProblemSpec nan = {

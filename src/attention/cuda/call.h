@@ -135,6 +135,14 @@ struct Head {
   TSALLIS_HOST_DEVICE static bool IsWide(double alpha) {
     return alpha != 1.0 && (alpha < kLeastFloatAlpha || alpha > kMostFloatAlpha);
   }
+  TSALLIS_DEVICE static double AlphaOf(const DeviceCall& call, int h) {
+    return call.alphas != nullptr ? call.alphas[h] : call.alpha;
+  }
+  // Whether rows of the head may have lists.
+  TSALLIS_DEVICE static bool IsSparse(const DeviceCall& call, int h) {
+    const double alpha = AlphaOf(call, h);
+    return alpha != 1.0 && !IsWide(alpha);
+  }
   // kGeneral: sets `wide`. Without it, no head is wide or the caller does not need to know.
   template <bool kGeneral = false>
   TSALLIS_DEVICE static Head Of(const DeviceCall& call, std::int64_t b, int h) {
@@ -142,7 +150,7 @@ struct Head {
     head.sequence = SequenceOf(call, b);
     head.h = h;
     head.kv = h / call.group();
-    const double alpha = call.alphas != nullptr ? call.alphas[h] : call.alpha;
+    const double alpha = AlphaOf(call, h);
     head.alpha = static_cast<float>(alpha);
     head.wide = kGeneral && IsWide(alpha);
     head.eps = alpha - 1.0;
@@ -234,6 +242,24 @@ struct Head {
   // Index of a query row in the statistics.
   TSALLIS_DEVICE std::int64_t Index(const DeviceCall& call, std::int64_t q_row) const {
     return (sequence.array_batch * call.heads + h) * call.q_len + q_row;
+  }
+};
+
+// Rows that the dense kernels take: those of sequence b and head h are the first counts[b heads +
+// h] of rows + Index(first row of the sequence). rows null: all.
+struct DenseRows {
+  const int* rows = nullptr;
+  const int* counts = nullptr;
+
+  TSALLIS_DEVICE int Count(const DeviceCall& call, const Head& head) const {
+    if (rows == nullptr) return static_cast<int>(head.sequence.q.size());
+    return LoadDevice(counts + head.sequence.batch * call.heads + head.h);
+  }
+  // i: below Count.
+  TSALLIS_DEVICE int At(const DeviceCall& call, const Head& head, int i) const {
+    const std::int64_t begin = head.sequence.q.begin;
+    if (rows == nullptr) return static_cast<int>(begin) + i;
+    return LoadDevice(rows + head.Index(call, begin) + i);
   }
 };
 

@@ -11,7 +11,7 @@
 // alpha 1.5 and 2) have short code without branches, and everything else is in loops that are not
 // unrolled. Copies of the next tile are under way while the products of one are computed.
 //
-// Rows come as a compact list (of those that the sweep left), or are all rows of a sequence: those
+// Rows come as a compact list (of those that the sweeps left), or are all rows of a sequence: those
 // of softmax, and those with a bias, of which the sweep has no bound.
 #pragma once
 
@@ -23,24 +23,6 @@
 
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
-
-// Rows that the dense kernels take: those of sequence b and head h are the first counts[b heads +
-// h] of rows + Index(first row of the sequence). rows null: all.
-struct DenseRows {
-  const int* rows = nullptr;
-  const int* counts = nullptr;
-
-  TSALLIS_DEVICE int Count(const DeviceCall& call, const Head& head) const {
-    if (rows == nullptr) return static_cast<int>(head.sequence.q.size());
-    return LoadDevice(counts + head.sequence.batch * call.heads + head.h);
-  }
-  // i: below Count.
-  TSALLIS_DEVICE int At(const DeviceCall& call, const Head& head, int i) const {
-    const std::int64_t begin = head.sequence.q.begin;
-    if (rows == nullptr) return static_cast<int>(begin) + i;
-    return LoadDevice(rows + head.Index(call, begin) + i);
-  }
-};
 
 struct DenseCall {
   DeviceCall call;

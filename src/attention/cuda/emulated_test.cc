@@ -107,6 +107,54 @@ TEST(CudaEmulated, LongRowsRaiseTheirBounds) {
   }
 }
 
+// Rows that keep hundreds of keys: lists in device memory, and dense rows beside them.
+TEST(CudaEmulated, RowsOfLongLists) {
+  for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+    const Problem problem(DrawLong(seed));
+    const simt::Policy policy = simt::Policy::Draw(seed);
+    // The gradients and weights of a few, which are those of dense rows.
+    const bool all = seed == 4 || seed == 20;
+    Results results;
+    const auto run = [&] { return results = RunEmulated(problem, policy, all); };
+    EXPECT_EQ(CheckRun(problem, RefusalOf(problem), run), "") << problem.spec().Describe();
+    if (all) EXPECT_EQ(CheckEmulatedWeights(problem, seed), "");
+    if (seed % 4 != 0) continue;
+    const Results again = RunEmulated(problem, policy.InOrderOf(seed / 4), all);
+    EXPECT_EQ(FirstDifference(results, again), "") << problem.spec().Describe();
+  }
+}
+
+TEST(CudaEmulated, NaNInLongLists) {
+  EXPECT_EQ(CheckEmulated(NaNInLongLists(DType::kBFloat16)), "");
+}
+
+// They cost a second pass over the keys, of 64 rows side by side, and no third. A block whose rows
+// have all become dense ends it.
+TEST(CudaEmulated, LongListsCostOnePass) {
+  const auto products = [](double spread, std::int64_t most) {
+    const Problem problem({.seed = 3,
+                           .dtype = DType::kBFloat16,
+                           .q_len = 64,
+                           .k_len = 4096,
+                           .head_dim = 64,
+                           .value_dim = 64,
+                           .spread = spread});
+    simt::machine.counters = {};
+    const Results results = RunEmulated(problem, simt::Policy::Draw(0), false);
+    EXPECT_EQ(Expectation(problem).Check(results), "");
+    const auto [least, largest] =
+        std::minmax_element(results.support_size.begin(), results.support_size.end());
+    EXPECT_GT(*least, 96);
+    EXPECT_LE(*largest, most);
+    return simt::machine.counters.products;
+  };
+  // Of 64 rows and all keys. The sweep has 128 rows, of which half are none.
+  constexpr std::uint64_t kPass = 64 * 4096 * 64 / 2048, kTile = kPass / 64;
+  EXPECT_EQ(products(0.3, 224), 3 * kPass);
+  // The dense kernel's passes are whole ones.
+  EXPECT_EQ(products(0.01, 4096) % kPass, 5 * kTile);
+}
+
 TEST(CudaEmulated, PlacesOfManyTasksAndBuckets) {
   EXPECT_EQ(CheckEmulated(ManyPlaces(DType::kBFloat16)), "");
 }
@@ -654,9 +702,13 @@ TEST(CudaEmulated, WorkOfTenProblems) {
       {"window",
        changed([](auto& s) { s.left = 64; }),
        {5632, 1408, 75, 304, 7021, 703, 27505, 28}},
-      {"flat rows",
-       changed([](auto& s) { s.spread = 0.05; }),
-       {119424, 50384, 793, 5239, 8792, 637, 87428, 177}},
+      {"rows of a hundred keys",
+       changed([](auto& s) {
+         s.q_len = 128;
+         s.k_len = 4096;
+         s.spread = 0.35;
+       }),
+       {244224, 97728, 1369, 9319, 22169, 3905, 77033, 936}},
       {"one key above all",
        changed([](auto& s) { s.values = ProblemSpec::Values::kDominant; }),
        {10240, 2560, 93, 448, 6969, 655, 39764, 28}},

@@ -1,4 +1,4 @@
-// The list of a row in shared memory, and its threshold.
+// The list of a row, in shared memory or in device memory, and its threshold.
 #pragma once
 
 #include <cmath>
@@ -21,9 +21,18 @@ struct Threshold {
 // A row's list in shared memory: entries of a value, z = unit * value, and a key. Its quad's lanes
 // have a quarter each: place s belongs to lane s % 4, which fills its own one after the other, so
 // that nothing is shared while keys pass. A lane's places lie kStride entries apart, so that each
-// lane of a half warp has banks of its own.
-template <int kStride>
+// lane of a half warp has banks of its own. kMost: a lane's entries are at most so many.
+template <int kStride, int kMost>
 struct RowList {
+  static constexpr bool kLong = false;
+  // A bound need not be the threshold itself: Newton's method goes on if its last step was longer.
+  // Usually one step is taken.
+  static constexpr float kBoundStep = 0.1f;
+  // Entries of a lane that are under way at once while `rows` lists are solved, and while a list is
+  // written anew.
+  static constexpr int SolvedAtOnce(int rows) { return rows > 1 ? 2 : 4; }
+  static constexpr int kWrittenAtOnce = 1;
+
   int begin = 0;  // byte: a function that is not inlined sees that the memory is shared
   float unit = 1.0f;
 
@@ -31,11 +40,13 @@ struct RowList {
     const auto at = static_cast<unsigned>(place);
     return static_cast<int>(at / 4 * kStride + at % 4);
   }
+  // The place of the lane's entry i.
+  TSALLIS_DEVICE static int OwnAt(int i) { return i * kStride + Lane() % 4; }
   TSALLIS_DEVICE Words2 Load(int at) const { return Entries().Load(at); }
   TSALLIS_DEVICE void Store(int at, float value, int key) const {
     StoreAt(begin + at * static_cast<int>(sizeof(Words2)), value, key);
   }
-  // The place of the lane's entry i, and the distance to the next.
+  // The lane's entry i, and the distance to the next.
   static constexpr int kStepBytes = kStride * static_cast<int>(sizeof(Words2));
   TSALLIS_DEVICE int ByteOf(int i) const {
     return begin + i * kStepBytes + Lane() % 4 * static_cast<int>(sizeof(Words2));
@@ -63,11 +74,48 @@ struct RowList {
   }
 };
 
+// A row's list in device memory, where there is room for more: as RowList, but the lanes of a warp
+// have the values of an entry in 32 words side by side and its keys in the 32 words behind, since
+// lists are solved without keys. A lane's places lie kStride words apart. Each read is a wait for
+// the second cache, so many are under way at once.
+template <int kStride>
+struct LongList {
+  static constexpr bool kLong = true;
+  // The more entries a list has, the nearer to one another are their scores.
+  static constexpr float kBoundStep = 0.03f;
+  static constexpr int SolvedAtOnce(int rows) { return 16 / rows; }
+  static constexpr int kWrittenAtOnce = 8;
+  static constexpr int kStepBytes = kStride * static_cast<int>(sizeof(std::uint32_t));
+
+  std::uint32_t* words = nullptr;
+  float unit = 1.0f;
+
+  TSALLIS_DEVICE static int At(int place) {
+    const auto at = static_cast<unsigned>(place);
+    return static_cast<int>(at / 4 * kStride + at % 4);
+  }
+  TSALLIS_DEVICE static int OwnAt(int i) { return i * kStride + Lane() % 4; }
+  TSALLIS_DEVICE static int ByteOf(int i) {
+    return OwnAt(i) * static_cast<int>(sizeof(std::uint32_t));
+  }
+  TSALLIS_DEVICE Words2 Load(int at) const {
+    return {{LoadOfBlock(words + at), LoadOfBlock(words + at + kWarp)}};
+  }
+  TSALLIS_DEVICE void Store(int at, float value, int key) const {
+    StoreOfBlock(words + at, BitsOf(value));
+    StoreOfBlock(words + at + kWarp, static_cast<std::uint32_t>(key));
+  }
+  TSALLIS_DEVICE void StoreAt(int byte, float value, int key) const {
+    Store(byte / static_cast<int>(sizeof(std::uint32_t)), value, key);
+  }
+  TSALLIS_DEVICE float Z(int i) const { return unit * FloatOf(LoadOfBlock(words + OwnAt(i))); }
+};
+
 // Lists of several of the lane's rows, gone through together: while one waits for memory or for
 // the quad, another computes.
-template <int kCount, int kStride>
+template <int kCount, class List>
 struct RowLists {
-  RowList<kStride> list[kCount];
+  List list[kCount];
   int mine[kCount];     // entries that are the lane's
   float bound[kCount];  // a z that the threshold exceeds; -kMostFloat: none is known
 
@@ -89,11 +137,11 @@ struct Thresholds {
 // order. The warp calls it, each quad with its own lists. sink: one more z; -inf: none.
 // from_bounds: all lists have bounds, and the thresholds' distances from these will do. A threshold
 // that is not from a finite number: the list has none.
-template <int kCount, int kStride>
-TSALLIS_RARE Thresholds<kCount> SolveLists(const RowLists<kCount, kStride> lists, float sink,
+template <int kCount, class List>
+TSALLIS_RARE Thresholds<kCount> SolveLists(const RowLists<kCount, List> lists, float sink,
                                            float alpha, float power, bool from_bounds,
                                            float least_step) {
-  constexpr int kAtOnce = kCount > 1 ? 2 : 4;
+  constexpr int kAtOnce = List::SolvedAtOnce(kCount);
   Thresholds<kCount> solved;
   const int most = lists.MostOfLane();
   const auto z_of = [&](int r, int i) {
@@ -178,12 +226,52 @@ TSALLIS_RARE Thresholds<kCount> SolveLists(const RowLists<kCount, kStride> lists
   return solved;
 }
 
+// Goes through the quad's list in the order of its places and writes it anew: what of(in, entry, z)
+// keeps, with the value that it leaves in the entry, one place after the other; to(place, entry) is
+// told of it. in: whether the lane has an entry here. The number of entries kept. The warp calls
+// it; its lanes read what this wrote behind a SyncWarp.
+template <class List, class Of, class To>
+TSALLIS_DEVICE int KeepEntries(const List& list, int mine, const Of& of, const To& to) {
+  const int lane = Lane(), t = lane % 4;
+  int kept = 0;
+  TSALLIS_LOOP
+  for (int i = 0; Any(i < mine); i += List::kWrittenAtOnce) {
+    Words2 entries[List::kWrittenAtOnce];
+    TSALLIS_UNROLL
+    for (int k = 0; k < List::kWrittenAtOnce; ++k) {
+      entries[k] = i + k < mine ? list.Load(List::OwnAt(i + k)) : Words2{};
+    }
+    TSALLIS_UNROLL
+    for (int k = 0; k < List::kWrittenAtOnce; ++k) {
+      const bool in = i + k < mine;
+      const float z = in ? list.unit * FloatOf(entries[k].w[0]) : -kInfinity;
+      const bool keeps = of(in, &entries[k], z);
+      const std::uint32_t quad = Ballot(keeps) >> (lane & 28) & 15u;
+      // No place lies behind those that have been read.
+      SyncWarp();
+      if (keeps) {
+        const int place = kept + CountBits(quad & ((1u << t) - 1u));
+        list.Store(list.At(place), FloatOf(entries[k].w[0]), static_cast<int>(entries[k].w[1]));
+        to(place, entries[k]);
+      }
+      kept += CountBits(quad);
+    }
+  }
+  return kept;
+}
+
 // Keeps the entries of the quad's list whose z is not below `bound`, NaN among them, and spreads
-// them evenly over its lanes; the number of them. The warp calls it. kMostRoom: for a lane's
-// entries. Values move first and keys then, in half the registers: what the function takes is
-// missing in the loop that it is called from.
-template <int kMostRoom, int kStride>
-TSALLIS_RARE int CompactList(const RowList<kStride> list, int mine, float bound) {
+// them evenly over its lanes; the number of them. The warp calls it.
+template <int kStride>
+TSALLIS_RARE int CompactList(const LongList<kStride> list, int mine, float bound) {
+  return KeepEntries(
+      list, mine, [&](bool in, Words2*, float z) { return in && !(z < bound); },
+      [](int, const Words2&) {});
+}
+// Values move first and keys then, in half the registers: what the function takes is missing in the
+// loop that it is called from.
+template <int kStride, int kMostRoom>
+TSALLIS_RARE int CompactList(const RowList<kStride, kMostRoom> list, int mine, float bound) {
   constexpr int kAtOnce = 4;
   const int t = Lane() % 4;
   // The lane with the most entries of the warp says how far to look.

@@ -72,7 +72,10 @@ class Runner {
 
   void Forward(const AttentionOutputs& outputs) {
     float* bounds = nullptr;
+    LongCall of_long;
+    const int slots = Slots(), room = LongSlots::Room(call_.k_len);
     workspace_.Want(&bounds, rows_, sparse_);
+    workspace_.Want(&of_long.slots, Size(slots) * LongSlots::Words(room), slots > 0);
     if (!Begin()) return;
     const Statistics statistics = {outputs.tau, outputs.support_size, outputs.entropy,
                                    outputs.maximum};
@@ -91,6 +94,17 @@ class Runner {
       sweep.lists.counts = counts_;
       sweep.bounds = bounds;
       if (sparse_) Sweep<D, kGeneral>(sweep);
+      if (slots > 0) {
+        of_long.sweep = sweep;
+        of_long.sweep.room = room;
+        of_long.dense = {dense_rows_, dense_counts_};
+        using Long = LongShape<Type, D>;
+        Launch(
+            "LongSweepKernel",
+            IsSimple<kGeneral>() ? LongSweepKernel<Type, D, false> : LongSweepKernel<Type, D, true>,
+            {slots}, kThreads, Long::kSharedBytes, of_long);
+        FindDense();
+      }
       DenseCall dense;
       dense.call = call_;
       dense.dense = {dense_rows_, dense_counts_};
@@ -323,13 +337,27 @@ class Runner {
   void Sweep(SweepCall sweep) {
     using Shape = SweepShape<Type, D>;
     sweep.room = Shape::Room(stream_->Shared());
-    // Terms beside the product are among what the simple kernel does not know.
-    const auto& terms = params_.terms;
-    const bool simple =
-        !kGeneral && terms.alibi_slopes.data == nullptr && !NeedsProducts(terms) && reach_ == 0;
-    Launch("SweepKernel", simple ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
+    Launch("SweepKernel",
+           IsSimple<kGeneral>() ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
            Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::SharedBytes(sweep.room),
            sweep);
+    FindDense();
+  }
+  // Terms beside the product are among what the sweep's simple kernels do not know.
+  template <bool kGeneral>
+  bool IsSimple() const {
+    const auto& terms = params_.terms;
+    return !kGeneral && terms.alibi_slopes.data == nullptr && !NeedsProducts(terms) && reach_ == 0;
+  }
+  // Blocks of the second sweep; 0: there is none.
+  int Slots() const {
+    if (!sparse_ || call_.k_len < LongSlots::kLeastKeys) return 0;
+    const Grid blocks = Places(call_.q_len, LongSlots::kRows, call_.heads);
+    return static_cast<int>(
+        std::min<std::int64_t>(kBlocksAtOnce, std::int64_t{blocks.x} * blocks.y * blocks.z));
+  }
+  // The rows that have no list.
+  void FindDense() const {
     Launch("FindDenseKernel", FindDenseKernel<>, {1, call_.heads, call_.batch}, kThreads,
            kWarps * sizeof(int), call_, static_cast<const int*>(counts_), dense_rows_,
            dense_counts_);

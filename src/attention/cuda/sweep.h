@@ -6,8 +6,9 @@
 // threshold of what the list held when bounds were last raised: the threshold of a part of a row
 // never exceeds that of the whole (docs/explain/attention.md), so no key of the support is lost.
 // When a list of the block is nearly full, all its warps raise the bounds of all their rows between
-// two tiles, so that none waits for another that does. The rest is solved at the end. A row whose
-// list stays full, or that has a score that is not finite, is left to the dense kernel. Masks are
+// two tiles, so that none waits for another that does. The rest is solved at the end. Rows whose
+// lists stay full are swept again, side by side, with longer lists in device memory. Those that do
+// not fit there either, or have a score that is not finite, are left to the dense kernel. Masks are
 // looked at for scores above the bound: what they take away never comes into a list, so that bounds
 // are those of what a row sees.
 //
@@ -45,17 +46,33 @@ struct SweepCall {
   Lists lists;                       // keys and weights may be null: not wanted
   const double* from_tau = nullptr;  // thresholds; out and statistics are not written then
   int room = 0;                      // entries that a lane has for each of its rows
-  float* bounds = nullptr;           // [rows] or null: of dense rows, a z below their threshold
+  float* bounds = nullptr;           // [rows] or null: of rows without a list, a z below tau
 };
 
-template <class Type, int D>
-struct SweepShape {
-  static constexpr int kTiles = D <= 128 ? 2 : 1;  // of 16 queries in a warp
+// Tiles of a sweep: kTilesOf of 16 queries in a warp.
+template <class Type, int D, int kTilesOf>
+struct SweepTiles {
+  static constexpr int kTiles = kTilesOf;
   static constexpr int kRows = kWarps * 16 * kTiles;
   static constexpr int kKeys = kIsFloat32<Type> ? 32 : 64, kStages = 2;
   static constexpr std::size_t kTileBytes = kKeys * D * sizeof(typename Type::Element);
+};
+
+template <class Type, int D>
+struct SweepShape : SweepTiles<Type, D, D <= 128 ? 2 : 1> {
+  using Tiles = SweepTiles<Type, D, D <= 128 ? 2 : 1>;
+  using Tiles::kRows, Tiles::kStages, Tiles::kTileBytes;
   // For entries of a lane. CompactList's registers for more would be missing at head size 128.
   static constexpr int kLeastRoom = kList / 4, kMostRoom = D == 128 ? 20 : 24;
+  static constexpr int kStride = 4 * 16 * Tiles::kTiles;
+  using List = RowList<kStride, kMostRoom>;
+
+  // The list of row 16 m + 8 half + group of a warp, at r = 2 m + half. room: of a lane.
+  TSALLIS_DEVICE static List ListOf(std::uint32_t*, int warp, int room, int r, int group) {
+    constexpr auto kBegin = static_cast<int>(kStages * kTileBytes);
+    constexpr auto kEntryBytes = static_cast<int>(sizeof(Words2));
+    return List{kBegin + kEntryBytes * (warp * kStride * room + (r * 8 + group) * 4)};
+  }
 
   static constexpr std::size_t SharedBytes(int room) {
     return kStages * kTileBytes + kRows * 4 * sizeof(Words2) * static_cast<std::size_t>(room);
@@ -76,11 +93,36 @@ struct SweepShape {
   }
 };
 
-// A warp's queries: fragments that stay in registers.
+// Lists in device memory, for rows that have no room in shared memory. A block has a slot of them,
+// whatever the number of its rows is.
 template <class Type, int D>
+struct LongShape : SweepTiles<Type, D, 1> {
+  static constexpr int kStride = 2 * 2 * kWarp;
+  using List = LongList<kStride>;
+
+  TSALLIS_DEVICE static List ListOf(std::uint32_t* slot, int warp, int room, int r, int group) {
+    return List{slot + warp * kStride * room + r * 2 * kWarp + group * 4};
+  }
+  static constexpr std::size_t kSharedBytes = LongShape::kStages * LongShape::kTileBytes;
+};
+struct LongSlots {
+  static constexpr int kRows = LongShape<BFloat16, 64>::kRows;
+  // Of fewer keys a row that keeps more than the sweep has room for costs the dense kernel less.
+  static constexpr int kLeastKeys = 2048;
+
+  // A lane's entries of a row: for a sixteenth of the keys, since more cost as much as the dense
+  // kernel's passes over all of them, and for a tile. 1024 for each row make a slot of 512 KB.
+  static constexpr int Room(int k_len) { return k_len / 64 + 16 < 256 ? k_len / 64 + 16 : 256; }
+  static constexpr std::size_t Words(int room) {
+    return 2 * 4 * kRows * static_cast<std::size_t>(room);
+  }
+};
+
+// A warp's queries: fragments that stay in registers.
+template <class Type, int D, int kTiles>
 class SweepQueries {
  public:
-  static constexpr int kTiles = SweepShape<Type, D>::kTiles, kKeys = SweepShape<Type, D>::kKeys;
+  static constexpr int kKeys = SweepShape<Type, D>::kKeys;
 
   // A lane's row r: null without one; negated if `negative`.
   TSALLIS_DEVICE void Set(int r, const std::uint16_t* from, bool negative, int columns) {
@@ -120,10 +162,9 @@ class SweepQueries {
   std::uint32_t q_[kTiles][D / 16][4];
 };
 
-template <int D>
-class SweepQueries<Float32, D> {
+template <int D, int kTiles>
+class SweepQueries<Float32, D, kTiles> {
  public:
-  static constexpr int kTiles = SweepShape<Float32, D>::kTiles;
   static constexpr int kKeys = SweepShape<Float32, D>::kKeys;
 
   TSALLIS_DEVICE void Set(int r, const float* from, bool negative, int columns) {
@@ -155,9 +196,6 @@ struct SweepRow {
 
 // The lane's entries of a row that is left to the dense kernel: more than any list holds.
 inline constexpr int kDenseLane = 1 << 20;
-// A bound need not be the threshold itself: Newton's method goes on if its last step was longer.
-// Usually one step is taken.
-inline constexpr float kBoundStep = 0.1f;
 // Lanes of a block with lists that are nearly full, for all of the block's bounds to be raised. A
 // single row that keeps many raises its own, when there is no more room.
 inline constexpr int kFullLanes = 2;
@@ -193,11 +231,11 @@ TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& ro
 // Thresholds of what lists hold become their bounds, and what is not above is dropped; what stays
 // is spread over the quad's lanes. `raise`: whether the quad's lists are to change. known: bounds
 // are the rows' thresholds already.
-template <int kMostRoom, int kCount, int kStride>
-TSALLIS_RARE RowLists<kCount, kStride> RaiseBounds(RowLists<kCount, kStride> lists, bool raise,
-                                                   bool known, float alpha, float power) {
+template <int kCount, class List>
+TSALLIS_RARE RowLists<kCount, List> RaiseBounds(RowLists<kCount, List> lists, bool raise,
+                                                bool known, float alpha, float power) {
   if (Lane() == 0) Count(Work::kRaised, 1);
-  RowLists<kCount, kStride> raised = lists;
+  RowLists<kCount, List> raised = lists;
   TSALLIS_UNROLL
   for (int r = 0; r < kCount; ++r) {
     if (!raise || lists.mine[r] == kDenseLane) lists.mine[r] = 0;
@@ -208,7 +246,7 @@ TSALLIS_RARE RowLists<kCount, kStride> RaiseBounds(RowLists<kCount, kStride> lis
     TSALLIS_UNROLL
     for (int r = 0; r < kCount; ++r) bounded = bounded && lists.bound[r] != -kMostFloat;
     const Thresholds<kCount> solved =
-        SolveLists(lists, -kInfinity, alpha, power, !Any(!bounded), kBoundStep);
+        SolveLists(lists, -kInfinity, alpha, power, !Any(!bounded), List::kBoundStep);
     TSALLIS_UNROLL
     for (int r = 0; r < kCount; ++r) {
       const auto [from, top] = solved.of[r];
@@ -220,7 +258,7 @@ TSALLIS_RARE RowLists<kCount, kStride> RaiseBounds(RowLists<kCount, kStride> lis
   }
   TSALLIS_UNROLL
   for (int r = 0; r < kCount; ++r) {
-    const int kept = CompactList<kMostRoom>(lists.list[r], lists.mine[r], lists.bound[r]);
+    const int kept = CompactList(lists.list[r], lists.mine[r], lists.bound[r]);
     if (!raise || raised.mine[r] == kDenseLane) continue;
     raised.mine[r] = (kept - Lane() % 4 + 3) / 4;
     raised.bound[r] = lists.bound[r];
@@ -241,12 +279,12 @@ struct Hits {
 
 // Adds the scores above the bound to lists that may be full, two a lane at a time. The warp calls
 // it. head, mask: of general kernels, else null.
-template <int kMostRoom, int kKeys, int kStride, bool kGeneral>
-TSALLIS_RARE RowLists<1, kStride> AddHits(const RowList<kStride> list, const Hits<kKeys>& tile,
-                                          const Head* head, const AttentionMask* mask) {
+template <bool kGeneral, int kKeys, class List>
+TSALLIS_RARE RowLists<1, List> AddHits(const List list, const Hits<kKeys>& tile, const Head* head,
+                                       const AttentionMask* mask) {
   const SweepRow& row = tile.row;
   const int lane = Lane(), t = lane % 4;
-  RowLists<1, kStride> listed = {{list}, {row.mine}, {row.bound}};
+  RowLists<1, List> listed = {{list}, {row.mine}, {row.bound}};
   int& mine = listed.mine[0];
   TSALLIS_LOOP
   for (int j = 0; j < kKeys / 8; ++j) {
@@ -268,14 +306,14 @@ TSALLIS_RARE RowLists<1, kStride> AddHits(const RowList<kStride> list, const Hit
         }
       }
       const int count = (hit[0] ? 1 : 0) + (hit[1] ? 1 : 0);
-      const bool lacks = count > 0 && mine + count > tile.room;
+      // A long list has room for a tile.
+      const bool lacks = !List::kLong && count > 0 && mine + count > tile.room;
       const bool full = (Ballot(lacks) >> (lane & 28) & 15u) != 0;
       if (Any(full) && !again) {
         // Others that are more than half full come along: the warp takes the same time.
         const float most = QuadMax(static_cast<float>(mine));
-        listed =
-            RaiseBounds<kMostRoom>(listed, full || most > static_cast<float>(tile.room / 2 + 2),
-                                   tile.known, tile.alpha, tile.power);
+        listed = RaiseBounds(listed, full || most > static_cast<float>(tile.room / 2 + 2),
+                             tile.known, tile.alpha, tile.power);
         continue;
       }
       if (full) mine = kDenseLane;
@@ -283,8 +321,7 @@ TSALLIS_RARE RowLists<1, kStride> AddHits(const RowList<kStride> list, const Hit
         TSALLIS_UNROLL
         for (int e = 0; e < 2; ++e) {
           if (!hit[e]) continue;
-          const int to = mine * kStride + t;
-          list.Store(to, value[e], tile.key0 + 8 * j + 2 * t + e);
+          list.Store(List::OwnAt(mine), value[e], tile.key0 + 8 * j + 2 * t + e);
           ++mine;
           Count(Work::kListed, 1);
         }
@@ -298,8 +335,8 @@ TSALLIS_RARE RowLists<1, kStride> AddHits(const RowList<kStride> list, const Hit
 // Weights in place of the z of a quad's list, which keeps what has any; statistics and the list go
 // to memory. solved: its threshold, unless thresholds are known. The warp calls it; the size of the
 // support, or kDenseRow.
-template <int kStride>
-TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const RowList<kStride>& list,
+template <class List>
+TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const List& list,
                              const SweepRow& row, const Threshold& solved) {
   const DeviceCall& call = sweep.call;
   const int lane = Lane(), t = lane % 4;
@@ -326,29 +363,23 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
   }
   const bool writes = row.row >= 0 && sweep.lists.keys != nullptr;
   float entropy = 0.0f, largest = -kInfinity;
-  int kept = 0;
-  TSALLIS_LOOP
-  for (int i = 0; Any(i < mine); ++i) {
-    const bool in = i < mine;
-    const Words2 entry = in ? list.Load(i * kStride + t) : Words2{};
-    const float z = in ? list.unit * FloatOf(entry.w[0]) : -kInfinity;
-    const int key = static_cast<int>(entry.w[1]);
-    const float x = in ? (z - high) - low : 0.0f;
-    const float p = x > 0.0f ? Weight::Of(x, head.alpha, head.power).p : 0.0f;
-    const std::uint32_t quad = Ballot(p > 0.0f) >> (lane & 28) & 15u;
-    largest = fmaxf(largest, z);
-    SyncWarp();
-    if (p > 0.0f) {
-      const int to = kept + CountBits(quad & ((1u << t) - 1u));
-      list.Store(list.At(to), p, key);
-      if (writes && to < kList) {
-        StoreDevice(sweep.lists.keys + index * kList + to, static_cast<std::uint32_t>(key));
-        StoreDevice(sweep.lists.weights + index * kList + to, p);
-      }
-      if (sweep.statistics.entropy != nullptr) entropy -= p * logf(p);
-    }
-    kept += CountBits(quad);
-  }
+  const int kept = KeepEntries(
+      list, mine,
+      [&](bool in, Words2* entry, float z) {
+        const float x = in ? (z - high) - low : 0.0f;
+        const float p = x > 0.0f ? Weight::Of(x, head.alpha, head.power).p : 0.0f;
+        largest = fmaxf(largest, z);
+        entry->w[0] = BitsOf(p);
+        return p > 0.0f;
+      },
+      [&](int to, const Words2& entry) {
+        const float p = FloatOf(entry.w[0]);
+        if (writes && to < kList) {
+          StoreDevice(sweep.lists.keys + index * kList + to, entry.w[1]);
+          StoreDevice(sweep.lists.weights + index * kList + to, p);
+        }
+        if (sweep.statistics.entropy != nullptr) entropy -= p * logf(p);
+      });
   SyncWarp();  // all lanes read what this quad wrote
   entropy = QuadSum(entropy);
   largest = QuadMax(largest);
@@ -376,9 +407,9 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Row
 
 // out = sum of p v of rows whose lists hold weights: D / 8 lanes have a row, and each of them eight
 // columns. The warp calls it; count: of the lane's row, below 0 without one.
-template <class Type, int D, int kStride>
+template <class Type, int D, class List>
 TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const ArrayRows<Type>& v,
-                                const RowList<kStride>& list, int count, int row) {
+                                const List& list, int count, int row) {
   const int column = Lane() % (D / 8) * 8;
   if (count < 0 || column >= sweep.call.value_dim) return;
   float sum[8] = {};
@@ -409,32 +440,28 @@ TSALLIS_DEVICE void WriteOutput(const SweepCall& sweep, const Head& head, const 
   StoreColumns<Type>(sweep.out, start, column, sum, 8);
 }
 
-// kGeneral: with masks, terms beside the product, and heads of any alpha, which are dense.
-template <class Type, int D, bool kGeneral>
-TSALLIS_KERNEL(kThreads, 2)
-SweepKernel(const SweepCall sweep) {
-  using Shape = SweepShape<Type, D>;
+// The sweep of a block's rows: row_of(i), which ascend up to last_row; beyond the sequence: none.
+// slot: of long lists. kGeneral: with masks, terms beside the product, and heads of any alpha,
+// which are dense.
+template <class Type, int D, bool kGeneral, class Shape, class RowOf>
+TSALLIS_DEVICE void SweepRows(const SweepCall& sweep, const Head& head, std::int64_t last_row,
+                              const RowOf& row_of, std::uint32_t* slot) {
+  using List = typename Shape::List;
   constexpr int kKeys = Shape::kKeys, kTiles = Shape::kTiles, kOwn = 2 * kTiles;
   const DeviceCall& call = sweep.call;
   const int lane = Lane(), warp = WarpIndex(), quad = lane / 4, t = lane % 4;
-  // The longest rows of a causal mask first.
-  const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
-                                          BlockZ(), Shape::kRows);
-  if (!place.any) return;
-  const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
   const Sequence& sequence = head.sequence;
-  const int first = static_cast<int>(place.first);
   const TileRun<Type, D, kKeys> key_tiles(
       ArrayRows<Type>::Of(call.k, sequence.array_batch, head.kv), call.head_dim);
   const bool has_terms = kGeneral && head.terms.any();
 
   // A lane's rows: 16 m + 8 half + quad of the warp at 2 m + half.
   SweepRow rows[kOwn];
-  SweepQueries<Type, D> queries;
+  SweepQueries<Type, D, kTiles> queries;
   TSALLIS_UNROLL
   for (int r = 0; r < kOwn; ++r) {
     SweepRow& row = rows[r];
-    const int at = first + warp * 16 * kTiles + r * 8 + quad;
+    const int at = row_of(warp * 16 * kTiles + r * 8 + quad);
     const typename Type::Element* from = nullptr;
     bool negative = false;
     if (at < sequence.q.end) {
@@ -454,6 +481,7 @@ SweepKernel(const SweepCall sweep) {
         if (tau == -static_cast<double>(kInfinity)) row.end = row.begin;
         row.bound = static_cast<float>(tau) - kScoreSlack * (1.0f + fabsf(static_cast<float>(tau)));
       }
+      if (List::kLong) row.bound = LoadDevice(sweep.bounds + head.Index(call, at));
       if (dense) {
         row.mine = kDenseLane;
         row.product = kMostFloat;
@@ -462,35 +490,29 @@ SweepKernel(const SweepCall sweep) {
     } else {
       row.mine = kDenseLane;
       row.product = kMostFloat;
+      if (List::kLong) row.bound = 0.0f;  // as all other rows have one
     }
     queries.Set(r, from, negative, call.head_dim);
     if (!has_terms) SetProduct<kGeneral>(head, row.begin, 1, row);
   }
 
-  const std::int64_t behind = first + Shape::kRows;
-  const std::int64_t last_row = (behind < sequence.q.end ? behind : sequence.q.end) - 1;
-  const Span span = head.KeysOf(call.mask, first, last_row);
+  const int first_row = row_of(0);
+  const Span span = head.KeysOf(call.mask, first_row, last_row);
   const int keys_begin = static_cast<int>(span.begin), keys_end = static_cast<int>(span.end);
   const int tiles = static_cast<int>((span.size() + kKeys - 1) / kKeys);
   const auto fetch = [&](int tile, int stage) {
     key_tiles.Fetch(Shared<Words4>(stage * Shape::kTileBytes), keys_begin + tile * kKeys, keys_end);
   };
-  // The list of row 16 m + 8 half + group of the warp.
-  constexpr int kStride = 4 * 16 * kTiles;
   const int room = sweep.room;
-  const auto list_of = [&](int r, int group) {
-    constexpr auto kBegin = static_cast<int>(Shape::kStages * Shape::kTileBytes);
-    constexpr auto kEntryBytes = static_cast<int>(sizeof(Words2));
-    return RowList<kStride>{kBegin + kEntryBytes * (warp * kStride * room + (r * 8 + group) * 4)};
-  };
+  const auto list_of = [&](int r, int group) { return Shape::ListOf(slot, warp, room, r, group); };
   // The quad's own.
   const auto own_list = [&](int r) {
-    RowList<kStride> list = list_of(r, quad);
+    List list = list_of(r, quad);
     if (!kGeneral) list.unit = rows[r].factor;
     return list;
   };
   const auto lists_of = [&] {
-    RowLists<kOwn, kStride> lists;
+    RowLists<kOwn, List> lists;
     TSALLIS_UNROLL
     for (int r = 0; r < kOwn; ++r) {
       lists.list[r] = own_list(r);
@@ -511,7 +533,8 @@ SweepKernel(const SweepCall sweep) {
   };
   // More of the lane's entries of a row than this are nearly too many. As many as a tile's keys
   // are, since the first tile's all go to the lists, unless there is no room for more behind them.
-  const int usual = room - 4 < 15 ? room - 4 : 15;
+  // A long list keeps room for a tile.
+  const int usual = List::kLong ? room - kKeys / 4 : room - 4 < 15 ? room - 4 : 15;
   int limit = sweep.from_tau != nullptr ? kDenseLane : usual;
 
   // The newest tile up to `tile` with a pair that the block mask shows; below 0: none.
@@ -519,7 +542,7 @@ SweepKernel(const SweepCall sweep) {
     while (kGeneral && tile >= 0) {
       const int key = keys_begin + tile * kKeys;
       const int end = key + kKeys < keys_end ? key + kKeys : keys_end;
-      if (head.MasksOf(call.mask, first, static_cast<int>(last_row), key, end).any) break;
+      if (head.MasksOf(call.mask, first_row, static_cast<int>(last_row), key, end).any) break;
       --tile;
     }
     return tile;
@@ -544,19 +567,35 @@ SweepKernel(const SweepCall sweep) {
     }
     WaitForCopies<0>();
     // The tile is there, and nobody reads the one before.
-    const bool raise = SyncBlockCount(full) >= kFullLanes;
+    const bool raise = SyncBlockCount(full) >= (List::kLong ? 1 : kFullLanes);
     if (next >= 0) fetch(next, (step + 1) % Shape::kStages);
     CommitCopies();
     if (raise) {
-      const RowLists<kOwn, kStride> raised =
-          RaiseBounds<Shape::kMostRoom>(lists_of(), true, false, head.alpha, head.power);
+      const RowLists<kOwn, List> raised =
+          RaiseBounds(lists_of(), true, false, head.alpha, head.power);
       // A row that keeps many must not ask at every tile.
       limit = usual;
       TSALLIS_UNROLL
       for (int r = 0; r < kOwn; ++r) {
-        set_listed(rows[r], raised.mine[r], raised.bound[r]);
-        const int wanted = raised.mine[r] + room / 4;
-        if (raised.mine[r] != kDenseLane && wanted > limit) limit = wanted;
+        int mine = raised.mine[r];
+        if constexpr (List::kLong) {
+          // Each time must make room. The quad's lanes go by the first one's, which has the most.
+          if (Shuffle(mine, 4 * quad) > usual - usual / 8) mine = kDenseLane;
+        }
+        set_listed(rows[r], mine, raised.bound[r]);
+        const int wanted = mine + room / 4;
+        if (!List::kLong && mine != kDenseLane && wanted > limit) limit = wanted;
+      }
+    }
+    if constexpr (List::kLong) {
+      bool lives = false;
+      TSALLIS_UNROLL
+      for (int r = 0; r < kOwn; ++r) lives = lives || rows[r].mine != kDenseLane;
+      // Rows become dense where bounds are raised; when all have, there is nothing left to sweep.
+      if (raise && SyncBlockCount(lives) == 0) break;
+      if (!Any(lives)) {
+        tile = next;
+        continue;
       }
     }
     const Shared<Words4> k(stage * Shape::kTileBytes);
@@ -598,15 +637,13 @@ SweepKernel(const SweepCall sweep) {
       tile_hits.known = sweep.from_tau != nullptr;
       TSALLIS_UNROLL
       for (int i = 0; i < kOfLane; ++i) tile_hits.x[i] = product(r, i);
-      RowLists<1, kStride> listed;
+      RowLists<1, List> listed;
       if constexpr (kGeneral) {
         const Head copy = head;
         const AttentionMask mask = call.mask;
-        listed =
-            AddHits<Shape::kMostRoom, kKeys, kStride, true>(own_list(r), tile_hits, &copy, &mask);
+        listed = AddHits<true>(own_list(r), tile_hits, &copy, &mask);
       } else {
-        listed = AddHits<Shape::kMostRoom, kKeys, kStride, false>(own_list(r), tile_hits, nullptr,
-                                                                  nullptr);
+        listed = AddHits<false>(own_list(r), tile_hits, nullptr, nullptr);
       }
       set_listed(rows[r], listed.mine[0], listed.bound[0]);
     };
@@ -620,12 +657,14 @@ SweepKernel(const SweepCall sweep) {
       TSALLIS_UNROLL
       for (int i = kOfLane - 1; i >= 0; --i) less = PushLess(less, product(r, i), rows[r].product);
       hits[r] = ~less & ((1u << kOfLane) - 1u);
+      // Scores that are not finite exceed a dense row's, too.
+      if (List::kLong && rows[r].mine == kDenseLane) hits[r] = 0;
       if (kGeneral && Any(hits[r] != 0)) add_hits(r);
       any |= hits[r];
       lacks = lacks || (hits[r] != 0 && rows[r].mine + CountBits(hits[r]) > room);
     }
     if (kGeneral) continue;
-    if (Any(lacks)) {
+    if (!List::kLong && Any(lacks)) {
       TSALLIS_UNROLL
       for (int r = 0; r < kOwn; ++r) {
         if (Any(hits[r] != 0)) add_hits(r);
@@ -652,15 +691,15 @@ SweepKernel(const SweepCall sweep) {
         TSALLIS_UNROLL
         for (int r = 0; r < kOwn; ++r) {
           if ((hits[r] >> i & 1u) == 0) continue;
-          RowList<kStride>::StoreAt(to[r], product(r, i), first_key + i / 2 * 8 + i % 2);
-          to[r] += RowList<kStride>::kStepBytes;
+          own_list(r).StoreAt(to[r], product(r, i), first_key + i / 2 * 8 + i % 2);
+          to[r] += List::kStepBytes;
         }
       }
     }
   }
   Thresholds<kOwn> solved;
   if (sweep.from_tau == nullptr) {
-    RowLists<kOwn, kStride> lists = lists_of();
+    RowLists<kOwn, List> lists = lists_of();
     TSALLIS_UNROLL
     for (int& mine : lists.mine) mine = mine == kDenseLane ? 0 : mine;
     solved = SolveLists(lists, head.sink, head.alpha, head.power, false, 0.0f);
@@ -681,7 +720,69 @@ SweepKernel(const SweepCall sweep) {
     TSALLIS_UNROLL
     for (int other = 1; other < kOwn; ++other) size = r == other ? sizes[other] : size;
     WriteOutput<Type, D>(sweep, head, v, list_of(r, group), Shuffle(size, 4 * group),
-                         first + warp * 16 * kTiles + at + part);
+                         row_of(warp * 16 * kTiles + at + part));
+  }
+}
+
+// A block owns Shape::kRows rows of a sequence and head.
+template <class Type, int D, bool kGeneral>
+TSALLIS_KERNEL(kThreads, 2)
+SweepKernel(const SweepCall sweep) {
+  using Shape = SweepShape<Type, D>;
+  const DeviceCall& call = sweep.call;
+  // The longest rows of a causal mask first.
+  const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
+                                          BlockZ(), Shape::kRows);
+  if (!place.any) return;
+  const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
+  const int first = static_cast<int>(place.first);
+  const std::int64_t behind = first + Shape::kRows, end = head.sequence.q.end;
+  SweepRows<Type, D, kGeneral, Shape>(
+      sweep, head, (behind < end ? behind : end) - 1, [&](int i) { return first + i; }, nullptr);
+}
+
+// Rows that the sweep left: dense.At() has them side by side. They are swept again, from the bounds
+// that it proved, with lists in device memory. Blocks go through the rows of all sequences and
+// heads in steps of the grid, so that they need no more memory than a slot each.
+struct LongCall {
+  SweepCall sweep;  // room: of a long list
+  DenseRows dense;
+  std::uint32_t* slots = nullptr;  // LongSlots::Words(room) for each block
+};
+
+template <class Type, int D, bool kGeneral>
+TSALLIS_KERNEL(kThreads, 2)
+LongSweepKernel(const LongCall of) {
+  using Shape = LongShape<Type, D>;
+  const DeviceCall& call = of.sweep.call;
+  const int room = of.sweep.room;
+  std::uint32_t* const slot = of.slots + BlockX() * LongSlots::Words(room);
+  // A sequence and head, as a number, and that of its first blocks of rows.
+  int pair = 0, before = 0;
+  TSALLIS_LOOP
+  for (int block = BlockX();; block += Blocks()) {
+    int count = 0, blocks = 0;
+    TSALLIS_LOOP
+    for (; pair < call.batch * call.heads; ++pair) {
+      count = Head::IsSparse(call, pair % call.heads) ? LoadDevice(of.dense.counts + pair) : 0;
+      blocks = (count + Shape::kRows - 1) / Shape::kRows;
+      if (block < before + blocks) break;
+      before += blocks;
+    }
+    if (pair == call.batch * call.heads) break;
+    const Head head = Head::Of<kGeneral>(call, pair / call.heads, pair % call.heads);
+    // The longest rows of a causal mask first.
+    const int first = (blocks - 1 - (block - before)) * Shape::kRows;
+    const auto row_of = [&](int i) {
+      return first + i < count ? of.dense.At(call, head, first + i)
+                               : static_cast<int>(head.sequence.q.end);
+    };
+    const int last = first + Shape::kRows < count ? Shape::kRows - 1 : count - 1 - first;
+    SweepRows<Type, D, kGeneral, Shape>(of.sweep, head, row_of(last), row_of, slot);
+    // Of a block whose rows have all become dense a tile may be under way; others of its warps read
+    // the last one and lists.
+    WaitForCopies<0>();
+    SyncBlock();
   }
 }
 

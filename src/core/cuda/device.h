@@ -98,6 +98,11 @@ TSALLIS_DEVICE std::uint32_t OrOfWarp(std::uint32_t bits) {
   return __reduce_or_sync(0xFFFFFFFFu, bits);
 }
 
+// Blocks for which a kernel that goes through its work in steps of the grid has memory: as many as
+// an H200 has on its 132 multiprocessors at once, two on each. The emulation has few, so that they
+// go round.
+inline constexpr int kBlocksAtOnce = 264;
+
 extern __shared__ Words4 shared_memory[];
 template <typename T>
 class Shared {
@@ -130,6 +135,19 @@ TSALLIS_DEVICE Words4 LoadDevice(const Words4* data) {
 }
 template <typename T>
 TSALLIS_DEVICE void StoreDevice(T* data, const T& value) {
+  *data = value;
+}
+
+// Device memory that a block has for itself: its threads may exchange values there, with a barrier
+// between, lanes of a warp with a SyncWarp.
+template <typename T>
+TSALLIS_DEVICE T LoadOfBlock(const T* data) {
+  __builtin_assume(__isGlobal(data));
+  return *data;
+}
+template <typename T>
+TSALLIS_DEVICE void StoreOfBlock(T* data, const T& value) {
+  __builtin_assume(__isGlobal(data));
   *data = value;
 }
 
@@ -293,6 +311,8 @@ inline std::uint32_t OrOfWarp(std::uint32_t bits, int line = __builtin_LINE()) {
   return simt::OrOfWarp(bits, line);
 }
 
+inline constexpr int kBlocksAtOnce = 3;
+
 template <typename T>
 class Shared {
  public:
@@ -316,6 +336,17 @@ T LoadDevice(const T* data) {
 template <typename T>
 void StoreDevice(T* data, const T& value) {
   simt::WriteDevice(data, sizeof(T), alignof(T));
+  *data = value;
+}
+
+template <typename T>
+T LoadOfBlock(const T* data) {
+  simt::ReadOfBlock(data, sizeof(T));
+  return *data;
+}
+template <typename T>
+void StoreOfBlock(T* data, const T& value) {
+  simt::WriteOfBlock(data, sizeof(T));
   *data = value;
 }
 

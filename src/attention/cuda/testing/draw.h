@@ -34,6 +34,40 @@ inline ProblemSpec DrawServed(std::uint64_t seed, std::int64_t most) {
   return spec;
 }
 
+// A problem whose rows may keep hundreds of keys: more than the sweep has room for, some of them
+// more than its lists in device memory have.
+inline ProblemSpec DrawLong(std::uint64_t seed) {
+  ProblemSpec spec = DrawServed(seed, 24);
+  const bool far = seed % 4 == 1;
+  spec.batch = spec.ragged == ProblemSpec::Ragged::kNone ? 1 : 2;
+  spec.kv_heads = std::min<std::int64_t>(spec.kv_heads, 2);
+  spec.group = spec.kv_heads == 1 ? std::min<std::int64_t>(spec.group, 2) : 1;
+  spec.head_dim = std::min<std::int64_t>(spec.head_dim, far ? 24 : 136);
+  spec.value_dim = std::min<std::int64_t>(spec.value_dim, far ? 24 : 136);
+  spec.q_len = 1 + static_cast<std::int64_t>(seed * 29 % (far ? 20 : 90));
+  spec.k_len = (far ? 9000 : 2048) + static_cast<std::int64_t>(seed * 331 % 1000);
+  spec.map = RowMap::kEntmax;
+  const double alphas[] = {1.5, 1.25, 1.5, 2.0, 1.5}, spreads[] = {0.12, 0.3, 0.2, 0.5};
+  spec.alpha = alphas[seed % 5];
+  spec.spread = spec.alpha == 2.0 ? 0.03 : spreads[seed / 4 % 4];
+  if (spec.left >= 0) spec.left = 1500;
+  if (spec.right >= 0) spec.right = 90;
+  spec.any_length_scale = spec.bias = false;
+  spec.scale_invariant = 0.0;
+  if (spec.slopes) spec.scale = 0.02;
+  return spec;
+}
+
+// Rows of hundreds of keys that see a score of NaN behind which bounds are raised.
+inline ProblemSpec NaNInLongLists(DType dtype) {
+  return {.dtype = dtype,
+          .q_len = 20,
+          .k_len = 4096,
+          .spread = 0.3,
+          .causal = true,
+          .values = ProblemSpec::Values::kNaN};
+}
+
 // A problem whose backward pass has more places (tasks of rows times buckets of keys) to add up
 // than a block has threads: ScanKernel goes round twice. A window keeps it small.
 inline ProblemSpec ManyPlaces(DType dtype) {

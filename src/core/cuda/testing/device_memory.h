@@ -13,11 +13,18 @@
 
 namespace tsallis::simt {
 
+struct BlockWord {
+  SharedWord word;
+  std::uint64_t block = 0;
+};
+
 struct DeviceMemory {
   std::map<std::uintptr_t, std::size_t> pieces;  // address of the first byte: bytes
   std::uintptr_t begin = 0, end = 0;             // the piece that was asked for last
   // The thread of the running launch that wrote each pair of bytes.
   std::unordered_map<std::uintptr_t, std::uint64_t> writers;
+  // Words that a block of the running launch has for itself.
+  std::unordered_map<std::uintptr_t, BlockWord> of_blocks;
   std::size_t limit = SIZE_MAX, used = 0;  // bytes; beyond, allocations fail
 };
 inline DeviceMemory device_memory;
@@ -47,7 +54,10 @@ inline void FreeDevice(void* data) {
   ::operator delete(data, std::align_val_t(256));
 }
 
-inline void BeginDeviceLaunch() { device_memory.writers.clear(); }
+inline void BeginDeviceLaunch() {
+  device_memory.writers.clear();
+  device_memory.of_blocks.clear();
+}
 
 inline void CheckDevice(const void* data, std::size_t size, std::size_t alignment,
                         const char* what) {

@@ -43,48 +43,49 @@ inline void CheckWriter(const SharedWord& word, std::size_t byte, const char* wh
   }
 }
 
-// `count` words from `byte` on are read by the running thread.
-inline void ReadShared(std::size_t byte, std::size_t count) {
+// A word is read by the running thread.
+inline void ReadWord(SharedWord& word, std::size_t byte) {
   const Thread& me = *machine.self;
-  for (std::size_t i = 0; i < count; ++i) {
-    SharedWord& word = machine.shadow[byte / 4 + i];
-    CheckWriter(word, byte + 4 * i, "a read");
-    if (word.write_epoch == 0) {
-      Fail("a read of shared memory that was never written (byte %zu)", byte + 4 * i);
-    }
-    if (word.read_epoch != machine.epoch) {
-      word.read_epoch = machine.epoch;
-      word.read_warps = 0;
-    }
-    word.read_warps |= 1u << me.warp_index;
-    if (word.read_warp != me.warp_index || word.read_warp_epoch != me.warp->epoch) {
-      word.read_warp = me.warp_index;
-      word.read_warp_epoch = me.warp->epoch;
-      word.read_lanes = 0;
-    }
-    word.read_lanes |= 1u << me.lane;
+  CheckWriter(word, byte, "a read");
+  if (word.write_epoch == 0) {
+    Fail("a read of shared memory that was never written (byte %zu)", byte);
   }
+  if (word.read_epoch != machine.epoch) {
+    word.read_epoch = machine.epoch;
+    word.read_warps = 0;
+  }
+  word.read_warps |= 1u << me.warp_index;
+  if (word.read_warp != me.warp_index || word.read_warp_epoch != me.warp->epoch) {
+    word.read_warp = me.warp_index;
+    word.read_warp_epoch = me.warp->epoch;
+    word.read_lanes = 0;
+  }
+  word.read_lanes |= 1u << me.lane;
 }
 
-inline void WriteShared(std::size_t byte, std::size_t count) {
+inline void WriteWord(SharedWord& word, std::size_t byte) {
   const Thread& me = *machine.self;
-  for (std::size_t i = 0; i < count; ++i) {
-    SharedWord& word = machine.shadow[byte / 4 + i];
-    CheckWriter(word, byte + 4 * i, "a write");
-    if (word.read_epoch == machine.epoch) {
-      const bool other_warps = (word.read_warps & ~(1u << me.warp_index)) != 0;
-      const bool other_lanes = word.read_warp == me.warp_index &&
-                               word.read_warp_epoch == me.warp->epoch &&
-                               (word.read_lanes & ~(1u << me.lane)) != 0;
-      if (other_warps || other_lanes) {
-        Fail("a race: a write after another thread read, without a barrier between (byte %zu)",
-             byte + 4 * i);
-      }
+  CheckWriter(word, byte, "a write");
+  if (word.read_epoch == machine.epoch) {
+    const bool other_warps = (word.read_warps & ~(1u << me.warp_index)) != 0;
+    const bool other_lanes = word.read_warp == me.warp_index &&
+                             word.read_warp_epoch == me.warp->epoch &&
+                             (word.read_lanes & ~(1u << me.lane)) != 0;
+    if (other_warps || other_lanes) {
+      Fail("a race: a write after another thread read, without a barrier between (byte %zu)", byte);
     }
-    word.write_epoch = machine.epoch;
-    word.write_warp_epoch = me.warp->epoch;
-    word.writer = me.id;
   }
+  word.write_epoch = machine.epoch;
+  word.write_warp_epoch = me.warp->epoch;
+  word.writer = me.id;
+}
+
+// `count` words from `byte` on are read by the running thread.
+inline void ReadShared(std::size_t byte, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) ReadWord(machine.shadow[byte / 4 + i], byte + 4 * i);
+}
+inline void WriteShared(std::size_t byte, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) WriteWord(machine.shadow[byte / 4 + i], byte + 4 * i);
 }
 
 template <typename T>
@@ -101,6 +102,29 @@ void StoreShared(std::size_t byte, const T& value) {
   CheckShared(byte, sizeof(T), alignof(T), "a write");
   WriteShared(byte, sizeof(T) / 4);
   std::memcpy(machine.shared.data() + byte / 4, &value, sizeof(T));
+}
+
+// ---- device memory that a block has for itself: the same rules ----------------------------------
+
+inline void OfBlock(const void* data, std::size_t size, void (*use)(SharedWord&, std::size_t)) {
+  for (std::size_t i = 0; i < size; i += 4) {
+    const auto at = reinterpret_cast<std::uintptr_t>(data) + i;
+    BlockWord& word = device_memory.of_blocks[at];
+    const std::uint64_t block = ThreadNumber() / kMostThreads;
+    if (word.block != block && word.word.write_epoch != 0) Fail("device memory of another block");
+    word.block = block;
+    use(word.word, at);
+  }
+}
+inline void ReadOfBlock(const void* data, std::size_t size) {
+  CheckDevice(data, size, size, "a read");
+  machine.counters.read_bytes += size;
+  OfBlock(data, size, ReadWord);
+}
+inline void WriteOfBlock(void* data, std::size_t size) {
+  CheckDevice(data, size, size, "a write");
+  machine.counters.written_bytes += size;
+  OfBlock(data, size, WriteWord);
 }
 
 // ---- cp.async of 16 bytes -----------------------------------------------------------------------

@@ -206,6 +206,34 @@ TEST(Simt, DeviceMemory) {
                 LoadDevice(memory + 63 - ThreadIndex());
               }),
               "another thread of the launch");
+  // What a block has for itself.
+  EXPECT_EQ(FaultOf([] {
+              StoreOfBlock(memory + ThreadIndex(), ThreadIndex());
+              SyncWarp();
+              const int other = LoadOfBlock(memory + (ThreadIndex() ^ 1));
+              SyncBlock();
+              if (other + LoadOfBlock(memory + 63 - ThreadIndex()) > 126) simt::Fail("wrong");
+            }),
+            "");
+  ExpectFault(FaultOf([] { LoadOfBlock(memory + ThreadIndex()); }), "never written");
+  ExpectFault(FaultOf([] { StoreOfBlock(host + ThreadIndex(), 1); }), "outside of device");
+  ExpectFault(FaultOf([] {
+                StoreOfBlock(memory + ThreadIndex(), 1);
+                SyncBlock();
+                StoreOfBlock(memory + ThreadIndex(), 2);
+                SyncWarp();
+                LoadOfBlock(memory + 63 - ThreadIndex());
+              }),
+              "a race");
+  ExpectFault(FaultOf([] {
+                StoreOfBlock(memory + ThreadIndex(), 1);
+                SyncWarp();
+                LoadOfBlock(memory + (ThreadIndex() ^ 1));
+                StoreOfBlock(memory + ThreadIndex(), 2);
+              }),
+              "a race");
+  const auto shared = +[] { StoreOfBlock(memory + ThreadIndex(), 1); };
+  EXPECT_THROW(simt::Launch(shared, {2, 1, 1}, 64, 0), simt::Fault);
 }
 
 TEST(Simt, LaunchesThatCannotBe) {
