@@ -117,7 +117,9 @@ TEST(CudaEmulated, RowsOfLongLists) {
     Results results;
     const auto run = [&] { return results = RunEmulated(problem, policy, all); };
     EXPECT_EQ(CheckRun(problem, RefusalOf(problem), run), "") << problem.spec().Describe();
-    if (all) EXPECT_EQ(CheckEmulatedWeights(problem, seed), "");
+    if (all) {
+      EXPECT_EQ(CheckEmulatedWeights(problem, seed), "");
+    }
     if (seed % 4 != 0) continue;
     const Results again = RunEmulated(problem, policy.InOrderOf(seed / 4), all);
     EXPECT_EQ(FirstDifference(results, again), "") << problem.spec().Describe();
