@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from tsallis_report import style
 from tsallis_report.files import replace_text
+from tsallis_report.parts import save_figure
 
 # name of a method: label, colour
 LOOKS = {
@@ -49,8 +50,7 @@ def draw(results: dict[str, Any], target: Path) -> None:
         layers.set_yscale("log")
         layers.set_title(f"What heads keep of {results['heads_tokens']} tokens")
         layers.legend()
-        figure.savefig(target.with_suffix(".svg"), metadata={"Date": None})
-        figure.savefig(target.with_suffix(".png"), dpi=130, metadata={"Software": None})
+        save_figure(figure, target.parent, target.name)
 
 
 def _loss(values: list[float]) -> str:
