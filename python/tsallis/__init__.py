@@ -7,8 +7,15 @@ in the same places, first beside the library that the variable names.
 """
 
 from tsallis import _ops, functional, nn, patterns
-from tsallis._cache import CachedSequence, CacheFull, CacheUse, DecodeExtras, KVCache, decode
-from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
+from tsallis._cache import CachedSequence, CacheFull, CacheUse, KVCache, decode
+from tsallis._decode_modes import (
+    DecodeExtras,
+    DecodeMode,
+    FirstAndLast,
+    GaussianPages,
+    TopPages,
+    Within,
+)
 from tsallis._ops import CudaInfo, cpu_target, cuda_info, library_path
 from tsallis._paged import decode_paged, put_paged, screen_bytes
 from tsallis.functional import *

@@ -14,10 +14,18 @@ from torch import Tensor
 
 from tsallis import _ops
 from tsallis._call import call, chosen, number
-from tsallis._decode_modes import DecodeMode, FirstAndLast, GaussianPages, TopPages, Within
+from tsallis._decode_modes import (
+    DecodeExtras,
+    DecodeMode,
+    FirstAndLast,
+    GaussianPages,
+    TopPages,
+    Within,
+)
 from tsallis._device_cache import DevicePages
+from tsallis._paged import TERMS, decode_paged, score_terms
 
-__all__ = ["CacheFull", "CacheUse", "CachedSequence", "DecodeExtras", "KVCache", "decode"]
+__all__ = ["CacheFull", "CacheUse", "CachedSequence", "KVCache", "decode"]
 
 _OPS = torch.ops.tsallis
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the operator's order
@@ -58,37 +66,6 @@ class CacheUse:
     shared_pages: int
     page_bytes: int
     bytes: int
-
-
-@dataclass(frozen=True)
-class DecodeExtras:
-    """Statistics of `decode`, [batch, heads, q_len] each; None: not asked for.
-
-    Attributes:
-        tau: the threshold in z = (alpha - 1) s; of softmax the log-sum-exp. float64.
-        support_size: keys with a weight > 0. int64.
-        entropy: of the weights, in nats. float64.
-        maximum: the largest score. float64.
-        certificate: entmax: the largest bound of a key that was not scored, minus tau, in z; 0 or
-            less proves that the output is exact, -inf where every key was scored. Softmax: no
-            larger part of the mass lies on keys that were not scored. float64.
-        lost: the part of the weights that the exact answer gives to keys that were not scored; it
-            costs a pass over all rows of keys. float64.
-        scored: keys that were scored from their rows. int64.
-        bytes_read: of keys, values and what is kept beside them, for the answer alone; what heads
-            read together is divided among them. int64.
-
-    With a ``mode`` the others are of the keys that were read.
-    """
-
-    tau: Tensor | None = None
-    support_size: Tensor | None = None
-    entropy: Tensor | None = None
-    maximum: Tensor | None = None
-    certificate: Tensor | None = None
-    lost: Tensor | None = None
-    scored: Tensor | None = None
-    bytes_read: Tensor | None = None
 
 
 def _call(function: Any, *arguments: Any, **tensors: Any) -> Any:
@@ -237,15 +214,6 @@ def _mode(mode: Any) -> tuple[int, float, int, int, float]:
     if isinstance(mode, GaussianPages):
         return 3, 0.5, budget, 0, number(mode.quantile, "mode.quantile")
     return 4, 0.5, budget, _index(mode.first, "mode.first"), 0.5
-
-
-TERMS = ("scale", "softcap", "scale_invariant", "scale_invariant_alpha", "scale_invariant_beta")
-
-
-def score_terms(*values: float | None) -> dict[str, float]:
-    """Settings of those that are given: scale, softcap and the scale-invariant ones."""
-    given = zip(TERMS, values, strict=True)
-    return {name: number(value, name) for name, value in given if value is not None}
 
 
 def _tensor(value: Any, name: str, *, optional: bool = False) -> Any:
@@ -543,8 +511,6 @@ def _decode_on_device(
     **settings: Any,
 ) -> Any:
     """`decode` by the kernels that read pages on a device; what they do not have is refused."""
-    from tsallis._paged import decode_paged
-
     if mode is not None:
         raise ValueError(f"mode: expected None on {q.device}, got {mode!r}")
     if begin is not None and any(begin):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tsallis import _ops
-from tsallis._cache import DecodeExtras, score_terms
 from tsallis._call import call, chosen, number
+from tsallis._decode_modes import DecodeExtras
 
 __all__ = ["decode_paged", "put_paged", "screen_bytes"]
 
@@ -23,6 +23,15 @@ _ON_PAGES = _OPS.attention_on_pages.default
 _ON_PAGES_OUT = _OPS.attention_on_pages_out.default
 _ON_PAGES_STATS = _OPS.attention_on_pages_stats.default
 _PUT = _OPS.put_on_pages.default
+
+
+TERMS = ("scale", "softcap", "scale_invariant", "scale_invariant_alpha", "scale_invariant_beta")
+
+
+def score_terms(*values: float | None) -> dict[str, float]:
+    """Settings of those that are given: scale, softcap and the scale-invariant ones."""
+    given = zip(TERMS, values, strict=True)
+    return {name: number(value, name) for name, value in given if value is not None}
 
 
 def decode_paged(
