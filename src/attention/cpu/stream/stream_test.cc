@@ -123,6 +123,31 @@ TEST(Stream, SeveralWavesAndRanges) {
   CheckAll(spec);
 }
 
+// Rows long enough for samples of their strips: beta is 1 for flat ones and above for sharp ones,
+// and a dominant key that no sample has leads to both passes.
+TEST(Stream, LongRowsOfAdaptiveTemperature) {
+  using V = ProblemSpec::Values;
+  for (const auto& [values, spread] :
+       {std::pair(V::kNormal, 1.0), {V::kNormal, 4.0}, {V::kFlat, 1.0}, {V::kDominant, 1.0}}) {
+    for (const bool causal : {false, true}) {
+      ProblemSpec spec = Softmax(70, 4400);
+      spec.map = RowMap::kAdaptiveTemperature;
+      spec.values = values;
+      spec.spread = spread;
+      spec.causal = causal;
+      spec.head_dim = spec.value_dim = 16;
+      const Problem problem(spec);
+      const Expectation expectation(problem);
+      SCOPED_TRACE(spec.Describe());
+      ForEachStream([&](const AttentionKernel& kernel) {
+        const Results one = problem.Run(&kernel, 1);
+        EXPECT_EQ(expectation.Check(one), "");
+        EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3)), "");
+      });
+    }
+  }
+}
+
 TEST(Stream, ScoresOfEverySize) {
   using V = ProblemSpec::Values;
   for (const V values : {V::kFlat, V::kTies, V::kDominant, V::kHuge, V::kTiny, V::kZero, V::kVast,
