@@ -336,8 +336,9 @@ class Problem {
     for (std::int64_t i = 0; i < rows; ++i) {
       double* key = values.data() + i * row;
       if (spec_.values == V::kFlat) std::copy_n(values.data(), row, key);
-      const bool big = spec_.values == V::kHuge || (spec_.values == V::kDominant &&
-                                                    i % std::max<std::int64_t>(sizes[2], 1) == 0);
+      const std::int64_t of_head = i % std::max<std::int64_t>(sizes[2], 1);
+      const bool big = spec_.values == V::kHuge || (spec_.values == V::kDominant && of_head == 0) ||
+                       (spec_.values == V::kMiddle && of_head == sizes[2] / 2);
       for (std::int64_t x = 0; big && x < row; ++x) key[x] *= 300.0;
       if (spec_.values == V::kZero) std::fill_n(key, row, 0.0);
       if (spec_.values == V::kNaN && i == rows / 2) key[0] = kNaN;

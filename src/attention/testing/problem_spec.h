@@ -54,13 +54,14 @@ struct ProblemSpec {
     kNormal,
     kFlat,      // all keys equal
     kTies,      // small integers
-    kDominant,  // one key 300 times as large
+    kDominant,  // the first key 300 times as large
     kHuge,      // all keys
     kTiny,      // 1e-20
     kZero,      // q and k
     kVast,      // q and k 1e8 times as large (float16: 100): one key wins, and no threshold is near
     kNaN,       // one key and its value
     kInfinity,  // one key: scores of +inf and -inf, by the sign of q
+    kMiddle,    // as kDominant, but the key in the middle
   } values = Values::kNormal;
   static constexpr int kLastFinite = static_cast<int>(Values::kVast);
   // Rows of q and d_out that belong to no sequence, and of k and v that no query sees, hold NaN.
@@ -78,8 +79,8 @@ struct ProblemSpec {
 inline std::string ProblemSpec::Describe() const {
   std::ostringstream text;
   const char* raggeds[] = {"none", "right", "left", "middle", "packed"};
-  const char* valueses[] = {"normal", "flat", "ties", "dominant", "huge",
-                            "tiny",   "zero", "vast", "nan",      "infinity"};
+  const char* valueses[] = {"normal", "flat", "ties", "dominant", "huge",  "tiny",
+                            "zero",   "vast", "nan",  "infinity", "middle"};
   const char* odds[] = {"", " transposed", " reversed", " repeated"};
   text << Name(dtype) << " " << Name(map) << (own_adaptive ? " (own polynomial)" : "") << " alpha "
        << alpha << (alpha_per_head ? " per head" : "") << ", batch " << batch << " kv_heads "
