@@ -152,11 +152,10 @@ bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, double q_bound,
   const VF zero = hn::Zero(d);
   // Rows of many keys often have no beta but 1 (the published polynomial has 1 from 5.94 nats on),
   // and then need one pass in place of two. A sample tells whether that is worth trying.
-  constexpr std::int64_t kStride = 8, kManyStrips = 32;
   StreamSoft<Engine> soft;
   bool blunt = false;
-  if (block.end - block.begin >= kManyStrips * Engine::kShape.strip) {
-    StreamEntropies<false>(block, wave.q_columns, nullptr, kStride, scratch, &soft);
+  if (block.HasSample()) {
+    StreamEntropies<false>(block, wave.q_columns, nullptr, kSampleStride, scratch, &soft);
     blunt = IsBlunt(block.params, soft);
   }
   if (blunt) {
@@ -165,10 +164,6 @@ bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, double q_bound,
   } else {
     StreamEntropies<false>(block, wave.q_columns, nullptr, 1, scratch, &soft);
   }
-  const auto set_tau = [](double tau, float* to) {
-    to[0] = static_cast<float>(tau);
-    to[kRows] = static_cast<float>(tau - static_cast<double>(to[0]));
-  };
   double slope_of_beta[kRows] = {}, largest = 1.0;
   for (std::int64_t i = 0; i < kRows; ++i) {
     wave.beta[i] = 1.0f;
@@ -178,11 +173,11 @@ bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, double q_bound,
     const double beta = BetaOfEntropy(block.params.adaptive, soft.entropy[i], &slope_of_beta[i]);
     const double soft_tau = static_cast<double>(soft.top[i]) + soft.log_sum[i];
     wave.beta[i] = static_cast<float>(beta);
-    set_tau(soft_tau, wave.soft_tau + i);
+    StoreTau<Engine>(soft_tau, wave.soft_tau + i);
     wave.soft_mean[i] = static_cast<float>(-soft.entropy[i] * kLog2E);  // of z less tau
     // The largest sharpened z, until the sum of the weights is known.
     const double top = static_cast<double>(wave.beta[i]) * static_cast<double>(soft.top[i]);
-    set_tau(blunt ? soft_tau : top, wave.tau + i);
+    StoreTau<Engine>(blunt ? soft_tau : top, wave.tau + i);
     largest = std::max(largest, beta);
   }
   if (!block.IsSafe(largest * q_bound)) return false;
@@ -231,8 +226,9 @@ bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, double q_bound,
     if (!(mass > 0.0)) continue;
     const double mean = of_rows[1][i] / mass, depth = of_rows[2][i] / mass;
     wave.mean[i] = static_cast<float>(mean);
-    set_tau(static_cast<double>(wave.beta[i]) * static_cast<double>(soft.top[i]) + std::log2(mass),
-            wave.tau + i);
+    StoreTau<Engine>(
+        static_cast<double>(wave.beta[i]) * static_cast<double>(soft.top[i]) + std::log2(mass),
+        wave.tau + i);
     // Depths are beta (z - top).
     const double d_beta = kLn2 * (of_rows[3][i] / mass - mean * depth) / wave.beta[i];
     wave.through_entropy[i] = static_cast<float>(-d_beta * slope_of_beta[i] * kLn2);
@@ -268,9 +264,12 @@ bool StreamPrepare(const stream::StreamCall& call, const stream::PackedKv& head,
   for (std::int64_t i = 0; i < Engine::kShape.rows; ++i) {
     const double tau = i < count ? gradients.tau[index + i] * tau_unit : -INFINITY;
     if (std::isnan(tau)) return false;
-    wave.tau[i] = tau == -INFINITY ? kInfinityF : static_cast<float>(tau);
-    wave.tau[Engine::kShape.rows + i] =
-        tau == -INFINITY ? 0.0f : static_cast<float>(tau - static_cast<double>(wave.tau[i]));
+    if (tau == -INFINITY) {
+      wave.tau[i] = kInfinityF;
+      wave.tau[Engine::kShape.rows + i] = 0.0f;
+    } else {
+      StoreTau<Engine>(tau, wave.tau + i);
+    }
   }
   std::fill_n(wave.mean, Engine::kShape.rows, 0.0f);
   return WithStreamMap(params, h, [&](const auto& map) HWY_ATTR {

@@ -90,6 +90,12 @@ struct StreamBlock {
     return !terms.any() && at >= seen_begin && at + keys <= seen_end;
   }
 
+  // Whether every kSampleStride-th strip of keys tells enough to spare passes over all of them.
+  bool HasSample() const {
+    constexpr std::int64_t kManyStrips = 32;
+    return (end - begin + Engine::kShape.strip - 1) / Engine::kShape.strip >= kManyStrips;
+  }
+
   LaneTerms LaneTermsOf(std::int64_t group) const {
     return LaneTerms(terms, hn::Load(DF(), betas + group * kStreamLanes));
   }
@@ -134,6 +140,15 @@ struct StreamBlock {
   HWY_ALIGN float factors[kRows];      // the same in units of z, times beta
   HWY_ALIGN float betas[kRows];        // of adaptive temperature; else 1
 };
+
+constexpr std::int64_t kSampleStride = 8;
+
+// A row's tau in two parts, [2][kRows].
+template <class Engine>
+HWY_INLINE void StoreTau(double tau, float* to) {
+  to[0] = static_cast<float>(tau);
+  to[Engine::kShape.rows] = static_cast<float>(tau - static_cast<double>(to[0]));
+}
 
 // z less tau from the score: z or, if plain, a product. tau in two parts: [2][kRows].
 template <class Map>

@@ -91,20 +91,17 @@ bool StreamSolve(const StreamBlock<Engine>& block, const stream::Scratch& scratc
                  StreamThresholds<Engine>* t) {
   const DF d;
   const VF one = hn::Set(d, 1.0f), none = hn::Set(d, -kInfinityF);
-  constexpr std::int64_t kStride = 8, kManyStrips = 32;
   constexpr int kMostSteps = 24;
-  const std::int64_t strips =
-      (block.end - block.begin + Engine::kShape.strip - 1) / Engine::kShape.strip;
-  const bool sampled = strips >= kManyStrips;
+  const bool sampled = block.HasSample();
   // The threshold lies less than 1 below the largest z. Rows without keys stay at 0; those without
   // keys in the sample go on from there.
-  StreamSums(block, scratch, map, sampled ? kStride : 1, t);
+  StreamSums(block, scratch, map, sampled ? kSampleStride : 1, t);
   for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
     const VF top = t->top[group];
     t->high[group] = hn::IfThenElseZero(hn::Gt(top, none), hn::Sub(top, one));
   }
   bool solved = false;
-  for (const std::int64_t stride : {kStride, std::int64_t{1}}) {
+  for (const std::int64_t stride : {kSampleStride, std::int64_t{1}}) {
     if (stride > 1 && !sampled) continue;
     solved = false;
     const VF share = hn::Set(d, static_cast<float>(stride));
