@@ -7,29 +7,55 @@ import os
 import sys
 from pathlib import Path
 
-from . import METHODS, ConvertError
+from . import ConvertError
+from .methods import MAPS, POSITIONS, SCALES, method_of
 from .models import SMOLLM2, folder_of
 
 INTERRUPTED = 130
 SOURCE = Path(__file__).resolve().parents[2]
 
-ABOUT = f"""Fine-tune a softmax language model to entmax, beside the same tokens with softmax.
+ABOUT = f"""Fine-tune a softmax language model by other maps, beside the same tokens with softmax.
 
 MODEL is {SMOLLM2} (SmolLM2-135M-Instruct out of a Python package, 93 MB), or a folder that
-save_pretrained wrote. Its queries are multiplied by (1/4)^(alpha - 1), with which entmax begins
-close to softmax, and everything is trained on. Measured afterwards: the loss on held-out text, the
-keys that heads keep, the time of a token behind a long prompt, and a sample of text. What the
-attention of some layers gets from that prompt is kept for tsallis bench.
+save_pretrained wrote. A method is a map, and may have a factor of the queries and other positions
+behind it: entmax, softmax+sharpen, learned+log+ntk. softmax itself is always run. With entmax and
+learned the queries are first multiplied by (1/4)^(alpha - 1), with which entmax begins close to
+softmax. Everything is trained on. Measured afterwards: the loss on held-out text, the keys that
+heads keep, the time of a token behind a long prompt, and a sample of text. What the attention of
+some layers gets from that prompt is kept for tsallis bench.
+
+  maps       {", ".join(MAPS)}
+  factors    {", ".join(f"{name}: {row.label}" for name, row in SCALES.items())}
+  positions  {", ".join(f"{name}: {row.label}" for name, row in POSITIONS.items())}
 
 Example:
   tsallis convert smollm2
-  tsallis convert smollm2 --methods entmax,softmax,learned --tokens 1000000 --corpus linux
+  tsallis convert smollm2 --methods entmax,learned --tokens 500000 --corpus python:0.5,english:0.5
+  tsallis convert smollm2 --methods entmax,entmax+sharpen,softmax+sharpen --length 2048 --batch 2
   tsallis convert ~/models/my-llama --corpus english --alpha 1.25
+  tsallis convert smollm2 --methods entmax+ntk --length 16384 --device cuda --seconds 700
   tsallis bench decode --inputs runs/convert/smollm2/entmax/inputs.safetensors
 
 Written into the folder of --out: METHOD/model (save_pretrained), METHOD/inputs.safetensors,
-results.json, report.md and a figure. Ctrl-C ends with code 130 and keeps what was trained; the same
-command goes on."""
+results.json, report.md and figures. Ctrl-C ends with code 130 and keeps what was trained and
+measured; the same command goes on."""
+
+# name, default, least, metavar, help
+NUMBERS = (
+    ("tokens", 163840, 1, "to train on"),
+    ("length", 1024, 16, "tokens of a sequence"),
+    ("batch", 1, 1, "sequences of a step"),
+    ("micro", 1, 1, "sequences that are held at a time"),
+    ("extend", 0, 0, "tokens that ntk and yarn scale positions for, if more than --length"),
+    ("prompt", 8000, 1, "tokens before writing"),
+    ("seed", 1, 0, "of the order of text"),
+    (
+        "seconds",
+        0,
+        0,
+        "train on as many tokens as fit into these, in place of --tokens; 0: no limit",
+    ),
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,35 +67,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help=f"{SMOLLM2}, or a folder")
     parser.add_argument(
         "--methods",
-        default="entmax,softmax",
+        default="entmax",
         metavar="NAMES",
-        help=f"of {', '.join(METHODS)}, separated by commas (default: entmax,softmax)",
+        help="MAP[+FACTOR][+POSITIONS], separated by commas (default: entmax, beside softmax)",
     )
     parser.add_argument(
         "--corpus",
         default="python",
-        help="one that tsallis data knows, or a folder that it made with the "
-        "model's tokenizer.json (default: python)",
+        help="one that tsallis data knows, or a folder that it made with the model's "
+        "tokenizer.json; NAME:SHARE,NAME:SHARE mixes several (default: python)",
     )
-    parser.add_argument(
-        "--tokens", type=int, default=163840, metavar="N", help="to train on (default: 163840)"
-    )
-    parser.add_argument(
-        "--length", type=int, default=1024, metavar="N", help="of a sequence (default: 1024)"
-    )
-    parser.add_argument(
-        "--prompt",
-        type=int,
-        default=8000,
-        metavar="N",
-        help="tokens before writing (default: 8000)",
-    )
+    for name, default, _, about in NUMBERS:
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{about} (default: {default})",
+        )
     parser.add_argument("--alpha", type=float, default=1.5, help="above 1, up to 2 (default: 1.5)")
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (default: 1e-4)")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of text (default: 1)")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="default: every core"
     )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/convert/MODEL")
     parser.add_argument("--json", action="store_true", help="print results.json at the end")
     parser.add_argument("--quiet", action="store_true", help="print nothing but results")
@@ -78,13 +99,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     options = parser.parse_args()
-    options.methods = [name.strip() for name in options.methods.split(",")]
-    for name in options.methods:
-        if name not in METHODS:
-            parser.error(f"--methods: expected of {', '.join(METHODS)}, got {name!r}")
-    for name, least in (("tokens", 1), ("length", 16), ("prompt", 1), ("threads", 1), ("seed", 0)):
+    try:
+        names = ["softmax", *(name.strip() for name in options.methods.split(","))]
+        options.methods = list(dict.fromkeys(method_of(name).name for name in names))
+    except ConvertError as error:
+        parser.error(str(error))
+    for name, least in (*((name, least) for name, _, least, _ in NUMBERS), ("threads", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name}: expected {least} or more, got {getattr(options, name)}")
+    if options.device not in ("cpu", "cuda"):
+        parser.error(f"--device: expected cpu or cuda, got {options.device}")
     if not 1.0 < options.alpha <= 2.0:
         parser.error(f"--alpha: expected a number above 1, up to 2, got {options.alpha}")
     if not 0.0 < options.rate < 1.0:

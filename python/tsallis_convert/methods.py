@@ -23,7 +23,8 @@ class MethodError(ConvertError):
 
 @dataclass(frozen=True)
 class Map:
-    """alpha: how entmax's alpha comes about; None: softmax. softened: begins with softer queries."""
+    """alpha: how entmax's alpha comes about; None: softmax. softened: begins with softer queries
+    (`train.softening`)."""
 
     label: str
     attention: str

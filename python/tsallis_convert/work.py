@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .screen import Screen
 from .tokens import Corpus, corpus_of
 from .train import Plan, Run, fast_bfloat16, softening
 
+# What a plan has from the command line, under the same names.
+PLANNED = ("length", "batch", "micro", "extend", "alpha", "rate", "seed", "device")
 SOURCE = Path(__file__).resolve().parents[2]
 
 
@@ -44,8 +47,9 @@ def _measured(
     options: argparse.Namespace, model: Path, runs: dict[str, Run], corpus: Corpus, say: Any
 ) -> dict[str, Any]:
     held = corpus.held_out(options.length, 16)
-    longest = min(options.prompt, len(corpus.test) - 512)
-    long_text = torch.from_numpy(corpus.test[:longest].astype("int64"))
+    test = corpus.texts[0].test
+    longest = min(options.prompt, len(test) - 512)
+    long_text = torch.from_numpy(test[:longest].astype("int64"))
     tokenizer = AutoTokenizer.from_pretrained(model)
     results: dict[str, Any] = {
         "model": _name(options.model),
@@ -108,21 +112,21 @@ def run(options: argparse.Namespace, model: Path) -> int:
     corpus = corpus_of(options.corpus, model, SOURCE / "data")
     out: Path = options.out or Path("runs") / "convert" / name
     runs: dict[str, Run] = {}
+    plan = Plan(
+        method="softmax",
+        corpus=corpus.name,
+        tokens=options.tokens,
+        bfloat16=options.device != "cpu" or fast_bfloat16(),
+        **{name: getattr(options, name) for name in PLANNED},
+    )
     for method in options.methods:
-        plan = Plan(
-            method=method,
-            corpus=corpus.name,
-            tokens=options.tokens,
-            length=options.length,
-            alpha=options.alpha,
-            rate=options.rate,
-            seed=options.seed,
-            bfloat16=fast_bfloat16(),
-        )
-        fine_tuned = runs[method] = Run(out / method, model, plan, options.threads)
-        fine_tuned.begin()
-        if not fine_tuned.finished:
-            fine_tuned.train(corpus, screen.step)
+        own = replace(plan, method=method)
+        runs[method] = Run(out / method, model, own, options.threads)
+        runs[method].begin()
+    waiting = [run for run in runs.values() if not run.finished]
+    while waiting:
+        behind = sum(run.plan.steps for run in waiting[1:])
+        waiting.pop(0).train(corpus, screen.step, behind)
     torch.set_num_threads(options.threads)
     results = _measured(options, model, runs, corpus, screen.say)
     found = document.build([], threads=options.threads, **results)

@@ -17,8 +17,11 @@ The alpha of "tsallis_entmax" is the attention module's attribute ``tsallis_alph
 number, a tensor, or a module such as `tsallis.nn.LearnedAlpha`, which is then trained with the
 model), else ``config.tsallis_alpha``: a number, or a list with one entry for each layer, each a
 number or a list of one for each head. `learn_alpha` gives every attention module a `LearnedAlpha`
-and saves them with the model. `export` writes a model that names its map and its alphas, for
-engines that serve it.
+and saves them with the model. `scale_queries` does the same for factors that grow with the
+position, `unrotate` takes the rotation out of layers. `save_pretrained` writes the name of our
+attention into ``config.json``: after `register` the model comes back with it, without `register`
+transformers refuses to load the model. `export` writes a model that names its map and its alphas,
+for engines that serve it.
 """
 
 from __future__ import annotations
@@ -49,6 +52,13 @@ from tsallis.integrations.transformers_batching import (
     batch_attention,
 )
 from tsallis.integrations.transformers_cache import PagedRows, TsallisCache
+from tsallis.integrations.transformers_queries import (
+    QUERY_KEYS,
+    SCALES,
+    add_queries,
+    scale_queries,
+    unrotate,
+)
 from tsallis.nn.alpha import LearnedAlpha, alpha_value, check_alpha
 from tsallis_vllm import PREFIX
 
@@ -64,6 +74,8 @@ __all__ = [
     "observe",
     "observe_calls",
     "register",
+    "scale_queries",
+    "unrotate",
 ]
 
 _Map = Literal["softmax", "entmax", "adaptive_temperature"]
@@ -166,12 +178,29 @@ def _add_alphas(model: PreTrainedModel) -> None:
             module.tsallis_alpha = LearnedAlpha(record["heads"], **bounds)
 
 
-def _reset_alphas(module: Any) -> None:
-    """Gives alphas that a checkpoint lacks their start, which transformers does not know."""
-    if not isinstance(module, LearnedAlpha):
+def _add_recorded(model: PreTrainedModel) -> None:
+    """Gives a model that is being made what its config records of ours."""
+    _add_alphas(model)
+    add_queries(model)
+
+
+def _reset_ours(module: Any) -> None:
+    """Gives parameters that a checkpoint lacks their start, which transformers does not know."""
+    if not isinstance(module, (LearnedAlpha, *SCALES)):
         return
-    if not any(getattr(part, "_is_hf_initialized", False) for part in (module, module.raw)):
+    if not any(
+        getattr(part, "_is_hf_initialized", False) for part in (module, *module.parameters())
+    ):
         module.reset_parameters()
+
+
+def _name_attention(model: PreTrainedModel, _: Any) -> None:
+    """Before a model is saved: its config names our attention, so that no other reads it."""
+    name = model.config._attn_implementation
+    if name in NAMES:
+        model.config.attn_implementation = name
+    elif getattr(model.config, "attn_implementation", None) in NAMES:
+        del model.config.attn_implementation
 
 
 def learn_alpha(
@@ -237,9 +266,10 @@ def export(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
 
     ``tsallis_map`` is "entmax" or "softmax", and ``tsallis_alpha`` of entmax a number or a list by
     layers. Learned alphas go into that list, and not into the weights: `from_pretrained` brings
-    them back as numbers, which are trained no further. The architecture of an entmax model is
-    written as "Tsallis" and its name, so that an engine that knows softmax alone refuses the model;
-    transformers does not read that name. The model itself is left as it is.
+    them back as numbers, which are trained no further. The architecture of a model that is not a
+    softmax model alone is written as "Tsallis" and its name, so that an engine that knows no other
+    refuses the model. transformers does not read that name: it reads ``attn_implementation``, and
+    refuses the model before `register`. The model itself is left as it is.
 
     Args:
         model: one with "tsallis_entmax", "tsallis_entmax15", "tsallis_sparsemax" or
@@ -261,12 +291,14 @@ def export(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     model.save_pretrained(folder, state_dict=weights)
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text())
-    for key in ("tsallis_alpha", "tsallis_learned_alpha"):
+    for key in ("tsallis_alpha", "tsallis_learned_alpha", "attn_implementation"):
         config.pop(key, None)
     config["tsallis_map"] = map
     if map == "entmax":
         config["tsallis_alpha"] = alpha
+    if map == "entmax" or any(config.get(key) for key in QUERY_KEYS):
         config["architectures"] = [PREFIX + type(model).__name__]
+        config["attn_implementation"] = f"tsallis_{map}"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -608,6 +640,7 @@ def register() -> tuple[str, ...]:
 
     _watch("get_correct_attn_implementation", check_one)  # also when a model is made
     _watch("set_attn_implementation", _check_requested)
-    _watch("post_init", lambda model, _: _add_alphas(model))  # before weights are loaded
-    _watch("_initialize_weights", lambda _, module: _reset_alphas(module))
+    _watch("post_init", lambda model, _: _add_recorded(model))  # before weights are loaded
+    _watch("_initialize_weights", lambda _, module: _reset_ours(module))
+    _watch("save_pretrained", _name_attention)
     return NAMES

@@ -55,6 +55,9 @@ def settings_of(config: Any) -> Settings | None:
             raise _wrong(VARIABLE, f"one of {', '.join(_NAMES)}", name)
         kind, fixed = _NAMES[name]
         alpha = fixed if alpha is None else alpha
+    for key in ("tsallis_query_scale", "tsallis_unrotated_layers"):
+        if refused := getattr(model, key, None):
+            raise _wrong(key, "none, which transformers alone serves", repr(refused))
     recorded = {key: getattr(model, f"tsallis_{key}", None) for key in ("map", "alpha")}
     kind = recorded["map"] if kind is None else kind
     if kind is None and not own and recorded["alpha"] is None:
