@@ -6,17 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from small_llama import write_llama
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_llama import SIZES, write_llama
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tsallis.bench.cases import trained_cases
 from tsallis_convert import report
+from tsallis_convert.methods import MAPS, POSITIONS, SCALES, MethodError, method_of, rope, with_rope
 from tsallis_convert.tokens import Corpus, TokensError, corpus_of
-from tsallis_convert.train import Plan, Run, TrainError, soften, softening
+from tsallis_convert.train import Plan, Run, TrainError, add_gradients, soften, softening
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"{i} times {j} is {i * j}.\n" * 12 for i in range(30) for j in range(9)]
@@ -46,16 +48,16 @@ def convert(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_every_method_and_its_page(made):
-    methods = ("--methods", "entmax,softmax,learned,annealed", "--tokens", "640", "--rate", "1e-3")
+def test_every_map_and_its_page(made):
+    methods = ("--methods", "entmax,learned,annealed", "--tokens", "640", "--rate", "1e-3")
     done = convert(made, *methods, "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads((made / "out" / "results.json").read_text())
     assert json.loads(done.stdout) == results
     assert set(results["runs"]) == {"entmax", "softmax", "learned", "annealed"}
     for name, run in results["runs"].items():
-        assert len(run["losses"]) == 20
-        assert sum(run["losses"][-5:]) < sum(run["losses"][:5])
+        assert len(run["training"]) == 20
+        assert sum(run["training"][-5:]) < sum(run["training"][:5])
         assert len(run["heads"]["share"]) == 2
         assert all(0.0 < share <= 1.0 for share in run["heads"]["share"])
         assert name != "softmax" or run["heads"]["share"] == [1.0, 1.0]
@@ -77,6 +79,7 @@ def test_every_method_and_its_page(made):
         sparse = name != "softmax"
         assert config["tsallis_map"] == ("entmax" if sparse else "softmax")
         assert config["architectures"] == ["Tsallis" * sparse + "LlamaForCausalLM"]
+        assert config.get("attn_implementation") == ("tsallis_entmax" if sparse else None)
         assert "tsallis_learned_alpha" not in config
         alpha = config.get("tsallis_alpha")
         if name == "learned":
@@ -154,6 +157,129 @@ def test_an_interruption_in_the_middle_of_a_step_waits_for_its_end(made, monkeyp
     assert first.read_bytes() == second.read_bytes()
 
 
+def small(**more) -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=64, **more)).eval()
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3])
+def test_gradients_in_parts_are_those_of_the_whole(micro):
+    tokens = torch.randint(0, 300, (3, 40))
+    whole = small()
+    loss = whole(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    parts = small()
+    found = add_gradients(parts, tokens, micro, 7, False)
+    assert found == pytest.approx(loss.item(), rel=1e-5)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_logits_that_a_model_changes_are_made_by_the_model(made):
+    run = Run(made / "head", made / "model", Plan("softmax", "corpus", 64, length=32), 1)
+    run._load()
+    assert run._chunk > 0
+    plain, LlamaForCausalLM.forward = LlamaForCausalLM.forward, None
+
+    def capped(self, *arguments, **more):
+        out = plain(self, *arguments, **more)
+        out.logits = 10 * (out.logits / 10).tanh()
+        return out
+
+    LlamaForCausalLM.forward = capped
+    try:
+        run._load()
+        assert run._chunk == 0
+    finally:
+        LlamaForCausalLM.forward = plain
+
+
+def test_every_factor_and_all_positions_train_and_come_back(made):
+    names = ["entmax+" + name for name in SCALES] + ["softmax+" + name for name in POSITIONS]
+    corpus = corpus_of(f"{made / 'corpus'}:0.25,{made / 'corpus'}:0.75", made / "model", made)
+    assert corpus.name == "0.25 corpus, 0.75 corpus"
+    tokens = corpus.documents(24, 2)
+    for name in names:
+        plan = Plan(name, corpus.name, 4 * 32, length=32, extend=4096, rate=1e-2)
+        run = Run(made / "rows" / name, made / "model", plan, 1)
+        run.begin()
+        run.train(corpus, lambda _: None)
+        read = AutoModelForCausalLM.from_pretrained(run.model).eval()
+        config = json.loads((run.model / "config.json").read_text())
+        method = method_of(name)
+        extra = method.scale is not None or method.positions.unrotated > 0
+        assert config["tsallis_map"] == ("entmax" if method.map.alpha else "softmax")
+        assert config.get("tsallis_query_scale") == (method.scale.kind if method.scale else None)
+        assert config["architectures"][0].startswith("Tsallis") == extra
+        if extra:
+            assert read.config._attn_implementation == method.map.attention
+        if method.scale:
+            moved = [p for n, p in read.named_parameters() if "tsallis_query_scale" in n]
+            assert len(moved) >= 4
+            assert all(p.isfinite().all() for p in moved)
+        if method.scale and method.scale.kind == "sharpen":
+            scale = read.model.layers[0].self_attn.tsallis_query_scale
+            assert scale.c.min() >= 1.0
+            assert scale.b.min() >= 0.0
+        # A second reading gives the same logits.
+        again = AutoModelForCausalLM.from_pretrained(run.model).eval()
+        assert torch.equal(read(tokens).logits, again(tokens).logits)
+    assert set(names) == {path.name for path in (made / "rows").iterdir()}
+
+
+def test_positions():
+    model = small()
+    tokens = torch.randint(0, 300, (1, 50))
+    before = model(tokens).logits
+    own = rope(model.config, "rope", 10**6)
+    frequencies = model.model.rotary_emb.inv_freq
+    for kind in ("ntk", "yarn"):
+        assert rope(model.config, kind, 64) == own
+        with with_rope(model, rope(model.config, kind, 128)):
+            read = model.model.rotary_emb.inv_freq
+            assert not torch.equal(model(tokens).logits, before)
+        # The fastest pair stays, the slowest turns half as far a token.
+        assert read[0] == frequencies[0]
+        assert read[-1].item() == pytest.approx(frequencies[-1].item() / 2, rel=1e-5)
+    with with_rope(model, rope(model.config, "p-rope", 128)):
+        kept = model.model.rotary_emb.inv_freq
+        assert torch.equal(kept[:6], frequencies[:6])
+        assert kept[6:].abs().max() == 0
+    with with_rope(model, rope(model.config, "nope", 128)):
+        assert model.model.rotary_emb.inv_freq.abs().max() == 0
+    assert torch.equal(model(tokens).logits, before)
+    assert model.config.rope_parameters == own
+    with pytest.raises(ValueError, match="kind: expected one of rope, ntk"):
+        rope(model.config, "alibi", 64)
+
+
+def test_names_of_methods():
+    assert method_of("entmax+ntk+log").name == "entmax+log+ntk"
+    assert method_of("learned").map is MAPS["learned"]
+    with pytest.raises(MethodError, match="expected behind entmax"):
+        method_of("entmax+half")
+
+
+def test_seconds_choose_the_tokens(made):
+    done = convert(made, "--methods", "entmax", "--seconds", "8", "--out", "timed", "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    steps = results["tokens"] / 32
+    assert (
+        steps
+        == len(results["runs"]["entmax"]["training"])
+        == len(results["runs"]["softmax"]["training"])
+    )
+    assert steps > 1
+    # The same command goes on with what was planned.
+    assert convert(made, "--methods", "entmax", "--seconds", "8", "--out", "timed").returncode == 0
+    short = convert(
+        made, "--methods", "entmax", "--seconds", "1", "--length", "2000", "--out", "none"
+    )
+    assert short.returncode == 2
+    assert "--seconds: expected at least one step of every method" in short.stderr
+
+
 def test_softened_queries_bring_entmax_near_softmax():
     assert softening(1.5) == pytest.approx(0.5)
     assert softening(1.0) == 1.0
@@ -175,7 +301,24 @@ def test_mistakes_are_named(made):
     with pytest.raises(TokensError, match="tokens to train on, got"):
         short.batch(10**9, 1, 1, 0)
     with pytest.raises(TokensError, match="tokens to validate with, got"):
-        Corpus("x", short.train, short.validation[:10], short.test).held_out(8, 2)
+        Corpus("x", (replace(short.texts[0], validation=short.texts[0].validation[:10]),)).held_out(
+            8, 2
+        )
+    for wrong in ("corpus:0.5,corpus:0.6", "corpus:1,corpus:0", "corpus,corpus"):
+        mixed = convert(made, "--corpus", wrong)
+        assert mixed.returncode == 2
+        assert "expected NAME, or NAME:SHARE,… with shares that add up to 1" in mixed.stderr
+    for wrong in ("sparse", "entmax+log+sharpen", "entmax+ntk+yarn", "entmax+softmax"):
+        refused = convert(made, "--methods", wrong)
+        assert refused.returncode == 2
+        assert "--methods: expected" in refused.stderr
+    if not torch.cuda.is_available():
+        absent = convert(made, "--device", "cuda")
+        assert absent.returncode == 2
+        assert "--device: expected a GPU that torch sees for cuda, got none" in absent.stderr
+    alone = convert(made, "--keys", "10")
+    assert alone.returncode == 2
+    assert "--keys: expected --lengths beside it, got none" in alone.stderr
     unknown = convert(made, "--corpus", "no-such-corpus")
     assert unknown.returncode == 2
     assert '--corpus: tsallis: unknown corpus "no-such-corpus"' in unknown.stderr

@@ -1,6 +1,9 @@
 """Tiny models of transformers: logits equal eager attention with its softmax replaced."""
 
 import contextlib
+import copy
+import subprocess
+import sys
 import warnings
 from unittest import mock
 
@@ -247,6 +250,132 @@ def test_alphas_that_a_checkpoint_lacks_begin_at_their_start(tmp_path):
     again = type(model).from_pretrained(tmp_path, attn_implementation="tsallis_entmax")
     for layer in again.model.layers:
         torch.testing.assert_close(layer.self_attn.tsallis_alpha().float(), torch.full((4,), 1.5))
+
+
+def by_hand(model, tokens, unrotated=()):
+    """Logits of a Llama whose queries have factors 2 (1 + ln(1 + i) / 2), from its parts."""
+    body = model.model
+    hidden = body.embed_tokens(tokens)
+    positions = torch.arange(tokens.shape[1])[None]
+    cos, sin = body.rotary_emb(hidden, positions)
+    factors = (2 * (1 + 0.5 * (1 + positions).double().log()))[0, :, None]
+    for layer in body.layers:
+        attention, x = layer.self_attn, layer.input_layernorm(hidden)
+        q, k, v = (
+            part(x).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            for part in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if layer.self_attn.layer_idx not in unrotated:
+            q, k = transformers.models.llama.modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
+        out = tsallis.attention(factors * q, k, v, map="entmax", alpha=1.5, causal=True)
+        hidden = hidden + attention.o_proj(out.transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return model.lm_head(body.norm(hidden))
+
+
+@pytest.mark.parametrize("kind", ["log", "sharpen"])
+def test_factors_of_queries_and_layers_without_rotation(kind, tmp_path):
+    plain, model = build("llama"), build("llama")
+    for one in (plain, model):
+        one.set_attn_implementation("tsallis_entmax15")
+    integration.scale_queries(model, kind)
+    torch.testing.assert_close(model(tokens()).logits, plain(tokens()).logits)
+    for layer in model.model.layers:
+        torch.nn.init.constant_(layer.self_attn.tsallis_query_scale.c, 2.0)
+        torch.nn.init.constant_(layer.self_attn.tsallis_query_scale.b, 0.5)
+    torch.testing.assert_close(model(tokens()).logits, by_hand(plain, tokens()))
+    integration.unrotate(model, [1])
+    wanted = by_hand(plain, tokens(), (1,))
+    torch.testing.assert_close(model(tokens()).logits, wanted)
+    # With a cache a query keeps its position, whichever attention reads it.
+    single = copy.deepcopy(model).float()
+    for read, cache, precision in (
+        (model, transformers.DynamicCache(), {}),
+        (single, integration.TsallisCache(model.config), {"rtol": 1e-3, "atol": 1e-3}),
+    ):
+        with torch.no_grad():
+            read(tokens()[:, :9], past_key_values=cache)
+            last = read(tokens()[:, 9:], past_key_values=cache).logits
+        torch.testing.assert_close(last.double(), wanted[:, 9:], **precision)
+    logits = [
+        (model.set_attn_implementation(name), model(tokens()).logits)[1]
+        for name in ("tsallis_softmax", "sdpa", "eager")
+    ]
+    torch.testing.assert_close(logits[1], logits[0])
+    # The eager attention of transformers rounds its weights to float32.
+    torch.testing.assert_close(logits[2], logits[0], rtol=1e-2, atol=1e-4)
+    # Gradients reach the factors; a copy, and what was saved, has them.
+    model.set_attn_implementation("tsallis_entmax15")
+    model(tokens(), labels=tokens()).loss.backward()
+    scale = model.model.layers[1].self_attn.tsallis_query_scale
+    assert scale.c.grad.any()
+    assert scale.b.grad.any()
+    torch.testing.assert_close(copy.deepcopy(model)(tokens()).logits, wanted)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert loaded.config._attn_implementation == "tsallis_entmax15"
+    torch.testing.assert_close(loaded(tokens()).logits, wanted)
+    with torch.no_grad():
+        scale.c.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
+    scale.project()
+    assert scale.c.tolist() == (
+        [1.0, 1.0, 2.0, 1.0] if kind == "sharpen" else [0.5, 1.0, 2.0, -1.0]
+    )
+
+
+def test_asentmax_reads_factors_off_the_input():
+    plain, model = build("llama"), build("llama")
+    integration.scale_queries(model, "asentmax")
+    apart = (model(tokens()).logits - plain(tokens()).logits).abs().max()
+    assert 0 < apart < 0.1
+    scale = model.model.layers[0].self_attn.tsallis_query_scale
+    x = torch.randn(2, 6, 32, dtype=torch.float64)
+    factors = scale(x, torch.arange(6)[None])
+    beta = torch.nn.functional.softplus(scale.beta(x))
+    gamma = 2 * scale.gamma(x).tanh()
+    wanted = 1 + beta * torch.arange(2.0, 8.0).log()[:, None] ** gamma
+    torch.testing.assert_close(factors, wanted.float(), rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+def test_a_saved_model_names_its_attention(tmp_path):
+    model = build("llama")
+    for name, came in (("tsallis_sparsemax", "tsallis_sparsemax"), ("sdpa", "sdpa")):
+        model.set_attn_implementation(name)
+        model.save_pretrained(tmp_path)
+        assert type(model).from_pretrained(tmp_path).config._attn_implementation == came
+    model.set_attn_implementation("tsallis_entmax15")
+    model.save_pretrained(tmp_path)
+    # Another attention, asked for by name, goes before what was saved.
+    other = type(model).from_pretrained(tmp_path, attn_implementation="eager")
+    assert other.config._attn_implementation == "eager"
+    code = f"""import transformers
+transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})"""
+    alone = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert alone.returncode != 0
+    assert 'Specified `attn_implementation="tsallis_entmax15"` is not supported' in alone.stderr
+
+
+def test_models_whose_queries_cannot_have_factors():
+    gpt = build("gpt2")
+    with pytest.raises(ValueError, match="expected q_proj without a norm behind it, got GPT2Att"):
+        integration.scale_queries(gpt, "log")
+    assert not hasattr(gpt.config, "tsallis_query_scale")
+    model = build("llama")
+    with pytest.raises(ValueError, match="kind: expected one of log, sharpen, asentmax, got 'ln'"):
+        integration.scale_queries(model, "ln")
+    integration.scale_queries(model, "log")
+    with pytest.raises(ValueError, match="kind: expected 'log', which the model has already"):
+        integration.scale_queries(model, "sharpen")
+    with pytest.raises(ValueError, match=r"layers: expected numbers in \[0, 2\), got 2"):
+        integration.unrotate(model, [0, 2])
+    attention = model.model.layers[0].self_attn
+    with pytest.raises(ValueError, match="position_ids: expected in the call of LlamaAttention"):
+        attention(torch.randn(1, 3, 32).double())
+    integration.unrotate(model, [0])
+    with pytest.raises(ValueError, match="position_embeddings: expected in the call of LlamaAtt"):
+        attention(torch.randn(1, 3, 32).double(), position_ids=torch.arange(3)[None])
 
 
 def test_what_has_to_store_weights():

@@ -215,6 +215,18 @@ def test_a_kept_class_refuses_a_model_that_it_was_not_chosen_for(engine):
             "tsallis_learned_alpha: expected a list tsallis_alpha, as .*export writes it",
         ),
         (
+            {"tsallis_map": "softmax", "tsallis_query_scale": "log"},
+            None,
+            None,
+            "tsallis_query_scale: expected none, which transformers alone serves, got 'log'",
+        ),
+        (
+            {"tsallis_map": "softmax", "tsallis_unrotated_layers": [3]},
+            None,
+            None,
+            r"tsallis_unrotated_layers: expected none, .*got \[3\]",
+        ),
+        (
             {"tsallis_map": "entmax", "tsallis_alpha": [1.5, 1.5]},
             None,
             None,

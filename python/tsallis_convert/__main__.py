@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from . import ConvertError
-from .methods import MAPS, POSITIONS, SCALES, method_of
+from .methods import KINDS, MAPS, POSITIONS, SCALES, method_of
 from .models import SMOLLM2, folder_of
 
 INTERRUPTED = 130
@@ -85,6 +85,22 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help=f"{about} (default: {default})",
         )
+    parser.add_argument(
+        "--lengths",
+        default="",
+        metavar="N,N",
+        help="rising tokens of context at which the loss of the same last tokens is measured",
+    )
+    parser.add_argument(
+        "--kinds",
+        default="rope,ntk,yarn",
+        metavar="NAMES",
+        help="positions to read with beyond the length that the model holds "
+        "(default: rope,ntk,yarn)",
+    )
+    parser.add_argument(
+        "--why", action="store_true", help="measure entropies, sinks and scores of heads, too"
+    )
     parser.add_argument("--alpha", type=float, default=1.5, help="above 1, up to 2 (default: 1.5)")
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (default: 1e-4)")
     parser.add_argument(
@@ -107,6 +123,18 @@ def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     for name, least in (*((name, least) for name, _, least, _ in NUMBERS), ("threads", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name}: expected {least} or more, got {getattr(options, name)}")
+    try:
+        options.lengths = [int(part) for part in options.lengths.split(",") if part]
+    except ValueError:
+        options.lengths = [0]
+    if options.lengths != sorted(set(options.lengths)) or (options.lengths or [64])[0] < 64:
+        parser.error("--lengths: expected rising numbers from 64 on, separated by commas")
+    options.kinds = options.kinds.split(",")
+    if wrong := [kind for kind in options.kinds if kind not in KINDS]:
+        parser.error(f"--kinds: expected of {', '.join(KINDS)}, got {wrong[0]!r}")
+    for name in ("keys", "ruler", "why"):
+        if getattr(options, name) and not options.lengths:
+            parser.error(f"--{name}: expected --lengths beside it, got none")
     if options.device not in ("cpu", "cuda"):
         parser.error(f"--device: expected cpu or cuda, got {options.device}")
     if not 1.0 < options.alpha <= 2.0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,27 @@ from .train import soften, softening
 SOFTMAX, ENTMAX = "tsallis_softmax", "tsallis_entmax"
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a folder's model is read."""
+def load(
+    folder: Path,
+    attention: str,
+    alpha: float,
+    softened: bool = False,
+    device: torch.device | str = "cpu",
+) -> PreTrainedModel:
+    """The model of a folder under the attention that it is read with, in float32.
 
-    name: str
-    folder: Path
-    map: str
-    softened: bool = False
-
-
-def load(reading: Reading, alpha: float) -> PreTrainedModel:
-    """The model of a folder under the map that it is read with."""
+    alpha: of entmax, where the model's config names none. softened: its queries are `soften`ed.
+    """
     tsallis_transformers.register()
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        reading.folder, attn_implementation=reading.map, dtype=torch.float32
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation=attention, dtype=torch.float32
     )
     if not hasattr(model.config, "tsallis_alpha"):
         model.config.tsallis_alpha = alpha
-    if reading.softened:
+    if softened:
         soften(model, softening(alpha))
-    model.eval()
-    return model
+    model.to(device).eval()
+    return model  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

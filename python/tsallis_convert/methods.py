@@ -54,16 +54,16 @@ class Positions:
 MAPS = {
     "entmax": Map("entmax", "tsallis_entmax", "fixed", softened=True),
     "softmax": Map("softmax", "tsallis_softmax"),
-    "learned": Map("entmax, α of every head learned", "tsallis_entmax", "learned", softened=True),
+    "learned": Map("entmax, α learned", "tsallis_entmax", "learned", softened=True),
     "annealed": Map("entmax, α rising from 1", "tsallis_entmax", "rising"),
 }
 
 # Rates of "log" are those of the trial in which c and b moved and training stayed stable.
 _LOG_RATES = {".c": 100.0, ".b": 30.0}
 SCALES = {
-    "log": Scale("c (1 + b ln(1 + i))", "log", _LOG_RATES),
-    "sharpen": Scale("c (1 + b ln(1 + i)), c ≥ 1, b ≥ 0", "sharpen", _LOG_RATES),
-    "asentmax": Scale("1 + β ln(i + 2)^γ of each query", "asentmax", {".bias": 100.0}),
+    "log": Scale("learned scale", "log", _LOG_RATES),
+    "sharpen": Scale("sharpening scale", "sharpen", _LOG_RATES),
+    "asentmax": Scale("ASEntmax's scale", "asentmax", {".bias": 100.0}),
 }
 
 POSITIONS = {

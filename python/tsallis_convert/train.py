@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def soften(model: torch.nn.Module, factor: float) -> None:
         raise TrainError("MODEL: expected attention modules, got none")
 
 
+@cache
 def fast_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 faster than float32, as `tsallis info` says."""
     command = [sys.executable, "-m", "tsallis", "info", "--json"]

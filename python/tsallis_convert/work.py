@@ -4,99 +4,281 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from tsallis.bench import document
+from tsallis_report.files import replace_text
 
-from . import measure, report
+from . import lengths, measure, report, why
+from .methods import MAPS
 from .models import SMOLLM2
-from .screen import Screen
 from .tokens import Corpus, corpus_of
-from .train import Plan, Run, fast_bfloat16, softening
+from .train import Plan, Run, TrainError, fast_bfloat16, softening
 
 # What a plan has from the command line, under the same names.
 PLANNED = ("length", "batch", "micro", "extend", "alpha", "rate", "seed", "device")
+TRAINING = 0.6  # the share of --seconds that training gets; the rest is for measuring
+UNTOUCHED = "untouched"
 SOURCE = Path(__file__).resolve().parents[2]
+
+
+class Screen:
+    """Lines of progress on standard error: in place on a terminal, else now and then."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.live = sys.stderr.isatty()
+        self.lines = 0
+
+    def step(self, line: str) -> None:
+        self.lines += 1
+        if self.quiet or not (self.live or self.lines % 10 == 1):
+            return
+        end = "\r" if self.live else "\n"
+        print(f"\x1b[K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        if not self.quiet:
+            print(f"\x1b[K{line}" if self.live else line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What models are measured on. held: [count, length]; long: [prompt]; documents: [count,
+    longest of --lengths], or None."""
+
+    corpus: Corpus
+    tokenizer: Any
+    held: Tensor
+    long: Tensor
+    documents: Tensor | None
+
+    @property
+    def short(self) -> Tensor:
+        """A prompt to write behind: [96]."""
+        return self.held[len(self.held) // 2][:96]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """of: the options that it depends on. when: the option that asks for it; None: always.
+    untouched: whether it is also of the model as it came. rounded: whether products are those of
+    training, in bfloat16 where that is fast."""
+
+    read: Callable[[PreTrainedModel, Texts, argparse.Namespace, Any, Path], Any]
+    of: tuple[str, ...]
+    when: str | None = None
+    untouched: bool = False
+    rounded: bool = False
+
+
+def _losses(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
+    assert texts.documents is not None
+    targets = min(512, min(options.lengths) // 2)
+    return lengths.losses(model, texts.documents, options.lengths, targets, options.kinds, say)
+
+
+def _keys(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
+    assert texts.documents is not None
+    return lengths.pass_keys(
+        model,
+        texts.tokenizer,
+        texts.documents,
+        options.lengths,
+        options.keys,
+        kinds=options.kinds,
+        say=say,
+    )
+
+
+def _ruler(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
+    return lengths.ruler(
+        model, texts.tokenizer, options.lengths, options.ruler, kinds=options.kinds, say=say
+    )
+
+
+def _why(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
+    assert texts.documents is not None
+    held = model.config.max_position_embeddings
+    return why.measure(
+        model, texts.tokenizer, texts.documents[0], [n for n in options.lengths if n <= held], say
+    )
+
+
+def _inputs(model: PreTrainedModel, texts: Texts, options: Any, say: Any, folder: Path) -> Any:
+    file = folder / "inputs.safetensors"
+    measure.inputs(model, texts.long, file)
+    return file.name
+
+
+def _text(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
+    return texts.tokenizer.decode(measure.text(model, texts.short, 96))
+
+
+def _speed(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
+    sparse = model.config._attn_implementation == MAPS["entmax"].attention
+    if not sparse:
+        model.set_attn_implementation("sdpa")
+    attention = "TsallisCache, exact and sparse" if sparse else "DynamicCache, torch's SDPA"
+    return {"attention": attention, **measure.speed(model, texts.long, 12, sparse)}
+
+
+LENGTHS = ("corpus", "lengths", "kinds", "documents")
+# In this order, since the last ones leave the model with another attention.
+MEASURES = {
+    "loss": Measure(lambda m, t, *_: measure.loss(m, t.held), ("corpus", "length")),
+    "heads": Measure(lambda m, t, *_: measure.heads(m, t.held[0]), ("corpus", "length")),
+    "losses": Measure(_losses, LENGTHS, "lengths", untouched=True, rounded=True),
+    "keys": Measure(_keys, (*LENGTHS, "keys"), "keys", untouched=True, rounded=True),
+    "ruler": Measure(_ruler, ("lengths", "kinds", "ruler"), "ruler", untouched=True, rounded=True),
+    "why": Measure(_why, LENGTHS, "why", untouched=True),
+    "text": Measure(_text, ("corpus", "length")),
+    "inputs": Measure(_inputs, ("corpus", "prompt")),
+    "speed": Measure(_speed, ("corpus", "prompt", "threads")),
+}
+
+
+def _measured(
+    name: str,
+    load: Callable[[], PreTrainedModel],
+    folder: Path,
+    texts: Texts,
+    options: argparse.Namespace,
+    screen: Screen,
+    deadline: float,
+) -> dict[str, Any]:
+    """What is measured of a model, out of measures.json of its folder where it is there."""
+    record = folder / "measures.json"
+    there = json.loads(record.read_text()) if record.is_file() else {}
+    model = None
+    found: dict[str, Any] = {}
+    for key, row in MEASURES.items():
+        if (name == UNTOUCHED and not row.untouched) or (
+            row.when and not getattr(options, row.when)
+        ):
+            continue
+        of = {option: getattr(options, option) for option in row.of}
+        if there.get(key, {}).get("of") != of:
+            if time.monotonic() > deadline:
+                found.setdefault("skipped", []).append(key)
+                continue
+            screen.say(f"measuring {name}: {key}")
+            model = load() if model is None else model
+            say: Any = partial(
+                lambda where, line: screen.step(f"{where}: {line}"), f"{name}, {key}"
+            )
+            low = options.device != "cpu" or (row.rounded and fast_bfloat16())
+            with torch.autocast(options.device, torch.bfloat16, enabled=low):
+                there[key] = {"of": of, "found": row.read(model, texts, options, say, folder)}
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_text(record, json.dumps(there) + "\n")
+        found[key] = there[key]["found"]
+    return found
 
 
 def _name(model: str) -> str:
     return Path(model).resolve().name if model != SMOLLM2 else SMOLLM2
 
 
-def _untouched(model: Path, alpha: float, held: torch.Tensor, say: Any) -> list[dict[str, Any]]:
+def _untouched(model: Path, alpha: float, held: Tensor, say: Any) -> list[dict[str, Any]]:
     rows = []
     factor = softening(alpha)
     for map_name, weights, softened, label in (
-        (measure.SOFTMAX, "untouched", False, "softmax"),
-        (measure.ENTMAX, "untouched", False, f"entmax, α = {alpha:g}"),
-        (measure.ENTMAX, f"untouched, queries × {factor:.2g}", True, f"entmax, α = {alpha:g}"),
+        (measure.SOFTMAX, UNTOUCHED, False, "softmax"),
+        (measure.ENTMAX, UNTOUCHED, False, f"entmax, α = {alpha:g}"),
+        (measure.ENTMAX, f"{UNTOUCHED}, queries × {factor:.2g}", True, f"entmax, α = {alpha:g}"),
     ):
         say(f"loss of {weights}, {label}")
-        read = measure.load(measure.Reading(weights, model, map_name, softened), alpha)
+        read = measure.load(model, map_name, alpha, softened, held.device)
         rows.append({"weights": weights, "map": label, "loss": measure.loss(read, held)})
     return rows
 
 
-def _measured(
-    options: argparse.Namespace, model: Path, runs: dict[str, Run], corpus: Corpus, say: Any
+def _results(
+    options: argparse.Namespace,
+    model: Path,
+    runs: dict[str, Run],
+    corpus: Corpus,
+    screen: Screen,
+    deadline: float,
 ) -> dict[str, Any]:
-    held = corpus.held_out(options.length, 16)
+    device = torch.device(options.device)
+    held = corpus.held_out(options.length, 16).to(device)
     test = corpus.texts[0].test
     longest = min(options.prompt, len(test) - 512)
-    long_text = torch.from_numpy(test[:longest].astype("int64"))
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    documents = None
+    if options.lengths:
+        documents = corpus.documents(options.lengths[-1], options.documents).to(device)
+    texts = Texts(
+        corpus,
+        AutoTokenizer.from_pretrained(model),
+        held,
+        torch.from_numpy(test[:longest].astype("int64")).to(device),
+        documents,
+    )
+    plan = next(iter(runs.values())).plan
     results: dict[str, Any] = {
         "model": _name(options.model),
         "corpus": corpus.name,
-        "tokens": options.tokens,
+        "tokens": plan.tokens,
         "length": options.length,
-        "step_tokens": options.length,
+        "step_tokens": options.length * options.batch,
+        "alpha": options.alpha,
+        "rate": options.rate,
         "held_out": len(held),
         "heads_tokens": options.length,
         "prompt_tokens": longest,
-        "untouched": _untouched(model, options.alpha, held, say),
-        "runs": {},
-        "speed": [],
+        "prompt": texts.tokenizer.decode(texts.short),
+        "untouched": _untouched(model, options.alpha, held, screen.say),
     }
-    short = held[len(held) // 2][:96]
-    results["prompt"] = tokenizer.decode(short)
+
+    def measured(name: str, folder: Path, load: Callable[[], PreTrainedModel]) -> dict[str, Any]:
+        return _measured(name, load, folder, texts, options, screen, deadline)
+
+    plain = partial(measure.load, model, measure.SOFTMAX, options.alpha, device=device)
+    results["as_it_came"] = measured(UNTOUCHED, next(iter(runs.values())).folder.parent, plain)
+    results["runs"] = {}
     for name, run in runs.items():
-        say(f"measuring {name}")
-        map_name = measure.SOFTMAX if name == "softmax" else measure.ENTMAX
-        read = measure.load(measure.Reading(name, run.model, map_name), options.alpha)
         log = json.loads((run.folder / "log.json").read_text())
+        load = partial(
+            measure.load, run.model, run.plan.kind.map.attention, options.alpha, device=device
+        )
         results["runs"][name] = {
-            "losses": log["losses"],
+            "training": log["losses"],
             "seconds": log["seconds"],
-            "loss": measure.loss(read, held),
-            "heads": measure.heads(read, held[0]),
-            "text": tokenizer.decode(measure.text(read, short, 96)),
+            "commit": log["commit"],
+            **measured(name, run.folder, load),
         }
-        measure.inputs(read, long_text, run.folder / "inputs.safetensors")
-        if name != "softmax":
-            results["speed"].append(
-                {
-                    "weights": name,
-                    "attention": "TsallisCache, exact and sparse",
-                    **measure.speed(read, long_text, 12, True),
-                }
-            )
-        read.set_attn_implementation("sdpa")
-        if name == "softmax":
-            results["speed"].append(
-                {
-                    "weights": name,
-                    "attention": "DynamicCache, torch's SDPA",
-                    **measure.speed(read, long_text, 12, False),
-                }
-            )
     return results
+
+
+def _fit(plan: Plan, runs: dict[str, Run], corpus: Corpus, seconds: int, say: Any) -> Plan:
+    """The plan with as many tokens for each method as fit into the seconds; that of runs which are
+    there already, if there are any."""
+    there = next(iter(runs.values())).folder / "plan.json"
+    if there.is_file():
+        return replace(plan, tokens=json.loads(there.read_text())["tokens"])
+    say("timing three steps of each method")
+    begun = time.monotonic()
+    pace = sum(run.pace(corpus) for run in runs.values())
+    steps = int((TRAINING * seconds - (time.monotonic() - begun)) / pace)
+    if steps < 1:
+        raise TrainError(
+            f"--seconds: expected at least one step of every method, {pace:.0f} s, "
+            f"beside what timing took, got {seconds}"
+        )
+    return replace(plan, tokens=steps * plan.length * plan.batch)
 
 
 def run(options: argparse.Namespace, model: Path) -> int:
@@ -105,30 +287,41 @@ def run(options: argparse.Namespace, model: Path) -> int:
     Raises:
         ConvertError: a text or a run is not as it was asked for.
     """
+    begun = time.monotonic()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise TrainError("--device: expected a GPU that torch sees for cuda, got none")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     screen = Screen(options.quiet)
     name = _name(options.model)
     corpus = corpus_of(options.corpus, model, SOURCE / "data")
     out: Path = options.out or Path("runs") / "convert" / name
-    runs: dict[str, Run] = {}
     plan = Plan(
         method="softmax",
         corpus=corpus.name,
         tokens=options.tokens,
         bfloat16=options.device != "cpu" or fast_bfloat16(),
-        **{name: getattr(options, name) for name in PLANNED},
+        **{key: getattr(options, key) for key in PLANNED},
     )
-    for method in options.methods:
-        own = replace(plan, method=method)
-        runs[method] = Run(out / method, model, own, options.threads)
-        runs[method].begin()
-    waiting = [run for run in runs.values() if not run.finished]
+
+    def planned() -> dict[str, Run]:
+        return {
+            method: Run(out / method, model, replace(plan, method=method), options.threads)
+            for method in options.methods
+        }
+
+    if options.seconds:
+        plan = _fit(plan, planned(), corpus, options.seconds, screen.say)
+    runs = planned()
+    for one in runs.values():
+        one.begin()
+    waiting = [one for one in runs.values() if not one.finished]
     while waiting:
-        behind = sum(run.plan.steps for run in waiting[1:])
+        behind = sum(one.plan.steps for one in waiting[1:])
         waiting.pop(0).train(corpus, screen.step, behind)
     torch.set_num_threads(options.threads)
-    results = _measured(options, model, runs, corpus, screen.say)
+    deadline = begun + options.seconds if options.seconds else float("inf")
+    results = _results(options, model, runs, corpus, screen, deadline)
     found = document.build([], threads=options.threads, **results)
     del found["rows"]
     document.write(out / "results.json", found)

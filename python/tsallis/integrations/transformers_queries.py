@@ -50,9 +50,11 @@ class LogScale(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Factors [batch, q_len, heads]; x: [batch, q_len, width], positions: [batch, q_len]."""
-        # In float32: bfloat16 keeps three digits, and neighbours far out would get the same factor.
-        logs = positions.to(torch.float32).log1p()[..., None]
-        return self.c.float() * (1.0 + self.b.float() * logs)
+        # In float32 at least: bfloat16 keeps three digits, and neighbours far out would get the
+        # same factor.
+        dtype = torch.promote_types(self.c.dtype, torch.float32)
+        logs = positions.to(dtype).log1p()[..., None]
+        return self.c.to(dtype) * (1.0 + self.b.to(dtype) * logs)
 
 
 class _ByInput(ASEntmaxScale):
