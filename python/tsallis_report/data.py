@@ -107,6 +107,15 @@ class Contrast:
     p: float | None = None  # of the paired t-test over seeds; of fewer than three there is none
 
 
+def share_interval(held: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of the share ``held`` of ``of`` independent draws, in % (Wilson 1927)."""
+    z = 1.959963984540054
+    share, width = held / of, z * z / of
+    middle = share + width / 2.0
+    half = z * math.sqrt(share * (1.0 - share) / of + width / of / 4.0)
+    return 100.0 * (middle - half) / (1.0 + width), 100.0 * (middle + half) / (1.0 + width)
+
+
 @dataclass(frozen=True)
 class Split:
     """The runs of one method at one length, where some hold and others do not.
@@ -120,12 +129,8 @@ class Split:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the share of runs that hold, in % (Wilson 1927)."""
-        z = 1.959963984540054
-        share, width = self.held / self.runs, z * z / self.runs
-        middle = share + width / 2.0
-        half = z * math.sqrt(share * (1.0 - share) / self.runs + width / self.runs / 4.0)
-        return 100.0 * (middle - half) / (1.0 + width), 100.0 * (middle + half) / (1.0 + width)
+        """The 95 % interval of the share of runs that hold, in %."""
+        return share_interval(self.held, self.runs)
 
     @property
     def text(self) -> str:
