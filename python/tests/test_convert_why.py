@@ -59,7 +59,7 @@ def dense(model, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def near(expected):
-    return pytest.approx(np.asarray(expected).tolist(), rel=2e-3, abs=1e-4)
+    return pytest.approx(np.asarray(expected).tolist(), rel=6e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", READINGS)
@@ -104,7 +104,6 @@ def test_heads_are_those_of_dense_weights_of_each_length(models, document, name)
     found = why.heads_by_length(model, document, LENGTHS, silent, rows=7)
     for i, length in enumerate(LENGTHS):
         p = dense(model, document[:length])[:, :, -7:]
-        seen = torch.arange(length - 6, length + 1)
         # Softmax, and entmax with alpha 1 in a head, give every key a weight.
         least = torch.full((2, 3, 1, 1), 0.01 if name == "softmax" else 0.0)
         least[1, 0] = 0.0 if name == "learned" else 0.01
@@ -112,7 +111,6 @@ def test_heads_are_those_of_dense_weights_of_each_length(models, document, name)
         back = torch.arange(length - 7, length)[:, None] - torch.arange(length)
         expected = {
             "kept": kept,
-            "share": kept / seen,
             "strong": (p > 0.01).sum(-1),
             "entropy": torch.special.entr(p).sum(-1),
             "first": p[..., 0],
@@ -131,7 +129,7 @@ def test_keys_of_a_row_made_by_hand():
     found = why._row_means(two, {"map": "entmax", "alpha": torch.tensor([1.5, 2.0])}, 4)
     # Two keys have a weight in both heads; with alpha 2 these are 1/4 and 3/4, on the first and the
     # second. Within 2 of the largest there are four, within 1 two.
-    assert (found["kept"], found["near"], found["share"]) == (2, 3, pytest.approx(0.4))
+    assert (found["kept"], found["near"]) == (2, 3)
     sparse = why._row_means(row, {"map": "entmax", "alpha": 2.0}, 4)
     assert (sparse["first"], sparse["near"]) == (pytest.approx(0.25), 2)
     assert sparse["distance"] == pytest.approx(0.25 * 4 + 0.75 * 3)
@@ -198,15 +196,15 @@ def made_by_hand(monkeypatch, model, scores_of_keys, factors, name="softmax"):
 def test_the_spread_of_rows_made_by_hand(models, monkeypatch):
     rising = torch.arange(300.0)
     found = made_by_hand(monkeypatch, models["softmax"], rising, [1.0, -0.5])
-    assert found["spread"] == [[149.5, 74.75]]
-    assert found["largest"] == [[299, 149.5]]
+    assert found["spread"] == [near([149.5, 74.75])]
+    assert found["largest"] == [299]
     exact = [2 + d / math.log(10) for d in (149.5, 224.25, 299)]
-    assert found["bound"] == pytest.approx(exact, rel=1e-3)
+    assert found["bound"] == near(exact)
     assert found["bounded"] == 0
     # With equal scores every weight is 1 / n, below 1 % from the 101st row on.
     equal = made_by_hand(monkeypatch, models["softmax"], torch.full((300,), 2.0), [1.0])
-    assert (equal["largest"], equal["bound"]) == ([[0]], [2, 2, 2])
-    assert equal["bounded"] == pytest.approx(200 / 300, rel=1e-3)
+    assert (equal["largest"], equal["bound"]) == ([0], [2, 2, 2])
+    assert equal["bounded"] == near(200 / 300)
     sparse = made_by_hand(monkeypatch, models["softmax"], rising, [1.0], "entmax")
     assert (sparse["bound"], sparse["bounded"]) == (None, None)
 

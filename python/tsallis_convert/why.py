@@ -1,7 +1,7 @@
 """Why a model holds or does not when its context grows: measures that only read it.
 
 The model's attention has to be softmax or entmax of `tsallis.integrations.transformers`. Results
-are plain numbers with four digits; all four measures of a model take about 15 KB of JSON. ``say``
+are plain numbers with three digits; all four measures of a model take about 15 KB of JSON. ``say``
 gets a line after each part of a measure.
 """
 
@@ -14,6 +14,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 import tsallis
 from tsallis.integrations import transformers as tsallis_transformers
 from tsallis_report import style
-from tsallis_report.parts import length_axis, save_figure
+from tsallis_report.parts import legend_below, length_axis, save_figure
 
 from . import ConvertError
 
@@ -44,10 +45,10 @@ class WhyError(ConvertError):
 
 
 def _short(values: Any) -> Any:
-    """Numbers with four digits out of a tensor or an array: nested lists, or one number."""
+    """Numbers with three digits out of a tensor or an array: nested lists, or one number."""
     if isinstance(values, list):
         return [_short(value) for value in values]
-    return _short(values.tolist()) if hasattr(values, "tolist") else float(f"{values:.4g}")
+    return _short(values.tolist()) if hasattr(values, "tolist") else float(f"{values:.3g}")
 
 
 def _check(model: PreTrainedModel) -> None:
@@ -259,20 +260,18 @@ def entropies(
     return found
 
 
-MEANS = ("kept", "share", "strong", "entropy", "first", "first_four", "distance", "near")
+MEANS = ("kept", "strong", "entropy", "first", "first_four", "distance", "near")
 
 
 def _row_means(scores: Tensor, settings: dict[str, Any], begin: int) -> dict[str, float]:
     """Means over heads and rows of what `heads_by_length` returns. scores: [heads, rows, keys]."""
     p = _weights(scores, settings).double()
-    seen = scores.isfinite().sum(-1)
     least, gap = _borders(settings, scores.shape[0])
     kept = (p > least).sum(-1)
     places = torch.arange(scores.shape[-1], dtype=torch.float64)
     back = torch.arange(begin, begin + scores.shape[1])[:, None] - places
     means = (
         kept,
-        kept / seen,
         (p > LITTLE).sum(-1),
         torch.special.entr(p).sum(-1),
         p[..., 0],
@@ -296,8 +295,8 @@ def heads_by_length(
         rows: last queries of each length.
 
     Returns:
-        [lengths][layers] of each: "kept", keys with a weight above 0 (softmax: above 1 %), and
-        "share", of the keys seen; "strong", keys with a weight above 1 %; "entropy", nats; "first"
+        [lengths][layers] of each: "kept", keys with a weight above 0 (softmax: above 1 %);
+        "strong", keys with a weight above 1 %; "entropy", nats; "first"
         and "first_four", weight on the first key and on the first four; "distance", mean distance
         by weight, in tokens; "near", keys whose score lies within a gap of the row's largest, that
         one included: N_n of Hayase and Karakida 2026 (arXiv 2605.12697).
@@ -423,8 +422,8 @@ def logits(
         drawn: layers whose quantiles are kept, from the first to the last.
 
     Returns:
-        "spread" and "largest": [layers][heads], mean and largest over queries of delta, the
-        difference of a row's largest and least score (Veličković et al. 2024, section 2). "bound":
+        "spread": [layers][heads], mean over queries of delta, the difference of a row's largest and
+        least score (Veličković et al. 2024, section 2); "largest": [layers], of all rows. "bound":
         log10 of the number of keys from which lemma 2.1, weights <= e^delta / n, keeps every
         softmax weight below 1 %: by the largest delta of a head, the least, median and greatest
         over heads; "bounded": the share of rows of this text where it does. Both are None under
@@ -448,7 +447,7 @@ def logits(
     found: dict[str, Any] = {"tokens": length, "few": few, "layers": wanted, "normal": NORMAL}
     names = ("spread", "largest", "moments", "head_moments", "quantiles")
     found |= {name: [] for name in names}
-    bounded, maps = [], []
+    bounded, maps, largest = [], [], []
 
     def look(q: Tensor, k: Tensor, settings: dict[str, Any]) -> None:
         spreads = []
@@ -461,7 +460,8 @@ def logits(
         bounded.append((spread < (LITTLE * keys).log()).double().mean().item())
         maps.append(settings["map"])
         found["spread"].append(_short(spread.mean(1)))
-        found["largest"].append(_short(spread.amax(1)))
+        found["largest"].append(_short(spread.max()))
+        largest.append(spread.amax(1))
         scores = _scores(q, k, settings, 1, few)[..., 1:].double()
         heads = [head[head.isfinite()].numpy() for head in scores]
         every = np.concatenate(heads)
@@ -476,7 +476,7 @@ def logits(
     say(f"logits: {length} tokens")
     found["bound"] = found["bounded"] = None
     if set(maps) == {"softmax"}:
-        bound = (np.ravel(found["largest"]) - math.log(LITTLE)) / math.log(10)
+        bound = (torch.cat(largest).numpy() - math.log(LITTLE)) / math.log(10)
         found["bound"] = _short(np.quantile(bound, (0, 0.5, 1)))
         found["bounded"] = _short(np.mean(bounded))
     return found
@@ -489,6 +489,12 @@ def _table(title: str, note: str, head: str, rows: Sequence[str]) -> str:
     return "\n".join([f"### {title}", "", note, "", body[0], f"|{line}|", *body[1:], ""])
 
 
+def _some(values: Sequence[int], most: int) -> list[int]:
+    """Indices of at most so many values, from the first to the last."""
+    last = len(values) - 1
+    return sorted({round(i * last / (most - 1)) for i in range(most)})
+
+
 def _span(values: Any, form: str) -> str:
     """The median, least and most."""
     low, middle, high = np.quantile(np.ravel(values), (0, 0.5, 1))
@@ -497,9 +503,7 @@ def _span(values: Any, form: str) -> str:
 
 def _entropy_table(results: dict[str, Any], labels: dict[str, str]) -> str:
     of = next(iter(results.values()))["entropies"]
-    last = len(of["items"]) - 1
-    some = sorted({round(i * last / 4) for i in range(5)})
-    rows = []
+    some, rows = _some(of["items"], 5), []
     for name, found in results.items():
         readings = {labels[name]: found["entropies"]}
         if "adaptive" in found["entropies"]:
@@ -521,10 +525,13 @@ def _heads_table(results: dict[str, Any], labels: dict[str, str]) -> str:
     rows = []
     for name, found in results.items():
         of = found["heads"]
-        for i, length in enumerate(of["lengths"]):
+        for i in _some(of["lengths"], 3):
+            length = of["lengths"][i]
             mean = {key: np.mean(of[key][i]) for key in MEANS}
+            seen = length - (min(length, of["rows"]) - 1) / 2
             rows.append(
-                f"{labels[name]} | {length} | {mean['kept']:.1f} ({100 * mean['share']:.2f} %) | "
+                f"{labels[name]} | {length} | {mean['kept']:.1f} "
+                f"({100 * mean['kept'] / seen:.2f} %) | "
                 f"{mean['strong']:.1f} | {mean['entropy']:.2f} | {mean['first']:.3f} | "
                 f"{mean['first_four']:.3f} | {mean['distance']:.0f} | {mean['near']:.1f}"
             )
@@ -545,17 +552,12 @@ def _needle_table(results: dict[str, Any], labels: dict[str, str]) -> str:
     for name, found in results.items():
         of = found["needle"]
         rows += [
-            f"{labels[name]} | {length} | {five:.2f} | {max(best):.2f} | "
-            f"{sum(weight > 0.1 for weight in best)} | {nats:.2f} | {100 * share:.0f} %"
-            for length, five, best, nats, share in zip(
-                of["lengths"], of["five"], of["best"], of["nats"], of["found"], strict=True
-            )
+            f"{labels[name]} | {of['lengths'][i]} | {of['five'][i]:.2f} | "
+            f"{max(of['best'][i]):.2f} | {of['nats'][i]:.2f} | {100 * of['found'][i]:.0f} %"
+            for i in _some(of["lengths"], 3)
         ]
     note = "Weight that the last token before the answer puts on the key's tokens together."
-    head = (
-        " | tokens | five best heads | best head | layers with a head above 0.1 | nats a token of "
-        "the answer | found"
-    )
+    head = " | tokens | five best heads | best head | nats a token of the answer | found"
     return _table("A pass key in the middle", note, head, rows)
 
 
@@ -577,8 +579,9 @@ def _scores_table(results: dict[str, Any], labels: dict[str, str]) -> str:
         )
     of = next(iter(results.values()))["logits"]
     note = (
-        f"δ: a row's largest score less its least, {of['tokens']} tokens; median over heads, least "
-        "and most in brackets. Bound: keys from which e^δ / n is below 1 %, by a head's largest δ. "
+        f"δ: a row's largest score less its least, {of['tokens']} tokens; median over heads (the "
+        "largest: over layers), least and most in brackets. Bound: keys from which e^δ / n is "
+        "below 1 %, by a head's largest δ. "
         f"Skewness and excess kurtosis by layer, {of['few']} tokens without the first key; 0 where "
         "normal."
     )
@@ -605,57 +608,60 @@ _ADAPTIVE_COLOR = "#CC79A7"
 
 
 def _draw_lengths(results: dict[str, Any], labels: dict[str, str]) -> Figure:
-    figure = Figure(figsize=(9.6, 6.6), layout="constrained")
-    (first, every), (key, sink) = figure.subplots(2, 2)
+    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    first, every, weight = figure.subplots(1, 3)
+    every.sharey(first)
     for color, (name, found) in zip(cycle(_COLORS), results.items(), strict=False):
-        of = found["entropies"]
-        items, block = of["items"], np.array(of["first_block"])
-        first.plot(items, block, color=color, lw=0.6, alpha=0.5)
-        first.plot(items, block.mean(1), color=color, lw=2.2, label=labels[name])
+        of, key, heads = found["entropies"], found["needle"], found["heads"]
+        block = np.array(of["first_block"])
+        if name in list(results)[:2]:  # more would hide each other
+            # One line with gaps, so that its style stands in the file once.
+            gaps = np.pad(block, ((0, 1), (0, 0)), constant_values=np.nan)
+            items = np.tile([*of["items"], np.nan], block.shape[1])
+            first.plot(items, gaps.T.ravel(), color=color, lw=0.6, alpha=0.5)
+        first.plot(of["items"], block.mean(1), color=color, lw=2.2)
         readings = [(of, color, "-", labels[name])]
         if "adaptive" in of:
-            readings.append((of["adaptive"], _ADAPTIVE_COLOR, "--", f"{labels[name]}, {ADAPTIVE}"))
+            readings.append((of["adaptive"], _ADAPTIVE_COLOR, "--", ADAPTIVE))
         for reading, shade, line, label in readings:
-            every.fill_between(
-                items, reading["low"], reading["high"], color=shade, alpha=0.13, lw=0
-            )
-            every.plot(items, reading["mean"], line, color=shade, label=label)
-        key.plot(found["needle"]["lengths"], found["needle"]["five"], "o-", color=color)
-        heads = found["heads"]
-        sink.plot(heads["lengths"], np.mean(heads["first"], 1), "o-", color=color)
-    sizes = next(iter(results.values()))
-    for axes in (first, every):
-        length_axis(axes, sizes["entropies"]["items"], 2)
-        axes.set_xlabel("items in the prompt")
-        axes.set_ylabel("entropy, nats")
+            band = {"color": shade, "alpha": 0.13, "lw": 0}
+            every.fill_between(of["items"], reading["low"], reading["high"], **band)
+            every.plot(of["items"], reading["mean"], line, color=shade, label=label)
+        weight.plot(key["lengths"], np.array(key["five"]) / 5, color=color)
+        weight.plot(heads["lengths"], np.mean(heads["first"], 1), ":", color=color)
+    of = next(iter(results.values()))
+    for axes, lengths, label, title in (
+        (first, of["entropies"]["items"], "items", "Heads of layer 1, and mean"),
+        (every, of["entropies"]["items"], "items", "All heads: mean, quartiles"),
+        (weight, of["heads"]["lengths"], "tokens", "On a pass key; dotted: first key"),
+    ):
+        length_axis(axes, lengths[:: math.ceil(len(lengths) / 5)], 1)
+        axes.locator_params(axis="y", nbins=5)
+        axes.set_xlabel(label)
         axes.set_ylim(bottom=0)
-    every.legend()
-    first.set_title("First layer, each head; bold: mean")
-    every.set_title("All heads: mean and quartiles")
-    for axes, lengths in ((key, sizes["needle"]["lengths"]), (sink, sizes["heads"]["lengths"])):
-        length_axis(axes, lengths)
-        axes.set_xlabel("tokens")
-        axes.set_ylim(bottom=0)
-    key.set_ylabel("weight")
-    key.set_title("On a pass key: sum of the five best heads")
-    sink.set_ylabel("weight")
-    sink.set_title("On the first key: mean over all heads")
+        axes.set_title(title)
+    first.set_ylabel("entropy, nats")
+    weight.set_ylabel("weight")
+    every.tick_params(labelleft=False)
+    legend_below(figure, every.get_legend_handles_labels()[0])
     return figure
 
 
-def _draw_logits(results: dict[str, Any], labels: dict[str, str]) -> Figure:
+def _draw_scores(results: dict[str, Any], labels: dict[str, str]) -> Figure:
     wanted = next(iter(results.values()))["logits"]["layers"]
-    figure = Figure(figsize=(9.6, 2.9), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.3), layout="constrained")
     panels = figure.subplots(1, len(wanted), sharey=True, squeeze=False)[0]
     for i, (axes, layer) in enumerate(zip(panels, wanted, strict=True)):
         axes.plot([-3, 3], [-3, 3], color=style.FAINT, lw=1, label="normal")
         for color, (name, found) in zip(cycle(_COLORS), results.items(), strict=False):
             of = found["logits"]
-            axes.plot(of["normal"], of["quantiles"][i], ".-", color=color, lw=1, label=labels[name])
+            axes.plot(of["normal"], of["quantiles"][i], color=color, label=labels[name])
         axes.set_title(f"Layer {layer + 1}")
+        axes.set_xticks([-2, 0, 2])
         axes.set_xlabel("normal quantiles")
-    panels[0].set_ylabel("scores, standard deviations")
-    panels[0].legend()
+    panels[0].set_ylabel("scores, deviations")
+    panels[0].locator_params("y", nbins=5)
+    legend_below(figure, panels[0].get_legend_handles_labels()[0])
     return figure
 
 
@@ -665,9 +671,10 @@ def draw(results: dict[str, Any], labels: dict[str, str], target: Path) -> list[
     The first has the entropy of heads against items, and the weight on a pass key and on the first
     key against length; the second quantiles of scores against a normal distribution's.
     """
-    with style.styled():
+    # Titles in one weight with all else share its glyphs, a quarter of the file.
+    with style.styled(), mpl.rc_context({"axes.titleweight": "normal"}):
         written = []
-        for name, figure in (("length", _draw_lengths), ("scores", _draw_logits)):
+        for name, figure in (("length", _draw_lengths), ("scores", _draw_scores)):
             made = figure(results, labels)
             written += save_figure(made, target.parent, f"{target.name}-{name}")
     return written
