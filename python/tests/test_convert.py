@@ -91,6 +91,22 @@ def test_every_map_and_its_page(made):
             assert len({number for layer in alpha for number in layer}) > 1
         else:
             assert alpha == (1.5 if sparse else None)
+    # What reads models at lengths is measured once, of the model as it came, too.
+    reading = ("--lengths", "700,1400", "--keys", "10", "--why", "--documents", "1")
+    done = convert(made, *methods, *reading, "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    for found in (results["as_it_came"], *results["runs"].values()):
+        assert found["losses"]["rope"].keys() == {"700", "1400"}
+        assert found["keys"]["rope"]["700"]["asked"] == 10
+        assert len(found["why"]["heads"]["kept"]) == 2
+    page = (made / "out" / "report.md").read_text()
+    for title in ("## Loss by length", "## Keys found by length", "### Heads by length"):
+        assert title in page
+    stamps = [p.stat().st_mtime_ns for p in sorted((made / "out").rglob("measures.json"))]
+    assert len(stamps) == 5
+    assert convert(made, *methods, *reading).returncode == 0
+    assert stamps == [p.stat().st_mtime_ns for p in sorted((made / "out").rglob("measures.json"))]
     # Once more: nothing is trained again.
     stamp = (made / "out" / "entmax" / "model" / "config.json").stat().st_mtime_ns
     assert convert(made, *methods).returncode == 0
@@ -333,7 +349,7 @@ HELD = 256  # tokens that the models of the tests below hold
 
 def read_with(made: Path, map_name: str) -> tuple[LlamaForCausalLM, Any]:
     """The small model and its tokenizer."""
-    model = measure.load(measure.Reading("small", made / "model", map_name), 1.5)
+    model = measure.load(made / "model", map_name, 1.5)
     model.config.max_position_embeddings = HELD
     return model, AutoTokenizer.from_pretrained(made / "model")
 

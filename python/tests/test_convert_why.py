@@ -42,7 +42,7 @@ def models(folder):
     made = {}
     for name in READINGS:
         map_name = measure.SOFTMAX if name == "softmax" else measure.ENTMAX
-        made[name] = measure.load(measure.Reading(name, folder, map_name), 1.5)
+        made[name] = measure.load(folder, map_name, 1.5)
     made["entmax"].config.tsallis_alpha = [[1.5, 1.2, 2.0], [1.0, 1.3, 1.7]]
     tsallis_transformers.learn_alpha(made["learned"])
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_scores_of_a_model_give_its_weights(models, document, name):
 
 
 def test_tables_and_figures(models, tokenizer, document, tmp_path):
-    results, labels = {}, {name: f"the {name} model" for name in READINGS}
+    results, labels = {}, {name: (f"the {name} model", "#0072B2") for name in READINGS}
     for name, model in models.items():
         results[name] = {
             "entropies": why.entropies(model, tokenizer, silent, (2, 4, 8), prompts=1),

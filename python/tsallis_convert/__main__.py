@@ -49,6 +49,9 @@ NUMBERS = (
     ("extend", 0, 0, "tokens that ntk and yarn scale positions for, if more than --length"),
     ("prompt", 8000, 1, "tokens before writing"),
     ("seed", 1, 0, "of the order of text"),
+    ("documents", 8, 1, "held-out texts that --lengths are measured on"),
+    ("keys", 0, 0, "pass keys to ask for at each of --lengths"),
+    ("ruler", 0, 0, "samples of each task of RULER at each of --lengths (needs lm-eval)"),
     (
         "seconds",
         0,

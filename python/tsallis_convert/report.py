@@ -85,8 +85,8 @@ def _gap(found: list[float], control: list[float]) -> str:
 
 def _measured(results: dict[str, Any]) -> dict[str, Any]:
     """Of the model as it came, if that was measured, and of every method."""
-    first = {"untouched": results["as_it_came"]} if results["as_it_came"] else {}
-    return first | results["runs"]
+    runs: dict[str, Any] = results["runs"]
+    return ({"untouched": results["as_it_came"]} if results["as_it_came"] else {}) | runs
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -136,7 +136,9 @@ def markdown(results: dict[str, Any]) -> str:
     lines += ["", *lengths.tables(_measured(results), look)]
     if has_lengths(results):
         lines += ["![Loss and keys found, against length](lengths.svg)", ""]
-    lines += why.tables(_why(results), look)
+    if found := _why(results):
+        lines += ["## Why", "", "![Entropy of heads, weight on a key](why-length.svg)", ""]
+        lines += why.tables(found, look)
     lines += [
         "## What heads keep",
         "",

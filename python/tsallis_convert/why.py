@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from tsallis_report.parts import legend_below, length_axis, save_figure
 from . import ConvertError
 
 Say = Callable[[str], None]
+# What `report.looks` gives: a model's label and colour.
+Looks = Mapping[str, tuple[str, str]]
 Look = Callable[[Tensor, Tensor, dict[str, Any]], None]
 
 ITEMS = tuple(2**i for i in range(1, 11))
@@ -482,6 +483,18 @@ def logits(
     return found
 
 
+def measure(
+    model: PreTrainedModel, tokenizer: Any, document: Tensor, lengths: Sequence[int], say: Say
+) -> dict[str, Any]:
+    """All four measures, as `tables` and `draw` take them. document: [tokens]."""
+    return {
+        "entropies": entropies(model, tokenizer, say),
+        "heads": heads_by_length(model, document, lengths, say),
+        "needle": needle(model, tokenizer, document, lengths, say),
+        "logits": logits(model, document[:4000], say, few=min(500, len(document))),
+    }
+
+
 def _table(title: str, note: str, head: str, rows: Sequence[str]) -> str:
     """head and rows: cells with " | " between them."""
     line = "|".join(["---"] * (head.count(" | ") + 1))
@@ -501,13 +514,13 @@ def _span(values: Any, form: str) -> str:
     return f"{middle:{form}} ({low:{form}} … {high:{form}})"
 
 
-def _entropy_table(results: dict[str, Any], labels: dict[str, str]) -> str:
+def _entropy_table(results: dict[str, Any], looks: Looks) -> str:
     of = next(iter(results.values()))["entropies"]
     some, rows = _some(of["items"], 5), []
     for name, found in results.items():
-        readings = {labels[name]: found["entropies"]}
+        readings = {looks[name][0]: found["entropies"]}
         if "adaptive" in found["entropies"]:
-            readings[f"{labels[name]}, {ADAPTIVE}"] = found["entropies"]["adaptive"]
+            readings[f"{looks[name][0]}, {ADAPTIVE}"] = found["entropies"]["adaptive"]
         for label, r in readings.items():
             cells = [
                 f"{r['mean'][i]:.2f} ({r['share_mean'][i]:.2f}), {r['answer'][i]:.2f}" for i in some
@@ -521,7 +534,7 @@ def _entropy_table(results: dict[str, Any], labels: dict[str, str]) -> str:
     return _table("Entropy behind a list of numbers", note, head, rows)
 
 
-def _heads_table(results: dict[str, Any], labels: dict[str, str]) -> str:
+def _heads_table(results: dict[str, Any], looks: Looks) -> str:
     rows = []
     for name, found in results.items():
         of = found["heads"]
@@ -530,7 +543,7 @@ def _heads_table(results: dict[str, Any], labels: dict[str, str]) -> str:
             mean = {key: np.mean(of[key][i]) for key in MEANS}
             seen = length - (min(length, of["rows"]) - 1) / 2
             rows.append(
-                f"{labels[name]} | {length} | {mean['kept']:.1f} "
+                f"{looks[name][0]} | {length} | {mean['kept']:.1f} "
                 f"({100 * mean['kept'] / seen:.2f} %) | "
                 f"{mean['strong']:.1f} | {mean['entropy']:.2f} | {mean['first']:.3f} | "
                 f"{mean['first_four']:.3f} | {mean['distance']:.0f} | {mean['near']:.1f}"
@@ -547,12 +560,12 @@ def _heads_table(results: dict[str, Any], labels: dict[str, str]) -> str:
     return _table("Heads by length", note, head, rows)
 
 
-def _needle_table(results: dict[str, Any], labels: dict[str, str]) -> str:
+def _needle_table(results: dict[str, Any], looks: Looks) -> str:
     rows = []
     for name, found in results.items():
         of = found["needle"]
         rows += [
-            f"{labels[name]} | {of['lengths'][i]} | {of['five'][i]:.2f} | "
+            f"{looks[name][0]} | {of['lengths'][i]} | {of['five'][i]:.2f} | "
             f"{max(of['best'][i]):.2f} | {of['nats'][i]:.2f} | {100 * of['found'][i]:.0f} %"
             for i in _some(of["lengths"], 3)
         ]
@@ -561,7 +574,7 @@ def _needle_table(results: dict[str, Any], labels: dict[str, str]) -> str:
     return _table("A pass key in the middle", note, head, rows)
 
 
-def _scores_table(results: dict[str, Any], labels: dict[str, str]) -> str:
+def _scores_table(results: dict[str, Any], looks: Looks) -> str:
     rows = []
     for name, found in results.items():
         of = found["logits"]
@@ -573,7 +586,7 @@ def _scores_table(results: dict[str, Any], labels: dict[str, str]) -> str:
             )
         shape = np.array(of["moments"])[:, 2:]
         rows.append(
-            f"{labels[name]} | {_span(of['spread'], '.1f')} | {_span(of['largest'], '.1f')} | "
+            f"{looks[name][0]} | {_span(of['spread'], '.1f')} | {_span(of['largest'], '.1f')} | "
             f"{bound} | {_span(shape[:, 0], '.2f')} | {_span(shape[:, 1], '.2f')} | "
             f"{_span(np.array(of['head_moments'])[:, 1], '.2f')}"
         )
@@ -591,27 +604,27 @@ def _scores_table(results: dict[str, Any], labels: dict[str, str]) -> str:
     return _table("Scores", note, head, rows)
 
 
-def tables(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
+def tables(results: dict[str, Any], looks: Looks) -> list[str]:
     """In Markdown, one for each measure.
 
     Args:
         results: a model's name, then "entropies", "heads", "needle" and "logits": what the four
             measures returned.
-        labels: of every name.
+        looks: {name: (label, colour)}.
     """
     parts = (_entropy_table, _heads_table, _needle_table, _scores_table)
-    return [part(results, labels) for part in parts]
+    return [part(results, looks) for part in parts]
 
 
-_COLORS = ("#222222", "#0072B2", "#D55E00", "#56AEE0", "#009E73", "#D9981A")
 _ADAPTIVE_COLOR = "#CC79A7"
 
 
-def _draw_lengths(results: dict[str, Any], labels: dict[str, str]) -> Figure:
+def _draw_lengths(results: dict[str, Any], looks: Looks) -> Figure:
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     first, every, weight = figure.subplots(1, 3)
     every.sharey(first)
-    for color, (name, found) in zip(cycle(_COLORS), results.items(), strict=False):
+    for name, found in results.items():
+        color = looks[name][1]
         of, key, heads = found["entropies"], found["needle"], found["heads"]
         block = np.array(of["first_block"])
         if name in list(results)[:2]:  # more would hide each other
@@ -620,7 +633,7 @@ def _draw_lengths(results: dict[str, Any], labels: dict[str, str]) -> Figure:
             items = np.tile([*of["items"], np.nan], block.shape[1])
             first.plot(items, gaps.T.ravel(), color=color, lw=0.6, alpha=0.5)
         first.plot(of["items"], block.mean(1), color=color, lw=2.2)
-        readings = [(of, color, "-", labels[name])]
+        readings = [(of, color, "-", looks[name][0])]
         if "adaptive" in of:
             readings.append((of["adaptive"], _ADAPTIVE_COLOR, "--", ADAPTIVE))
         for reading, shade, line, label in readings:
@@ -647,15 +660,16 @@ def _draw_lengths(results: dict[str, Any], labels: dict[str, str]) -> Figure:
     return figure
 
 
-def _draw_scores(results: dict[str, Any], labels: dict[str, str]) -> Figure:
+def _draw_scores(results: dict[str, Any], looks: Looks) -> Figure:
     wanted = next(iter(results.values()))["logits"]["layers"]
     figure = Figure(figsize=(9.6, 3.3), layout="constrained")
     panels = figure.subplots(1, len(wanted), sharey=True, squeeze=False)[0]
     for i, (axes, layer) in enumerate(zip(panels, wanted, strict=True)):
         axes.plot([-3, 3], [-3, 3], color=style.FAINT, lw=1, label="normal")
-        for color, (name, found) in zip(cycle(_COLORS), results.items(), strict=False):
+        for name, found in results.items():
+            color = looks[name][1]
             of = found["logits"]
-            axes.plot(of["normal"], of["quantiles"][i], color=color, label=labels[name])
+            axes.plot(of["normal"], of["quantiles"][i], color=color, label=looks[name][0])
         axes.set_title(f"Layer {layer + 1}")
         axes.set_xticks([-2, 0, 2])
         axes.set_xlabel("normal quantiles")
@@ -665,7 +679,7 @@ def _draw_scores(results: dict[str, Any], labels: dict[str, str]) -> Figure:
     return figure
 
 
-def draw(results: dict[str, Any], labels: dict[str, str], target: Path) -> list[Path]:
+def draw(results: dict[str, Any], looks: Looks, target: Path) -> list[Path]:
     """Two figures, as `tables` takes the data: target-length and target-scores, SVG and PNG each.
 
     The first has the entropy of heads against items, and the weight on a pass key and on the first
@@ -675,6 +689,6 @@ def draw(results: dict[str, Any], labels: dict[str, str], target: Path) -> list[
     with style.styled(), mpl.rc_context({"axes.titleweight": "normal"}):
         written = []
         for name, figure in (("length", _draw_lengths), ("scores", _draw_scores)):
-            made = figure(results, labels)
+            made = figure(results, looks)
             written += save_figure(made, target.parent, f"{target.name}-{name}")
     return written

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from tsallis_report.files import replace_text
 from . import lengths, measure, report, why
 from .methods import MAPS
 from .models import SMOLLM2
+from .screen import Screen
 from .tokens import Corpus, corpus_of
 from .train import Plan, Run, TrainError, fast_bfloat16, softening
 
@@ -31,26 +31,6 @@ PLANNED = ("length", "batch", "micro", "extend", "alpha", "rate", "seed", "devic
 TRAINING = 0.6  # the share of --seconds that training gets; the rest is for measuring
 UNTOUCHED = "untouched"
 SOURCE = Path(__file__).resolve().parents[2]
-
-
-class Screen:
-    """Lines of progress on standard error: in place on a terminal, else now and then."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self.live = sys.stderr.isatty()
-        self.lines = 0
-
-    def step(self, line: str) -> None:
-        self.lines += 1
-        if self.quiet or not (self.live or self.lines % 10 == 1):
-            return
-        end = "\r" if self.live else "\n"
-        print(f"\x1b[K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
-
-    def say(self, line: str) -> None:
-        if not self.quiet:
-            print(f"\x1b[K{line}" if self.live else line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -170,7 +150,7 @@ def _measured(
             continue
         of = {option: getattr(options, option) for option in row.of}
         if there.get(key, {}).get("of") != of:
-            if time.monotonic() > deadline:
+            if row.when and time.monotonic() > deadline:
                 found.setdefault("skipped", []).append(key)
                 continue
             screen.say(f"measuring {name}: {key}")
