@@ -53,7 +53,7 @@ _LEAST_LENGTH = 1024  # below it lm-eval looks for a shorter sample without end
 
 _Found = TypeVar("_Found")
 _Say = Callable[[str], None]
-# What `report.LOOKS` is: a method's label and colour.
+# A method's label and colour.
 Looks = Mapping[str, tuple[str, str]]
 
 
