@@ -355,7 +355,7 @@ def read_with(made: Path, map_name: str) -> tuple[LlamaForCausalLM, Any]:
 
 
 def held_out(made: Path, longest: int) -> torch.Tensor:
-    tokens = corpus_of(str(made / "corpus"), made / "model", made).train
+    tokens = corpus_of(str(made / "corpus"), made / "model", made).texts[0].train
     return torch.from_numpy(tokens[: 2 * longest].astype("int64")).view(2, longest)
 
 
@@ -447,6 +447,7 @@ def test_keys_are_found_where_the_answer_is_the_most_likely(made, monkeypatch):
 
 
 def test_tables_and_the_figure_of_lengths(tmp_path):
+    looks = {"softmax": ("softmax", "#222222"), "entmax": ("entmax, α = 1.5", "#0072B2")}
     keys = {"found": 5, "asked": 10, "depths": [1] * 5 + [0] * 5}
     ruler = {"ruler_vt": [1.0, 0.5], "ruler_cwe": [0.25, 0.25]}
     results = {
@@ -457,26 +458,26 @@ def test_tables_and_the_figure_of_lengths(tmp_path):
         },
         "entmax": {"losses": {"rope": {1024: [2.25, 3.25]}}},
     }
-    lines = lengths.tables(results, report.LOOKS)
+    lines = lengths.tables(results, looks)
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
     assert ["method", "positions", "1024", "2048"] in cells
     assert ["softmax", "its own", "2.500", "8.500"] in cells
     assert ["softmax", "NTK", "", "3.000"] in cells
-    assert ["entmax, α = 1.5, softened", "its own", "2.750", ""] in cells
+    assert ["entmax, α = 1.5", "its own", "2.750", ""] in cells
     # Wilson's interval of 5 in 10, as tables have it.
     assert ["softmax", "its own", "50 (24 to 76)"] in cells
     assert ["softmax", "its own", "ruler_vt", "75"] in cells
     assert ["softmax", "its own", "mean", "50"] in cells
-    lengths.draw(results, report.LOOKS, tmp_path / "lengths")
+    lengths.draw(results, looks, tmp_path / "lengths")
     pictures = [(tmp_path / f"lengths.{kind}").read_bytes() for kind in ("svg", "png")]
     # The same out of the file that results are kept in.
     kept = json.loads(json.dumps(results))
-    assert lengths.tables(kept, report.LOOKS) == lines
-    lengths.draw(kept, report.LOOKS, tmp_path / "lengths")
+    assert lengths.tables(kept, looks) == lines
+    lengths.draw(kept, looks, tmp_path / "lengths")
     assert pictures == [(tmp_path / f"lengths.{kind}").read_bytes() for kind in ("svg", "png")]
-    assert lengths.tables({"entmax": {}}, report.LOOKS) == []
+    assert lengths.tables({"entmax": {}}, looks) == []
     with pytest.raises(ValueError, match="results: expected losses or keys"):
-        lengths.draw({"entmax": {}}, report.LOOKS, tmp_path / "lengths")
+        lengths.draw({"entmax": {}}, looks, tmp_path / "lengths")
 
 
 @pytest.mark.slow

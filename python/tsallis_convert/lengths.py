@@ -34,6 +34,7 @@ from tsallis_report.parts import save_figure
 from tsallis_report.table import markdown_table
 
 from . import ConvertError
+from .methods import KINDS as ALL_KINDS
 from .methods import POSITIONS, rope, with_rope
 
 KINDS = ("rope", "ntk", "yarn")
@@ -52,7 +53,7 @@ _LEAST_LENGTH = 1024  # below it lm-eval looks for a shorter sample without end
 
 _Found = TypeVar("_Found")
 _Say = Callable[[str], None]
-# What `report.LOOKS` is: a method's label and colour.
+# A method's label and colour.
 Looks = Mapping[str, tuple[str, str]]
 
 
@@ -487,8 +488,11 @@ def draw(results: Mapping[str, Any], looks: Looks, target: Path) -> None:
         signs = [(looks[name][0], _look(results, looks, name)) for name in results]
         if len(kinds) > 1:
             signs += [
-                (f"positions: {_kind(kind)}", {"color": style.FAINT, "ls": style.line(kind, KINDS)})
-                for kind in KINDS
+                (
+                    f"positions: {_kind(kind)}",
+                    {"color": style.FAINT, "ls": style.line(kind, ALL_KINDS)},
+                )
+                for kind in ALL_KINDS
                 if kind in kinds
             ]
         handles = [Line2D([], [], label=label, **look) for label, look in signs]
@@ -509,7 +513,7 @@ def _draw_panel(axes: Axes, results: Mapping[str, Any], looks: Looks, part: str)
         # Other positions go on from the last length at which they are the model's own.
         shared = sorted(n for n in own.get(name, {}) if kind != "rope" and n < min(by))
         points = {n: own[name][n] for n in shared[-1:]} | by
-        look = _look(results, looks, name) | {"ls": style.line(kind, KINDS)}
+        look = _look(results, looks, name) | {"ls": style.line(kind, ALL_KINDS)}
         if part == "losses":
             means = {n: _mean(values) for n, values in points.items()}
             axes.plot(list(means), list(means.values()), **look)
