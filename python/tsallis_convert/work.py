@@ -53,8 +53,8 @@ class Texts:
 @dataclass(frozen=True)
 class Measure:
     """of: the options that it depends on. when: the option that asks for it; None: always.
-    untouched: whether it is also of the model as it came. rounded: whether products are those of
-    training, in bfloat16 where that is fast."""
+    untouched: whether it is also of the model as it came. rounded: whether the model is read in
+    bfloat16 where that is fast."""
 
     read: Callable[[PreTrainedModel, Texts, argparse.Namespace, Any, Path], Any]
     of: tuple[str, ...]
@@ -131,7 +131,7 @@ MEASURES = {
 
 def _measured(
     name: str,
-    load: Callable[[], PreTrainedModel],
+    load: Callable[..., PreTrainedModel],
     folder: Path,
     texts: Texts,
     options: argparse.Namespace,
@@ -141,7 +141,7 @@ def _measured(
     """What is measured of a model, out of measures.json of its folder where it is there."""
     record = folder / "measures.json"
     there = json.loads(record.read_text()) if record.is_file() else {}
-    model = None
+    models: dict[torch.dtype, PreTrainedModel] = {}
     found: dict[str, Any] = {}
     for key, row in MEASURES.items():
         if (name == UNTOUCHED and not row.untouched) or (
@@ -154,13 +154,14 @@ def _measured(
                 found.setdefault("skipped", []).append(key)
                 continue
             screen.say(f"measuring {name}: {key}")
-            model = load() if model is None else model
             say: Any = partial(
                 lambda where, line: screen.step(f"{where}: {line}"), f"{name}, {key}"
             )
             low = options.device != "cpu" or (row.rounded and fast_bfloat16())
-            with torch.autocast(options.device, torch.bfloat16, enabled=low):
-                there[key] = {"of": of, "found": row.read(model, texts, options, say, folder)}
+            dtype = torch.bfloat16 if low else torch.float32
+            if dtype not in models:
+                models[dtype] = load(dtype=dtype)
+            there[key] = {"of": of, "found": row.read(models[dtype], texts, options, say, folder)}
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(record, json.dumps(there) + "\n")
         found[key] = there[key]["found"]
@@ -223,7 +224,7 @@ def _results(
         "untouched": _untouched(model, options.alpha, held, screen.say),
     }
 
-    def measured(name: str, folder: Path, load: Callable[[], PreTrainedModel]) -> dict[str, Any]:
+    def measured(name: str, folder: Path, load: Callable[..., PreTrainedModel]) -> dict[str, Any]:
         return _measured(name, load, folder, texts, options, screen, deadline)
 
     plain = partial(measure.load, model, measure.SOFTMAX, options.alpha, device=device)
