@@ -297,10 +297,10 @@ def heads_by_length(
 
     Returns:
         [lengths][layers] of each: "kept", keys with a weight above 0 (softmax: above 1 %);
-        "strong", keys with a weight above 1 %; "entropy", nats; "first"
-        and "first_four", weight on the first key and on the first four; "distance", mean distance
-        by weight, in tokens; "near", keys whose score lies within a gap of the row's largest, that
-        one included: N_n of Hayase and Karakida 2026 (arXiv 2605.12697).
+        "strong", keys with a weight above 1 %; "entropy", nats; "first" and "first_four", weight on
+        the first key and on the first four; "distance", mean distance by weight, in tokens; "near",
+        keys whose score lies within a gap of the row's largest, that one included: N_n of Hayase
+        and Karakida 2026 (arXiv 2605.12697), at the gap of `_borders`.
 
     Raises:
         WhyError: lengths do not rise, the document is shorter than the last one, or the attention
