@@ -276,6 +276,8 @@ def test_times_of_cuda_kernels_follow_from_counted_work():
     work = made.sweep(256, 64, 1, [(1, 7)])
     assert work.blocks.tolist() == [[1, 4, 4, 7], [1, 2, 2, 7]]
     assert work.time([100, 10, 1, 0.5]) == pytest.approx(0.1475)
+    tail = made.sweep(1024, 64, 265)
+    assert tail.time([0, 1, 0, 0], across=True) < tail.time([0, 1, 0, 0])
     assert made.dense([8], 128, 1, 3, power=True).blocks.tolist() == [[24, 40, 24]]
 
 
