@@ -2,6 +2,7 @@
 they say of figures and commands is held against reports and recipes."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -91,9 +92,8 @@ def test_commands_name_methods_that_the_recipe_has():
     assert seen > 2
 
 
-def log_index():
-    path = ROOT / "scripts" / "log_index.py"
-    spec = importlib.util.spec_from_file_location("log_index", path)
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -101,7 +101,7 @@ def log_index():
 
 def test_the_index_of_the_log_is_that_of_its_entries():
     """`make log` writes it from headings, dates, tags and subjects."""
-    made = log_index()
+    made = script("log_index")
     page = (ROOT / "docs" / "log.md").read_text()
     assert len(made.entries(page)) > 30
     assert page == made.with_index(page)
@@ -117,7 +117,7 @@ def test_the_index_of_the_log_is_that_of_its_entries():
     ],
 )
 def test_a_wrong_entry_of_the_log_is_an_error(changed, to, error):
-    made = log_index()
+    made = script("log_index")
     log = (
         f"# Log\n\n{made.BEGIN}\n{made.END}\n\n"
         "## Newer: 1.5 times\n\n*2026-01-03, tool: tests.*  Text.\n\n"
@@ -262,3 +262,33 @@ def test_every_key_of_a_recipe_is_on_its_page():
     assert not missing
     for section in sections:
         assert f"[{section}" in page
+
+
+def test_times_of_cuda_kernels_follow_from_counted_work():
+    made = script("predict_cuda")
+    # The last of five blocks on two slots runs alone.
+    assert made.span([3, 3, 2, 2, 2], slots=2) == 7
+    assert made.at_keys([(64, 10), (1024, 50)], 256) == pytest.approx(30)
+    assert made.at_keys([(64, 10), (1024, 50)], 4096) == 50
+    assert made.least_squares([[1, 2], [2, 1]], [8, 7]) == pytest.approx([2, 3])
+    assert made.least_squares([[1, 1], [1, 2]], [3, 1])[1] == 0  # else below 0
+    # Two blocks of 128 rows that see 4 and 2 tiles of 64 keys.
+    work = made.sweep(256, 64, 1, [(1, 7)])
+    assert work.blocks.tolist() == [[1, 4, 4, 7], [1, 2, 2, 7]]
+    assert work.time([100, 10, 1, 0.5]) == pytest.approx(0.1475)
+    tail = made.sweep(1024, 64, 265)
+    assert tail.time([0, 1, 0, 0], across=True) < tail.time([0, 1, 0, 0])
+    assert made.dense([8], 128, 1, 3, power=True).blocks.tolist() == [[24, 40, 24]]
+
+
+def test_predicted_times_of_cuda_kernels_hold():
+    """Whole forward passes on normal inputs, of which most are not fitted: within a sixth."""
+    made = script("predict_cuda")
+    document = json.loads((ROOT / "docs/figures/cuda-counts.json").read_text())
+    cases = made.normal_cases(document)
+    model = made.Model(cases)
+    parts = ("sweep", "known thresholds", "lone blocks")
+    whole = [case for case in cases if not case.name.endswith(parts)]
+    ratios = {case.name: model.time(case) / case.measured for case in whole}
+    assert len(ratios) > 10
+    assert max(abs(ratio - 1) for ratio in ratios.values()) < 1 / 6, ratios
