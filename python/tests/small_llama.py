@@ -32,6 +32,6 @@ def write_tokenizer(folder: Path, texts: list[str]) -> None:
 def write_llama(folder: Path, texts: list[str], **more) -> Path:
     """As save_pretrained writes it; ``more`` goes to its config."""
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES, **more)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**(SIZES | more))).save_pretrained(folder)
     write_tokenizer(folder, texts)
     return folder

@@ -94,14 +94,16 @@ def test_every_map_and_its_page(made):
         else:
             assert alpha == (1.5 if sparse else None)
     # What reads models at lengths is measured once, of the model as it came, too.
-    reading = ("--lengths", "700,1400", "--keys", "10", "--why", "--documents", "1")
+    reading = ("--lengths", "700,1400", "--keys", "10", "--why", "untouched,learned")
+    reading += ("--documents", "1")
     done = convert(made, *methods, *reading, "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     for found in (results["as_it_came"], *results["runs"].values()):
         assert found["losses"]["rope"].keys() == {"700", "1400"}
         assert found["keys"]["rope"]["700"]["asked"] == 10
-        assert len(found["why"]["heads"]["kept"]) == 2
+    assert len(results["as_it_came"]["why"]["heads"]["kept"]) == 2
+    assert [name for name, run in results["runs"].items() if "why" in run] == ["learned"]
     page = (made / "out" / "report.md").read_text()
     for title in ("## Loss by length", "## Keys found by length", "### Heads by length"):
         assert title in page
@@ -221,14 +223,16 @@ def test_every_factor_and_all_positions_train_and_come_back(made):
     corpus = corpus_of(f"{made / 'corpus'}:0.25,{made / 'corpus'}:0.75", made / "model", made)
     assert corpus.name == "0.25 corpus, 0.75 corpus"
     tokens = corpus.documents(24, 2)
+    write_llama(made / "model-4", TEXTS, num_hidden_layers=4)
     for name in names:
         plan = Plan(name, corpus.name, 4 * 32, length=32, extend=4096, rate=1e-2)
-        run = Run(made / "rows" / name, made / "model", plan, 1)
+        method = method_of(name)
+        deep = "model-4" if method.positions.unrotated else "model"
+        run = Run(made / "rows" / name, made / deep, plan, 1)
         run.begin()
         run.train(corpus, lambda _: None)
         read = AutoModelForCausalLM.from_pretrained(run.model).eval()
         config = json.loads((run.model / "config.json").read_text())
-        method = method_of(name)
         extra = method.scale is not None or method.positions.unrotated > 0
         assert config["tsallis_map"] == ("entmax" if method.map.alpha else "softmax")
         assert config.get("tsallis_query_scale") == (method.scale.kind if method.scale else None)
@@ -247,7 +251,11 @@ def test_every_factor_and_all_positions_train_and_come_back(made):
         # A second reading gives the same logits.
         again = AutoModelForCausalLM.from_pretrained(run.model).eval()
         assert torch.equal(read(tokens).logits, again(tokens).logits)
+        assert config.get("tsallis_unrotated_layers") == ([3] if deep == "model-4" else None)
     assert set(names) == {path.name for path in (made / "rows").iterdir()}
+    plan = Plan("softmax+nope-fourth", corpus.name, 64, length=32)
+    with pytest.raises(TrainError, match="expected a model of 4 layers or more"):
+        Run(made / "shallow", made / "model", plan, 1).train(corpus, lambda _: None)
 
 
 def test_positions():
@@ -357,6 +365,9 @@ def test_mistakes_are_named(made):
         absent = convert(made, "--device", "cuda")
         assert absent.returncode == 2
         assert "--device: expected a GPU that torch sees for cuda, got none" in absent.stderr
+    unknown = convert(made, "--why", "softmaxx", "--lengths", "700")
+    assert unknown.returncode == 2
+    assert "--why: expected untouched or a method of --methods, got 'softmaxx'" in unknown.stderr
     alone = convert(made, "--keys", "10")
     assert alone.returncode == 2
     assert "--keys: expected --lengths beside it, got none" in alone.stderr

@@ -102,7 +102,10 @@ def _parser() -> argparse.ArgumentParser:
         "(default: rope,ntk,yarn)",
     )
     parser.add_argument(
-        "--why", action="store_true", help="measure entropies, sinks and scores of heads, too"
+        "--why",
+        default="",
+        metavar="NAMES",
+        help="methods, or untouched, whose heads are looked at: entropies, sinks, scores",
     )
     parser.add_argument("--alpha", type=float, default=1.5, help="above 1, up to 2 (default: 1.5)")
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (default: 1e-4)")
@@ -135,6 +138,9 @@ def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     options.kinds = options.kinds.split(",")
     if wrong := [kind for kind in options.kinds if kind not in KINDS]:
         parser.error(f"--kinds: expected of {', '.join(KINDS)}, got {wrong[0]!r}")
+    options.why = [name for name in options.why.split(",") if name]
+    if wrong := [name for name in options.why if name not in ("untouched", *options.methods)]:
+        parser.error(f"--why: expected untouched or a method of --methods, got {wrong[0]!r}")
     for name in ("keys", "ruler", "why"):
         if getattr(options, name) and not options.lengths:
             parser.error(f"--{name}: expected --lengths beside it, got none")

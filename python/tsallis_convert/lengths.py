@@ -57,7 +57,7 @@ _Say = Callable[[str], None]
 Looks = Mapping[str, tuple[str, str]]
 
 
-class LengthsError(ConvertError):
+class LengthsError(ConvertError, ValueError):
     """A measure cannot be taken; the text goes to the user."""
 
 
@@ -89,7 +89,7 @@ def _by_length(
 def _check_lengths(lengths: Sequence[int], least: int, most: int) -> None:
     for length in lengths:
         if not least <= length <= most:
-            raise ValueError(f"lengths: expected from {least} to {most} tokens, got {length}")
+            raise LengthsError(f"lengths: expected from {least} to {most} tokens, got {length}")
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def losses(
         lengths: tokens, with the targets.
 
     Raises:
-        ValueError: a length leaves no token before the targets, or is longer than the documents.
+        LengthsError: a length leaves no token before the targets, or is longer than the documents.
     """
     _check_lengths(lengths, targets + 1, documents.shape[1])
 
@@ -152,10 +152,10 @@ def key_context(
         document: int64 [at least length], of which a stretch at a random place is the text.
 
     Raises:
-        ValueError: more keys than names, or too many for that length.
+        LengthsError: more keys than names, or too many for that length.
     """
     if not 1 <= keys <= len(_OPENED):
-        raise ValueError(f"keys: expected 1 to {len(_OPENED)}, got {keys}")
+        raise LengthsError(f"keys: expected 1 to {len(_OPENED)}, got {keys}")
 
     def tokens_of(text: str) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
@@ -174,7 +174,7 @@ def key_context(
     room = length - max(len(asked) + len(answer) for asked, answer in questions)
     room -= sum(map(len, sentences))
     if room < keys:
-        raise ValueError(f"length: expected room for {keys} keys and text, got {length} tokens")
+        raise LengthsError(f"length: expected room for {keys} keys and text, got {length} tokens")
     begin = int(draw.integers(0, len(document) - room + 1))
     text = document[begin : begin + room]
     parts: list[Tensor] = []
@@ -231,10 +231,10 @@ def pass_keys(
         seed: of places, names and digits, which are the same for every model.
 
     Raises:
-        ValueError: an argument is not as it says.
+        LengthsError: an argument is not as it says.
     """
     if count < 1 or count % keys:
-        raise ValueError(f"count: expected a multiple of {keys}, got {count}")
+        raise LengthsError(f"count: expected a multiple of {keys}, got {count}")
     _check_lengths(lengths, 1, documents.shape[1])
 
     def measure(kind: str, length: int) -> dict[str, Any]:
@@ -279,9 +279,9 @@ def ruler_samples(
         LengthsError: lm-eval or what RULER takes beside it is not installed.
     """
     if task not in RULER:
-        raise ValueError(f"task: expected one of {', '.join(RULER)}, got {task!r}")
+        raise LengthsError(f"task: expected one of {', '.join(RULER)}, got {task!r}")
     if not 1 <= count <= _MOST_SAMPLES:
-        raise ValueError(f"count: expected 1 to {_MOST_SAMPLES} samples, got {count}")
+        raise LengthsError(f"count: expected 1 to {_MOST_SAMPLES} samples, got {count}")
     try:
         import lm_eval.tasks
         import nltk
@@ -363,7 +363,7 @@ def ruler(
 
     Raises:
         LengthsError: lm-eval is not installed.
-        ValueError: an argument is not as it says.
+        LengthsError: an argument is not as it says.
     """
     _check_lengths(lengths, _LEAST_LENGTH, sys.maxsize)
 
@@ -478,11 +478,11 @@ def draw(results: Mapping[str, Any], looks: Looks, target: Path) -> None:
     above every method's best kind. Arguments as `tables` takes them.
 
     Raises:
-        ValueError: there are neither losses nor keys.
+        LengthsError: there are neither losses nor keys.
     """
     parts = [part for part in ("losses", "keys") if _measured(results, part)]
     if not parts:
-        raise ValueError("results: expected losses or keys of a method, got neither")
+        raise LengthsError("results: expected losses or keys of a method, got neither")
     with style.styled():
         figure = Figure(figsize=(4.8 * len(parts), 4.2), layout="constrained")
         for part, axes in zip(parts, figure.subplots(1, len(parts), squeeze=False)[0], strict=True):

@@ -270,7 +270,13 @@ class Run:
         if method.scale:
             tsallis_transformers.scale_queries(model, method.scale.kind)
         if every := method.positions.unrotated:
-            layers = range(every - 1, model.config.num_hidden_layers, every)
+            count = model.config.num_hidden_layers
+            if count < every:
+                raise TrainError(
+                    f"--methods: expected a model of {every} layers or more for {plan.method}, got "
+                    f"{count}"
+                )
+            layers = range(every - 1, count, every)
             tsallis_transformers.unrotate(model, list(layers))
         reach = max(plan.length, plan.extend)
         set_rope(model, rope(model.config, method.positions.kind, reach))

@@ -52,13 +52,13 @@ class Texts:
 
 @dataclass(frozen=True)
 class Measure:
-    """of: the options that it depends on. when: the option that asks for it; None: always.
-    untouched: whether it is also of the model as it came. rounded: whether the model is read in
-    bfloat16 where that is fast."""
+    """of: the options that it depends on. when: whether the options ask for it of a model of this
+    name; None: always. untouched: whether it is also of the model as it came. rounded: whether the
+    model is read in bfloat16 where that is fast."""
 
     read: Callable[[PreTrainedModel, Texts, argparse.Namespace, Any, Path], Any]
     of: tuple[str, ...]
-    when: str | None = None
+    when: Callable[[Any, str], bool] | None = None
     untouched: bool = False
     rounded: bool = False
 
@@ -117,12 +117,20 @@ def _speed(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path
 LENGTHS = ("corpus", "lengths", "kinds", "documents")
 # In this order, since the last ones leave the model with another attention.
 MEASURES = {
-    "loss": Measure(lambda m, t, *_: measure.loss(m, t.held), ("corpus", "length")),
+    "loss": Measure(lambda m, t, *_: measure.loss(m, t.held), ("corpus", "length"), rounded=True),
     "heads": Measure(lambda m, t, *_: measure.heads(m, t.held[0]), ("corpus", "length")),
-    "losses": Measure(_losses, LENGTHS, "lengths", untouched=True, rounded=True),
-    "keys": Measure(_keys, (*LENGTHS, "keys"), "keys", untouched=True, rounded=True),
-    "ruler": Measure(_ruler, ("lengths", "kinds", "ruler"), "ruler", untouched=True, rounded=True),
-    "why": Measure(_why, LENGTHS, "why", untouched=True),
+    "losses": Measure(_losses, LENGTHS, lambda o, _: bool(o.lengths), untouched=True, rounded=True),
+    "keys": Measure(
+        _keys, (*LENGTHS, "keys"), lambda o, _: o.keys > 0, untouched=True, rounded=True
+    ),
+    "ruler": Measure(
+        _ruler,
+        ("lengths", "kinds", "ruler"),
+        lambda o, _: o.ruler > 0,
+        untouched=True,
+        rounded=True,
+    ),
+    "why": Measure(_why, LENGTHS, lambda o, name: name in o.why, untouched=True),
     "text": Measure(_text, ("corpus", "length")),
     "inputs": Measure(_inputs, ("corpus", "prompt")),
     "speed": Measure(_speed, ("corpus", "prompt", "threads")),
@@ -144,9 +152,7 @@ def _measured(
     models: dict[torch.dtype, PreTrainedModel] = {}
     found: dict[str, Any] = {}
     for key, row in MEASURES.items():
-        if (name == UNTOUCHED and not row.untouched) or (
-            row.when and not getattr(options, row.when)
-        ):
+        if (name == UNTOUCHED and not row.untouched) or (row.when and not row.when(options, name)):
             continue
         of = {option: getattr(options, option) for option in row.of}
         if there.get(key, {}).get("of") != of:
