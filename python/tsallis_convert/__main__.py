@@ -61,6 +61,12 @@ NUMBERS = (
 )
 
 
+LISTS = (
+    ("lengths", "rising tokens of context at which the loss of the same last tokens is measured"),
+    ("ruler-lengths", "those of RULER, from 1024 on (default: --lengths)"),
+)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tsallis convert",
@@ -88,12 +94,8 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help=f"{about} (default: {default})",
         )
-    parser.add_argument(
-        "--lengths",
-        default="",
-        metavar="N,N",
-        help="rising tokens of context at which the loss of the same last tokens is measured",
-    )
+    for name, about in LISTS:
+        parser.add_argument(f"--{name}", default="", metavar="N,N", help=about)
     parser.add_argument(
         "--kinds",
         default="rope,ntk,yarn",
@@ -129,20 +131,25 @@ def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     for name, least in (*((name, least) for name, _, least, _ in NUMBERS), ("threads", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name}: expected {least} or more, got {getattr(options, name)}")
-    try:
-        options.lengths = [int(part) for part in options.lengths.split(",") if part]
-    except ValueError:
-        options.lengths = [0]
-    if options.lengths != sorted(set(options.lengths)) or (options.lengths or [64])[0] < 64:
-        parser.error("--lengths: expected rising numbers from 64 on, separated by commas")
+    for name, _ in LISTS:
+        key = name.replace("-", "_")
+        text = getattr(options, key)
+        try:
+            found = [int(part) for part in text.split(",") if part]
+        except ValueError:
+            found = [0]
+        if found != sorted(set(found)) or (found or [64])[0] < 64:
+            parser.error(f"--{name}: expected rising numbers from 64 on, as in 64,128, got {text}")
+        setattr(options, key, found)
+    options.ruler_lengths = options.ruler_lengths or options.lengths
     options.kinds = options.kinds.split(",")
     if wrong := [kind for kind in options.kinds if kind not in KINDS]:
         parser.error(f"--kinds: expected of {', '.join(KINDS)}, got {wrong[0]!r}")
     options.why = [name for name in options.why.split(",") if name]
     if wrong := [name for name in options.why if name not in ("untouched", *options.methods)]:
         parser.error(f"--why: expected untouched or a method of --methods, got {wrong[0]!r}")
-    for name in ("keys", "ruler", "why"):
-        if getattr(options, name) and not options.lengths:
+    for name, needed in (("keys", "lengths"), ("ruler", "ruler_lengths"), ("why", "lengths")):
+        if getattr(options, name) and not getattr(options, needed):
             parser.error(f"--{name}: expected --lengths beside it, got none")
     if options.device not in ("cpu", "cuda"):
         parser.error(f"--device: expected cpu or cuda, got {options.device}")

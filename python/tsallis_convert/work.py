@@ -84,7 +84,7 @@ def _keys(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path)
 
 def _ruler(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
     return lengths.ruler(
-        model, texts.tokenizer, options.lengths, options.ruler, kinds=options.kinds, say=say
+        model, texts.tokenizer, options.ruler_lengths, options.ruler, kinds=options.kinds, say=say
     )
 
 
@@ -125,7 +125,7 @@ MEASURES = {
     ),
     "ruler": Measure(
         _ruler,
-        ("lengths", "kinds", "ruler"),
+        ("ruler_lengths", "kinds", "ruler"),
         lambda o, _: o.ruler > 0,
         untouched=True,
         rounded=True,
