@@ -50,8 +50,8 @@ NUMBERS = (
     ("prompt", 8000, 1, "tokens before writing"),
     ("seed", 1, 0, "of the order of text"),
     ("documents", 8, 1, "held-out texts that --lengths are measured on"),
-    ("keys", 0, 0, "pass keys to ask for at each of --lengths"),
-    ("ruler", 0, 0, "samples of each task of RULER at each of --lengths (needs lm-eval)"),
+    ("keys", 0, 0, "pass keys to ask for at each of --ask-lengths"),
+    ("ruler", 0, 0, "samples of each task of RULER at each of --ask-lengths (needs lm-eval)"),
     (
         "seconds",
         0,
@@ -63,7 +63,7 @@ NUMBERS = (
 
 LISTS = (
     ("lengths", "rising tokens of context at which the loss of the same last tokens is measured"),
-    ("ruler-lengths", "those of RULER, from 1024 on (default: --lengths)"),
+    ("ask-lengths", "those of pass keys and RULER (default: --lengths)"),
 )
 
 
@@ -141,14 +141,14 @@ def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
         if found != sorted(set(found)) or (found or [64])[0] < 64:
             parser.error(f"--{name}: expected rising numbers from 64 on, as in 64,128, got {text}")
         setattr(options, key, found)
-    options.ruler_lengths = options.ruler_lengths or options.lengths
+    options.ask_lengths = options.ask_lengths or options.lengths
     options.kinds = options.kinds.split(",")
     if wrong := [kind for kind in options.kinds if kind not in KINDS]:
         parser.error(f"--kinds: expected of {', '.join(KINDS)}, got {wrong[0]!r}")
     options.why = [name for name in options.why.split(",") if name]
     if wrong := [name for name in options.why if name not in ("untouched", *options.methods)]:
         parser.error(f"--why: expected untouched or a method of --methods, got {wrong[0]!r}")
-    for name, needed in (("keys", "lengths"), ("ruler", "ruler_lengths"), ("why", "lengths")):
+    for name, needed in (("keys", "ask_lengths"), ("ruler", "ask_lengths"), ("why", "lengths")):
         if getattr(options, name) and not getattr(options, needed):
             parser.error(f"--{name}: expected --lengths beside it, got none")
     if options.device not in ("cpu", "cuda"):

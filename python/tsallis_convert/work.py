@@ -75,7 +75,7 @@ def _keys(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path)
         model,
         texts.tokenizer,
         texts.documents,
-        options.lengths,
+        options.ask_lengths,
         options.keys,
         kinds=options.kinds,
         say=say,
@@ -84,7 +84,7 @@ def _keys(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path)
 
 def _ruler(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
     return lengths.ruler(
-        model, texts.tokenizer, options.ruler_lengths, options.ruler, kinds=options.kinds, say=say
+        model, texts.tokenizer, options.ask_lengths, options.ruler, kinds=options.kinds, say=say
     )
 
 
@@ -121,11 +121,15 @@ MEASURES = {
     "heads": Measure(lambda m, t, *_: measure.heads(m, t.held[0]), ("corpus", "length")),
     "losses": Measure(_losses, LENGTHS, lambda o, _: bool(o.lengths), untouched=True, rounded=True),
     "keys": Measure(
-        _keys, (*LENGTHS, "keys"), lambda o, _: o.keys > 0, untouched=True, rounded=True
+        _keys,
+        ("corpus", "ask_lengths", "kinds", "documents", "keys"),
+        lambda o, _: o.keys > 0,
+        untouched=True,
+        rounded=True,
     ),
     "ruler": Measure(
         _ruler,
-        ("ruler_lengths", "kinds", "ruler"),
+        ("ask_lengths", "kinds", "ruler"),
         lambda o, _: o.ruler > 0,
         untouched=True,
         rounded=True,
@@ -203,15 +207,15 @@ def _results(
     device = torch.device(options.device)
     held = corpus.held_out(options.length, 16).to(device)
     test = corpus.texts[0].test
-    longest = min(options.prompt, len(test) - 512)
+    prompt = min(options.prompt, len(test) - 512)
     documents = None
-    if options.lengths:
-        documents = corpus.documents(options.lengths[-1], options.documents).to(device)
+    if longest := max([*options.lengths, *options.ask_lengths], default=0):
+        documents = corpus.documents(longest, options.documents).to(device)
     texts = Texts(
         corpus,
         AutoTokenizer.from_pretrained(model),
         held,
-        torch.from_numpy(test[:longest].astype("int64")).to(device),
+        torch.from_numpy(test[:prompt].astype("int64")).to(device),
         documents,
     )
     plan = next(iter(runs.values())).plan
@@ -225,7 +229,7 @@ def _results(
         "rate": options.rate,
         "held_out": len(held),
         "heads_tokens": options.length,
-        "prompt_tokens": longest,
+        "prompt_tokens": prompt,
         "prompt": texts.tokenizer.decode(texts.short),
         "untouched": _untouched(model, options.alpha, held, screen.say),
     }
