@@ -71,7 +71,7 @@ def test_every_figure_is_written_and_has_content(full: Path) -> None:
     for name in SETS:
         svg = (full / "figures" / f"{name}.svg").read_text(encoding="utf-8")
         assert svg.rstrip().endswith("</svg>")
-        assert len(svg) > 20_000
+        assert len(svg) > 3_000
         png = (full / "figures" / f"{name}.png").read_bytes()
         assert png.startswith(b"\x89PNG")
         assert len(png) > 10_000

@@ -176,7 +176,7 @@ def save_figure(figure: Figure | None, directory: Path, name: str) -> list[Path]
         if suffix == "png":
             _use_palette(aside)
         else:
-            aside.write_text(_in_hundredths(aside.read_text()))
+            aside.write_text(_with_fallbacks(_in_hundredths(aside.read_text())))
         figure.set_layout_engine("none")  # the first layout serves both files
         aside.replace(path)
         written.append(path)
@@ -195,6 +195,11 @@ def _in_hundredths(svg: str) -> str:
         return text if text[-1] == ")" else f"{float(text):.2f}".rstrip("0").rstrip(".")
 
     return _LONG_NUMBER.sub(shorter, svg)
+
+
+def _with_fallbacks(svg: str) -> str:
+    """Text with letters of the same width where the font that measured it is not installed."""
+    return svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
 
 
 def _use_palette(png: Path) -> None:
