@@ -81,7 +81,7 @@ _RC: dict[Any, Any] = {  # matplotlib's own type lists every name
     "legend.handlelength": 3.0,  # dotted and dashed lines need room to look so
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
-    "svg.fonttype": "none",  # text stays text, which takes half as much as the outlines of its letters
+    "svg.fonttype": "none",  # text stays text: outlines of its letters take twice the room
     "svg.hashsalt": "tsallis",  # the same data gives the same bytes
     "path.simplify": True,
 }

@@ -39,20 +39,27 @@ def allow_serving() -> None:
         manager.attn_implementation = asked
 
     def loaded(manager: Any, model: str, *arguments: Any, **more: Any) -> Any:
+        asked = own = manager.attn_implementation
         if more.get("gguf_file") is None:
             name, revision = model.split("@", 1)
             content, _ = transformers.PretrainedConfig.get_config_dict(name, revision=revision)
             for ours in content.get("architectures") or []:
                 if not ours.startswith(PREFIX):
                     continue
-                if manager.attn_implementation not in NAMES:
+                # Without one the model's config.json names its own, which None would go before.
+                own = asked or content.get("attn_implementation")
+                if own not in NAMES:
                     raise ValueError(
                         f"attn_implementation: expected one of {NAMES} for a model with the "
-                        f"architecture {ours}, got {manager.attn_implementation}"
+                        f"architecture {ours}, got {own}"
                     )
                 # The server looks for the class by the name that the model gives.
                 setattr(transformers, ours, getattr(transformers, ours.removeprefix(PREFIX)))
-        return load(manager, model, *arguments, **more)
+        manager.attn_implementation = own
+        try:
+            return load(manager, model, *arguments, **more)
+        finally:
+            manager.attn_implementation = asked
 
     ModelManager._validate_args = checked
     ModelManager._load_model = loaded
