@@ -141,6 +141,11 @@ MEASURES = {
 }
 
 
+def _rounded(options: argparse.Namespace) -> torch.dtype:
+    """The dtype of what is `Measure.rounded`."""
+    return torch.bfloat16 if options.device != "cpu" or fast_bfloat16() else torch.float32
+
+
 def _measured(
     name: str,
     load: Callable[..., PreTrainedModel],
@@ -167,8 +172,7 @@ def _measured(
             say: Any = partial(
                 lambda where, line: screen.step(f"{where}: {line}"), f"{name}, {key}"
             )
-            low = options.device != "cpu" or (row.rounded and fast_bfloat16())
-            dtype = torch.bfloat16 if low else torch.float32
+            dtype = _rounded(options) if row.rounded else torch.float32
             if dtype not in models:
                 models[dtype] = load(dtype=dtype)
             there[key] = {"of": of, "found": row.read(models[dtype], texts, options, say, folder)}
@@ -182,7 +186,9 @@ def _name(model: str) -> str:
     return Path(model).resolve().name if model != SMOLLM2 else SMOLLM2
 
 
-def _untouched(model: Path, alpha: float, held: Tensor, say: Any) -> list[dict[str, Any]]:
+def _untouched(
+    model: Path, alpha: float, held: Tensor, dtype: torch.dtype, say: Any
+) -> list[dict[str, Any]]:
     rows = []
     factor = softening(alpha)
     for map_name, weights, softened, label in (
@@ -191,7 +197,7 @@ def _untouched(model: Path, alpha: float, held: Tensor, say: Any) -> list[dict[s
         (measure.ENTMAX, f"{UNTOUCHED}, queries × {factor:.2g}", True, f"entmax, α = {alpha:g}"),
     ):
         say(f"loss of {weights}, {label}")
-        read = measure.load(model, map_name, alpha, softened, held.device)
+        read = measure.load(model, map_name, alpha, softened, held.device, dtype)
         rows.append({"weights": weights, "map": label, "loss": measure.loss(read, held)})
     return rows
 
@@ -231,7 +237,7 @@ def _results(
         "heads_tokens": options.length,
         "prompt_tokens": prompt,
         "prompt": texts.tokenizer.decode(texts.short),
-        "untouched": _untouched(model, options.alpha, held, screen.say),
+        "untouched": _untouched(model, options.alpha, held, _rounded(options), screen.say),
     }
 
     def measured(name: str, folder: Path, load: Callable[..., PreTrainedModel]) -> dict[str, Any]:
