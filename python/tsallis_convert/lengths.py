@@ -48,6 +48,7 @@ RULER = (
     "ruler_cwe",
     "ruler_fwe",
 )
+MOST_NATS = 0.75  # above the least loss: a figure's lines of models that are lost leave it there
 _MOST_SAMPLES = 500  # that lm-eval makes of a task
 _LEAST_LENGTH = 1024  # below it lm-eval looks for a shorter sample without end
 
@@ -527,8 +528,9 @@ def _draw_panel(axes: Axes, results: Mapping[str, Any], looks: Looks, part: str)
             bars = np.maximum(0.0, [shares - lows, highs - shares])
             axes.errorbar(list(points), shares, bars, elinewidth=0.7, capsize=2, **look)
     if part == "losses":
-        # Positions that a model has lost would leave no room for what differs between methods.
-        low, high = min(best.values()), max(best.values())
+        # Models that are lost would leave no room for what differs between the others.
+        low = min(best.values())
+        high = min(max(best.values()), low + MOST_NATS)
         room = 0.08 * (high - low) or 0.1
         axes.set_ylim(low - room, high + room)
         axes.set_ylabel("nats a token")

@@ -109,7 +109,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"Corpus: {results['corpus']}; sequences of {results['length']} tokens, "
         f"{results['step_tokens']} tokens a step; α = {results['alpha']:g}; rate "
         f"{results['rate']:g}; one seed; {results['processor']}, {results['threads']} threads. "
-        f"Trained at {', '.join(sorted({run['commit'][:8] for run in runs.values()}))}.",
+        "Trained with the library of commit "
+        f"{', '.join(sorted({run['commit'][:8] for run in runs.values()}))}.",
         "",
         "![Loss of training, and keys kept by layer](convert.svg)",
         "",
