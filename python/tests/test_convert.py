@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from tsallis.bench.cases import trained_cases
 from tsallis.integrations.transformers import TsallisCache
-from tsallis_convert import ConvertError, lengths, measure, report
+from tsallis_convert import ConvertError, lengths, measure, report, work
 from tsallis_convert.methods import MAPS, POSITIONS, SCALES, MethodError, method_of, rope, with_rope
 from tsallis_convert.models import ModelError, wheel_of
 from tsallis_convert.tokens import Corpus, TokensError, corpus_of
@@ -309,24 +309,23 @@ def test_names_of_methods():
         method_of("entmax+half")
 
 
-def test_seconds_choose_the_tokens(made):
-    done = convert(made, "--methods", "entmax", "--seconds", "8", "--out", "timed", "--json")
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    steps = results["tokens"] / 32
-    assert (
-        steps
-        == len(results["runs"]["entmax"]["training"])
-        == len(results["runs"]["softmax"]["training"])
-    )
-    assert steps > 1
+def test_seconds_choose_the_tokens(made, monkeypatch):
+    corpus = corpus_of(str(made / "corpus"), made / "model", made)
+    plan = Plan("softmax", "corpus", 1, length=32, batch=2)
+    runs = {
+        name: Run(made / "timed" / name, made / "model", replace(plan, method=name), 1)
+        for name in ("softmax", "entmax")
+    }
+    assert all(run.pace(corpus) > 0.0 for run in runs.values())
+    assert not (made / "timed").exists()
+    monkeypatch.setattr(Run, "pace", lambda run, _: 5.0)
+    # Six tenths of 100 seconds are six steps of both methods, less a moment.
+    assert work._fit(plan, runs, corpus, 102, lambda _: None).tokens == 6 * 32 * 2
+    with pytest.raises(TrainError, match=r"at least one step of every method, 10 s, .*got 12"):
+        work._fit(plan, runs, corpus, 12, lambda _: None)
     # The same command goes on with what was planned.
-    assert convert(made, "--methods", "entmax", "--seconds", "8", "--out", "timed").returncode == 0
-    short = convert(
-        made, "--methods", "entmax", "--seconds", "1", "--length", "2000", "--out", "none"
-    )
-    assert short.returncode == 2
-    assert "--seconds: expected at least one step of every method" in short.stderr
+    runs["softmax"].begin()
+    assert work._fit(plan, runs, corpus, 102, lambda _: None).tokens == 1
 
 
 def test_softened_queries_bring_entmax_near_softmax():
