@@ -331,6 +331,8 @@ def test_seconds_choose_the_tokens(made, monkeypatch):
 def test_softened_queries_bring_entmax_near_softmax():
     assert softening(1.5) == pytest.approx(0.5)
     assert softening(1.0) == 1.0
+    assert Plan("entmax", "corpus", 1).factor == pytest.approx(0.5)
+    assert Plan("entmax", "corpus", 1, soften=0.3).factor == 0.3
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -367,6 +369,10 @@ def test_mistakes_are_named(made):
     unknown = convert(made, "--why", "softmaxx", "--lengths", "700")
     assert unknown.returncode == 2
     assert "--why: expected untouched or a method of --methods, got 'softmaxx'" in unknown.stderr
+    for wrong in ("0", "1.5"):
+        refused = convert(made, "--soften", wrong)
+        assert refused.returncode == 2
+        assert "--soften: expected a number above 0, up to 1" in refused.stderr
     alone = convert(made, "--keys", "10")
     assert alone.returncode == 2
     assert "--keys: expected --lengths beside it, got none" in alone.stderr

@@ -19,10 +19,10 @@ ABOUT = f"""Fine-tune a softmax language model by other maps, beside the same to
 MODEL is {SMOLLM2} (SmolLM2-135M-Instruct out of a Python package, 93 MB), or a folder that
 save_pretrained wrote. A method is a map, and may have a factor of the queries and other positions
 behind it: entmax, softmax+sharpen, learned+log+ntk. softmax itself is always run. With entmax and
-learned the queries are first multiplied by (1/4)^(alpha - 1), with which entmax begins close to
-softmax. Everything is trained on. Measured afterwards: the loss on held-out text, the keys that
-heads keep, the time of a token behind a long prompt, and a sample of text. What the attention of
-some layers gets from that prompt is kept for tsallis bench.
+learned the queries are first multiplied by (1/4)^(alpha - 1), with which entmax begins closer to
+softmax; --soften says another factor. Everything is trained on. Measured afterwards: the loss on
+held-out text, the keys that heads keep, the time of a token behind a long prompt, and a sample of
+text. What the attention of some layers gets from that prompt is kept for tsallis bench.
 
   maps       {", ".join(MAPS)}
   factors    {", ".join(f"{name}: {row.label}" for name, row in SCALES.items())}
@@ -110,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         help="methods, or untouched, whose heads are looked at: entropies, sinks, scores",
     )
     parser.add_argument("--alpha", type=float, default=1.5, help="above 1, up to 2 (default: 1.5)")
+    parser.add_argument(
+        "--soften",
+        type=float,
+        metavar="FACTOR",
+        help="what multiplies the queries of entmax and learned before they are trained "
+        "(default: (1/4)^(alpha - 1))",
+    )
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (default: 1e-4)")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="default: every core"
@@ -155,6 +162,8 @@ def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
         parser.error(f"--device: expected cpu or cuda, got {options.device}")
     if not 1.0 < options.alpha <= 2.0:
         parser.error(f"--alpha: expected a number above 1, up to 2, got {options.alpha}")
+    if options.soften is not None and not 0.0 < options.soften <= 1.0:
+        parser.error(f"--soften: expected a number above 0, up to 1, got {options.soften}")
     if not 0.0 < options.rate < 1.0:
         parser.error(f"--rate: expected a number above 0 and below 1, got {options.rate}")
     return options

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from tsallis.integrations import transformers as tsallis_transformers
 from tsallis.integrations.transformers_queries import LogScale
 
-from .train import soften, softening
+from .train import soften
 
 # A map that a model is read with: transformers' name, and what multiplies its scores.
 SOFTMAX, ENTMAX = "tsallis_softmax", "tsallis_entmax"
@@ -24,13 +24,13 @@ def load(
     folder: Path,
     attention: str,
     alpha: float,
-    softened: bool = False,
+    softened: float = 1.0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> PreTrainedModel:
     """The model of a folder under the attention that it is read with.
 
-    alpha: of entmax, where the model's config names none. softened: its queries are `soften`ed.
+    alpha: of entmax, where the model's config names none. softened: what multiplies its queries.
     """
     tsallis_transformers.register()
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -38,8 +38,8 @@ def load(
     )
     if not hasattr(model.config, "tsallis_alpha"):
         model.config.tsallis_alpha = alpha
-    if softened:
-        soften(model, softening(alpha))
+    if softened != 1.0:
+        soften(model, softened)
     model.to(device).eval()
     scales = [part for part in model.modules() if isinstance(part, LogScale)]
     exact = [(p, p.detach().clone()) for part in scales for p in part.parameters()]

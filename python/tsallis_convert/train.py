@@ -45,7 +45,8 @@ class TrainError(ConvertError):
 
 @dataclass(frozen=True)
 class Plan:
-    """micro: sequences that are held at a time. extend: tokens that NTK and YaRN scale for."""
+    """micro: sequences that are held at a time. extend: tokens that NTK and YaRN scale for. soften:
+    what multiplies the queries of maps that begin with softer ones; None: `softening` of alpha."""
 
     method: str
     corpus: str
@@ -55,6 +56,7 @@ class Plan:
     micro: int = 1
     extend: int = 0
     alpha: float = 1.5
+    soften: float | None = None
     rate: float = 1e-4
     seed: int = 1
     device: str = "cpu"
@@ -63,6 +65,11 @@ class Plan:
     @property
     def kind(self) -> Method:
         return method_of(self.method)
+
+    @property
+    def factor(self) -> float:
+        """What multiplies softened queries."""
+        return softening(self.alpha) if self.soften is None else self.soften
 
     @property
     def steps(self) -> int:
@@ -239,7 +246,7 @@ class Run:
         if state_file.is_file():
             state = torch.load(state_file, weights_only=True, map_location=plan.device)
         if method.map.softened and "model" not in state:
-            soften(model, softening(plan.alpha))
+            soften(model, plan.factor)
         self._change(model)
         model.to(plan.device)
         groups: dict[float, list[Tensor]] = {}

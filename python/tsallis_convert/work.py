@@ -24,10 +24,10 @@ from .methods import MAPS
 from .models import SMOLLM2
 from .screen import Screen
 from .tokens import Corpus, corpus_of
-from .train import Plan, Run, TrainError, fast_bfloat16, softening
+from .train import Plan, Run, TrainError, fast_bfloat16
 
 # What a plan has from the command line, under the same names.
-PLANNED = ("length", "batch", "micro", "extend", "alpha", "rate", "seed", "device")
+PLANNED = ("length", "batch", "micro", "extend", "alpha", "soften", "rate", "seed", "device")
 TRAINING = 0.6  # the share of --seconds that training gets; the rest is for measuring
 UNTOUCHED = "untouched"
 SOURCE = Path(__file__).resolve().parents[2]
@@ -187,17 +187,18 @@ def _name(model: str) -> str:
 
 
 def _untouched(
-    model: Path, alpha: float, held: Tensor, dtype: torch.dtype, say: Any
+    model: Path, plan: Plan, held: Tensor, dtype: torch.dtype, say: Any
 ) -> list[dict[str, Any]]:
     rows = []
-    factor = softening(alpha)
-    for map_name, weights, softened, label in (
-        (measure.SOFTMAX, UNTOUCHED, False, "softmax"),
-        (measure.ENTMAX, UNTOUCHED, False, f"entmax, α = {alpha:g}"),
-        (measure.ENTMAX, f"{UNTOUCHED}, queries × {factor:.2g}", True, f"entmax, α = {alpha:g}"),
+    entmax = f"entmax, α = {plan.alpha:g}"
+    softer = f"{UNTOUCHED}, queries × {plan.factor:.2g}"
+    for map_name, weights, factor, label in (
+        (measure.SOFTMAX, UNTOUCHED, 1.0, "softmax"),
+        (measure.ENTMAX, UNTOUCHED, 1.0, entmax),
+        (measure.ENTMAX, softer, plan.factor, entmax),
     ):
         say(f"loss of {weights}, {label}")
-        read = measure.load(model, map_name, alpha, softened, held.device, dtype)
+        read = measure.load(model, map_name, plan.alpha, factor, held.device, dtype)
         rows.append({"weights": weights, "map": label, "loss": measure.loss(read, held)})
     return rows
 
