@@ -238,7 +238,7 @@ def _results(
         "heads_tokens": options.length,
         "prompt_tokens": prompt,
         "prompt": texts.tokenizer.decode(texts.short),
-        "untouched": _untouched(model, options.alpha, held, _rounded(options), screen.say),
+        "untouched": _untouched(model, plan, held, _rounded(options), screen.say),
     }
 
     def measured(name: str, folder: Path, load: Callable[..., PreTrainedModel]) -> dict[str, Any]:
