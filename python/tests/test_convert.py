@@ -397,7 +397,7 @@ def held_out(made: Path, longest: int) -> torch.Tensor:
 
 
 def test_losses_are_of_the_same_tokens_whatever_stands_before_them(made):
-    (model, _), documents = read_with(made, measure.ENTMAX), held_out(made, 600)
+    (model, _), documents = read_with(made, "tsallis_entmax"), held_out(made, 600)
     found = lengths.losses(model, documents, [128, HELD, 600], targets=32)
     assert {kind: list(by) for kind, by in found.items()} == {
         "rope": [128, HELD, 600], "ntk": [600], "yarn": [600],
@@ -440,7 +440,7 @@ def test_keys_stand_at_even_depths_of_a_context_of_the_asked_length(made):
         lengths.key_context(tokenizer, document, 300, 10, np.random.default_rng(1))
 
 
-@pytest.mark.parametrize("map_name", [measure.SOFTMAX, measure.ENTMAX])
+@pytest.mark.parametrize("map_name", ["tsallis_softmax", "tsallis_entmax"])
 def test_a_question_behind_a_fork_is_that_of_one_pass(made, map_name):
     model, tokenizer = read_with(made, map_name)
     context = lengths.key_context(
@@ -458,7 +458,7 @@ def test_a_question_behind_a_fork_is_that_of_one_pass(made, map_name):
 
 
 def test_keys_are_found_where_the_answer_is_the_most_likely(made, monkeypatch):
-    model, tokenizer = read_with(made, measure.SOFTMAX)
+    model, tokenizer = read_with(made, "tsallis_softmax")
     documents = held_out(made, 700)
     found = lengths.pass_keys(model, tokenizer, documents, [500, 700], 20, keys=5, kinds=("rope",))
     assert found["rope"][500] == {"found": 0, "asked": 20, "depths": [0] * 5}
@@ -520,7 +520,7 @@ def test_tables_and_the_figure_of_lengths(tmp_path):
 @pytest.mark.slow
 def test_ruler_is_that_of_lm_eval(made):
     pytest.importorskip("lm_eval", reason="RULER takes lm-eval, which `make` does not install")
-    model, tokenizer = read_with(made, measure.ENTMAX)
+    model, tokenizer = read_with(made, "tsallis_entmax")
     folder = str(made / "model")
     tasks = ("niah_single_1", "ruler_cwe")
     found = lengths.ruler(model, tokenizer, [2048], 2, tasks, kinds=("rope",))

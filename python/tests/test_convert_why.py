@@ -41,7 +41,7 @@ def document(tokenizer):
 def models(folder):
     made = {}
     for name in READINGS:
-        map_name = measure.SOFTMAX if name == "softmax" else measure.ENTMAX
+        map_name = "tsallis_softmax" if name == "softmax" else "tsallis_entmax"
         made[name] = measure.load(folder, map_name, 1.5)
     made["entmax"].config.tsallis_alpha = [[1.5, 1.2, 2.0], [1.0, 1.3, 1.7]]
     tsallis_transformers.learn_alpha(made["learned"])

@@ -373,7 +373,9 @@ def test_models_whose_queries_cannot_have_factors():
     attention = model.model.layers[0].self_attn
     with pytest.raises(ValueError, match="position_ids: expected in the call of LlamaAttention"):
         attention(torch.randn(1, 3, 32).double())
+    integration.unrotate(model, [1])
     integration.unrotate(model, [0])
+    assert model.config.tsallis_unrotated_layers == [0, 1]
     with pytest.raises(ValueError, match="position_embeddings: expected in the call of LlamaAtt"):
         attention(torch.randn(1, 3, 32).double(), position_ids=torch.arange(3)[None])
 

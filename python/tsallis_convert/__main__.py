@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from . import ConvertError
-from .methods import KINDS, MAPS, POSITIONS, SCALES, method_of
+from .methods import KINDS, MAPS, POSITIONS, READ, SCALES, UNTOUCHED, method_of
 from .models import SMOLLM2, folder_of
 
 INTERRUPTED = 130
@@ -98,10 +98,10 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", default="", metavar="N,N", help=about)
     parser.add_argument(
         "--kinds",
-        default="rope,ntk,yarn",
+        default=",".join(READ),
         metavar="NAMES",
         help="positions to read with beyond the length that the model holds "
-        "(default: rope,ntk,yarn)",
+        f"(default: {','.join(READ)})",
     )
     parser.add_argument(
         "--why",
@@ -153,7 +153,7 @@ def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if wrong := [kind for kind in options.kinds if kind not in KINDS]:
         parser.error(f"--kinds: expected of {', '.join(KINDS)}, got {wrong[0]!r}")
     options.why = [name for name in options.why.split(",") if name]
-    if wrong := [name for name in options.why if name not in ("untouched", *options.methods)]:
+    if wrong := [name for name in options.why if name not in (UNTOUCHED, *options.methods)]:
         parser.error(f"--why: expected untouched or a method of --methods, got {wrong[0]!r}")
     for name, needed in (("keys", "ask_lengths"), ("ruler", "ask_lengths"), ("why", "lengths")):
         if getattr(options, name) and not getattr(options, needed):

@@ -1,4 +1,4 @@
-"""What a model is worth within and beyond the length that it holds: its loss, keys and RULER.
+"""A model within and beyond the length that it holds: its loss, the keys it finds, RULER.
 
 That length is ``max_position_embeddings`` of its config. Beyond it positions decide, so that every
 measure reads a model with several kinds of them (`methods.rope`). What a measure returns is
@@ -34,10 +34,8 @@ from tsallis_report.parts import save_figure
 from tsallis_report.table import markdown_table
 
 from . import ConvertError
-from .methods import KINDS as ALL_KINDS
-from .methods import POSITIONS, rope, takes_yarn, with_rope
+from .methods import KINDS, POSITIONS, READ, rope, takes_yarn, with_rope
 
-KINDS = ("rope", "ntk", "yarn")
 KEYS = 10  # in a context, each with a question
 # Of RULER's tasks those whose text is made up: the others take essays or questions from a network.
 RULER = (
@@ -99,7 +97,7 @@ def losses(
     documents: Tensor,
     lengths: Sequence[int],
     targets: int = 512,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = READ,
     say: _Say = _quiet,
 ) -> dict[str, dict[int, list[float]]]:
     """Nats a token of the last ``targets`` tokens of every document, behind contexts of different
@@ -125,7 +123,7 @@ def losses(
     return _by_length(model, lengths, kinds, measure)
 
 
-# What keys open: no two share a word, so that the first one says which key it is.
+# Names of keys, by what they open: no two share a word, so that the first one says which key it is.
 _OPENED = (
     *("red door", "blue box", "green car", "white chest", "black house", "brown locker"),
     *("grey gate", "pink tower", "yellow bag", "golden ship"),
@@ -213,7 +211,7 @@ def pass_keys(
     lengths: Sequence[int],
     count: int,
     keys: int = KEYS,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = READ,
     seed: int = 1,
     say: _Say = _quiet,
 ) -> dict[str, dict[int, dict[str, Any]]]:
@@ -351,7 +349,7 @@ def ruler(
     lengths: Sequence[int],
     count: int,
     tasks: Sequence[str] = RULER,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = READ,
     seed: int = 1,
     say: _Say = _quiet,
 ) -> dict[str, dict[int, dict[str, list[float]]]]:
@@ -363,8 +361,7 @@ def ruler(
         count: samples of every task and length, the same for every model.
 
     Raises:
-        LengthsError: lm-eval is not installed.
-        LengthsError: an argument is not as it says.
+        LengthsError: lm-eval is not installed, or an argument is not as it says.
     """
     _check_lengths(lengths, _LEAST_LENGTH, sys.maxsize)
 
@@ -494,9 +491,9 @@ def draw(results: Mapping[str, Any], looks: Looks, target: Path) -> None:
             signs += [
                 (
                     f"positions: {_kind(kind)}",
-                    {"color": style.FAINT, "ls": style.line(kind, ALL_KINDS)},
+                    {"color": style.FAINT, "ls": style.line(kind, KINDS)},
                 )
-                for kind in ALL_KINDS
+                for kind in KINDS
                 if kind in kinds
             ]
         handles = [Line2D([], [], label=label, **look) for label, look in signs]
@@ -517,7 +514,7 @@ def _draw_panel(axes: Axes, results: Mapping[str, Any], looks: Looks, part: str)
         # Other positions go on from the last length at which they are the model's own.
         shared = sorted(n for n in own.get(name, {}) if kind != "rope" and n < min(by))
         points = {n: own[name][n] for n in shared[-1:]} | by
-        look = _look(results, looks, name) | {"ls": style.line(kind, ALL_KINDS)}
+        look = _look(results, looks, name) | {"ls": style.line(kind, KINDS)}
         if part == "losses":
             means = {n: _mean(values) for n, values in points.items()}
             axes.plot(list(means), list(means.values()), **look)

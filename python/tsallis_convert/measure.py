@@ -16,9 +16,6 @@ from tsallis.integrations.transformers_queries import LogScale
 
 from .train import soften
 
-# A map that a model is read with: transformers' name, and what multiplies its scores.
-SOFTMAX, ENTMAX = "tsallis_softmax", "tsallis_entmax"
-
 
 def load(
     folder: Path,

@@ -1,4 +1,4 @@
-"""What a conversion may change: the map, a factor of the queries, and positions. A row each.
+"""A conversion's choices: the map, a factor of the queries, and positions. A row each.
 
 A method is a name of `MAPS`, with one of `SCALES` and one of `POSITIONS` behind it, joined by "+":
 "entmax", "softmax+sharpen", "learned+log+ntk".
@@ -75,6 +75,8 @@ POSITIONS = {
 }
 
 KINDS = ("rope", "ntk", "yarn", "p-rope", "nope")
+READ = KINDS[:3]  # those that a model is read with beyond the length that it holds, by default
+UNTOUCHED = "untouched"  # in a method's place: the model as it came
 # The share of frequencies that p-RoPE keeps, from the fastest on (Barbero et al. 2025).
 KEPT = 0.75
 

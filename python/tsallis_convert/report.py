@@ -15,10 +15,10 @@ from tsallis_report.files import replace_text
 from tsallis_report.parts import save_figure
 
 from . import lengths, why
-from .methods import method_of
+from .methods import UNTOUCHED, method_of
 
 _COLORS = {
-    "untouched": style.FAINT,
+    UNTOUCHED: style.FAINT,
     "softmax": "#222222",
     "entmax": "#0072B2",
     "learned": "#D55E00",
@@ -32,7 +32,7 @@ def looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     more = cycle(_MORE)
     return {
         name: (
-            "untouched, softmax" if name == "untouched" else method_of(name).label,
+            f"{UNTOUCHED}, softmax" if name == UNTOUCHED else method_of(name).label,
             _COLORS.get(name) or next(more),
         )
         for name in names
@@ -86,13 +86,13 @@ def _gap(found: list[float], control: list[float]) -> str:
 def _measured(results: dict[str, Any]) -> dict[str, Any]:
     """Of the model as it came, if that was measured, and of every method."""
     runs: dict[str, Any] = results["runs"]
-    return ({"untouched": results["as_it_came"]} if results["as_it_came"] else {}) | runs
+    return ({UNTOUCHED: results["as_it_came"]} if results["as_it_came"] else {}) | runs
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The page, in Markdown."""
     runs = results["runs"]
-    look = looks(["untouched", *runs])
+    look = looks([UNTOUCHED, *runs])
     control = runs["softmax"]["loss"]
     lines = [f"# {results['model']} made sparse", ""]
     for name in ("entmax", "learned"):
@@ -191,7 +191,7 @@ def has_lengths(results: dict[str, Any]) -> bool:
 
 def write(results: dict[str, Any], folder: Path) -> None:
     """report.md and its figures in the folder."""
-    look = looks(["untouched", *results["runs"]])
+    look = looks([UNTOUCHED, *results["runs"]])
     draw(results, folder / "convert")
     if has_lengths(results):
         lengths.draw(_measured(results), look, folder / "lengths")

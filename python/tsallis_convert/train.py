@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def factor(self) -> float:
-        """What multiplies softened queries."""
+        """The factor of softened queries."""
         return softening(self.alpha) if self.soften is None else self.soften
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,9 @@ from tsallis_report import style
 from tsallis_report.parts import legend_below, length_axis, save_figure
 
 from . import ConvertError
+from .lengths import Looks
 
 Say = Callable[[str], None]
-# What `report.looks` gives: a model's label and colour.
-Looks = Mapping[str, tuple[str, str]]
 Look = Callable[[Tensor, Tensor, dict[str, Any]], None]
 
 ITEMS = tuple(2**i for i in range(1, 11))

@@ -20,29 +20,28 @@ from tsallis.bench import document
 from tsallis_report.files import replace_text
 
 from . import lengths, measure, report, why
-from .methods import MAPS
+from .methods import MAPS, UNTOUCHED
 from .models import SMOLLM2
 from .screen import Screen
 from .tokens import Corpus, corpus_of
 from .train import Plan, Run, TrainError, fast_bfloat16
 
-# What a plan has from the command line, under the same names.
+# Fields of a plan that are options of the command line, under the same names.
 PLANNED = ("length", "batch", "micro", "extend", "alpha", "soften", "rate", "seed", "device")
 TRAINING = 0.6  # the share of --seconds that training gets; the rest is for measuring
-UNTOUCHED = "untouched"
 SOURCE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What models are measured on. held: [count, length]; long: [prompt]; documents: [count,
-    longest of --lengths], or None."""
+    """Texts that models are measured on. held: [count, length]; long: [prompt]; documents: [count,
+    longest of --lengths and --ask-lengths], empty without them."""
 
     corpus: Corpus
     tokenizer: Any
     held: Tensor
     long: Tensor
-    documents: Tensor | None
+    documents: Tensor
 
     @property
     def short(self) -> Tensor:
@@ -64,13 +63,11 @@ class Measure:
 
 
 def _losses(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
-    assert texts.documents is not None
     targets = min(512, min(options.lengths) // 2)
     return lengths.losses(model, texts.documents, options.lengths, targets, options.kinds, say)
 
 
 def _keys(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
-    assert texts.documents is not None
     return lengths.pass_keys(
         model,
         texts.tokenizer,
@@ -89,7 +86,6 @@ def _ruler(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path
 
 
 def _why(model: PreTrainedModel, texts: Texts, options: Any, say: Any, _: Path) -> Any:
-    assert texts.documents is not None
     held = model.config.max_position_embeddings
     return why.measure(
         model, texts.tokenizer, texts.documents[0], [n for n in options.lengths if n <= held], say
@@ -155,7 +151,7 @@ def _measured(
     screen: Screen,
     deadline: float,
 ) -> dict[str, Any]:
-    """What is measured of a model, out of measures.json of its folder where it is there."""
+    """All measures of a model, out of measures.json of its folder where they are there."""
     record = folder / "measures.json"
     there = json.loads(record.read_text()) if record.is_file() else {}
     models: dict[torch.dtype, PreTrainedModel] = {}
@@ -192,13 +188,13 @@ def _untouched(
     rows = []
     entmax = f"entmax, α = {plan.alpha:g}"
     softer = f"{UNTOUCHED}, queries × {plan.factor:.2g}"
-    for map_name, weights, factor, label in (
-        (measure.SOFTMAX, UNTOUCHED, 1.0, "softmax"),
-        (measure.ENTMAX, UNTOUCHED, 1.0, entmax),
-        (measure.ENTMAX, softer, plan.factor, entmax),
+    for name, weights, factor, label in (
+        ("softmax", UNTOUCHED, 1.0, "softmax"),
+        ("entmax", UNTOUCHED, 1.0, entmax),
+        ("entmax", softer, plan.factor, entmax),
     ):
         say(f"loss of {weights}, {label}")
-        read = measure.load(model, map_name, plan.alpha, factor, held.device, dtype)
+        read = measure.load(model, MAPS[name].attention, plan.alpha, factor, held.device, dtype)
         rows.append({"weights": weights, "map": label, "loss": measure.loss(read, held)})
     return rows
 
@@ -215,7 +211,7 @@ def _results(
     held = corpus.held_out(options.length, 16).to(device)
     test = corpus.texts[0].test
     prompt = min(options.prompt, len(test) - 512)
-    documents = None
+    documents = torch.empty(0, 0, dtype=torch.int64)
     if longest := max([*options.lengths, *options.ask_lengths], default=0):
         documents = corpus.documents(longest, options.documents).to(device)
     texts = Texts(
@@ -244,7 +240,7 @@ def _results(
     def measured(name: str, folder: Path, load: Callable[..., PreTrainedModel]) -> dict[str, Any]:
         return _measured(name, load, folder, texts, options, screen, deadline)
 
-    plain = partial(measure.load, model, measure.SOFTMAX, options.alpha, device=device)
+    plain = partial(measure.load, model, MAPS["softmax"].attention, options.alpha, device=device)
     results["as_it_came"] = measured(UNTOUCHED, next(iter(runs.values())).folder.parent, plain)
     results["runs"] = {}
     for name, run in runs.items():

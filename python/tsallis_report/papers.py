@@ -37,8 +37,7 @@ _OTHERWISE = "trained otherwise"
 
 _OTHER = "another model"
 _SMOLLM2 = (
-    "[SmolLM2](../results/convert/smollm2/story.md): as in the paper, entropy rises with the "
-    "items, from 1.63 nats at 2 to 2.23 at 128."
+    "[SmolLM2](../results/convert/smollm2/story.md): as in the paper, entropy rises with the items."
 )
 _GPU_TIMES = "time on GPUs"
 _GPU_PEER = "FlashAttention"  # among the rows of gpu/bench.py
@@ -321,8 +320,9 @@ def markdown(root: Path) -> str:
         "than the paper's, whose figures therefore do not stand beside ours. *Trained "
         "otherwise*: by our own optimiser and schedule; left out where there is a repetition. "
         "*Drawn*: the paper has a figure without numbers to hold ours against. *Checked against "
-        "theory*: so, too, but our numbers agree with a closed form or with draws of NumPy. A "
-        "study appears once for each scale whose report is kept in `results/`.\n"
+        "theory*: so, too, but our numbers agree with a closed form or with draws of NumPy. "
+        "*Another model*: measured on one that is not the paper's. A study "
+        "appears once for each scale whose report is kept in `results/`.\n"
     )
     for paper, items in CONTENTS.items():
         authors, title, url = PAPERS[paper]

@@ -56,6 +56,7 @@ from tsallis.integrations.transformers_queries import (
     QUERY_KEYS,
     SCALES,
     add_queries,
+    attention_modules,
     scale_queries,
     unrotate,
 )
@@ -225,9 +226,7 @@ def learn_alpha(
     register()
     bounds = {"initial": initial, "low": low, "high": high}
     LearnedAlpha(None, initial, low, high)  # names a wrong bound before anything is changed
-    parts = [part for part in model.modules() if hasattr(part, "is_causal")]
-    if not parts:
-        raise ValueError(f"model: expected attention modules, got {type(model).__name__} without")
+    parts = attention_modules(model)
     heads = getattr(model.config, "num_attention_heads", None)
     if not isinstance(heads, int):
         raise ValueError(

@@ -15,10 +15,17 @@ from torch import Tensor, nn
 
 from tsallis.nn.length_scale import ASEntmaxScale
 
-__all__ = ["QUERY_KEYS", "SCALES", "add_queries", "scale_queries", "unrotate"]
+__all__ = [
+    "QUERY_KEYS",
+    "SCALES",
+    "add_queries",
+    "attention_modules",
+    "scale_queries",
+    "unrotate",
+]
 
 QUERY_KEYS = ("tsallis_query_scale", "tsallis_unrotated_layers")
-"""What a model's config records of this module."""
+"""The keys under which a model's config records factors, and layers without rotation."""
 
 
 class LogScale(nn.Module):
@@ -85,7 +92,8 @@ _KINDS: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 
-def _attention(model: nn.Module) -> list[Any]:
+def attention_modules(model: nn.Module) -> list[Any]:
+    """Those of a model; ValueError if there are none."""
     parts = [part for part in model.modules() if hasattr(part, "is_causal")]
     if not parts:
         raise ValueError(f"model: expected attention modules, got {type(model).__name__} without")
@@ -133,7 +141,7 @@ def add_queries(model: Any) -> None:
     layers = getattr(config, "tsallis_unrotated_layers", None) or ()
     if kind is None and not layers:
         return
-    for part in _attention(model):
+    for part in attention_modules(model):
         if kind is not None and not hasattr(part, "tsallis_query_scale"):
             if not hasattr(part, "q_proj") or hasattr(part, "q_norm"):
                 raise ValueError(
@@ -175,7 +183,7 @@ def scale_queries(model: Any, kind: str) -> None:
         del model.config.tsallis_query_scale
         raise
     weight = next(model.parameters())
-    for part in _attention(model):
+    for part in attention_modules(model):
         part.tsallis_query_scale.to(device=weight.device, dtype=weight.dtype)
 
 
@@ -184,7 +192,7 @@ def unrotate(model: Any, layers: list[int]) -> None:
 
     Args:
         model: one of Hugging Face's whose attention modules get ``position_embeddings``.
-        layers: their numbers from 0.
+        layers: their numbers from 0. Those that have none already stay without.
 
     Raises:
         ValueError: a number that no layer has, or a model without attention modules.
@@ -192,5 +200,6 @@ def unrotate(model: Any, layers: list[int]) -> None:
     count = model.config.num_hidden_layers
     if wrong := [layer for layer in layers if not 0 <= layer < count]:
         raise ValueError(f"layers: expected numbers in [0, {count}), got {wrong[0]}")
-    model.config.tsallis_unrotated_layers = sorted(set(layers))
+    there = getattr(model.config, "tsallis_unrotated_layers", None) or ()
+    model.config.tsallis_unrotated_layers = sorted({*there, *layers})
     add_queries(model)

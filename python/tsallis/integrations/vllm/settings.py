@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from tsallis.integrations.transformers_queries import QUERY_KEYS
 from tsallis.nn.alpha import check_alpha
 
 __all__ = ["Settings", "settings_of"]
@@ -55,7 +56,7 @@ def settings_of(config: Any) -> Settings | None:
             raise _wrong(VARIABLE, f"one of {', '.join(_NAMES)}", name)
         kind, fixed = _NAMES[name]
         alpha = fixed if alpha is None else alpha
-    for key in ("tsallis_query_scale", "tsallis_unrotated_layers"):
+    for key in QUERY_KEYS:
         if refused := getattr(model, key, None):
             raise _wrong(key, "none, which transformers alone serves", repr(refused))
     recorded = {key: getattr(model, f"tsallis_{key}", None) for key in ("map", "alpha")}
