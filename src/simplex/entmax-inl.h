@@ -347,6 +347,36 @@ HWY_INLINE bool IsVast(double scale, float maximum) {
   return std::abs(scale * static_cast<double>(maximum)) > 0x1p20;
 }
 
+// Rows so long that a sample of them is worth solving first: passes over all of a row are what
+// costs.
+inline constexpr std::size_t kSampledRow = 1024;
+
+// About the threshold, relative to the maximum: that of every eighth block of 64 entries, each of
+// which counts for eight. Below 0, so that the sum of the weights there is not. sample: [n / 8 +
+// 64].
+template <class Power>
+HWY_INLINE double SampledThreshold(const Power& power, const float* x, std::size_t n, double scale,
+                                   float maximum, float* sample) {
+  constexpr std::size_t kBlock = 64, kStride = 8;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i + kBlock <= n; i += kStride * kBlock, count += kBlock) {
+    std::memcpy(sample + count, x + i, kBlock * sizeof(float));
+  }
+  // Root(c) is c^(1 - 1/b), and c equal entries weigh as much as one whose u is c^(1/b) as large.
+  const double of_one = static_cast<double>(n) / static_cast<double>(count);
+  const double copies = of_one / power.Root(of_one);
+  const EntmaxSolver<Power> solver(power, maximum, scale * copies);
+  double tau = -1.0;
+  for (int step = 0; step < 8; ++step) {
+    const double before = tau, sum = solver.Step(sample, count, &tau);
+    if (!std::isfinite(tau)) tau = before;  // no entry of the sample lies above
+    if (std::abs(sum - 1.0) < 0.02 || tau == before) break;
+  }
+  // The largest weight is at least 1 / n.
+  const double entries = static_cast<double>(n);
+  return HWY_MAX(-1.0, HWY_MIN(tau / copies, -power.Root(entries) / entries));
+}
+
 // Entmax of one row without NaN handling left to do: *maximum tells (as RowMaximum's), and y is
 // written only if it is finite. Returns tau relative to the maximum, NaN if the row is vast and
 // left to others; *listed tells whether the support is in `list` (p and index) besides y. x, y:
@@ -398,6 +428,9 @@ HWY_INLINE double EntmaxRow(const Power& power, const float* x, std::size_t n, d
   const EntmaxSolver<Power> solver(power, *maximum, scale);
   const double guess = hint.tau - scale * static_cast<double>(*maximum);
   if (guess >= -1.0 && guess < 0.0 && solver.Accepts(x, n, guess, y)) return guess;
+  if (n >= kSampledRow) {
+    return solver.Finish(x, n, SampledThreshold(power, x, n, scale, *maximum, list.value.get()), y);
+  }
   return solver.Solve(x, n, -1.0, y);
 }
 

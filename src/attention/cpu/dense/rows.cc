@@ -192,7 +192,7 @@ void DenseForward(const PanelCall& call, GroupBuffers& group, Thread& thread) {
     }
     CloseRow(group, place, weights);
     // Neighbours are alike.
-    hint.dense = 4 * MarkRow(group, r, weights) > n;
+    hint.dense = 8 * MarkRow(group, r, weights) > n;
     const std::int64_t index = RowIndex(params, at.sequence, at.h, place.q_row);
     if (call.receiver != nullptr) {
       thread.support.clear();

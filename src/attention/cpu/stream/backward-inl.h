@@ -116,75 +116,86 @@ void StreamMeans(const StreamBlock<Engine>& block, const Map& map, const stream:
   }
 }
 
-// The same of softmax: <d_out, out>. An output that was not saved is computed again.
+// The same from the outputs of softmax's weights, which StreamMix left: <d_out, out>.
 template <class Engine>
-void StreamSoftmaxMeans(const StreamBlock<Engine>& block, const typename Engine::Loaded& d_out,
-                        const stream::Scratch& scratch, const stream::WaveBlock& wave) {
-  const AttentionParams& params = block.params;
-  const SavedValues& saved = block.call.saved;
-  if (saved.any()) {
-    const std::int64_t index = RowIndex(params, block.head.sequence, block.h, block.row);
-    for (std::int64_t i = 0; i < block.count; ++i) {
-      wave.mean[i] = d_out.Dot(i, saved.Row(index + i));
-    }
-    return;
-  }
-  RunningTops<Engine> tops(block);
-  StripSum sum[Engine::kGroups];
-  StreamMix(block, wave.q_columns, scratch, tops, sum);
+void MixedMeans(const StreamBlock<Engine>& block, const typename Engine::Loaded& d_out,
+                const stream::Scratch& scratch, const StripSum* sum,
+                const stream::WaveBlock& wave) {
+  const std::int64_t padded = Padded(block.params.value_dim);
   for (std::int64_t group = 0; group * kStreamLanes < block.count; ++group) {
-    MixedRows<Engine>(scratch, Padded(params.value_dim), sum[group].sum, group);
+    MixedRows<Engine>(scratch, padded, sum[group].sum, group);
     const std::int64_t lane0 = group * kStreamLanes;
     for (std::int64_t i = 0; i < std::min(block.count - lane0, kStreamLanes); ++i) {
-      wave.mean[lane0 + i] = d_out.Dot(lane0 + i, scratch.block + i * Padded(params.value_dim));
+      wave.mean[lane0 + i] = d_out.Dot(lane0 + i, scratch.block + i * padded);
     }
   }
 }
 
+// The same from saved outputs. False: not all of the block's are.
+template <class Engine>
+bool SavedMeans(const StreamBlock<Engine>& block, const typename Engine::Loaded& d_out,
+                const stream::WaveBlock& wave) {
+  const SavedValues& saved = block.call.saved;
+  const std::int64_t index = RowIndex(block.params, block.head.sequence, block.h, block.row);
+  for (std::int64_t i = 0; i < block.count; ++i) {
+    if (!saved.Has(index + i)) return false;
+  }
+  for (std::int64_t i = 0; i < block.count; ++i) {
+    wave.mean[i] = d_out.Dot(i, saved.Row(index + i));
+  }
+  return true;
+}
+
+// wave.mean of softmax. Outputs that were not saved are computed again.
+template <class Engine>
+void StreamSoftmaxMeans(const StreamBlock<Engine>& block, const typename Engine::Loaded& d_out,
+                        const stream::Scratch& scratch, const stream::WaveBlock& wave) {
+  if (SavedMeans(block, d_out, wave)) return;
+  RunningTops<Engine> tops(block);
+  StripSum sum[Engine::kGroups];
+  StreamMix(block, wave.q_columns, scratch, tops, sum);
+  MixedMeans(block, d_out, scratch, sum, wave);
+}
+
 // The same of adaptive temperature, whose backward pass is that of `AdaptiveBackwardRow`
 // (simplex/softmax-inl.h): a pass for the entropies, one for the sums of the sharpened weights.
-// False: scores might not be finite.
+// Where every beta is 1 it is softmax's. False: scores might not be finite.
 template <class Engine>
-bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, double q_bound,
-                         const stream::Scratch& scratch, const stream::WaveBlock& wave) {
+bool StreamAdaptiveMeans(const StreamBlock<Engine>& block, const typename Engine::Loaded& d_out,
+                         double q_bound, const stream::Scratch& scratch,
+                         const stream::WaveBlock& wave) {
   constexpr std::int64_t kRows = Engine::kShape.rows;
   const DF d;
   const VF zero = hn::Zero(d);
-  // Rows of many keys often have no beta but 1 (the published polynomial has 1 from 5.94 nats on),
-  // and then need one pass in place of two. A sample tells whether that is worth trying.
+  std::fill_n(wave.beta, kRows, 1.0f);
+  std::fill_n(wave.soft_tau, kRows, kInfinityF);
+  for (float* numbers : {wave.soft_tau + kRows, wave.soft_mean, wave.through_entropy}) {
+    std::fill_n(numbers, kRows, 0.0f);
+  }
+  if (SavedMeans(block, d_out, wave)) return true;
   StreamSoft<Engine> soft;
-  bool blunt = false;
-  if (block.HasSample()) {
-    StreamEntropies<false>(block, wave.q_columns, nullptr, kSampleStride, scratch, &soft);
-    blunt = IsBlunt(block.params, soft);
+  {
+    DeepTops<Engine> tops(block);
+    StripSum sum[Engine::kGroups];
+    if (StreamBlunt(block, wave.q_columns, scratch, tops, sum, &soft)) {
+      MixedMeans(block, d_out, scratch, sum, wave);
+      return true;
+    }
   }
-  if (blunt) {
-    StreamEntropies<true>(block, wave.q_columns, wave.d_out_columns, 1, scratch, &soft);
-    blunt = IsBlunt(block.params, soft);
-  } else {
-    StreamEntropies<false>(block, wave.q_columns, nullptr, 1, scratch, &soft);
-  }
+  if (!soft.whole) StreamEntropies(block, wave.q_columns, 1, scratch, &soft);
   double slope_of_beta[kRows] = {}, largest = 1.0;
   for (std::int64_t i = 0; i < kRows; ++i) {
-    wave.beta[i] = 1.0f;
-    wave.soft_tau[i] = kInfinityF;
-    wave.soft_tau[kRows + i] = wave.soft_mean[i] = wave.through_entropy[i] = 0.0f;
     if (wave.tau[i] == kInfinityF || soft.log_sum[i] == -INFINITY) continue;
     const double beta = BetaOfEntropy(block.params.adaptive, soft.entropy[i], &slope_of_beta[i]);
-    const double soft_tau = static_cast<double>(soft.top[i]) + soft.log_sum[i];
     wave.beta[i] = static_cast<float>(beta);
-    StoreTau<Engine>(soft_tau, wave.soft_tau + i);
+    StoreTau<Engine>(static_cast<double>(soft.top[i]) + soft.log_sum[i], wave.soft_tau + i);
     wave.soft_mean[i] = static_cast<float>(-soft.entropy[i] * kLog2E);  // of z less tau
     // The largest sharpened z, until the sum of the weights is known.
-    const double top = static_cast<double>(wave.beta[i]) * static_cast<double>(soft.top[i]);
-    StoreTau<Engine>(blunt ? soft_tau : top, wave.tau + i);
+    StoreTau<Engine>(static_cast<double>(wave.beta[i]) * static_cast<double>(soft.top[i]),
+                     wave.tau + i);
     largest = std::max(largest, beta);
   }
   if (!block.IsSafe(largest * q_bound)) return false;
-  if (blunt) {
-    std::copy_n(soft.mean, kRows, wave.mean);
-    return true;
-  }
   // Of p, p dp, p (z - top) and p (z - top) dp.
   StripSum sums[4][Engine::kGroups];
   for (std::int64_t at = block.begin; at < block.end; at += Engine::kShape.strip) {
@@ -276,7 +287,7 @@ bool StreamPrepare(const stream::StreamCall& call, const stream::PackedKv& head,
     using Map = std::decay_t<decltype(map)>;
     // Its weights too follow from these sums.
     if constexpr (std::is_same_v<Map, StreamAdaptive>) {
-      return StreamAdaptiveMeans(block, q.bound, scratch, wave);
+      return StreamAdaptiveMeans(block, d_out, q.bound, scratch, wave);
     } else if (call.wants_scores) {
       if constexpr (Map::kSums) {
         StreamMeans(block, map, scratch, wave);

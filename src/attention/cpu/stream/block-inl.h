@@ -174,16 +174,17 @@ HWY_INLINE void StreamProducts(const StreamBlock<Engine>& block, const std::byte
   Engine::MultiplyKeys(block.head, block.params, columns, at, keys, scores);
 }
 
-// Weights of a strip, which `strips` keeps for its sums of values, and the weights' sums. weigh
-// (group): from a score to its weight.
-template <class Engine, class Weigh, class Work>
-TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, const Weigh& weigh,
-                                        StripSum* sum, typename Engine::Strips& strips, Work work) {
+// Weights of a strip and their sums. kMixes: `strips` keeps the weights for its sums of values.
+// tau.At(plain, group) makes weights from scores, and tau.Take(group, …) learns what it saw.
+template <class Engine, bool kMixes, class Tau, class Work>
+TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, bool plain,
+                                        Tau& tau, StripSum* sum, typename Engine::Strips& strips,
+                                        Work work) {
   const DF d;
   const VF zero = hn::Zero(d);
   for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
     const float* at = scores + group * Engine::kGroupStride;
-    const auto weight = weigh(group);
+    auto weight = tau.At(plain, group);
     VF s[4] = {zero, zero, zero, zero};
     for (std::int64_t slot = 0; slot < keys; slot += kSlotKeys) {
       work.Slot();
@@ -194,10 +195,11 @@ TSALLIS_STREAM_TILES void StreamWeights(std::int64_t keys, const float* scores, 
           p[i] = weight(hn::Load(d, at + (j + i) * Engine::kKeyStride));
           s[i] = hn::Add(s[i], p[i]);
         }
-        strips.Store(j, group, p);
+        if constexpr (kMixes) strips.Store(j, group, p);
       }
     }
     sum[group].Add(hn::Add(hn::Add(s[0], s[1]), hn::Add(s[2], s[3])));
+    tau.Take(group, weight);
   }
 }
 
@@ -233,28 +235,34 @@ void StreamDescribe(const StreamBlock<Engine>& block, const stream::Scratch& scr
   }
 }
 
-// scratch.sums = sum over all keys of weight times value, and the weights' sums. The block's
-// queries stand in `columns`.
-template <class Engine, class Tau>
-void StreamMix(const StreamBlock<Engine>& block, const std::byte* columns,
-               const stream::Scratch& scratch, Tau& tau, StripSum* sum) {
+// The weights' sums over every `stride`th strip of keys; kMixes: scratch.sums = sum of weight times
+// value, too. The block's queries stand in `columns`.
+template <bool kMixes, class Engine, class Tau>
+void StreamOver(const StreamBlock<Engine>& block, const std::byte* columns, std::int64_t stride,
+                const stream::Scratch& scratch, Tau& tau, StripSum* sum) {
   const std::int64_t padded = Padded(block.params.value_dim);
-  std::fill_n(scratch.sums, padded * Engine::kShape.rows, 0.0f);
+  if constexpr (kMixes) std::fill_n(scratch.sums, padded * Engine::kShape.rows, 0.0f);
   typename Engine::Strips strips(block.head, block.params, scratch, columns, block.begin, block.end,
-                                 /*stride=*/1, /*mixes=*/true);
-  for (std::int64_t at = block.begin; at < block.end; at += Engine::kShape.strip) {
+                                 stride, kMixes);
+  for (std::int64_t at = block.begin; at < block.end; at += stride * Engine::kShape.strip) {
     const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
     float* scores = strips.Scores(at);
     const bool plain = block.IsPlain(at, keys);
     if (!plain) block.Adjust(at, keys, scores);
     const bool moved = tau.Move(plain, keys, scores, sum);
-    StreamWeights<Engine>(
-        keys, scores, [&](std::int64_t group) HWY_ATTR { return tau.At(plain, group); }, sum,
-        strips, strips.Work(at, Engine::kGroups * keys / kSlotKeys));
-    if (moved) Engine::Shrink(tau.shrink(), padded, scratch.sums);
+    StreamWeights<Engine, kMixes>(keys, scores, plain, tau, sum, strips,
+                                  strips.Work(at, Engine::kGroups * keys / kSlotKeys));
+    if (kMixes && moved) Engine::Shrink(tau.shrink(), padded, scratch.sums);
     strips.Next(at);
   }
-  strips.End();
+  if constexpr (kMixes) strips.End();
+}
+
+// Weights, their sums and their sums of values, over all keys.
+template <class Engine, class Tau>
+void StreamMix(const StreamBlock<Engine>& block, const std::byte* columns,
+               const stream::Scratch& scratch, Tau& tau, StripSum* sum) {
+  StreamOver<true>(block, columns, /*stride=*/1, scratch, tau, sum);
 }
 
 // scratch.block = scratch.sums over the masses of a group's rows.
@@ -280,6 +288,7 @@ template <class Engine>
 struct StreamRows {
   static constexpr std::int64_t kRows = Engine::kShape.rows;
   HWY_ALIGN float tau[2 * kRows], mass[kRows], top[kRows];
+  bool saves = true;  // whether the backward pass has a use for the outputs
 };
 
 // scratch.sums over the rows' masses to the output; tau, maximum and what `map` says of the
@@ -300,7 +309,7 @@ void StreamStore(const StreamBlock<Engine>& block, const stream::Scratch& scratc
     StoreRows(scratch.block, static_cast<std::size_t>(padded), nullptr,
               static_cast<std::size_t>(count), static_cast<std::size_t>(params.value_dim),
               outputs.out, b, block.h, block.row + lane0, false);
-    if (block.call.saved.any()) {
+    if (rows.saves && block.call.saved.any()) {
       std::copy_n(scratch.block, count * padded, block.call.saved.Row(index + lane0));
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "attention/cpu/key_heads.h"
@@ -71,6 +72,7 @@ class Driver {
   bool BackwardWave(const Context& context, int outer, const PackedKv& head, std::int64_t h,
                     std::int64_t q_begin, KeyHeadMemory& memory, double* d_slope);
   void PointBlocks(KeyHeadMemory& memory) const;
+  bool IsSharp(const Context& context, int outer, const PackedKv& head);
 
   const Functions functions_;
   const Engine engine_;
@@ -122,7 +124,7 @@ void Driver::Pack(const Context& context, int outer, std::vector<PackedKv>& head
 void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock>& rows,
                      std::vector<RowBlock>* remaining) {
   call_.outputs = &outputs;
-  if (params_.map == RowMap::kSoftmax) {
+  if (params_.map != RowMap::kEntmax) {
     call_.saved = SavedValues::Create(params_, outputs.saved, outputs.saved_bytes);
   }
   GrowingBuffer<std::byte> memory;
@@ -163,11 +165,26 @@ void Driver::Forward(const AttentionOutputs& outputs, const std::vector<RowBlock
                                                  task.count, scratch);
             unsafe[static_cast<std::size_t>(i)] = done ? 0 : 1;
           });
+    // Neighbouring blocks in one, since the dense kernel's have another size.
+    std::vector<RowBlock> left;
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const Task& task = tasks[i];
       if (unsafe[i] == 0) continue;
-      remaining->push_back(
+      left.push_back(
           {heads[task.head].sequence.batch, task.h, {task.q_begin, task.q_begin + task.count}});
+    }
+    std::sort(left.begin(), left.end(), [](const RowBlock& a, const RowBlock& b) {
+      return std::tie(a.b, a.h, a.q.begin) < std::tie(b.b, b.h, b.q.begin);
+    });
+    const std::size_t before = remaining->size();
+    for (const RowBlock& block : left) {
+      const bool joins = remaining->size() > before && remaining->back().b == block.b &&
+                         remaining->back().h == block.h && remaining->back().q.end == block.q.begin;
+      if (joins) {
+        remaining->back().q.end = block.q.end;
+      } else {
+        remaining->push_back(block);
+      }
     }
   }
 }
@@ -264,11 +281,29 @@ bool Driver::BackwardWave(const Context& context, int outer, const PackedKv& hea
   return true;
 }
 
+// Whether a head of adaptive temperature has too few keys to beat the dense kernel if its rows are
+// sharpened, and they are: those in the middle tell.
+bool Driver::IsSharp(const Context& context, int outer, const PackedKv& head) {
+  if (params_.map != RowMap::kAdaptiveTemperature || !OnVectors(engine_) ||
+      head.keys >= DenseKeys(engine_)) {
+    return false;
+  }
+  const std::int64_t group = params_.heads / params_.kv_heads;
+  const std::int64_t middle = head.sequence.q.begin + head.sequence.q.size() / 2;
+  const std::int64_t count = std::min(rows_, head.sequence.q.end - middle);
+  std::atomic<std::int64_t> blunt = 0;
+  Tasks(context, outer, group, [&](std::int64_t i, Scratch& scratch) {
+    blunt += functions_.looks_blunt(call_, head, head.kv * group + i, middle, count, scratch);
+  });
+  return 2 * blunt < group;
+}
+
 bool Driver::BackwardKeyHead(const Context& context, int outer, const KeyHead& key_head,
                              KeyHeadMemory& memory, HeadSums* head_sums) {
   std::vector<PackedKv> heads = {Head(key_head)};
   Pack(context, outer, heads, memory.packed, /*backward=*/true);
   const PackedKv& head = heads[0];
+  if (IsSharp(context, outer, head)) return false;
   const AttentionGradients& gradients = *call_.gradients;
   PointBlocks(memory);
   const std::int64_t padded = RoundUp(head.keys, kDepth);

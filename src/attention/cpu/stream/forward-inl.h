@@ -144,6 +144,7 @@ class KnownTau {
   HWY_INLINE StreamWeight<Map> At(bool plain, std::int64_t group) const {
     return {block_, map_, tau_, plain, group};
   }
+  HWY_INLINE void Take(std::int64_t, const StreamWeight<Map>&) const {}
 
  private:
   const StreamBlock<Engine>& block_;
@@ -187,6 +188,19 @@ bool StreamEntmaxForward(const StreamBlock<Engine>& block, const stream::Scratch
                                   : -INFINITY;
   }
   return true;
+}
+
+template <class Engine>
+bool StreamLooksBlunt(const stream::StreamCall& call, const stream::PackedKv& head, std::int64_t h,
+                      std::int64_t q_begin, std::int64_t count, stream::Scratch& scratch) {
+  const AttentionParams& params = call.params;
+  const StreamBlock<Engine> block(call, head, h, q_begin, count);
+  const auto q = Engine::Load(HeadRows::Of(params.q, head.sequence.array_batch, h, q_begin), count,
+                              params.head_dim, scratch);
+  if (!block.IsSafe(q.bound)) return false;
+  q.Columns(scratch.columns);
+  StreamSoft<Engine> soft;
+  return LooksBlunt(block, scratch.columns, scratch, &soft);
 }
 
 template <class Engine>

@@ -49,19 +49,17 @@ Scratch::Scratch(Engine engine, const AttentionParams& params)
 
 namespace {
 
-// The dense kernel keeps scores of 24 rows; beyond so many keys they leave the second-level cache.
-// Pairs, which the dense kernel does not multiply, win earlier.
-constexpr std::int64_t DenseKeys(Engine engine) { return engine == Engine::kPairs ? 4096 : 12288; }
-
 template <Engine kEngine>
 std::string Declines(const AttentionParams& params, bool remaining) {
-  if (OnVectors(kEngine) && params.map != RowMap::kSoftmax &&
-      MostKeys(params) < DenseKeys(kEngine)) {
-    return "few keys";
-  }
+  const std::int64_t least = !OnVectors(kEngine) || params.map == RowMap::kSoftmax ? 0
+                             : params.map == RowMap::kEntmax ? DenseKeys(kEngine)
+                                                             : kBluntKeys;
+  if (MostKeys(params) < least) return "few keys";
   if (params.map == RowMap::kEntmax) {
     return remaining ? "" : "a sweep leaves it the rows that keep many keys";
   }
+  // Its betas move the scores, and another engine would find the same.
+  if (remaining && params.map == RowMap::kAdaptiveTemperature) return "rows left by another engine";
   if (remaining) return "";
   // A block is computed whole.
   if (OnVectors(kEngine) && params.q_len < 48) return "few queries";
@@ -109,7 +107,9 @@ constexpr AttentionKernel Kernel(const char* name, const char* summary,
       .instruction_set = instruction_set,
       .serves = serves,
       .declines = Declines<kEngine>,
-      .leaves = "what might not be finite",
+      .leaves = OnVectors(kEngine)
+                    ? "what might not be finite, and what adaptive temperature sharpens"
+                    : "what might not be finite",
       .forward =
           [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs,
              const std::vector<RowBlock>& rows, std::vector<RowBlock>* remaining) {
@@ -124,7 +124,7 @@ constexpr AttentionKernel Kernel(const char* name, const char* summary,
       .weights = nullptr,
       .saved_bytes =
           [](const AttentionParams& params) {
-            return params.map == RowMap::kSoftmax ? SavedValues::Bytes(params) : 0;
+            return params.map != RowMap::kEntmax ? SavedValues::Bytes(params) : 0;
           },
       .workspace_bytes = WorkspaceBytes<kEngine>};
 }
@@ -145,20 +145,19 @@ constinit const AttentionKernel kStreamPairs = stream::Kernel<stream::Engine::kP
     "stream-bf16", "the same as stream, products of bfloat16 numbers two at a time",
     [] { return std::string(PairDots()); },
     {.features = {Feature::kBFloat16, Feature::kAdaptiveTemperature},
-     .backward_only = {Feature::kEntmax, Feature::kAdaptiveTemperature}});
+     .backward_only = {Feature::kEntmax}});
 
-// The forward passes of the other maps take more products here than on the dense kernel, which
-// solves for thresholds and entropies on scores that it holds.
+// Rows of entmax, and rows that adaptive temperature sharpens, take more products forward than on
+// the dense kernel, which solves for thresholds and entropies on scores that it holds.
 constinit const AttentionKernel kStreamFloat = stream::Kernel<stream::Engine::kFloats>(
     "stream",
-    "softmax, and backward adaptive temperature and entmax's dense rows, keys streaming by in "
-    "float32",
+    "softmax, adaptive temperature, and backward entmax's dense rows, keys streaming by in float32",
     [] {
       const bool bound = stream::GetFunctions(stream::Engine::kFloats).forward != nullptr;
       return std::string(bound ? TargetInUse() : "");
     },
     {.features = {Feature::kFloat32, Feature::kBFloat16, Feature::kFloat16,
                   Feature::kAdaptiveTemperature},
-     .backward_only = {Feature::kEntmax, Feature::kAdaptiveTemperature}});
+     .backward_only = {Feature::kEntmax}});
 
 }  // namespace tsallis

@@ -1,10 +1,13 @@
-// The outputs of softmax in float32 that a forward pass leaves for the backward pass, in memory of
-// the caller: there sum_j p_j dp_j = <d_out, out>, which spares two of seven products. What is not
-// saved is computed again, with the same bits.
+// The outputs of softmax's rows in float32 that a forward pass leaves for the backward pass, in
+// memory of the caller: there sum_j p_j dp_j = <d_out, out>, which spares two of seven products. A
+// row of adaptive temperature is one of softmax where its beta is 1. What is not saved is computed
+// again, with the same bits.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "attention/cpu/padding.h"
 #include "attention/cpu/saved_header.h"
@@ -18,7 +21,13 @@ class SavedValues {
   // For writing. An empty view if `bytes` do not hold every row.
   static SavedValues Create(const AttentionParams& params, void* memory, std::size_t bytes) {
     const SavedValues values(params, memory, bytes);
-    if (values.rows_ != nullptr) HeaderOf(params).Write(memory);
+    if (values.rows_ == nullptr) return values;
+    const SavedHeader header = HeaderOf(params);
+    header.Write(memory);
+    // What is saved is finite.
+    for (std::uint64_t row = 0; row < header.rows; ++row) {
+      *values.Row(static_cast<std::int64_t>(row)) = std::numeric_limits<float>::quiet_NaN();
+    }
     return values;
   }
 
@@ -34,6 +43,8 @@ class SavedValues {
   }
 
   bool any() const { return rows_ != nullptr; }
+  // Whether the row was saved.
+  bool Has(std::int64_t row) const { return any() && !std::isnan(*Row(row)); }
   // [Padded(value_dim)]
   float* Row(std::int64_t row) const { return rows_ + row * slot_; }
 

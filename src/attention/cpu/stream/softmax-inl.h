@@ -77,6 +77,7 @@ class RunningTops {
     return {plain ? hn::Load(d, block_.factors + group * kStreamLanes) : hn::Set(d, 1.0f),
             hn::IfThenElseZero(hn::Gt(top, hn::Set(d, -kInfinityF)), top)};
   }
+  HWY_INLINE void Take(std::int64_t, const Weight&) const {}
   VF maximum(std::int64_t group) const { return maximum_[group]; }
 
  private:
@@ -85,87 +86,93 @@ class RunningTops {
   VF shrink_[Engine::kGroups];
 };
 
+// The same, with the depths sum_j p_j (z_j - top) that entropies need.
+template <class Engine>
+class DeepTops : public RunningTops<Engine> {
+ public:
+  explicit DeepTops(const StreamBlock<Engine>& block) : RunningTops<Engine>(block) {
+    std::fill_n(depth_, Engine::kGroups, StripSum());
+  }
+
+  HWY_INLINE bool Move(bool plain, std::int64_t keys, const float* scores, StripSum* sum) {
+    VF before[Engine::kGroups];
+    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+      before[group] = this->maximum(group);
+    }
+    if (!RunningTops<Engine>::Move(plain, keys, scores, sum)) return false;
+    const DF d;
+    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+      // What stands in `sum` has shrunk already.
+      const VF fall = hn::IfThenElseZero(hn::Gt(before[group], hn::Set(d, -kInfinityF)),
+                                         hn::Sub(before[group], this->maximum(group)));
+      depth_[group].Scale(this->shrink()[group]);
+      depth_[group].Add(hn::Mul(sum[group].sum, fall));
+    }
+    return true;
+  }
+
+  struct Weight : RunningTops<Engine>::Weight {
+    HWY_INLINE VF operator()(VF score) {
+      const DF d;
+      const VF below = this->Below(score), p = Exp2(below);
+      depth = hn::MulAdd(p, hn::IfThenElseZero(hn::Gt(p, hn::Zero(d)), below), depth);
+      return p;
+    }
+    VF depth;
+  };
+  HWY_INLINE Weight At(bool plain, std::int64_t group) const {
+    return {RunningTops<Engine>::At(plain, group), hn::Zero(DF())};
+  }
+  HWY_INLINE void Take(std::int64_t group, const Weight& weight) {
+    depth_[group].Add(weight.depth);
+  }
+  VF depth(std::int64_t group) const { return depth_[group].sum; }
+
+ private:
+  StripSum depth_[Engine::kGroups];
+};
+
 // The softmax of a block's rows, before adaptive temperature (Velickovic et al. 2024) sharpens it.
 template <class Engine>
 struct StreamSoft {
   static constexpr std::int64_t kRows = Engine::kShape.rows;
-  HWY_ALIGN float top[kRows];        // in base 2, as log_sum; -inf: no key
-  double log_sum[kRows];             // of 2^(z - top)
-  double entropy[kRows] = {};        // in nats
-  HWY_ALIGN float mean[kRows] = {};  // of dp
+
+  // Of every `stride`th strip of keys.
+  void Set(const DeepTops<Engine>& tops, const StripSum* sum, std::int64_t stride) {
+    const DF d;
+    HWY_ALIGN float sums[kRows], depths[kRows];
+    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
+      hn::Store(tops.maximum(group), d, top + group * kStreamLanes);
+      hn::Store(sum[group].sum, d, sums + group * kStreamLanes);
+      hn::Store(tops.depth(group), d, depths + group * kStreamLanes);
+    }
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      log_sum[i] = -INFINITY;
+      entropy[i] = 0.0;
+      if (!(sums[i] > 0.0f)) continue;
+      const double mass = static_cast<double>(stride) * static_cast<double>(sums[i]);
+      log_sum[i] = std::log2(mass);
+      entropy[i] =
+          kLn2 * (log_sum[i] - static_cast<double>(depths[i]) / static_cast<double>(sums[i]));
+    }
+    whole = stride == 1;
+  }
+
+  bool whole = false;          // whether it is of all keys
+  HWY_ALIGN float top[kRows];  // in base 2, as log_sum; -inf: no key
+  double log_sum[kRows];       // of 2^(z - top)
+  double entropy[kRows];       // in nats
 };
 
-// One pass over every `stride`th strip of keys, of queries that stand in `columns`. kMeans: of the
-// gradients of weights too, whose d_out stand in d_out_columns.
-template <bool kMeans, class Engine>
+// One pass over every `stride`th strip of keys, of queries that stand in `columns`.
+template <class Engine>
 void StreamEntropies(const StreamBlock<Engine>& block, const std::byte* columns,
-                     const std::byte* d_out_columns, std::int64_t stride,
-                     const stream::Scratch& scratch, StreamSoft<Engine>* soft) {
-  const DF d;
-  const VF zero = hn::Zero(d), none = hn::Set(d, -kInfinityF);
-  RunningTops<Engine> tops(block);
-  // Of p, p (z - top) and p dp.
-  StripSum sum[Engine::kGroups], depth[Engine::kGroups], mean[Engine::kGroups];
-  for (std::int64_t at = block.begin; at < block.end; at += stride * Engine::kShape.strip) {
-    const std::int64_t keys = std::min(Engine::kShape.strip, block.end - at);
-    StreamProducts(block, columns, at, keys, scratch.scores);
-    if constexpr (kMeans) {
-      Engine::MultiplyValues(block.head, block.params, d_out_columns, at, keys, scratch.gradients);
-    }
-    const bool plain = block.IsPlain(at, keys);
-    if (!plain) block.Adjust(at, keys, scratch.scores);
-    VF before[Engine::kGroups];
-    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-      before[group] = tops.maximum(group);
-    }
-    if (tops.Move(plain, keys, scratch.scores, sum)) {
-      for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-        // What stands in `sum` has shrunk already.
-        const VF fall = hn::IfThenElseZero(hn::Gt(before[group], none),
-                                           hn::Sub(before[group], tops.maximum(group)));
-        depth[group].Scale(tops.shrink()[group]);
-        depth[group].Add(hn::Mul(sum[group].sum, fall));
-        mean[group].Scale(tops.shrink()[group]);
-      }
-    }
-    for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-      const typename RunningTops<Engine>::Weight weight = tops.At(plain, group);
-      const float* from = scratch.scores + group * Engine::kGroupStride;
-      const float* gradients = scratch.gradients + group * Engine::kGroupStride;
-      VF s[2] = {zero, zero}, w[2] = {zero, zero}, m[2] = {zero, zero};
-      for (std::int64_t j = 0; j < keys; j += 2) {
-        HWY_UNROLL(2)
-        for (std::int64_t i = 0; i < 2; ++i) {
-          const VF below = weight.Below(hn::Load(d, from + (j + i) * Engine::kKeyStride));
-          const VF p = Exp2(below);
-          s[i] = hn::Add(s[i], p);
-          w[i] = hn::MulAdd(p, hn::IfThenElseZero(hn::Gt(p, zero), below), w[i]);
-          if constexpr (kMeans) {
-            m[i] = hn::MulAdd(p, hn::Load(d, gradients + (j + i) * Engine::kKeyStride), m[i]);
-          }
-        }
-      }
-      sum[group].Add(hn::Add(s[0], s[1]));
-      depth[group].Add(hn::Add(w[0], w[1]));
-      if constexpr (kMeans) mean[group].Add(hn::Add(m[0], m[1]));
-    }
-  }
-  HWY_ALIGN float sums[Engine::kShape.rows], depths[Engine::kShape.rows];
-  for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-    hn::Store(tops.maximum(group), d, soft->top + group * kStreamLanes);
-    hn::Store(sum[group].sum, d, sums + group * kStreamLanes);
-    hn::Store(depth[group].sum, d, depths + group * kStreamLanes);
-    hn::Store(hn::Div(mean[group].sum, hn::Max(sum[group].sum, hn::Set(d, 1e-30f))), d,
-              soft->mean + group * kStreamLanes);
-  }
-  for (std::int64_t i = 0; i < Engine::kShape.rows; ++i) {
-    soft->log_sum[i] = -INFINITY;
-    if (!(sums[i] > 0.0f)) continue;
-    const double mass = static_cast<double>(stride) * static_cast<double>(sums[i]);
-    soft->log_sum[i] = std::log2(mass);
-    soft->entropy[i] =
-        kLn2 * (soft->log_sum[i] - static_cast<double>(depths[i]) / static_cast<double>(sums[i]));
-  }
+                     std::int64_t stride, const stream::Scratch& scratch,
+                     StreamSoft<Engine>* soft) {
+  DeepTops<Engine> tops(block);
+  StripSum sum[Engine::kGroups];
+  StreamOver<false>(block, columns, stride, scratch, tops, sum);
+  soft->Set(tops, sum, stride);
 }
 
 // Whether beta is 1 whatever small change the scores undergo, in every row.
@@ -178,6 +185,37 @@ bool IsBlunt(const AttentionParams& params, const StreamSoft<Engine>& soft) {
     }
   }
   return true;
+}
+
+// Whether a few keys say that every beta of a block is 1, as it is in rows of many keys (from 5.94
+// nats on by the published polynomial).
+template <class Engine>
+bool LooksBlunt(const StreamBlock<Engine>& block, const std::byte* columns,
+                const stream::Scratch& scratch, StreamSoft<Engine>* soft) {
+  // No row has more entropy than one whose keys are alike.
+  const auto keys = static_cast<double>(std::max<std::int64_t>(block.end - block.begin, 1));
+  double derivative = 0.0;
+  if (BetaOfEntropy(block.params.adaptive, std::log(keys), &derivative) != 1.0 ||
+      derivative != 0.0) {
+    return false;
+  }
+  // Two or three strips tell most sharp blocks, at little cost where all of a head's are sharp.
+  const std::int64_t stride = (block.end - block.begin) / Engine::kShape.strip / 2;
+  if (stride < 2) return true;
+  StreamEntropies(block, columns, stride, scratch, soft);
+  return IsBlunt(block.params, *soft);
+}
+
+// Whether every beta of a block is 1, so that its rows are softmax's: then scratch.sums and sum
+// hold what StreamMix makes. If not, `soft` may be whole nevertheless.
+template <class Engine>
+bool StreamBlunt(const StreamBlock<Engine>& block, const std::byte* columns,
+                 const stream::Scratch& scratch, DeepTops<Engine>& tops, StripSum* sum,
+                 StreamSoft<Engine>* soft) {
+  if (!LooksBlunt(block, columns, scratch, soft)) return false;
+  StreamMix(block, columns, scratch, tops, sum);
+  soft->Set(tops, sum, 1);
+  return IsBlunt(block.params, *soft);
 }
 
 // Sharpens the scores of the block; returns the largest beta.
@@ -193,42 +231,65 @@ double StreamSharpen(StreamBlock<Engine>& block, const StreamSoft<Engine>& soft)
   return largest;
 }
 
+// Outputs and statistics of a block whose weights were mixed against running maxima. soft: of
+// adaptive temperature, else null. sharpened: by betas that are not all 1.
 template <class Engine>
-bool StreamSoftmaxForward(StreamBlock<Engine>& block, double q_bound,
-                          const stream::Scratch& scratch) {
+void StreamSoftmaxStore(const StreamBlock<Engine>& block, const stream::Scratch& scratch,
+                        const RunningTops<Engine>& tops, const StripSum* sum,
+                        const StreamSoft<Engine>* soft, bool sharpened) {
   const DF d;
-  const AttentionParams& params = block.params;
   const AttentionOutputs& outputs = *block.call.outputs;
-  const bool adaptive = Engine::kSolves && params.map == RowMap::kAdaptiveTemperature;
-  StreamSoft<Engine> soft;
-  if constexpr (Engine::kSolves) {
-    if (adaptive) {
-      StreamEntropies<false>(block, scratch.columns, nullptr, 1, scratch, &soft);
-      if (!block.IsSafe(StreamSharpen(block, soft) * q_bound)) return false;
-    }
-  }
-  RunningTops<Engine> tops(block);
-  StripSum sum[Engine::kGroups];
-  StreamMix(block, scratch.columns, scratch, tops, sum);
   StreamRows<Engine> rows;
+  rows.saves = !sharpened;
   for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
     hn::Store(tops.maximum(group), d, rows.top + group * kStreamLanes);
     hn::Store(sum[group].sum, d, rows.mass + group * kStreamLanes);
   }
-  const std::int64_t index = RowIndex(params, block.head.sequence, block.h, block.row);
+  const std::int64_t index = RowIndex(block.params, block.head.sequence, block.h, block.row);
   for (std::int64_t i = 0; i < Engine::kShape.rows; ++i) {
     const bool some = rows.mass[i] > 0.0f;
     const double log_mass = some ? std::log2(static_cast<double>(rows.mass[i])) : 0.0;
     rows.tau[i] = some ? static_cast<float>(rows.top[i] + log_mass) : kInfinityF;
     rows.tau[Engine::kShape.rows + i] = 0.0f;
-    if (adaptive) rows.top[i] = soft.top[i];
+    if (soft != nullptr) rows.top[i] = soft->top[i];
     if (i < block.count && outputs.tau != nullptr) {
       const double top = rows.top[i];
-      outputs.tau[index + i] = kLn2 * (some ? top + (adaptive ? soft.log_sum[i] : log_mass) : top);
+      outputs.tau[index + i] =
+          kLn2 * (some ? top + (soft != nullptr ? soft->log_sum[i] : log_mass) : top);
     }
   }
   StreamStore(block, scratch, StreamSoftmax(), rows);
-  return true;
+}
+
+// False: something might not be finite, or rows of adaptive temperature that are sharpened are for
+// the dense kernel.
+template <class Engine>
+bool StreamSoftmaxForward(StreamBlock<Engine>& block, double q_bound,
+                          const stream::Scratch& scratch) {
+  StripSum sum[Engine::kGroups];
+  if (block.params.map != RowMap::kAdaptiveTemperature) {
+    RunningTops<Engine> tops(block);
+    StreamMix(block, scratch.columns, scratch, tops, sum);
+    StreamSoftmaxStore<Engine>(block, scratch, tops, sum, nullptr, false);
+    return true;
+  }
+  StreamSoft<Engine> soft;
+  DeepTops<Engine> blunt(block);
+  if (StreamBlunt(block, scratch.columns, scratch, blunt, sum, &soft)) {
+    StreamSoftmaxStore<Engine>(block, scratch, blunt, sum, &soft, false);
+    return true;
+  }
+  if constexpr (!Engine::kSolves) {
+    return false;
+  } else {
+    if (!soft.whole) StreamEntropies(block, scratch.columns, 1, scratch, &soft);
+    if (!block.IsSafe(StreamSharpen(block, soft) * q_bound)) return false;
+    RunningTops<Engine> tops(block);
+    std::fill_n(sum, Engine::kGroups, StripSum());
+    StreamMix(block, scratch.columns, scratch, tops, sum);
+    StreamSoftmaxStore<Engine>(block, scratch, tops, sum, &soft, true);
+    return true;
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -18,6 +18,7 @@ template <class Engine>
 void Bind(stream::Functions* functions) {
   functions->pack = Engine::Pack;
   functions->forward = StreamForward<Engine>;
+  functions->looks_blunt = StreamLooksBlunt<Engine>;
   functions->prepare = StreamPrepare<Engine>;
   functions->gradients = StreamGradients<Engine>;
   functions->finish = StreamFinish<Engine>;

@@ -39,6 +39,12 @@ inline constexpr bool OnVectors(Engine engine) {
   return engine == Engine::kFloats || engine == Engine::kPairs;
 }
 
+// The dense kernel keeps scores of 24 rows; beyond so many keys they leave the second-level cache.
+// Pairs, which the dense kernel does not multiply, win earlier.
+constexpr std::int64_t DenseKeys(Engine engine) { return engine == Engine::kPairs ? 4096 : 12288; }
+// From so many keys on most rows may have an entropy at which adaptive temperature has no effect.
+inline constexpr std::int64_t kBluntKeys = 2048;
+
 // Queries of a block, and keys whose scores are held at a time.
 struct Shape {
   std::int64_t rows, strip;
@@ -82,7 +88,7 @@ struct PackedKv {
   std::int64_t kv = 0;
   std::int64_t keys = 0;
   std::byte* k_rows = nullptr;           // pairs: backward
-  std::byte* v_columns = nullptr;        // tiles, forward; of softmax backward too; pairs, backward
+  std::byte* v_columns = nullptr;        // tiles, but entmax backward; pairs, backward
   std::byte* v_rows = nullptr;           // floats, and tiles backward
   std::byte* k_columns = nullptr;        // tiles, backward; pairs
   float k_bound = 0.0f, v_bound = 0.0f;  // largest magnitudes; infinite or NaN if any is
@@ -102,7 +108,7 @@ struct PackedSizes {
       return;
     }
     k_rows = padded * widths.d_depth * 2;
-    v_columns = backward && params.map != RowMap::kSoftmax ? 0 : padded * widths.e_padded * 2;
+    v_columns = backward && params.map == RowMap::kEntmax ? 0 : padded * widths.e_padded * 2;
     v_rows = backward ? padded * widths.e_depth * 2 : 0;
     k_columns = backward ? padded * widths.d_padded * 2 : 0;
   }
@@ -118,7 +124,7 @@ struct StreamCall {
   const AttentionOutputs* outputs = nullptr;      // forward
   const AttentionGradients* gradients = nullptr;  // backward
   DistanceTable distances;
-  SavedValues saved = {};     // softmax
+  SavedValues saved = {};     // softmax, and adaptive temperature
   bool wants_scores = false;  // a gradient that goes through the scores
 };
 
@@ -189,6 +195,9 @@ struct Functions {
   // a threshold was not found; nothing is written.
   bool (*forward)(const StreamCall& call, const PackedKv& head, std::int64_t h,
                   std::int64_t q_begin, std::int64_t count, Scratch& scratch) = nullptr;
+  // Whether a few keys say that adaptive temperature has no effect on the same rows.
+  bool (*looks_blunt)(const StreamCall& call, const PackedKv& head, std::int64_t h,
+                      std::int64_t q_begin, std::int64_t count, Scratch& scratch) = nullptr;
   // Fills `block` for the same rows. False as above.
   bool (*prepare)(const StreamCall& call, const PackedKv& head, std::int64_t h,
                   std::int64_t q_begin, std::int64_t count, Scratch& scratch,

@@ -52,7 +52,7 @@ void CheckAll(ProblemSpec spec) {
       const Results one = problem.Run(&kernel, 1, 0, true, kWanted);
       EXPECT_EQ(expectation.Check(one), "");
       const std::size_t saved = kernel.saved_bytes(problem.params());
-      EXPECT_EQ(saved > 0, map == RowMap::kSoftmax);
+      EXPECT_EQ(saved > 0, map != RowMap::kEntmax);
       EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, saved, true, kWanted)), "");
     });
   }
@@ -124,7 +124,8 @@ TEST(Stream, SeveralWavesAndRanges) {
 }
 
 // Rows long enough for samples of their strips: beta is 1 for flat ones and above for sharp ones,
-// and a dominant key that no sample has leads to both passes.
+// and a dominant key that no sample has leads to both passes. With memory for outputs and without
+// it, gradients are the same.
 TEST(Stream, LongRowsOfAdaptiveTemperature) {
   using V = ProblemSpec::Values;
   for (const auto& [values, spread] :
@@ -142,8 +143,53 @@ TEST(Stream, LongRowsOfAdaptiveTemperature) {
       ForEachStream([&](const AttentionKernel& kernel) {
         const Results one = problem.Run(&kernel, 1);
         EXPECT_EQ(expectation.Check(one), "");
-        EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3)), "");
+        const std::size_t saved = kernel.saved_bytes(problem.params());
+        EXPECT_GT(saved, 0u);
+        EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, saved)), "");
       });
+    }
+  }
+}
+
+// Causal rows that begin with few keys, whose betas are above 1, and end with many, whose betas are
+// 1: blocks of both kinds in a head.
+TEST(Stream, AdaptiveTemperatureOfGrowingRows) {
+  ProblemSpec spec = Softmax(2100, 2100);
+  spec.map = RowMap::kAdaptiveTemperature;
+  spec.causal = true;
+  spec.head_dim = spec.value_dim = 16;
+  spec.group = 2;
+  const Problem problem(spec);
+  const Expectation expectation(problem);
+  ForEachStream([&](const AttentionKernel& kernel) {
+    const Results one = problem.Run(&kernel, 1);
+    EXPECT_EQ(expectation.Check(one), "");
+    const std::size_t saved = kernel.saved_bytes(problem.params());
+    EXPECT_EQ(FirstDifference(one, problem.Run(&kernel, 3, saved)), "");
+  });
+}
+
+// What the stream kernel takes, and what it leaves to the dense kernel: sharp rows forward, and a
+// head of sharp rows backward.
+TEST(Stream, LeavesSharpRowsOfAdaptiveTemperature) {
+  if (kStreamFloat.instruction_set().empty()) GTEST_SKIP() << "no vectors";
+  for (const double spread : {1.0, 4.0}) {
+    ProblemSpec spec = Softmax(128, 2560);
+    spec.map = RowMap::kAdaptiveTemperature;
+    spec.spread = spread;
+    spec.head_dim = spec.value_dim = 16;
+    const Problem problem(spec);
+    const AttentionParams& params = problem.params();
+    std::vector<float> out(128 * 16);
+    AttentionOutputs outputs;
+    outputs.out = {out.data(), DType::kFloat32, {2048, 2048, 16, 1}};
+    std::vector<RowBlock> left;
+    kStreamFloat.forward({}, params, outputs, AllRows(params), &left);
+    if (spread == 1.0) {
+      EXPECT_TRUE(left.empty());
+    } else {
+      ASSERT_EQ(left.size(), 1u);  // neighbouring blocks in one
+      EXPECT_EQ(left[0].q.size(), 128);
     }
   }
 }

@@ -232,7 +232,7 @@ void TilePack(const AttentionParams& params, const stream::PackedKv& head, std::
   const stream::Widths widths(params);
   HWY_ALIGN std::uint16_t rows[kDepth * 512];
   *k_bound = *v_bound = 0.0f;
-  const bool with_columns = !backward || params.map == RowMap::kSoftmax;
+  const bool with_columns = !backward || params.map != RowMap::kEntmax;
   const auto tiles = [](std::byte* base, std::int64_t per_step, std::int64_t step) {
     return reinterpret_cast<std::uint16_t*>(base) + step * per_step * kTileWords;
   };
