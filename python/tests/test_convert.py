@@ -16,15 +16,24 @@ import numpy as np
 import pytest
 import torch
 from small_llama import SIZES, write_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tsallis.bench.cases import trained_cases
+from tsallis.integrations import transformers as tsallis_transformers
 from tsallis.integrations.transformers import TsallisCache
 from tsallis_convert import ConvertError, lengths, measure, report, work
 from tsallis_convert.methods import MAPS, POSITIONS, SCALES, MethodError, method_of, rope, with_rope
 from tsallis_convert.models import ModelError, wheel_of
+from tsallis_convert.start import GRID, StartError, factors_of, matched, soften
 from tsallis_convert.tokens import Corpus, TokensError, corpus_of
-from tsallis_convert.train import Plan, Run, TrainError, add_gradients, soften, softening
+from tsallis_convert.train import Plan, Run, TrainError, add_gradients
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"{i} times {j} is {i * j}.\n" * 12 for i in range(30) for j in range(9)]
@@ -328,21 +337,77 @@ def test_seconds_choose_the_tokens(made, monkeypatch):
     assert work._fit(plan, runs, corpus, 102, lambda _: None).tokens == 1
 
 
-def test_softened_queries_bring_entmax_near_softmax():
-    assert softening(1.5) == pytest.approx(0.5)
-    assert softening(1.0) == 1.0
-    assert Plan("entmax", "corpus", 1).factor == pytest.approx(0.5)
-    assert Plan("entmax", "corpus", 1, soften=0.3).factor == 0.3
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=2, bos_token_id=None, eos_token_id=None,
+SHAPE = {
+    "vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def test_a_head_begins_with_the_factor_that_answers_most_as_softmax(tmp_path):
+    """The factors are those of a search with softened models, whose first layer gets the same."""
+    tsallis_transformers.register()
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    with torch.no_grad():
+        # Sharp heads and flat ones: scores from some 0.5 to 16.
+        for module in (layer.self_attn for layer in model.model.layers):
+            module.q_proj.weight.view(4, -1).mul_(torch.tensor([8.0, 30.0, 90.0, 250.0])[:, None])
+            module.k_proj.weight.mul_(8.0)
+    model.save_pretrained(tmp_path / "model")
+    tokens = torch.randint(0, 20, (2, 64))
+
+    def answers(attention: str, factor: float) -> torch.Tensor:
+        made = measure.load(tmp_path / "model", attention, 1.5, factor)
+        found: list[torch.Tensor] = []
+        hook = made.model.layers[0].self_attn.o_proj.register_forward_pre_hook(
+            lambda module, inputs: found.append(inputs[0])
         )
-    )  # fmt: skip
-    before = model.model.layers[0].self_attn.q_proj.weight.clone()
+        made(input_ids=tokens, use_cache=False)
+        hook.remove()
+        return found[0].view(2, 64, 4, 4)
+
+    with torch.no_grad():
+        wanted = answers("tsallis_softmax", 1.0)
+        apart = [(answers("tsallis_entmax", c) - wanted).square().sum((0, 1, 3)) for c in GRID]
+    best = torch.tensor(GRID)[torch.stack(apart).argmin(0)]
+    assert len(set(best.tolist())) > 1  # heads differ
+    source = measure.load(tmp_path / "model", "tsallis_softmax", 1.5)
+    factors = matched(source, tokens, 1.5)
+    assert factors.shape == (2, 4)
+    assert torch.equal(factors[0], best)
+
+    of = {"alpha": 1.5, "seed": 1}
+    first = factors_of(tmp_path / "start.json", tmp_path / "model", tokens, of)
+    assert torch.allclose(first, factors, atol=1e-4)
+    there = json.loads((tmp_path / "start.json").read_text())
+    there["factors"][0][0] = 0.125
+    (tmp_path / "start.json").write_text(json.dumps(there))
+    again = factors_of(tmp_path / "start.json", tmp_path / "model", tokens, of)
+    assert again[0, 0] == 0.125  # as the record says
+    other = factors_of(tmp_path / "start.json", tmp_path / "model", tokens, of | {"seed": 2})
+    assert torch.equal(other, first)  # the record is of another seed
+
+
+def test_queries_are_softened_in_the_weights():
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True))
+    projections = [layer.self_attn.q_proj for layer in model.model.layers]
+    before = [projection.weight.clone() for projection in projections]
+    torch.nn.init.ones_(projections[1].bias)
     soften(model, 0.5)
-    assert torch.equal(model.model.layers[0].self_attn.q_proj.weight, before / 2)
-    with pytest.raises(TrainError, match="expected attention modules, got none"):
+    assert torch.equal(projections[0].weight, before[0] / 2)
+    factors = torch.tensor([[1.0, 0.5, 0.25, 2.0], [0.5, 1.0, 1.0, 4.0]])
+    soften(model, factors)
+    for projection, weight, row in zip(projections, before, factors, strict=True):
+        assert torch.equal(projection.weight, weight / 2 * row.repeat_interleave(4)[:, None])
+    assert torch.equal(projections[1].bias, factors[1].repeat_interleave(4) / 2)
+
+    # One norm of the queries serves all heads of a layer.
+    normed = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=4))
+    soften(normed, factors)
+    for layer, factor in zip(normed.model.layers, (0.25**0.25, 2.0**0.25), strict=True):
+        assert torch.allclose(layer.self_attn.q_norm.weight, torch.full((4,), factor))
+
+    with pytest.raises(StartError, match="expected attention modules, got none"):
         soften(torch.nn.Linear(2, 2), 0.5)
 
 

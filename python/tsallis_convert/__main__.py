@@ -19,10 +19,10 @@ ABOUT = f"""Fine-tune a softmax language model by other maps, beside the same to
 MODEL is {SMOLLM2} (SmolLM2-135M-Instruct out of a Python package, 93 MB), or a folder that
 save_pretrained wrote. A method is a map, and may have a factor of the queries and other positions
 behind it: entmax, softmax+sharpen, learned+log+ntk. softmax itself is always run. With entmax and
-learned the queries are first multiplied by (1/4)^(alpha - 1), with which entmax begins closer to
-softmax; --soften says another factor. Everything is trained on. Measured afterwards: the loss on
-held-out text, the keys that heads keep, the time of a token behind a long prompt, and a sample of
-text. What the attention of some layers gets from that prompt is kept for tsallis bench.
+learned the queries are first multiplied by a factor for each head, with which it answers most as
+softmax did; --soften says one factor for all. Everything is trained on. Measured afterwards: the
+loss on held-out text, the keys that heads keep, the time of a token behind a long prompt, and a
+sample of text. What the attention of some layers gets from that prompt is kept for tsallis bench.
 
   maps       {", ".join(MAPS)}
   factors    {", ".join(f"{name}: {row.label}" for name, row in SCALES.items())}
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="FACTOR",
         help="what multiplies the queries of entmax and learned before they are trained "
-        "(default: (1/4)^(alpha - 1))",
+        "(default: a factor for each head, found by comparing its answers with softmax's)",
     )
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (default: 1e-4)")
     parser.add_argument(

@@ -14,20 +14,21 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from tsallis.integrations import transformers as tsallis_transformers
 from tsallis.integrations.transformers_queries import LogScale
 
-from .train import soften
+from .start import soften
 
 
 def load(
     folder: Path,
     attention: str,
     alpha: float,
-    softened: float = 1.0,
+    softened: Tensor | float = 1.0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> PreTrainedModel:
     """The model of a folder under the attention that it is read with.
 
-    alpha: of entmax, where the model's config names none. softened: what multiplies its queries.
+    alpha: of entmax, where the model's config names none. softened: what multiplies its queries
+    (`soften`).
     """
     tsallis_transformers.register()
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -35,8 +36,7 @@ def load(
     )
     if not hasattr(model.config, "tsallis_alpha"):
         model.config.tsallis_alpha = alpha
-    if softened != 1.0:
-        soften(model, softened)
+    soften(model, softened)
     model.to(device).eval()
     scales = [part for part in model.modules() if isinstance(part, LogScale)]
     exact = [(p, p.detach().clone()) for part in scales for p in part.parameters()]

@@ -24,7 +24,7 @@ class MethodError(ConvertError):
 @dataclass(frozen=True)
 class Map:
     """alpha: how entmax's alpha comes about; None: softmax. softened: begins with softer queries
-    (`train.softening`)."""
+    (`start.matched`)."""
 
     label: str
     attention: str

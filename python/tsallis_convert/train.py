@@ -25,7 +25,7 @@ from tsallis.integrations import transformers as tsallis_transformers
 from tsallis.integrations.transformers_queries import SCALES
 from tsallis_report.files import replace_text
 
-from . import ConvertError
+from . import ConvertError, start
 from .methods import Method, method_of, rope, set_rope
 from .tokens import Corpus
 
@@ -46,7 +46,7 @@ class TrainError(ConvertError):
 @dataclass(frozen=True)
 class Plan:
     """micro: sequences that are held at a time. extend: tokens that NTK and YaRN scale for. soften:
-    what multiplies the queries of maps that begin with softer ones; None: `softening` of alpha."""
+    what multiplies the queries of maps that begin with softer ones; None: `start.matched`."""
 
     method: str
     corpus: str
@@ -67,11 +67,6 @@ class Plan:
         return method_of(self.method)
 
     @property
-    def factor(self) -> float:
-        """The factor of softened queries."""
-        return softening(self.alpha) if self.soften is None else self.soften
-
-    @property
     def steps(self) -> int:
         return max(1, self.tokens // (self.length * self.batch))
 
@@ -90,39 +85,6 @@ class Plan:
         rise = min(1.0, (step + 1) / WARM_UP)
         fall = min(1.0, (self.steps - step) / max(1.0, FALL * self.steps))
         return self.rate * rise * fall
-
-
-def softening(alpha: float) -> float:
-    """What multiplies the scores of a softmax model that is read with entmax.
-
-    A weight p follows its score s as d(ln p) = p^(1 - alpha) ds in entmax with many keys, and as
-    d(ln p) = ds in softmax. The two agree at p = 1/4 where scores are multiplied by
-    (1/4)^(alpha - 1): 1/2 for alpha = 1.5.
-    """
-    return float(0.25 ** (alpha - 1.0))
-
-
-def soften(model: torch.nn.Module, factor: float) -> None:
-    """Multiplies the queries of every attention module by ``factor``, in its weights.
-
-    Raises:
-        TrainError: a module has no query projection of its own.
-    """
-    found = False
-    for name, module in model.named_modules():
-        if not hasattr(module, "is_causal"):
-            continue
-        part = getattr(module, "q_norm", None) or getattr(module, "q_proj", None)
-        if part is None:
-            raise TrainError(
-                f"MODEL: expected q_proj in every attention module, got none in {name}"
-            )
-        with torch.no_grad():
-            for parameter in part.parameters():
-                parameter.mul_(factor)
-        found = True
-    if not found:
-        raise TrainError("MODEL: expected attention modules, got none")
 
 
 @cache
@@ -200,7 +162,7 @@ class Run:
     def pace(self, corpus: Corpus) -> float:
         """Seconds of a step, of three that are forgotten."""
         torch.set_num_threads(self._threads)
-        model, optimizer, _ = self._load()
+        model, optimizer, _ = self._load(corpus)
         times = []
         for step in range(3):
             begun = time.monotonic()
@@ -235,7 +197,25 @@ class Run:
         else:
             replace_text(record, json.dumps(asked, indent=1) + "\n")
 
-    def _load(self) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
+    def factors(self, corpus: Corpus) -> Tensor | float:
+        """What multiplies the queries of maps that begin with softer ones: [layers, heads], or one
+        number for all."""
+        plan = self.plan
+        if plan.soften is not None:
+            return plan.soften
+        of = {
+            "model": self._source.name,
+            "corpus": plan.corpus,
+            "length": plan.length,
+            "alpha": plan.alpha,
+            "seed": plan.seed,
+            "step": plan.steps,
+        }
+        tokens = corpus.batch(plan.length, start.SEQUENCES, plan.seed, plan.steps)
+        record = self.folder.parent / "start.json"
+        return start.factors_of(record, self._source, tokens.to(plan.device), of)
+
+    def _load(self, corpus: Corpus) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
         plan, method = self.plan, self.plan.kind
         tsallis_transformers.register()
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -246,7 +226,7 @@ class Run:
         if state_file.is_file():
             state = torch.load(state_file, weights_only=True, map_location=plan.device)
         if method.map.softened and "model" not in state:
-            soften(model, plan.factor)
+            start.soften(model, self.factors(corpus))
         self._change(model)
         model.to(plan.device)
         groups: dict[float, list[Tensor]] = {}
@@ -326,7 +306,7 @@ class Run:
         """
         plan, method = self.plan, self.plan.kind
         torch.set_num_threads(self._threads)
-        model, optimizer, state = self._load()
+        model, optimizer, state = self._load(corpus)
         begun, saved = time.monotonic(), time.monotonic()
         before = state["seconds"]
         first = state["step"]

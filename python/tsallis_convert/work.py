@@ -183,15 +183,16 @@ def _name(model: str) -> str:
 
 
 def _untouched(
-    model: Path, plan: Plan, held: Tensor, dtype: torch.dtype, say: Any
+    model: Path, run: Run, corpus: Corpus, held: Tensor, dtype: torch.dtype, say: Any
 ) -> list[dict[str, Any]]:
+    plan = run.plan
     rows = []
     entmax = f"entmax, α = {plan.alpha:g}"
-    softer = f"{UNTOUCHED}, queries × {plan.factor:.2g}"
+    softer = "a factor for each head" if plan.soften is None else f"{plan.soften:.2g}"
     for name, weights, factor, label in (
         ("softmax", UNTOUCHED, 1.0, "softmax"),
         ("entmax", UNTOUCHED, 1.0, entmax),
-        ("entmax", softer, plan.factor, entmax),
+        ("entmax", f"{UNTOUCHED}, queries × {softer}", run.factors(corpus), entmax),
     ):
         say(f"loss of {weights}, {label}")
         read = measure.load(model, MAPS[name].attention, plan.alpha, factor, held.device, dtype)
@@ -221,7 +222,8 @@ def _results(
         torch.from_numpy(test[:prompt].astype("int64")).to(device),
         documents,
     )
-    plan = next(iter(runs.values())).plan
+    first = next(iter(runs.values()))
+    plan = first.plan
     results: dict[str, Any] = {
         "model": _name(options.model),
         "corpus": corpus.name,
@@ -234,14 +236,14 @@ def _results(
         "heads_tokens": options.length,
         "prompt_tokens": prompt,
         "prompt": texts.tokenizer.decode(texts.short),
-        "untouched": _untouched(model, plan, held, _rounded(options), screen.say),
+        "untouched": _untouched(model, first, corpus, held, _rounded(options), screen.say),
     }
 
     def measured(name: str, folder: Path, load: Callable[..., PreTrainedModel]) -> dict[str, Any]:
         return _measured(name, load, folder, texts, options, screen, deadline)
 
     plain = partial(measure.load, model, MAPS["softmax"].attention, options.alpha, device=device)
-    results["as_it_came"] = measured(UNTOUCHED, next(iter(runs.values())).folder.parent, plain)
+    results["as_it_came"] = measured(UNTOUCHED, first.folder.parent, plain)
     results["runs"] = {}
     for name, run in runs.items():
         log = json.loads((run.folder / "log.json").read_text())
