@@ -46,13 +46,15 @@ TSALLIS_DEVICE float TileElement(std::size_t tile_byte, int row, int column) {
 
 template <class Type, int D>
 struct MomentsShape {
-  static constexpr int kColumns = D < kWarps * 16 ? D : kWarps * 16;  // of a block
+  // Rows and columns of k k^T that a block has: a warp has 16 rows, in as many registers as there
+  // are.
+  static constexpr int kRows = D < kWarps * 16 ? D : kWarps * 16, kColumns = D < 128 ? D : 128;
+  static constexpr int kParts = D / kRows * (D / kColumns);
   static constexpr int kKeys = kIsFloat32<Type> ? 32 : 64, kStages = 2;
   static constexpr std::size_t kTileBytes = kKeys * D * sizeof(typename Type::Element);
   static constexpr std::size_t kSharedBytes = kStages * kTileBytes;
 };
 
-// A block has kColumns rows of k k^T, a warp 16 of them.
 template <class Type, int D>
 TSALLIS_KERNEL(kThreads)
 MomentsKernel(const GuessCall guess) {
@@ -64,14 +66,16 @@ MomentsKernel(const GuessCall guess) {
   if (keys < kGuessKeys) return;
   const int samples = static_cast<int>(MomentSamples(keys));
   const auto k_rows = ArrayRows<Type>::Of(call.k, sequence.array_batch, BlockY());
-  const int first = BlockX() * Shape::kColumns + WarpIndex() * 16;
+  constexpr int kAcross = D / Shape::kColumns;
+  const int first = BlockX() / kAcross * Shape::kRows + WarpIndex() * 16;
+  const int first_column = BlockX() % kAcross * Shape::kColumns;
   const auto fetch = [&](int from, int stage) {
     FetchTile<Type, D, kKeys>(
         Shared<Words4>(stage * Shape::kTileBytes), k_rows, call.head_dim, [&](int i) {
           return from + i < samples ? sequence.k.begin + MomentRow(from + i, keys) : -1;
         });
   };
-  float total[D / 8][4], sums[2] = {0.0f, 0.0f};
+  float total[Shape::kColumns / 8][4], sums[2] = {0.0f, 0.0f};
   Clear(total);
   fetch(0, 0);
   CommitCopies();
@@ -94,7 +98,7 @@ MomentsKernel(const GuessCall guess) {
         sums[e / 2] += w[i][e];
       }
     }
-    AddWeighted<Type, D, kKeys>(total, w, tile, 0, true);
+    AddWeighted<Type, D, kKeys>(total, w, tile, first_column, true);
   }
   if (first >= D) return;
   const std::int64_t key_head = guess.KeyHead(BlockZ(), BlockY());
@@ -103,10 +107,11 @@ MomentsKernel(const GuessCall guess) {
   for (int half = 0; half < 2; ++half) {
     const std::int64_t row = key_head * D + first + half * 8 + Lane() / 4;
     const float sum = QuadSum(sums[half]);
-    if (Lane() % 4 == 0) StoreDevice(guess.means + row, share * sum);
+    if (Lane() % 4 == 0 && first_column == 0) StoreDevice(guess.means + row, share * sum);
     TSALLIS_UNROLL
-    for (int j = 0; j < D / 8; ++j) {
-      StoreDevice(reinterpret_cast<Words2*>(guess.moments + row * D) + 4 * j + Lane() % 4,
+    for (int j = 0; j < Shape::kColumns / 8; ++j) {
+      StoreDevice(reinterpret_cast<Words2*>(guess.moments + row * D + first_column) + 4 * j +
+                      Lane() % 4,
                   Words2{{BitsOf(share * total[j][2 * half]),
                           BitsOf(share * total[j][2 * half + 1])}});
     }

@@ -361,7 +361,7 @@ class Runner {
   void Guess(const GuessCall& guess, SweepCall& sweep) {
     using Moments = MomentsShape<Type, D>;
     Launch("MomentsKernel", MomentsKernel<Type, D>,
-           {D / Moments::kColumns, call_.kv_heads, call_.batch}, kThreads, Moments::kSharedBytes,
+           {Moments::kParts, call_.kv_heads, call_.batch}, kThreads, Moments::kSharedBytes,
            guess);
     using Shape = SweepShape<Type, D>;
     Launch("RowGuessKernel", RowGuessKernel<Type, D>,
