@@ -180,9 +180,8 @@ std::string Check(const ProblemSpec& spec, std::uint64_t seed, bool backward = t
 
 // Guesses that are too high, and the work of others.
 std::string CheckGuesses() {
-  const std::string wrong = CheckGuessedWork(kDType, [](const Problem& problem) {
-    RunEmulated(problem, simt::Policy::Draw(5), false);
-  });
+  const std::string wrong = CheckGuessedWork(
+      kDType, [](const Problem& problem) { RunEmulated(problem, simt::Policy::Draw(5), false); });
   if (!wrong.empty()) return wrong;
   for (const double spread : {1.0, 0.05}) {
     Problem problem(MisledSpec(kDType, spread, false));

@@ -84,8 +84,8 @@ FAULTS = [
     Fault(
         "sweep.h",
         "guesses: not proved",
-        "      !dense && start != -kMostFloat &&",
-        "      !dense && start > kMostFloat &&",
+        "const bool failed = !dense &&",
+        "const bool failed = false &&",
     ),
     Fault(
         "sweep.h",
@@ -204,8 +204,8 @@ FAULTS = [
     Fault(
         "sweep.h",
         "long: lists begin without their bounds",
-        "row.bound = LoadDevice(sweep.bounds + head.Index(call, at));",
-        "row.bound = LoadDevice(sweep.bounds + head.Index(call, at)) + 0.05f;",
+        "row.bound = sweep.Start<List::kLong>(head, at, head.Index(call, at));",
+        "row.bound = sweep.Start<List::kLong>(head, at, head.Index(call, at)) + 0.05f;",
     ),
     Fault(
         "sweep.h",
@@ -285,7 +285,7 @@ FAULTS = [
     Fault(
         "sweep.h",
         "a bound above the threshold",
-        "- kSolveSlack * (1.0f + fabsf(top))",
+        "- kSolveSlack * (1.0f + fabsf(solved.top))",
         "+ 2e-2f",
     ),
     Fault(

@@ -110,10 +110,9 @@ MomentsKernel(const GuessCall guess) {
     if (Lane() % 4 == 0 && first_column == 0) StoreDevice(guess.means + row, share * sum);
     TSALLIS_UNROLL
     for (int j = 0; j < Shape::kColumns / 8; ++j) {
-      StoreDevice(reinterpret_cast<Words2*>(guess.moments + row * D + first_column) + 4 * j +
-                      Lane() % 4,
-                  Words2{{BitsOf(share * total[j][2 * half]),
-                          BitsOf(share * total[j][2 * half + 1])}});
+      StoreDevice(
+          reinterpret_cast<Words2*>(guess.moments + row * D + first_column) + 4 * j + Lane() % 4,
+          Words2{{BitsOf(share * total[j][2 * half]), BitsOf(share * total[j][2 * half + 1])}});
     }
   }
 }
@@ -170,12 +169,11 @@ RowGuessKernel(const GuessCall guess) {
       TSALLIS_UNROLL
       for (int four = 0; four < kPiece<Type>; four += 4) {
         if (!has_moments || x >= D) continue;
-        const Words4 moments = LoadDevice(reinterpret_cast<const Words4*>(
-            guess.moments + (key_head * D + x) * D + y + four));
+        const Words4 moments = LoadDevice(
+            reinterpret_cast<const Words4*>(guess.moments + (key_head * D + x) * D + y + four));
         TSALLIS_UNROLL
         for (int e = 0; e < 4; ++e) {
-          values[four + e] =
-              FloatOf(moments.w[e]) - means.Load(x) * means.Load(y + four + e);
+          values[four + e] = FloatOf(moments.w[e]) - means.Load(x) * means.Load(y + four + e);
         }
       }
       Words4 piece;

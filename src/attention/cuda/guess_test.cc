@@ -20,10 +20,9 @@ Results Forward(const Problem& problem, const simt::Policy& policy) {
 std::string Check(const Problem& problem, std::uint64_t seed) {
   const simt::Policy policy = simt::Policy::Draw(seed);
   Results results;
-  std::string wrong =
-      CheckRun(problem, Refusal(kServes, problem.params(), FeaturesOf(problem.params()),
-                                Pass::kForward),
-               [&] { return results = Forward(problem, policy); });
+  std::string wrong = CheckRun(
+      problem, Refusal(kServes, problem.params(), FeaturesOf(problem.params()), Pass::kForward),
+      [&] { return results = Forward(problem, policy); });
   if (!wrong.empty()) return wrong;
   return FirstDifference(results, Forward(problem, policy.InOrderOf(seed + 1)));
 }

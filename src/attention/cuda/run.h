@@ -113,10 +113,9 @@ class Runner {
         of_long.sweep.room = room;
         of_long.dense = {dense_rows_, dense_counts_};
         using Long = LongShape<Type, D>;
-        Launch(
-            "LongSweepKernel",
-            IsSimple() ? LongSweepKernel<Type, D, false> : LongSweepKernel<Type, D, true>,
-            {slots}, kThreads, Long::kSharedBytes, of_long);
+        Launch("LongSweepKernel",
+               IsSimple() ? LongSweepKernel<Type, D, false> : LongSweepKernel<Type, D, true>,
+               {slots}, kThreads, Long::kSharedBytes, of_long);
         FindDense();
       }
       DenseCall dense;
@@ -351,18 +350,16 @@ class Runner {
   bool HasGuesses() const {
     if (Slots() == 0 || !IsSimple()) return false;
     Grid blocks;
-    ForColumns([&]<int D>() {
-      blocks = Places(call_.q_len, SweepShape<Type, D>::kRows, call_.heads);
-    });
+    ForColumns(
+        [&]<int D>() { blocks = Places(call_.q_len, SweepShape<Type, D>::kRows, call_.heads); });
     return std::int64_t{blocks.x} * blocks.y * blocks.z >= 8 * kBlocksAtOnce;
   }
   // The guesses of all rows, and the pilots' results. Sets sweep.guesses.
   template <int D>
   void Guess(const GuessCall& guess, SweepCall& sweep) {
     using Moments = MomentsShape<Type, D>;
-    Launch("MomentsKernel", MomentsKernel<Type, D>,
-           {Moments::kParts, call_.kv_heads, call_.batch}, kThreads, Moments::kSharedBytes,
-           guess);
+    Launch("MomentsKernel", MomentsKernel<Type, D>, {Moments::kParts, call_.kv_heads, call_.batch},
+           kThreads, Moments::kSharedBytes, guess);
     using Shape = SweepShape<Type, D>;
     Launch("RowGuessKernel", RowGuessKernel<Type, D>,
            Places(call_.q_len, Shape::kRows, call_.heads), kThreads,

@@ -432,9 +432,8 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Lis
   }
   // What the second sweep began from may have been a guess.
   float bound = List::kLong && !(row.bound > start) ? -kMostFloat : row.bound;
-  const bool failed =
-      !dense && start != -kMostFloat &&
-      !(start + kScoreSlack * (1.0f + fabsf(start)) <= static_cast<float>(tau));
+  const bool failed = !dense && start != -kMostFloat &&
+                      !(start + kScoreSlack * (1.0f + fabsf(start)) <= static_cast<float>(tau));
   const bool writes = row.row >= 0 && sweep.lists.keys != nullptr;
   float entropy = 0.0f, largest = -kInfinity;
   const int kept = KeepEntries(

@@ -72,8 +72,8 @@ inline ProblemSpec NaNInLongLists(DType dtype) {
           .values = ProblemSpec::Values::kNaN};
 }
 
-// A problem whose rows begin from guesses: of long rows, with as many blocks of them as guesses take
-// on the emulation.
+// A problem whose rows begin from guesses: of long rows, with as many blocks of them as guesses
+// take on the emulation.
 inline ProblemSpec DrawGuessed(std::uint64_t seed) {
   ProblemSpec spec = {.seed = seed,
                       .kv_heads = seed % 2 == 0 ? 2 : 4,
@@ -145,9 +145,8 @@ inline void MisleadPilots(Problem* problem, double likeness) {
           [&](std::int64_t h, std::int64_t row, std::int64_t x, double value) {
             if (row / 128 % 3 != 2) return value;
             return likeness *
-                   LoadElement<double>(
-                       k.data, k.dtype,
-                       Offset(k.strides, 0, h / problem->spec().group, row, x));
+                   LoadElement<double>(k.data, k.dtype,
+                                       Offset(k.strides, 0, h / problem->spec().group, row, x));
           });
 }
 
@@ -175,8 +174,7 @@ std::string CheckGuessedWork(DType dtype, const Run& run) {
     run(problem);
     const simt::Counters& c = simt::machine.counters;
     // Without guesses some 110.
-    const double listed =
-        static_cast<double>(c.work[static_cast<int>(Work::kListed)]) / rows;
+    const double listed = static_cast<double>(c.work[static_cast<int>(Work::kListed)]) / rows;
     const double products = static_cast<double>(c.products) / rows;
     if (listed > 55.0) return "entries listed a row: " + std::to_string(listed);
     if (products > 20.0) return "products a row: " + std::to_string(products);
