@@ -351,13 +351,13 @@ def main() -> None:
     print("Normal inputs, ms of the sweep's launches: without and with guesses")
     for d, alpha in ((128, "1.5"), (64, "1.5"), (128, "2")):
         for n in (4096, 16384):
-            without_any = sweep(n, d, 128, visits_of(document, f"normal {d} {alpha}")).time(
-                model.sweep
-            )
+            visits = visits_of(document, f"normal {d} {alpha}")
             parts = [work.time(model.sweep) for work in guessed(document, n, d, 128, alpha)]
+            times = [sweep(n, d, 128, visits).time(model.sweep), sum(parts), *parts]
             print(
-                f"{n // 1024}K, d {d}, alpha {alpha:<4}{without_any:8.2f}{sum(parts):8.2f}  moments "
-                "{:.2f}, rows {:.2f}, pilots {:.2f}, others {:.2f}, again {:.2f}".format(*parts)
+                f"{n // 1024}K, d {d}, alpha {alpha:<4}"
+                "{:8.2f}{:8.2f}  moments {:.2f}, rows {:.2f}, pilots {:.2f}, others {:.2f}, "
+                "again {:.2f}".format(*times)
             )
     tokens = decoding(document)
     fitted = [(measured, size) for _, measured, size, used in tokens if used]
