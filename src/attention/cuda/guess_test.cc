@@ -6,6 +6,7 @@
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/drawn_test.h"
 #include "attention/cuda/testing/emulation.h"
+#include "attention/cuda/testing/guessed_work.h"
 #include "attention/testing/compare.h"
 #include "attention/testing/problem.h"
 
@@ -49,14 +50,14 @@ TEST(CudaGuess, TheLargestHeadSize) {
 // holds what lies above a guess.
 TEST(CudaGuess, GuessesThatAreTooHighAreSweptAgain) {
   struct Row {
-    double spread, likeness;
+    double spread, strength;
     bool sink;
   };
-  for (const auto& [spread, likeness, sink] :
-       {Row{0.05, 1.0, false}, Row{1.0, 0.3, true}, Row{1.0, 1.5, false}}) {
+  for (const auto& [spread, strength, sink] :
+       {Row{0.05, 0.6, false}, Row{1.0, 0.55, false}, Row{1.0, 2.0, true}}) {
     Problem problem(MisledSpec(DType::kBFloat16, spread, sink));
-    MisleadPilots(&problem, likeness);
-    EXPECT_EQ(Check(problem, 3), "") << spread << " " << likeness;
+    MisleadPilots(&problem, strength);
+    EXPECT_EQ(Check(problem, 3), "") << spread << " " << strength;
   }
 }
 
