@@ -8,4 +8,6 @@ ThresholdCurve::ThresholdCurve(double alpha) : exponent_(static_cast<float>(1.0 
   }
 }
 
+float ThresholdCurve::At(float log_mass) const { return CurvePoints::Find(*this, log_mass); }
+
 }  // namespace tsallis

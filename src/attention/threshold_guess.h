@@ -75,7 +75,7 @@ class ThresholdCurve {
   explicit ThresholdCurve(double alpha);
 
   // g for `log_mass` = ln(n sigma^b).
-  float At(float log_mass) const { return CurvePoints::Find(*this, log_mass); }
+  float At(float log_mass) const;
 
   float exponent() const { return exponent_; }  // b
   float Load(int i) const { return log_mass_[static_cast<std::size_t>(i)]; }
