@@ -82,6 +82,90 @@ FAULTS = [
         "(kept - Lane() % 4 + 2) / 4",
     ),
     Fault(
+        "sweep.h",
+        "guesses: not proved",
+        "const bool failed = !dense &&",
+        "const bool failed = false &&",
+    ),
+    Fault(
+        "sweep.h",
+        "guesses: a bound that no list has raised counts as proved",
+        "List::kLong && !(row.bound > start) ? -kMostFloat : row.bound;",
+        "row.bound;",
+    ),
+    Fault(
+        "list.h",
+        "guesses: no step from above a threshold",
+        "if (first && next > top && top < 1.0f) {",
+        "if (first && next > top && top > 1.0f) {",
+    ),
+    Fault(
+        "sweep.h",
+        "guesses: a block that is no pilot is left out",
+        ".first == place.first;",
+        ".first == place.first + rows;",
+    ),
+    Fault(
+        "sweep.h",
+        "guesses: above all scores of a sink's row",
+        "fminf(static_cast<float>(tau), largest)",
+        "static_cast<float>(tau)",
+    ),
+    Fault(
+        "guess.h",
+        "no barrier behind a tile of keys",
+        "    SyncBlock();  // the tile is there, and nobody reads the one before\n",
+        "",
+    ),
+    Fault(
+        "guess.h",
+        "does not wait for keys",
+        "    WaitForCopies<0>();\n    SyncBlock();",
+        "    SyncBlock();",
+    ),
+    Fault(
+        "guess.h",
+        "a stage of keys is filled too early",
+        "fetch(from + kKeys, stage ^ 1);",
+        "fetch(from + kKeys, stage);",
+    ),
+    Fault(
+        "guess.h",
+        "no barrier before a covariance is written",
+        "    SyncBlock();  // the last tile has been read, and the means are there\n",
+        "",
+    ),
+    Fault(
+        "guess.h",
+        "no barrier before a covariance is read",
+        "    SyncBlock();\n    float s[Shape::kTiles]",
+        "    float s[Shape::kTiles]",
+    ),
+    Fault(
+        "guess.h",
+        "moments that are not a covariance",
+        "- means.Load(x) * means.Load(y + four + e);",
+        "+ 0.0f * means.Load(x);",
+    ),
+    Fault(
+        "guess.h",
+        "the mean of another column",
+        "means.Load(column + 8 * j + 2 * t + e)",
+        "means.Load(column + 8 * j + 2 * t + 1 - e)",
+    ),
+    Fault(
+        "guess.h",
+        "moments of another column",
+        "const int key = 8 * i + Lane() % 4 * 2 + e % 2, column = first + e / 2 * 8 + Lane() / 4;",
+        "const int key = 8 * i + Lane() % 4 * 2 + e % 2, column = first + e / 2 * 8 + Lane() % 8;",
+    ),
+    Fault(
+        "guess.h",
+        "a lane's pilots are left out of the sum",
+        "for (int bits = 1; bits < kWarp; bits *= 2)",
+        "for (int bits = 1; bits < 1; bits *= 2)",
+    ),
+    Fault(
         "list.h",
         "no __syncwarp between reading and writing a list",
         "      SyncWarp();\n      if (keeps) {",
@@ -120,8 +204,8 @@ FAULTS = [
     Fault(
         "sweep.h",
         "long: lists begin without their bounds",
-        "row.bound = LoadDevice(sweep.bounds + head.Index(call, at));",
-        "row.bound = LoadDevice(sweep.bounds + head.Index(call, at)) + 0.05f;",
+        "row.bound = sweep.Start<List::kLong>(head, at, head.Index(call, at));",
+        "row.bound = sweep.Start<List::kLong>(head, at, head.Index(call, at)) + 0.05f;",
     ),
     Fault(
         "sweep.h",
@@ -201,7 +285,7 @@ FAULTS = [
     Fault(
         "sweep.h",
         "a bound above the threshold",
-        "- kSolveSlack * (1.0f + fabsf(top))",
+        "- kSolveSlack * (1.0f + fabsf(solved.top))",
         "+ 2e-2f",
     ),
     Fault(

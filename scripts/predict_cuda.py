@@ -108,6 +108,30 @@ def sweep(n: int, d: int, heads: int, visits: Sequence[Sequence[float]] = ((1, 0
     return Work(np.array(blocks), heads)
 
 
+def guessed(document: dict[str, Any], n: int, d: int, heads: int, alpha: str) -> list[Work]:
+    """The launches of the sweep with guesses, causal heads of n keys (src/attention/cuda/guess.h).
+
+    No constant was fitted to the two small kernels: a block of them takes what its tiles and
+    products do. A hundredth of the rows is swept again.
+    """
+    name = f"{d} {alpha}"
+    pilots, others = visits_of(document, f"normal {name}"), visits_of(document, f"guessed {name}")
+    whole = sweep(n, d, heads, others).blocks
+    chosen = [0, math.ceil(len(whole) / 2)]  # longest first: of n keys and of half of them
+    first = sweep(n, d, heads, pilots).blocks[chosen]
+    samples = min(max(n // 4, 512), 2048)
+    moments = [0.0, samples / 64, samples * 64 * d * 2 / 2048 / 256, 0.0]
+    rows = [0.0, d / 64, 128 * d * d / 2048 / 256, 0.0]
+    again = [n * x / 4 for x in range(4, 4 - math.ceil(n / 100 / 64), -1) if x > 0]
+    return [
+        Work(np.array([moments] * (d // 64)), heads),
+        Work(np.array([rows] * len(whole)), heads),
+        Work(first, heads),
+        Work(np.delete(whole, chosen, 0), heads),
+        long_sweep([keys / 64 for keys in again], d, heads, others[-1][1]),
+    ]
+
+
 def long_sweep(tiles: Sequence[float], d: int, heads: int, visits: float) -> Work:
     """The second sweep of blocks of 64 rows."""
     return Work(np.array([[1.0, x, x * 64 * 64 * d / 2048 / 256, visits] for x in tiles]), heads)
@@ -324,6 +348,17 @@ def main() -> None:
             f"{without[case.name]:.2f}" if case.name in without else "fitted" if case.fitted else ""
         )
         line(case.name, model.time(case), case.measured, note)
+    print("Normal inputs, ms of the sweep's launches: without and with guesses")
+    for d, alpha in ((128, "1.5"), (64, "1.5"), (128, "2")):
+        for n in (4096, 16384):
+            visits = visits_of(document, f"normal {d} {alpha}")
+            parts = [work.time(model.sweep) for work in guessed(document, n, d, 128, alpha)]
+            times = [sweep(n, d, 128, visits).time(model.sweep), sum(parts), *parts]
+            print(
+                f"{n // 1024}K, d {d}, alpha {alpha:<4}"
+                "{:8.2f}{:8.2f}  moments {:.2f}, rows {:.2f}, pilots {:.2f}, others {:.2f}, "
+                "again {:.2f}".format(*times)
+            )
     tokens = decoding(document)
     fitted = [(measured, size) for _, measured, size, used in tokens if used]
     wait = least_squares([[1.0]] * len(fitted), [measured - size for measured, size in fitted])[0]

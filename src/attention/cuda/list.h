@@ -169,7 +169,9 @@ TSALLIS_RARE Thresholds<kCount> SolveLists(const RowLists<kCount, List> lists, f
       solved.of[r] = {peak, start < 1.0f ? start : 1.0f};
     }
   }
-  // Sums of the weights and slopes.
+  // Sums of the weights and slopes. A guess may lie above the threshold. The first step leads from
+  // there to below it, as from below it does.
+  bool first = !from_bounds;
   const auto newton = [&](const auto& add) {
     for (bool moves = true; Any(moves);) {
       float sum[kCount] = {}, slope[kCount] = {};
@@ -199,10 +201,15 @@ TSALLIS_RARE Thresholds<kCount> SolveLists(const RowLists<kCount, List> lists, f
         if (sum[r] > kMostFloat) solved.of[r].from = kInfinity;
         float& top = solved.of[r].top;
         const float next = top - (sum[r] - 1.0f) / slope[r];
+        if (first && next > top && top < 1.0f) {
+          top = fminf(next, 1.0f);
+          moves = true;
+        }
         if (!(next < top)) continue;
         moves = moves || top - next > least_step;
         top = next;
       }
+      first = false;
     }
   };
   if (alpha == 1.5f) {

@@ -12,6 +12,7 @@
 #include "attention/cuda/dense.h"
 #include "attention/cuda/dense_backward.h"
 #include "attention/cuda/gradients.h"
+#include "attention/cuda/guess.h"
 #include "attention/cuda/list_backward.h"
 #include "attention/cuda/rows.h"
 #include "attention/cuda/sweep.h"
@@ -76,6 +77,13 @@ class Runner {
     const int slots = Slots(), room = LongSlots::Room(call_.k_len);
     workspace_.Want(&bounds, rows_, sparse_);
     workspace_.Want(&of_long.slots, Size(slots) * LongSlots::Words(room), slots > 0);
+    GuessCall guess;
+    const bool guesses = HasGuesses();
+    const std::size_t key_heads = Size(call_.batch) * Size(call_.kv_heads), columns = Columns();
+    workspace_.Want(&guess.moments, key_heads * columns * columns, guesses);
+    workspace_.Want(&guess.means, key_heads * columns, guesses);
+    workspace_.Want(&guess.rows, rows_, guesses);
+    workspace_.Want(&guess.offsets, Size(call_.batch) * Size(call_.heads), guesses);
     if (!Begin()) return;
     const Statistics statistics = {outputs.tau, outputs.support_size, outputs.entropy,
                                    outputs.maximum};
@@ -93,16 +101,21 @@ class Runner {
       sweep.statistics = statistics;
       sweep.lists.counts = counts_;
       sweep.bounds = bounds;
-      if (sparse_) Sweep<D, kGeneral>(sweep);
+      if (guesses) {
+        guess.call = call_;
+        guess.counts = counts_;
+        guess.bounds = bounds;
+        Guess<D>(guess, sweep);
+      }
+      if (sparse_) Sweep<D>(sweep);
       if (slots > 0) {
         of_long.sweep = sweep;
         of_long.sweep.room = room;
         of_long.dense = {dense_rows_, dense_counts_};
         using Long = LongShape<Type, D>;
-        Launch(
-            "LongSweepKernel",
-            IsSimple<kGeneral>() ? LongSweepKernel<Type, D, false> : LongSweepKernel<Type, D, true>,
-            {slots}, kThreads, Long::kSharedBytes, of_long);
+        Launch("LongSweepKernel",
+               IsSimple() ? LongSweepKernel<Type, D, false> : LongSweepKernel<Type, D, true>,
+               {slots}, kThreads, Long::kSharedBytes, of_long);
         FindDense();
       }
       DenseCall dense;
@@ -171,7 +184,7 @@ class Runner {
         sweep.call = call_;
         sweep.lists = backward.lists;
         sweep.from_tau = gradients.tau;
-        Sweep<D, kGeneral>(sweep);
+        Sweep<D>(sweep);
         Launch("ListRowsKernel", ListRowsKernel<Type, D>,
                Places(call_.q_len, kRowsOfBlock, call_.heads), kThreads, 0, backward);
         Sort(sort);
@@ -223,7 +236,7 @@ class Runner {
         sweep.call = call_;
         sweep.lists = weights.lists;
         sweep.bounds = bounds;
-        Sweep<D, kGeneral>(sweep);
+        Sweep<D>(sweep);
       }
       dense.call = call_;
       dense.dense = weights.dense;
@@ -332,22 +345,51 @@ class Runner {
     return {BlockPlace::Count(packed, length, call_.batch, rows), heads, call_.array_batch()};
   }
 
-  // Lists of all rows, and which rows are dense.
-  template <int D, bool kGeneral>
-  void Sweep(SweepCall sweep) {
+  // Whether rows begin from a guess of their thresholds. Those whose guess fails are the second
+  // sweep's. Pilots are a launch of their own, which few blocks would have to wait for.
+  bool HasGuesses() const {
+    if (Slots() == 0 || !IsSimple()) return false;
+    Grid blocks;
+    ForColumns(
+        [&]<int D>() { blocks = Places(call_.q_len, SweepShape<Type, D>::kRows, call_.heads); });
+    return std::int64_t{blocks.x} * blocks.y * blocks.z >= 8 * kBlocksAtOnce;
+  }
+  // The guesses of all rows, and the pilots' results. Sets sweep.guesses.
+  template <int D>
+  void Guess(const GuessCall& guess, SweepCall& sweep) {
+    using Moments = MomentsShape<Type, D>;
+    Launch("MomentsKernel", MomentsKernel<Type, D>, {Moments::kParts, call_.kv_heads, call_.batch},
+           kThreads, Moments::kSharedBytes, guess);
     using Shape = SweepShape<Type, D>;
-    sweep.room = Shape::Room(stream_->Shared());
-    Launch("SweepKernel",
-           IsSimple<kGeneral>() ? SweepKernel<Type, D, false> : SweepKernel<Type, D, true>,
-           Places(call_.q_len, Shape::kRows, call_.heads), kThreads, Shape::SharedBytes(sweep.room),
-           sweep);
+    Launch("RowGuessKernel", RowGuessKernel<Type, D>,
+           Places(call_.q_len, Shape::kRows, call_.heads), kThreads,
+           RowGuessShape<Type, D>::kSharedBytes, guess);
+    sweep.guesses.rows = guess.rows;
+    const Grid pilots = {Guesses::kPilots, call_.heads, call_.batch};
+    LaunchSweep<D, false>(sweep, pilots);
+    Launch("OffsetKernel", OffsetKernel<Shape::kRows>, {1, call_.heads, call_.batch}, kWarp, 0,
+           guess);
+    sweep.guesses.offsets = guess.offsets;
+  }
+
+  // Lists of all rows, and which rows are dense.
+  template <int D>
+  void Sweep(const SweepCall& sweep) {
+    const Grid grid = Places(call_.q_len, SweepShape<Type, D>::kRows, call_.heads);
+    IsSimple() ? LaunchSweep<D, false>(sweep, grid) : LaunchSweep<D, true>(sweep, grid);
     FindDense();
   }
+  template <int D, bool kGeneral>
+  void LaunchSweep(SweepCall sweep, const Grid& grid) {
+    using Shape = SweepShape<Type, D>;
+    sweep.room = Shape::Room(stream_->Shared());
+    Launch("SweepKernel", SweepKernel<Type, D, kGeneral>, grid, kThreads,
+           Shape::SharedBytes(sweep.room), sweep);
+  }
   // Terms beside the product are among what the sweep's simple kernels do not know.
-  template <bool kGeneral>
   bool IsSimple() const {
     const auto& terms = params_.terms;
-    return !kGeneral && terms.alibi_slopes.data == nullptr && !NeedsProducts(terms) && reach_ == 0;
+    return !general_ && terms.alibi_slopes.data == nullptr && !NeedsProducts(terms) && reach_ == 0;
   }
   // Blocks of the second sweep; 0: there is none.
   int Slots() const {
@@ -409,14 +451,20 @@ class Runner {
            kThreads, kThreads * sizeof(double), sum);
   }
 
-  // body<D>() for the least D that holds head and value size.
+  // The least D that holds head and value size.
+  int Columns() const {
+    const int columns = std::max(call_.head_dim, call_.value_dim);
+    return columns <= 32 ? 32 : columns <= 64 ? 64 : columns <= 128 ? 128 : 256;
+  }
+  // body<Columns()>()
   template <class Body>
   void ForColumns(const Body& body) const {
-    const int columns = std::max(call_.head_dim, call_.value_dim);
-    if (columns <= 32) return body.template operator()<32>();
-    if (columns <= 64) return body.template operator()<64>();
-    if (columns <= 128) return body.template operator()<128>();
-    return body.template operator()<256>();
+    switch (Columns()) {
+      case 32: return body.template operator()<32>();
+      case 64: return body.template operator()<64>();
+      case 128: return body.template operator()<128>();
+      default: return body.template operator()<256>();
+    }
   }
   // body<D, general_>()
   template <class Body>

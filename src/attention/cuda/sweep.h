@@ -12,6 +12,10 @@
 // looked at for scores above the bound: what they take away never comes into a list, so that bounds
 // are those of what a row sees.
 //
+// The bound begins at a guess of the threshold (guess.h) where there is one. A list proves it: the
+// guess must not exceed the list's threshold. Rows whose guess does are among those that are swept
+// again, from a bound that their list proves.
+//
 // With thresholds that are known (the backward pass) the same kernel makes the lists alone.
 #pragma once
 
@@ -39,6 +43,43 @@ struct Statistics {
   double* maximum = nullptr;
 };
 
+// Guesses of thresholds: base + offset sigma. The first blocks of rows that a call sweeps are
+// pilots, which have no offset yet: from their thresholds it follows (guess.h).
+struct Guesses {
+  struct Row {
+    float base, sigma;  // in z; sigma 0: the row has no guess
+  };
+  const Words2* rows = nullptr;    // [rows]: Row; null: no row has a guess
+  const float* offsets = nullptr;  // [batch heads]; null while pilots are swept
+
+  // Blocks of pilots of each sequence and head: the last ones of its halves.
+  static constexpr int kPilots = 2;
+
+  // Block i of them, of sequence b, where blocks have `rows` rows.
+  TSALLIS_DEVICE static BlockPlace PilotPlace(const DeviceCall& call, int b, int i, int rows) {
+    const Span q = Head::SequenceOf(call, b).q;
+    const std::int64_t block = (i + 1) * ((q.size() + rows - 1) / rows) / kPilots - 1;
+    return {b, q.begin + block * rows, block >= 0};
+  }
+  TSALLIS_DEVICE static bool IsPilot(const DeviceCall& call, const BlockPlace& place, int rows) {
+    bool is = false;
+    for (int i = 0; i < kPilots; ++i) {
+      is = is || PilotPlace(call, static_cast<int>(place.b), i, rows).first == place.first;
+    }
+    return is;
+  }
+  TSALLIS_DEVICE bool IsOfPilots() const { return rows != nullptr && offsets == nullptr; }
+  // -kMostFloat: none. index: of the row.
+  TSALLIS_DEVICE float Of(const DeviceCall& call, const Head& head, std::int64_t index) const {
+    if (offsets == nullptr) return -kMostFloat;
+    const Words2 row = LoadDevice(rows + index);
+    const float sigma = FloatOf(row.w[1]);
+    const float guess = fmaf(LoadDevice(offsets + head.sequence.batch * call.heads + head.h), sigma,
+                             FloatOf(row.w[0]));
+    return sigma > 0.0f && fabsf(guess) <= kMostFloat ? guess : -kMostFloat;
+  }
+};
+
 struct SweepCall {
   DeviceCall call;
   MutableArray4 out;
@@ -46,7 +87,17 @@ struct SweepCall {
   Lists lists;                       // keys and weights may be null: not wanted
   const double* from_tau = nullptr;  // thresholds; out and statistics are not written then
   int room = 0;                      // entries that a lane has for each of its rows
-  float* bounds = nullptr;           // [rows] or null: of rows without a list, a z below tau
+  // [rows] or null: of rows without a list, a z that they are swept again from; of pilots, what
+  // their guess should have been.
+  float* bounds = nullptr;
+  Guesses guesses;
+
+  // The bound that a row begins with. kLong: in the second sweep. -kMostFloat: none.
+  template <bool kLong>
+  TSALLIS_DEVICE float Start(const Head& head, int row, std::int64_t index) const {
+    if (row < 0 || from_tau != nullptr) return -kMostFloat;
+    return kLong ? LoadDevice(bounds + index) : guesses.Of(call, head, index);
+  }
 };
 
 // Tiles of a sweep: kTilesOf of 16 queries in a warp.
@@ -138,6 +189,12 @@ class SweepQueries {
       }
     }
   }
+  // Columns 8 j + 2 t and behind it of the lane's row r.
+  TSALLIS_DEVICE void Pair(float (&pair)[2], int r, int j) const {
+    const std::uint32_t bits = q_[r / 2][j / 2][2 * (j % 2) + r % 2];
+    pair[0] = Type::ToFloat(static_cast<std::uint16_t>(bits));
+    pair[1] = Type::ToFloat(static_cast<std::uint16_t>(bits >> 16));
+  }
   // s: products with the keys of a tile.
   TSALLIS_DEVICE void Multiply(float (&s)[kTiles][kKeys / 8][4], const Shared<Words4>& k) const {
     const int lane = Lane();
@@ -171,6 +228,14 @@ class SweepQueries<Float32, D, kTiles> {
     rows_[r] = from;
     signs_[r] = negative ? -1.0f : 1.0f;
     columns_ = columns;
+  }
+  TSALLIS_DEVICE void Pair(float (&pair)[2], int r, int j) const {
+    const int column = 8 * j + 2 * (Lane() % 4);
+    TSALLIS_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const bool used = rows_[r] != nullptr && column < columns_;
+      pair[e] = used ? LoadDevice(rows_[r] + column + e) : 0.0f;
+    }
   }
   TSALLIS_DEVICE void Multiply(float (&s)[kTiles][kKeys / 8][4], const Shared<Words4>& k) const {
     MultiplyFloats<D, 2 * kTiles, kKeys / 8>(
@@ -228,6 +293,12 @@ TSALLIS_DEVICE void SetProduct(const Head& head, int key, int keys, SweepRow& ro
   if (product > -kMostFloat) row.product = fminf(product, kMostFloat);
 }
 
+// A z that the threshold of a list exceeds.
+TSALLIS_DEVICE float BoundOf(const Threshold& solved) {
+  return solved.from - solved.top - kSolveSlack * (1.0f + fabsf(solved.top)) -
+         kScoreSlack * fabsf(solved.from);
+}
+
 // Thresholds of what lists hold become their bounds, and what is not above is dropped; what stays
 // is spread over the quad's lanes. `raise`: whether the quad's lists are to change. known: bounds
 // are the rows' thresholds already.
@@ -249,11 +320,8 @@ TSALLIS_RARE RowLists<kCount, List> RaiseBounds(RowLists<kCount, List> lists, bo
         SolveLists(lists, -kInfinity, alpha, power, !Any(!bounded), List::kBoundStep);
     TSALLIS_UNROLL
     for (int r = 0; r < kCount; ++r) {
-      const auto [from, top] = solved.of[r];
-      const float least =
-          from - top - kSolveSlack * (1.0f + fabsf(top)) - kScoreSlack * fabsf(from);
-      lists.bound[r] = fmaxf(least, lists.bound[r]);
-      if (raise && !(from <= kMostFloat)) raised.mine[r] = kDenseLane;
+      lists.bound[r] = fmaxf(BoundOf(solved.of[r]), lists.bound[r]);
+      if (raise && !(solved.of[r].from <= kMostFloat)) raised.mine[r] = kDenseLane;
     }
   }
   TSALLIS_UNROLL
@@ -343,6 +411,7 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Lis
   bool dense = row.mine == kDenseLane;
   int mine = dense ? 0 : row.mine;
   const std::int64_t index = row.row >= 0 ? head.Index(call, row.row) : 0;
+  const float start = sweep.Start<List::kLong>(head, row.row, index);
   // z - tau = (z - high) - low: near the threshold the difference is exact.
   double tau = -static_cast<double>(kInfinity);
   float high = 0.0f, low = 0.0f;
@@ -361,6 +430,10 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Lis
       tau = static_cast<double>(solved.from) - static_cast<double>(solved.top);
     }
   }
+  // What the second sweep began from may have been a guess.
+  float bound = List::kLong && !(row.bound > start) ? -kMostFloat : row.bound;
+  const bool failed = !dense && start != -kMostFloat &&
+                      !(start + kScoreSlack * (1.0f + fabsf(start)) <= static_cast<float>(tau));
   const bool writes = row.row >= 0 && sweep.lists.keys != nullptr;
   float entropy = 0.0f, largest = -kInfinity;
   const int kept = KeepEntries(
@@ -384,11 +457,20 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Lis
   entropy = QuadSum(entropy);
   largest = QuadMax(largest);
   // The lists that other kernels read have no more places.
-  dense = dense || (kept > kList && sweep.lists.keys != nullptr);
+  dense = dense || failed || (kept > kList && sweep.lists.keys != nullptr);
   const int size = dense ? kDenseRow : kept;
   if (t != 0 || row.row < 0) return size;
   StoreDevice(sweep.lists.counts + index, size);
-  if (dense && sweep.bounds != nullptr) StoreDevice(sweep.bounds + index, row.bound);
+  // A sink's row may have its threshold above all scores, but its list holds the largest.
+  if (failed) {
+    // The guess was too high. What was listed has a threshold that the row's exceeds.
+    const float below = largest - kScoreSlack * (1.0f + fabsf(largest));
+    bound = fmaxf(fminf(BoundOf(solved), below), -kMostFloat);
+  }
+  if (dense && sweep.bounds != nullptr) StoreDevice(sweep.bounds + index, bound);
+  if (!dense && sweep.guesses.IsOfPilots()) {
+    StoreDevice(sweep.bounds + index, fminf(static_cast<float>(tau), largest));
+  }
   if (dense || sweep.from_tau != nullptr) return size;
   const Statistics& statistics = sweep.statistics;
   if (statistics.tau != nullptr) StoreDevice(statistics.tau + index, tau);
@@ -481,7 +563,9 @@ TSALLIS_DEVICE void SweepRows(const SweepCall& sweep, const Head& head, std::int
         if (tau == -static_cast<double>(kInfinity)) row.end = row.begin;
         row.bound = static_cast<float>(tau) - kScoreSlack * (1.0f + fabsf(static_cast<float>(tau)));
       }
-      if (List::kLong) row.bound = LoadDevice(sweep.bounds + head.Index(call, at));
+      if (sweep.from_tau == nullptr) {
+        row.bound = sweep.Start<List::kLong>(head, at, head.Index(call, at));
+      }
       if (dense) {
         row.mine = kDenseLane;
         row.product = kMostFloat;
@@ -490,7 +574,8 @@ TSALLIS_DEVICE void SweepRows(const SweepCall& sweep, const Head& head, std::int
     } else {
       row.mine = kDenseLane;
       row.product = kMostFloat;
-      if (List::kLong) row.bound = 0.0f;  // as all other rows have one
+      // As all other rows have one.
+      if (List::kLong || sweep.guesses.offsets != nullptr) row.bound = 0.0f;
     }
     queries.Set(r, from, negative, call.head_dim);
     if (!has_terms) SetProduct<kGeneral>(head, row.begin, 1, row);
@@ -731,8 +816,16 @@ SweepKernel(const SweepCall sweep) {
   using Shape = SweepShape<Type, D>;
   const DeviceCall& call = sweep.call;
   // The longest rows of a causal mask first.
-  const BlockPlace place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(),
-                                          BlockZ(), Shape::kRows);
+  BlockPlace place;
+  if (!kGeneral && sweep.guesses.IsOfPilots()) {
+    place = Guesses::PilotPlace(call, BlockZ(), BlockX(), Shape::kRows);
+  } else {
+    place = BlockPlace::Of(call, call.ranges.q_begin, false, Blocks() - 1 - BlockX(), BlockZ(),
+                           Shape::kRows);
+    if (!kGeneral && sweep.guesses.rows != nullptr) {
+      place.any = place.any && !Guesses::IsPilot(call, place, Shape::kRows);
+    }
+  }
   if (!place.any) return;
   const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
   const int first = static_cast<int>(place.first);

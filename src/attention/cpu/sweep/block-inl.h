@@ -11,7 +11,7 @@
 #include "attention/cpu/gather-inl.h"
 #include "attention/cpu/sweep/engines-inl.h"
 #include "attention/cpu/sweep/pack-inl.h"
-#include "attention/cpu/sweep/threshold_guess.h"
+#include "attention/threshold_guess.h"
 #include "simplex/entmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,11 +26,6 @@ constexpr float kCentreRounding = 4e-6f;
 constexpr std::int64_t kFirstRaise = 96;
 // The least number where a threshold was guessed.
 constexpr std::int64_t kLeastListed = 256;
-// Standard deviations below its expectation at which a threshold is guessed: one more lists more
-// candidates, one less sweeps more rows twice.
-constexpr float kGuessMargin = 2.0f;
-// Keys from which on a row is like the normal ones that the guess assumes.
-constexpr std::int64_t kLeastGuessed = 128;
 // Tiles around a row, the last its own, that seed its bound.
 constexpr std::int64_t kSeedTiles = 3;
 // Keys from which on a row of a head like that is seeded, and a pilot row to find out: shorter ones

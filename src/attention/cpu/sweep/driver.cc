@@ -17,8 +17,6 @@
 namespace tsallis {
 namespace {
 
-// Rows shorter than this are not guessed, nor worth a pilot.
-constexpr std::int64_t kGuessKeys = 1024;
 constexpr std::int64_t kPackTiles = 32;  // tiles of a packing task
 
 // One key head with its packed keys.

@@ -236,7 +236,7 @@ HWY_INLINE void CovariancePanel(const float* HWY_RESTRICT rows, std::int64_t sam
 void ComputeMoments(ScoreEngine engine, const AttentionParams& params, const Sequence& sequence,
                     std::int64_t kv, const PackedKeys& keys, SweepScratch& scratch) {
   const std::int64_t d = params.head_dim, dim = PackedDim(engine, d);
-  const std::int64_t samples = HWY_MIN(HWY_MAX(keys.count / 4, 512), kMomentSamples);
+  const std::int64_t samples = MomentSamples(keys.count);
   float* HWY_RESTRICT rows = scratch.moments.get();
   const std::int64_t pitch = CovariancePitch(dim);
   float* HWY_RESTRICT covariance = rows + kMomentSamples * dim + kCovarianceSpare;
@@ -256,7 +256,7 @@ void ComputeMoments(ScoreEngine engine, const AttentionParams& params, const Seq
   const HeadRows source = KeyRows(params, sequence, kv, keys.first);
   const float share = 1.0f / static_cast<float>(HWY_MAX(samples, 1));
   for (std::int64_t i = 0; i < samples; ++i) {
-    LoadFloats(source, i * keys.count / samples, d, rows + i * dim);
+    LoadFloats(source, MomentRow(i, keys.count), d, rows + i * dim);
     std::fill(rows + i * dim + d, rows + (i + 1) * dim, 0.0f);
     add(share, rows + i * dim, mean);
   }

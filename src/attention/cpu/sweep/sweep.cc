@@ -124,8 +124,9 @@ template <class Engine, ScoreEngine kEngine>
 HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
   const Span rows = head.sequence->q;
   BlockSweep<Engine, kEngine> sweep(head, scratch);
-  double sum = 0.0, squares = 0.0, missed = 0.0, kept = 0.0;
-  std::int64_t samples = 0, seeded = 0, solved = 0, dense = 0;
+  PilotFit fit;
+  double missed = 0.0, kept = 0.0;
+  std::int64_t seeded = 0, solved = 0, dense = 0;
   constexpr std::int64_t kPilots = 4, kLeastPilots = 8;
   for (std::int64_t pilot = 1; pilot <= kPilots; ++pilot) {
     // At n = 1 024, four times 32 rows were an eighth of all.
@@ -142,10 +143,7 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
       kept += static_cast<double>(support) / static_cast<double>(row.hi - row.lo);
       ++solved;
       if (!(row.sigma > 0.0f) || row.hi - row.lo < kLeastGuessed) return;
-      const double x = (row.tau - row.mean) / row.sigma - row.curve;
-      sum += x;
-      squares += x * x;
-      ++samples;
+      fit.Add((row.tau - row.mean) / row.sigma - row.curve);
       if (row.seed == -kInfinityF) return;
       missed += (row.tau - row.seed) / row.sigma;
       ++seeded;
@@ -155,13 +153,11 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
   HeadGuess guess;
   guess.dense = dense > solved || (solved > 0 && kept / static_cast<double>(solved) >
                                                      DenseShare(kEngine, head.params->q.dtype));
-  if (samples >= 16) {
-    const double mean = sum / static_cast<double>(samples);
-    const double variance = std::max(squares / static_cast<double>(samples) - mean * mean, 0.0);
+  if (fit.usable()) {
     guess.usable = true;
     guess.kept = kept / static_cast<double>(solved);
-    guess.shift = static_cast<float>(mean);
-    guess.spread = static_cast<float>(std::sqrt(variance) + 0.01);
+    guess.shift = fit.shift();
+    guess.spread = fit.spread();
     guess.seeds = seeded > 0 && missed / static_cast<double>(seeded) < kGuessMargin * guess.spread;
   }
   return guess;

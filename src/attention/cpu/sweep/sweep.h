@@ -22,10 +22,10 @@
 
 #include "attention/cpu/sweep/edges.h"
 #include "attention/cpu/sweep/saved_lists.h"
-#include "attention/cpu/sweep/threshold_guess.h"
 #include "attention/geometry.h"
 #include "attention/kernels.h"
 #include "attention/terms.h"
+#include "attention/threshold_guess.h"
 #include "core/memory.h"
 
 namespace tsallis {
@@ -34,9 +34,6 @@ inline constexpr std::int64_t kUnitRows = 16;    // queries of a unit
 inline constexpr std::int64_t kTileKeys = 64;    // keys of a tile
 inline constexpr std::int64_t kPairRows = 32;    // two units run behind each other
 inline constexpr std::int64_t kBlockRows = 128;  // queries that pass over the keys together
-// Keys whose covariance stands for all, at most. The fewer, the further a guess is off: 512
-// instead of 2 048 list 1.13 times the candidates (docs/log.md).
-inline constexpr std::int64_t kMomentSamples = 2048;
 inline constexpr std::size_t kUnitScores = kUnitRows * kTileKeys;
 inline constexpr std::size_t kUnitScoreBytes = kUnitScores * sizeof(float);  // at most
 

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/geometry.h"
 #include "attention/testing/problem.h"
 #include "attention/testing/problem_spec.h"
+#include "core/elements.h"
 
 namespace tsallis::cuda {
 
@@ -66,6 +68,85 @@ inline ProblemSpec NaNInLongLists(DType dtype) {
           .spread = 0.3,
           .causal = true,
           .values = ProblemSpec::Values::kNaN};
+}
+
+// A problem whose rows begin from guesses: of long rows, with as many blocks of them as guesses
+// take on the emulation.
+inline ProblemSpec DrawGuessed(std::uint64_t seed) {
+  ProblemSpec spec = {.seed = seed,
+                      .kv_heads = seed % 2 == 0 ? 2 : 4,
+                      .group = seed % 2 == 0 ? 2 : 1,
+                      .q_len = 641,
+                      .k_len = 2048 + static_cast<std::int64_t>(seed * 37 % 50)};
+  const DType dtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+  spec.dtype = dtypes[seed % 4];
+  const std::int64_t sizes[] = {8, 16, 40, 8, 24};
+  spec.head_dim = sizes[seed % 5];
+  spec.value_dim = sizes[(seed + seed / 5) % 5];
+  const double alphas[] = {1.5, 2.0, 1.5, 1.25, 1.75};
+  spec.alpha = alphas[seed / 2 % 5];
+  spec.spread = spec.alpha < 1.5 ? 4.0 : 1.0;
+  spec.causal = seed % 3 != 1;
+  if (seed % 4 == 2) spec.left = 1500;
+  spec.sink = seed % 5 == 3;
+  spec.length_scale = spec.any_length_scale = seed % 3 == 0;
+  const ProblemSpec::Ragged raggeds[] = {ProblemSpec::Ragged::kNone, ProblemSpec::Ragged::kPacked,
+                                         ProblemSpec::Ragged::kNone, ProblemSpec::Ragged::kMiddle};
+  spec.ragged = raggeds[seed / 2 % 4];
+  if (spec.ragged != ProblemSpec::Ragged::kNone) spec.batch = 3;
+  spec.gaps = spec.ragged == ProblemSpec::Ragged::kPacked;
+  spec.garbage = seed % 7 == 0;
+  return spec;
+}
+
+// Replaces elements of q or k by value(head, row, column, as it is).
+template <class Value>
+void Replace(Problem* problem, ConstArray4 AttentionParams::*array, const Value& value) {
+  const ProblemSpec& spec = problem->spec();
+  const bool keys = array == &AttentionParams::k;
+  for (std::int64_t h = 0; h < spec.kv_heads * (keys ? 1 : spec.group); ++h) {
+    for (std::int64_t row = 0; row < (keys ? spec.k_len : spec.q_len); ++row) {
+      for (std::int64_t x = 0; x < spec.head_dim; ++x) {
+        const ConstArray4& from = problem->params().*array;
+        const std::int64_t at = Offset(from.strides, 0, h, row, x);
+        float rounded = 0.0f;
+        StoreElement(&rounded, from.dtype, 0,
+                     value(h, row, x, LoadElement<double>(from.data, from.dtype, at)));
+        const double after = LoadElement<double>(&rounded, from.dtype, 0);
+        for (AttentionParams* params : {&problem->params(), &problem->wide()}) {
+          const ConstArray4& to = params->*array;
+          StoreElement(const_cast<void*>(to.data), to.dtype, Offset(to.strides, 0, h, row, x),
+                       after);
+        }
+      }
+    }
+  }
+}
+
+// A problem whose guesses are too high: the queries of its pilots look for one key alone, from
+// which all others turn away, the further above all others the greater `strength` is.
+inline ProblemSpec MisledSpec(DType dtype, double spread, bool sink) {
+  return {.seed = 4,
+          .dtype = dtype,
+          .kv_heads = 2,
+          .group = 2,
+          .q_len = 641,
+          .k_len = 2048,
+          .head_dim = 8,
+          .value_dim = 8,
+          .spread = spread,
+          .sink = sink};
+}
+inline void MisleadPilots(Problem* problem, double strength) {
+  Replace(problem, &AttentionParams::k,
+          [](std::int64_t, std::int64_t row, std::int64_t x, double value) {
+            return row == 7 ? (x == 0 ? 12.0 : 0.0) : value;
+          });
+  Replace(problem, &AttentionParams::q,
+          [&](std::int64_t, std::int64_t row, std::int64_t x, double value) {
+            const bool pilot = row / 128 % 3 == 2;
+            return x == 0 ? (pilot ? strength : 0.0) : (pilot ? 0.0 : value);
+          });
 }
 
 // A problem whose backward pass has more places (tasks of rows times buckets of keys) to add up
