@@ -398,12 +398,6 @@ TEST_F(SequenceRecipeTest, NamesTheDeviceThatItTrainsOn) {
             "cuda:1");
   ExpectContains(ErrorOf("optimizer = \"adamw\"", given + "\"gpu\""),
                  "train.device: expected \"cpu\"");
-  const std::string windows =
-      Replaced(kSequences, "{ kind = \"nape\" }",
-               "{ kind = \"nape\" }, pattern = { kind = \"window\", window = 4 }");
-  EXPECT_EQ(Load(windows).train.device, "cpu");
-  ExpectContains(RecipeTest::ErrorOf("optimizer = \"adamw\"", given + "\"cuda\"", windows),
-                 "model.attention.pattern.kind: expected \"none\" on a device other than the CPU");
   ExpectContains(RecipeTest::ErrorOf("[train]", "[train]\ndevice = \"cuda\"", kGood),
                  "train.device: expected \"cpu\" with model");
 }
@@ -415,12 +409,6 @@ TEST_F(SequenceRecipeTest, SaysWhatSeveralProcessesShare) {
   EXPECT_EQ(Load(sequences).train.split, "sequence");
   ExpectContains(ErrorOf("optimizer = \"adamw\"", "optimizer = \"adamw\"\nsplit = \"heads\""),
                  "train.split: expected \"batch\"");
-  ExpectContains(
-      RecipeTest::ErrorOf("{ kind = \"nape\" }",
-                          "{ kind = \"nape\" }, pattern = { kind = \"window\", window = 4 }",
-                          sequences),
-      "model.attention.pattern.kind: expected \"none\" on a device other than the CPU and with "
-      "train.split \"sequence\", got \"window\"");
   ExpectContains(RecipeTest::ErrorOf("[train]", "[train]\nsplit = \"sequence\"", kGood),
                  "train.split: expected \"batch\" with model \"set-attention\", got \"sequence\"");
 }

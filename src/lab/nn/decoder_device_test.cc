@@ -29,24 +29,10 @@ TokenBatch Draw(std::int64_t vocabulary, bool ragged) {
                     [](std::int64_t b, std::int64_t i) { return b != 2 && i >= 5 && i % 4 != 3; });
 }
 
-bool HasPatterns(const DecoderConfig& config) {
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    for (std::int64_t head = 0; head < config.heads; ++head) {
-      if (config.Head(layer, head).pattern.kind != "none") return true;
-    }
-  }
-  return false;
-}
-
 class EveryDeviceVariant : public EveryVariant {};
 
 TEST_P(EveryDeviceVariant, IsTheDecoderOnTheCpu) {
   const DecoderConfig config = ConfigOf(GetParam());
-  if (HasPatterns(config)) {
-    ExpectContains(UsageErrorOf([&] { CheckDecoderElsewhere(config); }),
-                   "model.attention.pattern.kind: expected \"none\"");
-    return;
-  }
   Decoder elsewhere(config, 5, DeviceNamed("pretend"));
   EXPECT_TRUE(at::equal(elsewhere.FlatParameters().cpu(), Decoder(config, 5).FlatParameters()));
   EXPECT_FALSE(elsewhere.Note().empty());
