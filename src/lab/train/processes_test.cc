@@ -508,7 +508,7 @@ TEST(Training, ProcessesWhoseWeightsDifferSaveNothing) {
   const std::vector<std::string> errors = Together(2, [&](const Processes& processes) {
     const TrainingJob job{&recipe, &recipe.methods[0], 3, 20, folder.Path() / "a", processes};
     Drifting training(job);
-    Train(training, PlanOf(job, {{"test", true}}), Silent, never);
+    Train(training, job, {{"test", true}}, Silent, never);
   });
   for (const std::string& error : errors) {
     ExpectContains(error, "the processes' weights differ after step 5");
