@@ -20,7 +20,6 @@
 #include "cli/trained_model.h"
 #include "core/version.h"
 #include "lab/base/errors.h"
-#include "lab/base/paths.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/eval/weight_statistics.h"
@@ -186,7 +185,7 @@ class EvalCommand : public Command {
       if (tensor.scalar_type() == at::kBFloat16) tensor = tensor.to(at::kFloat);
     }
     lab::WriteTensors(scores_ / "inputs.safetensors", inputs);
-    lab::RenderScores(scores_, lab::PythonExecutable(), lab::SourceDir());
+    lab::RenderScores(scores_);
     if (!json_ && !quiet_) {
       fmt::print("  scores at n = {}: {}\n", n, (scores_ / "scores.png").string());
     }
@@ -209,7 +208,7 @@ class EvalCommand : public Command {
         lab::MeasureWeights(DecoderOf(loaded, "--heads"), *loaded.task, n, *invocation.stop));
     page.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     lab::WriteAnalysis(page, heads_);
-    lab::RenderReport(heads_, lab::PythonExecutable(), lab::SourceDir());
+    lab::RenderReports({heads_});
     if (!json_ && !quiet_) {
       fmt::print("  heads at n = {}: {}\n", n, (heads_ / "report.html").string());
     }

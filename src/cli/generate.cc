@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,6 +16,7 @@
 #include "cli/terminal.h"
 #include "cli/trained_model.h"
 #include "lab/base/errors.h"
+#include "lab/base/files.h"
 #include "lab/generate/generate.h"
 #include "lab/generate/question.h"
 #include "lab/tasks/sequence_batch.h"
@@ -187,10 +186,9 @@ class GenerateCommand : public Command {
   }
 
   static std::string FileText(const std::string& file) {
-    std::ifstream in(file, std::ios::binary);
-    std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    if (!in) throw lab::UsageError("--prompt-file: " + file + " cannot be read");
-    return text;
+    const std::optional<std::string> text = lab::ReadFile(file);
+    if (!text) throw lab::UsageError("--prompt-file: " + file + " cannot be read");
+    return *text;
   }
 
   static void PrintRate(const std::vector<lab::Written>& texts, double seconds) {

@@ -3,8 +3,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,7 +10,7 @@
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "lab/base/errors.h"
-#include "lab/base/paths.h"
+#include "lab/base/files.h"
 #include "lab/report/render.h"
 
 namespace tsallis::cli {
@@ -48,8 +46,8 @@ class ReportCommand : public Command {
     }
     std::string documents;
     for (const std::filesystem::path& folder : Folders()) {
-      lab::RenderReport(folder, lab::PythonExecutable(), lab::SourceDir(),
-                        {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
+      lab::RenderReports({folder},
+                         {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
       if (json_) documents += (documents.empty() ? "" : ",\n") + Document(folder);
       if (!quiet_) {
         fmt::print(json_ ? stderr : stdout, "Page: {}\n", (folder / "report.html").string());
@@ -69,8 +67,7 @@ class ReportCommand : public Command {
 
   // The document as it lies there; Python has read it without complaint.
   static std::string Document(const std::filesystem::path& folder) {
-    std::ifstream file(DocumentIn(folder), std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    std::string text = lab::ReadFile(DocumentIn(folder)).value();
     while (text.ends_with('\n')) text.pop_back();
     return text;
   }

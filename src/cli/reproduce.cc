@@ -7,7 +7,6 @@
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +14,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
-#include "lab/base/paths.h"
+#include "lab/base/files.h"
 #include "lab/base/python.h"
 #include "lab/report/render.h"
 
@@ -106,12 +105,9 @@ class ReproduceCommand : public Command {
         continue;
       }
       const std::filesystem::path dir = ReportFolder(recipe);
-      lab::ReportRuns(done.study, dir, lab::PythonExecutable(), lab::SourceDir(),
+      lab::ReportRuns(done.study, dir,
                       {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
-      if (json_) {
-        std::ifstream file(dir / "results.json");
-        documents.push_back(nlohmann::ordered_json::parse(file));
-      }
+      if (json_) documents.push_back(lab::ReadJson(dir / "results.json"));
       fmt::print(json_ ? stderr : stdout, "Page: {}\n", (dir / "report.html").string());
       std::fflush(stdout);
     }

@@ -13,7 +13,6 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
-#include "lab/base/paths.h"
 #include "lab/report/analysis_io.h"
 #include "lab/report/render.h"
 #include "lab/studies/analyses/catalogue.h"
@@ -87,8 +86,8 @@ class StudyCommand : public Command {
     options_.progress.color = UseColor(stderr);
     lab::RunAnalyses(analyses, folders, (root.empty() ? out_ : root) / "models", options_,
                      *invocation.stop);
-    lab::RenderReports(folders, several ? root : "", lab::PythonExecutable(), lab::SourceDir(),
-                       {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)});
+    lab::RenderReports(folders, {.show = !json_, .color = UseColor(stdout), .width = Width(stdout)},
+                       several ? root : "");
     if (json_) PrintFolders(folders);
     fmt::print(json_ ? stderr : stdout, "Page: {}\n",
                ((several ? root : folders.front()) / "report.html").string());

@@ -19,7 +19,6 @@
 #include "cli/trained_model.h"
 #include "lab/base/errors.h"
 #include "lab/base/files.h"
-#include "lab/base/paths.h"
 #include "lab/base/python.h"
 #include "lab/eval/evaluate_translation.h"
 #include "lab/eval/observe_packed.h"
@@ -119,7 +118,7 @@ class TranslateCommand : public Command {
     if (!show_.empty()) {
       std::filesystem::create_directories(show_);
       lab::WriteFileAtomically(show_ / "alignment.json", Json{{"sentences", shown_}}.dump() + "\n");
-      lab::RenderAlignments(show_, lab::PythonExecutable(), lab::SourceDir());
+      lab::RenderAlignments(show_);
     }
     Print(scores, loaded.task->Metrics());
     return 0;

@@ -73,14 +73,14 @@ std::string ReadTail(int fd) {
 
 }  // namespace
 
-std::vector<std::string> PythonEnvironment(const std::filesystem::path& source_dir) {
+std::vector<std::string> PythonEnvironment() {
   constexpr std::string_view kPythonPath = "PYTHONPATH=";
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     if (!text.starts_with(kPythonPath)) environment.emplace_back(text);
   }
-  environment.push_back(std::string(kPythonPath) + PythonPath(source_dir));
+  environment.push_back(std::string(kPythonPath) + PythonPath(SourceDir()));
   return environment;
 }
 
@@ -93,11 +93,9 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 }
 
 void RunPython(const std::string& module, std::vector<std::string> arguments, bool show,
-               const std::filesystem::path& python, const std::filesystem::path& source_dir,
                const std::string& text) {
-  const std::string shown =
-      fmt::format("{} -m {} {}", python.string(), module, fmt::join(arguments, " "));
-  arguments.insert(arguments.begin(), {python.string(), "-m", module});
+  arguments.insert(arguments.begin(), {PythonExecutable().string(), "-m", module});
+  const std::string shown = fmt::format("{}", fmt::join(arguments, " "));
   if (show) std::fflush(stdout);  // what was printed before stands above
 
   int ends[2];
@@ -111,7 +109,7 @@ void RunPython(const std::string& module, std::vector<std::string> arguments, bo
     throw std::runtime_error(fmt::format("{}: input: {}", shown, std::strerror(errno)));
   }
 
-  std::vector<std::string> environment = PythonEnvironment(source_dir);
+  std::vector<std::string> environment = PythonEnvironment();
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, input.get(), STDIN_FILENO);
@@ -140,10 +138,6 @@ void RunPython(const std::string& module, std::vector<std::string> arguments, bo
   if (WEXITSTATUS(status) != 0) {
     throw std::runtime_error(fmt::format("{}: exit code {}\n{}", shown, WEXITSTATUS(status), tail));
   }
-}
-
-void RunPython(const std::string& module, std::vector<std::string> arguments, bool show) {
-  RunPython(module, std::move(arguments), show, PythonExecutable(), SourceDir());
 }
 
 }  // namespace tsallis::lab

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <utility>
 
 #include "lab/base/device.h"
+#include "lab/base/files.h"
 #include "lab/base/key_value.h"
 #include "lab/base/paths.h"
 #include "lab/base/suggest.h"
@@ -174,10 +173,8 @@ const MethodConfig& Recipe::Method(const std::string& method) const {
 
 const ScaleConfig& Recipe::Scale(const std::string& scale) const {
   if (const auto found = scales.find(scale); found != scales.end()) return found->second;
-  std::vector<std::string> names;
-  for (const auto& [known, unused] : scales) names.push_back(known);
   throw UsageError("recipe \"" + name + "\" has no scale \"" + scale + "\"" +
-                   Suggestion(scale, names));
+                   Suggestion(scale, ScaleNames(*this)));
 }
 
 namespace {
@@ -255,16 +252,23 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   return root;
 }
 
+// Calls act(table, index) for every [[method]].
+template <class Act>
+void ForMethods(toml::table& root, const Act& act) {
+  toml::array* methods = root["method"].as_array();
+  for (std::size_t i = 0; methods != nullptr && i < methods->size(); ++i) {
+    if (toml::table* table = methods->get(i)->as_table()) act(*table, i);
+  }
+}
+
 // Tables of a method's attention (positions, length_scaling) inherit the keys that they leave out
 // from the model's.
 void Inherit(toml::table& root) {
   const toml::table* model = root["model"]["attention"].as_table();
-  toml::array* methods = root["method"].as_array();
-  if (model == nullptr || methods == nullptr) return;
-  for (toml::node& method : *methods) {
-    if (!method.is_table()) continue;
-    toml::table* attention = (*method.as_table())["attention"].as_table();
-    if (attention == nullptr) continue;
+  if (model == nullptr) return;
+  ForMethods(root, [&](toml::table& method, std::size_t) {
+    toml::table* attention = method["attention"].as_table();
+    if (attention == nullptr) return;
     for (const auto& [key, value] : *model) {
       toml::node* own = attention->get(key.str());
       if (own == nullptr || !own->is_table() || !value.is_table()) continue;
@@ -272,22 +276,19 @@ void Inherit(toml::table& root) {
       Merge(whole, std::move(*own->as_table()));
       attention->insert_or_assign(key.str(), std::move(whole));
     }
-  }
+  });
 }
 
 // Methods with a `train` of their own: [train] with its keys.
-void ReadOwnTraining(const toml::table& root, Recipe& recipe, TomlProblems& problems) {
-  const toml::array* tables = root["method"].as_array();
-  if (tables == nullptr || tables->size() != recipe.methods.size()) return;
-  for (std::size_t i = 0; i < recipe.methods.size(); ++i) {
-    const toml::table* table =
-        (*tables)[i].is_table() ? (*(*tables)[i].as_table())["train"].as_table() : nullptr;
-    if (table == nullptr) continue;
+void ReadOwnTraining(toml::table& root, Recipe& recipe, TomlProblems& problems) {
+  ForMethods(root, [&](toml::table& given, std::size_t i) {
+    const toml::table* table = given["train"].as_table();
+    if (table == nullptr || i >= recipe.methods.size()) return;
     MethodConfig& method = recipe.methods[i];
     TableReader reader(*table, "method." + method.name + ".train", problems);
     Describe(reader, method.train.emplace(recipe.train));
     reader.Finish();
-  }
+  });
 }
 
 Recipe ReadRecipe(toml::table root, const std::filesystem::path& path, const std::string& text,
@@ -313,36 +314,12 @@ Recipe ReadRecipe(toml::table root, const std::filesystem::path& path, const std
 }  // namespace
 
 Recipe LoadRecipe(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (!in) throw UsageError(path.string() + ": cannot be read");
-  Recipe recipe = ReadRecipe(Parse(text, path), path, text, "");
+  const std::optional<std::string> text = ReadFile(path);
+  if (!text) throw UsageError(path.string() + ": cannot be read");
+  Recipe recipe = ReadRecipe(Parse(*text, path), path, *text, "");
   for (const auto& [name, unused] : recipe.scales) AtScale(recipe, name);  // mistakes in `set`
   return recipe;
 }
-
-namespace {
-
-// A setting of the command line goes before what a method says of its own training.
-void SetOwnTraining(toml::table& root, const std::string& setting) {
-  toml::array* methods = root["method"].as_array();
-  if (methods == nullptr) return;
-  for (toml::node& method : *methods) {
-    toml::table* table = method.as_table();
-    if (table != nullptr && (*table)["train"].is_table()) SetKeyValue(*table, setting);
-  }
-}
-
-// The same for steps.
-void ForgetOwnSteps(toml::table& root) {
-  toml::array* methods = root["method"].as_array();
-  if (methods == nullptr) return;
-  for (toml::node& method : *methods) {
-    if (toml::table* table = method.as_table()) table->erase("steps");
-  }
-}
-
-}  // namespace
 
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
                const std::vector<std::string>& settings) {
@@ -358,11 +335,15 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     for (const char* key : {"steps=", "train.steps="}) {
       if (setting.starts_with(key)) {
         setting = "scale." + scale + ".steps=" + setting.substr(std::string(key).size());
-        ForgetOwnSteps(root);
+        ForMethods(root, [](toml::table& method, std::size_t) { method.erase("steps"); });
       }
     }
     SetKeyValue(root, setting);
-    if (setting.starts_with("train.")) SetOwnTraining(root, setting);
+    if (!setting.starts_with("train.")) continue;
+    // It goes before what a method says of its own training.
+    ForMethods(root, [&](toml::table& method, std::size_t) {
+      if (method["train"].is_table()) SetKeyValue(method, setting);
+    });
   }
   return ReadRecipe(std::move(root), recipe.path, recipe.text, scale);
 }

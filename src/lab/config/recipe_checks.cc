@@ -46,14 +46,17 @@ void CheckTraining(const Recipe& recipe, const TrainConfig& train, const std::st
   }
 }
 
+std::string UnknownMethod(const Recipe& recipe, const std::string& name) {
+  return "unknown method \"" + name + "\"" + Suggestion(name, MethodNames(recipe));
+}
+
 void CheckBorrowing(const Recipe& recipe, const MethodConfig& method, const std::string& path,
                     TomlProblems& problems) {
   if (!method.weights_of) return;
   const std::string key = path + ".weights_of";
   const MethodConfig* owner = FindMethod(recipe, *method.weights_of);
   if (owner == nullptr) {
-    problems.Add(key, "unknown method \"" + *method.weights_of + "\"" +
-                          Suggestion(*method.weights_of, MethodNames(recipe)));
+    problems.Add(key, UnknownMethod(recipe, *method.weights_of));
   } else if (owner == &method) {
     problems.Add(key, "a method cannot borrow its own weights");
   } else if (owner->weights_of) {
@@ -131,10 +134,8 @@ void CheckLike(const Recipe& recipe, const ScaleConfig& scale, const std::string
   if (scale.like.empty()) return;
   const auto model = recipe.scales.find(scale.like);
   if (model == recipe.scales.end()) {
-    std::vector<std::string> names;
-    for (const auto& [name, unused] : recipe.scales) names.push_back(name);
-    problems.Add(path + ".like",
-                 "unknown scale \"" + scale.like + "\"" + Suggestion(scale.like, names));
+    problems.Add(path + ".like", "unknown scale \"" + scale.like + "\"" +
+                                     Suggestion(scale.like, ScaleNames(recipe)));
   } else if (!model->second.like.empty()) {
     problems.Add(path + ".like", "\"" + scale.like + "\" is itself like \"" + model->second.like +
                                      "\"; name that one");
@@ -166,6 +167,12 @@ std::vector<std::string> MethodNames(const Recipe& recipe) {
   return names;
 }
 
+std::vector<std::string> ScaleNames(const Recipe& recipe) {
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : recipe.scales) names.push_back(name);
+  return names;
+}
+
 const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name) {
   for (const MethodConfig& method : recipe.methods) {
     if (method.name == name) return &method;
@@ -182,10 +189,8 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
   kind.Check(recipe, scale, problems);
   CheckRates(recipe, scale, problems);
   CheckTraining(recipe, recipe.train, "train", problems);
-  const auto check_method = [&](const char* key, const std::string& method) {
-    if (FindMethod(recipe, method) != nullptr) return;
-    problems.Add(key,
-                 "unknown method \"" + method + "\"" + Suggestion(method, MethodNames(recipe)));
+  const auto check_method = [&](const std::string& key, const std::string& method) {
+    if (FindMethod(recipe, method) == nullptr) problems.Add(key, UnknownMethod(recipe, method));
   };
   if (!recipe.baseline.empty()) check_method("study.baseline", recipe.baseline);
   for (const std::string& method : recipe.headline) check_method("study.headline", method);
@@ -210,12 +215,7 @@ void CheckAcross(const Recipe& recipe, const std::string& scale, TomlProblems& p
     const std::string path = "scale." + name;
     if (!IsName(name)) problems.Add(path, std::string("expected ") + kNameExpected);
     CheckLike(recipe, config, path, problems);
-    for (const std::string& method : config.methods) {
-      if (FindMethod(recipe, method) == nullptr) {
-        problems.Add(path + ".methods",
-                     "unknown method \"" + method + "\"" + Suggestion(method, MethodNames(recipe)));
-      }
-    }
+    for (const std::string& method : config.methods) check_method(path + ".methods", method);
   }
 }
 

@@ -23,6 +23,7 @@ constexpr std::int64_t kMostSteps = 1LL << 40;
 Check<std::int64_t> UpTo(std::int64_t most);  // from 1
 
 std::vector<std::string> MethodNames(const Recipe& recipe);
+std::vector<std::string> ScaleNames(const Recipe& recipe);
 
 // The method of that name, or null.
 const MethodConfig* FindMethod(const Recipe& recipe, const std::string& name);

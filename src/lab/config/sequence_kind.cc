@@ -15,9 +15,7 @@ namespace {
 // Says what is wrong with the model of a method; empty: nothing.
 std::string ModelProblem(const Recipe& recipe, const MethodConfig& method) {
   try {
-    const TrainConfig train = recipe.TrainedBy(method).train;
-    CheckSequenceModel(recipe.model.name, recipe.Decoder(method),
-                       train.device != "cpu" || train.split != "batch");
+    CheckSequenceModel(recipe.model.name, recipe.Decoder(method));
   } catch (const UsageError& error) {
     return error.what();
   }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -134,9 +133,7 @@ void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads)
 }
 
 HeadObservations LoadHeads(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  if (!in) return {};
-  const Json json = Json::parse(in, nullptr, false);
+  const Json json = ReadJson(path);
   HeadObservations heads;
   try {
     for (const Json& at : json.at("lengths")) {

@@ -19,16 +19,8 @@
 namespace tsallis::lab {
 namespace {
 
-std::atomic<bool> never{false};
-
 Decoder Model(const SequenceTask& task) {
-  DecoderConfig config;
-  config.vocabulary = task.Vocabulary();
-  config.layers = 3;
-  config.width = 16;
-  config.heads = 4;
-  config.feed_forward = 16;
-  config.compute = "float32";
+  DecoderConfig config = Sized(task.Vocabulary(), 3, 16, 4, 16);
   config.attention.map = "entmax";
   config.attention.positions.kind = "nape";
   return Decoder(config, 1);

@@ -29,13 +29,6 @@ Tensor Visible(Sight sight, const Tensor& weights) {
   return at::arange(keys - queries + 1, keys + 1, at::kDouble);
 }
 
-// The alpha of softmax (1) and entmax, learned or not.
-std::optional<double> AlphaOf(const LayerInput& input, std::int64_t head) {
-  const std::string& map = input.attention.HeadOf(head).map;
-  if (map == "softmax") return 1.0;
-  return map == "entmax" ? std::optional(input.inputs.alpha[head].item<double>()) : std::nullopt;
-}
-
 // p ln(p / q), 0 where p is.
 Tensor Divergence(const Tensor& p, const Tensor& q) {
   return at::where(p > 0, p * (p / q).log(), at::zeros({}, at::kDouble)).sum(-1);
@@ -62,7 +55,7 @@ std::vector<ContextWeights> ContextOf(SequenceModel& model, const TokenBatch& sa
     if (view.sight != Sight::kOther) return;
     for (std::int64_t head = 0; head < model.Config().heads; ++head) {
       const Tensor weights = view.Weights(0, head);
-      found.push_back({view.layer, head, AlphaOf(view, head),
+      found.push_back({view.layer, head, view.Alpha(head),
                        (weights > 0).to(at::kDouble).mean().item<double>(), weights});
     }
   });
@@ -94,7 +87,7 @@ LengthHeads ObservePacked(SequenceModel& model, const SequenceTask& task, std::i
         const Tensor mean = weights.mean(0), visible = Visible(view.sight, weights);
         for (std::size_t h = 0; h < heads.size(); ++h) {
           const auto head = static_cast<std::int64_t>(h);
-          if (const auto alpha = AlphaOf(view, head)) heads[h]["alpha"].Add(*alpha);
+          if (const auto alpha = view.Alpha(head)) heads[h]["alpha"].Add(*alpha);
           Add((weights[head] > 0).sum(-1).to(at::kDouble) / visible, heads[h]["density"]);
           Add(Divergence(weights[head], mean), heads[h]["divergence"]);
         }

@@ -1,7 +1,6 @@
 #include "lab/eval/scores.h"
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lab/base/files.h"
@@ -27,8 +26,7 @@ void SaveScores(const std::filesystem::path& path, const std::vector<Score>& sco
 }
 
 std::vector<Score> LoadScores(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  const Score scores = in ? Score::parse(in, nullptr, false) : Score();
+  const Score scores = ReadJson(path);
   if (!scores.is_array() || !std::all_of(scores.begin(), scores.end(), IsScore)) return {};
   return scores;
 }

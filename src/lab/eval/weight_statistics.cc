@@ -87,15 +87,6 @@ void CountQueries(const LayerView& view, std::int64_t sample, std::int64_t begin
   }
 }
 
-std::optional<double> AlphaOf(const AttentionConfig& config, const HeadQuantities& seen) {
-  if (config.map == "softmax") return 1.0;
-  if (config.map != "entmax") return std::nullopt;
-  for (const auto& [name, moments] : seen) {
-    if (name == "alpha") return moments.Mean();
-  }
-  return config.alpha;
-}
-
 }  // namespace
 
 WeightStatistics MeasureWeights(Decoder& model, const SequenceTask& task, std::int64_t n,
@@ -104,10 +95,8 @@ WeightStatistics MeasureWeights(Decoder& model, const SequenceTask& task, std::i
       .n = n, .samples = SamplesToObserve(task, n), .tokens = 0, .heads = {}, .layers = {}};
   const TokenBatch batch = DrawBatch(task, kEvaluationSeed, Split::kTest, 0, found.samples, n);
   model.VisitLayers(batch, [&](const LayerView& view) {
-    std::vector<HeadQuantities> seen;
-    view.Describe(seen);
     LayerCounts counts;
-    counts.heads.resize(seen.size());
+    counts.heads.resize(static_cast<std::size_t>(model.Config().heads));
     for (std::int64_t sample = 0; sample < view.rows.Sequences(); ++sample) {
       const auto index = static_cast<std::size_t>(sample);
       const std::int64_t tokens = view.rows.end[index] - view.rows.begin[index];
@@ -118,15 +107,14 @@ WeightStatistics MeasureWeights(Decoder& model, const SequenceTask& task, std::i
         CountQueries(view, sample, begin, std::min(tokens, begin + step), tokens, counts);
       }
     }
-    for (std::size_t h = 0; h < seen.size(); ++h) {
-      const Counts& head = counts.heads[h];
-      HeadWeights weights{.layer = view.layer,
-                          .head = static_cast<std::int64_t>(h),
-                          .alpha = {},
-                          .density = 0.0,
-                          .blocks = {}};
-      weights.alpha = AlphaOf(model.Config().Head(view.layer, weights.head), seen[h]);
-      weights.density = static_cast<double>(head.positive) / static_cast<double>(head.keys);
+    for (std::int64_t h = 0; h < model.Config().heads; ++h) {
+      const Counts& head = counts.heads[static_cast<std::size_t>(h)];
+      HeadWeights weights{
+          .layer = view.layer,
+          .head = h,
+          .alpha = view.Alpha(h),
+          .density = static_cast<double>(head.positive) / static_cast<double>(head.keys),
+          .blocks = {}};
       for (std::size_t s = 0; s < kWeightBlocks.size(); ++s) {
         if (head.all_blocks[s] == 0) continue;
         weights.blocks[s] =

@@ -20,8 +20,6 @@ namespace {
 
 using at::Tensor;
 
-std::atomic<bool> never{false};
-
 // Weights of all heads of a sample from what they are given, in double: [heads, n, n].
 Tensor Dense(const HeadArrays& arrays) {
   const Tensor q = arrays.q.to(at::kDouble), k = arrays.k.to(at::kDouble);

@@ -40,23 +40,9 @@ struct DecoderLayer : Fixed {
 
 }  // namespace
 
-void CheckDecoderElsewhere(const DecoderConfig& config, const std::string& path) {
-  CheckDecoder(config, path);
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    for (std::int64_t head = 0; head < config.heads; ++head) {
-      const std::string kind = config.Head(layer, head).pattern.kind;
-      if (kind == "none") continue;
-      throw UsageError(
-          fmt::format("{}.attention.pattern.kind: expected \"none\" on a device other than the "
-                      "CPU and with train.split \"sequence\", got \"{}\" (layer {}, head {})",
-                      path, kind, layer, head));
-    }
-  }
-}
-
 struct Decoder::State {
   State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
-      : config(WithDefaults(given, on.is_cpu() ? CheckDecoder : CheckDecoderElsewhere,
+      : config(WithDefaults(given, CheckDecoder,
                             on.is_cpu() && FastBfloat16(QueryCpu()) ? "bfloat16" : "float32")),
         device(on),
         products(config.compute == "bfloat16" ? at::kBFloat16 : at::kFloat),
@@ -178,7 +164,6 @@ SequenceScore Decoder::LossAndGradient(const TokenBatch& batch, const GradientOp
   State& state = *state_;
   state.workers.SetThreads(guard.threads());
   const SequencePart* part = options.part;
-  if (part != nullptr) CheckDecoderElsewhere(state.config);
   const bool whole = state.device.is_cpu() && part == nullptr;
   const DecoderRows rows = RowsOf(batch, state.config.vocabulary, state.device, !whole, part);
   if (!options.accumulate) FlatGradients().zero_();

@@ -30,14 +30,10 @@
 
 namespace tsallis::lab {
 
-// CheckDecoder, and UsageError, naming the key, for what there is only on the CPU and where
-// sequences are whole: fixed patterns.
-void CheckDecoderElsewhere(const DecoderConfig& config, const std::string& path = "model");
-
 class Decoder : public SequenceModel {
  public:
   // Parameters drawn from `seed`, each from a stream of its own, the same on every device. Throws
-  // UsageError as CheckDecoder, and on another device than the CPU as CheckDecoderElsewhere.
+  // UsageError as CheckDecoder.
   Decoder(const DecoderConfig& config, std::uint64_t seed, const c10::Device& device = c10::kCPU);
   Decoder(Decoder&&) noexcept;
   ~Decoder() override;

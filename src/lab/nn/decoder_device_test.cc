@@ -23,43 +23,16 @@ using at::Tensor;
 
 // Sequences whose second halves are scored, with gaps; one is not at all.
 TokenBatch Draw(std::int64_t vocabulary, bool ragged) {
-  constexpr std::int64_t kBatch = 4, kLength = 11;
-  RandomStream random(7, Purpose::kEval, 1);
-  TokenBatch batch{at::empty({kBatch, kLength}, at::kLong),
-                   at::full({kBatch, kLength}, kNotScored, at::kLong),
-                   {}};
-  std::vector<std::int64_t> lengths;
-  for (std::int64_t b = 0; b < kBatch; ++b) {
-    lengths.push_back(ragged ? kLength - 1 - b : kLength);
-    for (std::int64_t i = 0; i < kLength; ++i) {
-      batch.tokens[b][i] = static_cast<std::int64_t>(random.Below(vocabulary));
-      const auto label = static_cast<std::int64_t>(random.Below(vocabulary));
-      const bool scored = b != 2 && i >= kLength / 2 && i < lengths.back() && i % 4 != 3;
-      if (scored) batch.labels[b][i] = label;
-    }
-  }
-  if (ragged) batch.lengths = at::tensor(lengths, at::kLong);
-  return batch;
-}
-
-bool HasPatterns(const DecoderConfig& config) {
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    for (std::int64_t head = 0; head < config.heads; ++head) {
-      if (config.Head(layer, head).pattern.kind != "none") return true;
-    }
-  }
-  return false;
+  const std::vector<std::int64_t> lengths =
+      ragged ? std::vector<std::int64_t>{10, 9, 8, 7} : std::vector<std::int64_t>(4, 11);
+  return DrawnBatch(lengths, 11, vocabulary,
+                    [](std::int64_t b, std::int64_t i) { return b != 2 && i >= 5 && i % 4 != 3; });
 }
 
 class EveryDeviceVariant : public EveryVariant {};
 
 TEST_P(EveryDeviceVariant, IsTheDecoderOnTheCpu) {
   const DecoderConfig config = ConfigOf(GetParam());
-  if (HasPatterns(config)) {
-    ExpectContains(UsageErrorOf([&] { CheckDecoderElsewhere(config); }),
-                   "model.attention.pattern.kind: expected \"none\"");
-    return;
-  }
   Decoder elsewhere(config, 5, DeviceNamed("pretend"));
   EXPECT_TRUE(at::equal(elsewhere.FlatParameters().cpu(), Decoder(config, 5).FlatParameters()));
   EXPECT_FALSE(elsewhere.Note().empty());
@@ -90,19 +63,11 @@ TEST_P(EveryDeviceVariant, IsTheDecoderOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(DecoderOnADevice, EveryDeviceVariant, testing::ValuesIn(Variants()),
                          [](const auto& variant) { return variant.param.name; });
 
-DecoderConfig Mixed() {
-  DecoderConfig config = Tiny();
-  config.attention.map = "entmax";
-  config.attention.length_scaling.kind = "adaptive";
-  config.attention.positions.kind = "nape";
-  return config;
-}
-
 TEST(DecoderOnADevice, AccumulatesGoesPieceByPieceAndShowsTheFlow) {
   const OneThread one_thread;
-  Decoder host(Mixed(), 5);
+  Decoder host(Asentmax(), 5);
   Shake(host);
-  Decoder elsewhere(Mixed(), 5, DeviceNamed("pretend"));
+  Decoder elsewhere(Asentmax(), 5, DeviceNamed("pretend"));
   Tensor(elsewhere.FlatParameters()).copy_(host.FlatParameters());
   const TokenBatch batch = Draw(11, true);
   std::vector<double> flow, expected;
@@ -130,7 +95,7 @@ TEST(DecoderOnADevice, AccumulatesGoesPieceByPieceAndShowsTheFlow) {
 
 TEST(DecoderOnADevice, WithoutAScoredPositionThereIsNothingToLearn) {
   const OneThread one_thread;
-  Decoder model(Mixed(), 5, DeviceNamed("pretend"));
+  Decoder model(Asentmax(), 5, DeviceNamed("pretend"));
   TokenBatch batch = Draw(11, false);
   batch.labels.fill_(kNotScored);
   EXPECT_EQ(model.LossAndGradient(batch).Mean(), 0.0);
@@ -139,7 +104,7 @@ TEST(DecoderOnADevice, WithoutAScoredPositionThereIsNothingToLearn) {
 }
 
 TEST(DecoderOnADevice, RefusesWhatIsNoBatch) {
-  Decoder model(Mixed(), 5, DeviceNamed("pretend"));
+  Decoder model(Asentmax(), 5, DeviceNamed("pretend"));
   TokenBatch batch = Draw(11, false);
   batch.tokens[1][2] = 11;
   EXPECT_THROW(model.Evaluate(batch), InvalidArgument);
@@ -147,9 +112,9 @@ TEST(DecoderOnADevice, RefusesWhatIsNoBatch) {
 
 TEST(DecoderOnADevice, InBfloat16IsCloseToFloat32) {
   const OneThread one_thread;
-  DecoderConfig half = Mixed();
+  DecoderConfig half = Asentmax();
   half.compute = "bfloat16";
-  Decoder exact(Mixed(), 5, DeviceNamed("pretend"));
+  Decoder exact(Asentmax(), 5, DeviceNamed("pretend"));
   Decoder rounded(half, 5, DeviceNamed("pretend"));
   const TokenBatch batch = Draw(11, false);
   const SequenceScore a = exact.LossAndGradient(batch), b = rounded.LossAndGradient(batch);

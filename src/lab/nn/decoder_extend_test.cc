@@ -111,10 +111,7 @@ TEST(DecoderOnACache, Bfloat16GrowsToNearlyTheSameLogits) {
 
 // Whoever else is there, and for any number of threads.
 TEST(DecoderOnACache, AStepHasTheSameBitsInEveryCompany) {
-  DecoderConfig config = Tiny();
-  config.attention.map = "entmax";
-  config.attention.length_scaling.kind = "adaptive";
-  config.attention.positions.kind = "nape";
+  const DecoderConfig config = Asentmax();
   Decoder model(config, 5);
   Shake(model);
   const std::unique_ptr<DecodingState> decoding = model.StartDecoding();

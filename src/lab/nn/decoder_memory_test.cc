@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "lab/nn/decoder.h"
+#include "lab/testing/decoder_variants.h"
 
 namespace tsallis::lab {
 namespace {
@@ -52,19 +52,7 @@ class CountingAllocator : public c10::Allocator {
   std::atomic<std::int64_t> live_{0}, peak_{0};
 };
 
-DecoderConfig Model(std::int64_t layers) {
-  DecoderConfig config;
-  config.vocabulary = 16;
-  config.layers = layers;
-  config.width = 64;
-  config.heads = 4;
-  config.feed_forward = 256;
-  config.compute = "float32";
-  config.attention.map = "entmax";
-  config.attention.positions.kind = "nape";
-  config.attention.length_scaling.kind = "adaptive";
-  return config;
-}
+DecoderConfig Model(std::int64_t layers) { return Asentmax(Sized(16, layers, 64, 4, 256)); }
 
 // The most that evaluating one sequence of n tokens holds, the second half scored.
 std::int64_t PeakOf(std::int64_t layers, std::int64_t n) {

@@ -18,6 +18,7 @@
 #include "lab/nn/patterns.h"
 #include "lab/nn/positions.h"
 #include "lab/testing/decoder_variants.h"
+#include "lab/testing/lab_test_support.h"
 #include "lab/train/optimizer.h"
 #include "torch/operators.h"
 #include "tsallis/error.h"
@@ -226,22 +227,12 @@ Tensor ReferenceLogits(const DecoderConfig& config, const Weights& w, const Tens
 
 // `ragged`: lengths differ. Labels at the second half of each sequence.
 TokenBatch Draw(std::int64_t batch, std::int64_t n, std::int64_t vocabulary, bool ragged) {
-  RandomStream random(7, Purpose::kEval, static_cast<std::uint64_t>(n));
-  TokenBatch drawn{at::empty({batch, n}, at::kLong), at::full({batch, n}, kNotScored, at::kLong),
-                   at::Tensor()};
   std::vector<std::int64_t> lengths;
-  for (std::int64_t b = 0; b < batch; ++b) {
-    lengths.push_back(ragged ? n - b % 5 : n);
-    for (std::int64_t i = 0; i < n; ++i) {
-      drawn.tokens[b][i] = random.Below(vocabulary);
-      if (i < n / 2 || i >= lengths.back()) continue;
-      const auto label = random.Below(vocabulary);
-      // The third sequence has no label, the others have gaps, the first three from elsewhere on.
-      if (b != 2 && (b + i) % 5 != 0 && (b > 2 || i > n / 2 + b)) drawn.labels[b][i] = label;
-    }
-  }
-  if (ragged) drawn.lengths = at::tensor(lengths, at::kLong);
-  return drawn;
+  for (std::int64_t b = 0; b < batch; ++b) lengths.push_back(ragged ? n - b % 5 : n);
+  // The third sequence has no label, the others have gaps, the first three from elsewhere on.
+  return DrawnBatch(lengths, n, vocabulary, [n](std::int64_t b, std::int64_t i) {
+    return i >= n / 2 && b != 2 && (b + i) % 5 != 0 && (b > 2 || i > n / 2 + b);
+  });
 }
 
 Weights DoubleWeights(const Decoder& model) {
@@ -335,24 +326,16 @@ TEST_P(EveryVariant, AndSoTheyDoWithLengthsThatDiffer) {
 INSTANTIATE_TEST_SUITE_P(Decoder, EveryVariant, testing::ValuesIn(Variants()),
                          [](const auto& variant) { return variant.param.name; });
 
-DecoderConfig Asentmax(const std::string& compute = "float32") {
-  DecoderConfig config = Tiny();
+DecoderConfig Computing(const std::string& compute) {
+  DecoderConfig config = Asentmax();
   config.compute = compute;
-  config.attention.map = "entmax";
-  config.attention.length_scaling.kind = "adaptive";
-  config.attention.positions.kind = "nape";
   return config;
 }
 
 TEST(Decoder, HasAsManyParametersAsThePapersModels) {
   const auto count = [](std::int64_t vocabulary, std::int64_t layers, std::int64_t width,
                         std::int64_t heads, std::int64_t feed_forward) {
-    DecoderConfig config;
-    config.vocabulary = vocabulary;
-    config.layers = layers;
-    config.width = width;
-    config.heads = heads;
-    config.feed_forward = feed_forward;
+    const DecoderConfig config = Sized(vocabulary, layers, width, heads, feed_forward);
     const std::int64_t layer = 4 * width + 4 * width * width + 3 * width * feed_forward;
     const std::int64_t expected = 2 * vocabulary * width + width + layers * layer;
     EXPECT_EQ(Decoder(config, 1).ParameterCount(), expected);
@@ -387,7 +370,7 @@ TEST(Decoder, SameBitsWhateverTheNumberOfThreads) {
       std::vector<double> losses;
       for (const int threads : {1, 2, 5}) {
         at::set_num_threads(threads);
-        DecoderConfig config = Asentmax(compute);
+        DecoderConfig config = Computing(compute);
         config.vocabulary = 37;
         config.width = 96;
         config.head_dim = 24;
@@ -412,7 +395,7 @@ TEST(Decoder, SameBitsWhateverTheNumberOfThreads) {
 TEST(Decoder, Bfloat16IsCloseToFloat32) {
   const OneThread one_thread;
   for (const bool ragged : {false, true}) {
-    Decoder exact(Asentmax(), 5), rounded(Asentmax("bfloat16"), 5);
+    Decoder exact(Asentmax(), 5), rounded(Computing("bfloat16"), 5);
     const TokenBatch batch = Draw(16, 24, 11, ragged);
     const SequenceScore a = exact.LossAndGradient(batch), b = rounded.LossAndGradient(batch);
     EXPECT_NEAR(a.loss, b.loss, 0.01 * a.loss);
@@ -562,7 +545,7 @@ TEST(Decoder, NothingOfOnePassReachesTheNext) {
   const OneThread one_thread;
   for (const char* compute : {"float32", "bfloat16"}) {
     const TokenBatch large = Draw(16, 33, 11, false), small = Draw(7, 19, 11, true);
-    Decoder fresh(Asentmax(compute), 5), used(Asentmax(compute), 5);
+    Decoder fresh(Computing(compute), 5), used(Computing(compute), 5);
     Tensor embedding = used.Parameters().front().second;
     const Tensor before = embedding.clone();
     embedding.fill_(NAN);
@@ -586,13 +569,8 @@ TEST(Decoder, WithoutAScoredPositionThereIsNothingToLearn) {
 TEST(Decoder, RefusesWhatIsNoBatch) {
   Decoder model(Tiny(), 5);
   const TokenBatch fine = Draw(3, 8, 11, false);
-  const auto error_of = [&](TokenBatch batch) -> std::string {
-    try {
-      model.Evaluate(batch);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto error_of = [&](const TokenBatch& batch) {
+    return ErrorTextOf<InvalidArgument>([&] { model.Evaluate(batch); });
   };
   TokenBatch batch = fine;
   batch.tokens = fine.tokens.clone();

@@ -8,6 +8,7 @@
 #include "lab/nn/layer_view.h"
 #include "lab/nn/patterns.h"
 #include "lab/testing/decoder_variants.h"
+#include "lab/testing/lab_test_support.h"
 #include "tsallis/error.h"
 
 namespace tsallis::lab {
@@ -17,25 +18,12 @@ using at::Tensor;
 
 constexpr std::int64_t kLength = 21;
 
-TokenBatch Batch(const std::vector<std::int64_t>& lengths) {
-  const auto count = static_cast<std::int64_t>(lengths.size());
-  TokenBatch batch{at::arange(count * kLength, at::kLong).square().remainder(11).view({count, -1}),
-                   at::full({count, kLength}, kNotScored, at::kLong),
-                   at::tensor(lengths, at::kLong)};
-  for (std::int64_t b = 0; b < count; ++b) {
-    const std::int64_t length = lengths[static_cast<std::size_t>(b)];
-    batch.labels.select(0, b).slice(0, length / 2, length).fill_(3);
-  }
-  return batch;
-}
+TokenBatch Batch(const std::vector<std::int64_t>& lengths) { return HalfScored(lengths, 11); }
 
 // Heads of two calls, with slopes, length scaling and learned alphas.
 Decoder Model(const PatternConfig& pattern = {}) {
-  DecoderConfig config = Tiny();
-  config.attention.map = "entmax";
+  DecoderConfig config = Asentmax();
   config.attention.learn_alpha = "sigmoid";
-  config.attention.positions.kind = "nape";
-  config.attention.length_scaling.kind = "adaptive";
   config.attention.pattern = pattern;
   AttentionOverride softmax;
   softmax.heads = {1, 3};
@@ -142,13 +130,9 @@ TEST(VisibleKeysOfOne, RefusesWhatIsNoMask) {
   const OneThread one_thread;
   Decoder model = Model();
   const TokenBatch batch = Batch({kLength, kLength});
-  const auto error_of = [&](const Tensor& visible) -> std::string {
-    try {
-      model.Evaluate(batch, [&](const LayerInput&) { return visible; });
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto error_of = [&](const Tensor& visible) {
+    return ErrorTextOf<InvalidArgument>(
+        [&] { model.Evaluate(batch, [&](const LayerInput&) { return visible; }); });
   };
   EXPECT_EQ(error_of(at::ones({2, 4, 21, 20}, at::kBool)),
             "visible keys: expected bool [2, 4, 21, 21], contiguous, got Bool [2, 4, 21, 20]");

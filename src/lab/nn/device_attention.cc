@@ -28,6 +28,8 @@ constexpr std::int64_t kMostScores = std::int64_t{1} << 27;
 constexpr double kNone = -1e30;
 constexpr double kLeastAlpha = 1.001;
 
+bool HasMasks(const AttentionOptions& options) { return options.mask || options.block_mask; }
+
 // Refuses the options that torch's operations do not serve here.
 void CheckServed(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
   const auto refuse = [](const char* name, const char* expected) {
@@ -36,7 +38,6 @@ void CheckServed(const Tensor& q, const Tensor& k, const AttentionOptions& optio
                           "something else");
   };
   if (options.bias) refuse("bias", "none");
-  if (options.mask || options.block_mask) refuse("mask", "none");
   if (options.left >= 0 || options.right >= 0) refuse("left, right", "no window");
   if (options.lengths || options.query_lengths) refuse("lengths", "none");
   if (options.terms.softcap != 0.0) refuse("terms.softcap", "0");
@@ -49,6 +50,7 @@ void CheckServed(const Tensor& q, const Tensor& k, const AttentionOptions& optio
   if (options.cu_seqlens_q.has_value() != options.cu_seqlens_k.has_value()) {
     refuse("cu_seqlens_k", "both or none of queries and keys");
   }
+  if (options.cu_seqlens_q && HasMasks(options)) refuse("mask", "none beside packed sequences");
 }
 
 // Rows of packed sequences as [sequences, heads, longest, dim], and back.
@@ -216,10 +218,13 @@ struct Extents {
   }
 
   // Rows of padding see every key, so that no row is without one; their output is dropped.
-  Tensor Visible(const Tensor& ahead, std::int64_t begin, bool causal, RowMap map) const {
+  Tensor Visible(const Tensor& ahead, std::int64_t begin, const AttentionOptions& options) const {
     const std::int64_t count = ahead.size(2);
     Tensor visible;
-    if (causal) visible = ahead <= (map == RowMap::kStickBreaking ? -1 : 0);
+    if (options.causal) visible = ahead <= (options.map == RowMap::kStickBreaking ? -1 : 0);
+    for (const Tensor& shown : Shown(begin, count, options)) {
+      visible = visible.defined() ? visible.logical_and(shown) : shown;
+    }
     if (keys != nullptr) {
       const Tensor counts = keys->Counts().view({-1, 1, 1, k_len});
       const Tensor padding =
@@ -227,6 +232,27 @@ struct Extents {
       visible = (visible.defined() ? visible.logical_and(counts) : counts).logical_or(padding);
     }
     return visible.defined() ? visible : at::ones_like(ahead, at::kBool);
+  }
+
+  // What each mask of the call shows them, broadcastable to [batch, heads, count, k_len].
+  std::vector<Tensor> Shown(std::int64_t begin, std::int64_t count,
+                            const AttentionOptions& options) const {
+    std::vector<Tensor> shown;
+    if (options.mask) {
+      const Tensor mask = at::atleast_2d(*options.mask);
+      shown.push_back(mask.size(-2) == 1 ? mask : mask.narrow(-2, begin, count));
+    }
+    if (options.block_mask) {
+      const Tensor blocks = at::atleast_2d(*options.block_mask);
+      const auto of = [&](std::int64_t dim, std::int64_t from, std::int64_t upto,
+                          std::int64_t size) {
+        const Tensor places = at::arange(from, upto, blocks.options().dtype(at::kLong));
+        return blocks.size(dim) == 1 ? at::zeros_like(places) : places.floor_divide(size);
+      };
+      shown.push_back(blocks.index_select(-2, of(-2, begin, begin + count, options.block_q))
+                          .index_select(-1, of(-1, 0, k_len, options.block_k)));
+    }
+    return shown;
   }
 };
 
@@ -263,7 +289,7 @@ Tensor AttendPadded(const Tensor& q, const Tensor& k, const Tensor& v,
     }
     const Tensor ahead = extents.Ahead(begin, count, q.device());
     if (distances) scores = Distances(scores, ahead, options);
-    const Tensor visible = extents.Visible(ahead, begin, options.causal, options.map);
+    const Tensor visible = extents.Visible(ahead, begin, options);
     outputs.push_back(at::matmul(Weights(scores, visible, options).to(v.scalar_type()), v));
   }
   if (outputs.empty()) return at::empty_like(q);
@@ -277,11 +303,12 @@ Tensor SdpaPadded(const Tensor& q, const Tensor& k, const Tensor& v,
   if (options.length_scale) {
     queries = (q * options.length_scale->unsqueeze(3)).to(q.scalar_type());
   }
-  if (extents.queries == nullptr && (!options.causal || extents.q_len == extents.k_len)) {
+  if (extents.queries == nullptr && !HasMasks(options) &&
+      (!options.causal || extents.q_len == extents.k_len)) {
     return at::scaled_dot_product_attention(queries, k, v, {}, 0.0, options.causal);
   }
   const Tensor visible =
-      extents.Visible(extents.Ahead(0, extents.q_len, q.device()), 0, options.causal, options.map);
+      extents.Visible(extents.Ahead(0, extents.q_len, q.device()), 0, options);
   return at::scaled_dot_product_attention(queries, k, v, visible, 0.0, false);
 }
 
@@ -316,6 +343,10 @@ std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at:
   const ConstArray4 array{there, type, {rows * head_dim, rows * head_dim, head_dim, 1}};
   params.q = params.k = params.v = array;
   params.mask.causal = true;
+  if (heads.pattern.kind != "none") {
+    params.mask.visible = params.mask.blocks = reinterpret_cast<const std::uint8_t*>(there);
+    params.mask.visible_strides[2] = params.mask.block_q = params.mask.block_k = rows;
+  }
   params.setting() = SettingOf(heads);
   SetDistances(heads, params.terms);
   if (scaled) params.terms.length_scale = {there, DType::kFloat32, {rows, rows, 1, 1}};

@@ -20,8 +20,9 @@ struct LongestSequence {
 
 // tsallis::Attention by torch's operations alone, with autograd, on any device: weights of all
 // pairs are formed, for some queries at a time. An alpha of entmax between 1 and 1.001 counts
-// as 1.001. It gives no statistics. InvalidArgument for a bias, masks, windows, padded batches and
-// grouped heads, and for slopes, scale-invariant scores or stick-breaking without `causal`.
+// as 1.001. It gives no statistics. InvalidArgument for a bias, windows, padded batches and grouped
+// heads, for masks of packed sequences, and for slopes, scale-invariant scores or stick-breaking
+// without `causal`.
 // `longest`: of options.cu_seqlens_q, _k.
 at::Tensor PlainAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options, const LongestSequence& longest = {});

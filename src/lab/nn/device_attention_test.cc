@@ -153,11 +153,47 @@ TEST(DeviceAttention, AndSoItIsOfPackedSequences) {
   }
 }
 
+TEST(DeviceAttention, AndSoItIsUnderMasks) {
+  const OneThread one_thread;
+  // The first key is always there, so that all rows have one.
+  const Tensor mask = at::arange(9 * 11).view({9, 11}).remainder(3).eq(0);
+  mask.select(1, 0).fill_(true);
+  const Tensor of_heads = at::stack({mask, mask.logical_or(mask.roll(1)), at::ones_like(mask)});
+  const Tensor blocks = at::tensor({1, 1, 0, 1, 0, 1}, at::kBool).view({2, 3});
+  for (const bool causal : {false, true}) {
+    const auto masked = [&](const std::optional<Tensor>& pairs,
+                            const std::optional<Tensor>& of_blocks) {
+      for (const auto* cases : {&Cases(), &CausalCases()}) {
+        if (cases == &CausalCases() && !causal) continue;
+        for (const Case& one : *cases) {
+          ExpectAlike(one, 2, 9, 11,
+                      [&](AttentionOptions& options) {
+                        options.causal = causal;
+                        options.mask = pairs;
+                        options.block_mask = of_blocks;
+                        options.block_q = 5, options.block_k = 4;
+                      },
+                      {});
+        }
+      }
+    };
+    masked(mask, std::nullopt);
+    masked(of_heads, std::nullopt);
+    masked(mask.select(0, 2), std::nullopt);  // every query sees the same keys
+    masked(std::nullopt, blocks);
+    masked(of_heads, blocks.unsqueeze(0));
+  }
+}
+
 TEST(DeviceAttention, RefusesWhatNoModelAsksFor) {
   const Tensor x = at::randn({1, 2, 4, 8});
   AttentionOptions options;
   options.left = 2;
   EXPECT_THROW(PlainAttention(x, x, x, options), InvalidArgument);
+  options = {};
+  options.mask = at::ones({4, 4}, at::kBool);
+  options.cu_seqlens_q = options.cu_seqlens_k = at::tensor({0, 4}, at::kLong);
+  EXPECT_THROW(PlainAttention(x, x, x, options, {4, 4}), InvalidArgument);
   options = {};
   options.map = RowMap::kStickBreaking;
   EXPECT_THROW(PlainAttention(x, x, x, options), InvalidArgument);

@@ -6,7 +6,6 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -32,8 +31,6 @@ namespace tsallis::lab {
 namespace {
 
 using at::Tensor;
-
-std::atomic<bool> never{false};
 
 DecoderConfig Small() {
   DecoderConfig config = Tiny();
@@ -357,8 +354,7 @@ TEST(EncoderDecoder, LearnsToCopyAndIsLoadedAgain) {
   const TemporaryFolder folder;
   const TrainingJob job{&recipe, &recipe.methods[1], 5, 400, folder.Path() / "run"};
   SequenceExperiment experiment(job);
-  Train(
-      experiment, job, [](const JobStatus&) {}, never);
+  Train(experiment, job, Silent, never);
   SequenceModel* model = &experiment.Model();
   const Score score = EvaluateLength(*model, *recipe.task.Sequences(), Split::kTest, 1, 100, never);
   EXPECT_GE(score["hits"], 90) << "of " << score["asked"];
@@ -392,8 +388,7 @@ TEST(EncoderDecoder, IsTheSameForAnyNumberOfThreads) {
     const TemporaryFolder folder;
     const TrainingJob job{&recipe, &recipe.methods[1], 5, 5, folder.Path() / "run"};
     SequenceExperiment experiment(job);
-    Train(
-        experiment, job, [](const JobStatus&) {}, never);
+    Train(experiment, job, Silent, never);
     at::set_num_threads(before);
     return experiment.FlatParameters().clone();
   };

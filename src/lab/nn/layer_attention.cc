@@ -113,7 +113,7 @@ void LayerAttention::PlanPatterns() {
     pattern_of_.push_back(
         head.pattern.kind == "none" ? -1 : static_cast<int>(found - patterns_.begin()));
     if (head.pattern.kind != "none" && found == patterns_.end()) {
-      patterns_.push_back({.config = head.pattern, .mask = {}});
+      patterns_.push_back({.config = head.pattern, .mask = {}, .visible = {}, .blocks = {}});
     }
   }
 }

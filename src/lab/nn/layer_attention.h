@@ -186,6 +186,7 @@ class LayerAttention : Fixed {
   struct PatternTable {
     PatternConfig config;
     PatternMask mask;
+    at::Tensor visible, blocks;  // its arrays where the model is; undefined where they are empty
   };
   struct Scaling {
     ScaledHeads heads;
@@ -268,6 +269,8 @@ class LayerAttention : Fixed {
   const PatternTable* PatternOf(const CallHeads& call) const;  // null without
   // The call's pattern, if it has one, for queries at positions from `begin` on and keys from 0 on.
   void SetPattern(const CallHeads& call, std::int64_t begin, AttentionMask& mask) const;
+  // The same for sequences of `length` tokens.
+  void SetPattern(const CallHeads& call, std::int64_t length, AttentionOptions& options) const;
   // Sets the mask to `visible`, where it is defined, from a sequence on.
   void SetMask(const CallHeads& call, const at::Tensor& visible, std::int64_t sequence,
                std::int64_t begin, AttentionMask& mask) const;

@@ -102,6 +102,7 @@ Tensor LayerAttention::OnDevice(const Inputs& inputs, const SequenceRows& rows,
     options.setting() = SettingOf(config);
     if (config.learn_alpha != "no") options.alpha_heads = numbers(inputs.alpha);
     SetDistances(config, options.terms);
+    SetPattern({plan.first + group.heads.front(), 1, 1}, q.size(2), options);
     options.causal = sight_ == Sight::kBefore;
     options.threads = workers_.threads();
     if (packed) options.cu_seqlens_q = rows.begins, options.cu_seqlens_k = keys.begins;

@@ -18,6 +18,7 @@ namespace tsallis::lab {
 namespace {
 
 constexpr std::int64_t kBlock = 64;  // of the masks
+std::int64_t Blocks(std::int64_t rows) { return (rows + kBlock - 1) / kBlock; }
 
 // One sequence of a packed batch.
 struct Piece {
@@ -87,6 +88,12 @@ void LayerAttention::PreparePatterns(std::int64_t length) {
     // Longer than asked for, for sequences that grow by a token.
     const std::int64_t n = std::max(length, std::min(2 * table.mask.k_len, length + 1024));
     table.mask = MaskOf(lab::PatternOf(table.config), n, n, kBlock, kBlock);
+    const auto there = [&](std::vector<std::uint8_t>& bytes, std::int64_t size) {
+      if (bytes.empty()) return at::Tensor();
+      return at::from_blob(bytes.data(), {size, size}, at::kBool).to(device_);
+    };
+    table.visible = there(table.mask.elements, n);
+    table.blocks = there(table.mask.blocks, Blocks(n));
   }
 }
 
@@ -123,6 +130,18 @@ void LayerAttention::SetPattern(const CallHeads& call, std::int64_t begin,
   } else {
     mask.blocks = nullptr;
   }
+}
+
+void LayerAttention::SetPattern(const CallHeads& call, std::int64_t length,
+                                AttentionOptions& options) const {
+  const PatternTable* table = PatternOf(call);
+  if (table == nullptr) return;
+  const auto beginning = [](const at::Tensor& mask, std::int64_t size) {
+    return mask.slice(0, 0, size).slice(1, 0, size);
+  };
+  if (table->visible.defined()) options.mask = beginning(table->visible, length);
+  options.block_mask = beginning(table->blocks, Blocks(length));
+  options.block_q = options.block_k = kBlock;
 }
 
 void LayerAttention::SetMask(const CallHeads& call, const at::Tensor& visible,

@@ -25,6 +25,13 @@ double Moments::Deviation() const {
   return count_ > 1 ? std::sqrt(squares_ / static_cast<double>(count_ - 1)) : 0.0;
 }
 
+std::optional<double> LayerInput::Alpha(std::int64_t head) const {
+  const std::string& map = attention.HeadOf(head).map;
+  if (map == "softmax") return 1.0;
+  return map == "entmax" ? std::optional(inputs.alpha.const_data_ptr<double>()[head])
+                         : std::nullopt;
+}
+
 void LayerAttention::Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
                               const Inputs& inputs, const Statistics& statistics,
                               std::vector<HeadQuantities>& heads) const {

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct LayerInput : LayerPlace {
   const SequenceRows& rows;
   const LayerAttention::Inputs& inputs;
 
+  // The alpha of a head, learned or not; of softmax 1, of other maps than entmax none.
+  std::optional<double> Alpha(std::int64_t head) const;
   HeadArrays Arrays(std::int64_t sequence) const {
     return attention.Arrays(rows, inputs, sequence);
   }

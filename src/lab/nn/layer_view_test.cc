@@ -5,41 +5,22 @@
 
 #include <cmath>
 
-#include "lab/nn/decoder.h"
+#include "lab/testing/decoder_variants.h"
 
 namespace tsallis::lab {
 namespace {
 
 // Two layers of two sloped heads and two that are scaled, alpha learned, c the same in every row.
 DecoderConfig Model(const std::string& scaling) {
-  DecoderConfig config;
-  config.vocabulary = 11;
-  config.layers = 2;
-  config.width = 32;
-  config.heads = 4;
-  config.feed_forward = 32;
-  config.compute = "float32";
-  config.attention.map = "entmax";
+  DecoderConfig config = Asentmax(Sized(11, 2, 32, 4, 32));
   config.attention.learn_alpha = "sigmoid";
   config.attention.alpha = 1.25;
-  config.attention.positions.kind = "nape";
   config.attention.length_scaling.kind = scaling;
   config.attention.length_scaling.init = 0.0;
   return config;
 }
 
-// Sequences of these lengths, the last half of each scored.
-TokenBatch Batch(const std::vector<std::int64_t>& lengths) {
-  const auto count = static_cast<std::int64_t>(lengths.size());
-  const std::int64_t n = *std::max_element(lengths.begin(), lengths.end());
-  TokenBatch batch{at::arange(count * n, at::kLong).remainder(11).view({count, n}),
-                   at::full({count, n}, kNotScored, at::kLong), at::tensor(lengths, at::kLong)};
-  for (std::int64_t b = 0; b < count; ++b) {
-    const std::int64_t length = lengths[static_cast<std::size_t>(b)];
-    batch.labels.select(0, b).slice(0, length / 2, length).fill_(3);
-  }
-  return batch;
-}
+TokenBatch Batch(const std::vector<std::int64_t>& lengths) { return HalfScored(lengths, 11); }
 
 const Moments& Find(const HeadQuantities& head, const std::string& name) {
   for (const auto& [known, moments] : head) {

@@ -14,8 +14,6 @@ struct Entry {
   const char* name;
   const char* description;
   void (*check)(const DecoderConfig& config, const std::string& path);
-  // Of a model on another device than the CPU, or whose sequences are split.
-  void (*check_elsewhere)(const DecoderConfig& config, const std::string& path);
   std::unique_ptr<SequenceModel> (*make)(const DecoderConfig& config, std::uint64_t seed,
                                          const c10::Device& device);
 };
@@ -28,9 +26,9 @@ std::unique_ptr<SequenceModel> Make(const DecoderConfig& config, std::uint64_t s
 
 constexpr Entry kEntries[] = {
     {"decoder", "causal transformer, sandwich or pre-norm, for sequences and language",
-     CheckDecoder, CheckDecoderElsewhere, Make<Decoder>},
+     CheckDecoder, Make<Decoder>},
     {"encoder-decoder", "transformer that reads a source and writes a target, for translation",
-     CheckEncoderDecoder, CheckEncoderDecoder, Make<EncoderDecoder>},
+     CheckEncoderDecoder, Make<EncoderDecoder>},
 };
 
 const Entry* FindOrNull(const std::string& architecture) {
@@ -56,9 +54,8 @@ std::vector<CatalogueEntry> SequenceModels() {
 bool IsSequenceModel(const std::string& name) { return FindOrNull(name) != nullptr; }
 
 void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
-                        bool elsewhere, const std::string& path) {
-  const Entry& entry = Find(architecture);
-  (elsewhere ? entry.check_elsewhere : entry.check)(config, path);
+                        const std::string& path) {
+  Find(architecture).check(config, path);
 }
 
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,

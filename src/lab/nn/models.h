@@ -19,10 +19,9 @@ std::vector<CatalogueEntry> SequenceModels();
 bool IsSequenceModel(const std::string& name);
 
 // `architecture`: "decoder" or "encoder-decoder". UsageError as the models' own checks;
-// std::logic_error for another name. `elsewhere`: on another device than the CPU, or with parts of
-// sequences (GradientOptions::part).
+// std::logic_error for another name.
 void CheckSequenceModel(const std::string& architecture, const DecoderConfig& config,
-                        bool elsewhere, const std::string& path = "model");
+                        const std::string& path = "model");
 std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture,
                                                  const DecoderConfig& config, std::uint64_t seed,
                                                  const c10::Device& device = c10::kCPU);

@@ -28,13 +28,12 @@ class OutputGradient {
  public:
   OutputGradient() = default;
   // `given`: gradients that stand somewhere already, or undefined. [rows, columns]
-  OutputGradient(Buffer& buffer, std::int64_t rows, std::int64_t columns, at::ScalarType dtype,
-                 const Tensor& given)
+  OutputGradient(std::int64_t rows, std::int64_t columns, at::ScalarType dtype, const Tensor& given)
       : rows_(rows), columns_(columns), half_(dtype == at::kBFloat16), given_(given) {
     if (half_) {
-      transposed_ = Room(buffer);
+      transposed_ = Room();
     } else if (!given.defined()) {
-      given_ = buffer.Rows(rows, columns, dtype);
+      given_ = at::empty({rows, columns}, dtype);
     }
   }
 
@@ -55,9 +54,9 @@ class OutputGradient {
   // Rows of a multiple of 4 KB would share a few sets of the cache. The memory between them has to
   // hold numbers: torch's product of a strided matrix reads up to 31 of them and multiplies them by
   // 0.
-  Tensor Room(Buffer& buffer) const {
+  Tensor Room() const {
     const std::int64_t stride = (rows_ + 63) / 64 * 64 + 32;
-    Tensor memory = buffer.Rows(columns_, stride, at::kBFloat16);
+    Tensor memory = at::empty({columns_, stride}, at::kBFloat16);
     memory.narrow(1, rows_, stride - rows_).zero_();
     return memory;
   }
@@ -71,10 +70,8 @@ class OutputGradient {
 class GainSums {
  public:
   GainSums() = default;
-  GainSums(Buffer& buffer, std::int64_t rows, std::int64_t columns)
-      : partial_(buffer.Rows((rows + kRowBlock - 1) / kRowBlock, columns, at::kFloat)) {
-    partial_.zero_();
-  }
+  GainSums(std::int64_t rows, std::int64_t columns)
+      : partial_(at::zeros({(rows + kRowBlock - 1) / kRowBlock, columns})) {}
 
   // The sums of the block that begins at row `begin`: [columns].
   float* Of(std::int64_t begin) const {
@@ -160,117 +157,75 @@ bool MakesValue(const RowStage& stage) {
   return stage.kind() == Kind::kFromStream || stage.kind() == Kind::kValue;
 }
 
-// Whether what this stage makes is kept for the gradient: products are; the rest is made again.
+// Whether what this stage makes is kept for the gradient.
 bool IsKept(const RowStage& stage) { return stage.Weight() != nullptr; }
-
-// The last stage for which `is` holds, or -1.
-template <class Is>
-std::ptrdiff_t Last(const std::vector<std::unique_ptr<RowStage>>& stages, const Is& is) {
-  for (std::size_t s = stages.size(); s-- > 0;) {
-    if (is(*stages[s])) return static_cast<std::ptrdiff_t>(s);
-  }
-  return -1;
-}
 
 }  // namespace
 
-void RowChain::Forward(const Pass& pass, const Tensor& x, const Tensor& value, const Tensor& x_out,
-                       const Tensor& value_out, ChainActivations* kept) const {
-  const std::size_t count = stages_.size();
-  // The last value goes to value_out, whatever is done to it in place afterwards.
-  const std::ptrdiff_t last_value = Columns() > 0 ? Last(stages_, MakesValue) : -1;
-  const std::ptrdiff_t last_stream =
-      Last(stages_, [](const RowStage& stage) { return stage.kind() == Kind::kToStream; });
-  std::vector<Tensor> whole(count);  // what stages write to, of all rows
-  if (kept != nullptr) {
-    kept->values.resize(count);
-    kept->stream.resize(count);
-    kept->kept.resize(count);
-  }
-  for (std::size_t s = 0; s < count; ++s) {
+std::size_t RowChain::LastValue() const {
+  if (Columns() == 0) return stages_.size();
+  std::size_t last = stages_.size() - 1;
+  while (!MakesValue(*stages_[last])) --last;
+  return last;
+}
+
+void RowChain::Forward(const Pass& pass, const Tensor& x, const Tensor& value, const Tensor& out,
+                       bool keep) {
+  const std::size_t count = stages_.size(), last_value = LastValue();
+  values_.resize(count);
+  kept_.resize(count);
+  for (std::size_t s = 0; keep && s < count; ++s) {
     const RowStage& stage = *stages_[s];
-    const auto index = static_cast<std::ptrdiff_t>(s);
-    if (stage.kind() == Kind::kToStream) {
-      whole[s] = index == last_stream ? x_out : x;
-      if (kept != nullptr && index != last_stream) {
-        whole[s] = kept->stream[s].Rows(pass.count, x.size(1), at::kFloat);
-      }
-    } else if (index == last_value && value_out.defined()) {
-      whole[s] = value_out;
-    } else if (kept != nullptr && MakesValue(stage) && IsKept(stage)) {
-      whole[s] = kept->values[s].Rows(pass.count, stage.columns(), dtype_);
-    }
-    if (kept != nullptr) {
-      kept->kept[s].resize(static_cast<std::size_t>(pass.count * stage.Kept()));
-    }
+    const bool leaves = s == last_value && out.defined();
+    if (IsKept(stage) && !leaves) values_[s] = at::empty({pass.count, stage.columns()}, dtype_);
+    kept_[s].resize(static_cast<std::size_t>(pass.count * stage.Kept()));
   }
+  std::vector<Tensor> whole = values_;  // what stages write to, of all rows
+  // The last value goes to `out`, whatever is done to it in place afterwards.
+  if (out.defined()) whole[std::min(last_value, count - 1)] = out;
   pass.workers.ForBlocks(
       pass.count, pass.block,
       [&](std::int64_t begin, std::int64_t end, RowWorkers::Scratch& scratch) {
         const std::int64_t size = end - begin;
         scratch.values.resize(std::max(scratch.values.size(), 2 * count));
-        Tensor stream = Block(x, begin, size);
+        const Tensor stream = Block(x, begin, size);
         Tensor at_hand = Block(value, begin, size);
         for (std::size_t s = 0; s < count; ++s) {
           const RowStage& stage = *stages_[s];
-          Tensor out = Block(whole[s], begin, size);
-          if (!out.defined() && MakesValue(stage)) {
-            out = scratch.values[s].Rows(size, stage.columns(), dtype_);
+          Tensor to = Block(whole[s], begin, size);
+          if (!to.defined() && MakesValue(stage)) {
+            to = scratch.values[s].Rows(size, stage.columns(), dtype_);
           }
-          float* numbers = kept != nullptr
-                               ? kept->kept[s].data() + begin * stage.Kept()
-                               : Data(scratch.values[count + s].Rows(
-                                     size, std::max<std::int64_t>(1, stage.Kept()), at::kFloat));
-          stage.Forward({{begin, size}, stream, at_hand, out, numbers});
-          if (stage.kind() == Kind::kToStream) {
-            stream = out;
-          } else if (MakesValue(stage)) {
-            at_hand = out;
-          }
+          float* numbers = keep ? kept_[s].data() + begin * stage.Kept()
+                                : Data(scratch.values[count + s].Rows(
+                                      size, std::max<std::int64_t>(1, stage.Kept()), at::kFloat));
+          stage.Forward({{begin, size}, stream, at_hand, to, numbers});
+          if (MakesValue(stage)) at_hand = to;
         }
       });
 }
 
 void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
                         const Tensor& value_out, const Tensor& d_x, const Tensor& d_value_out,
-                        const Tensor& d_value, ChainActivations& kept,
-                        ChainGradients& memory) const {
-  const std::size_t count = stages_.size();
-  const std::ptrdiff_t last_value = Columns() > 0 ? Last(stages_, MakesValue) : -1;
-  memory.d_values.resize(count);
-  memory.inputs.resize(count);
-  memory.gains.resize(count);
-  // For all rows: the stream that a stage reads, the value that it takes (defined where it is
-  // kept), and, of products, the input made again and the gradient of the output.
-  std::vector<Tensor> streams(count), taken(count), inputs(count);
+                        const Tensor& d_value) const {
+  const std::size_t count = stages_.size(), last_value = LastValue();
+  // For all rows: the value that a stage takes (defined where it is kept), and, of products, the
+  // input made again and the gradient of the output.
+  std::vector<Tensor> taken(count), inputs(count);
   std::vector<OutputGradient> d_out(count);
   std::vector<GainSums> gains(count);
-  Tensor stream = x, at_hand = value;
+  Tensor at_hand = value;
   for (std::size_t s = 0; s < count; ++s) {
     const RowStage& stage = *stages_[s];
-    const bool is_last = static_cast<std::ptrdiff_t>(s) == last_value;
-    streams[s] = stream;
     taken[s] = at_hand;
-    if (stage.Gain() != nullptr) {
-      gains[s] = GainSums(memory.gains[s], pass.count, stage.columns());
-    }
+    if (stage.Gain() != nullptr) gains[s] = GainSums(pass.count, stage.columns());
     if (stage.Weight() != nullptr) {
       const std::int64_t in = stage.Weight()->value.size(1);
-      inputs[s] = at_hand.defined() ? at_hand : memory.inputs[s].Rows(pass.count, in, dtype_);
-      d_out[s] = OutputGradient(memory.d_values[s], pass.count, stage.columns(), dtype_,
-                                is_last ? d_value_out : Tensor());
+      inputs[s] = at_hand.defined() ? at_hand : at::empty({pass.count, in}, dtype_);
+      d_out[s] = OutputGradient(pass.count, stage.columns(), dtype_,
+                                s == last_value ? d_value_out : Tensor());
     }
-    if (stage.kind() == Kind::kToStream) {
-      if (s + 1 < count) stream = kept.stream[s].Rows(pass.count, x.size(1), at::kFloat);
-      at_hand = Tensor();
-    } else if (MakesValue(stage)) {
-      at_hand = Tensor();
-      if (is_last && value_out.defined()) {
-        at_hand = value_out;
-      } else if (IsKept(stage)) {
-        at_hand = kept.values[s].Rows(pass.count, stage.columns(), dtype_);
-      }
-    }
+    if (MakesValue(stage)) at_hand = s == last_value ? value_out : values_[s];
   }
   pass.workers.ForBlocks(
       pass.count, pass.block,
@@ -288,13 +243,13 @@ void RowChain::Backward(const Pass& pass, const Tensor& x, const Tensor& value,
         for (std::size_t s = count; s-- > 0;) {
           const RowStage& stage = *stages_[s];
           RowStage::Backwards block{{begin, size},
-                                    Block(streams[s], begin, size),
+                                    Block(x, begin, size),
                                     Block(taken[s], begin, size),
                                     d_stream,
                                     {},
                                     stage.kind() == Kind::kToStream ? d_stream : d_at_hand,
                                     {},
-                                    kept.kept[s].data() + begin * stage.Kept(),
+                                    kept_[s].data() + begin * stage.Kept(),
                                     gains[s].Of(begin)};
           if (stage.kind() == Kind::kInPlace) {
             block.d_value = d_at_hand;

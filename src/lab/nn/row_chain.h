@@ -83,7 +83,7 @@ class RowStage {
     kFromStream,  // value = f(x)
     kValue,       // value = f(value)
     kInPlace,     // the same, in its memory
-    kToStream,    // x += f(value); the chain has no value from here on
+    kToStream,    // x += f(value): the last stage of a chain
   };
 
   RowStage(Kind kind, std::int64_t columns) : kind_(kind), columns_(columns) {}
@@ -127,25 +127,13 @@ class RowStage {
   std::int64_t columns_;
 };
 
-// Activations that one chain leaves for its gradient.
-struct ChainActivations {
-  std::vector<Buffer> values;  // of every stage that makes a value
-  std::vector<Buffer> stream;  // the stream before every stage that reads it, but for the first
-  std::vector<std::vector<float>> kept;
-};
-
-// Memory of a backward pass that chains of one shape share.
-struct ChainGradients {
-  std::vector<Buffer> d_values, inputs;
-  std::vector<Buffer> gains;
-};
-
+// The stages of one call, with what its forward pass leaves for the gradient.
 class RowChain {
  public:
   // dtype: of values.
   RowChain(std::vector<std::unique_ptr<RowStage>> stages, at::ScalarType dtype);
 
-  // Columns of the value that leaves the chain; 0 if none does.
+  // Columns of the value that leaves the chain; 0: the stream does.
   std::int64_t Columns() const;
 
   struct Pass {
@@ -154,21 +142,28 @@ class RowChain {
     std::int64_t block = kRowBlock;  // rows of a block; of a pass that keeps activations, kRowBlock
   };
   // x: [count, width] float32. value: [count, in]; undefined where the first stage reads the
-  // stream. x_out: what the stream becomes, may be x if nothing is kept; undefined where no stage
-  // adds to it. value_out: [count, Columns()], undefined without. `kept` may be null.
+  // stream. out: what leaves the chain; undefined: a value that nobody wants. keep: Backward()
+  // follows.
   void Forward(const Pass& pass, const at::Tensor& x, const at::Tensor& value,
-               const at::Tensor& x_out, const at::Tensor& value_out, ChainActivations* kept) const;
+               const at::Tensor& out, bool keep);
 
-  // d_x: the gradient of the stream that left the chain, becomes that of the one that entered it.
-  // d_value_out: of value_out, undefined without; its memory is changed. d_value: receives that of
-  // `value`, if that is defined. Adds to the gradients of the parameters.
+  // value_out: the value that left the chain, if one did. d_x: the gradient of the stream that left
+  // the chain, becomes that of the one that entered it. d_value_out: of value_out, undefined
+  // without; its memory is changed. d_value: receives that of `value`, if that is defined. Adds to
+  // the gradients of the parameters.
   void Backward(const Pass& pass, const at::Tensor& x, const at::Tensor& value,
                 const at::Tensor& value_out, const at::Tensor& d_x, const at::Tensor& d_value_out,
-                const at::Tensor& d_value, ChainActivations& kept, ChainGradients& memory) const;
+                const at::Tensor& d_value) const;
 
  private:
+  // The stage that makes the value which leaves the chain; their number if none does.
+  std::size_t LastValue() const;
+
   std::vector<std::unique_ptr<RowStage>> stages_;
   at::ScalarType dtype_;
+  // Of every stage: the values of products, and the numbers of rows; the rest is made again.
+  std::vector<at::Tensor> values_;
+  std::vector<std::vector<float>> kept_;
 };
 
 inline float* Data(const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); }

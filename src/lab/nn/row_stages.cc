@@ -196,6 +196,22 @@ class ActivationStage : public RowStage {
   const Activation& activation_;
 };
 
+class CrossEntropyStage : public RowStage {
+ public:
+  CrossEntropyStage(std::int64_t vocabulary, const Judgement& judgement)
+      : RowStage(Kind::kInPlace, vocabulary), judgement_(judgement) {}
+
+  void Forward(const Forwards& block) const override {
+    const auto& [label, weight, loss, best] = judgement_;
+    CrossEntropy(Data(block.value), block.span.count, columns(), label + block.span.begin, weight,
+                 loss + block.span.begin, best + block.span.begin);
+  }
+  void Backward(const Backwards&) const override {}  // done in Forward
+
+ private:
+  Judgement judgement_;
+};
+
 }  // namespace
 
 std::unique_ptr<RowStage> MakeNorm(std::int64_t width, const Parameter* gain) {
@@ -239,10 +255,8 @@ std::unique_ptr<RowStage> MakeActivation(const std::string& name, std::int64_t h
   return std::make_unique<ActivationStage>(FindActivation(name), hidden);
 }
 
-void CrossEntropyStage::Forward(const Forwards& block) const {
-  if (label_ == nullptr) return;
-  CrossEntropy(Data(block.value), block.span.count, columns(), label_ + block.span.begin, weight_,
-               loss_ + block.span.begin, best_ + block.span.begin);
+std::unique_ptr<RowStage> MakeCrossEntropy(std::int64_t vocabulary, const Judgement& judgement) {
+  return std::make_unique<CrossEntropyStage>(vocabulary, judgement);
 }
 
 }  // namespace tsallis::lab

@@ -48,26 +48,15 @@ at::Tensor Activated(const std::string& name, const at::Tensor& in);
 // hidden: columns that it gives.
 std::unique_ptr<RowStage> MakeActivation(const std::string& name, std::int64_t hidden);
 
-// Cross-entropy of rows of logits, in place: what the last stage of a model does.
-class CrossEntropyStage : public RowStage {
- public:
-  explicit CrossEntropyStage(std::int64_t vocabulary) : RowStage(Kind::kInPlace, vocabulary) {}
-
-  // label: [rows]; receives loss and best: [rows] (CrossEntropy in decoder_kernels.h). With
-  // weight > 0 the logits become the gradient of weight times the sum of the losses; null label:
-  // logits stay as they are.
-  void Prepare(const std::int64_t* label, float weight, float* loss, std::int64_t* best) {
-    label_ = label, weight_ = weight, loss_ = loss, best_ = best;
-  }
-
-  void Forward(const Forwards& block) const override;
-  void Backward(const Backwards&) const override {}  // done in Forward
-
- private:
-  const std::int64_t* label_ = nullptr;
-  float weight_ = 0.0F;
-  float* loss_ = nullptr;
-  std::int64_t* best_ = nullptr;
+// Cross-entropy of rows of logits, in place (CrossEntropy in decoder_kernels.h). label, loss, best:
+// [rows]; the last two are received. With weight > 0 the logits become the gradient of weight times
+// the sum of the losses.
+struct Judgement {
+  const std::int64_t* label;
+  float weight;
+  float* loss;
+  std::int64_t* best;
 };
+std::unique_ptr<RowStage> MakeCrossEntropy(std::int64_t vocabulary, const Judgement& judgement);
 
 }  // namespace tsallis::lab

@@ -34,17 +34,15 @@ class ChainPass : public StagePass {
       value_out = at::empty({x_.size(0), columns}, x_.options().dtype(Dtype()));
     }
     if (value_out.defined()) output_ = value_out.detach();  // the output would keep itself alive
-    chain_->Forward(Pass(keep ? kRowBlock : call_.block), x_, value_, x_out, value_out,
-                    keep ? &kept_ : nullptr);
+    chain_->Forward(Pass(keep ? kRowBlock : call_.block), x_, value_,
+                    columns == 0 ? x_out : value_out, keep);
     return Outputs(x_out, value_out);
   }
 
   Tensors Backward(Tensors& d_out) override {
     const auto [d_x, d_value_out] = Entering(d_out);
     const Tensor d_value = value_.defined() ? at::empty_like(value_) : Tensor();
-    ChainGradients memory;
-    chain_->Backward(Pass(kRowBlock), x_, value_, output_, d_x, d_value_out, d_value, kept_,
-                     memory);
+    chain_->Backward(Pass(kRowBlock), x_, value_, output_, d_x, d_value_out, d_value);
     Tensors gradients = {d_x};
     if (HasValue()) gradients.push_back(d_value);
     for (const Learned& learned : learned_) gradients.push_back(Gradient(learned));
@@ -92,7 +90,6 @@ class ChainPass : public StagePass {
   std::size_t inputs_ = 0;
   std::vector<Learned> learned_;
   std::unique_ptr<RowChain> chain_;
-  ChainActivations kept_;
 };
 
 class ProjectionPass : public ChainPass {
@@ -216,11 +213,10 @@ class CrossEntropyPass : public ChainPass {
   bool KeepsValue() const override { return false; }
   RowStages MakeStages() override {
     RowStages stages = NormAndProduct(true);
-    auto loss = std::make_unique<CrossEntropyStage>(Rows(1));
-    loss->Prepare(label_.const_data_ptr<std::int64_t>(),
-                  gradient_ ? static_cast<float>(call_.weight) : 0.0F, Data(loss_),
-                  best_.mutable_data_ptr<std::int64_t>());
-    stages.push_back(std::move(loss));
+    stages.push_back(MakeCrossEntropy(
+        Rows(1),
+        {label_.const_data_ptr<std::int64_t>(), gradient_ ? static_cast<float>(call_.weight) : 0.0F,
+         Data(loss_), best_.mutable_data_ptr<std::int64_t>()}));
     return stages;
   }
   // The logits have become the gradient of the weighted sum of the losses.

@@ -42,13 +42,25 @@ class DataTable {
 // A column and the value that it has in the rows that are meant.
 using Where = std::vector<std::pair<std::string, Cell>>;
 
+// Columns y over x of a table of the analysis.
 struct Curve {
-  std::string table;    // of the analysis
-  std::string x, y;     // its columns
-  std::string by = {};  // a column: a line for each of its values; empty: one line
-  Where where = {};
-  std::string label = {};  // in the legend; where `by` is a column, stands before its values
+  Curve(std::string of_table, std::string of_x, std::string of_y)
+      : table(std::move(of_table)), x(std::move(of_x)), y(std::move(of_y)) {}
+
+  // A line for each value of a column; `before` stands before the values in the legend.
+  Curve& By(std::string column, std::string before = {}) {
+    by = std::move(column);
+    return Named(std::move(before));
+  }
+  Curve& In(Where rows) { return where = std::move(rows), *this; }
+  Curve& Named(std::string in_legend) { return label = std::move(in_legend), *this; }
   // "line" | "points" | "dashed" | "reference": what is expected, thin and grey
+  Curve& Look(std::string kind) { return look = std::move(kind), *this; }
+
+  std::string table, x, y;
+  std::string by;
+  Where where;
+  std::string label;
   std::string look = "line";
 };
 
@@ -66,7 +78,7 @@ struct Mark {
 };
 
 struct Panel {
-  std::string title;
+  std::string title = {};
   std::string x_label, y_label;
   std::string x_scale = "linear", y_scale = "linear";  // "linear" | "log" | "log2"
   std::vector<Curve> curves = {};
@@ -86,8 +98,8 @@ struct AnalysisFigure {
 struct Fact {
   std::string quantity;
   double value = 0.0;
-  std::optional<double> expected;
-  std::string source;  // of what is expected: "closed form", "asentmax, appendix D"
+  std::optional<double> expected = {};
+  std::string source = {};  // of what is expected: "closed form", "asentmax, appendix D"
 };
 
 // The result of one analysis.

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <fstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -129,10 +128,7 @@ void WriteAnalysis(const AnalysisReport& report, const fs::path& dir) {
 }
 
 Json ReadAnalysis(const fs::path& dir) {
-  std::ifstream in(dir / "study.json");
-  if (!in) return nullptr;
-  Json json = Json::parse(in, nullptr, false);
-  return json.is_discarded() ? Json(nullptr) : json;
+  return ReadJson(dir / "study.json");
 }
 
 }  // namespace tsallis::lab

@@ -2,7 +2,7 @@
 //
 //     study.json  data/<table>.csv
 //
-// and, once RenderReport (render.h) has run, figures/, report.html and report.md.
+// and, once RenderReports (render.h) has run, figures/, report.html and report.md.
 #pragma once
 
 #include <filesystem>

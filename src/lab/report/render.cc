@@ -18,24 +18,17 @@ void AddTable(const TableOptions& table, std::vector<std::string>& arguments) {
 }  // namespace
 
 void ReportRuns(const nlohmann::ordered_json& study, const std::filesystem::path& dir,
-                const std::filesystem::path& python, const std::filesystem::path& source_dir,
                 const TableOptions& table) {
   std::vector<std::string> arguments = {std::filesystem::absolute(dir).string(), "--runs"};
   AddTable(table, arguments);
   // A name in a foreign encoding must not lose a week's training: replaced, not thrown.
   const std::string text =
       study.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  RunPython("tsallis_report", arguments, table.show, python, source_dir, text);
+  RunPython("tsallis_report", arguments, table.show, text);
 }
 
-void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
-                  const std::filesystem::path& source_dir, const TableOptions& table) {
-  RenderReports({dir}, {}, python, source_dir, table);
-}
-
-void RenderReports(const std::vector<std::filesystem::path>& dirs,
-                   const std::filesystem::path& together, const std::filesystem::path& python,
-                   const std::filesystem::path& source_dir, const TableOptions& table) {
+void RenderReports(const std::vector<std::filesystem::path>& dirs, const TableOptions& table,
+                   const std::filesystem::path& together) {
   std::vector<std::string> arguments;
   for (const std::filesystem::path& dir : dirs) {
     arguments.push_back(std::filesystem::absolute(dir).string());
@@ -44,19 +37,15 @@ void RenderReports(const std::vector<std::filesystem::path>& dirs,
     arguments.insert(arguments.end(), {"--together", std::filesystem::absolute(together).string()});
   }
   AddTable(table, arguments);
-  RunPython("tsallis_report", arguments, table.show, python, source_dir);
+  RunPython("tsallis_report", arguments, table.show);
 }
 
-void RenderScores(const std::filesystem::path& dir, const std::filesystem::path& python,
-                  const std::filesystem::path& source_dir) {
-  RunPython("tsallis_report.scores", {std::filesystem::absolute(dir).string()}, false, python,
-            source_dir);
+void RenderScores(const std::filesystem::path& dir) {
+  RunPython("tsallis_report.scores", {std::filesystem::absolute(dir).string()}, false);
 }
 
-void RenderAlignments(const std::filesystem::path& dir, const std::filesystem::path& python,
-                      const std::filesystem::path& source_dir) {
-  RunPython("tsallis_report.alignment", {std::filesystem::absolute(dir).string()}, false, python,
-            source_dir);
+void RenderAlignments(const std::filesystem::path& dir) {
+  RunPython("tsallis_report.alignment", {std::filesystem::absolute(dir).string()}, false);
 }
 
 }  // namespace tsallis::lab

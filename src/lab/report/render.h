@@ -14,33 +14,23 @@ struct TableOptions {
   int width = 100;     // columns of the terminal
 };
 
-// Runs `python -m tsallis_report dir` with `source_dir`/python at the head of PYTHONPATH, which
-// reads results.json or study.json and data/*.csv in `dir` and writes figures/, report.html and
-// report.md beside them. No shell is involved. Throws std::runtime_error with the end of Python's
-// output if it cannot be run or fails.
-void RenderReport(const std::filesystem::path& dir, const std::filesystem::path& python,
-                  const std::filesystem::path& source_dir, const TableOptions& table = {});
+// Runs `python -m tsallis_report dirs`, which reads results.json or study.json and data/*.csv in
+// each folder and writes figures/, report.html and report.md beside them. `together`: a folder for
+// one page of all of them, which are analyses then; empty: none. Throws as RunPython (python.h).
+void RenderReports(const std::vector<std::filesystem::path>& dirs, const TableOptions& table = {},
+                   const std::filesystem::path& together = {});
 
 // The same of a study that was just run: Python reads the folders of the runs that `study` names
 // (Reproduced::study) and makes results.json and data/*.csv of them first.
 void ReportRuns(const nlohmann::ordered_json& study, const std::filesystem::path& dir,
-                const std::filesystem::path& python, const std::filesystem::path& source_dir,
                 const TableOptions& table = {});
-
-// Renders the reports of several folders in one process. `together`: a folder for one page of all
-// of them, which are analyses then; empty: none.
-void RenderReports(const std::vector<std::filesystem::path>& dirs,
-                   const std::filesystem::path& together, const std::filesystem::path& python,
-                   const std::filesystem::path& source_dir, const TableOptions& table = {});
 
 // Runs `python -m tsallis_report.scores dir` likewise, which reads dir/inputs.safetensors and
 // writes scores.json and scores.png beside it.
-void RenderScores(const std::filesystem::path& dir, const std::filesystem::path& python,
-                  const std::filesystem::path& source_dir);
+void RenderScores(const std::filesystem::path& dir);
 
 // Runs `python -m tsallis_report.alignment dir` likewise, which reads dir/alignment.json and writes
 // alignment-1.png and so on beside it, a picture for each sentence.
-void RenderAlignments(const std::filesystem::path& dir, const std::filesystem::path& python,
-                      const std::filesystem::path& source_dir);
+void RenderAlignments(const std::filesystem::path& dir);
 
 }  // namespace tsallis::lab

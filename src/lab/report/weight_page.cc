@@ -50,13 +50,12 @@ void AddAlphas(const WeightStatistics& statistics, AnalysisResult& result, Analy
                      counts[bin]});
     }
   }
-  figure.panels.push_back(
-      {.title = "α, in bins of 0.1",
-       .x_label = "α",
-       .y_label = "heads",
-       .curves = {{.table = "histogram", .x = "alpha", .y = "heads", .by = "layer"}}});
-  result.facts.push_back({"smallest α of a head", least, std::nullopt, ""});
-  result.facts.push_back({"largest α of a head", most, std::nullopt, ""});
+  figure.panels.push_back({.title = "α, in bins of 0.1",
+                           .x_label = "α",
+                           .y_label = "heads",
+                           .curves = {Curve("histogram", "alpha", "heads").By("layer")}});
+  result.facts.push_back({"smallest α of a head", least});
+  result.facts.push_back({"largest α of a head", most});
   result.tables.push_back(std::move(alphas));
   result.tables.push_back(std::move(histogram));
 }
@@ -87,9 +86,9 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
       density.Add({BlockLabel(kWeightBlocks[s]), layer.layer + 1, share});
     }
   }
-  result.facts = {{"weights above 0, of the keys so far, mean over heads", mean, std::nullopt, ""},
-                  {"the same, the sparsest head", least, std::nullopt, ""},
-                  {"the same, the densest head", most, std::nullopt, ""}};
+  result.facts = {{"weights above 0, of the keys so far, mean over heads", mean},
+                  {"the same, the sparsest head", least},
+                  {"the same, the densest head", most}};
   for (std::size_t s = 0; s < kWeightBlocks.size(); ++s) {
     double blocks = 0.0, count = 0.0;
     for (const HeadWeights& head : statistics.heads) {
@@ -100,7 +99,7 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
     if (count == 0.0) continue;
     result.facts.push_back(
         {fmt::format("{} with a weight above 0, mean over heads", BlockLabel(kWeightBlocks[s])),
-         blocks / count, std::nullopt, ""});
+         blocks / count});
   }
   const auto by_divergence = [](const LayerWeights& a, const LayerWeights& b) {
     return a.divergence < b.divergence;
@@ -109,7 +108,7 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
       std::minmax_element(statistics.layers.begin(), statistics.layers.end(), by_divergence);
   result.facts.push_back(
       {fmt::format("Jensen–Shannon divergence of the heads of layer {}, nats", apart->layer + 1),
-       apart->divergence, std::nullopt, ""});
+       apart->divergence});
   result.finding = fmt::format(
       "A head gives {:.1f} % of the keys so far a weight above 0 (from {:.1f} to {:.1f} % by "
       "head); "
@@ -131,33 +130,25 @@ AnalysisResult WeightPage(const WeightStatistics& statistics) {
           "without one. "
           "Divergence: how far the heads of a layer attend to different tokens. α by layer where "
           "heads have their own. Heads one by one below.",
-      .columns = 2,
-      .panels = {}};
-  figure.panels.push_back(
-      {.title = "Weights above 0",
-       .x_label = "layer",
-       .y_label = "share of the keys so far",
-       .y_scale = "log",
-       .curves = {{.table = "density", .x = "layer", .y = "share", .by = "of"}}});
+      .columns = 2};
+  figure.panels.push_back({.title = "Weights above 0",
+                           .x_label = "layer",
+                           .y_label = "share of the keys so far",
+                           .y_scale = "log",
+                           .curves = {Curve("density", "layer", "share").By("of")}});
   figure.panels.push_back({.title = "How far heads differ",
                            .x_label = "layer",
                            .y_label = "Jensen–Shannon divergence, nats",
-                           .curves = {{.table = "divergence", .x = "layer", .y = "divergence"}}});
+                           .curves = {Curve("divergence", "layer", "divergence")}});
   AddAlphas(statistics, result, figure);
   AnalysisFigure single{.name = "densities",
                         .title = "Weights above 0, head by head",
-                        .caption = "A point is a head.",
-                        .panels = {}};
-  single.panels.push_back({.title = "",
-                           .x_label = "head",
-                           .y_label = "share of the keys so far",
-                           .y_scale = "log",
-                           .curves = {{.table = "heads",
-                                       .x = "head",
-                                       .y = "density",
-                                       .by = "layer",
-                                       .label = "layer ",
-                                       .look = "points"}}});
+                        .caption = "A point is a head."};
+  single.panels.push_back(
+      {.x_label = "head",
+       .y_label = "share of the keys so far",
+       .y_scale = "log",
+       .curves = {Curve("heads", "head", "density").By("layer", "layer ").Look("points")}});
   result.figures = {std::move(figure), std::move(single)};
   result.tables.insert(result.tables.begin(),
                        {std::move(heads), std::move(density), std::move(divergence)});

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -74,9 +72,7 @@ fs::path SettingsPath(const Job& job, const MethodConfig& method) {
 // taken as they are.
 bool IsOutdated(const Job& job, const MethodConfig& method) {
   const std::string settings = BorrowersSettings(job, method);
-  std::ifstream in(SettingsPath(job, method), std::ios::binary);
-  if (settings.empty() || !in) return false;
-  return std::string(std::istreambuf_iterator<char>(in), {}) != settings;
+  return !settings.empty() && ReadFile(SettingsPath(job, method)).value_or(settings) != settings;
 }
 
 // Before a borrower is evaluated.

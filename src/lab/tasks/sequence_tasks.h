@@ -1,4 +1,4 @@
-// The sequence tasks there are. Each is one file with a Make function; a new one is a line here and
+// The sequence tasks there are. Each has a Make function in its file; a new one is a line here and
 // a line in sequence_tasks.cc.
 #pragma once
 

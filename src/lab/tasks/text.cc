@@ -2,12 +2,12 @@
 // windows of the corpus are read: lab/text/windows.h.
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "lab/base/errors.h"
+#include "lab/base/files.h"
 #include "lab/tasks/sequence_tasks.h"
 #include "lab/text/codec.h"
 #include "lab/text/windows.h"
@@ -68,16 +68,15 @@ class FileText : public SequenceTask {
  public:
   FileText(const std::filesystem::path& file, const TextTask* like)
       : path_(file.string()), vocabulary_(like == nullptr ? kBytes : like->Vocabulary()) {
-    if (!std::filesystem::is_regular_file(file)) throw UsageError(path_ + ": cannot be read");
-    std::ifstream in(file, std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    if (!in) throw UsageError(path_ + ": cannot be read");
-    tokens_ = (like == nullptr ? TextCodec({}) : like->Codec(path_).value()).Encode(text, path_);
+    const bool regular = std::filesystem::is_regular_file(file);
+    const std::optional<std::string> text = regular ? ReadFile(file) : std::nullopt;
+    if (!text) throw UsageError(path_ + ": cannot be read");
+    tokens_ = (like == nullptr ? TextCodec({}) : like->Codec(path_).value()).Encode(*text, path_);
     if (tokens_.size() < 2) {
       throw UsageError(
           fmt::format("{}: expected at least 2 tokens, got {}", path_, tokens_.size()));
     }
-    bytes_per_token_ = static_cast<double>(text.size()) / static_cast<double>(tokens_.size());
+    bytes_per_token_ = static_cast<double>(text->size()) / static_cast<double>(tokens_.size());
   }
 
   std::int64_t Available(Split, std::int64_t length) const override {

@@ -1,9 +1,11 @@
 // Small decoders of every kind, for tests.
 #pragma once
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,19 +16,52 @@
 #include "lab/nn/maps.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/row_stages.h"
+#include "lab/tasks/token_batch.h"
+#include "lab/testing/lab_test_support.h"
 
 namespace tsallis::lab {
 
 inline DecoderConfig Tiny() {
-  DecoderConfig config;
-  config.vocabulary = 11;
-  config.layers = 2;
-  config.width = 24;
-  config.heads = 4;
+  DecoderConfig config = Sized(11, 2, 24, 4, 40);
   config.head_dim = 8;
-  config.feed_forward = 40;
-  config.compute = "float32";
   return config;
+}
+
+// Half of the heads with slopes, the others with a length scaling.
+inline DecoderConfig Asentmax(DecoderConfig config = Tiny()) {
+  config.attention.map = "entmax";
+  config.attention.length_scaling.kind = "adaptive";
+  config.attention.positions.kind = "nape";
+  return config;
+}
+
+// Sequences of these lengths, padded to n tokens (0: to the longest), with labels where
+// scored(sequence, position) says so. Lengths are given where they differ from n.
+inline TokenBatch DrawnBatch(const std::vector<std::int64_t>& lengths, std::int64_t n,
+                             std::int64_t vocabulary,
+                             const std::function<bool(std::int64_t, std::int64_t)>& scored) {
+  const auto count = static_cast<std::int64_t>(lengths.size());
+  if (n == 0) n = *std::max_element(lengths.begin(), lengths.end());
+  RandomStream random(7, Purpose::kEval, static_cast<std::uint64_t>(n));
+  TokenBatch batch{
+      at::empty({count, n}, at::kLong), at::full({count, n}, kNotScored, at::kLong), {}};
+  for (std::int64_t b = 0; b < count; ++b) {
+    const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+    for (std::int64_t i = 0; i < n; ++i) {
+      batch.tokens[b][i] = random.Below(vocabulary);
+      const std::int64_t label = random.Below(vocabulary);
+      if (i < length && scored(b, i)) batch.labels[b][i] = label;
+    }
+    if (length < n) batch.lengths = at::tensor(lengths, at::kLong);
+  }
+  return batch;
+}
+
+// The same, of whose sequences the second halves are scored.
+inline TokenBatch HalfScored(const std::vector<std::int64_t>& lengths, std::int64_t vocabulary) {
+  return DrawnBatch(lengths, 0, vocabulary, [&](std::int64_t b, std::int64_t i) {
+    return i >= lengths[static_cast<std::size_t>(b)] / 2;
+  });
 }
 
 // Weights far from their first values, where every term shows.

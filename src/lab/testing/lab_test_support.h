@@ -4,12 +4,17 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <exception>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "lab/base/errors.h"
 #include "lab/config/recipe.h"
+#include "lab/progress/progress.h"
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
@@ -47,14 +52,45 @@ inline std::string Replaced(std::string text, const std::string& from, const std
   return text.replace(at, from.size(), to);
 }
 
-// The text of the UsageError that `act` throws; any other exception passes.
-inline std::string UsageErrorOf(const std::function<void()>& act) {
+// The text of the error of this kind that `act` throws; any other exception passes.
+template <class Error = std::exception>
+std::string ErrorTextOf(const std::function<void()>& act) {
   try {
     act();
-  } catch (const UsageError& error) {
+  } catch (const Error& error) {
     return error.what();
   }
   return "no error";
+}
+inline std::string UsageErrorOf(const std::function<void()>& act) {
+  return ErrorTextOf<UsageError>(act);
+}
+
+// For what may be stopped, and shown, and is not.
+inline const std::atomic<bool> never{false};
+inline void Silent(const JobStatus&) {}
+
+// The lines of a run's metrics, without the times.
+inline std::vector<std::string> MetricsOf(const std::filesystem::path& run) {
+  std::vector<std::string> found;
+  std::ifstream in(run / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);) {
+    found.push_back(line.substr(0, line.find("\"seconds\"")));
+  }
+  return found;
+}
+
+// A decoder of these sizes, in float32.
+inline DecoderConfig Sized(std::int64_t vocabulary, std::int64_t layers, std::int64_t width,
+                           std::int64_t heads, std::int64_t feed_forward) {
+  DecoderConfig config;
+  config.vocabulary = vocabulary;
+  config.layers = layers;
+  config.width = width;
+  config.heads = heads;
+  config.feed_forward = feed_forward;
+  config.compute = "float32";
+  return config;
 }
 
 // Two methods at a size that trains in a moment.
@@ -100,13 +136,8 @@ inline Recipe SmallSequences() {
   recipe.task.eval_lengths = {3, 5};
   recipe.task.eval_samples = 20;
   recipe.model.name = "decoder";
-  DecoderConfig& decoder = recipe.model.decoder;
-  decoder.layers = 2;
-  decoder.width = 32;
-  decoder.heads = 2;
-  decoder.feed_forward = 32;
-  decoder.compute = "float32";
-  decoder.attention.positions.kind = "nape";
+  recipe.model.decoder = Sized(0, 2, 32, 2, 32);
+  recipe.model.decoder.attention.positions.kind = "nape";
   TrainConfig& train = recipe.train;
   train.optimizer = "adamw";
   train.lr = 3e-3;

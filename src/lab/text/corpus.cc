@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/crc32c.h"
 #include "lab/base/errors.h"
+#include "lab/base/files.h"
 #include "lab/base/paths.h"
 
 namespace tsallis::lab {
@@ -106,12 +106,11 @@ std::vector<std::int64_t> Corpus::Part::Read(std::int64_t begin, std::int64_t co
 
 Corpus::Corpus(const fs::path& folder) {
   const fs::path path = folder / "manifest.json";
-  std::ifstream in(path);
-  if (!in) {
+  if (!fs::exists(path)) {
     Refuse(folder, fmt::format("no corpus there; `tsallis data prepare {}` makes it",
                                folder.filename().string()));
   }
-  const Json manifest = Json::parse(in, nullptr, false);
+  const Json manifest = ReadJson(path);
   if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
     Refuse(path, "expected an object with the list \"files\"");
   }

@@ -112,11 +112,6 @@ Json TokenMaker::Described(const fs::path& folder) const {
 
 namespace {
 
-Json ReadJson(const fs::path& file) {
-  std::ifstream in(file);
-  return in ? Json::parse(in, nullptr, false) : Json();
-}
-
 // The manifest of a corpus whose files are being put into their places.
 fs::path ManifestAside(const fs::path& folder) { return folder / "manifest.json.new"; }
 

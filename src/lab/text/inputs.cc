@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <system_error>
+#include <utility>
 
 #include "lab/base/errors.h"
+#include "lab/base/files.h"
 #include "lab/text/corpus.h"
 
 namespace tsallis::lab {
@@ -113,10 +113,9 @@ std::string RuleOf(const PrepareOptions& options) {
 }
 
 std::string ReadAll(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (!in) RefuseErrno(path, "cannot be read");
-  return text;
+  std::optional<std::string> text = ReadFile(path);
+  if (!text) RefuseErrno(path, "cannot be read");
+  return std::move(*text);
 }
 
 void Reading::Before() const {

@@ -32,7 +32,7 @@ TextProcess::TextProcess(std::vector<std::string> arguments) {
   socket_ = ends[0];
   const std::string python = PythonExecutable().string();
   arguments.insert(arguments.begin(), {python, "-m", "tsallis_text"});
-  std::vector<std::string> environment = PythonEnvironment(SourceDir());
+  std::vector<std::string> environment = PythonEnvironment();
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);

@@ -81,10 +81,7 @@ void TrainIn(const std::filesystem::path& folder, const Recipe& recipe, std::siz
   EXPECT_EQ(experiment->FlatParameters().device(), DeviceNamed(recipe.train.device));
   const std::atomic<bool> stop{stopped};
   RunFolder(job.folder).Claim(experiment->Settings());
-  const auto train = [&] {
-    Train(
-        *experiment, job, [](const JobStatus&) {}, stop);
-  };
+  const auto train = [&] { Train(*experiment, job, Silent, stop); };
   if (stopped) {
     EXPECT_THROW(train(), Interrupted);
   } else {

@@ -44,7 +44,7 @@ void Train(Experiment& experiment, const TrainingJob& job,
     if (!job.start.empty() && job.processes.First() && !folder.Begun()) Start(experiment, job);
     experiment.RequireSamples();
   }
-  Train(experiment, PlanOf(job, experiment.Settings()), report, stop);
+  Train(experiment, job, experiment.Settings(), report, stop);
   if (job.recipe->train.validate_every == 0) return;
   if (job.processes.First()) LoadParameters(folder.BestPath(), experiment.Parameters());
   job.processes.Broadcast(experiment.FlatParameters());

@@ -36,9 +36,7 @@ std::int64_t StepOf(const TensorFile& file, const fs::path& path) {
 }  // namespace
 
 nlohmann::ordered_json RunFolder::Settings() const {
-  std::ifstream in(path_ / "config.json");
-  nlohmann::ordered_json found;
-  if (in) found = nlohmann::ordered_json::parse(in, nullptr, false);
+  const nlohmann::ordered_json found = ReadJson(path_ / "config.json");
   return found.is_object() ? found : nlohmann::ordered_json();
 }
 

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -106,10 +105,8 @@ void RunOnce(const Recipe& recipe) {
   const TrainingJob job{&trained, &method, 1, 1, folder.Path() / "run"};
   EXPECT_GT(trained.Steps(method, kScale), 0);
   CheckMemory(job);
-  const std::atomic<bool> stop = false;
-  const auto report = [](const JobStatus&) {};
   try {
-    Train(*MakeExperiment(job), job, report, stop);
+    Train(*MakeExperiment(job), job, Silent, never);
   } catch (const UsageError&) {
     throw;
   } catch (const std::runtime_error& error) {

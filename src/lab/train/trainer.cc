@@ -46,11 +46,11 @@ struct Best {
 // a folder; the others hear from it what stands there.
 class Run {
  public:
-  Run(Trainable& model, const TrainingPlan& plan)
+  Run(Trainable& model, const TrainingJob& job)
       : model_(model),
-        plan_(plan),
-        folder_(plan.folder),
-        optimizer_(plan.train, plan.steps, model.FlatParameters(), model.FlatGradients(),
+        job_(job),
+        folder_(job.folder),
+        optimizer_(job.recipe->train, job.steps, model.FlatParameters(), model.FlatGradients(),
                    model.Parameters(), model.Groups()) {}
 
   std::int64_t step = 0;  // done
@@ -77,20 +77,20 @@ class Run {
     return note;
   }
 
-  std::string Stopped() const { return fmt::format("{} stopped at step {}", plan_.name, step); }
+  std::string Stopped() const { return fmt::format("{} stopped at step {}", job_.Name(), step); }
 
   Optimizer& Optimise() { return optimizer_; }
 
   // Takes possession of the folder and reads what is in it. Collective.
-  void Open() {
-    if (plan_.processes.First()) {
-      folder_.Claim(plan_.settings);
+  void Open(const nlohmann::ordered_json& settings) {
+    if (job_.processes.First()) {
+      folder_.Claim(settings);
       finished = folder_.Finished();
       if (finished) {
         LoadParameters(folder_.FinalPath(), model_.Parameters());
       } else {
         Restore();
-        metrics_.emplace(plan_.folder / "metrics.jsonl", step, plan_.tensorboard);
+        metrics_.emplace(job_.folder / "metrics.jsonl", step, job_.tensorboard);
       }
     }
     Spread();
@@ -104,7 +104,7 @@ class Run {
 
   void Save() {
     CheckAgreement();
-    if (!plan_.processes.First()) return;
+    if (!job_.processes.First()) return;
     Checkpoint checkpoint{step, {model_.Parameters(), Metadata()}, {{}, Metadata()}};
     checkpoint.state.tensors = optimizer_.State();
     auto& notes = checkpoint.state.metadata;
@@ -124,13 +124,14 @@ class Run {
   // Keeps the weights if by these values they are the best so far; of equals the later, for
   // values at new lengths go on rising after the loss has vanished.
   void KeepIfBest(const Trainable::Values& values) {
+    const Metric metric = job_.recipe->task.generator->GetMetric();
     const Trainable::Value& last = values.back();
-    const double rank = CheckpointRank(plan_.train, plan_.metric, values.front(), last);
+    const double rank = CheckpointRank(job_.recipe->train, metric, values.front(), last);
     if (rank < best.rank) return;
     best = {step, rank};
-    if (!plan_.processes.First()) return;
+    if (!job_.processes.First()) return;
     TensorFile file{model_.Parameters(), Metadata()};
-    file.metadata[plan_.metric.name] = fmt::format("{:.6g}", last.metric);
+    file.metadata[metric.name] = fmt::format("{:.6g}", last.metric);
     file.metadata["length"] = std::to_string(last.length);
     folder_.SaveBest(file);
   }
@@ -138,7 +139,7 @@ class Run {
   [[noreturn]] void Diverged(const std::string& what) const {
     throw std::runtime_error(
         fmt::format("{}: training diverged: the {} is not finite; {}. A smaller train.lr may help",
-                    plan_.name, what, Kept()));
+                    job_.Name(), what, Kept()));
   }
 
   void Finish() {
@@ -147,21 +148,21 @@ class Run {
     if (!at::isfinite(model_.FlatParameters().sum()).item<bool>()) {
       Diverged(fmt::format("sum of the weights after step {}", step));
     }
-    if (plan_.processes.First()) folder_.Finish({model_.Parameters(), Metadata()});
+    if (job_.processes.First()) folder_.Finish({model_.Parameters(), Metadata()});
   }
 
  private:
   std::map<std::string, std::string> Metadata() const {
-    return {{"step", std::to_string(step)}, {"method", plan_.method}};
+    return {{"step", std::to_string(step)}, {"method", job_.method->name}};
   }
 
   // Every process adds the same sums to the same weights, and the next step needs equal weights. A
   // machine of another kind may round differently.
   void CheckAgreement() const {
-    if (plan_.processes.Agree(model_.FlatParameters())) return;
+    if (job_.processes.Agree(model_.FlatParameters())) return;
     throw std::runtime_error(
         fmt::format("{}: the processes' weights differ after step {}; the last checkpoint is kept",
-                    plan_.name, step));
+                    job_.Name(), step));
   }
 
   void Restore() {
@@ -187,7 +188,7 @@ class Run {
 
   // Gives all processes the values that the first one has read.
   void Spread() {
-    const Processes& processes = plan_.processes;
+    const Processes& processes = job_.processes;
     const auto spread = [&](auto& value) {
       const at::Tensor number = at::scalar_tensor(static_cast<double>(value), at::kDouble);
       processes.Broadcast(number);
@@ -201,7 +202,7 @@ class Run {
   }
 
   Trainable& model_;
-  const TrainingPlan& plan_;
+  const TrainingJob& job_;
   RunFolder folder_;
   Optimizer optimizer_;
   std::optional<Metrics> metrics_;
@@ -270,14 +271,15 @@ bool LossAndGradient(Trainable& model, const Processes& processes, std::int64_t 
 }
 
 // The loop itself.
-void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
-             const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop) {
-  const TrainConfig& train = plan.train;
-  run.Open();
+void TrainOn(Trainable& model, const TrainingJob& job, const nlohmann::ordered_json& settings,
+             Run& run, const std::function<void(const JobStatus&)>& report,
+             const std::atomic<bool>& stop) {
+  const TrainConfig& train = job.recipe->train;
+  run.Open(settings);
   JobStatus status;
-  status.steps = plan.steps;
+  status.steps = job.steps;
   if (run.finished) {
-    status.step = status.first_step = plan.steps;
+    status.step = status.first_step = job.steps;
     report(status);
     return;
   }
@@ -295,18 +297,18 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
   const auto fail = [&](const char* what) {
     run.Diverged(fmt::format("{} of step {}", what, run.step + 1));
   };
-  GradientSum gradient(plan.processes, model.FlatGradients());
+  GradientSum gradient(job.processes, model.FlatGradients());
   Trainable::StepScore score;
   if (run.validates) Validate(model, run, seconds(), stop);
-  while (run.step < plan.steps) {
-    const bool stopping = LossAndGradient(model, plan.processes, run.step, stop, gradient, score);
+  while (run.step < job.steps) {
+    const bool stopping = LossAndGradient(model, job.processes, run.step, stop, gradient, score);
     if (!std::isfinite(score.loss)) fail("loss");
     const double norm = run.Optimise().Step(run.step);
     if (!std::isfinite(norm)) fail("norm of the gradient");
     ++run.step;
     run.window.Add(score);
 
-    const bool end = run.step == plan.steps;
+    const bool end = run.step == job.steps;
     const auto now = Clock::now();
     if (now - reported > std::chrono::milliseconds(200) || end) {
       reported = now;
@@ -321,7 +323,7 @@ void TrainOn(Trainable& model, const TrainingPlan& plan, Run& run,
                       run.step, run.window.Loss(), run.window.Accuracy(), seconds()));
       run.window = {};
     }
-    if (plan.processes.First() && (IsObserved(run.step) || end)) Observe(model, run, seconds());
+    if (job.processes.First() && (IsObserved(run.step) || end)) Observe(model, run, seconds());
     if (train.validate_every > 0 && (run.step % train.validate_every == 0 || end)) {
       Validate(model, run, seconds(), stop);
     }
@@ -342,17 +344,7 @@ bool IsObserved(std::int64_t step) {
   return step == std::llround(std::pow(10.0, quarter / 4.0));
 }
 
-TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings) {
-  return {fmt::format("{} seed {}", job.method->name, job.seed),
-          job.method->name,
-          job.recipe->train,
-          job.recipe->task.generator->GetMetric(),
-          job.steps,
-          job.folder,
-          std::move(settings),
-          job.processes,
-          job.tensorboard};
-}
+std::string TrainingJob::Name() const { return fmt::format("{} seed {}", method->name, seed); }
 
 fs::path StartOf(const TrainConfig& train, const fs::path& runs, const std::string& method,
                  std::uint64_t seed) {
@@ -404,20 +396,20 @@ nlohmann::ordered_json ToJson(const TrainConfig& train) {
   return json;
 }
 
-void Train(Trainable& model, const TrainingPlan& plan,
+void Train(Trainable& model, const TrainingJob& job, const nlohmann::ordered_json& settings,
            const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop) {
   FlushDenormals();  // weights that L2 has shrunk to nothing make denormal moments
-  Run run(model, plan);
+  Run run(model, job);
   try {
-    TrainOn(model, plan, run, report, stop);
+    TrainOn(model, job, settings, run, report, stop);
   } catch (const FailedProcess&) {
     throw;
   } catch (const LostProcess& error) {
     const std::string kept =
-        plan.processes.First() ? run.Kept() : std::string("the last checkpoint is kept");
+        job.processes.First() ? run.Kept() : std::string("the last checkpoint is kept");
     throw LostProcess(
         fmt::format("{}: {} after step {}; {}. To go on, with any number of processes: --resume",
-                    plan.name, error.what(), run.step, kept));
+                    job.Name(), error.what(), run.step, kept));
   }
 }
 

@@ -77,31 +77,18 @@ struct TrainingJob {
   std::uint64_t seed = 1;
   std::int64_t steps = 0;
   std::filesystem::path folder;
-  Processes processes{};
+  Processes processes{};     // no setting: another number of them may go on with a run
   bool tensorboard = false;  // metrics go to an event file too
   // Sequence models: the run or the file of weights that it begins with; empty: its seed's.
   std::filesystem::path start{};
+
+  std::string Name() const;  // for errors: "softmax seed 1"
 };
 
 // The folder, below `runs`, of the run whose weights a run of this method and seed begins with.
 // Empty if train.start is empty.
 std::filesystem::path StartOf(const TrainConfig& train, const std::filesystem::path& runs,
                               const std::string& method, std::uint64_t seed);
-
-struct TrainingPlan {
-  std::string name;    // for errors: "softmax seed 1"
-  std::string method;  // named in the files of weights
-  TrainConfig train;
-  Metric metric;  // of validation
-  std::int64_t steps = 0;
-  std::filesystem::path folder;
-  nlohmann::ordered_json settings;  // everything that decides the weights; config.json
-  Processes processes;              // no setting: another number of them may go on with a run
-  bool tensorboard = false;
-};
-
-// The plan of a job; `settings` are what is particular to the kind of model.
-TrainingPlan PlanOf(const TrainingJob& job, nlohmann::ordered_json settings);
 
 // UsageError if there are more processes than samples in a part of a batch: none may go without.
 void CheckShares(const TrainConfig& train, const Processes& processes);
@@ -121,16 +108,16 @@ double CheckpointRank(const TrainConfig& train, const Metric& metric,
 // defaults, so that older folders keep theirs.
 nlohmann::ordered_json ToJson(const TrainConfig& train);
 
-// Trains, or goes on from the last checkpoint; a finished run is only loaded. Leaves the last
-// weights in the model; the best, where there is validation, are in the folder. The result depends
-// on the plan alone: killed and resumed runs end with the same bits. `report` is called every few
-// hundred milliseconds. Throws UsageError if the folder belongs to other settings, Interrupted
-// after a checkpoint when `stop` becomes true, std::runtime_error (also when loss or gradient are
-// not finite; then the last checkpoint is kept), LostProcess.
+// Trains, or goes on from the last checkpoint; a finished run is only loaded. `settings`: all
+// that decides the weights, to config.json. Leaves the last weights in the model, the best, where
+// there is validation, in the folder. The result depends on the job alone: killed and resumed runs
+// end with the same bits. `report` is called some times a second. Throws UsageError if the folder
+// belongs to other settings, Interrupted after a checkpoint when `stop` becomes true, LostProcess,
+// std::runtime_error (also when loss or gradient are not finite; then the last checkpoint is kept).
 //
-// Collective: all of the plan's processes call it. The first alone uses the folder and reports; the
+// Collective: all of the job's processes call it. The first alone uses the folder and reports; the
 // others end with the same weights. Another number of processes gives the same up to rounding.
-void Train(Trainable& model, const TrainingPlan& plan,
+void Train(Trainable& model, const TrainingJob& job, const nlohmann::ordered_json& settings,
            const std::function<void(const JobStatus&)>& report, const std::atomic<bool>& stop);
 
 }  // namespace tsallis::lab

@@ -27,8 +27,9 @@ double FactOf(const AnalysisResult& result, const std::string& part) {
   return NAN;
 }
 
-// Tables and columns that figures name exist, and rows that they pick are there.
-void ExpectDrawable(const AnalysisResult& result) {
+// The result, after a look whether tables and columns that its figures name exist, and the rows
+// that they pick are there.
+AnalysisResult Drawable(AnalysisResult result) {
   const auto rows = [&](const std::string& table, const std::vector<std::string>& columns,
                         const Where& where) {
     const DataTable& data = result.Table(table);
@@ -67,11 +68,11 @@ void ExpectDrawable(const AnalysisResult& result) {
       }
     }
   }
+  return result;
 }
 
 TEST(Analyses, EntriesVanishWhereTheFormulaSays) {
-  const AnalysisResult result = EntmaxTemperature(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(EntmaxTemperature(Quick()));
   // Computed by another program.
   const std::vector<std::pair<double, std::vector<double>>> expected = {
       {1.25, {20.0, 9.8496, 6.3566, 4.6108}},
@@ -91,8 +92,7 @@ TEST(Analyses, EntriesVanishWhereTheFormulaSays) {
 }
 
 TEST(Analyses, AScoreBelowTheThresholdChangesNothing) {
-  const AnalysisResult result = Insertion(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(Insertion(Quick()));
   const DataTable& changes = result.Table("changes");
   for (const double alpha : {1.25, 1.5, 2.0, 4.0}) {
     EXPECT_LT(changes.At({alpha}, "largest_below"), 1e-13) << alpha;
@@ -101,8 +101,7 @@ TEST(Analyses, AScoreBelowTheThresholdChangesNothing) {
 }
 
 TEST(Analyses, TwoLevelsNeedWhatTheLemmaSays) {
-  const AnalysisResult result = Dispersion(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(Dispersion(Quick()));
   for (const auto& row : result.Table("gap").Rows()) {
     EXPECT_NEAR(std::get<double>(row[3]), std::get<double>(row[4]), 1e-9);
   }
@@ -119,16 +118,14 @@ TEST(Analyses, TwoLevelsNeedWhatTheLemmaSays) {
 }
 
 TEST(Analyses, TheRangeOfNormalScoresGrowsSlowlyTowardsItsLimit) {
-  const AnalysisResult result = ScoreRange(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(ScoreRange(Quick()));
   EXPECT_NEAR(FactOf(result, "at n = 1 024"), 0.87, 0.03);
   // E[max] of 1 024 normal scores is 3.2: the range is twice that.
   EXPECT_NEAR(result.Table("ranges").At({std::int64_t{1024}}, "range"), 6.48, 0.15);
 }
 
 TEST(Analyses, SoftmaxCollapsesAndEntmaxDoesNot) {
-  const AnalysisResult result = Collapse(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(Collapse(Quick()));
   // Computed by another program.
   const std::vector<std::pair<std::string, std::vector<double>>> expected = {
       {"softmax", {0.0893, 0.0500, 0.0183}},
@@ -150,8 +147,7 @@ TEST(Analyses, SoftmaxCollapsesAndEntmaxDoesNot) {
 }
 
 TEST(Analyses, NoWeightLiesBeyondALiBisWindowOrTheEndsOfRope) {
-  const AnalysisResult result = PositionLimits(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(PositionLimits(Quick()));
   EXPECT_EQ(FactOf(result, "beyond ALiBi's window"), 0.0);
   EXPECT_GT(FactOf(result, "over the window, most"), 0.5);
   EXPECT_EQ(FactOf(result, "RoPE's support get wrong"), 0.0);
@@ -161,8 +157,7 @@ TEST(Analyses, NoWeightLiesBeyondALiBisWindowOrTheEndsOfRope) {
 }
 
 TEST(Analyses, ScaleInvariantScoresKeepLocalWeight) {
-  const AnalysisResult result = ScaleInvariance(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(ScaleInvariance(Quick()));
   // Means of 2 000 draws in NumPy, at N = 1 000.
   const std::int64_t n = 1000;
   const DataTable& rows = result.Table("rows");
@@ -183,8 +178,7 @@ TEST(Analyses, ScaleInvariantScoresKeepLocalWeight) {
 }
 
 TEST(Analyses, SoftmaxEndsAtTheFirstToken) {
-  const AnalysisResult result = Depth(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(Depth(Quick()));
   const DataTable& table = result.Table("first_token");
   const std::int64_t layers = 16;
   EXPECT_GT(table.At({"new scores in every layer", 1.0, "softmax", layers}, "mass"), 0.9);
@@ -194,8 +188,7 @@ TEST(Analyses, SoftmaxEndsAtTheFirstToken) {
 }
 
 TEST(Analyses, EntropyFallsWithTheTemperature) {
-  const AnalysisResult result = SoftmaxEntropy(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(SoftmaxEntropy(Quick()));
   EXPECT_EQ(FactOf(result, "rises"), 0.0);
   EXPECT_NEAR(FactOf(result, "from which on"), 0.849, 1e-3);
   EXPECT_NEAR(FactOf(result, "beyond which it does nothing (nats)"), 5.945, 1e-3);
@@ -203,8 +196,7 @@ TEST(Analyses, EntropyFallsWithTheTemperature) {
 }
 
 TEST(Analyses, EveryWayFindsTheSameThreshold) {
-  const AnalysisResult result = ThresholdSteps(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(ThresholdSteps(Quick()));
   EXPECT_LT(FactOf(result, "library's threshold"), 1e-5);
   const DataTable& passes = result.Table("passes");
   const std::int64_t n = 1024;
@@ -214,15 +206,13 @@ TEST(Analyses, EveryWayFindsTheSameThreshold) {
 }
 
 TEST(Analyses, ALayerThatAveragesLeavesNothingToTheNext) {
-  const AnalysisResult result = DispersionDepth(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(DispersionDepth(Quick()));
   EXPECT_LT(FactOf(result, "no residual"), 0.05);
   EXPECT_GT(FactOf(result, "with a residual"), 0.2);
 }
 
 TEST(Analyses, LearnedEdgesFindMoreThanChanceAndPatternsAreWhatTheyAre) {
-  const AnalysisResult result = Sparsefinder(Quick());
-  ExpectDrawable(result);
+  const AnalysisResult result = Drawable(Sparsefinder(Quick()));
   const DataTable& table = result.Table("edges");
   // A window of 4 in 128 tokens: 4 n - 6 of n (n + 1) / 2 pairs.
   const double left_out = 100.0 * (1.0 - 506.0 / (128.0 * 129.0 / 2.0));
@@ -266,14 +256,13 @@ TEST(Analyses, LearnedEdgesFindMoreThanChanceAndPatternsAreWhatTheyAre) {
   EXPECT_EQ(counted(Sparsefinder(Quick())), counted(result));
 }
 
-TEST(Analyses, TimeIsMeasured) { ExpectDrawable(SparsityTime(Quick())); }
+TEST(Analyses, TimeIsMeasured) { Drawable(SparsityTime(Quick())); }
 
 TEST(Analyses, AFitToATrainedModelAndWhatItMisreads) {
   const TemporaryFolder folder;
   AnalysisContext context = Quick();
   context.models = folder.Path();
-  const AnalysisResult fit = TemperatureFit(context);
-  ExpectDrawable(fit);
+  const AnalysisResult fit = Drawable(TemperatureFit(context));
   EXPECT_EQ(fit.facts.size(), 6U);
   for (const auto& row : fit.Table("samples").Rows()) {
     EXPECT_GE(std::get<double>(row[1]), 0.1);
@@ -281,8 +270,7 @@ TEST(Analyses, AFitToATrainedModelAndWhatItMisreads) {
   }
   // The second study takes the model that the first has trained, and a checkpoint is the same.
   context.checkpoint = folder.Path() / "softmax-500-seed-1";
-  const AnalysisResult misreading = Misreading(context);
-  ExpectDrawable(misreading);
+  Drawable(Misreading(context));
   context.checkpoint = folder.Path();
   ExpectContains(UsageErrorOf([&] { Misreading(context); }), "no weights in this folder");
 }

@@ -145,8 +145,7 @@ AnalysisResult Collapse(const AnalysisContext& context) {
                    WorkedExample(context, 131072), 0.5 * std::sqrt(0.5), "asentmax, appendix C.2"}};
   for (const double alpha : kAlphas) {
     result.facts.push_back({fmt::format("constant prefix, n = {}, {}", longest, AlphaLabel(alpha)),
-                            constant.At({AlphaLabel(alpha), longest}, "difference"), std::nullopt,
-                            ""});
+                            constant.At({AlphaLabel(alpha), longest}, "difference")});
   }
   result.setup = {
       fmt::format("{} layers, d = 1, identity projections, residual, no norm and no feed-forward, "
@@ -164,7 +163,7 @@ AnalysisResult Collapse(const AnalysisContext& context) {
                  .y_label = "difference of the last representations",
                  .x_scale = "log2",
                  .y_scale = "log",
-                 .curves = {{.table = table, .x = "n", .y = "difference", .by = "map"}}};
+                 .curves = {Curve(table, "n", "difference").By("map")}};
   };
   result.figures = {
       {.name = "difference",

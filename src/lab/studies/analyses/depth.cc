@@ -105,9 +105,9 @@ AnalysisResult Depth(const AnalysisContext& context) {
   result.facts = {{fmt::format("mass on token 1 after {} layers, softmax, σ = 1", layers),
                    at(true, 1.0, 1.0, "mass"), 1.0, "asentmax, proposition E.1: its limit"},
                   {fmt::format("the same, α = 1.5, new scores in every layer, σ = 4", layers),
-                   at(true, 4.0, 1.5, "mass"), std::nullopt, ""},
+                   at(true, 4.0, 1.5, "mass")},
                   {fmt::format("the same, α = 1.5, the same scores in every layer, σ = 4", layers),
-                   at(false, 4.0, 1.5, "mass"), std::nullopt, ""}};
+                   at(false, 4.0, 1.5, "mass")}};
   result.finding = fmt::format(
       "After {} layers of random causal heads {:.0f} % of what tokens see comes from the first "
       "token "
@@ -126,8 +126,7 @@ AnalysisResult Depth(const AnalysisContext& context) {
           "Left: mass on token 1 against depth. Right: tokens that nothing of token 1 "
           "reaches. Softmax goes to 1. Entmax stays below it where the same keys are cut in "
           "every layer; one cut alone is undone by the layers that follow.",
-      .columns = 2,
-      .panels = {}};
+      .columns = 2};
   for (const bool fresh : {true, false}) {
     for (const double deviation : {1.0, 4.0}) {
       for (const char* column : {"mass", "cut_off"}) {
@@ -136,11 +135,9 @@ AnalysisResult Depth(const AnalysisContext& context) {
              .x_label = "layers",
              .y_label = std::string(column) == "mass" ? "mass on token 1" : "tokens cut off, share",
              .x_scale = "log2",
-             .curves = {{.table = "first_token",
-                         .x = "layer",
-                         .y = column,
-                         .by = "map",
-                         .where = {{"graph", Graph(fresh)}, {"deviation", deviation}}}}});
+             .curves = {Curve("first_token", "layer", column)
+                            .By("map")
+                            .In({{"graph", Graph(fresh)}, {"deviation", deviation}})}});
       }
     }
   }

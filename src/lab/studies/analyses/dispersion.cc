@@ -111,8 +111,7 @@ void AddEntropies(const AnalysisContext& context, const std::vector<std::int64_t
           "1 is uniform attention. Rows: scores within bounds, some scores above the rest, "
           "normal scores. LogN multiplies scores by 0.4 ln n, ASEntmax (α = 1.5) by "
           "1 + 0.5 (ln n)^γ.",
-      .columns = 3,
-      .panels = {}};
+      .columns = 3};
   const double total = static_cast<double>(Families().size() * 3);
   double done = 0.0;
   AnalysisContext single = context;
@@ -150,11 +149,9 @@ void AddEntropies(const AnalysisContext& context, const std::vector<std::int64_t
            .x_label = "number of keys n",
            .y_label = "H / ln n",
            .x_scale = "log2",
-           .curves = {{.table = "entropy",
-                       .x = "n",
-                       .y = "normalised_entropy",
-                       .by = "method",
-                       .where = {{"scores", family.name}, {"parameter", parameter}}}}});
+           .curves = {Curve("entropy", "n", "normalised_entropy")
+                          .By("method")
+                          .In({{"scores", family.name}, {"parameter", parameter}})}});
     }
   }
   result.tables.push_back(std::move(table));
@@ -171,8 +168,7 @@ void AddGaps(const AnalysisContext& context, const std::vector<std::int64_t>& le
           "The least difference between k high scores and n − k low ones at which the k "
           "have 90 % of softmax's weight, or all of entmax's. Grey: the formulas of the "
           "paper's appendix D.",
-      .columns = 3,
-      .panels = {}};
+      .columns = 3};
   for (const std::int64_t k : {1, 4, 16}) {
     for (const double alpha : {1.0, 1.25, 1.5, 2.0}) {
       for (const std::int64_t n : lengths) {
@@ -184,18 +180,15 @@ void AddGaps(const AnalysisContext& context, const std::vector<std::int64_t>& le
         context.Done(0.8);
       }
     }
-    figure.panels.push_back(
-        {.title = fmt::format("k = {}", k),
-         .x_label = "number of keys n",
-         .y_label = "difference of scores",
-         .x_scale = "log2",
-         .curves = {{.table = "gap", .x = "n", .y = "gap", .by = "map", .where = {{"k", k}}}}});
+    figure.panels.push_back({.title = fmt::format("k = {}", k),
+                             .x_label = "number of keys n",
+                             .y_label = "difference of scores",
+                             .x_scale = "log2",
+                             .curves = {Curve("gap", "n", "gap").By("map").In({{"k", k}})}});
     for (const double alpha : {1.0, 1.25, 1.5, 2.0}) {
-      figure.panels.back().curves.push_back({.table = "gap",
-                                             .x = "n",
-                                             .y = "formula",
-                                             .where = {{"k", k}, {"map", AlphaLabel(alpha)}},
-                                             .look = "reference"});
+      figure.panels.back().curves.push_back(Curve("gap", "n", "formula")
+                                                .In({{"k", k}, {"map", AlphaLabel(alpha)}})
+                                                .Look("reference"));
     }
   }
   const std::int64_t n = context.quick ? 1024 : 16384;
@@ -222,8 +215,7 @@ void AddGrowing(const AnalysisContext& context, const std::vector<std::int64_t>&
       .caption =
           "n^β of n scores are 4 higher than the rest. Grey: H/ln n = β, which entmax "
           "reaches; softmax goes to 1, uniform attention.",
-      .columns = 2,
-      .panels = {}};
+      .columns = 2};
   DataTable limits("limits", {"exponent", "n", "limit"});
   for (const double exponent : {0.0, 0.25, 0.5, 0.75}) {
     for (const std::int64_t n : lengths) {
@@ -244,18 +236,12 @@ void AddGrowing(const AnalysisContext& context, const std::vector<std::int64_t>&
                 .x_label = "number of keys n",
                 .y_label = "H / ln n",
                 .x_scale = "log2",
-                .curves = {{.table = "growing",
-                            .x = "n",
-                            .y = "normalised_entropy",
-                            .by = "exponent",
-                            .where = {{"map", AlphaLabel(alpha)}},
-                            .label = "β = "}}};
+                .curves = {Curve("growing", "n", "normalised_entropy")
+                               .By("exponent", "β = ")
+                               .In({{"map", AlphaLabel(alpha)}})}};
     for (const double exponent : {0.0, 0.25, 0.5, 0.75}) {
-      panel.curves.push_back({.table = "limits",
-                              .x = "n",
-                              .y = "limit",
-                              .where = {{"exponent", exponent}},
-                              .look = "reference"});
+      panel.curves.push_back(
+          Curve("limits", "n", "limit").In({{"exponent", exponent}}).Look("reference"));
     }
     figure.panels.push_back(std::move(panel));
   }

@@ -140,8 +140,7 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
       {fmt::format("spread of scores in layer {} over layer 1, softmax, no residual", last),
        spread("without", 1.0, last) / spread("without", 1.0, 1), 0.0,
        "softmax-is-not-enough, remark C.1: the limit"},
-      {"the same with a residual", spread("with", 1.0, last) / spread("with", 1.0, 1), std::nullopt,
-       ""}};
+      {"the same with a residual", spread("with", 1.0, last) / spread("with", 1.0, 1)}};
   result.finding = fmt::format(
       "In random Transformers without residuals the spread of the scores ({} tokens) falls from "
       "{:.1f} "
@@ -161,8 +160,7 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
           "Spread of the scores (max − min of a token's) and entropy by layer, one line for "
           "each number of tokens. Without a residual a layer that averages leaves the next one "
           "nothing to tell tokens apart by.",
-      .columns = 4,
-      .panels = {}};
+      .columns = 4};
   for (const char* residual : {"without", "with"}) {
     for (const char* column : {"spread", "normalised_entropy"}) {
       const bool is_spread = std::string(column) == "spread";
@@ -172,12 +170,9 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
              .x_label = "layer",
              .y_label = is_spread ? "spread of scores" : "H / ln n",
              .y_scale = is_spread ? "log" : "linear",
-             .curves = {{.table = "layers",
-                         .x = "layer",
-                         .y = column,
-                         .by = "n",
-                         .where = {{"residual", residual}, {"map", AlphaLabel(alpha)}},
-                         .label = "n = "}}});
+             .curves = {Curve("layers", "layer", column)
+                            .By("n", "n = ")
+                            .In({{"residual", residual}, {"map", AlphaLabel(alpha)}})}});
       }
     }
   }

@@ -52,8 +52,7 @@ AnalysisResult EntmaxTemperature(const AnalysisContext& context) {
                             "Weight of each score against 1/θ, one panel for each α. A "
                             "vertical line is where a score loses its last weight, by the "
                             "formula. As figure 2 of the paper; softmax has no such line.",
-                        .columns = 3,
-                        .panels = {}};
+                        .columns = 3};
   AnalysisResult result;
   const std::vector<double> inverse = LogSpaced(kLow, kHigh, context.quick ? 40 : 240);
   for (const double alpha : kAlphas) {
@@ -63,15 +62,13 @@ AnalysisResult EntmaxTemperature(const AnalysisContext& context) {
         weights.Add({alpha, Entry(j), t, row.weights[j]});
       }
     }
-    Panel panel{.title = AlphaLabel(alpha),
-                .x_label = "1/θ",
-                .y_label = "weight",
-                .x_scale = "log",
-                .curves = {{.table = "weights",
-                            .x = "inverse_temperature",
-                            .y = "weight",
-                            .by = "entry",
-                            .where = {{"alpha", alpha}}}}};
+    Panel panel{
+        .title = AlphaLabel(alpha),
+        .x_label = "1/θ",
+        .y_label = "weight",
+        .x_scale = "log",
+        .curves = {
+            Curve("weights", "inverse_temperature", "weight").By("entry").In({{"alpha", alpha}})}};
     double worst = 0.0;
     for (std::size_t j = 1; alpha > 1.0 && j < kScores.size(); ++j) {
       const double formula = VanishesAt(alpha, j);

@@ -39,7 +39,7 @@ AnalysisResult Insertion(const AnalysisContext& context) {
   Panel panel{.title = "weight of the largest of 16 scores",
               .x_label = "inserted score − largest score",
               .y_label = "weight",
-              .curves = {{.table = "sweep", .x = "inserted", .y = "weight", .by = "map"}}};
+              .curves = {Curve("sweep", "inserted", "weight").By("map")}};
   std::vector<double> row = Normals(context, 10, 0, 16);
   const double top = *std::max_element(row.begin(), row.end());
   const auto best =
@@ -97,7 +97,6 @@ AnalysisResult Insertion(const AnalysisContext& context) {
                          "Left of its line a map does not notice the inserted score; right of "
                          "it the weight falls to 0 without a jump, so that the difference "
                          "takes every value up to the weight itself.",
-                     .columns = 1,
                      .panels = {std::move(panel)}}};
   result.tables = {std::move(sweep), std::move(changes)};
   return result;

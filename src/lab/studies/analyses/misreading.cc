@@ -105,12 +105,11 @@ AnalysisResult Misreading(const AnalysisContext& context) {
   for (const double x : {1.0, static_cast<double>(longest)}) line.Add({x, x});
   AnalysisResult result;
   const double share = misread / static_cast<double>(pairs.size());
-  result.facts = {{fmt::format("pairs that are misread at {} items or fewer, share", longest),
-                   share, std::nullopt, ""},
-                  {"weight that the largest item has left when it is misread, mean",
-                   misread > 0.0 ? bound / misread : NAN, std::nullopt, ""},
-                  {"of those, share with n above e^(δ/θ)", misread > 0.0 ? above / misread : NAN,
-                   std::nullopt, ""}};
+  result.facts = {
+      {fmt::format("pairs that are misread at {} items or fewer, share", longest), share},
+      {"weight that the largest item has left when it is misread, mean",
+       misread > 0.0 ? bound / misread : NAN},
+      {"of those, share with n above e^(δ/θ)", misread > 0.0 ? above / misread : NAN}};
   result.finding = fmt::format(
       "A trained softmax head misreads one item among equal ones in {:.0f} % of the pairs with {} "
       "items or fewer, on average when its weight has fallen to {:.0f} %: the number of items at "
@@ -127,20 +126,12 @@ AnalysisResult Misreading(const AnalysisContext& context) {
        .title = "The smallest set {v_a, v_b, …, v_b} that is misread",
        .caption = "A point for each pair of items. Grey: n = e^(δ/θ), where v_a has as "
                   "much weight as all copies of v_b together.",
-       .columns = 1,
-       .panels = {
-           {.title = "",
-            .x_label = "e^(δ/θ), δ the difference of the two scores",
-            .y_label = "items",
-            .x_scale = "log2",
-            .y_scale = "log2",
-            .curves = {
-                {.table = "line",
-                 .x = "ratio",
-                 .y = "n",
-                 .label = "n = e^(δ/θ)",
-                 .look = "reference"},
-                {.table = "misread", .x = "ratio", .y = "n", .by = "gap", .look = "points"}}}}}};
+       .panels = {{.x_label = "e^(δ/θ), δ the difference of the two scores",
+                   .y_label = "items",
+                   .x_scale = "log2",
+                   .y_scale = "log2",
+                   .curves = {Curve("line", "ratio", "n").Named("n = e^(δ/θ)").Look("reference"),
+                              Curve("misread", "ratio", "n").By("gap").Look("points")}}}}};
   result.tables = {std::move(table), std::move(line)};
   return result;
 }

@@ -76,8 +76,7 @@ void AddCentroids(const AnalysisContext& context, AnalysisResult& result) {
           "The mean position of the keys, weighted by attention, against the position of the "
           "query: figure 8 of the paper. Grey: looking at itself. ALiBi with the slopes "
           "2^(−h/8) of this paper and with the 1/h of its models.",
-      .columns = 4,
-      .panels = {}};
+      .columns = 4};
   struct Position {
     const char* name;
     double (*slope)(int h);
@@ -114,16 +113,13 @@ void AddCentroids(const AnalysisContext& context, AnalysisResult& result) {
   DataTable identity("identity", {"query", "centroid"});
   for (const std::int64_t i : {std::int64_t{1}, kTokens}) identity.Add({i, i});
   for (int h = 1; h <= kHeads; ++h) {
-    figure.panels.push_back(
-        {.title = fmt::format("head {}", h),
-         .x_label = h > kHeads - 4 ? "query" : "",
-         .y_label = h % 4 == 1 ? "centroid" : "",
-         .curves = {{.table = "identity", .x = "query", .y = "centroid", .look = "reference"},
-                    {.table = "centroids",
-                     .x = "query",
-                     .y = "centroid",
-                     .by = "position",
-                     .where = {{"head", std::int64_t{h}}}}}});
+    figure.panels.push_back({.title = fmt::format("head {}", h),
+                             .x_label = h > kHeads - 4 ? "query" : "",
+                             .y_label = h % 4 == 1 ? "centroid" : "",
+                             .curves = {Curve("identity", "query", "centroid").Look("reference"),
+                                        Curve("centroids", "query", "centroid")
+                                            .By("position")
+                                            .In({{"head", std::int64_t{h}}})}});
   }
   result.tables.push_back(std::move(table));
   result.tables.push_back(std::move(summary));
@@ -168,32 +164,22 @@ void AddWindow(const AnalysisContext& context, AnalysisResult& result) {
   }
   result.facts.push_back(
       {"rows with weight beyond ALiBi's window", beyond ? 1.0 : 0.0, 0.0, "asentmax, eq. 106"});
-  result.facts.push_back(
-      {"furthest key with weight over the window, most", tightest, std::nullopt, ""});
+  result.facts.push_back({"furthest key with weight over the window, most", tightest});
   AnalysisFigure figure{
       .name = "window",
       .title = "ALiBi ends the row",
       .caption =
           "The furthest key with any weight, of scores within ±5 (points), and the distance "
           "beyond which there is none (grey): ⌊(z_max − z_min + 1/(α − 1))/m + 1⌋.",
-      .columns = 1,
-      .panels = {{.title = "",
-                  .x_label = "slope m",
-                  .y_label = "distance",
-                  .x_scale = "log2",
-                  .y_scale = "log2",
-                  .curves = {{.table = "window",
-                              .x = "slope",
-                              .y = "furthest",
-                              .by = "alpha",
-                              .label = "α = ",
-                              .look = "points"}}}}};
+      .panels = {
+          {.x_label = "slope m",
+           .y_label = "distance",
+           .x_scale = "log2",
+           .y_scale = "log2",
+           .curves = {Curve("window", "slope", "furthest").By("alpha", "α = ").Look("points")}}}};
   for (const double alpha : {1.25, 1.5, 2.0}) {
-    figure.panels.front().curves.push_back({.table = "window",
-                                            .x = "slope",
-                                            .y = "bound",
-                                            .where = {{"alpha", alpha}},
-                                            .look = "reference"});
+    figure.panels.front().curves.push_back(
+        Curve("window", "slope", "bound").In({{"alpha", alpha}}).Look("reference"));
   }
   result.tables.push_back(std::move(table));
   result.figures.push_back(std::move(figure));
@@ -209,8 +195,7 @@ void AddFrequencies(const AnalysisContext& context, AnalysisResult& result) {
           "Weight against distance of one pair of dimensions of 64, q and k aligned with "
           "|q||k| = 4, α = 1.5. Lines: the predicted ends of the support, which repeats with "
           "every turn.",
-      .columns = 3,
-      .panels = {}};
+      .columns = 3};
   const std::int64_t n = 1000;
   const double norm = 4.0;
   std::int64_t wrong_total = 0;
@@ -234,14 +219,12 @@ void AddFrequencies(const AnalysisContext& context, AnalysisResult& result) {
     const double small = std::floor(std::sqrt((norm - threshold) / (0.5 * norm * g * g)));
     cutoffs.Add({pair, g, first, small, wrong});
     wrong_total += wrong;
-    Panel panel{.title = fmt::format("frequency {:.3g}", g),
-                .x_label = "distance",
-                .y_label = "weight",
-                .curves = {{.table = "frequencies",
-                            .x = "distance",
-                            .y = "weight",
-                            .where = {{"pair", pair}},
-                            .label = "weight"}}};
+    Panel panel{
+        .title = fmt::format("frequency {:.3g}", g),
+        .x_label = "distance",
+        .y_label = "weight",
+        .curves = {
+            Curve("frequencies", "distance", "weight").Named("weight").In({{"pair", pair}})}};
     for (double middle = 0.0; middle - half < static_cast<double>(n); middle += turn) {
       if (middle > 0.0) panel.marks.push_back({middle - half, ""});
       if (middle + half < static_cast<double>(n)) panel.marks.push_back({middle + half, ""});

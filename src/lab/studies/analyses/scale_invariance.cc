@@ -128,7 +128,7 @@ void AddRows(const AnalysisContext& context, AnalysisResult& result) {
     }
   }
   const auto curve = [](const char* table, const char* x, const char* y) {
-    return Curve{.table = table, .x = x, .y = y, .by = "law"};
+    return Curve(table, x, y).By("law");
   };
   result.figures.push_back(
       {.name = "rows",
@@ -224,26 +224,21 @@ void AddRangeEntropies(const AnalysisContext& context, AnalysisResult& result) {
       .caption =
           "Figures 2 and 6 of the paper, each against ln t and against √ln t; grey: the best "
           "lines. Scale-invariant scores follow √ln t, plain ones ln t.",
-      .columns = 2,
-      .panels = {}};
+      .columns = 2};
   for (const Law law : {Law::kScaleInvariant, Law::kNone}) {
     for (const bool root : {false, true}) {
       Panel panel{.title = law == Law::kNone ? "plain scores" : "scale-invariant scores",
                   .x_label = root ? "√ln t" : "ln t",
                   .y_label = "E[H] (nats)",
-                  .curves = {{.table = "range_entropy",
-                              .x = root ? "root_log_t" : "log_t",
-                              .y = "entropy",
-                              .by = "ratio",
-                              .where = {{"law", Name(law)}},
-                              .label = "Δ = ",
-                              .look = "points"}}};
+                  .curves = {Curve("range_entropy", root ? "root_log_t" : "log_t", "entropy")
+                                 .By("ratio", "Δ = ")
+                                 .In({{"law", Name(law)}})
+                                 .Look("points")}};
       for (const std::int64_t ratio : {2, 5, 10}) {
-        panel.curves.push_back({.table = "range_entropy",
-                                .x = root ? "root_log_t" : "log_t",
-                                .y = root ? "fit_root" : "fit_log",
-                                .where = {{"law", Name(law)}, {"ratio", ratio}},
-                                .look = "reference"});
+        panel.curves.push_back(
+            Curve("range_entropy", root ? "root_log_t" : "log_t", root ? "fit_root" : "fit_log")
+                .In({{"law", Name(law)}, {"ratio", ratio}})
+                .Look("reference"));
       }
       figure.panels.push_back(std::move(panel));
     }

@@ -50,8 +50,7 @@ AnalysisResult ScoreRange(const AnalysisContext& context) {
     }
   }
   const std::int64_t middle = 1024;
-  result.facts.push_back(
-      {"E[range] / (2 σ √(2 ln n)) at n = 1 024", ranges.At({middle}, "ratio"), std::nullopt, ""});
+  result.facts.push_back({"E[range] / (2 σ √(2 ln n)) at n = 1 024", ranges.At({middle}, "ratio")});
   const double first = scaled.At({Gamma(-0.5), std::int64_t{64}}, "range");
   result.facts.push_back({fmt::format("range scaled by (ln n)^−½, n = {} over n = 64", longest),
                           scaled.At({Gamma(-0.5), longest}, "range") / first, 1.0,
@@ -79,26 +78,20 @@ AnalysisResult ScoreRange(const AnalysisContext& context) {
             .x_label = "number of scores n",
             .y_label = "E[max − min] / σ",
             .x_scale = "log2",
-            .curves = {{.table = "ranges", .x = "n", .y = "range", .label = "drawn"},
-                       {.table = "ranges",
-                        .x = "n",
-                        .y = "formula",
-                        .label = "2σ√(2 ln n)",
-                        .look = "reference"}}},
+            .curves = {Curve("ranges", "n", "range").Named("drawn"),
+                       Curve("ranges", "n", "formula").Named("2σ√(2 ln n)").Look("reference")}},
            {.title = "scaled range",
             .x_label = "number of scores n",
             .y_label = "(ln n)^γ E[max − min]",
             .x_scale = "log2",
             .y_scale = "log",
-            .curves =
-                {{.table = "scaled", .x = "n", .y = "range", .by = "gamma", .label = "γ = "}}},
+            .curves = {Curve("scaled", "n", "range").By("gamma", "γ = ")}},
            {.title = "support, α = 1.5",
             .x_label = "number of scores n",
             .y_label = "keys with weight",
             .x_scale = "log2",
             .y_scale = "log",
-            .curves = {
-                {.table = "scaled", .x = "n", .y = "support", .by = "gamma", .label = "γ = "}}}}}};
+            .curves = {Curve("scaled", "n", "support").By("gamma", "γ = ")}}}}};
   result.tables = {std::move(ranges), std::move(scaled)};
   return result;
 }

@@ -51,8 +51,7 @@ AnalysisResult SoftmaxEntropy(const AnalysisContext& context) {
       .caption =
           "Figure 5 of the paper: four regions of λ and θ. The entropy falls with the "
           "temperature everywhere; at λ = 1 all scores are equal and it is ln 10 = 2.30.",
-      .columns = 2,
-      .panels = {}};
+      .columns = 2};
   struct Range {
     double low, high;
   };
@@ -115,11 +114,9 @@ AnalysisResult SoftmaxEntropy(const AnalysisContext& context) {
        .caption =
            "The published polynomial against the entropy of a row. Whoever uses it on longer "
            "rows refits it: the study temperature-fit does so.",
-       .columns = 1,
-       .panels = {{.title = "",
-                   .x_label = "entropy of softmax(s) (nats)",
+       .panels = {{.x_label = "entropy of softmax(s) (nats)",
                    .y_label = "factor 1/θ",
-                   .curves = {{.table = "polynomial", .x = "entropy", .y = "sharpening"}},
+                   .curves = {Curve("polynomial", "entropy", "sharpening")},
                    .marks = {{begins, ""}, {ends, ""}}}}}};
   result.tables = {std::move(surface), std::move(polynomial)};
   return result;

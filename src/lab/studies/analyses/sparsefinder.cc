@@ -317,12 +317,12 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
       if (!value.value) continue;
       result.facts.push_back(
           {fmt::format("{} where {:.0f} % of the pairs are left out, {}", what, at, value.method),
-           *value.value, std::nullopt, ""});
+           *value.value});
     }
   };
   const std::string measured = fmt::format("{} ({})", metric.name, metric.unit);
-  result.facts.push_back({"pairs (%) that have weight", density, std::nullopt, ""});
-  result.facts.push_back({measured + " with all pairs", whole, std::nullopt, ""});
+  result.facts.push_back({"pairs (%) that have weight", density});
+  result.facts.push_back({measured + " with all pairs", whole});
   add(measured, valued);
   // Whole answers are lost with one of their tokens.
   if (task.GetScoring() == Scoring::kExact) {

@@ -40,12 +40,7 @@ std::vector<Curve> CurvesOf(const char* table, const char* y, const std::string&
   const auto add = [&](const char* column, const std::string& value, const char* look) {
     Where where = {{column, value}};
     if (!layer.empty()) where.insert(where.begin(), {"layer", layer});
-    curves.push_back({.table = table,
-                      .x = "sparsity",
-                      .y = y,
-                      .by = "method",
-                      .where = std::move(where),
-                      .look = look});
+    curves.push_back(Curve(table, "sparsity", y).By("method").In(std::move(where)).Look(look));
   };
   if (family != "tokens") add("method", "window", "dashed");
   add("family", family, "line");
@@ -96,11 +91,7 @@ AnalysisFigure AnswersFigure(const Metric& metric) {
        {std::pair("tokens", "pairs"), std::pair("global", "with first keys for all"),
         std::pair("blocks", "chunks")}) {
     std::vector<Curve> curves = CurvesOf("answers", "value", family, "");
-    curves.push_back({.table = "full",
-                      .x = "sparsity",
-                      .y = "value",
-                      .label = "all pairs",
-                      .look = "reference"});
+    curves.push_back(Curve("full", "sparsity", "value").Named("all pairs").Look("reference"));
     figure.panels.push_back({.title = title,
                              .x_label = kLeftOut,
                              .y_label = fmt::format("{} ({})", metric.name, metric.unit),
@@ -127,13 +118,9 @@ AnalysisFigure TimeFigure(const DataTable& time) {
         {.title = title,
          .x_label = "pairs left out, by blocks (%)",
          .y_label = "milliseconds",
-         .curves = {{.table = "time", .x = "sparsity", .y = "both", .by = "method", .where = where},
-                    {.table = "time",
-                     .x = "sparsity",
-                     .y = "exact",
-                     .where = where,
-                     .label = "exact",
-                     .look = "reference"}}});
+         .curves = {
+             Curve("time", "sparsity", "both").By("method").In(where),
+             Curve("time", "sparsity", "exact").Named("exact").In(where).Look("reference")}});
   }
   return figure;
 }
@@ -196,14 +183,14 @@ std::vector<Fact> TimeFacts(const DataTable& time) {
       {fmt::format("time (ms) of exact attention of all heads, {} tokens, one thread of this "
                    "machine",
                    CellText(last[0])),
-       std::get<double>(last[exact]), std::nullopt, ""}};
+       std::get<double>(last[exact])}};
   for (const auto& [name, row] : best) {
     facts.push_back(
         {fmt::format("time (ms) of foretelling and attention on blocks, {} ({:.3g}), "
                      "{:.0f} % left out, output wrong by {:.0f} %",
                      name, std::get<double>((*row)[setting]), std::get<double>((*row)[left_out]),
                      std::get<double>((*row)[error])),
-         std::get<double>((*row)[both]), std::nullopt, ""});
+         std::get<double>((*row)[both])});
   }
   return facts;
 }

@@ -80,11 +80,9 @@ AnalysisResult SparsityTime(const AnalysisContext& context) {
   for (const double kept : {1.0, static_cast<double>(n)}) peer.Add({kept, dense});
   AnalysisResult result;
   result.facts = {
-      {fmt::format("PyTorch's dense attention, {} keys (ms)", n), dense, std::nullopt, ""},
-      {"ours, α = 1.5, scores N(0, 1) (ms)", measured.At({"α = 1.5", 1.0}, "milliseconds"),
-       std::nullopt, ""},
-      {"ours, α = 1.5, scores N(0, 4²) (ms)", measured.At({"α = 1.5", 4.0}, "milliseconds"),
-       std::nullopt, ""}};
+      {fmt::format("PyTorch's dense attention, {} keys (ms)", n), dense},
+      {"ours, α = 1.5, scores N(0, 1) (ms)", measured.At({"α = 1.5", 1.0}, "milliseconds")},
+      {"ours, α = 1.5, scores N(0, 4²) (ms)", measured.At({"α = 1.5", 4.0}, "milliseconds")}};
   result.finding = fmt::format(
       "Of {} keys entmax (α = 1.5) keeps {:.0f} where scores have deviation 1 and {:.0f} where "
       "they "
@@ -103,18 +101,15 @@ AnalysisResult SparsityTime(const AnalysisContext& context) {
       {.name = "time",
        .title = "Time of attention against how many keys have weight",
        .caption = "Forward pass. Grey: PyTorch's dense attention, which has no zeros.",
-       .columns = 1,
        .panels = {{.title = fmt::format("{} keys, float32", n),
                    .x_label = "keys with weight, mean of a row",
                    .y_label = "milliseconds",
                    .x_scale = "log2",
                    .y_scale = "log",
-                   .curves = {{.table = "time", .x = "support", .y = "milliseconds", .by = "map"},
-                              {.table = "dense",
-                               .x = "support",
-                               .y = "milliseconds",
-                               .label = "PyTorch, dense",
-                               .look = "reference"}}}}}};
+                   .curves = {Curve("time", "support", "milliseconds").By("map"),
+                              Curve("dense", "support", "milliseconds")
+                                  .Named("PyTorch, dense")
+                                  .Look("reference")}}}}};
   result.tables = {std::move(table), std::move(peer)};
   return result;
 }

@@ -141,8 +141,7 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
     result.facts.push_back({fmt::format("coefficient of H^{}", c), fit.coefficients[c],
                             published[c], "softmax-is-not-enough, figure 6: its own model"});
   }
-  result.facts.push_back(
-      {"root mean square of 1/θ about the fit", fit.rms_error, std::nullopt, ""});
+  result.facts.push_back({"root mean square of 1/θ about the fit", fit.rms_error});
   result.finding = fmt::format(
       "Fitted to our model, adaptive temperature has {:.1f} % at {} items, with the published "
       "polynomial {:.1f} % and plain softmax {:.1f} %.",
@@ -156,33 +155,22 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
        .caption =
            "Figure 6 of the paper: a point for each set whose largest item has not the largest "
            "score. A value of 1/θ below 1 is taken as 1.",
-       .columns = 1,
-       .panels = {{.title = "",
-                   .x_label = "entropy of softmax (nats)",
+       .panels = {{.x_label = "entropy of softmax (nats)",
                    .y_label = "best 1/θ",
-                   .curves = {{.table = "samples",
-                               .x = "entropy",
-                               .y = "inverse_temperature",
-                               .label = "sets",
-                               .look = "points"},
-                              {.table = "curves",
-                               .x = "entropy",
-                               .y = "fitted",
-                               .label = "own polynomial"},
-                              {.table = "curves",
-                               .x = "entropy",
-                               .y = "published",
-                               .label = "published polynomial",
-                               .look = "dashed"}}}}},
+                   .curves = {Curve("samples", "entropy", "inverse_temperature")
+                                  .Named("sets")
+                                  .Look("points"),
+                              Curve("curves", "entropy", "fitted").Named("own polynomial"),
+                              Curve("curves", "entropy", "published")
+                                  .Named("published polynomial")
+                                  .Look("dashed")}}}},
       {.name = "accuracy",
        .title = "Accuracy under the polynomials",
        .caption = "Max retrieval, test sets; the same weights read in three ways.",
-       .columns = 1,
-       .panels = {{.title = "",
-                   .x_label = "items of a set",
+       .panels = {{.x_label = "items of a set",
                    .y_label = "accuracy (%)",
                    .x_scale = "log2",
-                   .curves = {{.table = "accuracy", .x = "n", .y = "accuracy", .by = "method"}}}}}};
+                   .curves = {Curve("accuracy", "n", "accuracy").By("method")}}}}};
   result.tables = {std::move(samples), std::move(curves), std::move(accuracy)};
   return result;
 }

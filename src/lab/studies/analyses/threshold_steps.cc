@@ -175,13 +175,12 @@ AnalysisResult ThresholdSteps(const AnalysisContext& context) {
       "method {:.1f}, Newton's on the norm {:.1f}, and {:.1f} with a histogram first.",
       n, mean(Method::kBisection), mean(Method::kHalley), mean(Method::kNewton),
       mean(Method::kHistogram));
-  result.facts = {
-      {"bisection's passes over Halley's, α = 1.5",
-       mean(Method::kBisection) / mean(Method::kHalley), 7.0,
-       "slides-sparse-flash-attention: to which error, they do not say"},
-      {"bisection's passes, α = 1.5", mean(Method::kBisection), 20.0,
-       "slides-sparse-flash-attention: about"},
-      {"largest difference to the kernel library's threshold", worst, std::nullopt, ""}};
+  result.facts = {{"bisection's passes over Halley's, α = 1.5",
+                   mean(Method::kBisection) / mean(Method::kHalley), 7.0,
+                   "slides-sparse-flash-attention: to which error, they do not say"},
+                  {"bisection's passes, α = 1.5", mean(Method::kBisection), 20.0,
+                   "slides-sparse-flash-attention: about"},
+                  {"largest difference to the kernel library's threshold", worst}};
   result.setup = {
       "standard normal scores, 4 to 64 rows a point, double precision",
       "a pass reads the row once; bisection and Halley's method begin in the middle of "
@@ -189,32 +188,24 @@ AnalysisResult ThresholdSteps(const AnalysisContext& context) {
   AnalysisFigure first{.name = "passes",
                        .title = "Passes over a row until its threshold is found",
                        .caption = "Mean passes until |Σp − 1| < 1e-6 against the number of keys.",
-                       .columns = 3,
-                       .panels = {}};
+                       .columns = 3};
   AnalysisFigure second{.name = "errors",
                         .title = "What is missing from a sum of 1 after each pass",
                         .caption = "One row of 4 096 normal scores.",
-                        .columns = 3,
-                        .panels = {}};
+                        .columns = 3};
   for (const double alpha : {1.25, 1.5, 2.0}) {
-    first.panels.push_back({.title = AlphaLabel(alpha),
-                            .x_label = "number of keys n",
-                            .y_label = "passes",
-                            .x_scale = "log2",
-                            .curves = {{.table = "passes",
-                                        .x = "n",
-                                        .y = "mean",
-                                        .by = "method",
-                                        .where = {{"alpha", alpha}}}}});
-    second.panels.push_back({.title = AlphaLabel(alpha),
-                             .x_label = "pass",
-                             .y_label = "|Σp − 1|",
-                             .y_scale = "log",
-                             .curves = {{.table = "traces",
-                                         .x = "pass",
-                                         .y = "error",
-                                         .by = "method",
-                                         .where = {{"alpha", alpha}}}}});
+    first.panels.push_back(
+        {.title = AlphaLabel(alpha),
+         .x_label = "number of keys n",
+         .y_label = "passes",
+         .x_scale = "log2",
+         .curves = {Curve("passes", "n", "mean").By("method").In({{"alpha", alpha}})}});
+    second.panels.push_back(
+        {.title = AlphaLabel(alpha),
+         .x_label = "pass",
+         .y_label = "|Σp − 1|",
+         .y_scale = "log",
+         .curves = {Curve("traces", "pass", "error").By("method").In({{"alpha", alpha}})}});
   }
   result.figures = {std::move(first), std::move(second)};
   result.tables = {std::move(passes), std::move(traces)};
