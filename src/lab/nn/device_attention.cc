@@ -307,8 +307,7 @@ Tensor SdpaPadded(const Tensor& q, const Tensor& k, const Tensor& v,
       (!options.causal || extents.q_len == extents.k_len)) {
     return at::scaled_dot_product_attention(queries, k, v, {}, 0.0, options.causal);
   }
-  const Tensor visible =
-      extents.Visible(extents.Ahead(0, extents.q_len, q.device()), 0, options);
+  const Tensor visible = extents.Visible(extents.Ahead(0, extents.q_len, q.device()), 0, options);
   return at::scaled_dot_product_attention(queries, k, v, visible, 0.0, false);
 }
 

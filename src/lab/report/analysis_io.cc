@@ -127,8 +127,6 @@ void WriteAnalysis(const AnalysisReport& report, const fs::path& dir) {
   WriteFileAtomically(dir / "study.json", ToJson(report).dump(1) + "\n");
 }
 
-Json ReadAnalysis(const fs::path& dir) {
-  return ReadJson(dir / "study.json");
-}
+Json ReadAnalysis(const fs::path& dir) { return ReadJson(dir / "study.json"); }
 
 }  // namespace tsallis::lab

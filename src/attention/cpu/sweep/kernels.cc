@@ -9,9 +9,7 @@
 
 namespace tsallis {
 
-double DenseShareBackward(bool on_tiles) {
-  return on_tiles || HasVectorsOf16Floats() ? 0.13 : 0.2;
-}
+double DenseShareBackward(bool on_tiles) { return on_tiles || HasVectorsOf16Floats() ? 0.13 : 0.2; }
 
 std::int64_t ListCapacity(ScoreEngine engine, const AttentionParams& params, bool backward) {
   const std::int64_t longest = MostKeys(params);
