@@ -159,7 +159,7 @@ TEST(DeviceAttention, AndSoItIsUnderMasks) {
   const Tensor mask = at::arange(9 * 11).view({9, 11}).remainder(3).eq(0);
   mask.select(1, 0).fill_(true);
   const Tensor of_heads = at::stack({mask, mask.logical_or(mask.roll(1)), at::ones_like(mask)});
-  const Tensor blocks = at::tensor({1, 1, 0, 1, 0, 1}, at::kBool).view({2, 3});
+  const Tensor blocks = at::tensor({1, 1, 0, 1, 0, 1}).view({2, 3}).to(at::kBool);
   for (const bool causal : {false, true}) {
     const auto masked = [&](const std::optional<Tensor>& pairs,
                             const std::optional<Tensor>& of_blocks) {
