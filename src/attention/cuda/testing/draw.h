@@ -109,7 +109,7 @@ void Replace(Problem* problem, ConstArray4 AttentionParams::*array, const Value&
       for (std::int64_t x = 0; x < spec.head_dim; ++x) {
         const ConstArray4& from = problem->params().*array;
         const std::int64_t at = Offset(from.strides, 0, h, row, x);
-        float rounded = 0.0f;
+        double rounded = 0.0;  // an element of any type
         StoreElement(&rounded, from.dtype, 0,
                      value(h, row, x, LoadElement<double>(from.data, from.dtype, at)));
         const double after = LoadElement<double>(&rounded, from.dtype, 0);
