@@ -118,9 +118,11 @@ void ExpectAlike(const Case& one, std::int64_t batch, std::int64_t rows, std::in
   };
   const auto expected = run(Attention(inputs[0], inputs[1], inputs[2], options));
   const auto plain = run(PlainAttention(inputs[0], inputs[1], inputs[2], options, longest));
+  // Beyond alpha = 2 gradients are divided by weights, p^(2 - alpha).
+  const double close = options.alpha > 2.0 ? 1e-4 : 2e-5;
   for (std::size_t i = 0; i < expected.size(); ++i) {
     const double size = std::max(1e-3, expected[i].abs().max().item<double>());
-    EXPECT_LT((plain[i] - expected[i]).abs().max().item<double>(), 2e-5 * size) << "result " << i;
+    EXPECT_LT((plain[i] - expected[i]).abs().max().item<double>(), close * size) << "result " << i;
   }
 }
 
