@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lab/base/sequential_products.h"
 #include "lab/nn/row_stages.h"
 #include "lab/testing/lab_test_support.h"
 
@@ -139,6 +140,7 @@ TEST(Stages, BothFormsOfEveryStageAgree) {
 }
 
 TEST(Stages, TheBitsDoNotDependOnTheNumberOfThreads) {
+  const SequentialProducts sequential;
   for (const Stage& stage : Stages()) {
     for (Case& one : Cases(stage)) {
       at::manual_seed(7);
