@@ -23,7 +23,7 @@ from . import ConvertError
 
 # Steps of a quarter of an octave from 1 down. A head that mixes many keys alike wants the last.
 GRID = tuple(2.0 ** (-i / 4) for i in range(18))
-SEQUENCES = 2  # of training text, behind those that training reads
+SEQUENCES, STEP = 2, 2**32 - 1  # of training text, as of a step that training does not reach
 QUERIES = 64  # of each, at equal distances
 
 

@@ -209,9 +209,8 @@ class Run:
             "length": plan.length,
             "alpha": plan.alpha,
             "seed": plan.seed,
-            "step": plan.steps,
         }
-        tokens = corpus.batch(plan.length, start.SEQUENCES, plan.seed, plan.steps)
+        tokens = corpus.batch(plan.length, start.SEQUENCES, plan.seed, start.STEP)
         record = self.folder.parent / "start.json"
         return start.factors_of(record, self._source, tokens.to(plan.device), of)
 
