@@ -198,7 +198,7 @@ class Run:
             replace_text(record, json.dumps(asked, indent=1) + "\n")
 
     def factors(self, corpus: Corpus) -> Tensor | float:
-        """What multiplies the queries of maps that begin with softer ones: [layers, heads], or one
+        """Factors of the queries of maps that begin with softer ones: [layers, heads], or one
         number for all."""
         plan = self.plan
         if plan.soften is not None:

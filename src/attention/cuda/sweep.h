@@ -430,7 +430,7 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Lis
       tau = static_cast<double>(solved.from) - static_cast<double>(solved.top);
     }
   }
-  // What the second sweep began from may have been a guess.
+  // The second sweep may have begun from a guess.
   float bound = List::kLong && !(row.bound > start) ? -kMostFloat : row.bound;
   const bool failed = !dense && start != -kMostFloat &&
                       !(start + kScoreSlack * (1.0f + fabsf(start)) <= static_cast<float>(tau));

@@ -234,7 +234,7 @@ struct Extents {
     return visible.defined() ? visible : at::ones_like(ahead, at::kBool);
   }
 
-  // What each mask of the call shows them, broadcastable to [batch, heads, count, k_len].
+  // The keys that each mask of the call shows them, broadcastable to [batch, heads, count, k_len].
   std::vector<Tensor> Shown(std::int64_t begin, std::int64_t count,
                             const AttentionOptions& options) const {
     std::vector<Tensor> shown;

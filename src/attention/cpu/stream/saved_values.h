@@ -24,7 +24,7 @@ class SavedValues {
     if (values.rows_ == nullptr) return values;
     const SavedHeader header = HeaderOf(params);
     header.Write(memory);
-    // What is saved is finite.
+    // No saved number is NaN.
     for (std::uint64_t row = 0; row < header.rows; ++row) {
       *values.Row(static_cast<std::int64_t>(row)) = std::numeric_limits<float>::quiet_NaN();
     }

@@ -102,7 +102,7 @@ class DeepTops : public RunningTops<Engine> {
     if (!RunningTops<Engine>::Move(plain, keys, scores, sum)) return false;
     const DF d;
     for (std::int64_t group = 0; group < Engine::kGroups; ++group) {
-      // What stands in `sum` has shrunk already.
+      // `sum` has shrunk already.
       const VF fall = hn::IfThenElseZero(hn::Gt(before[group], hn::Set(d, -kInfinityF)),
                                          hn::Sub(before[group], this->maximum(group)));
       depth_[group].Scale(this->shrink()[group]);

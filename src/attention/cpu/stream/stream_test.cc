@@ -169,8 +169,7 @@ TEST(Stream, AdaptiveTemperatureOfGrowingRows) {
   });
 }
 
-// What the stream kernel takes, and what it leaves to the dense kernel: sharp rows forward, and a
-// head of sharp rows backward.
+// The kernel takes rows that are not sharpened, and leaves sharp ones to the dense kernel forward.
 TEST(Stream, LeavesSharpRowsOfAdaptiveTemperature) {
   if (kStreamFloat.instruction_set().empty()) GTEST_SKIP() << "no vectors";
   for (const double spread : {1.0, 4.0}) {
