@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "attention/cpu/stream/block-inl.h"
 #include "simplex/map.h"
@@ -175,16 +176,15 @@ void StreamEntropies(const StreamBlock<Engine>& block, const std::byte* columns,
   soft->Set(tops, sum, stride);
 }
 
-// Whether beta is 1 whatever small change the scores undergo, in every row.
+// Whether beta is 1 whatever small change the scores undergo, for an entropy or in every row.
+inline bool IsBlunt(const AttentionParams& params, double entropy) {
+  double derivative = 0.0;
+  return BetaOfEntropy(params.adaptive, entropy, &derivative) == 1.0 && derivative == 0.0;
+}
 template <class Engine>
 bool IsBlunt(const AttentionParams& params, const StreamSoft<Engine>& soft) {
-  for (const double entropy : soft.entropy) {
-    double derivative;
-    if (BetaOfEntropy(params.adaptive, entropy, &derivative) != 1.0 || derivative != 0.0) {
-      return false;
-    }
-  }
-  return true;
+  return std::all_of(std::begin(soft.entropy), std::end(soft.entropy),
+                     [&](double entropy) { return IsBlunt(params, entropy); });
 }
 
 // Whether a few keys say that every beta of a block is 1, as it is in rows of many keys (from 5.94
@@ -194,11 +194,7 @@ bool LooksBlunt(const StreamBlock<Engine>& block, const std::byte* columns,
                 const stream::Scratch& scratch, StreamSoft<Engine>* soft) {
   // No row has more entropy than one whose keys are alike.
   const auto keys = static_cast<double>(std::max<std::int64_t>(block.end - block.begin, 1));
-  double derivative = 0.0;
-  if (BetaOfEntropy(block.params.adaptive, std::log(keys), &derivative) != 1.0 ||
-      derivative != 0.0) {
-    return false;
-  }
+  if (!IsBlunt(block.params, std::log(keys))) return false;
   // Two or three strips tell most sharp blocks, at little cost where all of a head's are sharp.
   const std::int64_t stride = (block.end - block.begin) / Engine::kShape.strip / 2;
   if (stride < 2) return true;
