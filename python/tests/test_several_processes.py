@@ -232,6 +232,7 @@ ATTENTIONS = {
     "entmax": ["map=entmax"],
     "asentmax-nape": ["map=entmax", "length_scaling.kind=adaptive", "positions.kind=nape"],
     "rope": ["positions.kind=rope"],
+    "window": ["pattern.kind=window", "pattern.window=4"],
     "rope-ntk": ["positions.kind=rope", "positions.scaling.kind=ntk"],
     "scale-invariant-p-rope": [
         "map=entmax",
@@ -288,14 +289,12 @@ def test_a_run_on_parts_of_sequences_is_resumed_in_any_number(tmp_path):
     ("setting", "says"),
     [
         ("model.heads=1", "model.heads: expected at least 2 heads, one for each process, with "),
-        ("model.attention.pattern.kind=window", 'model.attention.pattern.kind: expected "none"'),
         ("model.name=encoder-decoder", 'train.split: expected "batch" with model "encoder-'),
     ],
 )
 def test_what_parts_of_sequences_do_not_serve_is_refused(tmp_path, setting, says):
     prepare(tmp_path, PARTS)
-    more = ["model.attention.pattern.window=4"] if "window" in setting else []
-    torchrun = start(tmp_path, (*TRAIN, "refused", setting, *more), 2)
+    torchrun = start(tmp_path, (*TRAIN, "refused", setting), 2)
     _, stderr = torchrun.communicate(timeout=60)
     assert torchrun.returncode not in (0, None)
     assert says in stderr
