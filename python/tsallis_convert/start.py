@@ -24,7 +24,6 @@ from . import ConvertError
 # Steps of a quarter of an octave from 1 down. A head that mixes many keys alike wants the last.
 GRID = tuple(2.0 ** (-i / 4) for i in range(18))
 SEQUENCES, STEP = 2, 2**32 - 1  # of training text, as of a step that training does not reach
-QUERIES = 64  # of each, at equal distances
 
 
 class StartError(ConvertError):
@@ -36,7 +35,7 @@ def matched(model: Any, tokens: Tensor, alpha: float) -> Tensor:
     """Factors of the queries, [layers, heads], with which entmax answers most as softmax does.
 
     The sum over queries of |out of entmax(c s) - out of softmax(s)|^2 is least at a head's c among
-    `GRID`. Every layer gets what it gets under softmax, whatever the layers before it would do.
+    `GRID`, with the model's own masks and terms. Every layer gets what it gets under softmax, whatever the layers before it would do.
 
     Args:
         model: one of Hugging Face's under tsallis_softmax.
@@ -46,19 +45,12 @@ def matched(model: Any, tokens: Tensor, alpha: float) -> Tensor:
     errors: dict[int, Tensor] = {}  # of every layer: [factors, heads]
 
     def compare(module: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> None:
-        length = q.shape[2]
-        rows = torch.arange(length - 1, -1, -max(1, length // QUERIES), device=q.device)
-        scale = settings["scale"] or q.shape[-1] ** -0.5
-        group = q.shape[1] // k.shape[1]
-        keys, values = (x[0].float().repeat_interleave(group, 0) for x in (k, v))
-        later = torch.arange(length, device=q.device) > rows[:, None]
-        scores = q[0, :, rows].float() @ keys.mT * scale
-        scores = scores.masked_fill(later, -torch.inf)  # [heads, rows, length]
-        wanted = scores.softmax(-1) @ values
+        wanted = tsallis.attention(q, k, v, **settings)
+        sparse = settings | {"map": "entmax", "alpha": alpha}
         found = []
         for factor in GRID:
-            out = tsallis.entmax(scores * factor, alpha=alpha) @ values
-            found.append((out - wanted).square().sum((1, 2)))
+            out = tsallis.attention(q * factor, k, v, **sparse)
+            found.append((out - wanted).float().square().sum((0, 2, 3)))
         layer = module.layer_idx
         errors[layer] = errors.get(layer, 0.0) + torch.stack(found).cpu()
 
