@@ -21,8 +21,9 @@ from tsallis_report.files import replace_text
 
 from . import ConvertError
 
-# Steps of a quarter of an octave from 1 down. A head that mixes many keys alike wants the last.
-GRID = tuple(2.0 ** (-i / 4) for i in range(18))
+# Steps of a quarter of an octave from 1 down to 0.1. Heads that mix many keys alike would take less,
+# but keep more keys by it, and SmolLM2 loses as much.
+GRID = tuple(2.0 ** (-i / 4) for i in range(14))
 SEQUENCES, STEP = 2, 2**32 - 1  # of training text, as of a step that training does not reach
 
 
