@@ -321,8 +321,12 @@ Tensor Unpacked(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
   const Padding queries(*options.cu_seqlens_q, q.size(2), longest.queries);
   const Padding keys(*options.cu_seqlens_k, k.size(2), longest.keys);
   const Extents extents{longest.queries, longest.keys, &queries, &keys};
+  AttentionOptions padded = options;
+  if (options.length_scale) {
+    padded.length_scale = queries.Padded(options.length_scale->unsqueeze(3)).squeeze(3);
+  }
   return queries.Packed(
-      attend(queries.Padded(q), keys.Padded(k), keys.Padded(v), options, extents));
+      attend(queries.Padded(q), keys.Padded(k), keys.Padded(v), padded, extents));
 }
 
 // Why the CUDA kernels refuse such a call, in their own words; empty: they run it.
