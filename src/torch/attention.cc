@@ -193,4 +193,20 @@ Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   return out;
 }
 
+Tensor AttentionOnPages(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
+                        const Tensor& table, const AttentionOptions& options) {
+  const Threads threads(options.threads);
+  return Translated([&] {
+    stable::AttentionArguments arguments;
+    TakeOptions(options, arguments);
+    const stable::Tensor queries = Handle(q), keys = Handle(k_pages), values = Handle(v_pages),
+                         pages = Handle(table), none;
+    return stable::WithPassesOf(queries, [&](const stable::AttentionPasses& passes) {
+      return FromHandle(stable::AttentionOnPages(passes, {queries, keys, values, pages, none, none},
+                                                 arguments, false)
+                            .out);
+    });
+  });
+}
+
 }  // namespace tsallis

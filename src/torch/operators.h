@@ -104,4 +104,11 @@ struct AttentionStatTensors {
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options = {}, AttentionStatTensors* stats = nullptr);
 
+// The same on keys and values in pages (tsallis/pages.h), without a gradient. k_pages, v_pages:
+// [pages, page_size, kv_heads, head_dim or value_dim]; table: int32 or int64 [batch, most pages of
+// a sequence]; options.lengths: [batch].
+at::Tensor AttentionOnPages(const at::Tensor& q, const at::Tensor& k_pages,
+                            const at::Tensor& v_pages, const at::Tensor& table,
+                            const AttentionOptions& options);
+
 }  // namespace tsallis

@@ -37,9 +37,8 @@ Tensor AttentionBranch::operator()(const Tensor& x, const DecoderRows& rows, con
   return join_(stream, attended, rows.block);
 }
 
-void AttentionBranch::Remember(MemoryStream& memory, KvCache& cache,
-                               const std::vector<KvCache::Sequence>& sequences) {
-  attention_.Append(Projected(memory), {cache, sequences, place_.layer});
+void AttentionBranch::Remember(MemoryStream& memory, const CachedRows& cached) {
+  attention_.Append(Projected(memory), cached, place_.layer);
 }
 
 LayerAttention::Memory AttentionBranch::Projected(MemoryStream& memory) {
@@ -52,9 +51,9 @@ LayerAttention::Memory AttentionBranch::Projected(MemoryStream& memory) {
 Tensor AttentionBranch::Attended(const LayerAttention::Inputs& inputs, const DecoderRows& rows,
                                  bool picks, const LayerPass& pass) {
   using Queries = LayerAttention::Queries;
-  if (pass.cache != nullptr) {
-    const auto* sequences = place_.sight == Sight::kOther ? pass.sources : pass.sequences;
-    return attention_.Extend(inputs, rows, {*pass.cache, *sequences, place_.layer});
+  if (pass.own != nullptr) {
+    const CachedRows& cached = place_.sight == Sight::kOther ? *pass.sources : *pass.own;
+    return attention_.Extend(inputs, rows, cached, place_.layer);
   }
   const Queries queries = picks && !pass.visit ? Queries::kLast : Queries::kAll;
   if (!pass.visit && !pass.visible) return attention_(inputs, rows, queries, pass.part);

@@ -14,7 +14,7 @@
 #include "lab/nn/layer_attention.h"
 #include "lab/nn/layer_view.h"
 #include "lab/nn/sequence_model.h"
-#include "tsallis/kv_cache.h"
+#include "lab/nn/text_cache.h"
 
 namespace tsallis::lab {
 
@@ -25,10 +25,9 @@ struct LayerPass {
   std::function<void(std::int64_t layer, const at::Tensor& d_x)> reached = nullptr;
   std::function<void(const LayerView&)> visit = nullptr;  // after attention
   SequenceModel::VisibleKeys visible = nullptr;           // before it
-  KvCache* cache = nullptr;                               // that the rows continue
-  // In the cache: the rows' own, and the memories that they see.
-  const std::vector<KvCache::Sequence>* sequences = nullptr;
-  const std::vector<KvCache::Sequence>* sources = nullptr;
+  // The rows in a cache that they continue, and in the sequences of it that are their memories.
+  const CachedRows* own = nullptr;
+  const CachedRows* sources = nullptr;
 };
 
 // What Sight::kOther sees, [rows, width] before its norm.
@@ -49,9 +48,8 @@ class AttentionBranch : Fixed {
   // gradient.
   at::Tensor operator()(const at::Tensor& x, const DecoderRows& rows, const LayerPass& pass,
                         const at::Tensor& picked = {}, MemoryStream* memory = nullptr);
-  // Adds a memory to the sequences of a cache, which are those of its rows. Throws CacheFull.
-  void Remember(MemoryStream& memory, KvCache& cache,
-                const std::vector<KvCache::Sequence>& sequences);
+  // Adds a memory to a cache. Throws CacheFull.
+  void Remember(MemoryStream& memory, const CachedRows& cached);
 
   const LayerPlace& Place() const { return place_; }
   std::vector<std::string> Notes() const { return attention_.Notes(); }

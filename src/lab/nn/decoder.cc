@@ -97,10 +97,12 @@ struct Decoder::State {
     const SequentialProducts guard;
     const c10::NoGradGuard no_gradient;
     workers.SetThreads(guard.threads());
-    const DecoderRows rows = RowsOf(more.cache, config.vocabulary, more.sequences, more.tokens);
+    const DecoderRows rows =
+        RowsOf(more.cache, config.vocabulary, more.sequences, more.tokens, device);
     if (more.sequences.empty()) return at::empty({0, config.vocabulary});
-    const Tensor x = Run(rows, {.cache = &more.cache, .sequences = &more.sequences});
-    return Logits(x, rows.block).narrow(0, 0, static_cast<std::int64_t>(more.sequences.size()));
+    const CachedRows own(more.cache, more.sequences, rows, true);
+    const Tensor logits = Logits(Run(rows, {.own = &own}), rows.block);
+    return logits.narrow(0, 0, rows.Sequences()).cpu();
   }
 
   // The head forward and back, by as many rows as options.logits allows. Returns the gradient of x,
@@ -219,9 +221,9 @@ SequenceScore Decoder::Evaluate(const TokenBatch& batch, const VisibleKeys& visi
 }
 
 std::unique_ptr<DecodingState> Decoder::StartDecoding(std::int64_t max_bytes) {
-  State& state = *OnCpu().state_;
+  State& state = *state_;
   return std::make_unique<DecodingState>(
-      state.config, false, max_bytes,
+      state.config, false, max_bytes, state.device,
       [&state](const DecodingState::NewTokens& more) { return state.Extend(more); });
 }
 

@@ -49,15 +49,15 @@ class Decoder : public SequenceModel {
   // residual stream.
   SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible = nullptr) override;
 
+  // On the CPU, where every list of new tokens has one, the logits of a sequence have the same bits
+  // whatever other sequences share the call.
+  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
+
   // What follows runs on the CPU: of a model elsewhere on a copy of its present weights.
 
   // Logits of the scored positions, in order: [scored, vocabulary] float32. Without labels, of all
   // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
   at::Tensor Forward(const TokenBatch& batch);
-
-  // Where every list of new tokens has one, the logits of a sequence have the same bits whatever
-  // other sequences share the call.
-  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
   std::vector<LayerPlace> Places() const override;
   void VisitLayers(const TokenBatch& batch,

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lab/base/device.h"
 #include "lab/base/errors.h"
 #include "lab/base/random.h"
 #include "lab/nn/decoder.h"
@@ -41,17 +42,36 @@ void ExpectLogits(const Tensor& got, const Tensor& expected, double tolerance,
   EXPECT_LT((got - expected).abs().max().item<double>(), tolerance * size) << where;
 }
 
-class EveryVariantGrows : public EveryVariant {};
+// Its weights on a device.
+Decoder Elsewhere(const Decoder& model) {
+  Decoder elsewhere(model.Config(), 5, DeviceNamed("pretend"));
+  Tensor(elsewhere.FlatParameters()).copy_(model.FlatParameters());
+  MarkChanged(elsewhere.FlatParameters());
+  return elsewhere;
+}
+
+class EveryVariantGrows : public EveryVariant {
+ protected:
+  // `grows` has the weights of `model`.
+  static void Grow(Decoder& model, Decoder& grows);
+};
 
 TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
   const DecoderConfig config = ConfigOf(GetParam());
   Decoder model(config, 5);
   Shake(model);
+  Grow(model, model);
+  Decoder elsewhere = Elsewhere(model);
+  Grow(model, elsewhere);
+}
+
+void EveryVariantGrows::Grow(Decoder& model, Decoder& grows) {
+  const DecoderConfig& config = model.Config();
   if (config.attention.positions.scaling.kind == "ntk") {
-    EXPECT_THROW(model.StartDecoding(), UsageError);
+    EXPECT_THROW(grows.StartDecoding(), UsageError);
     return;
   }
-  const std::unique_ptr<DecodingState> decoding = model.StartDecoding();
+  const std::unique_ptr<DecodingState> decoding = grows.StartDecoding();
   // A prompt each, tokens one by one, a chunk for one and a token for the other, tokens again.
   const std::vector<Tokens> texts = {DrawTokens(90, config.vocabulary, 0),
                                      DrawTokens(84, config.vocabulary, 1)};
@@ -99,13 +119,16 @@ TEST(DecoderOnACache, Bfloat16GrowsToNearlyTheSameLogits) {
   config.attention.positions.kind = "nape";
   Decoder model(config, 5);
   Shake(model);
+  Decoder elsewhere = Elsewhere(model);
   const Tokens text = DrawTokens(40, config.vocabulary, 0);
   const Tensor expected = AtOnce(model, text);
-  const std::unique_ptr<DecodingState> decoding = model.StartDecoding();
-  const DecodingState::Sequence sequence = decoding->Create();
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const Tensor logits = decoding->Extend({sequence}, {{text[i]}});
-    ExpectLogits(logits[0], expected[static_cast<std::int64_t>(i)], 0.05, std::to_string(i));
+  for (Decoder* grows : {&model, &elsewhere}) {
+    const std::unique_ptr<DecodingState> decoding = grows->StartDecoding();
+    const DecodingState::Sequence sequence = decoding->Create();
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      const Tensor logits = decoding->Extend({sequence}, {{text[i]}});
+      ExpectLogits(logits[0], expected[static_cast<std::int64_t>(i)], 0.05, std::to_string(i));
+    }
   }
 }
 
@@ -139,26 +162,42 @@ TEST(DecoderOnACache, AStepHasTheSameBitsInEveryCompany) {
   }
 }
 
-TEST(DecoderOnACache, WhatFailsLeavesSequencesAsTheyWere) {
+class DecoderOnDevices : public testing::TestWithParam<const char*> {};
+
+TEST_P(DecoderOnDevices, WhatFailsLeavesSequencesAsTheyWere) {
   const DecoderConfig config = Tiny();
-  Decoder model(config, 5);
-  const std::int64_t page = model.StartDecoding()->Cache().Use().page_bytes;
+  Decoder model(config, 5, DeviceNamed(GetParam()));
+  // Keys and values of every layer in float32.
+  const std::int64_t page = 2 * config.layers * 64 * config.heads * config.HeadDim() * 4;
   const std::unique_ptr<DecodingState> decoding = model.StartDecoding(4 * page);
   const DecodingState::Sequence a = decoding->Create(), b = decoding->Create();
   const Tokens text = DrawTokens(60, config.vocabulary, 0);
   decoding->Extend({a, b}, {text, text});
   const DecodingState::Sequence c = decoding->Fork(a), d = decoding->Fork(b);
   const Tensor before = decoding->Extend({c, d}, {{1}, {2}});
-  EXPECT_THROW(decoding->Extend({a, b}, {{1}, Tokens(10, 3)}), CacheFull);
+  const auto full = [&](const std::vector<Tokens>& tokens) -> std::string {
+    try {
+      decoding->Extend({a, b}, tokens);
+    } catch (const CacheFull& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(full({{1}, Tokens(10, 3)}), "the cache is full: 4 pages of " + std::to_string(page) +
+                                            " bytes are in use, and max_bytes allows no more");
   EXPECT_THROW(decoding->Extend({a, b}, {{1}, {config.vocabulary}}), InvalidArgument);
   EXPECT_THROW(decoding->Extend({a, b}, {{1}, {}}), InvalidArgument);
   EXPECT_THROW(decoding->Extend({a, a}, {{1}, {2}}), InvalidArgument);
   EXPECT_THROW(decoding->Extend({a, b}, {{1}}), InvalidArgument);
-  EXPECT_EQ(decoding->Cache().Length(a), 60);
-  EXPECT_EQ(decoding->Cache().Length(b), 60);
+  EXPECT_THROW(decoding->Extend({d + 1}, {{1}}), InvalidArgument);
   EXPECT_TRUE(at::equal(decoding->Extend({a, b}, {{1}, {2}}), before));
   EXPECT_EQ(decoding->Extend({}, {}).size(0), 0);
+  // What is freed is used again.
+  for (const DecodingState::Sequence sequence : {a, b, d}) decoding->Free(sequence);
+  EXPECT_EQ(decoding->Extend({c}, {Tokens(190, 3)}).size(0), 1);
 }
+
+INSTANTIATE_TEST_SUITE_P(Both, DecoderOnDevices, testing::Values("cpu", "pretend"));
 
 }  // namespace
 }  // namespace tsallis::lab

@@ -43,6 +43,12 @@ void AddSequence(DecoderRows& rows, const std::vector<std::int64_t>& tokens, std
   rows.last_begin.push_back(rows.rows - 1);
 }
 
+void AddBegins(DecoderRows& rows, const c10::Device& device) {
+  std::vector<std::int64_t> begins = rows.begin;
+  begins.push_back(rows.rows);
+  rows.begins = at::tensor(begins, at::kLong).to(device);
+}
+
 void Finish(DecoderRows& rows, const c10::Device& device) {
   rows.tokens = at::tensor(rows.token, at::kLong).to(device);
   rows.positions = at::tensor(at::ArrayRef<std::int32_t>(rows.position), at::kInt).to(device);
@@ -130,16 +136,15 @@ DecoderRows RowsOf(const std::vector<std::vector<std::int64_t>>& sequences,
     AddSequence(rows, sequences[b], 0, vocabulary);
   }
   rows.reach = rows.length;
-  std::vector<std::int64_t> begins = rows.begin;
-  begins.push_back(rows.rows);
-  rows.begins = at::tensor(begins, at::kLong).to(device);
+  AddBegins(rows, device);
   Finish(rows, device);
   return rows;
 }
 
-DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,
+DecoderRows RowsOf(const TextCache& cache, std::int64_t vocabulary,
                    const std::vector<KvCache::Sequence>& sequences,
-                   const std::vector<std::vector<std::int64_t>>& tokens) {
+                   const std::vector<std::vector<std::int64_t>>& tokens,
+                   const c10::Device& device) {
   if (tokens.size() != sequences.size()) {
     throw InvalidArgument("tokens", std::to_string(sequences.size()) + " lists, one a sequence",
                           std::to_string(tokens.size()));
@@ -154,12 +159,14 @@ DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,
       throw InvalidArgument("sequences", "each once", std::to_string(sequences[b]) + " again");
     }
     longest = std::max(longest, tokens[b].size());
-    AddSequence(rows, tokens[b], cache.Length(sequences[b]), vocabulary);
+    AddSequence(rows, tokens[b], LengthOf(cache, sequences[b]), vocabulary);
     rows.scored.push_back(rows.rows - 1);
     rows.sequence.push_back(static_cast<std::int64_t>(b));
   }
   rows.reach = rows.length;
-  if (longest == 1) {
+  if (!device.is_cpu()) {
+    if (rows.packed) AddBegins(rows, device);
+  } else if (longest == 1) {
     // Every product has kStepRows rows, however many sequences share the call: torch's sums depend
     // on the number of rows.
     rows.block = kStepRows;
@@ -168,7 +175,7 @@ DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,
       AddRow(rows, 0, 0);
     }
   }
-  Finish(rows, c10::kCPU);
+  Finish(rows, device);
   return rows;
 }
 

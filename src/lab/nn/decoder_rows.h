@@ -9,8 +9,8 @@
 
 #include "lab/nn/sequence_part.h"
 #include "lab/nn/sequence_rows.h"
+#include "lab/nn/text_cache.h"
 #include "lab/tasks/token_batch.h"
-#include "tsallis/kv_cache.h"
 
 namespace tsallis::lab {
 
@@ -37,9 +37,9 @@ DecoderRows RowsOf(const std::vector<std::vector<std::int64_t>>& sequences,
                    const std::vector<std::vector<std::int64_t>>& labels, std::int64_t vocabulary,
                    const c10::Device& device);
 
-// New tokens of sequences of a cache.
-DecoderRows RowsOf(const KvCache& cache, std::int64_t vocabulary,
+// New tokens of sequences of a cache. On the CPU rows of no sequence may follow.
+DecoderRows RowsOf(const TextCache& cache, std::int64_t vocabulary,
                    const std::vector<KvCache::Sequence>& sequences,
-                   const std::vector<std::vector<std::int64_t>>& tokens);
+                   const std::vector<std::vector<std::int64_t>>& tokens, const c10::Device& device);
 
 }  // namespace tsallis::lab

@@ -14,7 +14,7 @@ KvCacheShape ShapeOf(const DecoderConfig& config) {
   return {config.layers, config.heads, config.HeadDim(), config.HeadDim(), dtype};
 }
 
-KvCacheOptions OptionsOf(const DecoderConfig& config, std::int64_t max_bytes) {
+TextCache CacheOf(const DecoderConfig& config, std::int64_t max_bytes, const c10::Device& device) {
   bool sparse = false;
   for (std::int64_t l = 0; l < config.layers; ++l) {
     for (std::int64_t h = 0; h < config.heads; ++h) {
@@ -27,35 +27,49 @@ KvCacheOptions OptionsOf(const DecoderConfig& config, std::int64_t max_bytes) {
       }
     }
   }
-  return {.screen = sparse ? KeyScreen::kBytes : KeyScreen::kNone, .max_bytes = max_bytes};
+  if (!device.is_cpu()) {
+    return TextCache(std::in_place_type<DevicePages>, ShapeOf(config), max_bytes, device);
+  }
+  const KeyScreen screen = sparse ? KeyScreen::kBytes : KeyScreen::kNone;
+  return TextCache(std::in_place_type<KvCache>, ShapeOf(config),
+                   KvCacheOptions{.screen = screen, .max_bytes = max_bytes});
 }
 
 }  // namespace
 
 DecodingState::DecodingState(const DecoderConfig& config, bool reads_sources,
-                             std::int64_t max_bytes, Model model)
-    : cache_(ShapeOf(config), OptionsOf(config, max_bytes)),
+                             std::int64_t max_bytes, const c10::Device& device, Model model)
+    : cache_(CacheOf(config, max_bytes, device)),
       reads_sources_(reads_sources),
       model_(std::move(model)) {}
 
 DecodingState::Sequence DecodingState::Create() {
-  const Sequence sequence = cache_.Create();
-  if (reads_sources_) sources_.emplace(sequence, cache_.Create());
-  return sequence;
+  const auto create = [&](auto& cache) {
+    const Sequence sequence = cache.Create();
+    if (reads_sources_) sources_.emplace(sequence, cache.Create());
+    return sequence;
+  };
+  return std::visit(create, cache_);
 }
 
 DecodingState::Sequence DecodingState::Fork(Sequence sequence) {
-  const Sequence fork = cache_.Fork(sequence);
-  if (reads_sources_) sources_.emplace(fork, cache_.Fork(SourceOf(sequence)));
-  return fork;
+  const auto fork_it = [&](auto& cache) {
+    const Sequence fork = cache.Fork(sequence);
+    if (reads_sources_) sources_.emplace(fork, cache.Fork(SourceOf(sequence)));
+    return fork;
+  };
+  return std::visit(fork_it, cache_);
 }
 
 void DecodingState::Free(Sequence sequence) {
-  if (reads_sources_) {
-    cache_.Free(SourceOf(sequence));
-    sources_.erase(sequence);
-  }
-  cache_.Free(sequence);
+  const auto free = [&](auto& cache) {
+    if (reads_sources_) {
+      cache.Free(SourceOf(sequence));
+      sources_.erase(sequence);
+    }
+    cache.Free(sequence);
+  };
+  std::visit(free, cache_);
 }
 
 at::Tensor DecodingState::Extend(const std::vector<Sequence>& sequences,
@@ -63,7 +77,7 @@ at::Tensor DecodingState::Extend(const std::vector<Sequence>& sequences,
   std::vector<Sequence> sources;
   std::vector<std::pair<Sequence, std::int64_t>> before;
   const auto note = [&](Sequence sequence) {
-    before.emplace_back(sequence, cache_.Length(sequence));
+    before.emplace_back(sequence, LengthOf(cache_, sequence));
   };
   for (const Sequence sequence : sequences) {
     note(sequence);
@@ -74,7 +88,10 @@ at::Tensor DecodingState::Extend(const std::vector<Sequence>& sequences,
   try {
     return model_({cache_, sequences, sources, tokens});
   } catch (...) {
-    for (const auto& [sequence, length] : before) cache_.Truncate(sequence, length);
+    const auto truncate = [&](auto& cache) {
+      for (const auto& [sequence, length] : before) cache.Truncate(sequence, length);
+    };
+    std::visit(truncate, cache_);
     throw;
   }
 }

@@ -9,20 +9,20 @@
 #include <vector>
 
 #include "lab/nn/decoder_config.h"
-#include "tsallis/kv_cache.h"
+#include "lab/nn/text_cache.h"
 
 namespace tsallis::lab {
 
-// Keys and values of every layer on pages, shared by forks. A sequence holds those of its own
-// tokens; where the model reads a source, those of the source stand in another sequence of the same
-// cache.
+// Keys and values of every layer on pages where the model is, shared by forks. A sequence holds
+// those of its own tokens; where the model reads a source, those of the source stand in another
+// sequence of the same cache.
 class DecodingState {
  public:
   using Sequence = KvCache::Sequence;
 
   // One list of new tokens for each sequence.
   struct NewTokens {
-    KvCache& cache;
+    TextCache& cache;
     const std::vector<Sequence>& sequences;
     const std::vector<Sequence>& sources;  // of each; empty: the model reads none
     const std::vector<std::vector<std::int64_t>>& tokens;
@@ -33,7 +33,7 @@ class DecodingState {
   // max_bytes: of pages; 0: no limit. UsageError for positions that change with the length of the
   // text (NTK-aware scaling): what is cached would be wrong for the next token.
   DecodingState(const DecoderConfig& config, bool reads_sources, std::int64_t max_bytes,
-                Model model);
+                const c10::Device& device, Model model);
 
   // Makes a sequence without tokens.
   Sequence Create();
@@ -47,12 +47,10 @@ class DecodingState {
   at::Tensor Extend(const std::vector<Sequence>& sequences,
                     const std::vector<std::vector<std::int64_t>>& tokens);
 
-  const KvCache& Cache() const { return cache_; }
-
  private:
   Sequence SourceOf(Sequence sequence) const;
 
-  KvCache cache_;
+  TextCache cache_;
   bool reads_sources_;
   std::map<Sequence, Sequence> sources_;
   Model model_;

@@ -16,6 +16,7 @@
 #include "tsallis/cuda.h"
 #include "tsallis/distance_law.h"
 #include "tsallis/error.h"
+#include "tsallis/pages.h"
 
 namespace tsallis::lab {
 namespace {
@@ -321,39 +322,46 @@ Tensor Unpacked(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
   const Padding queries(*options.cu_seqlens_q, q.size(2), longest.queries);
   const Padding keys(*options.cu_seqlens_k, k.size(2), longest.keys);
   const Extents extents{longest.queries, longest.keys, &queries, &keys};
-  return queries.Packed(
-      attend(queries.Padded(q), keys.Padded(k), keys.Padded(v), options, extents));
+  AttentionOptions padded = options;
+  if (options.length_scale) {
+    padded.length_scale = queries.Padded(options.length_scale->unsqueeze(3)).squeeze(3);
+  }
+  return queries.Packed(attend(queries.Padded(q), keys.Padded(k), keys.Padded(v), padded, extents));
 }
 
-// Why the CUDA kernels refuse such a call, in their own words; empty: they run it.
-std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at::ScalarType dtype,
-                        bool sloped, bool scaled, const c10::Device& device) {
-  // 1 + sigmoid(a) stays between 1 and 2, whose alphas are served, at the price of a copy to the
-  // host for every layer.
-  if (heads.learn_alpha == "free") return "a learned alpha without an upper bound";
-  // Addresses of the device, which the host never reads.
-  alignas(64) static std::byte there[64];
+// Memory of the device, which the host never reads.
+alignas(64) constexpr std::byte kThere[64] = {};
+
+// A call of such heads, one of them on 64 keys.
+AttentionParams CallOf(const AttentionConfig& heads, std::int64_t head_dim, at::ScalarType dtype,
+                       bool sloped, bool scaled) {
   const DType type = dtype == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
   const std::int64_t rows = 64;
   AttentionParams params;
   params.batch = params.heads = params.kv_heads = 1;
   params.q_len = params.k_len = rows;
   params.head_dim = params.value_dim = head_dim;
-  const ConstArray4 array{there, type, {rows * head_dim, rows * head_dim, head_dim, 1}};
+  const ConstArray4 array{kThere, type, {rows * head_dim, rows * head_dim, head_dim, 1}};
   params.q = params.k = params.v = array;
   params.mask.causal = true;
   if (heads.pattern.kind != "none") {
-    params.mask.visible = params.mask.blocks = reinterpret_cast<const std::uint8_t*>(there);
+    params.mask.visible = params.mask.blocks = reinterpret_cast<const std::uint8_t*>(kThere);
     params.mask.visible_strides[2] = params.mask.block_q = params.mask.block_k = rows;
   }
   params.setting() = SettingOf(heads);
   SetDistances(heads, params.terms);
-  if (scaled) params.terms.length_scale = {there, DType::kFloat32, {rows, rows, 1, 1}};
-  if (sloped) params.terms.alibi_slopes = {there, DType::kFloat32, {1, 1, 1, 1}};
-  if (heads.sink != "none") params.terms.sink = reinterpret_cast<const double*>(there);
-  Context context;
-  context.device = DeviceKind::kCuda;
-  context.device_index = device.index();
+  if (scaled) params.terms.length_scale = {kThere, DType::kFloat32, {rows, rows, 1, 1}};
+  if (sloped) params.terms.alibi_slopes = {kThere, DType::kFloat32, {1, 1, 1, 1}};
+  if (heads.sink != "none") params.terms.sink = reinterpret_cast<const double*>(kThere);
+  return params;
+}
+
+// Why the CUDA kernels refuse such a call, in their own words; empty: they run it.
+std::string CudaRefusal(const AttentionConfig& heads, const Context& context,
+                        const AttentionParams& params) {
+  // 1 + sigmoid(a) stays between 1 and 2, whose alphas are served, at the price of a copy to the
+  // host for every layer.
+  if (heads.learn_alpha == "free") return "a learned alpha without an upper bound";
   try {
     AttentionWorkspaceBytes(context, params, false);
     AttentionWorkspaceBytes(context, params, true);
@@ -366,7 +374,7 @@ std::string CudaRefusal(const AttentionConfig& heads, std::int64_t head_dim, at:
   }
   // The kernels serve the call; whether they were compiled for this GPU is another matter.
   const CudaInfo info = QueryCuda();
-  const auto index = static_cast<std::size_t>(std::max<int>(0, device.index()));
+  const auto index = static_cast<std::size_t>(std::max<int>(0, context.device_index));
   return index < info.devices.size() ? info.devices[index].why_unusable : info.why_no_devices;
 }
 
@@ -379,11 +387,13 @@ Tensor PlainAttention(const Tensor& q, const Tensor& k, const Tensor& v,
 
 DeviceAttention::DeviceAttention(const AttentionConfig& heads, std::int64_t head_dim,
                                  at::ScalarType dtype, bool sloped, bool scaled,
-                                 const c10::Device& device) {
+                                 const c10::Device& device)
+    : call_(CallOf(heads, head_dim, dtype, sloped, scaled)) {
   if (device.is_cpu()) return;
-  const std::string why = device.is_cuda()
-                              ? CudaRefusal(heads, head_dim, dtype, sloped, scaled, device)
-                              : "there are no kernels for this device";
+  context_.device = DeviceKind::kCuda;
+  context_.device_index = device.index();
+  const std::string why = device.is_cuda() ? CudaRefusal(heads, context_, call_)
+                                           : "there are no kernels for this device";
   if (why.empty()) return;
   const bool sdpa = heads.map == "softmax" && heads.sink == "none" && !sloped &&
                     !heads.scale_invariant.has_value();
@@ -400,6 +410,59 @@ Tensor DeviceAttention::operator()(const Tensor& q, const Tensor& k, const Tenso
     case Way::kSdpa: return Unpacked(q, k, v, options, longest, SdpaPadded);
     default: return PlainAttention(q, k, v, options, longest);
   }
+}
+
+bool DeviceAttention::KernelsReadPages(const AttentionOptions& options) const {
+  if (way_ != Way::kKernels) return false;
+  AttentionParams call = call_;
+  std::vector<double> alphas;
+  if (options.alpha_heads) {  // which alphas they serve is narrower on pages
+    const Tensor numbers = options.alpha_heads->to(at::kDouble).cpu();
+    alphas.assign(numbers.const_data_ptr<double>(),
+                  numbers.const_data_ptr<double>() + numbers.numel());
+    call.heads = call.kv_heads = numbers.numel();
+    call.alpha_per_head = alphas.data();
+  }
+  AttentionPages pages;
+  pages.pages = pages.table_width = pages.table_stride = 1;
+  pages.page_size = KvCache::kPage;
+  pages.k = pages.v = call.k;
+  pages.table.data = pages.lengths.data = kThere;
+  try {
+    AttentionOnPagesWorkspaceBytes(context_, call, pages);
+  } catch (const InvalidArgument&) {
+    return false;
+  }
+  return true;
+}
+
+Tensor DeviceAttention::OnPages(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const RowPages& pages, const Tensor& visible,
+                                const AttentionOptions& options) const {
+  AttentionOptions own = options;
+  const Tensor queries = q.unsqueeze(2);
+  if (!visible.defined() && KernelsReadPages(options)) {
+    own.lengths = pages.lengths;
+    return AttentionOnPages(queries, k, v, pages.table, own).squeeze(2);
+  }
+  // The last keys of all rows in one column, since queries count distances from there. Before its
+  // first key a row has copies of that, which it does not see.
+  const std::int64_t rows = q.size(0), longest = pages.longest, page = k.size(1);
+  const Tensor key = pages.lengths.to(at::kLong).unsqueeze(1) +
+                     at::arange(-longest, 0, pages.lengths.options().dtype(at::kLong));
+  const Tensor place = key.clamp_min(0);
+  const Tensor slots =
+      pages.table.to(at::kLong).gather(1, place.floor_divide(page)) * page + place.remainder(page);
+  const auto gathered = [&](const Tensor& from) {
+    return from.flatten(0, 1)
+        .index_select(0, slots.flatten())
+        .view({rows, longest, from.size(2), from.size(3)})
+        .transpose(1, 2);
+  };
+  Tensor seen = key >= 0;
+  if (visible.defined()) seen = seen.logical_and(visible.gather(1, place));
+  own.mask = seen.view({rows, 1, 1, longest});
+  return (*this)(queries, gathered(k), gathered(v), own).squeeze(2);
 }
 
 }  // namespace tsallis::lab

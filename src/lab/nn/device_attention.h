@@ -9,7 +9,9 @@
 #include <string>
 
 #include "lab/nn/decoder_config.h"
+#include "lab/nn/text_cache.h"
 #include "torch/operators.h"
+#include "tsallis/attention.h"
 
 namespace tsallis::lab {
 
@@ -39,13 +41,26 @@ class DeviceAttention {
   at::Tensor operator()(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOptions& options, const LongestSequence& longest = {}) const;
 
+  // Without a gradient. Rows of queries, [rows, heads, head_dim], each on the keys that `pages` has
+  // for it: attended as the newest token of these, or, unless options.causal, as any. k, v: a
+  // layer's pages, [pages, page, heads, head_dim], of these heads. visible: [rows, keys or more]
+  // bool, the keys that each row sees among them; undefined: all. The kernels read pages in place
+  // where they serve that; everything else attends to a copy of the rows' keys.
+  at::Tensor OnPages(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const RowPages& pages, const at::Tensor& visible,
+                     const AttentionOptions& options) const;
+
   // Tells people what runs in place of our kernels, and why; empty: they run.
   const std::string& Note() const { return note_; }
 
  private:
   enum class Way : std::uint8_t { kKernels, kSdpa, kPlain };
 
+  bool KernelsReadPages(const AttentionOptions& options) const;
+
   Way way_ = Way::kKernels;
+  Context context_;
+  AttentionParams call_;  // of such heads, to ask the library what it serves
   std::string note_;
 };
 

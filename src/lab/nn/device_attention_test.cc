@@ -2,6 +2,7 @@
 #include "lab/nn/device_attention.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lab/base/device.h"
 #include "lab/testing/decoder_variants.h"
 #include "tsallis/error.h"
 
@@ -143,14 +145,17 @@ TEST(DeviceAttention, AndSoItIsOfPackedSequences) {
   const Tensor queries = at::tensor({0, 4, 5, 12}, at::kLong);
   const Tensor keys = at::tensor({0, 6, 7, 14}, at::kLong);
   for (const bool causal : {false, true}) {
-    for (const Case& one : Cases()) {
-      ExpectAlike(one, 1, 12, 14,
-                  [&](AttentionOptions& options) {
-                    options.causal = causal;
-                    options.cu_seqlens_q = queries;
-                    options.cu_seqlens_k = keys;
-                  },
-                  {7, 7});
+    for (const auto* cases : {&Cases(), &CausalCases()}) {
+      if (cases == &CausalCases() && !causal) continue;
+      for (const Case& one : *cases) {
+        ExpectAlike(one, 1, 12, 14,
+                    [&](AttentionOptions& options) {
+                      options.causal = causal;
+                      options.cu_seqlens_q = queries;
+                      options.cu_seqlens_k = keys;
+                    },
+                    {7, 7});
+      }
     }
   }
 }
@@ -184,6 +189,59 @@ TEST(DeviceAttention, AndSoItIsUnderMasks) {
     masked(mask.select(0, 2), std::nullopt);  // every query sees the same keys
     masked(std::nullopt, blocks);
     masked(of_heads, blocks.unsqueeze(0));
+  }
+}
+
+// By the kernels that read pages in place, and on a copy of the keys.
+TEST(DeviceAttention, OnPagesRowsSeeTheKeysOfTheirSequences) {
+  const OneThread one_thread;
+  const c10::NoGradGuard no_gradient;
+  at::manual_seed(3);
+  const std::vector<std::int64_t> lengths = {1, 4, 7, 6, 11};
+  const auto rows = static_cast<std::int64_t>(lengths.size());
+  const RowPages pages{.table = at::randperm(15, at::kInt).view({rows, 3}),
+                       .lengths = at::tensor(lengths, at::kInt),
+                       .longest = 11};
+  const Tensor q = 2.0 * at::randn({rows, kHeads, kDim});
+  // Heads of a call may be some of those that the pages have.
+  const Tensor k = 2.0 * at::randn({15, 4, kHeads + 2, kDim}).narrow(2, 1, kHeads);
+  const Tensor v = at::randn({15, 4, kHeads + 2, kDim}).narrow(2, 1, kHeads);
+  Tensor shown = at::arange(rows * 12).view({rows, 12}).remainder(3).eq(0);
+  for (std::int64_t r = 0; r < rows; ++r) shown[r][lengths[static_cast<std::size_t>(r)] - 1] = true;
+  AttentionConfig heads;
+  heads.map = "entmax";  // not what torch has a function for
+  const auto attention = [&](const c10::Device& device) {
+    return DeviceAttention(heads, kDim, at::kFloat, false, false, device);
+  };
+  const DeviceAttention in_place = attention(c10::kCPU), copies = attention(DeviceNamed("pretend"));
+  for (const auto* cases : {&Cases(), &CausalCases()}) {
+    for (const Case& one : *cases) {
+      SCOPED_TRACE(one.name);
+      AttentionOptions options;
+      options.map = one.map;
+      options.causal = cases == &CausalCases();
+      if (one.set) one.set(options, rows, 1);
+      for (const Tensor& visible : {Tensor(), shown}) {
+        const Tensor found[] = {in_place.OnPages(q, k, v, pages, visible, options),
+                                copies.OnPages(q, k, v, pages, visible, options)};
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const std::int64_t length = lengths[static_cast<std::size_t>(r)];
+          const auto keys_of = [&](const Tensor& from) {
+            const Tensor own = from.index_select(0, pages.table[r]).flatten(0, 1);
+            return own.narrow(0, 0, length).transpose(0, 1).unsqueeze(0);
+          };
+          AttentionOptions alone = options;
+          if (options.length_scale) alone.length_scale = options.length_scale->narrow(0, r, 1);
+          if (visible.defined()) alone.mask = visible[r].narrow(0, 0, length);
+          const Tensor expected =
+              Attention(q[r].view({1, kHeads, 1, kDim}), keys_of(k), keys_of(v), alone)
+                  .view({kHeads, kDim});
+          for (const Tensor& out : found) {
+            EXPECT_TRUE(at::allclose(out[r], expected, 2e-5, 2e-5)) << r << visible.defined();
+          }
+        }
+      }
+    }
   }
 }
 

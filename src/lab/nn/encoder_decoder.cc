@@ -216,7 +216,7 @@ struct EncoderDecoder::State {
     std::vector<std::vector<std::int64_t>> source(count), target = more.tokens;
     for (std::size_t s = 0; s < std::min(count, target.size()); ++s) {
       std::vector<std::int64_t>& tokens = target[s];
-      if (more.cache.Length(more.sources[s]) > 0 || tokens.empty()) continue;
+      if (LengthOf(more.cache, more.sources[s]) > 0 || tokens.empty()) continue;
       if (tokens.size() < 2) {
         throw InvalidArgument(fmt::format("tokens[{}]", s),
                               "a source and the token that the target begins with", "1 token");
@@ -224,22 +224,25 @@ struct EncoderDecoder::State {
       source[s].assign(tokens.begin(), tokens.end() - 1);
       tokens = {tokens.back()};
     }
-    const DecoderRows rows = RowsOf(more.cache, config.vocabulary, more.sequences, target);
+    const DecoderRows rows = RowsOf(more.cache, config.vocabulary, more.sequences, target, device);
     if (more.sequences.empty()) return at::empty({0, config.vocabulary});
     for (std::size_t s = 0; s < count; ++s) {
-      if (!source[s].empty()) Read(source[s], more.cache, more.sources[s]);
+      if (!source[s].empty()) Read(source[s], more.cache, {more.sources[s]});
     }
-    const Tensor x =
-        Decode(rows, nullptr,
-               {.cache = &more.cache, .sequences = &more.sequences, .sources = &more.sources});
-    return Logits(x.index_select(0, at::tensor(rows.scored, at::kLong)))
-        .narrow(0, 0, static_cast<std::int64_t>(count));
+    const CachedRows own(more.cache, more.sequences, rows, true);
+    const CachedRows sources(more.cache, more.sources, rows, false);
+    const Tensor x = Decode(rows, nullptr, {.own = &own, .sources = &sources});
+    return Logits(x.index_select(0, at::tensor(rows.scored, at::kLong).to(device)))
+        .narrow(0, 0, static_cast<std::int64_t>(count))
+        .cpu();
   }
 
-  void Read(const std::vector<std::int64_t>& source, KvCache& cache, KvCache::Sequence to) {
+  void Read(const std::vector<std::int64_t>& source, TextCache& cache,
+            const std::vector<KvCache::Sequence>& to) {
     const DecoderRows rows = RowsOf({source}, {}, config.vocabulary, device);
+    const CachedRows cached(cache, to, rows, true);
     MemoryStream memory = Encode(rows, {});
-    for (TargetLayer& layer : decoder) layer.context.Remember(memory, cache, {to});
+    for (TargetLayer& layer : decoder) layer.context.Remember(memory, cached);
   }
 
   DecoderConfig config;
@@ -310,9 +313,9 @@ void EncoderDecoder::VisitLayers(const TokenBatch& batch,
 EncoderDecoder& EncoderDecoder::OnCpu() { return lab::OnCpu(*this, state_->copy); }
 
 std::unique_ptr<DecodingState> EncoderDecoder::StartDecoding(std::int64_t max_bytes) {
-  State& state = *OnCpu().state_;
+  State& state = *state_;
   return std::make_unique<DecodingState>(
-      state.config, true, max_bytes,
+      state.config, true, max_bytes, state.device,
       [&state](const DecodingState::NewTokens& more) { return state.Extend(more); });
 }
 

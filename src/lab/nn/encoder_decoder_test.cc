@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "lab/base/device.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_packed.h"
 #include "lab/generate/generate.h"
@@ -219,18 +220,20 @@ TEST(EncoderDecoder, ASampleDoesNotSeeTheOthersOrItsPadding) {
 }
 
 TEST(EncoderDecoder, WhatItWritesIsWhatItReads) {
-  for (const std::string map : {"softmax", "entmax"}) {
+  const auto check = [](const std::string& map, const char* device) {
+    SCOPED_TRACE(map + " on " + device);
     DecoderConfig config = Small();
     config.attention.map = map;
-    EncoderDecoder model(config, 3);
-    Shake(model);
+    EncoderDecoder reader(config, 3), model(config, 3, DeviceNamed(device));
+    Shake(reader);
+    Tensor(model.FlatParameters()).copy_(reader.FlatParameters());
     const auto decoding = model.StartDecoding();
     const auto a = decoding->Create(), b = decoding->Create();
     // Source 9 1 2 3, target 12 4 5; source 9 6, target 12 7 1 0, two tokens at once.
     const auto loss = [](const Tensor& logits, std::int64_t row, std::int64_t label) {
       return -at::log_softmax(logits[row].to(at::kDouble), 0)[label].item<double>();
     };
-    const std::vector<float> expected = model.Evaluate(Batch()).losses;
+    const std::vector<float> expected = reader.Evaluate(Batch()).losses;
     Tensor logits = decoding->Extend({a, b}, {{9, 1, 2, 3, 12}, {9, 6, 12}});
     EXPECT_NEAR(loss(logits, 0, 4), expected[0], 1e-5);
     EXPECT_NEAR(loss(logits, 1, 7), expected[3], 1e-5);
@@ -252,6 +255,9 @@ TEST(EncoderDecoder, WhatItWritesIsWhatItReads) {
     // One page, and source and target need one each.
     const auto little = model.StartDecoding(50000);
     EXPECT_THROW(little->Extend({little->Create()}, {{9, 1, 2, 3, 12}}), CacheFull);
+  };
+  for (const char* device : {"cpu", "pretend"}) {
+    for (const char* map : {"softmax", "entmax"}) check(map, device);
   }
 }
 

@@ -282,4 +282,22 @@ Tensor LayerAttention::operator()(const Inputs& inputs, const SequenceRows& rows
   return OnHost(inputs, rows, queries);
 }
 
+Tensor LayerAttention::Extend(const Inputs& inputs, const SequenceRows& rows,
+                              const CachedRows& cached, std::int64_t layer) {
+  auto* const host = std::get_if<KvCache>(&cached.cache);
+  if (host == nullptr) return ExtendOnDevice(inputs, rows, cached, layer);
+  return ExtendOnHost(inputs, rows, {*host, cached.sequences, layer});
+}
+
+void LayerAttention::Append(const Memory& memory, const CachedRows& cached,
+                            std::int64_t layer) const {
+  const Tensor& projected = memory.projected;
+  if (auto* const host = std::get_if<KvCache>(&cached.cache)) {
+    return Append({projected, 0}, {projected, heads_ * head_dim_}, *memory.rows,
+                  {*host, cached.sequences, layer});
+  }
+  const Tensor parts = projected.view({-1, 2, heads_, head_dim_});
+  Write(parts.select(1, 0), parts.select(1, 1), cached, layer);
+}
+
 }  // namespace tsallis::lab

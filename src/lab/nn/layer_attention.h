@@ -21,8 +21,8 @@
 #include "lab/nn/query_scale.h"
 #include "lab/nn/sequence_part.h"
 #include "lab/nn/sequence_rows.h"
+#include "lab/nn/text_cache.h"
 #include "tsallis/attention.h"
-#include "tsallis/kv_cache.h"
 #include "tsallis/patterns.h"
 
 namespace tsallis::lab {
@@ -117,6 +117,18 @@ class LayerAttention : Fixed {
   at::Tensor operator()(const Inputs& inputs, const SequenceRows& rows, Queries queries,
                         const SequencePart* part);
 
+  // ---- without a gradient
+
+  // Adds the rows' keys and values to a layer of the cache, and each row attends to the tokens of
+  // its sequence up to its own; of Sight::kOther it adds nothing, and a row attends to all of its
+  // sequence. Positions go on from the cache's length. Rows after those of the last sequence belong
+  // to no sequence, and their output is 0. Throws CacheFull; then some sequences may be longer in
+  // this layer.
+  at::Tensor Extend(const Inputs& inputs, const SequenceRows& rows, const CachedRows& cached,
+                    std::int64_t layer);
+  // Adds a memory to a layer of the cache. Throws as above.
+  void Append(const Memory& memory, const CachedRows& cached, std::int64_t layer) const;
+
   // ---- on the CPU, without a gradient
 
   // Statistics of the weights of every row.
@@ -129,21 +141,6 @@ class LayerAttention : Fixed {
   // SequenceModel::VisibleKeys. Throws as SequenceModel::Evaluate(batch, visible).
   at::Tensor Look(const Inputs& inputs, const SequenceRows& rows, Queries queries,
                   Statistics* statistics, const at::Tensor& visible) const;
-
-  // One layer of a cache, and the sequences in it that the rows continue.
-  struct CacheLayer {
-    KvCache& cache;
-    const std::vector<KvCache::Sequence>& sequences;  // as the rows'
-    std::int64_t layer;
-  };
-  // Adds the rows' keys and values to the cache, and each row attends to the tokens of its sequence
-  // up to its own; of Sight::kOther it adds nothing, and a row attends to all of its sequence.
-  // Positions go on from the cache's length. Rows after those of the last sequence belong to no
-  // sequence, and their output is 0. Throws CacheFull; then some sequences may be longer in this
-  // layer.
-  at::Tensor Extend(const Inputs& inputs, const SequenceRows& rows, const CacheLayer& cached) const;
-  // Adds a memory to the cache. Throws as above.
-  void Append(const Memory& memory, const CacheLayer& cached) const;
 
   // Adds the rows `scored` to the quantities of each head: [heads].
   //   entropy             of the weights, nats
@@ -249,8 +246,16 @@ class LayerAttention : Fixed {
     std::size_t first, last;
     std::int64_t begin, count;  // the first row, rows of each sequence
   };
+  // One layer of a cache, and the sequences in it that the rows continue.
+  struct CacheLayer {
+    KvCache& cache;
+    const std::vector<KvCache::Sequence>& sequences;  // as the rows'
+    std::int64_t layer;
+  };
   void Append(const Columns& keys, const Columns& values, const SequenceRows& rows,
               const CacheLayer& cached) const;
+  at::Tensor ExtendOnHost(const Inputs& inputs, const SequenceRows& rows,
+                          const CacheLayer& cached) const;
   void ExtendCall(const Chunk& chunk, const CacheLayer& cached, const CallHeads& call,
                   const Inputs& inputs, const at::Tensor& out) const;
 
@@ -271,6 +276,8 @@ class LayerAttention : Fixed {
   void SetPattern(const CallHeads& call, std::int64_t begin, AttentionMask& mask) const;
   // The same for sequences of `length` tokens.
   void SetPattern(const CallHeads& call, std::int64_t length, AttentionOptions& options) const;
+  // The same for rows that have keys before them: [rows, keys], undefined without a pattern.
+  at::Tensor PatternOf(const CallHeads& call, const SequenceRows& rows) const;
   // Sets the mask to `visible`, where it is defined, from a sequence on.
   void SetMask(const CallHeads& call, const at::Tensor& visible, std::int64_t sequence,
                std::int64_t begin, AttentionMask& mask) const;
@@ -287,13 +294,21 @@ class LayerAttention : Fixed {
   struct Plan {
     std::int64_t first = 0, count = 0;
     std::vector<Group> groups;
-    // [count] int64: where a head stands among the outputs of the groups; undefined: one group
-    at::Tensor back;
+    // [count] int64: the heads of the groups one after the other, and where a head stands among
+    // them; undefined: one group
+    at::Tensor order, back;
   };
   Plan PlanOf(std::int64_t first, std::int64_t count) const;
+  // How a group attends, but for length scale and which keys it sees.
+  AttentionOptions OptionsOf(const Plan& plan, const Group& group, const Inputs& inputs) const;
   // By torch's operations and the operators of attention, sequences of equal length unless rows
   // have bounds there (SequenceRows::begins).
   at::Tensor OnDevice(const Inputs& inputs, const SequenceRows& rows, const SequencePart* part);
+  // k, v: [rows, heads, head_dim]. Pages have heads in the order of the groups.
+  void Write(const at::Tensor& k, const at::Tensor& v, const CachedRows& cached,
+             std::int64_t layer) const;
+  at::Tensor ExtendOnDevice(const Inputs& inputs, const SequenceRows& rows,
+                            const CachedRows& cached, std::int64_t layer);
 
   Sight sight_;
   std::int64_t heads_, head_dim_;

@@ -19,10 +19,20 @@ bool SameGroup(const AttentionConfig& a, const AttentionConfig& b) {
          (a.learn_alpha != "no" || a.alpha == b.alpha);
 }
 
+// Those heads of all, or all if `index` is undefined.
+Tensor OwnOf(const Tensor& index, const Tensor& all, std::int64_t dim = 1) {
+  return index.defined() ? all.index_select(dim, index) : all;
+}
+
+// The outputs of groups, which have heads along dimension 1, in the order of the heads.
+Tensor Joined(const Tensors& outputs, const Tensor& back) {
+  return back.defined() ? at::cat(outputs, 1).index_select(1, back) : outputs.front();
+}
+
 }  // namespace
 
 LayerAttention::Plan LayerAttention::PlanOf(std::int64_t first, std::int64_t count) const {
-  Plan plan{first, count, {}, {}};
+  Plan plan{first, count, {}, {}, {}};
   std::vector<std::pair<AttentionConfig, std::vector<std::int64_t>>> groups;
   for (std::int64_t h = 0; h < count; ++h) {
     const AttentionConfig& head = HeadOf(first + h);
@@ -42,12 +52,10 @@ LayerAttention::Plan LayerAttention::PlanOf(std::int64_t first, std::int64_t cou
                                            fixed_slopes_.defined(), !scalings_.empty(), device_)});
   }
   if (groups.size() == 1) return plan;
-  std::vector<std::int64_t> back(static_cast<std::size_t>(count));
-  std::int64_t place = 0;
-  for (const Group& group : plan.groups) {
-    for (const std::int64_t h : group.heads) back[static_cast<std::size_t>(h)] = place++;
-  }
-  plan.back = at::tensor(back, at::kLong).to(device_);
+  Tensors orders;
+  for (const Group& group : plan.groups) orders.push_back(group.index);
+  plan.order = at::cat(orders);
+  plan.back = plan.order.argsort();
   return plan;
 }
 
@@ -91,34 +99,77 @@ Tensor LayerAttention::OnDevice(const Inputs& inputs, const SequenceRows& rows,
   const Plan& plan = part == nullptr ? whole_ : own_;
   Tensors outputs;
   for (const Group& group : plan.groups) {
-    const auto own = [&](const Tensor& x, std::int64_t dim) {
-      return group.index.defined() ? x.index_select(dim, group.index) : x;
-    };
-    const auto numbers = [&](const Tensor& of_heads) {
-      return own(of_heads.narrow(0, plan.first, plan.count), 0).to(at::kFloat);
-    };
-    const AttentionConfig& config = group.config;
-    AttentionOptions options;
-    options.setting() = SettingOf(config);
-    if (config.learn_alpha != "no") options.alpha_heads = numbers(inputs.alpha);
-    SetDistances(config, options.terms);
+    AttentionOptions options = OptionsOf(plan, group, inputs);
     SetPattern({plan.first + group.heads.front(), 1, 1}, q.size(2), options);
-    options.causal = sight_ == Sight::kBefore;
-    options.threads = workers_.threads();
     if (packed) options.cu_seqlens_q = rows.begins, options.cu_seqlens_k = keys.begins;
-    if (c.defined()) options.length_scale = own(c, 1);
-    // Beside scale-invariant scores there are none.
-    if (inputs.slopes.defined() && !config.scale_invariant) {
-      options.alibi_slopes = numbers(inputs.slopes);
-    }
-    if (config.sink != "none") options.sink = numbers(inputs.sinks);
-    outputs.push_back(
-        group.attend(own(q, 1), own(k, 1), own(v, 1), options, {rows.length, keys.length}));
+    if (c.defined()) options.length_scale = OwnOf(group.index, c);
+    outputs.push_back(group.attend(OwnOf(group.index, q), OwnOf(group.index, k),
+                                   OwnOf(group.index, v), options, {rows.length, keys.length}));
   }
-  Tensor out =
-      plan.back.defined() ? at::cat(outputs, 1).index_select(1, plan.back) : outputs.front();
+  Tensor out = Joined(outputs, plan.back);
   if (part != nullptr) out = Traded(*part, out, 2, 1, heads_);
   return out.transpose(1, 2).reshape({rows.rows, inner});
+}
+
+AttentionOptions LayerAttention::OptionsOf(const Plan& plan, const Group& group,
+                                           const Inputs& inputs) const {
+  const auto numbers = [&](const Tensor& of_heads) {
+    return OwnOf(group.index, of_heads.narrow(0, plan.first, plan.count), 0).to(at::kFloat);
+  };
+  const AttentionConfig& config = group.config;
+  AttentionOptions options;
+  options.setting() = SettingOf(config);
+  if (config.learn_alpha != "no") options.alpha_heads = numbers(inputs.alpha);
+  SetDistances(config, options.terms);
+  options.causal = sight_ == Sight::kBefore;
+  options.threads = workers_.threads();
+  // Beside scale-invariant scores there are none.
+  if (inputs.slopes.defined() && !config.scale_invariant) {
+    options.alibi_slopes = numbers(inputs.slopes);
+  }
+  if (config.sink != "none") options.sink = numbers(inputs.sinks);
+  return options;
+}
+
+// ---- on pages
+
+void LayerAttention::Write(const Tensor& k, const Tensor& v, const CachedRows& cached,
+                           std::int64_t layer) const {
+  const auto& pages = std::get<DevicePages>(cached.cache);
+  const auto write = [&](const Tensor& to, const Tensor& rows) {
+    to.flatten(0, 1).index_copy_(0, cached.pages.slots, OwnOf(whole_.order, rows));
+  };
+  write(pages.Keys(layer), k);
+  write(pages.Values(layer), v);
+}
+
+Tensor LayerAttention::ExtendOnDevice(const Inputs& inputs, const SequenceRows& rows,
+                                      const CachedRows& cached, std::int64_t layer) {
+  const std::int64_t inner = heads_ * head_dim_;
+  const Tensor parts =
+      inputs.projected.narrow(1, 0, parts_ * inner).view({rows.rows, parts_, heads_, head_dim_});
+  if (sight_ != Sight::kOther) {
+    Write(parts.select(1, 1), parts.select(1, 2), cached, layer);
+    const bool fresh = std::all_of(rows.begin.begin(), rows.begin.end(), [&](std::int64_t begin) {
+      return rows.position[static_cast<std::size_t>(begin)] == 0;
+    });
+    // The projection holds all there is. Masks are not for packed sequences.
+    if (fresh && (patterns_.empty() || !rows.packed)) return OnDevice(inputs, rows, nullptr);
+  }
+  const auto& pages = std::get<DevicePages>(cached.cache);
+  const Tensor q = parts.select(1, 0), keys = pages.Keys(layer), values = pages.Values(layer);
+  Tensors outputs;
+  std::int64_t first = 0;
+  for (const Group& group : whole_.groups) {
+    const auto count = static_cast<std::int64_t>(group.heads.size());
+    AttentionOptions options = OptionsOf(whole_, group, inputs);
+    if (inputs.c.defined()) options.length_scale = OwnOf(group.index, inputs.c).unsqueeze(2);
+    outputs.push_back(group.attend.OnPages(OwnOf(group.index, q), keys.narrow(2, first, count),
+                                           values.narrow(2, first, count), cached.pages,
+                                           PatternOf({group.heads.front(), 1, 1}, rows), options));
+    first += count;
+  }
+  return Joined(outputs, whole_.back).reshape({rows.rows, inner});
 }
 
 }  // namespace tsallis::lab

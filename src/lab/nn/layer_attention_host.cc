@@ -277,12 +277,8 @@ void LayerAttention::Append(const Columns& keys, const Columns& values, const Se
   }
 }
 
-void LayerAttention::Append(const Memory& memory, const CacheLayer& cached) const {
-  Append({memory.projected, 0}, {memory.projected, heads_ * head_dim_}, *memory.rows, cached);
-}
-
-Tensor LayerAttention::Extend(const Inputs& inputs, const SequenceRows& rows,
-                              const CacheLayer& cached) const {
+Tensor LayerAttention::ExtendOnHost(const Inputs& inputs, const SequenceRows& rows,
+                                    const CacheLayer& cached) const {
   const Tensor out = OutputOf(inputs);
   const std::int64_t counted = rows.end.back();
   if (counted < rows.rows) out.narrow(0, counted, rows.rows - counted).zero_();

@@ -144,6 +144,13 @@ void LayerAttention::SetPattern(const CallHeads& call, std::int64_t length,
   options.block_q = options.block_k = kBlock;
 }
 
+at::Tensor LayerAttention::PatternOf(const CallHeads& call, const SequenceRows& rows) const {
+  const PatternTable* table = PatternOf(call);
+  if (table == nullptr) return {};
+  // Patterns are causal, so that the blocks of two keys or more alone show too much.
+  return table->visible.index_select(0, rows.positions);
+}
+
 void LayerAttention::SetMask(const CallHeads& call, const at::Tensor& visible,
                              std::int64_t sequence, std::int64_t begin, AttentionMask& mask) const {
   if (!visible.defined()) return SetPattern(call, begin, mask);

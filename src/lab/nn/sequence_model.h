@@ -112,9 +112,8 @@ class SequenceModel {
   virtual void VisitLayers(const TokenBatch& batch,
                            const std::function<void(const LayerView&)>& visit) = 0;
 
-  // max_bytes: the limit of all sequences together; 0: none. On the CPU: a copy of a model
-  // elsewhere with its present weights writes. The state must not outlive the model. Throws as
-  // DecodingState.
+  // max_bytes: the limit of all sequences together; 0: none. Texts grow where the model is. The
+  // state must not outlive the model. Throws as DecodingState.
   virtual std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes) = 0;
 
   // Numbers by name that show how training goes, on a batch of validation samples; none: there is

@@ -145,7 +145,42 @@ INSTANTIATE_TEST_SUITE_P(PretendDevice, TrainsOnADevice,
                                   (muon ? "Muon" : "Adam");
                          });
 
-// Searches with beams, as `translate` does, and observes the heads of the context.
+// Both models draw, take the likeliest tokens, and search with beams, as `translate` does.
+void ExpectEqualTexts(SequenceModel& host, SequenceModel& away, const SequenceTask& task) {
+  Shake(host);
+  away.FlatParameters().copy_(host.FlatParameters());
+  MarkChanged(away.FlatParameters());
+  std::vector<Prompt> prompts;
+  for (std::int64_t i = 0; i < 5; ++i) {
+    prompts.push_back(QuestionOf(task.Draw(kEvaluationSeed, Split::kTest, i, 6)).prompt);
+  }
+  GenerateOptions options;
+  options.steps = 12;
+  const std::vector<std::pair<double, std::int64_t>> searches = {{0.0, 1}, {0.0, 3}, {1.0, 1}};
+  for (const auto& [temperature, beams] : searches) {
+    options.sampler.temperature = temperature;
+    options.beams = beams;
+    const std::vector<Written> expected = Generate(host, prompts, options);
+    const std::vector<Written> found = Generate(away, prompts, options);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(found[i].tokens, expected[i].tokens) << temperature << " " << beams;
+      EXPECT_NEAR(found[i].log_likelihood, expected[i].log_likelihood, 1e-3);
+    }
+  }
+}
+
+TEST(PretendDevice, ADecoderWritesAsOnTheCpu) {
+  const OneThread one_thread;
+  const TaskPointer task = MakeSequenceTask("copy", {"symbols=8"});
+  for (const char* map : {"softmax", "entmax"}) {
+    DecoderConfig config = Asentmax();
+    config.vocabulary = task->Vocabulary();
+    config.attention.map = map;
+    Decoder host(config, 3), away(config, 3, DeviceNamed("pretend"));
+    ExpectEqualTexts(host, away, *task);
+  }
+}
+
 TEST(PretendDevice, AnEncoderDecoderWritesAsOnTheCpu) {
   const TaskPointer task = MakeSequenceTask("copy", {"symbols=8"});
   DecoderConfig config = Tiny();
@@ -154,27 +189,9 @@ TEST(PretendDevice, AnEncoderDecoderWritesAsOnTheCpu) {
   config.attention.map = "entmax";
   config.attention.learn_alpha = "sigmoid";
   EncoderDecoder host(config, 3), away(config, 3, DeviceNamed("pretend"));
-  Shake(host);
-  away.FlatParameters().copy_(host.FlatParameters());
-  MarkChanged(away.FlatParameters());
+  ExpectEqualTexts(host, away, *task);
 
-  std::vector<Prompt> prompts;
-  for (std::int64_t i = 0; i < 5; ++i) {
-    prompts.push_back(QuestionOf(task->Draw(kEvaluationSeed, Split::kTest, i, 6)).prompt);
-  }
-  GenerateOptions options;
-  options.sampler.temperature = 0.0;
-  options.steps = 12;
-  for (const std::int64_t beams : {1, 3}) {
-    options.beams = beams;
-    const std::vector<Written> expected = Generate(host, prompts, options);
-    const std::vector<Written> found = Generate(away, prompts, options);
-    for (std::size_t i = 0; i < prompts.size(); ++i) {
-      EXPECT_EQ(found[i].tokens, expected[i].tokens) << beams;
-      EXPECT_NEAR(found[i].log_likelihood, expected[i].log_likelihood, 1e-3);
-    }
-  }
-
+  // The heads of the context, which are observed on the CPU.
   const TokenBatch sample = DrawBatch(*task, kEvaluationSeed, Split::kTest, 0, 1, 6);
   const std::vector<ContextWeights> expected = ContextOf(host, sample);
   const std::vector<ContextWeights> found = ContextOf(away, sample);
