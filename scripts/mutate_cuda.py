@@ -143,12 +143,6 @@ FAULTS = [
     ),
     Fault(
         "sweep.h",
-        "saved: a long list counts as saved",
-        "if (head.softmax() || head.wide || (!dense && kept > kList)) count = kDenseRow;",
-        "if (head.softmax() || head.wide) count = kDenseRow;",
-    ),
-    Fault(
-        "sweep.h",
         "saved: a bound that is above the backward pass's",
         "(row.bound < known_bound && near",
         "(near",

@@ -121,9 +121,10 @@ TEST(Cuda, WeightsHaveTheSameRefusals) {
 
 TEST(Cuda, ListsOfPagesAreNotSaved) {
   const Problem problem({.dtype = DType::kBFloat16});
-  EXPECT_EQ(
-      ErrorOf([&] { cuda::ForwardOnPages(kCuda, problem.params(), {}, {.saved_bytes = 64}); }),
-      "saved_bytes: expected 0, as CUDA kernels save no lists of pages, got 64");
+  AttentionOutputs outputs;
+  outputs.saved_bytes = 64;
+  EXPECT_EQ(ErrorOf([&] { cuda::ForwardOnPages(kCuda, problem.params(), {}, outputs); }),
+            "saved_bytes: expected 0, as CUDA kernels save no lists of pages, got 64");
 }
 
 TEST(Cuda, BytesForListsHaveTheSameRefusals) {

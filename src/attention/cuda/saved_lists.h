@@ -3,8 +3,9 @@
 // of the statistics have room, as many as the memory holds.
 //
 // A row is saved where the sweep of the backward pass is sure to find the same: the same entries
-// (WriteList), or that it is a dense row. The order of entries differs, so ListRowsKernel sorts
-// them. Blocks of rows that are all saved are not swept again.
+// (WriteList), or that it is a dense row. Of rows that the dense kernel solves nothing is sure. The
+// order of entries differs, so ListRowsKernel sorts them. Blocks of rows that are all saved are not
+// swept again.
 #pragma once
 
 #include <cstddef>
