@@ -8,6 +8,7 @@
 
 #include "attention/cuda/pages_run.h"
 #include "attention/cuda/run.h"
+#include "attention/cuda/testing/check_saved.h"
 #include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/guessed_work.h"
@@ -61,23 +62,29 @@ constexpr DType kDType = kIsFloat32<Type>     ? DType::kFloat32
                          : Type::kNarrowRange ? DType::kFloat16
                                               : DType::kBFloat16;
 
+void Forward(const Context& context, const AttentionParams& params,
+             const AttentionOutputs& outputs) {
+  OnDevice<Emulation> device;
+  const AttentionParams there = device.Params(params);
+  RunForward<Type>(context, there, device.Outputs(params, outputs));
+  device.CopyBack();
+}
+void Backward(const Context& context, const AttentionParams& params,
+              const AttentionGradients& gradients) {
+  OnDevice<Emulation> device;
+  const AttentionParams there = device.Params(params);
+  RunBackward<Type>(context, there, device.Gradients(params, gradients));
+  device.CopyBack();
+}
+
 Results RunEmulated(const Problem& problem, const simt::Policy& policy, bool backward) {
   simt::machine.policy = policy;
-  return problem.RunBy(
-      [](const Context& context, const AttentionParams& params, const AttentionOutputs& outputs) {
-        OnDevice<Emulation> device;
-        const AttentionParams there = device.Params(params);
-        RunForward<Type>(context, there, device.Outputs(params, outputs));
-        device.CopyBack();
-      },
-      [](const Context& context, const AttentionParams& params,
-         const AttentionGradients& gradients) {
-        OnDevice<Emulation> device;
-        const AttentionParams there = device.Params(params);
-        RunBackward<Type>(context, there, device.Gradients(params, gradients));
-        device.CopyBack();
-      },
-      backward, kWantAll);
+  return problem.RunBy(Forward, Backward, backward, kWantAll);
+}
+
+// As emulated_test.cc does.
+std::string CheckSavedLists(const Problem& problem) {
+  return CheckSaved(problem, RunSavedBytes<Type>(problem.params()), Forward, Backward);
 }
 
 // Weights, and rows that have less room than they need.
@@ -108,6 +115,7 @@ std::string Check(const Problem& problem, std::uint64_t seed, bool backward = tr
     if (simt::machine.counters.bank_conflicts > 0) return "bank conflicts";
     std::string wrong = Expectation(problem, Expectation::kRareMeanFloor).Check(results);
     if (wrong.empty() && seed % 4 == 0 && backward) wrong = CheckMatrix(problem);
+    if (wrong.empty() && seed % 4 == 1 && backward) wrong = CheckSavedLists(problem);
     if (wrong.empty() && seed % 4 == 0) {
       const simt::Policy other = policy.InOrderOf(seed / 4);
       wrong = FirstDifference(results, RunEmulated(problem, other, backward));
@@ -240,6 +248,10 @@ std::string CheckAll() {
     if (!wrong.empty()) return wrong;
   }
   try {
+    Problem full(FullListsSpec(kDType));
+    FillLists(&full);
+    simt::machine.policy = {};
+    if (std::string wrong = CheckSavedLists(full); !wrong.empty()) return wrong;
     return CheckGuesses();
   } catch (const std::exception& error) {
     return error.what();

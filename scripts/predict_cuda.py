@@ -304,6 +304,24 @@ def decoding(document: dict[str, Any]) -> list[tuple[str, float, float, bool]]:
     return found
 
 
+def saved_lists(model: Model) -> list[tuple[str, float, float, float]]:
+    """Name, measured ms of a forward and a backward pass, ms that saved lists spare both.
+
+    Saved lists are written, read, and written to the backward pass's own, each time a count and
+    eight bytes an entry. They spare a sweep with known thresholds. A batch has 64 heads.
+    """
+    found = []
+    for row in rows_of("cuda-h200.json"):
+        if row["name"] != "entmax 1.5" or "both_ms" not in row:
+            continue
+        n, d, heads = row["n"], row["d"], 64 * row["batch"]
+        cost = 3 * n * heads * (4 + 8 * row["kept"]) / COPY_TB_S / 1e9
+        known = sweep(n, d, heads).time(model.sweep)
+        title, forward = f"entmax 1.5, {n // 1024}K, d {d}", row["forward_ms"]
+        found.append((title, forward, row["both_ms"] - forward, known - cost))
+    return found
+
+
 def left_out(cases: Sequence[Case]) -> dict[str, float]:
     """Predicted over measured of each fitted case, by constants that are found without it.
 
@@ -359,6 +377,11 @@ def main() -> None:
                 "{:8.2f}{:8.2f}  moments {:.2f}, rows {:.2f}, pilots {:.2f}, others {:.2f}, "
                 "again {:.2f}".format(*times)
             )
+    print("Backward and both passes, ms: measured, and predicted with saved lists")
+    for title, forward, backward, spared in saved_lists(model):
+        times = [backward, forward + backward]
+        times += [time - spared for time in times]
+        print(f"{title:44}" + "".join(f"{time:10.1f}" for time in times))
     tokens = decoding(document)
     fitted = [(measured, size) for _, measured, size, used in tokens if used]
     wait = least_squares([[1.0]] * len(fitted), [measured - size for measured, size in fitted])[0]

@@ -23,7 +23,7 @@
 // With a context of a CUDA device (types.h) every pointer is to that device's memory, except
 // alpha_per_head, which the host reads. A call that the CUDA kernels do not serve throws
 // InvalidArgument, which names the reason (docs/guide/cuda.md). Contents of arrays on the device
-// are not checked: a range beyond its axis is cut off there. `saved` is not used.
+// are not checked: a range beyond its axis is cut off there.
 //
 // Results do not depend on the number of threads, to the bit. Calls share only caches behind locks,
 // which change no result, so any number of threads may call at once.
@@ -195,7 +195,8 @@ void AttentionBackward(const Context& context, const AttentionParams& params,
 
 // Bytes of AttentionOutputs::saved that hold the lists of almost every row of usual inputs, or
 // every output of softmax, at most `budget`; 0 where the backward pass has no use for them.
-std::size_t AttentionSavedBytes(const AttentionParams& params, std::size_t budget);
+std::size_t AttentionSavedBytes(const Context& context, const AttentionParams& params,
+                                std::size_t budget);
 
 // Bytes that one call allocates at most beside its arguments, for a given number of threads.
 std::size_t AttentionWorkspaceBytes(const Context& context, const AttentionParams& params,

@@ -69,9 +69,9 @@ def _reserved(q: Tensor, v: Tensor, settings: dict[str, Any]) -> Any:
     kind = settings.get("map", _ops.ENTMAX)
     alphas = settings.get("alpha_heads") is not None or settings.get("alpha", 1.5) != 1.0
     sparse = kind == _ops.ENTMAX and alphas
-    if not sparse and (kind != _ops.SOFTMAX or settings.get("sink") is not None):
-        return 0
-    if q.dtype == _FLOAT64 or q.device.type not in ("cpu", "meta"):
+    softmax = kind == _ops.SOFTMAX and settings.get("sink") is None
+    softmax = softmax and q.device.type in ("cpu", "meta")
+    if not (sparse or softmax) or q.dtype == _FLOAT64:
         return 0
     head, row = (0, 512) if sparse else (64, (v.shape[3] + 15) // 16 * 64)
     rows = q.shape[0] * q.shape[1] * q.shape[2]

@@ -272,7 +272,9 @@ void AttentionBackward(const Context& context, const AttentionParams& params,
   RunBackward(KernelsFrom(kernel), context, params, gradients);
 }
 
-std::size_t AttentionSavedBytes(const AttentionParams& params, std::size_t budget) {
+std::size_t AttentionSavedBytes(const Context& context, const AttentionParams& params,
+                                std::size_t budget) {
+  if (context.device == DeviceKind::kCuda) return std::min(budget, cuda::SavedBytes(params));
   CheckAttention(params);
   const AttentionKernel& kernel = ChooseKernel(params, Pass::kBackward, nullptr);
   return kernel.saved_bytes == nullptr ? 0 : std::min(budget, kernel.saved_bytes(params));

@@ -18,8 +18,9 @@ std::int64_t ReservedBytes(const Tensor& q, const AttentionArguments& arguments)
   const AttentionParams& params = arguments.params;
   const bool sparse =
       params.map == RowMap::kEntmax && (arguments.alpha_heads.defined() || params.alpha != 1.0);
-  if (!sparse && (params.map != RowMap::kSoftmax || arguments.sink.defined())) return 0;
-  if (q.dtype() == dtypes::kFloat64 || !q.device().is_cpu()) return 0;
+  const bool softmax =
+      params.map == RowMap::kSoftmax && !arguments.sink.defined() && q.device().is_cpu();
+  if ((!sparse && !softmax) || q.dtype() == dtypes::kFloat64) return 0;
   // Lists of 64 entries, or a header and the output in float32 (SavedValues).
   const std::int64_t head = sparse ? 0 : 64, row = sparse ? 512 : (params.value_dim + 15) / 16 * 64;
   return std::min(head + q.size(0) * q.size(1) * q.size(2) * row, arguments.saved_budget);
@@ -117,12 +118,12 @@ AttentionResults AttentionForward(const AttentionPasses& passes, const Tensor& q
   Renamed([&] {
     std::int64_t bytes[1] = {0};
     if (request.saves == Saves::kReserved) bytes[0] = ReservedBytes(q, arguments);
-    if (request.saves == Saves::kUseful && passes.saves) {
+    if (request.saves == Saves::kUseful) {
       bytes[0] = static_cast<std::int64_t>(
-          AttentionSavedBytes(params, static_cast<std::size_t>(arguments.saved_budget)));
+          passes.saved_bytes(params, static_cast<std::size_t>(arguments.saved_budget)));
     }
     if (request.tau) results.saved = Empty(bytes, dtypes::kUInt8, q.device());
-    if (bytes[0] > 0 && passes.saves) {
+    if (bytes[0] > 0) {
       outputs.saved = results.saved.mutable_data();
       outputs.saved_bytes = static_cast<std::size_t>(bytes[0]);
     }
@@ -153,7 +154,7 @@ std::array<Tensor, kInputs> AttentionBackward(const AttentionPasses& passes, con
   AttentionGradients gradients;
   gradients.d_out = View(d_out_rows);
   gradients.tau = thresholds.data_as<double>();
-  if (lists.numel() > 0 && passes.saves) {
+  if (lists.numel() > 0) {
     gradients.saved = lists.data();
     gradients.saved_bytes = static_cast<std::size_t>(lists.numel());
   }

@@ -77,9 +77,10 @@ Context TorchContext() {
 const AttentionPasses& CpuPasses() {
   static const AttentionPasses passes = {
       .reader = Reader::kHost,
-      .saves = true,
       .forward = [](const auto&... call) { tsallis::AttentionForward(TorchContext(), call...); },
       .backward = [](const auto&... call) { tsallis::AttentionBackward(TorchContext(), call...); },
+      .saved_bytes =
+          [](const auto&... call) { return tsallis::AttentionSavedBytes(TorchContext(), call...); },
       .weight_counts =
           [](const auto&... call) { tsallis::AttentionWeightCounts(TorchContext(), call...); },
       .weights = [](const auto&... call) { tsallis::AttentionWeights(TorchContext(), call...); },
@@ -97,7 +98,6 @@ AttentionPasses CudaPasses(const Device& device) {
   };
   return {
       .reader = Reader::kDevice,
-      .saves = false,
       .forward =
           [=](const AttentionParams& params, const AttentionOutputs& outputs) {
             pass(params, false, [&](const Context& c) { AttentionForward(c, params, outputs); });
@@ -105,6 +105,13 @@ AttentionPasses CudaPasses(const Device& device) {
       .backward =
           [=](const AttentionParams& params, const AttentionGradients& gradients) {
             pass(params, true, [&](const Context& c) { AttentionBackward(c, params, gradients); });
+          },
+      .saved_bytes =
+          [device](const AttentionParams& params, std::size_t budget) {
+            std::size_t bytes = 0;
+            OnCuda(device, "q",
+                   [&] { bytes = AttentionSavedBytes(ContextOf(device), params, budget); });
+            return bytes;
           },
       // Their memory is the stream's own: these calls wait for it anyhow.
       .weight_counts =

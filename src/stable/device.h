@@ -19,10 +19,10 @@ Context TorchContext();
 // The kernels that run where the tensors are.
 struct AttentionPasses {
   Reader reader = Reader::kHost;
-  bool saves = false;  // lists of the support; else they get no memory for them
   std::function<void(const AttentionParams&, const AttentionOutputs&)> forward;
   std::function<void(const AttentionParams&, const AttentionGradients&)> backward;
-  // tsallis/attention.h: AttentionWeightCounts, AttentionWeights.
+  // tsallis/attention.h: AttentionSavedBytes, AttentionWeightCounts, AttentionWeights.
+  std::function<std::size_t(const AttentionParams&, std::size_t budget)> saved_bytes;
   std::function<void(const AttentionParams&, std::int64_t* counts)> weight_counts;
   std::function<void(const AttentionParams&, const std::int64_t* row_offsets, std::int64_t* columns,
                      float* values)>

@@ -23,7 +23,6 @@ using at::Tensor;
 
 stable::AttentionPasses EmulatedPasses() {
   return {.reader = stable::Reader::kDevice,
-          .saves = false,
           .forward =
               [](const AttentionParams& params, const AttentionOutputs& outputs) {
                 cuda::EmulatedForward({}, params, outputs);
@@ -32,6 +31,7 @@ stable::AttentionPasses EmulatedPasses() {
               [](const AttentionParams& params, const AttentionGradients& gradients) {
                 cuda::EmulatedBackward({}, params, gradients);
               },
+          .saved_bytes = cuda::EmulatedSavedBytes,
           .weight_counts = [](const AttentionParams& params,
                               std::int64_t* counts) { cuda::EmulatedWeightCounts(params, counts); },
           .weights =
@@ -66,12 +66,13 @@ double Difference(const Tensor& ours, const Tensor& theirs) {
 
 // What the passes of one device return: the output, statistics, gradients and weights.
 struct Answers {
+  std::int64_t saved_bytes = 0;
   Tensor out, tau, support_size, entropy;
   std::vector<Tensor> gradients;
   Tensor row_offsets, columns, values;
 
-  Answers(const stable::AttentionPasses& passes, const Inputs& in,
-          const AttentionOptions& options) {
+  Answers(const stable::AttentionPasses& passes, const Inputs& in, const AttentionOptions& options,
+          stable::Saves saves = stable::Saves::kUseful) {
     const stable::Tensor q = Handle(in.q), k = Handle(in.k), v = Handle(in.v);
     const auto arguments = [&](const auto& call) {
       stable::AttentionArguments taken;
@@ -79,8 +80,8 @@ struct Answers {
       return call(taken);
     };
     auto forward = arguments([&](auto& taken) {
-      return stable::AttentionForward(
-          passes, q, k, v, taken, {.tau = true, .stats = true, .saves = stable::Saves::kUseful});
+      return stable::AttentionForward(passes, q, k, v, taken,
+                                      {.tau = true, .stats = true, .saves = saves});
     });
     const stable::AttentionWanted wanted = {true,
                                             true,
@@ -96,6 +97,7 @@ struct Answers {
     });
     auto weights =
         arguments([&](auto& taken) { return stable::AttentionWeights(passes, q, k, taken); });
+    saved_bytes = forward.saved.numel();
     out = FromHandle(std::move(forward.out));
     tau = FromHandle(std::move(forward.tau));
     support_size = FromHandle(std::move(forward.support_size));
@@ -134,6 +136,26 @@ TEST(AttentionCuda, Causal) {
   AttentionOptions options;
   options.causal = true;
   Compare(Inputs::Draw(2, 20), options);
+}
+
+// Whatever memory lists get, gradients have the same bits.
+TEST(AttentionCuda, ListsAreSavedWithinTheBudget) {
+  const Inputs in = Inputs::Draw(2, 20);
+  constexpr std::int64_t kRows = 2 * 4 * 20;
+  AttentionOptions options;
+  options.causal = true;
+  const Answers plain(EmulatedPasses(), in, options, stable::Saves::kNothing);
+  EXPECT_EQ(plain.saved_bytes, 0);
+  const auto check = [&](stable::Saves saves, std::int64_t bytes) {
+    const Answers with(EmulatedPasses(), in, options, saves);
+    EXPECT_EQ(with.saved_bytes, bytes);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(with.gradients[i], plain.gradients[i])) << i;
+  };
+  check(stable::Saves::kUseful, 64 + kRows * (4 + 512));
+  check(stable::Saves::kReserved, kRows * 512);
+  options.saved_budget = 5000;
+  check(stable::Saves::kUseful, 5000);
+  check(stable::Saves::kReserved, 5000);
 }
 
 TEST(AttentionCuda, TermsHaveTheirGradients) {

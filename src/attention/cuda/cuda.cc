@@ -59,9 +59,10 @@ const Launches& Served(const AttentionParams& params, const Features& asked, Pas
 #endif
 }
 
-void CheckSaved(std::size_t bytes) {
+void CheckNotSaved(std::size_t bytes) {
   if (bytes == 0) return;
-  throw InvalidArgument("saved_bytes", "0, as CUDA kernels save no lists", std::to_string(bytes));
+  throw InvalidArgument("saved_bytes", "0, as CUDA kernels save no lists of pages",
+                        std::to_string(bytes));
 }
 
 void CheckPageRows(const char* name, const ConstArray4& array, const std::int64_t (&sizes)[4]) {
@@ -95,7 +96,6 @@ void Forward(const Context& context, const AttentionParams& params,
              const AttentionOutputs& outputs) {
   CheckAttention(params, DeviceKind::kCuda);
   CheckOutputs(params, outputs);
-  CheckSaved(outputs.saved_bytes);
   Served(params, FeaturesOf(params), Pass::kForward).forward(context, params, outputs);
 }
 
@@ -103,7 +103,6 @@ void Backward(const Context& context, const AttentionParams& params,
               const AttentionGradients& gradients) {
   CheckAttention(params, DeviceKind::kCuda);
   CheckGradients(params, gradients);
-  CheckSaved(gradients.saved_bytes);
   Served(params, FeaturesOf(params, gradients), Pass::kBackward)
       .backward(context, params, gradients);
 }
@@ -130,9 +129,14 @@ std::size_t WorkspaceBytes(const AttentionParams& params, bool backward) {
   return Served(params, FeaturesOf(params), pass).workspace_bytes(params, backward);
 }
 
+std::size_t SavedBytes(const AttentionParams& params) {
+  CheckAttention(params, DeviceKind::kCuda);
+  return Served(params, FeaturesOf(params), Pass::kBackward).saved_bytes(params);
+}
+
 void ForwardOnPages(const Context& context, const AttentionParams& params,
                     const AttentionPages& pages, const AttentionOutputs& outputs) {
-  CheckSaved(outputs.saved_bytes);
+  CheckNotSaved(outputs.saved_bytes);
   ServedOnPages(params, pages).on_pages(context, params, pages, outputs);
 }
 

@@ -58,6 +58,8 @@ void Weights(const Context& context, const AttentionParams& params, const std::i
              std::int64_t* columns, float* values);
 // Bytes that a pass allocates on the device.
 std::size_t WorkspaceBytes(const AttentionParams& params, bool backward);
+// Bytes of AttentionOutputs::saved that hold the lists of all rows.
+std::size_t SavedBytes(const AttentionParams& params);
 // On pages. params: with the pages' k and v, and k_len as what a table has room for; checked.
 void ForwardOnPages(const Context& context, const AttentionParams& params,
                     const AttentionPages& pages, const AttentionOutputs& outputs);

@@ -119,16 +119,21 @@ TEST(Cuda, WeightsHaveTheSameRefusals) {
       "row_offsets: expected data, got null");
 }
 
-TEST(Cuda, ListsAreNotSaved) {
+TEST(Cuda, ListsOfPagesAreNotSaved) {
   const Problem problem({.dtype = DType::kBFloat16});
-  alignas(64) static char saved[64];
-  std::vector<std::uint16_t> out(4096);
-  const AttentionOutputs outputs = {.out = {out.data(), DType::kBFloat16, {0, 128, 16, 1}},
-                                    .saved = saved,
-                                    .saved_bytes = sizeof(saved)};
-  EXPECT_NE(
-      ErrorOf([&] { AttentionForward(kCuda, problem.params(), outputs); }).find("saved_bytes"),
-      std::string::npos);
+  AttentionOutputs outputs;
+  outputs.saved_bytes = 64;
+  EXPECT_EQ(ErrorOf([&] { cuda::ForwardOnPages(kCuda, problem.params(), {}, outputs); }),
+            "saved_bytes: expected 0, as CUDA kernels save no lists of pages, got 64");
+}
+
+TEST(Cuda, BytesForListsHaveTheSameRefusals) {
+  const auto error_of = [](const ProblemSpec& spec) {
+    return ErrorOf([&] { AttentionSavedBytes(kCuda, Problem(spec).params(), 1000); });
+  };
+  EXPECT_NE(error_of({.dtype = DType::kFloat64}).find("do not serve this: float64"),
+            std::string::npos);
+  EXPECT_EQ(error_of({.dtype = DType::kBFloat16}).find("do not serve"), std::string::npos);
 }
 
 }  // namespace

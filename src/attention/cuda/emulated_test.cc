@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/testing/check_saved.h"
 #include "attention/cuda/testing/check_weights.h"
 #include "attention/cuda/testing/draw.h"
 #include "attention/cuda/testing/drawn_test.h"
@@ -155,6 +156,75 @@ TEST(CudaEmulated, LongListsCostOnePass) {
   EXPECT_EQ(products(0.3, 224), 3 * kPass);
   // The dense kernel's passes are whole ones.
   EXPECT_EQ(products(0.01, 4096) % kPass, 5 * kTile);
+}
+
+// Lists that the forward pass saves spare the backward pass its sweep, and change no bit.
+std::string CheckSavedLists(const Problem& problem, const simt::Policy& policy) {
+  simt::machine.policy = policy;
+  try {
+    return CheckSaved(problem, EmulatedSavedBytes(problem.params(), SIZE_MAX), EmulatedForward,
+                      EmulatedBackward);
+  } catch (const simt::Fault& fault) {
+    return fault.what();
+  }
+}
+
+TEST(CudaEmulated, SavedListsChangeNoBit) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const Problem problem(DrawServed(seed, seed % 8 == 0 ? 150 : 24));
+    if (!RefusalOf(problem).empty()) continue;
+    EXPECT_EQ(CheckSavedLists(problem, simt::Policy::Draw(seed)), "")
+        << seed << " " << problem.spec().Describe();
+  }
+  EXPECT_EQ(CheckSavedLists(Problem(DrawLong(4)), simt::Policy::Draw(4)), "");
+  EXPECT_EQ(CheckSavedLists(Problem(DrawGuessed(2)), simt::Policy::Draw(2)), "");
+  const Problem softmax({.dtype = DType::kBFloat16, .map = RowMap::kSoftmax});
+  EXPECT_EQ(EmulatedSavedBytes(softmax.params(), SIZE_MAX), 0u);
+}
+
+// A row is saved only where the backward pass would not find its list full, also on another device.
+TEST(CudaEmulated, ListsThatMayBeFullAreNotSaved) {
+  Problem problem(FullListsSpec(DType::kBFloat16));
+  FillLists(&problem);
+  EXPECT_EQ(CheckSavedLists(problem, {}), "");
+  const auto backward = [](const auto&... call) {
+    simt::machine.policy.much_shared = false;
+    EmulatedBackward(call...);
+    simt::machine.policy.much_shared = true;
+  };
+  simt::machine.policy = {.much_shared = true};
+  EXPECT_EQ(CheckSaved(problem, EmulatedSavedBytes(problem.params(), SIZE_MAX), EmulatedForward,
+                       backward),
+            "");
+}
+
+// Of rows with few keys, and of rows with more than a list of the backward pass holds.
+TEST(CudaEmulated, SavedListsSpareTheSweep) {
+  for (const std::int64_t k_len : {256, 4096}) {
+    const Problem problem({.seed = 3,
+                           .dtype = DType::kBFloat16,
+                           .q_len = k_len == 256 ? 160 : 64,
+                           .k_len = k_len,
+                           .head_dim = 64,
+                           .value_dim = 64,
+                           .spread = k_len == 256 ? 3.0 : 0.3});
+    const auto products = [&](std::size_t bytes) {
+      std::uint64_t before = 0;
+      const auto backward = [&](const auto&... call) {
+        before = simt::machine.counters.products;
+        EmulatedBackward(call...);
+      };
+      simt::machine.policy = {};
+      problem.RunBy(EmulatedForward, backward, true, kWantAll, bytes);
+      return simt::machine.counters.products - before;
+    };
+    const std::size_t all = EmulatedSavedBytes(problem.params(), SIZE_MAX);
+    const std::uint64_t block = static_cast<std::uint64_t>(k_len) * 128 * 64 / 2048;
+    const std::uint64_t blocks = k_len == 256 ? 2 : 1, plain = products(0);
+    EXPECT_EQ(plain - products(all), blocks * block) << k_len;
+    // The last row has no room.
+    EXPECT_EQ(plain - products(all - 4), (blocks - 1) * block) << k_len;
+  }
 }
 
 TEST(CudaEmulated, PlacesOfManyTasksAndBuckets) {

@@ -16,6 +16,7 @@ struct Launches {
   void (*backward)(const Context& context, const AttentionParams& params,
                    const AttentionGradients& gradients);
   std::size_t (*workspace_bytes)(const AttentionParams& params, bool backward);
+  std::size_t (*saved_bytes)(const AttentionParams& params);
   void (*on_pages)(const Context& context, const AttentionParams& params,
                    const AttentionPages& pages, const AttentionOutputs& outputs);
   std::size_t (*on_pages_workspace_bytes)(const AttentionParams& params,

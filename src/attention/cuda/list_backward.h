@@ -142,7 +142,10 @@ TSALLIS_DEVICE float SumOverLanes(float x) {
   return x;
 }
 
-// The work of a row's warp: a lane has entries `lane` and kWarp + `lane`.
+inline constexpr std::size_t kRowsSharedBytes = kWarps * kList * sizeof(Words2);
+
+// The work of a row's warp: a lane has entries `lane` and kWarp + `lane` of those that ascend by
+// key. Their order in the list is the sweep's that made it, and sums have the same bits for any.
 template <class Type, int D>
 TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, std::int64_t row) {
   using Lanes = Pieces<Type, D>;
@@ -155,6 +158,8 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
   const bool has_k = column < call.head_dim, has_v = column < call.value_dim;
   const auto k = ArrayRows<Type>::Of(call.k, b, head.kv),
              v = ArrayRows<Type>::Of(call.v, b, head.kv);
+  // A word of a key and the entry's place in the list, and its weight.
+  const Shared<Words2> entries = Shared<Words2>(0).From(WarpIndex() * kList);
   std::uint32_t keys[2];
   float p[2], dp[2] = {};
   TSALLIS_UNROLL
@@ -163,6 +168,32 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
     const bool in = i < count;
     keys[half] = in ? LoadDevice(backward.lists.keys + index * kList + i) : 0;
     p[half] = in ? LoadDevice(backward.lists.weights + index * kList + i) : 0.0f;
+  }
+  int before[2] = {0, 0};
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    TSALLIS_LOOP
+    for (int i = 0; i < kWarp && half * kWarp + i < count; ++i) {
+      const std::uint32_t other = Shuffle(keys[half], i);
+      before[0] += other < keys[0] ? 1 : 0;
+      before[1] += other < keys[1] ? 1 : 0;
+    }
+  }
+  SyncWarp();  // the entries of the row before have been read
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int i = half * kWarp + lane;
+    if (i >= count) continue;
+    const auto place = static_cast<std::uint32_t>(i);
+    entries.Store(before[half], {{keys[half] * kList + place, BitsOf(p[half])}});
+  }
+  SyncWarp();  // all lanes read what others sorted
+  TSALLIS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    if (half * kWarp + lane >= count) continue;
+    const Words2 entry = entries.Load(half * kWarp + lane);
+    keys[half] = entry.w[0] / kList;
+    p[half] = FloatOf(entry.w[1]);
   }
   TSALLIS_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -211,7 +242,8 @@ TSALLIS_DEVICE void RowBackward(const BackwardCall& backward, const Head& head, 
       const std::int64_t distance = head.sequence.Distance(row, key);
       const float dx = ThroughTerms(head, ds, factor * product, distance);
       w = dx * to_product;
-      StoreDevice(backward.w + index * kList + half * kWarp + lane, w);
+      const auto place = static_cast<int>(entries.Load(half * kWarp + lane).w[0] % kList);
+      StoreDevice(backward.w + index * kList + place, w);
       d_scale = fmaf(dx, product, d_scale);
       d_slope -= ds * static_cast<float>(distance < 0 ? -distance : distance);
     }

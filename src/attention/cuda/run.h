@@ -15,6 +15,7 @@
 #include "attention/cuda/guess.h"
 #include "attention/cuda/list_backward.h"
 #include "attention/cuda/rows.h"
+#include "attention/cuda/saved_lists.h"
 #include "attention/cuda/sweep.h"
 #include "attention/cuda/weights.h"
 #include "core/cuda/runtime.h"
@@ -101,6 +102,11 @@ class Runner {
       sweep.statistics = statistics;
       sweep.lists.counts = counts_;
       sweep.bounds = bounds;
+      if (sparse_) {
+        sweep.saved = Saved<D>(outputs.saved, outputs.saved_bytes);
+        Launch("BeginSavedKernel", BeginSavedKernel<>, Each(sweep.saved.rows, kThreads), kThreads,
+               0, sweep.saved);
+      }
       if (guesses) {
         guess.call = call_;
         guess.counts = counts_;
@@ -184,9 +190,15 @@ class Runner {
         sweep.call = call_;
         sweep.lists = backward.lists;
         sweep.from_tau = gradients.tau;
+        sweep.saved = Saved<D>(gradients.saved, gradients.saved_bytes);
+        Launch("LoadSavedKernel", LoadSavedKernel<>,
+               Each(sweep.saved.rows, LoadSavedShape::kRowsOfBlock), kThreads, 0, sweep.saved,
+               sweep.lists);
         Sweep<D>(sweep);
+        static_assert(kMostKeys * kList <= std::int64_t{1} << 32);
         Launch("ListRowsKernel", ListRowsKernel<Type, D>,
-               Places(call_.q_len, kRowsOfBlock, call_.heads), kThreads, 0, backward);
+               Places(call_.q_len, kRowsOfBlock, call_.heads), kThreads, kRowsSharedBytes,
+               backward);
         Sort(sort);
       }
       using RowsShape = DenseRowsShape<Type, D>;
@@ -246,7 +258,7 @@ class Runner {
              kThreads, Shape::kSharedBytes, dense);
     });
     const auto rows = static_cast<std::int64_t>(rows_);
-    const Grid four_rows = {static_cast<int>((rows + kWarps - 1) / kWarps)};
+    const Grid four_rows = Each(rows, kWarps);
     const auto list_weights =
         counts != nullptr ? ListWeightsKernel<false> : ListWeightsKernel<true>;
     Launch("ListWeightsKernel", list_weights, four_rows, kThreads, 0, weights, rows);
@@ -261,6 +273,8 @@ class Runner {
 
   // Bytes of the memory that the pass would take.
   std::size_t bytes() const { return workspace_.bytes(); }
+  // Bytes that hold the lists of all rows.
+  std::size_t SavedBytes() const { return sparse_ && rows_ > 0 ? SavedLists::Bytes(rows_) : 0; }
 
  protected:
   static std::size_t Size(int size) { return static_cast<std::size_t>(size); }
@@ -279,9 +293,9 @@ class Runner {
     workspace_.Allocate();
     SetKnown();
     if (counts_ != nullptr) {
-      const auto blocks = static_cast<int>((rows_ + kThreads - 1) / kThreads);
-      Launch("ZeroCountsKernel", ZeroCountsKernel<>, {blocks}, kThreads, 0, counts_,
-             static_cast<std::int64_t>(rows_));
+      const auto rows = static_cast<std::int64_t>(rows_);
+      Launch("ZeroCountsKernel", ZeroCountsKernel<>, Each(rows, kThreads), kThreads, 0, counts_,
+             rows);
     }
     return true;
   }
@@ -343,6 +357,15 @@ class Runner {
   Grid Places(int length, int rows, int heads) const {
     const bool packed = call_.ranges.packed;
     return {BlockPlace::Count(packed, length, call_.batch, rows), heads, call_.array_batch()};
+  }
+
+  // A grid of blocks that take `of_block` of `count` each.
+  static Grid Each(std::int64_t count, int of_block) {
+    return {static_cast<int>((count + of_block - 1) / of_block)};
+  }
+  template <int D>
+  SavedLists Saved(const void* memory, std::size_t bytes) const {
+    return SavedLists::Of(rows_, SweepShape<Type, D>::Room(stream_->Shared()), memory, bytes);
   }
 
   // Whether rows begin from a guess of their thresholds. Those whose guess fails are the second
@@ -513,6 +536,10 @@ void RunWeights(const Context& context, const AttentionParams& params,
                 const std::int64_t* row_offsets, std::int64_t* columns, float* values) {
   const Stream stream(context);
   Runner<Type>(&stream, context, params).Weights(nullptr, row_offsets, columns, values);
+}
+template <class Type>
+std::size_t RunSavedBytes(const AttentionParams& params) {
+  return Runner<Type>(nullptr, {}, params).SavedBytes();
 }
 template <class Type>
 std::size_t RunWorkspaceBytes(const AttentionParams& params, bool backward) {

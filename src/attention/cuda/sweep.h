@@ -16,25 +16,19 @@
 // guess must not exceed the list's threshold. Rows whose guess does are among those that are swept
 // again, from a bound that their list proves.
 //
-// With thresholds that are known (the backward pass) the same kernel makes the lists alone.
+// With thresholds that are known (the backward pass) the same kernel makes the lists alone, where
+// the forward pass has not saved them.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/cuda/call.h"
 #include "attention/cuda/list.h"
+#include "attention/cuda/saved_lists.h"
 #include "attention/cuda/tile.h"
 
 namespace tsallis::cuda {
 inline namespace TSALLIS_SIDE {
-
-// The lists of rows: counts [rows], keys and weights [rows, kList], rows as in the statistics. Keys
-// count along k's axis.
-struct Lists {
-  int* counts = nullptr;
-  std::uint32_t* keys = nullptr;
-  float* weights = nullptr;
-};
 
 struct Statistics {
   double* tau = nullptr;
@@ -91,6 +85,7 @@ struct SweepCall {
   // their guess should have been.
   float* bounds = nullptr;
   Guesses guesses;
+  SavedLists saved;  // written unless thresholds are known, else read
 
   // The bound that a row begins with. kLong: in the second sweep. -kMostFloat: none.
   template <bool kLong>
@@ -299,6 +294,12 @@ TSALLIS_DEVICE float BoundOf(const Threshold& solved) {
          kScoreSlack * fabsf(solved.from);
 }
 
+// The bound of a row whose threshold is known.
+TSALLIS_DEVICE float BoundOf(double tau) {
+  const auto near = static_cast<float>(tau);
+  return near - kScoreSlack * (1.0f + fabsf(near));
+}
+
 // Thresholds of what lists hold become their bounds, and what is not above is dropped; what stays
 // is spread over the quad's lanes. `raise`: whether the quad's lists are to change. known: bounds
 // are the rows' thresholds already.
@@ -412,29 +413,31 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Lis
   int mine = dense ? 0 : row.mine;
   const std::int64_t index = row.row >= 0 ? head.Index(call, row.row) : 0;
   const float start = sweep.Start<List::kLong>(head, row.row, index);
-  // z - tau = (z - high) - low: near the threshold the difference is exact.
   double tau = -static_cast<double>(kInfinity);
-  float high = 0.0f, low = 0.0f;
   if (sweep.from_tau != nullptr) {
     if (row.row >= 0) tau = LoadDevice(sweep.from_tau + index);
-    high = static_cast<float>(tau);
-    low = static_cast<float>(tau - static_cast<double>(high));
   } else {
     if (!(solved.from <= kMostFloat)) {
       dense = true;
       mine = 0;
     }
-    high = solved.from;
-    low = -solved.top;
     if ((Ballot(mine > 0) >> (lane & 28) & 15u) != 0) {
       tau = static_cast<double>(solved.from) - static_cast<double>(solved.top);
     }
   }
+  // z - tau = (z - high) - low: near the threshold the difference is exact. A list that is saved
+  // and one that is made again have the same weights.
+  const auto high = static_cast<float>(tau);
+  const auto low = static_cast<float>(tau - static_cast<double>(high));
   // The second sweep may have begun from a guess.
   float bound = List::kLong && !(row.bound > start) ? -kMostFloat : row.bound;
   const bool failed = !dense && start != -kMostFloat &&
                       !(start + kScoreSlack * (1.0f + fabsf(start)) <= static_cast<float>(tau));
-  const bool writes = row.row >= 0 && sweep.lists.keys != nullptr;
+  const bool saves = sweep.from_tau == nullptr && row.row >= 0 && index < sweep.saved.rows;
+  const bool writes = saves || (row.row >= 0 && sweep.lists.keys != nullptr);
+  const Lists& lists = saves ? sweep.saved : sweep.lists;
+  const float known_bound = BoundOf(tau);
+  float near = 0.0f;  // entries that a sweep with a known threshold lists
   float entropy = 0.0f, largest = -kInfinity;
   const int kept = KeepEntries(
       list, mine,
@@ -442,25 +445,35 @@ TSALLIS_DEVICE int WriteList(const SweepCall& sweep, const Head& head, const Lis
         const float x = in ? (z - high) - low : 0.0f;
         const float p = x > 0.0f ? Weight::Of(x, head.alpha, head.power).p : 0.0f;
         largest = fmaxf(largest, z);
+        near += in && !(z < known_bound) ? 1.0f : 0.0f;
         entry->w[0] = BitsOf(p);
         return p > 0.0f;
       },
       [&](int to, const Words2& entry) {
         const float p = FloatOf(entry.w[0]);
         if (writes && to < kList) {
-          StoreDevice(sweep.lists.keys + index * kList + to, entry.w[1]);
-          StoreDevice(sweep.lists.weights + index * kList + to, p);
+          StoreDevice(lists.keys + index * kList + to, entry.w[1]);
+          StoreDevice(lists.weights + index * kList + to, p);
         }
         if (sweep.statistics.entropy != nullptr) entropy -= p * logf(p);
       });
   SyncWarp();  // all lanes read what this quad wrote
   entropy = QuadSum(entropy);
   largest = QuadMax(largest);
+  near = QuadSum(near);
   // The lists that other kernels read have no more places.
   dense = dense || failed || (kept > kList && sweep.lists.keys != nullptr);
   const int size = dense ? kDenseRow : kept;
   if (t != 0 || row.row < 0) return size;
   StoreDevice(sweep.lists.counts + index, size);
+  if (saves) {
+    const bool any = tau != -static_cast<double>(kInfinity);
+    const bool again =
+        !any || (row.bound < known_bound && near <= static_cast<float>(sweep.saved.most));
+    int count = dense || !again ? kNotSaved : kept;
+    if (head.softmax() || head.wide || (!dense && kept > kList)) count = kDenseRow;
+    StoreDevice(sweep.saved.counts + index, count);
+  }
   // A sink's row may have its threshold above all scores, but its list holds the largest.
   if (failed) {
     // The guess was too high. What was listed has a threshold that the row's exceeds.
@@ -561,7 +574,7 @@ TSALLIS_DEVICE void SweepRows(const SweepCall& sweep, const Head& head, std::int
         const double tau = LoadDevice(sweep.from_tau + head.Index(call, at));
         dense = dense || tau != tau;
         if (tau == -static_cast<double>(kInfinity)) row.end = row.begin;
-        row.bound = static_cast<float>(tau) - kScoreSlack * (1.0f + fabsf(static_cast<float>(tau)));
+        row.bound = BoundOf(tau);
       }
       if (sweep.from_tau == nullptr) {
         row.bound = sweep.Start<List::kLong>(head, at, head.Index(call, at));
@@ -830,6 +843,13 @@ SweepKernel(const SweepCall sweep) {
   const Head head = Head::Of<kGeneral>(call, place.b, BlockY());
   const int first = static_cast<int>(place.first);
   const std::int64_t behind = first + Shape::kRows, end = head.sequence.q.end;
+  if (sweep.from_tau != nullptr && sweep.saved.rows > 0) {
+    static_assert(Shape::kRows <= kThreads);
+    const int row = first + ThreadIndex();
+    const bool lacks = ThreadIndex() < Shape::kRows && row < end &&
+                       sweep.saved.CountOf(head.Index(call, row)) == kNotSaved;
+    if (SyncBlockCount(lacks) == 0) return;
+  }
   SweepRows<Type, D, kGeneral, Shape>(
       sweep, head, (behind < end ? behind : end) - 1, [&](int i) { return first + i; }, nullptr);
 }

@@ -169,8 +169,8 @@ class Problem {
   // By functions with the parameters of AttentionForward and AttentionBackward.
   template <class Forward, class Backward>
   Results RunBy(const Forward& forward, const Backward& backward, bool wants_backward,
-                unsigned wanted) const {
-    return RunWith(false, 1, 0, wants_backward, wanted, forward, backward);
+                unsigned wanted, std::size_t saved_bytes = 0) const {
+    return RunWith(false, 1, saved_bytes, wants_backward, wanted, forward, backward);
   }
   // Runs as a user does: through the checks, on the kernels that are chosen.
   Results RunAsUser(int threads) const {

@@ -167,7 +167,7 @@ void LayerAttention::Forward(const Inputs& inputs, const SequenceRows& rows, Que
       keep->tau[i] = at::empty({rows.rows * call.count}, at::kDouble);
       outputs.tau = keep->tau[i].mutable_data_ptr<double>();
       const std::size_t budget = PatternOf(call) != nullptr ? 0 : kListBudget;
-      const auto bytes = static_cast<std::int64_t>(AttentionSavedBytes(p, budget));
+      const auto bytes = static_cast<std::int64_t>(AttentionSavedBytes({}, p, budget));
       keep->lists[i] = at::empty({bytes}, at::kByte);
       outputs.saved = bytes > 0 ? keep->lists[i].data_ptr() : nullptr;
       outputs.saved_bytes = static_cast<std::size_t>(bytes);

@@ -149,6 +149,22 @@ inline void MisleadPilots(Problem* problem, double strength) {
           });
 }
 
+// Rows that keep 62 keys, which fill a lane of the sweep's smallest lists: 60 of the first tile,
+// and two more that come to the lane that has the most. The second sweep has room for them.
+inline ProblemSpec FullListsSpec(DType dtype) {
+  return {.seed = 12, .dtype = dtype, .q_len = 20, .k_len = 2048, .head_dim = 128, .value_dim = 16};
+}
+inline void FillLists(Problem* problem) {
+  const auto keeps = [](std::int64_t row) { return row < 60 || row / 2 == 640; };
+  Replace(problem, &AttentionParams::k,
+          [&](std::int64_t, std::int64_t row, std::int64_t x, double value) {
+            return x != 0 ? value : keeps(row) ? 0.9 + 0.1 * static_cast<double>(row % 3) : -8.0;
+          });
+  Replace(problem, &AttentionParams::q, [](std::int64_t, std::int64_t row, std::int64_t x, double) {
+    return x == 0 ? 4.0 + 0.25 * static_cast<double>(row % 3) : 0.0;
+  });
+}
+
 // A problem whose backward pass has more places (tasks of rows times buckets of keys) to add up
 // than a block has threads: ScanKernel goes round twice. A window keeps it small.
 inline ProblemSpec ManyPlaces(DType dtype) {

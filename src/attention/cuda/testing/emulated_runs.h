@@ -19,6 +19,7 @@
   EXTERN template void RunWeights<TYPE>(const Context&, const AttentionParams&,          \
                                         const std::int64_t*, std::int64_t*, float*);     \
   EXTERN template std::size_t RunWorkspaceBytes<TYPE>(const AttentionParams&, bool);     \
+  EXTERN template std::size_t RunSavedBytes<TYPE>(const AttentionParams&);               \
   EXTERN template void RunOnPages<TYPE>(const Context&, const AttentionParams&,          \
                                         const AttentionPages&, const AttentionOutputs&); \
   EXTERN template std::size_t RunOnPagesWorkspaceBytes<TYPE>(const AttentionParams&,     \

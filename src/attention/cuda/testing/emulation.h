@@ -1,6 +1,7 @@
 // For tests: the passes of the CUDA kernels on the emulation, with arrays of the host.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "attention/cuda/testing/emulated_runs.h"
@@ -12,10 +13,10 @@ namespace tsallis::cuda {
 
 // run.operator()<Type>() for the type of a call's arrays, which is served.
 template <class Run>
-void ForType(const AttentionParams& params, const Run& run) {
+auto ForType(const AttentionParams& params, const Run& run) {
   if (params.q.dtype == DType::kFloat32) return run.template operator()<Float32>();
   if (params.q.dtype == DType::kFloat16) return run.template operator()<Float16>();
-  run.template operator()<BFloat16>();
+  return run.template operator()<BFloat16>();
 }
 
 // Compute AttentionForward and AttentionBackward; throw simt::Fault for a kernel's mistakes.
@@ -34,6 +35,12 @@ inline void EmulatedBackward(const Context& context, const AttentionParams& para
   const AttentionGradients results = device.Gradients(params, gradients);
   ForType(params, [&]<class Type>() { RunBackward<Type>(context, there, results); });
   device.CopyBack();
+}
+
+// Returns AttentionSavedBytes.
+inline std::size_t EmulatedSavedBytes(const AttentionParams& params, std::size_t budget) {
+  return std::min(budget,
+                  ForType(params, [&]<class Type>() { return RunSavedBytes<Type>(params); }));
 }
 
 // Computes AttentionOnPages.

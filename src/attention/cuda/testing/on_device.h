@@ -60,16 +60,16 @@ class OnDevice : public Copies<Device> {
     o.support_size = Numbers(o.support_size, rows, true);
     o.entropy = Numbers(o.entropy, rows, true);
     o.maximum = Numbers(o.maximum, rows, true);
-    o.saved = nullptr;
-    o.saved_bytes = 0;
+    o.saved =
+        Numbers(static_cast<std::byte*>(o.saved), static_cast<std::int64_t>(o.saved_bytes), true);
     return o;
   }
   AttentionGradients Gradients(const AttentionParams& p, AttentionGradients g) {
     const std::int64_t batch = ArrayBatch(p), rows = batch * p.heads * p.q_len;
     g.d_out = Elements(g.d_out, {batch, p.heads, p.q_len, p.value_dim}, false);
     g.tau = Numbers(g.tau, rows, false);
-    g.saved = nullptr;
-    g.saved_bytes = 0;
+    g.saved = Numbers(static_cast<const std::byte*>(g.saved),
+                      static_cast<std::int64_t>(g.saved_bytes), false);
     g.dq = Elements(g.dq, {batch, p.heads, p.q_len, p.head_dim}, true);
     g.dk = Elements(g.dk, {batch, p.kv_heads, p.k_len, p.head_dim}, true);
     g.dv = Elements(g.dv, {batch, p.kv_heads, p.k_len, p.value_dim}, true);
