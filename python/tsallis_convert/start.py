@@ -21,8 +21,8 @@ from tsallis_report.files import replace_text
 
 from . import ConvertError
 
-# Steps of a quarter of an octave from 1 down to 0.1. Heads that mix many keys alike would take less,
-# but keep more keys by it, and SmolLM2 loses as much.
+# Steps of a quarter of an octave from 1 down to 0.1. Heads that mix many keys alike would take
+# less, but keep more keys by it, and SmolLM2's loss stays the same.
 GRID = tuple(2.0 ** (-i / 4) for i in range(14))
 SEQUENCES, STEP = 2, 2**32 - 1  # of training text, as of a step that training does not reach
 
@@ -36,7 +36,8 @@ def matched(model: Any, tokens: Tensor, alpha: float) -> Tensor:
     """Factors of the queries, [layers, heads], with which entmax answers most as softmax does.
 
     The sum over queries of |out of entmax(c s) - out of softmax(s)|^2 is least at a head's c among
-    `GRID`, with the model's own masks and terms. Every layer gets what it gets under softmax, whatever the layers before it would do.
+    `GRID`, with the model's own masks and terms. Every layer gets what it gets under softmax,
+    whatever the layers before it would do.
 
     Args:
         model: one of Hugging Face's under tsallis_softmax.
