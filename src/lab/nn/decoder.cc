@@ -6,14 +6,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <optional>
 
 #include "lab/base/errors.h"
+#include "lab/base/random.h"
 #include "lab/base/sequential_products.h"
 #include "lab/nn/attention_branch.h"
+#include "lab/nn/decoder_kernels.h"
+#include "lab/nn/head_numbers.h"
 #include "tsallis/cpu.h"
 #include "tsallis/error.h"
 
@@ -39,6 +44,8 @@ struct DecoderLayer : Fixed {
 };
 
 }  // namespace
+
+using Observation = std::vector<std::pair<std::string, double>>;
 
 struct Decoder::State {
   State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
@@ -127,6 +134,51 @@ struct Decoder::State {
     }
     if (gradients.empty()) return at::zeros_like(x);
     return gradients.size() == 1 ? gradients.front() : at::cat(gradients);
+  }
+
+  // For a vector v of independent signs, the mean of |vᵀ J|² is the squared Frobenius norm of J, so
+  // one backward pass from v in every sequence measures all of the Jacobians.
+  void ObserveReach(const TokenBatch& batch, Observation& observed) {
+    const SequentialProducts guard;
+    workers.SetThreads(guard.threads());
+    const DecoderRows rows = RowsOf(batch, config.vocabulary, device, false);
+    std::map<std::int64_t, std::int64_t> last;  // of the scored rows, by sequence
+    for (std::size_t s = 0; s < rows.scored.size(); ++s) {
+      last[rows.sequence[s]] = static_cast<std::int64_t>(s);
+    }
+    if (last.empty()) return;
+    std::vector<std::int64_t> places;
+    std::vector<float> signs;
+    RandomStream random(0, Purpose::kStudy, 0);
+    for (const auto& [sequence, place] : last) {
+      places.push_back(place);
+      for (std::int64_t c = 0; c < config.width; ++c)
+        signs.push_back(random.Next() % 2 == 0 ? 1.0F : -1.0F);
+    }
+    Tensor flow;
+    LayerPass pass;
+    pass.reached = [&](std::int64_t layer, const Tensor& d_x) {
+      if (layer == 0) flow = d_x.square().sum(1).to(at::kDouble).contiguous();
+    };
+    const Tensor x = Run(rows, pass), at_places = at::tensor(places, at::kLong);
+    const Tensor piece = x.detach().index_select(0, at_places).requires_grad_(true);
+    const Tensor y = piece * (piece.square().mean(1, true) + kNormEpsilon).rsqrt();
+    (y * at::tensor(signs).view_as(y)).sum().backward();
+    x.backward(at::zeros_like(x).index_copy(0, at_places, piece.grad()));
+    std::vector<Moments> squares;  // by the power of two of the distance
+    for (const auto& [sequence, place] : last) {
+      const std::int64_t row = rows.scored[static_cast<std::size_t>(place)];
+      for (std::int64_t i = rows.begin[static_cast<std::size_t>(sequence)]; i < row; ++i) {
+        const auto bin =
+            static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(row - i))) - 1;
+        if (bin >= squares.size()) squares.resize(bin + 1);
+        squares[bin].Add(flow.const_data_ptr<double>()[i]);
+      }
+    }
+    for (std::size_t bin = 0; bin < squares.size(); ++bin) {
+      observed.emplace_back(fmt::format("reach {}", std::int64_t{1} << bin),
+                            std::sqrt(squares[bin].Mean()));
+    }
   }
 
   DecoderConfig config;
@@ -228,7 +280,7 @@ std::unique_ptr<DecodingState> Decoder::StartDecoding(std::int64_t max_bytes) {
 }
 
 std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& batch) {
-  std::vector<std::pair<std::string, double>> observed;
+  Observation observed;
   GradientOptions options;
   options.flow = [&](std::int64_t layer, double norm) {
     observed.insert(observed.begin(), {fmt::format("gradient {}", layer), norm});
@@ -246,6 +298,7 @@ std::vector<std::pair<std::string, double>> Decoder::Observe(const TokenBatch& b
     }
     observed.emplace_back(fmt::format("keys {}", view.layer), keys);
   });
+  state_->ObserveReach(batch, observed);
   return observed;
 }
 

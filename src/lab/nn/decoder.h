@@ -65,7 +65,10 @@ class Decoder : public SequenceModel {
 
   // By layer: "gradient L", how much of the loss's gradient arrives (GradientOptions::flow), and,
   // on the CPU, "keys L", keys that have weight, mean over heads and scored tokens (ASEntmax,
-  // figures 3 and 7).
+  // figures 3 and 7). On the CPU also "reach D" for powers of two: the Frobenius norm of the
+  // Jacobian of y by the stream of a token D to 2 D - 1 before it, where the first layer reads it;
+  // y is the output of a sequence's last scored token, divided by its root mean square (ASEntmax,
+  // proposition 3.3). Root mean square over tokens and sequences, from a random direction each.
   std::vector<std::pair<std::string, double>> Observe(const TokenBatch& batch) override;
 
  private:

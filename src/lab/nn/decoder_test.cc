@@ -541,6 +541,43 @@ TEST(Decoder, TheFlowOfGradientsIsThatOfTheResidualStream) {
   EXPECT_NE(flow[0].second, flow[1].second);
 }
 
+// Every token is another one, so the gradient of its embedding is that of its row of the stream,
+// times the factor of embeddings; with the identity as head the reference's logits are normed
+// outputs.
+TEST(Decoder, TheReachOfTokensIsTheNormOfTheirJacobians) {
+  const OneThread one_thread;
+  DecoderConfig config = Tiny();
+  config.vocabulary = config.width;
+  const std::int64_t n = config.width;
+  Decoder model(config, 4);
+  Shake(model);
+  Weights weights = DoubleWeights(model);
+  weights["norm.weight"] = at::zeros({n}, at::kDouble);
+  weights["head.weight"] = at::eye(n, at::kDouble);
+  const Tensor tokens = at::arange(n, at::kLong);
+  Tensor embedding = weights.at("embedding.weight");
+  const Tensor y = ReferenceLogits(config, weights, tokens, n)[n - 1];
+  Tensor squares = at::zeros({n}, at::kDouble);
+  for (std::int64_t c = 0; c < n; ++c) {
+    embedding.mutable_grad().reset();
+    y[c].backward({}, true);
+    squares += embedding.grad().square().sum(1) / static_cast<double>(config.width);
+  }
+  // Signs differ from sequence to sequence.
+  TokenBatch batch = Draw(256, n, n, false);
+  batch.tokens.copy_(tokens.expand({256, n}));
+  batch.labels.zero_();
+  std::map<std::string, double> found;
+  for (const auto& [name, value] : model.Observe(batch)) found[name] = value;
+  for (std::int64_t from = 1; from < n; from *= 2) {
+    const std::int64_t count = std::min(from, n - from);
+    const Tensor in_bin = squares.narrow(0, n - from - count, count);
+    const double expected = std::sqrt(in_bin.mean().item<double>());
+    EXPECT_NEAR(found.at("reach " + std::to_string(from)), expected, 0.05 * expected) << from;
+  }
+  EXPECT_EQ(found.count("reach 32"), 0U);
+}
+
 TEST(Decoder, NothingOfOnePassReachesTheNext) {
   const OneThread one_thread;
   for (const char* compute : {"float32", "bfloat16"}) {
