@@ -69,9 +69,11 @@ class TrainCommand : public Command {
   }
 
   int Run(const Invocation& invocation) override {
-    const lab::Recipe all = lab::AtScale(lab::FindRecipe(name_), scale_, settings_);
+    const lab::Recipe found = lab::FindRecipe(name_);
+    if (method_.empty()) method_ = found.methods.front().name;
+    const lab::Recipe all = lab::AtScale(found, scale_, settings_, method_);
     lab::TrainingJob job;
-    job.method = method_.empty() ? &all.methods.front() : &all.Method(method_);
+    job.method = &all.Method(method_);
     const lab::Recipe recipe = all.TrainedBy(*job.method);
     job.recipe = &recipe;
     job.seed = seed_;

@@ -252,6 +252,8 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   return root;
 }
 
+constexpr std::string_view kModel = "model.";
+
 // Calls act(table, index) for every [[method]].
 template <class Act>
 void ForMethods(toml::table& root, const Act& act) {
@@ -322,7 +324,7 @@ Recipe LoadRecipe(const std::filesystem::path& path) {
 }
 
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
-               const std::vector<std::string>& settings) {
+               const std::vector<std::string>& settings, const std::string& trained) {
   recipe.Scale(scale);
   toml::table root = Parse(recipe.text, recipe.path);
   if (toml::table* set = root["scale"][scale]["set"].as_table()) {
@@ -339,10 +341,17 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
       }
     }
     SetKeyValue(root, setting);
-    if (!setting.starts_with("train.")) continue;
-    // It goes before what a method says of its own training.
+    // It goes before what a method says of its own training, and the method that is trained of its
+    // own attention.
+    const bool of_training = setting.starts_with("train.");
+    const std::string of_method = setting.substr(std::min(kModel.size(), setting.size()));
+    const bool of_attention = setting.starts_with(kModel) && of_method.starts_with("attention.");
     ForMethods(root, [&](toml::table& method, std::size_t) {
-      if (method["train"].is_table()) SetKeyValue(method, setting);
+      if (of_training && method["train"].is_table()) SetKeyValue(method, setting);
+      if (of_attention && method["name"] == trained &&
+          method.at_path(of_method.substr(0, of_method.find('=')))) {
+        SetKeyValue(method, of_method);
+      }
     });
   }
   return ReadRecipe(std::move(root), recipe.path, recipe.text, scale);

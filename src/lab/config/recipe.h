@@ -183,9 +183,11 @@ void Describe(TableReader& table, Recipe& recipe);
 Recipe LoadRecipe(const std::filesystem::path& path);
 
 // The recipe as [scale.NAME.set] and settings ("train.lr=1e-4") change it. A setting of `train` or
-// of the steps also goes before a method's own. UsageError as above.
+// of the steps also goes before a method's own, one of `model.attention` before that of the method
+// `trained`: in a study of all methods their own attention is what they differ in. UsageError as
+// above.
 Recipe AtScale(const Recipe& recipe, const std::string& scale,
-               const std::vector<std::string>& settings = {});
+               const std::vector<std::string>& settings = {}, const std::string& trained = "");
 
 // Recipes in <source>/experiments, by name; each is the stem of its file.
 std::vector<std::filesystem::path> ListRecipes();
