@@ -447,10 +447,10 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
   EXPECT_EQ(entmax.attention.length_scaling.init, 0.5);
   EXPECT_EQ(set.Decoder(set.Method("softmax")).attention.length_scaling.kind, "ssmax");
   // Unless it is the one that is trained.
-  const Recipe one = AtScale(
-      recipe, "paper",
-      {"model.attention.length_scaling.kind=scalar", "model.attention.positions.kind=rope"},
-      "entmax");
+  const Recipe one =
+      AtScale(recipe, "paper",
+              {"model.attention.length_scaling.kind=scalar", "model.attention.positions.kind=rope"},
+              "entmax");
   EXPECT_EQ(one.Decoder(one.Method("entmax")).attention.length_scaling.kind, "scalar");
   EXPECT_EQ(one.Decoder(one.Method("entmax")).attention.positions.kind, "rope");
   EXPECT_EQ(one.Decoder(one.Method("entmax")).attention.map, "entmax");
