@@ -397,7 +397,10 @@ TEST(SequenceExperiment, WritesWhatArrivesAtEachLayerAndLeavesNoTrace) {
       EXPECT_GT(observed.at("gradient " + std::to_string(l)).get<double>(), 0.0) << line;
       EXPECT_GE(observed.at("keys " + std::to_string(l)).get<double>(), 1.0) << line;
     }
-    EXPECT_EQ(observed.size(), 2 * static_cast<std::size_t>(model.Config().layers));
+    for (const char* distance : {"reach 1", "reach 2", "reach 4"}) {
+      EXPECT_GT(observed.at(distance).get<double>(), 0.0) << line;
+    }
+    EXPECT_EQ(observed.size(), 2 * static_cast<std::size_t>(model.Config().layers) + 3);
   }
   EXPECT_EQ(steps, (std::vector<std::int64_t>{1, 2, 3, 6, 10, 12}));
   // Takes the same steps by hand, unobserved.
