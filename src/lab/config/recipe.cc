@@ -252,8 +252,6 @@ toml::table Parse(const std::string& text, const std::filesystem::path& path) {
   return root;
 }
 
-constexpr std::string_view kModel = "model.";
-
 // Calls act(table, index) for every [[method]].
 template <class Act>
 void ForMethods(toml::table& root, const Act& act) {
@@ -344,13 +342,13 @@ Recipe AtScale(const Recipe& recipe, const std::string& scale,
     // It goes before what a method says of its own training, and the method that is trained of its
     // own attention.
     const bool of_training = setting.starts_with("train.");
-    const std::string of_method = setting.substr(std::min(kModel.size(), setting.size()));
-    const bool of_attention = setting.starts_with(kModel) && of_method.starts_with("attention.");
+    const bool of_attention = setting.starts_with("model.attention");
+    const std::string own = setting.substr(setting.find('.') + 1);  // as a method names it
     ForMethods(root, [&](toml::table& method, std::size_t) {
       if (of_training && method["train"].is_table()) SetKeyValue(method, setting);
       if (of_attention && method["name"] == trained &&
-          method.at_path(of_method.substr(0, of_method.find('=')))) {
-        SetKeyValue(method, of_method);
+          method.at_path(own.substr(0, own.find('=')))) {
+        SetKeyValue(method, own);
       }
     });
   }

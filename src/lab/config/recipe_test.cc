@@ -454,6 +454,8 @@ TEST_F(SequenceRecipeTest, AScaleAndSettingsChangeOtherKeys) {
   EXPECT_EQ(one.Decoder(one.Method("entmax")).attention.length_scaling.kind, "scalar");
   EXPECT_EQ(one.Decoder(one.Method("entmax")).attention.positions.kind, "rope");
   EXPECT_EQ(one.Decoder(one.Method("entmax")).attention.map, "entmax");
+  const Recipe whole = AtScale(recipe, "paper", {"model.attention={map=\"softpick\"}"}, "entmax");
+  EXPECT_EQ(whole.Decoder(whole.Method("entmax")).attention.map, "softpick");
   EXPECT_THROW(AtScale(recipe, "paper", {"train.lr"}), UsageError);
   ExpectContains(ErrorOf("layers = 1", "layer = 1"), ".toml:35: model.layer: unknown key");
   ExpectContains(ErrorOf("steps = 10\n", "steps = 10\neval_lengths = [3, 4]\n"),

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstddef>
 #include <deque>
-#include <map>
 #include <optional>
 
 #include "lab/base/errors.h"
@@ -43,9 +42,9 @@ struct DecoderLayer : Fixed {
   FeedForwardBlock feed_forward;
 };
 
-}  // namespace
-
 using Observation = std::vector<std::pair<std::string, double>>;
+
+}  // namespace
 
 struct Decoder::State {
   State(const DecoderConfig& given, std::uint64_t seed, const c10::Device& on)
@@ -142,19 +141,15 @@ struct Decoder::State {
     const SequentialProducts guard;
     workers.SetThreads(guard.threads());
     const DecoderRows rows = RowsOf(batch, config.vocabulary, device, false);
-    std::map<std::int64_t, std::int64_t> last;  // of the scored rows, by sequence
+    std::vector<std::int64_t> places;  // of each sequence's last scored row, in rows.scored
     for (std::size_t s = 0; s < rows.scored.size(); ++s) {
-      last[rows.sequence[s]] = static_cast<std::int64_t>(s);
+      if (s + 1 < rows.scored.size() && rows.sequence[s + 1] == rows.sequence[s]) continue;
+      places.push_back(static_cast<std::int64_t>(s));
     }
-    if (last.empty()) return;
-    std::vector<std::int64_t> places;
-    std::vector<float> signs;
+    if (places.empty()) return;
+    std::vector<float> signs(places.size() * static_cast<std::size_t>(config.width));
     RandomStream random(0, Purpose::kStudy, 0);
-    for (const auto& [sequence, place] : last) {
-      places.push_back(place);
-      for (std::int64_t c = 0; c < config.width; ++c)
-        signs.push_back(random.Next() % 2 == 0 ? 1.0F : -1.0F);
-    }
+    for (float& sign : signs) sign = random.Next() % 2 == 0 ? 1.0F : -1.0F;
     Tensor flow;
     LayerPass pass;
     pass.reached = [&](std::int64_t layer, const Tensor& d_x) {
@@ -166,9 +161,10 @@ struct Decoder::State {
     (y * at::tensor(signs).view_as(y)).sum().backward();
     x.backward(at::zeros_like(x).index_copy(0, at_places, piece.grad()));
     std::vector<Moments> squares;  // by the power of two of the distance
-    for (const auto& [sequence, place] : last) {
-      const std::int64_t row = rows.scored[static_cast<std::size_t>(place)];
-      for (std::int64_t i = rows.begin[static_cast<std::size_t>(sequence)]; i < row; ++i) {
+    for (const std::int64_t place : places) {
+      const auto s = static_cast<std::size_t>(place);
+      const std::int64_t row = rows.scored[s];
+      for (std::int64_t i = rows.begin[static_cast<std::size_t>(rows.sequence[s])]; i < row; ++i) {
         const auto bin =
             static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(row - i))) - 1;
         if (bin >= squares.size()) squares.resize(bin + 1);
