@@ -345,7 +345,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-def test_a_head_begins_with_the_factor_that_answers_most_as_softmax(tmp_path):
+def test_a_head_begins_with_the_factor_that_answers_most_as_softmax(tmp_path, monkeypatch):
     """The factors are those of a search with softened models, whose first layer gets the same."""
     tsallis_transformers.register()
     torch.manual_seed(1)
@@ -388,6 +388,9 @@ def test_a_head_begins_with_the_factor_that_answers_most_as_softmax(tmp_path):
     assert again[0, 0] == 0.125  # as the record says
     other = factors_of(tmp_path / "start.json", tmp_path / "model", tokens, of | {"seed": 2})
     assert torch.equal(other, first)  # the record is of another seed
+    monkeypatch.setattr("tsallis_convert.start.GRID", (1.0, 0.5))  # ... or of other factors to choose from
+    coarse = factors_of(tmp_path / "start.json", tmp_path / "model", tokens, of | {"seed": 2})
+    assert set(coarse.flatten().tolist()) <= {1.0, 0.5}
 
 
 def test_queries_are_softened_in_the_weights():

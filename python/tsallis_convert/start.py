@@ -99,8 +99,9 @@ def soften(model: nn.Module, factors: Tensor | float) -> None:
 def factors_of(record: Path, model: Path, tokens: Tensor, of: dict[str, Any]) -> Tensor:
     """`matched` of the model in a folder, [layers, heads]; kept in ``record``.
 
-    of: what the factors depend on, compared with what the record says.
+    of: what the factors depend on beside `GRID`, compared with what the record says.
     """
+    of = of | {"grid": list(GRID)}
     there = json.loads(record.read_text()) if record.is_file() else {}
     if there.get("of") != of:
         tsallis_transformers.register()
