@@ -217,6 +217,9 @@ void CheckHead(const DecoderConfig& config, const AttentionConfig& head, const s
   if (head.learn_alpha != "no" && head.map != "entmax") {
     Refuse(path + ".learn_alpha", "only has an effect with map = \"entmax\"");
   }
+  if (head.alpha_spread != 0.0 && head.learn_alpha == "no") {
+    Refuse(path + ".alpha_spread", "only has an effect with a learned alpha (learn_alpha)");
+  }
   if (head.learn_alpha == "sigmoid" && (head.alpha <= 1.0 || head.alpha >= 2.0)) {
     Refuse(
         path + ".alpha",

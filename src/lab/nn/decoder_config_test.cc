@@ -40,8 +40,9 @@ TEST(DecoderConfig, GoesThroughJsonUnchanged) {
   AttentionOverride change;
   change.layers = {0, 2};
   change.heads = {1};
-  change.given = {"learn_alpha", "length_scaling", "scale_invariant"};
+  change.given = {"learn_alpha", "alpha_spread", "length_scaling", "scale_invariant"};
   change.attention.learn_alpha = "sigmoid";
+  change.attention.alpha_spread = 0.5;
   change.attention.length_scaling = {.kind = "table", .positions = 128};
   change.attention.scale_invariant = 0.0;
   AttentionOverride other;
@@ -153,6 +154,8 @@ TEST(DecoderConfig, MistakesNameTheKey) {
   ExpectContains(
       ErrorOf(R"({"attention": {"map": "entmax", "alpha": 2, "learn_alpha": "sigmoid"}})"),
       "attention.alpha: expected 1 < alpha < 2");
+  ExpectContains(ErrorOf(R"({"attention": {"map": "entmax", "alpha_spread": 1}})"),
+                 "attention.alpha_spread: only has an effect with a learned alpha");
   ExpectContains(ErrorOf(R"({"attention": {"length_scaling": {"kind": "table"}}})"),
                  "attention.length_scaling.positions: expected the number");
   ExpectContains(ErrorOf(R"({"attention": {"positions": {"kind": "nap"}}})"),

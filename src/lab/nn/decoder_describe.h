@@ -138,6 +138,9 @@ void Describe(Visitor& keys, AttentionConfig& attention) {
                 "entmax; the first value if learned");
   keys.Optional("learn_alpha", attention.learn_alpha, OneOf({"no", "sigmoid", "free"}),
                 "entmax: one alpha a head, 1 + sigmoid(a) or 1 + softplus(a)");
+  Later(keys, "alpha_spread", attention.alpha_spread, defaults.alpha_spread,
+        Within(0.0, 100.0, "0 <= alpha_spread <= 100"),
+        "standard deviation of the heads' first a; 0: all start at alpha");
   DescribeNumbers(keys, attention);
   Later(keys, "sink", attention.sink, defaults.sink, OneOf({"none", "zero", "learned"}),
         "softmax, entmax: one more key of value 0, of the score 0 or of a learned one");

@@ -361,6 +361,27 @@ TEST(Decoder, StartsFromItsSeedAloneWhateverTheVariant) {
   EXPECT_EQ(named.at("layers.0.attention.norm.weight").abs().max().item<float>(), 0.0F);
 }
 
+TEST(Decoder, LearnedAlphasStartAroundTheirFirstValue) {
+  const auto first = [](const std::string& kind, double alpha, double spread) {
+    DecoderConfig config = Sized(11, 1, 64, 64, 16);
+    config.attention.map = "entmax";
+    config.attention.alpha = alpha;
+    config.attention.learn_alpha = kind;
+    config.attention.alpha_spread = spread;
+    const Decoder model(config, 3);
+    const std::map<std::string, Tensor> named(model.Parameters().begin(), model.Parameters().end());
+    return named.at("layers.0.attention.alpha").to(at::kDouble);
+  };
+  for (const std::string kind : {"sigmoid", "free"}) {
+    const Tensor same = first(kind, 1.3, 0.0), spread = first(kind, 1.3, 0.8);
+    const Tensor above = kind == "free" ? at::softplus(same) : same.sigmoid();
+    EXPECT_LT((above - 0.3).abs().max().item<double>(), 1e-6);
+    EXPECT_NEAR((spread - same).mean().item<double>(), 0.0, 0.3);  // three standard errors
+    EXPECT_NEAR(spread.std().item<double>(), 0.8, 0.22);
+    EXPECT_TRUE(at::allclose(first(kind, 1.3, 1.6) - same, 2.0 * (spread - same), 1e-5, 1e-6));
+  }
+}
+
 // Large enough that work is split, in both dtypes, dense and packed.
 TEST(Decoder, SameBitsWhateverTheNumberOfThreads) {
   const int before = at::get_num_threads();

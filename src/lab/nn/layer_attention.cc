@@ -155,7 +155,7 @@ void LayerAttention::DeclareProjections(const DecoderConfig& config, std::int64_
 }
 
 void LayerAttention::Declare(const std::string& prefix, LeafParameters& parameters) {
-  std::vector<double> alphas, slopes, sinks;
+  std::vector<double> alphas, alpha_spreads, slopes, sinks;
   // Of each head: whether it has the number, and whether it is learned.
   std::vector<std::int64_t> learns_alpha, free_alpha, learns_slope, learns_sink;
   std::vector<float> first_alphas;
@@ -164,6 +164,7 @@ void LayerAttention::Declare(const std::string& prefix, LeafParameters& paramete
     const AttentionConfig& head = HeadOf(h);
     const bool learned = head.learn_alpha != "no", slope = HasSlope(head, heads_, h);
     alphas.push_back(head.alpha);
+    alpha_spreads.push_back(head.alpha_spread);
     learns_alpha.push_back(learned ? 1 : 0);
     free_alpha.push_back(head.learn_alpha == "free" ? 1 : 0);
     first_alphas.push_back(learned ? static_cast<float>(AlphaParameter(head)) : 0.0F);
@@ -181,21 +182,24 @@ void LayerAttention::Declare(const std::string& prefix, LeafParameters& paramete
   fixed_alpha_ = there(alphas, at::kDouble);
   if (sloped) fixed_slopes_ = there(slopes, at::kFloat);
   if (sunk) fixed_sinks_ = there(sinks, at::kDouble);
-  // [heads] parameters where a head learns, with their first values.
+  // [heads] parameters where a head learns, with the mean and the deviation of their first values.
+  const std::vector<double> zeros(alphas.size());
   const auto declare = [&](const char* name, const std::vector<std::int64_t>& learns,
-                           const auto& first, Tensor& which, Tensor& leaf) {
+                           const auto& first, const std::vector<double>& spread, Tensor& which,
+                           Tensor& leaf) {
     if (std::count(learns.begin(), learns.end(), 1) == 0) return;
     which = there(learns, at::kBool);
     parameters.Add(
         prefix + name, {heads_},
-        [first, h = std::size_t{0}](RandomStream&) mutable {
-          return static_cast<float>(first[h++]);
+        [first, spread, h = std::size_t{0}](RandomStream& random) mutable {
+          const float deviation = spread[h] == 0.0 ? 0.0F : Normal(random, spread[h]);
+          return static_cast<float>(first[h++]) + deviation;
         },
         &leaf);
   };
-  declare("slopes", learns_slope, slopes, learns_slope_, slopes_);
-  declare("alpha", learns_alpha, first_alphas, learns_alpha_, alpha_);
-  declare("sink", learns_sink, std::vector<double>(alphas.size()), learns_sink_, sink_);
+  declare("slopes", learns_slope, slopes, zeros, learns_slope_, slopes_);
+  declare("alpha", learns_alpha, first_alphas, alpha_spreads, learns_alpha_, alpha_);
+  declare("sink", learns_sink, zeros, zeros, learns_sink_, sink_);
   if (learns_alpha_.defined()) free_alpha_ = there(free_alpha, at::kBool);
 }
 
