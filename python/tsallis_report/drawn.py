@@ -164,15 +164,16 @@ def _kinds(quantity: str, said: str, by_layer: bool) -> Callable[[Runs], str]:
 
     def sentence(runs: Runs) -> str:
         n = runs.study.lengths[-1]
+        method = runs.trained(("learned", "learned-spread"))[0]
         parts = []
         for kind in ("encoder", "context", "decoder"):
-            values = runs.table("learned", f"{kind} {quantity}", n)
+            values = runs.table(method, f"{kind} {quantity}", n)
             if by_layer:
                 layers = ", ".join(f"{value:.2f}" for value in np.nanmean(values, axis=1))
                 parts.append(f"{kind} {layers}")
             else:
                 parts.append(f"{kind} {np.nanmin(values):.2f} to {np.nanmax(values):.2f}")
-        return f"{said} (learned α, first seed): {'; '.join(parts)}."
+        return f"{said} ({runs.label(method)}; first seed): {'; '.join(parts)}."
 
     return sentence
 
