@@ -101,6 +101,7 @@ def test_a_figures_sentence_is_about_what_it_shows():
         ("asentmax", "figure 3"),  # gradients and paths: of delayed copy's report
         ("asentmax", "figure 5"),
         ("asentmax", "figure 7"),
+        ("scale-invariant-attention", "figure 5"),
         ("scale-invariant-attention", "figure 8"),
     }
     gradients = told["asentmax", "figure 7"]
