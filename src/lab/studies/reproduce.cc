@@ -307,11 +307,10 @@ Json Spelt(const SequenceTask& task, std::int64_t n) {
 Json SpeltSamples(const TaskConfig& task, const std::vector<Job>& jobs) {
   std::set<std::int64_t> lengths;
   for (const Job& job : jobs) {
-    for (const AttentionMap& map : job.heads.maps) {
+    for (const Json& map : job.heads.maps) {
       const auto& drawn = job.map_lengths;
-      if (map.cell == 1 && std::find(drawn.begin(), drawn.end(), map.n) != drawn.end()) {
-        lengths.insert(map.n);
-      }
+      const auto found = std::find(drawn.begin(), drawn.end(), map["n"]);
+      if (map["cell"] == 1 && found != drawn.end()) lengths.insert(*found);
     }
   }
   Json samples = Json::array();
