@@ -180,10 +180,7 @@ class Run {
     window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
               std::atoll(note("window.count")), std::atoll(note("window.steps"))};
     validates = std::atoll(note("validates")) != 0;
-    // Checkpoints written before this note was renamed have it as "best.accuracy".
-    const bool renamed = checkpoint->state.metadata.contains("best.rank");
-    best = {std::atoll(note("best.step")),
-            std::strtod(note(renamed ? "best.rank" : "best.accuracy"), nullptr)};
+    best = {std::atoll(note("best.step")), std::strtod(note("best.rank"), nullptr)};
   }
 
   // Gives all processes the values that the first one has read.
