@@ -341,7 +341,11 @@ bool IsObserved(std::int64_t step) {
   return step == std::llround(std::pow(10.0, quarter / 4.0));
 }
 
-std::string TrainingJob::Name() const { return fmt::format("{} seed {}", method->name, seed); }
+std::string TrainingJob::Name() const {
+  const bool chosen = !recipe->train.lr_grid.empty();
+  return fmt::format("{}{} seed {}", method->name,
+                     chosen ? fmt::format(" lr {:g}", recipe->train.lr) : "", seed);
+}
 
 fs::path StartOf(const TrainConfig& train, const fs::path& runs, const std::string& method,
                  std::uint64_t seed) {
