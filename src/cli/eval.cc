@@ -20,6 +20,7 @@
 #include "cli/trained_model.h"
 #include "core/version.h"
 #include "lab/base/errors.h"
+#include "lab/base/python.h"
 #include "lab/eval/evaluate_sequences.h"
 #include "lab/eval/observe_heads.h"
 #include "lab/eval/weight_statistics.h"
@@ -185,7 +186,7 @@ class EvalCommand : public Command {
       if (tensor.scalar_type() == at::kBFloat16) tensor = tensor.to(at::kFloat);
     }
     lab::WriteTensors(scores_ / "inputs.safetensors", inputs);
-    lab::RenderScores(scores_);
+    lab::RunPython("tsallis_report.scores", {std::filesystem::absolute(scores_)}, false);
     if (!json_ && !quiet_) {
       fmt::print("  scores at n = {}: {}\n", n, (scores_ / "scores.png").string());
     }

@@ -121,7 +121,7 @@ class TrainCommand : public Command {
     progress_.terminal = IsTerminal(stderr);
     progress_.color = UseColor(stderr);
     lab::JobStatus status;
-    status.name = fmt::format("{} seed {}", job.method->name, job.seed);
+    status.name = job.Name();
     status.steps = job.steps;
     lab::Progress progress({status}, progress_);
     const auto report = [&](const lab::JobStatus& now) {

@@ -22,7 +22,6 @@
 #include "lab/base/python.h"
 #include "lab/eval/evaluate_translation.h"
 #include "lab/eval/observe_packed.h"
-#include "lab/report/render.h"
 #include "lab/tasks/sequence_batch.h"
 
 namespace tsallis::cli {
@@ -118,7 +117,7 @@ class TranslateCommand : public Command {
     if (!show_.empty()) {
       std::filesystem::create_directories(show_);
       lab::WriteFileAtomically(show_ / "alignment.json", Json{{"sentences", shown_}}.dump() + "\n");
-      lab::RenderAlignments(show_);
+      lab::RunPython("tsallis_report.alignment", {std::filesystem::absolute(show_)}, false);
     }
     Print(scores, loaded.task->Metrics());
     return 0;

@@ -87,8 +87,7 @@ Score EvaluateSamples(SequenceModel& model, const SequenceTask& task, Split spli
   }
   score.update(NumbersOf(sums, scoring));
   if (writes) {
-    const auto texts = TranslateSamples(model, task, split, n, first, samples, beams, stop);
-    score.update(ScoreOf(texts).of_corpus);
+    score.update(ScoreSamples(model, task, split, n, first, samples, beams, stop).of_corpus);
   }
   if (!groups.empty()) score["by_group"] = groups;
   if (!positions.empty()) score["by_position"] = positions;

@@ -60,32 +60,19 @@ std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& tas
   return texts;
 }
 
-std::vector<Translation> TranslateSamples(SequenceModel& model, const SequenceTask& task,
-                                          Split split, std::int64_t n, std::int64_t first,
-                                          std::int64_t samples, std::int64_t beams,
-                                          const std::atomic<bool>& stop) {
+TranslationScores ScoreSamples(SequenceModel& model, const SequenceTask& task, Split split,
+                               std::int64_t n, std::int64_t first, std::int64_t samples,
+                               std::int64_t beams, const std::atomic<bool>& stop) {
   const FramedTask& framed = FramedOf(task);
   std::optional<TextCodec> codec = framed.Codec("translation");
-  std::vector<Translation> translations;
+  std::vector<std::string> references;
   std::vector<std::vector<std::int64_t>> sources;
   for (std::int64_t i = first; i < first + samples; ++i) {
     Text text = framed.DrawText(kEvaluationSeed, split, i, n);
-    translations.push_back(
-        {TextOf(*codec, framed, text.source), "", TextOf(*codec, framed, text.target)});
+    references.push_back(TextOf(*codec, framed, text.target));
     sources.push_back(std::move(text.source));
   }
-  const std::vector<std::string> texts = Translate(model, task, *codec, sources, beams, stop);
-  for (std::size_t i = 0; i < texts.size(); ++i) translations[i].hypothesis = texts[i];
-  return translations;
-}
-
-TranslationScores ScoreOf(const std::vector<Translation>& translations) {
-  std::vector<std::string> hypotheses, references;
-  for (const Translation& translation : translations) {
-    hypotheses.push_back(translation.hypothesis);
-    references.push_back(translation.reference);
-  }
-  return ScoreTranslations(hypotheses, references);
+  return ScoreTranslations(Translate(model, task, *codec, sources, beams, stop), references);
 }
 
 }  // namespace tsallis::lab

@@ -15,11 +15,6 @@ namespace tsallis::lab {
 // Beams of the search that test samples are translated by.
 constexpr std::int64_t kTestBeams = 4;
 
-// A sentence, what the model makes of it and what stands in the corpus.
-struct Translation {
-  std::string source, hypothesis, reference;
-};
-
 // Translations of sources, which are tokens of `task` without special ones; at most 2 n + 16 tokens
 // for one of n. codec: the task's. beams: 1 writes the likeliest token each time. UsageError for a
 // task that is no translation; Interrupted when `stop` becomes true.
@@ -27,13 +22,10 @@ std::vector<std::string> Translate(SequenceModel& model, const SequenceTask& tas
                                    const std::vector<std::vector<std::int64_t>>& sources,
                                    std::int64_t beams, const std::atomic<bool>& stop);
 
-// Samples [first, first + samples) of a split at length n. Throws as Translate(), and UsageError
-// for a length that the task does not have.
-std::vector<Translation> TranslateSamples(SequenceModel& model, const SequenceTask& task,
-                                          Split split, std::int64_t n, std::int64_t first,
-                                          std::int64_t samples, std::int64_t beams,
-                                          const std::atomic<bool>& stop);
-
-TranslationScores ScoreOf(const std::vector<Translation>& translations);
+// How good the translations of samples [first, first + samples) of a split at length n are. Throws
+// as Translate(), and UsageError for a length that the task does not have.
+TranslationScores ScoreSamples(SequenceModel& model, const SequenceTask& task, Split split,
+                               std::int64_t n, std::int64_t first, std::int64_t samples,
+                               std::int64_t beams, const std::atomic<bool>& stop);
 
 }  // namespace tsallis::lab

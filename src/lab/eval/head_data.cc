@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
+#include <initializer_list>
 #include <map>
-#include <nlohmann/json.hpp>
-#include <stdexcept>
-#include <utility>
 
 #include "lab/base/files.h"
 
@@ -22,29 +19,6 @@ using Json = nlohmann::ordered_json;
 Json Short(double value) {
   return std::isfinite(value) ? Json(std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr))
                               : Json(nullptr);
-}
-
-double Number(const Json& json) {
-  return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
-}
-
-std::vector<HeadNumber> NumbersOf(const Json& tables) {
-  std::vector<HeadNumber> numbers;
-  for (const Json& table : tables) {
-    const Json& means = table.at("mean");
-    for (std::size_t layer = 0; layer < means.size(); ++layer) {
-      for (std::size_t head = 0; head < means[layer].size(); ++head) {
-        if (means[layer][head].is_null()) continue;
-        numbers.push_back({static_cast<std::int64_t>(layer), static_cast<std::int64_t>(head),
-                           table.at("quantity"), means[layer][head],
-                           Number(table.at("std").at(layer).at(head))});
-      }
-    }
-  }
-  std::stable_sort(numbers.begin(), numbers.end(), [](const HeadNumber& a, const HeadNumber& b) {
-    return std::pair(a.layer, a.head) < std::pair(b.layer, b.head);
-  });
-  return numbers;
 }
 
 // Weights that are not 0, as [cells since the last, thousandths, ...]: a picture needs three
@@ -62,35 +36,26 @@ Json Sparse(const std::vector<float>& weights) {
   return entries;
 }
 
-AttentionMap MapOf(const Json& json) {
-  AttentionMap map{.n = json.at("n"),
-                   .layer = json.at("layer"),
-                   .head = json.at("head"),
-                   .tokens = json.at("tokens"),
-                   .cell = json.at("cell"),
-                   .weights = {}};
-  if (map.tokens < 1 || map.cell < 1) throw std::out_of_range("no tokens");
-  map.weights.assign(static_cast<std::size_t>(map.Cells() * map.Cells()), 0.0F);
-  const Json& entries = json.at("thousandths");
-  std::size_t cell = 0;
-  for (std::size_t i = 0; i + 1 < entries.size(); i += 2) {
-    cell += entries[i].get<std::size_t>();
-    map.weights.at(cell) = static_cast<float>(entries[i + 1].get<std::int64_t>()) / 1e3F;
-  }
-  return map;
+// Whether these are objects that have whole numbers of these names.
+bool HaveNumbers(const Json& entries, std::initializer_list<const char*> names) {
+  return entries.is_array() && std::all_of(entries.begin(), entries.end(), [&](const Json& entry) {
+           return entry.is_object() &&
+                  std::all_of(names.begin(), names.end(), [&](const char* name) {
+                    return entry.contains(name) && entry[name].is_number_integer();
+                  });
+         });
+}
+
+const Json* Find(const Json& entries, std::int64_t n) {
+  const auto found = std::find_if(entries.begin(), entries.end(),
+                                  [&](const Json& entry) { return entry["n"] == n; });
+  return found == entries.end() ? nullptr : &*found;
 }
 
 }  // namespace
 
-const LengthHeads* HeadObservations::At(std::int64_t n) const {
-  const auto found = std::find_if(lengths.begin(), lengths.end(),
-                                  [&](const LengthHeads& heads) { return heads.n == n; });
-  return found == lengths.end() ? nullptr : &*found;
-}
-
-bool HeadObservations::HasMaps(std::int64_t n) const {
-  return std::any_of(maps.begin(), maps.end(), [&](const AttentionMap& map) { return map.n == n; });
-}
+const Json* HeadObservations::At(std::int64_t n) const { return Find(lengths, n); }
+bool HeadObservations::HasMaps(std::int64_t n) const { return Find(maps, n) != nullptr; }
 
 Json HeadTables(const std::vector<HeadNumber>& numbers) {
   std::int64_t layers = 0;
@@ -115,38 +80,31 @@ Json HeadTables(const std::vector<HeadNumber>& numbers) {
   return tables;
 }
 
+Json ToJson(const LengthHeads& heads) {
+  return {{"n", heads.n}, {"samples", heads.samples}, {"tables", HeadTables(heads.numbers)}};
+}
+
+Json ToJson(const AttentionMap& map) {
+  return {{"n", map.n},           {"layer", map.layer}, {"head", map.head},
+          {"tokens", map.tokens}, {"cell", map.cell},   {"thousandths", Sparse(map.weights)}};
+}
+
 void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads) {
-  Json json = {{"lengths", Json::array()}, {"maps", Json::array()}};
-  for (const LengthHeads& at : heads.lengths) {
-    json["lengths"].push_back(
-        {{"n", at.n}, {"samples", at.samples}, {"tables", HeadTables(at.numbers)}});
-  }
-  for (const AttentionMap& map : heads.maps) {
-    json["maps"].push_back({{"n", map.n},
-                            {"layer", map.layer},
-                            {"head", map.head},
-                            {"tokens", map.tokens},
-                            {"cell", map.cell},
-                            {"thousandths", Sparse(map.weights)}});
-  }
+  const Json json = {{"lengths", heads.lengths}, {"maps", heads.maps}};
   WriteFileAtomically(path, json.dump() + "\n");
 }
 
 HeadObservations LoadHeads(const std::filesystem::path& path) {
   const Json json = ReadJson(path);
-  HeadObservations heads;
-  try {
-    for (const Json& at : json.at("lengths")) {
-      heads.lengths.push_back(
-          {.n = at.at("n"), .samples = at.at("samples"), .numbers = NumbersOf(at.at("tables"))});
-    }
-    for (const Json& map : json.at("maps")) heads.maps.push_back(MapOf(map));
-  } catch (const Json::exception&) {
-    return {};
-  } catch (const std::out_of_range&) {  // a map without tokens, a cell beyond its map
+  if (!json.is_object()) return {};
+  const Json lengths = json.value("lengths", Json()), maps = json.value("maps", Json());
+  if (!HaveNumbers(lengths, {"n", "samples"}) ||
+      !HaveNumbers(maps, {"n", "layer", "head", "tokens", "cell"}) ||
+      !std::all_of(lengths.begin(), lengths.end(),
+                   [](const Json& at) { return at.contains("tables"); })) {
     return {};
   }
-  return heads;
+  return {lengths, maps};
 }
 
 }  // namespace tsallis::lab

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -17,8 +17,6 @@ struct HeadNumber {
   std::string quantity;
   double mean = 0.0;
   double deviation = 0.0;  // over the tokens
-
-  bool operator==(const HeadNumber&) const = default;
 };
 
 // All heads at one length.
@@ -45,21 +43,24 @@ struct AttentionMap {
   std::int64_t Cells() const { return (tokens + cell - 1) / cell; }
 };
 
-// The observations of one trained model.
-struct HeadObservations {
-  std::vector<LengthHeads> lengths;
-  std::vector<AttentionMap> maps;
-
-  const LengthHeads* At(std::int64_t n) const;  // null if it is not there
-  bool HasMaps(std::int64_t n) const;
-};
-
 // One object for each quantity: "quantity", and "mean" and "std" as [layers][heads] of six digits,
 // null where a head has no such quantity or where it is not finite.
 nlohmann::ordered_json HeadTables(const std::vector<HeadNumber>& numbers);
 
-// Numbers are kept as HeadTables, sorted by layer and head; weights to three decimals. Loading
-// gives nothing if there is no such file, or if it is not one of these; saving throws
+// As the file below has them: numbers as HeadTables, weights to three decimals.
+nlohmann::ordered_json ToJson(const LengthHeads& heads);
+nlohmann::ordered_json ToJson(const AttentionMap& map);
+
+// The observations of one trained model.
+struct HeadObservations {
+  nlohmann::ordered_json lengths = nlohmann::ordered_json::array();  // of LengthHeads
+  nlohmann::ordered_json maps = nlohmann::ordered_json::array();     // of AttentionMaps
+
+  const nlohmann::ordered_json* At(std::int64_t n) const;  // null if it is not there
+  bool HasMaps(std::int64_t n) const;
+};
+
+// Loading gives nothing if there is no such file, or if it is not one of these; saving throws
 // std::runtime_error.
 void SaveHeads(const std::filesystem::path& path, const HeadObservations& heads);
 HeadObservations LoadHeads(const std::filesystem::path& path);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -14,6 +15,8 @@
 
 namespace tsallis::lab {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kTokens = 1 << 14;
 constexpr std::int64_t kSamples = 32;
@@ -85,26 +88,32 @@ LengthHeads ObserveHeads(SequenceModel& model, const SequenceTask& task, std::in
   return found;
 }
 
-std::vector<HeadPlace> ChooseHeads(const LengthHeads& heads) {
-  std::int64_t layers = 0;
-  std::set<std::pair<std::int64_t, std::int64_t>> sloped;  // layer, head
-  for (const HeadNumber& number : heads.numbers) {
-    layers = std::max(layers, number.layer + 1);
-    if (number.quantity.ends_with("slope")) sloped.insert({number.layer, number.head});
+std::vector<HeadPlace> ChooseHeads(const Json& tables) {
+  std::set<std::pair<std::size_t, std::size_t>> sloped;  // layer, head
+  Json entropy = Json::array();
+  for (const Json& table : tables) {
+    const std::string quantity = table.at("quantity");
+    const Json& means = table.at("mean");
+    if (quantity == "normalised entropy") entropy = means;
+    if (!quantity.ends_with("slope")) continue;
+    for (std::size_t layer = 0; layer < means.size(); ++layer) {
+      for (std::size_t head = 0; head < means[layer].size(); ++head) {
+        if (!means[layer][head].is_null()) sloped.insert({layer, head});
+      }
+    }
   }
   std::vector<HeadPlace> chosen;
-  const std::set<std::int64_t> shown = {0, layers / 2, layers - 1};
-  for (const std::int64_t layer : shown) {
+  if (entropy.empty()) return chosen;
+  for (const std::size_t layer : std::set{std::size_t{0}, entropy.size() / 2, entropy.size() - 1}) {
     for (const bool with_slope : {true, false}) {
-      const HeadNumber* best = nullptr;
-      for (const HeadNumber& number : heads.numbers) {
-        if (number.layer != layer || number.quantity != "normalised entropy" ||
-            sloped.contains({layer, number.head}) != with_slope) {
-          continue;
-        }
-        if (best == nullptr || number.mean < best->mean) best = &number;
+      const Json& heads = entropy[layer];
+      std::optional<std::size_t> best;
+      for (std::size_t head = 0; head < heads.size(); ++head) {
+        if (heads[head].is_null() || sloped.contains({layer, head}) != with_slope) continue;
+        if (!best || heads[head] < heads[*best]) best = head;
       }
-      if (best != nullptr) chosen.push_back({layer, best->head});
+      if (!best) continue;
+      chosen.push_back({static_cast<std::int64_t>(layer), static_cast<std::int64_t>(*best)});
     }
   }
   return chosen;
@@ -163,17 +172,17 @@ void ObserveMissing(SequenceModel& model, const SequenceTask& task,
   for (const std::int64_t n : lengths) {
     if (known.At(n) != nullptr) continue;
     if (stop) throw Interrupted("evaluation stopped");
-    known.lengths.push_back(context ? ObservePacked(model, task, n, stop)
-                                    : ObserveHeads(model, task, n));
+    known.lengths.push_back(
+        ToJson(context ? ObservePacked(model, task, n, stop) : ObserveHeads(model, task, n)));
     SaveHeads(path, known);
   }
   if (map_lengths.empty()) return;
   const std::vector<HeadPlace> places =
-      ChooseHeads(*known.At(*std::min_element(lengths.begin(), lengths.end())));
+      ChooseHeads(known.At(*std::min_element(lengths.begin(), lengths.end()))->at("tables"));
   for (const std::int64_t n : map_lengths) {
     if (known.HasMaps(n)) continue;
-    for (AttentionMap& map : DrawMaps(model, task, n, places, stop)) {
-      known.maps.push_back(std::move(map));
+    for (const AttentionMap& map : DrawMaps(model, task, n, places, stop)) {
+      known.maps.push_back(ToJson(map));
     }
     SaveHeads(path, known);
   }

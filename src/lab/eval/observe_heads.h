@@ -28,14 +28,15 @@ std::int64_t SamplesToObserve(const SequenceTask& task, std::int64_t n);
 // The heads on the first SamplesToObserve test samples of length n. Throws likewise.
 LengthHeads ObserveHeads(SequenceModel& model, const SequenceTask& task, std::int64_t n);
 
-// The heads that maps show: of the first, middle and last layer, of the heads with a slope and of
-// those without, the one of the lowest normalised entropy (the first of equals).
+// The heads that maps show, by the HeadTables of a length: of the first, middle and last layer, of
+// the heads with a slope and of those without, the one of the lowest normalised entropy (the first
+// of equals).
 struct HeadPlace {
   std::int64_t layer = 0;
   std::int64_t head = 0;
   bool operator==(const HeadPlace&) const = default;
 };
-std::vector<HeadPlace> ChooseHeads(const LengthHeads& heads);
+std::vector<HeadPlace> ChooseHeads(const nlohmann::ordered_json& tables);
 
 // Attention of these heads on the first test sample of length n. Throws as above, and Interrupted
 // when `stop` becomes true.

@@ -40,12 +40,4 @@ void RenderReports(const std::vector<std::filesystem::path>& dirs, const TableOp
   RunPython("tsallis_report", arguments, table.show);
 }
 
-void RenderScores(const std::filesystem::path& dir) {
-  RunPython("tsallis_report.scores", {std::filesystem::absolute(dir).string()}, false);
-}
-
-void RenderAlignments(const std::filesystem::path& dir) {
-  RunPython("tsallis_report.alignment", {std::filesystem::absolute(dir).string()}, false);
-}
-
 }  // namespace tsallis::lab

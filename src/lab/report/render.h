@@ -25,12 +25,4 @@ void RenderReports(const std::vector<std::filesystem::path>& dirs, const TableOp
 void ReportRuns(const nlohmann::ordered_json& study, const std::filesystem::path& dir,
                 const TableOptions& table = {});
 
-// Runs `python -m tsallis_report.scores dir` likewise, which reads dir/inputs.safetensors and
-// writes scores.json and scores.png beside it.
-void RenderScores(const std::filesystem::path& dir);
-
-// Runs `python -m tsallis_report.alignment dir` likewise, which reads dir/alignment.json and writes
-// alignment-1.png and so on beside it, a picture for each sentence.
-void RenderAlignments(const std::filesystem::path& dir);
-
 }  // namespace tsallis::lab

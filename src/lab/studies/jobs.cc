@@ -1,7 +1,6 @@
 #include "lab/studies/jobs.h"
 
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,7 +27,7 @@ fs::path ScoresPath(const Job& job, const MethodConfig& method) {
   return job.folder / ("eval-" + method.name + ".json");
 }
 
-fs::path HeadsPath(const Job& job) { return job.folder / ("heads-" + job.trains->name + ".json"); }
+fs::path HeadsPath(const Job& job) { return job.folder / ("heads-" + job.method->name + ".json"); }
 
 // Whether there is nothing more to learn of a job that has been evaluated: its heads have been
 // looked at, or there are none, or its weights are gone.
@@ -60,7 +59,7 @@ class SampleCounts {
 // The settings with which a method reads the weights of another one, which stand in no config.json;
 // empty for the method that was trained.
 std::string BorrowersSettings(const Job& job, const MethodConfig& method) {
-  if (method.name == job.trains->name) return "";
+  if (method.name == job.method->name) return "";
   return job.recipe->Kind().Attention(*job.recipe, method).dump() + "\n";
 }
 
@@ -101,8 +100,6 @@ bool IsFinished(const TaskConfig& task, Job& job, JobGoal goal) {
   return LoadFinished(task, job) || (goal == JobGoal::kTrain && ValidationRank(job));
 }
 
-using Report = std::function<void(const JobStatus&)>;
-
 // Long lengths take long: each is kept as soon as it is there.
 void EvaluateMissing(const TaskConfig& task, Experiment& experiment, const Job& job,
                      const fs::path& path, const std::atomic<bool>& stop) {
@@ -118,56 +115,47 @@ void EvaluateMissing(const TaskConfig& task, Experiment& experiment, const Job& 
   }
 }
 
-// Reports with what there is to know of how the model computes.
-Report Noted(const std::string& note, const Report& report) {
-  if (note.empty()) return report;
-  return [=](const JobStatus& status) {
-    JobStatus noted = status;
-    noted.note += (noted.note.empty() ? "" : "; ") + note;
-    report(noted);
-  };
-}
-
-// Claims the folder, so that one of other settings is refused even if it is finished; trains; then
-// `evaluating` and evaluates what is not there yet.
-void RunExperiment(const TaskConfig& task, Job& job, JobGoal goal, const TrainingJob& training,
-                   const Report& report, const std::function<void()>& evaluating,
-                   const std::atomic<bool>& stop) {
-  const std::unique_ptr<Experiment> experiment = MakeExperiment(training);
-  RunFolder(job.folder).Claim(experiment->Settings());
-  if (IsFinished(task, job, goal) && (goal == JobGoal::kTrain || HeadsSeen(task, job))) return;
-  const FolderLock lock(job.folder);
-  experiment->RequireTestSamples(task);
-  Train(*experiment, training, Noted(experiment->Note(), report), stop);
-  if (goal == JobGoal::kTrain) return;
-  evaluating();
+// Every method that reads the job's weights, where its scores are not there yet, and the heads.
+void Evaluate(const TaskConfig& task, Experiment& experiment, const Job& job,
+              const std::atomic<bool>& stop) {
   for (const MethodConfig* method : job.evaluates) {
-    if (method->name != job.trains->name) {
+    if (method->name != job.method->name) {
       if (LoadOf(task, job, *method)) continue;
       KeepSettings(job, *method);
     }
-    experiment->Attend(*method);
-    EvaluateMissing(task, *experiment, job, ScoresPath(job, *method), stop);
+    experiment.Attend(*method);
+    EvaluateMissing(task, experiment, job, ScoresPath(job, *method), stop);
   }
-  experiment->ObserveHeads(task, job.map_lengths, HeadsPath(job), stop);
+  experiment.ObserveHeads(task, job.map_lengths, HeadsPath(job), stop);
 }
 
+using Report = std::function<void(const JobStatus&)>;
+
+// Trains, then evaluates what is not there yet.
 void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, const Report& report,
             const std::atomic<bool>& stop) {
   const std::string name = status.name;
-  TrainingJob training{job.recipe, job.trains, job.seed, job.steps, job.folder};
-  training.start = job.start;
-  CheckMemory(training);
-  const auto trained = [&](const JobStatus& now) {
-    status = now;
-    status.name = name;
-    report(status);
-  };
-  const auto evaluating = [&] {
-    status.state = JobStatus::State::kEvaluating;
-    report(status);
-  };
-  RunExperiment(task, job, goal, training, trained, evaluating, stop);
+  CheckMemory(job);
+  const std::unique_ptr<Experiment> experiment = MakeExperiment(job);
+  // Even if it is finished, a folder of other settings is refused.
+  RunFolder(job.folder).Claim(experiment->Settings());
+  if (!IsFinished(task, job, goal) || (goal == JobGoal::kEvaluate && !HeadsSeen(task, job))) {
+    const FolderLock lock(job.folder);
+    experiment->RequireTestSamples(task);
+    const std::string note = experiment->Note();
+    const auto trained = [&](const JobStatus& now) {
+      status = now;
+      status.name = name;
+      if (!note.empty()) status.note += (now.note.empty() ? "" : "; ") + note;
+      report(status);
+    };
+    Train(*experiment, job, trained, stop);
+    if (goal == JobGoal::kEvaluate) {
+      status.state = JobStatus::State::kEvaluating;
+      report(status);
+      Evaluate(task, *experiment, job, stop);
+    }
+  }
   LoadFinished(task, job);
   status.step = job.steps;
   if (status.state == JobStatus::State::kQueued) status.first_step = job.steps;
@@ -176,12 +164,6 @@ void RunJob(const TaskConfig& task, Job& job, JobGoal goal, JobStatus status, co
 }
 
 }  // namespace
-
-std::string Job::Name() const {
-  const std::string rate =
-      recipe->train.lr_grid.empty() ? "" : fmt::format(" lr {:g}", recipe->train.lr);
-  return fmt::format("{}{} seed {}", trains->name, rate, seed);
-}
 
 bool LoadFinished(const TaskConfig& task, Job& job) {
   std::vector<std::vector<std::int64_t>> samples;

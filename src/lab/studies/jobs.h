@@ -4,27 +4,20 @@
 
 #include <atomic>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "lab/config/recipe.h"
 #include "lab/eval/head_data.h"
 #include "lab/progress/progress.h"
+#include "lab/train/trainer.h"
 
 namespace tsallis::lab {
 
 // One training and every method that is evaluated on its weights.
-struct Job {
-  const Recipe* recipe = nullptr;  // with the job's learning rate
-  const MethodConfig* trains = nullptr;
+struct Job : TrainingJob {
   std::vector<const MethodConfig*> evaluates;
-  std::uint64_t seed = 0;
-  std::int64_t steps = 0;
-  std::filesystem::path folder;
-  std::filesystem::path start;  // TrainingJob::start
   // Whether weights are kept to be drawn: of the first seed alone, which is what pages show.
   bool draws = false;
   std::vector<std::int64_t> map_lengths;  // where maps of attention are drawn
@@ -32,8 +25,6 @@ struct Job {
   // finished.
   std::vector<std::vector<std::int64_t>> samples;
   HeadObservations heads;  // what there is when the job is finished
-
-  std::string Name() const;
 };
 
 // Whether the job is evaluated in the same turn, or only trained up to its validation accuracy.

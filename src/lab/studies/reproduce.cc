@@ -103,14 +103,14 @@ std::vector<Job> MakeJobs(const Trainings& trainings,
             method->weights_of ? &recipe.Method(*method->weights_of) : method;
         auto job =
             std::find_if(jobs.begin() + static_cast<std::ptrdiff_t>(first), jobs.end(),
-                         [&](const Job& other) { return other.trains->name == trains->name; });
+                         [&](const Job& other) { return other.method->name == trains->name; });
         if (job == jobs.end()) {
           fs::path folder = root / trains->name;
           if (!recipe.train.lr_grid.empty()) folder /= fmt::format("lr-{:g}", recipe.train.lr);
           Job made;
           const auto own = trainings.own.find(trains->name);
           made.recipe = own == trainings.own.end() ? &recipe : &own->second;
-          made.trains = trains;
+          made.method = trains;
           made.seed = seed;
           made.draws = s == 0;
           made.steps = trains->steps.value_or(runs.steps);
@@ -133,7 +133,7 @@ std::vector<Job> OfOtherShards(std::vector<Job>& jobs, const ReproduceOptions::S
   std::vector<Job> own;
   std::vector<Job> others;
   for (Job& job : jobs) {
-    const std::string unit = job.trains->name + (whole_methods ? "" : fmt::format(" {}", job.seed));
+    const std::string unit = job.method->name + (whole_methods ? "" : fmt::format(" {}", job.seed));
     const auto number = numbers.emplace(unit, static_cast<std::int64_t>(numbers.size()));
     (number.first->second % shard.count == shard.index ? own : others).push_back(std::move(job));
   }
@@ -187,7 +187,7 @@ struct Ranks {
 std::map<std::string, Ranks> RanksOf(const std::vector<Job>& grid) {
   std::map<std::string, Ranks> ranks;
   for (const Job& job : grid) {
-    Ranks& own = ranks[job.trains->name];
+    Ranks& own = ranks[job.method->name];
     const std::optional<double> rank = ValidationRank(job);
     own.trained = own.trained || rank.has_value();
     const Metric metric = job.recipe->task.generator->GetMetric();
@@ -204,12 +204,12 @@ std::map<std::string, Ranks> TrainGrid(const Trainings& trainings, std::vector<J
   const Recipe* const last_rate = rates + trainings.rates.size() - 1;
   std::map<std::string, std::pair<const Recipe*, const Recipe*>> tried;  // first and last
   for (const Job& job : waiting) {
-    tried[job.trains->name] = {rates + trainings.widen, last_rate - trainings.widen};
+    tried[job.method->name] = {rates + trainings.widen, last_rate - trainings.widen};
   }
   std::vector<Job> done;
   while (true) {
     const auto begin = std::stable_partition(waiting.begin(), waiting.end(), [&](const Job& job) {
-      const auto& [first, last] = tried.at(job.trains->name);
+      const auto& [first, last] = tried.at(job.method->name);
       return job.recipe < first || job.recipe > last;
     });
     std::vector<Job> now(std::make_move_iterator(begin), std::make_move_iterator(waiting.end()));
@@ -284,7 +284,7 @@ Json ToReport(const Job& job) {
     samples[job.evaluates[i]->name] = job.samples[i];
   }
   return {{"folder", job.folder.string()},
-          {"method", job.trains->name},
+          {"method", job.method->name},
           {"seed", job.seed},
           {"steps", job.steps},
           {"samples", samples},
@@ -307,11 +307,10 @@ Json Spelt(const SequenceTask& task, std::int64_t n) {
 Json SpeltSamples(const TaskConfig& task, const std::vector<Job>& jobs) {
   std::set<std::int64_t> lengths;
   for (const Job& job : jobs) {
-    for (const AttentionMap& map : job.heads.maps) {
+    for (const Json& map : job.heads.maps) {
       const auto& drawn = job.map_lengths;
-      if (map.cell == 1 && std::find(drawn.begin(), drawn.end(), map.n) != drawn.end()) {
-        lengths.insert(map.n);
-      }
+      const auto found = std::find(drawn.begin(), drawn.end(), map["n"]);
+      if (map["cell"] == 1 && found != drawn.end()) lengths.insert(*found);
     }
   }
   Json samples = Json::array();
@@ -482,7 +481,7 @@ Reproduced Reproduction::Run(const std::atomic<bool>& stop) {
       if (own.trained) chosen[method] = own.Best()->train.lr;
     }
     std::erase_if(jobs,
-                  [&](const Job& job) { return ranks.at(job.trains->name).Best() != job.recipe; });
+                  [&](const Job& job) { return ranks.at(job.method->name).Best() != job.recipe; });
   }
   std::vector<std::string> failures;
   std::size_t unfinished = 0;

@@ -10,7 +10,6 @@
 #include <charconv>
 #include <cstring>
 #include <stdexcept>
-#include <system_error>
 #include <vector>
 
 #include "lab/base/errors.h"
@@ -76,20 +75,13 @@ void RunFolder::ForEachMetrics(const std::function<void(const nlohmann::json&)>&
 }
 
 double RunFolder::Seconds() const {
-  double total = 0.0;
-  double last = 0.0;
-  ForEachMetrics([&](const nlohmann::json& entry) {
-    const double seconds = entry.value("seconds", 0.0);
-    if (seconds < last) total += last;
-    last = seconds;
-  });
-  return total + last;
+  double seconds = 0.0;
+  ForEachMetrics([&](const nlohmann::json& entry) { seconds = entry.value("seconds", seconds); });
+  return seconds;
 }
 
 FolderLock::FolderLock(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw std::runtime_error(folder.string() + ": cannot be created: " + error.message());
+  MakeFolder(folder);
   const fs::path path = folder / "lock";
   file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (file_ < 0) {
@@ -110,9 +102,7 @@ FolderLock::~FolderLock() { close(file_); }
 
 void RunFolder::Claim(const nlohmann::ordered_json& settings) const {
   const fs::path path = path_ / "config.json";
-  std::error_code error;
-  fs::create_directories(path_, error);
-  if (error) throw std::runtime_error(path_.string() + ": cannot be created: " + error.message());
+  MakeFolder(path_);
   if (fs::exists(path)) {
     const nlohmann::ordered_json found = Settings();
     if (found == settings) return;

@@ -40,8 +40,8 @@ class RunFolder {
   // leave half a line.
   void ForEachMetrics(const std::function<void(const nlohmann::json&)>& visit) const;
 
-  // Seconds of training over all sessions, by metrics.jsonl. Its lines count earlier sessions too.
-  // Where the count falls, a session of an older version began again from 0: the parts are added.
+  // Seconds of training over all sessions, by metrics.jsonl, whose lines count earlier sessions
+  // too.
   double Seconds() const;
 
   // Makes the folder and writes config.json. UsageError if it belongs to other settings,

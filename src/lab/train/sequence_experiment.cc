@@ -38,6 +38,18 @@ std::string CorpusChecksum(const TrainingJob& job) {
   }
 }
 
+// The configuration of the job's model. A run goes on in the precision that it began in, whatever
+// the machine: "auto" is that of the folder's config.json where there is one.
+DecoderConfig ModelOf(const TrainingJob& job) {
+  static const nlohmann::ordered_json::json_pointer compute("/model/compute");
+  DecoderConfig config = job.recipe->Decoder(*job.method);
+  const nlohmann::ordered_json settings = RunFolder(job.folder).Settings();
+  if (config.compute == "auto" && settings.contains(compute) && settings[compute].is_string()) {
+    config.compute = settings[compute];
+  }
+  return config;
+}
+
 // With the weights of the job's seed.
 std::unique_ptr<SequenceModel> MakeModel(const TrainingJob& job) {
   std::string device = job.recipe->train.device;
@@ -70,8 +82,9 @@ void CheckParts(const char* key, const char* things, std::int64_t count,
                   key, processes.Size(), things, count));
 }
 
-}  // namespace
-
+// The batch of training step `step`: samples [step * batch, (step + 1) * batch) of the seed's
+// training split, in train.accumulate parts; of every part what is this process's share of samples,
+// or all of them where processes split sequences.
 std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step,
                                       const Processes& processes) {
   const TrainConfig& train = recipe.train;
@@ -88,6 +101,8 @@ std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, 
   }
   return parts;
 }
+
+}  // namespace
 
 SequenceExperiment::SequenceExperiment(const TrainingJob& job)
     : job_(job),
@@ -238,21 +253,6 @@ Trainable::Values SequenceExperiment::Validate(const std::atomic<bool>& stop) {
     }
   }
   return values;
-}
-
-std::string ComputeOf(const std::filesystem::path& folder) {
-  const nlohmann::ordered_json settings = RunFolder(folder).Settings();
-  const auto model = settings.find("model");
-  if (model == settings.end() || !model->is_object()) return "";
-  const auto compute = model->find("compute");
-  return compute != model->end() && compute->is_string() ? compute->get<std::string>() : "";
-}
-
-DecoderConfig ModelOf(const TrainingJob& job) {
-  DecoderConfig config = job.recipe->Decoder(*job.method);
-  const std::string begun = ComputeOf(job.folder);
-  if (config.compute == "auto" && !begun.empty()) config.compute = begun;
-  return config;
 }
 
 void SequenceExperiment::StartFrom(const std::filesystem::path& path) {

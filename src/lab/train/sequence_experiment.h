@@ -15,18 +15,6 @@
 
 namespace tsallis::lab {
 
-// The precision of the folder's run, by its config.json; empty if there is none.
-std::string ComputeOf(const std::filesystem::path& folder);
-
-// The configuration of the job's model. A run goes on in the precision that it began in, whatever
-// the machine: "auto" is that of the folder's config.json where there is one.
-DecoderConfig ModelOf(const TrainingJob& job);
-// The batch of training step `step`: samples [step * batch, (step + 1) * batch) of the seed's
-// training split, in train.accumulate parts; of every part what is this process's share of samples,
-// or all of them where processes split sequences.
-std::vector<TokenBatch> TrainingParts(const Recipe& recipe, std::uint64_t seed, std::int64_t step,
-                                      const Processes& processes);
-
 class SequenceExperiment : public Experiment {
  public:
   // UsageError if there are more processes than samples to share or, where they split sequences,

@@ -180,10 +180,7 @@ class Run {
     window = {std::strtod(note("window.loss"), nullptr), std::atoll(note("window.hits")),
               std::atoll(note("window.count")), std::atoll(note("window.steps"))};
     validates = std::atoll(note("validates")) != 0;
-    // Checkpoints written before this note was renamed have it as "best.accuracy".
-    const bool renamed = checkpoint->state.metadata.contains("best.rank");
-    best = {std::atoll(note("best.step")),
-            std::strtod(note(renamed ? "best.rank" : "best.accuracy"), nullptr)};
+    best = {std::atoll(note("best.step")), std::strtod(note("best.rank"), nullptr)};
   }
 
   // Gives all processes the values that the first one has read.
@@ -344,7 +341,11 @@ bool IsObserved(std::int64_t step) {
   return step == std::llround(std::pow(10.0, quarter / 4.0));
 }
 
-std::string TrainingJob::Name() const { return fmt::format("{} seed {}", method->name, seed); }
+std::string TrainingJob::Name() const {
+  const bool chosen = !recipe->train.lr_grid.empty();
+  return fmt::format("{}{} seed {}", method->name,
+                     chosen ? fmt::format(" lr {:g}", recipe->train.lr) : "", seed);
+}
 
 fs::path StartOf(const TrainConfig& train, const fs::path& runs, const std::string& method,
                  std::uint64_t seed) {

@@ -82,7 +82,7 @@ struct TrainingJob {
   // Sequence models: the run or the file of weights that it begins with; empty: its seed's.
   std::filesystem::path start{};
 
-  std::string Name() const;  // for errors: "softmax seed 1"
+  std::string Name() const;  // "softmax seed 1"; where rates are chosen "softmax lr 0.001 seed 1"
 };
 
 // The folder, below `runs`, of the run whose weights a run of this method and seed begins with.
